@@ -1,0 +1,26 @@
+//! Chunk objects.
+
+use kvasir_types::{Level, ObjectDigest, SeqHash};
+use serde::{Deserialize, Serialize};
+
+/// Query of a chunk `GET`: without it, the whole object or the `Range` asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChunkQuery {
+    /// Only the byte prefix that decodes to this level.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<Level>,
+}
+
+/// Answer to storing a chunk: from here on it is durable and visible.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredChunk {
+    /// The chunk.
+    pub seq_hash: SeqHash,
+    /// Name of the object.
+    pub object_digest: ObjectDigest,
+    /// Its size.
+    pub bytes: u64,
+    /// False when the very same object was there already.
+    pub created: bool,
+}

@@ -1,0 +1,129 @@
+//! Error codes: stable names, one status each, and whether a retry can help.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! error_codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal, retryable $retryable:literal, $title:literal;)*) => {
+        /// Stable, machine-readable cause of a failed request.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[non_exhaustive]
+        pub enum ErrorCode {
+            $($(#[$doc])* #[serde(rename = $text)] $name,)*
+        }
+
+        impl ErrorCode {
+            /// All codes, for tables and tests.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// The stable text.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+
+            /// HTTP status.
+            pub const fn status(self) -> u16 {
+                match self { $(Self::$name => $status,)* }
+            }
+
+            /// Whether the same request may succeed later.
+            pub const fn is_retryable(self) -> bool {
+                match self { $(Self::$name => $retryable,)* }
+            }
+
+            /// Short title for people.
+            pub const fn title(self) -> &'static str {
+                match self { $(Self::$name => $title,)* }
+            }
+        }
+    };
+}
+
+error_codes! {
+    /// The request is not of the route's form.
+    BadRequest = "bad_request", 400, retryable false, "the request is malformed";
+    /// A `model_id` that was never registered here.
+    UnknownModel = "unknown_model", 404, retryable false, "the model is not registered";
+    /// A profile that is not there.
+    UnknownProfile = "unknown_profile", 404, retryable false, "the profile is not stored";
+    /// A chunk or object that is not there.
+    UnknownChunk = "unknown_chunk", 404, retryable false, "the chunk is not stored";
+    /// A route that is not there.
+    UnknownRoute = "unknown_route", 404, retryable false, "there is no such route";
+    /// A method that the route does not have.
+    MethodNotAllowed = "method_not_allowed", 405, retryable false, "the route does not take this method";
+    /// A level the object does not have.
+    UnknownLevel = "unknown_level", 404, retryable false, "the object has no such level";
+    /// A model spec that no cache can have.
+    InvalidModelSpec = "invalid_model_spec", 422, retryable false, "the model spec is impossible";
+    /// A body that is no chunk object, or a torn or corrupt one.
+    InvalidChunk = "invalid_chunk", 422, retryable false, "the body is not a valid chunk object";
+    /// A valid chunk, but not the one that the path names.
+    ChunkMismatch = "chunk_mismatch", 422, retryable false, "the object is not the chunk that the path names";
+    /// A body whose hash is not the one in the path, or no profile.
+    InvalidProfile = "invalid_profile", 422, retryable false, "the body is not the profile that the path names";
+    /// A body over its limit.
+    BodyTooLarge = "body_too_large", 413, retryable false, "the body is larger than the limit";
+    /// A `Range` outside the object, or of a form that is not supported.
+    RangeNotSatisfiable = "range_not_satisfiable", 416, retryable false, "the range is not satisfiable";
+    /// A conditional request whose condition does not hold.
+    PreconditionFailed = "precondition_failed", 412, retryable false, "the precondition does not hold";
+    /// Over a rate, concurrency or size limit.
+    Throttled = "throttled", 429, retryable true, "too many requests";
+    /// The object store does not answer; nothing acknowledged is lost.
+    StoreUnavailable = "store_unavailable", 503, retryable true, "the object store is unavailable";
+    /// Shutting down.
+    Draining = "draining", 503, retryable true, "the replica is draining";
+    /// The stored bytes failed their checksum twice; the chunk is now a miss.
+    CorruptChunk = "corrupt_chunk", 502, retryable false, "the stored bytes are corrupt";
+    /// A bug. The log has the details under the request id.
+    Internal = "internal", 500, retryable true, "internal error";
+}
+
+/// An RFC 9457 problem document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// `about:kvasir/{code}`.
+    #[serde(rename = "type")]
+    pub type_uri: String,
+    /// Short title for people.
+    pub title: String,
+    /// HTTP status.
+    pub status: u16,
+    /// What happened and what to do.
+    pub detail: String,
+    /// Stable cause.
+    pub code: ErrorCode,
+    /// Whether the same request may succeed later.
+    pub retryable: bool,
+}
+
+impl Problem {
+    /// A problem with the code's own status and title.
+    pub fn new(code: ErrorCode, detail: impl Into<String>) -> Self {
+        Self {
+            type_uri: format!("about:kvasir/{}", code.as_str()),
+            title: code.title().to_owned(),
+            status: code.status(),
+            detail: detail.into(),
+            code,
+            retryable: code.is_retryable(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_distinct_and_round_trip() {
+        let texts: std::collections::BTreeSet<_> = ErrorCode::ALL.iter().map(|c| c.as_str()).collect();
+        assert_eq!(texts.len(), ErrorCode::ALL.len());
+        for &code in ErrorCode::ALL {
+            let problem = Problem::new(code, "do this");
+            let json = serde_json::to_string(&problem).expect("serialises");
+            assert!(json.contains(&format!("\"code\":\"{}\"", code.as_str())));
+            assert_eq!(serde_json::from_str::<Problem>(&json).expect("parses"), problem);
+        }
+    }
+}

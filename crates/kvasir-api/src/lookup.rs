@@ -1,0 +1,79 @@
+//! The longest usable prefix of a token sequence.
+
+use kvasir_types::{Medium, ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
+use serde::{Deserialize, Serialize};
+
+/// Most tokens of a lookup by tokens: the longest contexts in use are 1 M.
+pub const LOOKUP_TOKENS_MAX: usize = 1 << 20;
+/// Most hashes of a lookup by block hashes.
+pub const LOOKUP_BLOCKS_MAX: usize = LOOKUP_TOKENS_MAX / kvasir_types::BLOCK_TOKENS;
+
+/// Asks for the longest stored prefix. Exactly one of `tokens` and `block_hashes` is given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LookupRequest {
+    /// The model.
+    pub model_id: ModelId,
+    /// The namespace.
+    pub namespace: Name,
+    /// The tokens themselves; the server hashes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Vec<u32>>,
+    /// Hashes of the consecutive blocks from the root on (the last may be of a shorter tail).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_hashes: Option<Vec<SeqHash>>,
+    /// Bypass remembered misses and ask the store.
+    #[serde(default)]
+    pub fresh: bool,
+}
+
+/// The longest usable prefix, chunk by chunk from the first token on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LookupResponse {
+    /// Tokens matched in all.
+    pub matched_tokens: u64,
+    /// The objects that hold them, in order.
+    pub chunks: Vec<ChunkMatch>,
+}
+
+/// One object of a match.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChunkMatch {
+    /// The chunk's identity.
+    pub seq_hash: SeqHash,
+    /// The object.
+    pub object_digest: ObjectDigest,
+    /// The profile it was encoded with.
+    pub profile_hash: ProfileHash,
+    /// Position of its first token in the context.
+    pub first_token: u64,
+    /// Tokens it holds.
+    pub tokens: u32,
+    /// Leading tokens of it that match: all but in the last chunk of a match.
+    pub matched_tokens: u32,
+    /// Size of the whole object.
+    pub bytes: u64,
+    /// Bytes of header, block hashes, directory and tokens: what must be read first.
+    pub head_bytes: u64,
+    /// `level_bytes[l]`: length of the object's prefix that decodes to level `l`.
+    pub level_bytes: Vec<u64>,
+    /// Sum of the predicted logit KL (nats a token) of the prefixes this chunk was computed over.
+    pub kl_beneath: f32,
+    /// Where its bytes live.
+    pub medium: Medium,
+    /// How to read it.
+    pub via: Via,
+}
+
+/// How a chunk is read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Via {
+    /// Through the service.
+    Proxy,
+    /// From the object store, by this presigned URL.
+    Direct {
+        /// Presigned `GET` URL that takes `Range`.
+        url: String,
+    },
+}

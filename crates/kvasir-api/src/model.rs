@@ -1,0 +1,72 @@
+//! Models, profiles, namespaces and the capability probe.
+
+use kvasir_types::{ModelId, Name, ProfileHash, RootHash};
+use serde::{Deserialize, Serialize};
+
+/// Answer to registering a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegisteredModel {
+    /// Identity of the spec.
+    pub model_id: ModelId,
+    /// False when it had been registered before.
+    pub created: bool,
+}
+
+/// One profile of a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProfileInfo {
+    /// Its hash, by which bitstreams name it.
+    pub profile_hash: ProfileHash,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// A model's profiles, sorted by hash.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProfileList {
+    /// The profiles.
+    pub profiles: Vec<ProfileInfo>,
+}
+
+/// Asks for the root hash of a namespace under a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamespaceRequest {
+    /// The namespace; it comes into being by being asked for.
+    pub namespace: Name,
+    /// The model.
+    pub model_id: ModelId,
+}
+
+/// The root that a caller's token chains start at. The salt behind it never leaves the server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceResponse {
+    /// Start of every chain in this namespace.
+    pub root: RootHash,
+}
+
+/// What this service is and allows: the capability probe.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigResponse {
+    /// Version of the service.
+    pub version: String,
+    /// Container format versions it accepts, as `major.minor`.
+    pub format_versions: Vec<String>,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Largest object it takes, in bytes.
+    pub chunk_bytes_max: u64,
+    /// Most tokens of a lookup.
+    pub lookup_tokens_max: u64,
+    /// What the object store behind it can do.
+    pub store: StoreCapabilities,
+}
+
+/// What the object store was found able to do at start-up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreCapabilities {
+    /// `file`, `s3` or `memory`.
+    pub kind: String,
+    /// Whether conditional creates are honoured; correctness does not need them.
+    pub conditional_create: bool,
+}

@@ -1,0 +1,2 @@
+//! The kvasir command line.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Fetcher and uploader that engines embed.

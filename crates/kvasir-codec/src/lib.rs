@@ -1,0 +1,1 @@
+//! Layered KV-cache bitstream: transforms, quantisers, rANS, profiles.

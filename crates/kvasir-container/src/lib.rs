@@ -1,0 +1,1 @@
+//! The chunk object: header, directory, checksums; no tensors.

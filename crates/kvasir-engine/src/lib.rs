@@ -1,0 +1,1 @@
+//! Reference engine on candle: the example of how an engine embeds Kvasir.

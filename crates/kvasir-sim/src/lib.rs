@@ -1,0 +1,1 @@
+//! Network, trace and cost simulators over the real cores.

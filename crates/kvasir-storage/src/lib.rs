@@ -1,0 +1,1 @@
+//! Object layout, hot index, hot tier, eviction.

@@ -1,0 +1,30 @@
+//! The vocabulary of Kvasir: ids, hashes, [`ModelSpec`], units and format constants.
+//!
+//! This crate is a leaf: no IO, no async, no tensors. The words are those of ARCHITECTURE.md and have no
+//! synonyms anywhere in the workspace.
+//!
+//! ```
+//! use kvasir_types::{BLOCK_TOKENS, RootHash, TokenChain};
+//!
+//! let root = RootHash::derive("acme", "chat", b"server-held salt", &[7; 32].into());
+//! let chain = TokenChain::new(root, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]);
+//! assert_eq!(chain.blocks().len(), 2); // one full block and a tail of one token
+//! assert_eq!(chain.tokens_through(0), BLOCK_TOKENS);
+//! ```
+
+mod chain;
+mod hash;
+mod limits;
+mod model;
+mod name;
+mod units;
+
+pub use chain::TokenChain;
+pub use hash::{ModelId, ObjectDigest, ParseHashError, ProfileHash, RootHash, SeqHash};
+pub use limits::{
+    BLOCK_TOKENS, CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_MAX, CHUNK_TOKENS_STEP, LAYERS_MAX, LEVELS_MAX,
+    NAME_BYTES_MAX, SPAN_TOKENS,
+};
+pub use model::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope, SpecError, Thinning};
+pub use name::{Name, NameError};
+pub use units::{Level, Medium, Plane, TokenRange};

@@ -1,0 +1,21 @@
+//! Format constants and the limits that every crate shares, each with its reason.
+
+/// Tokens of a *block*, the unit of matching. A format constant, whatever the engine's page size.
+pub const BLOCK_TOKENS: usize = 16;
+/// Tokens of a *span*, the unit of checksums and of rANS streams: 8 rows of 32 lanes.
+pub const SPAN_TOKENS: usize = 256;
+/// A chunk's length is a multiple of this (the last chunk of a context may be partial).
+pub const CHUNK_TOKENS_STEP: usize = SPAN_TOKENS;
+/// Default length of a *chunk*, the unit of storage and of adaptation (CacheGen §5.3 uses 1.5 K tokens).
+pub const CHUNK_TOKENS_DEFAULT: usize = 1536;
+/// Longest chunk: keeps a directory below 64 spans, so that header and directory stay one small read.
+pub const CHUNK_TOKENS_MAX: usize = 64 * SPAN_TOKENS;
+/// Most quality levels of a profile: 3^7 between the coarsest and the finest step is past any use.
+pub const LEVELS_MAX: usize = 8;
+/// Most layers of a model spec: the largest public models have 126; room for twice that.
+pub const LAYERS_MAX: usize = 256;
+/// Longest tenant, namespace, model or label name in bytes: a path segment on every store we support.
+pub const NAME_BYTES_MAX: usize = 128;
+
+const _: () = assert!(SPAN_TOKENS.is_multiple_of(BLOCK_TOKENS) && SPAN_TOKENS.is_multiple_of(32));
+const _: () = assert!(CHUNK_TOKENS_DEFAULT.is_multiple_of(CHUNK_TOKENS_STEP));

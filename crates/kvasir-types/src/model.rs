@@ -1,0 +1,335 @@
+//! What a model's KV cache looks like, exactly enough that engines which agree on it may share bytes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{LAYERS_MAX, ModelId, hash::FieldHasher};
+
+/// Identity and layout of a model's KV cache. Hashes to [`ModelId`]; holds nothing about tensor or pipeline
+/// parallelism.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelSpec {
+    /// Weights, e.g. `meta-llama/Meta-Llama-3-8B`.
+    pub weights: String,
+    /// Revision of the weights: a commit, a digest, never a moving name.
+    pub revision: String,
+    /// Adapter (LoRA) id, if one changes the KV.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
+    /// Type of the cached values.
+    pub kv_dtype: KvDtype,
+    /// Rotary embeddings that layers refer to by index.
+    #[serde(default)]
+    pub ropes: Vec<Rope>,
+    /// One entry per layer, in order.
+    pub layers: Vec<LayerKv>,
+    /// Method by which tokens were dropped, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thinning: Option<Thinning>,
+    /// Whether any prefix is reusable or only the whole.
+    #[serde(default)]
+    pub reuse: Reuse,
+}
+
+/// Element type of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvDtype {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// IEEE single.
+    F32,
+    /// FP8, 4 exponent bits.
+    Fp8E4m3,
+    /// Signed 8-bit integers with a scale.
+    Int8,
+}
+
+impl KvDtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+            Self::Fp8E4m3 | Self::Int8 => 1,
+        }
+    }
+}
+
+/// One layer's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerKv {
+    /// Shape of the layer's cache.
+    pub layout: KvLayout,
+    /// Index into [`ModelSpec::ropes`]; absent where keys are not rotated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope: Option<u8>,
+}
+
+/// Shape of one layer's cache, per token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum KvLayout {
+    /// K and V of `[kv_heads, head_dim]` each. MHA and MQA are its ends.
+    Gqa {
+        /// Key/value heads.
+        kv_heads: u32,
+        /// Elements of a head.
+        head_dim: u32,
+    },
+    /// As `Gqa`, but only the last `window` tokens have KV.
+    SlidingWindow {
+        /// Key/value heads.
+        kv_heads: u32,
+        /// Elements of a head.
+        head_dim: u32,
+        /// Tokens kept.
+        window: u32,
+    },
+    /// Multi-head latent attention: plane K is `[latent]`, plane V is `[rope_dims]`, one "head" each.
+    Mla {
+        /// Elements of the latent.
+        latent: u32,
+        /// Elements of the shared rotary key.
+        rope_dims: u32,
+    },
+    /// A layer without a cache.
+    None,
+}
+
+impl KvLayout {
+    /// `[heads, elements of a head]` of the two planes K and V.
+    pub const fn planes(self) -> [(usize, usize); 2] {
+        match self {
+            Self::Gqa { kv_heads, head_dim } | Self::SlidingWindow { kv_heads, head_dim, .. } => {
+                [(kv_heads as usize, head_dim as usize); 2]
+            }
+            Self::Mla { latent, rope_dims } => [(1, latent as usize), (1, rope_dims as usize)],
+            Self::None => [(0, 0); 2],
+        }
+    }
+}
+
+/// How rotary pairs lie in a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pairing {
+    /// Element `i` pairs with `i + rotary_dims / 2` (Hugging Face Llama).
+    Half,
+    /// Element `2 i` pairs with `2 i + 1` (original Llama, GPT-J).
+    Interleaved,
+}
+
+/// A *resolved* rotary embedding: no formula is left to be re-derived differently elsewhere.
+///
+/// Phase of pair `i` at position `p` is `p × freqs[i] mod 2^64`, in units of `2^-64` turn: exact integers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rope {
+    /// How pairs lie in a head.
+    pub pairing: Pairing,
+    /// First rotated element of a head.
+    #[serde(default)]
+    pub offset: u32,
+    /// Frequencies as fractions of a turn, one per pair; `rotary_dims = 2 × freqs.len()`.
+    #[serde(with = "u64_strings")]
+    pub freqs: Vec<u64>,
+    /// Factor on rotated keys (YaRN's attention factor); 1 where there is none.
+    #[serde(default = "one")]
+    pub attention_factor: f32,
+}
+
+fn one() -> f32 {
+    1.0
+}
+
+impl Rope {
+    /// The plain embedding of base `theta`: `freq_i = theta^(-2 i / rotary_dims)` radians a position.
+    pub fn plain(pairing: Pairing, rotary_dims: usize, theta: f64) -> Self {
+        let turn = 2f64.powi(64) / std::f64::consts::TAU;
+        let freq = |i: usize| (theta.powf(-2.0 * i as f64 / rotary_dims as f64) * turn) as u64;
+        Self { pairing, offset: 0, freqs: (0..rotary_dims / 2).map(freq).collect(), attention_factor: 1.0 }
+    }
+
+    /// Number of rotated elements of a head.
+    pub fn rotary_dims(&self) -> usize {
+        2 * self.freqs.len()
+    }
+}
+
+/// A method that dropped tokens before the cache was stored, with its parameters as it names them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Thinning {
+    /// e.g. `h2o`, `streaming_llm`.
+    pub method: String,
+    /// Canonical text of the parameters.
+    #[serde(default)]
+    pub parameters: String,
+}
+
+/// What part of a stored context may be reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reuse {
+    /// Any prefix.
+    #[default]
+    Prefix,
+    /// Only all of it: the method looked ahead (H2O, Scissorhands).
+    Whole,
+}
+
+/// A spec that no cache can have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// No layer, or more than [`LAYERS_MAX`].
+    #[error("a model has 1 to {LAYERS_MAX} layers, this spec has {layers}")]
+    Layers {
+        /// Layers found.
+        layers: usize,
+    },
+    /// A dimension is zero or absurd.
+    #[error("layer {layer}: heads and head elements must be 1 to 65536 and their product at most 65536")]
+    Shape {
+        /// The layer.
+        layer: usize,
+    },
+    /// A layer names a rope that is not there.
+    #[error("layer {layer} names rope {rope}, but the spec has {ropes}")]
+    RopeIndex {
+        /// The layer.
+        layer: usize,
+        /// Index named.
+        rope: u8,
+        /// Ropes there are.
+        ropes: usize,
+    },
+    /// A rope rotates more elements than a head has, or none, or its factor is not a positive number.
+    #[error(
+        "layer {layer}: its rope does not fit heads of {head_dim} elements, or its factor is not positive"
+    )]
+    RopeShape {
+        /// The layer.
+        layer: usize,
+        /// Elements of a head.
+        head_dim: usize,
+    },
+}
+
+impl ModelSpec {
+    /// Checks that every layer is possible.
+    ///
+    /// # Errors
+    /// The first impossibility found, as a [`SpecError`].
+    pub fn validate(&self) -> Result<(), SpecError> {
+        if self.layers.is_empty() || self.layers.len() > LAYERS_MAX {
+            return Err(SpecError::Layers { layers: self.layers.len() });
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            self.validate_layer(index, layer)?;
+        }
+        Ok(())
+    }
+
+    fn validate_layer(&self, index: usize, layer: &LayerKv) -> Result<(), SpecError> {
+        let possible = |(heads, dim): (usize, usize)| {
+            (1..=65_536).contains(&heads) && (1..=65_536).contains(&dim) && heads * dim <= 65_536
+        };
+        if layer.layout != KvLayout::None && !layer.layout.planes().into_iter().all(possible) {
+            return Err(SpecError::Shape { layer: index });
+        }
+        let Some(rope_index) = layer.rope else { return Ok(()) };
+        let Some(rope) = self.ropes.get(usize::from(rope_index)) else {
+            return Err(SpecError::RopeIndex { layer: index, rope: rope_index, ropes: self.ropes.len() });
+        };
+        let head_dim = match layer.layout {
+            KvLayout::Mla { rope_dims, .. } => rope_dims as usize,
+            KvLayout::Gqa { .. } | KvLayout::SlidingWindow { .. } | KvLayout::None => {
+                layer.layout.planes()[0].1
+            }
+        };
+        let fits = !rope.freqs.is_empty() && rope.offset as usize + rope.rotary_dims() <= head_dim;
+        if fits && rope.attention_factor.is_finite() && rope.attention_factor > 0.0 {
+            Ok(())
+        } else {
+            Err(SpecError::RopeShape { layer: index, head_dim })
+        }
+    }
+
+    /// The rope of a layer's keys, if they are rotated.
+    pub fn rope_of(&self, layer: usize) -> Option<&Rope> {
+        self.ropes.get(usize::from(self.layers.get(layer)?.rope?))
+    }
+
+    /// Bytes of one token's cache over all layers, uncompressed.
+    pub fn bytes_per_token(&self) -> usize {
+        self.elements_per_token() * self.kv_dtype.bytes()
+    }
+
+    /// Elements of one token's cache over all layers.
+    pub fn elements_per_token(&self) -> usize {
+        self.layers.iter().flat_map(|l| l.layout.planes()).map(|(heads, dim)| heads * dim).sum()
+    }
+
+    /// BLAKE3 over a canonical, length-prefixed binary form (never over JSON text).
+    pub fn model_id(&self) -> ModelId {
+        let mut hasher = FieldHasher::new("kvasir/1/model")
+            .field(self.weights.as_bytes())
+            .field(self.revision.as_bytes())
+            .field(&[u8::from(self.adapter.is_some())])
+            .field(self.adapter.as_deref().unwrap_or_default().as_bytes())
+            .field(&[self.kv_dtype as u8, self.reuse as u8])
+            .field(&(self.ropes.len() as u64).to_le_bytes());
+        for rope in &self.ropes {
+            let freqs: Vec<u8> = rope.freqs.iter().flat_map(|f| f.to_le_bytes()).collect();
+            hasher = hasher
+                .field(&[rope.pairing as u8])
+                .field(&rope.offset.to_le_bytes())
+                .field(&rope.attention_factor.to_bits().to_le_bytes())
+                .field(&freqs);
+        }
+        hasher = hasher.field(&(self.layers.len() as u64).to_le_bytes());
+        for layer in &self.layers {
+            let (kind, shape) = match layer.layout {
+                KvLayout::Gqa { kv_heads, head_dim } => (0u8, [kv_heads, head_dim, 0]),
+                KvLayout::SlidingWindow { kv_heads, head_dim, window } => (1, [kv_heads, head_dim, window]),
+                KvLayout::Mla { latent, rope_dims } => (2, [latent, rope_dims, 0]),
+                KvLayout::None => (3, [0; 3]),
+            };
+            let shape: Vec<u8> = shape.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let rope = layer.rope.map_or([0, 0], |r| [1, r]);
+            hasher = hasher.field(&[kind]).field(&shape).field(&rope);
+        }
+        let (method, parameters) =
+            self.thinning.as_ref().map_or(("", ""), |t| (t.method.as_str(), t.parameters.as_str()));
+        hasher
+            .field(&[u8::from(self.thinning.is_some())])
+            .field(method.as_bytes())
+            .field(parameters.as_bytes())
+            .finish()
+            .into()
+    }
+}
+
+/// Ids longer than 53 bits are strings in JSON.
+mod u64_strings {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(values: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values.iter().map(u64::to_string))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+        Vec::<String>::deserialize(deserializer)?
+            .iter()
+            .map(|s| s.parse().map_err(D::Error::custom))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! Names that people choose: tenants, namespaces, labels.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::NAME_BYTES_MAX;
+
+/// A tenant, namespace or replica name: 1 to [`NAME_BYTES_MAX`] characters of `a-z A-Z 0-9 . _ -`, not
+/// starting with a dot, so that it is one harmless path segment on every store.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(String);
+
+/// A name that is not allowed, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// Empty or longer than [`NAME_BYTES_MAX`].
+    #[error("a name has 1 to {NAME_BYTES_MAX} bytes, this one has {bytes}")]
+    Length {
+        /// Length found.
+        bytes: usize,
+    },
+    /// A character outside the alphabet, or a leading dot.
+    #[error("a name consists of a-z A-Z 0-9 . _ - and does not start with a dot: {found:?} is not allowed")]
+    Character {
+        /// The first offending character.
+        found: char,
+    },
+}
+
+impl Name {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Name {
+    type Err = NameError;
+
+    fn from_str(s: &str) -> Result<Self, NameError> {
+        Self::try_from(s.to_owned())
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = NameError;
+
+    fn try_from(s: String) -> Result<Self, NameError> {
+        if s.is_empty() || s.len() > NAME_BYTES_MAX {
+            return Err(NameError::Length { bytes: s.len() });
+        }
+        let allowed =
+            |i: usize, c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-' || (c == '.' && i > 0);
+        match s.char_indices().find(|&(i, c)| !allowed(i, c)) {
+            Some((_, found)) => Err(NameError::Character { found }),
+            None => Ok(Self(s)),
+        }
+    }
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_single_harmless_segments() {
+        for good in ["default", "team-a", "a.b_c", "0"] {
+            assert!(good.parse::<Name>().is_ok(), "{good}");
+        }
+        for bad in ["", ".", "..", ".hidden", "a/b", "a b", "ä", "a\0", &"x".repeat(129)] {
+            assert!(bad.parse::<Name>().is_err(), "{bad:?}");
+        }
+    }
+}

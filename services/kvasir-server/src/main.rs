@@ -1,0 +1,2 @@
+//! The Kvasir service.
+fn main() {}
