@@ -1,1 +1,3 @@
 //! Layered KV-cache bitstream: transforms, quantisers, rANS, profiles.
+
+pub mod rans;

@@ -1,0 +1,207 @@
+//! Alias tables: 16 buckets of 256 slots, 128 bytes, no construction to re-derive at load time.
+
+use super::{
+    error::TableError,
+    frequencies::normalise,
+    limits::{ALPHABET, ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE},
+};
+
+/// Slots of a bucket.
+const BUCKET_SLOTS: u32 = PROBABILITY_ONE / ALPHABET as u32;
+
+/// A stage symbol, 0 to 15: `value + 7`, or [`ESCAPE`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StageSymbol(u8);
+
+impl StageSymbol {
+    /// The symbol that codes `value`.
+    #[inline]
+    pub fn of(value: i32) -> Self {
+        Self(if (-7..=7).contains(&value) { (value + 7) as u8 } else { ESCAPE as u8 })
+    }
+
+    /// As an index into counts and frequencies.
+    #[inline]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// Two words of a bucket: its own symbol below the divide, a donor's symbol above.
+///
+/// `a = 0:11 | div:9 | f_own − 1:12`, `b = off:12 | 0:4 | symbol:4 | f_symbol − 1:12`, most significant bits first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(super) struct Bucket {
+    pub(super) a: u32,
+    pub(super) b: u32,
+}
+
+/// Frequencies of the 16 stage symbols in 12 bits, as an alias table.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct AliasTable {
+    buckets: [Bucket; ALPHABET],
+    frequencies: [u16; ALPHABET],
+}
+
+/// What one slot decodes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) symbol: usize,
+    pub(super) frequency: u32,
+    pub(super) offset: u32,
+}
+
+impl AliasTable {
+    /// Serialised size.
+    pub const BYTES: usize = 128;
+
+    /// Builds the table of frequencies that sum to 4,096. Zeros and a single certain symbol are legal.
+    ///
+    /// # Errors
+    /// [`TableError::Sum`].
+    pub fn from_frequencies(frequencies: &[u16; ALPHABET]) -> Result<Self, TableError> {
+        let sum = frequencies.iter().map(|&f| u32::from(f)).sum();
+        if sum != PROBABILITY_ONE {
+            return Err(TableError::Sum { sum });
+        }
+        Ok(Self { buckets: fill_buckets(frequencies), frequencies: *frequencies })
+    }
+
+    /// The table that fits `counts[`[`StageSymbol::index`]`]` best. The escape stays codable, and through it every
+    /// value whose own symbol never occurred.
+    pub fn from_counts(counts: &[u64; ALPHABET]) -> Self {
+        let mut floor = [0; ALPHABET];
+        floor[ESCAPE] = 1;
+        let frequencies = normalise(counts, &floor).map(|f| f as u16); // at most 4096
+        Self { buckets: fill_buckets(&frequencies), frequencies }
+    }
+
+    /// Reads a serialised table: 16 × (`u32 a`, `u32 b`).
+    ///
+    /// # Errors
+    /// [`TableError`] unless the 4,096 slots are a bijection onto (symbol, offset) and unused bits are zero.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self, TableError> {
+        let words = bytes.as_chunks::<4>().0;
+        let buckets = std::array::from_fn(|i| Bucket {
+            a: u32::from_le_bytes(words[2 * i]),
+            b: u32::from_le_bytes(words[2 * i + 1]),
+        });
+        let frequencies = check_buckets(&buckets)?;
+        Ok(Self { buckets, frequencies })
+    }
+
+    /// The serialised table.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        let words = self.buckets.iter().flat_map(|bucket| [bucket.a, bucket.b]);
+        for (chunk, word) in out.chunks_exact_mut(4).zip(words) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    /// Frequencies by symbol; they sum to 4,096.
+    pub fn frequencies(&self) -> &[u16; ALPHABET] {
+        &self.frequencies
+    }
+
+    /// The words of the buckets, for decoders that hold them in registers.
+    pub(super) fn buckets(&self) -> &[Bucket; ALPHABET] {
+        &self.buckets
+    }
+
+    /// What slot `0..4096` decodes to.
+    pub(super) fn slot(&self, slot: u32) -> Slot {
+        decode_slot(&self.buckets, slot)
+    }
+
+    /// Code length of `value` in bits, the escape's payload included; infinite where it cannot be coded.
+    pub fn cost_bits(&self, value: i32) -> f32 {
+        let bits = |f: u16| PROBABILITY_BITS as f32 - f32::from(f).log2();
+        let own = self.frequencies[StageSymbol::of(value).index()];
+        if (-7..=7).contains(&value) && own > 0 {
+            return bits(own);
+        }
+        bits(self.frequencies[ESCAPE]) + if value.unsigned_abs() <= 126 { 8.0 } else { 24.0 }
+    }
+}
+
+/// The one reading of a bucket that FORMAT.md §5.2 gives.
+fn decode_slot(buckets: &[Bucket; ALPHABET], slot: u32) -> Slot {
+    let (own, r) = ((slot / BUCKET_SLOTS) as usize % ALPHABET, slot % BUCKET_SLOTS);
+    let Bucket { a, b } = buckets[own];
+    if r >= a >> PROBABILITY_BITS {
+        let symbol = (b >> PROBABILITY_BITS & 15) as usize;
+        Slot { symbol, frequency: (b & 0xfff) + 1, offset: r + (b >> 20) }
+    } else {
+        Slot { symbol: own, frequency: (a & 0xfff) + 1, offset: r }
+    }
+}
+
+/// Fills the bucket of the smallest symbol first, from any symbol with more than a bucket.
+///
+/// Why offsets never go negative: a donor of `f > 256` gives `256 − div` and keeps more than `div`; so a donor that
+/// becomes a receiver joins above the receiver just served, receivers are served by increasing divide, and what a
+/// donor keeps at the end (its own piece, offsets `0..keep`) exceeds the divide of every bucket it gave to.
+fn fill_buckets(frequencies: &[u16; ALPHABET]) -> [Bucket; ALPHABET] {
+    let mut left = frequencies.map(u32::from);
+    let mut donor_of = [None; ALPHABET];
+    let mut served = Vec::with_capacity(ALPHABET);
+    let mut open = [true; ALPHABET];
+    loop {
+        let small =
+            (0..ALPHABET).filter(|&s| open[s] && left[s] < BUCKET_SLOTS).min_by_key(|&s| (left[s], s));
+        let Some(small) = small else { break };
+        let donor =
+            (0..ALPHABET).max_by_key(|&s| (left[s], ALPHABET - s)).filter(|&s| left[s] > BUCKET_SLOTS);
+        let Some(donor) = donor else { break };
+        left[donor] -= BUCKET_SLOTS - left[small];
+        donor_of[small] = Some(donor);
+        open[small] = false;
+        served.push(small);
+    }
+    let word = |f: u16| u32::from(f).saturating_sub(1);
+    let mut buckets: [Bucket; ALPHABET] =
+        std::array::from_fn(|s| Bucket { a: left[s] << PROBABILITY_BITS | word(frequencies[s]), b: 0 });
+    let mut base = left; // next offset of each donor: what it kept comes first
+    for small in served {
+        let Some(donor) = donor_of[small] else { continue };
+        let offset = base[donor] - left[small]; // not negative: see above
+        buckets[small].b = offset << 20 | (donor as u32) << PROBABILITY_BITS | word(frequencies[donor]);
+        base[donor] += BUCKET_SLOTS - left[small];
+    }
+    buckets
+}
+
+/// Checks a table from bytes and returns its frequencies.
+fn check_buckets(buckets: &[Bucket; ALPHABET]) -> Result<[u16; ALPHABET], TableError> {
+    let mut frequencies = [0u32; ALPHABET];
+    for (bucket, &Bucket { a, b }) in buckets.iter().enumerate() {
+        let divide = a >> PROBABILITY_BITS;
+        let a_unused = divide > BUCKET_SLOTS || (divide == 0 && a != 0);
+        if a_unused || b & 0xf_0000 != 0 || (divide == BUCKET_SLOTS && b != 0) {
+            return Err(TableError::Reserved { bucket });
+        }
+    }
+    let mut hits = [0u64; PROBABILITY_ONE as usize];
+    for slot in 0..PROBABILITY_ONE {
+        let Slot { symbol, frequency, offset } = decode_slot(buckets, slot);
+        let known = &mut frequencies[symbol];
+        let broken = TableError::Bijection { slot, symbol, offset };
+        if (*known != 0 && *known != frequency) || offset >= frequency {
+            return Err(broken);
+        }
+        *known = frequency;
+        // `offset < frequency <= 4096`, one bit a symbol
+        let seen = &mut hits[offset as usize];
+        if *seen >> symbol & 1 == 1 {
+            return Err(broken);
+        }
+        *seen |= 1 << symbol;
+    }
+    // 4,096 distinct (symbol, offset < frequency): a bijection if and only if the frequencies sum to 4,096.
+    match frequencies.iter().sum() {
+        PROBABILITY_ONE => Ok(frequencies.map(|f| f as u16)),
+        sum => Err(TableError::Sum { sum }),
+    }
+}

@@ -1,0 +1,74 @@
+//! The tables of a profile.
+
+use super::{
+    alias::AliasTable,
+    error::TableError,
+    limits::{STAGE_TABLES_MAX, TRIT_TABLES_MAX},
+    trit::TritTable,
+};
+
+/// All tables that a profile's pieces name by number.
+#[derive(Debug, Clone)]
+pub struct TableBank {
+    stage: Vec<AliasTable>,
+    trit: Vec<TritTable>,
+}
+
+impl TableBank {
+    /// A bank of at most [`STAGE_TABLES_MAX`] and [`TRIT_TABLES_MAX`] tables.
+    ///
+    /// # Errors
+    /// [`TableError::Count`].
+    pub fn new(stage: Vec<AliasTable>, trit: Vec<TritTable>) -> Result<Self, TableError> {
+        if stage.len() > STAGE_TABLES_MAX || trit.len() > TRIT_TABLES_MAX {
+            return Err(TableError::Count { stage: stage.len(), trit: trit.len() });
+        }
+        Ok(Self { stage, trit })
+    }
+
+    /// The stage tables.
+    pub fn stage_tables(&self) -> &[AliasTable] {
+        &self.stage
+    }
+
+    /// The trit tables.
+    pub fn trit_tables(&self) -> &[TritTable] {
+        &self.trit
+    }
+
+    /// Serialised size: 4 bytes, 128 a stage table, 8 a trit table.
+    pub fn byte_len(&self) -> usize {
+        4 + self.stage.len() * AliasTable::BYTES + self.trit.len() * TritTable::BYTES
+    }
+
+    /// `u16 stage count · u16 trit count · stage tables · trit tables`.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.byte_len());
+        out.extend_from_slice(&(self.stage.len() as u16).to_le_bytes());
+        out.extend_from_slice(&(self.trit.len() as u16).to_le_bytes());
+        self.stage.iter().for_each(|table| out.extend_from_slice(&table.to_bytes()));
+        self.trit.iter().for_each(|table| out.extend_from_slice(&table.to_bytes()));
+        out
+    }
+
+    /// Reads a bank from the front of `bytes` and returns it with what follows. Total.
+    ///
+    /// # Errors
+    /// [`TableError`]: too short, too many tables, or a table that is no bijection.
+    pub fn from_bytes(bytes: &[u8]) -> Result<(Self, &[u8]), TableError> {
+        let short = |expected| TableError::Length { expected, actual: bytes.len() };
+        let (counts, rest) = bytes.split_first_chunk::<4>().ok_or(short(4))?;
+        let stage = usize::from(u16::from_le_bytes([counts[0], counts[1]]));
+        let trit = usize::from(u16::from_le_bytes([counts[2], counts[3]]));
+        if stage > STAGE_TABLES_MAX || trit > TRIT_TABLES_MAX {
+            return Err(TableError::Count { stage, trit });
+        }
+        let (stage_bytes, trit_bytes) = (stage * AliasTable::BYTES, trit * TritTable::BYTES);
+        let too_short = short(4 + stage_bytes + trit_bytes);
+        let (stage_part, rest) = rest.split_at_checked(stage_bytes).ok_or(too_short)?;
+        let (trit_part, rest) = rest.split_at_checked(trit_bytes).ok_or(too_short)?;
+        let stage = stage_part.as_chunks().0.iter().map(AliasTable::from_bytes).collect::<Result<_, _>>()?;
+        let trit = trit_part.as_chunks().0.iter().map(TritTable::from_bytes).collect::<Result<_, _>>()?;
+        Ok((Self { stage, trit }, rest))
+    }
+}
