@@ -1,1 +1,32 @@
 //! Reference engine on candle: the example of how an engine embeds Kvasir.
+//!
+//! - [`Model`]: a Llama-family decoder whose KV lives in pages ([`paged`]);
+//! - [`quality`]: what a lossy cache costs, in nats, perplexity and agreement;
+//! - [`exchange`]: KV dumps as safetensors files.
+//!
+//! ```
+//! use kvasir_engine::{Model, Sampling};
+//!
+//! # fn main() -> Result<(), kvasir_engine::EngineError> {
+//! let model = Model::kvasir_tiny()?;
+//! let prompt = model.tokenizer().encode("It was a bright cold morning in")?;
+//! let mut kv = model.calculate_kv(&prompt)?;
+//! let answer = model.generate_with_kv(&mut kv, &prompt, 4, &Sampling::Greedy)?;
+//! assert_eq!(answer.len(), 4);
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod limits;
+pub mod logits;
+mod model;
+pub mod paged;
+mod tokenizer;
+
+pub use error::{ConfigError, EngineError, PagedError};
+pub use logits::Logits;
+pub use model::{LlamaConfig, Model, Observer, Sampling, Unobserved};
+pub use paged::{PagePool, PagedKv, PagedSink};
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,125 @@
+//! What can go wrong in the engine, by what the caller can do about it.
+
+use kvasir_types::KvDtype;
+
+/// A model directory, cache or request that the engine cannot serve.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A file of the model could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// `config.json` is no configuration of a model this engine runs.
+    #[error("model configuration: {0}")]
+    Config(#[from] ConfigError),
+    /// The weights lack a tensor, or it has another shape.
+    #[error("weights: tensor {name} must be {expected:?}, found {found:?}")]
+    Weight {
+        /// Hugging Face name.
+        name: String,
+        /// Shape the configuration asks for.
+        expected: Vec<usize>,
+        /// Shape found; none when the tensor is not there.
+        found: Option<Vec<usize>>,
+    },
+    /// The tokenizer file is malformed, or text could not be encoded.
+    #[error("tokenizer: {0}")]
+    Tokenizer(#[source] tokenizers::Error),
+    /// A token id past the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    Token {
+        /// The id.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// More tokens than the model's context holds.
+    #[error("{tokens} tokens exceed the model's context of {context}; shorten the prompt")]
+    ContextLength {
+        /// Tokens asked for, cached ones included.
+        tokens: usize,
+        /// The model's context.
+        context: usize,
+    },
+    /// A prompt without tokens: there is nothing to predict from.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+    /// A cache problem.
+    #[error(transparent)]
+    Paged(#[from] PagedError),
+    /// Tensor arithmetic failed (out of memory, an unsupported device).
+    #[error("tensor arithmetic: {0}")]
+    Tensor(#[from] candle_core::Error),
+}
+
+/// A configuration that this engine does not run; nothing is approximated silently.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// Not JSON, or a required key is missing.
+    #[error("not a Llama config.json: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A key has a value that the engine has no code for.
+    #[error("{key} = {value} is not supported; this engine runs {supported}")]
+    Unsupported {
+        /// The key of `config.json`.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What is supported.
+        supported: &'static str,
+    },
+    /// Sizes that do not fit together.
+    #[error("impossible sizes: {0}")]
+    Shape(&'static str),
+    /// Sizes that no KV cache can have.
+    #[error(transparent)]
+    Spec(#[from] kvasir_types::SpecError),
+}
+
+/// A request that the paged cache refuses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PagedError {
+    /// The pool has no free page left.
+    #[error(
+        "the page pool is full: {pages_max} pages of {page_tokens} tokens; free a sequence or enlarge it"
+    )]
+    PoolFull {
+        /// Pages the pool may hold.
+        pages_max: usize,
+        /// Tokens of a page.
+        page_tokens: usize,
+    },
+    /// Tokens past the end of what the sequence holds.
+    #[error("token {token} is outside the {len} tokens of the sequence")]
+    OutOfRange {
+        /// First token that is not there.
+        token: usize,
+        /// Tokens there are.
+        len: usize,
+    },
+    /// A load wrote into pages that had been given back meanwhile; what it wrote was dropped.
+    #[error("{rows} rows were dropped: their pages were reassigned while the load ran; recompute them")]
+    Stale {
+        /// Rows of (layer, plane, head) dropped.
+        rows: usize,
+    },
+    /// Cached values of a type the pool has no storage for.
+    #[error("a pool stores bf16, f16 or f32, not {dtype:?}")]
+    Dtype {
+        /// The type.
+        dtype: KvDtype,
+    },
+    /// Pages of this many tokens are not possible.
+    #[error("pages hold 1 to 1024 tokens, not {page_tokens}")]
+    PageTokens {
+        /// Tokens asked for.
+        page_tokens: usize,
+    },
+}

@@ -1,0 +1,150 @@
+//! One sequence's cache.
+
+use std::{ops::Range, sync::Arc};
+
+use kvasir_types::Plane;
+
+use super::{PagePool, PagedSink, pool::PageRef};
+use crate::error::PagedError;
+
+/// A sequence's KV cache: a block table over pages of a [`PagePool`]. Dropping it gives the pages back.
+#[derive(Debug)]
+pub struct PagedKv {
+    pool: Arc<PagePool>,
+    table: Vec<PageRef>,
+    len: usize,
+}
+
+impl PagedKv {
+    /// An empty cache.
+    pub fn new(pool: Arc<PagePool>) -> Self {
+        Self { pool, table: Vec::new(), len: 0 }
+    }
+
+    /// Tokens whose KV is there.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no token's KV is there.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The pool its pages come from.
+    pub fn pool(&self) -> &Arc<PagePool> {
+        &self.pool
+    }
+
+    /// The block table: index of the page that holds tokens `i × page_tokens ..`.
+    pub fn block_table(&self) -> impl ExactSizeIterator<Item = u32> + '_ {
+        self.table.iter().map(|page| page.index)
+    }
+
+    /// Makes room for `tokens` tokens in all, without changing [`len`](Self::len).
+    ///
+    /// # Errors
+    /// [`PagedError::PoolFull`]; what was allocated so far stays with the sequence.
+    pub fn reserve(&mut self, tokens: usize) -> Result<(), PagedError> {
+        while self.table.len() * self.pool.page_tokens() < tokens {
+            self.table.push(self.pool.allocate()?);
+        }
+        Ok(())
+    }
+
+    /// A sink for a load of the tokens from `first_token` on, into the pages reserved so far. It holds no
+    /// borrow, so the load may run elsewhere; when it is done, [`commit`](Self::commit) makes the tokens count.
+    ///
+    /// # Errors
+    /// [`PagedError::OutOfRange`] when `first_token` lies before [`len`](Self::len) (attention may be
+    /// reading those pages, forks may share them) or past the reserved pages.
+    pub fn sink(&self, first_token: usize) -> Result<PagedSink, PagedError> {
+        if first_token < self.len || first_token > self.table.len() * self.pool.page_tokens() {
+            return Err(PagedError::OutOfRange { token: first_token, len: self.len });
+        }
+        Ok(PagedSink::new(Arc::clone(&self.pool), self.table.clone(), first_token))
+    }
+
+    /// Declares the first `tokens` tokens present, after a load wrote them.
+    ///
+    /// # Errors
+    /// [`PagedError::OutOfRange`] past the reserved pages.
+    pub fn commit(&mut self, tokens: usize) -> Result<(), PagedError> {
+        let reserved = self.table.len() * self.pool.page_tokens();
+        if tokens > reserved {
+            return Err(PagedError::OutOfRange { token: tokens, len: reserved });
+        }
+        self.len = self.len.max(tokens);
+        Ok(())
+    }
+
+    /// Forgets all tokens from `tokens` on and gives their pages back.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.len = self.len.min(tokens);
+        for page in self.table.drain(self.len.div_ceil(self.pool.page_tokens())..) {
+            self.pool.release(page);
+        }
+    }
+
+    /// A second sequence with the same first `tokens` tokens. Full pages are shared, the tail is copied.
+    ///
+    /// # Errors
+    /// [`PagedError::OutOfRange`] past the end, [`PagedError::PoolFull`].
+    pub fn fork(&self, tokens: usize) -> Result<Self, PagedError> {
+        if tokens > self.len {
+            return Err(PagedError::OutOfRange { token: tokens, len: self.len });
+        }
+        let page_tokens = self.pool.page_tokens();
+        let mut fork = Self::new(Arc::clone(&self.pool));
+        for page in &self.table[..tokens / page_tokens] {
+            self.pool.share(*page);
+            fork.table.push(*page);
+        }
+        if !tokens.is_multiple_of(page_tokens) {
+            let tail = self.pool.allocate()?;
+            fork.table.push(tail);
+            self.pool.copy_page(self.table[tokens / page_tokens], tail, tokens % page_tokens);
+        }
+        fork.len = tokens;
+        Ok(fork)
+    }
+
+    /// Rows `[token][element]` of one head, converted to f32.
+    ///
+    /// # Panics
+    /// When the range is past [`len`](Self::len) or `out` has another length: programmer errors.
+    pub fn read_head(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
+        let (_, elements) = self.pool.shape(layer, plane);
+        assert!(tokens.end <= self.len, "tokens {tokens:?} of a cache of {}", self.len);
+        assert_eq!(out.len(), tokens.len() * elements, "one row a token");
+        self.pool.read_head(&self.table, (layer, plane, head), tokens.start, out);
+    }
+
+    /// Appends one layer's K and V of new tokens, `[token][head][element]`, at position `first`. The tokens
+    /// count once every layer was written and [`commit`](Self::commit) was called.
+    pub(crate) fn write_layer(&mut self, layer: usize, first: usize, k: &[f32], v: &[f32]) {
+        self.pool.write_tokens(&self.table, layer, Plane::K, first, k);
+        self.pool.write_tokens(&self.table, layer, Plane::V, first, v);
+    }
+
+    /// All heads of a plane for tokens `0..tokens` (written, maybe not yet committed), `[head][token][element]`.
+    pub(crate) fn gather(&self, layer: usize, plane: Plane, tokens: usize) -> Vec<f32> {
+        let (heads, elements) = self.pool.shape(layer, plane);
+        let mut out = vec![0.0; heads * tokens * elements];
+        for (head, rows) in out.chunks_exact_mut((tokens * elements).max(1)).enumerate() {
+            self.pool.read_head(&self.table, (layer, plane, head), 0, rows);
+        }
+        out
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.pool.layers()
+    }
+}
+
+impl Drop for PagedKv {
+    fn drop(&mut self) {
+        self.truncate(0);
+    }
+}

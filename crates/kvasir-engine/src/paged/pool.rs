@@ -1,0 +1,205 @@
+//! The pages themselves, with reference counts and generations.
+
+use std::sync::Arc;
+
+use kvasir_types::{ModelSpec, Plane};
+use parking_lot::RwLock;
+
+use super::store::PlaneStore;
+use crate::{error::PagedError, limits::PAGE_TOKENS_MAX};
+
+/// A page as a sequence holds it: valid as long as the pool's generation of that page is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PageRef {
+    pub(super) index: u32,
+    pub(super) generation: u64,
+}
+
+/// Pages of one model, shared by any number of sequences. Memory grows with use, up to `pages_max`.
+#[derive(Debug)]
+pub struct PagePool {
+    page_tokens: usize,
+    pages_max: usize,
+    /// `[heads, elements]` of every layer's two planes.
+    shapes: Vec<[(usize, usize); 2]>,
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    planes: Vec<[PlaneStore; 2]>,
+    pages: Vec<PageState>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct PageState {
+    generation: u64,
+    references: u32,
+}
+
+impl PagePool {
+    /// An empty pool for caches of `spec`.
+    ///
+    /// # Errors
+    /// [`PagedError::PageTokens`] for pages of 0 or more than 1,024 tokens, [`PagedError::Dtype`] for 8-bit
+    /// caches.
+    pub fn new(spec: &ModelSpec, page_tokens: usize, pages_max: usize) -> Result<Arc<Self>, PagedError> {
+        if !(1..=PAGE_TOKENS_MAX).contains(&page_tokens) {
+            return Err(PagedError::PageTokens { page_tokens });
+        }
+        let plane = || PlaneStore::new(spec.kv_dtype);
+        let planes =
+            spec.layers.iter().map(|_| Ok([plane()?, plane()?])).collect::<Result<_, PagedError>>()?;
+        Ok(Arc::new(Self {
+            page_tokens,
+            pages_max,
+            shapes: spec.layers.iter().map(|layer| layer.layout.planes()).collect(),
+            inner: RwLock::new(Inner { planes, pages: Vec::new(), free: Vec::new() }),
+        }))
+    }
+
+    /// Tokens of a page.
+    pub fn page_tokens(&self) -> usize {
+        self.page_tokens
+    }
+
+    /// Pages that sequences hold now.
+    pub fn pages_in_use(&self) -> usize {
+        let inner = self.inner.read();
+        inner.pages.len() - inner.free.len()
+    }
+
+    /// Pages that could still be allocated.
+    pub fn pages_free(&self) -> usize {
+        self.pages_max - self.pages_in_use()
+    }
+
+    /// `(heads, elements of a head)` of a layer's plane.
+    pub(super) fn shape(&self, layer: usize, plane: Plane) -> (usize, usize) {
+        self.shapes[layer][plane as usize]
+    }
+
+    /// Number of layers.
+    pub(super) fn layers(&self) -> usize {
+        self.shapes.len()
+    }
+
+    pub(super) fn allocate(&self) -> Result<PageRef, PagedError> {
+        let mut inner = self.inner.write();
+        let index = match inner.free.pop() {
+            Some(index) => index,
+            None if inner.pages.len() < self.pages_max => self.grow(&mut inner),
+            None => {
+                return Err(PagedError::PoolFull {
+                    pages_max: self.pages_max,
+                    page_tokens: self.page_tokens,
+                });
+            }
+        };
+        let state = &mut inner.pages[index as usize];
+        state.references = 1;
+        Ok(PageRef { index, generation: state.generation })
+    }
+
+    fn grow(&self, inner: &mut Inner) -> u32 {
+        for (planes, shapes) in inner.planes.iter_mut().zip(&self.shapes) {
+            for (store, (heads, elements)) in planes.iter_mut().zip(shapes) {
+                store.grow(self.page_tokens * heads * elements);
+            }
+        }
+        inner.pages.push(PageState { generation: 0, references: 0 });
+        inner.pages.len() as u32 - 1
+    }
+
+    pub(super) fn share(&self, page: PageRef) {
+        self.inner.write().pages[page.index as usize].references += 1;
+    }
+
+    /// Gives one reference back; the last one ends the page's generation.
+    pub(super) fn release(&self, page: PageRef) {
+        let mut inner = self.inner.write();
+        let state = &mut inner.pages[page.index as usize];
+        debug_assert_eq!(state.generation, page.generation, "a sequence holds a reference until it releases");
+        state.references -= 1;
+        if state.references == 0 {
+            state.generation += 1;
+            inner.free.push(page.index);
+        }
+    }
+
+    /// Copies the first `tokens` slots of a page into another, in every layer and plane.
+    pub(super) fn copy_page(&self, from: PageRef, to: PageRef, tokens: usize) {
+        let mut inner = self.inner.write();
+        for (planes, shapes) in inner.planes.iter_mut().zip(&self.shapes) {
+            for (store, (heads, elements)) in planes.iter_mut().zip(shapes) {
+                let slot = heads * elements;
+                let page = self.page_tokens * slot;
+                store.copy_within(from.index as usize * page, to.index as usize * page, tokens * slot);
+            }
+        }
+    }
+
+    /// Reads rows of one head for the tokens `first..`, `rows` = `[token][element]`, through a block table.
+    pub(super) fn read_head(
+        &self,
+        table: &[PageRef],
+        (layer, plane, head): (usize, Plane, usize),
+        first: usize,
+        rows: &mut [f32],
+    ) {
+        let (heads, elements) = self.shape(layer, plane);
+        let inner = self.inner.read();
+        let store = &inner.planes[layer][plane as usize];
+        for (token, row) in (first..).zip(rows.chunks_exact_mut(elements)) {
+            let page = table[token / self.page_tokens];
+            let slot = page.index as usize * self.page_tokens + token % self.page_tokens;
+            store.read((slot * heads + head) * elements, row);
+        }
+    }
+
+    /// Writes rows of one head; rows whose page has another generation by now are dropped and counted.
+    pub(super) fn write_head(
+        &self,
+        table: &[PageRef],
+        (layer, plane, head): (usize, Plane, usize),
+        first: usize,
+        rows: &[f32],
+    ) -> usize {
+        let (heads, elements) = self.shape(layer, plane);
+        let mut inner = self.inner.write();
+        let Inner { planes, pages, .. } = &mut *inner;
+        let store = &mut planes[layer][plane as usize];
+        let mut stale = 0;
+        for (token, row) in (first..).zip(rows.chunks_exact(elements)) {
+            let page = table.get(token / self.page_tokens);
+            match page {
+                Some(page) if pages[page.index as usize].generation == page.generation => {
+                    let slot = page.index as usize * self.page_tokens + token % self.page_tokens;
+                    store.write((slot * heads + head) * elements, row);
+                }
+                _ => stale += 1,
+            }
+        }
+        stale
+    }
+
+    /// Writes whole tokens `[token][head][element]` of a sequence that holds its pages.
+    pub(super) fn write_tokens(
+        &self,
+        table: &[PageRef],
+        layer: usize,
+        plane: Plane,
+        first: usize,
+        values: &[f32],
+    ) {
+        let (heads, elements) = self.shape(layer, plane);
+        let mut inner = self.inner.write();
+        let store = &mut inner.planes[layer][plane as usize];
+        for (token, row) in (first..).zip(values.chunks_exact(heads * elements)) {
+            let page = table[token / self.page_tokens];
+            let slot = page.index as usize * self.page_tokens + token % self.page_tokens;
+            store.write(slot * heads * elements, row);
+        }
+    }
+}
