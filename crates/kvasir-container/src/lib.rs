@@ -1,1 +1,27 @@
-//! The chunk object: header, directory, checksums; no tensors.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)
+)]
+
+mod builder;
+mod directory;
+mod error;
+mod fields;
+mod head;
+mod header;
+mod limits;
+mod tokens;
+mod verify;
+
+pub use builder::{ChunkBuilder, ChunkMeta};
+pub use directory::SectionId;
+pub use error::{ContainerError, Part};
+pub use head::{Head, PieceEntry};
+pub use header::ChunkHeader;
+pub use limits::{
+    BLOCK_HASH_BYTES, EXACT_TOKENS_MAX, FORMAT_VERSION, HEAD_BYTES_MAX, HEADER_BYTES, MAGIC,
+    OBJECT_BYTES_MAX, PIECE_BYTES_MAX, SECTIONS_MAX,
+};
+pub use verify::ObjectVerifier;

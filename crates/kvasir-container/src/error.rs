@@ -1,0 +1,142 @@
+//! Why bytes are not a chunk object, or input cannot become one.
+
+use std::fmt;
+
+use crate::limits::FORMAT_VERSION;
+
+/// A part of an object that has a checksum of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// The 192-byte header.
+    Header,
+    /// Block hashes and directory.
+    Directory,
+    /// The compressed tokens.
+    Tokens,
+    /// One piece.
+    Piece {
+        /// Index in the directory.
+        section: usize,
+        /// Span index.
+        span: usize,
+    },
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header => f.write_str("header"),
+            Self::Directory => f.write_str("directory"),
+            Self::Tokens => f.write_str("tokens"),
+            Self::Piece { section, span } => write!(f, "piece of section {section}, span {span}"),
+        }
+    }
+}
+
+/// An object that must not be used, or a chunk that cannot be written. Offsets count from the object's start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContainerError {
+    /// Some other kind of file.
+    #[error("not a chunk object: it starts with {found:02x?}")]
+    Magic {
+        /// First four bytes.
+        found: [u8; 4],
+    },
+    /// Written by a format that this build does not read.
+    #[error(
+        "format {}.{} is not supported, this build reads {}.{}; upgrade the reader or encode the chunk again",
+        found.0, found.1, FORMAT_VERSION.0, FORMAT_VERSION.1
+    )]
+    Version {
+        /// Major and minor version found.
+        found: (u8, u8),
+    },
+    /// The bytes end before the part does.
+    #[error("{part}: needs {expected} bytes from the object's start, there are {actual}")]
+    Truncated {
+        /// Part that is cut.
+        part: Part,
+        /// Offset where the part ends.
+        expected: u64,
+        /// Bytes there are.
+        actual: u64,
+    },
+    /// Bytes behind the end that the header names.
+    #[error("the object goes on behind its {expected} bytes")]
+    Trailing {
+        /// Length that the header names.
+        expected: u64,
+    },
+    /// Stored and computed CRC32C differ.
+    #[error("{part}: checksum is {actual:08x}, stored is {expected:08x}; the bytes are corrupt")]
+    Checksum {
+        /// Part.
+        part: Part,
+        /// CRC stored.
+        expected: u32,
+        /// CRC of the bytes.
+        actual: u32,
+    },
+    /// A field with a value that the format forbids.
+    #[error("offset {offset}: {field} is {actual}, but {rule}")]
+    Field {
+        /// Byte offset of the field (in a builder: where it would be written).
+        offset: u64,
+        /// Name of the field in FORMAT.md.
+        field: &'static str,
+        /// What it has to be.
+        rule: &'static str,
+        /// Value found.
+        actual: u64,
+    },
+    /// Sections out of fetch order, or two with the same identity.
+    #[error("section {section}: {rule}")]
+    SectionOrder {
+        /// Index in the directory.
+        section: usize,
+        /// The rule it breaks.
+        rule: &'static str,
+    },
+    /// A piece of another length than its directory entry says.
+    #[error("{part}: has {actual} bytes, the directory says {expected}")]
+    Length {
+        /// The part.
+        part: Part,
+        /// Bytes by the directory.
+        expected: u64,
+        /// Bytes given.
+        actual: u64,
+    },
+    /// Not a (section, span) of this chunk, or one without a piece.
+    #[error("{part} does not exist in this chunk")]
+    NoSuchPiece {
+        /// The part asked for.
+        part: Part,
+    },
+    /// A builder was given pieces for another number of spans.
+    #[error("section {section}: {actual} pieces for {expected} spans")]
+    PieceCount {
+        /// Index in the directory.
+        section: usize,
+        /// Spans of the chunk.
+        expected: usize,
+        /// Pieces given.
+        actual: usize,
+    },
+    /// The tokens are no zstd frame of exactly four bytes a token.
+    #[error("tokens: not a zstd frame of {expected} bytes")]
+    Tokens {
+        /// Bytes of the uncompressed tokens.
+        expected: u64,
+    },
+    /// zstd refused to compress the tokens (out of memory).
+    #[error("tokens: zstd could not compress them")]
+    Compress,
+    /// The tokens do not hash to the block hash or to the `seq_hash` that the object names.
+    #[error("block {block}: the tokens do not hash to what the object names")]
+    Chain {
+        /// Index of the first block that differs.
+        block: usize,
+    },
+}

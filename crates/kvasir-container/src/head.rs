@@ -1,0 +1,162 @@
+//! Header, block hashes, directory and tokens: everything a reader needs before it fetches a piece.
+
+use std::ops::Range;
+
+use kvasir_types::{BLOCK_TOKENS, Level, SeqHash};
+
+use crate::{
+    directory::{self, SectionId, StoredPiece},
+    error::{ContainerError, Part},
+    fields::wide,
+    header::ChunkHeader,
+    limits::{BLOCK_HASH_BYTES, HEADER_BYTES},
+    tokens,
+};
+
+/// A piece's place in the object and its checksum.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PieceEntry {
+    /// Byte range in the object; never empty.
+    pub range: Range<u64>,
+    /// CRC32C of those bytes.
+    pub crc32c: u32,
+}
+
+/// The parsed and verified first [`head_bytes`](ChunkHeader::head_bytes) bytes of an object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Head {
+    /// The header.
+    pub header: ChunkHeader,
+    /// First 8 bytes of the `seq_hash` of every block, the last one included.
+    pub block_hashes: Vec<[u8; BLOCK_HASH_BYTES]>,
+    /// The chunk's tokens.
+    pub tokens: Vec<u32>,
+    sections: Vec<SectionId>,
+    pieces: Vec<StoredPiece>,
+}
+
+impl Head {
+    /// Reads and verifies a head from the front of `bytes`; pieces behind it are not looked at.
+    ///
+    /// # Errors
+    /// As [`ChunkHeader::parse`]; [`ContainerError::Truncated`] where the head is not all there; checksums, limits and
+    /// order of the directory; tokens that do not decompress to `token_count`.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ContainerError> {
+        let header = ChunkHeader::parse(bytes)?;
+        let cut = |part, end: usize| {
+            let whole = bytes.get(..end);
+            whole.ok_or(ContainerError::Truncated { part, expected: wide(end), actual: wide(bytes.len()) })
+        };
+        let tokens_at = header.tokens_offset();
+        let directory_at = HEADER_BYTES.saturating_add(header.block_hash_bytes());
+        let directory = cut(Part::Directory, tokens_at)?;
+        check_crc(Part::Directory, header.directory_crc, directory.get(HEADER_BYTES..))?;
+        let end = usize::try_from(header.head_bytes()).unwrap_or(usize::MAX);
+        let packed = cut(Part::Tokens, end)?.get(tokens_at..).unwrap_or_default();
+        check_crc(Part::Tokens, header.tokens_crc, Some(packed))?;
+        let hashes = directory.get(HEADER_BYTES..directory_at).unwrap_or_default();
+        let entries = directory.get(directory_at..).unwrap_or_default();
+        let (sections, pieces) = directory::read(&header, entries, directory_at)?;
+        let tokens = tokens::decompress(packed, usize::try_from(header.token_count).unwrap_or(usize::MAX))?;
+        Ok(Self { block_hashes: hashes.as_chunks().0.to_vec(), tokens, sections, pieces, header })
+    }
+
+    /// The sections in fetch order.
+    pub fn sections(&self) -> &[SectionId] {
+        &self.sections
+    }
+
+    /// Number of spans of every section.
+    pub fn span_count(&self) -> usize {
+        usize::from(self.header.span_count)
+    }
+
+    fn stored(&self, section: usize, span: usize) -> Option<&StoredPiece> {
+        if span >= self.span_count() {
+            return None;
+        }
+        self.pieces.get(section.checked_mul(self.span_count())?.checked_add(span)?)
+    }
+
+    /// Where a piece lies. `None` where it is absent (its coefficients are all as predicted), and outside the chunk.
+    pub fn piece(&self, section: usize, span: usize) -> Option<PieceEntry> {
+        let &StoredPiece { offset, bytes, crc } =
+            self.stored(section, span).filter(|piece| piece.bytes > 0)?;
+        Some(PieceEntry { range: offset..offset.saturating_add(u64::from(bytes)), crc32c: crc })
+    }
+
+    /// All pieces that are there, in the order of their bytes: section, span, entry.
+    pub fn pieces(&self) -> impl Iterator<Item = (usize, usize, PieceEntry)> + '_ {
+        let spans = 0..self.span_count();
+        let all =
+            (0..self.sections.len()).flat_map(move |section| spans.clone().map(move |span| (section, span)));
+        all.filter_map(|(section, span)| Some((section, span, self.piece(section, span)?)))
+    }
+
+    /// Byte range of all pieces of a section; empty where all are absent, `None` outside the chunk.
+    pub fn section_range(&self, section: usize) -> Option<Range<u64>> {
+        let first = self.stored(section, 0)?;
+        let last = self.stored(section, self.span_count().checked_sub(1)?)?;
+        Some(first.offset..last.offset.saturating_add(u64::from(last.bytes)))
+    }
+
+    /// Length of the object prefix that decodes to `level`; `None` where the chunk has no such level.
+    pub fn level_bytes(&self, level: Level) -> Option<u64> {
+        if level.0 >= self.header.level_count {
+            return None;
+        }
+        let last = self.sections.partition_point(|id| id.level <= level).checked_sub(1);
+        last.and_then(|section| self.section_range(section))
+            .map_or(Some(self.header.head_bytes()), |r| Some(r.end))
+    }
+
+    /// The best level that the first `prefix_bytes` bytes of the object decode to.
+    pub fn best_level(&self, prefix_bytes: u64) -> Option<Level> {
+        (0..self.header.level_count)
+            .map(Level)
+            .rev()
+            .find(|&level| self.level_bytes(level).is_some_and(|needed| needed <= prefix_bytes))
+    }
+
+    /// Verifies the bytes of one piece.
+    ///
+    /// # Errors
+    /// [`ContainerError::NoSuchPiece`], [`Length`](ContainerError::Length), [`Checksum`](ContainerError::Checksum).
+    pub fn check_piece(&self, section: usize, span: usize, bytes: &[u8]) -> Result<(), ContainerError> {
+        let part = Part::Piece { section, span };
+        let piece = self.stored(section, span).filter(|piece| piece.bytes > 0);
+        let piece = piece.ok_or(ContainerError::NoSuchPiece { part })?;
+        let (expected, actual) = (u64::from(piece.bytes), wide(bytes.len()));
+        if expected != actual {
+            return Err(ContainerError::Length { part, expected, actual });
+        }
+        check_crc(part, piece.crc, Some(bytes))
+    }
+
+    /// Recomputes the block hashes from `parent_hash` over the tokens, and the chunk's `seq_hash`.
+    ///
+    /// # Errors
+    /// [`ContainerError::Chain`] with the first block that differs.
+    pub fn verify_chain(&self) -> Result<(), ContainerError> {
+        let mut parent = self.header.parent_hash;
+        let mut hash = None;
+        for (block, tokens) in self.tokens.chunks(BLOCK_TOKENS).enumerate() {
+            let next = SeqHash::next(&parent, tokens, &[]);
+            if self.block_hashes.get(block) != next.as_bytes().first_chunk() {
+                return Err(ContainerError::Chain { block });
+            }
+            parent = *next.as_bytes();
+            hash = Some(next);
+        }
+        match hash {
+            Some(hash) if hash == self.header.seq_hash => Ok(()),
+            _ => Err(ContainerError::Chain { block: self.header.block_count().saturating_sub(1) }),
+        }
+    }
+}
+
+/// Compares a stored checksum with that of `bytes`.
+pub(crate) fn check_crc(part: Part, expected: u32, bytes: Option<&[u8]>) -> Result<(), ContainerError> {
+    let actual = crc32c::crc32c(bytes.unwrap_or_default());
+    if expected == actual { Ok(()) } else { Err(ContainerError::Checksum { part, expected, actual }) }
+}
