@@ -1,0 +1,204 @@
+//! What can go wrong, in terms of what to do about it.
+
+use kvasir_container::ContainerError;
+use kvasir_types::{Level, ModelId, ProfileHash, SpecError};
+
+use crate::rans::PieceError;
+
+/// A profile that cannot be read, or does not belong to the model at hand.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// Not a profile at all.
+    #[error("this is not a Kvasir profile: it does not start with the magic bytes `KVSRPROF`")]
+    Magic,
+    /// Written by another version of the format.
+    #[error("the profile has format version {found}, this build reads {expected}: retrain or upgrade")]
+    Version {
+        /// Version in the file.
+        found: u16,
+        /// Version of this build.
+        expected: u16,
+    },
+    /// The file ends early.
+    #[error("the profile ends in its {field}: fetch it again")]
+    Truncated {
+        /// What was being read.
+        field: &'static str,
+    },
+    /// A field has a value no writer produces.
+    #[error("the profile's {field} is not possible ({found}): the file is damaged or not made by Kvasir")]
+    Invalid {
+        /// The field.
+        field: &'static str,
+        /// What was found.
+        found: String,
+    },
+    /// Bytes after the end.
+    #[error("{extra_bytes} bytes follow the end of the profile: fetch it again")]
+    Trailing {
+        /// How many.
+        extra_bytes: u64,
+    },
+    /// The checksum does not match.
+    #[error("the profile is damaged (its checksum does not match): fetch it again")]
+    Checksum,
+    /// Of another model.
+    #[error("the profile was trained for model {profile}, this is model {model}: use a profile of this model")]
+    ForeignModel {
+        /// The profile's.
+        profile: ModelId,
+        /// The model at hand.
+        model: ModelId,
+    },
+    /// The model spec itself is impossible.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+}
+
+/// A chunk that cannot be encoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EncodeError {
+    /// No tokens or more than a chunk may have.
+    #[error("a chunk has 1 to {max} tokens, this one has {tokens}: cut the context into chunks first")]
+    Tokens {
+        /// Tokens given.
+        tokens: usize,
+        /// Most there may be.
+        max: usize,
+    },
+    /// `kl_beneath` is not a finite number ≥ 0.
+    #[error("kl_beneath must be a finite number of nats, 0 or more")]
+    KlBeneath,
+    /// A piece could not be coded.
+    #[error("a piece could not be coded: {0}")]
+    Piece(#[from] PieceError),
+    /// The object could not be put together.
+    #[error("the object could not be put together: {0}")]
+    Container(#[from] ContainerError),
+}
+
+/// An object that cannot be decoded as asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// The object names another profile.
+    #[error("the object was encoded with profile {object}, this decoder has {decoder}: load that profile")]
+    ForeignProfile {
+        /// Named in the header.
+        object: ProfileHash,
+        /// Of the decoder.
+        decoder: ProfileHash,
+    },
+    /// The object belongs to another model.
+    #[error("the object holds KV of model {object}, this decoder is for {decoder}")]
+    ForeignModel {
+        /// Named in the header.
+        object: ModelId,
+        /// Of the decoder.
+        decoder: ModelId,
+    },
+    /// The level does not exist.
+    #[error("level {level} does not exist: the object has levels 0 to {top}")]
+    NoSuchLevel {
+        /// Asked for.
+        level: Level,
+        /// The finest there is.
+        top: Level,
+    },
+    /// The token range does not lie in the chunk.
+    #[error("tokens {start}..{end} do not lie in a chunk of {tokens} tokens")]
+    NoSuchTokens {
+        /// First asked for.
+        start: usize,
+        /// One past the last.
+        end: usize,
+        /// Tokens of the chunk.
+        tokens: usize,
+    },
+    /// The prefix is too short for the level.
+    #[error("level {level} of these tokens needs the first {needed} bytes, {found} are here: fetch more or ask for a lower level")]
+    Short {
+        /// Asked for.
+        level: Level,
+        /// Bytes of the object needed.
+        needed: u64,
+        /// Bytes given.
+        found: u64,
+    },
+    /// The object's sections are not those its profile writes.
+    #[error("the object's sections are not those its profile writes ({what}): it is damaged or of another format")]
+    Sections {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// An exact piece is malformed.
+    #[error("the exact values of scope {scope}, span {span} are malformed: fetch the object again")]
+    Exact {
+        /// Scope.
+        scope: usize,
+        /// Span.
+        span: usize,
+    },
+    /// A piece fails to decode in spite of its checksum.
+    #[error("section {section}, span {span} does not decode: {source}")]
+    Piece {
+        /// Index of the section.
+        section: usize,
+        /// Span.
+        span: usize,
+        /// Why.
+        source: PieceError,
+    },
+    /// The container says no, a failed checksum included.
+    #[error(transparent)]
+    Container(#[from] ContainerError),
+}
+
+/// Training that cannot succeed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// Too little KV.
+    #[error("training needs at least {needed} tokens with finite KV, {found} were given: add contexts")]
+    TooFewTokens {
+        /// Tokens needed.
+        needed: usize,
+        /// Usable tokens given.
+        found: usize,
+    },
+    /// A context's KV and tokens differ in length, or its shape is not the spec's.
+    #[error("context {context} has {tokens} tokens but KV of {kv_tokens}: both must be of the same text")]
+    Mismatch {
+        /// Index of the context.
+        context: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// Tokens of its KV.
+        kv_tokens: usize,
+    },
+    /// The recipe asks for something impossible.
+    #[error("the recipe's {field} is not possible: {why}")]
+    Recipe {
+        /// The field.
+        field: &'static str,
+        /// What is wrong and what would be right.
+        why: String,
+    },
+    /// The spec is impossible, or has no KV at all.
+    #[error("the model spec is not possible: {0}")]
+    Spec(#[from] SpecError),
+    /// The decomposition of a covariance failed.
+    #[error("the covariance of scope {scope} has no eigendecomposition: is the KV constant or huge?")]
+    Decomposition {
+        /// The scope.
+        scope: usize,
+    },
+    /// The trained profile does not fit the format.
+    #[error("the trained profile does not fit the format: {0}")]
+    Profile(#[from] ProfileError),
+    /// A held-out chunk could not be coded.
+    #[error("the held-out check failed: {0}")]
+    Encode(#[from] EncodeError),
+}

@@ -1,0 +1,184 @@
+//! Profiles: the per-model tables, bases and parameters that objects name by hash (FORMAT.md "Profile file").
+
+mod read;
+mod scope;
+mod summary;
+mod token;
+mod validate;
+mod write;
+
+use kvasir_types::{LEVELS_MAX, Level, ModelId, ModelSpec, ProfileHash};
+
+pub(crate) use scope::{Basis, CoefficientCoding, Member, Predictor, Scope};
+pub use summary::{ProfileSummary, ScopeSummary};
+pub(crate) use token::TokenPredictor;
+
+use crate::{ProfileError, rans::TableBank};
+
+/// First bytes of a profile file.
+const MAGIC: [u8; 8] = *b"KVSRPROF";
+/// Version this build reads and writes.
+const VERSION: u16 = 1;
+
+/// Everything needed to code one model's KV. Immutable; named by the BLAKE3 of its bytes.
+#[derive(Debug, Clone)]
+pub struct Profile {
+    pub(crate) model_id: ModelId,
+    /// Tokens at the start of a context that are stored exactly.
+    pub(crate) exact_tokens: usize,
+    pub(crate) scopes: Vec<Scope>,
+    pub(crate) bank: TableBank,
+    /// Centroid shifts, `[stage table][depth]`, in 256ths of a step: depth 0 is the table's own level.
+    pub(crate) shifts: Vec<[u8; LEVELS_MAX]>,
+    /// One entry a level, coarsest first.
+    pub(crate) levels: Vec<LevelNote>,
+    pub(crate) training: TrainingNote,
+    hash: ProfileHash,
+}
+
+/// What is known about a level from training.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LevelNote {
+    /// Predicted logit KL in nats a token against the uncompressed cache, if it was measured.
+    pub kl: Option<f32>,
+    /// Bits a KV element of everything up to this level, on held-out text, container included.
+    pub bits_per_element: f32,
+    /// Power of the error over the power of the signal, un-roped and scaled, on held-out text.
+    pub nmse: f32,
+}
+
+/// Where a profile comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TrainingNote {
+    /// Name of the recipe.
+    pub recipe: String,
+    /// Free text: corpus, date, command.
+    pub note: String,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Tokens held out, on which rates were measured.
+    pub held_out_tokens: u64,
+}
+
+/// The fields of a [`Profile`] before it has a hash.
+#[derive(Debug, Clone)]
+pub(crate) struct ProfileParts {
+    pub(crate) model_id: ModelId,
+    pub(crate) exact_tokens: usize,
+    pub(crate) scopes: Vec<Scope>,
+    pub(crate) bank: TableBank,
+    pub(crate) shifts: Vec<[u8; LEVELS_MAX]>,
+    pub(crate) levels: Vec<LevelNote>,
+    pub(crate) training: TrainingNote,
+}
+
+impl Profile {
+    /// Reads and checks a profile file.
+    ///
+    /// # Errors
+    /// [`ProfileError`] for anything a writer of this version does not produce. Total: no bytes panic, and
+    /// nothing is allocated that the file is not long enough for.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ProfileError> {
+        let parts = read::parse(bytes)?;
+        validate::check(&parts)?;
+        Ok(Self::with_hash(parts, ProfileHash::of(bytes)))
+    }
+
+    /// The profile file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        write::serialise(self)
+    }
+
+    /// Puts a profile together and names it.
+    pub(crate) fn assemble(parts: ProfileParts) -> Result<Self, ProfileError> {
+        validate::check(&parts)?;
+        let mut profile = Self::with_hash(parts, ProfileHash::from([0; 32]));
+        profile.hash = ProfileHash::of(&profile.to_bytes());
+        Ok(profile)
+    }
+
+    fn with_hash(parts: ProfileParts, hash: ProfileHash) -> Self {
+        let ProfileParts { model_id, exact_tokens, scopes, bank, shifts, levels, training } = parts;
+        Self { model_id, exact_tokens, scopes, bank, shifts, levels, training, hash }
+    }
+
+    /// The same profile with what a quality oracle measured, one KL a level, coarsest first. It is another
+    /// file, so it has another hash.
+    ///
+    /// # Errors
+    /// [`ProfileError::Invalid`] where a number is negative or not finite, or there is not one a level.
+    pub fn with_predicted_kl(&self, kl: &[f32]) -> Result<Self, ProfileError> {
+        if kl.len() != self.levels.len() {
+            let found = format!("{} numbers for {} levels", kl.len(), self.levels.len());
+            return Err(ProfileError::Invalid { field: "predicted KL", found });
+        }
+        let mut parts = self.parts();
+        for (level, kl) in parts.levels.iter_mut().zip(kl) {
+            level.kl = Some(*kl);
+        }
+        Self::assemble(parts)
+    }
+
+    pub(crate) fn parts(&self) -> ProfileParts {
+        let Self { model_id, exact_tokens, scopes, bank, shifts, levels, training, hash: _ } = self.clone();
+        ProfileParts { model_id, exact_tokens, scopes, bank, shifts, levels, training }
+    }
+
+    /// BLAKE3 of the file.
+    pub fn hash(&self) -> ProfileHash {
+        self.hash
+    }
+
+    /// The model it was trained for.
+    pub fn model_id(&self) -> ModelId {
+        self.model_id
+    }
+
+    /// Number of quality levels.
+    pub fn level_count(&self) -> usize {
+        self.levels.len()
+    }
+
+    /// The finest level.
+    pub fn top_level(&self) -> Level {
+        Level(self.levels.len().saturating_sub(1) as u8)
+    }
+
+    /// Tokens at the start of a context that are stored exactly.
+    pub fn exact_tokens(&self) -> usize {
+        self.exact_tokens
+    }
+
+    /// Predicted logit KL of a level in nats a token, if it was measured.
+    pub fn predicted_kl(&self, level: Level) -> Option<f32> {
+        self.levels.get(level.index())?.kl
+    }
+
+    /// What is known about each level, coarsest first.
+    pub fn levels(&self) -> &[LevelNote] {
+        &self.levels
+    }
+
+    /// Where the profile comes from.
+    pub fn training(&self) -> &TrainingNote {
+        &self.training
+    }
+
+    /// Whether reconstruction is bit-exact: no trained basis, no matrix product.
+    pub fn is_direct(&self) -> bool {
+        self.scopes.iter().all(|scope| matches!(scope.basis, Basis::Identity))
+    }
+
+    /// Checks that the profile belongs to a model and covers its KV exactly.
+    ///
+    /// # Errors
+    /// [`ProfileError::ForeignModel`], or `Invalid` where the members are not the model's heads.
+    pub fn check_model(&self, spec: &ModelSpec) -> Result<(), ProfileError> {
+        spec.validate()?;
+        let model = spec.model_id();
+        if self.model_id != model {
+            return Err(ProfileError::ForeignModel { profile: self.model_id, model });
+        }
+        validate::check_coverage(&self.scopes, spec)
+    }
+}

@@ -1,0 +1,97 @@
+//! A scope: the set of (layer, plane, head) that one basis spans, and how it is coded.
+
+use half::f16;
+use kvasir_types::{LEVELS_MAX, Plane};
+
+use super::TokenPredictor;
+
+/// One head of one plane of one layer, as part of a scope.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Member {
+    pub(crate) layer: usize,
+    pub(crate) plane: Plane,
+    pub(crate) head: usize,
+    /// Elements of the head.
+    pub(crate) dim: usize,
+    /// Value of one finest step in the member's own units: static scale × finest step.
+    pub(crate) gain: f32,
+}
+
+/// The transform of a scope's elements into coefficients.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Basis {
+    /// Coefficient = element (*direct* profiles).
+    Identity,
+    /// A trained synthesis matrix `[coefficient][element]` of unit rows.
+    Trained {
+        synthesis: Vec<f16>,
+        /// Its own analysis matrix, same shape; `None` where it is the transpose of the synthesis.
+        analysis: Option<Vec<f16>>,
+    },
+}
+
+/// What is subtracted before quantisation, besides the static mean.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Predictor {
+    /// Nothing.
+    Mean,
+    /// The first token of every group (CacheGen §5.1).
+    AnchorFirst {
+        /// Tokens of a group; groups restart at each span.
+        group: usize,
+        /// Anchor steps in one finest step of the deltas.
+        anchor_ratio: i32,
+        /// How the anchors are coded, one entry a coefficient: stage table, trits, trit table.
+        anchors: Vec<CoefficientCoding>,
+    },
+    /// The text.
+    Token(TokenPredictor),
+}
+
+/// How one coefficient is coded over all levels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CoefficientCoding {
+    /// Entry level: below 0, `-entry` trits follow the stage inside level 0; [`Self::NEVER`] is never coded.
+    pub(crate) entry: i8,
+    /// Stage table.
+    pub(crate) stage: u8,
+    /// Trit table of the trits inside level 0.
+    pub(crate) inner: u8,
+    /// Trit table by level, for levels above the entry level; others are 0.
+    pub(crate) trits: [u8; LEVELS_MAX],
+}
+
+impl CoefficientCoding {
+    /// Entry level of a coefficient that no level has: it decodes to its prediction.
+    pub(crate) const NEVER: i8 = i8::MAX;
+
+    /// A coefficient that is never coded.
+    pub(crate) const ABSENT: Self =
+        Self { entry: Self::NEVER, stage: 0, inner: 0, trits: [0; LEVELS_MAX] };
+}
+
+/// The unit of independent decoding across layers and heads.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Scope {
+    pub(crate) members: Vec<Member>,
+    /// Whether keys are un-roped before the transform.
+    pub(crate) unrope: bool,
+    /// Static mean, one an element, members in order.
+    pub(crate) mean: Vec<f32>,
+    pub(crate) basis: Basis,
+    pub(crate) predictor: Predictor,
+    /// One entry a coefficient, by decreasing variance.
+    pub(crate) coding: Vec<CoefficientCoding>,
+}
+
+impl Scope {
+    /// Elements of one token.
+    pub(crate) fn elements(&self) -> usize {
+        self.mean.len()
+    }
+
+    /// Coefficients of one token.
+    pub(crate) fn rank(&self) -> usize {
+        self.coding.len()
+    }
+}

@@ -1,0 +1,152 @@
+//! Rotary embeddings, undone before the transform and redone after it (FORMAT.md "RoPE").
+//!
+//! The phase of a pair is `position × frequency mod 2^64` in units of `2^-64` turn: exact. Sine and cosine are
+//! normative f32 polynomials of its top 32 bits, multiplied and added in the order written here and never
+//! fused, so that every implementation gets the same bits.
+
+use std::ops::Range;
+
+use kvasir_types::{Pairing, Rope};
+
+/// `(π/2)^n / n!` for odd n: the Taylor series of `sin(π x / 2)`; below 2e-9 off for |x| ≤ 1/2.
+const SIN: [f32; 5] = [1.570_796_4, -0.645_964_1, 0.079_692_63, -0.004_681_754, 0.000_160_441_18];
+/// As [`SIN`] for even n and the cosine; below 3e-8 off.
+const COS: [f32; 5] = [1.0, -1.233_700_5, 0.253_669_5, -0.020_863_48, 0.000_919_260_3];
+
+/// Sine and cosine of a phase given by the top 32 bits of its fraction of a turn.
+pub fn sin_cos(phase: u32) -> (f32, f32) {
+    // The nearest quarter turn, and what remains of it: -2^29 ≤ rest < 2^29 in units of 2^-32 turn.
+    let quarter = phase.wrapping_add(1 << 29) >> 30;
+    let rest = phase.wrapping_sub(quarter << 30).cast_signed();
+    let x = rest as f32 * (1.0 / (1u32 << 30) as f32);
+    let u = x * x;
+    let sin = x * (SIN[0] + u * (SIN[1] + u * (SIN[2] + u * (SIN[3] + u * SIN[4]))));
+    let cos = COS[0] + u * (COS[1] + u * (COS[2] + u * (COS[3] + u * COS[4])));
+    match quarter & 3 {
+        0 => (sin, cos),
+        1 => (cos, -sin),
+        2 => (-sin, -cos),
+        _ => (-cos, sin),
+    }
+}
+
+/// Sines and cosines of a rope for a run of positions, shared by all heads that use it.
+#[derive(Debug, Clone)]
+pub struct Rotation {
+    pairing: Pairing,
+    offset: usize,
+    pairs: usize,
+    factor: f32,
+    /// `[token][pair]` of (sin, cos).
+    table: Vec<(f32, f32)>,
+}
+
+impl Rotation {
+    /// The rotations of `rope` at `positions`.
+    pub fn new(rope: &Rope, positions: Range<u64>) -> Self {
+        let angles = |position: u64| {
+            rope.freqs.iter().map(move |freq| sin_cos((position.wrapping_mul(*freq) >> 32) as u32))
+        };
+        Self {
+            pairing: rope.pairing,
+            offset: rope.offset as usize,
+            pairs: rope.freqs.len(),
+            factor: rope.attention_factor,
+            table: positions.flat_map(angles).collect(),
+        }
+    }
+
+    /// Tokens covered.
+    pub fn tokens(&self) -> usize {
+        self.table.len().checked_div(self.pairs).unwrap_or(0)
+    }
+
+    /// Rotates a row of token `token` and applies the attention factor: what the engine caches.
+    pub fn rotate(&self, token: usize, row: &mut [f32]) {
+        for (a, b, (sin, cos)) in self.pairs_of(token) {
+            let (x, y) = (row[a], row[b]);
+            row[a] = (x * cos - y * sin) * self.factor;
+            row[b] = (y * cos + x * sin) * self.factor;
+        }
+    }
+
+    /// The inverse of [`rotate`](Self::rotate), up to f32 rounding.
+    pub fn unrotate(&self, token: usize, row: &mut [f32]) {
+        let inverse = 1.0 / self.factor;
+        for (a, b, (sin, cos)) in self.pairs_of(token) {
+            let (x, y) = (row[a], row[b]);
+            row[a] = (x * cos + y * sin) * inverse;
+            row[b] = (y * cos - x * sin) * inverse;
+        }
+    }
+
+    /// Indices of both elements of every pair, and the pair's sine and cosine.
+    fn pairs_of(&self, token: usize) -> impl Iterator<Item = (usize, usize, (f32, f32))> {
+        let (first, pairs, pairing) = (self.offset, self.pairs, self.pairing);
+        let angles = &self.table[token * pairs..(token + 1) * pairs];
+        angles.iter().enumerate().map(move |(i, angle)| match pairing {
+            Pairing::Half => (first + i, first + i + pairs, *angle),
+            Pairing::Interleaved => (first + 2 * i, first + 2 * i + 1, *angle),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rope(pairing: Pairing, offset: u32, pairs: usize, factor: f32) -> Rope {
+        let plain = Rope::plain(pairing, 2 * pairs, 10_000.0);
+        Rope { offset, attention_factor: factor, ..plain }
+    }
+
+    proptest! {
+        #[test]
+        fn sin_cos_is_accurate(phase in any::<u32>()) {
+            let turn = f64::from(phase) / 2f64.powi(32) * std::f64::consts::TAU;
+            let (sin, cos) = sin_cos(phase);
+            prop_assert!((f64::from(sin) - turn.sin()).abs() < 2e-7, "sin {sin} {}", turn.sin());
+            prop_assert!((f64::from(cos) - turn.cos()).abs() < 2e-7, "cos {cos} {}", turn.cos());
+        }
+
+        #[test]
+        fn unrotate_inverts_rotate(
+            interleaved in any::<bool>(), offset in 0u32..4, pairs in 1usize..17, factor in 0.5f32..2.0,
+            position in 0u64..10_000_000, seed in -100i32..100,
+        ) {
+            let pairing = if interleaved { Pairing::Interleaved } else { Pairing::Half };
+            let rotation = Rotation::new(&rope(pairing, offset, pairs, factor), position..position + 2);
+            let dim = offset as usize + 2 * pairs + 3;
+            let row: Vec<f32> = (0..dim).map(|i| (i as f32 * 0.37 + seed as f32).sin() * 3.0).collect();
+            let mut turned = row.clone();
+            rotation.rotate(1, &mut turned);
+            prop_assert_eq!(&turned[..offset as usize], &row[..offset as usize]);
+            prop_assert_eq!(&turned[dim - 3..], &row[dim - 3..]);
+            rotation.unrotate(1, &mut turned);
+            for (x, y) in row.iter().zip(&turned) {
+                prop_assert!((x - y).abs() < 1e-5, "{x} {y}");
+            }
+        }
+    }
+
+    /// The rotation a Hugging Face Llama makes, in f64, at a position no f32 phase would survive.
+    #[test]
+    fn it_is_the_rotation_engines_make() {
+        let position = 1_234_567u64;
+        for pairing in [Pairing::Half, Pairing::Interleaved] {
+            let rotation = Rotation::new(&rope(pairing, 0, 4, 1.0), position..position + 1);
+            let row: Vec<f32> = (0..8).map(|i| i as f32 - 3.5).collect();
+            let mut turned = row.clone();
+            rotation.rotate(0, &mut turned);
+            for i in 0..4 {
+                let (a, b) = if pairing == Pairing::Half { (i, i + 4) } else { (2 * i, 2 * i + 1) };
+                let angle = position as f64 * 10_000f64.powf(-(i as f64) / 4.0);
+                let (x, y) = (f64::from(row[a]), f64::from(row[b]));
+                assert!((f64::from(turned[a]) - (x * angle.cos() - y * angle.sin())).abs() < 1e-4);
+                assert!((f64::from(turned[b]) - (y * angle.cos() + x * angle.sin())).abs() < 1e-4);
+            }
+        }
+    }
+}
