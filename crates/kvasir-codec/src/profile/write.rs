@@ -1,0 +1,149 @@
+//! The writer of profile files; `read.rs` is its mirror. FORMAT.md "Profile file" is normative.
+
+use half::f16;
+use kvasir_types::LEVELS_MAX;
+
+use super::{Basis, CoefficientCoding, MAGIC, Predictor, Profile, Scope, TokenPredictor, VERSION};
+
+/// The bytes of a profile.
+pub(super) fn serialise(profile: &Profile) -> Vec<u8> {
+    let mut w = Writer(Vec::new());
+    w.bytes(&MAGIC);
+    w.u16(VERSION);
+    w.u8(profile.levels.len() as u8);
+    w.u8(profile.exact_tokens as u8);
+    w.u32(profile.scopes.len() as u32);
+    let total_at = w.0.len();
+    w.u64(0);
+    w.bytes(profile.model_id.as_bytes());
+    w.text(&profile.training.recipe);
+    w.text(&profile.training.note);
+    w.u64(profile.training.tokens);
+    w.u64(profile.training.held_out_tokens);
+    for level in &profile.levels {
+        w.f32(level.kl.unwrap_or(NO_KL));
+        w.f32(level.bits_per_element);
+        w.f32(level.nmse);
+    }
+    w.bytes(&profile.bank.to_bytes());
+    profile.shifts.iter().for_each(|row| w.bytes(row));
+    profile.scopes.iter().for_each(|scope| w.scope(scope));
+    let total = (w.0.len() + 4) as u64;
+    w.0[total_at..total_at + 8].copy_from_slice(&total.to_le_bytes());
+    let crc = crc32c::crc32c(&w.0);
+    w.u32(crc);
+    w.0
+}
+
+/// Written where no KL was measured.
+pub(super) const NO_KL: f32 = -1.0;
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    fn u16(&mut self, value: u16) {
+        self.bytes(&value.to_le_bytes());
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.bytes(&value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.bytes(&value.to_le_bytes());
+    }
+
+    fn f32(&mut self, value: f32) {
+        self.bytes(&value.to_le_bytes());
+    }
+
+    fn f16s(&mut self, values: &[f16]) {
+        values.iter().for_each(|v| self.bytes(&v.to_le_bytes()));
+    }
+
+    fn i8s(&mut self, values: &[i8]) {
+        values.iter().for_each(|v| self.u8(v.cast_unsigned()));
+    }
+
+    fn text(&mut self, text: &str) {
+        self.u16(text.len() as u16);
+        self.bytes(text.as_bytes());
+    }
+
+    fn scope(&mut self, scope: &Scope) {
+        let (basis, predictor) = (basis_kind(&scope.basis), predictor_kind(&scope.predictor));
+        self.u8(u8::from(scope.unrope));
+        self.u8(basis);
+        self.u8(predictor);
+        self.u8(0);
+        self.u32(scope.members.len() as u32);
+        self.u32(scope.rank() as u32);
+        for member in &scope.members {
+            self.u16(member.layer as u16);
+            self.u16(member.plane as u16);
+            self.u32(member.head as u32);
+            self.u32(member.dim as u32);
+            self.f32(member.gain);
+        }
+        scope.mean.iter().for_each(|v| self.f32(*v));
+        scope.coding.iter().for_each(|c| self.coding(c));
+        match &scope.predictor {
+            Predictor::Mean => {}
+            Predictor::AnchorFirst { group, anchor_ratio, anchors } => {
+                self.u32(*group as u32);
+                self.u32(anchor_ratio.cast_unsigned());
+                anchors.iter().for_each(|c| self.coding(c));
+            }
+            Predictor::Token(token) => self.token(token),
+        }
+        if let Basis::Trained { synthesis, analysis } = &scope.basis {
+            self.f16s(synthesis);
+            self.f16s(analysis.as_deref().unwrap_or_default());
+        }
+    }
+
+    fn coding(&mut self, coding: &CoefficientCoding) {
+        self.u8(coding.entry.cast_unsigned());
+        self.u8(coding.stage);
+        self.u8(coding.inner);
+        self.u8(0);
+        debug_assert_eq!(coding.trits.len(), LEVELS_MAX);
+        self.bytes(&coding.trits);
+    }
+
+    fn token(&mut self, token: &TokenPredictor) {
+        self.u32(token.vocabulary as u32);
+        self.u16(token.factors[0] as u16);
+        self.u16(token.factors[1] as u16);
+        self.i8s(&token.current);
+        self.i8s(&token.previous);
+        self.i8s(&token.matrix);
+        self.bytes(&token.shifts);
+    }
+}
+
+/// Code of a basis: 0 identity, 1 trained with its transpose as analysis, 2 with an analysis of its own.
+fn basis_kind(basis: &Basis) -> u8 {
+    match basis {
+        Basis::Identity => 0,
+        Basis::Trained { analysis: None, .. } => 1,
+        Basis::Trained { analysis: Some(_), .. } => 2,
+    }
+}
+
+/// Code of a predictor: 0 mean, 1 anchor-first, 2 token.
+fn predictor_kind(predictor: &Predictor) -> u8 {
+    match predictor {
+        Predictor::Mean => 0,
+        Predictor::AnchorFirst { .. } => 1,
+        Predictor::Token(_) => 2,
+    }
+}
