@@ -44,7 +44,9 @@ pub enum ProfileError {
     #[error("the profile is damaged (its checksum does not match): fetch it again")]
     Checksum,
     /// Of another model.
-    #[error("the profile was trained for model {profile}, this is model {model}: use a profile of this model")]
+    #[error(
+        "the profile was trained for model {profile}, this is model {model}: use a profile of this model"
+    )]
     ForeignModel {
         /// The profile's.
         profile: ModelId,
@@ -118,7 +120,9 @@ pub enum DecodeError {
         tokens: usize,
     },
     /// The prefix is too short for the level.
-    #[error("level {level} of these tokens needs the first {needed} bytes, {found} are here: fetch more or ask for a lower level")]
+    #[error(
+        "level {level} of these tokens needs the first {needed} bytes, {found} are here: fetch more or ask for a lower level"
+    )]
     Short {
         /// Asked for.
         level: Level,
@@ -128,7 +132,9 @@ pub enum DecodeError {
         found: u64,
     },
     /// The object's sections are not those its profile writes.
-    #[error("the object's sections are not those its profile writes ({what}): it is damaged or of another format")]
+    #[error(
+        "the object's sections are not those its profile writes ({what}): it is damaged or of another format"
+    )]
     Sections {
         /// What is wrong.
         what: &'static str,

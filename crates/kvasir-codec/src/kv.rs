@@ -104,7 +104,11 @@ impl KvBuffer {
     /// # Panics
     /// Where `tokens` reaches past the buffer.
     pub fn slice(&self, tokens: Range<usize>) -> Self {
-        assert!(tokens.start <= tokens.end && tokens.end <= self.tokens, "{tokens:?} of {} tokens", self.tokens);
+        assert!(
+            tokens.start <= tokens.end && tokens.end <= self.tokens,
+            "{tokens:?} of {} tokens",
+            self.tokens
+        );
         let count = tokens.len();
         let mut planes = self.planes.clone();
         let mut data = Vec::with_capacity(self.data.len().checked_div(self.tokens).unwrap_or(0) * count);

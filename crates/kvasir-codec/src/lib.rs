@@ -1,3 +1,20 @@
 //! Layered KV-cache bitstream: transforms, quantisers, rANS, profiles.
 
+mod chunk;
+mod decoder;
+mod encoder;
+mod error;
+mod kv;
+mod levels;
+pub mod limits;
+mod profile;
 pub mod rans;
+pub mod rope;
+pub mod train;
+
+pub use chunk::{ChunkDecoder, ChunkEncoder, ChunkInput};
+pub use decoder::CpuDecoder;
+pub use encoder::CpuEncoder;
+pub use error::{DecodeError, EncodeError, ProfileError, TrainError};
+pub use kv::{KvBuffer, KvSink, KvSource, Tokens};
+pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};

@@ -72,8 +72,8 @@ fn checked_body(bytes: &[u8]) -> Result<&[u8], ProfileError> {
     Ok(body)
 }
 
-fn invalid(field: &'static str, found: impl ToString) -> ProfileError {
-    ProfileError::Invalid { field, found: found.to_string() }
+fn invalid(field: &'static str, found: impl std::fmt::Display) -> ProfileError {
+    ProfileError::Invalid { field, found: format!("{found}") }
 }
 
 /// What is left of the file.

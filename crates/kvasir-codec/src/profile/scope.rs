@@ -66,8 +66,7 @@ impl CoefficientCoding {
     pub(crate) const NEVER: i8 = i8::MAX;
 
     /// A coefficient that is never coded.
-    pub(crate) const ABSENT: Self =
-        Self { entry: Self::NEVER, stage: 0, inner: 0, trits: [0; LEVELS_MAX] };
+    pub(crate) const ABSENT: Self = Self { entry: Self::NEVER, stage: 0, inner: 0, trits: [0; LEVELS_MAX] };
 }
 
 /// The unit of independent decoding across layers and heads.

@@ -42,7 +42,11 @@ impl TokenPredictor {
             let before = if token == 0 { preceding } else { tokens.get(token - 1).copied() };
             sums.fill(0);
             let (now_rows, before_rows) = self.matrix.split_at(self.factors[0] * rank);
-            accumulate(self.row(&self.current, self.factors[0], tokens.get(token).copied()), now_rows, &mut sums);
+            accumulate(
+                self.row(&self.current, self.factors[0], tokens.get(token).copied()),
+                now_rows,
+                &mut sums,
+            );
             accumulate(self.row(&self.previous, self.factors[1], before), before_rows, &mut sums);
             for ((value, sum), shift) in row.iter_mut().zip(&sums).zip(&self.shifts) {
                 let half = if *shift == 0 { 0 } else { 1 << (shift - 1) };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kvasir_types::{ModelSpec, Plane, SPAN_TOKENS};
+use kvasir_types::{ModelSpec, SPAN_TOKENS};
 
 use super::{Basis, CoefficientCoding, Predictor, ProfileParts, Scope, TokenPredictor};
 use crate::{
@@ -14,11 +14,11 @@ use crate::{
     rans::{COEFFICIENTS_MAX, TRITS_MAX, TableBank},
 };
 
-fn invalid(field: &'static str, found: impl ToString) -> ProfileError {
-    ProfileError::Invalid { field, found: found.to_string() }
+fn invalid(field: &'static str, found: impl std::fmt::Display) -> ProfileError {
+    ProfileError::Invalid { field, found: format!("{found}") }
 }
 
-fn require(holds: bool, field: &'static str, found: impl ToString) -> Result<(), ProfileError> {
+fn require(holds: bool, field: &'static str, found: impl std::fmt::Display) -> Result<(), ProfileError> {
     if holds { Ok(()) } else { Err(invalid(field, found)) }
 }
 
@@ -71,7 +71,11 @@ fn check_scope(scope: &Scope, bank: &TableBank, level_count: usize) -> Result<()
     }
 }
 
-fn check_coding(coding: &CoefficientCoding, bank: &TableBank, level_count: usize) -> Result<(), ProfileError> {
+fn check_coding(
+    coding: &CoefficientCoding,
+    bank: &TableBank,
+    level_count: usize,
+) -> Result<(), ProfileError> {
     let entry = coding.entry;
     if entry == CoefficientCoding::NEVER {
         return Ok(());
@@ -103,8 +107,7 @@ pub(super) fn check_coverage(scopes: &[Scope], spec: &ModelSpec) -> Result<(), P
     for member in scopes.iter().flat_map(|scope| &scope.members) {
         let (layer, plane, head) = (member.layer, member.plane, member.head);
         let name = format!("layer {layer} {plane:?} head {head}");
-        let (heads, dim) =
-            spec.layers.get(layer).map_or((0, 0), |kv| kv.layout.planes()[plane as usize]);
+        let (heads, dim) = spec.layers.get(layer).map_or((0, 0), |kv| kv.layout.planes()[plane as usize]);
         require(head < heads && member.dim == dim, "member", &name)?;
         require(seen.insert((layer, plane, head)), "member", format!("{name}, twice"))?;
     }
