@@ -19,10 +19,12 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod exchange;
 pub mod limits;
 pub mod logits;
 mod model;
 pub mod paged;
+pub mod quality;
 mod tokenizer;
 
 pub use error::{ConfigError, EngineError, PagedError};

@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use kvasir_codec::KvSource;
 use kvasir_types::Plane;
 
 use super::{PagePool, PagedSink, pool::PageRef};
@@ -146,5 +147,11 @@ impl PagedKv {
 impl Drop for PagedKv {
     fn drop(&mut self) {
         self.truncate(0);
+    }
+}
+
+impl KvSource for PagedKv {
+    fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
+        self.read_head(layer, plane, head, tokens, out);
     }
 }

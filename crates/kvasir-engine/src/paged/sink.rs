@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvasir_codec::KvSink;
 use kvasir_types::Plane;
 
 use super::{PagePool, pool::PageRef};
@@ -24,12 +25,6 @@ impl PagedSink {
         Self { pool, table, first_token, stale_rows: 0 }
     }
 
-    /// Writes rows `[token][element]` of one head; `token` counts from the sink's first token.
-    pub fn write_head(&mut self, layer: usize, plane: Plane, head: usize, token: usize, rows: &[f32]) {
-        let first = self.first_token + token;
-        self.stale_rows += self.pool.write_head(&self.table, (layer, plane, head), first, rows);
-    }
-
     /// Ends the load.
     ///
     /// # Errors
@@ -39,5 +34,13 @@ impl PagedSink {
             0 => Ok(()),
             rows => Err(PagedError::Stale { rows }),
         }
+    }
+}
+
+impl KvSink for PagedSink {
+    /// Writes rows `[token][element]` of one head; `first_token` counts from the sink's first token.
+    fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]) {
+        let first = self.first_token + first_token;
+        self.stale_rows += self.pool.write_head(&self.table, (layer, plane, head), first, rows);
     }
 }

@@ -1,3 +1,4 @@
+use kvasir_codec::KvSink;
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Plane, Reuse};
 use proptest::prelude::*;
 
@@ -32,7 +33,7 @@ fn load(kv: &mut PagedKv, first: usize, end: usize, salt: f32) {
 fn write(sink: &mut PagedSink, first: usize, end: usize, salt: f32) {
     for (layer, plane, head) in places() {
         let rows: Vec<f32> = (first..end).flat_map(|t| row(layer, plane, head, t, salt)).collect();
-        sink.write_head(layer, plane, head, 0, &rows);
+        sink.write(layer, plane, head, 0, &rows);
     }
 }
 
@@ -115,6 +116,6 @@ fn limits_are_typed_errors() {
     assert!(PagePool::new(&spec(KvDtype::Bf16), 0, 2).is_err());
     assert!(PagePool::new(&spec(KvDtype::Int8), 4, 2).is_err());
     let mut late = kv.sink(5).unwrap();
-    late.write_head(0, Plane::K, 0, 3, &[1.0; 3]);
+    late.write(0, Plane::K, 0, 3, &[1.0; 3]);
     assert_eq!(late.finish(), Err(PagedError::Stale { rows: 1 }), "past the reserved pages");
 }
