@@ -181,7 +181,9 @@ fn small() -> Vec<u8> {
         ..ChunkMeta::new([1; 32].into(), [2; 32].into(), [3; 32])
     };
     let tokens = (0..270).map(|i| i * i).collect();
-    Chunk { meta, tokens, levels: vec![vec![section(0), section(1)], vec![section(2)]] }.build().unwrap()
+    Chunk { meta, tokens, levels: vec![vec![section(0), section(1)], vec![section(2)]] }
+        .build()
+        .expect("a legal chunk")
 }
 
 #[test]

@@ -105,11 +105,6 @@ impl AliasTable {
         &self.frequencies
     }
 
-    /// The words of the buckets, for decoders that hold them in registers.
-    pub(super) fn buckets(&self) -> &[Bucket; ALPHABET] {
-        &self.buckets
-    }
-
     /// What slot `0..4096` decodes to.
     pub(super) fn slot(&self, slot: u32) -> Slot {
         decode_slot(&self.buckets, slot)

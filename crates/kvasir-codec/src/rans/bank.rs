@@ -1,9 +1,12 @@
 //! The tables of a profile.
 
+use std::sync::OnceLock;
+
 use super::{
     alias::AliasTable,
     error::TableError,
     limits::{STAGE_TABLES_MAX, TRIT_TABLES_MAX},
+    stream::encode::EncodeTable,
     trit::TritTable,
 };
 
@@ -12,6 +15,8 @@ use super::{
 pub struct TableBank {
     stage: Vec<AliasTable>,
     trit: Vec<TritTable>,
+    /// Inverted stage tables, 8 KiB each; decoders never pay for them.
+    encode: OnceLock<Vec<EncodeTable>>,
 }
 
 impl TableBank {
@@ -23,7 +28,7 @@ impl TableBank {
         if stage.len() > STAGE_TABLES_MAX || trit.len() > TRIT_TABLES_MAX {
             return Err(TableError::Count { stage: stage.len(), trit: trit.len() });
         }
-        Ok(Self { stage, trit })
+        Ok(Self { stage, trit, encode: OnceLock::new() })
     }
 
     /// The stage tables.
@@ -34,6 +39,11 @@ impl TableBank {
     /// The trit tables.
     pub fn trit_tables(&self) -> &[TritTable] {
         &self.trit
+    }
+
+    /// The stage tables as encoders need them.
+    pub(super) fn encode_tables(&self) -> &[EncodeTable] {
+        self.encode.get_or_init(|| self.stage.iter().map(EncodeTable::new).collect())
     }
 
     /// Serialised size: 4 bytes, 128 a stage table, 8 a trit table.
@@ -69,6 +79,6 @@ impl TableBank {
         let (trit_part, rest) = rest.split_at_checked(trit_bytes).ok_or(too_short)?;
         let stage = stage_part.as_chunks().0.iter().map(AliasTable::from_bytes).collect::<Result<_, _>>()?;
         let trit = trit_part.as_chunks().0.iter().map(TritTable::from_bytes).collect::<Result<_, _>>()?;
-        Ok((Self { stage, trit }, rest))
+        Ok((Self { stage, trit, encode: OnceLock::new() }, rest))
     }
 }

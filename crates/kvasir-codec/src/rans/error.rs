@@ -125,6 +125,14 @@ pub enum PieceError {
         /// Value found.
         actual: u32,
     },
+    /// A coder's state outside `[2^15, 2^31)`.
+    #[error("offset {offset}: state {state:#x} is outside 0x8000..0x80000000")]
+    State {
+        /// Byte offset of the state.
+        offset: usize,
+        /// State found.
+        state: u32,
+    },
     /// A stream asks for more words than it has: corrupt bytes, or coded with another profile.
     #[error(
         "stream {stream}: needs more than its {words} words; the bytes or the profile are not the encoder's"

@@ -31,6 +31,8 @@ mod limits;
 mod nest;
 mod piece;
 mod plan;
+mod raw;
+mod stream;
 mod trit;
 
 pub use alias::{AliasTable, StageSymbol};

@@ -1,0 +1,134 @@
+//! Raw pieces: a width a coefficient, then fixed-width values. For what the coder cannot express or would not shrink.
+//!
+//! `u16 0x8000 | n_active · u8 width[n_active] · bits, least significant first, zero-filled to a byte`. A value is
+//! zigzag-coded (`0, -1, 1, -2, …`): a stage coefficient's value at the piece's level, a trit coefficient's digit.
+
+use super::{
+    error::PieceError,
+    nest::{digit, refine},
+    plan::{Coding, PiecePlan},
+};
+
+/// Marks a raw piece in the field of `n_active`.
+pub(super) const RAW_FLAG: u16 = 0x8000;
+/// Widest value: zigzag of ±(2^24 − 1).
+const WIDTH_MAX: u32 = 25;
+/// Widest digit: zigzag of ±1.
+const DIGIT_WIDTH_MAX: u32 = 2;
+
+fn zigzag(value: i32) -> u32 {
+    (value << 1 ^ value >> 31) as u32
+}
+
+fn unzigzag(code: u32) -> i32 {
+    (code >> 1) as i32 ^ -((code & 1) as i32)
+}
+
+/// What is stored of a value.
+fn stored(coding: Coding, value: i32) -> u32 {
+    match coding {
+        Coding::Stage { .. } => zigzag(value),
+        Coding::Trit { .. } => zigzag(digit(value)),
+    }
+}
+
+/// Width of every active coefficient, and the size of the piece.
+pub(super) fn measure(plan: &PiecePlan<'_>, active: usize, values: &[i32]) -> (Vec<u8>, usize) {
+    let rows = plan.coefficients[..active].iter().zip(values.chunks_exact(plan.tokens));
+    let width = |(coding, row): (&Coding, &[i32])| {
+        let used = row.iter().fold(0, |bits, &value| bits | stored(*coding, value));
+        (u32::BITS - used.leading_zeros()) as u8
+    };
+    let widths: Vec<u8> = rows.map(width).collect();
+    let bits = widths.iter().map(|&w| usize::from(w) * plan.tokens).sum::<usize>();
+    (widths, 2 + active + bits.div_ceil(8))
+}
+
+/// Appends the raw piece whose widths were measured.
+pub(super) fn encode(plan: &PiecePlan<'_>, widths: &[u8], values: &[i32], out: &mut Vec<u8>) {
+    out.extend_from_slice(&(widths.len() as u16 | RAW_FLAG).to_le_bytes());
+    out.extend_from_slice(widths);
+    let (mut pending, mut held) = (0u64, 0u32);
+    let rows = plan.coefficients.iter().zip(widths).zip(values.chunks_exact(plan.tokens));
+    for ((coding, &width), row) in rows {
+        for &value in row {
+            pending |= u64::from(stored(*coding, value)) << held;
+            held += u32::from(width);
+            while held >= 8 {
+                out.push(pending as u8);
+                pending >>= 8;
+                held -= 8;
+            }
+        }
+    }
+    if held > 0 {
+        out.push(pending as u8);
+    }
+}
+
+/// Decodes what follows the first field. Coefficients behind `active` are the caller's.
+pub(super) fn decode(
+    plan: &PiecePlan<'_>,
+    active: usize,
+    bytes: &[u8],
+    values: &mut [i32],
+) -> Result<(), PieceError> {
+    let short = PieceError::Length { expected: 2 + active, actual: bytes.len() };
+    let widths = bytes.get(2..2 + active).ok_or(short)?;
+    for (index, (coding, &width)) in plan.coefficients.iter().zip(widths).enumerate() {
+        let limit = match coding {
+            Coding::Stage { .. } => WIDTH_MAX,
+            Coding::Trit { .. } => DIGIT_WIDTH_MAX,
+        };
+        if u32::from(width) > limit {
+            return Err(PieceError::Field { offset: 2 + index, limit, actual: width.into() });
+        }
+    }
+    let bits = widths.iter().map(|&w| usize::from(w) * plan.tokens).sum::<usize>();
+    let expected = 2 + active + bits.div_ceil(8);
+    if bytes.len() != expected {
+        return Err(PieceError::Length { expected, actual: bytes.len() });
+    }
+    let mut reader = Bits { bytes: &bytes[2 + active..], pending: 0, held: 0, taken: 0 };
+    let rows = plan.coefficients.iter().zip(widths).zip(values.chunks_exact_mut(plan.tokens));
+    for ((coding, &width), row) in rows {
+        for value in row {
+            let code = reader.take(width.into());
+            match coding {
+                Coding::Stage { .. } => *value = unzigzag(code),
+                Coding::Trit { .. } if code > 2 => {
+                    let offset = 2 + active + reader.taken - 1;
+                    return Err(PieceError::Field { offset, limit: 2, actual: code });
+                }
+                Coding::Trit { .. } => *value = refine(*value, unzigzag(code)),
+            }
+        }
+    }
+    match reader.pending {
+        0 => Ok(()),
+        fill => Err(PieceError::Field { offset: bytes.len() - 1, limit: 0, actual: fill as u32 }),
+    }
+}
+
+/// Bits, least significant first; zeros behind the end.
+struct Bits<'a> {
+    bytes: &'a [u8],
+    pending: u64,
+    held: u32,
+    taken: usize,
+}
+
+impl Bits<'_> {
+    fn take(&mut self, width: u32) -> u32 {
+        while self.held < width {
+            let byte = self.bytes.get(self.taken).copied().unwrap_or(0);
+            self.pending |= u64::from(byte) << self.held;
+            self.held += 8;
+            self.taken += 1;
+        }
+        let code = self.pending & ((1 << width) - 1);
+        self.pending >>= width;
+        self.held -= width;
+        code as u32
+    }
+}

@@ -1,0 +1,145 @@
+//! The scalar decoder: the oracle that every other path is compared with.
+
+use super::{StreamBytes, StreamFault, lane_count};
+use crate::rans::{
+    alias::AliasTable,
+    bank::TableBank,
+    limits::{ESCAPE, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN},
+    nest::refine,
+    plan::Coding,
+    trit::TritTable,
+};
+
+/// First `v` of an escape that announces 16 more bits.
+const LONG_ESCAPE: u32 = 254;
+
+/// The 32 coders and the cursor they share.
+struct Lanes<'a> {
+    states: [u32; LANES],
+    words: &'a [u8],
+    /// Bytes of `words` consumed.
+    cursor: usize,
+    /// Lanes of the row that carry tokens.
+    valid: usize,
+}
+
+/// Decodes one stream into `values[coefficient][token]`, rows of `tokens` values.
+///
+/// Stage coefficients are written, trit coefficients refined in place. The caller checked table ids and that
+/// `values` holds `codings.len() × tokens`.
+pub(crate) fn decode_stream(
+    bank: &TableBank,
+    codings: &[Coding],
+    tokens: usize,
+    bytes: StreamBytes<'_>,
+    values: &mut [i32],
+) -> Result<(), StreamFault> {
+    let mut lanes = Lanes::new(tokens, bytes)?;
+    for row in (0..tokens).step_by(LANES) {
+        lanes.valid = LANES.min(tokens - row);
+        for (coding, token_values) in codings.iter().zip(values.chunks_exact_mut(tokens)) {
+            let out = &mut token_values[row..row + lanes.valid];
+            match *coding {
+                Coding::Stage { table, trits, trit_table } => {
+                    lanes.stage(&bank.stage_tables()[usize::from(table)], out)?;
+                    for _ in 0..trits {
+                        lanes.trit(&bank.trit_tables()[usize::from(trit_table)], out)?;
+                    }
+                }
+                Coding::Trit { table } => lanes.trit(&bank.trit_tables()[usize::from(table)], out)?,
+            }
+        }
+    }
+    lanes.finish()
+}
+
+impl<'a> Lanes<'a> {
+    fn new(tokens: usize, bytes: StreamBytes<'a>) -> Result<Self, StreamFault> {
+        let mut states = [STATE_MIN; LANES];
+        for (lane, (state, stored)) in states.iter_mut().zip(bytes.states.as_chunks().0).enumerate() {
+            *state = u32::from_le_bytes(*stored);
+            if !(STATE_MIN..1 << 31).contains(state) {
+                return Err(StreamFault::State { lane, state: *state });
+            }
+        }
+        Ok(Self { states, words: bytes.words, cursor: 0, valid: lane_count(tokens) })
+    }
+
+    /// Refills a lane whose state fell below the minimum. One word suffices: states are at least 8 before.
+    #[inline]
+    fn refill(&mut self, lane: usize) -> Result<(), StreamFault> {
+        let state = self.states[lane];
+        if state < STATE_MIN {
+            let rest = self.words.get(self.cursor..).and_then(<[u8]>::first_chunk::<2>);
+            let word = u16::from_le_bytes(*rest.ok_or(StreamFault::Underrun)?);
+            self.states[lane] = state << 16 | u32::from(word);
+            self.cursor += 2;
+        }
+        Ok(())
+    }
+
+    /// One stage symbol a lane, then the escapes' payload.
+    fn stage(&mut self, table: &AliasTable, out: &mut [i32]) -> Result<(), StreamFault> {
+        let mut escapes = 0u32;
+        for (lane, value) in out.iter_mut().enumerate() {
+            let state = self.states[lane];
+            let slot = table.slot(state % PROBABILITY_ONE);
+            self.states[lane] = slot.frequency * (state >> PROBABILITY_BITS) + slot.offset;
+            self.refill(lane)?;
+            *value = slot.symbol as i32 - 7;
+            escapes |= u32::from(slot.symbol == ESCAPE) << lane;
+        }
+        if escapes == 0 { Ok(()) } else { self.escape(escapes, out) }
+    }
+
+    /// Payloads of the lanes in `escapes`: 8 bits each, then 16 more for those that ask.
+    fn escape(&mut self, escapes: u32, out: &mut [i32]) -> Result<(), StreamFault> {
+        let mut short = [0; LANES];
+        self.bypass(escapes, &mut short)?;
+        let long =
+            (0..LANES).filter(|&lane| short[lane] >= LONG_ESCAPE).fold(0u32, |set, lane| set | 1 << lane);
+        let (mut low, mut high) = ([0; LANES], [0; LANES]);
+        if long != 0 {
+            self.bypass(long, &mut low)?;
+            self.bypass(long, &mut high)?;
+        }
+        for (lane, value) in out.iter_mut().enumerate().filter(|&(lane, _)| escapes >> lane & 1 == 1) {
+            let magnitude = (short[lane] >> 1) + (high[lane] << 8 | low[lane]);
+            *value = if short[lane] & 1 == 1 { -(magnitude as i32) } else { magnitude as i32 };
+        }
+        Ok(())
+    }
+
+    /// Eight uncoded bits from every lane in `set`, in lane order.
+    fn bypass(&mut self, set: u32, out: &mut [u32; LANES]) -> Result<(), StreamFault> {
+        for lane in (0..LANES).filter(|&lane| set >> lane & 1 == 1) {
+            out[lane] = self.states[lane] & 0xff;
+            self.states[lane] >>= 8;
+            self.refill(lane)?;
+        }
+        Ok(())
+    }
+
+    /// One trit a lane: `value` becomes `3 value + d`.
+    fn trit(&mut self, table: &TritTable, out: &mut [i32]) -> Result<(), StreamFault> {
+        for (lane, value) in out.iter_mut().enumerate() {
+            let state = self.states[lane];
+            let slot = state % PROBABILITY_ONE;
+            let context = TritTable::context(*value);
+            let [a, b] = table.thresholds(context).map(u32::from);
+            let folded = i32::from(slot >= a) + i32::from(slot >= b) - 1;
+            let (start, frequency) = table.range(context, folded);
+            self.states[lane] = frequency * (state >> PROBABILITY_BITS) + (slot - start);
+            self.refill(lane)?;
+            *value = refine(*value, if *value < 0 { -folded } else { folded });
+        }
+        Ok(())
+    }
+
+    /// Every coder has to end where its encoder began, and the words have to be used up.
+    fn finish(self) -> Result<(), StreamFault> {
+        let left = (self.words.len() - self.cursor) / 2;
+        let lanes = self.states.iter().filter(|&&state| state != STATE_MIN).count();
+        if left == 0 && lanes == 0 { Ok(()) } else { Err(StreamFault::Final { left, lanes }) }
+    }
+}

@@ -1,0 +1,57 @@
+//! Streams: at most 128 coefficients × one span, 32 interleaved coders. Lane = token, step = coefficient.
+//!
+//! Steps run over rows of 32 tokens, within a row over the stream's coefficients, within a coefficient over its stage
+//! symbol and its trits. All lanes of a step use the same table.
+
+pub(super) mod decode;
+pub(super) mod encode;
+
+use std::ops::Range;
+
+use super::limits::{LANES, STREAM_COEFFICIENTS_MAX};
+
+/// Number of streams of `active` coefficients.
+pub(super) fn stream_count(active: usize) -> usize {
+    active.div_ceil(STREAM_COEFFICIENTS_MAX)
+}
+
+/// Coefficients of stream `index`: as even a split as there is, so that streams decode in lockstep.
+pub(super) fn stream_range(active: usize, index: usize) -> Range<usize> {
+    let count = stream_count(active);
+    index * active / count..(index + 1) * active / count
+}
+
+/// Lanes that carry tokens; the states of the others are not stored.
+pub(super) fn lane_count(tokens: usize) -> usize {
+    tokens.min(LANES)
+}
+
+/// What a decoder is given of one stream: little-endian states and words, cut to length.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StreamBytes<'a> {
+    /// `lane_count × u32`.
+    pub(crate) states: &'a [u8],
+    /// `word count × u16`.
+    pub(crate) words: &'a [u8],
+}
+
+/// Why a stream does not decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamFault {
+    /// A state outside `[2^15, 2^31)` at the start.
+    State {
+        /// Its lane.
+        lane: usize,
+        /// Its value.
+        state: u32,
+    },
+    /// A word was needed behind the last one.
+    Underrun,
+    /// The end is not where the encoder began.
+    Final {
+        /// Words left.
+        left: usize,
+        /// Lanes whose state is not [`STATE_MIN`](super::STATE_MIN).
+        lanes: usize,
+    },
+}
