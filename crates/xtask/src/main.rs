@@ -1,2 +1,51 @@
-//! Project chores.
-fn main() {}
+//! Project chores with logic in them; plain commands live in `.ci/run`.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "a command line tool talks on stdout")]
+
+mod docs;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+const USAGE: &str = "usage: cargo xtask <command>
+  tidy          check what no compiler checks: file lengths, READMEs, links, open points
+  docs          run the commands of the documents that are marked as run
+  docs --list   only list which commands are run and which are not, with the reason";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let root = repository_root()?;
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["tidy"] => tidy::check(&root),
+        ["docs"] => docs::run(&root),
+        ["docs", "--list"] => docs::list(&root),
+        _ => bail!(USAGE),
+    }
+}
+
+fn repository_root() -> Result<PathBuf> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Ok(here.ancestors().nth(2).context("xtask lies in crates/xtask")?.to_path_buf())
+}
+
+/// Files of the repository below `root` that end in `.{extension}`, sorted; build output is left out.
+fn files(root: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let (mut found, mut folders) = (Vec::new(), vec![root.to_path_buf()]);
+    while let Some(folder) = folders.pop() {
+        for entry in
+            std::fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?
+        {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() && name != "target" && name != ".git" {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == extension) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}

@@ -1,0 +1,143 @@
+//! Commands in documents, run as a reader would run them.
+//!
+//! Every fenced `console` or `sh` block of a Markdown file is preceded by a comment that says what CI does:
+//!
+//! | comment | meaning |
+//! |---|---|
+//! | `<!-- run -->` | run from the repository's root |
+//! | `<!-- run in scratch -->` | run in an empty folder, shared by the blocks of one document |
+//! | `<!-- run in background: HOST:PORT -->` | start in that folder, wait until the address answers, end with the document |
+//! | `<!-- not run: REASON -->` | not run |
+//!
+//! A block without one is an error. In `console` blocks the lines that start with `$ ` are the commands.
+
+mod block;
+
+use std::{
+    fs,
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use self::block::{Block, How};
+use crate::files;
+
+/// A service that a document starts answers within this time, or the document is wrong.
+const START_MAX: Duration = Duration::from_secs(30);
+
+/// Lists every block with what is done with it.
+pub(crate) fn list(root: &Path) -> Result<()> {
+    for (name, block) in blocks(root)? {
+        println!("{name}:{}: {}", block.line, block.how);
+        block.script.lines().for_each(|l| println!("    {l}"));
+    }
+    Ok(())
+}
+
+/// Runs every block that is marked as run; stops at the first failure.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    build(root)?;
+    list(root)?;
+    let mut current = String::new();
+    let mut background: Vec<Background> = Vec::new();
+    for (name, block) in blocks(root)? {
+        if name != current {
+            background.clear();
+            reset_scratch(root, &name)?;
+            current.clone_from(&name);
+        }
+        let place = format!("{name}:{}", block.line);
+        let scratch = scratch(root, &name);
+        match &block.how {
+            How::NotRun(_) => {}
+            How::Root => execute(root, root, &block, &place)?,
+            How::Scratch => execute(root, &scratch, &block, &place)?,
+            How::Background(address) => {
+                background.push(Background(command(root, &scratch, &block.script).spawn()?));
+                wait_for(address).with_context(|| place.clone())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn blocks(root: &Path) -> Result<Vec<(String, Block)>> {
+    let mut all = Vec::new();
+    for path in files(root, "md")? {
+        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        let found = block::parse(&fs::read_to_string(&path)?).with_context(|| name.clone())?;
+        all.extend(found.into_iter().map(|b| (name.clone(), b)));
+    }
+    Ok(all)
+}
+
+/// The documents say `kvasir`, as after an installation.
+fn build(root: &Path) -> Result<()> {
+    let status = Command::new("cargo").args(["build", "--release", "--quiet"]).current_dir(root).status()?;
+    ensure!(status.success(), "cargo build --release failed");
+    Ok(())
+}
+
+fn scratch(root: &Path, name: &str) -> PathBuf {
+    target(root).join("docs").join(name.replace(['/', '\\'], "_"))
+}
+
+fn target(root: &Path) -> PathBuf {
+    // The same variable that cargo itself obeys.
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+fn reset_scratch(root: &Path, name: &str) -> Result<()> {
+    let folder = scratch(root, name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    Ok(())
+}
+
+fn command(root: &Path, folder: &Path, script: &str) -> Command {
+    let mut path = target(root).join("release").into_os_string();
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap_or_default());
+    let mut command = Command::new("bash");
+    // `exec` in the background so that ending the shell ends the service.
+    command.args(["-euo", "pipefail", "-c", script]).current_dir(folder).env("PATH", path);
+    command
+}
+
+fn execute(root: &Path, folder: &Path, block: &Block, place: &str) -> Result<()> {
+    println!("== {place}\n{}", block.script);
+    let started = Instant::now();
+    let status = command(root, folder, &block.script).status()?;
+    ensure!(status.success(), "{place}: the commands failed ({status})");
+    println!("== {place}: ok, {:.1} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn wait_for(address: &str) -> Result<()> {
+    let started = Instant::now();
+    while TcpStream::connect(address).is_err() {
+        if started.elapsed() > START_MAX {
+            bail!("nothing answers at {address} after {} s", START_MAX.as_secs());
+        }
+        // There is nothing to wait on in another process but its port.
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// A process that ends with its document.
+struct Background(Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended already; either way nothing is left to do.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,84 @@
+//! Rules that no compiler checks. A rule enters here together with the text that states it.
+
+use std::{fs, path::Path};
+
+use anyhow::{Result, bail};
+
+use crate::files;
+
+/// Longest Rust file. A ratchet: it may only fall.
+const FILE_LINES_MAX: usize = 500;
+
+/// Checks everything and reports every breach at once.
+pub(crate) fn check(root: &Path) -> Result<()> {
+    let mut breaches = Vec::new();
+    for path in files(root, "rs")? {
+        let text = fs::read_to_string(&path)?;
+        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        breaches.extend(check_rust(&name, &text));
+    }
+    for path in files(root, "md")? {
+        let text = fs::read_to_string(&path)?;
+        let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        let folder = path.parent().unwrap_or(root);
+        breaches.extend(
+            links(&text)
+                .filter(|l| !folder.join(l).exists())
+                .map(|l| format!("{name}: link to {l}, which is not there")),
+        );
+    }
+    for manifest in files(root, "toml")?.iter().filter(|p| p.ends_with("Cargo.toml")) {
+        let folder = manifest.parent().unwrap_or(root);
+        if !folder.join("README.md").exists() {
+            breaches.push(format!("{}: a package has a README.md", folder.display()));
+        }
+    }
+    if breaches.is_empty() {
+        println!("tidy: nothing to complain about");
+        return Ok(());
+    }
+    bail!("{} breaches:\n  {}", breaches.len(), breaches.join("\n  "))
+}
+
+fn check_rust(name: &str, text: &str) -> Vec<String> {
+    let mut breaches = Vec::new();
+    let lines = text.lines().count();
+    if lines > FILE_LINES_MAX {
+        breaches.push(format!("{name}: {lines} lines, the most is {FILE_LINES_MAX}: split it by subject"));
+    }
+    // Written apart, so that this file does not accuse itself.
+    let word = concat!("TO", "DO");
+    for (number, line) in text.lines().enumerate().filter(|(_, l)| l.contains(word)) {
+        if !line.contains(&format!("{word}(#")) {
+            breaches.push(format!("{name}:{}: {word} without an issue, write {word}(#n)", number + 1));
+        }
+    }
+    breaches
+}
+
+/// Targets of relative links `[text](target)`, without their fragment.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices("](").filter_map(|(at, _)| {
+        let target = text[at + 2..].split(')').next().unwrap_or_default();
+        let path = target.split('#').next().unwrap_or_default();
+        (!path.is_empty() && !path.contains("://") && !path.contains(char::is_whitespace)).then_some(path)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn breaches_are_found() {
+        assert!(check_rust("a.rs", "fn a() {}\n").is_empty());
+        assert_eq!(check_rust("a.rs", &"x\n".repeat(FILE_LINES_MAX + 1)).len(), 1);
+        assert_eq!(check_rust("a.rs", concat!("// TO", "DO: later\n// TO", "DO(#7): later")).len(), 1);
+    }
+
+    #[test]
+    fn only_relative_links_are_checked() {
+        let text = "[a](x.md#part) [b](https://example.org) [c](#here) [d](dir/y.md) `m[i](j k)`";
+        assert_eq!(links(text).collect::<Vec<_>>(), ["x.md", "dir/y.md"]);
+    }
+}
