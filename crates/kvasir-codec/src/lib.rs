@@ -12,6 +12,8 @@ pub mod rans;
 pub mod rope;
 pub mod train;
 
+pub use kvasir_container as container;
+
 pub use chunk::{ChunkDecoder, ChunkEncoder, ChunkInput};
 pub use decoder::CpuDecoder;
 pub use encoder::CpuEncoder;

@@ -13,6 +13,10 @@ use crate::{
     paged::PagedKv,
 };
 
+mod roundtrip;
+
+pub use roundtrip::{DecodedLevel, KlOracle, LevelQuality, RoundTripError, measure_levels, round_trip};
+
 /// 97.5 % quantile of the normal distribution.
 const Z95: f64 = 1.959_964;
 
