@@ -24,6 +24,7 @@ pub mod limits;
 pub mod logits;
 mod model;
 pub mod paged;
+pub mod plan;
 pub mod quality;
 mod tokenizer;
 

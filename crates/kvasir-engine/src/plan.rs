@@ -1,0 +1,171 @@
+//! KV arithmetic: how large a cache is, what it costs to keep, when keeping it pays, and which level fits.
+//!
+//! Everything is arithmetic over a [`Request`] whose every rate says where it comes from ([`Source`]), so that a
+//! reader sees which conclusions rest on a measurement and which on an assumption. Formulas:
+//!
+//! - bytes a token: Σ over layers `heads × elements` of both planes × bytes an element; sliding-window layers
+//!   stop growing at their window, MLA layers hold `latent + rope_dims` once;
+//! - prefill: `2 × active parameters × tokens + 2 × layers × heads × head_dim × tokens²` FLOP (causal attention,
+//!   scores and values), over the GPU's peak × the share of it that prefill reaches;
+//! - load: `round trip + bytes ÷ bandwidth`, decoding overlapped with it and bounded by the decoder's rate;
+//! - a month of keeping pays when reuses × (recompute cost − fetch cost) exceed it (CacheGen §8).
+
+mod arithmetic;
+mod presets;
+
+use serde::Serialize;
+
+pub use arithmetic::{KvBytes, bytes_at, plan, prefill_flops};
+pub use presets::{GPUS, Gpu, ModelPreset, PRESETS, gpu, preset};
+
+/// Where a number comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// Measured by a command of this project.
+    Measured,
+    /// Published by who makes or sells the thing.
+    Published,
+    /// Assumed; replace it by your own.
+    Assumed,
+}
+
+/// A number with its origin.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Rate {
+    /// In the unit that the field says.
+    pub value: f64,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+impl Rate {
+    /// A published number.
+    pub const fn published(value: f64) -> Self {
+        Self { value, source: Source::Published }
+    }
+
+    /// A measured number.
+    pub const fn measured(value: f64) -> Self {
+        Self { value, source: Source::Measured }
+    }
+
+    /// An assumed number.
+    pub const fn assumed(value: f64) -> Self {
+        Self { value, source: Source::Assumed }
+    }
+}
+
+/// Size of a quality level.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LevelRate {
+    /// Bits a KV element, everything in the object counted.
+    pub bits_per_element: Rate,
+    /// Logit KL in nats a token, if known for this model.
+    pub kl: Option<Rate>,
+}
+
+/// Prices and rates of a deployment. Money in US dollars, sizes in bytes, time in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Deployment {
+    /// GPU whose prefill is replaced.
+    pub gpu: Gpu,
+    /// GPUs that prefill one request together.
+    pub gpus: u32,
+    /// Share of the peak that prefill reaches, 0 to 1.
+    pub prefill_efficiency: Rate,
+    /// Dollars a GPU-hour.
+    pub gpu_hour: Rate,
+    /// Dollars to keep 10⁹ bytes for a month.
+    pub gigabyte_month: Rate,
+    /// Dollars for one read request to the store (one a chunk).
+    pub read_request: Rate,
+    /// Dollars to move 10⁹ bytes out of the store; 0 within a region.
+    pub gigabyte_read: Rate,
+    /// Seconds from a request to its first byte.
+    pub round_trip: Rate,
+    /// KV bytes (16-bit) decoded a second, on whatever decodes.
+    pub decode_rate: Rate,
+}
+
+impl Deployment {
+    /// One GPU of a kind at list prices, objects in the same region.
+    pub const fn on(gpu: Gpu) -> Self {
+        Self {
+            gpu,
+            gpus: 1,
+            prefill_efficiency: Rate::assumed(0.5),
+            gpu_hour: gpu.hour,
+            // S3 Standard, first 50 TB: $0.023 a GB-month, $0.0004 a thousand GETs, nothing within the region.
+            gigabyte_month: Rate::published(0.023),
+            read_request: Rate::published(0.4e-6),
+            gigabyte_read: Rate::published(0.0),
+            round_trip: Rate::assumed(0.03),
+            decode_rate: Rate::assumed(50e9),
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Request {
+    /// The model.
+    pub model: ModelPreset,
+    /// Tokens of the context.
+    pub tokens: u64,
+    /// Tokens of a chunk.
+    pub chunk_tokens: u64,
+    /// Link bandwidth, bits a second.
+    pub bandwidth: Rate,
+    /// Time-to-first-token objective, seconds.
+    pub slo: Option<f64>,
+    /// Levels of a stored chunk, coarsest first; the last one's size is what is stored.
+    pub levels: Vec<LevelRate>,
+    /// Where it runs.
+    pub deployment: Deployment,
+}
+
+/// The answer; every field follows from the request by the formulas of this module.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    /// What was asked, rates and sources included.
+    pub request: Request,
+    /// Bytes of one token's KV, by element type (where every layer still grows).
+    pub bytes_per_token: KvBytes,
+    /// Bytes of the whole context's KV, by element type.
+    pub bytes: KvBytes,
+    /// Bytes stored: all levels.
+    pub bytes_stored: u64,
+    /// Prefill FLOP of the context.
+    pub prefill_flops: f64,
+    /// Seconds to recompute it.
+    pub recompute_seconds: f64,
+    /// Dollars of one recomputation.
+    pub recompute_cost: f64,
+    /// Dollars of one load of all levels.
+    pub load_cost: f64,
+    /// Dollars a month of keeping it.
+    pub month_cost: f64,
+    /// Reuses a month above which keeping pays; none where a load costs as much as recomputing.
+    pub break_even_reuses: Option<f64>,
+    /// How each way to the first token does; recomputing last.
+    pub ways: Vec<Way>,
+    /// Index into `ways` of the best quality within the SLO (text counts as exact); none if nothing fits.
+    pub fits: Option<usize>,
+}
+
+/// A way to the first token.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Way {
+    /// `level 0`…, `fp16`, `int8`, `recompute`.
+    pub name: String,
+    /// Bytes over the link.
+    pub bytes: u64,
+    /// Seconds until all KV is in place.
+    pub seconds: f64,
+    /// Whether that is within the SLO, if there is one.
+    pub within_slo: Option<bool>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! The formulas.
+
+use kvasir_types::KvLayout;
+use serde::Serialize;
+
+use super::{ModelPreset, Plan, Request, Way, presets::LayerRun};
+
+/// Sizes of the same KV by element type, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct KvBytes {
+    /// fp16 or bf16.
+    pub fp16: u64,
+    /// fp8 or int8 (scales not counted).
+    pub fp8: u64,
+    /// int4 (scales not counted).
+    pub int4: u64,
+}
+
+impl KvBytes {
+    fn of(elements: u64) -> Self {
+        Self { fp16: elements * 2, fp8: elements, int4: elements.div_ceil(2) }
+    }
+}
+
+/// Elements that one layer of a run holds for a context.
+fn layer_elements(run: &LayerRun, tokens: u64) -> u64 {
+    let per_token: u64 = run.layout.planes().iter().map(|(heads, dim)| (heads * dim) as u64).sum();
+    let held = match run.layout {
+        KvLayout::SlidingWindow { window, .. } => tokens.min(u64::from(window)),
+        KvLayout::Gqa { .. } | KvLayout::Mla { .. } | KvLayout::None => tokens,
+    };
+    per_token * held
+}
+
+fn elements_at(model: &ModelPreset, tokens: u64) -> u64 {
+    model.layers.iter().map(|run| u64::from(run.count) * layer_elements(run, tokens)).sum()
+}
+
+/// Bytes of a model's KV after `tokens` tokens.
+pub fn bytes_at(model: &ModelPreset, tokens: u64) -> KvBytes {
+    KvBytes::of(elements_at(model, tokens))
+}
+
+/// FLOP of a prefill: weights, and causal attention (2 FLOP × scores and values × half the square).
+pub fn prefill_flops(model: &ModelPreset, tokens: u64) -> f64 {
+    let tokens_f = tokens as f64;
+    let pairs = |run: &LayerRun| match run.layout {
+        KvLayout::SlidingWindow { window, .. } if u64::from(window) < tokens => {
+            let w = f64::from(window);
+            w * tokens_f - w * w / 2.0
+        }
+        KvLayout::None => 0.0,
+        _ => tokens_f * tokens_f / 2.0,
+    };
+    let attention: f64 = model.layers.iter().map(|run| f64::from(run.count) * pairs(run)).sum();
+    2.0 * model.active_parameters * 1e9 * tokens_f + 4.0 * model.query_elements as f64 * attention
+}
+
+/// Answers a request.
+pub fn plan(request: Request) -> Plan {
+    let Request { model, deployment: d, tokens, .. } = &request;
+    let elements = elements_at(model, *tokens);
+    let bytes = KvBytes::of(elements);
+    let level_bytes =
+        |level: &super::LevelRate| (elements as f64 * level.bits_per_element.value / 8.0).ceil() as u64;
+    let bytes_stored = request.levels.last().map_or(bytes.fp16, level_bytes);
+
+    let flops = prefill_flops(model, *tokens);
+    let peak = d.gpu.flops.value * f64::from(d.gpus) * d.prefill_efficiency.value;
+    let recompute_seconds = flops / peak;
+    let recompute_cost = recompute_seconds / 3600.0 * d.gpu_hour.value * f64::from(d.gpus);
+    let reads = tokens.div_ceil(request.chunk_tokens.max(1)) as f64;
+    let load_cost = reads * d.read_request.value + bytes_stored as f64 / 1e9 * d.gigabyte_read.value;
+    let month_cost = bytes_stored as f64 / 1e9 * d.gigabyte_month.value;
+    let saved = recompute_cost - load_cost;
+
+    let within = |seconds: f64| request.slo.map(|slo| seconds <= slo);
+    let way = |name: String, bytes_moved: u64, decoded: bool| {
+        let link = bytes_moved as f64 * 8.0 / request.bandwidth.value;
+        let decode = if decoded { bytes.fp16 as f64 / d.decode_rate.value } else { 0.0 };
+        let seconds = d.round_trip.value + link.max(decode);
+        Way { name, bytes: bytes_moved, seconds, within_slo: within(seconds) }
+    };
+    let mut ways: Vec<Way> = request
+        .levels
+        .iter()
+        .enumerate()
+        .map(|(i, level)| way(format!("level {i}"), level_bytes(level), true))
+        .collect();
+    ways.push(way("int8".to_owned(), bytes.fp8, false));
+    ways.push(way("fp16".to_owned(), bytes.fp16, false));
+    let within_slo = within(recompute_seconds);
+    ways.push(Way {
+        name: "recompute".to_owned(),
+        bytes: tokens * 4,
+        seconds: recompute_seconds,
+        within_slo,
+    });
+    let fits = best_within(&ways, request.levels.len());
+    Plan {
+        bytes_per_token: KvBytes::of(elements_at(model, 1)),
+        bytes,
+        bytes_stored,
+        prefill_flops: flops,
+        recompute_seconds,
+        recompute_cost,
+        load_cost,
+        month_cost,
+        break_even_reuses: (saved > 0.0).then(|| month_cost / saved),
+        ways,
+        fits,
+        request,
+    }
+}
+
+/// Recomputing is exact, so it wins where it is in time; else the finest level that is.
+fn best_within(ways: &[Way], levels: usize) -> Option<usize> {
+    let in_time = |index: &usize| ways[*index].within_slo == Some(true);
+    let recompute = ways.len() - 1;
+    std::iter::once(recompute).chain((0..levels).rev()).find(in_time)
+}
