@@ -1,1 +1,3 @@
 //! Fetcher and uploader that engines embed.
+
+pub mod fetcher;

@@ -1,0 +1,260 @@
+//! The state machine.
+
+use std::time::Duration;
+
+use kvasir_types::{Level, TokenRange};
+
+use super::{
+    ChunkState, EstimatorKind, FetchPlan, Policy, Status, Step,
+    cost::{DecodeModel, RecomputeModel},
+    event::{Action, Event},
+    rate::ByteRate,
+    state::LoadState,
+};
+
+/// Times a chunk's read is begun before the chunk is given up (what arrived stays usable).
+pub const FETCH_ATTEMPTS_MAX: u32 = 3;
+/// A load is given up when finishing it is predicted to take longer than this times computing it.
+const GIVE_UP_RATIO: f64 = 1.1;
+
+/// A plan the core does not take.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "every chunk needs 1 to 8 levels of increasing size, one loss per level, and to begin where the one before ends"
+)]
+pub struct InvalidPlan;
+
+/// When text chunks are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TextMode {
+    /// While other chunks are on the wire: GPU and network are two resources.
+    #[default]
+    Overlapped,
+    /// By the engine, after the load: their time adds to the load's.
+    Deferred,
+}
+
+/// Cost models and estimator of a load.
+#[derive(Debug, Clone)]
+pub struct FetcherConfig {
+    /// Throughput estimator.
+    pub estimator: EstimatorKind,
+    /// Prefill times.
+    pub recompute: RecomputeModel,
+    /// Decode times.
+    pub decode: DecodeModel,
+    /// When text chunks are computed.
+    pub text_mode: TextMode,
+}
+
+/// What became of a chunk, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ChunkTimeline {
+    /// The level it was decoded at; `None` for text.
+    pub level: Option<Level>,
+    /// Bytes that arrived for it, wasted ones included.
+    pub bytes: u64,
+    /// First request sent.
+    pub started: Option<Duration>,
+    /// Last byte arrived.
+    pub fetched: Option<Duration>,
+    /// Decoded, or computed, or handed to the engine as text.
+    pub resolved: Option<Duration>,
+    /// Requests sent for it.
+    pub requests: u32,
+}
+
+/// The sans-IO fetcher: `on(event, now) -> actions`. It holds no clock, socket or thread, so the tokio shell
+/// and the simulator run the very same decisions, and one sequence of events gives one sequence of actions.
+///
+/// Guarantees, whatever the order of events and whatever the policy: every chunk is resolved exactly once
+/// (one [`Action::Decode`], or one [`Action::Recompute`], or a failed decode followed by a recompute); at most one request per
+/// chunk is in flight; [`Action::Done`] comes last and once, and comes eventually if requests end, decodes end
+/// and recomputes end.
+#[derive(Debug)]
+pub struct Fetcher {
+    policy: Box<dyn Policy>,
+    state: LoadState,
+    wake: Option<Duration>,
+    started: bool,
+    done: bool,
+    gave_up: bool,
+}
+
+impl Fetcher {
+    /// A fetcher for one load.
+    ///
+    /// # Errors
+    /// [`InvalidPlan`] when the plan's chunks are not contiguous or their levels not increasing.
+    pub fn new(plan: FetchPlan, policy: Box<dyn Policy>, config: FetcherConfig) -> Result<Self, InvalidPlan> {
+        if !plan.is_valid() {
+            return Err(InvalidPlan);
+        }
+        let state = LoadState::new(plan, config);
+        Ok(Self { policy, state, wake: None, started: false, done: false, gave_up: false })
+    }
+
+    /// Takes one event in and says what to do. `now` is the time since the load began and never decreases.
+    pub fn on(&mut self, event: Event, now: Duration) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if self.done || (!self.started && event != Event::Start) {
+            return actions;
+        }
+        match event {
+            Event::Start => self.started = true,
+            Event::Tick => self.wake = None,
+            _ => {}
+        }
+        self.state.take_in(event, now, &mut actions);
+        self.give_up_if_hopeless(now, &mut actions);
+        self.follow_policy(now, &mut actions);
+        if self.state.chunks.iter().all(ChunkState::is_resolved) {
+            self.done = true;
+            actions.push(Action::Done);
+        }
+        actions
+    }
+
+    /// A load that will miss its deadline *and* is predicted to take longer than computing is given up: open
+    /// chunks are decoded from what is here, and those without a base are computed.
+    fn give_up_if_hopeless(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        if !self.policy.may_give_up() {
+            return;
+        }
+        let view = self.state.view(now);
+        let mut compute = view.text_backlog;
+        let mut bytes = view.in_flight_bytes;
+        let mut open = Vec::new();
+        for (chunk, state, plan) in view.open() {
+            let base = plan.bytes_at(Level::BASE).saturating_sub(state.have_bytes);
+            if state.status == Status::Idle && base == 0 {
+                continue;
+            }
+            if state.status == Status::Idle {
+                bytes += base;
+            }
+            compute += view.recompute.predict(plan.tokens);
+            open.push(chunk);
+        }
+        let hopeless = match view.rate {
+            Some(rate) => {
+                now + rate.time_for(bytes) > self.state.plan.deadline()
+                    && rate.time_for(bytes) > compute.mul_f64(GIVE_UP_RATIO)
+            }
+            // Not one byte yet: wait no longer than computing everything takes.
+            None => !self.state.requests.is_empty() && now > compute,
+        };
+        if hopeless && !open.is_empty() {
+            self.gave_up = true;
+            for chunk in open {
+                self.state.settle_with_what_is_here(chunk, now, actions);
+            }
+        }
+    }
+
+    fn follow_policy(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        // Each step settles a chunk or sends a request, so a well-behaved policy waits within this many.
+        let steps_max = self.state.chunks.len() * (kvasir_types::LEVELS_MAX + 2) + 1;
+        for _ in 0..steps_max {
+            if self.state.chunks.iter().all(ChunkState::is_settled) {
+                return;
+            }
+            match self.policy.next(&self.state.view(now)) {
+                Step::Wait { until } => return self.wait(until, now, actions),
+                step if self.apply(step, now, actions) => {}
+                _ => break, // a step that is not possible
+            }
+        }
+        self.wait(None, now, actions);
+    }
+
+    /// Carries a step out; false when the chunk's state does not allow it.
+    fn apply(&mut self, step: Step, now: Duration, actions: &mut Vec<Action>) -> bool {
+        match step {
+            Step::Wait { .. } => false,
+            Step::Fetch { chunk, level } => {
+                let possible = self.state.status(chunk) == Some(Status::Idle)
+                    && self.state.plan.chunks[chunk].bytes_at(level) > self.state.chunks[chunk].have_bytes;
+                if possible {
+                    self.state.start_fetch(chunk, level, now, actions);
+                }
+                possible
+            }
+            Step::Text { chunk } => {
+                let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled());
+                if possible {
+                    self.state.send_as_text(chunk, now, actions);
+                }
+                possible
+            }
+            Step::Finish { chunk } => {
+                let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled())
+                    && self.state.plan.chunks[chunk]
+                        .level_of_prefix(self.state.chunks[chunk].have_bytes)
+                        .is_some();
+                if possible {
+                    self.state.settle_with_what_is_here(chunk, now, actions);
+                }
+                possible
+            }
+        }
+    }
+
+    fn wait(&mut self, until: Option<Duration>, now: Duration, actions: &mut Vec<Action>) {
+        let until = until.filter(|&t| t > now);
+        if self.state.requests.is_empty() && until.is_none() {
+            // Nothing will happen by itself for the open chunks: settle them now.
+            let open: Vec<usize> = self.state.view(now).open().map(|(i, ..)| i).collect();
+            for chunk in open {
+                self.state.settle_with_what_is_here(chunk, now, actions);
+            }
+            return;
+        }
+        let wake = [until, self.stall_check(now)].into_iter().flatten().min();
+        if let Some(at) = wake.filter(|&at| self.wake.is_none_or(|w| at < w || w <= now)) {
+            self.wake = Some(at);
+            actions.push(Action::WakeAt(at));
+        }
+    }
+
+    /// When to look again whether the link has died: silence sends no events.
+    fn stall_check(&self, now: Duration) -> Option<Duration> {
+        let step = (self.state.plan.slo / 8).clamp(Duration::from_millis(20), Duration::from_secs(1));
+        (!self.state.requests.is_empty() && self.policy.may_give_up()).then(|| now + step)
+    }
+
+    /// What became of each chunk so far.
+    pub fn timeline(&self) -> &[ChunkTimeline] {
+        &self.state.timeline
+    }
+
+    /// Throughput samples: when, and how much.
+    pub fn samples(&self) -> &[(Duration, ByteRate)] {
+        self.state.meter.samples()
+    }
+
+    /// Token ranges that are computed from text, neighbours joined.
+    pub fn text_ranges(&self) -> Vec<TokenRange> {
+        self.state.text_ranges()
+    }
+
+    /// Whether the load was given up because computing the rest was predicted to be sooner.
+    pub fn gave_up(&self) -> bool {
+        self.gave_up
+    }
+
+    /// Whether [`Action::Done`] was sent.
+    pub fn is_done(&self) -> bool {
+        self.done
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &FetchPlan {
+        &self.state.plan
+    }
+
+    /// The cost models as fitted so far, for the next load.
+    pub fn models(&self) -> (&RecomputeModel, &DecodeModel) {
+        (&self.state.config.recompute, &self.state.config.decode)
+    }
+}

@@ -1,0 +1,170 @@
+//! What computing costs: prefill from text, and decoding.
+
+use std::time::Duration;
+
+use kvasir_types::TokenRange;
+
+/// Coefficients of prefill time over a prior: per request, per token, per token pair.
+const FEATURES: usize = 3;
+/// How much an observation is trusted against the prior: the prior weighs as much as this many.
+const PRIOR_WEIGHT: f64 = 1.0;
+/// Share of the past that each new observation leaves in force, so that the fit follows a GPU's load.
+const FORGETTING: f64 = 0.98;
+
+/// Prefill time of a token range behind a prefix, superlinear in context: with `n` tokens behind `c`,
+/// `T = a + b n + g n (c + n / 2)`. The last term is attention; `a` is launch and scheduling.
+///
+/// The prior comes from FLOPs ([`RecomputeModel::from_flops`]) or from measured seconds
+/// ([`RecomputeModel::from_seconds`]). Observations scale its three terms by recursive least squares on the
+/// *relative* error (so that short and long prefills count alike), each factor held within `[0.02, 50]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RecomputeModel {
+    prior: [f64; FEATURES],
+    factors: [f64; FEATURES],
+    covariance: [[f64; FEATURES]; FEATURES],
+}
+
+impl RecomputeModel {
+    /// From seconds per request, per token, and per pair of tokens.
+    pub fn from_seconds(per_request: f64, per_token: f64, per_pair: f64) -> Self {
+        let mut covariance = [[0.0; FEATURES]; FEATURES];
+        for (i, row) in covariance.iter_mut().enumerate() {
+            row[i] = 1.0 / PRIOR_WEIGHT;
+        }
+        let prior = [per_request.max(0.0), per_token.max(1e-12), per_pair.max(0.0)];
+        Self { prior, factors: [1.0; FEATURES], covariance }
+    }
+
+    /// From the model and the device: `2 × parameters` FLOPs a token, `4 × layers × hidden` a token pair
+    /// (QK and PV products), at `flops_per_second` *sustained* (peak times utilisation).
+    pub fn from_flops(parameters: f64, layers: usize, hidden: usize, flops_per_second: f64) -> Self {
+        let pair = 4.0 * layers as f64 * hidden as f64;
+        Self::from_seconds(2e-3, 2.0 * parameters / flops_per_second, pair / flops_per_second)
+    }
+
+    /// This model on a device that gives the load only `share` (0–1] of its time.
+    #[must_use]
+    pub fn with_gpu_share(mut self, share: f64) -> Self {
+        for term in &mut self.prior {
+            *term /= share.clamp(1e-3, 1.0);
+        }
+        self
+    }
+
+    fn features(&self, tokens: TokenRange) -> [f64; FEATURES] {
+        let n = tokens.len() as f64;
+        let pairs = n * (tokens.start as f64 + n / 2.0);
+        [self.prior[0], self.prior[1] * n, self.prior[2] * pairs]
+    }
+
+    /// Predicted time of computing `tokens` over the KV of everything before them.
+    pub fn predict(&self, tokens: TokenRange) -> Duration {
+        if tokens.is_empty() {
+            return Duration::ZERO;
+        }
+        let seconds: f64 = self.features(tokens).iter().zip(self.factors).map(|(f, x)| f * x).sum();
+        Duration::try_from_secs_f64(seconds.clamp(0.0, 86_400.0)).unwrap_or_default()
+    }
+
+    /// Learns from one prefill that took `took`.
+    pub fn observe(&mut self, tokens: TokenRange, took: Duration) {
+        let seconds = took.as_secs_f64();
+        if tokens.is_empty() || seconds <= 0.0 {
+            return;
+        }
+        // Relative least squares: divide features and target by the observed time.
+        let x = self.features(tokens).map(|f| f / seconds);
+        let mut px = [0.0; FEATURES];
+        for (p, row) in px.iter_mut().zip(&self.covariance) {
+            *p = row.iter().zip(x).map(|(a, b)| a * b).sum();
+        }
+        let denominator = FORGETTING + x.iter().zip(px).map(|(a, b)| a * b).sum::<f64>();
+        if !denominator.is_finite() || denominator < FORGETTING {
+            return; // rounding cost the matrix its definiteness: this sample would teach nonsense
+        }
+        let error = 1.0 - x.iter().zip(self.factors).map(|(a, b)| a * b).sum::<f64>();
+        for ((factor, row), p) in self.factors.iter_mut().zip(&mut self.covariance).zip(px) {
+            *factor = (*factor + p / denominator * error).clamp(0.02, 50.0);
+            for (entry, q) in row.iter_mut().zip(px) {
+                // Capped: directions that are never observed must not blow up under forgetting.
+                *entry = ((*entry - p * q / denominator) / FORGETTING).clamp(-10.0, 10.0);
+            }
+        }
+    }
+}
+
+/// Time of verifying and decoding a chunk: per chunk, per token, per compressed byte; follows what is observed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecodeModel {
+    per_token: f64,
+    per_byte: f64,
+    scale: f64,
+}
+
+impl DecodeModel {
+    /// From seconds per token and per compressed byte.
+    pub const fn from_seconds(per_token: f64, per_byte: f64) -> Self {
+        Self { per_token, per_byte, scale: 1.0 }
+    }
+
+    /// Predicted time for `tokens` tokens out of `bytes` bytes.
+    pub fn predict(&self, tokens: u64, bytes: u64) -> Duration {
+        let seconds = self.scale * (self.per_token * tokens as f64 + self.per_byte * bytes as f64);
+        Duration::try_from_secs_f64(seconds.clamp(0.0, 86_400.0)).unwrap_or_default()
+    }
+
+    /// Learns from one decode: an EWMA (weight 0.3) of observed over predicted.
+    pub fn observe(&mut self, tokens: u64, bytes: u64, took: Duration) {
+        let unscaled = self.per_token * tokens as f64 + self.per_byte * bytes as f64;
+        if unscaled > 0.0 {
+            let ratio = (took.as_secs_f64() / unscaled).clamp(1e-3, 1e3);
+            self.scale = 0.7 * self.scale + 0.3 * ratio;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> TokenRange {
+        TokenRange { start, end }
+    }
+
+    #[test]
+    fn prefill_is_superlinear_and_additive_but_for_the_request_term() {
+        let model = RecomputeModel::from_flops(7.2e9, 32, 4096, 6e13);
+        let (whole, first, second) =
+            (model.predict(range(0, 8192)), model.predict(range(0, 4096)), model.predict(range(4096, 8192)));
+        assert!(whole > first * 2 - Duration::from_millis(3));
+        assert!(second > first);
+        let split = (first + second).as_secs_f64();
+        assert!((split - whole.as_secs_f64() - 2e-3).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_fit_converges_to_a_device_three_times_slower() {
+        let mut model = RecomputeModel::from_seconds(2e-3, 1e-5, 1e-10);
+        let truth = RecomputeModel::from_seconds(6e-3, 3e-5, 5e-10);
+        for i in 0..200u64 {
+            let (start, n) = (i * 37 % 9000, 64 + i * 113 % 4000);
+            model.observe(range(start, start + n), truth.predict(range(start, start + n)));
+        }
+        for tokens in [range(0, 500), range(3000, 4536), range(8000, 9000)] {
+            let (a, b) = (model.predict(tokens).as_secs_f64(), truth.predict(tokens).as_secs_f64());
+            assert!((a / b - 1.0).abs() < 0.05, "{tokens:?}: {a} against {b}");
+        }
+    }
+
+    #[test]
+    fn absurd_observations_leave_finite_predictions() {
+        let mut model = RecomputeModel::from_seconds(0.0, 0.0, 0.0);
+        for took in [Duration::from_nanos(1), Duration::from_secs(1 << 40), Duration::ZERO, Duration::MAX] {
+            for _ in 0..50 {
+                model.observe(range(0, 1 << 20), took);
+                model.observe(range(5, 6), took);
+            }
+            assert!(model.predict(range(0, 1 << 20)) <= Duration::from_secs(86_400));
+        }
+    }
+}

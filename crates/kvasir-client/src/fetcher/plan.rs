@@ -1,0 +1,82 @@
+//! What a load has to bring, and by when.
+
+use std::time::Duration;
+
+use kvasir_types::{Level, TokenRange};
+
+use super::rate::ByteRate;
+
+/// One chunk of a load: the sizes of its byte prefixes and what each level is worth.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChunkPlan {
+    /// Tokens of the context that this chunk brings (a last chunk may be used in part).
+    pub tokens: TokenRange,
+    /// `level_bytes[l]`: length of the object's prefix that decodes to level `l`; increasing, not empty.
+    pub level_bytes: Vec<u64>,
+    /// `loss[l]`: predicted quality loss of the chunk's tokens at level `l` (logit KL, nats a token);
+    /// as long as `level_bytes`, not increasing. Text has loss 0.
+    pub loss: Vec<f64>,
+}
+
+impl ChunkPlan {
+    /// A chunk whose losses are not known: each level is taken to divide the step by three, and a rung to be
+    /// worth about a factor of three in KL (bitstream design, section 3).
+    pub fn with_default_loss(tokens: TokenRange, level_bytes: Vec<u64>) -> Self {
+        let top = level_bytes.len().saturating_sub(1);
+        let loss = (0..level_bytes.len()).map(|l| 3e-4 * 3f64.powi((top - l) as i32)).collect();
+        Self { tokens, level_bytes, loss }
+    }
+
+    /// The finest level.
+    pub fn top_level(&self) -> Level {
+        Level(self.level_bytes.len().saturating_sub(1) as u8)
+    }
+
+    /// Prefix bytes of `level`, clamped to the finest level.
+    pub fn bytes_at(&self, level: Level) -> u64 {
+        self.level_bytes.get(level.index()).or(self.level_bytes.last()).copied().unwrap_or(0)
+    }
+
+    /// Predicted loss at `level`, clamped to the finest level.
+    pub fn loss_at(&self, level: Level) -> f64 {
+        self.loss.get(level.index()).or(self.loss.last()).copied().unwrap_or(0.0)
+    }
+
+    /// The best level that a prefix of `bytes` decodes to.
+    pub fn level_of_prefix(&self, bytes: u64) -> Option<Level> {
+        self.level_bytes.iter().rposition(|&need| need <= bytes).map(|l| Level(l as u8))
+    }
+
+    pub(super) fn is_valid(&self) -> bool {
+        !self.level_bytes.is_empty()
+            && self.level_bytes.len() <= kvasir_types::LEVELS_MAX
+            && self.level_bytes.len() == self.loss.len()
+            && self.level_bytes.is_sorted_by(|a, b| a < b)
+    }
+}
+
+/// A load: chunks in context order and the time budget.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FetchPlan {
+    /// The chunks, in context order, contiguous.
+    pub chunks: Vec<ChunkPlan>,
+    /// Time to first token that is asked for, from the start of the load.
+    pub slo: Duration,
+    /// Time the engine needs from the last resolved chunk to the first token (the suffix's prefill).
+    pub suffix_time: Duration,
+    /// Throughput known from earlier loads, if any.
+    pub prior_rate: Option<ByteRate>,
+}
+
+impl FetchPlan {
+    /// When the last chunk must be resolved for the SLO to be met.
+    pub fn deadline(&self) -> Duration {
+        self.slo.saturating_sub(self.suffix_time)
+    }
+
+    /// Whether every chunk has at least one level, strictly increasing sizes and as many losses.
+    pub fn is_valid(&self) -> bool {
+        self.chunks.iter().all(ChunkPlan::is_valid)
+            && self.chunks.iter().zip(self.chunks.iter().skip(1)).all(|(a, b)| a.tokens.end == b.tokens.start)
+    }
+}

@@ -1,0 +1,50 @@
+//! Every chunk at one level.
+
+use kvasir_types::Level;
+
+use super::{Policy, Status, Step, View, finish_held};
+
+/// Every chunk at the same level, in order, whatever the network does: uniform quantisation's behaviour.
+#[derive(Debug, Clone, Copy)]
+pub struct Fixed {
+    level: Level,
+    depth: usize,
+    may_give_up: bool,
+}
+
+impl Fixed {
+    /// All chunks at `level` (clamped to what each object has).
+    pub const fn new(level: Level) -> Self {
+        Self { level, depth: 2, may_give_up: true }
+    }
+
+    /// The baseline of the papers: it never falls back to text.
+    #[must_use]
+    pub const fn without_giving_up(mut self) -> Self {
+        self.may_give_up = false;
+        self
+    }
+}
+
+impl Policy for Fixed {
+    fn name(&self) -> &'static str {
+        "fixed"
+    }
+
+    fn next(&mut self, view: &View<'_>) -> Step {
+        if let Some(step) = finish_held(view) {
+            return step;
+        }
+        let idle = view.open().find(|(_, state, _)| state.status == Status::Idle);
+        match idle {
+            Some((chunk, _, plan)) if view.in_flight < self.depth => {
+                Step::Fetch { chunk, level: self.level.min(plan.top_level()) }
+            }
+            _ => Step::Wait { until: None },
+        }
+    }
+
+    fn may_give_up(&self) -> bool {
+        self.may_give_up
+    }
+}

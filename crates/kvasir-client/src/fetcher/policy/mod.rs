@@ -1,0 +1,200 @@
+//! Which chunk to read next, at which level, or as text.
+
+mod cachegen;
+mod fixed;
+mod progressive;
+
+use std::{fmt, time::Duration};
+
+use kvasir_types::{Level, TokenRange};
+
+pub use cachegen::CacheGen;
+pub use fixed::Fixed;
+pub use progressive::Progressive;
+
+use super::{
+    ChunkPlan, FetchPlan, TextMode,
+    cost::{DecodeModel, RecomputeModel},
+    rate::ByteRate,
+};
+
+/// How far a chunk has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// Nothing is under way; bytes of an earlier request may be there.
+    Idle,
+    /// A request for the prefix of `level` is in flight.
+    Fetching {
+        /// The level asked for.
+        level: Level,
+    },
+    /// Handed to the decoder at `level`; final.
+    Decoding {
+        /// The level.
+        level: Level,
+    },
+    /// Decoded at `level`; final.
+    Ready {
+        /// The level.
+        level: Level,
+    },
+    /// To be computed from text; final. `done` once it was computed or taken over by the engine.
+    Text {
+        /// Whether it is resolved.
+        done: bool,
+    },
+}
+
+/// A chunk as policies see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkState {
+    /// How far it has come.
+    pub status: Status,
+    /// Bytes of its object's prefix that are here.
+    pub have_bytes: u64,
+}
+
+impl ChunkState {
+    /// Whether its fate is decided.
+    pub const fn is_settled(&self) -> bool {
+        matches!(self.status, Status::Decoding { .. } | Status::Ready { .. } | Status::Text { .. })
+    }
+
+    /// Whether its KV is where the engine wants it, or was given to the engine to compute.
+    pub const fn is_resolved(&self) -> bool {
+        matches!(self.status, Status::Ready { .. } | Status::Text { done: true })
+    }
+}
+
+/// Everything a policy may look at.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// Time since the load began.
+    pub now: Duration,
+    /// What to load.
+    pub plan: &'a FetchPlan,
+    /// One state per chunk of the plan.
+    pub chunks: &'a [ChunkState],
+    /// Throughput estimate, the plan's prior before the first sample.
+    pub rate: Option<ByteRate>,
+    /// Expected time to first byte of a request.
+    pub first_byte: Duration,
+    /// Requests in flight.
+    pub in_flight: usize,
+    /// Bytes that they will still bring.
+    pub in_flight_bytes: u64,
+    /// Predicted time until the text chunks decided so far are computed.
+    pub text_backlog: Duration,
+    /// Whether that happens beside the fetching or after it.
+    pub text_mode: TextMode,
+    /// Prefill times.
+    pub recompute: &'a RecomputeModel,
+    /// Decode times.
+    pub decode: &'a DecodeModel,
+}
+
+impl View<'_> {
+    /// Chunks whose fate is open, with their index.
+    pub fn open(&self) -> impl DoubleEndedIterator<Item = (usize, &ChunkState, &ChunkPlan)> {
+        let pairs = self.chunks.iter().zip(&self.plan.chunks).enumerate();
+        pairs.map(|(i, (state, plan))| (i, state, plan)).filter(|(_, state, _)| !state.is_settled())
+    }
+
+    /// Bytes that the open chunks still need to reach `level`.
+    pub fn bytes_to(&self, level: Level) -> u64 {
+        self.open().map(|(_, state, plan)| plan.bytes_at(level).saturating_sub(state.have_bytes)).sum()
+    }
+
+    /// When the last byte must be here and decoded: text that is computed afterwards comes off.
+    pub fn deadline(&self) -> Duration {
+        match self.text_mode {
+            TextMode::Overlapped => self.plan.deadline(),
+            TextMode::Deferred => self.plan.deadline().saturating_sub(self.text_backlog),
+        }
+    }
+
+    /// Time until the last chunk must be resolved.
+    pub fn remaining(&self) -> Duration {
+        self.plan.deadline().saturating_sub(self.now)
+    }
+
+    /// When a load ends whose fetching takes `fetch` and whose text takes `text` from now on.
+    pub fn finish_of(&self, fetch: Duration, text: Duration) -> Duration {
+        match self.text_mode {
+            TextMode::Overlapped => fetch.max(text),
+            TextMode::Deferred => fetch + text,
+        }
+    }
+
+    /// Predicted time to compute all open chunks from text, after the text chunks decided before.
+    pub fn recompute_open(&self) -> Duration {
+        self.text_backlog
+            + self.open().map(|(_, _, plan)| self.recompute.predict(plan.tokens)).sum::<Duration>()
+    }
+
+    /// Predicted time to decode `chunk` at `level`.
+    pub fn decode_time(&self, chunk: &ChunkPlan, level: Level) -> Duration {
+        self.decode.predict(chunk.tokens.len(), chunk.bytes_at(level))
+    }
+
+    /// Tokens from the first open chunk to the end of the plan.
+    pub fn open_tokens(&self) -> Option<TokenRange> {
+        let (_, _, first) = self.open().next()?;
+        Some(TokenRange { start: first.tokens.start, end: self.plan.chunks.last()?.tokens.end })
+    }
+}
+
+/// What a policy wants next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Read what is missing of an idle chunk's prefix of `level`.
+    Fetch {
+        /// The chunk.
+        chunk: usize,
+        /// The level.
+        level: Level,
+    },
+    /// Compute an open chunk from text. A request for it is cancelled.
+    Text {
+        /// The chunk.
+        chunk: usize,
+    },
+    /// Decode an open chunk at the best level its bytes suffice for. A request for it is cancelled.
+    Finish {
+        /// The chunk.
+        chunk: usize,
+    },
+    /// Nothing to do before the next event, or before `until`.
+    Wait {
+        /// When to be asked again at the latest.
+        until: Option<Duration>,
+    },
+}
+
+/// A streaming policy. Asked again and again until it waits, after every event.
+///
+/// The core, not the policy, guards what must always hold: every chunk is resolved exactly once, a step that
+/// is not possible in the chunk's state is refused, a policy that waits for nothing is overruled (what it left
+/// open is computed from text), and a load that cannot beat recompute is given up.
+pub trait Policy: Send + fmt::Debug {
+    /// Short name for reports.
+    fn name(&self) -> &'static str;
+
+    /// The next step.
+    fn next(&mut self, view: &View<'_>) -> Step;
+
+    /// Whether the core may give up a load that is predicted to take longer than computing it.
+    fn may_give_up(&self) -> bool {
+        true
+    }
+}
+
+/// The first open chunk that holds a decodable prefix and waits for nothing: policies that fetch a chunk in one
+/// go finish it.
+fn finish_held(view: &View<'_>) -> Option<Step> {
+    view.open()
+        .find(|(_, state, plan)| {
+            state.status == Status::Idle && plan.level_of_prefix(state.have_bytes).is_some()
+        })
+        .map(|(chunk, _, _)| Step::Finish { chunk })
+}

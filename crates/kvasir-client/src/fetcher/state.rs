@@ -1,0 +1,249 @@
+//! The state of a load and its transitions; decisions are made in [`super::core`].
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kvasir_types::{Level, TokenRange};
+
+use super::{
+    ChunkState, FetchPlan, Status, View,
+    core::{ChunkTimeline, FETCH_ATTEMPTS_MAX, FetcherConfig, TextMode},
+    estimator::Meter,
+    event::{Action, Event, RequestId},
+    rate::ByteRate,
+};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) chunk: usize,
+    sent: Duration,
+    first_byte: Option<Duration>,
+    bytes: u64,
+    end: u64,
+}
+
+/// Everything a load knows, but for the policy.
+#[derive(Debug)]
+pub(super) struct LoadState {
+    pub(super) plan: FetchPlan,
+    pub(super) config: FetcherConfig,
+    pub(super) meter: Meter,
+    pub(super) chunks: Vec<ChunkState>,
+    pub(super) timeline: Vec<ChunkTimeline>,
+    pub(super) requests: BTreeMap<RequestId, Request>,
+    attempts: Vec<u32>,
+    next_request: u64,
+    text_started: Duration,
+    deferred: Duration,
+}
+
+impl LoadState {
+    pub(super) fn new(plan: FetchPlan, config: FetcherConfig) -> Self {
+        let count = plan.chunks.len();
+        Self {
+            chunks: vec![ChunkState { status: Status::Idle, have_bytes: 0 }; count],
+            attempts: vec![0; count],
+            timeline: vec![ChunkTimeline::default(); count],
+            meter: Meter::new(config.estimator),
+            requests: BTreeMap::new(),
+            next_request: 0,
+            text_started: Duration::ZERO,
+            deferred: Duration::ZERO,
+            plan,
+            config,
+        }
+    }
+
+    pub(super) fn take_in(&mut self, event: Event, now: Duration, actions: &mut Vec<Action>) {
+        match event {
+            Event::Start | Event::Tick => {}
+            Event::Bytes { request, bytes } => self.on_bytes(request, bytes, now),
+            Event::Completed { request } => self.on_end(request, now, false, actions),
+            Event::Failed { request, permanent } => self.on_end(request, now, permanent, actions),
+            Event::Decoded { chunk, took } => {
+                if let Some(Status::Decoding { level }) = self.status(chunk) {
+                    let plan = &self.plan.chunks[chunk];
+                    self.config.decode.observe(plan.tokens.len(), plan.bytes_at(level), took);
+                    self.chunks[chunk].status = Status::Ready { level };
+                    self.timeline[chunk].level = Some(level);
+                    self.timeline[chunk].resolved = Some(now);
+                }
+            }
+            Event::DecodeFailed { chunk } => {
+                if let Some(Status::Decoding { .. }) = self.status(chunk) {
+                    self.send_as_text(chunk, now, actions);
+                }
+            }
+            Event::Recomputed { chunk, took } => {
+                if self.status(chunk) == Some(Status::Text { done: false }) {
+                    let tokens = self.plan.chunks[chunk].tokens;
+                    match took {
+                        Some(took) => self.config.recompute.observe(tokens, took),
+                        None => self.deferred += self.config.recompute.predict(tokens),
+                    }
+                    self.chunks[chunk].status = Status::Text { done: true };
+                    self.timeline[chunk].resolved = Some(now);
+                    self.text_started = now;
+                }
+            }
+        }
+    }
+
+    pub(super) fn status(&self, chunk: usize) -> Option<Status> {
+        self.chunks.get(chunk).map(|c| c.status)
+    }
+
+    fn on_bytes(&mut self, id: RequestId, bytes: u64, now: Duration) {
+        let alone = self.requests.values().all(|r| r.first_byte.is_none());
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let plan_end = request.end;
+        let state = &mut self.chunks[request.chunk];
+        let bytes = bytes.min(plan_end - state.have_bytes);
+        if request.first_byte.is_none() {
+            request.first_byte = Some(now);
+            self.meter.on_first_byte(now.saturating_sub(request.sent), alone);
+        }
+        request.bytes += bytes;
+        state.have_bytes += bytes;
+        let line = &mut self.timeline[request.chunk];
+        line.bytes += bytes;
+        line.fetched = Some(now);
+        self.meter.on_bytes(now, bytes);
+    }
+
+    fn on_end(&mut self, id: RequestId, now: Duration, permanent: bool, actions: &mut Vec<Action>) {
+        let Some(request) = self.requests.remove(&id) else { return };
+        self.meter_transfer(&request, now);
+        let chunk = request.chunk;
+        let Status::Fetching { level } = self.chunks[chunk].status else { return };
+        self.chunks[chunk].status = Status::Idle;
+        if self.chunks[chunk].have_bytes >= request.end {
+            return;
+        }
+        if permanent || self.attempts[chunk] >= FETCH_ATTEMPTS_MAX {
+            self.settle_with_what_is_here(chunk, now, actions);
+        } else {
+            self.fetch(chunk, level, now, actions);
+        }
+    }
+
+    fn meter_transfer(&mut self, request: &Request, now: Duration) {
+        let flowing = request.first_byte.map_or(Duration::ZERO, |first| now.saturating_sub(first));
+        self.meter.on_transfer(now, request.bytes, flowing, now.saturating_sub(request.sent));
+        if self.requests.is_empty() {
+            self.meter.on_idle();
+        }
+    }
+
+    pub(super) fn settle_with_what_is_here(
+        &mut self,
+        chunk: usize,
+        now: Duration,
+        actions: &mut Vec<Action>,
+    ) {
+        self.cancel_request_of(chunk, now, actions);
+        match self.plan.chunks[chunk].level_of_prefix(self.chunks[chunk].have_bytes) {
+            Some(level) => {
+                self.chunks[chunk].status = Status::Decoding { level };
+                actions.push(Action::Decode { chunk, level });
+            }
+            None => self.send_as_text(chunk, now, actions),
+        }
+    }
+
+    pub(super) fn send_as_text(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+        self.cancel_request_of(chunk, now, actions);
+        if !self.chunks.iter().any(|c| c.status == Status::Text { done: false }) {
+            self.text_started = now;
+        }
+        self.chunks[chunk].status = Status::Text { done: false };
+        actions.push(Action::Recompute { chunk });
+    }
+
+    fn cancel_request_of(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+        let found = self.requests.iter().find(|(_, r)| r.chunk == chunk).map(|(&id, &r)| (id, r));
+        if let Some((id, request)) = found {
+            self.requests.remove(&id);
+            self.meter_transfer(&request, now);
+            actions.push(Action::Cancel { request: id });
+        }
+    }
+
+    fn fetch(&mut self, chunk: usize, level: Level, now: Duration, actions: &mut Vec<Action>) {
+        let end = self.plan.chunks[chunk].bytes_at(level);
+        let start = self.chunks[chunk].have_bytes;
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        self.attempts[chunk] += 1;
+        self.chunks[chunk].status = Status::Fetching { level };
+        self.timeline[chunk].requests += 1;
+        self.timeline[chunk].started.get_or_insert(now);
+        self.requests.insert(id, Request { chunk, sent: now, first_byte: None, bytes: 0, end });
+        actions.push(Action::Fetch { request: id, chunk, start, end });
+    }
+
+    /// Begins to read what is missing of `level`; asked for by the policy, so attempts count afresh.
+    pub(super) fn start_fetch(
+        &mut self,
+        chunk: usize,
+        level: Level,
+        now: Duration,
+        actions: &mut Vec<Action>,
+    ) {
+        self.attempts[chunk] = 0;
+        self.fetch(chunk, level, now, actions);
+    }
+
+    fn rate(&self, now: Duration) -> Option<ByteRate> {
+        // Bytes are due at once on a flowing request, after some patience on one that was just sent.
+        let patience = 4 * self.meter.first_byte() + Duration::from_millis(50);
+        let due = |r: &Request| match r.first_byte {
+            Some(_) => self.meter.last_arrival(),
+            None => self.meter.last_arrival().max(r.sent + patience),
+        };
+        let since = self.requests.values().map(due).min().unwrap_or(now);
+        self.meter.rate(now.saturating_sub(since), self.plan.prior_rate)
+    }
+
+    pub(super) fn view(&self, now: Duration) -> View<'_> {
+        let pending = self.requests.values().map(|r| r.end - self.chunks[r.chunk].have_bytes).sum();
+        View {
+            now,
+            plan: &self.plan,
+            chunks: &self.chunks,
+            rate: self.rate(now),
+            first_byte: self.meter.first_byte(),
+            in_flight: self.requests.len(),
+            in_flight_bytes: pending,
+            text_backlog: self.text_backlog(now),
+            text_mode: self.config.text_mode,
+            recompute: &self.config.recompute,
+            decode: &self.config.decode,
+        }
+    }
+
+    fn text_backlog(&self, now: Duration) -> Duration {
+        let waiting = self.chunks.iter().zip(&self.plan.chunks);
+        let waiting = waiting.filter(|(c, _)| c.status == Status::Text { done: false });
+        let total: Duration = waiting.map(|(_, p)| self.config.recompute.predict(p.tokens)).sum();
+        let running = match self.config.text_mode {
+            TextMode::Overlapped => now.saturating_sub(self.text_started),
+            TextMode::Deferred => Duration::ZERO,
+        };
+        self.deferred + total.saturating_sub(running)
+    }
+
+    /// Token ranges that are computed from text, neighbours joined.
+    pub(super) fn text_ranges(&self) -> Vec<TokenRange> {
+        let mut ranges: Vec<TokenRange> = Vec::new();
+        for (state, plan) in self.chunks.iter().zip(&self.plan.chunks) {
+            if !matches!(state.status, Status::Text { .. }) {
+                continue;
+            }
+            match ranges.last_mut() {
+                Some(last) if last.end == plan.tokens.start => last.end = plan.tokens.end,
+                _ => ranges.push(plan.tokens),
+            }
+        }
+        ranges
+    }
+}
