@@ -1,6 +1,8 @@
 //! Reference engine on candle: the example of how an engine embeds Kvasir.
 //!
 //! - [`Model`]: a Llama-family decoder whose KV lives in pages ([`paged`]);
+//! - [`budget`]: token and layer budgets, from StreamingLLM to SqueezeAttention;
+//! - [`plan`]: KV arithmetic;
 //! - [`quality`]: what a lossy cache costs, in nats, perplexity and agreement;
 //! - [`exchange`]: KV dumps as safetensors files.
 //!
@@ -18,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod budget;
 mod error;
 pub mod exchange;
 pub mod limits;

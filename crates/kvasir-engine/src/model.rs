@@ -157,9 +157,22 @@ impl Model {
     /// # Errors
     /// As [`extend_kv`](Self::extend_kv).
     pub fn logits(&self, kv: &mut PagedKv, tokens: &[u32]) -> Result<Logits, EngineError> {
+        self.logits_observed(kv, tokens, &mut Unobserved)
+    }
+
+    /// As [`logits`](Self::logits), under an `observer`, which may hide cached tokens from attention.
+    ///
+    /// # Errors
+    /// As [`extend_kv`](Self::extend_kv).
+    pub fn logits_observed(
+        &self,
+        kv: &mut PagedKv,
+        tokens: &[u32],
+        observer: &mut dyn Observer,
+    ) -> Result<Logits, EngineError> {
         let mut values = Vec::with_capacity(tokens.len() * self.config.vocab);
         for step in tokens.chunks(self.prefill_tokens) {
-            let hidden = self.forward(kv, step, &mut Unobserved)?;
+            let hidden = self.forward(kv, step, observer)?;
             values.extend(self.project(&hidden)?);
         }
         Ok(Logits::new(values, self.config.vocab))
