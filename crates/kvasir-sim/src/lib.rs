@@ -1,1 +1,3 @@
 //! Network, trace and cost simulators over the real cores.
+
+pub mod link;

@@ -132,7 +132,7 @@ impl World {
         let pick = choice as usize / 7 % kinds;
         if let Some(event) = pick.checked_sub(self.open.len()) {
             let event = match self.work.swap_remove(event) {
-                Event::Decoded { chunk, .. } if choice % 11 == 0 => Event::DecodeFailed { chunk },
+                Event::Decoded { chunk, .. } if choice.is_multiple_of(11) => Event::DecodeFailed { chunk },
                 event => event,
             };
             return self.send(event);
@@ -141,7 +141,7 @@ impl World {
         match choice % 13 {
             0 => {
                 self.open.remove(&request);
-                self.send(Event::Failed { request, permanent: choice % 2 == 0 });
+                self.send(Event::Failed { request, permanent: choice.is_multiple_of(2) });
             }
             1 => {
                 self.open.remove(&request); // a short answer

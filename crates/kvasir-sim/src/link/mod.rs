@@ -1,0 +1,12 @@
+//! Links with a bandwidth of their own: series over time, and a TCP proxy that follows one.
+
+mod proxy;
+mod series;
+mod shaper;
+
+pub use proxy::{LinkOptions, ShapedLink};
+pub use series::{BadLine, BandwidthSeries, SERIES_POINTS_MAX, SeriesError};
+pub use shaper::Shaper;
+
+#[cfg(test)]
+mod tests;

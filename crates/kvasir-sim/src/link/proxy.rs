@@ -1,0 +1,197 @@
+//! A TCP proxy on loopback whose links follow bandwidth series.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep_until},
+};
+
+use super::{BandwidthSeries, Shaper};
+
+/// Bytes that are paced as one: 0.13 ms at 1 Gb/s, 13 ms at 10 Mb/s.
+const PIECE_BYTES: usize = 16 << 10;
+/// Pieces on the way (delay × bandwidth): 16 MiB, 130 ms at 1 Gb/s.
+const PIECES_ON_THE_WAY: usize = 1024;
+/// Most connections at a time.
+const CONNECTIONS_MAX: usize = 256;
+
+/// How a link behaves.
+#[derive(Debug, Clone)]
+pub struct LinkOptions {
+    /// Bandwidth from the service to the client, shared by all connections.
+    pub down: BandwidthSeries,
+    /// Bandwidth the other way; unlimited when absent.
+    pub up: Option<BandwidthSeries>,
+    /// One-way delay.
+    pub delay: Duration,
+}
+
+impl LinkOptions {
+    /// A download link without delay.
+    pub const fn down(series: BandwidthSeries) -> Self {
+        Self { down: series, up: None, delay: Duration::ZERO }
+    }
+}
+
+/// A shared link direction: where its time starts and what is queued.
+#[derive(Debug)]
+struct Direction {
+    shaper: Mutex<(Instant, Shaper)>,
+}
+
+impl Direction {
+    fn new(series: BandwidthSeries) -> Arc<Self> {
+        Arc::new(Self { shaper: Mutex::new((Instant::now(), Shaper::new(series))) })
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut (Instant, Shaper)) -> T) -> T {
+        // A panic elsewhere leaves a shaper that is still consistent.
+        f(&mut self.shaper.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn reserve(&self, bytes: usize) -> Instant {
+        self.with(|(start, shaper)| *start + shaper.reserve(start.elapsed(), bytes as u64))
+    }
+}
+
+/// A TCP proxy on a free loopback port in front of `upstream`, shaped after a bandwidth series. All
+/// connections share the link. Dropping it stops it and closes them.
+#[derive(Debug)]
+pub struct ShapedLink {
+    address: SocketAddr,
+    down: Arc<Direction>,
+    accept: JoinHandle<()>,
+}
+
+impl ShapedLink {
+    /// Starts the proxy; its series begins now.
+    ///
+    /// # Errors
+    /// When no loopback port can be bound.
+    pub async fn start(upstream: SocketAddr, options: LinkOptions) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let down = Direction::new(options.down);
+        let up = options.up.map(Direction::new);
+        let accept = tokio::spawn(accept(listener, upstream, Arc::clone(&down), up, options.delay));
+        Ok(Self { address, down, accept })
+    }
+
+    /// Where clients connect to.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Begins the series anew, now.
+    pub fn restart(&self) {
+        self.down.with(|(start, shaper)| {
+            *start = Instant::now();
+            *shaper = Shaper::new(shaper.series().clone());
+        });
+    }
+
+    /// From now on, follow another series from its beginning.
+    pub fn follow(&self, series: BandwidthSeries) {
+        self.down.with(|(start, shaper)| {
+            *start = Instant::now();
+            *shaper = Shaper::new(series);
+        });
+    }
+
+    /// Bytes sent to clients since the series began.
+    pub fn bytes_down(&self) -> u64 {
+        self.down.with(|(_, shaper)| shaper.sent())
+    }
+}
+
+impl Drop for ShapedLink {
+    fn drop(&mut self) {
+        self.accept.abort();
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    upstream: SocketAddr,
+    down: Arc<Direction>,
+    up: Option<Arc<Direction>>,
+    delay: Duration,
+) {
+    // Aborted with this task when the link is dropped.
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.len() >= CONNECTIONS_MAX {
+            connections.join_next().await;
+        }
+        // An error here is of one connection (it went away before it was accepted), not of the listener.
+        let Ok((client, _)) = listener.accept().await else { continue };
+        let (down, up) = (Arc::clone(&down), up.clone());
+        connections.spawn(async move {
+            // Either side closing, in whatever way, ends the connection; that is all a proxy can say.
+            let _ = connection(client, upstream, down, up, delay).await;
+        });
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn connection(
+    client: TcpStream,
+    upstream: SocketAddr,
+    down: Arc<Direction>,
+    up: Option<Arc<Direction>>,
+    delay: Duration,
+) -> io::Result<()> {
+    let server = TcpStream::connect(upstream).await?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let (client_read, client_write) = client.into_split();
+    let (server_read, server_write) = server.into_split();
+    let downward = pump(server_read, client_write, Some(down), delay);
+    let upward = pump(client_read, server_write, up, delay);
+    tokio::try_join!(downward, upward).map(|_| ())
+}
+
+/// Moves bytes, each piece leaving when the link has carried it and arriving `delay` later.
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    link: Option<Arc<Direction>>,
+    delay: Duration,
+) -> io::Result<()> {
+    let (queue, mut arrivals) = mpsc::channel::<(Instant, Vec<u8>)>(PIECES_ON_THE_WAY);
+    let send = async move {
+        let mut buffer = vec![0; PIECE_BYTES];
+        loop {
+            let count = from.read(&mut buffer).await?;
+            if count == 0 {
+                return Ok::<_, io::Error>(());
+            }
+            let left = link.as_ref().map_or_else(Instant::now, |link| link.reserve(count));
+            if left > Instant::now() {
+                sleep_until(left).await;
+            }
+            if queue.send((left + delay, buffer[..count].to_vec())).await.is_err() {
+                return Ok(());
+            }
+        }
+    };
+    let receive = async move {
+        while let Some((due, bytes)) = arrivals.recv().await {
+            if due > Instant::now() {
+                sleep_until(due).await;
+            }
+            to.write_all(&bytes).await?;
+        }
+        to.shutdown().await
+    };
+    tokio::try_join!(send, receive).map(|_| ())
+}
