@@ -7,9 +7,10 @@ mod tidy;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 const USAGE: &str = "usage: cargo xtask <command>
+  golden        rewrite the codec's golden vectors after a change of the format
   tidy          check what no compiler checks: file lengths, READMEs, links, open points
   docs          run the commands of the documents that are marked as run
   docs --list   only list which commands are run and which are not, with the reason";
@@ -18,11 +19,21 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let root = repository_root()?;
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["golden"] => golden(),
         ["tidy"] => tidy::check(&root),
         ["docs"] => docs::run(&root),
         ["docs", "--list"] => docs::list(&root),
         _ => bail!(USAGE),
     }
+}
+
+/// Rewrites the golden vectors; the ignored test that owns their definition does it.
+fn golden() -> Result<()> {
+    let cargo = option_env!("CARGO").unwrap_or("cargo");
+    let test = ["test", "-p", "kvasir-codec", "--test", "golden", "--", "--ignored", "--exact", "regenerate"];
+    let status = std::process::Command::new(cargo).args(test).status().context("cannot start cargo")?;
+    ensure!(status.success(), "regenerating the golden vectors failed: {status}");
+    Ok(())
 }
 
 fn repository_root() -> Result<PathBuf> {
