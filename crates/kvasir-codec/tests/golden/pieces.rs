@@ -168,7 +168,8 @@ fn bad() -> Vec<(&'static str, &'static str, Damage, &'static str)> {
         ("fill-not-zero", "two-streams", |_, p| set(p, 6, &[1]), "Field"),
         ("state-too-small", "partial-row", |_, p| set(p, 4, &[0xff, 0x7f, 0, 0]), "State"),
         ("state-too-large", "partial-row", |_, p| set(p, 4, &[0, 0, 0, 0x80]), "State"),
-        ("word-changed", "partial-row", |_, p| p[4 + 128] ^= 1, "FinalState"),
+        ("last-word-changed", "partial-row", |_, p| *p.last_mut().expect("not empty") ^= 1, "FinalState"),
+        ("word-changed", "partial-row", |_, p| p[4 + 128] ^= 1, "Underrun"),
         (
             "last-word-missing",
             "partial-row",
@@ -230,11 +231,14 @@ struct Read {
 }
 
 fn unhex(text: &str) -> Vec<u8> {
-    text.as_bytes().chunks(2).map(|d| u8::from_str_radix(str::from_utf8(d).unwrap(), 16).unwrap()).collect()
+    text.as_bytes()
+        .chunks(2)
+        .map(|d| u8::from_str_radix(str::from_utf8(d).expect("ASCII"), 16).expect("hex"))
+        .collect()
 }
 
 fn unlist(text: &str) -> Vec<i32> {
-    text.split_whitespace().map(|v| v.parse().unwrap()).collect()
+    text.split_whitespace().map(|v| v.parse().expect("integer")).collect()
 }
 
 fn parse(text: &str) -> Read {
@@ -250,12 +254,13 @@ fn parse(text: &str) -> Read {
         let (key, rest) = line.split_once(' ').unwrap_or((line, ""));
         match (key, rest.split_whitespace().collect::<Vec<_>>()[..].as_ref()) {
             ("bank", _) => read.bank = unhex(rest),
-            ("tokens", _) => read.tokens = rest.parse().unwrap(),
+            ("tokens", _) => read.tokens = rest.parse().expect("count"),
             ("coding", ["stage", table, trits, trit_table]) => {
-                let [table, trits, trit_table] = [table, trits, trit_table].map(|n| n.parse().unwrap());
+                let [table, trits, trit_table] =
+                    [table, trits, trit_table].map(|n| n.parse().expect("index"));
                 read.codings.push(stage(table, trits, trit_table));
             }
-            ("coding", ["trit", table]) => read.codings.push(trit(table.parse().unwrap())),
+            ("coding", ["trit", table]) => read.codings.push(trit(table.parse().expect("index"))),
             ("before", _) => read.before = Some(unlist(rest)),
             ("piece", _) => read.piece = unhex(rest),
             _ => read.verdict = (key.to_owned(), rest.to_owned()),
