@@ -23,6 +23,7 @@
 pub mod budget;
 mod error;
 pub mod exchange;
+pub mod insights;
 pub mod limits;
 pub mod logits;
 mod model;
