@@ -1,16 +1,51 @@
 //! The decoder on the CPU.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use kvasir_container::Head;
-use kvasir_types::{Level, ModelSpec};
+use kvasir_types::{Level, ModelSpec, SPAN_TOKENS};
+use rayon::prelude::*;
 
-use crate::{ChunkDecoder, DecodeError, KvSink, Profile, ProfileError};
+use crate::{
+    ChunkDecoder, DecodeError, KvSink, Profile, ProfileError,
+    bound::{
+        BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, Matrix, SectionPlan, anchor_prediction,
+        split_anchors, text_predictions,
+    },
+    encoder::spans,
+    exact::{self, ExactDtype},
+    profile::{Predictor, Scope},
+    rans::{Coding, PiecePlan, decode_piece, refine},
+    transform::Rotations,
+};
 
-/// Decodes chunks of one profile.
+/// Decodes chunks of one profile. Spans and scopes are decoded in parallel on rayon's global pool, a few at a
+/// time: memory does not grow with the chunk.
 #[derive(Debug, Clone)]
 pub struct CpuDecoder {
+    spec: Arc<ModelSpec>,
     profile: Arc<Profile>,
+    scopes: Vec<(BoundScope, Matrix)>,
+    exact_dtype: ExactDtype,
+}
+
+/// Section index by (scope, band, level).
+type SectionMap = BTreeMap<(u16, u8, Level), usize>;
+
+/// One scope of one span, to be decoded at a level.
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    scope: usize,
+    span: usize,
+    level: usize,
+}
+
+/// An object, or what is there of it.
+#[derive(Clone, Copy)]
+struct Object<'a> {
+    head: &'a Head,
+    bytes: &'a [u8],
+    sections: &'a SectionMap,
 }
 
 impl CpuDecoder {
@@ -18,10 +53,238 @@ impl CpuDecoder {
     ///
     /// # Errors
     /// [`ProfileError`] where the profile is of another model.
-    #[allow(clippy::needless_pass_by_value, reason = "kept by the decoder")]
     pub fn new(spec: Arc<ModelSpec>, profile: Arc<Profile>) -> Result<Self, ProfileError> {
         profile.check_model(&spec)?;
-        Ok(Self { profile })
+        let bind = |index: usize| {
+            (BoundScope::new(&spec, &profile, index), Matrix::synthesis(&profile.scopes[index]))
+        };
+        let scopes = (0..profile.scopes.len()).map(bind).collect();
+        let exact_dtype = ExactDtype::of(spec.kv_dtype);
+        Ok(Self { spec, profile, scopes, exact_dtype })
+    }
+
+    /// Decodes some scopes, each at a level of its own, from their sections alone: a pipeline stage, or the
+    /// state between two levels of an object that is still arriving.
+    ///
+    /// # Errors
+    /// As [`ChunkDecoder::decode`]; a scope that the profile lacks is [`DecodeError::Sections`].
+    pub fn decode_scopes(
+        &self,
+        head: &Head,
+        object_prefix: &[u8],
+        scopes: &[(usize, Level)],
+        tokens: Range<usize>,
+        sink: &mut dyn KvSink,
+    ) -> Result<(), DecodeError> {
+        self.check_head(head)?;
+        let chunk_tokens = head.header.token_count as usize;
+        if tokens.start > tokens.end || tokens.end > chunk_tokens {
+            let (start, end) = (tokens.start, tokens.end);
+            return Err(DecodeError::NoSuchTokens { start, end, tokens: chunk_tokens });
+        }
+        let top = self.profile.top_level();
+        for &(scope, level) in scopes {
+            if level > top {
+                return Err(DecodeError::NoSuchLevel { level, top });
+            }
+            if scope >= self.scopes.len() {
+                return Err(DecodeError::Sections { what: "a scope was asked for that the profile lacks" });
+            }
+        }
+        let sections = self.section_map(head)?;
+        let object = Object { head, bytes: object_prefix, sections: &sections };
+        let spans: Vec<_> = spans(chunk_tokens).collect();
+        let needed = if tokens.is_empty() {
+            0..0
+        } else {
+            tokens.start / SPAN_TOKENS..tokens.end.div_ceil(SPAN_TOKENS)
+        };
+        let of_span = |span| {
+            scopes.iter().map(move |&(scope, level)| Task { scope, span, level: level.index() })
+        };
+        let tasks: Vec<_> = needed.flat_map(of_span).collect();
+        tasks.iter().try_for_each(|task| self.check_present(&object, *task))?;
+        for batch in tasks.chunks(rayon::current_num_threads().max(1)) {
+            let decoded: Result<Vec<_>, _> =
+                batch.par_iter().map(|task| self.decode_task(&object, *task, &spans[task.span])).collect();
+            for (task, rows) in batch.iter().zip(decoded?) {
+                let span = &spans[task.span];
+                let kept = tokens.start.max(span.start) - span.start..tokens.end.min(span.end) - span.start;
+                let first = span.start + kept.start;
+                for member in self.scopes[task.scope].0.elements.members(span.len(), &kept, &rows) {
+                    sink.write(member.layer, member.plane, member.head, first, member.rows);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_head(&self, head: &Head) -> Result<(), DecodeError> {
+        let header = &head.header;
+        if header.model_id != self.profile.model_id() {
+            let decoder = self.profile.model_id();
+            return Err(DecodeError::ForeignModel { object: header.model_id, decoder });
+        }
+        if header.profile_hash != self.profile.hash() {
+            let decoder = self.profile.hash();
+            return Err(DecodeError::ForeignProfile { object: header.profile_hash, decoder });
+        }
+        if usize::from(header.level_count) != self.profile.level_count() {
+            return Err(DecodeError::Sections { what: "its number of levels is not the profile's" });
+        }
+        Ok(())
+    }
+
+    /// Finds every section the profile writes, and nothing else.
+    fn section_map(&self, head: &Head) -> Result<SectionMap, DecodeError> {
+        let map: SectionMap = (head.sections().iter().enumerate())
+            .map(|(index, id)| ((id.scope, id.band, id.level), index))
+            .collect();
+        let mut expected = 0;
+        for (bound, _) in &self.scopes {
+            let scope = bound.index as u16;
+            let mains = (0..bound.levels.len()).map(|level| (scope, BAND_MAIN, Level(level as u8)));
+            let anchors = (!bound.anchors.codings.is_empty()).then_some((scope, BAND_ANCHORS, Level::BASE));
+            for id in mains.chain(anchors) {
+                if !map.contains_key(&id) {
+                    return Err(DecodeError::Sections { what: "one is missing" });
+                }
+                expected += 1;
+            }
+            expected += usize::from(map.contains_key(&(scope, BAND_EXACT, Level::BASE)));
+        }
+        if expected != head.sections().len() {
+            return Err(DecodeError::Sections { what: "there are unknown ones" });
+        }
+        Ok(map)
+    }
+
+    /// Says how many bytes are missing before anything is decoded.
+    fn check_present(&self, object: &Object<'_>, task: Task) -> Result<(), DecodeError> {
+        let levels = (0..=task.level).map(|level| (BAND_MAIN, level));
+        let ids = levels.chain([(BAND_ANCHORS, 0), (BAND_EXACT, 0)]);
+        let ends = ids.filter_map(|(band, level)| object.entry(task, band, level).map(|(_, range)| range.end));
+        let needed = ends.max().unwrap_or(0);
+        let found = object.bytes.len() as u64;
+        if needed > found {
+            return Err(DecodeError::Short { level: Level(task.level as u8), needed, found });
+        }
+        Ok(())
+    }
+
+    /// Rows `[member][token][element]` of one scope and span.
+    fn decode_task(
+        &self,
+        object: &Object<'_>,
+        task: Task,
+        span: &Range<usize>,
+    ) -> Result<Vec<f32>, DecodeError> {
+        let (bound, synthesis) = &self.scopes[task.scope];
+        let scope = &self.profile.scopes[task.scope];
+        let tokens = span.len();
+        let exact = self.exact_rows(object, task, span)?;
+        if let Some((exact_tokens, rows)) = &exact
+            && *exact_tokens == tokens
+        {
+            return Ok(rows.clone());
+        }
+        let coefficients = self.coefficients(object, task, span)?;
+        let mut elements = vec![0.0; bound.elements.count() * tokens];
+        synthesis.synthesise(tokens, &coefficients, &mut elements);
+        let rotations = Rotations::new(&self.spec.ropes, object.head.header.first_position, span);
+        let mut rows = vec![0.0; elements.len()];
+        bound.elements.denormalise(&scope.mean, &rotations, tokens, &elements, &mut rows);
+        if let Some((exact_tokens, values)) = exact {
+            bound.elements.overwrite(tokens, exact_tokens, &values, &mut rows);
+        }
+        Ok(rows)
+    }
+
+    /// The exact tokens of a span and their values.
+    fn exact_rows(
+        &self,
+        object: &Object<'_>,
+        task: Task,
+        span: &Range<usize>,
+    ) -> Result<Option<(usize, Vec<f32>)>, DecodeError> {
+        let malformed = DecodeError::Exact { scope: task.scope, span: task.span };
+        let required = usize::from(object.head.header.exact_tokens).saturating_sub(span.start).min(span.len());
+        let Some((_, bytes)) = object.piece(task, BAND_EXACT, 0)? else {
+            return if required == 0 { Ok(None) } else { Err(malformed) };
+        };
+        let elements = self.scopes[task.scope].0.elements.count();
+        match exact::decode(self.exact_dtype, elements, span.len(), bytes) {
+            Some((tokens, values)) if tokens >= required => Ok(Some((tokens, values))),
+            _ => Err(malformed),
+        }
+    }
+
+    /// Coefficients in units of the finest step, `[coefficient][token]`.
+    fn coefficients(
+        &self,
+        object: &Object<'_>,
+        task: Task,
+        span: &Range<usize>,
+    ) -> Result<Vec<f32>, DecodeError> {
+        let (bound, _) = &self.scopes[task.scope];
+        let scope = &self.profile.scopes[task.scope];
+        let tokens = span.len();
+        let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
+        let mut main = vec![0i32; scope.rank() * main_list.len()];
+        for level in 0..=task.level {
+            self.decode_section(object, task, BAND_MAIN, level, &bound.levels[level], main_list.len(), &mut main)?;
+        }
+        if !main_list.is_empty() {
+            bound.reconstruct(task.level, main_list.len(), &mut main);
+        }
+        let preceding = object.head.header.preceding_token;
+        let predictions = text_predictions(scope, &object.head.tokens, preceding, span);
+        if anchor_list.is_empty() {
+            // The main band is the whole span.
+            let sum = |(value, predicted): (&i32, &i32)| value.wrapping_add(*predicted) as f32;
+            return Ok(main.iter().zip(&predictions).map(sum).collect());
+        }
+        let mut anchors = vec![0i32; scope.rank() * anchor_list.len()];
+        let plan = &bound.anchors;
+        self.decode_section(object, task, BAND_ANCHORS, 0, plan, anchor_list.len(), &mut anchors)?;
+        Ok(merge_anchors(scope, tokens, (&anchor_list, &anchors), (&main_list, &main)))
+    }
+
+    /// Brings `values`, `[coefficient][token]`, from the level before to the section's.
+    #[allow(clippy::too_many_arguments, reason = "one call site a band; a struct would only rename them")]
+    fn decode_section(
+        &self,
+        object: &Object<'_>,
+        task: Task,
+        band: u8,
+        level: usize,
+        plan: &SectionPlan,
+        tokens: usize,
+        values: &mut [i32],
+    ) -> Result<(), DecodeError> {
+        if tokens == 0 {
+            return Ok(());
+        }
+        let Some((section, bytes)) = object.piece(task, band, level)? else {
+            for (&coefficient, coding) in plan.coefficients.iter().zip(&plan.codings) {
+                if matches!(coding, Coding::Trit { .. }) {
+                    let row = &mut values[coefficient * tokens..(coefficient + 1) * tokens];
+                    row.iter_mut().for_each(|q| *q = refine(*q, 0));
+                }
+            }
+            return Ok(());
+        };
+        let mut ordered: Vec<i32> = Vec::with_capacity(plan.codings.len() * tokens);
+        for &coefficient in &plan.coefficients {
+            ordered.extend_from_slice(&values[coefficient * tokens..(coefficient + 1) * tokens]);
+        }
+        let piece = PiecePlan { coefficients: &plan.codings, tokens };
+        decode_piece(&self.profile.bank, &piece, bytes, &mut ordered)
+            .map_err(|source| DecodeError::Piece { section, span: task.span, source })?;
+        for (&coefficient, row) in plan.coefficients.iter().zip(ordered.chunks_exact(tokens)) {
+            values[coefficient * tokens..(coefficient + 1) * tokens].copy_from_slice(row);
+        }
+        Ok(())
     }
 }
 
@@ -29,12 +292,53 @@ impl ChunkDecoder for CpuDecoder {
     fn decode(
         &self,
         head: &Head,
-        _object_prefix: &[u8],
+        object_prefix: &[u8],
         level: Level,
-        _tokens: Range<usize>,
-        _sink: &mut dyn KvSink,
+        tokens: Range<usize>,
+        sink: &mut dyn KvSink,
     ) -> Result<(), DecodeError> {
-        let _ = head;
-        Err(DecodeError::NoSuchLevel { level, top: self.profile.top_level() })
+        let scopes: Vec<_> = (0..self.scopes.len()).map(|scope| (scope, level)).collect();
+        self.decode_scopes(head, object_prefix, &scopes, tokens, sink)
     }
+}
+
+impl<'a> Object<'a> {
+    /// Index of a section and byte range of one of its pieces, where it is not absent.
+    fn entry(&self, task: Task, band: u8, level: usize) -> Option<(usize, Range<u64>)> {
+        let section = *self.sections.get(&(task.scope as u16, band, Level(level as u8)))?;
+        Some((section, self.head.piece(section, task.span)?.range))
+    }
+
+    /// A piece's bytes after their checksum was checked; `None` where it is absent.
+    fn piece(&self, task: Task, band: u8, level: usize) -> Result<Option<(usize, &'a [u8])>, DecodeError> {
+        let Some((section, range)) = self.entry(task, band, level) else { return Ok(None) };
+        let found = self.bytes.len() as u64;
+        let short = DecodeError::Short { level: Level(level as u8), needed: range.end, found };
+        let bytes = self.bytes.get(range.start as usize..range.end as usize).ok_or(short)?;
+        self.head.check_piece(section, task.span, bytes)?;
+        Ok(Some((section, bytes)))
+    }
+}
+
+/// Puts anchors and deltas, `[coefficient][token of the list]`, together in units of the finest step.
+fn merge_anchors(
+    scope: &Scope,
+    tokens: usize,
+    (anchor_list, anchors): (&[usize], &[i32]),
+    (main_list, main): (&[usize], &[i32]),
+) -> Vec<f32> {
+    let mut out = vec![0.0; scope.rank() * tokens];
+    let Predictor::AnchorFirst { group, anchor_ratio, .. } = &scope.predictor else { return out };
+    for (coefficient, row) in out.chunks_exact_mut(tokens).enumerate() {
+        let anchors = &anchors[coefficient * anchor_list.len()..(coefficient + 1) * anchor_list.len()];
+        for (&token, &anchor) in anchor_list.iter().zip(anchors) {
+            row[token] = anchor as f32 / *anchor_ratio as f32;
+        }
+        let deltas = &main[coefficient * main_list.len()..(coefficient + 1) * main_list.len()];
+        for (&token, &delta) in main_list.iter().zip(deltas) {
+            let predicted = anchor_prediction(anchors[token / group], *anchor_ratio);
+            row[token] = delta.wrapping_add(predicted) as f32;
+        }
+    }
+    out
 }

@@ -1,15 +1,39 @@
 //! The encoder on the CPU.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-use kvasir_types::{ModelSpec, ProfileHash};
+use kvasir_container::{ChunkBuilder, ChunkMeta, SectionId};
+use kvasir_types::{CHUNK_TOKENS_MAX, Level, ModelSpec, ProfileHash, SPAN_TOKENS};
+use rayon::prelude::*;
 
-use crate::{ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError};
+use crate::{
+    ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError,
+    bound::{
+        BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, Matrix, SectionPlan, anchor_prediction,
+        split_anchors, text_predictions,
+    },
+    exact::{self, ExactDtype},
+    levels::coarser_by,
+    limits::QUANTISED_MAX,
+    profile::{Predictor, Scope},
+    rans::{Coding, PieceError, PiecePlan, digit, encode_piece},
+    transform::Rotations,
+};
 
-/// Encodes chunks with one profile.
+/// Encodes chunks with one profile. Spans and scopes are coded in parallel on rayon's global pool.
 #[derive(Debug, Clone)]
 pub struct CpuEncoder {
+    spec: Arc<ModelSpec>,
     profile: Arc<Profile>,
+    scopes: Vec<(BoundScope, Matrix)>,
+    exact_dtype: ExactDtype,
+}
+
+/// What an encoder noticed besides the bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EncodeReport {
+    /// Scope and span of everything stored exactly because a value was not finite or out of range.
+    pub exact_spans: Vec<(usize, usize)>,
 }
 
 impl CpuEncoder {
@@ -17,16 +41,139 @@ impl CpuEncoder {
     ///
     /// # Errors
     /// [`ProfileError`] where the profile is of another model.
-    #[allow(clippy::needless_pass_by_value, reason = "kept by the encoder")]
     pub fn new(spec: Arc<ModelSpec>, profile: Arc<Profile>) -> Result<Self, ProfileError> {
         profile.check_model(&spec)?;
-        Ok(Self { profile })
+        let bind = |index: usize| {
+            (BoundScope::new(&spec, &profile, index), Matrix::analysis(&profile.scopes[index]))
+        };
+        let scopes = (0..profile.scopes.len()).map(bind).collect();
+        let exact_dtype = ExactDtype::of(spec.kv_dtype);
+        Ok(Self { spec, profile, scopes, exact_dtype })
+    }
+
+    /// As [`ChunkEncoder::encode`], and says what was stored exactly and need not have been.
+    ///
+    /// # Errors
+    /// As [`ChunkEncoder::encode`].
+    pub fn encode_with_report(&self, input: &ChunkInput<'_>) -> Result<(Vec<u8>, EncodeReport), EncodeError> {
+        let tokens = input.tokens.len();
+        if !(1..=CHUNK_TOKENS_MAX).contains(&tokens) {
+            return Err(EncodeError::Tokens { tokens, max: CHUNK_TOKENS_MAX });
+        }
+        if !(input.kl_beneath.is_finite() && input.kl_beneath >= 0.0) {
+            return Err(EncodeError::KlBeneath);
+        }
+        let spans: Vec<_> = spans(tokens).collect();
+        let rotations: Vec<_> =
+            spans.par_iter().map(|s| Rotations::new(&self.spec.ropes, input.first_position, s)).collect();
+        let tasks: Vec<_> =
+            (0..self.scopes.len()).flat_map(|scope| (0..spans.len()).map(move |span| (scope, span))).collect();
+        let coded: Result<Vec<SpanPieces>, EncodeError> = tasks
+            .par_iter()
+            .map(|&(scope, span)| self.encode_span(scope, input, &spans[span], &rotations[span]))
+            .collect();
+        let coded = coded?;
+        let forced = tasks.iter().zip(&coded).filter(|(_, pieces)| pieces.forced_exact);
+        let report = EncodeReport { exact_spans: forced.map(|(task, _)| *task).collect() };
+        Ok((self.assemble(input, spans.len(), coded)?, report))
+    }
+
+    /// Tokens at the start of the chunk that are stored exactly.
+    fn exact_tokens(&self, input: &ChunkInput<'_>) -> usize {
+        let exact = (self.profile.exact_tokens() as u64).saturating_sub(input.first_position);
+        (exact as usize).min(input.tokens.len()) // at most EXACT_TOKENS_MAX
+    }
+
+    fn encode_span(
+        &self,
+        scope: usize,
+        input: &ChunkInput<'_>,
+        span: &Range<usize>,
+        rotations: &Rotations,
+    ) -> Result<SpanPieces, EncodeError> {
+        let (bound, analysis) = &self.scopes[scope];
+        let scope = &self.profile.scopes[scope];
+        let tokens = span.len();
+        let mut raw = Vec::new();
+        let finite = bound.elements.read(input.kv, span, &mut raw);
+        let exact = self.exact_tokens(input).saturating_sub(span.start).min(tokens);
+        let exact_piece = |raw: &[f32], exact: usize| {
+            let whole = 0..exact;
+            let members = bound.elements.members(tokens, &whole, raw);
+            exact::encode(self.exact_dtype, exact, members.flat_map(|m| m.rows.iter().copied()))
+        };
+        let exact_span = |raw: &[f32]| SpanPieces {
+            exact: Some(exact_piece(raw, tokens)),
+            anchors: None,
+            levels: vec![None; bound.levels.len()],
+            forced_exact: true,
+        };
+        if !finite {
+            return Ok(exact_span(&raw));
+        }
+        let stored = (exact > 0).then(|| exact_piece(&raw, exact));
+        let mut elements = vec![0.0; raw.len()];
+        let mut scratch = raw.clone();
+        bound.elements.normalise(&scope.mean, rotations, tokens, &mut scratch, &mut elements);
+        let mut coefficients = vec![0.0; scope.rank() * tokens];
+        analysis.analyse(tokens, &elements, &mut coefficients);
+        let predictions = text_predictions(scope, input.tokens, input.preceding_token, span);
+        let Some(values) = quantise(scope, tokens, exact, &coefficients, predictions) else {
+            return Ok(exact_span(&raw));
+        };
+        let bank = &self.profile.bank;
+        let top = bound.levels.len() - 1;
+        let coded = |(level, plan): (usize, &SectionPlan)| {
+            encode_section(bank, plan, &values.main, values.main_tokens, (top - level) as u32)
+        };
+        Ok(SpanPieces {
+            exact: stored,
+            anchors: encode_section(bank, &bound.anchors, &values.anchors, values.anchor_tokens, 0)?,
+            levels: bound.levels.iter().enumerate().map(coded).collect::<Result<_, _>>()?,
+            forced_exact: false,
+        })
+    }
+
+    /// Puts the pieces into fetch order: level-major; level 0 in scope order.
+    fn assemble(
+        &self,
+        input: &ChunkInput<'_>,
+        spans: usize,
+        mut coded: Vec<SpanPieces>,
+    ) -> Result<Vec<u8>, EncodeError> {
+        let meta = ChunkMeta {
+            model_id: self.profile.model_id(),
+            profile_hash: self.profile.hash(),
+            parent_hash: input.parent_hash,
+            first_position: input.first_position,
+            preceding_token: input.preceding_token,
+            level_count: self.profile.level_count() as u8,
+            exact_tokens: self.exact_tokens(input) as u8,
+            kl_beneath: input.kl_beneath,
+        };
+        let mut builder = ChunkBuilder::new(meta, input.tokens.to_vec())?;
+        for level in 0..self.profile.level_count() {
+            for (scope, coded) in coded.chunks_exact_mut(spans).enumerate() {
+                let id = |band| SectionId { scope: scope as u16, band, level: Level(level as u8), flags: 0 };
+                if level == 0 {
+                    if coded.iter().any(|pieces| pieces.exact.is_some()) {
+                        builder.section(id(BAND_EXACT), coded.iter_mut().map(|p| p.exact.take()).collect())?;
+                    }
+                    if !self.scopes[scope].0.anchors.codings.is_empty() {
+                        let anchors = coded.iter_mut().map(|p| p.anchors.take()).collect();
+                        builder.section(id(BAND_ANCHORS), anchors)?;
+                    }
+                }
+                builder.section(id(BAND_MAIN), coded.iter_mut().map(|p| p.levels[level].take()).collect())?;
+            }
+        }
+        Ok(builder.finish()?)
     }
 }
 
 impl ChunkEncoder for CpuEncoder {
     fn encode(&self, input: &ChunkInput<'_>) -> Result<Vec<u8>, EncodeError> {
-        Err(EncodeError::Tokens { tokens: input.tokens.len(), max: 0 })
+        self.encode_with_report(input).map(|(object, _)| object)
     }
 
     fn profile_hash(&self) -> ProfileHash {
@@ -36,4 +183,95 @@ impl ChunkEncoder for CpuEncoder {
     fn level_count(&self) -> usize {
         self.profile.level_count()
     }
+}
+
+/// The spans of a chunk as token ranges.
+pub(crate) fn spans(tokens: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..tokens).step_by(SPAN_TOKENS).map(move |start| start..(start + SPAN_TOKENS).min(tokens))
+}
+
+/// The pieces of one scope and span; `None` is absent.
+#[derive(Debug)]
+struct SpanPieces {
+    exact: Option<Vec<u8>>,
+    anchors: Option<Vec<u8>>,
+    levels: Vec<Option<Vec<u8>>>,
+    forced_exact: bool,
+}
+
+/// Quantised values of one scope and span, `[coefficient][token]`.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Quantised {
+    pub(crate) anchors: Vec<i32>,
+    pub(crate) anchor_tokens: usize,
+    /// At the finest level, less the prediction; exact tokens are 0.
+    pub(crate) main: Vec<i32>,
+    pub(crate) main_tokens: usize,
+}
+
+/// Quantises coefficients, `[coefficient][token]` in units of the finest step; `None` where a value is out of
+/// range. `predictions` is of the same shape; the first `exact` tokens are masked.
+pub(crate) fn quantise(
+    scope: &Scope,
+    tokens: usize,
+    exact: usize,
+    coefficients: &[f32],
+    mut predictions: Vec<i32>,
+) -> Option<Quantised> {
+    let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
+    let mut anchors = Vec::with_capacity(anchor_list.len() * scope.rank());
+    if let Predictor::AnchorFirst { group, anchor_ratio, .. } = &scope.predictor {
+        let rows = coefficients.chunks_exact(tokens).zip(predictions.chunks_exact_mut(tokens));
+        for (row, predicted) in rows {
+            for &token in &anchor_list {
+                let anchor = round(row[token] * *anchor_ratio as f32)?;
+                let end = (token + group).min(tokens);
+                predicted[token..end].fill(anchor_prediction(anchor, *anchor_ratio));
+                anchors.push(anchor);
+            }
+        }
+    }
+    let mut main = Vec::with_capacity(main_list.len() * scope.rank());
+    for (row, predicted) in coefficients.chunks_exact(tokens).zip(predictions.chunks_exact(tokens)) {
+        for &token in &main_list {
+            let value = if token < exact { 0 } else { round(row[token] - predicted[token] as f32)? };
+            main.push(value);
+        }
+    }
+    Some(Quantised { anchors, anchor_tokens: anchor_list.len(), main, main_tokens: main_list.len() })
+}
+
+/// To the nearest integer, ties to even; `None` beyond [`QUANTISED_MAX`] and for NaN.
+fn round(value: f32) -> Option<i32> {
+    (value.abs() <= QUANTISED_MAX as f32).then(|| value.round_ties_even() as i32)
+}
+
+/// The piece of a section whose values lie `up` levels below `fine`; `None` where it would say nothing.
+fn encode_section(
+    bank: &crate::rans::TableBank,
+    plan: &SectionPlan,
+    fine: &[i32],
+    tokens: usize,
+    up: u32,
+) -> Result<Option<Vec<u8>>, PieceError> {
+    if tokens == 0 || plan.codings.is_empty() {
+        return Ok(None);
+    }
+    let mut values = Vec::with_capacity(plan.codings.len() * tokens);
+    let mut silent = true;
+    for (&coefficient, coding) in plan.coefficients.iter().zip(&plan.codings) {
+        let row = &fine[coefficient * tokens..(coefficient + 1) * tokens];
+        let start = values.len();
+        values.extend(row.iter().map(|q| coarser_by(*q, up)));
+        silent &= match coding {
+            Coding::Stage { .. } => values[start..].iter().all(|q| *q == 0),
+            Coding::Trit { .. } => values[start..].iter().all(|q| digit(*q) == 0),
+        };
+    }
+    if silent {
+        return Ok(None);
+    }
+    let mut piece = Vec::new();
+    encode_piece(bank, &PiecePlan { coefficients: &plan.codings, tokens }, &values, &mut piece)?;
+    Ok(Some(piece))
 }

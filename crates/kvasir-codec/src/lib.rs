@@ -1,9 +1,11 @@
 //! Layered KV-cache bitstream: transforms, quantisers, rANS, profiles.
 
+mod bound;
 mod chunk;
 mod decoder;
 mod encoder;
 mod error;
+mod exact;
 mod kv;
 mod levels;
 pub mod limits;
@@ -11,12 +13,13 @@ mod profile;
 pub mod rans;
 pub mod rope;
 pub mod train;
+mod transform;
 
 pub use kvasir_container as container;
 
 pub use chunk::{ChunkDecoder, ChunkEncoder, ChunkInput};
 pub use decoder::CpuDecoder;
-pub use encoder::CpuEncoder;
+pub use encoder::{CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError, TrainError};
 pub use kv::{KvBuffer, KvSink, KvSource, Tokens};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};

@@ -4,8 +4,6 @@
 //! normative f32 polynomials of its top 32 bits, multiplied and added in the order written here and never
 //! fused, so that every implementation gets the same bits.
 
-use std::ops::Range;
-
 use kvasir_types::{Pairing, Rope};
 
 /// `(π/2)^n / n!` for odd n: the Taylor series of `sin(π x / 2)`; below 2e-9 off for |x| ≤ 1/2.
@@ -42,8 +40,8 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// The rotations of `rope` at `positions`.
-    pub fn new(rope: &Rope, positions: Range<u64>) -> Self {
+    /// The rotations of `rope` at `tokens` positions from `first` on, modulo 2^64.
+    pub fn new(rope: &Rope, first: u64, tokens: usize) -> Self {
         let angles = |position: u64| {
             rope.freqs.iter().map(move |freq| sin_cos((position.wrapping_mul(*freq) >> 32) as u32))
         };
@@ -52,7 +50,7 @@ impl Rotation {
             offset: rope.offset as usize,
             pairs: rope.freqs.len(),
             factor: rope.attention_factor,
-            table: positions.flat_map(angles).collect(),
+            table: (0..tokens as u64).flat_map(|token| angles(first.wrapping_add(token))).collect(),
         }
     }
 
@@ -117,7 +115,7 @@ mod tests {
             position in 0u64..10_000_000, seed in -100i32..100,
         ) {
             let pairing = if interleaved { Pairing::Interleaved } else { Pairing::Half };
-            let rotation = Rotation::new(&rope(pairing, offset, pairs, factor), position..position + 2);
+            let rotation = Rotation::new(&rope(pairing, offset, pairs, factor), position, 2);
             let dim = offset as usize + 2 * pairs + 3;
             let row: Vec<f32> = (0..dim).map(|i| (i as f32 * 0.37 + seed as f32).sin() * 3.0).collect();
             let mut turned = row.clone();
@@ -136,7 +134,7 @@ mod tests {
     fn it_is_the_rotation_engines_make() {
         let position = 1_234_567u64;
         for pairing in [Pairing::Half, Pairing::Interleaved] {
-            let rotation = Rotation::new(&rope(pairing, 0, 4, 1.0), position..position + 1);
+            let rotation = Rotation::new(&rope(pairing, 0, 4, 1.0), position, 1);
             let row: Vec<f32> = (0..8).map(|i| i as f32 - 3.5).collect();
             let mut turned = row.clone();
             rotation.rotate(0, &mut turned);

@@ -23,7 +23,7 @@ pub(crate) struct TokenPredictor {
 }
 
 impl TokenPredictor {
-    /// Adds the prediction for every token of `range` to `out`, `[token][coefficient]`.
+    /// Adds the prediction for every token of `range` to `out`, `[coefficient][token]`.
     ///
     /// `tokens` are the chunk's, `preceding` is the one before them.
     pub(crate) fn predict(
@@ -33,12 +33,9 @@ impl TokenPredictor {
         range: Range<usize>,
         out: &mut [i32],
     ) {
-        let rank = self.shifts.len();
-        if rank == 0 {
-            return;
-        }
+        let (rank, columns) = (self.shifts.len(), range.len());
         let mut sums = vec![0i32; rank];
-        for (token, row) in range.zip(out.chunks_exact_mut(rank)) {
+        for (column, token) in range.enumerate() {
             let before = if token == 0 { preceding } else { tokens.get(token - 1).copied() };
             sums.fill(0);
             let (now_rows, before_rows) = self.matrix.split_at(self.factors[0] * rank);
@@ -48,9 +45,9 @@ impl TokenPredictor {
                 &mut sums,
             );
             accumulate(self.row(&self.previous, self.factors[1], before), before_rows, &mut sums);
-            for ((value, sum), shift) in row.iter_mut().zip(&sums).zip(&self.shifts) {
+            for ((row, sum), shift) in out.chunks_exact_mut(columns).zip(&sums).zip(&self.shifts) {
                 let half = if *shift == 0 { 0 } else { 1 << (shift - 1) };
-                *value += (sum + half) >> shift;
+                row[column] += (sum + half) >> shift;
             }
         }
     }

@@ -1,0 +1,187 @@
+//! A profile's scope bound to a model: everything that is derived once and used for every span.
+
+use std::ops::Range;
+
+use faer::{Accum, MatMut, MatRef, Par, linalg::matmul::matmul};
+use half::f16;
+use kvasir_types::{LEVELS_MAX, ModelSpec};
+
+use crate::{
+    levels::{ratio, reconstruct},
+    profile::{Basis, CoefficientCoding, Predictor, Profile, Scope},
+    rans::Coding,
+    transform::Elements,
+};
+
+/// Band of a scope's coefficients.
+pub(crate) const BAND_MAIN: u8 = 0;
+/// Band of the anchors of an anchor-first scope, level 0 only.
+pub(crate) const BAND_ANCHORS: u8 = 1;
+/// Band of the exact tokens and spans of a scope, level 0 only.
+pub(crate) const BAND_EXACT: u8 = 2;
+
+/// The coefficients that one section codes, in stream order, and how.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SectionPlan {
+    pub(crate) coefficients: Vec<usize>,
+    pub(crate) codings: Vec<Coding>,
+}
+
+/// A scope bound to a model.
+#[derive(Debug, Clone)]
+pub(crate) struct BoundScope {
+    pub(crate) index: usize,
+    pub(crate) elements: Elements,
+    pub(crate) levels: Vec<SectionPlan>,
+    pub(crate) anchors: SectionPlan,
+    /// Shift of every coefficient at every level, `[level][coefficient]`.
+    shifts: Vec<Vec<u8>>,
+}
+
+impl BoundScope {
+    /// Derives the plans of scope `index` of a profile.
+    pub(crate) fn new(spec: &ModelSpec, profile: &Profile, index: usize) -> Self {
+        let scope = &profile.scopes[index];
+        let levels = (0..profile.level_count()).map(|level| level_plan(&scope.coding, level)).collect();
+        let anchors = match &scope.predictor {
+            Predictor::AnchorFirst { anchors, .. } => level_plan(anchors, 0),
+            Predictor::Mean | Predictor::Token(_) => SectionPlan::default(),
+        };
+        let shift = |coding: &CoefficientCoding, level: usize| {
+            let depth = usize::try_from(level as i32 - i32::from(coding.entry)).ok()?;
+            Some(profile.shifts.get(usize::from(coding.stage))?[depth.min(LEVELS_MAX - 1)])
+        };
+        let shifts = (0..profile.level_count())
+            .map(|level| scope.coding.iter().map(|c| shift(c, level).unwrap_or(0)).collect())
+            .collect();
+        Self { index, elements: Elements::new(spec, scope), levels, anchors, shifts }
+    }
+
+    /// Turns quantised values of `level` into units of the finest step, before the prediction: `[coefficient]`
+    /// rows of `tokens` values, in place.
+    pub(crate) fn reconstruct(&self, level: usize, tokens: usize, values: &mut [i32]) {
+        let up = (self.shifts.len() - 1 - level) as u32;
+        for (row, shift) in values.chunks_exact_mut(tokens).zip(&self.shifts[level]) {
+            row.iter_mut().for_each(|q| *q = reconstruct(*q, up, *shift));
+        }
+    }
+}
+
+/// What a section of `level` codes.
+fn level_plan(coding: &[CoefficientCoding], level: usize) -> SectionPlan {
+    let mut plan = SectionPlan::default();
+    for (index, c) in coding.iter().enumerate() {
+        let entry = i32::from(c.entry);
+        let coding = match level as i32 - entry.max(0) {
+            ..0 => continue,
+            0 => Coding::Stage { table: c.stage, trits: (-entry).max(0) as u8, trit_table: c.inner },
+            1.. => Coding::Trit { table: c.trits[level] },
+        };
+        plan.coefficients.push(index);
+        plan.codings.push(coding);
+    }
+    plan
+}
+
+/// Tokens of a span that are anchors (groups restart at each span), and the others.
+pub(crate) fn split_anchors(predictor: &Predictor, tokens: usize) -> (Vec<usize>, Vec<usize>) {
+    match predictor {
+        Predictor::AnchorFirst { group, .. } => (0..tokens).partition(|token| token.is_multiple_of(*group)),
+        Predictor::Mean | Predictor::Token(_) => (Vec::new(), (0..tokens).collect()),
+    }
+}
+
+/// What an anchor predicts for its group: its value rounded to finest steps.
+pub(crate) const fn anchor_prediction(anchor: i32, anchor_ratio: i32) -> i32 {
+    anchor.saturating_add(anchor_ratio / 2).div_euclid(anchor_ratio)
+}
+
+/// The predictions of a span from the text, `[coefficient][token]`; zeros where the predictor is another.
+pub(crate) fn text_predictions(
+    scope: &Scope,
+    tokens: &[u32],
+    preceding: Option<u32>,
+    span: &Range<usize>,
+) -> Vec<i32> {
+    let mut predictions = vec![0; scope.rank() * span.len()];
+    if let Predictor::Token(token) = &scope.predictor {
+        token.predict(tokens, preceding, span.clone(), &mut predictions);
+    }
+    predictions
+}
+
+/// A basis in f32, for one direction.
+#[derive(Debug, Clone)]
+pub(crate) enum Matrix {
+    /// Coefficient = element.
+    Identity,
+    /// `[coefficient][element]`.
+    Dense(Vec<f32>),
+}
+
+impl Matrix {
+    /// The synthesis matrix of a scope.
+    pub(crate) fn synthesis(scope: &Scope) -> Self {
+        match &scope.basis {
+            Basis::Identity => Self::Identity,
+            Basis::Trained { synthesis, .. } => Self::Dense(synthesis.iter().copied().map(f16::to_f32).collect()),
+        }
+    }
+
+    /// The analysis matrix of a scope.
+    pub(crate) fn analysis(scope: &Scope) -> Self {
+        match &scope.basis {
+            Basis::Trained { analysis: Some(analysis), .. } => {
+                Self::Dense(analysis.iter().copied().map(f16::to_f32).collect())
+            }
+            Basis::Trained { analysis: None, .. } | Basis::Identity => Self::synthesis(scope),
+        }
+    }
+
+    /// `coefficients[c][t] = Σ_e matrix[c][e] · elements[t][e]`.
+    pub(crate) fn analyse(&self, tokens: usize, elements: &[f32], coefficients: &mut [f32]) {
+        let (rank, width) = (coefficients.len() / tokens, elements.len() / tokens);
+        match self {
+            Self::Identity => transpose(tokens, rank, elements, coefficients),
+            Self::Dense(matrix) => matmul(
+                MatMut::from_column_major_slice_mut(coefficients, tokens, rank),
+                Accum::Replace,
+                MatRef::from_row_major_slice(elements, tokens, width),
+                MatRef::from_column_major_slice(matrix, width, rank),
+                1.0,
+                Par::Seq,
+            ),
+        }
+    }
+
+    /// `elements[t][e] = Σ_c coefficients[c][t] · matrix[c][e]`, accumulated in f32.
+    pub(crate) fn synthesise(&self, tokens: usize, coefficients: &[f32], elements: &mut [f32]) {
+        let (rank, width) = (coefficients.len() / tokens, elements.len() / tokens);
+        match self {
+            Self::Identity => transpose(rank, tokens, coefficients, elements),
+            Self::Dense(matrix) => matmul(
+                MatMut::from_row_major_slice_mut(elements, tokens, width),
+                Accum::Replace,
+                MatRef::from_column_major_slice(coefficients, tokens, rank),
+                MatRef::from_row_major_slice(matrix, rank, width),
+                1.0,
+                Par::Seq,
+            ),
+        }
+    }
+}
+
+/// `out[column][row] = values[row][column]`.
+fn transpose(rows: usize, columns: usize, values: &[f32], out: &mut [f32]) {
+    debug_assert_eq!(values.len(), rows * columns);
+    for (row, values) in values.chunks_exact(columns).enumerate() {
+        for (column, value) in values.iter().enumerate() {
+            out[column * rows + row] = *value;
+        }
+    }
+}
+
+/// Steps of the finest level in one step of the coarsest of `level_count` levels.
+pub(crate) const fn coarsest_ratio(level_count: usize) -> i32 {
+    ratio(level_count as u32 - 1)
+}

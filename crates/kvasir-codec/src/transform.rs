@@ -1,0 +1,174 @@
+//! From cached rows to normalised elements and back: RoPE, static mean, gain (FORMAT.md "Transform").
+
+use std::ops::Range;
+
+use kvasir_types::{KvLayout, ModelSpec, Plane, Rope};
+
+use crate::{KvSource, profile::Scope, rope::Rotation};
+
+/// Which rope turns a plane's rows, as an index into the spec's ropes.
+pub(crate) fn rope_index(spec: &ModelSpec, layer: usize, plane: Plane) -> Option<usize> {
+    let kv = spec.layers.get(layer)?;
+    let rotated = match kv.layout {
+        KvLayout::Gqa { .. } | KvLayout::SlidingWindow { .. } => Plane::K,
+        KvLayout::Mla { .. } => Plane::V,
+        KvLayout::None => return None,
+    };
+    (plane == rotated).then_some(usize::from(kv.rope?))
+}
+
+/// The rotations of all of a model's ropes over a run of positions: made once a span, shared by its scopes.
+#[derive(Debug)]
+pub(crate) struct Rotations(Vec<Rotation>);
+
+impl Rotations {
+    /// Of the positions `first_position + tokens`.
+    pub(crate) fn new(ropes: &[Rope], first_position: u64, tokens: &Range<usize>) -> Self {
+        // Positions are taken modulo 2^64 everywhere: the phase is.
+        let first = first_position.wrapping_add(tokens.start as u64);
+        Self(ropes.iter().map(|rope| Rotation::new(rope, first, tokens.len())).collect())
+    }
+}
+
+/// A scope's members as slices of its element vector, with their ropes resolved.
+#[derive(Debug, Clone)]
+pub(crate) struct Elements {
+    members: Vec<Slot>,
+    count: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    layer: usize,
+    plane: Plane,
+    head: usize,
+    dim: usize,
+    gain: f32,
+    /// First element.
+    start: usize,
+    rope: Option<usize>,
+}
+
+/// Rows of one member, ready for a sink: `[token][element]`.
+pub(crate) struct MemberRows<'a> {
+    pub(crate) layer: usize,
+    pub(crate) plane: Plane,
+    pub(crate) head: usize,
+    pub(crate) dim: usize,
+    pub(crate) rows: &'a [f32],
+}
+
+impl Elements {
+    /// The elements of a scope of a model.
+    pub(crate) fn new(spec: &ModelSpec, scope: &Scope) -> Self {
+        let mut start = 0;
+        let slot = |member: &crate::profile::Member| {
+            let slot = Slot {
+                layer: member.layer,
+                plane: member.plane,
+                head: member.head,
+                dim: member.dim,
+                gain: member.gain,
+                start,
+                rope: rope_index(spec, member.layer, member.plane).filter(|_| scope.unrope),
+            };
+            start += member.dim;
+            slot
+        };
+        let members = scope.members.iter().map(slot).collect();
+        Self { members, count: start }
+    }
+
+    /// Elements of one token.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Reads `tokens` of a source as they are, `[member][token][element]`. Says whether all are finite.
+    pub(crate) fn read(&self, source: &dyn KvSource, tokens: &Range<usize>, out: &mut Vec<f32>) -> bool {
+        out.clear();
+        out.resize(self.count * tokens.len(), 0.0);
+        for slot in &self.members {
+            let start = slot.start * tokens.len();
+            let rows = &mut out[start..start + slot.dim * tokens.len()];
+            source.read(slot.layer, slot.plane, slot.head, tokens.clone(), rows);
+        }
+        out.iter().all(|v| v.is_finite())
+    }
+
+    /// Un-ropes, centres and scales what [`read`](Self::read) gave, into units of the finest step:
+    /// `out[token][element]`. Uses `raw` as scratch.
+    pub(crate) fn normalise(
+        &self,
+        mean: &[f32],
+        rotations: &Rotations,
+        tokens: usize,
+        raw: &mut [f32],
+        out: &mut [f32],
+    ) {
+        for slot in &self.members {
+            let rows = &mut raw[slot.start * tokens..(slot.start + slot.dim) * tokens];
+            let rotation = slot.rope.and_then(|rope| rotations.0.get(rope));
+            let (mean, inverse) = (&mean[slot.start..slot.start + slot.dim], 1.0 / slot.gain);
+            for (token, row) in rows.chunks_exact_mut(slot.dim).enumerate() {
+                if let Some(rotation) = rotation {
+                    rotation.unrotate(token, row);
+                }
+                let start = token * self.count + slot.start;
+                for ((out, x), mean) in out[start..start + slot.dim].iter_mut().zip(&*row).zip(mean) {
+                    *out = (x - mean) * inverse;
+                }
+            }
+        }
+    }
+
+    /// The inverse of [`normalise`](Self::normalise): `steps[token][element]` in units of the finest step to
+    /// rows `[member][token][element]`. Multiply, add, rotate, in this order and never fused.
+    pub(crate) fn denormalise(
+        &self,
+        mean: &[f32],
+        rotations: &Rotations,
+        tokens: usize,
+        steps: &[f32],
+        out: &mut [f32],
+    ) {
+        for slot in &self.members {
+            let rows = &mut out[slot.start * tokens..(slot.start + slot.dim) * tokens];
+            let rotation = slot.rope.and_then(|rope| rotations.0.get(rope));
+            let mean = &mean[slot.start..slot.start + slot.dim];
+            for (token, row) in rows.chunks_exact_mut(slot.dim).enumerate() {
+                let start = token * self.count + slot.start;
+                for ((x, steps), mean) in row.iter_mut().zip(&steps[start..start + slot.dim]).zip(mean) {
+                    *x = steps * slot.gain + mean;
+                }
+                if let Some(rotation) = rotation {
+                    rotation.rotate(token, row);
+                }
+            }
+        }
+    }
+
+    /// Replaces the first `exact_tokens` tokens of `rows`, `[member][token][element]`, by `values` of the same
+    /// order.
+    pub(crate) fn overwrite(&self, tokens: usize, exact_tokens: usize, values: &[f32], rows: &mut [f32]) {
+        for slot in &self.members {
+            let (from, to) = (slot.start * exact_tokens, slot.start * tokens);
+            let count = slot.dim * exact_tokens;
+            rows[to..to + count].copy_from_slice(&values[from..from + count]);
+        }
+    }
+
+    /// Cuts `rows`, `[member][token][element]` of `tokens` tokens, into members, keeping `kept` tokens.
+    pub(crate) fn members<'a>(
+        &'a self,
+        tokens: usize,
+        kept: &'a Range<usize>,
+        rows: &'a [f32],
+    ) -> impl Iterator<Item = MemberRows<'a>> {
+        self.members.iter().map(move |slot| {
+            let start = slot.start * tokens;
+            let rows = &rows[start + kept.start * slot.dim..start + kept.end * slot.dim];
+            MemberRows { layer: slot.layer, plane: slot.plane, head: slot.head, dim: slot.dim, rows }
+        })
+    }
+}
