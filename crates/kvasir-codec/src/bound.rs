@@ -7,7 +7,7 @@ use half::f16;
 use kvasir_types::{LEVELS_MAX, ModelSpec};
 
 use crate::{
-    levels::{ratio, reconstruct},
+    levels::reconstruct,
     profile::{Basis, CoefficientCoding, Predictor, Profile, Scope},
     rans::Coding,
     transform::Elements,
@@ -124,7 +124,9 @@ impl Matrix {
     pub(crate) fn synthesis(scope: &Scope) -> Self {
         match &scope.basis {
             Basis::Identity => Self::Identity,
-            Basis::Trained { synthesis, .. } => Self::Dense(synthesis.iter().copied().map(f16::to_f32).collect()),
+            Basis::Trained { synthesis, .. } => {
+                Self::Dense(synthesis.iter().copied().map(f16::to_f32).collect())
+            }
         }
     }
 
@@ -181,7 +183,3 @@ fn transpose(rows: usize, columns: usize, values: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Steps of the finest level in one step of the coarsest of `level_count` levels.
-pub(crate) const fn coarsest_ratio(level_count: usize) -> i32 {
-    ratio(level_count as u32 - 1)
-}

@@ -99,9 +99,8 @@ impl CpuDecoder {
         } else {
             tokens.start / SPAN_TOKENS..tokens.end.div_ceil(SPAN_TOKENS)
         };
-        let of_span = |span| {
-            scopes.iter().map(move |&(scope, level)| Task { scope, span, level: level.index() })
-        };
+        let of_span =
+            |span| scopes.iter().map(move |&(scope, level)| Task { scope, span, level: level.index() });
         let tasks: Vec<_> = needed.flat_map(of_span).collect();
         tasks.iter().try_for_each(|task| self.check_present(&object, *task))?;
         for batch in tasks.chunks(rayon::current_num_threads().max(1)) {
@@ -163,7 +162,8 @@ impl CpuDecoder {
     fn check_present(&self, object: &Object<'_>, task: Task) -> Result<(), DecodeError> {
         let levels = (0..=task.level).map(|level| (BAND_MAIN, level));
         let ids = levels.chain([(BAND_ANCHORS, 0), (BAND_EXACT, 0)]);
-        let ends = ids.filter_map(|(band, level)| object.entry(task, band, level).map(|(_, range)| range.end));
+        let ends =
+            ids.filter_map(|(band, level)| object.entry(task, band, level).map(|(_, range)| range.end));
         let needed = ends.max().unwrap_or(0);
         let found = object.bytes.len() as u64;
         if needed > found {
@@ -208,7 +208,8 @@ impl CpuDecoder {
         span: &Range<usize>,
     ) -> Result<Option<(usize, Vec<f32>)>, DecodeError> {
         let malformed = DecodeError::Exact { scope: task.scope, span: task.span };
-        let required = usize::from(object.head.header.exact_tokens).saturating_sub(span.start).min(span.len());
+        let required =
+            usize::from(object.head.header.exact_tokens).saturating_sub(span.start).min(span.len());
         let Some((_, bytes)) = object.piece(task, BAND_EXACT, 0)? else {
             return if required == 0 { Ok(None) } else { Err(malformed) };
         };
@@ -232,7 +233,15 @@ impl CpuDecoder {
         let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
         let mut main = vec![0i32; scope.rank() * main_list.len()];
         for level in 0..=task.level {
-            self.decode_section(object, task, BAND_MAIN, level, &bound.levels[level], main_list.len(), &mut main)?;
+            self.decode_section(
+                object,
+                task,
+                BAND_MAIN,
+                level,
+                &bound.levels[level],
+                main_list.len(),
+                &mut main,
+            )?;
         }
         if !main_list.is_empty() {
             bound.reconstruct(task.level, main_list.len(), &mut main);

@@ -66,8 +66,9 @@ impl CpuEncoder {
         let spans: Vec<_> = spans(tokens).collect();
         let rotations: Vec<_> =
             spans.par_iter().map(|s| Rotations::new(&self.spec.ropes, input.first_position, s)).collect();
-        let tasks: Vec<_> =
-            (0..self.scopes.len()).flat_map(|scope| (0..spans.len()).map(move |span| (scope, span))).collect();
+        let tasks: Vec<_> = (0..self.scopes.len())
+            .flat_map(|scope| (0..spans.len()).map(move |span| (scope, span)))
+            .collect();
         let coded: Result<Vec<SpanPieces>, EncodeError> = tasks
             .par_iter()
             .map(|&(scope, span)| self.encode_span(scope, input, &spans[span], &rotations[span]))
@@ -157,7 +158,8 @@ impl CpuEncoder {
                 let id = |band| SectionId { scope: scope as u16, band, level: Level(level as u8), flags: 0 };
                 if level == 0 {
                     if coded.iter().any(|pieces| pieces.exact.is_some()) {
-                        builder.section(id(BAND_EXACT), coded.iter_mut().map(|p| p.exact.take()).collect())?;
+                        builder
+                            .section(id(BAND_EXACT), coded.iter_mut().map(|p| p.exact.take()).collect())?;
                     }
                     if !self.scopes[scope].0.anchors.codings.is_empty() {
                         let anchors = coded.iter_mut().map(|p| p.anchors.take()).collect();

@@ -204,7 +204,10 @@ pub enum TrainError {
     /// The trained profile does not fit the format.
     #[error("the trained profile does not fit the format: {0}")]
     Profile(#[from] ProfileError),
-    /// A held-out chunk could not be coded.
+    /// A held-out chunk could not be encoded.
     #[error("the held-out check failed: {0}")]
     Encode(#[from] EncodeError),
+    /// A held-out chunk could not be decoded again.
+    #[error("the held-out check failed: {0}")]
+    Check(#[source] DecodeError),
 }

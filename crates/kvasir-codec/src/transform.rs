@@ -54,7 +54,6 @@ pub(crate) struct MemberRows<'a> {
     pub(crate) layer: usize,
     pub(crate) plane: Plane,
     pub(crate) head: usize,
-    pub(crate) dim: usize,
     pub(crate) rows: &'a [f32],
 }
 
@@ -168,7 +167,7 @@ impl Elements {
         self.members.iter().map(move |slot| {
             let start = slot.start * tokens;
             let rows = &rows[start + kept.start * slot.dim..start + kept.end * slot.dim];
-            MemberRows { layer: slot.layer, plane: slot.plane, head: slot.head, dim: slot.dim, rows }
+            MemberRows { layer: slot.layer, plane: slot.plane, head: slot.head, rows }
         })
     }
 }
