@@ -182,4 +182,3 @@ fn transpose(rows: usize, columns: usize, values: &[f32], out: &mut [f32]) {
         }
     }
 }
-

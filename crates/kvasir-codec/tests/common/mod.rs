@@ -1,0 +1,168 @@
+//! Synthetic models and caches for the tests: small, reproducible, shaped like the real thing.
+#![allow(dead_code, unreachable_pub, reason = "every test binary uses its own part")]
+
+use std::sync::{Arc, OnceLock};
+
+use kvasir_codec::{
+    ChunkDecoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, KvBuffer, KvSource, Profile,
+    train::{BasisRecipe, Recipe, TrainingContext, train},
+};
+use kvasir_container::Head;
+use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Plane, Reuse, Rope};
+
+pub const VOCABULARY: u32 = 40;
+
+/// Every layout there is: GQA under both pairings, a sliding window, MLA, a layer without KV.
+pub fn mixed_spec(dtype: KvDtype) -> ModelSpec {
+    let gqa = |kv_heads, head_dim| KvLayout::Gqa { kv_heads, head_dim };
+    let layer = |layout, rope| LayerKv { layout, rope };
+    ModelSpec {
+        weights: "synthetic/mixed".into(),
+        revision: "1".into(),
+        adapter: None,
+        kv_dtype: dtype,
+        ropes: vec![
+            Rope::plain(Pairing::Half, 8, 10_000.0),
+            Rope { offset: 2, attention_factor: 1.25, ..Rope::plain(Pairing::Interleaved, 4, 500.0) },
+        ],
+        layers: vec![
+            layer(gqa(2, 8), Some(0)),
+            layer(KvLayout::SlidingWindow { kv_heads: 1, head_dim: 10, window: 64 }, Some(1)),
+            layer(KvLayout::None, None),
+            layer(KvLayout::Mla { latent: 12, rope_dims: 8 }, Some(0)),
+            layer(gqa(3, 5), None),
+        ],
+        thinning: None,
+        reuse: Reuse::Prefix,
+    }
+}
+
+/// A reproducible stream of numbers in −1/2 … 1/2.
+pub struct Noise(u64);
+
+impl Noise {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x1234_5678_9abc_def1))
+    }
+
+    pub fn uniform(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1u32 << 24) as f32 - 0.5
+    }
+
+    /// Roughly Gaussian of variance 1.
+    pub fn normal(&mut self) -> f32 {
+        (0..12).map(|_| self.uniform()).sum()
+    }
+
+    pub fn tokens(&mut self, count: usize) -> Vec<u32> {
+        (0..count).map(|_| ((self.uniform() + 0.5) * VOCABULARY as f32) as u32 % VOCABULARY).collect()
+    }
+}
+
+/// KV that depends on the token and on few hidden directions, plus noise: what a residual stream gives.
+pub fn cache(spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
+    const HIDDEN: usize = 6;
+    let (mut noise, mut kv) = (Noise::new(seed), KvBuffer::new(spec, tokens.len()));
+    let hidden: Vec<f32> = tokens
+        .iter()
+        .flat_map(|token| {
+            let mut own = Noise::new(u64::from(*token) + 999);
+            let state: Vec<f32> = (0..HIDDEN).map(|_| own.normal() * 1.5 + noise.normal()).collect();
+            state
+        })
+        .collect();
+    for layer in 0..spec.layers.len() {
+        for plane in Plane::ALL {
+            let (heads, dim) = spec.layers[layer].layout.planes()[plane as usize];
+            for head in 0..heads {
+                let id = ((layer * 2 + plane as usize) * 64 + head) as u64;
+                let mut weights = Noise::new(7_000 + id);
+                let mixing: Vec<f32> = (0..HIDDEN * dim).map(|_| weights.normal()).collect();
+                let rows = kv.rows_mut(layer, plane, head);
+                for (token, row) in rows.chunks_exact_mut(dim).enumerate() {
+                    for (element, value) in row.iter_mut().enumerate() {
+                        let mixed: f32 =
+                            (0..HIDDEN).map(|h| mixing[h * dim + element] * hidden[token * HIDDEN + h]).sum();
+                        *value = mixed + 0.3 * noise.normal() + element as f32 * 0.2;
+                    }
+                }
+            }
+        }
+    }
+    kv
+}
+
+pub fn contexts(spec: &ModelSpec, count: usize, tokens: usize) -> Vec<TrainingContext> {
+    (0..count)
+        .map(|i| {
+            let tokens = Noise::new(i as u64).tokens(tokens);
+            let kv = cache(spec, &tokens, 50 + i as u64);
+            TrainingContext { tokens, kv }
+        })
+        .collect()
+}
+
+pub fn recipes() -> Vec<Recipe> {
+    let small = BasisRecipe { token_factors: [8, 4], ..BasisRecipe::default() };
+    let truncated =
+        BasisRecipe { rank_max: Some(20), scope_layers: Some(2), joint: false, token_factors: [4, 0] };
+    vec![Recipe::Direct, Recipe::CacheGen, Recipe::Basis(small), Recipe::Basis(truncated)]
+}
+
+/// A model, a profile and its coder.
+pub struct Setup {
+    pub spec: Arc<ModelSpec>,
+    pub profile: Arc<Profile>,
+    pub encoder: CpuEncoder,
+    pub decoder: CpuDecoder,
+}
+
+impl Setup {
+    pub fn new(spec: ModelSpec, recipe: &Recipe) -> Self {
+        let data = contexts(&spec, 6, 400);
+        let profile = train(&spec, &data, recipe, &mut |_, _| {}).expect("trains");
+        Self::of(spec, profile)
+    }
+
+    pub fn of(spec: ModelSpec, profile: Profile) -> Self {
+        let (spec, profile) = (Arc::new(spec), Arc::new(profile));
+        let encoder = CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile)).expect("fits");
+        let decoder = CpuDecoder::new(Arc::clone(&spec), Arc::clone(&profile)).expect("fits");
+        Self { spec, profile, encoder, decoder }
+    }
+
+    pub fn encode(&self, tokens: &[u32], first_position: u64, kv: &dyn KvSource) -> Vec<u8> {
+        let preceding = (first_position > 0).then_some(3);
+        let input = ChunkInput {
+            tokens,
+            preceding_token: preceding,
+            first_position,
+            parent_hash: [9; 32],
+            kl_beneath: 0.0,
+            kv,
+        };
+        kvasir_codec::ChunkEncoder::encode(&self.encoder, &input).expect("encodes")
+    }
+
+    pub fn decode(&self, object: &[u8], level: usize) -> Result<KvBuffer, DecodeError> {
+        let head = Head::parse(object)?;
+        let tokens = head.header.token_count as usize;
+        let mut kv = KvBuffer::new(&self.spec, tokens);
+        self.decoder.decode(&head, object, Level(level as u8), 0..tokens, &mut kv)?;
+        Ok(kv)
+    }
+}
+
+/// One trained setup per recipe over the mixed model, made once.
+pub fn setups() -> &'static [Setup] {
+    static SETUPS: OnceLock<Vec<Setup>> = OnceLock::new();
+    SETUPS.get_or_init(|| recipes().iter().map(|r| Setup::new(mixed_spec(KvDtype::Bf16), r)).collect())
+}
+
+/// Power of the difference over the power of `truth`.
+pub fn error(truth: &KvBuffer, other: &KvBuffer) -> f64 {
+    let power = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let difference = power(&mut truth.as_slice().iter().zip(other.as_slice()).map(|(x, y)| x - y));
+    difference / power(&mut truth.as_slice().iter().copied()).max(1e-300)
+}
