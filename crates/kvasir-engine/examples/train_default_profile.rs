@@ -89,7 +89,12 @@ fn train(model: &Model, arguments: &Arguments) -> Result<Profile, AnyError> {
     let mut oracle = KlOracle::new(model, judges, PREFIX);
     let mut progress = |what: &str, part: f32| eprintln!("{:3.0} % {what}", part * 100.0);
     let recipe = Recipe::Basis(arguments.recipe.clone());
-    Ok(train_calibrated(model.spec(), &contexts, &recipe, &mut oracle, arguments.finest_kl, &mut progress)?)
+    let profile =
+        train_calibrated(model.spec(), &contexts, &recipe, &mut oracle, arguments.finest_kl, &mut progress)?;
+    match oracle.error() {
+        Some(error) => Err(format!("calibration failed: {error}").into()),
+        None => Ok(profile),
+    }
 }
 
 /// `count` windows of one context each, evenly spread over a text; fewer where it is shorter.

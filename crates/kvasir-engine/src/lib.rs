@@ -34,6 +34,6 @@ mod tokenizer;
 
 pub use error::{ConfigError, EngineError, PagedError};
 pub use logits::Logits;
-pub use model::{LlamaConfig, Model, Observer, Sampling, Unobserved};
+pub use model::{LlamaConfig, Model, Observer, Sampling, StepItem, Unobserved};
 pub use paged::{PagePool, PagedKv, PagedSink};
 pub use tokenizer::Tokenizer;

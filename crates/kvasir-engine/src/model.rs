@@ -13,10 +13,11 @@ mod weights;
 
 use std::{path::Path, sync::Arc};
 
-use candle_core::Device;
+use candle_core::{Device, Tensor};
 use kvasir_types::ModelSpec;
 
 pub use config::LlamaConfig;
+pub use forward::StepItem;
 pub use generate::Sampling;
 pub use observe::{Observer, Unobserved};
 
@@ -176,5 +177,25 @@ impl Model {
             values.extend(self.project(&hidden)?);
         }
         Ok(Logits::new(values, self.config.vocab))
+    }
+
+    /// One step of continuous batching: appends every item's tokens to its own cache and returns, per item, the
+    /// logits after its last token. Items may mix prefill (many tokens) and decode (one).
+    ///
+    /// # Errors
+    /// As [`extend_kv`](Self::extend_kv), for the first item that cannot be served; then no cache has grown.
+    pub fn step(&self, items: &mut [StepItem<'_>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        if items.is_empty() {
+            return Ok(Vec::new());
+        }
+        let hidden = self.forward_batch(items, &mut Unobserved)?;
+        let mut last = 0;
+        let rows = items.iter().map(|item| {
+            last += item.tokens.len();
+            last as u32 - 1
+        });
+        let rows = Tensor::new(rows.collect::<Vec<u32>>(), hidden.device())?;
+        let logits = self.project(&hidden.index_select(&rows, 0)?)?;
+        Ok(logits.chunks_exact(self.config.vocab).map(<[f32]>::to_vec).collect())
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use kvasir_codec::KvSink;
-use kvasir_engine::{EngineError, Logits, Model, PagedKv, Sampling, quality};
+use kvasir_engine::{EngineError, Logits, Model, PagedKv, Sampling, StepItem, quality};
 use kvasir_types::Plane;
 
 /// f32 sums in another order, over 8 layers with keys and values rounded to f16 in between. Measured: 0.0074
@@ -100,6 +100,28 @@ fn generation_is_deterministic_and_needs_only_a_prefix() {
         |seed| generate(&mut full.fork(120).unwrap(), Sampling::TopK { temperature: 1.0, top_k: 50, seed });
     assert_eq!(drawn(1), drawn(1));
     assert_ne!(drawn(1), drawn(2));
+}
+
+#[test]
+fn a_batch_of_sequences_computes_what_each_alone_does() {
+    let parts = [&TOKENS[..50], &TOKENS[100..101], &TOKENS[200..330]];
+    let alone = parts.map(|part| {
+        let logits = MODEL.logits(&mut MODEL.new_kv().unwrap(), part).unwrap();
+        logits.row(part.len() - 1).to_vec()
+    });
+    let mut caches = parts.map(|_| MODEL.new_kv().unwrap());
+    let mut items: Vec<StepItem> =
+        caches.iter_mut().zip(parts).map(|(kv, tokens)| StepItem { kv, tokens }).collect();
+    let together = MODEL.step(&mut items).unwrap();
+    for (a, b) in alone.iter().zip(&together) {
+        let difference = a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+        assert!(difference < LOGIT_TOLERANCE, "{difference}");
+    }
+    assert_eq!(caches.each_ref().map(PagedKv::len), [50, 1, 130]);
+    let [a, b, _] = &mut caches;
+    let bad = MODEL.step(&mut [StepItem { kv: a, tokens: &[1] }, StepItem { kv: b, tokens: &[9999] }]);
+    assert!(matches!(bad, Err(EngineError::Token { token: 9999, .. })));
+    assert_eq!((a.len(), b.len()), (50, 1), "no cache has grown");
 }
 
 #[test]

@@ -126,12 +126,18 @@ pub struct KlOracle<'a> {
     model: &'a Model,
     contexts: Vec<Vec<u32>>,
     prefix: usize,
+    error: Option<RoundTripError>,
 }
 
 impl<'a> KlOracle<'a> {
     /// Judges on `contexts`, each longer than `prefix` tokens.
     pub fn new(model: &'a Model, contexts: Vec<Vec<u32>>, prefix: usize) -> Self {
-        Self { model, contexts, prefix }
+        Self { model, contexts, prefix, error: None }
+    }
+
+    /// Why the last judgement was infinite, if it was.
+    pub fn error(&self) -> Option<&RoundTripError> {
+        self.error.as_ref()
     }
 }
 
@@ -141,7 +147,10 @@ impl QualityOracle for KlOracle<'_> {
         let contexts: Vec<&[u32]> = self.contexts.iter().map(Vec::as_slice).collect();
         match measure_levels(self.model, &Arc::new(profile.clone()), &contexts, self.prefix) {
             Ok(levels) => levels.iter().map(|level| level.quality.kl.mean as f32).collect(),
-            Err(_) => vec![f32::INFINITY; profile.level_count()],
+            Err(error) => {
+                self.error = Some(error);
+                vec![f32::INFINITY; profile.level_count()]
+            }
         }
     }
 }
