@@ -1,1 +1,11 @@
-//! Object layout, hot index, hot tier, eviction.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod index;
+pub mod layout;
+pub mod limits;
+pub mod observe;
+mod secret;
+pub mod store;
+
+pub use secret::Secret;

@@ -1,0 +1,179 @@
+//! The index as the rest of the crate uses it: sound rows, walks, and a fresh start when the database is not.
+
+use std::{fmt, path::PathBuf, sync::{Arc, atomic::{AtomicU64, Ordering}}};
+
+use kvasir_types::SeqHash;
+use parking_lot::RwLock;
+
+use super::{IndexError, IndexRow, MemoryIndex, Scope, SledIndex, Walk, walk::walk};
+
+/// A row as bytes.
+pub(super) type Pair = (Vec<u8>, Vec<u8>);
+
+/// A sorted map of bytes that may lose rows, but never keeps one under a wrong key unnoticed (rows carry checksums).
+pub trait HotIndex: fmt::Debug + Send + Sync + 'static {
+    /// Writes or overwrites a row.
+    ///
+    /// # Errors
+    /// The database's; the caller throws the database away. The same goes for all methods.
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError>;
+    /// Removes a row, if there.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn remove(&self, key: &[u8]) -> Result<(), IndexError>;
+    /// The greatest row strictly below `key`.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError>;
+    /// The smallest row at or above `key`.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError>;
+    /// Rows there are, approximately after a crash.
+    fn len(&self) -> u64;
+    /// Whether there is no row.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Removes all rows.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn clear(&self) -> Result<(), IndexError>;
+    /// Writes what is only in memory.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn flush(&self) -> Result<(), IndexError>;
+    /// Called on a database that failed: the next process to open it starts it anew. Other threads may still hold
+    /// it, so it is not deleted here.
+    fn abandon(&self) {}
+}
+
+/// Where a fresh database comes from.
+#[derive(Debug, Clone)]
+struct SledHome {
+    directory: PathBuf,
+    identity: [u8; 32],
+    cache_bytes: u64,
+}
+
+/// The index. Its methods do not fail: a database that does is replaced by a fresh one, and what it knew is unknown,
+/// so the store is asked again.
+#[derive(Debug)]
+pub struct Index {
+    current: RwLock<Arc<dyn HotIndex>>,
+    home: Option<SledHome>,
+    replaced: AtomicU64,
+}
+
+impl Index {
+    /// In memory.
+    pub fn memory() -> Self {
+        Self::over(Arc::new(MemoryIndex::default()))
+    }
+
+    /// Over any database; it is replaced by memory when it fails.
+    pub fn over(index: Arc<dyn HotIndex>) -> Self {
+        Self { current: RwLock::new(index), home: None, replaced: AtomicU64::new(0) }
+    }
+
+    /// On disk under `directory`, for the store of that `identity`.
+    ///
+    /// # Errors
+    /// [`IndexError::Io`] when the directory cannot be used, [`IndexError::Locked`] when all slots are taken.
+    pub fn sled(directory: PathBuf, identity: [u8; 32], cache_bytes: u64) -> Result<Self, IndexError> {
+        let home = SledHome { directory, identity, cache_bytes };
+        let mut replaced = 0;
+        let index = home.open(|why| {
+            replaced += 1;
+            tracing::warn!(why, "a corrupt hot index was deleted; it fills again from the store");
+        })?;
+        let index: Arc<dyn HotIndex> = Arc::new(index);
+        Ok(Self { current: RwLock::new(index), home: Some(home), replaced: replaced.into() })
+    }
+
+    /// Databases thrown away since start.
+    pub fn replaced(&self) -> u64 {
+        self.replaced.load(Ordering::Relaxed)
+    }
+
+    /// Rows there are.
+    pub fn len(&self) -> u64 {
+        self.current().len()
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes a row.
+    pub fn insert(&self, scope: Scope, row: &IndexRow) {
+        if row.blocks.is_empty() || row.blocks.len() > super::row::BLOCKS_MAX {
+            return;
+        }
+        let key = row.key(scope);
+        self.with(|index| index.put(&key, &row.value(&key)));
+    }
+
+    /// Removes a row.
+    pub fn remove(&self, scope: Scope, row: &IndexRow) {
+        self.with(|index| index.remove(&row.key(scope)));
+    }
+
+    /// The longest match of `blocks` from `root` on; rows that are not `usable` are removed on the way.
+    pub fn walk(
+        &self,
+        scope: Scope,
+        root: &[u8; 32],
+        blocks: &[SeqHash],
+        usable: &dyn Fn(&IndexRow) -> bool,
+    ) -> Walk {
+        self.with(|index| walk(index, scope, root, blocks, usable)).unwrap_or_default()
+    }
+
+    /// Removes all rows.
+    pub fn clear(&self) {
+        self.with(HotIndex::clear);
+    }
+
+    /// Writes what is only in memory; called now and then and at shutdown.
+    pub fn flush(&self) {
+        self.with(HotIndex::flush);
+    }
+
+    fn current(&self) -> Arc<dyn HotIndex> {
+        Arc::clone(&self.current.read())
+    }
+
+    fn with<R>(&self, operation: impl FnOnce(&dyn HotIndex) -> Result<R, IndexError>) -> Option<R> {
+        let index = self.current();
+        match operation(&*index) {
+            Ok(result) => Some(result),
+            Err(error) => {
+                self.replace(&index, &error);
+                None
+            }
+        }
+    }
+
+    fn replace(&self, failed: &Arc<dyn HotIndex>, error: &IndexError) {
+        let mut current = self.current.write();
+        if !Arc::ptr_eq(&current, failed) {
+            return;
+        }
+        self.replaced.fetch_add(1, Ordering::Relaxed);
+        failed.abandon();
+        let fresh = self.home.as_ref().map(|home| home.open(|_| {}));
+        *current = match fresh {
+            Some(Ok(index)) => Arc::new(index),
+            Some(Err(second)) => {
+                tracing::error!(%error, %second, "no hot index on disk; going on in memory");
+                Arc::new(MemoryIndex::default())
+            }
+            None => Arc::new(MemoryIndex::default()),
+        };
+        tracing::warn!(%error, "the hot index failed and was replaced; it fills again from the store");
+    }
+}
+
+impl SledHome {
+    fn open(&self, mut deleted: impl FnMut(&str)) -> Result<SledIndex, IndexError> {
+        std::fs::create_dir_all(&self.directory).map_err(|e| IndexError::Io(e.to_string()))?;
+        SledIndex::open_slot(&self.directory, &self.identity, self.cache_bytes, |_, why| deleted(&why.to_string()))
+    }
+}

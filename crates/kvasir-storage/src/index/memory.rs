@@ -1,0 +1,48 @@
+//! The index in a sorted map: for tests, and for a replica that is given no disk.
+
+use std::{collections::BTreeMap, ops::Bound};
+
+use parking_lot::RwLock;
+
+use super::{HotIndex, IndexError, hot::Pair};
+
+/// A [`HotIndex`] that forgets everything with the process.
+#[derive(Debug, Default)]
+pub struct MemoryIndex {
+    rows: RwLock<BTreeMap<Vec<u8>, Vec<u8>>>,
+}
+
+impl HotIndex for MemoryIndex {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        self.rows.write().insert(key.to_vec(), value.to_vec());
+        Ok(())
+    }
+
+    fn remove(&self, key: &[u8]) -> Result<(), IndexError> {
+        self.rows.write().remove(key);
+        Ok(())
+    }
+
+    fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
+        let bounds = (Bound::Unbounded, Bound::Excluded(key));
+        Ok(self.rows.read().range::<[u8], _>(bounds).next_back().map(|(k, v)| (k.clone(), v.clone())))
+    }
+
+    fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
+        let bounds = (Bound::Included(key), Bound::Unbounded);
+        Ok(self.rows.read().range::<[u8], _>(bounds).next().map(|(k, v)| (k.clone(), v.clone())))
+    }
+
+    fn len(&self) -> u64 {
+        self.rows.read().len() as u64
+    }
+
+    fn clear(&self) -> Result<(), IndexError> {
+        self.rows.write().clear();
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! The index in a sled database.
+//!
+//! sled 0.34 is safe against a killed process, but not against lost power, and opens a truncated file with rows
+//! silently missing. So rows carry their own checksums, a missing row only means that the store is asked, and a
+//! database that does not open is thrown away.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use super::{HotIndex, IndexError, hot::Pair};
+use crate::limits;
+
+/// Form of rows and keys; a database of another one is started anew.
+const FORMAT: u8 = 1;
+const META_IDENTITY: &[u8] = b"identity";
+const META_ROWS: &[u8] = b"rows";
+/// Lies in a database that a running process gave up; whoever opens it next starts it anew.
+const ABANDONED: &str = "KVASIR_ABANDONED";
+
+/// A [`HotIndex`] on disk.
+#[derive(Debug)]
+pub struct SledIndex {
+    db: sled::Db,
+    rows: sled::Tree,
+    row_count: AtomicU64,
+    path: PathBuf,
+}
+
+impl SledIndex {
+    /// Opens the database at `path`, for the store of that `identity`; one that belongs to another store or to
+    /// another form of rows is emptied.
+    ///
+    /// # Errors
+    /// [`IndexError::Locked`] when another process holds it, [`IndexError::Corrupt`] when it should be deleted.
+    pub fn open(path: &Path, identity: &[u8; 32], cache_bytes: u64) -> Result<Self, IndexError> {
+        let config = sled::Config::new()
+            .path(path)
+            .cache_capacity(cache_bytes)
+            .flush_every_ms(Some(1_000))
+            .mode(sled::Mode::HighThroughput);
+        let db = config.open().map_err(error)?;
+        let rows = db.open_tree("rows").map_err(error)?;
+        let stamp = [&[FORMAT][..], identity].concat();
+        if db.get(META_IDENTITY).map_err(error)?.as_deref() != Some(&stamp[..]) {
+            rows.clear().map_err(error)?;
+            db.remove(META_ROWS).map_err(error)?;
+            db.insert(META_IDENTITY, stamp).map_err(error)?;
+        }
+        let row_count = db.get(META_ROWS).map_err(error)?;
+        let row_count = row_count.and_then(|v| Some(u64::from_le_bytes(*v.first_chunk()?))).unwrap_or(0);
+        Ok(Self { db, rows, row_count: row_count.into(), path: path.to_owned() })
+    }
+
+    /// Opens the first slot under `directory` that no other process holds, deleting a corrupt database on the way.
+    /// Says through `corrupt` what was deleted.
+    ///
+    /// # Errors
+    /// [`IndexError::Locked`] when all slots are taken, [`IndexError::Io`] when the disk does not play along.
+    pub fn open_slot(
+        directory: &Path,
+        identity: &[u8; 32],
+        cache_bytes: u64,
+        mut corrupt: impl FnMut(&Path, &IndexError),
+    ) -> Result<Self, IndexError> {
+        for slot in 0..limits::INDEX_SLOTS_MAX {
+            let path = directory.join(format!("hot-{slot}.sled"));
+            let problem = match Self::open(&path, identity, cache_bytes) {
+                Err(IndexError::Locked) => continue,
+                Err(problem @ IndexError::Corrupt { .. }) => problem,
+                Ok(index) if path.join(ABANDONED).exists() => {
+                    drop(index);
+                    IndexError::Corrupt { what: "it was given up while in use".to_owned() }
+                }
+                done => return done,
+            };
+            corrupt(&path, &problem);
+            std::fs::remove_dir_all(&path).map_err(|e| IndexError::Io(e.to_string()))?;
+            return Self::open(&path, identity, cache_bytes);
+        }
+        Err(IndexError::Locked)
+    }
+
+    /// Where it lives.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn error(error: sled::Error) -> IndexError {
+    match error {
+        sled::Error::Io(io) if io.to_string().contains("lock") => IndexError::Locked,
+        // A kind of its own for what a damaged file looks like to the file system, too.
+        sled::Error::Io(io) if matches!(io.kind(), std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData) => {
+            IndexError::Corrupt { what: io.to_string() }
+        }
+        sled::Error::Io(io) => IndexError::Io(io.to_string()),
+        other => IndexError::Corrupt { what: other.to_string() },
+    }
+}
+
+fn pair((key, value): (sled::IVec, sled::IVec)) -> Pair {
+    (key.to_vec(), value.to_vec())
+}
+
+impl HotIndex for SledIndex {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        if self.rows.insert(key, value).map_err(error)?.is_none() {
+            self.row_count.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn remove(&self, key: &[u8]) -> Result<(), IndexError> {
+        if self.rows.remove(key).map_err(error)?.is_some() {
+            let less = |n: u64| Some(n.saturating_sub(1));
+            let _ = self.row_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+        Ok(())
+    }
+
+    fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
+        Ok(self.rows.get_lt(key).map_err(error)?.map(pair))
+    }
+
+    fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
+        self.rows.range(key..).next().transpose().map(|p| p.map(pair)).map_err(error)
+    }
+
+    fn len(&self) -> u64 {
+        self.row_count.load(Ordering::Relaxed)
+    }
+
+    fn clear(&self) -> Result<(), IndexError> {
+        self.rows.clear().map_err(error)?;
+        self.row_count.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), IndexError> {
+        self.db.insert(META_ROWS, &self.len().to_le_bytes()[..]).map_err(error)?;
+        self.db.flush().map(|_| ()).map_err(error)
+    }
+
+    fn abandon(&self) {
+        // Where even this fails, the next start finds the damage by itself or meets it row by row.
+        let _ = std::fs::write(self.path.join(ABANDONED), b"");
+    }
+}

@@ -1,0 +1,294 @@
+//! Where everything lives in the object store: the only module that builds or reads keys.
+//!
+//! ```text
+//! {root}/1/t/{tenant}/m/{model_id}/c/{seq_hash}/{object_digest}.kvc   chunk objects, named by their bytes
+//! {root}/1/t/{tenant}/m/{model_id}/spec.json                          the model
+//! {root}/1/t/{tenant}/m/{model_id}/p/{profile_hash}.kvp               its profiles, named by their bytes
+//! {root}/1/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}       tombstones
+//! {root}/1/t/{tenant}/x/{context_id}/{version}.json                   named contexts
+//! {root}/1/t/{tenant}/salt                                            start of the tenant's token chains
+//! {root}/1/j/{replica}/{n}                                            journal batches
+//! {root}/1/gc/epoch/{n}                                               GC leadership
+//! {root}/1/probe/{uuid}                                               start-up probes
+//! ```
+//! The `1` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
+
+use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
+use object_store::path::Path;
+use uuid::Uuid;
+
+/// Version of the layout: the first segment under the root.
+pub const LAYOUT_VERSION: &str = "1";
+
+/// One object of the store.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Key {
+    /// A chunk object.
+    Chunk(ChunkKey),
+    /// A chunk object's tombstone: hidden from lookups, its bytes go after the grace.
+    Tombstone(ChunkKey),
+    /// A model's spec.
+    Spec {
+        /// Whose.
+        tenant: Name,
+        /// The model.
+        model_id: ModelId,
+    },
+    /// A profile.
+    Profile {
+        /// Whose.
+        tenant: Name,
+        /// The model it belongs to.
+        model_id: ModelId,
+        /// The profile.
+        profile_hash: ProfileHash,
+    },
+    /// One version of a named context.
+    Context {
+        /// Whose.
+        tenant: Name,
+        /// The context.
+        context_id: Uuid,
+        /// Newest wins.
+        version: u64,
+    },
+    /// The salt of a tenant's chains.
+    Salt {
+        /// Whose.
+        tenant: Name,
+    },
+    /// A journal batch.
+    Journal {
+        /// Who wrote it.
+        replica: Name,
+        /// Its number.
+        n: u64,
+    },
+    /// A GC epoch.
+    GcEpoch {
+        /// Its number.
+        n: u64,
+    },
+    /// A start-up probe.
+    Probe(Uuid),
+}
+
+/// Names a chunk object completely.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChunkKey {
+    /// Whose.
+    pub tenant: Name,
+    /// The model.
+    pub model_id: ModelId,
+    /// The chunk.
+    pub seq_hash: SeqHash,
+    /// The object.
+    pub object_digest: ObjectDigest,
+}
+
+/// The keys under one root prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    base: Path,
+}
+
+impl Layout {
+    /// A layout under `root`; the empty path is the store's own root.
+    pub fn new(root: &Path) -> Self {
+        Self { base: root.clone().join(LAYOUT_VERSION) }
+    }
+
+    /// The path of a key.
+    pub fn path(&self, key: &Key) -> Path {
+        match key {
+            Key::Chunk(chunk) => {
+                self.chunk_prefix(&chunk.tenant, &chunk.model_id, &chunk.seq_hash)
+                    .join(format!("{}.kvc", chunk.object_digest))
+            }
+            Key::Tombstone(chunk) => self
+                .tombstones_prefix(&chunk.tenant, &chunk.model_id, &chunk.seq_hash)
+                .join(chunk.object_digest.to_string()),
+            Key::Spec { tenant, model_id } => self.model(tenant, model_id).join("spec.json"),
+            Key::Profile { tenant, model_id, profile_hash } => {
+                self.profiles_prefix(tenant, model_id).join(format!("{profile_hash}.kvp"))
+            }
+            Key::Context { tenant, context_id, version } => self
+                .tenant(tenant)
+                .join("x")
+                .join(context_id.to_string())
+                .join(format!("{version:020}.json")),
+            Key::Salt { tenant } => self.tenant(tenant).join("salt"),
+            Key::Journal { replica, n } => {
+                self.journal_prefix().join(replica.as_str()).join(format!("{n:020}"))
+            }
+            Key::GcEpoch { n } => self.base.clone().join("gc").join("epoch").join(format!("{n:020}")),
+            Key::Probe(id) => self.base.clone().join("probe").join(id.to_string()),
+        }
+    }
+
+    /// The key of a path, or `None` where the path is none of ours.
+    pub fn parse(&self, path: &Path) -> Option<Key> {
+        let parts: Vec<_> = path.prefix_match(&self.base)?.collect();
+        let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
+        let key = match *parts.as_slice() {
+            ["t", tenant, "m", model, "c", seq, file] => {
+                Key::Chunk(chunk_key(tenant, model, seq, file.strip_suffix(".kvc")?)?)
+            }
+            ["t", tenant, "m", model, "d", seq, file] => Key::Tombstone(chunk_key(tenant, model, seq, file)?),
+            ["t", tenant, "m", model, "spec.json"] => {
+                Key::Spec { tenant: tenant.parse().ok()?, model_id: model.parse().ok()? }
+            }
+            ["t", tenant, "m", model, "p", file] => Key::Profile {
+                tenant: tenant.parse().ok()?,
+                model_id: model.parse().ok()?,
+                profile_hash: file.strip_suffix(".kvp")?.parse().ok()?,
+            },
+            ["t", tenant, "x", context, file] => Key::Context {
+                tenant: tenant.parse().ok()?,
+                context_id: context.parse().ok()?,
+                version: counter(file.strip_suffix(".json")?)?,
+            },
+            ["t", tenant, "salt"] => Key::Salt { tenant: tenant.parse().ok()? },
+            ["j", replica, n] => Key::Journal { replica: replica.parse().ok()?, n: counter(n)? },
+            ["gc", "epoch", n] => Key::GcEpoch { n: counter(n)? },
+            ["probe", id] => Key::Probe(id.parse().ok()?),
+            _ => return None,
+        };
+        // Upper-case hex and other spellings parse, but are not ours: one key has one path.
+        (self.path(&key) == *path).then_some(key)
+    }
+
+    /// Everything of this layout.
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// All tenants.
+    pub fn tenants_prefix(&self) -> Path {
+        self.base.clone().join("t")
+    }
+
+    /// All objects of one seq_hash.
+    pub fn chunk_prefix(&self, tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> Path {
+        self.model(tenant, model_id).join("c").join(seq_hash.to_string())
+    }
+
+    /// All tombstones of one seq_hash.
+    pub fn tombstones_prefix(&self, tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> Path {
+        self.model(tenant, model_id).join("d").join(seq_hash.to_string())
+    }
+
+    /// All profiles of a model.
+    pub fn profiles_prefix(&self, tenant: &Name, model_id: &ModelId) -> Path {
+        self.model(tenant, model_id).join("p")
+    }
+
+    /// All journals.
+    pub fn journal_prefix(&self) -> Path {
+        self.base.clone().join("j")
+    }
+
+    fn tenant(&self, tenant: &Name) -> Path {
+        self.tenants_prefix().join(tenant.as_str())
+    }
+
+    fn model(&self, tenant: &Name, model_id: &ModelId) -> Path {
+        self.tenant(tenant).join("m").join(model_id.to_string())
+    }
+}
+
+fn chunk_key(tenant: &str, model: &str, seq: &str, object: &str) -> Option<ChunkKey> {
+    Some(ChunkKey {
+        tenant: tenant.parse().ok()?,
+        model_id: model.parse().ok()?,
+        seq_hash: seq.parse().ok()?,
+        object_digest: object.parse().ok()?,
+    })
+}
+
+fn counter(digits: &str) -> Option<u64> {
+    (digits.len() == 20 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_chunk() -> impl Strategy<Value = ChunkKey> {
+        (any_name(), any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>()).prop_map(
+            |(tenant, model, seq, object)| ChunkKey {
+                tenant,
+                model_id: model.into(),
+                seq_hash: seq.into(),
+                object_digest: object.into(),
+            },
+        )
+    }
+
+    fn any_name() -> impl Strategy<Value = Name> {
+        "[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,40}".prop_map(|s| s.parse().expect("of the alphabet"))
+    }
+
+    fn any_key() -> impl Strategy<Value = Key> {
+        let id = || any::<[u8; 32]>();
+        prop_oneof![
+            any_chunk().prop_map(Key::Chunk),
+            any_chunk().prop_map(Key::Tombstone),
+            (any_name(), id()).prop_map(|(tenant, m)| Key::Spec { tenant, model_id: m.into() }),
+            (any_name(), id(), id()).prop_map(|(tenant, m, p)| Key::Profile {
+                tenant,
+                model_id: m.into(),
+                profile_hash: p.into()
+            }),
+            (any_name(), any::<u128>(), any::<u64>()).prop_map(|(tenant, c, version)| Key::Context {
+                tenant,
+                context_id: Uuid::from_u128(c),
+                version
+            }),
+            any_name().prop_map(|tenant| Key::Salt { tenant }),
+            (any_name(), any::<u64>()).prop_map(|(replica, n)| Key::Journal { replica, n }),
+            any::<u64>().prop_map(|n| Key::GcEpoch { n }),
+            any::<u128>().prop_map(|id| Key::Probe(Uuid::from_u128(id))),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_round_trips_under_any_root(key in any_key(), root in "([a-z0-9]{1,8}(/[a-z0-9]{1,8}){0,2})?") {
+            let layout = Layout::new(&Path::from(root.as_str()));
+            let path = layout.path(&key);
+            prop_assert_eq!(layout.parse(&path), Some(key));
+            prop_assert_eq!(Layout::new(&Path::from("elsewhere")).parse(&path), None);
+            prop_assert!(path.as_ref().starts_with(layout.base().as_ref()));
+        }
+
+        #[test]
+        fn journal_batches_list_in_order(a: u64, b: u64) {
+            let layout = Layout::new(&Path::default());
+            let path = |n| layout.path(&Key::Journal { replica: "r".parse().expect("a name"), n });
+            prop_assert_eq!(a.cmp(&b), path(a).cmp(&path(b)));
+        }
+
+        #[test]
+        fn no_path_panics(path in "[ -~]{0,200}") {
+            let _ = Layout::new(&Path::default()).parse(&Path::from(path));
+        }
+    }
+
+    #[test]
+    fn the_design_s_keys() {
+        let layout = Layout::new(&Path::from("kv"));
+        let chunk = ChunkKey {
+            tenant: "acme".parse().expect("a name"),
+            model_id: [0xaa; 32].into(),
+            seq_hash: [0xbb; 32].into(),
+            object_digest: [0xcc; 32].into(),
+        };
+        let (m, s, o) = ("aa".repeat(32), "bb".repeat(32), "cc".repeat(32));
+        assert_eq!(layout.path(&Key::Chunk(chunk)).as_ref(), format!("kv/1/t/acme/m/{m}/c/{s}/{o}.kvc"));
+        let upper = format!("kv/1/t/acme/m/{m}/c/{s}/{}.kvc", "CC".repeat(32));
+        assert_eq!(layout.parse(&Path::from(upper)), None);
+    }
+}

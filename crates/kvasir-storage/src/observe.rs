@@ -1,0 +1,242 @@
+//! A decorator that reports every request to the store: what metrics and tests count.
+
+use std::{fmt, ops::Range, sync::Arc, time::{Duration, Instant}};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, stream::BoxStream};
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart, path::Path,
+};
+
+/// Kind of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StoreOp {
+    /// Read or head of an object.
+    Get,
+    /// Whole-object write.
+    Put,
+    /// Start, part, completion or abort of a multipart write.
+    Multipart,
+    /// Listing.
+    List,
+    /// Deletion.
+    Delete,
+    /// Server-side copy.
+    Copy,
+}
+
+impl StoreOp {
+    /// All kinds, for tables.
+    pub const ALL: [Self; 6] = [Self::Get, Self::Put, Self::Multipart, Self::List, Self::Delete, Self::Copy];
+
+    /// As a metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::Put => "put",
+            Self::Multipart => "multipart",
+            Self::List => "list",
+            Self::Delete => "delete",
+            Self::Copy => "copy",
+        }
+    }
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StoreOutcome {
+    /// Done.
+    Ok,
+    /// Not there, there already, not modified: answers, not faults.
+    Refused,
+    /// A fault of the store or the way to it.
+    Error,
+}
+
+impl StoreOutcome {
+    /// As a metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Refused => "refused",
+            Self::Error => "error",
+        }
+    }
+
+    fn of<T>(result: &Result<T>) -> Self {
+        use object_store::Error as E;
+        match result {
+            Ok(_) => Self::Ok,
+            Err(
+                E::NotFound { .. } | E::AlreadyExists { .. } | E::Precondition { .. } | E::NotModified { .. },
+            ) => Self::Refused,
+            Err(_) => Self::Error,
+        }
+    }
+}
+
+/// Takes reports. Called on the request's path: must be cheap.
+pub trait StoreObserver: fmt::Debug + Send + Sync + 'static {
+    /// A request ended; `bytes` is what was asked to be moved, `elapsed` the time to the response's head.
+    fn request(&self, op: StoreOp, outcome: StoreOutcome, bytes: u64, elapsed: Duration);
+}
+
+/// Drops all reports.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoObserver;
+
+impl StoreObserver for NoObserver {
+    fn request(&self, _: StoreOp, _: StoreOutcome, _: u64, _: Duration) {}
+}
+
+/// The decorator.
+#[derive(Debug)]
+pub struct ObservedStore<T> {
+    inner: T,
+    observer: Arc<dyn StoreObserver>,
+}
+
+impl<T> ObservedStore<T> {
+    /// Reports `inner`'s requests to `observer`.
+    pub fn new(inner: T, observer: Arc<dyn StoreObserver>) -> Self {
+        Self { inner, observer }
+    }
+
+    async fn timed<R>(
+        &self,
+        op: StoreOp,
+        bytes: impl FnOnce(&R) -> u64,
+        request: impl Future<Output = Result<R>>,
+    ) -> Result<R> {
+        observed(&*self.observer, op, bytes, request).await
+    }
+}
+
+async fn observed<R>(
+    observer: &dyn StoreObserver,
+    op: StoreOp,
+    bytes: impl FnOnce(&R) -> u64,
+    request: impl Future<Output = Result<R>>,
+) -> Result<R> {
+    let start = Instant::now();
+    let result = request.await;
+    let moved = result.as_ref().map_or(0, bytes);
+    observer.request(op, StoreOutcome::of(&result), moved, start.elapsed());
+    result
+}
+
+impl<T: fmt::Display> fmt::Display for ObservedStore<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Observed({})", self.inner)
+    }
+}
+
+#[async_trait]
+impl<T: ObjectStore> ObjectStore for ObservedStore<T> {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let bytes = payload.content_length() as u64;
+        self.timed(StoreOp::Put, |_| bytes, self.inner.put_opts(location, payload, opts)).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let start = self.inner.put_multipart_opts(location, opts);
+        let inner = self.timed(StoreOp::Multipart, |_| 0, start).await?;
+        Ok(Box::new(ObservedUpload { inner, observer: Arc::clone(&self.observer) }))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let head = options.head;
+        let moved = |result: &GetResult| if head { 0 } else { result.range.end - result.range.start };
+        self.timed(StoreOp::Get, moved, self.inner.get_opts(location, options)).await
+    }
+
+    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        let moved = |parts: &Vec<Bytes>| parts.iter().map(|p| p.len() as u64).sum();
+        self.timed(StoreOp::Get, moved, self.inner.get_ranges(location, ranges)).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.each(StoreOp::Delete, self.inner.delete_stream(locations))
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.whole(self.inner.list(prefix))
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.whole(self.inner.list_with_offset(prefix, offset))
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.timed(StoreOp::List, |_| 0, self.inner.list_with_delimiter(prefix)).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.timed(StoreOp::Copy, |()| 0, self.inner.copy_opts(from, to, options)).await
+    }
+}
+
+impl<T> ObservedStore<T> {
+    /// One report per item of the stream.
+    fn each<R: Send + 'static>(
+        &self,
+        op: StoreOp,
+        stream: BoxStream<'static, Result<R>>,
+    ) -> BoxStream<'static, Result<R>> {
+        let (observer, start) = (Arc::clone(&self.observer), Instant::now());
+        stream.inspect(move |r| observer.request(op, StoreOutcome::of(r), 0, start.elapsed())).boxed()
+    }
+
+    /// One report for the whole listing, when it ends, fails or is dropped.
+    fn whole<R: Send + 'static>(
+        &self,
+        stream: BoxStream<'static, Result<R>>,
+    ) -> BoxStream<'static, Result<R>> {
+        struct Report(Arc<dyn StoreObserver>, Instant, StoreOutcome);
+        impl Report {
+            fn saw(&mut self, outcome: StoreOutcome) {
+                self.2 = outcome;
+            }
+        }
+        impl Drop for Report {
+            fn drop(&mut self) {
+                self.0.request(StoreOp::List, self.2, 0, self.1.elapsed());
+            }
+        }
+        let mut report = Report(Arc::clone(&self.observer), Instant::now(), StoreOutcome::Ok);
+        stream.inspect(move |item| report.saw(StoreOutcome::of(item))).boxed()
+    }
+}
+
+#[derive(Debug)]
+struct ObservedUpload {
+    inner: Box<dyn MultipartUpload>,
+    observer: Arc<dyn StoreObserver>,
+}
+
+#[async_trait]
+impl MultipartUpload for ObservedUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let (bytes, observer) = (data.content_length() as u64, Arc::clone(&self.observer));
+        let part = self.inner.put_part(data);
+        Box::pin(async move { observed(&*observer, StoreOp::Multipart, |()| bytes, part).await })
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        observed(&*self.observer, StoreOp::Multipart, |_| 0, self.inner.complete()).await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        observed(&*self.observer, StoreOp::Multipart, |()| 0, self.inner.abort()).await
+    }
+}
