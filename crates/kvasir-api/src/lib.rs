@@ -11,7 +11,9 @@ pub mod routes;
 
 pub use chunk::{ChunkQuery, StoredChunk};
 pub use error::{ErrorCode, Problem};
-pub use lookup::{ChunkMatch, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupRequest, LookupResponse, Via};
+pub use lookup::{
+    ChunkMatch, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, Via,
+};
 pub use model::{
     ConfigResponse, NamespaceRequest, NamespaceResponse, ProfileInfo, ProfileList, RegisteredModel,
     StoreCapabilities,
@@ -23,5 +25,7 @@ pub use kvasir_types as types;
 pub const MEDIA_CHUNK: &str = "application/vnd.kvasir.chunk";
 /// Media type of a profile.
 pub const MEDIA_PROFILE: &str = "application/vnd.kvasir.profile";
+/// Media type of raw tokens: u32 little endian, one after the other.
+pub const MEDIA_TOKENS: &str = "application/vnd.kvasir.tokens";
 /// Media type of an error.
 pub const MEDIA_PROBLEM: &str = "application/problem+json";

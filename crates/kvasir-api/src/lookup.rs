@@ -27,6 +27,19 @@ pub struct LookupRequest {
     pub fresh: bool,
 }
 
+/// Query of a lookup whose body is [`MEDIA_TOKENS`](crate::MEDIA_TOKENS): the tokens as u32 little endian.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LookupQuery {
+    /// The model.
+    pub model_id: ModelId,
+    /// The namespace.
+    pub namespace: Name,
+    /// As [`LookupRequest::fresh`].
+    #[serde(default)]
+    pub fresh: bool,
+}
+
 /// The longest usable prefix, chunk by chunk from the first token on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LookupResponse {

@@ -101,10 +101,9 @@ impl Layout {
     /// The path of a key.
     pub fn path(&self, key: &Key) -> Path {
         match key {
-            Key::Chunk(chunk) => {
-                self.chunk_prefix(&chunk.tenant, &chunk.model_id, &chunk.seq_hash)
-                    .join(format!("{}.kvc", chunk.object_digest))
-            }
+            Key::Chunk(chunk) => self
+                .chunk_prefix(&chunk.tenant, &chunk.model_id, &chunk.seq_hash)
+                .join(format!("{}.kvc", chunk.object_digest)),
             Key::Tombstone(chunk) => self
                 .tombstones_prefix(&chunk.tenant, &chunk.model_id, &chunk.seq_hash)
                 .join(chunk.object_digest.to_string()),
@@ -112,11 +111,9 @@ impl Layout {
             Key::Profile { tenant, model_id, profile_hash } => {
                 self.profiles_prefix(tenant, model_id).join(format!("{profile_hash}.kvp"))
             }
-            Key::Context { tenant, context_id, version } => self
-                .tenant(tenant)
-                .join("x")
-                .join(context_id.to_string())
-                .join(format!("{version:020}.json")),
+            Key::Context { tenant, context_id, version } => {
+                self.tenant(tenant).join("x").join(context_id.to_string()).join(format!("{version:020}.json"))
+            }
             Key::Salt { tenant } => self.tenant(tenant).join("salt"),
             Key::Journal { replica, n } => {
                 self.journal_prefix().join(replica.as_str()).join(format!("{n:020}"))

@@ -1,6 +1,11 @@
 //! A decorator that reports every request to the store: what metrics and tests count.
 
-use std::{fmt, ops::Range, sync::Arc, time::{Duration, Instant}};
+use std::{
+    fmt,
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;

@@ -37,8 +37,6 @@ pub struct StoreConfig {
     pub secret_access_key: Option<Secret>,
     /// S3 session token.
     pub session_token: Option<Secret>,
-    /// Whether `http://` endpoints are taken.
-    pub allow_http: bool,
     /// Other `AWS_*` settings by lower-case name, as `object_store` knows them.
     pub options: BTreeMap<String, Secret>,
     /// Requests to the store at once.
@@ -63,7 +61,6 @@ impl StoreConfig {
             access_key_id: None,
             secret_access_key: None,
             session_token: None,
-            allow_http: false,
             options: BTreeMap::new(),
             requests_max: limits::STORE_REQUESTS_MAX,
             request_timeout: Duration::from_secs(120),
@@ -188,9 +185,11 @@ impl OpenStore {
     /// The store's own error when it cannot be reached, read and written.
     pub async fn probe(&self) -> Result<StoreAbilities, object_store::Error> {
         let path = self.layout.path(&Key::Probe(Uuid::new_v4()));
-        let create = || async |text: &'static str| {
-            let payload = PutPayload::from_static(text.as_bytes());
-            self.store.put_opts(&path, payload, PutMode::Create.into()).await
+        let create = || {
+            async |text: &'static str| {
+                let payload = PutPayload::from_static(text.as_bytes());
+                self.store.put_opts(&path, payload, PutMode::Create.into()).await
+            }
         };
         create()("first").await?;
         let second = create()("second").await;
@@ -216,7 +215,8 @@ fn s3_builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
     let client = ClientOptions::new()
         .with_timeout(config.request_timeout)
         .with_connect_timeout(config.connect_timeout)
-        .with_allow_http(config.allow_http);
+        // Who names an http:// endpoint has said so; requests are signed, secrets are not sent.
+        .with_allow_http(config.endpoint.as_deref().is_some_and(|e| e.starts_with("http://")));
     let retry = RetryConfig {
         backoff: BackoffConfig {
             init_backoff: Duration::from_millis(50),
@@ -226,15 +226,14 @@ fn s3_builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
         max_retries: config.retries_max,
         retry_timeout: config.retry_timeout,
     };
-    let mut builder = AmazonS3Builder::new();
+    let mut builder = AmazonS3Builder::new().with_client_options(client);
     for (name, value) in &config.options {
         // Settings of AWS tools that object_store does not know are not ours to refuse.
         if let Ok(key) = AmazonS3ConfigKey::from_str(name) {
             builder = builder.with_config(key, value.expose());
         }
     }
-    builder =
-        builder.with_bucket_name(bucket).with_client_options(client).with_retry(retry);
+    builder = builder.with_bucket_name(bucket).with_retry(retry);
     if let Some(endpoint) = &config.endpoint {
         builder = builder.with_endpoint(endpoint).with_virtual_hosted_style_request(false);
     }

@@ -1,1 +1,16 @@
-//! The Kvasir service.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod config;
+mod handlers;
+mod limits;
+mod metrics;
+mod server;
+mod state;
+pub mod telemetry;
+
+pub use config::{
+    CacheConfig, Config, ConfigError, EXIT_CONFIG, Layers, LogConfig, LogFormat, Mistake, SETTINGS,
+    ServerConfig, Setting, USAGE,
+};
+pub use server::{RunError, listen, run, shutdown_signal};

@@ -1,6 +1,13 @@
 //! The index as the rest of the crate uses it: sound rows, walks, and a fresh start when the database is not.
 
-use std::{fmt, path::PathBuf, sync::{Arc, atomic::{AtomicU64, Ordering}}};
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use kvasir_types::SeqHash;
 use parking_lot::RwLock;
@@ -174,6 +181,8 @@ impl Index {
 impl SledHome {
     fn open(&self, mut deleted: impl FnMut(&str)) -> Result<SledIndex, IndexError> {
         std::fs::create_dir_all(&self.directory).map_err(|e| IndexError::Io(e.to_string()))?;
-        SledIndex::open_slot(&self.directory, &self.identity, self.cache_bytes, |_, why| deleted(&why.to_string()))
+        SledIndex::open_slot(&self.directory, &self.identity, self.cache_bytes, |_, why| {
+            deleted(&why.to_string())
+        })
     }
 }

@@ -23,6 +23,7 @@ pub use hot::{HotIndex, Index};
 pub use memory::MemoryIndex;
 pub use row::{IndexRow, Scope};
 pub use sled_index::SledIndex;
+pub(crate) use walk::prefer;
 pub use walk::{Step, Walk};
 
 /// An index that cannot go on.

@@ -1,7 +1,9 @@
 //! Encoding of a row. Bytes that come back are checked, never trusted: the database has no checksum of its own that
 //! holds under truncation.
 
-use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_MAX, LEVELS_MAX, ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
+use kvasir_types::{
+    BLOCK_TOKENS, CHUNK_TOKENS_MAX, LEVELS_MAX, ModelId, Name, ObjectDigest, ProfileHash, SeqHash,
+};
 
 use super::IndexError;
 
@@ -104,7 +106,8 @@ impl IndexRow {
     }
 
     pub(super) fn decode(key: &[u8], value: &[u8]) -> Result<Self, IndexError> {
-        let corrupt = |what: &str| IndexError::Corrupt { what: format!("row of {} bytes: {what}", value.len()) };
+        let corrupt =
+            |what: &str| IndexError::Corrupt { what: format!("row of {} bytes: {what}", value.len()) };
         let (body, crc) = value.split_last_chunk::<4>().ok_or_else(|| corrupt("too short"))?;
         if checksum(key, body) != u32::from_le_bytes(*crc) {
             return Err(corrupt("checksum"));

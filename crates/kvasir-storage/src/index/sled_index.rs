@@ -92,7 +92,9 @@ fn error(error: sled::Error) -> IndexError {
     match error {
         sled::Error::Io(io) if io.to_string().contains("lock") => IndexError::Locked,
         // A kind of its own for what a damaged file looks like to the file system, too.
-        sled::Error::Io(io) if matches!(io.kind(), std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData) => {
+        sled::Error::Io(io)
+            if matches!(io.kind(), std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData) =>
+        {
             IndexError::Corrupt { what: io.to_string() }
         }
         sled::Error::Io(io) => IndexError::Io(io.to_string()),

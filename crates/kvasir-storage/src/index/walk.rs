@@ -76,7 +76,8 @@ pub(super) fn walk(
             let step = Step { matched_blocks: row.blocks.len(), first_block: at, row };
             let end = step.end();
             let better = reached.get(&end).is_none_or(|&other| {
-                steps + 1 < other || (steps + 1 == other && came_by.get(&end).is_none_or(|s| prefer(&step.row, &s.row)))
+                steps + 1 < other
+                    || (steps + 1 == other && came_by.get(&end).is_none_or(|s| prefer(&step.row, &s.row)))
             });
             if better {
                 reached.insert(end, steps + 1);

@@ -58,10 +58,11 @@ fn any_context() -> impl Strategy<Value = Vec<u32>> {
 }
 
 fn any_rows() -> impl Strategy<Value = Vec<IndexRow>> {
-    let one = (any_context(), any::<prop::sample::Index>(), any::<u8>()).prop_map(|(tokens, start, object)| {
-        let start = start.index(tokens.len().div_ceil(BLOCK_TOKENS)) * BLOCK_TOKENS;
-        row(&tokens, start, tokens.len(), object)
-    });
+    let one =
+        (any_context(), any::<prop::sample::Index>(), any::<u8>()).prop_map(|(tokens, start, object)| {
+            let start = start.index(tokens.len().div_ceil(BLOCK_TOKENS)) * BLOCK_TOKENS;
+            row(&tokens, start, tokens.len(), object)
+        });
     prop::collection::vec(one, 0..40)
 }
 

@@ -1,0 +1,94 @@
+//! Small bounded memories.
+
+use std::{collections::HashMap, hash::Hash, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// A bounded map with approximate LRU: two generations of half the capacity each. What is used moves to the young
+/// one; when that is full, the old one is dropped. With a time to live, older entries are as good as gone.
+#[derive(Debug)]
+pub(crate) struct BoundedMap<K, V> {
+    generations: Mutex<[HashMap<K, (Instant, V)>; 2]>,
+    half: usize,
+    ttl: Option<Duration>,
+}
+
+impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
+    pub(crate) fn new(capacity: usize, ttl: Option<Duration>) -> Self {
+        Self { generations: Mutex::default(), half: (capacity / 2).max(1), ttl }
+    }
+
+    pub(crate) fn get(&self, key: &K) -> Option<V> {
+        let mut generations = self.generations.lock();
+        let [young, old] = &mut *generations;
+        let (since, value) = young.get(key).or_else(|| old.get(key))?.clone();
+        if self.ttl.is_some_and(|ttl| since.elapsed() >= ttl) {
+            young.remove(key);
+            old.remove(key);
+            return None;
+        }
+        if let Some(entry) = old.remove(key) {
+            Self::insert_young(&mut generations, self.half, key.clone(), entry);
+        }
+        Some(value)
+    }
+
+    pub(crate) fn contains(&self, key: &K) -> bool {
+        self.get(key).is_some()
+    }
+
+    pub(crate) fn insert(&self, key: K, value: V) {
+        let entry = (Instant::now(), value);
+        let mut generations = self.generations.lock();
+        generations[1].remove(&key);
+        Self::insert_young(&mut generations, self.half, key, entry);
+    }
+
+    pub(crate) fn remove(&self, key: &K) {
+        self.generations.lock().iter_mut().for_each(|generation| drop(generation.remove(key)));
+    }
+
+    fn insert_young(
+        generations: &mut [HashMap<K, (Instant, V)>; 2],
+        half: usize,
+        key: K,
+        entry: (Instant, V),
+    ) {
+        let [young, old] = generations;
+        if young.len() >= half && !young.contains_key(&key) {
+            *old = std::mem::take(young);
+        }
+        young.insert(key, entry);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_bounded_and_keeps_what_is_used() {
+        let map = BoundedMap::new(100, None);
+        map.insert(0, 0);
+        for i in 1..10_000 {
+            map.insert(i, i);
+            assert_eq!(map.get(&0), Some(0), "used all the time");
+        }
+        let generations = map.generations.lock();
+        assert!(generations[0].len() + generations[1].len() <= 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn entries_end_with_their_time() {
+        let map = BoundedMap::new(10, Some(Duration::from_secs(1)));
+        map.insert("k", ());
+        tokio::time::advance(Duration::from_millis(999)).await;
+        assert!(map.contains(&"k"));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!map.contains(&"k"), "reading does not renew it");
+        map.insert("k", ());
+        map.remove(&"k");
+        assert!(!map.contains(&"k"));
+    }
+}

@@ -1,0 +1,136 @@
+//! Storing chunk objects: a body is verified as it streams in and becomes visible only as a whole.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use kvasir_api::StoredChunk;
+use kvasir_container::{ChunkHeader, Head, ObjectVerifier};
+use kvasir_types::{Level, ModelId, Name, ObjectDigest, SeqHash};
+
+use crate::{
+    Storage, StorageError,
+    index::{IndexRow, Scope},
+    layout::{ChunkKey, Key},
+    spool::Spool,
+};
+
+/// What the index keeps of a verified head.
+pub(crate) fn row_of(head: &Head, object_digest: ObjectDigest) -> IndexRow {
+    let header = &head.header;
+    let levels = (0..header.level_count).map(Level);
+    IndexRow {
+        parent_hash: header.parent_hash,
+        blocks: IndexRow::short_blocks(head.block_hashes.iter().map(|hash| &hash[..])),
+        seq_hash: header.seq_hash,
+        object_digest,
+        profile_hash: header.profile_hash,
+        first_position: header.first_position,
+        token_count: header.token_count,
+        kl_beneath: header.kl_beneath,
+        head_bytes: u32::try_from(header.head_bytes()).unwrap_or(u32::MAX),
+        object_bytes: header.object_bytes(),
+        level_bytes: levels.filter_map(|level| head.level_bytes(level)).collect(),
+    }
+}
+
+impl Storage {
+    /// Stores the chunk `seq_hash` of a model. Everything about the body is verified before any of it is visible:
+    /// header, directory, checksums, lengths, and that its tokens hash to `seq_hash`. Idempotent.
+    ///
+    /// Runs on when the caller goes away after its last byte: an upload is finished or aborted, not left.
+    ///
+    /// # Errors
+    /// [`StorageError::InvalidChunk`], [`ChunkMismatch`](StorageError::ChunkMismatch),
+    /// [`TooLarge`](StorageError::TooLarge), [`UnknownModel`](StorageError::UnknownModel),
+    /// [`UnknownProfile`](StorageError::UnknownProfile), [`Body`](StorageError::Body): nothing is stored.
+    /// [`Store`](StorageError::Store): may be stored; the same request may be sent again.
+    pub async fn put_chunk<E: std::fmt::Display>(
+        self: &Arc<Self>,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        body: impl Stream<Item = Result<Bytes, E>> + Send,
+    ) -> Result<StoredChunk, StorageError> {
+        self.model(tenant, model_id).await?;
+        let (head, object_digest, spool) = self.receive(tenant, model_id, seq_hash, body).await?;
+        let key =
+            ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash: *seq_hash, object_digest };
+        let row = Arc::new(row_of(&head, object_digest));
+        let this = Arc::clone(self);
+        tokio::spawn(async move { this.commit(key, row, spool).await }).await?
+    }
+
+    async fn receive<E: std::fmt::Display>(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        body: impl Stream<Item = Result<Bytes, E>> + Send,
+    ) -> Result<(Head, ObjectDigest, Spool), StorageError> {
+        let mut spool = self.spools.spool();
+        let mut verifier = ObjectVerifier::new();
+        let mut digest = blake3::Hasher::new();
+        let mut header_checked = false;
+        let limit = self.settings.chunk_bytes_max;
+        let mut body = std::pin::pin!(body);
+        while let Some(part) = body.next().await {
+            let part =
+                part.map_err(|e| StorageError::Body { bytes: spool.bytes(), reason: e.to_string() })?;
+            if spool.bytes() + part.len() as u64 > limit {
+                return Err(StorageError::TooLarge { limit });
+            }
+            verifier.push(&part)?;
+            if let (false, Some(header)) = (header_checked, verifier.header()) {
+                self.check_header(tenant, model_id, seq_hash, header).await?;
+                header_checked = true;
+            }
+            digest.update(&part);
+            spool.push(part).await?;
+        }
+        let head = verifier.finish()?;
+        head.verify_chain()?;
+        Ok((head, (*digest.finalize().as_bytes()).into(), spool))
+    }
+
+    /// Refuses early what could only be refused later.
+    async fn check_header(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        header: &ChunkHeader,
+    ) -> Result<(), StorageError> {
+        let limit = self.settings.chunk_bytes_max;
+        if header.object_bytes() > limit {
+            return Err(StorageError::TooLarge { limit });
+        }
+        let differs = |field, found: String, expected: String| {
+            if found == expected {
+                Ok(())
+            } else {
+                Err(StorageError::ChunkMismatch { field, found, expected })
+            }
+        };
+        differs("model_id", header.model_id.to_string(), model_id.to_string())?;
+        differs("seq_hash", header.seq_hash.to_string(), seq_hash.to_string())?;
+        self.profile_exists(tenant, model_id, &header.profile_hash).await
+    }
+
+    async fn commit(
+        &self,
+        key: ChunkKey,
+        row: Arc<IndexRow>,
+        spool: Spool,
+    ) -> Result<StoredChunk, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        let (seq_hash, object_digest, bytes) = (key.seq_hash, key.object_digest, spool.bytes());
+        // What a read found broken is written again, whatever the store says of it.
+        let broken = self.dead.contains(&(scope, object_digest));
+        let path = self.store.layout.path(&Key::Chunk(key));
+        let created = spool.send(&self.store.store, &path, broken).await?;
+        self.dead.remove(&(scope, object_digest));
+        self.remember(scope, &row);
+        Ok(StoredChunk { seq_hash, object_digest, bytes, created })
+    }
+}

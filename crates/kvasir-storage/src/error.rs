@@ -1,0 +1,148 @@
+//! What can go wrong, by what the caller does about it.
+
+use kvasir_api::ErrorCode;
+use kvasir_container::ContainerError;
+use kvasir_types::{Level, ModelId, ObjectDigest, ProfileHash, SeqHash, SpecError};
+
+/// A failed operation. [`code`](Self::code) is what the wire says.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StorageError {
+    /// The object store failed or cannot be reached.
+    #[error("{operation}: {source}")]
+    Store {
+        /// What was being done.
+        operation: &'static str,
+        /// The store's words.
+        source: object_store::Error,
+    },
+    /// The replica's own disk failed.
+    #[error("spooling an upload: {0}")]
+    Spool(#[from] std::io::Error),
+    /// The caller's body broke off.
+    #[error("the body broke off after {bytes} bytes: {reason}")]
+    Body {
+        /// Bytes that had arrived.
+        bytes: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A body over its limit.
+    #[error("the body is larger than the limit of {limit} bytes")]
+    TooLarge {
+        /// The limit.
+        limit: u64,
+    },
+    /// The model was never registered.
+    #[error("model {model_id} is not registered; POST its spec to /v1/models first")]
+    UnknownModel {
+        /// The model.
+        model_id: ModelId,
+    },
+    /// The profile is not stored.
+    #[error("profile {profile_hash} of model {model_id} is not stored; PUT its bytes first")]
+    UnknownProfile {
+        /// The model.
+        model_id: ModelId,
+        /// The profile.
+        profile_hash: ProfileHash,
+    },
+    /// The chunk, or this object of it, is not stored.
+    #[error("chunk {seq_hash} is not stored here{}; look the context up again", object_note(object_digest))]
+    UnknownChunk {
+        /// The chunk.
+        seq_hash: SeqHash,
+        /// The object, where one was named.
+        object_digest: Option<ObjectDigest>,
+    },
+    /// The object has no such level.
+    #[error("the object has levels 0 to {}, not {level}", levels.saturating_sub(1))]
+    UnknownLevel {
+        /// What was asked for.
+        level: Level,
+        /// Levels there are.
+        levels: usize,
+    },
+    /// A range that lies outside the object.
+    #[error("the range lies outside the object's {object_bytes} bytes")]
+    Range {
+        /// Size of the object.
+        object_bytes: u64,
+    },
+    /// An impossible spec.
+    #[error("{0}")]
+    InvalidSpec(#[from] SpecError),
+    /// The body is no sound chunk object.
+    #[error("{0}; encode the chunk again and send all of it")]
+    InvalidChunk(#[from] ContainerError),
+    /// A sound object, but not of the chunk or model that the path names.
+    #[error("the object says {field} {found}, the path says {expected}")]
+    ChunkMismatch {
+        /// What differs.
+        field: &'static str,
+        /// In the object.
+        found: String,
+        /// In the path.
+        expected: String,
+    },
+    /// A profile's bytes do not hash to its name.
+    #[error("the body hashes to {found}, the path names profile {expected}")]
+    ProfileMismatch {
+        /// Hash of the body.
+        found: ProfileHash,
+        /// In the path.
+        expected: ProfileHash,
+    },
+    /// Stored bytes that are not what was stored.
+    #[error("object {object_digest} of chunk {seq_hash} is corrupt in the store: {reason}")]
+    Corrupt {
+        /// The chunk.
+        seq_hash: SeqHash,
+        /// The object.
+        object_digest: ObjectDigest,
+        /// What was found.
+        reason: String,
+    },
+    /// Something of ours in the store cannot be read.
+    #[error("{what} in the store cannot be read: {reason}")]
+    Damaged {
+        /// What.
+        what: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// A task of ours died: a bug.
+    #[error("an internal task failed: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+fn object_note(object: &Option<ObjectDigest>) -> String {
+    object.map(|digest| format!(" as object {digest}")).unwrap_or_default()
+}
+
+impl StorageError {
+    /// Names the operation that the store failed in; for `map_err`.
+    pub(crate) fn store(operation: &'static str) -> impl Fn(object_store::Error) -> Self {
+        move |source| Self::Store { operation, source }
+    }
+
+    /// The code on the wire.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Store { .. } | Self::Spool(_) => ErrorCode::StoreUnavailable,
+            Self::Body { .. } => ErrorCode::BadRequest,
+            Self::TooLarge { .. } => ErrorCode::BodyTooLarge,
+            Self::UnknownModel { .. } => ErrorCode::UnknownModel,
+            Self::UnknownProfile { .. } => ErrorCode::UnknownProfile,
+            Self::UnknownChunk { .. } => ErrorCode::UnknownChunk,
+            Self::UnknownLevel { .. } => ErrorCode::UnknownLevel,
+            Self::Range { .. } => ErrorCode::RangeNotSatisfiable,
+            Self::InvalidSpec(_) => ErrorCode::InvalidModelSpec,
+            Self::InvalidChunk(_) => ErrorCode::InvalidChunk,
+            Self::ChunkMismatch { .. } => ErrorCode::ChunkMismatch,
+            Self::ProfileMismatch { .. } => ErrorCode::InvalidProfile,
+            Self::Corrupt { .. } => ErrorCode::CorruptChunk,
+            Self::Damaged { .. } | Self::Task(_) => ErrorCode::Internal,
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The longest usable prefix: from the hot index, and from the store where the index ends.
+//!
+//! What the index does not know may still be there. Whole chunks are found by asking the store for the seq_hashes at
+//! which a chunk could end: the next 4 chunks, then 60, then the rest, each round in parallel, until one brings
+//! nothing. What is found fills the index; what is not is remembered for `negative_ttl`.
+
+use std::{collections::HashSet, sync::Arc};
+
+use futures::{StreamExt, stream};
+use kvasir_api::{ChunkMatch, LookupResponse, Via};
+use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_STEP, Medium, ModelId, Name, Reuse, SeqHash, TokenChain};
+
+use crate::{
+    Storage, StorageError,
+    index::{Scope, Step, Walk},
+    layout::ChunkKey,
+    limits,
+};
+
+/// What is looked up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Query {
+    /// The tokens themselves.
+    Tokens(Vec<u32>),
+    /// Their block hashes from the root on.
+    Blocks(Vec<SeqHash>),
+}
+
+/// Where a lookup takes place.
+#[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    tenant: &'a Name,
+    model_id: &'a ModelId,
+    scope: Scope,
+}
+
+impl Storage {
+    /// The longest usable prefix of `query` in a namespace. `fresh` bypasses remembered misses.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownModel`]; [`Store`](StorageError::Store) when the store cannot be asked and the index
+    /// knows nothing.
+    pub async fn lookup(
+        &self,
+        tenant: &Name,
+        namespace: &Name,
+        model_id: &ModelId,
+        query: Query,
+        fresh: bool,
+    ) -> Result<LookupResponse, StorageError> {
+        let root = self.root(tenant, namespace, model_id).await?;
+        let reuse = self.model(tenant, model_id).await?.reuse;
+        let blocks = match query {
+            Query::Tokens(tokens) => TokenChain::new(root, &tokens).blocks().to_vec(),
+            Query::Blocks(blocks) => blocks,
+        };
+        let place = Place { tenant, model_id, scope: Scope::new(tenant, model_id) };
+        let walk = self.walk(place, root.as_bytes(), &blocks, fresh).await?;
+        // A cache thinned by looking ahead is of use only as a whole.
+        let usable = reuse == Reuse::Prefix || walk.whole_blocks == blocks.len();
+        Ok(if usable { response(&walk) } else { LookupResponse { matched_tokens: 0, chunks: Vec::new() } })
+    }
+
+    async fn walk(
+        &self,
+        place: Place<'_>,
+        root: &[u8; 32],
+        blocks: &[SeqHash],
+        fresh: bool,
+    ) -> Result<Walk, StorageError> {
+        let usable = |row: &crate::index::IndexRow| !self.dead.contains(&(place.scope, row.object_digest));
+        let mut asked = HashSet::new();
+        let mut round = 0;
+        loop {
+            let walk = self.index.walk(place.scope, root, blocks, &usable);
+            if walk.whole_blocks >= blocks.len() {
+                return Ok(walk);
+            }
+            let found = self.probe_round(place, blocks, walk.whole_blocks, round, fresh, &mut asked).await;
+            match found {
+                Ok(0) => return Ok(walk),
+                Ok(_) => round += 1,
+                // The index still knows something: better than nothing, and its reads will tell.
+                Err(error) if walk.matched_blocks() > 0 => {
+                    tracing::warn!(%error, "a lookup could not ask the store and answers from the index");
+                    return Ok(walk);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Asks the store for chunks behind block `from`. Gives how many were found.
+    async fn probe_round(
+        &self,
+        place: Place<'_>,
+        blocks: &[SeqHash],
+        from: usize,
+        round: usize,
+        fresh: bool,
+        asked: &mut HashSet<usize>,
+    ) -> Result<usize, StorageError> {
+        let chunks = limits::PROBE_ROUNDS[round.min(limits::PROBE_ROUNDS.len() - 1)];
+        let stride = (self.settings.probe_chunk_tokens / BLOCK_TOKENS).max(1);
+        let likely = ends(from, blocks.len(), stride, chunks);
+        let found = self.probe(place, blocks, &likely, fresh, asked).await?;
+        if found > 0 || !self.settings.probe_all_lengths {
+            return Ok(found);
+        }
+        let step = CHUNK_TOKENS_STEP / BLOCK_TOKENS;
+        let other = ends(from, blocks.len(), step, stride / step);
+        self.probe(place, blocks, &other, fresh, asked).await
+    }
+
+    async fn probe(
+        &self,
+        place: Place<'_>,
+        blocks: &[SeqHash],
+        ends: &[usize],
+        fresh: bool,
+        asked: &mut HashSet<usize>,
+    ) -> Result<usize, StorageError> {
+        let wanted = ends.iter().filter_map(|&end| {
+            let seq_hash = *blocks.get(end.checked_sub(1)?)?;
+            let skip = !asked.insert(end) || (!fresh && self.missing.contains(&(place.scope, seq_hash)));
+            (!skip).then_some(seq_hash)
+        });
+        let wanted: Vec<SeqHash> = wanted.collect();
+        let mut answers = stream::iter(wanted)
+            .map(|seq_hash| self.fill(place, seq_hash))
+            .buffer_unordered(self.settings.lookup_parallel.max(1));
+        let mut found = 0;
+        while let Some(answer) = answers.next().await {
+            found += answer?;
+        }
+        Ok(found)
+    }
+
+    /// Brings all objects of a chunk from the store into the index.
+    async fn fill(&self, place: Place<'_>, seq_hash: SeqHash) -> Result<usize, StorageError> {
+        let keys = self.objects(place.tenant, place.model_id, &seq_hash).await?;
+        let mut found = 0;
+        for key in &keys {
+            match self.fill_one(place, key).await {
+                Ok(()) => found += 1,
+                Err(StorageError::UnknownChunk { .. }) => {}
+                Err(error @ StorageError::Corrupt { .. }) => {
+                    tracing::warn!(%error, "an object is skipped");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if found == 0 && !self.settings.negative_ttl.is_zero() {
+            self.missing.insert((place.scope, seq_hash), ());
+        }
+        Ok(found)
+    }
+
+    async fn fill_one(&self, place: Place<'_>, key: &ChunkKey) -> Result<(), StorageError> {
+        let row = match self.catalog.get(&(place.scope, key.object_digest)) {
+            Some(row) => row,
+            None => Arc::new(crate::chunks::row_of(&self.read_head(key).await?, key.object_digest)),
+        };
+        // The store lists it: whatever was believed of it is out of date.
+        self.dead.remove(&(place.scope, key.object_digest));
+        self.remember(place.scope, &row);
+        Ok(())
+    }
+}
+
+/// Where the next `chunks` chunks behind block `from` end, if they have `stride` blocks each; and the end of the
+/// request, where a tail could end.
+fn ends(from: usize, blocks: usize, stride: usize, chunks: usize) -> Vec<usize> {
+    let mut ends: Vec<usize> = (1..=chunks)
+        .map(|i| from.saturating_add(i.saturating_mul(stride)))
+        .take_while(|&end| end < blocks)
+        .collect();
+    if ends.len() < chunks {
+        ends.push(blocks);
+    }
+    ends
+}
+
+fn response(walk: &Walk) -> LookupResponse {
+    let mut first_token = 0;
+    let chunks = walk.steps.iter().map(|step| {
+        let found = chunk_match(step, first_token);
+        first_token += u64::from(found.matched_tokens);
+        found
+    });
+    let chunks = chunks.collect();
+    LookupResponse { matched_tokens: first_token, chunks }
+}
+
+fn chunk_match(step: &Step, first_token: u64) -> ChunkMatch {
+    let row = &step.row;
+    ChunkMatch {
+        seq_hash: row.seq_hash,
+        object_digest: row.object_digest,
+        profile_hash: row.profile_hash,
+        first_token,
+        tokens: row.token_count,
+        matched_tokens: step.matched_tokens(),
+        bytes: row.object_bytes,
+        head_bytes: u64::from(row.head_bytes),
+        level_bytes: row.level_bytes.clone(),
+        kl_beneath: row.kl_beneath,
+        medium: Medium::Object,
+        via: Via::Proxy,
+    }
+}

@@ -1,0 +1,273 @@
+//! Reading chunk objects: whole, by range, by level; and their heads.
+
+use std::{ops::Range, os::unix::fs::FileExt, sync::Arc};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use kvasir_container::{ChunkHeader, HEADER_BYTES, Head};
+use kvasir_types::{Level, ModelId, Name, SeqHash};
+use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStoreExt};
+
+use crate::{
+    Storage, StorageError,
+    chunks::row_of,
+    index::{IndexRow, Scope, prefer},
+    layout::{ChunkKey, Key},
+    limits,
+};
+
+/// Bytes read from a local file at once.
+const FILE_READ_BYTES: u64 = 256 << 10;
+
+/// Which bytes of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ByteRange {
+    /// All.
+    Whole,
+    /// From the first to the last, both included; an end past the object's is cut.
+    Bounded(u64, u64),
+    /// From an offset on.
+    From(u64),
+    /// The last so many.
+    Suffix(u64),
+}
+
+impl ByteRange {
+    /// As offsets into an object of that size; `None` where it holds none of its bytes.
+    pub fn resolve(self, object_bytes: u64) -> Option<Range<u64>> {
+        let range = match self {
+            Self::Whole => return Some(0..object_bytes),
+            Self::Bounded(first, last) => first..last.saturating_add(1).min(object_bytes),
+            Self::From(first) => first..object_bytes,
+            Self::Suffix(count) => object_bytes.saturating_sub(count)..object_bytes,
+        };
+        (range.start < range.end).then_some(range)
+    }
+}
+
+/// An open read.
+pub struct ObjectRead {
+    /// The bytes that follow, as offsets into the object.
+    pub range: Range<u64>,
+    /// Size of the whole object.
+    pub object_bytes: u64,
+    /// The bytes; exactly as many as the range has, or an error.
+    pub bytes: BoxStream<'static, Result<Bytes, StorageError>>,
+}
+
+impl ObjectRead {
+    pub(crate) fn whole(result: GetResult) -> Self {
+        let object_bytes = result.meta.size;
+        Self { range: 0..object_bytes, object_bytes, bytes: exactly(result, 0..object_bytes) }
+    }
+}
+
+impl std::fmt::Debug for ObjectRead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ObjectRead({:?} of {})", self.range, self.object_bytes)
+    }
+}
+
+impl Storage {
+    /// Opens a read of one object. A missing one corrects the index.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Range`](StorageError::Range), [`Store`](StorageError::Store).
+    pub async fn read(&self, key: &ChunkKey, range: ByteRange) -> Result<ObjectRead, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        let known = self.catalog.get(&(scope, key.object_digest)).map(|row| row.object_bytes);
+        let object_bytes = match (known, range) {
+            (Some(bytes), _) => Some(bytes),
+            // Stores differ in what they answer to suffixes and to ranges past the end: ask for the size first.
+            (None, ByteRange::Suffix(_) | ByteRange::From(_) | ByteRange::Bounded(..)) => {
+                Some(self.object_bytes(key).await?)
+            }
+            (None, ByteRange::Whole) => None,
+        };
+        let wanted = match object_bytes {
+            Some(bytes) => Some(range.resolve(bytes).ok_or(StorageError::Range { object_bytes: bytes })?),
+            None => None,
+        };
+        let whole = wanted.as_ref().is_none_or(|w| w.start == 0 && Some(w.end) == object_bytes);
+        let options = GetOptions {
+            range: wanted.clone().filter(|_| !whole).map(GetRange::Bounded),
+            ..GetOptions::default()
+        };
+        let path = self.store.layout.path(&Key::Chunk(key.clone()));
+        let result = self.store.store.get_opts(&path, options).await;
+        let result = result.map_err(|e| self.read_failed(key, "reading an object", e))?;
+        let object_bytes = object_bytes.unwrap_or(result.meta.size);
+        let wanted = wanted.unwrap_or(0..object_bytes);
+        if result.meta.size != object_bytes || result.range != wanted {
+            self.forget(scope, key.object_digest);
+            return Err(self.corrupt(key, format!("{} bytes instead of {object_bytes}", result.meta.size)));
+        }
+        Ok(ObjectRead { range: wanted.clone(), object_bytes, bytes: exactly(result, wanted) })
+    }
+
+    /// Size of an object.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
+    pub async fn object_bytes(&self, key: &ChunkKey) -> Result<u64, StorageError> {
+        let path = self.store.layout.path(&Key::Chunk(key.clone()));
+        let meta = self.store.store.head(&path).await;
+        Ok(meta.map_err(|e| self.read_failed(key, "asking for an object", e))?.size)
+    }
+
+    /// Length of the object's prefix that decodes to `level`.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownLevel`], and as [`row`](Self::row).
+    pub async fn level_bytes(&self, key: &ChunkKey, level: Level) -> Result<u64, StorageError> {
+        let row = self.row(key).await?;
+        let unknown = StorageError::UnknownLevel { level, levels: row.level_bytes.len() };
+        row.level_bytes.get(level.index()).copied().ok_or(unknown)
+    }
+
+    /// What a chunk object's head says, remembered or read.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Corrupt`](StorageError::Corrupt), [`Store`](StorageError::Store).
+    pub async fn row(&self, key: &ChunkKey) -> Result<Arc<IndexRow>, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        if let Some(row) = self.catalog.get(&(scope, key.object_digest)) {
+            return Ok(row);
+        }
+        let head = self.read_head(key).await?;
+        let row = Arc::new(row_of(&head, key.object_digest));
+        self.remember(scope, &row);
+        Ok(row)
+    }
+
+    /// Reads and verifies a head: header, directory, tokens, chain, and that it is the chunk its key names.
+    pub(crate) async fn read_head(&self, key: &ChunkKey) -> Result<Head, StorageError> {
+        let first = self.read_front(key, limits::HEAD_GUESS_BYTES).await?;
+        let header = ChunkHeader::parse(&first).map_err(|e| self.corrupt(key, e.to_string()))?;
+        let head_bytes = header.head_bytes();
+        let bytes =
+            if head_bytes <= first.len() as u64 { first } else { self.read_front(key, head_bytes).await? };
+        let head = Head::parse(&bytes).map_err(|e| self.corrupt(key, e.to_string()))?;
+        head.verify_chain().map_err(|e| self.corrupt(key, e.to_string()))?;
+        if head.header.seq_hash != key.seq_hash || head.header.model_id != key.model_id {
+            return Err(self.corrupt(key, "it is another chunk's object".to_owned()));
+        }
+        Ok(head)
+    }
+
+    async fn read_front(&self, key: &ChunkKey, bytes: u64) -> Result<Bytes, StorageError> {
+        let path = self.store.layout.path(&Key::Chunk(key.clone()));
+        let front = self.store.store.get_range(&path, 0..bytes.max(HEADER_BYTES as u64)).await;
+        front.map_err(|e| self.read_failed(key, "reading an object's head", e))
+    }
+
+    /// The object of a chunk that readers prefer: the smallest error beneath, then the smallest digest.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
+    pub async fn preferred(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Result<ChunkKey, StorageError> {
+        let mut best: Option<(ChunkKey, Arc<IndexRow>)> = None;
+        let mut keys = self.objects(tenant, model_id, seq_hash).await?;
+        if keys.len() == 1 {
+            return keys.pop().ok_or(StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None });
+        }
+        for key in keys {
+            match self.row(&key).await {
+                Ok(row) if best.as_ref().is_none_or(|(_, other)| prefer(&row, other)) => {
+                    best = Some((key, row))
+                }
+                Ok(_) | Err(StorageError::UnknownChunk { .. } | StorageError::Corrupt { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let none = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
+        best.map(|(key, _)| key).ok_or(none)
+    }
+
+    /// The objects of a chunk that the store lists, in the order of their digests.
+    pub(crate) async fn objects(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Result<Vec<ChunkKey>, StorageError> {
+        let prefix = self.store.layout.chunk_prefix(tenant, model_id, seq_hash);
+        let listed = self.store.store.list(Some(&prefix)).take(limits::OBJECTS_PER_SEQ_MAX);
+        let listed: Vec<_> =
+            listed.try_collect().await.map_err(StorageError::store("listing a chunk's objects"))?;
+        let keys = listed.iter().filter_map(|meta| match self.store.layout.parse(&meta.location) {
+            Some(Key::Chunk(key)) => Some(key),
+            _ => None,
+        });
+        let mut keys: Vec<_> = keys.collect();
+        keys.sort();
+        Ok(keys)
+    }
+
+    fn read_failed(
+        &self,
+        key: &ChunkKey,
+        operation: &'static str,
+        error: object_store::Error,
+    ) -> StorageError {
+        if let object_store::Error::NotFound { .. } = error {
+            self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+            let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
+            return StorageError::UnknownChunk { seq_hash, object_digest };
+        }
+        StorageError::Store { operation, source: error }
+    }
+
+    fn corrupt(&self, key: &ChunkKey, reason: String) -> StorageError {
+        StorageError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason }
+    }
+}
+
+/// The bytes of a range and nothing else: too few are an error at the end, too many are an error at once.
+fn exactly(result: GetResult, range: Range<u64>) -> BoxStream<'static, Result<Bytes, StorageError>> {
+    let bytes = match result.payload {
+        GetResultPayload::File(file, _) => file_stream(file, range.clone()),
+        GetResultPayload::Stream(stream) => stream.boxed(),
+    };
+    let state = (bytes, range.end - range.start);
+    futures::stream::try_unfold(state, |(mut bytes, left)| async move {
+        let short = |reason: &str| StorageError::Store {
+            operation: "reading an object",
+            source: object_store::Error::Generic { store: "kvasir", source: reason.into() },
+        };
+        match bytes.try_next().await.map_err(StorageError::store("reading an object"))? {
+            Some(part) => match left.checked_sub(part.len() as u64) {
+                Some(left) => Ok(Some((part, (bytes, left)))),
+                None => Err(short("the store sent more bytes than asked for")),
+            },
+            None if left == 0 => Ok(None),
+            None => Err(short("the store's answer ended early")),
+        }
+    })
+    .boxed()
+}
+
+/// A local file in pieces large enough that the hop to a blocking thread does not count.
+fn file_stream(file: std::fs::File, range: Range<u64>) -> BoxStream<'static, object_store::Result<Bytes>> {
+    let state = (Arc::new(file), range);
+    futures::stream::try_unfold(state, |(file, range)| async move {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let bytes = FILE_READ_BYTES.min(range.end - range.start);
+        let (reader, start) = (Arc::clone(&file), range.start);
+        let part = tokio::task::spawn_blocking(move || {
+            let mut part = vec![0; bytes as usize];
+            reader.read_exact_at(&mut part, start).map(|()| Bytes::from(part))
+        });
+        let part =
+            part.await?.map_err(|e| object_store::Error::Generic { store: "file", source: e.into() })?;
+        Ok(Some((part, (file, range.start + bytes..range.end))))
+    })
+    .boxed()
+}

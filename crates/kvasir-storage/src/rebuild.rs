@@ -1,0 +1,63 @@
+//! Building the hot index anew from what the store holds.
+
+use futures::TryStreamExt;
+
+use crate::{Storage, StorageError, chunks::row_of, index::Scope, layout::Key, limits};
+
+/// How far a rebuild is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RebuildProgress {
+    /// Chunk objects met.
+    pub objects: u64,
+    /// Of these, in the index now.
+    pub indexed: u64,
+    /// Of these, unreadable or corrupt; they stay misses.
+    pub failed: u64,
+}
+
+impl Storage {
+    /// Lists the whole store and indexes every sound chunk object, under traffic. Adds; what is gone from the store is
+    /// found out by reads.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`] when the listing fails. Single objects that fail are counted.
+    pub async fn rebuild_index(
+        &self,
+        mut progress: impl FnMut(RebuildProgress),
+    ) -> Result<RebuildProgress, StorageError> {
+        let prefix = self.store.layout.tenants_prefix();
+        let listed = self.store.store.list(Some(&prefix));
+        let keys =
+            listed.map_err(StorageError::store("listing the store")).try_filter_map(|meta| async move {
+                Ok(match self.store.layout.parse(&meta.location) {
+                    Some(Key::Chunk(key)) => Some(key),
+                    _ => None,
+                })
+            });
+        let mut heads = std::pin::pin!(
+            keys.map_ok(|key| async move {
+                let head = self.read_head(&key).await;
+                Ok((key, head))
+            })
+            .try_buffer_unordered(limits::REBUILD_PARALLEL)
+        );
+        let mut state = RebuildProgress::default();
+        while let Some((key, head)) = heads.try_next().await? {
+            state.objects += 1;
+            match head {
+                Ok(head) => {
+                    let scope = Scope::new(&key.tenant, &key.model_id);
+                    self.index.insert(scope, &row_of(&head, key.object_digest));
+                    state.indexed += 1;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "an object is left out of the index");
+                    state.failed += 1;
+                }
+            }
+            progress(state);
+        }
+        self.index.flush();
+        Ok(state)
+    }
+}

@@ -1,0 +1,210 @@
+//! Configuration: the only place that reads the environment and the configuration file.
+//!
+//! Layers, each over the one before: defaults, the usual `AWS_*` variables, the TOML file, `KVASIR_*` variables, flags.
+//! Every setting is one line of the table in `settings`; all mistakes of all layers are reported at once.
+
+mod layers;
+mod settings;
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use kvasir_storage::{Settings, limits, store::StoreConfig};
+use url::Url;
+
+pub use layers::{Layers, USAGE};
+pub use settings::{SETTINGS, Setting};
+
+/// Exit status for a configuration that cannot be used (`EX_USAGE`).
+pub const EXIT_CONFIG: u8 = 64;
+
+/// A complete, checked configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The HTTP side.
+    pub server: ServerConfig,
+    /// The object store.
+    pub store: StoreConfig,
+    /// What lives on the replica's own disk.
+    pub cache: CacheConfig,
+    /// Lookups, uploads and their limits.
+    pub storage: Settings,
+    /// Logging.
+    pub log: LogConfig,
+}
+
+/// The HTTP side.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Whether addresses other than loopback are bound although there is no authentication.
+    pub allow_unauthenticated: bool,
+    /// Connections at once.
+    pub connections_max: usize,
+    /// How long requests may go on after a shutdown begins.
+    pub drain_grace: Duration,
+}
+
+/// What lives on the replica's own disk; all of it may be deleted while the service is down.
+#[derive(Debug, Clone)]
+pub struct CacheConfig {
+    /// The directory.
+    pub directory: PathBuf,
+    /// Memory of the hot index's page cache.
+    pub index_memory_bytes: u64,
+}
+
+/// Logging.
+#[derive(Debug, Clone)]
+pub struct LogConfig {
+    /// Filter in the syntax of `tracing-subscriber`'s `EnvFilter`.
+    pub filter: String,
+    /// Form of the lines.
+    pub format: LogFormat,
+}
+
+/// Form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON document a line.
+    Json,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        // Replaced before use: a configuration without a store does not get through `check`.
+        let url = Url::parse(NO_STORE).unwrap_or_else(|_| unreachable!("a constant that parses"));
+        Self {
+            server: ServerConfig {
+                listen: SocketAddr::from(([127, 0, 0, 1], 7480)),
+                allow_unauthenticated: false,
+                connections_max: 1024,
+                drain_grace: Duration::from_secs(25),
+            },
+            store: StoreConfig::new(url),
+            cache: CacheConfig {
+                directory: "kvasir-data".into(),
+                index_memory_bytes: limits::INDEX_CACHE_BYTES,
+            },
+            storage: Settings::new("kvasir-data/spool".into()),
+            log: LogConfig { filter: "info".to_owned(), format: LogFormat::Text },
+        }
+    }
+}
+
+const NO_STORE: &str = "unset:";
+
+impl Config {
+    /// A service of its own for one process: a file store and everything else under `directory`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when the path cannot be made absolute.
+    pub fn embedded(directory: &Path) -> Result<Self, ConfigError> {
+        let url = std::path::absolute(directory.join("store")).ok();
+        let url = url.and_then(|path| Url::from_file_path(path).ok());
+        let mut config = Self::default();
+        config.store.url = url.ok_or_else(|| {
+            ConfigError::one("embedded", format!("{} is no usable path", directory.display()))
+        })?;
+        config.cache.directory = directory.join("cache");
+        config.storage.spool_directory = config.cache.directory.join("spool");
+        Ok(config)
+    }
+
+    /// Checks what no single setting can check. Called by [`Layers::load`].
+    fn check(&mut self, mistakes: &mut Vec<Mistake>) {
+        if self.store.url.as_str() == NO_STORE {
+            mistakes.push(Mistake::new(
+                "store.url",
+                "is not set; give file:///path or s3://bucket/prefix here, or KVASIR_STORE_URL",
+            ));
+        }
+        if let Some(problem) = self.refuses_to_bind(self.server.listen) {
+            mistakes.push(Mistake::new("server.listen", &problem));
+        }
+        self.storage.spool_directory = self.cache.directory.join("spool");
+    }
+
+    /// Why `address` must not be listened at, if so.
+    pub fn refuses_to_bind(&self, address: SocketAddr) -> Option<String> {
+        let refused = !address.ip().is_loopback() && !self.server.allow_unauthenticated;
+        refused.then(|| {
+            format!(
+                "is {address}, which is not loopback, and this version has no authentication: whoever reaches the port \
+                 can read and write everything. Listen at 127.0.0.1, or set server.allow_unauthenticated = true"
+            )
+        })
+    }
+
+    /// The configuration as TOML, secrets as `***`: what `--print-config` prints.
+    pub fn to_toml(&self) -> String {
+        settings::print(self, |setting, value| match value {
+            Some(value) => format!("{} = {value}\n", setting.name()),
+            None => format!("# {} is not set\n", setting.name()),
+        })
+    }
+
+    /// The commented example: every setting with its meaning and this configuration's value, commented out.
+    pub fn to_example(&self) -> String {
+        let text = settings::print(self, |setting, value| {
+            let value = value.filter(|_| setting.key != "store.url");
+            let value = value.unwrap_or_else(|| setting.example.to_owned());
+            format!("# {}\n#{} = {value}\n", setting.help, setting.name())
+        });
+        format!("{}\n{text}", EXAMPLE_HEAD.trim_start())
+    }
+}
+
+const EXAMPLE_HEAD: &str = "
+# Kvasir server. Every setting with its default; settings without one show an example.
+# Each may also be given as an environment variable KVASIR_<SECTION>_<KEY> or a flag --<section>.<key> VALUE.
+# Only store.url is required.
+";
+
+/// One mistake.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistake {
+    /// Where: a setting, and the layer that set it.
+    pub place: String,
+    /// What is wrong and what to do.
+    pub problem: String,
+}
+
+impl Mistake {
+    fn new(place: &str, problem: &str) -> Self {
+        Self { place: place.to_owned(), problem: problem.to_owned() }
+    }
+}
+
+/// A configuration that cannot be used: all of its mistakes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The mistakes, in the order of the layers.
+    pub mistakes: Vec<Mistake>,
+}
+
+impl ConfigError {
+    fn one(place: &str, problem: impl Into<String>) -> Self {
+        Self { mistakes: vec![Mistake::new(place, &problem.into())] }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.mistakes.len();
+        write!(f, "the configuration has {count} mistake{}", if count == 1 { "" } else { "s" })?;
+        self.mistakes.iter().try_for_each(|m| write!(f, "\n  {}: {}", m.place, m.problem))
+    }
+}
+
+#[cfg(test)]
+mod tests;

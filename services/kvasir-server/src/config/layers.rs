@@ -1,0 +1,214 @@
+//! Gathering the layers: a file, the environment, flags.
+
+use std::path::{Path, PathBuf};
+
+use super::{Config, ConfigError, Mistake, SETTINGS, settings::find};
+
+/// How to call the server.
+pub const USAGE: &str = "\
+usage: kvasir-server [--config FILE] [--print-config] [--<section>.<key> VALUE]...
+
+  --config FILE         settings as TOML (also KVASIR_CONFIG)
+  --listen ADDRESS      short for --server.listen
+  --print-config        print the configuration in force and exit
+  --print-example       print kvasir-server.example.toml and exit
+  --version, --help
+
+Settings: defaults, then AWS_* variables, then the file, then KVASIR_<SECTION>_<KEY> variables, then flags.
+kvasir-server.example.toml lists them all.";
+
+/// Where settings come from.
+#[derive(Debug, Clone, Default)]
+pub struct Layers {
+    /// A TOML file.
+    pub file: Option<PathBuf>,
+    /// Environment variables; others than `KVASIR_*` and `AWS_*` are not looked at.
+    pub env: Vec<(String, String)>,
+    /// Flags, as (`section.key`, value).
+    pub flags: Vec<(String, String)>,
+    /// `--print-config`.
+    pub print: bool,
+    /// `--print-example`.
+    pub example: bool,
+    /// `--help`.
+    pub help: bool,
+    /// `--version`.
+    pub version: bool,
+    /// Mistakes of the command line, reported with all others.
+    pub mistakes: Vec<Mistake>,
+}
+
+impl Layers {
+    /// The environment of this process and no flags.
+    pub fn from_process() -> Self {
+        // Variables that are no UTF-8 are none of ours.
+        let env =
+            std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+        let env: Vec<_> = env.collect();
+        let file = env.iter().find(|(name, _)| name == "KVASIR_CONFIG").map(|(_, path)| path.into());
+        Self { file, env, ..Self::default() }
+    }
+
+    /// Adds the arguments of a command line, the program's name left out.
+    #[must_use]
+    pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = String>) -> Self {
+        let mut arguments = arguments.into_iter();
+        while let Some(argument) = arguments.next() {
+            let (flag, joined) = match argument.split_once('=') {
+                Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
+                None => (argument.clone(), None),
+            };
+            match flag.as_str() {
+                "--print-config" => self.print = true,
+                "--help" | "-h" => self.help = true,
+                "--version" | "-V" => self.version = true,
+                "--print-example" => self.example = true,
+                _ => match flag.strip_prefix("--") {
+                    None => self.mistakes.push(Mistake::new(&flag, "is no flag; see --help")),
+                    Some(key) => self.flag(key, joined.or_else(|| arguments.next())),
+                },
+            }
+        }
+        self
+    }
+
+    fn flag(&mut self, key: &str, value: Option<String>) {
+        match (key, value) {
+            (key, None) => self.mistakes.push(Mistake::new(&format!("--{key}"), "needs a value")),
+            ("config", Some(path)) => self.file = Some(path.into()),
+            ("listen", Some(value)) => self.flags.push(("server.listen".to_owned(), value)),
+            (key, Some(value)) => self.flags.push((key.to_owned(), value)),
+        }
+    }
+
+    /// Applies the layers to the defaults.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with every mistake of every layer.
+    pub fn load(self) -> Result<Config, ConfigError> {
+        let mut config = Config::default();
+        let mut mistakes = self.mistakes;
+        aws(&mut config, &self.env);
+        if let Some(path) = &self.file {
+            file(&mut config, path, &mut mistakes);
+        }
+        for (name, value) in &self.env {
+            variable(&mut config, name, value, &mut mistakes);
+        }
+        for (key, value) in &self.flags {
+            set(&mut config, key, value, &format!("--{key}"), &mut mistakes);
+        }
+        config.check(&mut mistakes);
+        if mistakes.is_empty() { Ok(config) } else { Err(ConfigError { mistakes }) }
+    }
+}
+
+fn set(config: &mut Config, key: &str, value: &str, place: &str, mistakes: &mut Vec<Mistake>) {
+    let applied = match find(key) {
+        Some(setting) => setting.apply(config, value),
+        None => Err(match nearest(key) {
+            Some(near) => format!("is no setting; did you mean {near}?"),
+            None => "is no setting".to_owned(),
+        }),
+    };
+    if let Err(problem) = applied {
+        mistakes.push(Mistake::new(place, &problem));
+    }
+}
+
+/// The setting that was probably meant: the same key in another section, or one of few different letters.
+fn nearest(key: &str) -> Option<&'static str> {
+    let name = key.rsplit('.').next().unwrap_or(key);
+    let same_name = SETTINGS.iter().find(|s| s.name() == name);
+    let close = SETTINGS.iter().map(|s| (edits(key, s.key), s)).filter(|(edits, _)| *edits <= 3);
+    let near = || close.min_by_key(|(edits, _)| *edits).map(|(_, s)| s);
+    same_name.or_else(near).map(|s| s.key)
+}
+
+/// Letters to insert, delete or replace to get from one text to the other.
+fn edits(from: &str, to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, b) in to.bytes().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+fn file(config: &mut Config, path: &Path, mistakes: &mut Vec<Mistake>) {
+    let place = path.display().to_string();
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => return mistakes.push(Mistake::new(&place, &format!("cannot be read: {error}"))),
+    };
+    let table: toml::Table = match text.parse() {
+        Ok(table) => table,
+        Err(error) => return mistakes.push(Mistake::new(&place, &format!("is no TOML: {error}"))),
+    };
+    for (section, value) in table {
+        let toml::Value::Table(settings) = value else {
+            mistakes.push(Mistake::new(
+                &format!("{place}: {section}"),
+                "is no section; settings are in [section]s",
+            ));
+            continue;
+        };
+        for (name, value) in settings {
+            let key = format!("{section}.{name}");
+            let text = match value {
+                toml::Value::String(text) => text,
+                other @ (toml::Value::Integer(_) | toml::Value::Boolean(_)) => other.to_string(),
+                _ => {
+                    mistakes.push(Mistake::new(
+                        &format!("{place}: {key}"),
+                        "must be a string, number or boolean",
+                    ));
+                    continue;
+                }
+            };
+            set(config, &key, &text, &format!("{place}: {key}"), mistakes);
+        }
+    }
+}
+
+fn variable(config: &mut Config, name: &str, value: &str, mistakes: &mut Vec<Mistake>) {
+    let Some(rest) = name.strip_prefix("KVASIR_") else { return };
+    // Test switches, and what Kubernetes sets for a service that is called kvasir.
+    let foreign = rest.starts_with("TEST_")
+        || rest.starts_with("REQUIRE_")
+        || rest == "CONFIG"
+        || rest == "PORT"
+        || rest.ends_with("_PORT")
+        || ["SERVICE_HOST", "SERVICE_PORT", "PORT_"].iter().any(|part| rest.contains(part));
+    if foreign {
+        return;
+    }
+    match SETTINGS.iter().find(|setting| setting.variable() == name) {
+        Some(setting) => set(config, setting.key, value, name, mistakes),
+        None => {
+            let near = nearest(&rest.to_lowercase().replacen('_', ".", 1));
+            let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+            mistakes.push(Mistake::new(name, &format!("names no setting{hint}")));
+        }
+    }
+}
+
+/// The usual variables of AWS tools. Those we have no setting for go to the store's own builder.
+fn aws(config: &mut Config, env: &[(String, String)]) {
+    let value = |names: &[&str]| {
+        let named =
+            |name: &&str| env.iter().find(|(n, v)| n == name && !v.is_empty()).map(|(_, v)| v.clone());
+        names.iter().find_map(named)
+    };
+    config.store.endpoint = value(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]);
+    config.store.region = value(&["AWS_REGION", "AWS_DEFAULT_REGION"]);
+    config.store.access_key_id = value(&["AWS_ACCESS_KEY_ID"]);
+    config.store.secret_access_key = value(&["AWS_SECRET_ACCESS_KEY"]).map(Into::into);
+    config.store.session_token = value(&["AWS_SESSION_TOKEN"]).map(Into::into);
+    let options = env.iter().filter(|(name, _)| name.starts_with("AWS_") && !name.contains("ENDPOINT"));
+    config.store.options = options.map(|(name, value)| (name.to_lowercase(), value.clone().into())).collect();
+}

@@ -1,0 +1,356 @@
+//! The table of settings: name, meaning, how to read and how to print each.
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+use kvasir_storage::Secret;
+
+use super::{Config, LogFormat};
+
+/// One setting.
+pub struct Setting {
+    /// `section.key`.
+    pub key: &'static str,
+    /// One line: what it does.
+    pub help: &'static str,
+    /// An example as TOML, for settings without a default.
+    pub(super) example: &'static str,
+    set: fn(&mut Config, &str) -> Result<(), String>,
+    get: fn(&Config) -> Option<String>,
+}
+
+impl std::fmt::Debug for Setting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Setting({})", self.key)
+    }
+}
+
+impl Setting {
+    /// The section.
+    pub fn section(&self) -> &'static str {
+        self.key.split('.').next().unwrap_or_default()
+    }
+
+    /// The name within its section.
+    pub fn name(&self) -> &'static str {
+        self.key.split_once('.').map_or(self.key, |(_, name)| name)
+    }
+
+    /// The environment variable.
+    pub fn variable(&self) -> String {
+        format!("KVASIR_{}", self.key.to_uppercase().replace('.', "_"))
+    }
+
+    pub(super) fn apply(&self, config: &mut Config, text: &str) -> Result<(), String> {
+        (self.set)(config, text)
+    }
+}
+
+/// Finds a setting by `section.key`.
+pub(super) fn find(key: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.key == key)
+}
+
+/// All settings, section by section, each as `line` makes it of its value in TOML.
+pub(super) fn print(config: &Config, line: impl Fn(&Setting, Option<String>) -> String) -> String {
+    let mut out = String::new();
+    let mut section = "";
+    for setting in SETTINGS {
+        if setting.section() != section {
+            section = setting.section();
+            let gap = if out.is_empty() { "" } else { "\n" };
+            out.push_str(&format!("{gap}[{section}]\n"));
+        }
+        out.push_str(&line(setting, (setting.get)(config)));
+    }
+    out
+}
+
+fn parsed<T: FromStr>(slot: &mut T, text: &str, form: &str) -> Result<(), String> {
+    *slot = text.parse().map_err(|_| format!("{text:?} is not {form}"))?;
+    Ok(())
+}
+
+fn positive(slot: &mut usize, text: &str) -> Result<(), String> {
+    parsed(slot, text, "a whole number")?;
+    if *slot == 0 { Err("must be at least 1".to_owned()) } else { Ok(()) }
+}
+
+/// Durations as in `250ms`, `1s`, `2m`, `1h`; `0s` is allowed.
+fn duration(slot: &mut Duration, text: &str) -> Result<(), String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let scale = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(format!("{text:?} is not a duration as 250ms, 1s, 2m or 1h")),
+    };
+    let count: Option<u64> = digits.parse().ok();
+    let millis = count.and_then(|count| count.checked_mul(scale));
+    *slot = Duration::from_millis(millis.ok_or_else(|| format!("{text:?} is not a duration"))?);
+    Ok(())
+}
+
+fn duration_text(value: Duration) -> Option<String> {
+    let millis = value.as_millis();
+    let text =
+        if millis.is_multiple_of(1_000) { format!("{}s", millis / 1_000) } else { format!("{millis}ms") };
+    quoted(text)
+}
+
+/// Sizes as in `64KiB`, `16MiB`, `1GiB`, or plain bytes.
+fn bytes(slot: &mut u64, text: &str) -> Result<(), String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let shift = match unit.trim_start() {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        _ => return Err(format!("{text:?} is not a size as 64KiB, 16MiB or 1GiB")),
+    };
+    let count: Option<u64> = digits.parse().ok();
+    let size = count.and_then(|count| count.checked_mul(1 << shift)).filter(|&size| size > 0);
+    *slot = size.ok_or_else(|| format!("{text:?} is not a size above 0"))?;
+    Ok(())
+}
+
+fn bytes_text(value: u64) -> Option<String> {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = units.into_iter().find(|(shift, _)| value.is_multiple_of(1 << shift));
+    quoted(unit.map_or_else(|| format!("{value}B"), |(shift, name)| format!("{}{name}", value >> shift)))
+}
+
+fn quoted(text: impl AsRef<str>) -> Option<String> {
+    Some(toml::Value::String(text.as_ref().to_owned()).to_string())
+}
+
+fn secret_text(value: &Option<Secret>) -> Option<String> {
+    value.as_ref().and_then(|_| quoted("***"))
+}
+
+/// Every setting there is.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        key: "server.listen",
+        help: "Address and port to listen at.",
+        example: "",
+        set: |c, t| parsed(&mut c.server.listen, t, "an address as 127.0.0.1:7480"),
+        get: |c| quoted(c.server.listen.to_string()),
+    },
+    Setting {
+        key: "server.allow_unauthenticated",
+        help: "Listen at other than loopback addresses although nobody is authenticated.",
+        example: "",
+        set: |c, t| parsed(&mut c.server.allow_unauthenticated, t, "true or false"),
+        get: |c| Some(c.server.allow_unauthenticated.to_string()),
+    },
+    Setting {
+        key: "server.connections_max",
+        help: "Connections at once; more wait in the listen queue.",
+        example: "",
+        set: |c, t| positive(&mut c.server.connections_max, t),
+        get: |c| Some(c.server.connections_max.to_string()),
+    },
+    Setting {
+        key: "server.drain_grace",
+        help: "How long requests may go on after SIGTERM; keep it below the orchestrator's own grace.",
+        example: "",
+        set: |c, t| duration(&mut c.server.drain_grace, t),
+        get: |c| duration_text(c.server.drain_grace),
+    },
+    Setting {
+        key: "store.url",
+        help: "The object store: file:///path or s3://bucket/prefix (memory:// for tests). Required.",
+        example: "\"file:///var/lib/kvasir/store\"",
+        set: |c, t| parsed(&mut c.store.url, t, "a URL as file:///path or s3://bucket/prefix"),
+        get: |c| Some(&c.store.url).filter(|u| u.as_str() != super::NO_STORE).and_then(quoted),
+    },
+    Setting {
+        key: "store.endpoint",
+        help: "S3 endpoint, where it is not AWS's own; AWS_ENDPOINT_URL otherwise. http:// is taken as said.",
+        example: "\"http://127.0.0.1:9000\"",
+        set: |c, t| {
+            c.store.endpoint = Some(t.to_owned());
+            let url = url::Url::parse(t).ok().filter(|u| matches!(u.scheme(), "http" | "https"));
+            url.map(|_| ()).ok_or_else(|| format!("{t:?} is not an http:// or https:// URL"))
+        },
+        get: |c| c.store.endpoint.as_deref().and_then(quoted),
+    },
+    Setting {
+        key: "store.region",
+        help: "S3 region; AWS_REGION otherwise.",
+        example: "\"us-east-1\"",
+        set: |c, t| {
+            c.store.region = Some(t.to_owned());
+            Ok(())
+        },
+        get: |c| c.store.region.as_deref().and_then(quoted),
+    },
+    Setting {
+        key: "store.access_key_id",
+        help: "S3 access key; AWS_ACCESS_KEY_ID otherwise, then the instance's or pod's own credentials.",
+        example: "\"AKIA...\"",
+        set: |c, t| {
+            c.store.access_key_id = Some(t.to_owned());
+            Ok(())
+        },
+        get: |c| c.store.access_key_id.as_deref().and_then(quoted),
+    },
+    Setting {
+        key: "store.secret_access_key",
+        help: "S3 secret key; AWS_SECRET_ACCESS_KEY otherwise. Better there than in a file.",
+        example: "\"...\"",
+        set: |c, t| {
+            c.store.secret_access_key = Some(t.to_owned().into());
+            Ok(())
+        },
+        get: |c| secret_text(&c.store.secret_access_key),
+    },
+    Setting {
+        key: "store.session_token",
+        help: "S3 session token; AWS_SESSION_TOKEN otherwise.",
+        example: "\"...\"",
+        set: |c, t| {
+            c.store.session_token = Some(t.to_owned().into());
+            Ok(())
+        },
+        get: |c| secret_text(&c.store.session_token),
+    },
+    Setting {
+        key: "store.requests_max",
+        help: "Requests to the store at once; more wait.",
+        example: "",
+        set: |c, t| positive(&mut c.store.requests_max, t),
+        get: |c| Some(c.store.requests_max.to_string()),
+    },
+    Setting {
+        key: "store.request_timeout",
+        help: "Longest one request to the store may take, its body included.",
+        example: "",
+        set: |c, t| duration(&mut c.store.request_timeout, t),
+        get: |c| duration_text(c.store.request_timeout),
+    },
+    Setting {
+        key: "store.connect_timeout",
+        help: "Longest wait for a connection to the store.",
+        example: "",
+        set: |c, t| duration(&mut c.store.connect_timeout, t),
+        get: |c| duration_text(c.store.connect_timeout),
+    },
+    Setting {
+        key: "store.retries_max",
+        help: "Retries of a failed store request, with growing jittered pauses.",
+        example: "",
+        set: |c, t| parsed(&mut c.store.retries_max, t, "a whole number"),
+        get: |c| Some(c.store.retries_max.to_string()),
+    },
+    Setting {
+        key: "store.retry_timeout",
+        help: "Longest time from a store request's first attempt to its last.",
+        example: "",
+        set: |c, t| duration(&mut c.store.retry_timeout, t),
+        get: |c| duration_text(c.store.retry_timeout),
+    },
+    Setting {
+        key: "cache.directory",
+        help: "Hot index and spool of this replica. Only a cache: may be deleted while the service is down.",
+        example: "",
+        set: |c, t| {
+            c.cache.directory = PathBuf::from(t);
+            if t.is_empty() { Err("must not be empty".to_owned()) } else { Ok(()) }
+        },
+        get: |c| quoted(c.cache.directory.to_string_lossy()),
+    },
+    Setting {
+        key: "cache.index_memory",
+        help: "Memory of the hot index's page cache.",
+        example: "",
+        set: |c, t| bytes(&mut c.cache.index_memory_bytes, t),
+        get: |c| bytes_text(c.cache.index_memory_bytes),
+    },
+    Setting {
+        key: "upload.chunk_size_max",
+        help: "Largest chunk object taken.",
+        example: "",
+        set: |c, t| bytes(&mut c.storage.chunk_bytes_max, t),
+        get: |c| bytes_text(c.storage.chunk_bytes_max),
+    },
+    Setting {
+        key: "upload.profile_size_max",
+        help: "Largest profile taken.",
+        example: "",
+        set: |c, t| bytes(&mut c.storage.profile_bytes_max, t),
+        get: |c| bytes_text(c.storage.profile_bytes_max),
+    },
+    Setting {
+        key: "upload.memory",
+        help: "Bytes of unfinished uploads in memory; beyond it they wait in the cache directory.",
+        example: "",
+        set: |c, t| {
+            let mut size = 0;
+            bytes(&mut size, t)?;
+            c.storage.spool_memory_bytes = size as usize;
+            Ok(())
+        },
+        get: |c| bytes_text(c.storage.spool_memory_bytes as u64),
+    },
+    Setting {
+        key: "lookup.negative_ttl",
+        help: "How long a chunk that is not in the store is taken for missing without asking again; 0s: not at all.",
+        example: "",
+        set: |c, t| duration(&mut c.storage.negative_ttl, t),
+        get: |c| duration_text(c.storage.negative_ttl),
+    },
+    Setting {
+        key: "lookup.probe_chunk_tokens",
+        help: "Chunk length in tokens that a lookup asks the store for first; a multiple of 256.",
+        example: "",
+        set: |c, t| {
+            positive(&mut c.storage.probe_chunk_tokens, t)?;
+            let multiple = c.storage.probe_chunk_tokens.is_multiple_of(kvasir_types::CHUNK_TOKENS_STEP);
+            if multiple { Ok(()) } else { Err("must be a multiple of 256".to_owned()) }
+        },
+        get: |c| Some(c.storage.probe_chunk_tokens.to_string()),
+    },
+    Setting {
+        key: "lookup.probe_all_lengths",
+        help: "Also ask for shorter chunks where none of that length is there. Off saves listings if all writers agree.",
+        example: "",
+        set: |c, t| parsed(&mut c.storage.probe_all_lengths, t, "true or false"),
+        get: |c| Some(c.storage.probe_all_lengths.to_string()),
+    },
+    Setting {
+        key: "lookup.parallel",
+        help: "Store requests of one lookup at once.",
+        example: "",
+        set: |c, t| positive(&mut c.storage.lookup_parallel, t),
+        get: |c| Some(c.storage.lookup_parallel.to_string()),
+    },
+    Setting {
+        key: "log.filter",
+        help: "What to log, as error, warn, info, debug, or per module: info,kvasir_storage=debug.",
+        example: "",
+        set: |c, t| {
+            c.log.filter = t.to_owned();
+            let filter = tracing_subscriber::EnvFilter::builder().parse(t);
+            filter.map(|_| ()).map_err(|e| format!("{t:?} is no log filter: {e}"))
+        },
+        get: |c| quoted(&c.log.filter),
+    },
+    Setting {
+        key: "log.format",
+        help: "Form of the log: text or json.",
+        example: "",
+        set: |c, t| {
+            c.log.format = match t {
+                "text" => LogFormat::Text,
+                "json" => LogFormat::Json,
+                _ => return Err(format!("{t:?} is neither text nor json")),
+            };
+            Ok(())
+        },
+        get: |c| quoted(if c.log.format == LogFormat::Json { "json" } else { "text" }),
+    },
+];

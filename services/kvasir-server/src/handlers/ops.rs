@@ -1,0 +1,28 @@
+//! Probes and metrics.
+
+use axum::{extract::State, http::header, response::IntoResponse};
+use kvasir_api::{ErrorCode, Problem};
+
+use super::ApiError;
+use crate::state::AppState;
+
+/// The process answers: alive. Never asks the store.
+pub(super) async fn livez() -> &'static str {
+    "ok\n"
+}
+
+/// Traffic should come here: the store was reached since start, and no shutdown has begun. An outage of the store
+/// later does not change it: other replicas could do no better.
+pub(super) async fn readyz(State(state): State<AppState>) -> Result<&'static str, ApiError> {
+    if state.is_draining() {
+        return Err(Problem::new(ErrorCode::Draining, "a shutdown has begun; use another replica").into());
+    }
+    state.storage().map(|_| "ok\n")
+}
+
+pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
+    if let Some(storage) = state.started() {
+        state.metrics().index(storage.index().len(), storage.index().replaced());
+    }
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics().render())
+}

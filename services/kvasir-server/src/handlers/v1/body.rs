@@ -1,0 +1,82 @@
+//! Bodies in both directions.
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures::{Stream, StreamExt, TryStreamExt};
+use kvasir_api::{ErrorCode, Problem};
+use kvasir_storage::ObjectRead;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{handlers::ApiError, limits, state::AppState};
+
+/// A whole body of at most `limit` bytes.
+pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let mut bytes = Vec::new();
+    let mut parts = body.into_data_stream();
+    while let Some(part) = parts.next().await {
+        let part = part.map_err(|e| ApiError::bad_request(format!("the body broke off: {e}")))?;
+        if bytes.len() + part.len() > limit {
+            return Err(too_large(limit as u64));
+        }
+        bytes.extend_from_slice(&part);
+    }
+    Ok(bytes.into())
+}
+
+/// A JSON body.
+pub(super) async fn json<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
+    let bytes = read(body, limits::JSON_BYTES_MAX).await?;
+    serde_json::from_slice(&bytes)
+        .map_err(|e| ApiError::bad_request(format!("the body is not this route's JSON: {e}")))
+}
+
+fn too_large(limit: u64) -> ApiError {
+    Problem::new(ErrorCode::BodyTooLarge, format!("the body is larger than the limit of {limit} bytes"))
+        .into()
+}
+
+/// Refuses by the declared length, before a byte of the body is read.
+pub(super) fn check_length(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > limit) { Err(too_large(limit)) } else { Ok(()) }
+}
+
+/// An upload, counted.
+pub(super) fn upload(
+    state: &AppState,
+    body: Body,
+) -> impl Stream<Item = Result<Bytes, axum::Error>> + Send + Unpin {
+    let metrics = state.metrics().clone();
+    body.into_data_stream().inspect_ok(move |part| metrics.received(part.len()))
+}
+
+/// Reads on for a while after a refusal: a client that is still sending would see a reset instead of the answer.
+pub(super) async fn drain(mut rest: impl Stream<Item = Result<Bytes, axum::Error>> + Unpin) {
+    let mut left = limits::REFUSED_BODY_BYTES_MAX;
+    let draining = async {
+        while let Some(Ok(part)) = rest.next().await {
+            left = left.saturating_sub(part.len() as u64);
+            if left == 0 {
+                break;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(limits::REFUSED_BODY_TIME_MAX, draining).await;
+}
+
+/// An object's bytes as a body, counted. A read that fails midway cuts the connection: the declared length tells.
+pub(super) fn download(state: &AppState, read: ObjectRead) -> Body {
+    let metrics = state.metrics().clone();
+    let bytes = read.bytes.inspect_ok(move |part| metrics.sent(part.len()));
+    Body::from_stream(bytes.inspect_err(|error| tracing::warn!(%error, "a download was cut off")))
+}
+
+/// 201 where something was created, else 200.
+pub(super) fn created_or_ok(created: bool, answer: impl Serialize) -> Response {
+    let status = if created { StatusCode::CREATED } else { StatusCode::OK };
+    (status, Json(answer)).into_response()
+}

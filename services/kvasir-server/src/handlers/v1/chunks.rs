@@ -1,0 +1,129 @@
+//! Chunk objects.
+
+use axum::{
+    body::Body,
+    extract::{Path, Query, State, rejection::QueryRejection},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    response::Response,
+};
+use kvasir_api::{ChunkQuery, MEDIA_CHUNK};
+use kvasir_storage::{ByteRange, StorageError, layout::ChunkKey};
+use kvasir_types::Level;
+
+use super::{body, conditional, id};
+use crate::{handlers::ApiError, state::AppState};
+
+pub(in crate::handlers) async fn put(
+    State(state): State<AppState>,
+    Path((model_id, seq_hash)): Path<(String, String)>,
+    headers: HeaderMap,
+    request_body: Body,
+) -> Result<Response, ApiError> {
+    let storage = state.storage()?;
+    let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
+    body::check_length(&headers, storage.settings().chunk_bytes_max)?;
+    let mut upload = body::upload(&state, request_body);
+    match storage.put_chunk(state.tenant(), &model_id, &seq_hash, &mut upload).await {
+        Ok(stored) => {
+            state.metrics().stored(stored.created, stored.bytes);
+            Ok(body::created_or_ok(stored.created, stored))
+        }
+        Err(error) => {
+            body::drain(upload).await;
+            Err(error.into())
+        }
+    }
+}
+
+pub(in crate::handlers) async fn get_preferred(
+    State(state): State<AppState>,
+    Path((model_id, seq_hash)): Path<(String, String)>,
+    query: Result<Query<ChunkQuery>, QueryRejection>,
+    method: Method,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
+    let key = state.storage()?.preferred(state.tenant(), &model_id, &seq_hash).await?;
+    answer(&state, &key, level(query)?, &method, &headers).await
+}
+
+pub(in crate::handlers) async fn get_object(
+    State(state): State<AppState>,
+    Path((model_id, seq_hash, object_digest)): Path<(String, String, String)>,
+    query: Result<Query<ChunkQuery>, QueryRejection>,
+    method: Method,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let key = ChunkKey {
+        tenant: state.tenant().clone(),
+        model_id: id("model_id", &model_id)?,
+        seq_hash: id("seq_hash", &seq_hash)?,
+        object_digest: id("object_digest", &object_digest)?,
+    };
+    answer(&state, &key, level(query)?, &method, &headers).await
+}
+
+fn level(query: Result<Query<ChunkQuery>, QueryRejection>) -> Result<Option<Level>, ApiError> {
+    query.map(|Query(query)| query.level).map_err(|e| ApiError::bad_request(e.to_string()))
+}
+
+/// A level is a representation of its own: the object's prefix that decodes to it, with its own length and ETag.
+async fn answer(
+    state: &AppState,
+    key: &ChunkKey,
+    level: Option<Level>,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
+    let storage = state.storage()?;
+    let etag = match level {
+        None => format!("\"{}\"", key.object_digest),
+        Some(level) => format!("\"{}-l{level}\"", key.object_digest),
+    };
+    let mut response = Response::new(Body::empty());
+    describe(response.headers_mut(), &etag);
+    if conditional::is_not_modified(headers, &etag) {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        return Ok(response);
+    }
+    let mut range = conditional::range(headers, &etag)?;
+    let length = match level {
+        Some(level) => Some(storage.level_bytes(key, level).await?),
+        None if method == Method::HEAD => Some(storage.object_bytes(key).await?),
+        None => None,
+    };
+    let is_partial = range != ByteRange::Whole;
+    if let Some(length) = length {
+        let within = range.resolve(length).ok_or(StorageError::Range { object_bytes: length })?;
+        range = ByteRange::Bounded(within.start, within.end.saturating_sub(1));
+    }
+    let (range, object_bytes) = match (method == Method::HEAD, length) {
+        (true, Some(length)) => (range.resolve(length).unwrap_or(0..length), length),
+        _ => {
+            let read = storage.read(key, range).await?;
+            let found = (read.range.clone(), length.unwrap_or(read.object_bytes));
+            *response.body_mut() = body::download(state, read);
+            found
+        }
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_LENGTH, (range.end - range.start).into());
+    if is_partial {
+        let text = format!("bytes {}-{}/{object_bytes}", range.start, range.end.saturating_sub(1));
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.insert(header::CONTENT_RANGE, value);
+        }
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    Ok(response)
+}
+
+fn describe(headers: &mut HeaderMap, etag: &str) {
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_CHUNK));
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    // Objects are named by their bytes: a copy never goes stale.
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
+    if let Ok(etag) = HeaderValue::try_from(etag) {
+        headers.insert(header::ETAG, etag);
+    }
+}

@@ -1,0 +1,68 @@
+//! The longest usable prefix.
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Query as UrlQuery, State, rejection::QueryRejection},
+    http::{HeaderMap, header},
+};
+use kvasir_api::{
+    LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, MEDIA_TOKENS,
+};
+use kvasir_storage::Query;
+use kvasir_types::BLOCK_TOKENS;
+
+use super::body;
+use crate::{handlers::ApiError, state::AppState};
+
+pub(in crate::handlers) async fn post(
+    State(state): State<AppState>,
+    query: Result<UrlQuery<LookupQuery>, QueryRejection>,
+    headers: HeaderMap,
+    request_body: Body,
+) -> Result<Json<LookupResponse>, ApiError> {
+    let is_binary =
+        headers.get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes() == MEDIA_TOKENS.as_bytes());
+    let (place, what) = if is_binary {
+        let UrlQuery(place) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
+        (place, Query::Tokens(binary(request_body).await?))
+    } else {
+        let request: LookupRequest = body::json(request_body).await?;
+        let LookupRequest { model_id, namespace, fresh, .. } = request.clone();
+        (LookupQuery { model_id, namespace, fresh }, of_json(request)?)
+    };
+    let asked = match &what {
+        Query::Tokens(tokens) => tokens.len(),
+        Query::Blocks(blocks) => blocks.len() * BLOCK_TOKENS,
+    };
+    let LookupQuery { model_id, namespace, fresh } = place;
+    let found = state.storage()?.lookup(state.tenant(), &namespace, &model_id, what, fresh).await?;
+    state.metrics().lookup(asked as u64, found.matched_tokens);
+    Ok(Json(found))
+}
+
+fn of_json(request: LookupRequest) -> Result<Query, ApiError> {
+    let over = |what: &str, limit: usize| {
+        ApiError::bad_request(format!("more than {limit} {what}; look up in parts"))
+    };
+    match (request.tokens, request.block_hashes) {
+        (Some(tokens), None) if tokens.len() > LOOKUP_TOKENS_MAX => Err(over("tokens", LOOKUP_TOKENS_MAX)),
+        (Some(tokens), None) => Ok(Query::Tokens(tokens)),
+        (None, Some(blocks)) if blocks.len() > LOOKUP_BLOCKS_MAX => {
+            Err(over("block hashes", LOOKUP_BLOCKS_MAX))
+        }
+        (None, Some(blocks)) => Ok(Query::Blocks(blocks)),
+        (Some(_), Some(_)) | (None, None) => {
+            Err(ApiError::bad_request("give either tokens or block_hashes, and only one of them"))
+        }
+    }
+}
+
+async fn binary(request_body: Body) -> Result<Vec<u32>, ApiError> {
+    let bytes = body::read(request_body, LOOKUP_TOKENS_MAX * 4).await?;
+    let (tokens, rest) = bytes.as_chunks::<4>();
+    if !rest.is_empty() {
+        return Err(ApiError::bad_request("a body of raw tokens has four bytes for each"));
+    }
+    Ok(tokens.iter().map(|token| u32::from_le_bytes(*token)).collect())
+}

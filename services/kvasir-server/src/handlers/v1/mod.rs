@@ -1,0 +1,19 @@
+//! The API, one module a resource.
+
+mod body;
+pub(super) mod chunks;
+mod conditional;
+pub(super) mod config;
+pub(super) mod lookup;
+pub(super) mod models;
+pub(super) mod namespaces;
+pub(super) mod profiles;
+
+use std::{fmt::Display, str::FromStr};
+
+use super::ApiError;
+
+/// An id of the path.
+fn id<T: FromStr<Err: Display>>(what: &str, text: &str) -> Result<T, ApiError> {
+    text.parse().map_err(|e| ApiError::bad_request(format!("{what} in the path: {e}")))
+}

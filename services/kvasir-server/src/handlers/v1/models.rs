@@ -1,0 +1,30 @@
+//! Models.
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+    response::Response,
+};
+use kvasir_types::ModelSpec;
+
+use super::{body, id};
+use crate::{handlers::ApiError, state::AppState};
+
+pub(in crate::handlers) async fn register(
+    State(state): State<AppState>,
+    request_body: Body,
+) -> Result<Response, ApiError> {
+    let spec: ModelSpec = body::json(request_body).await?;
+    let registered = state.storage()?.register_model(state.tenant(), spec).await?;
+    Ok(body::created_or_ok(registered.created, registered))
+}
+
+pub(in crate::handlers) async fn get(
+    State(state): State<AppState>,
+    Path(model_id): Path<String>,
+) -> Result<Json<ModelSpec>, ApiError> {
+    let model_id = id("model_id", &model_id)?;
+    let spec = state.storage()?.model(state.tenant(), &model_id).await?;
+    Ok(Json(ModelSpec::clone(&spec)))
+}

@@ -1,0 +1,30 @@
+//! Limits of the HTTP side, each with its reason.
+
+use std::time::Duration;
+
+/// Longest JSON body: a lookup of 1 M tokens as decimal numbers, or of 64 K block hashes as hex.
+pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
+/// How long a client may take for a request's head; longer ones hold connections for nothing.
+pub(crate) const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
+/// Streams of one HTTP/2 connection at once.
+pub(crate) const H2_STREAMS_MAX: u32 = 256;
+/// Window of one HTTP/2 stream: what one unread upload can hold.
+pub(crate) const H2_STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// Window of one HTTP/2 connection: bounds its streams together.
+pub(crate) const H2_CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// Read and write buffer of one HTTP/1 connection.
+pub(crate) const H1_BUFFER_BYTES: usize = 256 << 10;
+/// Rest of a refused body that is read, so that the client gets to see the refusal instead of a reset.
+pub(crate) const REFUSED_BODY_BYTES_MAX: u64 = 64 << 20;
+/// How long that may take.
+pub(crate) const REFUSED_BODY_TIME_MAX: Duration = Duration::from_secs(5);
+/// Longest request id that is taken over from a client.
+pub(crate) const REQUEST_ID_BYTES_MAX: usize = 64;
+/// How long connections wait at start for the store to answer, before they are told that it has not.
+pub(crate) const START_PATIENCE: Duration = Duration::from_secs(5);
+/// Longest pause between attempts to reach the store at start.
+pub(crate) const START_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How often the hot index is written out.
+pub(crate) const INDEX_FLUSH_EVERY: Duration = Duration::from_secs(10);
+/// What a refused client should wait, in seconds.
+pub(crate) const RETRY_AFTER_SECONDS: u64 = 1;

@@ -1,0 +1,227 @@
+//! All metrics of the service: one typed function for each thing that is observed. Labels are bounded sets.
+
+use std::time::Duration;
+
+use kvasir_storage::observe::{StoreObserver, StoreOp, StoreOutcome};
+use prometheus::{
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder, core::Collector,
+};
+
+/// Seconds: from a hot lookup to a slow upload.
+const SECONDS: &[f64] =
+    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
+
+/// The metrics.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    http_requests: IntCounterVec,
+    http_seconds: HistogramVec,
+    http_in_flight: IntGauge,
+    http_received: IntCounter,
+    http_sent: IntCounter,
+    connections: IntGauge,
+    store_requests: IntCounterVec,
+    store_seconds: HistogramVec,
+    store_bytes: IntCounterVec,
+    conditional_create: IntGauge,
+    lookup_tokens: IntCounterVec,
+    chunks_stored: IntCounterVec,
+    chunk_bytes_stored: IntCounter,
+    index_rows: IntGauge,
+    index_replaced: IntGauge,
+    ready: IntGauge,
+}
+
+fn counter(name: &str, help: &str) -> IntCounter {
+    IntCounter::new(name, help).expect("a constant name")
+}
+
+fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    IntCounterVec::new(Opts::new(name, help), labels).expect("a constant name")
+}
+
+fn gauge(name: &str, help: &str) -> IntGauge {
+    IntGauge::new(name, help).expect("a constant name")
+}
+
+fn seconds(name: &str, help: &str, labels: &[&str]) -> HistogramVec {
+    let opts = HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
+    HistogramVec::new(opts, labels).expect("a constant name")
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let this = Self {
+            registry: Registry::new(),
+            http_requests: counters(
+                "kvasir_http_requests_total",
+                "Requests answered, by route template.",
+                &["route", "method", "status"],
+            ),
+            http_seconds: seconds(
+                "kvasir_http_request_duration_seconds",
+                "Time to the head of the response.",
+                &["route"],
+            ),
+            http_in_flight: gauge("kvasir_http_requests_in_flight", "Requests whose response has not begun."),
+            http_received: counter("kvasir_http_received_bytes_total", "Body bytes of uploads taken in."),
+            http_sent: counter("kvasir_http_sent_bytes_total", "Body bytes of objects and profiles sent."),
+            connections: gauge("kvasir_http_connections", "Open connections."),
+            store_requests: counters(
+                "kvasir_store_requests_total",
+                "Requests to the object store.",
+                &["op", "outcome"],
+            ),
+            store_seconds: seconds(
+                "kvasir_store_request_duration_seconds",
+                "Time to the head of the store's answer.",
+                &["op"],
+            ),
+            store_bytes: counters(
+                "kvasir_store_bytes_total",
+                "Bytes asked to be moved from or to the store.",
+                &["op"],
+            ),
+            conditional_create: gauge(
+                "kvasir_store_conditional_create",
+                "1 where the store honours conditional creates.",
+            ),
+            lookup_tokens: counters(
+                "kvasir_lookup_tokens_total",
+                "Tokens looked up, and of these matched.",
+                &["result"],
+            ),
+            chunks_stored: counters(
+                "kvasir_chunks_stored_total",
+                "Chunks acknowledged; known: the same object was there.",
+                &["result"],
+            ),
+            chunk_bytes_stored: counter("kvasir_chunks_stored_bytes_total", "Bytes of new chunk objects."),
+            index_rows: gauge(
+                "kvasir_index_rows",
+                "Chunk objects in the hot index, approximately after a crash.",
+            ),
+            index_replaced: gauge(
+                "kvasir_index_replaced",
+                "Index databases thrown away since start because they were damaged.",
+            ),
+            ready: gauge("kvasir_ready", "1 while traffic should come here."),
+        };
+        let info =
+            IntGaugeVec::new(Opts::new("kvasir_build_info", "1, with the version as a label."), &["version"])
+                .expect("a constant name");
+        info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let all: [Box<dyn Collector>; 17] = [
+            Box::new(this.http_requests.clone()),
+            Box::new(this.http_seconds.clone()),
+            Box::new(this.http_in_flight.clone()),
+            Box::new(this.http_received.clone()),
+            Box::new(this.http_sent.clone()),
+            Box::new(this.connections.clone()),
+            Box::new(this.store_requests.clone()),
+            Box::new(this.store_seconds.clone()),
+            Box::new(this.store_bytes.clone()),
+            Box::new(this.conditional_create.clone()),
+            Box::new(this.lookup_tokens.clone()),
+            Box::new(this.chunks_stored.clone()),
+            Box::new(this.chunk_bytes_stored.clone()),
+            Box::new(this.index_rows.clone()),
+            Box::new(this.index_replaced.clone()),
+            Box::new(this.ready.clone()),
+            Box::new(info),
+        ];
+        for metric in all {
+            this.registry.register(metric).expect("names are distinct");
+        }
+        this
+    }
+
+    pub(crate) fn request_begins(&self) {
+        self.http_in_flight.inc();
+    }
+
+    pub(crate) fn request_ends(&self, route: &str, method: &str, status: u16, elapsed: Duration) {
+        self.http_in_flight.dec();
+        self.http_requests.with_label_values(&[route, method, &status.to_string()]).inc();
+        self.http_seconds.with_label_values(&[route]).observe(elapsed.as_secs_f64());
+    }
+
+    pub(crate) fn received(&self, bytes: usize) {
+        self.http_received.inc_by(bytes as u64);
+    }
+
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.http_sent.inc_by(bytes as u64);
+    }
+
+    pub(crate) fn connections(&self, change: i64) {
+        self.connections.add(change);
+    }
+
+    pub(crate) fn conditional_create(&self, honoured: bool) {
+        self.conditional_create.set(honoured.into());
+    }
+
+    pub(crate) fn lookup(&self, asked_tokens: u64, matched_tokens: u64) {
+        self.lookup_tokens.with_label_values(&["asked"]).inc_by(asked_tokens);
+        self.lookup_tokens.with_label_values(&["matched"]).inc_by(matched_tokens);
+    }
+
+    pub(crate) fn stored(&self, created: bool, bytes: u64) {
+        self.chunks_stored.with_label_values(&[if created { "created" } else { "known" }]).inc();
+        if created {
+            self.chunk_bytes_stored.inc_by(bytes);
+        }
+    }
+
+    pub(crate) fn index(&self, rows: u64, replaced: u64) {
+        self.index_rows.set(rows as i64);
+        self.index_replaced.set(replaced as i64);
+    }
+
+    pub(crate) fn ready(&self, ready: bool) {
+        self.ready.set(ready.into());
+    }
+
+    /// All of them in Prometheus' text format.
+    pub(crate) fn render(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        // Writing to memory does not fail, and a broken page is better than a dead process.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        text
+    }
+}
+
+impl StoreObserver for Metrics {
+    fn request(&self, op: StoreOp, outcome: StoreOutcome, bytes: u64, elapsed: Duration) {
+        self.store_requests.with_label_values(&[op.as_str(), outcome.as_str()]).inc();
+        self.store_seconds.with_label_values(&[op.as_str()]).observe(elapsed.as_secs_f64());
+        self.store_bytes.with_label_values(&[op.as_str()]).inc_by(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The operations page lists exactly the metrics there are.
+    #[test]
+    fn every_metric_is_documented() {
+        let metrics = Metrics::new();
+        metrics.request_begins();
+        metrics.request_ends("/livez", "GET", 200, Duration::ZERO);
+        metrics.request(StoreOp::Get, StoreOutcome::Ok, 1, Duration::ZERO);
+        metrics.lookup(1, 1);
+        metrics.stored(true, 1);
+        let names = |text: &str, start: &str| -> std::collections::BTreeSet<String> {
+            let lines = text.lines().filter_map(|line| line.strip_prefix(start));
+            let names = lines.filter_map(|line| line.split([' ', '`']).next().map(str::to_owned));
+            names.filter(|name| name.starts_with("kvasir_")).collect()
+        };
+        let text = String::from_utf8(metrics.render()).expect("text");
+        let page = include_str!("../docs/operations.md");
+        assert_eq!(names(&text, "# TYPE "), names(page, "| `"), "left: code, right: docs/operations.md");
+    }
+}

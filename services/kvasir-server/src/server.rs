@@ -1,0 +1,232 @@
+//! From a configuration to a running service, and to its end.
+
+use std::{sync::Arc, time::Duration};
+
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::{conn::auto, graceful::GracefulShutdown},
+    service::TowerToHyperService,
+};
+use kvasir_storage::{
+    Storage,
+    index::{Index, IndexError},
+    store::{OpenError, OpenStore},
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinHandle,
+};
+
+use crate::{Config, handlers, limits, metrics::Metrics, state::AppState};
+
+/// A service that cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The address is taken or not ours.
+    #[error("listening at {address}: {source}")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The listener is at an address that the configuration does not allow.
+    #[error("the address {0}")]
+    Address(String),
+    /// The store's settings are impossible.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// The hot index cannot be kept where it should be.
+    #[error("the hot index under {directory}: {source}; check cache.directory")]
+    Index {
+        /// The directory.
+        directory: String,
+        /// Why.
+        source: IndexError,
+    },
+}
+
+/// Listens where the configuration says.
+///
+/// # Errors
+/// [`RunError::Listen`].
+pub async fn listen(config: &Config) -> Result<TcpListener, RunError> {
+    let address = config.server.listen;
+    TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })
+}
+
+/// Resolves on SIGTERM or SIGINT.
+pub async fn shutdown_signal() {
+    let interrupt = tokio::signal::ctrl_c();
+    let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+        Ok(signal) => signal,
+        Err(error) => {
+            tracing::error!(%error, "SIGTERM cannot be waited for");
+            return std::future::pending().await;
+        }
+    };
+    tokio::select! {
+        _ = interrupt => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+/// Serves until `shutdown`, then lets running requests finish within `server.drain_grace`.
+///
+/// The store need not answer at start: until it does, `/readyz` and every request say so.
+///
+/// # Errors
+/// [`RunError`] when the service cannot start.
+pub async fn run(
+    config: Config,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), RunError> {
+    let address =
+        listener.local_addr().map_err(|source| RunError::Listen { address: config.server.listen, source })?;
+    if let Some(problem) = config.refuses_to_bind(address) {
+        return Err(RunError::Address(problem));
+    }
+    let metrics = Arc::new(Metrics::new());
+    let state = AppState::new(Arc::clone(&metrics));
+    let store = OpenStore::open(&config.store, metrics)?;
+    let directory = config.cache.directory.clone();
+    let index =
+        Index::sled(directory, store.identity, config.cache.index_memory_bytes).map_err(|source| {
+            RunError::Index { directory: config.cache.directory.display().to_string(), source }
+        })?;
+    tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
+    if config.server.allow_unauthenticated && !address.ip().is_loopback() {
+        tracing::warn!(
+            "requests are not authenticated: whoever reaches the port can read and write everything"
+        );
+    }
+    let mut starting = tokio::spawn(start(state.clone(), store, index, config.storage.clone()));
+    // Whoever connects now waits a little, rather than being told that the store has not answered yet.
+    let early = tokio::time::timeout(limits::START_PATIENCE, &mut starting).await.is_ok();
+    let flushing = tokio::spawn(flush_now_and_then(state.clone()));
+    serve(&config, &state, listener, shutdown).await;
+    for task in [Some(flushing), (!early).then_some(starting)].into_iter().flatten() {
+        stop(task).await;
+    }
+    if let Some(storage) = state.started() {
+        storage.index().flush();
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Reaches the store, however long it takes, and starts the storage core over it.
+async fn start(state: AppState, store: OpenStore, index: Index, settings: kvasir_storage::Settings) {
+    let mut pause = Duration::from_millis(200);
+    let abilities = loop {
+        match store.probe().await {
+            Ok(abilities) => break abilities,
+            Err(error) => tracing::error!(%error, "the store does not answer; trying again"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(limits::START_PAUSE_MAX);
+    };
+    if !abilities.conditional_create {
+        tracing::warn!(
+            "the store ignores conditional creates; nothing acknowledged is at risk, but the first replicas of a new \
+             tenant should not start at the same moment"
+        );
+    }
+    state.start(Storage::new(store, abilities, index, settings));
+    tracing::info!("ready");
+}
+
+async fn flush_now_and_then(state: AppState) {
+    loop {
+        tokio::time::sleep(limits::INDEX_FLUSH_EVERY).await;
+        if let Some(storage) = state.started().cloned() {
+            let _ = tokio::task::spawn_blocking(move || storage.index().flush()).await;
+        }
+    }
+}
+
+async fn stop(task: JoinHandle<()>) {
+    task.abort();
+    let _ = task.await;
+}
+
+async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+    let router = handlers::router(state.clone());
+    let connections = Arc::new(Semaphore::new(config.server.connections_max));
+    let graceful = GracefulShutdown::new();
+    let builder = connection_builder();
+    let mut shutdown = std::pin::pin!(shutdown);
+    loop {
+        let accepted = async {
+            let permit = Arc::clone(&connections).acquire_owned().await;
+            (listener.accept().await, permit)
+        };
+        let (accepted, permit) = tokio::select! {
+            accepted = accepted => accepted,
+            () = &mut shutdown => break,
+        };
+        match (accepted, permit) {
+            (Ok((stream, _)), Ok(permit)) => {
+                let connection = builder
+                    .serve_connection_with_upgrades(
+                        prepared(stream),
+                        TowerToHyperService::new(router.clone()),
+                    )
+                    .into_owned();
+                let connection = graceful.watch(connection);
+                tokio::spawn(connected(state.clone(), permit, async move {
+                    if let Err(error) = connection.await {
+                        tracing::debug!(error, "a connection ended badly");
+                    }
+                }));
+            }
+            (Err(error), _) => {
+                // Out of descriptors, mostly: waiting is the only thing that helps.
+                tracing::warn!(%error, "accepting a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            (_, Err(_)) => break,
+        }
+    }
+    state.drain();
+    drop(listener);
+    tracing::info!(grace = ?config.server.drain_grace, "draining");
+    if tokio::time::timeout(config.server.drain_grace, graceful.shutdown()).await.is_err() {
+        tracing::warn!("requests were cut off at the end of the grace");
+    }
+}
+
+async fn connected(state: AppState, permit: OwnedSemaphorePermit, connection: impl Future<Output = ()>) {
+    state.metrics().connections(1);
+    connection.await;
+    state.metrics().connections(-1);
+    drop(permit);
+}
+
+fn prepared(stream: TcpStream) -> TokioIo<TcpStream> {
+    // Responses are written whole; waiting for more to fill a packet costs 40 ms.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY");
+    }
+    TokioIo::new(stream)
+}
+
+fn connection_builder() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits::HEADER_READ_TIMEOUT)
+        .max_buf_size(limits::H1_BUFFER_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits::H2_STREAMS_MAX)
+        .initial_stream_window_size(limits::H2_STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(limits::H2_CONNECTION_WINDOW_BYTES)
+        .keep_alive_interval(Duration::from_secs(20));
+    builder
+}
