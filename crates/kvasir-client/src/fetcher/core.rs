@@ -20,7 +20,7 @@ const GIVE_UP_RATIO: f64 = 1.1;
 /// A plan the core does not take.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "every chunk needs 1 to 8 levels of increasing size, one loss per level, and to begin where the one before ends"
+    "every chunk needs 1 to 8 levels of size that does not decrease, one loss per level, and to begin where the one before ends"
 )]
 pub struct InvalidPlan;
 

@@ -11,7 +11,7 @@ use super::rate::ByteRate;
 pub struct ChunkPlan {
     /// Tokens of the context that this chunk brings (a last chunk may be used in part).
     pub tokens: TokenRange,
-    /// `level_bytes[l]`: length of the object's prefix that decodes to level `l`; increasing, not empty.
+    /// `level_bytes[l]`: length of the object's prefix that decodes to level `l`; not decreasing (a level may add nothing), not empty, not zero.
     pub level_bytes: Vec<u64>,
     /// `loss[l]`: predicted quality loss of the chunk's tokens at level `l` (logit KL, nats a token);
     /// as long as `level_bytes`, not increasing. Text has loss 0.
@@ -51,7 +51,8 @@ impl ChunkPlan {
         !self.level_bytes.is_empty()
             && self.level_bytes.len() <= kvasir_types::LEVELS_MAX
             && self.level_bytes.len() == self.loss.len()
-            && self.level_bytes.is_sorted_by(|a, b| a < b)
+            && self.level_bytes.is_sorted()
+            && self.level_bytes.first().is_some_and(|&base| base > 0)
     }
 }
 
@@ -74,7 +75,7 @@ impl FetchPlan {
         self.slo.saturating_sub(self.suffix_time)
     }
 
-    /// Whether every chunk has at least one level, strictly increasing sizes and as many losses.
+    /// Whether every chunk has at least one level, sizes that do not decrease, and as many losses.
     pub fn is_valid(&self) -> bool {
         self.chunks.iter().all(ChunkPlan::is_valid)
             && self.chunks.iter().zip(self.chunks.iter().skip(1)).all(|(a, b)| a.tokens.end == b.tokens.start)

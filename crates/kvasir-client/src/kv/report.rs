@@ -1,0 +1,94 @@
+//! What a load did.
+
+use std::time::Duration;
+
+use kvasir_types::{Level, TokenRange};
+
+use crate::{
+    ClientError,
+    fetcher::{ByteRate, DecodeModel, RecomputeModel},
+};
+
+/// One chunk of a load.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChunkReport {
+    /// Tokens of the context that it brought, or that are to be computed.
+    pub tokens: TokenRange,
+    /// The level it was decoded at; `None` when its tokens are to be computed.
+    pub level: Option<Level>,
+    /// Predicted loss (logit KL, nats a token); 0 for text.
+    pub loss: f64,
+    /// Bytes that arrived for it.
+    pub bytes: u64,
+    /// First request sent, since the load began.
+    pub started: Option<Duration>,
+    /// Last byte arrived, since the load began.
+    pub fetched: Option<Duration>,
+    /// Decoded and handed over, or given back as text, since the load began.
+    pub resolved: Option<Duration>,
+    /// Requests sent for it.
+    pub requests: u32,
+}
+
+/// A request or decode that failed, and what became of it does not need to be guessed from logs.
+#[derive(Debug)]
+pub struct LoadFailure {
+    /// Index of the chunk.
+    pub chunk: usize,
+    /// When, since the load began.
+    pub at: Duration,
+    /// Why.
+    pub error: LoadError,
+}
+
+/// Why a chunk's read or decode failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The read failed.
+    #[error(transparent)]
+    Read(#[from] ClientError),
+    /// The bytes are not the chunk's: wrong, corrupt, or of other tokens.
+    #[error("the object is not usable: {0}")]
+    Object(String),
+}
+
+/// What a load did: enough to draw its timeline and to plan the next one.
+#[derive(Debug)]
+pub struct LoadReport {
+    /// Name of the policy.
+    pub policy: &'static str,
+    /// One entry per chunk of the plan.
+    pub chunks: Vec<ChunkReport>,
+    /// Tokens that the engine must compute: failed, or cheaper as text. Neighbours are joined.
+    pub recompute: Vec<TokenRange>,
+    /// Throughput samples: when, and how much.
+    pub samples: Vec<(Duration, ByteRate)>,
+    /// From the start to the last chunk resolved.
+    pub elapsed: Duration,
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// Whether the load was given up because computing was predicted to be sooner.
+    pub gave_up: bool,
+    /// What failed on the way.
+    pub failures: Vec<LoadFailure>,
+    /// Prefill times as fitted so far, for the next load.
+    pub recompute_model: RecomputeModel,
+    /// Decode times as fitted so far, for the next load.
+    pub decode_model: DecodeModel,
+}
+
+impl LoadReport {
+    /// Tokens that were loaded.
+    pub fn loaded_tokens(&self) -> u64 {
+        self.chunks.iter().filter(|c| c.level.is_some()).map(|c| c.tokens.len()).sum()
+    }
+
+    /// Throughput to expect of the next load: the harmonic mean of the last samples.
+    pub fn rate(&self) -> Option<ByteRate> {
+        let last = self.samples.iter().rev().take(crate::fetcher::WINDOW_SAMPLES);
+        let (count, inverse) =
+            last.fold((0.0, 0.0), |(n, sum), (_, r)| (n + 1.0, sum + r.bytes_per_second().recip()));
+        ByteRate::new(count / inverse)
+    }
+}

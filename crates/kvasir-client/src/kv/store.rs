@@ -1,0 +1,233 @@
+//! `store_kv`: cut, encode off the caller's path, upload what is not there yet.
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, KvSource, Tokens};
+use kvasir_types::{ObjectDigest, Plane, SeqHash, TokenChain, TokenRange};
+use tokio::time::Instant;
+
+use super::KvClient;
+use crate::{
+    ClientError,
+    limits::{STORE_CONCURRENCY, TAIL_GROWTH_MIN},
+};
+
+/// One finished chunk of a store, as it happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreProgress {
+    /// Chunks finished so far, this one included.
+    pub finished: usize,
+    /// Chunks in all.
+    pub chunks: usize,
+    /// Bytes uploaded so far.
+    pub bytes: u64,
+}
+
+/// What became of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChunkOutcome {
+    /// Uploaded, and durable.
+    Stored {
+        /// Its object.
+        object_digest: ObjectDigest,
+        /// Size of the object.
+        bytes: u64,
+        /// False when the very same object was there already.
+        created: bool,
+        /// Time spent encoding.
+        encode: Duration,
+        /// Time spent uploading.
+        upload: Duration,
+    },
+    /// Its tokens are stored already, or it is a tail with too few new ones.
+    AlreadyThere,
+}
+
+/// One chunk of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredPart {
+    /// The chunk's tokens.
+    pub tokens: TokenRange,
+    /// Its identity.
+    pub seq_hash: SeqHash,
+    /// What became of it.
+    pub outcome: ChunkOutcome,
+}
+
+/// What a store did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreReport {
+    /// One entry per chunk, in order.
+    pub chunks: Vec<StoredPart>,
+    /// Whole duration.
+    pub elapsed: Duration,
+}
+
+impl StoreReport {
+    /// Bytes uploaded.
+    pub fn bytes(&self) -> u64 {
+        self.chunks
+            .iter()
+            .map(|c| if let ChunkOutcome::Stored { bytes, .. } = c.outcome { bytes } else { 0 })
+            .sum()
+    }
+}
+
+impl KvClient {
+    /// Stores the KV of `tokens` (a whole context from its first token on): asks what is there, encodes the
+    /// missing chunks on blocking threads and uploads them, at most two in memory at a time.
+    ///
+    /// Resuming is calling it again: what was acknowledged is found by the lookup. `progress` is called after
+    /// each chunk.
+    ///
+    /// # Errors
+    /// The first chunk that could not be encoded or uploaded. Chunks acknowledged before it stay stored and
+    /// usable.
+    pub async fn store_kv(
+        &self,
+        tokens: &[u32],
+        kv: &dyn KvSource,
+        mut progress: impl FnMut(StoreProgress) + Send,
+    ) -> Result<StoreReport, ClientError> {
+        let started = Instant::now();
+        let stored = self.lookup(tokens).await?;
+        let chain = &stored.chain;
+        let matched = stored.matched_tokens();
+        let cuts: Vec<Range<usize>> = (0..tokens.len())
+            .step_by(self.chunk_tokens)
+            .map(|s| s..(s + self.chunk_tokens).min(tokens.len()))
+            .collect();
+        let total = cuts.len();
+        let parts = cuts.into_iter().map(|range| async move {
+            if is_there(&range, matched, self.chunk_tokens) {
+                return Ok((range, ChunkOutcome::AlreadyThere));
+            }
+            let outcome = self.store_chunk(tokens, range.clone(), chain, kv).await?;
+            Ok::<_, ClientError>((range, outcome))
+        });
+        let mut parts = futures::stream::iter(parts).buffered(STORE_CONCURRENCY);
+        let mut chunks = Vec::with_capacity(total);
+        let mut bytes = 0;
+        while let Some(part) = parts.next().await {
+            let (range, outcome) = part?;
+            if let ChunkOutcome::Stored { bytes: more, .. } = outcome {
+                bytes += more;
+            }
+            chunks.push(StoredPart {
+                tokens: TokenRange { start: range.start as u64, end: range.end as u64 },
+                seq_hash: seq_hash(chain, range.end)?,
+                outcome,
+            });
+            progress(StoreProgress { finished: chunks.len(), chunks: total, bytes });
+        }
+        Ok(StoreReport { chunks, elapsed: started.elapsed() })
+    }
+
+    async fn store_chunk(
+        &self,
+        tokens: &[u32],
+        range: Range<usize>,
+        chain: &TokenChain,
+        kv: &dyn KvSource,
+    ) -> Result<ChunkOutcome, ClientError> {
+        let hash = seq_hash(chain, range.end)?;
+        let job = EncodeJob {
+            tokens: tokens[range.clone()].to_vec(),
+            preceding_token: range.start.checked_sub(1).map(|before| tokens[before]),
+            first_position: range.start as u64,
+            parent_hash: chain.prefix_hash(range.start).ok_or_else(|| cut_error(range.start))?,
+            kv: self.copy_rows(kv, &range).await,
+            encoder: Arc::clone(&self.encoder),
+        };
+        let (object, encode) = tokio::task::spawn_blocking(move || job.run()).await??;
+        let object_digest = ObjectDigest::of(&object);
+        let started = Instant::now();
+        let stored = self.client.put_chunk(&self.model_id, &hash, object.into()).await?;
+        if stored.object_digest != object_digest || stored.seq_hash != hash {
+            return Err(ClientError::protocol("it acknowledged another object than the one that was sent"));
+        }
+        let upload = started.elapsed();
+        Ok(ChunkOutcome::Stored {
+            object_digest,
+            bytes: stored.bytes,
+            created: stored.created,
+            encode,
+            upload,
+        })
+    }
+
+    /// A copy that outlives the caller's borrow, so that encoding can go on elsewhere; one chunk at a time.
+    async fn copy_rows(&self, kv: &dyn KvSource, range: &Range<usize>) -> KvBuffer {
+        let mut rows = KvBuffer::new(&self.spec, range.len());
+        let source = Tokens::from(kv, range.start);
+        for layer in 0..self.spec.layers.len() {
+            for plane in Plane::ALL {
+                for head in 0..rows.heads(layer, plane) {
+                    source.read(layer, plane, head, 0..range.len(), rows.rows_mut(layer, plane, head));
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        rows
+    }
+}
+
+/// Whether a chunk need not be stored: covered, or a tail that grew too little.
+fn is_there(range: &Range<usize>, matched: u64, chunk_tokens: usize) -> bool {
+    let end = range.end as u64;
+    let grown_little = range.len() < chunk_tokens
+        && matched > range.start as u64
+        && end - matched.min(end) < TAIL_GROWTH_MIN;
+    end <= matched || grown_little
+}
+
+fn seq_hash(chain: &TokenChain, end: usize) -> Result<SeqHash, ClientError> {
+    chain.prefix_hash(end).map(SeqHash::from).ok_or_else(|| cut_error(end))
+}
+
+fn cut_error(at: usize) -> ClientError {
+    ClientError::protocol(format!("no block ends at token {at}"))
+}
+
+struct EncodeJob {
+    tokens: Vec<u32>,
+    preceding_token: Option<u32>,
+    first_position: u64,
+    parent_hash: [u8; 32],
+    kv: KvBuffer,
+    encoder: Arc<dyn ChunkEncoder>,
+}
+
+impl EncodeJob {
+    fn run(self) -> Result<(Vec<u8>, Duration), ClientError> {
+        let started = Instant::now();
+        let input = ChunkInput {
+            tokens: &self.tokens,
+            preceding_token: self.preceding_token,
+            first_position: self.first_position,
+            parent_hash: self.parent_hash,
+            kl_beneath: 0.0,
+            kv: &self.kv,
+        };
+        let object = self.encoder.encode(&input);
+        let object =
+            object.map_err(|source| ClientError::Encode { first_token: self.first_position, source })?;
+        Ok((object, started.elapsed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_missing_is_stored() {
+        assert!(is_there(&(0..1536), 1536, 1536));
+        assert!(!is_there(&(0..1536), 1520, 1536));
+        assert!(!is_there(&(1536..1600), 1536, 1536)); // a new tail
+        assert!(is_there(&(1536..1700), 1600, 1536)); // a tail with 100 new tokens
+        assert!(!is_there(&(1536..1900), 1600, 1536)); // a tail with 300
+        assert!(is_there(&(0..100), 5000, 1536));
+    }
+}

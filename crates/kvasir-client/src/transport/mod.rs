@@ -1,0 +1,257 @@
+//! HTTP: one method per route, typed errors, retries under a shared budget.
+
+mod body;
+mod object;
+mod problem;
+mod retry;
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use kvasir_api::{
+    ConfigResponse, LookupRequest, LookupResponse, MEDIA_CHUNK, MEDIA_PROFILE, NamespaceRequest,
+    NamespaceResponse, ProfileList, RegisteredModel, StoredChunk, routes,
+};
+use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash, RootHash, SeqHash};
+use reqwest::{Method, RequestBuilder, header::CONTENT_TYPE};
+use serde_json::Value;
+use url::Url;
+
+pub use object::{ObjectRange, ObjectRead};
+pub(crate) use retry::backoff;
+
+use crate::{ClientError, limits};
+
+/// How requests are made.
+#[derive(Debug, Clone)]
+pub struct ClientConfig {
+    /// Longest wait for a connection.
+    pub connect_timeout: Duration,
+    /// Longest silence on an answer.
+    pub read_timeout: Duration,
+    /// Longest control request.
+    pub control_timeout: Duration,
+    /// Speak HTTP/2 without negotiating it (plain-text services behind a trusted network). Otherwise TLS
+    /// negotiates, and plain text is HTTP/1.1 with kept connections.
+    pub http2_prior_knowledge: bool,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            connect_timeout: limits::CONNECT_TIMEOUT,
+            read_timeout: limits::READ_TIMEOUT,
+            control_timeout: limits::CONTROL_TIMEOUT,
+            http2_prior_knowledge: false,
+        }
+    }
+}
+
+/// The service's REST API. Cheap to clone; clones share connections and the retry budget.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    base: String,
+    config: ClientConfig,
+    budget: Arc<retry::RetryBudget>,
+}
+
+impl Client {
+    /// A client of the service at `base`, e.g. `http://127.0.0.1:7480`.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`] when `base` is no HTTP address.
+    #[allow(clippy::needless_pass_by_value, reason = "kept by the client")]
+    pub fn new(base: Url, config: ClientConfig) -> Result<Self, ClientError> {
+        if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
+            let what =
+                format!("{base} is no address of a service: use http://host:port or https://host:port");
+            return Err(ClientError::Config { what });
+        }
+        let mut builder = reqwest::Client::builder()
+            .connect_timeout(config.connect_timeout)
+            .read_timeout(config.read_timeout)
+            .tcp_nodelay(true)
+            .user_agent(concat!("kvasir-client/", env!("CARGO_PKG_VERSION")));
+        if config.http2_prior_knowledge {
+            builder = builder.http2_prior_knowledge();
+        }
+        let http = builder.build().map_err(ClientError::Transport)?;
+        let base = base.as_str().trim_end_matches('/').to_owned();
+        Ok(Self { http, base, config, budget: Arc::new(retry::RetryBudget::new()) })
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.base))
+    }
+
+    /// Sends an idempotent request until it succeeds, its error is final, or attempts or budget run out.
+    async fn send(&self, request: RequestBuilder) -> Result<reqwest::Response, ClientError> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let Some(one) = request.try_clone() else {
+                let what = "a request with a streaming body cannot be repeated".into();
+                return Err(ClientError::Config { what });
+            };
+            let error = match one.send().await {
+                Ok(response) => match problem::check(response).await {
+                    Ok(response) => {
+                        self.budget.on_success();
+                        return Ok(response);
+                    }
+                    Err(error) => error,
+                },
+                Err(error) => ClientError::Transport(error),
+            };
+            let again = error.is_retryable() && attempt < limits::ATTEMPTS_MAX && self.budget.take();
+            match backoff(attempt, Some(&error)).filter(|_| again) {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => return Err(error),
+            }
+        }
+    }
+
+    async fn json<T: serde::de::DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, ClientError> {
+        let response = self.send(request.timeout(self.config.control_timeout)).await?;
+        let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
+        serde_json::from_slice(&body).map_err(|e| ClientError::protocol(e.to_string()))
+    }
+
+    fn with_json(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<RequestBuilder, ClientError> {
+        let body = serde_json::to_vec(body).map_err(|e| ClientError::Config { what: e.to_string() })?;
+        Ok(self.request(method, path).header(CONTENT_TYPE, "application/json").body(body))
+    }
+
+    /// What the service is and allows.
+    ///
+    /// # Errors
+    /// As every request: see [`ClientError`].
+    pub async fn config(&self) -> Result<ConfigResponse, ClientError> {
+        self.json(self.request(Method::GET, routes::CONFIG)).await
+    }
+
+    /// Whether the service wants traffic.
+    ///
+    /// # Errors
+    /// As every request: see [`ClientError`].
+    pub async fn ready(&self) -> Result<(), ClientError> {
+        self.send(self.request(Method::GET, routes::READYZ).timeout(self.config.control_timeout))
+            .await
+            .map(|_| ())
+    }
+
+    /// Registers a model; doing it again is no error.
+    ///
+    /// # Errors
+    /// [`ClientError::Spec`] before anything is sent, `invalid_model_spec` from the service.
+    pub async fn register_model(&self, spec: &ModelSpec) -> Result<RegisteredModel, ClientError> {
+        spec.validate()?;
+        let registered: RegisteredModel =
+            self.json(self.with_json(Method::POST, routes::MODELS, spec)?).await?;
+        if registered.model_id != spec.model_id() {
+            return Err(ClientError::protocol("it computes another model_id for this spec"));
+        }
+        Ok(registered)
+    }
+
+    /// The spec of a registered model, as JSON.
+    ///
+    /// # Errors
+    /// `unknown_model`.
+    pub async fn model(&self, model_id: &ModelId) -> Result<ModelSpec, ClientError> {
+        self.json(self.request(Method::GET, &routes::model(model_id))).await
+    }
+
+    /// Stores a profile under its hash.
+    ///
+    /// # Errors
+    /// `unknown_model`, `invalid_profile`.
+    pub async fn put_profile(
+        &self,
+        model_id: &ModelId,
+        profile: impl Into<Bytes>,
+    ) -> Result<ProfileHash, ClientError> {
+        let profile = profile.into();
+        let hash = ProfileHash::of(&profile);
+        let request = self.request(Method::PUT, &routes::profile(model_id, &hash));
+        let request =
+            request.header(CONTENT_TYPE, MEDIA_PROFILE).timeout(limits::UPLOAD_TIMEOUT).body(profile);
+        self.send(request).await?;
+        Ok(hash)
+    }
+
+    /// A profile's bytes, checked against its hash.
+    ///
+    /// # Errors
+    /// `unknown_profile`; [`ClientError::Protocol`] when the bytes are not those of the hash.
+    pub async fn get_profile(&self, model_id: &ModelId, hash: &ProfileHash) -> Result<Vec<u8>, ClientError> {
+        let response = self.send(self.request(Method::GET, &routes::profile(model_id, hash))).await?;
+        let bytes = body::read_bounded(response, limits::PROFILE_BYTES_MAX).await?;
+        if ProfileHash::of(&bytes) != *hash {
+            return Err(ClientError::protocol(format!("the bytes are not those of profile {hash}")));
+        }
+        Ok(bytes)
+    }
+
+    /// The profiles of a model.
+    ///
+    /// # Errors
+    /// `unknown_model`.
+    pub async fn list_profiles(&self, model_id: &ModelId) -> Result<ProfileList, ClientError> {
+        self.json(self.request(Method::GET, &routes::profiles(model_id))).await
+    }
+
+    /// Where token chains of a namespace start.
+    ///
+    /// # Errors
+    /// `unknown_model`.
+    pub async fn namespace_root(&self, model_id: ModelId, namespace: &Name) -> Result<RootHash, ClientError> {
+        let body = NamespaceRequest { namespace: namespace.clone(), model_id };
+        let answer: NamespaceResponse =
+            self.json(self.with_json(Method::POST, routes::NAMESPACES, &body)?).await?;
+        Ok(answer.root)
+    }
+
+    /// The longest usable prefix.
+    ///
+    /// # Errors
+    /// As every request: see [`ClientError`]. A miss is an empty answer.
+    pub async fn lookup(&self, request: &LookupRequest) -> Result<LookupResponse, ClientError> {
+        self.json(self.with_json(Method::POST, routes::LOOKUP, request)?).await
+    }
+
+    /// Stores a chunk object. When this returns, it is durable.
+    ///
+    /// # Errors
+    /// `invalid_chunk`, `chunk_mismatch`, `unknown_profile`, `body_too_large`, `store_unavailable`.
+    pub async fn put_chunk(
+        &self,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        object: Bytes,
+    ) -> Result<StoredChunk, ClientError> {
+        let request = self.request(Method::PUT, &routes::chunk(model_id, seq_hash));
+        let request = request.header(CONTENT_TYPE, MEDIA_CHUNK).timeout(limits::UPLOAD_TIMEOUT).body(object);
+        let response = self.send(request).await?;
+        let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
+        serde_json::from_slice(&body).map_err(|e| ClientError::protocol(e.to_string()))
+    }
+
+    /// Any `GET` of the service that answers JSON, for routes newer than this client.
+    ///
+    /// # Errors
+    /// As every request: see [`ClientError`].
+    pub async fn get_json(&self, path: &str) -> Result<Value, ClientError> {
+        self.json(self.request(Method::GET, path)).await
+    }
+
+    pub(crate) fn take_retry(&self) -> bool {
+        self.budget.take()
+    }
+}
