@@ -27,19 +27,21 @@ impl StageSymbol {
     }
 }
 
-/// Two words of a bucket: its own symbol below the divide, a donor's symbol above.
+/// The two words of every bucket: its own symbol below the divide, a donor's symbol above.
 ///
 /// `a = 0:11 | div:9 | f_own − 1:12`, `b = off:12 | 0:4 | symbol:4 | f_symbol − 1:12`, most significant bits first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(super) struct Bucket {
-    pub(super) a: u32,
-    pub(super) b: u32,
+/// Apart, because a SIMD decoder holds each array in registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C, align(64))]
+pub(crate) struct Buckets {
+    pub(crate) a: [u32; ALPHABET],
+    pub(crate) b: [u32; ALPHABET],
 }
 
 /// Frequencies of the 16 stage symbols in 12 bits, as an alias table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AliasTable {
-    buckets: [Bucket; ALPHABET],
+    buckets: Buckets,
     frequencies: [u16; ALPHABET],
 }
 
@@ -82,10 +84,9 @@ impl AliasTable {
     /// [`TableError`] unless the 4,096 slots are a bijection onto (symbol, offset) and unused bits are zero.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self, TableError> {
         let words = bytes.as_chunks::<4>().0;
-        let buckets = std::array::from_fn(|i| Bucket {
-            a: u32::from_le_bytes(words[2 * i]),
-            b: u32::from_le_bytes(words[2 * i + 1]),
-        });
+        let word = |i: usize| u32::from_le_bytes(words[i]);
+        let (a, b) = (|i| word(2 * i), |i| word(2 * i + 1));
+        let buckets = Buckets { a: std::array::from_fn(a), b: std::array::from_fn(b) };
         let frequencies = check_buckets(&buckets)?;
         Ok(Self { buckets, frequencies })
     }
@@ -93,7 +94,7 @@ impl AliasTable {
     /// The serialised table.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
-        let words = self.buckets.iter().flat_map(|bucket| [bucket.a, bucket.b]);
+        let words = self.buckets.a.iter().zip(&self.buckets.b).flat_map(|(a, b)| [a, b]);
         for (chunk, word) in out.chunks_exact_mut(4).zip(words) {
             chunk.copy_from_slice(&word.to_le_bytes());
         }
@@ -103,6 +104,11 @@ impl AliasTable {
     /// Frequencies by symbol; they sum to 4,096.
     pub fn frequencies(&self) -> &[u16; ALPHABET] {
         &self.frequencies
+    }
+
+    /// The words of the buckets, for decoders that hold them in registers.
+    pub(crate) fn buckets(&self) -> &Buckets {
+        &self.buckets
     }
 
     /// What slot `0..4096` decodes to.
@@ -122,9 +128,9 @@ impl AliasTable {
 }
 
 /// The one reading of a bucket that FORMAT.md §5.2 gives.
-fn decode_slot(buckets: &[Bucket; ALPHABET], slot: u32) -> Slot {
+fn decode_slot(buckets: &Buckets, slot: u32) -> Slot {
     let (own, r) = ((slot / BUCKET_SLOTS) as usize % ALPHABET, slot % BUCKET_SLOTS);
-    let Bucket { a, b } = buckets[own];
+    let (a, b) = (buckets.a[own], buckets.b[own]);
     if r >= a >> PROBABILITY_BITS {
         let symbol = (b >> PROBABILITY_BITS & 15) as usize;
         Slot { symbol, frequency: (b & 0xfff) + 1, offset: r + (b >> 20) }
@@ -138,7 +144,7 @@ fn decode_slot(buckets: &[Bucket; ALPHABET], slot: u32) -> Slot {
 /// Why offsets never go negative: a donor of `f > 256` gives `256 − div` and keeps more than `div`; so a donor that
 /// becomes a receiver joins above the receiver just served, receivers are served by increasing divide, and what a
 /// donor keeps at the end (its own piece, offsets `0..keep`) exceeds the divide of every bucket it gave to.
-fn fill_buckets(frequencies: &[u16; ALPHABET]) -> [Bucket; ALPHABET] {
+fn fill_buckets(frequencies: &[u16; ALPHABET]) -> Buckets {
     let mut left = frequencies.map(u32::from);
     let mut donor_of = [None; ALPHABET];
     let mut served = Vec::with_capacity(ALPHABET);
@@ -156,22 +162,22 @@ fn fill_buckets(frequencies: &[u16; ALPHABET]) -> [Bucket; ALPHABET] {
         served.push(small);
     }
     let word = |f: u16| u32::from(f).saturating_sub(1);
-    let mut buckets: [Bucket; ALPHABET] =
-        std::array::from_fn(|s| Bucket { a: left[s] << PROBABILITY_BITS | word(frequencies[s]), b: 0 });
+    let own = |s: usize| left[s] << PROBABILITY_BITS | word(frequencies[s]);
+    let mut buckets = Buckets { a: std::array::from_fn(own), b: [0; ALPHABET] };
     let mut base = left; // next offset of each donor: what it kept comes first
     for small in served {
         let Some(donor) = donor_of[small] else { continue };
         let offset = base[donor] - left[small]; // not negative: see above
-        buckets[small].b = offset << 20 | (donor as u32) << PROBABILITY_BITS | word(frequencies[donor]);
+        buckets.b[small] = offset << 20 | (donor as u32) << PROBABILITY_BITS | word(frequencies[donor]);
         base[donor] += BUCKET_SLOTS - left[small];
     }
     buckets
 }
 
 /// Checks a table from bytes and returns its frequencies.
-fn check_buckets(buckets: &[Bucket; ALPHABET]) -> Result<[u16; ALPHABET], TableError> {
+fn check_buckets(buckets: &Buckets) -> Result<[u16; ALPHABET], TableError> {
     let mut frequencies = [0u32; ALPHABET];
-    for (bucket, &Bucket { a, b }) in buckets.iter().enumerate() {
+    for (bucket, (&a, &b)) in buckets.a.iter().zip(&buckets.b).enumerate() {
         let divide = a >> PROBABILITY_BITS;
         let a_unused = divide > BUCKET_SLOTS || (divide == 0 && a != 0);
         if a_unused || b & 0xf_0000 != 0 || (divide == BUCKET_SLOTS && b != 0) {

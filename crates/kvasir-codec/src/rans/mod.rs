@@ -23,20 +23,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod alias;
-mod bank;
+pub(crate) mod alias;
+pub(crate) mod bank;
+mod decoder;
 mod error;
 mod frequencies;
-mod limits;
+pub(crate) mod limits;
 mod nest;
 mod piece;
-mod plan;
+pub(crate) mod plan;
 mod raw;
-mod stream;
-mod trit;
+pub(crate) mod stream;
+pub(crate) mod trit;
 
 pub use alias::{AliasTable, StageSymbol};
 pub use bank::TableBank;
+pub use decoder::{PieceDecoder, decode_piece};
 pub use error::{PieceError, TableError};
 pub use frequencies::normalise;
 pub use limits::{
@@ -45,6 +47,6 @@ pub use limits::{
     VALUE_MAX,
 };
 pub use nest::{coarsen, digit, refine};
-pub use piece::{decode_piece, encode_piece};
+pub use piece::encode_piece;
 pub use plan::{Coding, PiecePlan};
 pub use trit::TritTable;

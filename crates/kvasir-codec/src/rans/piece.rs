@@ -1,4 +1,4 @@
-//! Pieces: streams of at most 128 coefficients × 256 tokens with their lengths and states, or the raw fallback.
+//! Writing pieces: streams of at most 128 coefficients × 256 tokens with their lengths and states, or the raw fallback.
 //!
 //! `u16 n_active · u16 words[streams] · fill to 4 · u32 state[streams][lanes] · u16 words[]`, `lanes = min(32, tokens)`.
 
@@ -6,12 +6,10 @@ use super::{
     bank::TableBank,
     error::PieceError,
     limits::{STREAM_WORDS_MAX, VALUE_MAX},
-    nest::{digit, refine},
+    nest::digit,
     plan::{Coding, PiecePlan},
     raw,
     stream::{
-        StreamBytes, StreamFault,
-        decode::decode_stream,
         encode::{EncodedStream, encode_stream},
         lane_count, stream_count, stream_range,
     },
@@ -77,7 +75,7 @@ fn encode_streams(
 }
 
 /// Offset of the states in a piece of `streams` streams.
-fn states_offset(streams: usize) -> usize {
+pub(super) fn states_offset(streams: usize) -> usize {
     (2 + 2 * streams).next_multiple_of(4)
 }
 
@@ -99,104 +97,5 @@ fn write_streams(plan: &PiecePlan<'_>, active: usize, streams: &[EncodedStream],
     }
     for word in streams.iter().flat_map(|stream| &stream.words) {
         out.extend_from_slice(&word.to_le_bytes());
-    }
-}
-
-/// Decodes a whole piece. Total: any bytes give values or an error, never a panic. Empty bytes are an absent piece.
-///
-/// For [`Coding::Stage`] coefficients `values` is written; for [`Coding::Trit`] it holds the value of the level before
-/// and is refined in place.
-///
-/// # Errors
-/// A plan that does not fit, or bytes that this bank and plan cannot have produced. `values` is then unspecified.
-pub fn decode_piece(
-    bank: &TableBank,
-    plan: &PiecePlan<'_>,
-    bytes: &[u8],
-    values: &mut [i32],
-) -> Result<(), PieceError> {
-    plan.check(bank, values.len())?;
-    let (active, is_raw) = read_active(plan, bytes)?;
-    let (coded, rest) = values.split_at_mut(active * plan.tokens);
-    for (coding, row) in plan.coefficients[active..].iter().zip(rest.chunks_exact_mut(plan.tokens)) {
-        match coding {
-            Coding::Stage { .. } => row.fill(0),
-            Coding::Trit { .. } => row.iter_mut().for_each(|v| *v = refine(*v, 0)),
-        }
-    }
-    if active == 0 {
-        return Ok(());
-    }
-    if is_raw {
-        return raw::decode(plan, active, bytes, coded);
-    }
-    for (index, stream) in split_streams(plan, active, bytes)?.into_iter().enumerate() {
-        let range = stream_range(active, index);
-        let part = &mut coded[range.start * plan.tokens..range.end * plan.tokens];
-        decode_stream(bank, &plan.coefficients[range], plan.tokens, stream, part)
-            .map_err(|fault| fault_error(fault, plan, active, index, stream))?;
-    }
-    Ok(())
-}
-
-/// The number of active coefficients, and whether the piece is raw.
-fn read_active(plan: &PiecePlan<'_>, bytes: &[u8]) -> Result<(usize, bool), PieceError> {
-    if bytes.is_empty() {
-        return Ok((0, false));
-    }
-    let field = bytes.first_chunk().ok_or(PieceError::Length { expected: 2, actual: bytes.len() })?;
-    let field = u16::from_le_bytes(*field);
-    let (active, is_raw) = (usize::from(field & !raw::RAW_FLAG), field & raw::RAW_FLAG != 0);
-    if (1..=plan.coefficients.len()).contains(&active) {
-        Ok((active, is_raw))
-    } else {
-        Err(PieceError::Active { expected: plan.coefficients.len(), actual: active })
-    }
-}
-
-/// Cuts a piece into its streams.
-fn split_streams<'b>(
-    plan: &PiecePlan<'_>,
-    active: usize,
-    bytes: &'b [u8],
-) -> Result<Vec<StreamBytes<'b>>, PieceError> {
-    let count = stream_count(active);
-    let state_bytes = lane_count(plan.tokens) * 4;
-    let states_at = states_offset(count);
-    let words_at = states_at + count * state_bytes;
-    let short = |expected| PieceError::Length { expected, actual: bytes.len() };
-    let head = bytes.get(..states_at).ok_or(short(words_at))?;
-    let lengths =
-        head[2..2 + 2 * count].as_chunks().0.iter().map(|b| usize::from(u16::from_le_bytes(*b)) * 2);
-    let expected = words_at + lengths.clone().sum::<usize>();
-    if bytes.len() != expected {
-        return Err(short(expected));
-    }
-    if let Some(fill) = (2 + 2 * count..states_at).find(|&i| head[i] != 0) {
-        return Err(PieceError::Field { offset: fill, limit: 0, actual: head[fill].into() });
-    }
-    let (states, mut words) = bytes[states_at..].split_at(count * state_bytes);
-    let stream = |(states, length)| {
-        let (mine, rest) = words.split_at(length);
-        words = rest;
-        StreamBytes { states, words: mine }
-    };
-    Ok(states.chunks_exact(state_bytes).zip(lengths).map(stream).collect())
-}
-
-fn fault_error(
-    fault: StreamFault,
-    plan: &PiecePlan<'_>,
-    active: usize,
-    stream: usize,
-    bytes: StreamBytes<'_>,
-) -> PieceError {
-    match fault {
-        StreamFault::State { lane, state } => {
-            let index = stream * lane_count(plan.tokens) + lane;
-            PieceError::State { offset: states_offset(stream_count(active)) + index * 4, state }
-        }
-        StreamFault::Underrun => PieceError::Underrun { stream, words: bytes.words.len() / 2 },
-        StreamFault::Final { left, lanes } => PieceError::FinalState { stream, left, lanes },
     }
 }

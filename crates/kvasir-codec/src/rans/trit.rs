@@ -12,6 +12,8 @@ use super::{
 pub struct TritTable {
     /// `thresholds[context] = [a, b]`: slots below `a` mean -1, below `b` mean 0, the others 1.
     thresholds: [[u16; 2]; 2],
+    /// `start << 16 | frequency` at `4 context + digit + 1`: what a SIMD decoder looks up.
+    ranges: [u32; 8],
 }
 
 impl TritTable {
@@ -28,7 +30,21 @@ impl TritTable {
                 return Err(TableError::Thresholds { context, a, b });
             }
         }
-        Ok(Self { thresholds })
+        Ok(Self::of(thresholds))
+    }
+
+    fn of(thresholds: [[u16; 2]; 2]) -> Self {
+        let mut table = Self { thresholds, ranges: [0; 8] };
+        for (context, folded) in [(0, -1), (0, 0), (0, 1), (1, -1), (1, 0), (1, 1)] {
+            let (start, frequency) = table.range(context, folded);
+            table.ranges[4 * context + (folded + 1) as usize] = start << 16 | frequency;
+        }
+        table
+    }
+
+    /// Packed starts and frequencies.
+    pub(crate) fn ranges(&self) -> &[u32; 8] {
+        &self.ranges
     }
 
     /// The table that fits `counts[context][digit + 1]` best; every digit stays codable.
@@ -37,7 +53,7 @@ impl TritTable {
             let [minus, zero, _] = normalise(&c, &[1; 3]);
             [minus as u16, (minus + zero) as u16] // at most 4096
         });
-        Self { thresholds }
+        Self::of(thresholds)
     }
 
     /// Reads a serialised table: `u16 a0, b0, a1, b1`.

@@ -1,6 +1,6 @@
 //! The scalar decoder: the oracle that every other path is compared with.
 
-use super::{StreamBytes, StreamFault, lane_count};
+use super::{StreamBytes, StreamFault, StreamJob};
 use crate::rans::{
     alias::AliasTable,
     bank::TableBank,
@@ -14,31 +14,21 @@ use crate::rans::{
 const LONG_ESCAPE: u32 = 254;
 
 /// The 32 coders and the cursor they share.
-struct Lanes<'a> {
-    states: [u32; LANES],
+pub(crate) struct Lanes<'a> {
+    pub(crate) states: [u32; LANES],
     words: &'a [u8],
     /// Bytes of `words` consumed.
-    cursor: usize,
-    /// Lanes of the row that carry tokens.
-    valid: usize,
+    pub(crate) cursor: usize,
 }
 
-/// Decodes one stream into `values[coefficient][token]`, rows of `tokens` values.
-///
-/// Stage coefficients are written, trit coefficients refined in place. The caller checked table ids and that
-/// `values` holds `codings.len() × tokens`.
-pub(crate) fn decode_stream(
-    bank: &TableBank,
-    codings: &[Coding],
-    tokens: usize,
-    bytes: StreamBytes<'_>,
-    values: &mut [i32],
-) -> Result<(), StreamFault> {
-    let mut lanes = Lanes::new(tokens, bytes)?;
+/// Decodes one stream. The caller checked table ids and the number of values.
+pub(crate) fn decode_stream(bank: &TableBank, tokens: usize, job: StreamJob<'_>) -> Result<(), StreamFault> {
+    let StreamJob { codings, bytes, values } = job;
+    let mut lanes = Lanes::new(bytes)?;
     for row in (0..tokens).step_by(LANES) {
-        lanes.valid = LANES.min(tokens - row);
+        let valid = LANES.min(tokens - row);
         for (coding, token_values) in codings.iter().zip(values.chunks_exact_mut(tokens)) {
-            let out = &mut token_values[row..row + lanes.valid];
+            let out = &mut token_values[row..row + valid];
             match *coding {
                 Coding::Stage { table, trits, trit_table } => {
                     lanes.stage(&bank.stage_tables()[usize::from(table)], out)?;
@@ -54,7 +44,8 @@ pub(crate) fn decode_stream(
 }
 
 impl<'a> Lanes<'a> {
-    fn new(tokens: usize, bytes: StreamBytes<'a>) -> Result<Self, StreamFault> {
+    /// Coders at the stored states; lanes without tokens stand where they end.
+    pub(crate) fn new(bytes: StreamBytes<'a>) -> Result<Self, StreamFault> {
         let mut states = [STATE_MIN; LANES];
         for (lane, (state, stored)) in states.iter_mut().zip(bytes.states.as_chunks().0).enumerate() {
             *state = u32::from_le_bytes(*stored);
@@ -62,7 +53,12 @@ impl<'a> Lanes<'a> {
                 return Err(StreamFault::State { lane, state: *state });
             }
         }
-        Ok(Self { states, words: bytes.words, cursor: 0, valid: lane_count(tokens) })
+        Ok(Self { states, words: bytes.words, cursor: 0 })
+    }
+
+    /// Coders of nothing.
+    pub(crate) fn ended() -> Self {
+        Self { states: [STATE_MIN; LANES], words: &[], cursor: 0 }
     }
 
     /// Refills a lane whose state fell below the minimum. One word suffices: states are at least 8 before.
@@ -93,7 +89,7 @@ impl<'a> Lanes<'a> {
     }
 
     /// Payloads of the lanes in `escapes`: 8 bits each, then 16 more for those that ask.
-    fn escape(&mut self, escapes: u32, out: &mut [i32]) -> Result<(), StreamFault> {
+    pub(crate) fn escape(&mut self, escapes: u32, out: &mut [i32]) -> Result<(), StreamFault> {
         let mut short = [0; LANES];
         self.bypass(escapes, &mut short)?;
         let long =
@@ -137,8 +133,8 @@ impl<'a> Lanes<'a> {
     }
 
     /// Every coder has to end where its encoder began, and the words have to be used up.
-    fn finish(self) -> Result<(), StreamFault> {
-        let left = (self.words.len() - self.cursor) / 2;
+    pub(crate) fn finish(self) -> Result<(), StreamFault> {
+        let left = self.words.len().checked_sub(self.cursor).ok_or(StreamFault::Underrun)? / 2;
         let lanes = self.states.iter().filter(|&&state| state != STATE_MIN).count();
         if left == 0 && lanes == 0 { Ok(()) } else { Err(StreamFault::Final { left, lanes }) }
     }

@@ -3,12 +3,15 @@
 //! Steps run over rows of 32 tokens, within a row over the stream's coefficients, within a coefficient over its stage
 //! symbol and its trits. All lanes of a step use the same table.
 
-pub(super) mod decode;
+pub(crate) mod decode;
 pub(super) mod encode;
 
 use std::ops::Range;
 
-use super::limits::{LANES, STREAM_COEFFICIENTS_MAX};
+use super::{
+    limits::{LANES, STREAM_COEFFICIENTS_MAX},
+    plan::Coding,
+};
 
 /// Number of streams of `active` coefficients.
 pub(super) fn stream_count(active: usize) -> usize {
@@ -33,6 +36,19 @@ pub(crate) struct StreamBytes<'a> {
     pub(crate) states: &'a [u8],
     /// `word count × u16`.
     pub(crate) words: &'a [u8],
+    /// `words` and what follows it in the piece: lets SIMD decoders load whole registers near the end.
+    pub(crate) readable: &'a [u8],
+}
+
+/// A stream to decode, and where to.
+#[derive(Debug)]
+pub(crate) struct StreamJob<'a> {
+    /// Its coefficients.
+    pub(crate) codings: &'a [Coding],
+    /// Its bytes.
+    pub(crate) bytes: StreamBytes<'a>,
+    /// `codings.len() × tokens` values, rows of `tokens`: stages are written, trits refined in place.
+    pub(crate) values: &'a mut [i32],
 }
 
 /// Why a stream does not decode.
