@@ -1,4 +1,5 @@
-//! Fetcher and uploader that engines embed.
+#![doc = include_str!("../README.md")]
+//!
 //!
 //! - [`Client`]: the REST API, one method per route, typed errors, retries under a budget.
 //! - [`KvClient`]: the four interfaces of CacheGen over it: an engine computes KV, [`KvClient::store_kv`] encodes

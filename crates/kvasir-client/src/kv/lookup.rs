@@ -32,6 +32,12 @@ impl LoadPlan {
         &self.chunks
     }
 
+    /// The objects, to change how they are read (another replica, a presigned URL); what is read is verified
+    /// against the tokens in any case.
+    pub fn chunks_mut(&mut self) -> &mut [ChunkMatch] {
+        &mut self.chunks
+    }
+
     /// The same plan for at most `tokens` tokens.
     #[must_use]
     pub fn truncated(mut self, tokens: u64) -> Self {

@@ -1,0 +1,255 @@
+//! A service in memory that misbehaves on request, and a toy model with a trained profile.
+#![allow(clippy::unwrap_used, reason = "a test's own service")]
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+    routing::{get, post, put},
+};
+use futures::StreamExt;
+use kvasir_api::{
+    ChunkMatch, ErrorCode, LookupRequest, LookupResponse, NamespaceRequest, NamespaceResponse, Problem,
+    RegisteredModel, StoredChunk, Via, routes,
+};
+use kvasir_client::{Client, ClientConfig, KvClient};
+use kvasir_codec::{
+    CpuDecoder, CpuEncoder, KvBuffer, Profile,
+    container::ObjectVerifier,
+    train::{Recipe, TrainingContext, train},
+};
+use kvasir_types::{
+    KvDtype, KvLayout, LayerKv, Level, Medium, ModelSpec, ObjectDigest, Pairing, Reuse, RootHash, Rope,
+    SeqHash,
+};
+
+/// What goes wrong next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The next reads answer 503, this many times.
+    Unavailable(u32),
+    /// The next reads break off half way, this many times.
+    BreakOff(u32),
+    /// Every read of this object flips a byte after the head.
+    Corrupt(ObjectDigest),
+    /// Every read of this object is a 404.
+    Gone(ObjectDigest),
+    /// Control requests answer 503, this many times.
+    ControlUnavailable(u32),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Service {
+    pub objects: Mutex<BTreeMap<ObjectDigest, (SeqHash, Vec<u8>)>>,
+    pub faults: Mutex<Vec<Fault>>,
+    pub puts: Mutex<u32>,
+}
+
+type Shared = Arc<Service>;
+
+impl Service {
+    /// Spends one use of a counted fault.
+    fn strikes(&self, kind: impl Fn(&mut Fault) -> Option<&mut u32>) -> bool {
+        let mut faults = self.faults.lock().unwrap();
+        for fault in faults.iter_mut() {
+            if let Some(left) = kind(fault).filter(|left| **left > 0) {
+                *left -= 1;
+                return true;
+            }
+        }
+        false
+    }
+}
+
+fn problem(code: ErrorCode) -> Response {
+    let status = StatusCode::from_u16(code.status()).unwrap();
+    (status, [("content-type", kvasir_api::MEDIA_PROBLEM)], Json(Problem::new(code, "told to")))
+        .into_response()
+}
+
+pub(crate) async fn start() -> (SocketAddr, Shared) {
+    let service = Shared::default();
+    let app = Router::new()
+        .route(routes::MODELS, post(register))
+        .route(routes::NAMESPACES, post(namespace))
+        .route(routes::LOOKUP, post(lookup))
+        .route(routes::CHUNK, put(put_chunk))
+        .route(routes::CHUNK_OBJECT, get(get_object))
+        .with_state(Arc::clone(&service));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    (address, service)
+}
+
+async fn register(State(service): State<Shared>, Json(spec): Json<ModelSpec>) -> Response {
+    if service.strikes(|f| if let Fault::ControlUnavailable(left) = f { Some(left) } else { None }) {
+        return problem(ErrorCode::StoreUnavailable);
+    }
+    Json(RegisteredModel { model_id: spec.model_id(), created: true }).into_response()
+}
+
+async fn namespace(Json(request): Json<NamespaceRequest>) -> Json<NamespaceResponse> {
+    let root = RootHash::derive("default", request.namespace.as_str(), b"salt", &request.model_id);
+    Json(NamespaceResponse { root })
+}
+
+/// Follows the chain greedily: the object that starts where the last ended and matches most blocks.
+async fn lookup(State(service): State<Shared>, Json(request): Json<LookupRequest>) -> Json<LookupResponse> {
+    let hashes = request.block_hashes.unwrap();
+    let objects = service.objects.lock().unwrap();
+    let mut chunks: Vec<ChunkMatch> = Vec::new();
+    let mut next = 0u64;
+    loop {
+        let mut best: Option<ChunkMatch> = None;
+        for (digest, (seq_hash, bytes)) in objects.iter() {
+            let mut verifier = ObjectVerifier::new();
+            verifier.push(bytes).unwrap();
+            let head = verifier.finish().unwrap();
+            if head.header.first_position != next {
+                continue;
+            }
+            let ours = &hashes[(next as usize / 16).min(hashes.len())..];
+            let blocks =
+                head.block_hashes.iter().zip(ours).take_while(|(a, b)| a[..] == b.as_bytes()[..8]).count();
+            let matched = (blocks as u32 * 16).min(head.header.token_count);
+            if matched > best.as_ref().map_or(0, |b| b.matched_tokens) {
+                best = Some(ChunkMatch {
+                    seq_hash: *seq_hash,
+                    object_digest: *digest,
+                    profile_hash: head.header.profile_hash,
+                    first_token: next,
+                    tokens: head.header.token_count,
+                    matched_tokens: matched,
+                    bytes: bytes.len() as u64,
+                    head_bytes: head.header.head_bytes(),
+                    level_bytes: (0..head.header.level_count)
+                        .map(|l| head.level_bytes(Level(l)).unwrap())
+                        .collect(),
+                    kl_beneath: 0.0,
+                    medium: Medium::Disk,
+                    via: Via::Proxy,
+                });
+            }
+        }
+        let Some(best) = best else { break };
+        next += u64::from(best.matched_tokens);
+        let whole = best.matched_tokens == best.tokens;
+        chunks.push(best);
+        if !whole {
+            break;
+        }
+    }
+    Json(LookupResponse { matched_tokens: next, chunks })
+}
+
+async fn put_chunk(
+    State(service): State<Shared>,
+    Path((_, seq_hash)): Path<(String, SeqHash)>,
+    body: Bytes,
+) -> Response {
+    let mut verifier = ObjectVerifier::new();
+    let head = verifier.push(&body).ok().and_then(|()| verifier.finish().ok());
+    let Some(head) = head else { return problem(ErrorCode::InvalidChunk) };
+    if head.header.seq_hash != seq_hash {
+        return problem(ErrorCode::ChunkMismatch);
+    }
+    *service.puts.lock().unwrap() += 1;
+    let object_digest = ObjectDigest::of(&body);
+    let created = service.objects.lock().unwrap().insert(object_digest, (seq_hash, body.to_vec())).is_none();
+    Json(StoredChunk { seq_hash, object_digest, bytes: body.len() as u64, created }).into_response()
+}
+
+async fn get_object(
+    State(service): State<Shared>,
+    Path((_, _, digest)): Path<(String, String, ObjectDigest)>,
+    headers: HeaderMap,
+) -> Response {
+    if service.strikes(|f| if let Fault::Unavailable(left) = f { Some(left) } else { None }) {
+        return problem(ErrorCode::StoreUnavailable);
+    }
+    let found = service.objects.lock().unwrap().get(&digest).cloned();
+    let gone = service.faults.lock().unwrap().contains(&Fault::Gone(digest));
+    let Some((_, mut bytes)) = found.filter(|_| !gone) else { return problem(ErrorCode::UnknownChunk) };
+    if service.faults.lock().unwrap().contains(&Fault::Corrupt(digest)) {
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x40;
+    }
+    let range = headers["range"].to_str().unwrap().strip_prefix("bytes=").unwrap().to_owned();
+    let (start, last) = range.split_once('-').unwrap();
+    let (start, last): (usize, usize) = (start.parse().unwrap(), last.parse().unwrap());
+    let total = bytes.len();
+    let part = bytes[start..=last].to_vec();
+    let content_range = format!("bytes {start}-{last}/{total}");
+    let headers = [("content-range", content_range), ("content-length", part.len().to_string())];
+    if service.strikes(|f| if let Fault::BreakOff(left) = f { Some(left) } else { None }) {
+        let half = Ok::<_, std::io::Error>(Bytes::copy_from_slice(&part[..part.len() / 2]));
+        let broken = futures::stream::iter([half, Err(std::io::Error::other("cable cut"))]);
+        // The pause lets the first half leave before the connection is torn down.
+        let slow = broken.then(|item| async move {
+            if item.is_err() {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+            item
+        });
+        return (StatusCode::PARTIAL_CONTENT, headers, Body::from_stream(slow)).into_response();
+    }
+    (StatusCode::PARTIAL_CONTENT, headers, part).into_response()
+}
+
+pub(crate) fn spec() -> ModelSpec {
+    let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 2, head_dim: 8 }, rope: Some(0) };
+    ModelSpec {
+        weights: "toy".into(),
+        revision: "1".into(),
+        adapter: None,
+        kv_dtype: KvDtype::F16,
+        ropes: vec![Rope::plain(Pairing::Half, 8, 10_000.0)],
+        layers: vec![layer; 3],
+        thinning: None,
+        reuse: Reuse::Prefix,
+    }
+}
+
+pub(crate) fn tokens(count: usize, seed: u32) -> Vec<u32> {
+    (0..count as u32).map(|i| (i + seed * 10_007).wrapping_mul(2_654_435_761) >> 7 & 31).collect()
+}
+
+/// KV that depends on the token and a little on the position.
+pub(crate) fn kv(tokens: &[u32]) -> KvBuffer {
+    let mut buffer = KvBuffer::new(&spec(), tokens.len());
+    let count = buffer.as_slice().len();
+    for (i, value) in buffer.as_mut_slice().iter_mut().enumerate() {
+        let token = tokens[i / 8 % tokens.len()] as f32;
+        *value =
+            (token * 0.37 + (i % 8) as f32).sin() + ((i * 7919 % count) as f32 / count as f32 - 0.5) * 0.3;
+    }
+    buffer
+}
+
+pub(crate) fn profile() -> Arc<Profile> {
+    static PROFILE: OnceLock<Arc<Profile>> = OnceLock::new();
+    let make = || {
+        let text = tokens(1024, 99);
+        let context = TrainingContext { kv: kv(&text), tokens: text };
+        Arc::new(train(&spec(), &[context], &Recipe::Direct, &mut |_, _| ()).unwrap())
+    };
+    Arc::clone(PROFILE.get_or_init(make))
+}
+
+pub(crate) async fn client(address: SocketAddr) -> KvClient {
+    let spec = Arc::new(spec());
+    let client = Client::new(format!("http://{address}").parse().unwrap(), ClientConfig::default()).unwrap();
+    let encoder = Arc::new(CpuEncoder::new(Arc::clone(&spec), profile()).unwrap());
+    let decoder = Arc::new(CpuDecoder::new(Arc::clone(&spec), profile()).unwrap());
+    let kv = KvClient::new(client, spec, "test".parse().unwrap(), encoder, decoder).await.unwrap();
+    kv.with_chunk_tokens(256).unwrap()
+}
