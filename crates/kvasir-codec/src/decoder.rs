@@ -102,7 +102,7 @@ impl CpuDecoder {
         let of_span =
             |span| scopes.iter().map(move |&(scope, level)| Task { scope, span, level: level.index() });
         let tasks: Vec<_> = needed.flat_map(of_span).collect();
-        tasks.iter().try_for_each(|task| self.check_present(&object, *task))?;
+        self.check_present(&object, &tasks)?;
         for batch in tasks.chunks(rayon::current_num_threads().max(1)) {
             let decoded: Result<Vec<_>, _> =
                 batch.par_iter().map(|task| self.decode_task(&object, *task, &spans[task.span])).collect();
@@ -116,6 +116,22 @@ impl CpuDecoder {
             }
         }
         Ok(())
+    }
+
+    /// Coefficients of one scope and span in finest steps, `[coefficient][token]`: what the product starts from.
+    #[cfg(test)]
+    pub(crate) fn scope_coefficients(
+        &self,
+        head: &Head,
+        bytes: &[u8],
+        scope: usize,
+        level: Level,
+        span: usize,
+    ) -> Result<Vec<f32>, DecodeError> {
+        let sections = self.section_map(head)?;
+        let object = Object { head, bytes, sections: &sections };
+        let spans: Vec<_> = spans(head.header.token_count as usize).collect();
+        self.coefficients(&object, Task { scope, span, level: level.index() }, &spans[span])
     }
 
     fn check_head(&self, head: &Head) -> Result<(), DecodeError> {
@@ -159,17 +175,16 @@ impl CpuDecoder {
     }
 
     /// Says how many bytes are missing before anything is decoded.
-    fn check_present(&self, object: &Object<'_>, task: Task) -> Result<(), DecodeError> {
-        let levels = (0..=task.level).map(|level| (BAND_MAIN, level));
-        let ids = levels.chain([(BAND_ANCHORS, 0), (BAND_EXACT, 0)]);
-        let ends =
-            ids.filter_map(|(band, level)| object.entry(task, band, level).map(|(_, range)| range.end));
-        let needed = ends.max().unwrap_or(0);
+    fn check_present(&self, object: &Object<'_>, tasks: &[Task]) -> Result<(), DecodeError> {
+        let end_of = |task: &Task| {
+            let levels = (0..=task.level).map(|level| (BAND_MAIN, level));
+            let ids = levels.chain([(BAND_ANCHORS, 0), (BAND_EXACT, 0)]);
+            ids.filter_map(|(band, level)| object.entry(*task, band, level).map(|(_, range)| range.end)).max()
+        };
+        let needed = tasks.iter().filter_map(end_of).max().unwrap_or(0);
+        let level = Level(tasks.iter().map(|task| task.level).max().unwrap_or(0) as u8);
         let found = object.bytes.len() as u64;
-        if needed > found {
-            return Err(DecodeError::Short { level: Level(task.level as u8), needed, found });
-        }
-        Ok(())
+        if needed > found { Err(DecodeError::Short { level, needed, found }) } else { Ok(()) }
     }
 
     /// Rows `[member][token][element]` of one scope and span.

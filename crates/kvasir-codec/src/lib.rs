@@ -26,3 +26,11 @@ pub use encoder::{CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError, TrainError};
 pub use kv::{KvBuffer, KvSink, KvSource, Tokens};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};
+
+#[cfg(test)]
+extern crate self as kvasir_codec;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
+#[cfg(test)]
+mod exactness_tests;
