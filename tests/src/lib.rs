@@ -1,1 +1,5 @@
 //! Harness shared by the cross-crate tests.
+
+pub mod chunks;
+pub mod s3;
+pub mod service;

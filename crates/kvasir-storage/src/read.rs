@@ -99,7 +99,6 @@ impl Storage {
         let object_bytes = object_bytes.unwrap_or(result.meta.size);
         let wanted = wanted.unwrap_or(0..object_bytes);
         if result.meta.size != object_bytes || result.range != wanted {
-            self.forget(scope, key.object_digest);
             return Err(self.corrupt(key, format!("{} bytes instead of {object_bytes}", result.meta.size)));
         }
         Ok(ObjectRead { range: wanted.clone(), object_bytes, bytes: exactly(result, wanted) })
@@ -223,7 +222,9 @@ impl Storage {
         StorageError::Store { operation, source: error }
     }
 
+    /// A corrupt object is as good as gone: hidden from lookups here, and written anew when it is stored again.
     fn corrupt(&self, key: &ChunkKey, reason: String) -> StorageError {
+        self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
         StorageError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason }
     }
 }

@@ -1,0 +1,135 @@
+//! One suite over every object store: what we rest on, what each lacks, and the storage core over each.
+//!
+//! A real server joins with `KVASIR_TEST_S3=s3://bucket/prefix` and the usual `AWS_*` variables.
+
+mod semantics;
+mod storage_core;
+
+use std::sync::Arc;
+
+use kvasir_server::Layers;
+use kvasir_storage::{
+    Settings, Storage,
+    index::Index,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig},
+};
+use kvasir_tests::s3::{Lacks, S3Server};
+use tempfile::TempDir;
+
+/// A store to test, and what keeps it alive.
+pub(crate) struct Backend {
+    name: &'static str,
+    config: StoreConfig,
+    shared: Option<OpenStore>,
+    directory: TempDir,
+    server: Option<S3Server>,
+}
+
+impl Backend {
+    fn new(name: &'static str, config: StoreConfig) -> Self {
+        Self { name, config, shared: None, directory: TempDir::new().expect("a directory"), server: None }
+    }
+
+    fn file() -> Self {
+        let mut this = Self::new("local file system", config("memory://"));
+        this.config = config(&format!("file://{}/store", this.directory.path().display()));
+        this
+    }
+
+    fn memory() -> Self {
+        let mut this = Self::new("memory", config("memory://"));
+        // Every opening of memory:// is another store; replicas of a test share one.
+        this.shared = Some(OpenStore::open(&this.config, Arc::new(NoObserver)).expect("opens"));
+        this
+    }
+
+    async fn s3(name: &'static str, lacks: Lacks) -> Self {
+        let server = S3Server::start(lacks).await;
+        Self { server: Some(server), ..Self::new(name, config("memory://")) }.at_server()
+    }
+
+    fn at_server(mut self) -> Self {
+        if let Some(server) = &self.server {
+            self.config = server.config("some/prefix");
+        }
+        self
+    }
+
+    /// The server of `KVASIR_TEST_S3`, under a prefix of its own.
+    fn real() -> Option<Self> {
+        let layers = Layers::from_process();
+        let wanted = |name: &str| layers.env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+        let url = wanted("KVASIR_TEST_S3")?;
+        let layers = layers
+            .clone()
+            .with_arguments(["--store.url".to_owned(), format!("{url}/{}", std::process::id())]);
+        let config = layers.load().expect("KVASIR_TEST_S3 and AWS_* make a configuration");
+        Some(Self::new("the server of KVASIR_TEST_S3", config.store))
+    }
+
+    fn open(&self) -> OpenStore {
+        let open = || OpenStore::open(&self.config, Arc::new(NoObserver)).expect("opens");
+        self.shared.clone().unwrap_or_else(open)
+    }
+
+    /// A replica of its own: nothing shared but the store.
+    async fn replica(&self) -> Arc<Storage> {
+        self.replica_with(|_| {}).await
+    }
+
+    async fn replica_with(&self, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {
+        let store = self.open();
+        let abilities = store.probe().await.expect("the store answers");
+        let mut settings = Settings::new(self.directory.path().join("spool"));
+        change(&mut settings);
+        Storage::new(store, abilities, Index::memory(), settings)
+    }
+}
+
+fn config(url: &str) -> StoreConfig {
+    StoreConfig::new(url.parse().expect("a url"))
+}
+
+/// Makes a test of each case for each backend.
+macro_rules! suite {
+    ($($module:ident::$name:ident),* $(,)?) => {
+        mod file { $(#[tokio::test] async fn $name() { crate::$module::$name(&super::Backend::file()).await; })* }
+        mod memory { $(#[tokio::test] async fn $name() { crate::$module::$name(&super::Backend::memory()).await; })* }
+        mod s3_in_process {
+            $(#[tokio::test] async fn $name() {
+                crate::$module::$name(&super::Backend::s3("in-process S3", super::Lacks::default()).await).await;
+            })*
+        }
+        mod s3_ignoring_conditions {
+            $(#[tokio::test] async fn $name() {
+                let lacks = super::Lacks { conditional_writes: true };
+                crate::$module::$name(&super::Backend::s3("in-process S3 that ignores conditional writes", lacks).await).await;
+            })*
+        }
+        #[tokio::test]
+        async fn s3_real_server() {
+            let Some(backend) = Backend::real() else {
+                println!("SKIPPED 1: KVASIR_TEST_S3 is not set, no real S3 server is tested");
+                return;
+            };
+            $(println!("{}: {}", backend.name, stringify!($name)); crate::$module::$name(&backend).await;)*
+        }
+    };
+}
+
+suite! {
+    semantics::creates_are_exclusive_or_the_probe_says_so,
+    semantics::ranges_are_exact,
+    semantics::listings_are_complete_and_by_segment,
+    semantics::parts_are_invisible_until_completed,
+    semantics::overwriting_and_deleting,
+    storage_core::a_chunk_is_found_by_another_replica,
+    storage_core::blocks_match_after_a_rebuild,
+    storage_core::large_chunks_go_in_parts,
+    storage_core::storing_twice_is_storing_once,
+    storage_core::replicas_agree_on_roots_and_objects,
+    storage_core::a_vanished_object_becomes_a_miss,
+    storage_core::invalid_bodies_leave_nothing,
+    storage_core::other_bytes_under_a_name_are_noticed,
+}

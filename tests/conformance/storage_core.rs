@@ -1,0 +1,251 @@
+//! The storage core over each store.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{TryStreamExt, stream};
+use kvasir_storage::{
+    ByteRange, Query, Storage, StorageError,
+    layout::{ChunkKey, Key},
+};
+use kvasir_tests::chunks::{self, Chunk};
+use kvasir_types::{Level, ModelId, Name, ProfileHash, RootHash};
+use object_store::ObjectStoreExt;
+
+use crate::Backend;
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+fn tenant() -> Name {
+    name("default")
+}
+
+fn model_id() -> ModelId {
+    chunks::spec().model_id()
+}
+
+/// In cuts that match nothing.
+fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
+    let parts: Vec<_> = bytes.chunks(70_001).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
+    stream::iter(parts)
+}
+
+async fn prepare(storage: &Arc<Storage>) -> RootHash {
+    storage.register_model(&tenant(), chunks::spec()).await.expect("registers");
+    let hash = ProfileHash::of(chunks::PROFILE);
+    storage.put_profile(&tenant(), &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage.root(&tenant(), &name("n"), &model_id()).await.expect("a root")
+}
+
+async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> bool {
+    let stored = storage.put_chunk(&tenant(), &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
+    let stored = stored.expect("stores");
+    assert_eq!((stored.object_digest, stored.bytes), (chunk.object_digest, chunk.bytes.len() as u64));
+    stored.created
+}
+
+async fn matched(storage: &Storage, tokens: &[u32]) -> u64 {
+    let query = Query::Tokens(tokens.to_vec());
+    storage.lookup(&tenant(), &name("n"), &model_id(), query, true).await.expect("answers").matched_tokens
+}
+
+fn key(chunk: &Chunk) -> ChunkKey {
+    let (tenant, model_id) = (tenant(), model_id());
+    ChunkKey { tenant, model_id, seq_hash: chunk.seq_hash, object_digest: chunk.object_digest }
+}
+
+async fn read(storage: &Arc<Storage>, chunk: &Chunk, range: ByteRange) -> Result<Bytes, StorageError> {
+    let parts: Vec<Bytes> = storage.read(&key(chunk), range).await?.bytes.try_collect().await?;
+    Ok(parts.concat().into())
+}
+
+pub(crate) async fn a_chunk_is_found_by_another_replica(backend: &Backend) {
+    let writer = backend.replica().await;
+    let root = prepare(&writer).await;
+    // Default chunks, other lengths, and tails, each of its own context.
+    for (seed, chunk_tokens, count) in [(1, 1536, 4_000), (2, 256, 700), (3, 1536, 100), (4, 768, 1_600)] {
+        let tokens = chunks::tokens(seed, count);
+        let context = chunks::context(root, &tokens, chunk_tokens, 500);
+        for chunk in &context {
+            assert!(put(&writer, chunk).await);
+        }
+        assert_eq!(matched(&writer, &tokens).await, count as u64);
+        let reader = backend.replica().await;
+        assert_eq!(matched(&reader, &tokens).await, count as u64, "{chunk_tokens}");
+        let last = context.last().expect("not empty");
+        assert_eq!(read(&reader, last, ByteRange::Whole).await.expect("reads"), last.bytes);
+        let level = reader.level_bytes(&key(last), Level(0)).await.expect("a level");
+        assert!(level < last.bytes.len() as u64);
+        assert_eq!(reader.level_bytes(&key(last), Level(1)).await.expect("a level"), last.bytes.len() as u64);
+        let part = read(&reader, last, ByteRange::Bounded(10, level - 1)).await.expect("reads");
+        assert_eq!(part, last.bytes[10..level as usize]);
+        let suffix = read(&backend.replica().await, last, ByteRange::Suffix(9)).await.expect("reads");
+        assert_eq!(suffix, last.bytes[last.bytes.len() - 9..]);
+    }
+}
+
+pub(crate) async fn blocks_match_after_a_rebuild(backend: &Backend) {
+    let writer = backend.replica().await;
+    let root = prepare(&writer).await;
+    let tokens = chunks::tokens(20, 3_000);
+    for chunk in chunks::context(root, &tokens, 1536, 100) {
+        put(&writer, &chunk).await;
+    }
+    let mut other = tokens.clone();
+    other[1_000] ^= 1;
+    let reader = backend.replica().await;
+    assert_eq!(matched(&reader, &other).await, 0, "the store alone finds whole chunks");
+    let mut last = None;
+    let done = reader.rebuild_index(|progress| last = Some(progress)).await.expect("rebuilds");
+    assert_eq!(Some(done), last);
+    assert!(done.indexed >= 2 && done.failed == 0, "{done:?}");
+    assert_eq!(matched(&reader, &other).await, 992, "62 whole blocks lie before token 1000");
+    assert_eq!(matched(&reader, &tokens[..2_000]).await, 2_000, "125 blocks");
+    assert_eq!(matched(&reader, &tokens[..2_001]).await, 2_000, "one token more is no block");
+}
+
+pub(crate) async fn large_chunks_go_in_parts(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(30, 1536);
+    // 6 spans of 2 levels: 21 MB, more than two parts.
+    let chunk = chunks::chunk(root, &tokens, 0, 1536, 1_750_000);
+    assert!(put(&storage, &chunk).await);
+    assert!(!put(&storage, &chunk).await);
+    let reader = backend.replica().await;
+    assert!(read(&reader, &chunk, ByteRange::Whole).await.expect("reads") == chunk.bytes);
+    let middle = read(&reader, &chunk, ByteRange::Bounded(8 << 20, (8 << 20) + 99)).await.expect("reads");
+    assert_eq!(middle, chunk.bytes[8 << 20..(8 << 20) + 100]);
+    if let Some(server) = &backend.server {
+        assert_eq!(server.open_uploads(), 0);
+    }
+}
+
+pub(crate) async fn storing_twice_is_storing_once(backend: &Backend) {
+    let (a, b) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&a).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(40, 300), 0, 300, 2_000);
+    let writers = (0..8).map(|i| {
+        let storage = if i % 2 == 0 { Arc::clone(&a) } else { Arc::clone(&b) };
+        let chunk = chunk.clone();
+        tokio::spawn(async move { put(&storage, &chunk).await })
+    });
+    let mut created = 0;
+    for writer in writers {
+        created += usize::from(writer.await.expect("no panic"));
+    }
+    assert!(created == 1 || !a.abilities().conditional_create, "{created} of 8");
+    let prefix = a.store().layout.chunk_prefix(&tenant(), &model_id(), &chunk.seq_hash);
+    let objects: Vec<_> = a.store().store.list(Some(&prefix)).try_collect().await.expect("lists");
+    assert_eq!(objects.len(), 1);
+    assert_eq!(read(&b, &chunk, ByteRange::Whole).await.expect("reads"), chunk.bytes);
+}
+
+pub(crate) async fn replicas_agree_on_roots_and_objects(backend: &Backend) {
+    let (a, b) = (backend.replica().await, backend.replica().await);
+    a.register_model(&tenant(), chunks::spec()).await.expect("registers");
+    let (x, y) = (name("x"), name("y"));
+    let tenants = (tenant(), tenant());
+    let model_id = model_id();
+    let (from_a, from_b) = tokio::join!(a.root(&tenants.0, &x, &model_id), b.root(&tenants.1, &x, &model_id));
+    let root = from_a.expect("a root");
+    assert_eq!(root, from_b.expect("a root"));
+    assert_eq!(root, backend.replica().await.root(&tenant(), &x, &model_id).await.expect("a root"));
+    assert_ne!(root, a.root(&tenant(), &y, &model_id).await.expect("a root"));
+    assert_ne!(
+        root,
+        a.root(&name("someone-else"), &x, &model_id).await.err().map_or(root, |_| [0; 32].into())
+    );
+    // Two valid objects of one chunk: every reader takes the same.
+    let root = prepare(&a).await;
+    let tokens = chunks::tokens(50, 256);
+    let (one, two) =
+        (chunks::chunk(root, &tokens, 0, 256, 99), chunks::variant(root, &tokens, 0, 256, 99, 7));
+    assert_eq!(one.seq_hash, two.seq_hash);
+    put(&a, &one).await;
+    put(&b, &two).await;
+    let preferred = one.object_digest.min(two.object_digest);
+    for replica in [backend.replica().await, backend.replica().await] {
+        let found = replica.preferred(&tenant(), &model_id, &one.seq_hash).await.expect("is there");
+        assert_eq!(found.object_digest, preferred);
+        let found =
+            replica.lookup(&tenant(), &name("n"), &model_id, Query::Tokens(tokens.clone()), false).await;
+        assert_eq!(found.expect("answers").chunks[0].object_digest, preferred);
+    }
+}
+
+pub(crate) async fn a_vanished_object_becomes_a_miss(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(60, 2_000);
+    let context = chunks::context(root, &tokens, 1536, 100);
+    for chunk in &context {
+        put(&storage, chunk).await;
+    }
+    let path = storage.store().layout.path(&Key::Chunk(key(&context[1])));
+    storage.store().store.delete(&path).await.expect("deletes");
+    assert_eq!(matched(&storage, &tokens).await, 2_000, "nobody has noticed yet");
+    let gone = read(&storage, &context[1], ByteRange::Bounded(0, 9)).await;
+    assert!(matches!(gone, Err(StorageError::UnknownChunk { .. })), "{gone:?}");
+    assert_eq!(matched(&storage, &tokens).await, 1536);
+    put(&storage, &context[1]).await;
+    assert_eq!(matched(&storage, &tokens).await, 2_000);
+}
+
+pub(crate) async fn invalid_bodies_leave_nothing(backend: &Backend) {
+    let storage = backend.replica_with(|settings| settings.chunk_bytes_max = 100_000).await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(70, 512);
+    let good = chunks::chunk(root, &tokens, 0, 512, 3_000);
+    let large = chunks::chunk(root, &tokens, 0, 512, 30_000);
+    let other = chunks::chunk(root, &chunks::tokens(71, 512), 0, 512, 3_000);
+    let mut flipped = good.bytes.clone();
+    *flipped.last_mut().expect("not empty") ^= 1;
+    let longer = [&good.bytes[..], b"x"].concat();
+    let short = &good.bytes[..good.bytes.len() - 1];
+    type Check = fn(&StorageError) -> bool;
+    let invalid: Check = |e| matches!(e, StorageError::InvalidChunk(_));
+    let cases: [(&[u8], Check); 6] = [
+        (short, invalid),
+        (&flipped, invalid),
+        (&longer, invalid),
+        (b"", invalid),
+        (&other.bytes, |e| matches!(e, StorageError::ChunkMismatch { field: "seq_hash", .. })),
+        (&large.bytes, |e| matches!(e, StorageError::TooLarge { limit: 100_000 })),
+    ];
+    let spool = backend.directory.path().join("spool");
+    for (i, (bytes, expected)) in cases.into_iter().enumerate() {
+        let error = storage.put_chunk(&tenant(), &model_id(), &good.seq_hash, body(bytes)).await;
+        let error = error.expect_err("refused");
+        assert!(expected(&error), "{i}: {error}");
+        let broken = stream::iter([Ok(Bytes::copy_from_slice(short)), Err("reset")]);
+        let error = storage.put_chunk(&tenant(), &model_id(), &good.seq_hash, broken).await;
+        assert!(matches!(error, Err(StorageError::Body { .. })), "{error:?}");
+    }
+    let unknown = ModelId::from([9; 32]);
+    let error = storage.put_chunk(&tenant(), &unknown, &good.seq_hash, body(&good.bytes)).await;
+    assert!(matches!(error, Err(StorageError::UnknownModel { .. })));
+    let prefix = storage.store().layout.chunk_prefix(&tenant(), &model_id(), &good.seq_hash);
+    let left: Vec<_> = storage.store().store.list(Some(&prefix)).try_collect().await.expect("lists");
+    assert_eq!(left, vec![]);
+    assert_eq!(matched(&storage, &tokens).await, 0);
+    assert!(std::fs::read_dir(spool).map_or(0, Iterator::count) == 0, "spool files have no names");
+}
+
+pub(crate) async fn other_bytes_under_a_name_are_noticed(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let (one, two) = (chunks::tokens(80, 256), chunks::tokens(81, 256));
+    let (one, two) = (chunks::chunk(root, &one, 0, 256, 99), chunks::chunk(root, &two, 0, 256, 999));
+    // A store that misdirects: a valid object lies under another chunk's name.
+    let path = storage.store().layout.path(&Key::Chunk(key(&one)));
+    storage.store().store.put(&path, two.bytes.clone().into()).await.expect("writes");
+    let error = storage.row(&key(&one)).await.expect_err("noticed");
+    assert!(matches!(error, StorageError::Corrupt { .. }), "{error}");
+    assert_eq!(matched(&storage, &chunks::tokens(80, 256)).await, 0, "a miss, never an answer");
+    // Storing it mends it.
+    put(&storage, &one).await;
+    assert_eq!(read(&backend.replica().await, &one, ByteRange::Whole).await.expect("reads"), one.bytes);
+}

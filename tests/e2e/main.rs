@@ -1,0 +1,5 @@
+//! The service over HTTP: what a client sees, on a free port.
+
+mod binary;
+mod rest;
+mod uploads;

@@ -1,0 +1,325 @@
+//! An S3 server in the test's own process: the protocol by `s3s`, the objects in a map.
+//!
+//! `s3s-fs` is not used: it names files by the base64 of a key, and ours are longer than a file name may be.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use kvasir_storage::store::StoreConfig;
+use s3s::{
+    Body, S3, S3Request, S3Response, S3Result, auth::SimpleAuth, dto::*, s3_error, service::S3ServiceBuilder,
+};
+use tokio::{net::TcpListener, task::JoinHandle};
+
+/// The only bucket.
+pub const BUCKET: &str = "kvasir-test";
+const KEY_ID: &str = "test-key";
+const SECRET: &str = "test-secret";
+/// Keys of one listing: small, so that tests page.
+const PAGE: usize = 50;
+
+/// A running server; stops when dropped.
+#[derive(Debug)]
+pub struct S3Server {
+    /// Where it listens.
+    pub address: SocketAddr,
+    objects: Objects,
+    task: JoinHandle<()>,
+}
+
+/// What a server lacks on purpose.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lacks {
+    /// `If-None-Match` and `If-Match` on writes are ignored, as some servers do.
+    pub conditional_writes: bool,
+}
+
+impl S3Server {
+    /// Starts a server on a free port.
+    pub async fn start(lacks: Lacks) -> Self {
+        let objects = Objects { lacks, state: Arc::default(), next: Arc::default() };
+        let mut builder = S3ServiceBuilder::new(objects.clone());
+        builder.set_auth(SimpleAuth::from_single(KEY_ID, SECRET));
+        let service = builder.build();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                stream.set_nodelay(true).expect("TCP");
+                let service = service.clone();
+                tokio::spawn(async move {
+                    let builder = auto::Builder::new(TokioExecutor::new());
+                    let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+                });
+            }
+        });
+        Self { address, objects, task }
+    }
+
+    /// How to open it, under a prefix.
+    pub fn config(&self, prefix: &str) -> StoreConfig {
+        let url = format!("s3://{BUCKET}/{prefix}").parse().expect("a url");
+        StoreConfig {
+            endpoint: Some(format!("http://{}", self.address)),
+            region: Some("us-east-1".to_owned()),
+            access_key_id: Some(KEY_ID.to_owned()),
+            secret_access_key: Some(SECRET.to_owned().into()),
+            ..StoreConfig::new(url)
+        }
+    }
+
+    /// Multipart uploads neither completed nor aborted.
+    pub fn open_uploads(&self) -> usize {
+        self.objects.state.lock().expect("not poisoned").uploads.len()
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Objects {
+    lacks: Lacks,
+    state: Arc<Mutex<State>>,
+    next: Arc<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    objects: BTreeMap<String, Stored>,
+    uploads: HashMap<String, BTreeMap<i32, Bytes>>,
+}
+
+#[derive(Debug, Clone)]
+struct Stored {
+    bytes: Bytes,
+    etag: String,
+    modified: Timestamp,
+}
+
+async fn collect(body: Option<StreamingBlob>) -> S3Result<Bytes> {
+    let Some(body) = body else { return Ok(Bytes::new()) };
+    let parts: Vec<Bytes> = body.try_collect().await.map_err(|_| s3_error!(IncompleteBody))?;
+    Ok(parts.concat().into())
+}
+
+impl Objects {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("not poisoned")
+    }
+
+    fn unique(&self) -> String {
+        format!("{:032x}", self.next.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    fn found(&self, bucket: &str, key: &str) -> S3Result<Stored> {
+        if bucket != BUCKET {
+            return Err(s3_error!(NoSuchBucket));
+        }
+        self.state().objects.get(key).cloned().ok_or_else(|| s3_error!(NoSuchKey))
+    }
+
+    /// Writes under the lock, so that conditions and writes are one step.
+    fn write(
+        &self,
+        key: String,
+        bytes: Bytes,
+        if_match: Option<&ETagCondition>,
+        if_none_match: Option<&ETagCondition>,
+    ) -> S3Result<ETag> {
+        let etag = self.unique();
+        let mut state = self.state();
+        let there = state.objects.get(&key).map(|o| ETag::Strong(o.etag.clone()));
+        if !self.lacks.conditional_writes {
+            let matches = |condition: &ETagCondition| match (condition, &there) {
+                (_, None) => false,
+                (ETagCondition::Any, Some(_)) => true,
+                (ETagCondition::ETag(etag), Some(there)) => etag.strong_cmp(there),
+            };
+            if if_none_match.is_some_and(matches) || if_match.is_some_and(|c| !matches(c)) {
+                return Err(s3_error!(PreconditionFailed));
+            }
+        }
+        let modified = Timestamp::from(std::time::SystemTime::now());
+        state.objects.insert(key, Stored { bytes, etag: etag.clone(), modified });
+        Ok(ETag::Strong(etag))
+    }
+}
+
+#[async_trait::async_trait]
+impl S3 for Objects {
+    async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+        let input = req.input;
+        let bytes = collect(input.body).await?;
+        let etag = self.write(input.key, bytes, input.if_match.as_ref(), input.if_none_match.as_ref())?;
+        Ok(S3Response::new(PutObjectOutput { e_tag: Some(etag), ..Default::default() }))
+    }
+
+    async fn get_object(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+        let input = req.input;
+        let stored = self.found(&input.bucket, &input.key)?;
+        let etag = ETag::Strong(stored.etag);
+        let is = |condition: &ETagCondition| match condition {
+            ETagCondition::Any => true,
+            ETagCondition::ETag(wanted) => wanted.strong_cmp(&etag),
+        };
+        if input.if_match.as_ref().is_some_and(|c| !is(c)) {
+            return Err(s3_error!(PreconditionFailed));
+        }
+        if input.if_none_match.as_ref().is_some_and(is) {
+            return Err(s3_error!(NotModified));
+        }
+        let total = stored.bytes.len() as u64;
+        let range = input.range.map(|range| range.check(total)).transpose()?;
+        let part = range.clone().unwrap_or(0..total);
+        let bytes = stored.bytes.slice(part.start as usize..part.end as usize);
+        Ok(S3Response::new(GetObjectOutput {
+            content_length: Some(bytes.len() as i64),
+            content_range: range.map(|r| format!("bytes {}-{}/{total}", r.start, r.end - 1)),
+            body: Some(StreamingBlob::from(Body::from(bytes))),
+            e_tag: Some(etag),
+            last_modified: Some(stored.modified),
+            ..Default::default()
+        }))
+    }
+
+    async fn head_object(&self, req: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
+        let stored = self.found(&req.input.bucket, &req.input.key)?;
+        Ok(S3Response::new(HeadObjectOutput {
+            content_length: Some(stored.bytes.len() as i64),
+            e_tag: Some(ETag::Strong(stored.etag)),
+            last_modified: Some(stored.modified),
+            ..Default::default()
+        }))
+    }
+
+    async fn delete_object(
+        &self,
+        req: S3Request<DeleteObjectInput>,
+    ) -> S3Result<S3Response<DeleteObjectOutput>> {
+        self.state().objects.remove(&req.input.key);
+        Ok(S3Response::new(DeleteObjectOutput::default()))
+    }
+
+    async fn delete_objects(
+        &self,
+        req: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
+        let mut state = self.state();
+        let deleted = req.input.delete.objects.into_iter().map(|object| {
+            state.objects.remove(&object.key);
+            DeletedObject { key: Some(object.key), ..Default::default() }
+        });
+        let deleted = Some(deleted.collect());
+        Ok(S3Response::new(DeleteObjectsOutput { deleted, ..Default::default() }))
+    }
+
+    async fn list_objects_v2(
+        &self,
+        req: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        let input = req.input;
+        let prefix = input.prefix.clone().unwrap_or_default();
+        let after = input.continuation_token.clone().or(input.start_after).unwrap_or_default();
+        let state = self.state();
+        let mut keys = state.objects.range(prefix.clone()..).filter(|(key, _)| **key > after);
+        let mut contents = Vec::new();
+        let mut folders = std::collections::BTreeSet::new();
+        let mut truncated = None;
+        for (key, stored) in keys.by_ref().take_while(|(key, _)| key.starts_with(&prefix)) {
+            if contents.len() + folders.len() == PAGE {
+                truncated = Some(());
+                break;
+            }
+            let rest = &key[prefix.len()..];
+            match input.delimiter.as_deref().and_then(|d| rest.find(d).map(|at| at + d.len())) {
+                Some(end) => {
+                    folders.insert(format!("{prefix}{}", &rest[..end]));
+                }
+                None => contents.push(Object {
+                    key: Some(key.clone()),
+                    size: Some(stored.bytes.len() as i64),
+                    e_tag: Some(ETag::Strong(stored.etag.clone())),
+                    last_modified: Some(stored.modified.clone()),
+                    ..Default::default()
+                }),
+            }
+        }
+        let last = contents.last().and_then(|o| o.key.clone());
+        let folders = folders.into_iter().map(|prefix| CommonPrefix { prefix: Some(prefix) });
+        Ok(S3Response::new(ListObjectsV2Output {
+            is_truncated: Some(truncated.is_some()),
+            next_continuation_token: truncated.and(last),
+            key_count: Some(contents.len() as i32),
+            contents: Some(contents),
+            common_prefixes: Some(folders.collect()),
+            name: Some(input.bucket),
+            prefix: Some(prefix),
+            ..Default::default()
+        }))
+    }
+
+    async fn create_multipart_upload(
+        &self,
+        req: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        let id = self.unique();
+        self.state().uploads.insert(id.clone(), BTreeMap::new());
+        Ok(S3Response::new(CreateMultipartUploadOutput {
+            bucket: Some(req.input.bucket),
+            key: Some(req.input.key),
+            upload_id: Some(id),
+            ..Default::default()
+        }))
+    }
+
+    async fn upload_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+        let input = req.input;
+        let bytes = collect(input.body).await?;
+        let mut state = self.state();
+        let upload = state.uploads.get_mut(&input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
+        upload.insert(input.part_number, bytes);
+        let e_tag = Some(ETag::Strong(format!("part-{}", input.part_number)));
+        Ok(S3Response::new(UploadPartOutput { e_tag, ..Default::default() }))
+    }
+
+    async fn complete_multipart_upload(
+        &self,
+        req: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let input = req.input;
+        let parts = self.state().uploads.remove(&input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
+        let bytes = parts.into_values().collect::<Vec<_>>().concat().into();
+        let etag =
+            self.write(input.key.clone(), bytes, input.if_match.as_ref(), input.if_none_match.as_ref())?;
+        Ok(S3Response::new(CompleteMultipartUploadOutput {
+            e_tag: Some(etag),
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            ..Default::default()
+        }))
+    }
+
+    async fn abort_multipart_upload(
+        &self,
+        req: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        self.state().uploads.remove(&req.input.upload_id);
+        Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+    }
+}

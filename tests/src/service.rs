@@ -1,0 +1,125 @@
+//! A running service and the plain HTTP requests of a test.
+
+use std::{net::SocketAddr, path::Path};
+
+use kvasir_api::{LookupRequest, LookupResponse, NamespaceRequest, NamespaceResponse, Problem, routes};
+use kvasir_server::{Config, listen, run};
+use kvasir_storage::store::StoreConfig;
+use kvasir_types::{ModelId, ProfileHash, RootHash};
+use reqwest::{Method, Response, StatusCode};
+use tokio::{sync::oneshot, task::JoinHandle};
+
+use crate::chunks::{self, Chunk};
+
+/// A service in this process, on a free port.
+#[derive(Debug)]
+pub struct Service {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// For requests to it.
+    pub http: reqwest::Client,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), kvasir_server::RunError>>,
+}
+
+impl Service {
+    /// Starts over `store`, with everything else under `cache`.
+    pub async fn start(store: StoreConfig, cache: &Path) -> Self {
+        Self::start_with(store, cache, |_| {}).await
+    }
+
+    /// As [`start`](Self::start), with other settings.
+    pub async fn start_with(store: StoreConfig, cache: &Path, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::embedded(cache).expect("a path");
+        config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        config.store = store;
+        change(&mut config);
+        let listener = listen(&config).await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(run(config, listener, async { drop(stopped.await) }));
+        Self { address, http: reqwest::Client::new(), stop: Some(stop), task }
+    }
+
+    /// Shuts down and waits for the end.
+    pub async fn stop(mut self) {
+        self.begin_stop();
+        self.task.await.expect("no panic").expect("a clean end");
+    }
+
+    /// Begins a shutdown.
+    pub fn begin_stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+    }
+
+    /// Sends a request.
+    pub async fn send(&self, method: Method, path: &str, body: impl Into<reqwest::Body>) -> Response {
+        let url = format!("http://{}{path}", self.address);
+        self.http.request(method, url).body(body).send().await.expect("an answer")
+    }
+
+    /// GETs with headers.
+    pub async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response {
+        let mut request = self.http.get(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await.expect("an answer")
+    }
+
+    /// Registers the synthetic model and its profile, and gives the root of a namespace.
+    pub async fn prepare(&self, namespace: &str) -> (ModelId, RootHash) {
+        let spec = chunks::spec();
+        let model_id = spec.model_id();
+        let json = serde_json::to_vec(&spec).expect("serialises");
+        assert!(self.send(Method::POST, routes::MODELS, json).await.status().is_success());
+        let profile = routes::profile(&model_id, &ProfileHash::of(chunks::PROFILE));
+        assert!(self.send(Method::PUT, &profile, chunks::PROFILE).await.status().is_success());
+        let request = NamespaceRequest { namespace: namespace.parse().expect("a name"), model_id };
+        let json = serde_json::to_vec(&request).expect("serialises");
+        let response = self.send(Method::POST, routes::NAMESPACES, json).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        let NamespaceResponse { root } = response.json().await.expect("its JSON");
+        (model_id, root)
+    }
+
+    /// PUTs a chunk under its own name.
+    pub async fn put(&self, model_id: &ModelId, chunk: &Chunk) -> Response {
+        self.send(Method::PUT, &routes::chunk(model_id, &chunk.seq_hash), chunk.bytes.clone()).await
+    }
+
+    /// Looks up.
+    pub async fn lookup(&self, request: &LookupRequest) -> LookupResponse {
+        let json = serde_json::to_vec(request).expect("serialises");
+        let response = self.send(Method::POST, routes::LOOKUP, json).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        response.json().await.expect("its JSON")
+    }
+
+    /// Looks tokens up in namespace `n`, as a fresh caller.
+    pub async fn lookup_tokens(&self, model_id: ModelId, tokens: &[u32]) -> LookupResponse {
+        let namespace = "n".parse().expect("a name");
+        let tokens = Some(tokens.to_vec());
+        self.lookup(&LookupRequest { model_id, namespace, tokens, block_hashes: None, fresh: true }).await
+    }
+
+    /// The text of `/metrics`.
+    pub async fn metrics(&self) -> String {
+        self.get(routes::METRICS, &[]).await.text().await.expect("text")
+    }
+}
+
+/// Asserts that a response is the problem `code`.
+pub async fn expect_problem(response: Response, code: &str) -> Problem {
+    let status = response.status();
+    let media = response.headers()["content-type"].clone();
+    let text = response.text().await.expect("text");
+    let problem: Problem = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{status} {text}: {e}"));
+    assert_eq!(problem.code.as_str(), code, "{text}");
+    assert_eq!(media, kvasir_api::MEDIA_PROBLEM);
+    assert_eq!(problem.status, status.as_u16());
+    assert!(problem.detail.len() > 10, "says what to do: {text}");
+    problem
+}
