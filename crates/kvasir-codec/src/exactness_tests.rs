@@ -155,11 +155,11 @@ fn check_product(
                 steps[i] = exact[i] as f32;
             }
             let reference = cached_row(setup, scope, member, 1_000 + token as u64, &steps);
-            for i in 0..m.dim {
+            for (i, reference) in reference.iter().enumerate() {
                 let at = token * m.dim + i;
                 let (found, truth) =
                     (decoded.rows(m.layer, m.plane, m.head)[at], kv.rows(m.layer, m.plane, m.head)[at]);
-                let off = f64::from(found - reference[i]);
+                let off = f64::from(found - reference);
                 worst = worst.max(off.abs());
                 error += off * off;
                 noise += f64::from(truth - found).powi(2);

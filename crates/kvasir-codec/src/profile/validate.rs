@@ -62,10 +62,7 @@ fn check_scope(scope: &Scope, bank: &TableBank, level_count: usize) -> Result<()
             require(scope.basis == Basis::Identity, "predictor", "anchors with a trained basis")?;
             require((2..=SPAN_TOKENS).contains(group), "anchor group", group)?;
             require((1..=ANCHOR_RATIO_MAX).contains(anchor_ratio), "anchor ratio", anchor_ratio)?;
-            anchors.iter().try_for_each(|coding| {
-                require(coding.entry <= 0, "entry level of an anchor", coding.entry)?;
-                check_coding(coding, bank, 1)
-            })
+            anchors.iter().try_for_each(|coding| check_coding(coding, bank, 1))
         }
         Predictor::Token(token) => check_token(token),
     }
