@@ -1,7 +1,7 @@
 //! Choosing a decoder at run time.
 
 #[cfg(target_arch = "x86_64")]
-use super::x86_64::{Avx2, Avx512, Avx512Vbmi2};
+use super::x86_64::{Avx2, Avx512};
 use crate::rans::{
     bank::TableBank,
     stream::{StreamFault, StreamJob, decode::decode_stream},
@@ -18,8 +18,6 @@ enum Path {
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
-    #[cfg(target_arch = "x86_64")]
-    Avx512Vbmi2(Avx512Vbmi2),
 }
 
 impl StreamDecoder {
@@ -27,7 +25,7 @@ impl StreamDecoder {
     pub(crate) fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            let wide = Avx512Vbmi2::new().map(Path::Avx512Vbmi2).or_else(|| Avx512::new().map(Path::Avx512));
+            let wide = Avx512::new().map(Path::Avx512);
             if let Some(path) = wide.or_else(|| Avx2::new().map(Path::Avx2)) {
                 return Self(path);
             }
@@ -44,11 +42,7 @@ impl StreamDecoder {
     pub(crate) fn available() -> Vec<Self> {
         let mut paths = vec![Some(Path::Scalar)];
         #[cfg(target_arch = "x86_64")]
-        paths.extend([
-            Avx2::new().map(Path::Avx2),
-            Avx512::new().map(Path::Avx512),
-            Avx512Vbmi2::new().map(Path::Avx512Vbmi2),
-        ]);
+        paths.extend([Avx2::new().map(Path::Avx2), Avx512::new().map(Path::Avx512)]);
         paths.into_iter().flatten().map(Self).collect()
     }
 
@@ -60,8 +54,6 @@ impl StreamDecoder {
             Path::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Path::Avx512(_) => "avx512",
-            #[cfg(target_arch = "x86_64")]
-            Path::Avx512Vbmi2(_) => "avx512-vbmi2",
         }
     }
 
@@ -78,8 +70,6 @@ impl StreamDecoder {
             Path::Avx2(cpu) => cpu.decode_one(bank, tokens, job),
             #[cfg(target_arch = "x86_64")]
             Path::Avx512(cpu) => cpu.decode_one(bank, tokens, job),
-            #[cfg(target_arch = "x86_64")]
-            Path::Avx512Vbmi2(cpu) => cpu.decode_one(bank, tokens, job),
         }
     }
 
@@ -96,8 +86,6 @@ impl StreamDecoder {
             Path::Avx2(cpu) => cpu.decode_pair(bank, tokens, jobs),
             #[cfg(target_arch = "x86_64")]
             Path::Avx512(cpu) => cpu.decode_pair(bank, tokens, jobs),
-            #[cfg(target_arch = "x86_64")]
-            Path::Avx512Vbmi2(cpu) => cpu.decode_pair(bank, tokens, jobs),
         }
     }
 }

@@ -49,23 +49,35 @@ pub(super) trait Kernel: Copy {
     unsafe fn refill(states: Self::Registers, words: &[u8; REFILL_BYTES]) -> (Self::Registers, usize);
 }
 
-/// A stream being decoded.
-struct Cursor<'a> {
+/// A stream being decoded; what changes with every step is in [`Live`].
+struct Stream<'a> {
     codings: &'a [Coding],
+    /// `codings.len() × tokens`.
     values: &'a mut [i32],
+    tokens: usize,
     /// The words with at least [`REFILL_BYTES`] behind them.
     padded: Cow<'a, [u8]>,
-    /// Words and first states, for escapes and the end check.
+    /// Bytes of the words proper.
+    word_bytes: usize,
+    /// The same coders for what is rare: escapes, the partial row, the end check.
     scalar: Lanes<'a>,
-    at: usize,
     fault: Option<StreamFault>,
 }
 
-impl<'a> Cursor<'a> {
-    fn new(job: StreamJob<'a>) -> Self {
+/// Coders and cursor, kept in registers. A cursor behind `word_bytes` means an underrun; it is found at the end,
+/// and until then decoding goes on with whatever lies there.
+#[derive(Clone, Copy)]
+struct Live<K: Kernel> {
+    states: K::Registers,
+    at: usize,
+}
+
+impl<'a> Stream<'a> {
+    fn new(tokens: usize, job: StreamJob<'a>) -> Self {
         let StreamJob { codings, bytes, values } = job;
-        let words = bytes.words.len();
-        let padded = match bytes.readable.len() >= words + REFILL_BYTES {
+        assert_eq!(values.len(), codings.len() * tokens, "a stream's values fit its coefficients");
+        let word_bytes = bytes.words.len();
+        let padded = match bytes.readable.len() >= word_bytes + REFILL_BYTES {
             true => Cow::Borrowed(bytes.readable),
             false => Cow::Owned([bytes.words, &[0; REFILL_BYTES]].concat()),
         };
@@ -74,97 +86,52 @@ impl<'a> Cursor<'a> {
             Err(fault) => (Lanes::ended(), Some(fault)),
         };
         let codings = if fault.is_none() { codings } else { &[] };
-        Self { codings, values, padded, scalar, at: 0, fault }
+        Self { codings, values, tokens, padded, word_bytes, scalar, fault }
     }
 
-    /// Nothing more is decoded of this stream.
-    #[cold]
-    fn fail(&mut self, fault: StreamFault) {
-        self.fault = Some(fault);
-        self.codings = &[];
-    }
-
-    /// # Safety
-    /// As [`Kernel`].
-    #[inline(always)]
-    unsafe fn refill<K: Kernel>(&mut self, states: K::Registers) -> K::Registers {
-        let Some(words) = self.padded.get(self.at..).and_then(|rest| rest.first_chunk()) else {
-            self.fail(StreamFault::Underrun);
-            return states;
-        };
-        // SAFETY: the caller's promise.
-        let (states, taken) = unsafe { K::refill(states, words) };
-        self.at += taken;
-        states
-    }
-
-    /// The escapes' payload, which is rare enough for the scalar path.
-    ///
-    #[cold]
-    #[inline(never)]
-    fn escape(&mut self, states: &mut [u32; LANES], escapes: u32, at: usize, valid: usize) {
-        self.scalar.states = *states;
-        self.scalar.cursor = self.at;
-        let verdict = self.scalar.escape(escapes, &mut self.values[at..at + valid]);
-        *states = self.scalar.states;
-        self.at = self.scalar.cursor;
-        if let Err(fault) = verdict {
-            self.fail(fault);
-        }
-    }
-
-    /// # Safety
-    /// As [`Kernel`].
-    #[inline(always)]
-    unsafe fn read<K: Kernel>(&self, at: usize, valid: usize) -> K::Registers {
-        let mut partial = [0; LANES];
-        let values = match self.values[at..].first_chunk() {
-            Some(whole) if valid == LANES => whole,
-            _ => {
-                partial[..valid].copy_from_slice(&self.values[at..at + valid]);
-                &partial
-            }
-        };
-        // SAFETY: the caller's promise.
-        unsafe { K::load_values(values) }
-    }
-
-    /// # Safety
-    /// As [`Kernel`].
-    #[inline(always)]
-    unsafe fn write<K: Kernel>(&mut self, at: usize, valid: usize, values: K::Registers) {
-        match self.values[at..].first_chunk_mut() {
-            // SAFETY: the caller's promise.
-            Some(whole) if valid == LANES => unsafe { K::store_values(values, whole) },
-            _ => {
-                let mut partial = [0; LANES];
-                // SAFETY: the caller's promise.
-                unsafe { K::store_values(values, &mut partial) };
-                self.values[at..at + valid].copy_from_slice(&partial[..valid]);
-            }
-        }
-    }
-
-    /// One coefficient in one row: tokens `row..row + valid`.
+    /// The coders as stored.
     ///
     /// # Safety
     /// As [`Kernel`].
+    #[inline(always)]
+    unsafe fn start<K: Kernel>(&self) -> Live<K> {
+        // SAFETY: the caller's promise.
+        Live { states: unsafe { K::load(&self.scalar.states) }, at: 0 }
+    }
+
+    /// The 32 values of coefficient `c` in a full row.
+    ///
+    /// # Safety
+    /// `c < codings.len()` and `(row + 1) × 32 ≤ tokens`.
+    #[inline(always)]
+    unsafe fn row_values(&mut self, c: usize, row: usize) -> &mut [i32; LANES] {
+        let at = c * self.tokens + row * LANES;
+        debug_assert!(c < self.codings.len() && (row + 1) * LANES <= self.tokens);
+        // SAFETY: `at + 32 ≤ (c + 1) × tokens ≤ values.len()`, which `new` checked.
+        let first = unsafe { self.values.as_mut_ptr().add(at) };
+        // SAFETY: as above; the borrow is that of `values`.
+        unsafe { &mut *first.cast() }
+    }
+
+    /// Coefficient `c` in a full row.
+    ///
+    /// # Safety
+    /// As [`Kernel`] and [`row_values`](Self::row_values).
     #[inline(always)]
     unsafe fn coefficient<K: Kernel>(
         &mut self,
         bank: &TableBank,
-        coding: Coding,
-        at: usize,
-        valid: usize,
-        mut states: K::Registers,
-    ) -> K::Registers {
-        let (table, count) = match coding {
+        c: usize,
+        row: usize,
+        mut live: Live<K>,
+    ) -> Live<K> {
+        let (table, count) = match self.codings[c] {
             Coding::Stage { table, trits, trit_table } => {
                 let table = bank.stage_tables()[usize::from(table)].buckets();
                 // SAFETY: the caller's promise.
-                states = unsafe { self.stage::<K>(table, at, valid, states) };
+                live = unsafe { self.stage(table, c, row, live) };
                 if trits == 0 {
-                    return states;
+                    return live;
                 }
                 (trit_table, trits)
             }
@@ -173,125 +140,161 @@ impl<'a> Cursor<'a> {
         let table = &bank.trit_tables()[usize::from(table)];
         for _ in 0..count {
             // SAFETY: the caller's promise.
-            states = unsafe { self.trit::<K>(table, at, valid, states) };
+            live = unsafe { self.trit(table, c, row, live) };
         }
-        states
+        live
     }
 
     /// # Safety
-    /// As [`Kernel`].
+    /// As [`coefficient`](Self::coefficient).
     #[inline(always)]
-    unsafe fn stage<K: Kernel>(
-        &mut self,
-        table: &Buckets,
-        at: usize,
-        valid: usize,
-        states: K::Registers,
-    ) -> K::Registers {
+    unsafe fn stage<K: Kernel>(&mut self, table: &Buckets, c: usize, row: usize, live: Live<K>) -> Live<K> {
         // SAFETY: the caller's promise, here and below.
-        let (mut next, values, mut escapes) = unsafe { K::stage(table, states) };
-        if valid < LANES {
-            // SAFETY: as above.
-            next = unsafe { keep_idle::<K>(states, next, valid) };
-            escapes &= (1 << valid) - 1;
-        }
+        let (states, values, escapes) = unsafe { K::stage(table, live.states) };
         // SAFETY: as above.
-        unsafe { self.write::<K>(at, valid, values) };
+        let out = unsafe { self.row_values(c, row) };
         // SAFETY: as above.
-        next = unsafe { self.refill::<K>(next) };
+        unsafe { K::store_values(values, out) };
+        // SAFETY: as above.
+        let mut live = unsafe { self.refill(Live { states, at: live.at }) };
         if escapes != 0 {
             let mut lanes = [0; LANES];
             // SAFETY: as above.
-            unsafe { K::store(next, &mut lanes) };
-            self.escape(&mut lanes, escapes, at, valid);
+            unsafe { K::store(live.states, &mut lanes) };
+            live.at = self.escape(&mut lanes, live.at, escapes, c * self.tokens + row * LANES);
             // SAFETY: as above.
-            next = unsafe { K::load(&lanes) };
+            live.states = unsafe { K::load(&lanes) };
         }
-        next
+        live
+    }
+
+    /// # Safety
+    /// As [`coefficient`](Self::coefficient).
+    #[inline(always)]
+    unsafe fn trit<K: Kernel>(&mut self, table: &TritTable, c: usize, row: usize, live: Live<K>) -> Live<K> {
+        // SAFETY: the caller's promise, here and below.
+        let out = unsafe { self.row_values(c, row) };
+        // SAFETY: as above.
+        let values = unsafe { K::load_values(out) };
+        // SAFETY: as above.
+        let (states, values) = unsafe { K::trit(table, live.states, values) };
+        // SAFETY: as above.
+        unsafe { K::store_values(values, out) };
+        // SAFETY: as above.
+        unsafe { self.refill(Live { states, at: live.at }) }
     }
 
     /// # Safety
     /// As [`Kernel`].
     #[inline(always)]
-    unsafe fn trit<K: Kernel>(
-        &mut self,
-        table: &TritTable,
-        at: usize,
-        valid: usize,
-        states: K::Registers,
-    ) -> K::Registers {
-        // SAFETY: the caller's promise, here and below.
-        let values = unsafe { self.read::<K>(at, valid) };
+    unsafe fn refill<K: Kernel>(&self, live: Live<K>) -> Live<K> {
+        // SAFETY: `padded` has REFILL_BYTES behind `word_bytes`.
+        let words = unsafe { self.padded.as_ptr().add(live.at.min(self.word_bytes)) };
         // SAFETY: as above.
-        let (mut next, values) = unsafe { K::trit(table, states, values) };
-        if valid < LANES {
-            // SAFETY: as above.
-            next = unsafe { keep_idle::<K>(states, next, valid) };
-        }
-        // SAFETY: as above.
-        unsafe { self.write::<K>(at, valid, values) };
-        // SAFETY: as above.
-        unsafe { self.refill::<K>(next) }
+        let words = unsafe { &*words.cast::<[u8; REFILL_BYTES]>() };
+        // SAFETY: the caller's promise.
+        let (states, taken) = unsafe { K::refill(live.states, words) };
+        Live { states, at: live.at + taken }
     }
 
-    fn finish(mut self, states: [u32; LANES]) -> Result<(), StreamFault> {
+    /// The escapes' payload, which is rare enough for the scalar coders; returns the cursor.
+    #[cold]
+    #[inline(never)]
+    fn escape(&mut self, states: &mut [u32; LANES], at: usize, escapes: u32, values_at: usize) -> usize {
+        self.scalar.states = *states;
+        self.scalar.cursor = at;
+        match self.scalar.escape(escapes, &mut self.values[values_at..values_at + LANES]) {
+            Ok(()) => {
+                *states = self.scalar.states;
+                self.scalar.cursor
+            }
+            // the only fault there is here; `finish` reports it
+            Err(_) => self.word_bytes + 1,
+        }
+    }
+
+    /// The partial row, if there is one, and the end check.
+    fn finish(mut self, bank: &TableBank, states: &[u32; LANES], at: usize) -> Result<(), StreamFault> {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
-        self.scalar.states = states;
-        self.scalar.cursor = self.at;
+        if at > self.word_bytes {
+            return Err(StreamFault::Underrun);
+        }
+        self.scalar.states = *states;
+        self.scalar.cursor = at;
+        let full = self.tokens / LANES * LANES;
+        if full < self.tokens {
+            for (coding, values) in self.codings.iter().zip(self.values.chunks_exact_mut(self.tokens)) {
+                self.scalar.coefficient(bank, *coding, &mut values[full..])?;
+            }
+        }
         self.scalar.finish()
     }
 }
 
-/// The first `valid` lanes of `next`, the others of `states`: lanes without tokens stand still.
-///
-/// # Safety
-/// As [`Kernel`].
-#[cold]
-#[inline(never)]
-unsafe fn keep_idle<K: Kernel>(states: K::Registers, next: K::Registers, valid: usize) -> K::Registers {
-    let (mut old, mut new) = ([0; LANES], [0; LANES]);
-    // SAFETY: the caller's promise, here and below.
-    unsafe { K::store(states, &mut old) };
-    // SAFETY: as above.
-    unsafe { K::store(next, &mut new) };
-    new[valid..].copy_from_slice(&old[valid..]);
-    // SAFETY: as above.
-    unsafe { K::load(&new) }
-}
-
-/// Decodes `N` streams in lockstep, so that their dependency chains overlap.
+/// Decodes one stream.
 ///
 /// # Safety
 /// As [`Kernel`].
 #[inline(always)]
-pub(super) unsafe fn decode_group<K: Kernel, const N: usize>(
+pub(super) unsafe fn decode_one<K: Kernel>(
     bank: &TableBank,
     tokens: usize,
-    jobs: [StreamJob<'_>; N],
-) -> [Result<(), StreamFault>; N] {
-    let mut streams = jobs.map(Cursor::new);
+    job: StreamJob<'_>,
+) -> Result<(), StreamFault> {
+    let mut stream = Stream::new(tokens, job);
     // SAFETY: the caller's promise, here and below.
-    let mut states = streams.each_ref().map(|stream| unsafe { K::load(&stream.scalar.states) });
-    let longest = streams.iter().map(|stream| stream.codings.len()).max().unwrap_or(0);
-    for row in (0..tokens).step_by(LANES) {
-        let valid = LANES.min(tokens - row);
-        for c in 0..longest {
-            for (stream, state) in streams.iter_mut().zip(&mut states) {
-                // the shorter stream, or one that failed
-                let Some(&coding) = stream.codings.get(c) else { continue };
-                // SAFETY: as above.
-                *state = unsafe { stream.coefficient::<K>(bank, coding, c * tokens + row, valid, *state) };
-            }
+    let mut live = unsafe { stream.start::<K>() };
+    for row in 0..tokens / LANES {
+        for c in 0..stream.codings.len() {
+            // SAFETY: as above; `c` and `row` are in range.
+            live = unsafe { stream.coefficient(bank, c, row, live) };
         }
     }
-    let mut verdicts = [Ok(()); N];
-    for ((stream, state), verdict) in streams.into_iter().zip(states).zip(&mut verdicts) {
-        let mut lanes = [0; LANES];
-        // SAFETY: as above.
-        unsafe { K::store(state, &mut lanes) };
-        *verdict = stream.finish(lanes);
+    let mut lanes = [0; LANES];
+    // SAFETY: as above.
+    unsafe { K::store(live.states, &mut lanes) };
+    stream.finish(bank, &lanes, live.at)
+}
+
+/// Decodes two streams in lockstep, so that their dependency chains overlap.
+///
+/// # Safety
+/// As [`Kernel`].
+#[inline(always)]
+pub(super) unsafe fn decode_pair<K: Kernel>(
+    bank: &TableBank,
+    tokens: usize,
+    jobs: [StreamJob<'_>; 2],
+) -> [Result<(), StreamFault>; 2] {
+    let [mut first, mut second] = jobs.map(|job| Stream::new(tokens, job));
+    // SAFETY: the caller's promise, here and below.
+    let mut a = unsafe { first.start::<K>() };
+    // SAFETY: as above.
+    let mut b = unsafe { second.start::<K>() };
+    let (first_len, second_len) = (first.codings.len(), second.codings.len());
+    let common = first_len.min(second_len);
+    for row in 0..tokens / LANES {
+        for c in 0..common {
+            // SAFETY: as above; `c` and `row` are in range.
+            a = unsafe { first.coefficient(bank, c, row, a) };
+            // SAFETY: as above.
+            b = unsafe { second.coefficient(bank, c, row, b) };
+        }
+        for c in common..first_len {
+            // SAFETY: as above.
+            a = unsafe { first.coefficient(bank, c, row, a) };
+        }
+        for c in common..second_len {
+            // SAFETY: as above.
+            b = unsafe { second.coefficient(bank, c, row, b) };
+        }
     }
-    verdicts
+    let (mut first_lanes, mut second_lanes) = ([0; LANES], [0; LANES]);
+    // SAFETY: as above.
+    unsafe { K::store(a.states, &mut first_lanes) };
+    // SAFETY: as above.
+    unsafe { K::store(b.states, &mut second_lanes) };
+    [first.finish(bank, &first_lanes, a.at), second.finish(bank, &second_lanes, b.at)]
 }

@@ -5,13 +5,13 @@
 )]
 
 use std::arch::x86_64::{
-    __m256i, __m512i, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_castsi512_si256,
-    _mm512_cmpeq_epi32_mask, _mm512_cmpge_epu32_mask, _mm512_cmplt_epi32_mask, _mm512_cmplt_epu32_mask,
-    _mm512_cvtepu16_epi32, _mm512_extracti64x4_epi64, _mm512_loadu_si512, _mm512_mask_add_epi32,
-    _mm512_mask_blend_epi32, _mm512_mask_or_epi32, _mm512_mask_srli_epi32, _mm512_mask_sub_epi32,
-    _mm512_maskz_expand_epi16, _mm512_maskz_expand_epi32, _mm512_maskz_set1_epi32, _mm512_maskz_srli_epi32,
-    _mm512_mullo_epi32, _mm512_permutexvar_epi32, _mm512_set1_epi32, _mm512_setzero_si512, _mm512_slli_epi32,
-    _mm512_srli_epi32, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_test_epi32_mask, _mm512_zextsi256_si512,
+    __m512i, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_cmpeq_epi32_mask,
+    _mm512_cmpge_epu32_mask, _mm512_cmplt_epi32_mask, _mm512_cmplt_epu32_mask, _mm512_cvtepu16_epi32,
+    _mm512_loadu_si512, _mm512_mask_add_epi32, _mm512_mask_blend_epi32, _mm512_mask_or_epi32,
+    _mm512_mask_srli_epi32, _mm512_mask_sub_epi32, _mm512_maskz_expand_epi32, _mm512_maskz_set1_epi32,
+    _mm512_maskz_srli_epi32, _mm512_mullo_epi32, _mm512_permutexvar_epi32, _mm512_set1_epi32,
+    _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512, _mm512_sub_epi32,
+    _mm512_test_epi32_mask, _mm512_zextsi256_si512,
 };
 
 use crate::{
@@ -21,9 +21,9 @@ use crate::{
 
 const SLOT_MASK: i32 = PROBABILITY_ONE as i32 - 1;
 
-/// Two registers of 16 lanes; `VBMI2` refills all 32 with one expansion.
+/// Two registers of 16 lanes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Kernel16<const VBMI2: bool>;
+pub(super) struct Kernel16;
 
 /// # Safety
 /// AVX-512F.
@@ -101,7 +101,7 @@ unsafe fn trit_half(table: &TritTable, ranges: __m512i, x: __m512i, value: __m51
     }
 }
 
-impl<const VBMI2: bool> Kernel for Kernel16<VBMI2> {
+impl Kernel for Kernel16 {
     type Registers = [__m512i; 2];
 
     #[inline(always)]
@@ -157,22 +157,14 @@ impl<const VBMI2: bool> Kernel for Kernel16<VBMI2> {
     #[inline(always)]
     unsafe fn refill(states: Self::Registers, words: &[u8; REFILL_BYTES]) -> (Self::Registers, usize) {
         let [low, high] = states;
-        // SAFETY: the first load reads 64 (VBMI2) or 32 bytes of 64; the second 32 bytes from an offset of at most 32.
+        // SAFETY: 32 bytes from offset 0, and from an offset of at most 32.
         unsafe {
             let least = _mm512_set1_epi32(STATE_MIN as i32);
             let (m0, m1) = (_mm512_cmplt_epu32_mask(low, least), _mm512_cmplt_epu32_mask(high, least));
             let first = 2 * m0.count_ones() as usize;
             let taken = first + 2 * m1.count_ones() as usize;
-            let (w0, w1) = if VBMI2 {
-                let all = _mm512_loadu_si512(words.as_ptr().cast());
-                let all = _mm512_maskz_expand_epi16(u32::from(m0) | u32::from(m1) << 16, all);
-                let upper: __m256i = _mm512_extracti64x4_epi64::<1>(all);
-                (_mm512_cvtepu16_epi32(_mm512_castsi512_si256(all)), _mm512_cvtepu16_epi32(upper))
-            } else {
-                let at =
-                    |offset| _mm512_cvtepu16_epi32(_mm256_loadu_si256(words.as_ptr().add(offset).cast()));
-                (_mm512_maskz_expand_epi32(m0, at(0)), _mm512_maskz_expand_epi32(m1, at(first)))
-            };
+            let at = |offset| _mm512_cvtepu16_epi32(_mm256_loadu_si256(words.as_ptr().add(offset).cast()));
+            let (w0, w1) = (_mm512_maskz_expand_epi32(m0, at(0)), _mm512_maskz_expand_epi32(m1, at(first)));
             let fill = |x, m, w| _mm512_mask_or_epi32(x, m, _mm512_slli_epi32::<16>(x), w);
             ([fill(low, m0, w0), fill(high, m1, w1)], taken)
         }

@@ -1,9 +1,9 @@
-//! x86-64: AVX2, AVX-512, AVX-512 with VBMI2.
+//! x86-64: AVX2 and AVX-512. (Refilling all 32 lanes with one VBMI2 `vpexpandw` measured 3 % slower than two `vpexpandd`.)
 
 mod avx2;
 mod avx512;
 
-use super::kernel::decode_group;
+use super::kernel::{decode_one, decode_pair};
 use crate::rans::{
     bank::TableBank,
     stream::{StreamFault, StreamJob},
@@ -29,9 +29,15 @@ macro_rules! decoder {
                 tokens: usize,
                 job: StreamJob<'_>,
             ) -> Result<(), StreamFault> {
+                /// # Safety
+                /// The CPU has every feature.
+                $(#[target_feature(enable = $feature)])+
+                unsafe fn entry(bank: &TableBank, tokens: usize, job: StreamJob<'_>) -> Result<(), StreamFault> {
+                    // SAFETY: the caller's promise.
+                    unsafe { decode_one::<$kernel>(bank, tokens, job) }
+                }
                 // SAFETY: `self` exists, so `new` saw every feature.
-                let [verdict] = unsafe { Self::group(bank, tokens, [job]) };
-                verdict
+                unsafe { entry(bank, tokens, job) }
             }
 
             /// Decodes two streams, interleaved.
@@ -41,20 +47,19 @@ macro_rules! decoder {
                 tokens: usize,
                 jobs: [StreamJob<'_>; 2],
             ) -> [Result<(), StreamFault>; 2] {
+                /// # Safety
+                /// The CPU has every feature.
+                $(#[target_feature(enable = $feature)])+
+                unsafe fn entry(
+                    bank: &TableBank,
+                    tokens: usize,
+                    jobs: [StreamJob<'_>; 2],
+                ) -> [Result<(), StreamFault>; 2] {
+                    // SAFETY: the caller's promise.
+                    unsafe { decode_pair::<$kernel>(bank, tokens, jobs) }
+                }
                 // SAFETY: `self` exists, so `new` saw every feature.
-                unsafe { Self::group(bank, tokens, jobs) }
-            }
-
-            /// # Safety
-            /// The CPU has every feature.
-            $(#[target_feature(enable = $feature)])+
-            unsafe fn group<const N: usize>(
-                bank: &TableBank,
-                tokens: usize,
-                jobs: [StreamJob<'_>; N],
-            ) -> [Result<(), StreamFault>; N] {
-                // SAFETY: the caller's promise.
-                unsafe { decode_group::<$kernel, N>(bank, tokens, jobs) }
+                unsafe { entry(bank, tokens, jobs) }
             }
         }
     };
@@ -66,9 +71,5 @@ decoder! {
 }
 decoder! {
     /// 2 × 16 lanes.
-    Avx512, avx512::Kernel16<false>, "avx512f", "avx512bw", "popcnt"
-}
-decoder! {
-    /// 2 × 16 lanes, refilled at once.
-    Avx512Vbmi2, avx512::Kernel16<true>, "avx512f", "avx512bw", "avx512vbmi2", "popcnt"
+    Avx512, avx512::Kernel16, "avx512f", "avx512bw", "popcnt"
 }

@@ -28,16 +28,7 @@ pub(crate) fn decode_stream(bank: &TableBank, tokens: usize, job: StreamJob<'_>)
     for row in (0..tokens).step_by(LANES) {
         let valid = LANES.min(tokens - row);
         for (coding, token_values) in codings.iter().zip(values.chunks_exact_mut(tokens)) {
-            let out = &mut token_values[row..row + valid];
-            match *coding {
-                Coding::Stage { table, trits, trit_table } => {
-                    lanes.stage(&bank.stage_tables()[usize::from(table)], out)?;
-                    for _ in 0..trits {
-                        lanes.trit(&bank.trit_tables()[usize::from(trit_table)], out)?;
-                    }
-                }
-                Coding::Trit { table } => lanes.trit(&bank.trit_tables()[usize::from(table)], out)?,
-            }
+            lanes.coefficient(bank, *coding, &mut token_values[row..row + valid])?;
         }
     }
     lanes.finish()
@@ -74,6 +65,26 @@ impl<'a> Lanes<'a> {
         Ok(())
     }
 
+    /// One coefficient in one row.
+    #[inline]
+    pub(crate) fn coefficient(
+        &mut self,
+        bank: &TableBank,
+        coding: Coding,
+        out: &mut [i32],
+    ) -> Result<(), StreamFault> {
+        match coding {
+            Coding::Stage { table, trits, trit_table } => {
+                self.stage(&bank.stage_tables()[usize::from(table)], out)?;
+                for _ in 0..trits {
+                    self.trit(&bank.trit_tables()[usize::from(trit_table)], out)?;
+                }
+                Ok(())
+            }
+            Coding::Trit { table } => self.trit(&bank.trit_tables()[usize::from(table)], out),
+        }
+    }
+
     /// One stage symbol a lane, then the escapes' payload.
     fn stage(&mut self, table: &AliasTable, out: &mut [i32]) -> Result<(), StreamFault> {
         let mut escapes = 0u32;
@@ -93,22 +104,22 @@ impl<'a> Lanes<'a> {
         let mut short = [0; LANES];
         self.bypass(escapes, &mut short)?;
         let long =
-            (0..LANES).filter(|&lane| short[lane] >= LONG_ESCAPE).fold(0u32, |set, lane| set | 1 << lane);
+            lanes_of(escapes).filter(|&lane| short[lane] >= LONG_ESCAPE).fold(0, |set, lane| set | 1 << lane);
         let (mut low, mut high) = ([0; LANES], [0; LANES]);
         if long != 0 {
             self.bypass(long, &mut low)?;
             self.bypass(long, &mut high)?;
         }
-        for (lane, value) in out.iter_mut().enumerate().filter(|&(lane, _)| escapes >> lane & 1 == 1) {
-            let magnitude = (short[lane] >> 1) + (high[lane] << 8 | low[lane]);
-            *value = if short[lane] & 1 == 1 { -(magnitude as i32) } else { magnitude as i32 };
+        for lane in lanes_of(escapes) {
+            let magnitude = ((short[lane] >> 1) + (high[lane] << 8 | low[lane])) as i32;
+            out[lane] = if short[lane] & 1 == 1 { -magnitude } else { magnitude };
         }
         Ok(())
     }
 
     /// Eight uncoded bits from every lane in `set`, in lane order.
     fn bypass(&mut self, set: u32, out: &mut [u32; LANES]) -> Result<(), StreamFault> {
-        for lane in (0..LANES).filter(|&lane| set >> lane & 1 == 1) {
+        for lane in lanes_of(set) {
             out[lane] = self.states[lane] & 0xff;
             self.states[lane] >>= 8;
             self.refill(lane)?;
@@ -138,4 +149,13 @@ impl<'a> Lanes<'a> {
         let lanes = self.states.iter().filter(|&&state| state != STATE_MIN).count();
         if left == 0 && lanes == 0 { Ok(()) } else { Err(StreamFault::Final { left, lanes }) }
     }
+}
+
+/// The lanes of a set, in increasing order.
+fn lanes_of(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let lane = set.trailing_zeros() as usize;
+        set &= set.checked_sub(1)?;
+        Some(lane)
+    })
 }
