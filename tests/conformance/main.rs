@@ -2,6 +2,8 @@
 //!
 //! A real server joins with `KVASIR_TEST_S3=s3://bucket/prefix` and the usual `AWS_*` variables.
 
+#![allow(clippy::print_stdout, reason = "what a store lacks is the suite's result; --nocapture shows it")]
+
 mod semantics;
 mod storage_core;
 

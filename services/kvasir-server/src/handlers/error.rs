@@ -84,3 +84,16 @@ pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
     let detail = format!("{} does not take {method}; the Allow header lists what it takes", uri.path());
     Problem::new(ErrorCode::MethodNotAllowed, detail).into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_api_page_names_every_code() {
+        let page = include_str!("../../docs/api.md");
+        let missing: Vec<_> =
+            ErrorCode::ALL.iter().filter(|code| !page.contains(&format!("`{}`", code.as_str()))).collect();
+        assert!(missing.is_empty(), "docs/api.md lacks {missing:?}");
+    }
+}
