@@ -1,4 +1,4 @@
-//! Layered KV-cache bitstream: transforms, quantisers, rANS, profiles.
+#![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code, reason = "CPU intrinsics; every block has its proof")]
