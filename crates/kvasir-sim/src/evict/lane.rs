@@ -1,0 +1,176 @@
+//! One cache under one policy at one capacity, fed with a trace.
+
+use std::time::Instant;
+
+use kvasir_storage::eviction::{Access, ClassId, EvictionPolicy, PolicyKind};
+
+use super::{RecomputeModel, belady::Belady, trace::Request};
+
+/// One in this many evictions is timed: reading the clock costs as much as an eviction.
+const TIMED_EVICTIONS: u64 = 16;
+
+/// Counts of one class or of a whole lane.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Tally {
+    /// Blocks asked for.
+    pub blocks: u64,
+    /// Blocks found, all blocks before them in their request found as well.
+    pub hits: u64,
+    /// Seconds of prefill that the hits saved.
+    pub seconds_saved: f64,
+    /// Seconds of prefill that the requests would take without a cache.
+    pub seconds: f64,
+}
+
+impl Tally {
+    /// Share of blocks found, 0 without any.
+    pub fn hit_ratio(&self) -> f64 {
+        self.hits as f64 / self.blocks.max(1) as f64
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.hits += other.hits;
+        self.seconds_saved += other.seconds_saved;
+        self.seconds += other.seconds;
+    }
+}
+
+#[derive(Debug)]
+enum Cache {
+    Online(Box<dyn EvictionPolicy<u64>>),
+    Belady(Belady),
+}
+
+/// A simulated cache of `capacity_blocks` and what it achieved.
+#[derive(Debug)]
+pub(super) struct Lane {
+    cache: Cache,
+    capacity_blocks: u64,
+    pub(super) total: Tally,
+    /// Tallies by [`ClassId::index`].
+    pub(super) by_class: Vec<Tally>,
+    evictions: u64,
+    timed: u64,
+    timed_nanos: u128,
+}
+
+impl Lane {
+    /// A lane under `policy`, or under Belady's MIN for `None`.
+    pub(super) fn new(policy: Option<PolicyKind>, capacity_blocks: u64) -> Self {
+        let cache = match policy {
+            Some(kind) => Cache::Online(kind.build(capacity_blocks)),
+            None => Cache::Belady(Belady::default()),
+        };
+        Self {
+            cache,
+            capacity_blocks,
+            total: Tally::default(),
+            by_class: Vec::new(),
+            evictions: 0,
+            timed: 0,
+            timed_nanos: 0,
+        }
+    }
+
+    /// Mean time of an eviction; `None` when there was none.
+    pub(super) fn nanos_per_eviction(&self) -> Option<f64> {
+        (self.timed > 0).then(|| self.timed_nanos as f64 / self.timed as f64)
+    }
+
+    /// Evictions so far.
+    pub(super) fn evictions(&self) -> u64 {
+        self.evictions
+    }
+
+    /// Starts counting anew: what was before only warmed the cache.
+    pub(super) fn forget_tallies(&mut self) {
+        self.total = Tally::default();
+        self.by_class.clear();
+    }
+
+    /// Serves one request: looks its prefix up, then takes in what was computed.
+    ///
+    /// `next_uses` has one entry per block for Belady and is not read otherwise.
+    pub(super) fn serve(&mut self, request: &Request, class: ClassId, costs: &[f32], next_uses: &[u32]) {
+        let hits = self.lookup(request);
+        let mut tally = Tally { blocks: request.blocks.len() as u64, hits: hits as u64, ..Tally::default() };
+        tally.seconds_saved = costs[..hits].iter().copied().map(f64::from).sum();
+        tally.seconds = costs.iter().copied().map(f64::from).sum();
+        self.total.add(&tally);
+        if self.by_class.len() <= class.index() {
+            self.by_class.resize(class.index() + 1, Tally::default());
+        }
+        self.by_class[class.index()].add(&tally);
+        self.store(request, class, costs, next_uses);
+    }
+
+    fn lookup(&mut self, request: &Request) -> usize {
+        match &mut self.cache {
+            Cache::Online(policy) => {
+                while policy.expire(request.at).is_some() {
+                    self.evictions += 1;
+                }
+                request.blocks.iter().take_while(|block| policy.contains(block)).count()
+            }
+            Cache::Belady(belady) => {
+                request.blocks.iter().take_while(|block| belady.contains(**block)).count()
+            }
+        }
+    }
+
+    fn store(&mut self, request: &Request, class: ClassId, costs: &[f32], next_uses: &[u32]) {
+        let mut access = Access::new(request.at, class).paced(request.pace_seconds);
+        let mean = costs.iter().sum::<f32>() / costs.len() as f32;
+        for (index, block) in request.blocks.iter().enumerate() {
+            let offset = u32::try_from(index).unwrap_or(u32::MAX);
+            match &mut self.cache {
+                Cache::Online(policy) => {
+                    let parent = index.checked_sub(1).map(|before| request.blocks[before]);
+                    access = access.at(offset, parent).recompute(mean);
+                    if !policy.touch(block, &access) {
+                        policy.insert(*block, &access);
+                    }
+                }
+                Cache::Belady(belady) => belady.put(*block, next_uses[index], offset),
+            }
+            self.shrink(request);
+        }
+    }
+
+    fn shrink(&mut self, request: &Request) {
+        match &mut self.cache {
+            Cache::Online(policy) => {
+                while policy.bytes() > self.capacity_blocks {
+                    self.evictions += 1;
+                    if self.evictions.is_multiple_of(TIMED_EVICTIONS) {
+                        let start = Instant::now();
+                        let victim = policy.evict(request.at);
+                        self.timed_nanos += start.elapsed().as_nanos();
+                        self.timed += 1;
+                        debug_assert!(victim.is_some());
+                    } else if policy.evict(request.at).is_none() {
+                        break;
+                    }
+                }
+            }
+            Cache::Belady(belady) => {
+                while belady.len() as u64 > self.capacity_blocks && belady.evict().is_some() {
+                    self.evictions += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Seconds to recompute each block of a request, into `costs`.
+pub(super) fn block_costs(request: &Request, block_tokens: u64, model: &RecomputeModel, costs: &mut Vec<f32>) {
+    costs.clear();
+    let blocks = request.blocks.len() as u64;
+    for index in 0..blocks {
+        let start = index * block_tokens;
+        let full = start + block_tokens;
+        let end = if index + 1 == blocks { full.min(request.input_tokens.max(start)) } else { full };
+        costs.push(model.seconds(start, end) as f32);
+    }
+}

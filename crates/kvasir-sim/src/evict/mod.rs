@@ -1,0 +1,41 @@
+//! Replays KV-cache request traces through the eviction policies of `kvasir-storage`.
+//!
+//! Semantics: a request looks its blocks up from the start; a block counts as hit only if all blocks before it
+//! in the request hit. Then all its blocks are used (those present) or taken in (the others), in prefix order.
+//! Blocks have equal size; capacities are shares of the trace's unique blocks.
+
+mod belady;
+mod lane;
+mod profile;
+mod replay;
+mod trace;
+
+pub use lane::Tally;
+pub use profile::TraceProfile;
+pub use replay::{Replay, ReplayOptions, ReplayRow, replay};
+pub use trace::{BadLine, LINE_BYTES_MAX, Request, TraceError, TraceFormat, TraceReader};
+
+/// Prefill time of an engine: linear in tokens plus attention over the tokens before.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RecomputeModel {
+    /// Seconds per token.
+    pub seconds_per_token: f64,
+    /// Seconds per token and token before it.
+    pub seconds_per_pair: f64,
+}
+
+impl Default for RecomputeModel {
+    /// An 8B model (32 layers, hidden size 4,096) on one GPU that sustains 156 TFLOP/s:
+    /// 2 × 8e9 FLOP a token and 4 × 32 × 4,096 FLOP a pair.
+    fn default() -> Self {
+        Self { seconds_per_token: 16e9 / 156e12, seconds_per_pair: 524_288.0 / 156e12 }
+    }
+}
+
+impl RecomputeModel {
+    /// Seconds to compute the tokens `start..end` behind `start` cached ones.
+    pub fn seconds(&self, start: u64, end: u64) -> f64 {
+        let (start, end) = (start as f64, end as f64);
+        (end - start) * self.seconds_per_token + (end * end - start * start) / 2.0 * self.seconds_per_pair
+    }
+}

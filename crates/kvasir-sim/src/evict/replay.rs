@@ -1,0 +1,196 @@
+//! Two passes over a trace: one to know it, one to replay it through every policy at every capacity.
+
+use std::path::{Path, PathBuf};
+
+use kvasir_storage::eviction::{ClassId, ClassTable, PolicyKind, RequestClass, TurnBucket};
+
+use super::{
+    RecomputeModel, Tally,
+    belady::NextUses,
+    lane::{Lane, block_costs},
+    profile::TraceProfile,
+    trace::{BadLine, Request, TraceError, TraceFormat, TraceReader},
+};
+
+/// What to replay.
+#[derive(Debug, Clone)]
+pub struct ReplayOptions {
+    /// The trace file.
+    pub trace: PathBuf,
+    /// Its format.
+    pub format: TraceFormat,
+    /// What to do with malformed lines.
+    pub bad_line: BadLine,
+    /// Online policies to replay.
+    pub policies: Vec<PolicyKind>,
+    /// Whether to replay Belady's MIN too (4 bytes of memory per block access).
+    pub belady: bool,
+    /// Capacities as shares of the unique blocks.
+    pub capacities: Vec<f64>,
+    /// Share of the requests that only warm the caches; the rest is counted.
+    pub warm_share: f64,
+    /// Prefill time of the engine.
+    pub recompute: RecomputeModel,
+    /// Threads to replay with.
+    pub threads: usize,
+}
+
+/// One policy at one capacity.
+#[derive(Debug, Clone)]
+pub struct ReplayRow {
+    /// The policy; `None` is Belady's MIN.
+    pub policy: Option<PolicyKind>,
+    /// Capacity as a share of the unique blocks.
+    pub capacity: f64,
+    /// Capacity in blocks.
+    pub capacity_blocks: u64,
+    /// What it achieved.
+    pub total: Tally,
+    /// The same by request class, as named in [`Replay::classes`].
+    pub by_class: Vec<Tally>,
+    /// Evictions.
+    pub evictions: u64,
+    /// Mean time of an eviction, if one was timed.
+    pub nanos_per_eviction: Option<f64>,
+}
+
+/// The outcome of a replay.
+#[derive(Debug)]
+pub struct Replay {
+    /// What the trace looks like.
+    pub profile: TraceProfile,
+    /// Names of the classes by index.
+    pub classes: Vec<String>,
+    /// Rows in the order of policies (Belady last), then capacities.
+    pub rows: Vec<ReplayRow>,
+    /// Numbers of the first skipped lines, and how many were skipped.
+    pub skipped: (Vec<u64>, u64),
+}
+
+fn open(options: &ReplayOptions) -> Result<TraceReader<impl std::io::BufRead + use<>>, TraceError> {
+    TraceReader::open(&options.trace, options.format, options.bad_line)
+}
+
+/// The trace's tenant: none of the formats names one.
+const TENANT: &str = "trace";
+
+pub(super) fn class_of(request: &Request, classes: &mut ClassTable) -> ClassId {
+    classes.intern(&RequestClass {
+        tenant: TENANT.to_owned(),
+        kind: request.kind.clone(),
+        turn: TurnBucket::of(request.turn),
+    })
+}
+
+/// Replays a trace.
+///
+/// # Errors
+/// [`TraceError`] when the file cannot be read, has no blocks, or a malformed line is fatal.
+pub fn replay(options: &ReplayOptions) -> Result<Replay, TraceError> {
+    let (profile, next_uses, classes, skipped) = scan(options)?;
+    let mut lanes: Vec<(Option<PolicyKind>, f64, Lane)> = Vec::new();
+    let belady = options.belady.then_some(None);
+    for policy in options.policies.iter().copied().map(Some).chain(belady) {
+        for &capacity in &options.capacities {
+            let blocks = (profile.unique_blocks as f64 * capacity).round() as u64;
+            lanes.push((policy, capacity, Lane::new(policy, blocks)));
+        }
+    }
+    let threads = options.threads.clamp(1, lanes.len().max(1));
+    let mut shares: Vec<Vec<&mut Lane>> = (0..threads).map(|_| Vec::new()).collect();
+    for (index, (_, _, lane)) in lanes.iter_mut().enumerate() {
+        shares[index % threads].push(lane);
+    }
+    let outcomes: Vec<Result<(), TraceError>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = shares
+            .into_iter()
+            .map(|mut share| {
+                let (profile, next_uses) = (&profile, next_uses.as_slice());
+                scope.spawn(move || run_lanes(options, profile, next_uses, &mut share))
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().expect("lanes do not panic")).collect()
+    });
+    outcomes.into_iter().collect::<Result<(), _>>()?;
+    let rows = lanes
+        .into_iter()
+        .map(|(policy, capacity, lane)| ReplayRow {
+            policy,
+            capacity,
+            capacity_blocks: (profile.unique_blocks as f64 * capacity).round() as u64,
+            evictions: lane.evictions(),
+            nanos_per_eviction: lane.nanos_per_eviction(),
+            total: lane.total,
+            by_class: lane.by_class,
+        })
+        .collect();
+    Ok(Replay { profile, classes, rows, skipped })
+}
+
+type Scan = (TraceProfile, Vec<u32>, Vec<String>, (Vec<u64>, u64));
+
+fn scan(options: &ReplayOptions) -> Result<Scan, TraceError> {
+    let mut reader = open(options)?;
+    let mut request = Request::default();
+    let mut classes = ClassTable::default();
+    let mut next_uses = NextUses::default();
+    let mut profile = TraceProfile::default();
+    let mut number = 0;
+    while reader.read(&mut request)? {
+        let class = class_of(&request, &mut classes);
+        profile.note(&request, class);
+        if options.belady {
+            request.blocks.iter().for_each(|block| next_uses.note(*block, number));
+        }
+        number += 1;
+    }
+    if profile.block_accesses == 0 {
+        return Err(TraceError::Empty);
+    }
+    profile.finish();
+    let names = (0..classes.len()).map(|index| class_name(&classes, index)).collect();
+    let (lines, count) = reader.skipped();
+    Ok((profile, next_uses.finish(), names, (lines.to_vec(), count)))
+}
+
+fn class_name(classes: &ClassTable, index: usize) -> String {
+    match classes.classes().nth(index).flatten() {
+        None => "other".to_owned(),
+        Some(class) if class.kind.is_empty() => format!("turn {}", class.turn.label()),
+        Some(class) => format!("{} turn {}", class.kind, class.turn.label()),
+    }
+}
+
+fn run_lanes(
+    options: &ReplayOptions,
+    profile: &TraceProfile,
+    next_uses: &[u32],
+    lanes: &mut [&mut Lane],
+) -> Result<(), TraceError> {
+    let mut reader = open(options)?;
+    let mut request = Request::default();
+    let mut classes = ClassTable::default();
+    let mut costs = Vec::new();
+    let warm_requests = (profile.requests as f64 * options.warm_share) as u64;
+    let (mut number, mut access) = (0u64, 0usize);
+    while reader.read(&mut request)? {
+        let class = class_of(&request, &mut classes);
+        block_costs(&request, profile.block_tokens, &options.recompute, &mut costs);
+        let end = access + request.blocks.len();
+        let next = next_uses.get(access..end).unwrap_or_default();
+        access = end;
+        number += 1;
+        for lane in lanes.iter_mut() {
+            lane.serve(&request, class, &costs, next);
+            if number <= warm_requests {
+                lane.forget_tallies();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file can be opened, to refuse a command line early.
+pub(super) fn _exists(path: &Path) -> bool {
+    path.exists()
+}

@@ -1,0 +1,382 @@
+//! The default policy: the Gittins index of observed reuse, dependants first.
+
+use std::collections::{BTreeMap, HashMap};
+
+use foldhash::fast::RandomState;
+
+use super::{
+    Access, EntryKey, EvictionPolicy, Moment,
+    hazard::{Hazards, LifeTable, Worth, bin_of},
+    limits,
+    reuse::ReuseSampler,
+    table::{List, NONE, Slab, Slot, Table},
+};
+
+/// What makes entries alike in their reuse. Ordered from the strongest predictor to the weakest: estimates for
+/// a fine class lean on those for the class without its last fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Traits {
+    /// Uses since the entry came in: 1, 2–3, more.
+    uses: u8,
+    /// Pace of the conversation, in factors of four; 0 is unknown.
+    pace: u8,
+    /// The request's class.
+    class: u16,
+    /// Seconds saved per byte, in factors of two; 0 for all when cost is not weighed.
+    value: i8,
+}
+
+impl Traits {
+    fn of<K>(access: &Access<K>, uses: u32, cost_aware: bool) -> Self {
+        let pace = access.pace_seconds.map_or(0, |pace| 1 + pace.clamp(1.0, PACE_SECONDS_MAX).log2() as u8 / 2);
+        let class = if access.class.index() < limits::CLASSES_MAX { access.class.index() } else { 0 };
+        let uses = (u32::BITS - uses.leading_zeros()).min(3) as u8;
+        let density = access.recompute_seconds / access.bytes.max(1) as f32;
+        let value = if cost_aware && density > 0.0 { density.log2().round() as i8 } else { 0 };
+        Self { uses, pace, class: class as u16, value }
+    }
+}
+
+/// Beyond this a conversation has no pace worth telling apart.
+const PACE_SECONDS_MAX: f32 = 4096.0;
+
+#[derive(Debug, Clone, Copy)]
+struct Member {
+    /// Where it waits; [`NONE`] while it is passed over for its dependants' sake.
+    group: Slot,
+    /// What it depends on, with the serial it had then (slots are reused).
+    parent: Slot,
+    parent_serial: u64,
+    serial: u64,
+    /// Present entries that depend on it.
+    dependants: u32,
+    uses: u32,
+}
+
+/// The entries of like traits that one request used last: they live and die together, later ones first.
+#[derive(Debug)]
+struct Group {
+    queue: u16,
+    last: Moment,
+    members: List,
+}
+
+/// Groups of like traits in order of last use.
+#[derive(Debug)]
+struct Queue {
+    traits: Traits,
+    groups: List,
+    /// Last use of the front and of the back group, here to keep the walk over all queues in one array.
+    oldest: Moment,
+    newest: Moment,
+    reuse: LifeTable,
+}
+
+/// Evicts the entry whose Gittins index is lowest: the best ratio, over all horizons, of the probability of
+/// reuse to the time it would occupy the tier until then.
+///
+/// - **Learnt, not tuned.** Hazards by age come from a sample of keys followed whether cached or not, within a
+///   sliding window, per traits of the entry: uses so far, pace of the conversation, request class.
+/// - **Both ends of a queue compete.** Reuse is unlikely just after a use (somebody reads the answer), then
+///   likely, then unlikely again. So the worth over age rises and falls, and its minimum over what is present
+///   is at the oldest or at the newest group. In a small tier the newest goes: what waits longer is closer to
+///   its reuse, where LRU would lose both.
+/// - **Dependants first.** An entry whose [`parent`](Access::parent) relation shows dependants present is
+///   passed over until they are gone: without it they would be useless. With blocks this keeps prefixes whole,
+///   with sections it takes refinements before bases.
+///
+/// An eviction compares two ages per queue, of which there are at most [`limits::QUEUES_MAX`], whatever the
+/// number of entries.
+#[derive(Debug)]
+pub struct Adaptive<K> {
+    table: Table<K, Member>,
+    groups: Slab<Group>,
+    queues: Vec<Queue>,
+    worths: Vec<Worth>,
+    queue_of: HashMap<Traits, u16, RandomState>,
+    /// Entries that came without what they depend on: useless, so they go first.
+    orphans: List,
+    /// The group that the running request fills, and the offset it has come to.
+    running: Slot,
+    running_offset: u32,
+    sampler: ReuseSampler<K, u16>,
+    accesses_until_fit: usize,
+    fitted_at: Moment,
+    serials: u64,
+    cost_aware: bool,
+}
+
+impl<K: EntryKey> Default for Adaptive<K> {
+    fn default() -> Self {
+        Self::new(false)
+    }
+}
+
+impl<K: EntryKey> Adaptive<K> {
+    /// The policy with nothing learnt. `cost_aware` weighs the worth by recompute seconds per byte, which
+    /// maximises time saved instead of bytes hit.
+    pub fn new(cost_aware: bool) -> Self {
+        Self {
+            table: Table::new(),
+            groups: Slab::new(),
+            queues: Vec::new(),
+            worths: Vec::new(),
+            queue_of: HashMap::default(),
+            orphans: List::EMPTY,
+            running: NONE,
+            running_offset: 0,
+            sampler: ReuseSampler::new(),
+            accesses_until_fit: limits::REFIT_ACCESSES,
+            fitted_at: Moment::default(),
+            serials: 0,
+            cost_aware,
+        }
+    }
+
+    /// The queue of `traits`, new if there is room; classes give up theirs before uses and pace do.
+    fn queue_index(&mut self, traits: Traits) -> u16 {
+        if let Some(index) = self.queue_of.get(&traits) {
+            return *index;
+        }
+        if traits.class != 0 && self.queues.len() >= limits::QUEUES_MAX - limits::QUEUES_UNCLASSED {
+            return self.queue_index(Traits { class: 0, ..traits });
+        }
+        if self.queues.len() >= limits::QUEUES_MAX {
+            return 0;
+        }
+        let index = u16::try_from(self.queues.len()).expect("QUEUES_MAX is below 2^16");
+        let (oldest, newest) = (Moment::default(), Moment::default());
+        self.queues.push(Queue { traits, groups: List::EMPTY, oldest, newest, reuse: LifeTable::default() });
+        self.worths.push(Worth::of(&Hazards::PRIOR));
+        self.queue_of.insert(traits, index);
+        let pooled = self.pooled_hazards();
+        self.learn_worth(usize::from(index), &pooled);
+        index
+    }
+
+    fn observe(&mut self, key: K, queue: u16, now: Moment) {
+        if let Some(seen) = self.sampler.note(key, queue, now) {
+            self.queues[seen.class as usize].reuse.note_reuse(bin_of(now, seen.last));
+        }
+        self.accesses_until_fit -= 1;
+        if self.accesses_until_fit == 0 {
+            // As many accesses as sampled keys, so that a fit costs O(1) per access.
+            self.accesses_until_fit = self.sampler.len().max(limits::REFIT_ACCESSES);
+            self.fit(now);
+        }
+    }
+
+    fn fit(&mut self, now: Moment) {
+        let keep = (-now.seconds_since(self.fitted_at) / limits::REUSE_WINDOW_SECONDS).exp();
+        self.fitted_at = now;
+        self.queues.iter_mut().for_each(|queue| queue.reuse.forget(keep));
+        for seen in self.sampler.iter() {
+            self.queues[usize::from(seen.class)].reuse.note_waiting(bin_of(now, seen.last));
+        }
+        let pooled = self.pooled_hazards();
+        (0..self.queues.len()).for_each(|index| self.learn_worth(index, &pooled));
+    }
+
+    /// Hazards by uses and pace, each leaning on those by uses, and these on those of everything.
+    fn pooled_hazards(&self) -> BTreeMap<(u8, u8), Hazards> {
+        let mut all = LifeTable::default();
+        let mut by_uses: BTreeMap<u8, LifeTable> = BTreeMap::new();
+        let mut by_pace: BTreeMap<(u8, u8), LifeTable> = BTreeMap::new();
+        for Queue { traits, reuse, .. } in &self.queues {
+            all.add(reuse);
+            by_uses.entry(traits.uses).or_default().add(reuse);
+            by_pace.entry((traits.uses, traits.pace)).or_default().add(reuse);
+        }
+        let all = all.hazards(&Hazards::PRIOR);
+        let by_uses: BTreeMap<u8, Hazards> =
+            by_uses.into_iter().map(|(uses, table)| (uses, table.hazards(&all))).collect();
+        by_pace.into_iter().map(|(key, table)| (key, table.hazards(&by_uses[&key.0]))).collect()
+    }
+
+    fn learn_worth(&mut self, index: usize, pooled: &BTreeMap<(u8, u8), Hazards>) {
+        let Queue { traits, reuse, .. } = &self.queues[index];
+        let worth = Worth::of(&reuse.hazards(&pooled[&(traits.uses, traits.pace)]));
+        self.worths[index] = worth.scaled(f32::from(traits.value).exp2());
+    }
+
+    /// The running request's group, or a new one when `access` does not continue it.
+    fn group_for(&mut self, queue: u16, access: &Access<K>) -> Slot {
+        if self.running != NONE {
+            let group = self.groups.get(self.running);
+            let continues = group.queue == queue && group.last == access.now;
+            if continues && access.offset > self.running_offset {
+                self.running_offset = access.offset;
+                return self.running;
+            }
+        }
+        self.running_offset = access.offset;
+        self.running = self.add_group(queue, access.now);
+        self.running
+    }
+
+    fn add_group(&mut self, queue: u16, last: Moment) -> Slot {
+        let slot = self.groups.add(Group { queue, last, members: List::EMPTY });
+        let queue = &mut self.queues[queue as usize];
+        if queue.groups.is_empty() {
+            queue.oldest = last;
+        }
+        queue.newest = last;
+        queue.groups.push_back(&mut self.groups, slot);
+        slot
+    }
+
+    fn drop_group(&mut self, slot: Slot) {
+        let queue = &mut self.queues[self.groups.get(slot).queue as usize];
+        queue.groups.unlink(&mut self.groups, slot);
+        self.groups.free(slot);
+        if let (Some(front), Some(back)) = (queue.groups.front(), queue.groups.back()) {
+            (queue.oldest, queue.newest) = (self.groups.get(front).last, self.groups.get(back).last);
+        }
+        if self.running == slot {
+            self.running = NONE;
+        }
+    }
+
+    fn link(&mut self, slot: Slot, group: Slot) {
+        self.table.meta_mut(slot).group = group;
+        self.groups.get_mut(group).members.push_back(&mut self.table.slab, slot);
+    }
+
+    fn unlink(&mut self, slot: Slot) {
+        let group = std::mem::replace(&mut self.table.meta_mut(slot).group, NONE);
+        if group == ORPHANED {
+            self.orphans.unlink(&mut self.table.slab, slot);
+        } else if group != NONE {
+            self.groups.get_mut(group).members.unlink(&mut self.table.slab, slot);
+            if self.groups.get(group).members.is_empty() {
+                self.drop_group(group);
+            }
+        }
+    }
+
+    /// Moves an entry to the running request's group.
+    fn use_once(&mut self, slot: Slot, access: &Access<K>) {
+        let member = self.table.meta_mut(slot);
+        member.uses = member.uses.saturating_add(1);
+        let traits = Traits::of(access, member.uses, self.cost_aware);
+        let queue = self.queue_index(traits);
+        self.observe(self.table.key(slot), queue, access.now);
+        self.unlink(slot);
+        let group = self.group_for(queue, access);
+        self.link(slot, group);
+    }
+
+    /// Removes an entry; its parent waits in its stead if it was the last dependant.
+    fn take(&mut self, slot: Slot) -> K {
+        let Member { group, parent, parent_serial, .. } = *self.table.meta(slot);
+        if parent != NONE && self.table.meta(parent).serial == parent_serial {
+            let above = self.table.meta_mut(parent);
+            above.dependants -= 1;
+            if above.dependants == 0 && above.group == NONE {
+                // A removed entry that had dependants itself waits nowhere: its parent then goes first.
+                if group == NONE || group == ORPHANED {
+                    self.table.meta_mut(parent).group = ORPHANED;
+                    self.orphans.push_back(&mut self.table.slab, parent);
+                } else {
+                    self.link(parent, group);
+                }
+            }
+        }
+        self.unlink(slot);
+        self.table.meta_mut(slot).serial = GONE;
+        self.table.drop_slot(slot)
+    }
+
+    /// The group at either end of a queue that is worth least.
+    fn cheapest(&self, now: Moment) -> Option<Slot> {
+        let mut lowest: Option<(f32, Option<Slot>)> = None;
+        for (index, queue) in self.queues.iter().enumerate() {
+            if queue.groups.is_empty() {
+                continue;
+            }
+            for (last, group) in [(queue.oldest, queue.groups.front()), (queue.newest, queue.groups.back())] {
+                let worth = self.worths[index].at(bin_of(now, last));
+                if lowest.is_none_or(|(least, _)| worth < least) {
+                    lowest = Some((worth, group));
+                }
+            }
+        }
+        lowest.and_then(|(_, group)| group)
+    }
+}
+
+/// Serial of a slot that was given back: no entry's.
+const GONE: u64 = 0;
+/// Group of the entries in [`Adaptive::orphans`].
+const ORPHANED: Slot = NONE - 1;
+
+impl<K: EntryKey> EvictionPolicy<K> for Adaptive<K> {
+    fn insert(&mut self, key: K, access: &Access<K>) {
+        if let Some(slot) = self.table.find(&key) {
+            self.table.resize(slot, access.bytes);
+            self.use_once(slot, access);
+            return;
+        }
+        self.serials += 1;
+        let mut member = Member {
+            group: NONE,
+            parent: NONE,
+            parent_serial: GONE,
+            serial: self.serials,
+            dependants: 0,
+            uses: 0,
+        };
+        // Only what came in before can be a parent, so the relation has no cycles.
+        let parent = access.parent.and_then(|parent| self.table.find(&parent));
+        if let Some(parent) = parent {
+            let above = self.table.meta_mut(parent);
+            above.dependants += 1;
+            (member.parent, member.parent_serial) = (parent, above.serial);
+        }
+        let slot = self.table.add(key, access.bytes, member);
+        self.use_once(slot, access);
+        if access.parent.is_some() && parent.is_none() {
+            self.unlink(slot);
+            self.table.meta_mut(slot).group = ORPHANED;
+            self.orphans.push_back(&mut self.table.slab, slot);
+        }
+    }
+
+    fn touch(&mut self, key: &K, access: &Access<K>) -> bool {
+        let Some(slot) = self.table.find(key) else { return false };
+        self.use_once(slot, access);
+        true
+    }
+
+    fn remove(&mut self, key: &K) -> bool {
+        let Some(slot) = self.table.find(key) else { return false };
+        self.take(slot);
+        true
+    }
+
+    fn evict(&mut self, now: Moment) -> Option<K> {
+        // Ends: each round removes an entry or sets one aside, and an entry without dependants always waits.
+        loop {
+            let leaf = match self.orphans.back() {
+                Some(orphan) => orphan,
+                None => self.groups.get(self.cheapest(now)?).members.back()?,
+            };
+            if self.table.meta(leaf).dependants == 0 {
+                return Some(self.take(leaf));
+            }
+            self.unlink(leaf);
+        }
+    }
+
+    fn contains(&self, key: &K) -> bool {
+        self.table.find(key).is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.table.bytes()
+    }
+}

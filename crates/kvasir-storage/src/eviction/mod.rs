@@ -1,0 +1,199 @@
+//! Which entry of a bounded tier goes first.
+//!
+//! One small trait, [`EvictionPolicy`], is driven unchanged by the hot tier (entries are sections), by the
+//! capacity-bounded cold tier (entries are objects) and by the trace simulator (entries are blocks). A policy
+//! only keeps book: it never does IO, never reads a clock (time is a parameter) and never draws random numbers,
+//! so equal calls give equal victims.
+//!
+//! ```
+//! use kvasir_storage::eviction::{Access, ClassId, Moment, PolicyKind};
+//!
+//! let mut policy = PolicyKind::Lru.build::<u64>(100);
+//! for key in [1, 2, 3] {
+//!     policy.insert(key, &Access::new(Moment::from_millis(key), ClassId::OTHER).bytes(40));
+//! }
+//! assert!(policy.bytes() > 100);
+//! assert_eq!(policy.evict(Moment::from_millis(4)), Some(1));
+//! ```
+
+mod adaptive;
+mod class;
+mod fifo;
+mod gdsf;
+mod hazard;
+mod kind;
+mod lfu;
+pub mod limits;
+mod lru;
+mod reuse;
+mod s3fifo;
+mod sieve;
+mod table;
+mod ttl;
+mod turn;
+mod workload;
+
+use std::{fmt::Debug, hash::Hash};
+
+pub use adaptive::Adaptive;
+pub use class::{ClassId, ClassTable, RequestClass, TurnBucket};
+pub use fifo::Fifo;
+pub use gdsf::Gdsf;
+pub use kind::{ParsePolicyError, PolicyKind};
+pub use lfu::Lfu;
+pub use lru::Lru;
+pub use reuse::{ExponentialFit, ReuseWindow};
+pub use s3fifo::S3Fifo;
+pub use sieve::Sieve;
+pub use ttl::Ttl;
+pub use turn::TurnInference;
+pub use workload::{Workload, WorkloadTerms};
+
+/// What identifies an entry: an interned id, a digest, a (digest, section) pair.
+pub trait EntryKey: Copy + Eq + Hash + Debug + Send + 'static {}
+impl<K: Copy + Eq + Hash + Debug + Send + 'static> EntryKey for K {}
+
+/// Microseconds since an origin that the caller chooses once. May jump: policies only take saturating differences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// `micros` after the origin.
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// `millis` after the origin.
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis.saturating_mul(1_000))
+    }
+
+    /// Microseconds after the origin.
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Seconds from `earlier` to this moment; 0 when the clock went backwards.
+    pub fn seconds_since(self, earlier: Self) -> f64 {
+        self.0.saturating_sub(earlier.0) as f64 * 1e-6
+    }
+}
+
+/// What a policy is told about one access.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Access<K> {
+    /// When.
+    pub now: Moment,
+    /// The request class (tenant × type × turn bucket), interned by a [`ClassTable`].
+    pub class: ClassId,
+    /// Position of the entry in its request's prefix, in entries from the start.
+    pub offset: u32,
+    /// Seconds since the conversation's turn before, where there is one and it is known: who asks quickly
+    /// tends to ask quickly again.
+    pub pace_seconds: Option<f32>,
+    /// Size of the entry.
+    pub bytes: u64,
+    /// What recomputing the entry would cost, in seconds of prefill.
+    pub recompute_seconds: f32,
+    /// The entry without which this one is useless: the block before it in the prefix, or the section's
+    /// coarser level. Policies that know it take dependants before what they depend on.
+    pub parent: Option<K>,
+}
+
+impl<K> Access<K> {
+    /// An access of one byte at offset 0 with no parent.
+    pub const fn new(now: Moment, class: ClassId) -> Self {
+        Self {
+            now,
+            class,
+            offset: 0,
+            pace_seconds: None,
+            bytes: 1,
+            recompute_seconds: 0.0,
+            parent: None,
+        }
+    }
+
+    /// The same access of an entry of `bytes`.
+    #[must_use]
+    pub const fn bytes(mut self, bytes: u64) -> Self {
+        self.bytes = bytes;
+        self
+    }
+
+    /// The same access at `offset` behind `parent`.
+    #[must_use]
+    pub fn at(mut self, offset: u32, parent: Option<K>) -> Self {
+        self.offset = offset;
+        self.parent = parent;
+        self
+    }
+
+    /// The same access by a request that follows its conversation's last after `pace_seconds`.
+    #[must_use]
+    pub const fn paced(mut self, pace_seconds: Option<f32>) -> Self {
+        self.pace_seconds = pace_seconds;
+        self
+    }
+
+    /// The same access of an entry that takes `seconds` to recompute.
+    #[must_use]
+    pub const fn recompute(mut self, seconds: f32) -> Self {
+        self.recompute_seconds = seconds;
+        self
+    }
+}
+
+/// The book a bounded tier keeps about its entries.
+///
+/// The tier owns bytes and capacity. On a request it reports the entries in prefix order: [`touch`] those it
+/// holds, [`insert`] those it takes in, and while [`bytes`] exceeds its capacity it drops what [`evict`] names.
+///
+/// Guarantees, checked by one property suite over every policy:
+/// - [`evict`] only names entries that are present, and they are gone from the book when it returns;
+///   it returns `None` exactly when the book is empty.
+/// - `len`, `bytes` and `contains` are exact after every call.
+/// - Equal sequences of calls give equal victims.
+/// - Any values are accepted: zero-byte entries, entries larger than the capacity, times that go backwards or
+///   leap, unknown classes, parents that are absent, cyclic or the entry itself.
+/// - Memory is bounded by the entries present plus history of at most as many entries (and named limits).
+///
+/// [`touch`]: EvictionPolicy::touch
+/// [`insert`]: EvictionPolicy::insert
+/// [`bytes`]: EvictionPolicy::bytes
+/// [`evict`]: EvictionPolicy::evict
+pub trait EvictionPolicy<K: EntryKey>: Debug + Send {
+    /// Takes `key` in. An entry that is already present is touched instead, and its size is updated.
+    fn insert(&mut self, key: K, access: &Access<K>);
+
+    /// Notes a use of `key`; `false` when it is not present (nothing changes then).
+    fn touch(&mut self, key: &K, access: &Access<K>) -> bool;
+
+    /// Forgets `key` (deleted by its owner, not evicted); `false` when it is not present.
+    fn remove(&mut self, key: &K) -> bool;
+
+    /// Removes and returns the entry that is worth least at `now`.
+    fn evict(&mut self, now: Moment) -> Option<K>;
+
+    /// Removes and returns an entry that must no longer be served at `now`. Only [`Ttl`] has such.
+    fn expire(&mut self, _now: Moment) -> Option<K> {
+        None
+    }
+
+    /// Whether `key` is present.
+    fn contains(&self, key: &K) -> bool;
+
+    /// Entries present.
+    fn len(&self) -> usize;
+
+    /// Whether there are no entries.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Sum of the entries' sizes.
+    fn bytes(&self) -> u64;
+}
+
+#[cfg(test)]
+mod tests;
