@@ -16,7 +16,9 @@ pub const CLASSES_PER_TENANT_MAX: usize = 32;
 pub const SAMPLED_KEYS_MAX: usize = 32 * 1024;
 /// How far back reuse is learnt from (the paper's "last period").
 pub const REUSE_WINDOW_SECONDS: f64 = 3_600.0;
-/// Accesses between two fits of a class: keeps the background work per access constant.
+/// Accesses of a class between two fits of its exponential: 24 additions each.
+pub const REFIT_CLASS_ACCESSES: usize = 64;
+/// Least accesses between two fits of [`Adaptive`](super::Adaptive)'s hazards; later, as many as sampled keys.
 pub const REFIT_ACCESSES: usize = 512;
 /// Shortest reuse time told apart: keeps rates finite when a clock stands still.
 pub const REUSE_SECONDS_MIN: f64 = 1e-3;

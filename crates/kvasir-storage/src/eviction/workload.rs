@@ -98,7 +98,7 @@ impl<K: EntryKey> Workload<K> {
         let index = self.class_index(class);
         let class = &mut self.classes[index];
         if class.accesses_until_fit == 0 {
-            class.accesses_until_fit = limits::REFIT_ACCESSES;
+            class.accesses_until_fit = limits::REFIT_CLASS_ACCESSES;
             let fit = class.window.fit(access.now).or_else(|| self.all.fit(access.now));
             let life = class.window.life_seconds(access.now).or_else(|| self.all.life_seconds(access.now));
             class.rate = fit.map_or(1.0 / limits::REUSE_WINDOW_SECONDS, |fit| fit.rate);
