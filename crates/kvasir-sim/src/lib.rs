@@ -1,3 +1,4 @@
 //! Network, trace and cost simulators over the real cores.
 
+pub mod evict;
 pub mod link;

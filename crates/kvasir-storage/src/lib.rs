@@ -4,6 +4,7 @@
 mod cache;
 mod chunks;
 mod error;
+pub mod eviction;
 pub mod index;
 pub mod layout;
 pub mod limits;

@@ -164,7 +164,12 @@ impl Lane {
 }
 
 /// Seconds to recompute each block of a request, into `costs`.
-pub(super) fn block_costs(request: &Request, block_tokens: u64, model: &RecomputeModel, costs: &mut Vec<f32>) {
+pub(super) fn block_costs(
+    request: &Request,
+    block_tokens: u64,
+    model: &RecomputeModel,
+    costs: &mut Vec<f32>,
+) {
     costs.clear();
     let blocks = request.blocks.len() as u64;
     for index in 0..blocks {

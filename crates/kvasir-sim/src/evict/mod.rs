@@ -8,11 +8,13 @@ mod belady;
 mod lane;
 mod profile;
 mod replay;
+mod report;
 mod trace;
 
 pub use lane::Tally;
-pub use profile::TraceProfile;
+pub use profile::{ClassProfile, HISTOGRAM_BINS, TimeHistogram, TraceProfile};
 pub use replay::{Replay, ReplayOptions, ReplayRow, replay};
+pub use report::{ClassReuse, ClassRow, EvictReport, PolicySummary, Row, TraceFacts};
 pub use trace::{BadLine, LINE_BYTES_MAX, Request, TraceError, TraceFormat, TraceReader};
 
 /// Prefill time of an engine: linear in tokens plus attention over the tokens before.
@@ -39,3 +41,6 @@ impl RecomputeModel {
         (end - start) * self.seconds_per_token + (end * end - start * start) / 2.0 * self.seconds_per_pair
     }
 }
+
+#[cfg(test)]
+mod tests;

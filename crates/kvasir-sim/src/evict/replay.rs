@@ -1,6 +1,6 @@
 //! Two passes over a trace: one to know it, one to replay it through every policy at every capacity.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kvasir_storage::eviction::{ClassId, ClassTable, PolicyKind, RequestClass, TurnBucket};
 
@@ -188,9 +188,4 @@ fn run_lanes(
         }
     }
     Ok(())
-}
-
-/// Whether a file can be opened, to refuse a command line early.
-pub(super) fn _exists(path: &Path) -> bool {
-    path.exists()
 }

@@ -28,7 +28,8 @@ struct Traits {
 
 impl Traits {
     fn of<K>(access: &Access<K>, uses: u32, cost_aware: bool) -> Self {
-        let pace = access.pace_seconds.map_or(0, |pace| 1 + pace.clamp(1.0, PACE_SECONDS_MAX).log2() as u8 / 2);
+        let pace =
+            access.pace_seconds.map_or(0, |pace| 1 + pace.clamp(1.0, PACE_SECONDS_MAX).log2() as u8 / 2);
         let class = if access.class.index() < limits::CLASSES_MAX { access.class.index() } else { 0 };
         let uses = (u32::BITS - uses.leading_zeros()).min(3) as u8;
         let density = access.recompute_seconds / access.bytes.max(1) as f32;

@@ -103,7 +103,9 @@ impl fmt::Display for PolicyKind {
 
 /// A name that is no policy's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no policy is called {found:?}; there are adaptive, adaptive-cost, workload, workload-distribution, workload-life, lru, lfu, fifo, s3-fifo, sieve, gdsf and ttl")]
+#[error(
+    "no policy is called {found:?}; there are adaptive, adaptive-cost, workload, workload-distribution, workload-life, lru, lfu, fifo, s3-fifo, sieve, gdsf and ttl"
+)]
 pub struct ParsePolicyError {
     /// The name.
     pub found: String,

@@ -103,15 +103,7 @@ pub struct Access<K> {
 impl<K> Access<K> {
     /// An access of one byte at offset 0 with no parent.
     pub const fn new(now: Moment, class: ClassId) -> Self {
-        Self {
-            now,
-            class,
-            offset: 0,
-            pace_seconds: None,
-            bytes: 1,
-            recompute_seconds: 0.0,
-            parent: None,
-        }
+        Self { now, class, offset: 0, pace_seconds: None, bytes: 1, recompute_seconds: 0.0, parent: None }
     }
 
     /// The same access of an entry of `bytes`.

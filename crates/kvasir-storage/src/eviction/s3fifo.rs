@@ -60,7 +60,14 @@ impl<K: EntryKey> S3Fifo<K> {
     pub fn new(capacity: u64) -> Self {
         let ghosts = Ghosts { live: HashMap::default(), queue: VecDeque::new(), sequence: 0 };
         let small_bytes_max = capacity / limits::S3FIFO_SMALL_DIVISOR;
-        Self { table: Table::new(), small: List::EMPTY, small_bytes: 0, main: List::EMPTY, ghosts, small_bytes_max }
+        Self {
+            table: Table::new(),
+            small: List::EMPTY,
+            small_bytes: 0,
+            main: List::EMPTY,
+            ghosts,
+            small_bytes_max,
+        }
     }
 
     fn link(&mut self, slot: Slot) {

@@ -10,7 +10,14 @@ type Boxed = Box<dyn EvictionPolicy<u64>>;
 
 #[derive(Debug, Clone)]
 enum Op {
-    Use { key: u64, offset: u32, class: u32, bytes: u64, parent: Option<u64>, pace: Option<f32> },
+    Use {
+        key: u64,
+        offset: u32,
+        class: u32,
+        bytes: u64,
+        parent: Option<u64>,
+        pace: Option<f32>,
+    },
     Remove(u64),
     Evict,
     Expire,
@@ -22,8 +29,9 @@ enum Op {
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let key = 0..40u64;
     let pace = prop::option::of(prop_oneof![Just(f32::NAN), Just(-1.0), Just(f32::INFINITY), 0.0..1e6f32]);
-    let uses = (key.clone(), 0..50u32, 0..400u32, 0..30u64, prop::option::of(key.clone()), pace)
-        .prop_map(|(key, offset, class, bytes, parent, pace)| Op::Use { key, offset, class, bytes, parent, pace });
+    let uses = (key.clone(), 0..50u32, 0..400u32, 0..30u64, prop::option::of(key.clone()), pace).prop_map(
+        |(key, offset, class, bytes, parent, pace)| Op::Use { key, offset, class, bytes, parent, pace },
+    );
     let op = prop_oneof![
         12 => uses,
         2 => key.prop_map(Op::Remove),
@@ -32,13 +40,13 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => prop_oneof![Just(0), Just(u64::MAX), any::<u64>()].prop_map(Op::Clock),
         6 => (0..10_000_000u64).prop_map(Op::Tick),
     ];
-    prop::collection::vec(op, 0..400)
+    prop::collection::vec(op, 0..200)
 }
 
-/// A class id as a table would give it out, and beyond.
-fn class(number: u32) -> ClassId {
+/// Class ids as a table gives them out.
+fn classes() -> Vec<ClassId> {
     let mut table = ClassTable::default();
-    (0..=number % 40).map(|turn| table.intern(&request_class("t", &turn.to_string()))).last().unwrap_or(ClassId::OTHER)
+    (0..40).map(|kind| table.intern(&request_class("t", &kind.to_string()))).collect()
 }
 
 fn request_class(tenant: &str, kind: &str) -> RequestClass {
@@ -47,12 +55,16 @@ fn request_class(tenant: &str, kind: &str) -> RequestClass {
 
 /// Runs the operations against a plain map and answers the victims.
 fn run(policy: &mut Boxed, ops: &[Op]) -> Vec<Option<u64>> {
+    let classes = classes();
     let (mut model, mut now, mut victims) = (HashMap::<u64, u64>::new(), 0u64, Vec::new());
     for op in ops {
         let moment = Moment::from_micros(now);
         match *op {
             Op::Use { key, offset, class: number, bytes, parent, pace } => {
-                let access = Access::new(moment, class(number)).bytes(bytes).at(offset, parent).paced(pace);
+                let access = Access::new(moment, classes[number as usize % 40])
+                    .bytes(bytes)
+                    .at(offset, parent)
+                    .paced(pace);
                 assert_eq!(policy.touch(&key, &access), model.contains_key(&key));
                 if offset % 2 == 0 || !model.contains_key(&key) {
                     policy.insert(key, &access);
@@ -86,7 +98,7 @@ fn run(policy: &mut Boxed, ops: &[Op]) -> Vec<Option<u64>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn every_policy_keeps_exact_books_and_repeats_itself(ops in ops(), capacity in 0..200u64) {
@@ -287,7 +299,8 @@ fn adaptive_hits_where_lru_thrashes() {
 #[test]
 fn a_hostile_tenant_cannot_use_up_the_classes() {
     let mut table = ClassTable::default();
-    let ids: Vec<ClassId> = (0..100_000).map(|n| table.intern(&request_class("mallory", &n.to_string()))).collect();
+    let ids: Vec<ClassId> =
+        (0..100_000).map(|n| table.intern(&request_class("mallory", &n.to_string()))).collect();
     assert_eq!(table.len(), limits::CLASSES_PER_TENANT_MAX + 1);
     assert_eq!(ids[99_999], ClassId::OTHER);
     let other = table.intern(&request_class("alice", "chat"));
@@ -300,7 +313,7 @@ fn a_hostile_tenant_cannot_use_up_the_classes() {
 
     for kind in PolicyKind::ALL {
         let mut policy = kind.build(1_000);
-        for (key, class) in ids.iter().cycle().take(20_000).enumerate() {
+        for (key, class) in ids.iter().cycle().take(4_000).enumerate() {
             let access = Access::new(Moment::from_millis(key as u64), *class).paced(Some(key as f32));
             serve(&mut policy, key as u64, &access, 1_000);
         }
@@ -316,7 +329,11 @@ fn a_follow_up_is_recognised_by_the_end_it_continues() {
     // The last block was partial: its hash has changed.
     assert_eq!(turns.turn_of(&[0, 1, 2, 33, 4, 5], seconds(60)), (2, Some(60.0)));
     assert_eq!(turns.turn_of(&[0, 1, 2, 33, 4, 5, 6], seconds(70)), (3, Some(10.0)));
-    assert_eq!(turns.turn_of(&[0, 7, 8, 9], seconds(80)), (1, None), "a shared system prompt is no conversation");
+    assert_eq!(
+        turns.turn_of(&[0, 7, 8, 9], seconds(80)),
+        (1, None),
+        "a shared system prompt is no conversation"
+    );
     assert_eq!(turns.turn_of(&[], seconds(80)), (1, None));
 }
 

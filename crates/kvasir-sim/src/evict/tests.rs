@@ -1,0 +1,178 @@
+//! The simulator against small traces whose answers are known.
+
+use std::io::Write;
+
+use kvasir_storage::eviction::PolicyKind;
+use proptest::prelude::*;
+
+use super::*;
+
+fn read(format: TraceFormat, bad_line: BadLine, text: &str) -> Result<(Vec<Request>, Vec<u64>), TraceError> {
+    let mut reader = TraceReader::new(text.as_bytes(), format, bad_line);
+    let (mut request, mut requests) = (Request::default(), Vec::new());
+    while reader.read(&mut request)? {
+        requests.push(request.clone());
+    }
+    Ok((requests, reader.skipped().0.to_vec()))
+}
+
+const MOONCAKE: &str = r#"{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 30000, "input_length": 2000, "output_length": 5, "hash_ids": [0, 1, 3, 4]}
+"#;
+
+#[test]
+fn both_formats_are_read() {
+    let (requests, _) = read(TraceFormat::Mooncake, BadLine::Fail, MOONCAKE).unwrap();
+    assert_eq!((requests[0].turn, requests[0].pace_seconds), (1, None));
+    assert_eq!((requests[1].turn, requests[1].pace_seconds), (2, Some(30.0)), "it continues [0, 1, partial]");
+    assert_eq!(requests[1].at.as_micros(), 30_000_000);
+    let row = r#"{"chat_id":7,"parent_chat_id":-1,"timestamp":1.5,"input_length":40,"output_length":1,"type":"file","turn":4,"hash_ids":[9,8,7]}"#;
+    let (requests, _) = read(TraceFormat::Bailian, BadLine::Fail, row).unwrap();
+    let request = &requests[0];
+    assert_eq!((request.kind.as_str(), request.turn, request.at.as_micros()), ("file", 4, 1_500_000));
+    assert_eq!((request.input_tokens, request.blocks.as_slice()), (40, &[9, 8, 7][..]));
+}
+
+#[test]
+fn malformed_lines_are_named_and_skipped_or_fatal() {
+    let long = format!("{{\"pad\": \"{}\"}}", "x".repeat(LINE_BYTES_MAX));
+    let bad = [
+        "nonsense",
+        "{}",
+        r#"{"timestamp": -1, "input_length": 1, "hash_ids": []}"#,
+        r#"{"timestamp": 1e300, "input_length": 1, "hash_ids": []}"#,
+        r#"{"timestamp": 1, "input_length": 1, "hash_ids": [-4]}"#,
+        r#"{"timestamp": 1, "input_length": 1, "hash_ids": [1"#,
+        "\u{0}",
+        &long,
+    ];
+    for line in bad {
+        let text = format!("{MOONCAKE}\n{line}\n{MOONCAKE}");
+        let (requests, skipped) = read(TraceFormat::Mooncake, BadLine::Skip, &text).unwrap();
+        assert_eq!((requests.len(), skipped), (4, vec![4]));
+        match read(TraceFormat::Mooncake, BadLine::Fail, &text) {
+            Err(TraceError::Line { number: 4, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn options(text: &str) -> (tempfile::NamedTempFile, ReplayOptions) {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    let options = ReplayOptions {
+        trace: file.path().to_owned(),
+        format: TraceFormat::Mooncake,
+        bad_line: BadLine::Fail,
+        policies: PolicyKind::ALL.to_vec(),
+        belady: true,
+        capacities: vec![0.0, 0.25, 0.5, 1.0],
+        warm_share: 0.0,
+        recompute: RecomputeModel::default(),
+        threads: 2,
+    };
+    (file, options)
+}
+
+fn line(millis: u64, blocks: &[u64]) -> String {
+    let tokens = blocks.len() * 512;
+    format!(
+        "{{\"timestamp\": {millis}, \"input_length\": {tokens}, \"output_length\": 1, \"hash_ids\": {blocks:?}}}\n"
+    )
+}
+
+#[test]
+fn an_empty_trace_is_refused() {
+    for text in ["", "\n\n", &line(0, &[])] {
+        assert!(matches!(replay(&options(text).1), Err(TraceError::Empty)));
+    }
+}
+
+/// LRU with room for two of four blocks, counted by hand.
+#[test]
+fn hits_follow_prefix_semantics() {
+    let text: String = [
+        line(0, &[1, 2]),
+        line(1_000, &[1, 2]), // both hit
+        line(2_000, &[3]),    // 1 goes
+        line(3_000, &[1, 2]), // 2 is there, but not what is before it
+        line(4_000, &[1, 4]), // 1 hits
+    ]
+    .concat();
+    let (_file, options) = options(&text);
+    let report = EvictReport::new(&replay(&options).unwrap());
+    let row = |policy: &str, capacity: f64| {
+        report.rows.iter().find(|row| row.policy == policy && row.capacity == capacity).unwrap().clone()
+    };
+    assert_eq!(report.trace.unique_blocks, 4);
+    assert_eq!(report.trace.block_tokens, 512);
+    assert_eq!(report.trace.ideal_hit_ratio, 5.0 / 9.0);
+    assert_eq!(row("lru", 0.5).hit_ratio, 3.0 / 9.0);
+    assert_eq!(row("lru", 1.0).hit_ratio, 5.0 / 9.0);
+    assert_eq!(row("lru", 0.0).hit_ratio, 0.0);
+    assert_eq!(row("belady", 0.5).hit_ratio, 5.0 / 9.0);
+    let model = RecomputeModel::default();
+    let expected = 2.0 * model.seconds(0, 512) + model.seconds(512, 1_024);
+    assert!((row("lru", 0.5).seconds_saved - expected).abs() < 1e-6);
+    assert_eq!(report.default, PolicyKind::DEFAULT.name());
+}
+
+#[test]
+fn the_time_split_counts_only_what_follows() {
+    let text: String = (0..10).map(|step| line(step * 1_000, &[1, 2])).collect();
+    let (_file, mut options) = options(&text);
+    options.warm_share = 0.5;
+    let replay = replay(&options).unwrap();
+    let full =
+        replay.rows.iter().find(|row| row.policy == Some(PolicyKind::Lru) && row.capacity == 1.0).unwrap();
+    assert_eq!((full.total.blocks, full.total.hits), (10, 10), "the first miss lies in the warm half");
+}
+
+#[test]
+fn reuse_times_are_fitted() {
+    // One block of its own per wait, waits drawn from an exponential of mean 100 s by its inverse.
+    let mut events: Vec<(u64, u64)> = Vec::new();
+    for block in 0..2_000u64 {
+        let wait = -100_000.0 * (1.0 - (block as f64 + 0.5) / 2_000.0).ln();
+        events.extend([(block * 10, block), (block * 10 + wait as u64, block)]);
+    }
+    events.sort_unstable();
+    let text: String = events.iter().map(|(millis, block)| line(*millis, &[*block])).collect();
+    let report = EvictReport::new(&replay(&options(&text).1).unwrap());
+    let first = report.reuse.iter().find(|class| class.class == "turn 1").unwrap();
+    assert_eq!(first.samples, 2_000);
+    assert!((first.mean_seconds.unwrap() - 100.0).abs() < 1.0, "{:?}", first.mean_seconds);
+    assert!(first.exponential_distance.unwrap() < 0.02, "{:?}", first.exponential_distance);
+    assert_eq!(report.trace.reused_share, 1.0);
+    assert_eq!(report.trace.blocks_with_90_percent_of_reuses, 0.9);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn no_policy_beats_the_ideal_and_all_reach_it_with_room_for_all(
+        requests in prop::collection::vec((0..4_000u64, prop::collection::vec(0..3u64, 1..6)), 1..60),
+    ) {
+        // Ids are paths in a tree, as real ones are: equal ids mean equal prefixes.
+        let mut now = 0;
+        let mut text = String::new();
+        for (wait, choices) in requests {
+            now += wait;
+            let mut id = 0;
+            let path: Vec<u64> = choices.iter().map(|choice| { id = id * 4 + choice + 1; id }).collect();
+            text.push_str(&line(now, &path));
+        }
+        let report = EvictReport::new(&replay(&options(&text).1).unwrap());
+        for row in &report.rows {
+            prop_assert!(row.hit_ratio <= report.trace.ideal_hit_ratio + 1e-12, "{}", row.policy);
+            prop_assert_eq!(row.classes.iter().map(|class| class.blocks).sum::<u64>(), report.trace.block_accesses);
+            if row.capacity == 1.0 && row.policy != "ttl" {
+                prop_assert!((row.hit_ratio - report.trace.ideal_hit_ratio).abs() < 1e-12, "{}", row.policy);
+            }
+            if row.capacity == 0.0 {
+                prop_assert_eq!(row.hit_ratio, 0.0);
+            }
+        }
+    }
+}
