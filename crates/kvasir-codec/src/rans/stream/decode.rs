@@ -134,8 +134,10 @@ impl<'a> Lanes<'a> {
             let slot = state % PROBABILITY_ONE;
             let context = TritTable::context(*value);
             let [a, b] = table.thresholds(context).map(u32::from);
-            let folded = i32::from(slot >= a) + i32::from(slot >= b) - 1;
-            let (start, frequency) = table.range(context, folded);
+            let index = usize::from(slot >= a) + usize::from(slot >= b);
+            let range = table.ranges()[4 * context + index];
+            let (start, frequency) = (range >> 16, range & 0xffff);
+            let folded = index as i32 - 1;
             self.states[lane] = frequency * (state >> PROBABILITY_BITS) + (slot - start);
             self.refill(lane)?;
             *value = refine(*value, if *value < 0 { -folded } else { folded });
