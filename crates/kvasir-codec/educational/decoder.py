@@ -1,0 +1,435 @@
+#!/usr/bin/env python3
+"""An educational decoder of chunk objects, written from FORMAT.md alone and from no other code.
+
+    python3 crates/kvasir-codec/educational/decoder.py            check every golden file
+    python3 crates/kvasir-codec/educational/decoder.py FILE.kvc   print what a chunk object holds
+
+It is slow and plain on purpose: where it and the text differ, one of them has an erratum. Standard library only; the
+tokens of a chunk need a zstd (the `zstandard` module, Python 3.14's `compression.zstd`, or the `zstd` command).
+"""
+
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+
+M, L, LANES, ESC = 4096, 1 << 15, 32, 15
+
+
+class Bad(Exception):
+    """Bytes that the format forbids; `name` is the error of FORMAT.md §3.7 and of the golden files."""
+
+    def __init__(self, name, text=""):
+        super().__init__(f"{name}: {text}")
+        self.name = name
+
+
+def crc32c(data, table=[]):
+    """§1: Castagnoli, reflected, initial value and final xor 0xFFFFFFFF."""
+    if not table:
+        for n in range(256):
+            for _ in range(8):
+                n = (n >> 1) ^ (0x82F63B78 if n & 1 else 0)
+            table.append(n)
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+# ---- §3 container -----------------------------------------------------------------------------------------------------
+
+
+def unzstd(data, size):
+    """Exactly `size` bytes, or Bad; None where no zstd is at hand."""
+    try:
+        try:
+            from compression import zstd  # Python 3.14
+
+            out = zstd.decompress(data)
+        except ImportError:
+            import zstandard
+
+            out = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+    except ImportError:
+        if not shutil.which("zstd"):
+            return None
+        run = subprocess.run(["zstd", "-dc"], input=data, capture_output=True)
+        if run.returncode:
+            raise Bad("Tokens", "no zstd frame")
+        out = run.stdout
+    except Exception as error:  # each library has its own class
+        raise Bad("Tokens", str(error)) from error
+    if len(out) != size:
+        raise Bad("Tokens", f"{len(out)} bytes, not {size}")
+    return out
+
+
+def check(ok, field, actual):
+    if not ok:
+        raise Bad("Field", f"{field} is {actual}")
+
+
+def parse_header(data):
+    """§3.1."""
+    if len(data) < 192:
+        raise Bad("Truncated", "header")
+    if data[:4] != b"KVSC":
+        raise Bad("Magic")
+    if (data[4], data[5]) != (0, 1):
+        raise Bad("Version", f"{data[4]}.{data[5]}")
+    if crc32c(data[:188]) != struct.unpack_from("<I", data, 188)[0]:
+        raise Bad("Checksum", "header")
+    h = dict(model_id=data[16:48], profile_hash=data[48:80], parent_hash=data[80:112], seq_hash=data[112:144])
+    h["sections"], h["flags"], h["tokens"] = struct.unpack_from("<HII", data, 6)
+    h["first"], h["preceding"], kl_bits, h["spans"], h["levels"], h["exact"] = struct.unpack_from("<QIIHBB", data, 144)
+    h["tokens_bytes"], h["directory_crc"], h["tokens_crc"], h["object_bytes"], reserved = struct.unpack_from(
+        "<IIIQI", data, 164
+    )
+    h["kl"] = struct.unpack("<f", struct.pack("<I", kl_bits))[0]
+    check(h["flags"] & 1 or h["preceding"] == 0, "preceding_token", h["preceding"])
+    check(reserved == 0, "reserved", reserved)
+    check(h["flags"] & 0xFFFE == 0, "flags", h["flags"])
+    check(1 <= h["tokens"] <= 16384, "token_count", h["tokens"])
+    check(h["sections"] <= 16384, "section_count", h["sections"])
+    check(h["first"] + h["tokens"] < 1 << 64, "first_position", h["first"])
+    check(kl_bits >> 31 == 0 and kl_bits >> 23 & 255 != 255, "kl_beneath", h["kl"])
+    check(h["spans"] == -(-h["tokens"] // 256), "span_count", h["spans"])
+    check(1 <= h["levels"] <= 8, "level_count", h["levels"])
+    check(h["exact"] <= min(16, h["tokens"]), "exact_tokens", h["exact"])
+    check(h["tokens_bytes"] <= 4 * h["tokens"] + 1024, "tokens_bytes", h["tokens_bytes"])
+    h["blocks"] = -(-h["tokens"] // 16)
+    h["directory_at"] = 192 + 8 * h["blocks"]
+    h["tokens_at"] = h["directory_at"] + h["sections"] * (6 + 8 * h["spans"])
+    h["head"] = h["tokens_at"] + h["tokens_bytes"]
+    check(h["head"] <= h["object_bytes"] <= 5 << 30, "object_bytes", h["object_bytes"])
+    return h
+
+
+def parse_directory(data, h):
+    """§3.3: sections, and (offset, bytes, crc) of each (section, span)."""
+    at, sections, pieces, level, seen = h["directory_at"], [], [], 0, set()
+    for _ in range(h["sections"]):
+        scope, band, lvl, flags, reserved = struct.unpack_from("<HBBBB", data, at)
+        check(reserved == 0, "section.reserved", reserved)
+        sections.append((scope, band, lvl, flags))
+        at += 6
+    for scope, band, lvl, _ in sections:
+        if not level <= lvl < h["levels"] or (scope, band, lvl) in seen:
+            raise Bad("SectionOrder")
+        level = lvl
+        seen.add((scope, band, lvl))
+    offset = h["head"]
+    for _ in range(h["sections"] * h["spans"]):
+        size, crc = struct.unpack_from("<II", data, at)
+        check(size <= 1 << 26, "piece.bytes", size)
+        check(size or crc == 0, "piece.crc32c", crc)
+        pieces.append((offset, size, crc))
+        offset += size
+        at += 8
+    check(offset == h["object_bytes"], "object_bytes", h["object_bytes"])
+    return sections, pieces
+
+
+def parse_object(data):
+    """§3: verifies a whole object in the order of §3.7."""
+    h = parse_header(data)
+    if len(data) < h["tokens_at"]:
+        raise Bad("Truncated", "directory")
+    if crc32c(data[192 : h["tokens_at"]]) != h["directory_crc"]:
+        raise Bad("Checksum", "directory")
+    if len(data) < h["head"]:
+        raise Bad("Truncated", "tokens")
+    packed = data[h["tokens_at"] : h["head"]]
+    if crc32c(packed) != h["tokens_crc"]:
+        raise Bad("Checksum", "tokens")
+    h["section_list"], h["piece_list"] = parse_directory(data, h)
+    n = h["tokens"]
+    planes = unzstd(packed, 4 * n)
+    h["token_list"] = planes and [sum(planes[p * n + i] << 8 * p for p in range(4)) for i in range(n)]
+    for offset, size, crc in h["piece_list"]:
+        if offset + size > len(data):
+            raise Bad("Truncated", "piece")
+        if size and crc32c(data[offset : offset + size]) != crc:
+            raise Bad("Checksum", "piece")
+    if len(data) > h["object_bytes"]:
+        raise Bad("Trailing")
+    return h
+
+
+# ---- §5 entropy stage -------------------------------------------------------------------------------------------------
+
+
+def parse_stage_table(data):
+    """§5.2: slot -> (symbol, frequency, offset), refused unless it is a bijection."""
+    words = struct.unpack("<32I", data)
+    slots, frequency, seen = [], {}, set()
+    for bucket in range(16):
+        a, b = words[2 * bucket], words[2 * bucket + 1]
+        div = a >> 12
+        if div > 256 or (div == 0 and a) or (div == 256 and b) or b & 0xF0000:
+            raise Bad("Reserved")
+    for s in range(M):
+        bucket, r = s >> 8, s & 255
+        a, b = words[2 * bucket], words[2 * bucket + 1]
+        if r < a >> 12:
+            symbol, f, offset = bucket, (a & 4095) + 1, r
+        else:
+            symbol, f, offset = b >> 12 & 15, (b & 4095) + 1, r + (b >> 20)
+        if frequency.setdefault(symbol, f) != f or offset >= f or (symbol, offset) in seen:
+            raise Bad("Bijection")
+        seen.add((symbol, offset))
+        slots.append((symbol, f, offset))
+    if sum(frequency.values()) != M:
+        raise Bad("Sum")
+    return slots
+
+
+def parse_trit_table(data):
+    """§5.3."""
+    a0, b0, a1, b1 = struct.unpack("<4H", data)
+    if not (a0 <= b0 <= M and a1 <= b1 <= M):
+        raise Bad("Thresholds")
+    return ((a0, b0), (a1, b1))
+
+
+def parse_bank(data):
+    """§5.4."""
+    if len(data) < 4:
+        raise Bad("Length")
+    stages, trits = struct.unpack_from("<HH", data)
+    if stages > 128 or trits > 256:
+        raise Bad("Count")
+    if len(data) < 4 + 128 * stages + 8 * trits:
+        raise Bad("Length")
+    at = 4 + 128 * stages
+    return (
+        [parse_stage_table(data[4 + 128 * i : 132 + 128 * i]) for i in range(stages)],
+        [parse_trit_table(data[at + 8 * i : at + 8 + 8 * i]) for i in range(trits)],
+    )
+
+
+class Stream:
+    """§5.5: the coders of one stream."""
+
+    def __init__(self, states, words):
+        self.x, self.words, self.at = states, words, 0
+
+    def refill(self, lanes):
+        for lane in lanes:
+            if self.x[lane] < L:
+                if self.at == len(self.words):
+                    raise Bad("Underrun")
+                self.x[lane] = self.x[lane] << 16 | self.words[self.at]
+                self.at += 1
+
+    def stage(self, table, lanes):
+        symbols = {}
+        for lane in lanes:
+            symbols[lane], f, offset = table[self.x[lane] % M]
+            self.x[lane] = f * (self.x[lane] // M) + offset
+        self.refill(lanes)
+        values = {lane: symbol - 7 for lane, symbol in symbols.items()}
+        escaped = [lane for lane in lanes if symbols[lane] == ESC]
+        if escaped:
+            v = self.bypass(escaped)
+            long = [lane for lane in escaped if v[lane] >= 254]
+            lo = self.bypass(long)
+            hi = self.bypass(long)
+            for lane in escaped:
+                magnitude = 127 + lo[lane] + 256 * hi[lane] if lane in lo else v[lane] // 2
+                values[lane] = -magnitude if v[lane] % 2 else magnitude
+        return values
+
+    def bypass(self, lanes):
+        taken = {}
+        for lane in lanes:
+            taken[lane] = self.x[lane] % 256
+            self.x[lane] //= 256
+        self.refill(lanes)
+        return taken
+
+    def trit(self, table, lanes, values):
+        for lane in lanes:
+            q = values[lane]
+            a, b = table[1 if q else 0]
+            s = self.x[lane] % M
+            digit, start, f = (-1, 0, a) if s < a else (0, a, b - a) if s < b else (1, b, M - b)
+            self.x[lane] = f * (self.x[lane] // M) + s - start
+            values[lane] = 3 * q + (-digit if q < 0 else digit)
+        self.refill(lanes)
+
+
+def decode_piece(bank, codings, tokens, data, before):
+    """§5.6: values[coefficient][token]; `before` holds the values that trit coefficients refine."""
+    stages, trits = bank
+    for coding in codings:
+        if coding[0] == "stage":
+            _, table, count, trit_table = coding
+            known = table < len(stages) and count <= 7 and (count == 0 or trit_table < len(trits))
+        else:
+            known = coding[1] < len(trits)
+        if not known:
+            raise Bad("Coding")
+    values = [[0] * tokens if c[0] == "stage" else list(row) for c, row in zip(codings, before)]
+    active, raw = 0, False
+    if data:
+        if len(data) < 2:
+            raise Bad("Length")
+        field = struct.unpack_from("<H", data)[0]
+        active, raw = field & 0x7FFF, field >> 15 == 1
+        if not 1 <= active <= len(codings):
+            raise Bad("Active")
+    for c in range(active, len(codings)):
+        values[c] = [0 if codings[c][0] == "stage" else 3 * q for q in values[c]]
+    if raw:
+        decode_raw(codings[:active], tokens, data, values)
+    elif active:
+        decode_streams(bank, codings[:active], tokens, data, values)
+    return values
+
+
+def decode_streams(bank, codings, tokens, data, values):
+    n, lanes_stored = len(codings), min(LANES, tokens)
+    count = -(-n // 128)
+    states_at = -(-(2 + 2 * count) // 4) * 4
+    words_at = states_at + 4 * count * lanes_stored
+    if len(data) < states_at:
+        raise Bad("Length")
+    lengths = struct.unpack_from(f"<{count}H", data, 2)
+    if len(data) != words_at + 2 * sum(lengths):
+        raise Bad("Length")
+    if any(data[2 + 2 * count : states_at]):
+        raise Bad("Field", "fill")
+    for i in range(count):
+        states = list(struct.unpack_from(f"<{lanes_stored}I", data, states_at + 4 * i * lanes_stored))
+        if any(not L <= x < 1 << 31 for x in states):
+            raise Bad("State")
+        stream = Stream(states, struct.unpack_from(f"<{lengths[i]}H", data, words_at))
+        words_at += 2 * lengths[i]
+        decode_stream(bank, codings, range(i * n // count, (i + 1) * n // count), tokens, stream, values)
+
+
+def decode_stream(bank, codings, coefficients, tokens, stream, values):
+    stages, trits = bank
+    for row in range(0, tokens, LANES):
+        lanes = range(min(LANES, tokens - row))
+        for c in coefficients:
+            kind, *numbers = codings[c]
+            if kind == "stage":
+                table, count, trit_table = numbers
+                current = stream.stage(stages[table], lanes)
+            else:
+                trit_table, count = numbers[0], 1
+                current = {lane: values[c][row + lane] for lane in lanes}
+            for _ in range(count):
+                stream.trit(trits[trit_table], lanes, current)
+            for lane in lanes:
+                values[c][row + lane] = current[lane]
+    if stream.at != len(stream.words) or any(x != L for x in stream.x):
+        raise Bad("FinalState")
+
+
+def decode_raw(codings, tokens, data, values):
+    n = len(codings)
+    if len(data) < 2 + n:
+        raise Bad("Length")
+    widths = data[2 : 2 + n]
+    for (kind, *_), width in zip(codings, widths):
+        check(width <= (25 if kind == "stage" else 2), "width", width)
+    if len(data) != 2 + n + -(-sum(widths) * tokens // 8):
+        raise Bad("Length")
+    bits = int.from_bytes(data[2 + n :], "little")
+    for c, width in enumerate(widths):
+        for t in range(tokens):
+            code = bits & ((1 << width) - 1)
+            bits >>= width
+            number = code // 2 if code % 2 == 0 else -(code + 1) // 2
+            if codings[c][0] == "stage":
+                values[c][t] = number
+            else:
+                check(code <= 2, "digit", code)
+                values[c][t] = 3 * values[c][t] + number
+    check(bits == 0, "fill", bits)
+
+
+# ---- §9 golden files --------------------------------------------------------------------------------------------------
+
+
+def read_piece_file(text):
+    items = dict(codings=[])
+    for line in text.splitlines():
+        key, _, rest = line.partition(" ")
+        if key == "coding":
+            kind, *numbers = rest.split()
+            items["codings"].append((kind, *map(int, numbers)))
+        else:
+            items[key] = rest
+    return items
+
+
+def check_piece_file(path):
+    items = read_piece_file(path.read_text())
+    tokens, codings = int(items["tokens"]), items["codings"]
+    flat = list(map(int, items.get("before", "").split())) or [0] * tokens * len(codings)
+    before = [flat[c * tokens : (c + 1) * tokens] for c in range(len(codings))]
+    try:
+        bank = parse_bank(bytes.fromhex(items["bank"]))
+        rows = decode_piece(bank, codings, tokens, bytes.fromhex(items["piece"]), before)
+    except Bad as bad:
+        return bad.name, items.get("error")
+    values = [v for row in rows for v in row]
+    if "values_crc32c" in items:
+        return f"{crc32c(struct.pack(f'<{len(values)}i', *values)):08x}", items["values_crc32c"]
+    return values, list(map(int, items.get("values", "").split()))
+
+
+def describe(h):
+    """The line of `ok/index.txt`."""
+    tokens = h["token_list"]
+    crc = f"{crc32c(struct.pack(f'<{len(tokens)}I', *tokens)):08x}" if tokens else "unknown"
+    spans = h["spans"]
+    pieces = [f"{i // spans}.{i % spans}@{at}+{n}" for i, (at, n, _) in enumerate(h["piece_list"]) if n]
+    sections = [".".join(map(str, s)) for s in h["section_list"]]
+    return (
+        f"tokens={h['tokens']} tokens_crc32c={crc} preceding={h['preceding'] if h['flags'] & 1 else 'none'} "
+        f"first={h['first']} exact={h['exact']} kl={h['kl']:g} head={h['head']} "
+        f"sections={','.join(sections)} pieces={','.join(pieces)}"
+    )
+
+
+def check_object_file(path, expected):
+    try:
+        found = describe(parse_object(path.read_bytes()))
+    except Bad as bad:
+        found = bad.name
+    if "tokens_crc32c=unknown" in found:
+        print(f"{path.name}: no zstd at hand, tokens not checked")
+        if expected == "Tokens":
+            return expected, expected
+        expected = " ".join("tokens_crc32c=unknown" if w.startswith("tokens_crc") else w for w in expected.split(" "))
+    return found, expected
+
+
+def check_golden(folder):
+    results = []
+    for path in sorted(folder.glob("*/*.piece")):
+        results.append((path, *check_piece_file(path)))
+    for verdict in ("ok", "err"):
+        for line in (folder / verdict / "index.txt").read_text().splitlines():
+            name, _, expected = line.partition(" ")
+            path = folder / verdict / name
+            results.append((path, *check_object_file(path, expected)))
+    wrong = [(path, found, expected) for path, found, expected in results if found != expected]
+    for path, found, expected in wrong:
+        print(f"{path}: found {str(found)[:200]}, expected {str(expected)[:200]}")
+    print(f"{len(results) - len(wrong)} of {len(results)} golden files read as FORMAT.md says")
+    return not wrong and bool(results)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(describe(parse_object(pathlib.Path(sys.argv[1]).read_bytes())))
+    elif not check_golden(pathlib.Path(__file__).parent.parent / "tests" / "golden"):
+        sys.exit(1)
