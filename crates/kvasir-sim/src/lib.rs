@@ -2,3 +2,4 @@
 
 pub mod evict;
 pub mod link;
+pub mod net;

@@ -1,0 +1,13 @@
+//! A simulated link, GPU and decoder around the real fetcher core, and studies over them.
+
+mod ladder;
+mod oracle;
+pub mod study;
+mod world;
+
+pub use ladder::{Engine, Ladder};
+pub use oracle::oracle;
+pub use world::{LinkRate, LoadSpec, Outcome, Sharing, World, WorldConfig};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,146 @@
+use std::time::Duration;
+
+use kvasir_client::fetcher::{DecodeModel, EstimatorKind, FetcherConfig, Fixed, Progressive, TextMode};
+use kvasir_types::Level;
+use proptest::prelude::*;
+
+use super::{study::*, *};
+use crate::link::BandwidthSeries;
+
+fn config(engine: &Engine) -> FetcherConfig {
+    FetcherConfig {
+        estimator: EstimatorKind::Harmonic,
+        recompute: engine.recompute.clone(),
+        decode: DecodeModel::from_seconds(engine.decode_per_token, 0.0),
+        text_mode: TextMode::Overlapped,
+    }
+}
+
+fn world(engine: &Engine, link: LinkRate) -> WorldConfig {
+    WorldConfig {
+        link,
+        first_byte: Duration::from_millis(2),
+        recompute: engine.recompute.clone(),
+        decode: DecodeModel::from_seconds(engine.decode_per_token, 0.0),
+        sharing: Sharing::RoundRobin,
+    }
+}
+
+fn constant(mbps: f64) -> LinkRate {
+    LinkRate::Series(BandwidthSeries::constant(mbps).unwrap())
+}
+
+#[test]
+fn a_fixed_level_takes_what_arithmetic_says() {
+    let engine = Engine::mistral_7b_a40();
+    let plan = engine.plan(&Ladder::paper(), 9_400, 1536, Duration::from_secs(1));
+    let bytes: u64 = plan.chunks.iter().map(|c| c.level_bytes[2]).sum();
+    let suffix = plan.suffix_time;
+    let load = LoadSpec {
+        arrival: Duration::from_secs(7),
+        plan,
+        policy: Box::new(Fixed::new(Level(2)).without_giving_up()),
+        config: config(&engine),
+    };
+    let (outcomes, _) = World::run(world(&engine, constant(3_000.0)), vec![load]).unwrap();
+    let expected = bytes as f64 * 8.0 / 3e9 + suffix.as_secs_f64();
+    let found = outcomes[0].ttft.as_secs_f64();
+    // Beyond the bytes: one first byte and the decode of the last (short) chunk.
+    assert!(found > expected && found < expected + 0.006, "{found} {expected}");
+    assert_eq!(outcomes[0].bytes, bytes);
+}
+
+#[test]
+fn one_seed_gives_one_trace() {
+    let engine = Engine::mistral_7b_a40();
+    let run = || {
+        let load = |arrival| LoadSpec {
+            arrival: Duration::from_millis(arrival),
+            plan: engine.plan(&Ladder::basis(), 9_400, 1536, Duration::from_millis(700)),
+            policy: Box::new(Progressive::new()),
+            config: config(&engine),
+        };
+        let link = LinkRate::Series(BandwidthSeries::builtin("jitter").unwrap().scaled(4.0));
+        World::run(world(&engine, link), vec![load(0), load(50), load(90)]).unwrap()
+    };
+    let (a, b) = (run(), run());
+    assert_eq!(a, b);
+    assert!(a.1.len() > 20);
+}
+
+#[test]
+fn a_study_is_reproducible_and_complete() {
+    let study = StreamStudy::paper(Bandwidth::Random(0.1, 10.0), 5, vec![Duration::from_secs(1)]);
+    let report = study.run();
+    assert_eq!(report, study.run());
+    assert_eq!(report.rows.len(), 2 * StudyPolicy::ALL.len());
+    for row in report.rows {
+        assert_eq!(row.requests, 5);
+        assert!((0.0..=1.0).contains(&row.violation_rate) && (0.0..=1.0).contains(&row.quality), "{row:?}");
+        assert!(row.ttft_ms_p50 > 0.0 && row.ttft_ms_p50 <= row.ttft_ms_p95);
+    }
+}
+
+#[test]
+fn arguments_are_read_or_refused() {
+    assert_eq!(Bandwidth::parse_random("random:0.1-10"), Ok(Bandwidth::Random(0.1, 10.0)));
+    for bad in ["random:", "random:1", "random:0-1", "random:2-1", "0.1-10", "random:a-b", "random:1-inf"] {
+        assert!(Bandwidth::parse_random(bad).is_err(), "{bad}");
+    }
+    assert_eq!(
+        StudyPolicy::parse("cachegen, oracle"),
+        Some(vec![StudyPolicy::CacheGen, StudyPolicy::Oracle])
+    );
+    assert_eq!(StudyPolicy::parse("nonesuch"), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Where the oracle misses, so does every policy; what the oracle meets has a quality that none beats by
+    /// more than its greedy refinement may leave.
+    #[test]
+    fn the_oracle_bounds_every_policy(
+        rates in prop::collection::vec(20.0f64..12_000.0, 1..8), per_chunk: bool, tokens in 200u64..11_000, slo in 100u64..2_000,
+    ) {
+        let engine = Engine::mistral_7b_a40();
+        let link = if per_chunk {
+            LinkRate::PerChunk(rates)
+        } else {
+            LinkRate::Series(BandwidthSeries::steps("s", "n", 0.1, &rates).unwrap())
+        };
+        let world = world(&engine, link);
+        for ladder in [Ladder::paper(), Ladder::basis()] {
+            let plan = engine.plan(&ladder, tokens, 1536, Duration::from_millis(slo));
+            let best = oracle(&plan, &world, Duration::ZERO);
+            for (policy, estimator) in [
+                (Box::new(Progressive::new()) as Box<dyn kvasir_client::fetcher::Policy>, EstimatorKind::Harmonic),
+                (Box::new(kvasir_client::fetcher::CacheGen::default()), EstimatorKind::LastChunk),
+            ] {
+                let config = FetcherConfig { estimator, ..config(&engine) };
+                let load = LoadSpec { arrival: Duration::ZERO, plan: plan.clone(), policy, config };
+                let (outcomes, _) = World::run(world.clone(), vec![load]).unwrap();
+                prop_assert!(best.met || !outcomes[0].met, "{outcomes:?} {best:?}");
+            }
+        }
+    }
+
+    /// The worst case is bounded: however bad the link, a load costs at most a small multiple of computing plus
+    /// the SLO.
+    #[test]
+    fn no_load_is_much_worse_than_computing(
+        rates in prop::collection::vec(0.05f64..3_000.0, 1..8), tokens in 200u64..11_000, slo in 100u64..2_000, which in 0usize..2,
+    ) {
+        let engine = Engine::mistral_7b_a40();
+        let world = world(&engine, LinkRate::Series(BandwidthSeries::steps("s", "n", 0.2, &rates).unwrap()));
+        let plan = engine.plan(&Ladder::paper(), tokens, 1536, Duration::from_millis(slo));
+        let compute: Duration = plan.chunks.iter().map(|c| engine.recompute.predict(c.tokens)).sum();
+        let policy: Box<dyn kvasir_client::fetcher::Policy> = match which {
+            0 => Box::new(Progressive::new()),
+            _ => Box::new(kvasir_client::fetcher::CacheGen::default()),
+        };
+        let load = LoadSpec { arrival: Duration::ZERO, plan: plan.clone(), policy, config: config(&engine) };
+        let (outcomes, _) = World::run(world, vec![load]).unwrap();
+        let bound = compute * 2 + plan.slo * 2 + Duration::from_millis(500);
+        prop_assert!(outcomes[0].ttft <= bound, "{:?} against {compute:?}", outcomes[0]);
+    }
+}
