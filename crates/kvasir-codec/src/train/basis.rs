@@ -12,7 +12,7 @@ use super::{
     tokens::TokenModel,
 };
 use crate::{
-    limits::TOKEN_FACTORS_MAX,
+    limits::{EXACT_TOKENS_MAX, TOKEN_FACTORS_MAX},
     profile::{Basis, Scope},
     rans::COEFFICIENTS_MAX,
 };
@@ -38,6 +38,9 @@ pub(super) fn draft(
     }
     if recipe.token_factors.iter().sum::<usize>() > TOKEN_FACTORS_MAX {
         return impossible("token_factors", "both tokens together have at most 512");
+    }
+    if recipe.exact_tokens.is_some_and(|count| count > EXACT_TOKENS_MAX) {
+        return impossible("exact_tokens", "at most 16 tokens are stored exactly");
     }
     let mut drafts = Vec::new();
     let scopes = scopes(corpus.spec, layers, recipe.joint, true);

@@ -10,6 +10,7 @@ mod layout;
 mod linear;
 mod moments;
 mod rates;
+mod sinks;
 mod tokens;
 
 use kvasir_types::ModelSpec;
@@ -54,11 +55,20 @@ pub struct BasisRecipe {
     pub joint: bool,
     /// Most factors of the current-token predictor, and of the previous-token predictor; 0 for none.
     pub token_factors: [usize; 2],
+    /// Tokens stored exactly at the start of a context; `None`: as many as there are attention sinks, which
+    /// is measured.
+    pub exact_tokens: Option<usize>,
 }
 
 impl Default for BasisRecipe {
     fn default() -> Self {
-        Self { rank_max: None, scope_layers: None, joint: true, token_factors: [256, 128] }
+        Self {
+            rank_max: None,
+            scope_layers: None,
+            joint: true,
+            token_factors: [256, 128],
+            exact_tokens: None,
+        }
     }
 }
 
@@ -73,8 +83,6 @@ pub trait QualityOracle {
 const BASIS_LEVELS: usize = 4;
 /// Levels of a direct profile.
 const DIRECT_LEVELS: usize = 3;
-/// Tokens kept exactly at the start of a context: the attention sinks of StreamingLLM.
-const EXACT_TOKENS: usize = 4;
 /// Power of the finest level's error over the signal's, where no oracle says better.
 const FINEST_NMSE: f64 = 0.01;
 
@@ -136,8 +144,12 @@ impl<'a> Session<'a> {
         recipe: &'a Recipe,
         progress: &mut dyn FnMut(&str, f32),
     ) -> Result<Self, TrainError> {
-        let exact_tokens = if matches!(recipe, Recipe::Basis(_)) { EXACT_TOKENS } else { 0 };
         progress("checking the contexts", 0.0);
+        let exact_tokens = match recipe {
+            Recipe::Basis(BasisRecipe { exact_tokens: Some(count), .. }) => *count,
+            Recipe::Basis(_) => sinks::count(spec, contexts),
+            Recipe::Direct | Recipe::CacheGen => 0,
+        };
         let corpus = Corpus::new(spec, contexts, exact_tokens)?;
         let draft = match recipe {
             Recipe::Direct => direct::draft(&corpus, DIRECT_LEVELS),

@@ -104,9 +104,14 @@ pub fn contexts(spec: &ModelSpec, count: usize, tokens: usize) -> Vec<TrainingCo
 }
 
 pub fn recipes() -> Vec<Recipe> {
-    let small = BasisRecipe { token_factors: [8, 4], ..BasisRecipe::default() };
-    let truncated =
-        BasisRecipe { rank_max: Some(20), scope_layers: Some(2), joint: false, token_factors: [4, 0] };
+    let small = BasisRecipe { token_factors: [8, 4], exact_tokens: Some(4), ..BasisRecipe::default() };
+    let truncated = BasisRecipe {
+        rank_max: Some(20),
+        scope_layers: Some(2),
+        joint: false,
+        token_factors: [4, 0],
+        exact_tokens: None,
+    };
     vec![Recipe::Direct, Recipe::CacheGen, Recipe::Basis(small), Recipe::Basis(truncated)]
 }
 
