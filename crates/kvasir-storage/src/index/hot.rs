@@ -186,3 +186,6 @@ impl SledHome {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,12 +10,15 @@ use super::IndexError;
 /// Bytes of a key before its block hashes.
 pub(super) const PREFIX_BYTES: usize = 8 + 32;
 /// Bytes of a block hash in a key.
-pub(super) const BLOCK_BYTES: usize = 4;
+pub(super) const BLOCK_BYTES: usize = 3;
 /// What ends the block hashes: sorts before every block hash.
 pub(super) const END: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
+/// What a block hash of zeros becomes: the smallest one.
+pub(super) const ONE: [u8; BLOCK_BYTES] = [0, 0, 1];
+/// Leading bytes of the object's digest in a key; the others are in the value.
 const OBJECT_BYTES: usize = 8;
 const VALUE_VERSION: u8 = 1;
-const FIXED_VALUE_BYTES: usize = 1 + 4 + 8 + 4 + 4 + 8 + 32 * 3 + 1;
+const FIXED_VALUE_BYTES: usize = 1 + 4 + 8 + 4 + 4 + 8 + 32 * 3 - OBJECT_BYTES + 1;
 /// Most blocks of a chunk.
 pub(super) const BLOCKS_MAX: usize = CHUNK_TOKENS_MAX / BLOCK_TOKENS;
 
@@ -64,7 +67,7 @@ pub struct IndexRow {
 /// A block hash as keys hold it.
 pub(super) fn short(hash: &[u8]) -> [u8; BLOCK_BYTES] {
     match hash.first_chunk::<BLOCK_BYTES>() {
-        Some(&END) | None => [0, 0, 0, 1],
+        Some(&END) | None => ONE,
         Some(&bytes) => bytes,
     }
 }
@@ -97,7 +100,7 @@ impl IndexRow {
         value.extend(self.head_bytes.to_le_bytes());
         value.extend(self.object_bytes.to_le_bytes());
         value.extend(self.seq_hash.as_bytes());
-        value.extend(self.object_digest.as_bytes());
+        value.extend(&self.object_digest.as_bytes()[OBJECT_BYTES..]);
         value.extend(self.profile_hash.as_bytes());
         value.push(self.level_bytes.len() as u8);
         value.extend(self.level_bytes.iter().flat_map(|b| b.to_le_bytes()));
@@ -121,7 +124,12 @@ impl IndexRow {
                 head_bytes: u32::from_le_bytes(cursor.take()?),
                 object_bytes: u64::from_le_bytes(cursor.take()?),
                 seq_hash: cursor.take::<32>()?.into(),
-                object_digest: cursor.take::<32>()?.into(),
+                object_digest: {
+                    let (front, back) =
+                        (key.last_chunk::<OBJECT_BYTES>()?, cursor.take::<{ 32 - OBJECT_BYTES }>()?);
+                    let whole: [u8; 32] = [&front[..], &back].concat().try_into().ok()?;
+                    whole.into()
+                },
                 profile_hash: cursor.take::<32>()?.into(),
                 level_bytes: {
                     let [levels] = cursor.take()?;
@@ -167,7 +175,7 @@ pub(super) mod tests {
 
     pub(in crate::index) fn any_row() -> impl Strategy<Value = IndexRow> {
         let hashes = (any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>());
-        let blocks = prop::collection::vec(any::<[u8; 4]>(), 1..130);
+        let blocks = prop::collection::vec(any::<[u8; BLOCK_BYTES]>(), 1..130);
         let sizes = (any::<u64>(), any::<u32>(), 0f32..1.0, any::<u32>(), any::<u64>());
         (hashes, blocks, sizes, prop::collection::vec(any::<u64>(), 0..=LEVELS_MAX)).prop_map(
             |((parent_hash, seq, object, profile), blocks, sizes, level_bytes)| IndexRow {
@@ -212,7 +220,7 @@ pub(super) mod tests {
     fn a_default_chunk_is_small() {
         let row = IndexRow {
             parent_hash: [1; 32],
-            blocks: vec![[9; 4]; 96],
+            blocks: vec![[9; BLOCK_BYTES]; 96],
             seq_hash: [2; 32].into(),
             object_digest: [3; 32].into(),
             profile_hash: [4; 32].into(),
@@ -224,6 +232,6 @@ pub(super) mod tests {
             level_bytes: vec![1, 2, 3, 4],
         };
         let key = row.key(Scope([0; 8]));
-        assert_eq!(key.len() + row.value(&key).len(), 598);
+        assert_eq!(key.len() + row.value(&key).len(), 493);
     }
 }

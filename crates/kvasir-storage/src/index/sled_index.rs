@@ -39,7 +39,7 @@ impl SledIndex {
             .path(path)
             .cache_capacity(cache_bytes)
             .flush_every_ms(Some(1_000))
-            .mode(sled::Mode::HighThroughput);
+            .mode(sled::Mode::LowSpace);
         let db = config.open().map_err(error)?;
         let rows = db.open_tree("rows").map_err(error)?;
         let stamp = [&[FORMAT][..], identity].concat();

@@ -6,7 +6,7 @@ use kvasir_types::{BLOCK_TOKENS, SeqHash};
 
 use super::{
     HotIndex, IndexError, IndexRow, Scope,
-    row::{BLOCK_BYTES, BLOCKS_MAX, END, PREFIX_BYTES, key_prefix, short},
+    row::{BLOCK_BYTES, BLOCKS_MAX, END, ONE, PREFIX_BYTES, key_prefix, short},
 };
 
 /// One chunk of a walk.
@@ -126,17 +126,18 @@ fn fits(
     let mut bound = query.clone();
     // Above the query: the row that extends it, its own objects (taken by the loop below), or a diverging one.
     while let Some((key, value)) = index.at_or_above(&query)?.filter(|(k, _)| shares_parent(k, &query)) {
+        let row = IndexRow::decode(&key, &value)?;
+        if !usable(&row) {
+            index.remove(&key)?;
+            continue;
+        }
         let common = common_blocks(&key, &query);
         if is_end_at(&key, common) {
             bound = above_whole(&query, common);
-            break;
-        }
-        let row = IndexRow::decode(&key, &value)?;
-        if usable(&row) {
+        } else {
             found.offer_part(common, row);
-            break;
         }
-        index.remove(&key)?;
+        break;
     }
     while let Some((key, value)) = index.below(&bound)?.filter(|(k, _)| shares_parent(k, &query)) {
         let common = common_blocks(&key, &query);
@@ -180,7 +181,7 @@ impl Fits {
 /// First key above all whole chunks that end after `blocks` of the query's blocks.
 fn above_whole(query: &[u8], blocks: usize) -> Vec<u8> {
     let mut bound = query.get(..PREFIX_BYTES + blocks * BLOCK_BYTES).unwrap_or(query).to_vec();
-    bound.extend([0, 0, 0, 1]);
+    bound.extend(ONE);
     bound
 }
 

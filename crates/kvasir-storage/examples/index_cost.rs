@@ -1,0 +1,99 @@
+//! What the hot index costs: disk and memory a chunk, and lookups a second, at growing numbers of chunks.
+//!
+//! `cargo run --release -p kvasir-storage --example index_cost -- 10000 1000000`
+
+use std::{path::Path, time::Instant};
+
+use kvasir_storage::index::{Index, IndexRow, Scope};
+use kvasir_types::{ModelId, SeqHash};
+
+/// Chunks of a context: 98 K tokens in chunks of 1,536.
+const CHUNKS: usize = 64;
+/// Blocks of a chunk.
+const BLOCKS: usize = 96;
+const LOOKUPS: usize = 2_000;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let scope = Scope::new(&"default".parse()?, &ModelId::from([1; 32]));
+    let mut out = std::io::stdout().lock();
+    for count in std::env::args().skip(1) {
+        let count: usize = count.parse()?;
+        let directory =
+            std::env::temp_dir().join(format!("kvasir-index-cost-{}-{count}", std::process::id()));
+        let index = Index::sled(directory.clone(), [0; 32], 64 << 20)?;
+        let start = Instant::now();
+        for context in 0..count / CHUNKS {
+            let blocks = context_blocks(context);
+            for chunk in 0..CHUNKS {
+                index.insert(scope, &row(&blocks, chunk));
+            }
+        }
+        let inserted = start.elapsed();
+        index.flush();
+        let (disk, memory) = (bytes_under(&directory), resident());
+        // Every lookup walks the 64 chunks of another context.
+        let contexts = (count / CHUNKS).max(1);
+        let queries: Vec<_> = (0..LOOKUPS).map(|i| context_blocks(i * 7_919 % contexts)).collect();
+        let mut times: Vec<_> = queries
+            .iter()
+            .map(|blocks| {
+                let start = Instant::now();
+                let walk = index.walk(scope, &[9; 32], blocks, &|_| true);
+                assert_eq!(walk.whole_blocks, BLOCKS * CHUNKS);
+                start.elapsed()
+            })
+            .collect();
+        times.sort();
+        use std::io::Write;
+        writeln!(
+            out,
+            "{count} chunks: {:.0} B a chunk on disk, {} MiB resident, {:.0} inserts/s, lookup of 64 chunks p50 {:?} p99 {:?}",
+            disk as f64 / count as f64,
+            memory >> 20,
+            count as f64 / inserted.as_secs_f64(),
+            times[LOOKUPS / 2],
+            times[LOOKUPS * 99 / 100],
+        )?;
+        drop(index);
+        std::fs::remove_dir_all(directory)?;
+    }
+    Ok(())
+}
+
+fn context_blocks(context: usize) -> Vec<SeqHash> {
+    let mut bytes = vec![0; BLOCKS * CHUNKS * 32];
+    blake3::Hasher::new().update(&context.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes.as_chunks().0.iter().map(|hash| SeqHash::from(*hash)).collect()
+}
+
+fn row(blocks: &[SeqHash], chunk: usize) -> IndexRow {
+    let own = &blocks[chunk * BLOCKS..][..BLOCKS];
+    let last = own[BLOCKS - 1];
+    IndexRow {
+        parent_hash: chunk.checked_sub(1).map_or([9; 32], |_| *blocks[chunk * BLOCKS - 1].as_bytes()),
+        blocks: IndexRow::short_blocks(own.iter().map(|b| &b.as_bytes()[..])),
+        seq_hash: last,
+        object_digest: (*last.as_bytes()).into(),
+        profile_hash: [3; 32].into(),
+        first_position: (chunk * 1536) as u64,
+        token_count: 1536,
+        kl_beneath: 0.0,
+        head_bytes: 4_000,
+        object_bytes: 10 << 20,
+        level_bytes: vec![1 << 20, 2 << 20, 5 << 20, 10 << 20],
+    }
+}
+
+fn bytes_under(directory: &Path) -> u64 {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .map(|e| if e.path().is_dir() { bytes_under(&e.path()) } else { e.metadata().map_or(0, |m| m.len()) })
+        .sum()
+}
+
+/// Resident memory, where the system tells.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
+}

@@ -1,0 +1,181 @@
+//! Damage to the database, before and under use.
+
+use kvasir_types::{BLOCK_TOKENS, ModelId, TokenChain};
+use tempfile::TempDir;
+
+use super::*;
+
+const ROOT: [u8; 32] = [9; 32];
+const CACHE: u64 = 1 << 20;
+
+fn scope() -> Scope {
+    Scope::new(&"t".parse().expect("a name"), &ModelId::from([1; 32]))
+}
+
+fn chain(seed: u32) -> TokenChain {
+    let tokens: Vec<u32> = (0..20 * BLOCK_TOKENS as u32).map(|i| i ^ (seed << 16)).collect();
+    TokenChain::new(ROOT.into(), &tokens)
+}
+
+fn row(seed: u32) -> IndexRow {
+    let chain = chain(seed);
+    let last = *chain.blocks().last().expect("not empty");
+    IndexRow {
+        parent_hash: ROOT,
+        blocks: IndexRow::short_blocks(chain.blocks().iter().map(|b| &b.as_bytes()[..])),
+        seq_hash: last,
+        object_digest: (*last.as_bytes()).into(),
+        profile_hash: [0; 32].into(),
+        first_position: 0,
+        token_count: chain.token_count() as u32,
+        kl_beneath: 0.0,
+        head_bytes: 1,
+        object_bytes: 2,
+        level_bytes: vec![2],
+    }
+}
+
+fn open(directory: &TempDir) -> Index {
+    Index::sled(directory.path().into(), [5; 32], CACHE).expect("opens")
+}
+
+/// Rows of 0..count that are found; every one that is found is right.
+fn found(index: &Index, count: u32) -> u32 {
+    let mut found = 0;
+    for seed in 0..count {
+        let walk = index.walk(scope(), &ROOT, chain(seed).blocks(), &|_| true);
+        match walk.steps.first().filter(|step| step.matched_blocks == 20) {
+            Some(step) => {
+                assert_eq!(step.row, row(seed));
+                found += 1;
+            }
+            None => assert_eq!(walk.whole_blocks, 0),
+        }
+    }
+    found
+}
+
+#[test]
+fn rows_outlive_the_process_and_belong_to_one_store() {
+    let directory = TempDir::new().expect("a directory");
+    let index = open(&directory);
+    (0..50).for_each(|seed| index.insert(scope(), &row(seed)));
+    index.remove(scope(), &row(7));
+    index.flush();
+    drop(index);
+    let index = open(&directory);
+    assert_eq!((index.len(), found(&index, 50)), (49, 49));
+    drop(index);
+    let other = Index::sled(directory.path().into(), [6; 32], CACHE).expect("opens");
+    assert_eq!((other.len(), found(&other, 50)), (0, 0), "an index of one store is none of another");
+}
+
+#[test]
+fn a_locked_database_is_left_alone() {
+    let directory = TempDir::new().expect("a directory");
+    let first = open(&directory);
+    first.insert(scope(), &row(1));
+    let second = open(&directory);
+    assert_eq!(found(&second, 2), 0);
+    second.insert(scope(), &row(0));
+    assert_eq!((found(&first, 2), found(&second, 2)), (1, 1));
+}
+
+#[test]
+fn any_damage_costs_rows_and_never_gives_wrong_ones() {
+    for damage in 0..12u64 {
+        let directory = TempDir::new().expect("a directory");
+        let index = open(&directory);
+        (0..200).for_each(|seed| index.insert(scope(), &row(seed)));
+        index.flush();
+        drop(index);
+        hurt(&directory.path().join("hot-0.sled/db"), damage);
+        let index = open(&directory);
+        let left = found(&index, 200);
+        // Whatever is left, the index takes rows again and finds them.
+        (0..200).for_each(|seed| index.insert(scope(), &row(seed)));
+        let again = found(&index, 200);
+        assert!(again == 200 || index.replaced() > 0, "damage {damage}: {left} left, {again} after");
+        (0..200).for_each(|seed| index.insert(scope(), &row(seed)));
+        assert_eq!(found(&index, 200), 200, "damage {damage}");
+    }
+}
+
+/// Cuts or flips, deterministically.
+fn hurt(file: &std::path::Path, damage: u64) {
+    let mut bytes = std::fs::read(file).expect("sled keeps its log here");
+    let at = |i: u64| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as usize % bytes.len();
+    match damage % 3 {
+        0 => bytes.truncate(at(damage + 1)),
+        1 => {
+            let places: Vec<_> = (0..64).map(|i| at(damage * 1_000 + i)).collect();
+            places.into_iter().for_each(|place| bytes[place] ^= 0xff);
+        }
+        _ => {
+            let start = at(damage);
+            bytes.iter_mut().skip(start).take(4_096).for_each(|b| *b = 0);
+        }
+    }
+    std::fs::write(file, bytes).expect("writes");
+}
+
+/// Fails after a number of operations.
+#[derive(Debug)]
+struct Failing {
+    rows: MemoryIndex,
+    left: AtomicU64,
+}
+
+impl Failing {
+    fn step(&self) -> Result<(), IndexError> {
+        match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(IndexError::Corrupt { what: "as the test wants it".to_owned() }),
+        }
+    }
+}
+
+impl HotIndex for Failing {
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        self.step()?;
+        self.rows.put(key, value)
+    }
+    fn remove(&self, key: &[u8]) -> Result<(), IndexError> {
+        self.step()?;
+        self.rows.remove(key)
+    }
+    fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
+        self.step()?;
+        self.rows.below(key)
+    }
+    fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
+        self.step()?;
+        self.rows.at_or_above(key)
+    }
+    fn len(&self) -> u64 {
+        self.rows.len()
+    }
+    fn clear(&self) -> Result<(), IndexError> {
+        self.step()?;
+        self.rows.clear()
+    }
+    fn flush(&self) -> Result<(), IndexError> {
+        self.step()
+    }
+}
+
+#[test]
+fn a_failure_under_use_replaces_the_database_once() {
+    for left in 0..40 {
+        let index = Index::over(Arc::new(Failing { rows: MemoryIndex::default(), left: left.into() }));
+        std::thread::scope(|scope_| {
+            for _ in 0..4 {
+                scope_.spawn(|| (0..10).for_each(|seed| index.insert(scope(), &row(seed))));
+            }
+        });
+        found(&index, 10);
+        (0..10).for_each(|seed| index.insert(scope(), &row(seed)));
+        assert_eq!(found(&index, 10), 10);
+        assert_eq!(index.replaced(), 1, "after {left} operations");
+    }
+}
