@@ -34,6 +34,7 @@ pub(crate) struct BoundScope {
     pub(crate) elements: Elements,
     pub(crate) levels: Vec<SectionPlan>,
     pub(crate) anchors: SectionPlan,
+    pub(crate) text: TextPredictor,
     /// Shift of every coefficient at every level, `[level][coefficient]`.
     shifts: Vec<Vec<u8>>,
 }
@@ -54,7 +55,8 @@ impl BoundScope {
         let shifts = (0..profile.level_count())
             .map(|level| scope.coding.iter().map(|c| shift(c, level).unwrap_or(0)).collect())
             .collect();
-        Self { index, elements: Elements::new(spec, scope), levels, anchors, shifts }
+        let (elements, text) = (Elements::new(spec, scope), TextPredictor::new(scope));
+        Self { index, elements, levels, anchors, text, shifts }
     }
 
     /// Turns quantised values of `level` into units of the finest step, before the prediction: `[coefficient]`
@@ -96,18 +98,56 @@ pub(crate) const fn anchor_prediction(anchor: i32, anchor_ratio: i32) -> i32 {
     anchor.saturating_add(anchor_ratio / 2).div_euclid(anchor_ratio)
 }
 
-/// The predictions of a span from the text, `[coefficient][token]`; zeros where the predictor is another.
-pub(crate) fn text_predictions(
-    scope: &Scope,
-    tokens: &[u32],
-    preceding: Option<u32>,
-    span: &Range<usize>,
-) -> Vec<i32> {
-    let mut predictions = vec![0; scope.rank() * span.len()];
-    if let Predictor::Token(token) = &scope.predictor {
-        token.predict(tokens, preceding, span.clone(), &mut predictions);
+/// Predictions from the text, ready to be made.
+#[derive(Debug, Clone)]
+pub(crate) struct TextPredictor {
+    /// `[factor][coefficient]`; empty where the predictor is another.
+    matrix: Vec<f32>,
+}
+
+impl TextPredictor {
+    /// Of a scope.
+    pub(crate) fn new(scope: &Scope) -> Self {
+        let matrix = match &scope.predictor {
+            Predictor::Token(token) => token.matrix.iter().map(|v| f32::from(*v)).collect(),
+            Predictor::Mean | Predictor::AnchorFirst { .. } => Vec::new(),
+        };
+        Self { matrix }
     }
-    predictions
+
+    /// The predictions of a span, `[coefficient][token]`; zeros where the predictor is another.
+    ///
+    /// The product runs in f32 and is exact in any order: every sum is an integer below 512 · 128² < 2^24.
+    pub(crate) fn predict(
+        &self,
+        scope: &Scope,
+        tokens: &[u32],
+        preceding: Option<u32>,
+        span: &Range<usize>,
+    ) -> Vec<i32> {
+        let (rank, count) = (scope.rank(), span.len());
+        let Predictor::Token(token) = &scope.predictor else { return vec![0; rank * count] };
+        let factors = token.factor_count();
+        if factors == 0 {
+            return vec![0; rank * count];
+        }
+        let mut codes = vec![0f32; count * factors];
+        for (index, row) in span.clone().zip(codes.chunks_exact_mut(factors)) {
+            let before = if index == 0 { preceding } else { tokens.get(index - 1).copied() };
+            token.factors_of(tokens.get(index).copied(), before, row);
+        }
+        let mut sums = vec![0f32; rank * count];
+        matmul(
+            MatMut::from_column_major_slice_mut(&mut sums, count, rank),
+            Accum::Replace,
+            MatRef::from_row_major_slice(&codes, count, factors),
+            MatRef::from_row_major_slice(&self.matrix, factors, rank),
+            1.0,
+            Par::Seq,
+        );
+        let rows = sums.chunks_exact(count).enumerate();
+        rows.flat_map(|(c, row)| row.iter().map(move |sum| token.round(c, *sum))).collect()
+    }
 }
 
 /// A basis in f32, for one direction.

@@ -10,7 +10,7 @@ use crate::{
     ChunkDecoder, DecodeError, KvSink, Profile, ProfileError,
     bound::{
         BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, Matrix, SectionPlan, anchor_prediction,
-        split_anchors, text_predictions,
+        split_anchors,
     },
     encoder::spans,
     exact::{self, ExactDtype},
@@ -262,7 +262,7 @@ impl CpuDecoder {
             bound.reconstruct(task.level, main_list.len(), &mut main);
         }
         let preceding = object.head.header.preceding_token;
-        let predictions = text_predictions(scope, &object.head.tokens, preceding, span);
+        let predictions = bound.text.predict(scope, &object.head.tokens, preceding, span);
         if anchor_list.is_empty() {
             // The main band is the whole span.
             let sum = |(value, predicted): (&i32, &i32)| value.wrapping_add(*predicted) as f32;

@@ -10,7 +10,7 @@ use crate::{
     ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError,
     bound::{
         BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, Matrix, SectionPlan, anchor_prediction,
-        split_anchors, text_predictions,
+        split_anchors,
     },
     exact::{self, ExactDtype},
     levels::coarser_by,
@@ -118,7 +118,7 @@ impl CpuEncoder {
         bound.elements.normalise(&scope.mean, rotations, tokens, &mut scratch, &mut elements);
         let mut coefficients = vec![0.0; scope.rank() * tokens];
         analysis.analyse(tokens, &elements, &mut coefficients);
-        let predictions = text_predictions(scope, input.tokens, input.preceding_token, span);
+        let predictions = bound.text.predict(scope, input.tokens, input.preceding_token, span);
         let Some(values) = quantise(scope, tokens, exact, &coefficients, predictions) else {
             return Ok(exact_span(&raw));
         };

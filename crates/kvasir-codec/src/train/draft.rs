@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     ProfileError,
-    bound::{Matrix, anchor_prediction, split_anchors, text_predictions},
+    bound::{Matrix, TextPredictor, anchor_prediction, split_anchors},
     profile::{Basis, CoefficientCoding, Predictor, ProfileParts, Scope},
     rans::{AliasTable, STAGE_TABLES_MAX, TRIT_TABLES_MAX, TableBank, TritTable},
 };
@@ -186,7 +186,7 @@ impl ScopeDraft {
 
 /// Residuals of held-out text, exactly as the encoder will see them.
 fn residuals(corpus: &Corpus<'_>, scope: &Scope) -> Residuals {
-    let analysis = Matrix::analysis(scope);
+    let (analysis, text) = (Matrix::analysis(scope), TextPredictor::new(scope));
     let rank = scope.rank();
     let mut out = Residuals { predicted: vec![false; rank], ..Residuals::default() };
     let stride = (rank * corpus.held_out_tokens()).div_ceil(RESIDUALS_MAX).max(1);
@@ -199,16 +199,22 @@ fn residuals(corpus: &Corpus<'_>, scope: &Scope) -> Residuals {
             Predictor::AnchorFirst { group, anchor_ratio, .. } => {
                 out.add_anchored(scope, tokens, &coefficients, *group, *anchor_ratio);
             }
-            Predictor::Mean | Predictor::Token(_) => out.add_predicted(scope, &block, coefficients),
+            Predictor::Mean | Predictor::Token(_) => out.add_predicted(scope, &text, &block, coefficients),
         }
     });
     out
 }
 
 impl Residuals {
-    fn add_predicted(&mut self, scope: &Scope, block: &Block, mut coefficients: Vec<f32>) {
+    fn add_predicted(
+        &mut self,
+        scope: &Scope,
+        text: &TextPredictor,
+        block: &Block,
+        mut coefficients: Vec<f32>,
+    ) {
         let tokens = block.current.len();
-        let predictions = text_predictions(scope, &block.current, block.previous[0], &(0..tokens));
+        let predictions = text.predict(scope, &block.current, block.previous[0], &(0..tokens));
         for (value, predicted) in coefficients.iter_mut().zip(&predictions) {
             *value -= *predicted as f32;
         }
