@@ -30,10 +30,11 @@ mod model;
 pub mod paged;
 pub mod plan;
 pub mod quality;
+pub mod remote;
 mod tokenizer;
 
 pub use error::{ConfigError, EngineError, PagedError};
 pub use logits::Logits;
-pub use model::{LlamaConfig, Model, Observer, Sampling, StepItem, Unobserved};
+pub use model::{LlamaConfig, Model, Observer, Sampling, StepItem, TINY_PROFILE, Unobserved};
 pub use paged::{PagePool, PagedKv, PagedSink};
 pub use tokenizer::Tokenizer;

@@ -14,7 +14,7 @@ mod weights;
 use std::{path::Path, sync::Arc};
 
 use candle_core::{Device, Tensor};
-use kvasir_types::ModelSpec;
+use kvasir_types::{ModelSpec, TokenRange};
 
 pub use config::LlamaConfig;
 pub use forward::StepItem;
@@ -32,6 +32,10 @@ use crate::{
 const TINY_CONFIG: &[u8] = include_bytes!("../assets/kvasir-tiny/config.json");
 const TINY_WEIGHTS: &[u8] = include_bytes!("../assets/kvasir-tiny/model.safetensors");
 const TINY_TOKENIZER: &[u8] = include_bytes!("../assets/kvasir-tiny/tokenizer.json");
+
+/// The profile that ships with [`Model::kvasir_tiny`]: bytes for `Profile::from_bytes`. How it was trained and
+/// what its levels cost is in `assets/kvasir-tiny/README.md`.
+pub const TINY_PROFILE: &[u8] = include_bytes!("../assets/kvasir-tiny/default.kvp");
 
 /// A loaded model. Cheap to share behind an `Arc`; every call takes the cache it works on.
 #[derive(Debug)]
@@ -151,6 +155,31 @@ impl Model {
             self.forward(kv, step, observer)?;
         }
         Ok(())
+    }
+
+    /// Completes a cache that a load filled in part: the KV of `tokens[..matched]` was written into the reserved
+    /// pages, but for the ranges `holes` (ascending, disjoint), and nothing was committed yet. Prefills the holes
+    /// in place, each over everything before it, then the tokens after `matched`.
+    ///
+    /// # Errors
+    /// As [`extend_kv`](Self::extend_kv); [`EngineError::Paged`] when pages were not reserved.
+    pub fn complete_kv(
+        &self,
+        kv: &mut PagedKv,
+        tokens: &[u32],
+        matched: usize,
+        holes: &[TokenRange],
+    ) -> Result<(), EngineError> {
+        let matched = matched.min(tokens.len());
+        for hole in holes {
+            let (start, end) = (hole.start as usize, (hole.end as usize).min(matched));
+            if start < end {
+                kv.commit(start)?;
+                self.extend_kv(kv, &tokens[start..end])?;
+            }
+        }
+        kv.commit(matched)?;
+        self.extend_kv(kv, &tokens[kv.len()..])
     }
 
     /// Teacher forcing: appends `tokens` and returns the logits after each of them.

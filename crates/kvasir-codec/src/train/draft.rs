@@ -63,11 +63,13 @@ impl Draft {
             lost += outside;
             elements += draft.scope.elements();
         }
+        // Below what the truncated basis loses there is no step; a little above, it is about the loss.
+        let target = (nmse * elements as f64).max(1.25 * lost);
         let error = |step: f64| variances.iter().map(|v| v.min(step * step / 12.0)).sum::<f64>() + lost;
         let (mut low, mut high) = (1e-4f64, 1e2f64);
         for _ in 0..60 {
             let middle = (low * high).sqrt();
-            if error(middle) < nmse * elements as f64 { low = middle } else { high = middle }
+            if error(middle) < target { low = middle } else { high = middle }
         }
         low as f32
     }

@@ -203,7 +203,11 @@ impl<'a> Session<'a> {
             progress("calibrating the finest step", 0.6 + 0.06 * round as f32);
             let profile = Profile::assemble(self.parts(step)?)?;
             let kl = oracle.kl_by_level(&profile).last().copied().unwrap_or(0.0);
-            if !(kl.is_finite() && kl > 0.0) || (kl / target).ln().abs() < 0.08 {
+            if kl == 0.0 {
+                step *= 8.0; // so fine that every span is out of the integers' range and stored exactly
+                continue;
+            }
+            if !kl.is_finite() || kl < 0.0 || (kl / target).ln().abs() < 0.08 {
                 break;
             }
             if let Some((step_before, kl_before)) = before {

@@ -1,0 +1,23 @@
+//! The shipped profile on the shipped model: sizes and losses stay what the card says.
+
+use std::sync::Arc;
+
+use kvasir_codec::Profile;
+use kvasir_engine::{Model, TINY_PROFILE, quality::measure_levels};
+
+#[test]
+fn the_shipped_profile_keeps_its_promises() {
+    let model = Model::kvasir_tiny().expect("embedded model");
+    let profile = Arc::new(Profile::from_bytes(TINY_PROFILE).expect("shipped profile"));
+    assert_eq!(profile.model_id(), model.spec().model_id());
+    let tokens = model.tokenizer().encode(include_str!("data/harbour.txt")).expect("plain text");
+    let levels = measure_levels(&model, &profile, &[&tokens], 320).expect("round trip");
+    assert_eq!(levels.len(), 4);
+    for (level, (bits_max, kl_max)) in levels.iter().zip([(0.3, 5e-2), (0.5, 3e-2), (0.9, 1e-2), (1.6, 2e-3)]) {
+        let (bits, kl) = (level.bits_per_element, level.quality.kl.mean);
+        assert!(bits < bits_max && kl < kl_max, "level {}: {bits} bits, KL {kl}", level.level);
+    }
+    assert!(levels.is_sorted_by(|a, b| a.bytes < b.bytes));
+    let (base, top) = (levels[0].quality, levels[3].quality);
+    assert!(top.kl.mean < base.kl.mean && top.top1_agreement.mean >= base.top1_agreement.mean);
+}
