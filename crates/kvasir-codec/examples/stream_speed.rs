@@ -7,8 +7,8 @@
 use std::{hint::black_box, time::Instant};
 
 use kvasir_codec::rans::{
-    AliasTable, Coding, PieceDecoder, PiecePlan, StageSymbol, TableBank, TritTable, coarsen, digit,
-    encode_piece,
+    AliasTable, Coding, PieceDecoder, PieceEncoder, PiecePlan, StageSymbol, TableBank, TritTable, coarsen,
+    digit, encode_piece,
 };
 
 const COEFFICIENTS: usize = 512;
@@ -83,7 +83,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let [base, fine] = &levels;
         let decoders = PieceDecoder::available();
         let mut best = vec![[f64::INFINITY; 2]; decoders.len()];
-        let mut encode = f64::INFINITY;
+        let encoders = PieceEncoder::available();
+        let mut encode = vec![[f64::INFINITY; 2]; encoders.len()];
         let mut values = vec![0; COEFFICIENTS * TOKENS];
         let mut out = Vec::new();
         for _ in 0..ROUNDS {
@@ -97,8 +98,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 best[1] = best[1].min(refine);
                 assert!(values == fine.values, "{} refines wrongly", decoder.name());
             }
-            out.clear();
-            encode = encode.min(seconds(|| encode_piece(&bank, &base.plan(), &base.values, &mut out)));
+            for (encoder, best) in encoders.iter().zip(&mut encode) {
+                for (level, best) in levels.iter().zip(best) {
+                    out.clear();
+                    let run = || encoder.encode_piece(&bank, &level.plan(), &level.values, &mut out);
+                    *best = best.min(seconds(run));
+                    assert!(out == level.bytes, "{} encodes otherwise", encoder.name());
+                }
+            }
         }
         let bits = |bytes: usize| bytes as f64 * 8.0 / elements;
         let both = bits(base.bytes.len() + fine.bytes.len());
@@ -106,7 +113,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             rows.push((decoder.name(), "decode", elements / decode, bits(base.bytes.len())));
             rows.push((decoder.name(), "decode_refine", elements / refine, both));
         }
-        rows.push(("scalar", "encode", elements / encode, bits(base.bytes.len())));
+        for (encoder, [encode, refine]) in encoders.iter().zip(encode) {
+            rows.push((encoder.name(), "encode", elements / encode, bits(base.bytes.len())));
+            rows.push((encoder.name(), "encode_refine", elements / (encode + refine), both));
+        }
     }
     let row = |(path, op, rate, bits): (&str, &str, f64, f64)| {
         format!(

@@ -1,8 +1,8 @@
 //! Properties of the entropy stage: a bijection on its domain, total outside of it, and close to the entropy.
 
 use kvasir_codec::rans::{
-    ALPHABET, AliasTable, Coding, ESCAPE, ESCAPE_MAX, PieceDecoder, PieceError, PiecePlan, StageSymbol,
-    TableBank, TableError, TritTable, VALUE_MAX, coarsen, decode_piece, encode_piece, normalise,
+    ALPHABET, AliasTable, Coding, ESCAPE, ESCAPE_MAX, PieceDecoder, PieceEncoder, PieceError, PiecePlan,
+    StageSymbol, TableBank, TableError, TritTable, VALUE_MAX, coarsen, decode_piece, encode_piece, normalise,
 };
 use proptest::prelude::*;
 
@@ -32,11 +32,19 @@ impl Piece {
         PiecePlan { coefficients: &self.codings, tokens: self.tokens }
     }
 
+    /// The bytes of every encoder of this CPU, which have to be the same.
     fn encode(&self) -> Vec<u8> {
-        let mut out = vec![0xaa];
-        encode_piece(&self.bank, &self.plan(), &self.values, &mut out).expect("encodable");
-        assert_eq!(out.remove(0), 0xaa);
-        out
+        let bytes = |encoder: PieceEncoder| {
+            let mut out = vec![0xaa];
+            encoder.encode_piece(&self.bank, &self.plan(), &self.values, &mut out).expect("encodable");
+            assert_eq!(out.remove(0), 0xaa);
+            out
+        };
+        let scalar = bytes(PieceEncoder::scalar());
+        for encoder in PieceEncoder::available() {
+            assert_eq!(bytes(encoder), scalar, "{} differs from scalar", encoder.name());
+        }
+        scalar
     }
 
     /// What a decoder knows before: rubbish where a value enters here, the coarser value where it is refined.

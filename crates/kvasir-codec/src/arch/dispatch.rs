@@ -4,7 +4,11 @@
 use super::x86_64::{Avx2, Avx512};
 use crate::rans::{
     bank::TableBank,
-    stream::{StreamFault, StreamJob, decode::decode_stream},
+    stream::{
+        StreamFault, StreamJob,
+        decode::decode_stream,
+        encode::{Backward, EncodeJob, EncodedStream, Uncodable, encode_stream},
+    },
 };
 
 /// A decoder of streams that this CPU can run.
@@ -86,6 +90,57 @@ impl StreamDecoder {
             Path::Avx2(cpu) => cpu.decode_pair(bank, tokens, jobs),
             #[cfg(target_arch = "x86_64")]
             Path::Avx512(cpu) => cpu.decode_pair(bank, tokens, jobs),
+        }
+    }
+}
+
+/// An encoder of streams that this CPU can run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StreamEncoder(EncoderPath);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EncoderPath {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl StreamEncoder {
+    /// The fastest.
+    pub(crate) fn best() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(cpu) = Avx512::new() {
+            return Self(EncoderPath::Avx512(cpu));
+        }
+        Self::scalar()
+    }
+
+    /// The portable one.
+    pub(crate) fn scalar() -> Self {
+        Self(EncoderPath::Scalar)
+    }
+
+    /// All, slowest first.
+    pub(crate) fn available() -> Vec<Self> {
+        let (scalar, best) = (Self::scalar(), Self::best());
+        if best == scalar { vec![scalar] } else { vec![scalar, best] }
+    }
+
+    /// For reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            EncoderPath::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            EncoderPath::Avx512(_) => "avx512",
+        }
+    }
+
+    /// Encodes one stream, with a buffer that may have served others.
+    pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
+        match self.0 {
+            EncoderPath::Scalar => encode_stream(job, words),
+            #[cfg(target_arch = "x86_64")]
+            EncoderPath::Avx512(cpu) => cpu.encode(job, words),
         }
     }
 }

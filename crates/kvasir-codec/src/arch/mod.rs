@@ -1,4 +1,4 @@
-//! Stream decoders for particular CPUs: the only place with `unsafe`.
+//! Stream coders for particular CPUs: the only place with `unsafe`.
 //!
 //! Layout as in memchr: a [`Kernel`](kernel::Kernel) names the register file, one driver is generic over it, and a constructor
 //! proves the CPU feature before a kernel can run. Every decoder is compared with the scalar one on every shape.
@@ -9,4 +9,4 @@ mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub(crate) use dispatch::StreamDecoder;
+pub(crate) use dispatch::{StreamDecoder, StreamEncoder};

@@ -42,7 +42,7 @@ impl TableBank {
     }
 
     /// The stage tables as encoders need them.
-    pub(super) fn encode_tables(&self) -> &[EncodeTable] {
+    pub(crate) fn encode_tables(&self) -> &[EncodeTable] {
         self.encode.get_or_init(|| self.stage.iter().map(EncodeTable::new).collect())
     }
 

@@ -47,6 +47,6 @@ pub use limits::{
     VALUE_MAX,
 };
 pub use nest::{coarsen, digit, refine};
-pub use piece::encode_piece;
+pub use piece::{PieceEncoder, encode_piece};
 pub use plan::{Coding, PiecePlan};
 pub use trit::TritTable;

@@ -35,11 +35,11 @@ fn stored(coding: Coding, value: i32) -> u32 {
 /// Width of every active coefficient, and the size of the piece.
 pub(super) fn measure(plan: &PiecePlan<'_>, active: usize, values: &[i32]) -> (Vec<u8>, usize) {
     let rows = plan.coefficients[..active].iter().zip(values.chunks_exact(plan.tokens));
-    let width = |(coding, row): (&Coding, &[i32])| {
-        let used = row.iter().fold(0, |bits, &value| bits | stored(*coding, value));
-        (u32::BITS - used.leading_zeros()) as u8
+    let used = |(coding, row): (&Coding, &[i32])| match coding {
+        Coding::Stage { .. } => row.iter().fold(0, |bits, &value| bits | zigzag(value)),
+        Coding::Trit { .. } => row.iter().fold(0, |bits, &value| bits | zigzag(digit(value))),
     };
-    let widths: Vec<u8> = rows.map(width).collect();
+    let widths: Vec<u8> = rows.map(|row| (u32::BITS - used(row).leading_zeros()) as u8).collect();
     let bits = widths.iter().map(|&w| usize::from(w) * plan.tokens).sum::<usize>();
     (widths, 2 + active + bits.div_ceil(8))
 }

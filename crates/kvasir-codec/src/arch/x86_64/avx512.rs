@@ -19,7 +19,7 @@ use crate::{
     rans::{ESCAPE, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, alias::Buckets, trit::TritTable},
 };
 
-const SLOT_MASK: i32 = PROBABILITY_ONE as i32 - 1;
+pub(super) const SLOT_MASK: i32 = PROBABILITY_ONE as i32 - 1;
 
 /// Two registers of 16 lanes.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ pub(super) struct Kernel16;
 /// # Safety
 /// AVX-512F.
 #[inline(always)]
-unsafe fn load<T>(lanes: &[T; LANES]) -> [__m512i; 2] {
+pub(super) unsafe fn load<T>(lanes: &[T; LANES]) -> [__m512i; 2] {
     const { assert!(size_of::<T>() == 4) };
     let at = lanes.as_ptr().cast::<__m512i>();
     // SAFETY: 32 × 4 bytes are two registers; unaligned loads.
@@ -38,7 +38,7 @@ unsafe fn load<T>(lanes: &[T; LANES]) -> [__m512i; 2] {
 /// # Safety
 /// AVX-512F.
 #[inline(always)]
-unsafe fn store<T>(registers: [__m512i; 2], lanes: &mut [T; LANES]) {
+pub(super) unsafe fn store<T>(registers: [__m512i; 2], lanes: &mut [T; LANES]) {
     const { assert!(size_of::<T>() == 4) };
     let at = lanes.as_mut_ptr().cast::<__m512i>();
     // SAFETY: 32 × 4 bytes are two registers; unaligned stores.

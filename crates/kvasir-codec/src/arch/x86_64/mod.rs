@@ -2,11 +2,15 @@
 
 mod avx2;
 mod avx512;
+mod avx512_encode;
 
 use super::kernel::{decode_one, decode_pair};
 use crate::rans::{
     bank::TableBank,
-    stream::{StreamFault, StreamJob},
+    stream::{
+        StreamFault, StreamJob,
+        encode::{Backward, EncodeJob, EncodedStream, Uncodable},
+    },
 };
 
 /// A token that can only be had on a CPU with the features, and the entry points compiled for them.
@@ -71,5 +75,13 @@ decoder! {
 }
 decoder! {
     /// 2 × 16 lanes.
-    Avx512, avx512::Kernel16, "avx512f", "avx512bw", "popcnt"
+    Avx512, avx512::Kernel16, "avx512f", "avx512bw", "avx512vl", "popcnt"
+}
+
+impl Avx512 {
+    /// Encodes one stream.
+    pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
+        // SAFETY: `self` exists, so `new` saw every feature.
+        unsafe { avx512_encode::encode(job, words) }
+    }
 }

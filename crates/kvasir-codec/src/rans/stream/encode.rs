@@ -3,19 +3,27 @@
 use crate::rans::{
     alias::{AliasTable, StageSymbol},
     bank::TableBank,
-    limits::{ALPHABET, ESCAPE, ESCAPE_MAX, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN},
+    limits::{
+        ALPHABET, ESCAPE, ESCAPE_MAX, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, STREAM_WORDS_MAX,
+        TRITS_MAX,
+    },
     nest::{coarsen, digit},
     plan::Coding,
     trit::TritTable,
 };
 
+/// Most words that one coefficient of one row emits: a stage word, three of an escape, the trits, for every lane.
+pub(crate) const ROW_WORDS_MAX: usize = LANES * (4 + TRITS_MAX as usize);
+
 /// An alias table, inverted: where the slot of (symbol, offset) is.
 #[derive(Debug, Clone)]
 pub(crate) struct EncodeTable {
-    starts: [u32; ALPHABET],
-    frequencies: [u32; ALPHABET],
-    /// `slots[starts[symbol] + offset]`.
-    slots: Box<[u16; PROBABILITY_ONE as usize]>,
+    pub(crate) starts: [u32; ALPHABET],
+    pub(crate) frequencies: [u32; ALPHABET],
+    /// The symbol that codes `index`: itself, or the escape where its frequency is 0.
+    pub(crate) codes: [u32; ALPHABET],
+    /// `slots[starts[symbol] + offset]`, and one more, so that 32-bit loads of the last slot stay inside.
+    pub(crate) slots: Box<[u16; PROBABILITY_ONE as usize + 1]>,
 }
 
 impl EncodeTable {
@@ -25,16 +33,22 @@ impl EncodeTable {
         for symbol in 1..ALPHABET {
             starts[symbol] = starts[symbol - 1] + frequencies[symbol - 1];
         }
-        let mut slots = Box::new([0; PROBABILITY_ONE as usize]);
+        let codes = std::array::from_fn(|s| if frequencies[s] > 0 { s as u32 } else { ESCAPE as u32 });
+        let mut slots = Box::new([0; PROBABILITY_ONE as usize + 1]);
         for index in 0..PROBABILITY_ONE {
             let slot = table.slot(index);
             slots[(starts[slot.symbol] + slot.offset) as usize] = index as u16;
         }
-        Self { starts, frequencies, slots }
+        Self { starts, frequencies, codes, slots }
+    }
+
+    /// The symbol that codes `value`.
+    fn code(&self, value: i32) -> usize {
+        self.codes[StageSymbol::of(value).index()] as usize
     }
 }
 
-/// A value that the stream's tables cannot express: the piece becomes raw.
+/// A value that the stream's tables cannot express, or too many words: the piece becomes raw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Uncodable;
 
@@ -45,43 +59,95 @@ pub(crate) struct EncodedStream {
     pub(crate) words: Vec<u16>,
 }
 
-/// The 32 coders; words come out last first.
-struct Lanes {
-    states: [u32; LANES],
-    words: Vec<u16>,
+/// A stream to encode.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EncodeJob<'a> {
+    /// The tables.
+    pub(crate) bank: &'a TableBank,
+    /// Its coefficients.
+    pub(crate) codings: &'a [Coding],
+    /// Tokens of a row of `values`.
+    pub(crate) tokens: usize,
+    /// `codings.len() × tokens` values at the piece's level.
+    pub(crate) values: &'a [i32],
 }
 
-/// Encodes `values[coefficient][token]`, the values at the piece's level, rows of `tokens` values.
-pub(crate) fn encode_stream(
-    bank: &TableBank,
-    codings: &[Coding],
-    tokens: usize,
-    values: &[i32],
-) -> Result<EncodedStream, Uncodable> {
-    let tables = bank.encode_tables();
-    let mut lanes = Lanes { states: [STATE_MIN; LANES], words: Vec::new() };
-    for row in (0..tokens).step_by(LANES).rev() {
-        let valid = LANES.min(tokens - row);
-        for (coding, token_values) in codings.iter().zip(values.chunks_exact(tokens)).rev() {
-            let mut row_values = [0; LANES];
-            let row_values = &mut row_values[..valid];
-            row_values.copy_from_slice(&token_values[row..row + valid]);
+/// The words of a stream, written from the end towards the front. One buffer serves many streams.
+#[derive(Debug)]
+pub(crate) struct Backward {
+    pub(crate) buffer: Vec<u16>,
+    /// The first word.
+    pub(crate) top: usize,
+}
+
+impl Backward {
+    pub(crate) fn new() -> Self {
+        let length = STREAM_WORDS_MAX + ROW_WORDS_MAX;
+        Self { buffer: vec![0; length], top: length }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.top = self.buffer.len();
+    }
+
+    fn push(&mut self, word: u16) {
+        self.top -= 1; // `ready` leaves room
+        self.buffer[self.top] = word;
+    }
+
+    /// Whether a coefficient's words still fit; if not, the stream has more than [`STREAM_WORDS_MAX`] already.
+    pub(crate) fn ready(&self) -> Result<(), Uncodable> {
+        if self.top >= ROW_WORDS_MAX { Ok(()) } else { Err(Uncodable) }
+    }
+}
+
+/// The 32 coders.
+pub(crate) struct Lanes<'w> {
+    pub(crate) states: [u32; LANES],
+    pub(crate) words: &'w mut Backward,
+}
+
+/// Encodes one stream.
+pub(crate) fn encode_stream(job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
+    let mut lanes = Lanes::new(words);
+    for row in (0..job.tokens).step_by(LANES).rev() {
+        lanes.row(job, row)?;
+    }
+    Ok(lanes.finish())
+}
+
+impl<'w> Lanes<'w> {
+    pub(crate) fn new(words: &'w mut Backward) -> Self {
+        words.clear();
+        Self { states: [STATE_MIN; LANES], words }
+    }
+
+    pub(crate) fn finish(self) -> EncodedStream {
+        EncodedStream { states: self.states, words: self.words.buffer[self.words.top..].to_vec() }
+    }
+
+    /// All coefficients in tokens `row..row + 32`, or up to the end.
+    pub(crate) fn row(&mut self, job: EncodeJob<'_>, row: usize) -> Result<(), Uncodable> {
+        let valid = LANES.min(job.tokens - row);
+        let trit_table = |table| &job.bank.trit_tables()[usize::from(table)];
+        for (coding, token_values) in job.codings.iter().zip(job.values.chunks_exact(job.tokens)).rev() {
+            self.words.ready()?;
+            let mut values = [0; LANES];
+            let values = &mut values[..valid];
+            values.copy_from_slice(&token_values[row..row + valid]);
             match *coding {
-                Coding::Stage { table, trits, trit_table } => {
+                Coding::Stage { table, trits, trit_table: refining } => {
                     for _ in 0..trits {
-                        lanes.trit(&bank.trit_tables()[usize::from(trit_table)], row_values)?;
+                        self.trit(trit_table(refining), values)?;
                     }
-                    lanes.stage(&tables[usize::from(table)], row_values)?;
+                    self.stage(&job.bank.encode_tables()[usize::from(table)], values)?;
                 }
-                Coding::Trit { table } => lanes.trit(&bank.trit_tables()[usize::from(table)], row_values)?,
+                Coding::Trit { table } => self.trit(trit_table(table), values)?,
             }
         }
+        Ok(())
     }
-    lanes.words.reverse();
-    Ok(EncodedStream { states: lanes.states, words: lanes.words })
-}
 
-impl Lanes {
     /// Emits a word where coding a symbol of `frequency` would push the state to `2^31`.
     #[inline]
     fn spill(&mut self, lane: usize, frequency: u32) -> u32 {
@@ -102,17 +168,13 @@ impl Lanes {
 
     /// Escape payloads, then stage symbols, lanes backwards.
     fn stage(&mut self, table: &EncodeTable, row: &[i32]) -> Result<(), Uncodable> {
-        let symbol_of = |value: i32| {
-            let own = StageSymbol::of(value).index();
-            if table.frequencies[own] > 0 { own } else { ESCAPE }
-        };
-        let escapes = row.iter().fold(0, |set, &value| set << 1 | u32::from(symbol_of(value) == ESCAPE));
+        let is_escape = |value: &i32| table.code(*value) == ESCAPE;
+        let escapes = row.iter().rev().fold(0, |set, value| set << 1 | u32::from(is_escape(value)));
         if escapes != 0 {
-            let escaped = row.iter().enumerate().rev().filter(|&(_, &value)| symbol_of(value) == ESCAPE);
-            self.escape(escaped)?;
+            self.escape(escapes, row)?;
         }
         for (lane, &value) in row.iter().enumerate().rev() {
-            let symbol = symbol_of(value);
+            let symbol = table.code(value);
             let (start, frequency) = (table.starts[symbol], table.frequencies[symbol]);
             if frequency == 0 {
                 return Err(Uncodable);
@@ -125,23 +187,21 @@ impl Lanes {
     }
 
     /// The decoder reads 8 bits of every escaped lane, then the low and the high bytes of the long ones.
-    fn escape<'v>(
-        &mut self,
-        escaped: impl Iterator<Item = (usize, &'v i32)> + Clone,
-    ) -> Result<(), Uncodable> {
-        if escaped.clone().any(|(_, value)| value.unsigned_abs() > ESCAPE_MAX as u32) {
+    pub(crate) fn escape(&mut self, escapes: u32, row: &[i32]) -> Result<(), Uncodable> {
+        let escaped = || lanes_of(escapes).map(|lane| (lane, row[lane]));
+        if escaped().any(|(_, value)| value.unsigned_abs() > ESCAPE_MAX as u32) {
             return Err(Uncodable);
         }
         // 127 + 16 bits: `checked_sub` is `None` for short escapes
-        let long = escaped.clone().filter_map(|(lane, v)| Some((lane, v.unsigned_abs().checked_sub(127)?)));
-        for (lane, rest) in long.clone() {
+        let long = || escaped().filter_map(|(lane, v)| Some((lane, v.unsigned_abs().checked_sub(127)?)));
+        for (lane, rest) in long() {
             self.bypass(lane, rest >> 8);
         }
-        for (lane, rest) in long {
+        for (lane, rest) in long() {
             self.bypass(lane, rest & 0xff);
         }
-        for (lane, value) in escaped {
-            self.bypass(lane, value.unsigned_abs().min(127) << 1 | u32::from(*value < 0));
+        for (lane, value) in escaped() {
+            self.bypass(lane, value.unsigned_abs().min(127) << 1 | u32::from(value < 0));
         }
         Ok(())
     }
@@ -161,4 +221,13 @@ impl Lanes {
         }
         Ok(())
     }
+}
+
+/// The lanes of a set, in decreasing order.
+fn lanes_of(mut set: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let lane = set.checked_ilog2()?;
+        set ^= 1 << lane;
+        Some(lane as usize)
+    })
 }

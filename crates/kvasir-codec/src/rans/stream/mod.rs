@@ -4,7 +4,7 @@
 //! symbol and its trits. All lanes of a step use the same table.
 
 pub(crate) mod decode;
-pub(super) mod encode;
+pub(crate) mod encode;
 
 use std::ops::Range;
 
