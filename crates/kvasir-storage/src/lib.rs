@@ -5,6 +5,7 @@ mod cache;
 mod chunks;
 mod error;
 pub mod eviction;
+pub mod hot;
 pub mod index;
 pub mod layout;
 pub mod limits;

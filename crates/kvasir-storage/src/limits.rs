@@ -51,3 +51,17 @@ pub const REBUILD_PARALLEL: usize = 32;
 pub const FIRST_WRITER_SETTLE: Duration = Duration::from_millis(250);
 /// Bytes of a tenant's salt.
 pub const SALT_BYTES: usize = 32;
+/// Longest frame of the hot tier: the unit of its policy, its files and its waits. A millisecond from a disk.
+pub const HOT_FRAME_BYTES: u64 = 1 << 20;
+/// Bytes that one store request of the hot tier brings at most: bounds what a slow reader makes it hold.
+pub const HOT_FLIGHT_BYTES: u64 = 8 << 20;
+/// Frames that wait to be written to disk; what is evicted from memory beyond that is dropped.
+pub const HOT_WRITES_MAX: usize = 64;
+/// Prefetches at once.
+pub const HOT_PREFETCHES_MAX: usize = 8;
+/// Tenants with a share of their own in the hot tier; the others share one.
+pub const HOT_TENANTS_MAX: usize = 256;
+/// Frames of an object that are told apart in the order of a context: 1 GiB at a MiB each.
+pub const HOT_FRAMES_ORDERED: u32 = 1024;
+/// Worth of a level's bytes relative to the level below: steps refined by three lower the squared error to a ninth.
+pub const HOT_LEVEL_WORTH: f32 = 1.0 / 9.0;

@@ -1,0 +1,197 @@
+//! Frames as files.
+//!
+//! ```text
+//! {directory}/{tenant}/{xx}/{object: 32 hex}-{frame: 8 hex}-{bytes: 8 hex}-{level: 2 hex}
+//!   bytes · CRC-32C of (object, frame, bytes), u32 LE
+//! ```
+//! The name says everything but the content, so start-up only lists folders. A file appears by a rename, and is
+//! not synced: a crash may leave it torn or empty, and then its length or checksum is wrong and it is dropped.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use bytes::Bytes;
+use kvasir_types::Name;
+
+use crate::limits;
+
+use super::FrameKey;
+
+const CRC_BYTES: usize = 4;
+
+/// A frame file as its name says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FrameFile {
+    pub(super) tenant: Name,
+    pub(super) key: FrameKey,
+    pub(super) bytes: u32,
+    pub(super) level: u8,
+}
+
+impl FrameFile {
+    fn path(&self, directory: &Path) -> PathBuf {
+        let object: String = self.key.object.iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("{object}-{:08x}-{:08x}-{:02x}", self.key.frame, self.bytes, self.level);
+        directory.join(self.tenant.as_str()).join(&object[..2]).join(name)
+    }
+
+    fn parse(tenant: &str, name: &str) -> Option<Self> {
+        let mut parts = name.split('-');
+        let (object, frame, bytes, level) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        if parts.next().is_some() || object.len() != 32 || !object.is_ascii() {
+            return None;
+        }
+        let mut key = FrameKey { object: [0; 16], frame: u32::from_str_radix(frame, 16).ok()? };
+        for (index, byte) in key.object.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&object[2 * index..2 * index + 2], 16).ok()?;
+        }
+        let bytes = u32::from_str_radix(bytes, 16).ok()?;
+        let file =
+            Self { tenant: tenant.parse().ok()?, key, bytes, level: u8::from_str_radix(level, 16).ok()? };
+        (u64::from(bytes) <= limits::HOT_FRAME_BYTES).then_some(file)
+    }
+
+    fn checksum(&self, content: &[u8]) -> u32 {
+        let named = crc32c::crc32c_append(crc32c::crc32c(&self.key.object), &self.key.frame.to_le_bytes());
+        crc32c::crc32c_append(named, content)
+    }
+}
+
+/// The folder. All calls block.
+#[derive(Debug)]
+pub(super) struct FrameFolder {
+    directory: PathBuf,
+    temporary: AtomicU64,
+}
+
+impl FrameFolder {
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory, temporary: AtomicU64::new(0) }
+    }
+
+    /// Lists what is there, in order of names, and deletes what is no frame.
+    pub(super) fn scan(&self) -> io::Result<Vec<FrameFile>> {
+        fs::create_dir_all(&self.directory)?;
+        let mut found = Vec::new();
+        for tenant in fs::read_dir(&self.directory)? {
+            let tenant = tenant?;
+            if !tenant.file_type()?.is_dir() {
+                continue;
+            }
+            let name = tenant.file_name();
+            let Some(name) = name.to_str() else { continue };
+            for shard in fs::read_dir(tenant.path())? {
+                let shard = shard?;
+                if shard.file_type()?.is_dir() {
+                    Self::scan_shard(name, &shard.path(), &mut found)?;
+                }
+            }
+        }
+        found.sort_by_key(|file: &FrameFile| file.key);
+        Ok(found)
+    }
+
+    fn scan_shard(tenant: &str, shard: &Path, found: &mut Vec<FrameFile>) -> io::Result<()> {
+        for file in fs::read_dir(shard)? {
+            let file = file?;
+            match file.file_name().to_str().and_then(|name| FrameFile::parse(tenant, name)) {
+                Some(frame) => found.push(frame),
+                // Left by a crash, or not ours to keep in a folder that is.
+                None => {
+                    let _ = fs::remove_file(file.path());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a frame. It is visible whole or not at all while the machine stays up.
+    pub(super) fn write(&self, file: &FrameFile, content: &[u8]) -> io::Result<()> {
+        let path = file.path(&self.directory);
+        let folder = path.parent().expect("a frame's path has folders");
+        let number = self.temporary.fetch_add(1, Ordering::Relaxed);
+        let temporary = folder.join(format!("{number:x}.tmp"));
+        let write = || {
+            use io::Write as _;
+            let mut out = fs::File::create(&temporary)?;
+            out.write_all(content)?;
+            out.write_all(&file.checksum(content).to_le_bytes())?;
+            fs::rename(&temporary, &path)
+        };
+        let written = match write() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(folder)?;
+                write()
+            }
+            written => written,
+        };
+        written.inspect_err(|_| drop(fs::remove_file(&temporary)))
+    }
+
+    /// Reads a frame; `None` when it is not there whole.
+    pub(super) fn read(&self, file: &FrameFile) -> Option<Bytes> {
+        let mut content = fs::read(file.path(&self.directory)).ok()?;
+        let bytes = content.len().checked_sub(CRC_BYTES).filter(|bytes| *bytes == file.bytes as usize)?;
+        let stored = u32::from_le_bytes(content.get(bytes..)?.try_into().ok()?);
+        content.truncate(bytes);
+        (file.checksum(&content) == stored).then(|| Bytes::from(content))
+    }
+
+    pub(super) fn delete(&self, file: &FrameFile) {
+        // It may never have been written: then there is nothing to delete.
+        let _ = fs::remove_file(file.path(&self.directory));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(frame: u32, bytes: u32) -> FrameFile {
+        FrameFile {
+            tenant: "acme".parse().unwrap(),
+            key: FrameKey { object: [0xab; 16], frame },
+            bytes,
+            level: 1,
+        }
+    }
+
+    #[test]
+    fn frames_come_back_and_broken_ones_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let frames = FrameFolder::new(folder.path().join("hot"));
+        assert_eq!(frames.scan().unwrap(), []);
+        for frame in 0..4 {
+            frames.write(&file(frame, 5), b"hello").unwrap();
+        }
+        assert_eq!(frames.read(&file(0, 5)).unwrap(), "hello");
+        let path = |frame| file(frame, 5).path(&folder.path().join("hot"));
+        // Torn, flipped, and another frame's bytes under this name.
+        fs::write(path(0), b"hell").unwrap();
+        let mut flipped = fs::read(path(1)).unwrap();
+        flipped[0] ^= 1;
+        fs::write(path(1), flipped).unwrap();
+        fs::copy(path(3), path(2)).unwrap();
+        assert!((0..3).all(|frame| frames.read(&file(frame, 5)).is_none()));
+        assert_eq!(frames.read(&file(3, 5)).unwrap(), "hello");
+        assert_eq!(frames.read(&file(9, 5)), None);
+    }
+
+    #[test]
+    fn a_scan_finds_frames_and_deletes_the_rest() {
+        let folder = tempfile::tempdir().unwrap();
+        let frames = FrameFolder::new(folder.path().to_owned());
+        frames.write(&file(7, 2), b"hi").unwrap();
+        frames.write(&file(3, 2), b"hi").unwrap();
+        let shard = folder.path().join("acme/ab");
+        for junk in ["0.tmp", "zz", "ab-0-0-0", "abababababababababababababababab-00000001-ffffffff-00"] {
+            fs::write(shard.join(junk), b"junk").unwrap();
+        }
+        fs::write(folder.path().join("a file"), b"").unwrap();
+        assert_eq!(frames.scan().unwrap(), [file(3, 2), file(7, 2)]);
+        assert_eq!(fs::read_dir(shard).unwrap().count(), 2);
+    }
+}

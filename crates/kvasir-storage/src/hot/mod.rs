@@ -1,0 +1,69 @@
+//! The hot tier: RAM and local disk in front of the object store.
+//!
+//! It keeps *frames*: the run of sections of one level of one object, cut to at most
+//! [`limits::HOT_FRAME_BYTES`]. A frame depends on the frame before it, as decoding does, so the eviction policy
+//! keeps base sections of many contexts rather than all levels of few. Objects are named by the digest of their
+//! bytes, so nothing here can be stale; every frame on disk carries a checksum, so nothing torn is served; and
+//! all of it may be deleted at any time.
+//!
+//! ```text
+//! read ──► RAM ──► flight in progress? join it ──► disk ──► object store (one request for a run of frames)
+//!           ▲ └ victims ──► disk (if its policy wants them) └ victims ──► gone
+//!           └──────────────── filled, promoted ◄────────────────────────┘
+//! ```
+//!
+//! Each tenant has a book of its own under the [`EvictionPolicy`](crate::eviction::EvictionPolicy); when a medium
+//! is full the tenant that holds most gives way, so no tenant can push another below its equal share.
+//!
+//! Why not foyer (0.22): its memory caches choose from a closed list of algorithms, and its disk engine evicts
+//! whole blocks of many entries through an `EvictionPicker`, so neither half can follow our policy at the
+//! granularity of sections.
+
+mod book;
+mod disk;
+mod flight;
+mod frames;
+mod observe;
+mod tier;
+
+use std::{fmt::Debug, path::PathBuf, sync::OnceLock, time::Instant};
+
+pub use frames::{FrameKey, HotObject};
+pub use observe::{EvictReason, HotObserver, HotUsage, NoHotObserver};
+pub use tier::{Fetch, HotContext, HotTier};
+
+use crate::eviction::{Moment, PolicyKind};
+
+/// What an operator may set.
+#[derive(Debug, Clone)]
+pub struct HotSettings {
+    /// Bytes of frames in memory.
+    pub ram_bytes: u64,
+    /// Bytes of frames on disk; 0 for none.
+    pub disk_bytes: u64,
+    /// Where frames lie on disk.
+    pub directory: PathBuf,
+    /// What goes first.
+    pub policy: PolicyKind,
+}
+
+/// Where the tier gets its time from: eviction policies learn from it, nothing else depends on it.
+pub trait HotClock: Debug + Send + Sync + 'static {
+    /// Now.
+    fn now(&self) -> Moment;
+}
+
+/// Time since the process first asked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MonotonicClock;
+
+impl HotClock for MonotonicClock {
+    fn now(&self) -> Moment {
+        static ORIGIN: OnceLock<Instant> = OnceLock::new();
+        let micros = ORIGIN.get_or_init(Instant::now).elapsed().as_micros();
+        Moment::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,72 @@
+//! What metrics learn of the tier.
+
+use std::fmt::Debug;
+
+use kvasir_types::Medium;
+
+use crate::eviction::ClassId;
+
+/// Why a frame left a medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EvictReason {
+    /// Its place was worth more to another.
+    Capacity,
+    /// It was worth less than everything there, and not taken in.
+    NotAdmitted,
+    /// Its time was over.
+    Expired,
+    /// Its checksum or length was wrong.
+    Corrupt,
+    /// Its object was deleted.
+    Removed,
+}
+
+impl EvictReason {
+    /// All reasons, for tables.
+    pub const ALL: [Self; 5] =
+        [Self::Capacity, Self::NotAdmitted, Self::Expired, Self::Corrupt, Self::Removed];
+
+    /// As a metric label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Capacity => "capacity",
+            Self::NotAdmitted => "not_admitted",
+            Self::Expired => "expired",
+            Self::Corrupt => "corrupt",
+            Self::Removed => "removed",
+        }
+    }
+}
+
+/// Takes reports. Called on the request's path: must be cheap.
+pub trait HotObserver: Debug + Send + Sync + 'static {
+    /// A frame of `bytes` was served from `medium` ([`Medium::Object`] is a miss) to a request of `class`.
+    fn served(&self, medium: Medium, class: ClassId, bytes: u64);
+
+    /// A frame left `medium`, `age_seconds` after it came and `idle_seconds` after its last use.
+    fn left(&self, medium: Medium, reason: EvictReason, age_seconds: f64, idle_seconds: f64);
+}
+
+/// Drops all reports.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoHotObserver;
+
+impl HotObserver for NoHotObserver {
+    fn served(&self, _: Medium, _: ClassId, _: u64) {}
+    fn left(&self, _: Medium, _: EvictReason, _: f64, _: f64) {}
+}
+
+/// What the tier holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HotUsage {
+    /// Bytes in memory.
+    pub ram_bytes: u64,
+    /// Bytes on disk, checksums not counted.
+    pub disk_bytes: u64,
+    /// Frames in memory.
+    pub ram_frames: usize,
+    /// Frames on disk.
+    pub disk_frames: usize,
+    /// Bytes by level, both media.
+    pub level_bytes: Vec<u64>,
+}
