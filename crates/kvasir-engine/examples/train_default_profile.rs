@@ -21,6 +21,8 @@ use kvasir_engine::{
 
 type AnyError = Box<dyn std::error::Error>;
 
+/// Contexts that calibrate the finest step: each costs five rounds of coding.
+const JUDGES: usize = 4;
 /// Tokens that go through the codec; the rest of a window judges them.
 const PREFIX: usize = 768;
 
@@ -85,6 +87,8 @@ fn train(model: &Model, arguments: &Arguments) -> Result<Profile, AnyError> {
             contexts.push(TrainingContext { tokens, kv });
         }
     }
+    let stride = judges.len().div_ceil(JUDGES);
+    let judges: Vec<_> = judges.into_iter().step_by(stride.max(1)).collect();
     eprintln!("{} training contexts, {} to calibrate on", contexts.len(), judges.len());
     let mut oracle = KlOracle::new(model, judges, PREFIX);
     let mut progress = |what: &str, part: f32| eprintln!("{:3.0} % {what}", part * 100.0);
