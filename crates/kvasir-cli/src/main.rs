@@ -1,2 +1,48 @@
-//! The kvasir command line.
-fn main() {}
+//! The `kvasir` command line: the service, the demo, and the tools around them.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod demo;
+mod error;
+mod inputs;
+mod output;
+mod progress;
+mod remote;
+mod report;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::{
+    args::{Arguments, Command, ProfileCommand},
+    error::CliResult,
+};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            progress::note(&error.to_string());
+            error.exit_code()
+        }
+    }
+}
+
+fn run(command: &Command) -> CliResult {
+    match command {
+        Command::Inspect(arguments) => commands::inspect::run(arguments),
+        Command::Profile(ProfileCommand::Train(arguments)) => commands::train::run(arguments),
+        Command::Encode(arguments) => commands::codec::encode(arguments),
+        Command::Decode(arguments) => commands::codec::decode(arguments),
+        Command::Serve(arguments) => commands::serve::run(arguments),
+        Command::RebuildIndex(arguments) => commands::serve::rebuild_index(arguments),
+        Command::Kv(arguments) => commands::kv::run(arguments),
+        Command::Demo(arguments) => demo::run(arguments),
+        Command::Store(arguments) => commands::remote::store(arguments),
+        Command::Lookup(arguments) => commands::remote::lookup(arguments),
+        Command::Fetch(arguments) => commands::remote::fetch(arguments),
+    }
+}

@@ -31,7 +31,6 @@ pub mod paged;
 pub mod plan;
 pub mod quality;
 pub mod remote;
-pub mod serving;
 mod tokenizer;
 
 pub use error::{ConfigError, EngineError, PagedError};

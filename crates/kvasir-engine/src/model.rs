@@ -18,7 +18,6 @@ use kvasir_types::{ModelSpec, TokenRange};
 
 pub use config::LlamaConfig;
 pub use forward::StepItem;
-pub(crate) use generate::Sampler;
 pub use generate::Sampling;
 pub use observe::{Observer, Unobserved};
 

@@ -60,17 +60,13 @@ impl Model {
     }
 }
 
-/// A sampling's state.
-#[derive(Debug)]
-pub(crate) enum Sampler {
-    /// The most probable token.
+enum Sampler {
     Greedy,
-    /// Drawn.
     TopK { temperature: f32, top_k: usize, rng: Box<ChaCha8Rng> },
 }
 
 impl Sampler {
-    pub(crate) fn new(sampling: &Sampling) -> Self {
+    fn new(sampling: &Sampling) -> Self {
         match *sampling {
             Sampling::Greedy => Self::Greedy,
             Sampling::TopK { temperature, top_k, seed } => Self::TopK {
@@ -81,8 +77,7 @@ impl Sampler {
         }
     }
 
-    /// The next token.
-    pub(crate) fn choose(&mut self, logits: &[f32]) -> u32 {
+    fn choose(&mut self, logits: &[f32]) -> u32 {
         match self {
             Self::Greedy => logits::top1(logits) as u32,
             Self::TopK { temperature, top_k, rng } => {

@@ -1,0 +1,275 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kvasir_types::Name;
+use url::Url;
+
+use crate::error::EXIT_CODES;
+
+/// Kvasir stores the KV caches of language models, compressed, and brings them back in time.
+#[derive(Debug, Parser)]
+#[command(name = "kvasir", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the whole path once on this machine: model, codec, service, shaped link, report.
+    Demo(DemoArguments),
+    /// Run the service.
+    Serve(ServeArguments),
+    /// Encode a KV dump and store it in a service.
+    Store(StoreArguments),
+    /// Say how much of a context a service holds.
+    Lookup(LookupArguments),
+    /// Load a context's KV from a service into a dump.
+    Fetch(FetchArguments),
+    /// Show what is in a chunk object (.kvc) or a profile (.kvp).
+    Inspect(InspectArguments),
+    /// Train and look at profiles.
+    #[command(subcommand)]
+    Profile(ProfileCommand),
+    /// Encode a KV dump into one chunk object, without a service.
+    Encode(EncodeArguments),
+    /// Decode a chunk object into a KV dump, without a service.
+    Decode(DecodeArguments),
+    /// Compute the KV cache of a text with the shipped model and write it as a dump.
+    Kv(KvArguments),
+    /// Build the service's index again from the object store.
+    RebuildIndex(ServeArguments),
+}
+
+/// Which service, and whose namespace.
+#[derive(Debug, Args)]
+pub(crate) struct ServiceArguments {
+    /// Address of the service.
+    #[arg(long, default_value = "http://127.0.0.1:7480")]
+    pub(crate) url: Url,
+    /// Namespace: contexts of different namespaces never match.
+    #[arg(long, default_value = "default")]
+    pub(crate) namespace: Name,
+}
+
+/// Where a command gets its tokens.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct ContextArguments {
+    /// A text file, tokenised by the shipped model.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// A KV dump (safetensors); its tokens are used.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kv: Option<PathBuf>,
+}
+
+/// Arguments of `kvasir demo`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DemoArguments {
+    /// Print the result as one JSON document on stdout.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Folder for the report and the figures.
+    #[arg(long, value_name = "DIR", default_value = "kvasir-demo")]
+    pub(crate) out: PathBuf,
+    /// Time to first token to aim at, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub(crate) slo_ms: u64,
+    /// Mean bandwidth the series is scaled to, in Mbit/s; recorded traces keep their own unless given.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) link_mbps: Option<f64>,
+    /// Bandwidth series to replay on the link instead of the built-in one.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+}
+
+/// Arguments of `kvasir serve`, handed on to the server as they are: every setting is a flag there.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct ServeArguments {
+    /// `--config FILE`, `--listen ADDR`, `--<section>.<key> VALUE`; `kvasir serve --help` shows them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SETTINGS")]
+    pub(crate) settings: Vec<String>,
+}
+
+/// Arguments of `kvasir store`.
+#[derive(Debug, Args)]
+pub(crate) struct StoreArguments {
+    /// The service.
+    #[command(flatten)]
+    pub(crate) service: ServiceArguments,
+    /// The KV dump to store.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kv: PathBuf,
+    /// Profile to encode with; by default the one that ships with the model.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+    /// Tokens of a chunk: a multiple of 256.
+    #[arg(long, value_name = "N", default_value_t = kvasir_types::CHUNK_TOKENS_DEFAULT)]
+    pub(crate) chunk_tokens: usize,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `kvasir lookup`.
+#[derive(Debug, Args)]
+pub(crate) struct LookupArguments {
+    /// The service.
+    #[command(flatten)]
+    pub(crate) service: ServiceArguments,
+    /// The context.
+    #[command(flatten)]
+    pub(crate) context: ContextArguments,
+    /// Profile that the context was encoded with; by default the one that ships with the model.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `kvasir fetch`.
+#[derive(Debug, Args)]
+pub(crate) struct FetchArguments {
+    /// The service.
+    #[command(flatten)]
+    pub(crate) service: ServiceArguments,
+    /// The context.
+    #[command(flatten)]
+    pub(crate) context: ContextArguments,
+    /// Profile that the context was encoded with; by default the one that ships with the model.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+    /// Level to fetch; by default the finest.
+    #[arg(long, value_name = "N", conflicts_with = "slo_ms")]
+    pub(crate) level: Option<u8>,
+    /// Adapt levels so that the load takes at most this many milliseconds.
+    #[arg(long, value_name = "MS")]
+    pub(crate) slo_ms: Option<u64>,
+    /// The dump to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `kvasir inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    /// A chunk object or a profile.
+    pub(crate) file: PathBuf,
+    /// Model spec, as JSON or as any KV dump of the model; not needed for the shipped model.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) spec: Option<PathBuf>,
+    /// Print as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Commands about profiles.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProfileCommand {
+    /// Train a profile from KV dumps of one model.
+    Train(TrainArguments),
+}
+
+/// How a profile codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RecipeName {
+    /// A trained basis over all layers with a token predictor: the smallest.
+    Basis,
+    /// Static mean, no basis: bit-exact and cheap to decode.
+    Direct,
+    /// The configuration of the CacheGen paper.
+    Cachegen,
+}
+
+/// Arguments of `kvasir profile train`.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArguments {
+    /// KV dumps of contexts to train on, all of one model.
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub(crate) kv: Vec<PathBuf>,
+    /// How the profile codes.
+    #[arg(long, value_enum, default_value_t = RecipeName::Basis)]
+    pub(crate) recipe: RecipeName,
+    /// The profile to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+}
+
+/// Arguments of `kvasir encode`.
+#[derive(Debug, Args)]
+pub(crate) struct EncodeArguments {
+    /// The KV dump.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kv: PathBuf,
+    /// The profile.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: PathBuf,
+    /// The chunk object to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+}
+
+/// Arguments of `kvasir decode`.
+#[derive(Debug, Args)]
+pub(crate) struct DecodeArguments {
+    /// The chunk object.
+    pub(crate) file: PathBuf,
+    /// The profile it was encoded with.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: PathBuf,
+    /// Level to decode; by default the finest.
+    #[arg(long, value_name = "N")]
+    pub(crate) level: Option<u8>,
+    /// Model spec, as JSON or as any KV dump of the model; not needed for the shipped model.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) spec: Option<PathBuf>,
+    /// The dump to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+}
+
+/// Arguments of `kvasir kv`.
+#[derive(Debug, Args)]
+pub(crate) struct KvArguments {
+    /// The text.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: PathBuf,
+    /// Leading tokens of the text to use; at most the model's context.
+    #[arg(long, value_name = "N", default_value_t = 896)]
+    pub(crate) tokens: usize,
+    /// Tokens of the text to skip before.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) skip: usize,
+    /// The dump to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("a number above 0 is needed".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

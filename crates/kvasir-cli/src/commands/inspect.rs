@@ -1,0 +1,213 @@
+//! `kvasir inspect`: what is in a chunk object or a profile.
+
+use std::{collections::BTreeMap, path::Path};
+
+use kvasir_codec::Profile;
+use kvasir_container::{Head, MAGIC};
+use kvasir_types::Level;
+use serde::Serialize;
+
+use super::{codec::verify, train::levels_table};
+use crate::{
+    args::InspectArguments,
+    error::{CliError, CliResult, read_file},
+    inputs,
+    output::{bytes, columns, print, print_json},
+};
+
+/// Runs the command.
+pub(crate) fn run(arguments: &InspectArguments) -> CliResult {
+    let file = read_file(&arguments.file)?;
+    if file.starts_with(&MAGIC) {
+        let head = verify(&file).map_err(|e| CliError::data(&arguments.file, e))?;
+        let elements = inputs::spec_of(head.header.model_id, arguments.spec.as_deref())?
+            .map(|spec| spec.elements_per_token() as u64);
+        let view = ChunkView::of(&head, elements);
+        return if arguments.json { print_json(&view) } else { print(&view.text()) };
+    }
+    inspect_profile(&arguments.file, &file, arguments.json)
+}
+
+/// A chunk object in numbers.
+#[derive(Debug, Serialize)]
+struct ChunkView {
+    model_id: String,
+    profile_hash: String,
+    seq_hash: String,
+    first_position: u64,
+    tokens: u32,
+    spans: u16,
+    exact_tokens: u8,
+    kl_beneath: f32,
+    head_bytes: u64,
+    object_bytes: u64,
+    levels: Vec<LevelView>,
+}
+
+#[derive(Debug, Serialize)]
+struct LevelView {
+    level: Level,
+    /// Length of the object's prefix that decodes to this level.
+    prefix_bytes: u64,
+    /// Of the prefix; absent when the model's spec is not known.
+    bits_per_element: Option<f64>,
+    sections: Vec<SectionView>,
+}
+
+#[derive(Debug, Serialize)]
+struct SectionView {
+    scope: u16,
+    band: u8,
+    bytes: u64,
+    pieces: usize,
+    absent_pieces: usize,
+}
+
+impl ChunkView {
+    fn of(head: &Head, elements_per_token: Option<u64>) -> Self {
+        let header = &head.header;
+        let elements = elements_per_token.map(|e| e as f64 * f64::from(header.token_count));
+        let mut by_level: BTreeMap<Level, Vec<SectionView>> = BTreeMap::new();
+        for (index, id) in head.sections().iter().enumerate() {
+            let pieces = (0..head.span_count()).filter(|span| head.piece(index, *span).is_some()).count();
+            by_level.entry(id.level).or_default().push(SectionView {
+                scope: id.scope,
+                band: id.band,
+                bytes: head.section_range(index).map_or(0, |r| r.end - r.start),
+                pieces,
+                absent_pieces: head.span_count() - pieces,
+            });
+        }
+        let level = |level: Level| {
+            let prefix_bytes = head.level_bytes(level).unwrap_or(0);
+            LevelView {
+                level,
+                prefix_bytes,
+                bits_per_element: elements.map(|e| prefix_bytes as f64 * 8.0 / e),
+                sections: by_level.remove(&level).unwrap_or_default(),
+            }
+        };
+        Self {
+            model_id: header.model_id.to_string(),
+            profile_hash: header.profile_hash.to_string(),
+            seq_hash: header.seq_hash.to_string(),
+            first_position: header.first_position,
+            tokens: header.token_count,
+            spans: header.span_count,
+            exact_tokens: header.exact_tokens,
+            kl_beneath: header.kl_beneath,
+            head_bytes: header.head_bytes(),
+            object_bytes: header.object_bytes,
+            levels: (0..header.level_count).map(Level).map(level).collect(),
+        }
+    }
+
+    /// The tree of sections.
+    fn text(&self) -> String {
+        let mut lines = vec![
+            format!("chunk      {}", self.seq_hash),
+            format!("model      {}", self.model_id),
+            format!("profile    {}", self.profile_hash),
+            format!(
+                "tokens     {} from position {}, {} spans, first {} exact, kl_beneath {}",
+                self.tokens, self.first_position, self.spans, self.exact_tokens, self.kl_beneath
+            ),
+            format!(
+                "object     {} ({} of them head: header, block hashes, directory, tokens)",
+                bytes(self.object_bytes),
+                bytes(self.head_bytes)
+            ),
+            "checksums  all verified".to_owned(),
+        ];
+        for level in &self.levels {
+            let rate = level.bits_per_element.map_or_else(
+                || {
+                    format!(
+                        "{:.0} bits a token (give --spec for bits an element)",
+                        level.prefix_bytes as f64 * 8.0 / f64::from(self.tokens)
+                    )
+                },
+                |bits| format!("{bits:.4} bits an element"),
+            );
+            lines.push(format!("level {}    first {}, {rate}", level.level, bytes(level.prefix_bytes)));
+            for (index, section) in level.sections.iter().enumerate() {
+                let branch = if index + 1 == level.sections.len() { "└─" } else { "├─" };
+                let absent = if section.absent_pieces > 0 {
+                    format!(", {} absent", section.absent_pieces)
+                } else {
+                    String::new()
+                };
+                lines.push(format!(
+                    "  {branch} scope {} band {}: {} in {} pieces{absent}",
+                    section.scope,
+                    section.band,
+                    bytes(section.bytes),
+                    section.pieces
+                ));
+            }
+        }
+        lines.join("\n")
+    }
+}
+
+fn inspect_profile(path: &Path, file: &[u8], json: bool) -> CliResult {
+    let profile = Profile::from_bytes(file)
+        .map_err(|e| CliError::data(path, format!("neither a chunk object nor a profile: {e}")))?;
+    let summary = profile.summary();
+    if json {
+        let levels: Vec<_> = summary
+            .levels
+            .iter()
+            .map(|l| serde_json::json!({"bits_per_element": l.bits_per_element, "nmse": l.nmse, "kl": l.kl}))
+            .collect();
+        return print_json(&serde_json::json!({
+            "profile_hash": summary.hash, "model_id": summary.model_id, "bytes": summary.profile_bytes,
+            "recipe": summary.training.recipe, "note": summary.training.note, "levels": levels,
+            "scopes": summary.scopes.len(),
+        }));
+    }
+    let mut rows = vec![
+        [
+            "scope",
+            "layers",
+            "planes",
+            "heads",
+            "elements",
+            "rank",
+            "basis",
+            "predictor",
+            "bytes",
+            "MACs/token",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+    ];
+    for (index, scope) in summary.scopes.iter().enumerate() {
+        rows.push(vec![
+            index.to_string(),
+            format!("{}–{}", scope.layers.0, scope.layers.1),
+            scope.planes.to_owned(),
+            scope.heads.to_string(),
+            scope.elements.to_string(),
+            scope.rank.to_string(),
+            scope.basis.to_owned(),
+            scope.predictor.to_owned(),
+            scope.parameter_bytes.to_string(),
+            scope.decode_macs.to_string(),
+        ]);
+    }
+    print(&format!(
+        "profile    {}\nmodel      {}\nsize       {}\nrecipe     {}, {} tokens, {} held out {}\ntables     {} stage, {} trit\n\n{}\n\n{}",
+        summary.hash,
+        summary.model_id,
+        bytes(summary.profile_bytes),
+        summary.training.recipe,
+        summary.training.tokens,
+        summary.training.held_out_tokens,
+        summary.training.note,
+        summary.stage_tables,
+        summary.trit_tables,
+        levels_table(&profile),
+        columns(&rows),
+    ))
+}

@@ -1,0 +1,38 @@
+//! `kvasir kv`: the KV cache of a text, as a dump.
+
+use kvasir_engine::exchange::{DumpDtype, write_dump};
+
+use crate::{
+    args::KvArguments,
+    error::{CliError, CliResult, Exit},
+    inputs::{engine_error, shipped_model, text_tokens},
+    progress::Step,
+};
+
+/// Runs the command.
+pub(crate) fn run(arguments: &KvArguments) -> CliResult {
+    let model = shipped_model()?;
+    let tokens = text_tokens(&model, &arguments.text)?;
+    let found = tokens.len();
+    let tokens: Vec<u32> = tokens.into_iter().skip(arguments.skip).take(arguments.tokens).collect();
+    if tokens.is_empty() {
+        let message = format!("the text has {found} tokens, none is left after skipping {}", arguments.skip);
+        return Err(CliError::new(
+            Exit::Data,
+            message,
+            "Give a longer text or a smaller --skip, and --tokens above 0.",
+        ));
+    }
+    let step = Step::start("computing the KV cache");
+    let kv = model.calculate_kv(&tokens).map_err(engine_error)?;
+    let dtype = DumpDtype::of(model.spec().kv_dtype);
+    write_dump(&arguments.output, model.spec(), &tokens, &kv, dtype).map_err(|error| {
+        CliError::new(
+            Exit::NoOutput,
+            format!("{}: {error}", arguments.output.display()),
+            "Check that the folder may be written to.",
+        )
+    })?;
+    step.done(&format!("{} tokens, written to {}", tokens.len(), arguments.output.display()));
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! One file per command.
+
+pub(crate) mod codec;
+pub(crate) mod inspect;
+pub(crate) mod kv;
+pub(crate) mod remote;
+pub(crate) mod serve;
+pub(crate) mod train;

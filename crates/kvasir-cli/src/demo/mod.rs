@@ -1,0 +1,297 @@
+//! `kvasir demo`: the whole path, once, on one machine, and what it is worth against the alternatives.
+//!
+//! Every figure is measured in this run: the four times to the first token over the same shaped link (or on
+//! this CPU), sizes from the stored objects, quality by teacher forcing.
+
+mod baseline;
+mod outcome;
+mod path;
+mod plain;
+mod quality;
+mod report;
+mod source;
+mod text;
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use kvasir_engine::{Model, PagedKv, Sampling};
+use kvasir_sim::link::{BandwidthSeries, LinkOptions, SeriesError};
+use tokio::runtime::Runtime;
+
+use self::{
+    baseline::PlainFetch,
+    outcome::{ChunkEvent, Evidence, LevelSize, Outcome, Perplexity, Ttft},
+    path::{Coder, Costs, Loaded, Service},
+    plain::Plain,
+    quality::{Codec, Comparison, Passage},
+};
+use crate::{
+    args::DemoArguments,
+    commands::serve::runtime,
+    error::{CliError, CliResult, Exit, write_file},
+    inputs::{engine_error, shipped_model},
+    output::{bytes, print, print_json},
+    progress::{Step, note},
+};
+
+/// The built-in series: fast, then a tenth of it, then fast again.
+const SERIES: &str = "drop-recover";
+/// Mean the built-in series is scaled to, in Mbit/s.
+const LINK_MBPS: f64 = 20.0;
+/// One-way delay of the link: a region away.
+const LINK_DELAY: Duration = Duration::from_millis(5);
+/// Tokens generated over both caches.
+const GENERATED_TOKENS: usize = 48;
+
+/// Runs the demo.
+pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
+    fs::create_dir_all(&arguments.out).map_err(|error| {
+        CliError::new(
+            Exit::NoOutput,
+            format!("cannot make the folder {}: {error}", arguments.out.display()),
+            "Name another with --out.",
+        )
+    })?;
+    let (outcome, evidence) = measure(arguments)?;
+    let json = serde_json::to_vec_pretty(&outcome).map_err(CliError::internal)?;
+    write_file(&arguments.out.join("demo.json"), &json)?;
+    let report = arguments.out.join("report.html");
+    write_file(&report, report::html(&outcome, &evidence).as_bytes())?;
+    if arguments.json {
+        print_json(&outcome)?
+    } else {
+        print(&report::table(&outcome, &evidence))?
+    }
+    note(&format!("report: {}", report.display()));
+    Ok(())
+}
+
+fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
+    let link = LinkOptions { delay: LINK_DELAY, ..LinkOptions::down(series(arguments)?) };
+    let slo = Duration::from_millis(arguments.slo_ms);
+    let model = shipped_model()?;
+    let coder = Coder::shipped(&model)?;
+    let runtime = runtime()?;
+    let text = text::tokens(&model)?;
+    let passages = text::passages(&text, model.config().context)?;
+    let tokens = passages[0].context;
+
+    let folder = tempfile::tempdir().map_err(CliError::internal)?;
+    let service = Service::start(&runtime, folder.path())?;
+    note(&format!("service at http://{} on {}", service.address, folder.path().display()));
+
+    let step = Step::start("computing the KV cache");
+    let started = Instant::now();
+    let exact = model.calculate_kv(tokens).map_err(engine_error)?;
+    let prefill = started.elapsed();
+    step.done(&format!("{} tokens of a tale", tokens.len()));
+
+    let step = Step::start("encoding and storing over HTTP");
+    let engine = path::connect(&runtime, service.address, &model, &coder)?;
+    let stored = path::store(&runtime, &engine, tokens, &exact)?;
+    step.done(&format!("{} chunks, {}", stored.chunks.len(), bytes(stored.bytes())));
+    let costs = Costs::measure(&runtime, &engine, (&model, tokens), prefill, coder.profile.top_level())?;
+    // Only the tokens are left; the exact cache is kept aside for the comparison.
+    drop(engine);
+
+    let step = Step::start("looking up, streaming back, decoding");
+    let shaped = path::shape(&runtime, service.address, &link)?;
+    let engine = path::connect(&runtime, shaped.address(), &model, &coder)?;
+    let loaded = path::load(&runtime, &shaped, &engine, (&model, &coder), tokens, (slo, &costs))?;
+    step.done(&format!(
+        "{} fetched, first token after {} ms",
+        bytes(loaded.report.bytes),
+        loaded.ttft.as_millis()
+    ));
+
+    let baselines = Baselines::run(&runtime, &link, (&model, &exact), tokens)?;
+    let comparison = compare(&model, &coder, &passages, &loaded)?;
+    let texts = (generate(&model, &exact, tokens)?, generate(&model, &loaded.kv, tokens)?);
+    service.stop(&runtime)?;
+    summarise(
+        arguments,
+        Findings {
+            model: &model,
+            link: &link,
+            tokens: tokens.len(),
+            stored_bytes: stored.bytes(),
+            loaded,
+            baselines,
+            comparison,
+            texts,
+            passages: passages.len(),
+        },
+    )
+}
+
+/// The series to replay: the built-in one at its default mean, or the first of a recorded file as it is.
+fn series(arguments: &DemoArguments) -> CliResult<BandwidthSeries> {
+    let series = match &arguments.trace {
+        Some(path) => {
+            let all = BandwidthSeries::read_file(path).map_err(|error| {
+                let exit = if matches!(error, SeriesError::Read { .. }) { Exit::NoInput } else { Exit::Data };
+                CliError::new(exit, error, "")
+            })?;
+            all.into_iter().next().ok_or_else(|| CliError::data(path, "it holds no series"))?
+        }
+        None => BandwidthSeries::builtin(SERIES)
+            .ok_or_else(|| CliError::internal(format!("there is no series {SERIES}")))?
+            .scaled_to_mean(LINK_MBPS),
+    };
+    Ok(match arguments.link_mbps {
+        Some(mbps) => series.scaled_to_mean(mbps),
+        None => series,
+    })
+}
+
+struct Baselines {
+    recompute: Duration,
+    raw: PlainFetch,
+    int8: PlainFetch,
+}
+
+impl Baselines {
+    fn run(
+        runtime: &Runtime,
+        link: &LinkOptions,
+        (model, exact): (&Model, &PagedKv),
+        tokens: &[u32],
+    ) -> CliResult<Self> {
+        let step = Step::start("for comparison: recomputing");
+        let recompute = baseline::recompute(model, tokens)?;
+        step.done(&format!("first token after {} ms", recompute.as_millis()));
+        let fetch = |name: &str, plain| {
+            let step = Step::start(format!("for comparison: fetching the {name} cache"));
+            let fetched = baseline::fetch(runtime, link, plain, (model, exact), tokens)?;
+            step.done(&format!(
+                "{}, first token after {} ms",
+                bytes(fetched.bytes),
+                fetched.ttft.as_millis()
+            ));
+            Ok(fetched)
+        };
+        Ok(Self { recompute, raw: fetch("f16", Plain::Raw)?, int8: fetch("8-bit", Plain::Int8)? })
+    }
+}
+
+fn compare(model: &Model, coder: &Coder, passages: &[Passage<'_>], loaded: &Loaded) -> CliResult<Comparison> {
+    let step = Step::start("measuring quality");
+    let codec =
+        Codec { encoder: &*coder.encoder, decoder: &*coder.decoder, chunk_tokens: text::CHUNK_TOKENS };
+    let levels: Vec<_> = loaded.report.chunks.iter().map(|c| c.level).collect();
+    let mut comparison = Comparison::default();
+    for (index, passage) in passages.iter().enumerate() {
+        step.at(
+            &format!("passage {} of {}", index + 1, passages.len()),
+            index as f32 / passages.len() as f32,
+        );
+        let streamed = (index == 0).then_some(&loaded.kv);
+        comparison.add(model, codec, *passage, &levels, streamed)?;
+    }
+    let quality = comparison.loaded();
+    step.done(&format!("{} positions, logit KL {:.1e} nats a token", quality.positions, quality.kl.mean));
+    Ok(comparison)
+}
+
+/// Greedy text over a cache, which stays as it is.
+fn generate(model: &Model, kv: &PagedKv, tokens: &[u32]) -> CliResult<String> {
+    let mut fork = kv.fork(tokens.len()).map_err(CliError::internal)?;
+    let generated = model
+        .generate_with_kv(&mut fork, tokens, GENERATED_TOKENS, &Sampling::Greedy)
+        .map_err(engine_error)?;
+    model.tokenizer().decode(&generated).map_err(engine_error)
+}
+
+struct Findings<'a> {
+    model: &'a Model,
+    link: &'a LinkOptions,
+    tokens: usize,
+    stored_bytes: u64,
+    loaded: Loaded,
+    baselines: Baselines,
+    comparison: Comparison,
+    texts: (String, String),
+    passages: usize,
+}
+
+fn summarise(arguments: &DemoArguments, found: Findings<'_>) -> CliResult<(Outcome, Evidence)> {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let spec = found.model.spec();
+    let elements = (found.tokens * spec.elements_per_token()) as f64;
+    let level = |level: usize| {
+        let bytes = found.loaded.level_bytes.iter().filter_map(|chunk| chunk.get(level)).sum::<u64>();
+        LevelSize { level: level as u8, bits_per_element: bytes as f64 * 8.0 / elements, bytes }
+    };
+    let quality = found.comparison.loaded();
+    let level_count = found.loaded.level_bytes.first().map_or(0, Vec::len);
+    let outcome = Outcome {
+        tokens: found.tokens as u64,
+        bytes_raw: found.baselines.raw.bytes,
+        bytes_8bit: found.baselines.int8.bytes,
+        bytes_stored: found.stored_bytes,
+        bytes_fetched: found.loaded.report.bytes,
+        slo_ms: arguments.slo_ms,
+        slo_met: found.loaded.ttft <= Duration::from_millis(arguments.slo_ms),
+        same_text: found.texts.0 == found.texts.1,
+        top1_agreement: quality.top1_agreement.mean,
+        perplexity: Perplexity { full: quality.perplexity_exact, kvasir: quality.perplexity_lossy },
+        ttft_ms: Ttft {
+            kvasir: ms(found.loaded.ttft),
+            recompute: ms(found.baselines.recompute),
+            raw: ms(found.baselines.raw.ttft),
+            int8: ms(found.baselines.int8.ttft),
+        },
+        levels: (0..level_count).map(level).collect(),
+    };
+    let parts = &found.loaded.parts;
+    let looked_up = parts.first().map_or(Duration::ZERO, |p| p.1);
+    let evidence = Evidence {
+        chunks: chunk_events(&found.loaded, looked_up),
+        link: link_points(&found.link.down, outcome.ttft_ms.kvasir.max(arguments.slo_ms as f64) / 1e3 * 1.5),
+        link_name: format!("{}, mean {:.0} Mbit/s", found.link.down.name(), found.link.down.mean_mbps()),
+        measured: found
+            .loaded
+            .report
+            .samples
+            .iter()
+            .map(|(at, rate)| ((looked_up + *at).as_secs_f64(), rate.mbps()))
+            .collect(),
+        parts_ms: parts.iter().map(|(name, time)| ((*name).to_owned(), ms(*time))).collect(),
+        qualities: found.comparison.points(spec),
+        positions: quality.positions,
+        contexts: found.passages,
+        kl: quality.kl.mean,
+        text_full: found.texts.0,
+        text_kvasir: found.texts.1,
+        chunk_tokens: text::CHUNK_TOKENS,
+    };
+    Ok((outcome, evidence))
+}
+
+fn chunk_events(loaded: &Loaded, looked_up: Duration) -> Vec<ChunkEvent> {
+    let event = |chunk: &kvasir_client::ChunkReport| ChunkEvent {
+        level: chunk.level.map(|l| l.0),
+        bytes: chunk.bytes,
+        from: looked_up + chunk.started.unwrap_or_default(),
+        until: looked_up + chunk.fetched.or(chunk.resolved).unwrap_or_default(),
+    };
+    loaded.report.chunks.iter().map(event).collect()
+}
+
+/// The series as a step function, at its changes, over the first `seconds`.
+fn link_points(series: &BandwidthSeries, seconds: f64) -> Vec<(f64, f64)> {
+    const RESOLUTION: Duration = Duration::from_millis(5);
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    let mut at = Duration::ZERO;
+    while at.as_secs_f64() <= seconds {
+        let mbps = series.mbps_at(at);
+        if points.last().is_none_or(|last| last.1 != mbps) {
+            points.push((at.as_secs_f64(), mbps));
+        }
+        at += RESOLUTION;
+    }
+    points
+}

@@ -1,0 +1,217 @@
+//! The path itself: a service, a cache stored in it, and the way back over a shaped link.
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kvasir_client::{
+    Client, ClientConfig, KvClient, LoadOptions, LoadReport, StoreReport,
+    fetcher::{DecodeModel, Fixed, RecomputeModel},
+};
+use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
+use kvasir_engine::{Model, PagedKv};
+use kvasir_server::{Config, RunError, listen, run};
+use kvasir_sim::link::{LinkOptions, ShapedLink};
+use kvasir_types::{Level, Name};
+use tokio::{runtime::Runtime, sync::oneshot, task::JoinHandle};
+use url::Url;
+
+use super::{
+    baseline::{first_token, into_pages},
+    text::CHUNK_TOKENS,
+};
+use crate::{
+    error::{CliError, CliResult},
+    inputs::engine_error,
+    remote::client_error,
+};
+
+/// The service, inside this process, on a free loopback port.
+pub(crate) struct Service {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), RunError>>,
+}
+
+impl Service {
+    /// Starts it with everything it keeps under `folder`.
+    pub(crate) fn start(runtime: &Runtime, folder: &Path) -> CliResult<Self> {
+        let mut config = Config::embedded(folder).map_err(CliError::internal)?;
+        config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        runtime.block_on(async {
+            let listener = listen(&config).await.map_err(CliError::internal)?;
+            let address = listener.local_addr().map_err(CliError::internal)?;
+            let (stop, stopped) = oneshot::channel();
+            let task = tokio::spawn(run(config, listener, async { drop(stopped.await) }));
+            Ok(Self { address, stop, task })
+        })
+    }
+
+    /// Ends it and waits until it has.
+    pub(crate) fn stop(self, runtime: &Runtime) -> CliResult {
+        // It may have ended by itself; then the task says why.
+        let _ = self.stop.send(());
+        runtime.block_on(self.task).map_err(CliError::internal)?.map_err(CliError::internal)
+    }
+}
+
+/// The codec of a profile, for the model.
+pub(crate) struct Coder {
+    /// The profile.
+    pub(crate) profile: Arc<Profile>,
+    /// Its file.
+    pub(crate) file: &'static [u8],
+    /// Encoder.
+    pub(crate) encoder: Arc<CpuEncoder>,
+    /// Decoder.
+    pub(crate) decoder: Arc<CpuDecoder>,
+}
+
+impl Coder {
+    /// The profile that ships with the model.
+    pub(crate) fn shipped(model: &Model) -> CliResult<Self> {
+        let file = kvasir_engine::TINY_PROFILE;
+        let profile = Arc::new(Profile::from_bytes(file).map_err(CliError::internal)?);
+        let spec = model.spec();
+        let encoder = CpuEncoder::new(Arc::clone(spec), Arc::clone(&profile)).map_err(CliError::internal)?;
+        let decoder = CpuDecoder::new(Arc::clone(spec), Arc::clone(&profile)).map_err(CliError::internal)?;
+        Ok(Self { profile, file, encoder: Arc::new(encoder), decoder: Arc::new(decoder) })
+    }
+}
+
+/// Connects as an engine does when it starts: model, namespace, profile.
+pub(crate) fn connect(
+    runtime: &Runtime,
+    address: SocketAddr,
+    model: &Model,
+    coder: &Coder,
+) -> CliResult<KvClient> {
+    let url = Url::parse(&format!("http://{address}")).map_err(CliError::internal)?;
+    let namespace: Name = "demo".parse().map_err(CliError::internal)?;
+    runtime.block_on(async {
+        let client = Client::new(url, ClientConfig::default()).map_err(client_error)?;
+        let (encoder, decoder) = (Arc::clone(&coder.encoder), Arc::clone(&coder.decoder));
+        let kv = KvClient::new(client, Arc::clone(model.spec()), namespace, encoder, decoder)
+            .await
+            .and_then(|kv| kv.with_chunk_tokens(CHUNK_TOKENS))
+            .map_err(client_error)?;
+        kv.client().put_profile(&kv.model_id(), coder.file.to_vec()).await.map_err(client_error)?;
+        Ok(kv)
+    })
+}
+
+/// Encodes and stores a context.
+pub(crate) fn store(
+    runtime: &Runtime,
+    client: &KvClient,
+    tokens: &[u32],
+    kv: &PagedKv,
+) -> CliResult<StoreReport> {
+    runtime.block_on(client.store_kv(tokens, kv, |_| ())).map_err(client_error)
+}
+
+/// What an engine knows about itself before a load: how fast it computes and decodes.
+pub(crate) struct Costs {
+    /// Prefill.
+    pub(crate) recompute: RecomputeModel,
+    /// Decoding, as measured by a first load that nothing slowed down.
+    pub(crate) decode: DecodeModel,
+    /// One step of the model over the whole context.
+    pub(crate) step: Duration,
+}
+
+impl Costs {
+    /// Measures decoding by loading the context once, at the finest level and without a shaped link.
+    pub(crate) fn measure(
+        runtime: &Runtime,
+        client: &KvClient,
+        (model, tokens): (&Model, &[u32]),
+        prefill: Duration,
+        top: Level,
+    ) -> CliResult<Self> {
+        let recompute = RecomputeModel::from_seconds(0.0, prefill.as_secs_f64() / tokens.len() as f64, 0.0);
+        let mut options = LoadOptions::new(Duration::from_secs(60), recompute.clone());
+        options.policy = Box::new(Fixed::new(top));
+        let (mut kv, decode) = {
+            let mut decode = None;
+            let kv = into_pages(model, tokens.len(), |sink| {
+                let load = async { client.get_kv(&client.lookup(tokens).await?, options, sink).await };
+                decode = Some(runtime.block_on(load).map_err(client_error)?.decode_model);
+                Ok(())
+            })?;
+            (kv, decode.ok_or_else(|| CliError::internal("nothing was loaded"))?)
+        };
+        let started = Instant::now();
+        first_token(model, &mut kv, tokens)?;
+        Ok(Self { recompute, decode, step: started.elapsed() })
+    }
+}
+
+/// A load over the link, with the time of its parts.
+pub(crate) struct Loaded {
+    /// The cache, in pages.
+    pub(crate) kv: PagedKv,
+    /// What the fetcher did.
+    pub(crate) report: LoadReport,
+    /// Sizes of the stored objects, `[chunk][level]`.
+    pub(crate) level_bytes: Vec<Vec<u64>>,
+    /// From the request to the first token.
+    pub(crate) ttft: Duration,
+    /// Name and time of every part.
+    pub(crate) parts: Vec<(&'static str, Duration)>,
+}
+
+/// Looks the context up by its tokens, streams it over the link within `slo`, and generates the first token.
+pub(crate) fn load(
+    runtime: &Runtime,
+    link: &ShapedLink,
+    client: &KvClient,
+    (model, coder): (&Model, &Coder),
+    tokens: &[u32],
+    (slo, costs): (Duration, &Costs),
+) -> CliResult<Loaded> {
+    let mut kv = model.new_kv().map_err(engine_error)?;
+    kv.reserve(tokens.len()).map_err(CliError::internal)?;
+    link.restart();
+    let started = Instant::now();
+    let plan = runtime.block_on(client.lookup(tokens)).map_err(client_error)?;
+    let looked_up = started.elapsed();
+    if plan.matched_tokens() != tokens.len() as u64 {
+        return Err(CliError::internal(format!(
+            "{} of {} tokens were found",
+            plan.matched_tokens(),
+            tokens.len()
+        )));
+    }
+    let mut options = LoadOptions::new(slo.saturating_sub(looked_up), costs.recompute.clone());
+    options.suffix_time = costs.step;
+    options.decode = costs.decode.clone();
+    options.level_loss = coder.profile.levels().iter().map(|l| l.kl.map(f64::from)).collect();
+    let mut sink = kv.sink(0).map_err(CliError::internal)?;
+    let report = runtime.block_on(client.get_kv(&plan, options, &mut sink)).map_err(client_error)?;
+    sink.finish().map_err(CliError::internal)?;
+    let streamed = started.elapsed();
+    model
+        .complete_kv(&mut kv, tokens, plan.matched_tokens() as usize, &report.recompute)
+        .map_err(engine_error)?;
+    let complete = started.elapsed();
+    first_token(model, &mut kv, tokens)?;
+    let ttft = started.elapsed();
+    let parts = vec![
+        ("look up", looked_up),
+        ("stream and decode", streamed - looked_up),
+        ("recompute", complete - streamed),
+        ("first token", ttft - complete),
+    ];
+    let level_bytes = plan.chunks().iter().map(|c| c.level_bytes.clone()).collect();
+    Ok(Loaded { kv, report, level_bytes, ttft, parts })
+}
+
+/// A link in front of the service.
+pub(crate) fn shape(runtime: &Runtime, upstream: SocketAddr, options: &LinkOptions) -> CliResult<ShapedLink> {
+    runtime.block_on(ShapedLink::start(upstream, options.clone())).map_err(CliError::internal)
+}

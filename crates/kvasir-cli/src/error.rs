@@ -1,0 +1,99 @@
+//! What the user is told when something fails: one sentence, what to do, and an exit code.
+
+use std::{fmt, path::Path, process::ExitCode};
+
+/// Exit codes, after `sysexits.h`. Usage errors exit 2, as clap has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// The command worked and the answer is no: nothing is stored for these tokens.
+    Nothing = 1,
+    /// The configuration has mistakes.
+    Config = 64,
+    /// An input is malformed, corrupt, or of another model or profile.
+    Data = 65,
+    /// An input cannot be read.
+    NoInput = 66,
+    /// The service or its store does not answer.
+    Unavailable = 69,
+    /// A bug, or a step that should not fail.
+    Internal = 70,
+    /// An output cannot be written.
+    NoOutput = 73,
+}
+
+/// The exit codes as text, for `kvasir --help`.
+pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done · 1 nothing is stored for these tokens · 2 wrong usage · 64 wrong configuration · \
+     65 wrong or corrupt input · 66 input cannot be read · 69 service or store unavailable · 70 internal error · \
+     73 output cannot be written";
+
+/// A failed command.
+#[derive(Debug)]
+pub(crate) struct CliError {
+    exit: Exit,
+    message: String,
+    advice: String,
+}
+
+/// Result of a command.
+pub(crate) type CliResult<T = ()> = Result<T, CliError>;
+
+impl CliError {
+    /// A failure with what to do about it (empty where the message says it).
+    pub(crate) fn new(exit: Exit, message: impl fmt::Display, advice: impl Into<String>) -> Self {
+        Self { exit, message: message.to_string(), advice: advice.into() }
+    }
+
+    /// An input file that is not what it should be.
+    pub(crate) fn data(path: &Path, error: impl fmt::Display) -> Self {
+        Self::new(Exit::Data, format!("{}: {error}", path.display()), "")
+    }
+
+    /// A step that has no reason to fail.
+    pub(crate) fn internal(error: impl fmt::Display) -> Self {
+        Self::new(Exit::Internal, error, "This should not happen; please report it with the command line.")
+    }
+
+    /// The process's exit code.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.exit as u8)
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        if self.advice.is_empty() { Ok(()) } else { write!(f, "\n{}", self.advice) }
+    }
+}
+
+/// Reads a whole input file.
+pub(crate) fn read_file(path: &Path) -> CliResult<Vec<u8>> {
+    std::fs::read(path).map_err(|e| {
+        CliError::new(Exit::NoInput, format!("cannot read {}: {e}", path.display()), "Check the path.")
+    })
+}
+
+/// Writes a whole output file; a reader never sees half of it.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> CliResult {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let write = || -> std::io::Result<()> {
+        let mut builder = tempfile::Builder::new();
+        // As any program's output: the user's umask decides, not the temporary file's privacy.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let mut file = builder.tempfile_in(folder)?;
+        std::io::Write::write_all(&mut file, bytes)?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().map_err(|e| {
+        CliError::new(
+            Exit::NoOutput,
+            format!("cannot write {}: {e}", path.display()),
+            "Check that the folder exists and may be written to.",
+        )
+    })
+}

@@ -1,0 +1,63 @@
+//! What commands print: results on stdout, as text or as one JSON document.
+
+use std::io::{self, Write as _};
+
+use serde::Serialize;
+
+use crate::error::{CliError, CliResult};
+
+/// Prints text and a line end. A reader that has gone away (`| head`) is no failure.
+pub(crate) fn print(text: &str) -> CliResult {
+    let mut stdout = io::stdout().lock();
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CliError::internal(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Prints a value as one JSON document.
+pub(crate) fn print_json(value: &impl Serialize) -> CliResult {
+    print(&serde_json::to_string_pretty(value).map_err(CliError::internal)?)
+}
+
+/// Columns aligned by spaces: the first to the left, the others to the right.
+pub(crate) fn columns(rows: &[Vec<String>]) -> String {
+    let width = |column: usize| rows.iter().filter_map(|r| r.get(column)).map(|c| c.chars().count()).max();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let width = width(column).unwrap_or(0);
+            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// A number of bytes for people, in decimal units.
+pub(crate) fn bytes(count: u64) -> String {
+    match count {
+        0..10_000 => format!("{count} B"),
+        10_000..10_000_000 => format!("{:.1} kB", count as f64 / 1e3),
+        10_000_000..10_000_000_000 => format!("{:.1} MB", count as f64 / 1e6),
+        _ => format!("{:.1} GB", count as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_align() {
+        let rows = [["a", "1"], ["bcd", "23"]].map(|r| r.map(str::to_owned).to_vec());
+        assert_eq!(columns(&rows), "a     1\nbcd  23");
+    }
+
+    #[test]
+    fn sizes_are_written_for_people() {
+        assert_eq!(
+            [0, 9_999, 10_000, 3_670_016, 12_000_000].map(bytes),
+            ["0 B", "9999 B", "10.0 kB", "3670.0 kB", "12.0 MB"]
+        );
+    }
+}

@@ -1,0 +1,50 @@
+//! What commands that talk to a service share.
+
+use std::sync::Arc;
+
+use kvasir_client::{Client, ClientConfig, ClientError, KvClient};
+use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
+use kvasir_types::ModelSpec;
+
+use crate::{
+    args::ServiceArguments,
+    error::{CliError, CliResult, Exit},
+};
+
+/// Connects to a service for one model, with one profile.
+pub(crate) async fn connect(
+    service: &ServiceArguments,
+    spec: &Arc<ModelSpec>,
+    profile: &Arc<Profile>,
+) -> CliResult<KvClient> {
+    let wrong_profile =
+        |error| CliError::new(Exit::Data, error, "Give a profile of this model with --profile.");
+    let encoder = CpuEncoder::new(Arc::clone(spec), Arc::clone(profile)).map_err(wrong_profile)?;
+    let decoder = CpuDecoder::new(Arc::clone(spec), Arc::clone(profile)).map_err(wrong_profile)?;
+    let client = Client::new(service.url.clone(), ClientConfig::default()).map_err(client_error)?;
+    KvClient::new(client, Arc::clone(spec), service.namespace.clone(), Arc::new(encoder), Arc::new(decoder))
+        .await
+        .map_err(client_error)
+}
+
+/// The profile that a command works with: the file it names, else the one that ships with the model.
+pub(crate) fn profile(file: Option<&std::path::Path>) -> CliResult<Arc<Profile>> {
+    match file {
+        Some(path) => crate::inputs::profile(path),
+        None => Profile::from_bytes(kvasir_engine::TINY_PROFILE).map(Arc::new).map_err(CliError::internal),
+    }
+}
+
+/// Errors of the client, sorted by what the user can do.
+#[allow(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
+pub(crate) fn client_error(error: ClientError) -> CliError {
+    let exit = match &error {
+        ClientError::Transport(_) | ClientError::Task(_) => Exit::Unavailable,
+        ClientError::Api(api) if api.retryable => Exit::Unavailable,
+        ClientError::Config { .. } => Exit::Config,
+        _ => Exit::Data,
+    };
+    let remedy = error.remedy();
+    let advice = remedy.get(..1).map_or_else(String::new, |first| first.to_uppercase() + &remedy[1..] + ".");
+    CliError::new(exit, error, advice)
+}

@@ -1,0 +1,116 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Checks that `document` is well-formed markup: tags nest, attributes are quoted, no raw `<` or `&` in
+/// text. Returns the names of the elements in order.
+pub(crate) fn check_markup(document: &str) -> Result<Vec<String>, String> {
+    let mut rest = document.strip_prefix("<!DOCTYPE html>").unwrap_or(document);
+    let (mut open, mut names) = (Vec::new(), Vec::new());
+    while let Some(start) = rest.find('<') {
+        check_text(&rest[..start])?;
+        let end = rest[start..].find('>').ok_or("a tag without end")? + start;
+        let tag = &rest[start + 1..end];
+        rest = &rest[end + 1..];
+        if let Some(name) = tag.strip_prefix('/') {
+            let expected = open.pop().ok_or_else(|| format!("</{name}> closes nothing"))?;
+            if expected != name {
+                return Err(format!("</{name}> closes <{expected}>"));
+            }
+            continue;
+        }
+        let name = tag.split([' ', '/']).next().unwrap_or_default().to_owned();
+        check_attributes(tag)?;
+        if name == "style" {
+            rest = &rest[rest.find("</style>").ok_or("<style> without end")?..];
+        }
+        names.push(name.clone());
+        if !tag.ends_with('/') {
+            open.push(name);
+        }
+    }
+    check_text(rest)?;
+    if open.is_empty() { Ok(names) } else { Err(format!("not closed: {open:?}")) }
+}
+
+fn check_text(text: &str) -> Result<(), String> {
+    let entities = ["&amp;", "&lt;", "&gt;", "&quot;", "&#39;"];
+    let bad_entity = text.match_indices('&').any(|(i, _)| !entities.iter().any(|e| text[i..].starts_with(e)));
+    let bad_control = text.chars().any(|c| c.is_control() && !"\t\n\r".contains(c));
+    if bad_entity || bad_control || text.contains('>') { Err(format!("raw text: {text:?}")) } else { Ok(()) }
+}
+
+fn check_attributes(tag: &str) -> Result<(), String> {
+    let quotes = tag.matches('"').count();
+    let unquoted = tag.match_indices('=').filter(|(i, _)| tag[..*i].matches('"').count() % 2 == 0);
+    let all_quoted = unquoted.into_iter().all(|(i, _)| tag[i + 1..].starts_with('"'));
+    if quotes % 2 == 0 && all_quoted {
+        check_text(&tag.replace('"', ""))
+    } else {
+        Err(format!("attributes of <{tag}>"))
+    }
+}
+
+fn plot(points: &[(f64, f64)], mark: Mark, name: &str) -> Plot {
+    Plot {
+        description: name.to_owned(),
+        x: Axis::from_zero("time, s"),
+        left: Axis::log(name),
+        right: Some(Axis::whole("level", 3)),
+        series: [Side::Left, Side::Right]
+            .map(|side| Series {
+                name: name.to_owned(),
+                mark,
+                side,
+                points: points.iter().map(|&p| Point { label: name.to_owned(), ..p.into() }).collect(),
+            })
+            .into(),
+        guides: vec![Guide { x: 1.0, label: name.to_owned() }],
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_text_and_any_numbers_make_well_formed_pages(
+        text in any::<String>(), points in prop::collection::vec(any::<(f64, f64)>(), 0..6),
+    ) {
+        let mut page = Page::new(&text, &text);
+        page.figures(&[Figure { value: text.clone(), label: text.clone() }]);
+        page.heading(&text);
+        page.paragraph(&text);
+        page.preformatted(&text);
+        for mark in [Mark::Line, Mark::Step, Mark::Spans, Mark::Points] {
+            page.drawing(&plot(&points, mark, &text).to_svg(), &text);
+        }
+        let bars = points.iter().map(|p| Bar { label: text.clone(), value: p.0, text: text.clone(), ours: true });
+        page.drawing(&Bars { description: text.clone(), bars: bars.collect(), limit: Some((1.0, text.clone())) }.to_svg(), &text);
+        page.table(&Table { head: vec![text.clone()], rows: vec![vec![text.clone()]] });
+        let html = page.finish(&text);
+        prop_assert!(check_markup(&html).is_ok(), "{:?}", check_markup(&html));
+        prop_assert!(!html.contains("NaN") || text.contains("NaN"), "no coordinate may be NaN");
+    }
+}
+
+#[test]
+fn a_page_needs_nothing_from_outside() {
+    let html = Page::new("t", "l").finish("f");
+    for needle in ["http:", "https:", "src=", "@import", "url(", "<script", "<link"] {
+        assert!(!html.contains(needle), "{needle}");
+    }
+}
+
+#[test]
+fn every_point_is_drawn() {
+    let svg = plot(&[(0.0, 1.0), (1.0, 10.0), (2.0, 100.0)], Mark::Points, "n").to_svg();
+    let names = check_markup(&svg).expect("well-formed");
+    assert_eq!(names.iter().filter(|n| *n == "circle").count(), 6);
+    assert!(svg.contains("c0") && svg.contains("c1"), "series differ in colour");
+}
+
+#[test]
+fn the_checker_notices_what_it_should() {
+    for bad in ["<a>", "<a></b>", "a & b", "<a b=c></a>", "<a>x > y</a>", "\u{1}"] {
+        assert!(check_markup(bad).is_err(), "{bad}");
+    }
+    assert!(check_markup("<a b=\"c\">&amp;<d/></a>").is_ok());
+}

@@ -1,0 +1,176 @@
+//! Commands that need no service: kv, profile train, encode, inspect, decode.
+
+use std::sync::OnceLock;
+
+use crate::{Bench, exit, prose};
+
+/// A dump, a direct profile trained on others, and the object made of both. Training is the slow part, so
+/// the tests share it.
+struct Made {
+    dump: Vec<u8>,
+    profile: Vec<u8>,
+    object: Vec<u8>,
+}
+
+fn made() -> &'static Made {
+    static MADE: OnceLock<Made> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let bench = Bench::new();
+        for seed in 0..3 {
+            bench.write("text.txt", prose(seed, 700));
+            bench.ok(&format!("kv --text text.txt --tokens 512 -o {seed}.safetensors"));
+        }
+        bench.write("text.txt", prose(9, 500));
+        bench.ok("kv --text text.txt --tokens 300 -o kv.safetensors");
+        bench.ok("profile train --recipe direct --kv 0.safetensors 1.safetensors 2.safetensors -o p.kvp");
+        bench.ok("encode --kv kv.safetensors --profile p.kvp -o out.kvc");
+        Made {
+            dump: bench.read("kv.safetensors"),
+            profile: bench.read("p.kvp"),
+            object: bench.read("out.kvc"),
+        }
+    })
+}
+
+/// A folder with everything in it.
+fn bench() -> Bench {
+    let bench = Bench::new();
+    bench.write("kv.safetensors", &made().dump);
+    bench.write("p.kvp", &made().profile);
+    bench.write("out.kvc", &made().object);
+    bench
+}
+
+/// Power of the difference over the power of the signal, over all K and V tensors of two dumps.
+fn nmse(a: &[u8], b: &[u8]) -> f64 {
+    let values = |bytes: &[u8]| {
+        let dump = kvasir_engine::exchange::parse_dump(bytes).expect("a dump");
+        (dump.tokens, dump.kv.as_slice().to_vec())
+    };
+    let ((tokens_a, a), (tokens_b, b)) = (values(a), values(b));
+    assert_eq!(tokens_a, tokens_b, "tokens travel with the cache");
+    let square = |v: f32| f64::from(v) * f64::from(v);
+    let noise: f64 = a.iter().zip(&b).map(|(x, y)| square(x - y)).sum();
+    noise / a.iter().map(|x| square(*x)).sum::<f64>()
+}
+
+#[test]
+fn a_cache_comes_back_better_with_every_level() {
+    let bench = bench();
+    let mut before = f64::INFINITY;
+    let levels =
+        serde_json::from_str::<serde_json::Value>(&bench.ok("inspect out.kvc --json")).expect("JSON");
+    let count = levels["levels"].as_array().expect("levels").len();
+    assert!(count >= 2);
+    for level in 0..count {
+        bench.ok(&format!("decode out.kvc --profile p.kvp --level {level} -o back.safetensors"));
+        let error = nmse(&made().dump, &bench.read("back.safetensors"));
+        assert!(error < before, "level {level}: {error} after {before}");
+        before = error;
+    }
+    assert!(before < 0.01, "the finest level loses {before} of the power");
+}
+
+#[test]
+fn encoding_is_deterministic() {
+    let bench = bench();
+    bench.ok("encode --kv kv.safetensors --profile p.kvp -o again.kvc");
+    assert_eq!(bench.read("again.kvc"), made().object);
+}
+
+#[test]
+fn inspect_shows_the_tree_and_the_rates() {
+    let bench = bench();
+    let text = bench.ok("inspect out.kvc");
+    for needle in ["level 0", "scope 0", "bits an element", "300 from position 0", "all verified"] {
+        assert!(text.contains(needle), "{needle} in\n{text}");
+    }
+    let profile = bench.ok("inspect p.kvp");
+    assert!(profile.contains("bits/element") && profile.contains("identity"), "{profile}");
+}
+
+#[test]
+fn damaged_objects_are_refused_wherever_the_damage_is() {
+    let bench = bench();
+    let object = &made().object;
+    let step = object.len() / 23;
+    for at in (0..object.len()).step_by(step) {
+        let mut bad = object.clone();
+        bad[at] ^= 0x10;
+        bench.write("bad.kvc", &bad);
+        bench.run("inspect bad.kvc").fails(exit::DATA, &["bad.kvc"]);
+        bench.write("short.kvc", &object[..at]);
+        bench.run("inspect short.kvc").fails(exit::DATA, &["short.kvc"]);
+        bench.run("decode short.kvc --profile p.kvp -o never.safetensors").fails(exit::DATA, &["short.kvc"]);
+    }
+    assert!(!bench.path("never.safetensors").exists(), "nothing is written half");
+}
+
+#[test]
+fn a_level_that_does_not_exist_is_named_with_those_that_do() {
+    let bench = bench();
+    bench
+        .run("decode out.kvc --profile p.kvp --level 200 -o x.safetensors")
+        .fails(exit::DATA, &["level 200 does not exist", "levels 0 to"]);
+}
+
+#[test]
+fn the_wrong_profile_is_an_error_and_not_wrong_numbers() {
+    let bench = bench();
+    bench.ok("profile train --recipe direct --kv kv.safetensors kv.safetensors kv.safetensors -o other.kvp");
+    bench
+        .run("decode out.kvc --profile other.kvp -o x.safetensors")
+        .fails(exit::DATA, &["encoded with profile", "load that profile"]);
+    bench.write("cut.kvp", &made().profile[..made().profile.len() / 2]);
+    bench.run("decode out.kvc --profile cut.kvp -o x.safetensors").fails(exit::DATA, &["cut.kvp"]);
+    bench
+        .run("decode out.kvc --profile out.kvc -o x.safetensors")
+        .fails(exit::DATA, &["not a Kvasir profile"]);
+    assert!(!bench.path("x.safetensors").exists());
+}
+
+#[test]
+fn a_foreign_model_is_refused() {
+    let bench = bench();
+    let mut dump = kvasir_engine::exchange::parse_dump(&made().dump).expect("a dump");
+    dump.spec.revision = "another".to_owned();
+    let path = bench.path("foreign.safetensors");
+    let dtype = kvasir_engine::exchange::DumpDtype::F16;
+    kvasir_engine::exchange::write_dump(&path, &dump.spec, &dump.tokens, &dump.kv, dtype).expect("written");
+    bench
+        .run("encode --kv foreign.safetensors --profile p.kvp -o x.kvc")
+        .fails(exit::DATA, &["trained for model"]);
+    bench
+        .run("profile train --kv kv.safetensors foreign.safetensors -o x.kvp")
+        .fails(exit::DATA, &["of another model"]);
+    bench
+        .run("decode out.kvc --profile p.kvp --spec foreign.safetensors -o x.safetensors")
+        .fails(exit::DATA, &["is needed"]);
+}
+
+#[test]
+fn files_that_are_not_there_or_not_writable_are_told_apart() {
+    let bench = bench();
+    bench.run("inspect nothing.kvc").fails(exit::NO_INPUT, &["nothing.kvc"]);
+    bench
+        .run("encode --kv nothing.safetensors --profile p.kvp -o x.kvc")
+        .fails(exit::NO_INPUT, &["nothing.safetensors"]);
+    bench
+        .run("encode --kv kv.safetensors --profile p.kvp -o no/such/folder/x.kvc")
+        .fails(exit::NO_OUTPUT, &["x.kvc"]);
+    bench.write("empty.txt", "");
+    bench.run("kv --text empty.txt -o x.safetensors").fails(exit::DATA, &["empty"]);
+    bench.run("encode --profile p.kvp").fails(exit::USAGE, &["--kv"]);
+}
+
+#[test]
+fn dumps_are_read_as_hostile_bytes() {
+    let bench = bench();
+    let dump = &made().dump;
+    for at in [0, 1, 7, 8, 9, 100, dump.len() / 2, dump.len() - 1] {
+        bench.write("cut.safetensors", &dump[..at]);
+        bench
+            .run("encode --kv cut.safetensors --profile p.kvp -o x.kvc")
+            .fails(exit::DATA, &["cut.safetensors"]);
+    }
+}
