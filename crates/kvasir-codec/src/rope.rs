@@ -7,9 +7,9 @@
 use kvasir_types::{Pairing, Rope};
 
 /// `(π/2)^n / n!` for odd n: the Taylor series of `sin(π x / 2)`; below 2e-9 off for |x| ≤ 1/2.
-const SIN: [f32; 5] = [1.570_796_4, -0.645_964_1, 0.079_692_63, -0.004_681_754, 0.000_160_441_18];
+pub const SIN: [f32; 5] = [1.570_796_4, -0.645_964_1, 0.079_692_63, -0.004_681_754, 0.000_160_441_18];
 /// As [`SIN`] for even n and the cosine; below 3e-8 off.
-const COS: [f32; 5] = [1.0, -1.233_700_5, 0.253_669_5, -0.020_863_48, 0.000_919_260_3];
+pub const COS: [f32; 5] = [1.0, -1.233_700_5, 0.253_669_5, -0.020_863_48, 0.000_919_260_3];
 
 /// Sine and cosine of a phase given by the top 32 bits of its fraction of a turn.
 pub fn sin_cos(phase: u32) -> (f32, f32) {

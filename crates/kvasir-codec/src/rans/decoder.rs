@@ -122,7 +122,7 @@ pub fn decode_piece(
 }
 
 /// The number of active coefficients, and whether the piece is raw.
-fn read_active(plan: &PiecePlan<'_>, bytes: &[u8]) -> Result<(usize, bool), PieceError> {
+pub(super) fn read_active(plan: &PiecePlan<'_>, bytes: &[u8]) -> Result<(usize, bool), PieceError> {
     if bytes.is_empty() {
         return Ok((0, false));
     }
@@ -137,7 +137,7 @@ fn read_active(plan: &PiecePlan<'_>, bytes: &[u8]) -> Result<(usize, bool), Piec
 }
 
 /// Cuts a piece into its streams.
-fn split_streams<'b>(
+pub(super) fn split_streams<'b>(
     plan: &PiecePlan<'_>,
     active: usize,
     bytes: &'b [u8],

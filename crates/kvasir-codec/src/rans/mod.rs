@@ -30,6 +30,7 @@ mod error;
 mod frequencies;
 pub(crate) mod limits;
 mod nest;
+mod parts;
 mod piece;
 pub(crate) mod plan;
 mod raw;
@@ -47,6 +48,7 @@ pub use limits::{
     VALUE_MAX,
 };
 pub use nest::{coarsen, digit, refine};
+pub use parts::{PieceParts, StreamParts, piece_parts};
 pub use piece::{PieceEncoder, encode_piece};
 pub use plan::{Coding, PiecePlan};
 pub use trit::TritTable;

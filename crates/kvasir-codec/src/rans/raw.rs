@@ -66,13 +66,12 @@ pub(super) fn encode(plan: &PiecePlan<'_>, widths: &[u8], values: &[i32], out: &
     }
 }
 
-/// Decodes what follows the first field. Coefficients behind `active` are the caller's.
-pub(super) fn decode(
+/// The widths of a raw piece, after everything but the values was checked: widths, length, fill.
+pub(super) fn check<'b>(
     plan: &PiecePlan<'_>,
     active: usize,
-    bytes: &[u8],
-    values: &mut [i32],
-) -> Result<(), PieceError> {
+    bytes: &'b [u8],
+) -> Result<&'b [u8], PieceError> {
     let short = PieceError::Length { expected: 2 + active, actual: bytes.len() };
     let widths = bytes.get(2..2 + active).ok_or(short)?;
     for (index, (coding, &width)) in plan.coefficients.iter().zip(widths).enumerate() {
@@ -89,6 +88,23 @@ pub(super) fn decode(
     if bytes.len() != expected {
         return Err(PieceError::Length { expected, actual: bytes.len() });
     }
+    let used = bits % 8;
+    match bytes.last() {
+        Some(last) if used > 0 && last >> used != 0 => {
+            Err(PieceError::Field { offset: bytes.len() - 1, limit: 0, actual: (last >> used).into() })
+        }
+        _ => Ok(widths),
+    }
+}
+
+/// Decodes what follows the first field. Coefficients behind `active` are the caller's.
+pub(super) fn decode(
+    plan: &PiecePlan<'_>,
+    active: usize,
+    bytes: &[u8],
+    values: &mut [i32],
+) -> Result<(), PieceError> {
+    let widths = check(plan, active, bytes)?;
     let mut reader = Bits { bytes: &bytes[2 + active..], pending: 0, held: 0, taken: 0 };
     let rows = plan.coefficients.iter().zip(widths).zip(values.chunks_exact_mut(plan.tokens));
     for ((coding, &width), row) in rows {
@@ -104,10 +120,7 @@ pub(super) fn decode(
             }
         }
     }
-    match reader.pending {
-        0 => Ok(()),
-        fill => Err(PieceError::Field { offset: bytes.len() - 1, limit: 0, actual: fill as u32 }),
-    }
+    Ok(())
 }
 
 /// Bits, least significant first; zeros behind the end.

@@ -1,0 +1,34 @@
+//! Runs the kernels on the CPU, a block in lockstep, for tests. Addresses in parameters are host addresses.
+#![doc = include_str!("../README.md")]
+#![allow(unsafe_code, reason = "calls the compiled kernels")]
+
+use std::ffi::c_void;
+
+use kvasir_kernels::Kernel;
+
+unsafe extern "C" {
+    fn kvasir_emulate(kernel: u32, grid: u32, threads: u32, shared: u32, params: *const c_void) -> i32;
+}
+
+/// Runs `kernel` over `grid` blocks.
+///
+/// # Safety
+/// As a launch on a device: `params` holds the kernel's record, and every address in it is good for what the kernel
+/// reads and writes there.
+///
+/// # Panics
+/// Where the sources lack the kernel.
+pub unsafe fn launch(kernel: Kernel, grid: u32, shared_bytes: u32, params: &[u8]) {
+    // Records hold u64: give them their alignment.
+    let mut aligned = vec![0u64; params.len().div_ceil(8)];
+    for (word, bytes) in aligned.iter_mut().zip(params.chunks(8)) {
+        let mut padded = [0; 8];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_ne_bytes(padded);
+    }
+    // SAFETY: the caller's promise; the record is copied to aligned memory of at least its size.
+    let code = unsafe {
+        kvasir_emulate(kernel as u32, grid, kernel.threads(), shared_bytes, aligned.as_ptr().cast())
+    };
+    assert_eq!(code, 0, "{} cannot be emulated", kernel.name());
+}

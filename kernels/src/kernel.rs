@@ -1,0 +1,57 @@
+//! The kernels: their sources, entry points and launch shapes.
+
+use crate::DECODE_THREADS;
+
+/// Every file of the device code: `(name, text)`. `.cu` files are translation units, `.cuh` files their headers.
+pub const SOURCES: &[(&str, &str)] = &[
+    ("format.cuh", include_str!("../cuda/format.cuh")),
+    ("prelude.cuh", include_str!("../cuda/prelude.cuh")),
+    ("entropy.cuh", include_str!("../cuda/entropy.cuh")),
+    ("raw.cuh", include_str!("../cuda/raw.cuh")),
+    ("decode.cu", include_str!("../cuda/decode.cu")),
+];
+
+macro_rules! kernels {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal, $params:literal, $source:literal, $threads:expr;)*) => {
+        /// An entry point. Its number is its place in [`KERNELS`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u32)]
+        pub enum Kernel { $($(#[$doc])* $variant,)* }
+
+        /// All kernels, by number.
+        pub const KERNELS: &[Kernel] = &[$(Kernel::$variant,)*];
+
+        impl Kernel {
+            /// Name of the entry point.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Name of its parameter record.
+            pub const fn params(self) -> &'static str {
+                match self { $(Self::$variant => $params,)* }
+            }
+
+            /// The translation unit that holds it.
+            pub const fn source(self) -> &'static str {
+                match self { $(Self::$variant => $source,)* }
+            }
+
+            /// Threads of a CTA.
+            pub const fn threads(self) -> u32 {
+                match self { $(Self::$variant => $threads,)* }
+            }
+        }
+    };
+}
+
+kernels! {
+    /// One level to scratch.
+    Decode1 = "kv_decode_1", "DecodeParams", "decode.cu", DECODE_THREADS;
+    /// Two levels fused, to scratch.
+    Decode2 = "kv_decode_2", "DecodeParams", "decode.cu", DECODE_THREADS;
+    /// Three levels fused, to scratch.
+    Decode3 = "kv_decode_3", "DecodeParams", "decode.cu", DECODE_THREADS;
+    /// Four levels fused, to scratch.
+    Decode4 = "kv_decode_4", "DecodeParams", "decode.cu", DECODE_THREADS;
+}
