@@ -30,6 +30,10 @@ constexpr uint32_t kDtypeBf16 = 2u;
 constexpr uint32_t kDtypeFp8 = 3u;  // e4m3
 constexpr uint32_t kDecodeThreads = 256u;
 constexpr uint32_t kTileThreads = 128u;
+constexpr uint32_t kProductThreads = 256u;
+constexpr uint32_t kBlockTokens = 128u;  // tokens of a product's block
+constexpr uint32_t kBlockElements = 128u;
+constexpr uint32_t kBlockDepth = 32u;  // coefficients of a step
 constexpr uint32_t kTileStride = 33u;  // floats of a tile's row of 32 tokens: odd, so that columns are free of bank conflicts
 
 // Bits of the polynomials of sine and cosine (FORMAT.md "RoPE").
@@ -165,9 +169,69 @@ struct ExactTask {
   uint32_t reserved;
 };
 
+struct PrepareTask {
+  uint32_t values;
+  uint32_t steps;
+  uint32_t rank;
+  uint32_t rank_padded;
+  uint32_t tokens;
+  uint32_t first_token;
+  uint32_t operands;
+  uint32_t rows;
+  uint32_t wide;
+  uint32_t factors;
+  uint32_t factor_rows;
+  uint32_t matrix;
+  uint32_t shifts;
+  uint32_t reserved;
+};
+
+struct PrepareParams {
+  uint64_t tasks;
+  uint64_t counter;
+  uint64_t values;
+  uint64_t steps;
+  uint64_t factors;
+  uint64_t matrices;
+  uint64_t operands;
+  uint64_t wide;
+  uint32_t task_count;
+  uint32_t reserved;
+};
+
+struct SynthesiseTask {
+  uint32_t placement;
+  uint32_t first;
+  uint32_t count;
+  uint32_t tokens;
+  uint32_t first_token;
+  uint32_t rank_padded;
+  uint32_t operands;
+  uint32_t rows;
+  uint32_t basis;
+  uint32_t wide;
+};
+
+struct SynthesiseParams {
+  uint64_t tasks;
+  uint64_t operands;
+  uint64_t wide;
+  uint64_t basis;
+  DecodeParams decode;
+};
+
 // X(entry point, parameters), in the order of their numbers.
 #define KV_KERNELS(X) \
   X(kv_decode_1, DecodeParams) \
   X(kv_decode_2, DecodeParams) \
   X(kv_decode_3, DecodeParams) \
-  X(kv_decode_4, DecodeParams)
+  X(kv_decode_4, DecodeParams) \
+  X(kv_direct_1, DecodeParams) \
+  X(kv_direct_2, DecodeParams) \
+  X(kv_direct_3, DecodeParams) \
+  X(kv_direct_4, DecodeParams) \
+  X(kv_angles, AngleParams) \
+  X(kv_scatter, DecodeParams) \
+  X(kv_exact, DecodeParams) \
+  X(kv_prepare, PrepareParams) \
+  X(kv_synthesise, SynthesiseParams)

@@ -24,7 +24,7 @@ typedef unsigned long long uint64_t;
 #define KV_KERNEL(name, Params, threads) void name(const Params p)
 #define KV_SHARED(name) uint8_t* name = emulated::shared_memory()
 #else
-#define KV_KERNEL(name, Params, threads) extern "C" __global__ void __launch_bounds__(threads) name(const Params p)
+#define KV_KERNEL(name, Params, threads) extern "C" __global__ void __launch_bounds__(threads, 2) name(const Params p)
 #define KV_SHARED(name) extern __shared__ __align__(16) uint8_t name[]
 #endif
 

@@ -19,7 +19,11 @@ const CONSTANTS: &[(&str, u64, &str)] = &[
     ("kStreamWordsMax", rans::STREAM_WORDS_MAX as u64, ""),
     ("kQuantisedMax", kvasir_codec::limits::QUANTISED_MAX as u64, "beyond it a span is stored exactly"),
     ("kNone", crate::NONE as u64, "an index or offset that points nowhere"),
-    ("kCodingNone", crate::CODING_NONE as u64, "coding word = kind:2 | trits:4 at 4 | stage table:8 at 8 | trit table:8 at 16"),
+    (
+        "kCodingNone",
+        crate::CODING_NONE as u64,
+        "coding word = kind:2 | trits:4 at 4 | stage table:8 at 8 | trit table:8 at 16",
+    ),
     ("kCodingStage", crate::CODING_STAGE as u64, ""),
     ("kCodingTrit", crate::CODING_TRIT as u64, ""),
     ("kTaskRefines", crate::TASK_REFINES as u64, "scratch holds the values of the level before"),
@@ -37,7 +41,15 @@ const CONSTANTS: &[(&str, u64, &str)] = &[
     ("kDtypeFp8", crate::Dtype::Fp8E4m3 as u64, "e4m3"),
     ("kDecodeThreads", crate::DECODE_THREADS as u64, ""),
     ("kTileThreads", crate::TILE_THREADS as u64, ""),
-    ("kTileStride", crate::TILE_STRIDE as u64, "floats of a tile's row of 32 tokens: odd, so that columns are free of bank conflicts"),
+    ("kProductThreads", crate::PRODUCT_THREADS as u64, ""),
+    ("kBlockTokens", crate::PRODUCT_TOKENS as u64, "tokens of a product's block"),
+    ("kBlockElements", crate::PRODUCT_ELEMENTS as u64, ""),
+    ("kBlockDepth", crate::PRODUCT_DEPTH as u64, "coefficients of a step"),
+    (
+        "kTileStride",
+        crate::TILE_STRIDE as u64,
+        "floats of a tile's row of 32 tokens: odd, so that columns are free of bank conflicts",
+    ),
 ];
 
 /// The text of `cuda/format.cuh`.

@@ -1,6 +1,6 @@
 //! The kernels: their sources, entry points and launch shapes.
 
-use crate::DECODE_THREADS;
+use crate::{DECODE_THREADS, PRODUCT_THREADS, TILE_THREADS};
 
 /// Every file of the device code: `(name, text)`. `.cu` files are translation units, `.cuh` files their headers.
 pub const SOURCES: &[(&str, &str)] = &[
@@ -8,7 +8,13 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("prelude.cuh", include_str!("../cuda/prelude.cuh")),
     ("entropy.cuh", include_str!("../cuda/entropy.cuh")),
     ("raw.cuh", include_str!("../cuda/raw.cuh")),
+    ("pages.cuh", include_str!("../cuda/pages.cuh")),
+    ("steps.cuh", include_str!("../cuda/steps.cuh")),
     ("decode.cu", include_str!("../cuda/decode.cu")),
+    ("direct.cu", include_str!("../cuda/direct.cu")),
+    ("scatter.cu", include_str!("../cuda/scatter.cu")),
+    ("mma.cuh", include_str!("../cuda/mma.cuh")),
+    ("synthesise.cu", include_str!("../cuda/synthesise.cu")),
 ];
 
 macro_rules! kernels {
@@ -54,4 +60,22 @@ kernels! {
     Decode3 = "kv_decode_3", "DecodeParams", "decode.cu", DECODE_THREADS;
     /// Four levels fused, to scratch.
     Decode4 = "kv_decode_4", "DecodeParams", "decode.cu", DECODE_THREADS;
+    /// One level of a direct profile to pages.
+    Direct1 = "kv_direct_1", "DecodeParams", "direct.cu", TILE_THREADS;
+    /// Two levels of a direct profile to pages.
+    Direct2 = "kv_direct_2", "DecodeParams", "direct.cu", TILE_THREADS;
+    /// Three levels of a direct profile to pages.
+    Direct3 = "kv_direct_3", "DecodeParams", "direct.cu", TILE_THREADS;
+    /// Four levels of a direct profile to pages.
+    Direct4 = "kv_direct_4", "DecodeParams", "direct.cu", TILE_THREADS;
+    /// Angles of RoPE.
+    Angles = "kv_angles", "AngleParams", "scatter.cu", TILE_THREADS;
+    /// A direct profile's coefficients from scratch to pages.
+    Scatter = "kv_scatter", "DecodeParams", "scatter.cu", TILE_THREADS;
+    /// Exact tokens to pages.
+    Exact = "kv_exact", "DecodeParams", "scatter.cu", TILE_THREADS;
+    /// A basis profile's values to operands.
+    Prepare = "kv_prepare", "PrepareParams", "synthesise.cu", TILE_THREADS;
+    /// The product, and its rows to pages.
+    Synthesise = "kv_synthesise", "SynthesiseParams", "synthesise.cu", PRODUCT_THREADS;
 }

@@ -39,6 +39,14 @@ pub const STATUS_UNCODABLE: u32 = 7;
 pub const DECODE_THREADS: u32 = 256;
 /// Threads of a CTA with tiles: 4 warps of 17 KiB.
 pub const TILE_THREADS: u32 = 128;
+/// Threads of a CTA that multiplies: 8 warps of 32 tokens by 64 elements.
+pub const PRODUCT_THREADS: u32 = 256;
+/// Tokens of a product's block.
+pub const PRODUCT_TOKENS: u32 = 128;
+/// Elements of a product's block.
+pub const PRODUCT_ELEMENTS: u32 = 128;
+/// Ranks are padded to a multiple of this.
+pub const PRODUCT_DEPTH: u32 = 32;
 /// Floats from one coefficient of a tile to the next.
 pub const TILE_STRIDE: u32 = 33;
 

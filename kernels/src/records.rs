@@ -14,7 +14,7 @@ macro_rules! device_records {
 
             impl Record for $name {
                 fn write(&self, out: &mut Vec<u8>) {
-                    $(out.extend_from_slice(&self.$field.to_le_bytes());)*
+                    $(self.$field.write(out);)*
                 }
             }
         )*
@@ -23,6 +23,7 @@ macro_rules! device_records {
         pub(crate) const RECORDS: &[(&str, &[(&str, &str)])] =
             &[$((stringify!($name), &[$((device_records!(@c $type), stringify!($field)),)*]),)*];
     };
+    (@c DecodeParams) => { "DecodeParams" };
     (@c u32) => { "uint32_t" };
     (@c i32) => { "int32_t" };
     (@c u64) => { "uint64_t" };
@@ -34,6 +35,15 @@ pub trait Record: Copy {
     /// Appends the record as the device sees it.
     fn write(&self, out: &mut Vec<u8>);
 }
+
+macro_rules! scalar_records {
+    ($($type:ty)*) => { $(impl Record for $type {
+        fn write(&self, out: &mut Vec<u8>) {
+            out.extend_from_slice(&self.to_le_bytes());
+        }
+    })* };
+}
+scalar_records!(u8 u16 u32 i32 u64 f32);
 
 /// The bytes of an array of records.
 pub fn record_bytes<R: Record>(records: &[R]) -> Vec<u8> {
@@ -273,5 +283,99 @@ device_records! {
         pub member: u32,
         /// Zero.
         pub reserved: u32,
+    }
+
+    /// 32 tokens of a (scope, span) of a basis profile, to be made operands.
+    pub struct PrepareTask {
+        /// Index of the scope's first value in scratch.
+        pub values: u32,
+        /// Index of the scope's first step.
+        pub steps: u32,
+        /// Coefficients.
+        pub rank: u32,
+        /// Rounded up to a multiple of 32.
+        pub rank_padded: u32,
+        /// Tokens of the span.
+        pub tokens: u32,
+        /// First of the 32.
+        pub first_token: u32,
+        /// Index of the operands' first f16: `[rows][rank_padded]` low parts, then high parts.
+        pub operands: u32,
+        /// Rows of the operands: tokens rounded up to 128.
+        pub rows: u32,
+        /// Index of the first of a flag for each 32 coefficients.
+        pub wide: u32,
+        /// Factors of a token, both tables together; 0 without a token predictor.
+        pub factors: u32,
+        /// Index of the span's first factor: `[token][factor]`.
+        pub factor_rows: u32,
+        /// Index of the scope's `[factor][coefficient]`.
+        pub matrix: u32,
+        /// Index of the scope's shifts.
+        pub shifts: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+
+    /// Parameters of `kv_prepare`.
+    pub struct PrepareParams {
+        /// `PrepareTask[task_count]`.
+        pub tasks: u64,
+        /// Queue head, zero at launch.
+        pub counter: u64,
+        /// Scratch, `i32`.
+        pub values: u64,
+        /// `Step[]`.
+        pub steps: u64,
+        /// Factors of the batch's tokens, `i8`.
+        pub factors: u64,
+        /// Matrices and shifts of the profile's token predictors, bytes.
+        pub matrices: u64,
+        /// Out: operands, f16.
+        pub operands: u64,
+        /// Out: flags, zero at launch.
+        pub wide: u64,
+        /// Tasks.
+        pub task_count: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+
+    /// 128 tokens by up to 128 elements of a (scope, span): what one CTA multiplies.
+    pub struct SynthesiseTask {
+        /// Index of its placement.
+        pub placement: u32,
+        /// First element within the scope.
+        pub first: u32,
+        /// Elements.
+        pub count: u32,
+        /// Tokens of the span.
+        pub tokens: u32,
+        /// First of the 128.
+        pub first_token: u32,
+        /// Coefficients, rounded up.
+        pub rank_padded: u32,
+        /// Index of the operands' first f16.
+        pub operands: u32,
+        /// Rows of the operands.
+        pub rows: u32,
+        /// Index of the scope's basis, `[element][rank_padded]`.
+        pub basis: u32,
+        /// Index of the first of its flags.
+        pub wide: u32,
+    }
+
+    /// Parameters of `kv_synthesise`.
+    pub struct SynthesiseParams {
+        /// `SynthesiseTask[]`, one a CTA.
+        pub tasks: u64,
+        /// Operands, f16.
+        pub operands: u64,
+        /// Flags.
+        pub wide: u64,
+        /// Bases of the profile, f16.
+        pub basis: u64,
+        /// Where rows go.
+        pub decode: DecodeParams,
     }
 }

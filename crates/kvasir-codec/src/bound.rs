@@ -59,6 +59,11 @@ impl BoundScope {
         Self { index, elements, levels, anchors, text, shifts }
     }
 
+    /// The shift of every coefficient at a level.
+    pub(crate) fn shifts(&self, level: usize) -> Option<&[u8]> {
+        self.shifts.get(level).map(Vec::as_slice)
+    }
+
     /// Turns quantised values of `level` into units of the finest step, before the prediction: `[coefficient]`
     /// rows of `tokens` values, in place.
     pub(crate) fn reconstruct(&self, level: usize, tokens: usize, values: &mut [i32]) {

@@ -1,5 +1,7 @@
 //! The decoder on the CPU.
 
+mod outline;
+
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use kvasir_container::Head;
@@ -18,6 +20,8 @@ use crate::{
     rans::{Coding, PiecePlan, decode_piece, refine},
     transform::Rotations,
 };
+
+pub use outline::{MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
 
 /// Decodes chunks of one profile. Spans and scopes are decoded in parallel on rayon's global pool, a few at a
 /// time: memory does not grow with the chunk.
@@ -42,10 +46,10 @@ struct Task {
 
 /// An object, or what is there of it.
 #[derive(Clone, Copy)]
-struct Object<'a> {
+struct Object<'a, 's> {
     head: &'a Head,
     bytes: &'a [u8],
-    sections: &'a SectionMap,
+    sections: &'s SectionMap,
 }
 
 impl CpuDecoder {
@@ -76,6 +80,32 @@ impl CpuDecoder {
         tokens: Range<usize>,
         sink: &mut dyn KvSink,
     ) -> Result<(), DecodeError> {
+        let (sections, tasks) = self.plan_tasks(head, scopes, &tokens)?;
+        let object = Object { head, bytes: object_prefix, sections: &sections };
+        let spans: Vec<_> = spans(head.header.token_count as usize).collect();
+        self.check_present(&object, &tasks)?;
+        for batch in tasks.chunks(rayon::current_num_threads().max(1)) {
+            let decoded: Result<Vec<_>, _> =
+                batch.par_iter().map(|task| self.decode_task(&object, *task, &spans[task.span])).collect();
+            for (task, rows) in batch.iter().zip(decoded?) {
+                let span = &spans[task.span];
+                let kept = tokens.start.max(span.start) - span.start..tokens.end.min(span.end) - span.start;
+                let first = span.start + kept.start;
+                for member in self.scopes[task.scope].0.elements.members(span.len(), &kept, &rows) {
+                    sink.write(member.layer, member.plane, member.head, first, member.rows);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The sections of an object and the work that a request is, after both were checked.
+    fn plan_tasks(
+        &self,
+        head: &Head,
+        scopes: &[(usize, Level)],
+        tokens: &Range<usize>,
+    ) -> Result<(SectionMap, Vec<Task>), DecodeError> {
         self.check_head(head)?;
         let chunk_tokens = head.header.token_count as usize;
         if tokens.start > tokens.end || tokens.end > chunk_tokens {
@@ -91,9 +121,6 @@ impl CpuDecoder {
                 return Err(DecodeError::Sections { what: "a scope was asked for that the profile lacks" });
             }
         }
-        let sections = self.section_map(head)?;
-        let object = Object { head, bytes: object_prefix, sections: &sections };
-        let spans: Vec<_> = spans(chunk_tokens).collect();
         let needed = if tokens.is_empty() {
             0..0
         } else {
@@ -101,21 +128,7 @@ impl CpuDecoder {
         };
         let of_span =
             |span| scopes.iter().map(move |&(scope, level)| Task { scope, span, level: level.index() });
-        let tasks: Vec<_> = needed.flat_map(of_span).collect();
-        self.check_present(&object, &tasks)?;
-        for batch in tasks.chunks(rayon::current_num_threads().max(1)) {
-            let decoded: Result<Vec<_>, _> =
-                batch.par_iter().map(|task| self.decode_task(&object, *task, &spans[task.span])).collect();
-            for (task, rows) in batch.iter().zip(decoded?) {
-                let span = &spans[task.span];
-                let kept = tokens.start.max(span.start) - span.start..tokens.end.min(span.end) - span.start;
-                let first = span.start + kept.start;
-                for member in self.scopes[task.scope].0.elements.members(span.len(), &kept, &rows) {
-                    sink.write(member.layer, member.plane, member.head, first, member.rows);
-                }
-            }
-        }
-        Ok(())
+        Ok((self.section_map(head)?, needed.flat_map(of_span).collect()))
     }
 
     /// Coefficients of one scope and span in finest steps, `[coefficient][token]`: what the product starts from.
@@ -175,7 +188,7 @@ impl CpuDecoder {
     }
 
     /// Says how many bytes are missing before anything is decoded.
-    fn check_present(&self, object: &Object<'_>, tasks: &[Task]) -> Result<(), DecodeError> {
+    fn check_present(&self, object: &Object<'_, '_>, tasks: &[Task]) -> Result<(), DecodeError> {
         let end_of = |task: &Task| {
             let levels = (0..=task.level).map(|level| (BAND_MAIN, level));
             let ids = levels.chain([(BAND_ANCHORS, 0), (BAND_EXACT, 0)]);
@@ -190,7 +203,7 @@ impl CpuDecoder {
     /// Rows `[member][token][element]` of one scope and span.
     fn decode_task(
         &self,
-        object: &Object<'_>,
+        object: &Object<'_, '_>,
         task: Task,
         span: &Range<usize>,
     ) -> Result<Vec<f32>, DecodeError> {
@@ -218,27 +231,18 @@ impl CpuDecoder {
     /// The exact tokens of a span and their values.
     fn exact_rows(
         &self,
-        object: &Object<'_>,
+        object: &Object<'_, '_>,
         task: Task,
         span: &Range<usize>,
     ) -> Result<Option<(usize, Vec<f32>)>, DecodeError> {
-        let malformed = DecodeError::Exact { scope: task.scope, span: task.span };
-        let required =
-            usize::from(object.head.header.exact_tokens).saturating_sub(span.start).min(span.len());
-        let Some((_, bytes)) = object.piece(task, BAND_EXACT, 0)? else {
-            return if required == 0 { Ok(None) } else { Err(malformed) };
-        };
-        let elements = self.scopes[task.scope].0.elements.count();
-        match exact::decode(self.exact_dtype, elements, span.len(), bytes) {
-            Some((tokens, values)) if tokens >= required => Ok(Some((tokens, values))),
-            _ => Err(malformed),
-        }
+        let found = self.exact_bytes(object, task, span)?;
+        Ok(found.map(|(tokens, values)| (tokens, exact::values(self.exact_dtype, values))))
     }
 
     /// Coefficients in units of the finest step, `[coefficient][token]`.
     fn coefficients(
         &self,
-        object: &Object<'_>,
+        object: &Object<'_, '_>,
         task: Task,
         span: &Range<usize>,
     ) -> Result<Vec<f32>, DecodeError> {
@@ -278,7 +282,7 @@ impl CpuDecoder {
     #[allow(clippy::too_many_arguments, reason = "one call site a band; a struct would only rename them")]
     fn decode_section(
         &self,
-        object: &Object<'_>,
+        object: &Object<'_, '_>,
         task: Task,
         band: u8,
         level: usize,
@@ -326,7 +330,7 @@ impl ChunkDecoder for CpuDecoder {
     }
 }
 
-impl<'a> Object<'a> {
+impl<'a> Object<'a, '_> {
     /// Index of a section and byte range of one of its pieces, where it is not absent.
     fn entry(&self, task: Task, band: u8, level: usize) -> Option<(usize, Range<u64>)> {
         let section = *self.sections.get(&(task.scope as u16, band, Level(level as u8)))?;

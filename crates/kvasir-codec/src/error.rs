@@ -157,6 +157,12 @@ pub enum DecodeError {
         /// Why.
         source: PieceError,
     },
+    /// A decoder on a device failed for a reason that is not the object's.
+    #[error("the device could not decode: {cause}")]
+    Device {
+        /// The device's words.
+        cause: String,
+    },
     /// The container says no, a failed checksum included.
     #[error(transparent)]
     Container(#[from] ContainerError),

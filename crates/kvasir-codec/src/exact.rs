@@ -49,23 +49,26 @@ pub(crate) fn encode(dtype: ExactDtype, tokens: usize, rows: impl Iterator<Item 
     piece
 }
 
-/// The number of exact tokens and their values, `[member][token][element]`; `None` where the piece is malformed.
-pub(crate) fn decode(
+/// The number of exact tokens and their values as stored, `[member][token][element]`; `None` where the piece is
+/// malformed.
+pub(crate) fn split(
     dtype: ExactDtype,
     elements: usize,
     span_tokens: usize,
     piece: &[u8],
-) -> Option<(usize, Vec<f32>)> {
+) -> Option<(usize, &[u8])> {
     let (head, body) = piece.split_first_chunk::<HEAD_BYTES>()?;
     let [0, 0, low, high] = *head else { return None };
     let tokens = usize::from(u16::from_le_bytes([low, high]));
-    if tokens == 0 || tokens > span_tokens || body.len() != tokens * elements * dtype.bytes() {
-        return None;
-    }
-    let values = match dtype {
+    let fits = tokens > 0 && tokens <= span_tokens && body.len() == tokens * elements * dtype.bytes();
+    fits.then_some((tokens, body))
+}
+
+/// Stored values as floats.
+pub(crate) fn values(dtype: ExactDtype, body: &[u8]) -> Vec<f32> {
+    match dtype {
         ExactDtype::Bf16 => body.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
         ExactDtype::F16 => body.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
         ExactDtype::F32 => body.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-    };
-    Some((tokens, values))
+    }
 }

@@ -15,15 +15,19 @@ pub(crate) const fn coarser_by(fine: i32, up: u32) -> i32 {
     fine.saturating_add((ratio - 1) / 2).div_euclid(ratio)
 }
 
+/// A centroid shift, in 256ths of a step `up` levels above the finest, in finest steps.
+pub(crate) const fn towards_zero(up: u32, shift: u8) -> i32 {
+    (shift as i32 * ratio(up) + 128) >> 8
+}
+
 /// Where a decoder puts a value `q` of a level `up` levels above the finest, in finest steps.
 ///
 /// `shift` is the profile's centroid shift for this table and depth, in 256ths of the level's step, towards
 /// zero; `q = 0` has none. At the finest level it is always 0, so that the finest level is symmetric.
 pub(crate) const fn reconstruct(q: i32, up: u32, shift: u8) -> i32 {
-    let ratio = ratio(up);
-    let towards_zero = (shift as i32 * ratio + 128) >> 8;
+    let towards_zero = towards_zero(up, shift);
     // Encoders stay below QUANTISED_MAX at the finest step; hostile pieces wrap, which is harmless.
-    q.wrapping_mul(ratio).wrapping_sub(q.signum() * towards_zero)
+    q.wrapping_mul(ratio(up)).wrapping_sub(q.signum() * towards_zero)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvasir_types::{KvLayout, ModelSpec, Plane, Rope};
 
-use crate::{KvSource, profile::Scope, rope::Rotation};
+use crate::{KvSource, MemberView, profile::Scope, rope::Rotation};
 
 /// Which rope turns a plane's rows, as an index into the spec's ropes.
 pub(crate) fn rope_index(spec: &ModelSpec, layer: usize, plane: Plane) -> Option<usize> {
@@ -76,6 +76,19 @@ impl Elements {
         };
         let members = scope.members.iter().map(slot).collect();
         Self { members, count: start }
+    }
+
+    /// The members as others see them.
+    pub(crate) fn views(&self) -> impl Iterator<Item = MemberView> {
+        self.members.iter().map(|slot| MemberView {
+            layer: slot.layer,
+            plane: slot.plane,
+            head: slot.head,
+            dim: slot.dim,
+            start: slot.start,
+            gain: slot.gain,
+            rope: slot.rope,
+        })
     }
 
     /// Elements of one token.

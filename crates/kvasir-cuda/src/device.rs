@@ -7,6 +7,15 @@ use kvasir_kernels::Kernel;
 
 use crate::DeviceError;
 
+/// How much work a launch has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Items that warps take from a queue: the device chooses how many warps it keeps.
+    Warps(usize),
+    /// Exactly so many CTAs.
+    Ctas(usize),
+}
+
 /// A device with one in-order queue of work.
 pub trait Device: Debug + Send + Sync {
     /// Memory on the device, freed when dropped.
@@ -30,7 +39,7 @@ pub trait Device: Debug + Send + Sync {
     /// [`DeviceError`]; a fault of an earlier launch shows here.
     fn download(&self, memory: &Self::Memory, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Queues a kernel over at most `items` items of work, with `shared_bytes` of shared memory a CTA.
+    /// Queues a kernel, with `shared_bytes` of shared memory a CTA.
     ///
     /// # Safety
     /// `params` is the kernel's record, and every address in it is good for what the kernel reads and writes there
@@ -41,7 +50,7 @@ pub trait Device: Debug + Send + Sync {
     unsafe fn launch(
         &self,
         kernel: Kernel,
-        items: usize,
+        work: Work,
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError>;

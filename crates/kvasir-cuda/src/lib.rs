@@ -1,1 +1,19 @@
-//! The codec on a GPU.
+//! The codec on a GPU: chunks into the engine's paged blocks, kernels compiled at first use.
+#![doc = include_str!("../README.md")]
+
+mod batch;
+mod decoder;
+mod device;
+mod error;
+mod lower;
+mod pages;
+mod resident;
+
+pub use decoder::{ChunkRequest, KernelDecoder};
+pub use device::{Device, DeviceMemory, Work};
+pub use error::{CudaError, DeviceError};
+pub use kvasir_kernels::Dtype;
+pub use pages::{PageShape, PagedKv, PlaneLayout};
+
+#[cfg(test)]
+mod tests;

@@ -25,10 +25,7 @@ pub(crate) struct ScopeCodings {
 
 impl ScopeCodings {
     /// From each level's plan: coefficient indices and codings.
-    pub(crate) fn new<'a>(
-        rank: usize,
-        levels: impl Iterator<Item = (&'a [usize], &'a [Coding])>,
-    ) -> Self {
+    pub(crate) fn new<'a>(rank: usize, levels: impl Iterator<Item = (&'a [usize], &'a [Coding])>) -> Self {
         let (mut words, mut plans) = (Vec::new(), Vec::new());
         for (coefficients, codings) in levels {
             let mut row = vec![CODING_NONE; rank];
@@ -159,7 +156,8 @@ fn common_cuts(codings: &ScopeCodings, pieces: &[PlacedPiece]) -> Option<Vec<Ran
     for (index, range) in most.iter().enumerate() {
         let start = if index == 0 { 0 } else { range.start };
         let next = most.get(index + 1).map(|next| next.start);
-        let reach = ranges.iter().flatten().filter(|r| r.start >= start).filter(|r| next.is_none_or(|n| r.start < n));
+        let reach =
+            ranges.iter().flatten().filter(|r| r.start >= start).filter(|r| next.is_none_or(|n| r.start < n));
         let end = next.unwrap_or_else(|| reach.map(|r| r.end).max().unwrap_or(range.end));
         cuts.push(start..end);
     }
@@ -264,7 +262,8 @@ pub(crate) fn piece_error(
         STATUS_OK => Ok(()),
         STATUS_STATE => {
             let offset = (stream.states + 4 * status.detail) as usize;
-            let state = bytes.get(offset..).and_then(<[u8]>::first_chunk).map_or(0, |b| u32::from_le_bytes(*b));
+            let state =
+                bytes.get(offset..).and_then(<[u8]>::first_chunk).map_or(0, |b| u32::from_le_bytes(*b));
             Err(PieceError::State { offset: offset - name.piece as usize, state })
         }
         STATUS_UNDERRUN => Err(PieceError::Underrun { stream: index, words: status.detail as usize }),

@@ -2,6 +2,9 @@
 #include "shim.cpp"
 
 #include "decode.cu"
+#include "direct.cu"
+#include "scatter.cu"
+#include "synthesise.cu"
 
 // 0: run. 1: no such kernel or shape.
 extern "C" int32_t kvasir_emulate(uint32_t kernel, uint32_t grid, uint32_t threads, uint32_t shared_bytes,

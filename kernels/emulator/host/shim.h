@@ -43,6 +43,13 @@ inline T value_of(const uint8_t* all, uint32_t lane) {
   return value;
 }
 
+inline float f16_value(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
+  if (exponent == 31) return mantissa ? NAN : sign * INFINITY;
+  return sign * (exponent == 0 ? std::ldexp(float(mantissa), -24) : std::ldexp(float(mantissa + 1024), exponent - 25));
+}
+
 }  // namespace emulated
 
 #define threadIdx (emulated::thread_index())

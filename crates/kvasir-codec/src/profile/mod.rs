@@ -139,6 +139,11 @@ impl Profile {
         self.levels.len()
     }
 
+    /// The tables that pieces name.
+    pub fn bank(&self) -> &TableBank {
+        &self.bank
+    }
+
     /// The finest level.
     pub fn top_level(&self) -> Level {
         Level(self.levels.len().saturating_sub(1) as u8)

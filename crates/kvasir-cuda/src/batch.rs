@@ -1,0 +1,500 @@
+//! All work of a decode: pieces of several chunks, cut into tasks, joined into one launch a kernel.
+
+use std::ops::Range;
+
+use kvasir_codec::{
+    CpuDecoder, DecodeError, PieceBytes, PredictorView, ScopeSpan, ScopeView,
+    rans::{Coding, PieceParts, PiecePlan, piece_parts},
+};
+use kvasir_kernels::{
+    Dtype, ExactTask, Member, NONE, PRODUCT_ELEMENTS, PRODUCT_TOKENS, Placement, PrepareTask, ScatterTask,
+    Stream, SynthesiseTask, Task,
+};
+use kvasir_types::KvDtype;
+
+use crate::{
+    CudaError, PagedKv,
+    lower::{FUSED_LEVELS_MAX, Lowered, PlacedPiece, ScopeCodings, StreamName, TASK_COEFFICIENTS_MAX, lower},
+    resident::{Resident, ScopePlaces, place},
+};
+
+/// Tokens that a warp turns into operands.
+const PREPARE_TOKENS: usize = 32;
+/// Offsets of pieces are multiples of this: words and states are read as such.
+const PIECE_ALIGNMENT: usize = 4;
+
+/// What one launch of each kernel does.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) streams: Vec<Stream>,
+    /// Request and name of every stream.
+    pub(crate) names: Vec<Option<(usize, StreamName)>>,
+    /// Straight to pages, by number of levels less one.
+    pub(crate) direct: [Vec<Task>; FUSED_LEVELS_MAX],
+    /// To scratch, by number of levels less one.
+    pub(crate) fused: [Vec<Task>; FUSED_LEVELS_MAX],
+    /// To scratch, one level after the other.
+    pub(crate) staged: Vec<Vec<Task>>,
+    pub(crate) scatter: Vec<ScatterTask>,
+    pub(crate) prepare: Vec<PrepareTask>,
+    pub(crate) synthesise: Vec<SynthesiseTask>,
+    pub(crate) exact: Vec<ExactTask>,
+    pub(crate) placements: Vec<Placement>,
+    pub(crate) members: Vec<Member>,
+    pub(crate) blocks: Vec<i32>,
+    pub(crate) positions: Vec<u64>,
+    /// Factors of token predictors, `[span of a scope][token][factor]`.
+    pub(crate) factors: Vec<u8>,
+    /// Lengths of scratch (i32), operands (f16) and flags (u32).
+    pub(crate) values: usize,
+    pub(crate) operands: usize,
+    pub(crate) wide: usize,
+    /// Most elements of a scatter task.
+    pub(crate) scatter_columns: usize,
+    /// First member of each scope.
+    scope_members: Vec<u32>,
+}
+
+/// Where a chunk's tokens go.
+#[derive(Debug, Clone)]
+pub(crate) struct Destination {
+    /// Index of the request, for errors.
+    pub(crate) request: usize,
+    /// Tokens wanted, relative to the chunk.
+    pub(crate) tokens: Range<usize>,
+    /// First entry of its block table, and slot of its first wanted token.
+    pub(crate) blocks: u32,
+    pub(crate) first_slot: u32,
+    /// Row of angles of chunk token 0; wraps where the first spans are not wanted.
+    pub(crate) angles: u32,
+}
+
+/// One scope of one span on its way into a batch.
+struct Site<'a> {
+    span: &'a ScopeSpan<'a>,
+    view: &'a ScopeView<'a>,
+    places: &'a ScopePlaces,
+    request: usize,
+    placement: u32,
+    tokens: usize,
+}
+
+impl Batch {
+    /// A batch into `pages`.
+    pub(crate) fn new<M>(cpu: &CpuDecoder, resident: &Resident<M>, pages: &PagedKv) -> Self {
+        let mut batch = Self::default();
+        for view in (0..resident.scopes.len()).filter_map(|scope| cpu.scope_view(scope)) {
+            batch.scope_members.push(batch.members.len() as u32);
+            batch.members.extend(view.members.iter().map(|member| {
+                let (plane, head) =
+                    pages.place(member).map_or((NONE, 0), |(plane, head)| (plane as u32, head));
+                let rope = member.rope.map_or(NONE, |rope| rope as u32);
+                Member { start: member.start as u32, dim: member.dim as u32, plane, head, rope }
+            }));
+        }
+        batch
+    }
+
+    /// Adds a scope of a span.
+    pub(crate) fn add<M>(
+        &mut self,
+        cpu: &CpuDecoder,
+        resident: &Resident<M>,
+        span: &ScopeSpan<'_>,
+        to: &Destination,
+        text: (&[u32], Option<u32>),
+    ) -> Result<(), CudaError> {
+        let (Some(view), Some(places)) = (cpu.scope_view(span.scope), resident.scopes.get(span.scope)) else {
+            return Err(DecodeError::Sections { what: "a scope was asked for that the profile lacks" }.into());
+        };
+        let members = self.scope_members[span.scope] as usize;
+        if self.members[members..members + view.members.len()].iter().all(|member| member.plane == NONE) {
+            return Ok(()); // another rank's
+        }
+        let placement = self.place_span(span, &view, places, to)?;
+        let tokens = span.tokens.len();
+        let site = Site { span, view: &view, places, request: to.request, placement, tokens };
+        if let Some((exact_tokens, values)) = span.exact {
+            self.exact_tasks(cpu, &site, exact_tokens, values)?;
+        }
+        if span.is_exact() {
+            return Ok(());
+        }
+        if view.synthesis.is_some() {
+            let values = self.main_to_scratch(cpu, &site, tokens)?;
+            return self.product_tasks(&site, values, text);
+        }
+        match view.predictor {
+            PredictorView::Anchors { group, ratio, plan } => {
+                let groups = tokens.div_ceil(group);
+                let values = self.main_to_scratch(cpu, &site, tokens - groups)?;
+                let anchors = self.anchors_to_scratch(cpu, &site, plan.1, groups)?;
+                self.scatter_tasks(&site, values, Some((anchors, group as u32, ratio)))
+            }
+            PredictorView::Mean | PredictorView::Token { .. } => self.direct_tasks(cpu, &site),
+        }
+    }
+
+    fn place_span(
+        &mut self,
+        span: &ScopeSpan<'_>,
+        view: &ScopeView<'_>,
+        places: &ScopePlaces,
+        to: &Destination,
+    ) -> Result<u32, CudaError> {
+        let from = to.tokens.start.max(span.tokens.start);
+        let end = to.tokens.end.min(span.tokens.end);
+        let index = place(self.placements.len())?;
+        self.placements.push(Placement {
+            members: self.scope_members[span.scope],
+            member_count: view.members.len() as u32,
+            blocks: to.blocks,
+            slot: to.first_slot + (from - to.tokens.start) as u32,
+            keep_from: (from - span.tokens.start) as u32,
+            keep_to: (end - span.tokens.start) as u32,
+            angles: to.angles.wrapping_add(span.tokens.start as u32),
+            elements: places.elements,
+        });
+        Ok(index)
+    }
+
+    fn push_bytes(&mut self, bytes: &[u8]) -> Result<u32, CudaError> {
+        let start = self.bytes.len().next_multiple_of(PIECE_ALIGNMENT);
+        place(start + bytes.len())?;
+        self.bytes.resize(start, 0);
+        self.bytes.extend_from_slice(bytes);
+        Ok(start as u32)
+    }
+
+    /// Copies a piece into the batch and outlines it.
+    fn piece(
+        &mut self,
+        cpu: &CpuDecoder,
+        site: &Site<'_>,
+        piece: Option<PieceBytes<'_>>,
+        codings: &[Coding],
+        tokens: usize,
+    ) -> Result<PlacedPiece, CudaError> {
+        let Some((section, bytes)) = piece else {
+            return Ok(PlacedPiece { section: 0, offset: 0, parts: PieceParts::Absent });
+        };
+        let plan = PiecePlan { coefficients: codings, tokens };
+        let span = site.span.span;
+        let parts = piece_parts(cpu.profile().bank(), &plan, bytes).map_err(|source| DecodeError::Piece {
+            section,
+            span,
+            source,
+        })?;
+        Ok(PlacedPiece { section, offset: self.push_bytes(bytes)?, parts })
+    }
+
+    fn main_pieces(
+        &mut self,
+        cpu: &CpuDecoder,
+        site: &Site<'_>,
+        tokens: usize,
+    ) -> Result<Vec<PlacedPiece>, CudaError> {
+        let levels = site.span.levels.iter().zip(&site.view.levels);
+        levels.map(|(piece, (_, codings))| self.piece(cpu, site, *piece, codings, tokens)).collect()
+    }
+
+    fn direct_tasks(&mut self, cpu: &CpuDecoder, site: &Site<'_>) -> Result<(), CudaError> {
+        let pieces = self.main_pieces(cpu, site, site.tokens)?;
+        let lowered = lower(&site.places.main, site.span.span, site.tokens, &pieces);
+        if let Lowered::Fused(work) = &lowered
+            && work.tasks.iter().all(|task| fits_tile(site.view, task))
+        {
+            let level = pieces.len() - 1;
+            let steps = site.places.steps + (level * site.places.main.rank) as u32;
+            let tasks = self.join(&lowered, site, site.places.codings[0], 0, steps)?;
+            self.direct[level].extend(tasks.into_iter().flatten());
+            return Ok(());
+        }
+        let values = self.scratch(site, site.tokens)?;
+        self.decode_tasks(&lowered, site, site.places.codings[0], values)?;
+        self.scatter_tasks(site, values, None)
+    }
+
+    /// Queues the decode of the main band to scratch, and says where.
+    fn main_to_scratch(
+        &mut self,
+        cpu: &CpuDecoder,
+        site: &Site<'_>,
+        tokens: usize,
+    ) -> Result<u32, CudaError> {
+        let values = self.scratch(site, tokens)?;
+        if tokens > 0 {
+            let pieces = self.main_pieces(cpu, site, tokens)?;
+            let lowered = lower(&site.places.main, site.span.span, tokens, &pieces);
+            self.decode_tasks(&lowered, site, site.places.codings[0], values)?;
+        }
+        Ok(values)
+    }
+
+    fn anchors_to_scratch(
+        &mut self,
+        cpu: &CpuDecoder,
+        site: &Site<'_>,
+        codings: &[Coding],
+        groups: usize,
+    ) -> Result<u32, CudaError> {
+        let values = self.scratch(site, groups)?;
+        let plans: Option<&ScopeCodings> = site.places.anchors.as_ref();
+        if let Some(plans) = plans {
+            let piece = self.piece(cpu, site, site.span.anchors, codings, groups)?;
+            let lowered = lower(plans, site.span.span, groups, &[piece]);
+            self.decode_tasks(&lowered, site, site.places.codings[1], values)?;
+        }
+        Ok(values)
+    }
+
+    fn scratch(&mut self, site: &Site<'_>, tokens: usize) -> Result<u32, CudaError> {
+        let first = place(self.values)?;
+        self.values += site.view.rank * tokens;
+        place(self.values)?;
+        Ok(first)
+    }
+
+    fn decode_tasks(
+        &mut self,
+        lowered: &Lowered,
+        site: &Site<'_>,
+        codings: u32,
+        values: u32,
+    ) -> Result<(), CudaError> {
+        let mut passes = self.join(lowered, site, codings, values, 0)?;
+        match lowered {
+            Lowered::Fused(work) => {
+                let levels = work.streams.len() / work.tasks.len().max(1);
+                self.fused[levels.max(1) - 1].extend(passes.drain(..).flatten());
+            }
+            Lowered::Staged(_) => {
+                self.staged.resize_with(self.staged.len().max(passes.len()), Vec::new);
+                for (queue, pass) in self.staged.iter_mut().zip(passes) {
+                    queue.extend(pass);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a lowered span's indices the batch's; one list of tasks a pass.
+    fn join(
+        &mut self,
+        lowered: &Lowered,
+        site: &Site<'_>,
+        codings: u32,
+        values: u32,
+        steps: u32,
+    ) -> Result<Vec<Vec<Task>>, CudaError> {
+        let works = match lowered {
+            Lowered::Fused(work) => std::slice::from_ref(work),
+            Lowered::Staged(works) => works,
+        };
+        let mut passes = Vec::with_capacity(works.len());
+        for work in works {
+            let streams = place(self.streams.len())?;
+            self.streams.extend_from_slice(&work.streams);
+            self.names.extend(work.names.iter().map(|name| name.map(|name| (site.request, name))));
+            let placement = site.placement;
+            passes.push(
+                (work.tasks.iter())
+                    .map(|task| Task {
+                        streams: task.streams + streams,
+                        codings: task.codings + codings,
+                        values: task.values + values,
+                        steps: task.steps + steps,
+                        placement,
+                        ..*task
+                    })
+                    .collect(),
+            );
+        }
+        Ok(passes)
+    }
+
+    fn scatter_tasks(
+        &mut self,
+        site: &Site<'_>,
+        values: u32,
+        anchors: Option<(u32, u32, i32)>,
+    ) -> Result<(), CudaError> {
+        let level = site.span.level.index();
+        let steps = site.places.steps + (level * site.places.main.rank) as u32;
+        let (anchors, group, anchor_ratio) = anchors.unwrap_or((0, 0, 1));
+        for (index, member) in site.view.members.iter().enumerate() {
+            let width = if member.rope.is_some() { member.dim } else { TASK_COEFFICIENTS_MAX };
+            for first in (0..member.dim).step_by(width) {
+                let count = width.min(member.dim - first);
+                self.scatter_columns = self.scatter_columns.max(count);
+                self.scatter.push(ScatterTask {
+                    placement: site.placement,
+                    member: index as u32,
+                    first: first as u32,
+                    count: count as u32,
+                    tokens: site.tokens as u32,
+                    values,
+                    anchors,
+                    group,
+                    anchor_ratio,
+                    steps,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn exact_tasks(
+        &mut self,
+        cpu: &CpuDecoder,
+        site: &Site<'_>,
+        tokens: usize,
+        values: &[u8],
+    ) -> Result<(), CudaError> {
+        let dtype = match cpu.exact_dtype() {
+            KvDtype::Bf16 => Dtype::Bf16,
+            KvDtype::F16 => Dtype::F16,
+            KvDtype::F32 | KvDtype::Fp8E4m3 | KvDtype::Int8 => Dtype::F32,
+        };
+        let values = self.push_bytes(values)?;
+        let task = |member| ExactTask {
+            placement: site.placement,
+            values,
+            tokens: tokens as u32,
+            dtype: dtype as u32,
+            member: member as u32,
+            reserved: 0,
+        };
+        self.exact.extend((0..site.view.members.len()).map(task));
+        Ok(())
+    }
+
+    fn product_tasks(
+        &mut self,
+        site: &Site<'_>,
+        values: u32,
+        (text, preceding): (&[u32], Option<u32>),
+    ) -> Result<(), CudaError> {
+        let (rank, rank_padded) = (site.places.main.rank, site.places.rank_padded());
+        let rows = site.tokens.next_multiple_of(PRODUCT_TOKENS as usize);
+        let (operands, wide) = (place(self.operands)?, place(self.wide)?);
+        self.operands += 2 * rows * rank_padded;
+        self.wide += rank_padded / kvasir_kernels::PRODUCT_DEPTH as usize;
+        place(self.operands)?;
+        let factor_rows = place(self.factors.len())?;
+        let factors = self.push_factors(&site.view.predictor, text, preceding, &site.span.tokens);
+        let steps = site.places.steps + (site.span.level.index() * rank) as u32;
+        self.prepare.extend((0..rows).step_by(PREPARE_TOKENS).map(|first_token| PrepareTask {
+            values,
+            steps,
+            rank: rank as u32,
+            rank_padded: rank_padded as u32,
+            tokens: site.tokens as u32,
+            first_token: first_token as u32,
+            operands,
+            rows: rows as u32,
+            wide,
+            factors,
+            factor_rows,
+            matrix: site.places.matrix[0],
+            shifts: site.places.matrix[1],
+            reserved: 0,
+        }));
+        let basis = site.places.basis.unwrap_or_default();
+        for window in self.windows(site)? {
+            self.synthesise.extend((0..rows).step_by(PRODUCT_TOKENS as usize).map(|first_token| {
+                SynthesiseTask {
+                    placement: site.placement,
+                    first: window.start as u32,
+                    count: window.len() as u32,
+                    tokens: site.tokens as u32,
+                    first_token: first_token as u32,
+                    rank_padded: rank_padded as u32,
+                    operands,
+                    rows: rows as u32,
+                    basis: basis + (window.start * rank_padded) as u32,
+                    wide,
+                }
+            }));
+        }
+        Ok(())
+    }
+
+    /// Runs of this rank's elements that one CTA multiplies; a rotated head lies in one.
+    fn windows(&self, site: &Site<'_>) -> Result<Vec<Range<usize>>, CudaError> {
+        let most = PRODUCT_ELEMENTS as usize;
+        let members = self.scope_members[site.span.scope] as usize;
+        let mut windows: Vec<Range<usize>> = Vec::new();
+        for (member, record) in site.view.members.iter().zip(&self.members[members..]) {
+            if record.plane == NONE {
+                continue;
+            }
+            if member.rope.is_some() && member.dim > most {
+                return Err(CudaError::Pages {
+                    what: "heads that are rotated have at most 128 elements in a basis profile",
+                });
+            }
+            let all = member.start..member.start + member.dim;
+            match windows.last_mut() {
+                Some(last) if last.end == all.start && all.end - last.start <= most => last.end = all.end,
+                _ => {
+                    windows.extend(all.clone().step_by(most).map(|start| start..(start + most).min(all.end)))
+                }
+            }
+        }
+        Ok(windows)
+    }
+
+    /// Factors of a span's tokens, current then previous; the number of both.
+    fn push_factors(
+        &mut self,
+        predictor: &PredictorView<'_>,
+        text: &[u32],
+        preceding: Option<u32>,
+        span: &Range<usize>,
+    ) -> u32 {
+        let PredictorView::Token { vocabulary, factors, current, previous, .. } = *predictor else {
+            return 0;
+        };
+        for token in span.clone() {
+            let before = if token == 0 { preceding } else { text.get(token - 1).copied() };
+            let pairs = [(text.get(token).copied(), current, factors[0]), (before, previous, factors[1])];
+            for (id, table, width) in pairs {
+                let known = id.map(|id| id as usize).filter(|id| *id < vocabulary);
+                let row = known.and_then(|id| table.get(id * width..(id + 1) * width));
+                match row {
+                    Some(row) => self.factors.extend(row.iter().map(|v| v.cast_unsigned())),
+                    None => self.factors.resize(self.factors.len() + width, 0),
+                }
+            }
+        }
+        (factors[0] + factors[1]) as u32
+    }
+
+    /// Longest tasks first: the queue's last items are short.
+    pub(crate) fn sort(&mut self) {
+        let streams = &self.streams;
+        let queues = self.direct.iter_mut().chain(&mut self.fused).enumerate();
+        for (index, queue) in queues {
+            let levels = index % FUSED_LEVELS_MAX + 1;
+            queue.sort_by_cached_key(|task| {
+                let own = &streams[task.streams as usize..task.streams as usize + levels];
+                std::cmp::Reverse(own.iter().map(|stream| u64::from(stream.word_count)).sum::<u64>())
+            });
+        }
+    }
+}
+
+/// Whether a task's elements fit a tile, and no rotated head is cut.
+fn fits_tile(view: &ScopeView<'_>, task: &Task) -> bool {
+    let range = task.first as usize..(task.first + task.count) as usize;
+    let cut = |member: &kvasir_codec::MemberView| {
+        let (start, end) = (member.start, member.start + member.dim);
+        member.rope.is_some()
+            && start < range.end
+            && range.start < end
+            && !(range.start <= start && end <= range.end)
+    };
+    range.len() <= TASK_COEFFICIENTS_MAX && !view.members.iter().any(cut)
+}

@@ -1,0 +1,149 @@
+//! What a profile keeps on the device: tables, coding words, steps, elements, bases, predictors.
+
+use kvasir_codec::{CpuDecoder, PredictorView, ScopeView, rans::TableBank};
+use kvasir_kernels::{Element, PRODUCT_DEPTH, Step, record_bytes};
+use kvasir_types::Level;
+
+use crate::{CudaError, Device, lower::ScopeCodings};
+
+/// A scope's places in the resident arrays.
+#[derive(Debug)]
+pub(crate) struct ScopePlaces {
+    pub(crate) main: ScopeCodings,
+    pub(crate) anchors: Option<ScopeCodings>,
+    /// First coding word of the main band, and of the anchors.
+    pub(crate) codings: [u32; 2],
+    pub(crate) elements: u32,
+    /// First step of level 0; level `l` is `l · rank` further.
+    pub(crate) steps: u32,
+    pub(crate) basis: Option<u32>,
+    /// First byte of the token predictor's matrix, and of its shifts.
+    pub(crate) matrix: [u32; 2],
+}
+
+impl ScopePlaces {
+    /// Coefficients of a padded row of the basis and of the operands.
+    pub(crate) fn rank_padded(&self) -> usize {
+        self.main.rank.next_multiple_of(PRODUCT_DEPTH as usize)
+    }
+}
+
+/// A profile on a device.
+#[derive(Debug)]
+pub(crate) struct Resident<M> {
+    pub(crate) tables: M,
+    pub(crate) codings: M,
+    pub(crate) steps: M,
+    pub(crate) elements: M,
+    pub(crate) basis: M,
+    pub(crate) matrices: M,
+    pub(crate) frequencies: M,
+    /// Pairs of all ropes.
+    pub(crate) angle_columns: u32,
+    /// First column of each rope.
+    pub(crate) rope_columns: Vec<u32>,
+    pub(crate) scopes: Vec<ScopePlaces>,
+}
+
+#[derive(Default)]
+struct Arrays {
+    codings: Vec<u32>,
+    steps: Vec<Step>,
+    elements: Vec<Element>,
+    basis: Vec<u16>,
+    matrices: Vec<u8>,
+}
+
+impl<M> Resident<M> {
+    pub(crate) fn new<D: Device<Memory = M>>(device: &D, cpu: &CpuDecoder) -> Result<Self, CudaError> {
+        let (mut arrays, mut scopes) = (Arrays::default(), Vec::new());
+        for (index, view) in (0..cpu.scope_count()).filter_map(|i| Some((i, cpu.scope_view(i)?))) {
+            scopes.push(arrays.scope(cpu, index, &view)?);
+        }
+        let (mut frequencies, mut rope_columns) = (Vec::new(), Vec::new());
+        for rope in &cpu.spec().ropes {
+            rope_columns.push(frequencies.len() as u32);
+            frequencies.extend_from_slice(&rope.freqs);
+        }
+        let upload = |label, bytes: Vec<u8>| device.upload(label, &bytes);
+        Ok(Self {
+            tables: upload("tables", table_bytes(cpu.profile().bank()))?,
+            codings: upload("codings", record_bytes(&arrays.codings))?,
+            steps: upload("steps", record_bytes(&arrays.steps))?,
+            elements: upload("elements", record_bytes(&arrays.elements))?,
+            basis: upload("basis", record_bytes(&arrays.basis))?,
+            matrices: upload("matrices", arrays.matrices)?,
+            frequencies: upload("frequencies", record_bytes(&frequencies))?,
+            angle_columns: frequencies.len() as u32,
+            rope_columns,
+            scopes,
+        })
+    }
+}
+
+/// Stage tables, then trit tables: a bank without its counts.
+fn table_bytes(bank: &TableBank) -> Vec<u8> {
+    bank.to_bytes().split_off(4)
+}
+
+impl Arrays {
+    fn scope(
+        &mut self,
+        cpu: &CpuDecoder,
+        index: usize,
+        view: &ScopeView<'_>,
+    ) -> Result<ScopePlaces, CudaError> {
+        let main = ScopeCodings::new(view.rank, view.levels.iter().copied());
+        let mut codings = [place(self.codings.len())?; 2];
+        self.codings.extend_from_slice(&main.words);
+        let anchors = match view.predictor {
+            PredictorView::Anchors { plan, .. } => Some(ScopeCodings::new(view.rank, std::iter::once(plan))),
+            PredictorView::Mean | PredictorView::Token { .. } => None,
+        };
+        codings[1] = place(self.codings.len())?;
+        self.codings.extend(anchors.iter().flat_map(|anchors| &anchors.words));
+        let steps = place(self.steps.len())?;
+        for level in 0..view.levels.len() {
+            let of_level = cpu.steps(index, Level(level as u8)).unwrap_or_default();
+            self.steps.extend(of_level.iter().map(|&(ratio, towards_zero)| Step { ratio, towards_zero }));
+        }
+        let elements = place(self.elements.len())?;
+        for member in &view.members {
+            let means = &view.mean[member.start..member.start + member.dim];
+            self.elements.extend(means.iter().map(|&mean| Element { gain: member.gain, mean }));
+        }
+        let mut places = ScopePlaces { main, anchors, codings, elements, steps, basis: None, matrix: [0; 2] };
+        if let Some(synthesis) = view.synthesis {
+            places.basis = Some(place(self.basis.len())?);
+            self.transpose(synthesis, view.mean.len(), &places);
+        }
+        if let PredictorView::Token { matrix, shifts, .. } = view.predictor {
+            let first = place(self.matrices.len())?;
+            self.matrices.extend(matrix.iter().map(|v| v.cast_unsigned()));
+            places.matrix = [first, place(self.matrices.len())?];
+            self.matrices.extend_from_slice(shifts);
+        }
+        Ok(places)
+    }
+
+    /// `[coefficient][element]` to `[element][coefficient]`, zero-padded: tensor cores take both operands by rows.
+    fn transpose(&mut self, synthesis: &[half::f16], elements: usize, places: &ScopePlaces) {
+        let (rank, padded) = (places.main.rank, places.rank_padded());
+        let first = self.basis.len();
+        self.basis.resize(first + elements * padded, 0);
+        for (coefficient, row) in synthesis.chunks_exact(elements).take(rank).enumerate() {
+            for (element, value) in row.iter().enumerate() {
+                self.basis[first + element * padded + coefficient] = value.to_bits();
+            }
+        }
+    }
+}
+
+/// An index that kernels hold as u32.
+pub(crate) fn place(index: usize) -> Result<u32, CudaError> {
+    u32::try_from(index).map_err(|_| CudaError::Batch {
+        what: "entries of one array",
+        found: index as u64,
+        max: u32::MAX.into(),
+    })
+}

@@ -1,0 +1,91 @@
+//! Whole chunks: every recipe, level and token range, against the CPU decoder.
+
+use std::sync::Arc;
+
+use kvasir_codec::{ChunkDecoder, KvBuffer, container::Head};
+use kvasir_kernels::Kernel;
+use kvasir_types::{Level, Plane};
+
+use super::{
+    common::{Noise, Setup, cache, setups},
+    emulated::Emulated,
+};
+use crate::KernelDecoder;
+
+fn decoder(setup: &Setup) -> KernelDecoder<Emulated> {
+    let made = KernelDecoder::new(Emulated::default(), Arc::clone(&setup.spec), Arc::clone(&setup.profile));
+    made.expect("the profile fits").expect("the emulator works")
+}
+
+fn both(
+    setup: &Setup,
+    decoder: &KernelDecoder<Emulated>,
+    object: &[u8],
+    level: usize,
+) -> (KvBuffer, KvBuffer) {
+    let head = Head::parse(object).expect("a whole object");
+    let tokens = head.header.token_count as usize;
+    let mut device = KvBuffer::new(&setup.spec, tokens);
+    decoder.decode(&head, object, Level(level as u8), 0..tokens, &mut device).expect("decodes");
+    (setup.decode(object, level).expect("decodes"), device)
+}
+
+/// Direct profiles are bit-exact; basis profiles differ by the order of f32 sums alone.
+fn assert_same(setup: &Setup, cpu: &KvBuffer, device: &KvBuffer, what: &str) {
+    if setup.profile.is_direct() {
+        let pairs = cpu.as_slice().iter().zip(device.as_slice());
+        let different = pairs.clone().position(|(a, b)| a.to_bits() != b.to_bits());
+        assert_eq!(different, None, "{what}");
+        return;
+    }
+    let scale = cpu.as_slice().iter().fold(0f32, |most, v| most.max(v.abs()));
+    for (i, (a, b)) in cpu.as_slice().iter().zip(device.as_slice()).enumerate() {
+        assert!((a - b).abs() <= 2e-6 * scale, "{what}: element {i} is {b}, not {a}");
+    }
+}
+
+#[test]
+fn every_recipe_and_level_decodes_as_on_the_cpu() {
+    let mut launched = Vec::new();
+    for (index, setup) in setups().iter().enumerate() {
+        let decoder = decoder(setup);
+        for (tokens, first_position) in [(1, 0), (40, 0), (300, 77_777)] {
+            let text = Noise::new(tokens as u64).tokens(tokens);
+            let kv = cache(&setup.spec, &text, 5);
+            let object = setup.encode(&text, first_position, &kv);
+            for level in 0..setup.profile.level_count() {
+                let (cpu, device) = both(setup, &decoder, &object, level);
+                assert_same(setup, &cpu, &device, &format!("recipe {index}, {tokens} tokens, level {level}"));
+            }
+        }
+        launched.extend(decoder.device().launched());
+    }
+    for kernel in [Kernel::Angles, Kernel::Exact, Kernel::Scatter, Kernel::Synthesise, Kernel::Direct1] {
+        assert!(launched.contains(&kernel), "{} was never run", kernel.name());
+    }
+}
+
+#[test]
+fn a_range_of_tokens_is_that_part_of_the_whole() {
+    for setup in setups() {
+        let text = Noise::new(3).tokens(280);
+        let kv = cache(&setup.spec, &text, 6);
+        let object = setup.encode(&text, 10, &kv);
+        let head = Head::parse(&object).expect("whole");
+        let mut whole = KvBuffer::new(&setup.spec, 280);
+        let decoder = decoder(setup);
+        decoder.decode(&head, &object, Level(1), 0..280, &mut whole).expect("decodes");
+        struct Part<'a>(&'a KvBuffer, usize);
+        impl kvasir_codec::KvSink for Part<'_> {
+            fn write(&mut self, layer: usize, plane: Plane, head: usize, first: usize, rows: &[f32]) {
+                let all = self.0.rows(layer, plane, head);
+                let dim = all.len() / 280;
+                assert_eq!(&all[first * dim..first * dim + rows.len()], rows);
+                self.1 += rows.len();
+            }
+        }
+        let mut part = Part(&whole, 0);
+        decoder.decode(&head, &object, Level(1), 251..260, &mut part).expect("decodes");
+        assert_eq!(part.1, 9 * setup.spec.elements_per_token());
+    }
+}

@@ -1,0 +1,8 @@
+//! The kernels against the scalar codec, on the emulator.
+
+mod chunks;
+mod emulated;
+mod pieces;
+
+#[path = "../../../kvasir-codec/tests/common/mod.rs"]
+mod common;
