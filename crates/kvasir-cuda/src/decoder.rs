@@ -165,20 +165,17 @@ impl<D: Device> KernelDecoder<D> {
             tile_columns: TASK_COEFFICIENTS_MAX as u32,
             ..DecodeParams::default()
         };
-        let mut queue = Queue { device: &self.device, counters: &on.counters, used: 0, kept: Vec::new() };
-        // SAFETY: all addresses are those of memory that lives in `on`, `self.resident` and `queue` until the download
-        // below has drained the device; indices and offsets in the records were made by `Batch` for these arrays.
-        unsafe {
-            self.launch_all(&mut queue, batch, &on, base)?;
-        }
+        // SAFETY: all addresses in `base` and in the records below are those of memory that lives in `on`,
+        // `self.resident`, `queue` and, as the caller promises, `pages` until the download has drained the device;
+        // indices and offsets in the records were made by `Batch` for these arrays.
+        let mut queue = unsafe { Queue::new(&self.device, &on.counters) };
+        self.launch_all(&mut queue, batch, &on, base)?;
         let mut statuses = vec![0; batch.streams.len() * size_of::<Status>()];
         self.device.download(&on.statuses, &mut statuses)?;
         check_statuses(batch, &statuses)
     }
 
-    /// # Safety
-    /// As [`run`](Self::run).
-    unsafe fn launch_all(
+    fn launch_all(
         &self,
         queue: &mut Queue<'_, D>,
         batch: &Batch,
@@ -196,31 +193,25 @@ impl<D: Device> KernelDecoder<D> {
         };
         let angle_count = batch.positions.len() * self.resident.angle_columns as usize;
         if angle_count > 0 {
-            // SAFETY: `angles` has room for every (row, column).
-            unsafe { queue.launch(Kernel::Angles, Work::Warps(angle_count.div_ceil(32)), 0, &angles)? };
+            queue.launch(Kernel::Angles, Work::Warps(angle_count.div_ceil(32)), 0, &angles)?;
         }
         let scatter_columns = batch.scatter_columns as u32;
         let direct = DIRECT_KERNELS.iter().zip(&batch.direct);
         let fused = DECODE_KERNELS.iter().zip(&batch.fused);
         let staged = batch.staged.iter().map(|tasks| (&Kernel::Decode1, tasks));
-        // SAFETY: the caller's promise, for all of them; scatter and exact read what the launches before them wrote.
-        unsafe {
-            for (kernel, tasks) in direct {
-                queue.tasks(*kernel, tasks, bank_bytes + tile_bytes(TASK_COEFFICIENTS_MAX), base)?;
-            }
-            for (kernel, tasks) in fused.chain(staged) {
-                queue.tasks::<Task>(*kernel, tasks, bank_bytes, base)?;
-            }
-            let scatter = DecodeParams { tile_columns: scatter_columns, ..base };
-            queue.tasks(Kernel::Scatter, &batch.scatter, tile_bytes(batch.scatter_columns), scatter)?;
-            self.launch_product(queue, batch, on, base)?;
-            queue.tasks(Kernel::Exact, &batch.exact, 0, base)
+        for (kernel, tasks) in direct {
+            queue.tasks(*kernel, tasks, bank_bytes + tile_bytes(TASK_COEFFICIENTS_MAX), base)?;
         }
+        for (kernel, tasks) in fused.chain(staged) {
+            queue.tasks::<Task>(*kernel, tasks, bank_bytes, base)?;
+        }
+        let scatter = DecodeParams { tile_columns: scatter_columns, ..base };
+        queue.tasks(Kernel::Scatter, &batch.scatter, tile_bytes(batch.scatter_columns), scatter)?;
+        self.launch_product(queue, batch, on, base)?;
+        queue.tasks(Kernel::Exact, &batch.exact, 0, base)
     }
 
-    /// # Safety
-    /// As [`run`](Self::run).
-    unsafe fn launch_product(
+    fn launch_product(
         &self,
         queue: &mut Queue<'_, D>,
         batch: &Batch,
@@ -250,11 +241,8 @@ impl<D: Device> KernelDecoder<D> {
             decode: base,
         };
         let ctas = Work::Ctas(batch.synthesise.len());
-        // SAFETY: the caller's promise; operands and flags have the lengths that the batch counted.
-        unsafe {
-            queue.launch(Kernel::Prepare, Work::Warps(batch.prepare.len()), 0, &prepare)?;
-            queue.launch(Kernel::Synthesise, ctas, PRODUCT_SHARED_BYTES, &synthesise)
-        }
+        queue.launch(Kernel::Prepare, Work::Warps(batch.prepare.len()), 0, &prepare)?;
+        queue.launch(Kernel::Synthesise, ctas, PRODUCT_SHARED_BYTES, &synthesise)
     }
 }
 
@@ -316,7 +304,13 @@ struct Queue<'d, D: Device> {
     kept: Vec<D::Memory>,
 }
 
-impl<D: Device> Queue<'_, D> {
+impl<'d, D: Device> Queue<'d, D> {
+    /// # Safety
+    /// Every record that is launched through the queue is good in the sense of [`Device::launch`].
+    unsafe fn new(device: &'d D, counters: &'d D::Memory) -> Self {
+        Self { device, counters, used: 0, kept: Vec::new() }
+    }
+
     fn counter(&mut self) -> u64 {
         assert!(self.used < LAUNCHES_MAX, "a batch has fewer launches");
         self.used += 1;
@@ -330,9 +324,7 @@ impl<D: Device> Queue<'_, D> {
         Ok(address)
     }
 
-    /// # Safety
-    /// As [`Device::launch`].
-    unsafe fn tasks<R: Record>(
+    fn tasks<R: Record>(
         &mut self,
         kernel: Kernel,
         tasks: &[R],
@@ -344,13 +336,10 @@ impl<D: Device> Queue<'_, D> {
         }
         let (address, counter) = (self.upload(tasks)?, self.counter());
         let params = DecodeParams { tasks: address, counter, task_count: tasks.len() as u32, ..base };
-        // SAFETY: the caller's promise.
-        unsafe { self.launch(kernel, Work::Warps(tasks.len()), shared_bytes, &params) }
+        self.launch(kernel, Work::Warps(tasks.len()), shared_bytes, &params)
     }
 
-    /// # Safety
-    /// As [`Device::launch`].
-    unsafe fn launch<R: Record>(
+    fn launch<R: Record>(
         &self,
         kernel: Kernel,
         work: Work,
@@ -359,7 +348,7 @@ impl<D: Device> Queue<'_, D> {
     ) -> Result<(), DeviceError> {
         let mut bytes = Vec::with_capacity(size_of::<R>());
         params.write(&mut bytes);
-        // SAFETY: the caller's promise; `bytes` is the record.
+        // SAFETY: promised to `new`; `bytes` is the record.
         unsafe { self.device.launch(kernel, work, shared_bytes, &bytes) }
     }
 }
