@@ -202,7 +202,7 @@ fn size_quality(evidence: &Evidence) -> Plot {
         left: Axis::log("logit KL, nats per token"),
         right: None,
         series: vec![
-            series("Kvasir's levels", Mark::Points, points(true)),
+            series("Kvasir's levels", Mark::Joined, points(true)),
             series("8-bit", Mark::Points, points(false)),
         ],
         guides: vec![],

@@ -47,6 +47,17 @@ impl Bars {
             "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n",
             escape(&self.description)
         );
+        if let Some((value, label)) = &self.limit {
+            let at = scale.at(*value);
+            put(
+                &mut svg,
+                format_args!(
+                    "<line class=\"guide\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"20\" y2=\"{height}\"/>"
+                ),
+            );
+            let class = if at > WIDTH * 0.72 { "note end" } else { "note mid" };
+            text(&mut svg, at, 14.0, class, label);
+        }
         for (index, bar) in self.bars.iter().enumerate() {
             let y = top + ROW * index as f64;
             let end = scale.at(bar.value);
@@ -61,17 +72,6 @@ impl Bars {
                 ),
             );
             text(&mut svg, end + 8.0, y + 20.0, "label", &bar.text);
-        }
-        if let Some((value, label)) = &self.limit {
-            let at = scale.at(*value);
-            put(
-                &mut svg,
-                format_args!(
-                    "<line class=\"guide\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"20\" y2=\"{height}\"/>"
-                ),
-            );
-            let class = if at > WIDTH * 0.72 { "note end" } else { "note mid" };
-            text(&mut svg, at, 14.0, class, label);
         }
         svg.push_str("</svg>");
         svg

@@ -80,8 +80,8 @@ impl From<(f64, f64)> for Point {
 /// How a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Points joined by straight lines.
-    Line,
+    /// Dots joined by straight lines.
+    Joined,
     /// A value holds until the next one; the area below is tinted.
     Step,
     /// Thick strokes from `x` to `x_end`.
@@ -155,15 +155,18 @@ impl Plot {
             escape(&self.description)
         );
         self.draw_frame(&mut svg, &x, &left, right.as_ref());
-        for (index, series) in self.series.iter().enumerate() {
+        for guide in &self.guides {
+            draw_guide(&mut svg, guide, &x);
+        }
+        // Tinted areas below, what has labels above; colours follow the order of the series all the same.
+        let (areas, marks): (Vec<_>, Vec<_>) =
+            self.series.iter().enumerate().partition(|(_, series)| series.mark == Mark::Step);
+        for (index, series) in areas.into_iter().chain(marks) {
             let scale = match (series.side, &right) {
                 (Side::Right, Some(right)) => right,
                 (Side::Right, None) | (Side::Left, _) => &left,
             };
             draw_series(&mut svg, series, index, &x, scale);
-        }
-        for guide in &self.guides {
-            draw_guide(&mut svg, guide, &x);
         }
         self.draw_legend(&mut svg);
         svg.push_str("</svg>");
@@ -225,10 +228,6 @@ impl Plot {
 fn draw_series(svg: &mut String, series: &Series, index: usize, x: &Scale, y: &Scale) {
     let at = |p: &Point| (x.at(p.x), y.at(p.y));
     match series.mark {
-        Mark::Line => {
-            let path = path_through(series.points.iter().map(at));
-            put(svg, format_args!("<path class=\"stroke c{index}\" d=\"{path}\"/>"));
-        }
         Mark::Step => {
             let corners = step_corners(&series.points.iter().map(at).collect::<Vec<_>>());
             if let (Some(first), Some(last)) = (corners.first(), corners.last()) {
@@ -259,7 +258,11 @@ fn draw_series(svg: &mut String, series: &Series, index: usize, x: &Scale, y: &S
                 text(svg, from + width + 6.0, height + 4.0, "note", &p.label);
             }
         }
-        Mark::Points => {
+        Mark::Joined | Mark::Points => {
+            if series.mark == Mark::Joined {
+                let path = path_through(series.points.iter().map(at));
+                put(svg, format_args!("<path class=\"stroke c{index}\" d=\"{path}\"/>"));
+            }
             for p in &series.points {
                 let (px, py) = at(p);
                 put(

@@ -42,9 +42,9 @@ fn check_text(text: &str) -> Result<(), String> {
 
 fn check_attributes(tag: &str) -> Result<(), String> {
     let quotes = tag.matches('"').count();
-    let unquoted = tag.match_indices('=').filter(|(i, _)| tag[..*i].matches('"').count() % 2 == 0);
+    let unquoted = tag.match_indices('=').filter(|(i, _)| tag[..*i].matches('"').count().is_multiple_of(2));
     let all_quoted = unquoted.into_iter().all(|(i, _)| tag[i + 1..].starts_with('"'));
-    if quotes % 2 == 0 && all_quoted {
+    if quotes.is_multiple_of(2) && all_quoted {
         check_text(&tag.replace('"', ""))
     } else {
         Err(format!("attributes of <{tag}>"))
@@ -79,7 +79,7 @@ proptest! {
         page.heading(&text);
         page.paragraph(&text);
         page.preformatted(&text);
-        for mark in [Mark::Line, Mark::Step, Mark::Spans, Mark::Points] {
+        for mark in [Mark::Joined, Mark::Step, Mark::Spans, Mark::Points] {
             page.drawing(&plot(&points, mark, &text).to_svg(), &text);
         }
         let bars = points.iter().map(|p| Bar { label: text.clone(), value: p.0, text: text.clone(), ours: true });
