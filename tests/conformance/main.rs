@@ -4,6 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "what a store lacks is the suite's result; --nocapture shows it")]
 
+mod replicas;
 mod semantics;
 mod storage_core;
 
@@ -134,4 +135,8 @@ suite! {
     storage_core::a_vanished_object_becomes_a_miss,
     storage_core::invalid_bodies_leave_nothing,
     storage_core::other_bytes_under_a_name_are_noticed,
+    replicas::removed_chunks_hide_and_go_and_come_back_under_another_name,
+    replicas::duplicates_and_expired_chunks_go,
+    replicas::a_collector_that_slept_deletes_nothing_that_was_stored_since,
+    replicas::blocks_match_on_other_replicas_through_the_journal,
 }

@@ -18,45 +18,45 @@ fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }
 
-fn tenant() -> Name {
+pub(crate) fn tenant() -> Name {
     name("default")
 }
 
-fn model_id() -> ModelId {
+pub(crate) fn model_id() -> ModelId {
     chunks::spec().model_id()
 }
 
 /// In cuts that match nothing.
-fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
+pub(crate) fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
     let parts: Vec<_> = bytes.chunks(70_001).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
     stream::iter(parts)
 }
 
-async fn prepare(storage: &Arc<Storage>) -> RootHash {
+pub(crate) async fn prepare(storage: &Arc<Storage>) -> RootHash {
     storage.register_model(&tenant(), chunks::spec()).await.expect("registers");
     let hash = ProfileHash::of(chunks::PROFILE);
     storage.put_profile(&tenant(), &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
     storage.root(&tenant(), &name("n"), &model_id()).await.expect("a root")
 }
 
-async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> bool {
+pub(crate) async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> bool {
     let stored = storage.put_chunk(&tenant(), &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
     let stored = stored.expect("stores");
     assert_eq!((stored.object_digest, stored.bytes), (chunk.object_digest, chunk.bytes.len() as u64));
     stored.created
 }
 
-async fn matched(storage: &Storage, tokens: &[u32]) -> u64 {
+pub(crate) async fn matched(storage: &Storage, tokens: &[u32]) -> u64 {
     let query = Query::Tokens(tokens.to_vec());
     storage.lookup(&tenant(), &name("n"), &model_id(), query, true).await.expect("answers").matched_tokens
 }
 
-fn key(chunk: &Chunk) -> ChunkKey {
+pub(crate) fn key(chunk: &Chunk) -> ChunkKey {
     let (tenant, model_id) = (tenant(), model_id());
     ChunkKey { tenant, model_id, seq_hash: chunk.seq_hash, object_digest: chunk.object_digest }
 }
 
-async fn read(storage: &Arc<Storage>, chunk: &Chunk, range: ByteRange) -> Result<Bytes, StorageError> {
+pub(crate) async fn read(storage: &Arc<Storage>, chunk: &Chunk, range: ByteRange) -> Result<Bytes, StorageError> {
     let parts: Vec<Bytes> = storage.read(&key(chunk), range).await?.bytes.try_collect().await?;
     Ok(parts.concat().into())
 }

@@ -11,6 +11,7 @@ use kvasir_types::{Level, ModelId, Name, ObjectDigest, SeqHash};
 use crate::{
     Storage, StorageError,
     index::{IndexRow, Scope},
+    journal::Entry,
     layout::{ChunkKey, Key},
     spool::Spool,
 };
@@ -117,6 +118,23 @@ impl Storage {
         self.profile_exists(tenant, model_id, &header.profile_hash).await
     }
 
+    /// A name without a tombstone. An object whose name has one gets a mark in its header, and so another name.
+    async fn unburied(
+        &self,
+        mut key: ChunkKey,
+        mut row: Arc<IndexRow>,
+        mut spool: Spool,
+    ) -> Result<(ChunkKey, Arc<IndexRow>, Spool), StorageError> {
+        for mark in 1..=u16::MAX {
+            if !self.is_buried(&key).await? {
+                break;
+            }
+            key.object_digest = spool.mark(mark).await?;
+            row = Arc::new(IndexRow { object_digest: key.object_digest, ..IndexRow::clone(&row) });
+        }
+        Ok((key, row, spool))
+    }
+
     async fn commit(
         &self,
         key: ChunkKey,
@@ -124,13 +142,18 @@ impl Storage {
         spool: Spool,
     ) -> Result<StoredChunk, StorageError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
+        let (key, row, spool) = self.unburied(key, row, spool).await?;
         let (seq_hash, object_digest, bytes) = (key.seq_hash, key.object_digest, spool.bytes());
         // What a read found broken is written again, whatever the store says of it.
         let broken = self.dead.contains(&(scope, object_digest));
-        let path = self.store.layout.path(&Key::Chunk(key));
+        let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let created = spool.send(&self.store.store, &path, broken).await?;
         self.dead.remove(&(scope, object_digest));
         self.remember(scope, &row);
+        if created {
+            let (tenant, model_id) = (key.tenant, key.model_id);
+            self.journal.push(Entry::Stored { tenant, model_id, row: IndexRow::clone(&row) });
+        }
         Ok(StoredChunk { seq_hash, object_digest, bytes, created })
     }
 }

@@ -118,7 +118,7 @@ impl Layout {
             Key::Journal { replica, n } => {
                 self.journal_prefix().join(replica.as_str()).join(format!("{n:020}"))
             }
-            Key::GcEpoch { n } => self.base.clone().join("gc").join("epoch").join(format!("{n:020}")),
+            Key::GcEpoch { n } => self.epochs_prefix().join(format!("{n:020}")),
             Key::Probe(id) => self.base.clone().join("probe").join(id.to_string()),
         }
     }
@@ -183,6 +183,11 @@ impl Layout {
     /// All journals.
     pub fn journal_prefix(&self) -> Path {
         self.base.clone().join("j")
+    }
+
+    /// All GC epochs.
+    pub fn epochs_prefix(&self) -> Path {
+        self.base.clone().join("gc").join("epoch")
     }
 
     fn tenant(&self, tenant: &Name) -> Path {

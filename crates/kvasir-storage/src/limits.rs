@@ -45,6 +45,12 @@ pub const PROFILES_LISTED_MAX: usize = 1_000;
 pub const INDEX_SLOTS_MAX: usize = 16;
 /// Memory of the hot index's page cache.
 pub const INDEX_CACHE_BYTES: u64 = 64 << 20;
+/// Journal entries that wait for the next batch: ~600 bytes each.
+pub const JOURNAL_WAITING_MAX: usize = 8_192;
+/// Largest batch that is read.
+pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
+/// Epochs of the collector that are kept, for whoever looks.
+pub const EPOCHS_KEPT: usize = 8;
 /// Store requests of a rebuild at once.
 pub const REBUILD_PARALLEL: usize = 32;
 /// How long a first writer waits before it re-reads on a store that ignores conditional creates.

@@ -141,6 +141,9 @@ impl Storage {
         let keys = self.objects(place.tenant, place.model_id, &seq_hash).await?;
         let mut found = 0;
         for key in &keys {
+            if self.is_buried(key).await? {
+                continue;
+            }
             match self.fill_one(place, key).await {
                 Ok(()) => found += 1,
                 Err(StorageError::UnknownChunk { .. }) => {}

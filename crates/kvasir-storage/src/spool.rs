@@ -4,6 +4,8 @@
 use std::{path::PathBuf, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
+use kvasir_container::{HEADER_BYTES, mark_header};
+use kvasir_types::ObjectDigest;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
 use tokio::{
     io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt, BufWriter},
@@ -88,6 +90,39 @@ impl Spool {
         Ok(())
     }
 
+    /// Marks the chunk object's header and gives the object's new digest.
+    pub(crate) async fn mark(&mut self, mark: u16) -> Result<ObjectDigest, StorageError> {
+        let mut digest = blake3::Hasher::new();
+        match &mut self.held {
+            Held::Memory(parts, _) => {
+                let mut whole = std::mem::take(parts).concat();
+                mark_front(&mut whole, mark)?;
+                digest.update(&whole);
+                parts.push(whole.into());
+            }
+            Held::File(file) => {
+                file.flush().await?;
+                let file = file.get_mut();
+                file.rewind().await?;
+                let mut header = [0; HEADER_BYTES];
+                file.read_exact(&mut header).await?;
+                mark_header(&mut header, mark)?;
+                file.rewind().await?;
+                file.write_all(&header).await?;
+                file.flush().await?;
+                file.rewind().await?;
+                loop {
+                    let part = read_part(file).await?;
+                    if part.is_empty() {
+                        break;
+                    }
+                    digest.update(&part);
+                }
+            }
+        }
+        Ok((*digest.finalize().as_bytes()).into())
+    }
+
     /// Writes everything to `path`. True when it was not there before.
     ///
     /// Whoever wrote there before wrote these very bytes, because names are digests; so a lost race is a success. An
@@ -123,6 +158,14 @@ impl Spool {
                 put(store, path, parts.into_iter().collect(), existing.is_some(), bytes).await.map_err(failed)
             }
         }
+    }
+}
+
+fn mark_front(object: &mut [u8], mark: u16) -> Result<(), StorageError> {
+    match object.first_chunk_mut::<HEADER_BYTES>() {
+        Some(header) => Ok(mark_header(header, mark)?),
+        // Unreachable: the object was verified. A header of nothing says the rest.
+        None => Ok(mark_header(&mut [0; HEADER_BYTES], mark)?),
     }
 }
 

@@ -7,6 +7,7 @@ use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 use crate::{
     cache::BoundedMap,
     index::{Index, IndexRow, Scope},
+    journal::Journal,
     limits,
     spool::SpoolPool,
     store::{OpenStore, StoreAbilities},
@@ -66,6 +67,7 @@ pub struct Storage {
     pub(crate) models: BoundedMap<(Name, ModelId), Arc<kvasir_types::ModelSpec>>,
     pub(crate) profiles: BoundedMap<(Scope, kvasir_types::ProfileHash), ()>,
     pub(crate) salts: BoundedMap<Name, [u8; limits::SALT_BYTES]>,
+    pub(crate) journal: Journal,
 }
 
 impl Storage {
@@ -82,6 +84,7 @@ impl Storage {
             models: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             profiles: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             salts: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            journal: Journal::new(),
             settings,
         })
     }

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::{Settings, limits, store::StoreConfig};
+use kvasir_storage::{Settings, gc::GcPolicy, limits, store::StoreConfig};
 use url::Url;
 
 pub use layers::{Layers, USAGE};
@@ -33,6 +33,10 @@ pub struct Config {
     pub cache: CacheConfig,
     /// Lookups, uploads and their limits.
     pub storage: Settings,
+    /// The garbage collector.
+    pub gc: GcConfig,
+    /// The journal.
+    pub journal: JournalConfig,
     /// Logging.
     pub log: LogConfig,
 }
@@ -57,6 +61,22 @@ pub struct CacheConfig {
     pub directory: PathBuf,
     /// Memory of the hot index's page cache.
     pub index_memory_bytes: u64,
+}
+
+/// The garbage collector.
+#[derive(Debug, Clone)]
+pub struct GcConfig {
+    /// Pause between passes; zero: this replica collects nothing.
+    pub interval: Duration,
+    /// What a pass does.
+    pub policy: GcPolicy,
+}
+
+/// The journal.
+#[derive(Debug, Clone)]
+pub struct JournalConfig {
+    /// Pause between batches, and between looks at those of other replicas; zero: neither.
+    pub interval: Duration,
 }
 
 /// Logging.
@@ -94,6 +114,8 @@ impl Default for Config {
                 index_memory_bytes: limits::INDEX_CACHE_BYTES,
             },
             storage: Settings::new("kvasir-data/spool".into()),
+            gc: GcConfig { interval: Duration::from_secs(600), policy: GcPolicy::default() },
+            journal: JournalConfig { interval: Duration::from_secs(2) },
             log: LogConfig { filter: "info".to_owned(), format: LogFormat::Text },
         }
     }

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod background;
 mod config;
 mod handlers;
 mod limits;
@@ -10,7 +11,7 @@ mod state;
 pub mod telemetry;
 
 pub use config::{
-    CacheConfig, Config, ConfigError, EXIT_CONFIG, Layers, LogConfig, LogFormat, Mistake, SETTINGS,
-    ServerConfig, Setting, USAGE,
+    CacheConfig, Config, ConfigError, EXIT_CONFIG, GcConfig, JournalConfig, Layers, LogConfig, LogFormat,
+    Mistake, SETTINGS, ServerConfig, Setting, USAGE,
 };
 pub use server::{RunError, listen, run, shutdown_signal};

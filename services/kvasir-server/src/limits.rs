@@ -26,5 +26,7 @@ pub(crate) const START_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) const START_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How often the hot index is written out.
 pub(crate) const INDEX_FLUSH_EVERY: Duration = Duration::from_secs(10);
+/// How long the last journal batch may take at shutdown.
+pub(crate) const LAST_BATCH_TIME_MAX: Duration = Duration::from_secs(3);
 /// What a refused client should wait, in seconds.
 pub(crate) const RETRY_AFTER_SECONDS: u64 = 1;

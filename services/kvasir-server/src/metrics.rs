@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use kvasir_storage::observe::{StoreObserver, StoreOp, StoreOutcome};
+use kvasir_storage::{
+    gc::GcReport,
+    observe::{StoreObserver, StoreOp, StoreOutcome},
+};
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder, core::Collector,
@@ -32,6 +35,12 @@ pub(crate) struct Metrics {
     index_rows: IntGauge,
     index_replaced: IntGauge,
     ready: IntGauge,
+    journal_entries: IntCounterVec,
+    gc_passes: IntCounter,
+    gc_actions: IntCounterVec,
+    gc_deleted_bytes: IntCounter,
+    stored_objects: IntGauge,
+    stored_bytes: IntGauge,
 }
 
 fn counter(name: &str, help: &str) -> IntCounter {
@@ -108,12 +117,26 @@ impl Metrics {
                 "Index databases thrown away since start because they were damaged.",
             ),
             ready: gauge("kvasir_ready", "1 while traffic should come here."),
+            journal_entries: counters(
+                "kvasir_journal_entries_total",
+                "Entries appended to the own journal, and applied from others'.",
+                &["direction"],
+            ),
+            gc_passes: counter("kvasir_gc_passes_total", "Passes of the collector led by this replica."),
+            gc_actions: counters(
+                "kvasir_gc_actions_total",
+                "What the passes did, or would have in a dry run.",
+                &["action"],
+            ),
+            gc_deleted_bytes: counter("kvasir_gc_deleted_bytes_total", "Bytes of deleted chunk objects."),
+            stored_objects: gauge("kvasir_stored_objects", "Chunk objects met by the last pass led."),
+            stored_bytes: gauge("kvasir_stored_bytes", "Their bytes."),
         };
         let info =
             IntGaugeVec::new(Opts::new("kvasir_build_info", "1, with the version as a label."), &["version"])
                 .expect("a constant name");
         info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let all: [Box<dyn Collector>; 17] = [
+        let all: [Box<dyn Collector>; 23] = [
             Box::new(this.http_requests.clone()),
             Box::new(this.http_seconds.clone()),
             Box::new(this.http_in_flight.clone()),
@@ -130,6 +153,12 @@ impl Metrics {
             Box::new(this.index_rows.clone()),
             Box::new(this.index_replaced.clone()),
             Box::new(this.ready.clone()),
+            Box::new(this.journal_entries.clone()),
+            Box::new(this.gc_passes.clone()),
+            Box::new(this.gc_actions.clone()),
+            Box::new(this.gc_deleted_bytes.clone()),
+            Box::new(this.stored_objects.clone()),
+            Box::new(this.stored_bytes.clone()),
             Box::new(info),
         ];
         for metric in all {
@@ -185,6 +214,27 @@ impl Metrics {
         self.ready.set(ready.into());
     }
 
+    pub(crate) fn journal(&self, direction: &'static str, entries: usize) {
+        self.journal_entries.with_label_values(&[direction]).inc_by(entries as u64);
+    }
+
+    pub(crate) fn collected(&self, report: &GcReport) {
+        self.gc_passes.inc();
+        let actions = [
+            ("expired", report.expired),
+            ("duplicate", report.duplicates),
+            ("deleted", report.deleted),
+            ("tombstone_deleted", report.tombstones_deleted),
+            ("batch_deleted", report.batches_deleted),
+        ];
+        for (action, count) in actions {
+            self.gc_actions.with_label_values(&[action]).inc_by(count);
+        }
+        self.gc_deleted_bytes.inc_by(report.deleted_bytes);
+        self.stored_objects.set(report.objects as i64);
+        self.stored_bytes.set(report.bytes as i64);
+    }
+
     /// All of them in Prometheus' text format.
     pub(crate) fn render(&self) -> Vec<u8> {
         let mut text = Vec::new();
@@ -215,6 +265,8 @@ mod tests {
         metrics.request(StoreOp::Get, StoreOutcome::Ok, 1, Duration::ZERO);
         metrics.lookup(1, 1);
         metrics.stored(true, 1);
+        metrics.journal("appended", 1);
+        metrics.collected(&GcReport::default());
         let names = |text: &str, start: &str| -> std::collections::BTreeSet<String> {
             let lines = text.lines().filter_map(|line| line.strip_prefix(start));
             let names = lines.filter_map(|line| line.split([' ', '`']).next().map(str::to_owned));

@@ -15,10 +15,9 @@ use kvasir_storage::{
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::JoinHandle,
 };
 
-use crate::{Config, handlers, limits, metrics::Metrics, state::AppState};
+use crate::{Config, background, handlers, limits, metrics::Metrics, state::AppState};
 
 /// A service that cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -106,14 +105,14 @@ pub async fn run(
     let mut starting = tokio::spawn(start(state.clone(), store, index, config.storage.clone()));
     // Whoever connects now waits a little, rather than being told that the store has not answered yet.
     let early = tokio::time::timeout(limits::START_PATIENCE, &mut starting).await.is_ok();
-    let flushing = tokio::spawn(flush_now_and_then(state.clone()));
+    let mut background = background::start(&state, &config);
     serve(&config, &state, listener, shutdown).await;
-    for task in [Some(flushing), (!early).then_some(starting)].into_iter().flatten() {
-        stop(task).await;
+    background.shutdown().await;
+    if !early {
+        starting.abort();
+        let _ = starting.await;
     }
-    if let Some(storage) = state.started() {
-        storage.index().flush();
-    }
+    background::finish(&state).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -137,20 +136,6 @@ async fn start(state: AppState, store: OpenStore, index: Index, settings: kvasir
     }
     state.start(Storage::new(store, abilities, index, settings));
     tracing::info!("ready");
-}
-
-async fn flush_now_and_then(state: AppState) {
-    loop {
-        tokio::time::sleep(limits::INDEX_FLUSH_EVERY).await;
-        if let Some(storage) = state.started().cloned() {
-            let _ = tokio::task::spawn_blocking(move || storage.index().flush()).await;
-        }
-    }
-}
-
-async fn stop(task: JoinHandle<()>) {
-    task.abort();
-    let _ = task.await;
 }
 
 async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdown: impl Future<Output = ()>) {

@@ -16,6 +16,8 @@
 mod hot;
 mod memory;
 mod row;
+#[cfg(test)]
+pub(crate) use row::tests as tests_support;
 mod sled_index;
 mod walk;
 

@@ -83,7 +83,7 @@ impl IndexRow {
         hashes.into_iter().map(short).collect()
     }
 
-    pub(super) fn key(&self, scope: Scope) -> Vec<u8> {
+    pub(crate) fn key(&self, scope: Scope) -> Vec<u8> {
         let mut key = key_prefix(scope, &self.parent_hash);
         key.extend(self.blocks.iter().flatten());
         key.extend(END);
@@ -91,7 +91,7 @@ impl IndexRow {
         key
     }
 
-    pub(super) fn value(&self, key: &[u8]) -> Vec<u8> {
+    pub(crate) fn value(&self, key: &[u8]) -> Vec<u8> {
         let mut value = Vec::with_capacity(FIXED_VALUE_BYTES + 8 * self.level_bytes.len() + 4);
         value.push(VALUE_VERSION);
         value.extend(self.token_count.to_le_bytes());
@@ -108,7 +108,7 @@ impl IndexRow {
         value
     }
 
-    pub(super) fn decode(key: &[u8], value: &[u8]) -> Result<Self, IndexError> {
+    pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, IndexError> {
         let corrupt =
             |what: &str| IndexError::Corrupt { what: format!("row of {} bytes: {what}", value.len()) };
         let (body, crc) = value.split_last_chunk::<4>().ok_or_else(|| corrupt("too short"))?;
@@ -168,12 +168,12 @@ impl Cursor<'_> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    pub(in crate::index) fn any_row() -> impl Strategy<Value = IndexRow> {
+    pub(crate) fn any_row() -> impl Strategy<Value = IndexRow> {
         let hashes = (any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>());
         let blocks = prop::collection::vec(any::<[u8; BLOCK_BYTES]>(), 1..130);
         let sizes = (any::<u64>(), any::<u32>(), 0f32..1.0, any::<u32>(), any::<u64>());

@@ -329,6 +329,67 @@ pub const SETTINGS: &[Setting] = &[
         get: |c| Some(c.storage.lookup_parallel.to_string()),
     },
     Setting {
+        key: "gc.interval",
+        help: "Pause between passes of the garbage collector; 0s: this replica collects nothing.",
+        example: "",
+        set: |c, t| duration(&mut c.gc.interval, t),
+        get: |c| duration_text(c.gc.interval),
+    },
+    Setting {
+        key: "gc.grace",
+        help: "Time from a removal to the end of the bytes: at least the longest load.",
+        example: "",
+        set: |c, t| duration(&mut c.gc.policy.grace, t),
+        get: |c| duration_text(c.gc.policy.grace),
+    },
+    Setting {
+        key: "gc.tombstone_retention",
+        help: "Time from then to the end of the tombstone: longer than any pause of a process.",
+        example: "",
+        set: |c, t| duration(&mut c.gc.policy.tombstone_retention, t),
+        get: |c| duration_text(c.gc.policy.tombstone_retention),
+    },
+    Setting {
+        key: "gc.ttl",
+        help: "Age at which chunks are removed; 0s: never.",
+        example: "",
+        set: |c, t| {
+            let mut ttl = Duration::ZERO;
+            duration(&mut ttl, t)?;
+            c.gc.policy.ttl = Some(ttl).filter(|ttl| !ttl.is_zero());
+            Ok(())
+        },
+        get: |c| duration_text(c.gc.policy.ttl.unwrap_or_default()),
+    },
+    Setting {
+        key: "gc.actions_per_second",
+        help: "Tombstones and deletions a second; 0: no limit.",
+        example: "",
+        set: |c, t| parsed(&mut c.gc.policy.actions_per_second, t, "a whole number"),
+        get: |c| Some(c.gc.policy.actions_per_second.to_string()),
+    },
+    Setting {
+        key: "gc.dry_run",
+        help: "Only count and log what would go.",
+        example: "",
+        set: |c, t| parsed(&mut c.gc.policy.dry_run, t, "true or false"),
+        get: |c| Some(c.gc.policy.dry_run.to_string()),
+    },
+    Setting {
+        key: "journal.interval",
+        help: "Pause between journal batches, and between looks at other replicas' ones; 0s: no journal.",
+        example: "",
+        set: |c, t| duration(&mut c.journal.interval, t),
+        get: |c| duration_text(c.journal.interval),
+    },
+    Setting {
+        key: "journal.retention",
+        help: "Age at which journal batches are deleted.",
+        example: "",
+        set: |c, t| duration(&mut c.gc.policy.journal_retention, t),
+        get: |c| duration_text(c.gc.policy.journal_retention),
+    },
+    Setting {
         key: "log.filter",
         help: "What to log, as error, warn, info, debug, or per module: info,kvasir_storage=debug.",
         example: "",

@@ -30,8 +30,8 @@ pub(crate) fn router(state: AppState) -> Router {
         .route(routes::PROFILE, put(v1::profiles::put).get(v1::profiles::get))
         .route(routes::NAMESPACES, post(v1::namespaces::post))
         .route(routes::LOOKUP, post(v1::lookup::post))
-        .route(routes::CHUNK, put(v1::chunks::put).get(v1::chunks::get_preferred))
-        .route(routes::CHUNK_OBJECT, get(v1::chunks::get_object));
+        .route(routes::CHUNK, put(v1::chunks::put).get(v1::chunks::get_preferred).delete(v1::chunks::delete))
+        .route(routes::CHUNK_OBJECT, get(v1::chunks::get_object).delete(v1::chunks::delete_object));
     router
         .fallback(error::unknown_route)
         .method_not_allowed_fallback(error::method_not_allowed)

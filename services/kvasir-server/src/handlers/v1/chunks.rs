@@ -49,18 +49,42 @@ pub(in crate::handlers) async fn get_preferred(
 
 pub(in crate::handlers) async fn get_object(
     State(state): State<AppState>,
-    Path((model_id, seq_hash, object_digest)): Path<(String, String, String)>,
+    Path(names): Path<(String, String, String)>,
     query: Result<Query<ChunkQuery>, QueryRejection>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let key = ChunkKey {
-        tenant: state.tenant().clone(),
-        model_id: id("model_id", &model_id)?,
-        seq_hash: id("seq_hash", &seq_hash)?,
-        object_digest: id("object_digest", &object_digest)?,
-    };
+    let key = object_key(&state, &names)?;
     answer(&state, &key, level(query)?, &method, &headers).await
+}
+
+pub(in crate::handlers) async fn delete(
+    State(state): State<AppState>,
+    Path((model_id, seq_hash)): Path<(String, String)>,
+) -> Result<StatusCode, ApiError> {
+    let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
+    state.storage()?.remove_chunk(state.tenant(), &model_id, &seq_hash).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(in crate::handlers) async fn delete_object(
+    State(state): State<AppState>,
+    Path(names): Path<(String, String, String)>,
+) -> Result<StatusCode, ApiError> {
+    state.storage()?.remove(&object_key(&state, &names)?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn object_key(
+    state: &AppState,
+    (model_id, seq_hash, object): &(String, String, String),
+) -> Result<ChunkKey, ApiError> {
+    Ok(ChunkKey {
+        tenant: state.tenant().clone(),
+        model_id: id("model_id", model_id)?,
+        seq_hash: id("seq_hash", seq_hash)?,
+        object_digest: id("object_digest", object)?,
+    })
 }
 
 fn level(query: Result<Query<ChunkQuery>, QueryRejection>) -> Result<Option<Level>, ApiError> {

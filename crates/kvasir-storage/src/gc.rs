@@ -1,0 +1,364 @@
+//! Deletion: tombstones, and the garbage collector that turns them into free space.
+//!
+//! Removing an object is writing a tombstone: from then on lookups do not offer it, while reads under way go on. After
+//! [`GcPolicy::grace`] its bytes go, after [`GcPolicy::tombstone_retention`] more the tombstone. **While a tombstone is
+//! there, its name is never written again** (a chunk stored again gets a mark in its header, hence another name). So
+//! any number of collectors may run at once, and one that was paused between deciding and deleting deletes only what
+//! was doomed: nobody can have put something else under that name. Leadership only saves listings.
+//!
+//! Ages are by the store's clock alone: that of the epoch object written at the start of the pass against those of the
+//! objects it lists. Replicas' clocks may be wrong by any amount.
+
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use kvasir_types::{ModelId, Name, SeqHash};
+use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
+use tokio::time::Instant;
+
+use crate::{
+    Storage, StorageError,
+    index::{Scope, prefer},
+    journal::Entry,
+    layout::{ChunkKey, Key},
+    limits,
+};
+
+/// What a collector does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GcPolicy {
+    /// Time from a tombstone to the end of its bytes: at least the longest load.
+    pub grace: Duration,
+    /// Time from then to the end of the tombstone: longer than any pause of a process.
+    pub tombstone_retention: Duration,
+    /// Age at which chunks go; none: never.
+    pub ttl: Option<Duration>,
+    /// Age at which journal batches go.
+    pub journal_retention: Duration,
+    /// Deletions and tombstones a second; zero: no limit.
+    pub actions_per_second: u32,
+    /// Only count.
+    pub dry_run: bool,
+}
+
+impl Default for GcPolicy {
+    fn default() -> Self {
+        Self {
+            grace: Duration::from_secs(15 * 60),
+            tombstone_retention: Duration::from_secs(24 * 3600),
+            ttl: None,
+            journal_retention: Duration::from_secs(3600),
+            actions_per_second: 100,
+            dry_run: false,
+        }
+    }
+}
+
+/// What a pass did, or would have done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GcReport {
+    /// Whether the pass took place; not when another replica leads.
+    pub led: bool,
+    /// Chunk objects met.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Tombstones written for chunks past their time to live.
+    pub expired: u64,
+    /// Tombstones written for objects of a chunk that has a preferred one.
+    pub duplicates: u64,
+    /// Chunk objects deleted.
+    pub deleted: u64,
+    /// Their bytes.
+    pub deleted_bytes: u64,
+    /// Tombstones deleted.
+    pub tombstones_deleted: u64,
+    /// Journal batches deleted.
+    pub batches_deleted: u64,
+}
+
+use store_time::StoreTime;
+
+/// A pass under way.
+struct Pass<'a> {
+    policy: &'a GcPolicy,
+    now: StoreTime,
+    started: Instant,
+    report: GcReport,
+    actions: u32,
+}
+
+/// Time as the store tells it.
+mod store_time {
+    use std::time::Duration;
+
+    use object_store::ObjectMeta;
+
+    /// Milliseconds of the store's clock.
+    #[derive(Debug, Clone, Copy)]
+    pub(super) struct StoreTime(i64);
+
+    impl StoreTime {
+        pub(super) fn of(meta: &ObjectMeta) -> Self {
+            Self(meta.last_modified.timestamp_millis())
+        }
+
+        /// How much older `meta` is; nothing where it is younger.
+        pub(super) fn age(self, meta: &ObjectMeta) -> Duration {
+            let millis = self.0.saturating_sub(Self::of(meta).0);
+            Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+        }
+    }
+}
+
+impl Storage {
+    /// Removes one object of a chunk: hidden from lookups now, gone after the grace. Idempotent.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
+    pub async fn remove(&self, key: &ChunkKey) -> Result<(), StorageError> {
+        self.object_bytes(key).await?;
+        self.bury(key, "removed").await
+    }
+
+    /// Removes all objects of a chunk. Gives how many there were.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
+    pub async fn remove_chunk(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Result<usize, StorageError> {
+        let keys = self.objects(tenant, model_id, seq_hash).await?;
+        for key in &keys {
+            self.bury(key, "removed").await?;
+        }
+        let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
+        if keys.is_empty() { Err(unknown) } else { Ok(keys.len()) }
+    }
+
+    /// Whether an object has a tombstone.
+    pub(crate) async fn is_buried(&self, key: &ChunkKey) -> Result<bool, StorageError> {
+        let path = self.store.layout.path(&Key::Tombstone(key.clone()));
+        match self.store.store.head(&path).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(StorageError::store("asking for a tombstone")(error)),
+        }
+    }
+
+    async fn bury(&self, key: &ChunkKey, reason: &'static str) -> Result<(), StorageError> {
+        let path = self.store.layout.path(&Key::Tombstone(key.clone()));
+        let payload = PutPayload::from_static(reason.as_bytes());
+        // The first one counts: a later one must not make an object younger.
+        match self.store.store.put_opts(&path, payload, PutMode::Create.into()).await {
+            Ok(_)
+            | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
+            Err(error) => return Err(StorageError::store("writing a tombstone")(error)),
+        }
+        self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+        let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
+        self.journal.push(Entry::Removed { tenant, model_id, seq_hash, object_digest });
+        Ok(())
+    }
+
+    /// One pass over the whole store. Any number may run at once, anywhere.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]; what was done stays done, the next pass goes on.
+    pub async fn collect_garbage(
+        &self,
+        policy: &GcPolicy,
+        mut progress: impl FnMut(&GcReport),
+    ) -> Result<GcReport, StorageError> {
+        let Some(epoch) = self.begin_epoch().await? else { return Ok(GcReport::default()) };
+        let mut pass = Pass {
+            policy,
+            now: StoreTime::of(&epoch),
+            started: Instant::now(),
+            report: GcReport { led: true, ..GcReport::default() },
+            actions: 0,
+        };
+        // Adjacent in every listing: a store lists by key or walks folder by folder.
+        let mut group: Vec<(ChunkKey, ObjectMeta)> = Vec::new();
+        let prefix = self.store.layout.tenants_prefix();
+        let mut listing = self.store.store.list(Some(&prefix));
+        let failed = StorageError::store("listing the store for the collector");
+        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+            match self.store.layout.parse(&meta.location) {
+                Some(Key::Chunk(key)) => {
+                    if group.first().is_some_and(|(first, _)| first.seq_hash != key.seq_hash) {
+                        self.judge(&mut pass, std::mem::take(&mut group)).await?;
+                        progress(&pass.report);
+                    }
+                    group.push((key, meta));
+                }
+                Some(Key::Tombstone(key)) => self.execute(&mut pass, &key, &meta).await?,
+                _ => {}
+            }
+        }
+        self.judge(&mut pass, group).await?;
+        self.compact_journal(&mut pass).await?;
+        progress(&pass.report);
+        Ok(pass.report)
+    }
+
+    /// Writes the next epoch. None when another collector has just done so.
+    async fn begin_epoch(&self) -> Result<Option<ObjectMeta>, StorageError> {
+        let failed = StorageError::store("beginning a collector's epoch");
+        let folder = self.store.layout.epochs_prefix();
+        let listed: Vec<_> = self.store.store.list(Some(&folder)).try_collect().await.map_err(&failed)?;
+        let mut epochs: Vec<u64> = listed
+            .iter()
+            .filter_map(|meta| match self.store.layout.parse(&meta.location) {
+                Some(Key::GcEpoch { n }) => Some(n),
+                _ => None,
+            })
+            .collect();
+        epochs.sort_unstable();
+        let n = epochs.last().map_or(0, |last| last + 1);
+        let path = self.store.layout.path(&Key::GcEpoch { n });
+        match self.store.store.put_opts(&path, PutPayload::new(), PutMode::Create.into()).await {
+            Ok(_) => {}
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        for old in epochs.iter().rev().skip(limits::EPOCHS_KEPT) {
+            self.delete(&self.store.layout.path(&Key::GcEpoch { n: *old })).await?;
+        }
+        self.store.store.head(&path).await.map(Some).map_err(failed)
+    }
+
+    /// Decides what of one chunk's objects goes.
+    async fn judge(
+        &self,
+        pass: &mut Pass<'_>,
+        group: Vec<(ChunkKey, ObjectMeta)>,
+    ) -> Result<(), StorageError> {
+        let several = group.len() > 1;
+        let mut sound = Vec::new();
+        for (key, meta) in group {
+            pass.report.objects += 1;
+            pass.report.bytes += meta.size;
+            let is_expired = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
+            // The usual chunk, one object and young, costs no request.
+            if !(is_expired || several) || self.is_buried(&key).await? {
+                continue;
+            }
+            if is_expired {
+                pass.report.expired += 1;
+                self.doom(pass, &key, "expired").await?;
+                continue;
+            }
+            match self.row(&key).await {
+                Ok(row) => sound.push((key, meta, row)),
+                // Of no use, but no reason to lose the other one over it either.
+                Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        sound.sort_by(
+            |(_, _, a), (_, _, b)| {
+                if prefer(a, b) { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
+            },
+        );
+        for (key, meta, _) in sound.into_iter().skip(1) {
+            if pass.now.age(&meta) >= pass.policy.grace {
+                pass.report.duplicates += 1;
+                self.doom(pass, &key, "duplicate").await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn doom(
+        &self,
+        pass: &mut Pass<'_>,
+        key: &ChunkKey,
+        reason: &'static str,
+    ) -> Result<(), StorageError> {
+        if pass.policy.dry_run {
+            return Ok(());
+        }
+        pass.pace().await;
+        self.bury(key, reason).await
+    }
+
+    /// Deletes the bytes of a tombstone past its grace, and the tombstone after its retention.
+    async fn execute(
+        &self,
+        pass: &mut Pass<'_>,
+        key: &ChunkKey,
+        tombstone: &ObjectMeta,
+    ) -> Result<(), StorageError> {
+        let age = pass.now.age(tombstone);
+        // A pass that was paused for longer than tombstones live knows nothing any more.
+        let is_stale = pass.started.elapsed() >= pass.policy.tombstone_retention;
+        if age < pass.policy.grace || is_stale {
+            return Ok(());
+        }
+        let path = self.store.layout.path(&Key::Chunk(key.clone()));
+        match self.store.store.head(&path).await {
+            Ok(meta) => {
+                pass.report.deleted += 1;
+                pass.report.deleted_bytes += meta.size;
+                if !pass.policy.dry_run {
+                    pass.pace().await;
+                    self.delete(&path).await?;
+                }
+            }
+            Err(object_store::Error::NotFound { .. }) => {
+                if age >= pass.policy.grace + pass.policy.tombstone_retention {
+                    pass.report.tombstones_deleted += 1;
+                    if !pass.policy.dry_run {
+                        pass.pace().await;
+                        self.delete(&tombstone.location).await?;
+                    }
+                }
+            }
+            Err(error) => return Err(StorageError::store("asking for a doomed object")(error)),
+        }
+        Ok(())
+    }
+
+    async fn compact_journal(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
+        let folder = self.store.layout.journal_prefix();
+        let mut listing = self.store.store.list(Some(&folder)).boxed();
+        let failed = StorageError::store("listing the journal for the collector");
+        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+            let is_batch = matches!(self.store.layout.parse(&meta.location), Some(Key::Journal { .. }));
+            if is_batch && pass.now.age(&meta) >= pass.policy.journal_retention {
+                pass.report.batches_deleted += 1;
+                if !pass.policy.dry_run {
+                    pass.pace().await;
+                    self.delete(&meta.location).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes; what is gone already is deleted.
+    async fn delete(&self, path: &object_store::path::Path) -> Result<(), StorageError> {
+        match self.store.store.delete(path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(StorageError::store("deleting an object")(error)),
+        }
+    }
+}
+
+impl Pass<'_> {
+    /// Waits as long as the rate wants it.
+    async fn pace(&mut self) {
+        self.actions += 1;
+        if self.policy.actions_per_second > 0 {
+            let due =
+                Duration::from_secs_f64(f64::from(self.actions) / f64::from(self.policy.actions_per_second));
+            tokio::time::sleep_until(self.started + due).await;
+        }
+    }
+}

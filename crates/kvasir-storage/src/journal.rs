@@ -1,0 +1,289 @@
+//! The journal: what one replica learns, the others learn soon.
+//!
+//! Each replica appends batches under a name of its own and tails those of the others. Nothing rests on it: a lost,
+//! late, doubled or damaged batch costs hits inside chunks until the store is asked. Batches go after their retention.
+//!
+//! ```text
+//! batch = "KVSJ" · version 1 · entry … · CRC32C of all before
+//! entry = kind 1 (1 stored, 2 removed) · tenant length 1 · tenant · model_id 32 · key length 2 · key · value length 2 · value
+//! ```
+//! Key and value of a stored chunk are its index row; of a removed one, `seq_hash · object_digest` and nothing.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
+use object_store::{ObjectStoreExt, PutMode};
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::{
+    Storage, StorageError,
+    index::{IndexRow, Scope},
+    layout::Key,
+    limits,
+};
+
+const MAGIC: &[u8; 5] = b"KVSJ\x01";
+
+/// Something that other replicas should know.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Entry {
+    /// A chunk object is there.
+    Stored {
+        /// Whose.
+        tenant: Name,
+        /// The model.
+        model_id: ModelId,
+        /// What the index keeps of it.
+        row: IndexRow,
+    },
+    /// A chunk object is gone or going.
+    Removed {
+        /// Whose.
+        tenant: Name,
+        /// The model.
+        model_id: ModelId,
+        /// The chunk.
+        seq_hash: SeqHash,
+        /// The object.
+        object_digest: ObjectDigest,
+    },
+}
+
+/// This replica's end of the journal.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    replica: Name,
+    next: AtomicU64,
+    waiting: Mutex<Vec<Entry>>,
+    dropped: AtomicU64,
+    /// The last batch seen of each replica.
+    seen: Mutex<HashMap<Name, u64>>,
+}
+
+impl Journal {
+    pub(crate) fn new() -> Self {
+        // A name of this process alone: numbers never clash, whatever happened to the disk.
+        let replica = Uuid::now_v7().to_string().parse().unwrap_or_else(|_| unreachable!("hex and dashes"));
+        Self {
+            replica,
+            next: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            dropped: AtomicU64::new(0),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// Takes an entry for the next batch; drops it when too many wait.
+    pub(crate) fn push(&self, entry: Entry) {
+        let mut waiting = self.waiting.lock();
+        if waiting.len() < limits::JOURNAL_WAITING_MAX {
+            waiting.push(entry);
+        } else {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Storage {
+    /// Appends what waits as one batch. Gives the number of entries.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]; the entries wait on.
+    pub async fn journal_append(&self) -> Result<usize, StorageError> {
+        let mut entries = std::mem::take(&mut *self.journal.waiting.lock());
+        if entries.is_empty() {
+            return Ok(0);
+        }
+        let n = self.journal.next.fetch_add(1, Ordering::Relaxed);
+        let path = self.store.layout.path(&Key::Journal { replica: self.journal.replica.clone(), n });
+        match self.store.store.put_opts(&path, encode(&entries).into(), PutMode::Overwrite.into()).await {
+            Ok(_) => Ok(entries.len()),
+            Err(error) => {
+                let mut waiting = self.journal.waiting.lock();
+                entries.append(&mut waiting);
+                entries.truncate(limits::JOURNAL_WAITING_MAX);
+                *waiting = entries;
+                Err(StorageError::store("appending to the journal")(error))
+            }
+        }
+    }
+
+    /// Reads what other replicas have appended since the last call. Gives the number of entries.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]; what was not read is read by the next call. Damaged batches are skipped.
+    pub async fn journal_tail(&self) -> Result<usize, StorageError> {
+        let failed = StorageError::store("reading the journal");
+        let listed = self.store.store.list_with_delimiter(Some(&self.store.layout.journal_prefix())).await;
+        let mut entries = 0;
+        for folder in listed.map_err(&failed)?.common_prefixes {
+            let replica = folder.parts().next_back().and_then(|part| part.as_ref().parse::<Name>().ok());
+            let Some(replica) = replica.filter(|replica| *replica != self.journal.replica) else { continue };
+            entries += self.tail_one(&replica, &folder).await?;
+        }
+        Ok(entries)
+    }
+
+    async fn tail_one(
+        &self,
+        replica: &Name,
+        folder: &object_store::path::Path,
+    ) -> Result<usize, StorageError> {
+        let failed = StorageError::store("reading the journal");
+        let seen = self.journal.seen.lock().get(replica).copied();
+        let after = seen.map(|n| self.store.layout.path(&Key::Journal { replica: replica.clone(), n }));
+        let listing = match &after {
+            Some(after) => self.store.store.list_with_offset(Some(folder), after),
+            None => self.store.store.list(Some(folder)),
+        };
+        let batches: Vec<_> = listing.try_collect().await.map_err(&failed)?;
+        let mut numbers: Vec<u64> = batches
+            .iter()
+            .filter_map(|meta| match self.store.layout.parse(&meta.location) {
+                Some(Key::Journal { n, .. }) if meta.size <= limits::JOURNAL_BATCH_BYTES_MAX => Some(n),
+                _ => None,
+            })
+            .collect();
+        numbers.sort_unstable();
+        let mut applied = 0;
+        for n in numbers {
+            let path = self.store.layout.path(&Key::Journal { replica: replica.clone(), n });
+            match self.store.store.get(&path).await {
+                Ok(found) => match decode(&found.bytes().await.map_err(&failed)?) {
+                    Some(entries) => applied += self.apply(entries),
+                    None => tracing::warn!(%path, "a damaged journal batch is skipped"),
+                },
+                // Compacted meanwhile.
+                Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            self.journal.seen.lock().insert(replica.clone(), n);
+        }
+        Ok(applied)
+    }
+
+    fn apply(&self, entries: Vec<Entry>) -> usize {
+        let count = entries.len();
+        for entry in entries {
+            match entry {
+                Entry::Stored { tenant, model_id, row } => {
+                    let scope = Scope::new(&tenant, &model_id);
+                    // A removal that was heard of already wins: names are never used again.
+                    if !self.dead.contains(&(scope, row.object_digest)) {
+                        self.missing.remove(&(scope, row.seq_hash));
+                        self.index.insert(scope, &row);
+                    }
+                }
+                Entry::Removed { tenant, model_id, object_digest, .. } => {
+                    self.forget(Scope::new(&tenant, &model_id), object_digest);
+                }
+            }
+        }
+        count
+    }
+}
+
+fn encode(entries: &[Entry]) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    for entry in entries {
+        let (kind, tenant, model_id, key, value) = match entry {
+            Entry::Stored { tenant, model_id, row } => {
+                let key = row.key(Scope::new(tenant, model_id));
+                let value = row.value(&key);
+                (1, tenant, model_id, key, value)
+            }
+            Entry::Removed { tenant, model_id, seq_hash, object_digest } => (
+                2,
+                tenant,
+                model_id,
+                [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat(),
+                Vec::new(),
+            ),
+        };
+        // A name has at most 128 bytes, a key at most 40 + 3 · 1,025 + 8, a value at most 200.
+        out.extend([kind, tenant.as_str().len() as u8]);
+        out.extend(tenant.as_str().as_bytes());
+        out.extend(model_id.as_bytes());
+        for field in [key, value] {
+            out.extend((field.len() as u16).to_le_bytes());
+            out.extend(field);
+        }
+    }
+    let crc = crc32c::crc32c(&out);
+    out.extend(crc.to_le_bytes());
+    out
+}
+
+fn decode(bytes: &Bytes) -> Option<Vec<Entry>> {
+    let (body, crc) = bytes.split_last_chunk::<4>()?;
+    if crc32c::crc32c(body) != u32::from_le_bytes(*crc) {
+        return None;
+    }
+    let mut rest = body.strip_prefix(MAGIC)?;
+    let mut entries = Vec::new();
+    while !rest.is_empty() {
+        let ([kind, length], after) = rest.split_first_chunk()?;
+        let (tenant, after) = after.split_at_checked(usize::from(*length))?;
+        let (model_id, after) = after.split_first_chunk::<32>()?;
+        let (key, after) = field(after)?;
+        let (value, after) = field(after)?;
+        rest = after;
+        let tenant: Name = str::from_utf8(tenant).ok()?.parse().ok()?;
+        let model_id = ModelId::from(*model_id);
+        entries.push(match kind {
+            1 => Entry::Stored { tenant, model_id, row: IndexRow::decode(key, value).ok()? },
+            2 => {
+                let (seq, object) = key.split_first_chunk::<32>()?;
+                let object: [u8; 32] = object.try_into().ok()?;
+                Entry::Removed { tenant, model_id, seq_hash: (*seq).into(), object_digest: object.into() }
+            }
+            _ => return None,
+        });
+    }
+    Some(entries)
+}
+
+fn field(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk::<2>()?;
+    rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::index::tests_support::any_row;
+
+    fn any_entry() -> impl Strategy<Value = Entry> {
+        let place = ("[a-z]{1,9}", any::<[u8; 32]>(), any::<bool>(), any::<[u8; 32]>());
+        (place, any_row()).prop_map(|((tenant, model, stored, object), row)| {
+            let (tenant, model_id) = (tenant.parse().expect("a name"), model.into());
+            if stored {
+                Entry::Stored { tenant, model_id, row }
+            } else {
+                Entry::Removed { tenant, model_id, seq_hash: row.seq_hash, object_digest: object.into() }
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn batches_round_trip_and_damage_is_noticed(
+            entries in prop::collection::vec(any_entry(), 0..8), at in any::<prop::sample::Index>(), bit in 0u8..8,
+        ) {
+            let bytes = encode(&entries);
+            prop_assert_eq!(decode(&bytes.clone().into()), Some(entries));
+            let mut flipped = bytes.clone();
+            flipped[at.index(bytes.len())] ^= 1u8 << bit;
+            prop_assert_eq!(decode(&flipped.into()), None);
+            prop_assert_eq!(decode(&bytes[..at.index(bytes.len())].to_vec().into()), None);
+        }
+    }
+}

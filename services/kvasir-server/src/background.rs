@@ -1,0 +1,72 @@
+//! What a replica does beside serving: writing its index out, the journal, the garbage collector.
+
+use std::{sync::Arc, time::Duration};
+
+use kvasir_storage::{Storage, gc::GcPolicy};
+use tokio::task::JoinSet;
+
+use crate::{Config, limits, metrics::Metrics, state::AppState};
+
+/// Starts all of it. Each task begins once the store was reached, and ends with the set.
+pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    tasks.spawn(every(state.clone(), limits::INDEX_FLUSH_EVERY, async |_, storage| {
+        let _ = tokio::task::spawn_blocking(move || storage.index().flush()).await;
+    }));
+    let interval = config.journal.interval;
+    tasks.spawn(every(state.clone(), interval, async |metrics, storage| journal(&metrics, &storage).await));
+    let policy = config.gc.policy.clone();
+    tasks.spawn(every(state.clone(), config.gc.interval, async move |metrics, storage| {
+        collect(&metrics, &storage, &policy).await;
+    }));
+    tasks
+}
+
+/// Repeats with a pause that varies by a quarter, so that replicas do not move in step. Zero: never.
+async fn every(state: AppState, interval: Duration, mut task: impl AsyncFnMut(Arc<Metrics>, Arc<Storage>)) {
+    if interval.is_zero() {
+        return;
+    }
+    loop {
+        let quarter = interval.as_secs_f64() / 4.0;
+        let jitter = f64::from(uuid::Uuid::new_v4().as_fields().0) / f64::from(u32::MAX);
+        tokio::time::sleep(interval.mul_f64(0.875) + Duration::from_secs_f64(quarter * jitter)).await;
+        if let Some(storage) = state.started() {
+            task(Arc::clone(state.metrics()), Arc::clone(storage)).await;
+        }
+    }
+}
+
+async fn journal(metrics: &Metrics, storage: &Storage) {
+    match storage.journal_append().await {
+        Ok(entries) => metrics.journal("appended", entries),
+        Err(error) => tracing::warn!(%error, "the journal waits"),
+    }
+    match storage.journal_tail().await {
+        Ok(entries) => metrics.journal("applied", entries),
+        Err(error) => tracing::warn!(%error, "other replicas' journals wait"),
+    }
+}
+
+async fn collect(metrics: &Metrics, storage: &Storage, policy: &GcPolicy) {
+    match storage.collect_garbage(policy, |_| {}).await {
+        Ok(report) if report.led => {
+            metrics.collected(&report);
+            tracing::info!(?report, dry_run = policy.dry_run, "garbage collected");
+        }
+        Ok(_) => tracing::debug!("another replica collects"),
+        Err(error) => {
+            tracing::warn!(%error, "the garbage collector stopped early and goes on with the next pass")
+        }
+    }
+}
+
+/// Leaves nothing unsaid: the journal's last batch and the index.
+pub(crate) async fn finish(state: &AppState) {
+    let Some(storage) = state.started() else { return };
+    let append = tokio::time::timeout(limits::LAST_BATCH_TIME_MAX, storage.journal_append());
+    if !matches!(append.await, Ok(Ok(_))) {
+        tracing::warn!("the last journal batch was not written; other replicas find its chunks in the store");
+    }
+    storage.index().flush();
+}

@@ -1,0 +1,162 @@
+//! Deletion and the journal, between replicas.
+
+use std::{sync::Arc, time::Duration};
+
+use kvasir_storage::{
+    ByteRange, Storage, StorageError,
+    gc::{GcPolicy, GcReport},
+    layout::{ChunkKey, Key},
+};
+use kvasir_tests::chunks::{self, Chunk};
+use object_store::ObjectStoreExt;
+
+use crate::{
+    Backend,
+    storage_core::{body, key, matched, model_id, prepare, put, read, tenant},
+};
+
+/// Everything at once, so that tests need no clock.
+fn at_once() -> GcPolicy {
+    GcPolicy {
+        grace: Duration::ZERO,
+        tombstone_retention: Duration::from_secs(3600),
+        journal_retention: Duration::from_secs(3600),
+        actions_per_second: 0,
+        ..GcPolicy::default()
+    }
+}
+
+async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
+    storage.collect_garbage(policy, |_| {}).await.expect("collects")
+}
+
+/// Stores a chunk whatever name it gets.
+async fn put_any(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
+    let stored = storage.put_chunk(&tenant(), &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
+    ChunkKey { object_digest: stored.expect("stores").object_digest, ..key(chunk) }
+}
+
+pub(crate) async fn removed_chunks_hide_and_go_and_come_back_under_another_name(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(90, 600);
+    // One small enough for memory, one that lies in a file and goes in parts.
+    for piece_bytes in [100, 1_500_000] {
+        let tokens: Vec<u32> = tokens.iter().map(|t| t ^ piece_bytes as u32).collect();
+        let chunk = chunks::chunk(root, &tokens, 0, 600, piece_bytes);
+        put(&storage, &chunk).await;
+        storage.remove(&key(&chunk)).await.expect("removes");
+        storage.remove(&key(&chunk)).await.expect("twice is once");
+        for replica in [&storage, &backend.replica().await] {
+            assert_eq!(matched(replica, &tokens).await, 0, "hidden at once");
+        }
+        assert_eq!(read(&storage, &chunk, ByteRange::Bounded(0, 3)).await.expect("a load under way goes on").len(), 4);
+        let again = put_any(&storage, &chunk).await;
+        assert_ne!(again.object_digest, chunk.object_digest, "the name is doomed");
+        assert_eq!(matched(&storage, &tokens).await, 600);
+        let report = collect(&storage, &at_once()).await;
+        assert!(report.led && report.deleted >= 1, "{report:?}");
+        let gone = read(&backend.replica().await, &chunk, ByteRange::Whole).await;
+        assert!(matches!(gone, Err(StorageError::UnknownChunk { .. })), "{gone:?}");
+        let bytes = storage.read(&again, ByteRange::Whole).await.expect("is there");
+        let parts: Vec<bytes::Bytes> = futures::TryStreamExt::try_collect(bytes.bytes).await.expect("reads");
+        let bytes = parts.concat();
+        let mut verifier = kvasir_container::ObjectVerifier::new();
+        verifier.push(&bytes).expect("sound");
+        assert_eq!(verifier.finish().expect("whole").header.seq_hash, chunk.seq_hash);
+        assert_eq!(bytes[kvasir_container::HEADER_BYTES..], chunk.bytes[kvasir_container::HEADER_BYTES..]);
+        assert_eq!(matched(&backend.replica().await, &tokens).await, 600);
+    }
+    let unknown = storage.remove_chunk(&tenant(), &model_id(), &[1; 32].into()).await;
+    assert!(matches!(unknown, Err(StorageError::UnknownChunk { .. })));
+    // With its time, the tombstone goes too, and the name is free.
+    let end = GcPolicy { tombstone_retention: Duration::ZERO, ..at_once() };
+    // A pass that is as old as tombstones live does nothing: zero makes every pass so.
+    assert_eq!(collect(&storage, &end).await.tombstones_deleted, 0);
+    let end = GcPolicy { tombstone_retention: Duration::from_millis(700), ..at_once() };
+    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    assert!(collect(&storage, &end).await.tombstones_deleted >= 2);
+}
+
+pub(crate) async fn duplicates_and_expired_chunks_go(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(91, 256);
+    let objects: Vec<_> = (0..3).map(|v| chunks::variant(root, &tokens, 0, 256, 50, v * 8)).collect();
+    for object in &objects {
+        put(&storage, object).await;
+    }
+    let dry = GcPolicy { dry_run: true, ..at_once() };
+    assert_eq!(collect(&storage, &dry).await.duplicates, 2);
+    let first = collect(&storage, &at_once()).await;
+    assert_eq!((first.duplicates, first.expired), (2, 0), "a dry run does nothing");
+    assert_eq!(collect(&storage, &at_once()).await.deleted, 2);
+    let left = storage.preferred(&tenant(), &model_id(), &objects[0].seq_hash).await.expect("one stays");
+    assert_eq!(Some(left.object_digest), objects.iter().map(|o| o.object_digest).min());
+    assert_eq!(matched(&backend.replica().await, &tokens).await, 256);
+    // Time to live.
+    let young = GcPolicy { ttl: Some(Duration::from_secs(600)), ..at_once() };
+    assert_eq!(collect(&storage, &young).await.expired, 0);
+    let old = GcPolicy { ttl: Some(Duration::ZERO), ..at_once() };
+    assert_eq!(collect(&storage, &old).await.expired, 1);
+    assert_eq!(matched(&storage, &tokens).await, 0);
+    assert_eq!(collect(&storage, &old).await.deleted, 1);
+}
+
+/// The moment between deciding and deleting is stretched to the other side of everything that could go wrong.
+pub(crate) async fn a_collector_that_slept_deletes_nothing_that_was_stored_since(backend: &Backend) {
+    let (sleeper, other) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&other).await;
+    let tokens = chunks::tokens(92, 300);
+    let chunk = chunks::chunk(root, &tokens, 0, 300, 50);
+    put(&other, &chunk).await;
+    other.remove(&key(&chunk)).await.expect("removes");
+    let decided = sleeper.store().layout.path(&Key::Chunk(key(&chunk)));
+    // The sleeper has decided to delete `decided` and sleeps. Meanwhile: deleted, stored again, found again.
+    assert_eq!(collect(&other, &at_once()).await.deleted, 1);
+    let again = put_any(&other, &chunk).await;
+    collect(&other, &at_once()).await;
+    // It wakes up.
+    let _ = sleeper.store().store.delete(&decided).await;
+    assert_eq!(matched(&backend.replica().await, &tokens).await, 300);
+    assert!(sleeper.read(&again, ByteRange::Bounded(0, 9)).await.is_ok());
+    // Two at once.
+    put(&other, &chunks::chunk(root, &chunks::tokens(93, 300), 0, 300, 50)).await;
+    let policy = at_once();
+    let (a, b) = tokio::join!(collect(&sleeper, &policy), collect(&other, &policy));
+    assert!(a.led || b.led);
+    assert_eq!(matched(&backend.replica().await, &chunks::tokens(93, 300)).await, 300);
+}
+
+pub(crate) async fn blocks_match_on_other_replicas_through_the_journal(backend: &Backend) {
+    let (a, b) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&a).await;
+    let tokens = chunks::tokens(94, 3_000);
+    let context = chunks::context(root, &tokens, 1536, 50);
+    for chunk in &context {
+        put(&a, chunk).await;
+    }
+    let mut other = tokens.clone();
+    other[2_000] ^= 1;
+    assert_eq!(matched(&b, &other).await, 1536, "whole chunks come from the store alone");
+    assert_eq!(a.journal_append().await.expect("appends"), 2);
+    assert_eq!(a.journal_append().await.expect("appends"), 0);
+    assert!(b.journal_tail().await.expect("tails") >= 2);
+    assert_eq!(matched(&b, &other).await, 2_000);
+    assert_eq!(b.journal_tail().await.expect("tails"), 0);
+    assert_eq!(a.journal_tail().await.expect("tails"), 0, "its own batches are not news");
+    // Removals, too.
+    assert_eq!(matched(&b, &tokens).await, 3_000);
+    a.remove(&key(&context[1])).await.expect("removes");
+    a.journal_append().await.expect("appends");
+    assert_eq!(b.journal_tail().await.expect("tails"), 1);
+    assert_eq!(matched(&b, &tokens).await, 1536);
+    // A damaged batch is skipped, later ones are not.
+    let folder = a.store().layout.journal_prefix().join("someone");
+    a.store().store.put(&folder.clone().join(format!("{:020}", 0)), "KVSJ\u{1}nonsense".into()).await.expect("writes");
+    assert_eq!(b.journal_tail().await.expect("tails"), 0);
+    // Compaction.
+    let compact = GcPolicy { journal_retention: Duration::ZERO, ..at_once() };
+    assert!(collect(&a, &compact).await.batches_deleted >= 3);
+    assert_eq!(backend.replica().await.journal_tail().await.expect("tails"), 0);
+}
