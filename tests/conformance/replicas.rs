@@ -50,7 +50,10 @@ pub(crate) async fn removed_chunks_hide_and_go_and_come_back_under_another_name(
         for replica in [&storage, &backend.replica().await] {
             assert_eq!(matched(replica, &tokens).await, 0, "hidden at once");
         }
-        assert_eq!(read(&storage, &chunk, ByteRange::Bounded(0, 3)).await.expect("a load under way goes on").len(), 4);
+        assert_eq!(
+            read(&storage, &chunk, ByteRange::Bounded(0, 3)).await.expect("a load under way goes on").len(),
+            4
+        );
         let again = put_any(&storage, &chunk).await;
         assert_ne!(again.object_digest, chunk.object_digest, "the name is doomed");
         assert_eq!(matched(&storage, &tokens).await, 600);
@@ -153,7 +156,11 @@ pub(crate) async fn blocks_match_on_other_replicas_through_the_journal(backend: 
     assert_eq!(matched(&b, &tokens).await, 1536);
     // A damaged batch is skipped, later ones are not.
     let folder = a.store().layout.journal_prefix().join("someone");
-    a.store().store.put(&folder.clone().join(format!("{:020}", 0)), "KVSJ\u{1}nonsense".into()).await.expect("writes");
+    a.store()
+        .store
+        .put(&folder.clone().join(format!("{:020}", 0)), "KVSJ\u{1}nonsense".into())
+        .await
+        .expect("writes");
     assert_eq!(b.journal_tail().await.expect("tails"), 0);
     // Compaction.
     let compact = GcPolicy { journal_retention: Duration::ZERO, ..at_once() };

@@ -27,7 +27,9 @@ pub(crate) fn model_id() -> ModelId {
 }
 
 /// In cuts that match nothing.
-pub(crate) fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
+pub(crate) fn body(
+    bytes: &[u8],
+) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
     let parts: Vec<_> = bytes.chunks(70_001).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
     stream::iter(parts)
 }
@@ -46,7 +48,7 @@ pub(crate) async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> bool {
     stored.created
 }
 
-pub(crate) async fn matched(storage: &Storage, tokens: &[u32]) -> u64 {
+pub(crate) async fn matched(storage: &Arc<Storage>, tokens: &[u32]) -> u64 {
     let query = Query::Tokens(tokens.to_vec());
     storage.lookup(&tenant(), &name("n"), &model_id(), query, true).await.expect("answers").matched_tokens
 }
@@ -56,7 +58,11 @@ pub(crate) fn key(chunk: &Chunk) -> ChunkKey {
     ChunkKey { tenant, model_id, seq_hash: chunk.seq_hash, object_digest: chunk.object_digest }
 }
 
-pub(crate) async fn read(storage: &Arc<Storage>, chunk: &Chunk, range: ByteRange) -> Result<Bytes, StorageError> {
+pub(crate) async fn read(
+    storage: &Arc<Storage>,
+    chunk: &Chunk,
+    range: ByteRange,
+) -> Result<Bytes, StorageError> {
     let parts: Vec<Bytes> = storage.read(&key(chunk), range).await?.bytes.try_collect().await?;
     Ok(parts.concat().into())
 }
