@@ -1,5 +1,7 @@
 //! The kernels: their sources, entry points and launch shapes.
 
+use std::{collections::BTreeSet, fmt::Write};
+
 use crate::{DECODE_THREADS, PRODUCT_THREADS, TILE_THREADS};
 
 /// Every file of the device code: `(name, text)`. `.cu` files are translation units, `.cuh` files their headers.
@@ -16,6 +18,30 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("mma.cuh", include_str!("../cuda/mma.cuh")),
     ("synthesise.cu", include_str!("../cuda/synthesise.cu")),
 ];
+
+/// A `.cu` file with everything it includes from here, each header once: what a compiler without files takes.
+pub fn translation_unit(source: &str) -> String {
+    let (mut out, mut seen) = (String::new(), BTreeSet::new());
+    expand(source, &mut seen, &mut out);
+    out
+}
+
+fn expand<'s>(name: &'s str, seen: &mut BTreeSet<&'s str>, out: &mut String) {
+    let Some((own, text)) = SOURCES.iter().find(|(own, _)| *own == name) else {
+        // The compiler's own, or the emulator's behind an `#if`.
+        let _ = writeln!(out, "#include \"{name}\"");
+        return;
+    };
+    if !seen.insert(own) {
+        return;
+    }
+    for line in text.lines().filter(|line| *line != "#pragma once") {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            Some(header) => expand(header, seen, out),
+            None => out.extend([line, "\n"]),
+        }
+    }
+}
 
 macro_rules! kernels {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $params:literal, $source:literal, $threads:expr;)*) => {

@@ -6,7 +6,7 @@ mod kernel;
 mod records;
 
 pub use header::format_header;
-pub use kernel::{KERNELS, Kernel, SOURCES};
+pub use kernel::{KERNELS, Kernel, SOURCES, translation_unit};
 pub use records::*;
 
 /// An index or offset that points nowhere.

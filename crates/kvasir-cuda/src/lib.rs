@@ -2,8 +2,10 @@
 #![doc = include_str!("../README.md")]
 
 mod batch;
+mod compile;
 mod decoder;
 mod device;
+mod driver;
 mod error;
 mod lower;
 mod pages;
@@ -11,9 +13,13 @@ mod resident;
 
 pub use decoder::{ChunkRequest, KernelDecoder};
 pub use device::{Device, DeviceMemory, Work};
+pub use driver::{CudaDevice, CudaMemory};
 pub use error::{CudaError, DeviceError};
 pub use kvasir_kernels::Dtype;
 pub use pages::{PageShape, PagedKv, PlaneLayout};
+
+/// Decodes chunks on an NVIDIA GPU.
+pub type CudaDecoder = KernelDecoder<CudaDevice>;
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,150 @@
+//! NVRTC at first use, with a cache on disk: text, architecture and compiler name a cubin.
+
+use std::{
+    ffi::CString,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use cudarc::nvrtc::{result, sys};
+use kvasir_kernels::translation_unit;
+
+use crate::DeviceError;
+
+/// Options that change the numbers or the code; part of the cache key. Nothing is fused, nothing flushed.
+const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true"];
+
+/// Compiles translation units for one architecture.
+#[derive(Debug, Clone)]
+pub(crate) struct Compiler {
+    cache: PathBuf,
+    architecture: String,
+    /// The driver's version, so that a new driver starts anew.
+    driver: i32,
+}
+
+impl Compiler {
+    /// For compute capability `major.minor`; cubins are kept under `cache`.
+    pub(crate) fn new(cache: PathBuf, (major, minor): (i32, i32), driver: i32) -> Self {
+        Self { cache, architecture: format!("sm_{major}{minor}"), driver }
+    }
+
+    /// The cubin of a translation unit.
+    pub(crate) fn cubin(&self, source: &'static str) -> Result<Vec<u8>, DeviceError> {
+        let text = translation_unit(source);
+        let path = self.cache.join(self.file_name(source, &text));
+        match fs::read(&path) {
+            Ok(cubin) => return Ok(cubin),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(cache_error(&path, "read", &error)),
+        }
+        let cubin = self.compile(source, &text)?;
+        self.keep(&path, &cubin)?;
+        Ok(cubin)
+    }
+
+    fn file_name(&self, source: &str, text: &str) -> String {
+        let mut hash = blake3::Hasher::new();
+        for part in OPTIONS.iter().copied().chain([self.architecture.as_str(), text]) {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+        hash.update(&self.driver.to_le_bytes());
+        let hex = hash.finalize().to_hex();
+        format!("{}-{}-{}.cubin", source.trim_end_matches(".cu"), self.architecture, &hex[..32])
+    }
+
+    /// Written aside and renamed: another process sees all of it or nothing.
+    fn keep(&self, path: &Path, cubin: &[u8]) -> Result<(), DeviceError> {
+        let aside = path.with_extension(format!("{}.tmp", std::process::id()));
+        fs::create_dir_all(&self.cache)
+            .and_then(|()| fs::write(&aside, cubin))
+            .and_then(|()| fs::rename(&aside, path))
+            .map_err(|error| cache_error(path, "written", &error))
+    }
+
+    fn compile(&self, source: &'static str, text: &str) -> Result<Vec<u8>, DeviceError> {
+        // SAFETY: only tries to open the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(DeviceError::NoCompiler);
+        }
+        let failed = |log: String| DeviceError::Compile {
+            source_file: source,
+            architecture: self.architecture.clone(),
+            log,
+        };
+        let text = CString::new(text).map_err(|error| failed(error.to_string()))?;
+        let program = result::create_program(&text, None).map_err(|error| failed(format!("{error:?}")))?;
+        let mut options: Vec<String> = OPTIONS.iter().map(ToString::to_string).collect();
+        options.push(format!("--gpu-architecture={}", self.architecture));
+        // SAFETY: the program was just created and is destroyed below.
+        let compiled = unsafe { result::compile_program(program, &options) };
+        let cubin = match compiled {
+            Ok(()) => take_cubin(program).map_err(|error| failed(format!("{error:?}"))),
+            Err(_) => Err(failed(program_log(program))),
+        };
+        // SAFETY: not used after this.
+        let _ = unsafe { result::destroy_program(program) };
+        cubin
+    }
+}
+
+fn take_cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
+    let mut size = 0;
+    // SAFETY: a compiled program, and a place for the size.
+    unsafe { sys::nvrtcGetCUBINSize(program, &raw mut size) }.result()?;
+    let mut cubin = vec![0u8; size];
+    // SAFETY: `cubin` has the size that was asked for.
+    unsafe { sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()) }.result()?;
+    Ok(cubin)
+}
+
+fn program_log(program: sys::nvrtcProgram) -> String {
+    // SAFETY: a program that exists.
+    let log = unsafe { result::get_program_log(program) }.unwrap_or_default();
+    let bytes: Vec<u8> = log.iter().map(|c| c.cast_unsigned()).take_while(|c| *c != 0).collect();
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}
+
+fn cache_error(path: &Path, verb: &'static str, error: &std::io::Error) -> DeviceError {
+    DeviceError::Cache { path: path.display().to_string(), verb, cause: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compiles for real where NVRTC is on the library path; says so where it is not.
+    #[test]
+    fn every_unit_compiles_or_the_compiler_is_known_to_be_missing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let compiler = Compiler::new(folder.path().join("kernels"), (9, 0), 13_000);
+        for source in ["decode.cu", "direct.cu", "scatter.cu", "synthesise.cu"] {
+            match compiler.cubin(source) {
+                Ok(cubin) => {
+                    assert_eq!(&cubin[..4], b"\x7fELF");
+                    assert_eq!(compiler.cubin(source).as_deref(), Ok(&cubin[..]), "from the cache");
+                }
+                Err(DeviceError::NoCompiler) => println!("skipped: libnvrtc is not on the library path"),
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn cached_cubins_are_found_and_differ_by_text_and_target() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let compiler = Compiler::new(folder.path().to_owned(), (8, 0), 13_000);
+        let name = compiler.file_name("decode.cu", &translation_unit("decode.cu"));
+        fs::write(folder.path().join(&name), b"cubin").expect("writable");
+        assert_eq!(compiler.cubin("decode.cu").as_deref(), Ok(&b"cubin"[..]));
+        let others = [
+            Compiler { architecture: "sm_90".into(), ..compiler.clone() }.file_name("decode.cu", "a"),
+            Compiler { driver: 13_010, ..compiler.clone() }.file_name("decode.cu", "a"),
+            compiler.file_name("decode.cu", "b"),
+            compiler.file_name("decode.cu", "a"),
+        ];
+        let distinct: std::collections::BTreeSet<_> = others.iter().collect();
+        assert_eq!(distinct.len(), others.len());
+    }
+}
