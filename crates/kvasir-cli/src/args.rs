@@ -77,9 +77,9 @@ pub(crate) struct DemoArguments {
     /// Folder for the report and the figures.
     #[arg(long, value_name = "DIR", default_value = "kvasir-demo")]
     pub(crate) out: PathBuf,
-    /// Time to first token to aim at, in milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=600_000))]
-    pub(crate) slo_ms: u64,
+    /// Time to first token to aim at, in milliseconds [default: half of what recomputing takes here, at most 500].
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub(crate) slo_ms: Option<u64>,
     /// Mean bandwidth the series is scaled to, in Mbit/s; recorded traces keep their own unless given.
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) link_mbps: Option<f64>,

@@ -16,6 +16,7 @@ mod block;
 use std::{
     fs,
     net::TcpStream,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command},
     time::{Duration, Instant},
@@ -57,7 +58,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
             How::Root => execute(root, root, &block, &place)?,
             How::Scratch => execute(root, &scratch, &block, &place)?,
             How::Background(address) => {
-                background.push(Background(command(root, &scratch, &block.script).spawn()?));
+                background.push(Background(command(root, &scratch, &block.script).process_group(0).spawn()?));
                 wait_for(address).with_context(|| place.clone())?;
             }
         }
@@ -97,6 +98,12 @@ fn reset_scratch(root: &Path, name: &str) -> Result<()> {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(&folder)?;
+    // The documents themselves serve as text, as they do for a reader who stands in the repository.
+    for document in fs::read_dir(root)?.filter_map(Result::ok).map(|e| e.path()) {
+        if document.extension().is_some_and(|e| e == "md") {
+            fs::copy(&document, folder.join(document.file_name().unwrap_or_default()))?;
+        }
+    }
     Ok(())
 }
 
@@ -105,7 +112,6 @@ fn command(root: &Path, folder: &Path, script: &str) -> Command {
     path.push(":");
     path.push(std::env::var_os("PATH").unwrap_or_default());
     let mut command = Command::new("bash");
-    // `exec` in the background so that ending the shell ends the service.
     command.args(["-euo", "pipefail", "-c", script]).current_dir(folder).env("PATH", path);
     command
 }
@@ -136,8 +142,9 @@ struct Background(Child);
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // It may have ended already; either way nothing is left to do.
-        let _ = self.0.kill();
+        // The shell and what it started are one process group. They may have ended already; either way nothing is
+        // left to do.
+        let _ = Command::new("kill").args(["--", &format!("-{}", self.0.id())]).status();
         let _ = self.0.wait();
     }
 }
