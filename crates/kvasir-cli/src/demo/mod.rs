@@ -12,10 +12,7 @@ mod report;
 mod source;
 mod text;
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::{fs, time::Duration};
 
 use kvasir_engine::{Model, PagedKv, Sampling};
 use kvasir_sim::link::{BandwidthSeries, LinkOptions, SeriesError};
