@@ -65,6 +65,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, AnyError>
             "--scope-layers" => arguments.recipe.scope_layers = Some(value()?.parse()?),
             "--factors" => arguments.recipe.token_factors[0] = value()?.parse()?,
             "--factors-before" => arguments.recipe.token_factors[1] = value()?.parse()?,
+            "--exact" => arguments.recipe.exact_tokens = Some(value()?.parse()?),
             "--contexts" => arguments.contexts = value()?.parse()?,
             "--kl" => arguments.finest_kl = value()?.parse()?,
             _ if list == "--train" => arguments.train.push(word),

@@ -198,6 +198,8 @@ impl<'a> Session<'a> {
         const ROUNDS: usize = 5;
         /// KL grows about with the error's power, the square of the step, at high rate.
         const EXPONENT: f32 = 2.0;
+        /// Below this it hardly grows with the step at all: a truncated basis has its floor there.
+        const FLOOR_EXPONENT: f32 = 0.6;
         let (mut step, mut before, mut exponent) = (start, None::<(f32, f32)>, EXPONENT);
         for round in 0..ROUNDS {
             progress("calibrating the finest step", 0.6 + 0.06 * round as f32);
@@ -212,6 +214,11 @@ impl<'a> Session<'a> {
             }
             if let Some((step_before, kl_before)) = before {
                 let slope = (kl / kl_before).ln() / (step / step_before).ln();
+                if slope < FLOOR_EXPONENT && step < step_before {
+                    // What is left is what the basis cannot express: finer steps cost bits and bring nothing.
+                    progress("the basis' floor is reached above the target", 0.89);
+                    return Ok(step_before);
+                }
                 exponent = if slope.is_finite() { slope.clamp(0.7, 4.0) } else { EXPONENT };
             }
             before = Some((step, kl));
