@@ -67,16 +67,17 @@ pub fn variant(
     let mut builder = ChunkBuilder::new(meta, tokens[start..end].to_vec()).expect("within limits");
     let spans = (end - start).div_ceil(SPAN_TOKENS);
     for level in [Level(0), Level(1)] {
-        let piece = |span: usize| Some(noise(level.0 ^ variant, span, piece_bytes));
+        let one = |span: usize| Some(piece(level.0 ^ variant, span, piece_bytes));
         let id = SectionId { scope: 0, band: 0, level, flags: 0 };
-        builder.section(id, (0..spans).map(piece).collect()).expect("within limits");
+        builder.section(id, (0..spans).map(one).collect()).expect("within limits");
     }
     let bytes = builder.finish().expect("in order");
     let seq_hash = *chain.blocks().last().expect("not empty");
     Chunk { object_digest: ObjectDigest::of(&bytes), bytes, seq_hash }
 }
 
-fn noise(level: u8, span: usize, bytes: usize) -> Vec<u8> {
+/// The bytes of a piece of a synthetic chunk.
+pub fn piece(level: u8, span: usize, bytes: usize) -> Vec<u8> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&[level]).update(&span.to_le_bytes());
     let mut out = vec![0; bytes.max(1)];

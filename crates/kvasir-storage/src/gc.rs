@@ -149,7 +149,7 @@ impl Storage {
         }
     }
 
-    async fn bury(&self, key: &ChunkKey, reason: &'static str) -> Result<(), StorageError> {
+    pub(crate) async fn bury(&self, key: &ChunkKey, reason: &'static str) -> Result<(), StorageError> {
         let path = self.store.layout.path(&Key::Tombstone(key.clone()));
         let payload = PutPayload::from_static(reason.as_bytes());
         // The first one counts: a later one must not make an object younger.
@@ -266,6 +266,11 @@ impl Storage {
                 if prefer(a, b) { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
             },
         );
+        // The one that stays is read whole before any other goes: a name is no proof of its bytes.
+        let Some((survivor, ..)) = sound.first() else { return Ok(()) };
+        if sound.len() > 1 && !self.is_what_it_is_called(survivor).await? {
+            return Ok(());
+        }
         for (key, meta, _) in sound.into_iter().skip(1) {
             if pass.now.age(&meta) >= pass.policy.grace {
                 pass.report.duplicates += 1;
