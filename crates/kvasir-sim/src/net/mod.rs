@@ -7,7 +7,7 @@ mod world;
 
 pub use ladder::{Engine, Ladder};
 pub use oracle::oracle;
-pub use world::{LinkRate, LoadSpec, Outcome, Sharing, World, WorldConfig};
+pub use world::{LinkRate, LoadSpec, Outcome, Sharing, Trace, World, WorldConfig};
 
 #[cfg(test)]
 mod tests;

@@ -136,6 +136,9 @@ struct Running {
     wire_bytes: u64,
 }
 
+/// What the cores of a run decided: when, for which load, and what.
+pub type Trace = Vec<(Duration, usize, Action)>;
+
 /// Runs loads to their end. Deterministic: the same arguments give the same outcomes and the same trace.
 #[derive(Debug)]
 pub struct World {
@@ -148,7 +151,7 @@ pub struct World {
     link_busy: bool,
     decoder_free: Duration,
     gpu_busy: bool,
-    trace: Vec<(Duration, usize, Action)>,
+    trace: Trace,
 }
 
 impl World {
@@ -156,10 +159,7 @@ impl World {
     ///
     /// # Errors
     /// [`InvalidPlan`] for a plan that the core refuses.
-    pub fn run(
-        config: WorldConfig,
-        loads: Vec<LoadSpec>,
-    ) -> Result<(Vec<Outcome>, Vec<(Duration, usize, Action)>), InvalidPlan> {
+    pub fn run(config: WorldConfig, loads: Vec<LoadSpec>) -> Result<(Vec<Outcome>, Trace), InvalidPlan> {
         let mut world = Self {
             config,
             now: Duration::ZERO,
