@@ -236,6 +236,37 @@ async fn raw_tokens_and_empty_lookups() {
 }
 
 #[tokio::test]
+async fn deleted_chunks_are_hidden_and_a_rebuilt_index_finds_the_rest() {
+    let directory = TempDir::new().expect("a directory");
+    let service = Service::start(file_store(&directory), directory.path()).await;
+    let (model_id, root) = service.prepare("n").await;
+    let tokens = chunks::tokens(7, 2_500);
+    let context = chunks::context(root, &tokens, 1536, 100);
+    for chunk in &context {
+        service.put(&model_id, chunk).await;
+    }
+    let path = routes::chunk(&model_id, &context[1].seq_hash);
+    assert_eq!(service.send(Method::DELETE, &path, "").await.status(), StatusCode::NO_CONTENT);
+    assert_eq!(service.lookup_tokens(model_id, &tokens).await.matched_tokens, 1536);
+    let unknown = routes::chunk(&model_id, &[5; 32].into());
+    expect_problem(service.send(Method::DELETE, &unknown, "").await, "unknown_chunk").await;
+    // The same bytes again: stored, under another name.
+    let stored: StoredChunk = service.put(&model_id, &context[1]).await.json().await.expect("its JSON");
+    assert_ne!(stored.object_digest, context[1].object_digest);
+    assert_eq!(service.lookup_tokens(model_id, &tokens).await.matched_tokens, 2_500);
+    service.stop().await;
+    // Another replica, its index rebuilt beforehand: matches inside chunks at once.
+    let cache = directory.path().join("other");
+    let mut config = kvasir_server::Config::embedded(&cache).expect("a path");
+    config.store = file_store(&directory);
+    let done = kvasir_server::rebuild_index(&config, |_| {}).await.expect("rebuilds");
+    assert_eq!((done.failed, done.indexed), (0, 2), "what has a tombstone is not indexed");
+    let service = Service::start(file_store(&directory), &cache).await;
+    assert_eq!(service.lookup_tokens(model_id, &tokens[..2_000]).await.matched_tokens, 2_000);
+    service.stop().await;
+}
+
+#[tokio::test]
 async fn h2_and_draining() {
     let directory = TempDir::new().expect("a directory");
     let mut service = Service::start(file_store(&directory), directory.path()).await;

@@ -36,13 +36,19 @@ impl Storage {
             });
         let mut heads = std::pin::pin!(
             keys.map_ok(|key| async move {
-                let head = self.read_head(&key).await;
+                let head = match self.is_buried(&key).await {
+                    Ok(true) => None,
+                    Ok(false) => Some(self.read_head(&key).await),
+                    Err(error) => Some(Err(error)),
+                };
                 Ok((key, head))
             })
             .try_buffer_unordered(limits::REBUILD_PARALLEL)
         );
         let mut state = RebuildProgress::default();
         while let Some((key, head)) = heads.try_next().await? {
+            // What has a tombstone is on its way out.
+            let Some(head) = head else { continue };
             state.objects += 1;
             match head {
                 Ok(head) => {

@@ -14,4 +14,4 @@ pub use config::{
     CacheConfig, Config, ConfigError, EXIT_CONFIG, GcConfig, JournalConfig, Layers, LogConfig, LogFormat,
     Mistake, SETTINGS, ServerConfig, Setting, USAGE,
 };
-pub use server::{RunError, listen, run, shutdown_signal};
+pub use server::{RunError, listen, rebuild_index, run, shutdown_signal};

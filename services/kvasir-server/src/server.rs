@@ -8,7 +8,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use kvasir_storage::{
-    Storage,
+    RebuildProgress, Storage,
     index::{Index, IndexError},
     store::{OpenError, OpenStore},
 };
@@ -37,6 +37,9 @@ pub enum RunError {
     /// The store's settings are impossible.
     #[error(transparent)]
     Store(#[from] OpenError),
+    /// The index could not be rebuilt.
+    #[error("rebuilding the hot index: {0}; what was indexed stays, run it again")]
+    Rebuild(String),
     /// The hot index cannot be kept where it should be.
     #[error("the hot index under {directory}: {source}; check cache.directory")]
     Index {
@@ -91,11 +94,7 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new());
     let state = AppState::new(Arc::clone(&metrics));
     let store = OpenStore::open(&config.store, metrics)?;
-    let directory = config.cache.directory.clone();
-    let index =
-        Index::sled(directory, store.identity, config.cache.index_memory_bytes).map_err(|source| {
-            RunError::Index { directory: config.cache.directory.display().to_string(), source }
-        })?;
+    let index = open_index(&config, &store)?;
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
     if config.server.allow_unauthenticated && !address.ip().is_loopback() {
         tracing::warn!(
@@ -115,6 +114,27 @@ pub async fn run(
     background::finish(&state).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Fills the hot index of `config` from what the store holds, without serving.
+///
+/// # Errors
+/// [`RunError`] when the index or the store cannot be opened, or the store cannot be reached or listed.
+pub async fn rebuild_index(
+    config: &Config,
+    progress: impl FnMut(RebuildProgress),
+) -> Result<RebuildProgress, RunError> {
+    let store = OpenStore::open(&config.store, Arc::new(Metrics::new()))?;
+    let index = open_index(config, &store)?;
+    let abilities = store.probe().await.map_err(|e| RunError::Rebuild(e.to_string()))?;
+    let storage = Storage::new(store, abilities, index, config.storage.clone());
+    storage.rebuild_index(progress).await.map_err(|e| RunError::Rebuild(e.to_string()))
+}
+
+fn open_index(config: &Config, store: &OpenStore) -> Result<Index, RunError> {
+    let directory = config.cache.directory.clone();
+    Index::sled(directory, store.identity, config.cache.index_memory_bytes)
+        .map_err(|source| RunError::Index { directory: config.cache.directory.display().to_string(), source })
 }
 
 /// Reaches the store, however long it takes, and starts the storage core over it.

@@ -12,6 +12,7 @@ usage: kvasir-server [--config FILE] [--print-config] [--<section>.<key> VALUE].
   --listen ADDRESS      short for --server.listen
   --print-config        print the configuration in force and exit
   --print-example       print kvasir-server.example.toml and exit
+  --rebuild-index       fill the hot index from what the store holds, and exit
   --version, --help
 
 Settings: defaults, then AWS_* variables, then the file, then KVASIR_<SECTION>_<KEY> variables, then flags.
@@ -30,6 +31,8 @@ pub struct Layers {
     pub print: bool,
     /// `--print-example`.
     pub example: bool,
+    /// `--rebuild-index`.
+    pub rebuild: bool,
     /// `--help`.
     pub help: bool,
     /// `--version`.
@@ -60,6 +63,7 @@ impl Layers {
             };
             match flag.as_str() {
                 "--print-config" => self.print = true,
+                "--rebuild-index" => self.rebuild = true,
                 "--help" | "-h" => self.help = true,
                 "--version" | "-V" => self.version = true,
                 "--print-example" => self.example = true,
