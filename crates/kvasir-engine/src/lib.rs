@@ -31,6 +31,7 @@ pub mod paged;
 pub mod plan;
 pub mod quality;
 pub mod remote;
+pub mod serving;
 mod tokenizer;
 
 pub use error::{ConfigError, EngineError, PagedError};

@@ -18,6 +18,7 @@ use kvasir_types::{ModelSpec, TokenRange};
 
 pub use config::LlamaConfig;
 pub use forward::StepItem;
+pub(crate) use generate::Sampler;
 pub use generate::Sampling;
 pub use observe::{Observer, Unobserved};
 

@@ -60,13 +60,17 @@ impl Model {
     }
 }
 
-enum Sampler {
+/// A sampling's state.
+#[derive(Debug)]
+pub(crate) enum Sampler {
+    /// The most probable token.
     Greedy,
+    /// Drawn.
     TopK { temperature: f32, top_k: usize, rng: Box<ChaCha8Rng> },
 }
 
 impl Sampler {
-    fn new(sampling: &Sampling) -> Self {
+    pub(crate) fn new(sampling: &Sampling) -> Self {
         match *sampling {
             Sampling::Greedy => Self::Greedy,
             Sampling::TopK { temperature, top_k, seed } => Self::TopK {
@@ -77,7 +81,8 @@ impl Sampler {
         }
     }
 
-    fn choose(&mut self, logits: &[f32]) -> u32 {
+    /// The next token.
+    pub(crate) fn choose(&mut self, logits: &[f32]) -> u32 {
         match self {
             Self::Greedy => logits::top1(logits) as u32,
             Self::TopK { temperature, top_k, rng } => {

@@ -64,6 +64,11 @@ impl PagePool {
         self.page_tokens
     }
 
+    /// Most pages it holds.
+    pub fn pages_max(&self) -> usize {
+        self.pages_max
+    }
+
     /// Pages that sequences hold now.
     pub fn pages_in_use(&self) -> usize {
         let inner = self.inner.read();
