@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvasir_types::Name;
 use url::Url;
 
-use crate::error::EXIT_CODES;
+use crate::{commands::plan::PlanArguments, error::EXIT_CODES};
 
 /// Kvasir stores the KV caches of language models, compressed, and brings them back in time.
 #[derive(Debug, Parser)]
@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Decode(DecodeArguments),
     /// Compute the KV cache of a text with the shipped model and write it as a dump.
     Kv(KvArguments),
+    /// Calculate: size of a model's KV, cost of keeping it, the level that fits a link and an SLO.
+    Plan(PlanArguments),
     /// Build the service's index again from the object store.
     RebuildIndex(ServeArguments),
 }

@@ -39,6 +39,7 @@ fn run(command: &Command) -> CliResult {
         Command::Decode(arguments) => commands::codec::decode(arguments),
         Command::Serve(arguments) => commands::serve::run(arguments),
         Command::RebuildIndex(arguments) => commands::serve::rebuild_index(arguments),
+        Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Kv(arguments) => commands::kv::run(arguments),
         Command::Demo(arguments) => demo::run(arguments),
         Command::Store(arguments) => commands::remote::store(arguments),

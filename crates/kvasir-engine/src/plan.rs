@@ -16,7 +16,7 @@ mod presets;
 use serde::Serialize;
 
 pub use arithmetic::{KvBytes, bytes_at, plan, prefill_flops};
-pub use presets::{GPUS, Gpu, ModelPreset, PRESETS, gpu, preset};
+pub use presets::{GPUS, Gpu, LayerRun, ModelPreset, PRESETS, gpu, preset};
 
 /// Where a number comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]

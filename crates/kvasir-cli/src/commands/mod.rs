@@ -3,6 +3,7 @@
 pub(crate) mod codec;
 pub(crate) mod inspect;
 pub(crate) mod kv;
+pub(crate) mod plan;
 pub(crate) mod remote;
 pub(crate) mod serve;
 pub(crate) mod train;

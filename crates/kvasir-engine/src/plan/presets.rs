@@ -1,6 +1,8 @@
 //! Well-known models and GPUs, each with where its numbers stand.
 
-use kvasir_types::KvLayout;
+use std::borrow::Cow;
+
+use kvasir_types::{KvLayout, ModelSpec};
 use serde::Serialize;
 
 use super::Rate;
@@ -18,9 +20,9 @@ pub struct LayerRun {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelPreset {
     /// Name to ask for.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Layers by kind; the order among kinds does not matter to sizes.
-    pub layers: &'static [LayerRun],
+    pub layers: Cow<'static, [LayerRun]>,
     /// Parameters that a token passes through, in units of 10⁹.
     pub active_parameters: f64,
     /// Query heads × elements of a head, for the attention's FLOP.
@@ -28,7 +30,7 @@ pub struct ModelPreset {
     /// Longest context in tokens.
     pub context: u64,
     /// Where these numbers stand.
-    pub source: &'static str,
+    pub source: Cow<'static, str>,
 }
 
 const fn gqa(count: u32, kv_heads: u32, head_dim: u32) -> LayerRun {
@@ -51,7 +53,32 @@ const fn model(
     context: u64,
     source: &'static str,
 ) -> ModelPreset {
-    ModelPreset { name, layers, active_parameters, query_elements, context, source }
+    ModelPreset {
+        name: Cow::Borrowed(name),
+        layers: Cow::Borrowed(layers),
+        active_parameters,
+        query_elements,
+        context,
+        source: Cow::Borrowed(source),
+    }
+}
+
+impl ModelPreset {
+    /// A model that is no preset, from its spec. Query heads are not in a spec; as many elements as the widest
+    /// plane of KV has are counted, which understates the attention's FLOP of a GQA model a little.
+    pub fn from_spec(spec: &ModelSpec, active_parameters: f64, context: u64) -> Self {
+        let layers = spec.layers.iter().map(|layer| LayerRun { count: 1, layout: layer.layout });
+        let widest =
+            spec.layers.iter().flat_map(|layer| layer.layout.planes()).map(|(heads, dim)| heads * dim);
+        Self {
+            name: Cow::Owned(spec.weights.clone()),
+            layers: layers.collect(),
+            active_parameters,
+            query_elements: widest.max().unwrap_or(0) as u64,
+            context,
+            source: Cow::Borrowed("the given model spec"),
+        }
+    }
 }
 
 /// The presets, by family. Shapes and contexts are those of the named `config.json`, parameters of its card.

@@ -72,7 +72,16 @@ fn keeping_pays_above_the_break_even() {
 
 #[test]
 fn presets_are_distinct_and_sourced() {
-    let names: std::collections::BTreeSet<_> = PRESETS.iter().map(|p| p.name).collect();
+    let names: std::collections::BTreeSet<_> = PRESETS.iter().map(|p| p.name.as_ref()).collect();
     assert_eq!(names.len(), PRESETS.len());
     assert!(PRESETS.iter().all(|p| !p.source.is_empty() && p.active_parameters > 0.0 && p.context > 0));
+}
+
+#[test]
+fn a_spec_plans_as_its_preset_does() {
+    let model = crate::Model::kvasir_tiny().expect("embedded model");
+    let from_spec = ModelPreset::from_spec(model.spec(), 0.00603, 1024);
+    let preset = named("kvasir-tiny");
+    assert_eq!(bytes_at(&from_spec, 777), bytes_at(&preset, 777));
+    assert!(prefill_flops(&from_spec, 777) <= prefill_flops(&preset, 777));
 }

@@ -1,0 +1,194 @@
+//! `kvasir plan`: how large a KV cache is, what keeping it costs, and which level fits a link and an SLO.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kvasir_codec::Profile;
+use kvasir_engine::{
+    TINY_PROFILE,
+    plan::{
+        Deployment, GPUS, LevelRate, ModelPreset, PRESETS, Plan, Rate, Request, Source, gpu, plan, preset,
+    },
+};
+use kvasir_types::{CHUNK_TOKENS_DEFAULT, ModelSpec};
+
+use crate::{
+    error::{CliError, CliResult, Exit, read_file},
+    inputs,
+    output::{bytes, columns, print, print_json},
+};
+
+/// Arguments of `kvasir plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArguments {
+    /// Name of a well-known model (`kvasir plan --list`), or a model spec as JSON.
+    #[arg(long, value_name = "NAME|FILE", required_unless_present = "list")]
+    model: Option<String>,
+    /// Print the known models and GPUs, with sources.
+    #[arg(long)]
+    list: bool,
+    /// Tokens of the context.
+    #[arg(long, default_value_t = 8192)]
+    tokens: u64,
+    /// Bandwidth of the link in Gb/s.
+    #[arg(long, value_name = "GBPS", default_value_t = 3.0)]
+    bandwidth: f64,
+    /// Time to first token to meet, in milliseconds.
+    #[arg(long, value_name = "MS")]
+    slo: Option<f64>,
+    /// GPU that would compute the context otherwise.
+    #[arg(long, default_value = "h100")]
+    gpu: String,
+    /// GPUs that compute one request together.
+    #[arg(long, default_value_t = 1)]
+    gpus: u32,
+    /// Parameters a token passes through, in 10⁹; needed with a model spec.
+    #[arg(long, value_name = "BILLIONS")]
+    parameters: Option<f64>,
+    /// A profile whose measured levels count. Without it: the shipped one for kvasir-tiny, assumptions for others.
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Print as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
+    let Some(name) = arguments.model.as_deref().filter(|_| !arguments.list) else {
+        return list(arguments.json);
+    };
+    if !(arguments.bandwidth.is_finite() && arguments.bandwidth > 0.0) || arguments.tokens == 0 {
+        return Err(usage("--bandwidth and --tokens must be above 0"));
+    }
+    let model = model(name, arguments.parameters)?;
+    let card = gpu(&arguments.gpu)
+        .ok_or_else(|| usage(format!("no GPU is called {}; see `kvasir plan --list`", arguments.gpu)))?;
+    let answer = plan(Request {
+        levels: levels(&model, arguments.profile.as_deref())?,
+        model,
+        tokens: arguments.tokens,
+        chunk_tokens: CHUNK_TOKENS_DEFAULT as u64,
+        bandwidth: Rate::assumed(arguments.bandwidth * 1e9),
+        slo: arguments.slo.map(|ms| ms / 1e3),
+        deployment: Deployment { gpus: arguments.gpus.max(1), ..Deployment::on(*card) },
+    });
+    if arguments.json { print_json(&answer) } else { print(&text(&answer)) }
+}
+
+fn usage(message: impl std::fmt::Display) -> CliError {
+    CliError::new(Exit::Data, message, "")
+}
+
+fn model(name: &str, parameters: Option<f64>) -> CliResult<ModelPreset> {
+    if let Some(known) = preset(name) {
+        return Ok(known.clone());
+    }
+    let path = Path::new(name);
+    if !path.exists() {
+        return Err(usage(format!("{name} is neither a known model nor a file; see `kvasir plan --list`")));
+    }
+    let spec: ModelSpec = serde_json::from_slice(&read_file(path)?)
+        .map_err(|e| CliError::data(path, format!("no model spec: {e}")))?;
+    spec.validate().map_err(|e| CliError::data(path, e))?;
+    let parameters =
+        parameters.ok_or_else(|| usage("a model spec does not say how many parameters; add --parameters"))?;
+    Ok(ModelPreset::from_spec(&spec, parameters, u64::MAX))
+}
+
+/// Levels of a profile are measured; without one, sizes are the CacheGen paper's (2.29 bits an element on
+/// Mistral-7B, its default level) and two assumed below it.
+fn levels(model: &ModelPreset, profile: Option<&Path>) -> CliResult<Vec<LevelRate>> {
+    let profile = match profile {
+        Some(path) => inputs::profile(path)?,
+        None if model.name == "kvasir-tiny" => {
+            Profile::from_bytes(TINY_PROFILE).map(Into::into).map_err(CliError::internal)?
+        }
+        None => {
+            let rates = [Rate::assumed(0.6), Rate::assumed(1.2), Rate::published(2.29)];
+            return Ok(rates.map(|bits_per_element| LevelRate { bits_per_element, kl: None }).to_vec());
+        }
+    };
+    let measured = profile.levels().iter().map(|level| LevelRate {
+        bits_per_element: Rate::measured(f64::from(level.bits_per_element)),
+        kl: level.kl.map(|kl| Rate::measured(f64::from(kl))),
+    });
+    Ok(measured.collect())
+}
+
+fn list(json: bool) -> CliResult {
+    if json {
+        return print_json(&serde_json::json!({ "models": PRESETS, "gpus": GPUS }));
+    }
+    let cells = |a: &str, b: String, c: &str| vec![a.to_owned(), b, c.to_owned()];
+    let mut rows = vec![cells("model", "10⁹ active".into(), "source")];
+    rows.extend(PRESETS.iter().map(|m| cells(&m.name, format!("{}", m.active_parameters), &m.source)));
+    rows.push(cells("GPU", "10¹² FLOP/s".into(), "source"));
+    rows.extend(
+        GPUS.iter().map(|g| cells(g.name, format!("{}", g.flops.value / 1e12), source(g.flops.source))),
+    );
+    print(&columns(&rows))
+}
+
+const fn source(source: Source) -> &'static str {
+    match source {
+        Source::Measured => "measured",
+        Source::Published => "published",
+        Source::Assumed => "assumed",
+    }
+}
+
+fn text(plan: &Plan) -> String {
+    let r = &plan.request;
+    let d = &r.deployment;
+    let size = |kv: &kvasir_engine::plan::KvBytes| {
+        format!("{} fp16, {} fp8, {} int4", bytes(kv.fp16), bytes(kv.fp8), bytes(kv.int4))
+    };
+    let mut rows = vec![["way", "bytes", "seconds", "fits", "bits/element"].map(str::to_owned).to_vec()];
+    for (index, way) in plan.ways.iter().enumerate() {
+        let fits = match way.within_slo {
+            None => "",
+            Some(_) if plan.fits == Some(index) => "best",
+            Some(true) => "yes",
+            Some(false) => "no",
+        };
+        let rate = r.levels.get(index).map(|level| level.bits_per_element);
+        let rate = rate.map_or(String::new(), |rate| format!("{:.3} {}", rate.value, source(rate.source)));
+        rows.push(vec![way.name.clone(), bytes(way.bytes), format!("{:.4}", way.seconds), fits.into(), rate]);
+    }
+    let reuses = plan.break_even_reuses.map_or_else(
+        || "never: loading costs as much as recomputing".to_owned(),
+        |n| format!("above {n:.4} reuses a month"),
+    );
+    format!(
+        "{} ({}), {} tokens\nKV a token   {}\nKV           {}\nstored       {} in all levels\n\n{}\n\n\
+         recompute    {:.3e} FLOP, {:.4} s, ${:.6} on {} {} ({} % of {:.0} TFLOP/s, the share {})\n\
+         a month      ${:.6} to keep, ${:.8} a load\nkeeping pays {reuses}\n\
+         Rates: bandwidth as given; GPU-hour ${} {}; GB-month ${} {}; round trip {} s {}; decoding {:.0e} B/s {}.",
+        r.model.name,
+        r.model.source,
+        r.tokens,
+        size(&plan.bytes_per_token),
+        size(&plan.bytes),
+        bytes(plan.bytes_stored),
+        columns(&rows),
+        plan.prefill_flops,
+        plan.recompute_seconds,
+        plan.recompute_cost,
+        d.gpus,
+        d.gpu.name,
+        d.prefill_efficiency.value * 100.0,
+        d.gpu.flops.value / 1e12,
+        source(d.prefill_efficiency.source),
+        plan.month_cost,
+        plan.load_cost,
+        d.gpu_hour.value,
+        source(d.gpu_hour.source),
+        d.gigabyte_month.value,
+        source(d.gigabyte_month.source),
+        d.round_trip.value,
+        source(d.round_trip.source),
+        d.decode_rate.value,
+        source(d.decode_rate.source),
+    )
+}
