@@ -97,13 +97,15 @@ fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
     let engine = path::connect(&runtime, service.address, &model, &coder)?;
     let stored = path::store(&runtime, &engine, tokens, &exact)?;
     step.done(&format!("{} chunks, {}", stored.chunks.len(), bytes(stored.bytes())));
-    let costs = Costs::measure(&runtime, &engine, (&model, tokens), recompute, coder.profile.top_level())?;
+    let mut costs =
+        Costs::measure(&runtime, &engine, (&model, tokens), recompute, coder.profile.top_level())?;
     // Only the tokens are left; the exact cache is kept aside for the comparison.
     drop(engine);
 
     let step = Step::start("looking up, streaming back, decoding");
     let shaped = path::shape(&runtime, service.address, &link)?;
     let engine = path::connect(&runtime, shaped.address(), &model, &coder)?;
+    costs.learn_rate(&runtime, &engine, (&model, tokens))?;
     let loaded = path::load(&runtime, &shaped, &engine, (&model, &coder), tokens, (slo, &costs))?;
     step.done(&format!(
         "{} fetched, first token after {} ms",

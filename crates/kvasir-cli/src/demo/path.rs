@@ -9,7 +9,7 @@ use std::{
 
 use kvasir_client::{
     Client, ClientConfig, KvClient, LoadOptions, LoadReport, StoreReport,
-    fetcher::{DecodeModel, Fixed, RecomputeModel},
+    fetcher::{ByteRate, DecodeModel, Fixed, RecomputeModel},
 };
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_engine::{Model, PagedKv};
@@ -114,7 +114,7 @@ pub(crate) fn store(
     runtime.block_on(client.store_kv(tokens, kv, |_| ())).map_err(client_error)
 }
 
-/// What an engine knows about itself before a load: how fast it computes and decodes.
+/// What an engine knows from the loads before: how fast it computes, decodes and receives.
 pub(crate) struct Costs {
     /// Prefill.
     pub(crate) recompute: RecomputeModel,
@@ -122,6 +122,8 @@ pub(crate) struct Costs {
     pub(crate) decode: DecodeModel,
     /// One step of the model over the whole context.
     pub(crate) step: Duration,
+    /// What the link brought in an earlier load.
+    pub(crate) rate: Option<ByteRate>,
 }
 
 impl Costs {
@@ -134,21 +136,42 @@ impl Costs {
         top: Level,
     ) -> CliResult<Self> {
         let recompute = RecomputeModel::from_seconds(0.0, prefill.as_secs_f64() / tokens.len() as f64, 0.0);
-        let mut options = LoadOptions::new(Duration::from_secs(60), recompute.clone());
-        options.policy = Box::new(Fixed::new(top));
-        let (mut kv, decode) = {
-            let mut decode = None;
-            let kv = into_pages(model, tokens.len(), |sink| {
-                let load = async { client.get_kv(&client.lookup(tokens).await?, options, sink).await };
-                decode = Some(runtime.block_on(load).map_err(client_error)?.decode_model);
-                Ok(())
-            })?;
-            (kv, decode.ok_or_else(|| CliError::internal("nothing was loaded"))?)
-        };
+        let (mut kv, report) = load_fixed(runtime, client, (model, tokens), &recompute, top)?;
         let started = Instant::now();
         first_token(model, &mut kv, tokens)?;
-        Ok(Self { recompute, decode, step: started.elapsed() })
+        Ok(Self { recompute, decode: report.decode_model, step: started.elapsed(), rate: None })
     }
+
+    /// Learns what the link brings, from a load of the coarsest level over it.
+    pub(crate) fn learn_rate(
+        &mut self,
+        runtime: &Runtime,
+        client: &KvClient,
+        (model, tokens): (&Model, &[u32]),
+    ) -> CliResult {
+        let (_, report) = load_fixed(runtime, client, (model, tokens), &self.recompute, Level::BASE)?;
+        self.rate = report.rate();
+        Ok(())
+    }
+}
+
+/// Loads the whole context at one level, however long it takes.
+fn load_fixed(
+    runtime: &Runtime,
+    client: &KvClient,
+    (model, tokens): (&Model, &[u32]),
+    recompute: &RecomputeModel,
+    level: Level,
+) -> CliResult<(PagedKv, LoadReport)> {
+    let mut options = LoadOptions::new(Duration::from_secs(60), recompute.clone());
+    options.policy = Box::new(Fixed::new(level));
+    let mut report = None;
+    let kv = into_pages(model, tokens.len(), |sink| {
+        let load = async { client.get_kv(&client.lookup(tokens).await?, options, sink).await };
+        report = Some(runtime.block_on(load).map_err(client_error)?);
+        Ok(())
+    })?;
+    Ok((kv, report.ok_or_else(|| CliError::internal("nothing was loaded"))?))
 }
 
 /// A load over the link, with the time of its parts.
@@ -190,6 +213,7 @@ pub(crate) fn load(
     let mut options = LoadOptions::new(slo.saturating_sub(looked_up), costs.recompute.clone());
     options.suffix_time = costs.step;
     options.decode = costs.decode.clone();
+    options.prior_rate = costs.rate;
     options.level_loss = coder.profile.levels().iter().map(|l| l.kl.map(f64::from)).collect();
     let mut sink = kv.sink(0).map_err(CliError::internal)?;
     let report = runtime.block_on(client.get_kv(&plan, options, &mut sink)).map_err(client_error)?;
