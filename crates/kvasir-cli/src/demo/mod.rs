@@ -16,6 +16,7 @@ use std::{fs, time::Duration};
 
 use kvasir_engine::{Model, PagedKv, Sampling};
 use kvasir_sim::link::{BandwidthSeries, LinkOptions, SeriesError};
+use kvasir_types::Level;
 use tokio::runtime::Runtime;
 
 use self::{
@@ -105,7 +106,9 @@ fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
     let step = Step::start("looking up, streaming back, decoding");
     let shaped = path::shape(&runtime, service.address, &link)?;
     let engine = path::connect(&runtime, shaped.address(), &model, &coder)?;
-    costs.learn_rate(&runtime, &engine, (&model, tokens))?;
+    let below_top = Level(coder.profile.top_level().0.saturating_sub(1));
+    shaped.restart();
+    costs.learn_rate(&runtime, &engine, (&model, tokens), below_top)?;
     let loaded = path::load(&runtime, &shaped, &engine, (&model, &coder), tokens, (slo, &costs))?;
     step.done(&format!(
         "{} fetched, first token after {} ms",

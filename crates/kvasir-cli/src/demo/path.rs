@@ -9,7 +9,7 @@ use std::{
 
 use kvasir_client::{
     Client, ClientConfig, KvClient, LoadOptions, LoadReport, StoreReport,
-    fetcher::{ByteRate, DecodeModel, Fixed, RecomputeModel},
+    fetcher::{ByteRate, DecodeModel, EstimatorKind, Fixed, RecomputeModel},
 };
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_engine::{Model, PagedKv};
@@ -142,14 +142,16 @@ impl Costs {
         Ok(Self { recompute, decode: report.decode_model, step: started.elapsed(), rate: None })
     }
 
-    /// Learns what the link brings, from a load of the coarsest level over it.
+    /// Learns what the link brings, from a load at `level` over it. The coarsest is too short to tell bandwidth from
+    /// round trips.
     pub(crate) fn learn_rate(
         &mut self,
         runtime: &Runtime,
         client: &KvClient,
         (model, tokens): (&Model, &[u32]),
+        level: Level,
     ) -> CliResult {
-        let (_, report) = load_fixed(runtime, client, (model, tokens), &self.recompute, Level::BASE)?;
+        let (_, report) = load_fixed(runtime, client, (model, tokens), &self.recompute, level)?;
         self.rate = report.rate();
         Ok(())
     }
@@ -214,6 +216,8 @@ pub(crate) fn load(
     options.suffix_time = costs.step;
     options.decode = costs.decode.clone();
     options.prior_rate = costs.rate;
+    // Chunks of 256 tokens are a few kilobytes at the coarsest level: a mean over such samples measures round trips.
+    options.estimator = EstimatorKind::LastChunk;
     options.level_loss = coder.profile.levels().iter().map(|l| l.kl.map(f64::from)).collect();
     let mut sink = kv.sink(0).map_err(CliError::internal)?;
     let report = runtime.block_on(client.get_kv(&plan, options, &mut sink)).map_err(client_error)?;
