@@ -6,7 +6,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvasir_types::Name;
 use url::Url;
 
-use crate::{commands::plan::PlanArguments, error::EXIT_CODES};
+use crate::{
+    commands::{plan::PlanArguments, sim_evict::SimEvictArguments},
+    error::EXIT_CODES,
+};
 
 /// Kvasir stores the KV caches of language models, compressed, and brings them back in time.
 #[derive(Debug, Parser)]
@@ -45,6 +48,16 @@ pub(crate) enum Command {
     Plan(PlanArguments),
     /// Build the service's index again from the object store.
     RebuildIndex(ServeArguments),
+    /// Simulate on recorded traces.
+    #[command(subcommand)]
+    Sim(SimCommand),
+}
+
+/// The simulators.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SimCommand {
+    /// Replay a request trace through the eviction policies.
+    Evict(SimEvictArguments),
 }
 
 /// Which service, and whose namespace.

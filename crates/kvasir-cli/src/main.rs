@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::{
-    args::{Arguments, Command, ProfileCommand},
+    args::{Arguments, Command, ProfileCommand, SimCommand},
     error::CliResult,
 };
 
@@ -45,5 +45,6 @@ fn run(command: &Command) -> CliResult {
         Command::Store(arguments) => commands::remote::store(arguments),
         Command::Lookup(arguments) => commands::remote::lookup(arguments),
         Command::Fetch(arguments) => commands::remote::fetch(arguments),
+        Command::Sim(SimCommand::Evict(arguments)) => commands::sim_evict::run(arguments),
     }
 }

@@ -6,4 +6,5 @@ pub(crate) mod kv;
 pub(crate) mod plan;
 pub(crate) mod remote;
 pub(crate) mod serve;
+pub(crate) mod sim_evict;
 pub(crate) mod train;

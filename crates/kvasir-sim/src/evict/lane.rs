@@ -1,6 +1,6 @@
 //! One cache under one policy at one capacity, fed with a trace.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvasir_storage::eviction::{Access, ClassId, EvictionPolicy, PolicyKind};
 
@@ -8,6 +8,8 @@ use super::{RecomputeModel, belady::Belady, trace::Request};
 
 /// One in this many evictions is timed: reading the clock costs as much as an eviction.
 const TIMED_EVICTIONS: u64 = 16;
+/// Timings kept per lane.
+const TIMINGS_KEPT: usize = 4096;
 
 /// Counts of one class or of a whole lane.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -51,8 +53,35 @@ pub(super) struct Lane {
     /// Tallies by [`ClassId::index`].
     pub(super) by_class: Vec<Tally>,
     evictions: u64,
-    timed: u64,
-    timed_nanos: u128,
+    timings: Timings,
+}
+
+/// Times of the latest timed evictions. The slowest hundredth is left out of the mean: on a busy machine it is the
+/// scheduler's, not the policy's.
+#[derive(Debug, Default)]
+struct Timings {
+    nanos: Vec<u32>,
+    next: usize,
+}
+
+impl Timings {
+    fn note(&mut self, elapsed: Duration) {
+        let nanos = u32::try_from(elapsed.as_nanos()).unwrap_or(u32::MAX);
+        if self.nanos.len() < TIMINGS_KEPT {
+            self.nanos.push(nanos);
+        } else {
+            self.nanos[self.next] = nanos;
+            self.next = (self.next + 1) % TIMINGS_KEPT;
+        }
+    }
+
+    fn mean(&self) -> Option<f64> {
+        let mut sorted = self.nanos.clone();
+        sorted.sort_unstable();
+        sorted.truncate(sorted.len() - sorted.len() / 100);
+        let sum: f64 = sorted.iter().copied().map(f64::from).sum();
+        (!sorted.is_empty()).then(|| sum / sorted.len() as f64)
+    }
 }
 
 impl Lane {
@@ -68,14 +97,13 @@ impl Lane {
             total: Tally::default(),
             by_class: Vec::new(),
             evictions: 0,
-            timed: 0,
-            timed_nanos: 0,
+            timings: Timings::default(),
         }
     }
 
     /// Mean time of an eviction; `None` when there was none.
     pub(super) fn nanos_per_eviction(&self) -> Option<f64> {
-        (self.timed > 0).then(|| self.timed_nanos as f64 / self.timed as f64)
+        self.timings.mean()
     }
 
     /// Evictions so far.
@@ -146,8 +174,7 @@ impl Lane {
                     if self.evictions.is_multiple_of(TIMED_EVICTIONS) {
                         let start = Instant::now();
                         let victim = policy.evict(request.at);
-                        self.timed_nanos += start.elapsed().as_nanos();
-                        self.timed += 1;
+                        self.timings.note(start.elapsed());
                         debug_assert!(victim.is_some());
                     } else if policy.evict(request.at).is_none() {
                         break;

@@ -129,7 +129,7 @@ const NOTES: [&str; 4] = [
     "a block counts as hit only if all blocks before it in its request hit",
     "belady is per block: under prefix semantics an optimistic guide, not a bound that could be reached",
     "seconds are those of the stated prefill model, not measured on this machine",
-    "ns_per_eviction is measured on this machine, every 16th eviction, while the other rows run beside it",
+    "ns_per_eviction is measured on this machine beside the other rows: every 16th eviction, the slowest hundredth left out",
 ];
 
 fn name_of(row: &ReplayRow) -> String {

@@ -23,6 +23,7 @@ mod book;
 mod disk;
 mod flight;
 mod frames;
+mod keep;
 mod observe;
 mod tier;
 
