@@ -37,7 +37,7 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// What a tier uses unless told otherwise: the winner of the measurements (see the crate's README).
+    /// What a tier uses unless told otherwise: the winner of the measurements (kvasir-sim's EVICTION.md).
     pub const DEFAULT: Self = Self::Adaptive;
 
     /// Every policy, the default first.

@@ -81,7 +81,7 @@ fn curves(report: &EvictReport, policies: &[&str], value: impl Fn(&Row) -> f64, 
         let own = report.rows.iter().filter(|row| row.policy == *policy && row.capacity > 0.0);
         let points: Vec<_> = own.map(|row| (row.capacity * 100.0, value(row)).into()).collect();
         let name = (*policy).to_owned();
-        (!points.is_empty()).then_some(Series { name, mark: Mark::Line, side: Side::Left, points })
+        (!points.is_empty()).then_some(Series { name, mark: Mark::Joined, side: Side::Left, points })
     });
     Plot {
         description: format!("{label} over capacity, by policy"),
@@ -131,7 +131,7 @@ fn reuse(page: &mut Page, report: &EvictReport) {
 fn line(name: &str, report: &EvictReport, cumulative: &[f64]) -> Series {
     let points =
         report.edges_seconds.iter().zip(cumulative).map(|(edge, share)| (*edge, share * 100.0).into());
-    Series { name: name.to_owned(), mark: Mark::Line, side: Side::Left, points: points.collect() }
+    Series { name: name.to_owned(), mark: Mark::Joined, side: Side::Left, points: points.collect() }
 }
 
 fn time_plot(what: &str, series: Vec<Series>) -> Plot {
