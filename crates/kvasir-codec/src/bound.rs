@@ -27,6 +27,15 @@ pub(crate) struct SectionPlan {
     pub(crate) codings: Vec<Coding>,
 }
 
+impl SectionPlan {
+    /// The coefficients as one run, where they are: then pieces decode in place.
+    pub(crate) fn run(&self) -> Option<Range<usize>> {
+        // `level_plan` lists them in increasing order
+        let (first, last) = (*self.coefficients.first()?, *self.coefficients.last()?);
+        (last - first + 1 == self.coefficients.len()).then_some(first..last + 1)
+    }
+}
+
 /// A scope bound to a model.
 #[derive(Debug, Clone)]
 pub(crate) struct BoundScope {
@@ -64,11 +73,16 @@ impl BoundScope {
         self.shifts.get(level).map(Vec::as_slice)
     }
 
+    /// Levels from `level` to the finest, and the shift of every coefficient at `level`.
+    pub(crate) fn reconstruction(&self, level: usize) -> (u32, &[u8]) {
+        ((self.shifts.len() - 1 - level) as u32, &self.shifts[level])
+    }
+
     /// Turns quantised values of `level` into units of the finest step, before the prediction: `[coefficient]`
     /// rows of `tokens` values, in place.
     pub(crate) fn reconstruct(&self, level: usize, tokens: usize, values: &mut [i32]) {
-        let up = (self.shifts.len() - 1 - level) as u32;
-        for (row, shift) in values.chunks_exact_mut(tokens).zip(&self.shifts[level]) {
+        let (up, shifts) = self.reconstruction(level);
+        for (row, shift) in values.chunks_exact_mut(tokens).zip(shifts) {
             row.iter_mut().for_each(|q| *q = reconstruct(*q, up, *shift));
         }
     }
@@ -218,12 +232,16 @@ impl Matrix {
     }
 }
 
-/// `out[column][row] = values[row][column]`.
+/// `out[column][row] = values[row][column]`, in squares that fit the cache on both sides.
 fn transpose(rows: usize, columns: usize, values: &[f32], out: &mut [f32]) {
+    const SQUARE: usize = 16;
     debug_assert_eq!(values.len(), rows * columns);
-    for (row, values) in values.chunks_exact(columns).enumerate() {
-        for (column, value) in values.iter().enumerate() {
-            out[column * rows + row] = *value;
+    for first in (0..columns).step_by(SQUARE) {
+        let last = columns.min(first + SQUARE);
+        for (row, values) in values.chunks_exact(columns).enumerate() {
+            for column in first..last {
+                out[column * rows + row] = values[column];
+            }
         }
     }
 }

@@ -216,12 +216,18 @@ impl CpuDecoder {
         {
             return Ok(rows.clone());
         }
-        let coefficients = self.coefficients(object, task, span)?;
-        let mut elements = vec![0.0; bound.elements.count() * tokens];
-        synthesis.synthesise(tokens, &coefficients, &mut elements);
         let rotations = Rotations::new(&self.spec.ropes, object.head.header.first_position, span);
-        let mut rows = vec![0.0; elements.len()];
-        bound.elements.denormalise(&scope.mean, &rotations, tokens, &elements, &mut rows);
+        let mut rows = vec![0.0; bound.elements.count() * tokens];
+        if matches!((synthesis, &scope.predictor), (Matrix::Identity, Predictor::Mean)) {
+            let values = self.main_values(object, task, tokens)?;
+            let reconstruction = bound.reconstruction(task.level);
+            bound.elements.direct_rows(&scope.mean, &rotations, tokens, reconstruction, &values, &mut rows);
+        } else {
+            let coefficients = self.coefficients(object, task, span)?;
+            let mut elements = vec![0.0; rows.len()];
+            synthesis.synthesise(tokens, &coefficients, &mut elements);
+            bound.elements.denormalise(&scope.mean, &rotations, tokens, &elements, &mut rows);
+        }
         if let Some((exact_tokens, values)) = exact {
             bound.elements.overwrite(tokens, exact_tokens, &values, &mut rows);
         }
@@ -250,18 +256,7 @@ impl CpuDecoder {
         let scope = &self.profile.scopes[task.scope];
         let tokens = span.len();
         let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
-        let mut main = vec![0i32; scope.rank() * main_list.len()];
-        for level in 0..=task.level {
-            self.decode_section(
-                object,
-                task,
-                BAND_MAIN,
-                level,
-                &bound.levels[level],
-                main_list.len(),
-                &mut main,
-            )?;
-        }
+        let mut main = self.main_values(object, task, main_list.len())?;
         if !main_list.is_empty() {
             bound.reconstruct(task.level, main_list.len(), &mut main);
         }
@@ -276,6 +271,21 @@ impl CpuDecoder {
         let plan = &bound.anchors;
         self.decode_section(object, task, BAND_ANCHORS, 0, plan, anchor_list.len(), &mut anchors)?;
         Ok(merge_anchors(scope, tokens, (&anchor_list, &anchors), (&main_list, &main)))
+    }
+
+    /// Quantised values of the main band at the task's level, `[coefficient][token]`.
+    fn main_values(
+        &self,
+        object: &Object<'_, '_>,
+        task: Task,
+        tokens: usize,
+    ) -> Result<Vec<i32>, DecodeError> {
+        let (bound, _) = &self.scopes[task.scope];
+        let mut values = vec![0i32; self.profile.scopes[task.scope].rank() * tokens];
+        for (level, plan) in bound.levels[..=task.level].iter().enumerate() {
+            self.decode_section(object, task, BAND_MAIN, level, plan, tokens, &mut values)?;
+        }
+        Ok(values)
     }
 
     /// Brings `values`, `[coefficient][token]`, from the level before to the section's.
@@ -302,13 +312,17 @@ impl CpuDecoder {
             }
             return Ok(());
         };
+        let piece = PiecePlan { coefficients: &plan.codings, tokens };
+        let failed = |source| DecodeError::Piece { section, span: task.span, source };
+        if let Some(run) = plan.run() {
+            let values = &mut values[run.start * tokens..run.end * tokens];
+            return decode_piece(&self.profile.bank, &piece, bytes, values).map_err(failed);
+        }
         let mut ordered: Vec<i32> = Vec::with_capacity(plan.codings.len() * tokens);
         for &coefficient in &plan.coefficients {
             ordered.extend_from_slice(&values[coefficient * tokens..(coefficient + 1) * tokens]);
         }
-        let piece = PiecePlan { coefficients: &plan.codings, tokens };
-        decode_piece(&self.profile.bank, &piece, bytes, &mut ordered)
-            .map_err(|source| DecodeError::Piece { section, span: task.span, source })?;
+        decode_piece(&self.profile.bank, &piece, bytes, &mut ordered).map_err(failed)?;
         for (&coefficient, row) in plan.coefficients.iter().zip(ordered.chunks_exact(tokens)) {
             values[coefficient * tokens..(coefficient + 1) * tokens].copy_from_slice(row);
         }

@@ -15,6 +15,7 @@ pub mod limits;
 mod profile;
 pub mod rans;
 pub mod rope;
+mod rows;
 pub mod train;
 mod transform;
 

@@ -4,7 +4,13 @@ use std::ops::Range;
 
 use kvasir_types::{KvLayout, ModelSpec, Plane, Rope};
 
-use crate::{KvSource, MemberView, profile::Scope, rope::Rotation};
+use crate::{
+    KvSource, MemberView,
+    arch::RowKernel,
+    profile::Scope,
+    rope::Rotation,
+    rows::{Scaling, scale_rows},
+};
 
 /// Which rope turns a plane's rows, as an index into the spec's ropes.
 pub(crate) fn rope_index(spec: &ModelSpec, layer: usize, plane: Plane) -> Option<usize> {
@@ -156,6 +162,32 @@ impl Elements {
                 if let Some(rotation) = rotation {
                     rotation.rotate(token, row);
                 }
+            }
+        }
+    }
+
+    /// Rows of a direct scope, `[member][token][element]`, from quantised `values`, `[element][token]`, of a level
+    /// with this reconstruction: the same numbers as by [`denormalise`](Self::denormalise), in one pass.
+    pub(crate) fn direct_rows(
+        &self,
+        mean: &[f32],
+        rotations: &Rotations,
+        tokens: usize,
+        (up, shifts): (u32, &[u8]),
+        values: &[i32],
+        out: &mut [f32],
+    ) {
+        let kernel = RowKernel::best();
+        for slot in &self.members {
+            let range = slot.start..slot.start + slot.dim;
+            let held = slot.start * tokens..(slot.start + slot.dim) * tokens;
+            let scaling = Scaling { up, shifts: &shifts[range.clone()], gain: slot.gain, mean: &mean[range] };
+            let rows = &mut out[held.clone()];
+            scale_rows(kernel, &scaling, tokens, &values[held], rows);
+            if let Some(rotation) = slot.rope.and_then(|rope| rotations.0.get(rope)) {
+                rows.chunks_exact_mut(slot.dim)
+                    .enumerate()
+                    .for_each(|(token, row)| rotation.rotate(token, row));
             }
         }
     }

@@ -6,7 +6,9 @@
 mod dispatch;
 #[cfg(target_arch = "x86_64")]
 mod kernel;
+mod rows;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
 pub(crate) use dispatch::{StreamDecoder, StreamEncoder};
+pub(crate) use rows::RowKernel;

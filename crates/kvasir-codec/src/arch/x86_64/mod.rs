@@ -3,14 +3,18 @@
 mod avx2;
 mod avx512;
 mod avx512_encode;
+mod avx512_rows;
 
 use super::kernel::{decode_one, decode_pair};
-use crate::rans::{
-    bank::TableBank,
-    stream::{
-        StreamFault, StreamJob,
-        encode::{Backward, EncodeJob, EncodedStream, Uncodable},
+use crate::{
+    rans::{
+        bank::TableBank,
+        stream::{
+            StreamFault, StreamJob,
+            encode::{Backward, EncodeJob, EncodedStream, Uncodable},
+        },
     },
+    rows::Scaling,
 };
 
 /// A token that can only be had on a CPU with the features, and the entry points compiled for them.
@@ -83,5 +87,13 @@ impl Avx512 {
     pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
         // SAFETY: `self` exists, so `new` saw every feature.
         unsafe { avx512_encode::encode(job, words) }
+    }
+
+    /// Makes rows of a direct scope.
+    pub(crate) fn scale_rows(self, scaling: &Scaling<'_>, tokens: usize, values: &[i32], rows: &mut [f32]) {
+        let count = scaling.elements() * tokens;
+        assert!(values.len() == count && rows.len() == count, "values and rows of every element and token");
+        // SAFETY: `self` exists, so `new` saw every feature; the lengths were checked.
+        unsafe { avx512_rows::scale_rows(scaling, tokens, values, rows) }
     }
 }
