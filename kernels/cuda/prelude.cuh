@@ -25,7 +25,9 @@ typedef unsigned long long uint64_t;
 #define KV_SHARED(name) uint8_t* name = emulated::shared_memory()
 #else
 #define KV_KERNEL(name, Params, threads) extern "C" __global__ void __launch_bounds__(threads, 2) name(const Params p)
-#define KV_SHARED(name) extern __shared__ __align__(16) uint8_t name[]
+// One declaration for all kernels of a program: their translation units may be compiled as one.
+extern __shared__ __align__(16) uint8_t kv_shared_memory[];
+#define KV_SHARED(name) uint8_t* name = kv_shared_memory
 #endif
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
