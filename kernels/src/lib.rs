@@ -1,4 +1,6 @@
 //! CUDA sources of the Kvasir codec, and the records and constants they share with the host.
+
+#![forbid(unsafe_code)]
 #![doc = include_str!("../README.md")]
 
 mod header;

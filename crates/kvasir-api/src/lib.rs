@@ -3,6 +3,8 @@
 //! The server and the client share these types, so they cannot disagree. Paths are built by [`routes`];
 //! errors are RFC 9457 problem documents with a stable [`ErrorCode`].
 
+#![forbid(unsafe_code)]
+
 mod chunk;
 mod error;
 mod lookup;

@@ -12,6 +12,8 @@
 //! assert_eq!(chain.tokens_through(0), BLOCK_TOKENS);
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod chain;
 mod hash;
 mod limits;

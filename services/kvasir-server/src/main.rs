@@ -1,5 +1,7 @@
 //! The Kvasir server.
 
+#![forbid(unsafe_code)]
+
 use std::{io::Write, process::ExitCode};
 
 use kvasir_server::{
