@@ -1,7 +1,7 @@
 //! Token and layer budgets: which cached tokens each KV head of each layer keeps.
 //!
 //! A prefill is watched ([`PrefixStatistics`]), a [`TokenPolicy`] picks the tokens of every head under a budget,
-//! [`squeeze`] redistributes the budget over layers first if wanted, and the result ([`Keep`]) is applied by
+//! [`squeeze()`] redistributes the budget over layers first if wanted, and the result ([`Keep`]) is applied by
 //! hiding everything else from attention ([`Thinned`]), which is what dropping does. Keys keep the rotation of
 //! their original positions. Tokens after the prefix are always kept.
 //!

@@ -1,7 +1,7 @@
 //! The hot tier: RAM and local disk in front of the object store.
 //!
 //! It keeps *frames*: the run of sections of one level of one object, cut to at most
-//! [`limits::HOT_FRAME_BYTES`]. A frame depends on the frame before it, as decoding does, so the eviction policy
+//! [`HOT_FRAME_BYTES`](crate::limits::HOT_FRAME_BYTES). A frame depends on the frame before it, as decoding does, so the eviction policy
 //! keeps base sections of many contexts rather than all levels of few. Objects are named by the digest of their
 //! bytes, so nothing here can be stale; every frame on disk carries a checksum, so nothing torn is served; and
 //! all of it may be deleted at any time.

@@ -43,7 +43,7 @@ pub struct HotContext {
     pub class: ClassId,
     /// When it began; the present for `None`. Objects that one request reads share it.
     pub at: Option<Moment>,
-    /// See [`Access::pace_seconds`].
+    /// See `Access::pace_seconds` of the eviction policies.
     pub pace_seconds: Option<f32>,
     /// Number of the object in its context.
     pub position: u32,
