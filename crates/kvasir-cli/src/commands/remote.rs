@@ -148,7 +148,7 @@ pub(crate) fn fetch(arguments: &FetchArguments) -> CliResult {
         },
     )?;
     step.done(&format!(
-        "{count} of {} tokens, {} , written to {}",
+        "{count} of {} tokens, {}, written to {}",
         context.tokens.len(),
         bytes(report.bytes),
         arguments.output.display()
