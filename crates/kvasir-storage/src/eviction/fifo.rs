@@ -1,31 +1,22 @@
 //! First in, first out.
 
-use super::{
-    Access, EntryKey, EvictionPolicy, Moment,
-    table::{List, Table},
-};
+use super::{Access, EntryKey, EvictionPolicy, Moment, line::Line};
 
 /// Evicts in order of insertion, whatever was used since.
 #[derive(Debug)]
 pub struct Fifo<K> {
-    table: Table<K, ()>,
-    queue: List,
+    line: Line<K>,
 }
 
 impl<K: EntryKey> Default for Fifo<K> {
     fn default() -> Self {
-        Self { table: Table::new(), queue: List::EMPTY }
+        Self { line: Line::new() }
     }
 }
 
 impl<K: EntryKey> EvictionPolicy<K> for Fifo<K> {
     fn insert(&mut self, key: K, access: &Access<K>) {
-        if let Some(slot) = self.table.find(&key) {
-            self.table.resize(slot, access.bytes);
-        } else {
-            let slot = self.table.add(key, access.bytes, ());
-            self.queue.push_back(&mut self.table.slab, slot);
-        }
+        self.line.put(key, access.bytes, access.now);
     }
 
     fn touch(&mut self, key: &K, _access: &Access<K>) -> bool {
@@ -33,27 +24,22 @@ impl<K: EntryKey> EvictionPolicy<K> for Fifo<K> {
     }
 
     fn remove(&mut self, key: &K) -> bool {
-        let Some(slot) = self.table.find(key) else { return false };
-        self.queue.unlink(&mut self.table.slab, slot);
-        self.table.drop_slot(slot);
-        true
+        self.line.remove(key)
     }
 
     fn evict(&mut self, _now: Moment) -> Option<K> {
-        let slot = self.queue.front()?;
-        self.queue.unlink(&mut self.table.slab, slot);
-        Some(self.table.drop_slot(slot))
+        self.line.pop()
     }
 
     fn contains(&self, key: &K) -> bool {
-        self.table.find(key).is_some()
+        self.line.contains(key)
     }
 
     fn len(&self) -> usize {
-        self.table.len()
+        self.line.len()
     }
 
     fn bytes(&self) -> u64 {
-        self.table.bytes()
+        self.line.bytes()
     }
 }

@@ -24,6 +24,7 @@ mod hazard;
 mod kind;
 mod lfu;
 pub mod limits;
+mod line;
 mod lru;
 mod reuse;
 mod s3fifo;

@@ -1,81 +1,58 @@
 //! Time to live, renewed by use.
 
-use super::{
-    Access, EntryKey, EvictionPolicy, Moment,
-    table::{List, Slot, Table},
-};
+use super::{Access, EntryKey, EvictionPolicy, Moment, line::Line};
 
 /// Entries expire a fixed time after their last use, as prompt caches of hosted LLMs do; when space is short
 /// the one that would expire first goes.
 #[derive(Debug)]
 pub struct Ttl<K> {
-    table: Table<K, Moment>,
-    queue: List,
+    line: Line<K>,
     ttl_seconds: f64,
 }
 
 impl<K: EntryKey> Ttl<K> {
     /// Entries live `ttl_seconds` after their last use.
     pub fn new(ttl_seconds: f64) -> Self {
-        Self { table: Table::new(), queue: List::EMPTY, ttl_seconds }
-    }
-
-    fn renew(&mut self, slot: Slot, now: Moment) {
-        *self.table.meta_mut(slot) = now;
-        self.queue.move_to_back(&mut self.table.slab, slot);
+        Self { line: Line::new(), ttl_seconds }
     }
 }
 
 impl<K: EntryKey> EvictionPolicy<K> for Ttl<K> {
     fn insert(&mut self, key: K, access: &Access<K>) {
-        if let Some(slot) = self.table.find(&key) {
-            self.queue.unlink(&mut self.table.slab, slot);
-            self.table.resize(slot, access.bytes);
-            self.queue.push_back(&mut self.table.slab, slot);
-            self.renew(slot, access.now);
-        } else {
-            let slot = self.table.add(key, access.bytes, access.now);
-            self.queue.push_back(&mut self.table.slab, slot);
-        }
+        self.line.put(key, access.bytes, access.now);
+        self.line.renew(&key, access.now);
     }
 
     fn touch(&mut self, key: &K, access: &Access<K>) -> bool {
-        let Some(slot) = self.table.find(key) else { return false };
-        self.renew(slot, access.now);
-        true
+        self.line.renew(key, access.now)
     }
 
     fn remove(&mut self, key: &K) -> bool {
-        let Some(slot) = self.table.find(key) else { return false };
-        self.queue.unlink(&mut self.table.slab, slot);
-        self.table.drop_slot(slot);
-        true
+        self.line.remove(key)
     }
 
     fn evict(&mut self, _now: Moment) -> Option<K> {
-        let slot = self.queue.front()?;
-        self.queue.unlink(&mut self.table.slab, slot);
-        Some(self.table.drop_slot(slot))
+        self.line.pop()
     }
 
     /// When the clock has jumped back, entries dated in the future do not expire before it catches up.
     fn expire(&mut self, now: Moment) -> Option<K> {
-        let slot = self.queue.front()?;
-        if now.seconds_since(*self.table.meta(slot)) < self.ttl_seconds {
+        let since = self.line.front_since()?;
+        if now.seconds_since(since) < self.ttl_seconds {
             return None;
         }
-        self.evict(now)
+        self.line.pop()
     }
 
     fn contains(&self, key: &K) -> bool {
-        self.table.find(key).is_some()
+        self.line.contains(key)
     }
 
     fn len(&self) -> usize {
-        self.table.len()
+        self.line.len()
     }
 
     fn bytes(&self) -> u64 {
-        self.table.bytes()
+        self.line.bytes()
     }
 }
