@@ -1,10 +1,24 @@
-//! What commands print: results on stdout, as text or as one JSON document.
+//! What commands give: results on stdout, as text or as one JSON document, and KV dumps.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    path::Path,
+};
 
+use kvasir_codec::KvSource;
+use kvasir_engine::exchange::{self, DumpDtype};
+use kvasir_types::ModelSpec;
 use serde::Serialize;
 
-use crate::error::{CliError, CliResult};
+use crate::error::{CliError, CliResult, Exit};
+
+/// Writes a KV dump, its elements in the type of the model's cache.
+pub(crate) fn write_dump(path: &Path, spec: &ModelSpec, tokens: &[u32], kv: &dyn KvSource) -> CliResult {
+    exchange::write_dump(path, spec, tokens, kv, DumpDtype::of(spec.kv_dtype)).map_err(|error| {
+        let message = format!("{}: {error}", path.display());
+        CliError::new(Exit::NoOutput, message, "Check that the folder may be written to.")
+    })
+}
 
 /// Prints text and a line end. A reader that has gone away (`| head`) is no failure.
 pub(crate) fn print(text: &str) -> CliResult {

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use kvasir_codec::{ChunkDecoder as _, ChunkEncoder as _, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer};
 use kvasir_container::{ContainerError, Head, ObjectVerifier};
-use kvasir_engine::exchange::{DumpDtype, write_dump};
 use kvasir_types::{CHUNK_TOKENS_MAX, Level, RootHash};
 
 use crate::{
     args::{DecodeArguments, EncodeArguments},
     error::{CliError, CliResult, Exit, read_file, write_file},
     inputs,
-    output::bytes,
+    output::{bytes, write_dump},
     progress::Step,
 };
 
@@ -73,15 +72,7 @@ pub(crate) fn decode(arguments: &DecodeArguments) -> CliResult {
         CpuDecoder::new(Arc::clone(&spec), profile).map_err(|e| CliError::data(&arguments.profile, e))?;
     let mut kv = KvBuffer::new(&spec, head.tokens.len());
     decoder.decode(&head, &object, level, 0..head.tokens.len(), &mut kv).map_err(|e| data(&e))?;
-    write_dump(&arguments.output, &spec, &head.tokens, &kv, DumpDtype::of(spec.kv_dtype)).map_err(
-        |error| {
-            CliError::new(
-                Exit::NoOutput,
-                format!("{}: {error}", arguments.output.display()),
-                "Check that the folder may be written to.",
-            )
-        },
-    )?;
+    write_dump(&arguments.output, &spec, &head.tokens, &kv)?;
     step.done(&format!(
         "level {level}, {} tokens, written to {}",
         head.tokens.len(),

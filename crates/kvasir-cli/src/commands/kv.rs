@@ -1,11 +1,10 @@
 //! `kvasir kv`: the KV cache of a text, as a dump.
 
-use kvasir_engine::exchange::{DumpDtype, write_dump};
-
 use crate::{
     args::KvArguments,
     error::{CliError, CliResult, Exit},
     inputs::{engine_error, shipped_model, text_tokens},
+    output::write_dump,
     progress::Step,
 };
 
@@ -25,14 +24,7 @@ pub(crate) fn run(arguments: &KvArguments) -> CliResult {
     }
     let step = Step::start("computing the KV cache");
     let kv = model.calculate_kv(&tokens).map_err(engine_error)?;
-    let dtype = DumpDtype::of(model.spec().kv_dtype);
-    write_dump(&arguments.output, model.spec(), &tokens, &kv, dtype).map_err(|error| {
-        CliError::new(
-            Exit::NoOutput,
-            format!("{}: {error}", arguments.output.display()),
-            "Check that the folder may be written to.",
-        )
-    })?;
+    write_dump(&arguments.output, model.spec(), &tokens, &kv)?;
     step.done(&format!("{} tokens, written to {}", tokens.len(), arguments.output.display()));
     Ok(())
 }

@@ -7,7 +7,6 @@ use kvasir_client::{
     fetcher::{Fixed, RecomputeModel},
 };
 use kvasir_codec::KvBuffer;
-use kvasir_engine::exchange::{DumpDtype, write_dump};
 use kvasir_types::Level;
 use serde_json::json;
 
@@ -16,7 +15,7 @@ use crate::{
     args::{FetchArguments, LookupArguments, StoreArguments},
     error::{CliError, CliResult, Exit},
     inputs::{self, Context},
-    output::{bytes, columns, print, print_json},
+    output::{bytes, columns, print, print_json, write_dump},
     progress::Step,
     remote::{client_error, connect, profile},
 };
@@ -138,15 +137,7 @@ pub(crate) fn fetch(arguments: &FetchArguments) -> CliResult {
         return Err(CliError::new(Exit::Unavailable, message, "Try again, or with a larger --slo-ms."));
     }
     let tokens = &context.tokens[..count];
-    write_dump(&arguments.output, &context.spec, tokens, &kv, DumpDtype::of(context.spec.kv_dtype)).map_err(
-        |error| {
-            CliError::new(
-                Exit::NoOutput,
-                format!("{}: {error}", arguments.output.display()),
-                "Check that the folder may be written to.",
-            )
-        },
-    )?;
+    write_dump(&arguments.output, &context.spec, tokens, &kv)?;
     step.done(&format!(
         "{count} of {} tokens, {}, written to {}",
         context.tokens.len(),
