@@ -41,6 +41,10 @@ macro_rules! error_codes {
 error_codes! {
     /// The request is not of the route's form.
     BadRequest = "bad_request", 400, retryable false, "the request is malformed";
+    /// No credential, or one that is not known, not valid yet or not valid any more.
+    Unauthorized = "unauthorized", 401, retryable false, "the request needs a valid credential";
+    /// A credential whose role does not allow this.
+    Forbidden = "forbidden", 403, retryable false, "the credential does not allow this";
     /// A `model_id` that was never registered here.
     UnknownModel = "unknown_model", 404, retryable false, "the model is not registered";
     /// A profile that is not there.

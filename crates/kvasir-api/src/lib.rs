@@ -5,12 +5,14 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod chunk;
 mod error;
 mod lookup;
 mod model;
 pub mod routes;
 
+pub use access::{Role, required_role};
 pub use chunk::{ChunkQuery, StoredChunk};
 pub use error::{ErrorCode, Problem};
 pub use lookup::{

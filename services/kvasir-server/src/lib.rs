@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod auth;
 mod background;
 mod config;
 mod handlers;

@@ -7,7 +7,6 @@ use std::sync::{
 
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::Storage;
-use kvasir_types::Name;
 
 use crate::{handlers::ApiError, metrics::Metrics};
 
@@ -21,23 +20,15 @@ struct Inner {
     /// There once the store was reached.
     storage: OnceLock<Arc<Storage>>,
     draining: AtomicBool,
-    tenant: Name,
 }
 
 impl AppState {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        // Until there is authentication, everything belongs to one tenant.
-        let tenant = "default".parse().unwrap_or_else(|_| unreachable!("a constant of the alphabet"));
-        Self(Arc::new(Inner { metrics, storage: OnceLock::new(), draining: AtomicBool::new(false), tenant }))
+        Self(Arc::new(Inner { metrics, storage: OnceLock::new(), draining: AtomicBool::new(false) }))
     }
 
     pub(crate) fn metrics(&self) -> &Arc<Metrics> {
         &self.0.metrics
-    }
-
-    /// Whose request this is; from the credential, never from the body.
-    pub(crate) fn tenant(&self) -> &Name {
-        &self.0.tenant
     }
 
     pub(crate) fn storage(&self) -> Result<&Arc<Storage>, ApiError> {

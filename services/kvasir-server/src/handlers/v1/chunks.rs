@@ -11,10 +11,11 @@ use kvasir_storage::{ByteRange, StorageError, layout::ChunkKey};
 use kvasir_types::Level;
 
 use super::{body, conditional, id};
-use crate::{handlers::ApiError, state::AppState};
+use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
 pub(in crate::handlers) async fn put(
     State(state): State<AppState>,
+    caller: Caller,
     Path((model_id, seq_hash)): Path<(String, String)>,
     headers: HeaderMap,
     request_body: Body,
@@ -23,7 +24,7 @@ pub(in crate::handlers) async fn put(
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
     let mut upload = body::upload(&state, request_body);
-    match storage.put_chunk(state.tenant(), &model_id, &seq_hash, &mut upload).await {
+    match storage.put_chunk(&caller.tenant, &model_id, &seq_hash, &mut upload).await {
         Ok(stored) => {
             state.metrics().stored(stored.created, stored.bytes);
             Ok(body::created_or_ok(stored.created, stored))
@@ -37,50 +38,54 @@ pub(in crate::handlers) async fn put(
 
 pub(in crate::handlers) async fn get_preferred(
     State(state): State<AppState>,
+    caller: Caller,
     Path((model_id, seq_hash)): Path<(String, String)>,
     query: Result<Query<ChunkQuery>, QueryRejection>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
-    let key = state.storage()?.preferred(state.tenant(), &model_id, &seq_hash).await?;
+    let key = state.storage()?.preferred(&caller.tenant, &model_id, &seq_hash).await?;
     answer(&state, &key, level(query)?, &method, &headers).await
 }
 
 pub(in crate::handlers) async fn get_object(
     State(state): State<AppState>,
+    caller: Caller,
     Path(names): Path<(String, String, String)>,
     query: Result<Query<ChunkQuery>, QueryRejection>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let key = object_key(&state, &names)?;
+    let key = object_key(&caller, &names)?;
     answer(&state, &key, level(query)?, &method, &headers).await
 }
 
 pub(in crate::handlers) async fn delete(
     State(state): State<AppState>,
+    caller: Caller,
     Path((model_id, seq_hash)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
-    state.storage()?.remove_chunk(state.tenant(), &model_id, &seq_hash).await?;
+    state.storage()?.remove_chunk(&caller.tenant, &model_id, &seq_hash).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(in crate::handlers) async fn delete_object(
     State(state): State<AppState>,
+    caller: Caller,
     Path(names): Path<(String, String, String)>,
 ) -> Result<StatusCode, ApiError> {
-    state.storage()?.remove(&object_key(&state, &names)?).await?;
+    state.storage()?.remove(&object_key(&caller, &names)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 fn object_key(
-    state: &AppState,
+    caller: &Caller,
     (model_id, seq_hash, object): &(String, String, String),
 ) -> Result<ChunkKey, ApiError> {
     Ok(ChunkKey {
-        tenant: state.tenant().clone(),
+        tenant: caller.tenant.clone(),
         model_id: id("model_id", model_id)?,
         seq_hash: id("seq_hash", seq_hash)?,
         object_digest: id("object_digest", object)?,

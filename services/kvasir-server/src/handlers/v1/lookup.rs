@@ -13,10 +13,11 @@ use kvasir_storage::Query;
 use kvasir_types::BLOCK_TOKENS;
 
 use super::body;
-use crate::{handlers::ApiError, state::AppState};
+use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
 pub(in crate::handlers) async fn post(
     State(state): State<AppState>,
+    caller: Caller,
     query: Result<UrlQuery<LookupQuery>, QueryRejection>,
     headers: HeaderMap,
     request_body: Body,
@@ -36,7 +37,7 @@ pub(in crate::handlers) async fn post(
         Query::Blocks(blocks) => blocks.len() * BLOCK_TOKENS,
     };
     let LookupQuery { model_id, namespace, fresh } = place;
-    let found = state.storage()?.lookup(state.tenant(), &namespace, &model_id, what, fresh).await?;
+    let found = state.storage()?.lookup(&caller.tenant, &namespace, &model_id, what, fresh).await?;
     state.metrics().lookup(asked as u64, found.matched_tokens);
     Ok(Json(found))
 }

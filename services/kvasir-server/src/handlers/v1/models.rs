@@ -9,22 +9,24 @@ use axum::{
 use kvasir_types::ModelSpec;
 
 use super::{body, id};
-use crate::{handlers::ApiError, state::AppState};
+use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
 pub(in crate::handlers) async fn register(
     State(state): State<AppState>,
+    caller: Caller,
     request_body: Body,
 ) -> Result<Response, ApiError> {
     let spec: ModelSpec = body::json(request_body).await?;
-    let registered = state.storage()?.register_model(state.tenant(), spec).await?;
+    let registered = state.storage()?.register_model(&caller.tenant, spec).await?;
     Ok(body::created_or_ok(registered.created, registered))
 }
 
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
+    caller: Caller,
     Path(model_id): Path<String>,
 ) -> Result<Json<ModelSpec>, ApiError> {
     let model_id = id("model_id", &model_id)?;
-    let spec = state.storage()?.model(state.tenant(), &model_id).await?;
+    let spec = state.storage()?.model(&caller.tenant, &model_id).await?;
     Ok(Json(ModelSpec::clone(&spec)))
 }

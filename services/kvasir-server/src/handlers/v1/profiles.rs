@@ -10,18 +10,20 @@ use axum::{
 use kvasir_api::{MEDIA_PROFILE, ProfileInfo, ProfileList};
 
 use super::{body, id};
-use crate::{handlers::ApiError, state::AppState};
+use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
 pub(in crate::handlers) async fn list(
     State(state): State<AppState>,
+    caller: Caller,
     Path(model_id): Path<String>,
 ) -> Result<Json<ProfileList>, ApiError> {
     let model_id = id("model_id", &model_id)?;
-    Ok(Json(state.storage()?.list_profiles(state.tenant(), &model_id).await?))
+    Ok(Json(state.storage()?.list_profiles(&caller.tenant, &model_id).await?))
 }
 
 pub(in crate::handlers) async fn put(
     State(state): State<AppState>,
+    caller: Caller,
     Path((model_id, profile_hash)): Path<(String, String)>,
     headers: HeaderMap,
     request_body: Body,
@@ -30,7 +32,7 @@ pub(in crate::handlers) async fn put(
     let (model_id, profile_hash) = (id("model_id", &model_id)?, id("profile_hash", &profile_hash)?);
     body::check_length(&headers, storage.settings().profile_bytes_max)?;
     let mut upload = body::upload(&state, request_body);
-    match storage.put_profile(state.tenant(), &model_id, &profile_hash, &mut upload).await {
+    match storage.put_profile(&caller.tenant, &model_id, &profile_hash, &mut upload).await {
         Ok((created, bytes)) => Ok(body::created_or_ok(created, ProfileInfo { profile_hash, bytes })),
         Err(error) => {
             body::drain(upload).await;
@@ -41,10 +43,11 @@ pub(in crate::handlers) async fn put(
 
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
+    caller: Caller,
     Path((model_id, profile_hash)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let (model_id, profile_hash) = (id("model_id", &model_id)?, id("profile_hash", &profile_hash)?);
-    let read = state.storage()?.read_profile(state.tenant(), &model_id, &profile_hash).await?;
+    let read = state.storage()?.read_profile(&caller.tenant, &model_id, &profile_hash).await?;
     let length = read.object_bytes;
     let mut response = Response::new(body::download(&state, read));
     let headers = response.headers_mut();

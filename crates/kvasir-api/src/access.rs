@@ -1,0 +1,86 @@
+//! Who may call what: the role that each route asks for.
+
+use serde::{Deserialize, Serialize};
+
+use crate::routes;
+
+/// What a credential allows, each role all of the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Look up and read.
+    Read,
+    /// Store and remove chunks, profiles and contexts.
+    Write,
+    /// Run jobs and see other than one's own usage.
+    Admin,
+}
+
+impl Role {
+    /// All roles, weakest first.
+    pub const ALL: &[Self] = &[Self::Read, Self::Write, Self::Admin];
+
+    /// As in token files, claims and documents.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl std::str::FromStr for Role {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|role| role.as_str() == text);
+        found.copied().ok_or_else(|| format!("{text:?} is no role: read, write or admin"))
+    }
+}
+
+/// The role that `method` on the route template `route` asks for; none where anybody may call.
+///
+/// A route that nobody thought of asks for the strongest one.
+pub fn required_role(method: &str, route: &str) -> Option<Role> {
+    // Probes and metrics are for the orchestrator, which has no credential; the network policy keeps others away.
+    if [routes::LIVEZ, routes::READYZ, routes::METRICS].contains(&route) {
+        return None;
+    }
+    let reads = matches!(method, "GET" | "HEAD");
+    let role = match route {
+        routes::CONFIG => Role::Read,
+        // Answers a question, and a namespace comes into being by being asked for.
+        routes::LOOKUP | routes::NAMESPACES => Role::Read,
+        routes::MODEL | routes::PROFILES | routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT
+            if reads =>
+        {
+            Role::Read
+        }
+        // Registering is idempotent and names nothing that was not given.
+        routes::MODELS => Role::Read,
+        routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT => Role::Write,
+        _ => Role::Admin,
+    };
+    Some(role)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_are_ordered_and_parse() {
+        assert!(Role::ALL.is_sorted());
+        assert!(Role::ALL.iter().all(|role| role.as_str().parse() == Ok(*role)));
+        assert!("root".parse::<Role>().is_err());
+    }
+
+    #[test]
+    fn an_unknown_route_is_for_admins() {
+        assert_eq!(required_role("GET", "/v1/new"), Some(Role::Admin));
+        assert_eq!(required_role("PUT", routes::CHUNK), Some(Role::Write));
+        assert_eq!(required_role("GET", routes::CHUNK), Some(Role::Read));
+        assert_eq!(required_role("GET", routes::LIVEZ), None);
+    }
+}
