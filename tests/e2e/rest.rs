@@ -51,6 +51,7 @@ async fn store_find_read_restart(store: StoreConfig, directory: &TempDir) {
         tokens: None,
         block_hashes: Some(TokenChain::new(root, &tokens).blocks().to_vec()),
         fresh: false,
+        direct: false,
     };
     assert_eq!(service.lookup(&hashes).await, found);
     let part = service.lookup_tokens(model_id, &tokens[..2_007]).await;

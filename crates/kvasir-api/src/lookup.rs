@@ -25,6 +25,9 @@ pub struct LookupRequest {
     /// Bypass remembered misses and ask the store.
     #[serde(default)]
     pub fresh: bool,
+    /// Ask for presigned URLs where the store can make them; otherwise every chunk is read through the service.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub direct: bool,
 }
 
 /// Query of a lookup whose body is [`MEDIA_TOKENS`](crate::MEDIA_TOKENS): the tokens as u32 little endian.
@@ -88,5 +91,8 @@ pub enum Via {
     Direct {
         /// Presigned `GET` URL that takes `Range`.
         url: String,
+        /// How long it is valid, in seconds from the answer on; 0 where that is not known. A lookup gives a new one.
+        #[serde(default)]
+        expires_in_s: u64,
     },
 }

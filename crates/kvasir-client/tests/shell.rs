@@ -148,7 +148,7 @@ async fn a_dead_service_means_computing_everything_in_bounded_time() {
     let elsewhere = format!("http://{}/", silent.local_addr().unwrap());
     let mut redirected = plan.clone();
     for chunk in redirected.chunks_mut() {
-        chunk.via = kvasir_api::Via::Direct { url: elsewhere.clone() };
+        chunk.via = kvasir_api::Via::Direct { url: elsewhere.clone(), expires_in_s: 60 };
     }
     let quick = RecomputeModel::from_seconds(0.0, 2e-4, 0.0); // 0.1 s for all
     let options = LoadOptions::new(Duration::from_millis(50), quick);
@@ -170,7 +170,7 @@ async fn presigned_reads_fall_back_to_the_service() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap()
     };
-    plan.chunks_mut()[0].via = kvasir_api::Via::Direct { url: format!("http://{closed}/expired") };
+    plan.chunks_mut()[0].via = kvasir_api::Via::Direct { url: format!("http://{closed}/expired"), expires_in_s: 60 };
     let mut back = KvBuffer::new(&spec(), 256);
     let report = client.get_kv(&plan, options(), &mut back).await.unwrap();
     assert_eq!((report.loaded_tokens(), report.failures.len()), (256, 1));

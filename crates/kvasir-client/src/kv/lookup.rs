@@ -71,6 +71,7 @@ impl KvClient {
             tokens: None,
             block_hashes: Some(block_hashes),
             fresh: false,
+            direct: false,
         };
         let response = self.client.lookup(&request).await?;
         let chunks = accept(response, &chain, self.encoder.profile_hash())?;
