@@ -18,6 +18,7 @@
 
 mod adaptive;
 mod class;
+mod cold;
 mod fifo;
 mod gdsf;
 mod hazard;
@@ -38,6 +39,7 @@ use std::{fmt::Debug, hash::Hash};
 
 pub use adaptive::Adaptive;
 pub use class::{ClassId, ClassTable, RequestClass, TurnBucket};
+pub use cold::{ColdObject, victims};
 pub use fifo::Fifo;
 pub use gdsf::Gdsf;
 pub use kind::{ParsePolicyError, PolicyKind};
