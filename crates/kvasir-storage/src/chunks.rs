@@ -14,6 +14,7 @@ use crate::{
     journal::Entry,
     layout::{ChunkKey, Key},
     spool::Spool,
+    trace::carry,
 };
 
 /// What the index keeps of a verified head.
@@ -59,7 +60,7 @@ impl Storage {
             ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash: *seq_hash, object_digest };
         let row = Arc::new(row_of(&head, object_digest));
         let this = Arc::clone(self);
-        tokio::spawn(async move { this.commit(key, row, spool).await }).await?
+        tokio::spawn(carry(async move { this.commit(key, row, spool).await })).await?
     }
 
     async fn receive<E: std::fmt::Display>(

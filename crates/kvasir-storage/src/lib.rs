@@ -22,6 +22,7 @@ mod secret;
 mod spool;
 mod storage;
 pub mod store;
+pub mod trace;
 
 pub use error::StorageError;
 pub use kvasir_container::FORMAT_VERSION;

@@ -13,7 +13,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{StorageError, limits};
+use crate::{StorageError, limits, trace::carry};
 
 /// Bytes of one permit of the memory budget.
 const PERMIT_BYTES: usize = 4096;
@@ -245,10 +245,10 @@ async fn send_each(
             break;
         }
         let request = upload.put_part(part.into());
-        sending.spawn(async move {
+        sending.spawn(carry(async move {
             let _permit = permit;
             request.await
-        });
+        }));
         while let Some(done) = sending.try_join_next() {
             done?.map_err(&failed)?;
         }

@@ -20,6 +20,7 @@ use crate::{
     limits,
     observe::{ObservedStore, StoreObserver},
     secret::Secret,
+    trace::TracedConnector,
 };
 
 /// What is needed to open a store.
@@ -226,7 +227,8 @@ fn s3_builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
         max_retries: config.retries_max,
         retry_timeout: config.retry_timeout,
     };
-    let mut builder = AmazonS3Builder::new().with_client_options(client);
+    let mut builder =
+        AmazonS3Builder::new().with_client_options(client).with_http_connector(TracedConnector::default());
     for (name, value) in &config.options {
         // Settings of AWS tools that object_store does not know are not ours to refuse.
         if let Ok(key) = AmazonS3ConfigKey::from_str(name) {

@@ -10,6 +10,7 @@ use axum::{
 };
 use futures::FutureExt;
 use kvasir_api::{ErrorCode, Problem};
+use kvasir_storage::trace::{self, TRACEPARENT, TraceContext};
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -23,10 +24,18 @@ pub(super) async fn around(State(state): State<AppState>, request: Request, next
     let id = request_id(&request);
     let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
     let method = method_label(request.method());
-    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), method, route);
+    let trace = trace_context(&request);
+    let span = tracing::info_span!(
+        "request",
+        id = id.to_str().unwrap_or_default(),
+        trace_id = trace.trace_id(),
+        method,
+        route
+    );
     let metrics = state.metrics();
     metrics.request_begins();
-    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone()).await;
+    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone());
+    let answered = trace::scope(trace, answered).await;
     let mut response = answered.unwrap_or_else(|_| {
         span.in_scope(|| tracing::error!("a handler panicked"));
         let detail = "the log has the cause under the request id";
@@ -37,6 +46,12 @@ pub(super) async fn around(State(state): State<AppState>, request: Request, next
     metrics.request_ends(&route, method, response.status().as_u16(), elapsed);
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ?elapsed, "answered"));
     response
+}
+
+/// The caller's trace where it sent one, else one of ours: a part of it that the caller does not see.
+fn trace_context(request: &Request) -> TraceContext {
+    let given = request.headers().get(TRACEPARENT).and_then(|value| TraceContext::parse(value.as_bytes()));
+    given.map_or_else(TraceContext::root, TraceContext::child)
 }
 
 /// The caller's id where it is harmless, else one of ours.
