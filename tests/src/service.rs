@@ -102,7 +102,15 @@ impl Service {
     pub async fn lookup_tokens(&self, model_id: ModelId, tokens: &[u32]) -> LookupResponse {
         let namespace = "n".parse().expect("a name");
         let tokens = Some(tokens.to_vec());
-        self.lookup(&LookupRequest { model_id, namespace, tokens, block_hashes: None, fresh: true, direct: false }).await
+        self.lookup(&LookupRequest {
+            model_id,
+            namespace,
+            tokens,
+            block_hashes: None,
+            fresh: true,
+            direct: false,
+        })
+        .await
     }
 
     /// The text of `/metrics`.

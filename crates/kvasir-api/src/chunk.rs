@@ -2,9 +2,10 @@
 
 use kvasir_types::{Level, ObjectDigest, SeqHash};
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 /// Query of a chunk `GET`: without it, the whole object or the `Range` asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkQuery {
     /// Only the byte prefix that decodes to this level.
@@ -13,7 +14,7 @@ pub struct ChunkQuery {
 }
 
 /// Answer to storing a chunk: from here on it is durable and visible.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoredChunk {
     /// The chunk.
     pub seq_hash: SeqHash,
@@ -23,4 +24,13 @@ pub struct StoredChunk {
     pub bytes: u64,
     /// False when the very same object was there already.
     pub created: bool,
+}
+
+/// A presigned URL of one object, where the store has such.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ObjectUrl {
+    /// `GET` it, with a `Range`, and without the service's credentials.
+    pub url: String,
+    /// How long it is valid, from the answer on. Ask again before or after.
+    pub expires_in_s: u64,
 }

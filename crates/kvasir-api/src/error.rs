@@ -1,11 +1,12 @@
 //! Error codes: stable names, one status each, and whether a retry can help.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 macro_rules! error_codes {
-    ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal, retryable $retryable:literal, $title:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal, retryable $retryable:literal, $title:literal, remedy $remedy:literal;)*) => {
         /// Stable, machine-readable cause of a failed request.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
         #[non_exhaustive]
         pub enum ErrorCode {
             $($(#[$doc])* #[serde(rename = $text)] $name,)*
@@ -34,57 +35,107 @@ macro_rules! error_codes {
             pub const fn title(self) -> &'static str {
                 match self { $(Self::$name => $title,)* }
             }
+
+            /// What the caller can do about it.
+            pub const fn remedy(self) -> &'static str {
+                match self { $(Self::$name => $remedy,)* }
+            }
         }
     };
 }
 
 error_codes! {
     /// The request is not of the route's form.
-    BadRequest = "bad_request", 400, retryable false, "the request is malformed";
+    BadRequest = "bad_request", 400, retryable false, "the request is malformed",
+        remedy "correct the request; `detail` names what is wrong";
     /// No credential, or one that is not known, not valid yet or not valid any more.
-    Unauthorized = "unauthorized", 401, retryable false, "the request needs a valid credential";
+    Unauthorized = "unauthorized", 401, retryable false, "the request needs a valid credential",
+        remedy "send `Authorization: Bearer` with a credential that is known and has not expired";
     /// A credential whose role does not allow this.
-    Forbidden = "forbidden", 403, retryable false, "the credential does not allow this";
+    Forbidden = "forbidden", 403, retryable false, "the credential does not allow this",
+        remedy "ask for a credential with the role that `detail` names";
     /// A `model_id` that was never registered here.
-    UnknownModel = "unknown_model", 404, retryable false, "the model is not registered";
+    UnknownModel = "unknown_model", 404, retryable false, "the model is not registered",
+        remedy "POST the spec to /v1/models, then send the request again";
     /// A profile that is not there.
-    UnknownProfile = "unknown_profile", 404, retryable false, "the profile is not stored";
+    UnknownProfile = "unknown_profile", 404, retryable false, "the profile is not stored",
+        remedy "PUT the profile first";
     /// A chunk or object that is not there.
-    UnknownChunk = "unknown_chunk", 404, retryable false, "the chunk is not stored";
+    UnknownChunk = "unknown_chunk", 404, retryable false, "the chunk is not stored",
+        remedy "look the context up again: it went meanwhile, or was never there";
     /// A route that is not there.
-    UnknownRoute = "unknown_route", 404, retryable false, "there is no such route";
+    UnknownRoute = "unknown_route", 404, retryable false, "there is no such route",
+        remedy "correct the path; /v1/openapi.json lists them";
     /// A method that the route does not have.
-    MethodNotAllowed = "method_not_allowed", 405, retryable false, "the route does not take this method";
+    MethodNotAllowed = "method_not_allowed", 405, retryable false, "the route does not take this method",
+        remedy "use a method that the Allow header lists";
+    /// An upload that was never announced, never sent, committed already, or collected.
+    UnknownUpload = "unknown_upload", 404, retryable false, "there is no such upload",
+        remedy "PUT the bytes to the ticket's URL before the commit; announce it again where it expired";
+    /// The bytes that were sent directly are not those that were announced.
+    UploadMismatch = "upload_mismatch", 422, retryable false, "the upload is not what was announced",
+        remedy "announce and send the object again; nothing was stored";
+    /// The store has no presigned URLs, or not for this object.
+    DirectUnavailable = "direct_unavailable", 409, retryable false, "the direct path is not available",
+        remedy "read and write through the service instead";
+    /// A context or version that is not there.
+    UnknownContext = "unknown_context", 404, retryable false, "there is no such context",
+        remedy "list the contexts; it may have expired or been deleted";
+    /// A context whose chunks do not follow each other, or over a limit.
+    InvalidContext = "invalid_context", 422, retryable false, "the context is impossible",
+        remedy "correct the context; `detail` names what is wrong";
+    /// Somebody else wrote the next version at the same moment.
+    ContextConflict = "context_conflict", 409, retryable true, "the context was changed at the same time",
+        remedy "read the newest version and send the change again";
+    /// A job that this replica does not know.
+    UnknownJob = "unknown_job", 404, retryable false, "there is no such job here",
+        remedy "ask the replica that started it; only the last jobs are remembered";
+    /// A job of this kind is under way already.
+    JobRunning = "job_running", 409, retryable true, "such a job is running already",
+        remedy "wait for it; /v1/admin/jobs lists it";
     /// A level the object does not have.
-    UnknownLevel = "unknown_level", 404, retryable false, "the object has no such level";
+    UnknownLevel = "unknown_level", 404, retryable false, "the object has no such level",
+        remedy "ask for one of the levels that the lookup listed";
     /// A model spec that no cache can have.
-    InvalidModelSpec = "invalid_model_spec", 422, retryable false, "the model spec is impossible";
+    InvalidModelSpec = "invalid_model_spec", 422, retryable false, "the model spec is impossible",
+        remedy "correct the spec; `detail` names the field";
     /// A body that is no chunk object, or a torn or corrupt one.
-    InvalidChunk = "invalid_chunk", 422, retryable false, "the body is not a valid chunk object";
+    InvalidChunk = "invalid_chunk", 422, retryable false, "the body is not a valid chunk object",
+        remedy "encode and send the object again; nothing was stored";
     /// A valid chunk, but not the one that the path names.
-    ChunkMismatch = "chunk_mismatch", 422, retryable false, "the object is not the chunk that the path names";
+    ChunkMismatch = "chunk_mismatch", 422, retryable false, "the object is not the chunk that the path names",
+        remedy "send it to the path of its own chunk and model; nothing was stored";
     /// A body whose hash is not the one in the path, or no profile.
-    InvalidProfile = "invalid_profile", 422, retryable false, "the body is not the profile that the path names";
+    InvalidProfile = "invalid_profile", 422, retryable false, "the body is not the profile that the path names",
+        remedy "send it to the path of its own hash; nothing was stored";
     /// A body over its limit.
-    BodyTooLarge = "body_too_large", 413, retryable false, "the body is larger than the limit";
+    BodyTooLarge = "body_too_large", 413, retryable false, "the body is larger than the limit",
+        remedy "send less; /v1/config has the limits";
     /// A `Range` outside the object, or of a form that is not supported.
-    RangeNotSatisfiable = "range_not_satisfiable", 416, retryable false, "the range is not satisfiable";
+    RangeNotSatisfiable = "range_not_satisfiable", 416, retryable false, "the range is not satisfiable",
+        remedy "ask for one range within the object; Content-Range has its size";
     /// A conditional request whose condition does not hold.
-    PreconditionFailed = "precondition_failed", 412, retryable false, "the precondition does not hold";
+    PreconditionFailed = "precondition_failed", 412, retryable false, "the precondition does not hold",
+        remedy "read the resource again and decide anew";
     /// Over a rate, concurrency or size limit.
-    Throttled = "throttled", 429, retryable true, "too many requests";
+    Throttled = "throttled", 429, retryable true, "too many requests",
+        remedy "wait as long as Retry-After says";
     /// The object store does not answer; nothing acknowledged is lost.
-    StoreUnavailable = "store_unavailable", 503, retryable true, "the object store is unavailable";
+    StoreUnavailable = "store_unavailable", 503, retryable true, "the object store is unavailable",
+        remedy "send it again after Retry-After; it may or may not have been stored";
     /// Shutting down.
-    Draining = "draining", 503, retryable true, "the replica is draining";
+    Draining = "draining", 503, retryable true, "the replica is draining",
+        remedy "use another replica";
     /// The stored bytes failed their checksum twice; the chunk is now a miss.
-    CorruptChunk = "corrupt_chunk", 502, retryable false, "the stored bytes are corrupt";
+    CorruptChunk = "corrupt_chunk", 502, retryable false, "the stored bytes are corrupt",
+        remedy "compute the chunk and store it again; it counts as a miss";
     /// A bug. The log has the details under the request id.
-    Internal = "internal", 500, retryable true, "internal error";
+    Internal = "internal", 500, retryable true, "internal error",
+        remedy "send it again; report it with the x-request-id";
 }
 
 /// An RFC 9457 problem document.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// `about:kvasir/{code}`.
     #[serde(rename = "type")]

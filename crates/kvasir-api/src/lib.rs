@@ -6,15 +6,27 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod admin;
 mod chunk;
+mod context;
 mod error;
+mod event;
+mod explain;
 mod lookup;
 mod model;
 pub mod routes;
+mod upload;
 
 pub use access::{Role, required_role};
-pub use chunk::{ChunkQuery, StoredChunk};
+pub use admin::{Job, JobKind, JobList, JobRequest, JobState, LoadRecord, UsageResponse};
+pub use chunk::{ChunkQuery, ObjectUrl, StoredChunk};
+pub use context::{
+    CONTEXT_CHUNKS_MAX, CONTEXT_LABELS_MAX, CONTEXTS_PAGE_MAX, Context, ContextChange, ContextList,
+    ContextQuery, ContextRequest, ContextVersions, ContextsQuery, LABEL_VALUE_BYTES_MAX, Labels,
+};
 pub use error::{ErrorCode, Problem};
+pub use event::{Event, EventType, EventsDropped, EventsQuery};
+pub use explain::{Cause, ExplainRequest, ExplainResponse, FieldDifference, MissReason};
 pub use lookup::{
     ChunkMatch, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, Via,
 };
@@ -22,6 +34,8 @@ pub use model::{
     ConfigResponse, NamespaceRequest, NamespaceResponse, ProfileInfo, ProfileList, RegisteredModel,
     StoreCapabilities,
 };
+
+pub use upload::{UploadRequest, UploadTicket};
 
 pub use kvasir_types as types;
 
@@ -33,3 +47,5 @@ pub const MEDIA_PROFILE: &str = "application/vnd.kvasir.profile";
 pub const MEDIA_TOKENS: &str = "application/vnd.kvasir.tokens";
 /// Media type of an error.
 pub const MEDIA_PROBLEM: &str = "application/problem+json";
+/// Media type of server-sent events.
+pub const MEDIA_EVENTS: &str = "text/event-stream";

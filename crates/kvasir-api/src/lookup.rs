@@ -2,6 +2,7 @@
 
 use kvasir_types::{Medium, ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 /// Most tokens of a lookup by tokens: the longest contexts in use are 1 M.
 pub const LOOKUP_TOKENS_MAX: usize = 1 << 20;
@@ -9,7 +10,7 @@ pub const LOOKUP_TOKENS_MAX: usize = 1 << 20;
 pub const LOOKUP_BLOCKS_MAX: usize = LOOKUP_TOKENS_MAX / kvasir_types::BLOCK_TOKENS;
 
 /// Asks for the longest stored prefix. Exactly one of `tokens` and `block_hashes` is given.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LookupRequest {
     /// The model.
@@ -31,7 +32,7 @@ pub struct LookupRequest {
 }
 
 /// Query of a lookup whose body is [`MEDIA_TOKENS`](crate::MEDIA_TOKENS): the tokens as u32 little endian.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct LookupQuery {
     /// The model.
@@ -41,10 +42,13 @@ pub struct LookupQuery {
     /// As [`LookupRequest::fresh`].
     #[serde(default)]
     pub fresh: bool,
+    /// As [`LookupRequest::direct`].
+    #[serde(default)]
+    pub direct: bool,
 }
 
 /// The longest usable prefix, chunk by chunk from the first token on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LookupResponse {
     /// Tokens matched in all.
     pub matched_tokens: u64,
@@ -53,7 +57,7 @@ pub struct LookupResponse {
 }
 
 /// One object of a match.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ChunkMatch {
     /// The chunk's identity.
     pub seq_hash: SeqHash,
@@ -82,7 +86,7 @@ pub struct ChunkMatch {
 }
 
 /// How a chunk is read.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Via {
     /// Through the service.

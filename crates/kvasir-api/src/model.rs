@@ -2,9 +2,10 @@
 
 use kvasir_types::{ModelId, Name, ProfileHash, RootHash};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Answer to registering a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RegisteredModel {
     /// Identity of the spec.
     pub model_id: ModelId,
@@ -13,7 +14,7 @@ pub struct RegisteredModel {
 }
 
 /// One profile of a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProfileInfo {
     /// Its hash, by which bitstreams name it.
     pub profile_hash: ProfileHash,
@@ -22,14 +23,14 @@ pub struct ProfileInfo {
 }
 
 /// A model's profiles, sorted by hash.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProfileList {
     /// The profiles.
     pub profiles: Vec<ProfileInfo>,
 }
 
 /// Asks for the root hash of a namespace under a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceRequest {
     /// The namespace; it comes into being by being asked for.
@@ -39,14 +40,14 @@ pub struct NamespaceRequest {
 }
 
 /// The root that a caller's token chains start at. The salt behind it never leaves the server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NamespaceResponse {
     /// Start of every chain in this namespace.
     pub root: RootHash,
 }
 
 /// What this service is and allows: the capability probe.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConfigResponse {
     /// Version of the service.
     pub version: String,
@@ -63,10 +64,17 @@ pub struct ConfigResponse {
 }
 
 /// What the object store was found able to do at start-up.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreCapabilities {
     /// `file`, `s3` or `memory`.
     pub kind: String,
     /// Whether conditional creates are honoured; correctness does not need them.
     pub conditional_create: bool,
+    /// Whether lookups can answer presigned URLs, and uploads go to the store directly.
+    #[serde(default)]
+    pub direct: bool,
+    /// Whether the store compares an upload with its signed SHA-256. Where it does not, the service reads every
+    /// direct upload whole.
+    #[serde(default)]
+    pub checksums: bool,
 }

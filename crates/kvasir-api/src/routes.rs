@@ -1,6 +1,7 @@
 //! Paths of the API, as templates for the server's router and as builders for the client.
 
 use kvasir_types::{ModelId, ObjectDigest, ProfileHash, SeqHash};
+use uuid::Uuid;
 
 /// Is the process alive? Never depends on the store.
 pub const LIVEZ: &str = "/livez";
@@ -26,6 +27,88 @@ pub const LOOKUP: &str = "/v1/lookup";
 pub const CHUNK: &str = "/v1/models/{model_id}/chunks/{seq_hash}";
 /// `GET`, `HEAD` one object, whole, by `Range` or by `?level=`.
 pub const CHUNK_OBJECT: &str = "/v1/models/{model_id}/chunks/{seq_hash}/{object_digest}";
+/// `GET` an [`ObjectUrl`](crate::ObjectUrl): a presigned URL, or a new one for an expired.
+pub const CHUNK_OBJECT_URL: &str = "/v1/models/{model_id}/chunks/{seq_hash}/{object_digest}/url";
+/// `POST` an [`UploadRequest`](crate::UploadRequest), answers [`UploadTicket`](crate::UploadTicket).
+pub const UPLOADS: &str = "/v1/uploads";
+/// `POST`: makes an upload visible, answers [`StoredChunk`](crate::StoredChunk).
+pub const UPLOAD_COMMIT: &str = "/v1/uploads/{upload_id}/commit";
+/// `POST` a [`ContextRequest`](crate::ContextRequest); `GET` lists.
+pub const CONTEXTS: &str = "/v1/contexts";
+/// `GET`, `PATCH`, `DELETE` a context.
+pub const CONTEXT: &str = "/v1/contexts/{context_id}";
+/// `GET`: the versions of a context.
+pub const CONTEXT_VERSIONS: &str = "/v1/contexts/{context_id}/versions";
+/// `GET`: server-sent [`Event`](crate::Event)s.
+pub const EVENTS: &str = "/v1/events";
+/// `POST` an [`ExplainRequest`](crate::ExplainRequest).
+pub const EXPLAIN: &str = "/v1/explain";
+/// `GET` a [`UsageResponse`](crate::UsageResponse).
+pub const USAGE: &str = "/v1/usage";
+/// `POST` a [`LoadRecord`](crate::LoadRecord).
+pub const LOADS: &str = "/v1/loads";
+/// `POST` a [`JobRequest`](crate::JobRequest); `GET` lists. For admins.
+pub const JOBS: &str = "/v1/admin/jobs";
+/// `GET` a [`Job`](crate::Job).
+pub const JOB: &str = "/v1/admin/jobs/{job_id}";
+/// `GET`: the OpenAPI document.
+pub const OPENAPI: &str = "/v1/openapi.json";
+/// `GET`: the document as a page, without anything from elsewhere.
+pub const DOCS: &str = "/docs";
+
+/// Every route template of the API, the browsable page's assets aside.
+pub const ALL: &[&str] = &[
+    LIVEZ,
+    READYZ,
+    METRICS,
+    CONFIG,
+    MODELS,
+    MODEL,
+    PROFILES,
+    PROFILE,
+    NAMESPACES,
+    LOOKUP,
+    CHUNK,
+    CHUNK_OBJECT,
+    CHUNK_OBJECT_URL,
+    UPLOADS,
+    UPLOAD_COMMIT,
+    CONTEXTS,
+    CONTEXT,
+    CONTEXT_VERSIONS,
+    EVENTS,
+    EXPLAIN,
+    USAGE,
+    LOADS,
+    JOBS,
+    JOB,
+    OPENAPI,
+];
+
+/// Path of an upload's commit.
+pub fn upload_commit(upload_id: &Uuid) -> String {
+    format!("{UPLOADS}/{upload_id}/commit")
+}
+
+/// Path of a context.
+pub fn context(context_id: &Uuid) -> String {
+    format!("{CONTEXTS}/{context_id}")
+}
+
+/// Path of a context's versions.
+pub fn context_versions(context_id: &Uuid) -> String {
+    format!("{CONTEXTS}/{context_id}/versions")
+}
+
+/// Path of a job.
+pub fn job(job_id: &Uuid) -> String {
+    format!("{JOBS}/{job_id}")
+}
+
+/// Path of an object's presigned URL.
+pub fn object_url(model_id: &ModelId, seq_hash: &SeqHash, object: &ObjectDigest) -> String {
+    format!("{}/url", chunk_object(model_id, seq_hash, object))
+}
 
 /// Path of a model.
 pub fn model(model_id: &ModelId) -> String {

@@ -170,7 +170,8 @@ async fn presigned_reads_fall_back_to_the_service() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap()
     };
-    plan.chunks_mut()[0].via = kvasir_api::Via::Direct { url: format!("http://{closed}/expired"), expires_in_s: 60 };
+    plan.chunks_mut()[0].via =
+        kvasir_api::Via::Direct { url: format!("http://{closed}/expired"), expires_in_s: 60 };
     let mut back = KvBuffer::new(&spec(), 256);
     let report = client.get_kv(&plan, options(), &mut back).await.unwrap();
     assert_eq!((report.loaded_tokens(), report.failures.len()), (256, 1));

@@ -19,6 +19,8 @@ mod hash;
 mod limits;
 mod model;
 mod name;
+#[cfg(feature = "openapi")]
+mod schema;
 mod units;
 
 pub use chain::TokenChain;

@@ -6,6 +6,7 @@ use crate::{LAYERS_MAX, ModelId, hash::FieldHasher};
 
 /// Identity and layout of a model's KV cache. Hashes to [`ModelId`]; holds nothing about tensor or pipeline
 /// parallelism.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSpec {
@@ -32,6 +33,7 @@ pub struct ModelSpec {
 }
 
 /// Element type of a cache.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvDtype {
@@ -59,6 +61,7 @@ impl KvDtype {
 }
 
 /// One layer's cache.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerKv {
@@ -70,6 +73,7 @@ pub struct LayerKv {
 }
 
 /// Shape of one layer's cache, per token.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum KvLayout {
@@ -114,6 +118,7 @@ impl KvLayout {
 }
 
 /// How rotary pairs lie in a head.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pairing {
@@ -126,6 +131,7 @@ pub enum Pairing {
 /// A *resolved* rotary embedding: no formula is left to be re-derived differently elsewhere.
 ///
 /// Phase of pair `i` at position `p` is `p × freqs[i] mod 2^64`, in units of `2^-64` turn: exact integers.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rope {
@@ -136,6 +142,7 @@ pub struct Rope {
     pub offset: u32,
     /// Frequencies as fractions of a turn, one per pair; `rotary_dims = 2 × freqs.len()`.
     #[serde(with = "u64_strings")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub freqs: Vec<u64>,
     /// Factor on rotated keys (YaRN's attention factor); 1 where there is none.
     #[serde(default = "one")]
@@ -161,6 +168,7 @@ impl Rope {
 }
 
 /// A method that dropped tokens before the cache was stored, with its parameters as it names them.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Thinning {
@@ -172,6 +180,7 @@ pub struct Thinning {
 }
 
 /// What part of a stored context may be reused.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reuse {

@@ -72,6 +72,17 @@ impl fmt::Display for Name {
     }
 }
 
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for Name {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        let about = "A name: 1 to 128 characters of a-z A-Z 0-9 . _ -, not starting with a dot.";
+        crate::schema::text(about, "^[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,127}$")
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for Name {}
+
 #[cfg(test)]
 mod tests {
     use super::*;

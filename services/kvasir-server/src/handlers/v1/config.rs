@@ -20,6 +20,8 @@ pub(in crate::handlers) async fn get(
         store: StoreCapabilities {
             kind: storage.store().kind.as_str().to_owned(),
             conditional_create: storage.abilities().conditional_create,
+            direct: false,
+            checksums: false,
         },
     }))
 }

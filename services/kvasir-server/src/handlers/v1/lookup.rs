@@ -29,14 +29,14 @@ pub(in crate::handlers) async fn post(
         (place, Query::Tokens(binary(request_body).await?))
     } else {
         let request: LookupRequest = body::json(request_body).await?;
-        let LookupRequest { model_id, namespace, fresh, .. } = request.clone();
-        (LookupQuery { model_id, namespace, fresh }, of_json(request)?)
+        let LookupRequest { model_id, namespace, fresh, direct, .. } = request.clone();
+        (LookupQuery { model_id, namespace, fresh, direct }, of_json(request)?)
     };
     let asked = match &what {
         Query::Tokens(tokens) => tokens.len(),
         Query::Blocks(blocks) => blocks.len() * BLOCK_TOKENS,
     };
-    let LookupQuery { model_id, namespace, fresh } = place;
+    let LookupQuery { model_id, namespace, fresh, direct: _ } = place;
     let found = state.storage()?.lookup(&caller.tenant, &namespace, &model_id, what, fresh).await?;
     state.metrics().lookup(asked as u64, found.matched_tokens);
     Ok(Json(found))
