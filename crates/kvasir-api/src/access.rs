@@ -44,7 +44,11 @@ impl std::str::FromStr for Role {
 /// A route that nobody thought of asks for the strongest one.
 pub fn required_role(method: &str, route: &str) -> Option<Role> {
     // Probes and metrics are for the orchestrator, which has no credential; the network policy keeps others away.
-    if [routes::LIVEZ, routes::READYZ, routes::METRICS].contains(&route) {
+    // The document says nothing of anybody's data.
+    if [routes::LIVEZ, routes::READYZ, routes::METRICS, routes::OPENAPI].contains(&route)
+        || route == routes::DOCS
+        || route.starts_with(routes::DOCS_ASSETS)
+    {
         return None;
     }
     let reads = matches!(method, "GET" | "HEAD");
@@ -57,6 +61,11 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         {
             Role::Read
         }
+        routes::CHUNK_OBJECT_URL | routes::EVENTS | routes::EXPLAIN | routes::USAGE | routes::LOADS => {
+            Role::Read
+        }
+        routes::CONTEXTS | routes::CONTEXT | routes::CONTEXT_VERSIONS if reads => Role::Read,
+        routes::CONTEXTS | routes::CONTEXT | routes::UPLOADS | routes::UPLOAD_COMMIT => Role::Write,
         // Registering is idempotent and names nothing that was not given.
         routes::MODELS => Role::Read,
         routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT => Role::Write,

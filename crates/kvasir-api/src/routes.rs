@@ -55,6 +55,8 @@ pub const JOB: &str = "/v1/admin/jobs/{job_id}";
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// `GET`: the document as a page, without anything from elsewhere.
 pub const DOCS: &str = "/docs";
+/// Start of the paths of the page's parts.
+pub const DOCS_ASSETS: &str = "/docs/";
 
 /// Every route template of the API, the browsable page's assets aside.
 pub const ALL: &[&str] = &[
