@@ -15,6 +15,7 @@ use crate::{
     layout::{ChunkKey, Key},
     spool::Spool,
     trace::carry,
+    transitions::Transition,
 };
 
 /// What the index keeps of a verified head.
@@ -142,6 +143,7 @@ impl Storage {
         row: Arc<IndexRow>,
         spool: Spool,
     ) -> Result<StoredChunk, StorageError> {
+        self.passed(Transition::UploadVerified);
         let scope = Scope::new(&key.tenant, &key.model_id);
         let (key, row, spool) = self.unburied(key, row, spool).await?;
         let (seq_hash, object_digest, bytes) = (key.seq_hash, key.object_digest, spool.bytes());
@@ -149,8 +151,10 @@ impl Storage {
         let broken = self.dead.contains(&(scope, object_digest));
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let created = spool.send(&self.store.store, &path, broken).await?;
+        self.passed(Transition::ObjectWritten);
         self.dead.remove(&(scope, object_digest));
         self.remember(scope, &row);
+        self.passed(Transition::IndexWritten);
         if created {
             let (tenant, model_id) = (key.tenant, key.model_id);
             self.journal.push(Entry::Stored { tenant, model_id, row: IndexRow::clone(&row) });

@@ -22,6 +22,7 @@ use crate::{
     journal::Entry,
     layout::{ChunkKey, Key},
     limits,
+    transitions::Transition,
 };
 
 /// What a collector does.
@@ -158,6 +159,7 @@ impl Storage {
             | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
             Err(error) => return Err(StorageError::store("writing a tombstone")(error)),
         }
+        self.passed(Transition::TombstoneWritten);
         self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
         self.journal.push(Entry::Removed { tenant, model_id, seq_hash, object_digest });
@@ -227,6 +229,7 @@ impl Storage {
             }
             Err(error) => return Err(failed(error)),
         }
+        self.passed(Transition::EpochBegun);
         for old in epochs.iter().rev().skip(limits::EPOCHS_KEPT) {
             self.delete(&self.store.layout.path(&Key::GcEpoch { n: *old })).await?;
         }
@@ -314,6 +317,7 @@ impl Storage {
                 if !pass.policy.dry_run {
                     pass.pace().await;
                     self.delete(&path).await?;
+                    self.passed(Transition::ObjectDeleted);
                 }
             }
             Err(object_store::Error::NotFound { .. }) => {
@@ -322,6 +326,7 @@ impl Storage {
                     if !pass.policy.dry_run {
                         pass.pace().await;
                         self.delete(&tombstone.location).await?;
+                        self.passed(Transition::TombstoneDeleted);
                     }
                 }
             }
@@ -341,6 +346,7 @@ impl Storage {
                 if !pass.policy.dry_run {
                     pass.pace().await;
                     self.delete(&meta.location).await?;
+                    self.passed(Transition::BatchDeleted);
                 }
             }
         }

@@ -26,6 +26,7 @@ use crate::{
     index::{IndexRow, Scope},
     layout::Key,
     limits,
+    transitions::Transition,
 };
 
 const MAGIC: &[u8; 5] = b"KVSJ\x01";
@@ -103,7 +104,10 @@ impl Storage {
         let n = self.journal.next.fetch_add(1, Ordering::Relaxed);
         let path = self.store.layout.path(&Key::Journal { replica: self.journal.replica.clone(), n });
         match self.store.store.put_opts(&path, encode(&entries).into(), PutMode::Overwrite.into()).await {
-            Ok(_) => Ok(entries.len()),
+            Ok(_) => {
+                self.passed(Transition::JournalAppended);
+                Ok(entries.len())
+            }
             Err(error) => {
                 let mut waiting = self.journal.waiting.lock();
                 entries.append(&mut waiting);
@@ -156,7 +160,10 @@ impl Storage {
             let path = self.store.layout.path(&Key::Journal { replica: replica.clone(), n });
             match self.store.store.get(&path).await {
                 Ok(found) => match decode(&found.bytes().await.map_err(&failed)?) {
-                    Some(entries) => applied += self.apply(entries),
+                    Some(entries) => {
+                        applied += self.apply(entries);
+                        self.passed(Transition::JournalApplied);
+                    }
                     None => tracing::warn!(%path, "a damaged journal batch is skipped"),
                 },
                 // Compacted meanwhile.

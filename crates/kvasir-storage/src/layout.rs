@@ -7,13 +7,14 @@
 //! {root}/1/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}       tombstones
 //! {root}/1/t/{tenant}/x/{context_id}/{version}.json                   named contexts
 //! {root}/1/t/{tenant}/salt                                            start of the tenant's token chains
+//! {root}/1/t/{tenant}/salts/{hex}                                     proposals for it, without conditional creates
 //! {root}/1/j/{replica}/{n}                                            journal batches
 //! {root}/1/gc/epoch/{n}                                               GC leadership
 //! {root}/1/probe/{uuid}                                               start-up probes
 //! ```
 //! The `1` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
 
-use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
+use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, SeqHash};
 use object_store::path::Path;
 use uuid::Uuid;
 
@@ -56,6 +57,13 @@ pub enum Key {
     Salt {
         /// Whose.
         tenant: Name,
+    },
+    /// A proposal for the salt, named by itself; only on stores without conditional creates.
+    SaltProposal {
+        /// Whose.
+        tenant: Name,
+        /// The salt.
+        salt: [u8; 32],
     },
     /// A journal batch.
     Journal {
@@ -115,6 +123,9 @@ impl Layout {
                 self.tenant(tenant).join("x").join(context_id.to_string()).join(format!("{version:020}.json"))
             }
             Key::Salt { tenant } => self.tenant(tenant).join("salt"),
+            Key::SaltProposal { tenant, salt } => {
+                self.salts_prefix(tenant).join(RootHash::from(*salt).to_string())
+            }
             Key::Journal { replica, n } => {
                 self.journal_prefix().join(replica.as_str()).join(format!("{n:020}"))
             }
@@ -146,6 +157,10 @@ impl Layout {
                 version: counter(file.strip_suffix(".json")?)?,
             },
             ["t", tenant, "salt"] => Key::Salt { tenant: tenant.parse().ok()? },
+            ["t", tenant, "salts", salt] => Key::SaltProposal {
+                tenant: tenant.parse().ok()?,
+                salt: *salt.parse::<RootHash>().ok()?.as_bytes(),
+            },
             ["j", replica, n] => Key::Journal { replica: replica.parse().ok()?, n: counter(n)? },
             ["gc", "epoch", n] => Key::GcEpoch { n: counter(n)? },
             ["probe", id] => Key::Probe(id.parse().ok()?),
@@ -178,6 +193,11 @@ impl Layout {
     /// All profiles of a model.
     pub fn profiles_prefix(&self, tenant: &Name, model_id: &ModelId) -> Path {
         self.model(tenant, model_id).join("p")
+    }
+
+    /// All proposals for a tenant's salt.
+    pub fn salts_prefix(&self, tenant: &Name) -> Path {
+        self.tenant(tenant).join("salts")
     }
 
     /// All journals.
@@ -250,6 +270,7 @@ mod tests {
                 version
             }),
             any_name().prop_map(|tenant| Key::Salt { tenant }),
+            (any_name(), id()).prop_map(|(tenant, salt)| Key::SaltProposal { tenant, salt }),
             (any_name(), any::<u64>()).prop_map(|(replica, n)| Key::Journal { replica, n }),
             any::<u64>().prop_map(|n| Key::GcEpoch { n }),
             any::<u128>().prop_map(|id| Key::Probe(Uuid::from_u128(id))),

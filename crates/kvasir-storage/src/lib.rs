@@ -23,6 +23,7 @@ mod spool;
 mod storage;
 pub mod store;
 pub mod trace;
+pub mod transitions;
 
 pub use error::StorageError;
 pub use kvasir_container::FORMAT_VERSION;

@@ -23,6 +23,34 @@ pub const MULTIPART_PART_BYTES: usize = 8 << 20;
 pub const UPLOADS_SENDING_MAX: usize = 6;
 /// Requests to the store at once.
 pub const STORE_REQUESTS_MAX: usize = 128;
+/// Requests that wait for a place; a task of a few KiB each.
+pub const STORE_WAITING_MAX: usize = 4_096;
+/// How long they wait; a client's patience with one that says nothing.
+pub const STORE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Open bodies for each place of a request: slow readers must not keep others from asking.
+pub const STORE_BODIES_PER_REQUEST: usize = 4;
+/// Pause before the first retry; it doubles.
+pub const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);
+/// Longest pause between retries.
+pub const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Retries that a call adds to the budget: at most so much more load for a store in trouble.
+pub const RETRIES_PER_CALL: f64 = 0.2;
+/// Retries that a second adds: a replica with little to do may still retry.
+pub const RETRIES_PER_SECOND: f64 = 10.0;
+/// Retries that can be saved up: for a burst of faults after a quiet time.
+pub const RETRY_BUDGET_MAX: f64 = 100.0;
+/// Faults in a row that open the breaker: 1 in 10⁹ by chance where one request in four fails.
+pub const BREAKER_FAULTS: u32 = 16;
+/// First pause of an open breaker; it doubles with each failed probe.
+pub const BREAKER_PAUSE_MIN: Duration = Duration::from_millis(500);
+/// Longest pause: how late the end of an outage may be noticed.
+pub const BREAKER_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Longest silence within a body.
+pub const STORE_BODY_STALL_MAX: Duration = Duration::from_secs(10);
+/// Slowest body on average, as far as the store is the reason.
+pub const STORE_BODY_BYTES_PER_SECOND_MIN: u64 = 256 << 10;
+/// Deletions of one stream at once.
+pub const STORE_DELETES_AT_ONCE: usize = 8;
 /// Store requests of one lookup at once.
 pub const LOOKUP_PARALLEL: usize = 16;
 /// Chunks probed in the first, the second and each later round of a cold lookup.
@@ -53,8 +81,9 @@ pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
 pub const EPOCHS_KEPT: usize = 8;
 /// Store requests of a rebuild at once.
 pub const REBUILD_PARALLEL: usize = 32;
-/// How long a first writer waits before it re-reads on a store that ignores conditional creates.
-pub const FIRST_WRITER_SETTLE: Duration = Duration::from_millis(250);
+/// How long first writers wait for each other on a store that ignores conditional creates; twice as long as the write
+/// of a proposal may take.
+pub const FIRST_WRITER_SETTLE: Duration = Duration::from_secs(1);
 /// Bytes of a tenant's salt.
 pub const SALT_BYTES: usize = 32;
 /// Longest frame of the hot tier: the unit of its policy, its files and its waits. A millisecond from a disk.

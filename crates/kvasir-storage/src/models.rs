@@ -8,7 +8,9 @@ use kvasir_api::{ProfileInfo, ProfileList, RegisteredModel};
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash};
 use object_store::{ObjectStoreExt, PutMode};
 
-use crate::{Storage, StorageError, index::Scope, layout::Key, limits, read::ObjectRead};
+use crate::{
+    Storage, StorageError, index::Scope, layout::Key, limits, read::ObjectRead, transitions::Transition,
+};
 
 impl Storage {
     /// Registers a model. Idempotent.
@@ -29,7 +31,10 @@ impl Storage {
             Ok(_) => false,
             Err(StorageError::UnknownModel { .. }) => {
                 match self.store.store.put_opts(&path, json.into(), PutMode::Create.into()).await {
-                    Ok(_) => true,
+                    Ok(_) => {
+                        self.passed(Transition::SpecWritten);
+                        true
+                    }
                     // Two spellings of one spec have one id: whichever is there says the same.
                     Err(
                         object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. },
@@ -106,6 +111,7 @@ impl Storage {
         let (this, bytes) = (Arc::clone(self), spool.bytes());
         let sending = tokio::spawn(async move { spool.send(&this.store.store, &path, false).await });
         let created = sending.await??;
+        self.passed(Transition::ProfileWritten);
         self.profiles.insert((Scope::new(tenant, model_id), *profile_hash), ());
         Ok((created, bytes))
     }

@@ -82,10 +82,67 @@ impl StoreOutcome {
     }
 }
 
+/// What the resilient layer did about the store, or against it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreEvent {
+    /// A failed request is made again.
+    Retried,
+    /// It is not, because the budget of retries is spent.
+    BudgetSpent,
+    /// An attempt or a body took too long.
+    DeadlinePassed,
+    /// A body that broke off goes on where it stopped.
+    Resumed,
+    /// A conditional write of unknown outcome was read back.
+    ReadBack,
+    /// A request was refused because too many wait.
+    Busy,
+    /// A request was refused because the breaker is open.
+    RefusedByBreaker,
+    /// The breaker opened.
+    BreakerOpened,
+    /// The breaker closed.
+    BreakerClosed,
+}
+
+impl StoreEvent {
+    /// All of them, for tables.
+    pub const ALL: [Self; 9] = [
+        Self::Retried,
+        Self::BudgetSpent,
+        Self::DeadlinePassed,
+        Self::Resumed,
+        Self::ReadBack,
+        Self::Busy,
+        Self::RefusedByBreaker,
+        Self::BreakerOpened,
+        Self::BreakerClosed,
+    ];
+
+    /// As a metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Retried => "retried",
+            Self::BudgetSpent => "budget_spent",
+            Self::DeadlinePassed => "deadline_passed",
+            Self::Resumed => "resumed",
+            Self::ReadBack => "read_back",
+            Self::Busy => "busy",
+            Self::RefusedByBreaker => "refused_by_breaker",
+            Self::BreakerOpened => "breaker_opened",
+            Self::BreakerClosed => "breaker_closed",
+        }
+    }
+}
+
 /// Takes reports. Called on the request's path: must be cheap.
 pub trait StoreObserver: fmt::Debug + Send + Sync + 'static {
     /// A request ended; `bytes` is what was asked to be moved, `elapsed` the time to the response's head.
     fn request(&self, op: StoreOp, outcome: StoreOutcome, bytes: u64, elapsed: Duration);
+
+    /// The resilient layer did something.
+    fn event(&self, _event: StoreEvent) {}
 }
 
 /// Drops all reports.

@@ -13,7 +13,11 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{StorageError, limits, trace::carry};
+use crate::{
+    Settings, StorageError, limits,
+    trace::carry,
+    transitions::{Transition, Witness},
+};
 
 /// Bytes of one permit of the memory budget.
 const PERMIT_BYTES: usize = 4096;
@@ -26,13 +30,15 @@ pub(crate) struct SpoolPool {
     directory: PathBuf,
     memory: Arc<Semaphore>,
     parts: Arc<Semaphore>,
+    witness: Arc<dyn Witness>,
 }
 
 impl SpoolPool {
-    pub(crate) fn new(directory: PathBuf, memory_bytes: usize) -> Self {
+    pub(crate) fn new(settings: &Settings) -> Self {
         Self {
-            directory,
-            memory: Arc::new(Semaphore::new(memory_bytes / PERMIT_BYTES)),
+            directory: settings.spool_directory.clone(),
+            memory: Arc::new(Semaphore::new(settings.spool_memory_bytes / PERMIT_BYTES)),
+            witness: Arc::clone(&settings.witness),
             parts: Arc::new(Semaphore::new(limits::UPLOADS_SENDING_MAX)),
         }
     }
@@ -145,7 +151,8 @@ impl Spool {
         }
         match self.held {
             Held::File(file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
-                send_parts(file, &self.pool.parts, store, path).await?;
+                send_parts(file, &self.pool, store, path, bytes).await?;
+                self.pool.witness.passed(Transition::PartsCompleted);
                 Ok(existing.is_none())
             }
             Held::File(file) => {
@@ -213,15 +220,24 @@ async fn read_part(file: &mut tokio::fs::File) -> std::io::Result<Bytes> {
 /// Sends a verified file as a multipart upload: nothing is visible before its completion, and a failure aborts it.
 async fn send_parts(
     file: BufWriter<tokio::fs::File>,
-    parts: &Arc<Semaphore>,
+    pool: &SpoolPool,
     store: &Arc<dyn ObjectStore>,
     path: &Path,
+    bytes: u64,
 ) -> Result<(), StorageError> {
     let failed = StorageError::store("storing an object in parts");
     let mut file = rewound(file).await?;
     let mut upload = store.put_multipart(path).await.map_err(&failed)?;
-    let sent = match send_each(&mut file, parts, &mut *upload).await {
-        Ok(()) => upload.complete().await.map(|_| ()).map_err(&failed),
+    pool.witness.passed(Transition::PartsBegun);
+    let sent = match send_each(&mut file, pool, &mut *upload).await {
+        Ok(()) => match upload.complete().await {
+            Ok(_) => Ok(()),
+            // It may have taken effect: names are digests, so what is there whole is ours.
+            Err(error) => match store.head(path).await {
+                Ok(meta) if meta.size == bytes => return Ok(()),
+                _ => Err(failed(error)),
+            },
+        },
         Err(error) => Err(error),
     };
     if sent.is_err() {
@@ -233,21 +249,21 @@ async fn send_parts(
 
 async fn send_each(
     file: &mut tokio::fs::File,
-    parts: &Arc<Semaphore>,
+    pool: &SpoolPool,
     upload: &mut dyn MultipartUpload,
 ) -> Result<(), StorageError> {
     let failed = StorageError::store("storing a part");
     let mut sending = JoinSet::new();
     loop {
-        let permit = Arc::clone(parts).acquire_owned().await;
+        let permit = Arc::clone(&pool.parts).acquire_owned().await;
         let part = read_part(file).await?;
         if part.is_empty() {
             break;
         }
-        let request = upload.put_part(part.into());
+        let (request, witness) = (upload.put_part(part.into()), Arc::clone(&pool.witness));
         sending.spawn(carry(async move {
             let _permit = permit;
-            request.await
+            request.await.inspect(|()| witness.passed(Transition::PartWritten))
         }));
         while let Some(done) = sending.try_join_next() {
             done?.map_err(&failed)?;

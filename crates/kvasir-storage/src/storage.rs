@@ -11,6 +11,7 @@ use crate::{
     limits,
     spool::SpoolPool,
     store::{OpenStore, StoreAbilities},
+    transitions::{NoWitness, Transition, Witness},
 };
 
 /// What an operator may set.
@@ -32,6 +33,8 @@ pub struct Settings {
     pub probe_all_lengths: bool,
     /// Store requests of one lookup at once.
     pub lookup_parallel: usize,
+    /// Sees every named state transition; tests cut there.
+    pub witness: Arc<dyn Witness>,
 }
 
 impl Settings {
@@ -46,6 +49,7 @@ impl Settings {
             probe_chunk_tokens: kvasir_types::CHUNK_TOKENS_DEFAULT,
             probe_all_lengths: true,
             lookup_parallel: limits::LOOKUP_PARALLEL,
+            witness: Arc::new(NoWitness),
         }
     }
 }
@@ -77,7 +81,7 @@ impl Storage {
             store,
             abilities,
             index,
-            spools: Arc::new(SpoolPool::new(settings.spool_directory.clone(), settings.spool_memory_bytes)),
+            spools: Arc::new(SpoolPool::new(&settings)),
             catalog: BoundedMap::new(limits::CATALOG_ENTRIES_MAX, None),
             missing: BoundedMap::new(limits::NEGATIVE_ENTRIES_MAX, Some(settings.negative_ttl)),
             dead: BoundedMap::new(limits::DEAD_ENTRIES_MAX, None),
@@ -107,6 +111,11 @@ impl Storage {
     /// The hot index.
     pub fn index(&self) -> &Index {
         &self.index
+    }
+
+    /// Tells the witness.
+    pub(crate) fn passed(&self, transition: Transition) {
+        self.settings.witness.passed(transition);
     }
 
     /// Takes note of an object that is there.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvasir_storage::{
     gc::GcReport,
-    observe::{StoreObserver, StoreOp, StoreOutcome},
+    observe::{StoreEvent, StoreObserver, StoreOp, StoreOutcome},
 };
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -28,6 +28,8 @@ pub(crate) struct Metrics {
     store_requests: IntCounterVec,
     store_seconds: HistogramVec,
     store_bytes: IntCounterVec,
+    store_events: IntCounterVec,
+    store_breaker: IntGauge,
     conditional_create: IntGauge,
     lookup_tokens: IntCounterVec,
     chunks_stored: IntCounterVec,
@@ -93,6 +95,15 @@ impl Metrics {
                 "Bytes asked to be moved from or to the store.",
                 &["op"],
             ),
+            store_events: counters(
+                "kvasir_store_events_total",
+                "What the layer that retries did: see the operations page.",
+                &["event"],
+            ),
+            store_breaker: gauge(
+                "kvasir_store_breaker_open",
+                "Sides of the store, reads and writes, that fail every request and are left alone.",
+            ),
             conditional_create: gauge(
                 "kvasir_store_conditional_create",
                 "1 where the store honours conditional creates.",
@@ -136,7 +147,7 @@ impl Metrics {
             IntGaugeVec::new(Opts::new("kvasir_build_info", "1, with the version as a label."), &["version"])
                 .expect("a constant name");
         info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let all: [Box<dyn Collector>; 23] = [
+        let all: [Box<dyn Collector>; 25] = [
             Box::new(this.http_requests.clone()),
             Box::new(this.http_seconds.clone()),
             Box::new(this.http_in_flight.clone()),
@@ -146,6 +157,8 @@ impl Metrics {
             Box::new(this.store_requests.clone()),
             Box::new(this.store_seconds.clone()),
             Box::new(this.store_bytes.clone()),
+            Box::new(this.store_events.clone()),
+            Box::new(this.store_breaker.clone()),
             Box::new(this.conditional_create.clone()),
             Box::new(this.lookup_tokens.clone()),
             Box::new(this.chunks_stored.clone()),
@@ -250,6 +263,15 @@ impl StoreObserver for Metrics {
         self.store_seconds.with_label_values(&[op.as_str()]).observe(elapsed.as_secs_f64());
         self.store_bytes.with_label_values(&[op.as_str()]).inc_by(bytes);
     }
+
+    fn event(&self, event: StoreEvent) {
+        self.store_events.with_label_values(&[event.as_str()]).inc();
+        match event {
+            StoreEvent::BreakerOpened => self.store_breaker.inc(),
+            StoreEvent::BreakerClosed => self.store_breaker.dec(),
+            _ => {}
+        }
+    }
 }
 
 #[cfg(test)]
@@ -263,6 +285,7 @@ mod tests {
         metrics.request_begins();
         metrics.request_ends("/livez", "GET", 200, Duration::ZERO);
         metrics.request(StoreOp::Get, StoreOutcome::Ok, 1, Duration::ZERO);
+        metrics.event(StoreEvent::Retried);
         metrics.lookup(1, 1);
         metrics.stored(true, 1);
         metrics.journal("appended", 1);

@@ -150,8 +150,8 @@ async fn start(state: AppState, store: OpenStore, index: Index, settings: kvasir
     };
     if !abilities.conditional_create {
         tracing::warn!(
-            "the store ignores conditional creates; nothing acknowledged is at risk, but the first replicas of a new \
-             tenant should not start at the same moment"
+            "the store ignores conditional creates; nothing is at risk, but the first request of a new tenant takes two \
+             seconds"
         );
     }
     state.start(Storage::new(store, abilities, index, settings));

@@ -227,7 +227,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "store.request_timeout",
-        help: "Longest one request to the store may take, its body included.",
+        help: "Longest one attempt at the store may take: to the head of an answer, or to the end of a write.",
         example: "",
         set: |c, t| duration(&mut c.store.request_timeout, t),
         get: |c| duration_text(c.store.request_timeout),
@@ -248,7 +248,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "store.retry_timeout",
-        help: "Longest time from a store request's first attempt to its last.",
+        help: "Longest time from a store request's first attempt to its last; it ends within that and one attempt more.",
         example: "",
         set: |c, t| duration(&mut c.store.retry_timeout, t),
         get: |c| duration_text(c.store.retry_timeout),

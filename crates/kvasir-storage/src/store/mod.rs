@@ -1,22 +1,26 @@
 //! Opening an object store from a typed configuration, and what it was found able to do.
 //!
-//! Decorators, innermost first: backend (retries inside, `object_store`'s own) ← [`ObservedStore`] ← `LimitStore`.
+//! Decorators, innermost first: backend (its own retries off) ← [`ObservedStore`] ← [`ResilientStore`].
 
-use std::{collections::BTreeMap, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+mod body;
+mod breaker;
+mod budget;
+mod caller;
+mod gate;
+mod probe;
+mod resilient;
+mod s3;
+mod upload;
+mod verdict;
 
-use object_store::{
-    BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload, RetryConfig,
-    aws::{AmazonS3Builder, AmazonS3ConfigKey},
-    limit::LimitStore,
-    local::LocalFileSystem,
-    memory::InMemory,
-    path::Path,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory, path::Path};
 use url::Url;
-use uuid::Uuid;
 
+pub use self::{probe::StoreAbilities, resilient::ResilientStore, verdict::Refusal};
 use crate::{
-    layout::{Key, Layout},
+    layout::Layout,
     limits,
     observe::{ObservedStore, StoreObserver},
     secret::Secret,
@@ -42,14 +46,16 @@ pub struct StoreConfig {
     pub options: BTreeMap<String, Secret>,
     /// Requests to the store at once.
     pub requests_max: usize,
-    /// Longest one request may take, its body included.
+    /// Longest one attempt may take: to the head of an answer, or to the end of a write.
     pub request_timeout: Duration,
     /// Longest wait for a connection.
     pub connect_timeout: Duration,
     /// Retries of a failed request.
     pub retries_max: usize,
-    /// Longest time from a request's first attempt to its last.
+    /// Longest time from a request's first attempt to its last; a call ends within this and one attempt more.
     pub retry_timeout: Duration,
+    /// Where the jitter of pauses begins; simulations fix it.
+    pub jitter_seed: u64,
 }
 
 impl StoreConfig {
@@ -64,10 +70,11 @@ impl StoreConfig {
             session_token: None,
             options: BTreeMap::new(),
             requests_max: limits::STORE_REQUESTS_MAX,
-            request_timeout: Duration::from_secs(120),
+            request_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(5),
             retries_max: 3,
             retry_timeout: Duration::from_secs(20),
+            jitter_seed: rand::random(),
         }
     }
 }
@@ -151,7 +158,7 @@ impl OpenStore {
             "s3" => {
                 let bucket = url.host_str().filter(|h| !h.is_empty()).ok_or(wrong("names no bucket"))?;
                 let prefix = Path::from_url_path(url.path()).map_err(object_store::Error::from)?;
-                let store = s3_builder(config, bucket).build()?;
+                let store = s3::builder(config, bucket).build()?;
                 Ok(Self::with(store, &prefix, StoreKind::S3, config, observer))
             }
             "memory" => {
@@ -170,88 +177,16 @@ impl OpenStore {
         observer: Arc<dyn StoreObserver>,
     ) -> Self {
         let identity = format!("{}\n{}", config.url, config.endpoint.as_deref().unwrap_or_default());
-        let observed = ObservedStore::new(backend, observer);
+        let observed = ObservedStore::new(backend, Arc::clone(&observer));
+        // A walk of folders has no order that a listing could go on in.
+        let ordered = kind != StoreKind::File;
         Self {
-            store: Arc::new(LimitStore::new(observed, config.requests_max.max(1))),
+            store: Arc::new(ResilientStore::new(observed, config, ordered, observer)),
             layout: Layout::new(root),
             kind,
             identity: *blake3::hash(identity.as_bytes()).as_bytes(),
         }
     }
-
-    /// Reaches the store and finds out whether it honours conditional creates: the second of two creates of one
-    /// key must fail and leave the first one's bytes.
-    ///
-    /// # Errors
-    /// The store's own error when it cannot be reached, read and written.
-    pub async fn probe(&self) -> Result<StoreAbilities, object_store::Error> {
-        let path = self.layout.path(&Key::Probe(Uuid::new_v4()));
-        let create = || {
-            async |text: &'static str| {
-                let payload = PutPayload::from_static(text.as_bytes());
-                self.store.put_opts(&path, payload, PutMode::Create.into()).await
-            }
-        };
-        create()("first").await?;
-        let second = create()("second").await;
-        let left = self.store.get(&path).await?.bytes().await?;
-        self.store.delete(&path).await?;
-        let refused = match second {
-            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => true,
-            Err(error) => return Err(error),
-            Ok(_) => false,
-        };
-        Ok(StoreAbilities { conditional_create: refused && left.as_ref() == b"first" })
-    }
-}
-
-/// What a store was found able to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoreAbilities {
-    /// Conditional creates are honoured. Correctness does not need them.
-    pub conditional_create: bool,
-}
-
-fn s3_builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
-    let client = ClientOptions::new()
-        .with_timeout(config.request_timeout)
-        .with_connect_timeout(config.connect_timeout)
-        // Who names an http:// endpoint has said so; requests are signed, secrets are not sent.
-        .with_allow_http(config.endpoint.as_deref().is_some_and(|e| e.starts_with("http://")));
-    let retry = RetryConfig {
-        backoff: BackoffConfig {
-            init_backoff: Duration::from_millis(50),
-            max_backoff: Duration::from_secs(2),
-            base: 2.0,
-        },
-        max_retries: config.retries_max,
-        retry_timeout: config.retry_timeout,
-    };
-    let mut builder =
-        AmazonS3Builder::new().with_client_options(client).with_http_connector(TracedConnector::default());
-    for (name, value) in &config.options {
-        // Settings of AWS tools that object_store does not know are not ours to refuse.
-        if let Ok(key) = AmazonS3ConfigKey::from_str(name) {
-            builder = builder.with_config(key, value.expose());
-        }
-    }
-    builder = builder.with_bucket_name(bucket).with_retry(retry);
-    if let Some(endpoint) = &config.endpoint {
-        builder = builder.with_endpoint(endpoint).with_virtual_hosted_style_request(false);
-    }
-    if let Some(region) = &config.region {
-        builder = builder.with_region(region);
-    }
-    if let Some(key) = &config.access_key_id {
-        builder = builder.with_access_key_id(key);
-    }
-    if let Some(secret) = &config.secret_access_key {
-        builder = builder.with_secret_access_key(secret.expose());
-    }
-    if let Some(token) = &config.session_token {
-        builder = builder.with_token(token.expose());
-    }
-    builder
 }
 
 #[cfg(test)]

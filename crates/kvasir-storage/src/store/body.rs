@@ -1,0 +1,132 @@
+//! Bodies that survive the connection they come over: a read that breaks off goes on where it stopped.
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore, Result, path::Path};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, timeout},
+};
+
+use super::{
+    caller::{Caller, Retries, Side},
+    verdict::Refusal,
+};
+use crate::{limits, observe::StoreEvent};
+
+/// A body under way.
+struct Body<T> {
+    inner: Arc<T>,
+    caller: Arc<Caller>,
+    location: Path,
+    options: GetOptions,
+    object_bytes: u64,
+    /// What is still to come.
+    left: Range<u64>,
+    stream: BoxStream<'static, Result<Bytes>>,
+    /// How long the store may still make us wait; the reader's own pauses do not count.
+    patience: Duration,
+    begun: Instant,
+    retries: usize,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Makes the body of `result` one that is bounded in time, exact in length, and resumed after faults.
+pub(super) async fn resumed<T: ObjectStore>(
+    inner: &Arc<T>,
+    caller: &Arc<Caller>,
+    location: &Path,
+    options: GetOptions,
+    result: GetResult,
+) -> Result<GetResult> {
+    let GetResult { payload, meta, range, attributes, extensions } = result;
+    let payload = match payload {
+        GetResultPayload::Stream(stream) => {
+            let bytes = range.end - range.start;
+            let slow = Duration::from_secs(bytes / limits::STORE_BODY_BYTES_PER_SECOND_MIN);
+            let body = Body {
+                inner: Arc::clone(inner),
+                caller: Arc::clone(caller),
+                location: location.clone(),
+                // Only the very object that the answer began with goes on.
+                options: GetOptions { if_match: meta.e_tag.clone(), if_none_match: None, ..options },
+                object_bytes: meta.size,
+                left: range.clone(),
+                stream,
+                patience: caller.request_timeout() + slow,
+                begun: Instant::now(),
+                retries: 0,
+                _place: caller.body().await?,
+            };
+            let parts = futures::stream::try_unfold(body, |mut body| async move {
+                Ok(body.next().await?.map(|part| (part, body)))
+            });
+            GetResultPayload::Stream(parts.boxed())
+        }
+        file @ GetResultPayload::File(..) => file,
+    };
+    Ok(GetResult { payload, meta, range, attributes, extensions })
+}
+
+impl<T: ObjectStore> Body<T> {
+    async fn next(&mut self) -> Result<Option<Bytes>> {
+        loop {
+            match self.part().await {
+                Ok(part) => return Ok(part),
+                Err(error) if Refusal::of(&error) == Some(Refusal::Long) => return Err(error),
+                Err(error) => {
+                    if self.options.if_match.is_none() || self.left.is_empty() {
+                        return Err(error);
+                    }
+                    let caller = Arc::clone(&self.caller);
+                    let mut retries = Retries::resumed(&caller, self.begun, self.retries);
+                    if !retries.next().await {
+                        return Err(error);
+                    }
+                    self.retries += 1;
+                    self.reopen().await?;
+                }
+            }
+        }
+    }
+
+    /// The next part of the connection that is open.
+    async fn part(&mut self) -> Result<Option<Bytes>> {
+        let asked = Instant::now();
+        let wait = self.patience.min(limits::STORE_BODY_STALL_MAX);
+        let part = timeout(wait, self.stream.try_next()).await;
+        self.patience = self.patience.saturating_sub(asked.elapsed());
+        match part {
+            Err(_) => {
+                self.caller.observer().event(StoreEvent::DeadlinePassed);
+                Err(Refusal::Stalled.into())
+            }
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(None)) if self.left.is_empty() => Ok(None),
+            Ok(Ok(None)) => Err(Refusal::Short.into()),
+            Ok(Ok(Some(part))) => {
+                let bytes = part.len() as u64;
+                if bytes > self.left.end - self.left.start {
+                    return Err(Refusal::Long.into());
+                }
+                self.left.start += bytes;
+                Ok(Some(part))
+            }
+        }
+    }
+
+    async fn reopen(&mut self) -> Result<()> {
+        self.caller.observer().event(StoreEvent::Resumed);
+        let range = Some(GetRange::Bounded(self.left.clone()));
+        let options = GetOptions { range, ..self.options.clone() };
+        let again = || self.inner.get_opts(&self.location, options.clone());
+        let result = self.caller.ask(Side::Read, again).await?;
+        if result.meta.size != self.object_bytes || result.range != self.left {
+            return Err(Refusal::Changed.into());
+        }
+        self.stream = result.into_stream();
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! The circuit breaker: a store that fails every request is left alone for a while, then asked by one request at a time
+//! until it answers again. Callers are told at once instead of waiting for a deadline.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::limits;
+
+/// What a breaker lets through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Everything; so many requests in a row have failed.
+    Closed { faults: u32 },
+    /// Nothing before `until`.
+    Open { until: Instant, pause: Duration },
+    /// One request, which is under way.
+    HalfOpen { pause: Duration },
+}
+
+/// A change that others may want to know of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    Opened,
+    Closed,
+}
+
+/// A breaker; shared by everything that asks the store for the same kind of thing.
+#[derive(Debug)]
+pub(super) struct Breaker(Mutex<State>);
+
+impl Breaker {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State::Closed { faults: 0 })))
+    }
+
+    /// Lets a request through, or says how long to wait.
+    pub(super) fn admit(self: &Arc<Self>) -> Result<Pass, Duration> {
+        let mut state = self.0.lock();
+        match *state {
+            State::Closed { .. } => {}
+            State::Open { until, pause } => {
+                let now = Instant::now();
+                if now < until {
+                    return Err(until - now);
+                }
+                *state = State::HalfOpen { pause };
+                return Ok(Pass { breaker: Arc::clone(self), probes: true, settled: false });
+            }
+            State::HalfOpen { pause } => return Err(pause),
+        }
+        Ok(Pass { breaker: Arc::clone(self), probes: false, settled: false })
+    }
+
+    fn open(state: &mut State, pause: Duration) {
+        *state = State::Open { until: Instant::now() + pause, pause };
+    }
+}
+
+/// A request that was let through; it reports how it ended.
+#[derive(Debug)]
+pub(super) struct Pass {
+    breaker: Arc<Breaker>,
+    probes: bool,
+    settled: bool,
+}
+
+impl Pass {
+    /// The store answered, or did not.
+    pub(super) fn settle(mut self, answered: bool) -> Option<Change> {
+        self.settled = true;
+        let mut state = self.breaker.0.lock();
+        match (*state, answered) {
+            (State::Closed { .. }, true) => {
+                *state = State::Closed { faults: 0 };
+                None
+            }
+            (State::Closed { faults }, false) if faults + 1 < limits::BREAKER_FAULTS => {
+                *state = State::Closed { faults: faults + 1 };
+                None
+            }
+            (State::Closed { .. }, false) => {
+                Breaker::open(&mut state, limits::BREAKER_PAUSE_MIN);
+                Some(Change::Opened)
+            }
+            // Whoever was let through before it opened knows nothing new, unless the store answered.
+            (State::Open { .. } | State::HalfOpen { .. }, true) => {
+                *state = State::Closed { faults: 0 };
+                Some(Change::Closed)
+            }
+            (State::HalfOpen { pause }, false) if self.probes => {
+                Breaker::open(&mut state, (pause * 2).min(limits::BREAKER_PAUSE_MAX));
+                None
+            }
+            (State::Open { .. } | State::HalfOpen { .. }, false) => None,
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        if self.probes && !self.settled {
+            // Its caller went away. The next request probes.
+            let mut state = self.breaker.0.lock();
+            if let State::HalfOpen { pause } = *state {
+                *state = State::Open { until: Instant::now(), pause };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened() -> Arc<Breaker> {
+        let breaker = Breaker::new();
+        for n in 1..=limits::BREAKER_FAULTS {
+            let change = breaker.admit().expect("closed").settle(false);
+            assert_eq!(change, (n == limits::BREAKER_FAULTS).then_some(Change::Opened));
+        }
+        breaker
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_opens_after_faults_in_a_row_and_closes_with_the_first_answer() {
+        let breaker = Breaker::new();
+        for n in 0..10 * limits::BREAKER_FAULTS {
+            let answered = n % limits::BREAKER_FAULTS == 0;
+            assert_eq!(breaker.admit().expect("never a whole row").settle(answered), None);
+        }
+        let breaker = opened();
+        assert!(breaker.admit().is_err());
+        tokio::time::advance(limits::BREAKER_PAUSE_MIN).await;
+        let probe = breaker.admit().expect("half open");
+        assert!(breaker.admit().is_err(), "one at a time");
+        assert_eq!(probe.settle(true), Some(Change::Closed));
+        assert!(breaker.admit().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_to_a_limit_and_a_lost_probe_blocks_nobody() {
+        let breaker = opened();
+        let mut pause = limits::BREAKER_PAUSE_MIN;
+        for _ in 0..12 {
+            tokio::time::advance(pause).await;
+            assert_eq!(breaker.admit().expect("half open").settle(false), None);
+            pause = (pause * 2).min(limits::BREAKER_PAUSE_MAX);
+            assert_eq!(breaker.admit().expect_err("open"), pause);
+        }
+        tokio::time::advance(limits::BREAKER_PAUSE_MAX).await;
+        drop(breaker.admit().expect("half open"));
+        assert!(breaker.admit().is_ok(), "the next one probes at once");
+        // A request from before it opened that still gets its answer closes it, too.
+        let breaker = Breaker::new();
+        let early = breaker.admit().expect("closed");
+        for _ in 0..limits::BREAKER_FAULTS {
+            breaker.admit().expect("closed").settle(false);
+        }
+        assert_eq!(early.settle(true), Some(Change::Closed));
+    }
+}

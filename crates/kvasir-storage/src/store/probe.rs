@@ -1,0 +1,62 @@
+//! What a store can do, found out by asking it.
+
+use bytes::Bytes;
+use futures::future::join_all;
+use object_store::{Error, ObjectStoreExt, PutMode, PutPayload, Result, path::Path};
+use uuid::Uuid;
+
+use super::OpenStore;
+use crate::layout::Key;
+
+/// Writers that race for one key in a probe.
+const RACING: usize = 4;
+
+/// What a store was found able to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreAbilities {
+    /// Conditional creates are honoured. Correctness does not need them.
+    pub conditional_create: bool,
+}
+
+impl OpenStore {
+    /// Reaches the store and finds out whether it honours conditional creates: of several creates of one key, one
+    /// after the other and at the same time, exactly one may succeed, and its bytes must stay.
+    ///
+    /// # Errors
+    /// The store's own error when it cannot be reached, read and written.
+    pub async fn probe(&self) -> Result<StoreAbilities> {
+        let path = || self.layout.path(&Key::Probe(Uuid::new_v4()));
+        let (after, race) = (path(), path());
+        let mut sequential = Vec::new();
+        for n in 0..2 {
+            sequential.push(self.create(&after, n).await?);
+        }
+        let racing = join_all((0..RACING).map(|n| self.create(&race, n))).await;
+        let racing: Vec<bool> = racing.into_iter().collect::<Result<_>>()?;
+        let honoured = self.won(&after, &sequential).await? & self.won(&race, &racing).await?;
+        Ok(StoreAbilities { conditional_create: honoured })
+    }
+
+    /// Whether the store let the n-th create through.
+    async fn create(&self, path: &Path, n: usize) -> Result<bool> {
+        let payload = PutPayload::from(content(n));
+        match self.store.put_opts(path, payload, PutMode::Create.into()).await {
+            Ok(_) => Ok(true),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether exactly one create went through and its bytes are there. Leaves nothing behind.
+    async fn won(&self, path: &Path, created: &[bool]) -> Result<bool> {
+        let left = self.store.get(path).await?.bytes().await?;
+        self.store.delete(path).await?;
+        let mut winners = created.iter().enumerate().filter(|(_, won)| **won).map(|(n, _)| n);
+        let first = winners.next();
+        Ok(first.is_some_and(|n| left == content(n)) && winners.next().is_none())
+    }
+}
+
+fn content(n: usize) -> Bytes {
+    format!("writer {n}").into()
+}

@@ -1,0 +1,199 @@
+//! The one layer that retries: a decorator between the storage core and any backend.
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, path::Path,
+};
+
+use super::{
+    StoreConfig,
+    body::resumed,
+    caller::{Called, Caller, Retries, Side},
+    upload::{BoundedUpload, PartRetries},
+    verdict::Verdict,
+};
+use crate::{
+    limits,
+    observe::{StoreEvent, StoreObserver},
+};
+
+/// Bounds every call in time, number and concurrency, and resolves what a lost answer leaves open:
+///
+/// - a call has a deadline for each attempt and one for all, retries with jittered pauses, and a budget of retries;
+/// - a conditional write that is refused after an attempt of unknown outcome is read back: equal bytes were ours;
+/// - a body that breaks off, stalls or ends early goes on where it stopped, from the same object;
+/// - a store that fails every request is left alone by a breaker, which closes with the first answer;
+/// - what cannot be served soon is refused, and can be retried.
+#[derive(Debug)]
+pub struct ResilientStore<T> {
+    inner: Arc<T>,
+    caller: Arc<Caller>,
+    /// Whether listings come in the order of keys, so that one can go on behind its last item.
+    ordered: bool,
+}
+
+impl<T: ObjectStore> ResilientStore<T> {
+    /// Around `inner`, whose own retries must be off.
+    pub fn new(inner: T, config: &StoreConfig, ordered: bool, observer: Arc<dyn StoreObserver>) -> Self {
+        Self { inner: Arc::new(inner), caller: Arc::new(Caller::new(config, observer)), ordered }
+    }
+
+    /// Whether what is there is what we were writing.
+    async fn read_back(&self, location: &Path, payload: &PutPayload) -> Option<PutResult> {
+        self.caller.observer().event(StoreEvent::ReadBack);
+        let found = self.get_opts(location, GetOptions::default()).await.ok()?;
+        if found.meta.size != payload.content_length() as u64 {
+            return None;
+        }
+        let (e_tag, version) = (found.meta.e_tag.clone(), found.meta.version.clone());
+        let mut ours = payload.iter().flat_map(|part| part.iter());
+        let mut theirs = found.into_stream();
+        while let Some(part) = theirs.try_next().await.ok()? {
+            if !part.iter().all(|byte| ours.next() == Some(byte)) {
+                return None;
+            }
+        }
+        Some(PutResult { e_tag, version, extensions: Default::default() })
+    }
+
+    /// A listing that is bounded in time per page and begun anew after a fault, if that repeats nothing.
+    fn listing(&self, prefix: Option<Path>, offset: Option<Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let listing = Listing {
+            inner: Arc::clone(&self.inner),
+            caller: Arc::clone(&self.caller),
+            prefix,
+            last: offset,
+            stream: None,
+            fresh: true,
+            ordered: self.ordered,
+        };
+        futures::stream::try_unfold(listing, |mut listing| async move {
+            Ok(listing.next().await?.map(|meta| (meta, listing)))
+        })
+        .boxed()
+    }
+}
+
+struct Listing<T> {
+    inner: Arc<T>,
+    caller: Arc<Caller>,
+    prefix: Option<Path>,
+    last: Option<Path>,
+    stream: Option<BoxStream<'static, Result<ObjectMeta>>>,
+    /// Whether nothing was handed out yet.
+    fresh: bool,
+    ordered: bool,
+}
+
+impl<T: ObjectStore> Listing<T> {
+    async fn next(&mut self) -> Result<Option<ObjectMeta>> {
+        let caller = Arc::clone(&self.caller);
+        let mut retries = None;
+        loop {
+            let (permit, pass) = caller.enter(Side::Read).await?;
+            let stream = self.stream.get_or_insert_with(|| match &self.last {
+                Some(last) => self.inner.list_with_offset(self.prefix.as_ref(), last),
+                None => self.inner.list(self.prefix.as_ref()),
+            });
+            let item = caller.patiently(stream.try_next()).await.and_then(|item| item);
+            drop(permit);
+            let verdict = Verdict::of(&item);
+            caller.settle(Side::Read, pass, verdict);
+            if let Ok(Some(meta)) = &item {
+                self.last = Some(meta.location.clone()).filter(|_| self.ordered).or(self.last.take());
+                self.fresh = false;
+            }
+            if verdict == Verdict::Answer || !(self.fresh || self.ordered) {
+                return item;
+            }
+            if !retries.get_or_insert_with(|| Retries::new(&caller)).next().await {
+                return item;
+            }
+            self.stream = None;
+        }
+    }
+}
+
+impl<T: fmt::Display> fmt::Display for ResilientStore<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Resilient({})", self.inner)
+    }
+}
+
+#[async_trait]
+impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let conditional = !matches!(opts.mode, PutMode::Overwrite);
+        let write = || self.inner.put_opts(location, payload.clone(), opts.clone());
+        let Called { result, attempts } = self.caller.call(Side::Write, write).await;
+        match result {
+            Err(refused @ (Error::AlreadyExists { .. } | Error::Precondition { .. }))
+                if conditional && attempts > 1 =>
+            {
+                self.read_back(location, &payload).await.ok_or(refused)
+            }
+            result => result,
+        }
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let opts = opts.with_retry_policy(Arc::new(PartRetries(Arc::clone(&self.caller))));
+        let start = || self.inner.put_multipart_opts(location, opts.clone());
+        let inner = self.caller.ask(Side::Write, start).await?;
+        Ok(Box::new(BoundedUpload { inner, caller: Arc::clone(&self.caller) }))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let read = || self.inner.get_opts(location, options.clone());
+        let result = self.caller.ask(Side::Read, read).await?;
+        if options.head {
+            return Ok(result);
+        }
+        resumed(&self.inner, &self.caller, location, options, result).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        let (inner, caller) = (Arc::clone(&self.inner), Arc::clone(&self.caller));
+        let deletions = locations.map(move |location| {
+            let (inner, caller) = (Arc::clone(&inner), Arc::clone(&caller));
+            async move {
+                let location = location?;
+                let Called { result, attempts } = caller.call(Side::Write, || inner.delete(&location)).await;
+                match result {
+                    // Deleted by an attempt whose answer was lost.
+                    Err(Error::NotFound { .. }) if attempts > 1 => Ok(location),
+                    result => result.map(|()| location),
+                }
+            }
+        });
+        deletions.buffered(limits::STORE_DELETES_AT_ONCE).boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.listing(prefix.cloned(), None)
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.listing(prefix.cloned(), Some(offset.clone()))
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.caller.ask(Side::Read, || self.inner.list_with_delimiter(prefix)).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.caller.ask(Side::Write, || self.inner.copy_opts(from, to, options.clone())).await
+    }
+}

@@ -1,0 +1,45 @@
+//! An S3 client from a typed configuration. It neither retries nor times out: the layers above do.
+
+use std::str::FromStr;
+
+use object_store::{
+    ClientOptions, RetryConfig,
+    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+};
+
+use super::StoreConfig;
+use crate::trace::TracedConnector;
+
+pub(super) fn builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
+    let client = ClientOptions::new()
+        .with_timeout_disabled()
+        .with_connect_timeout(config.connect_timeout)
+        // Who names an http:// endpoint has said so; requests are signed, secrets are not sent.
+        .with_allow_http(config.endpoint.as_deref().is_some_and(|e| e.starts_with("http://")));
+    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+    let mut builder =
+        AmazonS3Builder::new().with_client_options(client).with_http_connector(TracedConnector::default());
+    for (name, value) in &config.options {
+        // Settings of AWS tools that object_store does not know are not ours to refuse.
+        if let Ok(key) = AmazonS3ConfigKey::from_str(name) {
+            builder = builder.with_config(key, value.expose());
+        }
+    }
+    builder = builder.with_bucket_name(bucket).with_retry(retry);
+    if let Some(endpoint) = &config.endpoint {
+        builder = builder.with_endpoint(endpoint).with_virtual_hosted_style_request(false);
+    }
+    if let Some(region) = &config.region {
+        builder = builder.with_region(region);
+    }
+    if let Some(key) = &config.access_key_id {
+        builder = builder.with_access_key_id(key);
+    }
+    if let Some(secret) = &config.secret_access_key {
+        builder = builder.with_secret_access_key(secret.expose());
+    }
+    if let Some(token) = &config.session_token {
+        builder = builder.with_token(token.expose());
+    }
+    builder
+}

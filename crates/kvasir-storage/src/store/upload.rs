@@ -1,0 +1,70 @@
+//! Multipart uploads: parts are retried in their place, under the same budget as everything else.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use object_store::{
+    MultipartUpload, PutPayload, PutResult, Result, UploadPart,
+    retry::{RetryContext, RetryFailure, RetryPolicy},
+};
+use tokio::time::Instant;
+
+use super::{
+    caller::{Caller, Retries, Side},
+    verdict::Verdict,
+};
+
+/// The backend asks here whether a part is sent again: only it can send the same part again.
+#[derive(Debug)]
+pub(super) struct PartRetries(pub(super) Arc<Caller>);
+
+#[async_trait]
+impl RetryPolicy for PartRetries {
+    async fn retry(&self, context: RetryContext) -> bool {
+        let may_pass = match context.failure {
+            RetryFailure::Status(status) => {
+                let status = status.as_u16();
+                status == 200 || status == 408 || status == 429 || (status >= 500 && status != 501)
+            }
+            _ => true,
+        };
+        let begun = Instant::now() - context.elapsed.min(Duration::from_secs(3600));
+        may_pass && Retries::resumed(&self.0, begun, context.attempt.saturating_sub(1)).next().await
+    }
+}
+
+/// An upload whose requests are bounded in number and time.
+#[derive(Debug)]
+pub(super) struct BoundedUpload {
+    pub(super) inner: Box<dyn MultipartUpload>,
+    pub(super) caller: Arc<Caller>,
+}
+
+#[async_trait]
+impl MultipartUpload for BoundedUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let (part, caller) = (self.inner.put_part(data), Arc::clone(&self.caller));
+        Box::pin(async move {
+            let (_permit, pass) = caller.enter(Side::Write).await?;
+            // With its retries inside.
+            let result = caller.patiently(part).await.and_then(|sent| sent);
+            caller.settle(Side::Write, pass, Verdict::of(&result));
+            result
+        })
+    }
+
+    /// Not retried: one that took effect cannot be completed again. Who asked looks at what is there.
+    async fn complete(&mut self) -> Result<PutResult> {
+        let (_permit, pass) = self.caller.enter(Side::Write).await?;
+        let result = self.caller.patiently(self.inner.complete()).await.and_then(|done| done);
+        self.caller.settle(Side::Write, pass, Verdict::of(&result));
+        result
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        let (_permit, pass) = self.caller.enter(Side::Write).await?;
+        let result = self.caller.patiently(self.inner.abort()).await.and_then(|done| done);
+        self.caller.settle(Side::Write, pass, Verdict::of(&result));
+        result
+    }
+}

@@ -1,0 +1,80 @@
+//! The steps after which what is durable has changed: where a crash may leave things half done. Tests cut each of them.
+
+use std::fmt;
+
+/// A named state transition, passed the moment it has taken effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Transition {
+    /// A body was verified as a whole; nothing of it is in the store.
+    UploadVerified,
+    /// An object is in the store, whole; neither index nor journal know.
+    ObjectWritten,
+    /// An upload in parts was begun; nothing is visible.
+    PartsBegun,
+    /// A part was taken; nothing is visible.
+    PartWritten,
+    /// All parts became one object.
+    PartsCompleted,
+    /// The index knows an object that the store has.
+    IndexWritten,
+    /// A journal batch is in the store.
+    JournalAppended,
+    /// Another replica's batch was applied here.
+    JournalApplied,
+    /// A model's spec is in the store.
+    SpecWritten,
+    /// A profile is in the store.
+    ProfileWritten,
+    /// A first writer has proposed a tenant's salt, on a store without conditional creates.
+    SaltProposed,
+    /// A tenant's salt is in the store.
+    SaltWritten,
+    /// An object has a tombstone: hidden, not yet gone.
+    TombstoneWritten,
+    /// A collector leads an epoch.
+    EpochBegun,
+    /// An object's bytes are gone; its tombstone is not.
+    ObjectDeleted,
+    /// A tombstone is gone; its name is free.
+    TombstoneDeleted,
+    /// A journal batch is gone.
+    BatchDeleted,
+}
+
+impl Transition {
+    /// All of them.
+    pub const ALL: [Self; 17] = [
+        Self::UploadVerified,
+        Self::ObjectWritten,
+        Self::PartsBegun,
+        Self::PartWritten,
+        Self::PartsCompleted,
+        Self::IndexWritten,
+        Self::JournalAppended,
+        Self::JournalApplied,
+        Self::SpecWritten,
+        Self::ProfileWritten,
+        Self::SaltProposed,
+        Self::SaltWritten,
+        Self::TombstoneWritten,
+        Self::EpochBegun,
+        Self::ObjectDeleted,
+        Self::TombstoneDeleted,
+        Self::BatchDeleted,
+    ];
+}
+
+/// Sees transitions. Called on the way of every request: must be cheap.
+pub trait Witness: fmt::Debug + Send + Sync + 'static {
+    /// A transition has taken effect.
+    fn passed(&self, transition: Transition);
+}
+
+/// Sees nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoWitness;
+
+impl Witness for NoWitness {
+    fn passed(&self, _: Transition) {}
+}
