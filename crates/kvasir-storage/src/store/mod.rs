@@ -24,7 +24,6 @@ use crate::{
     limits,
     observe::{ObservedStore, StoreObserver},
     secret::Secret,
-    trace::TracedConnector,
 };
 
 /// What is needed to open a store.
