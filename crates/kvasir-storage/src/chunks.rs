@@ -56,12 +56,15 @@ impl Storage {
         body: impl Stream<Item = Result<Bytes, E>> + Send,
     ) -> Result<StoredChunk, StorageError> {
         self.model(tenant, model_id).await?;
-        let (head, object_digest, spool) = self.receive(tenant, model_id, seq_hash, body).await?;
+        let received = self.receive(tenant, model_id, seq_hash, body).await;
+        let (head, object_digest, spool) =
+            received.inspect_err(|error| self.refuse(tenant, model_id, seq_hash, error))?;
         let key =
             ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash: *seq_hash, object_digest };
         let row = Arc::new(row_of(&head, object_digest));
         let this = Arc::clone(self);
-        tokio::spawn(carry(async move { this.commit(key, row, spool).await })).await?
+        let block_hashes = head.block_hashes;
+        tokio::spawn(carry(async move { this.commit(key, row, block_hashes, spool).await })).await?
     }
 
     async fn receive<E: std::fmt::Display>(
@@ -96,8 +99,16 @@ impl Storage {
         Ok((head, (*digest.finalize().as_bytes()).into(), spool))
     }
 
+    /// Remembers for `explain` that a chunk was sent and not taken.
+    pub(crate) fn refuse(&self, tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash, error: &StorageError) {
+        // An outage or a broken connection says nothing of the chunk.
+        if !error.code().is_retryable() && !matches!(error, StorageError::Body { .. }) {
+            self.refused.insert((Scope::new(tenant, model_id), *seq_hash), error.to_string().into());
+        }
+    }
+
     /// Refuses early what could only be refused later.
-    async fn check_header(
+    pub(crate) async fn check_header(
         &self,
         tenant: &Name,
         model_id: &ModelId,
@@ -141,24 +152,39 @@ impl Storage {
         &self,
         key: ChunkKey,
         row: Arc<IndexRow>,
+        block_hashes: Vec<[u8; 8]>,
         spool: Spool,
     ) -> Result<StoredChunk, StorageError> {
         self.passed(Transition::UploadVerified);
         let scope = Scope::new(&key.tenant, &key.model_id);
         let (key, row, spool) = self.unburied(key, row, spool).await?;
-        let (seq_hash, object_digest, bytes) = (key.seq_hash, key.object_digest, spool.bytes());
         // What a read found broken is written again, whatever the store says of it.
-        let broken = self.dead.contains(&(scope, object_digest));
+        let broken = self.dead.contains(&(scope, key.object_digest));
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let created = spool.send(&self.store.store, &path, broken).await?;
         self.passed(Transition::ObjectWritten);
+        Ok(self.stored(key, &row, block_hashes, created).await)
+    }
+
+    /// Takes note of an object that is durable now: index, journal, events.
+    pub(crate) async fn stored(
+        &self,
+        key: ChunkKey,
+        row: &Arc<IndexRow>,
+        block_hashes: Vec<[u8; 8]>,
+        created: bool,
+    ) -> StoredChunk {
+        let ChunkKey { tenant, model_id, seq_hash, object_digest } = key;
+        let scope = Scope::new(&tenant, &model_id);
         self.dead.remove(&(scope, object_digest));
-        self.remember(scope, &row);
+        self.remember(scope, row);
         self.passed(Transition::IndexWritten);
+        self.refused.remove(&(scope, seq_hash));
         if created {
-            let (tenant, model_id) = (key.tenant, key.model_id);
-            self.journal.push(Entry::Stored { tenant, model_id, row: IndexRow::clone(&row) });
+            let entry = Entry::Stored { tenant, model_id, row: IndexRow::clone(row), block_hashes };
+            self.announce(&entry, &self.journal.replica).await;
+            self.journal.push(entry);
         }
-        Ok(StoredChunk { seq_hash, object_digest, bytes, created })
+        StoredChunk { seq_hash, object_digest, bytes: row.object_bytes, created }
     }
 }

@@ -3,6 +3,7 @@
 use kvasir_api::ErrorCode;
 use kvasir_container::ContainerError;
 use kvasir_types::{Level, ModelId, ObjectDigest, ProfileHash, SeqHash, SpecError};
+use uuid::Uuid;
 
 /// A failed operation. [`code`](Self::code) is what the wire says.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +55,50 @@ pub enum StorageError {
         seq_hash: SeqHash,
         /// The object, where one was named.
         object_digest: Option<ObjectDigest>,
+    },
+    /// The upload is not there: never sent, committed, or collected.
+    #[error("upload {upload_id} is not there: PUT its bytes to the ticket's URL before the commit, once")]
+    UnknownUpload {
+        /// The upload.
+        upload_id: Uuid,
+    },
+    /// What was sent directly is not what was announced.
+    #[error("the upload's {field} is {found}, {expected} was announced; nothing was stored")]
+    UploadMismatch {
+        /// What differs.
+        field: &'static str,
+        /// What was sent.
+        found: String,
+        /// What was announced.
+        expected: String,
+    },
+    /// No presigned URLs here.
+    #[error("{reason}; read and write through the service")]
+    DirectUnavailable {
+        /// Why.
+        reason: &'static str,
+    },
+    /// The context, or this version of it, is not there.
+    #[error("context {context_id} is not there{}", version.map(|v| format!(" in version {v}")).unwrap_or_default())]
+    UnknownContext {
+        /// The context.
+        context_id: Uuid,
+        /// The version, where one was named.
+        version: Option<u64>,
+    },
+    /// A context that cannot be.
+    #[error("{problem}")]
+    InvalidContext {
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// Another writer was first.
+    #[error("another request wrote version {version} of context {context_id}; read it and change it again")]
+    ContextConflict {
+        /// The context.
+        context_id: Uuid,
+        /// The version that is taken.
+        version: u64,
     },
     /// The object has no such level.
     #[error("the object has levels 0 to {}, not {level}", levels.saturating_sub(1))]
@@ -135,6 +180,12 @@ impl StorageError {
             Self::UnknownModel { .. } => ErrorCode::UnknownModel,
             Self::UnknownProfile { .. } => ErrorCode::UnknownProfile,
             Self::UnknownChunk { .. } => ErrorCode::UnknownChunk,
+            Self::UnknownUpload { .. } => ErrorCode::UnknownUpload,
+            Self::UploadMismatch { .. } => ErrorCode::UploadMismatch,
+            Self::DirectUnavailable { .. } => ErrorCode::DirectUnavailable,
+            Self::UnknownContext { .. } => ErrorCode::UnknownContext,
+            Self::InvalidContext { .. } => ErrorCode::InvalidContext,
+            Self::ContextConflict { .. } => ErrorCode::ContextConflict,
             Self::UnknownLevel { .. } => ErrorCode::UnknownLevel,
             Self::Range { .. } => ErrorCode::RangeNotSatisfiable,
             Self::InvalidSpec(_) => ErrorCode::InvalidModelSpec,

@@ -17,11 +17,12 @@ use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
 
 use crate::{
-    Storage, StorageError,
+    Pins, Storage, StorageError,
     index::{Scope, prefer},
     journal::Entry,
     layout::{ChunkKey, Key},
     limits,
+    removal::Removal,
     transitions::Transition,
 };
 
@@ -76,6 +77,12 @@ pub struct GcReport {
     pub tombstones_deleted: u64,
     /// Journal batches deleted.
     pub batches_deleted: u64,
+    /// Direct uploads deleted that were not committed in time.
+    pub uploads_deleted: u64,
+    /// Versions of contexts deleted: superseded, expired or of deleted contexts.
+    pub context_versions_deleted: u64,
+    /// Chunks spared because a context pins them.
+    pub pinned: u64,
 }
 
 use store_time::StoreTime;
@@ -87,6 +94,7 @@ struct Pass<'a> {
     started: Instant,
     report: GcReport,
     actions: u32,
+    pins: Pins,
 }
 
 /// Time as the store tells it.
@@ -119,7 +127,7 @@ impl Storage {
     /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
     pub async fn remove(&self, key: &ChunkKey) -> Result<(), StorageError> {
         self.object_bytes(key).await?;
-        self.bury(key, "removed").await
+        self.bury(key, Removal::Removed).await
     }
 
     /// Removes all objects of a chunk. Gives how many there were.
@@ -134,7 +142,7 @@ impl Storage {
     ) -> Result<usize, StorageError> {
         let keys = self.objects(tenant, model_id, seq_hash).await?;
         for key in &keys {
-            self.bury(key, "removed").await?;
+            self.bury(key, Removal::Removed).await?;
         }
         let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
         if keys.is_empty() { Err(unknown) } else { Ok(keys.len()) }
@@ -150,9 +158,9 @@ impl Storage {
         }
     }
 
-    pub(crate) async fn bury(&self, key: &ChunkKey, reason: &'static str) -> Result<(), StorageError> {
+    pub(crate) async fn bury(&self, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
         let path = self.store.layout.path(&Key::Tombstone(key.clone()));
-        let payload = PutPayload::from_static(reason.as_bytes());
+        let payload = PutPayload::from_static(reason.as_str().as_bytes());
         // The first one counts: a later one must not make an object younger.
         match self.store.store.put_opts(&path, payload, PutMode::Create.into()).await {
             Ok(_)
@@ -162,7 +170,9 @@ impl Storage {
         self.passed(Transition::TombstoneWritten);
         self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
-        self.journal.push(Entry::Removed { tenant, model_id, seq_hash, object_digest });
+        let entry = Entry::Removed { tenant, model_id, seq_hash, object_digest, reason };
+        self.announce(&entry, &self.journal.replica).await;
+        self.journal.push(entry);
         Ok(())
     }
 
@@ -182,7 +192,9 @@ impl Storage {
             started: Instant::now(),
             report: GcReport { led: true, ..GcReport::default() },
             actions: 0,
+            pins: Pins::default(),
         };
+        self.collect_beside_chunks(&mut pass, epoch.last_modified.timestamp_millis()).await?;
         // Adjacent in every listing: a store lists by key or walks folder by folder.
         let mut group: Vec<(ChunkKey, ObjectMeta)> = Vec::new();
         let prefix = self.store.layout.tenants_prefix();
@@ -247,14 +259,16 @@ impl Storage {
         for (key, meta) in group {
             pass.report.objects += 1;
             pass.report.bytes += meta.size;
-            let is_expired = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
+            let is_old = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
+            let is_expired = is_old && !pass.pins.contains(&key);
+            pass.report.pinned += u64::from(is_old && !is_expired);
             // The usual chunk, one object and young, costs no request.
             if !(is_expired || several) || self.is_buried(&key).await? {
                 continue;
             }
             if is_expired {
                 pass.report.expired += 1;
-                self.doom(pass, &key, "expired").await?;
+                self.doom(pass, &key, Removal::Expired).await?;
                 continue;
             }
             match self.row(&key).await {
@@ -277,18 +291,13 @@ impl Storage {
         for (key, meta, _) in sound.into_iter().skip(1) {
             if pass.now.age(&meta) >= pass.policy.grace {
                 pass.report.duplicates += 1;
-                self.doom(pass, &key, "duplicate").await?;
+                self.doom(pass, &key, Removal::Duplicate).await?;
             }
         }
         Ok(())
     }
 
-    async fn doom(
-        &self,
-        pass: &mut Pass<'_>,
-        key: &ChunkKey,
-        reason: &'static str,
-    ) -> Result<(), StorageError> {
+    async fn doom(&self, pass: &mut Pass<'_>, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
         if pass.policy.dry_run {
             return Ok(());
         }
@@ -332,6 +341,16 @@ impl Storage {
             }
             Err(error) => return Err(StorageError::store("asking for a doomed object")(error)),
         }
+        Ok(())
+    }
+
+    /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
+    async fn collect_beside_chunks(&self, pass: &mut Pass<'_>, now_ms: i64) -> Result<(), StorageError> {
+        let dry_run = pass.policy.dry_run;
+        let contexts = self.collect_contexts(now_ms, pass.policy.grace, dry_run).await?;
+        pass.report.context_versions_deleted = contexts.versions_deleted;
+        pass.pins = contexts.pins;
+        pass.report.uploads_deleted = self.collect_uploads(now_ms, dry_run).await?;
         Ok(())
     }
 

@@ -4,10 +4,12 @@
 //! late, doubled or damaged batch costs hits inside chunks until the store is asked. Batches go after their retention.
 //!
 //! ```text
-//! batch = "KVSJ" · version 1 · entry … · CRC32C of all before
+//! batch = "KVSJ" · version 2 · entry … · CRC32C of all before
 //! entry = kind 1 (1 stored, 2 removed) · tenant length 1 · tenant · model_id 32 · key length 2 · key · value length 2 · value
+//!         · extra length 2 · extra
 //! ```
-//! Key and value of a stored chunk are its index row; of a removed one, `seq_hash · object_digest` and nothing.
+//! Key and value of a stored chunk are its index row, extra the first 8 bytes of each block's hash; of a removed one
+//! they are `seq_hash · object_digest`, nothing, and the reason.
 
 use std::{
     collections::HashMap,
@@ -26,10 +28,11 @@ use crate::{
     index::{IndexRow, Scope},
     layout::Key,
     limits,
+    removal::Removal,
     transitions::Transition,
 };
 
-const MAGIC: &[u8; 5] = b"KVSJ\x01";
+const MAGIC: &[u8; 5] = b"KVSJ\x02";
 
 /// Something that other replicas should know.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,6 +45,8 @@ pub enum Entry {
         model_id: ModelId,
         /// What the index keeps of it.
         row: IndexRow,
+        /// The first 8 bytes of each block's hash: what routers are told.
+        block_hashes: Vec<[u8; 8]>,
     },
     /// A chunk object is gone or going.
     Removed {
@@ -53,13 +58,15 @@ pub enum Entry {
         seq_hash: SeqHash,
         /// The object.
         object_digest: ObjectDigest,
+        /// Why.
+        reason: Removal,
     },
 }
 
 /// This replica's end of the journal.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    replica: Name,
+    pub(crate) replica: Name,
     next: AtomicU64,
     waiting: Mutex<Vec<Entry>>,
     dropped: AtomicU64,
@@ -161,7 +168,7 @@ impl Storage {
             match self.store.store.get(&path).await {
                 Ok(found) => match decode(&found.bytes().await.map_err(&failed)?) {
                     Some(entries) => {
-                        applied += self.apply(entries);
+                        applied += self.apply(replica, entries).await;
                         self.passed(Transition::JournalApplied);
                     }
                     None => tracing::warn!(%path, "a damaged journal batch is skipped"),
@@ -175,11 +182,12 @@ impl Storage {
         Ok(applied)
     }
 
-    fn apply(&self, entries: Vec<Entry>) -> usize {
+    async fn apply(&self, replica: &Name, entries: Vec<Entry>) -> usize {
         let count = entries.len();
         for entry in entries {
+            self.announce(&entry, replica).await;
             match entry {
-                Entry::Stored { tenant, model_id, row } => {
+                Entry::Stored { tenant, model_id, row, .. } => {
                     let scope = Scope::new(&tenant, &model_id);
                     // A removal that was heard of already wins: names are never used again.
                     if !self.dead.contains(&(scope, row.object_digest)) {
@@ -199,25 +207,22 @@ impl Storage {
 fn encode(entries: &[Entry]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     for entry in entries {
-        let (kind, tenant, model_id, key, value) = match entry {
-            Entry::Stored { tenant, model_id, row } => {
+        let (kind, tenant, model_id, fields) = match entry {
+            Entry::Stored { tenant, model_id, row, block_hashes } => {
                 let key = row.key(Scope::new(tenant, model_id));
                 let value = row.value(&key);
-                (1, tenant, model_id, key, value)
+                (1, tenant, model_id, [key, value, block_hashes.concat()])
             }
-            Entry::Removed { tenant, model_id, seq_hash, object_digest } => (
-                2,
-                tenant,
-                model_id,
-                [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat(),
-                Vec::new(),
-            ),
+            Entry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
+                let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
+                (2, tenant, model_id, [key, Vec::new(), reason.as_str().as_bytes().to_vec()])
+            }
         };
-        // A name has at most 128 bytes, a key at most 40 + 3 · 1,025 + 8, a value at most 200.
+        // A name has at most 128 bytes, a key at most 40 + 3 · 1,025 + 8, a value at most 200, an extra 8 · 1,024.
         out.extend([kind, tenant.as_str().len() as u8]);
         out.extend(tenant.as_str().as_bytes());
         out.extend(model_id.as_bytes());
-        for field in [key, value] {
+        for field in fields {
             out.extend((field.len() as u16).to_le_bytes());
             out.extend(field);
         }
@@ -240,15 +245,22 @@ fn decode(bytes: &Bytes) -> Option<Vec<Entry>> {
         let (model_id, after) = after.split_first_chunk::<32>()?;
         let (key, after) = field(after)?;
         let (value, after) = field(after)?;
+        let (extra, after) = field(after)?;
         rest = after;
         let tenant: Name = str::from_utf8(tenant).ok()?.parse().ok()?;
         let model_id = ModelId::from(*model_id);
         entries.push(match kind {
-            1 => Entry::Stored { tenant, model_id, row: IndexRow::decode(key, value).ok()? },
+            1 => {
+                let (block_hashes, []) = extra.as_chunks::<8>() else { return None };
+                let row = IndexRow::decode(key, value).ok()?;
+                Entry::Stored { tenant, model_id, row, block_hashes: block_hashes.to_vec() }
+            }
             2 => {
                 let (seq, object) = key.split_first_chunk::<32>()?;
                 let object: [u8; 32] = object.try_into().ok()?;
-                Entry::Removed { tenant, model_id, seq_hash: (*seq).into(), object_digest: object.into() }
+                let reason = Removal::parse(str::from_utf8(extra).ok()?)?;
+                let (seq_hash, object_digest) = ((*seq).into(), object.into());
+                Entry::Removed { tenant, model_id, seq_hash, object_digest, reason }
             }
             _ => return None,
         });
@@ -273,9 +285,12 @@ mod tests {
         (place, any_row()).prop_map(|((tenant, model, stored, object), row)| {
             let (tenant, model_id) = (tenant.parse().expect("a name"), model.into());
             if stored {
-                Entry::Stored { tenant, model_id, row }
+                let block_hashes = object.as_chunks::<8>().0.to_vec();
+                Entry::Stored { tenant, model_id, row, block_hashes }
             } else {
-                Entry::Removed { tenant, model_id, seq_hash: row.seq_hash, object_digest: object.into() }
+                let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
+                let (seq_hash, object_digest) = (row.seq_hash, object.into());
+                Entry::Removed { tenant, model_id, seq_hash, object_digest, reason }
             }
         })
     }

@@ -6,6 +6,8 @@
 //! {root}/1/t/{tenant}/m/{model_id}/p/{profile_hash}.kvp               its profiles, named by their bytes
 //! {root}/1/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}       tombstones
 //! {root}/1/t/{tenant}/x/{context_id}/{version}.json                   named contexts
+//! {root}/1/t/{tenant}/u/{upload_id}/{model_id}/{seq_hash}/{announced}   direct uploads before their commit
+//! {root}/1/t/{tenant}/n/{namespace}                                   namespaces that were asked for
 //! {root}/1/t/{tenant}/salt                                            start of the tenant's token chains
 //! {root}/1/t/{tenant}/salts/{hex}                                     proposals for it, without conditional creates
 //! {root}/1/j/{replica}/{n}                                            journal batches
@@ -53,6 +55,15 @@ pub enum Key {
         /// Newest wins.
         version: u64,
     },
+    /// A direct upload before its commit.
+    Upload(UploadKey),
+    /// A namespace that was asked for; empty.
+    Namespace {
+        /// Whose.
+        tenant: Name,
+        /// The namespace.
+        namespace: Name,
+    },
     /// The salt of a tenant's chains.
     Salt {
         /// Whose.
@@ -94,6 +105,19 @@ pub struct ChunkKey {
     pub object_digest: ObjectDigest,
 }
 
+/// Names a direct upload, and says all that was announced of it: no replica has to remember it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UploadKey {
+    /// What it is to become.
+    pub chunk: ChunkKey,
+    /// The upload.
+    pub upload_id: Uuid,
+    /// Announced size.
+    pub bytes: u64,
+    /// Announced SHA-256.
+    pub sha256: [u8; 32],
+}
+
 /// The keys under one root prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -120,8 +144,19 @@ impl Layout {
                 self.profiles_prefix(tenant, model_id).join(format!("{profile_hash}.kvp"))
             }
             Key::Context { tenant, context_id, version } => {
-                self.tenant(tenant).join("x").join(context_id.to_string()).join(format!("{version:020}.json"))
+                self.context_prefix(tenant, *context_id).join(format!("{version:020}.json"))
             }
+            Key::Upload(upload) => self
+                .upload_prefix(&upload.chunk.tenant, upload.upload_id)
+                .join(upload.chunk.model_id.to_string())
+                .join(upload.chunk.seq_hash.to_string())
+                .join(format!(
+                    "{}.{:020}.{}",
+                    upload.chunk.object_digest,
+                    upload.bytes,
+                    ObjectDigest::from(upload.sha256)
+                )),
+            Key::Namespace { tenant, namespace } => self.namespaces_prefix(tenant).join(namespace.as_str()),
             Key::Salt { tenant } => self.tenant(tenant).join("salt"),
             Key::SaltProposal { tenant, salt } => {
                 self.salts_prefix(tenant).join(RootHash::from(*salt).to_string())
@@ -156,6 +191,12 @@ impl Layout {
                 context_id: context.parse().ok()?,
                 version: counter(file.strip_suffix(".json")?)?,
             },
+            ["t", tenant, "u", upload, model, seq, file] => {
+                Key::Upload(upload_key(tenant, upload, model, seq, file)?)
+            }
+            ["t", tenant, "n", namespace] => {
+                Key::Namespace { tenant: tenant.parse().ok()?, namespace: namespace.parse().ok()? }
+            }
             ["t", tenant, "salt"] => Key::Salt { tenant: tenant.parse().ok()? },
             ["t", tenant, "salts", salt] => Key::SaltProposal {
                 tenant: tenant.parse().ok()?,
@@ -195,6 +236,41 @@ impl Layout {
         self.model(tenant, model_id).join("p")
     }
 
+    /// All tombstones of a model.
+    pub fn model_tombstones_prefix(&self, tenant: &Name, model_id: &ModelId) -> Path {
+        self.model(tenant, model_id).join("d")
+    }
+
+    /// All models of a tenant.
+    pub fn models_prefix(&self, tenant: &Name) -> Path {
+        self.tenant(tenant).join("m")
+    }
+
+    /// All direct uploads of a tenant.
+    pub fn uploads_prefix(&self, tenant: &Name) -> Path {
+        self.tenant(tenant).join("u")
+    }
+
+    /// One direct upload.
+    pub fn upload_prefix(&self, tenant: &Name, upload_id: Uuid) -> Path {
+        self.uploads_prefix(tenant).join(upload_id.to_string())
+    }
+
+    /// All namespaces of a tenant.
+    pub fn namespaces_prefix(&self, tenant: &Name) -> Path {
+        self.tenant(tenant).join("n")
+    }
+
+    /// All contexts of a tenant.
+    pub fn contexts_prefix(&self, tenant: &Name) -> Path {
+        self.tenant(tenant).join("x")
+    }
+
+    /// All versions of a context.
+    pub fn context_prefix(&self, tenant: &Name, context_id: Uuid) -> Path {
+        self.contexts_prefix(tenant).join(context_id.to_string())
+    }
+
     /// All proposals for a tenant's salt.
     pub fn salts_prefix(&self, tenant: &Name) -> Path {
         self.tenant(tenant).join("salts")
@@ -210,7 +286,8 @@ impl Layout {
         self.base.clone().join("gc").join("epoch")
     }
 
-    fn tenant(&self, tenant: &Name) -> Path {
+    /// Everything of a tenant.
+    pub fn tenant(&self, tenant: &Name) -> Path {
         self.tenants_prefix().join(tenant.as_str())
     }
 
@@ -225,6 +302,17 @@ fn chunk_key(tenant: &str, model: &str, seq: &str, object: &str) -> Option<Chunk
         model_id: model.parse().ok()?,
         seq_hash: seq.parse().ok()?,
         object_digest: object.parse().ok()?,
+    })
+}
+
+fn upload_key(tenant: &str, upload: &str, model: &str, seq: &str, file: &str) -> Option<UploadKey> {
+    let (object, rest) = file.split_once('.')?;
+    let (bytes, sha256) = rest.split_once('.')?;
+    Some(UploadKey {
+        chunk: chunk_key(tenant, model, seq, object)?,
+        upload_id: upload.parse().ok()?,
+        bytes: counter(bytes)?,
+        sha256: *sha256.parse::<ObjectDigest>().ok()?.as_bytes(),
     })
 }
 
@@ -269,6 +357,10 @@ mod tests {
                 context_id: Uuid::from_u128(c),
                 version
             }),
+            (any_chunk(), any::<u128>(), any::<u64>(), id()).prop_map(|(chunk, upload, bytes, sha256)| {
+                Key::Upload(UploadKey { chunk, upload_id: Uuid::from_u128(upload), bytes, sha256 })
+            }),
+            (any_name(), any_name()).prop_map(|(tenant, namespace)| Key::Namespace { tenant, namespace }),
             any_name().prop_map(|tenant| Key::Salt { tenant }),
             (any_name(), id()).prop_map(|(tenant, salt)| Key::SaltProposal { tenant, salt }),
             (any_name(), any::<u64>()).prop_map(|(replica, n)| Key::Journal { replica, n }),

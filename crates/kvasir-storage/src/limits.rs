@@ -100,3 +100,39 @@ pub const HOT_TENANTS_MAX: usize = 256;
 pub const HOT_FRAMES_ORDERED: u32 = 1024;
 /// Worth of a level's bytes relative to the level below: steps refined by three lower the squared error to a ninth.
 pub const HOT_LEVEL_WORTH: f32 = 1.0 / 9.0;
+/// Chunks remembered as sent and not taken, for `explain`: ~300 bytes each.
+pub const REFUSALS_MAX: usize = 4_096;
+/// How long they are remembered.
+pub const REFUSALS_KEPT: Duration = Duration::from_secs(3600);
+/// Chunks whose namespace is remembered, so that events can say it: ~200 bytes each.
+pub const LINEAGE_MAX: usize = 65_536;
+/// Chunks before one that are looked at to find its namespace.
+pub const ANCESTORS_MAX: usize = 64;
+/// Namespaces of a tenant that are listed.
+pub const NAMESPACES_LISTED_MAX: usize = 1_000;
+/// Models of a tenant that `explain` compares with.
+pub const MODELS_COMPARED_MAX: usize = 64;
+/// Namespaces that `explain` looks into.
+pub const NAMESPACES_COMPARED_MAX: usize = 64;
+/// Tombstones and uploads that `explain` looks through: 20 pages of a listing.
+pub const TRACES_LISTED_MAX: usize = 20_000;
+/// Direct uploads whose commit is remembered.
+pub const COMMITS_KEPT: usize = 4_096;
+/// Life of a presigned URL: longer than most loads, and clients ask again.
+pub const URL_TTL: Duration = Duration::from_secs(300);
+/// Age at which a direct upload without a commit is collected.
+pub const UPLOAD_TTL: Duration = Duration::from_secs(3600);
+/// Events that are kept for readers that come back.
+pub const EVENTS_KEPT_MAX: usize = 16_384;
+/// Bytes of kept events: one of a chunk of 1,536 tokens is about 2.5 KB.
+pub const EVENTS_KEPT_BYTES: usize = 16 << 20;
+/// Events handed to a reader at once.
+pub const EVENTS_BATCH: usize = 64;
+/// What a reader that comes back to another replica gets again, at least: events within this time of its last one.
+pub const EVENTS_OVERLAP: Duration = Duration::from_secs(10);
+/// Contexts read at once for a page.
+pub const CONTEXTS_PARALLEL: usize = 16;
+/// Versions of a context.
+pub const CONTEXT_VERSIONS_MAX: usize = 10_000;
+/// How long a listing of a tenant's usage is good for.
+pub const USAGE_KEPT: Duration = Duration::from_secs(10);

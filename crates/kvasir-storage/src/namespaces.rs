@@ -5,7 +5,9 @@ use futures::TryStreamExt;
 use kvasir_types::{ModelId, Name, RootHash};
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 
-use crate::{Storage, StorageError, layout::Key, limits, store::Refusal, transitions::Transition};
+use crate::{
+    Storage, StorageError, index::Scope, layout::Key, limits, store::Refusal, transitions::Transition,
+};
 
 type Salt = [u8; limits::SALT_BYTES];
 
@@ -22,7 +24,10 @@ impl Storage {
     ) -> Result<RootHash, StorageError> {
         self.model(tenant, model_id).await?;
         let salt = self.salt(tenant).await?;
-        Ok(RootHash::derive(tenant.as_str(), namespace.as_str(), &salt, model_id))
+        let root = RootHash::derive(tenant.as_str(), namespace.as_str(), &salt, model_id);
+        // Chunks do not name their namespace: this is how events tell.
+        self.namespaces.insert((Scope::new(tenant, model_id), *root.as_bytes()), namespace.clone());
+        Ok(root)
     }
 
     async fn salt(&self, tenant: &Name) -> Result<Salt, StorageError> {

@@ -141,23 +141,40 @@ impl Storage {
 
     /// Reads and verifies a head: header, directory, tokens, chain, and that it is the chunk its key names.
     pub(crate) async fn read_head(&self, key: &ChunkKey) -> Result<Head, StorageError> {
-        let first = self.read_front(key, limits::HEAD_GUESS_BYTES).await?;
-        let header = ChunkHeader::parse(&first).map_err(|e| self.corrupt(key, e.to_string()))?;
-        let head_bytes = header.head_bytes();
-        let bytes =
-            if head_bytes <= first.len() as u64 { first } else { self.read_front(key, head_bytes).await? };
-        let head = Head::parse(&bytes).map_err(|e| self.corrupt(key, e.to_string()))?;
-        head.verify_chain().map_err(|e| self.corrupt(key, e.to_string()))?;
-        if head.header.seq_hash != key.seq_hash || head.header.model_id != key.model_id {
-            return Err(self.corrupt(key, "it is another chunk's object".to_owned()));
+        let path = self.store.layout.path(&Key::Chunk(key.clone()));
+        match self.head_at(&path, key).await {
+            Err(StorageError::Store { operation, source }) => Err(self.read_failed(key, operation, source)),
+            Err(StorageError::InvalidChunk(error)) => Err(self.corrupt(key, error.to_string())),
+            Err(error @ StorageError::ChunkMismatch { .. }) => Err(self.corrupt(key, error.to_string())),
+            other => other,
         }
-        Ok(head)
     }
 
-    async fn read_front(&self, key: &ChunkKey, bytes: u64) -> Result<Bytes, StorageError> {
-        let path = self.store.layout.path(&Key::Chunk(key.clone()));
-        let front = self.store.store.get_range(&path, 0..bytes.max(HEADER_BYTES as u64)).await;
-        front.map_err(|e| self.read_failed(key, "reading an object's head", e))
+    /// As [`read_head`](Self::read_head), of an object that lies elsewhere.
+    pub(crate) async fn head_at(
+        &self,
+        path: &object_store::path::Path,
+        key: &ChunkKey,
+    ) -> Result<Head, StorageError> {
+        let front = async |bytes: u64| {
+            let front = self.store.store.get_range(path, 0..bytes.max(HEADER_BYTES as u64)).await;
+            front.map_err(StorageError::store("reading an object's head"))
+        };
+        let first = front(limits::HEAD_GUESS_BYTES).await?;
+        let head_bytes = ChunkHeader::parse(&first)?.head_bytes();
+        let bytes = if head_bytes <= first.len() as u64 { first } else { front(head_bytes).await? };
+        let head = Head::parse(&bytes)?;
+        head.verify_chain()?;
+        let differs = |field, found: String, expected: String| {
+            if found == expected {
+                Ok(())
+            } else {
+                Err(StorageError::ChunkMismatch { field, found, expected })
+            }
+        };
+        differs("model_id", head.header.model_id.to_string(), key.model_id.to_string())?;
+        differs("seq_hash", head.header.seq_hash.to_string(), key.seq_hash.to_string())?;
+        Ok(head)
     }
 
     /// The object of a chunk that readers prefer: the smallest error beneath, then the smallest digest.

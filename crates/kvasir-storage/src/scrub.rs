@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::{
     ByteRange, Storage, StorageError,
     layout::{ChunkKey, Key},
+    removal::Removal,
 };
 
 /// What a scrub found.
@@ -45,7 +46,7 @@ impl Storage {
                 Ok(false) => match self.is_what_it_is_called(&key).await {
                     Ok(false) => {
                         tracing::error!(?key, "an object is corrupt in the store and is quarantined");
-                        self.bury(&key, "corrupt").await?;
+                        self.bury(&key, Removal::Corrupt).await?;
                         report.quarantined += 1;
                     }
                     Ok(true) => tracing::warn!(?key, "an object was read wrongly once"),

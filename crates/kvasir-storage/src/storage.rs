@@ -2,10 +2,13 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use kvasir_api::StoredChunk;
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
+use uuid::Uuid;
 
 use crate::{
     cache::BoundedMap,
+    events::EventLog,
     index::{Index, IndexRow, Scope},
     journal::Journal,
     limits,
@@ -35,6 +38,25 @@ pub struct Settings {
     pub lookup_parallel: usize,
     /// Sees every named state transition; tests cut there.
     pub witness: Arc<dyn Witness>,
+    /// The direct path.
+    pub direct: DirectSettings,
+}
+
+/// The direct path between clients and the store.
+#[derive(Debug, Clone)]
+pub struct DirectSettings {
+    /// Whether presigned URLs are given at all, where the store has such.
+    pub enabled: bool,
+    /// Life of a URL. At most the collector's grace: what a URL names must stay as long as the URL.
+    pub url_ttl: Duration,
+    /// Age at which an upload without a commit is collected.
+    pub upload_ttl: Duration,
+}
+
+impl Default for DirectSettings {
+    fn default() -> Self {
+        Self { enabled: true, url_ttl: limits::URL_TTL, upload_ttl: limits::UPLOAD_TTL }
+    }
 }
 
 impl Settings {
@@ -50,6 +72,7 @@ impl Settings {
             probe_all_lengths: true,
             lookup_parallel: limits::LOOKUP_PARALLEL,
             witness: Arc::new(NoWitness),
+            direct: DirectSettings::default(),
         }
     }
 }
@@ -71,12 +94,22 @@ pub struct Storage {
     pub(crate) models: BoundedMap<(Name, ModelId), Arc<kvasir_types::ModelSpec>>,
     pub(crate) profiles: BoundedMap<(Scope, kvasir_types::ProfileHash), ()>,
     pub(crate) salts: BoundedMap<Name, [u8; limits::SALT_BYTES]>,
+    /// Chunks that were sent and not taken, and why.
+    pub(crate) refused: BoundedMap<(Scope, SeqHash), Arc<str>>,
+    /// Namespaces by the hashes that are known to be in them: their roots, and chunks that follow one.
+    pub(crate) namespaces: BoundedMap<(Scope, [u8; 32]), Name>,
+    /// Namespaces that are in the registry.
+    pub(crate) registered: BoundedMap<(Name, Name), ()>,
+    /// Direct uploads that were committed here, so that a commit may be sent again.
+    pub(crate) committed: BoundedMap<(Name, Uuid), StoredChunk>,
+    pub(crate) events: EventLog,
     pub(crate) journal: Journal,
 }
 
 impl Storage {
     /// Over an open store that was probed, with an index.
     pub fn new(store: OpenStore, abilities: StoreAbilities, index: Index, settings: Settings) -> Arc<Self> {
+        let journal = Journal::new();
         Arc::new(Self {
             store,
             abilities,
@@ -88,7 +121,12 @@ impl Storage {
             models: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             profiles: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             salts: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
-            journal: Journal::new(),
+            refused: BoundedMap::new(limits::REFUSALS_MAX, Some(limits::REFUSALS_KEPT)),
+            namespaces: BoundedMap::new(limits::LINEAGE_MAX, None),
+            registered: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            committed: BoundedMap::new(limits::COMMITS_KEPT, None),
+            events: EventLog::new(journal.replica.as_str()),
+            journal,
             settings,
         })
     }

@@ -23,6 +23,7 @@ use crate::{
     layout::Layout,
     limits,
     observe::{ObservedStore, StoreObserver},
+    presign::Presigner,
     secret::Secret,
 };
 
@@ -33,6 +34,8 @@ pub struct StoreConfig {
     pub url: Url,
     /// S3 endpoint, where it is not AWS's own.
     pub endpoint: Option<String>,
+    /// S3 endpoint as clients see it, for presigned URLs, where it is another one.
+    pub public_endpoint: Option<String>,
     /// S3 region.
     pub region: Option<String>,
     /// S3 access key id; without one the backend's own credential chain is used.
@@ -63,6 +66,7 @@ impl StoreConfig {
         Self {
             url,
             endpoint: None,
+            public_endpoint: None,
             region: None,
             access_key_id: None,
             secret_access_key: None,
@@ -136,6 +140,8 @@ pub struct OpenStore {
     pub kind: StoreKind,
     /// Tells one store from another: an index of one is no index of the other.
     pub identity: [u8; 32],
+    /// Signs URLs, where the backend has such.
+    pub presigner: Option<Presigner>,
 }
 
 impl OpenStore {
@@ -158,7 +164,9 @@ impl OpenStore {
                 let bucket = url.host_str().filter(|h| !h.is_empty()).ok_or(wrong("names no bucket"))?;
                 let prefix = Path::from_url_path(url.path()).map_err(object_store::Error::from)?;
                 let store = s3::builder(config, bucket).build()?;
-                Ok(Self::with(store, &prefix, StoreKind::S3, config, observer))
+                let presigner = s3::presigner(config, bucket, &store)?;
+                let open = Self::with(store, &prefix, StoreKind::S3, config, observer);
+                Ok(Self { presigner: Some(presigner), ..open })
             }
             "memory" => {
                 Ok(Self::with(InMemory::new(), &Path::default(), StoreKind::Memory, config, observer))
@@ -184,6 +192,7 @@ impl OpenStore {
             layout: Layout::new(root),
             kind,
             identity: *blake3::hash(identity.as_bytes()).as_bytes(),
+            presigner: None,
         }
     }
 }

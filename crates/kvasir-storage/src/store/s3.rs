@@ -1,21 +1,42 @@
 //! An S3 client from a typed configuration. It neither retries nor times out: the layers above do.
 
-use std::str::FromStr;
+use std::{str::FromStr, sync::Arc};
 
 use object_store::{
     ClientOptions, RetryConfig,
-    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey},
+    signer::Signer,
 };
 
 use super::StoreConfig;
-use crate::trace::TracedConnector;
+use crate::{presign::Presigner, trace::TracedConnector};
 
-pub(super) fn builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
-    let client = ClientOptions::new()
+/// Signs for the address that clients use, and probes by the one that the service uses.
+pub(super) fn presigner(
+    config: &StoreConfig,
+    bucket: &str,
+    store: &AmazonS3,
+) -> object_store::Result<Presigner> {
+    let signer: Arc<dyn Signer> = match &config.public_endpoint {
+        Some(endpoint) => {
+            let public = StoreConfig { endpoint: Some(endpoint.clone()), ..config.clone() };
+            Arc::new(builder(&public, bucket).build()?)
+        }
+        None => Arc::new(store.clone()),
+    };
+    Presigner::new(signer, Arc::new(store.clone()), &client_options(config))
+}
+
+fn client_options(config: &StoreConfig) -> ClientOptions {
+    ClientOptions::new()
         .with_timeout_disabled()
         .with_connect_timeout(config.connect_timeout)
         // Who names an http:// endpoint has said so; requests are signed, secrets are not sent.
-        .with_allow_http(config.endpoint.as_deref().is_some_and(|e| e.starts_with("http://")));
+        .with_allow_http(config.endpoint.as_deref().is_some_and(|e| e.starts_with("http://")))
+}
+
+pub(super) fn builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
+    let client = client_options(config);
     let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     let mut builder =
         AmazonS3Builder::new().with_client_options(client).with_http_connector(TracedConnector::default());

@@ -1,0 +1,415 @@
+//! Named contexts: versioned, immutable, the newest version wins.
+//!
+//! A version is one object that is never changed. Deleting is a version that says so. On a store with conditional
+//! creates two writers of one version are told apart; on others the last of them wins, whole.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::Duration,
+};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use kvasir_api::{
+    CONTEXT_CHUNKS_MAX, CONTEXT_LABELS_MAX, CONTEXTS_PAGE_MAX, Context, ContextChange, ContextList,
+    ContextRequest, LABEL_VALUE_BYTES_MAX, Labels,
+};
+use kvasir_types::{ModelId, Name, SeqHash};
+use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::{Storage, StorageError, events::now_ms, layout::ChunkKey, layout::Key, limits};
+
+/// A version as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct StoredContext {
+    #[serde(flatten)]
+    context: Context,
+    /// The context ends with this version.
+    #[serde(default)]
+    deleted: bool,
+}
+
+impl StoredContext {
+    fn is_over(&self, now_ms: u64) -> bool {
+        self.deleted || self.context.expires_at_ms.is_some_and(|end| end <= now_ms)
+    }
+}
+
+/// Chunks that contexts pin.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pins(HashSet<(Name, ModelId, SeqHash)>);
+
+impl Pins {
+    /// Whether the collector must spare this chunk's objects.
+    pub fn contains(&self, key: &ChunkKey) -> bool {
+        !self.0.is_empty() && self.0.contains(&(key.tenant.clone(), key.model_id, key.seq_hash))
+    }
+
+    /// Pinned chunks.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nothing is pinned.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// What a look at all contexts brought.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CollectedContexts {
+    /// Chunks of live pinned contexts.
+    pub pins: Pins,
+    /// Versions deleted, or that would be.
+    pub versions_deleted: u64,
+}
+
+impl Storage {
+    /// Creates a context from chunks that follow each other from the namespace's root on.
+    ///
+    /// # Errors
+    /// [`StorageError::InvalidContext`], [`UnknownModel`](StorageError::UnknownModel),
+    /// [`UnknownChunk`](StorageError::UnknownChunk), [`Store`](StorageError::Store).
+    pub async fn create_context(
+        &self,
+        tenant: &Name,
+        request: ContextRequest,
+    ) -> Result<Context, StorageError> {
+        let ContextRequest { model_id, namespace, chunks, labels, ttl_s, pinned } = request;
+        check_labels(&labels)?;
+        let tokens = self.check_chunks(tenant, &namespace, &model_id, &chunks).await?;
+        let created_at_ms = now_ms();
+        let context = Context {
+            context_id: Uuid::now_v7(),
+            version: 1,
+            model_id,
+            namespace,
+            chunks,
+            tokens,
+            labels,
+            created_at_ms,
+            expires_at_ms: ttl_s.and_then(|ttl| expiry(created_at_ms, ttl)),
+            pinned,
+        };
+        self.write_context(tenant, &StoredContext { context: context.clone(), deleted: false }).await?;
+        Ok(context)
+    }
+
+    /// Writes the next version of a context.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownContext`], [`ContextConflict`](StorageError::ContextConflict), and as
+    /// [`create_context`](Self::create_context).
+    pub async fn change_context(
+        &self,
+        tenant: &Name,
+        context_id: Uuid,
+        change: ContextChange,
+    ) -> Result<Context, StorageError> {
+        let mut context = self.context(tenant, context_id, None).await?;
+        context.version += 1;
+        context.created_at_ms = now_ms();
+        if let Some(chunks) = change.chunks {
+            let (namespace, model_id) = (context.namespace.clone(), context.model_id);
+            context.tokens = self.check_chunks(tenant, &namespace, &model_id, &chunks).await?;
+            context.chunks = chunks;
+        }
+        if let Some(labels) = change.labels {
+            check_labels(&labels)?;
+            context.labels = labels;
+        }
+        if let Some(ttl) = change.ttl_s {
+            context.expires_at_ms = expiry(context.created_at_ms, ttl);
+        }
+        context.pinned = change.pinned.unwrap_or(context.pinned);
+        self.write_context(tenant, &StoredContext { context: context.clone(), deleted: false }).await?;
+        Ok(context)
+    }
+
+    /// Deletes a context, its pin with it. Its chunks stay, for other contexts and lookups.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownContext`], [`ContextConflict`](StorageError::ContextConflict),
+    /// [`Store`](StorageError::Store).
+    pub async fn delete_context(&self, tenant: &Name, context_id: Uuid) -> Result<(), StorageError> {
+        let mut context = self.context(tenant, context_id, None).await?;
+        context.version += 1;
+        context.created_at_ms = now_ms();
+        context.pinned = false;
+        self.write_context(tenant, &StoredContext { context, deleted: true }).await
+    }
+
+    /// A context: its newest version, or the one that is named.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownContext`], [`Store`](StorageError::Store), [`Damaged`](StorageError::Damaged).
+    pub async fn context(
+        &self,
+        tenant: &Name,
+        context_id: Uuid,
+        version: Option<u64>,
+    ) -> Result<Context, StorageError> {
+        let unknown = StorageError::UnknownContext { context_id, version };
+        let versions = self.all_versions(tenant, context_id).await?;
+        let newest = match versions.last() {
+            Some(&newest) => self.read_context(tenant, context_id, newest).await?,
+            None => return Err(unknown),
+        };
+        // What is over is over in all its versions.
+        if newest.is_over(now_ms()) {
+            return Err(unknown);
+        }
+        match version {
+            Some(version) if !versions.contains(&version) => Err(unknown),
+            Some(version) => Ok(self.read_context(tenant, context_id, version).await?.context),
+            None => Ok(newest.context),
+        }
+    }
+
+    /// The versions of a context that are still there, oldest first.
+    ///
+    /// # Errors
+    /// As [`context`](Self::context).
+    pub async fn context_versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StorageError> {
+        self.context(tenant, context_id, None).await?;
+        self.all_versions(tenant, context_id).await
+    }
+
+    /// A page of contexts in the order of their ids (which is that of their creation), newest versions.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]. A version that cannot be read is left out and logged.
+    pub async fn list_contexts(
+        &self,
+        tenant: &Name,
+        labels: &Labels,
+        limit: usize,
+        after: Option<Uuid>,
+    ) -> Result<ContextList, StorageError> {
+        let limit = limit.clamp(1, CONTEXTS_PAGE_MAX);
+        let now = now_ms();
+        let newest = self.newest_versions(tenant, after).await?;
+        let reads = stream::iter(newest)
+            .map(|(id, version)| async move { self.read_context(tenant, id, version).await })
+            .buffered(limits::CONTEXTS_PARALLEL);
+        let mut reads = std::pin::pin!(reads);
+        let mut page = ContextList { contexts: Vec::new(), next: None };
+        while let Some(read) = reads.next().await {
+            let stored = match read {
+                Ok(stored) if !stored.is_over(now) => stored,
+                Ok(_) | Err(StorageError::UnknownContext { .. }) => continue,
+                Err(error @ StorageError::Damaged { .. }) => {
+                    tracing::warn!(%error, "a context is left out of a list");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if labels.iter().any(|(name, value)| stored.context.labels.get(name) != Some(value)) {
+                continue;
+            }
+            if page.contexts.len() == limit {
+                page.next = page.contexts.last().map(|last| last.context_id);
+                break;
+            }
+            page.contexts.push(stored.context);
+        }
+        Ok(page)
+    }
+
+    /// Looks at all contexts of all tenants: what they pin, and which versions nobody needs any more. Called by the
+    /// collector before it decides on chunks; times are the store's.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]: then nothing may be expired or evicted, for want of pins.
+    pub async fn collect_contexts(
+        &self,
+        now_ms: i64,
+        grace: Duration,
+        dry_run: bool,
+    ) -> Result<CollectedContexts, StorageError> {
+        let failed = StorageError::store("collecting contexts");
+        let mut collected = CollectedContexts::default();
+        for tenant in self.tenants().await? {
+            let prefix = self.store.layout.contexts_prefix(&tenant);
+            let mut contexts: BTreeMap<Uuid, BTreeMap<u64, ObjectMeta>> = BTreeMap::new();
+            let mut listing = self.store.store.list(Some(&prefix));
+            while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+                if let Some(Key::Context { context_id, version, .. }) =
+                    self.store.layout.parse(&meta.location)
+                {
+                    contexts.entry(context_id).or_default().insert(version, meta);
+                }
+            }
+            for (context_id, versions) in contexts {
+                let Some((&newest, _)) = versions.last_key_value() else { continue };
+                let stored = self.read_context(&tenant, context_id, newest).await?;
+                let over = stored.is_over(u64::try_from(now_ms).unwrap_or(0));
+                if stored.context.pinned && !over {
+                    let Context { model_id, chunks, .. } = stored.context;
+                    collected.pins.0.extend(chunks.into_iter().map(|c| (tenant.clone(), model_id, c)));
+                }
+                for (version, meta) in versions {
+                    // Older versions are readable for a while; the last goes once it says that all is over.
+                    let unneeded = version < newest || over;
+                    let age = now_ms.saturating_sub(meta.last_modified.timestamp_millis());
+                    if unneeded && age >= i64::try_from(grace.as_millis()).unwrap_or(i64::MAX) {
+                        collected.versions_deleted += 1;
+                        if !dry_run {
+                            self.store.store.delete(&meta.location).await.map_err(&failed)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(collected)
+    }
+
+    /// All tenants that have anything in the store.
+    pub(crate) async fn tenants(&self) -> Result<Vec<Name>, StorageError> {
+        let listed = self.store.store.list_with_delimiter(Some(&self.store.layout.tenants_prefix())).await;
+        let listed = listed.map_err(StorageError::store("listing tenants"))?;
+        let names = listed.common_prefixes.iter().filter_map(|folder| {
+            folder.parts().next_back().and_then(|part| part.as_ref().parse::<Name>().ok())
+        });
+        Ok(names.collect())
+    }
+
+    /// Checks that chunks follow each other from the root on. Gives their tokens.
+    async fn check_chunks(
+        &self,
+        tenant: &Name,
+        namespace: &Name,
+        model_id: &ModelId,
+        chunks: &[SeqHash],
+    ) -> Result<u64, StorageError> {
+        let invalid = |problem: String| Err(StorageError::InvalidContext { problem });
+        if chunks.is_empty() || chunks.len() > CONTEXT_CHUNKS_MAX {
+            return invalid(format!("a context has 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}", chunks.len()));
+        }
+        let root = self.root(tenant, namespace, model_id).await?;
+        let rows = stream::iter(chunks)
+            .map(|chunk| async move {
+                let key = self.preferred(tenant, model_id, chunk).await?;
+                self.row(&key).await
+            })
+            .buffered(limits::CONTEXTS_PARALLEL);
+        let rows: Vec<_> = rows.try_collect().await?;
+        let mut parent = *root.as_bytes();
+        let mut tokens = 0;
+        for (i, (row, chunk)) in rows.iter().zip(chunks).enumerate() {
+            if row.parent_hash != parent {
+                let before = if i == 0 { "the root of the namespace" } else { "the chunk before it" };
+                return invalid(format!("chunk {i} ({chunk}) does not follow {before}"));
+            }
+            parent = *chunk.as_bytes();
+            tokens += u64::from(row.token_count);
+        }
+        Ok(tokens)
+    }
+
+    async fn write_context(&self, tenant: &Name, stored: &StoredContext) -> Result<(), StorageError> {
+        let Context { context_id, version, .. } = stored.context;
+        if version > limits::CONTEXT_VERSIONS_MAX as u64 {
+            let problem = format!("a context has at most {} versions", limits::CONTEXT_VERSIONS_MAX);
+            return Err(StorageError::InvalidContext { problem });
+        }
+        let path = self.store.layout.path(&Key::Context { tenant: tenant.clone(), context_id, version });
+        let json = serde_json::to_vec(stored)
+            .map_err(|e| StorageError::Damaged { what: "a context", reason: e.to_string() })?;
+        match self.store.store.put_opts(&path, PutPayload::from(json), PutMode::Create.into()).await {
+            Ok(_) => Ok(()),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                // A retry inside the store's client may have met its own write.
+                match self.read_context(tenant, context_id, version).await {
+                    Ok(there) if there == *stored => Ok(()),
+                    _ => Err(StorageError::ContextConflict { context_id, version }),
+                }
+            }
+            Err(error) => Err(StorageError::store("writing a context")(error)),
+        }
+    }
+
+    async fn read_context(
+        &self,
+        tenant: &Name,
+        context_id: Uuid,
+        version: u64,
+    ) -> Result<StoredContext, StorageError> {
+        let path = self.store.layout.path(&Key::Context { tenant: tenant.clone(), context_id, version });
+        let failed = StorageError::store("reading a context");
+        let json = match self.store.store.get(&path).await {
+            Ok(found) => found.bytes().await.map_err(failed)?,
+            Err(object_store::Error::NotFound { .. }) => {
+                return Err(StorageError::UnknownContext { context_id, version: Some(version) });
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let reason = |e: serde_json::Error| format!("version {version} of {context_id}: {e}");
+        serde_json::from_slice(&json)
+            .map_err(|e| StorageError::Damaged { what: "a context", reason: reason(e) })
+    }
+
+    async fn all_versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StorageError> {
+        let prefix = self.store.layout.context_prefix(tenant, context_id);
+        let listed: Vec<_> = self
+            .store
+            .store
+            .list(Some(&prefix))
+            .take(limits::CONTEXT_VERSIONS_MAX)
+            .try_collect()
+            .await
+            .map_err(StorageError::store("listing a context's versions"))?;
+        let versions = listed.iter().filter_map(|meta| match self.store.layout.parse(&meta.location) {
+            Some(Key::Context { version, .. }) => Some(version),
+            _ => None,
+        });
+        let mut versions: Vec<u64> = versions.collect();
+        versions.sort_unstable();
+        Ok(versions)
+    }
+
+    /// The newest version of each context after `after`, in the order of their ids.
+    async fn newest_versions(
+        &self,
+        tenant: &Name,
+        after: Option<Uuid>,
+    ) -> Result<BTreeMap<Uuid, u64>, StorageError> {
+        let prefix = self.store.layout.contexts_prefix(tenant);
+        // Behind every version of that context.
+        let mut listing = match after {
+            Some(id) => {
+                let last = Key::Context { tenant: tenant.clone(), context_id: id, version: u64::MAX };
+                self.store.store.list_with_offset(Some(&prefix), &self.store.layout.path(&last))
+            }
+            None => self.store.store.list(Some(&prefix)),
+        };
+        let failed = StorageError::store("listing contexts");
+        let mut newest = BTreeMap::new();
+        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+            if let Some(Key::Context { context_id, version, .. }) = self.store.layout.parse(&meta.location) {
+                let known = newest.entry(context_id).or_insert(version);
+                *known = version.max(*known);
+            }
+        }
+        Ok(newest)
+    }
+}
+
+fn expiry(from_ms: u64, ttl_s: u64) -> Option<u64> {
+    (ttl_s > 0).then(|| from_ms.saturating_add(ttl_s.saturating_mul(1_000)))
+}
+
+fn check_labels(labels: &Labels) -> Result<(), StorageError> {
+    let invalid = |problem: String| Err(StorageError::InvalidContext { problem });
+    if labels.len() > CONTEXT_LABELS_MAX {
+        return invalid(format!("a context has at most {CONTEXT_LABELS_MAX} labels, not {}", labels.len()));
+    }
+    match labels.iter().find(|(_, value)| value.len() > LABEL_VALUE_BYTES_MAX || value.contains(',')) {
+        Some((name, _)) => invalid(format!(
+            "the value of label {name} has a comma or more than {LABEL_VALUE_BYTES_MAX} bytes"
+        )),
+        None => Ok(()),
+    }
+}

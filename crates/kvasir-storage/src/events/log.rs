@@ -1,0 +1,201 @@
+//! The log itself: a bounded run of events, and places in it.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use kvasir_api::Event;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::{limits, now_ms};
+
+/// A bounded run of the latest events.
+#[derive(Debug)]
+pub struct EventLog {
+    state: Mutex<State>,
+    changed: watch::Sender<u64>,
+    /// Tells places in this log from places in others.
+    mark: String,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    events: VecDeque<(Arc<Event>, usize)>,
+    /// Number of the first event that is there.
+    first: u64,
+    bytes: usize,
+}
+
+/// Where a reader is: the number of the event it wants next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place(u64);
+
+/// What a reader gets.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Portion {
+    /// The next events; none where there are no more yet.
+    Events(Vec<Arc<Event>>),
+    /// So many events that the reader had not read are gone.
+    Missed(u64),
+}
+
+impl EventLog {
+    pub(crate) fn new(replica: &str) -> Self {
+        let mark = blake3::hash(replica.as_bytes()).to_hex()[..8].to_owned();
+        Self { state: Mutex::default(), changed: watch::Sender::new(0), mark }
+    }
+
+    /// Appends an event, which gets its id here, and drops the oldest ones beyond the bounds.
+    pub(crate) fn push(&self, mut event: Event) {
+        let mut state = self.state.lock();
+        let number = state.first + state.events.len() as u64;
+        event.event_id = format!("{}-{}-{number}", event.timestamp_ms, self.mark);
+        let bytes = size_of::<Event>() + event.block_hashes.len() * (16 + size_of::<String>()) + 128;
+        state.bytes += bytes;
+        state.events.push_back((Arc::new(event), bytes));
+        while state.events.len() > limits::EVENTS_KEPT_MAX || state.bytes > limits::EVENTS_KEPT_BYTES {
+            let Some((_, bytes)) = state.events.pop_front() else { break };
+            state.bytes -= bytes;
+            state.first += 1;
+        }
+        drop(state);
+        self.changed.send_replace(number + 1);
+    }
+
+    /// An id for an event that is told to one reader alone: names the end of the log.
+    pub(crate) fn now_id(&self) -> String {
+        let Place(end) = self.end();
+        format!("{}-{}-{}", now_ms(), self.mark, end.saturating_sub(1))
+    }
+
+    /// The end of the log: only what comes.
+    pub fn end(&self) -> Place {
+        let state = self.state.lock();
+        Place(state.first + state.events.len() as u64)
+    }
+
+    /// The place after the event that a reader had last. None where events in between are gone, or may be.
+    pub fn after(&self, id: &str) -> Option<Place> {
+        let mut parts = id.splitn(3, '-');
+        let millis: u64 = parts.next()?.parse().ok()?;
+        let (mark, number) = (parts.next()?, parts.next()?.parse::<u64>().ok()?);
+        let state = self.state.lock();
+        if mark == self.mark {
+            let end = state.first + state.events.len() as u64;
+            return (state.first..=end).contains(&number.saturating_add(1)).then(|| Place(number + 1));
+        }
+        // Another replica's event: from well before it on, which must be there.
+        let from = millis.saturating_sub(limits::EVENTS_OVERLAP.as_millis() as u64);
+        let skipped = state.events.iter().take_while(|(event, _)| event.timestamp_ms < from).count();
+        (skipped > 0).then(|| Place(state.first + skipped as u64))
+    }
+
+    /// What comes at a place, at most [`limits::EVENTS_BATCH`] events; moves the place on.
+    pub fn read(&self, place: &mut Place) -> Portion {
+        let state = self.state.lock();
+        if place.0 < state.first {
+            let missed = state.first - place.0;
+            return Portion::Missed(missed);
+        }
+        let skip = usize::try_from(place.0 - state.first).unwrap_or(usize::MAX);
+        let events: Vec<_> =
+            state.events.iter().skip(skip).take(limits::EVENTS_BATCH).map(|(e, _)| Arc::clone(e)).collect();
+        place.0 += events.len() as u64;
+        Portion::Events(events)
+    }
+
+    /// Tells of changes: the number of the next event.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_api::EventType;
+    use kvasir_types::Medium;
+
+    use super::*;
+
+    fn event(timestamp_ms: u64, blocks: usize) -> Event {
+        Event {
+            event_id: String::new(),
+            timestamp_ms,
+            event_type: EventType::Stored,
+            tenant_id: "t".parse().expect("a name"),
+            namespace: None,
+            model_id: None,
+            model_name: None,
+            lora_name: None,
+            block_size: 16,
+            backend_id: "r".parse().expect("a name"),
+            medium: Medium::Object,
+            level: None,
+            seq_hash: None,
+            object_digest: None,
+            parent_hash: None,
+            base_block_idx: None,
+            block_hashes: vec!["0".repeat(16); blocks],
+            reason: None,
+        }
+    }
+
+    fn ids(portion: Portion) -> Vec<String> {
+        match portion {
+            Portion::Events(events) => events.iter().map(|e| e.event_id.clone()).collect(),
+            Portion::Missed(missed) => panic!("{missed} missed"),
+        }
+    }
+
+    #[test]
+    fn readers_go_on_where_they_were() {
+        let log = EventLog::new("a");
+        let mut place = log.end();
+        assert_eq!(log.read(&mut place), Portion::Events(Vec::new()));
+        for i in 0..100 {
+            log.push(event(1_000_000 + i, 1));
+        }
+        let first = ids(log.read(&mut place));
+        assert_eq!(first.len(), limits::EVENTS_BATCH);
+        let mut again = log.after(&first[9]).expect("there");
+        assert_eq!(ids(log.read(&mut again))[0], first[10]);
+        assert_eq!(ids(log.read(&mut place)).len(), 100 - limits::EVENTS_BATCH);
+        for bad in [
+            "",
+            "1-2",
+            "x-y-z",
+            &format!("1-{}-100", log.mark),
+            &format!("1-{}-18446744073709551615", log.mark),
+        ] {
+            assert_eq!(log.after(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_reader_of_another_replica_gets_some_events_twice_and_none_never() {
+        let (old, new) = (EventLog::new("a"), EventLog::new("b"));
+        old.push(event(60_000, 1));
+        let mut place = Place(0);
+        let last = ids(old.read(&mut place)).remove(0);
+        assert_eq!(new.after(&last), None, "an empty log cannot say what was missed");
+        for at in [30_000, 55_000, 61_000] {
+            new.push(event(at, 1));
+        }
+        let mut place = new.after(&last).expect("the log reaches back");
+        assert_eq!(ids(new.read(&mut place)).len(), 2, "within the overlap and after it");
+    }
+
+    #[test]
+    fn the_log_is_bounded_and_slow_readers_are_told() {
+        let log = EventLog::new("a");
+        let mut slow = log.end();
+        let blocks = 1_024;
+        let events = 2 * limits::EVENTS_KEPT_BYTES / (blocks * 40);
+        for i in 0..events as u64 {
+            log.push(event(i, blocks));
+        }
+        assert!(log.state.lock().bytes <= limits::EVENTS_KEPT_BYTES);
+        let kept = log.state.lock().events.len() as u64;
+        assert!(kept < events as u64, "{kept}");
+        assert_eq!(log.read(&mut slow), Portion::Missed(events as u64 - kept));
+    }
+}

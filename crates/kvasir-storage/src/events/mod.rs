@@ -1,0 +1,126 @@
+//! Events: what happens to chunks, for prefix-aware routers.
+//!
+//! What this replica does and what it hears of others through the journal goes into one bounded log. Readers hold a
+//! place in it and no memory: one that falls behind the log's oldest event is told so and ends. A reader that comes
+//! back names its last event. On the same replica it goes on exactly there; on another one it gets everything from
+//! [`EVENTS_OVERLAP`](limits::EVENTS_OVERLAP) before that event on, so some twice; and where the log does not reach
+//! back so far, a `cleared` event tells it to forget what it knows.
+
+mod log;
+
+use std::{sync::Arc, time::SystemTime};
+
+use kvasir_api::{Event, EventType};
+use kvasir_types::{BLOCK_TOKENS, Level, Medium, Name};
+
+pub use log::{EventLog, Place, Portion};
+
+use crate::{Storage, journal::Entry, limits};
+
+impl Storage {
+    /// The log of events of this replica.
+    pub fn events(&self) -> &EventLog {
+        &self.events
+    }
+
+    /// Puts into the log what `replica` did.
+    pub(crate) async fn announce(&self, entry: &Entry, replica: &Name) {
+        let event = match entry {
+            Entry::Stored { tenant, model_id, row, block_hashes } => {
+                let namespace = self.namespace_of(tenant, model_id, &row.seq_hash, row.parent_hash).await;
+                let level = row.level_bytes.len().checked_sub(1).map(|top| Level(top as u8));
+                Event {
+                    namespace,
+                    level,
+                    parent_hash: Some(row.parent_hash.into()),
+                    base_block_idx: Some(row.first_position / BLOCK_TOKENS as u64),
+                    block_hashes: block_hashes.iter().map(hex).collect(),
+                    seq_hash: Some(row.seq_hash),
+                    object_digest: Some(row.object_digest),
+                    ..self.event(EventType::Stored, tenant, replica, Some(*model_id)).await
+                }
+            }
+            Entry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
+                let scope = crate::index::Scope::new(tenant, model_id);
+                let namespace = self.namespaces.get(&(scope, *seq_hash.as_bytes()));
+                Event {
+                    namespace,
+                    seq_hash: Some(*seq_hash),
+                    object_digest: Some(*object_digest),
+                    reason: Some(reason.as_str().to_owned()),
+                    ..self.event(EventType::Removed, tenant, replica, Some(*model_id)).await
+                }
+            }
+        };
+        self.events.push(event);
+    }
+
+    async fn event(
+        &self,
+        event_type: EventType,
+        tenant: &Name,
+        replica: &Name,
+        model_id: Option<kvasir_types::ModelId>,
+    ) -> Event {
+        // Registered models are remembered: this asks the store once a model.
+        let spec = match model_id {
+            Some(model_id) => self.model(tenant, &model_id).await.ok(),
+            None => None,
+        };
+        Event {
+            event_id: String::new(),
+            timestamp_ms: now_ms(),
+            event_type,
+            tenant_id: tenant.clone(),
+            namespace: None,
+            model_id,
+            model_name: spec.as_ref().map(|spec| spec.weights.clone()),
+            lora_name: spec.and_then(|spec| spec.adapter.clone()),
+            block_size: BLOCK_TOKENS as u32,
+            backend_id: replica.clone(),
+            medium: Medium::Object,
+            level: None,
+            seq_hash: None,
+            object_digest: None,
+            parent_hash: None,
+            base_block_idx: None,
+            block_hashes: Vec::new(),
+            reason: None,
+        }
+    }
+
+    /// The event that tells a reader that it missed something: forget all, look anew.
+    pub fn cleared_event(&self, tenant: &Name) -> Arc<Event> {
+        let replica = &self.journal.replica;
+        Arc::new(Event {
+            event_id: self.events.now_id(),
+            timestamp_ms: now_ms(),
+            event_type: EventType::Cleared,
+            tenant_id: tenant.clone(),
+            namespace: None,
+            model_id: None,
+            model_name: None,
+            lora_name: None,
+            block_size: BLOCK_TOKENS as u32,
+            backend_id: replica.clone(),
+            medium: Medium::Object,
+            level: None,
+            seq_hash: None,
+            object_digest: None,
+            parent_hash: None,
+            base_block_idx: None,
+            block_hashes: Vec::new(),
+            reason: Some("resumed_too_late".to_owned()),
+        })
+    }
+}
+
+fn hex(hash: &[u8; 8]) -> String {
+    format!("{:016x}", u64::from_be_bytes(*hash))
+}
+
+/// Milliseconds since 1970 by this replica's clock: for people and logs, never for decisions.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

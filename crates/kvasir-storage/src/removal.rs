@@ -1,0 +1,46 @@
+//! Why an object went.
+
+/// Why an object has a tombstone; its text is the tombstone's content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Removal {
+    /// A request asked for it.
+    Removed,
+    /// Its time to live ended.
+    Expired,
+    /// The collector made room.
+    Evicted,
+    /// The chunk has an object that readers prefer.
+    Duplicate,
+    /// Its bytes were wrong twice.
+    Corrupt,
+}
+
+impl Removal {
+    /// All reasons.
+    pub const ALL: [Self; 5] = [Self::Removed, Self::Expired, Self::Evicted, Self::Duplicate, Self::Corrupt];
+
+    /// As in tombstones, the journal and events.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Removed => "removed",
+            Self::Expired => "expired",
+            Self::Evicted => "evicted",
+            Self::Duplicate => "duplicate",
+            Self::Corrupt => "corrupt",
+        }
+    }
+
+    /// The reason of a text.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == text)
+    }
+
+    /// Who acts for this reason.
+    pub const fn by(self) -> &'static str {
+        match self {
+            Self::Removed => "request",
+            Self::Expired | Self::Evicted | Self::Duplicate => "collector",
+            Self::Corrupt => "scrub",
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! The direct path: bytes that never pass through the service.
+//!
+//! An upload is announced, sent to a staging name by a presigned URL, and committed. The staging name says all that
+//! was announced, so any replica can commit and nothing has to be remembered. The signature covers length and
+//! SHA-256: where the store compares them, the bytes behind the staging name are pinned, and header, directory,
+//! lengths and chain are checked by ranged reads; the object is then copied within the store to its own name. Where
+//! the store does not, the service reads the upload whole, as if it had been sent through it.
+//!
+//! With a store that compares, the object's name (its BLAKE3) is the uploader's word, within its own tenant: pieces
+//! have checksums that every reader checks, and a scrub compares the name.
+
+use std::sync::Arc;
+
+use futures::TryStreamExt;
+use kvasir_api::{StoredChunk, UploadRequest, UploadTicket, Via};
+use kvasir_container::HEADER_BYTES;
+use kvasir_types::Name;
+use object_store::{ObjectMeta, ObjectStoreExt};
+use uuid::Uuid;
+
+use crate::{
+    Storage, StorageError,
+    chunks::row_of,
+    layout::{ChunkKey, Key, UploadKey},
+    presign::Presigner,
+};
+
+impl Storage {
+    /// Whether clients may reach the store directly.
+    pub fn is_direct(&self) -> bool {
+        self.presigner().is_ok()
+    }
+
+    fn presigner(&self) -> Result<&Presigner, StorageError> {
+        let reason = match &self.store.presigner {
+            _ if !self.settings.direct.enabled => "the direct path is switched off (direct.enabled)",
+            None => "this kind of store has no presigned URLs",
+            Some(presigner) => return Ok(presigner),
+        };
+        Err(StorageError::DirectUnavailable { reason })
+    }
+
+    /// A presigned URL of an object, and its life in seconds.
+    ///
+    /// # Errors
+    /// [`StorageError::DirectUnavailable`], [`Store`](StorageError::Store). Not whether the object is there: its URL
+    /// will tell.
+    pub async fn direct_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
+        let life = self.settings.direct.url_ttl;
+        let path = self.store.layout.path(&Key::Chunk(key.clone()));
+        let url = self.presigner()?.get(&path, life).await;
+        let url = url.map_err(StorageError::store("signing a URL"))?;
+        Ok((url.into(), life.as_secs()))
+    }
+
+    /// How to read an object: by URL where it can be, else through the service.
+    pub async fn via(&self, key: &ChunkKey, direct: bool) -> Via {
+        if !direct {
+            return Via::Proxy;
+        }
+        match self.direct_url(key).await {
+            Ok((url, expires_in_s)) => Via::Direct { url, expires_in_s },
+            Err(StorageError::DirectUnavailable { .. }) => Via::Proxy,
+            Err(error) => {
+                tracing::warn!(%error, "a URL could not be signed; the object is read through the service");
+                Via::Proxy
+            }
+        }
+    }
+
+    /// Announces a direct upload.
+    ///
+    /// # Errors
+    /// [`StorageError::DirectUnavailable`], also where an object of this name is being deleted;
+    /// [`UnknownModel`](StorageError::UnknownModel), [`TooLarge`](StorageError::TooLarge),
+    /// [`UploadMismatch`](StorageError::UploadMismatch) for a SHA-256 that is none, [`Store`](StorageError::Store).
+    pub async fn announce_upload(
+        &self,
+        tenant: &Name,
+        request: &UploadRequest,
+    ) -> Result<UploadTicket, StorageError> {
+        let presigner = self.presigner()?;
+        self.model(tenant, &request.model_id).await?;
+        let limit = self.settings.chunk_bytes_max;
+        if request.bytes < HEADER_BYTES as u64 {
+            let (found, expected) = (request.bytes.to_string(), format!("at least {HEADER_BYTES}"));
+            return Err(StorageError::UploadMismatch { field: "length", found, expected });
+        }
+        if request.bytes > limit {
+            return Err(StorageError::TooLarge { limit });
+        }
+        let sha256 = request.sha256.parse::<kvasir_types::ObjectDigest>();
+        let sha256 = sha256.map_err(|e| StorageError::UploadMismatch {
+            field: "sha256",
+            found: e.to_string(),
+            expected: "64 hex digits".to_owned(),
+        })?;
+        let chunk = ChunkKey {
+            tenant: tenant.clone(),
+            model_id: request.model_id,
+            seq_hash: request.seq_hash,
+            object_digest: request.object_digest,
+        };
+        if self.is_buried(&chunk).await? {
+            let reason = "an object of this name is being deleted";
+            return Err(StorageError::DirectUnavailable { reason });
+        }
+        let upload_id = Uuid::now_v7();
+        let key = UploadKey { chunk, upload_id, bytes: request.bytes, sha256: *sha256.as_bytes() };
+        let path = self.store.layout.path(&Key::Upload(key));
+        let life = self.settings.direct.url_ttl;
+        let signed = presigner.put(&path, request.bytes, sha256.as_bytes(), life).await;
+        let (url, headers) = signed.map_err(StorageError::store("signing a URL"))?;
+        Ok(UploadTicket { upload_id, url: url.into(), headers, expires_in_s: life.as_secs() })
+    }
+
+    /// Checks an upload and makes it visible. May be sent again.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownUpload`]; [`UploadMismatch`](StorageError::UploadMismatch),
+    /// [`InvalidChunk`](StorageError::InvalidChunk), [`ChunkMismatch`](StorageError::ChunkMismatch),
+    /// [`UnknownProfile`](StorageError::UnknownProfile): nothing is stored, and the upload is deleted.
+    /// [`Store`](StorageError::Store): send it again.
+    pub async fn commit_upload(
+        self: &Arc<Self>,
+        tenant: &Name,
+        upload_id: Uuid,
+    ) -> Result<StoredChunk, StorageError> {
+        let presigner = self.presigner()?;
+        let again = (tenant.clone(), upload_id);
+        if let Some(stored) = self.committed.get(&again) {
+            return Ok(StoredChunk { created: false, ..stored });
+        }
+        let (upload, meta) = self.find_upload(tenant, upload_id).await?;
+        let checked = if presigner.has_checksums() {
+            self.adopt(&upload, &meta).await
+        } else {
+            self.read_in(&upload, &meta).await
+        };
+        let final_refusal = |error: &StorageError| !error.code().is_retryable();
+        if let Err(error) = &checked
+            && final_refusal(error)
+        {
+            let ChunkKey { model_id, seq_hash, .. } = &upload.chunk;
+            self.refuse(tenant, model_id, seq_hash, error);
+        }
+        if checked.as_ref().err().is_none_or(final_refusal) {
+            // Left behind, it is collected.
+            if let Err(error) = self.store.store.delete(&meta.location).await {
+                tracing::warn!(%error, "a committed upload's staging object stays for the collector");
+            }
+        }
+        let stored = checked?;
+        self.committed.insert(again, stored.clone());
+        Ok(stored)
+    }
+
+    async fn find_upload(
+        &self,
+        tenant: &Name,
+        upload_id: Uuid,
+    ) -> Result<(UploadKey, ObjectMeta), StorageError> {
+        let prefix = self.store.layout.upload_prefix(tenant, upload_id);
+        let failed = StorageError::store("looking for an upload");
+        let mut listing = self.store.store.list(Some(&prefix));
+        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+            if let Some(Key::Upload(upload)) = self.store.layout.parse(&meta.location) {
+                return Ok((upload, meta));
+            }
+        }
+        Err(StorageError::UnknownUpload { upload_id })
+    }
+
+    /// The store has compared the bytes with what was signed: ranged reads, and a copy within the store.
+    async fn adopt(&self, upload: &UploadKey, meta: &ObjectMeta) -> Result<StoredChunk, StorageError> {
+        same_length(upload, meta.size)?;
+        let key = &upload.chunk;
+        let head = self.head_at(&meta.location, key).await?;
+        self.check_header(&key.tenant, &key.model_id, &key.seq_hash, &head.header).await?;
+        same_length(upload, head.header.object_bytes())?;
+        if self.is_buried(key).await? {
+            let reason = "an object of this name is being deleted";
+            return Err(StorageError::DirectUnavailable { reason });
+        }
+        let path = self.store.layout.path(&Key::Chunk(key.clone()));
+        let created = match self.store.store.head(&path).await {
+            Ok(there) => there.size != meta.size,
+            Err(object_store::Error::NotFound { .. }) => true,
+            Err(error) => return Err(StorageError::store("asking for an object")(error)),
+        };
+        if created {
+            let copied = self.store.store.copy(&meta.location, &path).await;
+            copied.map_err(StorageError::store("copying an upload to its name"))?;
+        }
+        let row = Arc::new(row_of(&head, key.object_digest));
+        Ok(self.stored(key.clone(), &row, head.block_hashes, created).await)
+    }
+
+    /// The store may hold any bytes: all are read, verified and stored by the service.
+    async fn read_in(
+        self: &Arc<Self>,
+        upload: &UploadKey,
+        meta: &ObjectMeta,
+    ) -> Result<StoredChunk, StorageError> {
+        same_length(upload, meta.size)?;
+        let key = &upload.chunk;
+        let read = self.store.store.get(&meta.location).await;
+        let body = read.map_err(StorageError::store("reading an upload"))?.into_stream();
+        let digest = Arc::new(parking_lot::Mutex::new(blake3::Hasher::new()));
+        let hashed = {
+            let digest = Arc::clone(&digest);
+            body.inspect_ok(move |part| {
+                digest.lock().update(part);
+            })
+        };
+        // A wrong digest is noticed before anything is visible: the body fails at its end.
+        let expected = *key.object_digest.as_bytes();
+        let checked = futures::StreamExt::chain(hashed.map_err(|e| e.to_string()), {
+            futures::stream::once(async move {
+                let found = *digest.lock().finalize().as_bytes();
+                if found == expected { Ok(bytes::Bytes::new()) } else { Err(MISMATCH.to_owned()) }
+            })
+        });
+        match self.put_chunk(&key.tenant, &key.model_id, &key.seq_hash, checked).await {
+            Err(StorageError::Body { reason, .. }) if reason == MISMATCH => {
+                Err(StorageError::UploadMismatch {
+                    field: "BLAKE3",
+                    found: "another one".to_owned(),
+                    expected: key.object_digest.to_string(),
+                })
+            }
+            other => other,
+        }
+    }
+
+    /// Deletes uploads that were not committed in time. Gives how many.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]; what was deleted stays deleted.
+    pub async fn collect_uploads(&self, now_ms: i64, dry_run: bool) -> Result<u64, StorageError> {
+        let failed = StorageError::store("collecting uploads");
+        let life = i64::try_from(self.settings.direct.upload_ttl.as_millis()).unwrap_or(i64::MAX);
+        let mut collected = 0;
+        for tenant in self.tenants().await? {
+            let prefix = self.store.layout.uploads_prefix(&tenant);
+            let mut listing = self.store.store.list(Some(&prefix));
+            while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+                let is_upload = matches!(self.store.layout.parse(&meta.location), Some(Key::Upload(_)));
+                let age = now_ms.saturating_sub(meta.last_modified.timestamp_millis());
+                if !is_upload || age < life {
+                    continue;
+                }
+                collected += 1;
+                if !dry_run {
+                    self.store.store.delete(&meta.location).await.map_err(&failed)?;
+                }
+            }
+        }
+        Ok(collected)
+    }
+}
+
+const MISMATCH: &str = "the bytes have another BLAKE3 than was announced";
+
+fn same_length(upload: &UploadKey, bytes: u64) -> Result<(), StorageError> {
+    if bytes == upload.bytes {
+        return Ok(());
+    }
+    let (found, expected) = (bytes.to_string(), upload.bytes.to_string());
+    Err(StorageError::UploadMismatch { field: "length", found, expected })
+}
