@@ -171,6 +171,27 @@ impl StorageError {
         move |source| Self::Store { operation, source }
     }
 
+    /// A read that did not bring what it should have, without words of the store.
+    pub(crate) fn broken_off(reason: &str) -> Self {
+        let source = object_store::Error::Generic { store: "kvasir", source: reason.into() };
+        Self::Store { operation: "reading an object", source }
+    }
+
+    /// The same failure for another of those who waited for one request.
+    pub(crate) fn shared(&self) -> Self {
+        match self {
+            Self::UnknownChunk { seq_hash, object_digest } => {
+                Self::UnknownChunk { seq_hash: *seq_hash, object_digest: *object_digest }
+            }
+            Self::Corrupt { seq_hash, object_digest, reason } => Self::Corrupt {
+                seq_hash: *seq_hash,
+                object_digest: *object_digest,
+                reason: reason.clone(),
+            },
+            other => Self::broken_off(&other.to_string()),
+        }
+    }
+
     /// The code on the wire.
     pub fn code(&self) -> ErrorCode {
         match self {

@@ -86,17 +86,24 @@ pub const REBUILD_PARALLEL: usize = 32;
 pub const FIRST_WRITER_SETTLE: Duration = Duration::from_secs(1);
 /// Bytes of a tenant's salt.
 pub const SALT_BYTES: usize = 32;
-/// Longest frame of the hot tier: the unit of its policy, its files and its waits. A millisecond from a disk.
+/// Longest frame of the hot tier, unless a single piece is longer: the unit of its policy, its files and its waits. A
+/// millisecond from a disk.
 pub const HOT_FRAME_BYTES: u64 = 1 << 20;
+/// Longest frame that is kept: an object of larger pieces is passed through.
+pub const HOT_FRAME_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that one store request of the hot tier brings at most: bounds what a slow reader makes it hold.
 pub const HOT_FLIGHT_BYTES: u64 = 8 << 20;
-/// Frames that wait to be written to disk; what is evicted from memory beyond that is dropped.
-pub const HOT_WRITES_MAX: usize = 64;
+/// Share of the hot tier's memory for frames that wait to be written to disk; what is evicted beyond that is dropped.
+pub const HOT_WRITING_DIVISOR: u64 = 16;
+/// Share of the hot tier's memory for frames that nobody has asked for yet.
+pub const HOT_AHEAD_DIVISOR: u64 = 16;
 /// Prefetches at once.
 pub const HOT_PREFETCHES_MAX: usize = 8;
+/// Chunks that are read ahead of one that is read.
+pub const HOT_READ_AHEAD_CHUNKS: usize = 2;
 /// Tenants with a share of their own in the hot tier; the others share one.
 pub const HOT_TENANTS_MAX: usize = 256;
-/// Frames of an object that are told apart in the order of a context: 1 GiB at a MiB each.
+/// Frames of 256 tokens of an object that are told apart in the order of a context.
 pub const HOT_FRAMES_ORDERED: u32 = 1024;
 /// Worth of a level's bytes relative to the level below: steps refined by three lower the squared error to a ninth.
 pub const HOT_LEVEL_WORTH: f32 = 1.0 / 9.0;
@@ -136,3 +143,11 @@ pub const CONTEXTS_PARALLEL: usize = 16;
 pub const CONTEXT_VERSIONS_MAX: usize = 10_000;
 /// How long a listing of a tenant's usage is good for.
 pub const USAGE_KEPT: Duration = Duration::from_secs(10);
+/// Objects whose cuts and checksums are remembered: 8 bytes a piece, some KiB each.
+pub const HOT_OBJECTS_MAX: usize = 1_024;
+/// Places in contexts that are remembered from lookups, and chunks that were asked for: ~100 bytes each.
+pub const HOT_NOTED_MAX: usize = 65_536;
+/// How long after its lookup a read or write still belongs to a request: longer than any load takes.
+pub const HOT_REQUEST_SECONDS_MAX: f64 = 300.0;
+/// Departures from the hot tier that are remembered for `explain`: ~100 bytes each.
+pub const HOT_DEPARTURES_KEPT: usize = 16_384;

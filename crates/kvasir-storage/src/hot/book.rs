@@ -17,14 +17,17 @@ pub(super) type TenantIndex = u16;
 pub(super) struct Book {
     kind: PolicyKind,
     capacity: u64,
+    /// What one tenant may hold.
+    quota: u64,
     tenants: Vec<Box<dyn EvictionPolicy<FrameKey>>>,
     owner: HashMap<FrameKey, TenantIndex>,
     bytes: u64,
 }
 
 impl Book {
-    pub(super) fn new(kind: PolicyKind, capacity: u64) -> Self {
-        Self { kind, capacity, tenants: Vec::new(), owner: HashMap::new(), bytes: 0 }
+    pub(super) fn new(kind: PolicyKind, capacity: u64, tenant_share_max: f64) -> Self {
+        let quota = (capacity as f64 * tenant_share_max.clamp(0.0, 1.0)) as u64;
+        Self { kind, capacity, quota, tenants: Vec::new(), owner: HashMap::new(), bytes: 0 }
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -49,7 +52,7 @@ impl Book {
         access: &Access<FrameKey>,
     ) -> Vec<FrameKey> {
         self.remove(&key);
-        if access.bytes > self.capacity {
+        if access.bytes > self.quota {
             return vec![key];
         }
         while self.tenants.len() <= usize::from(tenant) {
@@ -59,6 +62,10 @@ impl Book {
         self.owner.insert(key, tenant);
         self.bytes += access.bytes;
         let mut victims = Vec::new();
+        while self.tenants[usize::from(tenant)].bytes() > self.quota {
+            let Some(victim) = self.evict_of(tenant, access.now) else { break };
+            victims.push(victim);
+        }
         while self.bytes > self.capacity {
             let Some(victim) = self.evict(access.now) else { break };
             victims.push(victim);
@@ -68,10 +75,15 @@ impl Book {
 
     /// The tenant that holds most gives way: it holds at least an equal share, whoever asks for room.
     fn evict(&mut self, now: Moment) -> Option<FrameKey> {
-        let largest = self.tenants.iter_mut().max_by_key(|policy| policy.bytes())?;
-        let before = largest.bytes();
-        let victim = largest.evict(now)?;
-        self.bytes -= before - largest.bytes();
+        let largest = (0..self.tenants.len()).max_by_key(|tenant| self.tenants[*tenant].bytes())?;
+        self.evict_of(largest as TenantIndex, now)
+    }
+
+    fn evict_of(&mut self, tenant: TenantIndex, now: Moment) -> Option<FrameKey> {
+        let policy = &mut self.tenants[usize::from(tenant)];
+        let before = policy.bytes();
+        let victim = policy.evict(now)?;
+        self.bytes -= before - policy.bytes();
         self.owner.remove(&victim);
         Some(victim)
     }
@@ -132,7 +144,7 @@ mod tests {
     #[test]
     fn no_tenant_falls_below_its_share() {
         for kind in PolicyKind::ALL {
-            let mut book = Book::new(kind, 1_000);
+            let mut book = Book::new(kind, 1_000, 1.0);
             (0..4).for_each(|frame| drop(book.insert(0, key(0, frame), &access(100, frame))));
             // A flood: used again and again, so that any policy likes it better.
             for frame in 0..1_000 {
@@ -150,12 +162,24 @@ mod tests {
     }
 
     #[test]
+    fn a_quota_holds_while_there_is_room_too() {
+        for kind in PolicyKind::ALL {
+            let mut book = Book::new(kind, 1_000, 0.3);
+            (0..10).for_each(|frame| drop(book.insert(0, key(0, frame), &access(100, frame))));
+            assert_eq!(book.bytes(), 300, "{kind}");
+            assert_eq!(book.insert(0, key(0, 99), &access(301, 99)), [key(0, 99)], "{kind}: more than its quota");
+            (0..10).for_each(|frame| drop(book.insert(1, key(1, frame), &access(100, 20 + frame))));
+            assert_eq!(book.bytes(), 600, "{kind}");
+        }
+    }
+
+    #[test]
     fn what_is_larger_than_the_tier_is_not_taken() {
-        let mut book = Book::new(PolicyKind::Lru, 100);
+        let mut book = Book::new(PolicyKind::Lru, 100, 1.0);
         book.insert(0, key(0, 1), &access(100, 1));
         assert_eq!(book.insert(0, key(0, 2), &access(101, 2)), [key(0, 2)]);
         assert!(book.contains(&key(0, 1)) && book.bytes() == 100);
-        let mut none = Book::new(PolicyKind::Adaptive, 0);
+        let mut none = Book::new(PolicyKind::Adaptive, 0, 1.0);
         assert_eq!(none.insert(0, key(0, 1), &access(1, 1)), [key(0, 1)]);
     }
 

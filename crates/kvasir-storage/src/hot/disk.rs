@@ -51,7 +51,7 @@ impl FrameFile {
         let bytes = u32::from_str_radix(bytes, 16).ok()?;
         let file =
             Self { tenant: tenant.parse().ok()?, key, bytes, level: u8::from_str_radix(level, 16).ok()? };
-        (u64::from(bytes) <= limits::HOT_FRAME_BYTES).then_some(file)
+        (u64::from(bytes) <= limits::HOT_FRAME_BYTES_MAX).then_some(file)
     }
 
     fn checksum(&self, content: &[u8]) -> u32 {

@@ -15,11 +15,14 @@ use super::{
     tier::{Fetch, HotContext, HotTier},
 };
 
-/// Where a frame will be; closed without a value when it does not come.
-pub(super) type Arrival = watch::Receiver<Option<Bytes>>;
+/// What became of a frame: its bytes and where they were, or why it did not come.
+pub(super) type Outcome = Result<(Bytes, Medium), Arc<StorageError>>;
+
+/// Where a frame will be; closed without a value when its flight died.
+pub(super) type Arrival = watch::Receiver<Option<Outcome>>;
 
 /// Consecutive frames of an object and who waits for them.
-pub(super) type Run = Vec<(u32, watch::Sender<Option<Bytes>>)>;
+pub(super) type Run = Vec<(u32, watch::Sender<Option<Outcome>>)>;
 
 /// A run of frames on its way. Whatever has not come when it is dropped is given up, so nobody waits for ever.
 pub(super) struct Flight {
@@ -45,30 +48,34 @@ impl Flight {
 
     fn deliver(&mut self, bytes: Bytes, from: Medium) {
         let Some((frame, waiting)) = self.run.pop() else { return };
-        if self.used {
-            self.tier.observer().served(from, self.context.class, bytes.len() as u64);
-        }
-        self.tier.arrived(&self.object, frame, self.context, &bytes);
-        waiting.send_replace(Some(bytes));
+        self.tier.arrived(&self.object, frame, self.context, self.used, &bytes);
+        waiting.send_replace(Some(Ok((bytes, from))));
     }
 
     /// From a file, and from the store if the file is broken.
     pub(super) async fn bring_from_disk(mut self, file: FrameFile, fetch: Fetch) {
         let (folder, wanted) = (Arc::clone(self.tier.folder()), file.clone());
         let read = tokio::task::spawn_blocking(move || folder.read(&wanted)).await;
+        let frame = self.run.last().map_or(0, |(frame, _)| *frame);
         match read {
-            Ok(Some(bytes)) => self.deliver(bytes, Medium::Disk),
-            Ok(None) | Err(_) => {
+            Ok(Some(bytes)) if self.object.verify(frame, &bytes) => self.deliver(bytes, Medium::Disk),
+            Ok(_) | Err(_) => {
                 self.tier.broken(file);
                 self.bring_from_store(fetch).await;
             }
         }
     }
 
-    /// One request for the whole run. The error, if there is one, is learnt by those who wait: they ask again.
+    /// One request for the whole run. Whoever waits for what does not come learns why.
     pub(super) async fn bring_from_store(mut self, fetch: Fetch) {
         if let Err(error) = self.try_bring_from_store(fetch).await {
             tracing::debug!(%error, "filling the hot tier");
+            let error = Arc::new(error);
+            // Gone from the table first: whoever tries again must not find this flight.
+            self.tier.lost(&self.object, self.run.iter().map(|(frame, _)| *frame));
+            for (_, waiting) in self.run.drain(..) {
+                waiting.send_replace(Some(Err(Arc::clone(&error))));
+            }
         }
     }
 
@@ -87,11 +94,14 @@ impl Flight {
                 let more = part.split_to(part.len().min(bytes - gathered.len()));
                 gathered.extend_from_slice(&more);
                 if gathered.len() == bytes {
+                    if !self.object.verify(*frame, &gathered) {
+                        return Err(self.object.corrupt(*frame));
+                    }
                     self.deliver(std::mem::take(&mut gathered).into(), Medium::Object);
                 }
             }
         }
-        Ok(())
+        if self.run.is_empty() { Ok(()) } else { Err(StorageError::broken_off("the store's answer ended early")) }
     }
 }
 

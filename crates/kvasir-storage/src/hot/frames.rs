@@ -1,141 +1,196 @@
-//! How an object is cut into frames.
+//! How an object is cut into frames, and what proves their bytes.
 
 use std::ops::Range;
 
-use kvasir_types::Name;
+use kvasir_container::{ChunkHeader, Head};
+use kvasir_types::{Level, ModelId, Name, SeqHash};
 
-use crate::limits;
+use crate::{StorageError, layout::ChunkKey, limits};
+
+/// Bytes of an object's id that name its chunk; the others name the object.
+const CHUNK_ID_BYTES: usize = 6;
 
 /// Names a frame: the object in its tenant's space, and the frame's number from the object's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameKey {
-    /// The object.
+    /// The object: 6 bytes that all objects of its chunk share, 10 of its own.
     pub object: [u8; 16],
     /// The frame.
     pub frame: u32,
 }
 
-/// An object as the hot tier sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+impl FrameKey {
+    /// The first frame of an object. It has the head, so it says where all others are.
+    pub fn first(key: &ChunkKey) -> Self {
+        let mut object = [0; 16];
+        object[..CHUNK_ID_BYTES].copy_from_slice(&chunk_id(&key.tenant, &key.model_id, &key.seq_hash));
+        let mut own = chunk_hasher(&key.tenant, &key.model_id, &key.seq_hash);
+        own.update(key.object_digest.as_bytes()).finalize_xof().fill(&mut object[CHUNK_ID_BYTES..]);
+        Self { object, frame: 0 }
+    }
+
+    /// Whether this is a frame of some object of a chunk.
+    pub(super) fn is_of_chunk(&self, chunk: [u8; CHUNK_ID_BYTES]) -> bool {
+        self.object[..CHUNK_ID_BYTES] == chunk
+    }
+}
+
+fn chunk_hasher(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> blake3::Hasher {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(tenant.as_str().len() as u64).to_le_bytes());
+    hasher.update(tenant.as_str().as_bytes()).update(model_id.as_bytes()).update(seq_hash.as_bytes());
+    hasher
+}
+
+/// What the ids of all objects of a chunk begin with.
+pub(super) fn chunk_id(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> [u8; CHUNK_ID_BYTES] {
+    let mut id = [0; CHUNK_ID_BYTES];
+    chunk_hasher(tenant, model_id, seq_hash).finalize_xof().fill(&mut id);
+    id
+}
+
+/// A run of bytes under one checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    bytes: u32,
+    crc32c: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Frame {
+    start: u64,
+    first_piece: u32,
+    level: u8,
+}
+
+/// An object as the hot tier sees it: runs of whole pieces of one level, each with its checksums.
+#[derive(Debug, Clone, PartialEq)]
 pub struct HotObject {
-    id: [u8; 16],
-    tenant: Name,
-    /// Start of each frame, and the object's size at the end.
-    cuts: Vec<u64>,
-    /// First frame of each level.
-    levels: Vec<u32>,
+    key: ChunkKey,
+    first: FrameKey,
+    header: ChunkHeader,
+    frames: Vec<Frame>,
+    /// The head, then the pieces as they lie.
+    pieces: Vec<Piece>,
+    level_bytes: Vec<u64>,
 }
 
 impl HotObject {
-    /// An object of `tenant` stored at `path`, of `object_bytes`, whose prefixes of `level_bytes` decode to its
-    /// levels. Level ends that are out of order are ignored: they come from a header that may lie.
-    pub fn new(tenant: &Name, path: &str, level_bytes: &[u64], object_bytes: u64) -> Self {
-        let mut id = [0; 16];
-        blake3::Hasher::new().update(path.as_bytes()).finalize_xof().fill(&mut id);
-        let (mut cuts, mut levels) = (vec![0], Vec::new());
-        for end in level_bytes.iter().copied().chain([object_bytes]) {
-            let start = *cuts.last().expect("it starts with 0");
-            if end <= start || end > object_bytes {
-                continue;
-            }
-            levels.push(cuts.len() as u32 - 1);
-            let frames = (end - start).div_ceil(limits::HOT_FRAME_BYTES);
-            // Even frames rather than full ones and a rest: a frame is the unit of every cost.
-            let length = (end - start).div_ceil(frames);
-            cuts.extend((1..frames).map(|frame| start + frame * length));
-            cuts.push(end);
+    /// The object `key`, whose verified head is `head`.
+    pub fn new(key: &ChunkKey, head: &Head) -> Self {
+        let level_bytes = (0..head.header.level_count).filter_map(|level| head.level_bytes(Level(level)));
+        let mut this = Self {
+            key: key.clone(),
+            first: FrameKey::first(key),
+            header: head.header.clone(),
+            frames: Vec::new(),
+            pieces: Vec::new(),
+            level_bytes: level_bytes.collect(),
+        };
+        let head_bytes = u32::try_from(head.header.head_bytes()).unwrap_or(u32::MAX);
+        this.add(Piece { bytes: head_bytes, crc32c: 0 }, 0, 0);
+        for (section, _, entry) in head.pieces() {
+            let level = head.sections().get(section).map_or(0, |id| id.level.0);
+            let bytes = u32::try_from(entry.range.end - entry.range.start).unwrap_or(u32::MAX);
+            this.add(Piece { bytes, crc32c: entry.crc32c }, entry.range.start, level);
         }
-        Self { id, tenant: tenant.clone(), cuts, levels }
+        this
+    }
+
+    /// Appends a piece: to the last frame, or to a new one where a level begins or the last has enough.
+    fn add(&mut self, piece: Piece, start: u64, level: u8) {
+        let end = start + u64::from(piece.bytes);
+        let fits = |last: &&Frame| last.level == level && end - last.start <= limits::HOT_FRAME_BYTES;
+        if self.frames.last().filter(fits).is_none() {
+            self.frames.push(Frame { start, first_piece: self.pieces.len() as u32, level });
+        }
+        self.pieces.push(piece);
+    }
+
+    /// Which object this is.
+    pub fn chunk(&self) -> &ChunkKey {
+        &self.key
     }
 
     /// Whose it is.
     pub fn tenant(&self) -> &Name {
-        &self.tenant
+        &self.key.tenant
+    }
+
+    /// Its header.
+    pub fn header(&self) -> &ChunkHeader {
+        &self.header
     }
 
     /// Size of the object.
     pub fn bytes(&self) -> u64 {
-        self.cuts.last().copied().unwrap_or(0)
+        self.header.object_bytes()
+    }
+
+    /// Bytes of the prefix that decodes to the highest level within `bytes`; of the base where there is none.
+    pub fn level_within(&self, bytes: u64) -> u64 {
+        let within = self.level_bytes.iter().rev().find(|level| **level <= bytes);
+        within.or(self.level_bytes.first()).copied().unwrap_or(0)
     }
 
     /// How many frames it has.
     pub fn frames(&self) -> u32 {
-        self.cuts.len() as u32 - 1
+        self.frames.len() as u32
     }
 
     /// The key of a frame.
     pub fn key(&self, frame: u32) -> FrameKey {
-        FrameKey { object: self.id, frame }
+        FrameKey { frame, ..self.first }
     }
 
-    /// The bytes of a frame.
+    /// The bytes of a frame, as offsets into the object.
     pub fn range(&self, frame: u32) -> Range<u64> {
-        self.cuts[frame as usize]..self.cuts[frame as usize + 1]
+        let start = |frame: usize| self.frames.get(frame).map_or(self.bytes(), |frame| frame.start);
+        start(frame as usize)..start(frame as usize + 1)
     }
 
-    /// The level whose sections a frame holds.
+    /// The level that a frame belongs to. The head counts as level 0.
     pub fn level(&self, frame: u32) -> u8 {
-        (self.levels.partition_point(|first| *first <= frame).saturating_sub(1)) as u8
+        self.frames.get(frame as usize).map_or(0, |frame| frame.level)
     }
 
-    /// The frames that hold some of `range`.
+    /// The frames that hold any byte of a range.
     pub fn frames_of(&self, range: &Range<u64>) -> Range<u32> {
-        if range.is_empty() {
+        if range.is_empty() || range.start >= self.bytes() {
             return 0..0;
         }
-        let first = self.cuts.partition_point(|cut| *cut <= range.start).saturating_sub(1);
-        let end = self.cuts.partition_point(|cut| *cut < range.end);
-        first as u32..end.min(self.frames() as usize) as u32
+        let first = self.frames.partition_point(|frame| frame.start <= range.start) - 1;
+        let end = self.frames.partition_point(|frame| frame.start < range.end);
+        first as u32..end as u32
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn frames_tile_the_object(
-            mut levels in prop::collection::vec(0..20_000_000u64, 0..8),
-            rest in 0..5_000_000u64,
-            from in 0..25_000_000u64,
-            length in 1..5_000_000u64,
-        ) {
-            levels.sort_unstable();
-            let bytes = levels.last().copied().unwrap_or(0) + rest;
-            let tenant: Name = "t".parse().unwrap();
-            let object = HotObject::new(&tenant, "p", &levels, bytes);
-            prop_assert_eq!(object.bytes(), bytes);
-            let mut at = 0;
-            for frame in 0..object.frames() {
-                let range = object.range(frame);
-                prop_assert_eq!(range.start, at);
-                prop_assert!(range.end > at && range.end - at <= limits::HOT_FRAME_BYTES);
-                let crosses = levels.iter().any(|end| range.start < *end && *end < range.end);
-                prop_assert!(!crosses, "a frame never holds two levels");
-                at = range.end;
+    /// Whether `content` is what the object's head promises of a frame: every checksum in it, and the head itself.
+    pub fn verify(&self, frame: u32, content: &[u8]) -> bool {
+        let piece_of = |frame: u32| self.frames.get(frame as usize).map(|frame| frame.first_piece as usize);
+        let Some(first) = piece_of(frame) else { return false };
+        let end = piece_of(frame + 1).unwrap_or(self.pieces.len());
+        let mut rest = content;
+        for number in first..end {
+            let Piece { bytes, crc32c } = self.pieces[number];
+            let Some((piece, behind)) = rest.split_at_checked(bytes as usize) else { return false };
+            let sound = match number {
+                0 => Head::parse(piece).is_ok_and(|head| head.header == self.header),
+                _ => crc32c::crc32c(piece) == crc32c,
+            };
+            if !sound {
+                return false;
             }
-            prop_assert_eq!(at, bytes);
-            let wanted = from.min(bytes)..(from + length).min(bytes);
-            let frames = object.frames_of(&wanted);
-            for frame in 0..object.frames() {
-                let range = object.range(frame);
-                let overlaps = range.start < wanted.end && wanted.start < range.end && !wanted.is_empty();
-                prop_assert_eq!(frames.contains(&frame), overlaps);
-            }
+            rest = behind;
         }
+        rest.is_empty()
     }
 
-    #[test]
-    fn levels_are_found_and_lies_ignored() {
-        let tenant: Name = "t".parse().unwrap();
-        let object = HotObject::new(&tenant, "p", &[10, 30, 20, 900], 100);
-        assert_eq!(
-            (0..object.frames()).map(|frame| object.range(frame)).collect::<Vec<_>>(),
-            [0..10, 10..30, 30..100]
-        );
-        assert_eq!((0..3).map(|frame| object.level(frame)).collect::<Vec<_>>(), [0, 1, 2]);
+    /// The error for bytes of it that are not what its head promises.
+    pub(super) fn corrupt(&self, frame: u32) -> StorageError {
+        StorageError::Corrupt {
+            seq_hash: self.key.seq_hash,
+            object_digest: self.key.object_digest,
+            reason: format!("bytes {:?} do not have the checksums of its directory", self.range(frame)),
+        }
     }
 }

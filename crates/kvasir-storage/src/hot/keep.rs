@@ -12,9 +12,11 @@ use crate::{
 
 use super::{
     EvictReason, FrameKey, HotObject,
+    ahead::Ahead,
     book::{Book, TenantIndex, TenantNumbers},
     disk::FrameFile,
     flight::Arrival,
+    log::DepartureLog,
     tier::{HotContext, HotTier},
 };
 
@@ -43,7 +45,43 @@ pub(super) struct State {
     pub(super) disk: HashMap<FrameKey, Place>,
     /// Frames that wait to be written; they count as on disk and are served from here.
     pub(super) writing: HashMap<FrameKey, Bytes>,
+    pub(super) writing_bytes: u64,
+    pub(super) ahead: Ahead,
     pub(super) flights: HashMap<FrameKey, Arrival>,
+    pub(super) ram_levels: LevelBytes,
+    pub(super) disk_levels: LevelBytes,
+    pub(super) departures: DepartureLog,
+}
+
+impl State {
+    pub(super) fn start_writing(&mut self, key: FrameKey, content: Bytes) {
+        self.writing_bytes += content.len() as u64;
+        self.writing.insert(key, content);
+    }
+
+    fn end_writing(&mut self, key: &FrameKey) {
+        if let Some(content) = self.writing.remove(key) {
+            self.writing_bytes -= content.len() as u64;
+        }
+    }
+}
+
+/// Bytes by level.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LevelBytes(pub(super) Vec<u64>);
+
+impl LevelBytes {
+    fn add(&mut self, file: &FrameFile) {
+        let level = usize::from(file.level);
+        if self.0.len() <= level {
+            self.0.resize(level + 1, 0);
+        }
+        self.0[level] += u64::from(file.bytes);
+    }
+
+    fn subtract(&mut self, file: &FrameFile) {
+        self.0[usize::from(file.level)] -= u64::from(file.bytes);
+    }
 }
 
 /// Work for the disk, done outside the lock: deletions, then writes.
@@ -63,7 +101,7 @@ impl HotTier {
         now: Moment,
     ) -> Place {
         let range = object.range(frame);
-        let bytes = u32::try_from(range.end - range.start).expect("frames are at most HOT_FRAME_BYTES");
+        let bytes = u32::try_from(range.end - range.start).expect("frames above HOT_FRAME_BYTES_MAX are not kept");
         let tenant = object.tenant().clone();
         let number = state.tenants.number(tenant.as_str());
         let file = FrameFile { tenant, key: object.key(frame), bytes, level: object.level(frame) };
@@ -74,18 +112,21 @@ impl HotTier {
     pub(super) fn take_in_ram(&self, state: &mut State, held: Held, work: &mut DiskWork) {
         let key = held.place.file.key;
         let (tenant, access) = (held.place.tenant, held.place.access);
-        state.ram.insert(key, held);
+        state.ram_levels.add(&held.place.file);
+        if let Some(before) = state.ram.insert(key, held) {
+            state.ram_levels.subtract(&before.place.file);
+        }
         for victim in state.ram_book.insert(tenant, key, &access) {
             let reason = if victim == key { EvictReason::NotAdmitted } else { EvictReason::Capacity };
             let Some(held) = self.leave_ram(state, &victim, reason) else { continue };
             if state.disk_book.contains(&victim) || self.settings.disk_bytes == 0 {
                 continue;
             }
-            if state.writing.len() < limits::HOT_WRITES_MAX {
+            if state.writing_bytes + held.bytes.len() as u64 <= self.writing_bytes_max {
                 let place = Place { since: self.clock.now(), ..held.place.clone() };
                 let file = place.file.clone();
                 if self.take_in_disk(state, place, work) {
-                    state.writing.insert(victim, held.bytes.clone());
+                    state.start_writing(victim, held.bytes.clone());
                     work.write.push((file, held.bytes));
                 }
             }
@@ -95,7 +136,10 @@ impl HotTier {
     /// Whether the disk's policy wants it.
     pub(super) fn take_in_disk(&self, state: &mut State, place: Place, work: &mut DiskWork) -> bool {
         let (key, tenant, access) = (place.file.key, place.tenant, place.access);
-        state.disk.insert(key, place);
+        state.disk_levels.add(&place.file);
+        if let Some(before) = state.disk.insert(key, place) {
+            state.disk_levels.subtract(&before.file);
+        }
         let victims = state.disk_book.insert(tenant, key, &access);
         for victim in &victims {
             let reason = if *victim == key { EvictReason::NotAdmitted } else { EvictReason::Capacity };
@@ -106,7 +150,8 @@ impl HotTier {
 
     pub(super) fn leave_ram(&self, state: &mut State, key: &FrameKey, reason: EvictReason) -> Option<Held> {
         let held = state.ram.remove(key)?;
-        self.report(Medium::Cpu, reason, &held.place);
+        state.ram_levels.subtract(&held.place.file);
+        self.report(state, Medium::Cpu, reason, &held.place);
         Some(held)
     }
 
@@ -117,17 +162,17 @@ impl HotTier {
         reason: EvictReason,
         work: &mut DiskWork,
     ) {
-        state.writing.remove(key);
+        state.end_writing(key);
         if let Some(place) = state.disk.remove(key) {
-            self.report(Medium::Disk, reason, &place);
+            state.disk_levels.subtract(&place.file);
+            self.report(state, Medium::Disk, reason, &place);
             work.write.retain(|(file, _)| file.key != *key);
             work.delete.push(place.file);
         }
     }
 
-    pub(super) fn report(&self, medium: Medium, reason: EvictReason, place: &Place) {
-        let now = self.clock.now();
-        let (age, idle) = (now.seconds_since(place.since), now.seconds_since(place.access.now));
+    fn report(&self, state: &mut State, medium: Medium, reason: EvictReason, place: &Place) {
+        let (age, idle) = state.departures.note(medium, reason, place, self.clock.now());
         self.observer.left(medium, reason, age, idle);
     }
 
@@ -162,9 +207,12 @@ impl HotTier {
 
     pub(super) fn wrote(&self, file: &FrameFile, done: bool) {
         let mut state = self.state.lock();
-        state.writing.remove(&file.key);
-        if !done && state.disk_book.remove(&file.key) {
-            state.disk.remove(&file.key);
+        state.end_writing(&file.key);
+        if !done
+            && state.disk_book.remove(&file.key)
+            && let Some(place) = state.disk.remove(&file.key)
+        {
+            state.disk_levels.subtract(&place.file);
         }
         // It may have been dropped while it was written; who dropped it found no file to delete.
         let unwanted = !state.disk.contains_key(&file.key);
@@ -174,21 +222,57 @@ impl HotTier {
         }
     }
 
-    /// A frame has come: whoever waits gets it, and the policy decides whether it stays.
+    /// A frame has come. One that somebody waits for is offered to the policy; one that was read ahead waits apart.
     pub(super) fn arrived(
         self: &Arc<Self>,
         object: &HotObject,
         frame: u32,
         context: HotContext,
+        used: bool,
         bytes: &Bytes,
     ) {
-        let now = context.at.unwrap_or_else(|| self.clock.now());
         let mut work = DiskWork::default();
         let mut state = self.state.lock();
         state.flights.remove(&object.key(frame));
-        let place = self.place(&mut state, object, frame, context, now);
-        self.take_in_ram(&mut state, Held { bytes: bytes.clone(), place }, &mut work);
+        if used {
+            self.take_in(&mut state, object, frame, context, bytes.clone(), &mut work);
+        } else {
+            state.ahead.put(object.key(frame), bytes.clone());
+        }
         drop(state);
+        self.do_disk_work(work);
+    }
+
+    /// Offers a frame that is used now to the policy.
+    pub(super) fn take_in(
+        &self,
+        state: &mut State,
+        object: &HotObject,
+        frame: u32,
+        context: HotContext,
+        bytes: Bytes,
+        work: &mut DiskWork,
+    ) {
+        if bytes.len() as u64 > limits::HOT_FRAME_BYTES_MAX {
+            return;
+        }
+        let now = context.at.unwrap_or_else(|| self.clock.now());
+        let place = self.place(state, object, frame, context, now);
+        self.take_in_ram(state, Held { bytes, place }, work);
+    }
+
+    /// A frame that came on somebody else's account is used now.
+    pub(super) fn used(self: &Arc<Self>, object: &HotObject, frame: u32, context: HotContext) {
+        let key = object.key(frame);
+        let mut work = DiskWork::default();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        if let Some(bytes) = state.ahead.take(&key) {
+            self.take_in(state, object, frame, context, bytes, &mut work);
+        } else {
+            touch(state, &key, context);
+        }
+        drop(guard);
         self.do_disk_work(work);
     }
 
@@ -208,6 +292,22 @@ impl HotTier {
         drop(state);
         work.delete.push(file);
         self.do_disk_work(work);
+    }
+}
+
+/// Notes a use of a frame in memory, or of one on disk. A request uses a frame once, in however many reads.
+pub(super) fn touch(state: &mut State, key: &FrameKey, context: HotContext) {
+    let place = match (state.ram.get_mut(key), state.disk.get_mut(key)) {
+        (Some(held), _) => &mut held.place,
+        (None, Some(place)) => place,
+        (None, None) => return,
+    };
+    let now = context.at.unwrap_or_default();
+    if place.access.now != now {
+        place.access = access(&place.file, context, now);
+        let access = place.access;
+        state.ram_book.touch(key, &access);
+        state.disk_book.touch(key, &access);
     }
 }
 

@@ -1,10 +1,11 @@
 //! The hot tier: RAM and local disk in front of the object store.
 //!
-//! It keeps *frames*: the run of sections of one level of one object, cut to at most
-//! [`HOT_FRAME_BYTES`](crate::limits::HOT_FRAME_BYTES). A frame depends on the frame before it, as decoding does, so the eviction policy
-//! keeps base sections of many contexts rather than all levels of few. Objects are named by the digest of their
-//! bytes, so nothing here can be stale; every frame on disk carries a checksum, so nothing torn is served; and
-//! all of it may be deleted at any time.
+//! It keeps *frames*: runs of whole pieces of one level of one object, of about
+//! [`HOT_FRAME_BYTES`](crate::limits::HOT_FRAME_BYTES). A frame depends on the frame before it, as decoding does, so the
+//! eviction policy keeps base sections of many contexts rather than all levels of few. Objects are named by the digest
+//! of their bytes, so nothing here can be stale; every frame is checked against the directory of its object when it
+//! comes from the store and when it comes from disk, so nothing torn or wrong is kept; and all of it may be deleted at
+//! any time.
 //!
 //! ```text
 //! read ──► RAM ──► flight in progress? join it ──► disk ──► object store (one request for a run of frames)
@@ -19,18 +20,23 @@
 //! whole blocks of many entries through an `EvictionPicker`, so neither half can follow our policy at the
 //! granularity of sections.
 
+mod ahead;
 mod book;
 mod disk;
 mod flight;
 mod frames;
 mod keep;
+mod log;
 mod observe;
+mod requests;
 mod tier;
 
 use std::{fmt::Debug, path::PathBuf, sync::OnceLock, time::Instant};
 
 pub use frames::{FrameKey, HotObject};
+pub use log::Departure;
 pub use observe::{EvictReason, HotObserver, HotUsage, NoHotObserver};
+pub use requests::{RequestHint, RequestLog};
 pub use tier::{Fetch, HotContext, HotTier};
 
 use crate::eviction::{Moment, PolicyKind};
@@ -46,6 +52,10 @@ pub struct HotSettings {
     pub directory: PathBuf,
     /// What goes first.
     pub policy: PolicyKind,
+    /// Largest share of either medium that one tenant may hold, 0 to 1.
+    pub tenant_share_max: f64,
+    /// Chunks that are read ahead of one that is read; 0 for none.
+    pub read_ahead_chunks: usize,
 }
 
 /// Where the tier gets its time from: eviction policies learn from it, nothing else depends on it.

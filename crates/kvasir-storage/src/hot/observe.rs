@@ -59,7 +59,7 @@ impl HotObserver for NoHotObserver {
 /// What the tier holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HotUsage {
-    /// Bytes in memory.
+    /// Bytes in memory: the policy's, those that wait for the disk, and those read ahead.
     pub ram_bytes: u64,
     /// Bytes on disk, checksums not counted.
     pub disk_bytes: u64,
@@ -67,6 +67,8 @@ pub struct HotUsage {
     pub ram_frames: usize,
     /// Frames on disk.
     pub disk_frames: usize,
-    /// Bytes by level, both media.
-    pub level_bytes: Vec<u64>,
+    /// Bytes in memory by level, what waits for the disk or for its reader not counted.
+    pub ram_level_bytes: Vec<u64>,
+    /// Bytes on disk by level.
+    pub disk_level_bytes: Vec<u64>,
 }

@@ -1,10 +1,15 @@
 //! The tier: looks frames up, joins or starts flights, fills and drops.
 
-use std::{collections::HashMap, fmt, io, ops::Range, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt, io,
+    ops::Range,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use futures::{
-    StreamExt, TryStreamExt,
+    StreamExt,
     future::BoxFuture,
     stream::{self, BoxStream},
 };
@@ -15,15 +20,18 @@ use tokio::sync::{Semaphore, watch};
 use crate::{
     StorageError,
     eviction::{ClassId, Moment},
+    layout::ChunkKey,
     limits,
 };
 
 use super::{
     EvictReason, FrameKey, HotClock, HotObject, HotObserver, HotSettings, HotUsage,
+    ahead::Ahead,
     book::{Book, TenantNumbers},
     disk::FrameFolder,
-    flight::{Arrival, Flight, Run},
-    keep::{DiskWork, Held, Place, State, access},
+    flight::{Arrival, Flight, Outcome, Run},
+    keep::{DiskWork, LevelBytes, Place, State, access, touch},
+    log::DepartureLog,
 };
 
 /// Reads a byte range of one object from the store: exactly its bytes, or an error.
@@ -64,6 +72,8 @@ pub struct HotTier {
     pub(super) observer: Arc<dyn HotObserver>,
     pub(super) folder: Arc<FrameFolder>,
     pub(super) prefetches: Arc<Semaphore>,
+    /// Bytes that may wait to be written to disk.
+    pub(super) writing_bytes_max: u64,
     pub(super) state: Mutex<State>,
 }
 
@@ -86,7 +96,24 @@ struct Wanted<'a> {
 
 enum Found {
     Here(Bytes),
-    Coming(Arrival),
+    /// Somebody else brings it.
+    Joined(Arrival),
+    /// A flight of this reader brings it, and perhaps frames behind it.
+    Started(Vec<(u32, Arrival)>),
+}
+
+/// A read in progress.
+struct Reading {
+    tier: Arc<HotTier>,
+    object: Arc<HotObject>,
+    range: Range<u64>,
+    context: HotContext,
+    fetch: Fetch,
+    used: bool,
+    /// Frames still to be given.
+    frames: Range<u32>,
+    /// Frames that are on their way on this reader's account, in order.
+    coming: VecDeque<(u32, Arrival)>,
 }
 
 impl HotTier {
@@ -99,18 +126,28 @@ impl HotTier {
         clock: Arc<dyn HotClock>,
         observer: Arc<dyn HotObserver>,
     ) -> io::Result<Arc<Self>> {
+        let share = |wanted: bool, divisor: u64| if wanted { settings.ram_bytes / divisor } else { 0 };
+        let writing_bytes_max = share(settings.disk_bytes > 0, limits::HOT_WRITING_DIVISOR);
+        let ahead_bytes_max = share(settings.read_ahead_chunks > 0, limits::HOT_AHEAD_DIVISOR);
+        let book_bytes = settings.ram_bytes - writing_bytes_max - ahead_bytes_max;
+        let book = |capacity| Book::new(settings.policy, capacity, settings.tenant_share_max);
         let state = State {
             tenants: TenantNumbers::default(),
-            ram_book: Book::new(settings.policy, settings.ram_bytes),
+            ram_book: book(book_bytes),
             ram: HashMap::new(),
-            disk_book: Book::new(settings.policy, settings.disk_bytes),
+            disk_book: book(settings.disk_bytes),
             disk: HashMap::new(),
             writing: HashMap::new(),
+            writing_bytes: 0,
+            ahead: Ahead::new(ahead_bytes_max),
             flights: HashMap::new(),
+            ram_levels: LevelBytes::default(),
+            disk_levels: LevelBytes::default(),
+            departures: DepartureLog::default(),
         };
         let folder = Arc::new(FrameFolder::new(settings.directory.clone()));
         let prefetches = Arc::new(Semaphore::new(limits::HOT_PREFETCHES_MAX));
-        let tier = Self { settings, clock, observer, folder, prefetches, state: Mutex::new(state) };
+        let tier = Self { settings, clock, observer, folder, prefetches, writing_bytes_max, state: Mutex::new(state) };
         if tier.settings.disk_bytes > 0 {
             tier.recover()?;
         }
@@ -151,95 +188,110 @@ impl HotTier {
         fetch: Fetch,
         used: bool,
     ) -> BoxStream<'static, Result<Bytes, StorageError>> {
-        let frames = object.frames_of(&range);
         let at = context.at.unwrap_or_else(|| self.clock.now());
-        let context = HotContext { at: Some(at), ..context };
-        let (tier, object, last) = (Arc::clone(self), Arc::clone(object), frames.end.saturating_sub(1));
-        let parts = stream::iter(frames).then(move |frame| {
-            let (tier, object, fetch, range) =
-                (Arc::clone(&tier), Arc::clone(&object), Arc::clone(&fetch), range.clone());
-            async move {
-                let wanted = Wanted { object: &object, frame, last, context, used };
-                let whole = tier.frame(wanted, &fetch).await?;
-                let at = object.range(frame);
-                let from = range.start.max(at.start) - at.start;
-                let to = range.end.min(at.end) - at.start;
-                Ok(whole.slice(from as usize..to as usize))
-            }
-        });
-        // After an error there is nothing more: the reader would take a hole for bytes.
-        let ended = parts.scan(false, |failed, part: Result<Bytes, StorageError>| {
-            let stop = std::mem::replace(failed, part.is_err());
-            futures::future::ready((!stop).then_some(part))
-        });
-        ended.boxed()
-    }
-
-    async fn frame(self: &Arc<Self>, wanted: Wanted<'_>, fetch: &Fetch) -> Result<Bytes, StorageError> {
-        let range = wanted.object.range(wanted.frame);
-        let mut arrival = match self.find(&wanted, fetch) {
-            Found::Here(bytes) => return Ok(bytes),
-            Found::Coming(arrival) => arrival,
+        let reading = Reading {
+            tier: Arc::clone(self),
+            frames: object.frames_of(&range),
+            object: Arc::clone(object),
+            range,
+            context: HotContext { at: Some(at), ..context },
+            fetch,
+            used,
+            coming: VecDeque::new(),
         };
-        let bytes = arrival.wait_for(Option::is_some).await.ok().and_then(|bytes| bytes.clone());
-        match bytes {
-            Some(bytes) => Ok(bytes),
-            // The flight failed: ask for this frame alone, and learn why.
-            None => {
-                let parts: Vec<Bytes> = fetch(range).await?.try_collect().await?;
-                Ok(parts.concat().into())
-            }
-        }
+        // After an error there is nothing more: the reader would take a hole for bytes.
+        stream::try_unfold(reading, |mut reading| async move {
+            Ok(reading.next().await?.map(|part| (part, reading)))
+        })
+        .boxed()
     }
 
     /// Where a frame is, or will be: the flight that brings it is started here if there is none.
     fn find(self: &Arc<Self>, wanted: &Wanted<'_>, fetch: &Fetch) -> Found {
         let Wanted { object, frame, context, used, .. } = *wanted;
         let key = object.key(frame);
-        let now = context.at.unwrap_or_default();
         let mut guard = self.state.lock();
         let state = &mut *guard;
         self.expire(state, self.clock.now());
-        if let Some(held) = state.ram.get_mut(&key) {
+        if let Some(held) = state.ram.get(&key) {
             let bytes = held.bytes.clone();
             if used {
-                held.place.access = access(&held.place.file, context, now);
-                state.ram_book.touch(&key, &held.place.access);
-                state.disk_book.touch(&key, &held.place.access);
-                self.observer.served(Medium::Cpu, context.class, bytes.len() as u64);
+                touch(state, &key, context);
+            }
+            return Found::Here(bytes);
+        }
+        if let Some(bytes) = state.ahead.get(&key).cloned() {
+            drop(guard);
+            if used {
+                self.used(object, frame, context);
             }
             return Found::Here(bytes);
         }
         if let Some(arrival) = state.flights.get(&key) {
-            return Found::Coming(arrival.clone());
+            return Found::Joined(arrival.clone());
         }
-        if let Some(bytes) = state.writing.get(&key).cloned() {
-            self.observer.served(Medium::Cpu, context.class, bytes.len() as u64);
-            return Found::Here(bytes);
+        if used {
+            touch(state, &key, context);
         }
-        if let Some(place) = state.disk.get_mut(&key) {
-            if used {
-                place.access = access(&place.file, context, now);
-                state.disk_book.touch(&key, &place.access);
-            }
-            let file = place.file.clone();
+        if let Some(bytes) = state.writing.get(&key) {
+            return Found::Here(bytes.clone());
+        }
+        if let Some(file) = state.disk.get(&key).map(|place| place.file.clone()) {
             let (sender, arrival) = watch::channel(None);
             state.flights.insert(key, arrival.clone());
             drop(guard);
             let flight = Flight::new(self, object, context, used, vec![(frame, sender)]);
             tokio::spawn(flight.bring_from_disk(file, Arc::clone(fetch)));
-            return Found::Coming(arrival);
+            return Found::Started(vec![(frame, arrival)]);
         }
-        let (run, arrival) = start_run(state, wanted);
+        let (run, arrivals) = start_run(state, wanted);
         drop(guard);
         let flight = Flight::new(self, object, context, used, run);
         tokio::spawn(flight.bring_from_store(Arc::clone(fetch)));
-        Found::Coming(arrival)
+        Found::Started(arrivals)
+    }
+
+    /// Whether the first `bytes` of an object, from its start to the end of a level, are here: the slowest medium among
+    /// their frames.
+    pub fn medium_of_front(&self, object: &ChunkKey, bytes: u64) -> Medium {
+        let mut key = FrameKey::first(object);
+        let state = self.state.lock();
+        let (mut medium, mut at) = (Medium::Cpu, 0);
+        while at < bytes {
+            let held = state.ram.get(&key).map(|held| u64::from(held.place.file.bytes));
+            let ahead = || state.ahead.get(&key).map(|content| content.len() as u64);
+            let here = held.or_else(ahead).or_else(|| state.writing.get(&key).map(|c| c.len() as u64));
+            at += match (here, state.disk.get(&key)) {
+                (Some(bytes), _) => bytes,
+                (None, Some(place)) => {
+                    medium = Medium::Disk;
+                    u64::from(place.file.bytes)
+                }
+                (None, None) => return Medium::Object,
+            };
+            key.frame += 1;
+        }
+        medium
+    }
+
+    /// The first frame of an object, with its head, if it is here. Not a use of it.
+    pub async fn first_frame(self: &Arc<Self>, object: &ChunkKey) -> Option<Bytes> {
+        let key = FrameKey::first(object);
+        let file = {
+            let state = self.state.lock();
+            let held = state.ram.get(&key).map(|held| &held.bytes);
+            let here = held.or_else(|| state.ahead.get(&key)).or_else(|| state.writing.get(&key));
+            if let Some(bytes) = here {
+                return Some(bytes.clone());
+            }
+            state.disk.get(&key)?.file.clone()
+        };
+        let folder = Arc::clone(&self.folder);
+        tokio::task::spawn_blocking(move || folder.read(&file)).await.ok()?
     }
 
     /// Takes frames in that come from a writer: bytes of the object from its start, as far as they go.
     pub fn offer(self: &Arc<Self>, object: &HotObject, context: HotContext, mut content: &[u8]) {
-        let now = context.at.unwrap_or_else(|| self.clock.now());
         let mut work = DiskWork::default();
         let mut state = self.state.lock();
         for frame in 0..object.frames() {
@@ -247,8 +299,8 @@ impl HotTier {
             let Some((bytes, rest)) = content.split_at_checked((range.end - range.start) as usize) else {
                 break;
             };
-            let place = self.place(&mut state, object, frame, context, now);
-            self.take_in_ram(&mut state, Held { bytes: Bytes::copy_from_slice(bytes), place }, &mut work);
+            let bytes = Bytes::copy_from_slice(bytes);
+            self.take_in(&mut state, object, frame, context, bytes, &mut work);
             content = rest;
         }
         drop(state);
@@ -276,6 +328,7 @@ impl HotTier {
         let mut work = DiskWork::default();
         let mut state = self.state.lock();
         for key in (0..object.frames()).map(|frame| object.key(frame)) {
+            state.ahead.take(&key);
             if state.ram_book.remove(&key) {
                 self.leave_ram(&mut state, &key, EvictReason::Removed);
             }
@@ -306,23 +359,24 @@ impl HotTier {
     /// What the tier holds now.
     pub fn usage(&self) -> HotUsage {
         let state = self.state.lock();
-        let mut usage = HotUsage {
-            ram_bytes: state.ram_book.bytes(),
+        HotUsage {
+            ram_bytes: state.ram_book.bytes() + state.writing_bytes + state.ahead.bytes(),
             disk_bytes: state.disk_book.bytes(),
             ram_frames: state.ram.len(),
             disk_frames: state.disk.len(),
-            level_bytes: Vec::new(),
-        };
-        for file in
-            state.ram.values().map(|held| &held.place.file).chain(state.disk.values().map(|p| &p.file))
-        {
-            let level = usize::from(file.level);
-            if usage.level_bytes.len() <= level {
-                usage.level_bytes.resize(level + 1, 0);
-            }
-            usage.level_bytes[level] += u64::from(file.bytes);
+            ram_level_bytes: state.ram_levels.0.clone(),
+            disk_level_bytes: state.disk_levels.0.clone(),
         }
-        usage
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> &HotSettings {
+        &self.settings
+    }
+
+    /// Its time.
+    pub fn now(&self) -> Moment {
+        self.clock.now()
     }
 
     pub(super) fn folder(&self) -> &Arc<FrameFolder> {
@@ -334,23 +388,77 @@ impl HotTier {
     }
 }
 
-fn start_run(state: &mut State, wanted: &Wanted<'_>) -> (Run, Arrival) {
+impl Reading {
+    /// The next bytes; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
+        let Some(frame) = self.frames.next() else { return Ok(None) };
+        let whole = match self.frame(frame).await {
+            // Read once more before it is called corrupt: the store, or what is between, may have erred.
+            Err(error) if matches!(*error, StorageError::Corrupt { .. }) => {
+                self.coming.clear();
+                self.frame(frame).await
+            }
+            whole => whole,
+        };
+        let whole = whole.map_err(|error| error.shared())?;
+        let at = self.object.range(frame);
+        let from = self.range.start.max(at.start) - at.start;
+        let to = self.range.end.min(at.end) - at.start;
+        Ok(Some(whole.slice(from as usize..to as usize)))
+    }
+
+    async fn frame(&mut self, frame: u32) -> Result<Bytes, Arc<StorageError>> {
+        let (tier, context, used) = (Arc::clone(&self.tier), self.context, self.used);
+        let last = self.frames.end.saturating_sub(1);
+        let (outcome, joined) = match self.coming.pop_front().filter(|(next, _)| *next == frame) {
+            Some((_, arrival)) => (landed(arrival).await, false),
+            None => match tier.find(&Wanted { object: &self.object, frame, last, context, used }, &self.fetch) {
+                Found::Here(bytes) => (Ok((bytes, Medium::Cpu)), false),
+                Found::Joined(arrival) => (landed(arrival).await, true),
+                Found::Started(arrivals) => {
+                    self.coming = arrivals.into();
+                    let Some((_, arrival)) = self.coming.pop_front() else {
+                        return Err(Arc::new(StorageError::broken_off("no flight was started")));
+                    };
+                    (landed(arrival).await, false)
+                }
+            },
+        };
+        let (bytes, from) = outcome?;
+        if used {
+            if joined {
+                tier.used(&self.object, frame, context);
+            }
+            tier.observer.served(from, context.class, bytes.len() as u64);
+        }
+        Ok(bytes)
+    }
+}
+
+async fn landed(mut arrival: Arrival) -> Outcome {
+    match arrival.wait_for(Option::is_some).await.ok().and_then(|outcome| outcome.clone()) {
+        Some(outcome) => outcome,
+        None => Err(Arc::new(StorageError::broken_off("the task that read it ended"))),
+    }
+}
+
+fn start_run(state: &mut State, wanted: &Wanted<'_>) -> (Run, Vec<(u32, Arrival)>) {
     let Wanted { object, frame, last, .. } = *wanted;
-    let mut run = Vec::new();
-    let mut first = None;
+    let (mut run, mut arrivals) = (Vec::new(), Vec::new());
     for next in frame..=last.max(frame) {
         let key = object.key(next);
-        let present = state.ram.contains_key(&key) || state.disk.contains_key(&key);
+        let here = |key| state.ram.contains_key(key) || state.disk.contains_key(key) || state.ahead.get(key).is_some();
         let bytes = object.range(next).end - object.range(frame).start;
-        if next > frame && (present || state.flights.contains_key(&key) || bytes > limits::HOT_FLIGHT_BYTES) {
+        let stops = here(&key) || state.flights.contains_key(&key) || bytes > limits::HOT_FLIGHT_BYTES;
+        if next > frame && stops {
             break;
         }
         let (sender, arrival) = watch::channel(None);
         state.flights.insert(key, arrival.clone());
-        first.get_or_insert(arrival);
+        arrivals.push((next, arrival));
         run.push((next, sender));
     }
-    (run, first.expect("the run has its first frame"))
+    (run, arrivals)
 }
 
 #[cfg(test)]

@@ -1,0 +1,156 @@
+//! What requests are about: the class, moment and order of contexts that lookups tell, for the reads and writes of
+//! single chunks that follow them.
+//!
+//! HTTP requests for chunks come one by one, from any connection. What joins them to the request of an engine that
+//! they serve is the lookup before: it names the whole context. Everything here is a hint for eviction and
+//! read-ahead, bounded, and lost with the process.
+
+use std::sync::Arc;
+
+use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_STEP, Name, SeqHash};
+use parking_lot::Mutex;
+
+use crate::{
+    cache::BoundedMap,
+    eviction::{ClassId, ClassTable, Moment, RequestClass, TurnBucket, TurnInference},
+    layout::ChunkKey,
+    limits,
+};
+
+use super::{FrameKey, HotContext, HotObject};
+
+/// What a caller says of its request; what it leaves out is inferred.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RequestHint {
+    /// Its type: text, file, search, agent, …
+    pub kind: Option<Name>,
+    /// Its turn in its conversation, from 1.
+    pub turn: Option<u32>,
+}
+
+/// One request of an engine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Request {
+    class: ClassId,
+    at: Moment,
+    pace_seconds: Option<f32>,
+}
+
+/// Where a chunk stands in what was looked up.
+#[derive(Debug, Clone)]
+struct Noted {
+    request: Request,
+    /// The objects of the lookup's answer in order, and which of them this is. Empty for chunks it did not find.
+    order: Arc<[ChunkKey]>,
+    index: usize,
+}
+
+/// First bytes of a seq_hash: salted, so that nobody can make two alike on purpose.
+type SeqKey = u64;
+
+fn seq_key(hash: &[u8; 32]) -> SeqKey {
+    hash.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// The requests of late.
+#[derive(Debug)]
+pub struct RequestLog {
+    classes: Mutex<(ClassTable, TurnInference<SeqKey>)>,
+    noted: BoundedMap<SeqKey, Noted>,
+    /// Chunks that came by here: their first frame, and the moment of the request that asked for them.
+    asked: BoundedMap<SeqKey, (FrameKey, Moment)>,
+}
+
+impl Default for RequestLog {
+    fn default() -> Self {
+        Self {
+            classes: Mutex::default(),
+            noted: BoundedMap::new(limits::HOT_NOTED_MAX, None),
+            asked: BoundedMap::new(limits::HOT_NOTED_MAX, None),
+        }
+    }
+}
+
+impl RequestLog {
+    /// The class of an id, for people and metrics.
+    pub fn class(&self, id: ClassId) -> Option<RequestClass> {
+        self.classes.lock().0.class(id).cloned()
+    }
+
+    /// Takes note of a lookup: of its `blocks` and of the objects that it found, in order.
+    ///
+    /// Turns and paces are inferred on a grid of 256 tokens and the end of the request: where requests share a long
+    /// prefix and each adds less than that, they look like turns of one conversation. Callers that know better say so.
+    pub fn looked_up(
+        &self,
+        tenant: &Name,
+        hint: &RequestHint,
+        blocks: &[SeqHash],
+        found: Arc<[ChunkKey]>,
+        now: Moment,
+    ) {
+        let step = CHUNK_TOKENS_STEP / BLOCK_TOKENS;
+        let mut grid: Vec<SeqKey> =
+            blocks.iter().skip(step - 1).step_by(step).map(|hash| seq_key(hash.as_bytes())).collect();
+        if let Some(end) = blocks.last().filter(|_| !blocks.len().is_multiple_of(step)) {
+            grid.push(seq_key(end.as_bytes()));
+        }
+        let request = {
+            let mut guard = self.classes.lock();
+            let (classes, turns) = &mut *guard;
+            let (turn, pace_seconds) = turns.turn_of(&grid, now);
+            let class = classes.intern(&class_of(tenant, hint, turn));
+            Request { class, at: now, pace_seconds }
+        };
+        let nothing: Arc<[ChunkKey]> = Arc::new([]);
+        for key in grid {
+            self.noted.insert(key, Noted { request, order: Arc::clone(&nothing), index: 0 });
+        }
+        for (index, key) in found.iter().enumerate() {
+            let noted = Noted { request, order: Arc::clone(&found), index };
+            self.noted.insert(seq_key(key.seq_hash.as_bytes()), noted);
+        }
+    }
+
+    /// What is known of the request that reads or writes `object`: what its lookup told, else what the caller says.
+    pub fn context(&self, object: &HotObject, hint: &RequestHint, now: Moment) -> HotContext {
+        let key = seq_key(object.chunk().seq_hash.as_bytes());
+        let parent = seq_key(&object.header().parent_hash);
+        let recent = |noted: &Noted| now.seconds_since(noted.request.at) < limits::HOT_REQUEST_SECONDS_MAX;
+        let noted = self.noted.get(&key).or_else(|| self.noted.get(&parent)).filter(recent);
+        let request = noted.map(|noted| noted.request).unwrap_or_else(|| {
+            let class = self.classes.lock().0.intern(&class_of(object.tenant(), hint, 1));
+            Request { class, at: now, pace_seconds: None }
+        });
+        // Another replica may serve the chunk before: what never came by here is not waited for.
+        let parent = self.asked.get(&parent).filter(|(_, at)| *at == request.at).map(|(frame, _)| frame);
+        self.asked.insert(key, (object.key(0), request.at));
+        HotContext {
+            class: request.class,
+            at: Some(request.at),
+            pace_seconds: request.pace_seconds,
+            position: u32::try_from(object.header().first_position / CHUNK_TOKENS_STEP as u64)
+                .unwrap_or(u32::MAX),
+            parent,
+        }
+    }
+
+    /// The objects behind `object` in the context that it was looked up in, as far as it is worth reading ahead: where
+    /// it is the first, or the one before it was read here too.
+    pub fn behind(&self, object: &HotObject, context: &HotContext, count: usize) -> Vec<ChunkKey> {
+        let Some(noted) = self.noted.get(&seq_key(object.chunk().seq_hash.as_bytes())) else {
+            return Vec::new();
+        };
+        let in_row = context.at == Some(noted.request.at) && (noted.index == 0 || context.parent.is_some());
+        let behind = noted.order.iter().skip(noted.index + 1);
+        if in_row { behind.take(count).cloned().collect() } else { Vec::new() }
+    }
+}
+
+fn class_of(tenant: &Name, hint: &RequestHint, turn: u32) -> RequestClass {
+    RequestClass {
+        tenant: tenant.as_str().to_owned(),
+        kind: hint.kind.as_ref().map_or_else(String::new, |kind| kind.as_str().to_owned()),
+        turn: TurnBucket::of(hint.turn.unwrap_or(turn)),
+    }
+}
