@@ -10,6 +10,7 @@ use kvasir_types::{Level, ModelId, Name, ObjectDigest, SeqHash};
 
 use crate::{
     Storage, StorageError,
+    hot::RequestHint,
     index::{IndexRow, Scope},
     journal::Entry,
     layout::{ChunkKey, Key},
@@ -55,6 +56,21 @@ impl Storage {
         seq_hash: &SeqHash,
         body: impl Stream<Item = Result<Bytes, E>> + Send,
     ) -> Result<StoredChunk, StorageError> {
+        self.put_chunk_for(tenant, model_id, seq_hash, body, RequestHint::default()).await
+    }
+
+    /// As [`put_chunk`](Self::put_chunk), by a caller who says what its request is.
+    ///
+    /// # Errors
+    /// As [`put_chunk`](Self::put_chunk).
+    pub async fn put_chunk_for<E: std::fmt::Display>(
+        self: &Arc<Self>,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        body: impl Stream<Item = Result<Bytes, E>> + Send,
+        hint: RequestHint,
+    ) -> Result<StoredChunk, StorageError> {
         self.model(tenant, model_id).await?;
         let received = self.receive(tenant, model_id, seq_hash, body).await;
         let (head, object_digest, spool) =
@@ -64,7 +80,7 @@ impl Storage {
         let row = Arc::new(row_of(&head, object_digest));
         let this = Arc::clone(self);
         let block_hashes = head.block_hashes;
-        tokio::spawn(carry(async move { this.commit(key, row, block_hashes, spool).await })).await?
+        tokio::spawn(carry(async move { this.commit(key, row, block_hashes, spool, &hint).await })).await?
     }
 
     async fn receive<E: std::fmt::Display>(
@@ -154,15 +170,18 @@ impl Storage {
         row: Arc<IndexRow>,
         block_hashes: Vec<[u8; 8]>,
         spool: Spool,
+        hint: &RequestHint,
     ) -> Result<StoredChunk, StorageError> {
         self.passed(Transition::UploadVerified);
         let scope = Scope::new(&key.tenant, &key.model_id);
-        let (key, row, spool) = self.unburied(key, row, spool).await?;
+        let (key, row, mut spool) = self.unburied(key, row, spool).await?;
         // What a read found broken is written again, whatever the store says of it.
         let broken = self.dead.contains(&(scope, key.object_digest));
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
+        let front = spool.front(self.offered_bytes(&row.level_bytes)).await?;
         let created = spool.send(&self.store.store, &path, broken).await?;
         self.passed(Transition::ObjectWritten);
+        self.offer_front(&key, &front, hint);
         Ok(self.stored(key, &row, block_hashes, created).await)
     }
 

@@ -183,11 +183,9 @@ impl StorageError {
             Self::UnknownChunk { seq_hash, object_digest } => {
                 Self::UnknownChunk { seq_hash: *seq_hash, object_digest: *object_digest }
             }
-            Self::Corrupt { seq_hash, object_digest, reason } => Self::Corrupt {
-                seq_hash: *seq_hash,
-                object_digest: *object_digest,
-                reason: reason.clone(),
-            },
+            Self::Corrupt { seq_hash, object_digest, reason } => {
+                Self::Corrupt { seq_hash: *seq_hash, object_digest: *object_digest, reason: reason.clone() }
+            }
             other => Self::broken_off(&other.to_string()),
         }
     }

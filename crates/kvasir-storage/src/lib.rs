@@ -10,6 +10,7 @@ pub mod eviction;
 mod explain;
 pub mod gc;
 pub mod hot;
+mod hot_reads;
 pub mod index;
 pub mod journal;
 pub mod layout;

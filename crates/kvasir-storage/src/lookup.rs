@@ -12,6 +12,7 @@ use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_STEP, Medium, ModelId, Name, Reuse
 
 use crate::{
     Storage, StorageError,
+    hot::RequestHint,
     index::{Scope, Step, Walk},
     layout::ChunkKey,
     limits,
@@ -34,6 +35,13 @@ struct Place<'a> {
     scope: Scope,
 }
 
+impl Place<'_> {
+    fn key(&self, step: &Step) -> ChunkKey {
+        let (tenant, model_id) = (self.tenant.clone(), *self.model_id);
+        ChunkKey { tenant, model_id, seq_hash: step.row.seq_hash, object_digest: step.row.object_digest }
+    }
+}
+
 impl Storage {
     /// The longest usable prefix of `query` in a namespace. `fresh` bypasses remembered misses.
     ///
@@ -48,6 +56,22 @@ impl Storage {
         query: Query,
         fresh: bool,
     ) -> Result<LookupResponse, StorageError> {
+        self.lookup_for(tenant, namespace, model_id, query, fresh, &RequestHint::default()).await
+    }
+
+    /// As [`lookup`](Self::lookup), by a caller who says what its request is.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    pub async fn lookup_for(
+        &self,
+        tenant: &Name,
+        namespace: &Name,
+        model_id: &ModelId,
+        query: Query,
+        fresh: bool,
+        hint: &RequestHint,
+    ) -> Result<LookupResponse, StorageError> {
         let root = self.root(tenant, namespace, model_id).await?;
         let reuse = self.model(tenant, model_id).await?.reuse;
         let blocks = match query {
@@ -58,7 +82,16 @@ impl Storage {
         let walk = self.walk(place, root.as_bytes(), &blocks, fresh).await?;
         // A cache thinned by looking ahead is of use only as a whole.
         let usable = reuse == Reuse::Prefix || walk.whole_blocks == blocks.len();
-        Ok(if usable { response(&walk) } else { LookupResponse { matched_tokens: 0, chunks: Vec::new() } })
+        if !usable {
+            return Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() });
+        }
+        let found: Arc<[ChunkKey]> = walk.steps.iter().map(|step| place.key(step)).collect();
+        let mut answer = response(&walk);
+        for (chunk, key) in answer.chunks.iter_mut().zip(found.iter()) {
+            chunk.medium = self.medium(key, &chunk.level_bytes);
+        }
+        self.note_lookup(tenant, place.scope, hint, &blocks, &walk, &found);
+        Ok(answer)
     }
 
     async fn walk(

@@ -11,6 +11,7 @@ use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStor
 use crate::{
     Storage, StorageError,
     chunks::row_of,
+    hot::RequestHint,
     index::{IndexRow, Scope, prefer},
     layout::{ChunkKey, Key},
     limits,
@@ -74,6 +75,30 @@ impl Storage {
     /// # Errors
     /// [`StorageError::UnknownChunk`], [`Range`](StorageError::Range), [`Store`](StorageError::Store).
     pub async fn read(&self, key: &ChunkKey, range: ByteRange) -> Result<ObjectRead, StorageError> {
+        self.read_for(key, range, &RequestHint::default()).await
+    }
+
+    /// As [`read`](Self::read), by a caller who says what its request is.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), and [`StorageError::Corrupt`] where a hot tier finds it out.
+    pub async fn read_for(
+        &self,
+        key: &ChunkKey,
+        range: ByteRange,
+        hint: &RequestHint,
+    ) -> Result<ObjectRead, StorageError> {
+        match &self.hot {
+            Some(hot) => self.read_hot(hot, key, range, hint).await,
+            None => self.read_store(key, range).await,
+        }
+    }
+
+    /// Opens a read of the store itself.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn read_store(&self, key: &ChunkKey, range: ByteRange) -> Result<ObjectRead, StorageError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let known = self.catalog.get(&(scope, key.object_digest)).map(|row| row.object_bytes);
         let object_bytes = match (known, range) {
@@ -88,6 +113,16 @@ impl Storage {
             Some(bytes) => Some(range.resolve(bytes).ok_or(StorageError::Range { object_bytes: bytes })?),
             None => None,
         };
+        self.open(key, wanted, object_bytes).await
+    }
+
+    /// Reads `wanted`, or all, of an object in the store, whose size is known or not.
+    pub(crate) async fn open(
+        &self,
+        key: &ChunkKey,
+        wanted: Option<Range<u64>>,
+        object_bytes: Option<u64>,
+    ) -> Result<ObjectRead, StorageError> {
         let whole = wanted.as_ref().is_none_or(|w| w.start == 0 && Some(w.end) == object_bytes);
         let options = GetOptions {
             range: wanted.clone().filter(|_| !whole).map(GetRange::Bounded),
@@ -133,7 +168,7 @@ impl Storage {
         if let Some(row) = self.catalog.get(&(scope, key.object_digest)) {
             return Ok(row);
         }
-        let head = self.read_head(key).await?;
+        let head = self.head(key).await?;
         let row = Arc::new(row_of(&head, key.object_digest));
         self.remember(scope, &row);
         Ok(row)

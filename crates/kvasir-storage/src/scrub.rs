@@ -66,7 +66,7 @@ impl Storage {
 
     /// Reads all of an object: is the hash of its bytes its name?
     pub(crate) async fn is_what_it_is_called(&self, key: &ChunkKey) -> Result<bool, StorageError> {
-        let mut read = match self.read(key, ByteRange::Whole).await {
+        let mut read = match self.read_store(key, ByteRange::Whole).await {
             Err(StorageError::Corrupt { .. }) => return Ok(false),
             read => read?.bytes,
         };

@@ -129,6 +129,30 @@ impl Spool {
         Ok((*digest.finalize().as_bytes()).into())
     }
 
+    /// The first `bytes` of the upload, which has as many.
+    pub(crate) async fn front(&mut self, bytes: u64) -> std::io::Result<Bytes> {
+        let bytes = bytes.min(self.bytes);
+        match &mut self.held {
+            Held::Memory(parts, _) => {
+                let mut front = BytesMut::with_capacity(bytes as usize);
+                for part in parts {
+                    let wanted = part.len().min(bytes as usize - front.len());
+                    front.extend_from_slice(&part[..wanted]);
+                }
+                Ok(front.freeze())
+            }
+            Held::File(_) if bytes == 0 => Ok(Bytes::new()),
+            Held::File(file) => {
+                file.flush().await?;
+                let file = file.get_mut();
+                file.rewind().await?;
+                let mut front = vec![0; bytes as usize];
+                file.read_exact(&mut front).await?;
+                Ok(front.into())
+            }
+        }
+    }
+
     /// Writes everything to `path`. True when it was not there before.
     ///
     /// Whoever wrote there before wrote these very bytes, because names are digests; so a lost race is a success. An

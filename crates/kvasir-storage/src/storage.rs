@@ -1,6 +1,10 @@
 //! The storage core: one store, its caches, and the operations over them in the modules beside this one.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use kvasir_api::StoredChunk;
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
@@ -9,6 +13,7 @@ use uuid::Uuid;
 use crate::{
     cache::BoundedMap,
     events::EventLog,
+    hot::{HotFront, HotTier},
     index::{Index, IndexRow, Scope},
     journal::Journal,
     limits,
@@ -104,13 +109,29 @@ pub struct Storage {
     pub(crate) committed: BoundedMap<(Name, Uuid), StoredChunk>,
     pub(crate) events: EventLog,
     pub(crate) journal: Journal,
+    pub(crate) hot: Option<HotFront>,
+    /// Itself, for what goes on beside the requests that began it.
+    pub(crate) this: Weak<Self>,
 }
 
 impl Storage {
-    /// Over an open store that was probed, with an index.
+    /// Over an open store that was probed, with an index and no hot tier.
     pub fn new(store: OpenStore, abilities: StoreAbilities, index: Index, settings: Settings) -> Arc<Self> {
+        Self::with_hot(store, abilities, index, settings, None)
+    }
+
+    /// As [`new`](Self::new), reading through a hot tier.
+    pub fn with_hot(
+        store: OpenStore,
+        abilities: StoreAbilities,
+        index: Index,
+        settings: Settings,
+        hot: Option<Arc<HotTier>>,
+    ) -> Arc<Self> {
         let journal = Journal::new();
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
+            hot: hot.map(HotFront::new),
+            this: Weak::clone(this),
             store,
             abilities,
             index,
@@ -170,5 +191,8 @@ impl Storage {
             self.catalog.remove(&(scope, object));
         }
         self.dead.insert((scope, object), ());
+        if let Some(hot) = &self.hot {
+            hot.forget(scope, object);
+        }
     }
 }

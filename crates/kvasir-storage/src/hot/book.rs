@@ -167,7 +167,11 @@ mod tests {
             let mut book = Book::new(kind, 1_000, 0.3);
             (0..10).for_each(|frame| drop(book.insert(0, key(0, frame), &access(100, frame))));
             assert_eq!(book.bytes(), 300, "{kind}");
-            assert_eq!(book.insert(0, key(0, 99), &access(301, 99)), [key(0, 99)], "{kind}: more than its quota");
+            assert_eq!(
+                book.insert(0, key(0, 99), &access(301, 99)),
+                [key(0, 99)],
+                "{kind}: more than its quota"
+            );
             (0..10).for_each(|frame| drop(book.insert(1, key(1, frame), &access(100, 20 + frame))));
             assert_eq!(book.bytes(), 600, "{kind}");
         }

@@ -101,7 +101,11 @@ impl Flight {
                 }
             }
         }
-        if self.run.is_empty() { Ok(()) } else { Err(StorageError::broken_off("the store's answer ended early")) }
+        if self.run.is_empty() {
+            Ok(())
+        } else {
+            Err(StorageError::broken_off("the store's answer ended early"))
+        }
     }
 }
 

@@ -127,10 +127,9 @@ impl HotObject {
         self.header.object_bytes()
     }
 
-    /// Bytes of the prefix that decodes to the highest level within `bytes`; of the base where there is none.
-    pub fn level_within(&self, bytes: u64) -> u64 {
-        let within = self.level_bytes.iter().rev().find(|level| **level <= bytes);
-        within.or(self.level_bytes.first()).copied().unwrap_or(0)
+    /// Levels that the first `bytes` of it decode to.
+    pub fn levels_within(&self, bytes: u64) -> usize {
+        self.level_bytes.partition_point(|level| *level <= bytes)
     }
 
     /// How many frames it has.

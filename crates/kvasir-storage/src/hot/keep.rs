@@ -101,7 +101,8 @@ impl HotTier {
         now: Moment,
     ) -> Place {
         let range = object.range(frame);
-        let bytes = u32::try_from(range.end - range.start).expect("frames above HOT_FRAME_BYTES_MAX are not kept");
+        let bytes =
+            u32::try_from(range.end - range.start).expect("frames above HOT_FRAME_BYTES_MAX are not kept");
         let tenant = object.tenant().clone();
         let number = state.tenants.number(tenant.as_str());
         let file = FrameFile { tenant, key: object.key(frame), bytes, level: object.level(frame) };

@@ -41,7 +41,13 @@ pub(super) struct DepartureLog(VecDeque<(FrameKey, Moment, Departure)>);
 
 impl DepartureLog {
     /// Takes note of a departure and answers how long the frame had been there and idle.
-    pub(super) fn note(&mut self, medium: Medium, reason: EvictReason, place: &Place, now: Moment) -> (f64, f64) {
+    pub(super) fn note(
+        &mut self,
+        medium: Medium,
+        reason: EvictReason,
+        place: &Place,
+        now: Moment,
+    ) -> (f64, f64) {
         if self.0.len() >= limits::HOT_DEPARTURES_KEPT {
             self.0.pop_front();
         }
@@ -62,7 +68,9 @@ impl DepartureLog {
 
     fn select(&self, now: Moment, wanted: impl Fn(&FrameKey) -> bool) -> Vec<Departure> {
         let found = self.0.iter().rev().filter(|(key, _, _)| wanted(key));
-        found.map(|(_, at, departure)| Departure { seconds_ago: now.seconds_since(*at), ..*departure }).collect()
+        found
+            .map(|(_, at, departure)| Departure { seconds_ago: now.seconds_since(*at), ..*departure })
+            .collect()
     }
 }
 
@@ -75,7 +83,12 @@ impl HotTier {
     }
 
     /// What left of all objects of a chunk, the latest first, as far back as the log goes.
-    pub fn departures_of_chunk(&self, tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> Vec<Departure> {
+    pub fn departures_of_chunk(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Vec<Departure> {
         let chunk = chunk_id(tenant, model_id, seq_hash);
         let now = self.clock.now();
         self.state.lock().departures.select(now, |key| key.is_of_chunk(chunk))

@@ -25,6 +25,7 @@ mod book;
 mod disk;
 mod flight;
 mod frames;
+mod front;
 mod keep;
 mod log;
 mod observe;
@@ -34,6 +35,7 @@ mod tier;
 use std::{fmt::Debug, path::PathBuf, sync::OnceLock, time::Instant};
 
 pub use frames::{FrameKey, HotObject};
+pub use front::HotFront;
 pub use log::Departure;
 pub use observe::{EvictReason, HotObserver, HotUsage, NoHotObserver};
 pub use requests::{RequestHint, RequestLog};

@@ -86,7 +86,7 @@ impl RequestLog {
         tenant: &Name,
         hint: &RequestHint,
         blocks: &[SeqHash],
-        found: Arc<[ChunkKey]>,
+        found: &Arc<[ChunkKey]>,
         now: Moment,
     ) {
         let step = CHUNK_TOKENS_STEP / BLOCK_TOKENS;
@@ -107,7 +107,7 @@ impl RequestLog {
             self.noted.insert(key, Noted { request, order: Arc::clone(&nothing), index: 0 });
         }
         for (index, key) in found.iter().enumerate() {
-            let noted = Noted { request, order: Arc::clone(&found), index };
+            let noted = Noted { request, order: Arc::clone(found), index };
             self.noted.insert(seq_key(key.seq_hash.as_bytes()), noted);
         }
     }

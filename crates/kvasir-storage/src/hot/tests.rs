@@ -6,12 +6,13 @@ use std::sync::{
 };
 
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use kvasir_types::Medium;
+use kvasir_container::{ChunkBuilder, ChunkMeta, Head, SectionId};
+use kvasir_types::{Level, Medium};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{StorageError, limits};
+use crate::{StorageError, layout::ChunkKey, limits};
 
 #[derive(Debug, Default)]
 struct ManualClock(AtomicU64);
@@ -41,37 +42,85 @@ impl HotObserver for Counts {
     }
 }
 
-/// A store of one object per name, whose bytes follow from name and offset.
+/// A chunk object and the store that it lies in.
+#[derive(Debug)]
+struct Sample {
+    object: Arc<HotObject>,
+    content: bytes::Bytes,
+}
+
+/// A real chunk object of `tenant` whose levels end at `levels`, the first of them above 500.
+fn sample_of(tenant: &str, seed: u64, levels: &[u64]) -> Sample {
+    let model_id = kvasir_types::ModelId::from([7; 32]);
+    let tokens: Vec<u32> = (0..16).map(|token| token + 100 * seed as u32).collect();
+    let build = |first: u64| {
+        let mut meta = ChunkMeta::new(model_id, kvasir_types::ProfileHash::of(b"p"), [3; 32]);
+        meta.level_count = levels.len() as u8;
+        let mut builder = ChunkBuilder::new(meta, tokens.clone()).unwrap();
+        let mut start = levels[0] - first;
+        for (level, end) in levels.iter().enumerate() {
+            // Sections of at most 200 KB: as many as it takes.
+            let mut scope = 0;
+            while start < *end {
+                let bytes = (*end - start).min(200_000);
+                let id = SectionId { scope, band: 0, level: Level(level as u8), flags: 0 };
+                let piece = (0..bytes).map(|at| (at.wrapping_mul(31) + seed * 7 + at / 251) as u8).collect();
+                builder.section(id, vec![Some(piece)]).unwrap();
+                (start, scope) = (start + bytes, scope + 1);
+            }
+        }
+        builder.finish().unwrap()
+    };
+    // The head grows with the sections only, so one round of guessing is enough.
+    let head_bytes = Head::parse(&build(levels[0])).unwrap().header.head_bytes();
+    let content = bytes::Bytes::from(build(levels[0] - head_bytes));
+    let head = Head::parse(&content).unwrap();
+    assert_eq!(head.header.object_bytes(), *levels.last().unwrap());
+    let key = ChunkKey {
+        tenant: tenant.parse().unwrap(),
+        model_id,
+        seq_hash: head.header.seq_hash,
+        object_digest: kvasir_types::ObjectDigest::of(&content),
+    };
+    Sample { object: Arc::new(HotObject::new(&key, &head)), content }
+}
+
+fn sample(seed: u64, levels: &[u64]) -> Sample {
+    sample_of("acme", seed, levels)
+}
+
 #[derive(Debug, Default)]
 struct Store {
     requests: AtomicUsize,
+    /// Requests that break off midway from now on.
     fails: AtomicUsize,
+    /// Requests that bring a flipped bit from now on.
+    flips: AtomicUsize,
 }
 
-fn content(seed: u64, range: std::ops::Range<u64>) -> Vec<u8> {
-    range.map(|at| (at.wrapping_mul(31).wrapping_add(seed * 7 + at / 251)) as u8).collect()
+/// Counts down to zero; whether there was something left.
+fn spent(count: &AtomicUsize) -> bool {
+    count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
 
 impl Store {
-    fn fetch(self: &Arc<Self>, seed: u64) -> Fetch {
-        let store = Arc::clone(self);
+    fn fetch(self: &Arc<Self>, content: &bytes::Bytes) -> Fetch {
+        let (store, content) = (Arc::clone(self), content.clone());
         Arc::new(move |range| {
             store.requests.fetch_add(1, Ordering::SeqCst);
-            let fails = store.fails.load(Ordering::SeqCst) > 0;
+            let (fails, flips) = (spent(&store.fails), spent(&store.flips));
+            let mut all = content[range.start as usize..range.end as usize].to_vec();
             async move {
                 tokio::task::yield_now().await;
+                if flips {
+                    let middle = all.len() / 2;
+                    all[middle] ^= 1;
+                }
                 let part = |bytes: &[u8]| Ok(bytes::Bytes::copy_from_slice(bytes));
-                let all = content(seed, range);
                 let mut parts: Vec<Result<_, StorageError>> = all.chunks(60_000).map(part).collect();
                 if fails {
                     parts.truncate(parts.len() / 2);
-                    parts.push(Err(StorageError::Store {
-                        operation: "testing",
-                        source: object_store::Error::NotImplemented {
-                            operation: "x".into(),
-                            implementer: "y".into(),
-                        },
-                    }));
+                    parts.push(Err(StorageError::broken_off("a test")));
                 }
                 Ok(stream::iter(parts).boxed())
             }
@@ -93,31 +142,32 @@ struct Bench {
 }
 
 fn settings(folder: &std::path::Path, ram_bytes: u64, disk_bytes: u64, policy: PolicyKind) -> HotSettings {
-    HotSettings { ram_bytes, disk_bytes, directory: folder.join("hot"), policy }
+    let directory = folder.join("hot");
+    HotSettings { ram_bytes, disk_bytes, directory, policy, tenant_share_max: 1.0, read_ahead_chunks: 0 }
 }
 
 fn bench(ram_bytes: u64, disk_bytes: u64, policy: PolicyKind) -> Bench {
     let folder = tempfile::tempdir().unwrap();
-    let (clock, counts) = (Arc::new(ManualClock::default()), Arc::new(Counts::default()));
     let settings = settings(folder.path(), ram_bytes, disk_bytes, policy);
+    bench_with(folder, settings)
+}
+
+fn bench_with(folder: tempfile::TempDir, settings: HotSettings) -> Bench {
+    let (clock, counts) = (Arc::new(ManualClock::default()), Arc::new(Counts::default()));
     let tier = HotTier::open(settings, clock.clone(), counts.clone()).unwrap();
     Bench { tier, clock, counts, store: Arc::new(Store::default()), folder }
 }
 
-fn object(seed: u64, levels: &[u64]) -> Arc<HotObject> {
-    let bytes = levels.last().copied().unwrap_or(0);
-    Arc::new(HotObject::new(&"acme".parse().unwrap(), &format!("object {seed}"), levels, bytes))
-}
-
 impl Bench {
-    async fn read(
-        &self,
-        seed: u64,
-        object: &Arc<HotObject>,
-        range: std::ops::Range<u64>,
-    ) -> Result<Vec<u8>, StorageError> {
-        let parts = self.tier.read(object, range, HotContext::UNKNOWN, self.store.fetch(seed));
+    async fn read(&self, of: &Sample, range: std::ops::Range<u64>) -> Result<Vec<u8>, StorageError> {
+        let parts = self.tier.read(&of.object, range, HotContext::UNKNOWN, self.store.fetch(&of.content));
         Ok(parts.try_collect::<Vec<_>>().await?.concat())
+    }
+
+    /// Reads a range and compares.
+    async fn check(&self, of: &Sample, range: std::ops::Range<u64>) {
+        let read = self.read(of, range.clone()).await.unwrap();
+        assert!(read == of.content[range.start as usize..range.end as usize]);
     }
 
     async fn settled(&self) {
@@ -131,14 +181,13 @@ impl Bench {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_stampede_makes_one_request() {
     let bench = Arc::new(bench(16 << 20, 0, PolicyKind::AdaptiveCost));
-    let object = object(1, &[50_000, 150_000, 300_000]);
+    let sample = Arc::new(sample(1, &[50_000, 150_000, 300_000]));
     let readers = (0..1_000).map(|_| {
-        let (bench, object) = (Arc::clone(&bench), Arc::clone(&object));
-        tokio::spawn(async move { bench.read(1, &object, 0..300_000).await.unwrap() })
+        let (bench, sample) = (Arc::clone(&bench), Arc::clone(&sample));
+        tokio::spawn(async move { bench.check(&sample, 0..300_000).await })
     });
-    let expected = content(1, 0..300_000);
     for read in futures::future::join_all(readers).await {
-        assert!(read.unwrap() == expected);
+        read.unwrap();
     }
     assert_eq!(bench.store.requests(), 1);
 }
@@ -146,104 +195,162 @@ async fn a_stampede_makes_one_request() {
 #[tokio::test]
 async fn refinements_go_before_bases() {
     // Room for the bases of four objects and little more.
-    let bench = bench(450, 0, PolicyKind::AdaptiveCost);
-    let objects: Vec<_> = (0..4).map(|seed| object(seed, &[100, 250, 500])).collect();
-    for (seed, object) in objects.iter().enumerate() {
+    let bench = bench(4_500, 0, PolicyKind::AdaptiveCost);
+    let samples: Vec<_> = (0..4).map(|seed| sample(seed, &[1_000, 2_500, 5_000])).collect();
+    for (seed, sample) in samples.iter().enumerate() {
         bench.clock.set(seed as u64 * 10);
-        bench.read(seed as u64, object, 0..500).await.unwrap();
-        assert!(bench.tier.usage().ram_bytes <= 450);
+        bench.check(sample, 0..5_000).await;
+        assert!(bench.tier.usage().ram_bytes <= 4_500);
     }
-    for object in &objects {
-        assert_eq!(bench.tier.medium(object, &(0..100)), Medium::Cpu, "{:?}", bench.tier.usage());
+    for sample in &samples {
+        assert_eq!(bench.tier.medium(&sample.object, &(0..1_000)), Medium::Cpu, "{:?}", bench.tier.usage());
+        assert_eq!(bench.tier.medium_of_front(sample.object.chunk(), 1_000), Medium::Cpu);
+        assert_eq!(bench.tier.medium_of_front(sample.object.chunk(), 1_001), Medium::Object);
     }
-    assert_eq!(bench.tier.usage().level_bytes, [400]);
+    assert_eq!(bench.tier.usage().ram_level_bytes[0], 4_000);
+    assert_eq!(bench.tier.usage().ram_level_bytes.iter().skip(1).sum::<u64>(), 0);
     // With LRU the last object would have pushed the others out.
-    let lru = self::bench(450, 0, PolicyKind::Lru);
-    for (seed, object) in objects.iter().enumerate() {
-        lru.read(seed as u64, object, 0..500).await.unwrap();
+    let lru = self::bench(4_500, 0, PolicyKind::Lru);
+    for sample in &samples {
+        lru.check(sample, 0..5_000).await;
     }
-    assert_eq!(lru.tier.medium(&objects[0], &(0..100)), Medium::Object);
+    assert_eq!(lru.tier.medium(&samples[0].object, &(0..1_000)), Medium::Object);
 }
 
 #[tokio::test]
 async fn what_leaves_memory_is_found_on_disk_also_after_a_restart() {
-    let bench = bench(1_000, 100_000, PolicyKind::Lru);
-    let objects: Vec<_> = (0..20).map(|seed| object(seed, &[500, 1_000])).collect();
-    for (seed, object) in objects.iter().enumerate() {
-        bench.read(seed as u64, object, 0..1_000).await.unwrap();
+    let bench = bench(48_000, 1_000_000, PolicyKind::Lru);
+    let samples: Vec<_> = (0..100).map(|seed| sample(seed, &[1_000, 2_000])).collect();
+    for sample in &samples {
+        bench.check(sample, 0..2_000).await;
+        bench.settled().await;
     }
-    bench.settled().await;
-    assert_eq!(bench.store.requests(), 20);
-    assert_eq!(bench.tier.medium(&objects[3], &(0..1_000)), Medium::Disk);
-    assert_eq!(bench.read(3, &objects[3], 100..900).await.unwrap(), content(3, 100..900));
-    assert_eq!(bench.store.requests(), 20, "served from disk");
+    assert_eq!(bench.store.requests(), 100);
+    assert_eq!(bench.tier.medium(&samples[3].object, &(0..2_000)), Medium::Disk);
+    bench.check(&samples[3], 100..900).await;
+    assert_eq!(bench.store.requests(), 100, "served from disk");
     bench.settled().await;
 
-    let settings = settings(bench.folder.path(), 1_000, 100_000, PolicyKind::Lru);
+    let in_memory: Vec<bool> =
+        samples.iter().map(|s| bench.tier.medium(&s.object, &(0..2_000)) == Medium::Cpu).collect();
+    let settings = settings(bench.folder.path(), 48_000, 1_000_000, PolicyKind::Lru);
     let tier = HotTier::open(settings, bench.clock.clone(), bench.counts.clone()).unwrap();
     let again = Bench { tier, ..bench };
-    for seed in 0..19 {
-        let object = &objects[seed as usize];
-        assert_eq!(again.read(seed, object, 0..1_000).await.unwrap(), content(seed, 0..1_000));
+    for (sample, in_memory) in samples.iter().zip(in_memory) {
+        if !in_memory {
+            assert_eq!(again.tier.medium(&sample.object, &(0..2_000)), Medium::Disk);
+            assert_eq!(again.tier.first_frame(sample.object.chunk()).await.unwrap(), sample.content[..1_000]);
+            again.check(sample, 0..2_000).await;
+        }
     }
-    assert_eq!(again.store.requests(), 20, "everything that left memory before the restart is still there");
-    assert!(again.tier.usage().ram_bytes <= 1_000 && again.tier.usage().disk_bytes <= 100_000);
+    assert_eq!(again.store.requests(), 100, "everything that left memory before the restart is still there");
+    assert!(again.tier.usage().ram_bytes <= 48_000 && again.tier.usage().disk_bytes <= 1_000_000);
 }
 
 #[tokio::test]
 async fn a_torn_file_is_never_served() {
-    let bench = bench(500, 100_000, PolicyKind::Lru);
-    let (first, second) = (object(1, &[500]), object(2, &[500]));
-    bench.read(1, &first, 0..500).await.unwrap();
-    bench.read(2, &second, 0..500).await.unwrap();
-    bench.settled().await;
-    let shard =
-        std::fs::read_dir(bench.folder.path().join("hot/acme")).unwrap().next().unwrap().unwrap().path();
-    let file = std::fs::read_dir(shard).unwrap().next().unwrap().unwrap().path();
-    let mut bytes = std::fs::read(&file).unwrap();
-    bytes[100] ^= 0x40;
-    std::fs::write(&file, bytes).unwrap();
-    assert_eq!(bench.read(1, &first, 0..500).await.unwrap(), content(1, 0..500));
-    assert_eq!(bench.store.requests(), 3, "read again from the store");
+    let bench = bench(16_000, 100_000, PolicyKind::Lru);
+    let samples: Vec<_> = (0..20).map(|seed| sample(seed, &[1_000])).collect();
+    for sample in &samples {
+        bench.check(sample, 0..1_000).await;
+        bench.settled().await;
+    }
+    assert_eq!(bench.tier.medium(&samples[0].object, &(0..1_000)), Medium::Disk);
+    for shard in std::fs::read_dir(bench.folder.path().join("hot/acme")).unwrap() {
+        for file in std::fs::read_dir(shard.unwrap().path()).unwrap() {
+            let path = file.unwrap().path();
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[600] ^= 0x40;
+            std::fs::write(&path, bytes).unwrap();
+        }
+    }
+    let before = bench.store.requests();
+    bench.check(&samples[0], 0..1_000).await;
+    assert_eq!(bench.store.requests(), before + 1, "read again from the store");
     assert!(bench.counts.1.lock().contains(&(Medium::Disk, EvictReason::Corrupt)));
+    let departures = bench.tier.departures_of(samples[0].object.chunk());
+    assert_eq!(departures[0].reason, EvictReason::Corrupt, "the latest first");
+    assert_eq!(departures.last().unwrap().medium, Medium::Cpu);
+    let ChunkKey { tenant, model_id, seq_hash, .. } = samples[0].object.chunk();
+    assert_eq!(bench.tier.departures_of_chunk(tenant, model_id, seq_hash), departures);
+    assert_eq!(bench.tier.departures_of(sample(99, &[1_000]).object.chunk()), []);
+}
+
+#[tokio::test]
+async fn bytes_that_came_wrong_are_asked_for_again_and_never_kept() {
+    let bench = bench(1 << 20, 0, PolicyKind::Adaptive);
+    let wrong_once = sample(1, &[1_000, 90_000]);
+    bench.store.flips.store(1, Ordering::SeqCst);
+    bench.check(&wrong_once, 0..90_000).await;
+    assert_eq!(bench.store.requests(), 2);
+    let wrong_twice = sample(2, &[1_000, 90_000]);
+    bench.store.flips.store(2, Ordering::SeqCst);
+    let error = bench.read(&wrong_twice, 0..90_000).await.unwrap_err();
+    assert!(matches!(error, StorageError::Corrupt { .. }), "{error}");
+    assert_eq!(bench.store.requests(), 4);
+    bench.check(&wrong_twice, 0..90_000).await;
+    // Another object's bytes in the place of its head.
+    let (mine, other) = (sample(3, &[1_000]), sample(4, &[1_000]));
+    let parts =
+        bench.tier.read(&mine.object, 0..1_000, HotContext::UNKNOWN, bench.store.fetch(&other.content));
+    assert!(parts.try_collect::<Vec<_>>().await.is_err());
+    bench.check(&mine, 0..1_000).await;
 }
 
 #[tokio::test]
 async fn a_failed_read_is_an_error_and_leaves_nothing_wrong_behind() {
     let bench = bench(1 << 20, 0, PolicyKind::AdaptiveCost);
-    let object = object(1, &[100_000, 300_000]);
+    let sample = sample(1, &[100_000, 300_000]);
     bench.store.fails.store(1, Ordering::SeqCst);
-    assert!(bench.read(1, &object, 0..300_000).await.is_err());
-    bench.store.fails.store(0, Ordering::SeqCst);
-    assert_eq!(bench.read(1, &object, 0..300_000).await.unwrap(), content(1, 0..300_000));
+    assert!(bench.read(&sample, 0..300_000).await.is_err());
+    bench.check(&sample, 0..300_000).await;
     let before = bench.store.requests();
-    bench.read(1, &object, 0..300_000).await.unwrap();
+    bench.check(&sample, 0..300_000).await;
     assert_eq!(bench.store.requests(), before);
 }
 
 #[tokio::test]
-async fn written_and_prefetched_objects_are_hits_and_removed_ones_are_not() {
+async fn written_objects_are_hits_and_removed_ones_are_not() {
     let bench = bench(1 << 20, 0, PolicyKind::AdaptiveCost);
-    let (written, fetched) = (object(1, &[1_000, 2_000]), object(2, &[1_000, 2_000]));
-    bench.tier.offer(&written, HotContext::UNKNOWN, &content(1, 0..1_500));
-    assert_eq!(bench.tier.medium(&written, &(0..1_000)), Medium::Cpu);
-    assert_eq!(bench.tier.medium(&written, &(0..1_001)), Medium::Object, "half a frame is none");
-    bench.tier.prefetch(&fetched, 0..1_000, HotContext::UNKNOWN, bench.store.fetch(2));
-    bench.settled().await;
-    assert_eq!(bench.tier.medium(&fetched, &(0..1_000)), Medium::Cpu);
-    assert!(bench.counts.0.lock().is_empty(), "a prefetch serves nobody");
-    assert_eq!(bench.read(2, &fetched, 0..1_000).await.unwrap(), content(2, 0..1_000));
-    assert_eq!(*bench.counts.0.lock(), [(Medium::Cpu, 1_000)]);
-    bench.tier.remove(&fetched);
-    assert_eq!(bench.tier.medium(&fetched, &(0..1_000)), Medium::Object);
+    let written = sample(1, &[1_000, 2_000]);
+    bench.tier.offer(&written.object, HotContext::UNKNOWN, &written.content[..1_500]);
+    assert_eq!(bench.tier.medium(&written.object, &(0..1_000)), Medium::Cpu);
+    assert_eq!(bench.tier.medium(&written.object, &(0..1_001)), Medium::Object, "half a frame is none");
+    bench.check(&written, 0..1_000).await;
+    assert_eq!(bench.store.requests(), 0);
+    bench.tier.remove(&written.object);
+    assert_eq!(bench.tier.medium(&written.object, &(0..1_000)), Medium::Object);
+    assert_eq!(bench.tier.departures_of(written.object.chunk())[0].reason, EvictReason::Removed);
+    assert_eq!(bench.tier.usage(), HotUsage { ram_level_bytes: vec![0], ..HotUsage::default() });
 }
 
 #[tokio::test]
-async fn a_tier_without_room_passes_everything_through() {
+async fn what_is_read_ahead_waits_apart_until_it_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let lru = settings(folder.path(), 64_000, 0, PolicyKind::Lru);
+    let bench = bench_with(folder, HotSettings { read_ahead_chunks: 2, ..lru });
+    let samples: Vec<_> = (0..6).map(|seed| sample(seed, &[1_000, 2_000])).collect();
+    for sample in &samples {
+        let fetch = bench.store.fetch(&sample.content);
+        bench.tier.read_ahead(&sample.object, 0..1_000, HotContext::UNKNOWN, fetch).await;
+    }
+    // A sixteenth of the memory is 4,000 bytes: the first two had to go.
+    assert_eq!((bench.tier.usage().ram_frames, bench.tier.usage().ram_bytes), (0, 4_000));
+    let medium = |sample: &Sample| bench.tier.medium_of_front(sample.object.chunk(), 1_000);
+    assert_eq!(samples.iter().map(medium).filter(|medium| *medium == Medium::Cpu).count(), 4);
+    assert!(bench.counts.0.lock().is_empty(), "nobody was served");
+    bench.check(&samples[5], 0..1_000).await;
+    assert_eq!((bench.tier.usage().ram_frames, bench.store.requests()), (1, 6));
+    assert_eq!(*bench.counts.0.lock(), [(Medium::Cpu, 1_000)]);
+}
+
+#[tokio::test]
+async fn a_tier_without_room_passes_everything_through_once() {
     let bench = bench(0, 0, PolicyKind::AdaptiveCost);
-    let object = object(1, &[3 << 20]);
-    assert_eq!(bench.read(1, &object, 5..(3 << 20)).await.unwrap(), content(1, 5..(3 << 20)));
-    assert!(bench.store.requests() <= object.frames() as usize);
+    let sample = sample(1, &[3 << 20, 20 << 20]);
+    bench.check(&sample, 5..(20 << 20)).await;
+    // Runs of 8 MiB, cut at frames: nothing is asked for twice although nothing is kept.
+    assert!(bench.store.requests() <= 4, "{}", bench.store.requests());
     assert_eq!(bench.tier.usage().ram_bytes, 0);
 }
 
@@ -277,12 +384,11 @@ proptest! {
         runtime.block_on(async {
             for policy in [PolicyKind::AdaptiveCost, PolicyKind::Lru, PolicyKind::Ttl] {
                 let bench = bench(ram, disk, policy);
-                let objects: Vec<_> = (0..6).map(|seed| object(seed, &[5_000, 12_000, 30_000])).collect();
+                let samples: Vec<_> = (0..6).map(|seed| sample(seed, &[5_000, 12_000, 30_000])).collect();
                 for (seed, from, to, millis) in &reads {
                     bench.clock.set(millis * 10);
                     let range = *from.min(to)..*from.max(to);
-                    let read = bench.read(*seed, &objects[*seed as usize], range.clone()).await.unwrap();
-                    assert_eq!(read, content(*seed, range));
+                    bench.check(&samples[*seed as usize], range).await;
                     let usage = bench.tier.usage();
                     assert!(usage.ram_bytes <= ram && usage.disk_bytes <= disk);
                 }
@@ -293,3 +399,42 @@ proptest! {
 }
 
 const _: () = assert!(limits::HOT_FLIGHT_BYTES >= limits::HOT_FRAME_BYTES);
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn frames_tile_the_object_and_prove_their_bytes(
+        steps in prop::collection::vec(600..900_000u64, 1..4),
+        from in 0..2_500_000u64,
+        length in 1..2_000_000u64,
+        flip in any::<usize>(),
+    ) {
+        let levels: Vec<u64> = steps.iter().scan(0, |end, step| { *end += step; Some(*end) }).collect();
+        let Sample { object, content } = sample(5, &levels);
+        let mut at = 0;
+        for frame in 0..object.frames() {
+            let range = object.range(frame);
+            prop_assert_eq!(range.start, at);
+            prop_assert!(range.end > at && range.end - at <= limits::HOT_FRAME_BYTES);
+            let crosses = levels.iter().any(|end| range.start < *end && *end < range.end);
+            prop_assert!(!crosses, "a frame never holds two levels");
+            let bytes = &content[range.start as usize..range.end as usize];
+            prop_assert!(object.verify(frame, bytes));
+            prop_assert!(!object.verify(frame, &bytes[1..]) && !object.verify(frame + 1, bytes));
+            let mut flipped = bytes.to_vec();
+            let place = flip % flipped.len();
+            flipped[place] ^= 0x10;
+            prop_assert!(!object.verify(frame, &flipped), "byte {place} of frame {frame}");
+            at = range.end;
+        }
+        prop_assert_eq!(at, object.bytes());
+        let wanted = from.min(object.bytes())..(from + length).min(object.bytes());
+        let frames = object.frames_of(&wanted);
+        for frame in 0..object.frames() {
+            let range = object.range(frame);
+            let overlaps = range.start < wanted.end && wanted.start < range.end && !wanted.is_empty();
+            prop_assert_eq!(frames.contains(&frame), overlaps);
+        }
+    }
+}

@@ -15,7 +15,7 @@ use futures::{
 };
 use kvasir_types::Medium;
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::{
     StorageError,
@@ -147,7 +147,15 @@ impl HotTier {
         };
         let folder = Arc::new(FrameFolder::new(settings.directory.clone()));
         let prefetches = Arc::new(Semaphore::new(limits::HOT_PREFETCHES_MAX));
-        let tier = Self { settings, clock, observer, folder, prefetches, writing_bytes_max, state: Mutex::new(state) };
+        let tier = Self {
+            settings,
+            clock,
+            observer,
+            folder,
+            prefetches,
+            writing_bytes_max,
+            state: Mutex::new(state),
+        };
         if tier.settings.disk_bytes > 0 {
             tier.recover()?;
         }
@@ -307,20 +315,21 @@ impl HotTier {
         self.do_disk_work(work);
     }
 
-    /// Reads what is likely to be read next, where few do so already. Nobody waits for it.
-    pub fn prefetch(
+    /// Leave to read something ahead; `None` while enough is being read.
+    pub(crate) fn prefetch_permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.prefetches).try_acquire_owned().ok()
+    }
+
+    /// Reads what is likely to be read next. Nobody waits for it, and failures are for those who will.
+    pub async fn read_ahead(
         self: &Arc<Self>,
         object: &Arc<HotObject>,
         range: Range<u64>,
         context: HotContext,
         fetch: Fetch,
     ) {
-        let Ok(permit) = Arc::clone(&self.prefetches).try_acquire_owned() else { return };
         let mut parts = self.stream(object, range, context, fetch, false);
-        tokio::spawn(async move {
-            while let Some(Ok(_)) = parts.next().await {}
-            drop(permit);
-        });
+        while let Some(Ok(_)) = parts.next().await {}
     }
 
     /// Drops all frames of an object that was deleted or found broken.
@@ -382,10 +391,6 @@ impl HotTier {
     pub(super) fn folder(&self) -> &Arc<FrameFolder> {
         &self.folder
     }
-
-    pub(super) fn observer(&self) -> &dyn HotObserver {
-        &*self.observer
-    }
 }
 
 impl Reading {
@@ -412,17 +417,19 @@ impl Reading {
         let last = self.frames.end.saturating_sub(1);
         let (outcome, joined) = match self.coming.pop_front().filter(|(next, _)| *next == frame) {
             Some((_, arrival)) => (landed(arrival).await, false),
-            None => match tier.find(&Wanted { object: &self.object, frame, last, context, used }, &self.fetch) {
-                Found::Here(bytes) => (Ok((bytes, Medium::Cpu)), false),
-                Found::Joined(arrival) => (landed(arrival).await, true),
-                Found::Started(arrivals) => {
-                    self.coming = arrivals.into();
-                    let Some((_, arrival)) = self.coming.pop_front() else {
-                        return Err(Arc::new(StorageError::broken_off("no flight was started")));
-                    };
-                    (landed(arrival).await, false)
+            None => {
+                match tier.find(&Wanted { object: &self.object, frame, last, context, used }, &self.fetch) {
+                    Found::Here(bytes) => (Ok((bytes, Medium::Cpu)), false),
+                    Found::Joined(arrival) => (landed(arrival).await, true),
+                    Found::Started(arrivals) => {
+                        self.coming = arrivals.into();
+                        let Some((_, arrival)) = self.coming.pop_front() else {
+                            return Err(Arc::new(StorageError::broken_off("no flight was started")));
+                        };
+                        (landed(arrival).await, false)
+                    }
                 }
-            },
+            }
         };
         let (bytes, from) = outcome?;
         if used {
@@ -447,7 +454,9 @@ fn start_run(state: &mut State, wanted: &Wanted<'_>) -> (Run, Vec<(u32, Arrival)
     let (mut run, mut arrivals) = (Vec::new(), Vec::new());
     for next in frame..=last.max(frame) {
         let key = object.key(next);
-        let here = |key| state.ram.contains_key(key) || state.disk.contains_key(key) || state.ahead.get(key).is_some();
+        let here = |key| {
+            state.ram.contains_key(key) || state.disk.contains_key(key) || state.ahead.get(key).is_some()
+        };
         let bytes = object.range(next).end - object.range(frame).start;
         let stops = here(&key) || state.flights.contains_key(&key) || bytes > limits::HOT_FLIGHT_BYTES;
         if next > frame && stops {

@@ -1,0 +1,150 @@
+//! Reads through the hot tier, and what writes and lookups tell it.
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use kvasir_container::Head;
+use kvasir_types::{Medium, Name, SeqHash};
+
+use crate::{
+    ByteRange, ObjectRead, Storage, StorageError,
+    hot::{Fetch, HotContext, HotFront, HotObject, RequestHint},
+    index::{Scope, Walk},
+    layout::ChunkKey,
+    limits,
+};
+
+impl Storage {
+    /// The hot tier, where there is one.
+    pub fn hot(&self) -> Option<&HotFront> {
+        self.hot.as_ref()
+    }
+
+    /// Reads from the hot tier what is there, and the rest from the store, once for all who ask.
+    pub(crate) async fn read_hot(
+        &self,
+        hot: &HotFront,
+        key: &ChunkKey,
+        range: ByteRange,
+        hint: &RequestHint,
+    ) -> Result<ObjectRead, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        let object = match hot.object(scope, key.object_digest) {
+            Some(object) => object,
+            None => hot.know(scope, key, &self.head(key).await?),
+        };
+        let object_bytes = object.bytes();
+        let range = range.resolve(object_bytes).ok_or(StorageError::Range { object_bytes })?;
+        let context = hot.requests().context(&object, hint, hot.tier().now());
+        self.read_ahead(hot, &object, context, range.end);
+        let mut bytes = hot.tier().read(&object, range.clone(), context, self.fetch(key, object_bytes));
+        // The first bytes before the answer begins: what is not there is said, rather than cut off.
+        let first = bytes.try_next().await.inspect_err(|error| self.heed(scope, error))?;
+        let this = self.this.clone();
+        let rest = bytes.inspect_err(move |error| {
+            if let Some(storage) = this.upgrade() {
+                storage.heed(scope, error);
+            }
+        });
+        Ok(ObjectRead { range, object_bytes, bytes: stream::iter(first.map(Ok)).chain(rest).boxed() })
+    }
+
+    /// A head from the hot tier or the store, verified.
+    pub(crate) async fn head(&self, key: &ChunkKey) -> Result<Head, StorageError> {
+        if let Some(hot) = &self.hot
+            && let Some(front) = hot.tier().first_frame(key).await
+            && let Ok(head) = Head::parse(&front)
+        {
+            return Ok(head);
+        }
+        self.read_head(key).await
+    }
+
+    /// An object that is corrupt in the store is as good as gone.
+    fn heed(&self, scope: Scope, error: &StorageError) {
+        if let StorageError::Corrupt { object_digest, .. } = error {
+            self.forget(scope, *object_digest);
+        }
+    }
+
+    fn fetch(&self, key: &ChunkKey, object_bytes: u64) -> Fetch {
+        let (this, key) = (self.this.clone(), key.clone());
+        Arc::new(move |range: Range<u64>| {
+            let (this, key) = (this.clone(), key.clone());
+            async move {
+                let ended = || StorageError::broken_off("the service is stopping");
+                let storage = this.upgrade().ok_or_else(ended)?;
+                Ok(storage.open(&key, Some(range), Some(object_bytes)).await?.bytes)
+            }
+            .boxed()
+        })
+    }
+
+    /// Brings the chunks behind one that is read, as much of each as is read of this one.
+    fn read_ahead(&self, hot: &HotFront, object: &Arc<HotObject>, context: HotContext, end: u64) {
+        let count = hot.tier().settings().read_ahead_chunks;
+        if count == 0 {
+            return;
+        }
+        let levels = object.levels_within(end).max(1);
+        for key in hot.requests().behind(object, &context, count) {
+            let scope = Scope::new(&key.tenant, &key.model_id);
+            let row = self.catalog.get(&(scope, key.object_digest));
+            let wanted =
+                row.and_then(|row| row.level_bytes.get(levels - 1).or(row.level_bytes.last()).copied());
+            let Some(wanted) = wanted else { continue };
+            if matches!(hot.tier().medium_of_front(&key, wanted), Medium::Cpu) {
+                continue;
+            }
+            let Some(storage) = self.this.upgrade() else { return };
+            let Some(permit) = hot.tier().prefetch_permit() else { return };
+            tokio::spawn(async move {
+                let Some(hot) = storage.hot() else { return };
+                let Ok(head) = storage.head(&key).await else { return };
+                let object = hot.know(scope, &key, &head);
+                let fetch = storage.fetch(&key, object.bytes());
+                hot.tier().read_ahead(&object, 0..wanted, context, fetch).await;
+                drop(permit);
+            });
+        }
+    }
+
+    /// Takes in the base of an object that was stored a moment ago: `front` is its beginning.
+    pub(crate) fn offer_front(&self, key: &ChunkKey, front: &Bytes, hint: &RequestHint) {
+        let Some(hot) = &self.hot else { return };
+        let Ok(head) = Head::parse(front) else { return };
+        let object = hot.know(Scope::new(&key.tenant, &key.model_id), key, &head);
+        let context = hot.requests().context(&object, hint, hot.tier().now());
+        hot.tier().offer(&object, context, front);
+    }
+
+    /// Bytes of an object's front that are taken in when it is stored: its base, if a hot tier wants it.
+    pub(crate) fn offered_bytes(&self, level_bytes: &[u64]) -> u64 {
+        let base = level_bytes.first().copied().unwrap_or(0);
+        if self.hot.is_some() { base.min(limits::HOT_FLIGHT_BYTES) } else { 0 }
+    }
+
+    /// Tells the hot tier of a lookup and what it found.
+    pub(crate) fn note_lookup(
+        &self,
+        tenant: &Name,
+        scope: Scope,
+        hint: &RequestHint,
+        blocks: &[SeqHash],
+        walk: &Walk,
+        found: &Arc<[ChunkKey]>,
+    ) {
+        let Some(hot) = &self.hot else { return };
+        for step in &walk.steps {
+            self.catalog.insert((scope, step.row.object_digest), Arc::new(step.row.clone()));
+        }
+        hot.requests().looked_up(tenant, hint, blocks, found, hot.tier().now());
+    }
+
+    /// Where the base of an object is.
+    pub(crate) fn medium(&self, key: &ChunkKey, level_bytes: &[u64]) -> Medium {
+        let base = level_bytes.first().copied().unwrap_or(0);
+        self.hot.as_ref().map_or(Medium::Object, |hot| hot.tier().medium_of_front(key, base))
+    }
+}
