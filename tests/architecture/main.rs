@@ -21,12 +21,14 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvasir-storage", &["kvasir-api", "kvasir-container", "kvasir-types"]),
     ("kvasir-client", &["kvasir-api", "kvasir-codec", "kvasir-container", "kvasir-types"]),
     ("kvasir-engine", &["kvasir-client", "kvasir-codec", "kvasir-types"]),
+    ("kvasir-bench", &["kvasir-codec", "kvasir-container", "kvasir-engine", "kvasir-types"]),
     ("kvasir-sim", &["kvasir-api", "kvasir-client", "kvasir-storage", "kvasir-types"]),
     ("kvasir-server", &["kvasir-api", "kvasir-storage", "kvasir-types"]),
     (
         "kvasir-cli",
         &[
             "kvasir-api",
+            "kvasir-bench",
             "kvasir-client",
             "kvasir-codec",
             "kvasir-container",

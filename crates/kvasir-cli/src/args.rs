@@ -7,7 +7,7 @@ use kvasir_types::Name;
 use url::Url;
 
 use crate::{
-    commands::{plan::PlanArguments, sim_evict::SimEvictArguments},
+    commands::{bench::BenchCommand, plan::PlanArguments, sim_evict::SimEvictArguments},
     error::EXIT_CODES,
 };
 
@@ -51,6 +51,9 @@ pub(crate) enum Command {
     /// Simulate on recorded traces.
     #[command(subcommand)]
     Sim(SimCommand),
+    /// Measure the codec beside its peers.
+    #[command(subcommand)]
+    Bench(BenchCommand),
 }
 
 /// The simulators.

@@ -37,6 +37,7 @@ fn run(command: &Command) -> CliResult {
         Command::Profile(ProfileCommand::Train(arguments)) => commands::train::run(arguments),
         Command::Encode(arguments) => commands::codec::encode(arguments),
         Command::Decode(arguments) => commands::codec::decode(arguments),
+        Command::Bench(command) => commands::bench::run(command),
         Command::Serve(arguments) => commands::serve::run(arguments),
         Command::RebuildIndex(arguments) => commands::serve::rebuild_index(arguments),
         Command::Plan(arguments) => commands::plan::run(arguments),

@@ -94,6 +94,14 @@ impl Samples {
         }
     }
 
+    /// Adds the comparisons of other runs.
+    pub fn append(&mut self, other: &Self) {
+        self.kl.extend_from_slice(&other.kl);
+        self.agreements += other.agreements;
+        self.nats_exact.extend_from_slice(&other.nats_exact);
+        self.nats_lossy.extend_from_slice(&other.nats_lossy);
+    }
+
     /// The figures over everything added. Means of nothing are NaN.
     pub fn summary(&self) -> Quality {
         let mean = |nats: &[f64]| nats.iter().sum::<f64>() / nats.len() as f64;

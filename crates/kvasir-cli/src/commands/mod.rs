@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub(crate) mod bench;
 pub(crate) mod codec;
 pub(crate) mod inspect;
 pub(crate) mod kv;

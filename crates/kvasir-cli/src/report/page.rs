@@ -2,7 +2,7 @@
 
 use super::{escape, plot::put};
 
-const STYLE: &str = include_str!("style.css");
+pub(super) const STYLE: &str = include_str!("style.css");
 
 /// A headline figure.
 #[derive(Debug, Clone)]

@@ -211,18 +211,45 @@ impl Plot {
     }
 
     fn draw_legend(&self, svg: &mut String) {
-        let mut at = LEFT;
+        /// Distance of two lines of the legend; two fit above the frame.
+        const LINE: f64 = 16.0;
+        let (mut at, mut top) = (LEFT, if self.legend_width() > WIDTH - LEFT { 4.0 } else { 12.0 });
         for (index, series) in self.series.iter().enumerate().filter(|(_, s)| !s.name.is_empty()) {
+            if at > LEFT && at + legend_entry(series) > WIDTH {
+                (at, top) = (LEFT, top + LINE);
+            }
             put(
                 svg,
                 format_args!(
-                    "<rect class=\"fill c{index}\" x=\"{at:.1}\" y=\"12\" width=\"12\" height=\"12\" rx=\"3\"/>"
+                    "<rect class=\"fill c{index}\" x=\"{at:.1}\" y=\"{top}\" width=\"12\" height=\"12\" rx=\"3\"/>"
                 ),
             );
-            text(svg, at + 18.0, 22.0, "label", &series.name);
-            at += 40.0 + 6.7 * series.name.chars().count() as f64;
+            text(svg, at + 18.0, top + 10.0, "label", &series.name);
+            at += legend_entry(series);
         }
     }
+
+    fn legend_width(&self) -> f64 {
+        self.series.iter().filter(|s| !s.name.is_empty()).map(legend_entry).sum()
+    }
+
+    /// The plot as a file of its own, with the page's style inside.
+    pub(crate) fn to_file(&self) -> String {
+        let svg = self.to_svg();
+        let head =
+            format!("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" ");
+        let background = "svg { background: var(--paper); font-family: system-ui, sans-serif; }";
+        let style = format!("<style>{}{background}</style>", super::page::STYLE);
+        match svg.strip_prefix("<svg ").and_then(|rest| rest.split_once('>')) {
+            Some((attributes, body)) => format!("{head}{attributes}>{style}{body}\n"),
+            None => svg,
+        }
+    }
+}
+
+/// Width of a legend's entry with the gap behind it.
+fn legend_entry(series: &Series) -> f64 {
+    40.0 + 6.7 * series.name.chars().count() as f64
 }
 
 fn draw_series(svg: &mut String, series: &Series, index: usize, x: &Scale, y: &Scale) {

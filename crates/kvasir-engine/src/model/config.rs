@@ -72,6 +72,15 @@ pub struct LlamaConfig {
 }
 
 impl LlamaConfig {
+    /// Numbers in the weights.
+    pub fn parameters(&self) -> u64 {
+        let (hidden, layers) = (self.hidden as u64, self.layers as u64);
+        let attention = 2 * hidden * ((self.heads + self.kv_heads) * self.head_dim) as u64;
+        let feed_forward = 3 * hidden * self.intermediate as u64;
+        let embeddings = self.vocab as u64 * hidden * if self.tied { 1 } else { 2 };
+        embeddings + layers * (attention + feed_forward + 2 * hidden) + hidden
+    }
+
     /// Parses and validates `config.json`.
     ///
     /// # Errors

@@ -1,0 +1,58 @@
+//! Peers' codecs, and ours, behind one trait.
+
+mod arithmetic;
+mod bits;
+mod deflate;
+mod kvtc;
+mod lmcache;
+mod object;
+mod plain;
+mod uniform;
+
+pub use deflate::SymbolsThroughDeflate;
+pub use kvtc::{Calibration, KvtcLike};
+pub use lmcache::Lmcache;
+pub use object::ProfileCodec;
+pub use plain::{Plain, Storage};
+pub use uniform::Uniform;
+
+use kvasir_codec::KvBuffer;
+use kvasir_types::{ModelSpec, Plane};
+
+use crate::{Chunk, Coded, KvCodec};
+
+/// Rows of one layer and plane with its heads side by side, `[token][head × element]`: what peers call channels.
+pub(crate) fn channels(spec: &ModelSpec, kv: &KvBuffer, layer: usize, plane: Plane) -> Vec<f32> {
+    let (heads, dim) = spec.layers[layer].layout.planes()[plane as usize];
+    let (width, tokens) = (heads * dim, kv.tokens());
+    let mut rows = vec![0.0; width * tokens];
+    for head in 0..heads {
+        for (token, row) in kv.rows(layer, plane, head).chunks_exact(dim).enumerate() {
+            rows[token * width + head * dim..][..dim].copy_from_slice(row);
+        }
+    }
+    rows
+}
+
+/// The inverse of [`channels`].
+pub(crate) fn set_channels(spec: &ModelSpec, kv: &mut KvBuffer, layer: usize, plane: Plane, rows: &[f32]) {
+    let (heads, dim) = spec.layers[layer].layout.planes()[plane as usize];
+    let width = heads * dim;
+    for head in 0..heads {
+        for (token, row) in kv.rows_mut(layer, plane, head).chunks_exact_mut(dim).enumerate() {
+            row.copy_from_slice(&rows[token * width + head * dim..][..dim]);
+        }
+    }
+}
+
+/// Every layer and plane that has KV, with its channels.
+pub(crate) fn planes(spec: &ModelSpec) -> impl Iterator<Item = (usize, Plane, usize)> + '_ {
+    let of_layer = |layer: usize| {
+        let widths = spec.layers[layer].layout.planes().map(|(heads, dim)| heads * dim);
+        Plane::ALL.into_iter().zip(widths).map(move |(plane, width)| (layer, plane, width))
+    };
+    (0..spec.layers.len()).flat_map(of_layer).filter(|(.., width)| *width > 0)
+}
+
+#[cfg(test)]
+mod tests;

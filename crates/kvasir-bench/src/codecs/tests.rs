@@ -1,0 +1,112 @@
+//! Every codec on synthetic KV: sizes are those of bytes that decode, finer settings are larger and closer.
+
+use std::sync::Arc;
+
+use kvasir_codec::{
+    KvBuffer,
+    train::{Recipe, TrainingContext, train},
+};
+use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Rope};
+
+use super::*;
+
+fn spec() -> ModelSpec {
+    let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 2, head_dim: 8 }, rope: Some(0) };
+    ModelSpec {
+        weights: "toy".into(),
+        revision: "1".into(),
+        adapter: None,
+        kv_dtype: KvDtype::F16,
+        ropes: vec![Rope::plain(Pairing::Half, 8, 10_000.0)],
+        layers: vec![layer; 3],
+        thinning: None,
+        reuse: Default::default(),
+    }
+}
+
+/// Slow waves, so that there is something to be gained along both axes.
+fn context(spec: &ModelSpec, seed: u32) -> TrainingContext {
+    let tokens: Vec<u32> = (0..300).map(|i| (i * i + seed) % 17).collect();
+    let mut kv = KvBuffer::new(spec, tokens.len());
+    let count = tokens.len();
+    kv.as_mut_slice().iter_mut().enumerate().for_each(|(i, x)| {
+        let (channel, token) = (i % 8 + i / (8 * count), i / 8 % count);
+        let noise = ((i as u32 ^ seed).wrapping_mul(0x9e37_79b1) >> 16) as f32 / 65_536.0 - 0.5;
+        *x = (token as f32 * 0.05 + (channel as f32) * 0.3 + seed as f32).sin() * (1.0 + channel as f32)
+            + 0.2 * noise;
+    });
+    TrainingContext { tokens, kv }
+}
+
+fn error(a: &KvBuffer, b: &KvBuffer) -> f64 {
+    a.as_slice().iter().zip(b.as_slice()).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>()
+        / a.as_slice().len() as f64
+}
+
+#[test]
+fn every_codec_decodes_what_it_counts() {
+    let spec = Arc::new(spec());
+    let contexts: Vec<_> = (0..5).map(|seed| context(&spec, seed)).collect();
+    let paper = train(&spec, &contexts, &Recipe::CacheGen, &mut |_, _| ()).unwrap();
+    let direct = train(&spec, &contexts, &Recipe::Direct, &mut |_, _| ()).unwrap();
+    let paper = ProfileCodec::new("cachegen_paper", "", &spec, Arc::new(paper)).unwrap();
+    let direct = ProfileCodec::new("kvasir", "direct", &spec, Arc::new(direct)).unwrap();
+    let deflated = SymbolsThroughDeflate(&direct);
+    let kvtc = Calibration::new(&spec, &contexts).unwrap().codec(32, "");
+    let held_out = context(&spec, 9);
+    let chunk = Chunk {
+        spec: &spec,
+        tokens: &held_out.tokens,
+        preceding_token: None,
+        first_position: 0,
+        kv: &held_out.kv,
+    };
+    let plain = [Storage::Raw, Storage::Zstd, Storage::SplitZstd].map(Plain);
+    let mut codecs: Vec<&dyn KvCodec> = vec![&paper, &direct, &deflated, &kvtc, &Lmcache];
+    codecs.extend(plain.iter().map(|codec| codec as &dyn KvCodec));
+    codecs.extend(Uniform::ALL.iter().map(|codec| codec as &dyn KvCodec));
+    let power = error(&held_out.kv, &KvBuffer::new(&spec, held_out.tokens.len()));
+    for codec in codecs {
+        let coded = codec.code(&chunk).unwrap();
+        assert_eq!(coded.len(), codec.levels(), "{}", codec.name());
+        let raw = 2 * held_out.kv.as_slice().len() as u64;
+        for pair in coded.windows(2) {
+            assert!(
+                pair[0].bytes < pair[1].bytes,
+                "{}: {} then {}",
+                codec.name(),
+                pair[0].bytes,
+                pair[1].bytes
+            );
+            assert!(
+                error(&held_out.kv, &pair[1].kv) <= error(&held_out.kv, &pair[0].kv) * 1.05,
+                "{}",
+                codec.name()
+            );
+        }
+        let finest = coded.last().unwrap();
+        assert!(finest.bytes <= raw && error(&held_out.kv, &finest.kv) < 0.05 * power, "{}", codec.name());
+    }
+    // Sixteen bits are what the cache has: nothing is lost, and both compressors give it back.
+    let exact = plain[0].code(&chunk).unwrap();
+    assert!(plain[1..].iter().all(|codec| codec.code(&chunk).unwrap()[0].kv == exact[0].kv));
+    assert_eq!(exact[0].bytes, 2 * held_out.kv.as_slice().len() as u64);
+}
+
+#[test]
+fn lmcache_bytes_are_those_of_its_container() {
+    let spec = spec();
+    let held_out = context(&spec, 3);
+    let chunk = Chunk {
+        spec: &spec,
+        tokens: &held_out.tokens,
+        preceding_token: None,
+        first_position: 0,
+        kv: &held_out.kv,
+    };
+    let coded = Lmcache.code(&chunk).unwrap();
+    // 3 layers × 2 planes × 16 channels with 33 entries; 300 tokens are two streams a channel; one scale a token.
+    let fixed = 6 * 16 * (33 * 2 + 2 * 4) + 6 * 300 * 2;
+    let payload = coded[Lmcache::SHIPPED].bytes as usize - fixed;
+    assert!(payload > 6 * 16 * 300 / 8 && payload < 6 * 16 * 300 * 5 / 8 + 3000, "{payload}");
+}

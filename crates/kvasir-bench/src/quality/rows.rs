@@ -1,0 +1,146 @@
+//! Rows of the report.
+
+use kvasir_engine::quality::{Estimate, Samples};
+use serde::Serialize;
+
+use crate::KvCodec;
+
+/// One codec at one level and chunk length, over all windows of a text.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// `kvasir lossless cachegen_paper lmcache kvtc_like uniform8 uniform4 uniform3 raw16` and a few more.
+    pub codec: String,
+    /// Which profile, for codecs with several.
+    pub variant: String,
+    /// Setting, 0 is the coarsest.
+    pub level: usize,
+    /// Tokens of a chunk.
+    pub chunk_tokens: usize,
+    /// The text.
+    pub domain: String,
+    /// Bytes that a reader holds once a model.
+    pub profile_bytes: u64,
+    /// Mean bytes of a chunk, container included.
+    pub bytes: f64,
+    /// Bits an element.
+    pub bits_per_element: f64,
+    /// Perplexity of the suffixes over the decoded prefixes.
+    pub perplexity: f64,
+    /// The same over the exact ones.
+    pub perplexity_exact: f64,
+    /// Mean KL, nats a token.
+    pub kl: f64,
+    /// Lower end of its 95 % interval, over windows: positions of one window are not independent.
+    pub kl_low: f64,
+    /// Upper end.
+    pub kl_high: f64,
+    /// Share of positions with the same most likely token.
+    pub top1: f64,
+    /// Lower end of its 95 % interval.
+    pub top1_low: f64,
+    /// Upper end.
+    pub top1_high: f64,
+    /// Share of the tokens of a repeated passage that are predicted right.
+    pub retrieval: f64,
+    /// The same over exact caches.
+    pub retrieval_exact: f64,
+    /// Suffix tokens compared.
+    pub positions: usize,
+    /// Windows.
+    pub windows: usize,
+}
+
+/// What is summed up over the windows.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sums {
+    bytes: u64,
+    samples: Samples,
+    window_kl: Vec<f64>,
+    retrieved: (usize, usize),
+}
+
+impl Sums {
+    pub(super) fn add(&mut self, bytes: u64, samples: &Samples, retrieved: (usize, usize)) {
+        self.bytes += bytes;
+        self.samples.append(samples);
+        self.window_kl.push(samples.summary().kl.mean);
+        self.retrieved = (self.retrieved.0 + retrieved.0, self.retrieved.1 + retrieved.1);
+    }
+
+    /// `of` is (level, tokens of a chunk, chunks of a window); `elements` are those of a window's prefix.
+    pub(super) fn row(
+        &self,
+        codec: &dyn KvCodec,
+        (level, chunk_tokens, chunks): (usize, usize, usize),
+        domain: &str,
+        elements: usize,
+        exact_retrieved: (usize, usize),
+    ) -> Row {
+        let quality = self.samples.summary();
+        let windows = self.window_kl.len();
+        // Windows are equally long: the mean of their means is the mean.
+        let kl = if windows > 1 { Estimate::of_mean(&self.window_kl) } else { quality.kl };
+        let share = |(right, all): (usize, usize)| right as f64 / all.max(1) as f64;
+        Row {
+            codec: codec.name().to_owned(),
+            variant: codec.variant().to_owned(),
+            level,
+            chunk_tokens,
+            domain: domain.to_owned(),
+            profile_bytes: codec.profile_bytes(),
+            bytes: self.bytes as f64 / (windows * chunks).max(1) as f64,
+            bits_per_element: self.bytes as f64 * 8.0 / (windows * elements).max(1) as f64,
+            perplexity: quality.perplexity_lossy,
+            perplexity_exact: quality.perplexity_exact,
+            kl: kl.mean,
+            kl_low: kl.low.max(0.0),
+            kl_high: kl.high,
+            top1: quality.top1_agreement.mean,
+            top1_low: quality.top1_agreement.low,
+            top1_high: quality.top1_agreement.high,
+            retrieval: share(self.retrieved),
+            retrieval_exact: share(exact_retrieved),
+            positions: quality.positions,
+            windows,
+        }
+    }
+}
+
+/// Rows as comma-separated values with a head. Names have no commas or quotes but for domains, which are file names.
+pub fn csv(rows: &[Row]) -> String {
+    let mut out = String::from(
+        "codec,variant,level,chunk_tokens,domain,profile_bytes,bytes,bits_per_element,perplexity,perplexity_exact,\
+         kl,kl_low,kl_high,top1,top1_low,top1_high,retrieval,retrieval_exact,positions,windows\n",
+    );
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    for row in rows {
+        let numbers = [
+            row.bytes,
+            row.bits_per_element,
+            row.perplexity,
+            row.perplexity_exact,
+            row.kl,
+            row.kl_low,
+            row.kl_high,
+            row.top1,
+            row.top1_low,
+            row.top1_high,
+            row.retrieval,
+            row.retrieval_exact,
+        ];
+        let numbers: Vec<String> = numbers.iter().map(f64::to_string).collect();
+        out.push_str(&format!(
+            "{},{},{},{},{},{},{},{},{}\n",
+            row.codec,
+            quoted(&row.variant),
+            row.level,
+            row.chunk_tokens,
+            quoted(&row.domain),
+            row.profile_bytes,
+            numbers.join(","),
+            row.positions,
+            row.windows
+        ));
+    }
+    out
+}

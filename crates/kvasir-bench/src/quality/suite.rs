@@ -1,0 +1,107 @@
+//! The codecs under comparison.
+
+use std::sync::Arc;
+
+use kvasir_codec::{
+    Profile,
+    train::{Recipe, TrainingContext, train},
+};
+use kvasir_types::ModelSpec;
+
+use crate::{
+    BenchError, KvCodec,
+    codecs::{Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, Storage, SymbolsThroughDeflate, Uniform},
+};
+
+/// Variant of profiles within the budget.
+pub(super) const BUDGET: &str = "budget";
+/// Variant of profiles beyond it.
+pub(super) const UNLIMITED: &str = "unlimited";
+/// Variant of profiles without a basis.
+pub(super) const DIRECT: &str = "direct";
+
+/// What the suite is made of.
+#[derive(Debug)]
+pub struct SuiteOptions {
+    /// Our profiles; each is a variant by its kind and size.
+    pub profiles: Vec<Arc<Profile>>,
+    /// Largest profile that is within the budget.
+    pub budget_bytes: u64,
+    /// Whether general-purpose compressors run too.
+    pub lossless: bool,
+}
+
+/// Every codec under comparison, calibrated on the same contexts.
+#[derive(Debug)]
+pub struct Suite {
+    ours: Vec<ProfileCodec>,
+    cachegen: ProfileCodec,
+    kvtc: Vec<KvtcLike>,
+    plain: Vec<Plain>,
+}
+
+impl Suite {
+    /// Trains what is not given: a direct profile, the paper's CacheGen and the KVTC-like codecs, one with the bytes of each of
+    /// our profiles with a basis.
+    ///
+    /// # Errors
+    /// [`BenchError`]: training fails, or a profile is another model's.
+    pub fn new(
+        spec: &Arc<ModelSpec>,
+        contexts: &[TrainingContext],
+        options: &SuiteOptions,
+        progress: &mut dyn FnMut(&str, f32),
+    ) -> Result<Self, BenchError> {
+        let mut ours = Vec::new();
+        for profile in &options.profiles {
+            let bytes = profile.to_bytes().len() as u64;
+            let variant = match (profile.is_direct(), bytes <= options.budget_bytes) {
+                (true, _) => DIRECT,
+                (false, true) => BUDGET,
+                (false, false) => UNLIMITED,
+            };
+            ours.push(ProfileCodec::new("kvasir", variant, spec, Arc::clone(profile))?);
+        }
+        if ours.iter().all(|codec| codec.variant() != DIRECT) {
+            let profile = train(spec, contexts, &Recipe::Direct, &mut |what, at| progress(what, at * 0.3))?;
+            ours.push(ProfileCodec::new("kvasir", DIRECT, spec, Arc::new(profile))?);
+        }
+        let paper = train(spec, contexts, &Recipe::CacheGen, &mut |what, at| progress(what, 0.3 + at * 0.3))?;
+        let cachegen = ProfileCodec::new("cachegen_paper", "", spec, Arc::new(paper))?;
+        progress("principal components of the KVTC-like codec", 0.6);
+        let calibration = Calibration::new(spec, contexts)?;
+        let mut kvtc = Vec::new();
+        for codec in ours.iter().filter(|codec| codec.variant() != DIRECT) {
+            progress("widths of the KVTC-like codec", 0.8);
+            let rank = calibration.rank_within(codec.profile_bytes());
+            kvtc.push(calibration.codec(rank, codec.variant()));
+        }
+        if kvtc.is_empty() {
+            kvtc.push(calibration.codec(calibration.rank_within(options.budget_bytes), BUDGET));
+        }
+        let mut plain = vec![Plain(Storage::Raw)];
+        if options.lossless {
+            plain.extend([Plain(Storage::Zstd), Plain(Storage::SplitZstd)]);
+        }
+        Ok(Self { ours, cachegen, kvtc, plain })
+    }
+
+    /// Our profiles.
+    pub fn ours(&self) -> &[ProfileCodec] {
+        &self.ours
+    }
+
+    /// Calls `with` with every codec; `ours_only` leaves out the peers.
+    pub fn with_codecs<T>(&self, ours_only: bool, with: impl FnOnce(&[&dyn KvCodec]) -> T) -> T {
+        let deflated: Vec<_> = self.ours.iter().map(SymbolsThroughDeflate).collect();
+        let mut codecs: Vec<&dyn KvCodec> = self.ours.iter().map(|codec| codec as &dyn KvCodec).collect();
+        if !ours_only {
+            codecs.extend(deflated.iter().map(|codec| codec as &dyn KvCodec));
+            codecs.extend(self.kvtc.iter().map(|codec| codec as &dyn KvCodec));
+            codecs.extend([&self.cachegen as &dyn KvCodec, &Lmcache]);
+            codecs.extend(Uniform::ALL.iter().map(|codec| codec as &dyn KvCodec));
+            codecs.extend(self.plain.iter().map(|codec| codec as &dyn KvCodec));
+        }
+        with(&codecs)
+    }
+}
