@@ -7,7 +7,9 @@ use kvasir_types::Name;
 use url::Url;
 
 use crate::{
-    commands::{bench::BenchCommand, plan::PlanArguments, sim_evict::SimEvictArguments},
+    commands::{
+        bench::BenchCommand, plan::PlanArguments, sim_evict::SimEvictArguments, token::TokenArguments,
+    },
     error::EXIT_CODES,
 };
 
@@ -46,6 +48,8 @@ pub(crate) enum Command {
     Kv(KvArguments),
     /// Calculate: size of a model's KV, cost of keeping it, the level that fits a link and an SLO.
     Plan(PlanArguments),
+    /// Make a bearer token and the entry of the tenants file that lets it in.
+    Token(TokenArguments),
     /// Build the service's index again from the object store.
     RebuildIndex(ServeArguments),
     /// Simulate on recorded traces.
@@ -72,6 +76,23 @@ pub(crate) struct ServiceArguments {
     /// Namespace: contexts of different namespaces never match.
     #[arg(long, default_value = "default")]
     pub(crate) namespace: Name,
+    /// Who we are.
+    #[command(flatten)]
+    pub(crate) credential: CredentialArguments,
+}
+
+/// The credential for a service that asks for one.
+#[derive(Debug, Args)]
+pub(crate) struct CredentialArguments {
+    /// File with the token; KVASIR_TOKEN otherwise.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// File with CA certificates (PEM) to trust beside the system's.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca_file: Option<PathBuf>,
+    /// Not a flag: command lines are seen by others.
+    #[arg(long, env = "KVASIR_TOKEN", hide = true, hide_env_values = true)]
+    pub(crate) token_from_environment: Option<String>,
 }
 
 /// Where a command gets its tokens.

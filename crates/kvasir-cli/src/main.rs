@@ -40,6 +40,7 @@ fn run(command: &Command) -> CliResult {
         Command::Bench(command) => commands::bench::run(command),
         Command::Serve(arguments) => commands::serve::run(arguments),
         Command::RebuildIndex(arguments) => commands::serve::rebuild_index(arguments),
+        Command::Token(arguments) => commands::token::run(arguments),
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Kv(arguments) => commands::kv::run(arguments),
         Command::Demo(arguments) => demo::run(arguments),

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use kvasir_client::{Client, ClientConfig, ClientError, KvClient};
+use kvasir_client::{Client, ClientConfig, ClientError, KvClient, Token};
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_types::ModelSpec;
 
 use crate::{
-    args::ServiceArguments,
+    args::{CredentialArguments, ServiceArguments},
     error::{CliError, CliResult, Exit},
 };
 
@@ -21,10 +21,29 @@ pub(crate) async fn connect(
         |error| CliError::new(Exit::Data, error, "Give a profile of this model with --profile.");
     let encoder = CpuEncoder::new(Arc::clone(spec), Arc::clone(profile)).map_err(wrong_profile)?;
     let decoder = CpuDecoder::new(Arc::clone(spec), Arc::clone(profile)).map_err(wrong_profile)?;
-    let client = Client::new(service.url.clone(), ClientConfig::default()).map_err(client_error)?;
+    let client = client(service)?;
     KvClient::new(client, Arc::clone(spec), service.namespace.clone(), Arc::new(encoder), Arc::new(decoder))
         .await
         .map_err(client_error)
+}
+
+/// A client of the service, with the credential that is there.
+pub(crate) fn client(service: &ServiceArguments) -> CliResult<Client> {
+    let CredentialArguments { token_file, ca_file, token_from_environment } = &service.credential;
+    let read = |path: &std::path::Path| {
+        std::fs::read(path).map_err(|error| {
+            let message = format!("{}: {error}", path.display());
+            CliError::new(Exit::NoInput, message, "Check the path of --token-file or --ca-file.")
+        })
+    };
+    let token = match (token_file, token_from_environment) {
+        (Some(path), _) => Some(String::from_utf8_lossy(&read(path)?).into_owned()),
+        (None, text) => text.clone(),
+    };
+    let token = token.as_deref().map(Token::new).transpose().map_err(client_error)?;
+    let ca_certificates = ca_file.as_deref().map(read).transpose()?;
+    let config = ClientConfig { token, ca_certificates, ..ClientConfig::default() };
+    Client::new(service.url.clone(), config).map_err(client_error)
 }
 
 /// The profile that a command works with: the file it names, else the one that ships with the model.

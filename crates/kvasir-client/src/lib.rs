@@ -12,4 +12,4 @@ pub use kv::{
     ChunkOutcome, ChunkReport, KvClient, LoadError, LoadFailure, LoadOptions, LoadPlan, LoadReport,
     StoreProgress, StoreReport, StoredPart,
 };
-pub use transport::{Client, ClientConfig, ObjectRange, ObjectRead};
+pub use transport::{Client, ClientConfig, ObjectRange, ObjectRead, Token};

@@ -13,6 +13,7 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
     tasks.spawn(every(state.clone(), limits::INDEX_FLUSH_EVERY, async |_, storage| {
         let _ = tokio::task::spawn_blocking(move || storage.index().flush()).await;
     }));
+    tasks.spawn(reload(state.clone()));
     let interval = config.journal.interval;
     tasks.spawn(every(state.clone(), interval, async |metrics, storage| journal(&metrics, &storage).await));
     let policy = config.gc.policy.clone();
@@ -34,6 +35,15 @@ async fn every(state: AppState, interval: Duration, mut task: impl AsyncFnMut(Ar
         if let Some(storage) = state.started() {
             task(Arc::clone(state.metrics()), Arc::clone(storage)).await;
         }
+    }
+}
+
+/// Looks at files of credentials and certificates, whether the store answers or not.
+async fn reload(state: AppState) {
+    loop {
+        tokio::time::sleep(limits::RELOAD_EVERY).await;
+        let state = state.clone();
+        let _ = tokio::task::spawn_blocking(move || state.reload()).await;
     }
 }
 

@@ -27,6 +27,10 @@ pub const EXIT_CONFIG: u8 = 64;
 pub struct Config {
     /// The HTTP side.
     pub server: ServerConfig,
+    /// Who may call.
+    pub auth: AuthConfig,
+    /// Certificates; none: plain HTTP.
+    pub tls: Option<TlsConfig>,
     /// The object store.
     pub store: StoreConfig,
     /// What lives on the replica's own disk.
@@ -52,6 +56,43 @@ pub struct ServerConfig {
     pub connections_max: usize,
     /// How long requests may go on after a shutdown begins.
     pub drain_grace: Duration,
+}
+
+/// Who may call: nobody is asked where neither is given.
+#[derive(Debug, Clone)]
+pub struct AuthConfig {
+    /// Bearer tokens and quotas.
+    pub tenants_file: Option<PathBuf>,
+    /// JSON Web Tokens.
+    pub jwt: Option<JwtConfig>,
+    /// Refused credentials of one address in a minute, before it has to wait.
+    pub failures_per_minute: u32,
+}
+
+/// JSON Web Tokens of one issuer.
+#[derive(Debug, Clone)]
+pub struct JwtConfig {
+    /// Its public keys.
+    pub jwks_file: PathBuf,
+    /// Claim `iss` of its tokens.
+    pub issuer: String,
+    /// Claim `aud` of tokens for this service.
+    pub audience: String,
+    /// Claim with the tenant.
+    pub tenant_claim: String,
+    /// Claim with the role.
+    pub role_claim: String,
+}
+
+/// Certificates, as PEM.
+#[derive(Debug, Clone, Default)]
+pub struct TlsConfig {
+    /// The service's chain.
+    pub certificate_file: PathBuf,
+    /// Its private key.
+    pub key_file: PathBuf,
+    /// CA of client certificates; none: clients need none.
+    pub client_ca_file: Option<PathBuf>,
 }
 
 /// What lives on the replica's own disk; all of it may be deleted while the service is down.
@@ -108,6 +149,8 @@ impl Default for Config {
                 connections_max: 1024,
                 drain_grace: Duration::from_secs(25),
             },
+            auth: AuthConfig { tenants_file: None, jwt: None, failures_per_minute: 30 },
+            tls: None,
             store: StoreConfig::new(url),
             cache: CacheConfig {
                 directory: "kvasir-data".into(),
@@ -148,19 +191,47 @@ impl Config {
                 "is not set; give file:///path or s3://bucket/prefix here, or KVASIR_STORE_URL",
             ));
         }
+        self.check_auth(mistakes);
         if let Some(problem) = self.refuses_to_bind(self.server.listen) {
             mistakes.push(Mistake::new("server.listen", &problem));
         }
         self.storage.spool_directory = self.cache.directory.join("spool");
     }
 
+    fn check_auth(&self, mistakes: &mut Vec<Mistake>) {
+        if let Some(jwt) = &self.auth.jwt {
+            let settings = [
+                ("auth.jwks_file", jwt.jwks_file.as_os_str().is_empty()),
+                ("auth.jwt_issuer", jwt.issuer.is_empty()),
+                ("auth.jwt_audience", jwt.audience.is_empty()),
+            ];
+            let missing = settings.iter().filter(|(_, is_missing)| *is_missing);
+            mistakes.extend(
+                missing.map(|(name, _)| Mistake::new(name, "is not set, but other settings of JWT are")),
+            );
+        }
+        if let Some(tls) = &self.tls {
+            let settings = [("tls.certificate_file", &tls.certificate_file), ("tls.key_file", &tls.key_file)];
+            let missing = settings.iter().filter(|(_, path)| path.as_os_str().is_empty());
+            mistakes.extend(
+                missing.map(|(name, _)| Mistake::new(name, "is not set, but other settings of TLS are")),
+            );
+        }
+    }
+
+    /// Whether callers need a credential.
+    pub fn has_auth(&self) -> bool {
+        self.auth.tenants_file.is_some() || self.auth.jwt.is_some()
+    }
+
     /// Why `address` must not be listened at, if so.
     pub fn refuses_to_bind(&self, address: SocketAddr) -> Option<String> {
-        let refused = !address.ip().is_loopback() && !self.server.allow_unauthenticated;
+        let refused = !address.ip().is_loopback() && !self.has_auth() && !self.server.allow_unauthenticated;
         refused.then(|| {
             format!(
-                "is {address}, which is not loopback, and this version has no authentication: whoever reaches the port \
-                 can read and write everything. Listen at 127.0.0.1, or set server.allow_unauthenticated = true"
+                "is {address}, which is not loopback, and there is no authentication: whoever reaches the port can read \
+                 and write everything. Set auth.tenants_file or auth.jwks_file, listen at 127.0.0.1, or set \
+                 server.allow_unauthenticated = true"
             )
         })
     }

@@ -7,12 +7,17 @@ mod config;
 mod handlers;
 mod limits;
 mod metrics;
+mod quota;
+mod reload;
 mod server;
 mod state;
 pub mod telemetry;
+mod tls;
 
+pub use auth::{AuthError, NewToken};
 pub use config::{
-    CacheConfig, Config, ConfigError, EXIT_CONFIG, GcConfig, JournalConfig, Layers, LogConfig, LogFormat,
-    Mistake, SETTINGS, ServerConfig, Setting, USAGE,
+    AuthConfig, CacheConfig, Config, ConfigError, EXIT_CONFIG, GcConfig, JournalConfig, JwtConfig, Layers,
+    LogConfig, LogFormat, Mistake, SETTINGS, ServerConfig, Setting, TlsConfig, USAGE,
 };
 pub use server::{RunError, listen, rebuild_index, run, shutdown_signal};
+pub use tls::TlsError;

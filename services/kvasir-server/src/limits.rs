@@ -30,3 +30,21 @@ pub(crate) const INDEX_FLUSH_EVERY: Duration = Duration::from_secs(10);
 pub(crate) const LAST_BATCH_TIME_MAX: Duration = Duration::from_secs(3);
 /// What a refused client should wait, in seconds.
 pub(crate) const RETRY_AFTER_SECONDS: u64 = 1;
+/// Longest credential: a JSON Web Token with a long list of claims.
+pub(crate) const CREDENTIAL_BYTES_MAX: usize = 8 << 10;
+/// Longest name of a credential in the audit log.
+pub(crate) const CREDENTIAL_NAME_BYTES_MAX: usize = 128;
+/// Tokens, and tenants with a quota, of a tenants file.
+pub(crate) const TOKENS_MAX: usize = 100_000;
+/// Keys of a JWKS file.
+pub(crate) const JWKS_KEYS_MAX: usize = 64;
+/// Clocks of an issuer and ours may differ by this.
+pub(crate) const JWT_LEEWAY: Duration = Duration::from_secs(30);
+/// Addresses whose refused credentials are counted.
+pub(crate) const BRAKED_PEERS_MAX: usize = 1 << 16;
+/// Largest file of credentials, keys or certificates.
+pub(crate) const RELOADED_BYTES_MAX: u64 = 64 << 20;
+/// How often such files are looked at for changes.
+pub(crate) const RELOAD_EVERY: Duration = Duration::from_secs(5);
+/// How long a TLS handshake may take.
+pub(crate) const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -25,6 +25,8 @@ pub(crate) struct Metrics {
     http_received: IntCounter,
     http_sent: IntCounter,
     connections: IntGauge,
+    refused: IntCounterVec,
+    throttled: IntCounterVec,
     store_requests: IntCounterVec,
     store_seconds: HistogramVec,
     store_bytes: IntCounterVec,
@@ -80,6 +82,16 @@ impl Metrics {
             http_received: counter("kvasir_http_received_bytes_total", "Body bytes of uploads taken in."),
             http_sent: counter("kvasir_http_sent_bytes_total", "Body bytes of objects and profiles sent."),
             connections: gauge("kvasir_http_connections", "Open connections."),
+            refused: counters(
+                "kvasir_auth_refused_total",
+                "Requests refused for their credential, or its role.",
+                &["reason"],
+            ),
+            throttled: counters(
+                "kvasir_quota_throttled_total",
+                "Requests refused because their tenant is over a limit.",
+                &["limit"],
+            ),
             store_requests: counters(
                 "kvasir_store_requests_total",
                 "Requests to the object store.",
@@ -147,13 +159,15 @@ impl Metrics {
             IntGaugeVec::new(Opts::new("kvasir_build_info", "1, with the version as a label."), &["version"])
                 .expect("a constant name");
         info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let all: [Box<dyn Collector>; 25] = [
+        let all: Vec<Box<dyn Collector>> = vec![
             Box::new(this.http_requests.clone()),
             Box::new(this.http_seconds.clone()),
             Box::new(this.http_in_flight.clone()),
             Box::new(this.http_received.clone()),
             Box::new(this.http_sent.clone()),
             Box::new(this.connections.clone()),
+            Box::new(this.refused.clone()),
+            Box::new(this.throttled.clone()),
             Box::new(this.store_requests.clone()),
             Box::new(this.store_seconds.clone()),
             Box::new(this.store_bytes.clone()),
@@ -200,6 +214,15 @@ impl Metrics {
 
     pub(crate) fn connections(&self, change: i64) {
         self.connections.add(change);
+    }
+
+    /// `reason`: `missing`, `invalid`, `braked` or `role`.
+    pub(crate) fn refused(&self, reason: &'static str) {
+        self.refused.with_label_values(&[reason]).inc();
+    }
+
+    pub(crate) fn throttled(&self, limit: &'static str) {
+        self.throttled.with_label_values(&[limit]).inc();
     }
 
     pub(crate) fn conditional_create(&self, honoured: bool) {
@@ -287,6 +310,8 @@ mod tests {
         metrics.request(StoreOp::Get, StoreOutcome::Ok, 1, Duration::ZERO);
         metrics.event(StoreEvent::Retried);
         metrics.lookup(1, 1);
+        metrics.refused("missing");
+        metrics.throttled("requests_at_once");
         metrics.stored(true, 1);
         metrics.journal("appended", 1);
         metrics.collected(&GcReport::default());

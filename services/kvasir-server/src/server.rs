@@ -1,10 +1,15 @@
 //! From a configuration to a running service, and to its end.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
+use axum::response::Response;
+use hyper::{Request, body::Incoming};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::GracefulShutdown},
+    server::{
+        conn::auto,
+        graceful::{GracefulShutdown, Watcher},
+    },
     service::TowerToHyperService,
 };
 use kvasir_storage::{
@@ -17,7 +22,16 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 
-use crate::{Config, background, handlers, limits, metrics::Metrics, state::AppState};
+use tower::{Service, ServiceExt};
+
+use crate::{
+    Config,
+    auth::{AuthError, Authority, Peer},
+    background, handlers, limits,
+    metrics::Metrics,
+    state::AppState,
+    tls::{Tls, TlsError},
+};
 
 /// A service that cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -27,13 +41,19 @@ pub enum RunError {
     #[error("listening at {address}: {source}")]
     Listen {
         /// The address.
-        address: std::net::SocketAddr,
+        address: SocketAddr,
         /// Why.
         source: std::io::Error,
     },
     /// The listener is at an address that the configuration does not allow.
     #[error("the address {0}")]
     Address(String),
+    /// Credentials that cannot be read.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
+    /// Certificates that cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The store's settings are impossible.
     #[error(transparent)]
     Store(#[from] OpenError),
@@ -92,15 +112,13 @@ pub async fn run(
         return Err(RunError::Address(problem));
     }
     let metrics = Arc::new(Metrics::new());
-    let state = AppState::new(Arc::clone(&metrics));
+    let authority = Authority::open(&config.auth)?;
+    let tls = config.tls.as_ref().map(Tls::open).transpose()?;
+    let state = AppState::new(Arc::clone(&metrics), authority, tls);
     let store = OpenStore::open(&config.store, metrics)?;
     let index = open_index(&config, &store)?;
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
-    if config.server.allow_unauthenticated && !address.ip().is_loopback() {
-        tracing::warn!(
-            "requests are not authenticated: whoever reaches the port can read and write everything"
-        );
-    }
+    warn_of_openness(&config, address);
     let mut starting = tokio::spawn(start(state.clone(), store, index, config.storage.clone()));
     // Whoever connects now waits a little, rather than being told that the store has not answered yet.
     let early = tokio::time::timeout(limits::START_PATIENCE, &mut starting).await.is_ok();
@@ -129,6 +147,25 @@ pub async fn rebuild_index(
     let abilities = store.probe().await.map_err(|e| RunError::Rebuild(e.to_string()))?;
     let storage = Storage::new(store, abilities, index, config.storage.clone());
     storage.rebuild_index(progress).await.map_err(|e| RunError::Rebuild(e.to_string()))
+}
+
+fn warn_of_openness(config: &Config, address: SocketAddr) {
+    match (config.has_auth(), address.ip().is_loopback()) {
+        (false, true) => {
+            tracing::info!("no authentication is configured; only this machine reaches the service")
+        }
+        (false, false) => {
+            tracing::warn!(
+                "requests are not authenticated: whoever reaches the port can read and write everything"
+            );
+        }
+        (true, false) if config.tls.is_none() => {
+            tracing::warn!(
+                "credentials come in the clear: set tls.certificate_file, or keep TLS before the service"
+            );
+        }
+        _ => {}
+    }
 }
 
 fn open_index(config: &Config, store: &OpenStore) -> Result<Index, RunError> {
@@ -174,19 +211,10 @@ async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdow
             () = &mut shutdown => break,
         };
         match (accepted, permit) {
-            (Ok((stream, _)), Ok(permit)) => {
-                let connection = builder
-                    .serve_connection_with_upgrades(
-                        prepared(stream),
-                        TowerToHyperService::new(router.clone()),
-                    )
-                    .into_owned();
-                let connection = graceful.watch(connection);
-                tokio::spawn(connected(state.clone(), permit, async move {
-                    if let Err(error) = connection.await {
-                        tracing::debug!(error, "a connection ended badly");
-                    }
-                }));
+            (Ok((stream, peer)), Ok(permit)) => {
+                let router = router.clone().map_request(from(Peer(peer.ip())));
+                let talk = talk(state.clone(), stream, router, builder.clone(), graceful.watcher());
+                tokio::spawn(connected(state.clone(), permit, talk));
             }
             (Err(error), _) => {
                 // Out of descriptors, mostly: waiting is the only thing that helps.
@@ -204,19 +232,57 @@ async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdow
     }
 }
 
+/// Tells the handlers where a request comes from.
+fn from(peer: Peer) -> impl FnMut(Request<Incoming>) -> Request<Incoming> + Clone {
+    move |mut request| {
+        request.extensions_mut().insert(peer);
+        request
+    }
+}
+
+/// One connection, from its handshake to its end.
+async fn talk<S>(
+    state: AppState,
+    stream: TcpStream,
+    service: S,
+    builder: auto::Builder<TokioExecutor>,
+    watcher: Watcher,
+) where
+    S: Service<Request<Incoming>, Response = Response, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    // Responses are written whole; waiting for more to fill a packet costs 40 ms.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY");
+    }
+    let service = TowerToHyperService::new(service);
+    let ended = match state.tls() {
+        None => {
+            let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+            watcher.watch(connection.into_owned()).await
+        }
+        Some(tls) => {
+            let handshake = tls.acceptor().accept(stream);
+            match tokio::time::timeout(limits::TLS_HANDSHAKE_TIMEOUT, handshake).await {
+                Ok(Ok(stream)) => {
+                    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+                    watcher.watch(connection.into_owned()).await
+                }
+                Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
+                Err(_) => return tracing::debug!("a TLS handshake took too long"),
+            }
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(error, "a connection ended badly");
+    }
+}
+
 async fn connected(state: AppState, permit: OwnedSemaphorePermit, connection: impl Future<Output = ()>) {
     state.metrics().connections(1);
     connection.await;
     state.metrics().connections(-1);
     drop(permit);
-}
-
-fn prepared(stream: TcpStream) -> TokioIo<TcpStream> {
-    // Responses are written whole; waiting for more to fill a packet costs 40 ms.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY");
-    }
-    TokioIo::new(stream)
 }
 
 fn connection_builder() -> auto::Builder<TokioExecutor> {

@@ -8,7 +8,7 @@ use std::sync::{
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::Storage;
 
-use crate::{handlers::ApiError, metrics::Metrics};
+use crate::{auth::Authority, handlers::ApiError, metrics::Metrics, quota::Meters, tls::Tls};
 
 /// Shared state; cheap to clone.
 #[derive(Debug, Clone)]
@@ -20,11 +20,36 @@ struct Inner {
     /// There once the store was reached.
     storage: OnceLock<Arc<Storage>>,
     draining: AtomicBool,
+    authority: Authority,
+    meters: Meters,
+    tls: Option<Tls>,
 }
 
 impl AppState {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self(Arc::new(Inner { metrics, storage: OnceLock::new(), draining: AtomicBool::new(false) }))
+    pub(crate) fn new(metrics: Arc<Metrics>, authority: Authority, tls: Option<Tls>) -> Self {
+        let draining = AtomicBool::new(false);
+        let storage = OnceLock::new();
+        Self(Arc::new(Inner { metrics, storage, draining, authority, meters: Meters::default(), tls }))
+    }
+
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.0.authority
+    }
+
+    pub(crate) fn meters(&self) -> &Meters {
+        &self.0.meters
+    }
+
+    pub(crate) fn tls(&self) -> Option<&Tls> {
+        self.0.tls.as_ref()
+    }
+
+    /// Takes in changed files of credentials and certificates; blocks on the disk.
+    pub(crate) fn reload(&self) {
+        self.0.authority.reload();
+        if let Some(tls) = &self.0.tls {
+            tls.reload();
+        }
     }
 
     pub(crate) fn metrics(&self) -> &Arc<Metrics> {

@@ -8,4 +8,5 @@ pub(crate) mod plan;
 pub(crate) mod remote;
 pub(crate) mod serve;
 pub(crate) mod sim_evict;
+pub(crate) mod token;
 pub(crate) mod train;

@@ -5,7 +5,7 @@ mod object;
 mod problem;
 mod retry;
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use kvasir_api::{
@@ -13,7 +13,10 @@ use kvasir_api::{
     NamespaceResponse, ProfileList, RegisteredModel, StoredChunk, routes,
 };
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash, RootHash, SeqHash};
-use reqwest::{Method, RequestBuilder, header::CONTENT_TYPE};
+use reqwest::{
+    Certificate, Method, RequestBuilder,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
+};
 use serde_json::Value;
 use url::Url;
 
@@ -34,6 +37,35 @@ pub struct ClientConfig {
     /// Speak HTTP/2 without negotiating it (plain-text services behind a trusted network). Otherwise TLS
     /// negotiates, and plain text is HTTP/1.1 with kept connections.
     pub http2_prior_knowledge: bool,
+    /// Sent as `Authorization: Bearer …` to the service, and to nobody else.
+    pub token: Option<Token>,
+    /// CA certificates to trust beside the system's, as PEM.
+    pub ca_certificates: Option<Vec<u8>>,
+}
+
+/// A credential; its text appears in no log.
+#[derive(Clone)]
+pub struct Token(HeaderValue);
+
+impl Token {
+    /// A token of the service, or a JSON Web Token; space around it is ignored.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`] when it is empty or has characters that no header can have.
+    pub fn new(text: &str) -> Result<Self, ClientError> {
+        let text = text.trim();
+        let what = || "the token is empty or has characters that a header cannot have".to_owned();
+        let value = HeaderValue::try_from(format!("Bearer {text}")).ok().filter(|_| !text.is_empty());
+        let mut value = value.ok_or_else(|| ClientError::Config { what: what() })?;
+        value.set_sensitive(true);
+        Ok(Self(value))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
 }
 
 impl Default for ClientConfig {
@@ -43,6 +75,8 @@ impl Default for ClientConfig {
             read_timeout: limits::READ_TIMEOUT,
             control_timeout: limits::CONTROL_TIMEOUT,
             http2_prior_knowledge: false,
+            token: None,
+            ca_certificates: None,
         }
     }
 }
@@ -76,13 +110,24 @@ impl Client {
         if config.http2_prior_knowledge {
             builder = builder.http2_prior_knowledge();
         }
+        if let Some(pem) = &config.ca_certificates {
+            let certificates = Certificate::from_pem_bundle(pem);
+            let what = |e| ClientError::Config { what: format!("ca_certificates are no PEM: {e}") };
+            for certificate in certificates.map_err(what)? {
+                builder = builder.add_root_certificate(certificate);
+            }
+        }
         let http = builder.build().map_err(ClientError::Transport)?;
         let base = base.as_str().trim_end_matches('/').to_owned();
         Ok(Self { http, base, config, budget: Arc::new(retry::RetryBudget::new()) })
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.http.request(method, format!("{}{path}", self.base))
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        match &self.config.token {
+            Some(Token(value)) => request.header(AUTHORIZATION, value),
+            None => request,
+        }
     }
 
     /// Sends an idempotent request until it succeeds, its error is final, or attempts or budget run out.

@@ -185,6 +185,8 @@ fn variable(config: &mut Config, name: &str, value: &str, mistakes: &mut Vec<Mis
     let foreign = rest.starts_with("TEST_")
         || rest.starts_with("REQUIRE_")
         || rest == "CONFIG"
+        // The client's.
+        || rest == "TOKEN"
         || rest == "PORT"
         || rest.ends_with("_PORT")
         || ["SERVICE_HOST", "SERVICE_PORT", "PORT_"].iter().any(|part| rest.contains(part));

@@ -1,10 +1,14 @@
 //! The table of settings: name, meaning, how to read and how to print each.
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
 use kvasir_storage::Secret;
 
-use super::{Config, LogFormat};
+use super::{Config, JwtConfig, LogFormat};
 
 /// One setting.
 pub struct Setting {
@@ -130,6 +134,31 @@ fn secret_text(value: &Option<Secret>) -> Option<String> {
     value.as_ref().and_then(|_| quoted("***"))
 }
 
+fn text(slot: &mut String, text: &str) -> Result<(), String> {
+    text.clone_into(slot);
+    if text.is_empty() { Err("must not be empty".to_owned()) } else { Ok(()) }
+}
+
+fn path(slot: &mut PathBuf, text: &str) -> Result<(), String> {
+    *slot = PathBuf::from(text);
+    if text.is_empty() { Err("must not be empty".to_owned()) } else { Ok(()) }
+}
+
+fn path_text(path: &Path) -> Option<String> {
+    quoted(path.to_string_lossy())
+}
+
+/// The settings of JSON Web Tokens, there from the first that is set.
+fn jwt(config: &mut Config) -> &mut JwtConfig {
+    config.auth.jwt.get_or_insert_with(|| JwtConfig {
+        jwks_file: PathBuf::new(),
+        issuer: String::new(),
+        audience: String::new(),
+        tenant_claim: "tenant".to_owned(),
+        role_claim: "role".to_owned(),
+    })
+}
+
 /// Every setting there is.
 pub const SETTINGS: &[Setting] = &[
     Setting {
@@ -159,6 +188,76 @@ pub const SETTINGS: &[Setting] = &[
         example: "",
         set: |c, t| duration(&mut c.server.drain_grace, t),
         get: |c| duration_text(c.server.drain_grace),
+    },
+    Setting {
+        key: "auth.tenants_file",
+        help: "Bearer tokens (their SHA-256) and quotas of tenants, as TOML; read again when it changes.",
+        example: "\"/etc/kvasir/tenants.toml\"",
+        set: |c, t| path(c.auth.tenants_file.insert(PathBuf::new()), t),
+        get: |c| c.auth.tenants_file.as_deref().and_then(path_text),
+    },
+    Setting {
+        key: "auth.jwks_file",
+        help: "Public keys of the issuer of JSON Web Tokens, as JWKS; read again when it changes.",
+        example: "\"/etc/kvasir/jwks.json\"",
+        set: |c, t| path(&mut jwt(c).jwks_file, t),
+        get: |c| c.auth.jwt.as_ref().and_then(|jwt| path_text(&jwt.jwks_file)),
+    },
+    Setting {
+        key: "auth.jwt_issuer",
+        help: "Claim iss that JSON Web Tokens must have.",
+        example: "\"https://login.example.com/\"",
+        set: |c, t| text(&mut jwt(c).issuer, t),
+        get: |c| c.auth.jwt.as_ref().and_then(|jwt| quoted(&jwt.issuer)),
+    },
+    Setting {
+        key: "auth.jwt_audience",
+        help: "Claim aud that JSON Web Tokens must have.",
+        example: "\"kvasir\"",
+        set: |c, t| text(&mut jwt(c).audience, t),
+        get: |c| c.auth.jwt.as_ref().and_then(|jwt| quoted(&jwt.audience)),
+    },
+    Setting {
+        key: "auth.jwt_tenant_claim",
+        help: "Claim of JSON Web Tokens that names the tenant; tenant unless set.",
+        example: "\"tenant\"",
+        set: |c, t| text(&mut jwt(c).tenant_claim, t),
+        get: |c| c.auth.jwt.as_ref().and_then(|jwt| quoted(&jwt.tenant_claim)),
+    },
+    Setting {
+        key: "auth.jwt_role_claim",
+        help: "Claim of JSON Web Tokens that names the role: read, write or admin; role unless set.",
+        example: "\"role\"",
+        set: |c, t| text(&mut jwt(c).role_claim, t),
+        get: |c| c.auth.jwt.as_ref().and_then(|jwt| quoted(&jwt.role_claim)),
+    },
+    Setting {
+        key: "auth.failures_per_minute",
+        help: "Refused credentials of one address in a minute, before it has to wait.",
+        example: "",
+        set: |c, t| parsed(&mut c.auth.failures_per_minute, t, "a whole number"),
+        get: |c| Some(c.auth.failures_per_minute.to_string()),
+    },
+    Setting {
+        key: "tls.certificate_file",
+        help: "Certificate chain of the service as PEM; with it the service speaks TLS only. Read again when it changes.",
+        example: "\"/etc/kvasir/tls/tls.crt\"",
+        set: |c, t| path(&mut c.tls.get_or_insert_default().certificate_file, t),
+        get: |c| c.tls.as_ref().and_then(|tls| path_text(&tls.certificate_file)),
+    },
+    Setting {
+        key: "tls.key_file",
+        help: "Its private key as PEM.",
+        example: "\"/etc/kvasir/tls/tls.key\"",
+        set: |c, t| path(&mut c.tls.get_or_insert_default().key_file, t),
+        get: |c| c.tls.as_ref().and_then(|tls| path_text(&tls.key_file)),
+    },
+    Setting {
+        key: "tls.client_ca_file",
+        help: "CA of client certificates as PEM; with it every client needs one.",
+        example: "\"/etc/kvasir/tls/ca.crt\"",
+        set: |c, t| path(c.tls.get_or_insert_default().client_ca_file.insert(PathBuf::new()), t),
+        get: |c| c.tls.as_ref().and_then(|tls| tls.client_ca_file.as_deref()).and_then(path_text),
     },
     Setting {
         key: "store.url",

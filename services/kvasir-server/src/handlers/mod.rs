@@ -8,7 +8,7 @@ mod v1;
 use axum::{
     Router,
     extract::DefaultBodyLimit,
-    middleware::{from_fn, from_fn_with_state},
+    middleware::from_fn_with_state,
     routing::{get, post, put},
 };
 use kvasir_api::routes;
@@ -37,7 +37,7 @@ pub(crate) fn router(state: AppState) -> Router {
         .method_not_allowed_fallback(error::method_not_allowed)
         // Every handler has a limit of its own.
         .layer(DefaultBodyLimit::disable())
-        .layer(from_fn(auth::gate))
+        .layer(from_fn_with_state(state.clone(), auth::gate))
         .layer(from_fn_with_state(state.clone(), middleware::around))
         .with_state(state)
 }

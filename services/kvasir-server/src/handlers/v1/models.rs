@@ -6,6 +6,7 @@ use axum::{
     extract::{Path, State},
     response::Response,
 };
+use kvasir_api::{RegisteredModel, Role};
 use kvasir_types::ModelSpec;
 
 use super::{body, id};
@@ -17,6 +18,12 @@ pub(in crate::handlers) async fn register(
     request_body: Body,
 ) -> Result<Response, ApiError> {
     let spec: ModelSpec = body::json(request_body).await?;
+    // Readers say which model they have; a new one is for writers to bring.
+    if caller.role < Role::Write {
+        let model_id = spec.model_id();
+        state.storage()?.model(&caller.tenant, &model_id).await?;
+        return Ok(body::created_or_ok(false, RegisteredModel { model_id, created: false }));
+    }
     let registered = state.storage()?.register_model(&caller.tenant, spec).await?;
     Ok(body::created_or_ok(registered.created, registered))
 }

@@ -1,0 +1,103 @@
+//! JSON Web Tokens: signature by a key of the JWKS file, issuer, audience, times; tenant and role from claims.
+
+use std::{collections::HashMap, sync::Arc};
+
+use jsonwebtoken::{
+    Algorithm, DecodingKey, Validation, decode, decode_header,
+    jwk::{JwkSet, KeyAlgorithm},
+};
+use kvasir_api::Role;
+use kvasir_types::Name;
+use serde_json::Value;
+
+use super::Caller;
+use crate::{config::JwtConfig, limits, reload::Reloaded};
+
+/// Checks tokens of one issuer.
+#[derive(Debug)]
+pub(super) struct Verifier {
+    keys: Reloaded<Keys>,
+    issuer: String,
+    audience: String,
+    tenant_claim: String,
+    role_claim: String,
+}
+
+/// Public keys by their id, each with the only algorithm it is used with.
+struct Keys(HashMap<String, (Algorithm, DecodingKey)>);
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+impl Verifier {
+    pub(super) fn open(config: &JwtConfig) -> Result<Self, String> {
+        Ok(Self {
+            keys: Reloaded::open(&[&config.jwks_file], |files| Keys::parse(&files[0]))?,
+            issuer: config.issuer.clone(),
+            audience: config.audience.clone(),
+            tenant_claim: config.tenant_claim.clone(),
+            role_claim: config.role_claim.clone(),
+        })
+    }
+
+    pub(super) fn refresh(&self) {
+        self.keys.refresh();
+    }
+
+    /// Who the token says, if all of it holds.
+    pub(super) fn caller(&self, token: &str) -> Option<Caller> {
+        let header = decode_header(token).ok()?;
+        let keys = self.keys.get();
+        // The algorithm is the key's, never the token's word for it.
+        let (algorithm, key) = keys.0.get(&header.kid?)?;
+        let mut validation = Validation::new(*algorithm);
+        validation.set_issuer(&[&self.issuer]);
+        validation.set_audience(&[&self.audience]);
+        validation.set_required_spec_claims(&["exp", "iss", "aud"]);
+        validation.validate_nbf = true;
+        validation.leeway = limits::JWT_LEEWAY.as_secs();
+        let claims = decode::<HashMap<String, Value>>(token, key, &validation).ok()?.claims;
+        let text = |name: &str| claims.get(name).and_then(Value::as_str);
+        let tenant: Name = text(&self.tenant_claim)?.parse().ok()?;
+        let role: Role = text(&self.role_claim)?.parse().ok()?;
+        let subject = text("sub").unwrap_or("jwt");
+        let line = subject.chars().filter(|c| !c.is_control()).take(limits::CREDENTIAL_NAME_BYTES_MAX / 4);
+        Some(Caller { tenant, role, credential: Arc::from(line.collect::<String>()) })
+    }
+}
+
+impl Keys {
+    fn parse(text: &[u8]) -> Result<Self, String> {
+        let set: JwkSet = serde_json::from_slice(text).map_err(|e| format!("is no JWKS: {e}"))?;
+        if set.keys.len() > limits::JWKS_KEYS_MAX {
+            return Err(format!("has more than {} keys", limits::JWKS_KEYS_MAX));
+        }
+        let mut keys = HashMap::new();
+        for (n, jwk) in set.keys.iter().enumerate() {
+            let id = jwk.common.key_id.clone().ok_or_else(|| format!("key {n} has no kid"))?;
+            let algorithm = match jwk.common.key_algorithm {
+                Some(KeyAlgorithm::RS256) => Algorithm::RS256,
+                Some(KeyAlgorithm::RS384) => Algorithm::RS384,
+                Some(KeyAlgorithm::RS512) => Algorithm::RS512,
+                Some(KeyAlgorithm::PS256) => Algorithm::PS256,
+                Some(KeyAlgorithm::ES256) => Algorithm::ES256,
+                Some(KeyAlgorithm::ES384) => Algorithm::ES384,
+                Some(KeyAlgorithm::EdDSA) => Algorithm::EdDSA,
+                // Shared secrets have no place in a file of public keys.
+                other => {
+                    return Err(format!(
+                        "key {id:?}: alg {other:?} is none of RS256 RS384 RS512 PS256 ES256 ES384 EdDSA"
+                    ));
+                }
+            };
+            let key = DecodingKey::from_jwk(jwk).map_err(|e| format!("key {id:?}: {e}"))?;
+            if keys.insert(id.clone(), (algorithm, key)).is_some() {
+                return Err(format!("key {id:?} is there twice"));
+            }
+        }
+        if keys.is_empty() { Err("has no key".to_owned()) } else { Ok(Self(keys)) }
+    }
+}

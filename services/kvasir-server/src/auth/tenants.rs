@@ -1,0 +1,178 @@
+//! The tenants file: tokens by their SHA-256, and quotas.
+//!
+//! ```toml
+//! [[token]]
+//! name = "ci"                 # for the audit log
+//! tenant = "team-a"
+//! role = "write"              # read, write or admin
+//! sha256 = "…64 hex digits…"  # of the token; `kvasir token` makes both
+//! expires = "2027-01-31T00:00:00Z"   # optional
+//!
+//! [tenant.team-a]             # optional, as is every line of it
+//! requests_per_second = 500
+//! requests_at_once = 64
+//! egress_bytes_per_second = 1000000000
+//! stored_bytes = 1000000000000
+//! stored_objects = 1000000
+//! ```
+
+use std::{collections::HashMap, sync::Arc, time::SystemTime};
+
+use aws_lc_rs::{constant_time::verify_slices_are_equal, digest};
+use kvasir_api::Role;
+use kvasir_types::Name;
+use serde::Deserialize;
+
+use super::Caller;
+use crate::limits;
+
+/// Limits of one tenant; none where absent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Quota {
+    pub(crate) requests_per_second: Option<u32>,
+    pub(crate) requests_at_once: Option<u32>,
+    pub(crate) egress_bytes_per_second: Option<u64>,
+    pub(crate) stored_bytes: Option<u64>,
+    pub(crate) stored_objects: Option<u64>,
+}
+
+/// Everything the file says.
+#[derive(Debug)]
+pub(crate) struct Tenants {
+    /// By a hash of the token's SHA-256 under a key of this process: the time a look-up takes tells nothing.
+    tokens: HashMap<[u8; 32], Token>,
+    slot_key: [u8; 32],
+    quotas: HashMap<Name, Quota>,
+}
+
+#[derive(Debug)]
+struct Token {
+    sha256: [u8; 32],
+    caller: Caller,
+    expires: Option<SystemTime>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    token: Vec<TokenEntry>,
+    #[serde(default)]
+    tenant: HashMap<Name, Quota>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenEntry {
+    name: String,
+    tenant: Name,
+    role: Role,
+    sha256: String,
+    #[serde(default)]
+    expires: Option<toml::Value>,
+}
+
+impl Tenants {
+    /// Reads the text of a tenants file.
+    ///
+    /// # Errors
+    /// What is wrong, with the entry.
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
+        let text = std::str::from_utf8(text).map_err(|e| format!("is no UTF-8: {e}"))?;
+        let file: File = toml::from_str(text).map_err(|e| format!("is no tenants file: {e}"))?;
+        if file.token.len() > limits::TOKENS_MAX || file.tenant.len() > limits::TOKENS_MAX {
+            return Err(format!("has more than {} tokens or tenants", limits::TOKENS_MAX));
+        }
+        let mut this = Self { tokens: HashMap::new(), slot_key: rand::random(), quotas: file.tenant };
+        for entry in file.token {
+            let name = entry.name.clone();
+            let token = Token::of(entry).map_err(|problem| format!("token {name:?}: {problem}"))?;
+            let slot = this.slot(&token.sha256);
+            if this.tokens.insert(slot, token).is_some() {
+                return Err(format!("token {name:?}: its sha256 is there twice"));
+            }
+        }
+        Ok(this)
+    }
+
+    /// Who holds `credential`, unless it has expired.
+    pub(crate) fn caller(&self, credential: &str) -> Option<Caller> {
+        let sha256 = sha256(credential.as_bytes());
+        let token = self.tokens.get(&self.slot(&sha256))?;
+        verify_slices_are_equal(&token.sha256, &sha256).ok()?;
+        let is_valid = token.expires.is_none_or(|expires| SystemTime::now() < expires);
+        is_valid.then(|| token.caller.clone())
+    }
+
+    pub(crate) fn quota(&self, tenant: &Name) -> Quota {
+        self.quotas.get(tenant).copied().unwrap_or_default()
+    }
+
+    fn slot(&self, sha256: &[u8; 32]) -> [u8; 32] {
+        *blake3::keyed_hash(&self.slot_key, sha256).as_bytes()
+    }
+}
+
+impl Token {
+    fn of(entry: TokenEntry) -> Result<Self, String> {
+        let is_line = !entry.name.is_empty() && !entry.name.contains(char::is_control);
+        if !is_line || entry.name.len() > limits::CREDENTIAL_NAME_BYTES_MAX {
+            return Err(format!(
+                "its name must be one line of at most {} bytes",
+                limits::CREDENTIAL_NAME_BYTES_MAX
+            ));
+        }
+        let mut sha256 = [0; 32];
+        let digits = entry.sha256.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err("sha256 must be 64 hex digits; `kvasir token` prints them".to_owned());
+        }
+        for (byte, pair) in sha256.iter_mut().zip(digits.chunks_exact(2)) {
+            let pair = std::str::from_utf8(pair).map_err(|e| e.to_string())?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|e| e.to_string())?;
+        }
+        let expires = entry.expires.map(|value| match value {
+            toml::Value::String(text) => instant(&text),
+            toml::Value::Datetime(time) => instant(&time.to_string()),
+            _ => Err("expires must be a date and time".to_owned()),
+        });
+        let caller =
+            Caller { tenant: entry.tenant, role: entry.role, credential: Arc::from(entry.name.as_str()) };
+        Ok(Self { sha256, caller, expires: expires.transpose()? })
+    }
+}
+
+/// A token that was just made, and the entry of the tenants file that lets it in.
+#[derive(Debug)]
+pub struct NewToken {
+    /// For whom it was made for; kept nowhere.
+    pub token: String,
+    /// For the tenants file: only the token's SHA-256.
+    pub entry: String,
+}
+
+impl NewToken {
+    /// A token of 256 random bits.
+    pub fn generate(name: &str, tenant: &Name, role: Role) -> Self {
+        let hex = |bytes: [u8; 32]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let token = format!("kv_{}", hex(rand::random()));
+        let name = toml::Value::String(name.to_owned());
+        let entry = format!(
+            "[[token]]\nname = {name}\ntenant = \"{tenant}\"\nrole = \"{}\"\nsha256 = \"{}\"\n",
+            role.as_str(),
+            hex(sha256(token.as_bytes()))
+        );
+        Self { token, entry }
+    }
+}
+
+fn instant(text: &str) -> Result<SystemTime, String> {
+    humantime::parse_rfc3339(text)
+        .map_err(|e| format!("expires {text:?}: {e}; write it as 2027-01-31T00:00:00Z"))
+}
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let digest = digest::digest(&digest::SHA256, bytes);
+    digest.as_ref().try_into().unwrap_or_else(|_| unreachable!("SHA-256 has 32 bytes"))
+}

@@ -1,0 +1,179 @@
+use std::path::PathBuf;
+
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
+use axum::http::HeaderValue;
+use jsonwebtoken::{EncodingKey, Header, encode};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::JwtConfig;
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, text).expect("writes");
+        path
+    }
+}
+
+fn authority(tenants: Option<PathBuf>, jwks: Option<PathBuf>) -> Result<Authority, AuthError> {
+    let jwt = jwks.map(|jwks_file| JwtConfig {
+        jwks_file,
+        issuer: "https://issuer/".to_owned(),
+        audience: "kvasir".to_owned(),
+        tenant_claim: "tenant".to_owned(),
+        role_claim: "role".to_owned(),
+    });
+    Authority::open(&AuthConfig { tenants_file: tenants, jwt, failures_per_minute: 3 })
+}
+
+fn ask(authority: &Authority, credential: &str) -> Result<(String, Role), Refusal> {
+    let mut headers = HeaderMap::new();
+    let value = HeaderValue::try_from(format!("Bearer {credential}")).expect("a value");
+    headers.insert(header::AUTHORIZATION, value);
+    let caller = authority.authenticate(&headers, None)?;
+    Ok((caller.tenant.to_string(), caller.role))
+}
+
+fn token(tenant: &str, role: Role) -> NewToken {
+    NewToken::generate("test", &tenant.parse().expect("a name"), role)
+}
+
+#[test]
+fn a_token_gives_its_tenant_and_role_until_it_is_taken_out_of_the_file() {
+    let files = Files::new();
+    let (a, b) = (token("team-a", Role::Read), token("team-b", Role::Admin));
+    let path = files.write("tenants.toml", &format!("{}{}", a.entry, b.entry));
+    let authority = authority(Some(path), None).expect("opens");
+    assert_eq!(ask(&authority, &a.token), Ok(("team-a".to_owned(), Role::Read)));
+    assert_eq!(ask(&authority, &b.token), Ok(("team-b".to_owned(), Role::Admin)));
+    assert_eq!(ask(&authority, "kv_guess"), Err(Refusal::Invalid));
+    assert_eq!(authority.authenticate(&HeaderMap::new(), None), Err(Refusal::Missing));
+    files.write("tenants.toml", &a.entry);
+    authority.reload();
+    assert_eq!(ask(&authority, &b.token), Err(Refusal::Invalid));
+    files.write("tenants.toml", "[[token]]\nname = 1");
+    authority.reload();
+    assert_eq!(ask(&authority, &a.token), Ok(("team-a".to_owned(), Role::Read)), "the last good file stays");
+}
+
+#[test]
+fn an_expired_token_is_refused() {
+    let files = Files::new();
+    let (old, new) = (token("a", Role::Read), token("a", Role::Read));
+    let text = format!(
+        "{}expires = \"2020-01-01T00:00:00Z\"\n{}expires = 2999-01-01T00:00:00Z\n",
+        old.entry, new.entry
+    );
+    let authority = authority(Some(files.write("t", &text)), None).expect("opens");
+    assert_eq!(ask(&authority, &old.token), Err(Refusal::Invalid));
+    assert!(ask(&authority, &new.token).is_ok());
+}
+
+#[test]
+fn bad_files_are_refused_at_start_with_what_is_wrong() {
+    let files = Files::new();
+    let twice = token("a", Role::Read).entry.repeat(2);
+    let cases = [
+        ("[[token]]\nname=\"x\"\ntenant=\"a\"\nrole=\"root\"\nsha256=\"\"", "role"),
+        ("[[token]]\nname=\"x\"\ntenant=\"a/b\"\nrole=\"read\"\nsha256=\"\"", "name"),
+        ("[[token]]\nname=\"x\"\ntenant=\"a\"\nrole=\"read\"\nsha256=\"abc\"", "64 hex digits"),
+        ("[tenant.a]\nbytes = 3", "bytes"),
+        (&twice, "twice"),
+    ];
+    for (text, expected) in cases {
+        let error = authority(Some(files.write("t", text)), None).expect_err(text).to_string();
+        assert!(error.contains("auth.tenants_file") && error.contains(expected), "{error}");
+    }
+    let secret = r#"{"keys":[{"kty":"oct","kid":"k","alg":"HS256","k":"c2VjcmV0"}]}"#;
+    let error = authority(None, Some(files.write("j", secret))).expect_err("a shared secret").to_string();
+    assert!(error.contains("auth.jwks_file") && error.contains("EdDSA"), "{error}");
+}
+
+/// A key pair and the JWKS with its public half.
+fn signer(kid: &str) -> (EncodingKey, Value) {
+    let pkcs8 = Ed25519KeyPair::generate_pkcs8(&aws_lc_rs::rand::SystemRandom::new()).expect("a key");
+    let pair = Ed25519KeyPair::from_pkcs8(pkcs8.as_ref()).expect("parses");
+    let x = base64url(pair.public_key().as_ref());
+    let jwk = json!({"kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "kid": kid, "x": x});
+    (EncodingKey::from_ed_der(pkcs8.as_ref()), jwk)
+}
+
+fn base64url(bytes: &[u8]) -> String {
+    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let bits: String = bytes.iter().map(|byte| format!("{byte:08b}")).collect();
+    let six = bits.as_bytes().chunks(6).map(|six| {
+        let text = format!("{:0<6}", std::str::from_utf8(six).expect("digits"));
+        LETTERS[usize::from_str_radix(&text, 2).expect("binary")] as char
+    });
+    six.collect()
+}
+
+fn signed(key: &EncodingKey, kid: &str, claims: &Value) -> String {
+    let mut header = Header::new(jsonwebtoken::Algorithm::EdDSA);
+    header.kid = Some(kid.to_owned());
+    encode(&header, claims, key).expect("signs")
+}
+
+#[test]
+fn a_web_token_needs_key_issuer_audience_time_tenant_and_role() {
+    let files = Files::new();
+    let ((key, jwk), (other_key, _)) = (signer("k1"), signer("k1"));
+    let jwks = files.write("jwks.json", &json!({ "keys": [jwk] }).to_string());
+    let authority = authority(None, Some(jwks)).expect("opens");
+    let good = json!({"iss": "https://issuer/", "aud": "kvasir", "exp": 4_000_000_000_u64, "sub": "me",
+        "tenant": "team-a", "role": "write"});
+    assert_eq!(ask(&authority, &signed(&key, "k1", &good)), Ok(("team-a".to_owned(), Role::Write)));
+    assert_eq!(ask(&authority, &signed(&other_key, "k1", &good)), Err(Refusal::Invalid), "another key");
+    assert_eq!(ask(&authority, &signed(&key, "k2", &good)), Err(Refusal::Invalid), "an unknown key id");
+    let bad = [
+        ("iss", json!("https://elsewhere/")),
+        ("aud", json!("another service")),
+        ("exp", json!(1_000_000_000)),
+        ("nbf", json!(3_900_000_000_u64)),
+        ("tenant", json!("a/../b")),
+        ("tenant", json!(null)),
+        ("role", json!("root")),
+    ];
+    for (claim, value) in bad {
+        let mut claims = good.clone();
+        claims[claim] = value;
+        assert_eq!(ask(&authority, &signed(&key, "k1", &claims)), Err(Refusal::Invalid), "{claim}");
+    }
+    for claim in ["iss", "aud", "exp", "tenant", "role"] {
+        let mut claims = good.clone();
+        claims.as_object_mut().expect("an object").remove(claim);
+        assert_eq!(ask(&authority, &signed(&key, "k1", &claims)), Err(Refusal::Invalid), "without {claim}");
+    }
+    // Signed by nobody, and by the public key taken for a shared secret.
+    let parts: Vec<_> = signed(&key, "k1", &good).split('.').map(str::to_owned).collect();
+    let none = base64url(br#"{"alg":"none","kid":"k1"}"#);
+    assert_eq!(ask(&authority, &format!("{none}.{}.", parts[1])), Err(Refusal::Invalid));
+    let mut header = Header::new(jsonwebtoken::Algorithm::HS256);
+    header.kid = Some("k1".to_owned());
+    let confused = encode(&header, &good, &EncodingKey::from_secret(b"public")).expect("signs");
+    assert_eq!(ask(&authority, &confused), Err(Refusal::Invalid));
+}
+
+#[test]
+fn who_guesses_is_braked_and_who_knows_is_not() {
+    let files = Files::new();
+    let known = token("a", Role::Read);
+    let authority = authority(Some(files.write("t", &known.entry)), None).expect("opens");
+    let peer = Some("192.0.2.1".parse().expect("ip"));
+    let send = |credential: &str| {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, format!("Bearer {credential}").parse().expect("a value"));
+        authority.authenticate(&headers, peer).err()
+    };
+    let guesses: Vec<_> = (0..5).map(|n| send(&format!("guess{n}"))).collect();
+    let (invalid, braked) = (Some(Refusal::Invalid), Some(Refusal::Braked));
+    assert_eq!(guesses, [invalid, invalid, invalid, braked, braked]);
+    assert_eq!(send(&known.token), None);
+}

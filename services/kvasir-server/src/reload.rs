@@ -1,0 +1,130 @@
+//! Files that may change while the service runs: mounted secrets, certificates.
+
+use std::{
+    fmt,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use parking_lot::RwLock;
+
+use crate::limits;
+
+/// What files say together, as of their last usable state.
+pub(crate) struct Reloaded<T> {
+    paths: Vec<PathBuf>,
+    parse: Box<Parse<T>>,
+    current: RwLock<Current<T>>,
+}
+
+type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
+
+struct Current<T> {
+    value: Arc<T>,
+    /// Of the bytes it was read from. Times of change mean little on mounted secrets.
+    hash: blake3::Hash,
+    /// A state that could not be used, so that it is reported once.
+    refused: Option<blake3::Hash>,
+}
+
+impl<T: fmt::Debug> fmt::Debug for Reloaded<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reloaded").field("paths", &self.paths).finish_non_exhaustive()
+    }
+}
+
+impl<T> Reloaded<T> {
+    /// Reads the files for the first time; `parse` gets their bytes in the order of `paths`.
+    ///
+    /// # Errors
+    /// Why they cannot be used.
+    pub(crate) fn open(
+        paths: &[&Path],
+        parse: impl Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
+    ) -> Result<Self, String> {
+        let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
+        let files = read_all(&paths)?;
+        let current = Current { value: Arc::new(parse(&files)?), hash: hash(&files), refused: None };
+        Ok(Self { paths, parse: Box::new(parse), current: RwLock::new(current) })
+    }
+
+    pub(crate) fn get(&self) -> Arc<T> {
+        Arc::clone(&self.current.read().value)
+    }
+
+    /// Reads the files again; what cannot be used is reported, and the last good state stays in force.
+    pub(crate) fn refresh(&self) {
+        let files = read_all(&self.paths);
+        let hash = hash(files.as_deref().unwrap_or_default());
+        {
+            let current = self.current.read();
+            if hash == current.hash || current.refused == Some(hash) {
+                return;
+            }
+        }
+        let parsed = files.and_then(|files| (self.parse)(&files));
+        let mut current = self.current.write();
+        match parsed {
+            Ok(value) => {
+                tracing::info!(paths = ?self.paths, "read again");
+                *current = Current { value: Arc::new(value), hash, refused: None };
+            }
+            Err(problem) => {
+                tracing::error!(paths = ?self.paths, problem, "cannot be used; what was there before stays in force");
+                current.refused = Some(hash);
+            }
+        }
+    }
+}
+
+fn hash(files: &[Vec<u8>]) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for file in files {
+        hasher.update(&(file.len() as u64).to_le_bytes()).update(file);
+    }
+    hasher.finalize()
+}
+
+fn read_all(paths: &[PathBuf]) -> Result<Vec<Vec<u8>>, String> {
+    paths.iter().map(|path| read(path).map_err(|problem| format!("{} {problem}", path.display()))).collect()
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let file = std::fs::File::open(path).map_err(|e| format!("cannot be read: {e}"))?;
+    let mut bytes = Vec::new();
+    let limit = limits::RELOADED_BYTES_MAX;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(|e| format!("cannot be read: {e}"))?;
+    if bytes.len() as u64 > limit { Err(format!("is larger than {limit} bytes")) } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_file_is_taken_in_and_a_broken_one_is_not() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("number");
+        let parse = |files: &[Vec<u8>]| {
+            std::str::from_utf8(&files[0])
+                .ok()
+                .and_then(|t| t.parse().ok())
+                .ok_or_else(|| "no number".to_owned())
+        };
+        let write = |text: &str| std::fs::write(&path, text).expect("writes");
+        assert!(Reloaded::<u32>::open(&[&path], parse).is_err_and(|e| e.contains("cannot be read")));
+        write("1");
+        let number = Reloaded::<u32>::open(&[&path], parse).expect("opens");
+        let mut seen = vec![*number.get()];
+        for text in ["2", "two", "3"] {
+            write(text);
+            number.refresh();
+            seen.push(*number.get());
+        }
+        std::fs::remove_file(&path).expect("removes");
+        number.refresh();
+        seen.push(*number.get());
+        assert_eq!(seen, [1, 2, 2, 3, 3]);
+    }
+}

@@ -1,0 +1,255 @@
+//! Credentials, roles, tenants and TLS, on the running service.
+
+use std::{path::PathBuf, time::Duration};
+
+use kvasir_api::{NamespaceRequest, NamespaceResponse, Role, routes};
+use kvasir_client::{Client, ClientConfig, Token};
+use kvasir_server::{NewToken, TlsConfig};
+use kvasir_storage::store::StoreConfig;
+use kvasir_tests::{
+    chunks,
+    service::{Service, expect_problem},
+};
+use kvasir_types::{ModelId, ProfileHash, RootHash};
+use reqwest::{Method, Response, StatusCode, header};
+use tempfile::TempDir;
+
+/// A service that knows the tokens of two tenants.
+struct Guarded {
+    service: Service,
+    /// The store and the tenants file, until the end of the test.
+    _directory: TempDir,
+}
+
+impl Guarded {
+    /// `entries` go into the tenants file.
+    async fn start(entries: &str) -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let tenants = directory.path().join("tenants.toml");
+        std::fs::write(&tenants, entries).expect("writes");
+        let store =
+            StoreConfig::new(format!("file://{}/store", directory.path().display()).parse().expect("a url"));
+        let service = Service::start_with(store, &directory.path().join("cache"), |config| {
+            config.auth.tenants_file = Some(tenants)
+        })
+        .await;
+        Self { service, _directory: directory }
+    }
+
+    async fn send(
+        &self,
+        token: &str,
+        method: Method,
+        path: &str,
+        body: impl Into<reqwest::Body>,
+    ) -> Response {
+        let url = format!("http://{}{path}", self.service.address);
+        let request = self.service.http.request(method, url).bearer_auth(token).body(body);
+        request.send().await.expect("an answer")
+    }
+
+    /// Registers model and profile as the holder of `token`, and gives the root of namespace `n`.
+    async fn prepare(&self, token: &str) -> (ModelId, RootHash) {
+        let spec = chunks::spec();
+        let model_id = spec.model_id();
+        let json = serde_json::to_vec(&spec).expect("serialises");
+        assert!(self.send(token, Method::POST, routes::MODELS, json).await.status().is_success());
+        let profile = routes::profile(&model_id, &ProfileHash::of(chunks::PROFILE));
+        assert!(self.send(token, Method::PUT, &profile, chunks::PROFILE).await.status().is_success());
+        let request = NamespaceRequest { namespace: "n".parse().expect("a name"), model_id };
+        let json = serde_json::to_vec(&request).expect("serialises");
+        let answer = self.send(token, Method::POST, routes::NAMESPACES, json).await;
+        let NamespaceResponse { root } = answer.json().await.expect("its JSON");
+        (model_id, root)
+    }
+}
+
+fn token(tenant: &str, role: Role) -> NewToken {
+    NewToken::generate("test", &tenant.parse().expect("a name"), role)
+}
+
+#[tokio::test]
+async fn without_a_credential_only_probes_answer() {
+    let known = token("a", Role::Admin);
+    let guarded = Guarded::start(&known.entry).await;
+    for path in [routes::LIVEZ, routes::READYZ, routes::METRICS] {
+        assert_eq!(guarded.service.get(path, &[]).await.status(), StatusCode::OK, "{path}");
+    }
+    let answer = guarded.service.get(routes::CONFIG, &[]).await;
+    assert_eq!(answer.headers()[header::WWW_AUTHENTICATE], "Bearer realm=\"kvasir\"");
+    expect_problem(answer, "unauthorized").await;
+    for wrong in ["kv_guess", "", "x y"] {
+        let answer = guarded.send(wrong, Method::GET, routes::CONFIG, "").await;
+        expect_problem(answer, "unauthorized").await;
+    }
+    assert_eq!(guarded.send(&known.token, Method::GET, routes::CONFIG, "").await.status(), StatusCode::OK);
+    let metrics = guarded.service.metrics().await;
+    assert!(metrics.contains("kvasir_auth_refused_total{reason=\"missing\"}"), "{metrics}");
+}
+
+#[tokio::test]
+async fn roles_allow_what_they_say() {
+    let (reader, writer) = (token("a", Role::Read), token("a", Role::Write));
+    let guarded = Guarded::start(&format!("{}{}", reader.entry, writer.entry)).await;
+    // A reader brings no model of its own, but may say which one it has.
+    let spec = serde_json::to_vec(&chunks::spec()).expect("serialises");
+    let answer = guarded.send(&reader.token, Method::POST, routes::MODELS, spec.clone()).await;
+    expect_problem(answer, "unknown_model").await;
+    let (model_id, root) = guarded.prepare(&writer.token).await;
+    let answer = guarded.send(&reader.token, Method::POST, routes::MODELS, spec).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    let context = chunks::context(root, &chunks::tokens(1, 300), 1536, 2_000);
+    let path = routes::chunk(&model_id, &context[0].seq_hash);
+    let refused = guarded.send(&reader.token, Method::PUT, &path, context[0].bytes.clone()).await;
+    expect_problem(refused, "forbidden").await;
+    let stored = guarded.send(&writer.token, Method::PUT, &path, context[0].bytes.clone()).await;
+    assert_eq!(stored.status(), StatusCode::CREATED);
+    assert_eq!(guarded.send(&reader.token, Method::GET, &path, "").await.status(), StatusCode::OK);
+    expect_problem(guarded.send(&reader.token, Method::DELETE, &path, "").await, "forbidden").await;
+    assert_eq!(guarded.send(&writer.token, Method::DELETE, &path, "").await.status(), StatusCode::NO_CONTENT);
+}
+
+#[tokio::test]
+async fn another_tenant_s_ids_are_as_good_as_none() {
+    let (a, b) = (token("a", Role::Write), token("b", Role::Admin));
+    let guarded = Guarded::start(&format!("{}{}", a.entry, b.entry)).await;
+    let (model_id, root) = guarded.prepare(&a.token).await;
+    let (_, foreign_root) = guarded.prepare(&b.token).await;
+    assert_ne!(root, foreign_root, "chains of two tenants never meet");
+    let context = chunks::context(root, &chunks::tokens(1, 300), 1536, 2_000);
+    let chunk = &context[0];
+    let path = routes::chunk(&model_id, &chunk.seq_hash);
+    let stored = guarded.send(&a.token, Method::PUT, &path, chunk.bytes.clone()).await;
+    assert_eq!(stored.status(), StatusCode::CREATED);
+    let random = routes::chunk(&model_id, &[7; 32].into());
+    let object = |seq: &str| format!("{seq}/{}", chunk.object_digest);
+    for (method, known, unknown) in [
+        (Method::GET, path.clone(), random.clone()),
+        (Method::GET, object(&path), object(&random)),
+        (Method::DELETE, object(&path), object(&random)),
+    ] {
+        let foreign = guarded.send(&b.token, method.clone(), &known, "").await;
+        let nothing = guarded.send(&b.token, method.clone(), &unknown, "").await;
+        assert_eq!(foreign.status(), nothing.status(), "{method} {known}");
+        let (foreign, nothing) = (foreign.text().await.expect("text"), nothing.text().await.expect("text"));
+        let seq = chunk.seq_hash.to_string();
+        assert_eq!(foreign.replace(&seq, &"07".repeat(32)), nothing, "{method} {known}");
+    }
+    assert_eq!(
+        guarded.send(&a.token, Method::GET, &path, "").await.status(),
+        StatusCode::OK,
+        "b deleted nothing"
+    );
+}
+
+#[tokio::test]
+async fn over_its_quota_a_tenant_waits_and_others_do_not() {
+    let (a, b) = (token("a", Role::Read), token("b", Role::Read));
+    let quota = "[tenant.a]\nrequests_per_second = 2\n";
+    let guarded = Guarded::start(&format!("{}{}{quota}", a.entry, b.entry)).await;
+    let mut last = None;
+    for _ in 0..8 {
+        last = Some(guarded.send(&a.token, Method::GET, routes::CONFIG, "").await);
+        assert_eq!(guarded.send(&b.token, Method::GET, routes::CONFIG, "").await.status(), StatusCode::OK);
+        if last.as_ref().is_some_and(|answer| answer.status() != StatusCode::OK) {
+            break;
+        }
+    }
+    let answer = last.expect("asked");
+    assert!(answer.headers().contains_key(header::RETRY_AFTER));
+    let problem = expect_problem(answer, "throttled").await;
+    assert!(problem.detail.contains("requests_per_second"), "{}", problem.detail);
+    let text = guarded.service.metrics().await;
+    assert!(text.contains("kvasir_quota_throttled_total{limit=\"requests_per_second\"} 1"), "{text}");
+}
+
+/// A certificate for 127.0.0.1 under a CA of its own, as PEM files.
+struct Certificates {
+    ca: String,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+fn certificates(directory: &TempDir, name: &str) -> Certificates {
+    let ca_key = rcgen::KeyPair::generate().expect("a key");
+    let mut ca = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let ca_certificate = ca.self_signed(&ca_key).expect("signs");
+    let issuer = rcgen::Issuer::new(ca, ca_key);
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let leaf = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("parameters");
+    let leaf = leaf.signed_by(&key, &issuer).expect("signs");
+    let write = |what: &str, text: String| {
+        let path = directory.path().join(format!("{name}.{what}"));
+        std::fs::write(&path, text).expect("writes");
+        path
+    };
+    Certificates {
+        ca: ca_certificate.pem(),
+        certificate: write("crt", leaf.pem()),
+        key: write("key", key.serialize_pem()),
+    }
+}
+
+#[tokio::test]
+async fn tls_with_a_private_ca_and_a_token() {
+    let directory = TempDir::new().expect("a directory");
+    let certificates = certificates(&directory, "server");
+    let known = token("a", Role::Read);
+    let tenants = directory.path().join("tenants.toml");
+    std::fs::write(&tenants, &known.entry).expect("writes");
+    let store =
+        StoreConfig::new(format!("file://{}/store", directory.path().display()).parse().expect("a url"));
+    let service = Service::start_with(store, &directory.path().join("cache"), |config| {
+        config.auth.tenants_file = Some(tenants);
+        let (certificate_file, key_file) = (certificates.certificate.clone(), certificates.key.clone());
+        config.tls = Some(TlsConfig { certificate_file, key_file, client_ca_file: None });
+    })
+    .await;
+    let base: url::Url = format!("https://{}", service.address).parse().expect("a url");
+    let trusting = ClientConfig {
+        token: Some(Token::new(&known.token).expect("a token")),
+        ca_certificates: Some(certificates.ca.into_bytes()),
+        ..ClientConfig::default()
+    };
+    let client = Client::new(base.clone(), trusting.clone()).expect("a client");
+    assert_eq!(client.config().await.expect("an answer").block_tokens, 16);
+    let nobody = Client::new(base.clone(), ClientConfig { token: None, ..trusting }).expect("a client");
+    assert!(nobody.config().await.is_err());
+    let distrusting = Client::new(
+        base,
+        ClientConfig { connect_timeout: Duration::from_secs(2), ..ClientConfig::default() },
+    );
+    assert!(distrusting.expect("a client").config().await.is_err(), "the CA is nobody's");
+    let plain = reqwest::get(format!("http://{}/livez", service.address)).await;
+    assert!(plain.is_err(), "plain HTTP is not spoken");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn clients_without_a_certificate_are_refused_where_a_client_ca_is_set() {
+    let directory = TempDir::new().expect("a directory");
+    let (server, other) = (certificates(&directory, "server"), certificates(&directory, "other"));
+    let ca_file = directory.path().join("ca.crt");
+    std::fs::write(&ca_file, &server.ca).expect("writes");
+    let store =
+        StoreConfig::new(format!("file://{}/store", directory.path().display()).parse().expect("a url"));
+    let service = Service::start_with(store, &directory.path().join("cache"), |config| {
+        let (certificate_file, key_file) = (server.certificate.clone(), server.key.clone());
+        config.tls = Some(TlsConfig { certificate_file, key_file, client_ca_file: Some(ca_file) });
+    })
+    .await;
+    let answer = async |identity: Option<&Certificates>| {
+        let mut builder = reqwest::Client::builder()
+            .add_root_certificate(reqwest::Certificate::from_pem(server.ca.as_bytes()).expect("a CA"));
+        if let Some(identity) = identity {
+            let read = |path: &PathBuf| std::fs::read(path).expect("reads");
+            let pem = [read(&identity.key), read(&identity.certificate)].concat();
+            builder = builder.identity(reqwest::Identity::from_pem(&pem).expect("an identity"));
+        }
+        builder.build().expect("a client").get(format!("https://{}/livez", service.address)).send().await
+    };
+    assert!(answer(Some(&server)).await.is_ok());
+    assert!(answer(None).await.is_err());
+    assert!(answer(Some(&other)).await.is_err());
+}
