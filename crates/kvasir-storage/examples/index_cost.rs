@@ -2,9 +2,9 @@
 //!
 //! `cargo run --release -p kvasir-storage --example index_cost -- 10000 1000000`
 
-use std::{path::Path, time::Instant};
+use std::{path::Path, sync::Arc, time::Instant};
 
-use kvasir_storage::index::{Index, IndexRow, Scope};
+use kvasir_storage::index::{Index, IndexEntry, IndexRow, Scope};
 use kvasir_types::{ModelId, SeqHash};
 
 /// Chunks of a context: 98 K tokens in chunks of 1,536.
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for context in 0..count / CHUNKS {
             let blocks = context_blocks(context);
             for chunk in 0..CHUNKS {
-                index.insert(scope, &row(&blocks, chunk));
+                index.insert(scope, &entry(&blocks, chunk));
             }
         }
         let inserted = start.elapsed();
@@ -66,21 +66,23 @@ fn context_blocks(context: usize) -> Vec<SeqHash> {
     bytes.as_chunks().0.iter().map(|hash| SeqHash::from(*hash)).collect()
 }
 
-fn row(blocks: &[SeqHash], chunk: usize) -> IndexRow {
+fn entry(blocks: &[SeqHash], chunk: usize) -> IndexEntry {
     let own = &blocks[chunk * BLOCKS..][..BLOCKS];
     let last = own[BLOCKS - 1];
-    IndexRow {
+    IndexEntry {
         parent_hash: chunk.checked_sub(1).map_or([9; 32], |_| *blocks[chunk * BLOCKS - 1].as_bytes()),
-        blocks: IndexRow::short_blocks(own.iter().map(|b| &b.as_bytes()[..])),
-        seq_hash: last,
-        object_digest: (*last.as_bytes()).into(),
-        profile_hash: [3; 32].into(),
-        first_position: (chunk * 1536) as u64,
-        token_count: 1536,
-        kl_beneath: 0.0,
-        head_bytes: 4_000,
-        object_bytes: 10 << 20,
-        level_bytes: vec![1 << 20, 2 << 20, 5 << 20, 10 << 20],
+        blocks: IndexEntry::short_blocks(own.iter().map(|b| &b.as_bytes()[..])),
+        row: Arc::new(IndexRow {
+            seq_hash: last,
+            object_digest: (*last.as_bytes()).into(),
+            profile_hash: [3; 32].into(),
+            first_position: (chunk * 1536) as u64,
+            token_count: 1536,
+            kl_beneath: 0.0,
+            head_bytes: 4_000,
+            object_bytes: 10 << 20,
+            level_bytes: vec![1 << 20, 2 << 20, 5 << 20, 10 << 20],
+        }),
     }
 }
 

@@ -11,7 +11,7 @@ use kvasir_types::{Level, ModelId, Name, ObjectDigest, SeqHash};
 use crate::{
     Storage, StorageError,
     hot::RequestHint,
-    index::{IndexRow, Scope},
+    index::{IndexEntry, IndexRow, Scope},
     journal::Entry,
     layout::{ChunkKey, Key},
     spool::Spool,
@@ -20,21 +20,23 @@ use crate::{
 };
 
 /// What the index keeps of a verified head.
-pub(crate) fn row_of(head: &Head, object_digest: ObjectDigest) -> IndexRow {
+pub(crate) fn entry_of(head: &Head, object_digest: ObjectDigest) -> IndexEntry {
     let header = &head.header;
     let levels = (0..header.level_count).map(Level);
-    IndexRow {
+    IndexEntry {
         parent_hash: header.parent_hash,
-        blocks: IndexRow::short_blocks(head.block_hashes.iter().map(|hash| &hash[..])),
-        seq_hash: header.seq_hash,
-        object_digest,
-        profile_hash: header.profile_hash,
-        first_position: header.first_position,
-        token_count: header.token_count,
-        kl_beneath: header.kl_beneath,
-        head_bytes: u32::try_from(header.head_bytes()).unwrap_or(u32::MAX),
-        object_bytes: header.object_bytes(),
-        level_bytes: levels.filter_map(|level| head.level_bytes(level)).collect(),
+        blocks: IndexEntry::short_blocks(head.block_hashes.iter().map(|hash| &hash[..])),
+        row: Arc::new(IndexRow {
+            seq_hash: header.seq_hash,
+            object_digest,
+            profile_hash: header.profile_hash,
+            first_position: header.first_position,
+            token_count: header.token_count,
+            kl_beneath: header.kl_beneath,
+            head_bytes: u32::try_from(header.head_bytes()).unwrap_or(u32::MAX),
+            object_bytes: header.object_bytes(),
+            level_bytes: levels.filter_map(|level| head.level_bytes(level)).collect(),
+        }),
     }
 }
 
@@ -77,10 +79,10 @@ impl Storage {
             received.inspect_err(|error| self.refuse(tenant, model_id, seq_hash, error))?;
         let key =
             ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash: *seq_hash, object_digest };
-        let row = Arc::new(row_of(&head, object_digest));
+        let entry = Arc::new(entry_of(&head, object_digest));
         let this = Arc::clone(self);
         let block_hashes = head.block_hashes;
-        tokio::spawn(carry(async move { this.commit(key, row, block_hashes, spool, &hint).await })).await?
+        tokio::spawn(carry(async move { this.commit(key, entry, block_hashes, spool, &hint).await })).await?
     }
 
     async fn receive<E: std::fmt::Display>(
@@ -151,59 +153,60 @@ impl Storage {
     async fn unburied(
         &self,
         mut key: ChunkKey,
-        mut row: Arc<IndexRow>,
+        mut entry: Arc<IndexEntry>,
         mut spool: Spool,
-    ) -> Result<(ChunkKey, Arc<IndexRow>, Spool), StorageError> {
+    ) -> Result<(ChunkKey, Arc<IndexEntry>, Spool), StorageError> {
         for mark in 1..=u16::MAX {
             if !self.is_buried(&key).await? {
                 break;
             }
             key.object_digest = spool.mark(mark).await?;
-            row = Arc::new(IndexRow { object_digest: key.object_digest, ..IndexRow::clone(&row) });
+            let row = IndexRow { object_digest: key.object_digest, ..IndexRow::clone(&entry.row) };
+            entry = Arc::new(IndexEntry { row: Arc::new(row), ..IndexEntry::clone(&entry) });
         }
-        Ok((key, row, spool))
+        Ok((key, entry, spool))
     }
 
     async fn commit(
         &self,
         key: ChunkKey,
-        row: Arc<IndexRow>,
+        entry: Arc<IndexEntry>,
         block_hashes: Vec<[u8; 8]>,
         spool: Spool,
         hint: &RequestHint,
     ) -> Result<StoredChunk, StorageError> {
         self.passed(Transition::UploadVerified);
         let scope = Scope::new(&key.tenant, &key.model_id);
-        let (key, row, mut spool) = self.unburied(key, row, spool).await?;
+        let (key, entry, mut spool) = self.unburied(key, entry, spool).await?;
         // What a read found broken is written again, whatever the store says of it.
         let broken = self.dead.contains(&(scope, key.object_digest));
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
-        let front = spool.front(self.offered_bytes(&row.level_bytes)).await?;
+        let front = spool.front(self.offered_bytes(&entry.row.level_bytes)).await?;
         let created = spool.send(&self.store.store, &path, broken).await?;
         self.passed(Transition::ObjectWritten);
         self.offer_front(&key, &front, hint);
-        Ok(self.stored(key, &row, block_hashes, created).await)
+        Ok(self.stored(key, &entry, block_hashes, created).await)
     }
 
     /// Takes note of an object that is durable now: index, journal, events.
     pub(crate) async fn stored(
         &self,
         key: ChunkKey,
-        row: &Arc<IndexRow>,
+        entry: &Arc<IndexEntry>,
         block_hashes: Vec<[u8; 8]>,
         created: bool,
     ) -> StoredChunk {
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key;
         let scope = Scope::new(&tenant, &model_id);
         self.dead.remove(&(scope, object_digest));
-        self.remember(scope, row);
+        self.remember(scope, entry);
         self.passed(Transition::IndexWritten);
         self.refused.remove(&(scope, seq_hash));
         if created {
-            let entry = Entry::Stored { tenant, model_id, row: IndexRow::clone(row), block_hashes };
-            self.announce(&entry, &self.journal.replica).await;
-            self.journal.push(entry);
+            let stored = Entry::Stored { tenant, model_id, entry: Arc::clone(entry), block_hashes };
+            self.announce(&stored, &self.journal.replica).await;
+            self.journal.push(stored);
         }
-        StoredChunk { seq_hash, object_digest, bytes: row.object_bytes, created }
+        StoredChunk { seq_hash, object_digest, bytes: entry.row.object_bytes, created }
     }
 }

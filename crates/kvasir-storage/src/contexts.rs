@@ -289,22 +289,22 @@ impl Storage {
             return invalid(format!("a context has 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}", chunks.len()));
         }
         let root = self.root(tenant, namespace, model_id).await?;
-        let rows = stream::iter(chunks)
+        let entries = stream::iter(chunks)
             .map(|chunk| async move {
                 let key = self.preferred(tenant, model_id, chunk).await?;
-                self.row(&key).await
+                self.entry(&key).await
             })
             .buffered(limits::CONTEXTS_PARALLEL);
-        let rows: Vec<_> = rows.try_collect().await?;
+        let entries: Vec<_> = entries.try_collect().await?;
         let mut parent = *root.as_bytes();
         let mut tokens = 0;
-        for (i, (row, chunk)) in rows.iter().zip(chunks).enumerate() {
-            if row.parent_hash != parent {
+        for (i, (entry, chunk)) in entries.iter().zip(chunks).enumerate() {
+            if entry.parent_hash != parent {
                 let before = if i == 0 { "the root of the namespace" } else { "the chunk before it" };
                 return invalid(format!("chunk {i} ({chunk}) does not follow {before}"));
             }
             parent = *chunk.as_bytes();
-            tokens += u64::from(row.token_count);
+            tokens += u64::from(entry.row.token_count);
         }
         Ok(tokens)
     }

@@ -8,12 +8,15 @@
 //! entry = kind 1 (1 stored, 2 removed) · tenant length 1 · tenant · model_id 32 · key length 2 · key · value length 2 · value
 //!         · extra length 2 · extra
 //! ```
-//! Key and value of a stored chunk are its index row, extra the first 8 bytes of each block's hash; of a removed one
-//! they are `seq_hash · object_digest`, nothing, and the reason.
+//! Key of a stored chunk is its `parent_hash`, value its index row, extra the first 8 bytes of each block's hash; of a
+//! removed one they are `seq_hash · object_digest`, nothing, and the reason.
 
 use std::{
     collections::HashMap,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use bytes::Bytes;
@@ -25,7 +28,7 @@ use uuid::Uuid;
 
 use crate::{
     Storage, StorageError,
-    index::{IndexRow, Scope},
+    index::{IndexEntry, IndexRow, Scope},
     layout::Key,
     limits,
     removal::Removal,
@@ -44,7 +47,7 @@ pub enum Entry {
         /// The model.
         model_id: ModelId,
         /// What the index keeps of it.
-        row: IndexRow,
+        entry: Arc<IndexEntry>,
         /// The first 8 bytes of each block's hash: what routers are told.
         block_hashes: Vec<[u8; 8]>,
     },
@@ -187,12 +190,13 @@ impl Storage {
         for entry in entries {
             self.announce(&entry, replica).await;
             match entry {
-                Entry::Stored { tenant, model_id, row, .. } => {
+                Entry::Stored { tenant, model_id, entry, .. } => {
+                    let row = &entry.row;
                     let scope = Scope::new(&tenant, &model_id);
                     // A removal that was heard of already wins: names are never used again.
                     if !self.dead.contains(&(scope, row.object_digest)) {
                         self.missing.remove(&(scope, row.seq_hash));
-                        self.index.insert(scope, &row);
+                        self.index.insert(scope, &entry);
                     }
                 }
                 Entry::Removed { tenant, model_id, object_digest, .. } => {
@@ -208,17 +212,16 @@ fn encode(entries: &[Entry]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     for entry in entries {
         let (kind, tenant, model_id, fields) = match entry {
-            Entry::Stored { tenant, model_id, row, block_hashes } => {
-                let key = row.key(Scope::new(tenant, model_id));
-                let value = row.value(&key);
-                (1, tenant, model_id, [key, value, block_hashes.concat()])
+            Entry::Stored { tenant, model_id, entry, block_hashes } => {
+                let fields = [entry.parent_hash.to_vec(), entry.row.to_bytes(), block_hashes.concat()];
+                (1, tenant, model_id, fields)
             }
             Entry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
                 (2, tenant, model_id, [key, Vec::new(), reason.as_str().as_bytes().to_vec()])
             }
         };
-        // A name has at most 128 bytes, a key at most 40 + 3 · 1,025 + 8, a value at most 200, an extra 8 · 1,024.
+        // A name has at most 128 bytes, a key at most 64, a value at most 300, an extra 8 · 1,024.
         out.extend([kind, tenant.as_str().len() as u8]);
         out.extend(tenant.as_str().as_bytes());
         out.extend(model_id.as_bytes());
@@ -252,8 +255,13 @@ fn decode(bytes: &Bytes) -> Option<Vec<Entry>> {
         entries.push(match kind {
             1 => {
                 let (block_hashes, []) = extra.as_chunks::<8>() else { return None };
-                let row = IndexRow::decode(key, value).ok()?;
-                Entry::Stored { tenant, model_id, row, block_hashes: block_hashes.to_vec() }
+                let entry = IndexEntry {
+                    parent_hash: key.try_into().ok()?,
+                    blocks: IndexEntry::short_blocks(block_hashes.iter().map(|hash| &hash[..])),
+                    row: Arc::new(IndexRow::from_bytes(value)?),
+                };
+                let (entry, block_hashes) = (Arc::new(entry), block_hashes.to_vec());
+                Entry::Stored { tenant, model_id, entry, block_hashes }
             }
             2 => {
                 let (seq, object) = key.split_first_chunk::<32>()?;
@@ -278,18 +286,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::index::tests_support::any_row;
+    use crate::index::tests_support::any_entry as any_indexed;
 
     fn any_entry() -> impl Strategy<Value = Entry> {
         let place = ("[a-z]{1,9}", any::<[u8; 32]>(), any::<bool>(), any::<[u8; 32]>());
-        (place, any_row()).prop_map(|((tenant, model, stored, object), row)| {
+        (place, any_indexed()).prop_map(|((tenant, model, stored, object), entry)| {
             let (tenant, model_id) = (tenant.parse().expect("a name"), model.into());
             if stored {
-                let block_hashes = object.as_chunks::<8>().0.to_vec();
-                Entry::Stored { tenant, model_id, row, block_hashes }
+                let block_hashes: Vec<[u8; 8]> =
+                    entry.blocks.iter().map(|b| [b[0], b[1], b[2], 4, 5, 6, 7, 8]).collect();
+                Entry::Stored { tenant, model_id, entry: Arc::new(entry), block_hashes }
             } else {
                 let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
-                let (seq_hash, object_digest) = (row.seq_hash, object.into());
+                let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
                 Entry::Removed { tenant, model_id, seq_hash, object_digest, reason }
             }
         })

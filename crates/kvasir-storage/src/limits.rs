@@ -63,6 +63,8 @@ pub const NEGATIVE_ENTRIES_MAX: usize = 65_536;
 pub const NEGATIVE_TTL: Duration = Duration::from_secs(1);
 /// Objects whose sizes are remembered, so that a ranged read needs no second request: ~250 bytes each.
 pub const CATALOG_ENTRIES_MAX: usize = 65_536;
+/// Objects remembered with all that the index was given of them: ~600 bytes each.
+pub const INDEX_ENTRIES_MAX: usize = 16_384;
 /// Objects remembered as gone or corrupt, so that their index rows die when met.
 pub const DEAD_ENTRIES_MAX: usize = 65_536;
 /// Registered models remembered: one key each.
@@ -73,6 +75,8 @@ pub const PROFILES_LISTED_MAX: usize = 1_000;
 pub const INDEX_SLOTS_MAX: usize = 16;
 /// Memory of the hot index's page cache.
 pub const INDEX_CACHE_BYTES: u64 = 64 << 20;
+/// Places in the index remembered, so that rows of a context lie together: ~120 bytes each.
+pub const INDEX_LINES_MAX: usize = 65_536;
 /// Journal entries that wait for the next batch: ~600 bytes each.
 pub const JOURNAL_WAITING_MAX: usize = 8_192;
 /// Largest batch that is read.

@@ -193,13 +193,13 @@ impl Storage {
     }
 
     async fn fill_one(&self, place: Place<'_>, key: &ChunkKey) -> Result<(), StorageError> {
-        let row = match self.catalog.get(&(place.scope, key.object_digest)) {
-            Some(row) => row,
-            None => Arc::new(crate::chunks::row_of(&self.read_head(key).await?, key.object_digest)),
+        let entry = match self.entries.get(&(place.scope, key.object_digest)) {
+            Some(entry) => entry,
+            None => Arc::new(crate::chunks::entry_of(&self.read_head(key).await?, key.object_digest)),
         };
         // The store lists it: whatever was believed of it is out of date.
         self.dead.remove(&(place.scope, key.object_digest));
-        self.remember(place.scope, &row);
+        self.remember(place.scope, &entry);
         Ok(())
     }
 }

@@ -10,9 +10,9 @@ use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStor
 
 use crate::{
     Storage, StorageError,
-    chunks::row_of,
+    chunks::entry_of,
     hot::RequestHint,
-    index::{IndexRow, Scope, prefer},
+    index::{IndexEntry, IndexRow, Scope, prefer},
     layout::{ChunkKey, Key},
     limits,
 };
@@ -165,13 +165,22 @@ impl Storage {
     /// [`StorageError::UnknownChunk`], [`Corrupt`](StorageError::Corrupt), [`Store`](StorageError::Store).
     pub async fn row(&self, key: &ChunkKey) -> Result<Arc<IndexRow>, StorageError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
-        if let Some(row) = self.catalog.get(&(scope, key.object_digest)) {
-            return Ok(row);
+        match self.catalog.get(&(scope, key.object_digest)) {
+            Some(row) => Ok(row),
+            None => Ok(Arc::clone(&self.entry(key).await?.row)),
+        }
+    }
+
+    /// As [`row`](Self::row), and what the chunk follows.
+    pub(crate) async fn entry(&self, key: &ChunkKey) -> Result<Arc<IndexEntry>, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        if let Some(entry) = self.entries.get(&(scope, key.object_digest)) {
+            return Ok(entry);
         }
         let head = self.head(key).await?;
-        let row = Arc::new(row_of(&head, key.object_digest));
-        self.remember(scope, &row);
-        Ok(row)
+        let entry = Arc::new(entry_of(&head, key.object_digest));
+        self.remember(scope, &entry);
+        Ok(entry)
     }
 
     /// Reads and verifies a head: header, directory, tokens, chain, and that it is the chunk its key names.

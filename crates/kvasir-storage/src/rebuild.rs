@@ -2,7 +2,7 @@
 
 use futures::TryStreamExt;
 
-use crate::{Storage, StorageError, chunks::row_of, index::Scope, layout::Key, limits};
+use crate::{Storage, StorageError, chunks::entry_of, index::Scope, layout::Key, limits};
 
 /// How far a rebuild is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,7 +53,7 @@ impl Storage {
             match head {
                 Ok(head) => {
                     let scope = Scope::new(&key.tenant, &key.model_id);
-                    self.index.insert(scope, &row_of(&head, key.object_digest));
+                    self.index.insert(scope, &entry_of(&head, key.object_digest));
                     state.indexed += 1;
                 }
                 Err(error) => {

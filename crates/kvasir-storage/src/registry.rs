@@ -74,7 +74,7 @@ impl Storage {
             match self.preferred(tenant, model_id, &next.into()).await {
                 Ok(key) => {
                     met.push(next);
-                    next = self.row(&key).await.ok()?.parent_hash;
+                    next = self.entry(&key).await.ok()?.parent_hash;
                 }
                 Err(_) if !roots_derived => {
                     roots_derived = true;

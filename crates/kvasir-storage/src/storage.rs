@@ -14,7 +14,7 @@ use crate::{
     cache::BoundedMap,
     events::EventLog,
     hot::{HotFront, HotTier},
-    index::{Index, IndexRow, Scope},
+    index::{Index, IndexEntry, IndexRow, Scope},
     journal::Journal,
     limits,
     spool::SpoolPool,
@@ -92,6 +92,8 @@ pub struct Storage {
     pub(crate) spools: Arc<SpoolPool>,
     /// Objects met, so that a ranged read or a level needs no second request.
     pub(crate) catalog: BoundedMap<(Scope, ObjectDigest), Arc<IndexRow>>,
+    /// What the index took in lately, so that it can be taken out again.
+    pub(crate) entries: BoundedMap<(Scope, ObjectDigest), Arc<IndexEntry>>,
     /// Chunks that were not in the store a moment ago.
     pub(crate) missing: BoundedMap<(Scope, SeqHash), ()>,
     /// Objects that turned out to be gone: their index rows are removed when met.
@@ -137,6 +139,7 @@ impl Storage {
             index,
             spools: Arc::new(SpoolPool::new(&settings)),
             catalog: BoundedMap::new(limits::CATALOG_ENTRIES_MAX, None),
+            entries: BoundedMap::new(limits::INDEX_ENTRIES_MAX, None),
             missing: BoundedMap::new(limits::NEGATIVE_ENTRIES_MAX, Some(settings.negative_ttl)),
             dead: BoundedMap::new(limits::DEAD_ENTRIES_MAX, None),
             models: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
@@ -178,18 +181,20 @@ impl Storage {
     }
 
     /// Takes note of an object that is there.
-    pub(crate) fn remember(&self, scope: Scope, row: &Arc<IndexRow>) {
-        self.index.insert(scope, row);
-        self.missing.remove(&(scope, row.seq_hash));
-        self.catalog.insert((scope, row.object_digest), Arc::clone(row));
+    pub(crate) fn remember(&self, scope: Scope, entry: &Arc<IndexEntry>) {
+        self.index.insert(scope, entry);
+        self.missing.remove(&(scope, entry.row.seq_hash));
+        self.catalog.insert((scope, entry.row.object_digest), Arc::clone(&entry.row));
+        self.entries.insert((scope, entry.row.object_digest), Arc::clone(entry));
     }
 
     /// Takes note of an object that is not there any more.
     pub(crate) fn forget(&self, scope: Scope, object: ObjectDigest) {
-        if let Some(row) = self.catalog.get(&(scope, object)) {
-            self.index.remove(scope, &row);
-            self.catalog.remove(&(scope, object));
+        if let Some(entry) = self.entries.get(&(scope, object)) {
+            self.index.remove(scope, &entry);
+            self.entries.remove(&(scope, object));
         }
+        self.catalog.remove(&(scope, object));
         self.dead.insert((scope, object), ());
         if let Some(hot) = &self.hot {
             hot.forget(scope, object);

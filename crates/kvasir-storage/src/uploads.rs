@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::{
     Storage, StorageError,
-    chunks::row_of,
+    chunks::entry_of,
     layout::{ChunkKey, Key, UploadKey},
     presign::Presigner,
 };
@@ -192,8 +192,8 @@ impl Storage {
             let copied = self.store.store.copy(&meta.location, &path).await;
             copied.map_err(StorageError::store("copying an upload to its name"))?;
         }
-        let row = Arc::new(row_of(&head, key.object_digest));
-        Ok(self.stored(key.clone(), &row, head.block_hashes, created).await)
+        let entry = Arc::new(entry_of(&head, key.object_digest));
+        Ok(self.stored(key.clone(), &entry, head.block_hashes, created).await)
     }
 
     /// The store may hold any bytes: all are read, verified and stored by the service.

@@ -26,13 +26,14 @@ impl Storage {
     /// Puts into the log what `replica` did.
     pub(crate) async fn announce(&self, entry: &Entry, replica: &Name) {
         let event = match entry {
-            Entry::Stored { tenant, model_id, row, block_hashes } => {
-                let namespace = self.namespace_of(tenant, model_id, &row.seq_hash, row.parent_hash).await;
+            Entry::Stored { tenant, model_id, entry, block_hashes } => {
+                let (row, parent) = (&entry.row, entry.parent_hash);
+                let namespace = self.namespace_of(tenant, model_id, &row.seq_hash, parent).await;
                 let level = row.level_bytes.len().checked_sub(1).map(|top| Level(top as u8));
                 Event {
                     namespace,
                     level,
-                    parent_hash: Some(row.parent_hash.into()),
+                    parent_hash: Some(parent.into()),
                     base_block_idx: Some(row.first_position / BLOCK_TOKENS as u64),
                     block_hashes: block_hashes.iter().map(hex).collect(),
                     seq_hash: Some(row.seq_hash),

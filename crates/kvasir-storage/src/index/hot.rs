@@ -10,12 +10,19 @@ use std::{
 };
 
 use kvasir_types::SeqHash;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
-use super::{IndexError, IndexRow, MemoryIndex, Scope, SledIndex, Walk, walk::walk};
+use super::{
+    IndexEntry, IndexError, IndexRow, MemoryIndex, Scope, SledIndex, Walk,
+    place::{self, Lines},
+    walk::{walk, walk_chunks},
+};
 
 /// A row as bytes.
 pub(super) type Pair = (Vec<u8>, Vec<u8>);
+
+/// Is shown key and value of a row, and says whether to go on.
+pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool, IndexError> + 'a;
 
 /// A sorted map of bytes that may lose rows, but never keeps one under a wrong key unnoticed (rows carry checksums).
 pub trait HotIndex: fmt::Debug + Send + Sync + 'static {
@@ -27,13 +34,21 @@ pub trait HotIndex: fmt::Debug + Send + Sync + 'static {
     /// Removes a row, if there.
     #[expect(clippy::missing_errors_doc, reason = "as for put")]
     fn remove(&self, key: &[u8]) -> Result<(), IndexError>;
+    /// The value of a row.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError>;
     /// The greatest row strictly below `key`.
     #[expect(clippy::missing_errors_doc, reason = "as for put")]
     fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError>;
     /// The smallest row at or above `key`.
     #[expect(clippy::missing_errors_doc, reason = "as for put")]
     fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError>;
-    /// Rows there are, approximately after a crash.
+    /// Visits the rows at or above `from` in order, while `visit` says so.
+    ///
+    /// # Errors
+    /// The database's, and the visitor's own.
+    fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError>;
+    /// Objects there are, approximately after a crash.
     fn len(&self) -> u64;
     /// Whether there is no row.
     fn is_empty(&self) -> bool {
@@ -65,6 +80,9 @@ pub struct Index {
     current: RwLock<Arc<dyn HotIndex>>,
     home: Option<SledHome>,
     replaced: AtomicU64,
+    lines: Lines,
+    /// Held by insertions and removals, which look before they write.
+    writing: Mutex<()>,
 }
 
 impl Index {
@@ -75,7 +93,17 @@ impl Index {
 
     /// Over any database; it is replaced by memory when it fails.
     pub fn over(index: Arc<dyn HotIndex>) -> Self {
-        Self { current: RwLock::new(index), home: None, replaced: AtomicU64::new(0) }
+        Self::new(index, None, 0)
+    }
+
+    fn new(index: Arc<dyn HotIndex>, home: Option<SledHome>, replaced: u64) -> Self {
+        Self {
+            current: RwLock::new(index),
+            home,
+            replaced: replaced.into(),
+            lines: Lines::new(),
+            writing: Mutex::default(),
+        }
     }
 
     /// On disk under `directory`, for the store of that `identity`.
@@ -90,7 +118,7 @@ impl Index {
             tracing::warn!(why, "a corrupt hot index was deleted; it fills again from the store");
         })?;
         let index: Arc<dyn HotIndex> = Arc::new(index);
-        Ok(Self { current: RwLock::new(index), home: Some(home), replaced: replaced.into() })
+        Ok(Self::new(index, Some(home), replaced))
     }
 
     /// Databases thrown away since start.
@@ -98,28 +126,26 @@ impl Index {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    /// Rows there are.
+    /// Objects there are.
     pub fn len(&self) -> u64 {
         self.current().len()
     }
 
-    /// Whether there is no row.
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes a row.
-    pub fn insert(&self, scope: Scope, row: &IndexRow) {
-        if row.blocks.is_empty() || row.blocks.len() > super::row::BLOCKS_MAX {
-            return;
-        }
-        let key = row.key(scope);
-        self.with(|index| index.put(&key, &row.value(&key)));
+    /// Takes an object in.
+    pub fn insert(&self, scope: Scope, entry: &IndexEntry) {
+        let _one_at_a_time = self.writing.lock();
+        self.with(|index| place::insert(index, &self.lines, scope, entry));
     }
 
-    /// Removes a row.
-    pub fn remove(&self, scope: Scope, row: &IndexRow) {
-        self.with(|index| index.remove(&row.key(scope)));
+    /// Removes an object.
+    pub fn remove(&self, scope: Scope, entry: &IndexEntry) {
+        let _one_at_a_time = self.writing.lock();
+        self.with(|index| place::remove(index, &self.lines, scope, entry));
     }
 
     /// The longest match of `blocks` from `root` on; rows that are not `usable` are removed on the way.
@@ -130,7 +156,19 @@ impl Index {
         blocks: &[SeqHash],
         usable: &dyn Fn(&IndexRow) -> bool,
     ) -> Walk {
-        self.with(|index| walk(index, scope, root, blocks, usable)).unwrap_or_default()
+        self.with(|index| walk(index, &self.lines, scope, root, blocks, usable)).unwrap_or_default()
+    }
+
+    /// The leading ones of `chunks`, each the child of the one before and the first of `root`; rows that are not `usable`
+    /// may be removed on the way.
+    pub fn walk_chunks(
+        &self,
+        scope: Scope,
+        root: &[u8; 32],
+        chunks: &[SeqHash],
+        usable: &dyn Fn(&IndexRow) -> bool,
+    ) -> Vec<IndexRow> {
+        self.with(|index| walk_chunks(index, &self.lines, scope, root, chunks, usable)).unwrap_or_default()
     }
 
     /// Removes all rows.

@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, ops::Bound};
 
 use parking_lot::RwLock;
 
-use super::{HotIndex, IndexError, hot::Pair};
+use super::{
+    HotIndex, IndexError,
+    hot::{Pair, Visit},
+    key,
+};
 
 /// A [`HotIndex`] that forgets everything with the process.
 #[derive(Debug, Default)]
@@ -23,6 +27,10 @@ impl HotIndex for MemoryIndex {
         Ok(())
     }
 
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        Ok(self.rows.read().get(key).cloned())
+    }
+
     fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
         let bounds = (Bound::Unbounded, Bound::Excluded(key));
         Ok(self.rows.read().range::<[u8], _>(bounds).next_back().map(|(k, v)| (k.clone(), v.clone())))
@@ -33,8 +41,18 @@ impl HotIndex for MemoryIndex {
         Ok(self.rows.read().range::<[u8], _>(bounds).next().map(|(k, v)| (k.clone(), v.clone())))
     }
 
+    fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError> {
+        let bounds = (Bound::Included(from), Bound::Unbounded);
+        for (key, value) in self.rows.read().range::<[u8], _>(bounds) {
+            if !visit(key, value)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn len(&self) -> u64 {
-        self.rows.read().len() as u64
+        self.rows.read().keys().filter(|key| key::is_info(key)).count() as u64
     }
 
     fn clear(&self) -> Result<(), IndexError> {

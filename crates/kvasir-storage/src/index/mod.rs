@@ -1,29 +1,37 @@
 //! The hot index: which chunks there are, matched block by block. A cache of the store, never the truth.
 //!
-//! **One row a chunk**, and its key *is* the sequence of its block hashes, so that sorted order is a radix tree and
-//! the longest match among any number of siblings is one seek and its two neighbours:
+//! One sorted map holds two kinds of rows. A *spot* says where the chunks after one parent lie (`place`): a context's
+//! chunks are neighbours.
 //!
 //! ```text
-//! key   = scope 8 · parent_hash 32 · block hash 3 … (one per block) · 000000 · object digest 8
-//! value = version 1 · tokens 4 · first position 8 · kl_beneath 4 · head bytes 4 · object bytes 8 · seq_hash 32
-//!         · rest of object digest 24 · profile 32 · levels 1 · level bytes 8 each · CRC32C of key and value 4
+//! i · scope 8 · spot 11 · seq_hash 8 · object digest 8                           → the row · CRC32C of key and value
+//! m · scope 8 · spot 11 · block hash 3 … (one per block) · 000000 · seq_hash 8   → CRC32C of the key
+//! row = version and flags 1 · rest of seq_hash 24 and digest 24 · profile 32 · kl_beneath 4
+//!       · varints: tokens, first position, head bytes, object bytes, number of levels, bytes of each
+//!       · block hash 3 … where the chunk is alone at its spot
 //! ```
-//! A chunk of 1,536 tokens costs 339 + 154 bytes, about twice that in sled's file. `scope` is of (tenant, model), so that no tenant's rows are met in
-//! another's lookups. Block hashes are cut to 3 bytes (0 becomes 1: 0 ends the list); whole chunks are confirmed by
-//! their full seq_hash, so a false match needs a 24-bit collision at exactly the divergence (about 1e-7 a lookup), costs
-//! at most a block, and readers compare the tokens that the object holds.
+//! Whole contexts are found in the `i` rows alone: they follow each other, are scanned, and a chunk is confirmed by its
+//! full seq_hash. Where chunks have siblings their block hashes are in `m` rows, which are a radix tree: the longest match
+//! among any number of them is one seek and its two neighbours. `scope` is of (tenant, model), so that no tenant's rows
+//! are met in another's lookups. Block hashes are cut to 3 bytes (0 becomes 1: 0 ends the list), so a false part needs a
+//! 24-bit collision at exactly the divergence (about 1e-7 a lookup), costs at most a block, and readers compare the tokens
+//! that the object holds. What a chunk costs is measured by `examples/index_cost.rs`.
 
 mod hot;
+mod key;
+mod line;
 mod memory;
+mod place;
 mod row;
 #[cfg(test)]
 pub(crate) use row::tests as tests_support;
 mod sled_index;
 mod walk;
 
-pub use hot::{HotIndex, Index};
+pub use hot::{HotIndex, Index, Visit};
+pub use key::Scope;
 pub use memory::MemoryIndex;
-pub use row::{IndexRow, Scope};
+pub use row::{IndexEntry, IndexRow};
 pub use sled_index::SledIndex;
 pub(crate) use walk::prefer;
 pub use walk::{Step, Walk};

@@ -9,11 +9,15 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{HotIndex, IndexError, hot::Pair};
+use super::{
+    HotIndex, IndexError,
+    hot::{Pair, Visit},
+    key,
+};
 use crate::limits;
 
 /// Form of rows and keys; a database of another one is started anew.
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 const META_IDENTITY: &[u8] = b"identity";
 const META_ROWS: &[u8] = b"rows";
 /// Lies in a database that a running process gave up; whoever opens it next starts it anew.
@@ -108,18 +112,22 @@ fn pair((key, value): (sled::IVec, sled::IVec)) -> Pair {
 
 impl HotIndex for SledIndex {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
-        if self.rows.insert(key, value).map_err(error)?.is_none() {
+        if self.rows.insert(key, value).map_err(error)?.is_none() && key::is_info(key) {
             self.row_count.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
 
     fn remove(&self, key: &[u8]) -> Result<(), IndexError> {
-        if self.rows.remove(key).map_err(error)?.is_some() {
+        if self.rows.remove(key).map_err(error)?.is_some() && key::is_info(key) {
             let less = |n: u64| Some(n.saturating_sub(1));
             let _ = self.row_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
         Ok(())
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        Ok(self.rows.get(key).map_err(error)?.map(|value| value.to_vec()))
     }
 
     fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
@@ -128,6 +136,16 @@ impl HotIndex for SledIndex {
 
     fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
         self.rows.range(key..).next().transpose().map(|p| p.map(pair)).map_err(error)
+    }
+
+    fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError> {
+        for row in self.rows.range(from..) {
+            let (key, value) = row.map_err(error)?;
+            if !visit(&key, &value)? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn len(&self) -> u64 {

@@ -4,7 +4,12 @@ use kvasir_types::{ModelId, TokenChain};
 use proptest::prelude::*;
 
 use super::*;
-use crate::index::MemoryIndex;
+use std::sync::Arc;
+
+use crate::index::{
+    IndexEntry, MemoryIndex, Visit,
+    place::{self, Lines},
+};
 
 const ROOT: [u8; 32] = [9; 32];
 
@@ -13,36 +18,66 @@ fn scope() -> Scope {
 }
 
 /// A chunk of the context `tokens[..end]`, from `start` on.
-fn row(tokens: &[u32], start: usize, end: usize, object: u8) -> IndexRow {
+fn row(tokens: &[u32], start: usize, end: usize, object: u8) -> IndexEntry {
     let chain = TokenChain::new(ROOT.into(), &tokens[..end]);
     let blocks = &chain.blocks()[start / BLOCK_TOKENS..];
-    IndexRow {
+    IndexEntry {
         parent_hash: chain.prefix_hash(start).expect("starts at a block"),
-        blocks: IndexRow::short_blocks(blocks.iter().map(|b| &b.as_bytes()[..])),
-        seq_hash: blocks[blocks.len() - 1],
-        object_digest: [object; 32].into(),
-        profile_hash: [0; 32].into(),
-        first_position: start as u64,
-        token_count: (end - start) as u32,
-        kl_beneath: 0.0,
-        head_bytes: 1,
-        object_bytes: 2,
-        level_bytes: vec![2],
+        blocks: IndexEntry::short_blocks(blocks.iter().map(|b| &b.as_bytes()[..])),
+        row: Arc::new(IndexRow {
+            seq_hash: blocks[blocks.len() - 1],
+            object_digest: [object; 32].into(),
+            profile_hash: [0; 32].into(),
+            first_position: start as u64,
+            token_count: (end - start) as u32,
+            kl_beneath: 0.0,
+            head_bytes: 1,
+            object_bytes: 2,
+            level_bytes: vec![2],
+        }),
     }
 }
 
-fn insert(index: &MemoryIndex, row: &IndexRow) {
-    let key = row.key(scope());
-    index.put(&key, &row.value(&key)).expect("memory");
+/// An index with what it remembers of lines.
+struct Rows<T> {
+    index: T,
+    lines: Lines,
+}
+
+impl<T: HotIndex> Rows<T> {
+    fn new(index: T) -> Self {
+        Self { index, lines: Lines::new() }
+    }
+
+    fn insert(&self, entry: &IndexEntry) {
+        place::insert(&self.index, &self.lines, scope(), entry).expect("memory");
+    }
+
+    fn remove(&self, entry: &IndexEntry) {
+        place::remove(&self.index, &self.lines, scope(), entry).expect("memory");
+    }
+
+    fn walk(&self, blocks: &[SeqHash]) -> Walk {
+        walk(&self.index, &self.lines, scope(), &ROOT, blocks, &|_| true).expect("memory")
+    }
+
+    fn walk_chunks(&self, ids: &[SeqHash]) -> Vec<IndexRow> {
+        walk_chunks(&self.index, &self.lines, scope(), &ROOT, ids, &|_| true).expect("memory")
+    }
+
+    /// As after a restart.
+    fn forget_lines(&mut self) {
+        self.lines = Lines::new();
+    }
 }
 
 /// Longest match by trying everything.
-fn exhaustive(rows: &[IndexRow], parent: &[u8; 32], blocks: &[SeqHash]) -> usize {
+fn exhaustive(rows: &[IndexEntry], parent: &[u8; 32], blocks: &[SeqHash]) -> usize {
     let mut best = 0;
     for row in rows.iter().filter(|r| r.parent_hash == *parent) {
         let common = row.blocks.iter().zip(blocks).take_while(|(a, b)| **a == short(b.as_bytes())).count();
         let whole = common == row.blocks.len();
-        let after = if whole { exhaustive(rows, row.seq_hash.as_bytes(), &blocks[common..]) } else { 0 };
+        let after = if whole { exhaustive(rows, row.row.seq_hash.as_bytes(), &blocks[common..]) } else { 0 };
         best = best.max(common + after);
     }
     best
@@ -57,7 +92,7 @@ fn any_context() -> impl Strategy<Value = Vec<u32>> {
     })
 }
 
-fn any_rows() -> impl Strategy<Value = Vec<IndexRow>> {
+fn any_rows() -> impl Strategy<Value = Vec<IndexEntry>> {
     let one =
         (any_context(), any::<prop::sample::Index>(), any::<u8>()).prop_map(|(tokens, start, object)| {
             let start = start.index(tokens.len().div_ceil(BLOCK_TOKENS)) * BLOCK_TOKENS;
@@ -70,17 +105,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
     #[test]
     fn finds_what_an_exhaustive_search_finds(rows in any_rows(), query in any_context()) {
-        let index = MemoryIndex::default();
-        rows.iter().for_each(|row| insert(&index, row));
+        let index = Rows::new(MemoryIndex::default());
+        rows.iter().for_each(|row| index.insert(row));
         let chain = TokenChain::new(ROOT.into(), &query);
-        let walk = walk(&index, scope(), &ROOT, chain.blocks(), &|_| true).expect("memory");
+        let walk = index.walk(chain.blocks());
         prop_assert_eq!(walk.matched_blocks(), exhaustive(&rows, &ROOT, chain.blocks()));
         // And its steps are a chain of the request's own blocks.
         let (mut at, mut parent) = (0, ROOT);
         for (i, step) in walk.steps.iter().enumerate() {
             prop_assert_eq!(step.first_block, at);
-            prop_assert_eq!(step.row.parent_hash, parent);
-            prop_assert!(i + 1 == walk.steps.len() || step.matched_blocks == step.row.blocks.len());
+            let entry = rows.iter().find(|entry| *entry.row == step.row && entry.parent_hash == parent);
+            prop_assert!(entry.is_some(), "one of the rows, after the one before");
+            prop_assert!(i + 1 == walk.steps.len() || step.matched_blocks == step.row.block_count());
             at += step.matched_blocks;
             parent = *chain.blocks()[at - 1].as_bytes();
         }
@@ -88,13 +124,73 @@ proptest! {
     }
 
     #[test]
-    fn rows_of_dead_objects_are_skipped_and_removed(rows in any_rows(), query in any_context()) {
-        let index = MemoryIndex::default();
-        rows.iter().for_each(|row| insert(&index, row));
-        let alive = |row: &IndexRow| row.object_digest.as_bytes()[0].is_multiple_of(2);
-        let living: Vec<_> = rows.iter().filter(|row| alive(row)).cloned().collect();
+    fn restarts_give_no_false_matches_and_lose_none_where_there_are_no_siblings(
+        rows in any_rows(), query in any_context(), restarts in prop::collection::vec(0usize..40, 0..4),
+    ) {
+        let mut index = Rows::new(MemoryIndex::default());
+        let mut parents = std::collections::HashSet::new();
+        let rows: Vec<_> = rows.into_iter().filter(|row| parents.insert(row.parent_hash)).collect();
+        for (i, row) in rows.iter().enumerate() {
+            if restarts.contains(&i) {
+                index.forget_lines();
+            }
+            index.insert(row);
+        }
         let chain = TokenChain::new(ROOT.into(), &query);
-        let walk = walk(&index, scope(), &ROOT, chain.blocks(), &alive).expect("memory");
+        prop_assert_eq!(index.walk(chain.blocks()).matched_blocks(), exhaustive(&rows, &ROOT, chain.blocks()));
+    }
+
+    #[test]
+    fn by_their_ids_the_same_chunks_are_found(rows in any_rows(), query in any_context()) {
+        let index = Rows::new(MemoryIndex::default());
+        rows.iter().for_each(|row| index.insert(row));
+        let chain = TokenChain::new(ROOT.into(), &query);
+        let walk = index.walk(chain.blocks());
+        let whole = |step: &&Step| step.matched_blocks == step.row.block_count();
+        let steps: Vec<_> = walk.steps.iter().take_while(whole).map(|step| step.row.clone()).collect();
+        let mut ids: Vec<_> = steps.iter().map(|row| row.seq_hash).collect();
+        ids.push([0xee; 32].into());
+        let found = index.walk_chunks(&ids);
+        prop_assert_eq!(found.len(), steps.len());
+        for (found, step) in found.iter().zip(&steps) {
+            prop_assert_eq!(found.seq_hash, step.seq_hash);
+        }
+    }
+
+    #[test]
+    fn removed_rows_are_gone_and_what_comes_back_is_found(
+        rows in any_rows(), order in prop::collection::vec(any::<prop::sample::Index>(), 0..40), query in any_context(),
+    ) {
+        prop_assume!(!rows.is_empty());
+        let index = Rows::new(MemoryIndex::default());
+        rows.iter().for_each(|row| index.insert(row));
+        let chain = TokenChain::new(ROOT.into(), &query);
+        let found = || index.walk(chain.blocks()).matched_blocks();
+        let same = |a: &IndexEntry, b: &IndexEntry| {
+            (a.parent_hash, a.row.seq_hash, a.row.object_digest) == (b.parent_hash, b.row.seq_hash, b.row.object_digest)
+        };
+        let mut left = rows.clone();
+        for at in &order {
+            let gone = at.get(&rows);
+            index.remove(gone);
+            left.retain(|entry| !same(entry, gone));
+            // Children whose parent went are unreachable, here as in the search.
+            prop_assert_eq!(found(), exhaustive(&left, &ROOT, chain.blocks()));
+        }
+        rows.iter().rev().for_each(|row| index.insert(row));
+        prop_assert_eq!(found(), exhaustive(&rows, &ROOT, chain.blocks()));
+        rows.iter().for_each(|row| index.remove(row));
+        prop_assert_eq!(index.index.len(), 0);
+    }
+
+    #[test]
+    fn rows_of_dead_objects_are_skipped_and_removed(rows in any_rows(), query in any_context()) {
+        let index = Rows::new(MemoryIndex::default());
+        rows.iter().for_each(|row| index.insert(row));
+        let alive = |row: &IndexRow| row.object_digest.as_bytes()[0].is_multiple_of(2);
+        let living: Vec<_> = rows.iter().filter(|entry| alive(&entry.row)).cloned().collect();
+        let chain = TokenChain::new(ROOT.into(), &query);
+        let walk = walk(&index.index, &index.lines, scope(), &ROOT, chain.blocks(), &alive).expect("memory");
         prop_assert_eq!(walk.matched_blocks(), exhaustive(&living, &ROOT, chain.blocks()));
     }
 }
@@ -105,9 +201,9 @@ fn the_preferred_object_does_not_depend_on_the_order_of_arrival() {
     let objects: Vec<_> = [3u8, 1, 2].map(|o| row(&tokens, 0, 64, o)).into();
     let chain = TokenChain::new(ROOT.into(), &tokens);
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
-        let index = MemoryIndex::default();
-        order.iter().for_each(|&i: &usize| insert(&index, &objects[i]));
-        let walk = walk(&index, scope(), &ROOT, chain.blocks(), &|_| true).expect("memory");
+        let index = Rows::new(MemoryIndex::default());
+        order.iter().for_each(|&i: &usize| index.insert(&objects[i]));
+        let walk = index.walk(chain.blocks());
         assert_eq!(walk.steps[0].row.object_digest, [1; 32].into());
     }
 }
@@ -115,26 +211,56 @@ fn the_preferred_object_does_not_depend_on_the_order_of_arrival() {
 #[test]
 fn another_tenant_s_rows_are_not_met() {
     let tokens = vec![5; 64];
-    let index = MemoryIndex::default();
-    insert(&index, &row(&tokens, 0, 64, 1));
+    let index = Rows::new(MemoryIndex::default());
+    index.insert(&row(&tokens, 0, 64, 1));
     let chain = TokenChain::new(ROOT.into(), &tokens);
     let other = Scope::new(&"u".parse().expect("a name"), &ModelId::from([1; 32]));
-    assert_eq!(walk(&index, other, &ROOT, chain.blocks(), &|_| true).expect("memory"), Walk::default());
+    assert_eq!(
+        walk(&index.index, &index.lines, other, &ROOT, chain.blocks(), &|_| true).expect("memory"),
+        Walk::default()
+    );
 }
 
 #[test]
 fn seeks_do_not_grow_with_the_number_of_siblings() {
-    let index = CountingIndex::default();
+    let index = Rows::new(CountingIndex::default());
     let shared = vec![7; 8 * BLOCK_TOKENS];
     for i in 0..2_000u32 {
         let tokens = [&shared[..], &[i; 8 * BLOCK_TOKENS]].concat();
-        insert(&index.rows, &row(&tokens, 0, tokens.len(), 1));
+        index.insert(&row(&tokens, 0, tokens.len(), 1));
     }
     let query = [&shared[..], &[9_999; 64]].concat();
     let chain = TokenChain::new(ROOT.into(), &query);
-    let walk = walk(&index, scope(), &ROOT, chain.blocks(), &|_| true).expect("memory");
+    index.index.seeks.store(0, std::sync::atomic::Ordering::Relaxed);
+    let walk = index.walk(chain.blocks());
     assert_eq!(walk.matched_blocks(), 8);
-    assert!(index.seeks.load(std::sync::atomic::Ordering::Relaxed) <= 6);
+    assert!(index.index.seeks.load(std::sync::atomic::Ordering::Relaxed) <= 8);
+}
+
+#[test]
+fn a_long_context_is_a_few_seeks_and_a_scan() {
+    let index = Rows::new(CountingIndex::default());
+    // Conversations that share their first chunk; and one that is alone.
+    for conversation in 0..20u32 {
+        let tokens: Vec<u32> =
+            (0..64 * 32).map(|i| if i < 32 { i } else { i ^ (conversation << 16) }).collect();
+        for chunk in 0..64 {
+            index.insert(&row(&tokens[..(chunk + 1) * 32], chunk * 32, (chunk + 1) * 32, 1));
+        }
+    }
+    for conversation in [0, 1, 19u32] {
+        let tokens: Vec<u32> =
+            (0..64 * 32).map(|i| if i < 32 { i } else { i ^ (conversation << 16) }).collect();
+        let chain = TokenChain::new(ROOT.into(), &tokens);
+        let seeks = || index.index.seeks.swap(0, std::sync::atomic::Ordering::Relaxed);
+        seeks();
+        let walk = index.walk(chain.blocks());
+        assert_eq!((walk.steps.len(), walk.whole_blocks), (64, 128));
+        assert!(seeks() <= 16, "conversation {conversation}");
+        let ids: Vec<_> = walk.steps.iter().map(|step| step.row.seq_hash).collect();
+        assert_eq!(index.walk_chunks(&ids).len(), 64);
+        assert!(seeks() <= 5, "conversation {conversation}, by ids");
+    }
 }
 
 #[derive(Debug, Default)]
@@ -149,6 +275,13 @@ impl HotIndex for CountingIndex {
     }
     fn remove(&self, key: &[u8]) -> Result<(), IndexError> {
         self.rows.remove(key)
+    }
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        self.rows.get(key)
+    }
+    fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError> {
+        self.seeks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.rows.scan(from, visit)
     }
     fn below(&self, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>, IndexError> {
         self.seeks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
