@@ -253,3 +253,65 @@ async fn clients_without_a_certificate_are_refused_where_a_client_ca_is_set() {
     assert!(answer(None).await.is_err());
     assert!(answer(Some(&other)).await.is_err());
 }
+
+#[tokio::test]
+async fn chunks_of_a_tenant_with_a_key_are_sealed_in_the_store_and_open_for_it_alone() {
+    let directory = TempDir::new().expect("a directory");
+    let keys_file = directory.path().join("keys.toml");
+    let key = |id: &str, digit: &str| {
+        format!("[[key]]\ntenant = \"default\"\nid = \"{id}\"\nkey = \"{}\"\n", digit.repeat(64))
+    };
+    std::fs::write(&keys_file, key("one", "1")).expect("writes");
+    let store =
+        StoreConfig::new(format!("file://{}/store", directory.path().display()).parse().expect("a url"));
+    let start = async |cache: &str| {
+        let keys_file = keys_file.clone();
+        Service::start_with(store.clone(), &directory.path().join(cache), |config| {
+            config.keys_file = Some(keys_file)
+        })
+        .await
+    };
+    let service = start("a").await;
+    let (model_id, root) = service.prepare("n").await;
+    let context = chunks::context(root, &chunks::tokens(1, 3_500), 1536, 60_000);
+    for chunk in &context {
+        assert_eq!(service.put(&model_id, chunk).await.status(), StatusCode::CREATED);
+    }
+    let read = async |service: &Service| {
+        for chunk in &context {
+            let path = routes::chunk_object(&model_id, &chunk.seq_hash, &chunk.object_digest);
+            assert_eq!(service.get(&path, &[]).await.bytes().await.expect("reads"), chunk.bytes);
+            let part = service.get(&path, &[("range", "bytes=20000-50000")]).await;
+            assert_eq!(part.bytes().await.expect("reads"), chunk.bytes[20_000..=50_000]);
+        }
+    };
+    read(&service).await;
+    service.stop().await;
+    // Nothing under the whole directory has the bytes of a chunk: not the store, and not the hot tier.
+    let piece = &context[0].bytes[10_000..10_032];
+    let mut files = vec![directory.path().to_owned()];
+    while let Some(path) = files.pop() {
+        if path.is_dir() {
+            files.extend(
+                std::fs::read_dir(&path).expect("lists").map(|entry| entry.expect("an entry").path()),
+            );
+        } else {
+            let bytes = std::fs::read(&path).expect("reads");
+            assert!(
+                !bytes.windows(piece.len()).any(|window| window == piece),
+                "{} has it open",
+                path.display()
+            );
+        }
+    }
+    // A new wrapping key, another replica without an index; then without the old key.
+    for (cache, text) in [("b", key("one", "1") + &key("two", "2")), ("c", key("two", "2"))] {
+        std::fs::write(&keys_file, text).expect("writes");
+        let service = start(cache).await;
+        service.prepare("n").await;
+        let found = service.lookup_tokens(model_id, &chunks::tokens(1, 3_500)).await;
+        assert_eq!(found.matched_tokens, 3_500);
+        read(&service).await;
+        service.stop().await;
+    }
+}

@@ -8,6 +8,7 @@
 //! {root}/1/t/{tenant}/x/{context_id}/{version}.json                   named contexts
 //! {root}/1/t/{tenant}/u/{upload_id}/{model_id}/{seq_hash}/{announced}   direct uploads before their commit
 //! {root}/1/t/{tenant}/n/{namespace}                                   namespaces that were asked for
+//! {root}/1/t/{tenant}/k/{key_id}/{wrapping_key}                        the tenant's keys, wrapped (sealed chunks end in .kvs)
 //! {root}/1/t/{tenant}/salt                                            start of the tenant's token chains
 //! {root}/1/t/{tenant}/salts/{hex}                                     proposals for it, without conditional creates
 //! {root}/1/j/{replica}/{n}                                            journal batches
@@ -63,6 +64,15 @@ pub enum Key {
         tenant: Name,
         /// The namespace.
         namespace: Name,
+    },
+    /// A tenant key, wrapped by a key of the key service.
+    TenantKey {
+        /// Whose.
+        tenant: Name,
+        /// Which.
+        id: [u8; 16],
+        /// By which key it is wrapped.
+        wrapped_by: Name,
     },
     /// The salt of a tenant's chains.
     Salt {
@@ -157,6 +167,9 @@ impl Layout {
                     ObjectDigest::from(upload.sha256)
                 )),
             Key::Namespace { tenant, namespace } => self.namespaces_prefix(tenant).join(namespace.as_str()),
+            Key::TenantKey { tenant, id, wrapped_by } => {
+                self.tenant_keys_prefix(tenant).join(hex16(id)).join(wrapped_by.as_str())
+            }
             Key::Salt { tenant } => self.tenant(tenant).join("salt"),
             Key::SaltProposal { tenant, salt } => {
                 self.salts_prefix(tenant).join(RootHash::from(*salt).to_string())
@@ -197,6 +210,11 @@ impl Layout {
             ["t", tenant, "n", namespace] => {
                 Key::Namespace { tenant: tenant.parse().ok()?, namespace: namespace.parse().ok()? }
             }
+            ["t", tenant, "k", id, wrapped_by] => Key::TenantKey {
+                tenant: tenant.parse().ok()?,
+                id: u128::from_str_radix(id, 16).ok()?.to_be_bytes(),
+                wrapped_by: wrapped_by.parse().ok()?,
+            },
             ["t", tenant, "salt"] => Key::Salt { tenant: tenant.parse().ok()? },
             ["t", tenant, "salts", salt] => Key::SaltProposal {
                 tenant: tenant.parse().ok()?,
@@ -276,6 +294,11 @@ impl Layout {
         self.tenant(tenant).join("salts")
     }
 
+    /// All wrapped keys of a tenant.
+    pub fn tenant_keys_prefix(&self, tenant: &Name) -> Path {
+        self.tenant(tenant).join("k")
+    }
+
     /// All journals.
     pub fn journal_prefix(&self) -> Path {
         self.base.clone().join("j")
@@ -294,6 +317,10 @@ impl Layout {
     fn model(&self, tenant: &Name, model_id: &ModelId) -> Path {
         self.tenant(tenant).join("m").join(model_id.to_string())
     }
+}
+
+fn hex16(id: &[u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(*id))
 }
 
 fn chunk_key(tenant: &str, model: &str, seq: &str, object: &str) -> Option<ChunkKey> {
@@ -361,6 +388,11 @@ mod tests {
                 Key::Upload(UploadKey { chunk, upload_id: Uuid::from_u128(upload), bytes, sha256 })
             }),
             (any_name(), any_name()).prop_map(|(tenant, namespace)| Key::Namespace { tenant, namespace }),
+            (any_name(), any::<[u8; 16]>(), any_name()).prop_map(|(tenant, id, wrapped_by)| Key::TenantKey {
+                tenant,
+                id,
+                wrapped_by
+            }),
             any_name().prop_map(|tenant| Key::Salt { tenant }),
             (any_name(), id()).prop_map(|(tenant, salt)| Key::SaltProposal { tenant, salt }),
             (any_name(), any::<u64>()).prop_map(|(replica, n)| Key::Journal { replica, n }),

@@ -25,6 +25,7 @@ mod rebuild;
 mod registry;
 mod removal;
 mod scrub;
+pub mod seal;
 mod secret;
 mod spool;
 mod storage;

@@ -155,3 +155,7 @@ pub const HOT_NOTED_MAX: usize = 65_536;
 pub const HOT_REQUEST_SECONDS_MAX: f64 = 300.0;
 /// Departures from the hot tier that are remembered for `explain`: ~100 bytes each.
 pub const HOT_DEPARTURES_KEPT: usize = 16_384;
+/// Keys of a keys file.
+pub const SEAL_KEYS_MAX: usize = 100_000;
+/// Fronts of sealed objects kept in memory, about 400 bytes each.
+pub const SEAL_FRONTS_MAX: usize = 1 << 16;

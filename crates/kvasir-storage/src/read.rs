@@ -88,7 +88,7 @@ impl Storage {
         range: ByteRange,
         hint: &RequestHint,
     ) -> Result<ObjectRead, StorageError> {
-        match &self.hot {
+        match self.hot_of(&key.tenant) {
             Some(hot) => self.read_hot(hot, key, range, hint).await,
             None => self.read_store(key, range).await,
         }

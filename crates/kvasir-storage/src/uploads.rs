@@ -27,12 +27,14 @@ use crate::{
 
 impl Storage {
     /// Whether clients may reach the store directly.
-    pub fn is_direct(&self) -> bool {
-        self.presigner().is_ok()
+    pub fn is_direct(&self, tenant: &Name) -> bool {
+        self.presigner(tenant).is_ok()
     }
 
-    fn presigner(&self) -> Result<&Presigner, StorageError> {
+    fn presigner(&self, tenant: &Name) -> Result<&Presigner, StorageError> {
         let reason = match &self.store.presigner {
+            // Clients hold no keys.
+            _ if self.store.seals(tenant) => "the tenant's objects are encrypted at rest",
             _ if !self.settings.direct.enabled => "the direct path is switched off (direct.enabled)",
             None => "this kind of store has no presigned URLs",
             Some(presigner) => return Ok(presigner),
@@ -48,7 +50,7 @@ impl Storage {
     pub async fn direct_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
         let life = self.settings.direct.url_ttl;
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
-        let url = self.presigner()?.get(&path, life).await;
+        let url = self.presigner(&key.tenant)?.get(&path, life).await;
         let url = url.map_err(StorageError::store("signing a URL"))?;
         Ok((url.into(), life.as_secs()))
     }
@@ -79,7 +81,7 @@ impl Storage {
         tenant: &Name,
         request: &UploadRequest,
     ) -> Result<UploadTicket, StorageError> {
-        let presigner = self.presigner()?;
+        let presigner = self.presigner(tenant)?;
         self.model(tenant, &request.model_id).await?;
         let limit = self.settings.chunk_bytes_max;
         if request.bytes < HEADER_BYTES as u64 {
@@ -126,7 +128,7 @@ impl Storage {
         tenant: &Name,
         upload_id: Uuid,
     ) -> Result<StoredChunk, StorageError> {
-        let presigner = self.presigner()?;
+        let presigner = self.presigner(tenant)?;
         let again = (tenant.clone(), upload_id);
         if let Some(stored) = self.committed.get(&again) {
             return Ok(StoredChunk { created: false, ..stored });

@@ -31,6 +31,8 @@ pub struct Config {
     pub auth: AuthConfig,
     /// Certificates; none: plain HTTP.
     pub tls: Option<TlsConfig>,
+    /// Keys of encryption at rest; none: nothing is encrypted.
+    pub keys_file: Option<PathBuf>,
     /// The object store.
     pub store: StoreConfig,
     /// What lives on the replica's own disk.
@@ -151,6 +153,7 @@ impl Default for Config {
             },
             auth: AuthConfig { tenants_file: None, jwt: None, failures_per_minute: 30 },
             tls: None,
+            keys_file: None,
             store: StoreConfig::new(url),
             cache: CacheConfig {
                 directory: "kvasir-data".into(),

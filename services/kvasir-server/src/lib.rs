@@ -5,6 +5,7 @@ mod auth;
 mod background;
 mod config;
 mod handlers;
+mod keys;
 mod limits;
 mod metrics;
 mod quota;
@@ -19,5 +20,6 @@ pub use config::{
     AuthConfig, CacheConfig, Config, ConfigError, EXIT_CONFIG, GcConfig, JournalConfig, JwtConfig, Layers,
     LogConfig, LogFormat, Mistake, SETTINGS, ServerConfig, Setting, TlsConfig, USAGE,
 };
+pub use keys::KeysError;
 pub use server::{RunError, listen, rebuild_index, run, shutdown_signal};
 pub use tls::TlsError;

@@ -27,7 +27,9 @@ use tower::{Service, ServiceExt};
 use crate::{
     Config,
     auth::{AuthError, Authority, Peer},
-    background, handlers, limits,
+    background, handlers,
+    keys::{Keys, KeysError},
+    limits,
     metrics::Metrics,
     state::AppState,
     tls::{Tls, TlsError},
@@ -54,6 +56,9 @@ pub enum RunError {
     /// Certificates that cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// Keys that cannot be read.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     /// The store's settings are impossible.
     #[error(transparent)]
     Store(#[from] OpenError),
@@ -114,8 +119,9 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new());
     let authority = Authority::open(&config.auth)?;
     let tls = config.tls.as_ref().map(Tls::open).transpose()?;
-    let state = AppState::new(Arc::clone(&metrics), authority, tls);
-    let store = OpenStore::open(&config.store, metrics)?;
+    let keys = config.keys_file.as_deref().map(Keys::open).transpose()?;
+    let state = AppState::new(Arc::clone(&metrics), authority, tls, keys);
+    let store = open_store(&config, metrics, state.keys())?;
     let index = open_index(&config, &store)?;
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
     warn_of_openness(&config, address);
@@ -142,7 +148,8 @@ pub async fn rebuild_index(
     config: &Config,
     progress: impl FnMut(RebuildProgress),
 ) -> Result<RebuildProgress, RunError> {
-    let store = OpenStore::open(&config.store, Arc::new(Metrics::new()))?;
+    let keys = config.keys_file.as_deref().map(Keys::open).transpose()?;
+    let store = open_store(config, Arc::new(Metrics::new()), keys.as_ref())?;
     let index = open_index(config, &store)?;
     let abilities = store.probe().await.map_err(|e| RunError::Rebuild(e.to_string()))?;
     let storage = Storage::new(store, abilities, index, config.storage.clone());
@@ -166,6 +173,14 @@ fn warn_of_openness(config: &Config, address: SocketAddr) {
         }
         _ => {}
     }
+}
+
+fn open_store(config: &Config, metrics: Arc<Metrics>, keys: Option<&Keys>) -> Result<OpenStore, OpenError> {
+    let store = OpenStore::open(&config.store, metrics)?;
+    Ok(match keys {
+        Some(keys) => store.sealed(Arc::new(keys.clone())),
+        None => store,
+    })
 }
 
 fn open_index(config: &Config, store: &OpenStore) -> Result<Index, RunError> {

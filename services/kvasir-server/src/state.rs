@@ -8,7 +8,7 @@ use std::sync::{
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::Storage;
 
-use crate::{auth::Authority, handlers::ApiError, metrics::Metrics, quota::Meters, tls::Tls};
+use crate::{auth::Authority, handlers::ApiError, keys::Keys, metrics::Metrics, quota::Meters, tls::Tls};
 
 /// Shared state; cheap to clone.
 #[derive(Debug, Clone)]
@@ -23,13 +23,19 @@ struct Inner {
     authority: Authority,
     meters: Meters,
     tls: Option<Tls>,
+    keys: Option<Keys>,
 }
 
 impl AppState {
-    pub(crate) fn new(metrics: Arc<Metrics>, authority: Authority, tls: Option<Tls>) -> Self {
+    pub(crate) fn new(
+        metrics: Arc<Metrics>,
+        authority: Authority,
+        tls: Option<Tls>,
+        keys: Option<Keys>,
+    ) -> Self {
         let draining = AtomicBool::new(false);
         let storage = OnceLock::new();
-        Self(Arc::new(Inner { metrics, storage, draining, authority, meters: Meters::default(), tls }))
+        Self(Arc::new(Inner { metrics, storage, draining, authority, meters: Meters::default(), tls, keys }))
     }
 
     pub(crate) fn authority(&self) -> &Authority {
@@ -44,11 +50,19 @@ impl AppState {
         self.0.tls.as_ref()
     }
 
-    /// Takes in changed files of credentials and certificates; blocks on the disk.
+    /// Keys of encryption at rest.
+    pub(crate) fn keys(&self) -> Option<&Keys> {
+        self.0.keys.as_ref()
+    }
+
+    /// Takes in changed files of credentials, keys and certificates; blocks on the disk.
     pub(crate) fn reload(&self) {
         self.0.authority.reload();
         if let Some(tls) = &self.0.tls {
             tls.reload();
+        }
+        if let Some(keys) = &self.0.keys {
+            keys.reload();
         }
     }
 

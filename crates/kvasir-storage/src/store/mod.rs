@@ -1,6 +1,7 @@
 //! Opening an object store from a typed configuration, and what it was found able to do.
 //!
-//! Decorators, innermost first: backend (its own retries off) ← [`ObservedStore`] ← [`ResilientStore`].
+//! Decorators, innermost first: backend (its own retries off) ← [`ObservedStore`] ← [`ResilientStore`] ← `SealedStore`,
+//! where tenants have keys.
 
 mod body;
 mod breaker;
@@ -15,6 +16,7 @@ mod verdict;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
+use kvasir_types::Name;
 use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory, path::Path};
 use url::Url;
 
@@ -24,6 +26,7 @@ use crate::{
     limits,
     observe::{ObservedStore, StoreObserver},
     presign::Presigner,
+    seal::{KeyService, SealedStore},
     secret::Secret,
 };
 
@@ -142,6 +145,8 @@ pub struct OpenStore {
     pub identity: [u8; 32],
     /// Signs URLs, where the backend has such.
     pub presigner: Option<Presigner>,
+    /// Keys of tenants whose objects are sealed.
+    pub keys: Option<Arc<dyn KeyService>>,
 }
 
 impl OpenStore {
@@ -175,6 +180,18 @@ impl OpenStore {
         }
     }
 
+    /// Seals chunk objects of the tenants that `keys` has a key for. They have no direct path: clients hold no keys.
+    #[must_use]
+    pub fn sealed(self, keys: Arc<dyn KeyService>) -> Self {
+        let store = SealedStore::new(Arc::clone(&self.store), self.layout.clone(), Arc::clone(&keys));
+        Self { store: Arc::new(store), keys: Some(keys), ..self }
+    }
+
+    /// Whether chunk objects of `tenant` are sealed.
+    pub fn seals(&self, tenant: &Name) -> bool {
+        self.keys.as_ref().is_some_and(|keys| keys.current(tenant).is_some())
+    }
+
     /// Wraps a backend that exists already: tests and fault injection.
     pub fn with<T: ObjectStore>(
         backend: T,
@@ -193,6 +210,7 @@ impl OpenStore {
             kind,
             identity: *blake3::hash(identity.as_bytes()).as_bytes(),
             presigner: None,
+            keys: None,
         }
     }
 }

@@ -260,6 +260,13 @@ pub const SETTINGS: &[Setting] = &[
         get: |c| c.tls.as_ref().and_then(|tls| tls.client_ca_file.as_deref()).and_then(path_text),
     },
     Setting {
+        key: "encryption.keys_file",
+        help: "Keys of tenants whose chunks are encrypted at rest, as TOML; read again when it changes.",
+        example: "\"/etc/kvasir/keys.toml\"",
+        set: |c, t| path(c.keys_file.insert(PathBuf::new()), t),
+        get: |c| c.keys_file.as_deref().and_then(path_text),
+    },
+    Setting {
         key: "store.url",
         help: "The object store: file:///path or s3://bucket/prefix (memory:// for tests). Required.",
         example: "\"file:///var/lib/kvasir/store\"",

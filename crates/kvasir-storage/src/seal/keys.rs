@@ -1,0 +1,192 @@
+//! Where wrapping keys live: a key management service, or a file.
+
+use std::{collections::HashMap, fmt};
+
+use async_trait::async_trait;
+use kvasir_types::Name;
+use serde::Deserialize;
+use zeroize::Zeroizing;
+
+use super::{front, segments::KeyBytes};
+use crate::limits;
+
+/// Wraps and unwraps the keys of tenants. The wrapping keys never leave it.
+#[async_trait]
+pub trait KeyService: fmt::Debug + Send + Sync {
+    /// The key that wraps what is new of `tenant`; none: its objects are not sealed.
+    fn current(&self, tenant: &Name) -> Option<Name>;
+
+    /// `key`, 32 bytes, wrapped by the tenant's key `id` and bound to `context`.
+    ///
+    /// # Errors
+    /// [`KeyServiceError`].
+    async fn wrap(
+        &self,
+        tenant: &Name,
+        id: &Name,
+        key: &[u8; 32],
+        context: &[u8],
+    ) -> Result<Vec<u8>, KeyServiceError>;
+
+    /// What [`wrap`](Self::wrap) took.
+    ///
+    /// # Errors
+    /// [`KeyServiceError`].
+    async fn unwrap(
+        &self,
+        tenant: &Name,
+        id: &Name,
+        wrapped: &[u8],
+        context: &[u8],
+    ) -> Result<KeyBytes, KeyServiceError>;
+}
+
+/// A key that cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyServiceError {
+    /// Not there any more, or never was.
+    #[error(
+        "the key {id} of tenant {tenant} is not there; put it back where it was, or the objects under it stay closed"
+    )]
+    Unknown {
+        /// Whose.
+        tenant: Name,
+        /// Which.
+        id: Name,
+    },
+    /// What was wrapped is damaged, or was wrapped for something else.
+    #[error("a wrapped key of tenant {tenant} does not open under the key {id}")]
+    Damaged {
+        /// Whose.
+        tenant: Name,
+        /// By which.
+        id: Name,
+    },
+}
+
+/// Keys of a TOML file.
+///
+/// ```toml
+/// [[key]]
+/// tenant = "team-a"   # or "*": every tenant without keys of its own
+/// id = "2026-11"
+/// key = "…64 hex digits…"
+/// ```
+///
+/// The last key of a tenant wraps what is new; keep earlier ones until the log says that nothing needs them.
+#[derive(Debug)]
+pub struct FileKeys {
+    keys: HashMap<String, Vec<(Name, Hidden)>>,
+}
+
+struct Hidden(KeyBytes);
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    key: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    tenant: String,
+    id: Name,
+    key: String,
+}
+
+impl FileKeys {
+    /// Reads the text of a keys file.
+    ///
+    /// # Errors
+    /// What is wrong, with the entry.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        Ok(Self { keys: parsed(text)? })
+    }
+
+    fn with<R>(&self, tenant: &Name, then: impl FnOnce(&[(Name, Hidden)]) -> R) -> R {
+        let own = self.keys.get(tenant.as_str()).or_else(|| self.keys.get("*"));
+        then(own.map_or(&[], Vec::as_slice))
+    }
+
+    fn key<R>(
+        &self,
+        tenant: &Name,
+        id: &Name,
+        then: impl FnOnce(&KeyBytes) -> R,
+    ) -> Result<R, KeyServiceError> {
+        let unknown = || KeyServiceError::Unknown { tenant: tenant.clone(), id: id.clone() };
+        self.with(tenant, |keys| {
+            keys.iter().find(|(found, _)| found == id).map(|(_, key)| then(&key.0)).ok_or_else(unknown)
+        })
+    }
+}
+
+fn parsed(text: &str) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
+    let file: File = toml::from_str(text).map_err(|e| format!("is no keys file: {}", e.message()))?;
+    if file.key.len() > limits::SEAL_KEYS_MAX {
+        return Err(format!("has more than {} keys", limits::SEAL_KEYS_MAX));
+    }
+    let mut keys: HashMap<String, Vec<(Name, Hidden)>> = HashMap::new();
+    for Entry { tenant, id, key } in file.key {
+        let of_tenant = |problem: &str| format!("key {id} of {tenant}: {problem}");
+        if tenant != "*" && tenant.parse::<Name>().is_err() {
+            return Err(of_tenant("tenant is no name"));
+        }
+        let mut bytes = Zeroizing::new([0; 32]);
+        let key = Zeroizing::new(key);
+        let digits = key.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(of_tenant("key must be 64 hex digits; `openssl rand -hex 32` makes them"));
+        }
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let digit = |d: u8| char::from(d).to_digit(16).unwrap_or_default() as u8;
+            *byte = digit(pair[0]) << 4 | digit(pair[1]);
+        }
+        let own = keys.entry(tenant.clone()).or_default();
+        if own.iter().any(|(found, _)| *found == id) {
+            return Err(of_tenant("its id is there twice"));
+        }
+        own.push((id, Hidden(bytes)));
+    }
+    Ok(keys)
+}
+
+#[async_trait]
+impl KeyService for FileKeys {
+    fn current(&self, tenant: &Name) -> Option<Name> {
+        self.with(tenant, |keys| keys.last().map(|(id, _)| id.clone()))
+    }
+
+    async fn wrap(
+        &self,
+        tenant: &Name,
+        id: &Name,
+        key: &[u8; 32],
+        context: &[u8],
+    ) -> Result<Vec<u8>, KeyServiceError> {
+        let nonce: [u8; 12] = rand::random();
+        let wrapped = self.key(tenant, id, |by| front::wrap(by, &Zeroizing::new(*key), &nonce, context))?;
+        Ok([&nonce[..], &wrapped].concat())
+    }
+
+    async fn unwrap(
+        &self,
+        tenant: &Name,
+        id: &Name,
+        wrapped: &[u8],
+        context: &[u8],
+    ) -> Result<KeyBytes, KeyServiceError> {
+        let damaged = || KeyServiceError::Damaged { tenant: tenant.clone(), id: id.clone() };
+        let (nonce, wrapped) = wrapped.split_at_checked(12).ok_or_else(damaged)?;
+        self.key(tenant, id, |by| front::unwrap(by, wrapped, nonce, context))?.ok_or_else(damaged)
+    }
+}

@@ -1,0 +1,125 @@
+//! Segments: the arithmetic between plain and sealed offsets, and sealing and opening one.
+
+use std::ops::Range;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use zeroize::Zeroizing;
+
+/// Plain bytes of a segment; the last of an object may be shorter, and is empty in an empty object.
+pub(super) const SEGMENT_BYTES: u64 = 16 << 10;
+/// GCM's tag behind each segment.
+pub(super) const TAG_BYTES: u64 = 16;
+/// What stands before the first segment.
+pub(super) const FRONT_BYTES: u64 = 96;
+const STRIDE: u64 = SEGMENT_BYTES + TAG_BYTES;
+
+/// Bytes of the sealed object for `plain` bytes.
+pub(super) fn sealed_bytes(plain: u64) -> u64 {
+    FRONT_BYTES + plain + plain.div_ceil(SEGMENT_BYTES).max(1) * TAG_BYTES
+}
+
+/// Bytes of the plain object in a sealed one of `sealed` bytes; none where no sealed object has that size.
+pub(super) fn plain_bytes(sealed: u64) -> Option<u64> {
+    let body = sealed.checked_sub(FRONT_BYTES)?;
+    let plain = body.checked_sub(body.div_ceil(STRIDE) * TAG_BYTES)?;
+    (sealed_bytes(plain) == sealed).then_some(plain)
+}
+
+/// The segments that hold a plain range, which is not empty or is at the start of an empty object.
+pub(super) fn covering(plain: &Range<u64>) -> Range<u64> {
+    let first = plain.start / SEGMENT_BYTES;
+    first..plain.end.div_ceil(SEGMENT_BYTES).max(first + 1)
+}
+
+/// Where segments lie in a sealed object of `sealed` bytes.
+pub(super) fn located(segments: &Range<u64>, sealed: u64) -> Range<u64> {
+    let start = |segment: u64| FRONT_BYTES.saturating_add(segment.saturating_mul(STRIDE)).min(sealed);
+    start(segments.start)..start(segments.end)
+}
+
+/// A 256-bit key, forgotten after use.
+pub type KeyBytes = Zeroizing<[u8; 32]>;
+
+/// Seals and opens the segments of one object.
+#[derive(Debug)]
+pub(super) struct Segments {
+    key: LessSafeKey,
+    /// The object's path in the store.
+    place: Vec<u8>,
+}
+
+impl Segments {
+    pub(super) fn new(key: &KeyBytes, place: &str) -> Self {
+        Self { key: gcm(key), place: place.as_bytes().to_vec() }
+    }
+
+    /// Appends `plain` sealed as segment `n` to `out`.
+    pub(super) fn seal(&self, n: u64, last: bool, plain: &[u8], out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(plain);
+        let sealed = &mut out[start..];
+        let tag = self.key.seal_in_place_separate_tag(nonce(n), self.aad(last), sealed);
+        out.extend_from_slice(tag.expect("a segment is far below GCM's limit").as_ref());
+    }
+
+    /// Opens segment `n` in place; none where it is not that segment of this object.
+    pub(super) fn open<'a>(&self, n: u64, last: bool, sealed: &'a mut [u8]) -> Option<&'a [u8]> {
+        self.key.open_in_place(nonce(n), self.aad(last), sealed).ok().map(|plain| &*plain)
+    }
+
+    fn aad(&self, last: bool) -> Aad<Vec<u8>> {
+        Aad::from([self.place.as_slice(), &[u8::from(last)]].concat())
+    }
+}
+
+/// AES-256-GCM under a key.
+pub(super) fn gcm(key: &KeyBytes) -> LessSafeKey {
+    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key[..]).expect("the key has 32 bytes"))
+}
+
+/// The number of a segment as a nonce: the only place where nonces of data keys are made.
+fn nonce(n: u64) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    bytes[NONCE_LEN - 8..].copy_from_slice(&n.to_be_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn sizes_are_inverse(plain in 0u64..1 << 40) {
+            prop_assert_eq!(plain_bytes(sealed_bytes(plain)), Some(plain));
+        }
+
+        #[test]
+        fn no_two_plain_sizes_share_a_sealed_one(sealed in 0u64..200_000) {
+            if let Some(plain) = plain_bytes(sealed) {
+                prop_assert_eq!(sealed_bytes(plain), sealed);
+            }
+        }
+
+        #[test]
+        fn covering_segments_hold_the_range(start in 0u64..100_000, length in 1u64..100_000) {
+            let range = start..start + length;
+            let segments = covering(&range);
+            prop_assert!(segments.start * SEGMENT_BYTES <= range.start);
+            prop_assert!(segments.end * SEGMENT_BYTES >= range.end);
+            prop_assert!((segments.end - 1) * SEGMENT_BYTES < range.end);
+        }
+    }
+
+    /// Computed by another implementation (Python's `cryptography`): key 00..1f, nonce 7, AAD "a/b\x01".
+    #[test]
+    fn a_known_answer() {
+        let key = Zeroizing::new(std::array::from_fn(|i| i as u8));
+        let mut sealed = Vec::new();
+        Segments::new(&key, "a/b").seal(7, true, b"kvasir", &mut sealed);
+        let hex: String = sealed.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "8b1b726c7e65c54c6d71e5089c5286cfcec39dd093a6");
+    }
+}

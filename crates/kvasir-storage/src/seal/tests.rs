@@ -1,0 +1,208 @@
+use std::sync::Arc;
+
+use futures::TryStreamExt;
+use kvasir_types::Name;
+use object_store::{
+    GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload,
+    memory::InMemory, path::Path,
+};
+use proptest::prelude::*;
+
+use super::{FileKeys, SealedStore, segments};
+use crate::layout::{ChunkKey, Key, Layout};
+
+const FIRST: &str = "[[key]]\ntenant = \"a\"\nid = \"one\"\nkey = \"0101010101010101010101010101010101010101010101010101010101010101\"\n";
+const SECOND: &str = "[[key]]\ntenant = \"a\"\nid = \"two\"\nkey = \"0202020202020202020202020202020202020202020202020202020202020202\"\n";
+
+fn layout() -> Layout {
+    Layout::new(&Path::from("root"))
+}
+
+fn sealed(inner: &Arc<InMemory>, keys: &str) -> SealedStore {
+    let keys = FileKeys::parse(keys).expect("keys");
+    SealedStore::new(Arc::clone(inner) as Arc<dyn ObjectStore>, layout(), Arc::new(keys))
+}
+
+fn place(tenant: &str, n: u8) -> Path {
+    let tenant: Name = tenant.parse().expect("a name");
+    let chunk = ChunkKey {
+        tenant,
+        model_id: [1; 32].into(),
+        seq_hash: [n; 32].into(),
+        object_digest: [n; 32].into(),
+    };
+    layout().path(&Key::Chunk(chunk))
+}
+
+fn plain(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i * 31 % 251) as u8).collect()
+}
+
+fn raw(path: &Path) -> Path {
+    Path::from(path.as_ref().replace(".kvc", ".kvs"))
+}
+
+async fn read(
+    store: &dyn ObjectStore,
+    path: &Path,
+    range: Option<GetRange>,
+) -> object_store::Result<Vec<u8>> {
+    let found = store.get_opts(path, GetOptions { range, ..GetOptions::default() }).await?;
+    Ok(found.bytes().await?.to_vec())
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// A sealed store answers every read as a plain one does.
+    #[test]
+    fn reads_are_those_of_a_plain_store(bytes in 0usize..70_000, start in 0u64..70_000, length in 1u64..40_000, suffix: bool) {
+        block_on(async {
+            let (inner, reference) = (Arc::new(InMemory::new()), InMemory::new());
+            let (store, path, content) = (sealed(&inner, FIRST), place("a", 1), plain(bytes));
+            store.put(&path, content.clone().into()).await.expect("puts");
+            reference.put(&path, content.clone().into()).await.expect("puts");
+            let range = if suffix { GetRange::Suffix(length) } else { GetRange::Bounded(start..start + length) };
+            for range in [None, Some(range), Some(GetRange::Offset(start))] {
+                let expected = read(&reference, &path, range.clone()).await.ok();
+                assert_eq!(read(&store, &path, range.clone()).await.ok(), expected, "{range:?} of {bytes}");
+            }
+            let head = store.head(&path).await.expect("is there");
+            let listed: Vec<_> = store.list(None).map_ok(|m| (m.location, m.size)).try_collect().await.expect("lists");
+            assert_eq!(head.size, bytes as u64);
+            assert!(listed.contains(&(path.clone(), bytes as u64)), "{listed:?}");
+            let stored = read(&*inner, &raw(&path), None).await.expect("is there");
+            assert_eq!(stored.len() as u64, segments::sealed_bytes(bytes as u64));
+            if bytes >= 16 {
+                assert!(!stored.windows(16).any(|window| window == &content[..16]), "in the clear");
+            }
+        });
+    }
+
+    /// Parts of any sizes make the object that one write makes.
+    #[test]
+    fn uploads_in_parts_read_back(parts in proptest::collection::vec(0usize..40_000, 0..6)) {
+        block_on(async {
+            let inner = Arc::new(InMemory::new());
+            let (store, path, content) = (sealed(&inner, FIRST), place("a", 1), plain(parts.iter().sum()));
+            let mut upload = store.put_multipart(&path).await.expect("starts");
+            let mut rest = content.as_slice();
+            for part in parts {
+                let (now, later) = rest.split_at(part);
+                upload.put_part(PutPayload::from(now.to_vec())).await.expect("a part");
+                rest = later;
+            }
+            upload.complete().await.expect("completes");
+            assert_eq!(read(&store, &path, None).await.expect("reads"), content);
+        });
+    }
+
+    /// No flipped bit, wherever it is, gives other bytes.
+    #[test]
+    fn an_altered_object_does_not_open(at in 0usize..50_000, bit in 0u8..8) {
+        block_on(async {
+            let inner = Arc::new(InMemory::new());
+            let path = place("a", 1);
+            sealed(&inner, FIRST).put(&path, plain(40_000).into()).await.expect("puts");
+            let mut stored = read(&*inner, &raw(&path), None).await.expect("is there");
+            let at = at % stored.len();
+            stored[at] ^= 1 << bit;
+            inner.put(&raw(&path), stored.into()).await.expect("puts");
+            assert!(read(&sealed(&inner, FIRST), &path, None).await.is_err(), "byte {at}");
+        });
+    }
+}
+
+#[tokio::test]
+async fn a_moved_a_cut_and_a_shuffled_object_do_not_open() {
+    let inner = Arc::new(InMemory::new());
+    let store = sealed(&inner, FIRST);
+    let (one, two) = (place("a", 1), place("a", 2));
+    for path in [&one, &two] {
+        store.put(path, plain(50_000).into()).await.expect("puts");
+    }
+    let bytes = read(&*inner, &raw(&one), None).await.expect("is there");
+    let stride = 16_384 + 16;
+    let mut shuffled = bytes.clone();
+    let (a, b) = shuffled[96..].split_at_mut(stride);
+    a.swap_with_slice(&mut b[..stride]);
+    let cut = bytes[..96 + 2 * stride].to_vec();
+    for wrong in
+        [read(&*inner, &raw(&two), None).await.expect("is there"), shuffled, cut, vec![0; 96], Vec::new()]
+    {
+        inner.put(&raw(&one), wrong.into()).await.expect("puts");
+        assert!(read(&sealed(&inner, FIRST), &one, None).await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn rotation_rewraps_and_rewrites_no_payload() {
+    let inner = Arc::new(InMemory::new());
+    let path = place("a", 1);
+    sealed(&inner, FIRST).put(&path, plain(9_000).into()).await.expect("puts");
+    let before = read(&*inner, &raw(&path), None).await.expect("is there");
+    let both = format!("{FIRST}{SECOND}");
+    assert_eq!(read(&sealed(&inner, &both), &path, None).await.expect("reads"), plain(9_000));
+    assert_eq!(read(&*inner, &raw(&path), None).await.expect("is there"), before);
+    // The first wrapping key is not needed any more.
+    assert_eq!(read(&sealed(&inner, SECOND), &path, None).await.expect("reads"), plain(9_000));
+    let other = SECOND.replace("two", "three").replace("02", "03");
+    let error = read(&sealed(&inner, &other), &path, None).await.expect_err("no key").to_string();
+    assert!(error.contains("put it back"), "{error}");
+}
+
+#[tokio::test]
+async fn first_writers_at_once_lose_nothing() {
+    let inner = Arc::new(InMemory::new());
+    let stores = [sealed(&inner, FIRST), sealed(&inner, FIRST)];
+    let writes = stores
+        .iter()
+        .zip([1, 2])
+        .map(|(store, n)| async move { store.put(&place("a", n), plain(100).into()).await });
+    futures::future::try_join_all(writes).await.expect("both put");
+    // The same object from both: one of two whole objects stays.
+    for store in &stores {
+        store.put(&place("a", 3), plain(200).into()).await.expect("puts");
+    }
+    let third = sealed(&inner, FIRST);
+    for (n, bytes) in [(1, 100), (2, 100), (3, 200)] {
+        assert_eq!(read(&third, &place("a", n), None).await.expect("reads"), plain(bytes));
+    }
+}
+
+#[tokio::test]
+async fn tenants_without_a_key_and_objects_from_before_it_are_as_they_were() {
+    let inner = Arc::new(InMemory::new());
+    let store = sealed(&inner, FIRST);
+    let (other, old) = (place("b", 1), place("a", 9));
+    store.put(&other, plain(100).into()).await.expect("puts");
+    inner.put(&old, plain(50).into()).await.expect("puts");
+    assert_eq!(read(&*inner, &other, None).await.expect("in the clear"), plain(100));
+    assert_eq!(read(&store, &old, None).await.expect("reads"), plain(50));
+    let create = store.put_opts(&other, plain(1).into(), PutMode::Create.into()).await;
+    assert!(matches!(create, Err(object_store::Error::AlreadyExists { .. })));
+    // Deleted in either form, and gone for the store as well.
+    store.put(&place("a", 1), plain(10).into()).await.expect("puts");
+    for path in [place("a", 1), old, other] {
+        store.delete(&path).await.expect("deletes");
+        assert!(matches!(store.head(&path).await, Err(object_store::Error::NotFound { .. })));
+    }
+    let left: Vec<_> = inner.list(None).try_collect().await.expect("lists");
+    assert!(left.iter().all(|meta| meta.location.as_ref().contains("/k/")), "{left:?}");
+}
+
+#[test]
+fn bad_keys_files_say_what_is_wrong() {
+    let short = FIRST.replace("01010101", "");
+    let twice = FIRST.repeat(2);
+    for (text, expected) in
+        [(short.as_str(), "64 hex digits"), (&twice, "twice"), ("[[key]]\nid = 1", "no keys file")]
+    {
+        let error = FileKeys::parse(text).expect_err(text);
+        assert!(error.contains(expected), "{error}");
+    }
+    assert!(!format!("{:?}", FileKeys::parse(FIRST)).contains("0101"), "keys are not printed");
+}
