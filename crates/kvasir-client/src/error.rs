@@ -57,6 +57,9 @@ pub enum ClientError {
         /// Why.
         source: EncodeError,
     },
+    /// A profile that is damaged or of another model.
+    #[error("a profile cannot be used: {0}")]
+    Profile(#[from] kvasir_codec::ProfileError),
     /// A blocking task was cancelled or panicked: the runtime is shutting down, or there is a bug.
     #[error("a blocking task did not finish: {0}")]
     Task(#[from] tokio::task::JoinError),
@@ -96,6 +99,7 @@ impl ClientError {
             Self::Api(error) => error.known.map_or(UNKNOWN_REMEDY, remedy),
             Self::Transport(_) => "check that the service runs at this address and can be reached from here",
             Self::Protocol { .. } => "check that client and service are of compatible versions",
+            Self::Profile(_) => "publish a profile that was trained for this model",
             Self::Config { .. } | Self::Spec(_) => "correct the setting",
             Self::Encode { .. } => "check the KV cache and the profile; the context is simply not stored",
             Self::Task(_) => "try again; if it happens outside a shutdown, report it",

@@ -9,7 +9,9 @@ mod transport;
 
 pub use error::{ApiError, ClientError};
 pub use kv::{
-    ChunkOutcome, ChunkReport, KvClient, LoadError, LoadFailure, LoadOptions, LoadPlan, LoadReport,
-    StoreProgress, StoreReport, StoredPart,
+    Admission, BlockTable, ChunkOutcome, ChunkReport, DropPolicy, KvClient, LayerReady, Load, LoadError,
+    LoadEvent, LoadFailure, LoadOptions, LoadPlan, LoadReport, PageRef, PageStore, QueueConfig, QueueStats,
+    ReadReport, RecomputeCause, Refusal, Shard, StoreOptions, StoreOutcome, StoreProgress, StoreQueue,
+    StoreReport, StoreTicket, StoredPart, Urgency,
 };
 pub use transport::{Client, ClientConfig, ObjectRange, ObjectRead, Token};

@@ -33,3 +33,66 @@ pub const DECODE_CONCURRENCY: usize = 2;
 pub const ARRIVALS_QUEUE: usize = 256;
 /// A partial tail is stored anew only with at least this many tokens more than what is stored already.
 pub const TAIL_GROWTH_MIN: u64 = 256;
+
+/// Time that one part of a chunk takes on the link: long against its round trip within a region, short against an SLO.
+pub const PART_TIME: Duration = Duration::from_millis(40);
+/// Smallest part: a request costs about a kilobyte of headers and a millisecond of a replica.
+pub const PART_BYTES_MIN: u64 = 256 << 10;
+/// Largest part: what is lost when a connection breaks, and stores' own advice for parallel reads (8 to 16 MiB).
+pub const PART_BYTES_MAX: u64 = 8 << 20;
+/// Parts of one chunk on the way at once; three chunks are, at most.
+pub const PARTS_AT_ONCE_MAX: usize = 6;
+/// Reads whose times to first byte are remembered.
+pub const FIRST_BYTE_SAMPLES: usize = 64;
+/// Fewest of them that say anything about a 95th percentile.
+pub const FIRST_BYTE_SAMPLES_MIN: usize = 10;
+/// Reads slower to their first byte than this share of the last ones are hedged.
+pub const HEDGE_QUANTILE: f64 = 0.95;
+/// Shortest wait before a hedge: timers and schedulers are no better than this.
+pub const HEDGE_AFTER_MIN: Duration = Duration::from_millis(5);
+/// Hedges earned by a read: they are at most a twentieth of the traffic in the long run.
+pub const HEDGE_SHARE: f64 = 0.05;
+/// Hedges that may be saved up.
+pub const HEDGE_BURST: f64 = 3.0;
+/// Life of a presigned URL that does not say: the shortest default of the stores in use is longer.
+pub const URL_AGE_DEFAULT: Duration = Duration::from_secs(60);
+/// A URL that ends sooner than this is renewed before it is used: clocks differ and requests queue.
+pub const URL_MARGIN: Duration = Duration::from_secs(2);
+/// Renewals of a load's presigned URLs; whoever hands out URLs that do not hold is not asked for ever.
+pub const URL_RENEWALS_MAX: u32 = 8;
+/// Damaged pieces of a chunk that are read once more; more damage than this is not an accident.
+pub const REPAIRS_PER_CHUNK: u32 = 3;
+/// Longest wait for a damaged piece to be read once more.
+pub const REPAIR_TIME_MAX: Duration = Duration::from_secs(2);
+/// Idle connections kept per host: the parts of three chunks.
+pub const IDLE_CONNECTIONS: usize = 18;
+/// How long they are kept: below the 60 s after which load balancers drop them.
+pub const IDLE_TIME_MAX: Duration = Duration::from_secs(50);
+/// HTTP/2 receive window of a stream: one part, so that it never waits for credit.
+pub const H2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
+/// HTTP/2 receive window of a connection: the parts of three chunks at 1 MiB, or 130 ms at 1 Gb/s.
+pub const H2_CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Profiles that a client loads in advance.
+pub const PROFILES_MAX: usize = 16;
+/// Shortest context that is stored by default: one span; computing it takes about as long as looking it up.
+pub const STORE_TOKENS_MIN: usize = 256;
+/// Jobs that wait in a store queue.
+pub const STORE_QUEUE_JOBS: usize = 64;
+/// Bytes of copied KV in a store queue: four chunks of an 8 B model in f32.
+pub const STORE_QUEUE_BYTES: u64 = 2 << 30;
+/// Attempts of one queued store.
+pub const STORE_ATTEMPTS_MAX: u32 = 6;
+/// Wait before the second attempt; doubles with each: the last comes after about half a minute.
+pub const STORE_BACKOFF_BASE: Duration = Duration::from_secs(1);
+/// Longest wait between attempts.
+pub const STORE_BACKOFF_MAX: Duration = Duration::from_secs(15);
+/// Longest that encoding a queued store waits for loads to end; a node that always loads still stores.
+pub const ENCODE_PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of an upload that are sent between two looks at the loads under way.
+pub const UPLOAD_PIECE_BYTES: usize = 64 << 10;
+/// Longest pause of an upload while loads are under way: with a piece each, 2 Mb/s.
+pub const UPLOAD_PAUSE: Duration = Duration::from_millis(250);
+/// Longest silence of a direct read before it goes on through the service: far past any store's tail latency.
+pub const DIRECT_SILENCE_MAX: Duration = Duration::from_millis(800);
+/// Direct reads of a load that may fail before the rest goes through the service at once.
+pub const DIRECT_FAILURES_MAX: u32 = 2;

@@ -110,7 +110,7 @@ async fn broken_reads_are_resumed_and_lost_objects_are_computed() {
     let stored = client.store_kv(&text, &original, |_| ()).await.unwrap();
     let digest = |i: usize| match stored.chunks[i].outcome {
         ChunkOutcome::Stored { object_digest, .. } => object_digest,
-        ChunkOutcome::AlreadyThere => unreachable!(),
+        ChunkOutcome::AlreadyThere | ChunkOutcome::TooLossy => unreachable!(),
     };
     let plan = client.lookup(&text).await.unwrap();
     for faults in [vec![Fault::BreakOff(2)], vec![Fault::Unavailable(2)]] {
@@ -122,17 +122,51 @@ async fn broken_reads_are_resumed_and_lost_objects_are_computed() {
         assert_eq!(report.failures.len(), 2, "{:?}", report.failures);
         assert!(error(&original, &back) < 0.2);
     }
-    for (fault, is_object_error) in [(Fault::Gone(digest(1)), false), (Fault::Corrupt(digest(1)), true)] {
-        *service.faults.lock().unwrap() = vec![fault];
+    *service.faults.lock().unwrap() = vec![Fault::Gone(digest(1))];
+    let top = Level(plan.chunks()[0].level_bytes.len() as u8 - 1);
+    let mut back = KvBuffer::new(&spec(), 768);
+    let report = client.get_kv(&plan, with(Fixed::new(top)), &mut back).await.unwrap();
+    assert_eq!(report.recompute, [TokenRange { start: 256, end: 512 }]);
+    assert!(matches!(report.failures[0].error, LoadError::Read(_)));
+    let zeros = KvBuffer::new(&spec(), 256);
+    assert_eq!(back.slice(256..512), zeros, "nothing of a bad chunk reaches the engine");
+    assert!(error(&original.slice(512..768), &back.slice(512..768)) < 0.05);
+}
+
+#[tokio::test]
+async fn damage_costs_a_second_read_and_then_only_what_it_hit() {
+    let (address, service) = start().await;
+    let client = client(address).await;
+    let text = tokens(768, 25);
+    let original = kv(&text);
+    let stored = client.store_kv(&text, &original, |_| ()).await.unwrap();
+    let plan = client.lookup(&text).await.unwrap();
+    let top = Level(plan.chunks()[0].level_bytes.len() as u8 - 1);
+    let (first, second) = (&plan.chunks()[0], &plan.chunks()[1]);
+    // Which chunk, where the damage is, how often it is delivered; how often it is read again, and whether anything
+    // is left of it. The first chunk's level 0 holds the exact tokens; the second's is all as predicted, and empty.
+    let (base, above) = (first.level_bytes[0] - 1, second.level_bytes[0] + 10);
+    for (chunk, at, times, reads, recomputed) in [
+        (1, above, 1, 1, false),
+        (1, above, u32::MAX, 3, false),
+        (0, base, u32::MAX, 3, true),
+        (1, 20, u32::MAX, 3, true),
+    ] {
+        let ChunkOutcome::Stored { object_digest, .. } = stored.chunks[chunk].outcome else { unreachable!() };
+        *service.faults.lock().unwrap() = vec![Fault::Corrupt(object_digest, at, times)];
         let mut back = KvBuffer::new(&spec(), 768);
-        // All levels: the flipped byte lies in the middle of the object.
-        let top = Level(plan.chunks()[0].level_bytes.len() as u8 - 1);
         let report = client.get_kv(&plan, with(Fixed::new(top)), &mut back).await.unwrap();
-        assert_eq!(report.recompute, [TokenRange { start: 256, end: 512 }]);
-        assert_eq!(matches!(report.failures[0].error, LoadError::Object(_)), is_object_error);
-        let zeros = KvBuffer::new(&spec(), 256);
-        assert_eq!(back.slice(256..512), zeros, "nothing of a bad chunk reaches the engine");
-        assert!(error(&original.slice(512..768), &back.slice(512..768)) < 0.05);
+        let (start, end) = (256 * chunk, 256 * chunk + 256);
+        let hole = TokenRange { start: start as u64, end: end as u64 };
+        assert_eq!(report.recompute, if recomputed { vec![hole] } else { vec![] }, "damage at {at}");
+        assert_eq!(report.reads.repairs, reads, "{report:?}");
+        let loss = error(&original.slice(start..end), &back.slice(start..end));
+        let clean = error(&original.slice(512..768), &back.slice(512..768));
+        match (recomputed, times) {
+            (true, _) => assert_eq!(back.slice(start..end), KvBuffer::new(&spec(), 256)),
+            (false, 1) => assert!(loss < 2.0 * clean, "repaired: {loss}"),
+            (false, _) => assert!(loss > 2.0 * clean, "a lower level: {loss}"),
+        }
     }
 }
 
@@ -174,7 +208,9 @@ async fn presigned_reads_fall_back_to_the_service() {
         kvasir_api::Via::Direct { url: format!("http://{closed}/expired"), expires_in_s: 60 };
     let mut back = KvBuffer::new(&spec(), 256);
     let report = client.get_kv(&plan, options(), &mut back).await.unwrap();
-    assert_eq!((report.loaded_tokens(), report.failures.len()), (256, 1));
+    assert_eq!(report.loaded_tokens(), 256);
+    assert!((1..=2).contains(&report.reads.fallbacks), "a store that is away is not asked for ever");
+    assert_eq!((report.reads.direct_bytes, report.reads.proxy_bytes), (0, report.bytes));
 }
 
 #[tokio::test]

@@ -50,8 +50,57 @@ pub trait ChunkEncoder: Send + Sync {
     fn level_count(&self) -> usize;
 }
 
+/// One scope of a profile, as far as it matters who needs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScopeReach {
+    /// Index in the profile.
+    pub scope: usize,
+    /// Its layers, and what lies between them.
+    pub layers: Range<usize>,
+    /// Its heads, and what lies between them.
+    pub heads: Range<usize>,
+}
+
+/// Layers that decode together: no scope reaches out of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerGroup {
+    /// The layers.
+    pub layers: Range<usize>,
+    /// The scopes that hold them.
+    pub scopes: Vec<ScopeReach>,
+}
+
 /// Turns objects, or byte prefixes of them, back into KV.
 pub trait ChunkDecoder: Send + Sync {
+    /// The model's layers in the finest groups that decode apart from each other, in layer order. Empty where a
+    /// decoder only knows all layers at once.
+    fn layer_groups(&self) -> &[LayerGroup] {
+        &[]
+    }
+
+    /// As [`decode`](Self::decode), but only the scopes of `group` (one of [`layer_groups`](Self::layer_groups), or
+    /// fewer scopes of it): what a pipeline stage or a tensor-parallel rank needs, or the layers that are wanted next.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    fn decode_group(
+        &self,
+        head: &Head,
+        object_prefix: &[u8],
+        group: &LayerGroup,
+        level: Level,
+        tokens: Range<usize>,
+        sink: &mut dyn KvSink,
+    ) -> Result<(), DecodeError> {
+        let _ = group;
+        self.decode(head, object_prefix, level, tokens, sink)
+    }
+
+    /// Predicted logit KL of every level in nats a token, coarsest first, if the profile says.
+    fn level_kl(&self) -> Option<Vec<f64>> {
+        None
+    }
+
     /// Decodes `tokens` (relative to the chunk) at `level` and writes all layers of them to `sink`.
     ///
     /// `object_prefix` starts at the object's first byte and may end anywhere after the last piece needed.

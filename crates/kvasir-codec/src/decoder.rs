@@ -9,7 +9,7 @@ use kvasir_types::{Level, ModelSpec, SPAN_TOKENS};
 use rayon::prelude::*;
 
 use crate::{
-    ChunkDecoder, DecodeError, KvSink, Profile, ProfileError,
+    ChunkDecoder, DecodeError, KvSink, LayerGroup, Profile, ProfileError, ScopeReach,
     bound::{
         BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, Matrix, SectionPlan, anchor_prediction,
         split_anchors,
@@ -30,6 +30,7 @@ pub struct CpuDecoder {
     spec: Arc<ModelSpec>,
     profile: Arc<Profile>,
     scopes: Vec<(BoundScope, Matrix)>,
+    groups: Vec<LayerGroup>,
     exact_dtype: ExactDtype,
 }
 
@@ -62,9 +63,10 @@ impl CpuDecoder {
         let bind = |index: usize| {
             (BoundScope::new(&spec, &profile, index), Matrix::synthesis(&profile.scopes[index]))
         };
-        let scopes = (0..profile.scopes.len()).map(bind).collect();
+        let scopes: Vec<_> = (0..profile.scopes.len()).map(bind).collect();
+        let groups = groups_of(scopes.iter().map(|(bound, _)| bound));
         let exact_dtype = ExactDtype::of(spec.kv_dtype);
-        Ok(Self { spec, profile, scopes, exact_dtype })
+        Ok(Self { spec, profile, scopes, groups, exact_dtype })
     }
 
     /// Decodes some scopes, each at a level of its own, from their sections alone: a pipeline stage, or the
@@ -342,6 +344,44 @@ impl ChunkDecoder for CpuDecoder {
         let scopes: Vec<_> = (0..self.scopes.len()).map(|scope| (scope, level)).collect();
         self.decode_scopes(head, object_prefix, &scopes, tokens, sink)
     }
+
+    fn layer_groups(&self) -> &[LayerGroup] {
+        &self.groups
+    }
+
+    fn decode_group(
+        &self,
+        head: &Head,
+        object_prefix: &[u8],
+        group: &LayerGroup,
+        level: Level,
+        tokens: Range<usize>,
+        sink: &mut dyn KvSink,
+    ) -> Result<(), DecodeError> {
+        let scopes: Vec<_> = group.scopes.iter().map(|reach| (reach.scope, level)).collect();
+        self.decode_scopes(head, object_prefix, &scopes, tokens, sink)
+    }
+
+    fn level_kl(&self) -> Option<Vec<f64>> {
+        self.profile.levels().iter().map(|level| level.kl.map(f64::from)).collect()
+    }
+}
+
+/// The finest grouping of layers that no scope crosses.
+fn groups_of<'a>(scopes: impl Iterator<Item = &'a BoundScope>) -> Vec<LayerGroup> {
+    let mut reaches: Vec<ScopeReach> = scopes.map(|bound| bound.elements.reach(bound.index)).collect();
+    reaches.sort_by_key(|reach| (reach.layers.start, reach.scope));
+    let mut groups: Vec<LayerGroup> = Vec::new();
+    for reach in reaches {
+        match groups.last_mut().filter(|group| reach.layers.start < group.layers.end) {
+            Some(group) => {
+                group.layers.end = group.layers.end.max(reach.layers.end);
+                group.scopes.push(reach);
+            }
+            None => groups.push(LayerGroup { layers: reach.layers.clone(), scopes: vec![reach] }),
+        }
+    }
+    groups
 }
 
 impl<'a> Object<'a, '_> {

@@ -21,7 +21,7 @@ mod transform;
 
 pub use kvasir_container as container;
 
-pub use chunk::{ChunkDecoder, ChunkEncoder, ChunkInput};
+pub use chunk::{ChunkDecoder, ChunkEncoder, ChunkInput, LayerGroup, ScopeReach};
 pub use decoder::{CpuDecoder, MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
 pub use encoder::{CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError, TrainError};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvasir_types::{KvLayout, ModelSpec, Plane, Rope};
 
 use crate::{
-    KvSource, MemberView,
+    KvSource, MemberView, ScopeReach,
     arch::RowKernel,
     profile::Scope,
     rope::Rotation,
@@ -64,6 +64,15 @@ pub(crate) struct MemberRows<'a> {
 }
 
 impl Elements {
+    /// The layers and heads between the first and the last of its members.
+    pub(crate) fn reach(&self, scope: usize) -> ScopeReach {
+        let span = |of: fn(&Slot) -> usize| {
+            let (first, last) = (self.members.iter().map(of).min(), self.members.iter().map(of).max());
+            first.unwrap_or(0)..last.map_or(0, |last| last + 1)
+        };
+        ScopeReach { scope, layers: span(|slot| slot.layer), heads: span(|slot| slot.head) }
+    }
+
     /// The elements of a scope of a model.
     pub(crate) fn new(spec: &ModelSpec, scope: &Scope) -> Self {
         let mut start = 0;

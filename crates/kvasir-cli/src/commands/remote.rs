@@ -53,7 +53,7 @@ pub(crate) fn store(arguments: &StoreArguments) -> CliResult {
             ChunkOutcome::Stored { object_digest, bytes, .. } => {
                 (true, Some(object_digest.to_string()), Some(*bytes))
             }
-            ChunkOutcome::AlreadyThere => (false, None, None),
+            ChunkOutcome::AlreadyThere | ChunkOutcome::TooLossy => (false, None, None),
         };
         json!({"first_token": chunk.tokens.start, "tokens": chunk.tokens.len(), "seq_hash": chunk.seq_hash,
                "stored": stored, "object_digest": object, "bytes": size})

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvasir_api::{ChunkMatch, LOOKUP_BLOCKS_MAX, LookupRequest, LookupResponse};
 use kvasir_types::{LEVELS_MAX, ProfileHash, TokenChain};
+use tokio::time::Instant;
 
 use super::KvClient;
 use crate::ClientError;
@@ -14,6 +15,9 @@ pub struct LoadPlan {
     pub(super) tokens: Arc<[u32]>,
     pub(super) chain: Arc<TokenChain>,
     pub(super) chunks: Vec<ChunkMatch>,
+    /// What was asked: asking again renews presigned URLs.
+    pub(super) request: Option<LookupRequest>,
+    pub(super) looked_up: Instant,
 }
 
 impl LoadPlan {
@@ -53,7 +57,8 @@ impl LoadPlan {
 impl KvClient {
     /// Finds the longest stored prefix of `tokens` that this client can decode.
     ///
-    /// Chunks of another profile end the prefix: they would need another decoder.
+    /// Chunks of a profile that this client has no decoder for end the prefix, and chunks computed over a lossier
+    /// prefix than it accepts.
     ///
     /// # Errors
     /// Those of [`Client::lookup`](crate::Client::lookup); [`ClientError::Protocol`] when the answer is not a
@@ -62,7 +67,8 @@ impl KvClient {
         let chain = self.chain(tokens);
         let mut block_hashes = chain.blocks().to_vec();
         if block_hashes.is_empty() {
-            return Ok(LoadPlan { tokens: tokens.into(), chain: Arc::new(chain), chunks: Vec::new() });
+            let (chain, chunks, looked_up) = (Arc::new(chain), Vec::new(), Instant::now());
+            return Ok(LoadPlan { tokens: tokens.into(), chain, chunks, request: None, looked_up });
         }
         block_hashes.truncate(LOOKUP_BLOCKS_MAX);
         let request = LookupRequest {
@@ -71,11 +77,16 @@ impl KvClient {
             tokens: None,
             block_hashes: Some(block_hashes),
             fresh: false,
-            direct: false,
+            direct: self.direct,
         };
+        let looked_up = Instant::now();
         let response = self.client.lookup(&request).await?;
-        let chunks = accept(response, &chain, self.encoder.profile_hash())?;
-        Ok(LoadPlan { tokens: tokens.into(), chain: Arc::new(chain), chunks })
+        let mut chunks = accept(response, &chain, |profile| self.decoders.contains_key(profile))?;
+        if let Some(reached) = chunks.iter().position(|chunk| chunk.kl_beneath > self.kl_beneath_max) {
+            chunks.truncate(reached);
+        }
+        let (chain, request) = (Arc::new(chain), request.direct.then_some(request));
+        Ok(LoadPlan { tokens: tokens.into(), chain, chunks, request, looked_up })
     }
 }
 
@@ -83,7 +94,7 @@ impl KvClient {
 fn accept(
     response: LookupResponse,
     chain: &TokenChain,
-    profile: ProfileHash,
+    decodes: impl Fn(&ProfileHash) -> bool,
 ) -> Result<Vec<ChunkMatch>, ClientError> {
     let count = response.chunks.len();
     let mut next = 0;
@@ -111,7 +122,7 @@ fn accept(
         }
         next = end;
     }
-    Ok(response.chunks.into_iter().take_while(|chunk| chunk.profile_hash == profile).collect())
+    Ok(response.chunks.into_iter().take_while(|chunk| decodes(&chunk.profile_hash)).collect())
 }
 
 fn levels_are_possible(chunk: &ChunkMatch) -> bool {
@@ -149,9 +160,9 @@ mod tests {
     #[test]
     fn answers_that_are_no_prefix_are_refused() {
         let chain = TokenChain::new(RootHash::from([7; 32]), &[5; 48]);
-        let profile = ProfileHash::from([2; 32]);
-        assert_eq!(accept(answer(&chain), &chain, profile).unwrap().len(), 2);
-        assert_eq!(accept(answer(&chain), &chain, [3; 32].into()).unwrap().len(), 0);
+        let ours = |profile: &ProfileHash| *profile == ProfileHash::from([2; 32]);
+        assert_eq!(accept(answer(&chain), &chain, ours).unwrap().len(), 2);
+        assert_eq!(accept(answer(&chain), &chain, |_| false).unwrap().len(), 0);
         let breakages: [fn(&mut LookupResponse); 8] = [
             |a| a.chunks[0].first_token = 16,
             |a| a.chunks[1].first_token = 48,
@@ -165,7 +176,7 @@ mod tests {
         for (i, break_it) in breakages.iter().enumerate() {
             let mut broken = answer(&chain);
             break_it(&mut broken);
-            assert!(accept(broken, &chain, profile).is_err(), "breakage {i}");
+            assert!(accept(broken, &chain, ours).is_err(), "breakage {i}");
         }
     }
 }

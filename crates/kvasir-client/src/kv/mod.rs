@@ -1,24 +1,32 @@
 //! `store_kv`, `lookup`, `get_kv`: CacheGen's interfaces over the service.
 
+mod learned;
 mod load;
 mod lookup;
-mod reads;
-mod report;
+mod ranges;
 mod store;
+mod table;
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use kvasir_codec::{ChunkDecoder, ChunkEncoder};
+use kvasir_codec::{ChunkDecoder, ChunkEncoder, Profile, ProfileError};
 use kvasir_types::{
-    CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_MAX, CHUNK_TOKENS_STEP, ModelId, ModelSpec, Name, RootHash, TokenChain,
+    CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_MAX, CHUNK_TOKENS_STEP, ModelId, ModelSpec, Name, ProfileHash,
+    RootHash, TokenChain, TokenRange,
 };
 
-pub use load::LoadOptions;
+pub use load::{
+    ChunkReport, LayerReady, Load, LoadError, LoadEvent, LoadFailure, LoadOptions, LoadReport, ReadReport,
+    RecomputeCause,
+};
 pub use lookup::LoadPlan;
-pub use report::{ChunkReport, LoadError, LoadFailure, LoadReport};
-pub use store::{ChunkOutcome, StoreProgress, StoreReport, StoredPart};
+pub use store::{
+    Admission, ChunkOutcome, DropPolicy, QueueConfig, QueueStats, Refusal, StoreOptions, StoreOutcome,
+    StoreProgress, StoreQueue, StoreReport, StoreTicket, StoredPart, Urgency,
+};
+pub use table::{BlockTable, PageRef, PageStore, Shard};
 
-use crate::{Client, ClientError};
+use crate::{Client, ClientError, fetcher::RecomputeModel, limits::PROFILES_MAX};
 
 /// One model's KV caches in one namespace: what an engine holds. Cheap to clone, `Send + Sync`.
 #[derive(Clone)]
@@ -29,8 +37,13 @@ pub struct KvClient {
     namespace: Name,
     root: RootHash,
     encoder: Arc<dyn ChunkEncoder>,
-    decoder: Arc<dyn ChunkDecoder>,
+    /// By profile; the encoder's own is always there.
+    decoders: Arc<BTreeMap<ProfileHash, Arc<dyn ChunkDecoder>>>,
     chunk_tokens: usize,
+    direct: bool,
+    kl_beneath_max: f32,
+    learned: Arc<learned::Learned>,
+    runtime: tokio::runtime::Handle,
 }
 
 impl fmt::Debug for KvClient {
@@ -59,8 +72,78 @@ impl KvClient {
     ) -> Result<Self, ClientError> {
         let model_id = client.register_model(&spec).await?.model_id;
         let root = client.namespace_root(model_id, &namespace).await?;
-        let chunk_tokens = CHUNK_TOKENS_DEFAULT;
-        Ok(Self { client, spec, model_id, namespace, root, encoder, decoder, chunk_tokens })
+        // Until a prefill was seen: a 7 B model at 60 TFLOPS.
+        let recompute = RecomputeModel::from_flops(7.2e9, spec.layers.len(), 4096, 6e13);
+        Ok(Self {
+            decoders: Arc::new(BTreeMap::from([(encoder.profile_hash(), decoder)])),
+            client,
+            spec,
+            model_id,
+            namespace,
+            root,
+            encoder,
+            chunk_tokens: CHUNK_TOKENS_DEFAULT,
+            direct: false,
+            kl_beneath_max: f32::INFINITY,
+            learned: Arc::new(learned::Learned::new(recompute)),
+            runtime: tokio::runtime::Handle::current(),
+        })
+    }
+
+    /// Reads objects straight from the store where the service can presign URLs; through the service otherwise, and
+    /// where a direct read fails.
+    #[must_use]
+    pub const fn with_direct_reads(mut self, direct: bool) -> Self {
+        self.direct = direct;
+        self
+    }
+
+    /// Accepts only chunks that were computed over prefixes whose predicted KL is at most this many nats a token.
+    #[must_use]
+    pub const fn with_kl_beneath_max(mut self, nats: f32) -> Self {
+        self.kl_beneath_max = nats;
+        self
+    }
+
+    /// Starts from another model of the engine's prefill times than the default (a 7 B model at 60 TFLOPS); loads and
+    /// [`observe_prefill`](Self::observe_prefill) fit it further.
+    #[must_use]
+    pub fn with_recompute_model(self, recompute: RecomputeModel) -> Self {
+        self.learned.set_recompute(recompute);
+        self
+    }
+
+    /// Tells what a prefill of `range`, behind everything before it, took: what a load is weighed against.
+    pub fn observe_prefill(&self, range: TokenRange, took: Duration) {
+        self.learned.observe_prefill(range, took);
+    }
+
+    /// Decodes chunks of one more profile.
+    #[must_use]
+    pub fn with_decoder(mut self, profile: ProfileHash, decoder: Arc<dyn ChunkDecoder>) -> Self {
+        Arc::make_mut(&mut self.decoders).insert(profile, decoder);
+        self
+    }
+
+    /// Fetches the model's profiles that the service has and this client has not, at most 16, and makes decoders of
+    /// them: so that no load waits for one, or misses what was stored with it.
+    ///
+    /// # Errors
+    /// Those of [`Client::list_profiles`] and [`Client::get_profile`]; [`ClientError::Profile`] for a profile that is
+    /// not of this model.
+    pub async fn preload_profiles(
+        mut self,
+        decoder: impl Fn(Arc<Profile>) -> Result<Arc<dyn ChunkDecoder>, ProfileError>,
+    ) -> Result<Self, ClientError> {
+        let listed = self.client.list_profiles(&self.model_id).await?.profiles;
+        for info in listed.into_iter().take(PROFILES_MAX) {
+            if !self.decoders.contains_key(&info.profile_hash) {
+                let bytes = self.client.get_profile(&self.model_id, &info.profile_hash).await?;
+                let profile = Arc::new(Profile::from_bytes(&bytes)?);
+                self = self.with_decoder(info.profile_hash, decoder(profile)?);
+            }
+        }
+        Ok(self)
     }
 
     /// Stores chunks of another length.

@@ -1,9 +1,14 @@
 //! HTTP: one method per route, typed errors, retries under a shared budget.
 
+mod activity;
 mod body;
+mod first_byte;
 mod object;
+mod pace;
 mod problem;
+mod read;
 mod retry;
+mod route;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -15,13 +20,17 @@ use kvasir_api::{
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash, RootHash, SeqHash};
 use reqwest::{
     Certificate, Method, RequestBuilder,
-    header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
+    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue},
 };
 use serde_json::Value;
 use url::Url;
 
+pub(crate) use activity::{Activity, Busy};
 pub use object::{ObjectRange, ObjectRead};
+pub(crate) use pace::Pace;
+pub(crate) use read::{ObjectName, TakeBytes};
 pub(crate) use retry::backoff;
+pub(crate) use route::Routes;
 
 use crate::{ClientError, limits};
 
@@ -81,13 +90,37 @@ impl Default for ClientConfig {
     }
 }
 
+/// Connections that are kept and, over HTTP/2, take a whole part without waiting for credit.
+fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, ClientError> {
+    let mut builder = reqwest::Client::builder()
+        .connect_timeout(config.connect_timeout)
+        .read_timeout(config.read_timeout)
+        .tcp_nodelay(true)
+        .pool_max_idle_per_host(limits::IDLE_CONNECTIONS)
+        .pool_idle_timeout(limits::IDLE_TIME_MAX)
+        .http2_initial_stream_window_size(limits::H2_STREAM_WINDOW_BYTES)
+        .http2_initial_connection_window_size(limits::H2_CONNECTION_WINDOW_BYTES)
+        .user_agent(concat!("kvasir-client/", env!("CARGO_PKG_VERSION")));
+    if let Some(pem) = &config.ca_certificates {
+        let what = |e| ClientError::Config { what: format!("ca_certificates are no PEM: {e}") };
+        for certificate in Certificate::from_pem_bundle(pem).map_err(what)? {
+            builder = builder.add_root_certificate(certificate);
+        }
+    }
+    Ok(builder)
+}
+
 /// The service's REST API. Cheap to clone; clones share connections and the retry budget.
 #[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
+    /// For presigned URLs: the store's connections, and never the service's credentials.
+    direct: reqwest::Client,
     base: String,
     config: ClientConfig,
     budget: Arc<retry::RetryBudget>,
+    pub(crate) first_bytes: Arc<first_byte::FirstBytes>,
+    pub(crate) activity: Arc<Activity>,
 }
 
 impl Client {
@@ -102,24 +135,22 @@ impl Client {
                 format!("{base} is no address of a service: use http://host:port or https://host:port");
             return Err(ClientError::Config { what });
         }
-        let mut builder = reqwest::Client::builder()
-            .connect_timeout(config.connect_timeout)
-            .read_timeout(config.read_timeout)
-            .tcp_nodelay(true)
-            .user_agent(concat!("kvasir-client/", env!("CARGO_PKG_VERSION")));
+        let mut builder = connections(&config)?;
         if config.http2_prior_knowledge {
             builder = builder.http2_prior_knowledge();
         }
-        if let Some(pem) = &config.ca_certificates {
-            let certificates = Certificate::from_pem_bundle(pem);
-            let what = |e| ClientError::Config { what: format!("ca_certificates are no PEM: {e}") };
-            for certificate in certificates.map_err(what)? {
-                builder = builder.add_root_certificate(certificate);
-            }
-        }
         let http = builder.build().map_err(ClientError::Transport)?;
+        let direct = connections(&config)?.build().map_err(ClientError::Transport)?;
         let base = base.as_str().trim_end_matches('/').to_owned();
-        Ok(Self { http, base, config, budget: Arc::new(retry::RetryBudget::new()) })
+        Ok(Self {
+            http,
+            direct,
+            base,
+            config,
+            budget: Arc::new(retry::RetryBudget::new()),
+            first_bytes: Arc::default(),
+            activity: Arc::default(),
+        })
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -132,13 +163,28 @@ impl Client {
 
     /// Sends an idempotent request until it succeeds, its error is final, or attempts or budget run out.
     async fn send(&self, request: RequestBuilder) -> Result<reqwest::Response, ClientError> {
+        let Some(first) = request.try_clone() else {
+            return Err(ClientError::Config {
+                what: "a streaming body is made anew for each attempt".into(),
+            });
+        };
+        let mut first = Some(first);
+        self.send_again(|| {
+            let next = request.try_clone();
+            first.take().or(next).expect("it was cloned before, so it can be cloned")
+        })
+        .await
+    }
+
+    /// As [`send`](Self::send), of a request that is made anew for each attempt.
+    async fn send_again(
+        &self,
+        mut request: impl FnMut() -> RequestBuilder,
+    ) -> Result<reqwest::Response, ClientError> {
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let Some(one) = request.try_clone() else {
-                let what = "a request with a streaming body cannot be repeated".into();
-                return Err(ClientError::Config { what });
-            };
+            let one = request();
             let error = match one.send().await {
                 Ok(response) => match problem::check(response).await {
                     Ok(response) => {
@@ -281,9 +327,27 @@ impl Client {
         seq_hash: &SeqHash,
         object: Bytes,
     ) -> Result<StoredChunk, ClientError> {
-        let request = self.request(Method::PUT, &routes::chunk(model_id, seq_hash));
-        let request = request.header(CONTENT_TYPE, MEDIA_CHUNK).timeout(limits::UPLOAD_TIMEOUT).body(object);
-        let response = self.send(request).await?;
+        self.put_chunk_paced(model_id, seq_hash, object, None).await
+    }
+
+    /// As [`put_chunk`](Self::put_chunk), at a pace.
+    pub(crate) async fn put_chunk_paced(
+        &self,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        object: Bytes,
+        pace: Option<&Pace>,
+    ) -> Result<StoredChunk, ClientError> {
+        let length = object.len();
+        let request = || {
+            let body = pace.map_or_else(|| object.clone().into(), |pace| pace.body(object.clone()));
+            self.request(Method::PUT, &routes::chunk(model_id, seq_hash))
+                .header(CONTENT_TYPE, MEDIA_CHUNK)
+                .header(CONTENT_LENGTH, length)
+                .timeout(limits::UPLOAD_TIMEOUT)
+                .body(body)
+        };
+        let response = self.send_again(request).await?;
         let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
         serde_json::from_slice(&body).map_err(|e| ClientError::protocol(e.to_string()))
     }

@@ -46,7 +46,7 @@ impl Client {
             return Err(ClientError::Config { what: format!("bytes {start}..{end} are no range to read") });
         }
         let request = match via {
-            Via::Direct { url, .. } => self.http.get(url),
+            Via::Direct { url, .. } => self.direct.get(url),
             Via::Proxy => {
                 let path = routes::chunk_object(&range.model_id, &range.seq_hash, &range.object_digest);
                 self.request(Method::GET, &path)

@@ -1,5 +1,9 @@
 //! A service in memory that misbehaves on request, and a toy model with a trained profile.
 #![allow(clippy::unwrap_used, reason = "a test's own service")]
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+pub(crate) mod pages;
+pub(crate) mod store;
 
 use std::{
     collections::BTreeMap,
@@ -31,6 +35,9 @@ use kvasir_types::{
     SeqHash,
 };
 
+/// Layers of the toy model: a direct profile has scopes of four, so that it decodes in two groups.
+pub(crate) const LAYERS: usize = 6;
+
 /// What goes wrong next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -38,10 +45,20 @@ pub(crate) enum Fault {
     Unavailable(u32),
     /// The next reads break off half way, this many times.
     BreakOff(u32),
-    /// Every read of this object flips a byte after the head.
-    Corrupt(ObjectDigest),
+    /// Reads of this object that hold this byte flip a bit of it, this many times.
+    Corrupt(ObjectDigest, u64, u32),
     /// Every read of this object is a 404.
     Gone(ObjectDigest),
+    /// Uploads answer 503, this many times.
+    PutUnavailable(u32),
+    /// Reads of an object answer another's bytes, this many times.
+    Misdirected(u32),
+    /// Reads answer more than was asked for, this many times.
+    TooLong(u32),
+    /// Reads say that they start elsewhere, this many times.
+    OtherRange(u32),
+    /// Reads begin and never go on, this many times.
+    Stall(u32),
     /// Control requests answer 503, this many times.
     ControlUnavailable(u32),
 }
@@ -51,11 +68,24 @@ pub(crate) struct Service {
     pub objects: Mutex<BTreeMap<ObjectDigest, (SeqHash, Vec<u8>)>>,
     pub faults: Mutex<Vec<Fault>>,
     pub puts: Mutex<u32>,
+    /// Where presigned URLs point to, and how long they say they live; and how many lookups gave some.
+    pub presigned: Mutex<Option<(SocketAddr, u64)>>,
+    pub presigned_lookups: Mutex<u32>,
 }
 
 type Shared = Arc<Service>;
 
 impl Service {
+    fn presign(&self, digest: &ObjectDigest, direct: bool) -> Via {
+        match *self.presigned.lock().unwrap() {
+            Some((address, expires_in_s)) if direct => {
+                let lookups = *self.presigned_lookups.lock().unwrap();
+                Via::Direct { url: format!("http://{address}/{digest}?lookup={lookups}"), expires_in_s }
+            }
+            _ => Via::Proxy,
+        }
+    }
+
     /// Spends one use of a counted fault.
     fn strikes(&self, kind: impl Fn(&mut Fault) -> Option<&mut u32>) -> bool {
         let mut faults = self.faults.lock().unwrap();
@@ -105,6 +135,7 @@ async fn namespace(Json(request): Json<NamespaceRequest>) -> Json<NamespaceRespo
 /// Follows the chain greedily: the object that starts where the last ended and matches most blocks.
 async fn lookup(State(service): State<Shared>, Json(request): Json<LookupRequest>) -> Json<LookupResponse> {
     let hashes = request.block_hashes.unwrap();
+    *service.presigned_lookups.lock().unwrap() += u32::from(request.direct);
     let objects = service.objects.lock().unwrap();
     let mut chunks: Vec<ChunkMatch> = Vec::new();
     let mut next = 0u64;
@@ -134,9 +165,9 @@ async fn lookup(State(service): State<Shared>, Json(request): Json<LookupRequest
                     level_bytes: (0..head.header.level_count)
                         .map(|l| head.level_bytes(Level(l)).unwrap())
                         .collect(),
-                    kl_beneath: 0.0,
+                    kl_beneath: head.header.kl_beneath,
                     medium: Medium::Disk,
-                    via: Via::Proxy,
+                    via: service.presign(digest, request.direct),
                 });
             }
         }
@@ -162,6 +193,9 @@ async fn put_chunk(
     if head.header.seq_hash != seq_hash {
         return problem(ErrorCode::ChunkMismatch);
     }
+    if service.strikes(|f| if let Fault::PutUnavailable(left) = f { Some(left) } else { None }) {
+        return problem(ErrorCode::StoreUnavailable);
+    }
     *service.puts.lock().unwrap() += 1;
     let object_digest = ObjectDigest::of(&body);
     let created = service.objects.lock().unwrap().insert(object_digest, (seq_hash, body.to_vec())).is_none();
@@ -179,17 +213,41 @@ async fn get_object(
     let found = service.objects.lock().unwrap().get(&digest).cloned();
     let gone = service.faults.lock().unwrap().contains(&Fault::Gone(digest));
     let Some((_, mut bytes)) = found.filter(|_| !gone) else { return problem(ErrorCode::UnknownChunk) };
-    if service.faults.lock().unwrap().contains(&Fault::Corrupt(digest)) {
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 0x40;
+    if service.strikes(|f| if let Fault::Misdirected(left) = f { Some(left) } else { None }) {
+        let objects = service.objects.lock().unwrap();
+        bytes = objects.iter().find(|(other, _)| **other != digest).unwrap().1.1.clone();
+        bytes.resize(1 << 20, 7);
     }
     let range = headers["range"].to_str().unwrap().strip_prefix("bytes=").unwrap().to_owned();
     let (start, last) = range.split_once('-').unwrap();
     let (start, last): (usize, usize) = (start.parse().unwrap(), last.parse().unwrap());
     let total = bytes.len();
-    let part = bytes[start..=last].to_vec();
-    let content_range = format!("bytes {start}-{last}/{total}");
+    let flip = |f: &mut Fault| match f {
+        Fault::Corrupt(object, at, left) if *object == digest && (start..=last).contains(&(*at as usize)) => {
+            Some((*at as usize, left)).filter(|(_, left)| **left > 0).map(|(at, left)| {
+                *left -= 1;
+                at
+            })
+        }
+        _ => None,
+    };
+    if let Some(at) = service.faults.lock().unwrap().iter_mut().find_map(flip) {
+        bytes[at] ^= 0x40;
+    }
+    let mut part = bytes[start..=last].to_vec();
+    let mut content_range = format!("bytes {start}-{last}/{total}");
+    if service.strikes(|f| if let Fault::TooLong(left) = f { Some(left) } else { None }) {
+        part.extend_from_slice(&[9; 1000]);
+    }
+    if service.strikes(|f| if let Fault::OtherRange(left) = f { Some(left) } else { None }) {
+        content_range = format!("bytes {}-{last}/{total}", start + 1);
+    }
     let headers = [("content-range", content_range), ("content-length", part.len().to_string())];
+    if service.strikes(|f| if let Fault::Stall(left) = f { Some(left) } else { None }) {
+        let half = Ok::<_, std::io::Error>(Bytes::copy_from_slice(&part[..part.len() / 2]));
+        let silent = futures::stream::iter([half]).chain(futures::stream::pending());
+        return (StatusCode::PARTIAL_CONTENT, headers, Body::from_stream(silent)).into_response();
+    }
     if service.strikes(|f| if let Fault::BreakOff(left) = f { Some(left) } else { None }) {
         let half = Ok::<_, std::io::Error>(Bytes::copy_from_slice(&part[..part.len() / 2]));
         let broken = futures::stream::iter([half, Err(std::io::Error::other("cable cut"))]);
@@ -213,7 +271,7 @@ pub(crate) fn spec() -> ModelSpec {
         adapter: None,
         kv_dtype: KvDtype::F16,
         ropes: vec![Rope::plain(Pairing::Half, 8, 10_000.0)],
-        layers: vec![layer; 3],
+        layers: vec![layer; LAYERS],
         thinning: None,
         reuse: Reuse::Prefix,
     }
@@ -240,7 +298,9 @@ pub(crate) fn profile() -> Arc<Profile> {
     let make = || {
         let text = tokens(1024, 99);
         let context = TrainingContext { kv: kv(&text), tokens: text };
-        Arc::new(train(&spec(), &[context], &Recipe::Direct, &mut |_, _| ()).unwrap())
+        let profile = train(&spec(), &[context], &Recipe::Direct, &mut |_, _| ()).unwrap();
+        let kl: Vec<f32> = (0..profile.level_count()).map(|level| 0.1 / 3f32.powi(level as i32)).collect();
+        Arc::new(profile.with_predicted_kl(&kl).unwrap())
     };
     Arc::clone(PROFILE.get_or_init(make))
 }

@@ -1,5 +1,8 @@
 //! `store_kv`: cut, encode off the caller's path, upload what is not there yet.
 
+mod admission;
+mod queue;
+
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use futures::StreamExt;
@@ -7,11 +10,46 @@ use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, KvSource, Tokens};
 use kvasir_types::{ObjectDigest, Plane, SeqHash, TokenChain, TokenRange};
 use tokio::time::Instant;
 
+pub use admission::{Admission, Refusal};
+pub use queue::{DropPolicy, QueueConfig, QueueStats, StoreOutcome, StoreQueue, StoreTicket};
+
 use super::KvClient;
 use crate::{
     ClientError,
-    limits::{STORE_CONCURRENCY, TAIL_GROWTH_MIN},
+    fetcher::ByteRate,
+    limits::{ENCODE_PATIENCE, STORE_CONCURRENCY, TAIL_GROWTH_MIN},
+    transport::Pace,
 };
+
+/// What a store is about, besides tokens and KV.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct StoreOptions {
+    /// Predicted KL, in nats a token, of the prefix that this KV was computed over: the load's
+    /// [`kl_beneath`](crate::LoadReport::kl_beneath), 0 over an exact prefix. It is kept with the chunks, and adds to
+    /// that of whoever loads them.
+    pub kl_beneath: f64,
+    /// Chunks above this bound are not stored. When absent, twice the predicted KL of the profile's finest level.
+    pub kl_beneath_max: Option<f64>,
+    /// Leading tokens that are known to be stored: their chunks are not read.
+    pub stored_tokens: usize,
+    /// Request class, for admission.
+    pub class: String,
+    /// What it may hold up.
+    pub urgency: Urgency,
+}
+
+/// How a store shares CPU and network.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Urgency {
+    /// As fast as it can: two chunks at a time.
+    #[default]
+    Now,
+    /// One chunk at a time, stepping aside while the client loads something.
+    Background {
+        /// Most bytes a second, even when nothing is loaded.
+        rate: Option<ByteRate>,
+    },
+}
 
 /// One finished chunk of a store, as it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +80,8 @@ pub enum ChunkOutcome {
     },
     /// Its tokens are stored already, or it is a tail with too few new ones.
     AlreadyThere,
+    /// It was computed over a prefix that was loaded too coarsely to build on.
+    TooLossy,
 }
 
 /// One chunk of a store.
@@ -88,12 +128,38 @@ impl KvClient {
         &self,
         tokens: &[u32],
         kv: &dyn KvSource,
+        progress: impl FnMut(StoreProgress) + Send,
+    ) -> Result<StoreReport, ClientError> {
+        self.store_kv_with(tokens, kv, &StoreOptions::default(), progress).await
+    }
+
+    /// Most predicted KL beneath what is stored, unless a store says otherwise.
+    pub(super) fn kl_beneath_stored_max(&self) -> f64 {
+        let own = self.decoders.get(&self.encoder.profile_hash()).and_then(|decoder| decoder.level_kl());
+        own.and_then(|kl| kl.last().map(|finest| 2.0 * finest)).unwrap_or(f64::INFINITY)
+    }
+
+    /// As [`store_kv`](Self::store_kv), with options.
+    ///
+    /// # Errors
+    /// As [`store_kv`](Self::store_kv).
+    pub async fn store_kv_with(
+        &self,
+        tokens: &[u32],
+        kv: &dyn KvSource,
+        options: &StoreOptions,
         mut progress: impl FnMut(StoreProgress) + Send,
     ) -> Result<StoreReport, ClientError> {
+        let most = options.kl_beneath_max.unwrap_or_else(|| self.kl_beneath_stored_max());
+        let too_lossy = options.kl_beneath > most;
+        let at_once = match options.urgency {
+            Urgency::Now => STORE_CONCURRENCY,
+            Urgency::Background { .. } => 1,
+        };
         let started = Instant::now();
         let stored = self.lookup(tokens).await?;
         let chain = &stored.chain;
-        let matched = stored.matched_tokens();
+        let matched = stored.matched_tokens().max(options.stored_tokens as u64);
         let cuts: Vec<Range<usize>> = (0..tokens.len())
             .step_by(self.chunk_tokens)
             .map(|s| s..(s + self.chunk_tokens).min(tokens.len()))
@@ -103,10 +169,13 @@ impl KvClient {
             if is_there(&range, matched, self.chunk_tokens) {
                 return Ok((range, ChunkOutcome::AlreadyThere));
             }
-            let outcome = self.store_chunk(tokens, range.clone(), chain, kv).await?;
+            if too_lossy {
+                return Ok((range, ChunkOutcome::TooLossy));
+            }
+            let outcome = self.store_chunk(tokens, range.clone(), chain, kv, options).await?;
             Ok::<_, ClientError>((range, outcome))
         });
-        let mut parts = futures::stream::iter(parts).buffered(STORE_CONCURRENCY);
+        let mut parts = futures::stream::iter(parts).buffered(at_once);
         let mut chunks = Vec::with_capacity(total);
         let mut bytes = 0;
         while let Some(part) = parts.next().await {
@@ -130,7 +199,12 @@ impl KvClient {
         range: Range<usize>,
         chain: &TokenChain,
         kv: &dyn KvSource,
+        options: &StoreOptions,
     ) -> Result<ChunkOutcome, ClientError> {
+        let pace = match options.urgency {
+            Urgency::Now => None,
+            Urgency::Background { rate } => Some(Pace { activity: Arc::clone(&self.client.activity), rate }),
+        };
         let hash = seq_hash(chain, range.end)?;
         let job = EncodeJob {
             tokens: tokens[range.clone()].to_vec(),
@@ -138,11 +212,15 @@ impl KvClient {
             first_position: range.start as u64,
             parent_hash: chain.prefix_hash(range.start).ok_or_else(|| cut_error(range.start))?,
             kv: self.copy_rows(kv, &range).await,
+            kl_beneath: options.kl_beneath as f32,
             encoder: Arc::clone(&self.encoder),
         };
+        if let Some(pace) = &pace {
+            pace.before_encoding(ENCODE_PATIENCE).await;
+        }
         let (object, encode) = tokio::task::spawn_blocking(move || job.run()).await??;
         let started = Instant::now();
-        let stored = self.client.put_chunk(&self.model_id, &hash, object.into()).await?;
+        let stored = self.client.put_chunk_paced(&self.model_id, &hash, object.into(), pace.as_ref()).await?;
         if stored.seq_hash != hash {
             return Err(ClientError::protocol("it acknowledged another chunk than the one that was sent"));
         }
@@ -196,6 +274,7 @@ struct EncodeJob {
     first_position: u64,
     parent_hash: [u8; 32],
     kv: KvBuffer,
+    kl_beneath: f32,
     encoder: Arc<dyn ChunkEncoder>,
 }
 
@@ -207,7 +286,7 @@ impl EncodeJob {
             preceding_token: self.preceding_token,
             first_position: self.first_position,
             parent_hash: self.parent_hash,
-            kl_beneath: 0.0,
+            kl_beneath: self.kl_beneath,
             kv: &self.kv,
         };
         let object = self.encoder.encode(&input);

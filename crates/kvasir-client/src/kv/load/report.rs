@@ -14,7 +14,8 @@ use crate::{
 pub struct ChunkReport {
     /// Tokens of the context that it brought, or that are to be computed.
     pub tokens: TokenRange,
-    /// The level it was decoded at; `None` when its tokens are to be computed.
+    /// The level it was decoded at (single spans may be at a lower one, or to be computed, where pieces were
+    /// damaged); `None` when its tokens are to be computed.
     pub level: Option<Level>,
     /// Predicted loss (logit KL, nats a token); 0 for text.
     pub loss: f64,
@@ -48,9 +49,40 @@ pub enum LoadError {
     /// The read failed.
     #[error(transparent)]
     Read(#[from] ClientError),
+    /// A piece failed its checksum.
+    #[error("bytes {start}..{end} are damaged: {what}")]
+    Damaged {
+        /// First byte of the piece.
+        start: u64,
+        /// One past its last byte.
+        end: u64,
+        /// What failed.
+        what: String,
+    },
     /// The bytes are not the chunk's: wrong, corrupt, or of other tokens.
     #[error("the object is not usable: {0}")]
     Object(String),
+}
+
+/// How the bytes of a load came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReadReport {
+    /// HTTP requests sent, hedges and repairs included.
+    pub requests: u64,
+    /// Bytes that came straight from the object store.
+    pub direct_bytes: u64,
+    /// Bytes that came through the service.
+    pub proxy_bytes: u64,
+    /// Requests sent once more because their first byte was late.
+    pub hedges: u64,
+    /// Of these, how many were the first to answer.
+    pub hedges_won: u64,
+    /// Direct reads that went on through the service.
+    pub fallbacks: u64,
+    /// Times that presigned URLs were renewed.
+    pub renewals: u64,
+    /// Pieces that failed their checksum and were read again.
+    pub repairs: u64,
 }
 
 /// What a load did: enough to draw its timeline and to plan the next one.
@@ -72,6 +104,17 @@ pub struct LoadReport {
     pub gave_up: bool,
     /// What failed on the way.
     pub failures: Vec<LoadFailure>,
+    /// How the bytes came.
+    pub reads: ReadReport,
+    /// Token ranges that were loaded with a predicted KL above the caller's bound: to be kept out of an engine's own
+    /// prefix cache. Neighbours are joined.
+    pub flagged: Vec<TokenRange>,
+    /// Predicted KL, in nats a token, beneath whatever is computed over this prefix: the worst chunk's own
+    /// `kl_beneath` plus the loss of the level it was loaded at. Hand it to the store of what is computed over it.
+    pub kl_beneath: f64,
+    /// Rows that were not written because their pages were another request's by then. Above 0, nothing of this load
+    /// may be used.
+    pub stale_rows: usize,
     /// Prefill times as fitted so far, for the next load.
     pub recompute_model: RecomputeModel,
     /// Decode times as fitted so far, for the next load.
@@ -81,7 +124,8 @@ pub struct LoadReport {
 impl LoadReport {
     /// Tokens that were loaded.
     pub fn loaded_tokens(&self) -> u64 {
-        self.chunks.iter().filter(|c| c.level.is_some()).map(|c| c.tokens.len()).sum()
+        let chunks: u64 = self.chunks.iter().map(|c| c.tokens.len()).sum();
+        chunks - self.recompute.iter().map(|range| range.len()).sum::<u64>()
     }
 
     /// Throughput to expect of the next load: the harmonic mean of the last samples.

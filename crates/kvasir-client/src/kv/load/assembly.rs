@@ -1,0 +1,231 @@
+//! A chunk object that arrives in pieces: what is here of it, and what of that is verified.
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::Bytes;
+use kvasir_api::ChunkMatch;
+use kvasir_codec::container::{HEADER_BYTES, Head, PieceEntry};
+use kvasir_types::{Level, SPAN_TOKENS, TokenChain};
+
+use super::super::ranges::RangeSet;
+
+/// The tokens that a load is about: what every object is compared with, whatever the service says.
+#[derive(Debug, Clone)]
+pub(super) struct Identity {
+    pub(super) tokens: Arc<[u32]>,
+    pub(super) chain: Arc<TokenChain>,
+}
+
+impl Identity {
+    /// The object must hold these very tokens behind this very prefix.
+    fn check(&self, object: &ChunkMatch, head: &Head) -> Result<(), String> {
+        let first = object.first_token as usize;
+        let matched = object.matched_tokens as usize;
+        let ours = self.tokens.get(first..first + matched);
+        let wrong = if ours.is_none() || head.tokens.get(..matched) != ours {
+            "it holds other tokens"
+        } else if self.chain.prefix_hash(first) != Some(head.header.parent_hash) {
+            "it continues another prefix"
+        } else if head.header.first_position != object.first_token {
+            "its KV is of other positions"
+        } else if head.header.profile_hash != object.profile_hash {
+            "it is of another profile than the lookup said"
+        } else if head.header.object_bytes() != object.bytes {
+            "it is of another size than the lookup said"
+        } else {
+            return head.verify_chain().map_err(|e| e.to_string());
+        };
+        Err(wrong.into())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Check {
+    Due,
+    Good,
+    Bad,
+}
+
+#[derive(Debug)]
+struct Piece {
+    section: usize,
+    level: Level,
+    span: usize,
+    range: Range<u64>,
+    check: Check,
+}
+
+#[derive(Debug)]
+enum HeadState {
+    Due,
+    /// All there, and wrong; to be read once more.
+    Bad,
+    Good(Arc<Head>),
+}
+
+/// One object of a load. Bytes may come in any order; each piece is checked against its CRC as soon as it is whole,
+/// while later ones are on the wire.
+#[derive(Debug)]
+pub(super) struct Assembly {
+    object: ChunkMatch,
+    bytes: Vec<u8>,
+    arrived: RangeSet,
+    head: HeadState,
+    /// In byte order.
+    pieces: Vec<Piece>,
+}
+
+/// What is wrong with bytes that arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Defect {
+    /// The object is not the one that was asked for, or its head is damaged: without a good head nothing is of use.
+    Head {
+        /// Where the head lies.
+        range: Range<u64>,
+        /// What is wrong.
+        what: String,
+    },
+    /// One piece failed its checksum.
+    Piece {
+        /// Where it lies.
+        range: Range<u64>,
+        /// What failed.
+        what: String,
+    },
+}
+
+/// A chunk as far as it is here and verified, ready to decode.
+#[derive(Debug, Clone)]
+pub(super) struct Verified {
+    pub(super) head: Arc<Head>,
+    pub(super) bytes: Bytes,
+    /// Tokens of the chunk, and the level they can be decoded at; `None`: not at all. In order, neighbours joined.
+    pub(super) runs: Vec<(Range<usize>, Option<Level>)>,
+}
+
+impl Assembly {
+    pub(super) fn new(object: ChunkMatch) -> Self {
+        Self {
+            object,
+            bytes: Vec::new(),
+            arrived: RangeSet::default(),
+            head: HeadState::Due,
+            pieces: Vec::new(),
+        }
+    }
+
+    pub(super) const fn object(&self) -> &ChunkMatch {
+        &self.object
+    }
+
+    /// What of `0..end` has not arrived.
+    pub(super) fn missing(&self, end: u64) -> Vec<Range<u64>> {
+        self.arrived.missing(end)
+    }
+
+    /// Takes bytes in, wherever they lie, and checks what they complete. Answers how many were new, and the defects.
+    pub(super) fn take_in(&mut self, offset: u64, bytes: &[u8], identity: &Identity) -> (u64, Vec<Defect>) {
+        let end = offset.saturating_add(bytes.len() as u64).min(self.object.bytes);
+        let range = offset..end.max(offset);
+        let (whole, fresh) = self.arrived.insert(range.clone());
+        let (start, stop) = (range.start as usize, range.end as usize);
+        if self.bytes.len() < stop {
+            self.bytes.resize(stop, 0);
+        }
+        self.bytes[start..stop].copy_from_slice(&bytes[..stop - start]);
+        let mut defects = Vec::new();
+        let head = self.head_range();
+        match &self.head {
+            HeadState::Good(_) => self.check_pieces(&whole, &range, &mut defects),
+            // Only once all of it was written anew.
+            HeadState::Bad if range.start >= head.end || range.end < head.end => {}
+            _ if !self.arrived.contains(&head) => {}
+            HeadState::Due | HeadState::Bad => match self.read_head(&head, identity) {
+                Ok(head) => {
+                    self.enter(head);
+                    // Everything that came before the head could be read.
+                    for whole in self.arrived.iter().cloned().collect::<Vec<_>>() {
+                        self.check_pieces(&whole, &(0..u64::MAX), &mut defects);
+                    }
+                }
+                Err(what) => {
+                    self.head = HeadState::Bad;
+                    defects.push(Defect::Head { range: head, what });
+                }
+            },
+        }
+        (fresh, defects)
+    }
+
+    fn head_range(&self) -> Range<u64> {
+        0..self.object.head_bytes.max(HEADER_BYTES as u64)
+    }
+
+    fn read_head(&self, range: &Range<u64>, identity: &Identity) -> Result<Head, String> {
+        let bytes = self.bytes.get(..range.end as usize).ok_or("it is shorter than its head")?;
+        let head = Head::parse(bytes).map_err(|e| e.to_string())?;
+        identity.check(&self.object, &head)?;
+        Ok(head)
+    }
+
+    fn enter(&mut self, head: Head) {
+        let of = |(section, span, entry): (usize, usize, PieceEntry)| Piece {
+            section,
+            level: head.sections()[section].level,
+            span,
+            range: entry.range,
+            check: Check::Due,
+        };
+        self.pieces = head.pieces().map(of).collect();
+        self.head = HeadState::Good(Arc::new(head));
+    }
+
+    /// Checks the pieces that lie in `whole` (all of it arrived) and have bytes in `fresh`.
+    fn check_pieces(&mut self, whole: &Range<u64>, fresh: &Range<u64>, defects: &mut Vec<Defect>) {
+        let HeadState::Good(head) = &self.head else { return };
+        let first = self.pieces.partition_point(|p| p.range.end <= fresh.start.max(whole.start));
+        for piece in &mut self.pieces[first..] {
+            if piece.range.start >= fresh.end || piece.range.end > whole.end {
+                break;
+            }
+            if piece.range.start < whole.start || piece.check == Check::Good {
+                continue;
+            }
+            let bytes = &self.bytes[piece.range.start as usize..piece.range.end as usize];
+            match head.check_piece(piece.section, piece.span, bytes) {
+                Ok(()) => piece.check = Check::Good,
+                Err(error) => {
+                    piece.check = Check::Bad;
+                    defects.push(Defect::Piece { range: piece.range.clone(), what: error.to_string() });
+                }
+            }
+        }
+    }
+
+    /// Everything verified so far, each span at the best level that its pieces allow, `level` at most. Takes the
+    /// bytes: nothing arrives for this chunk any more.
+    pub(super) fn finish(&mut self, level: Level) -> Option<Verified> {
+        let HeadState::Good(head) = &self.head else { return None };
+        let head = Arc::clone(head);
+        let matched = self.object.matched_tokens as usize;
+        let mut runs: Vec<(Range<usize>, Option<Level>)> = Vec::new();
+        for span in 0..matched.div_ceil(SPAN_TOKENS) {
+            let tokens = span * SPAN_TOKENS..((span + 1) * SPAN_TOKENS).min(matched);
+            let best = self.level_of(span, level);
+            match runs.last_mut().filter(|(_, level)| *level == best) {
+                Some((run, _)) => run.end = tokens.end,
+                None => runs.push((tokens, best)),
+            }
+        }
+        Some(Verified { head, bytes: std::mem::take(&mut self.bytes).into(), runs })
+    }
+
+    fn level_of(&self, span: usize, most: Level) -> Option<Level> {
+        let bad = |p: &&Piece| p.span == span && p.check != Check::Good;
+        match self.pieces.iter().filter(bad).map(|p| p.level).min() {
+            None => Some(most),
+            Some(Level(0)) => None,
+            Some(Level(first_bad)) => Some(most.min(Level(first_bad - 1))),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! `load` and `get_kv`: how a load begins.
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use kvasir_codec::{ChunkDecoder, KvBuffer, KvSink};
+use kvasir_types::{Plane, TokenRange};
+use tokio::{sync::mpsc, time::Instant};
+
+use super::{
+    Load, LoadEvent, LoadOptions, LoadReport,
+    assembly::{Assembly, Identity},
+    decode::{Context, Destination},
+    driver::{ChunkState, Driver, Running},
+    progress::LayerProgress,
+    stream::Output,
+};
+use crate::{
+    ClientError,
+    fetcher::{ChunkPlan, FetchPlan, Fetcher, FetcherConfig},
+    kv::{BlockTable, KvClient, LoadPlan, table::Shard},
+    limits::ARRIVALS_QUEUE,
+    transport::Routes,
+};
+
+impl KvClient {
+    /// Options for a load within `slo` of time to first token, from now on, with what this client has learned so far
+    /// of the engine's prefill, of decoding, and of the network.
+    pub fn options(&self, slo: Duration) -> LoadOptions {
+        let models = self.learned.models();
+        LoadOptions {
+            decode: models.decode,
+            prior_rate: models.rate,
+            ..LoadOptions::new(slo, models.recompute)
+        }
+    }
+
+    /// Streams the plan's KV into an engine's pages within the SLO, and says what is ready as it becomes so.
+    ///
+    /// `into` is one table, or one for each rank of this node: the bytes are fetched once, and each rank's layers and
+    /// heads are decoded from them. Page `i` of a table holds tokens `i × page_tokens ..` of the context. Everything
+    /// that is not loaded is given back as [`LoadEvent::Recompute`]; the last token of the plan always is. A failing
+    /// network or service therefore is no error, only more to compute, and a load that cannot beat computing is given
+    /// up in time.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`] when a table is too short for the plan, or the options' losses are not one a level.
+    pub fn load(
+        &self,
+        plan: LoadPlan,
+        into: impl IntoIterator<Item = BlockTable>,
+        options: LoadOptions,
+    ) -> Result<Load, ClientError> {
+        let tables: Arc<[BlockTable]> = into.into_iter().collect();
+        let tokens = plan.tokens().len() as u64;
+        let plan = plan.truncated(tokens.saturating_sub(1));
+        let matched = plan.matched_tokens();
+        if let Some(table) = tables.iter().find(|table| table.tokens() < matched) {
+            let what = format!(
+                "a block table has room for {} tokens, the load brings {matched}: reserve pages for all of them",
+                table.tokens()
+            );
+            return Err(ClientError::Config { what });
+        }
+        self.begin(&plan, Destination::Tables(tables), options, TokenRange { start: matched, end: tokens })
+    }
+
+    /// Streams the plan's chunks within the SLO and writes their KV to `sink`, token positions counted from the
+    /// context's start: [`load`](Self::load) for those who want all of it at once, in rows, the last token included.
+    ///
+    /// What the sink does not get is in the report's `recompute` ranges. Dropping the future stops the load; the sink
+    /// is only ever written from within it.
+    ///
+    /// # Errors
+    /// [`ClientError::Config`] when the options' level losses do not fit the objects.
+    pub async fn get_kv(
+        &self,
+        plan: &LoadPlan,
+        options: LoadOptions,
+        sink: &mut (dyn KvSink + Send),
+    ) -> Result<LoadReport, ClientError> {
+        let nothing = TokenRange { start: 0, end: 0 };
+        let mut load = self.begin(plan, Destination::Rows, options, nothing)?;
+        while let Some(output) = load.next_output().await {
+            match output {
+                Output::Rows { first_token, rows } => {
+                    hand_over(&rows, self.spec.layers.len(), first_token, sink).await;
+                }
+                Output::Event(LoadEvent::Done { report }) => return Ok(*report),
+                Output::Event(_) => {}
+            }
+        }
+        Err(ClientError::protocol("the runtime ended before the load did"))
+    }
+
+    fn begin(
+        &self,
+        plan: &LoadPlan,
+        destination: Destination,
+        options: LoadOptions,
+        tail: TokenRange,
+    ) -> Result<Load, ClientError> {
+        let decoders: Vec<Arc<dyn ChunkDecoder>> =
+            plan.chunks.iter().filter_map(|chunk| self.decoders.get(&chunk.profile_hash).cloned()).collect();
+        if decoders.len() != plan.chunks.len() {
+            return Err(ClientError::Config {
+                what: "the plan has chunks of a profile that is not loaded".into(),
+            });
+        }
+        let layers = self.spec.layers.len();
+        let held: Vec<Range<usize>> = match &destination {
+            Destination::Tables(tables) => tables.iter().map(|t| t.shard().layers.clone()).collect(),
+            Destination::Rows => vec![Shard::ALL.layers],
+        };
+        let config = FetcherConfig {
+            estimator: options.estimator,
+            recompute: options.recompute.clone(),
+            decode: options.decode.clone(),
+            text_mode: options.text,
+        };
+        let fetch_plan = fetch_plan(plan, &decoders, &options);
+        let policy = options.policy.name();
+        let fetcher = Fetcher::new(fetch_plan, options.policy, config).map_err(|_| ClientError::Config {
+            what: "the level losses must be as many as the objects' levels, and not increase".into(),
+        })?;
+        let vias: Vec<_> = plan.chunks.iter().map(|c| (c.object_digest, c.via.clone())).collect();
+        let gate = Arc::default();
+        let (sender, arrivals) = mpsc::channel(ARRIVALS_QUEUE);
+        let (outputs, receiver) = mpsc::unbounded_channel();
+        let driver = Driver {
+            policy,
+            model_id: self.model_id,
+            identity: Identity { tokens: Arc::clone(&plan.tokens), chain: Arc::clone(&plan.chain) },
+            decoders,
+            routes: Arc::new(Routes::new(self.client.clone(), plan.request.clone(), &vias, plan.looked_up)),
+            context: Arc::new(Context { spec: Arc::clone(&self.spec), destination, gate: Arc::clone(&gate) }),
+            text: options.text,
+            kl_bound: options.kl_bound.unwrap_or(f64::INFINITY),
+            fetcher,
+            assemblies: plan.chunks.iter().cloned().map(Assembly::new).collect(),
+            chunks: plan.chunks.iter().map(|_| ChunkState::default()).collect(),
+            progress: LayerProgress::new(held, layers, plan.matched_tokens()),
+            sender: sender.clone(),
+            outputs,
+            started: Instant::now(),
+            run: Running::default(),
+            learned: Arc::clone(&self.learned),
+            _busy: self.client.activity.begin(),
+        };
+        let task = self.runtime.spawn(driver.run(arrivals, Some(tail)));
+        Ok(Load { outputs: receiver, commands: sender, task, gate })
+    }
+}
+
+fn fetch_plan(plan: &LoadPlan, decoders: &[Arc<dyn ChunkDecoder>], options: &LoadOptions) -> FetchPlan {
+    let chunk = |(c, decoder): (&kvasir_api::ChunkMatch, &Arc<dyn ChunkDecoder>)| {
+        let tokens = TokenRange { start: c.first_token, end: c.first_token + u64::from(c.matched_tokens) };
+        let mut chunk = ChunkPlan::with_default_loss(tokens, c.level_bytes.clone());
+        let known = options
+            .level_loss
+            .clone()
+            .or_else(|| decoder.level_kl().filter(|kl| kl.len() == c.level_bytes.len()));
+        if let Some(loss) = known {
+            chunk.loss = loss;
+        }
+        chunk
+    };
+    FetchPlan {
+        chunks: plan.chunks.iter().zip(decoders).map(chunk).collect(),
+        slo: options.slo,
+        suffix_time: options.suffix_time,
+        prior_rate: options.prior_rate,
+    }
+}
+
+/// Copies decoded rows to the engine, letting other tasks run between layers.
+async fn hand_over(rows: &KvBuffer, layers: usize, first_token: u64, sink: &mut (dyn KvSink + Send)) {
+    for layer in 0..layers {
+        for plane in Plane::ALL {
+            for head in 0..rows.heads(layer, plane) {
+                sink.write(layer, plane, head, first_token as usize, rows.rows(layer, plane, head));
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,217 @@
+//! Decoding what has arrived: layers first that are wanted first, a few units at a time, on blocking threads.
+
+use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, sync::Arc, time::Duration};
+
+use kvasir_codec::{ChunkDecoder, KvBuffer, LayerGroup, container::Head};
+use kvasir_types::{Level, ModelSpec, TokenRange};
+use tokio::time::Instant;
+
+use super::{Arrival, assembly::Verified, report::LoadError};
+use crate::kv::table::{BlockTable, WriteGate};
+
+/// Where decoded rows go.
+#[derive(Debug, Clone)]
+pub(super) enum Destination {
+    /// Into pages, straight from the decoding thread; one table a rank.
+    Tables(Arc<[BlockTable]>),
+    /// Back to the load's owner, who holds a sink that cannot leave its task.
+    Rows,
+}
+
+/// What a unit needs to run, shared by all units of a load.
+pub(super) struct Context {
+    pub(super) spec: Arc<ModelSpec>,
+    pub(super) destination: Destination,
+    pub(super) gate: Arc<WriteGate>,
+}
+
+/// Some layers of some tokens of one chunk, for one rank, at one level.
+#[derive(Clone)]
+pub(super) struct Unit {
+    pub(super) chunk: usize,
+    pub(super) rank: usize,
+    /// `None`: all layers at once.
+    pub(super) group: Option<Arc<LayerGroup>>,
+    pub(super) layers: Range<usize>,
+    /// Relative to the chunk.
+    pub(super) tokens: Range<usize>,
+    pub(super) first_token: u64,
+    pub(super) level: Level,
+    pub(super) head: Arc<Head>,
+    pub(super) bytes: bytes::Bytes,
+    pub(super) decoder: Arc<dyn ChunkDecoder>,
+}
+
+/// How a unit ended.
+pub(super) struct Decoded {
+    pub(super) chunk: usize,
+    pub(super) rank: usize,
+    pub(super) layers: Range<usize>,
+    /// Of the context.
+    pub(super) tokens: TokenRange,
+    pub(super) level: Level,
+    pub(super) took: Duration,
+    pub(super) result: Result<Handed, LoadError>,
+}
+
+/// What became of a unit's rows.
+pub(super) enum Handed {
+    /// They are in the pages, but for so many whose page is another's by now.
+    Written { stale_rows: usize },
+    /// Here they are, all layers.
+    Rows(Box<KvBuffer>),
+}
+
+impl Unit {
+    /// What to decode first: early layers of everything before later layers of anything, so that an engine can start
+    /// on the suffix; then the order of tokens.
+    fn key(&self) -> (usize, usize, usize, usize) {
+        (self.layers.start, self.chunk, self.tokens.start, self.rank)
+    }
+
+    pub(super) fn context_tokens(&self) -> TokenRange {
+        let at = |token: usize| self.first_token + token as u64;
+        TokenRange { start: at(self.tokens.start), end: at(self.tokens.end) }
+    }
+
+    pub(super) fn run(self, context: &Context) -> Arrival {
+        let started = Instant::now();
+        let result = self.decode(context);
+        let at = Instant::now();
+        let decoded = Decoded {
+            chunk: self.chunk,
+            rank: self.rank,
+            layers: self.layers.clone(),
+            tokens: self.context_tokens(),
+            level: self.level,
+            took: at - started,
+            result,
+        };
+        Arrival::Decoded { at, decoded }
+    }
+
+    fn decode(&self, context: &Context) -> Result<Handed, LoadError> {
+        match &context.destination {
+            Destination::Tables(tables) => {
+                let mut sink = tables[self.rank].sink(&context.spec, self.first_token, &context.gate);
+                self.decode_into(&mut sink)?;
+                Ok(Handed::Written { stale_rows: sink.stale_rows })
+            }
+            Destination::Rows => {
+                let mut rows = KvBuffer::new(&context.spec, self.tokens.len());
+                self.decode_into(&mut Shifted { rows: &mut rows, by: self.tokens.start })?;
+                Ok(Handed::Rows(Box::new(rows)))
+            }
+        }
+    }
+
+    fn decode_into(&self, sink: &mut dyn kvasir_codec::KvSink) -> Result<(), LoadError> {
+        let (head, bytes, tokens) = (&self.head, &self.bytes, self.tokens.clone());
+        match &self.group {
+            Some(group) => self.decoder.decode_group(head, bytes, group, self.level, tokens, sink),
+            None => self.decoder.decode(head, bytes, self.level, tokens, sink),
+        }
+        .map_err(|error| LoadError::Object(error.to_string()))
+    }
+}
+
+/// A buffer whose token 0 is a chunk's token `by`.
+struct Shifted<'a> {
+    rows: &'a mut KvBuffer,
+    by: usize,
+}
+
+impl kvasir_codec::KvSink for Shifted<'_> {
+    fn write(&mut self, layer: usize, plane: kvasir_types::Plane, head: usize, first: usize, rows: &[f32]) {
+        self.rows.write(layer, plane, head, first - self.by, rows);
+    }
+}
+
+/// The units of a verified chunk: every run of tokens, every group of layers, every rank that holds part of it.
+pub(super) fn units(
+    (chunk, first_token): (usize, u64),
+    verified: &Verified,
+    decoder: &Arc<dyn ChunkDecoder>,
+    context: &Context,
+) -> Vec<Unit> {
+    let unit = |rank, group: Option<Arc<LayerGroup>>, layers, tokens: &Range<usize>, level| Unit {
+        chunk,
+        rank,
+        group,
+        layers,
+        tokens: tokens.clone(),
+        first_token,
+        level,
+        head: Arc::clone(&verified.head),
+        bytes: verified.bytes.clone(),
+        decoder: Arc::clone(decoder),
+    };
+    let all = 0..context.spec.layers.len();
+    let mut units = Vec::new();
+    for (tokens, level) in &verified.runs {
+        let Some(level) = *level else { continue };
+        let Destination::Tables(tables) = &context.destination else {
+            units.push(unit(0, None, all.clone(), tokens, level));
+            continue;
+        };
+        for (rank, table) in tables.iter().enumerate() {
+            let shard = table.shard();
+            let groups = decoder.layer_groups();
+            if groups.is_empty() {
+                units.push(unit(rank, None, all.clone(), tokens, level));
+            }
+            for group in groups {
+                let scopes = group.scopes.iter().filter(|scope| {
+                    meets(&scope.layers, &shard.layers)
+                        // Planes with fewer heads than ranks are everyone's.
+                        && (meets(&scope.heads, &shard.heads) || scope.heads.end <= shard.heads.start)
+                });
+                let layers = group.layers.clone();
+                let part = LayerGroup { layers: layers.clone(), scopes: scopes.cloned().collect() };
+                if !part.scopes.is_empty() {
+                    units.push(unit(rank, Some(Arc::new(part)), layers, tokens, level));
+                }
+            }
+        }
+    }
+    units
+}
+
+fn meets(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// Units that wait for a thread, in the order of [`Unit::key`].
+#[derive(Default)]
+pub(super) struct DecodeQueue {
+    heap: BinaryHeap<Reverse<Waiting>>,
+}
+
+struct Waiting(Unit);
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+impl Eq for Waiting {}
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.key().cmp(&other.0.key())
+    }
+}
+
+impl DecodeQueue {
+    pub(super) fn push(&mut self, unit: Unit) {
+        self.heap.push(Reverse(Waiting(unit)));
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Unit> {
+        self.heap.pop().map(|Reverse(Waiting(unit))| unit)
+    }
+}

@@ -1,0 +1,95 @@
+//! Time to first byte as it was lately, and what may be spent on not waiting for it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use crate::limits::{
+    FIRST_BYTE_SAMPLES, FIRST_BYTE_SAMPLES_MIN, HEDGE_AFTER_MIN, HEDGE_BURST, HEDGE_QUANTILE, HEDGE_SHARE,
+};
+
+/// The last times to first byte of all reads of a client.
+///
+/// A read that waits longer than the 95th percentile of them is *hedged*: sent once more, on another way if there is
+/// one. The budget keeps hedges at a twentieth of the reads, so that a service that is slow as a whole gets at most
+/// 5 % more to do.
+#[derive(Debug, Default)]
+pub(crate) struct FirstBytes(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    samples: VecDeque<Duration>,
+    budget: f64,
+}
+
+impl FirstBytes {
+    fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A read's first byte came after `waited`.
+    pub(crate) fn observe(&self, waited: Duration) {
+        self.with(|state| {
+            if state.samples.len() == FIRST_BYTE_SAMPLES {
+                state.samples.pop_front();
+            }
+            state.samples.push_back(waited);
+            state.budget = (state.budget + HEDGE_SHARE).min(HEDGE_BURST);
+        });
+    }
+
+    /// The time that a share `q` of the reads did not exceed; none before there are enough.
+    pub(crate) fn quantile(&self, q: f64) -> Option<Duration> {
+        self.with(|state| {
+            let mut sorted: Vec<Duration> = state.samples.iter().copied().collect();
+            sorted.sort_unstable();
+            let index = (q * sorted.len() as f64).ceil() as usize;
+            (sorted.len() >= FIRST_BYTE_SAMPLES_MIN)
+                .then(|| sorted.get(index.saturating_sub(1)).copied())
+                .flatten()
+        })
+    }
+
+    /// How long to wait before a read is sent once more; none while too little is known.
+    pub(crate) fn hedge_after(&self) -> Option<Duration> {
+        self.quantile(HEDGE_QUANTILE).map(|wait| wait.max(HEDGE_AFTER_MIN))
+    }
+
+    /// Takes one hedge, if there is one left.
+    pub(crate) fn take_hedge(&self) -> bool {
+        self.with(|state| {
+            let granted = state.budget >= 1.0;
+            state.budget -= if granted { 1.0 } else { 0.0 };
+            granted
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quantile_is_of_the_last_reads() {
+        let times = FirstBytes::default();
+        assert_eq!(times.hedge_after(), None);
+        (0..1000).for_each(|_| times.observe(Duration::from_secs(9)));
+        (1..=100).for_each(|ms| times.observe(Duration::from_millis(ms)));
+        // The ring holds the last 64: 37 ms to 100 ms.
+        assert_eq!(times.quantile(0.5), Some(Duration::from_millis(68)));
+        assert_eq!(times.hedge_after(), Some(Duration::from_millis(97)));
+    }
+
+    #[test]
+    fn hedges_are_a_twentieth_of_the_reads() {
+        let times = FirstBytes::default();
+        let mut hedges = 0;
+        for _ in 0..1000 {
+            times.observe(Duration::from_millis(1));
+            hedges += u32::from(times.take_hedge());
+        }
+        assert!((48..=50).contains(&hedges), "{hedges}");
+    }
+}

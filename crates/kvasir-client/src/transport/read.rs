@@ -1,0 +1,170 @@
+//! One range of one object, by whatever way brings it: hedged, renewed, fallen back.
+
+use std::{ops::Range, pin::pin};
+
+use bytes::Bytes;
+use kvasir_api::Via;
+use kvasir_types::{ModelId, ObjectDigest, SeqHash};
+use tokio::time::Instant;
+
+use super::{
+    ObjectRange, ObjectRead,
+    route::{Counters, Routes},
+};
+use crate::{ClientError, limits::DIRECT_SILENCE_MAX};
+
+/// Names an object for reads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ObjectName {
+    pub(crate) model_id: ModelId,
+    pub(crate) seq_hash: SeqHash,
+    pub(crate) object_digest: ObjectDigest,
+}
+
+impl ObjectName {
+    fn range(&self, range: &Range<u64>) -> ObjectRange {
+        let Self { model_id, seq_hash, object_digest } = *self;
+        ObjectRange { model_id, seq_hash, object_digest, start: range.start, end: range.end }
+    }
+}
+
+/// Something that takes bytes as they arrive.
+pub(crate) trait TakeBytes: Send {
+    /// Takes `bytes` that lie at `offset` of the object.
+    fn take(&mut self, offset: u64, bytes: Bytes) -> impl Future<Output = ()> + Send;
+}
+
+/// An opened read and its first bytes.
+struct Opened {
+    read: ObjectRead,
+    first: Bytes,
+    direct: bool,
+}
+
+impl Routes {
+    /// Reads a range and hands every piece over as it arrives: its offset and its bytes.
+    ///
+    /// A presigned URL that is refused is renewed once; a direct read that fails in any way goes on through the
+    /// service from where it stopped. Only the service's own failure is an error, and what arrived before it stays.
+    pub(crate) async fn read(
+        &self,
+        object: &ObjectName,
+        range: Range<u64>,
+        through_service: bool,
+        to: &mut impl TakeBytes,
+    ) -> Result<(), ClientError> {
+        let (mut via, generation) = match through_service {
+            true => (Via::Proxy, 0),
+            false => self.of(&object.object_digest).await,
+        };
+        let (mut next, mut renewed) = (range.start, false);
+        loop {
+            let outcome = self.stream(object, &mut next, range.end, &via, to).await;
+            let Err(error) = outcome else { return Ok(()) };
+            if matches!(via, Via::Proxy) {
+                return Err(error);
+            }
+            tracing::debug!(%error, "a direct read failed");
+            via = if is_refusal(&error) && !renewed {
+                renewed = true;
+                self.after_refusal(&object.object_digest, generation).await
+            } else {
+                Via::Proxy
+            };
+            if matches!(via, Via::Proxy) {
+                self.on_direct_failure().await;
+            }
+        }
+    }
+
+    async fn stream(
+        &self,
+        object: &ObjectName,
+        next: &mut u64,
+        end: u64,
+        via: &Via,
+        to: &mut impl TakeBytes,
+    ) -> Result<(), ClientError> {
+        let Opened { mut read, first, direct } = self.open(object, &(*next..end), via).await?;
+        let bytes = if direct { &self.counters.direct_bytes } else { &self.counters.proxy_bytes };
+        let mut piece = Some(first);
+        while let Some(part) = piece {
+            let offset = *next;
+            *next += part.len() as u64;
+            Counters::count(bytes, part.len() as u64);
+            to.take(offset, part).await;
+            piece = within(direct, read.next()).await?;
+        }
+        Ok(())
+    }
+
+    /// Opens a read; where its first byte takes longer than nearly all lately did, once more, and the first of
+    /// both to bring a byte is kept. The other is dropped, which cancels it.
+    async fn open(&self, object: &ObjectName, range: &Range<u64>, via: &Via) -> Result<Opened, ClientError> {
+        let mut first = pin!(self.open_once(object, range, via));
+        let first_bytes = &self.client().first_bytes;
+        let Some(patience) = first_bytes.hedge_after() else { return first.await };
+        tokio::select! {
+            biased;
+            opened = &mut first => return opened,
+            () = tokio::time::sleep(patience) => {}
+        }
+        if !first_bytes.take_hedge() {
+            return first.await;
+        }
+        Counters::count(&self.counters.hedges, 1);
+        let mut second = pin!(self.open_once(object, range, &Via::Proxy));
+        tokio::select! {
+            biased;
+            opened = &mut first => match opened {
+                Ok(opened) => Ok(opened),
+                Err(_) => self.won(second.await),
+            },
+            opened = &mut second => match opened {
+                Ok(opened) => self.won(Ok(opened)),
+                Err(_) => first.await,
+            },
+        }
+    }
+
+    fn won(&self, opened: Result<Opened, ClientError>) -> Result<Opened, ClientError> {
+        Counters::count(&self.counters.hedges_won, u64::from(opened.is_ok()));
+        opened
+    }
+
+    async fn open_once(
+        &self,
+        object: &ObjectName,
+        range: &Range<u64>,
+        via: &Via,
+    ) -> Result<Opened, ClientError> {
+        let sent = Instant::now();
+        Counters::count(&self.counters.requests, 1);
+        let direct = matches!(via, Via::Direct { .. });
+        let range = object.range(range);
+        let mut read = within(direct, self.client().get_object(&range, via)).await?;
+        let Some(first) = within(direct, read.next()).await? else {
+            return Err(ClientError::protocol("an empty answer to a range that is not empty"));
+        };
+        self.client().first_bytes.observe(sent.elapsed());
+        Ok(Opened { read, first, direct })
+    }
+}
+
+/// A direct read that falls silent is not waited for: there is another way. Through the service there is none, and how
+/// long to wait is the fetcher's decision.
+async fn within<T>(
+    direct: bool,
+    step: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, ClientError> {
+    if !direct {
+        return step.await;
+    }
+    let silent = || ClientError::protocol(format!("no byte for {} ms", DIRECT_SILENCE_MAX.as_millis()));
+    tokio::time::timeout(DIRECT_SILENCE_MAX, step).await.unwrap_or_else(|_| Err(silent()))
+}
+
+/// Whether a store answered that it does not accept the URL (any more).
+fn is_refusal(error: &ClientError) -> bool {
+    matches!(error, ClientError::Api(api) if matches!(api.status, 400 | 401 | 403))
+}

@@ -1,0 +1,232 @@
+//! A store and a service that send nonsense: wrong bytes never reach a sink, and the load ends.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use common::{
+    Fault, LAYERS, client, kv,
+    pages::{Pages, rows_of},
+    spec, start,
+    store::{Answer, Script, start as start_store},
+    tokens,
+};
+use kvasir_client::{
+    KvClient, LoadEvent, LoadOptions, LoadReport,
+    fetcher::{Fixed, RecomputeModel},
+};
+use kvasir_codec::KvBuffer;
+use kvasir_types::{Level, Plane, TokenRange};
+
+const TOKENS: usize = 768;
+
+fn at(level: u8) -> LoadOptions {
+    let recompute = RecomputeModel::from_seconds(100.0, 1.0, 0.0);
+    let policy = Box::new(Fixed::new(Level(level)));
+    LoadOptions { policy, ..LoadOptions::new(Duration::from_secs(30), recompute) }
+}
+
+/// What a load at each level brings when nothing goes wrong. The profile is a direct one: decoding is exact.
+async fn references(client: &KvClient, text: &[u32]) -> Vec<KvBuffer> {
+    let plan = client.lookup(text).await.unwrap();
+    let mut all = Vec::new();
+    for level in 0..plan.chunks()[0].level_bytes.len() {
+        let mut back = KvBuffer::new(&spec(), TOKENS);
+        client.get_kv(&plan, at(level as u8), &mut back).await.unwrap();
+        all.push(back);
+    }
+    all
+}
+
+/// Loads, and compares everything that was handed over with what it has to be, and the rest with what was there.
+async fn check(client: &KvClient, text: &[u32], references: &[KvBuffer], what: &str) -> LoadReport {
+    let top = references.len() as u8 - 1;
+    let pages = Pages::toy(TOKENS);
+    pages.reassign(7.5);
+    let plan = client.lookup(text).await.unwrap();
+    let mut load = client.load(plan, [pages.table()], at(top)).unwrap();
+    let (mut ready, mut holes) = (Vec::new(), Vec::<TokenRange>::new());
+    let end = Duration::from_secs(25);
+    let report = loop {
+        match tokio::time::timeout(end, load.next()).await.expect(what).expect("it ends with a report") {
+            LoadEvent::LayerReady(layers) => ready.push(layers),
+            LoadEvent::Recompute { range, .. } => holes.push(range),
+            LoadEvent::Done { report } => break *report,
+        }
+    };
+    for (layer, plane, head) in
+        (0..LAYERS).flat_map(|l| Plane::ALL.into_iter().flat_map(move |p| [(l, p, 0), (l, p, 1)]))
+    {
+        for part in ready.iter().filter(|part| part.layers.contains(&layer)) {
+            let tokens = part.token_range.start as usize..part.token_range.end as usize;
+            let right = rows_of(&references[part.level.index()], layer, plane, head, tokens.clone());
+            assert_eq!(
+                pages.rows(layer, plane, head, tokens),
+                right,
+                "{what}: layer {layer} {plane:?} {head}"
+            );
+        }
+        for hole in &holes {
+            let rows = pages.rows(layer, plane, head, hole.start as usize..hole.end as usize);
+            assert!(rows.iter().all(|v| *v == 7.5), "{what}: nothing is written where nothing was loaded");
+        }
+    }
+    let handed: u64 = ready.iter().filter(|r| r.layers.start == 0).map(|r| r.token_range.len()).sum();
+    let left: u64 = holes.iter().map(|hole| hole.len()).sum();
+    assert_eq!(handed + left, TOKENS as u64, "{what}: every token is loaded or given back");
+    report
+}
+
+#[tokio::test]
+async fn whatever_a_store_sends_the_right_bytes_come_through_the_service() {
+    let (address, service) = start().await;
+    let client = client(address).await.with_direct_reads(true);
+    let text = tokens(TOKENS, 1);
+    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
+    let references = references(&client, &text).await;
+    let good = Script::of(&[], Answer::Good);
+    let store = start_store(Arc::clone(&service), Arc::clone(&good)).await;
+    *service.presigned.lock().unwrap() = Some((store, 600));
+    let report = check(&client, &text, &references, "good").await;
+    assert_eq!(
+        (report.reads.direct_bytes, report.reads.proxy_bytes),
+        (report.bytes, 0),
+        "nothing needs the service"
+    );
+    for bad in Answer::BAD {
+        let script = Script::of(&[], bad);
+        let store = start_store(Arc::clone(&service), Arc::clone(&script)).await;
+        *service.presigned.lock().unwrap() = Some((store, 600));
+        let report = check(&client, &text, &references, &format!("{bad:?}")).await;
+        assert!(script.lock().unwrap().served > 0);
+        // One bit or another object is only noticed when it is verified; then pieces are read again, up to a bound.
+        match bad {
+            Answer::Corrupt => {
+                assert_eq!((report.loaded_tokens(), report.reads.repairs), (767, 3), "{bad:?}")
+            }
+            Answer::Misdirected => assert!(report.reads.repairs > 0, "{bad:?}"),
+            Answer::Long | Answer::Whole => assert_eq!(report.loaded_tokens(), 767, "{bad:?}"),
+            _ => {
+                assert_eq!(report.loaded_tokens(), 767, "{bad:?}");
+                assert!(
+                    report.reads.fallbacks > 0 && report.reads.proxy_bytes > 0,
+                    "{bad:?}: {:?}",
+                    report.reads
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn expired_urls_are_renewed_once_for_all_reads() {
+    let (address, service) = start().await;
+    let client = client(address).await.with_direct_reads(true);
+    let text = tokens(TOKENS, 2);
+    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
+    let references = references(&client, &text).await;
+    let script = Script::of(&[], Answer::Good);
+    let store = start_store(Arc::clone(&service), Arc::clone(&script)).await;
+    // URLs say that they are valid, but the store accepts only those of the lookup after this one.
+    *service.presigned.lock().unwrap() = Some((store, 600));
+    script.lock().unwrap().accepts_from = *service.presigned_lookups.lock().unwrap() + 2;
+    let report = check(&client, &text, &references, "refused").await;
+    assert_eq!((report.reads.renewals, report.reads.fallbacks), (1, 0), "{:?}", report.reads);
+    assert_eq!(report.reads.direct_bytes, report.bytes);
+    // URLs that say they end at once are renewed before they are used, a bounded number of times.
+    *service.presigned.lock().unwrap() = Some((store, 1));
+    let report = check(&client, &text, &references, "short-lived").await;
+    assert!((1..=8).contains(&report.reads.renewals), "{:?}", report.reads);
+    assert_eq!(report.loaded_tokens(), 767);
+}
+
+#[tokio::test]
+async fn a_late_first_byte_is_hedged() {
+    let (address, service) = start().await;
+    let client = client(address).await.with_direct_reads(true);
+    let text = tokens(TOKENS, 3);
+    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
+    let references = references(&client, &text).await;
+    let script = Script::of(&[], Answer::Good);
+    let store = start_store(Arc::clone(&service), Arc::clone(&script)).await;
+    *service.presigned.lock().unwrap() = Some((store, 600));
+    // Enough reads to know what is late and to have earned a hedge.
+    for _ in 0..8 {
+        check(&client, &text, &references, "warming").await;
+    }
+    script.lock().unwrap().answers = vec![Answer::Good, Answer::Late];
+    let report = check(&client, &text, &references, "late").await;
+    assert_eq!((report.reads.hedges, report.reads.hedges_won), (1, 1), "{:?}", report.reads);
+    assert!(report.reads.proxy_bytes > 0 && report.failures.is_empty());
+}
+
+#[tokio::test]
+async fn whatever_the_service_sends_wrong_bytes_never_reach_a_sink() {
+    let (address, service) = start().await;
+    let client = client(address).await;
+    let text = tokens(TOKENS, 4);
+    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
+    let references = references(&client, &text).await;
+    let faults: [fn(u32) -> Fault; 5] =
+        [Fault::Misdirected, Fault::TooLong, Fault::OtherRange, Fault::BreakOff, Fault::Unavailable];
+    for (i, fault) in faults.into_iter().enumerate() {
+        for times in [1, 1000] {
+            *service.faults.lock().unwrap() = vec![fault(times)];
+            let report = check(&client, &text, &references, &format!("fault {i} × {times}")).await;
+            if times == 1 && i < 2 {
+                assert_eq!(report.loaded_tokens(), 767, "fault {i} once is made good");
+            }
+        }
+    }
+}
+
+/// Any mixture: the store's answers drawn from a seed, and a service that breaks off now and then.
+#[tokio::test]
+async fn any_script_ends_with_the_right_bytes_or_none() {
+    let (address, service) = start().await;
+    let client = client(address).await.with_direct_reads(true);
+    let text = tokens(TOKENS, 5);
+    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
+    let references = references(&client, &text).await;
+    for seed in 0..24u64 {
+        let mut state = seed * 2 + 1;
+        let mut draw = |n: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % n
+        };
+        // The silent ones cost most of a second each; they have a test of their own.
+        let quick = |a: &&Answer| !matches!(a, Answer::Silent | Answer::Stall);
+        let bad: Vec<Answer> = Answer::BAD.iter().filter(quick).copied().collect();
+        let answers: Vec<Answer> = (0..6)
+            .map(|_| if draw(3) == 0 { Answer::Good } else { bad[draw(bad.len() as u64) as usize] })
+            .collect();
+        let script = Script::of(&answers, Answer::Good);
+        let store = start_store(Arc::clone(&service), script).await;
+        *service.presigned.lock().unwrap() = Some((store, 600));
+        let broken = draw(3) as u32;
+        *service.faults.lock().unwrap() = vec![Fault::BreakOff(broken), Fault::Misdirected(draw(2) as u32)];
+        check(&client, &text, &references, &format!("seed {seed}: {answers:?}, {broken} broken")).await;
+    }
+}
+
+/// A service that falls silent mid-body: the load ends when computing is the better choice.
+#[tokio::test]
+async fn a_service_that_falls_silent_is_given_up() {
+    let (address, service) = start().await;
+    let client = client(address).await;
+    let text = tokens(TOKENS, 6);
+    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
+    *service.faults.lock().unwrap() = vec![Fault::Stall(1000)];
+    let pages = Pages::toy(TOKENS);
+    let quick = RecomputeModel::from_seconds(0.0, 2e-4, 0.0);
+    let options = LoadOptions {
+        policy: Box::new(kvasir_client::fetcher::Progressive::new()),
+        ..LoadOptions::new(Duration::from_millis(100), quick)
+    };
+    let plan = client.lookup(&text).await.unwrap();
+    let load = client.load(plan, [pages.table()], options).unwrap();
+    let report =
+        tokio::time::timeout(Duration::from_secs(10), load.report()).await.expect("bounded").unwrap();
+    assert_eq!(report.recompute, [TokenRange { start: 0, end: 767 }]);
+}
