@@ -1,12 +1,14 @@
 //! One suite over every object store: what we rest on, what each lacks, and the storage core over each.
 //!
-//! A real server joins with `KVASIR_TEST_S3=s3://bucket/prefix` and the usual `AWS_*` variables.
+//! `tests/servers/run` runs it with real servers beside it. Any other server joins with
+//! `KVASIR_TEST_S3=s3://bucket/prefix` and the usual `AWS_*` variables.
 
 #![allow(clippy::print_stdout, reason = "what a store lacks is the suite's result; --nocapture shows it")]
 
 mod replicas;
 mod semantics;
 mod storage_core;
+mod table;
 
 use std::sync::Arc;
 
@@ -17,12 +19,15 @@ use kvasir_storage::{
     observe::NoObserver,
     store::{OpenStore, StoreConfig},
 };
-use kvasir_tests::s3::{Lacks, S3Server};
+use kvasir_tests::{
+    s3::{Lacks, S3Server},
+    servers::RealServer,
+};
 use tempfile::TempDir;
 
 /// A store to test, and what keeps it alive.
 pub(crate) struct Backend {
-    name: &'static str,
+    name: String,
     config: StoreConfig,
     shared: Option<OpenStore>,
     directory: TempDir,
@@ -30,7 +35,8 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    fn new(name: &'static str, config: StoreConfig) -> Self {
+    fn new(name: &str, config: StoreConfig) -> Self {
+        let name = name.to_owned();
         Self { name, config, shared: None, directory: TempDir::new().expect("a directory"), server: None }
     }
 
@@ -59,16 +65,21 @@ impl Backend {
         self
     }
 
-    /// The server of `KVASIR_TEST_S3`, under a prefix of its own.
-    fn real() -> Option<Self> {
+    /// The real servers there are, each under a prefix of its own.
+    fn real(test: &str) -> Vec<Self> {
+        let prefix = format!("{test}-{}", std::process::id());
+        let servers = RealServer::all();
+        let mut all: Vec<_> =
+            servers.iter().map(|server| Self::new(&server.name, server.config(&prefix))).collect();
         let layers = Layers::from_process();
         let wanted = |name: &str| layers.env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
-        let url = wanted("KVASIR_TEST_S3")?;
-        let layers = layers
-            .clone()
-            .with_arguments(["--store.url".to_owned(), format!("{url}/{}", std::process::id())]);
-        let config = layers.load().expect("KVASIR_TEST_S3 and AWS_* make a configuration");
-        Some(Self::new("the server of KVASIR_TEST_S3", config.store))
+        if let Some(url) = wanted("KVASIR_TEST_S3") {
+            let flags = ["--store.url".to_owned(), format!("{url}/{prefix}")];
+            let config = layers.clone().with_arguments(flags).load();
+            let config = config.expect("KVASIR_TEST_S3 and AWS_* make a configuration");
+            all.push(Self::new("the server of KVASIR_TEST_S3", config.store));
+        }
+        all
     }
 
     fn open(&self) -> OpenStore {
@@ -110,13 +121,12 @@ macro_rules! suite {
                 crate::$module::$name(&super::Backend::s3("in-process S3 that ignores conditional writes", lacks).await).await;
             })*
         }
+        /// Every case on every real server.
         #[tokio::test]
-        async fn s3_real_server() {
-            let Some(backend) = Backend::real() else {
-                println!("SKIPPED 1: KVASIR_TEST_S3 is not set, no real S3 server is tested");
-                return;
-            };
-            $(println!("{}: {}", backend.name, stringify!($name)); crate::$module::$name(&backend).await;)*
+        async fn real_servers() {
+            for backend in Backend::real("suite") {
+                $(println!("{}: {}", backend.name, stringify!($name)); crate::$module::$name(&backend).await;)*
+            }
         }
     };
 }

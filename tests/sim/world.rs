@@ -1,33 +1,34 @@
-//! Replicas, clients that check what they get, and the book of what was acknowledged.
+//! Replicas that die, a store that fails, clients that check what they get, and the book of what was acknowledged.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
-use bytes::Bytes;
-use futures::{TryStreamExt, future::join_all, stream};
-use kvasir_container::{HEADER_BYTES, Head};
+use futures::{TryStreamExt, future::join_all};
+use kvasir_container::Head;
 use kvasir_storage::{
-    ByteRange, Query, Settings, Storage, StorageError,
     gc::GcPolicy,
-    index::Index,
     layout::{ChunkKey, Key},
-    observe::NoObserver,
-    store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
+    salt_record,
+    transitions::Transition,
 };
 use kvasir_tests::{
     chunks::{self, Chunk},
-    faulty::{Dice, Fault, FaultyStore},
+    faulty::{Dice, Fault, FaultyStore, ZOMBIE_MAX},
 };
-use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, SeqHash};
-use object_store::{ObjectStoreExt, path::Path};
+use kvasir_types::{Name, ObjectDigest, RootHash, SeqHash};
+use object_store::{ObjectStore, ObjectStoreExt};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    client::{self, tenant},
+    node::{Cuts, Node, least_cut},
+};
 
 const REPLICAS: usize = 3;
 const CONTEXTS: usize = 14;
 /// Requests that go wrong, of a thousand.
 const FAULTS: usize = 120;
+/// How long a removal that was not answered may still take effect: its last retry, and the store's own delay.
+const REMOVING: Duration = Duration::from_secs(100 + ZOMBIE_MAX.as_secs());
 
 /// How a simulation ended.
 #[derive(Debug)]
@@ -36,62 +37,42 @@ pub(crate) struct Outcome {
     pub wrong: Vec<String>,
     pub kept: usize,
     pub delivered: usize,
-    pub corruptions: u64,
+    /// Bodies that were handed out wrong, and of these the misdirected ones.
+    pub corruptions: (u64, u64),
     pub injected: [u64; Fault::ALL.len()],
+    pub cuts: BTreeMap<Transition, u64>,
     pub trace: (u64, String),
 }
 
 pub(crate) struct World {
     store: FaultyStore,
     dice: Dice,
-    replicas: Vec<Arc<Storage>>,
+    nodes: Vec<(Node, Option<Transition>)>,
     root: RootHash,
     contexts: Vec<(Vec<u32>, Vec<Chunk>)>,
     /// Acknowledged and not removed since: what must be there at the end.
-    acknowledged: BTreeMap<SeqHash, BTreeSet<ObjectDigest>>,
+    acknowledged: BTreeMap<SeqHash, Instant>,
+    removed: BTreeMap<SeqHash, Instant>,
+    roots: BTreeMap<Name, RootHash>,
+    cuts: Cuts,
     wrong: Vec<String>,
     delivered: usize,
-}
-
-fn tenant() -> Name {
-    "default".parse().expect("a name")
-}
-
-fn namespace() -> Name {
-    "n".parse().expect("a name")
-}
-
-fn model_id() -> ModelId {
-    chunks::spec().model_id()
-}
-
-fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
-    stream::iter([Ok(Bytes::copy_from_slice(bytes))])
-}
-
-fn replica(store: &FaultyStore) -> Arc<Storage> {
-    let config = StoreConfig::new("memory://".parse().expect("a url"));
-    let open =
-        OpenStore::with(store.clone(), &Path::default(), StoreKind::Memory, &config, Arc::new(NoObserver));
-    let settings = Settings::new(std::env::temp_dir());
-    Storage::new(open, StoreAbilities { conditional_create: true }, Index::memory(), settings)
+    large: u8,
 }
 
 impl World {
     pub(crate) async fn new(seed: u64) -> Self {
-        let store = FaultyStore::new(seed, FAULTS);
+        let store = FaultyStore::new(seed, FAULTS, seed % 3 == 2);
         let mut dice = Dice::new(!seed);
-        let first = replica(&store);
+        let cuts = Cuts::default();
+        let first = Node::start(&store, &mut dice, None, &cuts);
         // What is written once, in peace; with a salt that the seed decides.
-        let salt = first.store().layout.path(&Key::Salt { tenant: tenant() });
-        store.inner().put(&salt, vec![seed as u8; 32].into()).await.expect("memory");
-        let quiet = replica(&FaultyStore::clone(&store));
+        let salt = first.storage.store().layout.path(&Key::Salt { tenant: tenant() });
+        let record = salt_record(&tenant(), &[seed as u8; 32]);
+        store.inner().put(&salt, record.into()).await.expect("memory");
         let root = loop {
             // Until it goes through: registering is idempotent.
-            let hash = ProfileHash::of(chunks::PROFILE);
-            let registered = quiet.register_model(&tenant(), chunks::spec()).await.is_ok()
-                && quiet.put_profile(&tenant(), &model_id(), &hash, body(chunks::PROFILE)).await.is_ok();
-            if let (true, Ok(root)) = (registered, quiet.root(&tenant(), &namespace(), &model_id()).await) {
+            if let Ok(root) = client::join(&first.storage, &tenant()).await {
                 break root;
             }
         };
@@ -105,58 +86,87 @@ impl World {
             (tokens, chunks)
         });
         let contexts = contexts.collect();
-        let replicas = (0..REPLICAS).map(|_| replica(&store)).collect();
-        Self {
+        let mut this = Self {
             store,
             dice,
-            replicas,
+            nodes: Vec::new(),
             root,
             contexts,
             acknowledged: BTreeMap::new(),
+            removed: BTreeMap::new(),
+            roots: BTreeMap::new(),
+            cuts,
             wrong: Vec::new(),
             delivered: 0,
+            large: 0,
+        };
+        for _ in 0..REPLICAS {
+            this.add();
         }
+        this
     }
 
-    fn any_replica(&mut self) -> Arc<Storage> {
-        let at = self.dice.below(REPLICAS);
-        Arc::clone(&self.replicas[at])
+    /// A new replica with an empty disk; mostly one that will die at a chosen transition.
+    fn add(&mut self) {
+        let pending: Vec<_> = self.nodes.iter().map(|(_, cut)| *cut).collect();
+        let cut = self.dice.chance(850).then(|| least_cut(&self.cuts, &pending, &self.store));
+        let node = Node::start(&self.store, &mut self.dice, cut, &self.cuts);
+        self.nodes.push((node, cut));
+    }
+
+    fn any(&mut self) -> Node {
+        let at = self.dice.below(self.nodes.len());
+        self.nodes[at].0.clone()
     }
 
     /// Several requests at once, and now and then a mishap.
     pub(crate) async fn round(&mut self) {
-        match self.dice.below(20) {
-            0 => self.replicas.rotate_left(1),
-            1 => {
-                // Killed, its disk wiped, another one in its place.
-                let at = self.dice.below(REPLICAS);
-                self.replicas[at] = replica(&self.store);
-            }
-            2 => self.remove().await,
+        self.nodes.retain(|(node, _)| !node.life.is_over());
+        let wanted = REPLICAS + self.dice.below(2);
+        while self.nodes.len() < wanted {
+            self.add();
+        }
+        match self.dice.below(12) {
+            // Killed between two instructions of its choice.
+            0 => self.any().life.end(),
+            1 => self.remove().await,
+            2 | 3 => self.newcomer().await,
+            4 | 5 => self.store_large().await,
             _ => {}
         }
-        let puts: Vec<_> = (0..3).map(|_| (self.any_replica(), self.dice.below(CONTEXTS))).collect();
-        let puts = puts.into_iter().map(|(replica, at)| (replica, self.contexts[at].1.clone()));
-        let puts = join_all(puts.map(|(replica, chunks)| store_context(replica, chunks)));
+        self.traffic().await;
+        let pause = self.dice.below(12_000);
+        sleep(Duration::from_millis(pause as u64)).await;
+    }
+
+    async fn traffic(&mut self) {
+        let puts: Vec<_> = (0..3).map(|_| (self.any(), self.dice.below(CONTEXTS))).collect();
         let loads: Vec<_> =
-            (0..3).map(|_| (self.any_replica(), self.dice.below(CONTEXTS), self.dice.chance(500))).collect();
-        let loads =
-            loads.into_iter().map(|(replica, at, fresh)| (replica, self.contexts[at].0.clone(), fresh));
+            (0..4).map(|_| (self.any(), self.dice.below(CONTEXTS), self.dice.chance(500))).collect();
         let root = self.root;
-        let loads = join_all(loads.map(|(replica, tokens, fresh)| load(replica, root, tokens, fresh)));
-        let collector = self.any_replica();
-        let collects = self.dice.chance(250);
-        let keeping = self.any_replica();
-        let keeping = async {
-            let _ = keeping.journal_append().await;
-            let _ = keeping.journal_tail().await;
+        let collects = self.dice.chance(400);
+        let (keeper, collector) = (self.any(), self.any());
+        let keeping = keeper.run(async {
+            let _ = keeper.storage.journal_append().await;
+            let _ = keeper.storage.journal_tail().await;
+        });
+        let collecting = collector.run(async {
             if collects {
-                let _ = collector.collect_garbage(&policy(), |_| {}).await;
+                let _ = collector.storage.collect_garbage(&policy(), |_| {}).await;
             }
-        };
-        let (stored, loaded, ()) = tokio::join!(puts, loads, keeping);
-        for (seq_hash, object) in stored.into_iter().flatten() {
-            self.acknowledged.entry(seq_hash).or_default().insert(object);
+        });
+        let puts = puts.into_iter().map(|(node, at)| (node, self.contexts[at].1.clone()));
+        let puts = puts.map(|(node, chunks)| async move {
+            node.run(client::store_context(node.storage.clone(), chunks)).await.unwrap_or_default()
+        });
+        let loads = loads.into_iter().map(|(node, at, fresh)| (node, self.contexts[at].0.clone(), fresh));
+        let loads = loads.map(|(node, tokens, fresh)| async move {
+            node.run(client::load(node.storage.clone(), root, tokens, fresh)).await.unwrap_or(Ok(0))
+        });
+        let begun = Instant::now();
+        let (stored, loaded, ..) = tokio::join!(join_all(puts), join_all(loads), keeping, collecting);
+        for seq_hash in stored.into_iter().flatten() {
+            self.acknowledge(seq_hash, begun);
         }
         for loaded in loaded {
             match loaded {
@@ -166,35 +176,61 @@ impl World {
         }
     }
 
+    /// Takes note of what was stored by a request that began at `begun`.
+    fn acknowledge(&mut self, seq_hash: SeqHash, begun: Instant) {
+        // A removal of unknown outcome may still come through: whose it is, nobody can count on.
+        if self.removed.get(&seq_hash).is_none_or(|removed| begun > *removed + REMOVING) {
+            self.acknowledged.insert(seq_hash, begun);
+        }
+    }
+
     async fn remove(&mut self) {
-        let replica = self.any_replica();
+        let node = self.any();
         let at = self.dice.below(CONTEXTS);
         let chunks = &self.contexts[at].1;
         let seq_hash = chunks[self.dice.below(chunks.len())].seq_hash;
+        let (tenant, model_id) = (tenant(), client::model_id());
+        let _ = node.run(node.storage.remove_chunk(&tenant, &model_id, &seq_hash)).await;
         // Whether it went through or not: nobody may count on the chunk any more.
-        let _ = replica.remove_chunk(&tenant(), &model_id(), &seq_hash).await;
         self.acknowledged.remove(&seq_hash);
+        self.removed.insert(seq_hash, Instant::now());
+    }
+
+    /// A tenant that several replicas meet for the first time in the same moment.
+    async fn newcomer(&mut self) {
+        let name: Name = format!("t{}", self.dice.below(1_000)).parse().expect("a name");
+        let nodes: Vec<_> = (0..REPLICAS).map(|_| self.any()).collect();
+        let joins = nodes.iter().map(|node| node.run(client::join(&node.storage, &name)));
+        for root in join_all(joins).await.into_iter().flatten().flatten() {
+            let known = *self.roots.entry(name.clone()).or_insert(root);
+            if known != root {
+                self.wrong.push(format!("replicas disagree about the root of {name}"));
+            }
+        }
+    }
+
+    /// An upload in parts. Alone: its spool file is on a disk that no simulated clock waits for.
+    async fn store_large(&mut self) {
+        let node = self.any();
+        let tokens = chunks::tokens(999, 16);
+        self.large = self.large.wrapping_add(2);
+        let chunk = chunks::variant(self.root, &tokens, 0, 16, 4_400_000, self.large);
+        let begun = Instant::now();
+        if let Some(Ok(_)) = node.run(client::store(&node.storage, &chunk)).await {
+            self.acknowledge(chunk.seq_hash, begun);
+        }
     }
 
     /// Everything heals; what was acknowledged must be there, byte for byte.
     pub(crate) async fn end(self) -> Outcome {
         self.store.heal();
-        let reader = replica(&self.store);
+        sleep(ZOMBIE_MAX * 2).await;
+        let mut dice = self.dice.clone();
+        let reader = Node::start(&self.store, &mut dice, None, &Cuts::default());
         let mut lost = Vec::new();
         for seq_hash in self.acknowledged.keys() {
-            // Contexts that share a beginning have other objects of one chunk.
-            let all = self.contexts.iter().flat_map(|(_, chunks)| chunks);
-            let written: Vec<_> =
-                all.filter(|c| c.seq_hash == *seq_hash).map(|c| &c.bytes[HEADER_BYTES..]).collect();
-            let found = match reader.preferred(&tenant(), &model_id(), seq_hash).await {
-                Ok(key) => whole(&reader, &key, ByteRange::Whole).await,
-                Err(error) => Err(error),
-            };
-            // The header may have been marked; everything behind it is the chunk.
-            match found {
-                Ok(bytes) if written.contains(&&bytes[HEADER_BYTES..]) => {}
-                Ok(_) => lost.push(format!("{seq_hash}: other bytes")),
-                Err(error) => lost.push(format!("{seq_hash}: {error}")),
+            if let Err(problem) = self.is_there(&reader, seq_hash).await {
+                lost.push(format!("{seq_hash}: {problem}"));
             }
         }
         Outcome {
@@ -204,85 +240,41 @@ impl World {
             delivered: self.delivered,
             corruptions: self.store.corruptions(),
             injected: self.store.injected(),
+            cuts: self.cuts.lock().expect("not poisoned").clone(),
             trace: self.store.trace(),
         }
+    }
+
+    /// Whether the store itself has a sound object of the chunk that no tombstone hides.
+    async fn is_there(&self, reader: &Node, seq_hash: &SeqHash) -> Result<(), String> {
+        let (layout, truth) = (&reader.storage.store().layout, self.store.inner());
+        let prefix = layout.chunk_prefix(&tenant(), &client::model_id(), seq_hash);
+        let listed: Vec<_> = truth.list(Some(&prefix)).try_collect().await.map_err(|e| e.to_string())?;
+        let mut hidden = 0;
+        for meta in listed {
+            let Some(Key::Chunk(key)) = layout.parse(&meta.location) else { continue };
+            let bytes = truth.get(&meta.location).await.map_err(|e| e.to_string())?;
+            let bytes = bytes.bytes().await.map_err(|e| e.to_string())?;
+            let head = Head::parse(&bytes).map_err(|e| e.to_string())?;
+            if ObjectDigest::of(&bytes) != key.object_digest || head.header.seq_hash != *seq_hash {
+                return Err("other bytes under a name".to_owned());
+            }
+            let buried = truth.head(&layout.path(&Key::Tombstone(ChunkKey { ..key }))).await.is_ok();
+            hidden += usize::from(buried);
+            if !buried {
+                return Ok(());
+            }
+        }
+        Err(format!("no object, {hidden} hidden"))
     }
 }
 
 fn policy() -> GcPolicy {
     GcPolicy {
-        grace: Duration::ZERO,
-        tombstone_retention: Duration::from_secs(1 << 30),
-        journal_retention: Duration::from_secs(1 << 30),
+        grace: Duration::from_secs(20),
+        tombstone_retention: Duration::from_secs(200),
+        journal_retention: Duration::from_secs(60),
         actions_per_second: 0,
         ..GcPolicy::default()
     }
-}
-
-/// Stores a context chunk by chunk, and gives what was acknowledged.
-async fn store_context(replica: Arc<Storage>, chunks: Vec<Chunk>) -> Vec<(SeqHash, ObjectDigest)> {
-    let mut acknowledged = Vec::new();
-    for chunk in chunks {
-        let stored = replica.put_chunk(&tenant(), &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
-        if let Ok(stored) = stored {
-            acknowledged.push((stored.seq_hash, stored.object_digest));
-        }
-    }
-    acknowledged
-}
-
-async fn whole(replica: &Arc<Storage>, key: &ChunkKey, range: ByteRange) -> Result<Bytes, StorageError> {
-    let parts: Vec<Bytes> = replica.read(key, range).await?.bytes.try_collect().await?;
-    Ok(parts.concat().into())
-}
-
-/// A client: looks up, reads heads and pieces, believes nothing that is not covered by a checksum or a hash.
-///
-/// # Errors
-/// What was wrong and got past all checks.
-async fn load(replica: Arc<Storage>, root: RootHash, tokens: Vec<u32>, fresh: bool) -> Result<usize, String> {
-    let query = Query::Tokens(tokens.clone());
-    let Ok(found) = replica.lookup(&tenant(), &namespace(), &model_id(), query, fresh).await else {
-        return Ok(0);
-    };
-    let mut delivered = 0;
-    for hit in &found.chunks {
-        let first = hit.first_token as usize;
-        let end = first + hit.tokens as usize;
-        let (tenant, model_id) = (tenant(), model_id());
-        let key = ChunkKey { tenant, model_id, seq_hash: hit.seq_hash, object_digest: hit.object_digest };
-        let Ok(head) = whole(&replica, &key, ByteRange::Bounded(0, hit.head_bytes - 1)).await else { break };
-        // What does not verify is a miss.
-        let Ok(head) = Head::parse(&head) else { break };
-        let usable = first + hit.matched_tokens as usize;
-        if head.verify_chain().is_err() || head.header.seq_hash != hit.seq_hash {
-            break;
-        }
-        if head.tokens.get(..usable - first) != tokens.get(first..usable) {
-            return Err(format!("{hit:?} holds other tokens than were looked up"));
-        }
-        let truth = (end <= tokens.len() && hit.matched_tokens == hit.tokens)
-            .then(|| kvasir_types::TokenChain::new(root, &tokens[..end]).blocks().last().copied());
-        if truth.flatten().is_some_and(|truth| truth != hit.seq_hash) {
-            return Err(format!("{hit:?} is not the chunk of these tokens"));
-        }
-        delivered += usize::from(load_pieces(&replica, &key, &head).await?);
-    }
-    Ok(delivered)
-}
-
-/// Reads every piece by its own range and compares what passes its checksum with what was written.
-async fn load_pieces(replica: &Arc<Storage>, key: &ChunkKey, head: &Head) -> Result<bool, String> {
-    for (section, span, entry) in head.pieces() {
-        let range = ByteRange::Bounded(entry.range.start, entry.range.end - 1);
-        let Ok(bytes) = whole(replica, key, range).await else { return Ok(false) };
-        if head.check_piece(section, span, &bytes).is_err() {
-            return Ok(false);
-        }
-        let expected = chunks::piece(head.sections()[section].level.0, span, bytes.len());
-        if bytes != expected {
-            return Err(format!("section {section}, span {span} of {key:?} passed with wrong bytes"));
-        }
-    }
-    Ok(true)
 }

@@ -1,6 +1,10 @@
 //! A running service and the plain HTTP requests of a test.
 
-use std::{net::SocketAddr, path::Path};
+use std::{
+    net::SocketAddr,
+    ops::{Deref, DerefMut},
+    path::Path,
+};
 
 use kvasir_api::{LookupRequest, LookupResponse, NamespaceRequest, NamespaceResponse, Problem, routes};
 use kvasir_server::{Config, listen, run};
@@ -11,13 +15,19 @@ use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::chunks::{self, Chunk};
 
-/// A service in this process, on a free port.
-#[derive(Debug)]
-pub struct Service {
+/// A running service, as plain HTTP shows it.
+#[derive(Debug, Clone)]
+pub struct Api {
     /// Where it listens.
     pub address: SocketAddr,
     /// For requests to it.
     pub http: reqwest::Client,
+}
+
+/// A service in this process, on a free port.
+#[derive(Debug)]
+pub struct Service {
+    api: Api,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), kvasir_server::RunError>>,
 }
@@ -38,7 +48,7 @@ impl Service {
         let address = listener.local_addr().expect("bound");
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(run(config, listener, async { drop(stopped.await) }));
-        Self { address, http: reqwest::Client::new(), stop: Some(stop), task }
+        Self { api: Api::at(address), stop: Some(stop), task }
     }
 
     /// Shuts down and waits for the end.
@@ -53,11 +63,45 @@ impl Service {
             let _ = stop.send(());
         }
     }
+}
+
+impl Deref for Service {
+    type Target = Api;
+
+    fn deref(&self) -> &Api {
+        &self.api
+    }
+}
+
+impl DerefMut for Service {
+    fn deref_mut(&mut self) -> &mut Api {
+        &mut self.api
+    }
+}
+
+impl Api {
+    /// At an address.
+    pub fn at(address: SocketAddr) -> Self {
+        Self { address, http: reqwest::Client::new() }
+    }
+
+    /// Sends a request that may fail.
+    ///
+    /// # Errors
+    /// Where there is no answer.
+    pub async fn try_send(
+        &self,
+        method: Method,
+        path: &str,
+        body: impl Into<reqwest::Body>,
+    ) -> reqwest::Result<Response> {
+        let url = format!("http://{}{path}", self.address);
+        self.http.request(method, url).body(body).send().await
+    }
 
     /// Sends a request.
     pub async fn send(&self, method: Method, path: &str, body: impl Into<reqwest::Body>) -> Response {
-        let url = format!("http://{}{path}", self.address);
-        self.http.request(method, url).body(body).send().await.expect("an answer")
+        self.try_send(method, path, body).await.expect("an answer")
     }
 
     /// GETs with headers.

@@ -39,6 +39,7 @@ pub use contexts::{CollectedContexts, Pins};
 pub use error::StorageError;
 pub use kvasir_container::FORMAT_VERSION;
 pub use lookup::Query;
+pub use namespaces::salt_record;
 pub use read::{ByteRange, ObjectRead};
 pub use rebuild::RebuildProgress;
 pub use removal::Removal;

@@ -85,9 +85,11 @@ pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
 pub const EPOCHS_KEPT: usize = 8;
 /// Store requests of a rebuild at once.
 pub const REBUILD_PARALLEL: usize = 32;
-/// How long first writers wait for each other on a store that ignores conditional creates; twice as long as the write
-/// of a proposal may take.
-pub const FIRST_WRITER_SETTLE: Duration = Duration::from_secs(1);
+/// How long first writers wait for each other on a store that ignores conditional creates: longer than the unit of a
+/// store's dates, so that proposals of one date are all there.
+pub const FIRST_WRITER_SETTLE: Duration = Duration::from_millis(1_500);
+/// Reads of a salt before it is taken for damaged.
+pub const SALT_READS: usize = 3;
 /// Bytes of a tenant's salt.
 pub const SALT_BYTES: usize = 32;
 /// Longest frame of the hot tier, unless a single piece is longer: the unit of its policy, its files and its waits. A

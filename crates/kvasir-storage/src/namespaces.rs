@@ -5,9 +5,7 @@ use futures::TryStreamExt;
 use kvasir_types::{ModelId, Name, RootHash};
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 
-use crate::{
-    Storage, StorageError, index::Scope, layout::Key, limits, store::Refusal, transitions::Transition,
-};
+use crate::{Storage, StorageError, index::Scope, layout::Key, limits, store::once, transitions::Transition};
 
 type Salt = [u8; limits::SALT_BYTES];
 
@@ -49,7 +47,7 @@ impl Storage {
         }
         let path = self.store.layout.path(&Key::Salt { tenant: tenant.clone() });
         let salt: Salt = rand::random();
-        let payload = PutPayload::from(salt.to_vec());
+        let payload = PutPayload::from(salt_record(tenant, &salt));
         match self.store.store.put_opts(&path, payload, PutMode::Create.into()).await {
             Ok(_) => self.passed(Transition::SaltWritten),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
@@ -58,52 +56,41 @@ impl Storage {
         self.written_salt(tenant).await
     }
 
-    /// Agrees with other first writers where a create is no decision: each proposes a salt under a name of its own, all
-    /// wait until every proposal that could have begun before is there or has failed, and write the first one by name.
-    /// Nobody proposes once a proposal or a salt is there, and nobody uses a salt before all have had time to write the
-    /// same one. Only a replica that is stopped between two of its own requests for longer than that could disagree,
-    /// and it reads the result before it uses it.
+    /// Agrees with other first writers where a create is no decision. Each proposes a salt under a name of its own,
+    /// written once; everyone waits until proposals of the same moment are there, and takes the one that the store
+    /// dates first. A proposal that comes late, however late, is dated late, so all take the same.
     async fn agreed_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
-        let settle = limits::FIRST_WRITER_SETTLE;
-        if self.proposed_salt(tenant).await?.is_none() {
+        if self.first_proposal(tenant).await?.is_none() {
             let salt: Salt = rand::random();
             let path = self.store.layout.path(&Key::SaltProposal { tenant: tenant.clone(), salt });
-            let proposing = self.store.store.put(&path, PutPayload::from_static(b"proposed"));
-            // A proposal that takes longer may come too late: the caller asks again, and finds what others agreed on.
-            match tokio::time::timeout(settle / 2, proposing).await {
-                Ok(Ok(_)) => self.passed(Transition::SaltProposed),
-                Ok(Err(error)) => return Err(StorageError::store("proposing a salt")(error)),
-                Err(_) => {
-                    return Err(StorageError::store("proposing a salt")(
-                        Refusal::Deadline(settle / 2).into(),
-                    ));
-                }
-            }
+            let proposal = self.store.store.put_opts(&path, PutPayload::from_static(b"proposed"), once());
+            // Not made again where its outcome is unknown: that would date it anew.
+            proposal.await.map_err(StorageError::store("proposing a salt"))?;
+            self.passed(Transition::SaltProposed);
         }
-        tokio::time::sleep(settle).await;
+        tokio::time::sleep(limits::FIRST_WRITER_SETTLE).await;
         if let Some(salt) = self.read_salt(tenant).await? {
             return Ok(salt);
         }
         let gone =
             StorageError::Damaged { what: "a tenant's salt", reason: "its proposals vanished".to_owned() };
-        let salt = self.proposed_salt(tenant).await?.ok_or(gone)?;
+        let salt = self.first_proposal(tenant).await?.ok_or(gone)?;
         let path = self.store.layout.path(&Key::Salt { tenant: tenant.clone() });
-        let written = self.store.store.put(&path, PutPayload::from(salt.to_vec())).await;
+        let written = self.store.store.put(&path, PutPayload::from(salt_record(tenant, &salt))).await;
         written.map_err(StorageError::store("storing a salt"))?;
         self.passed(Transition::SaltWritten);
-        tokio::time::sleep(settle).await;
         self.written_salt(tenant).await
     }
 
-    /// The first proposal by name.
-    async fn proposed_salt(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
+    /// The proposal that the store dates first; of those of one instant, the first by name.
+    async fn first_proposal(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
         let listed = self.store.store.list(Some(&self.store.layout.salts_prefix(tenant)));
         let listed: Vec<_> = listed.try_collect().await.map_err(StorageError::store("listing salts"))?;
         let salts = listed.iter().filter_map(|meta| match self.store.layout.parse(&meta.location) {
-            Some(Key::SaltProposal { salt, .. }) => Some(salt),
+            Some(Key::SaltProposal { salt, .. }) => Some((meta.last_modified, salt)),
             _ => None,
         });
-        Ok(salts.min())
+        Ok(salts.min().map(|(_, salt)| salt))
     }
 
     async fn written_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
@@ -114,13 +101,27 @@ impl Storage {
     async fn read_salt(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
         let path = self.store.layout.path(&Key::Salt { tenant: tenant.clone() });
         let failed = StorageError::store("reading a salt");
-        let bytes = match self.store.store.get(&path).await {
-            Ok(found) => found.bytes().await.map_err(failed)?,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(failed(error)),
-        };
-        let salt = Salt::try_from(&bytes[..]);
-        let reason = format!("it has {} bytes instead of {}", bytes.len(), limits::SALT_BYTES);
-        salt.map(Some).map_err(|_| StorageError::Damaged { what: "a tenant's salt", reason })
+        let mut reason = String::new();
+        // Once wrong may be the way here, twice is the store.
+        for _ in 0..limits::SALT_READS {
+            let bytes = match self.store.store.get(&path).await {
+                Ok(found) => found.bytes().await.map_err(&failed)?,
+                Err(object_store::Error::NotFound { .. }) => return Ok(None),
+                Err(error) => return Err(failed(error)),
+            };
+            match bytes.first_chunk().filter(|salt| salt_record(tenant, salt) == bytes) {
+                Some(salt) => return Ok(Some(*salt)),
+                None => reason = format!("its {} bytes do not match their checksum", bytes.len()),
+            }
+        }
+        Err(StorageError::Damaged { what: "a tenant's salt", reason })
     }
+}
+
+/// What lies under [`Key::Salt`]: the salt, and a hash of it and of whose it is. A wrong salt would hide all that a tenant
+/// has, so another's or a flipped one must not pass.
+pub fn salt_record(tenant: &Name, salt: &[u8; limits::SALT_BYTES]) -> Vec<u8> {
+    let mut hash = blake3::Hasher::new_derive_key("kvasir/1 salt record");
+    hash.update(tenant.as_str().as_bytes()).update(salt);
+    [&salt[..], hash.finalize().as_bytes()].concat()
 }

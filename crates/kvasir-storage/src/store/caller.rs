@@ -157,6 +157,14 @@ impl Caller {
         }
     }
 
+    /// One attempt, whatever comes of it.
+    pub(super) async fn once<T>(&self, side: Side, attempt: impl Future<Output = Result<T>>) -> Result<T> {
+        let (_permit, pass) = self.enter(side).await?;
+        let result = self.patiently(attempt).await.and_then(|done| done);
+        self.settle(side, pass, Verdict::of(&result));
+        result
+    }
+
     /// As [`call`](Self::call), without counting.
     pub(super) async fn ask<T, F>(&self, side: Side, attempt: impl FnMut() -> F) -> Result<T>
     where

@@ -20,6 +20,7 @@ use kvasir_types::Name;
 use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory, path::Path};
 use url::Url;
 
+pub(crate) use self::resilient::once;
 pub use self::{probe::StoreAbilities, resilient::ResilientStore, verdict::Refusal};
 use crate::{
     layout::Layout,

@@ -21,6 +21,17 @@ use crate::{
     observe::{StoreEvent, StoreObserver},
 };
 
+/// Marks a write that must not be made twice.
+#[derive(Debug, Clone, Copy)]
+struct Once;
+
+/// Options of a write that is attempted once: for what may be dated only once.
+pub(crate) fn once() -> PutOptions {
+    let mut options = PutOptions::default();
+    options.extensions.insert(Once);
+    options
+}
+
 /// Bounds every call in time, number and concurrency, and resolves what a lost answer leaves open:
 ///
 /// - a call has a deadline for each attempt and one for all, retries with jittered pauses, and a budget of retries;
@@ -127,6 +138,9 @@ impl<T: fmt::Display> fmt::Display for ResilientStore<T> {
 #[async_trait]
 impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        if opts.extensions.get::<Once>().is_some() {
+            return self.caller.once(Side::Write, self.inner.put_opts(location, payload, opts)).await;
+        }
         let conditional = !matches!(opts.mode, PutMode::Overwrite);
         let write = || self.inner.put_opts(location, payload.clone(), opts.clone());
         let Called { result, attempts } = self.caller.call(Side::Write, write).await;

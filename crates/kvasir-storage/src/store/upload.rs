@@ -9,10 +9,7 @@ use object_store::{
 };
 use tokio::time::Instant;
 
-use super::{
-    caller::{Caller, Retries, Side},
-    verdict::Verdict,
-};
+use super::caller::{Caller, Retries, Side};
 
 /// The backend asks here whether a part is sent again: only it can send the same part again.
 #[derive(Debug)]
@@ -44,27 +41,16 @@ pub(super) struct BoundedUpload {
 impl MultipartUpload for BoundedUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         let (part, caller) = (self.inner.put_part(data), Arc::clone(&self.caller));
-        Box::pin(async move {
-            let (_permit, pass) = caller.enter(Side::Write).await?;
-            // With its retries inside.
-            let result = caller.patiently(part).await.and_then(|sent| sent);
-            caller.settle(Side::Write, pass, Verdict::of(&result));
-            result
-        })
+        // Once here: its retries are inside.
+        Box::pin(async move { caller.once(Side::Write, part).await })
     }
 
     /// Not retried: one that took effect cannot be completed again. Who asked looks at what is there.
     async fn complete(&mut self) -> Result<PutResult> {
-        let (_permit, pass) = self.caller.enter(Side::Write).await?;
-        let result = self.caller.patiently(self.inner.complete()).await.and_then(|done| done);
-        self.caller.settle(Side::Write, pass, Verdict::of(&result));
-        result
+        self.caller.once(Side::Write, self.inner.complete()).await
     }
 
     async fn abort(&mut self) -> Result<()> {
-        let (_permit, pass) = self.caller.enter(Side::Write).await?;
-        let result = self.caller.patiently(self.inner.abort()).await.and_then(|done| done);
-        self.caller.settle(Side::Write, pass, Verdict::of(&result));
-        result
+        self.caller.once(Side::Write, self.inner.abort()).await
     }
 }

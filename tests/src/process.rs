@@ -1,0 +1,196 @@
+//! The real server in a process of its own: to be killed, stopped, and started again.
+
+use std::{
+    collections::VecDeque,
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    ops::Deref,
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex, mpsc},
+    time::Duration,
+};
+
+use kvasir_storage::store::StoreConfig;
+
+use crate::service::Api;
+
+/// How long anything may take before a test gives up on it.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Lines of the log that are kept for the report of a failure.
+const LOG_LINES: usize = 200;
+
+/// A running process. Killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    api: Api,
+    child: Child,
+    log: Arc<Mutex<VecDeque<String>>>,
+}
+
+/// How to start one.
+#[derive(Debug)]
+pub struct Start<'a> {
+    /// The server's program.
+    pub binary: &'a str,
+    /// The store.
+    pub store: &'a StoreConfig,
+    /// Directory of its index and spool.
+    pub cache: &'a Path,
+    /// Further flags, as `--gc.grace=0s`.
+    pub flags: Vec<String>,
+    /// Further variables.
+    pub env: Vec<(String, String)>,
+    /// A program that becomes the server, with its arguments; for namespaces.
+    pub under: Vec<String>,
+}
+
+impl<'a> Start<'a> {
+    /// With nothing but the necessary.
+    pub fn new(binary: &'a str, store: &'a StoreConfig, cache: &'a Path) -> Self {
+        Self { binary, store, cache, flags: Vec::new(), env: Vec::new(), under: Vec::new() }
+    }
+
+    /// Adds flags.
+    #[must_use]
+    pub fn flags(mut self, flags: &[&str]) -> Self {
+        self.flags.extend(flags.iter().map(|&flag| flag.to_owned()));
+        self
+    }
+
+    /// Adds a variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn command(&self) -> Command {
+        let mut words = self.under.clone();
+        words.push(self.binary.to_owned());
+        let mut command = Command::new(&words[0]);
+        // The tests' own environment must not configure the service.
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy().into_owned();
+            if name.starts_with("KVASIR_") || name.starts_with("AWS_") {
+                command.env_remove(name);
+            }
+        }
+        let store = self.store;
+        command.args(&words[1..]).args(["--listen", "127.0.0.1:0", "--log.format", "json"]);
+        command.args(["--store.url", store.url.as_str()]);
+        command.arg("--cache.directory").arg(self.cache);
+        if let Some(endpoint) = &store.endpoint {
+            command.args(["--store.endpoint", endpoint, "--store.region", "us-east-1"]);
+        }
+        if let (Some(key), Some(secret)) = (&store.access_key_id, &store.secret_access_key) {
+            command.env("AWS_ACCESS_KEY_ID", key).env("AWS_SECRET_ACCESS_KEY", secret.expose());
+        }
+        command.args(&self.flags).envs(self.env.iter().cloned());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts it, and waits until it listens.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn start(self) -> Process {
+        let mut child = self.command().spawn().expect("the server starts");
+        let log = Arc::new(Mutex::new(VecDeque::new()));
+        let (sender, address) = mpsc::channel();
+        let (stderr, lines) = (child.stderr.take().expect("piped"), Arc::clone(&log));
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if let Some(address) = address_in(&line) {
+                    let _ = sender.send(address);
+                }
+                let mut lines = lines.lock().expect("not poisoned");
+                lines.push_back(line);
+                if lines.len() > LOG_LINES {
+                    lines.pop_front();
+                }
+            }
+        });
+        let address = tokio::task::spawn_blocking(move || address.recv_timeout(PATIENCE));
+        match address.await.expect("no panic") {
+            Ok(address) => Process { api: Api::at(address), child, log },
+            Err(_) => {
+                let _ = child.kill();
+                panic!("the server does not listen:\n{:#?}", log.lock().expect("not poisoned"));
+            }
+        }
+    }
+}
+
+fn address_in(line: &str) -> Option<SocketAddr> {
+    let line: serde_json::Value = serde_json::from_str(line).ok()?;
+    let fields = &line["fields"];
+    (fields["message"] == "listening").then(|| fields["address"].as_str()?.parse().ok())?
+}
+
+impl Process {
+    /// Its address and requests to it.
+    pub fn api(&self) -> &Api {
+        &self.api
+    }
+
+    /// The end of its log.
+    pub fn log(&self) -> String {
+        self.log.lock().expect("not poisoned").iter().cloned().collect::<Vec<_>>().join("\n")
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it is ours");
+        self.child.wait().expect("it is ours");
+    }
+
+    /// SIGTERM.
+    pub fn terminate(&self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill").success());
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it does not come.
+    pub async fn wait(&mut self) -> ExitStatus {
+        let begun = std::time::Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it is ours") {
+                return status;
+            }
+            assert!(begun.elapsed() < PATIENCE, "it does not end:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until it says that it is ready.
+    ///
+    /// # Panics
+    /// When it never is.
+    pub async fn ready(&self) {
+        let begun = std::time::Instant::now();
+        while self.get("/readyz", &[]).await.status() != 200 {
+            assert!(begun.elapsed() < PATIENCE, "it is not ready:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Deref for Process {
+    type Target = Api;
+
+    fn deref(&self) -> &Api {
+        &self.api
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

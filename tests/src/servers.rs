@@ -1,0 +1,61 @@
+//! The real S3 servers that `tests/servers/run` has started beside the tests.
+
+use kvasir_server::Layers;
+use kvasir_storage::store::StoreConfig;
+
+/// Servers that must be there where `KVASIR_REQUIRE_SERVERS` is set.
+pub const EXPECTED: [&str; 2] = ["minio", "radosgw"];
+
+/// A running server.
+#[derive(Debug, Clone)]
+pub struct RealServer {
+    /// What it is.
+    pub name: String,
+    /// `http://` and its address.
+    pub endpoint: String,
+    bucket: String,
+    key: String,
+    secret: String,
+}
+
+impl RealServer {
+    /// All of them. Says on standard output which are left out.
+    ///
+    /// # Panics
+    /// Where one is missing that must be there.
+    pub fn all() -> Vec<Self> {
+        let env = Layers::from_process().env;
+        let variable = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
+        let listed = variable("KVASIR_TEST_SERVERS").unwrap_or_default();
+        let servers: Vec<Self> = listed.split(';').filter_map(Self::parse).collect();
+        for name in EXPECTED.iter().filter(|name| servers.iter().all(|s| s.name != **name)) {
+            let required = variable("KVASIR_REQUIRE_SERVERS").is_some();
+            assert!(!required, "KVASIR_REQUIRE_SERVERS is set, and {name} is not in KVASIR_TEST_SERVERS");
+            say(&format!("SKIPPED: {name} is not running; `tests/servers/run` starts it"));
+        }
+        servers
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        let [name, endpoint, bucket, key, secret] = words.try_into().ok()?;
+        Some(Self { name, endpoint, bucket, key, secret })
+    }
+
+    /// How to open it, under a prefix.
+    pub fn config(&self, prefix: &str) -> StoreConfig {
+        let url = format!("s3://{}/{prefix}", self.bucket).parse().expect("a url");
+        StoreConfig {
+            endpoint: Some(self.endpoint.clone()),
+            region: Some("us-east-1".to_owned()),
+            access_key_id: Some(self.key.clone()),
+            secret_access_key: Some(self.secret.clone().into()),
+            ..StoreConfig::new(url)
+        }
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "a skip is counted by whoever reads the output")]
+fn say(text: &str) {
+    println!("{text}");
+}
