@@ -41,7 +41,7 @@ fn simulate(seed: u64, rounds: usize) -> Outcome {
     on_simulated_time(async {
         let mut world = World::new(seed).await;
         for _ in 0..rounds {
-            world.round().await;
+            Box::pin(world.round()).await;
         }
         world.end().await
     })

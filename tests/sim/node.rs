@@ -48,7 +48,7 @@ impl Node {
     pub(crate) fn start(store: &FaultyStore, dice: &mut Dice, cut: Option<Transition>, cuts: &Cuts) -> Self {
         let (store, life) = store.for_replica();
         let url = "memory://".parse().expect("a url");
-        let config = StoreConfig { jitter_seed: dice.next(), ..StoreConfig::new(url) };
+        let config = StoreConfig { jitter_seed: dice.number(), ..StoreConfig::new(url) };
         let abilities = StoreAbilities { conditional_create: !store.ignores_conditions() };
         let observer = Arc::new(NoObserver);
         let open = OpenStore::with(store, &Path::default(), StoreKind::Memory, &config, observer);

@@ -134,7 +134,7 @@ impl World {
             4 | 5 => self.store_large().await,
             _ => {}
         }
-        self.traffic().await;
+        Box::pin(self.traffic()).await;
         let pause = self.dice.below(12_000);
         sleep(Duration::from_millis(pause as u64)).await;
     }

@@ -338,7 +338,7 @@ impl ObjectStore for FaultyStore {
         let (meta, range, attributes, extensions) =
             (found.meta.clone(), found.range.clone(), found.attributes.clone(), found.extensions.clone());
         let truth = found.bytes().await?;
-        let mut dice = Dice::new(self.plan().dice.next());
+        let mut dice = Dice::new(self.plan().dice.number());
         let (body, differs) =
             spoil::spoiled(&self.shared.inner, &mut dice, location, &range, &truth, fault).await;
         if differs && fault.corrupts() {

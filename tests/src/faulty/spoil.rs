@@ -28,7 +28,7 @@ pub(super) async fn spoiled(
             bytes.truncate(dice.below(bytes.len()));
             return (stream::iter([Ok(bytes.into()), Err(failure("reset"))]).boxed(), false);
         }
-        Fault::Trickle => return (trickle(truth.clone(), dice), false),
+        Fault::Trickle => return (trickle(truth, dice), false),
         Fault::Long => bytes.extend(b"more"),
         Fault::Flip if !bytes.is_empty() => {
             let (at, bit) = (dice.below(bytes.len()), dice.below(8));
@@ -57,7 +57,7 @@ pub(super) async fn spoiled(
 }
 
 /// The same bytes, a few at a time; sometimes too slowly to be waited for.
-fn trickle(bytes: Bytes, dice: &mut Dice) -> BoxStream<'static, Result<Bytes>> {
+fn trickle(bytes: &Bytes, dice: &mut Dice) -> BoxStream<'static, Result<Bytes>> {
     let pause = Duration::from_millis([20, 400, 15_000][dice.below(3)]);
     let step = bytes.len().div_ceil(6).max(1);
     let parts: Vec<Bytes> = bytes.chunks(step).map(Bytes::copy_from_slice).collect();
