@@ -124,9 +124,11 @@ macro_rules! suite {
         /// Every case on every real server.
         #[tokio::test]
         async fn real_servers() {
-            for backend in Backend::real("suite") {
-                $(println!("{}: {}", backend.name, stringify!($name)); crate::$module::$name(&backend).await;)*
-            }
+            // Each case under a prefix of its own.
+            $(for backend in Backend::real(stringify!($name)) {
+                println!("{}: {}", backend.name, stringify!($name));
+                crate::$module::$name(&backend).await;
+            })*
         }
     };
 }

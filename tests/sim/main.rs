@@ -19,7 +19,7 @@ use kvasir_tests::faulty::Fault;
 use crate::world::{Outcome, World};
 
 /// Seeds of every run.
-const SEEDS: u64 = 9;
+const SEEDS: u64 = 8;
 const ROUNDS: usize = 130;
 /// Least number of times that each transition must be cut.
 const CUTS: u64 = 5;

@@ -62,7 +62,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn new(seed: u64) -> Self {
-        let store = FaultyStore::new(seed, FAULTS, seed % 3 == 2);
+        let store = FaultyStore::new(seed, FAULTS, seed % 2 == 1);
         let mut dice = Dice::new(!seed);
         let cuts = Cuts::default();
         let first = Node::start(&store, &mut dice, None, &cuts);
@@ -130,7 +130,7 @@ impl World {
             // Killed between two instructions of its choice.
             0 => self.any().life.end(),
             1 => self.remove().await,
-            2 | 3 => self.newcomer().await,
+            2 | 3 | 6 | 7 => self.newcomer().await,
             4 | 5 => self.store_large().await,
             _ => {}
         }

@@ -1,10 +1,15 @@
 //! The real S3 servers that `tests/servers/run` has started beside the tests.
 
+use std::sync::Once;
+
 use kvasir_server::Layers;
 use kvasir_storage::store::StoreConfig;
 
 /// Servers that must be there where `KVASIR_REQUIRE_SERVERS` is set.
 pub const EXPECTED: [&str; 2] = ["minio", "radosgw"];
+
+/// One skip is said once.
+static SKIPPED: Once = Once::new();
 
 /// A running server.
 #[derive(Debug, Clone)]
@@ -31,7 +36,8 @@ impl RealServer {
         for name in EXPECTED.iter().filter(|name| servers.iter().all(|s| s.name != **name)) {
             let required = variable("KVASIR_REQUIRE_SERVERS").is_some();
             assert!(!required, "KVASIR_REQUIRE_SERVERS is set, and {name} is not in KVASIR_TEST_SERVERS");
-            say(&format!("SKIPPED: {name} is not running; `tests/servers/run` starts it"));
+            SKIPPED
+                .call_once(|| say(&format!("SKIPPED: {name} is not running; `tests/servers/run` starts it")));
         }
         servers
     }
