@@ -20,6 +20,8 @@ use crate::world::{Outcome, World};
 
 /// Seeds of every run.
 const SEEDS: u64 = 8;
+/// Most of them, where a transition was not cut often enough.
+const SEEDS_MAX: u64 = 20;
 const ROUNDS: usize = 130;
 /// Least number of times that each transition must be cut.
 const CUTS: u64 = 5;
@@ -52,8 +54,14 @@ fn nothing_acknowledged_is_lost_and_nothing_wrong_is_delivered() {
     let (mut corruptions, mut misdirections, mut kept, mut delivered) = (0, 0, 0, 0);
     let mut injected = [0; Fault::ALL.len()];
     let mut cuts: BTreeMap<Transition, u64> = BTreeMap::new();
-    let seeds = wanted("KVASIR_TEST_SIM_SEEDS", SEEDS);
-    for seed in 0..seeds {
+    let mut seeds = 0;
+    // Rare transitions may need a few seeds more.
+    let missing = |cuts: &BTreeMap<Transition, u64>| {
+        Transition::ALL.into_iter().find(|t| cuts.get(t).copied().unwrap_or(0) < CUTS)
+    };
+    while seeds < wanted("KVASIR_TEST_SIM_SEEDS", SEEDS) || (missing(&cuts).is_some() && seeds < SEEDS_MAX) {
+        let seed = seeds;
+        seeds += 1;
         let outcome = simulate(seed, ROUNDS);
         assert_eq!(outcome.lost, Vec::<String>::new(), "seed {seed}");
         assert_eq!(outcome.wrong, Vec::<String>::new(), "seed {seed}");
@@ -78,10 +86,7 @@ fn nothing_acknowledged_is_lost_and_nothing_wrong_is_delivered() {
     for (fault, count) in Fault::ALL.iter().zip(injected) {
         assert!(count >= 30, "{fault:?} was injected only {count} times");
     }
-    for transition in Transition::ALL {
-        let cut = cuts.get(&transition).copied().unwrap_or(0);
-        assert!(cut >= CUTS, "{transition:?} was cut only {cut} times");
-    }
+    assert_eq!(missing(&cuts), None, "it was cut less than {CUTS} times: {cuts:?}");
 }
 
 #[test]
