@@ -2,5 +2,7 @@
 
 mod auth;
 mod binary;
+mod hot;
+mod hot_trace;
 mod rest;
 mod uploads;

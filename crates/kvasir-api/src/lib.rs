@@ -49,3 +49,8 @@ pub const MEDIA_TOKENS: &str = "application/vnd.kvasir.tokens";
 pub const MEDIA_PROBLEM: &str = "application/problem+json";
 /// Media type of server-sent events.
 pub const MEDIA_EVENTS: &str = "text/event-stream";
+
+/// Header of lookups, reads and writes of chunks: type of the request they serve (text, file, agent, …), for eviction.
+pub const HEADER_REQUEST_TYPE: &str = "kvasir-request-type";
+/// Header of lookups, reads and writes of chunks: turn of the conversation, from 1, for eviction.
+pub const HEADER_TURN: &str = "kvasir-turn";

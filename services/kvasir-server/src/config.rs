@@ -3,6 +3,7 @@
 //! Layers, each over the one before: defaults, the usual `AWS_*` variables, the TOML file, `KVASIR_*` variables, flags.
 //! Every setting is one line of the table in `settings`; all mistakes of all layers are reported at once.
 
+mod hot;
 mod layers;
 mod settings;
 
@@ -16,6 +17,7 @@ use std::{
 use kvasir_storage::{Settings, gc::GcPolicy, limits, store::StoreConfig};
 use url::Url;
 
+pub use hot::HotConfig;
 pub use layers::{Layers, USAGE};
 pub use settings::{SETTINGS, Setting};
 
@@ -37,6 +39,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// What lives on the replica's own disk.
     pub cache: CacheConfig,
+    /// The hot tier.
+    pub hot: HotConfig,
     /// Lookups, uploads and their limits.
     pub storage: Settings,
     /// The garbage collector.
@@ -159,6 +163,7 @@ impl Default for Config {
                 directory: "kvasir-data".into(),
                 index_memory_bytes: limits::INDEX_CACHE_BYTES,
             },
+            hot: HotConfig::default(),
             storage: Settings::new("kvasir-data/spool".into()),
             gc: GcConfig { interval: Duration::from_secs(600), policy: GcPolicy::default() },
             journal: JournalConfig { interval: Duration::from_secs(2) },

@@ -8,6 +8,7 @@ mod handlers;
 mod keys;
 mod limits;
 mod metrics;
+mod metrics_hot;
 mod quota;
 mod reload;
 mod server;
@@ -17,7 +18,7 @@ mod tls;
 
 pub use auth::{AuthError, NewToken};
 pub use config::{
-    AuthConfig, CacheConfig, Config, ConfigError, EXIT_CONFIG, GcConfig, JournalConfig, JwtConfig, Layers,
+    AuthConfig, CacheConfig, Config, ConfigError, EXIT_CONFIG, GcConfig, HotConfig, JournalConfig, JwtConfig, Layers,
     LogConfig, LogFormat, Mistake, SETTINGS, ServerConfig, Setting, TlsConfig, USAGE,
 };
 pub use keys::KeysError;

@@ -1,6 +1,6 @@
 //! All metrics of the service: one typed function for each thing that is observed. Labels are bounded sets.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use kvasir_storage::{
     gc::GcReport,
@@ -10,6 +10,8 @@ use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder, core::Collector,
 };
+
+use crate::metrics_hot::HotMetrics;
 
 /// Seconds: from a hot lookup to a slow upload.
 const SECONDS: &[f64] =
@@ -45,6 +47,7 @@ pub(crate) struct Metrics {
     gc_deleted_bytes: IntCounter,
     stored_objects: IntGauge,
     stored_bytes: IntGauge,
+    hot: Arc<HotMetrics>,
 }
 
 fn counter(name: &str, help: &str) -> IntCounter {
@@ -66,8 +69,10 @@ fn seconds(name: &str, help: &str, labels: &[&str]) -> HistogramVec {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
+        let registry = Registry::new();
         let this = Self {
-            registry: Registry::new(),
+            hot: Arc::new(HotMetrics::new(&registry)),
+            registry,
             http_requests: counters(
                 "kvasir_http_requests_total",
                 "Requests answered, by route template.",
@@ -194,6 +199,11 @@ impl Metrics {
         this
     }
 
+    /// Those of the hot tier.
+    pub(crate) fn hot(&self) -> &Arc<HotMetrics> {
+        &self.hot
+    }
+
     pub(crate) fn request_begins(&self) {
         self.http_in_flight.inc();
     }
@@ -299,7 +309,20 @@ impl StoreObserver for Metrics {
 
 #[cfg(test)]
 mod tests {
+    use kvasir_storage::hot::{EvictReason, HotFront, HotObserver, HotTier};
+
     use super::*;
+
+    /// A tier with a frame in it, so that every gauge has a value.
+    fn hot_tier(metrics: &Metrics) -> Arc<HotTier> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let shard = folder.path().join("hot/acme/00");
+        std::fs::create_dir_all(&shard).expect("writable");
+        std::fs::write(shard.join(format!("{:032x}-00000000-00000001-00", 1)), b"12345").expect("writable");
+        let settings = crate::config::HotConfig::default().settings(folder.path());
+        HotTier::open(settings, crate::config::HotConfig::default().clock, metrics.hot().clone())
+            .expect("opens")
+    }
 
     /// The operations page lists exactly the metrics there are.
     #[test]
@@ -315,6 +338,11 @@ mod tests {
         metrics.stored(true, 1);
         metrics.journal("appended", 1);
         metrics.collected(&GcReport::default());
+        let hot = HotFront::new(hot_tier(&metrics));
+        let class = kvasir_storage::eviction::ClassId::OTHER;
+        metrics.hot().served(kvasir_types::Medium::Cpu, class, 1);
+        metrics.hot().left(kvasir_types::Medium::Disk, EvictReason::Capacity, 1.0, 1.0);
+        metrics.hot().refresh(&hot);
         let names = |text: &str, start: &str| -> std::collections::BTreeSet<String> {
             let lines = text.lines().filter_map(|line| line.strip_prefix(start));
             let names = lines.filter_map(|line| line.split([' ', '`']).next().map(str::to_owned));

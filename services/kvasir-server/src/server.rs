@@ -14,6 +14,7 @@ use hyper_util::{
 };
 use kvasir_storage::{
     RebuildProgress, Storage,
+    hot::HotTier,
     index::{Index, IndexError},
     store::{OpenError, OpenStore},
 };
@@ -65,6 +66,14 @@ pub enum RunError {
     /// The index could not be rebuilt.
     #[error("rebuilding the hot index: {0}; what was indexed stays, run it again")]
     Rebuild(String),
+    /// The hot tier's folder cannot be made or listed.
+    #[error("the hot tier under {directory}: {source}; check hot.directory, or set hot.disk = 0")]
+    Hot {
+        /// The directory.
+        directory: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The hot index cannot be kept where it should be.
     #[error("the hot index under {directory}: {source}; check cache.directory")]
     Index {
@@ -125,7 +134,8 @@ pub async fn run(
     let index = open_index(&config, &store)?;
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
     warn_of_openness(&config, address);
-    let mut starting = tokio::spawn(start(state.clone(), store, index, config.storage.clone()));
+    let hot = open_hot(&config, &state).await?;
+    let mut starting = tokio::spawn(start(state.clone(), store, index, config.storage.clone(), hot));
     // Whoever connects now waits a little, rather than being told that the store has not answered yet.
     let early = tokio::time::timeout(limits::START_PATIENCE, &mut starting).await.is_ok();
     let mut background = background::start(&state, &config);
@@ -189,8 +199,29 @@ fn open_index(config: &Config, store: &OpenStore) -> Result<Index, RunError> {
         .map_err(|source| RunError::Index { directory: config.cache.directory.display().to_string(), source })
 }
 
+/// Opens the hot tier, if there is to be one: lists what lies in its folder.
+async fn open_hot(config: &Config, state: &AppState) -> Result<Option<Arc<HotTier>>, RunError> {
+    if !config.hot.is_on() {
+        return Ok(None);
+    }
+    let settings = config.hot.settings(&config.cache.directory);
+    let directory = settings.directory.display().to_string();
+    let (clock, observer) = (Arc::clone(&config.hot.clock), state.metrics().hot().clone());
+    let opened = tokio::task::spawn_blocking(move || HotTier::open(settings, clock, observer));
+    let opened = opened.await.map_err(std::io::Error::other).flatten();
+    let tier = opened.map_err(|source| RunError::Hot { directory, source })?;
+    tracing::info!(frames = tier.usage().disk_frames, bytes = tier.usage().disk_bytes, "hot tier");
+    Ok(Some(tier))
+}
+
 /// Reaches the store, however long it takes, and starts the storage core over it.
-async fn start(state: AppState, store: OpenStore, index: Index, settings: kvasir_storage::Settings) {
+async fn start(
+    state: AppState,
+    store: OpenStore,
+    index: Index,
+    settings: kvasir_storage::Settings,
+    hot: Option<Arc<HotTier>>,
+) {
     let mut pause = Duration::from_millis(200);
     let abilities = loop {
         match store.probe().await {
@@ -206,7 +237,7 @@ async fn start(state: AppState, store: OpenStore, index: Index, settings: kvasir
              seconds"
         );
     }
-    state.start(Storage::new(store, abilities, index, settings));
+    state.start(Storage::with_hot(store, abilities, index, settings, hot));
     tracing::info!("ready");
 }
 

@@ -72,7 +72,12 @@ impl Default for RequestLog {
 }
 
 impl RequestLog {
-    /// The class of an id, for people and metrics.
+    /// The class with a [`ClassId::index`], for metrics.
+    pub fn class_at(&self, index: usize) -> Option<RequestClass> {
+        self.classes.lock().0.classes().nth(index).flatten().cloned()
+    }
+
+    /// The class of an id, for people.
     pub fn class(&self, id: ClassId) -> Option<RequestClass> {
         self.classes.lock().0.class(id).cloned()
     }

@@ -1,5 +1,7 @@
 //! The table of settings: name, meaning, how to read and how to print each.
 
+mod hot;
+
 use std::{
     path::{Path, PathBuf},
     str::FromStr,
@@ -103,6 +105,15 @@ fn duration_text(value: Duration) -> Option<String> {
     quoted(text)
 }
 
+/// As [`bytes`], or 0.
+fn bytes_or_none(slot: &mut u64, text: &str) -> Result<(), String> {
+    if text == "0" || text == "0B" {
+        *slot = 0;
+        return Ok(());
+    }
+    bytes(slot, text)
+}
+
 /// Sizes as in `64KiB`, `16MiB`, `1GiB`, or plain bytes.
 fn bytes(slot: &mut u64, text: &str) -> Result<(), String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -122,7 +133,7 @@ fn bytes(slot: &mut u64, text: &str) -> Result<(), String> {
 
 fn bytes_text(value: u64) -> Option<String> {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-    let unit = units.into_iter().find(|(shift, _)| value.is_multiple_of(1 << shift));
+    let unit = units.into_iter().find(|(shift, _)| value > 0 && value.is_multiple_of(1 << shift));
     quoted(unit.map_or_else(|| format!("{value}B"), |(shift, name)| format!("{}{name}", value >> shift)))
 }
 
@@ -376,6 +387,12 @@ pub const SETTINGS: &[Setting] = &[
         set: |c, t| bytes(&mut c.cache.index_memory_bytes, t),
         get: |c| bytes_text(c.cache.index_memory_bytes),
     },
+    hot::MEMORY,
+    hot::DISK,
+    hot::DIRECTORY,
+    hot::POLICY,
+    hot::TENANT_SHARE,
+    hot::READ_AHEAD,
     Setting {
         key: "upload.chunk_size_max",
         help: "Largest chunk object taken.",

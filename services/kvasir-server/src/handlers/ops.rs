@@ -23,6 +23,9 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<&'static str
 pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
     if let Some(storage) = state.started() {
         state.metrics().index(storage.index().len(), storage.index().replaced());
+        if let Some(hot) = storage.hot() {
+            state.metrics().hot().refresh(hot);
+        }
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics().render())
 }

@@ -10,7 +10,7 @@ use kvasir_api::{ChunkQuery, MEDIA_CHUNK};
 use kvasir_storage::{ByteRange, StorageError, layout::ChunkKey};
 use kvasir_types::Level;
 
-use super::{body, conditional, id};
+use super::{body, conditional, hint, id};
 use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
 pub(in crate::handlers) async fn put(
@@ -23,8 +23,9 @@ pub(in crate::handlers) async fn put(
     let storage = state.storage()?;
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
+    let hint = hint::of(&headers)?;
     let mut upload = body::upload(&state, request_body);
-    match storage.put_chunk(&caller.tenant, &model_id, &seq_hash, &mut upload).await {
+    match storage.put_chunk_for(&caller.tenant, &model_id, &seq_hash, &mut upload, hint).await {
         Ok(stored) => {
             state.metrics().stored(stored.created, stored.bytes);
             Ok(body::created_or_ok(stored.created, stored))
@@ -129,7 +130,7 @@ async fn answer(
     let (range, object_bytes) = match (method == Method::HEAD, length) {
         (true, Some(length)) => (range.resolve(length).unwrap_or(0..length), length),
         _ => {
-            let read = storage.read(key, range).await?;
+            let read = storage.read_for(key, range, &hint::of(headers)?).await?;
             let found = (read.range.clone(), length.unwrap_or(read.object_bytes));
             *response.body_mut() = body::download(state, read);
             found

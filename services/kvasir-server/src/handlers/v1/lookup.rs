@@ -12,7 +12,7 @@ use kvasir_api::{
 use kvasir_storage::Query;
 use kvasir_types::BLOCK_TOKENS;
 
-use super::body;
+use super::{body, hint};
 use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
 pub(in crate::handlers) async fn post(
@@ -37,7 +37,10 @@ pub(in crate::handlers) async fn post(
         Query::Blocks(blocks) => blocks.len() * BLOCK_TOKENS,
     };
     let LookupQuery { model_id, namespace, fresh, direct: _ } = place;
-    let found = state.storage()?.lookup(&caller.tenant, &namespace, &model_id, what, fresh).await?;
+    let found = state
+        .storage()?
+        .lookup_for(&caller.tenant, &namespace, &model_id, what, fresh, &hint::of(&headers)?)
+        .await?;
     state.metrics().lookup(asked as u64, found.matched_tokens);
     Ok(Json(found))
 }

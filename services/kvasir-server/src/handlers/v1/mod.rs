@@ -4,6 +4,7 @@ mod body;
 pub(super) mod chunks;
 mod conditional;
 pub(super) mod config;
+mod hint;
 pub(super) mod lookup;
 pub(super) mod models;
 pub(super) mod namespaces;

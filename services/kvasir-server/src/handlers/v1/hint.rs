@@ -1,0 +1,58 @@
+//! What a caller says of the request that it serves.
+
+use axum::http::HeaderMap;
+use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN};
+use kvasir_storage::hot::RequestHint;
+
+use crate::handlers::ApiError;
+
+/// The request class that the headers name; what they leave out is inferred.
+///
+/// # Errors
+/// `bad_request` for a type that is no name, and a turn that is no number from 1.
+pub(super) fn of(headers: &HeaderMap) -> Result<RequestHint, ApiError> {
+    let kind = match text(headers, HEADER_REQUEST_TYPE)? {
+        Some(text) => Some(text.parse().map_err(|e| wrong(HEADER_REQUEST_TYPE, &format!("{e}")))?),
+        None => None,
+    };
+    let turn = match text(headers, HEADER_TURN)? {
+        Some(text) => match text.parse() {
+            Ok(turn @ 1..) => Some(turn),
+            Ok(0) | Err(_) => return Err(wrong(HEADER_TURN, "turns are whole numbers from 1")),
+        },
+        None => None,
+    };
+    Ok(RequestHint { kind, turn })
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, ApiError> {
+    let text = headers.get(name).map(|value| value.to_str());
+    text.transpose().map_err(|_| wrong(name, "it is no ASCII text"))
+}
+
+fn wrong(name: &str, problem: &str) -> ApiError {
+    ApiError::bad_request(format!("header {name}: {problem}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_are_read_or_refused() {
+        let read = |kind: Option<&'static str>, turn: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            kind.map(|kind| headers.insert(HEADER_REQUEST_TYPE, kind.parse().expect("a value")));
+            turn.map(|turn| headers.insert(HEADER_TURN, turn.parse().expect("a value")));
+            of(&headers)
+        };
+        assert_eq!(read(None, None).expect("nothing"), RequestHint::default());
+        let hint = read(Some("file"), Some("4")).expect("both");
+        assert_eq!((hint.kind.expect("a type").as_str(), hint.turn), ("file", Some(4)));
+        for (kind, turn) in
+            [(Some("a b"), None), (Some(""), None), (None, Some("0")), (None, Some("-1")), (None, Some("x"))]
+        {
+            assert!(read(kind, turn).is_err(), "{kind:?} {turn:?}");
+        }
+    }
+}
