@@ -90,7 +90,8 @@ impl Caller {
         };
         let url = format!("http://{}{}", self.service.address, routes::LOOKUP);
         let sent = self.service.http.post(url).header(HEADER_REQUEST_TYPE, &request.kind);
-        let sent = sent.header(HEADER_TURN, request.turn).body(serde_json::to_vec(&lookup).expect("serialises"));
+        let sent =
+            sent.header(HEADER_TURN, request.turn).body(serde_json::to_vec(&lookup).expect("serialises"));
         sent.send().await.expect("an answer").json().await.expect("its JSON")
     }
 }
@@ -129,10 +130,17 @@ async fn the_service_hits_as_often_as_the_simulator_says() {
         let policy = row.policy.expect("an online policy");
         // A level 0 of the usual size: one frame.
         let root = RootHash::from([0; 32]);
-        let sample = chunks::chunk(root, &chunks::tokens(1 << 32, CHUNK_TOKENS_STEP), 0, CHUNK_TOKENS_STEP, PIECE_BYTES);
+        let sample = chunks::chunk(
+            root,
+            &chunks::tokens(1 << 32, CHUNK_TOKENS_STEP),
+            0,
+            CHUNK_TOKENS_STEP,
+            PIECE_BYTES,
+        );
         let frame_bytes = (sample.bytes.len() - PIECE_BYTES) as u64;
         let caller =
-            Caller::start(&directory.path().join(policy.name()), policy, row.capacity_blocks * frame_bytes).await;
+            Caller::start(&directory.path().join(policy.name()), policy, row.capacity_blocks * frame_bytes)
+                .await;
         let mut hits = 0;
         for request in &requests {
             hits += caller.request(request).await;
