@@ -35,7 +35,11 @@ async fn a_thousand_equal_reads_make_one_store_request() {
     writer.stop().await;
 
     // Another replica: nothing of it in memory.
-    let service = Service::start(file_store(&directory), &directory.path().join("b")).await;
+    let quiet = |config: &mut kvasir_server::Config| {
+        config.journal.interval = std::time::Duration::ZERO;
+        config.gc.interval = std::time::Duration::ZERO;
+    };
+    let service = Service::start_with(file_store(&directory), &directory.path().join("b"), quiet).await;
     let found = service.lookup_tokens(model_id, &chunks::tokens(1, 1536)).await;
     assert_eq!((found.matched_tokens, found.chunks[0].medium), (1536, Medium::Object));
     let gets = metric(&service, "kvasir_store_requests_total", "op=\"get\"").await;

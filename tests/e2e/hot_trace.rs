@@ -109,7 +109,7 @@ fn requests(trace: &Path) -> Vec<Request> {
 async fn the_service_hits_as_often_as_the_simulator_says() {
     let directory = tempfile::TempDir::new().expect("a directory");
     let trace = directory.path().join("trace.jsonl");
-    let made = SyntheticTrace { seed: 11, requests: 250, scale: 0.05, rate: 0.5, block_tokens: 256 };
+    let made = SyntheticTrace { seed: 11, requests: 160, scale: 0.05, rate: 0.5, block_tokens: 256 };
     made.write(std::fs::File::create(&trace).expect("creates")).expect("writes");
     let policies = [PolicyKind::Adaptive, PolicyKind::Lru];
     let simulated = replay(&ReplayOptions {

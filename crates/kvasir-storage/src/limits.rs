@@ -101,6 +101,8 @@ pub const HOT_FRAME_BYTES_MAX: u64 = 64 << 20;
 pub const HOT_FLIGHT_BYTES: u64 = 8 << 20;
 /// Share of the hot tier's memory for frames that wait to be written to disk; what is evicted beyond that is dropped.
 pub const HOT_WRITING_DIVISOR: u64 = 16;
+/// Least bytes of frames that may wait for the disk, however little memory the tier has: some frames.
+pub const HOT_WRITING_BYTES_MIN: u64 = 8 << 20;
 /// Share of the hot tier's memory for frames that nobody has asked for yet.
 pub const HOT_AHEAD_DIVISOR: u64 = 16;
 /// Prefetches at once.

@@ -31,7 +31,7 @@ pub(crate) struct SimEvictArguments {
     #[arg(long, default_value = "1%,2%,5%,10%,20%,50%", value_delimiter = ',', value_parser = capacity)]
     capacity: Vec<f64>,
     /// Share of the requests that only warms the caches (0.5 = count the second half).
-    #[arg(long, default_value_t = 0.0, value_parser = share)]
+    #[arg(long, default_value_t = 0.0, value_parser = warm_share)]
     warm: f64,
     /// Skip malformed lines and report their numbers, instead of stopping at the first.
     #[arg(long)]
@@ -42,6 +42,9 @@ pub(crate) struct SimEvictArguments {
     /// Print the result as one JSON document.
     #[arg(long)]
     json: bool,
+    /// Print the hit ratios as a Markdown table.
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
     /// Write an HTML report with plots.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -72,7 +75,7 @@ fn capacity(text: &str) -> Result<f64, String> {
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
+fn warm_share(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
     if (0.0..1.0).contains(&number) { Ok(number) } else { Err("not within 0 and 1".to_owned()) }
 }
@@ -97,7 +100,11 @@ pub(crate) fn run(arguments: &SimEvictArguments) -> CliResult {
         let name = arguments.trace.file_name().unwrap_or_default().to_string_lossy();
         write_file(path, page::render(&report, &name).as_bytes())?;
     }
-    if arguments.json { print_json(&report) } else { print(&text(&report)) }
+    match (arguments.json, arguments.markdown) {
+        (true, _) => print_json(&report),
+        (false, true) => print(&markdown(&report)),
+        (false, false) => print(&text(&report)),
+    }
 }
 
 fn trace_error(path: &Path, error: TraceError) -> CliError {
@@ -136,14 +143,44 @@ fn percent(ratio: f64) -> String {
     format!("{:.2}", ratio * 100.0)
 }
 
-/// Hit ratios in per cent: one line a policy, one column a capacity.
-fn hit_table(report: &EvictReport) -> (Vec<String>, Vec<Vec<String>>) {
+/// A capacity, for people.
+fn share(capacity: f64) -> String {
+    format!("{}%", (capacity * 1e6).round() / 1e4)
+}
+
+fn capacities(report: &EvictReport) -> Vec<f64> {
     let mut capacities: Vec<f64> = report.rows.iter().map(|row| row.capacity).collect();
     capacities.sort_by(f64::total_cmp);
     capacities.dedup();
+    capacities
+}
+
+/// The hit ratios as a table of a Markdown document, the highest of the online policies in bold; without the times, so
+/// that it is the same on every machine.
+fn markdown(report: &EvictReport) -> String {
+    let (head, lines) = hit_table(report);
+    let kept = head.len() - 1;
+    let mut out = format!("| {} |\n|{}\n", head[..kept].join(" | "), "---|".repeat(kept));
+    for line in &lines {
+        let best = |column: usize| {
+            let number = |line: &Vec<String>| line[column].parse::<f64>().unwrap_or(f64::MIN);
+            let online = lines.iter().filter(|line| line[0] != "belady").map(number);
+            line[0] != "belady" && (1..kept).contains(&column) && number(line) >= online.fold(0.0, f64::max)
+        };
+        let cells = line[..kept].iter().enumerate();
+        let cells =
+            cells.map(|(column, cell)| if best(column) { format!("**{cell}**") } else { cell.clone() });
+        out.push_str(&format!("| {} |\n", cells.collect::<Vec<_>>().join(" | ")));
+    }
+    out
+}
+
+/// Hit ratios in per cent: one line a policy, one column a capacity.
+fn hit_table(report: &EvictReport) -> (Vec<String>, Vec<Vec<String>>) {
+    let capacities = capacities(report);
     let mut head = vec!["policy".to_owned()];
-    head.extend(capacities.iter().map(|capacity| format!("{}%", (capacity * 1e6).round() / 1e4)));
-    head.extend(["mean", "gap closed %", "seconds saved %", "ns"].map(str::to_owned));
+    head.extend(capacities.iter().map(|capacity| share(*capacity)));
+    head.extend(["mean", "gap %", "saved %", "ns"].map(str::to_owned));
     let lines = report.summaries.iter().map(|summary| {
         let own: Vec<_> = report.rows.iter().filter(|row| row.policy == summary.policy).collect();
         let mean =
@@ -197,7 +234,7 @@ mod tests {
         assert!(
             [capacity("101%"), capacity("-1"), capacity("x"), capacity("NaN")].iter().all(Result::is_err)
         );
-        assert!([share("1"), share("-0.1"), share("y")].iter().all(Result::is_err));
+        assert!([warm_share("1"), warm_share("-0.1"), warm_share("y")].iter().all(Result::is_err));
         let choices = ["all", "lru", "belady"].map(|name| policy(name).unwrap());
         let (kinds, belady) = policies(&choices);
         assert_eq!((kinds.len(), belady), (PolicyKind::ALL.len(), true));
@@ -229,6 +266,9 @@ mod tests {
         };
         let report = EvictReport::new(&replay(&options).unwrap());
         let (text, page) = (text(&report), page::render(&report, "<trace>"));
+        let table = markdown(&report);
+        assert_eq!(table.lines().count(), 2 + PolicyKind::ALL.len() + 1);
+        assert!(table.contains("| policy | 10% | 50% | mean |") && table.contains("**"), "{table}");
         for kind in PolicyKind::ALL {
             assert!(text.contains(kind.name()) && page.contains(kind.name()), "{kind}");
         }

@@ -59,8 +59,10 @@ impl HotObserver for NoHotObserver {
 /// What the tier holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HotUsage {
-    /// Bytes in memory: the policy's, those that wait for the disk, and those read ahead.
+    /// Bytes in memory: the policy's and those read ahead.
     pub ram_bytes: u64,
+    /// Bytes in memory that wait to be written to disk.
+    pub writing_bytes: u64,
     /// Bytes on disk, checksums not counted.
     pub disk_bytes: u64,
     /// Frames in memory.

@@ -391,6 +391,7 @@ proptest! {
                     bench.check(&samples[*seed as usize], range).await;
                     let usage = bench.tier.usage();
                     assert!(usage.ram_bytes <= ram && usage.disk_bytes <= disk);
+                    assert!(usage.writing_bytes <= limits::HOT_WRITING_BYTES_MIN);
                 }
                 bench.settled().await;
             }

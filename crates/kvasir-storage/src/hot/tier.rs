@@ -127,9 +127,10 @@ impl HotTier {
         observer: Arc<dyn HotObserver>,
     ) -> io::Result<Arc<Self>> {
         let share = |wanted: bool, divisor: u64| if wanted { settings.ram_bytes / divisor } else { 0 };
-        let writing_bytes_max = share(settings.disk_bytes > 0, limits::HOT_WRITING_DIVISOR);
+        let writing = share(settings.disk_bytes > 0, limits::HOT_WRITING_DIVISOR);
         let ahead_bytes_max = share(settings.read_ahead_chunks > 0, limits::HOT_AHEAD_DIVISOR);
-        let book_bytes = settings.ram_bytes - writing_bytes_max - ahead_bytes_max;
+        let book_bytes = settings.ram_bytes - writing - ahead_bytes_max;
+        let writing_bytes_max = writing.max(limits::HOT_WRITING_BYTES_MIN);
         let book = |capacity| Book::new(settings.policy, capacity, settings.tenant_share_max);
         let state = State {
             tenants: TenantNumbers::default(),
@@ -369,7 +370,8 @@ impl HotTier {
     pub fn usage(&self) -> HotUsage {
         let state = self.state.lock();
         HotUsage {
-            ram_bytes: state.ram_book.bytes() + state.writing_bytes + state.ahead.bytes(),
+            ram_bytes: state.ram_book.bytes() + state.ahead.bytes(),
+            writing_bytes: state.writing_bytes,
             disk_bytes: state.disk_book.bytes(),
             ram_frames: state.ram.len(),
             disk_frames: state.disk.len(),

@@ -1,8 +1,8 @@
 //! The HTML report of a replay.
 
-use kvasir_sim::evict::{ClassReuse, EvictReport, Row};
+use kvasir_sim::evict::{ClassReuse, ClassRow, EvictReport, Row};
 
-use super::{hit_table, percent};
+use super::{capacities, hit_table, percent, share};
 use crate::report::{Axis, Figure, Mark, Page, Plot, Series, Side, Table};
 
 /// Policies that the plots show; all are in the tables.
@@ -154,20 +154,33 @@ fn distribution(report: &EvictReport, class: &ClassReuse) -> Plot {
     )
 }
 
+/// One row a class, one column a capacity.
 fn by_class(page: &mut Page, report: &EvictReport) {
-    page.heading("By request class");
-    let own = report.rows.iter().filter(|row| row.policy == report.default);
-    let rows = own.flat_map(|row| {
-        row.classes.iter().map(move |class| {
-            vec![
-                class.class.clone(),
-                format!("{}%", (row.capacity * 1e6).round() / 1e4),
-                class.blocks.to_string(),
-                percent(class.hit_ratio),
-                format!("{:.1}", class.seconds_saved),
-            ]
-        })
-    });
-    let head = ["class", "capacity", "blocks", "hit %", "seconds saved"];
-    page.table(&Table { head: head.map(str::to_owned).to_vec(), rows: rows.collect() });
+    let own: Vec<&Row> = report.rows.iter().filter(|row| row.policy == report.default).collect();
+    let capacities = capacities(report);
+    let mut classes: Vec<(&str, u64)> = Vec::new();
+    for class in own.iter().flat_map(|row| &row.classes) {
+        if !classes.iter().any(|(name, _)| *name == class.class) {
+            classes.push((&class.class, class.blocks));
+        }
+    }
+    let table = |value: &dyn Fn(&ClassRow) -> String| {
+        let mut head = vec!["class".to_owned(), "blocks".to_owned()];
+        head.extend(capacities.iter().map(|capacity| share(*capacity)));
+        let rows = classes.iter().map(|(name, blocks)| {
+            let mut line = vec![(*name).to_owned(), blocks.to_string()];
+            line.extend(capacities.iter().map(|capacity| {
+                let row = own.iter().find(|row| row.capacity == *capacity);
+                let class = row.and_then(|row| row.classes.iter().find(|class| class.class == *name));
+                class.map_or(String::new(), value)
+            }));
+            line
+        });
+        Table { head, rows: rows.collect() }
+    };
+    page.heading("By request class: blocks hit, %");
+    page.paragraph(&format!("Under {}, by capacity.", report.default));
+    page.table(&table(&|class| percent(class.hit_ratio)));
+    page.heading("By request class: seconds of prefill saved");
+    page.table(&table(&|class| format!("{:.0}", class.seconds_saved)));
 }
