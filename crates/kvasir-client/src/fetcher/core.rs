@@ -118,7 +118,7 @@ impl Fetcher {
     /// A load that will miss its deadline *and* is predicted to take longer than computing is given up: open
     /// chunks are decoded from what is here, and those without a base are computed.
     fn give_up_if_hopeless(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        if !self.policy.may_give_up() {
+        if !self.policy.may_give_up(self.state.config.text_mode) {
             return;
         }
         let view = self.state.view(now);
@@ -180,6 +180,13 @@ impl Fetcher {
                 }
                 possible
             }
+            Step::Pause { chunk } => {
+                let possible = matches!(self.state.status(chunk), Some(Status::Fetching { .. }));
+                if possible {
+                    self.state.pause(chunk, now, actions);
+                }
+                possible
+            }
             Step::Text { chunk } => {
                 let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled());
                 if possible {
@@ -220,7 +227,7 @@ impl Fetcher {
     /// When to look again whether the link has died: silence sends no events.
     fn stall_check(&self, now: Duration) -> Option<Duration> {
         let step = (self.state.plan.slo / 8).clamp(Duration::from_millis(20), Duration::from_secs(1));
-        (!self.state.requests.is_empty() && self.policy.may_give_up()).then(|| now + step)
+        (!self.state.requests.is_empty() && self.policy.may_give_up(self.state.config.text_mode)).then(|| now + step)
     }
 
     /// What became of each chunk so far.

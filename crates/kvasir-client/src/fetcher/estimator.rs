@@ -1,4 +1,5 @@
-//! Throughput estimators. They see samples from byte arrivals; time to first byte is modelled apart.
+//! Throughput estimators. They see samples of the link, cut from byte arrivals by [`super::meter::Meter`]; time
+//! to first byte is modelled apart.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -6,18 +7,43 @@ use super::rate::ByteRate;
 
 /// Samples that the harmonic mean and the quantile look back on (seed B, after FESTIVE).
 pub const WINDOW_SAMPLES: usize = 20;
+/// Flow time that is looked back on: a window by time too, so that many short samples of a fast link are not
+/// crowded out, nor one fast moment of long ago remembered.
+const WINDOW_TIME: Duration = Duration::from_secs(2);
 /// Half-life of the exponentially weighted mean, in seconds of transfer.
 const EWMA_HALF_LIFE: f64 = 0.5;
 /// The conservative estimate: this quantile of the window.
 const QUANTILE: f64 = 0.25;
+/// Standard deviations above the mean time per byte at which deadlines are planned.
+const CAUTION: f64 = 1.0;
+/// What is assumed of the spread of the time per byte before it was seen: as much as its mean ...
+const SPREAD_PRIOR: f64 = 1.0;
+/// ... with the weight of this many independent stretches.
+const SPREAD_PRIOR_WEIGHT: f64 = 2.0;
+
+/// `bytes` that took `took`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    /// How many.
+    pub bytes: u64,
+    /// How long.
+    pub took: Duration,
+}
+
+impl Stretch {
+    /// Its rate; `None` when it is empty.
+    pub fn rate(self) -> Option<ByteRate> {
+        ByteRate::of(self.bytes, self.took)
+    }
+}
 
 /// What was measured, by bytes that arrived.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sample {
-    /// A short stretch of one or more overlapping transfers.
-    Window(ByteRate, Duration),
-    /// A whole request from its first byte to its last.
-    Transfer(ByteRate),
+    /// A short stretch of the link, whichever transfers shared it.
+    Window(Stretch),
+    /// A whole request, what came with its first byte left out.
+    Transfer(Stretch),
 }
 
 /// Which estimator a load uses.
@@ -38,7 +64,8 @@ pub enum EstimatorKind {
 #[derive(Debug, Clone)]
 pub struct Estimator {
     kind: EstimatorKind,
-    window: VecDeque<ByteRate>,
+    window: VecDeque<Stretch>,
+    transfers: u32,
     last_transfer: Option<ByteRate>,
     mean: Option<f64>,
 }
@@ -46,22 +73,35 @@ pub struct Estimator {
 impl Estimator {
     /// An estimator without samples.
     pub fn new(kind: EstimatorKind) -> Self {
-        Self { kind, window: VecDeque::with_capacity(WINDOW_SAMPLES), last_transfer: None, mean: None }
+        let window = VecDeque::with_capacity(WINDOW_SAMPLES);
+        Self { kind, window, transfers: 0, last_transfer: None, mean: None }
     }
 
-    /// Takes one sample in.
+    /// Takes one sample in; an empty one says nothing.
     pub fn observe(&mut self, sample: Sample) {
         match sample {
-            Sample::Transfer(rate) => self.last_transfer = Some(rate),
-            Sample::Window(rate, took) => {
-                if self.window.len() == WINDOW_SAMPLES {
-                    self.window.pop_front();
-                }
-                self.window.push_back(rate);
-                let keep = 0.5f64.powf(took.as_secs_f64() / EWMA_HALF_LIFE);
+            Sample::Transfer(stretch) => {
+                self.last_transfer = stretch.rate().or(self.last_transfer);
+                self.transfers = self.transfers.saturating_add(1);
+            }
+            Sample::Window(stretch) => {
+                let Some(rate) = stretch.rate() else { return };
+                self.window.push_back(stretch);
+                self.forget_old();
+                let keep = 0.5f64.powf(stretch.took.as_secs_f64() / EWMA_HALF_LIFE);
                 let fresh = rate.bytes_per_second();
                 self.mean = Some(self.mean.map_or(fresh, |mean| keep * mean + (1.0 - keep) * fresh));
             }
+        }
+    }
+
+    fn forget_old(&mut self) {
+        let mut total: Duration = self.window.iter().map(|s| s.took).sum();
+        while let Some(oldest) = self.window.front().copied()
+            && (self.window.len() > WINDOW_SAMPLES || total - oldest.took >= WINDOW_TIME)
+        {
+            total -= oldest.took;
+            self.window.pop_front();
         }
     }
 
@@ -72,7 +112,7 @@ impl Estimator {
             EstimatorKind::Harmonic => self.harmonic(),
             EstimatorKind::Ewma => self.mean.and_then(ByteRate::new),
             EstimatorKind::Conservative => {
-                let mut sorted: Vec<f64> = self.window.iter().map(|r| r.bytes_per_second()).collect();
+                let mut sorted: Vec<f64> = self.rates().collect();
                 sorted.sort_by(f64::total_cmp);
                 let index = (QUANTILE * sorted.len() as f64).ceil() as usize;
                 let quantile = ByteRate::new(*sorted.get(index.saturating_sub(1))?)?;
@@ -81,122 +121,35 @@ impl Estimator {
         }
     }
 
+    fn rates(&self) -> impl Iterator<Item = f64> {
+        self.window.iter().filter_map(|s| s.rate()).map(ByteRate::bytes_per_second)
+    }
+
     fn harmonic(&self) -> Option<ByteRate> {
-        let inverse: f64 = self.window.iter().map(|r| r.bytes_per_second().recip()).sum();
-        ByteRate::new(self.window.len() as f64 / inverse)
+        ByteRate::new(self.window.len() as f64 / self.rates().map(f64::recip).sum::<f64>())
     }
-}
 
-/// Turns byte arrivals into samples, and measures time to first byte.
-///
-/// A window opens with the first byte that arrives while nothing was flowing (that byte's own batch waited for
-/// the round trip, so it does not count) and closes after `WINDOW_MIN` and `WINDOW_BYTES`.
-#[derive(Debug, Clone)]
-pub(super) struct Meter {
-    estimator: Estimator,
-    window: Option<(Duration, u64)>,
-    last_arrival: Duration,
-    first_byte: Duration,
-    samples: Vec<(Duration, ByteRate)>,
-}
-
-/// Shortest window: below, timer and socket-buffer granularity is what one measures.
-const WINDOW_MIN: Duration = Duration::from_millis(10);
-/// Fewest bytes of a window, for the same reason.
-const WINDOW_BYTES: u64 = 16 << 10;
-/// Pauses up to this are how links deliver (bursts, shapers, schedulers).
-const SILENCE_MIN: Duration = Duration::from_millis(50);
-/// Samples kept for the report.
-const SAMPLES_MAX: usize = 4096;
-/// Time to first byte before any was seen: a warm connection within a region.
-const FIRST_BYTE_PRIOR: Duration = Duration::from_millis(5);
-
-impl Meter {
-    pub(super) fn new(kind: EstimatorKind) -> Self {
-        Self {
-            estimator: Estimator::new(kind),
-            window: None,
-            last_arrival: Duration::ZERO,
-            first_byte: FIRST_BYTE_PRIOR,
-            samples: Vec::new(),
+    /// How many times its mean the time per byte is to be taken where a deadline hangs on it: one standard
+    /// deviation above it. The spread is what the window shows, shrunk towards [`SPREAD_PRIOR`] as long as few
+    /// transfers were seen: samples of one transfer say little about the next.
+    pub fn caution(&self) -> f64 {
+        let seen = f64::from(self.transfers).min(self.window.len() as f64);
+        let bytes: f64 = self.window.iter().map(|s| s.bytes as f64).sum();
+        let seconds: f64 = self.window.iter().map(|s| s.took.as_secs_f64()).sum();
+        let mut relative = 0.0;
+        if bytes > 0.0 && seconds > 0.0 {
+            let mean = seconds / bytes;
+            relative = self
+                .window
+                .iter()
+                .filter(|s| s.bytes > 0)
+                .map(|s| (s.took.as_secs_f64() / s.bytes as f64 / mean - 1.0).powi(2) * s.bytes as f64)
+                .sum::<f64>()
+                / bytes;
         }
-    }
-
-    /// A request's first bytes came `waited` after it was sent; `alone` when nothing else was flowing (then
-    /// the wait is latency and not queueing behind other bytes).
-    pub(super) fn on_first_byte(&mut self, waited: Duration, alone: bool) {
-        if alone {
-            self.first_byte = self.first_byte.mul_f64(0.7) + waited.min(Duration::from_secs(60)).mul_f64(0.3);
-        }
-    }
-
-    pub(super) fn on_bytes(&mut self, now: Duration, bytes: u64) {
-        self.last_arrival = now;
-        let Some((since, so_far)) = &mut self.window else {
-            self.window = Some((now, 0));
-            return;
-        };
-        *so_far += bytes;
-        if now.saturating_sub(*since) >= WINDOW_MIN && *so_far >= WINDOW_BYTES {
-            self.close_window(now);
-            self.window = Some((now, 0));
-        }
-    }
-
-    /// A request ended: `bytes` in `flowing` since its first byte, `elapsed` since it was sent.
-    pub(super) fn on_transfer(&mut self, now: Duration, bytes: u64, flowing: Duration, elapsed: Duration) {
-        // An answer that arrived in one piece has no flow to time: its whole duration is a lower bound.
-        let net = if flowing >= Duration::from_millis(1) { flowing } else { elapsed };
-        let Some(rate) = ByteRate::of(bytes, net) else { return };
-        self.estimator.observe(Sample::Transfer(rate));
-        if self.samples.is_empty() || (flowing >= WINDOW_MIN && self.close_window(now).is_none()) {
-            self.record(now, rate, net);
-        }
-    }
-
-    /// Nothing is in flight any more: a gap is no evidence of a slow link.
-    pub(super) fn on_idle(&mut self) {
-        self.window = None;
-    }
-
-    fn close_window(&mut self, now: Duration) -> Option<ByteRate> {
-        let (since, bytes) = self.window.take()?;
-        let took = now.saturating_sub(since);
-        if took < WINDOW_MIN || bytes < WINDOW_BYTES {
-            return None;
-        }
-        let rate = ByteRate::of(bytes, took)?;
-        self.record(now, rate, took);
-        Some(rate)
-    }
-
-    fn record(&mut self, now: Duration, rate: ByteRate, took: Duration) {
-        self.estimator.observe(Sample::Window(rate, took));
-        if self.samples.len() < SAMPLES_MAX {
-            self.samples.push((now, rate));
-        }
-    }
-
-    /// The estimate after bytes that are due have been missing for `silent`: silence is evidence too, so
-    /// beyond `SILENCE_MIN` the estimate (or the prior) falls as the inverse of its length.
-    pub(super) fn rate(&self, silent: Duration, prior: Option<ByteRate>) -> Option<ByteRate> {
-        let rate = self.estimator.rate().or(prior)?;
-        if silent <= SILENCE_MIN {
-            return Some(rate);
-        }
-        Some(rate.scaled(SILENCE_MIN.as_secs_f64() / silent.as_secs_f64()))
-    }
-
-    pub(super) fn last_arrival(&self) -> Duration {
-        self.last_arrival
-    }
-
-    pub(super) fn first_byte(&self) -> Duration {
-        self.first_byte
-    }
-
-    pub(super) fn samples(&self) -> &[(Duration, ByteRate)] {
-        &self.samples
+        let prior = SPREAD_PRIOR * SPREAD_PRIOR;
+        let spread = (seen * relative + SPREAD_PRIOR_WEIGHT * prior) / (seen + SPREAD_PRIOR_WEIGHT);
+        1.0 + CAUTION * spread.sqrt()
     }
 }
 

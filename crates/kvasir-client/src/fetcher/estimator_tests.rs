@@ -2,55 +2,68 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn window(bytes_per_second: f64) -> Sample {
-    Sample::Window(ByteRate::new(bytes_per_second).unwrap(), Duration::from_millis(100))
+fn stretch(bytes_per_second: f64) -> Stretch {
+    Stretch { bytes: (bytes_per_second / 10.0) as u64, took: Duration::from_millis(100) }
 }
 
 fn fed(kind: EstimatorKind, rates: &[f64]) -> f64 {
     let mut estimator = Estimator::new(kind);
-    rates.iter().for_each(|&r| estimator.observe(window(r)));
+    rates.iter().for_each(|&r| estimator.observe(Sample::Window(stretch(r))));
     estimator.rate().unwrap().bytes_per_second()
 }
 
 proptest! {
     #[test]
-    fn estimators_agree_with_their_definitions(rates in prop::collection::vec(1e3f64..1e10, 1..60)) {
+    fn estimators_agree_with_their_definitions(rates in prop::collection::vec(1e6f64..1e10, 1..60)) {
         let last = &rates[rates.len().saturating_sub(20)..];
         let harmonic = last.len() as f64 / last.iter().map(|r| 1.0 / r).sum::<f64>();
-        prop_assert!((fed(EstimatorKind::Harmonic, &rates) / harmonic - 1.0).abs() < 1e-9);
+        prop_assert!((fed(EstimatorKind::Harmonic, &rates) / harmonic - 1.0).abs() < 1e-4);
 
         let keep = 0.5f64.powf(0.1 / 0.5);
         let ewma = rates[1..].iter().fold(rates[0], |mean, r| keep * mean + (1.0 - keep) * r);
-        prop_assert!((fed(EstimatorKind::Ewma, &rates) / ewma - 1.0).abs() < 1e-9);
+        prop_assert!((fed(EstimatorKind::Ewma, &rates) / ewma - 1.0).abs() < 1e-4);
 
         let conservative = fed(EstimatorKind::Conservative, &rates);
-        prop_assert!(conservative <= harmonic * (1.0 + 1e-12));
+        prop_assert!(conservative <= harmonic * (1.0 + 1e-4));
         // At most a quarter of the window lies strictly below it, unless the harmonic mean does too.
-        let below = last.iter().filter(|&&r| r < conservative).count();
+        let below = last.iter().filter(|&&r| r * (1.0 + 1e-4) < conservative).count();
         prop_assert!(below * 4 <= last.len());
+    }
+
+    /// What lies further back than two seconds of flow is forgotten, however few samples that are.
+    #[test]
+    fn the_window_is_one_of_time_too(old in 1e6f64..1e9, new in 1e6f64..1e9) {
+        let long = |rate: f64| Sample::Window(Stretch { bytes: (rate * 2.0) as u64, took: Duration::from_secs(2) });
+        let mut estimator = Estimator::new(EstimatorKind::Harmonic);
+        estimator.observe(long(old));
+        estimator.observe(long(new));
+        prop_assert!((estimator.rate().unwrap().bytes_per_second() / new - 1.0).abs() < 1e-4);
+    }
+
+    /// Caution is never below the mean, grows with what varies, and falls with steady evidence.
+    #[test]
+    fn caution_follows_the_spread(rate in 1e6f64..1e9, spread in 1.5f64..50.0) {
+        let caution = |pair: [f64; 2], count: usize| {
+            let mut estimator = Estimator::new(EstimatorKind::Harmonic);
+            for i in 0..count {
+                estimator.observe(Sample::Window(stretch(pair[i % 2])));
+                estimator.observe(Sample::Transfer(stretch(pair[i % 2])));
+            }
+            estimator.caution()
+        };
+        let unknown = caution([rate, rate], 0);
+        let steady = caution([rate, rate], 20);
+        prop_assert!(steady >= 1.0 && steady < caution([rate, rate], 3) && caution([rate, rate], 3) < unknown);
+        prop_assert!(caution([rate, rate * spread], 20) > steady);
     }
 }
 
 #[test]
 fn the_last_chunk_estimator_ignores_windows() {
     let mut estimator = Estimator::new(EstimatorKind::LastChunk);
-    estimator.observe(window(5.0));
+    estimator.observe(Sample::Window(stretch(500.0)));
     assert_eq!(estimator.rate(), None);
-    estimator.observe(Sample::Transfer(ByteRate::new(7.0).unwrap()));
-    estimator.observe(window(5.0));
-    assert_eq!(estimator.rate(), ByteRate::new(7.0));
-}
-
-#[test]
-fn the_meter_measures_a_steady_link_and_leaves_latency_out() {
-    let mut meter = Meter::new(EstimatorKind::Harmonic);
-    meter.on_first_byte(Duration::from_millis(80), true);
-    for i in 0..100u64 {
-        meter.on_bytes(Duration::from_millis(80 + i), 100_000); // 100 MB/s
-    }
-    let rate = meter.rate(Duration::ZERO, None).unwrap().bytes_per_second();
-    assert!((rate / 1e8 - 1.0).abs() < 0.01, "{rate}");
-    assert!(meter.first_byte() > FIRST_BYTE_PRIOR);
-    let silent = meter.rate(Duration::from_secs(1), None).unwrap().bytes_per_second();
-    assert!((silent / 5e6 - 1.0).abs() < 0.02, "a second of silence must show: {silent}");
+    estimator.observe(Sample::Transfer(stretch(700.0)));
+    estimator.observe(Sample::Window(stretch(500.0)));
+    assert_eq!(estimator.rate(), ByteRate::new(700.0));
 }

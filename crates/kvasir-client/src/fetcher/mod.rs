@@ -31,6 +31,7 @@ mod core;
 mod cost;
 mod estimator;
 mod event;
+mod meter;
 mod plan;
 mod policy;
 mod rate;
@@ -38,10 +39,10 @@ mod state;
 
 pub use self::core::{ChunkTimeline, FETCH_ATTEMPTS_MAX, Fetcher, FetcherConfig, InvalidPlan, TextMode};
 pub use cost::{DecodeModel, RecomputeModel};
-pub use estimator::{Estimator, EstimatorKind, Sample, WINDOW_SAMPLES};
+pub use estimator::{Estimator, EstimatorKind, Sample, Stretch, WINDOW_SAMPLES};
 pub use event::{Action, Event, RequestId};
 pub use plan::{ChunkPlan, FetchPlan};
-pub use policy::{CacheGen, ChunkState, Fixed, Policy, Progressive, Status, Step, View};
+pub use policy::{Batch, Batcher, CacheGen, ChunkState, Fixed, Policy, Progressive, Status, Step, View};
 pub use rate::ByteRate;
 
 #[cfg(test)]

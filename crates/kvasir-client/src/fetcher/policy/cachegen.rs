@@ -1,8 +1,10 @@
 //! CacheGen's Algorithm 1 (SIGCOMM'24, section 5.3).
 
+use std::time::Duration;
+
 use kvasir_types::Level;
 
-use super::{Policy, Status, Step, View, finish_held};
+use super::{Policy, Status, Step, TextMode, View, finish_held};
 
 /// Algorithm 1, chunk after chunk:
 ///
@@ -17,34 +19,49 @@ use super::{Policy, Status, Step, View, finish_held};
 /// estimator says; [`EstimatorKind::LastChunk`](crate::fetcher::EstimatorKind::LastChunk) is the paper's.
 /// Before the first measurement: the prior throughput if there is one, else the medium level. Where the paper
 /// names no level because none fits, the coarsest is sent. One chunk is on the wire at a time.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct CacheGen {
-    requests: ConcurrentRequests,
-}
-
-/// Expected-delay scaling for batched requests: with `N` requests that contain a chunk index, one
-/// configuration costs `N` times one request's.
-#[derive(Debug, Clone, Copy)]
-struct ConcurrentRequests(u32);
-
-impl Default for ConcurrentRequests {
-    fn default() -> Self {
-        Self(1)
-    }
+    /// `sharing[c]`: requests of the batch that contain chunk `c`; 1 past its end.
+    sharing: Vec<u32>,
+    /// As published: nothing is ever given up.
+    patient: bool,
 }
 
 impl CacheGen {
-    /// Algorithm 1 for one of `requests` requests that are served as one batch (at least 1).
-    pub fn batched(requests: u32) -> Self {
-        Self { requests: ConcurrentRequests(requests.max(1)) }
+    /// Algorithm 1 for one request of a batch: with `N_c` requests that contain chunk index `c`, a configuration
+    /// of that chunk costs `N_c` times one request's ([`Batch::sharing`](super::Batch::sharing)).
+    pub const fn batched(sharing: Vec<u32>) -> Self {
+        Self { sharing, patient: false }
     }
 
-    fn level(self, view: &View<'_>) -> Level {
+    /// As published: a load that cannot beat recompute goes on.
+    #[must_use]
+    pub fn without_giving_up(mut self) -> Self {
+        self.patient = true;
+        self
+    }
+
+    fn requests(&self, chunk: usize) -> u32 {
+        self.sharing.get(chunk).copied().unwrap_or(1).max(1)
+    }
+
+    fn level(&self, view: &View<'_>) -> Level {
         let top = view.open().map(|(_, _, plan)| plan.top_level()).max().unwrap_or(Level::BASE);
         let Some(rate) = view.rate else { return Level(top.0 / 2) };
         let remaining = view.deadline().saturating_sub(view.now);
-        let fits = |level: &Level| rate.time_for(view.bytes_to(*level)) * self.requests.0 <= remaining;
+        let size = |level: Level| -> u64 {
+            let missing = view.open().map(|(i, state, plan)| {
+                plan.bytes_at(level).saturating_sub(state.have_bytes) * u64::from(self.requests(i))
+            });
+            missing.sum()
+        };
+        let fits = |level: &Level| rate.time_for(size(*level)) <= remaining;
         (0..=top.0).rev().map(Level).find(fits).unwrap_or(Level::BASE)
+    }
+
+    fn recompute(&self, view: &View<'_>) -> Duration {
+        let own = view.open().map(|(i, _, plan)| view.recompute.predict(plan.tokens) * self.requests(i));
+        view.text_backlog + own.sum::<Duration>()
     }
 }
 
@@ -63,9 +80,13 @@ impl Policy for CacheGen {
         if view.in_flight > 0 {
             return Step::Wait { until: None };
         }
-        if view.recompute_open() * self.requests.0 <= view.remaining() {
+        if self.recompute(view) <= view.remaining() {
             return Step::Text { chunk };
         }
         Step::Fetch { chunk, level: self.level(view).min(plan.top_level()) }
+    }
+
+    fn may_give_up(&self, _: TextMode) -> bool {
+        !self.patient
     }
 }

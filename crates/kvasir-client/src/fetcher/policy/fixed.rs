@@ -2,7 +2,7 @@
 
 use kvasir_types::Level;
 
-use super::{Policy, Status, Step, View, finish_held};
+use super::{Policy, Status, Step, TextMode, View, finish_held};
 
 /// Every chunk at the same level, in order, whatever the network does: uniform quantisation's behaviour.
 #[derive(Debug, Clone, Copy)]
@@ -44,7 +44,7 @@ impl Policy for Fixed {
         }
     }
 
-    fn may_give_up(&self) -> bool {
+    fn may_give_up(&self, _: TextMode) -> bool {
         self.may_give_up
     }
 }

@@ -1,13 +1,16 @@
 //! Which chunk to read next, at which level, or as text.
 
+mod batch;
 mod cachegen;
 mod fixed;
+mod forecast;
 mod progressive;
 
 use std::{fmt, time::Duration};
 
 use kvasir_types::{Level, TokenRange};
 
+pub use batch::{Batch, Batcher};
 pub use cachegen::CacheGen;
 pub use fixed::Fixed;
 pub use progressive::Progressive;
@@ -77,6 +80,14 @@ pub struct View<'a> {
     pub chunks: &'a [ChunkState],
     /// Throughput estimate, the plan's prior before the first sample.
     pub rate: Option<ByteRate>,
+    /// What the link has at least, from answers too short to measure: good for planning what may be cut short,
+    /// no reason to think it slow.
+    pub rate_floor: Option<ByteRate>,
+    /// How many times longer than at `rate` a transfer may well take (at least 1): one standard deviation of what
+    /// was seen, and of what is assumed before.
+    pub caution: f64,
+    /// Per chunk: the rate its own transfer had when last seen.
+    pub own_rates: &'a [Option<ByteRate>],
     /// Expected time to first byte of a request.
     pub first_byte: Duration,
     /// Requests in flight.
@@ -164,6 +175,11 @@ pub enum Step {
         /// The chunk.
         chunk: usize,
     },
+    /// Stop the request of a chunk; its bytes stay, and it may be asked for again.
+    Pause {
+        /// The chunk.
+        chunk: usize,
+    },
     /// Nothing to do before the next event, or before `until`.
     Wait {
         /// When to be asked again at the latest.
@@ -184,7 +200,8 @@ pub trait Policy: Send + fmt::Debug {
     fn next(&mut self, view: &View<'_>) -> Step;
 
     /// Whether the core may give up a load that is predicted to take longer than computing it.
-    fn may_give_up(&self) -> bool {
+    fn may_give_up(&self, text_mode: TextMode) -> bool {
+        let _ = text_mode;
         true
     }
 }

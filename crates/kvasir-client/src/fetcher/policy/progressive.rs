@@ -1,102 +1,120 @@
-//! Base of everything first, then what gains most per byte, until the deadline.
+//! Base of everything first, then what gains most per second of the link, until the deadline.
 
 use std::time::Duration;
 
 use kvasir_types::Level;
 
-use super::{Policy, Status, Step, View};
+use super::{Policy, Status, Step, View, forecast::Forecast};
+use crate::fetcher::TextMode;
 
 /// Requests in flight: enough that the next one's round trip hides behind the bytes of those before.
 const DEPTH: usize = 3;
 /// Share of the SLO kept free before the deadline for timer and hand-over jitter.
 const MARGIN: f64 = 0.02;
+/// Without any word from the link, the first chunk is computed after this share of the SLO.
+const PATIENCE: f64 = 0.05;
+/// Bounds of how long silence goes unnoticed, a sixteenth of the SLO between them.
+const RELOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// Kvasir's policy, over nested levels (a level is a byte prefix, so refining costs only the difference):
 ///
-/// 1. Level 0 of every chunk, in order. Where the network alone would miss the deadline, the chunks at the
-///    front of what is missing go as text: GPU and network work at the same time, and the split is the
-///    one that meets the deadline with the least recompute, or comes closest to it.
-/// 2. Refinements by predicted loss removed per byte, as long as they are predicted to arrive in time.
-/// 3. A chunk is decoded as soon as none of its refinements fits any more; at the stop time (deadline less the
+/// 1. Level 0 of every chunk. The link works from the back of the context, the GPU from its front, where
+///    computing needs no loaded prefix; they meet where the deadline is met with the least computing. Each
+///    chunk is given to the GPU at the moment the GPU is free for it and never before, on the *cautious*
+///    forecast of the link: a rate that falls later finds the front already computed.
+/// 2. Refinements by predicted loss removed per second of the link, as long as they are predicted to arrive.
+/// 3. A chunk whose own transfer crawls while others are missing is paused, once, and comes last: it goes to
+///    the GPU when it cannot arrive in time, as late as that allows.
+/// 4. A chunk is decoded as soon as none of its refinements fits any more; at the stop time (deadline less the
 ///    decoding still to be done) refinements in flight are cancelled and everything is decoded as it is.
 ///
 /// Refinements may be planned at the full estimated rate: a wrong guess costs the refinement, never the deadline.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Progressive {
-    _private: (),
+    paused: Vec<bool>,
 }
 
 impl Progressive {
     /// The policy with its default constants.
     pub const fn new() -> Self {
-        Self { _private: () }
+        Self { paused: Vec::new() }
     }
-}
 
-fn held(view: &View<'_>, chunk: usize) -> Option<Level> {
-    view.plan.chunks[chunk].level_of_prefix(view.chunks[chunk].have_bytes)
-}
-
-/// When everything must be handed to the decoder, from the start of the load.
-fn stop_time(view: &View<'_>) -> Duration {
-    let decode: Duration =
-        view.open().map(|(i, _, plan)| view.decode_time(plan, held(view, i).unwrap_or(Level::BASE))).sum();
-    view.deadline().saturating_sub(decode + view.plan.slo.mul_f64(MARGIN))
-}
-
-/// How many of the chunks without a base, from the front, to compute from text.
-fn text_count(view: &View<'_>, missing: &[usize]) -> usize {
-    let remaining = view.remaining();
-    let text_time = |k: usize| -> Duration {
-        let spans = missing.iter().take(k).filter_map(|&i| view.plan.chunks.get(i));
-        view.text_backlog + spans.map(|c| view.recompute.predict(c.tokens)).sum::<Duration>()
-    };
-    if text_time(missing.len()) <= remaining && view.recompute_open() <= remaining {
-        return missing.len(); // text loses nothing and fits
+    fn was_paused(&self, chunk: usize) -> bool {
+        self.paused.get(chunk).copied().unwrap_or(false)
     }
-    let Some(rate) = view.rate else { return 0 };
-    let fetch_time = |k: usize| -> Duration {
-        let bytes: u64 = missing
-            .iter()
-            .skip(k)
-            .filter_map(|&i| view.plan.chunks.get(i))
-            .map(|c| c.bytes_at(Level::BASE))
-            .sum();
-        if bytes + view.in_flight_bytes == 0 {
-            return Duration::ZERO;
-        }
-        let last = view.plan.chunks.last().map_or(Duration::ZERO, |c| view.decode_time(c, Level::BASE));
-        view.first_byte + rate.time_for(bytes + view.in_flight_bytes) + last
-    };
-    let finish = |k: usize| view.finish_of(fetch_time(k), text_time(k));
-    (0..=missing.len())
-        .find(|&k| finish(k) <= remaining)
-        .unwrap_or_else(|| (0..=missing.len()).min_by_key(|&k| finish(k)).unwrap_or(0))
-}
 
-/// The refinement of an idle chunk that removes most loss per byte among those that arrive before `stop`.
-fn best_refinement(view: &View<'_>, stop: Duration, only: Option<usize>) -> Option<(usize, Level)> {
-    let rate = view.rate?;
-    let wait = if view.in_flight == 0 { view.first_byte } else { Duration::ZERO };
-    let mut best: Option<(f64, usize, Level)> = None;
-    for (i, state, plan) in view.open().filter(|(i, ..)| only.is_none_or(|only| only == *i)) {
-        let Some(level) = held(view, i) else { continue };
-        if state.status != Status::Idle {
-            continue;
+    /// A missing chunk in flight that hogs the link while others wait.
+    fn crawling(&mut self, plan: &Forecast<'_>) -> Option<Step> {
+        let others = plan.missing.iter().any(|&i| plan.is_idle(i) && !self.was_paused(i));
+        if !others {
+            return None;
         }
-        for target in (level.0 + 1..=plan.top_level().0).map(Level) {
-            let bytes = plan.bytes_at(target).saturating_sub(state.have_bytes).max(1);
-            if view.now + wait + rate.time_for(view.in_flight_bytes + bytes) > stop {
-                break;
-            }
-            let loss = plan.loss_at(level) - plan.loss_at(target);
-            let value = loss * plan.tokens.len() as f64 / bytes as f64;
-            if best.is_none_or(|(so_far, ..)| value > so_far) {
-                best = Some((value, i, target));
-            }
-        }
+        let fair = plan.left_time() / plan.missing.len().max(1) as u32;
+        let slow = |&&i: &&usize| {
+            !plan.is_idle(i) && !self.was_paused(i) && plan.own_time(i).is_some_and(|t| t > fair)
+        };
+        let chunk = plan.missing.iter().find(slow).copied()?;
+        self.paused.resize(plan.view.chunks.len(), false);
+        self.paused[chunk] = true;
+        Some(Step::Pause { chunk })
     }
-    best.map(|(_, chunk, level)| (chunk, level))
+
+    /// The next missing chunk to read: from the back; those paused come last, the quickest first.
+    fn next_base(&self, plan: &Forecast<'_>) -> Option<usize> {
+        let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
+        let fresh = idle().filter(|&i| !self.was_paused(i)).next_back();
+        fresh.or_else(|| idle().min_by_key(|&i| plan.base_time(i, 1.0)))
+    }
+
+    /// What the GPU is to do now, or from when on it must be looked at again.
+    fn text(plan: &Forecast<'_>) -> Result<Step, Option<Duration>> {
+        let view = plan.view;
+        let Some(&first) = plan.missing.first() else { return Err(None) };
+        let compute = |i: usize| view.recompute.predict(view.plan.chunks[i].tokens);
+        if view.recompute_open() <= plan.left_time() {
+            return Ok(Step::Text { chunk: first }); // text loses nothing and fits
+        }
+        if view.text_mode == TextMode::Deferred {
+            return if plan.deferred_texts() > 0 { Ok(Step::Text { chunk: first }) } else { Err(None) };
+        }
+        if !view.text_backlog.is_zero() {
+            return Err(None);
+        }
+        if view.rate.is_none() {
+            let patience = view.plan.slo.mul_f64(PATIENCE);
+            return if view.now < patience { Err(Some(patience)) } else { Ok(Step::Text { chunk: first }) };
+        }
+        let at_risk = plan.missing.iter().filter(|&&i| !plan.arrives(i)).count();
+        if plan.bases_time(0, view.caution) <= plan.left_time() && at_risk == 0 {
+            return Err(None);
+        }
+        let in_time = compute(first) <= plan.left_time();
+        if !in_time && compute(first) > plan.bases_time(0, 1.0) {
+            return Err(None); // the network is the better hope
+        }
+        let held_before = (0..first).filter(|&i| !view.chunks[i].is_settled()).map(|i| plan.decode_time(i));
+        let decodes: Duration = held_before.clone().sum();
+        // Chunks before it would be decoded as they are: that can wait as long as the deadline allows.
+        let all: Duration = plan.missing.iter().filter(|&&i| !plan.arrives(i)).map(|&i| compute(i)).sum();
+        let latest = plan.stop.saturating_sub(all.max(compute(first)) + decodes);
+        if held_before.count() > 0 && view.now < latest {
+            return Err(Some(latest));
+        }
+        Ok(Step::Text { chunk: first })
+    }
+
+    /// A held chunk that is to be decoded now.
+    fn finish(plan: &Forecast<'_>) -> Option<Step> {
+        let view = plan.view;
+        let last_text = view.chunks.iter().rposition(|c| c.status == Status::Text { done: false });
+        let over = |i: usize| view.now >= plan.stop || last_text.is_some_and(|text| i < text);
+        let exhausted = |i: usize| {
+            plan.is_idle(i) && plan.missing.is_empty() && plan.best_refinement(Some(i)).is_none()
+        };
+        let held = view.open().map(|(i, ..)| i).filter(|&i| plan.held(i).is_some());
+        held.into_iter().find(|&i| over(i) || exhausted(i)).map(|chunk| Step::Finish { chunk })
+    }
 }
 
 impl Policy for Progressive {
@@ -104,35 +122,36 @@ impl Policy for Progressive {
         "progressive"
     }
 
+    /// With a GPU of its own the policy falls back to it chunk by chunk.
+    fn may_give_up(&self, text_mode: TextMode) -> bool {
+        text_mode == TextMode::Deferred
+    }
+
     fn next(&mut self, view: &View<'_>) -> Step {
-        let idle_without_base = |&(i, state, _): &(usize, &super::ChunkState, &super::ChunkPlan)| {
-            state.status == Status::Idle && held(view, i).is_none()
-        };
-        let missing: Vec<usize> = view.open().filter(idle_without_base).map(|(i, ..)| i).collect();
-        let stop = stop_time(view);
-        if let Some(&first) = missing.first() {
-            if text_count(view, &missing) > 0 {
-                return Step::Text { chunk: first };
+        let plan = Forecast::of(view, view.plan.slo.mul_f64(MARGIN));
+        let mut until = Some(plan.stop).filter(|&stop| view.now < stop);
+        match Self::text(&plan) {
+            Ok(step) => return step,
+            Err(again) => until = [until, again].into_iter().flatten().min(),
+        }
+        if let Some(step) = self.crawling(&plan) {
+            return step;
+        }
+        if let Some(step) = Self::finish(&plan) {
+            return step;
+        }
+        if view.in_flight < DEPTH {
+            if let Some(chunk) = self.next_base(&plan) {
+                return Step::Fetch { chunk, level: Level::BASE };
             }
-            if view.in_flight < DEPTH {
-                return Step::Fetch { chunk: first, level: Level::BASE };
+            if plan.missing.is_empty()
+                && let Some((chunk, level)) = plan.best_refinement(None)
+            {
+                return Step::Fetch { chunk, level };
             }
         }
-        let last_text = view.chunks.iter().rposition(|c| c.status == Status::Text { done: false });
-        for (i, state, _) in view.open().filter(|&(i, ..)| held(view, i).is_some()) {
-            let blocks_text = last_text.is_some_and(|text| i < text);
-            let over = view.now >= stop || blocks_text;
-            let idle = state.status == Status::Idle;
-            if over || (idle && missing.is_empty() && best_refinement(view, stop, Some(i)).is_none()) {
-                return Step::Finish { chunk: i };
-            }
-        }
-        if missing.is_empty()
-            && view.in_flight < DEPTH
-            && let Some((chunk, level)) = best_refinement(view, stop, None)
-        {
-            return Step::Fetch { chunk, level };
-        }
-        Step::Wait { until: (view.now < stop).then_some(stop) }
+        // Silence sends no events; the forecast worsens all the same.
+        let again = view.now + (view.plan.slo / 16).clamp(RELOOK.0, RELOOK.1);
+        Step::Wait { until: [until, Some(again)].into_iter().flatten().min().filter(|_| view.in_flight > 0 || until.is_some()) }
     }
 }

@@ -1,0 +1,162 @@
+//! From byte arrivals to samples, and time to first byte.
+
+use std::time::Duration;
+
+use super::{
+    estimator::{Estimator, EstimatorKind, Sample, Stretch},
+    rate::ByteRate,
+};
+
+/// Shortest sample: below, timer and socket-buffer granularity is what one measures.
+const SAMPLE_TIME_MIN: Duration = Duration::from_millis(10);
+/// Fewest bytes of a sample, for the same reason.
+const SAMPLE_BYTES_MIN: u64 = 16 << 10;
+/// Pauses up to this are how links deliver (bursts, shapers, schedulers).
+const SILENCE_MIN: Duration = Duration::from_millis(50);
+/// Samples kept for the report.
+const SAMPLES_MAX: usize = 4096;
+/// Time to first byte before any was seen: a warm connection within a region.
+const FIRST_BYTE_PRIOR: Duration = Duration::from_millis(5);
+/// Longest time to first byte that is believed.
+const FIRST_BYTE_MAX: Duration = Duration::from_secs(60);
+
+/// What is known of a request when it ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Transfer {
+    /// When it was sent.
+    pub(super) sent: Duration,
+    /// When its first bytes came, and how many came with them.
+    pub(super) first: Option<(Duration, u64)>,
+    /// All its bytes.
+    pub(super) bytes: u64,
+}
+
+/// Turns byte arrivals into samples, and measures time to first byte.
+///
+/// The time before an arrival belongs to that arrival's bytes, except where nothing was flowing: there it was
+/// waiting. So a sample opens at an arrival, with the bytes after it, and an answer that comes in one piece
+/// has no rate at all: small reads say what a round trip costs and nothing about bandwidth.
+#[derive(Debug, Clone)]
+pub(super) struct Meter {
+    estimator: Estimator,
+    open: Option<(Duration, u64)>,
+    last_arrival: Duration,
+    first_byte: Option<Duration>,
+    /// A lower bound of the rate, from answers too short to measure.
+    floor: Option<ByteRate>,
+    samples: Vec<(Duration, ByteRate)>,
+}
+
+impl Meter {
+    pub(super) fn new(kind: EstimatorKind) -> Self {
+        Self {
+            estimator: Estimator::new(kind),
+            open: None,
+            last_arrival: Duration::ZERO,
+            first_byte: None,
+            floor: None,
+            samples: Vec::new(),
+        }
+    }
+
+    /// A request's first `bytes` came `waited` after it was sent; `alone` when nothing else was flowing (then
+    /// the wait is latency, and not queueing behind other bytes).
+    pub(super) fn on_first_byte(&mut self, waited: Duration, bytes: u64, alone: bool) {
+        if !alone {
+            return;
+        }
+        // Part of the wait was the transmission of the bytes themselves.
+        let transmission = self.estimator.rate().map_or(Duration::ZERO, |rate| rate.time_for(bytes));
+        let waited = waited.min(FIRST_BYTE_MAX);
+        let latency = waited.saturating_sub(transmission.min(waited.mul_f64(0.9)));
+        self.first_byte =
+            Some(self.first_byte.map_or(latency, |so_far| so_far.mul_f64(0.7) + latency.mul_f64(0.3)));
+    }
+
+    pub(super) fn on_bytes(&mut self, now: Duration, bytes: u64) {
+        self.last_arrival = now;
+        let Some((since, so_far)) = &mut self.open else {
+            self.open = Some((now, 0));
+            return;
+        };
+        *so_far += bytes;
+        if now.saturating_sub(*since) >= SAMPLE_TIME_MIN && *so_far >= SAMPLE_BYTES_MIN {
+            self.close_sample(now);
+            self.open = Some((now, 0));
+        }
+    }
+
+    /// A request ended, or was cancelled.
+    pub(super) fn on_transfer(&mut self, now: Duration, transfer: &Transfer) {
+        let elapsed = now.saturating_sub(transfer.sent);
+        let Some((first_at, with_first)) = transfer.first else { return };
+        let flowed =
+            Stretch { bytes: transfer.bytes - with_first, took: now.saturating_sub(first_at) };
+        if flowed.bytes >= SAMPLE_BYTES_MIN && flowed.took >= Duration::from_millis(1) {
+            self.estimator.observe(Sample::Transfer(flowed));
+            if self.samples.is_empty() {
+                self.record(now, flowed);
+            }
+        } else if let Some(rate) = ByteRate::of(transfer.bytes, elapsed) {
+            self.floor = self.floor.filter(|floor| *floor >= rate).or(Some(rate));
+        }
+    }
+
+    /// Nothing is in flight any more: a gap is no evidence of a slow link.
+    pub(super) fn on_idle(&mut self, now: Duration) {
+        self.close_sample(now);
+    }
+
+    fn close_sample(&mut self, now: Duration) {
+        let Some((since, bytes)) = self.open.take() else { return };
+        let took = now.saturating_sub(since);
+        if took >= SAMPLE_TIME_MIN && bytes >= SAMPLE_BYTES_MIN {
+            self.record(now, Stretch { bytes, took });
+        }
+    }
+
+    fn record(&mut self, now: Duration, stretch: Stretch) {
+        self.estimator.observe(Sample::Window(stretch));
+        if let Some(rate) = stretch.rate()
+            && self.samples.len() < SAMPLES_MAX
+        {
+            self.samples.push((now, rate));
+        }
+    }
+
+    /// The estimate after bytes that are due have been missing for `silent`: silence is evidence too, so
+    /// beyond `SILENCE_MIN` the estimate (or the prior) falls as the inverse of its length.
+    pub(super) fn rate(&self, silent: Duration, prior: Option<ByteRate>) -> Option<ByteRate> {
+        let rate = self.estimator.rate().or(prior)?;
+        if silent <= SILENCE_MIN {
+            return Some(rate);
+        }
+        Some(rate.scaled(SILENCE_MIN.as_secs_f64() / silent.as_secs_f64()))
+    }
+
+    /// What the link has at least: answers too short to measure came as fast, round trip included.
+    pub(super) const fn floor(&self) -> Option<ByteRate> {
+        self.floor
+    }
+
+    /// How many times longer than at [`Self::rate`] transfers are to be planned where a deadline hangs on them.
+    pub(super) fn caution(&self) -> f64 {
+        self.estimator.caution()
+    }
+
+    pub(super) fn last_arrival(&self) -> Duration {
+        self.last_arrival
+    }
+
+    pub(super) fn first_byte(&self) -> Duration {
+        self.first_byte.unwrap_or(FIRST_BYTE_PRIOR)
+    }
+
+    pub(super) fn samples(&self) -> &[(Duration, ByteRate)] {
+        &self.samples
+    }
+}
+
+#[cfg(test)]
+#[path = "meter_tests.rs"]
+mod tests;

@@ -1,0 +1,129 @@
+//! What a view of a load says about its future.
+
+use std::time::Duration;
+
+use kvasir_types::Level;
+
+use super::{Status, View};
+use crate::fetcher::rate::ByteRate;
+
+/// Predictions over one view. The link is one resource: transfers take their time one after the other,
+/// whichever order they are in.
+pub(super) struct Forecast<'a> {
+    pub(super) view: &'a View<'a>,
+    /// Open chunks whose base is not here, in context order.
+    pub(super) missing: Vec<usize>,
+    /// When everything must be handed to the decoder, from the start of the load.
+    pub(super) stop: Duration,
+}
+
+impl<'a> Forecast<'a> {
+    pub(super) fn of(view: &'a View<'a>, margin: Duration) -> Self {
+        let mut plan = Self { view, missing: Vec::new(), stop: Duration::ZERO };
+        plan.missing = view.open().map(|(i, ..)| i).filter(|&i| plan.held(i).is_none()).collect();
+        let decode: Duration = view.open().map(|(i, ..)| plan.decode_time(i)).sum();
+        plan.stop = view.deadline().saturating_sub(decode + margin);
+        plan
+    }
+
+    /// The level that a chunk's bytes suffice for.
+    pub(super) fn held(&self, chunk: usize) -> Option<Level> {
+        self.view.plan.chunks[chunk].level_of_prefix(self.view.chunks[chunk].have_bytes)
+    }
+
+    pub(super) fn is_idle(&self, chunk: usize) -> bool {
+        self.view.chunks[chunk].status == Status::Idle
+    }
+
+    /// Time until the stop.
+    pub(super) fn left_time(&self) -> Duration {
+        self.stop.saturating_sub(self.view.now)
+    }
+
+    pub(super) fn decode_time(&self, chunk: usize) -> Duration {
+        self.view.decode_time(&self.view.plan.chunks[chunk], self.held(chunk).unwrap_or(Level::BASE))
+    }
+
+    /// Time that the rest of a chunk's base takes on the link, `caution` times longer where its own transfer was
+    /// not seen yet.
+    pub(super) fn base_time(&self, chunk: usize, caution: f64) -> Duration {
+        let own = self.own_time(chunk);
+        let left = self.base_left(chunk);
+        own.or_else(|| self.view.rate.map(|rate| rate.time_for(left).mul_f64(caution))).unwrap_or_default()
+    }
+
+    /// The same by its own transfer, if that was seen.
+    pub(super) fn own_time(&self, chunk: usize) -> Option<Duration> {
+        let own = self.view.own_rates.get(chunk).copied().flatten()?;
+        Some(own.time_for(self.base_left(chunk)))
+    }
+
+    fn base_left(&self, chunk: usize) -> u64 {
+        self.view.plan.chunks[chunk].bytes_at(Level::BASE).saturating_sub(self.view.chunks[chunk].have_bytes)
+    }
+
+    /// Whether a chunk's base would be here in time if it had the link to itself.
+    pub(super) fn arrives(&self, chunk: usize) -> bool {
+        self.base_time(chunk, 1.0) <= self.left_time()
+    }
+
+    /// Time until the bases of the missing chunks but for the first `skip` are here and the last is decoded.
+    pub(super) fn bases_time(&self, skip: usize, caution: f64) -> Duration {
+        let rest = self.missing.get(skip..).unwrap_or_default();
+        let Some(&last) = rest.last() else { return Duration::ZERO };
+        let link: Duration = rest.iter().map(|&i| self.base_time(i, caution)).sum();
+        self.wait() + link + self.decode_time(last)
+    }
+
+    /// Latency before the next new request's bytes: none while others flow.
+    fn wait(&self) -> Duration {
+        if self.view.in_flight == 0 { self.view.first_byte } else { Duration::ZERO }
+    }
+
+    /// For an engine that computes after the load: how many of the missing chunks, from the front, to leave to
+    /// it, so that fetching and computing one after the other meet the deadline with the least computing, or
+    /// come closest.
+    pub(super) fn deferred_texts(&self) -> usize {
+        let remaining = self.view.remaining();
+        if self.view.rate.is_none() {
+            return 0;
+        }
+        let text = |k: usize| -> Duration {
+            let chunks = self.missing.iter().take(k).filter_map(|&i| self.view.plan.chunks.get(i));
+            self.view.text_backlog + chunks.map(|c| self.view.recompute.predict(c.tokens)).sum::<Duration>()
+        };
+        let finish = |k: usize| self.bases_time(k, 1.0) + text(k);
+        (0..=self.missing.len())
+            .find(|&k| finish(k) <= remaining)
+            .unwrap_or_else(|| (0..=self.missing.len()).min_by_key(|&k| finish(k)).unwrap_or(0))
+    }
+
+    /// The refinement of an idle chunk (of `only`, if given) that removes most loss per second of the link among
+    /// those that arrive before the stop.
+    pub(super) fn best_refinement(&self, only: Option<usize>) -> Option<(usize, Level)> {
+        let view = self.view;
+        let mean = view.rate.or(view.rate_floor)?;
+        let in_flight = mean.time_for(view.in_flight_bytes);
+        let mut best: Option<(f64, usize, Level)> = None;
+        for (i, state, plan) in view.open().filter(|(i, ..)| only.is_none_or(|only| only == *i)) {
+            let Some(level) = self.held(i) else { continue };
+            let rate = view.own_rates.get(i).copied().flatten().unwrap_or(mean);
+            if state.status != Status::Idle {
+                continue;
+            }
+            for target in (level.0 + 1..=plan.top_level().0).map(Level) {
+                let bytes = plan.bytes_at(target).saturating_sub(state.have_bytes).max(1);
+                let time = rate.time_for(bytes);
+                if view.now + self.wait() + in_flight + time > self.stop {
+                    break;
+                }
+                let loss = plan.loss_at(level) - plan.loss_at(target);
+                let value = loss * plan.tokens.len() as f64 / time.as_secs_f64().max(1e-9);
+                if best.is_none_or(|(so_far, ..)| value > so_far) {
+                    best = Some((value, i, target));
+                }
+            }
+        }
+        best.map(|(_, chunk, level)| (chunk, level))
+    }
+}
