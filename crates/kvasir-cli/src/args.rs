@@ -8,7 +8,8 @@ use url::Url;
 
 use crate::{
     commands::{
-        bench::BenchCommand, plan::PlanArguments, sim_evict::SimEvictArguments, token::TokenArguments,
+        bench::BenchCommand, plan::PlanArguments, sim_evict::SimEvictArguments,
+        sim_stream::SimStreamArguments, token::TokenArguments,
     },
     error::EXIT_CODES,
 };
@@ -65,6 +66,8 @@ pub(crate) enum Command {
 pub(crate) enum SimCommand {
     /// Replay a request trace through the eviction policies.
     Evict(SimEvictArguments),
+    /// Stream contexts over recorded or random links under every policy.
+    Stream(SimStreamArguments),
 }
 
 /// Which service, and whose namespace.

@@ -48,5 +48,6 @@ fn run(command: &Command) -> CliResult {
         Command::Lookup(arguments) => commands::remote::lookup(arguments),
         Command::Fetch(arguments) => commands::remote::fetch(arguments),
         Command::Sim(SimCommand::Evict(arguments)) => commands::sim_evict::run(arguments),
+        Command::Sim(SimCommand::Stream(arguments)) => commands::sim_stream::run(arguments),
     }
 }

@@ -8,5 +8,6 @@ pub(crate) mod plan;
 pub(crate) mod remote;
 pub(crate) mod serve;
 pub(crate) mod sim_evict;
+pub(crate) mod sim_stream;
 pub(crate) mod token;
 pub(crate) mod train;

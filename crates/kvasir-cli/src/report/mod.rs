@@ -5,11 +5,13 @@
 //! dark setting.
 
 mod bars;
+mod heat;
 mod page;
 mod plot;
 mod scale;
 
 pub(crate) use bars::{Bar, Bars};
+pub(crate) use heat::{Cell, HeatMap};
 pub(crate) use page::{Figure, Page, Table};
 pub(crate) use plot::{Axis, Guide, Mark, Plot, Point, Series, Side};
 

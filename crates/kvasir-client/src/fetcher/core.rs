@@ -136,13 +136,17 @@ impl Fetcher {
             compute += view.recompute.predict(plan.tokens);
             open.push(chunk);
         }
-        let hopeless = match view.rate {
+        let hopeless = match view.chunk_rate {
             Some(rate) => {
                 now + rate.time_for(bytes) > self.state.plan.deadline()
                     && rate.time_for(bytes) > compute.mul_f64(GIVE_UP_RATIO)
             }
-            // Not one byte yet: wait no longer than computing everything takes.
-            None => !self.state.requests.is_empty() && now > compute,
+            // Nothing measured: wait no longer than computing everything takes, or than the deadline where bytes came.
+            None => {
+                let heard = self.state.chunks.iter().any(|c| c.have_bytes > 0);
+                let patience = if heard { compute.max(self.state.plan.deadline()) } else { compute };
+                !self.state.requests.is_empty() && now > patience
+            }
         };
         if hopeless && !open.is_empty() {
             self.gave_up = true;
@@ -227,7 +231,8 @@ impl Fetcher {
     /// When to look again whether the link has died: silence sends no events.
     fn stall_check(&self, now: Duration) -> Option<Duration> {
         let step = (self.state.plan.slo / 8).clamp(Duration::from_millis(20), Duration::from_secs(1));
-        (!self.state.requests.is_empty() && self.policy.may_give_up(self.state.config.text_mode)).then(|| now + step)
+        (!self.state.requests.is_empty() && self.policy.may_give_up(self.state.config.text_mode))
+            .then(|| now + step)
     }
 
     /// What became of each chunk so far.
@@ -243,6 +248,11 @@ impl Fetcher {
     /// Token ranges that are computed from text, neighbours joined.
     pub fn text_ranges(&self) -> Vec<TokenRange> {
         self.state.text_ranges()
+    }
+
+    /// Bytes of bases that the load still misses: what its [`Neighbours`](super::Neighbours) wait for before they refine.
+    pub fn missing_bytes(&self) -> u64 {
+        self.state.missing_bytes()
     }
 
     /// Whether the load was given up because computing the rest was predicted to be sooner.

@@ -14,13 +14,6 @@ const WINDOW_TIME: Duration = Duration::from_secs(2);
 const EWMA_HALF_LIFE: f64 = 0.5;
 /// The conservative estimate: this quantile of the window.
 const QUANTILE: f64 = 0.25;
-/// Standard deviations above the mean time per byte at which deadlines are planned.
-const CAUTION: f64 = 1.0;
-/// What is assumed of the spread of the time per byte before it was seen: as much as its mean ...
-const SPREAD_PRIOR: f64 = 1.0;
-/// ... with the weight of this many independent stretches.
-const SPREAD_PRIOR_WEIGHT: f64 = 2.0;
-
 /// `bytes` that took `took`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
@@ -65,7 +58,6 @@ pub enum EstimatorKind {
 pub struct Estimator {
     kind: EstimatorKind,
     window: VecDeque<Stretch>,
-    transfers: u32,
     last_transfer: Option<ByteRate>,
     mean: Option<f64>,
 }
@@ -74,7 +66,7 @@ impl Estimator {
     /// An estimator without samples.
     pub fn new(kind: EstimatorKind) -> Self {
         let window = VecDeque::with_capacity(WINDOW_SAMPLES);
-        Self { kind, window, transfers: 0, last_transfer: None, mean: None }
+        Self { kind, window, last_transfer: None, mean: None }
     }
 
     /// Takes one sample in; an empty one says nothing.
@@ -82,7 +74,6 @@ impl Estimator {
         match sample {
             Sample::Transfer(stretch) => {
                 self.last_transfer = stretch.rate().or(self.last_transfer);
-                self.transfers = self.transfers.saturating_add(1);
             }
             Sample::Window(stretch) => {
                 let Some(rate) = stretch.rate() else { return };
@@ -127,29 +118,6 @@ impl Estimator {
 
     fn harmonic(&self) -> Option<ByteRate> {
         ByteRate::new(self.window.len() as f64 / self.rates().map(f64::recip).sum::<f64>())
-    }
-
-    /// How many times its mean the time per byte is to be taken where a deadline hangs on it: one standard
-    /// deviation above it. The spread is what the window shows, shrunk towards [`SPREAD_PRIOR`] as long as few
-    /// transfers were seen: samples of one transfer say little about the next.
-    pub fn caution(&self) -> f64 {
-        let seen = f64::from(self.transfers).min(self.window.len() as f64);
-        let bytes: f64 = self.window.iter().map(|s| s.bytes as f64).sum();
-        let seconds: f64 = self.window.iter().map(|s| s.took.as_secs_f64()).sum();
-        let mut relative = 0.0;
-        if bytes > 0.0 && seconds > 0.0 {
-            let mean = seconds / bytes;
-            relative = self
-                .window
-                .iter()
-                .filter(|s| s.bytes > 0)
-                .map(|s| (s.took.as_secs_f64() / s.bytes as f64 / mean - 1.0).powi(2) * s.bytes as f64)
-                .sum::<f64>()
-                / bytes;
-        }
-        let prior = SPREAD_PRIOR * SPREAD_PRIOR;
-        let spread = (seen * relative + SPREAD_PRIOR_WEIGHT * prior) / (seen + SPREAD_PRIOR_WEIGHT);
-        1.0 + CAUTION * spread.sqrt()
     }
 }
 

@@ -8,6 +8,15 @@ use kvasir_types::Level;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
+/// Who else is at work: loads of one node share its link and its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Neighbours {
+    /// Loads beside this one.
+    pub loads: u32,
+    /// Bytes of bases that they still miss: nobody refines where another has not the coarsest yet.
+    pub missing_bytes: u64,
+}
+
 /// Something that happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
@@ -51,6 +60,8 @@ pub enum Event {
         /// How long computing it took.
         took: Option<Duration>,
     },
+    /// Other loads share this one's link and GPU, or no longer do. Without it a load believes itself alone.
+    Neighbours(Neighbours),
     /// Time passed: the answer to [`Action::WakeAt`].
     Tick,
 }

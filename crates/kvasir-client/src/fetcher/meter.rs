@@ -42,7 +42,7 @@ pub(super) struct Meter {
     open: Option<(Duration, u64)>,
     last_arrival: Duration,
     first_byte: Option<Duration>,
-    /// A lower bound of the rate, from answers too short to measure.
+    /// A lower bound of the rate, from answers too short to measure; used while nothing better is known.
     floor: Option<ByteRate>,
     samples: Vec<(Duration, ByteRate)>,
 }
@@ -90,8 +90,7 @@ impl Meter {
     pub(super) fn on_transfer(&mut self, now: Duration, transfer: &Transfer) {
         let elapsed = now.saturating_sub(transfer.sent);
         let Some((first_at, with_first)) = transfer.first else { return };
-        let flowed =
-            Stretch { bytes: transfer.bytes - with_first, took: now.saturating_sub(first_at) };
+        let flowed = Stretch { bytes: transfer.bytes - with_first, took: now.saturating_sub(first_at) };
         if flowed.bytes >= SAMPLE_BYTES_MIN && flowed.took >= Duration::from_millis(1) {
             self.estimator.observe(Sample::Transfer(flowed));
             if self.samples.is_empty() {
@@ -127,21 +126,7 @@ impl Meter {
     /// The estimate after bytes that are due have been missing for `silent`: silence is evidence too, so
     /// beyond `SILENCE_MIN` the estimate (or the prior) falls as the inverse of its length.
     pub(super) fn rate(&self, silent: Duration, prior: Option<ByteRate>) -> Option<ByteRate> {
-        let rate = self.estimator.rate().or(prior)?;
-        if silent <= SILENCE_MIN {
-            return Some(rate);
-        }
-        Some(rate.scaled(SILENCE_MIN.as_secs_f64() / silent.as_secs_f64()))
-    }
-
-    /// What the link has at least: answers too short to measure came as fast, round trip included.
-    pub(super) const fn floor(&self) -> Option<ByteRate> {
-        self.floor
-    }
-
-    /// How many times longer than at [`Self::rate`] transfers are to be planned where a deadline hangs on them.
-    pub(super) fn caution(&self) -> f64 {
-        self.estimator.caution()
+        Some(after_silence(self.estimator.rate().or(prior).or(self.floor)?, silent))
     }
 
     pub(super) fn last_arrival(&self) -> Duration {
@@ -155,6 +140,11 @@ impl Meter {
     pub(super) fn samples(&self) -> &[(Duration, ByteRate)] {
         &self.samples
     }
+}
+
+/// What is left of an estimate after bytes that are due have been missing for `silent`.
+pub(super) fn after_silence(rate: ByteRate, silent: Duration) -> ByteRate {
+    if silent <= SILENCE_MIN { rate } else { rate.scaled(SILENCE_MIN.as_secs_f64() / silent.as_secs_f64()) }
 }
 
 #[cfg(test)]

@@ -7,7 +7,14 @@ fn ms(t: u64) -> Duration {
 }
 
 /// One request over a link of `rate` bytes a second behind `latency`, delivered in batches of `batch` bytes.
-fn deliver(meter: &mut Meter, start: Duration, bytes: u64, batch: u64, latency: Duration, rate: f64) -> Duration {
+fn deliver(
+    meter: &mut Meter,
+    start: Duration,
+    bytes: u64,
+    batch: u64,
+    latency: Duration,
+    rate: f64,
+) -> Duration {
     let (mut now, mut came, mut first) = (start + latency, 0, None);
     while came < bytes {
         let n = batch.min(bytes - came);

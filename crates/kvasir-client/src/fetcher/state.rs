@@ -7,18 +7,22 @@ use kvasir_types::{Level, TokenRange};
 use super::{
     ChunkState, FetchPlan, Status, View,
     core::{ChunkTimeline, FETCH_ATTEMPTS_MAX, FetcherConfig, TextMode},
-    event::{Action, Event, RequestId},
-    meter::{Meter, Transfer},
+    event::{Action, Event, Neighbours, RequestId},
+    meter::{Meter, Transfer, after_silence},
+    peers::{self, Expectation, Progress},
     rate::ByteRate,
 };
+
+/// What an overdue text chunk is taken to need still.
+const OVERDUE_MIN: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub(super) chunk: usize,
     end: u64,
     transfer: Transfer,
-    /// Time on the link that its bytes took, as far as arrivals tell: since the arrival before, whoever's.
-    on_link: Duration,
+    progress: Progress,
+    last: Duration,
 }
 
 impl Request {
@@ -38,10 +42,12 @@ pub(super) struct LoadState {
     pub(super) requests: BTreeMap<RequestId, Request>,
     /// The rate that a chunk's own transfer had when last seen.
     own_rates: Vec<Option<ByteRate>>,
+    seen_at: Vec<Duration>,
     attempts: Vec<u32>,
     next_request: u64,
     text_started: Duration,
     deferred: Duration,
+    neighbours: Neighbours,
 }
 
 impl LoadState {
@@ -51,12 +57,14 @@ impl LoadState {
             chunks: vec![ChunkState { status: Status::Idle, have_bytes: 0 }; count],
             attempts: vec![0; count],
             own_rates: vec![None; count],
+            seen_at: vec![Duration::ZERO; count],
             timeline: vec![ChunkTimeline::default(); count],
             meter: Meter::new(config.estimator),
             requests: BTreeMap::new(),
             next_request: 0,
             text_started: Duration::ZERO,
             deferred: Duration::ZERO,
+            neighbours: Neighbours::default(),
             plan,
             config,
         }
@@ -65,6 +73,7 @@ impl LoadState {
     pub(super) fn take_in(&mut self, event: Event, now: Duration, actions: &mut Vec<Action>) {
         match event {
             Event::Start | Event::Tick => {}
+            Event::Neighbours(neighbours) => self.neighbours = neighbours,
             Event::Bytes { request, bytes } => self.on_bytes(request, bytes, now),
             Event::Completed { request } => self.on_end(request, now, false, actions),
             Event::Failed { request, permanent } => self.on_end(request, now, permanent, actions),
@@ -110,12 +119,15 @@ impl LoadState {
             request.transfer.first = Some((now, bytes));
             self.meter.on_first_byte(now.saturating_sub(request.transfer.sent), bytes, flowing == 0);
         } else {
-            request.on_link += now.saturating_sub(self.meter.last_arrival());
+            let any = now.saturating_sub(self.meter.last_arrival().max(request.transfer.sent));
+            request.progress.add(bytes, any, now.saturating_sub(request.last));
         }
+        request.last = now;
         request.transfer.bytes += bytes;
         state.have_bytes += bytes;
-        if let Some(rate) = own_rate(request, now, flowing.max(1)) {
+        if let Some(rate) = request.progress.rate(flowing.max(1)) {
             self.own_rates[request.chunk] = Some(rate);
+            self.seen_at[request.chunk] = now;
         }
         let line = &mut self.timeline[request.chunk];
         line.bytes += bytes;
@@ -196,7 +208,7 @@ impl LoadState {
         self.timeline[chunk].requests += 1;
         self.timeline[chunk].started.get_or_insert(now);
         let transfer = Transfer { sent: now, first: None, bytes: 0 };
-        self.requests.insert(id, Request { chunk, end, transfer, on_link: Duration::ZERO });
+        self.requests.insert(id, Request { chunk, end, transfer, progress: Progress::default(), last: now });
         actions.push(Action::Fetch { request: id, chunk, start, end });
     }
 
@@ -212,32 +224,41 @@ impl LoadState {
         self.fetch(chunk, level, now, actions);
     }
 
-    fn rate(&self, now: Duration) -> Option<ByteRate> {
+    /// For how long bytes that are due have been missing.
+    fn silent(&self, now: Duration) -> Duration {
         // Bytes are due at once on a flowing request, after some patience on one that was just sent.
         let patience = 4 * self.meter.first_byte() + Duration::from_millis(50);
         let due = |r: &Request| match r.transfer.first {
             Some(_) => self.meter.last_arrival(),
             None => self.meter.last_arrival().max(r.transfer.sent + patience),
         };
-        let since = self.requests.values().map(due).min().unwrap_or(now);
-        self.meter.rate(now.saturating_sub(since), self.plan.prior_rate)
+        now.saturating_sub(self.requests.values().map(due).min().unwrap_or(now))
+    }
+
+    fn expectation(&self, now: Duration) -> Expectation {
+        let flows = |chunk: usize| self.requests.values().any(|r| r.chunk == chunk && r.flowing());
+        let own = self.own_rates.iter().zip(&self.seen_at).enumerate();
+        let seen = own.filter_map(|(chunk, (rate, &at))| Some(((*rate)?, at, flows(chunk))));
+        peers::expect(seen, self.plan.prior_rate, now)
     }
 
     pub(super) fn view(&self, now: Duration) -> View<'_> {
         let pending = self.requests.values().map(|r| r.end - self.chunks[r.chunk].have_bytes).sum();
+        let (silent, expected) = (self.silent(now), self.expectation(now));
         View {
             now,
             plan: &self.plan,
             chunks: &self.chunks,
-            rate: self.rate(now),
-            rate_floor: self.meter.floor(),
-            caution: self.meter.caution(),
+            rate: self.meter.rate(silent, self.plan.prior_rate),
+            chunk_rate: expected.rate.map(|rate| after_silence(rate, silent)),
+            caution: expected.caution,
             own_rates: &self.own_rates,
             first_byte: self.meter.first_byte(),
             in_flight: self.requests.len(),
             in_flight_bytes: pending,
             text_backlog: self.text_backlog(now),
             text_mode: self.config.text_mode,
+            neighbours: self.neighbours,
             recompute: &self.config.recompute,
             decode: &self.config.decode,
         }
@@ -251,7 +272,15 @@ impl LoadState {
             TextMode::Overlapped => now.saturating_sub(self.text_started),
             TextMode::Deferred => Duration::ZERO,
         };
-        self.deferred + total.saturating_sub(running)
+        // Overdue is not done: others may be on the GPU before it.
+        let pending = total.saturating_sub(running).max(total.min(OVERDUE_MIN));
+        self.deferred + pending
+    }
+
+    /// Bytes of bases that are not here yet.
+    pub(super) fn missing_bytes(&self) -> u64 {
+        let open = self.chunks.iter().zip(&self.plan.chunks).filter(|(state, _)| !state.is_settled());
+        open.map(|(state, plan)| plan.bytes_at(Level::BASE).saturating_sub(state.have_bytes)).sum()
     }
 
     /// Token ranges that are computed from text, neighbours joined.
@@ -268,14 +297,4 @@ impl LoadState {
         }
         ranges
     }
-}
-
-/// What a request's transfer would have if it had the link to itself: the smaller of what its bytes took on the
-/// link and what it got, times those it shares with. A slow peer shows in the second, a slow link in both.
-fn own_rate(request: &Request, now: Duration, flowing: usize) -> Option<ByteRate> {
-    let (first_at, with_first) = request.transfer.first?;
-    let bytes = request.transfer.bytes - with_first;
-    let on_link = ByteRate::of(bytes, request.on_link)?;
-    let got = ByteRate::of(bytes, now.saturating_sub(first_at))?.scaled(flowing as f64);
-    Some(if got < on_link { got } else { on_link })
 }

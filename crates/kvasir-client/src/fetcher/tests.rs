@@ -259,7 +259,9 @@ fn without_a_measurement_cachegen_starts_at_the_medium_level() {
 
 #[test]
 fn a_dead_link_is_given_up_after_the_time_that_computing_takes() {
-    for (which, text_mode) in [0, 1, 2].into_iter().flat_map(|w| [(w, TextMode::Overlapped), (w, TextMode::Deferred)]) {
+    for (which, text_mode) in
+        [0, 1, 2].into_iter().flat_map(|w| [(w, TextMode::Overlapped), (w, TextMode::Deferred)])
+    {
         let sizes = [vec![1 << 20, 1 << 20], vec![1 << 20, 1 << 20]];
         // 2 x 1536 tokens at 0.1 ms = 307 ms of prefill; the SLO is below that, so text does not simply win.
         let plan = plan(&sizes, ms(200), Some(1000.0));

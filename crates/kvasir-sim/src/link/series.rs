@@ -166,11 +166,17 @@ impl BandwidthSeries {
         }
     }
 
-    /// The series that the project ships: `drop-recover` (1 Gb/s, down to 100 Mb/s, and back) and `jitter`
-    /// (a cross-traffic-like walk between 80 and 800 Mb/s); written by `examples/generate_series.rs`.
+    /// The series that the project ships, written by `examples/generate_series.rs`: `drop-recover` (1 Gb/s, down
+    /// to 100 Mb/s, and back), `jitter` (a cross-traffic-like walk between 80 and 800 Mb/s) and `sawtooth` (a link
+    /// shared with a batch job), of the set `kvasir`; and the sets `wireless` (fades), `wan` (long level changes)
+    /// and `cloud` (steady, with heavy dips).
+    pub fn all_builtin() -> Vec<Self> {
+        Self::parse_jsonl(include_str!("../../assets/series.jsonl")).unwrap_or_default()
+    }
+
+    /// One of [`Self::all_builtin`].
     pub fn builtin(name: &str) -> Option<Self> {
-        let all = Self::parse_jsonl(include_str!("../../assets/series.jsonl")).ok()?;
-        all.into_iter().find(|series| series.name == name)
+        Self::all_builtin().into_iter().find(|series| series.name == name)
     }
 
     /// The family it belongs to.

@@ -188,9 +188,8 @@ mod tests {
         };
         assert!((megabytes(&Ladder::paper(), 2) / 176.0 - 1.0).abs() < 0.01);
         assert!((megabytes(&Ladder::int8(), 0) / 622.0 - 1.0).abs() < 0.01);
-        let prefill = |engine: &Engine| {
-            engine.recompute.predict(TokenRange { start: 0, end: 9_400 }).as_secs_f64()
-        };
+        let prefill =
+            |engine: &Engine| engine.recompute.predict(TokenRange { start: 0, end: 9_400 }).as_secs_f64();
         assert!((prefill(&engine) / (0.2 * 9_400.0 / 1_500.0) - 1.0).abs() < 0.01);
         assert!((2.0..2.3).contains(&prefill(&Engine::mistral_7b_a40_data_sheet())));
     }

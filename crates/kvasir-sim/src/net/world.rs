@@ -7,8 +7,8 @@ use std::{
 };
 
 use kvasir_client::fetcher::{
-    Action, DecodeModel, Event, FetchPlan, Fetcher, FetcherConfig, InvalidPlan, Policy, RecomputeModel,
-    RequestId,
+    Action, DecodeModel, Event, FetchPlan, Fetcher, FetcherConfig, InvalidPlan, Neighbours, Policy,
+    RecomputeModel, RequestId,
 };
 use kvasir_types::Level;
 
@@ -18,6 +18,8 @@ use crate::link::BandwidthSeries;
 const PIECE: Duration = Duration::from_millis(2);
 /// Smallest and largest piece.
 const PIECE_BYTES: (u64, u64) = (4 << 10, 8 << 20);
+/// Loads hear of their neighbours' missing bytes in steps of this many.
+const NEIGHBOUR_STEP: u64 = 4 << 20;
 /// Most simulated events of one run; a run that needs more does not end.
 const EVENTS_MAX: usize = 5_000_000;
 
@@ -40,6 +42,15 @@ impl LinkRate {
                 let mbps = rates.get(chunk % rates.len().max(1)).copied().unwrap_or(1.0).max(1e-3);
                 now + Duration::from_secs_f64(bytes as f64 * 8.0 / (mbps * 1e6))
             }
+        }
+    }
+
+    /// The same link with every rate times `factor`.
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        match self {
+            Self::Series(series) => Self::Series(series.scaled(factor)),
+            Self::PerChunk(rates) => Self::PerChunk(rates.into_iter().map(|rate| rate * factor).collect()),
         }
     }
 
@@ -134,6 +145,8 @@ struct Running {
     resolved: Vec<bool>,
     finished: Option<Duration>,
     wire_bytes: u64,
+    started: bool,
+    neighbours: Neighbours,
 }
 
 /// What the cores of a run decided: when, for which load, and what.
@@ -184,6 +197,8 @@ impl World {
                 resolved,
                 finished: None,
                 wire_bytes: 0,
+                started: false,
+                neighbours: Neighbours::default(),
             });
             world.at(spec.arrival, Happening::Arrival { load });
         }
@@ -191,6 +206,7 @@ impl World {
             let Some(Reverse((at, _, happening))) = world.queue.pop() else { break };
             world.now = at;
             world.happen(happening);
+            world.tell_neighbours();
             world.send_piece();
         }
         let outcomes = world.loads.iter().map(Running::outcome).collect();
@@ -204,7 +220,10 @@ impl World {
 
     fn happen(&mut self, happening: Happening) {
         match happening {
-            Happening::Arrival { load } => self.feed(load, Event::Start),
+            Happening::Arrival { load } => {
+                self.loads[load].started = true;
+                self.feed(load, Event::Start);
+            }
             Happening::Available { load, request } => {
                 if let Some(&(chunk, left)) = self.loads[load].requests.get(&request) {
                     self.flows.push_back(Flow { load, request, chunk, left });
@@ -229,6 +248,24 @@ impl World {
                     self.loads[load].wake = None;
                     self.feed(load, Event::Tick);
                 }
+            }
+        }
+    }
+
+    /// Tells each running load who else is there, when that changed.
+    fn tell_neighbours(&mut self) {
+        let running: Vec<usize> = (0..self.loads.len()).filter(|&i| self.loads[i].is_running()).collect();
+        let missing: u64 = running.iter().map(|&i| self.loads[i].fetcher.missing_bytes()).sum();
+        for &i in &running {
+            let neighbours = Neighbours {
+                loads: running.len() as u32 - 1,
+                missing_bytes: missing - self.loads[i].fetcher.missing_bytes(),
+            };
+            // In steps: a load need not hear of every byte of the others.
+            let coarse = |n: Neighbours| (n.loads, n.missing_bytes.div_ceil(NEIGHBOUR_STEP));
+            if coarse(neighbours) != coarse(self.loads[i].neighbours) {
+                self.loads[i].neighbours = neighbours;
+                self.feed(i, Event::Neighbours(neighbours));
             }
         }
     }
@@ -288,7 +325,10 @@ impl World {
         if self.gpu_busy {
             return;
         }
-        for load in 0..self.loads.len() {
+        // The least slack first: those whose deadline has passed come after those that can still meet it.
+        let mut order: Vec<usize> = (0..self.loads.len()).collect();
+        order.sort_by_key(|&i| (self.slack_key(i), i));
+        for load in order {
             let running = &mut self.loads[load];
             let Some(&chunk) = running.texts.iter().min() else { continue };
             if running.resolved.iter().take(chunk).all(|&done| done) {
@@ -300,6 +340,13 @@ impl World {
         }
     }
 
+    /// Whether a load's deadline has passed, and how far it is.
+    fn slack_key(&self, load: usize) -> (bool, Duration) {
+        let running = &self.loads[load];
+        let deadline = running.arrival + running.fetcher.plan().deadline();
+        (deadline < self.now, deadline.abs_diff(self.now))
+    }
+
     fn send_piece(&mut self) {
         if self.link_busy {
             return;
@@ -307,12 +354,7 @@ impl World {
         let next = match self.config.sharing {
             Sharing::RoundRobin => 0,
             Sharing::LeastSlack => {
-                let slack = |flow: &Flow| {
-                    let running = &self.loads[flow.load];
-                    let deadline = running.arrival + running.fetcher.plan().deadline();
-                    (deadline < self.now, deadline.abs_diff(self.now))
-                };
-                (0..self.flows.len()).min_by_key(|&i| (slack(&self.flows[i]), i)).unwrap_or(0)
+                (0..self.flows.len()).min_by_key(|&i| (self.slack_key(self.flows[i].load), i)).unwrap_or(0)
             }
         };
         let Some(flow) = self.flows.remove(next) else { return };
@@ -324,6 +366,10 @@ impl World {
 }
 
 impl Running {
+    fn is_running(&self) -> bool {
+        self.started && self.finished.is_none()
+    }
+
     fn outcome(&self) -> Outcome {
         let plan = self.fetcher.plan();
         let ttft = self.finished.unwrap_or(Duration::MAX).saturating_add(plan.suffix_time);

@@ -49,13 +49,15 @@ impl CacheGen {
         let top = view.open().map(|(_, _, plan)| plan.top_level()).max().unwrap_or(Level::BASE);
         let Some(rate) = view.rate else { return Level(top.0 / 2) };
         let remaining = view.deadline().saturating_sub(view.now);
-        let size = |level: Level| -> u64 {
+        // What was measured is this request's share of the link while as many requests had its last chunk.
+        let measured = view.chunks.iter().rposition(|c| c.have_bytes > 0).map_or(1, |i| self.requests(i));
+        let size = |level: Level| -> f64 {
             let missing = view.open().map(|(i, state, plan)| {
-                plan.bytes_at(level).saturating_sub(state.have_bytes) * u64::from(self.requests(i))
+                plan.bytes_at(level).saturating_sub(state.have_bytes) as f64 * f64::from(self.requests(i))
             });
-            missing.sum()
+            missing.sum::<f64>() / f64::from(measured)
         };
-        let fits = |level: &Level| rate.time_for(size(*level)) <= remaining;
+        let fits = |level: &Level| rate.time_for(size(*level) as u64) <= remaining;
         (0..=top.0).rev().map(Level).find(fits).unwrap_or(Level::BASE)
     }
 

@@ -49,7 +49,8 @@ impl<'a> Forecast<'a> {
     pub(super) fn base_time(&self, chunk: usize, caution: f64) -> Duration {
         let own = self.own_time(chunk);
         let left = self.base_left(chunk);
-        own.or_else(|| self.view.rate.map(|rate| rate.time_for(left).mul_f64(caution))).unwrap_or_default()
+        own.or_else(|| self.view.chunk_rate.map(|rate| rate.time_for(left).mul_f64(caution)))
+            .unwrap_or_default()
     }
 
     /// The same by its own transfer, if that was seen.
@@ -60,6 +61,26 @@ impl<'a> Forecast<'a> {
 
     fn base_left(&self, chunk: usize) -> u64 {
         self.view.plan.chunks[chunk].bytes_at(Level::BASE).saturating_sub(self.view.chunks[chunk].have_bytes)
+    }
+
+    /// Time to compute a chunk from text on a GPU that the neighbours use as much.
+    pub(super) fn compute_time(&self, chunk: usize) -> Duration {
+        self.view.recompute.predict(self.view.plan.chunks[chunk].tokens) * (1 + self.view.neighbours.loads)
+    }
+
+    /// Time to compute all open chunks, after the text chunks decided before.
+    pub(super) fn compute_all(&self) -> Duration {
+        self.view.text_backlog + self.view.open().map(|(i, ..)| self.compute_time(i)).sum::<Duration>()
+    }
+
+    /// Time on the link from a chunk's base, or what is here of it, to its finest level.
+    pub(super) fn refine_time(&self, chunk: usize) -> Duration {
+        let plan = &self.view.plan.chunks[chunk];
+        let here = self.view.chunks[chunk].have_bytes.max(plan.bytes_at(Level::BASE));
+        let rate = self.view.own_rates.get(chunk).copied().flatten().or(self.view.chunk_rate);
+        rate.map_or(Duration::ZERO, |rate| {
+            rate.time_for(plan.bytes_at(plan.top_level()).saturating_sub(here))
+        })
     }
 
     /// Whether a chunk's base would be here in time if it had the link to itself.
@@ -76,7 +97,7 @@ impl<'a> Forecast<'a> {
     }
 
     /// Latency before the next new request's bytes: none while others flow.
-    fn wait(&self) -> Duration {
+    pub(super) fn wait(&self) -> Duration {
         if self.view.in_flight == 0 { self.view.first_byte } else { Duration::ZERO }
     }
 
@@ -85,7 +106,7 @@ impl<'a> Forecast<'a> {
     /// come closest.
     pub(super) fn deferred_texts(&self) -> usize {
         let remaining = self.view.remaining();
-        if self.view.rate.is_none() {
+        if self.view.chunk_rate.is_none() {
             return 0;
         }
         let text = |k: usize| -> Duration {
@@ -98,12 +119,23 @@ impl<'a> Forecast<'a> {
             .unwrap_or_else(|| (0..=self.missing.len()).min_by_key(|&k| finish(k)).unwrap_or(0))
     }
 
+    fn in_flight_time(&self, mean: ByteRate) -> Duration {
+        let pending = self.view.chunks.iter().enumerate().filter_map(|(i, state)| match state.status {
+            Status::Fetching { level } => {
+                let left = self.view.plan.chunks[i].bytes_at(level).saturating_sub(state.have_bytes);
+                Some(self.view.own_rates.get(i).copied().flatten().unwrap_or(mean).time_for(left))
+            }
+            _ => None,
+        });
+        pending.sum()
+    }
+
     /// The refinement of an idle chunk (of `only`, if given) that removes most loss per second of the link among
     /// those that arrive before the stop.
     pub(super) fn best_refinement(&self, only: Option<usize>) -> Option<(usize, Level)> {
         let view = self.view;
-        let mean = view.rate.or(view.rate_floor)?;
-        let in_flight = mean.time_for(view.in_flight_bytes);
+        let mean = view.chunk_rate.or(view.rate)?;
+        let in_flight = self.in_flight_time(mean) + mean.time_for(view.neighbours.missing_bytes);
         let mut best: Option<(f64, usize, Level)> = None;
         for (i, state, plan) in view.open().filter(|(i, ..)| only.is_none_or(|only| only == *i)) {
             let Some(level) = self.held(i) else { continue };

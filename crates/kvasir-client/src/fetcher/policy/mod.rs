@@ -5,6 +5,7 @@ mod cachegen;
 mod fixed;
 mod forecast;
 mod progressive;
+mod split;
 
 use std::{fmt, time::Duration};
 
@@ -16,7 +17,7 @@ pub use fixed::Fixed;
 pub use progressive::Progressive;
 
 use super::{
-    ChunkPlan, FetchPlan, TextMode,
+    ChunkPlan, FetchPlan, Neighbours, TextMode,
     cost::{DecodeModel, RecomputeModel},
     rate::ByteRate,
 };
@@ -78,13 +79,13 @@ pub struct View<'a> {
     pub plan: &'a FetchPlan,
     /// One state per chunk of the plan.
     pub chunks: &'a [ChunkState],
-    /// Throughput estimate, the plan's prior before the first sample.
+    /// Throughput estimate; the plan's prior before the first sample; without one a lower bound, when all answers were
+    /// too short to measure: good for choosing a level, no reason to think the link slow.
     pub rate: Option<ByteRate>,
-    /// What the link has at least, from answers too short to measure: good for planning what may be cut short,
-    /// no reason to think it slow.
-    pub rate_floor: Option<ByteRate>,
-    /// How many times longer than at `rate` a transfer may well take (at least 1): one standard deviation of what
-    /// was seen, and of what is assumed before.
+    /// What to expect of a chunk whose transfer was not seen yet; `rate` is the link's, whoever's bytes it carries.
+    pub chunk_rate: Option<ByteRate>,
+    /// How many times longer than at `chunk_rate` that may well take (at least 1): one standard deviation of what was
+    /// seen, and of what is assumed before.
     pub caution: f64,
     /// Per chunk: the rate its own transfer had when last seen.
     pub own_rates: &'a [Option<ByteRate>],
@@ -98,6 +99,8 @@ pub struct View<'a> {
     pub text_backlog: Duration,
     /// Whether that happens beside the fetching or after it.
     pub text_mode: TextMode,
+    /// Loads that share the link and the GPU.
+    pub neighbours: Neighbours,
     /// Prefill times.
     pub recompute: &'a RecomputeModel,
     /// Decode times.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvasir_types::Level;
 
-use super::{Policy, Status, Step, View, forecast::Forecast};
+use super::{Policy, Status, Step, View, forecast::Forecast, split::Split};
 use crate::fetcher::TextMode;
 
 /// Requests in flight: enough that the next one's round trip hides behind the bytes of those before.
@@ -15,13 +15,19 @@ const MARGIN: f64 = 0.02;
 const PATIENCE: f64 = 0.05;
 /// Bounds of how long silence goes unnoticed, a sixteenth of the SLO between them.
 const RELOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// The split is computed anew when a chunk changes, and otherwise this often in an SLO.
+const RESPLIT: u32 = 200;
+/// What computing everything is worth, in shares of the loss that the bases alone would leave.
+const GPU_PRICE: f64 = 0.05;
+/// The same where the GPU is for others: it computes only what the deadline needs.
+const GPU_PRICE_SPARING: f64 = 1e3;
 
 /// Kvasir's policy, over nested levels (a level is a byte prefix, so refining costs only the difference):
 ///
-/// 1. Level 0 of every chunk. The link works from the back of the context, the GPU from its front, where
-///    computing needs no loaded prefix; they meet where the deadline is met with the least computing. Each
-///    chunk is given to the GPU at the moment the GPU is free for it and never before, on the *cautious*
-///    forecast of the link: a rate that falls later finds the front already computed.
+/// 1. Level 0 of every chunk the link is to bring. GPU and link are two resources: whenever the GPU is free, the
+///    best split of *all* that is still open is computed anew, on the cautious forecast of the link. Computing goes
+///    from the front, where it needs no loaded prefix, and reading from the back. A rate that falls later finds
+///    the front already computed, and nothing is given to the GPU before it is free for it.
 /// 2. Refinements by predicted loss removed per second of the link, as long as they are predicted to arrive.
 /// 3. A chunk whose own transfer crawls while others are missing is paused, once, and comes last: it goes to
 ///    the GPU when it cannot arrive in time, as late as that allows.
@@ -29,15 +35,33 @@ const RELOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 ///    decoding still to be done) refinements in flight are cancelled and everything is decoded as it is.
 ///
 /// Refinements may be planned at the full estimated rate: a wrong guess costs the refinement, never the deadline.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Progressive {
     paused: Vec<bool>,
+    gpu_price: f64,
+    /// The split in force, when it was made, and for how many open and missing chunks.
+    split: (Split, Option<(Duration, usize, usize)>),
+}
+
+impl Default for Progressive {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Progressive {
-    /// The policy with its default constants.
+    /// The policy for an engine that waits for this load: idle GPU time is spent on quality, as text loses nothing.
     pub const fn new() -> Self {
-        Self { paused: Vec::new() }
+        Self::with_price(GPU_PRICE)
+    }
+
+    /// The policy for a GPU that others wait for too: only what the deadline needs is computed.
+    pub const fn sparing() -> Self {
+        Self::with_price(GPU_PRICE_SPARING)
+    }
+
+    const fn with_price(gpu_price: f64) -> Self {
+        Self { paused: Vec::new(), gpu_price, split: (Split::given(Vec::new()), None) }
     }
 
     fn was_paused(&self, chunk: usize) -> bool {
@@ -45,73 +69,93 @@ impl Progressive {
     }
 
     /// A missing chunk in flight that hogs the link while others wait.
-    fn crawling(&mut self, plan: &Forecast<'_>) -> Option<Step> {
-        let others = plan.missing.iter().any(|&i| plan.is_idle(i) && !self.was_paused(i));
-        if !others {
-            return None;
-        }
-        let fair = plan.left_time() / plan.missing.len().max(1) as u32;
-        let slow = |&&i: &&usize| {
-            !plan.is_idle(i) && !self.was_paused(i) && plan.own_time(i).is_some_and(|t| t > fair)
+    fn crawling(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<Step> {
+        let wanted = || plan.missing.iter().copied();
+        let others = wanted().any(|i| plan.is_idle(i) && !self.was_paused(i));
+        let fair = plan.left_time() / wanted().count().max(1) as u32;
+        let slow = |&i: &usize| {
+            let late = plan.own_time(i).is_some_and(|t| t > plan.left_time());
+            let hogs = others && plan.own_time(i).is_some_and(|t| t > fair);
+            !plan.is_idle(i) && !self.was_paused(i) && (hogs || (late && split.texts.contains(&i)))
         };
-        let chunk = plan.missing.iter().find(slow).copied()?;
+        let chunk = plan.missing.iter().copied().find(slow)?;
         self.paused.resize(plan.view.chunks.len(), false);
         self.paused[chunk] = true;
         Some(Step::Pause { chunk })
     }
 
-    /// The next missing chunk to read: from the back; those paused come last, the quickest first.
-    fn next_base(&self, plan: &Forecast<'_>) -> Option<usize> {
+    /// The next missing chunk to read: what a text chunk waits for; the link's own, from the back; then the GPU's,
+    /// from the back too, for it may not get that far; those paused come last, the quickest first, unless
+    /// the GPU has them.
+    fn next_base(&self, plan: &Forecast<'_>, split: &Split) -> Option<usize> {
+        let last_text = split.texts.last().copied().unwrap_or(0);
+        let texts = |i: &usize| split.texts.contains(i);
         let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
-        let fresh = idle().filter(|&i| !self.was_paused(i)).next_back();
-        fresh.or_else(|| idle().min_by_key(|&i| plan.base_time(i, 1.0)))
+        let fresh = || idle().filter(|&i| !self.was_paused(i));
+        let own = || fresh().filter(|i| !texts(i));
+        let gating = own().find(|&i| i < last_text);
+        let paused = || idle().filter(|&i| self.was_paused(i) && !texts(&i));
+        gating
+            .or_else(|| own().next_back())
+            .or_else(|| fresh().next_back())
+            .or_else(|| paused().min_by_key(|&i| plan.base_time(i, 1.0)))
     }
 
     /// What the GPU is to do now, or from when on it must be looked at again.
-    fn text(plan: &Forecast<'_>) -> Result<Step, Option<Duration>> {
+    fn text(plan: &Forecast<'_>, split: &Split) -> Result<Step, Option<Duration>> {
         let view = plan.view;
-        let Some(&first) = plan.missing.first() else { return Err(None) };
-        let compute = |i: usize| view.recompute.predict(view.plan.chunks[i].tokens);
-        if view.recompute_open() <= plan.left_time() {
-            return Ok(Step::Text { chunk: first }); // text loses nothing and fits
-        }
         if view.text_mode == TextMode::Deferred {
-            return if plan.deferred_texts() > 0 { Ok(Step::Text { chunk: first }) } else { Err(None) };
+            let texts = if plan.deferred_texts() > 0 { plan.missing.first() } else { None };
+            return texts.map(|&chunk| Step::Text { chunk }).ok_or(None);
         }
         if !view.text_backlog.is_zero() {
             return Err(None);
         }
-        if view.rate.is_none() {
-            let patience = view.plan.slo.mul_f64(PATIENCE);
-            return if view.now < patience { Err(Some(patience)) } else { Ok(Step::Text { chunk: first }) };
+        let Some(&chunk) = split.texts.first() else { return Err(None) };
+        let before = || (0..chunk).filter(|&i| !view.chunks[i].is_settled());
+        if before().any(|i| plan.held(i).is_none()) {
+            return Err(None); // it waits for the link
         }
-        let at_risk = plan.missing.iter().filter(|&&i| !plan.arrives(i)).count();
-        if plan.bases_time(0, view.caution) <= plan.left_time() && at_risk == 0 {
-            return Err(None);
-        }
-        let in_time = compute(first) <= plan.left_time();
-        if !in_time && compute(first) > plan.bases_time(0, 1.0) {
-            return Err(None); // the network is the better hope
-        }
-        let held_before = (0..first).filter(|&i| !view.chunks[i].is_settled()).map(|i| plan.decode_time(i));
-        let decodes: Duration = held_before.clone().sum();
         // Chunks before it would be decoded as they are: that can wait as long as the deadline allows.
-        let all: Duration = plan.missing.iter().filter(|&&i| !plan.arrives(i)).map(|&i| compute(i)).sum();
-        let latest = plan.stop.saturating_sub(all.max(compute(first)) + decodes);
-        if held_before.count() > 0 && view.now < latest {
+        let decodes: Duration = before().map(|i| plan.decode_time(i)).sum();
+        let computes: Duration = split.texts.iter().map(|&i| plan.compute_time(i)).sum();
+        let latest = plan.stop.saturating_sub(computes + decodes);
+        if before().next().is_some() && view.now < latest {
             return Err(Some(latest));
         }
-        Ok(Step::Text { chunk: first })
+        Ok(Step::Text { chunk })
+    }
+
+    fn split(&mut self, plan: &Forecast<'_>) -> Split {
+        let view = plan.view;
+        if plan.compute_all() <= plan.left_time() && view.text_backlog.is_zero() {
+            // Text loses nothing and fits.
+            return Split::given(view.open().map(|(i, ..)| i).collect());
+        }
+        if view.text_mode == TextMode::Deferred {
+            return Split::default();
+        }
+        if view.chunk_rate.is_none() {
+            let patience = view.plan.slo.mul_f64(PATIENCE);
+            let first = plan.missing.first().filter(|_| view.now >= patience).copied();
+            return Split::given(first.into_iter().collect());
+        }
+        let key = (view.open().count(), plan.missing.len());
+        let fresh = |&(at, open, missing): &(Duration, usize, usize)| {
+            (open, missing) == key && view.now < at + view.plan.slo / RESPLIT
+        };
+        if self.split.1.as_ref().is_none_or(|made| !fresh(made)) {
+            self.split = (Split::best(plan, self.gpu_price), Some((view.now, key.0, key.1)));
+        }
+        self.split.0.clone()
     }
 
     /// A held chunk that is to be decoded now.
-    fn finish(plan: &Forecast<'_>) -> Option<Step> {
+    fn finish(plan: &Forecast<'_>, link_is_free: bool) -> Option<Step> {
         let view = plan.view;
         let last_text = view.chunks.iter().rposition(|c| c.status == Status::Text { done: false });
         let over = |i: usize| view.now >= plan.stop || last_text.is_some_and(|text| i < text);
-        let exhausted = |i: usize| {
-            plan.is_idle(i) && plan.missing.is_empty() && plan.best_refinement(Some(i)).is_none()
-        };
+        let exhausted = |i: usize| plan.is_idle(i) && link_is_free && plan.best_refinement(Some(i)).is_none();
         let held = view.open().map(|(i, ..)| i).filter(|&i| plan.held(i).is_some());
         held.into_iter().find(|&i| over(i) || exhausted(i)).map(|chunk| Step::Finish { chunk })
     }
@@ -129,29 +173,30 @@ impl Policy for Progressive {
 
     fn next(&mut self, view: &View<'_>) -> Step {
         let plan = Forecast::of(view, view.plan.slo.mul_f64(MARGIN));
+        let split = self.split(&plan);
         let mut until = Some(plan.stop).filter(|&stop| view.now < stop);
-        match Self::text(&plan) {
+        match Self::text(&plan, &split) {
             Ok(step) => return step,
             Err(again) => until = [until, again].into_iter().flatten().min(),
         }
-        if let Some(step) = self.crawling(&plan) {
+        if let Some(step) = self.crawling(&plan, &split) {
             return step;
         }
-        if let Some(step) = Self::finish(&plan) {
+        let bases_done = plan.missing.iter().all(|&i| self.was_paused(i) && split.texts.contains(&i));
+        if let Some(step) = Self::finish(&plan, bases_done) {
             return step;
         }
         if view.in_flight < DEPTH {
-            if let Some(chunk) = self.next_base(&plan) {
+            if let Some(chunk) = self.next_base(&plan, &split) {
                 return Step::Fetch { chunk, level: Level::BASE };
             }
-            if plan.missing.is_empty()
-                && let Some((chunk, level)) = plan.best_refinement(None)
-            {
+            if bases_done && let Some((chunk, level)) = plan.best_refinement(None) {
                 return Step::Fetch { chunk, level };
             }
         }
         // Silence sends no events; the forecast worsens all the same.
         let again = view.now + (view.plan.slo / 16).clamp(RELOOK.0, RELOOK.1);
-        Step::Wait { until: [until, Some(again)].into_iter().flatten().min().filter(|_| view.in_flight > 0 || until.is_some()) }
+        let waits = view.in_flight > 0 || until.is_some();
+        Step::Wait { until: [until, Some(again)].into_iter().flatten().min().filter(|_| waits) }
     }
 }

@@ -1,0 +1,111 @@
+//! Which chunks the GPU computes and which the link brings.
+
+use std::time::Duration;
+
+use kvasir_types::Level;
+
+use super::forecast::Forecast;
+
+/// Up to this many open chunks, every split is tried; above it, those that compute a stretch from the front and
+/// what the link cannot bring.
+const EXHAUSTIVE: usize = 8;
+
+/// A split of the open chunks between GPU and link.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Split {
+    /// Chunks to compute, in context order.
+    pub(super) texts: Vec<usize>,
+    /// Predicted time until everything is there.
+    pub(super) time: Duration,
+    /// Predicted loss, as a share of the loss at level 0, plus the price of the GPU's time.
+    cost: f64,
+}
+
+impl Split {
+    /// A split that was not weighed: these, and no others.
+    pub(super) const fn given(texts: Vec<usize>) -> Self {
+        Self { texts, time: Duration::ZERO, cost: 0.0 }
+    }
+
+    /// The best split: of those that meet the stop by the cautious forecast the one that costs least. Where none
+    /// does, less caution is tried before the stop is given up; then the quickest.
+    pub(super) fn best(plan: &Forecast<'_>, gpu_price: f64) -> Self {
+        let open: Vec<usize> = plan.view.open().map(|(i, ..)| i).collect();
+        let left = plan.left_time();
+        let candidates = candidates(plan, &open);
+        let split = |caution: f64| {
+            let open = &open;
+            candidates.iter().map(move |texts| Self::of(plan, open, texts, caution, gpu_price))
+        };
+        let caution = plan.view.caution;
+        for caution in [caution, f64::midpoint(caution, 1.0), 1.0] {
+            let in_time = split(caution).filter(|s| s.time <= left);
+            if let Some(best) = in_time.min_by(|a, b| a.cost.total_cmp(&b.cost)) {
+                return best;
+            }
+        }
+        split(1.0).min_by_key(|s| s.time).unwrap_or_default()
+    }
+
+    /// GPU and link side by side: a text chunk waits for every chunk before it; what it waits for comes first
+    /// on the link.
+    fn of(plan: &Forecast<'_>, open: &[usize], texts: &[usize], caution: f64, gpu_price: f64) -> Self {
+        let last_text = texts.last().copied();
+        let (mut link, mut gpu, mut computing) = (plan.wait(), plan.view.text_backlog, Duration::ZERO);
+        let mut last_link = None;
+        let (mut base_loss, mut frozen_loss, mut base_only, mut refined) = (0.0, 0.0, 0.0, 0.0);
+        let mut refine_time = Duration::ZERO;
+        let mut next_text = texts.iter().copied().peekable();
+        for &i in open {
+            let chunk = &plan.view.plan.chunks[i];
+            let weight = chunk.tokens.len() as f64;
+            base_loss += chunk.loss_at(Level::BASE) * weight;
+            if next_text.peek() == Some(&i) {
+                next_text.next();
+                let compute = plan.compute_time(i);
+                gpu = gpu.max(link) + compute;
+                computing += compute;
+                continue;
+            }
+            let held = plan.held(i);
+            if held.is_none() {
+                link += plan.base_time(i, caution);
+                last_link = Some(i);
+            }
+            let level = held.unwrap_or(Level::BASE);
+            if last_text.is_some_and(|text| i < text) {
+                frozen_loss += chunk.loss_at(level) * weight;
+            } else {
+                base_only += chunk.loss_at(level) * weight;
+                refined += chunk.loss_at(chunk.top_level()) * weight;
+                refine_time += plan.refine_time(i);
+            }
+        }
+        let link_done = last_link.map_or(link, |i| link + plan.decode_time(i));
+        let spare = plan.left_time().saturating_sub(link).as_secs_f64();
+        let share = if refine_time.is_zero() { 1.0 } else { (spare / refine_time.as_secs_f64()).min(1.0) };
+        let loss = frozen_loss + base_only * (1.0 - share) + refined * share;
+        let whole: Duration = open.iter().map(|&i| plan.compute_time(i)).sum();
+        let gpu_share = computing.as_secs_f64() / whole.as_secs_f64().max(1e-9);
+        Self {
+            texts: texts.to_vec(),
+            time: if last_link.is_none() { gpu } else { link_done.max(gpu) },
+            cost: loss / base_loss.max(1e-12) + gpu_price * gpu_share,
+        }
+    }
+}
+
+fn candidates(plan: &Forecast<'_>, open: &[usize]) -> Vec<Vec<usize>> {
+    let pick = |set: u32| {
+        open.iter().enumerate().filter(move |(bit, _)| set >> bit & 1 == 1).map(|(_, &i)| i).collect()
+    };
+    if open.len() <= EXHAUSTIVE {
+        return (0..1u32 << open.len()).map(pick).collect();
+    }
+    let late = |i: &usize| plan.held(*i).is_none() && !plan.arrives(*i);
+    let front = |k: usize| open.iter().take(k).copied();
+    let stretches = (0..=open.len()).map(|k| front(k).collect());
+    let with_late =
+        (0..open.len()).map(|k| front(k).chain(open.iter().skip(k).copied().filter(late)).collect());
+    stretches.chain(with_late).collect()
+}

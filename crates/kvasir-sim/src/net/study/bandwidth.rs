@@ -1,0 +1,67 @@
+//! The links of a study.
+
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+
+use crate::{link::BandwidthSeries, net::LinkRate};
+
+/// Where the links come from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Bandwidth {
+    /// The rate of every chunk's transfer is drawn uniformly from this range in Gb/s (the paper's setting).
+    Random(f64, f64),
+    /// Series: one is drawn for each context with a random start, scaled to a mean drawn (log-uniformly) from
+    /// this range in Gb/s when one is given.
+    Series(Vec<BandwidthSeries>, Option<(f64, f64)>),
+}
+
+/// A bandwidth argument that is no range.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no bandwidth range: write random:LO-HI in Gb/s, e.g. random:0.1-10, with 0 < LO <= HI")]
+pub struct BadRange {
+    /// What was given.
+    pub text: String,
+}
+
+impl Bandwidth {
+    /// Reads `random:LO-HI` (Gb/s).
+    ///
+    /// # Errors
+    /// [`BadRange`] for anything else.
+    pub fn parse_random(text: &str) -> Result<Self, BadRange> {
+        let range = || -> Option<(f64, f64)> {
+            let (low, high) = text.strip_prefix("random:")?.split_once('-')?;
+            let (low, high): (f64, f64) = (low.parse().ok()?, high.parse().ok()?);
+            (low > 0.0 && low <= high && high.is_finite()).then_some((low, high))
+        };
+        range().map(|(low, high)| Self::Random(low, high)).ok_or_else(|| BadRange { text: text.to_owned() })
+    }
+
+    pub(super) fn sets(&self) -> Vec<String> {
+        match self {
+            Self::Random(low, high) => vec![format!("random:{low}-{high}")],
+            Self::Series(series, _) => {
+                let mut sets: Vec<String> = series.iter().map(|s| s.set().to_owned()).collect();
+                sets.sort();
+                sets.dedup();
+                sets
+            }
+        }
+    }
+
+    pub(super) fn draw(&self, set: &str, rng: &mut ChaCha8Rng) -> LinkRate {
+        match self {
+            Self::Random(low, high) => {
+                LinkRate::PerChunk((0..64).map(|_| rng.random_range(*low..=*high) * 1e3).collect())
+            }
+            Self::Series(all, means) => {
+                let of_set: Vec<_> = all.iter().filter(|s| s.set() == set).collect();
+                let series = of_set[rng.random_range(0..of_set.len())].clone();
+                let offset = rng.random_range(0.0..series.period());
+                let mean = means.map(|(low, high)| rng.random_range(low.ln()..=high.ln()).exp() * 1e3);
+                let series = mean.map_or(series.clone(), |mbps| series.scaled_to_mean(mbps));
+                LinkRate::Series(series.starting_at(offset))
+            }
+        }
+    }
+}
