@@ -137,9 +137,13 @@ async fn the_proxy_carries_bytes_intact_and_never_faster_than_its_series() {
 fn the_shipped_series_have_their_documented_shape() {
     let text = include_str!("../../assets/series.jsonl");
     let series = BandwidthSeries::parse_jsonl(text).unwrap();
-    assert_eq!(series.iter().map(|s| s.name()).collect::<Vec<_>>(), ["drop-recover", "jitter", "sawtooth"]);
-    for one in series {
-        assert!((40.0..=1000.0).contains(&one.mbps_at(Duration::from_millis(1777))), "{}", one.name());
-        assert_eq!(one.set(), "kvasir");
+    let mut sets: Vec<_> = series.iter().map(|s| s.set()).collect();
+    sets.dedup();
+    assert_eq!(sets, ["kvasir", "wireless", "wan", "cloud"]);
+    for one in &series {
+        let at = one.mbps_at(Duration::from_millis(1777));
+        assert!((1.0..=1500.0).contains(&at), "{} {at}", one.name());
+        assert!(one.period() >= 3.0 && one.mean_mbps() > 20.0, "{}", one.name());
     }
+    assert_eq!(BandwidthSeries::builtin("drop-recover").unwrap().mbps_at(Duration::from_secs(1)), 100.0);
 }
