@@ -218,8 +218,12 @@ pub(crate) struct InspectArguments {
 /// Commands about profiles.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
-    /// Train a profile from KV dumps of one model.
+    /// Train a profile from KV dumps of one model, or for the shipped model from texts.
     Train(TrainArguments),
+    /// Show a profile: levels, scopes, ranks, tables, what decoding costs.
+    Inspect(ProfileInspectArguments),
+    /// Pack a profile's bases and factors in few bits, so that it fits a budget.
+    Pack(PackArguments),
 }
 
 /// How a profile codes.
@@ -229,6 +233,10 @@ pub(crate) enum RecipeName {
     Basis,
     /// Static mean, no basis: bit-exact and cheap to decode.
     Direct,
+    /// The cache bit for bit, as the only level.
+    ExactOnly,
+    /// `direct` with the cache bit for bit on top.
+    ExactResidual,
     /// The configuration of the CacheGen paper.
     Cachegen,
 }
@@ -236,15 +244,99 @@ pub(crate) enum RecipeName {
 /// Arguments of `kvasir profile train`.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArguments {
-    /// KV dumps of contexts to train on, all of one model.
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    /// KV dumps of contexts to train on, all of one model. Levels are then spaced by the error's power.
+    #[arg(long, value_name = "FILE", num_args = 1.., group = "data")]
     pub(crate) kv: Vec<PathBuf>,
+    /// Texts for the shipped model, cut into contexts. The model judges: levels are spaced by logit KL.
+    #[arg(long, value_name = "FILE", num_args = 1.., group = "data")]
+    pub(crate) texts: Vec<PathBuf>,
+    /// Contexts that the shipped model writes itself.
+    #[arg(long, value_name = "N", group = "data")]
+    pub(crate) own_texts: Option<usize>,
+    /// Seed of the model's own texts.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
     /// How the profile codes.
     #[arg(long, value_enum, default_value_t = RecipeName::Basis)]
     pub(crate) recipe: RecipeName,
+    /// Most bytes of the profile, as a share of the model's weights.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub(crate) budget_weights: Option<f64>,
+    /// Most multiply-adds of decoding a token, as a share of the model's in prefill.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub(crate) budget_flops: Option<f64>,
+    /// Parameters of the model the dumps are of, at 2 bytes each: what budgets are shares of.
+    #[arg(long, value_name = "N")]
+    pub(crate) parameters: Option<u64>,
+    /// Try scopes and predictors on a part of the data and take what needs the fewest bits.
+    #[arg(long)]
+    pub(crate) search: bool,
+    /// Layers of a scope; all where it is not given.
+    #[arg(long, value_name = "N", conflicts_with = "search")]
+    pub(crate) scope_layers: Option<usize>,
+    /// Keys and values in scopes of their own.
+    #[arg(long, conflicts_with = "search")]
+    pub(crate) planes_apart: bool,
+    /// Factors of the token predictor: of the current token, of the one before.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', num_args = 2)]
+    pub(crate) factors: Option<Vec<usize>>,
+    /// Bits of a factor.
+    #[arg(long, value_name = "BITS", default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]
+    pub(crate) factor_bits: u8,
+    /// Tokens stored exactly at the start of a context; measured where it is not given.
+    #[arg(long, value_name = "N")]
+    pub(crate) exact_tokens: Option<usize>,
+    /// Logit KL of the finest level, in nats a token.
+    #[arg(long, value_name = "NATS", default_value_t = 3e-4)]
+    pub(crate) finest_kl: f32,
+    /// Print the levels as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
     /// The profile to write.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
+}
+
+/// Arguments of `kvasir profile inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct ProfileInspectArguments {
+    /// The profile; the shipped one where none is given.
+    pub(crate) file: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `kvasir profile pack`.
+#[derive(Debug, Args)]
+pub(crate) struct PackArguments {
+    /// The profile.
+    pub(crate) file: PathBuf,
+    /// Most bytes of the packed profile, as a share of the model's weights.
+    #[arg(long, value_name = "PERCENT", value_parser = percent, default_value = "10%")]
+    pub(crate) budget_weights: f64,
+    /// Parameters of the model, at 2 bytes each; not needed for the shipped model.
+    #[arg(long, value_name = "N")]
+    pub(crate) parameters: Option<u64>,
+    /// Bits of a factor of the token predictor.
+    #[arg(long, value_name = "BITS", default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=8))]
+    pub(crate) factor_bits: u8,
+    /// Tokens stored exactly at the start of a context, where not as many as before.
+    #[arg(long, value_name = "N")]
+    pub(crate) exact_tokens: Option<usize>,
+    /// A text on which the shipped model measures what the levels cost.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) texts: Option<PathBuf>,
+    /// The profile to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+}
+
+/// `5%` or `0.05`.
+fn percent(text: &str) -> Result<f64, String> {
+    let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 0.01));
+    let share = number.parse::<f64>().map_err(|e| format!("neither a share nor a percentage: {e}"))? * unit;
+    if share.is_finite() && share > 0.0 { Ok(share) } else { Err("must be above 0".to_owned()) }
 }
 
 /// Arguments of `kvasir encode`.

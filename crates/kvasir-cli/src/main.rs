@@ -35,6 +35,8 @@ fn run(command: &Command) -> CliResult {
     match command {
         Command::Inspect(arguments) => commands::inspect::run(arguments),
         Command::Profile(ProfileCommand::Train(arguments)) => commands::train::run(arguments),
+        Command::Profile(ProfileCommand::Pack(arguments)) => commands::profile_pack::run(arguments),
+        Command::Profile(ProfileCommand::Inspect(arguments)) => commands::profile_inspect::run(arguments),
         Command::Encode(arguments) => commands::codec::encode(arguments),
         Command::Decode(arguments) => commands::codec::decode(arguments),
         Command::Bench(command) => commands::bench::run(command),

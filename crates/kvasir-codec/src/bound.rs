@@ -7,6 +7,7 @@ use half::f16;
 use kvasir_types::{LEVELS_MAX, ModelSpec};
 
 use crate::{
+    analysis::analysis,
     levels::reconstruct,
     profile::{Basis, CoefficientCoding, Predictor, Profile, Scope},
     rans::Coding,
@@ -19,6 +20,8 @@ pub(crate) const BAND_MAIN: u8 = 0;
 pub(crate) const BAND_ANCHORS: u8 = 1;
 /// Band of the exact tokens and spans of a scope, level 0 only.
 pub(crate) const BAND_EXACT: u8 = 2;
+/// Band of the exact level of a scope, the last level only.
+pub(crate) const BAND_LOSSLESS: u8 = 3;
 
 /// The coefficients that one section codes, in stream order, and how.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +55,7 @@ impl BoundScope {
     /// Derives the plans of scope `index` of a profile.
     pub(crate) fn new(spec: &ModelSpec, profile: &Profile, index: usize) -> Self {
         let scope = &profile.scopes[index];
-        let levels = (0..profile.level_count()).map(|level| level_plan(&scope.coding, level)).collect();
+        let levels = (0..profile.lossy_levels()).map(|level| level_plan(&scope.coding, level)).collect();
         let anchors = match &scope.predictor {
             Predictor::AnchorFirst { anchors, .. } => level_plan(anchors, 0),
             Predictor::Mean | Predictor::Token(_) => SectionPlan::default(),
@@ -61,7 +64,7 @@ impl BoundScope {
             let depth = usize::try_from(level as i32 - i32::from(coding.entry)).ok()?;
             Some(profile.shifts.get(usize::from(coding.stage))?[depth.min(LEVELS_MAX - 1)])
         };
-        let shifts = (0..profile.level_count())
+        let shifts = (0..profile.lossy_levels())
             .map(|level| scope.coding.iter().map(|c| shift(c, level).unwrap_or(0)).collect())
             .collect();
         let (elements, text) = (Elements::new(spec, scope), TextPredictor::new(scope));
@@ -191,12 +194,7 @@ impl Matrix {
 
     /// The analysis matrix of a scope.
     pub(crate) fn analysis(scope: &Scope) -> Self {
-        match &scope.basis {
-            Basis::Trained { analysis: Some(analysis), .. } => {
-                Self::Dense(analysis.iter().copied().map(f16::to_f32).collect())
-            }
-            Basis::Trained { analysis: None, .. } | Basis::Identity => Self::synthesis(scope),
-        }
+        analysis(&scope.basis, scope.elements()).map_or(Self::Identity, Self::Dense)
     }
 
     /// `coefficients[c][t] = Σ_e matrix[c][e] · elements[t][e]`.

@@ -11,11 +11,12 @@ use rayon::prelude::*;
 use crate::{
     ChunkDecoder, DecodeError, KvSink, LayerGroup, Profile, ProfileError, ScopeReach,
     bound::{
-        BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, Matrix, SectionPlan, anchor_prediction,
-        split_anchors,
+        BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN, BoundScope, Matrix, SectionPlan,
+        anchor_prediction, split_anchors,
     },
     encoder::spans,
     exact::{self, ExactDtype},
+    lossless::{self, float_of},
     profile::{Predictor, Scope},
     rans::{Coding, PiecePlan, decode_piece, refine},
     transform::Rotations,
@@ -175,7 +176,9 @@ impl CpuDecoder {
             let scope = bound.index as u16;
             let mains = (0..bound.levels.len()).map(|level| (scope, BAND_MAIN, Level(level as u8)));
             let anchors = (!bound.anchors.codings.is_empty()).then_some((scope, BAND_ANCHORS, Level::BASE));
-            for id in mains.chain(anchors) {
+            let exact_level = self.profile.scopes[bound.index].lossless.as_ref();
+            let exact_level = exact_level.map(|_| (scope, BAND_LOSSLESS, self.profile.top_level()));
+            for id in mains.chain(anchors).chain(exact_level) {
                 if !map.contains_key(&id) {
                     return Err(DecodeError::Sections { what: "one is missing" });
                 }
@@ -193,7 +196,7 @@ impl CpuDecoder {
     fn check_present(&self, object: &Object<'_, '_>, tasks: &[Task]) -> Result<(), DecodeError> {
         let end_of = |task: &Task| {
             let levels = (0..=task.level).map(|level| (BAND_MAIN, level));
-            let ids = levels.chain([(BAND_ANCHORS, 0), (BAND_EXACT, 0)]);
+            let ids = levels.chain([(BAND_ANCHORS, 0), (BAND_EXACT, 0), (BAND_LOSSLESS, task.level)]);
             ids.filter_map(|(band, level)| object.entry(*task, band, level).map(|(_, range)| range.end)).max()
         };
         let needed = tasks.iter().filter_map(end_of).max().unwrap_or(0);
@@ -218,6 +221,9 @@ impl CpuDecoder {
         {
             return Ok(rows.clone());
         }
+        if task.level == self.profile.lossy_levels() {
+            return self.exact_level(object, task, span, exact);
+        }
         let rotations = Rotations::new(&self.spec.ropes, object.head.header.first_position, span);
         let mut rows = vec![0.0; bound.elements.count() * tokens];
         if matches!((synthesis, &scope.predictor), (Matrix::Identity, Predictor::Mean)) {
@@ -234,6 +240,40 @@ impl CpuDecoder {
             bound.elements.overwrite(tokens, exact_tokens, &values, &mut rows);
         }
         Ok(rows)
+    }
+
+    /// Rows of the exact level, over those of the level beneath.
+    fn exact_level(
+        &self,
+        object: &Object<'_, '_>,
+        task: Task,
+        span: &Range<usize>,
+        exact: Option<(usize, Vec<f32>)>,
+    ) -> Result<Vec<f32>, DecodeError> {
+        let (elements, tokens) = (&self.scopes[task.scope].0.elements, span.len());
+        let known = exact.as_ref().map_or(0, |(tokens, _)| *tokens);
+        let mut beneath = match task.level.checked_sub(1) {
+            Some(level) => self.decode_task(object, Task { level, ..task }, span)?,
+            None => vec![0.0; elements.count() * tokens],
+        };
+        if let Some((exact_tokens, values)) = exact {
+            elements.overwrite(tokens, exact_tokens, &values, &mut beneath);
+        }
+        let malformed = DecodeError::Exact { scope: task.scope, span: task.span };
+        let lossless = self.profile.scopes[task.scope].lossless.as_ref();
+        let (Some(lossless), Some(float)) = (lossless, float_of(self.spec.kv_dtype)) else {
+            return Err(malformed);
+        };
+        // Where nothing is said the cache is what is beneath, in its own type.
+        let Some((section, bytes)) = object.piece(task, BAND_LOSSLESS, task.level)? else {
+            beneath.iter_mut().for_each(|x| *x = float.value(float.bits(*x)));
+            return Ok(beneath);
+        };
+        let predicted = elements.by_element(tokens, &beneath);
+        let span_values = lossless::Span { tokens, known, predicted: &predicted };
+        let decoded = lossless::decode(&self.profile.bank, lossless, float, &span_values, bytes)
+            .map_err(|source| DecodeError::Piece { section, span: task.span, source })?;
+        Ok(elements.by_token(tokens, &decoded.ok_or(malformed)?))
     }
 
     /// The exact tokens of a span and their values.

@@ -9,13 +9,14 @@ use rayon::prelude::*;
 use crate::{
     ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError,
     bound::{
-        BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, Matrix, SectionPlan, anchor_prediction,
-        split_anchors,
+        BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN, BoundScope, Matrix, SectionPlan,
+        anchor_prediction, split_anchors,
     },
     exact::{self, ExactDtype},
     levels::coarser_by,
     limits::QUANTISED_MAX,
-    profile::{Predictor, Scope},
+    lossless::{self, float_of},
+    profile::{CoefficientCoding, Predictor, Scope},
     rans::{Coding, PieceError, PiecePlan, digit, encode_piece},
     transform::Rotations,
 };
@@ -30,10 +31,14 @@ pub struct CpuEncoder {
 }
 
 /// What an encoder noticed besides the bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct EncodeReport {
     /// Scope and span of everything stored exactly because a value was not finite or out of range.
     pub exact_spans: Vec<(usize, usize)>,
+    /// Bits an element of the whole object over those of held-out text in training, head and tokens included. Well
+    /// above 1 on chunks of the usual length the profile no longer fits what is stored: retrain it on this traffic.
+    /// (Short chunks cost more an element wherever they come from.)
+    pub drift: Option<f32>,
 }
 
 impl CpuEncoder {
@@ -75,8 +80,31 @@ impl CpuEncoder {
             .collect();
         let coded = coded?;
         let forced = tasks.iter().zip(&coded).filter(|(_, pieces)| pieces.forced_exact);
-        let report = EncodeReport { exact_spans: forced.map(|(task, _)| *task).collect() };
-        Ok((self.assemble(input, spans.len(), coded)?, report))
+        let exact_spans = forced.map(|(task, _)| *task).collect();
+        let object = self.assemble(input, spans.len(), coded)?;
+        let drift = self.drift(tokens, object.len());
+        Ok((object, EncodeReport { exact_spans, drift }))
+    }
+
+    /// Bits an element over what training found; `None` where it found nothing.
+    fn drift(&self, tokens: usize, bytes: usize) -> Option<f32> {
+        let expected = self.profile.levels().last()?.bits_per_element;
+        let elements = (tokens * self.spec.elements_per_token()) as f32;
+        (expected > 0.0).then(|| bytes as f32 * 8.0 / elements / expected)
+    }
+
+    /// Scopes in fetch order: by layer in level 0, above it by how much predicted loss a byte takes away, so that a
+    /// reader who stops between two levels stops well.
+    fn fetch_order(&self, level: usize, bytes: &[usize]) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.scopes.len()).collect();
+        if level > 0 {
+            let gain = |scope: usize| {
+                let loss = &self.profile.scopes[scope].loss;
+                (loss[level - 1] - loss[level]) / bytes[scope].max(1) as f32
+            };
+            order.sort_by(|a, b| gain(*b).total_cmp(&gain(*a)).then(a.cmp(b)));
+        }
+        order
     }
 
     /// Tokens at the start of the chunk that are stored exactly.
@@ -107,8 +135,23 @@ impl CpuEncoder {
             exact: Some(exact_piece(raw, tokens)),
             anchors: None,
             levels: vec![None; bound.levels.len()],
+            lossless: None,
             forced_exact: true,
         };
+        if bound.levels.is_empty() {
+            let nothing = vec![0.0; raw.len()];
+            let lossless = self.encode_lossless(bound.index, (tokens, exact), &raw, &nothing);
+            let stored = (exact > 0).then(|| exact_piece(&raw, exact));
+            return match lossless {
+                None => Ok(exact_span(&raw)),
+                Some(piece) => Ok(SpanPieces {
+                    exact: stored,
+                    lossless: Some(piece?),
+                    forced_exact: false,
+                    ..exact_span(&[])
+                }),
+            };
+        }
         if !finite {
             return Ok(exact_span(&raw));
         }
@@ -122,6 +165,16 @@ impl CpuEncoder {
         let Some(values) = quantise(scope, tokens, exact, &coefficients, predictions) else {
             return Ok(exact_span(&raw));
         };
+        let lossless = match &scope.lossless {
+            None => None,
+            Some(_) => {
+                let predicted = finest_rows(scope, bound, (rotations, tokens), &values);
+                match self.encode_lossless(bound.index, (tokens, exact), &raw, &predicted) {
+                    None => return Ok(exact_span(&raw)),
+                    Some(piece) => Some(piece?),
+                }
+            }
+        };
         let bank = &self.profile.bank;
         let top = bound.levels.len() - 1;
         let coded = |(level, plan): (usize, &SectionPlan)| {
@@ -131,11 +184,29 @@ impl CpuEncoder {
             exact: stored,
             anchors: encode_section(bank, &bound.anchors, &values.anchors, values.anchor_tokens, 0)?,
             levels: bound.levels.iter().enumerate().map(coded).collect::<Result<_, _>>()?,
+            lossless,
             forced_exact: false,
         })
     }
 
-    /// Puts the pieces into fetch order: level-major; level 0 in scope order.
+    /// The piece of the exact level over what the levels beneath give, both `[member][token][element]`; `None` where the
+    /// cache's type does not hold the values.
+    fn encode_lossless(
+        &self,
+        scope: usize,
+        (tokens, known): (usize, usize),
+        rows: &[f32],
+        predicted: &[f32],
+    ) -> Option<Result<Vec<u8>, PieceError>> {
+        let lossless = self.profile.scopes[scope].lossless.as_ref()?;
+        let elements = &self.scopes[scope].0.elements;
+        let predicted = elements.by_element(tokens, predicted);
+        let span = lossless::Span { tokens, known, predicted: &predicted };
+        let values = elements.by_element(tokens, rows);
+        lossless::encode(&self.profile.bank, lossless, float_of(self.spec.kv_dtype)?, &span, &values)
+    }
+
+    /// Puts the pieces into fetch order.
     fn assemble(
         &self,
         input: &ChunkInput<'_>,
@@ -154,7 +225,10 @@ impl CpuEncoder {
         };
         let mut builder = ChunkBuilder::new(meta, input.tokens.to_vec())?;
         for level in 0..self.profile.level_count() {
-            for (scope, coded) in coded.chunks_exact_mut(spans).enumerate() {
+            let length = |pieces: &SpanPieces| pieces.at(level).map_or(0, Vec::len);
+            let bytes: Vec<usize> = coded.chunks_exact(spans).map(|c| c.iter().map(length).sum()).collect();
+            for scope in self.fetch_order(level, &bytes) {
+                let coded = &mut coded[scope * spans..(scope + 1) * spans];
                 let id = |band| SectionId { scope: scope as u16, band, level: Level(level as u8), flags: 0 };
                 if level == 0 {
                     if coded.iter().any(|pieces| pieces.exact.is_some()) {
@@ -166,7 +240,12 @@ impl CpuEncoder {
                         builder.section(id(BAND_ANCHORS), anchors)?;
                     }
                 }
-                builder.section(id(BAND_MAIN), coded.iter_mut().map(|p| p.levels[level].take()).collect())?;
+                let (band, pieces) = if level < self.profile.lossy_levels() {
+                    (BAND_MAIN, coded.iter_mut().map(|p| p.levels[level].take()).collect())
+                } else {
+                    (BAND_LOSSLESS, coded.iter_mut().map(|p| p.lossless.take()).collect())
+                };
+                builder.section(id(band), pieces)?;
             }
         }
         Ok(builder.finish()?)
@@ -198,7 +277,33 @@ struct SpanPieces {
     exact: Option<Vec<u8>>,
     anchors: Option<Vec<u8>>,
     levels: Vec<Option<Vec<u8>>>,
+    lossless: Option<Vec<u8>>,
     forced_exact: bool,
+}
+
+impl SpanPieces {
+    /// The piece of a level, lossy or exact.
+    fn at(&self, level: usize) -> Option<&Vec<u8>> {
+        self.levels.get(level).map_or(self.lossless.as_ref(), Option::as_ref)
+    }
+}
+
+/// What a decoder of the finest lossy level of a direct scope gives: `[member][token][element]`.
+fn finest_rows(
+    scope: &Scope,
+    bound: &BoundScope,
+    (rotations, tokens): (&Rotations, usize),
+    values: &Quantised,
+) -> Vec<f32> {
+    let mut main = values.main.clone();
+    let silent = scope.coding.iter().map(|coding| coding.entry == CoefficientCoding::NEVER);
+    for (row, _) in main.chunks_exact_mut(tokens).zip(silent).filter(|(_, silent)| *silent) {
+        row.fill(0);
+    }
+    let mut rows = vec![0.0; main.len()];
+    let reconstruction = bound.reconstruction(bound.levels.len() - 1);
+    bound.elements.direct_rows(&scope.mean, rotations, tokens, reconstruction, &main, &mut rows);
+    rows
 }
 
 /// Quantised values of one scope and span, `[coefficient][token]`.

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+mod analysis;
 #[allow(unsafe_code, reason = "CPU intrinsics; every block has its proof")]
 mod arch;
 mod bound;
@@ -12,6 +13,7 @@ mod exact;
 mod kv;
 mod levels;
 pub mod limits;
+mod lossless;
 mod profile;
 pub mod rans;
 pub mod rope;

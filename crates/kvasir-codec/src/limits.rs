@@ -17,6 +17,11 @@ pub const VOCABULARY_MAX: usize = 1 << 20;
 pub const ANCHOR_RATIO_MAX: i32 = 256;
 /// Largest profile file: the f16 bases of a 70 B model's all-layer scope at full rank, with room for more.
 pub const PROFILE_BYTES_MAX: u64 = 1 << 36;
+/// Most bits of an entry of a packed basis: as many as f16 keeps.
+pub const ROW_BITS_MAX: u8 = 11;
+/// Largest rank whose encoder solves for its analysis matrix (`rank²` products of rows when the profile is loaded); above
+/// it the synthesis matrix serves, whose rows are then packed finely enough to be orthogonal.
+pub const LEAST_SQUARES_RANK_MAX: usize = 2_048;
 /// Longest text field of a profile in bytes.
 pub const NOTE_BYTES_MAX: usize = 4_096;
 /// Largest magnitude of a quantised coefficient; spans that would exceed it are stored exactly. Leaves

@@ -211,6 +211,31 @@ impl Elements {
         }
     }
 
+    /// `[element][token]` from `rows`, `[member][token][element]`.
+    pub(crate) fn by_element(&self, tokens: usize, rows: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; rows.len()];
+        self.each_place(tokens, |by_element, by_token| out[by_element] = rows[by_token]);
+        out
+    }
+
+    /// The inverse of [`by_element`](Self::by_element).
+    pub(crate) fn by_token(&self, tokens: usize, values: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; values.len()];
+        self.each_place(tokens, |by_element, by_token| out[by_token] = values[by_element]);
+        out
+    }
+
+    fn each_place(&self, tokens: usize, mut each: impl FnMut(usize, usize)) {
+        for slot in &self.members {
+            let start = slot.start * tokens;
+            for element in 0..slot.dim {
+                for token in 0..tokens {
+                    each(start + element * tokens + token, start + token * slot.dim + element);
+                }
+            }
+        }
+    }
+
     /// Cuts `rows`, `[member][token][element]` of `tokens` tokens, into members, keeping `kept` tokens.
     pub(crate) fn members<'a>(
         &'a self,

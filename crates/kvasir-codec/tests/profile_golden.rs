@@ -58,7 +58,7 @@ type Damage = (&'static str, fn(&mut Vec<u8>), &'static str);
 fn damages() -> Vec<Damage> {
     vec![
         ("magic.kvp", |p| p[0] = b'k', "Magic"),
-        ("version.kvp", |p| p[8] = 2, "Version"),
+        ("version.kvp", |p| p[8] = 1, "Version"),
         ("truncated.kvp", |p| p.truncate(p.len() - 1), "Truncated"),
         ("trailing.kvp", |p| p.push(0), "Trailing"),
         ("bit.kvp", |p| p[100] ^= 1, "Checksum"),

@@ -11,18 +11,17 @@
 use std::{path::Path, sync::Arc};
 
 use kvasir_codec::{
-    KvBuffer, Profile,
-    train::{BasisRecipe, Recipe, TrainingContext, train_calibrated},
+    Profile,
+    train::{BasisRecipe, Recipe, train_calibrated},
 };
 use kvasir_engine::{
     Model,
-    quality::{KlOracle, LevelQuality, measure_levels},
+    quality::{LevelQuality, measure_levels},
+    training::TrainingSet,
 };
 
 type AnyError = Box<dyn std::error::Error>;
 
-/// Contexts that calibrate the finest step: each costs five rounds of coding.
-const JUDGES: usize = 4;
 /// Tokens that go through the codec; the rest of a window judges them.
 const PREFIX: usize = 768;
 
@@ -32,6 +31,8 @@ struct Arguments {
     held_out: Vec<String>,
     recipe: BasisRecipe,
     contexts: usize,
+    own: usize,
+    prefix: usize,
     finest_kl: f32,
 }
 
@@ -45,7 +46,7 @@ fn main() -> Result<(), AnyError> {
     for path in &arguments.held_out {
         let windows = windows(&model, path, 4)?;
         let contexts: Vec<&[u32]> = windows.iter().map(Vec::as_slice).collect();
-        print_levels(path, &measure_levels(&model, &profile, &contexts, PREFIX)?);
+        print_levels(path, &measure_levels(&model, &profile, &contexts, arguments.prefix)?);
     }
     Ok(())
 }
@@ -54,8 +55,16 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, AnyError>
     let out =
         words.next().ok_or("usage: OUT.kvp --train FILE… --held-out FILE… [--rank N] [--contexts N]")?;
     let (train, held_out) = (Vec::new(), Vec::new());
-    let mut arguments =
-        Arguments { out, train, held_out, recipe: BasisRecipe::default(), contexts: 6, finest_kl: 3e-4 };
+    let mut arguments = Arguments {
+        out,
+        train,
+        held_out,
+        recipe: BasisRecipe::default(),
+        contexts: 6,
+        own: 0,
+        prefix: PREFIX,
+        finest_kl: 3e-4,
+    };
     let mut list = String::new();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value"));
@@ -66,6 +75,10 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, AnyError>
             "--factors" => arguments.recipe.token_factors[0] = value()?.parse()?,
             "--factors-before" => arguments.recipe.token_factors[1] = value()?.parse()?,
             "--exact" => arguments.recipe.exact_tokens = Some(value()?.parse()?),
+            "--table-bits" => arguments.recipe.table_bits = value()?.parse()?,
+            "--budget" => arguments.recipe.budget_bytes = Some(value()?.parse()?),
+            "--own" => arguments.own = value()?.parse()?,
+            "--prefix" => arguments.prefix = value()?.parse()?,
             "--contexts" => arguments.contexts = value()?.parse()?,
             "--kl" => arguments.finest_kl = value()?.parse()?,
             _ if list == "--train" => arguments.train.push(word),
@@ -77,26 +90,21 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, AnyError>
 }
 
 fn train(model: &Model, arguments: &Arguments) -> Result<Profile, AnyError> {
-    let (mut contexts, mut judges) = (Vec::new(), Vec::new());
+    let mut texts = Vec::new();
     for path in &arguments.train {
-        for (index, tokens) in windows(model, path, arguments.contexts + 1)?.into_iter().enumerate() {
-            if index == arguments.contexts / 2 {
-                judges.push(tokens);
-                continue;
-            }
-            let kv = KvBuffer::from_source(model.spec(), tokens.len(), &model.calculate_kv(&tokens)?);
-            contexts.push(TrainingContext { tokens, kv });
-        }
+        texts.extend(windows(model, path, arguments.contexts)?);
     }
-    let stride = judges.len().div_ceil(JUDGES);
-    let judges: Vec<_> = judges.into_iter().step_by(stride.max(1)).collect();
-    eprintln!("{} training contexts, {} to calibrate on", contexts.len(), judges.len());
-    let mut oracle = KlOracle::new(model, judges, PREFIX);
-    let mut progress = |what: &str, part: f32| eprintln!("{:3.0} % {what}", part * 100.0);
+    texts.extend(model.sample_texts(arguments.own, 1024, 1, &mut |_| ())?);
+    let mut set = TrainingSet::of_texts(model, texts, &mut |_| ())?;
+    eprintln!("{} training contexts", set.contexts.len());
+    let start = std::time::Instant::now();
+    let mut progress =
+        |what: &str, part: f32| eprintln!("{:?} {:3.0} % {what}", start.elapsed(), part * 100.0);
     let recipe = Recipe::Basis(arguments.recipe.clone());
+    let (contexts, oracle) = (&set.contexts, &mut set.oracle);
     let profile =
-        train_calibrated(model.spec(), &contexts, &recipe, &mut oracle, arguments.finest_kl, &mut progress)?;
-    match oracle.error() {
+        train_calibrated(model.spec(), contexts, &recipe, oracle, arguments.finest_kl, &mut progress)?;
+    match set.oracle.error() {
         Some(error) => Err(format!("calibration failed: {error}").into()),
         None => Ok(profile),
     }

@@ -33,6 +33,7 @@ pub mod quality;
 pub mod remote;
 pub mod serving;
 mod tokenizer;
+pub mod training;
 
 pub use error::{ConfigError, EngineError, PagedError};
 pub use logits::Logits;

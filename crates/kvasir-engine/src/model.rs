@@ -9,6 +9,7 @@ mod forward;
 mod generate;
 mod observe;
 mod rotary;
+mod sample;
 mod weights;
 
 use std::{path::Path, sync::Arc};
@@ -107,6 +108,15 @@ impl Model {
     /// The model's sizes.
     pub fn config(&self) -> &LlamaConfig {
         &self.config
+    }
+
+    /// Parameters of the model: what budgets of profiles are shares of.
+    pub fn parameters(&self) -> usize {
+        let c = &self.config;
+        let attention = 2 * c.hidden * c.head_dim * (c.heads + c.kv_heads);
+        let layer = attention + 3 * c.hidden * c.intermediate + 2 * c.hidden;
+        let embeddings = c.vocab * c.hidden * if c.tied { 1 } else { 2 };
+        c.layers * layer + embeddings + c.hidden
     }
 
     /// The model's tokenizer.

@@ -13,9 +13,11 @@ use crate::{
     paged::PagedKv,
 };
 
+mod oracle;
 mod roundtrip;
 
-pub use roundtrip::{DecodedLevel, KlOracle, LevelQuality, RoundTripError, measure_levels, round_trip};
+pub use oracle::KlOracle;
+pub use roundtrip::{DecodedLevel, LevelQuality, RoundTripError, measure_levels, round_trip};
 
 /// 97.5 % quantile of the normal distribution.
 const Z95: f64 = 1.959_964;

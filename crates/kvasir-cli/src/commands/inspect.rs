@@ -1,18 +1,17 @@
 //! `kvasir inspect`: what is in a chunk object or a profile.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
-use kvasir_codec::Profile;
 use kvasir_container::{Head, MAGIC};
 use kvasir_types::Level;
 use serde::Serialize;
 
-use super::{codec::verify, train::levels_table};
+use super::codec::verify;
 use crate::{
     args::InspectArguments,
     error::{CliError, CliResult, read_file},
     inputs,
-    output::{bytes, columns, print, print_json},
+    output::{bytes, print, print_json},
 };
 
 /// Runs the command.
@@ -25,7 +24,7 @@ pub(crate) fn run(arguments: &InspectArguments) -> CliResult {
         let view = ChunkView::of(&head, elements);
         return if arguments.json { print_json(&view) } else { print(&view.text()) };
     }
-    inspect_profile(&arguments.file, &file, arguments.json)
+    super::profile_inspect::inspect(&arguments.file, &file, arguments.json)
 }
 
 /// A chunk object in numbers.
@@ -148,66 +147,4 @@ impl ChunkView {
         }
         lines.join("\n")
     }
-}
-
-fn inspect_profile(path: &Path, file: &[u8], json: bool) -> CliResult {
-    let profile = Profile::from_bytes(file)
-        .map_err(|e| CliError::data(path, format!("neither a chunk object nor a profile: {e}")))?;
-    let summary = profile.summary();
-    if json {
-        let levels: Vec<_> = summary
-            .levels
-            .iter()
-            .map(|l| serde_json::json!({"bits_per_element": l.bits_per_element, "nmse": l.nmse, "kl": l.kl}))
-            .collect();
-        return print_json(&serde_json::json!({
-            "profile_hash": summary.hash, "model_id": summary.model_id, "bytes": summary.profile_bytes,
-            "recipe": summary.training.recipe, "note": summary.training.note, "levels": levels,
-            "scopes": summary.scopes.len(),
-        }));
-    }
-    let mut rows = vec![
-        [
-            "scope",
-            "layers",
-            "planes",
-            "heads",
-            "elements",
-            "rank",
-            "basis",
-            "predictor",
-            "bytes",
-            "MACs/token",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
-    ];
-    for (index, scope) in summary.scopes.iter().enumerate() {
-        rows.push(vec![
-            index.to_string(),
-            format!("{}–{}", scope.layers.0, scope.layers.1),
-            scope.planes.to_owned(),
-            scope.heads.to_string(),
-            scope.elements.to_string(),
-            scope.rank.to_string(),
-            scope.basis.to_owned(),
-            scope.predictor.to_owned(),
-            scope.parameter_bytes.to_string(),
-            scope.decode_macs.to_string(),
-        ]);
-    }
-    print(&format!(
-        "profile    {}\nmodel      {}\nsize       {}\nrecipe     {}, {} tokens, {} held out {}\ntables     {} stage, {} trit\n\n{}\n\n{}",
-        summary.hash,
-        summary.model_id,
-        bytes(summary.profile_bytes),
-        summary.training.recipe,
-        summary.training.tokens,
-        summary.training.held_out_tokens,
-        summary.training.note,
-        summary.stage_tables,
-        summary.trit_tables,
-        levels_table(&profile),
-        columns(&rows),
-    ))
 }

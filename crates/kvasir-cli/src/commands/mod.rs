@@ -5,6 +5,8 @@ pub(crate) mod codec;
 pub(crate) mod inspect;
 pub(crate) mod kv;
 pub(crate) mod plan;
+pub(crate) mod profile_inspect;
+pub(crate) mod profile_pack;
 pub(crate) mod remote;
 pub(crate) mod serve;
 pub(crate) mod sim_evict;

@@ -1,22 +1,49 @@
-//! `kvasir profile train`: a profile from KV dumps.
+//! `kvasir profile train`: a profile from KV dumps, or for the shipped model from texts.
 
-use kvasir_codec::train::{Recipe, TrainingContext, train};
+use kvasir_codec::{
+    Profile, TrainError,
+    train::{BasisRecipe, QualityOracle, Recipe, TrainingContext, search, train, train_calibrated},
+};
+use kvasir_engine::{Model, training::TrainingSet};
+use kvasir_types::{Level, ModelSpec};
 
 use crate::{
     args::{RecipeName, TrainArguments},
     error::{CliError, CliResult, Exit, write_file},
     inputs,
-    output::{bytes, columns, print},
-    progress::Step,
+    inputs::engine_error,
+    output::{bytes, columns, print, print_json},
+    progress::{Step, note},
 };
+
+/// Bytes of a parameter in a checkpoint of 16-bit floats.
+const PARAMETER_BYTES: f64 = 2.0;
 
 /// Runs the command.
 pub(crate) fn run(arguments: &TrainArguments) -> CliResult {
-    let mut spec = None;
+    let profile = if arguments.kv.is_empty() { from_texts(arguments)? } else { from_dumps(arguments)? };
+    let file = profile.to_bytes();
+    write_file(&arguments.output, &file)?;
+    note(&format!(
+        "{} written to {}, {}",
+        bytes(file.len() as u64),
+        arguments.output.display(),
+        profile.hash()
+    ));
+    if arguments.json {
+        print_json(&super::profile_inspect::view(&profile))
+    } else {
+        print(&levels_table(&profile))
+    }
+}
+
+/// Trains on what other engines cached; nobody can tell what an error costs them.
+fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
+    let mut spec: Option<std::sync::Arc<ModelSpec>> = None;
     let mut contexts = Vec::with_capacity(arguments.kv.len());
     for path in &arguments.kv {
         let dump = inputs::dump(path)?;
-        let spec = spec.get_or_insert_with(|| dump.spec.clone());
+        let spec = spec.get_or_insert_with(|| dump.spec.clone().into());
         if spec.model_id() != dump.spec.model_id() {
             let message =
                 format!("{} is of another model than {}", path.display(), arguments.kv[0].display());
@@ -24,32 +51,137 @@ pub(crate) fn run(arguments: &TrainArguments) -> CliResult {
         }
         contexts.push(TrainingContext { tokens: dump.tokens, kv: dump.kv });
     }
-    let Some(spec) = spec else {
-        return Err(CliError::new(Exit::Data, "no dump was given", "Name at least one with --kv."));
-    };
-    let recipe = match arguments.recipe {
-        RecipeName::Basis => Recipe::default(),
-        RecipeName::Direct => Recipe::Direct,
-        RecipeName::Cachegen => Recipe::CacheGen,
-    };
+    let Some(spec) = spec else { return Err(no_data()) };
+    let base = basis_recipe(arguments, arguments.parameters.map(|n| n as f64))?;
     let step = Step::start("training");
-    let profile = train(&spec, &contexts, &recipe, &mut |what, part| step.at(what, part))
-        .map_err(|e| CliError::new(Exit::Data, e, ""))?;
-    let file = profile.to_bytes();
-    write_file(&arguments.output, &file)?;
-    step.done(&format!("{} written to {}", bytes(file.len() as u64), arguments.output.display()));
-    print(&levels_table(&profile))
+    let mut tell = |what: &str, part| step.at(what, part);
+    let recipe = recipe(arguments, base, &spec, &contexts, None, &mut tell)?;
+    let profile = train(&spec, &contexts, &recipe, &mut tell).map_err(training_error)?;
+    step.done("");
+    Ok(profile)
 }
 
-/// What training measured about each level.
-pub(crate) fn levels_table(profile: &kvasir_codec::Profile) -> String {
-    let mut rows = vec![["level", "bits/element", "nmse", "predicted KL"].map(str::to_owned).to_vec()];
+/// Trains for the shipped model, which judges.
+fn from_texts(arguments: &TrainArguments) -> CliResult<Profile> {
+    let model = inputs::shipped_model()?;
+    let step = Step::start("texts and their KV");
+    let texts = texts(arguments, &model, &step)?;
+    let set = TrainingSet::of_texts(&model, texts, &mut |part| step.at("computing KV", part));
+    let TrainingSet { contexts, mut oracle } = set.map_err(engine_error)?;
+    step.done(&format!("{} contexts", contexts.len()));
+    let base = basis_recipe(arguments, Some(model.parameters() as f64))?;
+    let step = Step::start("training");
+    let mut tell = |what: &str, part| step.at(what, part);
+    let spec = model.spec();
+    let recipe = recipe(arguments, base, spec, &contexts, Some(&mut oracle), &mut tell)?;
+    let profile = train_calibrated(spec, &contexts, &recipe, &mut oracle, arguments.finest_kl, &mut tell)
+        .map_err(training_error)?;
+    if let Some(error) = oracle.error() {
+        return Err(CliError::internal(format!("the model could not judge: {error}")));
+    }
+    step.done("");
+    Ok(profile)
+}
+
+/// The texts that were named, in windows of the model's context, or its own.
+fn texts(arguments: &TrainArguments, model: &Model, step: &Step) -> CliResult<Vec<Vec<u32>>> {
+    let size = model.config().context;
+    if let Some(count) = arguments.own_texts {
+        let mut tell = |part| step.at("the model writes", part);
+        return model.sample_texts(count, size, arguments.seed, &mut tell).map_err(engine_error);
+    }
+    let mut texts = Vec::new();
+    for path in &arguments.texts {
+        let tokens = inputs::text_tokens(model, path)?;
+        texts.extend(tokens.chunks_exact(size).map(<[u32]>::to_vec));
+    }
+    if texts.is_empty() { Err(no_data()) } else { Ok(texts) }
+}
+
+fn no_data() -> CliError {
+    CliError::new(
+        Exit::Data,
+        "there is nothing to train on",
+        "Name dumps with --kv, texts of at least two contexts with --texts, or say --own-texts 32.",
+    )
+}
+
+fn training_error(error: TrainError) -> CliError {
+    CliError::new(Exit::Data, error, "")
+}
+
+/// What the arguments say about a trained basis.
+fn basis_recipe(arguments: &TrainArguments, parameters: Option<f64>) -> CliResult<BasisRecipe> {
+    let share = |share: Option<f64>, unit: f64| match (share, parameters) {
+        (None, _) => Ok(None),
+        (Some(share), Some(parameters)) => Ok(Some((share * parameters * unit) as usize)),
+        (Some(_), None) => Err(CliError::new(
+            Exit::Data,
+            "a budget is a share of the model, whose size the dumps do not tell",
+            "Give its number of parameters with --parameters.",
+        )),
+    };
+    let mut recipe = BasisRecipe {
+        scope_layers: arguments.scope_layers,
+        joint: !arguments.planes_apart,
+        table_bits: arguments.factor_bits,
+        exact_tokens: arguments.exact_tokens,
+        budget_bytes: share(arguments.budget_weights, PARAMETER_BYTES)?,
+        budget_macs: share(arguments.budget_flops, 1.0)?,
+        ..BasisRecipe::default()
+    };
+    if let Some([current, previous]) = arguments.factors.as_deref() {
+        recipe.token_factors = [*current, *previous];
+    }
+    Ok(recipe)
+}
+
+/// The recipe, after trials where they are wanted.
+fn recipe(
+    arguments: &TrainArguments,
+    base: BasisRecipe,
+    spec: &ModelSpec,
+    contexts: &[TrainingContext],
+    oracle: Option<&mut dyn QualityOracle>,
+    tell: &mut dyn FnMut(&str, f32),
+) -> CliResult<Recipe> {
+    match arguments.recipe {
+        RecipeName::Direct => return Ok(Recipe::Direct),
+        RecipeName::ExactOnly => return Ok(Recipe::Exact),
+        RecipeName::ExactResidual => return Ok(Recipe::DirectExact),
+        RecipeName::Cachegen => return Ok(Recipe::CacheGen),
+        RecipeName::Basis if !arguments.search => return Ok(Recipe::Basis(base)),
+        RecipeName::Basis => {}
+    }
+    let target = arguments.finest_kl * 10.0; // about where caches are read: two levels above the finest
+    let trials = search(spec, contexts, &base, oracle, target, tell).map_err(training_error)?;
+    for trial in &trials {
+        let layers = trial.recipe.scope_layers.map_or("all".to_owned(), |n| n.to_string());
+        note(&format!(
+            "  layers {layers}, {}, factors {:?}: {:.3} bits, {}",
+            if trial.recipe.joint { "joint" } else { "apart" },
+            trial.recipe.token_factors,
+            trial.bits_per_element,
+            bytes(trial.profile_bytes as u64)
+        ));
+    }
+    Ok(Recipe::Basis(trials.into_iter().next().map_or(base, |best| best.recipe)))
+}
+
+/// What training measured about each level; predicted from the error by layer and its cost, and measured.
+pub(crate) fn levels_table(profile: &Profile) -> String {
+    let header = ["level", "bits/element", "nmse", "KL predicted", "KL measured"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
     for (index, note) in profile.levels().iter().enumerate() {
+        let loss = profile.loss_of_errors(Level(index as u8));
+        let predicted = note.kl.filter(|_| loss > 0.0).map(|_| loss);
+        let or_dash = |kl: Option<f32>| kl.map_or_else(|| "–".to_owned(), |kl| format!("{kl:.2e}"));
         rows.push(vec![
             index.to_string(),
             format!("{:.3}", note.bits_per_element),
             format!("{:.2e}", note.nmse),
-            note.kl.map_or_else(|| "–".to_owned(), |kl| format!("{kl:.2e}")),
+            or_dash(predicted),
+            or_dash(note.kl),
         ]);
     }
     columns(&rows)

@@ -179,7 +179,7 @@ impl CpuDecoder {
     /// `q · ratio − sign(q) · towards_zero`.
     pub fn steps(&self, scope: usize, level: Level) -> Option<Vec<(i32, i32)>> {
         let shifts = self.scopes.get(scope)?.0.shifts(level.index())?;
-        let up = u32::from(self.profile.top_level().0.checked_sub(level.0)?);
+        let up = self.profile.lossy_levels().checked_sub(level.index() + 1)? as u32;
         Some(shifts.iter().map(|shift| (ratio(up), towards_zero(up, *shift))).collect())
     }
 
@@ -194,6 +194,10 @@ impl CpuDecoder {
         scopes: &[(usize, Level)],
         tokens: Range<usize>,
     ) -> Result<Vec<ScopeSpan<'a>>, DecodeError> {
+        if scopes.iter().any(|(_, level)| level.index() >= self.profile.lossy_levels()) {
+            let cause = "the exact level of a lossless profile is decoded by `CpuDecoder`".to_owned();
+            return Err(DecodeError::Device { cause });
+        }
         let (sections, tasks) = self.plan_tasks(head, scopes, &tokens)?;
         let object = Object { head, bytes: object_prefix, sections: &sections };
         self.check_present(&object, &tasks)?;

@@ -1,5 +1,6 @@
 //! Profiles: the per-model tables, bases and parameters that objects name by hash (FORMAT.md "Profile file").
 
+mod packing;
 mod read;
 mod scope;
 mod summary;
@@ -9,6 +10,7 @@ mod write;
 
 use kvasir_types::{LEVELS_MAX, Level, ModelId, ModelSpec, ProfileHash};
 
+pub(crate) use packing::{PackedRows, pack, packed_bytes, unpack};
 pub(crate) use scope::{Basis, CoefficientCoding, Member, Predictor, Scope};
 pub use summary::{ProfileSummary, ScopeSummary};
 pub(crate) use token::TokenPredictor;
@@ -18,7 +20,7 @@ use crate::{ProfileError, rans::TableBank};
 /// First bytes of a profile file.
 const MAGIC: [u8; 8] = *b"KVSRPROF";
 /// Version this build reads and writes.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// Everything needed to code one model's KV. Immutable; named by the BLAKE3 of its bytes.
 #[derive(Debug, Clone)]
@@ -119,6 +121,28 @@ impl Profile {
         Self::assemble(parts)
     }
 
+    /// The same profile with another number of exact tokens at the start of a context. It is another file, so it has
+    /// another hash.
+    ///
+    /// # Errors
+    /// [`ProfileError::Invalid`] beyond [`EXACT_TOKENS_MAX`](crate::limits::EXACT_TOKENS_MAX).
+    pub fn with_exact_tokens(&self, exact_tokens: usize) -> Result<Self, ProfileError> {
+        Self::assemble(ProfileParts { exact_tokens, ..self.parts() })
+    }
+
+    /// The same profile with what was measured about its levels, coarsest first. It is another file, so it has another
+    /// hash.
+    ///
+    /// # Errors
+    /// As [`with_predicted_kl`](Self::with_predicted_kl).
+    pub fn with_levels(&self, levels: &[LevelNote]) -> Result<Self, ProfileError> {
+        if levels.len() != self.levels.len() {
+            let found = format!("{} notes for {} levels", levels.len(), self.levels.len());
+            return Err(ProfileError::Invalid { field: "level notes", found });
+        }
+        Self::assemble(ProfileParts { levels: levels.to_vec(), ..self.parts() })
+    }
+
     pub(crate) fn parts(&self) -> ProfileParts {
         let Self { model_id, exact_tokens, scopes, bank, shifts, levels, training, hash: _ } = self.clone();
         ProfileParts { model_id, exact_tokens, scopes, bank, shifts, levels, training }
@@ -159,6 +183,12 @@ impl Profile {
         self.levels.get(level.index())?.kl
     }
 
+    /// Loss that a level's errors cause, summed over scopes: predicted KL in nats a token where an engine measured what
+    /// errors cost by layer and plane, else NMSE summed over planes.
+    pub fn loss_of_errors(&self, level: Level) -> f32 {
+        self.scopes.iter().filter_map(|scope| scope.loss.get(level.index())).sum()
+    }
+
     /// What is known about each level, coarsest first.
     pub fn levels(&self) -> &[LevelNote] {
         &self.levels
@@ -167,6 +197,16 @@ impl Profile {
     /// Where the profile comes from.
     pub fn training(&self) -> &TrainingNote {
         &self.training
+    }
+
+    /// Levels below the exact one; all of them where there is none.
+    pub(crate) fn lossy_levels(&self) -> usize {
+        self.levels.len() - usize::from(self.is_lossless())
+    }
+
+    /// Whether the finest level gives the cache back bit for bit.
+    pub fn is_lossless(&self) -> bool {
+        self.scopes.iter().any(|scope| scope.lossless.is_some())
     }
 
     /// Whether reconstruction is bit-exact: no trained basis, no matrix product.

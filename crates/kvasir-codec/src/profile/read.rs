@@ -5,13 +5,14 @@ use half::f16;
 use kvasir_types::{LEVELS_MAX, ModelId, Plane};
 
 use super::{
-    Basis, CoefficientCoding, LevelNote, MAGIC, Member, Predictor, ProfileParts, Scope, TokenPredictor,
-    TrainingNote, VERSION, write::NO_KL,
+    Basis, CoefficientCoding, LevelNote, MAGIC, Member, PackedRows, Predictor, ProfileParts, Scope,
+    TokenPredictor, TrainingNote, VERSION, packed_bytes, unpack, write::NO_KL,
 };
 use crate::{
     ProfileError,
-    limits::{NOTE_BYTES_MAX, PROFILE_BYTES_MAX, SCOPES_MAX},
-    rans::TableBank,
+    limits::{NOTE_BYTES_MAX, PROFILE_BYTES_MAX, ROW_BITS_MAX, SCOPES_MAX, TOKEN_FACTORS_MAX},
+    lossless::{ElementCoding, Lossless},
+    rans::{COEFFICIENTS_MAX, TableBank},
 };
 
 /// Parses a profile file into parts that are not yet validated.
@@ -38,7 +39,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ProfileParts, ProfileError> {
     if scope_count == 0 || scope_count > SCOPES_MAX {
         return Err(invalid("scope count", scope_count));
     }
-    let scopes = (0..scope_count).map(|_| r.scope()).collect::<Result<_, _>>()?;
+    let scopes = (0..scope_count).map(|_| r.scope(level_count)).collect::<Result<_, _>>()?;
     if !r.0.is_empty() {
         return Err(ProfileError::Trailing { extra_bytes: r.0.len() as u64 });
     }
@@ -127,8 +128,20 @@ impl<'a> Reader<'a> {
         Ok(bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect())
     }
 
-    fn i8s(&mut self, count: usize, field: &'static str) -> Result<Vec<i8>, ProfileError> {
-        Ok(self.take(count, field)?.iter().map(|b| b.cast_signed()).collect())
+    /// `rows` rows of `count` signed integers of `bits` bits (2 to 8) in offset binary.
+    fn signed(
+        &mut self,
+        (rows, count, bits): (usize, usize, u8),
+        field: &'static str,
+    ) -> Result<Vec<i8>, ProfileError> {
+        if !(2..=8).contains(&bits) {
+            return Err(invalid(field, format!("{bits} bits")));
+        }
+        let row_bytes = packed_bytes(count, bits);
+        let bytes = self.items(rows, row_bytes, field)?;
+        let offset = 1i32 << (bits - 1);
+        let row = |row| unpack(row, bits, count).map(move |code| (code.cast_signed() - offset) as i8);
+        Ok(bytes.chunks_exact(row_bytes.max(1)).flat_map(row).collect())
     }
 
     fn text(&mut self, field: &'static str) -> Result<String, ProfileError> {
@@ -145,18 +158,23 @@ impl<'a> Reader<'a> {
         Ok(LevelNote { kl, bits_per_element: self.f32("levels")?, nmse: self.f32("levels")? })
     }
 
-    fn scope(&mut self) -> Result<Scope, ProfileError> {
-        let [unrope, basis, predictor, reserved] = self.array::<4>("scope")?;
-        if unrope > 1 || reserved != 0 {
-            return Err(invalid("scope flags", format!("{unrope}, {reserved}")));
+    fn scope(&mut self, level_count: usize) -> Result<Scope, ProfileError> {
+        let [unrope, basis, predictor, lossless] = self.array::<4>("scope")?;
+        if unrope > 1 || lossless > 2 {
+            return Err(invalid("scope flags", format!("{unrope}, {lossless}")));
         }
         let member_count = self.u32("scope")? as usize;
         let rank = self.u32("scope")? as usize;
         let members = self.members(member_count)?;
         // At most 2^32 members (each 16 bytes of file) of 2^32 elements: no overflow in u64 = usize.
         let elements = members.iter().map(|m| m.dim).sum();
+        let loss = self.f32s(level_count, "loss by level")?;
         let mean = self.f32s(elements, "mean")?;
         let coding = self.codings(rank, "coefficient table")?;
+        let lossless = match lossless {
+            0 => None,
+            kind => Some(self.lossless(kind == 1, elements)?),
+        };
         let predictor = match predictor {
             0 => Predictor::Mean,
             1 => Predictor::AnchorFirst {
@@ -168,7 +186,7 @@ impl<'a> Reader<'a> {
             other => return Err(invalid("predictor", other)),
         };
         let basis = self.basis(basis, rank, elements)?;
-        Ok(Scope { members, unrope: unrope == 1, mean, basis, predictor, coding })
+        Ok(Scope { members, unrope: unrope == 1, mean, basis, predictor, coding, loss, lossless })
     }
 
     fn members(&mut self, count: usize) -> Result<Vec<Member>, ProfileError> {
@@ -204,30 +222,70 @@ impl<'a> Reader<'a> {
         bytes.as_chunks().0.iter().map(coding).collect()
     }
 
+    fn lossless(&mut self, residual: bool, elements: usize) -> Result<Lossless, ProfileError> {
+        let bytes = self.items(elements, 4, "exact level")?;
+        let element = |[table, floor, low, high]: &[u8; 4]| ElementCoding {
+            table: *table,
+            floor: *floor,
+            base: i16::from_le_bytes([*low, *high]),
+        };
+        Ok(Lossless { residual, elements: bytes.as_chunks().0.iter().map(element).collect() })
+    }
+
     fn token(&mut self, rank: usize) -> Result<TokenPredictor, ProfileError> {
         let vocabulary = self.u32("predictor")? as usize;
         let factors = [usize::from(self.u16("predictor")?), usize::from(self.u16("predictor")?)];
-        // u32 × u16 and u17 × u32: no overflow in u64 = usize.
-        Ok(TokenPredictor {
-            vocabulary,
-            factors,
-            current: self.i8s(vocabulary * factors[0], "token factors")?,
-            previous: self.i8s(vocabulary * factors[1], "token factors")?,
-            matrix: self.i8s((factors[0] + factors[1]) * rank, "predictor matrix")?,
-            shifts: self.take(rank, "predictor shifts")?.to_vec(),
-        })
+        let table_bits = self.array::<2>("predictor")?;
+        let [current, previous] = [0, 1].map(|which| (vocabulary, factors[which], table_bits[which]));
+        let current = self.signed(current, "token factors")?;
+        let previous = self.signed(previous, "token factors")?;
+        let shifts = self.take(rank, "predictor shifts")?.to_vec();
+        let matrix_bits = self.take(rank, "predictor matrix")?.to_vec();
+        let count = factors[0] + factors[1];
+        // Zeros are not in the file, so this is the one allocation that is larger than what it is read from.
+        let mut matrix = vec![0; bounded(count, rank)?];
+        for (coefficient, bits) in matrix_bits.iter().enumerate().filter(|(_, bits)| **bits > 0) {
+            let column = self.signed((1, count, *bits), "predictor matrix")?;
+            matrix.iter_mut().skip(coefficient).step_by(rank).zip(column).for_each(|(m, v)| *m = v);
+        }
+        Ok(TokenPredictor { vocabulary, factors, current, previous, matrix, shifts, table_bits, matrix_bits })
     }
 
     fn basis(&mut self, kind: u8, rank: usize, elements: usize) -> Result<Basis, ProfileError> {
         let entries = rank.checked_mul(elements).ok_or(ProfileError::Truncated { field: "basis" })?;
-        match kind {
-            0 => Ok(Basis::Identity),
-            1 => Ok(Basis::Trained { synthesis: self.f16s(entries, "basis")?, analysis: None }),
-            2 => Ok(Basis::Trained {
-                synthesis: self.f16s(entries, "basis")?,
-                analysis: Some(self.f16s(entries, "analysis matrix")?),
-            }),
-            other => Err(invalid("basis", other)),
-        }
+        let (synthesis, packed) = match kind {
+            0 => return Ok(Basis::Identity),
+            1 | 2 => (self.f16s(entries, "basis")?, None),
+            3 | 4 => {
+                let packed = self.packed_rows(rank, elements)?;
+                (packed.rows(elements), Some(packed))
+            }
+            other => return Err(invalid("basis", other)),
+        };
+        let analysis = match kind {
+            2 | 4 => Some(self.f16s(entries, "analysis matrix")?),
+            _ => None,
+        };
+        Ok(Basis::Trained { synthesis, analysis, packed })
     }
+
+    fn packed_rows(&mut self, rank: usize, elements: usize) -> Result<PackedRows, ProfileError> {
+        let bits = self.take(rank, "basis")?.to_vec();
+        if let Some(wrong) = bits.iter().find(|bits| !(1..=ROW_BITS_MAX).contains(*bits)) {
+            return Err(invalid("basis", format!("{wrong} bits an entry")));
+        }
+        let units = self.f32s(rank, "basis")?;
+        // At most 2^32 rows, each with a byte of its own in the file, of less than 2^47 bytes.
+        let bytes = bits.iter().try_fold(0usize, |sum, b| sum.checked_add(packed_bytes(elements, *b)));
+        let codes = self.take(bytes.ok_or(ProfileError::Truncated { field: "basis" })?, "basis")?.to_vec();
+        Ok(PackedRows { bits, units, codes })
+    }
+}
+
+/// Entries of a predictor's matrix, refused where no valid profile has as many.
+fn bounded(factors: usize, rank: usize) -> Result<usize, ProfileError> {
+    if factors > TOKEN_FACTORS_MAX || rank > COEFFICIENTS_MAX {
+        return Err(invalid("predictor matrix", format!("{factors} factors of {rank} coefficients")));
+    }
+    Ok(factors * rank)
 }

@@ -3,7 +3,8 @@
 use half::f16;
 use kvasir_types::{LEVELS_MAX, Plane};
 
-use super::TokenPredictor;
+use super::{PackedRows, TokenPredictor};
+use crate::lossless::Lossless;
 
 /// One head of one plane of one layer, as part of a scope.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,8 +26,10 @@ pub(crate) enum Basis {
     /// A trained synthesis matrix `[coefficient][element]` of unit rows.
     Trained {
         synthesis: Vec<f16>,
-        /// Its own analysis matrix, same shape; `None` where it is the transpose of the synthesis.
+        /// Its own analysis matrix, same shape; `None` where encoders derive it from the synthesis.
         analysis: Option<Vec<f16>>,
+        /// What `synthesis` was unpacked from, where it is stored in few bits.
+        packed: Option<PackedRows>,
     },
 }
 
@@ -81,6 +84,11 @@ pub(crate) struct Scope {
     pub(crate) predictor: Predictor,
     /// One entry a coefficient, by decreasing variance.
     pub(crate) coding: Vec<CoefficientCoding>,
+    /// Predicted logit KL that the scope's error causes at each level, in nats a token; only ratios matter where no
+    /// engine measured it. Encoders order sections by how much of it a byte removes.
+    pub(crate) loss: Vec<f32>,
+    /// How the exact level is coded, where the profile has one.
+    pub(crate) lossless: Option<Lossless>,
 }
 
 impl Scope {

@@ -2,7 +2,7 @@
 
 use kvasir_types::{ModelId, ProfileHash};
 
-use super::{Basis, CoefficientCoding, LevelNote, Predictor, Profile, Scope, TrainingNote};
+use super::{Basis, CoefficientCoding, LevelNote, Predictor, Profile, Scope, TrainingNote, packed_bytes};
 
 /// A profile in numbers.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,7 +42,7 @@ pub struct ScopeSummary {
     pub rank: usize,
     /// Coefficients present at each level.
     pub rank_by_level: Vec<usize>,
-    /// `identity` or `trained`.
+    /// `identity`, `trained` or `packed`.
     pub basis: &'static str,
     /// `mean`, `anchor-first` or `token`.
     pub predictor: &'static str,
@@ -50,6 +50,10 @@ pub struct ScopeSummary {
     pub parameter_bytes: u64,
     /// Multiply-adds of decoding one token.
     pub decode_macs: u64,
+    /// Rows of a packed basis by their bits an entry, from 1; empty for other bases.
+    pub rows_by_bits: Vec<usize>,
+    /// Loss that the scope's errors cause at each level.
+    pub loss: Vec<f32>,
 }
 
 impl Profile {
@@ -75,17 +79,23 @@ fn summarise(scope: &Scope, level_count: usize) -> ScopeSummary {
     let (rank, elements) = (scope.rank(), scope.elements());
     let (basis, basis_bytes, basis_macs) = match &scope.basis {
         Basis::Identity => ("identity", 0, 0),
-        Basis::Trained { synthesis, analysis } => {
-            let entries = synthesis.len() + analysis.as_ref().map_or(0, Vec::len);
-            ("trained", 2 * entries, rank * elements)
+        Basis::Trained { synthesis, analysis, packed } => {
+            let analysis = 2 * analysis.as_ref().map_or(0, Vec::len);
+            match packed {
+                None => ("trained", 2 * synthesis.len() + analysis, rank * elements),
+                Some(packed) => ("packed", packed.codes.len() + 5 * rank + analysis, rank * elements),
+            }
         }
     };
     let (predictor, predictor_bytes, predictor_macs) = match &scope.predictor {
         Predictor::Mean => ("mean", 0, 0),
         Predictor::AnchorFirst { .. } => ("anchor-first", 0, 0),
         Predictor::Token(token) => {
-            let bytes = token.current.len() + token.previous.len() + token.matrix.len();
-            ("token", bytes, token.matrix.len())
+            let table =
+                |which: usize| token.vocabulary * packed_bytes(token.factors[which], token.table_bits[which]);
+            let factors = token.factor_count();
+            let matrix: usize = token.matrix_bits.iter().map(|bits| packed_bytes(factors, *bits) + 2).sum();
+            ("token", table(0) + table(1) + matrix, token.matrix.len())
         }
     };
     let present = |level: usize| {
@@ -107,5 +117,13 @@ fn summarise(scope: &Scope, level_count: usize) -> ScopeSummary {
         predictor,
         parameter_bytes: (basis_bytes + predictor_bytes) as u64,
         decode_macs: (basis_macs + predictor_macs) as u64,
+        rows_by_bits: rows_by_bits(&scope.basis),
+        loss: scope.loss.clone(),
     }
+}
+
+fn rows_by_bits(basis: &Basis) -> Vec<usize> {
+    let Basis::Trained { packed: Some(packed), .. } = basis else { return Vec::new() };
+    let most = packed.bits.iter().copied().max().unwrap_or(0);
+    (1..=most).map(|bits| packed.bits.iter().filter(|b| **b == bits).count()).collect()
 }

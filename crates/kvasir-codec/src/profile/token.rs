@@ -18,6 +18,10 @@ pub(crate) struct TokenPredictor {
     pub(crate) matrix: Vec<i8>,
     /// `s`, one a coefficient.
     pub(crate) shifts: Vec<u8>,
+    /// Bits of an entry of `current` and of `previous`, 2 to 8.
+    pub(crate) table_bits: [u8; 2],
+    /// Bits of a coefficient's entries of `matrix`, 0 (all are zero) to 8.
+    pub(crate) matrix_bits: Vec<u8>,
 }
 
 impl TokenPredictor {

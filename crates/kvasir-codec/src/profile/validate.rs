@@ -33,7 +33,30 @@ pub(super) fn check(parts: &ProfileParts) -> Result<(), ProfileError> {
         // A shift of half a step or more would leave the quantiser's cell.
         require(row.iter().all(|shift| *shift < 128), "centroid shift", format!("{row:?}"))?;
     }
+    check_lossless(parts)?;
     parts.scopes.iter().try_for_each(|scope| check_scope(scope, &parts.bank, parts.levels.len()))
+}
+
+/// All scopes have an exact level of the same kind, or none has.
+fn check_lossless(parts: &ProfileParts) -> Result<(), ProfileError> {
+    let kind = |scope: &Scope| scope.lossless.as_ref().map(|lossless| lossless.residual);
+    let first = parts.scopes.first().and_then(kind);
+    require(parts.scopes.iter().all(|scope| kind(scope) == first), "exact level", "not of all scopes alike")?;
+    let levels = parts.levels.len();
+    let enough = match first {
+        None => true,
+        Some(true) => levels > 1,
+        Some(false) => levels == 1,
+    };
+    require(enough, "exact level", format!("with {levels} levels"))?;
+    for (scope, lossless) in parts.scopes.iter().filter_map(|s| Some((s, s.lossless.as_ref()?))) {
+        let direct = scope.basis == Basis::Identity && scope.predictor == Predictor::Mean;
+        require(direct, "exact level", "of a scope that is not bit-exact")?;
+        let tables = parts.bank.stage_tables().len();
+        let wrong = lossless.elements.iter().find(|element| usize::from(element.table) >= tables);
+        require(wrong.is_none(), "stage table id", format!("{wrong:?}"))?;
+    }
+    Ok(())
 }
 
 fn check_scope(scope: &Scope, bank: &TableBank, level_count: usize) -> Result<(), ProfileError> {
@@ -44,6 +67,8 @@ fn check_scope(scope: &Scope, bank: &TableBank, level_count: usize) -> Result<()
         require(member.dim > 0, "head size", member.dim)?;
         require(member.gain.is_normal() && member.gain > 0.0, "gain", member.gain)?;
     }
+    let lossless = scope.loss.iter().all(|v| v.is_finite() && *v >= 0.0);
+    require(lossless && scope.loss.len() == level_count, "loss by level", format!("{:?}", scope.loss))?;
     let finite = scope.mean.iter().all(|v| v.is_finite());
     require(finite, "mean", "a number that is not finite")?;
     for coding in &scope.coding {
@@ -51,7 +76,7 @@ fn check_scope(scope: &Scope, bank: &TableBank, level_count: usize) -> Result<()
     }
     match &scope.basis {
         Basis::Identity => require(rank == elements, "rank of an identity basis", rank)?,
-        Basis::Trained { synthesis, analysis } => {
+        Basis::Trained { synthesis, analysis, .. } => {
             let finite = synthesis.iter().chain(analysis.iter().flatten()).all(|v| v.is_finite());
             require(finite, "basis", "a number that is not finite")?;
         }
@@ -94,6 +119,8 @@ fn check_token(token: &TokenPredictor) -> Result<(), ProfileError> {
     require(token.vocabulary <= VOCABULARY_MAX, "vocabulary", token.vocabulary)?;
     let factors = token.factors[0] + token.factors[1];
     require(factors <= TOKEN_FACTORS_MAX, "token factor count", factors)?;
+    let bits = token.matrix_bits.iter().find(|bits| **bits == 1 || **bits > 8);
+    require(bits.is_none(), "predictor matrix", format!("{bits:?} bits"))?;
     let shift = token.shifts.iter().copied().max().unwrap_or(0);
     require(shift <= TOKEN_SHIFT_MAX, "predictor shift", shift)
 }

@@ -3,7 +3,9 @@
 use half::f16;
 use kvasir_types::LEVELS_MAX;
 
-use super::{Basis, CoefficientCoding, MAGIC, Predictor, Profile, Scope, TokenPredictor, VERSION};
+use super::{
+    Basis, CoefficientCoding, MAGIC, PackedRows, Predictor, Profile, Scope, TokenPredictor, VERSION, pack,
+};
 
 /// The bytes of a profile.
 pub(super) fn serialise(profile: &Profile) -> Vec<u8> {
@@ -69,10 +71,6 @@ impl Writer {
         values.iter().for_each(|v| self.bytes(&v.to_le_bytes()));
     }
 
-    fn i8s(&mut self, values: &[i8]) {
-        values.iter().for_each(|v| self.u8(v.cast_unsigned()));
-    }
-
     fn text(&mut self, text: &str) {
         self.u16(text.len() as u16);
         self.bytes(text.as_bytes());
@@ -83,7 +81,16 @@ impl Writer {
         self.u8(u8::from(scope.unrope));
         self.u8(basis);
         self.u8(predictor);
-        self.u8(0);
+        self.u8(match &scope.lossless {
+            None => 0,
+            Some(lossless) => {
+                if lossless.residual {
+                    1
+                } else {
+                    2
+                }
+            }
+        });
         self.u32(scope.members.len() as u32);
         self.u32(scope.rank() as u32);
         for member in &scope.members {
@@ -93,8 +100,14 @@ impl Writer {
             self.u32(member.dim as u32);
             self.f32(member.gain);
         }
+        scope.loss.iter().for_each(|v| self.f32(*v));
         scope.mean.iter().for_each(|v| self.f32(*v));
         scope.coding.iter().for_each(|c| self.coding(c));
+        for element in scope.lossless.iter().flat_map(|lossless| &lossless.elements) {
+            self.u8(element.table);
+            self.u8(element.floor);
+            self.u16(element.base.cast_unsigned());
+        }
         match &scope.predictor {
             Predictor::Mean => {}
             Predictor::AnchorFirst { group, anchor_ratio, anchors } => {
@@ -104,10 +117,19 @@ impl Writer {
             }
             Predictor::Token(token) => self.token(token),
         }
-        if let Basis::Trained { synthesis, analysis } = &scope.basis {
-            self.f16s(synthesis);
+        if let Basis::Trained { synthesis, analysis, packed } = &scope.basis {
+            match packed {
+                Some(packed) => self.packed_rows(packed),
+                None => self.f16s(synthesis),
+            }
             self.f16s(analysis.as_deref().unwrap_or_default());
         }
+    }
+
+    fn packed_rows(&mut self, packed: &PackedRows) {
+        self.bytes(&packed.bits);
+        packed.units.iter().for_each(|unit| self.f32(*unit));
+        self.bytes(&packed.codes);
     }
 
     fn coding(&mut self, coding: &CoefficientCoding) {
@@ -123,19 +145,33 @@ impl Writer {
         self.u32(token.vocabulary as u32);
         self.u16(token.factors[0] as u16);
         self.u16(token.factors[1] as u16);
-        self.i8s(&token.current);
-        self.i8s(&token.previous);
-        self.i8s(&token.matrix);
+        self.bytes(&token.table_bits);
+        let tables = [&token.current, &token.previous];
+        for ((table, factors), bits) in tables.into_iter().zip(token.factors).zip(token.table_bits) {
+            table.chunks_exact(factors.max(1)).for_each(|row| self.signed(row.iter().copied(), bits));
+        }
         self.bytes(&token.shifts);
+        self.bytes(&token.matrix_bits);
+        let rank = token.shifts.len();
+        for (coefficient, bits) in token.matrix_bits.iter().enumerate().filter(|(_, bits)| **bits > 0) {
+            self.signed(token.matrix.iter().skip(coefficient).step_by(rank).copied(), *bits);
+        }
+    }
+
+    /// A row of signed integers in offset binary.
+    fn signed(&mut self, values: impl Iterator<Item = i8>, bits: u8) {
+        let offset = 1i32 << (bits - 1);
+        pack(values.map(|v| (i32::from(v) + offset).cast_unsigned()), bits, &mut self.0);
     }
 }
 
-/// Code of a basis: 0 identity, 1 trained with its transpose as analysis, 2 with an analysis of its own.
+/// Code of a basis: 0 identity, 1 trained, 2 with an analysis of its own; 3 and 4 the same, packed.
 fn basis_kind(basis: &Basis) -> u8 {
     match basis {
         Basis::Identity => 0,
-        Basis::Trained { analysis: None, .. } => 1,
-        Basis::Trained { analysis: Some(_), .. } => 2,
+        Basis::Trained { analysis, packed, .. } => {
+            1 + u8::from(analysis.is_some()) + 2 * u8::from(packed.is_some())
+        }
     }
 }
 

@@ -1,7 +1,5 @@
 //! Trained bases: PCA of what the token predictor leaves.
 
-use half::f16;
-
 use super::{
     BasisRecipe, TrainError,
     data::Corpus,
@@ -9,17 +7,18 @@ use super::{
     layout::scopes,
     linear::Covariance,
     moments::set_mean_and_scale,
+    packing,
     tokens::TokenModel,
 };
 use crate::{
     limits::{EXACT_TOKENS_MAX, TOKEN_FACTORS_MAX},
-    profile::{Basis, Scope},
-    rans::COEFFICIENTS_MAX,
+    profile::Scope,
+    rans::{COEFFICIENTS_MAX, STAGE_TABLES_MAX, TRIT_TABLES_MAX},
 };
 
 /// Weight of the predictions' covariance beside that of the residuals: a truncated basis must also span what
 /// is predicted, or the prediction could not be expressed in it.
-const PREDICTION_WEIGHT: f32 = 0.02;
+const PREDICTION_WEIGHT: f32 = 0.1;
 
 /// Fits means, scales, predictors and bases of all scopes.
 pub(super) fn draft(
@@ -51,7 +50,7 @@ pub(super) fn draft(
         };
         drafts.push(fit_scope(corpus, recipe, scope, index, &mut tell)?);
     }
-    Ok(Draft { scopes: drafts, level_count })
+    Ok(Draft { scopes: drafts, level_count, tables: STAGE_TABLES_MAX })
 }
 
 fn fit_scope(
@@ -65,8 +64,8 @@ fn fit_scope(
     tell("means and scales", 0.0);
     set_mean_and_scale(corpus, &mut scope);
     tell("token predictor", 0.1);
-    let tokens =
-        (recipe.token_factors != [0, 0]).then(|| TokenModel::fit(corpus, &scope, recipe.token_factors));
+    let tokens = (recipe.token_factors != [0, 0])
+        .then(|| TokenModel::fit(corpus, &scope, recipe.token_factors, recipe.table_bits));
     tell("covariance of what is not predicted", 0.4);
     let mut covariance = Covariance::new(elements);
     corpus.stream(&scope, &corpus.fit, |mut block| {
@@ -78,9 +77,26 @@ fn fit_scope(
         covariance.add(&block.elements, 1.0);
     });
     tell("principal components", 0.7);
-    let rank = recipe.rank_max.unwrap_or(elements).min(elements).min(COEFFICIENTS_MAX);
-    let basis = covariance.leading(rank).ok_or(TrainError::Decomposition { scope: index })?;
-    let synthesis = basis.into_iter().map(f16::from_f32).collect();
-    scope.basis = Basis::Trained { synthesis, analysis: None };
+    // All scopes together: each may have as many multiply-adds an element as the whole.
+    let factors = tokens.as_ref().map_or(0, TokenModel::factor_count);
+    let share = elements as f64 / corpus.spec.elements_per_token() as f64;
+    let macs = recipe.budget_macs.map(|macs| (macs as f64 * share) as usize / (elements + factors));
+    let rank = recipe.rank_max.unwrap_or(elements).min(macs.unwrap_or(elements).max(1));
+    let rank = rank.min(elements).min(COEFFICIENTS_MAX);
+    let (rows, spectrum) = covariance.leading(rank).ok_or(TrainError::Decomposition { scope: index })?;
+    let bits = recipe.budget_bytes.map(|bytes| {
+        let own = tokens.as_ref().map_or(0, TokenModel::table_bytes) + scope_bytes(&scope);
+        let bytes = (bytes.saturating_sub(FIXED_BYTES) as f64 * share) as usize;
+        packing::allocate(&spectrum, elements, factors, bytes.saturating_sub(own), rank)
+    });
+    scope.basis = packing::basis(&rows, elements, bits.as_deref());
     Ok(ScopeDraft { scope, tokens })
+}
+
+/// Header, texts and a full table bank.
+pub(super) const FIXED_BYTES: usize = 1_024 + STAGE_TABLES_MAX * (128 + 8) + TRIT_TABLES_MAX * 8;
+
+/// Bytes of a scope besides its coefficients and tables.
+pub(super) fn scope_bytes(scope: &Scope) -> usize {
+    64 + 16 * scope.members.len() + 4 * scope.elements()
 }

@@ -5,10 +5,10 @@ use std::{ops::Range, sync::Arc};
 use kvasir_container::Head;
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, Level, ModelSpec, Plane};
 
-use super::{TrainError, data::Corpus};
+use super::{TrainError, data::Corpus, sensitivity::Sensitivity};
 use crate::{
     ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, KvBuffer, Profile, Tokens,
-    profile::ProfileParts,
+    profile::{Member, ProfileParts},
 };
 
 /// Most held-out tokens coded for the check.
@@ -19,13 +19,16 @@ pub(super) fn note_levels(
     spec: &ModelSpec,
     corpus: &Corpus<'_>,
     mut parts: ProfileParts,
+    sensitivity: &Sensitivity,
 ) -> Result<Profile, TrainError> {
     let profile = Arc::new(Profile::assemble(parts.clone())?);
     let spec = Arc::new(spec.clone());
     let encoder = CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
     let decoder = CpuDecoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
     let levels = profile.level_count();
-    let (mut bits, mut errors, mut powers) = (vec![0f64; levels], vec![0f64; levels], 0f64);
+    let planes = 2 * spec.layers.len();
+    let (mut bits, mut errors) = (vec![0f64; levels], vec![vec![0f64; planes]; levels]);
+    let mut powers = vec![0f64; planes];
     let mut elements = 0f64;
     for (context, range) in chunks(corpus) {
         let source = &corpus.contexts[context];
@@ -46,13 +49,19 @@ pub(super) fn note_levels(
             bits[level] += 8.0 * head.level_bytes(at).unwrap_or(object.len() as u64) as f64;
             let mut decoded = KvBuffer::new(&spec, range.len());
             decoder.decode(&head, &object, at, 0..range.len(), &mut decoded).map_err(TrainError::Check)?;
-            errors[level] += scaled_power(&spec, &truth, Some(&decoded));
+            add_scaled_powers(&spec, &truth, Some(&decoded), &mut errors[level]);
         }
-        powers += scaled_power(&spec, &truth, None);
+        add_scaled_powers(&spec, &truth, None, &mut powers);
     }
     for (level, note) in parts.levels.iter_mut().enumerate() {
         note.bits_per_element = (bits[level] / elements.max(1.0)) as f32;
-        note.nmse = (errors[level] / powers.max(f64::MIN_POSITIVE)) as f32;
+        let (error, power) = (errors[level].iter().sum::<f64>(), powers.iter().sum::<f64>());
+        note.nmse = (error / power.max(f64::MIN_POSITIVE)) as f32;
+    }
+    for scope in &mut parts.scopes {
+        for (loss, errors) in scope.loss.iter_mut().zip(&errors) {
+            *loss = scope_loss(&spec, &scope.members, errors, &powers, sensitivity) as f32;
+        }
     }
     Ok(Profile::assemble(parts)?)
 }
@@ -81,31 +90,47 @@ fn chunks(corpus: &Corpus<'_>) -> Vec<(usize, Range<usize>)> {
     chunks
 }
 
-/// Power of `truth - other` (of `truth` about its means without `other`), every (layer, plane) in units of its own power, so that
-/// all count alike.
-fn scaled_power(spec: &ModelSpec, truth: &KvBuffer, other: Option<&KvBuffer>) -> f64 {
-    let mut total = 0.0;
+/// What the errors of a scope's members cost: its share of every plane's.
+fn scope_loss(
+    spec: &ModelSpec,
+    members: &[Member],
+    errors: &[f64],
+    powers: &[f64],
+    sensitivity: &Sensitivity,
+) -> f64 {
+    let of_member = |member: &Member| {
+        let (heads, dim) = spec.layers[member.layer].layout.planes()[member.plane as usize];
+        let index = 2 * member.layer + member.plane as usize;
+        let nmse = errors[index] / powers[index].max(f64::MIN_POSITIVE);
+        nmse * sensitivity.loss(member.layer, member.plane) * member.dim as f64 / (heads * dim).max(1) as f64
+    };
+    members.iter().map(of_member).sum()
+}
+
+/// Adds, by `2 · layer + plane`, the power of `truth - other` (of `truth` about its means without `other`) in units of
+/// the plane's own power times its elements, so that all elements count alike.
+fn add_scaled_powers(spec: &ModelSpec, truth: &KvBuffer, other: Option<&KvBuffer>, sums: &mut [f64]) {
     for (layer, kv) in spec.layers.iter().enumerate() {
         for plane in Plane::ALL {
             let (heads, dim) = kv.layout.planes()[plane as usize];
             let (mut power, mut error) = (0f64, 0f64);
             for head in 0..heads {
                 let rows = truth.rows(layer, plane, head);
-                let tokens = (rows.len() / dim).max(1);
-                let mut mean = vec![0f64; dim];
-                rows.iter().enumerate().for_each(|(i, x)| mean[i % dim] += f64::from(*x) / tokens as f64);
-                power += rows
-                    .iter()
-                    .enumerate()
-                    .map(|(i, x)| (f64::from(*x) - mean[i % dim]).powi(2))
-                    .sum::<f64>();
+                power += power_about_mean(rows, dim);
                 let others = other.map_or(rows, |o| o.rows(layer, plane, head));
                 error += rows.iter().zip(others).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
             }
             let finite = power.is_finite() && error.is_finite() && power > 0.0;
             let share = if other.is_some() { error / power } else { 1.0 };
-            total += if finite { share * (heads * dim * truth.tokens()) as f64 } else { 0.0 };
+            let weight = (heads * dim * truth.tokens()) as f64;
+            sums[2 * layer + plane as usize] += if finite { share * weight } else { 0.0 };
         }
     }
-    total
+}
+
+fn power_about_mean(rows: &[f32], dim: usize) -> f64 {
+    let tokens = (rows.len() / dim).max(1);
+    let mut mean = vec![0f64; dim];
+    rows.iter().enumerate().for_each(|(i, x)| mean[i % dim] += f64::from(*x) / tokens as f64);
+    rows.iter().enumerate().map(|(i, x)| (f64::from(*x) - mean[i % dim]).powi(2)).sum()
 }

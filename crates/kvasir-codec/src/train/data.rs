@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use kvasir_types::{ModelSpec, SPAN_TOKENS};
+use kvasir_types::{ModelSpec, Plane, SPAN_TOKENS};
 use rayon::prelude::*;
 
 use super::TrainingContext;
@@ -44,6 +44,8 @@ pub(super) struct Corpus<'a> {
     pub(super) fit: Vec<Segment>,
     pub(super) held_out: Vec<Segment>,
     exact_tokens: usize,
+    /// KL a unit of NMSE, by `2 · layer + plane`, about 1 on average.
+    weights: Vec<f32>,
 }
 
 impl<'a> Corpus<'a> {
@@ -52,6 +54,7 @@ impl<'a> Corpus<'a> {
         spec: &'a ModelSpec,
         contexts: &'a [TrainingContext],
         exact_tokens: usize,
+        weights: &[f32],
     ) -> Result<Self, TrainError> {
         spec.validate()?;
         let elements = spec.elements_per_token();
@@ -61,7 +64,14 @@ impl<'a> Corpus<'a> {
                 return Err(TrainError::Mismatch { context: index, tokens, kv_tokens });
             }
         }
-        let mut corpus = Self { spec, contexts, fit: Vec::new(), held_out: Vec::new(), exact_tokens };
+        let mut corpus = Self {
+            spec,
+            contexts,
+            fit: Vec::new(),
+            held_out: Vec::new(),
+            exact_tokens,
+            weights: weights.to_vec(),
+        };
         for (index, context) in contexts.iter().enumerate() {
             for segment in segments(index, context.tokens.len()) {
                 corpus.place(segment, contexts.len());
@@ -82,6 +92,11 @@ impl<'a> Corpus<'a> {
             segment.tokens.start >= self.contexts[segment.context].tokens.len() * 4 / HELD_OUT_SHARE
         };
         if held_out { self.held_out.push(segment) } else { self.fit.push(segment) }
+    }
+
+    /// How much an error of a plane costs against the average one.
+    pub(super) fn weight(&self, layer: usize, plane: Plane) -> f32 {
+        self.weights.get(2 * layer + plane as usize).copied().unwrap_or(1.0)
     }
 
     /// Tokens fitted.

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     limits::ANCHOR_RATIO_MAX,
     profile::{Predictor, Scope},
+    rans::STAGE_TABLES_MAX,
 };
 
 /// Layers of a direct scope.
@@ -23,13 +24,13 @@ const BINS: [f32; 3] = [0.5, 1.0, 1.5];
 const ANCHOR_MAX: f32 = 127.0;
 
 /// Static mean, un-roped keys, 4 layers × plane a scope.
-pub(super) fn draft(corpus: &Corpus<'_>, level_count: usize) -> Draft {
+pub(super) fn draft(corpus: &Corpus<'_>, level_count: usize, tables: usize) -> Draft {
     let fit = |mut scope: Scope| {
         set_mean_and_scale(corpus, &mut scope);
         ScopeDraft { scope, tokens: None }
     };
     let scopes = scopes(corpus.spec, SCOPE_LAYERS, false, true).into_iter().map(fit).collect();
-    Draft { scopes, level_count }
+    Draft { scopes, level_count, tables }
 }
 
 /// The CacheGen paper: anchors and deltas of the cache as it is, a bin per third of the layers and plane.
@@ -56,7 +57,7 @@ pub(super) fn cachegen_draft(corpus: &Corpus<'_>, level_count: usize) -> Draft {
             drafts.push(ScopeDraft { scope, tokens: None });
         }
     }
-    Draft { scopes: drafts, level_count }
+    Draft { scopes: drafts, level_count, tables: STAGE_TABLES_MAX }
 }
 
 /// By member: the standard deviation of deltas to the group's first token over its (layer, plane), and its

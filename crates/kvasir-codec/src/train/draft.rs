@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use half::f16;
 use kvasir_types::{LEVELS_MAX, ModelSpec};
 use rayon::prelude::*;
 
@@ -14,9 +13,10 @@ use super::{
 };
 use crate::{
     ProfileError,
+    analysis::analysis,
     bound::{Matrix, TextPredictor, anchor_prediction, split_anchors},
     profile::{Basis, CoefficientCoding, Predictor, ProfileParts, Scope},
-    rans::{AliasTable, STAGE_TABLES_MAX, TRIT_TABLES_MAX, TableBank, TritTable},
+    rans::{AliasTable, TRIT_TABLES_MAX, TableBank, TritTable},
 };
 
 /// Most held-out coefficients kept for statistics, per scope: 256 MB.
@@ -34,6 +34,8 @@ pub(super) struct ScopeDraft {
 pub(super) struct Draft {
     pub(super) scopes: Vec<ScopeDraft>,
     pub(super) level_count: usize,
+    /// Most stage tables.
+    pub(super) tables: usize,
 }
 
 /// Held-out residuals of one scope in finest steps: blocks of `[coefficient][token]`.
@@ -85,8 +87,7 @@ impl Draft {
         let mut stats: Vec<ScopeStats> =
             self.scopes.iter().map(|draft| draft.statistics(corpus, step, levels)).collect();
         let all = || stats.iter().flat_map(|s| s.main.iter().chain(&s.anchors).flatten());
-        let (stage_ids, stage_tables) =
-            cluster(&all().map(|s| s.stage).collect::<Vec<_>>(), STAGE_TABLES_MAX);
+        let (stage_ids, stage_tables) = cluster(&all().map(|s| s.stage).collect::<Vec<_>>(), self.tables);
         let trit_counts: Vec<[f64; 6]> = all().flat_map(trit_sets).map(|(_, counts)| counts).collect();
         let (trit_ids, trit_tables) = cluster_trits(&trit_counts);
         let shifts = centroid_shifts(&all().collect::<Vec<_>>(), &stage_ids, stage_tables.len());
@@ -96,6 +97,7 @@ impl Draft {
             .map_err(|e| ProfileError::Invalid { field: "table bank", found: e.to_string() })?;
         let (mut stage_ids, mut trit_ids) = (stage_ids.into_iter(), trit_ids.into_iter());
         let scopes = stats.iter_mut().map(|s| {
+            s.scope.loss = vec![0.0; levels];
             s.scope.coding = codings(&s.main, &mut stage_ids, &mut trit_ids);
             if let Predictor::AnchorFirst { anchors, .. } = &mut s.scope.predictor {
                 *anchors = codings(&s.anchors, &mut stage_ids, &mut trit_ids);
@@ -124,9 +126,8 @@ impl ScopeDraft {
             Basis::Trained { synthesis, .. } => synthesis.len() / scope.elements(),
         };
         scope.coding = vec![CoefficientCoding::ABSENT; rank];
-        if let (Some(tokens), Basis::Trained { synthesis, .. }) = (&self.tokens, &scope.basis) {
-            let basis: Vec<f32> = synthesis.iter().copied().map(f16::to_f32).collect();
-            scope.predictor = Predictor::Token(tokens.bind(&basis, scope.elements(), step));
+        if let (Some(tokens), Some(matrix)) = (&self.tokens, analysis(&scope.basis, scope.elements())) {
+            scope.predictor = Predictor::Token(tokens.bind(&matrix, scope.elements(), step));
         }
         scope
     }
@@ -152,14 +153,16 @@ impl ScopeDraft {
     fn power_outside(&self, corpus: &Corpus<'_>) -> f64 {
         let Basis::Trained { synthesis, .. } = &self.scope.basis else { return 0.0 };
         let (elements, analysis) = (self.scope.elements(), Matrix::analysis(&self.scope));
-        let rank = synthesis.len() / elements;
+        let (rank, back) = (synthesis.len() / elements, Matrix::synthesis(&self.scope));
         let (mut lost, mut tokens) = (0f64, 0usize);
         corpus.stream(&self.scope, &corpus.held_out, |block| {
-            let mut inside = vec![0.0; rank * block.current.len()];
-            analysis.analyse(block.current.len(), &block.elements, &mut inside);
-            let power = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
-            lost += power(&block.elements) - power(&inside);
-            tokens += block.current.len();
+            let count = block.current.len();
+            let (mut inside, mut kept) = (vec![0.0; rank * count], vec![0.0; elements * count]);
+            analysis.analyse(count, &block.elements, &mut inside);
+            back.synthesise(count, &inside, &mut kept);
+            let differences = block.elements.iter().zip(&kept).map(|(x, y)| f64::from(x - y).powi(2));
+            lost += differences.sum::<f64>();
+            tokens += count;
         });
         lost.max(0.0) / tokens.max(1) as f64
     }
@@ -253,11 +256,14 @@ fn row(blocks: &[(usize, Vec<f32>)], coefficient: usize) -> Vec<f32> {
 }
 
 /// Keeps the first `rank` coefficients of a trained basis.
-fn truncate(scope: &mut Scope, rank: usize) {
+pub(super) fn truncate(scope: &mut Scope, rank: usize) {
     let (elements, before) = (scope.elements(), scope.rank());
     scope.coding.truncate(rank);
-    if let Basis::Trained { synthesis, analysis } = &mut scope.basis {
+    if let Basis::Trained { synthesis, analysis, packed } = &mut scope.basis {
         synthesis.truncate(rank * elements);
+        if let Some(packed) = packed {
+            packed.truncate(rank, elements);
+        }
         if let Some(analysis) = analysis {
             analysis.truncate(rank * elements);
         }
@@ -265,6 +271,7 @@ fn truncate(scope: &mut Scope, rank: usize) {
     if let Predictor::Token(token) = &mut scope.predictor {
         token.matrix = token.matrix.chunks_exact(before).flat_map(|row| &row[..rank]).copied().collect();
         token.shifts.truncate(rank);
+        token.matrix_bits.truncate(rank);
     }
 }
 

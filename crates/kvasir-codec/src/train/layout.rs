@@ -27,6 +27,8 @@ pub(super) fn scope_of(
         basis: Basis::Identity,
         predictor: Predictor::Mean,
         coding: Vec::new(),
+        loss: Vec::new(),
+        lossless: None,
     })
 }
 

@@ -1,6 +1,12 @@
 //! The linear algebra of training: covariances, leading subspaces.
 
-use faer::{Accum, Mat, MatMut, MatRef, Par, Side, linalg::matmul::matmul};
+use faer::{
+    Accum, Mat, MatMut, MatRef, Par, Side,
+    linalg::matmul::{
+        matmul,
+        triangular::{self, BlockStructure},
+    },
+};
 
 /// Symmetric `elements × elements` accumulator of outer products.
 #[derive(Debug)]
@@ -17,19 +23,31 @@ impl Covariance {
     pub(super) fn add(&mut self, rows: &[f32], weight: f32) {
         let elements = self.sum.nrows();
         let rows = MatRef::from_row_major_slice(rows, rows.len() / elements, elements);
-        matmul(self.sum.as_mut(), Accum::Add, rows.transpose(), rows, weight, Par::rayon(0));
+        let whole = BlockStructure::Rectangular;
+        triangular::matmul(
+            self.sum.as_mut(),
+            BlockStructure::TriangularLower, // all that `leading` reads
+            Accum::Add,
+            rows.transpose(),
+            whole,
+            rows,
+            whole,
+            weight,
+            Par::rayon(0),
+        );
     }
 
-    /// The `rank` leading eigenvectors, `[vector][element]`, by decreasing eigenvalue; `None` where the
+    /// The `rank` leading eigenvectors, `[vector][element]`, and their eigenvalues, decreasing; `None` where the
     /// decomposition fails.
-    pub(super) fn leading(&self, rank: usize) -> Option<Vec<f32>> {
+    pub(super) fn leading(&self, rank: usize) -> Option<(Vec<f32>, Vec<f32>)> {
         let eigen = self.sum.self_adjoint_eigen(Side::Lower).ok()?;
-        let (vectors, elements) = (eigen.U(), self.sum.nrows());
-        let mut out = Vec::with_capacity(rank * elements);
+        let (vectors, values, elements) = (eigen.U(), eigen.S(), self.sum.nrows());
+        let (mut out, mut spectrum) = (Vec::with_capacity(rank * elements), Vec::with_capacity(rank));
         for column in (0..elements).rev().take(rank) {
             out.extend((0..elements).map(|row| vectors[(row, column)]));
+            spectrum.push(values[column].max(0.0));
         }
-        out.iter().all(|v| v.is_finite()).then_some(out)
+        out.iter().all(|v| v.is_finite()).then_some((out, spectrum))
     }
 }
 

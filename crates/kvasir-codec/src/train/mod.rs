@@ -8,15 +8,25 @@ mod direct;
 mod draft;
 mod layout;
 mod linear;
+mod lossless;
 mod moments;
+mod pack;
+mod packing;
 mod rates;
+mod search;
+mod sensitivity;
 mod sinks;
 mod tokens;
 
-use kvasir_types::ModelSpec;
+use kvasir_types::{ModelSpec, Plane};
 
-use self::{data::Corpus, draft::Draft};
-use crate::{KvBuffer, Profile, TrainError, TrainingNote, profile::ProfileParts};
+pub use self::{
+    pack::pack,
+    search::{Trial, search},
+};
+
+use self::{data::Corpus, draft::Draft, sensitivity::Sensitivity};
+use crate::{KvBuffer, Profile, TrainError, TrainingNote, profile::ProfileParts, rans::STAGE_TABLES_MAX};
 
 /// A text and its KV, from position 0.
 #[derive(Debug, Clone)]
@@ -32,6 +42,10 @@ pub struct TrainingContext {
 pub enum Recipe {
     /// Static mean, identity basis: bit-exact and cheap to decode, for clients without the means for a product.
     Direct,
+    /// The cache bit for bit, as one level.
+    Exact,
+    /// [`Recipe::Direct`] with the cache bit for bit on top.
+    DirectExact,
     /// The configuration of the CacheGen paper: anchor-first deltas, bins 0.5 / 1 / 1.5 by layer third.
     CacheGen,
     /// A trained basis with a token predictor: the smallest.
@@ -55,9 +69,15 @@ pub struct BasisRecipe {
     pub joint: bool,
     /// Most factors of the current-token predictor, and of the previous-token predictor; 0 for none.
     pub token_factors: [usize; 2],
-    /// Tokens stored exactly at the start of a context; `None`: as many as there are attention sinks, which
-    /// is measured.
+    /// Bits of a factor of the token predictor, 2 to 8.
+    pub table_bits: u8,
+    /// Tokens stored exactly at the start of a context; `None`: as many as an oracle finds to matter, or as there are
+    /// outliers among the first ones where there is no oracle.
     pub exact_tokens: Option<usize>,
+    /// Most bytes of the profile: bases are packed to fit. `None`: f16 bases of `rank_max`.
+    pub budget_bytes: Option<usize>,
+    /// Most multiply-adds of decoding a token; bounds the rank.
+    pub budget_macs: Option<usize>,
 }
 
 impl Default for BasisRecipe {
@@ -67,7 +87,10 @@ impl Default for BasisRecipe {
             scope_layers: None,
             joint: true,
             token_factors: [256, 128],
+            table_bits: 8,
             exact_tokens: None,
+            budget_bytes: None,
+            budget_macs: None,
         }
     }
 }
@@ -77,6 +100,13 @@ pub trait QualityOracle {
     /// Mean logit KL in nats a token of decoding held-out contexts at each level, coarsest first, against the
     /// uncompressed cache.
     fn kl_by_level(&mut self, profile: &Profile) -> Vec<f32>;
+
+    /// Mean logit KL in nats a token of white noise in one plane of one layer, of `nmse` times the power of the plane
+    /// about its mean. `None` where the oracle cannot tell: then all planes count alike.
+    fn kl_of_noise(&mut self, layer: usize, plane: Plane, nmse: f32) -> Option<f32> {
+        let _ = (layer, plane, nmse);
+        None
+    }
 }
 
 /// Levels of a profile with a trained basis.
@@ -98,10 +128,10 @@ pub fn train(
     recipe: &Recipe,
     progress: &mut dyn FnMut(&str, f32),
 ) -> Result<Profile, TrainError> {
-    let session = Session::new(spec, contexts, recipe, progress)?;
+    let session = Session::new(spec, contexts, recipe, Sensitivity::unknown(), progress)?;
     progress("choosing entry levels and tables", 0.8);
-    let step = session.default_step();
-    session.finish(step, progress)
+    let parts = session.parts(session.default_step())?;
+    session.finish(parts, progress)
 }
 
 /// As [`train`], with the finest step calibrated so that its KL is about `finest_kl` (3e-4 by design), and the
@@ -117,12 +147,20 @@ pub fn train_calibrated(
     finest_kl: f32,
     progress: &mut dyn FnMut(&str, f32),
 ) -> Result<Profile, TrainError> {
-    let session = Session::new(spec, contexts, recipe, progress)?;
-    let mut step = session.default_step();
-    if *recipe != Recipe::CacheGen {
-        step = session.calibrate(step, oracle, finest_kl, progress)?;
-    }
-    let profile = session.finish(step, progress)?;
+    let sensitivity = match recipe {
+        Recipe::CacheGen | Recipe::Exact => Sensitivity::unknown(),
+        Recipe::Direct | Recipe::DirectExact | Recipe::Basis(_) => {
+            Sensitivity::measure(spec, oracle, progress)
+        }
+    };
+    let session = Session::new(spec, contexts, recipe, sensitivity, progress)?;
+    let parts = match recipe {
+        Recipe::CacheGen | Recipe::Exact => session.parts(session.default_step())?,
+        Recipe::Direct | Recipe::DirectExact | Recipe::Basis(_) => {
+            session.calibrate(oracle, finest_kl, progress)?
+        }
+    };
+    let profile = session.finish(parts, progress)?;
     progress("measuring the quality of every level", 0.98);
     let kl = oracle.kl_by_level(&profile);
     Ok(profile.with_predicted_kl(&kl)?)
@@ -135,6 +173,7 @@ struct Session<'a> {
     draft: Draft,
     recipe: &'a Recipe,
     exact_tokens: usize,
+    sensitivity: Sensitivity,
 }
 
 impl<'a> Session<'a> {
@@ -142,28 +181,35 @@ impl<'a> Session<'a> {
         spec: &'a ModelSpec,
         contexts: &'a [TrainingContext],
         recipe: &'a Recipe,
+        sensitivity: Sensitivity,
         progress: &mut dyn FnMut(&str, f32),
     ) -> Result<Self, TrainError> {
         progress("checking the contexts", 0.0);
         let exact_tokens = match recipe {
             Recipe::Basis(BasisRecipe { exact_tokens: Some(count), .. }) => *count,
+            Recipe::Basis(_) if sensitivity.is_known() => 0,
             Recipe::Basis(_) => sinks::count(spec, contexts),
-            Recipe::Direct | Recipe::CacheGen => 0,
+            Recipe::Direct | Recipe::CacheGen | Recipe::Exact | Recipe::DirectExact => 0,
         };
-        let corpus = Corpus::new(spec, contexts, exact_tokens)?;
+        let corpus = Corpus::new(spec, contexts, exact_tokens, sensitivity.relative())?;
         let draft = match recipe {
-            Recipe::Direct => direct::draft(&corpus, DIRECT_LEVELS),
+            Recipe::Direct => direct::draft(&corpus, DIRECT_LEVELS, STAGE_TABLES_MAX),
+            Recipe::Exact | Recipe::DirectExact => {
+                direct::draft(&corpus, DIRECT_LEVELS, STAGE_TABLES_MAX - lossless::LOSSLESS_TABLES)
+            }
             Recipe::CacheGen => direct::cachegen_draft(&corpus, DIRECT_LEVELS),
             Recipe::Basis(recipe) => basis::draft(&corpus, recipe, BASIS_LEVELS, progress)?,
         };
-        Ok(Self { spec, corpus, draft, recipe, exact_tokens })
+        Ok(Self { spec, corpus, draft, recipe, exact_tokens, sensitivity })
     }
 
     fn default_step(&self) -> f32 {
         match self.recipe {
             // The paper's bins are in the gains.
             Recipe::CacheGen => 1.0,
-            Recipe::Direct | Recipe::Basis(_) => self.draft.step_for_nmse(&self.corpus, FINEST_NMSE),
+            Recipe::Direct | Recipe::Exact | Recipe::DirectExact | Recipe::Basis(_) => {
+                self.draft.step_for_nmse(&self.corpus, FINEST_NMSE)
+            }
         }
     }
 
@@ -180,52 +226,104 @@ impl<'a> Session<'a> {
         Ok(parts)
     }
 
-    fn finish(&self, step: f32, progress: &mut dyn FnMut(&str, f32)) -> Result<Profile, TrainError> {
-        let parts = self.parts(step)?;
+    fn finish(
+        &self,
+        parts: ProfileParts,
+        progress: &mut dyn FnMut(&str, f32),
+    ) -> Result<Profile, TrainError> {
+        let parts = match self.recipe {
+            Recipe::Exact => lossless::add(&self.corpus, parts, false)?,
+            Recipe::DirectExact => lossless::add(&self.corpus, parts, true)?,
+            Recipe::Direct | Recipe::CacheGen | Recipe::Basis(_) => parts,
+        };
         progress("coding held-out chunks", 0.9);
-        check::note_levels(self.spec, &self.corpus, parts)
+        check::note_levels(self.spec, &self.corpus, parts, &self.sensitivity)
     }
 
-    /// Finds the step whose finest level has a KL of `target`, by secants in logarithms.
+    /// Stores as many tokens exactly as lower the KL of the finest level, `best` without any, by more than they cost: a
+    /// token counts where it takes away a tenth of what is left.
+    fn choose_exact_tokens(
+        &self,
+        parts: &mut ProfileParts,
+        mut best: f32,
+        oracle: &mut dyn QualityOracle,
+        progress: &mut dyn FnMut(&str, f32),
+    ) -> Result<(), TrainError> {
+        const CANDIDATES: [usize; 2] = [1, 4];
+        const WORTH: f32 = 0.9;
+        if !matches!(self.recipe, Recipe::Basis(BasisRecipe { exact_tokens: None, .. })) {
+            return Ok(());
+        }
+        progress("measuring attention sinks", 0.86);
+        let mut chosen = parts.exact_tokens;
+        for count in CANDIDATES {
+            parts.exact_tokens = count;
+            let profile = Profile::assemble(parts.clone())?;
+            let kl = oracle.kl_by_level(&profile).last().copied().unwrap_or(0.0);
+            if kl < best * WORTH.powi((count - chosen) as i32) {
+                (chosen, best) = (count, kl);
+            }
+        }
+        parts.exact_tokens = chosen;
+        Ok(())
+    }
+
+    /// The profile whose finest level has a KL of about `target`. One measurement tells the KL of four steps, a factor 3
+    /// apart: the next step is read off their line in logarithms.
     fn calibrate(
         &self,
-        start: f32,
         oracle: &mut dyn QualityOracle,
         target: f32,
         progress: &mut dyn FnMut(&str, f32),
-    ) -> Result<f32, TrainError> {
+    ) -> Result<ProfileParts, TrainError> {
         /// Rounds of calibration.
-        const ROUNDS: usize = 5;
-        /// KL grows about with the error's power, the square of the step, at high rate.
-        const EXPONENT: f32 = 2.0;
-        /// Below this it hardly grows with the step at all: a truncated basis has its floor there.
-        const FLOOR_EXPONENT: f32 = 0.6;
-        let (mut step, mut before, mut exponent) = (start, None::<(f32, f32)>, EXPONENT);
-        for round in 0..ROUNDS {
-            progress("calibrating the finest step", 0.6 + 0.06 * round as f32);
-            let profile = Profile::assemble(self.parts(step)?)?;
-            let kl = oracle.kl_by_level(&profile).last().copied().unwrap_or(0.0);
-            if kl == 0.0 {
-                step *= 8.0; // so fine that every span is out of the integers' range and stored exactly
-                continue;
-            }
-            if !kl.is_finite() || kl < 0.0 || (kl / target).ln().abs() < 0.08 {
-                break;
-            }
-            if let Some((step_before, kl_before)) = before {
-                let slope = (kl / kl_before).ln() / (step / step_before).ln();
-                if slope < FLOOR_EXPONENT && step < step_before {
-                    // What is left is what the basis cannot express: finer steps cost bits and bring nothing.
-                    progress("the basis' floor is reached above the target", 0.89);
-                    return Ok(step_before);
+        const ROUNDS: usize = 4;
+        /// Close enough, in logarithms.
+        const TOLERANCE: f32 = 0.15;
+        let mut step = self.default_step();
+        for round in 1..=ROUNDS {
+            progress("calibrating the finest step", 0.55 + 0.06 * round as f32);
+            let mut parts = self.parts(step)?;
+            let kl = oracle.kl_by_level(&Profile::assemble(parts.clone())?);
+            let finest = kl.last().copied().unwrap_or(0.0);
+            progress(&format!("step {step:.4}: KL by level {kl:?}"), 0.58 + 0.06 * round as f32);
+            let ratio = if finest == 0.0 {
+                Some(8.0) // so fine that every span is out of the integers' range and stored exactly
+            } else if !finest.is_finite() || finest < 0.0 || (finest / target).ln().abs() < TOLERANCE {
+                None
+            } else {
+                ratio_to(&kl, target)
+            };
+            match ratio {
+                Some(ratio) if round < ROUNDS => step *= ratio,
+                _ => {
+                    self.choose_exact_tokens(&mut parts, finest, oracle, progress)?;
+                    return Ok(parts);
                 }
-                exponent = if slope.is_finite() { slope.clamp(0.7, 4.0) } else { EXPONENT };
             }
-            before = Some((step, kl));
-            step *= (target / kl).powf(1.0 / exponent).clamp(0.2, 5.0);
         }
-        Ok(step)
+        self.parts(step)
     }
+}
+
+/// The ratio of the step that would have a KL of `target` to the finest one, given the KL at 27, 9, 3 and 1 steps
+/// (or fewer); `None` where it is finer than the finest and the KL hardly falls any more.
+fn ratio_to(kl: &[f32], target: f32) -> Option<f32> {
+    /// Below this slope a truncated basis is at its floor. KL grows with the error's power, that is with slope 2.
+    const FLOOR_SLOPE: f32 = 0.35;
+    let [.., before, finest] = *kl else { return Some((target / kl.first()?).sqrt().clamp(0.2, 5.0)) };
+    let slope = |coarse: f32, fine: f32| (coarse / fine).ln() / 3f32.ln();
+    if target < finest {
+        let last = slope(before, finest);
+        return (last > FLOOR_SLOPE).then(|| (target / finest).powf(1.0 / last.min(2.0)).clamp(0.2, 1.0));
+    }
+    for (up, pair) in kl.windows(2).rev().enumerate() {
+        let (coarse, fine) = (pair[0], pair[1]);
+        if target <= coarse && coarse > fine {
+            return Some(3f32.powf(up as f32 + (target / fine).ln() / (coarse / fine).ln()));
+        }
+    }
+    Some(3f32.powi(kl.len() as i32 - 1))
 }
 
 impl Recipe {
@@ -233,8 +331,27 @@ impl Recipe {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Direct => "direct",
+            Self::Exact => "exact-only",
+            Self::DirectExact => "exact-residual",
             Self::CacheGen => "cachegen",
             Self::Basis(_) => "basis",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_read_off_the_line_of_the_levels() {
+        // KL = step²: from 1 to 2 is a ratio of √2.
+        let kl = [729.0, 81.0, 9.0, 1.0];
+        for (target, ratio) in [(2.0, 2f32.sqrt()), (9.0, 3.0), (30.0, 30f32.sqrt()), (0.5, 0.5f32.sqrt())] {
+            let found = ratio_to(&kl, target).expect("not at a floor");
+            assert!((found / ratio - 1.0).abs() < 1e-3, "{target}: {found}");
+        }
+        assert_eq!(ratio_to(&[4.0, 1.2, 1.05, 1.0], 0.3), None, "the floor");
+        assert_eq!(ratio_to(&kl, 1e6), Some(27.0));
     }
 }

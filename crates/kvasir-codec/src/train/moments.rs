@@ -6,7 +6,8 @@ use crate::profile::Scope;
 /// Smallest scale: below it a plane is constant for all purposes, and its inverse must stay finite.
 const SCALE_MIN: f64 = 1e-30;
 
-/// Sets a scope's means, and its gains to the root mean square of every (layer, plane) about them.
+/// Sets a scope's means, and its gains to the root mean square of every (layer, plane) about them over the root of
+/// what its error costs: then equal errors in units of the gain cost alike, and one step serves all.
 pub(super) fn set_mean_and_scale(corpus: &Corpus<'_>, scope: &mut Scope) {
     let elements = scope.elements();
     let (mut sum, mut square, mut count) = (vec![0f64; elements], vec![0f64; elements], 0u64);
@@ -36,6 +37,7 @@ pub(super) fn set_mean_and_scale(corpus: &Corpus<'_>, scope: &mut Scope) {
     }
     for member in &mut scope.members {
         let (total, dims) = plane_variance[&(member.layer, member.plane)];
-        member.gain = (total / dims as f64).sqrt().clamp(SCALE_MIN, 1e30) as f32;
+        let weight = f64::from(corpus.weight(member.layer, member.plane));
+        member.gain = (total / dims as f64 / weight).sqrt().clamp(SCALE_MIN, 1e30) as f32;
     }
 }

@@ -5,8 +5,8 @@ use super::{
     linear::{leading_subspace, product},
 };
 use crate::{
-    limits::VOCABULARY_MAX,
-    profile::{Scope, TokenPredictor},
+    limits::{TOKEN_SHIFT_MAX, VOCABULARY_MAX},
+    profile::{Scope, TokenPredictor, packed_bytes},
 };
 
 /// A predictor in the scope's normalised units, not yet bound to a basis and a step.
@@ -16,9 +16,15 @@ pub(super) struct TokenModel {
     factors: [usize; 2],
     current: Vec<i8>,
     previous: Vec<i8>,
-    /// `[factor][element]`: what one unit of an int8 factor means.
+    /// Bits of a factor.
+    bits: u8,
+    /// `[factor][element]`: what one unit of a factor means.
     directions: Vec<f32>,
 }
+
+/// Error of a prediction by the rounding of its matrix, in squared finest steps: beside the quantiser's own 1/12 it
+/// costs under 0.02 bits.
+const MATRIX_ERROR_MAX: f64 = 0.02;
 
 /// Which token a table is indexed by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +41,7 @@ struct TokenMeans {
 
 impl TokenModel {
     /// Fits both tables by back-fitting: each explains what the other leaves.
-    pub(super) fn fit(corpus: &Corpus<'_>, scope: &Scope, factors: [usize; 2]) -> Self {
+    pub(super) fn fit(corpus: &Corpus<'_>, scope: &Scope, factors: [usize; 2], bits: u8) -> Self {
         let elements = scope.elements();
         let tokens = corpus.contexts.iter().flat_map(|c| &c.tokens);
         let vocabulary = tokens.map(|t| *t as usize + 1).filter(|v| *v <= VOCABULARY_MAX).max().unwrap_or(0);
@@ -52,15 +58,25 @@ impl TokenModel {
                 tables[which as usize] = Some(means);
             }
         }
-        let mut model = Self { vocabulary, ..Self::default() };
+        let mut model = Self { vocabulary, bits, ..Self::default() };
         for (which, table) in tables.iter().enumerate() {
             let Some(table) = table else { continue };
-            let (codes, directions) = table.factorise(elements, factors[which]);
+            let (codes, directions) = table.factorise(elements, factors[which], bits);
             model.factors[which] = directions.len() / elements;
             model.directions.extend(directions);
             *(if which == 0 { &mut model.current } else { &mut model.previous }) = codes;
         }
         model
+    }
+
+    /// Factors of both tokens together.
+    pub(super) fn factor_count(&self) -> usize {
+        self.factors[0] + self.factors[1]
+    }
+
+    /// Bytes of both tables in a profile.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.factors.iter().map(|count| self.vocabulary * packed_bytes(*count, self.bits)).sum()
     }
 
     /// Predictions of a block, `[token][element]`, as the integer predictor will make them but for rounding.
@@ -80,35 +96,127 @@ impl TokenModel {
         product(block.current.len(), count, elements, &codes, &self.directions)
     }
 
-    /// Binds the model to a basis, `[coefficient][element]`, and the finest step in normalised units.
-    pub(super) fn bind(&self, basis: &[f32], elements: usize, step: f32) -> TokenPredictor {
-        let (rank, count) = (basis.len() / elements, self.factors[0] + self.factors[1]);
+    /// Binds the model to the analysis matrix of a basis, `[coefficient][element]`, and the finest step in normalised
+    /// units.
+    pub(super) fn bind(&self, analysis: &[f32], elements: usize, step: f32) -> TokenPredictor {
+        let (rank, count) = (analysis.len() / elements, self.factors[0] + self.factors[1]);
         // [coefficient][factor]
         let mut transposed = vec![0.0; count * elements];
         for (factor, row) in self.directions.chunks_exact(elements).enumerate() {
             row.iter().enumerate().for_each(|(element, v)| transposed[element * count + factor] = *v);
         }
-        let weights = product(rank, elements, count, basis, &transposed);
-        let mut matrix = vec![0i8; count * rank];
-        let mut shifts = vec![0u8; rank];
-        for (coefficient, row) in weights.chunks_exact(count.max(1)).enumerate().take(rank) {
-            let largest = row.iter().fold(0f32, |m, v| m.max(v.abs())) / step;
-            let shift = if largest > 0.0 { (127.0 / largest).log2().floor().clamp(0.0, 24.0) } else { 0.0 };
-            let unit = shift.exp2() / step;
-            for (factor, weight) in row.iter().enumerate() {
-                matrix[factor * rank + coefficient] = (weight * unit).round().clamp(-127.0, 127.0) as i8;
-            }
-            shifts[coefficient] = shift as u8;
-        }
-        TokenPredictor {
+        let mut weights = product(rank, elements, count, analysis, &transposed);
+        weights.iter_mut().for_each(|weight| *weight /= step);
+        let predictor = TokenPredictor {
             vocabulary: self.vocabulary,
             factors: self.factors,
             current: self.current.clone(),
             previous: self.previous.clone(),
-            matrix,
-            shifts,
+            table_bits: [self.bits; 2],
+            ..TokenPredictor::default()
+        };
+        set_weights(predictor, &weights, rank)
+    }
+}
+
+/// Gives a predictor with tables its weights, `[coefficient][factor]` in finest steps; each coefficient's get as few
+/// bits as leave the error of its prediction small against a step.
+fn set_weights(mut predictor: TokenPredictor, weights: &[f32], rank: usize) -> TokenPredictor {
+    let (count, powers) = (predictor.factor_count(), factor_powers(&predictor));
+    predictor.matrix = vec![0; count * rank];
+    predictor.shifts = vec![0; rank];
+    predictor.matrix_bits = vec![0; rank];
+    for (coefficient, row) in weights.chunks_exact(count.max(1)).enumerate().take(rank) {
+        let (bits, shift) = weight_bits(row, &powers);
+        let (limit, unit) = (weight_limit(bits), f32::from(shift).exp2());
+        for (factor, weight) in row.iter().enumerate() {
+            predictor.matrix[factor * rank + coefficient] =
+                (weight * unit).round().clamp(-limit, limit) as i8;
+        }
+        predictor.shifts[coefficient] = shift;
+        predictor.matrix_bits[coefficient] = bits;
+    }
+    predictor
+}
+
+/// A predictor of an existing profile with tables of fewer bits, and the power of every coefficient's prediction in
+/// squared finest steps. Tokens count alike: how often they occur is not in a profile.
+pub(super) fn repack(token: &TokenPredictor, bits: u8) -> (TokenPredictor, Vec<f64>) {
+    let (rank, alike) = (token.shifts.len(), vec![1; token.vocabulary]);
+    let limit = weight_limit(bits);
+    let mut units = Vec::with_capacity(token.factor_count());
+    let mut tables = [token.current.clone(), token.previous.clone()];
+    for (table, count) in tables.iter_mut().zip(token.factors) {
+        for factor in 0..count {
+            let column: Vec<f32> = table.iter().skip(factor).step_by(count).map(|v| f32::from(*v)).collect();
+            let unit = best_unit(&column, &alike, limit);
+            let codes = table.iter_mut().skip(factor).step_by(count);
+            codes.zip(&column).for_each(|(c, v)| *c = (v / unit).round().clamp(-limit, limit) as i8);
+            units.push(unit);
         }
     }
+    let [current, previous] = tables;
+    let repacked = TokenPredictor { current, previous, table_bits: [bits; 2], ..token.clone() };
+    let mut weights = Vec::with_capacity(rank * units.len());
+    for coefficient in 0..rank {
+        let scale = f32::from(token.shifts[coefficient]).exp2().recip();
+        let column = token.matrix.iter().skip(coefficient).step_by(rank);
+        weights.extend(column.zip(&units).map(|(w, unit)| f32::from(*w) * scale * unit));
+    }
+    let powers = factor_powers(&repacked);
+    let power = |row: &[f32]| row.iter().zip(&powers).map(|(w, p)| f64::from(*w).powi(2) * p).sum();
+    let predicted = weights.chunks_exact(units.len().max(1)).map(power).collect();
+    (set_weights(repacked, &weights, rank), predicted)
+}
+
+/// Mean square of every factor over the vocabulary.
+fn factor_powers(predictor: &TokenPredictor) -> Vec<f64> {
+    let tables = [(&predictor.current, predictor.factors[0]), (&predictor.previous, predictor.factors[1])];
+    let mut powers = Vec::new();
+    for (codes, count) in tables {
+        let mut sums = vec![0f64; count];
+        for row in codes.chunks_exact(count.max(1)) {
+            sums.iter_mut().zip(row).for_each(|(sum, code)| *sum += f64::from(*code).powi(2));
+        }
+        powers.extend(sums.iter().map(|sum| sum / predictor.vocabulary.max(1) as f64));
+    }
+    powers
+}
+
+/// Largest magnitude of a weight of so many bits.
+fn weight_limit(bits: u8) -> f32 {
+    ((1i32 << bits.max(1) >> 1) - 1) as f32
+}
+
+/// Bits and shift of one coefficient's weights: the fewest bits whose rounding stays below [`MATRIX_ERROR_MAX`].
+fn weight_bits(row: &[f32], powers: &[f64]) -> (u8, u8) {
+    let largest = row.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let power = |scale: f64| powers.iter().sum::<f64>() * scale;
+    let predicted: f64 = row.iter().zip(powers).map(|(w, p)| f64::from(*w).powi(2) * p).sum();
+    if largest == 0.0 || predicted <= MATRIX_ERROR_MAX {
+        return (0, 0);
+    }
+    let shift_of = |bits: u8| (weight_limit(bits) / largest).log2().floor();
+    let fine = |bits: &u8| {
+        let shift = shift_of(*bits);
+        shift >= 0.0 && power((f64::from(-shift)).exp2().powi(2) / 12.0) <= MATRIX_ERROR_MAX
+    };
+    let bits = (2..=8).find(fine).unwrap_or(8);
+    (bits, shift_of(bits).clamp(0.0, f32::from(TOKEN_SHIFT_MAX)) as u8)
+}
+
+/// The unit of least squared error over the tokens as often as they occur, for codes of up to `limit` units.
+fn best_unit(column: &[f32], counts: &[u32], limit: f32) -> f32 {
+    let largest = column.iter().fold(0f32, |m, v| m.max(v.abs()));
+    if largest == 0.0 {
+        return 1.0;
+    }
+    let error = |unit: f32| {
+        let difference = |v: &f32| (v / unit).round().clamp(-limit, limit) * unit - v;
+        column.iter().zip(counts).map(|(v, n)| f64::from(*n) * f64::from(difference(v)).powi(2)).sum::<f64>()
+    };
+    let units = (0..12).map(|n| largest / limit * (-0.25 * n as f32).exp2());
+    units.min_by(|a, b| error(*a).total_cmp(&error(*b))).unwrap_or(largest / limit)
 }
 
 /// A token's factors; zeros where it has none.
@@ -179,9 +287,9 @@ impl TokenMeans {
         }
     }
 
-    /// int8 codes `[token][factor]` and the directions they multiply, `[factor][element]`, of the best
+    /// Codes of `bits` bits, `[token][factor]`, and the directions they multiply, `[factor][element]`, of the best
     /// low-rank approximation weighted by how often tokens occur.
-    fn factorise(&self, elements: usize, factors: usize) -> (Vec<i8>, Vec<f32>) {
+    fn factorise(&self, elements: usize, factors: usize, bits: u8) -> (Vec<i8>, Vec<f32>) {
         let vocabulary = self.counts.len();
         let mut weighted = self.means.clone();
         for (row, n) in weighted.chunks_exact_mut(elements).zip(&self.counts) {
@@ -198,11 +306,11 @@ impl TokenMeans {
         let values = product(vocabulary, elements, count, &self.means, &transposed);
         let mut codes = vec![0i8; values.len()];
         for (factor, direction) in directions.chunks_exact_mut(elements).enumerate() {
-            let column = values.iter().skip(factor).step_by(count);
-            let largest = column.clone().fold(0f32, |m, v| m.max(v.abs()));
-            let unit = if largest > 0.0 { largest / 127.0 } else { 1.0 };
+            let column: Vec<f32> = values.iter().skip(factor).step_by(count).copied().collect();
+            let limit = ((1i32 << (bits - 1)) - 1) as f32;
+            let unit = best_unit(&column, &self.counts, limit);
             for (code, value) in codes.iter_mut().skip(factor).step_by(count).zip(column) {
-                *code = (value / unit).round() as i8; // at most 127 in magnitude
+                *code = (value / unit).round().clamp(-limit, limit) as i8;
             }
             direction.iter_mut().for_each(|v| *v *= unit);
         }

@@ -110,9 +110,16 @@ pub fn recipes() -> Vec<Recipe> {
         scope_layers: Some(2),
         joint: false,
         token_factors: [4, 0],
-        exact_tokens: None,
+        ..BasisRecipe::default()
     };
-    vec![Recipe::Direct, Recipe::CacheGen, Recipe::Basis(small), Recipe::Basis(truncated)]
+    let packed = BasisRecipe {
+        token_factors: [6, 3],
+        table_bits: 5,
+        budget_bytes: Some(32_000),
+        ..BasisRecipe::default()
+    };
+    let basis = [small, truncated, packed].map(Recipe::Basis);
+    [Recipe::Direct, Recipe::CacheGen].into_iter().chain(basis).collect()
 }
 
 /// A model, a profile and its coder.

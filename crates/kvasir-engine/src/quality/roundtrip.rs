@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, EncodeError, Profile,
-    ProfileError, container::Head, train::QualityOracle,
+    ProfileError, container::Head,
 };
 use kvasir_types::Level;
 
@@ -118,39 +118,4 @@ pub fn measure_levels(
         quality: samples.summary(),
     });
     Ok(rows.collect())
-}
-
-/// Tells the profile trainer what its levels cost on held-out contexts of a real model.
-#[derive(Debug)]
-pub struct KlOracle<'a> {
-    model: &'a Model,
-    contexts: Vec<Vec<u32>>,
-    prefix: usize,
-    error: Option<RoundTripError>,
-}
-
-impl<'a> KlOracle<'a> {
-    /// Judges on `contexts`, each longer than `prefix` tokens.
-    pub fn new(model: &'a Model, contexts: Vec<Vec<u32>>, prefix: usize) -> Self {
-        Self { model, contexts, prefix, error: None }
-    }
-
-    /// Why the last judgement was infinite, if it was.
-    pub fn error(&self) -> Option<&RoundTripError> {
-        self.error.as_ref()
-    }
-}
-
-impl QualityOracle for KlOracle<'_> {
-    /// Infinite where the profile cannot be run at all, so that the trainer never settles there.
-    fn kl_by_level(&mut self, profile: &Profile) -> Vec<f32> {
-        let contexts: Vec<&[u32]> = self.contexts.iter().map(Vec::as_slice).collect();
-        match measure_levels(self.model, &Arc::new(profile.clone()), &contexts, self.prefix) {
-            Ok(levels) => levels.iter().map(|level| level.quality.kl.mean as f32).collect(),
-            Err(error) => {
-                self.error = Some(error);
-                vec![f32::INFINITY; profile.level_count()]
-            }
-        }
-    }
 }

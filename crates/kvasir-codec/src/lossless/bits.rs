@@ -1,0 +1,63 @@
+//! A run of integers of varying width, least significant bit first.
+
+/// Writes them.
+#[derive(Debug, Default)]
+pub(super) struct BitWriter {
+    bytes: Vec<u8>,
+    held: u64,
+    filled: u32,
+}
+
+impl BitWriter {
+    /// Appends the low `width` (at most 32) bits of a value.
+    pub(super) fn push(&mut self, value: u32, width: u32) {
+        self.held |= u64::from(value) << self.filled;
+        self.filled += width;
+        while self.filled >= 8 {
+            self.bytes.push(self.held as u8);
+            self.held >>= 8;
+            self.filled -= 8;
+        }
+    }
+
+    /// All bytes, the last one filled with zeros.
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        if self.filled > 0 {
+            self.bytes.push(self.held as u8);
+        }
+        self.bytes
+    }
+}
+
+/// Reads them.
+#[derive(Debug)]
+pub(super) struct BitReader<'a> {
+    bytes: &'a [u8],
+    held: u64,
+    filled: u32,
+}
+
+impl<'a> BitReader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, held: 0, filled: 0 }
+    }
+
+    /// The next `width` (at most 32) bits; `None` where there are fewer.
+    pub(super) fn take(&mut self, width: u32) -> Option<u32> {
+        while self.filled < width {
+            let (byte, rest) = self.bytes.split_first()?;
+            self.held |= u64::from(*byte) << self.filled;
+            self.filled += 8;
+            self.bytes = rest;
+        }
+        let value = self.held & ((1u64 << width) - 1);
+        self.held >>= width;
+        self.filled -= width;
+        Some(value as u32)
+    }
+
+    /// Whether nothing but the fill of the last byte is left, and that is zeros.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.bytes.is_empty() && self.filled < 8 && self.held == 0
+    }
+}

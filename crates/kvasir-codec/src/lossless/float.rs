@@ -1,0 +1,121 @@
+//! The floats that caches are made of, as integers.
+
+use half::{bf16, f16};
+
+/// A float type of at most 16 bits: sign, exponent, mantissa.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Float {
+    Bf16,
+    F16,
+    /// OCP FP8 E4M3: bias 7, no infinities, NaN where all bits but the sign are set.
+    E4m3,
+}
+
+impl Float {
+    /// Bits.
+    pub(crate) const fn width(self) -> u32 {
+        match self {
+            Self::Bf16 | Self::F16 => 16,
+            Self::E4m3 => 8,
+        }
+    }
+
+    /// Bits below the exponent.
+    pub(crate) const fn mantissa_bits(self) -> u32 {
+        match self {
+            Self::Bf16 => 7,
+            Self::F16 => 10,
+            Self::E4m3 => 3,
+        }
+    }
+
+    /// The nearest value's pattern, ties to even; values beyond e4m3's range become its NaN.
+    pub(crate) fn bits(self, value: f32) -> u32 {
+        match self {
+            Self::Bf16 => bf16::from_f32(value).to_bits().into(),
+            Self::F16 => f16::from_f32(value).to_bits().into(),
+            Self::E4m3 => e4m3_bits(value),
+        }
+    }
+
+    /// A pattern's value.
+    pub(crate) fn value(self, bits: u32) -> f32 {
+        match self {
+            Self::Bf16 => bf16::from_bits(bits as u16).to_f32(),
+            Self::F16 => f16::from_bits(bits as u16).to_f32(),
+            Self::E4m3 => e4m3_value(bits),
+        }
+    }
+
+    /// Biased exponent of a pattern.
+    pub(crate) fn exponent(self, bits: u32) -> i32 {
+        ((bits & self.magnitude_mask()) >> self.mantissa_bits()).cast_signed()
+    }
+
+    /// Whether some pattern has a biased exponent.
+    pub(crate) fn has_exponent(self, exponent: i32) -> bool {
+        (0..=self.exponent(self.magnitude_mask())).contains(&exponent)
+    }
+
+    const fn magnitude_mask(self) -> u32 {
+        (1 << (self.width() - 1)) - 1
+    }
+
+    /// Patterns in the order of their values: −0 is −1, so that it is not 0.
+    pub(crate) fn order(self, bits: u32) -> i32 {
+        let magnitude = (bits & self.magnitude_mask()).cast_signed();
+        if bits >> (self.width() - 1) & 1 == 1 { !magnitude } else { magnitude }
+    }
+
+    /// The inverse of [`order`](Self::order); `None` out of range.
+    pub(crate) fn of_order(self, order: i32) -> Option<u32> {
+        let (sign, magnitude) = if order < 0 { (1, !order) } else { (0, order) };
+        let magnitude = magnitude.cast_unsigned();
+        (magnitude <= self.magnitude_mask()).then(|| sign << (self.width() - 1) | magnitude)
+    }
+}
+
+fn e4m3_value(bits: u32) -> f32 {
+    let (exponent, mantissa) = (bits >> 3 & 15, (bits & 7) as f32);
+    let magnitude = match (exponent, bits & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa * 2f32.powi(-9),
+        _ => (8.0 + mantissa) * 2f32.powi(exponent.cast_signed() - 10),
+    };
+    if bits >> 7 & 1 == 1 { -magnitude } else { magnitude }
+}
+
+fn e4m3_bits(value: f32) -> u32 {
+    let sign = u32::from(value.is_sign_negative()) << 7;
+    let magnitude = value.abs();
+    if magnitude.is_nan() || magnitude > 464.0 {
+        return sign | 0x7f;
+    }
+    // Patterns of positive values are in order, 126 at most: the number of values halfway below is the nearest.
+    let exponent = (magnitude.max(2f32.powi(-6)).log2().floor() as i32).clamp(-6, 8);
+    let steps = (magnitude / 2f32.powi(exponent - 3)).round_ties_even() as u32; // 8 to 16, fewer below 2^-6
+    let pattern = ((exponent + 6) << 3).cast_unsigned() + steps;
+    sign | pattern.min(0x7e)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pattern_is_its_value_and_its_place_in_order() {
+        for float in [Float::Bf16, Float::F16, Float::E4m3] {
+            for bits in 0..1u32 << float.width() {
+                let value = float.value(bits);
+                assert_eq!(float.of_order(float.order(bits)), Some(bits));
+                assert!(value.is_nan() || float.bits(value) == bits, "{float:?} {bits:x}: {value}");
+            }
+            let orders: Vec<f32> = (0..1i32 << (float.width() - 2))
+                .map(|order| float.value(float.of_order(order).expect("in range")))
+                .collect();
+            assert!(orders.is_sorted(), "{float:?}");
+        }
+        assert_eq!((e4m3_value(0x7e), e4m3_value(0x38), e4m3_value(1)), (448.0, 1.0, 2f32.powi(-9)));
+        assert_eq!(e4m3_bits(1.0625), 0x38, "a tie goes to the even mantissa");
+    }
+}

@@ -1,0 +1,107 @@
+//! The exact level: every bit of every cache type, smaller than general compressors make it.
+
+mod common;
+
+use common::{Noise, Setup, cache, mixed_spec};
+use half::{bf16, f16};
+use kvasir_codec::{
+    KvBuffer,
+    train::{Recipe, TrainingContext, train},
+};
+use kvasir_container::Head;
+use kvasir_types::{KvDtype, Level, ModelSpec};
+
+/// A cache of the model's own type.
+fn typed(spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
+    let mut kv = cache(spec, tokens, seed);
+    kv.as_mut_slice().iter_mut().for_each(|x| {
+        *x = match spec.kv_dtype {
+            KvDtype::Bf16 => bf16::from_f32(*x).to_f32(),
+            KvDtype::Fp8E4m3 => e4m3(*x),
+            _ => f16::from_f32(*x).to_f32(),
+        }
+    });
+    kv
+}
+
+/// The nearest of a grid of 8 steps a binade, which e4m3 holds.
+fn e4m3(value: f32) -> f32 {
+    let step = 2f32.powi(value.abs().max(2f32.powi(-6)).log2().floor() as i32 - 3);
+    (value / step).round_ties_even() * step
+}
+
+fn setup(dtype: KvDtype, recipe: &Recipe) -> Setup {
+    let spec = mixed_spec(dtype);
+    let contexts: Vec<_> = (0..6)
+        .map(|i| {
+            let tokens = Noise::new(i).tokens(300);
+            TrainingContext { kv: typed(&spec, &tokens, 70 + i), tokens }
+        })
+        .collect();
+    let profile = train(&spec, &contexts, recipe, &mut |_, _| ()).expect("trains");
+    Setup::of(spec, profile)
+}
+
+/// The cache as an engine holds it.
+fn bytes(dtype: KvDtype, kv: &KvBuffer) -> Vec<u8> {
+    let values = kv.as_slice().iter();
+    match dtype {
+        KvDtype::Bf16 => values.flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        _ => values.flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+    }
+}
+
+#[test]
+fn every_bit_comes_back_and_lossy_levels_lie_beneath() {
+    for dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::Fp8E4m3] {
+        for recipe in [Recipe::Exact, Recipe::DirectExact] {
+            let setup = setup(dtype, &recipe);
+            let tokens = Noise::new(5).tokens(300);
+            let mut kv = typed(&setup.spec, &tokens, 1);
+            kv.as_mut_slice()[7] = -0.0;
+            kv.as_mut_slice()[8] = 0.0;
+            let object = setup.encode(&tokens, 512, &kv);
+            let levels = setup.profile.level_count();
+            assert_eq!(levels, if recipe == Recipe::Exact { 1 } else { 4 });
+            let back = setup.decode(&object, levels - 1).expect("decodes");
+            let same = back.as_slice().iter().zip(kv.as_slice()).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{dtype:?} {recipe:?}");
+            if levels > 1 {
+                assert!(common::error(&kv, &setup.decode(&object, levels - 2).expect("decodes")) > 0.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn values_that_the_type_does_not_hold_are_stored_all_the_same() {
+    let setup = setup(KvDtype::Bf16, &Recipe::DirectExact);
+    let tokens = Noise::new(6).tokens(40);
+    let mut kv = typed(&setup.spec, &tokens, 2);
+    kv.as_mut_slice()[3] = f32::INFINITY;
+    let back = setup.decode(&setup.encode(&tokens, 0, &kv), 3).expect("decodes");
+    assert_eq!(back.as_slice(), kv.as_slice());
+}
+
+#[test]
+fn the_exact_level_is_smaller_than_zstd_and_all_levels_cost_little_more() {
+    for dtype in [KvDtype::Bf16, KvDtype::F16] {
+        let tokens = Noise::new(5).tokens(512);
+        let size = |recipe: Recipe| {
+            let setup = setup(dtype, &recipe);
+            let kv = typed(&setup.spec, &tokens, 1);
+            let object = setup.encode(&tokens, 0, &kv);
+            let head = Head::parse(&object).expect("parses");
+            let top = Level((setup.profile.level_count() - 1) as u8);
+            assert_eq!(head.level_bytes(top), Some(object.len() as u64));
+            (object.len(), bytes(dtype, &kv))
+        };
+        let ((only, raw), (all, _)) = (size(Recipe::Exact), size(Recipe::DirectExact));
+        let zstd = |bytes: &[u8]| zstd::bulk::compress(bytes, 19).expect("compresses").len();
+        let split: Vec<u8> = [0, 1].iter().flat_map(|i| raw.iter().skip(*i).step_by(2)).copied().collect();
+        let (plain, split) = (zstd(&raw), zstd(&split));
+        assert!(only < plain && only < split, "{dtype:?}: {only}, zstd {plain}, byte-split {split}");
+        let ratio = all as f64 / only as f64;
+        assert!(ratio < 1.12, "{dtype:?}: all levels {all}, exact only {only}: {ratio}");
+    }
+}
