@@ -77,7 +77,7 @@ def parse_header(data):
         raise Bad("Truncated", "header")
     if data[:4] != b"KVSC":
         raise Bad("Magic")
-    if (data[4], data[5]) != (0, 1):
+    if (data[4], data[5]) != (1, 0):
         raise Bad("Version", f"{data[4]}.{data[5]}")
     if crc32c(data[:188]) != struct.unpack_from("<I", data, 188)[0]:
         raise Bad("Checksum", "header")
@@ -354,6 +354,225 @@ def decode_raw(codings, tokens, data, values):
     check(bits == 0, "fill", bits)
 
 
+# ---- §6 profile -------------------------------------------------------------------------------------------------------
+
+
+def f32(x):
+    """The nearest f32, ties to even."""
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+class Fields:
+    """A run of fields."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, layout):
+        values = struct.unpack_from("<" + layout, self.data, self.at)
+        self.at += struct.calcsize("<" + layout)
+        return values
+
+    def one(self, layout):
+        return self.take(layout)[0]
+
+    def text(self):
+        return self.take(f"{self.one('H')}s")[0].decode()
+
+    def codes(self, count, bits):
+        """One row of codes."""
+        packed = int.from_bytes(self.take(f"{-(-count * bits // 8)}s")[0], "little")
+        return [packed >> bits * i & (1 << bits) - 1 for i in range(count)]
+
+
+def parse_profile(data):
+    """§6, of a file that is known to be good."""
+    r = Fields(data)
+    if r.take("8sH") != (b"KVSRPROF", 2):
+        raise Bad("Version")
+    p = dict(zip(("levels", "exact_tokens", "scope_count", "bytes"), r.take("BBIQ")))
+    if p["bytes"] != len(data) or crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
+        raise Bad("Checksum")
+    r.take("32s")
+    p["recipe"], _note = r.text(), r.text()
+    r.take("QQ")
+    r.take(f"{3 * p['levels']}f")
+    stages, trits = struct.unpack_from("<HH", data, r.at)
+    size = 4 + 128 * stages + 8 * trits
+    p["bank"] = parse_bank(data[r.at : r.at + size])
+    r.at += size
+    p["shifts"] = [r.take("8B") for _ in range(stages)]
+    p["scopes"] = [parse_scope(r, p["levels"]) for _ in range(p["scope_count"])]
+    if r.at != len(data) - 4:
+        raise Bad("Length")
+    return p
+
+
+def parse_scope(r, levels):
+    s = dict(zip(("unrope", "basis", "predictor", "exact"), r.take("4B")))
+    members, rank = r.take("II")
+    s["members"] = [r.take("HHIIf") for _ in range(members)]
+    elements = sum(m[3] for m in s["members"])
+    s["loss"] = r.take(f"{levels}f")
+    s["mean"] = r.take(f"{elements}f")
+    s["coding"] = [(lambda c: dict(entry=c[0], stage=c[1], inner=c[2], trits=c[4:]))(r.take("bBBB8B")) for _ in range(rank)]
+    if s["exact"]:
+        s["exact_elements"] = [r.take("BBh") for _ in range(elements)]
+    if s["predictor"] == 2:
+        vocabulary, k1, k2, bits1, bits2 = r.take("IHHBB")
+        s["tables"] = [
+            [[c - (1 << b - 1) for c in r.codes(k, b)] for _ in range(vocabulary)] for k, b in ((k1, bits1), (k2, bits2))
+        ]
+        s["shift"], widths = r.take(f"{rank}B"), r.take(f"{rank}B")
+        s["weights"] = [[c - (1 << b - 1) for c in r.codes(k1 + k2, b)] if b else [0] * (k1 + k2) for b in widths]
+    if s["basis"] in (1, 2):
+        s["synthesis"] = [r.take(f"{elements}e") for _ in range(rank)]
+    elif s["basis"] in (3, 4):
+        widths, units = r.take(f"{rank}B"), r.take(f"{rank}f")
+        rows = [[f32((2 * c + 1 - (1 << b)) * u) for c in r.codes(elements, b)] for b, u in zip(widths, units)]
+        s["synthesis"] = [struct.unpack(f"<{elements}e", struct.pack(f"<{elements}e", *row)) for row in rows]
+    if s["basis"] in (2, 4):
+        r.take(f"{rank * elements}e")
+    return s
+
+
+# ---- §7 transforms ----------------------------------------------------------------------------------------------------
+
+S = [f32(x) for x in (1.5707964, -0.6459641, 0.07969263, -0.004681754, 0.00016044118)]
+C = [f32(x) for x in (1, -1.2337005, 0.2536695, -0.02086348, 0.00091926026)]
+
+
+def polynomial(coefficients, u):
+    value = coefficients[-1]
+    for c in reversed(coefficients[:-1]):
+        value = f32(c + f32(u * value))
+    return value
+
+
+def sin_cos(position, freq):
+    """§7.4."""
+    p = (position * freq >> 32) & 0xFFFFFFFF
+    k = (p + (1 << 29)) % (1 << 32) >> 30
+    r = p - (k << 30)
+    r = r - (1 << 32) if r >= 1 << 31 else r
+    x = f32(f32(r) * 2.0**-30)
+    u = f32(x * x)
+    s, c = f32(x * polynomial(S, u)), polynomial(C, u)
+    return ((s, c), (c, -s), (-s, -c), (-c, s))[k]
+
+
+def rotate(row, position, rope):
+    """Pairs of a head under a rope of half pairing."""
+    pairs = len(rope["freqs"])
+    for i, freq in enumerate(rope["freqs"]):
+        sin, cos = sin_cos(position, freq)
+        a, b = row[rope["offset"] + i], row[rope["offset"] + i + pairs]
+        row[rope["offset"] + i] = f32(f32(f32(a * cos) - f32(b * sin)) * rope["factor"])
+        row[rope["offset"] + i + pairs] = f32(f32(f32(b * cos) + f32(a * sin)) * rope["factor"])
+
+
+def piece_of(h, data, key, span):
+    index = [s[:3] for s in h["section_list"]].index(key)
+    offset, size, _ = h["piece_list"][index * h["spans"] + span]
+    return data[offset : offset + size]
+
+
+def decode_direct(h, data, profile, rope, level):
+    """§7 for profiles with identity bases, predictor *mean* and nothing exact but the exact level:
+    {(layer, plane, head): rows}."""
+    out = {}
+    exact = profile["scopes"][0]["exact"]
+    lossy = profile["levels"] - (1 if exact else 0)
+    for number, scope in enumerate(profile["scopes"]):
+        for span in range(h["spans"]):
+            tokens = min(256, h["tokens"] - 256 * span)
+            l = min(level, lossy - 1)
+            values = [[0] * tokens for _ in scope["coding"]]
+            for at in range(l + 1):
+                plan, codings = [], []
+                for c, coding in enumerate(scope["coding"]):
+                    first = max(coding["entry"], 0)
+                    if coding["entry"] != 127 and first == at:
+                        plan.append(c)
+                        codings.append(("stage", coding["stage"], max(-coding["entry"], 0), coding["inner"]))
+                    elif coding["entry"] != 127 and first < at:
+                        plan.append(c)
+                        codings.append(("trit", coding["trits"][at]))
+                piece = piece_of(h, data, (number, 0, at), span)
+                rows = decode_piece(profile["bank"], codings, tokens, piece, [values[c] for c in plan])
+                for c, row in zip(plan, rows):
+                    values[c] = row
+            up = 3 ** (lossy - 1 - l)
+            elements = []
+            for c, (coding, row) in enumerate(zip(scope["coding"], values)):
+                shift = 0
+                if coding["entry"] <= l:
+                    shift = profile["shifts"][coding["stage"]][min(l - coding["entry"], 7)]
+                inward = (shift * up + 128) >> 8
+                elements.append([up * q - ((q > 0) - (q < 0)) * inward for q in row])
+            start = 0
+            for layer, plane, head, size, gain in scope["members"]:
+                rows = out.setdefault((layer, plane, head), [])
+                for t in range(tokens):
+                    row = [f32(f32(elements[start + i][t] * gain) + scope["mean"][start + i]) for i in range(size)]
+                    if scope["unrope"] and plane == 0:
+                        rotate(row, h["first"] + 256 * span + t, rope)
+                    rows.append(row)
+                start += size
+            if level == lossy:
+                decode_exact(h, data, profile, number, span, tokens, out)
+    return out
+
+
+def decode_exact(h, data, profile, number, span, tokens, out):
+    """§7.7 for f16 and `exact` = 1, in place."""
+    scope = profile["scopes"][number]
+    piece = piece_of(h, data, (number, 3, profile["levels"] - 1), span)
+    size = struct.unpack_from("<I", piece)[0]
+    codings = [("stage", table, 0, 0) for table, _, _ in scope["exact_elements"]]
+    keys = decode_piece(profile["bank"], codings, tokens, piece[4 : 4 + size], [None] * len(codings))
+    raw, used = int.from_bytes(piece[4 + size :], "little"), 0
+    pattern = lambda x: struct.unpack("<H", struct.pack("<e", x))[0]
+    order = lambda b: b & 0x7FFF if b < 0x8000 else -1 - (b & 0x7FFF)
+    start = 0
+    for layer, plane, head, dim, _ in scope["members"]:
+        rows = out[(layer, plane, head)]
+        for i in range(dim):
+            _, floor, base = scope["exact_elements"][start + i]
+            for t in range(tokens):
+                r = pattern(rows[256 * span + t][i])
+                n = keys[start + i][t] + base - max(r >> 10 & 31, floor)
+                width = max(n - 1, 0)
+                code = (1 << width | raw >> used & (1 << width) - 1) if n else 0
+                used += width
+                o = order(r) + (code // 2 if code % 2 == 0 else -(code + 1) // 2)
+                bits = o if o >= 0 else 0x8000 | -1 - o
+                rows[256 * span + t][i] = struct.unpack("<e", struct.pack("<H", bits))[0]
+        start += dim
+    if raw >> used or -(-used // 8) != len(piece) - 4 - size:
+        raise Bad("Length")
+
+
+def check_profiles(folder):
+    """Objects of direct profiles to the last bit of every row, at every level; others are read."""
+    kind, offset, factor, *freqs = (folder / "model.txt").read_text().split()
+    rope = dict(offset=int(offset), factor=float(factor), freqs=list(map(int, freqs)))
+    assert kind == "half"
+    for name in ("basis", "packed"):
+        scopes = parse_profile((folder / f"{name}.kvp").read_bytes())["scopes"]
+        norms = [sum(v * v for v in row) for scope in scopes for row in scope["synthesis"]]
+        yield folder / f"{name}.kvp", all(abs(norm - 1) < 0.01 for norm in norms), True
+    for name in ("direct", "exact"):
+        profile = parse_profile((folder / f"{name}.kvp").read_bytes())
+        data = (folder / f"{name}.kvc").read_bytes()
+        h = parse_object(data)
+        expected = (folder / f"{name}.rows.txt").read_text().split()
+        for level in range(profile["levels"]):
+            rows = decode_direct(h, data, profile, rope, level)
+            flat = [x for key in sorted(rows) for row in rows[key] for x in row]
+            yield folder / f"{name}.kvc", f"{crc32c(struct.pack(f'<{len(flat)}f', *flat)):08x}", expected[level]
+
+
 # ---- §9 golden files --------------------------------------------------------------------------------------------------
 
 
@@ -421,6 +640,7 @@ def check_golden(folder):
             name, _, expected = line.partition(" ")
             path = folder / verdict / name
             results.append((path, *check_object_file(path, expected)))
+    results += check_profiles(folder / "profile")
     wrong = [(path, found, expected) for path, found, expected in results if found != expected]
     for path, found, expected in wrong:
         print(f"{path}: found {str(found)[:200]}, expected {str(expected)[:200]}")

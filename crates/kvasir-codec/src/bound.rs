@@ -197,6 +197,14 @@ impl Matrix {
         analysis(&scope.basis, scope.elements()).map_or(Self::Identity, Self::Dense)
     }
 
+    /// Coefficients of some tokens, `[token][coefficient]`.
+    pub(crate) fn coefficients(&self, tokens: usize, rank: usize, elements: &[f32]) -> Vec<f32> {
+        let (mut by_coefficient, mut out) = (vec![0.0; rank * tokens], vec![0.0; rank * tokens]);
+        self.analyse(tokens, elements, &mut by_coefficient);
+        transpose(rank, tokens, &by_coefficient, &mut out);
+        out
+    }
+
     /// `coefficients[c][t] = Σ_e matrix[c][e] · elements[t][e]`.
     pub(crate) fn analyse(&self, tokens: usize, elements: &[f32], coefficients: &mut [f32]) {
         let (rank, width) = (coefficients.len() / tokens, elements.len() / tokens);

@@ -139,16 +139,16 @@ impl CpuEncoder {
             forced_exact: true,
         };
         if bound.levels.is_empty() {
+            // Nothing but the exact level.
             let nothing = vec![0.0; raw.len()];
-            let lossless = self.encode_lossless(bound.index, (tokens, exact), &raw, &nothing);
-            let stored = (exact > 0).then(|| exact_piece(&raw, exact));
-            return match lossless {
+            return match self.encode_lossless(bound.index, (tokens, exact), &raw, &nothing) {
                 None => Ok(exact_span(&raw)),
                 Some(piece) => Ok(SpanPieces {
-                    exact: stored,
+                    exact: (exact > 0).then(|| exact_piece(&raw, exact)),
+                    anchors: None,
+                    levels: Vec::new(),
                     lossless: Some(piece?),
                     forced_exact: false,
-                    ..exact_span(&[])
                 }),
             };
         }

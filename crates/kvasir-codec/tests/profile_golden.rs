@@ -10,7 +10,7 @@ use std::{fs, path::PathBuf};
 use common::{Setup, cache, contexts};
 use kvasir_codec::{
     KvBuffer, Profile,
-    train::{BasisRecipe, Recipe, train},
+    train::{BasisRecipe, Recipe, pack, train},
 };
 use kvasir_container::Head;
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope};
@@ -82,7 +82,7 @@ fn seal(profile: &mut [u8], at: usize, bytes: &[u8]) {
 
 #[test]
 fn good_profiles_read_and_write_back_the_same() {
-    for name in ["direct.kvp", "basis.kvp"] {
+    for name in ["direct.kvp", "basis.kvp", "packed.kvp", "exact.kvp"] {
         let bytes = stored(name);
         let profile = Profile::from_bytes(&bytes).expect("reads");
         assert_eq!(profile.to_bytes(), bytes, "{name}");
@@ -103,18 +103,23 @@ fn bad_profiles_are_refused_for_their_reason() {
 }
 
 #[test]
-fn the_direct_object_is_byte_for_byte_what_this_build_writes() {
-    let profile = Profile::from_bytes(&stored("direct.kvp")).expect("reads");
-    let setup = Setup::of(tiny_spec(), profile);
-    let object = setup.encode(&tokens(), 512, &kv(&setup.spec));
-    // zstd versions may compress tokens differently: compare the pieces.
-    let (ours, golden) = (pieces(&object), pieces(&stored("direct.kvc")));
-    assert_eq!(ours, golden);
-    let expected = String::from_utf8(stored("direct.rows.txt")).expect("text");
-    let rows: Vec<String> = (0..3)
-        .map(|level| crc_of_rows(&setup.decode(&stored("direct.kvc"), level).expect("decodes")))
-        .collect();
-    assert_eq!(rows.join("\n"), expected.trim());
+fn direct_objects_are_byte_for_byte_what_this_build_writes() {
+    for name in ["direct", "exact"] {
+        let profile = Profile::from_bytes(&stored(&format!("{name}.kvp"))).expect("reads");
+        let setup = Setup::of(tiny_spec(), profile);
+        let (object, golden) =
+            (setup.encode(&tokens(), 512, &kv(&setup.spec)), stored(&format!("{name}.kvc")));
+        // zstd versions may compress tokens differently: compare the pieces.
+        assert_eq!(pieces(&object), pieces(&golden), "{name}");
+        let expected = String::from_utf8(stored(&format!("{name}.rows.txt"))).expect("text");
+        assert_eq!(rows(&setup, &golden), expected.trim(), "{name}");
+    }
+}
+
+/// The CRC of all rows of an object, a line a level.
+fn rows(setup: &Setup, object: &[u8]) -> String {
+    let of_level = |level| crc_of_rows(&setup.decode(object, level).expect("decodes"));
+    (0..setup.profile.level_count()).map(of_level).collect::<Vec<_>>().join("\n")
 }
 
 fn pieces(object: &[u8]) -> Vec<Vec<u8>> {
@@ -133,6 +138,15 @@ fn regenerate() {
     let recipe = Recipe::Basis(BasisRecipe { token_factors: [3, 2], ..BasisRecipe::default() });
     let direct = train(&spec, &data, &Recipe::Direct, &mut |_, _| {}).expect("trains");
     let basis = train(&spec, &data, &recipe, &mut |_, _| {}).expect("trains").to_bytes();
+    let packed =
+        pack(&train(&spec, &data, &recipe, &mut |_, _| {}).expect("trains"), 3_000, 4).expect("packs");
+    write("packed.kvp", &packed.to_bytes());
+    let rope = &spec.ropes[0];
+    let freqs: Vec<String> = rope.freqs.iter().map(u64::to_string).collect();
+    write(
+        "model.txt",
+        format!("half {} {} {}\n", rope.offset, rope.attention_factor, freqs.join(" ")).as_bytes(),
+    );
     write("direct.kvp", &direct.to_bytes());
     write("basis.kvp", &basis);
     for (name, damage, _) in damages() {
@@ -140,10 +154,12 @@ fn regenerate() {
         damage(&mut bytes);
         write(name, &bytes);
     }
-    let setup = Setup::of(spec, direct);
-    let object = setup.encode(&tokens(), 512, &kv(&setup.spec));
-    write("direct.kvc", &object);
-    let rows: Vec<String> =
-        (0..3).map(|level| crc_of_rows(&setup.decode(&object, level).expect("decodes"))).collect();
-    write("direct.rows.txt", rows.join("\n").as_bytes());
+    let exact = train(&spec, &data, &Recipe::DirectExact, &mut |_, _| {}).expect("trains");
+    write("exact.kvp", &exact.to_bytes());
+    for (name, profile) in [("direct", direct), ("exact", exact)] {
+        let setup = Setup::of(spec.clone(), profile);
+        let object = setup.encode(&tokens(), 512, &kv(&setup.spec));
+        write(&format!("{name}.kvc"), &object);
+        write(&format!("{name}.rows.txt"), rows(&setup, &object).as_bytes());
+    }
 }

@@ -5,7 +5,7 @@ use kvasir_types::{CHUNK_TOKENS_MAX, SPAN_TOKENS};
 /// First four bytes of a chunk object.
 pub const MAGIC: [u8; 4] = *b"KVSC";
 /// Major and minor version written by this crate. Readers refuse other majors, and other minors below 1.0.
-pub const FORMAT_VERSION: (u8, u8) = (0, 1);
+pub const FORMAT_VERSION: (u8, u8) = (1, 0);
 /// Size of the header.
 pub const HEADER_BYTES: usize = 192;
 /// Size of a stored block hash: the first bytes of the block's `seq_hash`. Against accidents, not adversaries:

@@ -92,7 +92,7 @@ pub(super) fn leading_subspace(matrix: &[f32], rows: usize, columns: usize, rank
 }
 
 /// Reproducible, nearly Gaussian entries: sums of four uniform ones from a fixed linear congruence.
-fn noise(rows: usize, columns: usize) -> Mat<f32> {
+pub(super) fn noise(rows: usize, columns: usize) -> Mat<f32> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut uniform = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

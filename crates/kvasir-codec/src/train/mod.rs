@@ -16,6 +16,7 @@ mod rates;
 mod search;
 mod sensitivity;
 mod sinks;
+mod sketch;
 mod tokens;
 
 use kvasir_types::{ModelSpec, Plane};
@@ -23,6 +24,7 @@ use kvasir_types::{ModelSpec, Plane};
 pub use self::{
     pack::pack,
     search::{Trial, search},
+    sketch::{Inside, Sketch},
 };
 
 use self::{data::Corpus, draft::Draft, sensitivity::Sensitivity};

@@ -5,6 +5,7 @@ use super::{
     linear::{leading_subspace, product},
 };
 use crate::{
+    bound::Matrix,
     limits::{TOKEN_SHIFT_MAX, VOCABULARY_MAX},
     profile::{Scope, TokenPredictor, packed_bytes},
 };
@@ -18,6 +19,8 @@ pub(super) struct TokenModel {
     previous: Vec<i8>,
     /// Bits of a factor.
     bits: u8,
+    /// Whether directions are of coefficients of the basis, not of elements.
+    in_basis: bool,
     /// `[factor][element]`: what one unit of a factor means.
     directions: Vec<f32>,
 }
@@ -41,8 +44,16 @@ struct TokenMeans {
 
 impl TokenModel {
     /// Fits both tables by back-fitting: each explains what the other leaves.
-    pub(super) fn fit(corpus: &Corpus<'_>, scope: &Scope, factors: [usize; 2], bits: u8) -> Self {
-        let elements = scope.elements();
+    /// Of the scope's elements, or of their coefficients in a basis of so many rows where that is given: then memory grows
+    /// with the rank only.
+    pub(super) fn fit(
+        corpus: &Corpus<'_>,
+        scope: &Scope,
+        factors: [usize; 2],
+        bits: u8,
+        basis: Option<(&Matrix, usize)>,
+    ) -> Self {
+        let elements = basis.map_or(scope.elements(), |(_, rank)| rank);
         let tokens = corpus.contexts.iter().flat_map(|c| &c.tokens);
         let vocabulary = tokens.map(|t| *t as usize + 1).filter(|v| *v <= VOCABULARY_MAX).max().unwrap_or(0);
         let mut tables: [Option<TokenMeans>; 2] = [None, None];
@@ -54,11 +65,11 @@ impl TokenModel {
         ] {
             if wanted {
                 let known = tables[other as usize].as_ref().map(|means| (other, means));
-                let means = TokenMeans::fit(corpus, scope, vocabulary, which, known);
+                let means = TokenMeans::fit(corpus, scope, basis, vocabulary, which, known);
                 tables[which as usize] = Some(means);
             }
         }
-        let mut model = Self { vocabulary, bits, ..Self::default() };
+        let mut model = Self { vocabulary, bits, in_basis: basis.is_some(), ..Self::default() };
         for (which, table) in tables.iter().enumerate() {
             let Some(table) = table else { continue };
             let (codes, directions) = table.factorise(elements, factors[which], bits);
@@ -100,12 +111,18 @@ impl TokenModel {
     /// units.
     pub(super) fn bind(&self, analysis: &[f32], elements: usize, step: f32) -> TokenPredictor {
         let (rank, count) = (analysis.len() / elements, self.factors[0] + self.factors[1]);
-        // [coefficient][factor]
-        let mut transposed = vec![0.0; count * elements];
-        for (factor, row) in self.directions.chunks_exact(elements).enumerate() {
+        // [element][factor], or [coefficient][factor]
+        let width = if self.in_basis { self.directions.len() / count.max(1) } else { elements };
+        let mut transposed = vec![0.0; count * width];
+        for (factor, row) in self.directions.chunks_exact(width.max(1)).enumerate() {
             row.iter().enumerate().for_each(|(element, v)| transposed[element * count + factor] = *v);
         }
-        let mut weights = product(rank, elements, count, analysis, &transposed);
+        let mut weights = if self.in_basis {
+            transposed.truncate(rank * count);
+            transposed
+        } else {
+            product(rank, elements, count, analysis, &transposed)
+        };
         weights.iter_mut().for_each(|weight| *weight /= step);
         let predictor = TokenPredictor {
             vocabulary: self.vocabulary,
@@ -232,15 +249,19 @@ impl TokenMeans {
     fn fit(
         corpus: &Corpus<'_>,
         scope: &Scope,
+        basis: Option<(&Matrix, usize)>,
         vocabulary: usize,
         which: Which,
         known: Option<(Which, &Self)>,
     ) -> Self {
-        let elements = scope.elements();
+        let elements = basis.map_or(scope.elements(), |(_, rank)| rank);
         let mut means = vec![0f32; vocabulary * elements];
         let mut counts = vec![0u32; vocabulary];
         let mut square = 0f64;
-        corpus.stream(scope, &corpus.fit, |block| {
+        corpus.stream(scope, &corpus.fit, |mut block| {
+            if let Some((matrix, rank)) = basis {
+                block.elements = matrix.coefficients(block.current.len(), rank, &block.elements);
+            }
             for (index, row) in block.elements.chunks_exact(elements).enumerate() {
                 let token_of = |which| match which {
                     Which::Current => Some(block.current[index]),
