@@ -53,9 +53,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             prompt.len(),
             model.tokenizer().decode(&answer)?
         );
-        // Lossy KV is not stored again: what was loaded is there already, so only a miss uploads.
+        // What was loaded is there already, so only a miss uploads.
         if loaded.loaded_tokens == 0 {
-            let stored = remote.store(&prompt, &loaded.kv, |_| {}).await?;
+            let stored = remote.store(&prompt, &loaded.kv, loaded.kl_beneath, |_| {}).await?;
             println!("stored {} chunks, {} bytes", stored.chunks.len(), stored.bytes());
         }
     }

@@ -1,7 +1,7 @@
 //! How an engine embeds Kvasir: load before prefill, compute what did not come, store after.
 //!
 //! ```text
-//! prompt ─ lookup ─► plan ─ get_kv ─► PagedSink ─► pages      what the load left out (failed, or cheaper to
+//! prompt ─ lookup ─► plan ─ load ─► BlockTable ─► pages        what the load left out (failed, or cheaper to
 //!                                                   │          compute) comes back as ranges: `complete_kv`
 //!                                                   ▼          prefills exactly those, in place
 //!                                              generate_with_kv ─► answer, and `store` in the background
@@ -11,15 +11,13 @@
 
 use std::sync::Arc;
 
-use kvasir_client::{ClientError, KvClient, LoadOptions, LoadReport, StoreProgress, StoreReport};
+use kvasir_client::{
+    ClientError, KvClient, LoadOptions, LoadReport, StoreOptions, StoreProgress, StoreReport,
+};
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_types::{Name, TokenRange};
 
-use crate::{
-    error::{EngineError, PagedError},
-    model::Model,
-    paged::PagedKv,
-};
+use crate::{error::EngineError, model::Model, paged::PagedKv};
 
 /// What went wrong between the engine and the service. A failed *load* is none: its tokens are computed.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +41,9 @@ pub struct Loaded {
     pub kv: PagedKv,
     /// Tokens that came from Kvasir.
     pub loaded_tokens: u64,
+    /// Predicted KL of the loaded prefix, nats a token: hand it to the [`store`](RemoteKv::store) of what is computed
+    /// over it.
+    pub kl_beneath: f64,
     /// What the load did; none on a miss.
     pub report: Option<LoadReport>,
 }
@@ -102,20 +103,27 @@ impl RemoteKv {
         // The last token's logits are needed, and no cache holds them: it is always computed.
         let wanted = &prompt[..prompt.len().saturating_sub(1)];
         kv.reserve(prompt.len()).map_err(EngineError::from)?;
-        let plan = self.client.lookup(wanted).await.ok().filter(|plan| plan.matched_tokens() > 0);
+        let plan = self.client.lookup(prompt).await.ok().filter(|plan| plan.matched_tokens() > 0);
         let Some(plan) = plan else {
             self.compute(&mut kv, wanted, &[], 0)?;
-            return Ok(Loaded { kv, loaded_tokens: 0, report: None });
+            return Ok(Loaded { kv, loaded_tokens: 0, kl_beneath: 0.0, report: None });
         };
-        let mut sink = kv.sink(0).map_err(EngineError::from)?;
-        let report = self.client.get_kv(&plan, options, &mut sink).await?;
-        match sink.finish() {
-            Ok(()) => self.compute(&mut kv, wanted, &report.recompute, plan.matched_tokens())?,
-            // The pages were taken away while the load ran: nothing of it may be used.
-            Err(PagedError::Stale { .. }) => self.compute(&mut kv, wanted, &[], 0)?,
-            Err(error) => return Err(EngineError::from(error).into()),
+        // Generations in the table keep a load that is cancelled out of pages that are another's by then.
+        let table = kv.load_table().map_err(EngineError::from)?;
+        let matched = plan.matched_tokens().min(wanted.len() as u64);
+        let report = self.client.load(plan, [table], options)?.report().await;
+        match report {
+            Some(report) if report.stale_rows == 0 => {
+                self.compute(&mut kv, wanted, &report.recompute, matched)?;
+                let (loaded_tokens, kl_beneath) = (report.loaded_tokens(), report.kl_beneath);
+                Ok(Loaded { kv, loaded_tokens, kl_beneath, report: Some(report) })
+            }
+            // The pages were taken away while the load ran, or the runtime ended: nothing of it may be used.
+            report => {
+                self.compute(&mut kv, wanted, &[], 0)?;
+                Ok(Loaded { kv, loaded_tokens: 0, kl_beneath: 0.0, report })
+            }
         }
-        Ok(Loaded { kv, loaded_tokens: report.loaded_tokens(), report: Some(report) })
     }
 
     fn compute(
@@ -128,7 +136,9 @@ impl RemoteKv {
         self.model.complete_kv(kv, tokens, matched as usize, holes)
     }
 
-    /// Stores the KV of `tokens`; chunks that are there already are not sent again.
+    /// Stores the KV of `tokens`; chunks that are there already are not sent again. `kl_beneath` is that of the load
+    /// it was computed over ([`Loaded::kl_beneath`]), 0 when nothing was loaded: chunks over too lossy a prefix are not
+    /// stored.
     ///
     /// # Errors
     /// As [`KvClient::store_kv`].
@@ -136,8 +146,10 @@ impl RemoteKv {
         &self,
         tokens: &[u32],
         kv: &PagedKv,
+        kl_beneath: f64,
         progress: impl FnMut(StoreProgress) + Send,
     ) -> Result<StoreReport, RemoteError> {
-        Ok(self.client.store_kv(tokens, kv, progress).await?)
+        let options = StoreOptions { kl_beneath, ..StoreOptions::default() };
+        Ok(self.client.store_kv_with(tokens, kv, &options, progress).await?)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use kvasir_client::{self as client, BlockTable, PageStore};
 use kvasir_codec::KvSource;
 use kvasir_types::Plane;
 
@@ -64,6 +65,23 @@ impl PagedKv {
             return Err(PagedError::OutOfRange { token: first_token, len: self.len });
         }
         Ok(PagedSink::new(Arc::clone(&self.pool), self.table.clone(), first_token))
+    }
+
+    /// The reserved pages as a table for [`KvClient::load`](kvasir_client::KvClient::load), each with its generation:
+    /// a load that outlives this sequence cannot write into what its pages have become.
+    ///
+    /// # Errors
+    /// [`PagedError::OutOfRange`] when the sequence holds tokens already: attention may be reading those pages, forks
+    /// may share them.
+    pub fn load_table(&self) -> Result<BlockTable, PagedError> {
+        if self.len > 0 {
+            return Err(PagedError::OutOfRange { token: 0, len: self.len });
+        }
+        let page = |page: &PageRef| client::PageRef { index: page.index, generation: page.generation };
+        let pages: Vec<client::PageRef> = self.table.iter().map(page).collect();
+        let store = Arc::clone(&self.pool) as Arc<dyn PageStore>;
+        BlockTable::new(store, pages, self.pool.page_tokens())
+            .map_err(|_| PagedError::PageTokens { page_tokens: self.pool.page_tokens() })
     }
 
     /// Declares the first `tokens` tokens present, after a load wrote them.

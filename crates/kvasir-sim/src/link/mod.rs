@@ -4,7 +4,7 @@ mod proxy;
 mod series;
 mod shaper;
 
-pub use proxy::{LinkOptions, ShapedLink};
+pub use proxy::{LinkOptions, RETRANSMIT, ShapedLink};
 pub use series::{BadLine, BandwidthSeries, SERIES_POINTS_MAX, SeriesError};
 pub use shaper::Shaper;
 

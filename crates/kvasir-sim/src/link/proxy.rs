@@ -24,6 +24,9 @@ const PIECES_ON_THE_WAY: usize = 1024;
 /// Most connections at a time.
 const CONNECTIONS_MAX: usize = 256;
 
+/// How long a lost piece is late: the least retransmission timeout of Linux.
+pub const RETRANSMIT: Duration = Duration::from_millis(200);
+
 /// How a link behaves.
 #[derive(Debug, Clone)]
 pub struct LinkOptions {
@@ -33,12 +36,36 @@ pub struct LinkOptions {
     pub up: Option<BandwidthSeries>,
     /// One-way delay.
     pub delay: Duration,
+    /// Each piece is late by up to this much more; order is kept, as TCP keeps it.
+    pub jitter: Duration,
+    /// Share of pieces that are lost and sent again after [`RETRANSMIT`]; what is behind one waits for it.
+    pub loss: f64,
 }
 
 impl LinkOptions {
     /// A download link without delay.
     pub const fn down(series: BandwidthSeries) -> Self {
-        Self { down: series, up: None, delay: Duration::ZERO }
+        Self { down: series, up: None, delay: Duration::ZERO, jitter: Duration::ZERO, loss: 0.0 }
+    }
+}
+
+/// How late pieces are, beyond what the link's bandwidth makes them.
+#[derive(Debug, Clone, Copy)]
+struct Lateness {
+    delay: Duration,
+    jitter: Duration,
+    loss: f64,
+}
+
+impl Lateness {
+    const fn of(options: &LinkOptions) -> Self {
+        Self { delay: options.delay, jitter: options.jitter, loss: options.loss }
+    }
+
+    fn draw(self) -> Duration {
+        let lost = self.loss > 0.0 && rand::random::<f64>() < self.loss;
+        let jitter = if self.jitter.is_zero() { 0.0 } else { rand::random::<f64>() };
+        self.delay + self.jitter.mul_f64(jitter) + if lost { RETRANSMIT } else { Duration::ZERO }
     }
 }
 
@@ -78,11 +105,24 @@ impl ShapedLink {
     /// # Errors
     /// When no loopback port can be bound.
     pub async fn start(upstream: SocketAddr, options: LinkOptions) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        Self::start_at((Ipv4Addr::LOCALHOST, 0).into(), upstream, options).await
+    }
+
+    /// As [`start`](Self::start), listening at an address of the caller's choice.
+    ///
+    /// # Errors
+    /// When it cannot be bound.
+    pub async fn start_at(
+        listen: SocketAddr,
+        upstream: SocketAddr,
+        options: LinkOptions,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;
+        let late = Lateness::of(&options);
         let down = Direction::new(options.down);
         let up = options.up.map(Direction::new);
-        let accept = tokio::spawn(accept(listener, upstream, Arc::clone(&down), up, options.delay));
+        let accept = tokio::spawn(accept(listener, upstream, Arc::clone(&down), up, late));
         Ok(Self { address, down, accept })
     }
 
@@ -124,7 +164,7 @@ async fn accept(
     upstream: SocketAddr,
     down: Arc<Direction>,
     up: Option<Arc<Direction>>,
-    delay: Duration,
+    late: Lateness,
 ) {
     // Aborted with this task when the link is dropped.
     let mut connections = JoinSet::new();
@@ -137,7 +177,7 @@ async fn accept(
         let (down, up) = (Arc::clone(&down), up.clone());
         connections.spawn(async move {
             // Either side closing, in whatever way, ends the connection; that is all a proxy can say.
-            let _ = connection(client, upstream, down, up, delay).await;
+            let _ = connection(client, upstream, down, up, late).await;
         });
         while connections.try_join_next().is_some() {}
     }
@@ -148,15 +188,15 @@ async fn connection(
     upstream: SocketAddr,
     down: Arc<Direction>,
     up: Option<Arc<Direction>>,
-    delay: Duration,
+    late: Lateness,
 ) -> io::Result<()> {
     let server = TcpStream::connect(upstream).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (client_read, client_write) = client.into_split();
     let (server_read, server_write) = server.into_split();
-    let downward = pump(server_read, client_write, Some(down), delay);
-    let upward = pump(client_read, server_write, up, delay);
+    let downward = pump(server_read, client_write, Some(down), late);
+    let upward = pump(client_read, server_write, up, late);
     tokio::try_join!(downward, upward).map(|_| ())
 }
 
@@ -165,7 +205,7 @@ async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     link: Option<Arc<Direction>>,
-    delay: Duration,
+    late: Lateness,
 ) -> io::Result<()> {
     let (queue, mut arrivals) = mpsc::channel::<(Instant, Vec<u8>)>(PIECES_ON_THE_WAY);
     let send = async move {
@@ -179,7 +219,7 @@ async fn pump(
             if left > Instant::now() {
                 sleep_until(left).await;
             }
-            if queue.send((left + delay, buffer[..count].to_vec())).await.is_err() {
+            if queue.send((left + late.draw(), buffer[..count].to_vec())).await.is_err() {
                 return Ok(());
             }
         }

@@ -1,0 +1,166 @@
+//! The client's side: stores the demo's context, then streams it back under each policy while the link changes.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use kvasir_client::{
+    Client, ClientConfig, LoadEvent, LoadOptions, LoadReport,
+    fetcher::{CacheGen, EstimatorKind, Fixed, Policy, Progressive, RecomputeModel},
+};
+use kvasir_codec::Profile;
+use kvasir_engine::{Model, Sampling, TINY_PROFILE, remote::RemoteKv};
+use kvasir_types::Level;
+
+use super::{SCHEDULE, SLO_MS, draw, namespaces::shape};
+
+const TEXT: &str = include_str!("../../crates/kvasir-cli/assets/the-storekeeper.txt");
+/// Tokens of the demo's context and of its chunks.
+const TOKENS: usize = 896;
+const CHUNK_TOKENS: usize = 128 * 2;
+/// Seconds that computing the stated context takes on the stated GPU: 2 × 70e9 FLOPs a token at 400 TFLOPS.
+const RECOMPUTE_SECONDS: f64 = 2.0 * 70e9 * 9_400.0 / 4e14;
+
+/// One load, as it went.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) name: &'static str,
+    pub(crate) ttft: Duration,
+    pub(crate) report: LoadReport,
+    /// When layers were handed over: since the request, and up to which token.
+    pub(crate) ready: Vec<(Duration, u64)>,
+    /// When the link was changed, as it really was: since the request, and to how much (stated Mb/s).
+    pub(crate) link: Vec<(Duration, f64)>,
+}
+
+struct Bench {
+    model: Arc<Model>,
+    remote: RemoteKv,
+    prompt: Vec<u32>,
+    namespace: String,
+    step: Duration,
+}
+
+/// Runs every policy and draws them.
+pub(crate) fn run(out: &Path) -> anyhow::Result<()> {
+    let server = std::env::var("KVASIR_NETWORK_SERVER").context("run by the orchestrator")?;
+    let namespace = std::env::var("KVASIR_NETWORK_NAMESPACE")?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let runs = runtime.block_on(async {
+        let bench = Bench::new(&server, namespace).await?;
+        let policies: [(&str, Box<dyn Policy>); 3] = [
+            ("progressive", Box::new(Progressive::new())),
+            ("cachegen", Box::new(CacheGen::default())),
+            ("fixed at the finest level", Box::new(Fixed::new(Level(3)))),
+        ];
+        let mut runs = Vec::new();
+        for (name, policy) in policies {
+            runs.push(bench.stream(name, policy).await?);
+        }
+        anyhow::Ok(runs)
+    })?;
+    std::fs::write(out.join("network.html"), draw::page(&runs))?;
+    for run in &runs {
+        let levels: Vec<_> = run.report.chunks.iter().map(|c| c.level.map(|l| l.0)).collect();
+        println!(
+            "network: {:26} TTFT {:5} ms of {SLO_MS}, {:6} bytes, levels {levels:?}, predicted KL {:.1e}",
+            run.name,
+            run.ttft.as_millis(),
+            run.report.bytes,
+            run.report.kl_beneath,
+        );
+    }
+    let ours = &runs[0];
+    ensure!(
+        ours.report.loaded_tokens() >= TOKENS as u64 - 1,
+        "the context was loaded: {:?}",
+        ours.report.recompute
+    );
+    ensure!(ours.ttft <= Duration::from_millis(SLO_MS), "the SLO was missed: {} ms", ours.ttft.as_millis());
+    Ok(())
+}
+
+impl Bench {
+    async fn new(server: &str, namespace: String) -> anyhow::Result<Self> {
+        let model = Arc::new(Model::kvasir_tiny()?);
+        let profile = Arc::new(Profile::from_bytes(TINY_PROFILE)?);
+        let mut prompt = model.tokenizer().encode(TEXT)?;
+        prompt.truncate(TOKENS);
+        // Storing is not what this is about: it has the wire for itself.
+        shape(&namespace, 100_000.0)?;
+        let client = Client::new(server.parse()?, ClientConfig::default())?;
+        let remote = RemoteKv::connect(Arc::clone(&model), client, "network".parse()?, profile).await?;
+        let remote = remote.with_chunk_tokens(CHUNK_TOKENS)?;
+        let kv = model.calculate_kv(&prompt)?;
+        let stored = remote.store(&prompt, &kv, 0.0, |_| ()).await?;
+        println!("network: stored {} bytes in {} chunks", stored.bytes(), stored.chunks.len());
+        let mut bench = Self { model, remote, prompt, namespace, step: Duration::ZERO };
+        // An engine in use knows its link, its decoder and its model's step from what it did before.
+        shape(&bench.namespace, SCHEDULE[0].1)?;
+        let (_, step) =
+            bench.load(bench.options(Box::new(Fixed::new(Level(2))), Duration::from_secs(30))).await?;
+        bench.step = step;
+        Ok(bench)
+    }
+
+    fn options(&self, policy: Box<dyn Policy>, slo: Duration) -> LoadOptions {
+        let mut options = self.remote.client().options(slo);
+        options.policy = policy;
+        options.suffix_time = self.step;
+        options.recompute = RecomputeModel::from_seconds(0.0, RECOMPUTE_SECONDS / TOKENS as f64, 0.0);
+        options.estimator = EstimatorKind::Harmonic;
+        options
+    }
+
+    /// Loads all but the last token and takes the first step; the report and how long the step took.
+    async fn load(
+        &self,
+        options: LoadOptions,
+    ) -> anyhow::Result<((LoadReport, Vec<(Duration, u64)>), Duration)> {
+        let started = Instant::now();
+        let mut kv = self.model.new_kv()?;
+        kv.reserve(self.prompt.len())?;
+        let plan = self.remote.client().lookup(&self.prompt).await?;
+        let looked_up = started.elapsed();
+        let slo = options.slo.saturating_sub(looked_up);
+        let table = kv.load_table()?;
+        let mut load = self.remote.client().load(plan, [table], LoadOptions { slo, ..options })?;
+        let mut ready = Vec::new();
+        let report = loop {
+            match load.next().await.context("a load ends with its report")? {
+                LoadEvent::LayerReady(layers) => ready.push((started.elapsed(), layers.token_range.end)),
+                LoadEvent::Recompute { .. } => {}
+                LoadEvent::Done { report } => break *report,
+            }
+        };
+        let stepping = Instant::now();
+        let wanted = &self.prompt[..self.prompt.len() - 1];
+        self.model.complete_kv(&mut kv, wanted, wanted.len(), &report.recompute)?;
+        self.model.generate_with_kv(&mut kv, &self.prompt, 1, &Sampling::Greedy)?;
+        Ok(((report, ready), stepping.elapsed()))
+    }
+
+    /// One load while the link follows the schedule.
+    async fn stream(&self, name: &'static str, policy: Box<dyn Policy>) -> anyhow::Result<Run> {
+        shape(&self.namespace, SCHEDULE[0].1)?;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let started = Instant::now();
+        let namespace = self.namespace.clone();
+        let schedule = std::thread::spawn(move || {
+            let mut link = vec![(Duration::ZERO, SCHEDULE[0].1)];
+            for (at, mbps) in &SCHEDULE[1..] {
+                std::thread::sleep(Duration::from_secs_f64(*at).saturating_sub(started.elapsed()));
+                shape(&namespace, *mbps)?;
+                link.push((started.elapsed(), *mbps));
+            }
+            anyhow::Ok(link)
+        });
+        let ((report, ready), _) = self.load(self.options(policy, Duration::from_millis(SLO_MS))).await?;
+        let ttft = started.elapsed();
+        let link = schedule.join().map_err(|_| anyhow::anyhow!("the schedule panicked"))??;
+        Ok(Run { name, ttft, report, ready, link })
+    }
+}

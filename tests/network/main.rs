@@ -1,0 +1,67 @@
+//! Client and server in network namespaces of their own, on a link that changes while a load streams.
+//!
+//! `cargo test -p kvasir-tests --test network` makes two namespaces joined by a veth pair whose server side is shaped
+//! by `tc` (a token bucket), starts the service over an S3 server in one and the client in the other, streams the
+//! demo's context through a drop to a tenth of the bandwidth and back under each policy, and draws what happened
+//! (`$KVASIR_NETWORK_OUT`, else a folder named at the end). Where namespaces cannot be made it says why and passes.
+//!
+//! **Scaling.** The stated setting is Llama-3-70B (320 KiB of KV a token in f16) with a context of 9,400 tokens on a
+//! link of 1 Gb/s that drops to 100 Mb/s. The demo's cache is smaller by [`SCALE`], so the link is, too: against the
+//! size of the cache, and so in time, both are alike. Times are real, and so is the recompute that the fetcher weighs
+//! against: that of the stated model on a GPU at 400 TFLOPS, 3.3 s for this context.
+
+mod client;
+mod draw;
+mod namespaces;
+mod server;
+
+use std::{path::PathBuf, process::ExitCode};
+
+/// Tokens and KV bytes a token of the stated context.
+const STATED: (f64, f64) = (9_400.0, 320.0 * 1024.0);
+/// Tokens and KV bytes a token of the demo's.
+const DEMO: (f64, f64) = (896.0, 4.0 * 1024.0);
+/// How much smaller the demo's cache is: 839.
+pub(crate) const SCALE: f64 = STATED.0 * STATED.1 / (DEMO.0 * DEMO.1);
+/// The stated link in Mb/s: from when, and how much.
+pub(crate) const SCHEDULE: [(f64, f64); 3] = [(0.0, 1000.0), (0.4, 100.0), (1.4, 1000.0)];
+/// Time to first token that is asked for, in milliseconds.
+pub(crate) const SLO_MS: u64 = 2_200;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    let role = |name: &str| arguments.iter().position(|a| a == name).map(|i| arguments.get(i + 1).cloned());
+    let result = match (role("--serve"), role("--load")) {
+        (Some(listen), _) => server::run(&listen.unwrap_or_default()),
+        (_, Some(out)) => client::run(&PathBuf::from(out.unwrap_or_default())),
+        // `cargo test -- --list` and filters by name reach every target.
+        _ if arguments.iter().any(|a| a == "--list") => Ok(()),
+        _ => orchestrate(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("network: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn orchestrate() -> anyhow::Result<()> {
+    let namespaces = match namespaces::Namespaces::make() {
+        Ok(namespaces) => namespaces,
+        Err(reason) => {
+            println!("network: skipped: {reason}");
+            return Ok(());
+        }
+    };
+    let out = match std::env::var_os("KVASIR_NETWORK_OUT") {
+        Some(folder) => PathBuf::from(folder),
+        None => std::env::temp_dir().join("kvasir-network"),
+    };
+    std::fs::create_dir_all(&out)?;
+    let _server = namespaces.serve()?;
+    namespaces.load(&out)?;
+    println!("network: drawn in {}", out.join("network.html").display());
+    Ok(())
+}

@@ -1,0 +1,32 @@
+//! The server's side: an S3 server, the service over it, and the proxy that is the way there.
+
+use std::{net::SocketAddr, time::Duration};
+
+use kvasir_sim::link::{BandwidthSeries, LinkOptions, ShapedLink};
+use kvasir_tests::{
+    s3::{Lacks, S3Server},
+    service::Service,
+};
+
+/// A region away, with what the kernel cannot do without netem: delay, jitter, and a lost packet now and then.
+const DELAY: Duration = Duration::from_millis(4);
+const JITTER: Duration = Duration::from_millis(2);
+const LOSS: f64 = 0.002;
+
+/// Serves at `listen` until killed. Says `ready` when it does.
+pub(crate) fn run(listen: &str) -> anyhow::Result<()> {
+    let listen: SocketAddr = listen.parse()?;
+    tokio::runtime::Runtime::new()?.block_on(async {
+        let s3 = S3Server::start(Lacks::default()).await;
+        let cache = tempfile::tempdir()?;
+        let service = Service::start(s3.config("network"), cache.path()).await;
+        // Bandwidth is the kernel's affair.
+        let unlimited = BandwidthSeries::constant(1e6).ok_or_else(|| anyhow::anyhow!("a series"))?;
+        let options =
+            LinkOptions { delay: DELAY, jitter: JITTER, loss: LOSS, ..LinkOptions::down(unlimited) };
+        let _link = ShapedLink::start_at(listen, service.address, options).await?;
+        println!("ready at {listen}");
+        std::future::pending::<()>().await;
+        Ok(())
+    })
+}
