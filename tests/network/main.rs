@@ -3,19 +3,21 @@
 //! `cargo test -p kvasir-tests --test network` makes two namespaces joined by a veth pair whose server side is shaped
 //! by `tc` (a token bucket), starts the service over an S3 server in one and the client in the other, streams the
 //! demo's context through a drop to a tenth of the bandwidth and back under each policy, and draws what happened
-//! (`$KVASIR_NETWORK_OUT`, else a folder named at the end). Where namespaces cannot be made it says why and passes.
+//! (into the folder after `--out`, else one in the target folder). Where namespaces cannot be made it says why and passes.
 //!
 //! **Scaling.** The stated setting is Llama-3-70B (320 KiB of KV a token in f16) with a context of 9,400 tokens on a
 //! link of 1 Gb/s that drops to 100 Mb/s. The demo's cache is smaller by [`SCALE`], so the link is, too: against the
 //! size of the cache, and so in time, both are alike. Times are real, and so is the recompute that the fetcher weighs
 //! against: that of the stated model on a GPU at 400 TFLOPS, 3.3 s for this context.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test binary with its own main")]
+
 mod client;
 mod draw;
 mod namespaces;
 mod server;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::Path, process::ExitCode};
 
 /// Tokens and KV bytes a token of the stated context.
 const STATED: (f64, f64) = (9_400.0, 320.0 * 1024.0);
@@ -29,14 +31,15 @@ pub(crate) const SCHEDULE: [(f64, f64); 3] = [(0.0, 1000.0), (0.4, 100.0), (1.4,
 pub(crate) const SLO_MS: u64 = 2_200;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().collect();
-    let role = |name: &str| arguments.iter().position(|a| a == name).map(|i| arguments.get(i + 1).cloned());
-    let result = match (role("--serve"), role("--load")) {
-        (Some(listen), _) => server::run(&listen.unwrap_or_default()),
-        (_, Some(out)) => client::run(&PathBuf::from(out.unwrap_or_default())),
-        // `cargo test -- --list` and filters by name reach every target.
-        _ if arguments.iter().any(|a| a == "--list") => Ok(()),
-        _ => orchestrate(),
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match arguments.as_slice() {
+        ["--serve", listen] => server::run(listen),
+        ["--load", out, server, namespace] => client::run(Path::new(out), server, namespace),
+        ["--out", out] => orchestrate(Path::new(out)),
+        // `cargo test -- --list` reaches every target.
+        [.., "--list"] | ["--list", ..] => Ok(()),
+        _ => orchestrate(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("network")),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -47,21 +50,17 @@ fn main() -> ExitCode {
     }
 }
 
-fn orchestrate() -> anyhow::Result<()> {
+fn orchestrate(out: &Path) -> anyhow::Result<()> {
     let namespaces = match namespaces::Namespaces::make() {
         Ok(namespaces) => namespaces,
         Err(reason) => {
-            println!("network: skipped: {reason}");
+            println!("network: skipped: {reason:#}");
             return Ok(());
         }
     };
-    let out = match std::env::var_os("KVASIR_NETWORK_OUT") {
-        Some(folder) => PathBuf::from(folder),
-        None => std::env::temp_dir().join("kvasir-network"),
-    };
-    std::fs::create_dir_all(&out)?;
+    std::fs::create_dir_all(out)?;
     let _server = namespaces.serve()?;
-    namespaces.load(&out)?;
+    namespaces.load(out)?;
     println!("network: drawn in {}", out.join("network.html").display());
     Ok(())
 }

@@ -59,12 +59,9 @@ impl Namespaces {
     /// Runs the client to its end.
     pub(crate) fn load(&self, out: &Path) -> anyhow::Result<()> {
         let out = out.to_str().context("the output folder's name is no text")?;
-        let mut client = self.here(&self.client, &["--load", out])?;
-        let status = client
-            .env("KVASIR_NETWORK_SERVER", format!("http://{SERVER}:{PORT}"))
-            .env("KVASIR_NETWORK_NAMESPACE", &self.server)
-            .stdout(Stdio::inherit())
-            .status()?;
+        let server = format!("http://{SERVER}:{PORT}");
+        let mut client = self.here(&self.client, &["--load", out, &server, &self.server])?;
+        let status = client.stdout(Stdio::inherit()).status()?;
         if !status.success() {
             bail!("the client failed");
         }
