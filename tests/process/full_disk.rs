@@ -1,35 +1,70 @@
 //! A disk that is full: nothing torn becomes visible, nothing acknowledged is lost, and service goes on when there is room.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use kvasir_api::routes;
 use kvasir_storage::store::StoreConfig;
-use kvasir_tests::{chunks, process::Start};
+use kvasir_tests::{
+    chunks,
+    process::{Process, Start},
+};
 use reqwest::{Method, StatusCode};
 use tempfile::TempDir;
 
-use crate::SERVER;
+use crate::{SERVER, file_store};
 
 /// Becomes its arguments behind the first, in a mount namespace with a small file system at the first.
 const SMALL_DISK: &str = "mount -t tmpfs -o size=24m tmpfs \"$0\" && exec \"$@\"";
 
-#[tokio::test]
-async fn a_store_and_a_spool_on_a_full_disk() {
+/// A server with 24 MB of disk under `small`. `None` where that may not be made here.
+async fn on_a_small_disk(small: &Path, store: &StoreConfig, cache: &Path) -> Option<Process> {
     let allowed = Command::new("unshare").args(["--user", "--map-root-user", "--mount", "true"]).status();
     if !allowed.is_ok_and(|status| status.success()) {
         println!("SKIPPED: unshare may not make a mount namespace here, no disk is full");
-        return;
+        return None;
     }
-    let directory = TempDir::new().expect("a directory");
-    let disk = directory.path().display().to_string();
-    let store = StoreConfig::new(format!("file://{disk}/store").parse().expect("a url"));
-    let cache = directory.path().join("cache");
+    std::fs::create_dir_all(small).expect("writable");
     let flags = ["--gc.interval=100ms", "--gc.grace=0s", "--journal.interval=0s"];
-    let mut start = Start::new(SERVER, &store, &cache).flags(&flags);
-    let under = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, &disk];
+    let mut start = Start::new(SERVER, store, cache).flags(&flags);
+    let small = small.display().to_string();
+    let under = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, &small];
     start.under = under.map(str::to_owned).to_vec();
     let process = start.start().await;
     process.ready().await;
+    Some(process)
+}
+
+#[tokio::test]
+async fn a_full_cache_directory() {
+    let directory = TempDir::new().expect("a directory");
+    let small = directory.path().join("small");
+    let store = file_store(directory.path());
+    let Some(process) = on_a_small_disk(&small, &store, &small.join("cache")).await else { return };
+    let (model_id, root) = process.prepare("n").await;
+    let tokens = chunks::tokens(1, 256);
+    // Does not fit into the spool: refused as something that may be tried again, and nothing of it is left.
+    for _ in 0..3 {
+        let large = chunks::chunk(root, &tokens, 0, 256, 15_000_000);
+        let response = process.put(&model_id, &large).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(process.lookup_tokens(model_id, &tokens).await.matched_tokens, 0);
+    }
+    for seed in 2..6 {
+        let tokens = chunks::tokens(seed, 256);
+        let chunk = chunks::chunk(root, &tokens, 0, 256, 2_000_000);
+        assert_eq!(process.put(&model_id, &chunk).await.status(), StatusCode::CREATED, "{}", process.log());
+        assert_eq!(process.lookup_tokens(model_id, &tokens).await.matched_tokens, 256);
+    }
+}
+
+#[tokio::test]
+async fn a_full_store() {
+    let directory = TempDir::new().expect("a directory");
+    let small = directory.path().join("small");
+    let store = file_store(&small);
+    let Some(process) = on_a_small_disk(&small, &store, &directory.path().join("cache")).await else {
+        return;
+    };
     let (model_id, root) = process.prepare("n").await;
     let make = |seed| {
         let tokens = chunks::tokens(seed, 256);

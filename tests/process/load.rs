@@ -91,7 +91,7 @@ impl Client<'_> {
         for _ in 0..self.requests {
             let answered = match self.dice.below(10) {
                 0 => self.remove().await,
-                1 | 2 => self.read().await,
+                1..=4 => self.read().await,
                 _ => self.store().await,
             };
             if !answered && self.ends {

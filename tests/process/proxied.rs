@@ -21,7 +21,7 @@ use crate::{
 const FAULTS: usize = 150;
 const CLIENTS: u64 = 6;
 /// Requests of each client.
-const REQUESTS: u64 = 25;
+const REQUESTS: u64 = 40;
 
 async fn behind_a_proxy(name: &str, store: &StoreConfig) {
     let endpoint = store.endpoint.as_deref().expect("a server").trim_start_matches("http://");

@@ -211,3 +211,6 @@ impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
         self.caller.ask(Side::Write, || self.inner.copy_opts(from, to, options.clone())).await
     }
 }
+
+#[cfg(test)]
+mod tests;
