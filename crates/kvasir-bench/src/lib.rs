@@ -5,6 +5,7 @@ mod chunk;
 pub mod codecs;
 mod error;
 pub mod quality;
+pub mod speed;
 
 pub use chunk::{Chunk, Coded, KvCodec};
 pub use error::BenchError;

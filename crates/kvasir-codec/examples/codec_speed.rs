@@ -7,7 +7,7 @@
 use std::{hint::black_box, sync::Arc, time::Instant};
 
 use kvasir_codec::{
-    ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer,
+    Bf16Buffer, ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodePath, KvBuffer,
     container::Head,
     train::{Recipe, TrainingContext, train},
 };
@@ -79,14 +79,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let top = head.header.level_count - 1;
     let mut rows = vec![row("encode", top, best(|| drop(black_box(encoder.encode(&input)))), object.len())];
-    let mut out = KvBuffer::new(&spec, TOKENS);
-    for level in 0..=top {
-        let bytes = head.level_bytes(Level(level)).unwrap_or_default() as usize;
-        let seconds = best(|| {
-            let decoded = decoder.decode(&head, &object[..bytes], Level(level), 0..TOKENS, &mut out);
-            decoded.expect("a good object");
-        });
-        rows.push(row("decode", level, seconds, bytes));
+    for path in DecodePath::available() {
+        let decoder = decoder.clone().with_path(path);
+        let mut out = Bf16Buffer::new(&spec, TOKENS);
+        for level in 0..=top {
+            let bytes = head.level_bytes(Level(level)).unwrap_or_default() as usize;
+            let seconds = best(|| {
+                let decoded = decoder.decode(&head, &object[..bytes], Level(level), 0..TOKENS, &mut out);
+                decoded.expect("a good object");
+            });
+            rows.push(row(&format!("decode {}", path.name()), level, seconds, bytes));
+        }
     }
     println!("[{}]", rows.join(",\n "));
     Ok(())

@@ -1,9 +1,12 @@
 //! The decoder on the CPU.
 
+mod direct;
 mod outline;
+mod task;
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
+use half::bf16;
 use kvasir_container::Head;
 use kvasir_types::{Level, ModelSpec, SPAN_TOKENS};
 use rayon::prelude::*;
@@ -18,10 +21,12 @@ use crate::{
     exact::{self, ExactDtype},
     lossless::{self, float_of},
     profile::{Predictor, Scope},
-    rans::{Coding, PiecePlan, decode_piece, refine},
-    transform::Rotations,
+    rans::{Coding, PiecePlan, refine},
+    ropes::SpanRopes,
 };
 
+use self::{direct::ScratchPool, task::Rows};
+pub use direct::DecodePath;
 pub use outline::{MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
 
 /// Decodes chunks of one profile. Spans and scopes are decoded in parallel on rayon's global pool, a few at a
@@ -33,6 +38,8 @@ pub struct CpuDecoder {
     scopes: Vec<(BoundScope, Matrix)>,
     groups: Vec<LayerGroup>,
     exact_dtype: ExactDtype,
+    path: DecodePath,
+    scratch: Arc<ScratchPool>,
 }
 
 /// Section index by (scope, band, level).
@@ -67,7 +74,14 @@ impl CpuDecoder {
         let scopes: Vec<_> = (0..profile.scopes.len()).map(bind).collect();
         let groups = groups_of(scopes.iter().map(|(bound, _)| bound));
         let exact_dtype = ExactDtype::of(spec.kv_dtype);
-        Ok(Self { spec, profile, scopes, groups, exact_dtype })
+        let path = DecodePath::best();
+        Ok(Self { spec, profile, scopes, groups, exact_dtype, path, scratch: Arc::default() })
+    }
+
+    /// The same decoder on another path: for tests and benchmarks, as [`new`](Self::new) takes the fastest.
+    pub fn with_path(mut self, path: DecodePath) -> Self {
+        self.path = path;
+        self
     }
 
     /// Decodes some scopes, each at a level of its own, from their sections alone: a pipeline stage, or the
@@ -87,16 +101,23 @@ impl CpuDecoder {
         let object = Object { head, bytes: object_prefix, sections: &sections };
         let spans: Vec<_> = spans(head.header.token_count as usize).collect();
         self.check_present(&object, &tasks)?;
+        let (first_position, half) = (head.header.first_position, sink.wants_bf16());
+        let mut ropes: Vec<SpanRopes<'_>> = Vec::new();
         for batch in tasks.chunks(rayon::current_num_threads().max(1)) {
+            // Tasks go span by span: what is behind is not needed again.
+            let of_batch =
+                batch.first().map_or(0, |task| task.span)..batch.last().map_or(0, |task| task.span + 1);
+            ropes.retain(|r| r.span.start >= spans[of_batch.start].start);
+            let ahead = of_batch.start + ropes.len()..of_batch.end;
+            ropes.extend(ahead.map(|span| SpanRopes::new(&self.spec, first_position, spans[span].clone())));
+            let of = |task: &Task| &ropes[task.span - of_batch.start];
             let decoded: Result<Vec<_>, _> =
-                batch.par_iter().map(|task| self.decode_task(&object, *task, &spans[task.span])).collect();
+                batch.par_iter().map(|task| self.decode_task(&object, *task, of(task), half)).collect();
             for (task, rows) in batch.iter().zip(decoded?) {
                 let span = &spans[task.span];
                 let kept = tokens.start.max(span.start) - span.start..tokens.end.min(span.end) - span.start;
                 let first = span.start + kept.start;
-                for member in self.scopes[task.scope].0.elements.members(span.len(), &kept, &rows) {
-                    sink.write(member.layer, member.plane, member.head, first, member.rows);
-                }
+                rows.write(&self.scopes[task.scope].0.elements, span.len(), &kept, first, sink);
             }
         }
         Ok(())
@@ -205,41 +226,53 @@ impl CpuDecoder {
         if needed > found { Err(DecodeError::Short { level, needed, found }) } else { Ok(()) }
     }
 
-    /// Rows `[member][token][element]` of one scope and span.
+    /// Rows `[member][token][element]` of one scope and span, in bf16 where `half`.
     fn decode_task(
         &self,
         object: &Object<'_, '_>,
         task: Task,
-        span: &Range<usize>,
-    ) -> Result<Vec<f32>, DecodeError> {
+        ropes: &SpanRopes<'_>,
+        half: bool,
+    ) -> Result<Rows, DecodeError> {
         let (bound, synthesis) = &self.scopes[task.scope];
         let scope = &self.profile.scopes[task.scope];
-        let tokens = span.len();
+        let (span, tokens) = (&ropes.span, ropes.tokens());
         let exact = self.exact_rows(object, task, span)?;
         if let Some((exact_tokens, rows)) = &exact
             && *exact_tokens == tokens
         {
-            return Ok(rows.clone());
+            return Ok(Rows::of(rows.clone(), half));
         }
         if task.level == self.profile.lossy_levels() {
-            return self.exact_level(object, task, span, exact);
+            return Ok(Rows::of(self.exact_level(object, task, ropes, exact)?, half));
         }
-        let rotations = Rotations::new(&self.spec.ropes, object.head.header.first_position, span);
-        let mut rows = vec![0.0; bound.elements.count() * tokens];
-        if matches!((synthesis, &scope.predictor), (Matrix::Identity, Predictor::Mean)) {
+        let count = bound.elements.count() * tokens;
+        let is_direct = matches!((synthesis, &scope.predictor), (Matrix::Identity, Predictor::Mean));
+        if is_direct && half {
+            let mut rows = vec![bf16::ZERO; count];
+            self.direct_half_rows(object, task, ropes, &mut rows)?;
+            if let Some((exact_tokens, values)) = exact {
+                let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
+                bound.elements.overwrite(tokens, exact_tokens, &values, &mut rows);
+            }
+            return Ok(Rows::Half(rows));
+        }
+        let mut rows = vec![0.0; count];
+        if is_direct {
             let values = self.main_values(object, task, tokens)?;
             let reconstruction = bound.reconstruction(task.level);
-            bound.elements.direct_rows(&scope.mean, &rotations, tokens, reconstruction, &values, &mut rows);
+            let rotations = ropes.rotations();
+            bound.elements.direct_rows(&scope.mean, rotations, tokens, reconstruction, &values, &mut rows);
         } else {
             let coefficients = self.coefficients(object, task, span)?;
             let mut elements = vec![0.0; rows.len()];
             synthesis.synthesise(tokens, &coefficients, &mut elements);
-            bound.elements.denormalise(&scope.mean, &rotations, tokens, &elements, &mut rows);
+            bound.elements.denormalise(&scope.mean, ropes.rotations(), tokens, &elements, &mut rows);
         }
         if let Some((exact_tokens, values)) = exact {
             bound.elements.overwrite(tokens, exact_tokens, &values, &mut rows);
         }
-        Ok(rows)
+        Ok(Rows::of(rows, half))
     }
 
     /// Rows of the exact level, over those of the level beneath.
@@ -247,13 +280,16 @@ impl CpuDecoder {
         &self,
         object: &Object<'_, '_>,
         task: Task,
-        span: &Range<usize>,
+        ropes: &SpanRopes<'_>,
         exact: Option<(usize, Vec<f32>)>,
     ) -> Result<Vec<f32>, DecodeError> {
-        let (elements, tokens) = (&self.scopes[task.scope].0.elements, span.len());
+        let (elements, tokens) = (&self.scopes[task.scope].0.elements, ropes.tokens());
         let known = exact.as_ref().map_or(0, |(tokens, _)| *tokens);
         let mut beneath = match task.level.checked_sub(1) {
-            Some(level) => self.decode_task(object, Task { level, ..task }, span)?,
+            Some(level) => match self.decode_task(object, Task { level, ..task }, ropes, false)? {
+                Rows::Full(rows) => rows,
+                Rows::Half(rows) => rows.iter().map(|x| x.to_f32()).collect(),
+            },
             None => vec![0.0; elements.count() * tokens],
         };
         if let Some((exact_tokens, values)) = exact {
@@ -358,13 +394,13 @@ impl CpuDecoder {
         let failed = |source| DecodeError::Piece { section, span: task.span, source };
         if let Some(run) = plan.run() {
             let values = &mut values[run.start * tokens..run.end * tokens];
-            return decode_piece(&self.profile.bank, &piece, bytes, values).map_err(failed);
+            return self.path.pieces.decode_piece(&self.profile.bank, &piece, bytes, values).map_err(failed);
         }
         let mut ordered: Vec<i32> = Vec::with_capacity(plan.codings.len() * tokens);
         for &coefficient in &plan.coefficients {
             ordered.extend_from_slice(&values[coefficient * tokens..(coefficient + 1) * tokens]);
         }
-        decode_piece(&self.profile.bank, &piece, bytes, &mut ordered).map_err(failed)?;
+        self.path.pieces.decode_piece(&self.profile.bank, &piece, bytes, &mut ordered).map_err(failed)?;
         for (&coefficient, row) in plan.coefficients.iter().zip(ordered.chunks_exact(tokens)) {
             values[coefficient * tokens..(coefficient + 1) * tokens].copy_from_slice(row);
         }

@@ -8,16 +8,19 @@ use rayon::prelude::*;
 
 use crate::{
     ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError,
+    arch::RowKernel,
     bound::{
         BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN, BoundScope, Matrix, SectionPlan,
         anchor_prediction, split_anchors,
     },
     exact::{self, ExactDtype},
-    levels::coarser_by,
+    levels::extend_coarser,
     limits::QUANTISED_MAX,
     lossless::{self, float_of},
     profile::{CoefficientCoding, Predictor, Scope},
-    rans::{Coding, PieceError, PiecePlan, digit, encode_piece},
+    rans::{PieceEncoder, PieceError, PiecePlan},
+    ropes::SpanRopes,
+    rows::{fine::Steps, half::RowScratch, quantise_rows},
     transform::Rotations,
 };
 
@@ -28,6 +31,7 @@ pub struct CpuEncoder {
     profile: Arc<Profile>,
     scopes: Vec<(BoundScope, Matrix)>,
     exact_dtype: ExactDtype,
+    pieces: PieceEncoder,
 }
 
 /// What an encoder noticed besides the bytes.
@@ -53,7 +57,13 @@ impl CpuEncoder {
         };
         let scopes = (0..profile.scopes.len()).map(bind).collect();
         let exact_dtype = ExactDtype::of(spec.kv_dtype);
-        Ok(Self { spec, profile, scopes, exact_dtype })
+        Ok(Self { spec, profile, scopes, exact_dtype, pieces: PieceEncoder::best() })
+    }
+
+    /// The same encoder with other kernels: for tests and benchmarks, as [`new`](Self::new) takes the fastest.
+    pub fn with_pieces(mut self, pieces: PieceEncoder) -> Self {
+        self.pieces = pieces;
+        self
     }
 
     /// As [`ChunkEncoder::encode`], and says what was stored exactly and need not have been.
@@ -69,15 +79,14 @@ impl CpuEncoder {
             return Err(EncodeError::KlBeneath);
         }
         let spans: Vec<_> = spans(tokens).collect();
-        let rotations: Vec<_> =
-            spans.par_iter().map(|s| Rotations::new(&self.spec.ropes, input.first_position, s)).collect();
+        let ropes: Vec<_> = (spans.iter())
+            .map(|span| SpanRopes::new(&self.spec, input.first_position, span.clone()))
+            .collect();
         let tasks: Vec<_> = (0..self.scopes.len())
             .flat_map(|scope| (0..spans.len()).map(move |span| (scope, span)))
             .collect();
-        let coded: Result<Vec<SpanPieces>, EncodeError> = tasks
-            .par_iter()
-            .map(|&(scope, span)| self.encode_span(scope, input, &spans[span], &rotations[span]))
-            .collect();
+        let coded: Result<Vec<SpanPieces>, EncodeError> =
+            tasks.par_iter().map(|&(scope, span)| self.encode_span(scope, input, &ropes[span])).collect();
         let coded = coded?;
         let forced = tasks.iter().zip(&coded).filter(|(_, pieces)| pieces.forced_exact);
         let exact_spans = forced.map(|(task, _)| *task).collect();
@@ -117,12 +126,11 @@ impl CpuEncoder {
         &self,
         scope: usize,
         input: &ChunkInput<'_>,
-        span: &Range<usize>,
-        rotations: &Rotations,
+        ropes: &SpanRopes<'_>,
     ) -> Result<SpanPieces, EncodeError> {
         let (bound, analysis) = &self.scopes[scope];
         let scope = &self.profile.scopes[scope];
-        let tokens = span.len();
+        let (span, tokens) = (&ropes.span, ropes.tokens());
         let mut raw = Vec::new();
         let finite = bound.elements.read(input.kv, span, &mut raw);
         let exact = self.exact_tokens(input).saturating_sub(span.start).min(tokens);
@@ -156,19 +164,25 @@ impl CpuEncoder {
             return Ok(exact_span(&raw));
         }
         let stored = (exact > 0).then(|| exact_piece(&raw, exact));
-        let mut elements = vec![0.0; raw.len()];
-        let mut scratch = raw.clone();
-        bound.elements.normalise(&scope.mean, rotations, tokens, &mut scratch, &mut elements);
-        let mut coefficients = vec![0.0; scope.rank() * tokens];
-        analysis.analyse(tokens, &elements, &mut coefficients);
-        let predictions = bound.text.predict(scope, input.tokens, input.preceding_token, span);
-        let Some(values) = quantise(scope, tokens, exact, &coefficients, predictions) else {
+        let is_direct = matches!((analysis, &scope.predictor), (Matrix::Identity, Predictor::Mean));
+        let values = if is_direct {
+            direct_values(bound, &scope.mean, ropes, (tokens, exact), &raw)
+        } else {
+            let mut elements = vec![0.0; raw.len()];
+            let mut scratch = raw.clone();
+            bound.elements.normalise(&scope.mean, ropes.rotations(), tokens, &mut scratch, &mut elements);
+            let mut coefficients = vec![0.0; scope.rank() * tokens];
+            analysis.analyse(tokens, &elements, &mut coefficients);
+            let predictions = bound.text.predict(scope, input.tokens, input.preceding_token, span);
+            quantise(scope, tokens, exact, &coefficients, predictions)
+        };
+        let Some(values) = values else {
             return Ok(exact_span(&raw));
         };
         let lossless = match &scope.lossless {
             None => None,
             Some(_) => {
-                let predicted = finest_rows(scope, bound, (rotations, tokens), &values);
+                let predicted = finest_rows(scope, bound, (ropes.rotations(), tokens), &values);
                 match self.encode_lossless(bound.index, (tokens, exact), &raw, &predicted) {
                     None => return Ok(exact_span(&raw)),
                     Some(piece) => Some(piece?),
@@ -178,11 +192,18 @@ impl CpuEncoder {
         let bank = &self.profile.bank;
         let top = bound.levels.len() - 1;
         let coded = |(level, plan): (usize, &SectionPlan)| {
-            encode_section(bank, plan, &values.main, values.main_tokens, (top - level) as u32)
+            encode_section(self.pieces, bank, plan, &values.main, values.main_tokens, (top - level) as u32)
         };
         Ok(SpanPieces {
             exact: stored,
-            anchors: encode_section(bank, &bound.anchors, &values.anchors, values.anchor_tokens, 0)?,
+            anchors: encode_section(
+                self.pieces,
+                bank,
+                &bound.anchors,
+                &values.anchors,
+                values.anchor_tokens,
+                0,
+            )?,
             levels: bound.levels.iter().enumerate().map(coded).collect::<Result<_, _>>()?,
             lossless,
             forced_exact: false,
@@ -348,6 +369,30 @@ pub(crate) fn quantise(
     Some(Quantised { anchors, anchor_tokens: anchor_list.len(), main, main_tokens: main_list.len() })
 }
 
+/// As [`quantise`] for a scope whose coefficients are its elements and whose prediction is the mean, from `raw` rows,
+/// `[member][token][element]`; the same values in one pass.
+fn direct_values(
+    bound: &BoundScope,
+    mean: &[f32],
+    ropes: &SpanRopes<'_>,
+    (tokens, masked): (usize, usize),
+    raw: &[f32],
+) -> Option<Quantised> {
+    let (kernel, mut scratch) = (RowKernel::best(), RowScratch::default());
+    let mut main = vec![0; raw.len()];
+    for member in bound.elements.views() {
+        let range = member.start..member.start + member.dim;
+        let held = range.start * tokens..range.end * tokens;
+        let steps = Steps { mean: &mean[range], inverse: 1.0 / member.gain, masked };
+        let turns = member.rope.and_then(|rope| ropes.turns().get(rope));
+        let (rows, values) = (&raw[held.clone()], &mut main[held]);
+        if !quantise_rows(kernel, &steps, turns, tokens, rows, values, &mut scratch) {
+            return None;
+        }
+    }
+    Some(Quantised { anchors: Vec::new(), anchor_tokens: 0, main, main_tokens: tokens })
+}
+
 /// To the nearest integer, ties to even; `None` beyond [`QUANTISED_MAX`] and for NaN.
 fn round(value: f32) -> Option<i32> {
     (value.abs() <= QUANTISED_MAX as f32).then(|| value.round_ties_even() as i32)
@@ -355,6 +400,7 @@ fn round(value: f32) -> Option<i32> {
 
 /// The piece of a section whose values lie `up` levels below `fine`; `None` where it would say nothing.
 fn encode_section(
+    pieces: PieceEncoder,
     bank: &crate::rans::TableBank,
     plan: &SectionPlan,
     fine: &[i32],
@@ -365,20 +411,10 @@ fn encode_section(
         return Ok(None);
     }
     let mut values = Vec::with_capacity(plan.codings.len() * tokens);
-    let mut silent = true;
-    for (&coefficient, coding) in plan.coefficients.iter().zip(&plan.codings) {
-        let row = &fine[coefficient * tokens..(coefficient + 1) * tokens];
-        let start = values.len();
-        values.extend(row.iter().map(|q| coarser_by(*q, up)));
-        silent &= match coding {
-            Coding::Stage { .. } => values[start..].iter().all(|q| *q == 0),
-            Coding::Trit { .. } => values[start..].iter().all(|q| digit(*q) == 0),
-        };
-    }
-    if silent {
-        return Ok(None);
+    for &coefficient in &plan.coefficients {
+        extend_coarser(&fine[coefficient * tokens..(coefficient + 1) * tokens], up, &mut values);
     }
     let mut piece = Vec::new();
-    encode_piece(bank, &PiecePlan { coefficients: &plan.codings, tokens }, &values, &mut piece)?;
-    Ok(Some(piece))
+    pieces.encode_piece(bank, &PiecePlan { coefficients: &plan.codings, tokens }, &values, &mut piece)?;
+    Ok((!piece.is_empty()).then_some(piece))
 }

@@ -1,7 +1,10 @@
 //! KV tensors at the codec's border: where rows come from and where they go.
 
+mod dense16;
+
 use std::ops::Range;
 
+use half::bf16;
 use kvasir_types::{ModelSpec, Plane};
 
 /// Something that holds a chunk's KV, in the layout of its [`ModelSpec`]. Keys are as the engine caches them:
@@ -18,7 +21,21 @@ pub trait KvSource: Sync {
 pub trait KvSink {
     /// Takes `rows`, `[token][element]`, of one head; `first_token` is relative to the chunk's start.
     fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]);
+
+    /// Whether this sink keeps bf16 and would round what [`write`](Self::write) brings: decoders then call
+    /// [`write_bf16`](Self::write_bf16) alone, and have half as much to move.
+    fn wants_bf16(&self) -> bool {
+        false
+    }
+
+    /// Takes rows rounded to nearest even, denormals kept; otherwise as [`write`](Self::write).
+    fn write_bf16(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[bf16]) {
+        let rows: Vec<f32> = rows.iter().map(|x| x.to_f32()).collect();
+        self.write(layer, plane, head, first_token, &rows);
+    }
 }
+
+pub use dense16::Bf16Buffer;
 
 /// A dense f32 cache in memory, `[layer][plane][head][token][element]`.
 ///

@@ -17,6 +17,7 @@ mod lossless;
 mod profile;
 pub mod rans;
 pub mod rope;
+mod ropes;
 mod rows;
 pub mod train;
 mod transform;
@@ -24,10 +25,12 @@ mod transform;
 pub use kvasir_container as container;
 
 pub use chunk::{ChunkDecoder, ChunkEncoder, ChunkInput, LayerGroup, ScopeReach};
-pub use decoder::{CpuDecoder, MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
+pub use decoder::{
+    CpuDecoder, DecodePath, MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView,
+};
 pub use encoder::{CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError, TrainError};
-pub use kv::{KvBuffer, KvSink, KvSource, Tokens};
+pub use kv::{Bf16Buffer, KvBuffer, KvSink, KvSource, Tokens};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub const SIN: [f32; 5] = [1.570_796_4, -0.645_964_1, 0.079_692_63, -0.004_681_7
 pub const COS: [f32; 5] = [1.0, -1.233_700_5, 0.253_669_5, -0.020_863_48, 0.000_919_260_3];
 
 /// Sine and cosine of a phase given by the top 32 bits of its fraction of a turn.
+#[inline]
 pub fn sin_cos(phase: u32) -> (f32, f32) {
     // The nearest quarter turn, and what remains of it: -2^29 ≤ rest < 2^29 in units of 2^-32 turn.
     let quarter = phase.wrapping_add(1 << 29) >> 30;
@@ -20,12 +21,10 @@ pub fn sin_cos(phase: u32) -> (f32, f32) {
     let u = x * x;
     let sin = x * (SIN[0] + u * (SIN[1] + u * (SIN[2] + u * (SIN[3] + u * SIN[4]))));
     let cos = COS[0] + u * (COS[1] + u * (COS[2] + u * (COS[3] + u * COS[4])));
-    match quarter & 3 {
-        0 => (sin, cos),
-        1 => (cos, -sin),
-        2 => (-sin, -cos),
-        _ => (-cos, sin),
-    }
+    // (sin, cos), (cos, −sin), (−sin, −cos), (−cos, sin) by quarter: a swap and two signs, without a branch
+    let (swapped, other) = if quarter & 1 == 0 { (sin, cos) } else { (cos, sin) };
+    let negate = |x: f32, bit: u32| f32::from_bits(x.to_bits() ^ (bit & 2) << 30);
+    (negate(swapped, quarter), negate(other, quarter + 1))
 }
 
 /// Sines and cosines of a rope for a run of positions, shared by all heads that use it.

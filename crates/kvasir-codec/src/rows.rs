@@ -3,6 +3,15 @@
 //! The arithmetic is that of [`reconstruct`](crate::levels::reconstruct) and of the transform's last step, in the
 //! same order: an integer, exact in `f32`, times the gain, plus the mean, never fused.
 
+pub(crate) mod fine;
+pub(crate) mod half;
+
+use ::half::bf16;
+
+use self::{
+    fine::Steps,
+    half::{RowScratch, Turns},
+};
 use crate::{arch::RowKernel, levels::ratio};
 
 /// Tokens and elements of the square that kernels transpose at once.
@@ -53,6 +62,38 @@ pub(crate) fn scale_rows(
     kernel.scale_rows(scaling, tokens, values, rows);
 }
 
+/// As [`scale_rows`], then turned by `turns`, rounded to bf16.
+pub(crate) fn half_rows(
+    kernel: RowKernel,
+    scaling: &Scaling<'_>,
+    turns: Option<&Turns>,
+    tokens: usize,
+    values: &[i32],
+    rows: &mut [bf16],
+    scratch: &mut RowScratch,
+) {
+    let elements = scaling.elements();
+    assert_eq!(scaling.shifts.len(), elements);
+    assert_eq!(values.len(), elements * tokens);
+    assert_eq!(rows.len(), elements * tokens);
+    kernel.half_rows(scaling, turns, tokens, values, rows, scratch);
+}
+
+/// Quantised `values[element][token]` of a head's `rows[token][element]`; `false` where one is out of range.
+pub(crate) fn quantise_rows(
+    kernel: RowKernel,
+    steps: &Steps<'_>,
+    turns: Option<&Turns>,
+    tokens: usize,
+    rows: &[f32],
+    values: &mut [i32],
+    scratch: &mut RowScratch,
+) -> bool {
+    assert_eq!(rows.len(), steps.mean.len() * tokens);
+    assert_eq!(values.len(), rows.len());
+    kernel.quantise_rows(steps, turns, tokens, rows, values, scratch)
+}
+
 /// The portable kernel: tokens `from.1..`, elements `from.0..`, tile by tile, so that neither side strides far.
 pub(crate) fn scale_rows_portable(
     scaling: &Scaling<'_>,
@@ -79,8 +120,49 @@ pub(crate) fn scale_rows_portable(
 mod tests {
     use proptest::prelude::*;
 
+    use kvasir_types::{Pairing, Rope};
+
     use super::*;
-    use crate::levels::reconstruct;
+    use crate::{levels::reconstruct, rope::Rotation};
+
+    proptest! {
+        /// Rounding of the f32 rows, turned by the rotation of the f32 path.
+        #[test]
+        fn every_kernel_gives_the_f32_rows_rounded(
+            (elements, tokens) in (1usize..150, 1usize..70), up in 0u32..3, pairs in 0usize..70,
+            interleaved in any::<bool>(), seed in any::<i32>(), first in any::<u64>(),
+        ) {
+            let pairs = pairs.min(elements / 2);
+            let value = |i: usize| (seed.wrapping_mul(i as i32 | 1).wrapping_mul(0x9e37_79b1u32 as i32)) >> (i % 32);
+            let values: Vec<i32> = (0..elements * tokens).map(value).collect();
+            let shifts: Vec<u8> = (0..elements).map(|e| value(e) as u8 & 127).collect();
+            let mean: Vec<f32> = (0..elements).map(|e| value(e + 7) as f32 * 1e-6).collect();
+            // tiny gains reach denormals, huge ones infinity and NaN
+            let gain = [1e-3, 1e-42, 1e35][seed.unsigned_abs() as usize % 3];
+            let scaling = Scaling { up, shifts: &shifts, gain, mean: &mean };
+            let pairing = if interleaved { Pairing::Interleaved } else { Pairing::Half };
+            let plain = Rope::plain(pairing, 2 * pairs.max(1), 10_000.0);
+            let rope = Rope { offset: (elements - 2 * pairs) as u32, attention_factor: 1.5, ..plain };
+            let turned = pairs > 0;
+            let mut expected = vec![0.0; values.len()];
+            scale_rows(RowKernel::available()[0], &scaling, tokens, &values, &mut expected);
+            if turned {
+                let rotation = Rotation::new(&rope, first, tokens);
+                expected.chunks_exact_mut(elements).enumerate().for_each(|(t, row)| rotation.rotate(t, row));
+            }
+            let turns = turned.then(|| Turns::new(&rope, first, tokens));
+            for kernel in RowKernel::available() {
+                let mut rows = vec![bf16::ZERO; values.len()];
+                half_rows(kernel, &scaling, turns.as_ref(), tokens, &values, &mut rows, &mut RowScratch::default());
+                for (index, (row, expected)) in rows.iter().zip(&expected).enumerate() {
+                    let expected = bf16::from_f32(*expected);
+                    // the sign of a NaN is the machine's
+                    let same = row.to_bits() == expected.to_bits() || (row.is_nan() && expected.is_nan());
+                    prop_assert!(same, "{} {index}: {row} {expected}", kernel.name());
+                }
+            }
+        }
+    }
 
     proptest! {
         #[test]

@@ -56,11 +56,11 @@ struct Slot {
 }
 
 /// Rows of one member, ready for a sink: `[token][element]`.
-pub(crate) struct MemberRows<'a> {
+pub(crate) struct MemberRows<'a, T> {
     pub(crate) layer: usize,
     pub(crate) plane: Plane,
     pub(crate) head: usize,
-    pub(crate) rows: &'a [f32],
+    pub(crate) rows: &'a [T],
 }
 
 impl Elements {
@@ -203,7 +203,13 @@ impl Elements {
 
     /// Replaces the first `exact_tokens` tokens of `rows`, `[member][token][element]`, by `values` of the same
     /// order.
-    pub(crate) fn overwrite(&self, tokens: usize, exact_tokens: usize, values: &[f32], rows: &mut [f32]) {
+    pub(crate) fn overwrite<T: Copy>(
+        &self,
+        tokens: usize,
+        exact_tokens: usize,
+        values: &[T],
+        rows: &mut [T],
+    ) {
         for slot in &self.members {
             let (from, to) = (slot.start * exact_tokens, slot.start * tokens);
             let count = slot.dim * exact_tokens;
@@ -237,12 +243,12 @@ impl Elements {
     }
 
     /// Cuts `rows`, `[member][token][element]` of `tokens` tokens, into members, keeping `kept` tokens.
-    pub(crate) fn members<'a>(
+    pub(crate) fn members<'a, T>(
         &'a self,
         tokens: usize,
         kept: &'a Range<usize>,
-        rows: &'a [f32],
-    ) -> impl Iterator<Item = MemberRows<'a>> {
+        rows: &'a [T],
+    ) -> impl Iterator<Item = MemberRows<'a, T>> {
         self.members.iter().map(move |slot| {
             let start = slot.start * tokens;
             let rows = &rows[start + kept.start * slot.dim..start + kept.end * slot.dim];

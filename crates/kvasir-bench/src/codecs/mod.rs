@@ -12,7 +12,7 @@ mod uniform;
 pub use deflate::SymbolsThroughDeflate;
 pub use kvtc::{Calibration, KvtcLike};
 pub use lmcache::Lmcache;
-pub use object::ProfileCodec;
+pub use object::{ProfileCodec, Sweep};
 pub use plain::{Plain, Storage};
 pub use uniform::Uniform;
 

@@ -89,3 +89,30 @@ impl KvCodec for ProfileCodec {
         (0..self.levels()).map(|level| self.decode(chunk.spec, &object, Level(level as u8))).collect()
     }
 }
+
+/// Profiles of one recipe at several steps as one codec: its sweep.
+#[derive(Debug)]
+pub struct Sweep(pub Vec<ProfileCodec>);
+
+impl KvCodec for Sweep {
+    fn name(&self) -> &'static str {
+        self.0.first().map_or("", |codec| codec.name)
+    }
+
+    fn levels(&self) -> usize {
+        self.0.iter().map(KvCodec::levels).sum()
+    }
+
+    fn profile_bytes(&self) -> u64 {
+        self.0.iter().map(KvCodec::profile_bytes).max().unwrap_or(0)
+    }
+
+    fn code(&self, chunk: &Chunk<'_>) -> Result<Vec<Coded>, BenchError> {
+        let mut all = Vec::new();
+        for codec in &self.0 {
+            all.extend(codec.code(chunk)?);
+        }
+        all.sort_by_key(|coded| coded.bytes);
+        Ok(all)
+    }
+}

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use kvasir_codec::{
     Profile,
-    train::{Recipe, TrainingContext, train},
+    train::{Recipe, TrainingContext, train, train_at_scale},
 };
 use kvasir_types::ModelSpec;
 
 use crate::{
     BenchError, KvCodec,
-    codecs::{Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, Storage, SymbolsThroughDeflate, Uniform},
+    codecs::{Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, Storage, Sweep, SymbolsThroughDeflate, Uniform},
 };
 
 /// Variant of profiles within the budget.
@@ -19,6 +19,9 @@ pub(super) const BUDGET: &str = "budget";
 pub(super) const UNLIMITED: &str = "unlimited";
 /// Variant of profiles without a basis.
 pub(super) const DIRECT: &str = "direct";
+
+/// The paper's bins and half of them, three levels at 3:1 each.
+const CACHEGEN_SCALES: [f32; 2] = [1.0, 0.5];
 
 /// What the suite is made of.
 #[derive(Debug)]
@@ -35,7 +38,7 @@ pub struct SuiteOptions {
 #[derive(Debug)]
 pub struct Suite {
     ours: Vec<ProfileCodec>,
-    cachegen: ProfileCodec,
+    cachegen: Sweep,
     kvtc: Vec<KvtcLike>,
     plain: Vec<Plain>,
 }
@@ -66,8 +69,13 @@ impl Suite {
             let profile = train(spec, contexts, &Recipe::Direct, &mut |what, at| progress(what, at * 0.3))?;
             ours.push(ProfileCodec::new("kvasir", DIRECT, spec, Arc::new(profile))?);
         }
-        let paper = train(spec, contexts, &Recipe::CacheGen, &mut |what, at| progress(what, 0.3 + at * 0.3))?;
-        let cachegen = ProfileCodec::new("cachegen_paper", "", spec, Arc::new(paper))?;
+        let mut cachegen = Vec::new();
+        for factor in CACHEGEN_SCALES {
+            let mut told = |what: &str, at: f32| progress(what, 0.3 + at * 0.3);
+            let paper = train_at_scale(spec, contexts, &Recipe::CacheGen, factor, &mut told)?;
+            cachegen.push(ProfileCodec::new("cachegen_paper", "", spec, Arc::new(paper))?);
+        }
+        let cachegen = Sweep(cachegen);
         progress("principal components of the KVTC-like codec", 0.6);
         let calibration = Calibration::new(spec, contexts)?;
         let mut kvtc = Vec::new();

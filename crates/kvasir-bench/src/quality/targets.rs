@@ -42,6 +42,8 @@ pub struct Verdict {
     pub kl: f64,
     /// Bytes over the other's bytes; `None` where one of the two was not measured around this KL.
     pub ratio: Option<f64>,
+    /// Why there is no ratio.
+    pub note: String,
     /// Largest ratio that passes.
     pub at_most: f64,
     /// Whether it passes.
@@ -128,7 +130,14 @@ pub fn verdicts(crossings: &[Crossing], domains: &[String], chunk_tokens: &[usiz
         for kl in QUALITIES {
             let ratio = bits(ours, length, kl).zip(bits(theirs, length, kl)).map(|(a, b)| a / b);
             let pass = ratio.map(|ratio| ratio <= at_most);
-            out.push(Verdict { target: target.clone(), chunk_tokens: length, kl, ratio, at_most, pass });
+            let note = match (bits(ours, length, kl), bits(theirs, length, kl)) {
+                (Some(_), Some(_)) => "",
+                (Some(_), None) => "the other has no points around it",
+                (None, Some(_)) => "ours has no points around it",
+                (None, None) => "neither has points around it",
+            };
+            let (target, note) = (target.clone(), note.to_owned());
+            out.push(Verdict { target, chunk_tokens: length, kl, ratio, note, at_most, pass });
         }
     };
     let side = |codec: &'static str, variant: &'static str| Side { codec, variant, domain: own };

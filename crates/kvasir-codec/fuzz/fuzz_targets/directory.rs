@@ -2,6 +2,7 @@
 #![no_main]
 
 use kvasir_container::{ChunkHeader, ContainerError, HEADER_BYTES, Head, ObjectVerifier};
+use kvasir_codec_fuzz as _;
 use libfuzzer_sys::fuzz_target;
 
 fn verify(object: &[u8], cut: usize) -> Result<Head, ContainerError> {

@@ -6,6 +6,7 @@
 use std::sync::LazyLock;
 
 use kvasir_codec::rans::{AliasTable, Coding, PieceDecoder, PiecePlan, TableBank, TritTable};
+use kvasir_codec_fuzz as _;
 use libfuzzer_sys::fuzz_target;
 
 static BANK: LazyLock<TableBank> = LazyLock::new(|| {

@@ -2,6 +2,7 @@
 #![no_main]
 
 use kvasir_codec::rans::TableBank;
+use kvasir_codec_fuzz as _;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,8 +1,15 @@
 //! Choosing a row kernel at run time.
 
 #[cfg(target_arch = "x86_64")]
-use super::x86_64::Avx512;
-use crate::rows::{Scaling, scale_rows_portable};
+use super::x86_64::{Avx2, Avx512};
+use half::bf16;
+
+use crate::rows::{
+    Scaling,
+    fine::{Steps, lanes_portable, steps_with},
+    half::{RowScratch, Turns, half_rows_with, transpose_portable},
+    scale_rows_portable,
+};
 
 /// Makes rows of direct scopes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,23 +19,39 @@ pub(crate) struct RowKernel(Path);
 enum Path {
     Portable,
     #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
 }
 
 impl RowKernel {
-    /// The fastest.
-    pub(crate) fn best() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(cpu) = Avx512::new() {
-            return Self(Path::Avx512(cpu));
-        }
+    /// The portable one.
+    pub(crate) fn portable() -> Self {
         Self(Path::Portable)
     }
 
+    /// The fastest.
+    pub(crate) fn best() -> Self {
+        Self::available().pop().unwrap_or(Self::portable())
+    }
+
     /// All, slowest first.
-    #[cfg(test)]
     pub(crate) fn available() -> Vec<Self> {
-        vec![Self(Path::Portable), Self::best()]
+        let mut paths = vec![Some(Path::Portable)];
+        #[cfg(target_arch = "x86_64")]
+        paths.extend([Avx2::new().map(Path::Avx2), Avx512::new().map(Path::Avx512)]);
+        paths.into_iter().flatten().map(Self).collect()
+    }
+
+    /// For reports; the same names as those of stream decoders.
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            Path::Portable => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512(_) => "avx512",
+        }
     }
 
     /// `rows[token][element]` from `values[element][token]`; the caller checked the lengths.
@@ -39,7 +62,56 @@ impl RowKernel {
                 scale_rows_portable(scaling, tokens, values, rows, all);
             }
             #[cfg(target_arch = "x86_64")]
+            Path::Avx2(_) => {
+                let all = (0..scaling.elements(), 0..tokens);
+                scale_rows_portable(scaling, tokens, values, rows, all);
+            }
+            #[cfg(target_arch = "x86_64")]
             Path::Avx512(cpu) => cpu.scale_rows(scaling, tokens, values, rows),
+        }
+    }
+
+    /// The same turned and rounded; the caller checked the lengths.
+    pub(crate) fn half_rows(
+        self,
+        scaling: &Scaling<'_>,
+        turns: Option<&Turns>,
+        tokens: usize,
+        values: &[i32],
+        rows: &mut [bf16],
+        scratch: &mut RowScratch,
+    ) {
+        match self.0 {
+            Path::Portable => {
+                half_rows_with(scaling, turns, tokens, values, rows, scratch, |pairs, elements, rows| {
+                    transpose_portable(pairs, 0, elements, rows);
+                });
+            }
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2(cpu) => cpu.half_rows(scaling, turns, tokens, values, rows, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512(cpu) => cpu.half_rows(scaling, turns, tokens, values, rows, scratch),
+        }
+    }
+
+    /// Quantised values of rows; the caller checked the lengths.
+    pub(crate) fn quantise_rows(
+        self,
+        steps: &Steps<'_>,
+        turns: Option<&Turns>,
+        tokens: usize,
+        rows: &[f32],
+        values: &mut [i32],
+        scratch: &mut RowScratch,
+    ) -> bool {
+        match self.0 {
+            Path::Portable => steps_with(steps, turns, tokens, rows, values, scratch, |rows, lanes| {
+                lanes_portable(rows, 0, lanes);
+            }),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2(cpu) => cpu.quantise_rows(steps, turns, tokens, rows, values, scratch),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512(cpu) => cpu.quantise_rows(steps, turns, tokens, rows, values, scratch),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Reading pieces, with the fastest stream decoder that the CPU has.
 
+use std::ops::Range;
+
 use super::{
     bank::TableBank,
     error::PieceError,
@@ -59,51 +61,114 @@ impl PieceDecoder {
         values: &mut [i32],
     ) -> Result<(), PieceError> {
         plan.check(bank, values.len())?;
-        let (active, is_raw) = read_active(plan, bytes)?;
-        let (coded, rest) = values.split_at_mut(active * plan.tokens);
-        for (coding, row) in plan.coefficients[active..].iter().zip(rest.chunks_exact_mut(plan.tokens)) {
+        let mut steps = self.steps(bank, *plan, bytes)?;
+        let mut rest = values;
+        while let Some(range) = steps.next() {
+            let (mine, others) = rest.split_at_mut(range.len() * plan.tokens);
+            steps.step(mine)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// A piece to be decoded step by step, so that what is decoded can be used while it is in the cache. The caller checks
+    /// the plan.
+    pub(crate) fn steps<'a>(
+        &self,
+        bank: &'a TableBank,
+        plan: PiecePlan<'a>,
+        bytes: &'a [u8],
+    ) -> Result<PieceSteps<'a>, PieceError> {
+        let (active, is_raw) = read_active(&plan, bytes)?;
+        let streams = if is_raw || active == 0 { Vec::new() } else { split_streams(&plan, active, bytes)? };
+        let streams = streams.into_iter();
+        Ok(PieceSteps {
+            streams_of: self.streams,
+            bank,
+            plan,
+            bytes,
+            active,
+            is_raw,
+            streams,
+            index: 0,
+            done: 0,
+        })
+    }
+}
+
+/// A piece that is decoded two streams at a time: their dependency chains overlap.
+pub(crate) struct PieceSteps<'a> {
+    streams_of: StreamDecoder,
+    bank: &'a TableBank,
+    plan: PiecePlan<'a>,
+    bytes: &'a [u8],
+    active: usize,
+    is_raw: bool,
+    streams: std::vec::IntoIter<StreamBytes<'a>>,
+    index: usize,
+    done: usize,
+}
+
+impl PieceSteps<'_> {
+    /// Coefficients of the next step, as indices into the plan; `None` at the end.
+    pub(crate) fn next(&self) -> Option<Range<usize>> {
+        let count = self.plan.coefficients.len();
+        let end = match () {
+            () if self.is_raw && self.done == 0 => self.active,
+            () if self.done < self.active => {
+                stream_range(self.active, self.index + 1.min(self.streams.len().saturating_sub(1))).end
+            }
+            () => count,
+        };
+        (self.done < count).then_some(self.done..end)
+    }
+
+    /// Decodes the values of the step's coefficients, `[coefficient][token]`.
+    pub(crate) fn step(&mut self, values: &mut [i32]) -> Result<(), PieceError> {
+        let Some(range) = self.next() else { return Ok(()) };
+        assert_eq!(values.len(), range.len() * self.plan.tokens, "values of the step's coefficients");
+        if range.start >= self.active {
+            self.inactive(&range, values);
+        } else if self.is_raw {
+            raw::decode(&self.plan, self.active, self.bytes, values)?;
+        } else {
+            self.pair(values)?;
+        }
+        self.done = range.end;
+        Ok(())
+    }
+
+    /// What is behind the active coefficients is as predicted.
+    fn inactive(&self, range: &Range<usize>, values: &mut [i32]) {
+        let rows = values.chunks_exact_mut(self.plan.tokens);
+        for (coding, row) in self.plan.coefficients[range.clone()].iter().zip(rows) {
             match coding {
                 Coding::Stage { .. } => row.fill(0),
                 Coding::Trit { .. } => row.iter_mut().for_each(|v| *v = refine(*v, 0)),
             }
         }
-        match (active, is_raw) {
-            (0, _) => Ok(()),
-            (_, true) => raw::decode(plan, active, bytes, coded),
-            (_, false) => self.decode_streams(bank, plan, active, bytes, coded),
-        }
     }
 
-    /// Two streams at a time: their dependency chains overlap.
-    fn decode_streams(
-        &self,
-        bank: &TableBank,
-        plan: &PiecePlan<'_>,
-        active: usize,
-        bytes: &[u8],
-        mut values: &mut [i32],
-    ) -> Result<(), PieceError> {
-        let mut jobs = Vec::with_capacity(stream_count(active));
-        for (index, bytes) in split_streams(plan, active, bytes)?.into_iter().enumerate() {
-            let codings = &plan.coefficients[stream_range(active, index)];
-            let (mine, others) = values.split_at_mut(codings.len() * plan.tokens);
-            values = others;
-            jobs.push(StreamJob { codings, bytes, values: mine });
-        }
-        let mut jobs = jobs.into_iter();
-        let mut index = 0;
-        while let Some(first) = jobs.next() {
-            let words = |job: &StreamJob<'_>| job.bytes.words.len() / 2;
-            let lengths = [words(&first), jobs.as_slice().first().map_or(0, words)];
-            let verdicts = match jobs.next() {
-                Some(second) => self.streams.decode_pair(bank, plan.tokens, [first, second]),
-                None => [self.streams.decode_one(bank, plan.tokens, first), Ok(())],
-            };
-            for (i, verdict) in verdicts.into_iter().enumerate() {
-                verdict.map_err(|fault| fault_error(fault, plan, active, index + i, lengths[i]))?;
+    fn pair(&mut self, values: &mut [i32]) -> Result<(), PieceError> {
+        let (plan, active, index) = (self.plan, self.active, self.index);
+        let words = |bytes: &StreamBytes<'_>| bytes.words.len() / 2;
+        let Some(first) = self.streams.next() else { return Ok(()) };
+        let second = self.streams.next();
+        let lengths = [words(&first), second.as_ref().map_or(0, words)];
+        let codings = |index| &plan.coefficients[stream_range(active, index)];
+        let (mine, others) = values.split_at_mut(codings(index).len() * plan.tokens);
+        let first = StreamJob { codings: codings(index), bytes: first, values: mine };
+        let verdicts = match second {
+            Some(bytes) => {
+                let second = StreamJob { codings: codings(index + 1), bytes, values: others };
+                self.streams_of.decode_pair(self.bank, plan.tokens, [first, second])
             }
-            index += 2;
+            None => [self.streams_of.decode_one(self.bank, plan.tokens, first), Ok(())],
+        };
+        for (i, verdict) in verdicts.into_iter().enumerate() {
+            verdict.map_err(|fault| fault_error(fault, &plan, active, index + i, lengths[i]))?;
         }
+        self.index += 2;
         Ok(())
     }
 }

@@ -39,6 +39,7 @@ pub(crate) mod trit;
 
 pub use alias::{AliasTable, StageSymbol};
 pub use bank::TableBank;
+pub(crate) use decoder::PieceSteps;
 pub use decoder::{PieceDecoder, decode_piece};
 pub use error::{PieceError, TableError};
 pub use frequencies::normalise;

@@ -282,11 +282,10 @@ pub(super) fn verdict_table(report: &QualityReport) -> Vec<Vec<String>> {
             ratio(verdict.ratio),
             ratio(Some(verdict.at_most)),
             match verdict.pass {
-                Some(true) => "pass",
-                Some(false) => "MISS",
-                None => "not measured",
-            }
-            .to_owned(),
+                Some(true) => "pass".to_owned(),
+                Some(false) => "MISS".to_owned(),
+                None => verdict.note.clone(),
+            },
         ]
     }));
     rows

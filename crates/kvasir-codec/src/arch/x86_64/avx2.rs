@@ -51,7 +51,14 @@ unsafe fn load<T>(lanes: &[T; LANES]) -> [__m256i; REGISTERS] {
     const { assert!(size_of::<T>() == 4) };
     let at = lanes.as_ptr().cast::<__m256i>();
     // SAFETY: 32 × 4 bytes are four registers; unaligned loads.
-    unsafe { [0, 1, 2, 3].map(|i| _mm256_loadu_si256(at.add(i))) }
+    unsafe {
+        [
+            _mm256_loadu_si256(at),
+            _mm256_loadu_si256(at.add(1)),
+            _mm256_loadu_si256(at.add(2)),
+            _mm256_loadu_si256(at.add(3)),
+        ]
+    }
 }
 
 /// # Safety
@@ -113,7 +120,8 @@ unsafe fn stage_part(a: [__m256i; 2], b: [__m256i; 2], x: __m256i) -> (__m256i, 
 /// AVX2.
 #[inline(always)]
 unsafe fn trit_part(table: &TritTable, ranges: __m256i, x: __m256i, value: __m256i) -> (__m256i, __m256i) {
-    let [[a0, b0], [a1, b1]] = [0, 1].map(|context| table.thresholds(context).map(|t| i32::from(t) - 1));
+    let ([a0, b0], [a1, b1]) = (table.thresholds(0), table.thresholds(1));
+    let (a0, b0, a1, b1) = (i32::from(a0) - 1, i32::from(b0) - 1, i32::from(a1) - 1, i32::from(b1) - 1);
     // SAFETY: register operations only.
     unsafe {
         let is_zero = _mm256_cmpeq_epi32(value, _mm256_setzero_si256());
@@ -165,10 +173,13 @@ impl Kernel for Kernel8 {
     #[inline(always)]
     unsafe fn stage(buckets: &Buckets, states: Self::Registers) -> (Self::Registers, Self::Registers, u32) {
         // SAFETY: each array is 64 bytes, two registers.
-        let [a, b] = [&buckets.a, &buckets.b].map(|words| unsafe {
-            let at = words.as_ptr().cast::<__m256i>();
-            [_mm256_loadu_si256(at), _mm256_loadu_si256(at.add(1))]
-        });
+        let (a, b) = unsafe {
+            let (a, b) = (buckets.a.as_ptr().cast::<__m256i>(), buckets.b.as_ptr().cast::<__m256i>());
+            (
+                [_mm256_loadu_si256(a), _mm256_loadu_si256(a.add(1))],
+                [_mm256_loadu_si256(b), _mm256_loadu_si256(b.add(1))],
+            )
+        };
         let (mut next, mut values, mut escapes) = (states, states, 0);
         for i in 0..REGISTERS {
             let part;

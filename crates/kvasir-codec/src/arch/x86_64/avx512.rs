@@ -79,7 +79,8 @@ unsafe fn stage_half(a: __m512i, b: __m512i, x: __m512i) -> (__m512i, __m512i, u
 /// AVX-512F.
 #[inline(always)]
 unsafe fn trit_half(table: &TritTable, ranges: __m512i, x: __m512i, value: __m512i) -> (__m512i, __m512i) {
-    let [[a0, b0], [a1, b1]] = [0, 1].map(|context| table.thresholds(context).map(i32::from));
+    let ([a0, b0], [a1, b1]) = (table.thresholds(0), table.thresholds(1));
+    let (a0, b0, a1, b1) = (i32::from(a0), i32::from(b0), i32::from(a1), i32::from(b1));
     // SAFETY: register operations only.
     unsafe {
         let one = _mm512_set1_epi32(1);

@@ -79,14 +79,20 @@ unsafe fn stage_step(
     mut states: [__m512i; 2],
     values: [__m512i; 2],
 ) -> Result<[__m512i; 2], Uncodable> {
-    // SAFETY: arrays of 16 words.
-    let [codes, starts, frequencies] = [&table.codes, &table.starts, &table.frequencies]
-        .map(|words| unsafe { _mm512_loadu_si512(words.as_ptr().cast()) });
-    let symbols = values.map(|value| {
-        let index = _mm512_add_epi32(value, _mm512_set1_epi32(7)); // negative becomes huge
-        _mm512_permutexvar_epi32(_mm512_min_epu32(index, _mm512_set1_epi32(ESCAPE as i32)), codes)
-    });
-    let escapes = symbols.map(|s| u32::from(_mm512_cmpeq_epi32_mask(s, _mm512_set1_epi32(ESCAPE as i32))));
+    // SAFETY: an array of 16 words, here and below.
+    let codes = unsafe { _mm512_loadu_si512(table.codes.as_ptr().cast()) };
+    // SAFETY: as above.
+    let starts = unsafe { _mm512_loadu_si512(table.starts.as_ptr().cast()) };
+    // SAFETY: as above.
+    let frequencies = unsafe { _mm512_loadu_si512(table.frequencies.as_ptr().cast()) };
+    // Loops, not `map`: a closure with a target feature is not inlined into what calls it.
+    let (mut symbols, mut escapes) = (values, [0; 2]);
+    for i in 0..2 {
+        let index = _mm512_add_epi32(values[i], _mm512_set1_epi32(7)); // negative becomes huge
+        let escape = _mm512_set1_epi32(ESCAPE as i32);
+        symbols[i] = _mm512_permutexvar_epi32(_mm512_min_epu32(index, escape), codes);
+        escapes[i] = u32::from(_mm512_cmpeq_epi32_mask(symbols[i], escape));
+    }
     let escapes = escapes[0] | escapes[1] << 16;
     if escapes != 0 {
         // SAFETY: the caller's promise, here and below.
@@ -156,7 +162,10 @@ unsafe fn trit(
         range[i] = _mm512_permutexvar_epi32(index, ranges);
         coarse[i] = up;
     }
-    let frequency = range.map(|range| _mm512_and_si512(range, _mm512_set1_epi32(0xffff)));
+    let mut frequency = range;
+    for frequency in &mut frequency {
+        *frequency = _mm512_and_si512(*frequency, _mm512_set1_epi32(0xffff));
+    }
     // SAFETY: the caller's promise.
     let states = unsafe { spill(words, states, frequency)? };
     let mut next = states;

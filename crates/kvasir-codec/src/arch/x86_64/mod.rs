@@ -4,6 +4,9 @@ mod avx2;
 mod avx512;
 mod avx512_encode;
 mod avx512_rows;
+mod rows16;
+
+use half::bf16;
 
 use super::kernel::{decode_one, decode_pair};
 use crate::{
@@ -14,7 +17,11 @@ use crate::{
             encode::{Backward, EncodeJob, EncodedStream, Uncodable},
         },
     },
-    rows::Scaling,
+    rows::{
+        Scaling,
+        fine::Steps,
+        half::{RowScratch, Turns},
+    },
 };
 
 /// A token that can only be had on a CPU with the features, and the entry points compiled for them.
@@ -82,7 +89,65 @@ decoder! {
     Avx512, avx512::Kernel16, "avx512f", "avx512bw", "avx512vl", "popcnt"
 }
 
+impl Avx2 {
+    /// Quantised values of rows.
+    pub(crate) fn quantise_rows(
+        self,
+        steps: &Steps<'_>,
+        turns: Option<&Turns>,
+        tokens: usize,
+        rows: &[f32],
+        values: &mut [i32],
+        scratch: &mut RowScratch,
+    ) -> bool {
+        // SAFETY: `self` exists, so `new` saw every feature.
+        unsafe { rows16::quantise_rows_256(steps, turns, tokens, rows, values, scratch) }
+    }
+
+    /// Makes bf16 rows of a direct scope.
+    pub(crate) fn half_rows(
+        self,
+        scaling: &Scaling<'_>,
+        turns: Option<&Turns>,
+        tokens: usize,
+        values: &[i32],
+        rows: &mut [bf16],
+        scratch: &mut RowScratch,
+    ) {
+        // SAFETY: `self` exists, so `new` saw every feature.
+        unsafe { rows16::half_rows_256(scaling, turns, tokens, values, rows, scratch) }
+    }
+}
+
 impl Avx512 {
+    /// Quantised values of rows.
+    pub(crate) fn quantise_rows(
+        self,
+        steps: &Steps<'_>,
+        turns: Option<&Turns>,
+        tokens: usize,
+        rows: &[f32],
+        values: &mut [i32],
+        scratch: &mut RowScratch,
+    ) -> bool {
+        // SAFETY: `self` exists, so `new` saw every feature.
+        unsafe { rows16::quantise_rows_512(steps, turns, tokens, rows, values, scratch) }
+    }
+
+    /// Makes bf16 rows of a direct scope.
+    pub(crate) fn half_rows(
+        self,
+        scaling: &Scaling<'_>,
+        turns: Option<&Turns>,
+        tokens: usize,
+        values: &[i32],
+        rows: &mut [bf16],
+        scratch: &mut RowScratch,
+    ) {
+        // SAFETY: `self` exists, so `new` saw every feature.
+        unsafe { rows16::half_rows_512(scaling, turns, tokens, values, rows, scratch) }
+    }
+
     /// Encodes one stream.
     pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
         // SAFETY: `self` exists, so `new` saw every feature.

@@ -1,0 +1,144 @@
+//! Speed on one core: from a chunk's bytes to bf16 rows and back, on every path of this CPU, beside the decode rate of other
+//! entropy coders on the same symbols. Everything is timed in turns in one run; a row is the best of its rounds.
+
+mod peers;
+mod workload;
+
+use std::{hint::black_box, time::Instant};
+
+use kvasir_codec::{
+    Bf16Buffer, ChunkDecoder as _, ChunkEncoder as _, CpuDecoder, CpuEncoder, DecodePath, rans::PieceEncoder,
+};
+use kvasir_types::Level;
+use serde::Serialize;
+
+use self::{peers::Peers, workload::Workload};
+use crate::BenchError;
+
+/// A measured rate.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SpeedRow {
+    /// `scalar avx2 avx512 neon`, or `constriction zstd`.
+    pub path: String,
+    /// `decode decode_refine encode`.
+    pub op: String,
+    /// 10^9 elements a second.
+    pub gelem_per_s: f64,
+    /// Bits an element that were read or written.
+    pub bits: f64,
+}
+
+/// A target and what was measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SpeedVerdict {
+    /// In words.
+    pub target: String,
+    /// What was measured: a rate in 10^9 elements a second, or a ratio of two.
+    pub measured: f64,
+    /// Least that passes.
+    pub at_least: f64,
+    /// Whether it passes.
+    pub pass: bool,
+}
+
+/// One thing to be timed.
+struct Work<'a> {
+    path: &'static str,
+    op: &'static str,
+    bits: f64,
+    run: Box<dyn FnMut() -> Result<(), BenchError> + Send + 'a>,
+    best: f64,
+}
+
+/// Measures every path in turns, `rounds` times, on one thread.
+///
+/// # Errors
+/// [`BenchError`]: something does not read back what it wrote.
+pub fn codec_speed(
+    rounds: usize,
+    progress: &mut (dyn FnMut(f32) + Send),
+) -> Result<Vec<SpeedRow>, BenchError> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(std::io::Error::other)?;
+    pool.install(|| measure(rounds, progress))
+}
+
+fn measure(rounds: usize, progress: &mut (dyn FnMut(f32) + Send)) -> Result<Vec<SpeedRow>, BenchError> {
+    let workload = Workload::new()?;
+    let peers = Peers::new(&workload.symbols)?;
+    let mut works = decoders(&workload)?;
+    works.extend(encoders(&workload)?);
+    works.extend(peers.works());
+    for round in 0..rounds {
+        for work in &mut works {
+            let start = Instant::now();
+            (work.run)()?;
+            work.best = work.best.min(start.elapsed().as_secs_f64());
+        }
+        progress((round + 1) as f32 / rounds as f32);
+    }
+    let elements = workload.elements() as f64;
+    let row = |work: &Work<'_>| SpeedRow {
+        path: work.path.to_owned(),
+        op: work.op.to_owned(),
+        gelem_per_s: elements / work.best / 1e9,
+        bits: work.bits,
+    };
+    Ok(works.iter().map(row).collect())
+}
+
+fn decoders(workload: &Workload) -> Result<Vec<Work<'_>>, BenchError> {
+    let mut works = Vec::new();
+    for path in DecodePath::available() {
+        let decoder = CpuDecoder::new(workload.spec.clone(), workload.profile.clone())?.with_path(path);
+        for (op, level) in [("decode", workload.base), ("decode_refine", Level(workload.base.0 + 1))] {
+            let decoder = decoder.clone();
+            let bytes = workload.head.level_bytes(level).unwrap_or_default() as usize;
+            let prefix = &workload.object[..bytes];
+            let mut rows = Bf16Buffer::new(&workload.spec, workload.tokens.len());
+            let run = move || {
+                decoder.decode(&workload.head, prefix, level, 0..workload.tokens.len(), &mut rows)?;
+                black_box(rows.as_slice());
+                Ok(())
+            };
+            let bits = bytes as f64 * 8.0 / workload.elements() as f64;
+            works.push(Work { path: path.name(), op, bits, run: Box::new(run), best: f64::INFINITY });
+        }
+    }
+    Ok(works)
+}
+
+fn encoders(workload: &Workload) -> Result<Vec<Work<'_>>, BenchError> {
+    let mut works = Vec::new();
+    for pieces in PieceEncoder::available() {
+        let encoder = CpuEncoder::new(workload.spec.clone(), workload.profile.clone())?.with_pieces(pieces);
+        let run = move || {
+            black_box(encoder.encode(&workload.input())?);
+            Ok(())
+        };
+        let bits = workload.object.len() as f64 * 8.0 / workload.elements() as f64;
+        works.push(Work { path: pieces.name(), op: "encode", bits, run: Box::new(run), best: f64::INFINITY });
+    }
+    Ok(works)
+}
+
+/// Compares with what was set out to be reached; targets of paths that this CPU lacks are left out.
+pub fn speed_verdicts(rows: &[SpeedRow]) -> Vec<SpeedVerdict> {
+    let rate =
+        |path: &str, op: &str| rows.iter().find(|r| r.path == path && r.op == op).map(|r| r.gelem_per_s);
+    let best = |op: &str| ["avx512", "avx2", "neon", "scalar"].into_iter().find_map(|path| rate(path, op));
+    let over = |peer: &str| best("decode").zip(rate(peer, "decode")).map(|(ours, theirs)| ours / theirs);
+    let targets = [
+        ("AVX-512, complete decode", rate("avx512", "decode"), 2.0),
+        ("AVX-512, with a trit level on top", rate("avx512", "decode_refine"), 1.2),
+        ("AVX2, complete decode", rate("avx2", "decode"), 1.0),
+        ("scalar, complete decode", rate("scalar", "decode"), 0.2),
+        ("encode", best("encode"), 0.5),
+        ("complete decode over constriction's range decoder", over("constriction"), 20.0),
+        ("complete decode over zstd -1 on one symbol a byte", over("zstd"), 2.0),
+    ];
+    let verdict = |(target, measured, at_least): (&str, Option<f64>, f64)| {
+        let measured = measured?;
+        Some(SpeedVerdict { target: target.to_owned(), measured, at_least, pass: measured >= at_least })
+    };
+    targets.into_iter().filter_map(verdict).collect()
+}

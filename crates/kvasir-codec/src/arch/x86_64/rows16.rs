@@ -1,0 +1,219 @@
+//! bf16 rows and back: the portable arithmetic compiled for wider registers, and transposition in registers.
+#![allow(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "register intrinsics share one proof: the CPU feature"
+)]
+
+use std::arch::x86_64::{
+    __m256i, _mm256_loadu_si256, _mm256_permute2x128_si256, _mm256_setzero_si256, _mm256_storeu_si256,
+    _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
+    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_setzero_ps,
+    _mm512_storeu_ps, _mm512_storeu_si512,
+};
+
+use half::bf16;
+
+use super::avx512_rows;
+use crate::rows::{
+    Scaling, TILE,
+    fine::{Steps, lanes_portable, steps_with},
+    half::{Lane, RowScratch, Turns, half_rows_with, transpose_portable},
+};
+
+/// # Safety
+/// AVX-512F, BW, VL.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn half_rows_512(
+    scaling: &Scaling<'_>,
+    turns: Option<&Turns>,
+    tokens: usize,
+    values: &[i32],
+    rows: &mut [bf16],
+    scratch: &mut RowScratch,
+) {
+    half_rows_with(scaling, turns, tokens, values, rows, scratch, |pairs, elements, rows| {
+        // SAFETY: the caller's promise.
+        unsafe { transpose_512(pairs, elements, rows) };
+    });
+}
+
+/// # Safety
+/// AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn half_rows_256(
+    scaling: &Scaling<'_>,
+    turns: Option<&Turns>,
+    tokens: usize,
+    values: &[i32],
+    rows: &mut [bf16],
+    scratch: &mut RowScratch,
+) {
+    half_rows_with(scaling, turns, tokens, values, rows, scratch, |pairs, elements, rows| {
+        // SAFETY: the caller's promise.
+        unsafe { transpose_256(pairs, elements, rows) };
+    });
+}
+
+/// # Safety
+/// AVX-512F, BW, VL.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn quantise_rows_512(
+    steps: &Steps<'_>,
+    turns: Option<&Turns>,
+    tokens: usize,
+    rows: &[f32],
+    values: &mut [i32],
+    scratch: &mut RowScratch,
+) -> bool {
+    steps_with(steps, turns, tokens, rows, values, scratch, |rows, lanes| {
+        // SAFETY: the caller's promise.
+        unsafe { lanes_512(rows, lanes) };
+    })
+}
+
+/// # Safety
+/// AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn quantise_rows_256(
+    steps: &Steps<'_>,
+    turns: Option<&Turns>,
+    tokens: usize,
+    rows: &[f32],
+    values: &mut [i32],
+    scratch: &mut RowScratch,
+) -> bool {
+    steps_with(steps, turns, tokens, rows, values, scratch, |rows, lanes| {
+        // SAFETY: the caller's promise.
+        unsafe { lanes_256(rows, lanes) };
+    })
+}
+
+/// 16 elements of 16 tokens at once.
+///
+/// # Safety
+/// AVX-512F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn lanes_512(rows: &[f32], lanes: &mut [Lane<f32>]) {
+    let count = lanes.len();
+    let whole = if rows.len() == TILE * count { count / TILE * TILE } else { 0 };
+    for first in (0..whole).step_by(TILE) {
+        let mut tokens = [_mm512_setzero_ps(); TILE];
+        for (token, x) in tokens.iter_mut().enumerate() {
+            let row: &[f32] = &rows[token * count + first..][..TILE];
+            // SAFETY: 16 elements of the slice just taken.
+            *x = unsafe { _mm512_loadu_ps(row.as_ptr()) };
+        }
+        for (lane, element) in lanes[first..first + TILE].iter_mut().zip(avx512_rows::transpose(tokens)) {
+            // SAFETY: an array of 16.
+            unsafe { _mm512_storeu_ps(lane.as_mut_ptr(), element) };
+        }
+    }
+    lanes_portable(rows, whole, lanes);
+}
+
+/// 8 elements of 8 tokens at once.
+///
+/// # Safety
+/// AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn lanes_256(rows: &[f32], lanes: &mut [Lane<f32>]) {
+    const SQUARE: usize = 8;
+    let count = lanes.len();
+    let whole = if rows.len() == TILE * count { count / SQUARE * SQUARE } else { 0 };
+    for first in (0..whole).step_by(SQUARE) {
+        for half in [0, SQUARE] {
+            let mut tokens = [_mm256_setzero_si256(); SQUARE];
+            for (token, x) in tokens.iter_mut().enumerate() {
+                let row: &[f32] = &rows[(half + token) * count + first..][..SQUARE];
+                // SAFETY: 8 elements of the slice just taken.
+                *x = unsafe { _mm256_loadu_si256(row.as_ptr().cast()) };
+            }
+            for (lane, element) in lanes[first..first + SQUARE].iter_mut().zip(square(tokens)) {
+                let out: &mut [f32] = &mut lane[half..half + SQUARE];
+                // SAFETY: 8 elements of the slice just taken.
+                unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), element) };
+            }
+        }
+    }
+    lanes_portable(rows, whole, lanes);
+}
+
+/// 16 words × 16 tokens at once: a cache line of every token's row.
+///
+/// # Safety
+/// AVX-512F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose_512(pairs: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
+    // whole squares lie below `elements / 2`, so their words are two elements each
+    let whole = if rows.len() == TILE * elements { elements / (2 * TILE) * TILE } else { 0 };
+    for first in (0..whole).step_by(TILE) {
+        let mut words = [_mm512_setzero_ps(); TILE];
+        for (word, pair) in words.iter_mut().zip(&pairs[first..first + TILE]) {
+            // SAFETY: an array of 16.
+            *word = unsafe { _mm512_castsi512_ps(_mm512_loadu_si512(pair.as_ptr().cast())) };
+        }
+        for (token, row) in avx512_rows::transpose(words).into_iter().enumerate() {
+            let at = token * elements + 2 * first;
+            let row16: &mut [bf16] = &mut rows[at..at + 2 * TILE];
+            // SAFETY: 64 bytes of the slice just taken.
+            unsafe { _mm512_storeu_si512(row16.as_mut_ptr().cast(), _mm512_castps_si512(row)) };
+        }
+    }
+    transpose_portable(pairs, whole, elements, rows);
+}
+
+/// 8 words × 8 tokens at once.
+///
+/// # Safety
+/// AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn transpose_256(pairs: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
+    const SQUARE: usize = 8;
+    let whole = if rows.len() == TILE * elements { elements / (2 * SQUARE) * SQUARE } else { 0 };
+    for first in (0..whole).step_by(SQUARE) {
+        for half in [0, SQUARE] {
+            let mut words = [_mm256_setzero_si256(); SQUARE];
+            for (word, pair) in words.iter_mut().zip(&pairs[first..first + SQUARE]) {
+                let half: &[u32] = &pair[half..half + SQUARE];
+                // SAFETY: 8 words of the slice just taken.
+                *word = unsafe { _mm256_loadu_si256(half.as_ptr().cast()) };
+            }
+            for (token, row) in square(words).into_iter().enumerate() {
+                let at = (half + token) * elements + 2 * first;
+                let row16: &mut [bf16] = &mut rows[at..at + 2 * SQUARE];
+                // SAFETY: 32 bytes of the slice just taken.
+                unsafe { _mm256_storeu_si256(row16.as_mut_ptr().cast(), row) };
+            }
+        }
+    }
+    transpose_portable(pairs, whole, elements, rows);
+}
+
+/// 8 × 8: pairs, quadruples, halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn square(m: [__m256i; 8]) -> [__m256i; 8] {
+    let mut pairs = m;
+    for i in 0..8 {
+        let (a, b) = (m[i & !1], m[i | 1]);
+        pairs[i] = if i & 1 == 0 { _mm256_unpacklo_epi32(a, b) } else { _mm256_unpackhi_epi32(a, b) };
+    }
+    // fours[4 g + j]: column j (low half) and 4 + j (high half) of rows 4 g .. 4 g + 4
+    let mut fours = m;
+    for i in 0..8 {
+        let (group, j) = (i & 4, i & 3);
+        let (a, b) = (pairs[group + (j >> 1)], pairs[group + 2 + (j >> 1)]);
+        fours[i] = if j & 1 == 0 { _mm256_unpacklo_epi64(a, b) } else { _mm256_unpackhi_epi64(a, b) };
+    }
+    let mut out = m;
+    for j in 0..4 {
+        let (a, b) = (fours[j], fours[4 + j]);
+        out[j] = _mm256_permute2x128_si256::<0x20>(a, b);
+        out[4 + j] = _mm256_permute2x128_si256::<0x31>(a, b);
+    }
+    out
+}

@@ -1,0 +1,199 @@
+//! bf16 rows of a direct scope, member by member while their values are in the cache.
+
+use half::bf16;
+
+use super::{BAND_MAIN, CpuDecoder, Object, SectionPlan, SpanRopes, Task};
+use crate::{
+    DecodeError,
+    arch::RowKernel,
+    bound::BoundScope,
+    rans::{PieceDecoder, PiecePlan, PieceSteps},
+    rows::{
+        Scaling,
+        half::{RowScratch, Turns},
+        half_rows,
+    },
+};
+
+/// The kernels that a decoder uses. All give the same rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodePath {
+    pub(super) pieces: PieceDecoder,
+    rows: RowKernel,
+}
+
+impl DecodePath {
+    /// Every path that this CPU has, slowest first.
+    pub fn available() -> Vec<Self> {
+        let rows = RowKernel::available();
+        let path = |pieces: PieceDecoder| {
+            let rows = *rows.iter().find(|rows| rows.name() == pieces.name())?;
+            Some(Self { pieces, rows })
+        };
+        PieceDecoder::available().into_iter().filter_map(path).collect()
+    }
+
+    /// The fastest.
+    pub fn best() -> Self {
+        // the scalar one always is
+        Self::available()
+            .pop()
+            .unwrap_or(Self { pieces: PieceDecoder::scalar(), rows: RowKernel::portable() })
+    }
+
+    /// `scalar`, `avx2`, `avx512` or `neon`: for reports and metrics.
+    pub fn name(&self) -> &'static str {
+        self.pieces.name()
+    }
+}
+
+/// What decoding a scope takes besides its output, kept from task to task: fresh pages cost as much as decoding.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    values: Vec<i32>,
+    /// Values of coefficients that do not lie side by side.
+    ordered: Vec<i32>,
+    rows: RowScratch,
+}
+
+/// One level of a scope, being decoded.
+struct Rung<'a> {
+    plan: &'a SectionPlan,
+    steps: PieceSteps<'a>,
+    section: usize,
+}
+
+impl Rung<'_> {
+    /// The first of the scope's coefficients that is not decoded yet; all are where there is none.
+    fn waiting(&self) -> usize {
+        self.steps.next().map_or(usize::MAX, |step| self.plan.coefficients[step.start])
+    }
+}
+
+/// The levels of a scope, coarsest first, none ahead of the one before it.
+struct Ladder<'a> {
+    rungs: Vec<Rung<'a>>,
+    tokens: usize,
+    span: usize,
+}
+
+impl Ladder<'_> {
+    /// Brings all coefficients below `end` to level `level`.
+    fn climb(
+        &mut self,
+        level: usize,
+        end: usize,
+        values: &mut [i32],
+        ordered: &mut Vec<i32>,
+    ) -> Result<(), DecodeError> {
+        let tokens = self.tokens;
+        while self.rungs[level].waiting() < end {
+            let rung = &self.rungs[level];
+            let Some(step) = rung.steps.next() else { break };
+            let coefficients = &rung.plan.coefficients[step];
+            // increasing, and a step is never empty
+            let (first, after) = (coefficients[0], coefficients[coefficients.len() - 1] + 1);
+            if let Some(before) = level.checked_sub(1) {
+                self.climb(before, after, values, ordered)?;
+            }
+            let (span, rung) = (self.span, &mut self.rungs[level]);
+            let section = rung.section;
+            let failed = |source| DecodeError::Piece { section, span, source };
+            if after - first == coefficients.len() {
+                rung.steps.step(&mut values[first * tokens..after * tokens]).map_err(failed)?;
+                continue;
+            }
+            ordered.clear();
+            coefficients.iter().for_each(|c| ordered.extend(&values[c * tokens..(c + 1) * tokens]));
+            rung.steps.step(ordered).map_err(failed)?;
+            for (c, row) in coefficients.iter().zip(ordered.chunks_exact(tokens)) {
+                values[c * tokens..(c + 1) * tokens].copy_from_slice(row);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CpuDecoder {
+    /// Rows `[member][token][element]` of a scope without a basis and with the mean as prediction.
+    pub(super) fn direct_half_rows(
+        &self,
+        object: &Object<'_, '_>,
+        task: Task,
+        ropes: &SpanRopes<'_>,
+        rows: &mut [bf16],
+    ) -> Result<(), DecodeError> {
+        let mut scratch = self.scratch.take();
+        let done = self.direct_members(object, task, ropes, rows, &mut scratch);
+        self.scratch.give(scratch);
+        done
+    }
+
+    fn direct_members(
+        &self,
+        object: &Object<'_, '_>,
+        task: Task,
+        ropes: &SpanRopes<'_>,
+        rows: &mut [bf16],
+        scratch: &mut Scratch,
+    ) -> Result<(), DecodeError> {
+        let (bound, _) = &self.scopes[task.scope];
+        let (tokens, mean) = (ropes.tokens(), &self.profile.scopes[task.scope].mean);
+        let mut ladder = self.ladder(object, task, bound, tokens)?;
+        let Scratch { values, ordered, rows: row_scratch } = scratch;
+        let count = bound.elements.count() * tokens;
+        // Old values stay where the base writes all; otherwise what it does not is 0.
+        let base = &bound.levels[0];
+        if base.run() != Some(0..bound.elements.count()) {
+            values.clear();
+        }
+        values.resize(count.max(values.len()), 0);
+        let values = &mut values[..count];
+        let (up, shifts) = bound.reconstruction(task.level);
+        for member in bound.elements.views() {
+            let range = member.start..member.start + member.dim;
+            ladder.climb(task.level, range.end, values, ordered)?;
+            let held = range.start * tokens..range.end * tokens;
+            let turns: Option<&Turns> = member.rope.and_then(|rope| ropes.turns().get(rope));
+            let scaling =
+                Scaling { up, shifts: &shifts[range.clone()], gain: member.gain, mean: &mean[range] };
+            let (values, rows) = (&values[held.clone()], &mut rows[held]);
+            half_rows(self.path.rows, &scaling, turns, tokens, values, rows, row_scratch);
+        }
+        Ok(())
+    }
+
+    fn ladder<'a>(
+        &'a self,
+        object: &Object<'a, '_>,
+        task: Task,
+        bound: &'a BoundScope,
+        tokens: usize,
+    ) -> Result<Ladder<'a>, DecodeError> {
+        let rung = |(level, plan): (usize, &'a SectionPlan)| {
+            let (section, bytes) = object.piece(task, BAND_MAIN, level)?.unwrap_or((0, &[]));
+            let piece = PiecePlan { coefficients: &plan.codings, tokens };
+            let steps = self.path.pieces.steps(&self.profile.bank, piece, bytes);
+            let failed = |source| DecodeError::Piece { section, span: task.span, source };
+            Ok(Rung { plan, steps: steps.map_err(failed)?, section })
+        };
+        let rungs = bound.levels[..=task.level].iter().enumerate().map(rung);
+        Ok(Ladder { rungs: rungs.collect::<Result<_, DecodeError>>()?, tokens, span: task.span })
+    }
+}
+
+/// Scratch of as many tasks as ran at the same time.
+#[derive(Debug, Default)]
+pub(super) struct ScratchPool(std::sync::Mutex<Vec<Scratch>>);
+
+impl ScratchPool {
+    fn take(&self) -> Scratch {
+        self.0.lock().ok().and_then(|mut pool| pool.pop()).unwrap_or_default()
+    }
+
+    fn give(&self, scratch: Scratch) {
+        if let Ok(mut pool) = self.0.lock() {
+            pool.push(scratch);
+        }
+    }
+}

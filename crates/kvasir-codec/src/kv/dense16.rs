@@ -1,0 +1,51 @@
+//! A dense cache in bf16.
+
+use half::bf16;
+use kvasir_types::{ModelSpec, Plane};
+
+use super::{KvBuffer, KvSink};
+
+/// A dense bf16 cache in memory, `[layer][plane][head][token][element]`: what a decoder writes for an engine whose cache is
+/// bf16, at half the traffic of [`KvBuffer`].
+#[derive(Debug, Clone)]
+pub struct Bf16Buffer {
+    /// Says where a head's rows begin; holds no data.
+    shape: KvBuffer,
+    data: Vec<bf16>,
+}
+
+impl Bf16Buffer {
+    /// Zeros for `tokens` tokens of a model.
+    pub fn new(spec: &ModelSpec, tokens: usize) -> Self {
+        let mut shape = KvBuffer::new(spec, tokens);
+        let data = vec![bf16::ZERO; shape.as_slice().len()];
+        shape.data = Vec::new();
+        Self { shape, data }
+    }
+
+    /// One head's rows, `[token][element]`. Empty where the model has no such head.
+    pub fn rows(&self, layer: usize, plane: Plane, head: usize) -> &[bf16] {
+        self.data.get(self.shape.range(layer, plane, head)).unwrap_or_default()
+    }
+
+    /// All values, `[layer][plane][head][token][element]`.
+    pub fn as_slice(&self) -> &[bf16] {
+        &self.data
+    }
+}
+
+impl KvSink for Bf16Buffer {
+    fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]) {
+        let rows: Vec<bf16> = rows.iter().map(|x| bf16::from_f32(*x)).collect();
+        self.write_bf16(layer, plane, head, first_token, &rows);
+    }
+
+    fn wants_bf16(&self) -> bool {
+        true
+    }
+
+    fn write_bf16(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[bf16]) {
+        let start = self.shape.range(layer, plane, head).start + first_token * self.shape.dim(layer, plane);
+        self.data[start..start + rows.len()].copy_from_slice(rows);
+    }
+}
