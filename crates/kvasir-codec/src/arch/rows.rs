@@ -5,9 +5,9 @@ use super::x86_64::{Avx2, Avx512};
 use half::bf16;
 
 use crate::rows::{
-    Scaling,
-    fine::{Steps, lanes_portable, steps_with},
-    half::{RowScratch, Turns, half_rows_with, transpose_portable},
+    Scaling, TILE,
+    fine::{Steps, fine_tile},
+    half::{RowScratch, Turns, half_tile},
     scale_rows_portable,
 };
 
@@ -83,9 +83,9 @@ impl RowKernel {
     ) {
         match self.0 {
             Path::Portable => {
-                half_rows_with(scaling, turns, tokens, values, rows, scratch, |pairs, elements, rows| {
-                    transpose_portable(pairs, 0, elements, rows);
-                });
+                for (tile, rows) in rows.chunks_mut(TILE * scaling.elements()).enumerate() {
+                    half_tile(scaling, turns, (tokens, tile), values, rows, scratch);
+                }
             }
             #[cfg(target_arch = "x86_64")]
             Path::Avx2(cpu) => cpu.half_rows(scaling, turns, tokens, values, rows, scratch),
@@ -105,9 +105,12 @@ impl RowKernel {
         scratch: &mut RowScratch,
     ) -> bool {
         match self.0 {
-            Path::Portable => steps_with(steps, turns, tokens, rows, values, scratch, |rows, lanes| {
-                lanes_portable(rows, 0, lanes);
-            }),
+            Path::Portable => {
+                let tiles = rows.chunks(TILE * steps.mean.len()).enumerate();
+                tiles.fold(true, |within, (tile, rows)| {
+                    within & fine_tile(steps, turns, (tokens, tile), rows, values, scratch)
+                })
+            }
             #[cfg(target_arch = "x86_64")]
             Path::Avx2(cpu) => cpu.quantise_rows(steps, turns, tokens, rows, values, scratch),
             #[cfg(target_arch = "x86_64")]

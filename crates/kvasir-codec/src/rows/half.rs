@@ -48,7 +48,7 @@ impl Turns {
 
     #[inline(always)]
     fn rotate(&self, tile: usize, elements: &mut [Lane<f32>]) {
-        let turns = &self.table[tile * self.pairs..(tile + 1) * self.pairs];
+        let turns = self.of_tile(tile);
         for (pair, [sin, cos]) in turns.iter().enumerate() {
             let (a, b) = self.pair(pair);
             let (x, y) = (elements[a], elements[b]);
@@ -69,7 +69,7 @@ impl Turns {
     #[inline(always)]
     pub(super) fn unrotate(&self, tile: usize, elements: &mut [Lane<f32>]) {
         let inverse = 1.0 / self.factor;
-        let turns = &self.table[tile * self.pairs..(tile + 1) * self.pairs];
+        let turns = self.of_tile(tile);
         for (pair, [sin, cos]) in turns.iter().enumerate() {
             let (a, b) = self.pair(pair);
             let (x, y) = (elements[a], elements[b]);
@@ -84,9 +84,20 @@ impl Turns {
         }
     }
 
+    /// The factor of the rotation.
+    pub(crate) fn factor(&self) -> f32 {
+        self.factor
+    }
+
+    /// Sines and cosines of the pairs in a tile.
+    #[inline(always)]
+    pub(crate) fn of_tile(&self, tile: usize) -> &[[Lane<f32>; 2]] {
+        &self.table[tile * self.pairs..(tile + 1) * self.pairs]
+    }
+
     /// Both elements of a pair.
     #[inline(always)]
-    fn pair(&self, pair: usize) -> (usize, usize) {
+    pub(crate) fn pair(&self, pair: usize) -> (usize, usize) {
         match self.pairing {
             Pairing::Half => (self.offset + pair, self.offset + pair + self.pairs),
             Pairing::Interleaved => (self.offset + 2 * pair, self.offset + 2 * pair + 1),
@@ -97,13 +108,12 @@ impl Turns {
 /// What a kernel works in, kept from head to head.
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {
-    pub(super) elements: Vec<Lane<f32>>,
+    pub(crate) elements: Vec<Lane<f32>>,
     /// Two neighbouring elements in a word, the first in the low half.
-    pairs: Vec<Lane<u32>>,
+    pub(crate) pairs: Vec<Lane<u32>>,
 }
 
 /// Bits of a bf16, in the low half.
-#[inline(always)]
 fn rounded(x: f32) -> u32 {
     let bits = x.to_bits();
     let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
@@ -112,8 +122,7 @@ fn rounded(x: f32) -> u32 {
 }
 
 /// The elements of one tile of tokens, in lanes.
-#[inline(always)]
-fn reconstruct_tile<const SHIFTED: bool>(
+fn reconstruct_tile(
     scaling: &Scaling<'_>,
     (tokens, first): (usize, usize),
     values: &[i32],
@@ -124,72 +133,47 @@ fn reconstruct_tile<const SHIFTED: bool>(
     let rows = values.chunks_exact(tokens);
     for (element, (out, row)) in elements.iter_mut().zip(rows).enumerate() {
         let mean = scaling.mean[element];
-        let towards_zero = if SHIFTED { scaling.towards_zero(element) } else { 0 };
-        // Arrays by value, one operation a loop: what compilers turn into one instruction each.
+        let towards_zero = scaling.towards_zero(element);
         let mut q = [0; TILE];
-        match row[first..].first_chunk::<TILE>() {
-            Some(tile) => q = *tile,
-            None => q[..count].copy_from_slice(&row[first..]),
+        q[..count].copy_from_slice(&row[first..first + count]);
+        for (lane, q) in out.iter_mut().zip(q) {
+            let steps = q.wrapping_mul(ratio).wrapping_sub(q.signum() * towards_zero);
+            *lane = steps as f32 * gain + mean;
         }
-        let mut steps = q;
-        for step in &mut steps {
-            *step = step.wrapping_mul(ratio);
-        }
-        if SHIFTED {
-            for (step, q) in steps.iter_mut().zip(&q) {
-                let sign = i32::from(*q > 0) - i32::from(*q < 0);
-                *step = step.wrapping_sub(sign * towards_zero);
-            }
-        }
-        let mut lanes = [0.0; TILE];
-        for (lane, step) in lanes.iter_mut().zip(&steps) {
-            *lane = *step as f32;
-        }
-        for lane in &mut lanes {
-            *lane = *lane * gain + mean;
-        }
-        *out = lanes;
     }
 }
 
-/// `rows[token][element]` from `values[element][token]`, with the instruction set of its caller; `transpose` writes the words of a tile,
-/// `[word][token]`, as rows of `elements` each.
-#[inline(always)]
-pub(crate) fn half_rows_with(
+impl RowScratch {
+    /// Room for heads of `count` elements.
+    pub(crate) fn of(&mut self, count: usize) -> (&mut [Lane<f32>], &mut [Lane<u32>]) {
+        self.elements.resize(count, [0.0; TILE]);
+        self.pairs.resize(count.div_ceil(2), [0; TILE]);
+        (&mut self.elements, &mut self.pairs)
+    }
+}
+
+/// Rows of one tile, whole or not: the definition, and what other kernels use for the last tokens.
+pub(crate) fn half_tile(
     scaling: &Scaling<'_>,
     turns: Option<&Turns>,
-    tokens: usize,
+    (tokens, tile): (usize, usize),
     values: &[i32],
     rows: &mut [bf16],
     scratch: &mut RowScratch,
-    mut transpose: impl FnMut(&[Lane<u32>], usize, &mut [bf16]),
 ) {
     let count = scaling.elements();
-    scratch.elements.resize(count, [0.0; TILE]);
-    scratch.pairs.resize(count.div_ceil(2), [0; TILE]);
-    let (elements, pairs) = (&mut scratch.elements[..count], &mut scratch.pairs[..count.div_ceil(2)]);
-    let shifted = (0..count).any(|element| scaling.towards_zero(element) != 0);
-    for (tile, rows) in rows.chunks_mut(TILE * count).enumerate() {
-        match shifted {
-            true => reconstruct_tile::<true>(scaling, (tokens, tile * TILE), values, elements),
-            false => reconstruct_tile::<false>(scaling, (tokens, tile * TILE), values, elements),
-        }
-        if let Some(turns) = turns {
-            turns.rotate(tile, elements);
-        }
-        for (pair, elements) in pairs.iter_mut().zip(elements.chunks(2)) {
-            let (low, high) = (elements[0], elements.get(1).copied().unwrap_or([0.0; TILE]));
-            let mut words = [0; TILE];
-            for (word, x) in words.iter_mut().zip(&low) {
-                *word = rounded(*x);
-            }
-            for (word, x) in words.iter_mut().zip(&high) {
-                *word |= rounded(*x) << 16;
-            }
-            *pair = words;
-        }
-        transpose(pairs, count, rows);
+    let (elements, pairs) = scratch.of(count);
+    reconstruct_tile(scaling, (tokens, tile * TILE), values, elements);
+    if let Some(turns) = turns {
+        turns.rotate(tile, elements);
     }
+    for (pair, elements) in pairs.iter_mut().zip(elements.chunks(2)) {
+        let (low, high) = (elements[0], elements.get(1).copied().unwrap_or([0.0; TILE]));
+        for lane in 0..TILE {
+            pair[lane] = rounded(low[lane]) | rounded(high[lane]) << 16;
+        }
+    }
+    transpose_portable(pairs, 0, count, rows);
 }
 
 /// Rows of the tile's tokens from words `from..`, one at a time.

@@ -4,7 +4,9 @@ mod avx2;
 mod avx512;
 mod avx512_encode;
 mod avx512_rows;
+mod registers;
 mod rows16;
+mod wide;
 
 use half::bf16;
 

@@ -13,15 +13,19 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::avx512_rows;
+use super::{
+    avx512_rows,
+    registers::{Eight, Sixteen},
+    wide,
+};
 use crate::rows::{
     Scaling, TILE,
-    fine::{Steps, lanes_portable, steps_with},
-    half::{Lane, RowScratch, Turns, half_rows_with, transpose_portable},
+    fine::{Steps, fine_tile, lanes_portable},
+    half::{Lane, RowScratch, Turns, half_tile, transpose_portable},
 };
 
 /// # Safety
-/// AVX-512F, BW, VL.
+/// AVX-512F, BW, VL; `values` and `rows` hold `elements × tokens`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn half_rows_512(
     scaling: &Scaling<'_>,
@@ -31,31 +35,30 @@ pub(super) unsafe fn half_rows_512(
     rows: &mut [bf16],
     scratch: &mut RowScratch,
 ) {
-    half_rows_with(scaling, turns, tokens, values, rows, scratch, |pairs, elements, rows| {
-        // SAFETY: the caller's promise.
-        unsafe { transpose_512(pairs, elements, rows) };
-    });
+    let count = scaling.elements();
+    let shifted = (0..count).any(|element| scaling.towards_zero(element) != 0);
+    for (tile, rows) in rows.chunks_mut(TILE * count).enumerate() {
+        let first = tile * TILE;
+        if first + TILE > tokens {
+            half_tile(scaling, turns, (tokens, tile), values, rows, scratch);
+            continue;
+        }
+        let (elements, pairs) = scratch.of(count);
+        // SAFETY: the caller's promise; the tile is whole. Here and below.
+        unsafe { wide::reconstruct::<Sixteen>(scaling, (tokens, first), values, elements, shifted) };
+        if let Some(turns) = turns {
+            // SAFETY: as above.
+            unsafe { wide::turn::<Sixteen, false>(turns, tile, elements) };
+        }
+        // SAFETY: as above.
+        unsafe { wide::pack::<Sixteen>(elements, pairs) };
+        // SAFETY: as above.
+        unsafe { transpose_512(pairs, count, rows) };
+    }
 }
 
 /// # Safety
-/// AVX2.
-#[target_feature(enable = "avx2")]
-pub(super) unsafe fn half_rows_256(
-    scaling: &Scaling<'_>,
-    turns: Option<&Turns>,
-    tokens: usize,
-    values: &[i32],
-    rows: &mut [bf16],
-    scratch: &mut RowScratch,
-) {
-    half_rows_with(scaling, turns, tokens, values, rows, scratch, |pairs, elements, rows| {
-        // SAFETY: the caller's promise.
-        unsafe { transpose_256(pairs, elements, rows) };
-    });
-}
-
-/// # Safety
-/// AVX-512F, BW, VL.
+/// AVX-512F, BW, VL; `rows` and `values` hold `elements × tokens`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn quantise_rows_512(
     steps: &Steps<'_>,
@@ -65,14 +68,62 @@ pub(super) unsafe fn quantise_rows_512(
     values: &mut [i32],
     scratch: &mut RowScratch,
 ) -> bool {
-    steps_with(steps, turns, tokens, rows, values, scratch, |rows, lanes| {
-        // SAFETY: the caller's promise.
-        unsafe { lanes_512(rows, lanes) };
-    })
+    let count = steps.mean.len();
+    let mut within = true;
+    for (tile, rows) in rows.chunks(TILE * count).enumerate() {
+        let first = tile * TILE;
+        if first + TILE > tokens || first < steps.masked {
+            within &= fine_tile(steps, turns, (tokens, tile), rows, values, scratch);
+            continue;
+        }
+        let (elements, _) = scratch.of(count);
+        // SAFETY: the caller's promise; the tile is whole. Here and below.
+        unsafe { lanes_512(rows, elements) };
+        if let Some(turns) = turns {
+            // SAFETY: as above.
+            unsafe { wide::turn::<Sixteen, true>(turns, tile, elements) };
+        }
+        // SAFETY: as above.
+        within &= unsafe { wide::quantise::<Sixteen>(steps, (tokens, first), elements, values) };
+    }
+    within
 }
 
 /// # Safety
-/// AVX2.
+/// AVX2; `values` and `rows` hold `elements × tokens`.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn half_rows_256(
+    scaling: &Scaling<'_>,
+    turns: Option<&Turns>,
+    tokens: usize,
+    values: &[i32],
+    rows: &mut [bf16],
+    scratch: &mut RowScratch,
+) {
+    let count = scaling.elements();
+    let shifted = (0..count).any(|element| scaling.towards_zero(element) != 0);
+    for (tile, rows) in rows.chunks_mut(TILE * count).enumerate() {
+        let first = tile * TILE;
+        if first + TILE > tokens {
+            half_tile(scaling, turns, (tokens, tile), values, rows, scratch);
+            continue;
+        }
+        let (elements, pairs) = scratch.of(count);
+        // SAFETY: the caller's promise; the tile is whole. Here and below.
+        unsafe { wide::reconstruct::<Eight>(scaling, (tokens, first), values, elements, shifted) };
+        if let Some(turns) = turns {
+            // SAFETY: as above.
+            unsafe { wide::turn::<Eight, false>(turns, tile, elements) };
+        }
+        // SAFETY: as above.
+        unsafe { wide::pack::<Eight>(elements, pairs) };
+        // SAFETY: as above.
+        unsafe { transpose_256(pairs, count, rows) };
+    }
+}
+
+/// # Safety
+/// AVX2; `rows` and `values` hold `elements × tokens`.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn quantise_rows_256(
     steps: &Steps<'_>,
@@ -82,10 +133,25 @@ pub(super) unsafe fn quantise_rows_256(
     values: &mut [i32],
     scratch: &mut RowScratch,
 ) -> bool {
-    steps_with(steps, turns, tokens, rows, values, scratch, |rows, lanes| {
-        // SAFETY: the caller's promise.
-        unsafe { lanes_256(rows, lanes) };
-    })
+    let count = steps.mean.len();
+    let mut within = true;
+    for (tile, rows) in rows.chunks(TILE * count).enumerate() {
+        let first = tile * TILE;
+        if first + TILE > tokens || first < steps.masked {
+            within &= fine_tile(steps, turns, (tokens, tile), rows, values, scratch);
+            continue;
+        }
+        let (elements, _) = scratch.of(count);
+        // SAFETY: the caller's promise; the tile is whole. Here and below.
+        unsafe { lanes_256(rows, elements) };
+        if let Some(turns) = turns {
+            // SAFETY: as above.
+            unsafe { wide::turn::<Eight, true>(turns, tile, elements) };
+        }
+        // SAFETY: as above.
+        within &= unsafe { wide::quantise::<Eight>(steps, (tokens, first), elements, values) };
+    }
+    within
 }
 
 /// 16 elements of 16 tokens at once.
