@@ -10,7 +10,9 @@ use kvasir_types::ModelSpec;
 
 use crate::{
     BenchError, KvCodec,
-    codecs::{Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, Storage, Sweep, SymbolsThroughDeflate, Uniform},
+    codecs::{
+        Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, Storage, Sweep, SymbolsThroughDeflate, Uniform,
+    },
 };
 
 /// Variant of profiles within the budget.
@@ -30,7 +32,7 @@ pub struct SuiteOptions {
     pub profiles: Vec<Arc<Profile>>,
     /// Largest profile that is within the budget.
     pub budget_bytes: u64,
-    /// Whether general-purpose compressors run too.
+    /// Whether what loses nothing runs too: ours, zstd, zstd over split bytes.
     pub lossless: bool,
 }
 
@@ -40,6 +42,7 @@ pub struct Suite {
     ours: Vec<ProfileCodec>,
     cachegen: Sweep,
     kvtc: Vec<KvtcLike>,
+    lossless: Option<ProfileCodec>,
     plain: Vec<Plain>,
 }
 
@@ -88,10 +91,14 @@ impl Suite {
             kvtc.push(calibration.codec(calibration.rank_within(options.budget_bytes), BUDGET));
         }
         let mut plain = vec![Plain(Storage::Raw)];
+        let mut lossless = None;
         if options.lossless {
             plain.extend([Plain(Storage::Zstd), Plain(Storage::SplitZstd)]);
+            let profile =
+                train(spec, contexts, &Recipe::Exact, &mut |what, at| progress(what, 0.9 + 0.1 * at))?;
+            lossless = Some(ProfileCodec::new("lossless", "", spec, Arc::new(profile))?);
         }
-        Ok(Self { ours, cachegen, kvtc, plain })
+        Ok(Self { ours, cachegen, kvtc, lossless, plain })
     }
 
     /// Our profiles.
@@ -108,6 +115,7 @@ impl Suite {
             codecs.extend(self.kvtc.iter().map(|codec| codec as &dyn KvCodec));
             codecs.extend([&self.cachegen as &dyn KvCodec, &Lmcache]);
             codecs.extend(Uniform::ALL.iter().map(|codec| codec as &dyn KvCodec));
+            codecs.extend(self.lossless.iter().map(|codec| codec as &dyn KvCodec));
             codecs.extend(self.plain.iter().map(|codec| codec as &dyn KvCodec));
         }
         with(&codecs)

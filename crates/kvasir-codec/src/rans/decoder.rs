@@ -232,7 +232,7 @@ pub(super) fn split_streams<'b>(
     Ok(states.chunks_exact(state_bytes).zip(lengths).map(stream).collect())
 }
 
-fn fault_error(
+pub(super) fn fault_error(
     fault: StreamFault,
     plan: &PiecePlan<'_>,
     active: usize,

@@ -24,6 +24,7 @@
 //! ```
 
 pub(crate) mod alias;
+mod arrived;
 pub(crate) mod bank;
 mod decoder;
 mod error;
@@ -38,6 +39,7 @@ pub(crate) mod stream;
 pub(crate) mod trit;
 
 pub use alias::{AliasTable, StageSymbol};
+pub use arrived::ArrivedRows;
 pub use bank::TableBank;
 pub(crate) use decoder::PieceSteps;
 pub use decoder::{PieceDecoder, decode_piece};
