@@ -17,6 +17,7 @@ mod search;
 mod sensitivity;
 mod sinks;
 mod sketch;
+mod sweep;
 mod tokens;
 
 use kvasir_types::{ModelSpec, Plane};
@@ -25,6 +26,7 @@ pub use self::{
     pack::pack,
     search::{Trial, search},
     sketch::{Inside, Sketch},
+    sweep::train_at_scale,
 };
 
 use self::{data::Corpus, draft::Draft, sensitivity::Sensitivity};
