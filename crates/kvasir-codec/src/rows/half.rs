@@ -3,6 +3,8 @@
 //! The numbers are those of the f32 rows, rounded to nearest even with denormals kept: the same operations in the same
 //! order, on other lanes.
 
+use std::array::from_fn;
+
 use half::bf16;
 use kvasir_types::{Pairing, Rope};
 
@@ -28,12 +30,11 @@ impl Turns {
     pub(crate) fn new(rope: &Rope, first: u64, tokens: usize) -> Self {
         let tile = |tile: usize| {
             rope.freqs.iter().map(move |freq| {
-                let mut turn = [[0.0; TILE]; 2];
-                for lane in 0..TILE {
+                let at = |lane: usize| {
                     let position = first.wrapping_add((tile * TILE + lane) as u64);
-                    let (sin, cos) = sin_cos((position.wrapping_mul(*freq) >> 32) as u32);
-                    (turn[0][lane], turn[1][lane]) = (sin, cos);
-                }
+                    sin_cos((position.wrapping_mul(*freq) >> 32) as u32)
+                };
+                let turn = [from_fn(|lane| at(lane).0), from_fn(|lane| at(lane).1)];
                 turn
             })
         };

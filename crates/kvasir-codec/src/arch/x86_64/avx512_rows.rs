@@ -1,4 +1,5 @@
 //! Direct rows with AVX-512: 16 elements × 16 tokens at once, transposed in registers.
+#![allow(clippy::needless_range_loop, reason = "indices of several arrays, unrolled")]
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
     reason = "register intrinsics share one proof: the CPU feature"

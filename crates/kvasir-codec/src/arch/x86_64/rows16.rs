@@ -1,4 +1,5 @@
 //! bf16 rows and back: the portable arithmetic compiled for wider registers, and transposition in registers.
+#![allow(clippy::needless_range_loop, reason = "indices of several arrays, unrolled")]
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
     reason = "register intrinsics share one proof: the CPU feature"

@@ -1,5 +1,9 @@
 //! Rows of direct scopes, tokens as lanes, over registers of either width. Written with plain loops and no closures: a closure
 //! with a target feature is not inlined into what calls it, and iterators over arrays were left scalar.
+#![allow(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "register operations share one proof: the CPU feature"
+)]
 
 use super::registers::Registers;
 use crate::{
