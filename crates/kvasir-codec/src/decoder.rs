@@ -111,11 +111,25 @@ impl CpuDecoder {
             let ahead = of_batch.start + ropes.len()..of_batch.end;
             ropes.extend(ahead.map(|span| SpanRopes::new(&self.spec, first_position, spans[span].clone())));
             let of = |task: &Task| &ropes[task.span - of_batch.start];
+            if let [task] = batch
+                && half
+                && self.is_direct(*task)
+                && self.exact_bytes(&object, *task, &of(task).span)?.is_none()
+            {
+                // Alone: rows go from cache to sink.
+                let span = of(task).span.clone();
+                let kept = kept(&span, &tokens);
+                self.direct_members(&object, *task, of(task), &mut |m, rows| {
+                    let rows = &rows[kept.start * m.dim..kept.end * m.dim];
+                    sink.write_bf16(m.layer, m.plane, m.head, span.start + kept.start, rows);
+                })?;
+                continue;
+            }
             let decoded: Result<Vec<_>, _> =
                 batch.par_iter().map(|task| self.decode_task(&object, *task, of(task), half)).collect();
             for (task, rows) in batch.iter().zip(decoded?) {
                 let span = &spans[task.span];
-                let kept = tokens.start.max(span.start) - span.start..tokens.end.min(span.end) - span.start;
+                let kept = kept(span, &tokens);
                 let first = span.start + kept.start;
                 rows.write(&self.scopes[task.scope].0.elements, span.len(), &kept, first, sink);
             }
@@ -248,9 +262,9 @@ impl CpuDecoder {
         }
         let count = bound.elements.count() * tokens;
         let is_direct = matches!((synthesis, &scope.predictor), (Matrix::Identity, Predictor::Mean));
-        if is_direct && half {
-            let mut rows = vec![bf16::ZERO; count];
-            self.direct_half_rows(object, task, ropes, &mut rows)?;
+        if half && self.is_direct(task) {
+            let mut rows = Vec::with_capacity(count);
+            self.direct_members(object, task, ropes, &mut |_, own| rows.extend_from_slice(own))?;
             if let Some((exact_tokens, values)) = exact {
                 let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
                 bound.elements.overwrite(tokens, exact_tokens, &values, &mut rows);
@@ -476,6 +490,11 @@ impl<'a> Object<'a, '_> {
         self.head.check_piece(section, task.span, bytes)?;
         Ok(Some((section, bytes)))
     }
+}
+
+/// The tokens of a span, relative to it, that are within `tokens`.
+fn kept(span: &Range<usize>, tokens: &Range<usize>) -> Range<usize> {
+    tokens.start.max(span.start) - span.start..tokens.end.min(span.end) - span.start
 }
 
 /// Puts anchors and deltas, `[coefficient][token of the list]`, together in units of the finest step.

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{BAND_MAIN, CpuDecoder, Object, SectionPlan, SpanRopes, Task};
+use super::{BAND_MAIN, CpuDecoder, Matrix, MemberView, Object, Predictor, SectionPlan, SpanRopes, Task};
 use crate::{
     DecodeError,
     arch::RowKernel,
@@ -53,7 +53,9 @@ pub(super) struct Scratch {
     values: Vec<i32>,
     /// Values of coefficients that do not lie side by side.
     ordered: Vec<i32>,
-    rows: RowScratch,
+    /// Rows of one member.
+    rows: Vec<bf16>,
+    lanes: RowScratch,
 }
 
 /// One level of a scope, being decoded.
@@ -115,36 +117,43 @@ impl Ladder<'_> {
 }
 
 impl CpuDecoder {
-    /// Rows `[member][token][element]` of a scope without a basis and with the mean as prediction.
-    pub(super) fn direct_half_rows(
+    /// Whether a task's bf16 rows are made member by member: no basis, the mean as prediction, nothing exact above.
+    pub(super) fn is_direct(&self, task: Task) -> bool {
+        let scope = &self.profile.scopes[task.scope];
+        matches!((&self.scopes[task.scope].1, &scope.predictor), (Matrix::Identity, Predictor::Mean))
+            && task.level < self.profile.lossy_levels()
+    }
+
+    /// Makes the rows `[token][element]` of every member of a direct scope in turn; `emit` has them while they are in the
+    /// cache.
+    pub(super) fn direct_members(
         &self,
         object: &Object<'_, '_>,
         task: Task,
         ropes: &SpanRopes<'_>,
-        rows: &mut [bf16],
+        emit: &mut dyn FnMut(&MemberView, &[bf16]),
     ) -> Result<(), DecodeError> {
         let mut scratch = self.scratch.take();
-        let done = self.direct_members(object, task, ropes, rows, &mut scratch);
+        let done = self.each_member(object, task, ropes, &mut scratch, emit);
         self.scratch.give(scratch);
         done
     }
 
-    fn direct_members(
+    fn each_member(
         &self,
         object: &Object<'_, '_>,
         task: Task,
         ropes: &SpanRopes<'_>,
-        rows: &mut [bf16],
         scratch: &mut Scratch,
+        emit: &mut dyn FnMut(&MemberView, &[bf16]),
     ) -> Result<(), DecodeError> {
         let (bound, _) = &self.scopes[task.scope];
         let (tokens, mean) = (ropes.tokens(), &self.profile.scopes[task.scope].mean);
         let mut ladder = self.ladder(object, task, bound, tokens)?;
-        let Scratch { values, ordered, rows: row_scratch } = scratch;
+        let Scratch { values, ordered, rows, lanes } = scratch;
         let count = bound.elements.count() * tokens;
         // Old values stay where the base writes all; otherwise what it does not is 0.
-        let base = &bound.levels[0];
-        if base.run() != Some(0..bound.elements.count()) {
+        if bound.levels[0].run() != Some(0..bound.elements.count()) {
             values.clear();
         }
         values.resize(count.max(values.len()), 0);
@@ -154,11 +163,12 @@ impl CpuDecoder {
             let range = member.start..member.start + member.dim;
             ladder.climb(task.level, range.end, values, ordered)?;
             let held = range.start * tokens..range.end * tokens;
+            rows.resize(held.len(), bf16::ZERO);
             let turns: Option<&Turns> = member.rope.and_then(|rope| ropes.turns().get(rope));
             let scaling =
                 Scaling { up, shifts: &shifts[range.clone()], gain: member.gain, mean: &mean[range] };
-            let (values, rows) = (&values[held.clone()], &mut rows[held]);
-            half_rows(self.path.rows, &scaling, turns, tokens, values, rows, row_scratch);
+            half_rows(self.path.rows, &scaling, turns, tokens, &values[held], rows, lanes);
+            emit(&member, rows);
         }
         Ok(())
     }

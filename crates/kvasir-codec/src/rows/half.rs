@@ -34,8 +34,7 @@ impl Turns {
                     let position = first.wrapping_add((tile * TILE + lane) as u64);
                     sin_cos((position.wrapping_mul(*freq) >> 32) as u32)
                 };
-                let turn = [from_fn(|lane| at(lane).0), from_fn(|lane| at(lane).1)];
-                turn
+                [from_fn(|lane| at(lane).0), from_fn(|lane| at(lane).1)]
             })
         };
         Self {
