@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Noise, cache, error, setups};
-use kvasir_codec::{ChunkDecoder, CpuDecoder, KvBuffer};
+use kvasir_codec::{Bf16Buffer, ChunkDecoder, CpuDecoder, DecodePath, KvBuffer};
 use kvasir_container::Head;
 use kvasir_types::{Level, Plane};
 use proptest::prelude::*;
@@ -30,6 +30,35 @@ fn error_falls_with_every_level_and_the_finest_is_good() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Rows in bf16 are the f32 rows rounded, on every path, with one thread and with several; the encoders agree too.
+    #[test]
+    fn every_path_gives_the_same_rows_in_both_types(
+        recipe in 0usize..4, tokens in 1usize..400, first in prop::sample::select(vec![0u64, 5, 1 << 40]),
+        level in 0usize..4, cut in any::<(prop::sample::Index, prop::sample::Index)>(), seed in any::<u64>(),
+    ) {
+        let setup = &setups()[recipe];
+        let at = Level(level.min(setup.profile.level_count() - 1) as u8);
+        let text = Noise::new(seed).tokens(tokens);
+        let kv = cache(&setup.spec, &text, seed);
+        let object = setup.encode(&text, first, &kv);
+        let head = Head::parse(&object).expect("parses");
+        let (a, b) = (cut.0.index(tokens + 1), cut.1.index(tokens + 1));
+        let range = a.min(b)..a.max(b);
+        let mut whole = KvBuffer::new(&setup.spec, tokens);
+        setup.decoder.decode(&head, &object, at, range.clone(), &mut whole).expect("decodes");
+        let rounded: Vec<u16> = whole.as_slice().iter().map(|x| half::bf16::from_f32(*x).to_bits()).collect();
+        for path in DecodePath::available() {
+            let decoder = setup.decoder.clone().with_path(path);
+            for threads in [1, 3] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+                let mut rows = Bf16Buffer::new(&setup.spec, tokens);
+                pool.install(|| decoder.decode(&head, &object, at, range.clone(), &mut rows)).expect("decodes");
+                let rows: Vec<u16> = rows.as_slice().iter().map(|x| x.to_bits()).collect();
+                prop_assert!(rows == rounded, "{} with {threads} threads", path.name());
+            }
+        }
+    }
 
     /// Any length and position, at any level, from exactly the bytes of that level; any token range is the
     /// same range of the whole.
