@@ -96,3 +96,5 @@ pub const UPLOAD_PAUSE: Duration = Duration::from_millis(250);
 pub const DIRECT_SILENCE_MAX: Duration = Duration::from_millis(800);
 /// Direct reads of a load that may fail before the rest goes through the service at once.
 pub const DIRECT_FAILURES_MAX: u32 = 2;
+/// Threads of a blocking client's runtime: one for the network, one for what must not wait for it.
+pub const BLOCKING_WORKERS: usize = 2;

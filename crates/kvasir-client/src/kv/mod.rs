@@ -9,7 +9,7 @@ mod table;
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use kvasir_codec::{ChunkDecoder, ChunkEncoder, Profile, ProfileError};
+use kvasir_codec::{ChunkDecoder, ChunkEncoder, CpuDecoder, CpuEncoder, Profile, ProfileError};
 use kvasir_types::{
     CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_MAX, CHUNK_TOKENS_STEP, ModelId, ModelSpec, Name, ProfileHash,
     RootHash, TokenChain, TokenRange,
@@ -144,6 +144,24 @@ impl KvClient {
             }
         }
         Ok(self)
+    }
+
+    /// As [`new`](Self::new) with encoder and decoder on the CPU, and publishes the profile: all that an engine without
+    /// a GPU decoder needs.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new) and [`Client::put_profile`]; [`ClientError::Profile`] for another model's profile.
+    pub async fn connect(
+        client: Client,
+        spec: Arc<ModelSpec>,
+        namespace: Name,
+        profile: Arc<Profile>,
+    ) -> Result<Self, ClientError> {
+        let encoder = Arc::new(CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?);
+        let decoder = Arc::new(CpuDecoder::new(Arc::clone(&spec), Arc::clone(&profile))?);
+        let kv = Self::new(client, spec, namespace, encoder, decoder).await?;
+        kv.client.put_profile(&kv.model_id, profile.to_bytes()).await?;
+        Ok(kv)
     }
 
     /// Stores chunks of another length.

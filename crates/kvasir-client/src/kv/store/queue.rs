@@ -101,6 +101,11 @@ impl StoreTicket {
         self.0.await.unwrap_or(StoreOutcome::Refused(Refusal::Closed))
     }
 
+    /// Blocks until the outcome is there; for engines without an async runtime.
+    pub fn wait(self) -> StoreOutcome {
+        self.0.blocking_recv().unwrap_or(StoreOutcome::Refused(Refusal::Closed))
+    }
+
     /// The outcome, if it is there already.
     pub fn try_outcome(&mut self) -> Option<StoreOutcome> {
         self.0.try_recv().ok()
