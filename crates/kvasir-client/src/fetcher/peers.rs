@@ -21,26 +21,30 @@ pub(super) struct Progress {
     bytes: u64,
     /// Time on the link that its bytes took, as far as arrivals tell: since the arrival before, whoever's.
     on_link: Duration,
-    /// Time since its first byte.
-    flowing: Duration,
+    /// Time since its first byte, each stretch divided by the transfers that shared the link then.
+    fair: Duration,
+    /// Transfers that shared the link when its last bytes came.
+    sharing: u32,
 }
 
 impl Progress {
-    /// `bytes` came `since_any` after the last arrival of any transfer, `since_own` after this one's last.
-    pub(super) fn add(&mut self, bytes: u64, since_any: Duration, since_own: Duration) {
-        if self.on_link > OWN_TIME || self.flowing > OWN_TIME * 4 {
-            (self.bytes, self.on_link, self.flowing) = (self.bytes / 2, self.on_link / 2, self.flowing / 2);
+    /// `bytes` came `since_any` after the last arrival of any transfer and `since_own` after this one's last, with
+    /// `sharing` transfers on the link now.
+    pub(super) fn add(&mut self, bytes: u64, since_any: Duration, since_own: Duration, sharing: u32) {
+        if self.on_link > OWN_TIME || self.fair > OWN_TIME {
+            (self.bytes, self.on_link, self.fair) = (self.bytes / 2, self.on_link / 2, self.fair / 2);
         }
         self.bytes += bytes;
         self.on_link += since_any;
-        self.flowing += since_own;
+        self.fair += since_own / self.sharing.max(sharing).max(1);
+        self.sharing = sharing;
     }
 
     /// What it would have if it had the link to itself: the smaller of what its bytes took on the link and what
-    /// it got, times the `sharing` transfers. A slow peer shows in the second, a slow link in both.
-    pub(super) fn rate(&self, sharing: usize) -> Option<ByteRate> {
+    /// it got where it had a fair share. A slow peer shows in the second, a slow link in both.
+    pub(super) fn rate(&self) -> Option<ByteRate> {
         let on_link = ByteRate::of(self.bytes, self.on_link)?;
-        let got = ByteRate::of(self.bytes, self.flowing)?.scaled(sharing as f64);
+        let got = ByteRate::of(self.bytes, self.fair)?;
         Some(if got < on_link { got } else { on_link })
     }
 }
@@ -139,16 +143,16 @@ mod tests {
         let ms = Duration::from_millis;
         let (mut slow, mut fast) = (Progress::default(), Progress::default());
         for _ in 0..20 {
-            fast.add(100_000, ms(1), ms(2)); // in turn: 1 ms each
-            slow.add(1_000, ms(1), ms(2));
+            fast.add(100_000, ms(1), ms(2), 2); // in turn: 1 ms each
+            slow.add(1_000, ms(1), ms(2), 2);
         }
-        assert!((fast.rate(2).unwrap().bytes_per_second() / 1e8 - 1.0).abs() < 0.01);
-        assert!((slow.rate(2).unwrap().bytes_per_second() / 1e6 - 1.0).abs() < 0.01);
+        assert!((fast.rate().unwrap().bytes_per_second() / 1e8 - 1.0).abs() < 0.01);
+        assert!((slow.rate().unwrap().bytes_per_second() / 1e6 - 1.0).abs() < 0.01);
         // Its bytes come quickly one after the other's, but seldom: the time between counts.
         let mut seldom = Progress::default();
         for _ in 0..20 {
-            seldom.add(1_000, Duration::from_micros(10), ms(10));
+            seldom.add(1_000, Duration::from_micros(10), ms(10), 2);
         }
-        assert!(seldom.rate(2).unwrap().bytes_per_second() < 2.1e5);
+        assert!(seldom.rate().unwrap().bytes_per_second() < 2.1e5);
     }
 }

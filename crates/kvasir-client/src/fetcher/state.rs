@@ -120,12 +120,12 @@ impl LoadState {
             self.meter.on_first_byte(now.saturating_sub(request.transfer.sent), bytes, flowing == 0);
         } else {
             let any = now.saturating_sub(self.meter.last_arrival().max(request.transfer.sent));
-            request.progress.add(bytes, any, now.saturating_sub(request.last));
+            request.progress.add(bytes, any, now.saturating_sub(request.last), flowing as u32);
         }
         request.last = now;
         request.transfer.bytes += bytes;
         state.have_bytes += bytes;
-        if let Some(rate) = request.progress.rate(flowing.max(1)) {
+        if let Some(rate) = request.progress.rate() {
             self.own_rates[request.chunk] = Some(rate);
             self.seen_at[request.chunk] = now;
         }

@@ -119,6 +119,11 @@ impl<'a> Forecast<'a> {
             .unwrap_or_else(|| (0..=self.missing.len()).min_by_key(|&k| finish(k)).unwrap_or(0))
     }
 
+    /// Time that the bases in flight still take.
+    pub(super) fn bases_in_flight(&self) -> Duration {
+        self.missing.iter().filter(|&&i| !self.is_idle(i)).map(|&i| self.base_time(i, 1.0)).sum()
+    }
+
     fn in_flight_time(&self, mean: ByteRate) -> Duration {
         let pending = self.view.chunks.iter().enumerate().filter_map(|(i, state)| match state.status {
             Status::Fetching { level } => {

@@ -11,6 +11,12 @@ use crate::fetcher::TextMode;
 const DEPTH: usize = 3;
 /// Share of the SLO kept free before the deadline for timer and hand-over jitter.
 const MARGIN: f64 = 0.02;
+/// Transfer time of bases that is kept in flight, as a share of the SLO.
+const LOOKAHEAD: f64 = 0.02;
+/// A transfer below this share of the best one's rate crawls for a reason of its own.
+const OUTLIER: f64 = 1.0 / 3.0;
+/// Times that a chunk is stopped for another.
+const PAUSES_MAX: u8 = 2;
 /// Without any word from the link, the first chunk is computed after this share of the SLO.
 const PATIENCE: f64 = 0.05;
 /// Bounds of how long silence goes unnoticed, a sixteenth of the SLO between them.
@@ -29,7 +35,8 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 ///    from the front, where it needs no loaded prefix, and reading from the back. A rate that falls later finds
 ///    the front already computed, and nothing is given to the GPU before it is free for it.
 /// 2. Refinements by predicted loss removed per second of the link, as long as they are predicted to arrive.
-/// 3. A chunk whose own transfer crawls while others are missing is paused, once, and comes last: it goes to
+/// 3. Bases come one after the other once the pipe is full. A chunk whose own transfer crawls while others are
+///    missing comes last: it goes to
 ///    the GPU when it cannot arrive in time, as late as that allows.
 /// 4. A chunk is decoded as soon as none of its refinements fits any more; at the stop time (deadline less the
 ///    decoding still to be done) refinements in flight are cancelled and everything is decoded as it is.
@@ -37,7 +44,10 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 /// Refinements may be planned at the full estimated rate: a wrong guess costs the refinement, never the deadline.
 #[derive(Debug, Clone)]
 pub struct Progressive {
-    paused: Vec<bool>,
+    /// Chunks whose own transfer crawled.
+    slow: Vec<bool>,
+    /// How often each chunk was stopped for another.
+    pauses: Vec<u8>,
     gpu_price: f64,
     /// The split in force, when it was made, and for how many open and missing chunks.
     split: (Split, Option<(Duration, usize, usize)>),
@@ -61,44 +71,72 @@ impl Progressive {
     }
 
     const fn with_price(gpu_price: f64) -> Self {
-        Self { paused: Vec::new(), gpu_price, split: (Split::given(Vec::new()), None) }
+        Self { slow: Vec::new(), pauses: Vec::new(), gpu_price, split: (Split::given(Vec::new()), None) }
     }
 
-    fn was_paused(&self, chunk: usize) -> bool {
-        self.paused.get(chunk).copied().unwrap_or(false)
+    fn is_slow(&self, chunk: usize) -> bool {
+        self.slow.get(chunk).copied().unwrap_or(false)
     }
 
-    /// A missing chunk in flight that hogs the link while others wait.
+    /// A missing chunk in flight to be stopped while others wait: one that crawls beside the others, or one too
+    /// many on a link that is slow for all (half of two bases is worth nothing, one whole is).
     fn crawling(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<Step> {
-        let wanted = || plan.missing.iter().copied();
-        let others = wanted().any(|i| plan.is_idle(i) && !self.was_paused(i));
-        let fair = plan.left_time() / wanted().count().max(1) as u32;
-        let slow = |&i: &usize| {
-            let late = plan.own_time(i).is_some_and(|t| t > plan.left_time());
-            let hogs = others && plan.own_time(i).is_some_and(|t| t > fair);
-            !plan.is_idle(i) && !self.was_paused(i) && (hogs || (late && split.texts.contains(&i)))
+        let (view, count) = (plan.view, plan.view.chunks.len());
+        self.pauses.resize(count, 0);
+        let own = |i: usize| view.own_rates.get(i).copied().flatten();
+        let flowing = || plan.missing.iter().copied().filter(|&i| !plan.is_idle(i) && own(i).is_some());
+        let waits = plan.missing.iter().any(|&i| plan.is_idle(i) && !self.is_slow(i));
+        let late = |i: usize| plan.own_time(i).is_some_and(|t| t > plan.left_time());
+        let best = (0..count).filter_map(own).reduce(|a, b| if a > b { a } else { b })?;
+        let crawls = |&i: &usize| {
+            let outlier = own(i).is_some_and(|rate| rate < best.scaled(OUTLIER));
+            let fair = plan.left_time() / plan.missing.len().max(1) as u32;
+            let hogs = waits && plan.own_time(i).is_some_and(|t| t > fair);
+            !self.is_slow(i) && ((outlier && hogs) || (late(i) && split.texts.contains(&i)))
         };
-        let chunk = plan.missing.iter().copied().find(slow)?;
-        self.paused.resize(plan.view.chunks.len(), false);
-        self.paused[chunk] = true;
-        Some(Step::Pause { chunk })
+        if let Some(chunk) = flowing().find(crawls) {
+            self.slow.resize(count, false);
+            self.slow[chunk] = true;
+            return Some(Step::Pause { chunk });
+        }
+        // The one that is done first goes on.
+        let crowded = flowing().count() > 1 && plan.bases_in_flight() > self.lookahead(plan);
+        let last = flowing().max_by_key(|&i| (plan.own_time(i), i)).filter(|_| crowded)?;
+        if self.pauses[last] >= PAUSES_MAX {
+            return None;
+        }
+        self.pauses[last] += 1;
+        Some(Step::Pause { chunk: last })
+    }
+
+    /// How much transfer time to keep in flight: enough to hide round trips.
+    fn lookahead(&self, plan: &Forecast<'_>) -> Duration {
+        (plan.view.first_byte * 2).max(plan.view.plan.slo.mul_f64(LOOKAHEAD))
+    }
+
+    /// Whether another base may be begun: the pipe is not full, or one transfer alone is not enough to know whether
+    /// it is the link that is slow or just this one.
+    fn may_begin(&self, plan: &Forecast<'_>) -> bool {
+        let known = plan.view.own_rates.iter().flatten().count();
+        let alone = plan.view.in_flight <= 1 && known < 2;
+        plan.view.in_flight == 0 || alone || plan.bases_in_flight() <= self.lookahead(plan)
     }
 
     /// The next missing chunk to read: what a text chunk waits for; the link's own, from the back; then the GPU's,
-    /// from the back too, for it may not get that far; those paused come last, the quickest first, unless
+    /// from the back too, for it may not get that far; those that crawl come last, the quickest first, unless
     /// the GPU has them.
     fn next_base(&self, plan: &Forecast<'_>, split: &Split) -> Option<usize> {
         let last_text = split.texts.last().copied().unwrap_or(0);
         let texts = |i: &usize| split.texts.contains(i);
         let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
-        let fresh = || idle().filter(|&i| !self.was_paused(i));
+        let fresh = || idle().filter(|&i| !self.is_slow(i));
         let own = || fresh().filter(|i| !texts(i));
         let gating = own().find(|&i| i < last_text);
-        let paused = || idle().filter(|&i| self.was_paused(i) && !texts(&i));
+        let slow = || idle().filter(|&i| self.is_slow(i) && !texts(&i));
         gating
             .or_else(|| own().next_back())
             .or_else(|| fresh().next_back())
-            .or_else(|| paused().min_by_key(|&i| plan.base_time(i, 1.0)))
+            .or_else(|| slow().min_by_key(|&i| plan.base_time(i, 1.0)))
     }
 
     /// What the GPU is to do now, or from when on it must be looked at again.
@@ -150,6 +188,13 @@ impl Progressive {
         self.split.0.clone()
     }
 
+    fn wait(view: &View<'_>, until: Option<Duration>) -> Step {
+        // Silence sends no events; the forecast worsens all the same.
+        let again = view.now + (view.plan.slo / 16).clamp(RELOOK.0, RELOOK.1);
+        let waits = view.in_flight > 0 || until.is_some();
+        Step::Wait { until: [until, Some(again)].into_iter().flatten().min().filter(|_| waits) }
+    }
+
     /// A held chunk that is to be decoded now.
     fn finish(plan: &Forecast<'_>, link_is_free: bool) -> Option<Step> {
         let view = plan.view;
@@ -182,21 +227,21 @@ impl Policy for Progressive {
         if let Some(step) = self.crawling(&plan, &split) {
             return step;
         }
-        let bases_done = plan.missing.iter().all(|&i| self.was_paused(i) && split.texts.contains(&i));
+        let bases_done = plan.missing.iter().all(|&i| self.is_slow(i) && split.texts.contains(&i));
         if let Some(step) = Self::finish(&plan, bases_done) {
             return step;
         }
         if view.in_flight < DEPTH {
             if let Some(chunk) = self.next_base(&plan, &split) {
+                if !self.may_begin(&plan) {
+                    return Self::wait(view, until);
+                }
                 return Step::Fetch { chunk, level: Level::BASE };
             }
             if bases_done && let Some((chunk, level)) = plan.best_refinement(None) {
                 return Step::Fetch { chunk, level };
             }
         }
-        // Silence sends no events; the forecast worsens all the same.
-        let again = view.now + (view.plan.slo / 16).clamp(RELOOK.0, RELOOK.1);
-        let waits = view.in_flight > 0 || until.is_some();
-        Step::Wait { until: [until, Some(again)].into_iter().flatten().min().filter(|_| waits) }
+        Self::wait(view, until)
     }
 }
