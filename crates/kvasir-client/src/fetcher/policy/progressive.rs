@@ -99,9 +99,11 @@ impl Progressive {
             self.slow[chunk] = true;
             return Some(Step::Pause { chunk });
         }
-        // The one that is done first goes on.
-        let crowded = flowing().count() > 1 && plan.bases_in_flight() > self.lookahead(plan);
-        let last = flowing().max_by_key(|&i| (plan.own_time(i), i)).filter(|_| crowded)?;
+        // The one that is done last waits where those before it keep the pipe full.
+        let last = flowing().max_by_key(|&i| (plan.own_time(i), i)).filter(|_| flowing().count() > 1)?;
+        if plan.bases_in_flight().saturating_sub(plan.base_time(last, 1.0)) <= Self::lookahead(plan) {
+            return None;
+        }
         if self.pauses[last] >= PAUSES_MAX {
             return None;
         }
@@ -110,7 +112,7 @@ impl Progressive {
     }
 
     /// How much transfer time to keep in flight: enough to hide round trips.
-    fn lookahead(&self, plan: &Forecast<'_>) -> Duration {
+    fn lookahead(plan: &Forecast<'_>) -> Duration {
         (plan.view.first_byte * 2).max(plan.view.plan.slo.mul_f64(LOOKAHEAD))
     }
 
@@ -119,7 +121,7 @@ impl Progressive {
     fn may_begin(&self, plan: &Forecast<'_>) -> bool {
         let known = plan.view.own_rates.iter().flatten().count();
         let alone = plan.view.in_flight <= 1 && known < 2;
-        plan.view.in_flight == 0 || alone || plan.bases_in_flight() <= self.lookahead(plan)
+        plan.view.in_flight == 0 || alone || plan.bases_in_flight() <= Self::lookahead(plan)
     }
 
     /// The next missing chunk to read: what a text chunk waits for; the link's own, from the back; then the GPU's,
