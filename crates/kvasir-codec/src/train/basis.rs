@@ -186,7 +186,7 @@ mod tests {
         };
         let dense = fit_dense(&corpus, &recipe, &scope, 12, &mut |_, _| ()).expect("decomposes");
         let wide = fit_wide(&corpus, &recipe, &scope, 12, &mut |_, _| ()).expect("decomposes");
-        assert_eq!(wide.tokens.as_ref().map(TokenModel::factor_count), Some(6));
+        assert_eq!(wide.tokens.as_ref().map(TokenModel::table_bytes), Some(6 * 40));
         let (dense, wide) = (power(dense), power(wide));
         assert!(wide > 0.9 && wide > dense - 0.01, "{dense} {wide}");
     }

@@ -119,12 +119,15 @@ fn best_base(counts: &[u32]) -> i16 {
     best.unwrap_or(most) as i16
 }
 
+/// Takes a context's cache, what a decoder makes of some of its tokens, and which.
+type Each<'a> = dyn FnMut(&dyn KvSource, &KvBuffer, Range<usize>) + 'a;
+
 /// Segments of the fitted contexts with what the finest lossy level makes of them.
 fn each_segment(
     corpus: &Corpus<'_>,
     parts: &ProfileParts,
     residual: bool,
-    each: &mut dyn FnMut(&dyn KvSource, &KvBuffer, Range<usize>),
+    each: &mut Each<'_>,
 ) -> Result<(), TrainError> {
     let spec = Arc::new(corpus.spec.clone());
     let profile = Arc::new(Profile::assemble(parts.clone())?);

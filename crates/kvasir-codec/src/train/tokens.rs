@@ -80,11 +80,6 @@ impl TokenModel {
         model
     }
 
-    /// Factors of both tokens together.
-    pub(super) fn factor_count(&self) -> usize {
-        self.factors[0] + self.factors[1]
-    }
-
     /// Bytes of both tables in a profile.
     pub(super) fn table_bytes(&self) -> usize {
         self.factors.iter().map(|count| self.vocabulary * packed_bytes(*count, self.bits)).sum()
