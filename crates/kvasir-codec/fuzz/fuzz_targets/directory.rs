@@ -36,7 +36,7 @@ fn seal(object: &mut [u8]) {
 fuzz_target!(|data: &[u8]| {
     let mut object = data.to_vec();
     if object.len() >= HEADER_BYTES {
-        object[..6].copy_from_slice(b"KVSC\x00\x01");
+        object[..6].copy_from_slice(b"KVSC\x01\x00");
         seal(&mut object);
     }
     let verdict = verify(&object, object.len().max(1));

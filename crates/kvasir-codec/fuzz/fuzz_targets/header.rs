@@ -9,7 +9,7 @@ fuzz_target!(|data: &[u8]| {
     let _ = ChunkHeader::parse(data);
     let mut header = data.to_vec();
     if header.len() >= HEADER_BYTES {
-        header[..6].copy_from_slice(b"KVSC\x00\x01");
+        header[..6].copy_from_slice(b"KVSC\x01\x00");
         let crc = crc32c::crc32c(&header[..188]);
         header[188..192].copy_from_slice(&crc.to_le_bytes());
         if let Ok(header) = ChunkHeader::parse(&header) {
