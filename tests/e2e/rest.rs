@@ -50,6 +50,7 @@ async fn store_find_read_restart(store: StoreConfig, directory: &TempDir) {
         namespace: "n".parse().expect("a name"),
         tokens: None,
         block_hashes: Some(TokenChain::new(root, &tokens).blocks().to_vec()),
+        chunk_ids: None,
         fresh: false,
         direct: false,
     };

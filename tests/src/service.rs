@@ -151,6 +151,7 @@ impl Api {
             namespace,
             tokens,
             block_hashes: None,
+            chunk_ids: None,
             fresh: true,
             direct: false,
         })

@@ -5,12 +5,18 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 /// Query of a chunk `GET`: without it, the whole object or the `Range` asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, IntoParams)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct ChunkQuery {
     /// Only the byte prefix that decodes to this level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<Level>,
+    /// Only the head and the pieces that hold the chunk's first so many tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u32>,
+    /// Only the head and these sections, by their numbers in the directory: `0-3,7`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sections: Option<String>,
 }
 
 /// Answer to storing a chunk: from here on it is durable and visible.

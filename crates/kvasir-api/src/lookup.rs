@@ -9,7 +9,7 @@ pub const LOOKUP_TOKENS_MAX: usize = 1 << 20;
 /// Most hashes of a lookup by block hashes.
 pub const LOOKUP_BLOCKS_MAX: usize = LOOKUP_TOKENS_MAX / kvasir_types::BLOCK_TOKENS;
 
-/// Asks for the longest stored prefix. Exactly one of `tokens` and `block_hashes` is given.
+/// Asks for the longest stored prefix. Exactly one of `tokens`, `block_hashes` and `chunk_ids` is given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LookupRequest {
@@ -23,6 +23,9 @@ pub struct LookupRequest {
     /// Hashes of the consecutive blocks from the root on (the last may be of a shorter tail).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_hashes: Option<Vec<SeqHash>>,
+    /// `seq_hash` of consecutive chunks from the root on: of a context whose chunks the caller knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk_ids: Option<Vec<SeqHash>>,
     /// Bypass remembered misses and ask the store.
     #[serde(default)]
     pub fresh: bool,

@@ -11,6 +11,9 @@ pub const PROFILE_BYTES_MAX: u64 = 2 << 30;
 pub const HEAD_BYTES_MAX: u64 = 4 << 20;
 /// First read of an object whose head is wanted: covers header, directory and tokens of a default chunk.
 pub const HEAD_GUESS_BYTES: u64 = 32 << 10;
+/// Bytes between two selected pieces that are read and dropped rather than asked for around: a request to a store costs
+/// more than their transfer.
+pub const SELECT_GAP_BYTES: u64 = 64 << 10;
 /// Body bytes an upload may hold in memory before it goes to the spool file.
 pub const SPOOL_MEMORY_BYTES: usize = 1 << 20;
 /// Spool bytes in memory over all uploads; beyond it every body goes to its file at once.

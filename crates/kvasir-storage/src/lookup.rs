@@ -8,7 +8,9 @@ use std::{collections::HashSet, sync::Arc};
 
 use futures::{StreamExt, stream};
 use kvasir_api::{ChunkMatch, LookupResponse, Via};
-use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_STEP, Medium, ModelId, Name, Reuse, SeqHash, TokenChain};
+use kvasir_types::{
+    BLOCK_TOKENS, CHUNK_TOKENS_STEP, Medium, ModelId, Name, Reuse, RootHash, SeqHash, TokenChain,
+};
 
 use crate::{
     Storage, StorageError,
@@ -25,6 +27,17 @@ pub enum Query {
     Tokens(Vec<u32>),
     /// Their block hashes from the root on.
     Blocks(Vec<SeqHash>),
+    /// Chunks, each following the one before and the first one the root.
+    Chunks(Vec<SeqHash>),
+}
+
+impl Query {
+    fn into_blocks(self, root: RootHash) -> Vec<SeqHash> {
+        match self {
+            Self::Tokens(tokens) => TokenChain::new(root, &tokens).blocks().to_vec(),
+            Self::Blocks(blocks) | Self::Chunks(blocks) => blocks,
+        }
+    }
 }
 
 /// Where a lookup takes place.
@@ -74,14 +87,22 @@ impl Storage {
     ) -> Result<LookupResponse, StorageError> {
         let root = self.root(tenant, namespace, model_id).await?;
         let reuse = self.model(tenant, model_id).await?.reuse;
-        let blocks = match query {
-            Query::Tokens(tokens) => TokenChain::new(root, &tokens).blocks().to_vec(),
-            Query::Blocks(blocks) => blocks,
-        };
         let place = Place { tenant, model_id, scope: Scope::new(tenant, model_id) };
-        let walk = self.walk(place, root.as_bytes(), &blocks, fresh).await?;
+        let (blocks, walk, is_whole) = match query {
+            Query::Chunks(chunks) => {
+                let walk = self.walk_chunks(place, root.as_bytes(), &chunks, fresh).await?;
+                let is_whole = walk.steps.len() == chunks.len();
+                (chunks, walk, is_whole)
+            }
+            Query::Blocks(_) | Query::Tokens(_) => {
+                let blocks = query.into_blocks(root);
+                let walk = self.walk(place, root.as_bytes(), &blocks, fresh).await?;
+                let is_whole = walk.whole_blocks == blocks.len();
+                (blocks, walk, is_whole)
+            }
+        };
         // A cache thinned by looking ahead is of use only as a whole.
-        let usable = reuse == Reuse::Prefix || walk.whole_blocks == blocks.len();
+        let usable = reuse == Reuse::Prefix || is_whole;
         if !usable {
             return Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() });
         }
@@ -121,6 +142,36 @@ impl Storage {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    async fn walk_chunks(
+        &self,
+        place: Place<'_>,
+        root: &[u8; 32],
+        chunks: &[SeqHash],
+        fresh: bool,
+    ) -> Result<Walk, StorageError> {
+        let usable = |row: &crate::index::IndexRow| !self.dead.contains(&(place.scope, row.object_digest));
+        let mut asked = HashSet::new();
+        for round in 0.. {
+            let rows = self.index.walk_chunks(place.scope, root, chunks, &usable);
+            let known = rows.len();
+            if known == chunks.len() {
+                return Ok(Walk::of_rows(rows));
+            }
+            let count = limits::PROBE_ROUNDS[round.min(limits::PROBE_ROUNDS.len() - 1)];
+            let ends = ends(known, chunks.len(), 1, count);
+            match self.probe(place, chunks, &ends, fresh, &mut asked).await {
+                Ok(0) => return Ok(Walk::of_rows(rows)),
+                Ok(_) => {}
+                Err(error) if known > 0 => {
+                    tracing::warn!(%error, "a lookup could not ask the store and answers from the index");
+                    return Ok(Walk::of_rows(rows));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        unreachable!("the rounds end when nothing new is found")
     }
 
     /// Asks the store for chunks behind block `from`. Gives how many were found.

@@ -57,6 +57,11 @@ pub struct ObjectRead {
 }
 
 impl ObjectRead {
+    /// Says what would be read, and reads nothing.
+    pub fn empty(range: Range<u64>, object_bytes: u64) -> Self {
+        Self { range, object_bytes, bytes: futures::stream::empty().boxed() }
+    }
+
     pub(crate) fn whole(result: GetResult) -> Self {
         let object_bytes = result.meta.size;
         Self { range: 0..object_bytes, object_bytes, bytes: exactly(result, 0..object_bytes) }

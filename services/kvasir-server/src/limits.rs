@@ -48,3 +48,5 @@ pub(crate) const RELOADED_BYTES_MAX: u64 = 64 << 20;
 pub(crate) const RELOAD_EVERY: Duration = Duration::from_secs(5);
 /// How long a TLS handshake may take.
 pub(crate) const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Ranges of sections in one request: more than a directory has scopes makes no sense.
+pub(crate) const SECTION_RANGES_MAX: usize = 256;

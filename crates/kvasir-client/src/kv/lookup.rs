@@ -76,6 +76,7 @@ impl KvClient {
             namespace: self.namespace.clone(),
             tokens: None,
             block_hashes: Some(block_hashes),
+            chunk_ids: None,
             fresh: false,
             direct: self.direct,
         };

@@ -47,6 +47,18 @@ pub struct Walk {
 }
 
 impl Walk {
+    /// Of whole chunks that follow each other from the root on.
+    pub(crate) fn of_rows(rows: Vec<IndexRow>) -> Self {
+        let mut whole_blocks = 0;
+        let steps = rows.into_iter().map(|row| {
+            let (first_block, matched_blocks) = (whole_blocks, row.block_count());
+            whole_blocks += matched_blocks;
+            Step { row, first_block, matched_blocks }
+        });
+        let steps = steps.collect();
+        Self { steps, whole_blocks }
+    }
+
     /// Blocks covered in all.
     pub fn matched_blocks(&self) -> usize {
         self.steps.last().map_or(0, Step::end)

@@ -7,10 +7,9 @@ use axum::{
     response::Response,
 };
 use kvasir_api::{ChunkQuery, MEDIA_CHUNK};
-use kvasir_storage::{ByteRange, StorageError, layout::ChunkKey};
-use kvasir_types::Level;
+use kvasir_storage::{ByteRange, ObjectRead, Selection, StorageError, hot::RequestHint, layout::ChunkKey};
 
-use super::{body, conditional, hint, id};
+use super::{body, conditional, hint, id, selection};
 use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
 pub(in crate::handlers) async fn put(
@@ -47,7 +46,7 @@ pub(in crate::handlers) async fn get_preferred(
 ) -> Result<Response, ApiError> {
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
     let key = state.storage()?.preferred(&caller.tenant, &model_id, &seq_hash).await?;
-    answer(&state, &key, level(query)?, &method, &headers).await
+    answer(&state, &key, selection::parse(query)?, &method, &headers).await
 }
 
 pub(in crate::handlers) async fn get_object(
@@ -59,7 +58,7 @@ pub(in crate::handlers) async fn get_object(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let key = object_key(&caller, &names)?;
-    answer(&state, &key, level(query)?, &method, &headers).await
+    answer(&state, &key, selection::parse(query)?, &method, &headers).await
 }
 
 pub(in crate::handlers) async fn delete(
@@ -93,49 +92,28 @@ fn object_key(
     })
 }
 
-fn level(query: Result<Query<ChunkQuery>, QueryRejection>) -> Result<Option<Level>, ApiError> {
-    query.map(|Query(query)| query.level).map_err(|e| ApiError::bad_request(e.to_string()))
-}
-
-/// A level is a representation of its own: the object's prefix that decodes to it, with its own length and ETag.
+/// A level, a token prefix, a choice of sections is each a representation of its own, with its own length and ETag.
 async fn answer(
     state: &AppState,
     key: &ChunkKey,
-    level: Option<Level>,
+    (selection, tag): (Selection, String),
     method: &Method,
     headers: &HeaderMap,
 ) -> Result<Response, ApiError> {
-    let storage = state.storage()?;
-    let etag = match level {
-        None => format!("\"{}\"", key.object_digest),
-        Some(level) => format!("\"{}-l{level}\"", key.object_digest),
-    };
+    let etag = format!("\"{}{tag}\"", key.object_digest);
     let mut response = Response::new(Body::empty());
     describe(response.headers_mut(), &etag);
     if conditional::is_not_modified(headers, &etag) {
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         return Ok(response);
     }
-    let mut range = conditional::range(headers, &etag)?;
-    let length = match level {
-        Some(level) => Some(storage.level_bytes(key, level).await?),
-        None if method == Method::HEAD => Some(storage.object_bytes(key).await?),
-        None => None,
-    };
+    let range = conditional::range(headers, &etag)?;
     let is_partial = range != ByteRange::Whole;
-    if let Some(length) = length {
-        let within = range.resolve(length).ok_or(StorageError::Range { object_bytes: length })?;
-        range = ByteRange::Bounded(within.start, within.end.saturating_sub(1));
+    let read = open(state, key, &selection, range, method, &hint::of(headers)?).await?;
+    let (range, object_bytes) = (read.range.clone(), read.object_bytes);
+    if method != Method::HEAD {
+        *response.body_mut() = body::download(state, read);
     }
-    let (range, object_bytes) = match (method == Method::HEAD, length) {
-        (true, Some(length)) => (range.resolve(length).unwrap_or(0..length), length),
-        _ => {
-            let read = storage.read_for(key, range, &hint::of(headers)?).await?;
-            let found = (read.range.clone(), length.unwrap_or(read.object_bytes));
-            *response.body_mut() = body::download(state, read);
-            found
-        }
-    };
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_LENGTH, (range.end - range.start).into());
     if is_partial {
@@ -146,6 +124,34 @@ async fn answer(
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
     }
     Ok(response)
+}
+
+/// A read of what is asked for; for HEAD, one that was never opened.
+async fn open(
+    state: &AppState,
+    key: &ChunkKey,
+    selection: &Selection,
+    range: ByteRange,
+    method: &Method,
+    hint: &RequestHint,
+) -> Result<ObjectRead, ApiError> {
+    let storage = state.storage()?;
+    if selection.is_scattered() {
+        return Ok(storage.read_selection(key, selection, range, hint).await?);
+    }
+    let length = match selection.level {
+        Some(level) => Some(storage.level_bytes(key, level).await?),
+        None if method == Method::HEAD => Some(storage.object_bytes(key).await?),
+        None => None,
+    };
+    let Some(length) = length else { return Ok(storage.read_for(key, range, hint).await?) };
+    let within = range.resolve(length).ok_or(StorageError::Range { object_bytes: length })?;
+    if method == Method::HEAD {
+        return Ok(ObjectRead::empty(within, length));
+    }
+    let range = ByteRange::Bounded(within.start, within.end.saturating_sub(1));
+    let read = storage.read_for(key, range, hint).await?;
+    Ok(ObjectRead { object_bytes: length, ..read })
 }
 
 fn describe(headers: &mut HeaderMap, etag: &str) {

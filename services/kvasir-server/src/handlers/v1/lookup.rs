@@ -35,13 +35,15 @@ pub(in crate::handlers) async fn post(
     let asked = match &what {
         Query::Tokens(tokens) => tokens.len(),
         Query::Blocks(blocks) => blocks.len() * BLOCK_TOKENS,
+        // What they hold is known when they are found.
+        Query::Chunks(_) => 0,
     };
     let LookupQuery { model_id, namespace, fresh, direct: _ } = place;
     let found = state
         .storage()?
         .lookup_for(&caller.tenant, &namespace, &model_id, what, fresh, &hint::of(&headers)?)
         .await?;
-    state.metrics().lookup(asked as u64, found.matched_tokens);
+    state.metrics().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);
     Ok(Json(found))
 }
 
@@ -49,16 +51,20 @@ fn of_json(request: LookupRequest) -> Result<Query, ApiError> {
     let over = |what: &str, limit: usize| {
         ApiError::bad_request(format!("more than {limit} {what}; look up in parts"))
     };
-    match (request.tokens, request.block_hashes) {
-        (Some(tokens), None) if tokens.len() > LOOKUP_TOKENS_MAX => Err(over("tokens", LOOKUP_TOKENS_MAX)),
-        (Some(tokens), None) => Ok(Query::Tokens(tokens)),
-        (None, Some(blocks)) if blocks.len() > LOOKUP_BLOCKS_MAX => {
+    match (request.tokens, request.block_hashes, request.chunk_ids) {
+        (Some(tokens), None, None) if tokens.len() > LOOKUP_TOKENS_MAX => {
+            Err(over("tokens", LOOKUP_TOKENS_MAX))
+        }
+        (Some(tokens), None, None) => Ok(Query::Tokens(tokens)),
+        (None, Some(blocks), None) if blocks.len() > LOOKUP_BLOCKS_MAX => {
             Err(over("block hashes", LOOKUP_BLOCKS_MAX))
         }
-        (None, Some(blocks)) => Ok(Query::Blocks(blocks)),
-        (Some(_), Some(_)) | (None, None) => {
-            Err(ApiError::bad_request("give either tokens or block_hashes, and only one of them"))
+        (None, Some(blocks), None) => Ok(Query::Blocks(blocks)),
+        (None, None, Some(chunks)) if chunks.len() > LOOKUP_BLOCKS_MAX => {
+            Err(over("chunk ids", LOOKUP_BLOCKS_MAX))
         }
+        (None, None, Some(chunks)) => Ok(Query::Chunks(chunks)),
+        _ => Err(ApiError::bad_request("give one of tokens, block_hashes and chunk_ids, and only one")),
     }
 }
 

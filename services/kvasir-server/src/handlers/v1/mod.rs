@@ -9,6 +9,7 @@ pub(super) mod lookup;
 pub(super) mod models;
 pub(super) mod namespaces;
 pub(super) mod profiles;
+mod selection;
 
 use std::{fmt::Display, str::FromStr};
 
