@@ -51,8 +51,12 @@ pub(crate) enum Command {
     Plan(PlanArguments),
     /// Make a bearer token and the entry of the tenants file that lets it in.
     Token(TokenArguments),
-    /// Build the service's index again from the object store.
-    RebuildIndex(ServeArguments),
+    /// Build the service's index again, from the object store or (`--journal`) from the journal.
+    RebuildIndex(MaintainArguments),
+    /// Collect garbage in the object store once: expired, duplicate, contained and evicted chunks, tombstones, journal.
+    Gc(MaintainArguments),
+    /// Read every stored object again and compare it with its name.
+    Scrub(MaintainArguments),
     /// Simulate on recorded traces.
     #[command(subcommand)]
     Sim(SimCommand),
@@ -135,6 +139,20 @@ pub(crate) struct DemoArguments {
 #[command(disable_help_flag = true)]
 pub(crate) struct ServeArguments {
     /// `--config FILE`, `--listen ADDR`, `--<section>.<key> VALUE`; `kvasir serve --help` shows them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SETTINGS")]
+    pub(crate) settings: Vec<String>,
+}
+
+/// Arguments of commands that work on a store directly.
+#[derive(Debug, Args)]
+pub(crate) struct MaintainArguments {
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only say what would be done.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// The service's settings, as for `kvasir serve`: `--config FILE`, `--<section>.<key> VALUE`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "SETTINGS")]
     pub(crate) settings: Vec<String>,
 }

@@ -306,7 +306,7 @@ fn removed(removal: Removal, key: &ChunkKey, tombstone: &ObjectMeta) -> Cause {
         Removal::Evicted => {
             (MissReason::Evicted, "the collector made room; store it again, or pin its context")
         }
-        Removal::Duplicate => (
+        Removal::Duplicate | Removal::Contained => (
             MissReason::Evicted,
             "the chunk had an object that readers prefer, which is gone too; store it again",
         ),

@@ -197,6 +197,7 @@ impl Storage {
                     if !self.dead.contains(&(scope, row.object_digest)) {
                         self.missing.remove(&(scope, row.seq_hash));
                         self.index.insert(scope, &entry);
+                        self.entries.insert((scope, row.object_digest), Arc::clone(&entry));
                     }
                 }
                 Entry::Removed { tenant, model_id, object_digest, .. } => {

@@ -68,6 +68,10 @@ pub const NEGATIVE_TTL: Duration = Duration::from_secs(1);
 pub const CATALOG_ENTRIES_MAX: usize = 65_536;
 /// Objects remembered with all that the index was given of them: ~600 bytes each.
 pub const INDEX_ENTRIES_MAX: usize = 16_384;
+/// Objects whose last use is remembered: ~100 bytes each.
+pub const USES_MAX: usize = 262_144;
+/// Objects among which one pass chooses what to evict: ~400 bytes each while it chooses.
+pub const COLD_OBJECTS_MAX: usize = 1_000_000;
 /// Objects remembered as gone or corrupt, so that their index rows die when met.
 pub const DEAD_ENTRIES_MAX: usize = 65_536;
 /// Registered models remembered: one key each.

@@ -109,6 +109,7 @@ impl Storage {
         let found: Arc<[ChunkKey]> = walk.steps.iter().map(|step| place.key(step)).collect();
         let mut answer = response(&walk);
         for (chunk, key) in answer.chunks.iter_mut().zip(found.iter()) {
+            self.used(place.scope, key.object_digest);
             chunk.medium = self.medium(key, &chunk.level_bytes);
         }
         self.note_lookup(tenant, place.scope, hint, &blocks, &walk, &found);

@@ -11,13 +11,16 @@ pub enum Removal {
     Evicted,
     /// The chunk has an object that readers prefer.
     Duplicate,
+    /// A longer chunk holds all of it.
+    Contained,
     /// Its bytes were wrong twice.
     Corrupt,
 }
 
 impl Removal {
     /// All reasons.
-    pub const ALL: [Self; 5] = [Self::Removed, Self::Expired, Self::Evicted, Self::Duplicate, Self::Corrupt];
+    pub const ALL: [Self; 6] =
+        [Self::Removed, Self::Expired, Self::Evicted, Self::Duplicate, Self::Contained, Self::Corrupt];
 
     /// As in tombstones, the journal and events.
     pub const fn as_str(self) -> &'static str {
@@ -26,6 +29,7 @@ impl Removal {
             Self::Expired => "expired",
             Self::Evicted => "evicted",
             Self::Duplicate => "duplicate",
+            Self::Contained => "contained",
             Self::Corrupt => "corrupt",
         }
     }
@@ -39,7 +43,7 @@ impl Removal {
     pub const fn by(self) -> &'static str {
         match self {
             Self::Removed => "request",
-            Self::Expired | Self::Evicted | Self::Duplicate => "collector",
+            Self::Expired | Self::Evicted | Self::Duplicate | Self::Contained => "collector",
             Self::Corrupt => "scrub",
         }
     }

@@ -22,17 +22,20 @@ pub struct ScrubReport {
     pub quarantined: u64,
     /// Objects that could not be read.
     pub unread: u64,
+    /// Objects that were read wrongly once and rightly the second time.
+    pub misread: u64,
 }
 
 impl Storage {
     /// Reads every chunk object at `bytes_per_second` (zero: as fast as it goes) and compares it with its name. One that
-    /// is wrong twice is quarantined: hidden from lookups now, deleted after the grace.
+    /// is wrong twice is quarantined: hidden from lookups now, deleted after the grace; in a dry run it is only counted.
     ///
     /// # Errors
     /// [`StorageError::Store`] when the store cannot be listed. Single objects that fail are counted.
     pub async fn scrub(
         &self,
         bytes_per_second: u64,
+        dry_run: bool,
         mut progress: impl FnMut(&ScrubReport),
     ) -> Result<ScrubReport, StorageError> {
         let prefix = self.store.layout.tenants_prefix();
@@ -45,11 +48,20 @@ impl Storage {
                 Ok(true) => {}
                 Ok(false) => match self.is_what_it_is_called(&key).await {
                     Ok(false) => {
-                        tracing::error!(?key, "an object is corrupt in the store and is quarantined");
-                        self.bury(&key, Removal::Corrupt).await?;
+                        tracing::error!(
+                            ?key,
+                            dry_run,
+                            "an object is corrupt in the store and is quarantined"
+                        );
+                        if !dry_run {
+                            self.bury(&key, Removal::Corrupt).await?;
+                        }
                         report.quarantined += 1;
                     }
-                    Ok(true) => tracing::warn!(?key, "an object was read wrongly once"),
+                    Ok(true) => {
+                        tracing::warn!(?key, "an object was read wrongly once");
+                        report.misread += 1;
+                    }
                     Err(_) => report.unread += 1,
                 },
                 Err(_) => report.unread += 1,
@@ -57,8 +69,9 @@ impl Storage {
             report.objects += 1;
             report.bytes += meta.size;
             progress(&report);
-            if let Some(due) = report.bytes.checked_div(bytes_per_second) {
-                tokio::time::sleep_until(start + Duration::from_secs(due)).await;
+            if bytes_per_second > 0 {
+                let due = Duration::from_secs_f64(report.bytes as f64 / bytes_per_second as f64);
+                tokio::time::sleep_until(start + due).await;
             }
         }
         Ok(report)

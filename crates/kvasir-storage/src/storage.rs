@@ -41,6 +41,8 @@ pub struct Settings {
     pub probe_all_lengths: bool,
     /// Store requests of one lookup at once.
     pub lookup_parallel: usize,
+    /// Whether to remember when objects were used: a collector with a capacity wants to know.
+    pub track_uses: bool,
     /// Sees every named state transition; tests cut there.
     pub witness: Arc<dyn Witness>,
     /// The direct path.
@@ -76,6 +78,7 @@ impl Settings {
             probe_chunk_tokens: kvasir_types::CHUNK_TOKENS_DEFAULT,
             probe_all_lengths: true,
             lookup_parallel: limits::LOOKUP_PARALLEL,
+            track_uses: false,
             witness: Arc::new(NoWitness),
             direct: DirectSettings::default(),
         }
@@ -94,6 +97,8 @@ pub struct Storage {
     pub(crate) catalog: BoundedMap<(Scope, ObjectDigest), Arc<IndexRow>>,
     /// What the index took in lately, so that it can be taken out again.
     pub(crate) entries: BoundedMap<(Scope, ObjectDigest), Arc<IndexEntry>>,
+    /// When objects were last found or read; empty unless the cold tier has a capacity.
+    pub(crate) uses: BoundedMap<(Scope, ObjectDigest), tokio::time::Instant>,
     /// Chunks that were not in the store a moment ago.
     pub(crate) missing: BoundedMap<(Scope, SeqHash), ()>,
     /// Objects that turned out to be gone: their index rows are removed when met.
@@ -140,6 +145,7 @@ impl Storage {
             spools: Arc::new(SpoolPool::new(&settings)),
             catalog: BoundedMap::new(limits::CATALOG_ENTRIES_MAX, None),
             entries: BoundedMap::new(limits::INDEX_ENTRIES_MAX, None),
+            uses: BoundedMap::new(limits::USES_MAX, None),
             missing: BoundedMap::new(limits::NEGATIVE_ENTRIES_MAX, Some(settings.negative_ttl)),
             dead: BoundedMap::new(limits::DEAD_ENTRIES_MAX, None),
             models: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
@@ -178,6 +184,13 @@ impl Storage {
     /// Tells the witness.
     pub(crate) fn passed(&self, transition: Transition) {
         self.settings.witness.passed(transition);
+    }
+
+    /// Takes note of a use.
+    pub(crate) fn used(&self, scope: Scope, object: ObjectDigest) {
+        if self.settings.track_uses {
+            self.uses.insert((scope, object), tokio::time::Instant::now());
+        }
     }
 
     /// Takes note of an object that is there.

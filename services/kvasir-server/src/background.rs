@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kvasir_storage::{Storage, gc::GcPolicy};
+use kvasir_storage::{ScrubReport, Storage, gc::GcPolicy};
 use tokio::task::JoinSet;
 
 use crate::{Config, limits, metrics::Metrics, state::AppState};
@@ -19,6 +19,10 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
     let policy = config.gc.policy.clone();
     tasks.spawn(every(state.clone(), config.gc.interval, async move |metrics, storage| {
         collect(&metrics, &storage, &policy).await;
+    }));
+    let rate = config.scrub.bytes_per_second;
+    tasks.spawn(every(state.clone(), config.scrub.interval, async move |metrics, storage| {
+        scrub(&metrics, &storage, rate).await;
     }));
     tasks
 }
@@ -59,7 +63,7 @@ async fn journal(metrics: &Metrics, storage: &Storage) {
 }
 
 async fn collect(metrics: &Metrics, storage: &Storage, policy: &GcPolicy) {
-    match storage.collect_garbage(policy, |_| {}).await {
+    match storage.collect_garbage(policy, |now| metrics.collecting(now)).await {
         Ok(report) if report.led => {
             metrics.collected(&report);
             tracing::info!(?report, dry_run = policy.dry_run, "garbage collected");
@@ -68,6 +72,18 @@ async fn collect(metrics: &Metrics, storage: &Storage, policy: &GcPolicy) {
         Err(error) => {
             tracing::warn!(%error, "the garbage collector stopped early and goes on with the next pass")
         }
+    }
+}
+
+async fn scrub(metrics: &Metrics, storage: &Storage, rate: u64) {
+    let mut before = ScrubReport::default();
+    let scrubbed = storage.scrub(rate, false, |now| {
+        metrics.scrubbed(&before, now);
+        before = *now;
+    });
+    match scrubbed.await {
+        Ok(report) => tracing::info!(?report, "scrubbed"),
+        Err(error) => tracing::warn!(%error, "a scrub stopped early"),
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Config {
     pub storage: Settings,
     /// The garbage collector.
     pub gc: GcConfig,
+    /// Re-reading what is stored.
+    pub scrub: ScrubConfig,
     /// The journal.
     pub journal: JournalConfig,
     /// Logging.
@@ -119,6 +121,15 @@ pub struct GcConfig {
     pub policy: GcPolicy,
 }
 
+/// Re-reading what is stored, and comparing it with its name.
+#[derive(Debug, Clone)]
+pub struct ScrubConfig {
+    /// Pause between scrubs; zero: this replica scrubs nothing.
+    pub interval: Duration,
+    /// Bytes read a second.
+    pub bytes_per_second: u64,
+}
+
 /// The journal.
 #[derive(Debug, Clone)]
 pub struct JournalConfig {
@@ -166,6 +177,7 @@ impl Default for Config {
             hot: HotConfig::default(),
             storage: Settings::new("kvasir-data/spool".into()),
             gc: GcConfig { interval: Duration::from_secs(600), policy: GcPolicy::default() },
+            scrub: ScrubConfig { interval: Duration::ZERO, bytes_per_second: 16 << 20 },
             journal: JournalConfig { interval: Duration::from_secs(2) },
             log: LogConfig { filter: "info".to_owned(), format: LogFormat::Text },
         }
@@ -204,6 +216,7 @@ impl Config {
             mistakes.push(Mistake::new("server.listen", &problem));
         }
         self.storage.spool_directory = self.cache.directory.join("spool");
+        self.storage.track_uses = self.gc.policy.capacity_bytes.is_some();
     }
 
     fn check_auth(&self, mistakes: &mut Vec<Mistake>) {

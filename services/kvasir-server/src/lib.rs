@@ -19,7 +19,7 @@ mod tls;
 pub use auth::{AuthError, NewToken};
 pub use config::{
     AuthConfig, CacheConfig, Config, ConfigError, EXIT_CONFIG, GcConfig, HotConfig, JournalConfig, JwtConfig,
-    Layers, LogConfig, LogFormat, Mistake, SETTINGS, ServerConfig, Setting, TlsConfig, USAGE,
+    Layers, LogConfig, LogFormat, Mistake, SETTINGS, ScrubConfig, ServerConfig, Setting, TlsConfig, USAGE,
 };
 pub use keys::KeysError;
 pub use server::{RunError, listen, rebuild_index, run, shutdown_signal};

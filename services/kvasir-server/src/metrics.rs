@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use kvasir_storage::{
+    ScrubReport,
     gc::GcReport,
     observe::{StoreEvent, StoreObserver, StoreOp, StoreOutcome},
 };
@@ -45,6 +46,9 @@ pub(crate) struct Metrics {
     gc_passes: IntCounter,
     gc_actions: IntCounterVec,
     gc_deleted_bytes: IntCounter,
+    gc_objects_met: IntGauge,
+    scrub_objects: IntCounterVec,
+    scrub_bytes: IntCounter,
     stored_objects: IntGauge,
     stored_bytes: IntGauge,
     hot: Arc<HotMetrics>,
@@ -157,6 +161,16 @@ impl Metrics {
                 &["action"],
             ),
             gc_deleted_bytes: counter("kvasir_gc_deleted_bytes_total", "Bytes of deleted chunk objects."),
+            gc_objects_met: gauge(
+                "kvasir_gc_pass_objects",
+                "Chunk objects met by the pass under way or last led.",
+            ),
+            scrub_objects: counters(
+                "kvasir_scrub_objects_total",
+                "Objects read again and compared with their names.",
+                &["result"],
+            ),
+            scrub_bytes: counter("kvasir_scrub_bytes_total", "Their bytes."),
             stored_objects: gauge("kvasir_stored_objects", "Chunk objects met by the last pass led."),
             stored_bytes: gauge("kvasir_stored_bytes", "Their bytes."),
         };
@@ -189,6 +203,9 @@ impl Metrics {
             Box::new(this.gc_passes.clone()),
             Box::new(this.gc_actions.clone()),
             Box::new(this.gc_deleted_bytes.clone()),
+            Box::new(this.gc_objects_met.clone()),
+            Box::new(this.scrub_objects.clone()),
+            Box::new(this.scrub_bytes.clone()),
             Box::new(this.stored_objects.clone()),
             Box::new(this.stored_bytes.clone()),
             Box::new(info),
@@ -264,11 +281,33 @@ impl Metrics {
         self.journal_entries.with_label_values(&[direction]).inc_by(entries as u64);
     }
 
+    pub(crate) fn collecting(&self, report: &GcReport) {
+        self.gc_objects_met.set(report.objects as i64);
+    }
+
+    /// What a scrub has done since `before`.
+    pub(crate) fn scrubbed(&self, before: &ScrubReport, now: &ScrubReport) {
+        let wrong = |report: &ScrubReport| report.quarantined + report.misread + report.unread;
+        let results = [
+            ("sound", now.objects - wrong(now), before.objects - wrong(before)),
+            ("quarantined", now.quarantined, before.quarantined),
+            ("misread", now.misread, before.misread),
+            ("unread", now.unread, before.unread),
+        ];
+        for (result, now, before) in results {
+            self.scrub_objects.with_label_values(&[result]).inc_by(now.saturating_sub(before));
+        }
+        self.scrub_bytes.inc_by(now.bytes.saturating_sub(before.bytes));
+    }
+
     pub(crate) fn collected(&self, report: &GcReport) {
         self.gc_passes.inc();
         let actions = [
             ("expired", report.expired),
             ("duplicate", report.duplicates),
+            ("contained", report.contained),
+            ("evicted", report.evicted),
+            ("leftover_deleted", report.leftovers_deleted),
             ("deleted", report.deleted),
             ("tombstone_deleted", report.tombstones_deleted),
             ("batch_deleted", report.batches_deleted),
@@ -343,6 +382,7 @@ mod tests {
         metrics.hot().served(kvasir_types::Medium::Cpu, class, 1);
         metrics.hot().left(kvasir_types::Medium::Disk, EvictReason::Capacity, 1.0, 1.0);
         metrics.hot().refresh(&hot);
+        metrics.scrubbed(&ScrubReport::default(), &ScrubReport::default());
         let names = |text: &str, start: &str| -> std::collections::BTreeSet<String> {
             let lines = text.lines().filter_map(|line| line.strip_prefix(start));
             let names = lines.filter_map(|line| line.split([' ', '`']).next().map(str::to_owned));

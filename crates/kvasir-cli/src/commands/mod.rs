@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod codec;
 pub(crate) mod inspect;
 pub(crate) mod kv;
+pub(crate) mod maintain;
 pub(crate) mod plan;
 pub(crate) mod profile_inspect;
 pub(crate) mod profile_pack;

@@ -1,19 +1,15 @@
-//! `kvasir serve`: the service; and `kvasir rebuild-index`, which needs the same settings.
-
-use std::sync::Arc;
+//! `kvasir serve`: the service.
 
 use kvasir_server::{Config, Layers, USAGE, listen, run as serve, shutdown_signal, telemetry};
-use kvasir_storage::{Storage, index::Index, observe::NoObserver, store::OpenStore};
 
 use crate::{
     args::ServeArguments,
     error::{CliError, CliResult, Exit},
     output::print,
-    progress::Step,
 };
 
 /// What the settings ask for.
-enum Wish {
+pub(super) enum Wish {
     /// Say something and be done.
     Say(String),
     /// Go on with this configuration.
@@ -22,7 +18,8 @@ enum Wish {
 
 /// Serves until SIGTERM or SIGINT.
 pub(crate) fn run(arguments: &ServeArguments) -> CliResult {
-    let config = match wish(arguments)? {
+    let layers = Layers::from_process().with_arguments(arguments.settings.iter().cloned());
+    let config = match wish(layers)? {
         Wish::Say(text) => return print(&text),
         Wish::Config(config) => *config,
     };
@@ -33,32 +30,8 @@ pub(crate) fn run(arguments: &ServeArguments) -> CliResult {
     })
 }
 
-/// Builds the index anew from the store.
-pub(crate) fn rebuild_index(arguments: &ServeArguments) -> CliResult {
-    let config = match wish(arguments)? {
-        Wish::Say(text) => return print(&text),
-        Wish::Config(config) => *config,
-    };
-    let directory = config.cache.directory.clone();
-    let step = Step::start("rebuilding the index");
-    let done = runtime()?.block_on(async {
-        let store = OpenStore::open(&config.store, Arc::new(NoObserver)).map_err(unavailable)?;
-        let index =
-            Index::sled(directory, store.identity, config.cache.index_memory_bytes).map_err(|error| {
-                CliError::new(Exit::Unavailable, error, "Stop the service that uses this directory first.")
-            })?;
-        let abilities = store.probe().await.map_err(unavailable)?;
-        index.clear();
-        let storage = Storage::new(store, abilities, index, config.storage.clone());
-        let progress = |p: kvasir_storage::RebuildProgress| step.count(&format!("{} objects", p.objects));
-        storage.rebuild_index(progress).await.map_err(unavailable)
-    })?;
-    step.done(&format!("{} objects met, {} indexed, {} unreadable", done.objects, done.indexed, done.failed));
-    Ok(())
-}
-
-fn wish(arguments: &ServeArguments) -> CliResult<Wish> {
-    let layers = Layers::from_process().with_arguments(arguments.settings.iter().cloned());
+/// What `layers` ask for.
+pub(super) fn wish(layers: Layers) -> CliResult<Wish> {
     if layers.help {
         return Ok(Wish::Say(USAGE.replace("kvasir-server [", "kvasir serve [")));
     }
@@ -84,6 +57,7 @@ pub(crate) fn runtime() -> CliResult<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::internal)
 }
 
-fn unavailable(error: impl std::fmt::Display) -> CliError {
+/// A service or store that does not answer.
+pub(super) fn unavailable(error: impl std::fmt::Display) -> CliError {
     CliError::new(Exit::Unavailable, error, "")
 }

@@ -171,6 +171,16 @@ impl Index {
         self.with(|index| walk_chunks(index, &self.lines, scope, root, chunks, usable)).unwrap_or_default()
     }
 
+    /// A chunk that begins as this one does and goes on.
+    pub fn longer_sibling(&self, scope: Scope, entry: &IndexEntry) -> Option<IndexRow> {
+        self.with(|index| place::longer_sibling(index, &self.lines, scope, entry)).flatten()
+    }
+
+    /// Whether a chunk follows `seq_hash`.
+    pub fn has_children(&self, scope: Scope, seq_hash: &SeqHash) -> bool {
+        self.with(|index| place::has_children(index, &self.lines, scope, seq_hash)).unwrap_or(true)
+    }
+
     /// Removes all rows.
     pub fn clear(&self) {
         self.with(HotIndex::clear);

@@ -8,7 +8,7 @@
 //!
 //! Nothing rests on it: a chunk whose spot is not found is unknown, and the store is asked.
 
-use kvasir_types::SeqHash;
+use kvasir_types::{BLOCK_TOKENS, SeqHash};
 
 use super::{
     HotIndex, IndexEntry, IndexError, IndexRow, Scope,
@@ -195,6 +195,52 @@ pub(super) fn remove(
         }
     }
     Ok(())
+}
+
+/// Candidates for a longer sibling that are looked at.
+const SIBLINGS_MAX: usize = 16;
+
+/// A chunk at the same spot that shares all whole blocks of `entry` and has more tokens. Whether it holds all of its
+/// tokens is for its head to say.
+pub(super) fn longer_sibling(
+    index: &dyn HotIndex,
+    lines: &Lines,
+    scope: Scope,
+    entry: &IndexEntry,
+) -> Result<Option<IndexRow>, IndexError> {
+    let whole_blocks = entry.row.token_count as usize / BLOCK_TOKENS;
+    let shared = entry.blocks.get(..whole_blocks).unwrap_or_default();
+    for spot in [lines.after(scope, &entry.parent_hash), Spot::under(&entry.parent_hash)] {
+        let mut prefix = key::matches(scope, spot);
+        prefix.extend(shared.iter().flatten());
+        let (mut longest, mut met): (Option<Vec<u8>>, usize) = (None, 0);
+        index.scan(&prefix, &mut |key, _| {
+            let is_candidate = key.starts_with(&prefix) && met < SIBLINGS_MAX;
+            met += 1;
+            if is_candidate && longest.as_ref().is_none_or(|longest| key.len() > longest.len()) {
+                longest = Some(key.to_vec());
+            }
+            Ok(is_candidate)
+        })?;
+        let Some(objects) = longest.and_then(|key| key::infos_of_matching(&key)) else { continue };
+        let found = super::line::objects_under(index, spot, &objects, &|_| true)?;
+        if let Some(found) = found.filter(|found| found.row.token_count > entry.row.token_count) {
+            return Ok(Some(found.row));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a chunk is known that follows `seq_hash`.
+pub(super) fn has_children(
+    index: &dyn HotIndex,
+    lines: &Lines,
+    scope: Scope,
+    seq_hash: &SeqHash,
+) -> Result<bool, IndexError> {
+    let hash = seq_hash.as_bytes();
+    Ok(is_any(index, &key::infos(scope, lines.after(scope, hash)))?
+        || is_any(index, &key::infos(scope, Spot::under(hash)))?)
 }
 
 /// A row that matches blocks has nothing but its checksum.

@@ -148,6 +148,8 @@ pub struct OpenStore {
     pub presigner: Option<Presigner>,
     /// Keys of tenants whose objects are sealed.
     pub keys: Option<Arc<dyn KeyService>>,
+    /// Where it is, if it is a directory.
+    pub directory: Option<PathBuf>,
 }
 
 impl OpenStore {
@@ -163,8 +165,9 @@ impl OpenStore {
                 let path = url.to_file_path().map_err(|()| wrong("is no local absolute path"))?;
                 std::fs::create_dir_all(&path)
                     .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
-                let store = LocalFileSystem::new_with_prefix(path)?.with_fsync(true);
-                Ok(Self::with(store, &Path::default(), StoreKind::File, config, observer))
+                let store = LocalFileSystem::new_with_prefix(&path)?.with_fsync(true);
+                let open = Self::with(store, &Path::default(), StoreKind::File, config, observer);
+                Ok(Self { directory: Some(path), ..open })
             }
             "s3" => {
                 let bucket = url.host_str().filter(|h| !h.is_empty()).ok_or(wrong("names no bucket"))?;
@@ -212,6 +215,7 @@ impl OpenStore {
             identity: *blake3::hash(identity.as_bytes()).as_bytes(),
             presigner: None,
             keys: None,
+            directory: None,
         }
     }
 }

@@ -10,6 +10,7 @@ use self::forms::{
     secret_text, text,
 };
 use super::{Config, LogFormat};
+use kvasir_storage::eviction::ParsePolicyError;
 
 /// One setting.
 pub struct Setting {
@@ -385,6 +386,37 @@ pub const SETTINGS: &[Setting] = &[
         get: |c| duration_text(c.gc.policy.ttl.unwrap_or_default()),
     },
     Setting {
+        key: "gc.capacity",
+        help: "Most bytes of chunk objects in the store; 0B: no limit. The same on every replica.",
+        example: "",
+        set: |c, t| {
+            let mut size = 0;
+            if t != "0" && t != "0B" {
+                bytes(&mut size, t)?;
+            }
+            c.gc.policy.capacity_bytes = Some(size).filter(|&size| size > 0);
+            Ok(())
+        },
+        get: |c| c.gc.policy.capacity_bytes.map_or_else(|| quoted("0B"), bytes_text),
+    },
+    Setting {
+        key: "gc.eviction",
+        help: "Which chunks go first where there are more: adaptive, lru, lfu, fifo, s3-fifo, sieve, gdsf, ttl, ...",
+        example: "",
+        set: |c, t| {
+            c.gc.policy.eviction = t.parse().map_err(|e: ParsePolicyError| e.to_string())?;
+            Ok(())
+        },
+        get: |c| quoted(c.gc.policy.eviction.name()),
+    },
+    Setting {
+        key: "gc.leftovers_age",
+        help: "Age at which remains of killed writers are deleted (file:// only; buckets have lifecycle rules).",
+        example: "",
+        set: |c, t| duration(&mut c.gc.policy.leftovers_age, t),
+        get: |c| duration_text(c.gc.policy.leftovers_age),
+    },
+    Setting {
         key: "gc.actions_per_second",
         help: "Tombstones and deletions a second; 0: no limit.",
         example: "",
@@ -397,6 +429,20 @@ pub const SETTINGS: &[Setting] = &[
         example: "",
         set: |c, t| parsed(&mut c.gc.policy.dry_run, t, "true or false"),
         get: |c| Some(c.gc.policy.dry_run.to_string()),
+    },
+    Setting {
+        key: "scrub.interval",
+        help: "Pause between scrubs, which read every object and compare it with its name; 0s: none by this replica.",
+        example: "",
+        set: |c, t| duration(&mut c.scrub.interval, t),
+        get: |c| duration_text(c.scrub.interval),
+    },
+    Setting {
+        key: "scrub.rate",
+        help: "Bytes a scrub reads a second.",
+        example: "",
+        set: |c, t| bytes(&mut c.scrub.bytes_per_second, t),
+        get: |c| bytes_text(c.scrub.bytes_per_second),
     },
     Setting {
         key: "journal.interval",

@@ -9,6 +9,10 @@
 //! Ages are by the store's clock alone: that of the epoch object written at the start of the pass against those of the
 //! objects it lists. Replicas' clocks may be wrong by any amount.
 
+mod leftovers;
+mod room;
+mod tails;
+
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
@@ -16,8 +20,10 @@ use kvasir_types::{ModelId, Name, SeqHash};
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
 
+use self::room::Room;
 use crate::{
     Pins, Storage, StorageError,
+    eviction::PolicyKind,
     index::{Scope, prefer},
     journal::Entry,
     layout::{ChunkKey, Key},
@@ -37,6 +43,12 @@ pub struct GcPolicy {
     pub ttl: Option<Duration>,
     /// Age at which journal batches go.
     pub journal_retention: Duration,
+    /// Bytes of chunk objects that stay; none: no limit.
+    pub capacity_bytes: Option<u64>,
+    /// What goes first where there are more.
+    pub eviction: PolicyKind,
+    /// Time without a write after which an unfinished upload's remains go.
+    pub leftovers_age: Duration,
     /// Deletions and tombstones a second; zero: no limit.
     pub actions_per_second: u32,
     /// Only count.
@@ -50,6 +62,9 @@ impl Default for GcPolicy {
             tombstone_retention: Duration::from_secs(24 * 3600),
             ttl: None,
             journal_retention: Duration::from_secs(3600),
+            capacity_bytes: None,
+            eviction: PolicyKind::DEFAULT,
+            leftovers_age: Duration::from_secs(24 * 3600),
             actions_per_second: 100,
             dry_run: false,
         }
@@ -69,6 +84,14 @@ pub struct GcReport {
     pub expired: u64,
     /// Tombstones written for objects of a chunk that has a preferred one.
     pub duplicates: u64,
+    /// Tombstones written for tails that a longer chunk contains.
+    pub contained: u64,
+    /// Tombstones written to keep within the capacity.
+    pub evicted: u64,
+    /// Bytes of their objects.
+    pub evicted_bytes: u64,
+    /// Remains of unfinished uploads deleted.
+    pub leftovers_deleted: u64,
     /// Chunk objects deleted.
     pub deleted: u64,
     /// Their bytes.
@@ -85,8 +108,6 @@ pub struct GcReport {
     pub pinned: u64,
 }
 
-use store_time::StoreTime;
-
 /// A pass under way.
 struct Pass<'a> {
     policy: &'a GcPolicy,
@@ -95,28 +116,22 @@ struct Pass<'a> {
     report: GcReport,
     actions: u32,
     pins: Pins,
+    room: Room,
 }
 
-/// Time as the store tells it.
-mod store_time {
-    use std::time::Duration;
+/// Milliseconds of the store's clock.
+#[derive(Debug, Clone, Copy)]
+struct StoreTime(i64);
 
-    use object_store::ObjectMeta;
+impl StoreTime {
+    fn of(meta: &ObjectMeta) -> Self {
+        Self(meta.last_modified.timestamp_millis())
+    }
 
-    /// Milliseconds of the store's clock.
-    #[derive(Debug, Clone, Copy)]
-    pub(super) struct StoreTime(i64);
-
-    impl StoreTime {
-        pub(super) fn of(meta: &ObjectMeta) -> Self {
-            Self(meta.last_modified.timestamp_millis())
-        }
-
-        /// How much older `meta` is; nothing where it is younger.
-        pub(super) fn age(self, meta: &ObjectMeta) -> Duration {
-            let millis = self.0.saturating_sub(Self::of(meta).0);
-            Duration::from_millis(u64::try_from(millis).unwrap_or(0))
-        }
+    /// How much older `meta` is; nothing where it is younger.
+    fn age(self, meta: &ObjectMeta) -> Duration {
+        let millis = self.0.saturating_sub(Self::of(meta).0);
+        Duration::from_millis(u64::try_from(millis).unwrap_or(0))
     }
 }
 
@@ -193,6 +208,7 @@ impl Storage {
             report: GcReport { led: true, ..GcReport::default() },
             actions: 0,
             pins: Pins::default(),
+            room: Room::default(),
         };
         self.collect_beside_chunks(&mut pass, epoch.last_modified.timestamp_millis()).await?;
         // Adjacent in every listing: a store lists by key or walks folder by folder.
@@ -209,12 +225,19 @@ impl Storage {
                     }
                     group.push((key, meta));
                 }
-                Some(Key::Tombstone(key)) => self.execute(&mut pass, &key, &meta).await?,
+                Some(Key::Tombstone(key)) => {
+                    pass.room.is_leaving(key.object_digest);
+                    self.execute(&mut pass, &key, &meta).await?;
+                }
                 _ => {}
             }
         }
         self.judge(&mut pass, group).await?;
+        let room = std::mem::take(&mut pass.room);
+        self.make_room(&mut pass, room).await?;
+        progress(&pass.report);
         self.compact_journal(&mut pass).await?;
+        self.sweep_leftovers(&mut pass).await?;
         progress(&pass.report);
         Ok(pass.report)
     }
@@ -262,8 +285,18 @@ impl Storage {
             let is_old = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
             let is_expired = is_old && !pass.pins.contains(&key);
             pass.report.pinned += u64::from(is_old && !is_expired);
-            // The usual chunk, one object and young, costs no request.
-            if !(is_expired || several) || self.is_buried(&key).await? {
+            if pass.policy.capacity_bytes.is_some() {
+                pass.room.saw(&key, &meta);
+            }
+            // The usual chunk, one object, young and without a longer sibling, costs no request.
+            if !(is_expired || several) {
+                let is_settled = pass.now.age(&meta) >= pass.policy.grace && !pass.pins.contains(&key);
+                if is_settled && self.judge_tail(pass, &key).await? {
+                    pass.room.is_leaving(key.object_digest);
+                }
+                continue;
+            }
+            if self.is_buried(&key).await? {
                 continue;
             }
             if is_expired {
@@ -298,6 +331,7 @@ impl Storage {
     }
 
     async fn doom(&self, pass: &mut Pass<'_>, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
+        pass.room.is_leaving(key.object_digest);
         if pass.policy.dry_run {
             return Ok(());
         }
@@ -368,6 +402,17 @@ impl Storage {
                     self.passed(Transition::BatchDeleted);
                 }
             }
+        }
+        Ok(())
+    }
+
+    async fn sweep_leftovers(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
+        let Some(directory) = self.store.directory.clone() else { return Ok(()) };
+        let (age, dry_run) = (pass.policy.leftovers_age, pass.policy.dry_run);
+        let swept = tokio::task::spawn_blocking(move || leftovers::sweep(&directory, age, dry_run)).await?;
+        match swept {
+            Ok(count) => pass.report.leftovers_deleted += count,
+            Err(error) => tracing::warn!(%error, "the store's directory cannot be looked through"),
         }
         Ok(())
     }

@@ -1,0 +1,102 @@
+//! Keeping the cold tier within its capacity, by the same eviction policies as the hot tier.
+
+use std::collections::{HashMap, HashSet};
+
+use kvasir_types::{ObjectDigest, SeqHash};
+use object_store::ObjectMeta;
+
+use super::{Pass, StoreTime};
+use crate::{
+    Storage, StorageError,
+    eviction::{ClassId, ColdObject, Moment, victims},
+    index::Scope,
+    layout::ChunkKey,
+    limits,
+    removal::Removal,
+};
+
+/// What the pass has met and might evict.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    objects: Vec<(ChunkKey, u64, StoreTime)>,
+    buried: HashSet<ObjectDigest>,
+    /// Bytes of all objects met, tombstones or not.
+    bytes: u64,
+}
+
+impl Room {
+    /// Takes note of an object that stays so far.
+    pub(super) fn saw(&mut self, key: &ChunkKey, meta: &ObjectMeta) {
+        self.bytes += meta.size;
+        if self.objects.len() < limits::COLD_OBJECTS_MAX {
+            self.objects.push((key.clone(), meta.size, StoreTime::of(meta)));
+        }
+    }
+
+    /// Takes note of an object that is on its way out.
+    pub(super) fn is_leaving(&mut self, object: ObjectDigest) {
+        self.buried.insert(object);
+    }
+}
+
+impl Storage {
+    /// Dooms what the policy names until what stays fits the capacity.
+    pub(super) async fn make_room(&self, pass: &mut Pass<'_>, room: Room) -> Result<(), StorageError> {
+        let Some(capacity) = pass.policy.capacity_bytes else { return Ok(()) };
+        let Room { objects, buried, bytes, .. } = room;
+        let leaving: u64 =
+            objects.iter().filter(|(key, ..)| buried.contains(&key.object_digest)).map(|o| o.1).sum();
+        let staying = bytes - leaving;
+        if staying <= capacity {
+            return Ok(());
+        }
+        let numbered: HashMap<(Scope, SeqHash), u32> = objects
+            .iter()
+            .enumerate()
+            .map(|(i, (key, ..))| ((Scope::new(&key.tenant, &key.model_id), key.seq_hash), i as u32))
+            .collect();
+        let candidates = objects
+            .iter()
+            .enumerate()
+            .filter(|(_, (key, ..))| !buried.contains(&key.object_digest) && !pass.pins.contains(key));
+        let candidates: Vec<_> = candidates
+            .map(|(i, (key, bytes, stored))| {
+                let scope = Scope::new(&key.tenant, &key.model_id);
+                let entry = self.entries.get(&(scope, key.object_digest));
+                let parent =
+                    entry.as_ref().and_then(|e| numbered.get(&(scope, e.parent_hash.into())).copied());
+                let read = self.uses.get(&(scope, key.object_digest)).map(|at| pass.now.before(at.elapsed()));
+                ColdObject {
+                    key: i as u32,
+                    bytes: *bytes,
+                    stored: stored.moment(),
+                    last_read: read.map_or(stored.moment(), |read| read.moment().max(stored.moment())),
+                    class: ClassId::OTHER,
+                    offset: entry.map_or(0, |e| u32::try_from(e.row.first_position).unwrap_or(u32::MAX)),
+                    parent,
+                    recompute_seconds: 0.0,
+                }
+            })
+            .collect();
+        // What is pinned or was not noted down stays, and leaves less for the rest.
+        let candidate_bytes: u64 = candidates.iter().map(|object| object.bytes).sum();
+        let room = capacity.saturating_sub(staying.saturating_sub(candidate_bytes));
+        for victim in victims(pass.policy.eviction, room, &candidates, pass.now.moment()) {
+            let Some((key, bytes, _)) = objects.get(victim as usize) else { continue };
+            pass.report.evicted += 1;
+            pass.report.evicted_bytes += bytes;
+            self.doom(pass, key, Removal::Evicted).await?;
+        }
+        Ok(())
+    }
+}
+
+impl StoreTime {
+    fn moment(self) -> Moment {
+        Moment::from_millis(u64::try_from(self.0).unwrap_or(0))
+    }
+
+    fn before(self, age: std::time::Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX)))
+    }
+}

@@ -1,0 +1,70 @@
+//! Tails that a longer chunk contains: a conversation's end is stored, goes on, and is stored longer. The shorter one is
+//! of no use any more.
+//!
+//! They are found in the hot index of whoever leads the pass, where siblings are neighbours; what it does not know is
+//! left for a leader who does. What is found is proved from the store: both heads are read, the longer object is read
+//! whole, and the tokens decide.
+
+use kvasir_types::{BLOCK_TOKENS, Reuse};
+use object_store::ObjectStoreExt;
+
+use super::Pass;
+use crate::{
+    Storage, StorageError,
+    index::Scope,
+    layout::{ChunkKey, Key},
+    removal::Removal,
+};
+
+impl Storage {
+    /// Dooms `key` where a longer sibling holds all of it.
+    pub(super) async fn judge_tail(&self, pass: &mut Pass<'_>, key: &ChunkKey) -> Result<bool, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        let Some(entry) = self.entries.get(&(scope, key.object_digest)) else { return Ok(false) };
+        let Some(longer) = self.index.longer_sibling(scope, &entry) else { return Ok(false) };
+        // Whoever begins behind this chunk would lose what it stands on; and whole caches are of use only whole.
+        let is_whole = self.model(&key.tenant, &key.model_id).await?.reuse == Reuse::Whole;
+        if is_whole || self.index.has_children(scope, &entry.row.seq_hash) {
+            return Ok(false);
+        }
+        let longer =
+            ChunkKey { seq_hash: longer.seq_hash, object_digest: longer.object_digest, ..key.clone() };
+        match self.contains(pass, &longer, key).await {
+            Ok(true) => {}
+            Ok(false) | Err(StorageError::UnknownChunk { .. } | StorageError::Corrupt { .. }) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        pass.report.contained += 1;
+        self.doom(pass, key, Removal::Contained).await?;
+        Ok(true)
+    }
+
+    /// Whether `longer` stays, is sound, and holds all of `shorter`'s tokens behind the same parent.
+    async fn contains(
+        &self,
+        pass: &Pass<'_>,
+        longer: &ChunkKey,
+        shorter: &ChunkKey,
+    ) -> Result<bool, StorageError> {
+        let path = self.store.layout.path(&Key::Chunk(longer.clone()));
+        let meta = match self.store.store.head(&path).await {
+            Ok(meta) => meta,
+            Err(object_store::Error::NotFound { .. }) => return Ok(false),
+            Err(error) => return Err(StorageError::store("asking for a longer sibling")(error)),
+        };
+        let is_settled = pass.now.age(&meta) >= pass.policy.grace;
+        if !is_settled || self.is_buried(longer).await? || self.is_buried(shorter).await? {
+            return Ok(false);
+        }
+        let (long, short) = (self.read_head(longer).await?, self.read_head(shorter).await?);
+        let holds = long.header.parent_hash == short.header.parent_hash
+            && long.tokens.len() > short.tokens.len()
+            && long.tokens.starts_with(&short.tokens)
+            && long.header.kl_beneath <= short.header.kl_beneath
+            && long.header.profile_hash == short.header.profile_hash
+            && short.tokens.len() >= BLOCK_TOKENS;
+        Ok(holds && self.is_what_it_is_called(longer).await?)
+    }
+}
