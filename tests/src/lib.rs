@@ -7,3 +7,8 @@ pub mod proxy;
 pub mod s3;
 pub mod servers;
 pub mod service;
+
+/// The settings of this process's environment: `AWS_*` and `KVASIR_*`.
+pub fn process_layers() -> kvasir_server::Layers {
+    kvasir_server::Layers::from_process()
+}

@@ -49,11 +49,16 @@ pub struct Lacks {
 impl S3Server {
     /// Starts a server on a free port.
     pub async fn start(lacks: Lacks) -> Self {
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), lacks).await
+    }
+
+    /// As [`start`](Self::start), at an address.
+    pub async fn start_at(address: SocketAddr, lacks: Lacks) -> Self {
         let objects = Objects { lacks, state: Arc::default(), next: Arc::default() };
         let mut builder = S3ServiceBuilder::new(objects.clone());
         builder.set_auth(SimpleAuth::from_single(KEY_ID, SECRET));
         let service = builder.build();
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = TcpListener::bind(address).await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -70,9 +75,14 @@ impl S3Server {
 
     /// How to open it, under a prefix.
     pub fn config(&self, prefix: &str) -> StoreConfig {
+        Self::config_at(self.address, prefix)
+    }
+
+    /// As [`config`](Self::config), of the server at an address.
+    pub fn config_at(address: SocketAddr, prefix: &str) -> StoreConfig {
         let url = format!("s3://{BUCKET}/{prefix}").parse().expect("a url");
         StoreConfig {
-            endpoint: Some(format!("http://{}", self.address)),
+            endpoint: Some(format!("http://{address}")),
             region: Some("us-east-1".to_owned()),
             access_key_id: Some(KEY_ID.to_owned()),
             secret_access_key: Some(SECRET.to_owned().into()),

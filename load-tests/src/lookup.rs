@@ -1,0 +1,191 @@
+//! Warm lookups: how many a second, and how long the slowest take as the index grows.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use anyhow::{Result, ensure};
+use kvasir_api::{MEDIA_TOKENS, routes};
+use kvasir_storage::{
+    index::{Index, IndexEntry, IndexRow, Scope},
+    observe::NoObserver,
+    store::OpenStore,
+};
+use kvasir_tests::{chunks, service::Api};
+use kvasir_types::{ModelId, ProfileHash, RootHash, SeqHash, TokenChain};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::{
+    Common,
+    http::{self, Connection},
+    servers, stats,
+};
+
+/// Chunks of a context and tokens of a chunk: 98,304 tokens.
+const CHUNKS: usize = 64;
+const CHUNK_TOKENS: usize = 1536;
+const CHUNK_BLOCKS: usize = CHUNK_TOKENS / kvasir_types::BLOCK_TOKENS;
+/// Contexts that are asked for, all over the index.
+const ASKED: usize = 256;
+/// Of these, with tokens of their own: the rest has hashes alone.
+const WITH_TOKENS: usize = 8;
+
+/// Requests a second, and the time of each, from connections that ask at once.
+fn load(
+    address: SocketAddr,
+    requests: &[Vec<u8>],
+    connections: usize,
+    seconds: f64,
+) -> Result<(f64, Vec<f64>)> {
+    let ended = Arc::new(AtomicBool::new(false));
+    let start = Instant::now();
+    let times = std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..connections)
+            .map(|nth| {
+                let ended = Arc::clone(&ended);
+                scope.spawn(move || -> Result<Vec<f64>> {
+                    let mut connection = Connection::open(address)?;
+                    let mut times = Vec::new();
+                    let order = requests.iter().cycle().skip(nth * requests.len() / connections);
+                    for request in order {
+                        if ended.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        let start = Instant::now();
+                        let (status, length) = connection.exchange(request)?;
+                        ensure!(status == 200 && length > 10_000, "{status}, {length} bytes: not 64 chunks");
+                        times.push(start.elapsed().as_secs_f64());
+                    }
+                    Ok(times)
+                })
+            })
+            .collect();
+        crate::pause(seconds);
+        ended.store(true, Ordering::Relaxed);
+        asking.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>>>()
+    })?;
+    let times = times.concat();
+    Ok((times.len() as f64 / start.elapsed().as_secs_f64(), times))
+}
+
+/// Block hashes of a context: of its tokens, or made up.
+fn blocks_of(root: RootHash, context: usize) -> Vec<SeqHash> {
+    if context < WITH_TOKENS {
+        return TokenChain::new(root, &tokens_of(context)).blocks().to_vec();
+    }
+    let mut bytes = vec![0; CHUNK_BLOCKS * CHUNKS * 32];
+    blake3::Hasher::new().update(&context.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes.as_chunks().0.iter().map(|hash| SeqHash::from(*hash)).collect()
+}
+
+fn tokens_of(context: usize) -> Vec<u32> {
+    chunks::tokens(context as u64 + 1_000, CHUNKS * CHUNK_TOKENS)
+}
+
+fn entry(root: RootHash, blocks: &[SeqHash], chunk: usize) -> IndexEntry {
+    let own = &blocks[chunk * CHUNK_BLOCKS..][..CHUNK_BLOCKS];
+    let last = own[CHUNK_BLOCKS - 1];
+    IndexEntry {
+        parent_hash: match chunk {
+            0 => *root.as_bytes(),
+            _ => *blocks[chunk * CHUNK_BLOCKS - 1].as_bytes(),
+        },
+        blocks: IndexEntry::short_blocks(own.iter().map(|b| &b.as_bytes()[..])),
+        row: Arc::new(IndexRow {
+            seq_hash: last,
+            object_digest: (*last.as_bytes()).into(),
+            profile_hash: ProfileHash::of(chunks::PROFILE),
+            first_position: (chunk * CHUNK_TOKENS) as u64,
+            token_count: CHUNK_TOKENS as u32,
+            kl_beneath: 0.0,
+            head_bytes: 4_000,
+            object_bytes: 10 << 20,
+            level_bytes: vec![1 << 20, 2 << 20, 5 << 20, 10 << 20],
+        }),
+    }
+}
+
+pub(crate) fn measure(
+    runtime: &Runtime,
+    common: &Common,
+    counts: &[usize],
+    connections: usize,
+) -> Result<Value> {
+    let mut results = Vec::new();
+    for &count in counts {
+        results.push(one(runtime, common, count, connections)?);
+    }
+    Ok(json!({
+        "what": "lookups of 64 chunks = 98,304 tokens, warm index",
+        "machine": stats::machine(),
+        "connections": connections,
+        "results": results,
+    }))
+}
+
+fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> Result<Value> {
+    let directory = tempfile::tempdir()?;
+    let store = servers::file_store(directory.path())?;
+    let prepare = |remote: &Api| runtime.block_on(remote.prepare("n"));
+    let (model_id, root): (ModelId, RootHash) = {
+        let service = servers::kvasir(common, &store.config, directory.path())?;
+        prepare(&Api::at(service.address))
+    };
+    // The index alone: a lookup that it answers asks the store nothing.
+    let contexts = (count / CHUNKS).max(1);
+    {
+        let open = OpenStore::open(&store.config, Arc::new(NoObserver))?;
+        let index = Index::sled(directory.path().join("cache"), open.identity, 64 << 20)?;
+        let scope = Scope::new(&"default".parse()?, &model_id);
+        for context in 0..contexts {
+            let blocks = blocks_of(root, context);
+            (0..CHUNKS).for_each(|chunk| index.insert(scope, &entry(root, &blocks, chunk)));
+        }
+        index.flush();
+    }
+    let service = servers::kvasir(common, &store.config, directory.path())?;
+    prepare(&Api::at(service.address));
+    let asked: Vec<usize> = (0..ASKED.min(contexts)).map(|i| i * contexts / ASKED.min(contexts)).collect();
+    let by_ids: Vec<_> = asked
+        .iter()
+        .map(|&context| {
+            let ids: Vec<_> =
+                blocks_of(root, context).into_iter().skip(CHUNK_BLOCKS - 1).step_by(CHUNK_BLOCKS).collect();
+            let body = json!({ "model_id": model_id, "namespace": "n", "chunk_ids": ids }).to_string();
+            http::post(routes::LOOKUP, service.address, "application/json", body.as_bytes())
+        })
+        .collect();
+    let by_tokens: Vec<_> = (0..WITH_TOKENS.min(contexts))
+        .map(|context| {
+            let body: Vec<u8> = tokens_of(context).iter().flat_map(|t| t.to_le_bytes()).collect();
+            let path = format!("{}?model_id={model_id}&namespace=n", routes::LOOKUP);
+            http::post(&path, service.address, MEDIA_TOKENS, &body)
+        })
+        .collect();
+    load(service.address, &by_ids, connections, 1.0)?;
+    let mut rates = [Vec::new(), Vec::new()];
+    let mut p99 = Vec::new();
+    for _ in 0..common.pairs {
+        let (rate, times) = load(service.address, &by_ids, connections, common.seconds)?;
+        rates[0].push(rate);
+        // Latency of one caller at a time: of several on two cores, it is the time spent waiting for a core.
+        let (_, alone) = load(service.address, &by_ids, 1, common.seconds)?;
+        p99.push([stats::quantile(&alone, 0.99) * 1e3, stats::quantile(&times, 0.99) * 1e3]);
+        rates[1].push(load(service.address, &by_tokens, connections, common.seconds)?.0);
+    }
+    let of = |i: usize| p99.iter().map(|pair| pair[i]).collect::<Vec<f64>>();
+    Ok(json!({
+        "chunks": count,
+        "by_64_ids_per_second": stats::median(&rates[0]),
+        "by_98304_tokens_per_second": stats::median(&rates[1]),
+        "p99_ms_one_caller": stats::median(&of(0)),
+        "p99_ms_all_callers": stats::median(&of(1)),
+        "raw": { "by_ids": rates[0], "by_tokens": rates[1], "p99_ms": p99 },
+    }))
+}

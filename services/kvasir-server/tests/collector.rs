@@ -1,0 +1,254 @@
+//! The collector at work: paused between deciding and deleting, twice at once, and each thing it collects.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use kvasir_storage::{
+    ByteRange, Query, Settings, Storage,
+    eviction::PolicyKind,
+    gc::{GcPolicy, GcReport},
+    index::Index,
+    layout::ChunkKey,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig, StoreKind},
+};
+use kvasir_tests::chunks::{self, Chunk};
+use kvasir_types::{Name, ProfileHash, RootHash};
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, memory::InMemory, path::Path,
+};
+use tokio::sync::Notify;
+
+/// A store whose next deletion of a chunk object waits until it is told to go on.
+#[derive(Debug, Clone)]
+struct PausingStore {
+    inner: Arc<InMemory>,
+    is_armed: Arc<AtomicBool>,
+    arrived: Arc<Notify>,
+    go_on: Arc<Notify>,
+}
+
+impl PausingStore {
+    fn new(inner: Arc<InMemory>) -> Self {
+        Self { inner, is_armed: Arc::default(), arrived: Arc::default(), go_on: Arc::default() }
+    }
+}
+
+impl fmt::Display for PausingStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PausingStore")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for PausingStore {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        self.inner.put_opts(location, payload, opts).await
+    }
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(location, opts).await
+    }
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.inner.get_opts(location, options).await
+    }
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        let this = self.clone();
+        let paused = locations.then(move |location| {
+            let this = this.clone();
+            async move {
+                let is_chunk = location.as_ref().is_ok_and(|l: &Path| l.as_ref().ends_with(".kvc"));
+                if is_chunk && this.is_armed.swap(false, Ordering::SeqCst) {
+                    this.arrived.notify_one();
+                    this.go_on.notified().await;
+                }
+                location
+            }
+        });
+        self.inner.delete_stream(paused.boxed())
+    }
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+fn tenant() -> Name {
+    "default".parse().expect("a name")
+}
+
+fn storage_over(store: impl ObjectStore, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {
+    let config = StoreConfig::new("memory://".parse().expect("a url"));
+    let store = OpenStore::with(store, &Path::default(), StoreKind::Memory, &config, Arc::new(NoObserver));
+    let mut settings = Settings::new(std::env::temp_dir().join("kvasir-collector-spool"));
+    change(&mut settings);
+    let abilities = kvasir_storage::store::StoreAbilities { conditional_create: true };
+    Storage::new(store, abilities, Index::memory(), settings)
+}
+
+async fn prepare(storage: &Arc<Storage>) -> RootHash {
+    storage.register_model(&tenant(), chunks::spec()).await.expect("registers");
+    let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
+    storage.put_profile(&tenant(), &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage.root(&tenant(), &"n".parse().expect("a name"), &model_id).await.expect("a root")
+}
+
+fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
+    futures::stream::iter([Ok(Bytes::copy_from_slice(bytes))])
+}
+
+async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
+    let model_id = chunks::spec().model_id();
+    let stored = storage.put_chunk(&tenant(), &model_id, &chunk.seq_hash, body(&chunk.bytes)).await;
+    let object_digest = stored.expect("stores").object_digest;
+    ChunkKey { tenant: tenant(), model_id, seq_hash: chunk.seq_hash, object_digest }
+}
+
+async fn matched(storage: &Arc<Storage>, tokens: &[u32]) -> u64 {
+    let query = Query::Tokens(tokens.to_vec());
+    let namespace = "n".parse().expect("a name");
+    let found = storage.lookup(&tenant(), &namespace, &chunks::spec().model_id(), query, true).await;
+    found.expect("answers").matched_tokens
+}
+
+async fn whole(storage: &Arc<Storage>, key: &ChunkKey) -> Vec<u8> {
+    let read = storage.read(key, ByteRange::Whole).await.expect("is there");
+    read.bytes.try_collect::<Vec<Bytes>>().await.expect("reads").concat()
+}
+
+fn at_once() -> GcPolicy {
+    GcPolicy { grace: Duration::ZERO, actions_per_second: 0, ..GcPolicy::default() }
+}
+
+async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
+    storage.collect_garbage(policy, |_| {}).await.expect("collects")
+}
+
+#[tokio::test]
+async fn a_collector_paused_before_its_deletion_wakes_up_and_harms_nothing() {
+    let truth = Arc::new(InMemory::new());
+    let pausing = PausingStore::new(Arc::clone(&truth));
+    let sleeper = storage_over(pausing.clone(), |_| {});
+    let other = storage_over(PausingStore::new(truth), |_| {});
+    let root = prepare(&other).await;
+    let tokens = chunks::tokens(1, 600);
+    let chunk = chunks::chunk(root, &tokens, 0, 600, 500);
+    let doomed = put(&other, &chunk).await;
+    other.remove(&doomed).await.expect("removes");
+    pausing.is_armed.store(true, Ordering::SeqCst);
+    let asleep = {
+        let sleeper = Arc::clone(&sleeper);
+        tokio::spawn(async move { collect(&sleeper, &at_once()).await })
+    };
+    // It has decided, and stands before its deletion.
+    pausing.arrived.notified().await;
+    // Meanwhile another collector deletes, the chunk is stored again and read, and collected once more.
+    assert_eq!(collect(&other, &at_once()).await.deleted, 1);
+    let again = put(&other, &chunk).await;
+    assert_ne!(again, doomed, "a name with a tombstone is not used again");
+    collect(&other, &at_once()).await;
+    // It wakes up.
+    pausing.go_on.notify_one();
+    assert_eq!(asleep.await.expect("no panic").deleted, 1);
+    assert_eq!(matched(&other, &tokens).await, 600);
+    assert_eq!(whole(&other, &again).await.len(), chunk.bytes.len());
+    // One that slept for longer than tombstones live knows nothing any more, and deletes nothing.
+    other.remove(&again).await.expect("removes");
+    let forgotten = GcPolicy { tombstone_retention: Duration::ZERO, ..at_once() };
+    assert_eq!(collect(&sleeper, &forgotten).await.deleted, 0);
+}
+
+#[tokio::test]
+async fn many_collectors_at_once_are_as_one() {
+    let truth = Arc::new(InMemory::new());
+    let storages: Vec<_> =
+        (0..4).map(|_| storage_over(PausingStore::new(Arc::clone(&truth)), |_| {})).collect();
+    let root = prepare(&storages[0]).await;
+    let tokens = chunks::tokens(2, 512);
+    let objects: Vec<_> = (0..4).map(|v| chunks::variant(root, &tokens, 0, 512, 60, v * 8)).collect();
+    for (storage, object) in storages.iter().zip(&objects) {
+        put(storage, object).await;
+    }
+    let policy = at_once();
+    for _ in 0..3 {
+        futures::future::join_all(storages.iter().map(|storage| collect(storage, &policy))).await;
+    }
+    assert_eq!(matched(&storages[3], &tokens).await, 512);
+    let fresh = storage_over(PausingStore::new(truth), |_| {});
+    assert_eq!(matched(&fresh, &tokens).await, 512, "exactly one of the duplicates is left");
+}
+
+#[tokio::test]
+async fn tails_inside_longer_chunks_go_and_others_stay() {
+    let storage = storage_over(InMemory::new(), |_| {});
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(3, 1536);
+    let mut other = tokens.clone();
+    other[299] ^= 1;
+    // Ends within a block; ends at a block; differs in its last token; is followed by another chunk.
+    let (part, even) = (chunks::chunk(root, &tokens, 0, 300, 60), chunks::chunk(root, &tokens, 0, 512, 60));
+    let differs = chunks::chunk(root, &other, 0, 300, 60);
+    let followed = chunks::chunk(root, &tokens, 0, 768, 60);
+    let behind = chunks::chunk(root, &[&tokens[..768], &[7; 256]].concat(), 768, 1024, 60);
+    let long = chunks::chunk(root, &tokens, 0, 1536, 60);
+    for chunk in [&part, &even, &differs, &followed, &behind, &long] {
+        put(&storage, chunk).await;
+    }
+    let dry = GcPolicy { dry_run: true, ..at_once() };
+    assert_eq!(collect(&storage, &dry).await.contained, 2);
+    let young = GcPolicy { grace: Duration::from_secs(3600), ..at_once() };
+    assert_eq!(collect(&storage, &young).await.contained, 0, "not before the grace");
+    assert_eq!(collect(&storage, &at_once()).await.contained, 2);
+    assert_eq!(collect(&storage, &at_once()).await.deleted, 2);
+    assert_eq!(matched(&storage, &tokens).await, 1536);
+    assert_eq!(matched(&storage, &tokens[..300]).await, 288, "the longer chunk serves it, to the block");
+    assert_eq!(matched(&storage, &other[..300]).await, 300);
+    assert_eq!(matched(&storage, &[&tokens[..768], &[7; 256]].concat()).await, 1024);
+}
+
+#[tokio::test]
+async fn the_capacity_holds_and_what_is_used_stays() {
+    let storage = storage_over(InMemory::new(), |settings| settings.track_uses = true);
+    let root = prepare(&storage).await;
+    let contexts: Vec<_> = (0..10).map(|seed| chunks::tokens(10 + seed, 256)).collect();
+    let mut bytes = 0;
+    for tokens in &contexts {
+        let chunk = chunks::chunk(root, tokens, 0, 256, 2_000);
+        bytes = chunk.bytes.len() as u64;
+        put(&storage, &chunk).await;
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(matched(&storage, &contexts[0]).await, 256);
+    let full = GcPolicy { capacity_bytes: Some(4 * bytes), eviction: PolicyKind::Lru, ..at_once() };
+    let dry = collect(&storage, &GcPolicy { dry_run: true, ..full.clone() }).await;
+    assert_eq!((dry.evicted, dry.evicted_bytes), (6, 6 * bytes));
+    assert_eq!(collect(&storage, &full).await.evicted, 6);
+    let mut left = Vec::new();
+    for (i, tokens) in contexts.iter().enumerate() {
+        if matched(&storage, tokens).await > 0 {
+            left.push(i);
+        }
+    }
+    assert_eq!(left, [0, 7, 8, 9], "the one that was used, and the youngest");
+    let again = collect(&storage, &full).await;
+    assert_eq!((again.evicted, again.deleted), (0, 6), "what is on its way out does not count");
+}
