@@ -128,6 +128,7 @@ async fn classes_come_from_headers_and_chunks_are_read_ahead() {
         namespace: "n".parse().expect("a name"),
         tokens: Some(tokens.clone()),
         block_hashes: None,
+        chunk_ids: None,
         fresh: true,
         direct: false,
     };

@@ -85,6 +85,7 @@ impl Caller {
             namespace: "n".parse().expect("a name"),
             tokens: Some(tokens.to_vec()),
             block_hashes: None,
+            chunk_ids: None,
             fresh: false,
             direct: false,
         };

@@ -64,7 +64,7 @@ async fn matched(api: &Api, model_id: ModelId, tokens: &[u32]) -> u64 {
     let tokens = Some(tokens.to_vec());
     // Not fresh: as a client asks that knows of nothing.
     let request =
-        LookupRequest { model_id, namespace, tokens, block_hashes: None, fresh: false, direct: false };
+        LookupRequest { model_id, namespace, tokens, block_hashes: None, chunk_ids: None, fresh: false, direct: false };
     api.lookup(&request).await.matched_tokens
 }
 

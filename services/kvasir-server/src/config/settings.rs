@@ -6,8 +6,8 @@ mod hot;
 use std::{path::PathBuf, time::Duration};
 
 use self::forms::{
-    bytes, bytes_or_none, bytes_text, duration, duration_text, jwt, parsed, path, path_text, positive, quoted,
-    secret_text, text,
+    bytes, bytes_or_none, bytes_text, duration, duration_text, jwt, parsed, path, path_text, positive,
+    quoted, secret_text, text,
 };
 use super::{Config, LogFormat};
 use kvasir_storage::eviction::ParsePolicyError;
