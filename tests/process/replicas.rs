@@ -63,8 +63,15 @@ async fn matched(api: &Api, model_id: ModelId, tokens: &[u32]) -> u64 {
     let namespace = "n".parse().expect("a name");
     let tokens = Some(tokens.to_vec());
     // Not fresh: as a client asks that knows of nothing.
-    let request =
-        LookupRequest { model_id, namespace, tokens, block_hashes: None, chunk_ids: None, fresh: false, direct: false };
+    let request = LookupRequest {
+        model_id,
+        namespace,
+        tokens,
+        block_hashes: None,
+        chunk_ids: None,
+        fresh: false,
+        direct: false,
+    };
     api.lookup(&request).await.matched_tokens
 }
 
