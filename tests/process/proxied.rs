@@ -1,14 +1,19 @@
 //! An S3 server behind a proxy that resets, stalls, refuses, loses answers, narrows and flips; the real binary in front.
 
+use std::time::Duration;
+
 use futures::{StreamExt, stream};
 use kvasir_storage::store::StoreConfig;
 use kvasir_tests::{
+    chunks,
     faulty::Dice,
-    process::Start,
+    process::{Process, Start},
     proxy::{FaultProxy, Toxic},
     s3::S3Server,
     servers::RealServer,
+    service::expect_problem,
 };
+use kvasir_types::{ModelId, RootHash};
 use tempfile::TempDir;
 
 use crate::{
@@ -57,8 +62,8 @@ async fn behind_a_proxy(name: &str, store: &StoreConfig) {
         .collect();
     stream::iter(clients).for_each_concurrent(None, Client::run).await;
     let injected = proxy.injected();
-    proxy.set(0);
-    // A breaker that opened closes by itself, and everything that was acknowledged is there, byte for byte.
+    outage(&process, &proxy, &model_id, root).await;
+    // Everything that was acknowledged is there, byte for byte.
     let fresh = Start::new(SERVER, store, &directory.path().join("other")).start().await;
     book.verify(&fresh, &model_id, usize::MAX).await;
     let metrics = process.metrics().await;
@@ -72,6 +77,31 @@ async fn behind_a_proxy(name: &str, store: &StoreConfig) {
     assert!(book.len() > 20, "{} chunks", book.len());
     assert!(injected.iter().filter(|n| **n > 0).count() >= 6, "{injected:?}");
     assert!(metrics.contains("event=\"retried\""), "{metrics}");
+    assert!(metrics.contains("event=\"breaker_opened\""), "{metrics}");
+    assert!(metrics.contains("event=\"breaker_closed\""), "{metrics}");
+}
+
+/// The store is away for a while: alive, ready, writes refused with the request to come back, and then accepted again.
+async fn outage(process: &Process, proxy: &FaultProxy, model_id: &ModelId, root: RootHash) {
+    proxy.away(true);
+    let chunk = |seed| chunks::chunk(root, &chunks::tokens(seed, 64), 0, 64, 50);
+    let mut refused = 0;
+    // Until the breaker opens, and then a little.
+    while refused < 5 {
+        let response = process.put(model_id, &chunk(900_001)).await;
+        assert_eq!(response.status(), 503, "{}", process.log());
+        assert!(response.headers().contains_key("retry-after"));
+        expect_problem(response, "store_unavailable").await;
+        refused += u64::from(process.metrics().await.contains("event=\"refused_by_breaker\""));
+    }
+    assert_eq!(process.get("/livez", &[]).await.status(), 200);
+    assert_eq!(process.get("/readyz", &[]).await.status(), 200, "other replicas could do no better");
+    proxy.away(false);
+    let begun = std::time::Instant::now();
+    while !process.put(model_id, &chunk(900_002)).await.status().is_success() {
+        assert!(begun.elapsed().as_secs() < 50, "the breaker does not close: {}", process.log());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 #[tokio::test]

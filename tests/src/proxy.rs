@@ -54,6 +54,8 @@ impl Toxic {
 
 /// How long a stalled connection stays open.
 const STALL: Duration = Duration::from_secs(20);
+/// More than all: nothing comes through.
+const ALWAYS: usize = usize::MAX;
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const REFUSAL: &str =
     "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>";
@@ -95,6 +97,11 @@ impl FaultProxy {
         self.state.plan.lock().expect("not poisoned").1 = per_mille;
     }
 
+    /// From now on every connection is cut, or none.
+    pub fn away(&self, away: bool) {
+        self.set(if away { ALWAYS } else { 0 });
+    }
+
     /// How often each went wrong, in the order of [`Toxic::ALL`].
     pub fn injected(&self) -> [u64; Toxic::ALL.len()] {
         self.state.plan.lock().expect("not poisoned").2
@@ -121,6 +128,7 @@ impl State {
         let (dice, per_mille, injected) = &mut *plan;
         let (hit, which, amount) = (dice.chance(*per_mille), dice.below(Toxic::ALL.len()), dice.below(4));
         let amount = dice.below([300, 3_000, 20_000, 200_000][amount]);
+        let which = if *per_mille == ALWAYS { 1 } else { which };
         let toxic = Some(Toxic::ALL[which]).filter(|_| hit);
         let toxic = toxic.filter(|t| *t != Toxic::Flip || request.reads_object);
         if toxic.is_some() {

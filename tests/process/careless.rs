@@ -1,0 +1,34 @@
+//! A store that ignores conditional creates is named in the log, in a metric and in the capability probe, and works.
+
+use kvasir_api::{ConfigResponse, routes};
+use kvasir_tests::{
+    chunks,
+    process::Start,
+    s3::{Lacks, S3Server},
+};
+use tempfile::TempDir;
+
+use crate::SERVER;
+
+#[tokio::test]
+async fn a_store_that_ignores_conditional_creates_is_named_and_works() {
+    let server = S3Server::start(Lacks { conditional_writes: true }).await;
+    let (store, directory) = (server.config("careless"), TempDir::new().expect("a directory"));
+    let a = Start::new(SERVER, &store, &directory.path().join("a")).start().await;
+    let b = Start::new(SERVER, &store, &directory.path().join("b")).start().await;
+    for replica in [&a, &b] {
+        replica.ready().await;
+        let config: ConfigResponse =
+            replica.get(routes::CONFIG, &[]).await.json().await.expect("a configuration");
+        assert!(!config.store.conditional_create);
+        assert!(replica.metrics().await.contains("kvasir_store_conditional_create 0\n"));
+        assert!(replica.log().contains("the store ignores conditional creates"), "{}", replica.log());
+    }
+    // Two replicas meet the tenant for the first time in the same moment, and agree.
+    let ((model_id, root), other) = tokio::join!(a.prepare("n"), b.prepare("n"));
+    assert_eq!((model_id, root), other);
+    let tokens = chunks::tokens(1, 300);
+    let chunk = chunks::chunk(root, &tokens, 0, 300, 50);
+    assert!(a.put(&model_id, &chunk).await.status().is_success());
+    assert_eq!(b.lookup_tokens(model_id, &tokens).await.matched_tokens, 300);
+}
