@@ -10,8 +10,8 @@ use kvasir_storage::eviction::{Access, ClassId, ClassTable, Moment, PolicyKind, 
 
 /// Blocks of a request.
 const BLOCKS: u64 = 64;
-/// Requests after the tier is full.
-const REQUESTS: u64 = 2_000;
+/// Requests after the tier is full: enough that there are all queues that a policy allows.
+const REQUESTS: u64 = 10_000;
 /// Classes of requests: tenants by turn.
 const CLASSES: u64 = 48;
 /// Evictions timed together: reading a clock costs as much as one.
@@ -51,13 +51,15 @@ fn run(kind: PolicyKind, entries: u64) -> Vec<Duration> {
         .collect();
     let mut policy = kind.build::<u64>(entries);
     let (mut times, mut random, mut next) = (Vec::new(), 1u64, 0u64);
-    for request in 0..entries / BLOCKS + REQUESTS {
+    let mut request = 0;
+    while next < entries + REQUESTS * BLOCKS {
+        request += 1;
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let now = Moment::from_millis(request * 10);
-        // One in three continues or repeats what came before, skewed to what is recent.
-        let first = if random >> 62 == 0 && request > 0 {
-            let back = ((random >> 20) % 64).pow(2) % request;
-            (request - 1 - back) * BLOCKS
+        // One in four continues or repeats what came before, skewed to what is recent.
+        let first = if random >> 62 == 0 && next > 0 {
+            let made = next / BLOCKS;
+            (made - 1 - ((random >> 20) % 64).pow(2) % made) * BLOCKS
         } else {
             next
         };
@@ -71,7 +73,7 @@ fn run(kind: PolicyKind, entries: u64) -> Vec<Duration> {
                 policy.insert(key, &access);
             }
         }
-        next += BLOCKS;
+        next = next.max(first + BLOCKS);
         while policy.bytes() >= entries + u64::from(TIMED) {
             let start = Instant::now();
             (0..TIMED).for_each(|_| {

@@ -11,9 +11,9 @@ use super::Moment;
 pub(super) const BINS: usize = 49;
 /// log2 of the first edge in microseconds: reuse within 66 ms is all the same to a cache.
 const FIRST_EDGE_LOG2: u32 = 16;
-/// Observations' worth by which a class leans on the coarser class it is part of. Blocks of one request are
-/// reused together, so this is the evidence of a few requests.
-const LEAN_OBSERVATIONS: f64 = 128.0;
+/// Observations' worth by which a class leans on the coarser class it is part of. Blocks of one request are reused
+/// together, tens of them in chats: this is the evidence of some twenty requests, not of 512.
+const LEAN_OBSERVATIONS: f64 = 512.0;
 
 /// The bin of an age.
 pub(super) fn bin_of(now: Moment, since: Moment) -> usize {
