@@ -72,9 +72,10 @@ fn cells(page: &mut Page, report: &StreamReport, heading: &str) {
     for (set, slo_ms) in seen {
         let own = report.rows.iter().filter(|r| r.set == set && r.slo_ms == slo_ms && r.ladder == ladder);
         let bars = own.map(|row| Bar {
-            label: row.policy.clone(),
+            // The bars' margin holds a dozen letters; the full names are in the table.
+            label: row.policy.replace("cachegen-", "cg-").replace("progressive-", "prog-"),
             value: row.violation_rate * 100.0,
-            text: format!("{} %, quality {:.4}", percent(row.violation_rate), row.quality),
+            text: format!("{} % · q {:.3}", percent(row.violation_rate), row.quality),
             ours: row.policy == "progressive",
         });
         let bars = Bars {
