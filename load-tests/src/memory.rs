@@ -97,6 +97,7 @@ pub(crate) fn measure(runtime: &Runtime, common: &Common, at_once: usize, bytes:
         });
         let whole: Vec<bool> = downloads.buffer_unordered(at_once).collect().await;
         let downloading = watch.end();
+        anyhow::ensure!(statuses.keys().all(|status| *status < 300), "uploads were refused: {statuses:?}");
         let mebibytes = |bytes: u64| bytes >> 20;
         Ok(json!({
             "what": format!("resident memory, {at_once} uploads then downloads of {} MiB at once", bytes >> 20),
