@@ -117,7 +117,7 @@ macro_rules! suite {
         }
         mod s3_ignoring_conditions {
             $(#[tokio::test] async fn $name() {
-                let lacks = super::Lacks { conditional_writes: true };
+                let lacks = super::Lacks { conditional_writes: true, ..super::Lacks::default() };
                 crate::$module::$name(&super::Backend::s3("in-process S3 that ignores conditional writes", lacks).await).await;
             })*
         }

@@ -2,7 +2,12 @@
 
 mod auth;
 mod binary;
+mod contexts;
+mod direct;
+mod events;
+mod explain;
 mod hot;
 mod hot_trace;
+mod openapi;
 mod rest;
 mod uploads;

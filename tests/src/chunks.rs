@@ -1,5 +1,7 @@
 //! Synthetic chunk objects: valid in every checked respect, without a codec.
 
+use std::ops::Range;
+
 use kvasir_container::{ChunkBuilder, ChunkMeta, SectionId};
 use kvasir_types::{
     KvDtype, KvLayout, LayerKv, Level, ModelSpec, ObjectDigest, ProfileHash, Reuse, RootHash, SPAN_TOKENS,
@@ -50,6 +52,18 @@ pub fn chunk(root: RootHash, tokens: &[u32], start: usize, end: usize, piece_byt
     variant(root, tokens, start, end, piece_bytes, 0)
 }
 
+/// As [`chunk`], of another model.
+pub fn chunk_of(
+    spec: &ModelSpec,
+    root: RootHash,
+    tokens: &[u32],
+    start: usize,
+    end: usize,
+    piece_bytes: usize,
+) -> Chunk {
+    build(spec, root, tokens, start..end, piece_bytes, 0)
+}
+
 /// As [`chunk`]; other `variant`s have other bytes: what another device would have written.
 pub fn variant(
     root: RootHash,
@@ -59,9 +73,20 @@ pub fn variant(
     piece_bytes: usize,
     variant: u8,
 ) -> Chunk {
+    build(&spec(), root, tokens, start..end, piece_bytes, variant)
+}
+
+fn build(
+    spec: &ModelSpec,
+    root: RootHash,
+    tokens: &[u32],
+    Range { start, end }: Range<usize>,
+    piece_bytes: usize,
+    variant: u8,
+) -> Chunk {
     let chain = TokenChain::new(root, &tokens[..end]);
     let parent = chain.prefix_hash(start).expect("chunks start at blocks");
-    let mut meta = ChunkMeta::new(spec().model_id(), ProfileHash::of(PROFILE), parent);
+    let mut meta = ChunkMeta::new(spec.model_id(), ProfileHash::of(PROFILE), parent);
     meta.first_position = start as u64;
     meta.level_count = 2;
     let mut builder = ChunkBuilder::new(meta, tokens[start..end].to_vec()).expect("within limits");

@@ -11,6 +11,7 @@ use std::{
     },
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use hyper_util::{
@@ -21,6 +22,7 @@ use kvasir_storage::store::StoreConfig;
 use s3s::{
     Body, S3, S3Request, S3Response, S3Result, auth::SimpleAuth, dto::*, s3_error, service::S3ServiceBuilder,
 };
+use sha2::{Digest as _, Sha256};
 use tokio::{net::TcpListener, task::JoinHandle};
 
 /// The only bucket.
@@ -44,6 +46,8 @@ pub struct S3Server {
 pub struct Lacks {
     /// `If-None-Match` and `If-Match` on writes are ignored, as some servers do.
     pub conditional_writes: bool,
+    /// `x-amz-checksum-sha256` is not compared with the body, as some servers do.
+    pub checksums: bool,
 }
 
 impl S3Server {
@@ -88,6 +92,17 @@ impl S3Server {
             secret_access_key: Some(SECRET.to_owned().into()),
             ..StoreConfig::new(url)
         }
+    }
+
+    /// Keys of objects that contain a text.
+    pub fn keys(&self, part: &str) -> Vec<String> {
+        let state = self.objects.state.lock().expect("not poisoned");
+        state.objects.keys().filter(|key| key.contains(part)).cloned().collect()
+    }
+
+    /// Overwrites an object, as nobody should be able to.
+    pub fn overwrite(&self, key: &str, bytes: impl Into<Bytes>) {
+        self.objects.write(key.to_owned(), bytes.into(), None, None).expect("no condition");
     }
 
     /// Multipart uploads neither completed nor aborted.
@@ -176,6 +191,10 @@ impl S3 for Objects {
     async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         let input = req.input;
         let bytes = collect(input.body).await?;
+        let digest = BASE64_STANDARD.encode(Sha256::digest(&bytes));
+        if !self.lacks.checksums && input.checksum_sha256.is_some_and(|wanted| wanted != digest) {
+            return Err(s3_error!(BadDigest));
+        }
         let etag = self.write(input.key, bytes, input.if_match.as_ref(), input.if_none_match.as_ref())?;
         Ok(S3Response::new(PutObjectOutput { e_tag: Some(etag), ..Default::default() }))
     }
@@ -216,6 +235,17 @@ impl S3 for Objects {
             last_modified: Some(stored.modified),
             ..Default::default()
         }))
+    }
+
+    async fn copy_object(&self, req: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
+        let CopySource::Bucket { bucket, key, .. } = &req.input.copy_source else {
+            return Err(s3_error!(NotImplemented));
+        };
+        let source = self.found(bucket, key)?;
+        let etag = self.write(req.input.key, source.bytes, None, None)?;
+        let last_modified = Some(Timestamp::from(std::time::SystemTime::now()));
+        let result = CopyObjectResult { e_tag: Some(etag), last_modified, ..Default::default() };
+        Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..Default::default() }))
     }
 
     async fn delete_object(

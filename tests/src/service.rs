@@ -6,10 +6,12 @@ use std::{
     path::Path,
 };
 
-use kvasir_api::{LookupRequest, LookupResponse, NamespaceRequest, NamespaceResponse, Problem, routes};
+use kvasir_api::{
+    Job, JobState, LookupRequest, LookupResponse, NamespaceRequest, NamespaceResponse, Problem, routes,
+};
 use kvasir_server::{Config, listen, run};
 use kvasir_storage::store::StoreConfig;
-use kvasir_types::{ModelId, ProfileHash, RootHash};
+use kvasir_types::{ModelId, ModelSpec, ProfileHash, RootHash};
 use reqwest::{Method, Response, StatusCode};
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -113,11 +115,28 @@ impl Api {
         request.send().await.expect("an answer")
     }
 
+    /// Starts a job and waits for its end.
+    pub async fn job(&self, request: &str) -> Job {
+        let response = self.send(Method::POST, routes::JOBS, request.to_owned()).await;
+        assert_eq!(response.status(), StatusCode::ACCEPTED);
+        let mut job: Job = response.json().await.expect("its JSON");
+        while job.state == JobState::Running {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            job = self.get(&routes::job(&job.job_id), &[]).await.json().await.expect("its JSON");
+        }
+        assert_eq!(job.state, JobState::Done, "{job:?}");
+        job
+    }
+
     /// Registers the synthetic model and its profile, and gives the root of a namespace.
     pub async fn prepare(&self, namespace: &str) -> (ModelId, RootHash) {
-        let spec = chunks::spec();
+        self.prepare_model(namespace, &chunks::spec()).await
+    }
+
+    /// As [`prepare`](Self::prepare), of another model.
+    pub async fn prepare_model(&self, namespace: &str, spec: &ModelSpec) -> (ModelId, RootHash) {
         let model_id = spec.model_id();
-        let json = serde_json::to_vec(&spec).expect("serialises");
+        let json = serde_json::to_vec(spec).expect("serialises");
         assert!(self.send(Method::POST, routes::MODELS, json).await.status().is_success());
         let profile = routes::profile(&model_id, &ProfileHash::of(chunks::PROFILE));
         assert!(self.send(Method::PUT, &profile, chunks::PROFILE).await.status().is_success());

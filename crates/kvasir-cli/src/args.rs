@@ -8,8 +8,18 @@ use url::Url;
 
 use crate::{
     commands::{
-        bench::BenchCommand, plan::PlanArguments, sim_evict::SimEvictArguments,
-        sim_stream::SimStreamArguments, token::TokenArguments,
+        bench::BenchCommand,
+        completions::CompletionsArguments,
+        contexts::ContextsCommand,
+        events::EventsArguments,
+        explain::ExplainArguments,
+        jobs::{GcArguments, ScrubArguments},
+        plan::PlanArguments,
+        sim_evict::SimEvictArguments,
+        sim_stream::SimStreamArguments,
+        token::TokenArguments,
+        top::TopArguments,
+        usage::UsageArguments,
     },
     error::EXIT_CODES,
 };
@@ -30,6 +40,23 @@ pub(crate) enum Command {
     Demo(DemoArguments),
     /// Run the service.
     Serve(ServeArguments),
+    /// Say why a lookup of a context misses.
+    Explain(ExplainArguments),
+    /// Create, list and change named contexts.
+    #[command(subcommand)]
+    Contexts(ContextsCommand),
+    /// Say what is kept in the store.
+    Usage(UsageArguments),
+    /// Run a pass of a service's garbage collector.
+    Gc(GcArguments),
+    /// Let a service read every object and compare it with its name.
+    Scrub(ScrubArguments),
+    /// Show what happens to chunks, as it happens.
+    Events(EventsArguments),
+    /// Show a service live: requests, hits, bytes by level and medium, SLO attainment.
+    Top(TopArguments),
+    /// Print a script by which a shell completes this command line.
+    Completions(CompletionsArguments),
     /// Encode a KV dump and store it in a service.
     Store(StoreArguments),
     /// Say how much of a context a service holds.

@@ -15,4 +15,4 @@ pub use kv::{
     ReadReport, RecomputeCause, Refusal, Shard, StoreOptions, StoreOutcome, StoreProgress, StoreQueue,
     StoreReport, StoreTicket, StoredPart, Urgency,
 };
-pub use transport::{Client, ClientConfig, ObjectRange, ObjectRead, Token};
+pub use transport::{Client, ClientConfig, DirectStore, EventStream, ObjectRange, ObjectRead, Token, Told};

@@ -98,3 +98,5 @@ pub const DIRECT_SILENCE_MAX: Duration = Duration::from_millis(800);
 pub const DIRECT_FAILURES_MAX: u32 = 2;
 /// Threads of a blocking client's runtime: one for the network, one for what must not wait for it.
 pub const BLOCKING_WORKERS: usize = 2;
+/// Largest server-sent event that is taken: a chunk's block hashes are 20 KB.
+pub(crate) const EVENT_BYTES_MAX: usize = 1 << 20;

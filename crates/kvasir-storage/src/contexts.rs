@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,7 +19,13 @@ use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{Storage, StorageError, events::now_ms, layout::ChunkKey, layout::Key, limits};
+use crate::{
+    Storage, StorageError,
+    events::now_ms,
+    index::IndexEntry,
+    layout::{ChunkKey, Key},
+    limits,
+};
 
 /// A version as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,8 +100,7 @@ impl Storage {
             expires_at_ms: ttl_s.and_then(|ttl| expiry(created_at_ms, ttl)),
             pinned,
         };
-        self.write_context(tenant, &StoredContext { context: context.clone(), deleted: false }).await?;
-        Ok(context)
+        self.write_context(tenant, StoredContext { context, deleted: false }).await
     }
 
     /// Writes the next version of a context.
@@ -124,8 +130,7 @@ impl Storage {
             context.expires_at_ms = expiry(context.created_at_ms, ttl);
         }
         context.pinned = change.pinned.unwrap_or(context.pinned);
-        self.write_context(tenant, &StoredContext { context: context.clone(), deleted: false }).await?;
-        Ok(context)
+        self.write_context(tenant, StoredContext { context, deleted: false }).await
     }
 
     /// Deletes a context, its pin with it. Its chunks stay, for other contexts and lookups.
@@ -138,7 +143,7 @@ impl Storage {
         context.version += 1;
         context.created_at_ms = now_ms();
         context.pinned = false;
-        self.write_context(tenant, &StoredContext { context, deleted: true }).await
+        self.write_context(tenant, StoredContext { context, deleted: true }).await.map(|_| ())
     }
 
     /// A context: its newest version, or the one that is named.
@@ -192,7 +197,7 @@ impl Storage {
         let now = now_ms();
         let newest = self.newest_versions(tenant, after).await?;
         let reads = stream::iter(newest)
-            .map(|(id, version)| async move { self.read_context(tenant, id, version).await })
+            .map(|(id, version)| self.read_context(tenant, id, version))
             .buffered(limits::CONTEXTS_PARALLEL);
         let mut reads = std::pin::pin!(reads);
         let mut page = ContextList { contexts: Vec::new(), next: None };
@@ -289,11 +294,8 @@ impl Storage {
             return invalid(format!("a context has 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}", chunks.len()));
         }
         let root = self.root(tenant, namespace, model_id).await?;
-        let entries = stream::iter(chunks)
-            .map(|chunk| async move {
-                let key = self.preferred(tenant, model_id, chunk).await?;
-                self.entry(&key).await
-            })
+        let entries = stream::iter(chunks.to_vec())
+            .map(|chunk| self.preferred_entry(tenant, model_id, chunk))
             .buffered(limits::CONTEXTS_PARALLEL);
         let entries: Vec<_> = entries.try_collect().await?;
         let mut parent = *root.as_bytes();
@@ -309,21 +311,31 @@ impl Storage {
         Ok(tokens)
     }
 
-    async fn write_context(&self, tenant: &Name, stored: &StoredContext) -> Result<(), StorageError> {
+    async fn preferred_entry(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        chunk: SeqHash,
+    ) -> Result<Arc<IndexEntry>, StorageError> {
+        let key = self.preferred(tenant, model_id, &chunk).await?;
+        self.entry(&key).await
+    }
+
+    async fn write_context(&self, tenant: &Name, stored: StoredContext) -> Result<Context, StorageError> {
         let Context { context_id, version, .. } = stored.context;
         if version > limits::CONTEXT_VERSIONS_MAX as u64 {
             let problem = format!("a context has at most {} versions", limits::CONTEXT_VERSIONS_MAX);
             return Err(StorageError::InvalidContext { problem });
         }
         let path = self.store.layout.path(&Key::Context { tenant: tenant.clone(), context_id, version });
-        let json = serde_json::to_vec(stored)
+        let json = serde_json::to_vec(&stored)
             .map_err(|e| StorageError::Damaged { what: "a context", reason: e.to_string() })?;
         match self.store.store.put_opts(&path, PutPayload::from(json), PutMode::Create.into()).await {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(stored.context),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 // A retry inside the store's client may have met its own write.
                 match self.read_context(tenant, context_id, version).await {
-                    Ok(there) if there == *stored => Ok(()),
+                    Ok(there) if there == stored => Ok(stored.context),
                     _ => Err(StorageError::ContextConflict { context_id, version }),
                 }
             }

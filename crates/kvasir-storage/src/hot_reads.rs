@@ -115,6 +115,29 @@ impl Storage {
         }
     }
 
+    /// Takes in the base of an object that clients read directly for the second time, if the tier has hands free: once
+    /// is no sign that anybody will come back.
+    pub(crate) fn fill_behind_direct(&self, key: &ChunkKey) {
+        let Some(hot) = &self.hot else { return };
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        if !self.direct_seen.contains(&(scope, key.object_digest)) {
+            return self.direct_seen.insert((scope, key.object_digest), ());
+        }
+        let Some(storage) = self.this.upgrade() else { return };
+        let Some(permit) = hot.tier().prefetch_permit() else { return };
+        let key = key.clone();
+        tokio::spawn(async move {
+            let Some(hot) = storage.hot() else { return };
+            let Ok(head) = storage.head(&key).await else { return };
+            let base = storage.offered_bytes(&[head.level_bytes(kvasir_types::Level::BASE).unwrap_or(0)]);
+            let object = hot.know(scope, &key, &head);
+            let context = hot.requests().context(&object, &RequestHint::default(), hot.tier().now());
+            let fetch = storage.fetch(&key, object.bytes());
+            hot.tier().read_ahead(&object, 0..base, context, fetch).await;
+            drop(permit);
+        });
+    }
+
     /// Takes in the base of an object that was stored a moment ago: `front` is its beginning.
     pub(crate) fn offer_front(&self, key: &ChunkKey, front: &Bytes, hint: &RequestHint) {
         let Some(hot) = self.hot_of(&key.tenant) else { return };

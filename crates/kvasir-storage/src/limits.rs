@@ -156,8 +156,6 @@ pub const EVENTS_OVERLAP: Duration = Duration::from_secs(10);
 pub const CONTEXTS_PARALLEL: usize = 16;
 /// Versions of a context.
 pub const CONTEXT_VERSIONS_MAX: usize = 10_000;
-/// How long a listing of a tenant's usage is good for.
-pub const USAGE_KEPT: Duration = Duration::from_secs(10);
 /// Objects whose cuts and checksums are remembered: 8 bytes a piece, some KiB each.
 pub const HOT_OBJECTS_MAX: usize = 1_024;
 /// Places in contexts that are remembered from lookups, and chunks that were asked for: ~100 bytes each.
@@ -170,3 +168,7 @@ pub const HOT_DEPARTURES_KEPT: usize = 16_384;
 pub const SEAL_KEYS_MAX: usize = 100_000;
 /// Fronts of sealed objects kept in memory, about 400 bytes each.
 pub const SEAL_FRONTS_MAX: usize = 1 << 16;
+/// How long the probe of direct uploads may take.
+pub const DIRECT_PROBE_TIME: Duration = Duration::from_secs(10);
+/// Objects remembered as read directly once: the second time, a hot tier takes their base in.
+pub const DIRECT_SEEN_MAX: usize = 16_384;

@@ -114,6 +114,8 @@ pub struct Storage {
     pub(crate) registered: BoundedMap<(Name, Name), ()>,
     /// Direct uploads that were committed here, so that a commit may be sent again.
     pub(crate) committed: BoundedMap<(Name, Uuid), StoredChunk>,
+    /// Objects whose URL was asked for once.
+    pub(crate) direct_seen: BoundedMap<(Scope, ObjectDigest), ()>,
     pub(crate) events: EventLog,
     pub(crate) journal: Journal,
     pub(crate) hot: Option<HotFront>,
@@ -155,6 +157,7 @@ impl Storage {
             namespaces: BoundedMap::new(limits::LINEAGE_MAX, None),
             registered: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             committed: BoundedMap::new(limits::COMMITS_KEPT, None),
+            direct_seen: BoundedMap::new(limits::DIRECT_SEEN_MAX, None),
             events: EventLog::new(journal.replica.as_str()),
             journal,
             settings,

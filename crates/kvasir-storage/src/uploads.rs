@@ -31,6 +31,11 @@ impl Storage {
         self.presigner(tenant).is_ok()
     }
 
+    /// Whether the store compares uploads with their signed checksum.
+    pub fn has_checksums(&self) -> bool {
+        self.store.presigner.as_ref().is_some_and(Presigner::has_checksums)
+    }
+
     fn presigner(&self, tenant: &Name) -> Result<&Presigner, StorageError> {
         let reason = match &self.store.presigner {
             // Clients hold no keys.
@@ -52,6 +57,7 @@ impl Storage {
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let url = self.presigner(&key.tenant)?.get(&path, life).await;
         let url = url.map_err(StorageError::store("signing a URL"))?;
+        self.fill_behind_direct(key);
         Ok((url.into(), life.as_secs()))
     }
 

@@ -212,6 +212,13 @@ impl Config {
             ));
         }
         self.check_auth(mistakes);
+        let (url_ttl, grace) = (self.storage.direct.url_ttl, self.gc.policy.grace);
+        if self.storage.direct.enabled && (url_ttl > grace || url_ttl.as_secs() == 0) {
+            let problem = format!(
+                "is {url_ttl:?}; a URL lives 1s to gc.grace ({grace:?}), so that what it names is there"
+            );
+            mistakes.push(Mistake::new("direct.url_ttl", &problem));
+        }
         if let Some(problem) = self.refuses_to_bind(self.server.listen) {
             mistakes.push(Mistake::new("server.listen", &problem));
         }

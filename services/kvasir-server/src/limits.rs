@@ -50,3 +50,9 @@ pub(crate) const RELOAD_EVERY: Duration = Duration::from_secs(5);
 pub(crate) const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Ranges of sections in one request: more than a directory has scopes makes no sense.
 pub(crate) const SECTION_RANGES_MAX: usize = 256;
+/// How often an idle event stream says that it is alive: below the idle timeouts of common proxies.
+pub(crate) const EVENTS_KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// How often an idle event stream looks whether the replica is draining.
+pub(crate) const EVENTS_TICK: Duration = Duration::from_millis(500);
+/// Jobs that are remembered.
+pub(crate) const JOBS_KEPT: usize = 32;

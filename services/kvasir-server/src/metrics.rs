@@ -12,7 +12,7 @@ use prometheus::{
     TextEncoder, core::Collector,
 };
 
-use crate::metrics_hot::HotMetrics;
+use crate::{metrics_api::ApiMetrics, metrics_hot::HotMetrics};
 
 /// Seconds: from a hot lookup to a slow upload.
 const SECONDS: &[f64] =
@@ -52,6 +52,7 @@ pub(crate) struct Metrics {
     stored_objects: IntGauge,
     stored_bytes: IntGauge,
     hot: Arc<HotMetrics>,
+    api: ApiMetrics,
 }
 
 fn counter(name: &str, help: &str) -> IntCounter {
@@ -76,6 +77,7 @@ impl Metrics {
         let registry = Registry::new();
         let this = Self {
             hot: Arc::new(HotMetrics::new(&registry)),
+            api: ApiMetrics::new(&registry),
             registry,
             http_requests: counters(
                 "kvasir_http_requests_total",
@@ -219,6 +221,11 @@ impl Metrics {
     /// Those of the hot tier.
     pub(crate) fn hot(&self) -> &Arc<HotMetrics> {
         &self.hot
+    }
+
+    /// Those of the API's own.
+    pub(crate) fn api(&self) -> &ApiMetrics {
+        &self.api
     }
 
     pub(crate) fn request_begins(&self) {
@@ -383,6 +390,15 @@ mod tests {
         metrics.hot().left(kvasir_types::Medium::Disk, EvictReason::Capacity, 1.0, 1.0);
         metrics.hot().refresh(&hot);
         metrics.scrubbed(&ScrubReport::default(), &ScrubReport::default());
+        let bytes_by_level = [(kvasir_types::Level(0), 1)].into();
+        metrics.api().load(&kvasir_api::LoadRecord {
+            slo_ms: 1,
+            elapsed_ms: 1,
+            loaded_tokens: 1,
+            recomputed_tokens: 1,
+            bytes_by_level,
+            direct_bytes: 0,
+        });
         let names = |text: &str, start: &str| -> std::collections::BTreeSet<String> {
             let lines = text.lines().filter_map(|line| line.strip_prefix(start));
             let names = lines.filter_map(|line| line.split([' ', '`']).next().map(str::to_owned));

@@ -130,6 +130,7 @@ pub async fn run(
     let tls = config.tls.as_ref().map(Tls::open).transpose()?;
     let keys = config.keys_file.as_deref().map(Keys::open).transpose()?;
     let state = AppState::new(Arc::clone(&metrics), authority, tls, keys);
+    state.jobs().configure(config.gc.policy.clone());
     let store = open_store(&config, metrics, state.keys())?;
     let index = open_index(&config, &store)?;
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
@@ -236,6 +237,9 @@ async fn start(
             "the store ignores conditional creates; nothing is at risk, but the first request of a new tenant takes two \
              seconds"
         );
+    }
+    if let Err(error) = store.probe_direct().await {
+        tracing::warn!(%error, "whether the store checks uploads is not known: direct uploads are read whole");
     }
     state.start(Storage::with_hot(store, abilities, index, settings, hot));
     tracing::info!("ready");

@@ -8,7 +8,9 @@ use std::sync::{
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::Storage;
 
-use crate::{auth::Authority, handlers::ApiError, keys::Keys, metrics::Metrics, quota::Meters, tls::Tls};
+use crate::{
+    auth::Authority, handlers::ApiError, jobs::Jobs, keys::Keys, metrics::Metrics, quota::Meters, tls::Tls,
+};
 
 /// Shared state; cheap to clone.
 #[derive(Debug, Clone)]
@@ -24,6 +26,7 @@ struct Inner {
     meters: Meters,
     tls: Option<Tls>,
     keys: Option<Keys>,
+    jobs: Jobs,
 }
 
 impl AppState {
@@ -35,7 +38,8 @@ impl AppState {
     ) -> Self {
         let draining = AtomicBool::new(false);
         let storage = OnceLock::new();
-        Self(Arc::new(Inner { metrics, storage, draining, authority, meters: Meters::default(), tls, keys }))
+        let (meters, jobs) = (Meters::default(), Jobs::default());
+        Self(Arc::new(Inner { metrics, storage, draining, authority, meters, tls, keys, jobs }))
     }
 
     pub(crate) fn authority(&self) -> &Authority {
@@ -76,6 +80,10 @@ impl AppState {
                 "the store has not answered since this replica started; try again, or another replica";
             Problem::new(ErrorCode::StoreUnavailable, detail).into()
         })
+    }
+
+    pub(crate) fn jobs(&self) -> &Jobs {
+        &self.0.jobs
     }
 
     pub(crate) fn started(&self) -> Option<&Arc<Storage>> {

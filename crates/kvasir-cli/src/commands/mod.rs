@@ -2,7 +2,12 @@
 
 pub(crate) mod bench;
 pub(crate) mod codec;
+pub(crate) mod completions;
+pub(crate) mod contexts;
+pub(crate) mod events;
+pub(crate) mod explain;
 pub(crate) mod inspect;
+pub(crate) mod jobs;
 pub(crate) mod kv;
 pub(crate) mod maintain;
 pub(crate) mod plan;
@@ -13,4 +18,6 @@ pub(crate) mod serve;
 pub(crate) mod sim_evict;
 pub(crate) mod sim_stream;
 pub(crate) mod token;
+pub(crate) mod top;
 pub(crate) mod train;
+pub(crate) mod usage;

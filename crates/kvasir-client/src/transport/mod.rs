@@ -9,6 +9,7 @@ mod problem;
 mod read;
 mod retry;
 mod route;
+mod service;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -31,6 +32,7 @@ pub(crate) use pace::Pace;
 pub(crate) use read::{ObjectName, TakeBytes};
 pub(crate) use retry::backoff;
 pub(crate) use route::Routes;
+pub use service::{DirectStore, EventStream, Told};
 
 use crate::{ClientError, limits};
 

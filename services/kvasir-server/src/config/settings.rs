@@ -197,6 +197,17 @@ pub const SETTINGS: &[Setting] = &[
         get: |c| c.store.endpoint.as_deref().and_then(quoted),
     },
     Setting {
+        key: "store.public_endpoint",
+        help: "S3 endpoint as clients reach it, for presigned URLs, where it is another one.",
+        example: "\"https://s3.example.com\"",
+        set: |c, t| {
+            c.store.public_endpoint = Some(t.to_owned());
+            let url = url::Url::parse(t).ok().filter(|u| matches!(u.scheme(), "http" | "https"));
+            url.map(|_| ()).ok_or_else(|| format!("{t:?} is not an http:// or https:// URL"))
+        },
+        get: |c| c.store.public_endpoint.as_deref().and_then(quoted),
+    },
+    Setting {
         key: "store.region",
         help: "S3 region; AWS_REGION otherwise.",
         example: "\"us-east-1\"",
@@ -457,6 +468,27 @@ pub const SETTINGS: &[Setting] = &[
         example: "",
         set: |c, t| duration(&mut c.gc.policy.journal_retention, t),
         get: |c| duration_text(c.gc.policy.journal_retention),
+    },
+    Setting {
+        key: "direct.enabled",
+        help: "Whether clients may read and write S3 directly by presigned URLs.",
+        example: "",
+        set: |c, t| parsed(&mut c.storage.direct.enabled, t, "true or false"),
+        get: |c| Some(c.storage.direct.enabled.to_string()),
+    },
+    Setting {
+        key: "direct.url_ttl",
+        help: "Life of a presigned URL; at most gc.grace.",
+        example: "",
+        set: |c, t| duration(&mut c.storage.direct.url_ttl, t),
+        get: |c| duration_text(c.storage.direct.url_ttl),
+    },
+    Setting {
+        key: "direct.upload_ttl",
+        help: "Age at which a direct upload without a commit is deleted.",
+        example: "",
+        set: |c, t| duration(&mut c.storage.direct.upload_ttl, t),
+        get: |c| duration_text(c.storage.direct.upload_ttl),
     },
     Setting {
         key: "log.filter",

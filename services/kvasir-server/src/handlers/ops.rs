@@ -1,18 +1,22 @@
 //! Probes and metrics.
 
 use axum::{extract::State, http::header, response::IntoResponse};
-use kvasir_api::{ErrorCode, Problem};
+use kvasir_api::{ErrorCode, Problem, routes};
 
 use super::ApiError;
 use crate::state::AppState;
 
 /// The process answers: alive. Never asks the store.
+#[utoipa::path(get, path = routes::LIVEZ, operation_id = "livez", tag = "probes",
+    responses((status = 200, description = "alive", body = String, content_type = "text/plain")))]
 pub(super) async fn livez() -> &'static str {
     "ok\n"
 }
 
 /// Traffic should come here: the store was reached since start, and no shutdown has begun. An outage of the store
 /// later does not change it: other replicas could do no better.
+#[utoipa::path(get, path = routes::READYZ, operation_id = "readyz", tag = "probes",
+    responses((status = 200, description = "ready", body = String, content_type = "text/plain")))]
 pub(super) async fn readyz(State(state): State<AppState>) -> Result<&'static str, ApiError> {
     if state.is_draining() {
         return Err(Problem::new(ErrorCode::Draining, "a shutdown has begun; use another replica").into());
@@ -20,6 +24,9 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<&'static str
     state.storage().map(|_| "ok\n")
 }
 
+/// Prometheus metrics.
+#[utoipa::path(get, path = routes::METRICS, operation_id = "metrics", tag = "probes",
+    responses((status = 200, description = "Prometheus' text format", body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
     if let Some(storage) = state.started() {
         state.metrics().index(storage.index().len(), storage.index().replaced());

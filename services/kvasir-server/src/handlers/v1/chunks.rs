@@ -1,17 +1,26 @@
 //! Chunk objects.
 
 use axum::{
+    Json,
     body::Body,
     extract::{Path, Query, State, rejection::QueryRejection},
     http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::Response,
 };
-use kvasir_api::{ChunkQuery, MEDIA_CHUNK};
+use kvasir_api::{ChunkQuery, MEDIA_CHUNK, ObjectUrl, StoredChunk, routes};
 use kvasir_storage::{ByteRange, ObjectRead, Selection, StorageError, hot::RequestHint, layout::ChunkKey};
+use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 
 use super::{body, conditional, hint, id, selection};
 use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
+/// Stores a chunk object. All of it is verified before any of it is visible. Idempotent.
+#[utoipa::path(put, path = routes::CHUNK, operation_id = "put_chunk", tag = "chunks",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("seq_hash" = SeqHash, Path, description = "the chunk")),
+    request_body(content = Vec<u8>, content_type = MEDIA_CHUNK),
+    responses((status = 200, description = "it was there", body = StoredChunk),
+              (status = 201, description = "durable and visible", body = StoredChunk)))]
 pub(in crate::handlers) async fn put(
     State(state): State<AppState>,
     caller: Caller,
@@ -36,6 +45,13 @@ pub(in crate::handlers) async fn put(
     }
 }
 
+/// The preferred object of a chunk: whole, by `Range`, or by level. `HEAD` as well.
+#[utoipa::path(get, path = routes::CHUNK, operation_id = "get_chunk", tag = "chunks",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("seq_hash" = SeqHash, Path, description = "the chunk"), ChunkQuery),
+    responses((status = 200, description = "the object", body = Vec<u8>, content_type = MEDIA_CHUNK),
+              (status = 206, description = "the range", body = Vec<u8>, content_type = MEDIA_CHUNK),
+              (status = 304, description = "the ETag that was named is current")))]
 pub(in crate::handlers) async fn get_preferred(
     State(state): State<AppState>,
     caller: Caller,
@@ -49,6 +65,14 @@ pub(in crate::handlers) async fn get_preferred(
     answer(&state, &key, selection::parse(query)?, &method, &headers).await
 }
 
+/// One object of a chunk: whole, by `Range`, or by level. `HEAD` as well.
+#[utoipa::path(get, path = routes::CHUNK_OBJECT, operation_id = "get_object", tag = "chunks",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("seq_hash" = SeqHash, Path, description = "the chunk"),
+           ("object_digest" = ObjectDigest, Path, description = "the object"), ChunkQuery),
+    responses((status = 200, description = "the object", body = Vec<u8>, content_type = MEDIA_CHUNK),
+              (status = 206, description = "the range", body = Vec<u8>, content_type = MEDIA_CHUNK),
+              (status = 304, description = "the ETag that was named is current")))]
 pub(in crate::handlers) async fn get_object(
     State(state): State<AppState>,
     caller: Caller,
@@ -61,6 +85,11 @@ pub(in crate::handlers) async fn get_object(
     answer(&state, &key, selection::parse(query)?, &method, &headers).await
 }
 
+/// Removes all objects of a chunk: hidden now, deleted after the grace.
+#[utoipa::path(delete, path = routes::CHUNK, operation_id = "delete_chunk", tag = "chunks",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("seq_hash" = SeqHash, Path, description = "the chunk")),
+    responses((status = 204, description = "removed")))]
 pub(in crate::handlers) async fn delete(
     State(state): State<AppState>,
     caller: Caller,
@@ -71,6 +100,12 @@ pub(in crate::handlers) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// Removes one object of a chunk: hidden now, deleted after the grace.
+#[utoipa::path(delete, path = routes::CHUNK_OBJECT, operation_id = "delete_object", tag = "chunks",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("seq_hash" = SeqHash, Path, description = "the chunk"),
+           ("object_digest" = ObjectDigest, Path, description = "the object")),
+    responses((status = 204, description = "removed")))]
 pub(in crate::handlers) async fn delete_object(
     State(state): State<AppState>,
     caller: Caller,
@@ -78,6 +113,24 @@ pub(in crate::handlers) async fn delete_object(
 ) -> Result<StatusCode, ApiError> {
     state.storage()?.remove(&object_key(&caller, &names)?).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// A presigned URL of one object: for the first read, or in place of one that expired.
+#[utoipa::path(get, path = routes::CHUNK_OBJECT_URL, operation_id = "get_object_url", tag = "direct",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("seq_hash" = SeqHash, Path, description = "the chunk"),
+           ("object_digest" = ObjectDigest, Path, description = "the object")),
+    responses((status = 200, description = "the URL", body = ObjectUrl)))]
+pub(in crate::handlers) async fn url(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(names): Path<(String, String, String)>,
+) -> Result<Json<ObjectUrl>, ApiError> {
+    let storage = state.storage()?;
+    let key = object_key(&caller, &names)?;
+    storage.object_bytes(&key).await?;
+    let (url, expires_in_s) = storage.direct_url(&key).await?;
+    Ok(Json(ObjectUrl { url, expires_in_s }))
 }
 
 fn object_key(

@@ -1,13 +1,17 @@
 //! The capability probe.
 
 use axum::{Json, extract::State};
-use kvasir_api::{ConfigResponse, LOOKUP_TOKENS_MAX, StoreCapabilities};
+use kvasir_api::{ConfigResponse, LOOKUP_TOKENS_MAX, StoreCapabilities, routes};
 use kvasir_types::BLOCK_TOKENS;
 
-use crate::{handlers::ApiError, state::AppState};
+use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
+/// What this service is and allows.
+#[utoipa::path(get, path = routes::CONFIG, operation_id = "get_config", tag = "service",
+    responses((status = 200, description = "capabilities and limits", body = ConfigResponse)))]
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
+    caller: Caller,
 ) -> Result<Json<ConfigResponse>, ApiError> {
     let storage = state.storage()?;
     let (major, minor) = kvasir_storage::FORMAT_VERSION;
@@ -20,8 +24,8 @@ pub(in crate::handlers) async fn get(
         store: StoreCapabilities {
             kind: storage.store().kind.as_str().to_owned(),
             conditional_create: storage.abilities().conditional_create,
-            direct: false,
-            checksums: false,
+            direct: storage.is_direct(&caller.tenant),
+            checksums: storage.has_checksums(),
         },
     }))
 }

@@ -7,14 +7,19 @@ use axum::{
     http::{HeaderMap, header},
 };
 use kvasir_api::{
-    LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, MEDIA_TOKENS,
+    LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, MEDIA_TOKENS, routes,
 };
-use kvasir_storage::Query;
+use kvasir_storage::{Query, layout::ChunkKey};
 use kvasir_types::BLOCK_TOKENS;
 
 use super::{body, hint};
 use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
+/// The longest usable prefix of a token sequence, as JSON or as raw tokens with the rest in the query.
+#[utoipa::path(post, path = routes::LOOKUP, operation_id = "lookup", tag = "chunks",
+    request_body(content((LookupRequest = "application/json"), (Vec<u8> = "application/vnd.kvasir.tokens")),
+        description = "JSON; or the tokens as u32 little endian, with model_id, namespace, fresh and direct in the query"),
+    responses((status = 200, description = "chunk by chunk; empty where nothing matches", body = LookupResponse)))]
 pub(in crate::handlers) async fn post(
     State(state): State<AppState>,
     caller: Caller,
@@ -38,11 +43,18 @@ pub(in crate::handlers) async fn post(
         // What they hold is known when they are found.
         Query::Chunks(_) => 0,
     };
-    let LookupQuery { model_id, namespace, fresh, direct: _ } = place;
-    let found = state
-        .storage()?
-        .lookup_for(&caller.tenant, &namespace, &model_id, what, fresh, &hint::of(&headers)?)
-        .await?;
+    let LookupQuery { model_id, namespace, fresh, direct } = place;
+    let storage = state.storage()?;
+    let mut found =
+        storage.lookup_for(&caller.tenant, &namespace, &model_id, what, fresh, &hint::of(&headers)?).await?;
+    if direct {
+        for chunk in &mut found.chunks {
+            let (tenant, seq_hash, object_digest) =
+                (caller.tenant.clone(), chunk.seq_hash, chunk.object_digest);
+            let key = ChunkKey { tenant, model_id, seq_hash, object_digest };
+            chunk.via = storage.via(&key, true).await;
+        }
+    }
     state.metrics().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);
     Ok(Json(found))
 }

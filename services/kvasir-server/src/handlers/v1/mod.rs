@@ -1,15 +1,20 @@
 //! The API, one module a resource.
 
+pub(super) mod admin;
 mod body;
 pub(super) mod chunks;
 mod conditional;
 pub(super) mod config;
+pub(super) mod contexts;
+pub(super) mod events;
+pub(super) mod explain;
 mod hint;
 pub(super) mod lookup;
 pub(super) mod models;
 pub(super) mod namespaces;
 pub(super) mod profiles;
 mod selection;
+pub(super) mod uploads;
 
 use std::{fmt::Display, str::FromStr};
 

@@ -6,12 +6,16 @@ use axum::{
     extract::{Path, State},
     response::Response,
 };
-use kvasir_api::{RegisteredModel, Role};
-use kvasir_types::ModelSpec;
+use kvasir_api::{RegisteredModel, Role, routes};
+use kvasir_types::{ModelId, ModelSpec};
 
 use super::{body, id};
 use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
+/// Registers a model. Doing it again is no error.
+#[utoipa::path(post, path = routes::MODELS, operation_id = "register_model", tag = "models", request_body = ModelSpec,
+    responses((status = 200, description = "it was registered before", body = RegisteredModel),
+              (status = 201, description = "registered", body = RegisteredModel)))]
 pub(in crate::handlers) async fn register(
     State(state): State<AppState>,
     caller: Caller,
@@ -28,6 +32,10 @@ pub(in crate::handlers) async fn register(
     Ok(body::created_or_ok(registered.created, registered))
 }
 
+/// The spec of a registered model.
+#[utoipa::path(get, path = routes::MODEL, operation_id = "get_model", tag = "models",
+    params(("model_id" = ModelId, Path, description = "the model")),
+    responses((status = 200, description = "its spec", body = ModelSpec)))]
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
     caller: Caller,

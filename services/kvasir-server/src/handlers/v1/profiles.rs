@@ -7,11 +7,16 @@ use axum::{
     http::{HeaderMap, HeaderValue, header},
     response::Response,
 };
-use kvasir_api::{MEDIA_PROFILE, ProfileInfo, ProfileList};
+use kvasir_api::{MEDIA_PROFILE, ProfileInfo, ProfileList, routes};
+use kvasir_types::{ModelId, ProfileHash};
 
 use super::{body, id};
 use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
+/// The profiles of a model, by hash.
+#[utoipa::path(get, path = routes::PROFILES, operation_id = "list_profiles", tag = "profiles",
+    params(("model_id" = ModelId, Path, description = "the model")),
+    responses((status = 200, description = "its profiles", body = ProfileList)))]
 pub(in crate::handlers) async fn list(
     State(state): State<AppState>,
     caller: Caller,
@@ -21,6 +26,13 @@ pub(in crate::handlers) async fn list(
     Ok(Json(state.storage()?.list_profiles(&caller.tenant, &model_id).await?))
 }
 
+/// Stores a profile under the hash of its bytes. Idempotent.
+#[utoipa::path(put, path = routes::PROFILE, operation_id = "put_profile", tag = "profiles",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("profile_hash" = ProfileHash, Path, description = "BLAKE3 of the body")),
+    request_body(content = Vec<u8>, content_type = MEDIA_PROFILE),
+    responses((status = 200, description = "it was there", body = ProfileInfo),
+              (status = 201, description = "stored", body = ProfileInfo)))]
 pub(in crate::handlers) async fn put(
     State(state): State<AppState>,
     caller: Caller,
@@ -41,6 +53,11 @@ pub(in crate::handlers) async fn put(
     }
 }
 
+/// A profile's bytes.
+#[utoipa::path(get, path = routes::PROFILE, operation_id = "get_profile", tag = "profiles",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("profile_hash" = ProfileHash, Path, description = "the profile")),
+    responses((status = 200, description = "its bytes", body = Vec<u8>, content_type = MEDIA_PROFILE)))]
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
     caller: Caller,

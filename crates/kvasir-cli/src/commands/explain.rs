@@ -1,0 +1,57 @@
+//! `kvasir explain`: why a lookup ends where it ends.
+
+use clap::Args;
+use kvasir_api::ExplainRequest;
+
+use super::serve::runtime;
+use crate::{
+    args::{ContextArguments, ServiceArguments},
+    error::CliResult,
+    inputs,
+    output::{print, print_json},
+    remote::{client, client_error},
+};
+
+/// Arguments of `kvasir explain`.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArguments {
+    /// The service.
+    #[command(flatten)]
+    service: ServiceArguments,
+    /// The context.
+    #[command(flatten)]
+    context: ContextArguments,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
+    let context = inputs::context(&arguments.context)?;
+    let request = ExplainRequest {
+        model_id: context.spec.model_id(),
+        spec: Some((*context.spec).clone()),
+        namespace: arguments.service.namespace.clone(),
+        tokens: context.tokens,
+    };
+    let client = client(&arguments.service)?;
+    let answer = runtime()?.block_on(client.explain(&request)).map_err(client_error)?;
+    if arguments.json {
+        return print_json(&answer);
+    }
+    let mut text = format!("{} of {} tokens match", answer.matched_tokens, answer.tokens);
+    for cause in &answer.causes {
+        text += &format!("\n{}: {}", cause.reason.as_str(), cause.detail);
+        if let (Some(at), Some(by)) = (cause.at_ms, &cause.by) {
+            text += &format!("\n  by {by}, at {at} ms since 1970, {} tokens", cause.tokens);
+        }
+        for difference in &cause.differences {
+            text += &format!(
+                "\n  {}: asked {}, stored {}",
+                difference.field, difference.asked, difference.stored
+            );
+        }
+    }
+    print(&text)
+}

@@ -1,0 +1,164 @@
+//! Examples: requests and answers that belong together. A test sends every one of them to a service whose tenant has a
+//! salt of zeros, so that even the hashes are those of a real exchange.
+
+use kvasir_api::LOOKUP_TOKENS_MAX;
+use serde_json::{Value, json};
+
+use super::Examples;
+
+const MODEL_ID: &str = "MODEL_ID_HERE";
+const PROFILE_HASH: &str = "PROFILE_HASH_HERE";
+const ROOT: &str = "ROOT_HERE";
+const SEQ_HASH: &str = "SEQ_HASH_HERE";
+const OBJECT_DIGEST: &str = "OBJECT_DIGEST_HERE";
+const SHA256: &str = "SHA256_HERE";
+const OBJECT_BYTES: u64 = 0;
+const HEAD_BYTES: u64 = 0;
+const LEVEL_0_BYTES: u64 = 0;
+const UUID: &str = "0199f0c4-5b7e-7c3a-9d1e-3f8a2b6c4d50";
+
+/// The value of a path parameter in all examples.
+pub(super) fn parameter(name: &str) -> Option<Value> {
+    let value = match name {
+        "model_id" => MODEL_ID,
+        "profile_hash" => PROFILE_HASH,
+        "seq_hash" => SEQ_HASH,
+        "object_digest" => OBJECT_DIGEST,
+        "context_id" | "upload_id" | "job_id" => UUID,
+        _ => return None,
+    };
+    Some(value.into())
+}
+
+/// 32 tokens: two blocks.
+fn tokens() -> Value {
+    (1000..1032).collect()
+}
+
+fn spec() -> Value {
+    let layer = json!({"layout": {"kind": "gqa", "kv_heads": 2, "head_dim": 64}});
+    json!({"weights": "kvasir/synthetic", "revision": "1", "kv_dtype": "bf16", "ropes": [], "layers": [layer, layer],
+           "reuse": "prefix"})
+}
+
+fn stored() -> Value {
+    json!({"seq_hash": SEQ_HASH, "object_digest": OBJECT_DIGEST, "bytes": OBJECT_BYTES, "created": true})
+}
+
+fn context() -> Value {
+    json!({"context_id": UUID, "version": 1, "model_id": MODEL_ID, "namespace": "team-a", "chunks": [SEQ_HASH],
+           "tokens": 32, "labels": {"app": "chat"}, "created_at_ms": 1_763_740_800_000_u64, "pinned": true})
+}
+
+fn job() -> Value {
+    json!({"job_id": UUID, "kind": "gc", "state": "running", "dry_run": true, "started_at_ms": 1_763_740_800_000_u64,
+           "elapsed_ms": 0, "counts": {}})
+}
+
+/// All examples by operation: `request`, `status` of the answer, and the answer itself where it is JSON.
+pub(super) fn all() -> Examples {
+    let mut all = serde_json::Map::new();
+    for part in [setup(), chunks(), direct(), contexts(), service()] {
+        if let Value::Object(part) = part {
+            all.extend(part);
+        }
+    }
+    Examples(all)
+}
+
+fn setup() -> Value {
+    json!({
+        "register_model": {
+            "request": spec(), "status": 201, "response": {"model_id": MODEL_ID, "created": true},
+        },
+        "get_model": {"status": 200, "response": spec()},
+        "put_profile": {"status": 201, "response": {"profile_hash": PROFILE_HASH, "bytes": 24}},
+        "list_profiles": {
+            "status": 200, "response": {"profiles": [{"profile_hash": PROFILE_HASH, "bytes": 24}]},
+        },
+        "open_namespace": {
+            "request": {"namespace": "team-a", "model_id": MODEL_ID}, "status": 200, "response": {"root": ROOT},
+        },
+    })
+}
+
+fn chunks() -> Value {
+    json!({
+        "put_chunk": {"status": 201, "response": stored()},
+        "lookup": {
+            "request": {"model_id": MODEL_ID, "namespace": "team-a", "tokens": tokens(), "fresh": false},
+            "status": 200,
+            "response": {"matched_tokens": 32, "chunks": [{
+                "seq_hash": SEQ_HASH, "object_digest": OBJECT_DIGEST, "profile_hash": PROFILE_HASH, "first_token": 0,
+                "tokens": 32, "matched_tokens": 32, "bytes": OBJECT_BYTES, "head_bytes": HEAD_BYTES,
+                "level_bytes": [LEVEL_0_BYTES, OBJECT_BYTES], "kl_beneath": 0.0, "medium": "object", "via": "proxy",
+            }]},
+        },
+        "explain": {
+            "request": {"model_id": MODEL_ID, "namespace": "team-b", "tokens": tokens()},
+            "status": 200,
+            "response": {"tokens": 32, "matched_tokens": 0, "causes": [{
+                "reason": "other_namespace",
+                "detail": "32 of these tokens are stored in namespace team-a; namespaces never match each other: look \
+                           up in the one where the engine stores",
+                "tokens": 32, "namespace": "team-a",
+            }]},
+        },
+    })
+}
+
+fn direct() -> Value {
+    json!({
+        "announce_upload": {
+            "request": {"model_id": MODEL_ID, "seq_hash": SEQ_HASH, "object_digest": OBJECT_DIGEST,
+                        "bytes": OBJECT_BYTES, "sha256": SHA256},
+            "status": 201,
+            "response": {
+                "upload_id": UUID,
+                "url": "https://s3.example.com/bucket/1/t/default/u/0199f0c4?X-Amz-Signature=e3b0",
+                "headers": {"content-length": "0", "x-amz-checksum-sha256": "base64"}, "expires_in_s": 300,
+            },
+        },
+        "commit_upload": {"status": 200, "response": stored()},
+        "get_object_url": {"status": 200, "response": {
+            "url": "https://s3.example.com/bucket/1/t/default/m/object.kvc?X-Amz-Signature=e3b0", "expires_in_s": 300,
+        }},
+    })
+}
+
+fn contexts() -> Value {
+    let create = json!({"model_id": MODEL_ID, "namespace": "team-a", "chunks": [SEQ_HASH],
+                        "labels": {"app": "chat"}, "pinned": true});
+    json!({
+        "create_context": {"request": create, "status": 201, "response": context()},
+        "list_contexts": {"status": 200, "response": {"contexts": [context()]}},
+        "get_context": {"status": 200, "response": context()},
+        "change_context": {
+            "request": {"labels": {"app": "chat", "tier": "gold"}, "pinned": true}, "status": 200, "response": context(),
+        },
+        "list_context_versions": {"status": 200, "response": {"versions": [1, 2]}},
+    })
+}
+
+fn service() -> Value {
+    json!({
+        "get_config": {"status": 200, "response": {
+            "version": env!("CARGO_PKG_VERSION"), "format_versions": ["0.1"], "block_tokens": 16,
+            "chunk_bytes_max": 1 << 30, "lookup_tokens_max": LOOKUP_TOKENS_MAX,
+            "store": {"kind": "s3", "conditional_create": true, "direct": true, "checksums": true},
+        }},
+        "get_usage": {"status": 200, "response": {
+            "objects": 1, "bytes": OBJECT_BYTES, "removed_objects": 0, "removed_bytes": 0, "profile_bytes": 480,
+            "context_versions": 2, "waiting_uploads": 0, "bytes_by_model": {MODEL_ID: OBJECT_BYTES},
+            "as_of_s_ago": 0,
+        }},
+        "report_load": {
+            "request": {"slo_ms": 500, "elapsed_ms": 180, "loaded_tokens": 1536, "recomputed_tokens": 0,
+                        "bytes_by_level": {"0": 60112, "1": 35198}, "direct_bytes": 0},
+            "status": 204,
+        },
+        "start_job": {"request": {"kind": "gc", "dry_run": true}, "status": 202, "response": job()},
+        "list_jobs": {"status": 200, "response": {"jobs": [job()]}},
+        "get_job": {"status": 200, "response": job()},
+    })
+}

@@ -1,0 +1,174 @@
+//! The OpenAPI document: generated from the handlers that the router calls, so that neither can lack what the other
+//! has; and its page, all of which is in this binary.
+
+mod examples;
+
+use axum::{
+    Router,
+    body::Bytes,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use kvasir_api::{ErrorCode, EventsDropped, MEDIA_PROBLEM, Problem, required_role, routes as paths};
+use serde_json::{Map, Value, json};
+use utoipa::{
+    OpenApi,
+    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+};
+use utoipa_axum::{router::OpenApiRouter, routes};
+use utoipa_swagger_ui::{Config, SwaggerUi};
+
+use super::{ops, v1};
+use crate::state::AppState;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Kvasir",
+        description = "KV caches of language models: stored once, loaded in time. Hashes are 64 hex digits; errors are \
+                       problem documents with a stable `code`.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    components(schemas(Problem, EventsDropped))
+)]
+struct Document;
+
+/// Every route, with its operation.
+pub(super) fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(ops::livez))
+        .routes(routes!(ops::readyz))
+        .routes(routes!(ops::metrics))
+        .routes(routes!(v1::config::get))
+        .routes(routes!(v1::models::register))
+        .routes(routes!(v1::models::get))
+        .routes(routes!(v1::profiles::list))
+        .routes(routes!(v1::profiles::put, v1::profiles::get))
+        .routes(routes!(v1::namespaces::post))
+        .routes(routes!(v1::lookup::post))
+        .routes(routes!(v1::explain::post))
+        .routes(routes!(v1::chunks::put, v1::chunks::get_preferred, v1::chunks::delete))
+        .routes(routes!(v1::chunks::get_object, v1::chunks::delete_object))
+        .routes(routes!(v1::chunks::url))
+        .routes(routes!(v1::uploads::announce))
+        .routes(routes!(v1::uploads::commit))
+        .routes(routes!(v1::contexts::create, v1::contexts::list))
+        .routes(routes!(v1::contexts::get, v1::contexts::change, v1::contexts::delete))
+        .routes(routes!(v1::contexts::versions))
+        .routes(routes!(v1::events::stream))
+        .routes(routes!(v1::admin::usage))
+        .routes(routes!(v1::admin::report_load))
+        .routes(routes!(v1::admin::start_job, v1::admin::list_jobs))
+        .routes(routes!(v1::admin::get_job))
+}
+
+/// The document as it is served: with what every operation has in common, and with examples.
+pub(super) fn finish(mut document: utoipa::openapi::OpenApi) -> Bytes {
+    if let Some(components) = &mut document.components {
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        components.add_security_scheme("bearer", SecurityScheme::Http(bearer));
+    }
+    let mut document = serde_json::to_value(document).unwrap_or_default();
+    let examples = examples::all();
+    if let Some(Value::Object(all)) = document.get_mut("paths") {
+        all.insert(paths::OPENAPI.to_owned(), own_path());
+        for (path, item) in all {
+            for (method, operation) in item.as_object_mut().into_iter().flatten() {
+                complete(method, path, operation);
+                examples.add(operation);
+            }
+        }
+    }
+    serde_json::to_vec(&document).unwrap_or_default().into()
+}
+
+/// The document is among its own paths.
+fn own_path() -> Value {
+    json!({"get": {
+        "tags": ["service"],
+        "summary": "This document.",
+        "operationId": "openapi",
+        "responses": {"200": {"description": "OpenAPI 3.1", "content": {"application/json": {"schema": {"type": "object"}}}}}
+    }})
+}
+
+/// Errors and the role are alike for every operation.
+fn complete(method: &str, path: &str, operation: &mut Value) {
+    let codes: Vec<_> = ErrorCode::ALL.iter().map(|code| code.as_str()).collect();
+    let problem = json!({
+        "description": format!("a problem document; `code` is one of {}", codes.join(", ")),
+        "content": {MEDIA_PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    });
+    if let Some(Value::Object(responses)) = operation.get_mut("responses") {
+        responses.insert("default".to_owned(), problem);
+    }
+    let security = match required_role(&method.to_uppercase(), path) {
+        Some(role) => {
+            operation["x-kvasir-role"] = role.as_str().into();
+            json!([{}, {"bearer": []}])
+        }
+        None => json!([]),
+    };
+    operation["security"] = security;
+}
+
+/// Answers the document.
+pub(super) async fn serve(document: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], document).into_response()
+}
+
+/// The page that shows it.
+pub(super) fn page() -> Router<AppState> {
+    let config = Config::new([paths::OPENAPI]).try_it_out_enabled(true).validator_url("none");
+    SwaggerUi::new(paths::DOCS).config(config).into()
+}
+
+/// Examples by operation.
+pub(super) struct Examples(Map<String, Value>);
+
+impl Examples {
+    /// Puts an operation's examples where the document has them: request body, parameters, answer.
+    fn add(&self, operation: &mut Value) {
+        let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
+        for parameter in operation["parameters"].as_array_mut().into_iter().flatten() {
+            let known = parameter["name"].as_str().and_then(|name| examples::parameter(name));
+            if let (Some(example), Some("path")) = (known, parameter["in"].as_str()) {
+                parameter["example"] = example;
+            }
+        }
+        let Some(example) = self.0.get(&name) else { return };
+        if let (Some(request), Some(content)) =
+            (example.get("request"), operation.pointer_mut("/requestBody/content/application~1json"))
+        {
+            content["example"] = request.clone();
+        }
+        let status = example["status"].as_u64().unwrap_or(200);
+        let answer = format!("/responses/{status}/content/application~1json");
+        if let (Some(response), Some(content)) = (example.get("response"), operation.pointer_mut(&answer)) {
+            content["example"] = response.clone();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Router and document come from the same calls; what is left to check is that the client's list of routes is theirs.
+    #[test]
+    fn the_document_has_every_route_of_the_api_crate() {
+        let (_, document) = routes().split_for_parts();
+        let document: Value = serde_json::from_slice(&finish(document)).expect("JSON");
+        assert_eq!(document["openapi"].as_str().map(|v| &v[..3]), Some("3.1"));
+        let all = document["paths"].as_object().expect("paths");
+        let documented: std::collections::BTreeSet<_> = all.keys().map(String::as_str).collect();
+        assert_eq!(documented, paths::ALL.iter().copied().collect());
+        let operations = all.values().flat_map(|item| item.as_object().expect("an item").values());
+        let names: Vec<_> = operations.map(|operation| operation["operationId"].to_string()).collect();
+        let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{names:?}");
+        for example in examples::all().0.keys() {
+            assert!(names.contains(&format!("\"{example}\"")), "an example of no operation: {example}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The stream of events.
+
+use std::{collections::VecDeque, convert::Infallible, sync::Arc};
+
+use axum::{
+    extract::{Query, State, rejection::QueryRejection},
+    http::HeaderMap,
+    response::sse::{Event as Sent, KeepAlive, Sse},
+};
+use futures::{Stream, stream};
+use kvasir_api::{Event, EventType, EventsDropped, EventsQuery, MEDIA_EVENTS, routes};
+use kvasir_storage::{
+    Storage,
+    events::{Place, Portion},
+};
+use kvasir_types::Name;
+use tokio::sync::watch;
+
+use crate::{auth::Caller, handlers::ApiError, limits, state::AppState};
+
+/// Which events a reader wants: of its own tenant, and these.
+#[derive(Debug)]
+struct Filter {
+    tenant: Name,
+    namespace: Option<Name>,
+    types: Vec<EventType>,
+}
+
+impl Filter {
+    fn new(caller: Caller, query: &EventsQuery) -> Result<Self, ApiError> {
+        let wanted = query.types.as_deref().unwrap_or_default().split(',').filter(|text| !text.is_empty());
+        let types = wanted.map(|text| {
+            let known = EventType::ALL.into_iter().find(|kind| kind.as_str() == text);
+            known.ok_or_else(|| ApiError::bad_request(format!("{text:?} is not stored, removed or cleared")))
+        });
+        Ok(Self {
+            tenant: caller.tenant,
+            namespace: query.namespace.clone(),
+            types: types.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn passes(&self, event: &Event) -> bool {
+        // A reader that must forget everything is told so whatever it asked for.
+        let is_for_all = event.event_type == EventType::Cleared && event.namespace.is_none();
+        let namespace = is_for_all || self.namespace.is_none() || self.namespace == event.namespace;
+        let kind = is_for_all || self.types.is_empty() || self.types.contains(&event.event_type);
+        event.tenant_id == self.tenant && namespace && kind
+    }
+}
+
+/// A reader. Holds a place in the log and at most one batch.
+struct Reader {
+    state: AppState,
+    storage: Arc<Storage>,
+    filter: Filter,
+    place: Place,
+    changes: watch::Receiver<u64>,
+    batch: VecDeque<Arc<Event>>,
+    over: bool,
+}
+
+/// Server-sent events: what happens to chunks, from now on or from an event on.
+///
+/// Each has its type as `event`, its id as `id` and an `Event` as `data`. Where a reader that comes back missed
+/// events, the first is a `cleared`. A reader that is too slow gets `dropped` with `EventsDropped`, and the stream ends.
+#[utoipa::path(get, path = routes::EVENTS, operation_id = "events", tag = "events",
+    params(EventsQuery, ("Last-Event-ID" = Option<String>, Header, description = "go on after this event")),
+    responses((status = 200, description = "events without end", body = Event, content_type = MEDIA_EVENTS)))]
+pub(in crate::handlers) async fn stream(
+    State(state): State<AppState>,
+    caller: Caller,
+    query: Result<Query<EventsQuery>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Sse<impl Stream<Item = Result<Sent, Infallible>>>, ApiError> {
+    let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
+    let storage = Arc::clone(state.storage()?);
+    let filter = Filter::new(caller, &query)?;
+    let header = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+    let last = header.filter(|id| !id.is_empty()).or(query.after);
+    let log = storage.events();
+    let (place, batch) = match last.as_deref().map(|id| log.after(id)) {
+        None => (log.end(), VecDeque::new()),
+        Some(Some(place)) => (place, VecDeque::new()),
+        Some(None) => (log.end(), VecDeque::from([storage.cleared_event(&filter.tenant)])),
+    };
+    let changes = log.changes();
+    state.metrics().api().event_reader(1);
+    let reader = Reader { state, storage, filter, place, changes, batch, over: false };
+    let events = stream::unfold(reader, |mut reader| async move {
+        let sent = reader.next().await?;
+        Some((Ok(sent), reader))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(limits::EVENTS_KEEP_ALIVE)))
+}
+
+impl Reader {
+    /// The next event; none once the stream is over.
+    async fn next(&mut self) -> Option<Sent> {
+        loop {
+            if self.over {
+                return None;
+            }
+            while let Some(event) = self.batch.pop_front() {
+                if self.filter.passes(&event) {
+                    let sent = Sent::default().id(&event.event_id).event(event.event_type.as_str());
+                    return sent.json_data(&*event).ok();
+                }
+            }
+            // Before the look: a change in between wakes the wait.
+            self.changes.borrow_and_update();
+            match self.storage.events().read(&mut self.place) {
+                Portion::Events(events) if events.is_empty() => {
+                    let _ = tokio::time::timeout(limits::EVENTS_TICK, self.changes.changed()).await;
+                    self.over = self.state.is_draining();
+                }
+                Portion::Events(events) => self.batch = events.into(),
+                Portion::Missed(missed) => {
+                    self.over = true;
+                    self.state.metrics().api().event_reader_dropped();
+                    let detail =
+                        "this reader was too slow for the log; come back with the last id, and read faster";
+                    let dropped = EventsDropped { missed, detail: detail.to_owned() };
+                    return Sent::default().event("dropped").json_data(dropped).ok();
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.state.metrics().api().event_reader(-1);
+    }
+}

@@ -1,0 +1,43 @@
+//! Direct uploads.
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+    http::StatusCode,
+    response::Response,
+};
+use kvasir_api::{StoredChunk, UploadRequest, UploadTicket, routes};
+
+use super::{body, id};
+use crate::{auth::Caller, handlers::ApiError, state::AppState};
+
+/// Announces a chunk object that is to be sent to the object store directly.
+#[utoipa::path(post, path = routes::UPLOADS, operation_id = "announce_upload", tag = "direct",
+    request_body = UploadRequest,
+    responses((status = 201, description = "where to send it", body = UploadTicket)))]
+pub(in crate::handlers) async fn announce(
+    State(state): State<AppState>,
+    caller: Caller,
+    request_body: Body,
+) -> Result<(StatusCode, Json<UploadTicket>), ApiError> {
+    let request: UploadRequest = body::json(request_body).await?;
+    let ticket = state.storage()?.announce_upload(&caller.tenant, &request).await?;
+    Ok((StatusCode::CREATED, Json(ticket)))
+}
+
+/// Checks an upload and makes it visible. May be sent again.
+#[utoipa::path(post, path = routes::UPLOAD_COMMIT, operation_id = "commit_upload", tag = "direct",
+    params(("upload_id" = uuid::Uuid, Path, description = "the ticket's")),
+    responses((status = 200, description = "it was there", body = StoredChunk),
+              (status = 201, description = "durable and visible", body = StoredChunk)))]
+pub(in crate::handlers) async fn commit(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(upload_id): Path<String>,
+) -> Result<Response, ApiError> {
+    let upload_id = id("upload_id", &upload_id)?;
+    let stored = state.storage()?.commit_upload(&caller.tenant, upload_id).await?;
+    state.metrics().stored(stored.created, stored.bytes);
+    Ok(body::created_or_ok(stored.created, stored))
+}

@@ -1,0 +1,154 @@
+//! Jobs that an admin starts over the API: a collector's pass, a scrub.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, OnceLock},
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use kvasir_api::{ErrorCode, Job, JobKind, JobRequest, JobState, Problem};
+use kvasir_storage::{
+    ScrubReport,
+    gc::{GcPolicy, GcReport},
+};
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::{handlers::ApiError, limits, state::AppState};
+
+/// The jobs of this replica: those under way and the last ones.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    jobs: Mutex<VecDeque<Tracked>>,
+    policy: OnceLock<GcPolicy>,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    job: Job,
+    started: Instant,
+}
+
+impl Jobs {
+    /// What collectors' passes go by.
+    pub(crate) fn configure(&self, policy: GcPolicy) {
+        let _ = self.policy.set(policy);
+    }
+
+    /// All jobs that are remembered, newest first.
+    pub(crate) fn list(&self) -> Vec<Job> {
+        self.jobs.lock().iter().map(Tracked::now).collect()
+    }
+
+    /// One of them.
+    pub(crate) fn get(&self, job_id: Uuid) -> Option<Job> {
+        self.jobs.lock().iter().find(|tracked| tracked.job.job_id == job_id).map(Tracked::now)
+    }
+
+    fn begin(&self, request: &JobRequest) -> Result<Job, ApiError> {
+        let mut jobs = self.jobs.lock();
+        let same =
+            |tracked: &&Tracked| tracked.job.kind == request.kind && tracked.job.state == JobState::Running;
+        if let Some(running) = jobs.iter().find(same) {
+            let detail = format!("job {} is under way on this replica; wait for it", running.job.job_id);
+            return Err(Problem::new(ErrorCode::JobRunning, detail).into());
+        }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let job = Job {
+            job_id: Uuid::now_v7(),
+            kind: request.kind,
+            state: JobState::Running,
+            dry_run: request.dry_run,
+            started_at_ms: since.as_millis() as u64,
+            elapsed_ms: 0,
+            counts: BTreeMap::new(),
+            error: None,
+        };
+        jobs.push_front(Tracked { job: job.clone(), started: Instant::now() });
+        jobs.truncate(limits::JOBS_KEPT);
+        Ok(job)
+    }
+
+    fn update(&self, job_id: Uuid, change: impl FnOnce(&mut Job)) {
+        let mut jobs = self.jobs.lock();
+        if let Some(tracked) = jobs.iter_mut().find(|tracked| tracked.job.job_id == job_id) {
+            tracked.job.elapsed_ms = tracked.started.elapsed().as_millis() as u64;
+            change(&mut tracked.job);
+        }
+    }
+}
+
+impl Tracked {
+    fn now(&self) -> Job {
+        let mut job = self.job.clone();
+        if job.state == JobState::Running {
+            job.elapsed_ms = self.started.elapsed().as_millis() as u64;
+        }
+        job
+    }
+}
+
+/// Starts a job; it runs on when the caller goes away, and ends with the process.
+pub(crate) fn start(state: &AppState, request: &JobRequest) -> Result<Job, ApiError> {
+    let storage = Arc::clone(state.storage()?);
+    let job = state.jobs().begin(request)?;
+    let (state, job_id, request) = (state.clone(), job.job_id, request.clone());
+    tokio::spawn(async move {
+        let jobs = state.jobs();
+        let done = match request.kind {
+            JobKind::Gc => {
+                let mut policy = jobs.policy.get().cloned().unwrap_or_default();
+                policy.dry_run = request.dry_run;
+                let progress = |report: &GcReport| jobs.update(job_id, |job| job.counts = gc_counts(report));
+                storage.collect_garbage(&policy, progress).await.map(|report| gc_counts(&report))
+            }
+            JobKind::Scrub => {
+                let progress =
+                    |report: &ScrubReport| jobs.update(job_id, |job| job.counts = scrub_counts(report));
+                storage.scrub(request.bytes_per_second, progress).await.map(|report| scrub_counts(&report))
+            }
+        };
+        jobs.update(job_id, |job| match done {
+            Ok(counts) => {
+                job.counts = counts;
+                job.state = JobState::Done;
+            }
+            Err(error) => {
+                tracing::warn!(%error, ?job_id, "a job ended early");
+                job.error = Some(error.to_string());
+                job.state = JobState::Failed;
+            }
+        });
+    });
+    Ok(job)
+}
+
+fn counts<const N: usize>(counts: [(&str, u64); N]) -> BTreeMap<String, u64> {
+    counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+fn gc_counts(report: &GcReport) -> BTreeMap<String, u64> {
+    counts([
+        ("led", report.led.into()),
+        ("objects", report.objects),
+        ("bytes", report.bytes),
+        ("expired", report.expired),
+        ("duplicates", report.duplicates),
+        ("pinned", report.pinned),
+        ("deleted", report.deleted),
+        ("deleted_bytes", report.deleted_bytes),
+        ("tombstones_deleted", report.tombstones_deleted),
+        ("batches_deleted", report.batches_deleted),
+        ("uploads_deleted", report.uploads_deleted),
+        ("context_versions_deleted", report.context_versions_deleted),
+    ])
+}
+
+fn scrub_counts(report: &ScrubReport) -> BTreeMap<String, u64> {
+    counts([
+        ("objects", report.objects),
+        ("bytes", report.bytes),
+        ("quarantined", report.quarantined),
+        ("unread", report.unread),
+    ])
+}

@@ -1,0 +1,81 @@
+//! Metrics of what the API offers beside storing and reading: loads that clients report, event readers.
+
+use kvasir_api::LoadRecord;
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+
+/// Levels told apart; a profile has at most so many.
+const LEVELS: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "7"];
+
+#[derive(Debug)]
+pub(crate) struct ApiMetrics {
+    loads: IntCounterVec,
+    load_tokens: IntCounterVec,
+    load_bytes: IntCounterVec,
+    load_direct_bytes: IntCounter,
+    event_readers: IntGauge,
+    event_readers_dropped: IntCounter,
+}
+
+impl ApiMetrics {
+    pub(crate) fn new(registry: &Registry) -> Self {
+        let counters = |name: &str, help: &str, label: &str| {
+            IntCounterVec::new(Opts::new(name, help), &[label]).expect("a constant name")
+        };
+        let this = Self {
+            loads: counters(
+                "kvasir_loads_total",
+                "Loads that clients reported, by whether they met their SLO.",
+                "slo",
+            ),
+            load_tokens: counters("kvasir_load_tokens_total", "Tokens of these loads.", "result"),
+            load_bytes: counters("kvasir_load_bytes_total", "Bytes of these loads, by level.", "level"),
+            load_direct_bytes: IntCounter::new(
+                "kvasir_load_direct_bytes_total",
+                "Bytes of these loads that came directly from the store.",
+            )
+            .expect("a constant name"),
+            event_readers: IntGauge::new("kvasir_event_readers", "Open event streams.")
+                .expect("a constant name"),
+            event_readers_dropped: IntCounter::new(
+                "kvasir_event_readers_dropped_total",
+                "Event streams that were ended because their reader was too slow.",
+            )
+            .expect("a constant name"),
+        };
+        let all: [Box<dyn prometheus::core::Collector>; 6] = [
+            Box::new(this.loads.clone()),
+            Box::new(this.load_tokens.clone()),
+            Box::new(this.load_bytes.clone()),
+            Box::new(this.load_direct_bytes.clone()),
+            Box::new(this.event_readers.clone()),
+            Box::new(this.event_readers_dropped.clone()),
+        ];
+        for metric in all {
+            registry.register(metric).expect("names are distinct");
+        }
+        this
+    }
+
+    /// A load ended, as its client says.
+    pub(crate) fn load(&self, record: &LoadRecord) {
+        let met = record.elapsed_ms <= record.slo_ms;
+        self.loads.with_label_values(&[if met { "met" } else { "missed" }]).inc();
+        self.load_tokens.with_label_values(&["loaded"]).inc_by(record.loaded_tokens);
+        self.load_tokens.with_label_values(&["recomputed"]).inc_by(record.recomputed_tokens);
+        for (level, bytes) in &record.bytes_by_level {
+            // A level that no profile can have is a client's mistake, not a new label.
+            if let Some(label) = LEVELS.get(level.index()) {
+                self.load_bytes.with_label_values(&[label]).inc_by(*bytes);
+            }
+        }
+        self.load_direct_bytes.inc_by(record.direct_bytes);
+    }
+
+    pub(crate) fn event_reader(&self, change: i64) {
+        self.event_readers.add(change);
+    }
+
+    pub(crate) fn event_reader_dropped(&self) {
+        self.event_readers_dropped.inc();
+    }
+}
