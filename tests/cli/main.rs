@@ -2,6 +2,7 @@
 
 mod demo;
 mod offline;
+mod operate;
 mod service;
 
 use std::{

@@ -9,13 +9,13 @@ use std::{
 use crate::{Bench, command, exit, prose};
 
 /// A running `kvasir serve`.
-struct Served {
+pub(crate) struct Served {
     child: Child,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Served {
-    fn start(bench: &Bench) -> Self {
+    pub(crate) fn start(bench: &Bench) -> Self {
         // Taken and given back: the service binds it at once; another test would have to be as quick.
         let port =
             TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a free port").port();
@@ -42,7 +42,7 @@ impl Drop for Served {
     }
 }
 
-fn json(text: &str) -> serde_json::Value {
+pub(crate) fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 

@@ -35,7 +35,7 @@ async fn announce(service: &Service, request: &UploadRequest) -> UploadTicket {
 
 async fn put(service: &Service, ticket: &UploadTicket, body: &[u8]) -> Response {
     let mut request = service.http.put(&ticket.url).body(body.to_vec());
-    for (name, value) in ticket.headers.iter().filter(|(name, _)| *name != "content-length") {
+    for (name, value) in &ticket.headers {
         request = request.header(name, value);
     }
     request.send().await.expect("an answer")
@@ -143,9 +143,16 @@ async fn what_is_not_what_was_announced_is_never_visible() {
             if checksums { "unknown_upload" } else { "invalid_chunk" },
         );
         refused.await;
-        // A length that is not the signed one.
+        // Another length.
         let ticket = announce(&service, &announced(model_id, &chunk)).await;
-        assert_eq!(put(&service, &ticket, &chunk.bytes[..2_000]).await.status(), StatusCode::FORBIDDEN);
+        let answer = put(&service, &ticket, &chunk.bytes[..2_000]).await.status();
+        assert_eq!(answer.is_success(), !checksums);
+        let code = if checksums { "unknown_upload" } else { "upload_mismatch" };
+        expect_problem(commit(&service, &ticket).await, code).await;
+        // Without the signed header, or under another checksum, the URL is worth nothing.
+        let ticket = announce(&service, &announced(model_id, &chunk)).await;
+        let bare = service.http.put(&ticket.url).body(chunk.bytes.clone()).send().await.expect("an answer");
+        assert!(!bare.status().is_success());
         // No chunk at all, announced rightly.
         let junk = Chunk {
             bytes: vec![7; 5_000],

@@ -17,7 +17,7 @@ pub struct UploadRequest {
     pub seq_hash: SeqHash,
     /// BLAKE3 of the object's bytes: its name.
     pub object_digest: ObjectDigest,
-    /// Its size; signed.
+    /// Its size; signed as part of the name that the URL is for.
     pub bytes: u64,
     /// SHA-256 of its bytes, 64 hex digits; signed.
     pub sha256: String,

@@ -1,8 +1,8 @@
 //! The direct path: bytes that never pass through the service.
 //!
 //! An upload is announced, sent to a staging name by a presigned URL, and committed. The staging name says all that
-//! was announced, so any replica can commit and nothing has to be remembered. The signature covers length and
-//! SHA-256: where the store compares them, the bytes behind the staging name are pinned, and header, directory,
+//! was announced, so any replica can commit and nothing has to be remembered. The signature covers that name, the length
+//! in it, and the SHA-256: where the store compares them, the bytes behind the staging name are pinned, and header, directory,
 //! lengths and chain are checked by ranged reads; the object is then copied within the store to its own name. Where
 //! the store does not, the service reads the upload whole, as if it had been sent through it.
 //!
@@ -117,7 +117,7 @@ impl Storage {
         let key = UploadKey { chunk, upload_id, bytes: request.bytes, sha256: *sha256.as_bytes() };
         let path = self.store.layout.path(&Key::Upload(key));
         let life = self.settings.direct.url_ttl;
-        let signed = presigner.put(&path, request.bytes, sha256.as_bytes(), life).await;
+        let signed = presigner.put(&path, sha256.as_bytes(), life).await;
         let (url, headers) = signed.map_err(StorageError::store("signing a URL"))?;
         Ok(UploadTicket { upload_id, url: url.into(), headers, expires_in_s: life.as_secs() })
     }

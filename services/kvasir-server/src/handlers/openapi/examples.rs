@@ -116,7 +116,7 @@ fn direct() -> Value {
             "response": {
                 "upload_id": UUID,
                 "url": "https://s3.example.com/bucket/1/t/default/u/0199f0c4?X-Amz-Signature=e3b0",
-                "headers": {"content-length": "0", "x-amz-checksum-sha256": "base64"}, "expires_in_s": 300,
+                "headers": {"x-amz-checksum-sha256": "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="}, "expires_in_s": 300,
             },
         },
         "commit_upload": {"status": 200, "response": stored()},
