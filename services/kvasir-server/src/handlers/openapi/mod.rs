@@ -130,7 +130,8 @@ impl Examples {
     /// Puts an operation's examples where the document has them: request body, parameters, answer.
     fn add(&self, operation: &mut Value) {
         let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
-        for parameter in operation["parameters"].as_array_mut().into_iter().flatten() {
+        let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+        for parameter in parameters.into_iter().flatten() {
             let known = parameter["name"].as_str().and_then(|name| examples::parameter(name));
             if let (Some(example), Some("path")) = (known, parameter["in"].as_str()) {
                 parameter["example"] = example;
