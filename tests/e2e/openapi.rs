@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_api::routes;
+use kvasir_container::Head;
 use kvasir_tests::{
     chunks,
     s3::{Lacks, S3Server},
     service::Service,
 };
-use kvasir_types::{ObjectDigest, ProfileHash, RootHash};
+use kvasir_types::{Level, ObjectDigest, ProfileHash, RootHash};
 use reqwest::{Method, StatusCode, Version};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -117,7 +118,8 @@ impl Bench {
         for parameter in operation.spec["parameters"].as_array().into_iter().flatten() {
             if parameter["in"] == "path" {
                 let name = parameter["name"].as_str().expect("a name");
-                let example = parameter["example"].as_str().expect("every path parameter has an example");
+                let example =
+                    parameter["example"].as_str().unwrap_or_else(|| panic!("{name} has no example"));
                 // What the service names itself comes from the answers before.
                 let value = self.ids.get(name).map_or(example, String::as_str);
                 path = path.replace(&format!("{{{name}}}"), value);
@@ -206,6 +208,10 @@ async fn every_example_is_what_the_service_does() {
         let operation = &operations[name].spec;
         operation.pointer(part).expect(part).clone()
     };
+    let found_chunk = |field: &str| {
+        example("lookup", &format!("/responses/200/content/application~1json/example/chunks/0/{field}"))
+    };
+    let head = Head::parse(&bench.chunk.bytes).expect("a chunk");
     let upload = example("announce_upload", "/requestBody/content/application~1json/example");
     let found = [
         parameters("model_id"),
@@ -215,6 +221,8 @@ async fn every_example_is_what_the_service_does() {
         upload["bytes"].clone(),
         example("open_namespace", "/responses/200/content/application~1json/example/root"),
         example("put_profile", "/responses/201/content/application~1json/example/profile_hash"),
+        found_chunk("head_bytes"),
+        found_chunk("level_bytes/0"),
     ];
     let expected = [
         chunks::spec().model_id().to_string().into(),
@@ -224,6 +232,8 @@ async fn every_example_is_what_the_service_does() {
         bench.chunk.bytes.len().into(),
         root.to_string().into(),
         ProfileHash::of(chunks::PROFILE).to_string().into(),
+        head.header.head_bytes().into(),
+        head.level_bytes(Level(0)).into(),
     ];
     assert_eq!(found, expected, "the constants in openapi/examples.rs");
     for name in ORDER {

@@ -161,7 +161,8 @@ async fn models_profiles_and_the_capability_probe() {
     assert_eq!(profile.bytes().await.expect("reads"), chunks::PROFILE);
     let config: ConfigResponse = service.get(routes::CONFIG, &[]).await.json().await.expect("a config");
     assert_eq!((config.store.kind.as_str(), config.store.conditional_create), ("file", true));
-    assert_eq!(config.format_versions, ["0.1"]);
+    let (major, minor) = kvasir_storage::FORMAT_VERSION;
+    assert_eq!(config.format_versions, [format!("{major}.{minor}")]);
     service.stop().await;
 }
 

@@ -68,7 +68,7 @@ pub enum JobKind {
 pub struct JobRequest {
     /// What to do.
     pub kind: JobKind,
-    /// Only count; of a collector's pass.
+    /// Only count what would be removed or quarantined.
     #[serde(default)]
     pub dry_run: bool,
     /// Rate of a scrub; 0: as fast as it goes.

@@ -7,6 +7,7 @@ use utoipa::{IntoParams, ToSchema};
 /// Query of a chunk `GET`: without it, the whole object or the `Range` asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct ChunkQuery {
     /// Only the byte prefix that decodes to this level.
     #[serde(default, skip_serializing_if = "Option::is_none")]

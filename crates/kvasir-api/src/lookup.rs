@@ -37,6 +37,7 @@ pub struct LookupRequest {
 /// Query of a lookup whose body is [`MEDIA_TOKENS`](crate::MEDIA_TOKENS): the tokens as u32 little endian.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct LookupQuery {
     /// The model.
     pub model_id: ModelId,

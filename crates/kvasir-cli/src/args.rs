@@ -80,16 +80,24 @@ pub(crate) enum Command {
     Token(TokenArguments),
     /// Build the service's index again, from the object store or (`--journal`) from the journal.
     RebuildIndex(MaintainArguments),
-    /// Collect garbage in the object store once: expired, duplicate, contained and evicted chunks, tombstones, journal.
-    Gc(MaintainArguments),
-    /// Read every stored object again and compare it with its name.
-    Scrub(MaintainArguments),
+    /// Work on an object store directly, without a service.
+    #[command(subcommand)]
+    Maintain(MaintainCommand),
     /// Simulate on recorded traces.
     #[command(subcommand)]
     Sim(SimCommand),
     /// Measure the codec beside its peers.
     #[command(subcommand)]
     Bench(BenchCommand),
+}
+
+/// Maintenance without a service; it may run beside any number of them.
+#[derive(Debug, Subcommand)]
+pub(crate) enum MaintainCommand {
+    /// Collect garbage in the object store once: expired, duplicate, contained and evicted chunks, tombstones, journal.
+    Gc(MaintainArguments),
+    /// Read every stored object again and compare it with its name.
+    Scrub(MaintainArguments),
 }
 
 /// The simulators.

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::{
-    args::{Arguments, Command, ProfileCommand, SimCommand},
+    args::{Arguments, Command, MaintainCommand, ProfileCommand, SimCommand},
     error::CliResult,
 };
 
@@ -42,8 +42,8 @@ fn run(command: &Command) -> CliResult {
         Command::Bench(command) => commands::bench::run(command),
         Command::Serve(arguments) => commands::serve::run(arguments),
         Command::RebuildIndex(arguments) => commands::maintain::rebuild_index(arguments),
-        Command::Gc(arguments) => commands::maintain::gc(arguments),
-        Command::Scrub(arguments) => commands::maintain::scrub(arguments),
+        Command::Maintain(MaintainCommand::Gc(arguments)) => commands::maintain::gc(arguments),
+        Command::Maintain(MaintainCommand::Scrub(arguments)) => commands::maintain::scrub(arguments),
         Command::Token(arguments) => commands::token::run(arguments),
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Kv(arguments) => commands::kv::run(arguments),

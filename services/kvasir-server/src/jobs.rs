@@ -105,7 +105,8 @@ pub(crate) fn start(state: &AppState, request: &JobRequest) -> Result<Job, ApiEr
             JobKind::Scrub => {
                 let progress =
                     |report: &ScrubReport| jobs.update(job_id, |job| job.counts = scrub_counts(report));
-                storage.scrub(request.bytes_per_second, progress).await.map(|report| scrub_counts(&report))
+                let scrubbed = storage.scrub(request.bytes_per_second, request.dry_run, progress).await;
+                scrubbed.map(|report| scrub_counts(&report))
             }
         };
         jobs.update(job_id, |job| match done {
@@ -150,5 +151,6 @@ fn scrub_counts(report: &ScrubReport) -> BTreeMap<String, u64> {
         ("bytes", report.bytes),
         ("quarantined", report.quarantined),
         ("unread", report.unread),
+        ("misread", report.misread),
     ])
 }

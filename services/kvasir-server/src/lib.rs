@@ -24,5 +24,5 @@ pub use config::{
     Layers, LogConfig, LogFormat, Mistake, SETTINGS, ScrubConfig, ServerConfig, Setting, TlsConfig, USAGE,
 };
 pub use keys::KeysError;
-pub use server::{RunError, listen, rebuild_index, run, shutdown_signal};
+pub use server::{RunError, listen, open_store, rebuild_index, run, shutdown_signal};
 pub use tls::TlsError;

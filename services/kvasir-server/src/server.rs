@@ -16,6 +16,7 @@ use kvasir_storage::{
     RebuildProgress, Storage,
     hot::HotTier,
     index::{Index, IndexError},
+    observe::StoreObserver,
     store::{OpenError, OpenStore},
 };
 use tokio::{
@@ -131,7 +132,7 @@ pub async fn run(
     let keys = config.keys_file.as_deref().map(Keys::open).transpose()?;
     let state = AppState::new(Arc::clone(&metrics), authority, tls, keys);
     state.jobs().configure(config.gc.policy.clone());
-    let store = open_store(&config, metrics, state.keys())?;
+    let store = sealed(OpenStore::open(&config.store, metrics)?, state.keys());
     let index = open_index(&config, &store)?;
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
     warn_of_openness(&config, address);
@@ -159,8 +160,7 @@ pub async fn rebuild_index(
     config: &Config,
     progress: impl FnMut(RebuildProgress),
 ) -> Result<RebuildProgress, RunError> {
-    let keys = config.keys_file.as_deref().map(Keys::open).transpose()?;
-    let store = open_store(config, Arc::new(Metrics::new()), keys.as_ref())?;
+    let store = open_store(config, Arc::new(Metrics::new()))?;
     let index = open_index(config, &store)?;
     let abilities = store.probe().await.map_err(|e| RunError::Rebuild(e.to_string()))?;
     let storage = Storage::new(store, abilities, index, config.storage.clone());
@@ -186,12 +186,20 @@ fn warn_of_openness(config: &Config, address: SocketAddr) {
     }
 }
 
-fn open_store(config: &Config, metrics: Arc<Metrics>, keys: Option<&Keys>) -> Result<OpenStore, OpenError> {
-    let store = OpenStore::open(&config.store, metrics)?;
-    Ok(match keys {
+/// The store of `config` with the keys of its tenants: what tools beside the service work on.
+///
+/// # Errors
+/// [`RunError`] when the settings are impossible or the keys cannot be read.
+pub fn open_store(config: &Config, observer: Arc<dyn StoreObserver>) -> Result<OpenStore, RunError> {
+    let keys = config.keys_file.as_deref().map(Keys::open).transpose()?;
+    Ok(sealed(OpenStore::open(&config.store, observer)?, keys.as_ref()))
+}
+
+fn sealed(store: OpenStore, keys: Option<&Keys>) -> OpenStore {
+    match keys {
         Some(keys) => store.sealed(Arc::new(keys.clone())),
         None => store,
-    })
+    }
 }
 
 fn open_index(config: &Config, store: &OpenStore) -> Result<Index, RunError> {

@@ -151,6 +151,7 @@ fn create(arguments: &CreateArguments) -> CliResult {
             namespace: namespace.clone(),
             tokens: Some(context.tokens),
             block_hashes: None,
+            chunk_ids: None,
             fresh: true,
             direct: false,
         };

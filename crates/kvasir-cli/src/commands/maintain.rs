@@ -1,4 +1,4 @@
-//! `kvasir gc`, `kvasir scrub`, `kvasir rebuild-index`: on a store directly, with the settings of its service.
+//! `kvasir maintain gc`, `kvasir maintain scrub`, `kvasir rebuild-index`: on a store directly, with the settings of its service.
 //!
 //! They may run beside any number of services. `rebuild-index` needs a cache directory that no service uses.
 
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvasir_server::{Config, Layers};
 use kvasir_storage::{
-    RebuildProgress, ScrubReport, Storage, gc::GcReport, index::Index, observe::NoObserver, store::OpenStore,
+    RebuildProgress, ScrubReport, Storage, gc::GcReport, index::Index, observe::NoObserver,
 };
 use serde_json::json;
 
@@ -40,7 +40,7 @@ impl Task {
     }
 
     async fn storage(&self, index: Option<Index>) -> CliResult<Arc<Storage>> {
-        let store = OpenStore::open(&self.config.store, Arc::new(NoObserver)).map_err(unavailable)?;
+        let store = kvasir_server::open_store(&self.config, Arc::new(NoObserver)).map_err(unavailable)?;
         let index = match index {
             Some(index) => index,
             None => {

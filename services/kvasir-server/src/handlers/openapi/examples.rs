@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 
 use super::Examples;
 
-const MODEL_ID: &str = "MODEL_ID_HERE";
-const PROFILE_HASH: &str = "PROFILE_HASH_HERE";
-const ROOT: &str = "ROOT_HERE";
-const SEQ_HASH: &str = "SEQ_HASH_HERE";
-const OBJECT_DIGEST: &str = "OBJECT_DIGEST_HERE";
-const SHA256: &str = "SHA256_HERE";
-const OBJECT_BYTES: u64 = 0;
-const HEAD_BYTES: u64 = 0;
-const LEVEL_0_BYTES: u64 = 0;
+const MODEL_ID: &str = "32d592866195a18bc464f1d261f02d8339737604cb81c12ad220974ee23c4b44";
+const PROFILE_HASH: &str = "8c7ca581adbed37354278223c2f53b2cc4a1f347598be32ffb899c32512f1300";
+const ROOT: &str = "d7b0936b3f7db8621e502bf48c311fbc2c6d3dd3e86e8a2bccd88ce7b8fc5109";
+const SEQ_HASH: &str = "6a4c0790e435254353fe024af00e74c931c65692f0888d7fb8e5608c61da41f8";
+const OBJECT_DIGEST: &str = "9fd9ac2310c4644a6f2d2bde53ea612ab6c38bafd5541b025a28d21c3a2f5d7b";
+const SHA256: &str = "cd65f8bf1eb930269c25e60e2c9ce8e146fc06f8ab621390bd43b076215776fc";
+const OBJECT_BYTES: u64 = 419;
+const HEAD_BYTES: u64 = 291;
+const LEVEL_0_BYTES: u64 = 355;
 const UUID: &str = "0199f0c4-5b7e-7c3a-9d1e-3f8a2b6c4d50";
 
 /// The value of a path parameter in all examples.
@@ -134,7 +134,7 @@ fn contexts() -> Value {
         "list_contexts": {"status": 200, "response": {"contexts": [context()]}},
         "get_context": {"status": 200, "response": context()},
         "change_context": {
-            "request": {"labels": {"app": "chat", "tier": "gold"}, "pinned": true}, "status": 200, "response": context(),
+            "request": {"labels": {"app": "support"}, "pinned": true}, "status": 200, "response": context(),
         },
         "list_context_versions": {"status": 200, "response": {"versions": [1, 2]}},
     })
@@ -143,7 +143,7 @@ fn contexts() -> Value {
 fn service() -> Value {
     json!({
         "get_config": {"status": 200, "response": {
-            "version": env!("CARGO_PKG_VERSION"), "format_versions": ["0.1"], "block_tokens": 16,
+            "version": env!("CARGO_PKG_VERSION"), "format_versions": ["1.0"], "block_tokens": 16,
             "chunk_bytes_max": 1 << 30, "lookup_tokens_max": LOOKUP_TOKENS_MAX,
             "store": {"kind": "s3", "conditional_create": true, "direct": true, "checksums": true},
         }},
