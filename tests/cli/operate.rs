@@ -13,6 +13,8 @@ fn a_service_is_looked_after() {
     let service = Served::start(&bench);
     let url = &service.url;
 
+    // The first to ask registers the model.
+    bench.run(&format!("lookup --url {url} --kv kv.safetensors"));
     let miss = json(&bench.ok(&format!("explain --url {url} --kv kv.safetensors --json")));
     assert_eq!(miss["causes"][0]["reason"], "never_stored");
     bench

@@ -179,7 +179,7 @@ async fn the_table_of_semantics() {
         Backend::file(),
         Backend::memory(),
         Backend::s3("in-process S3", Lacks::default()).await,
-        Backend::s3("in-process S3, careless", Lacks { conditional_writes: true }).await,
+        Backend::s3("in-process S3, careless", Lacks { conditional_writes: true, ..Lacks::default() }).await,
     ];
     backends.extend(Backend::real("table"));
     let mut columns = Vec::new();

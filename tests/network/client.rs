@@ -15,14 +15,12 @@ use kvasir_codec::Profile;
 use kvasir_engine::{Model, Sampling, TINY_PROFILE, remote::RemoteKv};
 use kvasir_types::Level;
 
-use super::{SCHEDULE, SLO_MS, draw, namespaces::shape};
+use super::{Claim, SCHEDULE, SLO_MS, draw, namespaces::shape};
 
 const TEXT: &str = include_str!("../../crates/kvasir-cli/assets/the-storekeeper.txt");
 /// Tokens of the demo's context and of its chunks.
 const TOKENS: usize = 896;
 const CHUNK_TOKENS: usize = 256;
-/// Loads under the policy that has to meet the SLO.
-const ATTEMPTS: usize = 3;
 /// Seconds that computing the stated context takes on the stated GPU: 2 × 70e9 FLOPs a token at 400 TFLOPS.
 const RECOMPUTE_SECONDS: f64 = 2.0 * 70e9 * 9_400.0 / 4e14;
 
@@ -46,8 +44,8 @@ struct Bench {
     step: Duration,
 }
 
-/// Runs every policy and draws them.
-pub(crate) fn run(out: &Path, server: &str, namespace: &str) -> anyhow::Result<()> {
+/// Runs every policy once and draws them.
+pub(crate) fn run(out: &Path, server: &str, namespace: &str, claim: Claim) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let runs = runtime.block_on(async {
         let bench = Bench::new(server, namespace.to_owned()).await?;
@@ -59,12 +57,6 @@ pub(crate) fn run(out: &Path, server: &str, namespace: &str) -> anyhow::Result<(
         let mut runs = Vec::new();
         for (name, policy) in policies {
             runs.push(bench.stream(name, policy).await?);
-        }
-        // Other work on this machine is no property of the policy: what counts is the best of a few.
-        for _ in 1..ATTEMPTS {
-            if runs[0].ttft > Duration::from_millis(SLO_MS) {
-                runs[0] = bench.stream("progressive", Box::new(Progressive::new())).await?;
-            }
         }
         anyhow::Ok(runs)
     })?;
@@ -85,7 +77,8 @@ pub(crate) fn run(out: &Path, server: &str, namespace: &str) -> anyhow::Result<(
         "the context was loaded: {:?}",
         ours.report.recompute
     );
-    ensure!(ours.ttft <= Duration::from_millis(SLO_MS), "the SLO was missed: {} ms", ours.ttft.as_millis());
+    let is_met = ours.ttft <= Duration::from_millis(SLO_MS);
+    ensure!(is_met || claim == Claim::Bytes, "the SLO was missed: {} ms", ours.ttft.as_millis());
     Ok(())
 }
 

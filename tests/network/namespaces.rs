@@ -57,10 +57,10 @@ impl Namespaces {
     }
 
     /// Runs the client to its end.
-    pub(crate) fn load(&self, out: &Path) -> anyhow::Result<()> {
+    pub(crate) fn load(&self, out: &Path, claim: super::Claim) -> anyhow::Result<()> {
         let out = out.to_str().context("the output folder's name is no text")?;
         let server = format!("http://{SERVER}:{PORT}");
-        let mut client = self.here(&self.client, &["--load", out, &server, &self.server])?;
+        let mut client = self.here(&self.client, &["--load", out, &server, &self.server, claim.as_str()])?;
         let status = client.stdout(Stdio::inherit()).status()?;
         if !status.success() {
             bail!("the client failed");

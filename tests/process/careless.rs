@@ -12,7 +12,7 @@ use crate::SERVER;
 
 #[tokio::test]
 async fn a_store_that_ignores_conditional_creates_is_named_and_works() {
-    let server = S3Server::start(Lacks { conditional_writes: true }).await;
+    let server = S3Server::start(Lacks { conditional_writes: true, ..Lacks::default() }).await;
     let (store, directory) = (server.config("careless"), TempDir::new().expect("a directory"));
     let a = Start::new(SERVER, &store, &directory.path().join("a")).start().await;
     let b = Start::new(SERVER, &store, &directory.path().join("b")).start().await;

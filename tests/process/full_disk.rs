@@ -24,7 +24,7 @@ async fn on_a_small_disk(small: &Path, store: &StoreConfig, cache: &Path) -> Opt
         return None;
     }
     std::fs::create_dir_all(small).expect("writable");
-    let flags = ["--gc.interval=100ms", "--gc.grace=0s", "--journal.interval=0s"];
+    let flags = ["--gc.interval=100ms", "--gc.grace=0s", "--direct.enabled=false", "--journal.interval=0s"];
     let mut start = Start::new(SERVER, store, cache).flags(&flags);
     let small = small.display().to_string();
     let under = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, &small];

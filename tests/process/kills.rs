@@ -22,9 +22,11 @@ use crate::{
 const KILLS: u64 = 10;
 const CLIENTS: u64 = 4;
 /// Background work all the time: passes of the collector and journal batches come and go.
-const BUSY: [&str; 7] = [
+const BUSY: [&str; 8] = [
     "--gc.interval=50ms",
     "--gc.grace=0s",
+    // URLs must not outlive what they name.
+    "--direct.enabled=false",
     "--gc.tombstone_retention=1h",
     "--gc.actions_per_second=0",
     "--journal.interval=20ms",

@@ -41,6 +41,8 @@ async fn behind_a_proxy(name: &str, store: &StoreConfig) {
         "--store.retry_timeout=5s",
         "--gc.interval=300ms",
         "--gc.grace=0s",
+        // URLs must not outlive what they name.
+        "--direct.enabled=false",
         "--gc.tombstone_retention=1h",
         "--journal.interval=100ms",
     ];

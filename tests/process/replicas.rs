@@ -45,6 +45,8 @@ impl Group<'_> {
         let flags = [
             "--gc.interval=100ms",
             "--gc.grace=0s",
+            // URLs must not outlive what they name.
+            "--direct.enabled=false",
             "--gc.ttl=5m",
             "--journal.interval=200ms",
             &negative_ttl,

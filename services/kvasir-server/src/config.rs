@@ -5,6 +5,7 @@
 
 mod hot;
 mod layers;
+mod setting;
 mod settings;
 
 use std::{
@@ -19,7 +20,8 @@ use url::Url;
 
 pub use hot::HotConfig;
 pub use layers::{Layers, USAGE};
-pub use settings::{SETTINGS, Setting};
+pub use setting::Setting;
+pub use settings::SETTINGS;
 
 /// Exit status for a configuration that cannot be used (`EX_USAGE`).
 pub const EXIT_CONFIG: u8 = 64;

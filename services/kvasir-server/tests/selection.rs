@@ -63,6 +63,9 @@ async fn started(directory: &TempDir) -> (Service, ModelId, Vec<u8>, SeqHash) {
     (service, model_id, object, seq_hash)
 }
 
+/// Which pieces, by section and span, a selection wants.
+type Wanted<'a> = Box<dyn Fn(usize, usize) -> bool + 'a>;
+
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "the table of docs/api.md; --nocapture shows it")]
 async fn the_table_of_gets_and_bytes() {
@@ -75,7 +78,7 @@ async fn the_table_of_gets_and_bytes() {
     let four_layers: Vec<String> =
         (0..head.sections().len()).filter(|&s| scope(s) == 3).map(|s| s.to_string()).collect();
     let four_layers = format!("?sections={}", four_layers.join(","));
-    let rows: [(&str, &str, Box<dyn Fn(usize, usize) -> bool>); 6] = [
+    let rows: [(&str, &str, Wanted); 6] = [
         ("everything", "", Box::new(|_, _| true)),
         ("one level (0)", "?level=0", Box::new(move |s, _| level(s) == 0)),
         ("300 tokens", "?tokens=300", Box::new(|_, span| span < 2)),

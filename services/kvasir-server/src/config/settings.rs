@@ -9,47 +9,8 @@ use self::forms::{
     bytes, bytes_or_none, bytes_text, duration, duration_text, jwt, parsed, path, path_text, positive,
     quoted, secret_text, text,
 };
-use super::{Config, LogFormat};
+use super::{Config, LogFormat, setting::Setting};
 use kvasir_storage::eviction::ParsePolicyError;
-
-/// One setting.
-pub struct Setting {
-    /// `section.key`.
-    pub key: &'static str,
-    /// One line: what it does.
-    pub help: &'static str,
-    /// An example as TOML, for settings without a default.
-    pub(super) example: &'static str,
-    set: fn(&mut Config, &str) -> Result<(), String>,
-    get: fn(&Config) -> Option<String>,
-}
-
-impl std::fmt::Debug for Setting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Setting({})", self.key)
-    }
-}
-
-impl Setting {
-    /// The section.
-    pub fn section(&self) -> &'static str {
-        self.key.split('.').next().unwrap_or_default()
-    }
-
-    /// The name within its section.
-    pub fn name(&self) -> &'static str {
-        self.key.split_once('.').map_or(self.key, |(_, name)| name)
-    }
-
-    /// The environment variable.
-    pub fn variable(&self) -> String {
-        format!("KVASIR_{}", self.key.to_uppercase().replace('.', "_"))
-    }
-
-    pub(super) fn apply(&self, config: &mut Config, text: &str) -> Result<(), String> {
-        (self.set)(config, text)
-    }
-}
 
 /// Finds a setting by `section.key`.
 pub(super) fn find(key: &str) -> Option<&'static Setting> {

@@ -132,7 +132,7 @@ impl Examples {
         let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
         let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
         for parameter in parameters.into_iter().flatten() {
-            let known = parameter["name"].as_str().and_then(|name| examples::parameter(name));
+            let known = parameter["name"].as_str().and_then(examples::parameter);
             if let (Some(example), Some("path")) = (known, parameter["in"].as_str()) {
                 parameter["example"] = example;
             }
