@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 macro_rules! error_codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal, retryable $retryable:literal, $title:literal, remedy $remedy:literal;)*) => {
         /// Stable, machine-readable cause of a failed request.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[non_exhaustive]
         pub enum ErrorCode {
             $($(#[$doc])* #[serde(rename = $text)] $name,)*
@@ -133,6 +133,21 @@ error_codes! {
     Internal = "internal", 500, retryable true, "internal error",
         remedy "send it again; report it with the x-request-id";
 }
+
+// By hand: the derive does not see texts that come out of a macro.
+impl utoipa::PartialSchema for ErrorCode {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        let texts = Self::ALL.iter().map(|code| code.as_str());
+        let description = "Stable, machine-readable cause of a failed request.";
+        utoipa::openapi::ObjectBuilder::new()
+            .schema_type(utoipa::openapi::Type::String)
+            .description(Some(description))
+            .enum_values(Some(texts))
+            .into()
+    }
+}
+
+impl ToSchema for ErrorCode {}
 
 /// An RFC 9457 problem document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

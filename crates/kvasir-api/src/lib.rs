@@ -54,3 +54,17 @@ pub const MEDIA_EVENTS: &str = "text/event-stream";
 pub const HEADER_REQUEST_TYPE: &str = "kvasir-request-type";
 /// Header of lookups, reads and writes of chunks: turn of the conversation, from 1, for eviction.
 pub const HEADER_TURN: &str = "kvasir-turn";
+
+/// Stands for a body of bytes in the OpenAPI document.
+#[derive(Debug)]
+pub struct Binary;
+
+impl utoipa::PartialSchema for Binary {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
+        let format = SchemaFormat::KnownFormat(KnownFormat::Binary);
+        ObjectBuilder::new().schema_type(Type::String).format(Some(format)).into()
+    }
+}
+
+impl utoipa::ToSchema for Binary {}

@@ -18,7 +18,7 @@ use crate::{auth::Caller, handlers::ApiError, state::AppState};
 #[utoipa::path(put, path = routes::CHUNK, operation_id = "put_chunk", tag = "chunks",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("seq_hash" = SeqHash, Path, description = "the chunk")),
-    request_body(content = Vec<u8>, content_type = MEDIA_CHUNK),
+    request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
     responses((status = 200, description = "it was there", body = StoredChunk),
               (status = 201, description = "durable and visible", body = StoredChunk)))]
 pub(in crate::handlers) async fn put(
@@ -49,8 +49,8 @@ pub(in crate::handlers) async fn put(
 #[utoipa::path(get, path = routes::CHUNK, operation_id = "get_chunk", tag = "chunks",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("seq_hash" = SeqHash, Path, description = "the chunk"), ChunkQuery),
-    responses((status = 200, description = "the object", body = Vec<u8>, content_type = MEDIA_CHUNK),
-              (status = 206, description = "the range", body = Vec<u8>, content_type = MEDIA_CHUNK),
+    responses((status = 200, description = "the object", body = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
+              (status = 206, description = "the range", body = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
               (status = 304, description = "the ETag that was named is current")))]
 pub(in crate::handlers) async fn get_preferred(
     State(state): State<AppState>,
@@ -70,8 +70,8 @@ pub(in crate::handlers) async fn get_preferred(
     params(("model_id" = ModelId, Path, description = "the model"),
            ("seq_hash" = SeqHash, Path, description = "the chunk"),
            ("object_digest" = ObjectDigest, Path, description = "the object"), ChunkQuery),
-    responses((status = 200, description = "the object", body = Vec<u8>, content_type = MEDIA_CHUNK),
-              (status = 206, description = "the range", body = Vec<u8>, content_type = MEDIA_CHUNK),
+    responses((status = 200, description = "the object", body = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
+              (status = 206, description = "the range", body = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
               (status = 304, description = "the ETag that was named is current")))]
 pub(in crate::handlers) async fn get_object(
     State(state): State<AppState>,

@@ -17,7 +17,7 @@ use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
 /// The longest usable prefix of a token sequence, as JSON or as raw tokens with the rest in the query.
 #[utoipa::path(post, path = routes::LOOKUP, operation_id = "lookup", tag = "chunks",
-    request_body(content((LookupRequest = "application/json"), (Vec<u8> = "application/vnd.kvasir.tokens")),
+    request_body(content((LookupRequest = "application/json"), (inline(kvasir_api::Binary) = "application/vnd.kvasir.tokens")),
         description = "JSON; or the tokens as u32 little endian, with model_id, namespace, fresh and direct in the query"),
     responses((status = 200, description = "chunk by chunk; empty where nothing matches", body = LookupResponse)))]
 pub(in crate::handlers) async fn post(

@@ -30,7 +30,7 @@ pub(in crate::handlers) async fn list(
 #[utoipa::path(put, path = routes::PROFILE, operation_id = "put_profile", tag = "profiles",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("profile_hash" = ProfileHash, Path, description = "BLAKE3 of the body")),
-    request_body(content = Vec<u8>, content_type = MEDIA_PROFILE),
+    request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_PROFILE),
     responses((status = 200, description = "it was there", body = ProfileInfo),
               (status = 201, description = "stored", body = ProfileInfo)))]
 pub(in crate::handlers) async fn put(
@@ -57,7 +57,7 @@ pub(in crate::handlers) async fn put(
 #[utoipa::path(get, path = routes::PROFILE, operation_id = "get_profile", tag = "profiles",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("profile_hash" = ProfileHash, Path, description = "the profile")),
-    responses((status = 200, description = "its bytes", body = Vec<u8>, content_type = MEDIA_PROFILE)))]
+    responses((status = 200, description = "its bytes", body = inline(kvasir_api::Binary), content_type = MEDIA_PROFILE)))]
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
     caller: Caller,
