@@ -44,7 +44,7 @@ pub(super) fn duration_text(value: Duration) -> Option<String> {
     quoted(text)
 }
 
-/// As [`bytes`], or 0.
+/// As [`bytes()`], or 0.
 pub(super) fn bytes_or_none(slot: &mut u64, text: &str) -> Result<(), String> {
     if text == "0" || text == "0B" {
         *slot = 0;
