@@ -103,7 +103,8 @@ async fn whatever_a_store_sends_the_right_bytes_come_through_the_service() {
         // One bit or another object is only noticed when it is verified; then pieces are read again, up to a bound.
         match bad {
             Answer::Corrupt => {
-                assert_eq!((report.loaded_tokens(), report.reads.repairs), (767, 3), "{bad:?}")
+                // How many pieces there are depends on the levels there was time for.
+                assert_eq!((report.loaded_tokens(), report.reads.repairs > 0), (767, true), "{bad:?}")
             }
             Answer::Misdirected => assert!(report.reads.repairs > 0, "{bad:?}"),
             Answer::Long | Answer::Whole => assert_eq!(report.loaded_tokens(), 767, "{bad:?}"),
@@ -155,10 +156,17 @@ async fn a_late_first_byte_is_hedged() {
     for _ in 0..8 {
         check(&client, &text, &references, "warming").await;
     }
-    script.lock().unwrap().answers = vec![Answer::Good, Answer::Late];
-    let report = check(&client, &text, &references, "late").await;
-    assert_eq!((report.reads.hedges, report.reads.hedges_won), (1, 1), "{:?}", report.reads);
-    assert!(report.reads.proxy_bytes > 0 && report.failures.is_empty());
+    // What is late is learned from the reads before, and on a busy machine those were late themselves.
+    for attempt in 0.. {
+        script.lock().unwrap().answers = vec![Answer::Good, Answer::Late];
+        let report = check(&client, &text, &references, "late").await;
+        assert!(report.failures.is_empty(), "{:?}", report.failures);
+        if report.reads.hedges_won > 0 {
+            assert!(report.reads.hedges >= report.reads.hedges_won && report.reads.proxy_bytes > 0);
+            break;
+        }
+        assert!(attempt < 20, "a late read was never hedged: {:?}", report.reads);
+    }
 }
 
 #[tokio::test]

@@ -118,8 +118,12 @@ impl Driver {
         }
         self.run.tasks.abort_all();
         let (outputs, learned) = (self.outputs.clone(), Arc::clone(&self.learned));
+        let (client, slo) = (self.routes.client().clone(), self.fetcher.plan().slo);
         let report = self.into_report();
         learned.learn(&report);
+        // What operators see of SLOs comes from here. Nobody waits for it, and one that is lost is no loss.
+        let record = report.record(slo);
+        tokio::spawn(async move { client.report_load(&record).await });
         // A load that was dropped has no use for it.
         let _ = outputs.send(Output::Event(LoadEvent::Done { report: Box::new(report) }));
     }

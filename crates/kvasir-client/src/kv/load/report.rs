@@ -1,7 +1,8 @@
 //! What a load did.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
+use kvasir_api::LoadRecord;
 use kvasir_types::{Level, TokenRange};
 
 use crate::{
@@ -126,6 +127,24 @@ impl LoadReport {
     pub fn loaded_tokens(&self) -> u64 {
         let chunks: u64 = self.chunks.iter().map(|c| c.tokens.len()).sum();
         chunks - self.recompute.iter().map(|range| range.len()).sum::<u64>()
+    }
+
+    /// What the service is told of this load, which had `slo` to take.
+    pub(super) fn record(&self, slo: Duration) -> LoadRecord {
+        let mut bytes_by_level = BTreeMap::new();
+        for chunk in &self.chunks {
+            if let Some(level) = chunk.level {
+                *bytes_by_level.entry(level).or_default() += chunk.bytes;
+            }
+        }
+        LoadRecord {
+            slo_ms: slo.as_millis() as u64,
+            elapsed_ms: self.elapsed.as_millis() as u64,
+            loaded_tokens: self.loaded_tokens(),
+            recomputed_tokens: self.recompute.iter().map(|range| range.len()).sum(),
+            bytes_by_level,
+            direct_bytes: self.reads.direct_bytes,
+        }
     }
 
     /// Throughput to expect of the next load: the harmonic mean of the last samples.
