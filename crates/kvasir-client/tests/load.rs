@@ -272,7 +272,7 @@ async fn what_is_computed_over_a_lossy_prefix_says_so() {
     let (ready, _, report) = loaded(&client, &third, vec![pages.table()], at(1)).await;
     assert!((report.kl_beneath - 0.2 / 3.0).abs() < 1e-6);
     // Chunks come in the order in which they are ready.
-    let worst = ready.iter().map(|part| f64::from(part.predicted_kl)).fold(0.0, f64::max);
+    let worst = ready.iter().map(|part| part.predicted_kl).fold(0.0, f64::max);
     assert!((worst - 0.2 / 3.0).abs() < 1e-6, "{worst}");
     let refused =
         client.store_kv_with(&third, &kv(&third), &options(report.kl_beneath), |_| ()).await.unwrap();
