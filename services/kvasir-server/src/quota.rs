@@ -1,7 +1,7 @@
 //! What each tenant may use of a replica: requests a second, requests at once, bytes sent a second.
 //!
 //! Rates are token buckets that hold one second's worth. Bytes are charged as they are sent, so one answer may
-//! overdraw; the next request then waits until the debt is paid. Stored bytes are `storage`'s business.
+//! overdraw; the next request then waits until the debt is paid.
 
 use std::{
     collections::HashMap,

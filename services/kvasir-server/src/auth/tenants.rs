@@ -12,8 +12,6 @@
 //! requests_per_second = 500
 //! requests_at_once = 64
 //! egress_bytes_per_second = 1000000000
-//! stored_bytes = 1000000000000
-//! stored_objects = 1000000
 //! ```
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
@@ -33,8 +31,6 @@ pub(crate) struct Quota {
     pub(crate) requests_per_second: Option<u32>,
     pub(crate) requests_at_once: Option<u32>,
     pub(crate) egress_bytes_per_second: Option<u64>,
-    pub(crate) stored_bytes: Option<u64>,
-    pub(crate) stored_objects: Option<u64>,
 }
 
 /// Everything the file says.
