@@ -68,50 +68,17 @@ impl Storage {
             Some(model_id) => self.model(tenant, &model_id).await.ok(),
             None => None,
         };
-        Event {
-            event_id: String::new(),
-            timestamp_ms: now_ms(),
-            event_type,
-            tenant_id: tenant.clone(),
-            namespace: None,
-            model_id,
-            model_name: spec.as_ref().map(|spec| spec.weights.clone()),
-            lora_name: spec.and_then(|spec| spec.adapter.clone()),
-            block_size: BLOCK_TOKENS as u32,
-            backend_id: replica.clone(),
-            medium: Medium::Object,
-            level: None,
-            seq_hash: None,
-            object_digest: None,
-            parent_hash: None,
-            base_block_idx: None,
-            block_hashes: Vec::new(),
-            reason: None,
-        }
+        let model_name = spec.as_ref().map(|spec| spec.weights.clone());
+        let lora_name = spec.and_then(|spec| spec.adapter.clone());
+        Event { model_id, model_name, lora_name, ..blank(event_type, tenant, replica) }
     }
 
     /// The event that tells a reader that it missed something: forget all, look anew.
     pub fn cleared_event(&self, tenant: &Name) -> Arc<Event> {
-        let replica = &self.journal.replica;
         Arc::new(Event {
             event_id: self.events.now_id(),
-            timestamp_ms: now_ms(),
-            event_type: EventType::Cleared,
-            tenant_id: tenant.clone(),
-            namespace: None,
-            model_id: None,
-            model_name: None,
-            lora_name: None,
-            block_size: BLOCK_TOKENS as u32,
-            backend_id: replica.clone(),
-            medium: Medium::Object,
-            level: None,
-            seq_hash: None,
-            object_digest: None,
-            parent_hash: None,
-            base_block_idx: None,
-            block_hashes: Vec::new(),
             reason: Some("resumed_too_late".to_owned()),
+            ..blank(EventType::Cleared, tenant, &self.journal.replica)
         })
     }
 }
@@ -124,4 +91,28 @@ fn hex(hash: &[u8; 8]) -> String {
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// An event that says nothing yet but what it is, whose, and when; its id is for the log to give.
+fn blank(event_type: EventType, tenant: &Name, replica: &Name) -> Event {
+    Event {
+        event_id: String::new(),
+        timestamp_ms: now_ms(),
+        event_type,
+        tenant_id: tenant.clone(),
+        namespace: None,
+        model_id: None,
+        model_name: None,
+        lora_name: None,
+        block_size: BLOCK_TOKENS as u32,
+        backend_id: replica.clone(),
+        medium: Medium::Object,
+        level: None,
+        seq_hash: None,
+        object_digest: None,
+        parent_hash: None,
+        base_block_idx: None,
+        block_hashes: Vec::new(),
+        reason: None,
+    }
 }
