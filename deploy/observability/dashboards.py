@@ -112,7 +112,7 @@ WRONG = [
     Panel("Collector", "What its passes did a second: removals by reason, and bytes' ends.",
           [Query("{{action}}", rate("kvasir_gc_actions_total", "action"))], width=8),
     Panel("Hours since a collector's pass", "Over all replicas: one leads each pass.",
-          [Query("hours", "min(time() - kvasir_gc_last_pass_time_seconds{@} > 0) / 3600")], width=8),
+          [Query("hours", "min(time() - (kvasir_gc_last_pass_time_seconds{@} > 0)) / 3600")], width=8),
 ]
 
 QUALITY = [
