@@ -53,6 +53,14 @@ fn a_service_is_looked_after() {
     let job = json(&bench.ok(&format!("scrub --url {url} --json")));
     assert_eq!((&job["counts"]["objects"], &job["counts"]["quarantined"]), (&2.into(), &0.into()));
 
+    let test = json(&bench.ok(&format!("selftest --url {url} --json")));
+    assert!(test["gone_ms"].is_number() && test["bytes"].as_u64() > Some(0), "{test}");
+    let kept = json(&bench.ok(&format!("selftest --url {url} --keep --json")));
+    assert!(kept["get_ms"].is_number() && kept["delete_ms"].is_null(), "{kept}");
+    bench
+        .run("selftest --url http://127.0.0.1:1 --patience 0")
+        .fails(exit::UNAVAILABLE, &["http://127.0.0.1:1"]);
+
     let view = json(&bench.ok(&format!("top --url {url} --interval-ms 100 --count 1 --json")));
     assert_eq!((&view["ready"], view["hit_ratio"].is_number()), (&true.into(), true), "{view}");
     let view = bench.ok(&format!("top --url {url} --interval-ms 100 --count 1"));

@@ -15,6 +15,7 @@ use crate::{
         explain::ExplainArguments,
         jobs::{GcArguments, ScrubArguments},
         plan::PlanArguments,
+        selftest::SelftestArguments,
         sim_evict::SimEvictArguments,
         sim_stream::SimStreamArguments,
         token::TokenArguments,
@@ -51,6 +52,8 @@ pub(crate) enum Command {
     Gc(GcArguments),
     /// Let a service read every object and compare it with its name.
     Scrub(ScrubArguments),
+    /// Say whether a service works: put, lookup, get, compare and delete a chunk of random tokens.
+    Selftest(SelftestArguments),
     /// Show what happens to chunks, as it happens.
     Events(EventsArguments),
     /// Show a service live: requests, hits, bytes by level and medium, SLO attainment.

@@ -53,6 +53,7 @@ fn run(command: &Command) -> CliResult {
         Command::Usage(arguments) => commands::usage::run(arguments),
         Command::Gc(arguments) => commands::jobs::gc(arguments),
         Command::Scrub(arguments) => commands::jobs::scrub(arguments),
+        Command::Selftest(arguments) => commands::selftest::run(arguments),
         Command::Events(arguments) => commands::events::run(arguments),
         Command::Top(arguments) => commands::top::run(arguments),
         Command::Completions(arguments) => commands::completions::run(arguments),

@@ -60,6 +60,8 @@ pub struct Config {
 pub struct ServerConfig {
     /// Where to listen.
     pub listen: SocketAddr,
+    /// Where probes and metrics are served over plain HTTP, beside [`listen`](Self::listen); none: only there.
+    pub ops_listen: Option<SocketAddr>,
     /// Whether addresses other than loopback are bound although there is no authentication.
     pub allow_unauthenticated: bool,
     /// Connections at once.
@@ -164,6 +166,7 @@ impl Default for Config {
         Self {
             server: ServerConfig {
                 listen: SocketAddr::from(([127, 0, 0, 1], 7480)),
+                ops_listen: None,
                 allow_unauthenticated: false,
                 connections_max: 1024,
                 drain_grace: Duration::from_secs(25),

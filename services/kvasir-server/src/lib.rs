@@ -11,6 +11,7 @@ mod limits;
 mod metrics;
 mod metrics_api;
 mod metrics_hot;
+mod ops_listener;
 mod quota;
 mod reload;
 mod server;

@@ -18,6 +18,10 @@ pub(crate) const H1_BUFFER_BYTES: usize = 256 << 10;
 pub(crate) const REFUSED_BODY_BYTES_MAX: u64 = 64 << 20;
 /// How long that may take.
 pub(crate) const REFUSED_BODY_TIME_MAX: Duration = Duration::from_secs(5);
+/// Connections at once to the listener of probes and metrics: a kubelet, a few scrapers, somebody looking.
+pub(crate) const OPS_CONNECTIONS_MAX: usize = 32;
+/// Longest connection to it: more than any probe or scrape takes, so that idle ones do not keep others out.
+pub(crate) const OPS_CONNECTION_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest request id that is taken over from a client.
 pub(crate) const REQUEST_ID_BYTES_MAX: usize = 64;
 /// How long connections wait at start for the store to answer, before they are told that it has not.

@@ -33,6 +33,7 @@ use crate::{
     keys::{Keys, KeysError},
     limits,
     metrics::Metrics,
+    ops_listener,
     state::AppState,
     tls::{Tls, TlsError},
 };
@@ -137,6 +138,7 @@ pub async fn run(
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
     warn_of_openness(&config, address);
     let hot = open_hot(&config, &state).await?;
+    let _ops = ops_listener::open(&config, &state).await?;
     let mut starting = tokio::spawn(start(state.clone(), store, index, config.storage.clone(), hot));
     // Whoever connects now waits a little, rather than being told that the store has not answered yet.
     let early = tokio::time::timeout(limits::START_PATIENCE, &mut starting).await.is_ok();
@@ -343,7 +345,7 @@ async fn connected(state: AppState, permit: OwnedSemaphorePermit, connection: im
     drop(permit);
 }
 
-fn connection_builder() -> auto::Builder<TokioExecutor> {
+pub(crate) fn connection_builder() -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()

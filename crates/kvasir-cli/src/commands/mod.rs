@@ -14,6 +14,7 @@ pub(crate) mod plan;
 pub(crate) mod profile_inspect;
 pub(crate) mod profile_pack;
 pub(crate) mod remote;
+pub(crate) mod selftest;
 pub(crate) mod serve;
 pub(crate) mod sim_evict;
 pub(crate) mod sim_stream;

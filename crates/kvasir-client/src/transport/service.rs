@@ -150,6 +150,15 @@ impl Client {
         self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
     }
 
+    /// Removes all objects of a chunk: lookups stop offering it now, its bytes go after the grace.
+    ///
+    /// # Errors
+    /// `unknown_chunk`.
+    pub async fn delete_chunk(&self, model_id: &ModelId, seq_hash: &SeqHash) -> Result<(), ClientError> {
+        let request = self.request(Method::DELETE, &routes::chunk(model_id, seq_hash));
+        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+    }
+
     /// What the caller's tenant keeps in the store.
     ///
     /// # Errors

@@ -42,6 +42,13 @@ pub const SETTINGS: &[Setting] = &[
         get: |c| quoted(c.server.listen.to_string()),
     },
     Setting {
+        key: "server.ops_listen",
+        help: "A second address, for probes and metrics alone, always plain HTTP: for kubelets and scrapers without certificates.",
+        example: "\"0.0.0.0:7481\"",
+        set: |c, t| parsed(c.server.ops_listen.insert(c.server.listen), t, "an address as 127.0.0.1:7481"),
+        get: |c| c.server.ops_listen.and_then(|address| quoted(address.to_string())),
+    },
+    Setting {
         key: "server.allow_unauthenticated",
         help: "Listen at other than loopback addresses although nobody is authenticated.",
         example: "",

@@ -1,0 +1,247 @@
+{{/*
+Combinations that the schema cannot see. All mistakes are reported at once, each as a sentence that says what to do.
+Called by what is always rendered: the StatefulSet and the ConfigMap.
+*/}}
+{{- define "kvasir.validate" -}}
+{{- $mistakes := list -}}
+{{- range list "store" "config" "credentials" "auth" "tls" "gc" "life" "sizes" "network" "minio" -}}
+{{- $found := include (printf "kvasir.validate.%s" .) $ | trim -}}
+{{- if $found -}}
+{{- $mistakes = append $mistakes $found -}}
+{{- end -}}
+{{- end -}}
+{{- if $mistakes -}}
+{{- fail (printf "\n\nthese values cannot be installed:\n%s\n" (join "\n" $mistakes)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvasir.validate.store" -}}
+{{- $s3 := .Values.store.s3 -}}
+{{- if and (eq .Values.store.type "s3") (not $s3.bucket) }}
+  store.s3.bucket is not set: name the bucket, or set store.type=file for one replica over a volume
+{{- end -}}
+{{- if eq .Values.store.type "file" -}}
+{{- if or .Values.autoscaling.enabled (gt (int .Values.replicas) 1) }}
+  store.type=file keeps everything on the volume of one pod: set replicas=1 and autoscaling.enabled=false, or use store.type=s3
+{{- end -}}
+{{- if eq .Values.gc.mode "cronJob" }}
+  gc.mode=cronJob does not reach the volume of store.type=file: use gc.mode=service
+{{- end -}}
+{{- if $s3.bucket }}
+  store.s3.bucket is set, but store.type=file does not look at it: set store.type=s3, or take the bucket out
+{{- end -}}
+{{- end -}}
+{{- if and $s3.caBundle.configMap $s3.caBundle.secret }}
+  store.s3.caBundle names a ConfigMap and a Secret: give one of them
+{{- end -}}
+{{- if and $s3.existingSecret.name (hasKey .Values.serviceAccount.annotations "eks.amazonaws.com/role-arn") }}
+  store.s3.existingSecret would win over the role of serviceAccount.annotations: give one of them
+{{- end -}}
+{{- end -}}
+
+{{/* What the chart sets, and by which value. */}}
+{{- define "kvasir.owners" -}}
+server.listen: listenAddress and ports.http
+server.ops_listen: listenAddress and ports.ops
+server.drain_grace: drain.graceSeconds
+server.allow_unauthenticated: auth.allowUnauthenticated
+auth.tenants_file: auth.tenants
+auth.jwks_file: auth.jwt
+auth.jwt_issuer: auth.jwt.issuer
+auth.jwt_audience: auth.jwt.audience
+auth.jwt_tenant_claim: auth.jwt.tenantClaim
+auth.jwt_role_claim: auth.jwt.roleClaim
+tls.certificate_file: tls
+tls.key_file: tls
+tls.client_ca_file: tls.clientCa
+encryption.keys_file: encryption.existingSecret
+store.url: store.s3.bucket and store.s3.prefix
+store.endpoint: store.s3.endpoint
+store.public_endpoint: store.s3.publicEndpoint
+store.region: store.s3.region
+cache.directory: cache
+{{- end -}}
+
+{{- define "kvasir.validate.config" -}}
+{{- range $setting, $owner := include "kvasir.owners" . | fromYaml -}}
+{{- $parts := splitList "." $setting -}}
+{{- if hasKey (get $.Values.config (first $parts) | default (dict)) (last $parts) }}
+  config.{{ $setting }} is set by the chart: set {{ $owner }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvasir.validate.credentials" -}}
+{{- range list "access_key_id" "secret_access_key" "session_token" -}}
+{{- if hasKey ($.Values.config.store | default (dict)) . }}
+  config.store.{{ . }} would lie open in a ConfigMap: put credentials into a Secret and name it in store.s3.existingSecret
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- if and (has .name (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" "AWS_SESSION_TOKEN" "KVASIR_STORE_ACCESS_KEY_ID" "KVASIR_STORE_SECRET_ACCESS_KEY" "KVASIR_STORE_SESSION_TOKEN")) (hasKey . "value") }}
+  extraEnv has {{ .name }} as text: put credentials into a Secret and name it in store.s3.existingSecret
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvasir.validate.auth" -}}
+{{- $auth := .Values.auth -}}
+{{- $inline := or $auth.tenants.tokens $auth.tenants.quotas -}}
+{{- if and (not (include "kvasir.hasAuth" .)) (not $auth.allowUnauthenticated) }}
+  nobody is authenticated: give auth.tenants or auth.jwt, or set auth.allowUnauthenticated=true if whoever reaches the port may read and write everything
+{{- end -}}
+{{- if and (include "kvasir.hasAuth" .) $auth.allowUnauthenticated }}
+  auth.allowUnauthenticated=true has no meaning beside auth.tenants or auth.jwt: take one away
+{{- end -}}
+{{- if and $auth.tenants.existingSecret.name $inline }}
+  auth.tenants.existingSecret is a whole tenants file: put the tokens and quotas of values into it, or do without the Secret
+{{- end -}}
+{{- if and $auth.tenants.quotas (not $auth.tenants.tokens) (not (include "kvasir.jwt" .)) (not $auth.tenants.existingSecret.name) }}
+  auth.tenants.quotas without tokens or auth.jwt: nobody could call
+{{- end -}}
+{{- if and $auth.jwt.configMap $auth.jwt.existingSecret }}
+  auth.jwt names a ConfigMap and a Secret: give one of them
+{{- end -}}
+{{- if and (include "kvasir.jwt" .) (not (and $auth.jwt.issuer $auth.jwt.audience)) }}
+  auth.jwt needs issuer and audience: without them tokens for others would be let in
+{{- end -}}
+{{- if and (or $auth.jwt.issuer $auth.jwt.audience) (not (include "kvasir.jwt" .)) }}
+  auth.jwt has an issuer or audience but no keys: name them in auth.jwt.configMap or auth.jwt.existingSecret
+{{- end -}}
+{{- end -}}
+
+{{- define "kvasir.validate.tls" -}}
+{{- with .Values.tls -}}
+{{- if and .existingSecret .certManager.enabled }}
+  tls.existingSecret and tls.certManager.enabled both say where the certificate comes from: give one of them
+{{- end -}}
+{{- if and .certManager.enabled (not .certManager.issuerRef.name) }}
+  tls.certManager.enabled needs tls.certManager.issuerRef.name: who is to issue the certificate?
+{{- end -}}
+{{- if and .clientCa.existingSecret.name (not .existingSecret) (not .certManager.enabled) }}
+  tls.clientCa asks clients for certificates, but the service has none itself: set tls.existingSecret or tls.certManager
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvasir.validate.gc" -}}
+{{- $interval := dig "gc" "interval" "" .Values.config -}}
+{{- $capacity := include "kvasir.bytes" (include "kvasir.setting" (list . "gc" "capacity")) | int64 -}}
+{{- if and (eq .Values.gc.mode "service") $interval (eq (include "kvasir.millis" $interval | int64) 0) }}
+  gc.mode=service with config.gc.interval={{ $interval }} collects nothing: set gc.mode=none if that is meant
+{{- end -}}
+{{- if and (ne .Values.gc.mode "service") $interval }}
+  config.gc.interval is for gc.mode=service; gc.mode={{ .Values.gc.mode }} has no use for it
+{{- end -}}
+{{- if and (ne .Values.gc.mode "service") (gt $capacity 0) }}
+  config.gc.capacity needs gc.mode=service: what is used is known to the replicas only, {{ eq .Values.gc.mode "none" | ternary "and nothing collects" "not to a job" }}
+{{- end -}}
+{{- if dig "direct" "enabled" true .Values.config -}}
+{{- $ttl := include "kvasir.setting" (list . "direct" "url_ttl") -}}
+{{- $grace := include "kvasir.setting" (list . "gc" "grace") -}}
+{{- if gt (include "kvasir.millis" $ttl | int64) (include "kvasir.millis" $grace | int64) }}
+  config.direct.url_ttl={{ $ttl }} is longer than config.gc.grace={{ $grace }}: a URL would outlive what it names
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvasir.validate.life" -}}
+{{- $replicas := include "kvasir.replicasMin" . | int -}}
+{{- $needed := add .Values.drain.preStopSeconds .Values.drain.graceSeconds 5 | int -}}
+{{- if lt (include "kvasir.terminationGrace" . | int) $needed }}
+  terminationGracePeriodSeconds={{ .Values.terminationGracePeriodSeconds }} ends before the drain: it takes drain.preStopSeconds + drain.graceSeconds + 5 = {{ $needed }}
+{{- end -}}
+{{- with .Values.podDisruptionBudget -}}
+{{- if and .enabled (gt $replicas 1) -}}
+{{- if kindIs "invalid" .minAvailable -}}
+{{- if has (toString .maxUnavailable) (list "0" "0%") }}
+  podDisruptionBudget.maxUnavailable={{ .maxUnavailable }} lets no node be drained: allow one replica
+{{- end -}}
+{{- else if or (eq (toString .minAvailable) "100%") (and (not (kindIs "string" .minAvailable)) (ge (int .minAvailable) $replicas)) }}
+  podDisruptionBudget.minAvailable={{ .minAvailable }} of {{ $replicas }} replicas lets no node be drained: ask for fewer
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.autoscaling -}}
+{{- if .enabled -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}
+  autoscaling.minReplicas={{ .minReplicas }} is above autoscaling.maxReplicas={{ .maxReplicas }}
+{{- end -}}
+{{- if and (eq (int .cpu.targetUtilization) 0) (not .egress.target) }}
+  autoscaling.enabled has nothing to go by: set autoscaling.cpu.targetUtilization or autoscaling.egress.target
+{{- end -}}
+{{- if and (gt (int .cpu.targetUtilization) 0) (not (dig "requests" "cpu" "" $.Values.resources)) }}
+  autoscaling.cpu.targetUtilization is per cent of resources.requests.cpu, which is not set
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Bytes beside caches that a busy replica uses: buffers of connections, requests to the store, chunks in flight. */}}
+{{- define "kvasir.workingBytes" -}}536870912{{- end -}}
+
+{{- define "kvasir.validate.sizes" -}}
+{{- $disk := include "kvasir.setting" (list . "hot" "disk") -}}
+{{- $diskBytes := include "kvasir.bytes" $disk | int64 -}}
+{{- $room := .Values.cache.persistence.enabled | ternary .Values.cache.persistence.size .Values.cache.emptyDir.sizeLimit -}}
+{{- $name := .Values.cache.persistence.enabled | ternary "cache.persistence.size" "cache.emptyDir.sizeLimit" -}}
+{{- if and (not (dig "hot" "directory" "" .Values.config)) (gt $diskBytes (div (mul (include "kvasir.bytes" $room | int64) 9) 10)) }}
+  config.hot.disk={{ $disk }} needs {{ $name }} of more than {{ $room }}: a tenth of it is for the hot index and waiting uploads
+{{- end -}}
+{{- with dig "limits" "memory" "" .Values.resources -}}
+{{- $limit := include "kvasir.bytes" . | int64 -}}
+{{- $needed := include "kvasir.workingBytes" $ | int64 -}}
+{{- range list (list $ "hot" "memory") (list $ "cache" "index_memory") (list $ "upload" "memory") -}}
+{{- $needed = add $needed (include "kvasir.bytes" (include "kvasir.setting" .) | int64) -}}
+{{- end -}}
+{{- if lt $limit $needed }}
+  resources.limits.memory={{ . }} is below the {{ div (add $needed 1048575) 1048576 }}Mi that config.hot.memory, config.cache.index_memory, config.upload.memory and 512Mi for requests make together
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvasir.validate.network" -}}
+{{- with .Values.networkPolicy -}}
+{{- if and .enabled (not .clients) }}
+  networkPolicy.enabled without networkPolicy.clients lets nobody call: name the engines, as [{podSelector: …, namespaceSelector: …}]
+{{- end -}}
+{{- if and .enabled (not .scrapers) $.Values.metrics.serviceMonitor.enabled }}
+  networkPolicy.enabled keeps Prometheus out of metrics.serviceMonitor: name it in networkPolicy.scrapers
+{{- end -}}
+{{- end -}}
+{{- if eq (int .Values.ports.http) (int .Values.ports.ops) }}
+  ports.http and ports.ops are both {{ .Values.ports.http }}: give probes and metrics a port of their own
+{{- end -}}
+{{- with .Values.service -}}
+{{- if eq .type "ClusterIP" -}}
+{{- range $key := list "nodePort" "loadBalancerClass" "loadBalancerSourceRanges" "externalTrafficPolicy" -}}
+{{- if get $.Values.service $key }}
+  service.{{ $key }} has no meaning for service.type=ClusterIP
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvasir.validate.minio" -}}
+{{- if .Values.minio.enabled -}}
+{{- if not .Values.minio.image }}
+  minio.enabled needs minio.image, with a tag or digest that you have checked
+{{- end -}}
+{{- if .Values.store.s3.endpoint }}
+  minio.enabled brings a store of its own, but store.s3.endpoint names another: take one away
+{{- end -}}
+{{- if .Values.store.s3.existingSecret.name }}
+  minio.enabled makes its credentials: name yours in minio.existingSecret instead of store.s3.existingSecret
+{{- end -}}
+{{- if eq .Values.store.type "file" }}
+  minio.enabled is for store.type=s3
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether `helm test` can call: it needs a token where the service asks for one, and has no client certificate. */}}
+{{- define "kvasir.canTest" -}}
+{{- $token := or (not (include "kvasir.hasAuth" .)) .Values.selfTest.tokenSecret.name -}}
+{{- if and .Values.selfTest.enabled $token (not .Values.tls.clientCa.existingSecret.name) -}}yes{{- end -}}
+{{- end -}}

@@ -1,0 +1,69 @@
+"""From the chart's previous versions to this one: values are still taken, and nothing changes that Kubernetes lets nobody change.
+
+tests/previous/VERSION holds values and what that version made of them; `helm/check keep` writes the present one's.
+"""
+
+import unittest
+
+import chart
+
+# What the API server lets change in a StatefulSet's spec; anything else needs the StatefulSet deleted first.
+CHANGEABLE = {
+    "replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit", "minReadySeconds",
+    "persistentVolumeClaimRetentionPolicy",
+}
+
+
+def identity(document):
+    return document["apiVersion"].split("/")[0], document["kind"], document["metadata"]["name"]
+
+
+class Upgrade(unittest.TestCase):
+    def pairs(self):
+        versions = sorted(path for path in (chart.TESTS / "previous").iterdir() if path.is_dir())
+        self.assertTrue(versions)
+        for version in versions:
+            for values in sorted((version / "values").glob("*.yaml")):
+                old = (version / "manifests" / values.name).read_text()
+                old = {identity(d): d for d in chart.yaml.safe_load_all(old) if d}
+                done = chart.template(values)
+                with self.subTest(version=version.name, values=values.name):
+                    self.assertEqual(done.returncode, 0, "values of an older version are still taken:\n" + done.stderr)
+                    yield old, {identity(d): d for d in chart.objects(done)}
+
+    def test_nothing_immutable_changes(self):
+        for old, new in self.pairs():
+            for key in old.keys() & new.keys():
+                before, after = old[key]["spec"] if "spec" in old[key] else {}, new[key].get("spec", {})
+                kind = key[1]
+                if kind == "StatefulSet":
+                    frozen = (before.keys() | after.keys()) - CHANGEABLE
+                    self.assertEqual({k: before.get(k) for k in frozen}, {k: after.get(k) for k in frozen})
+                elif kind == "Deployment":
+                    self.assertEqual(before["selector"], after["selector"])
+                elif kind == "Service":
+                    self.assertEqual(before.get("clusterIP"), after.get("clusterIP"))
+                elif kind in {"Secret", "ConfigMap"}:
+                    self.assertFalse(old[key].get("immutable"))
+                    self.assertEqual(old[key].get("type"), new[key].get("type"))
+                elif kind == "Certificate":
+                    self.assertEqual(before["secretName"], after["secretName"])
+
+    def test_what_others_hold_on_to_stays(self):
+        """Names that clients, claims, scrapers and dashboards use; no object that held something goes away."""
+        for old, new in self.pairs():
+            gone = {key for key in old.keys() - new.keys() if key[1] not in {"Pod", "ConfigMap"}}
+            self.assertFalse(gone, "objects of the old version that the new one would delete")
+            for key in old.keys() & new.keys():
+                if key[1] == "Service":
+                    ports = {(p["name"], p["port"]) for p in old[key]["spec"]["ports"]}
+                    self.assertLessEqual(ports, {(p["name"], p["port"]) for p in new[key]["spec"]["ports"]})
+                    self.assertEqual(old[key]["spec"]["selector"], new[key]["spec"]["selector"])
+                if key[1] == "StatefulSet":
+                    mounts = [{m["name"]: m["mountPath"] for m in chart.container([d[key]])["volumeMounts"]} for d in (old, new)]
+                    self.assertEqual(mounts[0]["cache"], mounts[1]["cache"], "a warm cache stays where it is")
+
+    def test_the_comparison_sees_changes(self):
+        old = chart.one(chart.rendered("minimal"), "StatefulSet")["spec"]
+        self.assertFalse({"serviceName", "selector", "volumeClaimTemplates", "podManagementPolicy"} & CHANGEABLE)
+        self.assertLessEqual({"serviceName", "selector", "volumeClaimTemplates", "podManagementPolicy"}, old.keys())

@@ -1,0 +1,98 @@
+//! Probes and metrics at an address of their own, over plain HTTP.
+//!
+//! A kubelet has no client certificate and a scraper often no CA, so where the service speaks TLS they need another way in.
+//! It answers through a drain too, when the main listener is closed already: `/livez` 200, `/readyz` 503.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::Router;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
+
+use crate::{
+    Config, handlers, limits,
+    server::{RunError, connection_builder},
+    state::AppState,
+};
+
+/// Listens at `server.ops_listen`, if that is set, until the result is dropped.
+///
+/// # Errors
+/// [`RunError::Listen`].
+pub(crate) async fn open(config: &Config, state: &AppState) -> Result<JoinSet<()>, RunError> {
+    let mut task = JoinSet::new();
+    if let Some(address) = config.server.ops_listen {
+        let listener =
+            TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
+        tracing::info!(%address, "probes and metrics");
+        task.spawn(serve(listener, handlers::ops_router(state.clone())));
+    }
+    Ok(task)
+}
+
+async fn serve(listener: TcpListener, router: Router) {
+    let connections = Arc::new(Semaphore::new(limits::OPS_CONNECTIONS_MAX));
+    loop {
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection for probes or metrics");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let builder = connection_builder();
+            let connection = builder.serve_connection(TokioIo::new(stream), service);
+            match tokio::time::timeout(limits::OPS_CONNECTION_TIME_MAX, connection).await {
+                Ok(Err(error)) => tracing::debug!(error, "a connection for probes or metrics ended badly"),
+                Ok(Ok(())) | Err(_) => {}
+            }
+            drop(permit);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::{auth::Authority, metrics::Metrics};
+
+    async fn status(address: std::net::SocketAddr, path: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("writes");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("answers");
+        answer.split_whitespace().nth(1).unwrap_or_default().to_owned()
+    }
+
+    #[tokio::test]
+    async fn probes_and_metrics_and_nothing_else_through_a_drain_too() {
+        let authority = Authority::open(&Config::default().auth).expect("no files");
+        let state = AppState::new(Arc::new(Metrics::new()), authority, None, None);
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let mut task = JoinSet::new();
+        task.spawn(serve(listener, handlers::ops_router(state.clone())));
+        // The store was never reached: alive, not ready.
+        for (path, expected) in [
+            ("/livez", "200"),
+            ("/readyz", "503"),
+            ("/metrics", "200"),
+            ("/v1/config", "404"),
+            ("/docs", "404"),
+        ] {
+            assert_eq!(status(address, path).await, expected, "{path}");
+        }
+        state.drain();
+        assert_eq!(status(address, "/livez").await, "200");
+        assert_eq!(status(address, "/readyz").await, "503");
+        task.shutdown().await;
+        assert!(tokio::net::TcpStream::connect(address).await.is_err(), "closed with its task");
+    }
+}
