@@ -1,6 +1,7 @@
 """What each template makes of values."""
 
 import json
+import re
 import tomllib
 import unittest
 
@@ -87,6 +88,21 @@ class Config(unittest.TestCase):
             self.assertEqual(len(folders), len(set(folders)))
             nested = [(a, b) for a in folders for b in folders if a != b and b.startswith(a + "/")]
             self.assertFalse([n for n in nested if n[0].startswith("/etc")], "a read-only folder takes no mounts")
+
+
+    def test_variables_of_the_image_do_not_win(self):
+        """The environment goes before kvasir.toml: what the image sets there must be set here again."""
+        dockerfile = (chart.ROOT / "deploy/Dockerfile").read_text()
+        images = set(re.findall(r"^ENV (KVASIR_[A-Z_]+)=", dockerfile, re.MULTILINE))
+        documents = rendered("minimal")
+        ours = {e["name"]: e.get("value") for e in container(documents)["env"] if e["name"].startswith("KVASIR_")}
+        self.assertLessEqual(images, ours.keys())
+        settings = tomllib.loads(config(documents))
+        for name, value in ours.items():
+            section, _, key = name.removeprefix("KVASIR_").lower().partition("_")
+            self.assertEqual(settings[section][key], value)
+        entrypoint = re.search(r'^ENTRYPOINT \["([^"]+)"\]$', dockerfile, re.MULTILINE)[1]
+        self.assertTrue(entrypoint.endswith("/kvasir"), "arguments begin with a command of kvasir")
 
 
 class Credentials(unittest.TestCase):
