@@ -93,6 +93,39 @@ class Ok(unittest.TestCase):
             self.assertNotIn("[WARNING]", done.stdout)
 
 
+class Documents(unittest.TestCase):
+    PAGES = ["helm/kvasir/README.md", "deploy/docs/kubernetes.md"]
+
+    def test_values_in_documents_render(self):
+        """Values behind `helm install --values -`, and blocks that begin with `image:`, can be installed as they stand."""
+        seen = 0
+        for page in self.PAGES:
+            text = (chart.ROOT / page).read_text()
+            blocks = re.findall(r"<<'VALUES'\n(.*?)\nVALUES", text, re.DOTALL)
+            blocks += re.findall(r"```yaml\n(image: .*?)\n```", text, re.DOTALL)
+            for block in blocks:
+                done = chart.template(values=chart.yaml.safe_load(block))
+                self.assertEqual(done.returncode, 0, f"{page}:\n{block}\n{done.stderr}")
+                seen += 1
+        self.assertGreaterEqual(seen, 2)
+
+    def test_values_named_in_documents_are_there(self):
+        schema = json.loads((chart.CHART / "values.schema.json").read_text())
+        tops = "|".join(schema["properties"])
+        sections = schema["properties"]["config"]["properties"].items()
+        settings = {f"{section}.{key}" for section, keys in sections for key in keys["properties"]}
+        for page in self.PAGES:
+            text = (chart.ROOT / page).read_text()
+            names = set(re.findall(rf"[` ]((?:{tops})\.[A-Za-z_.]+[A-Za-z])(?=[`=:])", text))
+            for name in names - settings - {"tls.crt", "tls.key"}:
+                node = schema
+                for part in name.split("."):
+                    node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+                    inner = node.get("properties", {})
+                    self.assertTrue(part in inner or node.get("additionalProperties", True) is not False, f"{page}: {name}")
+                    node = inner.get(part, {})
+
+
 class Fail(unittest.TestCase):
     @staticmethod
     def fail(case):

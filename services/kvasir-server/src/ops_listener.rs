@@ -46,9 +46,9 @@ async fn serve(listener: TcpListener, router: Router) {
         tokio::spawn(async move {
             let builder = connection_builder();
             let connection = builder.serve_connection(TokioIo::new(stream), service);
-            match tokio::time::timeout(limits::OPS_CONNECTION_TIME_MAX, connection).await {
-                Ok(Err(error)) => tracing::debug!(error, "a connection for probes or metrics ended badly"),
-                Ok(Ok(())) | Err(_) => {}
+            let ended = tokio::time::timeout(limits::OPS_CONNECTION_TIME_MAX, connection).await;
+            if let Ok(Err(error)) = ended {
+                tracing::debug!(error, "a connection for probes or metrics ended badly");
             }
             drop(permit);
         });
