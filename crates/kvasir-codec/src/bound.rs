@@ -31,11 +31,11 @@ pub(crate) struct SectionPlan {
 }
 
 impl SectionPlan {
-    /// The coefficients as one run, where they are: then pieces decode in place.
-    pub(crate) fn run(&self) -> Option<Range<usize>> {
-        // `level_plan` lists them in increasing order
-        let (first, last) = (*self.coefficients.first()?, *self.coefficients.last()?);
-        (last - first + 1 == self.coefficients.len()).then_some(first..last + 1)
+    /// The coefficients below `count` that are not in the plan.
+    pub(crate) fn gaps(&self, count: usize) -> impl Iterator<Item = usize> {
+        let ends = self.coefficients.iter().copied().chain([count]);
+        let mut next = 0;
+        ends.flat_map(move |end| std::mem::replace(&mut next, end + 1)..end)
     }
 }
 

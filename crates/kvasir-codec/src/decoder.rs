@@ -369,19 +369,8 @@ impl CpuDecoder {
         };
         let piece = PiecePlan { coefficients: &plan.codings, tokens };
         let failed = |source| DecodeError::Piece { section, span: task.span, source };
-        if let Some(run) = plan.run() {
-            let values = &mut values[run.start * tokens..run.end * tokens];
-            return self.path.pieces.decode_piece(&self.profile.bank, &piece, bytes, values).map_err(failed);
-        }
-        let mut ordered: Vec<i32> = Vec::with_capacity(plan.codings.len() * tokens);
-        for &coefficient in &plan.coefficients {
-            ordered.extend_from_slice(&values[coefficient * tokens..(coefficient + 1) * tokens]);
-        }
-        self.path.pieces.decode_piece(&self.profile.bank, &piece, bytes, &mut ordered).map_err(failed)?;
-        for (&coefficient, row) in plan.coefficients.iter().zip(ordered.chunks_exact(tokens)) {
-            values[coefficient * tokens..(coefficient + 1) * tokens].copy_from_slice(row);
-        }
-        Ok(())
+        let rows = &plan.coefficients;
+        self.path.pieces.decode_rows(&self.profile.bank, &piece, bytes, rows, values).map_err(failed)
     }
 }
 

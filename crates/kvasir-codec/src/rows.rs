@@ -43,7 +43,13 @@ impl Scaling<'_> {
 
     /// What is taken off the magnitude of a value that is not zero, in finest steps.
     pub(crate) fn towards_zero(&self, element: usize) -> i32 {
-        (i32::from(self.shifts[element]) * self.ratio() + 128) >> 8
+        self.off(self.shifts[element])
+    }
+
+    /// The same for a shift.
+    #[inline(always)]
+    pub(crate) fn off(&self, shift: u8) -> i32 {
+        (i32::from(shift) * self.ratio() + 128) >> 8
     }
 }
 

@@ -61,35 +61,36 @@ impl StreamDecoder {
         }
     }
 
-    /// Decodes one stream.
-    pub(crate) fn decode_one(
-        self,
-        bank: &TableBank,
-        tokens: usize,
-        job: StreamJob<'_>,
-    ) -> Result<(), StreamFault> {
+    /// Streams that are best decoded at once.
+    pub(crate) fn streams(self) -> usize {
         match self.0 {
-            Path::Scalar => decode_stream(bank, tokens, job),
+            Path::Scalar => 1,
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2(cpu) => cpu.decode_one(bank, tokens, job),
+            Path::Avx2(_) => Avx2::STREAMS,
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512(cpu) => cpu.decode_one(bank, tokens, job),
+            Path::Avx512(_) => Avx512::STREAMS,
         }
     }
 
-    /// Decodes two streams of one piece, interleaved where that is faster.
-    pub(crate) fn decode_pair(
+    /// Decodes at most [`streams`](Self::streams) streams of one piece, in lockstep where that is faster.
+    pub(crate) fn decode(
         self,
         bank: &TableBank,
         tokens: usize,
-        jobs: [StreamJob<'_>; 2],
-    ) -> [Result<(), StreamFault>; 2] {
+        jobs: Vec<StreamJob<'_>>,
+    ) -> Vec<Result<(), StreamFault>> {
         match self.0 {
-            Path::Scalar => jobs.map(|job| decode_stream(bank, tokens, job)),
+            Path::Scalar => jobs.into_iter().map(|job| decode_stream(bank, tokens, job)).collect(),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2(cpu) => cpu.decode_pair(bank, tokens, jobs),
+            Path::Avx2(cpu) => match <[_; Avx2::STREAMS]>::try_from(jobs) {
+                Ok(jobs) => cpu.decode(bank, tokens, jobs).into(),
+                Err(few) => few.into_iter().flat_map(|job| cpu.decode(bank, tokens, [job])).collect(),
+            },
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512(cpu) => cpu.decode_pair(bank, tokens, jobs),
+            Path::Avx512(cpu) => match <[_; Avx512::STREAMS]>::try_from(jobs) {
+                Ok(jobs) => cpu.decode(bank, tokens, jobs).into(),
+                Err(few) => few.into_iter().flat_map(|job| cpu.decode(bank, tokens, [job])).collect(),
+            },
         }
     }
 }

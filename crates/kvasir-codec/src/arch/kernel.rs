@@ -7,7 +7,7 @@ use crate::rans::{
     alias::Buckets,
     bank::TableBank,
     plan::Coding,
-    stream::{StreamFault, StreamJob, decode::Lanes},
+    stream::{RowsAt, StreamFault, StreamJob, decode::Lanes},
     trit::TritTable,
 };
 
@@ -22,6 +22,10 @@ pub(super) const REFILL_BYTES: usize = 2 * LANES;
 pub(super) trait Kernel: Copy {
     /// 32 lanes.
     type Registers: Copy;
+
+    /// Streams that decode in lockstep: a step waits for its table, its product and its words, and what waits leaves room
+    /// for other streams' steps as long as their registers last.
+    const STREAMS: usize;
 
     /// Loads 32 lanes.
     unsafe fn load(lanes: &[u32; LANES]) -> Self::Registers;
@@ -51,8 +55,11 @@ pub(super) trait Kernel: Copy {
 
 /// A stream being decoded; what changes with every step is in [`Live`].
 struct Stream<'a> {
+    bank: &'a TableBank,
+    /// Of tables that the bank has.
     codings: &'a [Coding],
-    /// `codings.len() × tokens`.
+    rows: RowsAt<'a>,
+    /// `tokens` of every row that there is.
     values: &'a mut [i32],
     tokens: usize,
     /// The words with at least [`REFILL_BYTES`] behind them.
@@ -73,9 +80,21 @@ struct Live<K: Kernel> {
 }
 
 impl<'a> Stream<'a> {
-    fn new(tokens: usize, job: StreamJob<'a>) -> Self {
-        let StreamJob { codings, bytes, values } = job;
-        assert_eq!(values.len(), codings.len() * tokens, "a stream's values fit its coefficients");
+    fn new(bank: &'a TableBank, tokens: usize, job: StreamJob<'a>) -> Self {
+        let StreamJob { codings, rows, bytes, values } = job;
+        let held = values.len() / tokens.max(1);
+        assert!(
+            (0..codings.len()).all(|c| rows.row(c) < held),
+            "a stream's values have its coefficients' rows"
+        );
+        let known = |coding: &Coding| match *coding {
+            Coding::Stage { table, trits, trit_table } => {
+                usize::from(table) < bank.stage_tables().len()
+                    && (trits == 0 || usize::from(trit_table) < bank.trit_tables().len())
+            }
+            Coding::Trit { table } => usize::from(table) < bank.trit_tables().len(),
+        };
+        assert!(codings.iter().all(known), "a plan's tables are in the bank");
         let word_bytes = bytes.words.len();
         let padded = match bytes.readable.len() >= word_bytes + REFILL_BYTES {
             true => Cow::Borrowed(bytes.readable),
@@ -86,7 +105,7 @@ impl<'a> Stream<'a> {
             Err(fault) => (Lanes::ended(), Some(fault)),
         };
         let codings = if fault.is_none() { codings } else { &[] };
-        Self { codings, values, tokens, padded, word_bytes, scalar, fault }
+        Self { bank, codings, rows, values, tokens, padded, word_bytes, scalar, fault }
     }
 
     /// The coders as stored.
@@ -105,9 +124,9 @@ impl<'a> Stream<'a> {
     /// `c < codings.len()` and `(row + 1) × 32 ≤ tokens`.
     #[inline(always)]
     unsafe fn row_values(&mut self, c: usize, row: usize) -> &mut [i32; LANES] {
-        let at = c * self.tokens + row * LANES;
+        let at = self.rows.row(c) * self.tokens + row * LANES;
         debug_assert!(c < self.codings.len() && (row + 1) * LANES <= self.tokens);
-        // SAFETY: `at + 32 ≤ (c + 1) × tokens ≤ values.len()`, which `new` checked.
+        // SAFETY: `at + 32 ≤ (rows.row(c) + 1) × tokens ≤ values.len()`, which `new` checked.
         let first = unsafe { self.values.as_mut_ptr().add(at) };
         // SAFETY: as above; the borrow is that of `values`.
         unsafe { &mut *first.cast() }
@@ -118,18 +137,15 @@ impl<'a> Stream<'a> {
     /// # Safety
     /// As [`Kernel`] and [`row_values`](Self::row_values).
     #[inline(always)]
-    unsafe fn coefficient<K: Kernel>(
-        &mut self,
-        bank: &TableBank,
-        c: usize,
-        row: usize,
-        mut live: Live<K>,
-    ) -> Live<K> {
-        let (table, count) = match self.codings[c] {
+    unsafe fn coefficient<K: Kernel>(&mut self, c: usize, row: usize, mut live: Live<K>) -> Live<K> {
+        let bank = self.bank;
+        // SAFETY: `c` is in range by the caller's promise, and `new` checked the tables. Here and below.
+        let (table, count) = match *unsafe { self.codings.get_unchecked(c) } {
             Coding::Stage { table, trits, trit_table } => {
-                let table = bank.stage_tables()[usize::from(table)].buckets();
+                // SAFETY: as above.
+                let table = unsafe { bank.stage_tables().get_unchecked(usize::from(table)) };
                 // SAFETY: the caller's promise.
-                live = unsafe { self.stage(table, c, row, live) };
+                live = unsafe { self.stage(table.buckets(), c, row, live) };
                 if trits == 0 {
                     return live;
                 }
@@ -137,7 +153,8 @@ impl<'a> Stream<'a> {
             }
             Coding::Trit { table } => (table, 1),
         };
-        let table = &bank.trit_tables()[usize::from(table)];
+        // SAFETY: as above.
+        let table = unsafe { bank.trit_tables().get_unchecked(usize::from(table)) };
         for _ in 0..count {
             // SAFETY: the caller's promise.
             live = unsafe { self.trit(table, c, row, live) };
@@ -161,7 +178,7 @@ impl<'a> Stream<'a> {
             let mut lanes = [0; LANES];
             // SAFETY: as above.
             unsafe { K::store(live.states, &mut lanes) };
-            live.at = self.escape(&mut lanes, live.at, escapes, c * self.tokens + row * LANES);
+            live.at = self.escape(&mut lanes, live.at, escapes, self.rows.row(c) * self.tokens + row * LANES);
             // SAFETY: as above.
             live.states = unsafe { K::load(&lanes) };
         }
@@ -214,7 +231,7 @@ impl<'a> Stream<'a> {
     }
 
     /// The partial row, if there is one, and the end check.
-    fn finish(mut self, bank: &TableBank, states: &[u32; LANES], at: usize) -> Result<(), StreamFault> {
+    fn finish(mut self, states: &[u32; LANES], at: usize) -> Result<(), StreamFault> {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
@@ -225,76 +242,62 @@ impl<'a> Stream<'a> {
         self.scalar.cursor = at;
         let full = self.tokens / LANES * LANES;
         if full < self.tokens {
-            for (coding, values) in self.codings.iter().zip(self.values.chunks_exact_mut(self.tokens)) {
-                self.scalar.coefficient(bank, *coding, &mut values[full..])?;
+            for (c, coding) in self.codings.iter().enumerate() {
+                let first = self.rows.row(c) * self.tokens;
+                let row = &mut self.values[first + full..first + self.tokens];
+                self.scalar.coefficient(self.bank, *coding, row)?;
             }
         }
         self.scalar.finish()
     }
 }
 
-/// Decodes one stream.
+/// Decodes streams in lockstep, so that their dependency chains overlap.
 ///
 /// # Safety
 /// As [`Kernel`].
 #[inline(always)]
-pub(super) unsafe fn decode_one<K: Kernel>(
+pub(super) unsafe fn decode<K: Kernel, const N: usize>(
     bank: &TableBank,
     tokens: usize,
-    job: StreamJob<'_>,
-) -> Result<(), StreamFault> {
-    let mut stream = Stream::new(tokens, job);
+    jobs: [StreamJob<'_>; N],
+) -> [Result<(), StreamFault>; N] {
+    let mut streams = jobs.map(|job| Stream::new(bank, tokens, job));
+    // Loops, not closures: a closure would not be compiled for the kernel's features.
     // SAFETY: the caller's promise, here and below.
-    let mut live = unsafe { stream.start::<K>() };
-    for row in 0..tokens / LANES {
-        for c in 0..stream.codings.len() {
-            // SAFETY: as above; `c` and `row` are in range.
-            live = unsafe { stream.coefficient(bank, c, row, live) };
-        }
+    let mut live = [unsafe { Live::<K> { states: K::load(&[0; LANES]), at: 0 } }; N];
+    for (live, stream) in live.iter_mut().zip(&streams) {
+        // SAFETY: as above.
+        *live = unsafe { stream.start::<K>() };
     }
-    let mut lanes = [0; LANES];
-    // SAFETY: as above.
-    unsafe { K::store(live.states, &mut lanes) };
-    stream.finish(bank, &lanes, live.at)
-}
-
-/// Decodes two streams in lockstep, so that their dependency chains overlap.
-///
-/// # Safety
-/// As [`Kernel`].
-#[inline(always)]
-pub(super) unsafe fn decode_pair<K: Kernel>(
-    bank: &TableBank,
-    tokens: usize,
-    jobs: [StreamJob<'_>; 2],
-) -> [Result<(), StreamFault>; 2] {
-    let [mut first, mut second] = jobs.map(|job| Stream::new(tokens, job));
-    // SAFETY: the caller's promise, here and below.
-    let mut a = unsafe { first.start::<K>() };
-    // SAFETY: as above.
-    let mut b = unsafe { second.start::<K>() };
-    let (first_len, second_len) = (first.codings.len(), second.codings.len());
-    let common = first_len.min(second_len);
+    let common = streams.iter().map(|stream| stream.codings.len()).min().unwrap_or(0);
+    const { assert!(N <= 4, "as many as are written out") };
+    // Written out: indexed by a variable, coders would live in memory.
+    macro_rules! each {
+        ($($i:literal)+, $coefficients:expr, $row:ident) => {
+            $(if $i < N {
+                for c in $coefficients($i) {
+                    // SAFETY: as above; `c` and `row` are in range.
+                    live[$i] = unsafe { streams[$i].coefficient(c, $row, live[$i]) };
+                }
+            })+
+        };
+    }
+    let lengths = streams.each_ref().map(|stream| stream.codings.len());
     for row in 0..tokens / LANES {
         for c in 0..common {
-            // SAFETY: as above; `c` and `row` are in range.
-            a = unsafe { first.coefficient(bank, c, row, a) };
-            // SAFETY: as above.
-            b = unsafe { second.coefficient(bank, c, row, b) };
+            each!(0 1 2 3, |_| [c], row);
         }
-        for c in common..first_len {
-            // SAFETY: as above.
-            a = unsafe { first.coefficient(bank, c, row, a) };
-        }
-        for c in common..second_len {
-            // SAFETY: as above.
-            b = unsafe { second.coefficient(bank, c, row, b) };
-        }
+        each!(0 1 2 3, |i: usize| common..lengths[i], row);
     }
-    let (mut first_lanes, mut second_lanes) = ([0; LANES], [0; LANES]);
-    // SAFETY: as above.
-    unsafe { K::store(a.states, &mut first_lanes) };
-    // SAFETY: as above.
-    unsafe { K::store(b.states, &mut second_lanes) };
-    [first.finish(bank, &first_lanes, a.at), second.finish(bank, &second_lanes, b.at)]
+    let mut lanes = [[0; LANES]; N];
+    for (lanes, live) in lanes.iter_mut().zip(&live) {
+        // SAFETY: as above.
+        unsafe { K::store(live.states, lanes) };
+    }
+    let mut ends = lanes.iter().zip(live.map(|live| live.at));
+    streams.map(|stream| match ends.next() {
+        Some((lanes, at)) => stream.finish(lanes, at),
+        None => Err(StreamFault::Underrun), // there are as many
+    })
 }

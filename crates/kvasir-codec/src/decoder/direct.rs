@@ -10,7 +10,7 @@ use crate::{
     rans::{PieceDecoder, PiecePlan, PieceSteps},
     rows::{
         Scaling,
-        half::{RowScratch, Turns},
+        half::{RowScratch, Turns, aligned},
         half_rows,
     },
 };
@@ -51,8 +51,6 @@ impl DecodePath {
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     values: Vec<i32>,
-    /// Values of coefficients that do not lie side by side.
-    ordered: Vec<i32>,
     /// Rows of one member.
     rows: Vec<bf16>,
     lanes: RowScratch,
@@ -75,42 +73,24 @@ impl Rung<'_> {
 /// The levels of a scope, coarsest first, none ahead of the one before it.
 struct Ladder<'a> {
     rungs: Vec<Rung<'a>>,
-    tokens: usize,
     span: usize,
 }
 
 impl Ladder<'_> {
     /// Brings all coefficients below `end` to level `level`.
-    fn climb(
-        &mut self,
-        level: usize,
-        end: usize,
-        values: &mut [i32],
-        ordered: &mut Vec<i32>,
-    ) -> Result<(), DecodeError> {
-        let tokens = self.tokens;
+    fn climb(&mut self, level: usize, end: usize, values: &mut [i32]) -> Result<(), DecodeError> {
         while self.rungs[level].waiting() < end {
             let rung = &self.rungs[level];
             let Some(step) = rung.steps.next() else { break };
-            let coefficients = &rung.plan.coefficients[step];
-            // increasing, and a step is never empty
-            let (first, after) = (coefficients[0], coefficients[coefficients.len() - 1] + 1);
             if let Some(before) = level.checked_sub(1) {
-                self.climb(before, after, values, ordered)?;
+                // increasing, and a step is never empty
+                let after = rung.plan.coefficients[step.end - 1] + 1;
+                self.climb(before, after, values)?;
             }
             let (span, rung) = (self.span, &mut self.rungs[level]);
             let section = rung.section;
             let failed = |source| DecodeError::Piece { section, span, source };
-            if after - first == coefficients.len() {
-                rung.steps.step(&mut values[first * tokens..after * tokens]).map_err(failed)?;
-                continue;
-            }
-            ordered.clear();
-            coefficients.iter().for_each(|c| ordered.extend(&values[c * tokens..(c + 1) * tokens]));
-            rung.steps.step(ordered).map_err(failed)?;
-            for (c, row) in coefficients.iter().zip(ordered.chunks_exact(tokens)) {
-                values[c * tokens..(c + 1) * tokens].copy_from_slice(row);
-            }
+            rung.steps.step_of(&rung.plan.coefficients, values).map_err(failed)?;
         }
         Ok(())
     }
@@ -150,20 +130,18 @@ impl CpuDecoder {
         let (bound, _) = &self.scopes[task.scope];
         let (tokens, mean) = (ropes.tokens(), &self.profile.scopes[task.scope].mean);
         let mut ladder = self.ladder(object, task, bound, tokens)?;
-        let Scratch { values, ordered, rows, lanes } = scratch;
-        let count = bound.elements.count() * tokens;
-        // Old values stay where the base writes all; otherwise what it does not is 0.
-        if bound.levels[0].run() != Some(0..bound.elements.count()) {
-            values.clear();
+        let Scratch { values, rows, lanes } = scratch;
+        let values = aligned(values, bound.elements.count() * tokens);
+        // Old values may stay where this level or one beneath writes all; the others are 0.
+        for c in bound.levels[task.level].gaps(bound.elements.count()) {
+            values[c * tokens..(c + 1) * tokens].fill(0);
         }
-        values.resize(count.max(values.len()), 0);
-        let values = &mut values[..count];
         let (up, shifts) = bound.reconstruction(task.level);
         for member in bound.elements.views() {
             let range = member.start..member.start + member.dim;
-            ladder.climb(task.level, range.end, values, ordered)?;
+            ladder.climb(task.level, range.end, values)?;
             let held = range.start * tokens..range.end * tokens;
-            rows.resize(held.len(), bf16::ZERO);
+            let rows = aligned(rows, held.len());
             let turns: Option<&Turns> = member.rope.and_then(|rope| ropes.turns().get(rope));
             let scaling =
                 Scaling { up, shifts: &shifts[range.clone()], gain: member.gain, mean: &mean[range] };
@@ -188,7 +166,7 @@ impl CpuDecoder {
             Ok(Rung { plan, steps: steps.map_err(failed)?, section })
         };
         let rungs = bound.levels[..=task.level].iter().enumerate().map(rung);
-        Ok(Ladder { rungs: rungs.collect::<Result<_, DecodeError>>()?, tokens, span: task.span })
+        Ok(Ladder { rungs: rungs.collect::<Result<_, DecodeError>>()?, span: task.span })
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
     piece::states_offset,
     plan::{Coding, PiecePlan},
     raw,
-    stream::{StreamBytes, StreamFault, StreamJob, lane_count, stream_count, stream_range},
+    stream::{RowsAt, StreamBytes, StreamFault, StreamJob, lane_count, stream_count, stream_range},
 };
 use crate::arch::StreamDecoder;
 
@@ -62,12 +62,25 @@ impl PieceDecoder {
     ) -> Result<(), PieceError> {
         plan.check(bank, values.len())?;
         let mut steps = self.steps(bank, *plan, bytes)?;
-        let mut rest = values;
         while let Some(range) = steps.next() {
-            let (mine, others) = rest.split_at_mut(range.len() * plan.tokens);
-            steps.step(mine)?;
-            rest = others;
+            let mine = &mut values[range.start * plan.tokens..range.end * plan.tokens];
+            steps.step(RowsAt::Consecutive, mine)?;
         }
+        Ok(())
+    }
+
+    /// As [`decode_piece`](Self::decode_piece) where the plan's coefficients are the listed rows of `values`. The caller checks
+    /// the plan and that the rows increase and are there.
+    pub(crate) fn decode_rows(
+        &self,
+        bank: &TableBank,
+        plan: &PiecePlan<'_>,
+        bytes: &[u8],
+        rows: &[usize],
+        values: &mut [i32],
+    ) -> Result<(), PieceError> {
+        let mut steps = self.steps(bank, *plan, bytes)?;
+        while steps.step_of(rows, values)?.is_some() {}
         Ok(())
     }
 
@@ -96,7 +109,7 @@ impl PieceDecoder {
     }
 }
 
-/// A piece that is decoded two streams at a time: their dependency chains overlap.
+/// A piece that is decoded a few streams at a time: their dependency chains overlap.
 pub(crate) struct PieceSteps<'a> {
     streams_of: StreamDecoder,
     bank: &'a TableBank,
@@ -116,32 +129,48 @@ impl PieceSteps<'_> {
         let end = match () {
             () if self.is_raw && self.done == 0 => self.active,
             () if self.done < self.active => {
-                stream_range(self.active, self.index + 1.min(self.streams.len().saturating_sub(1))).end
+                let at_once = self.streams_of.streams().min(self.streams.len());
+                stream_range(self.active, self.index + at_once.saturating_sub(1)).end
             }
             () => count,
         };
         (self.done < count).then_some(self.done..end)
     }
 
-    /// Decodes the values of the step's coefficients, `[coefficient][token]`.
-    pub(crate) fn step(&mut self, values: &mut [i32]) -> Result<(), PieceError> {
+    /// Decodes the next step's coefficients, which are the listed rows of `values`; `None` at the end.
+    pub(crate) fn step_of(&mut self, rows: &[usize], values: &mut [i32]) -> Result<Option<()>, PieceError> {
+        let Some(range) = self.next() else { return Ok(None) };
+        let rows = &rows[range];
+        // a step is never empty
+        let (first, after) = (rows[0], rows[rows.len() - 1] + 1);
+        let values = &mut values[first * self.plan.tokens..after * self.plan.tokens];
+        self.step(RowsAt::listed(rows), values).map(Some)
+    }
+
+    /// Decodes the values of the step's coefficients, whose rows these are.
+    fn step(&mut self, rows: RowsAt<'_>, values: &mut [i32]) -> Result<(), PieceError> {
         let Some(range) = self.next() else { return Ok(()) };
-        assert_eq!(values.len(), range.len() * self.plan.tokens, "values of the step's coefficients");
+        assert_eq!(
+            values.len(),
+            rows.reach(range.len()) * self.plan.tokens,
+            "values of the step's coefficients"
+        );
         if range.start >= self.active {
-            self.inactive(&range, values);
+            self.inactive(&range, rows, values);
         } else if self.is_raw {
-            raw::decode(&self.plan, self.active, self.bytes, values)?;
+            raw::decode(&self.plan, self.active, self.bytes, rows, values)?;
         } else {
-            self.pair(values)?;
+            self.lockstep(rows, values)?;
         }
         self.done = range.end;
         Ok(())
     }
 
     /// What is behind the active coefficients is as predicted.
-    fn inactive(&self, range: &Range<usize>, values: &mut [i32]) {
-        let rows = values.chunks_exact_mut(self.plan.tokens);
-        for (coding, row) in self.plan.coefficients[range.clone()].iter().zip(rows) {
+    fn inactive(&self, range: &Range<usize>, rows: RowsAt<'_>, values: &mut [i32]) {
+        for (c, coding) in self.plan.coefficients[range.clone()].iter().enumerate() {
+            let first = rows.row(c) * self.plan.tokens;
+            let row = &mut values[first..first + self.plan.tokens];
             match coding {
                 Coding::Stage { .. } => row.fill(0),
                 Coding::Trit { .. } => row.iter_mut().for_each(|v| *v = refine(*v, 0)),
@@ -149,26 +178,26 @@ impl PieceSteps<'_> {
         }
     }
 
-    fn pair(&mut self, values: &mut [i32]) -> Result<(), PieceError> {
+    /// As many streams as decode in lockstep.
+    fn lockstep(&mut self, mut rows: RowsAt<'_>, values: &mut [i32]) -> Result<(), PieceError> {
         let (plan, active, index) = (self.plan, self.active, self.index);
-        let words = |bytes: &StreamBytes<'_>| bytes.words.len() / 2;
-        let Some(first) = self.streams.next() else { return Ok(()) };
-        let second = self.streams.next();
-        let lengths = [words(&first), second.as_ref().map_or(0, words)];
-        let codings = |index| &plan.coefficients[stream_range(active, index)];
-        let (mine, others) = values.split_at_mut(codings(index).len() * plan.tokens);
-        let first = StreamJob { codings: codings(index), bytes: first, values: mine };
-        let verdicts = match second {
-            Some(bytes) => {
-                let second = StreamJob { codings: codings(index + 1), bytes, values: others };
-                self.streams_of.decode_pair(self.bank, plan.tokens, [first, second])
-            }
-            None => [self.streams_of.decode_one(self.bank, plan.tokens, first), Ok(())],
-        };
-        for (i, verdict) in verdicts.into_iter().enumerate() {
+        let streams: Vec<_> = self.streams.by_ref().take(self.streams_of.streams()).collect();
+        let lengths: Vec<_> = streams.iter().map(|bytes| bytes.words.len() / 2).collect();
+        let last = streams.len().saturating_sub(1);
+        let mut rest = values;
+        let mut jobs = Vec::with_capacity(streams.len());
+        for (i, bytes) in streams.into_iter().enumerate() {
+            let codings = &plan.coefficients[stream_range(active, index + i)];
+            let reach = if i == last { rest.len() } else { rows.row(codings.len()) * plan.tokens };
+            let (values, others) = std::mem::take(&mut rest).split_at_mut(reach);
+            let (mine, behind) = rows.split(codings.len());
+            jobs.push(StreamJob { codings, rows: mine, bytes, values });
+            (rest, rows) = (others, behind);
+        }
+        self.index += jobs.len();
+        for (i, verdict) in self.streams_of.decode(self.bank, plan.tokens, jobs).into_iter().enumerate() {
             verdict.map_err(|fault| fault_error(fault, &plan, active, index + i, lengths[i]))?;
         }
-        self.index += 2;
         Ok(())
     }
 }

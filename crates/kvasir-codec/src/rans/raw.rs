@@ -7,6 +7,7 @@ use super::{
     error::PieceError,
     nest::{digit, refine},
     plan::{Coding, PiecePlan},
+    stream::RowsAt,
 };
 
 /// Marks a raw piece in the field of `n_active`.
@@ -102,12 +103,14 @@ pub(super) fn decode(
     plan: &PiecePlan<'_>,
     active: usize,
     bytes: &[u8],
+    at: RowsAt<'_>,
     values: &mut [i32],
 ) -> Result<(), PieceError> {
     let widths = check(plan, active, bytes)?;
     let mut reader = Bits { bytes: &bytes[2 + active..], pending: 0, held: 0, taken: 0 };
-    let rows = plan.coefficients.iter().zip(widths).zip(values.chunks_exact_mut(plan.tokens));
-    for ((coding, &width), row) in rows {
+    for (c, (coding, &width)) in plan.coefficients.iter().zip(widths).enumerate() {
+        let first = at.row(c) * plan.tokens;
+        let row = &mut values[first..first + plan.tokens];
         for value in row {
             let code = reader.take(width.into());
             match coding {

@@ -28,7 +28,7 @@ pub(crate) fn fine_tile(
     scratch: &mut RowScratch,
 ) -> bool {
     let (elements, _) = scratch.of(steps.mean.len());
-    elements.fill([0.0; TILE]);
+    elements.fill(Lane::default());
     lanes_portable(rows, 0, elements);
     if let Some(turns) = turns {
         turns.unrotate(tile, elements);
@@ -40,7 +40,7 @@ pub(crate) fn fine_tile(
     for ((lanes, mean), row) in elements.iter().zip(steps.mean).zip(values.chunks_exact_mut(tokens)) {
         let row = &mut row[first..first + valid];
         row[..masked].fill(0);
-        for (out, x) in row.iter_mut().zip(lanes).skip(masked) {
+        for (out, x) in row.iter_mut().zip(&lanes.0).skip(masked) {
             let x = (x - mean) * steps.inverse;
             within &= x.abs() <= QUANTISED_MAX as f32;
             *out = x.round_ties_even() as i32;

@@ -3,7 +3,7 @@
 //! The numbers are those of the f32 rows, rounded to nearest even with denormals kept: the same operations in the same
 //! order, on other lanes.
 
-use std::array::from_fn;
+use std::ops::{Deref, DerefMut};
 
 use half::bf16;
 use kvasir_types::{Pairing, Rope};
@@ -11,8 +11,36 @@ use kvasir_types::{Pairing, Rope};
 use super::{Scaling, TILE};
 use crate::rope::sin_cos;
 
-/// One value of [`TILE`] tokens.
-pub(crate) type Lane<T> = [T; TILE];
+/// One value of [`TILE`] tokens, in cache lines of its own: a register that crosses two costs twice.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C, align(64))]
+pub(crate) struct Lane<T>(pub(crate) [T; TILE]);
+
+impl<T> Deref for Lane<T> {
+    type Target = [T; TILE];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T; TILE] {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Lane<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T; TILE] {
+        &mut self.0
+    }
+}
+
+/// `count` values that begin a cache line; old ones stay.
+pub(crate) fn aligned<T: Copy + Default>(buffer: &mut Vec<T>, count: usize) -> &mut [T] {
+    const LINE: usize = 64;
+    let spare = LINE / size_of::<T>();
+    buffer.resize((count + spare).max(buffer.len()), T::default());
+    // no further than a line for types whose size divides it
+    let start = buffer.as_ptr().align_offset(LINE).min(spare);
+    &mut buffer[start..start + count]
+}
 
 /// Sines and cosines of a rope with tokens side by side, shared by all heads of a span that use it.
 #[derive(Debug, Clone)]
@@ -30,11 +58,12 @@ impl Turns {
     pub(crate) fn new(rope: &Rope, first: u64, tokens: usize) -> Self {
         let tile = |tile: usize| {
             rope.freqs.iter().map(move |freq| {
-                let at = |lane: usize| {
+                let [mut sines, mut cosines] = [Lane::default(); 2];
+                for (lane, (sine, cosine)) in sines.0.iter_mut().zip(&mut cosines.0).enumerate() {
                     let position = first.wrapping_add((tile * TILE + lane) as u64);
-                    sin_cos((position.wrapping_mul(*freq) >> 32) as u32)
-                };
-                [from_fn(|lane| at(lane).0), from_fn(|lane| at(lane).1)]
+                    (*sine, *cosine) = sin_cos((position.wrapping_mul(*freq) >> 32) as u32);
+                }
+                [sines, cosines]
             })
         };
         Self {
@@ -59,7 +88,7 @@ impl Turns {
             for lane in 0..TILE {
                 turned_y[lane] = (y[lane] * cos[lane] + x[lane] * sin[lane]) * self.factor;
             }
-            (elements[a], elements[b]) = (turned_x, turned_y);
+            (elements[a], elements[b]) = (Lane(turned_x), Lane(turned_y));
         }
     }
 }
@@ -80,8 +109,23 @@ impl Turns {
             for lane in 0..TILE {
                 turned_y[lane] = (y[lane] * cos[lane] - x[lane] * sin[lane]) * inverse;
             }
-            (elements[a], elements[b]) = (turned_x, turned_y);
+            (elements[a], elements[b]) = (Lane(turned_x), Lane(turned_y));
         }
+    }
+
+    /// How elements are paired.
+    pub(crate) fn pairing(&self) -> Pairing {
+        self.pairing
+    }
+
+    /// The first element that turns.
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Pairs that turn.
+    pub(crate) fn pairs(&self) -> usize {
+        self.pairs
     }
 
     /// The factor of the rotation.
@@ -136,7 +180,7 @@ fn reconstruct_tile(
         let towards_zero = scaling.towards_zero(element);
         let mut q = [0; TILE];
         q[..count].copy_from_slice(&row[first..first + count]);
-        for (lane, q) in out.iter_mut().zip(q) {
+        for (lane, q) in out.0.iter_mut().zip(q) {
             let steps = q.wrapping_mul(ratio).wrapping_sub(q.signum() * towards_zero);
             *lane = steps as f32 * gain + mean;
         }
@@ -146,8 +190,8 @@ fn reconstruct_tile(
 impl RowScratch {
     /// Room for heads of `count` elements.
     pub(crate) fn of(&mut self, count: usize) -> (&mut [Lane<f32>], &mut [Lane<u32>]) {
-        self.elements.resize(count, [0.0; TILE]);
-        self.pairs.resize(count.div_ceil(2), [0; TILE]);
+        self.elements.resize(count, Lane::default());
+        self.pairs.resize(count.div_ceil(2), Lane::default());
         (&mut self.elements, &mut self.pairs)
     }
 }
@@ -168,7 +212,7 @@ pub(crate) fn half_tile(
         turns.rotate(tile, elements);
     }
     for (pair, elements) in pairs.iter_mut().zip(elements.chunks(2)) {
-        let (low, high) = (elements[0], elements.get(1).copied().unwrap_or([0.0; TILE]));
+        let (low, high) = (elements[0], elements.get(1).copied().unwrap_or_default());
         for lane in 0..TILE {
             pair[lane] = rounded(low[lane]) | rounded(high[lane]) << 16;
         }

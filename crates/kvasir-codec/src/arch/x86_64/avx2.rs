@@ -145,6 +145,7 @@ unsafe fn trit_part(table: &TritTable, ranges: __m256i, x: __m256i, value: __m25
 
 impl Kernel for Kernel8 {
     type Registers = [__m256i; REGISTERS];
+    const STREAMS: usize = 2;
 
     #[inline(always)]
     unsafe fn load(lanes: &[u32; LANES]) -> Self::Registers {

@@ -104,6 +104,7 @@ unsafe fn trit_half(table: &TritTable, ranges: __m512i, x: __m512i, value: __m51
 
 impl Kernel for Kernel16 {
     type Registers = [__m512i; 2];
+    const STREAMS: usize = 3;
 
     #[inline(always)]
     unsafe fn load(lanes: &[u32; LANES]) -> Self::Registers {

@@ -5,12 +5,12 @@ mod avx512;
 mod avx512_encode;
 mod avx512_rows;
 mod registers;
-mod rows16;
+mod transposes;
 mod wide;
 
 use half::bf16;
 
-use super::kernel::{decode_one, decode_pair};
+use super::kernel::{Kernel, decode};
 use crate::{
     rans::{
         bank::TableBank,
@@ -39,41 +39,26 @@ macro_rules! decoder {
                 ($(std::arch::is_x86_feature_detected!($feature))&&+).then_some(Self(()))
             }
 
-            /// Decodes one stream.
-            pub(crate) fn decode_one(
-                self,
-                bank: &TableBank,
-                tokens: usize,
-                job: StreamJob<'_>,
-            ) -> Result<(), StreamFault> {
-                /// # Safety
-                /// The CPU has every feature.
-                $(#[target_feature(enable = $feature)])+
-                unsafe fn entry(bank: &TableBank, tokens: usize, job: StreamJob<'_>) -> Result<(), StreamFault> {
-                    // SAFETY: the caller's promise.
-                    unsafe { decode_one::<$kernel>(bank, tokens, job) }
-                }
-                // SAFETY: `self` exists, so `new` saw every feature.
-                unsafe { entry(bank, tokens, job) }
-            }
+            /// Streams that are best decoded at once.
+            pub(crate) const STREAMS: usize = <$kernel as Kernel>::STREAMS;
 
-            /// Decodes two streams, interleaved.
-            pub(crate) fn decode_pair(
+            /// Decodes streams in lockstep.
+            pub(crate) fn decode<const N: usize>(
                 self,
                 bank: &TableBank,
                 tokens: usize,
-                jobs: [StreamJob<'_>; 2],
-            ) -> [Result<(), StreamFault>; 2] {
+                jobs: [StreamJob<'_>; N],
+            ) -> [Result<(), StreamFault>; N] {
                 /// # Safety
                 /// The CPU has every feature.
                 $(#[target_feature(enable = $feature)])+
-                unsafe fn entry(
+                unsafe fn entry<const N: usize>(
                     bank: &TableBank,
                     tokens: usize,
-                    jobs: [StreamJob<'_>; 2],
-                ) -> [Result<(), StreamFault>; 2] {
+                    jobs: [StreamJob<'_>; N],
+                ) -> [Result<(), StreamFault>; N] {
                     // SAFETY: the caller's promise.
-                    unsafe { decode_pair::<$kernel>(bank, tokens, jobs) }
+                    unsafe { decode::<$kernel, N>(bank, tokens, jobs) }
                 }
                 // SAFETY: `self` exists, so `new` saw every feature.
                 unsafe { entry(bank, tokens, jobs) }
@@ -91,65 +76,73 @@ decoder! {
     Avx512, avx512::Kernel16, "avx512f", "avx512bw", "avx512vl", "popcnt"
 }
 
-impl Avx2 {
-    /// Quantised values of rows.
-    pub(crate) fn quantise_rows(
-        self,
-        steps: &Steps<'_>,
-        turns: Option<&Turns>,
-        tokens: usize,
-        rows: &[f32],
-        values: &mut [i32],
-        scratch: &mut RowScratch,
-    ) -> bool {
-        // SAFETY: `self` exists, so `new` saw every feature.
-        unsafe { rows16::quantise_rows_256(steps, turns, tokens, rows, values, scratch) }
-    }
+/// Entry points of rows, compiled for the features of a token.
+macro_rules! rows {
+    ($name:ident, $registers:ty, $($feature:tt),+) => {
+        impl $name {
+            /// Quantised values of rows; the caller checked the lengths.
+            pub(crate) fn quantise_rows(
+                self,
+                steps: &Steps<'_>,
+                turns: Option<&Turns>,
+                tokens: usize,
+                rows: &[f32],
+                values: &mut [i32],
+                scratch: &mut RowScratch,
+            ) -> bool {
+                /// # Safety
+                /// The CPU has every feature.
+                $(#[target_feature(enable = $feature)])+
+                unsafe fn entry(
+                    steps: &Steps<'_>,
+                    turns: Option<&Turns>,
+                    tokens: usize,
+                    rows: &[f32],
+                    values: &mut [i32],
+                    scratch: &mut RowScratch,
+                ) -> bool {
+                    // SAFETY: the caller's promise.
+                    unsafe { wide::quantise_rows::<$registers>(steps, turns, tokens, rows, values, scratch) }
+                }
+                // SAFETY: `self` exists, so `new` saw every feature.
+                unsafe { entry(steps, turns, tokens, rows, values, scratch) }
+            }
 
-    /// Makes bf16 rows of a direct scope.
-    pub(crate) fn half_rows(
-        self,
-        scaling: &Scaling<'_>,
-        turns: Option<&Turns>,
-        tokens: usize,
-        values: &[i32],
-        rows: &mut [bf16],
-        scratch: &mut RowScratch,
-    ) {
-        // SAFETY: `self` exists, so `new` saw every feature.
-        unsafe { rows16::half_rows_256(scaling, turns, tokens, values, rows, scratch) }
-    }
+            /// Makes bf16 rows of a direct scope; the caller checked the lengths.
+            pub(crate) fn half_rows(
+                self,
+                scaling: &Scaling<'_>,
+                turns: Option<&Turns>,
+                tokens: usize,
+                values: &[i32],
+                rows: &mut [bf16],
+                scratch: &mut RowScratch,
+            ) {
+                /// # Safety
+                /// The CPU has every feature.
+                $(#[target_feature(enable = $feature)])+
+                unsafe fn entry(
+                    scaling: &Scaling<'_>,
+                    turns: Option<&Turns>,
+                    tokens: usize,
+                    values: &[i32],
+                    rows: &mut [bf16],
+                    scratch: &mut RowScratch,
+                ) {
+                    // SAFETY: the caller's promise.
+                    unsafe { wide::half_rows::<$registers>(scaling, turns, tokens, values, rows, scratch) }
+                }
+                // SAFETY: `self` exists, so `new` saw every feature.
+                unsafe { entry(scaling, turns, tokens, values, rows, scratch) }
+            }
+        }
+    };
 }
 
+rows! { Avx2, registers::Eight, "avx2" }
+rows! { Avx512, registers::Sixteen, "avx512f", "avx512bw", "avx512vl" }
+
 impl Avx512 {
-    /// Quantised values of rows.
-    pub(crate) fn quantise_rows(
-        self,
-        steps: &Steps<'_>,
-        turns: Option<&Turns>,
-        tokens: usize,
-        rows: &[f32],
-        values: &mut [i32],
-        scratch: &mut RowScratch,
-    ) -> bool {
-        // SAFETY: `self` exists, so `new` saw every feature.
-        unsafe { rows16::quantise_rows_512(steps, turns, tokens, rows, values, scratch) }
-    }
-
-    /// Makes bf16 rows of a direct scope.
-    pub(crate) fn half_rows(
-        self,
-        scaling: &Scaling<'_>,
-        turns: Option<&Turns>,
-        tokens: usize,
-        values: &[i32],
-        rows: &mut [bf16],
-        scratch: &mut RowScratch,
-    ) {
-        // SAFETY: `self` exists, so `new` saw every feature.
-        unsafe { rows16::half_rows_512(scaling, turns, tokens, values, rows, scratch) }
-    }
-
     /// Encodes one stream.
     pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
         // SAFETY: `self` exists, so `new` saw every feature.

@@ -6,6 +6,14 @@
 
 use std::arch::x86_64::*;
 
+use half::bf16;
+
+use super::transposes;
+use crate::rows::half::Lane;
+
+/// The bit that makes a NaN in bf16 quiet.
+const QUIET: i32 = 0x40;
+
 /// A register of floats and one of integers, and the operations on them that rows need.
 ///
 /// # Safety
@@ -20,7 +28,6 @@ pub(super) trait Registers: Copy {
     const LANES: usize;
 
     unsafe fn load(at: *const f32) -> Self::Float;
-    unsafe fn store(at: *mut f32, x: Self::Float);
     unsafe fn load_i(at: *const i32) -> Self::Int;
     unsafe fn store_i(at: *mut i32, x: Self::Int);
     unsafe fn splat(x: f32) -> Self::Float;
@@ -28,23 +35,20 @@ pub(super) trait Registers: Copy {
     unsafe fn add(a: Self::Float, b: Self::Float) -> Self::Float;
     unsafe fn sub(a: Self::Float, b: Self::Float) -> Self::Float;
     unsafe fn mul(a: Self::Float, b: Self::Float) -> Self::Float;
-    unsafe fn add_i(a: Self::Int, b: Self::Int) -> Self::Int;
-    unsafe fn sub_i(a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn mul_i(a: Self::Int, b: Self::Int) -> Self::Int;
-    unsafe fn and_i(a: Self::Int, b: Self::Int) -> Self::Int;
-    unsafe fn or_i(a: Self::Int, b: Self::Int) -> Self::Int;
-    unsafe fn shl16(a: Self::Int) -> Self::Int;
-    unsafe fn shr16(a: Self::Int) -> Self::Int;
-    /// `x` times the sign of `sign`: −1, 0 or 1.
-    unsafe fn with_sign(x: Self::Int, sign: Self::Int) -> Self::Int;
+    /// `x` less `off` where `sign` is positive, and `off` more where it is negative.
+    unsafe fn towards_zero(x: Self::Int, off: Self::Int, sign: Self::Int) -> Self::Int;
     unsafe fn to_float(a: Self::Int) -> Self::Float;
     /// To the nearest, ties to even.
     unsafe fn round(a: Self::Float) -> Self::Int;
-    unsafe fn bits(a: Self::Float) -> Self::Int;
-    /// `yes` where `x` is not a number, else `no`.
-    unsafe fn where_nan(x: Self::Float, yes: Self::Int, no: Self::Int) -> Self::Int;
+    /// Two numbers as bf16 in one word: nearest, ties to even, denormals kept, NaN quiet.
+    unsafe fn halves(low: Self::Float, high: Self::Float) -> Self::Int;
     /// Whether every magnitude is at most `most`; NaN is not.
     unsafe fn all_within(x: Self::Float, most: Self::Float) -> bool;
+    /// Rows of 16 tokens from words of two neighbouring elements.
+    unsafe fn transpose(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]);
+    /// Lanes of 16 tokens from their rows.
+    unsafe fn lanes(rows: &[f32], lanes: &mut [Lane<f32>]);
 }
 
 /// AVX2.
@@ -75,7 +79,6 @@ impl Registers for Eight {
 
     operations! {
         load(at: *const f32) -> __m256 = _mm256_loadu_ps(at);
-        store(at: *mut f32, x: __m256) = _mm256_storeu_ps(at, x);
         load_i(at: *const i32) -> __m256i = _mm256_loadu_si256(at.cast());
         store_i(at: *mut i32, x: __m256i) = _mm256_storeu_si256(at.cast(), x);
         splat(x: f32) -> __m256 = _mm256_set1_ps(x);
@@ -83,19 +86,31 @@ impl Registers for Eight {
         add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
         sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
         mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
-        add_i(a: __m256i, b: __m256i) -> __m256i = _mm256_add_epi32(a, b);
-        sub_i(a: __m256i, b: __m256i) -> __m256i = _mm256_sub_epi32(a, b);
         mul_i(a: __m256i, b: __m256i) -> __m256i = _mm256_mullo_epi32(a, b);
-        and_i(a: __m256i, b: __m256i) -> __m256i = _mm256_and_si256(a, b);
-        or_i(a: __m256i, b: __m256i) -> __m256i = _mm256_or_si256(a, b);
-        shl16(a: __m256i) -> __m256i = _mm256_slli_epi32::<16>(a);
-        shr16(a: __m256i) -> __m256i = _mm256_srli_epi32::<16>(a);
-        with_sign(x: __m256i, sign: __m256i) -> __m256i = _mm256_sign_epi32(x, sign);
+        towards_zero(x: __m256i, off: __m256i, sign: __m256i) -> __m256i =
+            _mm256_sub_epi32(x, _mm256_sign_epi32(off, sign));
         to_float(a: __m256i) -> __m256 = _mm256_cvtepi32_ps(a);
         round(a: __m256) -> __m256i = _mm256_cvtps_epi32(a);
-        bits(a: __m256) -> __m256i = _mm256_castps_si256(a);
-        where_nan(x: __m256, yes: __m256i, no: __m256i) -> __m256i =
-            _mm256_blendv_epi8(no, yes, _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x)));
+        halves(low: __m256, high: __m256) -> __m256i = {
+            let (below, above) = (_mm256_castps_si256(low), _mm256_castps_si256(high));
+            let one = _mm256_set1_epi32(1);
+            let half = _mm256_set1_epi32(0x7fff);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(below), one);
+            let mut lower = _mm256_srli_epi32::<16>(_mm256_add_epi32(_mm256_add_epi32(below, half), odd));
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(above), one);
+            let mut upper = _mm256_add_epi32(_mm256_add_epi32(above, half), odd);
+            if _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_UNORD_Q>(low, high)) != 0 {
+                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(low, low));
+                let quiet = _mm256_or_si256(_mm256_srli_epi32::<16>(below), _mm256_set1_epi32(QUIET));
+                lower = _mm256_blendv_epi8(lower, quiet, nan);
+                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(high, high));
+                upper = _mm256_blendv_epi8(upper, _mm256_or_si256(above, _mm256_set1_epi32(QUIET << 16)), nan);
+            }
+            _mm256_blend_epi16::<0b1010_1010>(lower, upper)
+        };
+        transpose(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]) =
+            transposes::rows_256(words, elements, rows);
+        lanes(rows: &[f32], lanes: &mut [Lane<f32>]) = transposes::lanes_256(rows, lanes);
         all_within(x: __m256, most: __m256) -> bool = {
             let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
             _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LE_OQ>(magnitude, most)) == 0xff
@@ -110,7 +125,6 @@ impl Registers for Sixteen {
 
     operations! {
         load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
-        store(at: *mut f32, x: __m512) = _mm512_storeu_ps(at, x);
         load_i(at: *const i32) -> __m512i = _mm512_loadu_si512(at.cast());
         store_i(at: *mut i32, x: __m512i) = _mm512_storeu_si512(at.cast(), x);
         splat(x: f32) -> __m512 = _mm512_set1_ps(x);
@@ -118,23 +132,35 @@ impl Registers for Sixteen {
         add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
         sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
         mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
-        add_i(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
-        sub_i(a: __m512i, b: __m512i) -> __m512i = _mm512_sub_epi32(a, b);
         mul_i(a: __m512i, b: __m512i) -> __m512i = _mm512_mullo_epi32(a, b);
-        and_i(a: __m512i, b: __m512i) -> __m512i = _mm512_and_si512(a, b);
-        or_i(a: __m512i, b: __m512i) -> __m512i = _mm512_or_si512(a, b);
-        shl16(a: __m512i) -> __m512i = _mm512_slli_epi32::<16>(a);
-        shr16(a: __m512i) -> __m512i = _mm512_srli_epi32::<16>(a);
-        with_sign(x: __m512i, sign: __m512i) -> __m512i = {
+        towards_zero(x: __m512i, off: __m512i, sign: __m512i) -> __m512i = {
             let zero = _mm512_setzero_si512();
-            let kept = _mm512_maskz_mov_epi32(_mm512_cmpgt_epi32_mask(sign, zero), x);
-            _mm512_mask_sub_epi32(kept, _mm512_cmplt_epi32_mask(sign, zero), zero, x)
+            let below = _mm512_mask_sub_epi32(x, _mm512_cmpgt_epi32_mask(sign, zero), x, off);
+            _mm512_mask_add_epi32(below, _mm512_cmplt_epi32_mask(sign, zero), below, off)
         };
         to_float(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
         round(a: __m512) -> __m512i = _mm512_cvtps_epi32(a);
-        bits(a: __m512) -> __m512i = _mm512_castps_si512(a);
-        where_nan(x: __m512, yes: __m512i, no: __m512i) -> __m512i =
-            _mm512_mask_blend_epi32(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), no, yes);
+        halves(low: __m512, high: __m512) -> __m512i = {
+            let (below, above) = (_mm512_castps_si512(low), _mm512_castps_si512(high));
+            let one = _mm512_set1_epi32(1);
+            let half = _mm512_set1_epi32(0x7fff);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(below), one);
+            let mut lower = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_add_epi32(below, half), odd));
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(above), one);
+            let mut upper = _mm512_add_epi32(_mm512_add_epi32(above, half), odd);
+            if _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(low, high) != 0 {
+                let quiet = _mm512_set1_epi32(QUIET);
+                let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(low, low);
+                lower = _mm512_mask_or_epi32(lower, nan, _mm512_srli_epi32::<16>(below), quiet);
+                let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(high, high);
+                upper = _mm512_mask_or_epi32(upper, nan, above, _mm512_slli_epi32::<16>(quiet));
+            }
+            // (upper & mask) | lower
+            _mm512_ternarylogic_epi32::<0xea>(upper, _mm512_set1_epi32(!0xffff), lower)
+        };
+        transpose(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]) =
+            transposes::rows_512(words, elements, rows);
+        lanes(rows: &[f32], lanes: &mut [Lane<f32>]) = transposes::lanes_512(rows, lanes);
         all_within(x: __m512, most: __m512) -> bool =
             _mm512_cmp_ps_mask::<_CMP_LE_OQ>(_mm512_abs_ps(x), most) == 0xffff;
     }

@@ -1,153 +1,339 @@
-//! Rows of direct scopes, tokens as lanes, over registers of either width. Written with plain loops and no closures: a closure
-//! with a target feature is not inlined into what calls it, and iterators over arrays were left scalar.
+//! Rows of direct scopes, tokens as lanes, over registers of either width: what is done to an element is done in registers,
+//! from its quantised values to its half of a word. Written with plain loops and no closures: a closure with a target feature
+//! is not inlined into what calls it, and iterators over arrays were left scalar.
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
     reason = "register operations share one proof: the CPU feature"
 )]
+
+use std::{marker::PhantomData, ops::Range};
+
+use half::bf16;
+use kvasir_types::Pairing;
 
 use super::registers::Registers;
 use crate::{
     limits::QUANTISED_MAX,
     rows::{
         Scaling, TILE,
-        fine::Steps,
-        half::{Lane, Turns},
+        fine::{Steps, fine_tile},
+        half::{Lane, RowScratch, Turns, half_tile},
     },
 };
 
-/// Lanes of whole tokens from quantised values: `elements[e]` = steps × gain + mean, turned.
+/// How the elements of a head lie in words of two neighbours, and which of them turn together.
+#[derive(Clone, Copy)]
+enum Turning<'a> {
+    /// None does.
+    None,
+    /// Both elements of a word.
+    Neighbours(&'a Turns),
+    /// Those of words half a rope apart, one by one.
+    Halves(&'a Turns),
+}
+
+impl<'a> Turning<'a> {
+    /// `None` where pairs begin within words: no known model's do.
+    fn of(turns: Option<&'a Turns>, elements: usize) -> Option<Self> {
+        let Some(turns) = turns else { return elements.is_multiple_of(2).then_some(Self::None) };
+        let whole = elements.is_multiple_of(2)
+            && turns.offset().is_multiple_of(2)
+            && turns.offset() + 2 * turns.pairs() <= elements;
+        match turns.pairing() {
+            Pairing::Interleaved if whole => Some(Self::Neighbours(turns)),
+            Pairing::Half if whole && turns.pairs().is_multiple_of(2) => Some(Self::Halves(turns)),
+            _ => None,
+        }
+    }
+
+    /// The rope, and the elements that it turns.
+    fn turned(self) -> Option<(&'a Turns, Range<usize>)> {
+        match self {
+            Self::None => None,
+            Self::Neighbours(turns) | Self::Halves(turns) => {
+                Some((turns, turns.offset()..turns.offset() + 2 * turns.pairs()))
+            }
+        }
+    }
+}
+
+/// bf16 rows of a head, whole tiles in registers, the rest by the portable kernel.
 ///
 /// # Safety
-/// As [`Registers`]; `first + 16 ≤ tokens`, `values` hold `elements.len() × tokens`, `elements.len()` is `scaling.elements()`.
+/// As [`Registers`]; `values` and `rows` hold `scaling.elements() × tokens`.
 #[inline(always)]
-pub(super) unsafe fn reconstruct<R: Registers>(
+pub(super) unsafe fn half_rows<R: Registers>(
     scaling: &Scaling<'_>,
-    (tokens, first): (usize, usize),
+    turns: Option<&Turns>,
+    tokens: usize,
     values: &[i32],
-    elements: &mut [Lane<f32>],
-    shifted: bool,
+    rows: &mut [bf16],
+    scratch: &mut RowScratch,
 ) {
-    debug_assert!(first + TILE <= tokens && values.len() == elements.len() * tokens);
-    // SAFETY: register operations; every pointer is within the slices by the caller's promise.
-    unsafe {
-        let (ratio, gain) = (R::splat_i(scaling.ratio()), R::splat(scaling.gain));
-        for (element, lanes) in elements.iter_mut().enumerate() {
-            let mean = R::splat(scaling.mean[element]);
-            let off = R::splat_i(if shifted { scaling.towards_zero(element) } else { 0 });
-            let (from, to) = (values.as_ptr().add(element * tokens + first), lanes.as_mut_ptr());
+    let count = scaling.elements();
+    debug_assert!(values.len() == count * tokens && rows.len() == count * tokens);
+    let turning = Turning::of(turns, count);
+    let shifted = (0..count).any(|element| scaling.towards_zero(element) != 0);
+    for (tile, rows) in rows.chunks_mut(TILE * count).enumerate() {
+        let first = tile * TILE;
+        let Some(turning) = turning.filter(|_| first + TILE <= tokens) else {
+            half_tile(scaling, turns, (tokens, tile), values, rows, scratch);
+            continue;
+        };
+        let (_, words) = scratch.of(count);
+        // SAFETY: the caller's promise; the tile is whole, and values hold every element of it. Here and below.
+        unsafe {
+            if shifted {
+                Tile::<R, true>::new(scaling, values, tokens, first).words(turning, tile, words);
+            } else {
+                Tile::<R, false>::new(scaling, values, tokens, first).words(turning, tile, words);
+            }
+            R::transpose(words, count, rows);
+        }
+    }
+}
+
+/// Sixteen tokens of a head's quantised values, and what makes numbers of them.
+struct Tile<'a, R: Registers, const SHIFTED: bool> {
+    scaling: &'a Scaling<'a>,
+    /// The first token's value of element 0; the next element's is `tokens` further on.
+    values: *const i32,
+    tokens: usize,
+    ratio: R::Int,
+    gain: R::Float,
+}
+
+impl<'a, R: Registers, const SHIFTED: bool> Tile<'a, R, SHIFTED> {
+    /// # Safety
+    /// As [`Registers`]; `values` hold `[element][token]`, and `first + 16 ≤ tokens`.
+    #[inline(always)]
+    unsafe fn new(scaling: &'a Scaling<'a>, values: &[i32], tokens: usize, first: usize) -> Self {
+        debug_assert!(first + TILE <= tokens && values.len() == scaling.elements() * tokens);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let values = values.as_ptr().add(first);
+            Self { scaling, values, tokens, ratio: R::splat_i(scaling.ratio()), gain: R::splat(scaling.gain) }
+        }
+    }
+
+    /// Steps × gain + mean of tokens `at..` of an element.
+    ///
+    /// # Safety
+    /// `element < scaling.elements()`, `at + R::LANES ≤ 16`.
+    #[inline(always)]
+    unsafe fn element(&self, element: usize, at: usize) -> R::Float {
+        debug_assert!(element < self.scaling.elements() && at + R::LANES <= TILE);
+        // SAFETY: the caller's promise and that of `new`.
+        unsafe {
+            let q = R::load_i(self.values.add(element * self.tokens + at));
+            let mut steps = R::mul_i(q, self.ratio);
+            if SHIFTED {
+                let off = self.scaling.off(*self.scaling.shifts.as_ptr().add(element));
+                steps = R::towards_zero(steps, R::splat_i(off), q);
+            }
+            let mean = R::splat(*self.scaling.mean.as_ptr().add(element));
+            R::add(R::mul(R::to_float(steps), self.gain), mean)
+        }
+    }
+
+    /// The words of every two neighbouring elements, turned and rounded.
+    ///
+    /// # Safety
+    /// As [`Registers`]; `turning` is that of `scaling.elements()`, and there are half as many words.
+    #[inline(always)]
+    unsafe fn words(&self, turning: Turning<'_>, tile: usize, words: &mut [Lane<u32>]) {
+        let elements = self.scaling.elements();
+        let turned = turning.turned().map_or(0..0, |(_, range)| range);
+        debug_assert!(words.len() == elements / 2 && turned.end <= elements);
+        // SAFETY: every element and word index is below their number.
+        unsafe {
             let mut at = 0;
             while at < TILE {
-                let q = R::load_i(from.add(at));
-                let mut steps = R::mul_i(q, ratio);
-                if shifted {
-                    steps = R::sub_i(steps, R::with_sign(off, q));
+                for word in (0..turned.start / 2).chain(turned.end / 2..elements / 2) {
+                    let (low, high) = (self.element(2 * word, at), self.element(2 * word + 1, at));
+                    store::<R>(words, word, at, low, high);
                 }
-                R::store(to.add(at), R::add(R::mul(R::to_float(steps), gain), mean));
+                match turning {
+                    Turning::None => {}
+                    Turning::Neighbours(turns) => self.neighbours(turns, tile, at, words),
+                    Turning::Halves(turns) => self.halves(turns, tile, at, words),
+                }
                 at += R::LANES;
             }
         }
     }
-}
 
-/// Rotates the pairs of a tile, back where `BACK`.
-///
-/// # Safety
-/// As [`Registers`].
-#[inline(always)]
-pub(super) unsafe fn turn<R: Registers, const BACK: bool>(
-    turns: &Turns,
-    tile: usize,
-    elements: &mut [Lane<f32>],
-) {
-    let factor = if BACK { 1.0 / turns.factor() } else { turns.factor() };
-    for (pair, [sin, cos]) in turns.of_tile(tile).iter().enumerate() {
-        let (a, b) = turns.pair(pair);
-        let mut at = 0;
-        while at < TILE {
-            let (from_a, from_b) = (elements[a][at..].as_mut_ptr(), elements[b][at..].as_mut_ptr());
-            // SAFETY: `LANES` divides 16, so a register from `at` lies within each array of 16.
+    /// # Safety
+    /// As [`words`](Self::words).
+    #[inline(always)]
+    unsafe fn neighbours(&self, turns: &Turns, tile: usize, at: usize, words: &mut [Lane<u32>]) {
+        for (pair, turn) in turns.of_tile(tile).iter().enumerate() {
+            let element = turns.offset() + 2 * pair;
+            // SAFETY: the caller's promise.
             unsafe {
-                let (x, y) = (R::load(from_a), R::load(from_b));
-                let (s, c) = (R::load(sin[at..].as_ptr()), R::load(cos[at..].as_ptr()));
-                let factor = R::splat(factor);
-                let (xc, ys, yc, xs) = (R::mul(x, c), R::mul(y, s), R::mul(y, c), R::mul(x, s));
-                let (first, second) =
-                    if BACK { (R::add(xc, ys), R::sub(yc, xs)) } else { (R::sub(xc, ys), R::add(yc, xs)) };
-                R::store(from_a, R::mul(first, factor));
-                R::store(from_b, R::mul(second, factor));
+                let (x, y) = (self.element(element, at), self.element(element + 1, at));
+                let (x, y) = turned::<R, false>(x, y, turn, at, turns.factor());
+                store::<R>(words, element / 2, at, x, y);
             }
-            at += R::LANES;
+        }
+    }
+
+    /// # Safety
+    /// As [`words`](Self::words).
+    #[inline(always)]
+    unsafe fn halves(&self, turns: &Turns, tile: usize, at: usize, words: &mut [Lane<u32>]) {
+        let (near, half) = (turns.offset(), turns.pairs());
+        for (two, [first, second]) in turns.of_tile(tile).as_chunks().0.iter().enumerate() {
+            let (low, high) = (near + 2 * two, near + 2 * two + 1);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (x, y) = (self.element(low, at), self.element(low + half, at));
+                let (x0, y0) = turned::<R, false>(x, y, first, at, turns.factor());
+                let (x, y) = (self.element(high, at), self.element(high + half, at));
+                let (x1, y1) = turned::<R, false>(x, y, second, at, turns.factor());
+                store::<R>(words, low / 2, at, x0, x1);
+                store::<R>(words, (low + half) / 2, at, y0, y1);
+            }
         }
     }
 }
 
-/// Rounds to bf16 and puts neighbours into words, the first in the low half.
+/// A pair turned, back where `BACK`.
 ///
 /// # Safety
-/// As [`Registers`].
+/// As [`Registers`]; `at + R::LANES ≤ 16`.
 #[inline(always)]
-pub(super) unsafe fn pack<R: Registers>(elements: &[Lane<f32>], pairs: &mut [Lane<u32>]) {
-    for (index, words) in pairs.iter_mut().enumerate() {
-        let (low, high) = (&elements[2 * index], elements.get(2 * index + 1));
-        let mut at = 0;
-        while at < TILE {
-            // SAFETY: as in `turn`.
-            unsafe {
-                let mut word = rounded::<R>(R::load(low[at..].as_ptr()));
-                if let Some(high) = high {
-                    word = R::or_i(word, R::shl16(rounded::<R>(R::load(high[at..].as_ptr()))));
-                }
-                R::store_i(words[at..].as_mut_ptr().cast(), word);
-            }
-            at += R::LANES;
-        }
-    }
-}
-
-/// Bits of a bf16 in the low half: nearest, ties to even, NaN quiet.
-///
-/// # Safety
-/// As [`Registers`].
-#[inline(always)]
-unsafe fn rounded<R: Registers>(x: R::Float) -> R::Int {
+unsafe fn turned<R: Registers, const BACK: bool>(
+    x: R::Float,
+    y: R::Float,
+    [sin, cos]: &[Lane<f32>; 2],
+    at: usize,
+    factor: f32,
+) -> (R::Float, R::Float) {
     // SAFETY: the caller's promise.
     unsafe {
-        let bits = R::bits(x);
-        let upper = R::shr16(bits);
-        let odd = R::and_i(upper, R::splat_i(1));
-        let nearest = R::shr16(R::add_i(bits, R::add_i(odd, R::splat_i(0x7fff))));
-        R::where_nan(x, R::or_i(upper, R::splat_i(0x40)), nearest)
+        let (s, c) = (R::load(sin.as_ptr().add(at)), R::load(cos.as_ptr().add(at)));
+        let (xc, ys, yc, xs) = (R::mul(x, c), R::mul(y, s), R::mul(y, c), R::mul(x, s));
+        let (x, y) = if BACK { (R::add(xc, ys), R::sub(yc, xs)) } else { (R::sub(xc, ys), R::add(yc, xs)) };
+        if factor == 1.0 {
+            return (x, y); // times one is itself
+        }
+        let factor = R::splat(factor);
+        (R::mul(x, factor), R::mul(y, factor))
     }
 }
 
-/// Centres, scales and rounds a tile of lanes into `values`; `false` where one is out of range.
+/// Rounds two neighbours to bf16 and stores them as a word.
 ///
 /// # Safety
-/// As [`Registers`]; `first + 16 ≤ tokens`, `values` hold `elements.len() × tokens`.
+/// As [`Registers`]; `word < words.len()`, `at + R::LANES ≤ 16`.
 #[inline(always)]
-pub(super) unsafe fn quantise<R: Registers>(
-    steps: &Steps<'_>,
-    (tokens, first): (usize, usize),
-    elements: &[Lane<f32>],
-    values: &mut [i32],
-) -> bool {
-    debug_assert!(first + TILE <= tokens && values.len() == elements.len() * tokens);
-    let mut within = true;
-    // SAFETY: register operations; every pointer is within the slices by the caller's promise.
+unsafe fn store<R: Registers>(
+    words: &mut [Lane<u32>],
+    word: usize,
+    at: usize,
+    low: R::Float,
+    high: R::Float,
+) {
+    debug_assert!(word < words.len() && at + R::LANES <= TILE);
+    // SAFETY: the caller's promise.
     unsafe {
-        let inverse = R::splat(steps.inverse);
-        let most = R::splat(QUANTISED_MAX as f32);
-        for (element, lanes) in elements.iter().enumerate() {
-            let mean = R::splat(steps.mean[element]);
-            let (from, to) = (lanes.as_ptr(), values.as_mut_ptr().add(element * tokens + first));
-            let mut at = 0;
-            while at < TILE {
-                let x = R::mul(R::sub(R::load(from.add(at)), mean), inverse);
-                within &= R::all_within(x, most);
-                R::store_i(to.add(at), R::round(x));
-                at += R::LANES;
-            }
+        let out = words.as_mut_ptr().add(word).cast::<i32>().add(at);
+        R::store_i(out, R::halves(low, high));
+    }
+}
+
+/// Quantised values of a head's rows; `false` where one is out of range.
+///
+/// # Safety
+/// As [`Registers`]; `rows` and `values` hold `elements × tokens`.
+#[inline(always)]
+pub(super) unsafe fn quantise_rows<R: Registers>(
+    steps: &Steps<'_>,
+    turns: Option<&Turns>,
+    tokens: usize,
+    rows: &[f32],
+    values: &mut [i32],
+    scratch: &mut RowScratch,
+) -> bool {
+    let count = steps.mean.len();
+    let turning = Turning::of(turns, count);
+    let mut within = true;
+    for (tile, rows) in rows.chunks(TILE * count).enumerate() {
+        let first = tile * TILE;
+        let whole = first + TILE <= tokens && first >= steps.masked;
+        let Some(turning) = turning.filter(|_| whole) else {
+            within &= fine_tile(steps, turns, (tokens, tile), rows, values, scratch);
+            continue;
+        };
+        let (elements, _) = scratch.of(count);
+        // SAFETY: the caller's promise; the tile is whole.
+        unsafe {
+            R::lanes(rows, elements);
+            within &= quantise::<R>(steps, turning, (tokens, tile), elements, values);
         }
     }
     within
+}
+
+/// Turns a tile of lanes back, centres, scales and rounds it; `false` where one is out of range.
+///
+/// # Safety
+/// As [`Registers`]; the tile is whole, `values` hold `elements.len() × tokens`.
+#[inline(always)]
+unsafe fn quantise<R: Registers>(
+    steps: &Steps<'_>,
+    turning: Turning<'_>,
+    (tokens, tile): (usize, usize),
+    elements: &[Lane<f32>],
+    values: &mut [i32],
+) -> bool {
+    let to = Fine::<R> { steps, to: values[tile * TILE..].as_mut_ptr(), tokens, registers: PhantomData };
+    let range = turning.turned().map_or(0..0, |(_, range)| range);
+    let mut within = true;
+    let mut at = 0;
+    // SAFETY: every element index is below their number, and `values` hold the tile of each.
+    unsafe {
+        while at < TILE {
+            for element in (0..range.start).chain(range.end..elements.len()) {
+                within &= to.store(element, at, R::load(elements[element].as_ptr().add(at)));
+            }
+            if let Some((turns, _)) = turning.turned() {
+                let factor = 1.0 / turns.factor();
+                for (pair, turn) in turns.of_tile(tile).iter().enumerate() {
+                    let (a, b) = turns.pair(pair);
+                    let (x, y) =
+                        (R::load(elements[a].as_ptr().add(at)), R::load(elements[b].as_ptr().add(at)));
+                    let (x, y) = turned::<R, true>(x, y, turn, at, factor);
+                    within &= to.store(a, at, x) & to.store(b, at, y);
+                }
+            }
+            at += R::LANES;
+        }
+    }
+    within
+}
+
+/// Where quantised values of a tile go.
+struct Fine<'a, R> {
+    steps: &'a Steps<'a>,
+    /// Element 0 at the tile's first token; the next element's is `tokens` further on.
+    to: *mut i32,
+    tokens: usize,
+    registers: PhantomData<R>,
+}
+
+impl<R: Registers> Fine<'_, R> {
+    /// # Safety
+    /// As [`Registers`]; `element < steps.mean.len()`, `at + R::LANES ≤ 16`.
+    #[inline(always)]
+    unsafe fn store(&self, element: usize, at: usize, x: R::Float) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mean = R::splat(*self.steps.mean.as_ptr().add(element));
+            let x = R::mul(R::sub(x, mean), R::splat(self.steps.inverse));
+            R::store_i(self.to.add(element * self.tokens + at), R::round(x));
+            R::all_within(x, R::splat(QUANTISED_MAX as f32))
+        }
+    }
 }

@@ -23,12 +23,13 @@ pub(crate) struct Lanes<'a> {
 
 /// Decodes one stream. The caller checked table ids and the number of values.
 pub(crate) fn decode_stream(bank: &TableBank, tokens: usize, job: StreamJob<'_>) -> Result<(), StreamFault> {
-    let StreamJob { codings, bytes, values } = job;
+    let StreamJob { codings, rows, bytes, values } = job;
     let mut lanes = Lanes::new(bytes)?;
     for row in (0..tokens).step_by(LANES) {
         let valid = LANES.min(tokens - row);
-        for (coding, token_values) in codings.iter().zip(values.chunks_exact_mut(tokens)) {
-            lanes.coefficient(bank, *coding, &mut token_values[row..row + valid])?;
+        for (c, coding) in codings.iter().enumerate() {
+            let at = rows.row(c) * tokens + row;
+            lanes.coefficient(bank, *coding, &mut values[at..at + valid])?;
         }
     }
     lanes.finish()

@@ -40,14 +40,66 @@ pub(crate) struct StreamBytes<'a> {
     pub(crate) readable: &'a [u8],
 }
 
+/// Which rows of some values belong to consecutive coefficients of a plan.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum RowsAt<'a> {
+    /// One behind the other.
+    Consecutive,
+    /// Row `rows[c] - first`; increasing.
+    Listed {
+        /// One a coefficient.
+        rows: &'a [usize],
+        /// Where the values begin.
+        first: usize,
+    },
+}
+
+impl<'a> RowsAt<'a> {
+    /// Rows of a list, in values that begin with the first of them.
+    pub(crate) fn listed(rows: &'a [usize]) -> Self {
+        match (rows.first(), rows.last()) {
+            (Some(&first), Some(&last)) if last - first + 1 > rows.len() => Self::Listed { rows, first },
+            _ => Self::Consecutive,
+        }
+    }
+
+    /// The row of coefficient `c`.
+    #[inline(always)]
+    pub(crate) fn row(self, c: usize) -> usize {
+        match self {
+            Self::Consecutive => c,
+            Self::Listed { rows, first } => rows[c] - first,
+        }
+    }
+
+    /// Rows that `count` coefficients reach over.
+    pub(crate) fn reach(self, count: usize) -> usize {
+        count.checked_sub(1).map_or(0, |last| self.row(last) + 1)
+    }
+
+    /// Those of the first `count` coefficients, and of the others in values that begin with the first of these.
+    pub(crate) fn split(self, count: usize) -> (Self, Self) {
+        match self {
+            Self::Consecutive => (self, self),
+            Self::Listed { rows, first } => {
+                let (mine, others) = rows.split_at(count);
+                let behind = others.first().copied().unwrap_or(first);
+                (Self::Listed { rows: mine, first }, Self::Listed { rows: others, first: behind })
+            }
+        }
+    }
+}
+
 /// A stream to decode, and where to.
 #[derive(Debug)]
 pub(crate) struct StreamJob<'a> {
     /// Its coefficients.
     pub(crate) codings: &'a [Coding],
+    /// Their rows.
+    pub(crate) rows: RowsAt<'a>,
     /// Its bytes.
     pub(crate) bytes: StreamBytes<'a>,
-    /// `codings.len() × tokens` values, rows of `tokens`: stages are written, trits refined in place.
+    /// `rows.reach(codings.len()) × tokens` values: stages are written, trits refined in place.
     pub(crate) values: &'a mut [i32],
 }
 

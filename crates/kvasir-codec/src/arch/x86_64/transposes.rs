@@ -1,4 +1,4 @@
-//! bf16 rows and back: the portable arithmetic compiled for wider registers, and transposition in registers.
+//! Transposition in registers: rows of tokens to lanes and back, 16 tokens at once.
 #![allow(clippy::needless_range_loop, reason = "indices of several arrays, unrolled")]
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
@@ -14,146 +14,12 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::{
-    avx512_rows,
-    registers::{Eight, Sixteen},
-    wide,
-};
+use super::avx512_rows;
 use crate::rows::{
-    Scaling, TILE,
-    fine::{Steps, fine_tile, lanes_portable},
-    half::{Lane, RowScratch, Turns, half_tile, transpose_portable},
+    TILE,
+    fine::lanes_portable,
+    half::{Lane, transpose_portable},
 };
-
-/// # Safety
-/// AVX-512F, BW, VL; `values` and `rows` hold `elements × tokens`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn half_rows_512(
-    scaling: &Scaling<'_>,
-    turns: Option<&Turns>,
-    tokens: usize,
-    values: &[i32],
-    rows: &mut [bf16],
-    scratch: &mut RowScratch,
-) {
-    let count = scaling.elements();
-    let shifted = (0..count).any(|element| scaling.towards_zero(element) != 0);
-    for (tile, rows) in rows.chunks_mut(TILE * count).enumerate() {
-        let first = tile * TILE;
-        if first + TILE > tokens {
-            half_tile(scaling, turns, (tokens, tile), values, rows, scratch);
-            continue;
-        }
-        let (elements, pairs) = scratch.of(count);
-        // SAFETY: the caller's promise; the tile is whole. Here and below.
-        unsafe { wide::reconstruct::<Sixteen>(scaling, (tokens, first), values, elements, shifted) };
-        if let Some(turns) = turns {
-            // SAFETY: as above.
-            unsafe { wide::turn::<Sixteen, false>(turns, tile, elements) };
-        }
-        // SAFETY: as above.
-        unsafe { wide::pack::<Sixteen>(elements, pairs) };
-        // SAFETY: as above.
-        unsafe { transpose_512(pairs, count, rows) };
-    }
-}
-
-/// # Safety
-/// AVX-512F, BW, VL; `rows` and `values` hold `elements × tokens`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn quantise_rows_512(
-    steps: &Steps<'_>,
-    turns: Option<&Turns>,
-    tokens: usize,
-    rows: &[f32],
-    values: &mut [i32],
-    scratch: &mut RowScratch,
-) -> bool {
-    let count = steps.mean.len();
-    let mut within = true;
-    for (tile, rows) in rows.chunks(TILE * count).enumerate() {
-        let first = tile * TILE;
-        if first + TILE > tokens || first < steps.masked {
-            within &= fine_tile(steps, turns, (tokens, tile), rows, values, scratch);
-            continue;
-        }
-        let (elements, _) = scratch.of(count);
-        // SAFETY: the caller's promise; the tile is whole. Here and below.
-        unsafe { lanes_512(rows, elements) };
-        if let Some(turns) = turns {
-            // SAFETY: as above.
-            unsafe { wide::turn::<Sixteen, true>(turns, tile, elements) };
-        }
-        // SAFETY: as above.
-        within &= unsafe { wide::quantise::<Sixteen>(steps, (tokens, first), elements, values) };
-    }
-    within
-}
-
-/// # Safety
-/// AVX2; `values` and `rows` hold `elements × tokens`.
-#[target_feature(enable = "avx2")]
-pub(super) unsafe fn half_rows_256(
-    scaling: &Scaling<'_>,
-    turns: Option<&Turns>,
-    tokens: usize,
-    values: &[i32],
-    rows: &mut [bf16],
-    scratch: &mut RowScratch,
-) {
-    let count = scaling.elements();
-    let shifted = (0..count).any(|element| scaling.towards_zero(element) != 0);
-    for (tile, rows) in rows.chunks_mut(TILE * count).enumerate() {
-        let first = tile * TILE;
-        if first + TILE > tokens {
-            half_tile(scaling, turns, (tokens, tile), values, rows, scratch);
-            continue;
-        }
-        let (elements, pairs) = scratch.of(count);
-        // SAFETY: the caller's promise; the tile is whole. Here and below.
-        unsafe { wide::reconstruct::<Eight>(scaling, (tokens, first), values, elements, shifted) };
-        if let Some(turns) = turns {
-            // SAFETY: as above.
-            unsafe { wide::turn::<Eight, false>(turns, tile, elements) };
-        }
-        // SAFETY: as above.
-        unsafe { wide::pack::<Eight>(elements, pairs) };
-        // SAFETY: as above.
-        unsafe { transpose_256(pairs, count, rows) };
-    }
-}
-
-/// # Safety
-/// AVX2; `rows` and `values` hold `elements × tokens`.
-#[target_feature(enable = "avx2")]
-pub(super) unsafe fn quantise_rows_256(
-    steps: &Steps<'_>,
-    turns: Option<&Turns>,
-    tokens: usize,
-    rows: &[f32],
-    values: &mut [i32],
-    scratch: &mut RowScratch,
-) -> bool {
-    let count = steps.mean.len();
-    let mut within = true;
-    for (tile, rows) in rows.chunks(TILE * count).enumerate() {
-        let first = tile * TILE;
-        if first + TILE > tokens || first < steps.masked {
-            within &= fine_tile(steps, turns, (tokens, tile), rows, values, scratch);
-            continue;
-        }
-        let (elements, _) = scratch.of(count);
-        // SAFETY: the caller's promise; the tile is whole. Here and below.
-        unsafe { lanes_256(rows, elements) };
-        if let Some(turns) = turns {
-            // SAFETY: as above.
-            unsafe { wide::turn::<Eight, true>(turns, tile, elements) };
-        }
-        // SAFETY: as above.
-        within &= unsafe { wide::quantise::<Eight>(steps, (tokens, first), elements, values) };
-    }
-    within
-}
 
 /// 16 elements of 16 tokens at once.
 ///
@@ -161,7 +27,7 @@ pub(super) unsafe fn quantise_rows_256(
 /// AVX-512F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn lanes_512(rows: &[f32], lanes: &mut [Lane<f32>]) {
+pub(super) unsafe fn lanes_512(rows: &[f32], lanes: &mut [Lane<f32>]) {
     let count = lanes.len();
     let whole = if rows.len() == TILE * count { count / TILE * TILE } else { 0 };
     for first in (0..whole).step_by(TILE) {
@@ -185,7 +51,7 @@ unsafe fn lanes_512(rows: &[f32], lanes: &mut [Lane<f32>]) {
 /// AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn lanes_256(rows: &[f32], lanes: &mut [Lane<f32>]) {
+pub(super) unsafe fn lanes_256(rows: &[f32], lanes: &mut [Lane<f32>]) {
     const SQUARE: usize = 8;
     let count = lanes.len();
     let whole = if rows.len() == TILE * count { count / SQUARE * SQUARE } else { 0 };
@@ -213,7 +79,7 @@ unsafe fn lanes_256(rows: &[f32], lanes: &mut [Lane<f32>]) {
 /// AVX-512F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn transpose_512(pairs: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
+pub(super) unsafe fn rows_512(pairs: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
     // whole squares lie below `elements / 2`, so their words are two elements each
     let whole = if rows.len() == TILE * elements { elements / (2 * TILE) * TILE } else { 0 };
     for first in (0..whole).step_by(TILE) {
@@ -238,7 +104,7 @@ unsafe fn transpose_512(pairs: &[Lane<u32>], elements: usize, rows: &mut [bf16])
 /// AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn transpose_256(pairs: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
+pub(super) unsafe fn rows_256(pairs: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
     const SQUARE: usize = 8;
     let whole = if rows.len() == TILE * elements { elements / (2 * SQUARE) * SQUARE } else { 0 };
     for first in (0..whole).step_by(SQUARE) {
