@@ -3,9 +3,14 @@
 tests/previous/VERSION holds values and what that version made of them; `helm/check keep` writes the present one's.
 """
 
+import os
+import subprocess
+import tempfile
 import unittest
+from pathlib import Path
 
 import chart
+from api import Api
 
 # What the API server lets change in a StatefulSet's spec; anything else needs the StatefulSet deleted first.
 CHANGEABLE = {
@@ -16,6 +21,58 @@ CHANGEABLE = {
 
 def identity(document):
     return document["apiVersion"].split("/")[0], document["kind"], document["metadata"]["name"]
+
+
+class Helm(unittest.TestCase):
+    """helm itself, from a release of the old version's very manifests, against an API that records what it is sent."""
+
+    def helm(self, *arguments):
+        environment = {"PATH": os.environ["PATH"], "HOME": self.home, "HELM_KUBEAPISERVER": self.api.url}
+        command = [chart.HELM, *map(str, arguments), "--namespace", "ns"]
+        if arguments[0] != "rollback":
+            command.append("--disable-openapi-validation")
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        self.assertEqual(done.returncode, 0, f"{arguments}: {done.stderr}")
+        return done.stdout
+
+    def old_chart(self, version, manifests):
+        """A chart that renders what the old version did; the file has no template left in it but what alerts quote."""
+        folder = Path(self.home) / "old"
+        (folder / "templates").mkdir(parents=True)
+        (folder / "Chart.yaml").write_text(f"{{apiVersion: v2, name: kvasir, version: {version}}}")
+        (folder / "files").mkdir()
+        (folder / "files/manifests").write_text(manifests.read_text())
+        (folder / "templates/all.yaml").write_text('{{ .Files.Get "files/manifests" }}')
+        return folder
+
+    def test_dry_run_and_upgrade(self):
+        for version in sorted(path for path in (chart.TESTS / "previous").iterdir() if path.is_dir()):
+            for values in sorted((version / "values").glob("*.yaml")):
+                with self.subTest(version=version.name, values=values.name), Api() as self.api:
+                    with tempfile.TemporaryDirectory() as self.home:
+                        old = self.old_chart(version.name, version / "manifests" / values.name)
+                        self.helm("install", "rel", old)
+                        before = set(self.api.objects)
+                        said = self.helm("upgrade", "rel", chart.CHART, "--values", values, "--dry-run=server")
+                        self.assertIn("STATUS: pending-upgrade", said)
+                        self.assertIn("Kvasir", said.partition("NOTES:")[2])
+                        self.assertEqual((set(self.api.objects), self.api.patches), (before, {}), "a dry run changes nothing")
+                        self.helm("upgrade", "rel", chart.CHART, "--values", values)
+                        self.assertFalse(self.api.deleted)
+                        self.check_patches()
+                        self.helm("rollback", "rel")
+                        self.check_patches()
+
+    def check_patches(self):
+        self.assertTrue(self.api.patches)
+        for (kind, name), patch in self.api.patches.items():
+            spec = patch.get("spec", {}).keys()
+            if kind == "StatefulSet":
+                self.assertLessEqual({k for k in spec if not k.startswith("$")}, CHANGEABLE, f"{name}: {patch}")
+            if kind == "Service":
+                self.assertFalse(spec & {"clusterIP", "selector"}, f"{name}: {patch}")
+            if kind == "Deployment":
+                self.assertNotIn("selector", spec)
 
 
 class Upgrade(unittest.TestCase):
