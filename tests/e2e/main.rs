@@ -6,6 +6,7 @@ mod contexts;
 mod direct;
 mod events;
 mod explain;
+mod golden_bucket;
 mod hot;
 mod hot_trace;
 mod openapi;

@@ -50,6 +50,13 @@ pub struct LoadRecord {
     /// Bytes of it that came directly from the store.
     #[serde(default)]
     pub direct_bytes: u64,
+    /// Loaded tokens by the level they were decoded at.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<String, u64>)]
+    pub tokens_by_level: BTreeMap<Level, u64>,
+    /// What computing the loaded tokens would have taken by the engine's own measure, on all of its GPUs together.
+    #[serde(default)]
+    pub saved_gpu_ms: u64,
 }
 
 /// What a job does.

@@ -127,7 +127,7 @@ pub(crate) struct ServiceArguments {
 }
 
 /// The credential for a service that asks for one.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct CredentialArguments {
     /// File with the token; KVASIR_TOKEN otherwise.
     #[arg(long, value_name = "FILE")]
@@ -170,6 +170,12 @@ pub(crate) struct DemoArguments {
     /// Bandwidth series to replay on the link instead of the built-in one.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// A running service to use, http://HOST:PORT, instead of one inside this process.
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: Option<Url>,
+    /// Who we are there.
+    #[command(flatten)]
+    pub(crate) credential: CredentialArguments,
 }
 
 /// Arguments of `kvasir serve`, handed on to the server as they are: every setting is a flag there.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kvasir_client::{Client, ClientConfig, ClientError, KvClient, Token};
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_types::ModelSpec;
+use url::Url;
 
 use crate::{
     args::{CredentialArguments, ServiceArguments},
@@ -29,7 +30,12 @@ pub(crate) async fn connect(
 
 /// A client of the service, with the credential that is there.
 pub(crate) fn client(service: &ServiceArguments) -> CliResult<Client> {
-    let CredentialArguments { token_file, ca_file, token_from_environment } = &service.credential;
+    client_at(service.url.clone(), &service.credential)
+}
+
+/// A client of the service at `url`, with the credential that is there.
+pub(crate) fn client_at(url: Url, credential: &CredentialArguments) -> CliResult<Client> {
+    let CredentialArguments { token_file, ca_file, token_from_environment } = credential;
     let read = |path: &std::path::Path| {
         std::fs::read(path).map_err(|error| {
             let message = format!("{}: {error}", path.display());
@@ -43,7 +49,7 @@ pub(crate) fn client(service: &ServiceArguments) -> CliResult<Client> {
     let token = token.as_deref().map(Token::new).transpose().map_err(client_error)?;
     let ca_certificates = ca_file.as_deref().map(read).transpose()?;
     let config = ClientConfig { token, ca_certificates, ..ClientConfig::default() };
-    Client::new(service.url.clone(), config).map_err(client_error)
+    Client::new(url, config).map_err(client_error)
 }
 
 /// The profile that a command works with: the file it names, else the one that ships with the model.

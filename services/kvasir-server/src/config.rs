@@ -5,6 +5,7 @@
 
 mod hot;
 mod layers;
+mod renamed;
 mod setting;
 mod settings;
 
@@ -53,6 +54,8 @@ pub struct Config {
     pub journal: JournalConfig,
     /// Logging.
     pub log: LogConfig,
+    /// What was taken although it will not be for long: settings under old names. Logged at start.
+    pub warnings: Vec<Mistake>,
 }
 
 /// The HTTP side.
@@ -185,6 +188,7 @@ impl Default for Config {
             scrub: ScrubConfig { interval: Duration::ZERO, bytes_per_second: 16 << 20 },
             journal: JournalConfig { interval: Duration::from_secs(2) },
             log: LogConfig { filter: "info".to_owned(), format: LogFormat::Text },
+            warnings: Vec::new(),
         }
     }
 }

@@ -1,6 +1,9 @@
 //! All metrics of the service: one typed function for each thing that is observed. Labels are bounded sets.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use kvasir_storage::{
     ScrubReport,
@@ -51,6 +54,8 @@ pub(crate) struct Metrics {
     scrub_bytes: IntCounter,
     stored_objects: IntGauge,
     stored_bytes: IntGauge,
+    stored_capacity: IntGauge,
+    gc_last_pass: IntGauge,
     hot: Arc<HotMetrics>,
     api: ApiMetrics,
 }
@@ -70,6 +75,11 @@ fn gauge(name: &str, help: &str) -> IntGauge {
 fn seconds(name: &str, help: &str, labels: &[&str]) -> HistogramVec {
     let opts = HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
     HistogramVec::new(opts, labels).expect("a constant name")
+}
+
+/// By this machine's clock: for people and alerts, nothing is decided by it.
+fn unix_seconds() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
 }
 
 impl Metrics {
@@ -175,7 +185,14 @@ impl Metrics {
             scrub_bytes: counter("kvasir_scrub_bytes_total", "Their bytes."),
             stored_objects: gauge("kvasir_stored_objects", "Chunk objects met by the last pass led."),
             stored_bytes: gauge("kvasir_stored_bytes", "Their bytes."),
+            stored_capacity: gauge("kvasir_stored_capacity_bytes", "Bytes of chunk objects that may be stored; 0: no limit."),
+            gc_last_pass: gauge(
+                "kvasir_gc_last_pass_time_seconds",
+                "Unix time of the last pass led by this replica; 0: none yet.",
+            ),
         };
+        let start_time = gauge("kvasir_start_time_seconds", "Unix time of this process's start.");
+        start_time.set(unix_seconds());
         let info =
             IntGaugeVec::new(Opts::new("kvasir_build_info", "1, with the version as a label."), &["version"])
                 .expect("a constant name");
@@ -210,6 +227,9 @@ impl Metrics {
             Box::new(this.scrub_bytes.clone()),
             Box::new(this.stored_objects.clone()),
             Box::new(this.stored_bytes.clone()),
+            Box::new(this.stored_capacity.clone()),
+            Box::new(this.gc_last_pass.clone()),
+            Box::new(start_time),
             Box::new(info),
         ];
         for metric in all {
@@ -309,6 +329,7 @@ impl Metrics {
 
     pub(crate) fn collected(&self, report: &GcReport) {
         self.gc_passes.inc();
+        self.gc_last_pass.set(unix_seconds());
         let actions = [
             ("expired", report.expired),
             ("duplicate", report.duplicates),
@@ -325,6 +346,11 @@ impl Metrics {
         self.gc_deleted_bytes.inc_by(report.deleted_bytes);
         self.stored_objects.set(report.objects as i64);
         self.stored_bytes.set(report.bytes as i64);
+    }
+
+    /// The limit that the collector keeps.
+    pub(crate) fn capacity(&self, bytes: Option<u64>) {
+        self.stored_capacity.set(i64::try_from(bytes.unwrap_or_default()).unwrap_or(i64::MAX));
     }
 
     /// All of them in Prometheus' text format.
@@ -398,6 +424,8 @@ mod tests {
             recomputed_tokens: 1,
             bytes_by_level,
             direct_bytes: 0,
+            tokens_by_level: [(kvasir_types::Level(0), 1)].into(),
+            saved_gpu_ms: 1,
         });
         let names = |text: &str, start: &str| -> std::collections::BTreeSet<String> {
             let lines = text.lines().filter_map(|line| line.strip_prefix(start));

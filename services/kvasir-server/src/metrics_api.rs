@@ -1,7 +1,7 @@
 //! Metrics of what the API offers beside storing and reading: loads that clients report, event readers.
 
 use kvasir_api::LoadRecord;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{Counter, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 /// Levels told apart; a profile has at most so many.
 const LEVELS: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "7"];
@@ -11,6 +11,8 @@ pub(crate) struct ApiMetrics {
     loads: IntCounterVec,
     load_tokens: IntCounterVec,
     load_bytes: IntCounterVec,
+    load_level_tokens: IntCounterVec,
+    load_saved_gpu_seconds: Counter,
     load_direct_bytes: IntCounter,
     event_readers: IntGauge,
     event_readers_dropped: IntCounter,
@@ -29,6 +31,16 @@ impl ApiMetrics {
             ),
             load_tokens: counters("kvasir_load_tokens_total", "Tokens of these loads.", "result"),
             load_bytes: counters("kvasir_load_bytes_total", "Bytes of these loads, by level.", "level"),
+            load_level_tokens: counters(
+                "kvasir_load_level_tokens_total",
+                "Tokens of these loads, by the level they were decoded at.",
+                "level",
+            ),
+            load_saved_gpu_seconds: Counter::new(
+                "kvasir_load_saved_gpu_seconds_total",
+                "GPU-seconds that computing the loaded tokens would have taken, as clients predict.",
+            )
+            .expect("a constant name"),
             load_direct_bytes: IntCounter::new(
                 "kvasir_load_direct_bytes_total",
                 "Bytes of these loads that came directly from the store.",
@@ -42,10 +54,12 @@ impl ApiMetrics {
             )
             .expect("a constant name"),
         };
-        let all: [Box<dyn prometheus::core::Collector>; 6] = [
+        let all: [Box<dyn prometheus::core::Collector>; 8] = [
             Box::new(this.loads.clone()),
             Box::new(this.load_tokens.clone()),
             Box::new(this.load_bytes.clone()),
+            Box::new(this.load_level_tokens.clone()),
+            Box::new(this.load_saved_gpu_seconds.clone()),
             Box::new(this.load_direct_bytes.clone()),
             Box::new(this.event_readers.clone()),
             Box::new(this.event_readers_dropped.clone()),
@@ -62,12 +76,17 @@ impl ApiMetrics {
         self.loads.with_label_values(&[if met { "met" } else { "missed" }]).inc();
         self.load_tokens.with_label_values(&["loaded"]).inc_by(record.loaded_tokens);
         self.load_tokens.with_label_values(&["recomputed"]).inc_by(record.recomputed_tokens);
-        for (level, bytes) in &record.bytes_by_level {
-            // A level that no profile can have is a client's mistake, not a new label.
-            if let Some(label) = LEVELS.get(level.index()) {
-                self.load_bytes.with_label_values(&[label]).inc_by(*bytes);
+        for (by_level, metric) in
+            [(&record.bytes_by_level, &self.load_bytes), (&record.tokens_by_level, &self.load_level_tokens)]
+        {
+            for (level, count) in by_level {
+                // A level that no profile can have is a client's mistake, not a new label.
+                if let Some(label) = LEVELS.get(level.index()) {
+                    metric.with_label_values(&[label]).inc_by(*count);
+                }
             }
         }
+        self.load_saved_gpu_seconds.inc_by(record.saved_gpu_ms as f64 / 1e3);
         self.load_direct_bytes.inc_by(record.direct_bytes);
     }
 

@@ -127,7 +127,11 @@ pub async fn run(
     if let Some(problem) = config.refuses_to_bind(address) {
         return Err(RunError::Address(problem));
     }
+    for warning in &config.warnings {
+        tracing::warn!(setting = %warning.place, "{}", warning.problem);
+    }
     let metrics = Arc::new(Metrics::new());
+    metrics.capacity(config.gc.policy.capacity_bytes);
     let authority = Authority::open(&config.auth)?;
     let tls = config.tls.as_ref().map(Tls::open).transpose()?;
     let keys = config.keys_file.as_deref().map(Keys::open).transpose()?;

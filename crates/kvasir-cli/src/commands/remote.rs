@@ -112,7 +112,7 @@ pub(crate) fn fetch(arguments: &FetchArguments) -> CliResult {
     let level = level_of(arguments.level, profile.level_count())?;
     let step = Step::start("fetching");
     // A command line cannot compute: what the load gives up on is missing, so computing is made unattractive.
-    let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0);
+    let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
     let mut options = LoadOptions::new(arguments.slo_ms.map_or(PATIENCE, Duration::from_millis), never);
     if arguments.slo_ms.is_none() {
         options.policy = Box::new(Fixed::new(level));

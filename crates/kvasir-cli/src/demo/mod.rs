@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 use self::{
     baseline::PlainFetch,
     outcome::{ChunkEvent, Evidence, LevelSize, Outcome, Perplexity, Ttft},
-    path::{Coder, Costs, Loaded, Service},
+    path::{Coder, Costs, Loaded, Login, Service},
     plain::Plain,
     quality::{Codec, Comparison, Passage},
 };
@@ -81,8 +81,12 @@ fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
     let tokens = passages[0].context;
 
     let folder = tempfile::tempdir().map_err(CliError::internal)?;
-    let service = Service::start(&runtime, folder.path())?;
-    note(&format!("service at http://{} on {}", service.address, folder.path().display()));
+    let service = match &arguments.url {
+        Some(url) => Service::running(&runtime, url)?,
+        None => Service::start(&runtime, folder.path())?,
+    };
+    note(&format!("service at http://{}", service.address));
+    let login = Login { credential: &arguments.credential, coder: &coder, model: &model };
 
     let step = Step::start("computing the KV cache");
     let exact = model.calculate_kv(tokens).map_err(engine_error)?;
@@ -95,9 +99,9 @@ fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
     let slo = Duration::from_millis(slo_ms);
 
     let step = Step::start("encoding and storing over HTTP");
-    let engine = path::connect(&runtime, service.address, &model, &coder)?;
+    let engine = path::connect(&runtime, service.address, &login)?;
     let stored = path::store(&runtime, &engine, tokens, &exact)?;
-    step.done(&format!("{} chunks, {}", stored.chunks.len(), bytes(stored.bytes())));
+    step.done(&format!("{} chunks, {} new", stored.chunks.len(), bytes(stored.bytes())));
     let mut costs =
         Costs::measure(&runtime, &engine, (&model, tokens), recompute, coder.profile.top_level())?;
     // Only the tokens are left; the exact cache is kept aside for the comparison.
@@ -105,7 +109,7 @@ fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
 
     let step = Step::start("looking up, streaming back, decoding");
     let shaped = path::shape(&runtime, service.address, &link)?;
-    let engine = path::connect(&runtime, shaped.address(), &model, &coder)?;
+    let engine = path::connect(&runtime, shaped.address(), &login)?;
     let below_top = Level(coder.profile.top_level().0.saturating_sub(1));
     shaped.restart();
     costs.learn_rate(&runtime, &engine, (&model, tokens), below_top)?;
@@ -125,7 +129,8 @@ fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
         model: &model,
         link: &link,
         tokens: tokens.len(),
-        stored_bytes: stored.bytes(),
+        // Of a running service the chunks may have been there: what counts is their size, not what was sent now.
+        stored_bytes: loaded.level_bytes.iter().filter_map(|chunk| chunk.last()).sum(),
         loaded,
         baselines,
         comparison,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use kvasir_client::{
-    Client, ClientConfig, KvClient, LoadOptions, LoadReport, StoreReport,
+    KvClient, LoadOptions, LoadReport, StoreReport,
     fetcher::{ByteRate, DecodeModel, EstimatorKind, Fixed, RecomputeModel},
 };
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
@@ -24,17 +24,17 @@ use super::{
     text::CHUNK_TOKENS,
 };
 use crate::{
-    error::{CliError, CliResult},
+    args::CredentialArguments,
+    error::{CliError, CliResult, Exit},
     inputs::engine_error,
-    remote::client_error,
+    remote::{client_at, client_error},
 };
 
-/// The service, inside this process, on a free loopback port.
+/// The service: inside this process on a free loopback port, or one that runs anyway.
 pub(crate) struct Service {
     /// Where it listens.
     pub(crate) address: SocketAddr,
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<Result<(), RunError>>,
+    ours: Option<(oneshot::Sender<()>, JoinHandle<Result<(), RunError>>)>,
 }
 
 impl Service {
@@ -47,15 +47,29 @@ impl Service {
             let address = listener.local_addr().map_err(CliError::internal)?;
             let (stop, stopped) = oneshot::channel();
             let task = tokio::spawn(run(config, listener, async { drop(stopped.await) }));
-            Ok(Self { address, stop, task })
+            Ok(Self { address, ours: Some((stop, task)) })
         })
+    }
+
+    /// One that runs at `url`. The shaped link in front of it passes bytes on, so it has to speak plain HTTP.
+    pub(crate) fn running(runtime: &Runtime, url: &Url) -> CliResult<Self> {
+        let unusable = |problem: String| {
+            CliError::new(Exit::Data, problem, "Give the address of a service as http://HOST:PORT.")
+        };
+        let (Some(host), Some(port), "http") = (url.host_str(), url.port_or_known_default(), url.scheme()) else {
+            return Err(unusable(format!("the demo cannot put a link in front of {url}")));
+        };
+        let found = runtime.block_on(tokio::net::lookup_host((host.trim_matches(['[', ']']), port)));
+        let address = found.ok().and_then(|mut addresses| addresses.next());
+        Ok(Self { address: address.ok_or_else(|| unusable(format!("{host} has no address")))?, ours: None })
     }
 
     /// Ends it and waits until it has.
     pub(crate) fn stop(self, runtime: &Runtime) -> CliResult {
+        let Some((stop, task)) = self.ours else { return Ok(()) };
         // It may have ended by itself; then the task says why.
-        let _ = self.stop.send(());
-        runtime.block_on(self.task).map_err(CliError::internal)?.map_err(CliError::internal)
+        let _ = stop.send(());
+        runtime.block_on(task).map_err(CliError::internal)?.map_err(CliError::internal)
     }
 }
 
@@ -83,17 +97,23 @@ impl Coder {
     }
 }
 
+/// What an engine connects with.
+pub(crate) struct Login<'a> {
+    /// Who we are.
+    pub(crate) credential: &'a CredentialArguments,
+    /// The codec.
+    pub(crate) coder: &'a Coder,
+    /// The model.
+    pub(crate) model: &'a Model,
+}
+
 /// Connects as an engine does when it starts: model, namespace, profile.
-pub(crate) fn connect(
-    runtime: &Runtime,
-    address: SocketAddr,
-    model: &Model,
-    coder: &Coder,
-) -> CliResult<KvClient> {
+pub(crate) fn connect(runtime: &Runtime, address: SocketAddr, login: &Login<'_>) -> CliResult<KvClient> {
+    let Login { credential, coder, model } = login;
     let url = Url::parse(&format!("http://{address}")).map_err(CliError::internal)?;
     let namespace: Name = "demo".parse().map_err(CliError::internal)?;
+    let client = client_at(url, credential)?;
     runtime.block_on(async {
-        let client = Client::new(url, ClientConfig::default()).map_err(client_error)?;
         let (encoder, decoder) = (Arc::clone(&coder.encoder), Arc::clone(&coder.decoder));
         let kv = KvClient::new(client, Arc::clone(model.spec()), namespace, encoder, decoder)
             .await

@@ -22,6 +22,7 @@ pub struct RecomputeModel {
     prior: [f64; FEATURES],
     factors: [f64; FEATURES],
     covariance: [[f64; FEATURES]; FEATURES],
+    gpus: u32,
 }
 
 impl RecomputeModel {
@@ -32,7 +33,7 @@ impl RecomputeModel {
             row[i] = 1.0 / PRIOR_WEIGHT;
         }
         let prior = [per_request.max(0.0), per_token.max(1e-12), per_pair.max(0.0)];
-        Self { prior, factors: [1.0; FEATURES], covariance }
+        Self { prior, factors: [1.0; FEATURES], covariance, gpus: 1 }
     }
 
     /// From the model and the device: `2 × parameters` FLOPs a token, `4 × layers × hidden` a token pair
@@ -49,6 +50,19 @@ impl RecomputeModel {
             *term /= share.clamp(1e-3, 1.0);
         }
         self
+    }
+
+    /// This model of an engine whose GPUs compute one request together, `gpus` of them. It changes no prediction of time,
+    /// only what a load is said to have saved; 0 where nothing would be computed.
+    #[must_use]
+    pub fn on_gpus(mut self, gpus: u32) -> Self {
+        self.gpus = gpus;
+        self
+    }
+
+    /// Predicted work of computing `tokens` over the KV of everything before them, in GPU-seconds.
+    pub fn gpu_seconds(&self, tokens: TokenRange) -> f64 {
+        self.predict(tokens).as_secs_f64() * f64::from(self.gpus)
     }
 
     fn features(&self, tokens: TokenRange) -> [f64; FEATURES] {

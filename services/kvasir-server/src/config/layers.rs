@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Config, ConfigError, Mistake, SETTINGS, settings::find};
+use super::{Config, ConfigError, Mistake, SETTINGS, renamed};
 
 /// How to call the server.
 pub const USAGE: &str = "\
@@ -108,8 +108,11 @@ impl Layers {
 }
 
 fn set(config: &mut Config, key: &str, value: &str, place: &str, mistakes: &mut Vec<Mistake>) {
-    let applied = match find(key) {
-        Some(setting) => setting.apply(config, value),
+    let applied = match renamed::by_key(key) {
+        Some((setting, renamed)) => {
+            config.warnings.extend(renamed.map(|renamed| Mistake::new(place, &renamed.advice())));
+            setting.apply(config, value)
+        }
         None => Err(match nearest(key) {
             Some(near) => format!("is no setting; did you mean {near}?"),
             None => "is no setting".to_owned(),
@@ -193,8 +196,8 @@ fn variable(config: &mut Config, name: &str, value: &str, mistakes: &mut Vec<Mis
     if foreign {
         return;
     }
-    match SETTINGS.iter().find(|setting| setting.variable() == name) {
-        Some(setting) => set(config, setting.key, value, name, mistakes),
+    match renamed::by_variable(name) {
+        Some(key) => set(config, key, value, name, mistakes),
         None => {
             let near = nearest(&rest.to_lowercase().replacen('_', ".", 1));
             let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();

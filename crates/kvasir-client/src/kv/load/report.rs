@@ -129,12 +129,21 @@ impl LoadReport {
         chunks - self.recompute.iter().map(|range| range.len()).sum::<u64>()
     }
 
+    /// GPU-seconds that computing what was loaded would have taken, as the engine's own model predicts.
+    pub fn saved_gpu_seconds(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.chunks.first(), self.chunks.last()) else { return 0.0 };
+        let all = TokenRange { start: first.tokens.start, end: last.tokens.end };
+        let computed: f64 = self.recompute.iter().map(|range| self.recompute_model.gpu_seconds(*range)).sum();
+        (self.recompute_model.gpu_seconds(all) - computed).max(0.0)
+    }
+
     /// What the service is told of this load, which had `slo` to take.
     pub(super) fn record(&self, slo: Duration) -> LoadRecord {
-        let mut bytes_by_level = BTreeMap::new();
+        let (mut bytes_by_level, mut tokens_by_level) = (BTreeMap::new(), BTreeMap::new());
         for chunk in &self.chunks {
             if let Some(level) = chunk.level {
                 *bytes_by_level.entry(level).or_default() += chunk.bytes;
+                *tokens_by_level.entry(level).or_default() += chunk.tokens.len();
             }
         }
         LoadRecord {
@@ -144,6 +153,8 @@ impl LoadReport {
             recomputed_tokens: self.recompute.iter().map(|range| range.len()).sum(),
             bytes_by_level,
             direct_bytes: self.reads.direct_bytes,
+            tokens_by_level,
+            saved_gpu_ms: (self.saved_gpu_seconds() * 1e3) as u64,
         }
     }
 

@@ -154,7 +154,8 @@ fn service() -> Value {
         }},
         "report_load": {
             "request": {"slo_ms": 500, "elapsed_ms": 180, "loaded_tokens": 1536, "recomputed_tokens": 0,
-                        "bytes_by_level": {"0": 60112, "1": 35198}, "direct_bytes": 0},
+                        "bytes_by_level": {"0": 60112, "1": 35198}, "direct_bytes": 0,
+                        "tokens_by_level": {"1": 1536}, "saved_gpu_ms": 57},
             "status": 204,
         },
         "start_job": {"request": {"kind": "gc", "dry_run": true}, "status": 202, "response": job()},
