@@ -37,7 +37,7 @@ def said(value: float, unit: str) -> str:
 
 def series(stack, query, end: float) -> list:
     """(legend, points) of a query over the last minutes."""
-    expr = query.bare(interval="30s")
+    expr = query.bare().replace("$__rate_interval", "30s").replace("$__range", f"{MINUTES}m")
     asked = {"query": f"({expr}) or vector(0)" if query.quiet else expr, "start": end - 60 * MINUTES, "end": end, "step": STEP_S}
     answer = json.loads(get(f"{stack.prometheus_url}/api/v1/query_range?{urlencode(asked)}"))["data"]["result"]
     found = []

@@ -21,6 +21,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def environment(more: dict | None) -> dict:
+    """This process's environment with `more`, and nothing in it that would configure a service."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("KVASIR_", "AWS_"))} | (more or {})
+
+
 class Process:
     """A process in a group of its own, its output in a file."""
 
@@ -30,10 +35,9 @@ class Process:
         self.child = None
 
     def start(self) -> "Process":
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("KVASIR_", "AWS_"))}
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                          env={**inherited, **self.env}, start_new_session=True)
+                                          env=environment(self.env), start_new_session=True)
         return self
 
     def runs(self) -> bool:
@@ -81,7 +85,7 @@ def get(url: str, quiet: bool = False) -> bytes | None:
 def run(command: list, env: dict | None = None, expect: int | None = 0, patience: float = 300.0) -> subprocess.CompletedProcess:
     """Runs a command to its end; another exit status than `expect` is an error with what it said."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=patience,
-                          env={**os.environ, **(env or {})}, check=False)
+                          env=environment(env), check=False)
     if expect is not None and done.returncode != expect:
         said = (done.stdout[-1500:] + done.stderr[-3000:]).strip()
         raise StackError(f"{' '.join(map(str, command[:4]))} … ended with {done.returncode}:\n{said}")

@@ -6,7 +6,9 @@ Configuration files are the very files that compose mounts; only addresses diffe
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -72,6 +74,8 @@ class Stack:
         self.replicas = []
 
     def __enter__(self) -> "Stack":
+        # A script that is ended ends what it started.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         return self
 
     def __exit__(self, *_) -> None:
