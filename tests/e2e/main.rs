@@ -6,7 +6,6 @@ mod contexts;
 mod direct;
 mod events;
 mod explain;
-mod golden_bucket;
 mod hot;
 mod hot_trace;
 mod openapi;

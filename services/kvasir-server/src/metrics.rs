@@ -185,7 +185,10 @@ impl Metrics {
             scrub_bytes: counter("kvasir_scrub_bytes_total", "Their bytes."),
             stored_objects: gauge("kvasir_stored_objects", "Chunk objects met by the last pass led."),
             stored_bytes: gauge("kvasir_stored_bytes", "Their bytes."),
-            stored_capacity: gauge("kvasir_stored_capacity_bytes", "Bytes of chunk objects that may be stored; 0: no limit."),
+            stored_capacity: gauge(
+                "kvasir_stored_capacity_bytes",
+                "Bytes of chunk objects that may be stored; 0: no limit.",
+            ),
             gc_last_pass: gauge(
                 "kvasir_gc_last_pass_time_seconds",
                 "Unix time of the last pass led by this replica; 0: none yet.",

@@ -56,7 +56,8 @@ impl Service {
         let unusable = |problem: String| {
             CliError::new(Exit::Data, problem, "Give the address of a service as http://HOST:PORT.")
         };
-        let (Some(host), Some(port), "http") = (url.host_str(), url.port_or_known_default(), url.scheme()) else {
+        let (Some(host), Some(port), "http") = (url.host_str(), url.port_or_known_default(), url.scheme())
+        else {
             return Err(unusable(format!("the demo cannot put a link in front of {url}")));
         };
         let found = runtime.block_on(tokio::net::lookup_host((host.trim_matches(['[', ']']), port)));

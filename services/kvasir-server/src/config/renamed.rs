@@ -69,7 +69,8 @@ mod tests {
     #[test]
     fn every_layer_takes_an_old_name_with_a_warning() {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(file.path(), "[server]\nbind = \"127.0.0.1:1\"\n[store]\nurl = \"memory://\"\n").expect("written");
+        std::fs::write(file.path(), "[server]\nbind = \"127.0.0.1:1\"\n[store]\nurl = \"memory://\"\n")
+            .expect("written");
         let variable = ("KVASIR_SERVER_BIND".to_owned(), "127.0.0.1:2".to_owned());
         let layers = Layers { file: Some(file.path().into()), ..Layers::default() };
         let mut ports = Vec::new();
