@@ -82,6 +82,17 @@ def get(url: str, quiet: bool = False) -> bytes | None:
         raise StackError(f"{url}: {error}") from error
 
 
+def delete(url: str) -> bool:
+    """Whether there was something to delete."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=30).close()
+    except urllib.error.HTTPError as error:
+        if error.code != 404:
+            raise StackError(f"{url}: {error}") from error
+        return False
+    return True
+
+
 def run(command: list, env: dict | None = None, expect: int | None = 0, patience: float = 300.0) -> subprocess.CompletedProcess:
     """Runs a command to its end; another exit status than `expect` is an error with what it said."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=patience,

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlencode
 
-from processes import Process, StackError, free_port, get, run
+from processes import Process, StackError, delete, free_port, get, run
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -61,6 +61,17 @@ class Replica(Process):
 
     def ready(self) -> float:
         return self.wait_for(f"{self.url}/readyz")
+
+
+def remove(url: str, dump: Path, program: Path | None = None) -> None:
+    """Removes every chunk of a context through the service at `url`."""
+    client = program or binary()
+    found = json.loads(run([client, "lookup", "--kv", dump, "--json", "--url", url]).stdout)["chunks"]
+    models = json.loads(run([client, "usage", "--json", "--url", url]).stdout)["bytes_by_model"]
+    for chunk in found:
+        removed = [delete(f"{url}/v1/models/{model}/chunks/{chunk['seq_hash']}") for model in models]
+        if not any(removed):
+            raise StackError(f"{chunk['seq_hash']} is offered and cannot be removed")
 
 
 class Stack:
