@@ -37,6 +37,8 @@ pub struct Start<'a> {
     pub store: &'a StoreConfig,
     /// Directory of its index and spool.
     pub cache: &'a Path,
+    /// Where it listens; by default a free loopback port.
+    pub listen: String,
     /// Further flags, as `--gc.grace=0s`.
     pub flags: Vec<String>,
     /// Further variables.
@@ -48,7 +50,8 @@ pub struct Start<'a> {
 impl<'a> Start<'a> {
     /// With nothing but the necessary.
     pub fn new(binary: &'a str, store: &'a StoreConfig, cache: &'a Path) -> Self {
-        Self { binary, store, cache, flags: Vec::new(), env: Vec::new(), under: Vec::new() }
+        let listen = "127.0.0.1:0".to_owned();
+        Self { binary, store, cache, listen, flags: Vec::new(), env: Vec::new(), under: Vec::new() }
     }
 
     /// Adds flags.
@@ -77,7 +80,7 @@ impl<'a> Start<'a> {
             }
         }
         let store = self.store;
-        command.args(&words[1..]).args(["--listen", "127.0.0.1:0", "--log.format", "json"]);
+        command.args(&words[1..]).args(["--listen", &self.listen, "--log.format", "json"]);
         command.args(["--store.url", store.url.as_str()]);
         command.arg("--cache.directory").arg(self.cache);
         if let Some(endpoint) = &store.endpoint {
@@ -138,6 +141,11 @@ impl Process {
     /// The end of its log.
     pub fn log(&self) -> String {
         self.log.lock().expect("not poisoned").iter().cloned().collect::<Vec<_>>().join("\n")
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// SIGKILL.

@@ -1,12 +1,13 @@
 //! A TCP proxy in front of an S3 server that does to real connections what networks and overloaded servers do.
 //!
-//! It knows just enough of HTTP/1.1 to tell requests apart: each goes over a connection of its own to the server, and
+//! Two kinds of trouble: single requests go wrong in one of the ways of [`Toxic`], and all of them have the [`Weather`] of
+//! the moment. It knows just enough of HTTP/1.1 to tell requests apart: each goes over a connection of its own to the server, and
 //! the answer ends where that connection does.
 
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -52,10 +53,19 @@ impl Toxic {
     ];
 }
 
+/// What the way to the server is like for everyone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Weather {
+    /// Connections are cut.
+    pub away: bool,
+    /// Time that every request waits before the server hears of it.
+    pub delay: Duration,
+    /// Bytes a second of all answers and uploads together; no bound when absent.
+    pub bytes_per_second: Option<u64>,
+}
+
 /// How long a stalled connection stays open.
 const STALL: Duration = Duration::from_secs(20);
-/// More than all: nothing comes through.
-const ALWAYS: usize = usize::MAX;
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const REFUSAL: &str =
     "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>";
@@ -72,14 +82,27 @@ pub struct FaultProxy {
 #[derive(Debug)]
 struct State {
     upstream: SocketAddr,
-    plan: Mutex<(Dice, usize, [u64; Toxic::ALL.len()])>,
+    plan: Mutex<Plan>,
+    weather: Mutex<Weather>,
+    /// When the link has sent what it was given.
+    idle_at: Mutex<Instant>,
+}
+
+#[derive(Debug)]
+struct Plan {
+    dice: Dice,
+    per_mille: usize,
+    among: &'static [Toxic],
+    injected: [u64; Toxic::ALL.len()],
 }
 
 impl FaultProxy {
     /// In front of `upstream`; so many of a thousand requests go wrong.
     pub async fn start(upstream: SocketAddr, seed: u64, per_mille: usize) -> Self {
-        let plan = Mutex::new((Dice::new(seed), per_mille, [0; Toxic::ALL.len()]));
-        let state = Arc::new(State { upstream, plan });
+        let (dice, injected) = (Dice::new(seed), [0; Toxic::ALL.len()]);
+        let plan = Mutex::new(Plan { dice, per_mille, among: &Toxic::ALL, injected });
+        let (weather, idle_at) = (Mutex::default(), Mutex::new(Instant::now()));
+        let state = Arc::new(State { upstream, plan, weather, idle_at });
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let shared = Arc::clone(&state);
@@ -94,17 +117,29 @@ impl FaultProxy {
 
     /// From now on so many go wrong.
     pub fn set(&self, per_mille: usize) {
-        self.state.plan.lock().expect("not poisoned").1 = per_mille;
+        self.state.plan.lock().expect("not poisoned").per_mille = per_mille;
+    }
+
+    /// From now on so many go wrong, and only in these ways.
+    pub fn set_among(&self, per_mille: usize, among: &'static [Toxic]) {
+        let mut plan = self.state.plan.lock().expect("not poisoned");
+        (plan.per_mille, plan.among) = (per_mille, among);
+    }
+
+    /// From now on this is what the way is like.
+    pub fn weather(&self, weather: Weather) {
+        *self.state.weather.lock().expect("not poisoned") = weather;
     }
 
     /// From now on every connection is cut, or none.
     pub fn away(&self, away: bool) {
-        self.set(if away { ALWAYS } else { 0 });
+        self.set(0);
+        self.state.weather.lock().expect("not poisoned").away = away;
     }
 
     /// How often each went wrong, in the order of [`Toxic::ALL`].
     pub fn injected(&self) -> [u64; Toxic::ALL.len()] {
-        self.state.plan.lock().expect("not poisoned").2
+        self.state.plan.lock().expect("not poisoned").injected
     }
 }
 
@@ -125,14 +160,12 @@ struct Request {
 impl State {
     fn decide(&self, request: &Request) -> (Option<Toxic>, usize) {
         let mut plan = self.plan.lock().expect("not poisoned");
-        let (dice, per_mille, injected) = &mut *plan;
-        let (hit, which, amount) = (dice.chance(*per_mille), dice.below(Toxic::ALL.len()), dice.below(4));
+        let Plan { dice, per_mille, among, injected } = &mut *plan;
+        let (hit, toxic, amount) = (dice.chance(*per_mille), among[dice.below(among.len())], dice.below(4));
         let amount = dice.below([300, 3_000, 20_000, 200_000][amount]);
-        let which = if *per_mille == ALWAYS { 1 } else { which };
-        let toxic = Some(Toxic::ALL[which]).filter(|_| hit);
-        let toxic = toxic.filter(|t| *t != Toxic::Flip || request.reads_object);
-        if toxic.is_some() {
-            injected[which] += 1;
+        let toxic = Some(toxic).filter(|t| hit && (*t != Toxic::Flip || request.reads_object));
+        if let Some(at) = toxic.and_then(|t| Toxic::ALL.iter().position(|known| *known == t)) {
+            injected[at] += 1;
         }
         (toxic, amount)
     }
@@ -141,6 +174,13 @@ impl State {
     async fn serve(&self, mut client: TcpStream) {
         let _ = client.set_nodelay(true);
         let Some(request) = read_head(&mut client).await else { return };
+        let weather = *self.weather.lock().expect("not poisoned");
+        if weather.away {
+            return;
+        }
+        if !weather.delay.is_zero() {
+            tokio::time::sleep(weather.delay).await;
+        }
         let (toxic, amount) = self.decide(&request);
         let _ = self.answer(&mut client, request, toxic, amount).await;
         let _ = client.shutdown().await;
@@ -168,11 +208,28 @@ impl State {
             return relay_body(client, &mut server, request.body, request.body_bytes / 2).await;
         }
         relay_body(client, &mut server, request.body, request.body_bytes).await?;
+        self.pace(request.body_bytes).await?;
         if toxic == Some(Toxic::Ambiguous) {
             tokio::io::copy(&mut server, &mut tokio::io::sink()).await?;
             return refuse(client, "500 Internal Server Error").await;
         }
-        relay_answer(&mut server, client, toxic, amount).await
+        self.relay_answer(&mut server, client, toxic, amount).await
+    }
+
+    /// Waits until the link has room for so many bytes more.
+    async fn pace(&self, bytes: usize) -> std::io::Result<()> {
+        let Weather { away, bytes_per_second, .. } = *self.weather.lock().expect("not poisoned");
+        if away {
+            return Err(std::io::ErrorKind::ConnectionReset.into());
+        }
+        let Some(rate) = bytes_per_second else { return Ok(()) };
+        let due = {
+            let mut idle_at = self.idle_at.lock().expect("not poisoned");
+            *idle_at = Instant::now().max(*idle_at) + Duration::from_secs_f64(bytes as f64 / rate as f64);
+            *idle_at
+        };
+        tokio::time::sleep_until(due.into()).await;
+        Ok(())
     }
 }
 
@@ -223,39 +280,43 @@ async fn refuse(client: &mut TcpStream, status: &str) -> std::io::Result<()> {
     client.write_all(text.as_bytes()).await
 }
 
-async fn relay_answer(
-    server: &mut TcpStream,
-    client: &mut TcpStream,
-    toxic: Option<Toxic>,
-    amount: usize,
-) -> std::io::Result<()> {
-    let mut part = vec![0; 32 << 10];
-    let mut sent = 0;
-    let mut flips = toxic == Some(Toxic::Flip);
-    loop {
-        let read = server.read(&mut part).await?;
-        if read == 0 {
-            return Ok(());
-        }
-        let bytes = &mut part[..read];
-        // Behind the first packet there are only body bytes.
-        if flips && sent > 0 {
-            bytes[amount % read] ^= 1;
-            flips = false;
-        }
-        match toxic {
-            Some(Toxic::ResetMidBody) if sent + read > amount => {
-                return client.write_all(&bytes[..amount.saturating_sub(sent).min(read)]).await;
-            }
-            Some(Toxic::Stall) if sent + read > amount => {
-                client.write_all(&bytes[..amount.saturating_sub(sent).min(read)]).await?;
-                tokio::time::sleep(STALL).await;
+impl State {
+    async fn relay_answer(
+        &self,
+        server: &mut TcpStream,
+        client: &mut TcpStream,
+        toxic: Option<Toxic>,
+        amount: usize,
+    ) -> std::io::Result<()> {
+        let mut part = vec![0; 32 << 10];
+        let mut sent = 0;
+        let mut flips = toxic == Some(Toxic::Flip);
+        loop {
+            let read = server.read(&mut part).await?;
+            if read == 0 {
                 return Ok(());
             }
-            Some(Toxic::Narrow) => tokio::time::sleep(Duration::from_millis(30)).await,
-            _ => {}
+            let bytes = &mut part[..read];
+            // Behind the first packet there are only body bytes.
+            if flips && sent > 0 {
+                bytes[amount % read] ^= 1;
+                flips = false;
+            }
+            match toxic {
+                Some(Toxic::ResetMidBody) if sent + read > amount => {
+                    return client.write_all(&bytes[..amount.saturating_sub(sent).min(read)]).await;
+                }
+                Some(Toxic::Stall) if sent + read > amount => {
+                    client.write_all(&bytes[..amount.saturating_sub(sent).min(read)]).await?;
+                    tokio::time::sleep(STALL).await;
+                    return Ok(());
+                }
+                Some(Toxic::Narrow) => tokio::time::sleep(Duration::from_millis(30)).await,
+                _ => {}
+            }
+            self.pace(read).await?;
+            client.write_all(bytes).await?;
+            sent += read;
         }
-        client.write_all(bytes).await?;
-        sent += read;
     }
 }

@@ -24,15 +24,17 @@ pub struct RealServer {
 }
 
 impl RealServer {
+    /// Those that run.
+    pub fn named_in_environment() -> Vec<Self> {
+        variable("KVASIR_TEST_SERVERS").unwrap_or_default().split(';').filter_map(Self::parse).collect()
+    }
+
     /// All of them. Says on standard output which are left out.
     ///
     /// # Panics
     /// Where one is missing that must be there.
     pub fn all() -> Vec<Self> {
-        let env = Layers::from_process().env;
-        let variable = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
-        let listed = variable("KVASIR_TEST_SERVERS").unwrap_or_default();
-        let servers: Vec<Self> = listed.split(';').filter_map(Self::parse).collect();
+        let servers = Self::named_in_environment();
         for name in EXPECTED.iter().filter(|name| servers.iter().all(|s| s.name != **name)) {
             let required = variable("KVASIR_REQUIRE_SERVERS").is_some();
             assert!(!required, "KVASIR_REQUIRE_SERVERS is set, and {name} is not in KVASIR_TEST_SERVERS");
@@ -59,6 +61,10 @@ impl RealServer {
             ..StoreConfig::new(url)
         }
     }
+}
+
+fn variable(name: &str) -> Option<String> {
+    Layers::from_process().env.into_iter().find(|(n, _)| n == name).map(|(_, value)| value)
 }
 
 #[allow(clippy::print_stdout, reason = "a skip is counted by whoever reads the output")]

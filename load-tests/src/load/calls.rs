@@ -1,0 +1,229 @@
+//! The chunk API over plain HTTP, with every byte that comes compared with what its generator says.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use kvasir_api::{LookupRequest, LookupResponse, MEDIA_CHUNK, routes};
+use kvasir_types::{ModelId, RootHash};
+use reqwest::{Method, Response, header};
+
+use crate::{
+    objects::{Known, Pool},
+    record::{Done, Failure},
+    rows,
+};
+
+/// Objects of one tenant, and how to ask for them.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) http: reqwest::Client,
+    pub(crate) replicas: Vec<SocketAddr>,
+    pub(crate) token: Option<String>,
+    pub(crate) model_id: ModelId,
+    pub(crate) root: RootHash,
+    /// Of what was acknowledged: all of this must be there.
+    pub(crate) book: RwLock<Vec<Arc<Known>>>,
+}
+
+/// What a lookup answered, and should not have.
+const NOT_FOUND: &str = "not found";
+const ANOTHER: &str = "another object";
+
+/// A kind of failure, from a bounded set.
+fn broken(error: &reqwest::Error) -> Failure {
+    let kind = match error {
+        e if e.is_connect() => "connect",
+        e if e.is_timeout() => "timeout",
+        e if e.is_body() || e.is_decode() => "body broke off",
+        _ => "connection broke",
+    };
+    Failure::new(kind)
+}
+
+async fn success(response: Response) -> Result<Response, Failure> {
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap_or_default();
+    let code = serde_json::from_str::<serde_json::Value>(&text).ok();
+    let code = code.and_then(|problem| Some(problem["code"].as_str()?.to_owned()));
+    Err(Failure::new(format!("{status} {}", code.unwrap_or_default()).trim()))
+}
+
+impl Tenant {
+    /// One of those that were acknowledged, by a number in 0..1.
+    pub(crate) fn known(&self, share: f64) -> Option<Arc<Known>> {
+        let book = self.book.read().unwrap_or_else(PoisonError::into_inner);
+        book.get(((book.len() as f64 * share) as usize).min(book.len().saturating_sub(1))).cloned()
+    }
+
+    /// How many.
+    pub(crate) fn count(&self) -> usize {
+        self.book.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Notes an acknowledgement.
+    pub(crate) fn keep(&self, known: Arc<Known>) {
+        self.book.write().unwrap_or_else(PoisonError::into_inner).push(known);
+    }
+
+    /// A request to a replica.
+    pub(crate) fn request(&self, replica: usize, method: Method, path: &str) -> reqwest::RequestBuilder {
+        let url = format!("http://{}{path}", self.replicas[replica]);
+        let request = self.http.request(method, url);
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    /// Replicas by preference for an object: rendezvous hashing, so that each holds its own part hot.
+    fn preferred(&self, known: &Known) -> Vec<usize> {
+        let weight = |replica: &usize| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(known.object_digest.as_bytes()).update(&replica.to_le_bytes());
+            u64::from_le_bytes(hasher.finalize().as_bytes()[..8].try_into().expect("eight bytes"))
+        };
+        let mut replicas: Vec<usize> = (0..self.replicas.len()).collect();
+        replicas.sort_by_cached_key(|replica| std::cmp::Reverse(weight(replica)));
+        replicas
+    }
+
+    /// Reads an object, or its first `range` bytes, from the replica that holds it hot, and from the others where that does
+    /// not answer.
+    pub(crate) async fn read(
+        &self,
+        known: &Known,
+        range: Option<u64>,
+        pace: Option<u64>,
+    ) -> Result<Done, Failure> {
+        let mut last = Failure::new("no replica");
+        for (again, replica) in self.preferred(known).into_iter().enumerate() {
+            match self.read_from(replica, known, range, pace).await {
+                Ok(bytes) => return Ok(Done { bytes, again: again as u32, ..Done::default() }),
+                Err(failure) if failure.wrong => return Err(failure),
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    /// As [`read`](Self::read), from one replica.
+    pub(crate) async fn read_from(
+        &self,
+        replica: usize,
+        known: &Known,
+        range: Option<u64>,
+        pace: Option<u64>,
+    ) -> Result<u64, Failure> {
+        let path = routes::chunk_object(&self.model_id, &known.seq_hash, &known.object_digest);
+        let mut request = self.request(replica, Method::GET, &path);
+        let expected = range.map_or(known.bytes, |range| range.min(known.bytes));
+        if range.is_some() {
+            request = request.header(header::RANGE, format!("bytes=0-{}", expected - 1));
+        }
+        let response = request.send().await.map_err(|e| broken(&e))?;
+        let mut response = success(response).await?;
+        let mut at = 0;
+        while let Some(part) = response.chunk().await.map_err(|e| broken(&e))? {
+            if !known.is(&self.pool, at, &part) {
+                return Err(Failure::wrong(format!("wrong bytes from {at} on")));
+            }
+            at += part.len() as u64;
+            if let Some(rate) = pace {
+                tokio::time::sleep(Duration::from_secs_f64(part.len() as f64 / rate as f64)).await;
+            }
+        }
+        // Fewer bytes than announced are an error of the connection; this many were announced.
+        if at == expected { Ok(at) } else { Err(Failure::wrong(format!("{at} bytes instead of {expected}"))) }
+    }
+
+    /// Stores an object, and notes it once it is acknowledged. Where a replica fails, another is asked, as clients do.
+    pub(crate) async fn store(&self, known: Known, object: Bytes) -> Result<Done, Failure> {
+        let path = routes::chunk(&self.model_id, &known.seq_hash);
+        let mut last = Failure::new("no replica");
+        for (again, replica) in self.preferred(&known).into_iter().enumerate() {
+            let request = self.request(replica, Method::PUT, &path);
+            let request = request.header(header::CONTENT_TYPE, MEDIA_CHUNK).body(object.clone());
+            let answer = match request.send().await {
+                Ok(response) => success(response).await,
+                Err(error) => Err(broken(&error)),
+            };
+            match answer {
+                Ok(_) => {
+                    self.keep(Arc::new(known));
+                    return Ok(Done { bytes: object.len() as u64, again: again as u32, ..Done::default() });
+                }
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    /// Looks a stored context up by its block hashes; less than all of it is a failure.
+    pub(crate) async fn lookup(&self, replica: usize, known: &Known, fresh: bool) -> Result<Done, Failure> {
+        let request = LookupRequest {
+            model_id: self.model_id,
+            namespace: "n".parse().map_err(|_| Failure::new("a name"))?,
+            tokens: None,
+            block_hashes: Some(known.blocks.to_vec()),
+            chunk_ids: None,
+            fresh,
+            direct: false,
+        };
+        let tokens = (known.blocks.len() * kvasir_types::BLOCK_TOKENS) as u64;
+        let (found, bytes) = self.ask(replica, &request).await?;
+        let object = found.chunks.last().map(|chunk| chunk.object_digest);
+        if found.matched_tokens == tokens && object == Some(known.object_digest) {
+            return Ok(Done { bytes, ..Done::default() });
+        }
+        Err(Failure::new(if found.matched_tokens < tokens { NOT_FOUND } else { ANOTHER }))
+    }
+
+    /// As [`lookup`](Self::lookup), of the replica whose turn it is, and of the others where that one does not answer.
+    pub(crate) async fn lookup_anywhere(&self, number: usize, known: &Known) -> Result<Done, Failure> {
+        let mut last = Failure::new("no replica");
+        for again in 0..self.replicas.len() {
+            match self.lookup((number + again) % self.replicas.len(), known, false).await {
+                Ok(done) => return Ok(Done { again: again as u32, ..done }),
+                Err(failure) if [NOT_FOUND, ANOTHER].contains(&failure.cause.as_str()) => {
+                    return Err(failure);
+                }
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    /// Looks a context of rows up by its chunks; less than all of it is a failure.
+    pub(crate) async fn lookup_rows(&self, replica: usize, context: usize) -> Result<Done, Failure> {
+        let request = LookupRequest {
+            model_id: self.model_id,
+            namespace: "n".parse().map_err(|_| Failure::new("a name"))?,
+            tokens: None,
+            block_hashes: None,
+            chunk_ids: Some(rows::chunk_ids(self.root, context)),
+            fresh: false,
+            direct: false,
+        };
+        let (found, bytes) = self.ask(replica, &request).await?;
+        let whole = found.matched_tokens == (rows::CHUNKS * rows::CHUNK_TOKENS) as u64;
+        if whole { Ok(Done { bytes, ..Done::default() }) } else { Err(Failure::new(NOT_FOUND)) }
+    }
+
+    /// Asks, and gives the answer with its size.
+    async fn ask(&self, replica: usize, request: &LookupRequest) -> Result<(LookupResponse, u64), Failure> {
+        let json = serde_json::to_vec(request).map_err(|e| Failure::new(e.to_string()))?;
+        let call = self.request(replica, Method::POST, routes::LOOKUP).body(json);
+        let response = success(call.send().await.map_err(|e| broken(&e))?).await?;
+        let body = response.bytes().await.map_err(|e| broken(&e))?;
+        let found = serde_json::from_slice(&body).map_err(|_| Failure::new("an answer that is no JSON"))?;
+        Ok((found, body.len() as u64))
+    }
+}

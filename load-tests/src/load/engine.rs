@@ -1,0 +1,197 @@
+//! An engine for replays: its KV is a function of the tokens, so that what a load writes into its pages can be checked row by
+//! row, whatever was stored, encoded, evicted and read in between.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Result;
+use kvasir_client::{
+    BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions, Token,
+    fetcher::{Fixed, RecomputeModel},
+};
+use kvasir_codec::{
+    KvBuffer, KvSource, Profile,
+    train::{Recipe, TrainingContext, train},
+};
+use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
+
+use crate::record::{Done, Failure};
+
+/// Layers, heads and elements of a head: 512 elements a token, 1/128 of an 8B model's 65,536.
+const LAYERS: usize = 4;
+const HEADS: usize = 2;
+const DIM: usize = 32;
+/// How much smaller the cache of a token is than that of Llama-3-8B.
+const SCALE: usize = 65_536 / (LAYERS * HEADS * DIM * 2);
+/// Tokens of a page.
+const PAGE_TOKENS: usize = 16;
+/// Time that a load is given: far more than any takes, so that none is given up for it.
+const SLO: Duration = Duration::from_secs(20);
+
+/// A model whose cache is of known numbers.
+fn spec() -> ModelSpec {
+    let layer =
+        LayerKv { layout: KvLayout::Gqa { kv_heads: HEADS as u32, head_dim: DIM as u32 }, rope: None };
+    ModelSpec {
+        weights: "kvasir/load-test".into(),
+        revision: "1".into(),
+        adapter: None,
+        kv_dtype: KvDtype::F16,
+        ropes: Vec::new(),
+        layers: vec![layer; LAYERS],
+        thinning: None,
+        reuse: Reuse::Prefix,
+    }
+}
+
+/// The cache of one token in one place: 8 bits of a hash, so that 16-bit floats hold it exactly.
+fn element(token: u32, place: usize, dim: usize) -> f32 {
+    let mixed = (token ^ (place as u32) << 24)
+        .wrapping_mul(0x9e37_79b1)
+        .wrapping_add((dim as u32).wrapping_mul(0x85eb_ca6b));
+    let mixed = (mixed ^ mixed >> 15).wrapping_mul(0x2c1b_3c6d);
+    ((mixed >> 24) as i32 - 128) as f32 / 32.0
+}
+
+const fn place(layer: usize, plane: Plane, head: usize) -> usize {
+    (layer * 2 + matches!(plane, Plane::V) as usize) * HEADS + head
+}
+
+/// The cache of a token sequence, computed when asked for.
+struct Computed<'a>(&'a [u32]);
+
+impl KvSource for Computed<'_> {
+    fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
+        let place = place(layer, plane, head);
+        for (token, row) in self.0[tokens].iter().zip(out.chunks_exact_mut(DIM)) {
+            row.iter_mut().enumerate().for_each(|(dim, value)| *value = element(*token, place, dim));
+        }
+    }
+}
+
+/// Pages that compare what is written with what it must be, instead of keeping it.
+struct Checked {
+    tokens: Vec<u32>,
+    rows: AtomicU64,
+    wrong: AtomicU64,
+}
+
+impl PageStore for Checked {
+    fn write(
+        &self,
+        page: PageRef,
+        slot: usize,
+        layer: usize,
+        plane: Plane,
+        head: usize,
+        rows: &[f32],
+    ) -> bool {
+        let (first, place) = (page.index as usize * PAGE_TOKENS + slot, place(layer, plane, head));
+        for (nth, row) in rows.chunks_exact(DIM).enumerate() {
+            let right = self.tokens.get(first + nth).is_some_and(|token| {
+                row.iter().enumerate().all(|(dim, value)| *value == element(*token, place, dim))
+            });
+            self.rows.fetch_add(1, Ordering::Relaxed);
+            self.wrong.fetch_add(u64::from(!right), Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+/// What replays share.
+pub(crate) struct Engine {
+    kv: KvClient,
+    /// Tokens that were asked for and loaded, and bytes stored.
+    asked: AtomicU64,
+    loaded: AtomicU64,
+    stored_bytes: AtomicU64,
+}
+
+/// A profile that keeps the cache bit for bit.
+fn profile() -> Result<Arc<Profile>> {
+    let tokens = kvasir_tests::chunks::tokens(1, 512);
+    let kv = KvBuffer::from_source(&spec(), tokens.len(), &Computed(&tokens));
+    Ok(Arc::new(train(&spec(), &[TrainingContext { tokens, kv }], &Recipe::Exact, &mut |_, _| ())?))
+}
+
+impl Engine {
+    /// Registers model and profile.
+    pub(crate) async fn connect(url: &str, token: Option<&str>) -> Result<Arc<Self>> {
+        let token = token.map(Token::new).transpose()?;
+        let client = Client::new(url.parse()?, ClientConfig { token, ..ClientConfig::default() })?;
+        let kv = KvClient::connect(client, Arc::new(spec()), "load-test".parse()?, profile()?).await?;
+        // An engine on which computing never pays: what is stored is loaded.
+        let kv = kv.with_recompute_model(RecomputeModel::from_seconds(10.0, 0.1, 0.0));
+        let zero = || AtomicU64::new(0);
+        Ok(Arc::new(Self { kv, asked: zero(), loaded: zero(), stored_bytes: zero() }))
+    }
+
+    /// What replays came to, by name.
+    pub(crate) fn figures(&self, name: &str) -> Vec<(String, f64)> {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64;
+        let asked = of(&self.asked).max(1.0);
+        vec![
+            (format!("{name}.tokens"), of(&self.asked)),
+            (format!("{name}.tokens_loaded_share"), of(&self.loaded) / asked),
+            (format!("{name}.stored_mb"), of(&self.stored_bytes) / 1e6),
+            (format!("{name}.cache_scale"), SCALE as f64),
+        ]
+    }
+
+    /// A prompt: what is stored is loaded and checked, the rest "computed" and stored.
+    pub(crate) async fn prompt(&self, tokens: Vec<u32>) -> Result<Done, Failure> {
+        let failed = |error: kvasir_client::ClientError| Failure::new(cause(&error));
+        let plan = self.kv.lookup(&tokens).await.map_err(failed)?;
+        let found = plan.matched_tokens() as usize;
+        let mut bytes = 0;
+        if found > 1 {
+            bytes += self.load(plan, &tokens).await?;
+        }
+        let options = StoreOptions { stored_tokens: found, ..StoreOptions::default() };
+        let source = Computed(&tokens);
+        let report = self.kv.store_kv_with(&tokens, &source, &options, |_| ()).await.map_err(failed)?;
+        self.asked.fetch_add(tokens.len() as u64, Ordering::Relaxed);
+        self.loaded.fetch_add(found as u64, Ordering::Relaxed);
+        self.stored_bytes.fetch_add(report.bytes(), Ordering::Relaxed);
+        Ok(Done { bytes: bytes + report.bytes(), ..Done::default() })
+    }
+
+    /// Loads a plan into pages that check every row.
+    async fn load(&self, plan: kvasir_client::LoadPlan, tokens: &[u32]) -> Result<u64, Failure> {
+        let matched = plan.matched_tokens().min(tokens.len() as u64 - 1);
+        let pages = Arc::new(Checked { tokens: tokens.to_vec(), rows: 0.into(), wrong: 0.into() });
+        let refs =
+            (0..tokens.len().div_ceil(PAGE_TOKENS) as u32).map(|index| PageRef { index, generation: 0 });
+        let store: Arc<dyn PageStore> = Arc::<Checked>::clone(&pages);
+        let failed = |error: kvasir_client::ClientError| Failure::new(cause(&error));
+        let table = BlockTable::new(store, refs.collect::<Vec<_>>(), PAGE_TOKENS).map_err(failed)?;
+        let mut options = self.kv.options(SLO);
+        options.policy = Box::new(Fixed::new(Level(u8::MAX)).without_giving_up());
+        let load = self.kv.load(plan, [table], options).map_err(failed)?;
+        let report = load.report().await.ok_or_else(|| Failure::new("a load without an end"))?;
+        let (rows, wrong) = (pages.rows.load(Ordering::Relaxed), pages.wrong.load(Ordering::Relaxed));
+        if wrong > 0 {
+            return Err(Failure::wrong(format!("{wrong} of {rows} rows are wrong")));
+        }
+        if report.loaded_tokens() < matched || rows < matched * (LAYERS * 2 * HEADS) as u64 {
+            return Err(Failure::new("a load that did not bring what was found"));
+        }
+        Ok(report.bytes)
+    }
+}
+
+/// A bounded number of causes.
+fn cause(error: &kvasir_client::ClientError) -> String {
+    match error {
+        kvasir_client::ClientError::Api(error) => format!("{} {}", error.status, error.code),
+        kvasir_client::ClientError::Transport(_) => "connection broke".into(),
+        kvasir_client::ClientError::Protocol { .. } => "an answer that makes no sense".into(),
+        _ => "client".into(),
+    }
+}

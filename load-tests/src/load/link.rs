@@ -1,0 +1,240 @@
+//! How long a context takes over a link of 1 Gb/s in each system's own encoding, decoding included.
+//!
+//! The cache is synthetic: a Mistral-7B's shape (32 layers, 8 heads of 128) with Laplacian elements whose scale differs by channel. Sizes of
+//! real caches differ, and so would ratios; what a system spends on decoding does not depend on that much.
+
+mod blobs;
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use kvasir_bench::{Chunk, KvCodec as _, codecs::Lmcache};
+use kvasir_client::{
+    BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
+    fetcher::{Fixed, RecomputeModel},
+};
+use kvasir_codec::{
+    KvBuffer, KvSource, Profile,
+    train::{Recipe, TrainingContext, train},
+};
+use kvasir_sim::link::{BandwidthSeries, LinkOptions, ShapedLink};
+use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
+use serde::Serialize;
+
+use self::blobs::Encoding;
+use crate::{Common, proc, scenario::ServiceSpec, world::World};
+
+/// A context over a shaped link, as raw, 8-bit, LMCache's bytes, and each of our levels.
+#[derive(Debug, Args)]
+pub(crate) struct LinkArguments {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Tokens of the context.
+    #[arg(long, default_value_t = 9_400)]
+    tokens: usize,
+    /// Layers of the model: 32 are a Mistral-7B's.
+    #[arg(long, default_value_t = 32)]
+    layers: usize,
+    /// The link, in Mb/s.
+    #[arg(long, default_value_t = 1_000.0)]
+    mbps: f64,
+}
+
+/// One encoding.
+#[derive(Debug, Clone, Serialize)]
+struct Row {
+    encoding: String,
+    bytes: u64,
+    bits_per_element: f64,
+    /// What the link alone takes for these bytes.
+    link_s: f64,
+    /// From the first request to the last decoded row; absent where nothing here decodes it.
+    end_to_end_s: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Links {
+    what: &'static str,
+    machine: proc::Machine,
+    tokens: usize,
+    layers: usize,
+    mbps: f64,
+    rows: Vec<Row>,
+}
+
+const HEADS: usize = 8;
+const DIM: usize = 128;
+const PAGE_TOKENS: usize = 16;
+/// Tokens that the profile is trained on, and of a chunk of LMCache.
+const SAMPLE_TOKENS: usize = 256;
+
+fn spec(layers: usize) -> ModelSpec {
+    let layer =
+        LayerKv { layout: KvLayout::Gqa { kv_heads: HEADS as u32, head_dim: DIM as u32 }, rope: None };
+    ModelSpec {
+        weights: "synthetic/mistral-7b-shape".into(),
+        revision: "1".into(),
+        adapter: None,
+        kv_dtype: KvDtype::Bf16,
+        ropes: Vec::new(),
+        layers: vec![layer; layers],
+        thinning: None,
+        reuse: Reuse::Prefix,
+    }
+}
+
+/// Elements that follow from their place: Laplacian, with a scale by channel between 0.25 and 2.
+pub(crate) struct Synthetic;
+
+impl KvSource for Synthetic {
+    fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
+        let place = ((layer * 2 + plane as usize) * HEADS + head) as u64;
+        for (token, row) in tokens.zip(out.chunks_exact_mut(DIM)) {
+            let mut state = (place << 32 | token as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            for (dim, value) in row.iter_mut().enumerate() {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let u = (state >> 40) as f32 / (1 << 24) as f32 - 0.5;
+                let scale = 0.25 * (1 + (dim * 7 + head) % 8) as f32;
+                *value = -u.signum() * scale * (1.0 - 2.0 * u.abs()).max(1e-6).ln();
+            }
+        }
+    }
+}
+
+/// Pages of bf16, as an engine has them. Each thread writes over one page: memory for all is not what is measured.
+struct Pages;
+
+thread_local! {
+    static PAGE: std::cell::RefCell<Vec<u16>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+impl PageStore for Pages {
+    fn write(&self, _: PageRef, _: usize, _: usize, _: Plane, _: usize, rows: &[f32]) -> bool {
+        PAGE.with_borrow_mut(|page| {
+            page.clear();
+            page.extend(rows.iter().map(|value| (value.to_bits() >> 16) as u16));
+            std::hint::black_box(&page);
+        });
+        true
+    }
+}
+
+fn link(mbps: f64) -> Result<LinkOptions> {
+    Ok(LinkOptions::down(BandwidthSeries::constant(mbps).context("a bandwidth")?))
+}
+
+fn row(arguments: &LinkArguments, encoding: &str, bytes: u64, end_to_end: Option<Duration>) -> Row {
+    let elements = (arguments.tokens * arguments.layers * 2 * HEADS * DIM) as f64;
+    Row {
+        encoding: encoding.to_owned(),
+        bytes,
+        bits_per_element: bytes as f64 * 8.0 / elements,
+        link_s: bytes as f64 * 8.0 / (arguments.mbps * 1e6),
+        end_to_end_s: end_to_end.map(|time| time.as_secs_f64()),
+    }
+}
+
+/// Bytes of LMCache's encoding, from the codec of kvasir-bench over one of its chunks.
+fn lmcache_bytes(arguments: &LinkArguments, spec: &ModelSpec) -> Result<u64> {
+    let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &Synthetic);
+    let tokens = vec![0; SAMPLE_TOKENS];
+    let chunk = Chunk { spec, tokens: &tokens, preceding_token: None, first_position: 0, kv: &kv };
+    let coded = Lmcache.code(&chunk)?;
+    let shipped = coded.get(Lmcache::SHIPPED).context("the setting that ships")?.bytes;
+    Ok(shipped * arguments.tokens as u64 / SAMPLE_TOKENS as u64)
+}
+
+async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<Row>> {
+    let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &Synthetic);
+    let context = TrainingContext { tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
+    let profile: Arc<Profile> = Arc::new(train(spec, &[context], &Recipe::Direct, &mut |_, _| ())?);
+    let settings = vec!["hot.memory=1GiB".to_owned(), "hot.disk=0".to_owned()];
+    let service = ServiceSpec { store: "file".into(), settings, ..ServiceSpec::default() };
+    let world = World::start(&arguments.common, &service, false).await?;
+    let address = world.replicas[0].address;
+    let tokens: Vec<u32> = (0..arguments.tokens as u32).collect();
+    let connect = async |address: std::net::SocketAddr| {
+        let client = Client::new(format!("http://{address}").parse()?, ClientConfig::default())?;
+        let kv = KvClient::connect(client, Arc::clone(spec), "link".parse()?, Arc::clone(&profile)).await?;
+        anyhow::Ok(kv.with_recompute_model(RecomputeModel::from_seconds(100.0, 1.0, 0.0)))
+    };
+    let stored = connect(address).await?;
+    stored.store_kv_with(&tokens, &Synthetic, &StoreOptions::default(), |_| ()).await?;
+    let mut rows = Vec::new();
+    for level in (0..profile.level_count()).rev() {
+        let shaped = ShapedLink::start(address, link(arguments.mbps)?).await?;
+        let kv = connect(shaped.address()).await?;
+        let pages =
+            (0..arguments.tokens.div_ceil(PAGE_TOKENS) as u32).map(|index| PageRef { index, generation: 0 });
+        let table = BlockTable::new(Arc::new(Pages), pages.collect::<Vec<_>>(), PAGE_TOKENS)?;
+        shaped.restart();
+        let begun = tokio::time::Instant::now();
+        let plan = kv.lookup(&tokens).await?;
+        let mut options = kv.options(Duration::from_secs(120));
+        options.policy = Box::new(Fixed::new(Level(level as u8)).without_giving_up());
+        let report = kv.load(plan, [table], options)?.report().await.context("a report")?;
+        let name = format!("kvasir level {level}");
+        rows.push(row(arguments, &name, report.bytes, Some(begun.elapsed())));
+    }
+    rows.reverse();
+    Ok(rows)
+}
+
+/// Measures all of them.
+pub(crate) async fn measure(arguments: &LinkArguments) -> Result<Links> {
+    let spec = Arc::new(spec(arguments.layers));
+    let machine = proc::machine();
+    let mut rows = Vec::new();
+    for (name, encoding) in [("raw bf16", Encoding::Raw), ("8-bit", Encoding::EightBit)] {
+        let made = blobs::encode(encoding, arguments.layers, arguments.tokens);
+        let bytes = made.iter().map(|blob| blob.len() as u64).sum();
+        let took = blobs::load(made, encoding, link(arguments.mbps)?).await?;
+        rows.push(row(arguments, name, bytes, Some(took)));
+    }
+    rows.push(row(
+        arguments,
+        "LMCache CacheGen, as shipped (bytes only)",
+        lmcache_bytes(arguments, &spec)?,
+        None,
+    ));
+    rows.extend(Box::pin(ours(arguments, &spec)).await?);
+    let what = "a synthetic cache of a Mistral-7B's shape over a shaped link, fetched and decoded on the CPU of this machine";
+    Ok(Links {
+        what,
+        machine,
+        tokens: arguments.tokens,
+        layers: arguments.layers,
+        mbps: arguments.mbps,
+        rows,
+    })
+}
+
+impl Links {
+    /// The table, as text.
+    pub(crate) fn lines(&self) -> String {
+        let mut text = format!("{} tokens, {} layers, {} Mb/s\n", self.tokens, self.layers, self.mbps);
+        text += &format!(
+            "{:<44}{:>10}{:>10}{:>10}{:>14}\n",
+            "encoding", "MB", "bits/el.", "link, s", "end to end, s"
+        );
+        for row in &self.rows {
+            let whole = row.end_to_end_s.map_or("–".to_owned(), |s| format!("{s:.2}"));
+            let mb = row.bytes as f64 / 1e6;
+            text += &format!(
+                "{:<44}{mb:>10.1}{:>10.2}{:>10.2}{whole:>14}\n",
+                row.encoding, row.bits_per_element, row.link_s
+            );
+        }
+        text.trim_end().to_owned()
+    }
+
+    /// The table, as a page.
+    pub(crate) fn html(&self) -> String {
+        let machine = serde_json::to_string(&self.machine).unwrap_or_default();
+        let escape = crate::svg::escape;
+        let body =
+            format!("<p>{}</p><p>{}</p><pre>{}</pre>", self.what, escape(&machine), escape(&self.lines()));
+        crate::report::page("A context over a link", &body)
+    }
+}

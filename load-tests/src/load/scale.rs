@@ -1,0 +1,366 @@
+//! 1, 2, 4 replicas, each in a network namespace with a link of its own, over one S3 server.
+
+use std::{net::SocketAddr, path::PathBuf, process::Command, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use kvasir_tests::{
+    process::{Process, Start},
+    s3::S3Server,
+};
+use serde::Serialize;
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+use crate::{
+    Common,
+    arrivals::Arrivals,
+    calls::Tenant,
+    drive::{self, Callers, Request},
+    objects::{Pool, Shape},
+    proc::{self, Machine},
+    record::{Failure, Recorder, Summary},
+    requests, run,
+    world::{Owned, own_s3},
+};
+
+/// 1, 2, 4 replicas in network namespaces over one S3 server. Needs root.
+#[derive(Debug, Args)]
+pub(crate) struct ScaleArguments {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// How many replicas, in turn.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
+    replicas: Vec<usize>,
+    /// Bandwidth of each replica's link, in Mb/s: little enough that two cores can fill all of them.
+    #[arg(long, default_value_t = 400)]
+    link_mbps: u64,
+    /// Objects that are read.
+    #[arg(long, default_value_t = 64)]
+    objects: usize,
+    /// Bytes of each.
+    #[arg(long, default_value_t = 1_000_000)]
+    bytes: usize,
+    /// Seconds of each measurement.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+}
+
+/// So many replicas.
+#[derive(Debug, Serialize)]
+struct Row {
+    replicas: usize,
+    /// A closed loop over objects that are hot, each on the replica that rendezvous hashing prefers.
+    mb_per_s: f64,
+    times_one: f64,
+    /// Stored through one replica, asked of each other one at once: how often it was not found.
+    cold_lookups: u64,
+    cold_lookups_missed: u64,
+    /// Requests to the store in a second without load, by all replicas together: the price of the journal.
+    idle_store_requests_per_s: f64,
+    /// An open loop at half of that, with a replica killed in the middle; none for a single one.
+    with_a_replica_lost: Option<Lost>,
+}
+
+#[derive(Debug, Serialize)]
+struct Lost {
+    killed_at_s: f64,
+    /// As clients see it: they ask the next replica where one does not answer.
+    summary: Summary,
+    acknowledged: u64,
+    not_found_afterwards: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Scaling {
+    what: &'static str,
+    machine: Machine,
+    link_mbps: u64,
+    seed: u64,
+    pub(crate) skipped: Option<String>,
+    rows: Vec<Row>,
+}
+
+const SEED: u64 = 1;
+const PORT: u16 = 7480;
+
+fn ip(arguments: &str) -> Result<()> {
+    let output = Command::new("ip").args(arguments.split(' ')).output().context("no `ip` (iproute2)")?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`ip {arguments}`: {}", error.trim());
+    Ok(())
+}
+
+/// A bridge in this namespace, and one namespace a replica behind it. Gone when dropped.
+struct Network {
+    bridge: String,
+    names: Vec<String>,
+}
+
+impl Network {
+    const BRIDGE: [u8; 4] = [10, 232, 77, 254];
+
+    fn make(replicas: usize, link_mbps: u64) -> Result<Self> {
+        let id = std::process::id();
+        let mut made = Self { bridge: format!("kvb{id}"), names: Vec::new() };
+        let bridge = made.bridge.clone();
+        ip(&format!("link add {bridge} type bridge"))?;
+        ip(&format!("addr add {}/24 dev {bridge}", std::net::Ipv4Addr::from(Self::BRIDGE)))?;
+        ip(&format!("link set {bridge} up"))?;
+        for nth in 0..replicas {
+            let name = format!("kvr{id}-{nth}");
+            made.names.push(name.clone());
+            ip(&format!("netns add {name}"))?;
+            ip(&format!("link add kv{id}-{nth} type veth peer name wire netns {name}"))?;
+            ip(&format!("link set kv{id}-{nth} master {bridge}"))?;
+            ip(&format!("link set kv{id}-{nth} up"))?;
+            ip(&format!("-n {name} addr add {}/24 dev wire", Self::address(nth).ip()))?;
+            ip(&format!("-n {name} link set wire up"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+            ip(&format!(
+                "netns exec {name} tc qdisc replace dev wire root tbf rate {link_mbps}mbit burst 256kb latency 100ms"
+            ))?;
+        }
+        Ok(made)
+    }
+
+    fn address(nth: usize) -> SocketAddr {
+        let [a, b, c, _] = Self::BRIDGE;
+        SocketAddr::from(([a, b, c, nth as u8 + 1], PORT))
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // May not exist where making it failed.
+            let _ = ip(&format!("netns del {name}"));
+        }
+        let _ = ip(&format!("link del {}", self.bridge));
+    }
+}
+
+/// Replicas that run.
+struct Group {
+    processes: Vec<Option<Process>>,
+    tenant: Arc<Tenant>,
+    shape: Shape,
+    _server: Owned,
+    _directory: TempDir,
+}
+
+async fn group(arguments: &ScaleArguments, network: &Network) -> Result<Group> {
+    let directory = TempDir::new()?;
+    let s3 = SocketAddr::from((Network::BRIDGE, PORT));
+    let server = own_s3(s3).await?;
+    let store = S3Server::config_at(s3, "scale");
+    let mut processes = Vec::new();
+    for (nth, name) in network.names.iter().enumerate() {
+        let cache: PathBuf = directory.path().join(name);
+        let mut start = Start::new("serve", &store, &cache);
+        let program = std::path::absolute(&arguments.common.kvasir)?;
+        ensure!(program.exists(), "{} is not there", program.display());
+        let under = ["ip", "netns", "exec", name.as_str()].map(str::to_owned);
+        start.under = under.into_iter().chain([program.to_string_lossy().into_owned()]).collect();
+        start.listen = Network::address(nth).to_string();
+        start.flags = vec!["--server.allow_unauthenticated=true".into(), "--hot.memory=256MiB".into()];
+        start.flags.extend(arguments.common.settings.iter().map(|setting| format!("--{setting}")));
+        let process = start.start().await;
+        process.ready().await;
+        processes.push(Some(process));
+    }
+    let addresses = (0..processes.len()).map(Network::address).collect();
+    let tenant = run::tenant(Pool::new(SEED), requests::http_client()?, addresses, None).await?;
+    let shape = Shape { chunks: 1, tokens: 1536, bytes: arguments.bytes };
+    Ok(Group { processes, tenant: Arc::new(tenant), shape, _server: server, _directory: directory })
+}
+
+fn failed(failure: Failure) -> anyhow::Error {
+    anyhow::anyhow!(failure.cause)
+}
+
+impl Group {
+    async fn fill(&self, objects: usize) -> Result<()> {
+        for id in 0..objects as u64 {
+            self.store(id).await?;
+            let known = self.tenant.known(1.0).context("one was stored")?;
+            self.tenant.read(&known, None, None).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    async fn store(&self, id: u64) -> Result<()> {
+        let tenant = &self.tenant;
+        for (known, object) in tenant.pool.context(tenant.model_id, tenant.root, id, self.shape)? {
+            tenant.store(known, object.into()).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// New chunks, asked of every replica right after their acknowledgement.
+    async fn cold_lookups(&self) -> Result<(u64, u64)> {
+        let (mut asked, mut missed) = (0, 0);
+        for id in 0..20u64 {
+            self.store(1 << 32 | id).await?;
+            let known = self.tenant.known(1.0).context("one was stored")?;
+            for replica in 0..self.processes.len() {
+                asked += 1;
+                missed += u64::from(self.tenant.lookup(replica, &known, false).await.is_err());
+            }
+        }
+        Ok((asked, missed))
+    }
+
+    /// Requests to the store so far, of all replicas.
+    async fn store_requests(&self) -> f64 {
+        let mut sum = 0.0;
+        for process in self.processes.iter().flatten() {
+            let metrics = process.metrics().await;
+            let lines = metrics.lines().filter(|line| line.starts_with("kvasir_store_requests_total"));
+            sum += lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>();
+        }
+        sum
+    }
+
+    fn reads(&self) -> Request {
+        let tenant = Arc::clone(&self.tenant);
+        Arc::new(move |number| {
+            let tenant = Arc::clone(&tenant);
+            Box::pin(async move {
+                let share = (number as f64 * 0.618_033_988).fract();
+                let known = tenant.known(share).ok_or_else(|| Failure::new("nothing is stored"))?;
+                tenant.read(&known, None, None).await
+            })
+        })
+    }
+
+    async fn lose_one(&mut self, rate: f64, seconds: f64) -> Lost {
+        let recorder = Arc::new(Recorder::default());
+        let callers = Callers {
+            request: self.reads(),
+            due: Arrivals::Poisson(rate).moments(seconds, SEED, 0.0),
+            at_once: 64,
+            patience: Duration::from_secs(30),
+            recorder: Arc::clone(&recorder),
+        };
+        let begun = Instant::now();
+        let running = tokio::spawn(callers.run(begun));
+        tokio::time::sleep(Duration::from_secs_f64(seconds / 2.0)).await;
+        let killed_at_s = begun.elapsed().as_secs_f64();
+        if let Some(process) = self.processes[0].take() {
+            process.kill();
+        }
+        // A panic of a caller shows as requests that are missing.
+        let _ = running.await;
+        let mut not_found_afterwards = 0;
+        let count = self.tenant.count();
+        for i in 0..count {
+            let Some(known) = self.tenant.known(i as f64 / count as f64) else { continue };
+            let last = self.processes.len() - 1;
+            not_found_afterwards += u64::from(self.tenant.lookup(last, &known, true).await.is_err());
+        }
+        Lost { killed_at_s, summary: recorder.summary(), acknowledged: count as u64, not_found_afterwards }
+    }
+}
+
+async fn row(arguments: &ScaleArguments, replicas: usize, one: Option<f64>) -> Result<Row> {
+    let network = Network::make(replicas, arguments.link_mbps)?;
+    let mut group = group(arguments, &network).await?;
+    group.fill(arguments.objects).await?;
+    let request = group.reads();
+    let at_once = 4 * replicas;
+    drive::peak(&request, at_once, 2.0).await;
+    let (rate, failures) = drive::peak(&request, at_once, arguments.seconds).await;
+    ensure!(failures.is_empty(), "reads fail: {:?}", failures.first());
+    let mb_per_s = rate * arguments.bytes as f64 / 1e6;
+    let (cold_lookups, cold_lookups_missed) = group.cold_lookups().await?;
+    let (before, begun) = (group.store_requests().await, Instant::now());
+    tokio::time::sleep(Duration::from_secs_f64(arguments.seconds)).await;
+    let idle = (group.store_requests().await - before) / begun.elapsed().as_secs_f64();
+    let with_a_replica_lost =
+        if replicas > 1 { Some(group.lose_one(rate / 2.0, arguments.seconds).await) } else { None };
+    Ok(Row {
+        replicas,
+        mb_per_s,
+        times_one: one.map_or(1.0, |one| mb_per_s / one),
+        cold_lookups,
+        cold_lookups_missed,
+        idle_store_requests_per_s: idle,
+        with_a_replica_lost,
+    })
+}
+
+/// Measures all of them; where namespaces cannot be made it says why.
+pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
+    let mut scaling = Scaling {
+        what: "replicas in network namespaces with a shaped link each, over one S3 server; objects that are hot",
+        machine: proc::machine(),
+        link_mbps: arguments.link_mbps,
+        seed: SEED,
+        skipped: Network::make(1, arguments.link_mbps).err().map(|error| format!("{error:#}")),
+        rows: Vec::new(),
+    };
+    if scaling.skipped.is_none() {
+        for &replicas in &arguments.replicas {
+            let one = scaling.rows.first().map(|row| row.mb_per_s);
+            scaling.rows.push(Box::pin(row(arguments, replicas, one)).await?);
+        }
+    }
+    Ok(scaling)
+}
+
+impl Scaling {
+    /// The table, as text.
+    pub(crate) fn lines(&self) -> String {
+        if let Some(reason) = &self.skipped {
+            return format!("SKIPPED: {reason}");
+        }
+        let mut text = format!("links of {} Mb/s\n", self.link_mbps);
+        for row in &self.rows {
+            text += &format!(
+                "{} replicas: {:.1} MB/s, {:.2} times one; {} of {} lookups of what another had just stored missed; {:.1} store requests/s when idle\n",
+                row.replicas,
+                row.mb_per_s,
+                row.times_one,
+                row.cold_lookups_missed,
+                row.cold_lookups,
+                row.idle_store_requests_per_s
+            );
+            if let Some(lost) = &row.with_a_replica_lost {
+                let s = &lost.summary;
+                text += &format!(
+                    "  one killed at {:.1} s: {} of {} reads failed, {} went to another replica, {} wrong; {} of {} objects not found afterwards; p99 {:.1} ms\n",
+                    lost.killed_at_s,
+                    s.failed,
+                    s.requests,
+                    s.tried_again,
+                    s.wrong,
+                    lost.not_found_afterwards,
+                    lost.acknowledged,
+                    s.latency_ms["p99"]
+                );
+            }
+        }
+        text.trim_end().to_owned()
+    }
+
+    /// The table, as a page.
+    pub(crate) fn html(&self) -> String {
+        let machine = serde_json::to_string(&self.machine).unwrap_or_default();
+        let escape = crate::svg::escape;
+        crate::report::page(
+            "Scale-out",
+            &format!("<p>{}</p><p>{}</p><pre>{}</pre>", self.what, escape(&machine), escape(&self.lines())),
+        )
+    }
+
+    /// Whether nothing was lost, wrong, or not found.
+    pub(crate) fn passed(&self) -> bool {
+        let lost = |lost: &Lost| {
+            lost.not_found_afterwards == 0 && lost.summary.wrong == 0 && lost.summary.failed == 0
+        };
+        self.rows
+            .iter()
+            .all(|row| row.cold_lookups_missed == 0 && row.with_a_replica_lost.as_ref().is_none_or(lost))
+    }
+}

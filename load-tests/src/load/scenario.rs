@@ -1,0 +1,278 @@
+//! A scenario: what is stored, who asks for what and when, what goes wrong meanwhile, and what must hold.
+
+use std::{collections::BTreeMap, path::Path};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::{arrivals::Arrivals, faults::FaultSpec, trace::TraceSpec};
+
+/// One file of `scenarios/`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Scenario {
+    /// Short name; that of the result files.
+    pub(crate) name: String,
+    /// What it shows, in a sentence or two.
+    pub(crate) about: String,
+    /// How long requests arrive.
+    pub(crate) seconds: f64,
+    /// Of all that is random.
+    #[serde(default = "one")]
+    pub(crate) seed: u64,
+    /// The service.
+    #[serde(default)]
+    pub(crate) service: ServiceSpec,
+    /// What is stored before requests arrive.
+    #[serde(default)]
+    pub(crate) data: DataSpec,
+    /// Who asks.
+    pub(crate) load: Vec<LoadSpec>,
+    /// What goes wrong.
+    #[serde(default)]
+    pub(crate) fault: Vec<FaultSpec>,
+    /// What must hold at any size, by the name of a figure.
+    #[serde(default)]
+    pub(crate) gates: BTreeMap<String, Bound>,
+    /// What must hold at full size: times, which mean nothing on a busy machine.
+    #[serde(default)]
+    pub(crate) slo: BTreeMap<String, Bound>,
+    /// The size for CI.
+    pub(crate) smoke: Smoke,
+}
+
+/// The processes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ServiceSpec {
+    /// How many replicas.
+    pub(crate) replicas: usize,
+    /// `file`, or `s3`: the server that `tests/servers/run` started, else the tests' own.
+    pub(crate) store: String,
+    /// Settings, as `section.key=value`.
+    pub(crate) settings: Vec<String>,
+    /// Tenants with tokens of their own; 0: nobody is asked who they are.
+    pub(crate) tenants: usize,
+    /// Lines of `[tenant.t0]`: quotas of the first one.
+    pub(crate) quota: Vec<String>,
+    /// The way to the store, when it is s3: every request waits so long, ...
+    pub(crate) link_delay_ms: f64,
+    /// ... and all bytes share so many Mb/s; 0: no bound.
+    pub(crate) link_mbps: f64,
+    /// Bytes of a disk of its own for `cache.directory`, in MiB; 0: the usual disk. Needs root.
+    pub(crate) disk_mib: u64,
+}
+
+impl Default for ServiceSpec {
+    fn default() -> Self {
+        Self {
+            replicas: 1,
+            store: "s3".into(),
+            settings: Vec::new(),
+            tenants: 0,
+            quota: Vec::new(),
+            link_delay_ms: 0.0,
+            link_mbps: 0.0,
+            disk_mib: 0,
+        }
+    }
+}
+
+/// Objects that are there at the start, for each tenant.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct DataSpec {
+    /// Chunk objects.
+    pub(crate) objects: usize,
+    /// Bytes of each, about.
+    pub(crate) bytes: usize,
+    /// Chunks of a context.
+    pub(crate) chunks: usize,
+    /// Tokens of a chunk.
+    pub(crate) tokens: usize,
+    /// Whether everything is read once before requests arrive, so that the hot tier has it.
+    pub(crate) warm: bool,
+    /// Rows of the hot index for chunks that are not in the store, so that an index can be large.
+    pub(crate) rows: usize,
+}
+
+impl Default for DataSpec {
+    fn default() -> Self {
+        Self { objects: 0, bytes: 1 << 20, chunks: 1, tokens: 1536, warm: false, rows: 0 }
+    }
+}
+
+/// One kind of caller.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LoadSpec {
+    /// Its name in figures.
+    pub(crate) name: String,
+    /// What a request is.
+    pub(crate) op: Op,
+    /// When they arrive.
+    pub(crate) arrivals: Arrivals,
+    /// Requests at once; more wait, and their waiting counts.
+    #[serde(default = "at_once")]
+    pub(crate) at_once: usize,
+    /// Bytes of a ranged read; whole objects when absent.
+    #[serde(default)]
+    pub(crate) range_bytes: Option<u64>,
+    /// Bytes of a stored object.
+    #[serde(default = "mebibyte")]
+    pub(crate) bytes: usize,
+    /// Tokens of a stored object.
+    #[serde(default = "chunk_tokens")]
+    pub(crate) tokens: usize,
+    /// Which objects: all alike, or the first the likeliest.
+    #[serde(default)]
+    pub(crate) popularity: Popularity,
+    /// Bytes a second that a slow reader takes.
+    #[serde(default)]
+    pub(crate) reads_bytes_per_second: Option<u64>,
+    /// How long a connection is held open behind its request.
+    #[serde(default)]
+    pub(crate) hold_seconds: f64,
+    /// Whose requests.
+    #[serde(default)]
+    pub(crate) tenants: Tenants,
+    /// Seconds after which a request counts as failed.
+    #[serde(default = "patience")]
+    pub(crate) patience_seconds: f64,
+    /// The trace of a replay.
+    #[serde(default)]
+    pub(crate) trace: Option<TraceSpec>,
+    /// Only starts when the others have run so long.
+    #[serde(default)]
+    pub(crate) from_second: f64,
+}
+
+/// What a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Op {
+    /// Reads a chunk object over the chunk API.
+    Read,
+    /// Stores a new chunk object over the chunk API.
+    Store,
+    /// Looks a stored context up by its block hashes.
+    Lookup,
+    /// Opens a connection, reads a little, holds it, closes it.
+    Connect,
+    /// Runs a garbage collection.
+    Gc,
+    /// Runs a scrub.
+    Scrub,
+    /// A prompt of a trace: looks up, loads what is stored, stores the rest; through the client crate.
+    Prompt,
+}
+
+/// Which objects are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Popularity {
+    /// All alike.
+    #[default]
+    Uniform,
+    /// By Zipf's law with exponent 1.
+    Zipf,
+    /// Each once, in order.
+    Once,
+}
+
+/// Whose requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Tenants {
+    /// Everyone's in turn.
+    #[default]
+    All,
+    /// The first tenant's.
+    First,
+    /// Those of all but the first.
+    Others,
+}
+
+/// What a figure must be.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Bound {
+    /// At least.
+    #[serde(default)]
+    pub(crate) min: Option<f64>,
+    /// At most.
+    #[serde(default)]
+    pub(crate) max: Option<f64>,
+}
+
+/// The size for CI, relative to the full one.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Smoke {
+    /// How long requests arrive; faults move with it.
+    pub(crate) seconds: f64,
+    /// Factor of all rates.
+    #[serde(default = "whole")]
+    pub(crate) rate: f64,
+    /// Factor of the number of objects and rows.
+    #[serde(default = "whole")]
+    pub(crate) data: f64,
+    /// Factor of objects' bytes.
+    #[serde(default = "whole")]
+    pub(crate) bytes: f64,
+}
+
+fn one() -> u64 {
+    1
+}
+fn whole() -> f64 {
+    1.0
+}
+fn at_once() -> usize {
+    64
+}
+fn mebibyte() -> usize {
+    1 << 20
+}
+fn chunk_tokens() -> usize {
+    1536
+}
+fn patience() -> f64 {
+    30.0
+}
+
+impl Scenario {
+    /// Reads a file.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let read: Self = toml::from_str(&text).with_context(|| format!("in {}", path.display()))?;
+        ensure!(read.seconds > 0.0 && !read.load.is_empty(), "{}: no load", path.display());
+        Ok(read)
+    }
+
+    /// The same at the size for CI.
+    pub(crate) fn smaller(mut self) -> Self {
+        let Smoke { seconds, rate, data, bytes } = self.smoke;
+        let (time, few) =
+            (seconds / self.seconds, |n: usize, factor: f64| (n as f64 * factor).ceil() as usize);
+        self.seconds = seconds;
+        self.data.objects = few(self.data.objects, data);
+        self.data.rows = few(self.data.rows, data);
+        self.data.bytes = few(self.data.bytes, bytes);
+        for load in &mut self.load {
+            load.arrivals = load.arrivals.times(rate);
+            load.bytes = few(load.bytes, bytes);
+            load.range_bytes = load.range_bytes.map(|n| few(n as usize, bytes) as u64);
+            load.from_second *= time;
+            // CI's machine may be busy for longer than a caller would wait.
+            load.patience_seconds = load.patience_seconds.max(120.0);
+            load.hold_seconds *= time;
+        }
+        for fault in &mut self.fault {
+            fault.at *= time;
+            fault.lasts *= time;
+        }
+        self.slo.clear();
+        self
+    }
+}
