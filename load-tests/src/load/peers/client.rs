@@ -36,6 +36,9 @@ pub(crate) struct Measured {
     pub(crate) requests: u64,
 }
 
+/// Longest latency that is told apart: a minute.
+const MICROS_MAX: u64 = 60_000_000;
+
 struct Connection {
     socket: TcpStream,
     buffer: Vec<u8>,
@@ -117,7 +120,7 @@ pub(crate) fn measure(
             .map(|nth| {
                 scope.spawn(move || -> Result<(Histogram<u64>, u64)> {
                     let mut connection = Connection::open(address)?;
-                    let mut latency = Histogram::new(3)?;
+                    let mut latency = Histogram::new_with_bounds(1, MICROS_MAX, 3)?;
                     let mut bytes = 0;
                     for (request, known) in values.iter().cycle().skip(nth * values.len() / connections) {
                         if begun.elapsed() >= seconds {
@@ -136,7 +139,7 @@ pub(crate) fn measure(
     })?;
     let took = begun.elapsed().as_secs_f64();
     let after = proc::usage_of(&proc::family(id));
-    let mut latency: Histogram<u64> = Histogram::new(3)?;
+    let mut latency: Histogram<u64> = Histogram::new_with_bounds(1, MICROS_MAX, 3)?;
     let mut bytes = 0;
     for (one, count) in counted {
         latency.add(one)?;
