@@ -9,7 +9,7 @@ use kvasir_tests::{
     s3::{Lacks, S3Server},
     service::Service,
 };
-use kvasir_types::{ModelId, ModelSpec, Reuse};
+use kvasir_types::{Medium, ModelId, ModelSpec, Reuse, RootHash};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use tempfile::TempDir;
@@ -119,7 +119,7 @@ async fn every_reason() {
 }
 
 /// A tombstone as the cold tier's eviction writes it.
-async fn evicted(bench: &mut Bench, server: &S3Server, model_id: ModelId, root: kvasir_types::RootHash) {
+async fn evicted(bench: &mut Bench, server: &S3Server, model_id: ModelId, root: RootHash) {
     let tokens = chunks::tokens(6, 256);
     let chunk = chunks::chunk(root, &tokens, 0, 256, 50);
     bench.service.put(&model_id, &chunk).await;
@@ -146,4 +146,60 @@ async fn a_cache_that_matches_only_as_a_whole_says_so() {
     assert_eq!(bench.ask(model_id, "n", &tokens, MissReason::OnlyWhole).await.tokens, 256);
     bench.ask(model_id, "n", &tokens[..256], MissReason::Stored).await;
     bench.service.stop().await;
+}
+
+/// Room for some of what is stored, in memory and in the store: the answers name what went, and why.
+#[tokio::test]
+async fn evictions_from_memory_and_from_the_store_are_named() {
+    let directory = TempDir::new().expect("a directory");
+    let file = format!("file://{}/store", directory.path().display()).parse().expect("a url");
+    let sample = chunks::chunk(RootHash::from([0; 32]), &chunks::tokens(0, 256), 0, 256, 2_000);
+    let bytes = sample.bytes.len() as u64;
+    let config = |config: &mut kvasir_server::Config| {
+        config.hot.memory_bytes = 2 * bytes;
+        config.hot.disk_bytes = 0;
+        config.gc.policy.capacity_bytes = Some(5 * bytes + bytes / 2);
+        config.gc.interval = Duration::ZERO;
+    };
+    let service = Service::start_with(StoreConfig::new(file), directory.path(), config).await;
+    let (model_id, root) = service.prepare("n").await;
+    let contexts: Vec<_> = (0..8).map(|seed| chunks::tokens(20 + seed, 256)).collect();
+    for tokens in &contexts {
+        let chunk = chunks::chunk(root, tokens, 0, 256, 2_000);
+        assert_eq!(service.put(&model_id, &chunk).await.status(), StatusCode::CREATED);
+        // The store's dates, by which the collector goes, must tell them apart.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let explain = async |tokens: &[u32]| {
+        let request = json!({"model_id": model_id, "namespace": "n", "tokens": tokens}).to_string();
+        let response = service.send(Method::POST, routes::EXPLAIN, request).await;
+        response.json::<ExplainResponse>().await.expect("its JSON")
+    };
+    let mut from_memory = 0;
+    for tokens in &contexts {
+        let answer = explain(tokens).await;
+        assert_eq!(answer.causes[0].reason, MissReason::Stored);
+        for left in &answer.departures {
+            assert_eq!((left.medium, left.now_in), (Medium::Cpu, Medium::Object));
+            assert!(["capacity", "not_admitted"].contains(&left.reason.as_str()), "{left:?}");
+            assert!(left.bytes > 0 && left.idle_ms <= left.age_ms.max(left.idle_ms), "{left:?}");
+        }
+        from_memory += answer.departures.len();
+    }
+    assert!(from_memory >= 4, "bases of eight chunks in room for some: {from_memory}");
+
+    let job = service.job(r#"{"kind": "gc"}"#).await;
+    assert_eq!(job.counts["evicted"], 3, "{job:?}");
+    let mut evicted = 0;
+    for tokens in &contexts {
+        let answer = explain(tokens).await;
+        let cause = &answer.causes[0];
+        if answer.matched_tokens == 0 {
+            assert_eq!((cause.reason, cause.by.as_deref()), (MissReason::Evicted, Some("collector")));
+            assert!(cause.at_ms.is_some() && answer.departures.is_empty());
+            evicted += 1;
+        }
+    }
+    assert_eq!(evicted, 3);
+    service.stop().await;
 }

@@ -1,6 +1,7 @@
 //! The hot tier behind the real service.
 
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, routes};
+use kvasir_client::{Client, ClientConfig, RequestClass};
 use kvasir_storage::store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},
@@ -139,7 +140,11 @@ async fn classes_come_from_headers_and_chunks_are_read_ahead() {
     };
     expect_problem(lookup("no name", "1").await.expect("an answer"), "bad_request").await;
     expect_problem(lookup("file", "0").await.expect("an answer"), "bad_request").await;
-    assert_eq!(lookup("file", "5").await.expect("an answer").status(), StatusCode::OK);
+    // The class as the client library says it.
+    let base = format!("http://{}", service.address).parse().expect("a url");
+    let client = Client::new(base, ClientConfig::default()).expect("a client");
+    let asking = client.for_request(RequestClass::of("file".parse().expect("a name")).in_turn(5));
+    assert_eq!(asking.lookup(&request).await.expect("an answer").chunks.len(), 6);
     let read = service.get(&format!("{}?level=0", path(&model_id, &context[0])), &[]).await;
     read.bytes().await.expect("reads");
     // The bases of the two chunks behind it come by themselves; which takes a moment.

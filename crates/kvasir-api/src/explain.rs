@@ -1,6 +1,6 @@
 //! Why a lookup missed.
 
-use kvasir_types::{ModelId, ModelSpec, Name, SeqHash};
+use kvasir_types::{Medium, ModelId, ModelSpec, Name, SeqHash};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -117,6 +117,34 @@ pub struct Cause {
     pub namespace: Option<Name>,
 }
 
+/// How a chunk that matches left the memory or the disk of the replica that answers: from there it is slower to read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Departure {
+    /// The chunk.
+    pub seq_hash: SeqHash,
+    /// What it left: `cpu` or `disk`.
+    pub medium: Medium,
+    /// Where its base is now.
+    pub now_in: Medium,
+    /// Why: `capacity` (its place was worth more to another), `not_admitted` (it was worth less than all that was there),
+    /// `expired`, `corrupt`, `removed`.
+    pub reason: String,
+    /// The lowest level that went.
+    pub level: u8,
+    /// Bytes that went, as far back as is remembered.
+    pub bytes: u64,
+    /// How long ago the last of it went, in milliseconds.
+    pub ago_ms: u64,
+    /// How long that had been there.
+    pub age_ms: u64,
+    /// How long that had not been used.
+    pub idle_ms: u64,
+    /// Type of the requests that used it last; empty when unknown.
+    pub request_type: String,
+    /// Their turn, as a range.
+    pub turn: String,
+}
+
 /// How far a lookup gets, and why no farther.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainResponse {
@@ -126,4 +154,8 @@ pub struct ExplainResponse {
     pub matched_tokens: u64,
     /// Why no more; the most telling first, never empty.
     pub causes: Vec<Cause>,
+    /// Of what matches and is not in memory, how it left; what never was there, or longer ago than is remembered, is not
+    /// listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub departures: Vec<Departure>,
 }

@@ -25,8 +25,8 @@ use kvasir_types::{ModelSpec, Name, TokenRange};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
-    BlockTable, Client, ClientError, LoadEvent, LoadOptions, LoadPlan, LoadReport, QueueConfig, StoreOptions,
-    StoreProgress, StoreQueue, StoreReport, limits::BLOCKING_WORKERS,
+    BlockTable, Client, ClientError, LoadEvent, LoadOptions, LoadPlan, LoadReport, QueueConfig, RequestClass,
+    StoreOptions, StoreProgress, StoreQueue, StoreReport, limits::BLOCKING_WORKERS,
 };
 
 /// [`crate::KvClient`] with a small runtime of its own. Cheap to clone, `Send + Sync`. Not to be used, nor dropped last,
@@ -67,6 +67,12 @@ impl KvClient {
     ) -> Result<Self, ClientError> {
         let inner = change(self.inner)?;
         Ok(Self { inner, runtime: self.runtime })
+    }
+
+    /// As [`crate::KvClient::for_request`].
+    #[must_use]
+    pub fn for_request(&self, class: RequestClass) -> Self {
+        Self { inner: self.inner.for_request(class), runtime: Arc::clone(&self.runtime) }
     }
 
     /// The async client beneath.

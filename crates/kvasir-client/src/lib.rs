@@ -15,4 +15,6 @@ pub use kv::{
     ReadReport, RecomputeCause, Refusal, Shard, StoreOptions, StoreOutcome, StoreProgress, StoreQueue,
     StoreReport, StoreTicket, StoredPart, Urgency,
 };
-pub use transport::{Client, ClientConfig, DirectStore, EventStream, ObjectRange, ObjectRead, Token, Told};
+pub use transport::{
+    Client, ClientConfig, DirectStore, EventStream, ObjectRange, ObjectRead, RequestClass, Token, Told,
+};

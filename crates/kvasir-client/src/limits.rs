@@ -25,6 +25,8 @@ pub const RETRY_REFILL: f64 = 0.1;
 pub const CONTROL_BYTES_MAX: usize = 16 << 20;
 /// Most bytes of a profile: 5 % of the weights of a 70 B model in bf16.
 pub const PROFILE_BYTES_MAX: usize = 7 << 30;
+/// Loads tell each other what they miss in steps of this many bytes: a base of some hundred tokens to a few thousand.
+pub const NEIGHBOUR_STEP_BYTES: u64 = 4 << 20;
 /// Chunks that are encoded or uploaded at the same time: one of each.
 pub const STORE_CONCURRENCY: usize = 2;
 /// Chunks that are decoded at the same time.

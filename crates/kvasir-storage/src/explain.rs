@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use futures::{StreamExt, TryStreamExt};
-use kvasir_api::{Cause, ExplainRequest, ExplainResponse, FieldDifference, MissReason};
+use kvasir_api::{Cause, ExplainRequest, ExplainResponse, FieldDifference, LookupResponse, MissReason};
 use kvasir_types::{BLOCK_TOKENS, ModelId, ModelSpec, Name, Reuse, SeqHash, TokenChain};
 use object_store::{ObjectMeta, ObjectStoreExt};
 use serde_json::Value;
@@ -45,14 +45,16 @@ impl Storage {
             Err(StorageError::UnknownModel { .. }) => request.spec.clone(),
             Err(error) => return Err(error),
         };
-        let matched = self.matched(tenant, &request.namespace, &request.model_id, &request.tokens).await?;
+        let found = self.found(tenant, &request.namespace, &request.model_id, &request.tokens).await?;
+        let matched = found.matched_tokens;
+        let departures = self.departed(tenant, &request.model_id, &found);
         let question = Question { tenant, request, matched };
         let tokens = request.tokens.len() as u64;
         let mut causes = Vec::new();
         if matched == tokens {
             let detail = "a lookup matches all of these tokens now".to_owned();
             causes.push(Cause { detail, tokens: matched, ..cause(MissReason::Stored) });
-            return Ok(ExplainResponse { tokens, matched_tokens: matched, causes });
+            return Ok(ExplainResponse { tokens, matched_tokens: matched, causes, departures });
         }
         self.explain_own_place(&question, &mut causes).await?;
         self.explain_namespaces(&question, &mut causes).await?;
@@ -62,21 +64,22 @@ impl Storage {
                           Check that model, namespace and tokenizer are those of the engine that stores";
             causes.push(Cause { detail: detail.to_owned(), ..cause(MissReason::NeverStored) });
         }
-        Ok(ExplainResponse { tokens, matched_tokens: matched, causes })
+        Ok(ExplainResponse { tokens, matched_tokens: matched, causes, departures })
     }
 
-    /// Tokens of the longest usable prefix; none for a model that is not there.
-    async fn matched(
+    /// The longest usable prefix; empty for a model that is not there.
+    async fn found(
         &self,
         tenant: &Name,
         namespace: &Name,
         model_id: &ModelId,
         tokens: &[u32],
-    ) -> Result<u64, StorageError> {
+    ) -> Result<LookupResponse, StorageError> {
         match self.lookup(tenant, namespace, model_id, Query::Tokens(tokens.to_vec()), true).await {
-            Ok(found) => Ok(found.matched_tokens),
-            Err(StorageError::UnknownModel { .. }) => Ok(0),
-            Err(error) => Err(error),
+            Err(StorageError::UnknownModel { .. }) => {
+                Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() })
+            }
+            answer => answer,
         }
     }
 
@@ -222,7 +225,8 @@ impl Storage {
         let others = self.list_namespaces(tenant).await?;
         let others = others.into_iter().filter(|name| *name != request.namespace);
         for namespace in others.take(limits::NAMESPACES_COMPARED_MAX) {
-            let tokens = self.matched(tenant, &namespace, &request.model_id, &request.tokens).await?;
+            let found = self.found(tenant, &namespace, &request.model_id, &request.tokens).await?;
+            let tokens = found.matched_tokens;
             if tokens > *matched {
                 let detail = format!(
                     "{tokens} of these tokens are stored in namespace {namespace}; namespaces never match each other: \
@@ -246,7 +250,8 @@ impl Storage {
             if model_id == request.model_id {
                 continue;
             }
-            let tokens = self.matched(tenant, &request.namespace, &model_id, &request.tokens).await?;
+            let found = self.found(tenant, &request.namespace, &model_id, &request.tokens).await?;
+            let tokens = found.matched_tokens;
             if tokens <= *matched {
                 continue;
             }

@@ -4,11 +4,12 @@ use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use kvasir_container::Head;
+use kvasir_container::{ChunkHeader, Head};
 use kvasir_types::{Medium, Name, SeqHash};
 
 use crate::{
     ByteRange, ObjectRead, Storage, StorageError,
+    eviction::ClassId,
     hot::{Fetch, HotContext, HotFront, HotObject, RequestHint},
     index::{Scope, Walk},
     layout::ChunkKey,
@@ -37,7 +38,7 @@ impl Storage {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let object = match hot.object(scope, key.object_digest) {
             Some(object) => object,
-            None => hot.know(scope, key, &self.head(key).await?),
+            None => self.know(hot, key, &self.head(key).await?),
         };
         let object_bytes = object.bytes();
         let range = range.resolve(object_bytes).ok_or(StorageError::Range { object_bytes })?;
@@ -53,6 +54,13 @@ impl Storage {
             }
         });
         Ok(ObjectRead { range, object_bytes, bytes: stream::iter(first.map(Ok)).chain(rest).boxed() })
+    }
+
+    /// Tells the hot tier how an object is cut, and what its tokens cost.
+    fn know(&self, hot: &HotFront, key: &ChunkKey, head: &Head) -> Arc<HotObject> {
+        let ChunkHeader { first_position, token_count, .. } = head.header;
+        let seconds = self.recompute_seconds(&key.tenant, &key.model_id, first_position, token_count);
+        hot.know(Scope::new(&key.tenant, &key.model_id), key, head, seconds)
     }
 
     /// A head from the hot tier or the store, verified.
@@ -107,7 +115,7 @@ impl Storage {
             tokio::spawn(async move {
                 let Some(hot) = storage.hot() else { return };
                 let Ok(head) = storage.head(&key).await else { return };
-                let object = hot.know(scope, &key, &head);
+                let object = storage.know(hot, &key, &head);
                 let fetch = storage.fetch(&key, object.bytes());
                 hot.tier().read_ahead(&object, 0..wanted, context, fetch).await;
                 drop(permit);
@@ -130,7 +138,7 @@ impl Storage {
             let Some(hot) = storage.hot() else { return };
             let Ok(head) = storage.head(&key).await else { return };
             let base = storage.offered_bytes(&[head.level_bytes(kvasir_types::Level::BASE).unwrap_or(0)]);
-            let object = hot.know(scope, &key, &head);
+            let object = storage.know(hot, &key, &head);
             let context = hot.requests().context(&object, &RequestHint::default(), hot.tier().now());
             let fetch = storage.fetch(&key, object.bytes());
             hot.tier().read_ahead(&object, 0..base, context, fetch).await;
@@ -142,7 +150,7 @@ impl Storage {
     pub(crate) fn offer_front(&self, key: &ChunkKey, front: &Bytes, hint: &RequestHint) {
         let Some(hot) = self.hot_of(&key.tenant) else { return };
         let Ok(head) = Head::parse(front) else { return };
-        let object = hot.know(Scope::new(&key.tenant, &key.model_id), key, &head);
+        let object = self.know(hot, key, &head);
         let context = hot.requests().context(&object, hint, hot.tier().now());
         hot.tier().offer(&object, context, front);
     }
@@ -153,7 +161,7 @@ impl Storage {
         if self.hot.is_some() { base.min(limits::HOT_FLIGHT_BYTES) } else { 0 }
     }
 
-    /// Tells the hot tier of a lookup and what it found.
+    /// Tells the hot tier of a lookup and what it found. Gives the request's class.
     pub(crate) fn note_lookup(
         &self,
         tenant: &Name,
@@ -162,12 +170,12 @@ impl Storage {
         blocks: &[SeqHash],
         walk: &Walk,
         found: &Arc<[ChunkKey]>,
-    ) {
-        let Some(hot) = &self.hot else { return };
+    ) -> Option<ClassId> {
+        let hot = self.hot.as_ref()?;
         for step in &walk.steps {
             self.catalog.insert((scope, step.row.object_digest), Arc::new(step.row.clone()));
         }
-        hot.requests().looked_up(tenant, hint, blocks, found, hot.tier().now());
+        Some(hot.requests().looked_up(tenant, hint, blocks, found, hot.tier().now()))
     }
 
     /// Where the base of an object is.

@@ -4,6 +4,7 @@
 mod cache;
 mod chunks;
 mod contexts;
+mod departed;
 mod error;
 pub mod events;
 pub mod eviction;
@@ -22,6 +23,7 @@ pub mod observe;
 pub mod presign;
 mod read;
 mod rebuild;
+mod recompute;
 mod registry;
 mod removal;
 mod scrub;

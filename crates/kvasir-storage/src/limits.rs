@@ -122,6 +122,18 @@ pub const HOT_TENANTS_MAX: usize = 256;
 pub const HOT_FRAMES_ORDERED: u32 = 1024;
 /// Worth of a level's bytes relative to the level below: steps refined by three lower the squared error to a ninth.
 pub const HOT_LEVEL_WORTH: f32 = 1.0 / 9.0;
+/// Worth of a byte of a frame of which nothing but its name is known (found on disk at start, until it is used): seconds
+/// of prefill a byte, as a base of one bit an element of an 8B model with grouped heads has.
+pub const HOT_SECONDS_PER_BYTE_UNKNOWN: f32 = 1.25e-8;
+/// The same of an object in the store of which nothing but its size is known: all levels, at some four bits an element.
+pub const COLD_SECONDS_PER_BYTE_UNKNOWN: f32 = HOT_SECONDS_PER_BYTE_UNKNOWN / 4.0;
+/// Layers of a model that was not met lately, when the cost of recomputing its tokens is estimated.
+pub const REFERENCE_LAYERS: usize = 32;
+/// Width of a model for each of its layers: 128 in Llama and Mistral 7B, 102 in Llama 70B; loss hardly depends on it
+/// (Kaplan et al. 2020, section 3.1), so models stay near it.
+pub const WIDTH_PER_LAYER: f64 = 128.0;
+/// Operations a second of the engine by which recomputing is weighed: half of an A100's peak. Only ratios matter.
+pub const REFERENCE_FLOPS: f64 = 156e12;
 /// Chunks remembered as sent and not taken, for `explain`: ~300 bytes each.
 pub const REFUSALS_MAX: usize = 4_096;
 /// How long they are remembered.
@@ -164,6 +176,8 @@ pub const HOT_NOTED_MAX: usize = 65_536;
 pub const HOT_REQUEST_SECONDS_MAX: f64 = 300.0;
 /// Departures from the hot tier that are remembered for `explain`: ~100 bytes each.
 pub const HOT_DEPARTURES_KEPT: usize = 16_384;
+/// Departures that `explain` lists: those of 64 chunks from memory and from disk.
+pub const DEPARTURES_LISTED_MAX: usize = 128;
 /// Keys of a keys file.
 pub const SEAL_KEYS_MAX: usize = 100_000;
 /// Fronts of sealed objects kept in memory, about 400 bytes each.

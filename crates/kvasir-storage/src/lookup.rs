@@ -108,11 +108,11 @@ impl Storage {
         }
         let found: Arc<[ChunkKey]> = walk.steps.iter().map(|step| place.key(step)).collect();
         let mut answer = response(&walk);
+        let class = self.note_lookup(tenant, place.scope, hint, &blocks, &walk, &found);
         for (chunk, key) in answer.chunks.iter_mut().zip(found.iter()) {
-            self.used(place.scope, key.object_digest);
+            self.used(place.scope, key.object_digest, class);
             chunk.medium = self.medium(key, &chunk.level_bytes);
         }
-        self.note_lookup(tenant, place.scope, hint, &blocks, &walk, &found);
         Ok(answer)
     }
 

@@ -93,7 +93,7 @@ impl Storage {
         range: ByteRange,
         hint: &RequestHint,
     ) -> Result<ObjectRead, StorageError> {
-        self.used(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+        self.used(Scope::new(&key.tenant, &key.model_id), key.object_digest, None);
         match self.hot_of(&key.tenant) {
             Some(hot) => self.read_hot(hot, key, range, hint).await,
             None => self.read_store(key, range).await,

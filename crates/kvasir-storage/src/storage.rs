@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::{
     cache::BoundedMap,
     events::EventLog,
+    eviction::ClassId,
     hot::{HotFront, HotTier},
     index::{Index, IndexEntry, IndexRow, Scope},
     journal::Journal,
@@ -85,6 +86,13 @@ impl Settings {
     }
 }
 
+/// The last use of an object of the cold tier.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LastUse {
+    pub(crate) at: tokio::time::Instant,
+    pub(crate) class: ClassId,
+}
+
 /// The storage core. Cheap to share; every method may be called at once from anywhere.
 #[derive(Debug)]
 pub struct Storage {
@@ -97,8 +105,8 @@ pub struct Storage {
     pub(crate) catalog: BoundedMap<(Scope, ObjectDigest), Arc<IndexRow>>,
     /// What the index took in lately, so that it can be taken out again.
     pub(crate) entries: BoundedMap<(Scope, ObjectDigest), Arc<IndexEntry>>,
-    /// When objects were last found or read; empty unless the cold tier has a capacity.
-    pub(crate) uses: BoundedMap<(Scope, ObjectDigest), tokio::time::Instant>,
+    /// When objects were last found or read, and for whom; empty unless the cold tier has a capacity.
+    pub(crate) uses: BoundedMap<(Scope, ObjectDigest), LastUse>,
     /// Chunks that were not in the store a moment ago.
     pub(crate) missing: BoundedMap<(Scope, SeqHash), ()>,
     /// Objects that turned out to be gone: their index rows are removed when met.
@@ -189,10 +197,12 @@ impl Storage {
         self.settings.witness.passed(transition);
     }
 
-    /// Takes note of a use.
-    pub(crate) fn used(&self, scope: Scope, object: ObjectDigest) {
+    /// Takes note of a use by a request of `class`; where that is not known, of the class of the use before.
+    pub(crate) fn used(&self, scope: Scope, object: ObjectDigest, class: Option<ClassId>) {
         if self.settings.track_uses {
-            self.uses.insert((scope, object), tokio::time::Instant::now());
+            let before = || self.uses.get(&(scope, object)).map(|before| before.class);
+            let class = class.or_else(before).unwrap_or(ClassId::OTHER);
+            self.uses.insert((scope, object), LastUse { at: tokio::time::Instant::now(), class });
         }
     }
 

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use kvasir_api::ExplainRequest;
+use kvasir_types::Medium;
 
 use super::serve::runtime;
 use crate::{
@@ -53,5 +54,26 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
             );
         }
     }
+    for left in &answer.departures {
+        text += &format!(
+            "\n{}: {} bytes left {} {:.1} s ago ({}, idle for {:.1} s); now in {}",
+            left.seq_hash,
+            left.bytes,
+            name(left.medium),
+            left.ago_ms as f64 / 1e3,
+            left.reason,
+            left.idle_ms as f64 / 1e3,
+            name(left.now_in),
+        );
+    }
     print(&text)
+}
+
+const fn name(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Gpu => "GPU memory",
+        Medium::Cpu => "memory",
+        Medium::Disk => "the local disk",
+        Medium::Object => "the object store",
+    }
 }

@@ -26,7 +26,7 @@ pub use store::{
 };
 pub use table::{BlockTable, PageRef, PageStore, Shard};
 
-use crate::{Client, ClientError, fetcher::RecomputeModel, limits::PROFILES_MAX};
+use crate::{Client, ClientError, RequestClass, fetcher::RecomputeModel, limits::PROFILES_MAX};
 
 /// One model's KV caches in one namespace: what an engine holds. Cheap to clone, `Send + Sync`.
 #[derive(Clone)]
@@ -96,6 +96,13 @@ impl KvClient {
     pub const fn with_direct_reads(mut self, direct: bool) -> Self {
         self.direct = direct;
         self
+    }
+
+    /// The same caches on behalf of one request of an engine: its lookups, loads and stores say so to the service, which
+    /// keeps ready what such requests use again.
+    #[must_use]
+    pub fn for_request(&self, class: RequestClass) -> Self {
+        Self { client: self.client.for_request(class), ..self.clone() }
     }
 
     /// Accepts only chunks that were computed over prefixes whose predicted KL is at most this many nats a token.

@@ -2,6 +2,7 @@
 
 mod activity;
 mod body;
+mod class;
 mod first_byte;
 mod object;
 mod pace;
@@ -27,6 +28,7 @@ use serde_json::Value;
 use url::Url;
 
 pub(crate) use activity::{Activity, Busy};
+pub use class::RequestClass;
 pub use object::{ObjectRange, ObjectRead};
 pub(crate) use pace::Pace;
 pub(crate) use read::{ObjectName, TakeBytes};
@@ -52,6 +54,8 @@ pub struct ClientConfig {
     pub token: Option<Token>,
     /// CA certificates to trust beside the system's, as PEM.
     pub ca_certificates: Option<Vec<u8>>,
+    /// What requests are for, unless [`Client::for_request`] says otherwise.
+    pub class: RequestClass,
 }
 
 /// A credential; its text appears in no log.
@@ -88,6 +92,7 @@ impl Default for ClientConfig {
             http2_prior_knowledge: false,
             token: None,
             ca_certificates: None,
+            class: RequestClass::default(),
         }
     }
 }
@@ -157,10 +162,19 @@ impl Client {
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.http.request(method, format!("{}{path}", self.base));
-        match &self.config.token {
+        let request = match &self.config.token {
             Some(Token(value)) => request.header(AUTHORIZATION, value),
             None => request,
-        }
+        };
+        self.config.class.mark(request)
+    }
+
+    /// The same client on behalf of one request of an engine: it says so to the service.
+    #[must_use]
+    pub fn for_request(&self, class: RequestClass) -> Self {
+        let mut this = self.clone();
+        this.config.class = class;
+        this
     }
 
     /// Sends an idempotent request until it succeeds, its error is final, or attempts or budget run out.

@@ -123,6 +123,8 @@ pub struct TraceProfile {
     pub reused_share: f64,
     /// Share of all blocks that takes 90 % of the reuses, most reused first.
     pub blocks_with_90_percent_of_reuses: f64,
+    /// Shares of all blocks, most reused first, and the share of the reuses that they take.
+    pub skew: Vec<(f64, f64)>,
     seen: HashMap<u64, Seen, RandomState>,
 }
 
@@ -170,6 +172,7 @@ impl TraceProfile {
         }
         self.reused_share = reuses.len() as f64 / seen.len().max(1) as f64;
         reuses.sort_unstable_by(|a, b| b.cmp(a));
+        self.skew = skew(&reuses, seen.len());
         let target = reuses.iter().map(|n| f64::from(*n)).sum::<f64>() * 0.9;
         let mut covered = 0.0;
         let enough = reuses.iter().take_while(|n| {
@@ -179,4 +182,21 @@ impl TraceProfile {
         });
         self.blocks_with_90_percent_of_reuses = enough.count() as f64 / seen.len().max(1) as f64;
     }
+}
+
+/// Shares of the blocks at which the skew is told.
+const SKEW_SHARES: [f64; 12] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0];
+
+/// How the reuses, given per block and falling, spread over all `blocks`.
+fn skew(reuses: &[u32], blocks: usize) -> Vec<(f64, f64)> {
+    let total: f64 = reuses.iter().copied().map(f64::from).sum();
+    let mut taken = reuses.iter().copied().map(f64::from);
+    let (mut count, mut covered) = (0usize, 0.0);
+    let point = |share: f64| {
+        let upto = (share * blocks as f64).round() as usize;
+        covered += taken.by_ref().take(upto.saturating_sub(count)).sum::<f64>();
+        count = count.max(upto);
+        (share, covered / total.max(1.0))
+    };
+    SKEW_SHARES.into_iter().map(point).collect()
 }

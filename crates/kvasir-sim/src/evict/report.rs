@@ -96,6 +96,8 @@ pub struct TraceFacts {
     pub reused_share: f64,
     /// Share of the blocks that takes 90 % of the reuses.
     pub blocks_with_90_percent_of_reuses: f64,
+    /// Shares of the blocks, most reused first, and the share of the reuses that they take.
+    pub reuse_skew: Vec<(f64, f64)>,
     /// Median time from first to last use of the blocks used more than once, to half an octave.
     pub lifespan_median_seconds: Option<f64>,
     /// Share of lifespans at or below each of [`EvictReport::edges_seconds`].
@@ -154,6 +156,7 @@ impl EvictReport {
                 ideal_hit_ratio: profile.ideal_hit_ratio(),
                 reused_share: profile.reused_share,
                 blocks_with_90_percent_of_reuses: profile.blocks_with_90_percent_of_reuses,
+                reuse_skew: profile.skew.clone(),
                 lifespan_median_seconds: profile.lifespans.quantile_seconds(0.5),
                 lifespan_cumulative: profile.lifespans.cumulative(),
                 skipped_lines: replay.skipped.1,

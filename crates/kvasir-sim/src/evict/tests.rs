@@ -145,6 +145,8 @@ fn reuse_times_are_fitted() {
     assert!(first.exponential_distance.unwrap() < 0.02, "{:?}", first.exponential_distance);
     assert_eq!(report.trace.reused_share, 1.0);
     assert_eq!(report.trace.blocks_with_90_percent_of_reuses, 0.9);
+    // One reuse each: any share of the blocks takes the same share of the reuses.
+    assert!(report.trace.reuse_skew.iter().all(|(blocks, reuses)| (blocks - reuses).abs() < 1e-3));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use kvasir_client::fetcher::{
     Action, DecodeModel, Event, FetchPlan, Fetcher, FetcherConfig, InvalidPlan, Neighbours, Policy,
     RecomputeModel, RequestId,
 };
+use kvasir_client::limits::NEIGHBOUR_STEP_BYTES;
 use kvasir_types::Level;
 
 use crate::link::BandwidthSeries;
@@ -18,8 +19,6 @@ use crate::link::BandwidthSeries;
 const PIECE: Duration = Duration::from_millis(2);
 /// Smallest and largest piece.
 const PIECE_BYTES: (u64, u64) = (4 << 10, 8 << 20);
-/// Loads hear of their neighbours' missing bytes in steps of this many.
-const NEIGHBOUR_STEP: u64 = 4 << 20;
 /// Most simulated events of one run; a run that needs more does not end.
 const EVENTS_MAX: usize = 5_000_000;
 
@@ -261,8 +260,8 @@ impl World {
                 loads: running.len() as u32 - 1,
                 missing_bytes: missing - self.loads[i].fetcher.missing_bytes(),
             };
-            // In steps: a load need not hear of every byte of the others.
-            let coarse = |n: Neighbours| (n.loads, n.missing_bytes.div_ceil(NEIGHBOUR_STEP));
+            // In steps, as in the shell: a load need not hear of every byte of the others.
+            let coarse = |n: Neighbours| (n.loads, n.missing_bytes.div_ceil(NEIGHBOUR_STEP_BYTES));
             if coarse(neighbours) != coarse(self.loads[i].neighbours) {
                 self.loads[i].neighbours = neighbours;
                 self.feed(i, Event::Neighbours(neighbours));

@@ -6,6 +6,7 @@ use foldhash::fast::RandomState;
 
 use super::{
     Access, EntryKey, EvictionPolicy, Moment,
+    ends::{Ends, Side},
     hazard::{Hazards, LifeTable, Worth, bin_of},
     limits,
     reuse::ReuseSampler,
@@ -67,9 +68,6 @@ struct Group {
 struct Queue {
     traits: Traits,
     groups: List,
-    /// Last use of the front and of the back group, here to keep the walk over all queues in one array.
-    oldest: Moment,
-    newest: Moment,
     reuse: LifeTable,
 }
 
@@ -86,14 +84,15 @@ struct Queue {
 ///   passed over until they are gone: without it they would be useless. With blocks this keeps prefixes whole,
 ///   with sections it takes refinements before bases.
 ///
-/// An eviction compares two ages per queue, of which there are at most [`limits::QUEUES_MAX`], whatever the
-/// number of entries.
+/// An eviction compares two worths per queue, of which there are at most [`limits::QUEUES_MAX`], whatever the number of
+/// entries; and nothing at all while it takes more of the group that it took from before, at the same moment.
 #[derive(Debug)]
 pub struct Adaptive<K> {
     table: Table<K, Member>,
     groups: Slab<Group>,
     queues: Vec<Queue>,
     worths: Vec<Worth>,
+    ends: Ends,
     queue_of: HashMap<Traits, u16, RandomState>,
     /// Entries that came without what they depend on: useless, so they go first.
     orphans: List,
@@ -122,6 +121,7 @@ impl<K: EntryKey> Adaptive<K> {
             groups: Slab::new(),
             queues: Vec::new(),
             worths: Vec::new(),
+            ends: Ends::default(),
             queue_of: HashMap::default(),
             orphans: List::EMPTY,
             running: NONE,
@@ -146,8 +146,8 @@ impl<K: EntryKey> Adaptive<K> {
             return 0;
         }
         let index = u16::try_from(self.queues.len()).expect("QUEUES_MAX is below 2^16");
-        let (oldest, newest) = (Moment::default(), Moment::default());
-        self.queues.push(Queue { traits, groups: List::EMPTY, oldest, newest, reuse: LifeTable::default() });
+        self.queues.push(Queue { traits, groups: List::EMPTY, reuse: LifeTable::default() });
+        self.ends.push();
         self.worths.push(Worth::of(&Hazards::PRIOR));
         self.queue_of.insert(traits, index);
         let pooled = self.pooled_hazards();
@@ -198,6 +198,7 @@ impl<K: EntryKey> Adaptive<K> {
         let Queue { traits, reuse, .. } = &self.queues[index];
         let worth = Worth::of(&reuse.hazards(&pooled[&(traits.uses, traits.pace)]));
         self.worths[index] = worth.scaled(f32::from(traits.value).exp2());
+        self.ends.relearn(index);
     }
 
     /// The running request's group, or a new one when `access` does not continue it.
@@ -217,25 +218,26 @@ impl<K: EntryKey> Adaptive<K> {
 
     fn add_group(&mut self, queue: u16, last: Moment) -> Slot {
         let slot = self.groups.add(Group { queue, last, members: List::EMPTY });
-        let queue = &mut self.queues[queue as usize];
-        if queue.groups.is_empty() {
-            queue.oldest = last;
-        }
-        queue.newest = last;
-        queue.groups.push_back(&mut self.groups, slot);
+        self.queues[usize::from(queue)].groups.push_back(&mut self.groups, slot);
+        self.note_ends(queue);
         slot
     }
 
     fn drop_group(&mut self, slot: Slot) {
-        let queue = &mut self.queues[self.groups.get(slot).queue as usize];
-        queue.groups.unlink(&mut self.groups, slot);
+        let queue = self.groups.get(slot).queue;
+        self.queues[usize::from(queue)].groups.unlink(&mut self.groups, slot);
         self.groups.free(slot);
-        if let (Some(front), Some(back)) = (queue.groups.front(), queue.groups.back()) {
-            (queue.oldest, queue.newest) = (self.groups.get(front).last, self.groups.get(back).last);
-        }
+        self.note_ends(queue);
         if self.running == slot {
             self.running = NONE;
         }
+    }
+
+    fn note_ends(&mut self, queue: u16) {
+        let groups = self.queues[usize::from(queue)].groups;
+        let ends = groups.front().zip(groups.back());
+        let last = |slot| self.groups.get(slot).last;
+        self.ends.set(usize::from(queue), ends.map(|(front, back)| (last(front), last(back))));
     }
 
     fn link(&mut self, slot: Slot, group: Slot) {
@@ -289,20 +291,13 @@ impl<K: EntryKey> Adaptive<K> {
     }
 
     /// The group at either end of a queue that is worth least.
-    fn cheapest(&self, now: Moment) -> Option<Slot> {
-        let mut lowest: Option<(f32, Option<Slot>)> = None;
-        for (index, queue) in self.queues.iter().enumerate() {
-            if queue.groups.is_empty() {
-                continue;
-            }
-            for (last, group) in [(queue.oldest, queue.groups.front()), (queue.newest, queue.groups.back())] {
-                let worth = self.worths[index].at(bin_of(now, last));
-                if lowest.is_none_or(|(least, _)| worth < least) {
-                    lowest = Some((worth, group));
-                }
-            }
+    fn cheapest(&mut self, now: Moment) -> Option<Slot> {
+        let (queue, side) = self.ends.least(now, &self.worths)?;
+        let groups = self.queues[queue].groups;
+        match side {
+            Side::Front => groups.front(),
+            Side::Back => groups.back(),
         }
-        lowest.and_then(|(_, group)| group)
     }
 }
 
@@ -360,7 +355,10 @@ impl<K: EntryKey> EvictionPolicy<K> for Adaptive<K> {
         loop {
             let leaf = match self.orphans.back() {
                 Some(orphan) => orphan,
-                None => self.groups.get(self.cheapest(now)?).members.back()?,
+                None => {
+                    let group = self.cheapest(now)?;
+                    self.groups.get(group).members.back()?
+                }
             };
             if self.table.meta(leaf).dependants == 0 {
                 return Some(self.take(leaf));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Access, EntryKey, EvictionPolicy, Moment,
-    table::{Slot, Table},
+    table::{Newcomer, Slot, Table},
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -23,11 +23,18 @@ pub struct Gdsf<K> {
     order: BTreeSet<(u64, u64, Slot)>,
     inflation: f64,
     sequence: u64,
+    newcomer: Newcomer,
 }
 
 impl<K: EntryKey> Default for Gdsf<K> {
     fn default() -> Self {
-        Self { table: Table::new(), order: BTreeSet::new(), inflation: 0.0, sequence: 0 }
+        Self {
+            table: Table::new(),
+            order: BTreeSet::new(),
+            inflation: 0.0,
+            sequence: 0,
+            newcomer: Newcomer::NOBODY,
+        }
     }
 }
 
@@ -48,6 +55,7 @@ impl<K: EntryKey> Gdsf<K> {
     }
 
     fn use_once(&mut self, slot: Slot, access: &Access<K>) {
+        self.newcomer = Newcomer::NOBODY;
         self.unrank(slot);
         let worth = self.table.meta_mut(slot);
         worth.uses += 1;
@@ -70,6 +78,7 @@ impl<K: EntryKey> EvictionPolicy<K> for Gdsf<K> {
             let worth = Worth { uses: 1, cost: cost_of(access), rank: (0, 0) };
             let slot = self.table.add(key, access.bytes, worth);
             self.rank(slot);
+            self.newcomer = Newcomer::new(slot);
         }
     }
 
@@ -82,13 +91,23 @@ impl<K: EntryKey> EvictionPolicy<K> for Gdsf<K> {
     fn remove(&mut self, key: &K) -> bool {
         let Some(slot) = self.table.find(key) else { return false };
         self.unrank(slot);
+        self.newcomer.leaves(slot);
         self.table.drop_slot(slot);
         true
     }
 
     fn evict(&mut self, _now: Moment) -> Option<K> {
-        let (priority_bits, _, slot) = self.order.pop_first()?;
+        let newcomer = self.newcomer;
+        let victim = self.order.iter().find(|(.., slot)| !newcomer.is(*slot)).or_else(|| self.order.first());
+        let (priority_bits, _, slot) = *victim?;
+        self.unrank(slot);
+        self.newcomer.leaves(slot);
         self.inflation = f64::from_bits(priority_bits);
+        if let Some(newcomer) = self.newcomer.slot() {
+            // It comes in after the victim went.
+            self.unrank(newcomer);
+            self.rank(newcomer);
+        }
         Some(self.table.drop_slot(slot))
     }
 

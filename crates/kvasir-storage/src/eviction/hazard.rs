@@ -26,15 +26,29 @@ pub(super) fn bin_of(now: Moment, since: Moment) -> usize {
     (1 + 2 * (log2 - FIRST_EDGE_LOG2) as usize + upper_half as usize).min(BINS - 1)
 }
 
-/// Lower edge of a bin in seconds.
-fn edge_seconds(bin: usize) -> f64 {
+/// Lower edge of a bin in microseconds.
+const fn edge_micros(bin: usize) -> u64 {
     match bin.checked_sub(1) {
-        None => 0.0,
+        None => 0,
         Some(half) => {
-            let octave = f64::from(1u32 << FIRST_EDGE_LOG2) * ((half / 2) as f64).exp2() * 1e-6;
-            octave * if half % 2 == 1 { 1.5 } else { 1.0 }
+            let octave = 1u64 << (FIRST_EDGE_LOG2 as usize + half / 2);
+            if half % 2 == 1 { octave + octave / 2 } else { octave }
         }
     }
+}
+
+/// Lower edge of a bin in seconds.
+fn edge_seconds(bin: usize) -> f64 {
+    edge_micros(bin) as f64 * 1e-6
+}
+
+/// The first and the last moment at which what was used at `since` has an age within `bin`.
+pub(super) fn bin_span(bin: usize, since: Moment) -> (Moment, Moment) {
+    let at = |age: u64| Moment::from_micros(since.as_micros().saturating_add(age));
+    // A clock that went back makes everything young, and what is older than the last edge is in the last bin.
+    let from = if bin == 0 { Moment::default() } else { at(edge_micros(bin)) };
+    let to = if bin + 1 >= BINS { Moment::from_micros(u64::MAX) } else { at(edge_micros(bin + 1) - 1) };
+    (from, to)
 }
 
 /// Probability of reuse within each bin, for what reaches it.
@@ -149,8 +163,7 @@ mod tests {
         assert_eq!((at(0), at(65_535), at(65_536), at(98_303), at(98_304)), (0, 0, 1, 1, 2));
         assert_eq!(at(u64::MAX), BINS - 1);
         for bin in 1..BINS {
-            let edge_micros = (edge_seconds(bin) * 1e6) as u64;
-            assert_eq!((at(edge_micros), at(edge_micros - 1)), (bin, bin - 1));
+            assert_eq!((at(edge_micros(bin)), at(edge_micros(bin) - 1)), (bin, bin - 1));
         }
         assert_eq!(bin_of(Moment::from_millis(1), Moment::from_millis(9)), 0, "a clock that went back");
     }

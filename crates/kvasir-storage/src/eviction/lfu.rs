@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Access, EntryKey, EvictionPolicy, Moment,
-    table::{List, Slot, Table},
+    table::{List, NONE, Newcomer, Slot, Table},
 };
 
 /// Evicts the entry with the fewest uses since it came in; among equals, the least recently used.
@@ -13,11 +13,12 @@ pub struct Lfu<K> {
     table: Table<K, u64>,
     /// One queue per number of uses; distinct counts are few, so the map stays small.
     by_uses: BTreeMap<u64, List>,
+    newcomer: Newcomer,
 }
 
 impl<K: EntryKey> Default for Lfu<K> {
     fn default() -> Self {
-        Self { table: Table::new(), by_uses: BTreeMap::new() }
+        Self { table: Table::new(), by_uses: BTreeMap::new(), newcomer: Newcomer::NOBODY }
     }
 }
 
@@ -38,9 +39,27 @@ impl<K: EntryKey> Lfu<K> {
     }
 
     fn use_once(&mut self, slot: Slot) {
+        self.newcomer = Newcomer::NOBODY;
         self.unlink(slot);
         *self.table.meta_mut(slot) += 1;
         self.link(slot);
+    }
+
+    /// The first candidate: that with the fewest uses, the newcomer passed over.
+    fn first(&self) -> Option<Slot> {
+        let mut queues = self.by_uses.values().filter_map(List::front);
+        let first = queues.next()?;
+        if !self.newcomer.is(first) {
+            return Some(first);
+        }
+        let behind = Some(self.table.slab.next(first)).filter(|next| *next != NONE);
+        behind.or_else(|| queues.next()).or(Some(first))
+    }
+
+    fn take(&mut self, slot: Slot) -> K {
+        self.newcomer.leaves(slot);
+        self.unlink(slot);
+        self.table.drop_slot(slot)
     }
 }
 
@@ -52,6 +71,7 @@ impl<K: EntryKey> EvictionPolicy<K> for Lfu<K> {
         } else {
             let slot = self.table.add(key, access.bytes, 1);
             self.link(slot);
+            self.newcomer = Newcomer::new(slot);
         }
     }
 
@@ -63,15 +83,13 @@ impl<K: EntryKey> EvictionPolicy<K> for Lfu<K> {
 
     fn remove(&mut self, key: &K) -> bool {
         let Some(slot) = self.table.find(key) else { return false };
-        self.unlink(slot);
-        self.table.drop_slot(slot);
+        self.take(slot);
         true
     }
 
     fn evict(&mut self, _now: Moment) -> Option<K> {
-        let slot = self.by_uses.first_key_value().and_then(|(_, queue)| queue.front())?;
-        self.unlink(slot);
-        Some(self.table.drop_slot(slot))
+        let slot = self.first()?;
+        Some(self.take(slot))
     }
 
     fn contains(&self, key: &K) -> bool {

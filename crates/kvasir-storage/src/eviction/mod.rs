@@ -19,6 +19,7 @@
 mod adaptive;
 mod class;
 mod cold;
+mod ends;
 mod fifo;
 mod gdsf;
 mod hazard;
@@ -190,5 +191,7 @@ pub trait EvictionPolicy<K: EntryKey>: Debug + Send {
     fn bytes(&self) -> u64;
 }
 
+#[cfg(test)]
+mod published;
 #[cfg(test)]
 mod tests;

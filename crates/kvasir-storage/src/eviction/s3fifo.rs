@@ -6,7 +6,7 @@ use foldhash::fast::RandomState;
 
 use super::{
     Access, EntryKey, EvictionPolicy, Moment, limits,
-    table::{List, Slot, Table},
+    table::{List, Newcomer, Slot, Table},
 };
 
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +53,7 @@ pub struct S3Fifo<K> {
     main: List,
     ghosts: Ghosts<K>,
     small_bytes_max: u64,
+    newcomer: Newcomer,
 }
 
 impl<K: EntryKey> S3Fifo<K> {
@@ -67,6 +68,7 @@ impl<K: EntryKey> S3Fifo<K> {
             main: List::EMPTY,
             ghosts,
             small_bytes_max,
+            newcomer: Newcomer::NOBODY,
         }
     }
 
@@ -89,6 +91,7 @@ impl<K: EntryKey> S3Fifo<K> {
     }
 
     fn take(&mut self, slot: Slot) -> K {
+        self.newcomer.leaves(slot);
         self.unlink(slot);
         self.table.drop_slot(slot)
     }
@@ -121,6 +124,15 @@ impl<K: EntryKey> S3Fifo<K> {
             self.main.move_to_back(&mut self.table.slab, slot);
         }
     }
+
+    /// A victim, the newcomer being in no queue.
+    fn evict_another(&mut self) -> Option<K> {
+        if self.small_bytes >= self.small_bytes_max || self.main.is_empty() {
+            self.evict_small().or_else(|| self.evict_main())
+        } else {
+            self.evict_main().or_else(|| self.evict_small())
+        }
+    }
 }
 
 impl<K: EntryKey> EvictionPolicy<K> for S3Fifo<K> {
@@ -135,10 +147,12 @@ impl<K: EntryKey> EvictionPolicy<K> for S3Fifo<K> {
         let in_main = self.ghosts.recall(&key);
         let slot = self.table.add(key, access.bytes, Place { uses: 0, in_main });
         self.link(slot);
+        self.newcomer = Newcomer::new(slot);
     }
 
     fn touch(&mut self, key: &K, _access: &Access<K>) -> bool {
         let Some(slot) = self.table.find(key) else { return false };
+        self.newcomer = Newcomer::NOBODY;
         let place = self.table.meta_mut(slot);
         place.uses = (place.uses + 1).min(limits::S3FIFO_USES_MAX);
         true
@@ -151,11 +165,12 @@ impl<K: EntryKey> EvictionPolicy<K> for S3Fifo<K> {
     }
 
     fn evict(&mut self, _now: Moment) -> Option<K> {
-        if self.small_bytes > self.small_bytes_max || self.main.is_empty() {
-            self.evict_small().or_else(|| self.evict_main())
-        } else {
-            self.evict_main().or_else(|| self.evict_small())
-        }
+        let beside = self.newcomer.slot().filter(|_| self.table.len() > 1);
+        let Some(newcomer) = beside else { return self.evict_another() };
+        self.unlink(newcomer);
+        let victim = self.evict_another();
+        self.link(newcomer);
+        victim
     }
 
     fn contains(&self, key: &K) -> bool {

@@ -65,16 +65,28 @@ impl Storage {
                 let entry = self.entries.get(&(scope, key.object_digest));
                 let parent =
                     entry.as_ref().and_then(|e| numbered.get(&(scope, e.parent_hash.into())).copied());
-                let read = self.uses.get(&(scope, key.object_digest)).map(|at| pass.now.before(at.elapsed()));
+                let used = self.uses.get(&(scope, key.object_digest));
+                let read = used.map(|used| pass.now.before(used.at.elapsed()));
+                let row = entry.as_ref().map(|entry| &entry.row);
                 ColdObject {
                     key: i as u32,
                     bytes: *bytes,
                     stored: stored.moment(),
                     last_read: read.map_or(stored.moment(), |read| read.moment().max(stored.moment())),
-                    class: ClassId::OTHER,
-                    offset: entry.map_or(0, |e| u32::try_from(e.row.first_position).unwrap_or(u32::MAX)),
+                    class: used.map_or(ClassId::OTHER, |used| used.class),
+                    offset: row.map_or(0, |row| u32::try_from(row.first_position).unwrap_or(u32::MAX)),
                     parent,
-                    recompute_seconds: 0.0,
+                    recompute_seconds: row.map_or(
+                        *bytes as f32 * limits::COLD_SECONDS_PER_BYTE_UNKNOWN,
+                        |row| {
+                            self.recompute_seconds(
+                                &key.tenant,
+                                &key.model_id,
+                                row.first_position,
+                                row.token_count,
+                            )
+                        },
+                    ),
                 }
             })
             .collect();

@@ -28,11 +28,6 @@ impl FrameKey {
         own.update(key.object_digest.as_bytes()).finalize_xof().fill(&mut object[CHUNK_ID_BYTES..]);
         Self { object, frame: 0 }
     }
-
-    /// Whether this is a frame of some object of a chunk.
-    pub(super) fn is_of_chunk(&self, chunk: [u8; CHUNK_ID_BYTES]) -> bool {
-        self.object[..CHUNK_ID_BYTES] == chunk
-    }
 }
 
 fn chunk_hasher(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> blake3::Hasher {
@@ -43,7 +38,7 @@ fn chunk_hasher(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> blake3
 }
 
 /// What the ids of all objects of a chunk begin with.
-pub(super) fn chunk_id(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> [u8; CHUNK_ID_BYTES] {
+fn chunk_id(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> [u8; CHUNK_ID_BYTES] {
     let mut id = [0; CHUNK_ID_BYTES];
     chunk_hasher(tenant, model_id, seq_hash).finalize_xof().fill(&mut id);
     id
@@ -73,6 +68,7 @@ pub struct HotObject {
     /// The head, then the pieces as they lie.
     pieces: Vec<Piece>,
     level_bytes: Vec<u64>,
+    seconds_per_base_byte: f32,
 }
 
 impl HotObject {
@@ -86,6 +82,7 @@ impl HotObject {
             frames: Vec::new(),
             pieces: Vec::new(),
             level_bytes: level_bytes.collect(),
+            seconds_per_base_byte: limits::HOT_SECONDS_PER_BYTE_UNKNOWN,
         };
         let head_bytes = u32::try_from(head.header.head_bytes()).unwrap_or(u32::MAX);
         this.add(Piece { bytes: head_bytes, crc32c: 0 }, 0, 0);
@@ -95,6 +92,19 @@ impl HotObject {
             this.add(Piece { bytes, crc32c: entry.crc32c }, entry.range.start, level);
         }
         this
+    }
+
+    /// The same object, whose tokens take `seconds` to recompute.
+    #[must_use]
+    pub fn with_recompute_seconds(mut self, seconds: f32) -> Self {
+        let base = self.level_bytes.first().copied().unwrap_or_else(|| self.bytes());
+        self.seconds_per_base_byte = seconds / base.max(1) as f32;
+        self
+    }
+
+    /// Seconds of recomputing that a byte of the base saves. It takes the whole base, so all of its bytes are alike.
+    pub fn seconds_per_base_byte(&self) -> f32 {
+        self.seconds_per_base_byte
     }
 
     /// Appends a piece: to the last frame, or to a new one where a level begins or the last has enough.

@@ -42,9 +42,15 @@ impl HotFront {
         self.objects.get(&(scope, digest))
     }
 
-    /// Takes note of an object's cuts; `head` was verified.
-    pub(crate) fn know(&self, scope: Scope, key: &ChunkKey, head: &Head) -> Arc<HotObject> {
-        let object = Arc::new(HotObject::new(key, head));
+    /// Takes note of an object's cuts, and of what its tokens cost; `head` was verified.
+    pub(crate) fn know(
+        &self,
+        scope: Scope,
+        key: &ChunkKey,
+        head: &Head,
+        recompute_seconds: f32,
+    ) -> Arc<HotObject> {
+        let object = Arc::new(HotObject::new(key, head).with_recompute_seconds(recompute_seconds));
         self.objects.insert((scope, key.object_digest), Arc::clone(&object));
         object
     }

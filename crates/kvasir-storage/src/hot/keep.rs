@@ -106,7 +106,7 @@ impl HotTier {
         let tenant = object.tenant().clone();
         let number = state.tenants.number(tenant.as_str());
         let file = FrameFile { tenant, key: object.key(frame), bytes, level: object.level(frame) };
-        let access = access(&file, context, now);
+        let access = access(&file, object.seconds_per_base_byte(), context, now);
         Place { file, tenant: number, access, since: self.clock.now() }
     }
 
@@ -305,7 +305,9 @@ pub(super) fn touch(state: &mut State, key: &FrameKey, context: HotContext) {
     };
     let now = context.at.unwrap_or_default();
     if place.access.now != now {
-        place.access = access(&place.file, context, now);
+        // A frame's worth does not change with its use.
+        let recompute_seconds = place.access.recompute_seconds;
+        place.access = Access { recompute_seconds, ..access(&place.file, 0.0, context, now) };
         let access = place.access;
         state.ram_book.touch(key, &access);
         state.disk_book.touch(key, &access);
@@ -313,8 +315,13 @@ pub(super) fn touch(state: &mut State, key: &FrameKey, context: HotContext) {
 }
 
 /// What a policy is told of the use of a frame. A level refines the steps of the one below by three, so its bytes
-/// take off a ninth of the error: [`limits::HOT_LEVEL_WORTH`] apiece.
-pub(super) fn access(file: &FrameFile, context: HotContext, now: Moment) -> Access<FrameKey> {
+/// take off a ninth of the error: [`limits::HOT_LEVEL_WORTH`] of the recompute seconds that a byte of the base saves.
+pub(super) fn access(
+    file: &FrameFile,
+    seconds_per_base_byte: f32,
+    context: HotContext,
+    now: Moment,
+) -> Access<FrameKey> {
     let FrameKey { object, frame } = file.key;
     let parent = match frame.checked_sub(1) {
         Some(before) => Some(FrameKey { object, frame: before }),
@@ -327,5 +334,5 @@ pub(super) fn access(file: &FrameFile, context: HotContext, now: Moment) -> Acce
         .bytes(u64::from(file.bytes))
         .at(offset, parent)
         .paced(context.pace_seconds)
-        .recompute(worth * file.bytes as f32)
+        .recompute(seconds_per_base_byte * worth * file.bytes as f32)
 }

@@ -1,8 +1,8 @@
 //! Why frames are not here any more: the latest departures, for whoever asks.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
-use kvasir_types::{Medium, ModelId, Name, SeqHash};
+use kvasir_types::Medium;
 
 use crate::{
     eviction::{ClassId, Moment},
@@ -10,7 +10,7 @@ use crate::{
     limits,
 };
 
-use super::{EvictReason, FrameKey, HotTier, frames::chunk_id, keep::Place};
+use super::{EvictReason, FrameKey, HotTier, keep::Place};
 
 /// One frame that left a medium of the hot tier.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,32 +65,19 @@ impl DepartureLog {
         self.0.push_back((place.file.key, now, departure));
         (departure.age_seconds, departure.idle_seconds)
     }
-
-    fn select(&self, now: Moment, wanted: impl Fn(&FrameKey) -> bool) -> Vec<Departure> {
-        let found = self.0.iter().rev().filter(|(key, _, _)| wanted(key));
-        found
-            .map(|(_, at, departure)| Departure { seconds_ago: now.seconds_since(*at), ..*departure })
-            .collect()
-    }
 }
 
 impl HotTier {
-    /// What left of one object, the latest first, as far back as the log goes.
-    pub fn departures_of(&self, object: &ChunkKey) -> Vec<Departure> {
-        let object = FrameKey::first(object).object;
+    /// What left of some objects, each with its place among `objects`, the latest first, as far back as the log goes.
+    pub fn departures_of(&self, objects: &[ChunkKey]) -> Vec<(usize, Departure)> {
+        let places: HashMap<[u8; 16], usize> =
+            objects.iter().enumerate().map(|(place, key)| (FrameKey::first(key).object, place)).collect();
         let now = self.clock.now();
-        self.state.lock().departures.select(now, |key| key.object == object)
-    }
-
-    /// What left of all objects of a chunk, the latest first, as far back as the log goes.
-    pub fn departures_of_chunk(
-        &self,
-        tenant: &Name,
-        model_id: &ModelId,
-        seq_hash: &SeqHash,
-    ) -> Vec<Departure> {
-        let chunk = chunk_id(tenant, model_id, seq_hash);
-        let now = self.clock.now();
-        self.state.lock().departures.select(now, |key| key.is_of_chunk(chunk))
+        let state = self.state.lock();
+        let found = state.departures.0.iter().rev().filter_map(|(key, at, departure)| {
+            let seconds_ago = now.seconds_since(*at);
+            Some((*places.get(&key.object)?, Departure { seconds_ago, ..*departure }))
+        });
+        found.collect()
     }
 }

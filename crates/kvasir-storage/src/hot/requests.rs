@@ -82,7 +82,7 @@ impl RequestLog {
         self.classes.lock().0.class(id).cloned()
     }
 
-    /// Takes note of a lookup: of its `blocks` and of the objects that it found, in order.
+    /// Takes note of a lookup: of its `blocks` and of the objects that it found, in order. Gives the request's class.
     ///
     /// Turns and paces are inferred on a grid of 256 tokens and the end of the request: where requests share a long
     /// prefix and each adds less than that, they look like turns of one conversation. Callers that know better say so.
@@ -93,7 +93,7 @@ impl RequestLog {
         blocks: &[SeqHash],
         found: &Arc<[ChunkKey]>,
         now: Moment,
-    ) {
+    ) -> ClassId {
         let step = CHUNK_TOKENS_STEP / BLOCK_TOKENS;
         let mut grid: Vec<SeqKey> =
             blocks.iter().skip(step - 1).step_by(step).map(|hash| seq_key(hash.as_bytes())).collect();
@@ -115,6 +115,7 @@ impl RequestLog {
             let noted = Noted { request, order: Arc::clone(found), index };
             self.noted.insert(seq_key(key.seq_hash.as_bytes()), noted);
         }
+        request.class
     }
 
     /// What is known of the request that reads or writes `object`: what its lookup told, else what the caller says.
@@ -157,5 +158,37 @@ fn class_of(tenant: &Name, hint: &RequestHint, turn: u32) -> RequestClass {
         tenant: tenant.as_str().to_owned(),
         kind: hint.kind.as_ref().map_or_else(String::new, |kind| kind.as_str().to_owned()),
         turn: TurnBucket::of(hint.turn.unwrap_or(turn)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eviction::limits::{CLASSES_MAX, CLASSES_PER_TENANT_MAX};
+
+    fn name(text: String) -> Name {
+        text.parse().unwrap()
+    }
+
+    /// A tenant that invents a type for every request, and tenants without end: memory and metric series stay bounded.
+    #[test]
+    fn hostile_classes_share_one() {
+        let log = RequestLog::default();
+        let nothing: Arc<[ChunkKey]> = Arc::new([]);
+        let block = |n: u64| vec![SeqHash::from(*blake3::hash(&n.to_le_bytes()).as_bytes()); 16];
+        let look = |tenant: &Name, n: u64| {
+            let hint = RequestHint { kind: Some(name(format!("t{n}"))), turn: Some(n as u32 % 40 + 1) };
+            log.looked_up(tenant, &hint, &block(n), &nothing, Moment::from_millis(n))
+        };
+        let mallory = name("mallory".to_owned());
+        let last = (0..100_000).map(|n| look(&mallory, n)).last().unwrap();
+        assert_eq!(last, ClassId::OTHER);
+        assert_eq!(log.classes.lock().0.len(), 1 + CLASSES_PER_TENANT_MAX);
+        assert_ne!(look(&name("alice".to_owned()), 1), ClassId::OTHER, "others are told apart as before");
+        for n in 0..2_000 {
+            look(&name(format!("x{n}")), n);
+        }
+        assert_eq!(log.classes.lock().0.len(), CLASSES_MAX);
+        assert!(log.noted.len() <= limits::HOT_NOTED_MAX);
     }
 }

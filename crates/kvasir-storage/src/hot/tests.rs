@@ -217,6 +217,25 @@ async fn refinements_go_before_bases() {
     assert_eq!(lru.tier.medium(&samples[0].object, &(0..1_000)), Medium::Object);
 }
 
+/// Bases of two contexts that differ in nothing but what they cost: the dear one stays.
+#[tokio::test]
+async fn what_is_dear_to_recompute_stays() {
+    for (policy, stays) in [(PolicyKind::AdaptiveCost, true), (PolicyKind::Lru, false)] {
+        let bench = bench(1_500, 0, policy);
+        let [dear, cheap] = [(1, 8.0), (2, 1.0)].map(|(seed, seconds)| {
+            let Sample { object, content } = sample(seed, &[1_000]);
+            let object = Arc::new(HotObject::clone(&object).with_recompute_seconds(seconds));
+            Sample { object, content }
+        });
+        bench.check(&dear, 0..1_000).await;
+        bench.clock.set(10);
+        bench.check(&cheap, 0..1_000).await;
+        let medium = |of: &Sample| bench.tier.medium(&of.object, &(0..1_000));
+        let expected = if stays { (Medium::Cpu, Medium::Object) } else { (Medium::Object, Medium::Cpu) };
+        assert_eq!((medium(&dear), medium(&cheap)), expected, "{policy}");
+    }
+}
+
 #[tokio::test]
 async fn what_leaves_memory_is_found_on_disk_also_after_a_restart() {
     let bench = bench(48_000, 1_000_000, PolicyKind::Lru);
@@ -268,12 +287,11 @@ async fn a_torn_file_is_never_served() {
     bench.check(&samples[0], 0..1_000).await;
     assert_eq!(bench.store.requests(), before + 1, "read again from the store");
     assert!(bench.counts.1.lock().contains(&(Medium::Disk, EvictReason::Corrupt)));
-    let departures = bench.tier.departures_of(samples[0].object.chunk());
-    assert_eq!(departures[0].reason, EvictReason::Corrupt, "the latest first");
-    assert_eq!(departures.last().unwrap().medium, Medium::Cpu);
-    let ChunkKey { tenant, model_id, seq_hash, .. } = samples[0].object.chunk();
-    assert_eq!(bench.tier.departures_of_chunk(tenant, model_id, seq_hash), departures);
-    assert_eq!(bench.tier.departures_of(sample(99, &[1_000]).object.chunk()), []);
+    let asked = [sample(99, &[1_000]).object.chunk().clone(), samples[0].object.chunk().clone()];
+    let departures = bench.tier.departures_of(&asked);
+    assert!(departures.iter().all(|(place, _)| *place == 1), "of another object nothing is known");
+    assert_eq!(departures[0].1.reason, EvictReason::Corrupt, "the latest first");
+    assert_eq!(departures.last().unwrap().1.medium, Medium::Cpu);
 }
 
 #[tokio::test]
@@ -320,7 +338,8 @@ async fn written_objects_are_hits_and_removed_ones_are_not() {
     assert_eq!(bench.store.requests(), 0);
     bench.tier.remove(&written.object);
     assert_eq!(bench.tier.medium(&written.object, &(0..1_000)), Medium::Object);
-    assert_eq!(bench.tier.departures_of(written.object.chunk())[0].reason, EvictReason::Removed);
+    let departures = bench.tier.departures_of(&[written.object.chunk().clone()]);
+    assert_eq!(departures[0].1.reason, EvictReason::Removed);
     assert_eq!(bench.tier.usage(), HotUsage { ram_level_bytes: vec![0], ..HotUsage::default() });
 }
 

@@ -168,7 +168,8 @@ impl HotTier {
         let mut state = self.state.lock();
         for file in self.folder.scan()? {
             let tenant = state.tenants.number(file.tenant.as_str());
-            let access = access(&file, HotContext::UNKNOWN, now);
+            let worth = limits::HOT_SECONDS_PER_BYTE_UNKNOWN;
+            let access = access(&file, worth, HotContext::UNKNOWN, now);
             let place = Place { file, tenant, access, since: now };
             let mut work = DiskWork::default();
             self.take_in_disk(&mut state, place, &mut work);

@@ -111,6 +111,10 @@ fn reuse(page: &mut Page, report: &EvictReport) {
         );
         page.drawing(&distribution(report, class).to_svg(), &caption);
     }
+    page.drawing(
+        &skew(report).to_svg(),
+        "Reuse skew: the share of all reuses that the most reused blocks take.",
+    );
     let lifespans = vec![line("blocks used more than once", report, &report.trace.lifespan_cumulative)];
     page.drawing(&time_plot("lifespan", lifespans).to_svg(), "Time from first to last use of a block.");
     let rows = classes.iter().map(|class| {
@@ -126,6 +130,20 @@ fn reuse(page: &mut Page, report: &EvictReport) {
     });
     let head = ["class", "requests", "blocks", "ideal hit %", "reuses", "mean wait s", "distance"];
     page.table(&Table { head: head.map(str::to_owned).to_vec(), rows: rows.collect() });
+}
+
+fn skew(report: &EvictReport) -> Plot {
+    let points = report.trace.reuse_skew.iter();
+    let points = points.map(|(blocks, reuses)| (blocks * 100.0, reuses * 100.0).into()).collect();
+    let name = "most reused blocks".to_owned();
+    Plot {
+        description: "share of the reuses over the share of the blocks that take them".to_owned(),
+        x: Axis::log("share of the blocks, %"),
+        left: Axis::from_zero("share of the reuses, %"),
+        right: None,
+        series: vec![Series { name, mark: Mark::Joined, side: Side::Left, points }],
+        guides: Vec::new(),
+    }
 }
 
 fn line(name: &str, report: &EvictReport, cumulative: &[f64]) -> Series {

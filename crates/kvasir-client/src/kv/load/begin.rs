@@ -144,7 +144,7 @@ impl KvClient {
             started: Instant::now(),
             run: Running::default(),
             learned: Arc::clone(&self.learned),
-            _busy: self.client.activity.begin(),
+            busy: self.client.activity.begin(),
         };
         let task = self.runtime.spawn(driver.run(arrivals, Some(tail)));
         Ok(Load { outputs: receiver, commands: sender, task, gate })

@@ -68,8 +68,8 @@ pub(super) struct Driver {
     pub(super) started: Instant,
     pub(super) run: Running,
     pub(super) learned: Arc<Learned>,
-    /// Uploads step aside while this lives.
-    pub(super) _busy: Busy,
+    /// Uploads step aside while this lives, and other loads take their share.
+    pub(super) busy: Busy,
 }
 
 /// What changes all the time.
@@ -98,6 +98,7 @@ impl Driver {
         }
         self.feed(Event::Start);
         while !self.run.done {
+            self.busy.misses(self.fetcher.missing_bytes());
             let wake = self.run.wake;
             let sleep = async {
                 match wake {
@@ -108,6 +109,10 @@ impl Driver {
             tokio::select! {
                 // The load holds a sender itself, so the channel never closes.
                 Some(arrival) = arrivals.recv() => self.take_in(arrival),
+                neighbours = self.busy.neighbours() => {
+                    self.advance(Instant::now());
+                    self.feed(Event::Neighbours(neighbours));
+                }
                 () = sleep => {
                     self.run.wake = None;
                     self.advance(Instant::now());
