@@ -129,6 +129,18 @@ impl Meter {
         Some(after_silence(self.estimator.rate().or(prior).or(self.floor)?, silent))
     }
 
+    /// A rate that was seen at `at`, times by how much the link has become quicker since.
+    pub(super) fn since(&self, rate: ByteRate, at: Duration) -> ByteRate {
+        // The sample that was open then, or the one before.
+        let ended = self.samples.partition_point(|(end, _)| *end <= at + SAMPLE_TIME_MIN);
+        match (self.samples.get(ended.saturating_sub(1)), self.samples.last()) {
+            (Some((_, then)), Some((_, now))) if now > then => {
+                rate.scaled(now.bytes_per_second() / then.bytes_per_second())
+            }
+            _ => rate,
+        }
+    }
+
     pub(super) fn last_arrival(&self) -> Duration {
         self.last_arrival
     }

@@ -80,3 +80,22 @@ proptest! {
         prop_assert_eq!(meter.rate(Duration::ZERO, None), before);
     }
 }
+
+/// A transfer that stopped while the link was slow is judged by what the link does since; one beside which the link was as
+/// quick as now is not.
+#[test]
+fn rates_follow_a_link_that_recovers() {
+    let ms = Duration::from_millis;
+    let mut meter = Meter::new(EstimatorKind::Harmonic);
+    let rate = ByteRate::new(5e5).unwrap();
+    assert_eq!(meter.since(rate, ms(3)), rate, "nothing is known of the link");
+    // 1 MB/s for 200 ms, then 8 MB/s.
+    (0..=40).for_each(|i| meter.on_bytes(ms(i * 5), 5_000));
+    (1..=40).for_each(|i| meter.on_bytes(ms(200 + i * 5), 40_000));
+    let scaled = meter.since(rate, ms(100)).bytes_per_second() / 5e5;
+    assert!((7.0..9.0).contains(&scaled), "{scaled}");
+    assert_eq!(meter.since(rate, ms(395)), rate);
+    // It never makes a rate worse: that is for the transfer itself to show.
+    (1..=40).for_each(|i| meter.on_bytes(ms(400 + i * 5), 5_000));
+    assert_eq!(meter.since(rate, ms(395)), rate);
+}

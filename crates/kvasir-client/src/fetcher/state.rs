@@ -42,6 +42,8 @@ pub(super) struct LoadState {
     pub(super) requests: BTreeMap<RequestId, Request>,
     /// The rate that a chunk's own transfer had when last seen.
     own_rates: Vec<Option<ByteRate>>,
+    /// The same, of transfers that stopped in terms of what the link does now; and for how many samples of the link.
+    expected_rates: (Vec<Option<ByteRate>>, usize),
     seen_at: Vec<Duration>,
     attempts: Vec<u32>,
     next_request: u64,
@@ -57,6 +59,7 @@ impl LoadState {
             chunks: vec![ChunkState { status: Status::Idle, have_bytes: 0 }; count],
             attempts: vec![0; count],
             own_rates: vec![None; count],
+            expected_rates: (vec![None; count], 0),
             seen_at: vec![Duration::ZERO; count],
             timeline: vec![ChunkTimeline::default(); count],
             meter: Meter::new(config.estimator),
@@ -128,11 +131,30 @@ impl LoadState {
         if let Some(rate) = request.progress.rate() {
             self.own_rates[request.chunk] = Some(rate);
             self.seen_at[request.chunk] = now;
+            self.expected_rates.0[request.chunk] = Some(rate);
         }
         let line = &mut self.timeline[request.chunk];
         line.bytes += bytes;
         line.fetched = Some(now);
         self.meter.on_bytes(now, bytes);
+        if self.meter.samples().len() != self.expected_rates.1 {
+            self.expect_of_stopped();
+        }
+    }
+
+    /// What stopped while the link was slow would go at what the link does by now, but for the caution that what was not
+    /// seen deserves: some transfers are slow for reasons of their own.
+    fn expect_of_stopped(&mut self) {
+        self.expected_rates.1 = self.meter.samples().len();
+        let caution = self.expectation(self.meter.last_arrival()).caution;
+        for (chunk, state) in self.chunks.iter().enumerate() {
+            if !matches!(state.status, Status::Fetching { .. })
+                && let Some(own) = self.own_rates[chunk]
+            {
+                let by_link = self.meter.since(own, self.seen_at[chunk]).scaled(1.0 / caution);
+                self.expected_rates.0[chunk] = Some(if by_link > own { by_link } else { own });
+            }
+        }
     }
 
     fn on_end(&mut self, id: RequestId, now: Duration, permanent: bool, actions: &mut Vec<Action>) {
@@ -252,7 +274,7 @@ impl LoadState {
             rate: self.meter.rate(silent, self.plan.prior_rate),
             chunk_rate: expected.rate.map(|rate| after_silence(rate, silent)),
             caution: expected.caution,
-            own_rates: &self.own_rates,
+            own_rates: &self.expected_rates.0,
             first_byte: self.meter.first_byte(),
             in_flight: self.requests.len(),
             in_flight_bytes: pending,

@@ -87,7 +87,8 @@ pub struct View<'a> {
     /// How many times longer than at `chunk_rate` that may well take (at least 1): one standard deviation of what was
     /// seen, and of what is assumed before.
     pub caution: f64,
-    /// Per chunk: the rate its own transfer had when last seen.
+    /// Per chunk: the rate its own transfer has, or, if it stopped, had when last seen times by how much the link has
+    /// become quicker since.
     pub own_rates: &'a [Option<ByteRate>],
     /// Expected time to first byte of a request.
     pub first_byte: Duration,

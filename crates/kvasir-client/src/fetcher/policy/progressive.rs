@@ -36,8 +36,8 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 ///    the front already computed, and nothing is given to the GPU before it is free for it.
 /// 2. Refinements by predicted loss removed per second of the link, as long as they are predicted to arrive.
 /// 3. Bases come one after the other once the pipe is full. A chunk whose own transfer crawls while others are
-///    missing comes last: it goes to
-///    the GPU when it cannot arrive in time, as late as that allows.
+///    missing comes last: it goes to the GPU when it cannot arrive in time, as late as that allows. What the GPU is to
+///    do last is read all the same while the link has nothing else to do: an idle link would not tell that it recovered.
 /// 4. A chunk is decoded as soon as none of its refinements fits any more; at the stop time (deadline less the
 ///    decoding still to be done) refinements in flight are cancelled and everything is decoded as it is.
 ///
@@ -240,8 +240,18 @@ impl Policy for Progressive {
                 }
                 return Step::Fetch { chunk, level: Level::BASE };
             }
-            if bases_done && let Some((chunk, level)) = plan.best_refinement(None) {
+            let in_time = split.time <= plan.left_time();
+            if bases_done
+                && in_time
+                && let Some((chunk, level)) = plan.best_refinement(None)
+            {
                 return Step::Fetch { chunk, level };
+            }
+            let last = plan.missing.iter().rev().find(|&&i| plan.is_idle(i));
+            if view.in_flight == 0
+                && let Some(&chunk) = last
+            {
+                return Step::Fetch { chunk, level: Level::BASE };
             }
         }
         Self::wait(view, until)
