@@ -135,12 +135,16 @@ fn gc_counts(report: &GcReport) -> BTreeMap<String, u64> {
         ("bytes", report.bytes),
         ("expired", report.expired),
         ("duplicates", report.duplicates),
+        ("contained", report.contained),
+        ("evicted", report.evicted),
+        ("evicted_bytes", report.evicted_bytes),
         ("pinned", report.pinned),
         ("deleted", report.deleted),
         ("deleted_bytes", report.deleted_bytes),
         ("tombstones_deleted", report.tombstones_deleted),
         ("batches_deleted", report.batches_deleted),
         ("uploads_deleted", report.uploads_deleted),
+        ("leftovers_deleted", report.leftovers_deleted),
         ("context_versions_deleted", report.context_versions_deleted),
     ])
 }

@@ -52,13 +52,14 @@ pub(crate) fn gc(arguments: &GcArguments) -> CliResult {
     let request = JobRequest { kind: JobKind::Gc, dry_run: arguments.dry_run, bytes_per_second: 0 };
     let job = watch(&arguments.service, &request, name, |count| {
         format!(
-            "{} objects ({}), {} deleted ({}), {} expired, {} duplicates, {} pinned",
+            "{} objects ({}), {} deleted ({}), {} expired, {} duplicates, {} evicted, {} pinned",
             count("objects"),
             bytes(count("bytes")),
             count("deleted"),
             bytes(count("deleted_bytes")),
             count("expired"),
             count("duplicates"),
+            count("evicted"),
             count("pinned"),
         )
     })?;
