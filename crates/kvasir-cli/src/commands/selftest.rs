@@ -190,7 +190,8 @@ async fn matched(kv: &KvClient, tokens: &[u32], expected: u64, patience: Duratio
 }
 
 async fn get(kv: &KvClient, plan: &LoadPlan, sample: &Sample) -> CliResult {
-    let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0);
+    // Nobody would compute this: computing is unattractive, and what is loaded saves no GPU anything.
+    let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
     let mut options = LoadOptions::new(Duration::from_secs(60), never);
     options.policy = Box::new(Fixed::new(finest(&sample.profile)));
     let mut got = KvBuffer::new(&sample.spec, sample.tokens.len());
