@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -31,8 +32,10 @@ use crate::{
 const CHUNKS: usize = 64;
 const CHUNK_TOKENS: usize = 1536;
 const CHUNK_BLOCKS: usize = CHUNK_TOKENS / kvasir_types::BLOCK_TOKENS;
-/// Contexts that are asked for, all over the index.
+/// Contexts that are asked for again and again, all over the index.
 const ASKED: usize = 256;
+/// Contexts that are asked for where none comes again soon: more of them than any cache of pages holds.
+const ASKED_ANY: usize = 8_192;
 /// Of these, with tokens of their own: the rest has hashes alone.
 const WITH_TOKENS: usize = 8;
 
@@ -72,6 +75,25 @@ fn load(
     })?;
     let times = times.concat();
     Ok((times.len() as f64 / start.elapsed().as_secs_f64(), times))
+}
+
+/// Asks for everything once.
+fn load_once(address: SocketAddr, requests: &[Vec<u8>]) -> Result<()> {
+    let mut connection = Connection::open(address)?;
+    for request in requests {
+        let (status, length) = connection.exchange(request)?;
+        ensure!(status == 200 && length > 10_000, "{status}, {length} bytes: not 64 chunks");
+    }
+    Ok(())
+}
+
+fn bytes_under(directory: &Path) -> u64 {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let bytes = |entry: std::fs::DirEntry| match entry.path() {
+        path if path.is_dir() => bytes_under(&path),
+        _ => entry.metadata().map_or(0, |meta| meta.len()),
+    };
+    entries.map(bytes).sum()
 }
 
 /// Block hashes of a context: of its tokens, or made up.
@@ -141,7 +163,11 @@ fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> 
     let contexts = (count / CHUNKS).max(1);
     {
         let open = OpenStore::open(&store.config, Arc::new(NoObserver))?;
-        let index = Index::sled(directory.path().join("cache"), open.identity, 64 << 20)?;
+        let index = Index::sled(
+            directory.path().join("cache"),
+            open.identity,
+            kvasir_storage::limits::INDEX_CACHE_BYTES,
+        )?;
         let scope = Scope::new(&"default".parse()?, &model_id);
         for context in 0..contexts {
             let blocks = blocks_of(root, context);
@@ -151,16 +177,19 @@ fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> 
     }
     let service = servers::kvasir(common, &store.config, directory.path())?;
     prepare(&Api::at(service.address));
-    let asked: Vec<usize> = (0..ASKED.min(contexts)).map(|i| i * contexts / ASKED.min(contexts)).collect();
-    let by_ids: Vec<_> = asked
-        .iter()
-        .map(|&context| {
+    let asking = |asked: usize| -> Vec<Vec<u8>> {
+        let asked = asked.min(contexts);
+        // In no order that a page would hold together.
+        let order = (0..asked).map(|i| (i * 7_919 % asked) * contexts / asked);
+        let request = |context| {
             let ids: Vec<_> =
                 blocks_of(root, context).into_iter().skip(CHUNK_BLOCKS - 1).step_by(CHUNK_BLOCKS).collect();
             let body = json!({ "model_id": model_id, "namespace": "n", "chunk_ids": ids }).to_string();
             http::post(routes::LOOKUP, service.address, "application/json", body.as_bytes())
-        })
-        .collect();
+        };
+        order.map(request).collect()
+    };
+    let (by_ids, by_any_ids) = (asking(ASKED), asking(ASKED_ANY));
     let by_tokens: Vec<_> = (0..WITH_TOKENS.min(contexts))
         .map(|context| {
             let body: Vec<u8> = tokens_of(context).iter().flat_map(|t| t.to_le_bytes()).collect();
@@ -169,6 +198,8 @@ fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> 
         })
         .collect();
     load(service.address, &by_ids, connections, 1.0)?;
+    // Each of them once, as after a while in service.
+    load_once(service.address, &by_any_ids)?;
     let mut rates = [Vec::new(), Vec::new()];
     let mut p99 = Vec::new();
     for _ in 0..common.pairs {
@@ -176,7 +207,8 @@ fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> 
         rates[0].push(rate);
         // Latency of one caller at a time: of several on two cores, it is the time spent waiting for a core.
         let (_, alone) = load(service.address, &by_ids, 1, common.seconds)?;
-        p99.push([stats::quantile(&alone, 0.99) * 1e3, stats::quantile(&times, 0.99) * 1e3]);
+        let (_, any) = load(service.address, &by_any_ids, 1, common.seconds)?;
+        p99.push([&alone, &any, &times].map(|times| stats::quantile(times, 0.99) * 1e3));
         rates[1].push(load(service.address, &by_tokens, connections, common.seconds)?.0);
     }
     let of = |i: usize| p99.iter().map(|pair| pair[i]).collect::<Vec<f64>>();
@@ -185,7 +217,10 @@ fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> 
         "by_64_ids_per_second": stats::median(&rates[0]),
         "by_98304_tokens_per_second": stats::median(&rates[1]),
         "p99_ms_one_caller": stats::median(&of(0)),
-        "p99_ms_all_callers": stats::median(&of(1)),
+        "p99_ms_one_caller_any_context": stats::median(&of(1)),
+        "p99_ms_all_callers": stats::median(&of(2)),
+        "resident_mib": servers::resident(service.id())? >> 20,
+        "index_bytes_a_chunk": bytes_under(&directory.path().join("cache")) / count as u64,
         "raw": { "by_ids": rates[0], "by_tokens": rates[1], "p99_ms": p99 },
     }))
 }

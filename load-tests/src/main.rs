@@ -6,6 +6,7 @@ mod http;
 mod lookup;
 mod memory;
 mod put;
+mod rebuild;
 mod servers;
 mod stats;
 
@@ -31,6 +32,8 @@ enum Command {
     Lookup(LookupArguments),
     /// Resident memory under many uploads and downloads at once.
     Memory(MemoryArguments),
+    /// `kvasir rebuild-index`, from the store and from the journal.
+    Rebuild(RebuildArguments),
     /// An S3 server of its own process, until it is killed.
     #[command(hide = true)]
     S3Server {
@@ -78,6 +81,15 @@ struct LookupArguments {
 }
 
 #[derive(Debug, Args)]
+struct RebuildArguments {
+    #[command(flatten)]
+    common: Common,
+    /// Chunks in the store.
+    #[arg(long, default_value_t = 10_000)]
+    chunks: usize,
+}
+
+#[derive(Debug, Args)]
 struct MemoryArguments {
     #[command(flatten)]
     common: Common,
@@ -106,6 +118,7 @@ fn main() -> Result<()> {
         Command::Memory(arguments) => {
             memory::measure(&runtime, &arguments.common, arguments.at_once, arguments.mebibytes << 20)?
         }
+        Command::Rebuild(arguments) => rebuild::measure(&runtime, &arguments.common, arguments.chunks)?,
         Command::S3Server { listen } => return servers::serve_s3(&runtime, listen),
     };
     writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&result)?)?;

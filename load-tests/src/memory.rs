@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use futures::{StreamExt as _, stream};
 use kvasir_api::routes;
 use kvasir_tests::{chunks, service::Api};
@@ -17,13 +17,6 @@ use crate::{Common, servers, stats};
 
 /// Spans of a chunk of 1,536 tokens, times two levels.
 const PIECES: usize = 12;
-
-fn resident(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
-    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse()?;
-    Ok(kibibytes << 10)
-}
 
 /// Watches a process's memory until it is dropped.
 struct Watch {
@@ -37,7 +30,7 @@ impl Watch {
         let this = Self { ended: Arc::clone(&ended), highest: Arc::clone(&highest) };
         std::thread::spawn(move || {
             while !ended.load(Ordering::Relaxed) {
-                highest.fetch_max(resident(pid).unwrap_or(0), Ordering::Relaxed);
+                highest.fetch_max(servers::resident(pid).unwrap_or(0), Ordering::Relaxed);
                 crate::pause(0.01);
             }
         });
@@ -57,7 +50,7 @@ pub(crate) fn measure(runtime: &Runtime, common: &Common, at_once: usize, bytes:
     let remote = Api::at(service.address);
     runtime.block_on(async {
         let (model_id, root) = remote.prepare("n").await;
-        let idle = resident(service.id())?;
+        let idle = servers::resident(service.id())?;
         // One body in this process's memory, whatever their number: chunks differ in their tokens alone.
         let watch = Watch::start(service.id());
         let made = |i: usize| chunks::chunk(root, &chunks::tokens(i as u64, 1536), 0, 1536, bytes / PIECES);

@@ -53,6 +53,14 @@ fn started(mut command: Command, address: SocketAddr) -> Result<Process> {
     Ok(process)
 }
 
+/// Bytes that a process has in memory.
+pub(crate) fn resident(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
+    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kibibytes << 10)
+}
+
 /// nginx over a directory, with `sendfile` and two workers.
 pub(crate) fn nginx(binary: &Path, directory: &Path) -> Result<Process> {
     let address = free_port()?;
@@ -112,23 +120,30 @@ pub(crate) fn store(common: &Common, directory: &Path) -> Result<Store> {
     if common.store == "s3" { s3_store(common) } else { file_store(directory) }
 }
 
+/// Tells a command of the service which store it is over.
+pub(crate) fn over(command: &mut Command, store: &StoreConfig) {
+    command.args(["--store.url", store.url.as_str()]);
+    if let Some(endpoint) = &store.endpoint {
+        command.args(["--store.endpoint", endpoint]);
+    }
+    let secret = store.secret_access_key.as_ref().map(|secret| secret.expose());
+    let variables = [
+        ("AWS_REGION", store.region.as_deref()),
+        ("AWS_ACCESS_KEY_ID", store.access_key_id.as_deref()),
+        ("AWS_SECRET_ACCESS_KEY", secret),
+    ];
+    for (name, value) in variables.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        command.env(name, value);
+    }
+}
+
 /// The service over a store, with everything else under `directory`.
 pub(crate) fn kvasir(common: &Common, store: &StoreConfig, directory: &Path) -> Result<Process> {
     let address = free_port()?;
     let mut command = Command::new(&common.kvasir);
-    command.arg("serve").args(["--listen", &address.to_string(), "--store.url", store.url.as_str()]);
+    command.arg("serve").args(["--listen", &address.to_string()]);
+    over(&mut command, store);
     command.arg("--cache.directory").arg(directory.join("cache")).args(["--log.filter", "warn"]);
-    if let Some(endpoint) = &store.endpoint {
-        command.args(["--store.endpoint", endpoint]);
-    }
-    let set = |command: &mut Command, name: &str, value: Option<&str>| {
-        if let Some(value) = value {
-            command.env(name, value);
-        }
-    };
-    set(&mut command, "AWS_REGION", store.region.as_deref());
-    set(&mut command, "AWS_ACCESS_KEY_ID", store.access_key_id.as_deref());
-    set(&mut command, "AWS_SECRET_ACCESS_KEY", store.secret_access_key.as_ref().map(|s| s.expose()));
     for setting in &common.settings {
         let (key, value) = setting.split_once('=').context("a setting as section.key=value")?;
         command.args([&format!("--{key}"), value]);

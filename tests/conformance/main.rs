@@ -20,7 +20,7 @@ use kvasir_storage::{
     store::{OpenStore, StoreConfig},
 };
 use kvasir_tests::{
-    s3::{Lacks, S3Server},
+    s3::{Conditions, Lacks, S3Server},
     servers::RealServer,
 };
 use tempfile::TempDir;
@@ -56,6 +56,11 @@ impl Backend {
     async fn s3(name: &'static str, lacks: Lacks) -> Self {
         let server = S3Server::start(lacks).await;
         Self { server: Some(server), ..Self::new(name, config("memory://")) }.at_server()
+    }
+
+    async fn careless(conditional_writes: Conditions) -> Self {
+        let lacks = Lacks { conditional_writes, ..Lacks::default() };
+        Self::s3("in-process S3 without conditional writes", lacks).await
     }
 
     fn at_server(mut self) -> Self {
@@ -117,8 +122,12 @@ macro_rules! suite {
         }
         mod s3_ignoring_conditions {
             $(#[tokio::test] async fn $name() {
-                let lacks = super::Lacks { conditional_writes: true, ..super::Lacks::default() };
-                crate::$module::$name(&super::Backend::s3("in-process S3 that ignores conditional writes", lacks).await).await;
+                crate::$module::$name(&super::Backend::careless(super::Conditions::Ignored).await).await;
+            })*
+        }
+        mod s3_refusing_conditions {
+            $(#[tokio::test] async fn $name() {
+                crate::$module::$name(&super::Backend::careless(super::Conditions::Refused).await).await;
             })*
         }
         /// Every case on every real server.
@@ -142,6 +151,7 @@ suite! {
     storage_core::a_chunk_is_found_by_another_replica,
     storage_core::blocks_match_after_a_rebuild,
     storage_core::large_chunks_go_in_parts,
+    storage_core::uploads_that_nobody_finished_go,
     storage_core::storing_twice_is_storing_once,
     storage_core::replicas_agree_on_roots_and_objects,
     storage_core::a_vanished_object_becomes_a_miss,

@@ -6,6 +6,7 @@
 
 mod client;
 mod disk;
+mod late;
 mod node;
 mod salts;
 mod world;
@@ -54,7 +55,7 @@ fn nothing_acknowledged_is_lost_and_nothing_wrong_is_delivered() {
     let (mut corruptions, mut misdirections, mut kept, mut delivered) = (0, 0, 0, 0);
     let mut injected = [0; Fault::ALL.len()];
     let mut cuts: BTreeMap<Transition, u64> = BTreeMap::new();
-    let mut seeds = 0;
+    let (mut seeds, mut restarts) = (0, [0; 2]);
     // Rare transitions may need a few seeds more.
     let missing = |cuts: &BTreeMap<Transition, u64>| {
         Transition::ALL.into_iter().find(|t| cuts.get(t).copied().unwrap_or(0) < CUTS)
@@ -70,11 +71,13 @@ fn nothing_acknowledged_is_lost_and_nothing_wrong_is_delivered() {
         kept += outcome.kept;
         delivered += outcome.delivered;
         injected.iter_mut().zip(outcome.injected).for_each(|(sum, n)| *sum += n);
+        restarts.iter_mut().zip(outcome.restarts).for_each(|(sum, n)| *sum += n);
         outcome.cuts.into_iter().for_each(|(transition, n)| *cuts.entry(transition).or_default() += n);
     }
     println!(
         "{seeds} seeds: {corruptions} corrupt bodies, of them {misdirections} misdirected; {delivered} chunks \
-         delivered; {kept} acknowledged chunks kept; 0 lost, 0 wrong\nfaults: {:?}\ncuts: {cuts:?}",
+         delivered; {kept} acknowledged chunks kept; 0 lost, 0 wrong\nreplicas on a disk of another, on an empty one: \
+         {restarts:?}\nfaults: {:?}\ncuts: {cuts:?}",
         Fault::ALL.iter().zip(injected).collect::<Vec<_>>()
     );
     // The simulation is of no use if it does not get to the point.
@@ -83,6 +86,7 @@ fn nothing_acknowledged_is_lost_and_nothing_wrong_is_delivered() {
         corruptions > 400 && misdirections > 200,
         "{corruptions} corruptions, {misdirections} misdirections"
     );
+    assert!(restarts.iter().all(|n| *n > 50), "{restarts:?}");
     for (fault, count) in Fault::ALL.iter().zip(injected) {
         assert!(count >= 30, "{fault:?} was injected only {count} times");
     }

@@ -7,7 +7,9 @@ use std::{
 
 use kvasir_storage::{
     Settings, Storage,
-    index::Index,
+    eviction::{Moment, PolicyKind},
+    hot::{HotClock, HotSettings, HotTier, NoHotObserver},
+    index::{Index, MemoryIndex},
     observe::NoObserver,
     store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
     transitions::{Transition, Witness},
@@ -36,16 +38,60 @@ impl Witness for Cutter {
     }
 }
 
-/// A replica and its life.
+/// What outlives a replica, unless it is wiped: its index, as the moment of its death left it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Disk(Arc<MemoryIndex>);
+
+/// The simulation's clock.
+#[derive(Debug)]
+struct SimulatedClock(tokio::time::Instant);
+
+impl HotClock for SimulatedClock {
+    fn now(&self) -> Moment {
+        Moment::from_micros(self.0.elapsed().as_micros() as u64)
+    }
+}
+
+/// Memory of a hot tier: a few chunks of the simulation, so that frames come and go. It has no files: a simulated clock
+/// waits for no disk. Those are crashed in `disk.rs`, of the index, and in the hot tier's own tests.
+const HOT_BYTES: u64 = 12 << 10;
+
+fn hot_tier() -> Arc<HotTier> {
+    let settings = HotSettings {
+        ram_bytes: HOT_BYTES,
+        disk_bytes: 0,
+        directory: std::env::temp_dir(),
+        policy: PolicyKind::AdaptiveCost,
+        tenant_share_max: 1.0,
+        read_ahead_chunks: 2,
+    };
+    let clock = Arc::new(SimulatedClock(tokio::time::Instant::now()));
+    HotTier::open(settings, clock, Arc::new(NoHotObserver)).expect("no folder is needed")
+}
+
+/// A replica, its life and its disk.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub(crate) storage: Arc<Storage>,
     pub(crate) life: Life,
+    pub(crate) disk: Disk,
 }
 
 impl Node {
     /// A replica with nothing but the store, doomed to end at `cut`.
     pub(crate) fn start(store: &FaultyStore, dice: &mut Dice, cut: Option<Transition>, cuts: &Cuts) -> Self {
+        Self::start_on(Disk::default(), false, store, dice, cut, cuts)
+    }
+
+    /// A replica with what is on `disk`, which may be out of date in any way, with or without a hot tier.
+    pub(crate) fn start_on(
+        disk: Disk,
+        is_hot: bool,
+        store: &FaultyStore,
+        dice: &mut Dice,
+        cut: Option<Transition>,
+        cuts: &Cuts,
+    ) -> Self {
         let (store, life) = store.for_replica();
         let url = "memory://".parse().expect("a url");
         let config = StoreConfig { jitter_seed: dice.number(), ..StoreConfig::new(url) };
@@ -54,7 +100,9 @@ impl Node {
         let open = OpenStore::with(store, &Path::default(), StoreKind::Memory, &config, observer);
         let mut settings = Settings::new(std::env::temp_dir());
         settings.witness = Arc::new(Cutter { life: life.clone(), at: cut, cuts: Arc::clone(cuts) });
-        Self { storage: Storage::new(open, abilities, Index::memory(), settings), life }
+        let index = Index::over(Arc::clone(&disk.0) as Arc<_>);
+        let storage = Storage::with_hot(open, abilities, index, settings, is_hot.then(hot_tier));
+        Self { storage, life, disk }
     }
 
     /// What the replica answers; nothing when it dies before.

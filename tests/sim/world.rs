@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     client::{self, tenant},
-    node::{Cuts, Node, least_cut},
+    node::{Cuts, Disk, Node, least_cut},
 };
 
 const REPLICAS: usize = 3;
@@ -42,12 +42,16 @@ pub(crate) struct Outcome {
     pub injected: [u64; Fault::ALL.len()],
     pub cuts: BTreeMap<Transition, u64>,
     pub trace: (u64, String),
+    /// Replicas that began with a disk of another, and with an empty one.
+    pub restarts: [u64; 2],
 }
 
 pub(crate) struct World {
     store: FaultyStore,
     dice: Dice,
     nodes: Vec<(Node, Option<Transition>)>,
+    /// Of replicas that ended, until a successor gets them or they are wiped.
+    disks: Vec<Disk>,
     root: RootHash,
     contexts: Vec<(Vec<u32>, Vec<Chunk>)>,
     /// Acknowledged and not removed since: what must be there at the end.
@@ -58,6 +62,8 @@ pub(crate) struct World {
     wrong: Vec<String>,
     delivered: usize,
     large: u8,
+    /// Replicas that began with a disk of another, and with an empty one.
+    restarts: [u64; 2],
 }
 
 impl World {
@@ -90,6 +96,7 @@ impl World {
             store,
             dice,
             nodes: Vec::new(),
+            disks: Vec::new(),
             root,
             contexts,
             acknowledged: BTreeMap::new(),
@@ -99,6 +106,7 @@ impl World {
             wrong: Vec::new(),
             delivered: 0,
             large: 0,
+            restarts: [0; 2],
         };
         for _ in 0..REPLICAS {
             this.add();
@@ -106,11 +114,17 @@ impl World {
         this
     }
 
-    /// A new replica with an empty disk; mostly one that will die at a chosen transition.
+    /// A new replica, mostly one that will die at a chosen transition: with the disk of one that ended, however long ago,
+    /// or with an empty one; half of them with a hot tier.
     fn add(&mut self) {
         let pending: Vec<_> = self.nodes.iter().map(|(_, cut)| *cut).collect();
         let cut = self.dice.chance(850).then(|| least_cut(&self.cuts, &pending, &self.store));
-        let node = Node::start(&self.store, &mut self.dice, cut, &self.cuts);
+        let wiped = self.disks.is_empty() || self.dice.chance(400);
+        let disk =
+            if wiped { Disk::default() } else { self.disks.swap_remove(self.dice.below(self.disks.len())) };
+        let is_hot = self.dice.chance(500);
+        let node = Node::start_on(disk, is_hot, &self.store, &mut self.dice, cut, &self.cuts);
+        self.restarts[usize::from(wiped)] += 1;
         self.nodes.push((node, cut));
     }
 
@@ -121,7 +135,8 @@ impl World {
 
     /// Several requests at once, and now and then a mishap.
     pub(crate) async fn round(&mut self) {
-        self.nodes.retain(|(node, _)| !node.life.is_over());
+        let ended = self.nodes.extract_if(.., |(node, _)| node.life.is_over());
+        self.disks.extend(ended.map(|(node, _)| node.disk));
         let wanted = REPLICAS + self.dice.below(2);
         while self.nodes.len() < wanted {
             self.add();
@@ -242,6 +257,7 @@ impl World {
             injected: self.store.injected(),
             cuts: self.cuts.lock().expect("not poisoned").clone(),
             trace: self.store.trace(),
+            restarts: self.restarts,
         }
     }
 

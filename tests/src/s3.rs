@@ -3,7 +3,7 @@
 //! `s3s-fs` is not used: it names files by the base64 of a key, and ours are longer than a file name may be.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{
         Arc, Mutex,
@@ -41,11 +41,23 @@ pub struct S3Server {
     task: JoinHandle<()>,
 }
 
+/// What a server does about the condition of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Conditions {
+    /// Honours it.
+    #[default]
+    Honoured,
+    /// Writes as if there were none, as some servers do.
+    Ignored,
+    /// Answers 501, as others do.
+    Refused,
+}
+
 /// What a server lacks on purpose.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Lacks {
-    /// `If-None-Match` and `If-Match` on writes are ignored, as some servers do.
-    pub conditional_writes: bool,
+    /// What becomes of `If-None-Match` and `If-Match` on writes.
+    pub conditional_writes: Conditions,
     /// `x-amz-checksum-sha256` is not compared with the body, as some servers do.
     pub checksums: bool,
 }
@@ -127,7 +139,14 @@ struct Objects {
 #[derive(Debug, Default)]
 struct State {
     objects: BTreeMap<String, Stored>,
-    uploads: HashMap<String, BTreeMap<i32, Bytes>>,
+    uploads: BTreeMap<String, Upload>,
+}
+
+#[derive(Debug)]
+struct Upload {
+    key: String,
+    begun: Timestamp,
+    parts: BTreeMap<i32, Bytes>,
 }
 
 #[derive(Debug, Clone)]
@@ -167,10 +186,15 @@ impl Objects {
         if_match: Option<&ETagCondition>,
         if_none_match: Option<&ETagCondition>,
     ) -> S3Result<ETag> {
+        if self.lacks.conditional_writes == Conditions::Refused
+            && (if_match.is_some() || if_none_match.is_some())
+        {
+            return Err(s3_error!(NotImplemented));
+        }
         let etag = self.unique();
         let mut state = self.state();
         let there = state.objects.get(&key).map(|o| ETag::Strong(o.etag.clone()));
-        if !self.lacks.conditional_writes {
+        if self.lacks.conditional_writes == Conditions::Honoured {
             let matches = |condition: &ETagCondition| match (condition, &there) {
                 (_, None) => false,
                 (ETagCondition::Any, Some(_)) => true,
@@ -314,12 +338,47 @@ impl S3 for Objects {
         }))
     }
 
+    /// By key, then by id, two to a page: so that tests page.
+    async fn list_multipart_uploads(
+        &self,
+        req: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        let input = req.input;
+        let after = input.key_marker.zip(input.upload_id_marker).unwrap_or_default();
+        let prefix = input.prefix.unwrap_or_default();
+        let state = self.state();
+        let mut all: Vec<_> =
+            state.uploads.iter().map(|(id, upload)| (&upload.key, id, &upload.begun)).collect();
+        all.sort_by_key(|(key, id, _)| (*key, *id));
+        all.retain(|(key, id, _)| {
+            key.starts_with(&prefix) && (key.as_str(), id.as_str()) > (&*after.0, &*after.1)
+        });
+        let page: Vec<_> = all.iter().take(2).collect();
+        let last = page.last().filter(|_| all.len() > page.len());
+        let uploads = page.iter().map(|(key, id, begun)| MultipartUpload {
+            key: Some((*key).clone()),
+            upload_id: Some((*id).clone()),
+            initiated: Some((*begun).clone()),
+            ..Default::default()
+        });
+        Ok(S3Response::new(ListMultipartUploadsOutput {
+            bucket: Some(input.bucket),
+            is_truncated: Some(last.is_some()),
+            next_key_marker: last.map(|(key, ..)| (*key).clone()),
+            next_upload_id_marker: last.map(|(_, id, _)| (*id).clone()),
+            uploads: Some(uploads.collect()),
+            ..Default::default()
+        }))
+    }
+
     async fn create_multipart_upload(
         &self,
         req: S3Request<CreateMultipartUploadInput>,
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         let id = self.unique();
-        self.state().uploads.insert(id.clone(), BTreeMap::new());
+        let begun = Timestamp::from(std::time::SystemTime::now());
+        let upload = Upload { key: req.input.key.clone(), begun, parts: BTreeMap::new() };
+        self.state().uploads.insert(id.clone(), upload);
         Ok(S3Response::new(CreateMultipartUploadOutput {
             bucket: Some(req.input.bucket),
             key: Some(req.input.key),
@@ -333,7 +392,7 @@ impl S3 for Objects {
         let bytes = collect(input.body).await?;
         let mut state = self.state();
         let upload = state.uploads.get_mut(&input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
-        upload.insert(input.part_number, bytes);
+        upload.parts.insert(input.part_number, bytes);
         let e_tag = Some(ETag::Strong(format!("part-{}", input.part_number)));
         Ok(S3Response::new(UploadPartOutput { e_tag, ..Default::default() }))
     }
@@ -343,8 +402,8 @@ impl S3 for Objects {
         req: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let input = req.input;
-        let parts = self.state().uploads.remove(&input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
-        let bytes = parts.into_values().collect::<Vec<_>>().concat().into();
+        let upload = self.state().uploads.remove(&input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
+        let bytes = upload.parts.into_values().collect::<Vec<_>>().concat().into();
         let etag =
             self.write(input.key.clone(), bytes, input.if_match.as_ref(), input.if_none_match.as_ref())?;
         Ok(S3Response::new(CompleteMultipartUploadOutput {

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let count: usize = count.parse()?;
         let directory =
             std::env::temp_dir().join(format!("kvasir-index-cost-{}-{count}", std::process::id()));
-        let index = Index::sled(directory.clone(), [0; 32], 64 << 20)?;
+        let index = Index::sled(directory.clone(), [0; 32], kvasir_storage::limits::INDEX_CACHE_BYTES)?;
         let start = Instant::now();
         for context in 0..count / CHUNKS {
             let blocks = context_blocks(context);

@@ -5,6 +5,7 @@
 //! {root}/1/t/{tenant}/m/{model_id}/spec.json                          the model
 //! {root}/1/t/{tenant}/m/{model_id}/p/{profile_hash}.kvp               its profiles, named by their bytes
 //! {root}/1/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}       tombstones
+//! {root}/1/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}.gone  since when a tombstone's object is gone
 //! {root}/1/t/{tenant}/x/{context_id}/{version}.json                   named contexts
 //! {root}/1/t/{tenant}/u/{upload_id}/{model_id}/{seq_hash}/{announced}   direct uploads before their commit
 //! {root}/1/t/{tenant}/n/{namespace}                                   namespaces that were asked for
@@ -31,6 +32,8 @@ pub enum Key {
     Chunk(ChunkKey),
     /// A chunk object's tombstone: hidden from lookups, its bytes go after the grace.
     Tombstone(ChunkKey),
+    /// Says since when the bytes of an object with a tombstone are gone; empty.
+    Gone(ChunkKey),
     /// A model's spec.
     Spec {
         /// Whose.
@@ -149,6 +152,9 @@ impl Layout {
             Key::Tombstone(chunk) => self
                 .tombstones_prefix(&chunk.tenant, &chunk.model_id, &chunk.seq_hash)
                 .join(chunk.object_digest.to_string()),
+            Key::Gone(chunk) => self
+                .tombstones_prefix(&chunk.tenant, &chunk.model_id, &chunk.seq_hash)
+                .join(format!("{}.gone", chunk.object_digest)),
             Key::Spec { tenant, model_id } => self.model(tenant, model_id).join("spec.json"),
             Key::Profile { tenant, model_id, profile_hash } => {
                 self.profiles_prefix(tenant, model_id).join(format!("{profile_hash}.kvp"))
@@ -190,7 +196,10 @@ impl Layout {
             ["t", tenant, "m", model, "c", seq, file] => {
                 Key::Chunk(chunk_key(tenant, model, seq, file.strip_suffix(".kvc")?)?)
             }
-            ["t", tenant, "m", model, "d", seq, file] => Key::Tombstone(chunk_key(tenant, model, seq, file)?),
+            ["t", tenant, "m", model, "d", seq, file] => match file.strip_suffix(".gone") {
+                Some(object) => Key::Gone(chunk_key(tenant, model, seq, object)?),
+                None => Key::Tombstone(chunk_key(tenant, model, seq, file)?),
+            },
             ["t", tenant, "m", model, "spec.json"] => {
                 Key::Spec { tenant: tenant.parse().ok()?, model_id: model.parse().ok()? }
             }
@@ -373,6 +382,7 @@ mod tests {
         prop_oneof![
             any_chunk().prop_map(Key::Chunk),
             any_chunk().prop_map(Key::Tombstone),
+            any_chunk().prop_map(Key::Gone),
             (any_name(), id()).prop_map(|(tenant, m)| Key::Spec { tenant, model_id: m.into() }),
             (any_name(), id(), id()).prop_map(|(tenant, m, p)| Key::Profile {
                 tenant,

@@ -80,8 +80,10 @@ pub const MODELS_CACHED_MAX: usize = 4_096;
 pub const PROFILES_LISTED_MAX: usize = 1_000;
 /// Directories tried when index databases are locked by other processes.
 pub const INDEX_SLOTS_MAX: usize = 16;
-/// Memory of the hot index's page cache.
-pub const INDEX_CACHE_BYTES: u64 = 64 << 20;
+/// Memory of the hot index: pages of the database, and lines (~90 bytes a chunk) of a million chunks and more.
+pub const INDEX_CACHE_BYTES: u64 = 192 << 20;
+/// Share of it for pages.
+pub const INDEX_PAGES_DIVISOR: u64 = 3;
 /// Places in the index remembered, so that rows of a context lie together: ~120 bytes each.
 pub const INDEX_LINES_MAX: usize = 65_536;
 /// Journal entries that wait for the next batch: ~600 bytes each.
@@ -90,6 +92,8 @@ pub const JOURNAL_WAITING_MAX: usize = 8_192;
 pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
 /// Epochs of the collector that are kept, for whoever looks.
 pub const EPOCHS_KEPT: usize = 8;
+/// Unfinished uploads in parts that one pass of the collector looks at: ten pages of a listing.
+pub const UNFINISHED_LISTED_MAX: usize = 10_000;
 /// Store requests of a rebuild at once.
 pub const REBUILD_PARALLEL: usize = 32;
 /// How long first writers wait for each other on a store that ignores conditional creates: longer than the unit of a

@@ -176,7 +176,7 @@ impl<T> ObservedStore<T> {
     }
 }
 
-async fn observed<R>(
+pub(crate) async fn observed<R>(
     observer: &dyn StoreObserver,
     op: StoreOp,
     bytes: impl FnOnce(&R) -> u64,

@@ -36,6 +36,8 @@ pub enum Transition {
     EpochBegun,
     /// An object's bytes are gone; its tombstone is not.
     ObjectDeleted,
+    /// It is written down since when an object's bytes are gone.
+    GoneNoted,
     /// A tombstone is gone; its name is free.
     TombstoneDeleted,
     /// A journal batch is gone.
@@ -44,7 +46,7 @@ pub enum Transition {
 
 impl Transition {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::UploadVerified,
         Self::ObjectWritten,
         Self::PartsBegun,
@@ -60,6 +62,7 @@ impl Transition {
         Self::TombstoneWritten,
         Self::EpochBegun,
         Self::ObjectDeleted,
+        Self::GoneNoted,
         Self::TombstoneDeleted,
         Self::BatchDeleted,
     ];

@@ -15,17 +15,61 @@ pub struct ParseHashError {
 }
 
 fn parse_hex(s: &str) -> Result<[u8; 32], ParseHashError> {
-    let bad_digit = !s.bytes().all(|b| b.is_ascii_hexdigit());
-    let error = ParseHashError { found_chars: s.chars().count(), bad_digit };
-    if s.len() != 64 || bad_digit {
-        return Err(error);
-    }
     let mut out = [0; 32];
-    for (byte, pair) in out.iter_mut().zip(s.as_bytes().chunks_exact(2)) {
-        let digits = str::from_utf8(pair).map_err(|_| error.clone())?;
-        *byte = u8::from_str_radix(digits, 16).map_err(|_| error.clone())?;
+    let is_sound = s.len() == 64
+        && out.iter_mut().zip(s.as_bytes().as_chunks().0).all(|(byte, &[high, low])| {
+            let digits = digit(high).zip(digit(low));
+            *byte = digits.map_or(0, |(high, low)| high << 4 | low);
+            digits.is_some()
+        });
+    if is_sound {
+        return Ok(out);
     }
-    Ok(out)
+    let bad_digit = !s.bytes().all(|b| b.is_ascii_hexdigit());
+    Err(ParseHashError { found_chars: s.chars().count(), bad_digit })
+}
+
+const fn digit(character: u8) -> Option<u8> {
+    match character {
+        b'0'..=b'9' => Some(character - b'0'),
+        b'a'..=b'f' => Some(character - b'a' + 10),
+        b'A'..=b'F' => Some(character - b'A' + 10),
+        _ => None,
+    }
+}
+
+/// 64 lower-case hex digits. An answer to a lookup has hundreds of hashes: formatting them byte by byte through `write!`
+/// would be half of its time.
+struct Hex([u8; 64]);
+
+impl Hex {
+    fn of(bytes: &[u8; 32]) -> Self {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0; 64];
+        for (pair, byte) in text.as_chunks_mut().0.iter_mut().zip(bytes) {
+            *pair = [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
+        }
+        Self(text)
+    }
+
+    fn as_str(&self) -> &str {
+        str::from_utf8(&self.0).expect("hex digits are ASCII")
+    }
+}
+
+/// Takes a hash in where it stands, without a string of its own.
+struct HexVisitor;
+
+impl serde::de::Visitor<'_> for HexVisitor {
+    type Value = [u8; 32];
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("64 hex digits")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<[u8; 32], E> {
+        parse_hex(text).map_err(E::custom)
+    }
 }
 
 macro_rules! hash_type {
@@ -49,7 +93,7 @@ macro_rules! hash_type {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+                f.write_str(Hex::of(&self.0).as_str())
             }
         }
 
@@ -69,13 +113,13 @@ macro_rules! hash_type {
 
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
+                serializer.serialize_str(Hex::of(&self.0).as_str())
             }
         }
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+                deserializer.deserialize_str(HexVisitor).map(Self)
             }
         }
 
@@ -154,6 +198,14 @@ mod tests {
         let digest = ObjectDigest::of(b"kvasir");
         assert_eq!(digest.to_string().parse::<ObjectDigest>(), Ok(digest));
         assert_eq!("ab".parse::<ObjectDigest>(), Err(ParseHashError { found_chars: 2, bad_digit: false }));
+        let text = format!("{:02X}", 0xab).repeat(31) + "0f";
+        assert_eq!(text.parse::<ObjectDigest>().expect("upper case, too").to_string(), text.to_lowercase());
+        for wrong in ["g", "/", ":", "@", "`", "G", " "] {
+            assert!(
+                (text[1..].to_owned() + wrong).parse::<ObjectDigest>().expect_err("not hex").bad_digit,
+                "{wrong}"
+            );
+        }
         assert!("é".repeat(32).parse::<ObjectDigest>().expect_err("not hex").bad_digit);
     }
 

@@ -248,8 +248,8 @@ async fn start(
     };
     if !abilities.conditional_create {
         tracing::warn!(
-            "the store ignores conditional creates; nothing is at risk, but the first request of a new tenant takes two \
-             seconds"
+            "the store has no conditional creates: it ignores or refuses them; nothing is at risk, but the first request of \
+             a new tenant takes two seconds"
         );
     }
     if let Err(error) = store.probe_direct().await {

@@ -1,5 +1,4 @@
-//! What killed writers leave beside the objects: in a directory, files under staging names. A bucket's unfinished uploads
-//! in parts are its own: its lifecycle rule `AbortIncompleteMultipartUpload` removes them, MinIO does so by itself.
+//! What killed writers leave beside the objects of a directory: files under staging names.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,14 +1,17 @@
 //! Deletion: tombstones, and the garbage collector that turns them into free space.
 //!
 //! Removing an object is writing a tombstone: from then on lookups do not offer it, while reads under way go on. After
-//! [`GcPolicy::grace`] its bytes go, after [`GcPolicy::tombstone_retention`] more the tombstone. **While a tombstone is
-//! there, its name is never written again** (a chunk stored again gets a mark in its header, hence another name). So
+//! [`GcPolicy::grace`] its bytes go, and [`GcPolicy::tombstone_retention`] after that the tombstone: counted from when the
+//! bytes went, however late that was, because only then does the time begin in which a slow collector may still delete.
+//! **While a tombstone is there, its name is never written again** (a chunk stored again gets a mark in its header, hence
+//! another name). So
 //! any number of collectors may run at once, and one that was paused between deciding and deleting deletes only what
 //! was doomed: nobody can have put something else under that name. Leadership only saves listings.
 //!
 //! Ages are by the store's clock alone: that of the epoch object written at the start of the pass against those of the
 //! objects it lists. Replicas' clocks may be wrong by any amount.
 
+mod doomed;
 mod leftovers;
 mod room;
 mod tails;
@@ -37,7 +40,7 @@ use crate::{
 pub struct GcPolicy {
     /// Time from a tombstone to the end of its bytes: at least the longest load.
     pub grace: Duration,
-    /// Time from then to the end of the tombstone: longer than any pause of a process.
+    /// Time from the end of the bytes to the end of the tombstone: longer than any pause of a process.
     pub tombstone_retention: Duration,
     /// Age at which chunks go; none: never.
     pub ttl: Option<Duration>,
@@ -130,8 +133,12 @@ impl StoreTime {
 
     /// How much older `meta` is; nothing where it is younger.
     fn age(self, meta: &ObjectMeta) -> Duration {
-        let millis = self.0.saturating_sub(Self::of(meta).0);
-        Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+        self.since(Self::of(meta))
+    }
+
+    /// How long ago `before` was; nothing where it is to come.
+    fn since(self, before: Self) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(before.0)).unwrap_or(0))
     }
 }
 
@@ -229,6 +236,7 @@ impl Storage {
                     pass.room.is_leaving(key.object_digest);
                     self.execute(&mut pass, &key, &meta).await?;
                 }
+                Some(Key::Gone(key)) => self.forget_stray(&mut pass, &key, &meta).await?,
                 _ => {}
             }
         }
@@ -339,45 +347,6 @@ impl Storage {
         self.bury(key, reason).await
     }
 
-    /// Deletes the bytes of a tombstone past its grace, and the tombstone after its retention.
-    async fn execute(
-        &self,
-        pass: &mut Pass<'_>,
-        key: &ChunkKey,
-        tombstone: &ObjectMeta,
-    ) -> Result<(), StorageError> {
-        let age = pass.now.age(tombstone);
-        // A pass that was paused for longer than tombstones live knows nothing any more.
-        let is_stale = pass.started.elapsed() >= pass.policy.tombstone_retention;
-        if age < pass.policy.grace || is_stale {
-            return Ok(());
-        }
-        let path = self.store.layout.path(&Key::Chunk(key.clone()));
-        match self.store.store.head(&path).await {
-            Ok(meta) => {
-                pass.report.deleted += 1;
-                pass.report.deleted_bytes += meta.size;
-                if !pass.policy.dry_run {
-                    pass.pace().await;
-                    self.delete(&path).await?;
-                    self.passed(Transition::ObjectDeleted);
-                }
-            }
-            Err(object_store::Error::NotFound { .. }) => {
-                if age >= pass.policy.grace + pass.policy.tombstone_retention {
-                    pass.report.tombstones_deleted += 1;
-                    if !pass.policy.dry_run {
-                        pass.pace().await;
-                        self.delete(&tombstone.location).await?;
-                        self.passed(Transition::TombstoneDeleted);
-                    }
-                }
-            }
-            Err(error) => return Err(StorageError::store("asking for a doomed object")(error)),
-        }
-        Ok(())
-    }
-
     /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
     async fn collect_beside_chunks(&self, pass: &mut Pass<'_>, now_ms: i64) -> Result<(), StorageError> {
         let dry_run = pass.policy.dry_run;
@@ -406,17 +375,6 @@ impl Storage {
         Ok(())
     }
 
-    async fn sweep_leftovers(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
-        let Some(directory) = self.store.directory.clone() else { return Ok(()) };
-        let (age, dry_run) = (pass.policy.leftovers_age, pass.policy.dry_run);
-        let swept = tokio::task::spawn_blocking(move || leftovers::sweep(&directory, age, dry_run)).await?;
-        match swept {
-            Ok(count) => pass.report.leftovers_deleted += count,
-            Err(error) => tracing::warn!(%error, "the store's directory cannot be looked through"),
-        }
-        Ok(())
-    }
-
     /// Deletes; what is gone already is deleted.
     async fn delete(&self, path: &object_store::path::Path) -> Result<(), StorageError> {
         match self.store.store.delete(path).await {
@@ -427,6 +385,11 @@ impl Storage {
 }
 
 impl Pass<'_> {
+    /// Whether it was paused for longer than tombstones live, and knows nothing any more.
+    fn is_stale(&self) -> bool {
+        self.started.elapsed() >= self.policy.tombstone_retention
+    }
+
     /// Waits as long as the rate wants it.
     async fn pace(&mut self) {
         self.actions += 1;

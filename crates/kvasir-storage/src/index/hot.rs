@@ -15,6 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use super::{
     IndexEntry, IndexError, IndexRow, MemoryIndex, Scope, SledIndex, Walk,
     place::{self, Lines},
+    runs::Runs,
     walk::{walk, walk_chunks},
 };
 
@@ -60,6 +61,11 @@ pub trait HotIndex: fmt::Debug + Send + Sync + 'static {
     /// Writes what is only in memory.
     #[expect(clippy::missing_errors_doc, reason = "as for put")]
     fn flush(&self) -> Result<(), IndexError>;
+    /// Lines that are kept in memory, where that is worth it; every change to a row must end the runs that hold it.
+    #[expect(private_interfaces, reason = "no index outside of this module has any")]
+    fn runs(&self) -> Option<&Runs> {
+        None
+    }
     /// Called on a database that failed: the next process to open it starts it anew. Other threads may still hold
     /// it, so it is not deleted here.
     fn abandon(&self) {}

@@ -2,7 +2,7 @@
 
 use kvasir_types::{ModelId, Name, SeqHash};
 
-use super::{IndexRow, place::Spot};
+use super::{IndexRow, place::Spot, runs::LineName};
 
 /// Bytes of a block hash in a key.
 pub(super) const BLOCK_BYTES: usize = 3;
@@ -31,6 +31,20 @@ impl Scope {
         hasher.finalize_xof().fill(&mut scope);
         Self(scope)
     }
+}
+
+impl Scope {
+    pub(super) fn as_bytes(&self) -> &[u8; 8] {
+        &self.0
+    }
+}
+
+/// The scope's and the line's name, and the depth, of a row that is an object's.
+pub(super) fn line_of_info(key: &[u8]) -> Option<(LineName, u32)> {
+    let (&INFO, rest) = key.split_first()? else { return None };
+    let (line, rest) = rest.split_first_chunk()?;
+    let &[a, b, c] = rest.first_chunk()?;
+    Some((*line, u32::from_be_bytes([0, a, b, c])))
 }
 
 fn at_spot(kind: u8, scope: Scope, spot: Spot) -> Vec<u8> {

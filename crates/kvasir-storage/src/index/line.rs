@@ -7,6 +7,7 @@ use super::{
     key::{self, NAME_BYTES, PREFIX_BYTES},
     place::Spot,
     row::Decoded,
+    runs::{Run, Runs},
     walk::prefer,
 };
 
@@ -34,6 +35,46 @@ pub(super) fn along(
     alone: bool,
     visit: &mut dyn FnMut(Child) -> bool,
 ) -> Result<(), IndexError> {
+    let Some(runs) = index.runs() else {
+        return scanned(index, scope, spot, alone, &mut |child, _, _| visit(child));
+    };
+    let line = Runs::name(scope, spot);
+    let (known, before) = runs.get(&line);
+    let depth = spot.depth();
+    for (row, continues) in known.iter().flat_map(|run| run.from(depth)) {
+        let beside = spot.of_children(&row.seq_hash, continues);
+        if !visit(Child::new(spot, row, continues)) || !continues {
+            return Ok(());
+        }
+        spot = beside;
+    }
+    // What follows is read, and kept behind what is known.
+    let mut run = match known {
+        Some(run) if run.end() == spot.depth() => Run::clone(&run),
+        _ => Run::at(spot.depth()),
+    };
+    let known = run.end();
+    scanned(index, scope, spot, alone, &mut |child, continues, has_siblings| {
+        if !has_siblings {
+            run.push(&child.row, continues);
+        }
+        visit(child)
+    })?;
+    if run.end() > known {
+        runs.offer(line, run, before);
+    }
+    Ok(())
+}
+
+/// As [`along`], from the database itself. `visit` is also told whether the chunk's children lie beside it, and whether it
+/// has siblings.
+fn scanned(
+    index: &dyn HotIndex,
+    scope: Scope,
+    mut spot: Spot,
+    alone: bool,
+    visit: &mut dyn FnMut(Child, bool, bool) -> bool,
+) -> Result<(), IndexError> {
     let mut prefix = key::infos(scope, spot);
     let mut waiting: Option<(Child, bool)> = None;
     let mut has_siblings = false;
@@ -44,7 +85,7 @@ pub(super) fn along(
             let Some((child, continues)) = waiting.take() else { return Ok(false) };
             spot = spot.of_children(&child.row.seq_hash, continues);
             prefix = key::infos(scope, spot);
-            if !visit(child) || !continues || !key.starts_with(&prefix) {
+            if !visit(child, continues, false) || !continues || !key.starts_with(&prefix) {
                 return Ok(false);
             }
         }
@@ -57,8 +98,8 @@ pub(super) fn along(
         }
         Ok(!has_siblings)
     })?;
-    if let Some((child, _)) = waiting.filter(|_| !(has_siblings && alone)) {
-        visit(child);
+    if let Some((child, continues)) = waiting.filter(|_| !(has_siblings && alone)) {
+        visit(child, continues, has_siblings);
     }
     Ok(())
 }

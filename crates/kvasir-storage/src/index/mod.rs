@@ -23,6 +23,7 @@ mod line;
 mod memory;
 mod place;
 mod row;
+mod runs;
 #[cfg(test)]
 pub(crate) use row::tests as tests_support;
 mod sled_index;

@@ -36,6 +36,14 @@ impl Spot {
         Self { line: *key::name(parent_hash), depth: 0 }
     }
 
+    pub(super) fn line(&self) -> &[u8; 8] {
+        &self.line
+    }
+
+    pub(super) fn depth(self) -> u32 {
+        self.depth
+    }
+
     fn deeper(self) -> Self {
         Self { depth: self.depth + 1, ..self }
     }

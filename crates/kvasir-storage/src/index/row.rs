@@ -100,10 +100,40 @@ impl IndexRow {
         out
     }
 
+    /// Appends what [`unpack`](Self::unpack) reads: for memory of our own, so without a checksum, and without a profile
+    /// that is the one `before`.
+    pub(super) fn pack(&self, out: &mut Vec<u8>, before: Option<&ProfileHash>) {
+        out.extend(self.seq_hash.as_bytes());
+        out.extend(self.object_digest.as_bytes());
+        let is_new = before != Some(&self.profile_hash);
+        out.push(u8::from(is_new));
+        if is_new {
+            out.extend(self.profile_hash.as_bytes());
+        }
+        self.write_numbers(out);
+    }
+
+    /// Takes a packed row off the front of `bytes`.
+    pub(super) fn unpack(bytes: &mut &[u8], before: Option<&ProfileHash>) -> Option<Self> {
+        let mut cursor = Cursor(bytes);
+        let (seq, digest) = (cursor.take::<32>()?, cursor.take::<32>()?);
+        let profile_hash = match (cursor.take::<1>()?, before) {
+            ([0], Some(before)) => *before,
+            _ => cursor.take::<32>()?.into(),
+        };
+        let row = Self::read_numbers(&mut cursor, seq.into(), digest.into(), profile_hash);
+        *bytes = cursor.0;
+        row
+    }
+
     fn write_rest(&self, out: &mut Vec<u8>, cut: usize) {
         out.extend(&self.seq_hash.as_bytes()[cut..]);
         out.extend(&self.object_digest.as_bytes()[cut..]);
         out.extend(self.profile_hash.as_bytes());
+        self.write_numbers(out);
+    }
+
+    fn write_numbers(&self, out: &mut Vec<u8>) {
         out.extend(self.kl_beneath.to_le_bytes());
         varint(out, self.token_count.into());
         varint(out, self.first_position);
@@ -146,10 +176,20 @@ impl IndexRow {
 
     fn read_rest(cursor: &mut Cursor<'_>, seq: &[u8], digest: &[u8]) -> Option<Self> {
         let (seq, digest) = (cursor.hash(seq)?, cursor.hash(digest)?);
+        let profile_hash = cursor.take::<32>()?.into();
+        Self::read_numbers(cursor, seq.into(), digest.into(), profile_hash)
+    }
+
+    fn read_numbers(
+        cursor: &mut Cursor<'_>,
+        seq_hash: SeqHash,
+        object_digest: ObjectDigest,
+        profile_hash: ProfileHash,
+    ) -> Option<Self> {
         Some(Self {
-            seq_hash: seq.into(),
-            object_digest: digest.into(),
-            profile_hash: cursor.take::<32>()?.into(),
+            seq_hash,
+            object_digest,
+            profile_hash,
             kl_beneath: f32::from_le_bytes(cursor.take()?),
             token_count: cursor.varint()?.try_into().ok()?,
             first_position: cursor.varint()?,

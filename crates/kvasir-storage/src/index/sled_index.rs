@@ -13,6 +13,7 @@ use super::{
     HotIndex, IndexError,
     hot::{Pair, Visit},
     key,
+    runs::{Runs, divided},
 };
 use crate::limits;
 
@@ -29,6 +30,7 @@ pub struct SledIndex {
     db: sled::Db,
     rows: sled::Tree,
     row_count: AtomicU64,
+    runs: Runs,
     path: PathBuf,
 }
 
@@ -39,9 +41,10 @@ impl SledIndex {
     /// # Errors
     /// [`IndexError::Locked`] when another process holds it, [`IndexError::Corrupt`] when it should be deleted.
     pub fn open(path: &Path, identity: &[u8; 32], cache_bytes: u64) -> Result<Self, IndexError> {
+        let (pages_bytes, runs_bytes) = divided(cache_bytes);
         let config = sled::Config::new()
             .path(path)
-            .cache_capacity(cache_bytes)
+            .cache_capacity(pages_bytes)
             .flush_every_ms(Some(1_000))
             .mode(sled::Mode::LowSpace);
         let db = config.open().map_err(error)?;
@@ -54,7 +57,8 @@ impl SledIndex {
         }
         let row_count = db.get(META_ROWS).map_err(error)?;
         let row_count = row_count.and_then(|v| Some(u64::from_le_bytes(*v.first_chunk()?))).unwrap_or(0);
-        Ok(Self { db, rows, row_count: row_count.into(), path: path.to_owned() })
+        let runs = Runs::new(runs_bytes);
+        Ok(Self { db, rows, row_count: row_count.into(), runs, path: path.to_owned() })
     }
 
     /// Opens the first slot under `directory` that no other process holds, deleting a corrupt database on the way.
@@ -86,6 +90,13 @@ impl SledIndex {
         Err(IndexError::Locked)
     }
 
+    /// After a row changed: what was read of its line before is not kept.
+    fn changed(&self, key: &[u8]) {
+        if let Some((line, depth)) = key::line_of_info(key) {
+            self.runs.changed(&line, depth);
+        }
+    }
+
     /// Where it lives.
     pub fn path(&self) -> &Path {
         &self.path
@@ -115,6 +126,7 @@ impl HotIndex for SledIndex {
         if self.rows.insert(key, value).map_err(error)?.is_none() && key::is_info(key) {
             self.row_count.fetch_add(1, Ordering::Relaxed);
         }
+        self.changed(key);
         Ok(())
     }
 
@@ -123,6 +135,7 @@ impl HotIndex for SledIndex {
             let less = |n: u64| Some(n.saturating_sub(1));
             let _ = self.row_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         }
+        self.changed(key);
         Ok(())
     }
 
@@ -155,12 +168,18 @@ impl HotIndex for SledIndex {
     fn clear(&self) -> Result<(), IndexError> {
         self.rows.clear().map_err(error)?;
         self.row_count.store(0, Ordering::Relaxed);
+        self.runs.clear();
         Ok(())
     }
 
     fn flush(&self) -> Result<(), IndexError> {
         self.db.insert(META_ROWS, &self.len().to_le_bytes()[..]).map_err(error)?;
         self.db.flush().map(|_| ()).map_err(error)
+    }
+
+    #[expect(private_interfaces, reason = "as in the trait")]
+    fn runs(&self) -> Option<&Runs> {
+        Some(&self.runs)
     }
 
     fn abandon(&self) {

@@ -11,17 +11,25 @@ mod gate;
 mod probe;
 mod resilient;
 mod s3;
+mod unfinished;
 mod upload;
 mod verdict;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use kvasir_types::Name;
 use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory, path::Path};
 use url::Url;
 
 pub(crate) use self::resilient::once;
-pub use self::{probe::StoreAbilities, resilient::ResilientStore, verdict::Refusal};
+pub use self::{
+    probe::StoreAbilities, resilient::ResilientStore, unfinished::UnfinishedUploads, verdict::Refusal,
+};
 use crate::{
     layout::Layout,
     limits,
@@ -150,6 +158,10 @@ pub struct OpenStore {
     pub keys: Option<Arc<dyn KeyService>>,
     /// Where it is, if it is a directory.
     pub directory: Option<PathBuf>,
+    /// Uploads in parts that nobody finished, where the backend has such.
+    pub unfinished: Option<UnfinishedUploads>,
+    /// Set once the store was found to refuse conditional creates altogether: they are made without the condition.
+    pub(crate) plain_creates: Arc<AtomicBool>,
 }
 
 impl OpenStore {
@@ -174,8 +186,9 @@ impl OpenStore {
                 let prefix = Path::from_url_path(url.path()).map_err(object_store::Error::from)?;
                 let store = s3::builder(config, bucket).build()?;
                 let presigner = s3::presigner(config, bucket, &store)?;
+                let unfinished = s3::unfinished(config, &store, Arc::clone(&observer))?;
                 let open = Self::with(store, &prefix, StoreKind::S3, config, observer);
-                Ok(Self { presigner: Some(presigner), ..open })
+                Ok(Self { presigner: Some(presigner), unfinished: Some(unfinished), ..open })
             }
             "memory" => {
                 Ok(Self::with(InMemory::new(), &Path::default(), StoreKind::Memory, config, observer))
@@ -208,14 +221,18 @@ impl OpenStore {
         let observed = ObservedStore::new(backend, Arc::clone(&observer));
         // A walk of folders has no order that a listing could go on in.
         let ordered = kind != StoreKind::File;
+        let resilient = ResilientStore::new(observed, config, ordered, observer);
+        let plain_creates = resilient.plain_creates();
         Self {
-            store: Arc::new(ResilientStore::new(observed, config, ordered, observer)),
+            store: Arc::new(resilient),
             layout: Layout::new(root),
             kind,
             identity: *blake3::hash(identity.as_bytes()).as_bytes(),
             presigner: None,
             keys: None,
             directory: None,
+            unfinished: None,
+            plain_creates,
         }
     }
 }

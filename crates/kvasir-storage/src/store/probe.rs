@@ -1,5 +1,7 @@
 //! What a store can do, found out by asking it.
 
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
 use futures::future::join_all;
 use object_store::{Error, ObjectStoreExt, PutMode, PutPayload, Result, path::Path};
@@ -20,7 +22,8 @@ pub struct StoreAbilities {
 
 impl OpenStore {
     /// Reaches the store and finds out whether it honours conditional creates: of several creates of one key, one
-    /// after the other and at the same time, exactly one may succeed, and its bytes must stay.
+    /// after the other and at the same time, exactly one may succeed, and its bytes must stay. A store that refuses
+    /// them with 501 does not honour them either.
     ///
     /// # Errors
     /// The store's own error when it cannot be reached, read and written.
@@ -34,7 +37,9 @@ impl OpenStore {
         let racing = join_all((0..RACING).map(|n| self.create(&race, n))).await;
         let racing: Vec<bool> = racing.into_iter().collect::<Result<_>>()?;
         let honoured = self.won(&after, &sequential).await? & self.won(&race, &racing).await?;
-        Ok(StoreAbilities { conditional_create: honoured })
+        // A race without conditions may look as if one writer had won.
+        let refused = self.plain_creates.load(Ordering::Relaxed);
+        Ok(StoreAbilities { conditional_create: honoured && !refused })
     }
 
     /// Whether the store let the n-th create through.

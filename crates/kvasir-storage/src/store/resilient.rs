@@ -1,6 +1,12 @@
 //! The one layer that retries: a decorator between the storage core and any backend.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
@@ -14,7 +20,7 @@ use super::{
     body::resumed,
     caller::{Called, Caller, Retries, Side},
     upload::{BoundedUpload, PartRetries},
-    verdict::Verdict,
+    verdict::{Verdict, is_not_implemented},
 };
 use crate::{
     limits,
@@ -36,6 +42,7 @@ pub(crate) fn once() -> PutOptions {
 ///
 /// - a call has a deadline for each attempt and one for all, retries with jittered pauses, and a budget of retries;
 /// - a conditional write that is refused after an attempt of unknown outcome is read back: equal bytes were ours;
+/// - a store that refuses conditional creates as such gets plain ones, behind a look at what is there;
 /// - a body that breaks off, stalls or ends early goes on where it stopped, from the same object;
 /// - a store that fails every request is left alone by a breaker, which closes with the first answer;
 /// - what cannot be served soon is refused, and can be retried.
@@ -45,12 +52,38 @@ pub struct ResilientStore<T> {
     caller: Arc<Caller>,
     /// Whether listings come in the order of keys, so that one can go on behind its last item.
     ordered: bool,
+    plain_creates: Arc<AtomicBool>,
 }
 
 impl<T: ObjectStore> ResilientStore<T> {
     /// Around `inner`, whose own retries must be off.
     pub fn new(inner: T, config: &StoreConfig, ordered: bool, observer: Arc<dyn StoreObserver>) -> Self {
-        Self { inner: Arc::new(inner), caller: Arc::new(Caller::new(config, observer)), ordered }
+        let (inner, caller) = (Arc::new(inner), Arc::new(Caller::new(config, observer)));
+        Self { inner, caller, ordered, plain_creates: Arc::default() }
+    }
+
+    /// Turns true once the store has refused a conditional create as something that it does not know.
+    pub(super) fn plain_creates(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.plain_creates)
+    }
+
+    /// A create without its condition: as on a store that ignores conditions, several of one moment may all succeed.
+    async fn plain_create(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+    ) -> Result<PutResult> {
+        match self.head(location).await {
+            Ok(_) => {
+                let source = "it is there already".into();
+                Err(Error::AlreadyExists { path: location.to_string(), source })
+            }
+            Err(Error::NotFound { .. }) => {
+                self.put_opts(location, payload, PutOptions { mode: PutMode::Overwrite, ..opts }).await
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether what is there is what we were writing.
@@ -141,6 +174,10 @@ impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
         if opts.extensions.get::<Once>().is_some() {
             return self.caller.once(Side::Write, self.inner.put_opts(location, payload, opts)).await;
         }
+        let creates = matches!(opts.mode, PutMode::Create);
+        if creates && self.plain_creates.load(Ordering::Relaxed) {
+            return self.plain_create(location, payload, opts).await;
+        }
         let conditional = !matches!(opts.mode, PutMode::Overwrite);
         let write = || self.inner.put_opts(location, payload.clone(), opts.clone());
         let Called { result, attempts } = self.caller.call(Side::Write, write).await;
@@ -149,6 +186,12 @@ impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
                 if conditional && attempts > 1 =>
             {
                 self.read_back(location, &payload).await.ok_or(refused)
+            }
+            Err(error) if creates && is_not_implemented(&error) => {
+                if !self.plain_creates.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "the store refuses conditional creates; it gets plain ones from now on");
+                }
+                self.plain_create(location, payload, opts).await
             }
             result => result,
         }

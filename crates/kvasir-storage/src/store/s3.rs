@@ -8,8 +8,8 @@ use object_store::{
     signer::Signer,
 };
 
-use super::StoreConfig;
-use crate::{presign::Presigner, trace::TracedConnector};
+use super::{StoreConfig, UnfinishedUploads};
+use crate::{observe::StoreObserver, presign::Presigner, trace::TracedConnector};
 
 /// Signs for the address that clients use, and probes by the one that the service uses.
 pub(super) fn presigner(
@@ -25,6 +25,15 @@ pub(super) fn presigner(
         None => Arc::new(store.clone()),
     };
     Presigner::new(signer, Arc::new(store.clone()), &client_options(config))
+}
+
+/// Lists and aborts uploads in parts.
+pub(super) fn unfinished(
+    config: &StoreConfig,
+    store: &AmazonS3,
+    observer: Arc<dyn StoreObserver>,
+) -> object_store::Result<UnfinishedUploads> {
+    UnfinishedUploads::new(store.clone(), &client_options(config), config.request_timeout, observer)
 }
 
 fn client_options(config: &StoreConfig) -> ClientOptions {

@@ -69,6 +69,15 @@ impl Verdict {
     }
 }
 
+/// Whether the store does not know this kind of request at all.
+pub(super) fn is_not_implemented(error: &Error) -> bool {
+    match error {
+        Error::NotImplemented { .. } => true,
+        Error::Generic { source, .. } => status(&**source) == Some(501),
+        _ => false,
+    }
+}
+
 /// The HTTP status behind an error. `object_store` keeps the type that knows it to itself, and prints it.
 fn status(error: &(dyn std::error::Error + 'static)) -> Option<u16> {
     let mut next = Some(error);

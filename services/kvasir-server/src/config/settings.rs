@@ -262,7 +262,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "cache.index_memory",
-        help: "Memory of the hot index's page cache.",
+        help: "Memory of the hot index: a third for pages of its database, the rest for about 90 bytes a chunk.",
         example: "",
         set: |c, t| bytes(&mut c.cache.index_memory_bytes, t),
         get: |c| bytes_text(c.cache.index_memory_bytes),

@@ -1,0 +1,94 @@
+//! How fast a lost index comes back: from the heads of all objects in the store, and from the journal.
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use futures::stream;
+use kvasir_storage::{
+    Settings, Storage,
+    index::Index,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig},
+};
+use kvasir_tests::chunks;
+use kvasir_types::{Name, ProfileHash, RootHash};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::{Common, servers, stats};
+
+/// Bytes of a piece: objects are small, because a rebuild reads heads.
+const PIECE_BYTES: usize = 100;
+/// Chunks of a context.
+const CONTEXT_CHUNKS: usize = 10;
+const CHUNK_TOKENS: usize = 1536;
+
+fn body(bytes: Vec<u8>) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send {
+    stream::iter([Ok(Bytes::from(bytes))])
+}
+
+/// Fills the store, with a journal.
+async fn fill(store: &StoreConfig, directory: &Path, count: usize) -> Result<()> {
+    let open = OpenStore::open(store, Arc::new(NoObserver))?;
+    let abilities = open.probe().await?;
+    let storage = Storage::new(open, abilities, Index::memory(), Settings::new(directory.join("spool")));
+    let (tenant, namespace): (Name, Name) = ("default".parse()?, "n".parse()?);
+    let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
+    storage.register_model(&tenant, chunks::spec()).await?;
+    storage.put_profile(&tenant, &model_id, &hash, body(chunks::PROFILE.to_vec())).await?;
+    let root: RootHash = storage.root(&tenant, &namespace, &model_id).await?;
+    for context in 0..count / CONTEXT_CHUNKS {
+        let tokens = chunks::tokens(context as u64, CONTEXT_CHUNKS * CHUNK_TOKENS);
+        for chunk in chunks::context(root, &tokens, CHUNK_TOKENS, PIECE_BYTES) {
+            storage.put_chunk(&tenant, &model_id, &chunk.seq_hash, body(chunk.bytes)).await?;
+        }
+        if context % 50 == 49 {
+            storage.journal_append().await?;
+        }
+    }
+    storage.journal_append().await?;
+    Ok(())
+}
+
+/// Chunks a second of one `kvasir rebuild-index`, its start and end included.
+fn rate(common: &Common, store: &servers::Store, cache: &Path, count: usize, flags: &[&str]) -> Result<f64> {
+    let mut command = Command::new(&common.kvasir);
+    command.arg("rebuild-index").arg("--json").args(flags);
+    servers::over(&mut command, &store.config);
+    command.arg("--cache.directory").arg(cache).args(["--log.filter", "warn"]).stdout(Stdio::piped());
+    let start = Instant::now();
+    let output = command.stderr(Stdio::null()).output().context("starting kvasir rebuild-index")?;
+    let seconds = start.elapsed().as_secs_f64();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "kvasir rebuild-index ended with {}: {said}", output.status);
+    let done: Value = serde_json::from_str(&said)?;
+    ensure!(done["indexed"].as_u64() == Some(count as u64), "{done} instead of {count}");
+    Ok(count as f64 / seconds)
+}
+
+pub(crate) fn measure(runtime: &Runtime, common: &Common, count: usize) -> Result<Value> {
+    let directory = tempfile::tempdir()?;
+    let store = servers::store(common, directory.path())?;
+    runtime.block_on(fill(&store.config, directory.path(), count))?;
+    let cache = directory.path().join("cache");
+    let mut rates = [Vec::new(), Vec::new()];
+    for _ in 0..common.pairs {
+        rates[0].push(rate(common, &store, &cache, count, &[])?);
+        rates[1].push(rate(common, &store, &cache, count, &["--journal"])?);
+    }
+    Ok(json!({
+        "what": format!("kvasir rebuild-index of {count} chunks of {CHUNK_TOKENS} tokens, process start to end"),
+        "machine": stats::machine(),
+        "store": common.store,
+        "s3_server": common.s3.as_deref().unwrap_or("in-process S3 of the tests, as a process"),
+        "from_listing_chunks_per_second": stats::median(&rates[0]),
+        "from_journal_chunks_per_second": stats::median(&rates[1]),
+        "raw": { "from_listing": rates[0], "from_journal": rates[1] },
+    }))
+}
