@@ -37,7 +37,7 @@ async fn put_any(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
 }
 
 pub(crate) async fn removed_chunks_hide_and_go_and_come_back_under_another_name(backend: &Backend) {
-    let storage = backend.replica().await;
+    let storage = backend.replica_with(|settings| settings.spool_memory_bytes = 1 << 20).await;
     let root = prepare(&storage).await;
     let tokens = chunks::tokens(90, 600);
     // One small enough for memory, one that lies in a file and goes in parts.

@@ -113,7 +113,7 @@ pub(crate) async fn blocks_match_after_a_rebuild(backend: &Backend) {
 }
 
 pub(crate) async fn large_chunks_go_in_parts(backend: &Backend) {
-    let storage = backend.replica().await;
+    let storage = backend.replica_with(|settings| settings.spool_memory_bytes = 1 << 20).await;
     let root = prepare(&storage).await;
     let tokens = chunks::tokens(30, 1536);
     // 6 spans of 2 levels: 21 MB, more than two parts.

@@ -22,7 +22,9 @@ use crate::{
 const KILLS: u64 = 10;
 const CLIENTS: u64 = 4;
 /// Background work all the time: passes of the collector and journal batches come and go.
-const BUSY: [&str; 8] = [
+const BUSY: [&str; 9] = [
+    // Large uploads go in parts.
+    "--upload.memory=1MiB",
     "--gc.interval=50ms",
     "--gc.grace=0s",
     // URLs must not outlive what they name.

@@ -37,6 +37,7 @@ async fn behind_a_proxy(name: &str, store: &StoreConfig) {
     let cache = directory.path().join("cache");
     // Impatient, so that stalls do not make the test long.
     let flags = [
+        "--upload.memory=1MiB",
         "--store.request_timeout=700ms",
         "--store.retry_timeout=5s",
         "--gc.interval=300ms",

@@ -99,6 +99,8 @@ impl Node {
         let observer = Arc::new(NoObserver);
         let open = OpenStore::with(store, &Path::default(), StoreKind::Memory, &config, observer);
         let mut settings = Settings::new(std::env::temp_dir());
+        // Large bodies go in parts, as they do where memory is short.
+        settings.spool_memory_bytes = 1 << 20;
         settings.witness = Arc::new(Cutter { life: life.clone(), at: cut, cuts: Arc::clone(cuts) });
         let index = Index::over(Arc::clone(&disk.0) as Arc<_>);
         let storage = Storage::with_hot(open, abilities, index, settings, is_hot.then(hot_tier));

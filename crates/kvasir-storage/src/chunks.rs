@@ -110,7 +110,7 @@ impl Storage {
                 header_checked = true;
             }
             digest.update(&part);
-            spool.push(part).await?;
+            spool.push(&part).await?;
         }
         let head = verifier.finish()?;
         head.verify_chain()?;

@@ -14,13 +14,12 @@ pub const HEAD_GUESS_BYTES: u64 = 32 << 10;
 /// Bytes between two selected pieces that are read and dropped rather than asked for around: a request to a store costs
 /// more than their transfer.
 pub const SELECT_GAP_BYTES: u64 = 64 << 10;
-/// Body bytes an upload may hold in memory before it goes to the spool file.
-pub const SPOOL_MEMORY_BYTES: usize = 1 << 20;
+/// Body bytes an upload may hold in memory before it goes to the spool file: most chunks never see the disk, whose
+/// every write would wait for the one before.
+pub const SPOOL_MEMORY_BYTES: usize = 24 << 20;
 /// Spool bytes in memory over all uploads; beyond it every body goes to its file at once.
-pub const SPOOL_MEMORY_TOTAL_BYTES: usize = 32 << 20;
-/// Bodies above this are sent to the store in parts.
-pub const MULTIPART_THRESHOLD_BYTES: u64 = 16 << 20;
-/// Bytes of a part: S3 wants at least 5 MiB and at most 10,000 parts.
+pub const SPOOL_MEMORY_TOTAL_BYTES: usize = 64 << 20;
+/// Bytes of a part, where a body goes to the store in parts, because it did not fit into memory: S3 wants at least 5 MiB and at most 10,000 parts.
 pub const MULTIPART_PART_BYTES: usize = 8 << 20;
 /// Uploads that hold a part in memory at once: bounds it at this × a part.
 pub const UPLOADS_SENDING_MAX: usize = 6;

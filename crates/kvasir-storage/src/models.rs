@@ -101,7 +101,7 @@ impl Storage {
                 return Err(StorageError::TooLarge { limit });
             }
             hash.update(&part);
-            spool.push(part).await?;
+            spool.push(&part).await?;
         }
         let found = ProfileHash::from(*hash.finalize().as_bytes());
         if found != *profile_hash {

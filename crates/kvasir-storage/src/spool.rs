@@ -1,28 +1,26 @@
 //! Where an upload waits until all of it has been verified: in memory while it is small and memory is free, else in
 //! an unnamed temporary file, which the system deletes with the process.
 
+mod file;
+mod memory;
+
 use std::{path::PathBuf, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use kvasir_container::{HEADER_BYTES, mark_header};
 use kvasir_types::ObjectDigest;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
-use tokio::{
-    io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt, BufWriter},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    task::JoinSet,
-};
+use tokio::{sync::Semaphore, task::JoinSet};
 
+use self::{
+    file::SpoolFile,
+    memory::{Blocks, PERMIT_BYTES},
+};
 use crate::{
     Settings, StorageError, limits,
     trace::carry,
     transitions::{Transition, Witness},
 };
-
-/// Bytes of one permit of the memory budget.
-const PERMIT_BYTES: usize = 4096;
-/// Bytes gathered before they go to the file.
-const FILE_BUFFER_BYTES: usize = 256 << 10;
 
 /// What all spools of a process share.
 #[derive(Debug)]
@@ -44,7 +42,7 @@ impl SpoolPool {
     }
 
     pub(crate) fn spool(self: &Arc<Self>) -> Spool {
-        Spool { pool: Arc::clone(self), held: Held::Memory(Vec::new(), Vec::new()), bytes: 0 }
+        Spool { pool: Arc::clone(self), held: Held::Memory(Blocks::default()), bytes: 0 }
     }
 }
 
@@ -58,8 +56,8 @@ pub(crate) struct Spool {
 
 #[derive(Debug)]
 enum Held {
-    Memory(Vec<Bytes>, Vec<OwnedSemaphorePermit>),
-    File(BufWriter<tokio::fs::File>),
+    Memory(Blocks),
+    File(SpoolFile),
 }
 
 impl Spool {
@@ -68,30 +66,22 @@ impl Spool {
     }
 
     /// Takes the next bytes.
-    pub(crate) async fn push(&mut self, bytes: Bytes) -> std::io::Result<()> {
+    pub(crate) async fn push(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.bytes += bytes.len() as u64;
-        if let Held::Memory(parts, permits) = &mut self.held {
-            let wanted = bytes.len().div_ceil(PERMIT_BYTES) as u32;
-            let fits = self.bytes <= limits::SPOOL_MEMORY_BYTES as u64;
-            if let (true, Ok(permit)) = (fits, Arc::clone(&self.pool.memory).try_acquire_many_owned(wanted)) {
-                parts.push(bytes);
-                permits.push(permit);
+        let mut bytes = bytes;
+        if let Held::Memory(blocks) = &mut self.held {
+            bytes = blocks.take(bytes, &self.pool.memory);
+            if bytes.is_empty() {
                 return Ok(());
             }
-            let directory = self.pool.directory.clone();
-            let file = tokio::task::spawn_blocking(move || {
-                std::fs::create_dir_all(&directory)?;
-                tempfile::tempfile_in(&directory)
-            });
-            let mut file =
-                BufWriter::with_capacity(FILE_BUFFER_BYTES, tokio::fs::File::from_std(file.await??));
-            for part in parts.drain(..) {
-                file.write_all(&part).await?;
+            let mut file = SpoolFile::create(self.pool.directory.clone()).await?;
+            for part in blocks.parts() {
+                file.write(part).await?;
             }
             self.held = Held::File(file);
         }
         if let Held::File(file) = &mut self.held {
-            file.write_all(&bytes).await?;
+            file.write(bytes).await?;
         }
         Ok(())
     }
@@ -100,28 +90,21 @@ impl Spool {
     pub(crate) async fn mark(&mut self, mark: u16) -> Result<ObjectDigest, StorageError> {
         let mut digest = blake3::Hasher::new();
         match &mut self.held {
-            Held::Memory(parts, _) => {
-                let mut whole = std::mem::take(parts).concat();
-                mark_front(&mut whole, mark)?;
-                digest.update(&whole);
-                parts.push(whole.into());
+            Held::Memory(blocks) => {
+                mark_front(blocks.front_mut(), mark)?;
+                for part in blocks.parts() {
+                    digest.update(part);
+                }
             }
             Held::File(file) => {
                 file.flush().await?;
-                let file = file.get_mut();
-                file.rewind().await?;
-                let mut header = [0; HEADER_BYTES];
-                file.read_exact(&mut header).await?;
-                mark_header(&mut header, mark)?;
-                file.rewind().await?;
-                file.write_all(&header).await?;
-                file.flush().await?;
-                file.rewind().await?;
-                loop {
-                    let part = read_part(file).await?;
-                    if part.is_empty() {
-                        break;
-                    }
+                let mut header = file.read(0..HEADER_BYTES as u64).await?.to_vec();
+                mark_front(&mut header, mark)?;
+                file.overwrite_front(header).await?;
+                let mut at = 0;
+                while at < self.bytes {
+                    let part = read_part(file, at, self.bytes).await?;
+                    at += part.len() as u64;
                     digest.update(&part);
                 }
             }
@@ -133,9 +116,9 @@ impl Spool {
     pub(crate) async fn front(&mut self, bytes: u64) -> std::io::Result<Bytes> {
         let bytes = bytes.min(self.bytes);
         match &mut self.held {
-            Held::Memory(parts, _) => {
+            Held::Memory(blocks) => {
                 let mut front = BytesMut::with_capacity(bytes as usize);
-                for part in parts {
+                for part in blocks.parts() {
                     let wanted = part.len().min(bytes as usize - front.len());
                     front.extend_from_slice(&part[..wanted]);
                 }
@@ -144,11 +127,7 @@ impl Spool {
             Held::File(_) if bytes == 0 => Ok(Bytes::new()),
             Held::File(file) => {
                 file.flush().await?;
-                let file = file.get_mut();
-                file.rewind().await?;
-                let mut front = vec![0; bytes as usize];
-                file.read_exact(&mut front).await?;
-                Ok(front.into())
+                file.read(0..bytes).await
             }
         }
     }
@@ -174,19 +153,21 @@ impl Spool {
             return Ok(false);
         }
         match self.held {
-            Held::File(file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
-                send_parts(file, &self.pool, store, path, bytes).await?;
+            Held::File(mut file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
+                file.flush().await?;
+                send_parts(&file, &self.pool, store, path, bytes).await?;
                 self.pool.witness.passed(Transition::PartsCompleted);
                 Ok(existing.is_none())
             }
-            Held::File(file) => {
+            Held::File(mut file) => {
                 let _permit = self.pool.parts.acquire().await;
-                let mut file = rewound(file).await?;
-                let payload = read_part(&mut file).await?.into();
+                file.flush().await?;
+                let payload = file.read(0..bytes).await?.into();
                 put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
             }
-            Held::Memory(parts, _permits) => {
-                put(store, path, parts.into_iter().collect(), existing.is_some(), bytes).await.map_err(failed)
+            Held::Memory(blocks) => {
+                let (payload, _permits) = blocks.into_payload();
+                put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
             }
         }
     }
@@ -221,39 +202,23 @@ async fn put(
     }
 }
 
-async fn rewound(mut file: BufWriter<tokio::fs::File>) -> std::io::Result<tokio::fs::File> {
-    file.flush().await?;
-    let mut file = file.into_inner();
-    file.rewind().await?;
-    file.set_max_buf_size(FILE_BUFFER_BYTES);
-    Ok(file)
-}
-
-/// The next part of the file; empty at its end.
-async fn read_part(file: &mut tokio::fs::File) -> std::io::Result<Bytes> {
-    let mut part = BytesMut::with_capacity(limits::MULTIPART_PART_BYTES);
-    while part.len() < limits::MULTIPART_PART_BYTES {
-        let room = (limits::MULTIPART_PART_BYTES - part.len()) as u64;
-        if (&mut *file).take(room).read_buf(&mut part).await? == 0 {
-            break;
-        }
-    }
-    Ok(part.freeze())
+/// The part of the file that begins at `at`.
+async fn read_part(file: &SpoolFile, at: u64, bytes: u64) -> std::io::Result<Bytes> {
+    file.read(at..bytes.min(at + limits::MULTIPART_PART_BYTES as u64)).await
 }
 
 /// Sends a verified file as a multipart upload: nothing is visible before its completion, and a failure aborts it.
 async fn send_parts(
-    file: BufWriter<tokio::fs::File>,
+    file: &SpoolFile,
     pool: &SpoolPool,
     store: &Arc<dyn ObjectStore>,
     path: &Path,
     bytes: u64,
 ) -> Result<(), StorageError> {
     let failed = StorageError::store("storing an object in parts");
-    let mut file = rewound(file).await?;
     let mut upload = store.put_multipart(path).await.map_err(&failed)?;
     pool.witness.passed(Transition::PartsBegun);
-    let sent = match send_each(&mut file, pool, &mut *upload).await {
+    let sent = match send_each(file, bytes, pool, &mut *upload).await {
         Ok(()) => match upload.complete().await {
             Ok(_) => Ok(()),
             // It may have taken effect: names are digests, so what is there whole is ours.
@@ -272,18 +237,17 @@ async fn send_parts(
 }
 
 async fn send_each(
-    file: &mut tokio::fs::File,
+    file: &SpoolFile,
+    bytes: u64,
     pool: &SpoolPool,
     upload: &mut dyn MultipartUpload,
 ) -> Result<(), StorageError> {
     let failed = StorageError::store("storing a part");
-    let mut sending = JoinSet::new();
-    loop {
+    let (mut sending, mut at) = (JoinSet::new(), 0);
+    while at < bytes {
         let permit = Arc::clone(&pool.parts).acquire_owned().await;
-        let part = read_part(file).await?;
-        if part.is_empty() {
-            break;
-        }
+        let part = read_part(file, at, bytes).await?;
+        at += part.len() as u64;
         let (request, witness) = (upload.put_part(part.into()), Arc::clone(&pool.witness));
         sending.spawn(carry(async move {
             let _permit = permit;

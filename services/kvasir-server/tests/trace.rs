@@ -71,9 +71,10 @@ async fn store_requests_carry_the_trace_of_the_request_they_are_made_for() {
     let (address, said) = tap(server.address).await;
     let mut store = server.config("p");
     store.endpoint = Some(format!("http://{address}"));
-    let service = Service::start(store, directory.path()).await;
+    let little = |config: &mut kvasir_server::Config| config.storage.spool_memory_bytes = 1 << 20;
+    let service = Service::start_with(store, directory.path(), little).await;
     let (model_id, root) = service.prepare("n").await;
-    // Large enough for parts, which are sent by tasks of their own.
+    // Too large for memory, so it goes in parts, which are sent by tasks of their own.
     let chunk = chunks::chunk(root, &chunks::tokens(1, 512), 0, 512, 2_600_000);
     let path = kvasir_api::routes::chunk(&model_id, &chunk.seq_hash);
     let trace = |n: u32| format!("{n:032x}");
