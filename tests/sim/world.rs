@@ -289,7 +289,7 @@ fn policy() -> GcPolicy {
     GcPolicy {
         grace: Duration::from_secs(20),
         tombstone_retention: Duration::from_secs(200),
-        journal_retention: Duration::from_secs(60),
+        journal_retention: Duration::from_secs(30),
         actions_per_second: 0,
         ..GcPolicy::default()
     }
