@@ -76,8 +76,8 @@ pub(crate) async fn removed_chunks_hide_and_go_and_come_back_under_another_name(
     let end = GcPolicy { tombstone_retention: Duration::ZERO, ..at_once() };
     // A pass that is as old as tombstones live does nothing: zero makes every pass so.
     assert_eq!(collect(&storage, &end).await.tombstones_deleted, 0);
-    let end = GcPolicy { tombstone_retention: Duration::from_millis(700), ..at_once() };
-    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    let end = GcPolicy { tombstone_retention: Duration::from_millis(1_500), ..at_once() };
+    tokio::time::sleep(Duration::from_millis(3_000)).await;
     assert!(collect(&storage, &end).await.tombstones_deleted >= 2);
 }
 

@@ -1,11 +1,12 @@
 //! The storage core over each store.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use kvasir_storage::{
     ByteRange, Query, Storage, StorageError,
+    gc::GcPolicy,
     layout::{ChunkKey, Key},
 };
 use kvasir_tests::chunks::{self, Chunk};

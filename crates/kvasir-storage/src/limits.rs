@@ -89,6 +89,8 @@ pub const INDEX_LINES_MAX: usize = 65_536;
 pub const JOURNAL_WAITING_MAX: usize = 8_192;
 /// Largest batch that is read.
 pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
+/// Unit of the coarser of a store's dates: HTTP headers have seconds where listings have milliseconds.
+pub const STORE_DATE_UNIT: Duration = Duration::from_secs(1);
 /// Epochs of the collector that are kept, for whoever looks.
 pub const EPOCHS_KEPT: usize = 8;
 /// Unfinished uploads in parts that one pass of the collector looks at: ten pages of a listing.

@@ -12,6 +12,7 @@ use super::{Pass, StoreTime};
 use crate::{
     Storage, StorageError,
     layout::{ChunkKey, Key},
+    limits,
     transitions::Transition,
 };
 
@@ -58,7 +59,11 @@ impl Storage {
         tombstone: &ObjectMeta,
     ) -> Result<(), StorageError> {
         let note = self.store.layout.path(&Key::Gone(key.clone()));
-        let noted = self.meta_of(&note).await?.filter(|note| note.last_modified >= tombstone.last_modified);
+        // Of the same moment, the one that was listed may look younger than the one that was asked for.
+        let younger = |note: &ObjectMeta| {
+            StoreTime::of(tombstone).since(StoreTime::of(note)) <= limits::STORE_DATE_UNIT
+        };
+        let noted = self.meta_of(&note).await?.filter(younger);
         let Some(noted) = noted else {
             // Whoever deleted the bytes ended before it could say so.
             return if pass.policy.dry_run { Ok(()) } else { self.note_gone(key).await };
