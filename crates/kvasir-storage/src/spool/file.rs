@@ -99,7 +99,7 @@ mod tests {
     async fn what_was_written_is_read_whatever_the_parts() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut file = SpoolFile::create(directory.path().join("new")).await.expect("creates");
-        let bytes: Vec<u8> = (0..700_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..700_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
         let (mut at, mut step) = (0, 1);
         while at < bytes.len() {
             let end = (at + step).min(bytes.len());

@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn memory_is_taken_by_leave_and_given_back() {
         let budget = Arc::new(Semaphore::new((3 << 20) / PERMIT_BYTES));
-        let bytes: Vec<u8> = (0..4_000_000u32).map(|i| (i * 7 >> 2) as u8).collect();
+        let bytes: Vec<u8> = (0..4_000_000u32).map(|i| ((i * 7) >> 2) as u8).collect();
         let mut blocks = Blocks::default();
         let mut refused = 0;
         for part in bytes.chunks(70_001) {
