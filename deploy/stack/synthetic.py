@@ -16,16 +16,19 @@ def header(dump: Path) -> dict:
         return json.loads(file.read(length))
 
 
-def write(template: Path, dump: Path, layers: int, tokens: int) -> None:
-    """Random halves of size 1 to 2 for a model like the one of `template`, with more layers and heads."""
-    spec = json.loads(header(template)["__metadata__"]["model_spec"])
-    spec["weights"] = "synthetic"
-    spec["layers"] = [{"layout": {"kind": "gqa", "kv_heads": HEADS, "head_dim": HEAD_DIM}, "rope": 0}] * layers
-    chance, at, bodies = random.Random(layers * tokens), 0, []
+def spec_of(dump: Path) -> dict:
+    """The model of a dump."""
+    return json.loads(header(dump)["__metadata__"]["model_spec"])
+
+
+def write(spec: dict, dump: Path, layers: int, tokens: int, heads: int = HEADS, seed: int = 0) -> None:
+    """Random halves of size 1 to 2 for a model like `spec`, with other layers and heads; equal arguments give equal files."""
+    spec = {**spec, "weights": "synthetic", "layers": [{"layout": {"kind": "gqa", "kv_heads": heads, "head_dim": HEAD_DIM}, "rope": 0}] * layers}
+    chance, at, bodies = random.Random(layers * tokens + seed), 0, []
     head = {"__metadata__": {"model_spec": json.dumps(spec)}}
     for name in [f"{plane}.{layer}" for plane in "kv" for layer in range(layers)]:
-        size = HEADS * tokens * HEAD_DIM * 2
-        head[name] = {"dtype": "F16", "shape": [HEADS, tokens, HEAD_DIM], "data_offsets": [at, at + size]}
+        size = heads * tokens * HEAD_DIM * 2
+        head[name] = {"dtype": "F16", "shape": [heads, tokens, HEAD_DIM], "data_offsets": [at, at + size]}
         words = array.array("H", chance.randbytes(size))
         bodies.append(array.array("H", (0x3C00 | (word & 0x83FF) for word in words)).tobytes())
         at += size

@@ -63,10 +63,10 @@ class Replica(Process):
         return self.wait_for(f"{self.url}/readyz")
 
 
-def remove(url: str, dump: Path, program: Path | None = None) -> None:
+def remove(url: str, dump: Path, profile: Path | None = None, program: Path | None = None) -> None:
     """Removes every chunk of a context through the service at `url`."""
-    client = program or binary()
-    found = json.loads(run([client, "lookup", "--kv", dump, "--json", "--url", url]).stdout)["chunks"]
+    client, coded = program or binary(), ["--profile", profile] if profile else []
+    found = json.loads(run([client, "lookup", "--kv", dump, *coded, "--json", "--url", url]).stdout)["chunks"]
     models = json.loads(run([client, "usage", "--json", "--url", url]).stdout)["bytes_by_model"]
     for chunk in found:
         removed = [delete(f"{url}/v1/models/{model}/chunks/{chunk['seq_hash']}") for model in models]
