@@ -63,6 +63,12 @@ impl Tenant {
         book.get(((book.len() as f64 * share) as usize).min(book.len().saturating_sub(1))).cloned()
     }
 
+    /// One of the first `of` that were acknowledged, by a number in 0..1.
+    pub(crate) fn known_of(&self, share: f64, of: usize) -> Option<Arc<Known>> {
+        let book = self.book.read().unwrap_or_else(PoisonError::into_inner);
+        book.get(((of as f64 * share) as usize).min(of.saturating_sub(1))).cloned()
+    }
+
     /// How many.
     pub(crate) fn count(&self) -> usize {
         self.book.read().unwrap_or_else(PoisonError::into_inner).len()

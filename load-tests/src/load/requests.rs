@@ -72,7 +72,7 @@ pub(crate) async fn of(
     let request: Request = match load.op {
         Op::Prompt => return prompts(common, scenario, &load, world, seed).await,
         Op::Lookup if scenario.data.rows > 0 => row_lookups(load, chosen, seed, scenario.data.rows),
-        Op::Read | Op::Lookup => reads(load, chosen, seed),
+        Op::Read | Op::Lookup => reads(load, chosen, seed, scenario.data.objects),
         Op::Store => stores(load, chosen, seed),
         Op::Connect => connections(load, chosen, seed),
         Op::Gc => jobs(chosen, JobKind::Gc),
@@ -95,12 +95,14 @@ fn place(load: &LoadSpec, tenants: &[Arc<Tenant>], seed: u64, number: u64) -> (A
     (tenant, share)
 }
 
-fn reads(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> Request {
+fn reads(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64, data: usize) -> Request {
     Arc::new(move |number| {
         let (load, tenants) = (Arc::clone(&load), Arc::clone(&tenants));
         Box::pin(async move {
             let (tenant, share) = place(&load, &tenants, seed, number);
-            let known = tenant.known(share).ok_or_else(|| Failure::new("nothing is stored"))?;
+            let known = tenant
+                .known_of(share, if load.of_data { data } else { tenant.count() })
+                .ok_or_else(|| Failure::new("nothing is stored"))?;
             if load.op == Op::Lookup {
                 return tenant.lookup_anywhere(number as usize, &known).await;
             }

@@ -127,6 +127,9 @@ pub(crate) struct LoadSpec {
     /// Which objects: all alike, or the first the likeliest.
     #[serde(default)]
     pub(crate) popularity: Popularity,
+    /// Only what was stored before the run, and not what is stored meanwhile: new objects are not hot yet.
+    #[serde(default)]
+    pub(crate) of_data: bool,
     /// Bytes a second that a slow reader takes.
     #[serde(default)]
     pub(crate) reads_bytes_per_second: Option<u64>,
