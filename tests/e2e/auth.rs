@@ -2,71 +2,18 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use kvasir_api::{NamespaceRequest, NamespaceResponse, Role, routes};
+use kvasir_api::{Role, routes};
 use kvasir_client::{Client, ClientConfig, Token};
-use kvasir_server::{NewToken, TlsConfig};
+use kvasir_server::TlsConfig;
 use kvasir_storage::store::StoreConfig;
 use kvasir_tests::{
     chunks,
     service::{Service, expect_problem},
 };
-use kvasir_types::{ModelId, ProfileHash, RootHash};
-use reqwest::{Method, Response, StatusCode, header};
+use reqwest::{Method, StatusCode, header};
 use tempfile::TempDir;
 
-/// A service that knows the tokens of two tenants.
-struct Guarded {
-    service: Service,
-    /// The store and the tenants file, until the end of the test.
-    _directory: TempDir,
-}
-
-impl Guarded {
-    /// `entries` go into the tenants file.
-    async fn start(entries: &str) -> Self {
-        let directory = TempDir::new().expect("a directory");
-        let tenants = directory.path().join("tenants.toml");
-        std::fs::write(&tenants, entries).expect("writes");
-        let store =
-            StoreConfig::new(format!("file://{}/store", directory.path().display()).parse().expect("a url"));
-        let service = Service::start_with(store, &directory.path().join("cache"), |config| {
-            config.auth.tenants_file = Some(tenants)
-        })
-        .await;
-        Self { service, _directory: directory }
-    }
-
-    async fn send(
-        &self,
-        token: &str,
-        method: Method,
-        path: &str,
-        body: impl Into<reqwest::Body>,
-    ) -> Response {
-        let url = format!("http://{}{path}", self.service.address);
-        let request = self.service.http.request(method, url).bearer_auth(token).body(body);
-        request.send().await.expect("an answer")
-    }
-
-    /// Registers model and profile as the holder of `token`, and gives the root of namespace `n`.
-    async fn prepare(&self, token: &str) -> (ModelId, RootHash) {
-        let spec = chunks::spec();
-        let model_id = spec.model_id();
-        let json = serde_json::to_vec(&spec).expect("serialises");
-        assert!(self.send(token, Method::POST, routes::MODELS, json).await.status().is_success());
-        let profile = routes::profile(&model_id, &ProfileHash::of(chunks::PROFILE));
-        assert!(self.send(token, Method::PUT, &profile, chunks::PROFILE).await.status().is_success());
-        let request = NamespaceRequest { namespace: "n".parse().expect("a name"), model_id };
-        let json = serde_json::to_vec(&request).expect("serialises");
-        let answer = self.send(token, Method::POST, routes::NAMESPACES, json).await;
-        let NamespaceResponse { root } = answer.json().await.expect("its JSON");
-        (model_id, root)
-    }
-}
-
-fn token(tenant: &str, role: Role) -> NewToken {
-    NewToken::generate("test", &tenant.parse().expect("a name"), role)
-}
+use crate::guarded::{Guarded, token};
 
 #[tokio::test]
 async fn without_a_credential_only_probes_answer() {
@@ -267,7 +214,10 @@ async fn chunks_of_a_tenant_with_a_key_are_sealed_in_the_store_and_open_for_it_a
     let start = async |cache: &str| {
         let keys_file = keys_file.clone();
         Service::start_with(store.clone(), &directory.path().join(cache), |config| {
-            config.keys_file = Some(keys_file)
+            config.keys_file = Some(keys_file);
+            // Every upload waits in a file, and every frame of the hot tier goes to the disk.
+            config.storage.spool_memory_bytes = 0;
+            config.hot.memory_bytes = 0;
         })
         .await
     };
@@ -286,10 +236,15 @@ async fn chunks_of_a_tenant_with_a_key_are_sealed_in_the_store_and_open_for_it_a
         }
     };
     read(&service).await;
+    read(&service).await;
+    let served = service.metrics().await;
+    let from_disk =
+        served.lines().find(|line| line.starts_with("kvasir_hot_bytes{") && line.contains("disk"));
+    assert!(from_disk.is_some_and(|line| !line.ends_with(" 0")), "the hot tier holds them: {served}");
     service.stop().await;
     // Nothing under the whole directory has the bytes of a chunk: not the store, and not the hot tier.
     let piece = &context[0].bytes[10_000..10_032];
-    let mut files = vec![directory.path().to_owned()];
+    let (mut files, mut sealed_frames) = (vec![directory.path().to_owned()], 0);
     while let Some(path) = files.pop() {
         if path.is_dir() {
             files.extend(
@@ -297,6 +252,7 @@ async fn chunks_of_a_tenant_with_a_key_are_sealed_in_the_store_and_open_for_it_a
             );
         } else {
             let bytes = std::fs::read(&path).expect("reads");
+            sealed_frames += usize::from(path.to_string_lossy().ends_with("-sealed"));
             assert!(
                 !bytes.windows(piece.len()).any(|window| window == piece),
                 "{} has it open",
@@ -304,6 +260,7 @@ async fn chunks_of_a_tenant_with_a_key_are_sealed_in_the_store_and_open_for_it_a
             );
         }
     }
+    assert!(sealed_frames > 0, "the hot tier kept them on disk, sealed");
     // A new wrapping key, another replica without an index; then without the old key.
     for (cache, text) in [("b", key("one", "1") + &key("two", "2")), ("c", key("two", "2"))] {
         std::fs::write(&keys_file, text).expect("writes");

@@ -26,6 +26,7 @@ const ORDER: &[&str] = &[
     "get_profile",
     "list_profiles",
     "open_namespace",
+    "rotate_namespace",
     "put_chunk",
     "get_chunk",
     "get_object",

@@ -6,6 +6,7 @@
 
 #![allow(clippy::print_stdout, reason = "the figures of a run; --nocapture shows them")]
 
+mod audit;
 mod careless;
 mod drain;
 mod full_disk;

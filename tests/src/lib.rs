@@ -4,6 +4,7 @@ pub mod chunks;
 pub mod faulty;
 pub mod process;
 pub mod proxy;
+pub mod recording;
 pub mod s3;
 pub mod servers;
 pub mod service;

@@ -12,13 +12,15 @@ pub enum Role {
     Read,
     /// Store and remove chunks, profiles and contexts.
     Write,
-    /// Run jobs and see other than one's own usage.
+    /// Also what changes the tenant as a whole: rotate the salts of its namespaces.
     Admin,
+    /// Also what concerns every tenant: jobs on the whole store. Sees no other tenant's data.
+    Operator,
 }
 
 impl Role {
     /// All roles, weakest first.
-    pub const ALL: &[Self] = &[Self::Read, Self::Write, Self::Admin];
+    pub const ALL: &[Self] = &[Self::Read, Self::Write, Self::Admin, Self::Operator];
 
     /// As in token files, claims and documents.
     pub const fn as_str(self) -> &'static str {
@@ -26,6 +28,7 @@ impl Role {
             Self::Read => "read",
             Self::Write => "write",
             Self::Admin => "admin",
+            Self::Operator => "operator",
         }
     }
 }
@@ -35,7 +38,7 @@ impl std::str::FromStr for Role {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.iter().find(|role| role.as_str() == text);
-        found.copied().ok_or_else(|| format!("{text:?} is no role: read, write or admin"))
+        found.copied().ok_or_else(|| format!("{text:?} is no role: read, write, admin or operator"))
     }
 }
 
@@ -69,7 +72,9 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         // Registering is idempotent and names nothing that was not given.
         routes::MODELS => Role::Read,
         routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT => Role::Write,
-        _ => Role::Admin,
+        routes::NAMESPACE_ROTATION => Role::Admin,
+        // Jobs work on what is everybody's; and what nobody thought of is nobody else's.
+        _ => Role::Operator,
     };
     Some(role)
 }
@@ -86,8 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_route_is_for_admins() {
-        assert_eq!(required_role("GET", "/v1/new"), Some(Role::Admin));
+    fn an_unknown_route_is_for_operators() {
+        assert_eq!(required_role("GET", "/v1/new"), Some(Role::Operator));
         assert_eq!(required_role("PUT", routes::CHUNK), Some(Role::Write));
         assert_eq!(required_role("GET", routes::CHUNK), Some(Role::Read));
         assert_eq!(required_role("GET", routes::LIVEZ), None);

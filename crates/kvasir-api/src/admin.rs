@@ -18,12 +18,22 @@ pub struct UsageResponse {
     pub removed_objects: u64,
     /// Their bytes.
     pub removed_bytes: u64,
-    /// Profiles and specs.
+    /// Profiles.
+    pub profiles: u64,
+    /// Their bytes.
     pub profile_bytes: u64,
     /// Versions of contexts.
     pub context_versions: u64,
     /// Uploads that wait for their commit.
     pub waiting_uploads: u64,
+    /// Bytes of both.
+    pub other_bytes: u64,
+    /// Most objects that the tenant may have in the store, of all these kinds; no limit where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_objects_max: Option<u64>,
+    /// Most bytes of them; no limit where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_bytes_max: Option<u64>,
     /// Bytes by model.
     #[schema(value_type = BTreeMap<String, u64>)]
     pub bytes_by_model: BTreeMap<ModelId, u64>,

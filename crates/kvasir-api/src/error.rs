@@ -111,6 +111,21 @@ error_codes! {
     /// A body over its limit.
     BodyTooLarge = "body_too_large", 413, retryable false, "the body is larger than the limit",
         remedy "send less; /v1/config has the limits";
+    /// A tenant that has stored as much as it may.
+    StorageQuota = "storage_quota", 507, retryable false, "the tenant has no room left",
+        remedy "remove chunks, or ask for more room; `detail` names the limit, and the collector frees what was removed";
+    /// A request's head over its limit.
+    HeadersTooLarge = "headers_too_large", 431, retryable false, "the headers are larger than the limit",
+        remedy "send fewer or shorter headers";
+    /// A path and query over their limit.
+    UriTooLong = "uri_too_long", 414, retryable false, "the path and query are longer than the limit",
+        remedy "send what is long in the body";
+    /// A body in an encoding.
+    UnsupportedEncoding = "unsupported_encoding", 415, retryable false, "bodies in an encoding are not taken",
+        remedy "send the body as it is, without Content-Encoding";
+    /// A body that hardly moves.
+    BodyTooSlow = "body_too_slow", 408, retryable true, "the body came too slowly",
+        remedy "send it again over a better connection";
     /// A `Range` outside the object, or of a form that is not supported.
     RangeNotSatisfiable = "range_not_satisfiable", 416, retryable false, "the range is not satisfiable",
         remedy "ask for one range within the object; Content-Range has its size";

@@ -31,8 +31,8 @@ pub use lookup::{
     ChunkMatch, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, Via,
 };
 pub use model::{
-    ConfigResponse, NamespaceRequest, NamespaceResponse, ProfileInfo, ProfileList, RegisteredModel,
-    StoreCapabilities,
+    ConfigResponse, NamespaceRequest, NamespaceResponse, NamespaceRotation, ProfileInfo, ProfileList,
+    RegisteredModel, StoreCapabilities,
 };
 
 pub use upload::{UploadRequest, UploadTicket};

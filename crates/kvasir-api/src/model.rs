@@ -39,6 +39,27 @@ pub struct NamespaceRequest {
     pub model_id: ModelId,
 }
 
+/// Gives a namespace a new salt: chains that begin from now on share no name with those before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NamespaceRotation {
+    /// The namespace.
+    pub namespace: Name,
+    /// The model whose new root is answered; the salt is that of all models.
+    pub model_id: ModelId,
+    /// How long lookups still find what was stored before, in seconds; a day unless given, at most ten years.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 315_360_000)]
+    pub keep_s: Option<u64>,
+}
+
+impl NamespaceRotation {
+    /// Longest time that an old generation is kept: ten years.
+    pub const KEEP_S_MAX: u64 = 315_360_000;
+    /// How long one is kept where nobody says: a day.
+    pub const KEEP_S_DEFAULT: u64 = 86_400;
+}
+
 /// The root that a caller's token chains start at. The salt behind it never leaves the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NamespaceResponse {

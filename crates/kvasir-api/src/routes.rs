@@ -21,6 +21,9 @@ pub const PROFILES: &str = "/v1/models/{model_id}/profiles";
 pub const PROFILE: &str = "/v1/models/{model_id}/profiles/{profile_hash}";
 /// `POST` a [`NamespaceRequest`](crate::NamespaceRequest).
 pub const NAMESPACES: &str = "/v1/namespaces";
+/// `POST` a [`NamespaceRotation`](crate::NamespaceRotation), answers [`NamespaceResponse`](crate::NamespaceResponse).
+/// For admins.
+pub const NAMESPACE_ROTATION: &str = "/v1/namespaces/rotate";
 /// `POST` a [`LookupRequest`](crate::LookupRequest).
 pub const LOOKUP: &str = "/v1/lookup";
 /// `PUT` an object; `GET`, `HEAD` the preferred object of a seq_hash.
@@ -47,7 +50,7 @@ pub const EXPLAIN: &str = "/v1/explain";
 pub const USAGE: &str = "/v1/usage";
 /// `POST` a [`LoadRecord`](crate::LoadRecord).
 pub const LOADS: &str = "/v1/loads";
-/// `POST` a [`JobRequest`](crate::JobRequest); `GET` lists. For admins.
+/// `POST` a [`JobRequest`](crate::JobRequest); `GET` lists. For operators.
 pub const JOBS: &str = "/v1/admin/jobs";
 /// `GET` a [`Job`](crate::Job).
 pub const JOB: &str = "/v1/admin/jobs/{job_id}";
@@ -69,6 +72,7 @@ pub const ALL: &[&str] = &[
     PROFILES,
     PROFILE,
     NAMESPACES,
+    NAMESPACE_ROTATION,
     LOOKUP,
     CHUNK,
     CHUNK_OBJECT,

@@ -32,6 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             policy: PolicyKind::DEFAULT,
             tenant_share_max: 1.0,
             read_ahead_chunks: 0,
+            keys: None,
         };
         let start = Instant::now();
         let tier = HotTier::open(settings, Arc::new(MonotonicClock), Arc::new(NoHotObserver))?;

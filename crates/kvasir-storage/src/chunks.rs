@@ -14,6 +14,7 @@ use crate::{
     index::{IndexEntry, IndexRow, Scope},
     journal::Entry,
     layout::{ChunkKey, Key},
+    ledger::Stored,
     spool::Spool,
     trace::carry,
     transitions::Transition,
@@ -92,7 +93,7 @@ impl Storage {
         seq_hash: &SeqHash,
         body: impl Stream<Item = Result<Bytes, E>> + Send,
     ) -> Result<(Head, ObjectDigest, Spool), StorageError> {
-        let mut spool = self.spools.spool();
+        let mut spool = self.spools.spool(self.store.seals(tenant));
         let mut verifier = ObjectVerifier::new();
         let mut digest = blake3::Hasher::new();
         let mut header_checked = false;
@@ -203,9 +204,12 @@ impl Storage {
         self.passed(Transition::IndexWritten);
         self.refused.remove(&(scope, seq_hash));
         if created {
+            let tenant_of = tenant.clone();
             let stored = Entry::Stored { tenant, model_id, entry: Arc::clone(entry), block_hashes };
             self.announce(&stored, &self.journal.replica).await;
-            self.journal.push(stored);
+            let n = self.journal.push(stored);
+            let one = Stored::one(entry.row.object_bytes);
+            self.ledger.note(&tenant_of, *object_digest.as_bytes(), one, &self.journal.replica, n);
         }
         StoredChunk { seq_hash, object_digest, bytes: entry.row.object_bytes, created }
     }

@@ -14,7 +14,7 @@ use kvasir_api::{
     CONTEXT_CHUNKS_MAX, CONTEXT_LABELS_MAX, CONTEXTS_PAGE_MAX, Context, ContextChange, ContextList,
     ContextRequest, LABEL_VALUE_BYTES_MAX, Labels,
 };
-use kvasir_types::{ModelId, Name, SeqHash};
+use kvasir_types::{ModelId, Name, RootHash, SeqHash};
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -25,6 +25,7 @@ use crate::{
     index::IndexEntry,
     layout::{ChunkKey, Key},
     limits,
+    usage::context_digest,
 };
 
 /// A version as it is stored.
@@ -293,12 +294,15 @@ impl Storage {
         if chunks.is_empty() || chunks.len() > CONTEXT_CHUNKS_MAX {
             return invalid(format!("a context has 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}", chunks.len()));
         }
-        let root = self.root(tenant, namespace, model_id).await?;
+        let (newest, earlier) = self.roots(tenant, namespace, model_id).await?;
         let entries = stream::iter(chunks.to_vec())
             .map(|chunk| self.preferred_entry(tenant, model_id, chunk))
             .buffered(limits::CONTEXTS_PARALLEL);
         let entries: Vec<_> = entries.try_collect().await?;
-        let mut parent = *root.as_bytes();
+        // A context may have begun under an earlier salt of its namespace.
+        let begins =
+            |root: &&RootHash| entries.first().is_some_and(|entry| entry.parent_hash == *root.as_bytes());
+        let mut parent = *earlier.iter().find(begins).unwrap_or(&newest).as_bytes();
         let mut tokens = 0;
         for (i, (entry, chunk)) in entries.iter().zip(chunks).enumerate() {
             if entry.parent_hash != parent {
@@ -330,8 +334,12 @@ impl Storage {
         let path = self.store.layout.path(&Key::Context { tenant: tenant.clone(), context_id, version });
         let json = serde_json::to_vec(&stored)
             .map_err(|e| StorageError::Damaged { what: "a context", reason: e.to_string() })?;
+        let bytes = json.len() as u64;
         match self.store.store.put_opts(&path, PutPayload::from(json), PutMode::Create.into()).await {
-            Ok(_) => Ok(stored.context),
+            Ok(_) => {
+                self.note_stored(tenant, context_digest(&context_id, version), bytes);
+                Ok(stored.context)
+            }
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 // A retry inside the store's client may have met its own write.
                 match self.read_context(tenant, context_id, version).await {

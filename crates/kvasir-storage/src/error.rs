@@ -34,6 +34,18 @@ pub enum StorageError {
         /// The limit.
         limit: u64,
     },
+    /// The tenant has stored as much as it may.
+    #[error(
+        "the tenant has {used} of the {max} that its {limit} allows; remove chunks and wait for the collector, or ask for more"
+    )]
+    Full {
+        /// As in the tenants file.
+        limit: &'static str,
+        /// How much that is.
+        max: u64,
+        /// How much is in use.
+        used: u64,
+    },
     /// The model was never registered.
     #[error("model {model_id} is not registered; POST its spec to /v1/models first")]
     UnknownModel {
@@ -196,6 +208,7 @@ impl StorageError {
             Self::Store { .. } | Self::Spool(_) => ErrorCode::StoreUnavailable,
             Self::Body { .. } => ErrorCode::BadRequest,
             Self::TooLarge { .. } => ErrorCode::BodyTooLarge,
+            Self::Full { .. } => ErrorCode::StorageQuota,
             Self::UnknownModel { .. } => ErrorCode::UnknownModel,
             Self::UnknownProfile { .. } => ErrorCode::UnknownProfile,
             Self::UnknownChunk { .. } => ErrorCode::UnknownChunk,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use futures::{StreamExt, TryStreamExt};
 use kvasir_api::{Cause, ExplainRequest, ExplainResponse, FieldDifference, LookupResponse, MissReason};
-use kvasir_types::{BLOCK_TOKENS, ModelId, ModelSpec, Name, Reuse, SeqHash, TokenChain};
+use kvasir_types::{BLOCK_TOKENS, ModelId, ModelSpec, Name, Reuse, RootHash, SeqHash, TokenChain};
 use object_store::{ObjectMeta, ObjectStoreExt};
 use serde_json::Value;
 
@@ -89,14 +89,32 @@ impl Storage {
         question: &Question<'_>,
         causes: &mut Vec<Cause>,
     ) -> Result<(), StorageError> {
-        let Question { tenant, request, matched } = question;
+        let Question { tenant, request, .. } = question;
         let model_id = &request.model_id;
         let spec = match self.model(tenant, model_id).await {
             Ok(spec) => spec,
             Err(StorageError::UnknownModel { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let root = self.root(tenant, &request.namespace, model_id).await?;
+        let (newest, earlier) = self.roots(tenant, &request.namespace, model_id).await?;
+        for root in std::iter::once(newest).chain(earlier) {
+            self.explain_under(root, &spec, question, causes).await?;
+        }
+        causes.sort_by_key(|cause| cause.tokens);
+        causes.truncate(DIFFERENCES_MAX);
+        Ok(())
+    }
+
+    /// Traces of the chains that start at one root.
+    async fn explain_under(
+        &self,
+        root: RootHash,
+        spec: &ModelSpec,
+        question: &Question<'_>,
+        causes: &mut Vec<Cause>,
+    ) -> Result<(), StorageError> {
+        let Question { tenant, request, matched } = question;
+        let model_id = &request.model_id;
         let chain = TokenChain::new(root, &request.tokens);
         let behind = usize::try_from(matched / BLOCK_TOKENS as u64).unwrap_or(usize::MAX);
         let missing: HashSet<SeqHash> = chain.blocks().iter().skip(behind).copied().collect();
@@ -136,8 +154,6 @@ impl Storage {
                 ..cause(MissReason::NotAdmitted)
             });
         }
-        causes.sort_by_key(|cause| cause.tokens);
-        causes.truncate(DIFFERENCES_MAX);
         Ok(())
     }
 

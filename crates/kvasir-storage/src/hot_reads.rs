@@ -22,11 +22,6 @@ impl Storage {
         self.hot.as_ref()
     }
 
-    /// The hot tier, where it may hold chunks of `tenant`: what is sealed in the store is not kept open beside it.
-    pub(crate) fn hot_of(&self, tenant: &Name) -> Option<&HotFront> {
-        self.hot.as_ref().filter(|_| !self.store.seals(tenant))
-    }
-
     /// Reads from the hot tier what is there, and the rest from the store, once for all who ask.
     pub(crate) async fn read_hot(
         &self,
@@ -65,7 +60,7 @@ impl Storage {
 
     /// A head from the hot tier or the store, verified.
     pub(crate) async fn head(&self, key: &ChunkKey) -> Result<Head, StorageError> {
-        if let Some(hot) = self.hot_of(&key.tenant)
+        if let Some(hot) = &self.hot
             && let Some(front) = hot.tier().first_frame(key).await
             && let Ok(head) = Head::parse(&front)
         {
@@ -148,7 +143,7 @@ impl Storage {
 
     /// Takes in the base of an object that was stored a moment ago: `front` is its beginning.
     pub(crate) fn offer_front(&self, key: &ChunkKey, front: &Bytes, hint: &RequestHint) {
-        let Some(hot) = self.hot_of(&key.tenant) else { return };
+        let Some(hot) = &self.hot else { return };
         let Ok(head) = Head::parse(front) else { return };
         let object = self.know(hot, key, &head);
         let context = hot.requests().context(&object, hint, hot.tier().now());

@@ -5,11 +5,12 @@
 //!
 //! ```text
 //! batch = "KVSJ" · version 2 · entry … · CRC32C of all before
-//! entry = kind 1 (1 stored, 2 removed) · tenant length 1 · tenant · model_id 32 · key length 2 · key · value length 2 · value
+//! entry = kind 1 (1 stored, 2 removed, 3 counted) · tenant length 1 · tenant · model_id 32 · key length 2 · key · value length 2 · value
 //!         · extra length 2 · extra
 //! ```
 //! Key of a stored chunk is its `parent_hash`, value its index row, extra the first 8 bytes of each block's hash; of a
-//! removed one they are `seq_hash · object_digest`, nothing, and the reason.
+//! removed one they are `seq_hash · object_digest`, nothing, and the reason. A count has no model: key is `objects 8 ·
+//! bytes 8`, value how far it reaches, `(length 1 · replica · batch 8)…`.
 
 use std::{
     collections::HashMap,
@@ -30,6 +31,7 @@ use crate::{
     Storage, StorageError,
     index::{IndexEntry, IndexRow, Scope},
     layout::Key,
+    ledger::{Reach, Stored},
     limits,
     removal::Removal,
     transitions::Transition,
@@ -64,6 +66,15 @@ pub enum Entry {
         /// Why.
         reason: Removal,
     },
+    /// The collector has counted what a tenant has in the store.
+    Counted {
+        /// Whose.
+        tenant: Name,
+        /// What it has.
+        stored: Stored,
+        /// By replica, the last batch that is in it.
+        reach: Reach,
+    },
 }
 
 /// This replica's end of the journal.
@@ -91,13 +102,40 @@ impl Journal {
     }
 
     /// Takes an entry for the next batch; drops it when too many wait.
-    pub(crate) fn push(&self, entry: Entry) {
+    /// Gives the number of that batch.
+    pub(crate) fn push(&self, entry: Entry) -> u64 {
         let mut waiting = self.waiting.lock();
         if waiting.len() < limits::JOURNAL_WAITING_MAX {
             waiting.push(entry);
         } else {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// The number of the next batch.
+    pub(crate) fn next(&self) -> u64 {
+        let _waiting = self.waiting.lock();
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// What waits, and the number of its batch.
+    fn take(&self) -> Option<(u64, Vec<Entry>)> {
+        let mut waiting = self.waiting.lock();
+        if waiting.is_empty() {
+            return None;
+        }
+        Some((self.next.fetch_add(1, Ordering::Relaxed), std::mem::take(&mut *waiting)))
+    }
+
+    /// How far all journals were heard, this replica's own to its last batch and what waits for the next one.
+    pub(crate) fn reach(&self) -> Reach {
+        let mut seen: Vec<_> = self.seen.lock().iter().map(|(name, n)| (name.clone(), *n)).collect();
+        // Replicas' names begin with their start: the youngest, which are those that live.
+        seen.sort_by(|a, b| b.0.as_str().cmp(a.0.as_str()));
+        seen.truncate(limits::LEDGER_REPLICAS_MAX - 1);
+        seen.push((self.replica.clone(), self.next()));
+        seen.into()
     }
 }
 
@@ -107,11 +145,7 @@ impl Storage {
     /// # Errors
     /// [`StorageError::Store`]; the entries wait on.
     pub async fn journal_append(&self) -> Result<usize, StorageError> {
-        let mut entries = std::mem::take(&mut *self.journal.waiting.lock());
-        if entries.is_empty() {
-            return Ok(0);
-        }
-        let n = self.journal.next.fetch_add(1, Ordering::Relaxed);
+        let Some((n, mut entries)) = self.journal.take() else { return Ok(0) };
         let path = self.store.layout.path(&Key::Journal { replica: self.journal.replica.clone(), n });
         match self.store.store.put_opts(&path, encode(&entries).into(), PutMode::Overwrite.into()).await {
             Ok(_) => {
@@ -171,7 +205,7 @@ impl Storage {
             match self.store.store.get(&path).await {
                 Ok(found) => match decode(&found.bytes().await.map_err(&failed)?) {
                     Some(entries) => {
-                        applied += self.apply(replica, entries).await;
+                        applied += self.apply(replica, n, entries).await;
                         self.passed(Transition::JournalApplied);
                     }
                     None => tracing::warn!(%path, "a damaged journal batch is skipped"),
@@ -185,7 +219,7 @@ impl Storage {
         Ok(applied)
     }
 
-    async fn apply(&self, replica: &Name, entries: Vec<Entry>) -> usize {
+    async fn apply(&self, replica: &Name, n: u64, entries: Vec<Entry>) -> usize {
         let count = entries.len();
         for entry in entries {
             self.announce(&entry, replica).await;
@@ -193,6 +227,8 @@ impl Storage {
                 Entry::Stored { tenant, model_id, entry, .. } => {
                     let row = &entry.row;
                     let scope = Scope::new(&tenant, &model_id);
+                    let (digest, one) = (*row.object_digest.as_bytes(), Stored::one(row.object_bytes));
+                    self.ledger.note(&tenant, digest, one, replica, n);
                     // A removal that was heard of already wins: names are never used again.
                     if !self.dead.contains(&(scope, row.object_digest)) {
                         self.missing.remove(&(scope, row.seq_hash));
@@ -203,6 +239,7 @@ impl Storage {
                 Entry::Removed { tenant, model_id, object_digest, .. } => {
                     self.forget(Scope::new(&tenant, &model_id), object_digest);
                 }
+                Entry::Counted { tenant, stored, reach } => self.ledger.take_count(&tenant, stored, &reach),
             }
         }
         count
@@ -221,8 +258,12 @@ fn encode(entries: &[Entry]) -> Vec<u8> {
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
                 (2, tenant, model_id, [key, Vec::new(), reason.as_str().as_bytes().to_vec()])
             }
+            Entry::Counted { tenant, stored, reach } => {
+                let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
+                (3, tenant, &ModelId::from([0; 32]), [key, encode_reach(reach), Vec::new()])
+            }
         };
-        // A name has at most 128 bytes, a key at most 64, a value at most 300, an extra 8 · 1,024.
+        // A name has at most 128 bytes, a key at most 64, a value at most 300 or 400 · 137, an extra 8 · 1,024.
         out.extend([kind, tenant.as_str().len() as u8]);
         out.extend(tenant.as_str().as_bytes());
         out.extend(model_id.as_bytes());
@@ -271,10 +312,37 @@ fn decode(bytes: &Bytes) -> Option<Vec<Entry>> {
                 let (seq_hash, object_digest) = ((*seq).into(), object.into());
                 Entry::Removed { tenant, model_id, seq_hash, object_digest, reason }
             }
+            3 => {
+                let (objects, bytes) = key.split_first_chunk::<8>()?;
+                let (objects, bytes) =
+                    (u64::from_le_bytes(*objects), u64::from_le_bytes(bytes.try_into().ok()?));
+                Entry::Counted { tenant, stored: Stored { objects, bytes }, reach: decode_reach(value)? }
+            }
             _ => return None,
         });
     }
     Some(entries)
+}
+
+fn encode_reach(reach: &[(Name, u64)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (replica, n) in reach {
+        out.push(replica.as_str().len() as u8);
+        out.extend(replica.as_str().as_bytes());
+        out.extend(n.to_le_bytes());
+    }
+    out
+}
+
+fn decode_reach(mut rest: &[u8]) -> Option<Reach> {
+    let mut reach = Vec::new();
+    while let Some((length, after)) = rest.split_first() {
+        let (replica, after) = after.split_at_checked(usize::from(*length))?;
+        let (n, after) = after.split_first_chunk::<8>()?;
+        reach.push((str::from_utf8(replica).ok()?.parse().ok()?, u64::from_le_bytes(*n)));
+        rest = after;
+    }
+    Some(reach.into())
 }
 
 fn field(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -290,10 +358,15 @@ mod tests {
     use crate::index::tests_support::any_entry as any_indexed;
 
     fn any_entry() -> impl Strategy<Value = Entry> {
-        let place = ("[a-z]{1,9}", any::<[u8; 32]>(), any::<bool>(), any::<[u8; 32]>());
-        (place, any_indexed()).prop_map(|((tenant, model, stored, object), entry)| {
+        let place = ("[a-z]{1,9}", any::<[u8; 32]>(), 0..3, any::<[u8; 32]>());
+        let reach = prop::collection::vec(("[a-z0-9-]{1,36}", any::<u64>()), 0..4);
+        (place, any_indexed(), reach).prop_map(|((tenant, model, kind, object), entry, reach)| {
             let (tenant, model_id) = (tenant.parse().expect("a name"), model.into());
-            if stored {
+            if kind == 0 {
+                let stored = Stored { objects: entry.row.object_bytes, bytes: entry.row.first_position };
+                let reach = reach.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
+                Entry::Counted { tenant, stored, reach }
+            } else if kind == 1 {
                 let block_hashes: Vec<[u8; 8]> =
                     entry.blocks.iter().map(|b| [b[0], b[1], b[2], 4, 5, 6, 7, 8]).collect();
                 Entry::Stored { tenant, model_id, entry: Arc::new(entry), block_hashes }

@@ -11,6 +11,7 @@
 //! {root}/1/t/{tenant}/n/{namespace}                                   namespaces that were asked for
 //! {root}/1/t/{tenant}/k/{key_id}/{wrapping_key}                        the tenant's keys, wrapped (sealed chunks end in .kvs)
 //! {root}/1/t/{tenant}/salt                                            start of the tenant's token chains
+//! {root}/1/t/{tenant}/g/{namespace}/{id}                              later salts of a namespace, one each rotation
 //! {root}/1/t/{tenant}/salts/{hex}                                     proposals for it, without conditional creates
 //! {root}/1/j/{replica}/{n}                                            journal batches
 //! {root}/1/gc/epoch/{n}                                               GC leadership
@@ -88,6 +89,15 @@ pub enum Key {
         tenant: Name,
         /// The salt.
         salt: [u8; 32],
+    },
+    /// A later salt of a namespace.
+    Generation {
+        /// Whose.
+        tenant: Name,
+        /// The namespace.
+        namespace: Name,
+        /// Its own.
+        id: Uuid,
     },
     /// A journal batch.
     Journal {
@@ -180,6 +190,9 @@ impl Layout {
             Key::SaltProposal { tenant, salt } => {
                 self.salts_prefix(tenant).join(RootHash::from(*salt).to_string())
             }
+            Key::Generation { tenant, namespace, id } => {
+                self.generations_prefix(tenant, namespace).join(id.to_string())
+            }
             Key::Journal { replica, n } => {
                 self.journal_prefix().join(replica.as_str()).join(format!("{n:020}"))
             }
@@ -228,6 +241,11 @@ impl Layout {
             ["t", tenant, "salts", salt] => Key::SaltProposal {
                 tenant: tenant.parse().ok()?,
                 salt: *salt.parse::<RootHash>().ok()?.as_bytes(),
+            },
+            ["t", tenant, "g", namespace, id] => Key::Generation {
+                tenant: tenant.parse().ok()?,
+                namespace: namespace.parse().ok()?,
+                id: id.parse().ok()?,
             },
             ["j", replica, n] => Key::Journal { replica: replica.parse().ok()?, n: counter(n)? },
             ["gc", "epoch", n] => Key::GcEpoch { n: counter(n)? },
@@ -306,6 +324,16 @@ impl Layout {
     /// All wrapped keys of a tenant.
     pub fn tenant_keys_prefix(&self, tenant: &Name) -> Path {
         self.tenant(tenant).join("k")
+    }
+
+    /// All later salts of a namespace.
+    pub fn generations_prefix(&self, tenant: &Name, namespace: &Name) -> Path {
+        self.tenant(tenant).join("g").join(namespace.as_str())
+    }
+
+    /// All chunks of a model.
+    pub fn model_chunks_prefix(&self, tenant: &Name, model_id: &ModelId) -> Path {
+        self.model(tenant, model_id).join("c")
     }
 
     /// All journals.
@@ -405,6 +433,11 @@ mod tests {
             }),
             any_name().prop_map(|tenant| Key::Salt { tenant }),
             (any_name(), id()).prop_map(|(tenant, salt)| Key::SaltProposal { tenant, salt }),
+            (any_name(), any_name(), any::<u128>()).prop_map(|(tenant, namespace, id)| Key::Generation {
+                tenant,
+                namespace,
+                id: Uuid::from_u128(id)
+            }),
             (any_name(), any::<u64>()).prop_map(|(replica, n)| Key::Journal { replica, n }),
             any::<u64>().prop_map(|n| Key::GcEpoch { n }),
             any::<u128>().prop_map(|id| Key::Probe(Uuid::from_u128(id))),

@@ -91,6 +91,8 @@ pub const JOURNAL_WAITING_MAX: usize = 8_192;
 pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
 /// Unit of the coarser of a store's dates: HTTP headers have seconds where listings have milliseconds.
 pub const STORE_DATE_UNIT: Duration = Duration::from_secs(1);
+/// Tombstones and deletions of one tenant in one pass of the collector: 100 s at the default rate.
+pub const GC_TENANT_ACTIONS_MAX: u32 = 10_000;
 /// Epochs of the collector that are kept, for whoever looks.
 pub const EPOCHS_KEPT: usize = 8;
 /// Unfinished uploads in parts that one pass of the collector looks at: ten pages of a listing.
@@ -102,6 +104,12 @@ pub const REBUILD_PARALLEL: usize = 32;
 pub const FIRST_WRITER_SETTLE: Duration = Duration::from_millis(1_500);
 /// Reads of a salt before it is taken for damaged.
 pub const SALT_READS: usize = 3;
+/// Age of what is known of a namespace's salts, before somebody looks again: `journal.lag`.
+pub const GENERATIONS_FRESH: Duration = Duration::from_secs(5);
+/// Age at which a caller waits for that look.
+pub const GENERATIONS_STALE_MAX: Duration = Duration::from_secs(60);
+/// Salts of one namespace that lookups look under: each costs a walk of the index.
+pub const GENERATIONS_LIVE_MAX: usize = 4;
 /// Bytes of a tenant's salt.
 pub const SALT_BYTES: usize = 32;
 /// Longest frame of the hot tier, unless a single piece is longer: the unit of its policy, its files and its waits. A
@@ -183,6 +191,14 @@ pub const HOT_REQUEST_SECONDS_MAX: f64 = 300.0;
 pub const HOT_DEPARTURES_KEPT: usize = 16_384;
 /// Departures that `explain` lists: those of 64 chunks from memory and from disk.
 pub const DEPARTURES_LISTED_MAX: usize = 128;
+/// Batches of the journal of which a tenant's account is kept apart until the next count: the oldest join the count.
+pub const LEDGER_BATCHES_MAX: usize = 4_096;
+/// Age of the last count, where no collector brings another, at which a replica counts by itself.
+pub const LEDGER_AGE_MAX: Duration = Duration::from_secs(3600);
+/// Objects younger than this when a collector begins may come through the journal while it counts: many times its lag.
+pub const LEDGER_RECENT: Duration = Duration::from_secs(120);
+/// Replicas that a count names: what fits into a field of the journal.
+pub const LEDGER_REPLICAS_MAX: usize = 400;
 /// Keys of a keys file.
 pub const SEAL_KEYS_MAX: usize = 100_000;
 /// Fronts of sealed objects kept in memory, about 400 bytes each.

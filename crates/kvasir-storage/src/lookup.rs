@@ -4,7 +4,7 @@
 //! which a chunk could end: the next 4 chunks, then 60, then the rest, each round in parallel, until one brings
 //! nothing. What is found fills the index; what is not is remembered for `negative_ttl`.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{borrow::Cow, collections::HashSet, sync::Arc};
 
 use futures::{StreamExt, stream};
 use kvasir_api::{ChunkMatch, LookupResponse, Via};
@@ -31,13 +31,11 @@ pub enum Query {
     Chunks(Vec<SeqHash>),
 }
 
-impl Query {
-    fn into_blocks(self, root: RootHash) -> Vec<SeqHash> {
-        match self {
-            Self::Tokens(tokens) => TokenChain::new(root, &tokens).blocks().to_vec(),
-            Self::Blocks(blocks) | Self::Chunks(blocks) => blocks,
-        }
-    }
+/// What a query came to under one root.
+struct Looked<'a> {
+    blocks: Cow<'a, [SeqHash]>,
+    walk: Walk,
+    is_whole: bool,
 }
 
 /// Where a lookup takes place.
@@ -85,22 +83,21 @@ impl Storage {
         fresh: bool,
         hint: &RequestHint,
     ) -> Result<LookupResponse, StorageError> {
-        let root = self.root(tenant, namespace, model_id).await?;
+        let (newest, earlier) = self.roots(tenant, namespace, model_id).await?;
         let reuse = self.model(tenant, model_id).await?.reuse;
         let place = Place { tenant, model_id, scope: Scope::new(tenant, model_id) };
-        let (blocks, walk, is_whole) = match query {
-            Query::Chunks(chunks) => {
-                let walk = self.walk_chunks(place, root.as_bytes(), &chunks, fresh).await?;
-                let is_whole = walk.steps.len() == chunks.len();
-                (chunks, walk, is_whole)
+        let mut best = self.look(place, newest, &query, fresh).await?;
+        // Until they expire, earlier salts of the namespace are as good where the newest one does not lead as far.
+        for root in earlier {
+            if best.is_whole {
+                break;
             }
-            Query::Blocks(_) | Query::Tokens(_) => {
-                let blocks = query.into_blocks(root);
-                let walk = self.walk(place, root.as_bytes(), &blocks, fresh).await?;
-                let is_whole = walk.whole_blocks == blocks.len();
-                (blocks, walk, is_whole)
+            let other = self.look(place, root, &query, fresh).await?;
+            if other.is_whole || other.walk.matched_blocks() > best.walk.matched_blocks() {
+                best = other;
             }
-        };
+        }
+        let Looked { blocks, walk, is_whole } = best;
         // A cache thinned by looking ahead is of use only as a whole.
         let usable = reuse == Reuse::Prefix || is_whole;
         if !usable {
@@ -114,6 +111,27 @@ impl Storage {
             chunk.medium = self.medium(key, &chunk.level_bytes);
         }
         Ok(answer)
+    }
+
+    async fn look<'a>(
+        &self,
+        place: Place<'_>,
+        root: RootHash,
+        query: &'a Query,
+        fresh: bool,
+    ) -> Result<Looked<'a>, StorageError> {
+        let blocks = match query {
+            Query::Chunks(chunks) => {
+                let walk = self.walk_chunks(place, root.as_bytes(), chunks, fresh).await?;
+                let is_whole = walk.steps.len() == chunks.len();
+                return Ok(Looked { blocks: chunks.into(), walk, is_whole });
+            }
+            Query::Blocks(blocks) => Cow::from(blocks),
+            Query::Tokens(tokens) => Cow::from(TokenChain::new(root, tokens).blocks().to_vec()),
+        };
+        let walk = self.walk(place, root.as_bytes(), &blocks, fresh).await?;
+        let is_whole = walk.whole_blocks == blocks.len();
+        Ok(Looked { blocks, walk, is_whole })
     }
 
     async fn walk(

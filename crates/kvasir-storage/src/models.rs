@@ -90,7 +90,7 @@ impl Storage {
         body: impl Stream<Item = Result<Bytes, E>> + Send,
     ) -> Result<(bool, u64), StorageError> {
         self.model(tenant, model_id).await?;
-        let mut spool = self.spools.spool();
+        let mut spool = self.spools.spool(self.store.seals(tenant));
         let mut hash = blake3::Hasher::new();
         let limit = self.settings.profile_bytes_max;
         let mut body = std::pin::pin!(body);
@@ -112,6 +112,9 @@ impl Storage {
         let sending = tokio::spawn(async move { spool.send(&this.store.store, &path, false).await });
         let created = sending.await??;
         self.passed(Transition::ProfileWritten);
+        if created {
+            self.note_stored(tenant, *profile_hash.as_bytes(), bytes);
+        }
         self.profiles.insert((Scope::new(tenant, model_id), *profile_hash), ());
         Ok((created, bytes))
     }

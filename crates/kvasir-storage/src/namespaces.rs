@@ -7,7 +7,7 @@ use object_store::{ObjectStoreExt, PutMode, PutPayload};
 
 use crate::{Storage, StorageError, index::Scope, layout::Key, limits, store::once, transitions::Transition};
 
-type Salt = [u8; limits::SALT_BYTES];
+pub(crate) type Salt = [u8; limits::SALT_BYTES];
 
 impl Storage {
     /// The root of a namespace under a registered model; the namespace comes into being by being asked for.
@@ -20,15 +20,35 @@ impl Storage {
         namespace: &Name,
         model_id: &ModelId,
     ) -> Result<RootHash, StorageError> {
-        self.model(tenant, model_id).await?;
-        let salt = self.salt(tenant).await?;
-        let root = RootHash::derive(tenant.as_str(), namespace.as_str(), &salt, model_id);
-        // Chunks do not name their namespace: this is how events tell.
-        self.namespaces.insert((Scope::new(tenant, model_id), *root.as_bytes()), namespace.clone());
-        Ok(root)
+        Ok(self.roots(tenant, namespace, model_id).await?.0)
     }
 
-    async fn salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
+    /// The root where new chains of a namespace start, and those of earlier salts under which lookups still find
+    /// chunks, the newest first.
+    pub(crate) async fn roots(
+        &self,
+        tenant: &Name,
+        namespace: &Name,
+        model_id: &ModelId,
+    ) -> Result<(RootHash, Vec<RootHash>), StorageError> {
+        self.model(tenant, model_id).await?;
+        let generations = self.generations(tenant, namespace).await?;
+        let mut salts = generations.live();
+        if generations.has_first() {
+            salts.push(self.salt(tenant).await?);
+        }
+        let scope = Scope::new(tenant, model_id);
+        let mut roots = salts.iter().map(|salt| {
+            let root = RootHash::derive(tenant.as_str(), namespace.as_str(), salt, model_id);
+            // Chunks do not name their namespace: this is how events tell.
+            self.namespaces.insert((scope, *root.as_bytes()), namespace.clone());
+            root
+        });
+        let newest = roots.next().expect("without later salts the first one is live");
+        Ok((newest, roots.collect()))
+    }
+
+    pub(crate) async fn salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
         if let Some(salt) = self.salts.get(tenant) {
             return Ok(salt);
         }

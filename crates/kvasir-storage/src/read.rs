@@ -94,7 +94,7 @@ impl Storage {
         hint: &RequestHint,
     ) -> Result<ObjectRead, StorageError> {
         self.used(Scope::new(&key.tenant, &key.model_id), key.object_digest, None);
-        match self.hot_of(&key.tenant) {
+        match &self.hot {
             Some(hot) => self.read_hot(hot, key, range, hint).await,
             None => self.read_store(key, range).await,
         }

@@ -1,5 +1,6 @@
 //! Where an upload waits until all of it has been verified: in memory while it is small and memory is free, else in
-//! an unnamed temporary file, which the system deletes with the process.
+//! an unnamed temporary file, which the system deletes with the process. Of tenants whose objects are sealed in the store
+//! the file is sealed too, under a key of its own that is nowhere but in this process' memory.
 
 mod file;
 mod memory;
@@ -41,8 +42,9 @@ impl SpoolPool {
         }
     }
 
-    pub(crate) fn spool(self: &Arc<Self>) -> Spool {
-        Spool { pool: Arc::clone(self), held: Held::Memory(Blocks::default()), bytes: 0 }
+    /// A new spool; `sealed`: nothing of it is to be on the disk in the clear.
+    pub(crate) fn spool(self: &Arc<Self>, sealed: bool) -> Spool {
+        Spool { pool: Arc::clone(self), held: Held::Memory(Blocks::default()), bytes: 0, sealed }
     }
 }
 
@@ -52,6 +54,7 @@ pub(crate) struct Spool {
     pool: Arc<SpoolPool>,
     held: Held,
     bytes: u64,
+    sealed: bool,
 }
 
 #[derive(Debug)]
@@ -74,7 +77,7 @@ impl Spool {
             if bytes.is_empty() {
                 return Ok(());
             }
-            let mut file = SpoolFile::create(self.pool.directory.clone()).await?;
+            let mut file = SpoolFile::create(self.pool.directory.clone(), self.sealed).await?;
             for part in blocks.parts() {
                 file.write(part).await?;
             }
@@ -100,7 +103,7 @@ impl Spool {
                 file.flush().await?;
                 let mut header = file.read(0..HEADER_BYTES as u64).await?.to_vec();
                 mark_front(&mut header, mark)?;
-                file.overwrite_front(header).await?;
+                file.overwrite_front(header);
                 let mut at = 0;
                 while at < self.bytes {
                     let part = read_part(file, at, self.bytes).await?;

@@ -14,9 +14,11 @@ use crate::{
     cache::BoundedMap,
     events::EventLog,
     eviction::ClassId,
+    generations::Generations,
     hot::{HotFront, HotTier},
     index::{Index, IndexEntry, IndexRow, Scope},
     journal::Journal,
+    ledger::Ledger,
     limits,
     spool::SpoolPool,
     store::{OpenStore, StoreAbilities},
@@ -44,6 +46,8 @@ pub struct Settings {
     pub lookup_parallel: usize,
     /// Whether to remember when objects were used: a collector with a capacity wants to know.
     pub track_uses: bool,
+    /// Age at which the salts of a namespace are looked at again.
+    pub generations_fresh: Duration,
     /// Sees every named state transition; tests cut there.
     pub witness: Arc<dyn Witness>,
     /// The direct path.
@@ -80,6 +84,7 @@ impl Settings {
             probe_all_lengths: true,
             lookup_parallel: limits::LOOKUP_PARALLEL,
             track_uses: false,
+            generations_fresh: limits::GENERATIONS_FRESH,
             witness: Arc::new(NoWitness),
             direct: DirectSettings::default(),
         }
@@ -114,6 +119,10 @@ pub struct Storage {
     pub(crate) models: BoundedMap<(Name, ModelId), Arc<kvasir_types::ModelSpec>>,
     pub(crate) profiles: BoundedMap<(Scope, kvasir_types::ProfileHash), ()>,
     pub(crate) salts: BoundedMap<Name, [u8; limits::SALT_BYTES]>,
+    /// Later salts of namespaces, and when they were looked at.
+    pub(crate) generations: BoundedMap<(Name, Name), (tokio::time::Instant, Generations)>,
+    /// Expired salts whose chunks this replica has doomed.
+    pub(crate) swept: BoundedMap<(Name, Name, [u8; limits::SALT_BYTES]), ()>,
     /// Chunks that were sent and not taken, and why.
     pub(crate) refused: BoundedMap<(Scope, SeqHash), Arc<str>>,
     /// Namespaces by the hashes that are known to be in them: their roots, and chunks that follow one.
@@ -126,6 +135,8 @@ pub struct Storage {
     pub(crate) direct_seen: BoundedMap<(Scope, ObjectDigest), ()>,
     pub(crate) events: EventLog,
     pub(crate) journal: Journal,
+    /// What each tenant has in the store.
+    pub(crate) ledger: Arc<Ledger>,
     pub(crate) hot: Option<HotFront>,
     /// Itself, for what goes on beside the requests that began it.
     pub(crate) this: Weak<Self>,
@@ -161,6 +172,8 @@ impl Storage {
             models: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             profiles: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             salts: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            generations: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            swept: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             refused: BoundedMap::new(limits::REFUSALS_MAX, Some(limits::REFUSALS_KEPT)),
             namespaces: BoundedMap::new(limits::LINEAGE_MAX, None),
             registered: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
@@ -168,6 +181,7 @@ impl Storage {
             direct_seen: BoundedMap::new(limits::DIRECT_SEEN_MAX, None),
             events: EventLog::new(journal.replica.as_str()),
             journal,
+            ledger: Arc::default(),
             settings,
         })
     }

@@ -119,6 +119,8 @@ impl Storage {
         let life = self.settings.direct.url_ttl;
         let signed = presigner.put(&path, sha256.as_bytes(), life).await;
         let (url, headers) = signed.map_err(StorageError::store("signing a URL"))?;
+        // Its bytes may lie there until the collector comes, committed or not.
+        self.note_stored(tenant, *blake3::hash(upload_id.as_bytes()).as_bytes(), request.bytes);
         Ok(UploadTicket { upload_id, url: url.into(), headers, expires_in_s: life.as_secs() })
     }
 
@@ -161,6 +163,14 @@ impl Storage {
         let stored = checked?;
         self.committed.insert(again, stored.clone());
         Ok(stored)
+    }
+
+    /// Bytes that were announced for an upload.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownUpload`], [`Store`](StorageError::Store).
+    pub async fn announced_bytes(&self, tenant: &Name, upload_id: Uuid) -> Result<u64, StorageError> {
+        Ok(self.find_upload(tenant, upload_id).await?.0.bytes)
     }
 
     async fn find_upload(

@@ -3,10 +3,65 @@
 use futures::TryStreamExt;
 use kvasir_api::UsageResponse;
 use kvasir_types::Name;
+use uuid::Uuid;
 
-use crate::{Storage, StorageError, layout::Key};
+use crate::{
+    Storage, StorageError,
+    journal::Entry,
+    layout::Key,
+    ledger::{Count, Full, Reservation, Stored, StoredQuota},
+};
+
+/// Tells a version of a context from everything else in a count.
+pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {
+    let mut hash = blake3::Hasher::new();
+    *hash.update(context_id.as_bytes()).update(&version.to_le_bytes()).finalize().as_bytes()
+}
 
 impl Storage {
+    /// Keeps room for a write of `wanted` until the reservation is dropped.
+    ///
+    /// # Errors
+    /// [`StorageError::Full`] where `quota` has none; [`Store`](StorageError::Store) where nobody has counted yet and
+    /// the store does not list.
+    pub async fn reserve(
+        &self,
+        tenant: &Name,
+        quota: StoredQuota,
+        wanted: Stored,
+    ) -> Result<Reservation, StorageError> {
+        if !self.ledger.is_counted(tenant) {
+            let reach = self.journal.reach();
+            let usage = self.usage(tenant).await?;
+            let counted = Stored {
+                objects: usage.objects
+                    + usage.removed_objects
+                    + usage.context_versions
+                    + usage.waiting_uploads
+                    + usage.profiles,
+                bytes: usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes,
+            };
+            self.ledger.take_count(tenant, counted, &reach);
+        }
+        let full = |Full { limit, max, used }| StorageError::Full { limit, max, used };
+        self.ledger.reserve(tenant, quota, wanted).map_err(full)
+    }
+
+    /// Takes note of something that is not in the journal: other replicas hear of it by the next count.
+    pub(crate) fn note_stored(&self, tenant: &Name, digest: [u8; 32], bytes: u64) {
+        let (replica, n) = (&self.journal.replica, self.journal.next());
+        self.ledger.note(tenant, digest, Stored::one(bytes), replica, n);
+    }
+
+    /// Tells everybody what the collector's listing came to.
+    pub(crate) fn publish_count(&self, count: Count) {
+        let reach = self.journal.reach();
+        for (tenant, stored) in self.ledger.end_count(count) {
+            self.ledger.take_count(&tenant, stored, &reach);
+            self.journal.push(Entry::Counted { tenant, stored, reach: reach.clone() });
+        }
+    }
+
     /// Counts everything of a tenant: one listing, a request for every thousand objects.
     ///
     /// # Errors
@@ -17,9 +72,13 @@ impl Storage {
             bytes: 0,
             removed_objects: 0,
             removed_bytes: 0,
+            profiles: 0,
             profile_bytes: 0,
             context_versions: 0,
             waiting_uploads: 0,
+            other_bytes: 0,
+            stored_objects_max: None,
+            stored_bytes_max: None,
             bytes_by_model: Default::default(),
             as_of_s_ago: 0,
         };
@@ -32,9 +91,18 @@ impl Storage {
             match self.store.layout.parse(&meta.location) {
                 Some(Key::Chunk(key)) => chunks.push((key, meta.size)),
                 Some(Key::Tombstone(key)) => drop(removed.insert(key)),
-                Some(Key::Spec { .. } | Key::Profile { .. }) => usage.profile_bytes += meta.size,
-                Some(Key::Context { .. }) => usage.context_versions += 1,
-                Some(Key::Upload(_)) => usage.waiting_uploads += 1,
+                Some(Key::Profile { .. }) => {
+                    usage.profiles += 1;
+                    usage.profile_bytes += meta.size;
+                }
+                Some(Key::Context { .. }) => {
+                    usage.context_versions += 1;
+                    usage.other_bytes += meta.size;
+                }
+                Some(Key::Upload(_)) => {
+                    usage.waiting_uploads += 1;
+                    usage.other_bytes += meta.size;
+                }
                 _ => {}
             }
         }

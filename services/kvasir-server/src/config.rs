@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::{Settings, gc::GcPolicy, limits, store::StoreConfig};
+use kvasir_storage::{Secret, Settings, gc::GcPolicy, limits, store::StoreConfig};
 use url::Url;
 
 pub use hot::HotConfig;
@@ -38,6 +38,8 @@ pub struct Config {
     pub tls: Option<TlsConfig>,
     /// Keys of encryption at rest; none: nothing is encrypted.
     pub keys_file: Option<PathBuf>,
+    /// The same, given outright: what holds where there is no file.
+    pub keys: Option<Secret>,
     /// The object store.
     pub store: StoreConfig,
     /// What lives on the replica's own disk.
@@ -69,6 +71,10 @@ pub struct ServerConfig {
     pub allow_unauthenticated: bool,
     /// Connections at once.
     pub connections_max: usize,
+    /// Connections of one address at once; 0: no limit.
+    pub connections_per_address: usize,
+    /// Bytes of answers a second that tenants share; 0: not known.
+    pub egress_bytes_per_second: u64,
     /// How long requests may go on after a shutdown begins.
     pub drain_grace: Duration,
 }
@@ -172,11 +178,14 @@ impl Default for Config {
                 ops_listen: None,
                 allow_unauthenticated: false,
                 connections_max: 1024,
+                connections_per_address: 0,
+                egress_bytes_per_second: 0,
                 drain_grace: Duration::from_secs(25),
             },
             auth: AuthConfig { tenants_file: None, jwt: None, failures_per_minute: 30 },
             tls: None,
             keys_file: None,
+            keys: None,
             store: StoreConfig::new(url),
             cache: CacheConfig {
                 directory: "kvasir-data".into(),

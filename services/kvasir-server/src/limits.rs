@@ -6,6 +6,20 @@ use std::time::Duration;
 pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
 /// How long a client may take for a request's head; longer ones hold connections for nothing.
 pub(crate) const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long nothing may move on a connection: longer than the keep-alive pings of HTTP/2 and of event streams.
+pub(crate) const IDLE_MAX: Duration = Duration::from_secs(120);
+/// How long a sender may pause within a body.
+pub(crate) const BODY_STALL_MAX: Duration = Duration::from_secs(30);
+/// Slowest body on average, after such a pause: slower than any line that KV caches are worth sending over.
+pub(crate) const BODY_BYTES_PER_SECOND_MIN: u64 = 1 << 10;
+/// Bytes of path and query: a list of 256 ranges of sections, or 32 labels, fits.
+pub(crate) const URI_BYTES_MAX: usize = 8 << 10;
+/// Headers of a request.
+pub(crate) const HEADERS_MAX: usize = 64;
+/// Their bytes: the longest credential, and the usual.
+pub(crate) const HEADER_BYTES_MAX: usize = 32 << 10;
+/// Headers that the protocol's parser takes: beyond it, and beyond its buffer, the connection gets a bare 431.
+pub(crate) const H1_HEADERS_MAX: usize = 128;
 /// Streams of one HTTP/2 connection at once.
 pub(crate) const H2_STREAMS_MAX: u32 = 256;
 /// Window of one HTTP/2 stream: what one unread upload can hold.
@@ -14,6 +28,8 @@ pub(crate) const H2_STREAM_WINDOW_BYTES: u32 = 1 << 20;
 pub(crate) const H2_CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Read and write buffer of one HTTP/1 connection.
 pub(crate) const H1_BUFFER_BYTES: usize = 256 << 10;
+/// Header list of one HTTP/2 request: beyond it the stream is reset or gets a bare 431.
+pub(crate) const H2_HEADER_BYTES_MAX: u32 = 64 << 10;
 /// Rest of a refused body that is read, so that the client gets to see the refusal instead of a reset.
 pub(crate) const REFUSED_BODY_BYTES_MAX: u64 = 64 << 20;
 /// How long that may take.
@@ -34,6 +50,8 @@ pub(crate) const INDEX_FLUSH_EVERY: Duration = Duration::from_secs(10);
 pub(crate) const LAST_BATCH_TIME_MAX: Duration = Duration::from_secs(3);
 /// What a refused client should wait, in seconds.
 pub(crate) const RETRY_AFTER_SECONDS: u64 = 1;
+/// What a tenant without room should wait for, in seconds: the collector, which frees what was removed.
+pub(crate) const ROOM_AFTER_SECONDS: u64 = 600;
 /// Longest credential: a JSON Web Token with a long list of claims.
 pub(crate) const CREDENTIAL_BYTES_MAX: usize = 8 << 10;
 /// Longest name of a credential in the audit log.

@@ -394,7 +394,7 @@ mod tests {
         let shard = folder.path().join("hot/acme/00");
         std::fs::create_dir_all(&shard).expect("writable");
         std::fs::write(shard.join(format!("{:032x}-00000000-00000001-00", 1)), b"12345").expect("writable");
-        let settings = crate::config::HotConfig::default().settings(folder.path());
+        let settings = crate::config::HotConfig::default().settings(folder.path(), None);
         HotTier::open(settings, crate::config::HotConfig::default().clock, metrics.hot().clone())
             .expect("opens")
     }

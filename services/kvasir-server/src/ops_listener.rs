@@ -74,7 +74,7 @@ mod tests {
     #[tokio::test]
     async fn probes_and_metrics_and_nothing_else_through_a_drain_too() {
         let authority = Authority::open(&Config::default().auth).expect("no files");
-        let state = AppState::new(Arc::new(Metrics::new()), authority, None, None);
+        let state = AppState::new(Arc::new(Metrics::new()), authority, None, None, None);
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let mut task = JoinSet::new();

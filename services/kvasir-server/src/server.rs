@@ -17,6 +17,7 @@ use kvasir_storage::{
     hot::HotTier,
     index::{Index, IndexError},
     observe::StoreObserver,
+    seal::KeyService,
     store::{OpenError, OpenStore},
 };
 use tokio::{
@@ -29,11 +30,15 @@ use tower::{Service, ServiceExt};
 use crate::{
     Config,
     auth::{AuthError, Authority, Peer},
-    background, handlers,
+    background,
+    egress::Link,
+    handlers,
+    idle::{Activity, Watched},
     keys::{Keys, KeysError},
     limits,
     metrics::Metrics,
     ops_listener,
+    peers::{Peers, Seat},
     state::AppState,
     tls::{Tls, TlsError},
 };
@@ -134,8 +139,10 @@ pub async fn run(
     metrics.capacity(config.gc.policy.capacity_bytes);
     let authority = Authority::open(&config.auth)?;
     let tls = config.tls.as_ref().map(Tls::open).transpose()?;
-    let keys = config.keys_file.as_deref().map(Keys::open).transpose()?;
-    let state = AppState::new(Arc::clone(&metrics), authority, tls, keys);
+    let keys = Keys::open(&config)?;
+    let egress = config.server.egress_bytes_per_second;
+    let link = (egress > 0).then(|| Link::new(egress));
+    let state = AppState::new(Arc::clone(&metrics), authority, tls, keys, link);
     state.jobs().configure(config.gc.policy.clone());
     let store = sealed(OpenStore::open(&config.store, metrics)?, state.keys());
     let index = open_index(&config, &store)?;
@@ -197,7 +204,7 @@ fn warn_of_openness(config: &Config, address: SocketAddr) {
 /// # Errors
 /// [`RunError`] when the settings are impossible or the keys cannot be read.
 pub fn open_store(config: &Config, observer: Arc<dyn StoreObserver>) -> Result<OpenStore, RunError> {
-    let keys = config.keys_file.as_deref().map(Keys::open).transpose()?;
+    let keys = Keys::open(config)?;
     Ok(sealed(OpenStore::open(&config.store, observer)?, keys.as_ref()))
 }
 
@@ -219,7 +226,8 @@ async fn open_hot(config: &Config, state: &AppState) -> Result<Option<Arc<HotTie
     if !config.hot.is_on() {
         return Ok(None);
     }
-    let settings = config.hot.settings(&config.cache.directory);
+    let keys = state.keys().map(|keys| Arc::new(keys.clone()) as Arc<dyn KeyService>);
+    let settings = config.hot.settings(&config.cache.directory, keys);
     let directory = settings.directory.display().to_string();
     let (clock, observer) = (Arc::clone(&config.hot.clock), state.metrics().hot().clone());
     let opened = tokio::task::spawn_blocking(move || HotTier::open(settings, clock, observer));
@@ -262,6 +270,7 @@ async fn start(
 async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdown: impl Future<Output = ()>) {
     let router = handlers::router(state.clone());
     let connections = Arc::new(Semaphore::new(config.server.connections_max));
+    let peers = Peers::new(config.server.connections_per_address);
     let graceful = GracefulShutdown::new();
     let builder = connection_builder();
     let mut shutdown = std::pin::pin!(shutdown);
@@ -276,9 +285,13 @@ async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdow
         };
         match (accepted, permit) {
             (Ok((stream, peer)), Ok(permit)) => {
+                let Some(seat) = peers.seat(peer.ip()) else {
+                    tracing::debug!(%peer, "an address has as many connections as it may");
+                    continue;
+                };
                 let router = router.clone().map_request(from(Peer(peer.ip())));
                 let talk = talk(state.clone(), stream, router, builder.clone(), graceful.watcher());
-                tokio::spawn(connected(state.clone(), permit, talk));
+                tokio::spawn(connected(state.clone(), (permit, seat), talk));
             }
             (Err(error), _) => {
                 // Out of descriptors, mostly: waiting is the only thing that helps.
@@ -319,18 +332,30 @@ async fn talk<S>(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY");
     }
+    let activity = Activity::new();
+    let counted = activity.clone();
+    let service = service.map_future(move |answer| {
+        let answering = counted.answering();
+        async move {
+            let answered = answer.await;
+            drop(answering);
+            answered
+        }
+    });
     let service = TowerToHyperService::new(service);
     let ended = match state.tls() {
         None => {
-            let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-            watcher.watch(connection.into_owned()).await
+            let stream = TokioIo::new(Watched::new(stream, activity.clone()));
+            let connection = builder.serve_connection_with_upgrades(stream, service);
+            unless_idle(&activity, watcher.watch(connection.into_owned())).await
         }
         Some(tls) => {
             let handshake = tls.acceptor().accept(stream);
             match tokio::time::timeout(limits::TLS_HANDSHAKE_TIMEOUT, handshake).await {
                 Ok(Ok(stream)) => {
-                    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-                    watcher.watch(connection.into_owned()).await
+                    let stream = TokioIo::new(Watched::new(stream, activity.clone()));
+                    let connection = builder.serve_connection_with_upgrades(stream, service);
+                    unless_idle(&activity, watcher.watch(connection.into_owned())).await
                 }
                 Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
                 Err(_) => return tracing::debug!("a TLS handshake took too long"),
@@ -342,7 +367,22 @@ async fn talk<S>(
     }
 }
 
-async fn connected(state: AppState, permit: OwnedSemaphorePermit, connection: impl Future<Output = ()>) {
+/// The connection's end, which also comes when nothing moves on it any more.
+async fn unless_idle<E: From<std::io::Error>>(
+    activity: &Activity,
+    connection: impl Future<Output = Result<(), E>>,
+) -> Result<(), E> {
+    tokio::select! {
+        ended = connection => ended,
+        () = activity.idle() => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+    }
+}
+
+async fn connected(
+    state: AppState,
+    permit: (OwnedSemaphorePermit, Seat),
+    connection: impl Future<Output = ()>,
+) {
     state.metrics().connections(1);
     connection.await;
     state.metrics().connections(-1);
@@ -355,11 +395,13 @@ pub(crate) fn connection_builder() -> auto::Builder<TokioExecutor> {
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits::HEADER_READ_TIMEOUT)
+        .max_headers(limits::H1_HEADERS_MAX)
         .max_buf_size(limits::H1_BUFFER_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(limits::H2_STREAMS_MAX)
+        .max_header_list_size(limits::H2_HEADER_BYTES_MAX)
         .initial_stream_window_size(limits::H2_STREAM_WINDOW_BYTES)
         .initial_connection_window_size(limits::H2_CONNECTION_WINDOW_BYTES)
         .keep_alive_interval(Duration::from_secs(20));

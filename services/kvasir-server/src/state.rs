@@ -9,7 +9,8 @@ use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::Storage;
 
 use crate::{
-    auth::Authority, handlers::ApiError, jobs::Jobs, keys::Keys, metrics::Metrics, quota::Meters, tls::Tls,
+    auth::Authority, egress::Link, handlers::ApiError, jobs::Jobs, keys::Keys, metrics::Metrics,
+    quota::Meters, tls::Tls,
 };
 
 /// Shared state; cheap to clone.
@@ -26,6 +27,7 @@ struct Inner {
     meters: Meters,
     tls: Option<Tls>,
     keys: Option<Keys>,
+    link: Option<Link>,
     jobs: Jobs,
 }
 
@@ -35,11 +37,12 @@ impl AppState {
         authority: Authority,
         tls: Option<Tls>,
         keys: Option<Keys>,
+        link: Option<Link>,
     ) -> Self {
         let draining = AtomicBool::new(false);
         let storage = OnceLock::new();
         let (meters, jobs) = (Meters::default(), Jobs::default());
-        Self(Arc::new(Inner { metrics, storage, draining, authority, meters, tls, keys, jobs }))
+        Self(Arc::new(Inner { metrics, storage, draining, authority, meters, tls, keys, link, jobs }))
     }
 
     pub(crate) fn authority(&self) -> &Authority {
@@ -48,6 +51,11 @@ impl AppState {
 
     pub(crate) fn meters(&self) -> &Meters {
         &self.0.meters
+    }
+
+    /// The way out that tenants share, if its rate is known.
+    pub(crate) fn link(&self) -> Option<&Link> {
+        self.0.link.as_ref()
     }
 
     pub(crate) fn tls(&self) -> Option<&Tls> {

@@ -252,3 +252,39 @@ async fn the_capacity_holds_and_what_is_used_stays() {
     let again = collect(&storage, &full).await;
     assert_eq!((again.evicted, again.deleted), (0, 6), "what is on its way out does not count");
 }
+
+/// Stores a chunk for each seed in a tenant's name; gives the bytes of one.
+async fn furnish(storage: &Arc<Storage>, tenant: &Name, seeds: std::ops::Range<u64>) -> u64 {
+    let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
+    storage.register_model(tenant, chunks::spec()).await.expect("registers");
+    storage.put_profile(tenant, &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
+    let root = storage.root(tenant, &"n".parse().expect("a name"), &model_id).await.expect("a root");
+    let mut bytes = 0;
+    for seed in seeds {
+        let chunk = chunks::chunk(root, &chunks::tokens(seed, 256), 0, 256, 2_000);
+        bytes = chunk.bytes.len() as u64;
+        storage.put_chunk(tenant, &model_id, &chunk.seq_hash, body(&chunk.bytes)).await.expect("stores");
+    }
+    bytes
+}
+
+#[tokio::test]
+async fn a_full_store_takes_from_the_tenant_that_holds_most() {
+    let storage = storage_over(InMemory::new(), |settings| settings.track_uses = true);
+    let (small, large): (Name, Name) = ("small".parse().expect("a name"), "large".parse().expect("a name"));
+    // The small tenant's chunks are the oldest of all, and nobody reads them: any policy would name them first.
+    let bytes = furnish(&storage, &small, 0..3).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    furnish(&storage, &large, 10..20).await;
+    let objects = async |tenant: &Name| storage.usage(tenant).await.expect("lists").objects;
+    let full = |chunks: u64| GcPolicy {
+        capacity_bytes: Some(chunks * bytes),
+        eviction: PolicyKind::Lru,
+        ..at_once()
+    };
+    assert_eq!(collect(&storage, &full(8)).await.evicted, 5);
+    assert_eq!((objects(&small).await, objects(&large).await), (3, 5), "3 of 8 are less than half");
+    // Below an equal share for both, both give, and neither more than the other keeps.
+    collect(&storage, &full(4)).await;
+    assert_eq!((objects(&small).await, objects(&large).await), (2, 2));
+}

@@ -14,7 +14,7 @@ pub(crate) struct TokenArguments {
     /// Whose it is.
     #[arg(long)]
     tenant: Name,
-    /// What it allows: read, write or admin.
+    /// What it allows: read, write, admin or operator.
     #[arg(long)]
     role: Role,
     /// What the audit log calls it.

@@ -26,6 +26,7 @@ impl Storage {
     /// Puts into the log what `replica` did.
     pub(crate) async fn announce(&self, entry: &Entry, replica: &Name) {
         let event = match entry {
+            Entry::Counted { .. } => return,
             Entry::Stored { tenant, model_id, entry, block_hashes } => {
                 let (row, parent) = (&entry.row, entry.parent_hash);
                 let namespace = self.namespace_of(tenant, model_id, &row.seq_hash, parent).await;

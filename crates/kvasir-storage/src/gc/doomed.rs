@@ -25,18 +25,22 @@ impl Storage {
         tombstone: &ObjectMeta,
     ) -> Result<(), StorageError> {
         let age = pass.now.age(tombstone);
-        if age < pass.policy.grace || pass.is_stale() {
+        if age < pass.policy.grace || pass.is_stale() || !pass.share.is_left(&key.tenant) {
             return Ok(());
         }
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         match self.meta_of(&path).await? {
             Some(meta) => {
-                if !pass.policy.dry_run {
+                if !pass.policy.dry_run && pass.share.take(&key.tenant, pass.policy) {
                     pass.pace().await;
                     if pass.is_stale() {
                         return Ok(());
                     }
                     self.delete(&path).await?;
+                    // A walk of folders may not have come to it yet; the next count is right.
+                    if self.store.directory.is_none() {
+                        pass.count.deleted(&key.tenant, meta.size);
+                    }
                     self.passed(Transition::ObjectDeleted);
                     self.note_gone(key).await?;
                 }

@@ -12,27 +12,31 @@
 //! objects it lists. Replicas' clocks may be wrong by any amount.
 
 mod doomed;
+mod generations;
 mod leftovers;
 mod room;
+mod share;
 mod tails;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use futures::{StreamExt, TryStreamExt};
 use kvasir_types::{ModelId, Name, SeqHash};
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
 
-use self::room::Room;
+use self::{room::Room, share::Share};
 use crate::{
     Pins, Storage, StorageError,
     eviction::PolicyKind,
     index::{Scope, prefer},
     journal::Entry,
     layout::{ChunkKey, Key},
+    ledger::Count,
     limits,
     removal::Removal,
     transitions::Transition,
+    usage::context_digest,
 };
 
 /// What a collector does.
@@ -120,6 +124,10 @@ struct Pass<'a> {
     actions: u32,
     pins: Pins,
     room: Room,
+    /// Namespaces with later salts.
+    rotated: BTreeSet<(Name, Name)>,
+    count: Count,
+    share: Share,
 }
 
 /// Milliseconds of the store's clock.
@@ -216,15 +224,21 @@ impl Storage {
             actions: 0,
             pins: Pins::default(),
             room: Room::default(),
+            rotated: BTreeSet::new(),
+            count: Count::default(),
+            share: Share::default(),
         };
         self.collect_beside_chunks(&mut pass, epoch.last_modified.timestamp_millis()).await?;
+        self.ledger.begin_count();
         // Adjacent in every listing: a store lists by key or walks folder by folder.
         let mut group: Vec<(ChunkKey, ObjectMeta)> = Vec::new();
         let prefix = self.store.layout.tenants_prefix();
         let mut listing = self.store.store.list(Some(&prefix));
         let failed = StorageError::store("listing the store for the collector");
         while let Some(meta) = listing.try_next().await.map_err(&failed)? {
-            match self.store.layout.parse(&meta.location) {
+            let key = self.store.layout.parse(&meta.location);
+            pass.count(key.as_ref(), &meta);
+            match key {
                 Some(Key::Chunk(key)) => {
                     if group.first().is_some_and(|(first, _)| first.seq_hash != key.seq_hash) {
                         self.judge(&mut pass, std::mem::take(&mut group)).await?;
@@ -237,10 +251,15 @@ impl Storage {
                     self.execute(&mut pass, &key, &meta).await?;
                 }
                 Some(Key::Gone(key)) => self.forget_stray(&mut pass, &key, &meta).await?,
+                Some(Key::Generation { tenant, namespace, .. }) => {
+                    pass.rotated.insert((tenant, namespace));
+                }
                 _ => {}
             }
         }
         self.judge(&mut pass, group).await?;
+        self.publish_count(std::mem::take(&mut pass.count));
+        self.collect_generations(&mut pass).await?;
         let room = std::mem::take(&mut pass.room);
         self.make_room(&mut pass, room).await?;
         progress(&pass.report);
@@ -340,7 +359,7 @@ impl Storage {
 
     async fn doom(&self, pass: &mut Pass<'_>, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
         pass.room.is_leaving(key.object_digest);
-        if pass.policy.dry_run {
+        if pass.policy.dry_run || !pass.share.take(&key.tenant, pass.policy) {
             return Ok(());
         }
         pass.pace().await;
@@ -388,6 +407,21 @@ impl Pass<'_> {
     /// Whether it was paused for longer than tombstones live, and knows nothing any more.
     fn is_stale(&self) -> bool {
         self.started.elapsed() >= self.policy.tombstone_retention
+    }
+
+    /// Counts what a tenant has in the store.
+    fn count(&mut self, key: Option<&Key>, meta: &ObjectMeta) {
+        let (tenant, digest) = match key {
+            Some(Key::Chunk(key)) => (&key.tenant, *key.object_digest.as_bytes()),
+            Some(Key::Profile { tenant, profile_hash, .. }) => (tenant, *profile_hash.as_bytes()),
+            Some(Key::Upload(key)) => (&key.chunk.tenant, *blake3::hash(key.upload_id.as_bytes()).as_bytes()),
+            Some(Key::Context { tenant, context_id, version }) => {
+                (tenant, context_digest(context_id, *version))
+            }
+            _ => return,
+        };
+        let is_recent = self.now.age(meta) < limits::LEDGER_RECENT;
+        self.count.met(tenant, meta.size, is_recent.then_some(digest));
     }
 
     /// Waits as long as the rate wants it.

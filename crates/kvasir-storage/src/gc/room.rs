@@ -1,8 +1,9 @@
-//! Keeping the cold tier within its capacity, by the same eviction policies as the hot tier.
+//! Keeping the cold tier within its capacity, by the same eviction policies as the hot tier, and as fairly: the tenants
+//! that hold most give way, down to one level, and whoever holds less than an equal share gives nothing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use kvasir_types::{ObjectDigest, SeqHash};
+use kvasir_types::{Name, ObjectDigest, SeqHash};
 use object_store::ObjectMeta;
 
 use super::{Pass, StoreTime};
@@ -90,17 +91,55 @@ impl Storage {
                 }
             })
             .collect();
-        // What is pinned or was not noted down stays, and leaves less for the rest.
-        let candidate_bytes: u64 = candidates.iter().map(|object| object.bytes).sum();
-        let room = capacity.saturating_sub(staying.saturating_sub(candidate_bytes));
-        for victim in victims(pass.policy.eviction, room, &candidates, pass.now.moment()) {
-            let Some((key, bytes, _)) = objects.get(victim as usize) else { continue };
-            pass.report.evicted += 1;
-            pass.report.evicted_bytes += bytes;
-            self.doom(pass, key, Removal::Evicted).await?;
+        let mut tenants: BTreeMap<&Name, Holding> = BTreeMap::new();
+        for (key, bytes, _) in objects.iter().filter(|(key, ..)| !buried.contains(&key.object_digest)) {
+            tenants.entry(&key.tenant).or_default().bytes += bytes;
+        }
+        for candidate in candidates {
+            let Some((key, ..)) = objects.get(candidate.key as usize) else { continue };
+            tenants.entry(&key.tenant).or_default().candidates.push(candidate);
+        }
+        // What was not noted down stays, and leaves less for everybody.
+        let noted: u64 = tenants.values().map(|holding| holding.bytes).sum();
+        let level = water_level(
+            tenants.values().map(|holding| holding.bytes).collect(),
+            capacity.saturating_sub(staying.saturating_sub(noted)),
+        );
+        for holding in tenants.into_values().filter(|holding| holding.bytes > level) {
+            let candidate_bytes: u64 = holding.candidates.iter().map(|object| object.bytes).sum();
+            // What is pinned leaves less for the rest of its tenant, and for nobody else.
+            let room = level.saturating_sub(holding.bytes - candidate_bytes);
+            for victim in victims(pass.policy.eviction, room, &holding.candidates, pass.now.moment()) {
+                let Some((key, bytes, _)) = objects.get(victim as usize) else { continue };
+                pass.report.evicted += 1;
+                pass.report.evicted_bytes += bytes;
+                self.doom(pass, key, Removal::Evicted).await?;
+            }
         }
         Ok(())
     }
+}
+
+/// What a tenant holds, and what of it may go.
+#[derive(Default)]
+struct Holding {
+    bytes: u64,
+    candidates: Vec<ColdObject<u32>>,
+}
+
+/// The bytes that every tenant may keep, so that all of them together fit `capacity`: an equal share, and more as far
+/// as others hold less.
+fn water_level(mut holdings: Vec<u64>, capacity: u64) -> u64 {
+    holdings.sort_unstable();
+    let (mut rest, count) = (capacity, holdings.len() as u64);
+    for (holding, before) in holdings.into_iter().zip(0..) {
+        let share = rest / (count - before);
+        if holding > share {
+            return share;
+        }
+        rest -= holding;
+    }
+    u64::MAX
 }
 
 impl StoreTime {
@@ -110,5 +149,25 @@ impl StoreTime {
 
     fn before(self, age: std::time::Duration) -> Self {
         Self(self.0.saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// All fits, nothing is left that somebody could have kept, and nobody below an equal share gives anything.
+        #[test]
+        fn the_level_is_fair_and_tight(holdings in prop::collection::vec(0u64..1_000, 1..12), capacity in 0u64..6_000) {
+            let level = water_level(holdings.clone(), capacity);
+            let kept: u64 = holdings.iter().map(|holding| (*holding).min(level)).sum();
+            let (all, count) = (holdings.iter().sum::<u64>(), holdings.len() as u64);
+            prop_assert!(kept <= capacity);
+            prop_assert!(kept == all || kept + count > capacity, "{kept} of {all}, level {level}");
+            prop_assert!(kept == all || level >= capacity / count);
+        }
     }
 }

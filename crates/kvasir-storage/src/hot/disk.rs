@@ -3,20 +3,31 @@
 //! ```text
 //! {directory}/{tenant}/{xx}/{object: 32 hex}-{frame: 8 hex}-{bytes: 8 hex}-{level: 2 hex}
 //!   bytes · CRC-32C of (object, frame, bytes), u32 LE
+//! {directory}/{tenant}/{xx}/…-sealed
+//!   bytes, sealed · tag 16 · number 8 · CRC-32C of (object, frame, all before), u32 LE
 //! ```
+//! Frames of tenants whose objects are sealed in the store are sealed here too, under a key that is made anew with each
+//! process and is nowhere but in its memory: a restart finds none of them again, and deletes the files.
+//!
 //! The name says everything but the content, so start-up only lists folders. A file appears by a rename, and is
 //! not synced: a crash may leave it torn or empty, and then its length or checksum is wrong and it is dropped.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use bytes::Bytes;
 use kvasir_types::Name;
 
-use crate::limits;
+use crate::{
+    limits,
+    seal::{KeyService, Sealer},
+};
 
 use super::FrameKey;
 
@@ -36,6 +47,19 @@ impl FrameFile {
         let object: String = self.key.object.iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("{object}-{:08x}-{:08x}-{:02x}", self.key.frame, self.bytes, self.level);
         directory.join(self.tenant.as_str()).join(&object[..2]).join(name)
+    }
+
+    /// As [`path`](Self::path), of a sealed one.
+    fn sealed_path(&self, directory: &Path) -> PathBuf {
+        let mut path = self.path(directory).into_os_string();
+        path.push("-sealed");
+        path.into()
+    }
+
+    /// What a sealed frame is bound to.
+    fn bound_to(&self) -> Vec<u8> {
+        [self.tenant.as_str().as_bytes(), &self.key.object, &self.key.frame.to_le_bytes(), &[self.level]]
+            .concat()
     }
 
     fn parse(tenant: &str, name: &str) -> Option<Self> {
@@ -65,11 +89,19 @@ impl FrameFile {
 pub(super) struct FrameFolder {
     directory: PathBuf,
     temporary: AtomicU64,
+    keys: Option<Arc<dyn KeyService>>,
+    /// Of this process alone.
+    seal: Sealer,
 }
 
 impl FrameFolder {
-    pub(super) fn new(directory: PathBuf) -> Self {
-        Self { directory, temporary: AtomicU64::new(0) }
+    /// Frames of the tenants that `keys` has a key for are sealed.
+    pub(super) fn new(directory: PathBuf, keys: Option<Arc<dyn KeyService>>) -> Self {
+        Self { directory, temporary: AtomicU64::new(0), keys, seal: Sealer::random() }
+    }
+
+    fn seals(&self, tenant: &Name) -> bool {
+        self.keys.as_ref().is_some_and(|keys| keys.current(tenant).is_some())
     }
 
     /// Lists what is there, in order of names, and deletes what is no frame.
@@ -90,6 +122,14 @@ impl FrameFolder {
                 }
             }
         }
+        // What was kept before its tenant had a key lies open.
+        found.retain(|file| {
+            let stays = !self.seals(&file.tenant);
+            if !stays {
+                self.delete(file);
+            }
+            stays
+        });
         found.sort_by_key(|file: &FrameFile| file.key);
         Ok(found)
     }
@@ -110,7 +150,10 @@ impl FrameFolder {
 
     /// Writes a frame. It is visible whole or not at all while the machine stays up.
     pub(super) fn write(&self, file: &FrameFile, content: &[u8]) -> io::Result<()> {
-        let path = file.path(&self.directory);
+        let is_sealed = self.seals(&file.tenant);
+        let sealed = is_sealed.then(|| self.seal.seal(&file.bound_to(), content));
+        let content = sealed.as_deref().unwrap_or(content);
+        let path = if is_sealed { file.sealed_path(&self.directory) } else { file.path(&self.directory) };
         let folder = path.parent().expect("a frame's path has folders");
         let number = self.temporary.fetch_add(1, Ordering::Relaxed);
         let temporary = folder.join(format!("{number:x}.tmp"));
@@ -133,16 +176,28 @@ impl FrameFolder {
 
     /// Reads a frame; `None` when it is not there whole.
     pub(super) fn read(&self, file: &FrameFile) -> Option<Bytes> {
-        let mut content = fs::read(file.path(&self.directory)).ok()?;
-        let bytes = content.len().checked_sub(CRC_BYTES).filter(|bytes| *bytes == file.bytes as usize)?;
+        let is_sealed = self.seals(&file.tenant);
+        let path = if is_sealed { file.sealed_path(&self.directory) } else { file.path(&self.directory) };
+        let mut content = fs::read(path).ok()?;
+        let expected = file.bytes as usize + if is_sealed { Sealer::OVERHEAD } else { 0 };
+        let bytes = content.len().checked_sub(CRC_BYTES).filter(|bytes| *bytes == expected)?;
         let stored = u32::from_le_bytes(content.get(bytes..)?.try_into().ok()?);
         content.truncate(bytes);
-        (file.checksum(&content) == stored).then(|| Bytes::from(content))
+        if file.checksum(&content) != stored {
+            return None;
+        }
+        if is_sealed {
+            self.seal.open(&file.bound_to(), &mut content)?;
+        }
+        Some(Bytes::from(content))
     }
 
     pub(super) fn delete(&self, file: &FrameFile) {
         // It may never have been written: then there is nothing to delete.
         let _ = fs::remove_file(file.path(&self.directory));
+        if self.keys.is_some() {
+            let _ = fs::remove_file(file.sealed_path(&self.directory));
+        }
     }
 }
 
@@ -162,7 +217,7 @@ mod tests {
     #[test]
     fn frames_come_back_and_broken_ones_do_not() {
         let folder = tempfile::tempdir().unwrap();
-        let frames = FrameFolder::new(folder.path().join("hot"));
+        let frames = FrameFolder::new(folder.path().join("hot"), None);
         assert_eq!(frames.scan().unwrap(), []);
         for frame in 0..4 {
             frames.write(&file(frame, 5), b"hello").unwrap();
@@ -181,9 +236,39 @@ mod tests {
     }
 
     #[test]
+    fn frames_of_tenants_with_a_key_are_sealed_and_end_with_the_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = format!("[[key]]\ntenant = \"acme\"\nid = \"one\"\nkey = \"{}\"\n", "01".repeat(32));
+        let keys: Arc<dyn KeyService> = Arc::new(crate::seal::FileKeys::parse(&keys).unwrap());
+        let open = FrameFolder::new(folder.path().to_owned(), None);
+        let content = b"words that nobody else may read".repeat(40);
+        let (first, second) = (file(1, content.len() as u32), file(2, content.len() as u32));
+        open.write(&first, &content).unwrap();
+        let sealed = FrameFolder::new(folder.path().to_owned(), Some(Arc::clone(&keys)));
+        assert_eq!(sealed.scan().unwrap(), [], "what lay open is gone");
+        for frame in [&first, &second] {
+            sealed.write(frame, &content).unwrap();
+            assert_eq!(sealed.read(frame).unwrap(), content);
+        }
+        let stored = fs::read(second.sealed_path(folder.path())).unwrap();
+        assert!(!stored.windows(16).any(|window| window == &content[..16]));
+        // Another frame's bytes under this name, with a sound checksum.
+        let mut moved = fs::read(first.sealed_path(folder.path())).unwrap();
+        moved.truncate(moved.len() - CRC_BYTES);
+        let crc = second.checksum(&moved);
+        moved.extend(crc.to_le_bytes());
+        fs::write(second.sealed_path(folder.path()), moved).unwrap();
+        assert_eq!(sealed.read(&second), None);
+        let later = FrameFolder::new(folder.path().to_owned(), Some(keys));
+        assert_eq!(later.read(&first), None, "the key went with its process");
+        assert_eq!(later.scan().unwrap(), []);
+        assert!(!first.sealed_path(folder.path()).exists());
+    }
+
+    #[test]
     fn a_scan_finds_frames_and_deletes_the_rest() {
         let folder = tempfile::tempdir().unwrap();
-        let frames = FrameFolder::new(folder.path().to_owned());
+        let frames = FrameFolder::new(folder.path().to_owned(), None);
         frames.write(&file(7, 2), b"hi").unwrap();
         frames.write(&file(3, 2), b"hi").unwrap();
         let shard = folder.path().join("acme/ab");

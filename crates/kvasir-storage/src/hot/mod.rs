@@ -32,7 +32,12 @@ mod observe;
 mod requests;
 mod tier;
 
-use std::{fmt::Debug, path::PathBuf, sync::OnceLock, time::Instant};
+use std::{
+    fmt::Debug,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 pub use frames::{FrameKey, HotObject};
 pub use front::HotFront;
@@ -41,7 +46,10 @@ pub use observe::{EvictReason, HotObserver, HotUsage, NoHotObserver};
 pub use requests::{RequestHint, RequestLog};
 pub use tier::{Fetch, HotContext, HotTier};
 
-use crate::eviction::{Moment, PolicyKind};
+use crate::{
+    eviction::{Moment, PolicyKind},
+    seal::KeyService,
+};
 
 /// What an operator may set.
 #[derive(Debug, Clone)]
@@ -58,6 +66,8 @@ pub struct HotSettings {
     pub tenant_share_max: f64,
     /// Chunks that are read ahead of one that is read; 0 for none.
     pub read_ahead_chunks: usize,
+    /// Keys of tenants whose objects are sealed: their frames are sealed on disk.
+    pub keys: Option<Arc<dyn KeyService>>,
 }
 
 /// Where the tier gets its time from: eviction policies learn from it, nothing else depends on it.

@@ -143,7 +143,15 @@ struct Bench {
 
 fn settings(folder: &std::path::Path, ram_bytes: u64, disk_bytes: u64, policy: PolicyKind) -> HotSettings {
     let directory = folder.join("hot");
-    HotSettings { ram_bytes, disk_bytes, directory, policy, tenant_share_max: 1.0, read_ahead_chunks: 0 }
+    HotSettings {
+        ram_bytes,
+        disk_bytes,
+        directory,
+        policy,
+        tenant_share_max: 1.0,
+        read_ahead_chunks: 0,
+        keys: None,
+    }
 }
 
 fn bench(ram_bytes: u64, disk_bytes: u64, policy: PolicyKind) -> Bench {

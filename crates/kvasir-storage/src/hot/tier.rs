@@ -146,7 +146,7 @@ impl HotTier {
             disk_levels: LevelBytes::default(),
             departures: DepartureLog::default(),
         };
-        let folder = Arc::new(FrameFolder::new(settings.directory.clone()));
+        let folder = Arc::new(FrameFolder::new(settings.directory.clone(), settings.keys.clone()));
         let prefetches = Arc::new(Semaphore::new(limits::HOT_PREFETCHES_MAX));
         let tier = Self {
             settings,

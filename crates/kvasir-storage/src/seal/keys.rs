@@ -65,7 +65,7 @@ pub enum KeyServiceError {
     },
 }
 
-/// Keys of a TOML file.
+/// Keys of a TOML file, or of a list in a variable.
 ///
 /// ```toml
 /// [[key]]
@@ -112,6 +112,22 @@ impl FileKeys {
         Ok(Self { keys: parsed(text)? })
     }
 
+    /// Reads keys as they are given in a variable: `tenant:id:key`, with commas between.
+    ///
+    /// # Errors
+    /// What is wrong, with the entry; never a key.
+    pub fn parse_list(text: &str) -> Result<Self, String> {
+        let entries = text.split(',').map(str::trim).enumerate().map(|(n, entry)| {
+            let mut fields = entry.splitn(3, ':');
+            let (Some(tenant), Some(id), Some(key)) = (fields.next(), fields.next(), fields.next()) else {
+                return Err(format!("entry {n} is not of the form tenant:id:key"));
+            };
+            let id = id.parse().map_err(|e| format!("entry {n}: its id: {e}"))?;
+            Ok(Entry { tenant: tenant.to_owned(), id, key: key.to_owned() })
+        });
+        Ok(Self { keys: gathered(entries.collect::<Result<_, String>>()?)? })
+    }
+
     fn with<R>(&self, tenant: &Name, then: impl FnOnce(&[(Name, Hidden)]) -> R) -> R {
         let own = self.keys.get(tenant.as_str()).or_else(|| self.keys.get("*"));
         then(own.map_or(&[], Vec::as_slice))
@@ -132,11 +148,15 @@ impl FileKeys {
 
 fn parsed(text: &str) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
     let file: File = toml::from_str(text).map_err(|e| format!("is no keys file: {}", e.message()))?;
-    if file.key.len() > limits::SEAL_KEYS_MAX {
+    gathered(file.key)
+}
+
+fn gathered(entries: Vec<Entry>) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
+    if entries.len() > limits::SEAL_KEYS_MAX {
         return Err(format!("has more than {} keys", limits::SEAL_KEYS_MAX));
     }
     let mut keys: HashMap<String, Vec<(Name, Hidden)>> = HashMap::new();
-    for Entry { tenant, id, key } in file.key {
+    for Entry { tenant, id, key } in entries {
         let of_tenant = |problem: &str| format!("key {id} of {tenant}: {problem}");
         if tenant != "*" && tenant.parse::<Name>().is_err() {
             return Err(of_tenant("tenant is no name"));

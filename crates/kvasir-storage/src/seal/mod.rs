@@ -17,6 +17,7 @@
 //! The design had one nonce for each piece. Segments of equal size need no directory to be found, so this layer knows
 //! nothing of chunks. Sealed objects end in `.kvs`: a tenant may have both kinds, and a listing tells their sizes.
 
+mod ephemeral;
 mod front;
 mod keyring;
 mod keys;
@@ -24,8 +25,10 @@ mod segments;
 mod store;
 mod upload;
 
+pub(crate) use ephemeral::Sealer;
 pub use keys::{FileKeys, KeyService, KeyServiceError};
 pub use segments::KeyBytes;
+pub(crate) use segments::{SEGMENT_BYTES, Segments, TAG_BYTES};
 pub(crate) use store::SealedStore;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use object_store::{
 };
 use proptest::prelude::*;
 
-use super::{FileKeys, SealedStore, segments};
+use super::{FileKeys, KeyService, SealedStore, front, segments};
 use crate::layout::{ChunkKey, Key, Layout};
 
 const FIRST: &str = "[[key]]\ntenant = \"a\"\nid = \"one\"\nkey = \"0101010101010101010101010101010101010101010101010101010101010101\"\n";
@@ -204,5 +204,52 @@ fn bad_keys_files_say_what_is_wrong() {
         let error = FileKeys::parse(text).expect_err(text);
         assert!(error.contains(expected), "{error}");
     }
+    let (key, id) = ("01".repeat(32), "one");
+    for (text, expected) in [
+        (format!("a:{id}"), "tenant:id:key"),
+        (format!("a:{id}:{key},a:{id}:{key}"), "twice"),
+        (format!("a:{id}:01"), "64 hex digits"),
+        (format!("a:b c:{key}"), "its id"),
+        (String::new(), "tenant:id:key"),
+    ] {
+        let error = FileKeys::parse_list(&text).expect_err(&text);
+        assert!(error.contains(expected) && !error.contains(&key), "{error}");
+    }
+    let list = FileKeys::parse_list(&format!("a:{id}:{key}, *:two:{key}")).expect("keys");
+    let current = |tenant: &str| list.current(&tenant.parse().expect("a name")).map(|id| id.to_string());
+    assert_eq!((current("a").as_deref(), current("b").as_deref()), (Some("one"), Some("two")));
     assert!(!format!("{:?}", FileKeys::parse(FIRST)).contains("0101"), "keys are not printed");
+}
+
+/// Computed by another implementation (Python's `cryptography`).
+#[test]
+fn known_answers_of_a_wrapped_key_and_of_a_whole_segment() {
+    let key = |of: fn(usize) -> u8| zeroize::Zeroizing::new(std::array::from_fn(of));
+    let (by, data) = (key(|i| i as u8), key(|_| 7));
+    let wrapped = front::wrap(&by, &data, &[9; 12], b"root/1/t/a");
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let expected =
+        "b41f0f3c809844a3d60e37feac91bcc83e15d8295d0147b214f0656c94308c4029edbe9414c7118c3a3779d25c3f6a8b";
+    assert_eq!(hex(&wrapped), expected);
+    assert_eq!(front::unwrap(&by, &wrapped, &[9; 12], b"root/1/t/a"), Some(data.clone()));
+    assert_eq!(front::unwrap(&by, &wrapped, &[9; 12], b"root/1/t/b"), None);
+    let mut sealed = Vec::new();
+    segments::Segments::new(&data, "place").seal(0, false, &plain(16 << 10), &mut sealed);
+    let sha256 = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &sealed);
+    assert_eq!(hex(sha256.as_ref()), "4d4dfc0071559f2042d8abfc62975cbc2c977c8f3754cdd596f30a7f8182b334");
+}
+
+/// Every write has a data key of its own, so that no nonce comes twice under one: equal objects have nothing in common.
+#[tokio::test]
+async fn storing_an_object_again_makes_another_key() {
+    let (inner, path) = (Arc::new(InMemory::new()), place("a", 1));
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..4 {
+        sealed(&inner, FIRST).put(&path, vec![0; 40_000].into()).await.expect("puts");
+        let stored = read(&*inner, &raw(&path), None).await.expect("is there");
+        for (n, block) in stored[96..].chunks_exact(16).enumerate() {
+            assert!(seen.insert(block.to_vec()), "block {n} was seen before");
+        }
+        assert!(seen.insert(stored[24..36].to_vec()), "the nonce of the wrapped key");
+    }
 }

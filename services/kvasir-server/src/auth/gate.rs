@@ -51,14 +51,19 @@ pub(crate) async fn gate(State(state): State<AppState>, mut request: Request, ne
             return exceeded.into_response();
         }
     };
-    let line = (required == Role::Admin).then(|| (caller.clone(), Head::of(&request)));
+    let line = (required >= Role::Admin).then(|| (caller.clone(), Head::of(&request)));
+    let tenant = caller.tenant.clone();
     request.extensions_mut().insert(caller);
     let response = next.run(request).await;
     if let Some((caller, head)) = line {
         head.audit(&caller, response.status().as_u16());
     }
-    match permit {
+    let response = match permit {
         Some(permit) => permit.charge(response),
+        None => response,
+    };
+    match state.link() {
+        Some(link) => link.share(&tenant, response),
         None => response,
     }
 }

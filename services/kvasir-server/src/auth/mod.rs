@@ -2,7 +2,7 @@
 //!
 //! Bearer tokens come from a tenants file that holds only their SHA-256; JSON Web Tokens are checked against a JWKS
 //! file, an issuer and an audience. Both files are read again when they change. Without either the service takes
-//! everybody for the admin of one tenant, and binds loopback only.
+//! everybody for the operator, in one tenant, and binds loopback only.
 
 mod brake;
 mod gate;
@@ -156,7 +156,7 @@ impl Authority {
 /// Who calls a service without authentication, which only loopback reaches: everything belongs to one tenant.
 fn anyone() -> Caller {
     let tenant = "default".parse().unwrap_or_else(|_| unreachable!("a constant of the alphabet"));
-    Caller { tenant, role: Role::Admin, credential: "anyone".into() }
+    Caller { tenant, role: Role::Operator, credential: "anyone".into() }
 }
 
 /// The credential of `Authorization: Bearer …`, within its limit.

@@ -4,7 +4,7 @@
 //! [[token]]
 //! name = "ci"                 # for the audit log
 //! tenant = "team-a"
-//! role = "write"              # read, write or admin
+//! role = "write"              # read, write, admin or operator
 //! sha256 = "…64 hex digits…"  # of the token; `kvasir token` makes both
 //! expires = "2027-01-31T00:00:00Z"   # optional
 //!
@@ -12,12 +12,15 @@
 //! requests_per_second = 500
 //! requests_at_once = 64
 //! egress_bytes_per_second = 1000000000
+//! stored_bytes = 2000000000000
+//! stored_objects = 100000
 //! ```
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
 use aws_lc_rs::{constant_time::verify_slices_are_equal, digest};
 use kvasir_api::Role;
+use kvasir_storage::StoredQuota;
 use kvasir_types::Name;
 use serde::Deserialize;
 
@@ -31,6 +34,15 @@ pub(crate) struct Quota {
     pub(crate) requests_per_second: Option<u32>,
     pub(crate) requests_at_once: Option<u32>,
     pub(crate) egress_bytes_per_second: Option<u64>,
+    pub(crate) stored_bytes: Option<u64>,
+    pub(crate) stored_objects: Option<u64>,
+}
+
+impl Quota {
+    /// What of it is about the store.
+    pub(crate) fn stored(&self) -> StoredQuota {
+        StoredQuota { objects: self.stored_objects, bytes: self.stored_bytes }
+    }
 }
 
 /// Everything the file says.

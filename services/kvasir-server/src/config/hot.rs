@@ -9,6 +9,7 @@ use kvasir_storage::{
     eviction::PolicyKind,
     hot::{HotClock, HotSettings, MonotonicClock},
     limits,
+    seal::KeyService,
 };
 
 /// Memory for frames unless told otherwise: bases of some hundred chunks of an 8B model.
@@ -57,7 +58,7 @@ impl HotConfig {
     }
 
     /// What the tier is told, with `cache` as the cache's directory.
-    pub(crate) fn settings(&self, cache: &Path) -> HotSettings {
+    pub(crate) fn settings(&self, cache: &Path, keys: Option<Arc<dyn KeyService>>) -> HotSettings {
         HotSettings {
             ram_bytes: self.memory_bytes,
             disk_bytes: self.disk_bytes,
@@ -65,6 +66,7 @@ impl HotConfig {
             policy: self.policy,
             tenant_share_max: f64::from(self.tenant_share_percent) / 100.0,
             read_ahead_chunks: self.read_ahead_chunks,
+            keys,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The table of settings: name, meaning, how to read and how to print each.
 
+mod access;
 mod forms;
 mod hot;
 
@@ -62,6 +63,8 @@ pub const SETTINGS: &[Setting] = &[
         set: |c, t| positive(&mut c.server.connections_max, t),
         get: |c| Some(c.server.connections_max.to_string()),
     },
+    access::CONNECTIONS_PER_ADDRESS,
+    access::EGRESS,
     Setting {
         key: "server.drain_grace",
         help: "How long requests may go on after SIGTERM; keep it below the orchestrator's own grace.",
@@ -106,7 +109,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "auth.jwt_role_claim",
-        help: "Claim of JSON Web Tokens that names the role: read, write or admin; role unless set.",
+        help: "Claim of JSON Web Tokens that names the role: read, write, admin or operator; role unless set.",
         example: "\"role\"",
         set: |c, t| text(&mut jwt(c).role_claim, t),
         get: |c| c.auth.jwt.as_ref().and_then(|jwt| quoted(&jwt.role_claim)),
@@ -139,13 +142,8 @@ pub const SETTINGS: &[Setting] = &[
         set: |c, t| path(c.tls.get_or_insert_default().client_ca_file.insert(PathBuf::new()), t),
         get: |c| c.tls.as_ref().and_then(|tls| tls.client_ca_file.as_deref()).and_then(path_text),
     },
-    Setting {
-        key: "encryption.keys_file",
-        help: "Keys of tenants whose chunks are encrypted at rest, as TOML; read again when it changes.",
-        example: "\"/etc/kvasir/keys.toml\"",
-        set: |c, t| path(c.keys_file.insert(PathBuf::new()), t),
-        get: |c| c.keys_file.as_deref().and_then(path_text),
-    },
+    access::KEYS_FILE,
+    access::KEYS,
     Setting {
         key: "store.url",
         help: "The object store: file:///path or s3://bucket/prefix (memory:// for tests). Required.",

@@ -65,6 +65,9 @@ impl IntoResponse for ApiError {
         if self.problem.retryable {
             headers.insert(header::RETRY_AFTER, limits::RETRY_AFTER_SECONDS.into());
         }
+        if self.problem.code == ErrorCode::StorageQuota {
+            headers.insert(header::RETRY_AFTER, limits::ROOM_AFTER_SECONDS.into());
+        }
         if let Some(Ok(range)) =
             self.object_bytes.map(|bytes| HeaderValue::try_from(format!("bytes */{bytes}")))
         {

@@ -1,12 +1,18 @@
 //! Routes, and what happens around every request.
 
 mod error;
+mod inlet;
 mod middleware;
 mod openapi;
 mod ops;
 mod v1;
 
-use axum::{Router, extract::DefaultBodyLimit, middleware::from_fn_with_state, routing::get};
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    middleware::{from_fn, from_fn_with_state},
+    routing::get,
+};
 pub(crate) use error::ApiError;
 use kvasir_api::routes;
 
@@ -35,6 +41,7 @@ pub(crate) fn router(state: AppState) -> Router {
         // Every handler has a limit of its own.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(state.clone(), auth::gate))
+        .layer(from_fn(inlet::inlet))
         .layer(from_fn_with_state(state.clone(), middleware::around))
         .with_state(state)
 }

@@ -9,6 +9,8 @@ use super::Examples;
 const MODEL_ID: &str = "32d592866195a18bc464f1d261f02d8339737604cb81c12ad220974ee23c4b44";
 const PROFILE_HASH: &str = "8c7ca581adbed37354278223c2f53b2cc4a1f347598be32ffb899c32512f1300";
 const ROOT: &str = "d7b0936b3f7db8621e502bf48c311fbc2c6d3dd3e86e8a2bccd88ce7b8fc5109";
+/// Some root: no salt of a rotation is known beforehand.
+const ROTATED: &str = "5b1a2c9d3e4f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9";
 const SEQ_HASH: &str = "6a4c0790e435254353fe024af00e74c931c65692f0888d7fb8e5608c61da41f8";
 const OBJECT_DIGEST: &str = "9fd9ac2310c4644a6f2d2bde53ea612ab6c38bafd5541b025a28d21c3a2f5d7b";
 const SHA256: &str = "cd65f8bf1eb930269c25e60e2c9ce8e146fc06f8ab621390bd43b076215776fc";
@@ -79,6 +81,10 @@ fn setup() -> Value {
         "open_namespace": {
             "request": {"namespace": "team-a", "model_id": MODEL_ID}, "status": 200, "response": {"root": ROOT},
         },
+        "rotate_namespace": {
+            "request": {"namespace": "team-c", "model_id": MODEL_ID, "keep_s": 86_400}, "status": 200,
+            "response": {"root": ROTATED},
+        },
     })
 }
 
@@ -148,8 +154,8 @@ fn service() -> Value {
             "store": {"kind": "s3", "conditional_create": true, "direct": true, "checksums": true},
         }},
         "get_usage": {"status": 200, "response": {
-            "objects": 1, "bytes": OBJECT_BYTES, "removed_objects": 0, "removed_bytes": 0, "profile_bytes": 480,
-            "context_versions": 2, "waiting_uploads": 0, "bytes_by_model": {MODEL_ID: OBJECT_BYTES},
+            "objects": 1, "bytes": OBJECT_BYTES, "removed_objects": 0, "removed_bytes": 0, "profiles": 1,
+            "profile_bytes": 24, "context_versions": 2, "waiting_uploads": 0, "other_bytes": 900, "bytes_by_model": {MODEL_ID: OBJECT_BYTES},
             "as_of_s_ago": 0,
         }},
         "report_load": {

@@ -45,6 +45,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(v1::profiles::list))
         .routes(routes!(v1::profiles::put, v1::profiles::get))
         .routes(routes!(v1::namespaces::post))
+        .routes(routes!(v1::namespaces::rotate))
         .routes(routes!(v1::lookup::post))
         .routes(routes!(v1::explain::post))
         .routes(routes!(v1::chunks::put, v1::chunks::get_preferred, v1::chunks::delete))
@@ -79,7 +80,24 @@ pub(super) fn finish(mut document: utoipa::openapi::OpenApi) -> Bytes {
             }
         }
     }
+    unsigned(&mut document);
     serde_json::to_vec(&document).unwrap_or_default().into()
+}
+
+/// Integers without a sign go to 2⁶⁴, which the generator calls `int64` nevertheless.
+fn unsigned(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            if map.get("format").is_some_and(|format| format == "int64")
+                && map.get("minimum").is_some_and(|min| min == 0)
+            {
+                map.insert("format".to_owned(), "uint64".into());
+            }
+            map.values_mut().for_each(unsigned);
+        }
+        Value::Array(list) => list.iter_mut().for_each(unsigned),
+        _ => {}
+    }
 }
 
 /// The document is among its own paths.

@@ -18,7 +18,9 @@ pub(in crate::handlers) async fn usage(
     State(state): State<AppState>,
     caller: Caller,
 ) -> Result<Json<UsageResponse>, ApiError> {
-    Ok(Json(state.storage()?.usage(&caller.tenant).await?))
+    let quota = state.authority().quota(&caller.tenant).stored();
+    let usage = state.storage()?.usage(&caller.tenant).await?;
+    Ok(Json(UsageResponse { stored_objects_max: quota.objects, stored_bytes_max: quota.bytes, ..usage }))
 }
 
 /// Takes a client's word on how a load went, for metrics: only the client sees the end of it.

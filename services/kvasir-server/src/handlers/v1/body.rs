@@ -20,6 +20,7 @@ pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
     while let Some(part) = parts.next().await {
         let part = part.map_err(|e| ApiError::bad_request(format!("the body broke off: {e}")))?;
         if bytes.len() + part.len() > limit {
+            drain(parts).await;
             return Err(too_large(limit as u64));
         }
         bytes.extend_from_slice(&part);

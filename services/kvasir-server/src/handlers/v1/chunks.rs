@@ -12,7 +12,7 @@ use kvasir_storage::{ByteRange, ObjectRead, Selection, StorageError, hot::Reques
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 
 use super::{body, conditional, hint, id, selection};
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
 
 /// Stores a chunk object. All of it is verified before any of it is visible. Idempotent.
 #[utoipa::path(put, path = routes::CHUNK, operation_id = "put_chunk", tag = "chunks",
@@ -32,6 +32,7 @@ pub(in crate::handlers) async fn put(
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
     let hint = hint::of(&headers)?;
+    let _room = room::reserve_body(&state, &caller, &headers).await?;
     let mut upload = body::upload(&state, request_body);
     match storage.put_chunk_for(&caller.tenant, &model_id, &seq_hash, &mut upload, hint).await {
         Ok(stored) => {

@@ -12,7 +12,7 @@ use kvasir_api::{
 };
 
 use super::{body, id};
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
 
 /// Contexts of a page, unless the request says otherwise.
 const PAGE: usize = 100;
@@ -27,6 +27,7 @@ pub(in crate::handlers) async fn create(
     request_body: Body,
 ) -> Result<(StatusCode, Json<Context>), ApiError> {
     let request: ContextRequest = body::json(request_body).await?;
+    let _room = room::reserve(&state, &caller, 0).await?;
     let context = state.storage()?.create_context(&caller.tenant, request).await?;
     Ok((StatusCode::CREATED, Json(context)))
 }

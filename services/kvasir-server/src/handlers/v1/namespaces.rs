@@ -1,7 +1,9 @@
 //! Namespaces: where token chains start.
 
+use std::time::Duration;
+
 use axum::{Json, body::Body, extract::State};
-use kvasir_api::{NamespaceRequest, NamespaceResponse, routes};
+use kvasir_api::{NamespaceRequest, NamespaceResponse, NamespaceRotation, routes};
 
 use super::body;
 use crate::{auth::Caller, handlers::ApiError, state::AppState};
@@ -17,5 +19,27 @@ pub(in crate::handlers) async fn post(
 ) -> Result<Json<NamespaceResponse>, ApiError> {
     let NamespaceRequest { namespace, model_id } = body::json(request_body).await?;
     let root = state.storage()?.open_namespace(&caller.tenant, &namespace, &model_id).await?;
+    Ok(Json(NamespaceResponse { root }))
+}
+
+/// Gives a namespace a new salt, and its new root. Chunks that were stored before are found for `keep_s` more, at most
+/// five seconds later everywhere; then the collector removes them.
+#[utoipa::path(post, path = routes::NAMESPACE_ROTATION, operation_id = "rotate_namespace", tag = "namespaces",
+    request_body = NamespaceRotation,
+    responses((status = 200, description = "its new root", body = NamespaceResponse)))]
+pub(in crate::handlers) async fn rotate(
+    State(state): State<AppState>,
+    caller: Caller,
+    request_body: Body,
+) -> Result<Json<NamespaceResponse>, ApiError> {
+    let NamespaceRotation { namespace, model_id, keep_s } = body::json(request_body).await?;
+    let keep = keep_s.unwrap_or(NamespaceRotation::KEEP_S_DEFAULT);
+    if keep > NamespaceRotation::KEEP_S_MAX {
+        let most = NamespaceRotation::KEEP_S_MAX;
+        return Err(ApiError::bad_request(format!("keep_s is {keep}, at most {most} (ten years) is taken")));
+    }
+    let storage = state.storage()?;
+    let root =
+        storage.rotate_namespace(&caller.tenant, &namespace, &model_id, Duration::from_secs(keep)).await?;
     Ok(Json(NamespaceResponse { root }))
 }

@@ -11,7 +11,7 @@ use kvasir_api::{MEDIA_PROFILE, ProfileInfo, ProfileList, routes};
 use kvasir_types::{ModelId, ProfileHash};
 
 use super::{body, id};
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
 
 /// The profiles of a model, by hash.
 #[utoipa::path(get, path = routes::PROFILES, operation_id = "list_profiles", tag = "profiles",
@@ -43,6 +43,7 @@ pub(in crate::handlers) async fn put(
     let storage = state.storage()?;
     let (model_id, profile_hash) = (id("model_id", &model_id)?, id("profile_hash", &profile_hash)?);
     body::check_length(&headers, storage.settings().profile_bytes_max)?;
+    let _room = room::reserve_body(&state, &caller, &headers).await?;
     let mut upload = body::upload(&state, request_body);
     match storage.put_profile(&caller.tenant, &model_id, &profile_hash, &mut upload).await {
         Ok((created, bytes)) => Ok(body::created_or_ok(created, ProfileInfo { profile_hash, bytes })),

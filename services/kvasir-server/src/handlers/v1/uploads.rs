@@ -10,7 +10,7 @@ use axum::{
 use kvasir_api::{StoredChunk, UploadRequest, UploadTicket, routes};
 
 use super::{body, id};
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
 
 /// Announces a chunk object that is to be sent to the object store directly.
 #[utoipa::path(post, path = routes::UPLOADS, operation_id = "announce_upload", tag = "direct",
@@ -22,6 +22,7 @@ pub(in crate::handlers) async fn announce(
     request_body: Body,
 ) -> Result<(StatusCode, Json<UploadTicket>), ApiError> {
     let request: UploadRequest = body::json(request_body).await?;
+    let _room = room::reserve(&state, &caller, request.bytes).await?;
     let ticket = state.storage()?.announce_upload(&caller.tenant, &request).await?;
     Ok((StatusCode::CREATED, Json(ticket)))
 }
@@ -37,6 +38,8 @@ pub(in crate::handlers) async fn commit(
     Path(upload_id): Path<String>,
 ) -> Result<Response, ApiError> {
     let upload_id = id("upload_id", &upload_id)?;
+    // What was announced counts already, here; what others count they know from the listing.
+    let _room = room::reserve(&state, &caller, 0).await?;
     let stored = state.storage()?.commit_upload(&caller.tenant, upload_id).await?;
     state.metrics().stored(stored.created, stored.bytes);
     Ok(body::created_or_ok(stored.created, stored))

@@ -1,0 +1,303 @@
+//! What each tenant has in the store, as this replica knows it: the collector's count, and what the journal brought since.
+//!
+//! A count says how far into each replica's journal it reaches, so that every other replica adds exactly what it has
+//! heard of beyond that. What is removed counts until the collector has deleted its bytes: that is when they are free.
+//!
+//! Writers on one replica reserve before they write, so they never go beyond a limit together. What others acknowledge
+//! is known with the journal's lag, so a tenant may overshoot by `replicas × journal.lag × its write rate` at one of
+//! them, and by what is on its way in.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    sync::Arc,
+};
+
+use kvasir_types::Name;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::limits;
+
+/// Objects and their bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stored {
+    /// Chunk objects, profiles, versions of contexts, uploads that wait for their commit.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Stored {
+    /// One object.
+    pub fn one(bytes: u64) -> Self {
+        Self { objects: 1, bytes }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            objects: self.objects.saturating_add(other.objects),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            objects: self.objects.saturating_sub(other.objects),
+            bytes: self.bytes.saturating_sub(other.bytes),
+        }
+    }
+}
+
+/// How much a tenant may have in the store; none: no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StoredQuota {
+    /// Objects.
+    pub objects: Option<u64>,
+    /// Bytes.
+    pub bytes: Option<u64>,
+}
+
+impl StoredQuota {
+    /// Whether there is no limit at all.
+    pub fn is_open(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A limit that a write would go beyond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Full {
+    pub(crate) limit: &'static str,
+    pub(crate) max: u64,
+    pub(crate) used: u64,
+}
+
+/// How far a count reaches: by replica the last batch of its journal that is in it.
+pub(crate) type Reach = Arc<[(Name, u64)]>;
+
+/// The accounts of all tenants.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    accounts: HashMap<Name, Account>,
+    /// While the collector counts: what came meanwhile, and may or may not be in its listing.
+    meanwhile: Option<Vec<(Name, [u8; 32], Stored)>>,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    counted: Stored,
+    counted_at: Option<Instant>,
+    /// What came since, by replica and batch.
+    since: VecDeque<(Name, u64, Stored)>,
+    reserved: Stored,
+}
+
+impl Account {
+    fn used(&self) -> Stored {
+        self.since.iter().fold(self.counted, |sum, (.., stored)| sum.plus(*stored)).plus(self.reserved)
+    }
+
+    fn add(&mut self, replica: &Name, n: u64, stored: Stored) {
+        match self.since.back_mut() {
+            Some((last, batch, sum)) if last == replica && *batch == n => *sum = sum.plus(stored),
+            _ => self.since.push_back((replica.clone(), n, stored)),
+        }
+        if self.since.len() > limits::LEDGER_BATCHES_MAX
+            && let Some((.., oldest)) = self.since.pop_front()
+        {
+            self.counted = self.counted.plus(oldest);
+        }
+    }
+}
+
+/// Room that is kept for a write, until it is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    ledger: Arc<Ledger>,
+    tenant: Name,
+    stored: Stored,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if let Some(account) = self.ledger.0.lock().accounts.get_mut(&self.tenant) {
+            account.reserved = account.reserved.minus(self.stored);
+        }
+    }
+}
+
+impl Ledger {
+    /// Takes note of what batch `n` of a replica's journal says was stored; `digest` tells it from the rest.
+    pub(crate) fn note(&self, tenant: &Name, digest: [u8; 32], stored: Stored, replica: &Name, n: u64) {
+        let mut state = self.0.lock();
+        state.accounts.entry(tenant.clone()).or_default().add(replica, n, stored);
+        if let Some(meanwhile) = &mut state.meanwhile {
+            meanwhile.push((tenant.clone(), digest, stored));
+        }
+    }
+
+    /// Keeps room for `wanted`, if `quota` has it.
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        tenant: &Name,
+        quota: StoredQuota,
+        wanted: Stored,
+    ) -> Result<Reservation, Full> {
+        let mut state = self.0.lock();
+        let account = state.accounts.entry(tenant.clone()).or_default();
+        let used = account.used();
+        let over = |limit, max: Option<u64>, used: u64, wanted: u64| match max {
+            Some(max) if used.saturating_add(wanted) > max => Err(Full { limit, max, used }),
+            _ => Ok(()),
+        };
+        over("stored_objects", quota.objects, used.objects, wanted.objects)?;
+        over("stored_bytes", quota.bytes, used.bytes, wanted.bytes)?;
+        account.reserved = account.reserved.plus(wanted);
+        Ok(Reservation { ledger: Arc::clone(self), tenant: tenant.clone(), stored: wanted })
+    }
+
+    /// Whether a count of `tenant` is known that is not too old.
+    pub(crate) fn is_counted(&self, tenant: &Name) -> bool {
+        let state = self.0.lock();
+        let at = state.accounts.get(tenant).and_then(|account| account.counted_at);
+        at.is_some_and(|at| at.elapsed() < limits::LEDGER_AGE_MAX)
+    }
+
+    /// Takes in a count that reaches as far as `reach`.
+    pub(crate) fn take_count(&self, tenant: &Name, counted: Stored, reach: &[(Name, u64)]) {
+        let mut state = self.0.lock();
+        let account = state.accounts.entry(tenant.clone()).or_default();
+        account.counted = counted;
+        account.counted_at = Some(Instant::now());
+        account.since.retain(|(replica, n, _)| !reach.iter().any(|(of, last)| of == replica && n <= last));
+    }
+
+    /// The collector begins to list.
+    pub(crate) fn begin_count(&self) {
+        self.0.lock().meanwhile = Some(Vec::new());
+    }
+
+    /// The collector has listed. Gives the tenants' counts as of now: with what came meanwhile and was not listed.
+    pub(crate) fn end_count(&self, mut count: Count) -> BTreeMap<Name, Stored> {
+        let mut state = self.0.lock();
+        for (tenant, digest, stored) in state.meanwhile.take().unwrap_or_default() {
+            if count.recent.insert(digest) {
+                let sum = count.tenants.entry(tenant).or_default();
+                *sum = sum.plus(stored);
+            }
+        }
+        // Whoever has nothing left is told so too.
+        for tenant in state.accounts.keys() {
+            count.tenants.entry(tenant.clone()).or_default();
+        }
+        count.tenants
+    }
+}
+
+/// What a listing of the collector has met.
+#[derive(Debug, Default)]
+pub(crate) struct Count {
+    tenants: BTreeMap<Name, Stored>,
+    /// What is young enough to be in the journal of this very pass.
+    recent: HashSet<[u8; 32]>,
+}
+
+impl Count {
+    /// Met an object; `digest` tells it from the rest where it is young.
+    pub(crate) fn met(&mut self, tenant: &Name, bytes: u64, digest: Option<[u8; 32]>) {
+        self.recent.extend(digest);
+        let sum = self.tenants.entry(tenant.clone()).or_default();
+        *sum = sum.plus(Stored::one(bytes));
+    }
+
+    /// One that was met is deleted.
+    pub(crate) fn deleted(&mut self, tenant: &Name, bytes: u64) {
+        let sum = self.tenants.entry(tenant.clone()).or_default();
+        *sum = sum.minus(Stored::one(bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        text.parse().expect("a name")
+    }
+
+    fn used(ledger: &Ledger, tenant: &str) -> Stored {
+        ledger.0.lock().accounts.get(&name(tenant)).map(Account::used).unwrap_or_default()
+    }
+
+    #[test]
+    fn reservations_never_go_beyond_a_limit_together() {
+        let (ledger, a) = (Arc::new(Ledger::default()), name("a"));
+        let quota = StoredQuota { objects: Some(3), bytes: Some(100) };
+        let first = ledger.reserve(&a, quota, Stored::one(60)).expect("room");
+        let full = ledger.reserve(&a, quota, Stored::one(60)).expect_err("60 + 60");
+        assert_eq!(full, Full { limit: "stored_bytes", max: 100, used: 60 });
+        let second = ledger.reserve(&a, quota, Stored::one(40)).expect("just fits");
+        assert!(
+            ledger.reserve(&name("b"), quota, Stored::one(100)).is_ok(),
+            "another tenant's limit is its own"
+        );
+        ledger.note(&a, [1; 32], Stored::one(60), &name("r"), 0);
+        drop((first, second));
+        assert_eq!(used(&ledger, "a"), Stored::one(60));
+        ledger.note(&a, [2; 32], Stored { objects: 2, bytes: 0 }, &name("r"), 0);
+        assert_eq!(ledger.reserve(&a, quota, Stored::one(1)).expect_err("three").limit, "stored_objects");
+    }
+
+    proptest! {
+        /// However stores fall around a count, and in whatever order batches and the count are heard, every replica
+        /// ends with what is there.
+        #[test]
+        fn all_replicas_come_to_the_truth(stores in prop::collection::vec((0u8..3, 0u64..4, 1u64..100), 1..40), cut in 0usize..40, listed: u64) {
+            let (counter, other, tenant) = (Ledger::default(), Ledger::default(), name("a"));
+            let replica = |r: u8| name(&format!("r{r}"));
+            let digest = |i: usize| { let mut d = [0; 32]; d[..8].copy_from_slice(&(i as u64).to_le_bytes()); d };
+            let cut = cut.min(stores.len());
+            // Batches of a replica grow with time.
+            let mut numbers = [0u64; 3];
+            let batches: Vec<(Name, u64, u64)> = stores.iter().map(|(r, step, bytes)| {
+                numbers[usize::from(*r)] += step;
+                (replica(*r), numbers[usize::from(*r)], *bytes)
+            }).collect();
+            counter.begin_count();
+            let mut count = Count::default();
+            for (i, (replica, n, bytes)) in batches[..cut].iter().enumerate() {
+                // Some of it the listing met, some came behind it.
+                if listed >> (i % 64) & 1 == 1 {
+                    count.met(&tenant, *bytes, Some(digest(i)));
+                }
+                counter.note(&tenant, digest(i), Stored::one(*bytes), replica, *n);
+            }
+            let mut reach: Vec<(Name, u64)> = Vec::new();
+            for (replica, n, _) in &batches[..cut] {
+                reach.retain(|(of, _)| of != replica);
+                reach.push((replica.clone(), *n));
+            }
+            let counted = counter.end_count(count).get(&tenant).copied().unwrap_or_default();
+            // A batch is heard whole or not at all: what shares its last one with the count is in both.
+            let whole = |(replica, n, _): &(Name, u64, u64)| !reach.iter().any(|(of, last)| of == replica && n == last);
+            let later: Vec<_> = batches[cut..].iter().filter(|batch| whole(batch)).collect();
+            for (i, (replica, n, bytes)) in batches[..cut].iter().enumerate() {
+                other.note(&tenant, digest(i), Stored::one(*bytes), replica, *n);
+            }
+            for (i, (replica, n, bytes)) in later.iter().enumerate() {
+                other.note(&tenant, digest(1000 + i), Stored::one(*bytes), replica, *n);
+            }
+            other.take_count(&tenant, counted, &reach);
+            let truth = Stored {
+                objects: (cut + later.len()) as u64,
+                bytes: batches[..cut].iter().map(|b| b.2).sum::<u64>() + later.iter().map(|b| b.2).sum::<u64>(),
+            };
+            prop_assert_eq!(used(&other, "a"), truth);
+        }
+    }
+}

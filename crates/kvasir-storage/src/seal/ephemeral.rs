@@ -1,0 +1,50 @@
+//! Sealing what is kept on a replica's own disk, for as long as the process lives.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aws_lc_rs::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
+use zeroize::Zeroizing;
+
+use super::segments::{TAG_BYTES, gcm};
+
+/// Seals under a random key that nobody else has, and numbers what it seals: no nonce comes twice before 2⁶⁴.
+#[derive(Debug)]
+pub(crate) struct Sealer {
+    key: LessSafeKey,
+    sealed: AtomicU64,
+}
+
+impl Sealer {
+    /// Bytes that sealing adds.
+    pub(crate) const OVERHEAD: usize = TAG_BYTES as usize + 8;
+
+    /// With a key of its own.
+    pub(crate) fn random() -> Self {
+        Self { key: gcm(&Zeroizing::new(rand::random())), sealed: AtomicU64::new(0) }
+    }
+
+    /// `plain` sealed, bound to `place`.
+    pub(crate) fn seal(&self, place: &[u8], plain: &[u8]) -> Vec<u8> {
+        let number = self.sealed.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        let mut out = Vec::with_capacity(plain.len() + Self::OVERHEAD);
+        out.extend_from_slice(plain);
+        let tag = self.key.seal_in_place_separate_tag(nonce(number), Aad::from(place), &mut out);
+        out.extend_from_slice(tag.expect("a frame is far below GCM's limit").as_ref());
+        out.extend_from_slice(&number);
+        out
+    }
+
+    /// Opens what [`seal`](Self::seal) gave, in place. None where it is not that.
+    pub(crate) fn open(&self, place: &[u8], sealed: &mut Vec<u8>) -> Option<()> {
+        let (bytes, number) = sealed.split_last_chunk_mut::<8>()?;
+        let plain = self.key.open_in_place(nonce(*number), Aad::from(place), bytes).ok()?.len();
+        sealed.truncate(plain);
+        Some(())
+    }
+}
+
+fn nonce(number: [u8; 8]) -> Nonce {
+    let mut bytes = [0; NONCE_LEN];
+    bytes[NONCE_LEN - 8..].copy_from_slice(&number);
+    Nonce::assume_unique_for_key(bytes)
+}

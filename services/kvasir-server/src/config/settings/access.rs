@@ -1,0 +1,40 @@
+//! Settings of who may take how much, and of keys.
+
+use std::path::PathBuf;
+
+use super::{Setting, bytes_or_none, bytes_text, parsed, path, path_text, secret_text};
+
+pub(super) const CONNECTIONS_PER_ADDRESS: Setting = Setting {
+    key: "server.connections_per_address",
+    help: "Connections of one address at once; more are closed. 0: no limit, for a service behind a load balancer.",
+    example: "",
+    set: |c, t| parsed(&mut c.server.connections_per_address, t, "a whole number"),
+    get: |c| Some(c.server.connections_per_address.to_string()),
+};
+
+pub(super) const EGRESS: Setting = Setting {
+    key: "server.egress_per_second",
+    help: "Bytes of answers a second that this replica can send, which its tenants then share equally; 0B: not known.",
+    example: "",
+    set: |c, t| bytes_or_none(&mut c.server.egress_bytes_per_second, t),
+    get: |c| bytes_text(c.server.egress_bytes_per_second),
+};
+
+pub(super) const KEYS_FILE: Setting = Setting {
+    key: "encryption.keys_file",
+    help: "Keys of tenants whose chunks are encrypted at rest, as TOML; read again when it changes.",
+    example: "\"/etc/kvasir/keys.toml\"",
+    set: |c, t| path(c.keys_file.insert(PathBuf::new()), t),
+    get: |c| c.keys_file.as_deref().and_then(path_text),
+};
+
+pub(super) const KEYS: Setting = Setting {
+    key: "encryption.keys",
+    help: "The same without such a file, as tenant:id:key with commas between; better in KVASIR_ENCRYPTION_KEYS than here.",
+    example: "\"team-a:2026-11:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\"",
+    set: |c, t| {
+        c.keys = Some(t.to_owned().into());
+        kvasir_storage::seal::FileKeys::parse_list(t).map(|_| ())
+    },
+    get: |c| secret_text(&c.keys),
+};

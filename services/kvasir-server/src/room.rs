@@ -1,0 +1,50 @@
+//! Room in the store for what a tenant wants to write.
+
+use axum::http::{HeaderMap, header};
+use kvasir_api::{ErrorCode, Problem};
+use kvasir_storage::{Reservation, StorageError, Stored};
+
+use crate::{auth::Caller, handlers::ApiError, state::AppState};
+
+/// Keeps room for one object of `bytes` until the reservation is dropped; none is needed where the tenant has no limit.
+///
+/// # Errors
+/// `storage_quota`.
+pub(crate) async fn reserve(
+    state: &AppState,
+    caller: &Caller,
+    bytes: u64,
+) -> Result<Option<Reservation>, ApiError> {
+    let quota = state.authority().quota(&caller.tenant).stored();
+    if quota.is_open() {
+        return Ok(None);
+    }
+    let reserved = state.storage()?.reserve(&caller.tenant, quota, Stored::one(bytes)).await;
+    let reserved = reserved.inspect_err(|error| {
+        if let StorageError::Full { limit, .. } = error {
+            state.metrics().throttled(limit);
+        }
+    });
+    Ok(Some(reserved?))
+}
+
+/// As [`reserve`], for a body whose length its headers say.
+///
+/// # Errors
+/// `storage_quota`; `bad_request` where they do not, and the tenant has a limit.
+pub(crate) async fn reserve_body(
+    state: &AppState,
+    caller: &Caller,
+    headers: &HeaderMap,
+) -> Result<Option<Reservation>, ApiError> {
+    if state.authority().quota(&caller.tenant).stored().is_open() {
+        return Ok(None);
+    }
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let Some(bytes) = length else {
+        let detail =
+            "the tenant has a limit on what it stores: send the body with Content-Length, not in chunks";
+        return Err(Problem::new(ErrorCode::BadRequest, detail).into());
+    };
+    reserve(state, caller, bytes).await
+}

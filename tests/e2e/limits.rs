@@ -1,0 +1,185 @@
+//! Every limit on what a request may look like, each with its typed error.
+
+use std::{fmt::Write as _, time::Duration};
+
+use kvasir_api::{CONTEXT_CHUNKS_MAX, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, MEDIA_TOKENS, Role, routes};
+use kvasir_tests::{chunks, service::expect_problem};
+use reqwest::{Method, RequestBuilder, StatusCode};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::guarded::{Guarded, token};
+
+struct Bench {
+    guarded: Guarded,
+    token: String,
+    model: String,
+    /// Path of a chunk that is there.
+    chunk: String,
+}
+
+impl Bench {
+    async fn start() -> Self {
+        let known = token("a", Role::Operator);
+        let guarded = Guarded::start_with(&known.entry, None, |config| {
+            config.storage.chunk_bytes_max = 1 << 20;
+            config.storage.profile_bytes_max = 1 << 20;
+        })
+        .await;
+        let (model_id, root) = guarded.prepare(&known.token).await;
+        let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 100);
+        let path = routes::chunk(&model_id, &chunk.seq_hash);
+        let put = guarded.send(&known.token, Method::PUT, &path, chunk.bytes).await;
+        assert_eq!(put.status(), StatusCode::CREATED);
+        Self { guarded, token: known.token, model: model_id.to_string(), chunk: path }
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let url = format!("http://{}{path}", self.guarded.service.address);
+        self.guarded.service.http.request(method, url).bearer_auth(&self.token)
+    }
+
+    fn get(&self, path: &str) -> RequestBuilder {
+        self.request(Method::GET, path)
+    }
+
+    fn post(&self, path: &str, json: serde_json::Value) -> RequestBuilder {
+        self.request(Method::POST, path).body(json.to_string())
+    }
+
+    fn put(&self, path: &str, bytes: usize) -> RequestBuilder {
+        self.request(Method::PUT, path).body(vec![7; bytes])
+    }
+
+    fn lookup(&self, what: &str, ids: serde_json::Value) -> RequestBuilder {
+        self.post(routes::LOOKUP, json!({"model_id": self.model, "namespace": "n", what: ids}))
+    }
+}
+
+fn many(request: RequestBuilder, headers: usize, bytes: usize) -> RequestBuilder {
+    (0..headers).fold(request, |request, n| request.header(format!("x-{n}"), "x".repeat(bytes)))
+}
+
+#[tokio::test]
+async fn each_limit_has_its_error() {
+    let bench = Bench::start().await;
+    let model = &bench.model;
+    let profile = format!("/v1/models/{model}/profiles/{}", "0".repeat(64));
+    let sections = vec!["1"; 257].join(",");
+    let hash = "0".repeat(64);
+    let long = "x".repeat(200);
+    let with_tokens = |bytes: usize| {
+        let path = format!("{}?model_id={model}&namespace=n", routes::LOOKUP);
+        bench.request(Method::POST, &path).header("content-type", MEDIA_TOKENS).body(vec![0; bytes])
+    };
+    let chunked = |path: &str, bytes: usize| {
+        let parts = (0..bytes >> 16).map(|_| Ok::<_, std::io::Error>(vec![7u8; 1 << 16]));
+        bench.request(Method::PUT, path).body(reqwest::Body::wrap_stream(futures::stream::iter(parts)))
+    };
+    let deep = |open: &str, close: &str, depth: usize| {
+        let text = format!("{}{}", open.repeat(depth), close.repeat(depth));
+        bench.request(Method::POST, routes::MODELS).body(text)
+    };
+    let table: Vec<(&str, RequestBuilder, &str)> = vec![
+        ("65 headers", many(bench.get(routes::CONFIG), 65, 1), "headers_too_large"),
+        ("33 KiB of headers", many(bench.get(routes::CONFIG), 11, 3 << 10), "headers_too_large"),
+        ("9 KiB of query", bench.get(&format!("{}?labels={}", routes::CONTEXTS, "a".repeat(9 << 10))), "uri_too_long"),
+        ("9 KiB of path", bench.get(&format!("/v1/{}", "a".repeat(9 << 10))), "uri_too_long"),
+        ("a credential of 9 KiB", bench.guarded.service.http.get(format!("http://{}{}", bench.guarded.service.address, routes::CONFIG)).bearer_auth("a".repeat(9 << 10)), "unauthorized"),
+        ("gzip", bench.post(routes::MODELS, json!({})).header("content-encoding", "gzip"), "unsupported_encoding"),
+        ("deflate of a chunk", bench.put(&bench.chunk, 10).header("content-encoding", "deflate"), "unsupported_encoding"),
+        ("identity, then zstd", bench.put(&bench.chunk, 10).header("content-encoding", "identity").header("content-encoding", "zstd"), "unsupported_encoding"),
+        ("17 MiB of JSON", bench.request(Method::POST, routes::LOOKUP).body(vec![b' '; 17 << 20]), "body_too_large"),
+        ("a chunk beyond the limit", bench.put(&bench.chunk, (1 << 20) + 1), "body_too_large"),
+        ("a chunk beyond it, unannounced", chunked(&profile, 2 << 20), "body_too_large"),
+        ("a profile beyond the limit", bench.put(&profile, (1 << 20) + 1), "body_too_large"),
+        ("an empty chunk", bench.put(&bench.chunk, 0), "invalid_chunk"),
+        ("a chunk of noise", bench.put(&bench.chunk, 5_000), "invalid_chunk"),
+        ("arrays in arrays", deep("[", "]", 200), "bad_request"),
+        ("objects in objects", deep("{\"a\":", "}", 100_000), "bad_request"),
+        ("open arrays", deep("[", "", 500_000), "bad_request"),
+        ("no UTF-8", bench.request(Method::POST, routes::MODELS).body(vec![b'"', 0xff, b'"']), "bad_request"),
+        ("a field twice", bench.request(Method::POST, routes::LOADS).body(r#"{"slo_ms":1,"slo_ms":1,"elapsed_ms":1,"loaded_tokens":1,"recomputed_tokens":0}"#), "bad_request"),
+        ("a number beyond 64 bits", bench.request(Method::POST, routes::LOADS).body(r#"{"slo_ms":99999999999999999999,"elapsed_ms":1,"loaded_tokens":1,"recomputed_tokens":0}"#), "bad_request"),
+        ("too many tokens", bench.lookup("tokens", vec![1; LOOKUP_TOKENS_MAX + 1].into()), "bad_request"),
+        ("too many raw tokens", with_tokens(4 * LOOKUP_TOKENS_MAX + 4), "body_too_large"),
+        ("a part of a raw token", with_tokens(7), "bad_request"),
+        ("too many block hashes", bench.lookup("block_hashes", vec![hash.clone(); LOOKUP_BLOCKS_MAX + 1].into()), "bad_request"),
+        ("too many chunk ids", bench.lookup("chunk_ids", vec![hash.clone(); LOOKUP_BLOCKS_MAX + 1].into()), "bad_request"),
+        ("tokens and hashes", bench.post(routes::LOOKUP, json!({"model_id": model, "namespace": "n", "tokens": [1], "chunk_ids": []})), "bad_request"),
+        ("a token of 33 bits", bench.lookup("tokens", json!([4_294_967_296_u64])), "bad_request"),
+        ("too many ranges of sections", bench.get(&format!("{}?sections={sections}", bench.chunk)), "bad_request"),
+        ("sections backwards", bench.get(&format!("{}?sections=3-1", bench.chunk)), "bad_request"),
+        ("section 65535", bench.get(&format!("{}?sections=65535", bench.chunk)), "bad_request"),
+        ("no tokens", bench.get(&format!("{}?tokens=0", bench.chunk)), "bad_request"),
+        ("level 9", bench.get(&format!("{}?level=9", bench.chunk)), "unknown_level"),
+        ("level 256", bench.get(&format!("{}?level=256", bench.chunk)), "bad_request"),
+        ("two ranges", bench.get(&bench.chunk).header("range", "bytes=0-1,4-5"), "range_not_satisfiable"),
+        ("a range behind the end", bench.get(&bench.chunk).header("range", "bytes=99999999-"), "range_not_satisfiable"),
+        ("a range of no bytes", bench.get(&bench.chunk).header("range", "bytes=-0"), "range_not_satisfiable"),
+        ("a hash of 63 digits", bench.get(&format!("/v1/models/{}", "0".repeat(63))), "bad_request"),
+        ("a hash in upper case, which is the same hash", bench.get(&format!("/v1/models/{}", "A".repeat(64))), "unknown_model"),
+        ("a hash of other digits", bench.get(&format!("/v1/models/{}", "g".repeat(64))), "bad_request"),
+        ("a path out of the tree", bench.get("/v1/models/..%2f..%2fother"), "bad_request"),
+        ("a path with a zero byte", bench.get("/v1/models/%00"), "bad_request"),
+        ("a path of no UTF-8", bench.get("/v1/models/%ff%fe"), "bad_request"),
+        ("a name that climbs", bench.post(routes::NAMESPACES, json!({"namespace": "../b", "model_id": model})), "bad_request"),
+        ("a name that is too long", bench.post(routes::NAMESPACES, json!({"namespace": long, "model_id": model})), "bad_request"),
+        ("an empty name", bench.post(routes::NAMESPACES, json!({"namespace": "", "model_id": model})), "bad_request"),
+        ("a UUID that is none", bench.get("/v1/contexts/0"), "bad_request"),
+        ("a context of no chunks", bench.post(routes::CONTEXTS, json!({"model_id": model, "namespace": "n", "chunks": []})), "invalid_context"),
+        ("a context of too many", bench.post(routes::CONTEXTS, json!({"model_id": model, "namespace": "n", "chunks": vec![hash.clone(); CONTEXT_CHUNKS_MAX + 1]})), "invalid_context"),
+        ("a label that is too long", bench.post(routes::CONTEXTS, json!({"model_id": model, "namespace": "n", "chunks": [hash], "labels": {"a": "x".repeat(300)}})), "invalid_context"),
+        ("a request class that is none", bench.get(&bench.chunk).header("kvasir-turn", "-1"), "bad_request"),
+        ("no route", bench.get("/v2/models"), "unknown_route"),
+        ("another method", bench.request(Method::PATCH, routes::LOOKUP), "method_not_allowed"),
+    ];
+    let rows = table.len();
+    for (what, request, code) in table {
+        let answer = request.send().await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
+        let problem = expect_problem(answer, code).await;
+        assert!(!problem.detail.contains("panicked"), "{what}: {}", problem.detail);
+    }
+    println!("{rows} limits, each with its typed error");
+    bench.guarded.service.stop().await;
+}
+
+/// What the protocol's parser refuses before there is a request: a bare status, or an end.
+#[tokio::test]
+async fn what_is_no_request_ends_without_one() {
+    let bench = Bench::start().await;
+    let mut head = String::from("GET /v1/config HTTP/1.1\r\nhost: x\r\n");
+    let mut headers = head.clone();
+    for n in 0..200 {
+        let _ = write!(headers, "x-{n}: 1\r\n");
+    }
+    let _ = write!(head, "x: {}\r\n\r\n", "a".repeat(600 << 10));
+    headers.push_str("\r\n");
+    let cases = [
+        ("600 KiB of one header", head, "431"),
+        ("200 headers", headers, "431"),
+        ("a target of 600 KiB", format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(600 << 10)), "4"),
+        ("no HTTP", "hello there, this is no request\r\n\r\n".to_owned(), "400"),
+        ("two lengths", "PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab".to_owned(), "400"),
+        ("a length and chunks", "PUT /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n".to_owned(), ""),
+    ];
+    for (what, text, status) in cases {
+        let mut stream =
+            tokio::net::TcpStream::connect(bench.guarded.service.address).await.expect("connects");
+        // The end may come while it is being sent.
+        let _ = stream.write_all(text.as_bytes()).await;
+        let _ = stream.shutdown().await;
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut answer))
+            .await
+            .expect("an end");
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(
+            answer.is_empty() || answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{what}: {answer:.200}"
+        );
+        assert!(!answer.contains("HTTP/1.1 200"), "{what}: {answer:.200}");
+    }
+    assert_eq!(bench.get(routes::CONFIG).send().await.expect("an answer").status(), StatusCode::OK);
+    bench.guarded.service.stop().await;
+}

@@ -1,0 +1,153 @@
+//! Quotas on what is stored.
+
+use std::time::Duration;
+
+use kvasir_api::{Role, UsageResponse, routes};
+use kvasir_storage::store::StoreConfig;
+use kvasir_tests::{
+    chunks::{self, Chunk},
+    service::expect_problem,
+};
+use kvasir_types::{ModelId, RootHash};
+use reqwest::{Method, Response, StatusCode, header};
+
+use crate::guarded::{Guarded, token};
+
+async fn put(guarded: &Guarded, token: &str, model_id: &ModelId, chunk: &Chunk) -> Response {
+    guarded.send(token, Method::PUT, &routes::chunk(model_id, &chunk.seq_hash), chunk.bytes.clone()).await
+}
+
+fn chunk(root: RootHash, n: u64) -> Chunk {
+    chunks::chunk(root, &chunks::tokens(n, 256), 0, 256, 4_000)
+}
+
+async fn job(guarded: &Guarded, token: &str) {
+    let started = guarded.send(token, Method::POST, routes::JOBS, r#"{"kind": "gc"}"#).await;
+    let job: serde_json::Value = started.json().await.expect("its JSON");
+    let id = job["job_id"].as_str().expect("an id").parse().expect("a UUID");
+    loop {
+        let job = guarded.send(token, Method::GET, &routes::job(&id), "").await;
+        let job: serde_json::Value = job.json().await.expect("its JSON");
+        match job["state"].as_str() {
+            Some("running") => tokio::time::sleep(Duration::from_millis(10)).await,
+            state => return assert_eq!(state, Some("done"), "{job}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_full_tenant_is_told_which_limit_and_gets_room_when_the_collector_has_been() {
+    let (a, b, operator) = (token("a", Role::Write), token("b", Role::Write), token("ops", Role::Operator));
+    // Two chunks and the profile.
+    let entries = format!("{}{}{}[tenant.a]\nstored_objects = 3\n", a.entry, b.entry, operator.entry);
+    let guarded = Guarded::start_with(&entries, None, |config| {
+        config.gc.interval = Duration::ZERO;
+        config.gc.policy.grace = Duration::ZERO;
+    })
+    .await;
+    let (model_id, root) = guarded.prepare(&a.token).await;
+    let (_, other_root) = guarded.prepare(&b.token).await;
+    for n in 0..2 {
+        assert_eq!(put(&guarded, &a.token, &model_id, &chunk(root, n)).await.status(), StatusCode::CREATED);
+    }
+    let refused = put(&guarded, &a.token, &model_id, &chunk(root, 2)).await;
+    assert_eq!(refused.status().as_u16(), 507);
+    assert_eq!(refused.headers()[header::RETRY_AFTER], "600");
+    let problem = expect_problem(refused, "storage_quota").await;
+    assert!(
+        problem.detail.contains("stored_objects") && problem.detail.contains("3 of the 3"),
+        "{}",
+        problem.detail
+    );
+    for n in 0..4 {
+        let stored = put(&guarded, &b.token, &model_id, &chunk(other_root, n)).await;
+        assert_eq!(stored.status(), StatusCode::CREATED, "another tenant has room");
+    }
+    let metrics = guarded.service.metrics().await;
+    assert!(metrics.contains("kvasir_quota_throttled_total{limit=\"stored_objects\"} 1"), "{metrics}");
+    let usage = guarded.send(&a.token, Method::GET, routes::USAGE, "").await;
+    let usage: UsageResponse = usage.json().await.expect("its JSON");
+    assert_eq!((usage.objects, usage.profiles, usage.stored_objects_max), (2, 1, Some(3)));
+    // Removed is not gone: its bytes lie there until the collector has been.
+    let path = routes::chunk(&model_id, &chunk(root, 0).seq_hash);
+    assert_eq!(guarded.send(&a.token, Method::DELETE, &path, "").await.status(), StatusCode::NO_CONTENT);
+    assert_eq!(put(&guarded, &a.token, &model_id, &chunk(root, 2)).await.status().as_u16(), 507);
+    for _ in 0..2 {
+        job(&guarded, &operator.token).await;
+    }
+    assert_eq!(put(&guarded, &a.token, &model_id, &chunk(root, 2)).await.status(), StatusCode::CREATED);
+    guarded.service.stop().await;
+}
+
+#[tokio::test]
+async fn writers_at_once_do_not_go_beyond_the_bytes_together() {
+    let a = token("a", Role::Write);
+    let bytes = chunk([0; 32].into(), 0).bytes.len() as u64;
+    let limit = 5 * bytes + 100;
+    let guarded = Guarded::start(&format!("{}[tenant.a]\nstored_bytes = {limit}\n", a.entry)).await;
+    let (model_id, root) = guarded.prepare(&a.token).await;
+    let all: Vec<Chunk> = (0..16).map(|n| chunk(root, n)).collect();
+    let puts = all.iter().map(|chunk| put(&guarded, &a.token, &model_id, chunk));
+    let answers = futures::future::join_all(puts).await;
+    let stored = answers.iter().filter(|answer| answer.status() == StatusCode::CREATED).count();
+    assert!(answers.iter().all(|answer| [201, 507].contains(&answer.status().as_u16())));
+    let usage = guarded.send(&a.token, Method::GET, routes::USAGE, "").await;
+    let usage: UsageResponse = usage.json().await.expect("its JSON");
+    assert!(usage.bytes + usage.profile_bytes <= limit && usage.objects == stored as u64, "{usage:?}");
+    assert!(stored >= 1);
+    // Afterwards there is room for exactly as many as fit.
+    let mut more = 0;
+    for chunk in &all {
+        more += u64::from(put(&guarded, &a.token, &model_id, chunk).await.status() == StatusCode::CREATED);
+    }
+    assert_eq!(stored as u64 + more, 5);
+    // Without a length nothing can be kept for it.
+    let stream = futures::stream::iter([Ok::<_, std::io::Error>(all[0].bytes.clone())]);
+    let path = routes::chunk(&model_id, &all[0].seq_hash);
+    let chunked = guarded.send(&a.token, Method::PUT, &path, reqwest::Body::wrap_stream(stream)).await;
+    expect_problem(chunked, "bad_request").await;
+    guarded.service.stop().await;
+}
+
+/// What two replicas take in between two batches of the journal is all that goes beyond a limit.
+#[tokio::test]
+async fn replicas_overshoot_by_no_more_than_the_lag_lets_them() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store: StoreConfig =
+        StoreConfig::new(format!("file://{}/store", directory.path().display()).parse().expect("a url"));
+    let a = token("a", Role::Write);
+    let bytes = chunk([0; 32].into(), 0).bytes.len() as u64;
+    let limit = 20 * bytes;
+    let entries = format!("{}[tenant.a]\nstored_bytes = {limit}\n", a.entry);
+    let mut replicas = Vec::new();
+    for _ in 0..2 {
+        let quick = |config: &mut kvasir_server::Config| config.journal.interval = Duration::from_millis(100);
+        replicas.push(Guarded::start_with(&entries, Some(store.clone()), quick).await);
+    }
+    let (model_id, root) = replicas[0].prepare(&a.token).await;
+    // Both write at a steady pace until both refuse.
+    let pause = Duration::from_millis(25);
+    let write = async |replica: usize| {
+        let (mut stored, mut n) = (0, replica as u64);
+        loop {
+            let answer = put(&replicas[replica], &a.token, &model_id, &chunk(root, n)).await;
+            if answer.status() != StatusCode::CREATED {
+                return (stored, answer.status().as_u16());
+            }
+            (stored, n) = (stored + bytes, n + 2);
+            tokio::time::sleep(pause).await;
+        }
+    };
+    let begun = std::time::Instant::now();
+    let (first, second) = tokio::join!(write(0), write(1));
+    assert_eq!((first.1, second.1), (507, 507));
+    let rate = (first.0 + second.0) as f64 / begun.elapsed().as_secs_f64() / 2.0;
+    // Each has heard of the other's after at most two pauses that vary by an eighth, on a machine that may be busy.
+    let lag = 0.1 * 2.0 * 1.125 + 0.5;
+    let (stored, bound) = (first.0 + second.0, limit as f64 + 2.0 * lag * rate);
+    assert!((stored as f64) <= bound, "{stored} stored, {limit} allowed, {bound} with the lag");
+    assert!(stored + bytes > limit - 100, "nobody is refused early: {stored} of {limit}");
+    for replica in replicas {
+        replica.service.stop().await;
+    }
+}
