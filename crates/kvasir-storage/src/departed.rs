@@ -16,7 +16,7 @@ impl Storage {
         model_id: &ModelId,
         found: &LookupResponse,
     ) -> Vec<Departure> {
-        let Some(front) = self.hot_of(tenant) else { return Vec::new() };
+        let Some(front) = &self.hot else { return Vec::new() };
         let away: Vec<_> = found.chunks.iter().filter(|chunk| chunk.medium != Medium::Cpu).collect();
         let keys: Vec<ChunkKey> = away
             .iter()

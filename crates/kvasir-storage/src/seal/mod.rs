@@ -28,7 +28,6 @@ mod upload;
 pub(crate) use ephemeral::Sealer;
 pub use keys::{FileKeys, KeyService, KeyServiceError};
 pub use segments::KeyBytes;
-pub(crate) use segments::{SEGMENT_BYTES, Segments, TAG_BYTES};
 pub(crate) use store::SealedStore;
 
 #[cfg(test)]

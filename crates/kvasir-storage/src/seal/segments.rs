@@ -6,9 +6,9 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKe
 use zeroize::Zeroizing;
 
 /// Plain bytes of a segment; the last of an object may be shorter, and is empty in an empty object.
-pub(crate) const SEGMENT_BYTES: u64 = 16 << 10;
+pub(super) const SEGMENT_BYTES: u64 = 16 << 10;
 /// GCM's tag behind each segment.
-pub(crate) const TAG_BYTES: u64 = 16;
+pub(super) const TAG_BYTES: u64 = 16;
 /// What stands before the first segment.
 pub(super) const FRONT_BYTES: u64 = 96;
 const STRIDE: u64 = SEGMENT_BYTES + TAG_BYTES;
@@ -42,19 +42,19 @@ pub type KeyBytes = Zeroizing<[u8; 32]>;
 
 /// Seals and opens the segments of one object.
 #[derive(Debug)]
-pub(crate) struct Segments {
+pub(super) struct Segments {
     key: LessSafeKey,
     /// The object's path in the store.
     place: Vec<u8>,
 }
 
 impl Segments {
-    pub(crate) fn new(key: &KeyBytes, place: &str) -> Self {
+    pub(super) fn new(key: &KeyBytes, place: &str) -> Self {
         Self { key: gcm(key), place: place.as_bytes().to_vec() }
     }
 
     /// Appends `plain` sealed as segment `n` to `out`.
-    pub(crate) fn seal(&self, n: u64, last: bool, plain: &[u8], out: &mut Vec<u8>) {
+    pub(super) fn seal(&self, n: u64, last: bool, plain: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(plain);
         let sealed = &mut out[start..];
@@ -63,7 +63,7 @@ impl Segments {
     }
 
     /// Opens segment `n` in place; none where it is not that segment of this object.
-    pub(crate) fn open<'a>(&self, n: u64, last: bool, sealed: &'a mut [u8]) -> Option<&'a [u8]> {
+    pub(super) fn open<'a>(&self, n: u64, last: bool, sealed: &'a mut [u8]) -> Option<&'a [u8]> {
         self.key.open_in_place(nonce(n), self.aad(last), sealed).ok().map(|plain| &*plain)
     }
 
