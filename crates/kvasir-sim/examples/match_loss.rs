@@ -33,6 +33,7 @@ struct Comparison {
     asked: u64,
     matched_exactly: u64,
     matched: u64,
+    false_matches: u64,
     chunks: u64,
 }
 
@@ -89,6 +90,7 @@ impl Comparison {
             asked: 0,
             matched_exactly: 0,
             matched: 0,
+            false_matches: 0,
             chunks: 0,
         })
     }
@@ -103,9 +105,11 @@ impl Comparison {
         }
         let walk = self.index.walk(self.scope, &ROOT, blocks, &|_| true);
         let exact = blocks.iter().take_while(|hash| self.exact.contains(hash)).count();
-        assert!(walk.matched_blocks() <= exact, "a match of what nobody stored");
+        let matched = walk.matched_blocks();
         self.asked += blocks.len() as u64;
-        self.matched += walk.matched_blocks() as u64;
+        self.matched += matched.min(exact) as u64;
+        // Blocks are known by 24 bits of their hash where chunks diverge; readers compare the tokens.
+        self.false_matches += u64::from(matched > exact);
         self.matched_exactly += exact as u64;
         for first in (0..blocks.len()).step_by(CHUNK_BLOCKS) {
             let end = (first + CHUNK_BLOCKS).min(blocks.len());
@@ -139,12 +143,13 @@ fn main() -> Result<(), Failure> {
         }
         _ => return Err("arguments: TRACE mooncake|bailian BLOCK_TOKENS, or none".into()),
     }
-    let Comparison { requests, asked, matched_exactly, matched, chunks, .. } = comparison;
+    let Comparison { requests, asked, matched_exactly, matched, false_matches, chunks, .. } = comparison;
     let tokens = |blocks: u64| blocks * BLOCK_TOKENS as u64;
     let lost = (matched_exactly - matched) as f64 / matched_exactly.max(1) as f64 * 100.0;
     writeln!(
         std::io::stdout(),
-        "{requests} requests of {} tokens, {chunks} chunks: an exact index matches {}, the hot index {}: {lost:.3} % lost",
+        "{requests} requests of {} tokens, {chunks} chunks: an exact index matches {}, the hot index {}: {lost:.3} % lost; \
+         {false_matches} requests matched a block too many",
         tokens(asked),
         tokens(matched_exactly),
         tokens(matched),

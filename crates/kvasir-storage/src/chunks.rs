@@ -182,10 +182,15 @@ impl Storage {
         // What a read found broken is written again, whatever the store says of it.
         let broken = self.dead.contains(&(scope, key.object_digest));
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
-        let front = spool.front(self.offered_bytes(&entry.row.level_bytes)).await?;
         let created = spool.send(&self.store.store, &path, broken).await?;
         self.passed(Transition::ObjectWritten);
-        self.offer_front(&key, &front, hint);
+        let offered = self.offered_bytes(&entry.row.level_bytes);
+        let shown = spool.with_front(offered, |front| self.offer_front(&key, front, hint)).await;
+        if let Err(error) = shown {
+            // It is stored; that it is not hot is no failure.
+            tracing::warn!(%error, "a stored chunk could not be read back from the spool for the hot tier");
+        }
+        drop(spool);
         Ok(self.stored(key, &entry, block_hashes, created).await)
     }
 

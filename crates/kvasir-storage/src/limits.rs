@@ -23,6 +23,8 @@ pub const SPOOL_MEMORY_TOTAL_BYTES: usize = 64 << 20;
 pub const MULTIPART_PART_BYTES: usize = 8 << 20;
 /// Uploads that hold a part in memory at once: bounds it at this × a part.
 pub const UPLOADS_SENDING_MAX: usize = 6;
+/// Uploads whose base is read back for the hot tier at once: bounds that at this × [`HOT_FLIGHT_BYTES`].
+pub const UPLOAD_FRONTS_MAX: usize = 2;
 /// Requests to the store at once.
 pub const STORE_REQUESTS_MAX: usize = 128;
 /// Requests that wait for a place; a task of a few KiB each.
@@ -119,6 +121,9 @@ pub const HOT_FRAME_BYTES: u64 = 1 << 20;
 pub const HOT_FRAME_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that one store request of the hot tier brings at most: bounds what a slow reader makes it hold.
 pub const HOT_FLIGHT_BYTES: u64 = 8 << 20;
+/// Flights of more than one frame at once; the others bring a frame at a time. Bounds what slow readers make it hold
+/// beside a frame for each.
+pub const HOT_LONG_FLIGHTS_MAX: usize = 8;
 /// Share of the hot tier's memory for frames that wait to be written to disk; what is evicted beyond that is dropped.
 pub const HOT_WRITING_DIVISOR: u64 = 16;
 /// Least bytes of frames that may wait for the disk, however little memory the tier has: some frames.

@@ -29,6 +29,7 @@ pub(crate) struct SpoolPool {
     directory: PathBuf,
     memory: Arc<Semaphore>,
     parts: Arc<Semaphore>,
+    fronts: Semaphore,
     witness: Arc<dyn Witness>,
 }
 
@@ -39,6 +40,7 @@ impl SpoolPool {
             memory: Arc::new(Semaphore::new(settings.spool_memory_bytes / PERMIT_BYTES)),
             witness: Arc::clone(&settings.witness),
             parts: Arc::new(Semaphore::new(limits::UPLOADS_SENDING_MAX)),
+            fronts: Semaphore::new(limits::UPLOAD_FRONTS_MAX),
         }
     }
 
@@ -115,9 +117,17 @@ impl Spool {
         Ok((*digest.finalize().as_bytes()).into())
     }
 
-    /// The first `bytes` of the upload, which has as many.
-    pub(crate) async fn front(&mut self, bytes: u64) -> std::io::Result<Bytes> {
-        let bytes = bytes.min(self.bytes);
+    /// Shows `seen` the first `bytes` of the upload. Uploads wait for each other: few fronts are in memory at once.
+    pub(crate) async fn with_front(&mut self, bytes: u64, seen: impl FnOnce(&Bytes)) -> std::io::Result<()> {
+        if bytes > 0 {
+            let pool = Arc::clone(&self.pool);
+            let _turn = pool.fronts.acquire().await;
+            seen(&self.front(bytes.min(self.bytes)).await?);
+        }
+        Ok(())
+    }
+
+    async fn front(&mut self, bytes: u64) -> std::io::Result<Bytes> {
         match &mut self.held {
             Held::Memory(blocks) => {
                 let mut front = BytesMut::with_capacity(bytes as usize);
@@ -127,7 +137,6 @@ impl Spool {
                 }
                 Ok(front.freeze())
             }
-            Held::File(_) if bytes == 0 => Ok(Bytes::new()),
             Held::File(file) => {
                 file.flush().await?;
                 file.read(0..bytes).await
@@ -140,7 +149,7 @@ impl Spool {
     /// Whoever wrote there before wrote these very bytes, because names are digests; so a lost race is a success. An
     /// object of another length is what a broken store left, and is overwritten.
     pub(crate) async fn send(
-        self,
+        &mut self,
         store: &Arc<dyn ObjectStore>,
         path: &Path,
         overwrite: bool,
@@ -155,21 +164,21 @@ impl Spool {
         if existing == Some(bytes) && !overwrite {
             return Ok(false);
         }
-        match self.held {
-            Held::File(mut file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
+        match &mut self.held {
+            Held::File(file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
                 file.flush().await?;
-                send_parts(&file, &self.pool, store, path, bytes).await?;
+                send_parts(file, &self.pool, store, path, bytes).await?;
                 self.pool.witness.passed(Transition::PartsCompleted);
                 Ok(existing.is_none())
             }
-            Held::File(mut file) => {
+            Held::File(file) => {
                 let _permit = self.pool.parts.acquire().await;
                 file.flush().await?;
                 let payload = file.read(0..bytes).await?.into();
                 put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
             }
             Held::Memory(blocks) => {
-                let (payload, _permits) = blocks.into_payload();
+                let payload = blocks.payload();
                 put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
             }
         }

@@ -72,6 +72,8 @@ pub struct HotTier {
     pub(super) observer: Arc<dyn HotObserver>,
     pub(super) folder: Arc<FrameFolder>,
     pub(super) prefetches: Arc<Semaphore>,
+    /// Flights of many frames at once: what they bring waits for its readers, however slow these are.
+    long_flights: Arc<Semaphore>,
     /// Bytes that may wait to be written to disk.
     pub(super) writing_bytes_max: u64,
     pub(super) state: Mutex<State>,
@@ -99,7 +101,7 @@ enum Found {
     /// Somebody else brings it.
     Joined(Arrival),
     /// A flight of this reader brings it, and perhaps frames behind it.
-    Started(Vec<(u32, Arrival)>),
+    Started(Vec<(u32, Arrival)>, Option<OwnedSemaphorePermit>),
 }
 
 /// A read in progress.
@@ -114,6 +116,8 @@ struct Reading {
     frames: Range<u32>,
     /// Frames that are on their way on this reader's account, in order.
     coming: VecDeque<(u32, Arrival)>,
+    /// Leave to have more than one frame coming.
+    leave: Option<OwnedSemaphorePermit>,
 }
 
 impl HotTier {
@@ -154,6 +158,7 @@ impl HotTier {
             observer,
             folder,
             prefetches,
+            long_flights: Arc::new(Semaphore::new(limits::HOT_LONG_FLIGHTS_MAX)),
             writing_bytes_max,
             state: Mutex::new(state),
         };
@@ -208,6 +213,7 @@ impl HotTier {
             fetch,
             used,
             coming: VecDeque::new(),
+            leave: None,
         };
         // After an error there is nothing more: the reader would take a hole for bytes.
         stream::try_unfold(reading, |mut reading| async move {
@@ -252,13 +258,15 @@ impl HotTier {
             drop(guard);
             let flight = Flight::new(self, object, context, used, vec![(frame, sender)]);
             tokio::spawn(flight.bring_from_disk(file, Arc::clone(fetch)));
-            return Found::Started(vec![(frame, arrival)]);
+            return Found::Started(vec![(frame, arrival)], None);
         }
-        let (run, arrivals) = start_run(state, wanted);
+        let leave = Arc::clone(&self.long_flights).try_acquire_owned().ok();
+        let bytes_max = if leave.is_some() { limits::HOT_FLIGHT_BYTES } else { 0 };
+        let (run, arrivals) = start_run(state, wanted, bytes_max);
         drop(guard);
         let flight = Flight::new(self, object, context, used, run);
         tokio::spawn(flight.bring_from_store(Arc::clone(fetch)));
-        Found::Started(arrivals)
+        Found::Started(arrivals, leave)
     }
 
     /// Whether the first `bytes` of an object, from its start to the end of a level, are here: the slowest medium among
@@ -424,8 +432,9 @@ impl Reading {
                 match tier.find(&Wanted { object: &self.object, frame, last, context, used }, &self.fetch) {
                     Found::Here(bytes) => (Ok((bytes, Medium::Cpu)), false),
                     Found::Joined(arrival) => (landed(arrival).await, true),
-                    Found::Started(arrivals) => {
+                    Found::Started(arrivals, leave) => {
                         self.coming = arrivals.into();
+                        self.leave = leave;
                         let Some((_, arrival)) = self.coming.pop_front() else {
                             return Err(Arc::new(StorageError::broken_off("no flight was started")));
                         };
@@ -435,6 +444,9 @@ impl Reading {
             }
         };
         let (bytes, from) = outcome?;
+        if self.coming.is_empty() {
+            self.leave = None;
+        }
         if used {
             if joined {
                 tier.used(&self.object, frame, context);
@@ -452,7 +464,8 @@ async fn landed(mut arrival: Arrival) -> Outcome {
     }
 }
 
-fn start_run(state: &mut State, wanted: &Wanted<'_>) -> (Run, Vec<(u32, Arrival)>) {
+/// The frame that is wanted, and those behind it that are missing, up to so many bytes.
+fn start_run(state: &mut State, wanted: &Wanted<'_>, bytes_max: u64) -> (Run, Vec<(u32, Arrival)>) {
     let Wanted { object, frame, last, .. } = *wanted;
     let (mut run, mut arrivals) = (Vec::new(), Vec::new());
     for next in frame..=last.max(frame) {
@@ -461,7 +474,7 @@ fn start_run(state: &mut State, wanted: &Wanted<'_>) -> (Run, Vec<(u32, Arrival)
             state.ram.contains_key(key) || state.disk.contains_key(key) || state.ahead.get(key).is_some()
         };
         let bytes = object.range(next).end - object.range(frame).start;
-        let stops = here(&key) || state.flights.contains_key(&key) || bytes > limits::HOT_FLIGHT_BYTES;
+        let stops = here(&key) || state.flights.contains_key(&key) || bytes > bytes_max;
         if next > frame && stops {
             break;
         }

@@ -14,8 +14,8 @@
 //! full seq_hash. Where chunks have siblings their block hashes are in `m` rows, which are a radix tree: the longest match
 //! among any number of them is one seek and its two neighbours. `scope` is of (tenant, model), so that no tenant's rows
 //! are met in another's lookups. Block hashes are cut to 3 bytes (0 becomes 1: 0 ends the list), so a false part needs a
-//! 24-bit collision at exactly the divergence (about 1e-7 a lookup), costs at most a block, and readers compare the tokens
-//! that the object holds. What a chunk costs is measured by `examples/index_cost.rs`.
+//! 24-bit collision at exactly the divergence (one lookup in 16 million for each sibling there), costs at most a block, and
+//! readers compare the tokens that the object holds. What a chunk costs is measured by `examples/index_cost.rs`.
 
 mod hot;
 mod key;

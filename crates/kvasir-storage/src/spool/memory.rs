@@ -18,6 +18,8 @@ const BLOCK_BYTES_MAX: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     blocks: Vec<Vec<u8>>,
+    /// What the blocks became once they were to be sent.
+    frozen: Vec<Bytes>,
     /// Bytes that the last block still takes.
     room: usize,
     held_bytes: usize,
@@ -57,7 +59,7 @@ impl Blocks {
 
     /// The bytes, in order.
     pub(super) fn parts(&self) -> impl Iterator<Item = &[u8]> {
-        self.blocks.iter().map(Vec::as_slice)
+        self.frozen.iter().map(|block| &block[..]).chain(self.blocks.iter().map(Vec::as_slice))
     }
 
     /// The first bytes, at least as many as the first block has.
@@ -65,9 +67,11 @@ impl Blocks {
         self.blocks.first_mut().map_or(&mut [], Vec::as_mut_slice)
     }
 
-    /// All of it, and the leave to hold it.
-    pub(super) fn into_payload(self) -> (PutPayload, Vec<OwnedSemaphorePermit>) {
-        (self.blocks.into_iter().map(Bytes::from).collect(), self.permits)
+    /// All of it, shared with what stays here. Nothing is taken or changed from then on.
+    pub(super) fn payload(&mut self) -> PutPayload {
+        self.frozen.extend(self.blocks.drain(..).map(Bytes::from));
+        self.room = 0;
+        self.frozen.iter().cloned().collect()
     }
 }
 
@@ -90,12 +94,13 @@ mod tests {
         assert!((2 << 20..=3 << 20).contains(&taken), "{taken}");
         assert_eq!(blocks.parts().collect::<Vec<_>>().concat(), bytes[..taken]);
         blocks.front_mut()[0] ^= 1;
-        let (payload, permits) = blocks.into_payload();
+        let payload = blocks.payload();
+        assert_eq!(blocks.parts().map(<[u8]>::len).sum::<usize>(), taken, "it can still be read");
         assert_eq!(
             (payload.content_length(), payload.iter().next().map(|part| part[0])),
             (taken, Some(bytes[0] ^ 1))
         );
-        drop(permits);
+        drop(blocks);
         assert_eq!(budget.available_permits(), (3 << 20) / PERMIT_BYTES);
         // A small upload takes little.
         let mut small = Blocks::default();
