@@ -5,8 +5,8 @@ Settings of the service that the validation looks at, where values do not give t
 {{- define "kvasir.defaults" -}}
 hot.memory: 256MiB
 hot.disk: 4GiB
-cache.index_memory: 64MiB
-upload.memory: 32MiB
+cache.index_memory: 192MiB
+upload.memory: 64MiB
 gc.interval: 600s
 gc.grace: 900s
 gc.capacity: 0B

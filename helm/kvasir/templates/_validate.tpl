@@ -77,9 +77,12 @@ cache.directory: cache
   config.store.{{ . }} would lie open in a ConfigMap: put credentials into a Secret and name it in store.s3.existingSecret
 {{- end -}}
 {{- end -}}
+{{- if hasKey (.Values.config.encryption | default (dict)) "keys" }}
+  config.encryption.keys would lie open in a ConfigMap: put the keys into a Secret and name it in encryption.existingSecret
+{{- end -}}
 {{- range .Values.extraEnv -}}
-{{- if and (has .name (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" "AWS_SESSION_TOKEN" "KVASIR_STORE_ACCESS_KEY_ID" "KVASIR_STORE_SECRET_ACCESS_KEY" "KVASIR_STORE_SESSION_TOKEN")) (hasKey . "value") }}
-  extraEnv has {{ .name }} as text: put credentials into a Secret and name it in store.s3.existingSecret
+{{- if and (has .name (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" "AWS_SESSION_TOKEN" "KVASIR_STORE_ACCESS_KEY_ID" "KVASIR_STORE_SECRET_ACCESS_KEY" "KVASIR_STORE_SESSION_TOKEN" "KVASIR_ENCRYPTION_KEYS")) (hasKey . "value") }}
+  extraEnv has {{ .name }} as text: put it into a Secret and name that in store.s3.existingSecret or encryption.existingSecret
 {{- end -}}
 {{- end -}}
 {{- end -}}
