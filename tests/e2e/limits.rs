@@ -43,7 +43,7 @@ impl Bench {
         self.request(Method::GET, path)
     }
 
-    fn post(&self, path: &str, json: serde_json::Value) -> RequestBuilder {
+    fn post(&self, path: &str, json: &serde_json::Value) -> RequestBuilder {
         self.request(Method::POST, path).body(json.to_string())
     }
 
@@ -51,8 +51,8 @@ impl Bench {
         self.request(Method::PUT, path).body(vec![7; bytes])
     }
 
-    fn lookup(&self, what: &str, ids: serde_json::Value) -> RequestBuilder {
-        self.post(routes::LOOKUP, json!({"model_id": self.model, "namespace": "n", what: ids}))
+    fn lookup(&self, what: &str, ids: &serde_json::Value) -> RequestBuilder {
+        self.post(routes::LOOKUP, &json!({"model_id": self.model, "namespace": "n", what: ids}))
     }
 }
 
@@ -86,7 +86,7 @@ async fn each_limit_has_its_error() {
         ("9 KiB of query", bench.get(&format!("{}?labels={}", routes::CONTEXTS, "a".repeat(9 << 10))), "uri_too_long"),
         ("9 KiB of path", bench.get(&format!("/v1/{}", "a".repeat(9 << 10))), "uri_too_long"),
         ("a credential of 9 KiB", bench.guarded.service.http.get(format!("http://{}{}", bench.guarded.service.address, routes::CONFIG)).bearer_auth("a".repeat(9 << 10)), "unauthorized"),
-        ("gzip", bench.post(routes::MODELS, json!({})).header("content-encoding", "gzip"), "unsupported_encoding"),
+        ("gzip", bench.post(routes::MODELS, &json!({})).header("content-encoding", "gzip"), "unsupported_encoding"),
         ("deflate of a chunk", bench.put(&bench.chunk, 10).header("content-encoding", "deflate"), "unsupported_encoding"),
         ("identity, then zstd", bench.put(&bench.chunk, 10).header("content-encoding", "identity").header("content-encoding", "zstd"), "unsupported_encoding"),
         ("17 MiB of JSON", bench.request(Method::POST, routes::LOOKUP).body(vec![b' '; 17 << 20]), "body_too_large"),
@@ -101,13 +101,13 @@ async fn each_limit_has_its_error() {
         ("no UTF-8", bench.request(Method::POST, routes::MODELS).body(vec![b'"', 0xff, b'"']), "bad_request"),
         ("a field twice", bench.request(Method::POST, routes::LOADS).body(r#"{"slo_ms":1,"slo_ms":1,"elapsed_ms":1,"loaded_tokens":1,"recomputed_tokens":0}"#), "bad_request"),
         ("a number beyond 64 bits", bench.request(Method::POST, routes::LOADS).body(r#"{"slo_ms":99999999999999999999,"elapsed_ms":1,"loaded_tokens":1,"recomputed_tokens":0}"#), "bad_request"),
-        ("too many tokens", bench.lookup("tokens", vec![1; LOOKUP_TOKENS_MAX + 1].into()), "bad_request"),
+        ("too many tokens", bench.lookup("tokens", &vec![1; LOOKUP_TOKENS_MAX + 1].into()), "bad_request"),
         ("too many raw tokens", with_tokens(4 * LOOKUP_TOKENS_MAX + 4), "body_too_large"),
         ("a part of a raw token", with_tokens(7), "bad_request"),
-        ("too many block hashes", bench.lookup("block_hashes", vec![hash.clone(); LOOKUP_BLOCKS_MAX + 1].into()), "bad_request"),
-        ("too many chunk ids", bench.lookup("chunk_ids", vec![hash.clone(); LOOKUP_BLOCKS_MAX + 1].into()), "bad_request"),
-        ("tokens and hashes", bench.post(routes::LOOKUP, json!({"model_id": model, "namespace": "n", "tokens": [1], "chunk_ids": []})), "bad_request"),
-        ("a token of 33 bits", bench.lookup("tokens", json!([4_294_967_296_u64])), "bad_request"),
+        ("too many block hashes", bench.lookup("block_hashes", &vec![hash.clone(); LOOKUP_BLOCKS_MAX + 1].into()), "bad_request"),
+        ("too many chunk ids", bench.lookup("chunk_ids", &vec![hash.clone(); LOOKUP_BLOCKS_MAX + 1].into()), "bad_request"),
+        ("tokens and hashes", bench.post(routes::LOOKUP, &json!({"model_id": model, "namespace": "n", "tokens": [1], "chunk_ids": []})), "bad_request"),
+        ("a token of 33 bits", bench.lookup("tokens", &json!([4_294_967_296_u64])), "bad_request"),
         ("too many ranges of sections", bench.get(&format!("{}?sections={sections}", bench.chunk)), "bad_request"),
         ("sections backwards", bench.get(&format!("{}?sections=3-1", bench.chunk)), "bad_request"),
         ("section 65535", bench.get(&format!("{}?sections=65535", bench.chunk)), "bad_request"),
@@ -123,13 +123,13 @@ async fn each_limit_has_its_error() {
         ("a path out of the tree", bench.get("/v1/models/..%2f..%2fother"), "bad_request"),
         ("a path with a zero byte", bench.get("/v1/models/%00"), "bad_request"),
         ("a path of no UTF-8", bench.get("/v1/models/%ff%fe"), "bad_request"),
-        ("a name that climbs", bench.post(routes::NAMESPACES, json!({"namespace": "../b", "model_id": model})), "bad_request"),
-        ("a name that is too long", bench.post(routes::NAMESPACES, json!({"namespace": long, "model_id": model})), "bad_request"),
-        ("an empty name", bench.post(routes::NAMESPACES, json!({"namespace": "", "model_id": model})), "bad_request"),
+        ("a name that climbs", bench.post(routes::NAMESPACES, &json!({"namespace": "../b", "model_id": model})), "bad_request"),
+        ("a name that is too long", bench.post(routes::NAMESPACES, &json!({"namespace": long, "model_id": model})), "bad_request"),
+        ("an empty name", bench.post(routes::NAMESPACES, &json!({"namespace": "", "model_id": model})), "bad_request"),
         ("a UUID that is none", bench.get("/v1/contexts/0"), "bad_request"),
-        ("a context of no chunks", bench.post(routes::CONTEXTS, json!({"model_id": model, "namespace": "n", "chunks": []})), "invalid_context"),
-        ("a context of too many", bench.post(routes::CONTEXTS, json!({"model_id": model, "namespace": "n", "chunks": vec![hash.clone(); CONTEXT_CHUNKS_MAX + 1]})), "invalid_context"),
-        ("a label that is too long", bench.post(routes::CONTEXTS, json!({"model_id": model, "namespace": "n", "chunks": [hash], "labels": {"a": "x".repeat(300)}})), "invalid_context"),
+        ("a context of no chunks", bench.post(routes::CONTEXTS, &json!({"model_id": model, "namespace": "n", "chunks": []})), "invalid_context"),
+        ("a context of too many", bench.post(routes::CONTEXTS, &json!({"model_id": model, "namespace": "n", "chunks": vec![hash.clone(); CONTEXT_CHUNKS_MAX + 1]})), "invalid_context"),
+        ("a label that is too long", bench.post(routes::CONTEXTS, &json!({"model_id": model, "namespace": "n", "chunks": [hash], "labels": {"a": "x".repeat(300)}})), "invalid_context"),
         ("a request class that is none", bench.get(&bench.chunk).header("kvasir-turn", "-1"), "bad_request"),
         ("no route", bench.get("/v2/models"), "unknown_route"),
         ("another method", bench.request(Method::PATCH, routes::LOOKUP), "method_not_allowed"),

@@ -64,6 +64,7 @@ fn hot_tier() -> Arc<HotTier> {
         policy: PolicyKind::AdaptiveCost,
         tenant_share_max: 1.0,
         read_ahead_chunks: 2,
+        keys: None,
     };
     let clock = Arc::new(SimulatedClock(tokio::time::Instant::now()));
     HotTier::open(settings, clock, Arc::new(NoHotObserver)).expect("no folder is needed")

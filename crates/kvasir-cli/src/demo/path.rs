@@ -34,8 +34,11 @@ use crate::{
 pub(crate) struct Service {
     /// Where it listens.
     pub(crate) address: SocketAddr,
-    ours: Option<(oneshot::Sender<()>, JoinHandle<Result<(), RunError>>)>,
+    ours: Option<Running>,
 }
+
+/// What ends a service, and how it ended.
+type Running = (oneshot::Sender<()>, JoinHandle<Result<(), RunError>>);
 
 impl Service {
     /// Starts it with everything it keeps under `folder`.
