@@ -16,7 +16,7 @@ use reqwest::{Method, Response, StatusCode};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
-fn announced(model_id: ModelId, chunk: &Chunk) -> UploadRequest {
+pub(crate) fn announced(model_id: ModelId, chunk: &Chunk) -> UploadRequest {
     UploadRequest {
         model_id,
         seq_hash: chunk.seq_hash,

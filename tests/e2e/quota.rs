@@ -2,16 +2,20 @@
 
 use std::time::Duration;
 
-use kvasir_api::{Role, UsageResponse, routes};
+use kvasir_api::{Role, UploadTicket, UsageResponse, routes};
 use kvasir_storage::store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},
+    s3::{Lacks, S3Server},
     service::expect_problem,
 };
 use kvasir_types::{ModelId, RootHash};
 use reqwest::{Method, Response, StatusCode, header};
 
-use crate::guarded::{Guarded, token};
+use crate::{
+    direct::announced,
+    guarded::{Guarded, token},
+};
 
 async fn put(guarded: &Guarded, token: &str, model_id: &ModelId, chunk: &Chunk) -> Response {
     guarded.send(token, Method::PUT, &routes::chunk(model_id, &chunk.seq_hash), chunk.bytes.clone()).await
@@ -147,6 +151,50 @@ async fn replicas_overshoot_by_no_more_than_the_lag_lets_them() {
     let (stored, bound) = (first.0 + second.0, limit as f64 + 2.0 * lag * rate);
     assert!((stored as f64) <= bound, "{stored} stored, {limit} allowed, {bound} with the lag");
     assert!(stored + bytes > limit - 100, "nobody is refused early: {stored} of {limit}");
+    for replica in replicas {
+        replica.service.stop().await;
+    }
+}
+
+/// What one replica announced, another has to find room for when it is to commit it.
+#[tokio::test]
+async fn a_direct_upload_needs_room_where_it_is_committed() {
+    let server = S3Server::start(Lacks::default()).await;
+    let a = token("a", Role::Write);
+    let bytes = chunk([0; 32].into(), 0).bytes.len() as u64;
+    let entries = format!("{}[tenant.a]\nstored_bytes = {}\n", a.entry, 3 * bytes + bytes / 2);
+    let mut replicas = Vec::new();
+    for _ in 0..2 {
+        replicas.push(Guarded::start_with(&entries, Some(server.config("d")), |_| {}).await);
+    }
+    let (near, far) = (&replicas[0], &replicas[1]);
+    let (model_id, root) = near.prepare(&a.token).await;
+    let send = async |n: u64| {
+        let chunk = chunk(root, n);
+        let request = serde_json::to_vec(&announced(model_id, &chunk)).expect("JSON");
+        let ticket = near.send(&a.token, Method::POST, routes::UPLOADS, request).await;
+        let ticket: UploadTicket = ticket.json().await.expect("its JSON");
+        let mut upload = near.service.http.put(&ticket.url).body(chunk.bytes.clone());
+        for (name, value) in &ticket.headers {
+            upload = upload.header(name, value);
+        }
+        assert!(upload.send().await.expect("an answer").status().is_success());
+        routes::upload_commit(&ticket.upload_id)
+    };
+    let (first, second) = (send(0).await, send(1).await);
+    let done = near.send(&a.token, Method::POST, &second, "").await;
+    assert_eq!(done.status(), StatusCode::CREATED, "where it was announced its room is kept");
+    let again = near.send(&a.token, Method::POST, &second, "").await;
+    assert_eq!(again.status(), StatusCode::OK, "a commit may be sent again");
+    // The other replica fills the tenant's room with its own.
+    let mut n = 2;
+    while put(far, &a.token, &model_id, &chunk(root, n)).await.status() == StatusCode::CREATED {
+        n += 1;
+    }
+    assert!(n <= 5, "three fit at most");
+    let refused = far.send(&a.token, Method::POST, &first, "").await;
+    assert_eq!(refused.status().as_u16(), 507);
+    expect_problem(refused, "storage_quota").await;
     for replica in replicas {
         replica.service.stop().await;
     }

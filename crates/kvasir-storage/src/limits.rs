@@ -168,7 +168,7 @@ pub const MODELS_COMPARED_MAX: usize = 64;
 pub const NAMESPACES_COMPARED_MAX: usize = 64;
 /// Tombstones and uploads that `explain` looks through: 20 pages of a listing.
 pub const TRACES_LISTED_MAX: usize = 20_000;
-/// Direct uploads whose commit is remembered.
+/// Direct uploads whose announcement, and whose commit, is remembered.
 pub const COMMITS_KEPT: usize = 4_096;
 /// Life of a presigned URL: longer than most loads, and clients ask again.
 pub const URL_TTL: Duration = Duration::from_secs(300);

@@ -129,6 +129,8 @@ pub struct Storage {
     pub(crate) namespaces: BoundedMap<(Scope, [u8; 32]), Name>,
     /// Namespaces that are in the registry.
     pub(crate) registered: BoundedMap<(Name, Name), ()>,
+    /// Direct uploads that were announced here, whose bytes this replica counts.
+    pub(crate) announced: BoundedMap<(Name, Uuid), ()>,
     /// Direct uploads that were committed here, so that a commit may be sent again.
     pub(crate) committed: BoundedMap<(Name, Uuid), StoredChunk>,
     /// Objects whose URL was asked for once.
@@ -177,6 +179,7 @@ impl Storage {
             refused: BoundedMap::new(limits::REFUSALS_MAX, Some(limits::REFUSALS_KEPT)),
             namespaces: BoundedMap::new(limits::LINEAGE_MAX, None),
             registered: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            announced: BoundedMap::new(limits::COMMITS_KEPT, None),
             committed: BoundedMap::new(limits::COMMITS_KEPT, None),
             direct_seen: BoundedMap::new(limits::DIRECT_SEEN_MAX, None),
             events: EventLog::new(journal.replica.as_str()),

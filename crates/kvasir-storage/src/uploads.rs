@@ -121,6 +121,7 @@ impl Storage {
         let (url, headers) = signed.map_err(StorageError::store("signing a URL"))?;
         // Its bytes may lie there until the collector comes, committed or not.
         self.note_stored(tenant, *blake3::hash(upload_id.as_bytes()).as_bytes(), request.bytes);
+        self.announced.insert((tenant.clone(), upload_id), ());
         Ok(UploadTicket { upload_id, url: url.into(), headers, expires_in_s: life.as_secs() })
     }
 
@@ -165,11 +166,15 @@ impl Storage {
         Ok(stored)
     }
 
-    /// Bytes that were announced for an upload.
+    /// Bytes of an upload that this replica does not count yet: those of one that another announced, until the commit.
     ///
     /// # Errors
     /// [`StorageError::UnknownUpload`], [`Store`](StorageError::Store).
-    pub async fn announced_bytes(&self, tenant: &Name, upload_id: Uuid) -> Result<u64, StorageError> {
+    pub async fn uncounted_bytes(&self, tenant: &Name, upload_id: Uuid) -> Result<u64, StorageError> {
+        let key = (tenant.clone(), upload_id);
+        if self.announced.contains(&key) || self.committed.contains(&key) {
+            return Ok(0);
+        }
         Ok(self.find_upload(tenant, upload_id).await?.0.bytes)
     }
 

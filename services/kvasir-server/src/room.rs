@@ -3,6 +3,7 @@
 use axum::http::{HeaderMap, header};
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::{Reservation, StorageError, Stored};
+use uuid::Uuid;
 
 use crate::{auth::Caller, handlers::ApiError, state::AppState};
 
@@ -26,6 +27,23 @@ pub(crate) async fn reserve(
         }
     });
     Ok(Some(reserved?))
+}
+
+/// As [`reserve`], for the commit of a direct upload: its bytes count where it was announced, and elsewhere from now on, so
+/// that what replicas announce apart does not go beyond the limit together.
+///
+/// # Errors
+/// `storage_quota`, `unknown_upload`, and the store's.
+pub(crate) async fn reserve_commit(
+    state: &AppState,
+    caller: &Caller,
+    upload_id: Uuid,
+) -> Result<Option<Reservation>, ApiError> {
+    if state.authority().quota(&caller.tenant).stored().is_open() {
+        return Ok(None);
+    }
+    let bytes = state.storage()?.uncounted_bytes(&caller.tenant, upload_id).await?;
+    reserve(state, caller, bytes).await
 }
 
 /// As [`reserve`], for a body whose length its headers say.

@@ -38,8 +38,7 @@ pub(in crate::handlers) async fn commit(
     Path(upload_id): Path<String>,
 ) -> Result<Response, ApiError> {
     let upload_id = id("upload_id", &upload_id)?;
-    // What was announced counts already, here; what others count they know from the listing.
-    let _room = room::reserve(&state, &caller, 0).await?;
+    let _room = room::reserve_commit(&state, &caller, upload_id).await?;
     let stored = state.storage()?.commit_upload(&caller.tenant, upload_id).await?;
     state.metrics().stored(stored.created, stored.bytes);
     Ok(body::created_or_ok(stored.created, stored))
