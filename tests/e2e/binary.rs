@@ -7,8 +7,10 @@ use tempfile::TempDir;
 #[tokio::test]
 async fn a_store_that_does_not_answer_leaves_the_service_alive_and_not_ready() {
     let directory = TempDir::new().expect("a directory");
-    // A port that was free a moment ago: nobody answers.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
+    // Bound and not listened at: nobody answers, and no server of another test gets the port.
+    let closed = tokio::net::TcpSocket::new_v4().expect("a socket");
+    closed.bind(([127, 0, 0, 1], 0).into()).expect("a port");
+    let free = closed.local_addr().expect("bound");
     let mut store = kvasir_tests::s3::S3Server::start(Default::default()).await.config("p");
     store.endpoint = Some(format!("http://{free}"));
     store.retries_max = 0;
