@@ -102,6 +102,8 @@ impl Node {
         let mut settings = Settings::new(std::env::temp_dir());
         // Large bodies go in parts, as they do where memory is short.
         settings.spool_memory_bytes = 1 << 20;
+        // Looked at again beside the requests, salts would be read at moments that no seed decides.
+        settings.generations_fresh = std::time::Duration::MAX;
         settings.witness = Arc::new(Cutter { life: life.clone(), at: cut, cuts: Arc::clone(cuts) });
         let index = Index::over(Arc::clone(&disk.0) as Arc<_>);
         let storage = Storage::with_hot(open, abilities, index, settings, is_hot.then(hot_tier));
