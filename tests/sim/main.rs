@@ -22,7 +22,7 @@ use crate::world::{Outcome, World};
 /// Seeds of every run.
 const SEEDS: u64 = 8;
 /// Most of them, where a transition was not cut often enough.
-const SEEDS_MAX: u64 = 20;
+const SEEDS_MAX: u64 = 60;
 const ROUNDS: usize = 130;
 /// Least number of times that each transition must be cut.
 const CUTS: u64 = 5;

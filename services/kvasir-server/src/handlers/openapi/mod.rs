@@ -84,14 +84,19 @@ pub(super) fn finish(mut document: utoipa::openapi::OpenApi) -> Bytes {
     serde_json::to_vec(&document).unwrap_or_default().into()
 }
 
-/// Integers without a sign go to 2⁶⁴, which the generator calls `int64` nevertheless.
+/// Integers without a sign go twice as far, which the generator calls `int64` and `int32` nevertheless.
 fn unsigned(value: &mut Value) {
     match value {
         Value::Object(map) => {
-            if map.get("format").is_some_and(|format| format == "int64")
+            let format = map.get("format").and_then(Value::as_str).and_then(|format| match format {
+                "int64" => Some("uint64"),
+                "int32" => Some("uint32"),
+                _ => None,
+            });
+            if let Some(format) = format
                 && map.get("minimum").is_some_and(|min| min == 0)
             {
-                map.insert("format".to_owned(), "uint64".into());
+                map.insert("format".to_owned(), format.into());
             }
             map.values_mut().for_each(unsigned);
         }
