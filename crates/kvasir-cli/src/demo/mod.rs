@@ -101,6 +101,7 @@ fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
     let step = Step::start("encoding and storing over HTTP");
     let engine = path::connect(&runtime, service.address, &login)?;
     let stored = path::store(&runtime, &engine, tokens, &exact)?;
+    service.settle(&runtime);
     step.done(&format!("{} chunks, {} new", stored.chunks.len(), bytes(stored.bytes())));
     let mut costs =
         Costs::measure(&runtime, &engine, (&model, tokens), recompute, coder.profile.top_level())?;

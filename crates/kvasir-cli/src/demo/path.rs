@@ -68,6 +68,13 @@ impl Service {
         Ok(Self { address: address.ok_or_else(|| unusable(format!("{host} has no address")))?, ours: None })
     }
 
+    /// Waits until replicas that were asked before something was stored ask the store again (`negative_ttl`, 1 s).
+    pub(crate) fn settle(&self, runtime: &Runtime) {
+        if self.ours.is_none() {
+            runtime.block_on(tokio::time::sleep(Duration::from_millis(1_500)));
+        }
+    }
+
     /// Ends it and waits until it has.
     pub(crate) fn stop(self, runtime: &Runtime) -> CliResult {
         let Some((stop, task)) = self.ours else { return Ok(()) };
