@@ -71,7 +71,8 @@ impl Service {
     /// Waits until replicas that were asked before something was stored ask the store again (`negative_ttl`, 1 s).
     pub(crate) fn settle(&self, runtime: &Runtime) {
         if self.ours.is_none() {
-            runtime.block_on(tokio::time::sleep(Duration::from_millis(1_500)));
+            // The timer is made inside: outside of the runtime there is none to make it of.
+            runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1_500)).await });
         }
     }
 
