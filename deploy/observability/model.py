@@ -133,7 +133,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert with both sides of its test: `fires` and `silent` are series, looked at after `at`.
+    """An alert with both sides of its test: `fires` and `silent` are series, looked at after `at`. `also` has, for each further
+    branch of the query, the series for which it fires and the labels it then has.
 
     `value` is what the test expects `{value}` of the description to be; the rule itself has `template` there.
     """
@@ -150,6 +151,7 @@ class Alert:
     labels: dict = field(default_factory=dict)
     template: str = ""
     value: str = ""
+    also: tuple = ()
 
     def rule(self) -> dict:
         return {"alert": self.name, "expr": self.expr.strip(), "for": self.hold, "labels": {"severity": self.severity},
@@ -160,9 +162,11 @@ class Alert:
                 "runbook_url": RUNBOOK + self.name.lower()}
 
     def test(self, rule_files: list) -> dict:
-        expected = [{"exp_labels": {"severity": self.severity, **self.labels}, "exp_annotations": self.annotations(self.value)}]
-        return {"rule_files": rule_files, "evaluation_interval": "1m", "tests": [
-            self.case("fires", self.fires, expected), self.case("is silent", self.silent, [])]}
+        fires = [self.case("fires", series, [self.expected(labels)]) for series, labels in ((self.fires, self.labels), *self.also)]
+        return {"rule_files": rule_files, "evaluation_interval": "1m", "tests": [*fires, self.case("is silent", self.silent, [])]}
+
+    def expected(self, labels: dict) -> dict:
+        return {"exp_labels": {"severity": self.severity, **labels}, "exp_annotations": self.annotations(self.value)}
 
     def case(self, says: str, series: list, expected: list) -> dict:
         return {"name": f"{self.name} {says}", "interval": "30s",
