@@ -97,14 +97,18 @@ class Stack:
         self.processes.append(process)
         return process.start()
 
-    def minio(self) -> "Stack":
-        """An S3 server with a bucket."""
+    def minio(self, certificates: Path | None = None) -> "Stack":
+        """An S3 server; with a bucket, where it speaks plain HTTP. `certificates` has `public.crt` and `private.key` otherwise."""
         port = free_port()
-        self.endpoint = f"http://127.0.0.1:{port}"
+        scheme, tls = ("https", ["--certs-dir", certificates]) if certificates else ("http", [])
+        self.endpoint = f"{scheme}://127.0.0.1:{port}"
         env = {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET, "MINIO_BROWSER": "off", "MINIO_CI_CD": "1"}
         data = self.folder / "minio-data"
         data.mkdir()
-        server = self.started(Process("minio", [minio_binary(), "server", "--quiet", "--address", f"127.0.0.1:{port}", data], self.folder, env))
+        server = self.started(Process("minio", [minio_binary(), "server", "--quiet", *tls, "--address", f"127.0.0.1:{port}", data], self.folder, env))
+        if certificates:
+            (data / BUCKET).mkdir()  # MinIO takes a folder for a bucket; only what trusts the authority can ask it for one
+            return self
         server.wait_for(f"{self.endpoint}/minio/health/ready")
         run([ROOT / "tests/servers/make-bucket", self.endpoint, KEY, SECRET, BUCKET])
         return self
