@@ -24,6 +24,17 @@ constexpr uint32_t kStatusFinal = 4u;  // detail: words left << 8 | lanes off
 constexpr uint32_t kStatusDigit = 5u;  // a raw digit that is none
 constexpr uint32_t kStatusRange = 6u;  // encoder: a value that is not finite or out of range
 constexpr uint32_t kStatusUncodable = 7u;  // encoder: the tables cannot express a value
+constexpr uint32_t kStatusSpace = 8u;  // encoder: no room for a stream's words, or for a piece
+constexpr uint32_t kStatusRaw = 9u;  // encoder: the piece is stored raw
+constexpr uint32_t kGatherSteps = 0u;  // rows to finest steps, f32
+constexpr uint32_t kGatherIntegers = 1u;  // rows to quantised values
+constexpr uint32_t kGatherRows = 2u;  // rows as they are, f32
+constexpr uint32_t kSymbolEscape = 256u;  // of Symbol::shift: the symbol is coded by the escape
+constexpr uint32_t kRawFlag = 32768u;  // of a piece's first field (FORMAT.md "Raw pieces")
+constexpr uint32_t kAnalysisTile = 64u;  // coefficients and tokens of a CTA of kv_analyse
+constexpr uint32_t kPeerSlots = 2048u;  // of a peer's table
+constexpr uint32_t kPeerBlockSymbols = 4096u;  // of a peer's block
+constexpr uint32_t kAnalysisDepth = 16u;  // elements of a step
 constexpr uint32_t kDtypeF32 = 0u;
 constexpr uint32_t kDtypeF16 = 1u;
 constexpr uint32_t kDtypeBf16 = 2u;
@@ -112,6 +123,8 @@ struct PagePlane {
   uint32_t block_tokens;
   uint32_t dtype;
   float scale_inverse;
+  float scale;
+  uint32_t reserved;
 };
 
 struct DecodeParams {
@@ -220,6 +233,188 @@ struct SynthesiseParams {
   DecodeParams decode;
 };
 
+struct GatherTask {
+  uint32_t placement;
+  uint32_t member;
+  uint32_t first;
+  uint32_t count;
+  uint32_t tokens;
+  uint32_t masked;
+  uint32_t values;
+  uint32_t flag;
+  uint32_t kind;
+  uint32_t reserved;
+};
+
+struct GatherParams {
+  uint64_t tasks;
+  uint64_t counter;
+  uint64_t values;
+  uint64_t flags;
+  uint64_t placements;
+  uint64_t elements;
+  uint64_t members;
+  uint64_t planes;
+  uint64_t blocks;
+  uint64_t ropes;
+  uint64_t angles;
+  uint32_t task_count;
+  uint32_t angle_columns;
+  uint32_t tile_columns;
+  uint32_t reserved;
+};
+
+struct ElementRange {
+  uint32_t start;
+  uint32_t count;
+};
+
+struct AnalyseTask {
+  uint32_t steps;
+  uint32_t coefficients;
+  uint32_t matrix;
+  uint32_t rank;
+  uint32_t tokens;
+  uint32_t first;
+  uint32_t first_token;
+  uint32_t ranges;
+  uint32_t range_count;
+  uint32_t reserved;
+};
+
+struct AnalyseParams {
+  uint64_t tasks;
+  uint64_t steps;
+  uint64_t coefficients;
+  uint64_t matrices;
+  uint64_t ranges;
+};
+
+struct QuantiseTask {
+  uint32_t coefficients;
+  uint32_t values;
+  uint32_t anchors;
+  uint32_t first;
+  uint32_t rank;
+  uint32_t tokens;
+  uint32_t masked;
+  uint32_t group;
+  int32_t anchor_ratio;
+  uint32_t flag;
+  uint32_t factors;
+  uint32_t factor_rows;
+  uint32_t matrix;
+  uint32_t shifts;
+};
+
+struct QuantiseParams {
+  uint64_t tasks;
+  uint64_t counter;
+  uint64_t coefficients;
+  uint64_t values;
+  uint64_t flags;
+  uint64_t factors;
+  uint64_t matrices;
+  uint32_t task_count;
+  uint32_t reserved;
+};
+
+struct Symbol {
+  uint32_t start;
+  uint32_t frequency;
+  uint32_t reciprocal;
+  uint32_t shift;
+};
+
+struct EncodePiece {
+  uint32_t plan;
+  uint32_t codings;
+  uint32_t count;
+  uint32_t tokens;
+  uint32_t up;
+  uint32_t values;
+  uint32_t widths;
+  uint32_t streams;
+  uint32_t flag;
+  uint32_t stream_words;
+};
+
+struct PieceState {
+  uint32_t active;
+  uint32_t raw_bytes;
+  uint32_t bytes;
+  uint32_t offset;
+  uint32_t code;
+  uint32_t reserved;
+};
+
+struct StreamSlot {
+  uint32_t piece;
+  uint32_t index;
+  uint32_t words;
+  uint32_t reserved;
+};
+
+struct StreamState {
+  uint32_t count;
+  uint32_t code;
+  uint32_t states_at;
+  uint32_t words_at;
+};
+
+struct EncodeParams {
+  uint64_t pieces;
+  uint64_t slots;
+  uint64_t counter;
+  uint64_t values;
+  uint64_t plans;
+  uint64_t codings;
+  uint64_t symbols;
+  uint64_t inverted;
+  uint64_t flags;
+  uint64_t widths;
+  uint64_t piece_states;
+  uint64_t stream_states;
+  uint64_t lanes;
+  uint64_t words;
+  uint64_t output;
+  uint64_t output_used;
+  uint32_t output_bytes;
+  uint32_t piece_count;
+  uint32_t stream_count;
+  uint32_t stage_tables;
+  uint32_t trit_tables;
+  uint32_t reserved;
+};
+
+struct PeerBlock {
+  uint32_t states;
+  uint32_t words;
+  uint32_t word_count;
+  uint32_t output;
+};
+
+struct PeerSlotsParams {
+  uint64_t bytes;
+  uint64_t blocks;
+  uint64_t table;
+  uint64_t counter;
+  uint64_t output;
+  uint32_t block_count;
+  float scale;
+};
+
+struct PeerChannelsParams {
+  uint64_t bytes;
+  uint64_t starts;
+  uint64_t distributions;
+  uint64_t output;
+  uint32_t tokens;
+  uint32_t channels;
+  float scale;
+  uint32_t reserved;
+};
+
 // X(entry point, parameters), in the order of their numbers.
 #define KV_KERNELS(X) \
   X(kv_decode_1, DecodeParams) \
@@ -234,4 +429,14 @@ struct SynthesiseParams {
   X(kv_scatter, DecodeParams) \
   X(kv_exact, DecodeParams) \
   X(kv_prepare, PrepareParams) \
-  X(kv_synthesise, SynthesiseParams)
+  X(kv_synthesise, SynthesiseParams) \
+  X(kv_gather, GatherParams) \
+  X(kv_analyse, AnalyseParams) \
+  X(kv_quantise, QuantiseParams) \
+  X(kv_measure, EncodeParams) \
+  X(kv_cut, EncodeParams) \
+  X(kv_encode, EncodeParams) \
+  X(kv_place, EncodeParams) \
+  X(kv_pack, EncodeParams) \
+  X(kv_peer_slots, PeerSlotsParams) \
+  X(kv_peer_channels, PeerChannelsParams)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "prelude.cuh"
+#include "rope.cuh"
 
 // Rounds to nearest even, as every decoder does; denormals stay, NaNs stay NaNs.
 KV_INLINE uint16_t to_bf16(float value) {
@@ -84,6 +85,30 @@ KV_INLINE void store_elements(const PagePlane& plane, uint64_t row, uint32_t d, 
   }
 }
 
+KV_INLINE float from_bf16(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
+
+// The exponent is moved by a multiplication that is exact for denormals too.
+KV_INLINE float from_f16(uint16_t half) {
+  const uint32_t bits = half, sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
+  if ((bits & 0x7c00u) == 0x7c00u) return __uint_as_float(sign | 0x7f800000u | rest);
+  return __uint_as_float(sign | __float_as_uint(mul(__uint_as_float(rest), __uint_as_float(0x77800000u))));
+}
+
+// e4m3: bias 7, no infinities.
+KV_INLINE float from_fp8(uint8_t code) {
+  const uint32_t sign = uint32_t(code & 0x80u) << 24, rest = uint32_t(code & 0x7fu) << 20;
+  if ((code & 0x7fu) == 0x7fu) return __uint_as_float(sign | 0x7fc00000u);
+  return __uint_as_float(sign | __float_as_uint(mul(__uint_as_float(rest), __uint_as_float(0x7b800000u))));
+}
+
+// A value of a plane, `offset` in elements.
+KV_INLINE float load_element(const PagePlane& plane, uint64_t offset) {
+  if (plane.dtype == kDtypeF32) return at<const float>(plane.base)[offset];
+  if (plane.dtype == kDtypeFp8) return mul(from_fp8(at<const uint8_t>(plane.base)[offset]), plane.scale);
+  const uint16_t bits = at<const uint16_t>(plane.base)[offset];
+  return plane.dtype == kDtypeBf16 ? from_bf16(bits) : from_f16(bits);
+}
+
 // Where token `token` of a span lies: offset of its row of `head`, in elements. Only for kept tokens.
 KV_INLINE uint64_t row_offset(const PagePlane& plane, const int32_t* blocks, uint32_t slot, uint32_t head) {
   const uint64_t block = uint64_t(uint32_t(blocks[slot / plane.block_tokens]));
@@ -104,16 +129,12 @@ struct Tile {
 KV_INLINE float rotated(const DecodeParams& p, const RopeShape& rope, const Tile& tile, uint32_t base, uint32_t d,
                         uint32_t token, uint32_t angle_row) {
   const float own = tile.cell(base + d, token);
-  const uint32_t r = d - rope.offset;
-  if (d < rope.offset || r >= 2 * rope.pairs) return own;
-  const uint32_t pair = rope.interleaved ? r >> 1 : r < rope.pairs ? r : r - rope.pairs;
-  const bool second = rope.interleaved ? (r & 1u) != 0 : r >= rope.pairs;
-  const uint32_t distance = rope.interleaved ? 1u : rope.pairs;
-  const uint32_t other = second ? d - distance : d + distance;
-  const float2 angle = at<const float2>(p.angles)[uint64_t(angle_row) * p.angle_columns + rope.column + pair];
-  const float across = mul(tile.cell(base + other, token), angle.x);
+  const RopePlace at_pair = rope_place(rope, d);
+  if (!at_pair.turns) return own;
+  const float2 angle = at<const float2>(p.angles)[uint64_t(angle_row) * p.angle_columns + rope.column + at_pair.pair];
+  const float across = mul(tile.cell(base + at_pair.other, token), angle.x);
   const float along = mul(own, angle.y);
-  return mul(second ? add(along, across) : sub(along, across), rope.factor);
+  return mul(at_pair.second ? add(along, across) : sub(along, across), rope.factor);
 }
 
 // Writes the parts of members that lie in the tile, for the kept ones of 32 tokens from `first_token` of the span.

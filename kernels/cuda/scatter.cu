@@ -71,12 +71,8 @@ KV_KERNEL(kv_scatter, DecodeParams, kTileThreads) {
 
 KV_INLINE float exact_value(const uint8_t* bytes, uint32_t dtype, uint64_t index) {
   if (dtype == kDtypeF32) return reinterpret_cast<const float*>(bytes)[index];
-  const uint32_t bits = reinterpret_cast<const uint16_t*>(bytes)[index];
-  if (dtype == kDtypeBf16) return __uint_as_float(bits << 16);
-  // f16: the exponent is moved by a multiplication that is exact for denormals too.
-  const uint32_t sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
-  if ((bits & 0x7c00u) == 0x7c00u) return __uint_as_float(sign | 0x7f800000u | rest);
-  return __uint_as_float(sign | __float_as_uint(mul(__uint_as_float(rest), __uint_as_float(0x77800000u))));
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(bytes)[index];
+  return dtype == kDtypeBf16 ? from_bf16(bits) : from_f16(bits);
 }
 
 // Tokens that are stored as they are: a warp takes (scope, span, head), `p.tasks` are ExactTask. They were rotated

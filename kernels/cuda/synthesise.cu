@@ -1,6 +1,7 @@
 // Basis profiles: integers to operands, the product on tensor cores, and rows to pages in its epilogue.
 #include "mma.cuh"
 #include "pages.cuh"
+#include "predict.cuh"
 #include "steps.cuh"
 
 // Operands are f16, exact to 2,048. A coefficient is kept as high * 2,048 + low, both exact; few blocks of coefficients
@@ -8,23 +9,6 @@
 constexpr int32_t kHalfExact = 2048;
 
 KV_INLINE uint16_t small_to_f16(int32_t value) { return to_f16(float(value)); }
-
-// Prediction of 8 coefficients from the text, in finest steps (FORMAT.md "Predictors").
-KV_INLINE void predict(const PrepareParams& p, const PrepareTask& task, uint32_t token, uint32_t first, int32_t (&out)[8]) {
-  if (task.factors == 0) return;
-  const int8_t* matrix = at<const int8_t>(p.matrices) + task.matrix;
-  const uint8_t* shifts = at<const uint8_t>(p.matrices) + task.shifts;
-  const int8_t* factors = at<const int8_t>(p.factors) + task.factor_rows + token * task.factors;
-  int32_t sums[8] = {};
-  for (uint32_t k = 0; k < task.factors; ++k) {
-    const int32_t factor = factors[k];
-    for (uint32_t i = 0; i < 8 && first + i < task.rank; ++i) sums[i] += factor * matrix[k * task.rank + first + i];
-  }
-  for (uint32_t i = 0; i < 8 && first + i < task.rank; ++i) {
-    const uint32_t shift = shifts[first + i];
-    out[i] = (sums[i] + (shift == 0 ? 0 : 1 << (shift - 1))) >> shift;
-  }
-}
 
 // Scratch values to operands [token][coefficient], 8 coefficients a lane and store. A warp takes 32 tokens of a scope
 // and span by 32 coefficients; whether any has a high part goes to a flag for each block of 32 coefficients.
@@ -41,7 +25,12 @@ KV_KERNEL(kv_prepare, PrepareParams, kTileThreads) {
       bool wide = false;
       for (uint32_t c = block; c < block + 32; c += 8) {
         int32_t predicted[8] = {};
-        if (valid) predict(p, task, token, c, predicted);
+        if (valid && task.factors > 0) {
+          const int8_t* factors = at<const int8_t>(p.factors) + task.factor_rows + token * task.factors;
+          const int8_t* matrix = at<const int8_t>(p.matrices) + task.matrix;
+          const uint8_t* shifts = at<const uint8_t>(p.matrices) + task.shifts;
+          predict_from_text(factors, matrix, shifts, task.factors, task.rank, c, predicted);
+        }
         for (uint32_t i = 0; i < 8; ++i) {
           int32_t value = 0;
           if (valid && c + i < task.rank) {

@@ -17,6 +17,12 @@
 #include "scatter.cu"
 #include "synthesise.cu"
 
+#include "analyse.cu"
+#include "encode.cu"
+#include "gather.cu"
+#include "pack.cu"
+#include "peers.cu"
+
 #define CHECK(call)                                                                       \
   do {                                                                                    \
     const cudaError_t error = (call);                                                     \

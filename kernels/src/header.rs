@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use kvasir_codec::{rans, rope};
 
-use crate::{KERNELS, records::RECORDS};
+use crate::{KERNELS, encode_records::ENCODE_RECORDS, records::RECORDS};
 
 /// Integers of the format and of the launch protocol, by their C name.
 const CONSTANTS: &[(&str, u64, &str)] = &[
@@ -35,6 +35,17 @@ const CONSTANTS: &[(&str, u64, &str)] = &[
     ("kStatusDigit", crate::STATUS_DIGIT as u64, "a raw digit that is none"),
     ("kStatusRange", crate::STATUS_RANGE as u64, "encoder: a value that is not finite or out of range"),
     ("kStatusUncodable", crate::STATUS_UNCODABLE as u64, "encoder: the tables cannot express a value"),
+    ("kStatusSpace", crate::STATUS_SPACE as u64, "encoder: no room for a stream's words, or for a piece"),
+    ("kStatusRaw", crate::STATUS_RAW as u64, "encoder: the piece is stored raw"),
+    ("kGatherSteps", crate::GATHER_STEPS as u64, "rows to finest steps, f32"),
+    ("kGatherIntegers", crate::GATHER_INTEGERS as u64, "rows to quantised values"),
+    ("kGatherRows", crate::GATHER_ROWS as u64, "rows as they are, f32"),
+    ("kSymbolEscape", crate::SYMBOL_ESCAPE as u64, "of Symbol::shift: the symbol is coded by the escape"),
+    ("kRawFlag", crate::RAW_FLAG as u64, "of a piece's first field (FORMAT.md \"Raw pieces\")"),
+    ("kAnalysisTile", crate::ANALYSIS_TILE as u64, "coefficients and tokens of a CTA of kv_analyse"),
+    ("kPeerSlots", crate::PEER_SLOTS as u64, "of a peer's table"),
+    ("kPeerBlockSymbols", crate::PEER_BLOCK_SYMBOLS as u64, "of a peer's block"),
+    ("kAnalysisDepth", crate::ANALYSIS_DEPTH as u64, "elements of a step"),
     ("kDtypeF32", crate::Dtype::F32 as u64, ""),
     ("kDtypeF16", crate::Dtype::F16 as u64, ""),
     ("kDtypeBf16", crate::Dtype::Bf16 as u64, ""),
@@ -68,7 +79,7 @@ pub fn format_header() -> String {
     let _ = writeln!(out, "\n// Bits of the polynomials of sine and cosine (FORMAT.md \"RoPE\").");
     let _ = writeln!(out, "#define KV_SIN_BITS {}", floats(&rope::SIN));
     let _ = writeln!(out, "#define KV_COS_BITS {}", floats(&rope::COS));
-    for (name, fields) in RECORDS {
+    for (name, fields) in RECORDS.iter().chain(ENCODE_RECORDS) {
         let _ = writeln!(out, "\nstruct {name} {{");
         for (c_type, field) in *fields {
             let _ = writeln!(out, "  {c_type} {field};");

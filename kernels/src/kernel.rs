@@ -17,6 +17,14 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("scatter.cu", include_str!("../cuda/scatter.cu")),
     ("mma.cuh", include_str!("../cuda/mma.cuh")),
     ("synthesise.cu", include_str!("../cuda/synthesise.cu")),
+    ("predict.cuh", include_str!("../cuda/predict.cuh")),
+    ("rope.cuh", include_str!("../cuda/rope.cuh")),
+    ("gather.cu", include_str!("../cuda/gather.cu")),
+    ("analyse.cu", include_str!("../cuda/analyse.cu")),
+    ("coder.cuh", include_str!("../cuda/coder.cuh")),
+    ("encode.cu", include_str!("../cuda/encode.cu")),
+    ("pack.cu", include_str!("../cuda/pack.cu")),
+    ("peers.cu", include_str!("../cuda/peers.cu")),
 ];
 
 /// A `.cu` file with everything it includes from here, each header once: what a compiler without files takes.
@@ -104,4 +112,24 @@ kernels! {
     Prepare = "kv_prepare", "PrepareParams", "synthesise.cu", TILE_THREADS;
     /// The product, and its rows to pages.
     Synthesise = "kv_synthesise", "SynthesiseParams", "synthesise.cu", PRODUCT_THREADS;
+    /// Rows in pages to finest steps, quantised values, or rows.
+    Gather = "kv_gather", "GatherParams", "gather.cu", TILE_THREADS;
+    /// Finest steps to coefficients.
+    Analyse = "kv_analyse", "AnalyseParams", "analyse.cu", PRODUCT_THREADS;
+    /// Coefficients to quantised values.
+    Quantise = "kv_quantise", "QuantiseParams", "gather.cu", TILE_THREADS;
+    /// Width of every coefficient of every section.
+    Measure = "kv_measure", "EncodeParams", "encode.cu", DECODE_THREADS;
+    /// Active coefficients and raw size of every piece.
+    Cut = "kv_cut", "EncodeParams", "encode.cu", DECODE_THREADS;
+    /// Streams of all levels.
+    Encode = "kv_encode", "EncodeParams", "encode.cu", DECODE_THREADS;
+    /// Pieces get their places in the output, and their heads.
+    Place = "kv_place", "EncodeParams", "pack.cu", DECODE_THREADS;
+    /// Streams to their places.
+    Pack = "kv_pack", "EncodeParams", "pack.cu", DECODE_THREADS;
+    /// Benchmarks: a decoder in the shape of DietGPU's.
+    PeerSlots = "kv_peer_slots", "PeerSlotsParams", "peers.cu", DECODE_THREADS;
+    /// Benchmarks: a decoder in the shape of CacheGen's.
+    PeerChannels = "kv_peer_channels", "PeerChannelsParams", "peers.cu", TILE_THREADS;
 }

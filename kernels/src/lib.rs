@@ -3,10 +3,13 @@
 #![forbid(unsafe_code)]
 #![doc = include_str!("../README.md")]
 
+#[macro_use]
+mod records;
+mod encode_records;
 mod header;
 mod kernel;
-mod records;
 
+pub use encode_records::*;
 pub use header::format_header;
 pub use kernel::{KERNELS, Kernel, SOURCES, translation_unit};
 pub use records::*;
@@ -37,6 +40,28 @@ pub const STATUS_DIGIT: u32 = 5;
 pub const STATUS_RANGE: u32 = 6;
 /// Encoder: the tables cannot express a value.
 pub const STATUS_UNCODABLE: u32 = 7;
+/// Encoder: a stream's words or a piece's bytes do not fit the room that was set aside.
+pub const STATUS_SPACE: u32 = 8;
+/// Encoder: the piece is stored raw.
+pub const STATUS_RAW: u32 = 9;
+/// What a gather makes of rows: finest steps in f32.
+pub const GATHER_STEPS: u32 = 0;
+/// What a gather makes of rows: quantised values.
+pub const GATHER_INTEGERS: u32 = 1;
+/// What a gather makes of rows: nothing else.
+pub const GATHER_ROWS: u32 = 2;
+/// Bit of [`Symbol::shift`]: the symbol has no frequency of its own and is coded by the escape.
+pub const SYMBOL_ESCAPE: u32 = 0x100;
+/// Marks a raw piece in its first field.
+pub const RAW_FLAG: u32 = 0x8000;
+/// Coefficients and tokens of a CTA that multiplies by an analysis matrix.
+pub const ANALYSIS_TILE: u32 = 64;
+/// Elements of a step of it.
+pub const ANALYSIS_DEPTH: u32 = 16;
+/// Slots of the table of a peer's kernel.
+pub const PEER_SLOTS: u32 = 2_048;
+/// Symbols that a warp of it decodes.
+pub const PEER_BLOCK_SYMBOLS: u32 = 4_096;
 /// Threads of a CTA that decodes to scratch: 8 warps share a bank of at most 18 KiB.
 pub const DECODE_THREADS: u32 = 256;
 /// Threads of a CTA with tiles: 4 warps of 17 KiB.

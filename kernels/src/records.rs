@@ -2,7 +2,7 @@
 
 /// Declares `repr(C)` records without padding, their bytes, and their C declarations.
 macro_rules! device_records {
-    ($($(#[$doc:meta])* pub struct $name:ident { $($(#[$field_doc:meta])* pub $field:ident: $type:tt,)* })*) => {
+    ($list:ident: $($(#[$doc:meta])* pub struct $name:ident { $($(#[$field_doc:meta])* pub $field:ident: $type:tt,)* })*) => {
         $(
             $(#[$doc])*
             #[repr(C)]
@@ -20,7 +20,7 @@ macro_rules! device_records {
         )*
 
         /// Name and fields `(C type, name)` of every record, in dependency order.
-        pub(crate) const RECORDS: &[(&str, &[(&str, &str)])] =
+        pub(crate) const $list: &[(&str, &[(&str, &str)])] =
             &[$((stringify!($name), &[$((device_records!(@c $type), stringify!($field)),)*]),)*];
     };
     (@c DecodeParams) => { "DecodeParams" };
@@ -52,7 +52,7 @@ pub fn record_bytes<R: Record>(records: &[R]) -> Vec<u8> {
     out
 }
 
-device_records! {
+device_records! { RECORDS:
     /// One coded stream of one piece. All offsets count bytes from `DecodeParams::bytes`.
     pub struct Stream {
         /// States (4-aligned), or [`NONE`](crate::NONE): the piece is absent.
@@ -181,6 +181,10 @@ device_records! {
         pub dtype: u32,
         /// Values are divided by the scale before they are stored: its reciprocal.
         pub scale_inverse: f32,
+        /// Stored values are multiplied by it when they are read.
+        pub scale: f32,
+        /// Zero.
+        pub reserved: u32,
     }
 
     /// Parameters of `kv_decode_*` and `kv_direct_*`. `u64` are device addresses.

@@ -27,6 +27,7 @@ use crate::{
 
 use self::{direct::ScratchPool, task::Rows};
 pub use direct::DecodePath;
+pub(crate) use outline::view_of;
 pub use outline::{MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
 
 /// Decodes chunks of one profile. Spans and scopes are decoded in parallel on rayon's global pool, a few at a

@@ -1,5 +1,7 @@
 //! The encoder on the CPU.
 
+mod outline;
+
 use std::{ops::Range, sync::Arc};
 
 use kvasir_container::{ChunkBuilder, ChunkMeta, SectionId};
@@ -23,6 +25,8 @@ use crate::{
     rows::{fine::Steps, half::RowScratch, quantise_rows},
     transform::Rotations,
 };
+
+pub use outline::CodedSpan;
 
 /// Encodes chunks with one profile. Spans and scopes are coded in parallel on rayon's global pool.
 #[derive(Debug, Clone)]
@@ -71,13 +75,8 @@ impl CpuEncoder {
     /// # Errors
     /// As [`ChunkEncoder::encode`].
     pub fn encode_with_report(&self, input: &ChunkInput<'_>) -> Result<(Vec<u8>, EncodeReport), EncodeError> {
+        check_input(input)?;
         let tokens = input.tokens.len();
-        if !(1..=CHUNK_TOKENS_MAX).contains(&tokens) {
-            return Err(EncodeError::Tokens { tokens, max: CHUNK_TOKENS_MAX });
-        }
-        if !(input.kl_beneath.is_finite() && input.kl_beneath >= 0.0) {
-            return Err(EncodeError::KlBeneath);
-        }
         let spans: Vec<_> = spans(tokens).collect();
         let ropes: Vec<_> = (spans.iter())
             .map(|span| SpanRopes::new(&self.spec, input.first_position, span.clone()))
@@ -285,6 +284,17 @@ impl ChunkEncoder for CpuEncoder {
     fn level_count(&self) -> usize {
         self.profile.level_count()
     }
+}
+
+fn check_input(input: &ChunkInput<'_>) -> Result<(), EncodeError> {
+    let tokens = input.tokens.len();
+    if !(1..=CHUNK_TOKENS_MAX).contains(&tokens) {
+        return Err(EncodeError::Tokens { tokens, max: CHUNK_TOKENS_MAX });
+    }
+    if !(input.kl_beneath.is_finite() && input.kl_beneath >= 0.0) {
+        return Err(EncodeError::KlBeneath);
+    }
+    Ok(())
 }
 
 /// The spans of a chunk as token ranges.

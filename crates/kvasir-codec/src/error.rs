@@ -76,6 +76,12 @@ pub enum EncodeError {
     /// A piece could not be coded.
     #[error("a piece could not be coded: {0}")]
     Piece(#[from] PieceError),
+    /// An encoder on a device failed for a reason that is not the chunk's.
+    #[error("the device could not encode: {cause}")]
+    Device {
+        /// The device's words.
+        cause: String,
+    },
     /// The object could not be put together.
     #[error("the object could not be put together: {0}")]
     Container(#[from] ContainerError),

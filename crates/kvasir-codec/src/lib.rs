@@ -28,7 +28,7 @@ pub use chunk::{ChunkDecoder, ChunkEncoder, ChunkInput, LayerGroup, ScopeReach};
 pub use decoder::{
     CpuDecoder, DecodePath, MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView,
 };
-pub use encoder::{CpuEncoder, EncodeReport};
+pub use encoder::{CodedSpan, CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError, TrainError};
 pub use kv::{Bf16Buffer, KvBuffer, KvSink, KvSource, Tokens};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};

@@ -12,7 +12,7 @@ use std::{
 };
 
 use kvasir_codec::{ChunkDecoder, KvBuffer, container::Head};
-use kvasir_cuda::{Device, DeviceError, DeviceMemory, KernelDecoder, Work};
+use kvasir_cuda::{Device, DeviceError, DeviceEvent, DeviceFetch, DeviceMemory, KernelDecoder, Work};
 use kvasir_kernels::Kernel;
 use kvasir_types::{Level, Plane};
 
@@ -46,6 +46,29 @@ struct Memory {
     address: u64,
 }
 
+/// The recorder runs a kernel when it is launched.
+#[derive(Debug)]
+struct Reached;
+
+impl DeviceEvent for Reached {
+    fn is_ready(&self) -> Result<bool, DeviceError> {
+        Ok(true)
+    }
+
+    fn wait(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Fetched(Vec<u8>);
+
+impl DeviceFetch for Fetched {
+    fn bytes(self) -> Result<Vec<u8>, DeviceError> {
+        Ok(self.0)
+    }
+}
+
 impl DeviceMemory for Memory {
     fn address(&self) -> u64 {
         self.address
@@ -68,6 +91,8 @@ impl Recorder {
 
 impl Device for Recorder {
     type Memory = Memory;
+    type Event = Reached;
+    type Fetch = Fetched;
 
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<Memory, DeviceError> {
         Ok(self.add(label, &vec![0; bytes], false))
@@ -77,12 +102,15 @@ impl Device for Recorder {
         Ok(self.add(label, bytes, true))
     }
 
-    fn download(&self, memory: &Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    fn fetch(&self, memory: &Memory, offset: usize, bytes: usize) -> Result<Fetched, DeviceError> {
         let recording = self.0.lock().expect("one thread");
         let all: Vec<u8> =
             recording.buffers[memory.index].words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        bytes.copy_from_slice(&all[..bytes.len()]);
-        Ok(())
+        Ok(Fetched(all[offset..offset + bytes].to_vec()))
+    }
+
+    fn record(&self) -> Result<Reached, DeviceError> {
+        Ok(Reached)
     }
 
     unsafe fn launch(

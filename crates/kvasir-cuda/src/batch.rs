@@ -14,6 +14,7 @@ use kvasir_types::KvDtype;
 
 use crate::{
     CudaError, PagedKv,
+    factors::push_factors,
     lower::{FUSED_LEVELS_MAX, Lowered, PlacedPiece, ScopeCodings, StreamName, TASK_COEFFICIENTS_MAX, lower},
     resident::{Resident, ScopePlaces, place},
 };
@@ -383,7 +384,8 @@ impl Batch {
         self.wide += rank_padded / kvasir_kernels::PRODUCT_DEPTH as usize;
         place(self.operands)?;
         let factor_rows = place(self.factors.len())?;
-        let factors = self.push_factors(&site.view.predictor, text, preceding, &site.span.tokens);
+        let factors =
+            push_factors(&mut self.factors, &site.view.predictor, text, preceding, &site.span.tokens);
         let steps = site.places.steps + (site.span.level.index() * rank) as u32;
         self.prepare.extend((0..rows).step_by(PREPARE_TOKENS).map(|first_token| PrepareTask {
             values,
@@ -444,32 +446,6 @@ impl Batch {
             }
         }
         Ok(windows)
-    }
-
-    /// Factors of a span's tokens, current then previous; the number of both.
-    fn push_factors(
-        &mut self,
-        predictor: &PredictorView<'_>,
-        text: &[u32],
-        preceding: Option<u32>,
-        span: &Range<usize>,
-    ) -> u32 {
-        let PredictorView::Token { vocabulary, factors, current, previous, .. } = *predictor else {
-            return 0;
-        };
-        for token in span.clone() {
-            let before = if token == 0 { preceding } else { text.get(token - 1).copied() };
-            let pairs = [(text.get(token).copied(), current, factors[0]), (before, previous, factors[1])];
-            for (id, table, width) in pairs {
-                let known = id.map(|id| id as usize).filter(|id| *id < vocabulary);
-                let row = known.and_then(|id| table.get(id * width..(id + 1) * width));
-                match row {
-                    Some(row) => self.factors.extend(row.iter().map(|v| v.cast_unsigned())),
-                    None => self.factors.resize(self.factors.len() + width, 0),
-                }
-            }
-        }
-        (factors[0] + factors[1]) as u32
     }
 
     /// Longest tasks first: the queue's last items are short.

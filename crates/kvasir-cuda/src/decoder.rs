@@ -1,19 +1,22 @@
-//! Decoding on a device: chunks into pages, and the codec's trait over it.
+//! Decoding on a device: chunks into pages.
 
 use std::{ops::Range, sync::Arc};
 
-use kvasir_codec::{ChunkDecoder, CpuDecoder, DecodeError, KvSink, Profile, ProfileError, container::Head};
+use kvasir_codec::{ChunkDecoder, CpuDecoder, LayerGroup, Profile, ProfileError, ScopeSpan, container::Head};
 use kvasir_kernels::{
-    AngleParams, DecodeParams, Dtype, Kernel, PrepareParams, Record, RopeShape, Status, SynthesiseParams,
-    TILE_STRIDE, TILE_THREADS, Task, record_bytes,
+    AngleParams, DecodeParams, Kernel, PrepareParams, Status, SynthesiseParams, TILE_STRIDE, TILE_THREADS,
+    Task,
 };
-use kvasir_types::{Level, ModelSpec, Pairing, Plane};
+use kvasir_types::{Level, ModelSpec};
 
 use crate::{
-    CudaError, Device, DeviceError, DeviceMemory, PageShape, PagedKv, Work,
+    CudaError, Device, DeviceError, DeviceMemory, PagedKv, PendingDecode, Work,
     batch::{Batch, Destination},
-    lower::{TASK_COEFFICIENTS_MAX, piece_error},
-    resident::{Resident, place},
+    lower::TASK_COEFFICIENTS_MAX,
+    pending::Wave,
+    queue::Queue,
+    resident::{Resident, place, rope_shapes},
+    uploaded::Uploaded,
 };
 
 /// Shared memory of a product's CTA: two stages of operands, then four tiles of 32 tokens by 128 elements.
@@ -24,8 +27,8 @@ const DIRECT_KERNELS: [Kernel; 4] = [Kernel::Direct1, Kernel::Direct2, Kernel::D
 /// Decodes chunks of one profile on a device.
 #[derive(Debug)]
 pub struct KernelDecoder<D: Device> {
-    device: D,
-    cpu: CpuDecoder,
+    pub(crate) device: D,
+    pub(crate) cpu: CpuDecoder,
     resident: Resident<D::Memory>,
 }
 
@@ -71,7 +74,7 @@ impl<D: Device> KernelDecoder<D> {
         (0..self.cpu.scope_count()).map(|scope| (scope, level)).collect()
     }
 
-    /// Decodes several chunks into an engine's pages in one launch a kernel. Returns when the rows are there.
+    /// Decodes several chunks into an engine's pages. Returns when the rows are there.
     ///
     /// After an error some rows may have been written, right or wrong, but only rows that were asked for.
     ///
@@ -86,20 +89,71 @@ impl<D: Device> KernelDecoder<D> {
         requests: &[ChunkRequest<'_>],
         pages: &PagedKv,
     ) -> Result<(), CudaError> {
-        let batch = self.build(requests, pages)?;
-        // SAFETY: the caller's promise; `build` checked everything else against it.
-        unsafe { self.run(&batch, pages) }
+        let everything = LayerGroup { layers: 0..self.cpu.spec().layers.len(), scopes: Vec::new() };
+        // SAFETY: the caller's promise.
+        unsafe { self.submit_groups(requests, pages, &[everything])? }.wait()
     }
 
-    fn build(&self, requests: &[ChunkRequest<'_>], pages: &PagedKv) -> Result<Batch, CudaError> {
-        let mut batch = Batch::new(&self.cpu, &self.resident, pages);
-        for (index, request) in requests.iter().enumerate() {
+    /// Queues the decode of several chunks into an engine's pages: one launch a kernel for every group of layers that
+    /// decodes apart from the others, in layer order. The bytes of a group travel while the one before is decoded.
+    ///
+    /// # Safety
+    /// As [`decode_into`](Self::decode_into), until the result was waited for or dropped; it has to be one of both.
+    ///
+    /// # Errors
+    /// See [`CudaError`]; what only decoding finds shows when the layer is waited for.
+    pub unsafe fn submit(
+        &self,
+        requests: &[ChunkRequest<'_>],
+        pages: &PagedKv,
+    ) -> Result<PendingDecode<D>, CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.submit_groups(requests, pages, self.cpu.layer_groups()) }
+    }
+
+    /// One wave a group; a group without scopes is all of them.
+    ///
+    /// # Safety
+    /// As [`submit`](Self::submit).
+    unsafe fn submit_groups(
+        &self,
+        requests: &[ChunkRequest<'_>],
+        pages: &PagedKv,
+        groups: &[LayerGroup],
+    ) -> Result<PendingDecode<D>, CudaError> {
+        let mut outlines = Vec::with_capacity(requests.len());
+        for request in requests {
             let first = u64::from(request.first_slot);
             pages.check_blocks(request.blocks, first..first + request.tokens.len() as u64)?;
+            let (head, tokens) = (request.head, request.tokens.clone());
+            outlines.push(self.cpu.outline(head, request.object_prefix, &request.scopes, tokens)?);
+        }
+        let mut pending = PendingDecode { waves: Vec::new() };
+        for group in groups {
+            let scopes = &group.scopes;
+            let is_in = |scope: usize| scopes.is_empty() || scopes.iter().any(|reach| reach.scope == scope);
+            if !outlines.iter().flatten().any(|span| is_in(span.scope)) {
+                continue;
+            }
+            let batch = self.build(requests, &outlines, &is_in, pages)?;
+            // SAFETY: the caller's promise; `build` checked everything else against it.
+            pending.waves.push(unsafe { self.run(group.layers.clone(), batch, pages)? });
+        }
+        Ok(pending)
+    }
+
+    fn build(
+        &self,
+        requests: &[ChunkRequest<'_>],
+        outlines: &[Vec<ScopeSpan<'_>>],
+        is_in: &dyn Fn(usize) -> bool,
+        pages: &PagedKv,
+    ) -> Result<Batch, CudaError> {
+        let mut batch = Batch::new(&self.cpu, &self.resident, pages);
+        for (index, (request, spans)) in requests.iter().zip(outlines).enumerate() {
             let head = request.head;
-            let spans =
-                self.cpu.outline(head, request.object_prefix, &request.scopes, request.tokens.clone())?;
-            let covered = spans.iter().map(|span| span.tokens.clone());
+            let spans = || spans.iter().filter(|span| is_in(span.scope));
+            let covered = spans().map(|span| span.tokens.clone());
             let (start, end) = covered.fold((usize::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
             let (blocks, row) = (place(batch.blocks.len())?, place(batch.positions.len())?);
             batch.blocks.extend_from_slice(request.blocks);
@@ -112,37 +166,19 @@ impl<D: Device> KernelDecoder<D> {
                 first_slot: request.first_slot,
                 angles: row.wrapping_sub(start.min(end) as u32),
             };
-            for span in &spans {
-                batch.add(
-                    &self.cpu,
-                    &self.resident,
-                    span,
-                    &to,
-                    (&head.tokens, head.header.preceding_token),
-                )?;
+            for span in spans() {
+                let text = (&head.tokens[..], head.header.preceding_token);
+                batch.add(&self.cpu, &self.resident, span, &to, text)?;
             }
         }
         batch.sort();
         Ok(batch)
     }
 
-    fn rope_shapes(&self) -> Vec<RopeShape> {
-        let ropes = self.cpu.spec().ropes.iter().zip(&self.resident.rope_columns);
-        ropes
-            .map(|(rope, &column)| RopeShape {
-                pairs: rope.freqs.len() as u32,
-                offset: rope.offset,
-                interleaved: u32::from(rope.pairing == Pairing::Interleaved),
-                column,
-                factor: rope.attention_factor,
-            })
-            .collect()
-    }
-
     /// # Safety
     /// As [`decode_into`](Self::decode_into), with a batch that was built for these pages.
-    unsafe fn run(&self, batch: &Batch, pages: &PagedKv) -> Result<(), CudaError> {
-        let on = Uploaded::new(&self.device, batch, pages, &self.rope_shapes())?;
+    unsafe fn run(&self, layers: Range<usize>, batch: Batch, pages: &PagedKv) -> Result<Wave<D>, CudaError> {
+        let on = Uploaded::new(&self.device, &batch, pages, &rope_shapes(self.cpu.spec()))?;
         let bank = self.cpu.profile().bank();
         let base = DecodeParams {
             bytes: on.bytes.address(),
@@ -166,13 +202,15 @@ impl<D: Device> KernelDecoder<D> {
             ..DecodeParams::default()
         };
         // SAFETY: all addresses in `base` and in the records below are those of memory that lives in `on`,
-        // `self.resident`, `queue` and, as the caller promises, `pages` until the download has drained the device;
-        // indices and offsets in the records were made by `Batch` for these arrays.
+        // `self.resident`, the queue and, as the caller promises, `pages` until the wave was waited for; a device frees
+        // memory behind the kernels that were queued. Indices and offsets in the records were made by `Batch` for these
+        // arrays.
         let mut queue = unsafe { Queue::new(&self.device, &on.counters) };
-        self.launch_all(&mut queue, batch, &on, base)?;
-        let mut statuses = vec![0; batch.streams.len() * size_of::<Status>()];
-        self.device.download(&on.statuses, &mut statuses)?;
-        check_statuses(batch, &statuses)
+        self.launch_all(&mut queue, &batch, &on, base)?;
+        let kept = queue.into_kept();
+        let statuses = self.device.fetch(&on.statuses, 0, batch.streams.len() * size_of::<Status>())?;
+        let event = self.device.record()?;
+        Ok(Wave { layers, batch, event, statuses: Some(statuses), verdict: Ok(()), _memory: (on, kept) })
     }
 
     fn launch_all(
@@ -243,223 +281,5 @@ impl<D: Device> KernelDecoder<D> {
         let ctas = Work::Ctas(batch.synthesise.len());
         queue.launch(Kernel::Prepare, Work::Warps(batch.prepare.len()), 0, &prepare)?;
         queue.launch(Kernel::Synthesise, ctas, PRODUCT_SHARED_BYTES, &synthesise)
-    }
-}
-
-/// A batch's arrays on the device.
-struct Uploaded<M> {
-    bytes: M,
-    streams: M,
-    statuses: M,
-    placements: M,
-    members: M,
-    planes: M,
-    blocks: M,
-    ropes: M,
-    positions: M,
-    angles: M,
-    factors: M,
-    values: M,
-    operands: M,
-    wide: M,
-    counters: M,
-}
-
-/// Most launches of a batch.
-const LAUNCHES_MAX: usize = 32;
-
-impl<M: DeviceMemory> Uploaded<M> {
-    fn new<D: Device<Memory = M>>(
-        device: &D,
-        batch: &Batch,
-        pages: &PagedKv,
-        ropes: &[RopeShape],
-    ) -> Result<Self, CudaError> {
-        let columns: usize = ropes.iter().map(|rope| rope.pairs as usize).sum();
-        Ok(Self {
-            bytes: device.upload("bytes", &batch.bytes)?,
-            streams: device.upload("streams", &record_bytes(&batch.streams))?,
-            statuses: device.allocate("statuses", batch.streams.len() * size_of::<Status>())?,
-            placements: device.upload("placements", &record_bytes(&batch.placements))?,
-            members: device.upload("members", &record_bytes(&batch.members))?,
-            planes: device.upload("planes", &record_bytes(&pages.records()?))?,
-            blocks: device.upload("blocks", &record_bytes(&batch.blocks))?,
-            ropes: device.upload("ropes", &record_bytes(ropes))?,
-            positions: device.upload("positions", &record_bytes(&batch.positions))?,
-            angles: device.allocate("angles", batch.positions.len() * columns * 8)?,
-            factors: device.upload("factors", &batch.factors)?,
-            values: device.allocate("values", batch.values * 4)?,
-            operands: device.allocate("operands", batch.operands * 2)?,
-            wide: device.allocate("wide", batch.wide * 4)?,
-            counters: device.allocate("counters", LAUNCHES_MAX * 4)?,
-        })
-    }
-}
-
-/// Launches, each with its own queue head; keeps their task arrays alive.
-struct Queue<'d, D: Device> {
-    device: &'d D,
-    counters: &'d D::Memory,
-    used: usize,
-    kept: Vec<D::Memory>,
-}
-
-impl<'d, D: Device> Queue<'d, D> {
-    /// # Safety
-    /// Every record that is launched through the queue is good in the sense of [`Device::launch`].
-    unsafe fn new(device: &'d D, counters: &'d D::Memory) -> Self {
-        Self { device, counters, used: 0, kept: Vec::new() }
-    }
-
-    fn counter(&mut self) -> u64 {
-        assert!(self.used < LAUNCHES_MAX, "a batch has fewer launches");
-        self.used += 1;
-        self.counters.address() + 4 * (self.used as u64 - 1)
-    }
-
-    fn upload<R: Record>(&mut self, records: &[R]) -> Result<u64, DeviceError> {
-        let memory = self.device.upload("tasks", &record_bytes(records))?;
-        let address = memory.address();
-        self.kept.push(memory);
-        Ok(address)
-    }
-
-    fn tasks<R: Record>(
-        &mut self,
-        kernel: Kernel,
-        tasks: &[R],
-        shared_bytes: usize,
-        base: DecodeParams,
-    ) -> Result<(), DeviceError> {
-        if tasks.is_empty() {
-            return Ok(());
-        }
-        let (address, counter) = (self.upload(tasks)?, self.counter());
-        let params = DecodeParams { tasks: address, counter, task_count: tasks.len() as u32, ..base };
-        self.launch(kernel, Work::Warps(tasks.len()), shared_bytes, &params)
-    }
-
-    fn launch<R: Record>(
-        &self,
-        kernel: Kernel,
-        work: Work,
-        shared_bytes: usize,
-        params: &R,
-    ) -> Result<(), DeviceError> {
-        let mut bytes = Vec::with_capacity(size_of::<R>());
-        params.write(&mut bytes);
-        // SAFETY: promised to `new`; `bytes` is the record.
-        unsafe { self.device.launch(kernel, work, shared_bytes, &bytes) }
-    }
-}
-
-/// The first error in the order of request, section, span and stream.
-fn check_statuses(batch: &Batch, statuses: &[u8]) -> Result<(), CudaError> {
-    let words = |bytes: &[u8; 8]| {
-        let [a, b, c, d, e, f, g, h] = *bytes;
-        Status { code: u32::from_le_bytes([a, b, c, d]), detail: u32::from_le_bytes([e, f, g, h]) }
-    };
-    let failed = batch.names.iter().zip(&batch.streams).zip(statuses.as_chunks().0).filter_map(
-        |((name, stream), bytes)| {
-            let (request, name) = (*name)?;
-            match piece_error(words(bytes), *stream, name, &batch.bytes) {
-                Some(Ok(())) => None,
-                Some(Err(source)) => Some((request, name, Some(source))),
-                None => Some((request, name, None)),
-            }
-        },
-    );
-    match failed.min_by_key(|(request, name, _)| (*request, name.section, name.span, name.stream)) {
-        None => Ok(()),
-        Some((_, name, Some(source))) => {
-            Err(DecodeError::Piece { section: name.section, span: name.span, source }.into())
-        }
-        Some((_, name, None)) => Err(CudaError::Silent { section: name.section, span: name.span }),
-    }
-}
-
-/// Host rows of a decode: one contiguous f32 cache on the device, `[layer][plane][token][head][element]`.
-impl<D: Device> KernelDecoder<D> {
-    fn decode_to_sink(
-        &self,
-        head: &Head,
-        object_prefix: &[u8],
-        level: Level,
-        tokens: Range<usize>,
-        sink: &mut dyn KvSink,
-    ) -> Result<(), CudaError> {
-        let count = tokens.len();
-        let planes = self.cpu.spec().layers.iter().flat_map(|layer| layer.layout.planes());
-        let starts: Vec<usize> = planes
-            .scan(0, |at, (heads, dim)| {
-                let start = *at;
-                *at += heads * dim * count;
-                Some(start)
-            })
-            .collect();
-        let bytes = self.cpu.spec().elements_per_token() * count * 4;
-        let memory = self.device.allocate("pages", bytes)?;
-        let layers = self.cpu.spec().layers.iter().zip(starts.as_chunks::<2>().0).map(|(layer, starts)| {
-            let plane = |plane: usize| {
-                let (heads, dim) = layer.layout.planes()[plane];
-                let shape = PageShape {
-                    blocks: 1,
-                    block_tokens: count as u32,
-                    heads: 0..heads,
-                    head_dim: dim as u64,
-                    dtype: Dtype::F32,
-                };
-                let base = memory.address() + 4 * starts[plane] as u64;
-                let [layout, _] = shape.contiguous(base, base);
-                (heads > 0).then_some(layout)
-            };
-            [plane(0), plane(1)]
-        });
-        let pages = PagedKv { layers: layers.collect(), block_tokens: count.max(1) as u32, blocks: 1 };
-        let scopes = self.all_scopes(level);
-        let request =
-            ChunkRequest { head, object_prefix, scopes, tokens: tokens.clone(), blocks: &[0], first_slot: 0 };
-        // SAFETY: the pages are this function's own memory, of the size that the layout takes.
-        unsafe { self.decode_into(&[request], &pages)? };
-        let mut rows = vec![0; bytes];
-        self.device.download(&memory, &mut rows)?;
-        let values: Vec<f32> = rows.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-        self.write_rows(&values, &starts, tokens, sink);
-        Ok(())
-    }
-
-    fn write_rows(&self, values: &[f32], starts: &[usize], tokens: Range<usize>, sink: &mut dyn KvSink) {
-        let mut rows = Vec::new();
-        for (layer, kv) in self.cpu.spec().layers.iter().enumerate() {
-            for plane in Plane::ALL {
-                let (heads, dim) = kv.layout.planes()[plane as usize];
-                let start = starts[2 * layer + plane as usize];
-                for head in 0..heads {
-                    rows.clear();
-                    for token in 0..tokens.len() {
-                        let at = start + (token * heads + head) * dim;
-                        rows.extend_from_slice(&values[at..at + dim]);
-                    }
-                    sink.write(layer, plane, head, tokens.start, &rows);
-                }
-            }
-        }
-    }
-}
-
-impl<D: Device> ChunkDecoder for KernelDecoder<D> {
-    /// As the CPU decoder; a fault of the device is [`DecodeError::Device`].
-    fn decode(
-        &self,
-        head: &Head,
-        object_prefix: &[u8],
-        level: Level,
-        tokens: Range<usize>,
-        sink: &mut dyn KvSink,
-    ) -> Result<(), DecodeError> {
-        self.decode_to_sink(head, object_prefix, level, tokens, sink).map_err(|error| match error {
-            CudaError::Decode(error) => error,
-            other => DecodeError::Device { cause: other.to_string() },
-        })
     }
 }

@@ -16,10 +16,15 @@ pub enum Work {
     Ctas(usize),
 }
 
-/// A device with one in-order queue of work.
+/// A device with two in-order queues: copies towards it, and kernels. A kernel starts after every copy that was queued
+/// before it; copies do not wait for kernels, so that the next part's bytes travel while this one is decoded.
 pub trait Device: Debug + Send + Sync {
-    /// Memory on the device, freed when dropped.
+    /// Memory on the device, freed when dropped, after the kernels that were queued until then.
     type Memory: DeviceMemory;
+    /// A point in the queue of kernels.
+    type Event: DeviceEvent;
+    /// A copy on its way back.
+    type Fetch: DeviceFetch;
 
     /// Zeroed memory. `label` says what it is for.
     ///
@@ -27,17 +32,18 @@ pub trait Device: Debug + Send + Sync {
     /// [`DeviceError`], out of memory above all.
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<Self::Memory, DeviceError>;
 
-    /// Memory with a copy of `bytes`, behind which 64 readable bytes follow.
+    /// Memory with a copy of `bytes`, behind which 64 readable bytes follow. `bytes` is free when this returns, the copy
+    /// may still be under way.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
     fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<Self::Memory, DeviceError>;
 
-    /// Copies memory back, after all work queued so far.
+    /// Queues a copy of `bytes` bytes from `offset` on behind all kernels queued so far.
     ///
     /// # Errors
-    /// [`DeviceError`]; a fault of an earlier launch shows here.
-    fn download(&self, memory: &Self::Memory, bytes: &mut [u8]) -> Result<(), DeviceError>;
+    /// [`DeviceError`].
+    fn fetch(&self, memory: &Self::Memory, offset: usize, bytes: usize) -> Result<Self::Fetch, DeviceError>;
 
     /// Queues a kernel, with `shared_bytes` of shared memory a CTA.
     ///
@@ -54,10 +60,40 @@ pub trait Device: Debug + Send + Sync {
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError>;
+
+    /// The point behind all kernels queued so far.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    fn record(&self) -> Result<Self::Event, DeviceError>;
 }
 
 /// Memory on a device.
 pub trait DeviceMemory: Debug + Send + Sync {
     /// Its first byte, as kernels see it.
     fn address(&self) -> u64;
+}
+
+/// A point in a device's queue of kernels.
+pub trait DeviceEvent: Debug + Send + Sync {
+    /// Whether everything before it is done.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where a kernel before it faulted.
+    fn is_ready(&self) -> Result<bool, DeviceError>;
+
+    /// Waits until everything before it is done.
+    ///
+    /// # Errors
+    /// As [`is_ready`](Self::is_ready).
+    fn wait(&self) -> Result<(), DeviceError>;
+}
+
+/// Bytes on their way back.
+pub trait DeviceFetch: Debug + Send {
+    /// Waits for them.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; a fault of an earlier launch shows here.
+    fn bytes(self) -> Result<Vec<u8>, DeviceError>;
 }

@@ -5,35 +5,45 @@ use std::{
     ffi::{CString, c_void},
     fmt,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError, PinnedHostSlice, result,
-    sys::{self, CUdevice_attribute, CUfunction_attribute},
+    CudaContext, CudaEvent as RawEvent, CudaStream, DriverError, result,
+    sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute},
 };
 use kvasir_kernels::Kernel;
 
-use crate::{Device, DeviceError, DeviceMemory, Work, compile::Compiler};
+use crate::{
+    Device, DeviceError, DeviceEvent, DeviceFetch, DeviceMemory, Work,
+    compile::Compiler,
+    staging::{Block, Staging},
+};
 
-/// Uploads at least this long go through pinned memory: pageable copies block the host.
-const STAGED_BYTES_MIN: usize = 64 * 1024;
-/// Pinned memory held for uploads: one chunk of an 8 B model at 2.5 bits an element.
-const STAGING_BYTES: usize = 32 * 1024 * 1024;
 /// Readable bytes behind an upload (FORMAT.md asks readers for 64).
 const SLACK_BYTES: usize = 64;
 /// Dynamic shared memory that needs no opt-in.
 const SHARED_BYTES_PLAIN: usize = 48 * 1024;
 
-/// One GPU: a stream for copies, a stream for kernels.
+/// One GPU: a stream for copies towards it, a stream for kernels and copies back.
 pub struct CudaDevice {
-    context: Arc<CudaContext>,
-    copies: Arc<CudaStream>,
-    kernels: Arc<CudaStream>,
+    shared: Arc<Shared>,
     multiprocessors: usize,
     compiler: Compiler,
     functions: Mutex<HashMap<Kernel, Function>>,
-    staging: Mutex<Option<PinnedHostSlice<u8>>>,
+}
+
+/// What memory outlives a device with.
+struct Shared {
+    context: Arc<CudaContext>,
+    copies: Arc<CudaStream>,
+    kernels: Arc<CudaStream>,
+    staging: Staging,
+    /// Whether a copy was queued that no kernel waits for yet.
+    copied: AtomicBool,
 }
 
 /// A loaded entry point; its module is never unloaded while the context lives.
@@ -45,18 +55,41 @@ unsafe impl Send for Function {}
 
 impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ordinal = self.context.ordinal();
+        let ordinal = self.shared.context.ordinal();
         f.debug_struct("CudaDevice").field("ordinal", &ordinal).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+fn failed(call: &'static str) -> impl Fn(DriverError) -> DeviceError {
+    move |error| DeviceError::Driver { call, code: format!("{error:?}") }
+}
+
+impl Shared {
+    fn is_pooled(&self) -> bool {
+        self.context.has_async_alloc()
+    }
+
+    /// Kernels from here on start after every copy queued so far.
+    fn order_copies(&self) -> Result<(), DriverError> {
+        if self.copied.swap(false, Ordering::AcqRel) {
+            self.kernels.join(&self.copies)?;
+        }
+        Ok(())
     }
 }
 
 /// Device memory of a [`CudaDevice`].
 #[derive(Debug)]
 pub struct CudaMemory {
-    slice: CudaSlice<u8>,
     address: u64,
-    copies: Arc<CudaStream>,
-    kernels: Arc<CudaStream>,
+    bytes: usize,
+    shared: Arc<Shared>,
 }
 
 impl DeviceMemory for CudaMemory {
@@ -67,14 +100,65 @@ impl DeviceMemory for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        // Freed in the order of the copy stream: kernels that use it have to be over. A failure leaves a dead context,
-        // where there is nothing to free.
-        let _ = self.copies.join(&self.kernels);
+        // Behind the kernels that use it, not on the copy stream: copies must not wait for kernels. A failure leaves a
+        // dead context, where there is nothing to free.
+        let _ = self.shared.context.bind_to_thread();
+        let _ = self.shared.order_copies();
+        if self.shared.is_pooled() {
+            // SAFETY: from `malloc_async`, freed once, after all that was queued with it.
+            let _ = unsafe { result::free_async(self.address, self.shared.kernels.cu_stream()) };
+        } else {
+            let _ = self.shared.kernels.synchronize();
+            // SAFETY: from `malloc_sync`, freed once, and nothing uses it any more.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
     }
 }
 
-fn failed(call: &'static str) -> impl Fn(DriverError) -> DeviceError {
-    move |error| DeviceError::Driver { call, code: format!("{error:?}") }
+/// A point in the stream of kernels.
+#[derive(Debug)]
+pub struct CudaEvent(RawEvent);
+
+impl CudaEvent {
+    /// The driver's handle, for an engine's own stream to wait on (`cuStreamWaitEvent`); it lives as long as this.
+    pub fn cu_event(&self) -> sys::CUevent {
+        self.0.cu_event()
+    }
+
+    /// Milliseconds from this point to `later`; both have to be reached.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn milliseconds_to(&self, later: &Self) -> Result<f32, DeviceError> {
+        self.0.elapsed_ms(&later.0).map_err(failed("tell the time"))
+    }
+}
+
+impl DeviceEvent for CudaEvent {
+    fn is_ready(&self) -> Result<bool, DeviceError> {
+        self.0.try_is_complete().map_err(failed("query an event"))
+    }
+
+    fn wait(&self) -> Result<(), DeviceError> {
+        self.0.synchronize().map_err(failed("wait for the kernels"))
+    }
+}
+
+/// Bytes on their way back from a [`CudaDevice`].
+#[derive(Debug)]
+pub struct CudaFetch {
+    block: Block,
+    bytes: usize,
+    shared: Arc<Shared>,
+}
+
+impl DeviceFetch for CudaFetch {
+    fn bytes(mut self) -> Result<Vec<u8>, DeviceError> {
+        self.block.wait().map_err(failed("copy from the device"))?;
+        let bytes = self.block.as_mut_slice()[..self.bytes].to_vec();
+        self.shared.staging.put(self.block);
+        Ok(bytes)
+    }
 }
 
 impl CudaDevice {
@@ -95,21 +179,37 @@ impl CudaDevice {
         // SAFETY: a place for the number.
         unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().map_err(failed("name its version"))?;
         let stream = || context.new_stream().map_err(failed("make a stream"));
-        Ok(Self {
+        let shared = Shared {
             copies: stream()?,
             kernels: stream()?,
+            staging: Staging::default(),
+            copied: AtomicBool::new(false),
+            context,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
             multiprocessors: multiprocessors.max(1).cast_unsigned() as usize,
             compiler: Compiler::new(cache, capability, driver),
             functions: Mutex::default(),
-            staging: Mutex::default(),
-            context,
         })
     }
 
-    fn memory(&self, slice: CudaSlice<u8>) -> CudaMemory {
-        let address = slice.device_ptr(&self.copies).0;
-        let (copies, kernels) = (Arc::clone(&self.copies), Arc::clone(&self.kernels));
-        CudaMemory { slice, address, copies, kernels }
+    /// The GPU's name.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn name(&self) -> Result<String, DeviceError> {
+        self.shared.context.name().map_err(failed("name the GPU"))
+    }
+
+    /// Multiprocessors of the GPU.
+    pub fn multiprocessors(&self) -> usize {
+        self.multiprocessors
+    }
+
+    /// The stream that kernels run on: for an engine to order its own work before a decode or an encode.
+    pub fn stream(&self) -> sys::CUstream {
+        self.shared.kernels.cu_stream()
     }
 
     /// Loads a kernel, and all others of its translation unit on the way.
@@ -153,55 +253,81 @@ impl CudaDevice {
         Ok(needed.min(resident * self.multiprocessors) as u32)
     }
 
-    /// Copies through pinned memory, a part at a time.
-    fn upload_staged(&self, bytes: &[u8], slice: &mut CudaSlice<u8>) -> Result<(), DriverError> {
-        let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
-        if staging.is_none() {
-            // SAFETY: written before it is read, below.
-            *staging = Some(unsafe { self.context.alloc_pinned(STAGING_BYTES)? });
-        }
-        let Some(pinned) = staging.as_mut() else { return Ok(()) };
-        for (index, part) in bytes.chunks(STAGING_BYTES).enumerate() {
-            let start = index * STAGING_BYTES;
-            // Waits for the copy before, which read the same memory.
-            self.copies.synchronize()?;
-            pinned.as_mut_slice()?[..part.len()].copy_from_slice(part);
-            let source = &pinned.as_slice()?[..part.len()];
-            self.copies.memcpy_htod(source, &mut slice.slice_mut(start..start + part.len()))?;
-        }
-        self.copies.synchronize()
+    /// Uninitialised memory of the copy stream.
+    fn reserve(&self, bytes: usize) -> Result<CudaMemory, DriverError> {
+        let shared = &self.shared;
+        shared.context.bind_to_thread()?;
+        let address = if shared.is_pooled() {
+            // SAFETY: written by the caller before it is read.
+            unsafe { result::malloc_async(shared.copies.cu_stream(), bytes)? }
+        } else {
+            // SAFETY: as above.
+            unsafe { result::malloc_sync(bytes)? }
+        };
+        Ok(CudaMemory { address, bytes, shared: Arc::clone(shared) })
+    }
+
+    /// Zeroes `bytes` bytes from `offset` on.
+    fn clear(&self, memory: &CudaMemory, offset: usize, bytes: usize) -> Result<(), DriverError> {
+        let stream = self.shared.copies.cu_stream();
+        // SAFETY: inside the memory, which is freed behind all queued work.
+        unsafe { result::memset_d8_async(memory.address + offset as u64, 0, bytes, stream)? };
+        self.shared.copied.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn copy(&self, memory: &CudaMemory, bytes: &[u8]) -> Result<(), DriverError> {
+        let shared = &self.shared;
+        let mut block = shared.staging.take(&shared.context, bytes.len())?;
+        let staged = &mut block.as_mut_slice()[..bytes.len()];
+        staged.copy_from_slice(bytes);
+        // SAFETY: both live until the copy is done: `put` keeps the block, memory is freed behind all queued work.
+        unsafe { result::memcpy_htod_async(memory.address, staged, shared.copies.cu_stream())? };
+        shared.copied.store(true, Ordering::Release);
+        block.used_by(&shared.copies)?;
+        shared.staging.put(block);
+        Ok(())
     }
 }
 
 impl Device for CudaDevice {
     type Memory = CudaMemory;
+    type Event = CudaEvent;
+    type Fetch = CudaFetch;
 
     fn allocate(&self, _label: &'static str, bytes: usize) -> Result<CudaMemory, DeviceError> {
-        let slice = self.copies.alloc_zeros(bytes.max(1)).map_err(failed("allocate memory"))?;
-        Ok(self.memory(slice))
+        let bytes = bytes.max(1);
+        let memory = self.reserve(bytes).map_err(failed("allocate memory"))?;
+        self.clear(&memory, 0, bytes).map_err(failed("clear memory"))?;
+        Ok(memory)
     }
 
     fn upload(&self, _label: &'static str, bytes: &[u8]) -> Result<CudaMemory, DeviceError> {
-        let mut slice =
-            self.copies.alloc_zeros(bytes.len() + SLACK_BYTES).map_err(failed("allocate memory"))?;
-        let copied = if bytes.len() >= STAGED_BYTES_MIN {
-            self.upload_staged(bytes, &mut slice)
-        } else if bytes.is_empty() {
-            Ok(())
-        } else {
-            self.copies.memcpy_htod(bytes, &mut slice.slice_mut(..bytes.len()))
-        };
-        copied.map_err(failed("copy to the device"))?;
-        Ok(self.memory(slice))
+        let memory = self.reserve(bytes.len() + SLACK_BYTES).map_err(failed("allocate memory"))?;
+        self.clear(&memory, bytes.len(), SLACK_BYTES).map_err(failed("clear memory"))?;
+        if !bytes.is_empty() {
+            self.copy(&memory, bytes).map_err(failed("copy to the device"))?;
+        }
+        Ok(memory)
     }
 
-    fn download(&self, memory: &CudaMemory, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        let copied = if bytes.is_empty() {
-            Ok(())
-        } else {
-            self.kernels.memcpy_dtoh(&memory.slice.slice(..bytes.len()), bytes)
+    fn fetch(&self, memory: &CudaMemory, offset: usize, bytes: usize) -> Result<CudaFetch, DeviceError> {
+        assert!(offset + bytes <= memory.bytes, "what is fetched lies in the memory");
+        let shared = &self.shared;
+        let queue = || {
+            shared.order_copies()?;
+            let mut block = shared.staging.take(&shared.context, bytes)?;
+            if bytes > 0 {
+                let from = memory.address + offset as u64;
+                let to = &mut block.as_mut_slice()[..bytes];
+                // SAFETY: inside the memory; the block is the fetch's, which waits before it is read or freed.
+                unsafe { result::memcpy_dtoh_async(to, from, shared.kernels.cu_stream())? };
+            }
+            block.used_by(&shared.kernels)?;
+            Ok(block)
         };
-        copied.and_then(|()| self.kernels.synchronize()).map_err(failed("copy from the device"))
+        let block = queue().map_err(failed("copy from the device"))?;
+        Ok(CudaFetch { block, bytes, shared: Arc::clone(shared) })
     }
 
     unsafe fn launch(
@@ -211,9 +337,8 @@ impl Device for CudaDevice {
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError> {
-        self.context.bind_to_thread().map_err(failed("enter the context"))?;
-        // What was uploaded has to be there.
-        self.kernels.join(&self.copies).map_err(failed("order its streams"))?;
+        self.shared.context.bind_to_thread().map_err(failed("enter the context"))?;
+        self.shared.order_copies().map_err(failed("order its streams"))?;
         let function = self.function(kernel)?;
         if shared_bytes > SHARED_BYTES_PLAIN {
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -241,11 +366,17 @@ impl Device for CudaDevice {
                 (grid, 1, 1),
                 (kernel.threads(), 1, 1),
                 shared_bytes as u32,
-                self.kernels.cu_stream(),
+                self.shared.kernels.cu_stream(),
                 &mut pointers,
             )
         };
         launched.map_err(failed("launch a kernel"))
+    }
+
+    fn record(&self) -> Result<CudaEvent, DeviceError> {
+        let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
+        self.shared.order_copies().map_err(failed("order its streams"))?;
+        self.shared.kernels.record_event(flags).map(CudaEvent).map_err(failed("record an event"))
     }
 }
 

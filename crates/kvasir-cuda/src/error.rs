@@ -1,6 +1,6 @@
 //! What can go wrong on a device, in terms of what to do about it.
 
-use kvasir_codec::DecodeError;
+use kvasir_codec::{DecodeError, EncodeError};
 
 /// The device or its software says no.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,21 +44,53 @@ pub enum DeviceError {
     },
 }
 
-/// A decode that failed.
+/// A decode or an encode that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
     /// The object, as the CPU decoder would say.
     #[error(transparent)]
     Decode(#[from] DecodeError),
+    /// The chunk, as the CPU encoder would say.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
     /// The device.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The profile has an exact level.
+    #[error(
+        "the exact level of a lossless profile is coded by `CpuEncoder`: use it, or a profile without one"
+    )]
+    ExactLevel,
+    /// Sums of ranks that do not belong together.
+    #[error("the partial sums do not belong together: {what}")]
+    Partial {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// Some spans are stored as they are, and their rows are not there.
+    #[error(
+        "{spans} spans are stored exactly: collect their rows from every rank with `rows`, then finish again"
+    )]
+    RowsMissing {
+        /// How many.
+        spans: usize,
+    },
     /// A kernel did not report on a stream.
     #[error("a kernel did not report on section {section}, span {span}: this is a bug, please report it")]
     Silent {
         /// Section.
         section: usize,
+        /// Span.
+        span: usize,
+    },
+    /// A kernel did not report on a piece.
+    #[error(
+        "a kernel did not report on a piece of scope {scope}, span {span}: this is a bug, please report it"
+    )]
+    SilentEncode {
+        /// Scope.
+        scope: usize,
         /// Span.
         span: usize,
     },

@@ -1,4 +1,4 @@
-//! The codec on a GPU: chunks into the engine's paged blocks, kernels compiled at first use.
+//! The codec on a GPU: chunks into the engine's paged blocks and back, kernels compiled at first use.
 #![doc = include_str!("../README.md")]
 
 mod batch;
@@ -6,20 +6,32 @@ mod compile;
 mod decoder;
 mod device;
 mod driver;
+mod encode;
 mod error;
+mod factors;
+mod host_rows;
+mod limits;
 mod lower;
 mod pages;
+mod pending;
+mod queue;
 mod resident;
+mod staging;
+mod uploaded;
 
 pub use decoder::{ChunkRequest, KernelDecoder};
-pub use device::{Device, DeviceMemory, Work};
-pub use driver::{CudaDevice, CudaMemory};
+pub use device::{Device, DeviceEvent, DeviceFetch, DeviceMemory, Work};
+pub use driver::{CudaDevice, CudaEvent, CudaFetch, CudaMemory};
+pub use encode::{EncodeRequest, KernelEncoder, Partial, RowsOf};
 pub use error::{CudaError, DeviceError};
 pub use kvasir_kernels::Dtype;
 pub use pages::{PageShape, PagedKv, PlaneLayout};
+pub use pending::PendingDecode;
 
 /// Decodes chunks on an NVIDIA GPU.
 pub type CudaDecoder = KernelDecoder<CudaDevice>;
+/// Encodes chunks on an NVIDIA GPU.
+pub type CudaEncoder = KernelEncoder<CudaDevice>;
 
 #[cfg(test)]
 mod tests;

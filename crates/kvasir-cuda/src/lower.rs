@@ -39,7 +39,7 @@ impl ScopeCodings {
     }
 }
 
-fn coding_word(coding: Coding) -> u32 {
+pub(crate) fn coding_word(coding: Coding) -> u32 {
     match coding {
         Coding::Stage { table, trits, trit_table } => {
             CODING_STAGE | u32::from(trits) << 4 | u32::from(table) << 8 | u32::from(trit_table) << 16

@@ -158,6 +158,8 @@ impl PagedKv {
                 block_tokens,
                 dtype: plane.dtype as u32,
                 scale_inverse: 1.0 / plane.scale,
+                scale: plane.scale,
+                reserved: 0,
             })
         };
         self.layers.iter().flatten().map(record).collect()

@@ -1,8 +1,8 @@
 //! What a profile keeps on the device: tables, coding words, steps, elements, bases, predictors.
 
 use kvasir_codec::{CpuDecoder, PredictorView, ScopeView, rans::TableBank};
-use kvasir_kernels::{Element, PRODUCT_DEPTH, Step, record_bytes};
-use kvasir_types::Level;
+use kvasir_kernels::{Element, PRODUCT_DEPTH, RopeShape, Step, record_bytes};
+use kvasir_types::{Level, ModelSpec, Pairing};
 
 use crate::{CudaError, Device, lower::ScopeCodings};
 
@@ -40,8 +40,6 @@ pub(crate) struct Resident<M> {
     pub(crate) frequencies: M,
     /// Pairs of all ropes.
     pub(crate) angle_columns: u32,
-    /// First column of each rope.
-    pub(crate) rope_columns: Vec<u32>,
     pub(crate) scopes: Vec<ScopePlaces>,
 }
 
@@ -60,11 +58,7 @@ impl<M> Resident<M> {
         for (index, view) in (0..cpu.scope_count()).filter_map(|i| Some((i, cpu.scope_view(i)?))) {
             scopes.push(arrays.scope(cpu, index, &view)?);
         }
-        let (mut frequencies, mut rope_columns) = (Vec::new(), Vec::new());
-        for rope in &cpu.spec().ropes {
-            rope_columns.push(frequencies.len() as u32);
-            frequencies.extend_from_slice(&rope.freqs);
-        }
+        let frequencies: Vec<u64> = cpu.spec().ropes.iter().flat_map(|rope| rope.freqs.clone()).collect();
         let upload = |label, bytes: Vec<u8>| device.upload(label, &bytes);
         Ok(Self {
             tables: upload("tables", table_bytes(cpu.profile().bank()))?,
@@ -75,7 +69,6 @@ impl<M> Resident<M> {
             matrices: upload("matrices", arrays.matrices)?,
             frequencies: upload("frequencies", record_bytes(&frequencies))?,
             angle_columns: frequencies.len() as u32,
-            rope_columns,
             scopes,
         })
     }
@@ -137,6 +130,22 @@ impl Arrays {
             }
         }
     }
+}
+
+/// A model's ropes as kernels see them; columns of angles are one behind the other.
+pub(crate) fn rope_shapes(spec: &ModelSpec) -> Vec<RopeShape> {
+    let ropes = spec.ropes.iter().scan(0u32, |next, rope| {
+        let column = *next;
+        *next += rope.freqs.len() as u32;
+        Some(RopeShape {
+            pairs: rope.freqs.len() as u32,
+            offset: rope.offset,
+            interleaved: u32::from(rope.pairing == Pairing::Interleaved),
+            column,
+            factor: rope.attention_factor,
+        })
+    });
+    ropes.collect()
 }
 
 /// An index that kernels hold as u32.

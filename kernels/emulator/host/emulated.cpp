@@ -6,6 +6,13 @@
 #include "scatter.cu"
 #include "synthesise.cu"
 
+#include "gather.cu"
+#include "analyse.cu"
+
+#include "encode.cu"
+#include "pack.cu"
+#include "peers.cu"
+
 // 0: run. 1: no such kernel or shape.
 extern "C" int32_t kvasir_emulate(uint32_t kernel, uint32_t grid, uint32_t threads, uint32_t shared_bytes,
                                   const void* params) {

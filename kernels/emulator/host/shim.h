@@ -85,6 +85,8 @@ inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(uint32_t(v)); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 inline float __int_as_float(int32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);

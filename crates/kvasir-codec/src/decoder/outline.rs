@@ -6,7 +6,10 @@ use half::f16;
 use kvasir_container::Head;
 use kvasir_types::{KvDtype, Level, ModelSpec, Plane};
 
-use super::{BAND_ANCHORS, BAND_EXACT, BAND_MAIN, CpuDecoder, Object, Predictor, SectionPlan, Task, spans};
+use super::{
+    BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, CpuDecoder, Object, Predictor, Scope, SectionPlan, Task,
+    spans,
+};
 use crate::{
     DecodeError, Profile,
     exact::{self, ExactDtype},
@@ -118,6 +121,36 @@ fn view(plan: &SectionPlan) -> PlanView<'_> {
     (&plan.coefficients, &plan.codings)
 }
 
+/// A bound scope as flat data.
+pub(crate) fn view_of<'a>(bound: &'a BoundScope, scope: &'a Scope) -> ScopeView<'a> {
+    let predictor = match &scope.predictor {
+        Predictor::Mean => PredictorView::Mean,
+        Predictor::AnchorFirst { group, anchor_ratio, .. } => {
+            PredictorView::Anchors { group: *group, ratio: *anchor_ratio, plan: view(&bound.anchors) }
+        }
+        Predictor::Token(token) => PredictorView::Token {
+            vocabulary: token.vocabulary,
+            factors: token.factors,
+            current: &token.current,
+            previous: &token.previous,
+            matrix: &token.matrix,
+            shifts: &token.shifts,
+        },
+    };
+    let synthesis = match &scope.basis {
+        Basis::Identity => None,
+        Basis::Trained { synthesis, .. } => Some(synthesis.as_slice()),
+    };
+    ScopeView {
+        members: bound.elements.views().collect(),
+        mean: &scope.mean,
+        rank: scope.rank(),
+        levels: bound.levels.iter().map(view).collect(),
+        synthesis,
+        predictor,
+    }
+}
+
 impl CpuDecoder {
     /// The model.
     pub fn spec(&self) -> &ModelSpec {
@@ -146,33 +179,7 @@ impl CpuDecoder {
     /// A scope as flat data; `None` where the profile has no such scope.
     pub fn scope_view(&self, scope: usize) -> Option<ScopeView<'_>> {
         let (bound, _) = self.scopes.get(scope)?;
-        let scope = self.profile.scopes.get(scope)?;
-        let predictor = match &scope.predictor {
-            Predictor::Mean => PredictorView::Mean,
-            Predictor::AnchorFirst { group, anchor_ratio, .. } => {
-                PredictorView::Anchors { group: *group, ratio: *anchor_ratio, plan: view(&bound.anchors) }
-            }
-            Predictor::Token(token) => PredictorView::Token {
-                vocabulary: token.vocabulary,
-                factors: token.factors,
-                current: &token.current,
-                previous: &token.previous,
-                matrix: &token.matrix,
-                shifts: &token.shifts,
-            },
-        };
-        let synthesis = match &scope.basis {
-            Basis::Identity => None,
-            Basis::Trained { synthesis, .. } => Some(synthesis.as_slice()),
-        };
-        Some(ScopeView {
-            members: bound.elements.views().collect(),
-            mean: &scope.mean,
-            rank: scope.rank(),
-            levels: bound.levels.iter().map(view).collect(),
-            synthesis,
-            predictor,
-        })
+        Some(view_of(bound, self.profile.scopes.get(scope)?))
     }
 
     /// How a level's values of a scope become finest steps, one `(ratio, towards_zero)` a coefficient:

@@ -200,7 +200,7 @@ impl Profile {
     }
 
     /// Levels below the exact one; all of them where there is none.
-    pub(crate) fn lossy_levels(&self) -> usize {
+    pub fn lossy_levels(&self) -> usize {
         self.levels.len() - usize::from(self.is_lossless())
     }
 

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use super::{
     alias::AliasTable,
     error::TableError,
-    limits::{STAGE_TABLES_MAX, TRIT_TABLES_MAX},
+    limits::{ALPHABET, PROBABILITY_ONE, STAGE_TABLES_MAX, TRIT_TABLES_MAX},
     stream::encode::EncodeTable,
     trit::TritTable,
 };
@@ -44,6 +44,13 @@ impl TableBank {
     /// The stage tables as encoders need them.
     pub(crate) fn encode_tables(&self) -> &[EncodeTable] {
         self.encode.get_or_init(|| self.stage.iter().map(EncodeTable::new).collect())
+    }
+
+    /// A stage table inverted, for encoders that run elsewhere: where the frequencies of each symbol start, and the slot
+    /// of every `start + offset`. `None` where the bank has no such table.
+    pub fn inverted_stage(&self, table: usize) -> Option<(&[u32; ALPHABET], &[u16])> {
+        let table = self.encode_tables().get(table)?;
+        Some((&table.starts, &table.slots[..PROBABILITY_ONE as usize]))
     }
 
     /// Serialised size: 4 bytes, 128 a stage table, 8 a trit table.

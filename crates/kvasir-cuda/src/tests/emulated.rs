@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use kvasir_kernels::Kernel;
 
-use crate::{Device, DeviceError, DeviceMemory, Work};
+use crate::{Device, DeviceError, DeviceEvent, DeviceFetch, DeviceMemory, Work};
 
 /// Bytes before and behind every buffer that nobody may touch.
 const CANARY_BYTES: usize = 256;
@@ -24,6 +24,29 @@ pub(super) struct Memory {
     words: Mutex<Vec<u64>>,
     address: u64,
     bytes: usize,
+}
+
+/// The emulator runs a kernel when it is launched: every point of its queue is behind us.
+#[derive(Debug)]
+pub(super) struct Reached;
+
+impl DeviceEvent for Reached {
+    fn is_ready(&self) -> Result<bool, DeviceError> {
+        Ok(true)
+    }
+
+    fn wait(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Fetched(Vec<u8>);
+
+impl DeviceFetch for Fetched {
+    fn bytes(self) -> Result<Vec<u8>, DeviceError> {
+        Ok(self.0)
+    }
 }
 
 impl Emulated {
@@ -73,6 +96,8 @@ impl DeviceMemory for Memory {
 
 impl Device for Emulated {
     type Memory = Memory;
+    type Event = Reached;
+    type Fetch = Fetched;
 
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<Memory, DeviceError> {
         Ok(Memory::new(label, &vec![0; bytes]))
@@ -82,11 +107,14 @@ impl Device for Emulated {
         Ok(Memory::new(label, bytes))
     }
 
-    fn download(&self, memory: &Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    fn fetch(&self, memory: &Memory, offset: usize, bytes: usize) -> Result<Fetched, DeviceError> {
         memory.check();
-        assert!(bytes.len() <= memory.bytes);
-        bytes.copy_from_slice(&memory.all()[CANARY_BYTES..CANARY_BYTES + bytes.len()]);
-        Ok(())
+        assert!(offset + bytes <= memory.bytes);
+        Ok(Fetched(memory.all()[CANARY_BYTES + offset..][..bytes].to_vec()))
+    }
+
+    fn record(&self) -> Result<Reached, DeviceError> {
+        Ok(Reached)
     }
 
     unsafe fn launch(

@@ -2,6 +2,8 @@
 
 mod chunks;
 mod emulated;
+mod encode;
+mod layouts;
 mod pieces;
 
 #[path = "../../../kvasir-codec/tests/common/mod.rs"]

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::emulated::Emulated;
 use crate::{
-    Device, DeviceMemory, Work,
+    Device, DeviceFetch, DeviceMemory, Work,
     lower::{Lowered, PlacedPiece, ScopeCodings, lower, piece_error},
 };
 
@@ -63,8 +63,9 @@ fn decode(
     let shared = bank.byte_len();
     // SAFETY: every address is that of a live buffer with the records that the kernel expects.
     unsafe { device.launch(Kernel::Decode1, Work::Warps(work.tasks.len()), shared, &record) }.expect("runs");
-    let mut words = vec![0; work.streams.len() * size_of::<Status>()];
-    device.download(&statuses, &mut words).expect("host memory");
+    let back =
+        |memory, bytes| device.fetch(memory, 0, bytes).and_then(DeviceFetch::bytes).expect("host memory");
+    let words = back(&statuses, work.streams.len() * size_of::<Status>());
     for ((name, stream), word) in work.names.iter().zip(&work.streams).zip(words.as_chunks::<8>().0) {
         let (code, detail) = word.split_at(4);
         let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
@@ -73,8 +74,7 @@ fn decode(
             piece_error(status, *stream, name, &placed).expect("the kernel reported")?;
         }
     }
-    let mut out = vec![0; before.len() * 4];
-    device.download(&values, &mut out).expect("host memory");
+    let out = back(&values, before.len() * 4);
     Ok(out.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect())
 }
 

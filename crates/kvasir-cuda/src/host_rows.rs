@@ -1,0 +1,129 @@
+//! The codec's trait over the kernels: rows of a host sink by way of the device.
+
+use std::{collections::BTreeSet, ops::Range};
+
+use kvasir_codec::{ChunkDecoder, DecodeError, KvSink, LayerGroup, container::Head};
+use kvasir_kernels::Dtype;
+use kvasir_types::{Level, Plane};
+
+use crate::{ChunkRequest, CudaError, Device, DeviceFetch, DeviceMemory, KernelDecoder, PageShape, PagedKv};
+
+/// Host rows of a decode: one contiguous f32 cache on the device, `[layer][plane][token][head][element]`.
+impl<D: Device> KernelDecoder<D> {
+    fn decode_to_sink(
+        &self,
+        head: &Head,
+        object_prefix: &[u8],
+        scopes: Vec<(usize, Level)>,
+        tokens: Range<usize>,
+        sink: &mut dyn KvSink,
+    ) -> Result<(), CudaError> {
+        let count = tokens.len();
+        let views = scopes.iter().filter_map(|(scope, _)| self.cpu.scope_view(*scope));
+        let wanted: BTreeSet<_> =
+            views.flat_map(|view| view.members).map(|m| (m.layer, m.plane as usize, m.head)).collect();
+        let planes = self.cpu.spec().layers.iter().flat_map(|layer| layer.layout.planes());
+        let starts: Vec<usize> = planes
+            .scan(0, |at, (heads, dim)| {
+                let start = *at;
+                *at += heads * dim * count;
+                Some(start)
+            })
+            .collect();
+        let bytes = self.cpu.spec().elements_per_token() * count * 4;
+        let memory = self.device.allocate("pages", bytes)?;
+        let layers = self.cpu.spec().layers.iter().zip(starts.as_chunks::<2>().0).map(|(layer, starts)| {
+            let plane = |plane: usize| {
+                let (heads, dim) = layer.layout.planes()[plane];
+                let shape = PageShape {
+                    blocks: 1,
+                    block_tokens: count as u32,
+                    heads: 0..heads,
+                    head_dim: dim as u64,
+                    dtype: Dtype::F32,
+                };
+                let base = memory.address() + 4 * starts[plane] as u64;
+                let [layout, _] = shape.contiguous(base, base);
+                (heads > 0).then_some(layout)
+            };
+            [plane(0), plane(1)]
+        });
+        let pages = PagedKv { layers: layers.collect(), block_tokens: count.max(1) as u32, blocks: 1 };
+        let request =
+            ChunkRequest { head, object_prefix, scopes, tokens: tokens.clone(), blocks: &[0], first_slot: 0 };
+        // SAFETY: the pages are this function's own memory, of the size that the layout takes.
+        unsafe { self.decode_into(&[request], &pages)? };
+        let rows = self.device.fetch(&memory, 0, bytes)?.bytes()?;
+        let values: Vec<f32> = rows.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        self.write_rows(&values, &starts, &wanted, tokens, sink);
+        Ok(())
+    }
+
+    fn write_rows(
+        &self,
+        values: &[f32],
+        starts: &[usize],
+        wanted: &BTreeSet<(usize, usize, usize)>,
+        tokens: Range<usize>,
+        sink: &mut dyn KvSink,
+    ) {
+        let mut rows = Vec::new();
+        for (layer, kv) in self.cpu.spec().layers.iter().enumerate() {
+            for plane in Plane::ALL {
+                let (heads, dim) = kv.layout.planes()[plane as usize];
+                let start = starts[2 * layer + plane as usize];
+                for head in (0..heads).filter(|head| wanted.contains(&(layer, plane as usize, *head))) {
+                    rows.clear();
+                    for token in 0..tokens.len() {
+                        let at = start + (token * heads + head) * dim;
+                        rows.extend_from_slice(&values[at..at + dim]);
+                    }
+                    sink.write(layer, plane, head, tokens.start, &rows);
+                }
+            }
+        }
+    }
+}
+
+fn codec_error(error: CudaError) -> DecodeError {
+    match error {
+        CudaError::Decode(error) => error,
+        other => DecodeError::Device { cause: other.to_string() },
+    }
+}
+
+impl<D: Device> ChunkDecoder for KernelDecoder<D> {
+    fn layer_groups(&self) -> &[LayerGroup] {
+        self.cpu.layer_groups()
+    }
+
+    fn decode_group(
+        &self,
+        head: &Head,
+        object_prefix: &[u8],
+        group: &LayerGroup,
+        level: Level,
+        tokens: Range<usize>,
+        sink: &mut dyn KvSink,
+    ) -> Result<(), DecodeError> {
+        let scopes = group.scopes.iter().map(|reach| (reach.scope, level)).collect();
+        self.decode_to_sink(head, object_prefix, scopes, tokens, sink).map_err(codec_error)
+    }
+
+    fn level_kl(&self) -> Option<Vec<f64>> {
+        self.cpu.level_kl()
+    }
+
+    /// As the CPU decoder; a fault of the device is [`DecodeError::Device`].
+    fn decode(
+        &self,
+        head: &Head,
+        object_prefix: &[u8],
+        level: Level,
+        tokens: Range<usize>,
+        sink: &mut dyn KvSink,
+    ) -> Result<(), DecodeError> {
+        let scopes = self.all_scopes(level);
+        self.decode_to_sink(head, object_prefix, scopes, tokens, sink).map_err(codec_error)
+    }
+}

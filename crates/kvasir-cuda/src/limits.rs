@@ -1,0 +1,12 @@
+//! Room that is set aside on the device, each with its reason.
+
+use kvasir_codec::rans::STREAM_COEFFICIENTS_MAX;
+use kvasir_types::SPAN_TOKENS;
+
+/// Words set aside for each stream of an encoder: 6 bits a symbol, where trained tables take 3 at most. A piece with a
+/// stream beyond it is coded on the host.
+pub(crate) const STREAM_WORDS: usize = STREAM_COEFFICIENTS_MAX * SPAN_TOKENS * 6 / 16;
+/// Bytes of output set aside for each quantised value of all levels; a piece beyond it is coded on the host.
+pub(crate) const OUTPUT_BYTES_PER_VALUE: usize = 1;
+/// Smallest output, so that short chunks with raw pieces fit.
+pub(crate) const OUTPUT_BYTES_MIN: usize = 64 * 1024;

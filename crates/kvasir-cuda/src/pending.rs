@@ -1,0 +1,109 @@
+//! Decodes under way: layers become ready one group after the other.
+
+use std::ops::Range;
+
+use kvasir_codec::DecodeError;
+use kvasir_kernels::Status;
+
+use crate::{
+    CudaError, Device, DeviceEvent, DeviceFetch, batch::Batch, lower::piece_error, uploaded::Uploaded,
+};
+
+/// A decode that was submitted. Waits when dropped.
+#[derive(Debug)]
+pub struct PendingDecode<D: Device> {
+    pub(crate) waves: Vec<Wave<D>>,
+}
+
+/// Layers that were decoded by the same launches.
+#[derive(Debug)]
+pub(crate) struct Wave<D: Device> {
+    pub(crate) layers: Range<usize>,
+    pub(crate) batch: Batch,
+    pub(crate) event: D::Event,
+    /// `None` once looked at.
+    pub(crate) statuses: Option<D::Fetch>,
+    pub(crate) verdict: Result<(), CudaError>,
+    /// Lives until the kernels are done.
+    pub(crate) _memory: (Uploaded<D::Memory>, Vec<D::Memory>),
+}
+
+impl<D: Device> Wave<D> {
+    fn look(&self, statuses: D::Fetch) -> Result<(), CudaError> {
+        self.event.wait()?;
+        check_statuses(&self.batch, &statuses.bytes()?)
+    }
+
+    fn wait(&mut self) -> Result<(), CudaError> {
+        if let Some(statuses) = self.statuses.take() {
+            self.verdict = self.look(statuses);
+        }
+        self.verdict.clone()
+    }
+}
+
+impl<D: Device> PendingDecode<D> {
+    /// The layers that become ready together, in the order in which they do. Layers in none of them have no rows in the
+    /// request.
+    pub fn layer_groups(&self) -> impl Iterator<Item = Range<usize>> {
+        self.waves.iter().map(|wave| wave.layers.clone())
+    }
+
+    /// The event behind the rows of `layer`, for an engine's stream to wait on without the host. It says nothing about
+    /// damaged bytes: rows that [`wait_layer`](Self::wait_layer) would refuse are there too, wrong, inside their pages.
+    pub fn layer_event(&self, layer: usize) -> Option<&D::Event> {
+        self.waves.iter().find(|wave| wave.layers.contains(&layer)).map(|wave| &wave.event)
+    }
+
+    /// Waits until the rows of `layer` are there and right.
+    ///
+    /// # Errors
+    /// As [`decode_into`](crate::KernelDecoder::decode_into), for this layer's group.
+    pub fn wait_layer(&mut self, layer: usize) -> Result<(), CudaError> {
+        let wave = self.waves.iter_mut().find(|wave| wave.layers.contains(&layer));
+        wave.map_or(Ok(()), Wave::wait)
+    }
+
+    /// Waits for all of it.
+    ///
+    /// # Errors
+    /// The first in the order of layers.
+    pub fn wait(mut self) -> Result<(), CudaError> {
+        let verdicts: Vec<_> = self.waves.iter_mut().map(Wave::wait).collect();
+        verdicts.into_iter().collect()
+    }
+}
+
+impl<D: Device> Drop for PendingDecode<D> {
+    fn drop(&mut self) {
+        for wave in &mut self.waves {
+            // Nobody is left to be told.
+            let _ = wave.wait();
+        }
+    }
+}
+
+/// The first error in the order of request, section, span and stream.
+fn check_statuses(batch: &Batch, statuses: &[u8]) -> Result<(), CudaError> {
+    let words = |bytes: &[u8; 8]| {
+        let [a, b, c, d, e, f, g, h] = *bytes;
+        Status { code: u32::from_le_bytes([a, b, c, d]), detail: u32::from_le_bytes([e, f, g, h]) }
+    };
+    let failed = batch.names.iter().zip(&batch.streams).zip(statuses.as_chunks().0).filter_map(
+        |((name, stream), bytes)| {
+            let (request, name) = (*name)?;
+            match piece_error(words(bytes), *stream, name, &batch.bytes) {
+                Some(Ok(())) => None,
+                Some(Err(source)) => Some((request, name, Some(source))),
+                None => Some((request, name, None)),
+            }
+        },
+    );
+    match failed.min_by_key(|(request, name, _)| (*request, name.section, name.span, name.stream)) {
+        None => Ok(()),
+        Some((_, name, Some(source))) => {
+            Err(DecodeError::Piece { section: name.section, span: name.span, source }.into())
+        }
+        Some((_, name, None)) => Err(CudaError::Silent { section: name.section, span: name.span }),
+    }
+}
