@@ -25,7 +25,10 @@ use crate::{
     ropes::SpanRopes,
 };
 
-use self::{direct::ScratchPool, task::Rows};
+use self::{
+    direct::{Appended, InSink, ScratchPool},
+    task::Rows,
+};
 pub use direct::DecodePath;
 pub(crate) use outline::view_of;
 pub use outline::{MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
@@ -120,10 +123,8 @@ impl CpuDecoder {
                 // Alone: rows go from cache to sink.
                 let span = of(task).span.clone();
                 let kept = kept(&span, &tokens);
-                self.direct_members(&object, *task, of(task), &mut |m, rows| {
-                    let rows = &rows[kept.start * m.dim..kept.end * m.dim];
-                    sink.write_bf16(m.layer, m.plane, m.head, span.start + kept.start, rows);
-                })?;
+                let mut place = InSink { sink: &mut *sink, first: span.start, kept };
+                self.direct_members(&object, *task, of(task), &mut place)?;
                 continue;
             }
             let decoded: Result<Vec<_>, _> =
@@ -264,8 +265,9 @@ impl CpuDecoder {
         let count = bound.elements.count() * tokens;
         let is_direct = matches!((synthesis, &scope.predictor), (Matrix::Identity, Predictor::Mean));
         if half && self.is_direct(task) {
-            let mut rows = Vec::with_capacity(count);
-            self.direct_members(object, task, ropes, &mut |_, own| rows.extend_from_slice(own))?;
+            let mut place = Appended { rows: vec![bf16::ZERO; count], done: 0 };
+            self.direct_members(object, task, ropes, &mut place)?;
+            let mut rows = place.rows;
             if let Some((exact_tokens, values)) = exact {
                 let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
                 bound.elements.overwrite(tokens, exact_tokens, &values, &mut rows);

@@ -33,6 +33,19 @@ pub trait KvSink {
         let rows: Vec<f32> = rows.iter().map(|x| x.to_f32()).collect();
         self.write(layer, plane, head, first_token, &rows);
     }
+
+    /// Where [`write_bf16`](Self::write_bf16) would put `[token][element]` of `tokens` tokens, if they are one behind the other
+    /// there: a decoder then makes them in place. What it holds after an error is undefined.
+    fn place_bf16(
+        &mut self,
+        _layer: usize,
+        _plane: Plane,
+        _head: usize,
+        _first_token: usize,
+        _tokens: usize,
+    ) -> Option<&mut [bf16]> {
+        None
+    }
 }
 
 pub use dense16::Bf16Buffer;

@@ -6,11 +6,9 @@
 pub(crate) mod fine;
 pub(crate) mod half;
 
-use ::half::bf16;
-
 use self::{
     fine::Steps,
-    half::{RowScratch, Turns},
+    half::{HalfRows, RowScratch, Turns},
 };
 use crate::{arch::RowKernel, levels::ratio};
 
@@ -75,13 +73,13 @@ pub(crate) fn half_rows(
     turns: Option<&Turns>,
     tokens: usize,
     values: &[i32],
-    rows: &mut [bf16],
+    rows: HalfRows<'_>,
     scratch: &mut RowScratch,
 ) {
     let elements = scaling.elements();
     assert_eq!(scaling.shifts.len(), elements);
     assert_eq!(values.len(), elements * tokens);
-    assert_eq!(rows.len(), elements * tokens);
+    assert_eq!(rows.rows.len(), elements * tokens);
     kernel.half_rows(scaling, turns, tokens, values, rows, scratch);
 }
 
@@ -124,11 +122,12 @@ pub(crate) fn scale_rows_portable(
 
 #[cfg(test)]
 mod tests {
+    use ::half::bf16;
     use proptest::prelude::*;
 
     use kvasir_types::{Pairing, Rope};
 
-    use super::*;
+    use super::{half::aligned, *};
     use crate::{levels::reconstruct, rope::Rotation};
 
     proptest! {
@@ -138,6 +137,8 @@ mod tests {
             (elements, tokens) in (1usize..150, 1usize..70), up in 0u32..3, pairs in 0usize..70,
             interleaved in any::<bool>(), seed in any::<i32>(), first in any::<u64>(),
         ) {
+            // every other time rows of whole cache lines
+            let elements = if seed % 2 == 0 { elements.next_multiple_of(32) } else { elements };
             let pairs = pairs.min(elements / 2);
             let value = |i: usize| (seed.wrapping_mul(i as i32 | 1).wrapping_mul(0x9e37_79b1u32 as i32)) >> (i % 32);
             let values: Vec<i32> = (0..elements * tokens).map(value).collect();
@@ -157,9 +158,12 @@ mod tests {
                 expected.chunks_exact_mut(elements).enumerate().for_each(|(t, row)| rotation.rotate(t, row));
             }
             let turns = turned.then(|| Turns::new(&rope, first, tokens));
-            for kernel in RowKernel::available() {
-                let mut rows = vec![bf16::ZERO; values.len()];
-                half_rows(kernel, &scaling, turns.as_ref(), tokens, &values, &mut rows, &mut RowScratch::default());
+            for (kernel, past_cache) in RowKernel::available().into_iter().flat_map(|k| [(k, false), (k, true)]) {
+                let mut buffer = Vec::new();
+                // at a cache line's beginning, or 16 bytes behind it
+                let rows = &mut aligned(&mut buffer, values.len() + 8)[if up % 2 == 0 { 0 } else { 8 }..][..values.len()];
+                let out = HalfRows { rows: &mut *rows, past_cache };
+                half_rows(kernel, &scaling, turns.as_ref(), tokens, &values, out, &mut RowScratch::default());
                 for (index, (row, expected)) in rows.iter().zip(&expected).enumerate() {
                     let expected = bf16::from_f32(*expected);
                     // the sign of a NaN is the machine's

@@ -49,6 +49,14 @@ pub(super) trait Kernel: Copy {
         values: Self::Registers,
     ) -> (Self::Registers, Self::Registers);
 
+    /// The escapes' first eight bypass bits before their refill: new states, values with magnitude and sign of these
+    /// bits in the lanes of `set`, and the lanes that have more to come.
+    unsafe fn escape(
+        states: Self::Registers,
+        values: Self::Registers,
+        set: u32,
+    ) -> (Self::Registers, Self::Registers, u32);
+
     /// Refills the lanes below the minimum state, in lane order; returns the bytes taken.
     unsafe fn refill(states: Self::Registers, words: &[u8; REFILL_BYTES]) -> (Self::Registers, usize);
 }
@@ -66,7 +74,7 @@ struct Stream<'a> {
     padded: Cow<'a, [u8]>,
     /// Bytes of the words proper.
     word_bytes: usize,
-    /// The same coders for what is rare: escapes, the partial row, the end check.
+    /// The same coders for what is rare: long escapes, the partial row, the end check.
     scalar: Lanes<'a>,
     fault: Option<StreamFault>,
 }
@@ -175,6 +183,16 @@ impl<'a> Stream<'a> {
         // SAFETY: as above.
         let mut live = unsafe { self.refill(Live { states, at: live.at }) };
         if escapes != 0 {
+            // SAFETY: as above.
+            let (states, values, long) = unsafe { K::escape(live.states, values, escapes) };
+            if long == 0 {
+                // SAFETY: as above.
+                let out = unsafe { self.row_values(c, row) };
+                // SAFETY: as above.
+                unsafe { K::store_values(values, out) };
+                // SAFETY: as above.
+                return unsafe { self.refill(Live { states, at: live.at }) };
+            }
             let mut lanes = [0; LANES];
             // SAFETY: as above.
             unsafe { K::store(live.states, &mut lanes) };
@@ -214,7 +232,7 @@ impl<'a> Stream<'a> {
         Live { states, at: live.at + taken }
     }
 
-    /// The escapes' payload, which is rare enough for the scalar coders; returns the cursor.
+    /// The payload of escapes of which some are long, which is rare enough for the scalar coders; returns the cursor.
     #[cold]
     #[inline(never)]
     fn escape(&mut self, states: &mut [u32; LANES], at: usize, escapes: u32, values_at: usize) -> usize {

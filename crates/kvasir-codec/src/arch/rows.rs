@@ -2,12 +2,10 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{Avx2, Avx512};
-use half::bf16;
-
 use crate::rows::{
     Scaling, TILE,
     fine::{Steps, fine_tile},
-    half::{RowScratch, Turns, half_tile},
+    half::{HalfRows, RowScratch, Turns, half_tile},
     scale_rows_portable,
 };
 
@@ -78,12 +76,12 @@ impl RowKernel {
         turns: Option<&Turns>,
         tokens: usize,
         values: &[i32],
-        rows: &mut [bf16],
+        rows: HalfRows<'_>,
         scratch: &mut RowScratch,
     ) {
         match self.0 {
             Path::Portable => {
-                for (tile, rows) in rows.chunks_mut(TILE * scaling.elements()).enumerate() {
+                for (tile, rows) in rows.rows.chunks_mut(TILE * scaling.elements()).enumerate() {
                     half_tile(scaling, turns, (tokens, tile), values, rows, scratch);
                 }
             }

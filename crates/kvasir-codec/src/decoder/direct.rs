@@ -1,16 +1,18 @@
 //! bf16 rows of a direct scope, member by member while their values are in the cache.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::{BAND_MAIN, CpuDecoder, Matrix, MemberView, Object, Predictor, SectionPlan, SpanRopes, Task};
 use crate::{
-    DecodeError,
+    DecodeError, KvSink,
     arch::RowKernel,
     bound::BoundScope,
     rans::{PieceDecoder, PiecePlan, PieceSteps},
     rows::{
         Scaling,
-        half::{RowScratch, Turns, aligned},
+        half::{HalfRows, RowScratch, Turns, aligned},
         half_rows,
     },
 };
@@ -54,6 +56,53 @@ pub(super) struct Scratch {
     /// Rows of one member.
     rows: Vec<bf16>,
     lanes: RowScratch,
+}
+
+/// Where rows `[token][element]` of members go.
+pub(super) trait Place {
+    /// Room for all of a member's rows, where they can be made in place.
+    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<HalfRows<'_>>;
+
+    /// Takes rows that had no room, while they are in the cache.
+    fn take(&mut self, member: &MemberView, rows: &[bf16]);
+}
+
+/// A span's rows in a sink that gets only the `kept` ones.
+pub(super) struct InSink<'a> {
+    pub(super) sink: &'a mut dyn KvSink,
+    /// First token of the span.
+    pub(super) first: usize,
+    pub(super) kept: Range<usize>,
+}
+
+impl Place for InSink<'_> {
+    fn room(&mut self, m: &MemberView, tokens: usize) -> Option<HalfRows<'_>> {
+        let rows = (self.kept == (0..tokens))
+            .then(|| self.sink.place_bf16(m.layer, m.plane, m.head, self.first, tokens))??;
+        (rows.len() == tokens * m.dim).then_some(HalfRows { rows, past_cache: true })
+    }
+
+    fn take(&mut self, m: &MemberView, rows: &[bf16]) {
+        let rows = &rows[self.kept.start * m.dim..self.kept.end * m.dim];
+        self.sink.write_bf16(m.layer, m.plane, m.head, self.first + self.kept.start, rows);
+    }
+}
+
+/// One member behind the other.
+pub(super) struct Appended {
+    pub(super) rows: Vec<bf16>,
+    /// Values that are there.
+    pub(super) done: usize,
+}
+
+impl Place for Appended {
+    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<HalfRows<'_>> {
+        let start = self.done;
+        self.done += tokens * member.dim;
+        Some(HalfRows { rows: self.rows.get_mut(start..self.done)?, past_cache: false })
+    }
+
+    fn take(&mut self, _: &MemberView, _: &[bf16]) {}
 }
 
 /// One level of a scope, being decoded.
@@ -104,17 +153,16 @@ impl CpuDecoder {
             && task.level < self.profile.lossy_levels()
     }
 
-    /// Makes the rows `[token][element]` of every member of a direct scope in turn; `emit` has them while they are in the
-    /// cache.
+    /// Makes the rows `[token][element]` of every member of a direct scope in turn.
     pub(super) fn direct_members(
         &self,
         object: &Object<'_, '_>,
         task: Task,
         ropes: &SpanRopes<'_>,
-        emit: &mut dyn FnMut(&MemberView, &[bf16]),
+        place: &mut dyn Place,
     ) -> Result<(), DecodeError> {
         let mut scratch = self.scratch.take();
-        let done = self.each_member(object, task, ropes, &mut scratch, emit);
+        let done = self.each_member(object, task, ropes, &mut scratch, place);
         self.scratch.give(scratch);
         done
     }
@@ -125,7 +173,7 @@ impl CpuDecoder {
         task: Task,
         ropes: &SpanRopes<'_>,
         scratch: &mut Scratch,
-        emit: &mut dyn FnMut(&MemberView, &[bf16]),
+        place: &mut dyn Place,
     ) -> Result<(), DecodeError> {
         let (bound, _) = &self.scopes[task.scope];
         let (tokens, mean) = (ropes.tokens(), &self.profile.scopes[task.scope].mean);
@@ -141,12 +189,18 @@ impl CpuDecoder {
             let range = member.start..member.start + member.dim;
             ladder.climb(task.level, range.end, values)?;
             let held = range.start * tokens..range.end * tokens;
-            let rows = aligned(rows, held.len());
             let turns: Option<&Turns> = member.rope.and_then(|rope| ropes.turns().get(rope));
             let scaling =
                 Scaling { up, shifts: &shifts[range.clone()], gain: member.gain, mean: &mean[range] };
-            half_rows(self.path.rows, &scaling, turns, tokens, &values[held], rows, lanes);
-            emit(&member, rows);
+            let values = &values[held];
+            if let Some(rows) = place.room(&member, tokens) {
+                half_rows(self.path.rows, &scaling, turns, tokens, values, rows, lanes);
+            } else {
+                let rows = aligned(rows, values.len());
+                let out = HalfRows { rows: &mut *rows, past_cache: false };
+                half_rows(self.path.rows, &scaling, turns, tokens, values, out, lanes);
+                place.take(&member, rows);
+            }
         }
         Ok(())
     }

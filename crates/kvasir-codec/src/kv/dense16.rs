@@ -12,25 +12,37 @@ pub struct Bf16Buffer {
     /// Says where a head's rows begin; holds no data.
     shape: KvBuffer,
     data: Vec<bf16>,
+    /// The first value, at the beginning of a cache line: rows that straddle two are written in twice the time.
+    start: usize,
 }
+
+/// Values of a cache line.
+const LINE: usize = 32;
 
 impl Bf16Buffer {
     /// Zeros for `tokens` tokens of a model.
     pub fn new(spec: &ModelSpec, tokens: usize) -> Self {
         let mut shape = KvBuffer::new(spec, tokens);
-        let data = vec![bf16::ZERO; shape.as_slice().len()];
+        let data = vec![bf16::ZERO; shape.as_slice().len() + LINE];
         shape.data = Vec::new();
-        Self { shape, data }
+        let start = data.as_ptr().align_offset(LINE * size_of::<bf16>()).min(LINE);
+        Self { shape, data, start }
     }
 
     /// One head's rows, `[token][element]`. Empty where the model has no such head.
     pub fn rows(&self, layer: usize, plane: Plane, head: usize) -> &[bf16] {
-        self.data.get(self.shape.range(layer, plane, head)).unwrap_or_default()
+        self.as_slice().get(self.shape.range(layer, plane, head)).unwrap_or_default()
     }
 
     /// All values, `[layer][plane][head][token][element]`.
     pub fn as_slice(&self) -> &[bf16] {
-        &self.data
+        &self.data[self.start..self.data.len() - (LINE - self.start)]
+    }
+
+    /// All values but for the first `from`.
+    fn values_mut(&mut self, from: usize) -> &mut [bf16] {
+        let end = self.data.len() - (LINE - self.start);
+        &mut self.data[self.start + from..end]
     }
 }
 
@@ -45,7 +57,20 @@ impl KvSink for Bf16Buffer {
     }
 
     fn write_bf16(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[bf16]) {
-        let start = self.shape.range(layer, plane, head).start + first_token * self.shape.dim(layer, plane);
-        self.data[start..start + rows.len()].copy_from_slice(rows);
+        let from = self.shape.range(layer, plane, head).start + first_token * self.shape.dim(layer, plane);
+        self.values_mut(from)[..rows.len()].copy_from_slice(rows);
+    }
+
+    fn place_bf16(
+        &mut self,
+        layer: usize,
+        plane: Plane,
+        head: usize,
+        first_token: usize,
+        tokens: usize,
+    ) -> Option<&mut [bf16]> {
+        let dim = self.shape.dim(layer, plane);
+        let from = self.shape.range(layer, plane, head).start + first_token * dim;
+        self.values_mut(from).get_mut(..tokens * dim)
     }
 }

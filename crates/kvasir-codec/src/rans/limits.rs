@@ -14,6 +14,8 @@ pub const STATE_MIN: u32 = 1 << 15;
 pub const ALPHABET: usize = 16;
 /// The escape symbol.
 pub const ESCAPE: usize = 15;
+/// First eight bits of an escape that announce 16 more.
+pub(crate) const LONG_ESCAPE: u32 = 254;
 /// Largest magnitude that an escape carries: 127 + 16 bits.
 pub const ESCAPE_MAX: i32 = 127 + 0xffff;
 /// Most stage tables of a bank: 16 KiB, which stays in L1 and in a CTA's shared memory.

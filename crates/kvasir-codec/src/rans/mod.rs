@@ -45,6 +45,7 @@ pub(crate) use decoder::PieceSteps;
 pub use decoder::{PieceDecoder, decode_piece};
 pub use error::{PieceError, TableError};
 pub use frequencies::normalise;
+pub(crate) use limits::LONG_ESCAPE;
 pub use limits::{
     ALPHABET, COEFFICIENTS_MAX, ESCAPE, ESCAPE_MAX, LANES, PROBABILITY_BITS, PROBABILITY_ONE,
     STAGE_TABLES_MAX, STATE_MIN, STREAM_COEFFICIENTS_MAX, STREAM_WORDS_MAX, TRIT_TABLES_MAX, TRITS_MAX,

@@ -149,6 +149,14 @@ impl Turns {
     }
 }
 
+/// Where bf16 rows `[token][element]` go.
+pub(crate) struct HalfRows<'a> {
+    pub(crate) rows: &'a mut [bf16],
+    /// Whether they may go past the cache, because nobody reads them soon: a store that has to fetch its line first, to
+    /// overwrite all of it, costs as much as making what it stores.
+    pub(crate) past_cache: bool,
+}
+
 /// What a kernel works in, kept from head to head.
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {

@@ -8,13 +8,16 @@ use std::arch::x86_64::{
     __m256i, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256, _mm256_andnot_si256, _mm256_blendv_epi8,
     _mm256_blendv_ps, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32,
     _mm256_cvtepu16_epi32, _mm256_loadu_si256, _mm256_movemask_ps, _mm256_mullo_epi32, _mm256_or_si256,
-    _mm256_permutevar8x32_epi32, _mm256_set1_epi32, _mm256_setzero_si256, _mm256_sign_epi32,
-    _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_si256, _mm256_sub_epi32,
+    _mm256_permutevar8x32_epi32, _mm256_set1_epi32, _mm256_setr_epi32, _mm256_setzero_si256,
+    _mm256_sign_epi32, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_si256, _mm256_sub_epi32,
 };
 
 use crate::{
     arch::kernel::{Kernel, REFILL_BYTES},
-    rans::{ESCAPE, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, alias::Buckets, trit::TritTable},
+    rans::{
+        ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, alias::Buckets,
+        trit::TritTable,
+    },
 };
 
 const SLOT_MASK: i32 = PROBABILITY_ONE as i32 - 1;
@@ -143,6 +146,29 @@ unsafe fn trit_part(table: &TritTable, ranges: __m256i, x: __m256i, value: __m25
     }
 }
 
+/// Eight lanes of the escapes' first bits: new states, values, lanes with more to come.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn escape_part(set: u32, x: __m256i, values: __m256i) -> (__m256i, __m256i, u32) {
+    // SAFETY: register operations only.
+    unsafe {
+        let bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        let set = _mm256_and_si256(_mm256_set1_epi32(set as i32), bits);
+        let set = _mm256_cmpeq_epi32(set, bits);
+        let short = _mm256_and_si256(x, _mm256_set1_epi32(0xff));
+        let long = _mm256_cmpgt_epi32(short, _mm256_set1_epi32(LONG_ESCAPE as i32 - 1));
+        let long = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_and_si256(long, set))) as u32;
+        // 1 or -1, from the lowest bit
+        let one = _mm256_set1_epi32(1);
+        let sign = _mm256_sub_epi32(one, _mm256_slli_epi32::<1>(_mm256_and_si256(short, one)));
+        let signed = _mm256_sign_epi32(_mm256_srli_epi32::<1>(short), sign);
+        let next = _mm256_blendv_epi8(x, _mm256_srli_epi32::<8>(x), set);
+        (next, _mm256_blendv_epi8(values, signed, set), long)
+    }
+}
+
 impl Kernel for Kernel8 {
     type Registers = [__m256i; REGISTERS];
     const STREAMS: usize = 2;
@@ -205,6 +231,22 @@ impl Kernel for Kernel8 {
             (next[i], refined[i]) = unsafe { trit_part(table, ranges, states[i], values[i]) };
         }
         (next, refined)
+    }
+
+    #[inline(always)]
+    unsafe fn escape(
+        mut states: Self::Registers,
+        mut values: Self::Registers,
+        set: u32,
+    ) -> (Self::Registers, Self::Registers, u32) {
+        let mut long = 0;
+        for i in 0..REGISTERS {
+            let part;
+            // SAFETY: the caller's promise.
+            (states[i], values[i], part) = unsafe { escape_part(set >> (8 * i), states[i], values[i]) };
+            long |= part << (8 * i);
+        }
+        (states, values, long)
     }
 
     #[inline(always)]

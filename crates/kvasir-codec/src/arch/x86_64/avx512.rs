@@ -5,18 +5,21 @@
 )]
 
 use std::arch::x86_64::{
-    __m512i, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_cmpeq_epi32_mask,
+    __m512i, __mmask16, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_cmpeq_epi32_mask,
     _mm512_cmpge_epu32_mask, _mm512_cmplt_epi32_mask, _mm512_cmplt_epu32_mask, _mm512_cvtepu16_epi32,
-    _mm512_loadu_si512, _mm512_mask_add_epi32, _mm512_mask_blend_epi32, _mm512_mask_or_epi32,
-    _mm512_mask_srli_epi32, _mm512_mask_sub_epi32, _mm512_maskz_expand_epi32, _mm512_maskz_set1_epi32,
-    _mm512_maskz_srli_epi32, _mm512_mullo_epi32, _mm512_permutexvar_epi32, _mm512_set1_epi32,
-    _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512, _mm512_sub_epi32,
-    _mm512_test_epi32_mask, _mm512_zextsi256_si512,
+    _mm512_loadu_si512, _mm512_mask_add_epi32, _mm512_mask_blend_epi32, _mm512_mask_cmpge_epu32_mask,
+    _mm512_mask_or_epi32, _mm512_mask_srli_epi32, _mm512_mask_sub_epi32, _mm512_mask_test_epi32_mask,
+    _mm512_maskz_expand_epi32, _mm512_maskz_set1_epi32, _mm512_maskz_srli_epi32, _mm512_mullo_epi32,
+    _mm512_permutexvar_epi32, _mm512_set1_epi32, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srli_epi32,
+    _mm512_storeu_si512, _mm512_sub_epi32, _mm512_test_epi32_mask, _mm512_zextsi256_si512,
 };
 
 use crate::{
     arch::kernel::{Kernel, REFILL_BYTES},
-    rans::{ESCAPE, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, alias::Buckets, trit::TritTable},
+    rans::{
+        ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, alias::Buckets,
+        trit::TritTable,
+    },
 };
 
 pub(super) const SLOT_MASK: i32 = PROBABILITY_ONE as i32 - 1;
@@ -102,6 +105,24 @@ unsafe fn trit_half(table: &TritTable, ranges: __m512i, x: __m512i, value: __m51
     }
 }
 
+/// One half of the escapes' first bits: new states, values, lanes with more to come.
+///
+/// # Safety
+/// AVX-512F.
+#[inline(always)]
+unsafe fn escape_half(set: __mmask16, x: __m512i, values: __m512i) -> (__m512i, __m512i, u32) {
+    // SAFETY: register operations only.
+    unsafe {
+        let short = _mm512_and_si512(x, _mm512_set1_epi32(0xff));
+        let long = _mm512_mask_cmpge_epu32_mask(set, short, _mm512_set1_epi32(LONG_ESCAPE as i32));
+        let negative = _mm512_mask_test_epi32_mask(set, short, _mm512_set1_epi32(1));
+        let magnitude = _mm512_srli_epi32::<1>(short);
+        let values = _mm512_mask_blend_epi32(set, values, magnitude);
+        let values = _mm512_mask_sub_epi32(values, negative, _mm512_setzero_si512(), magnitude);
+        (_mm512_mask_srli_epi32::<8>(x, set, x), values, long.into())
+    }
+}
+
 impl Kernel for Kernel16 {
     type Registers = [__m512i; 2];
     const STREAMS: usize = 3;
@@ -154,6 +175,22 @@ impl Kernel for Kernel16 {
             (trit_half(table, ranges, states[0], values[0]), trit_half(table, ranges, states[1], values[1]))
         };
         ([low.0, high.0], [low.1, high.1])
+    }
+
+    #[inline(always)]
+    unsafe fn escape(
+        states: Self::Registers,
+        values: Self::Registers,
+        set: u32,
+    ) -> (Self::Registers, Self::Registers, u32) {
+        // SAFETY: the caller's promise.
+        let (low, high) = unsafe {
+            (
+                escape_half(set as u16, states[0], values[0]),
+                escape_half((set >> 16) as u16, states[1], values[1]),
+            )
+        };
+        ([low.0, high.0], [low.1, high.1], low.2 | high.2 << 16)
     }
 
     #[inline(always)]

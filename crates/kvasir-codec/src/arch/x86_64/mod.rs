@@ -8,8 +8,6 @@ mod registers;
 mod transposes;
 mod wide;
 
-use half::bf16;
-
 use super::kernel::{Kernel, decode};
 use crate::{
     rans::{
@@ -22,7 +20,7 @@ use crate::{
     rows::{
         Scaling,
         fine::Steps,
-        half::{RowScratch, Turns},
+        half::{HalfRows, RowScratch, Turns},
     },
 };
 
@@ -115,7 +113,7 @@ macro_rules! rows {
                 turns: Option<&Turns>,
                 tokens: usize,
                 values: &[i32],
-                rows: &mut [bf16],
+                rows: HalfRows<'_>,
                 scratch: &mut RowScratch,
             ) {
                 /// # Safety
@@ -126,7 +124,7 @@ macro_rules! rows {
                     turns: Option<&Turns>,
                     tokens: usize,
                     values: &[i32],
-                    rows: &mut [bf16],
+                    rows: HalfRows<'_>,
                     scratch: &mut RowScratch,
                 ) {
                     // SAFETY: the caller's promise.

@@ -45,8 +45,8 @@ pub(super) trait Registers: Copy {
     unsafe fn halves(low: Self::Float, high: Self::Float) -> Self::Int;
     /// Whether every magnitude is at most `most`; NaN is not.
     unsafe fn all_within(x: Self::Float, most: Self::Float) -> bool;
-    /// Rows of 16 tokens from words of two neighbouring elements.
-    unsafe fn transpose(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]);
+    /// Rows of 16 tokens from words of two neighbouring elements; whole lines past the cache, where that can be.
+    unsafe fn transpose<const PAST_CACHE: bool>(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]);
     /// Lanes of 16 tokens from their rows.
     unsafe fn lanes(rows: &[f32], lanes: &mut [Lane<f32>]);
 }
@@ -76,6 +76,12 @@ impl Registers for Eight {
     type Float = __m256;
     type Int = __m256i;
     const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn transpose<const PAST_CACHE: bool>(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
+        // SAFETY: the caller's promise.
+        unsafe { transposes::rows_256::<PAST_CACHE>(words, elements, rows) }
+    }
 
     operations! {
         load(at: *const f32) -> __m256 = _mm256_loadu_ps(at);
@@ -108,8 +114,6 @@ impl Registers for Eight {
             }
             _mm256_blend_epi16::<0b1010_1010>(lower, upper)
         };
-        transpose(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]) =
-            transposes::rows_256(words, elements, rows);
         lanes(rows: &[f32], lanes: &mut [Lane<f32>]) = transposes::lanes_256(rows, lanes);
         all_within(x: __m256, most: __m256) -> bool = {
             let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
@@ -122,6 +126,12 @@ impl Registers for Sixteen {
     type Float = __m512;
     type Int = __m512i;
     const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn transpose<const PAST_CACHE: bool>(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
+        // SAFETY: the caller's promise.
+        unsafe { transposes::rows_512::<PAST_CACHE>(words, elements, rows) }
+    }
 
     operations! {
         load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
@@ -158,8 +168,6 @@ impl Registers for Sixteen {
             // (upper & mask) | lower
             _mm512_ternarylogic_epi32::<0xea>(upper, _mm512_set1_epi32(!0xffff), lower)
         };
-        transpose(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]) =
-            transposes::rows_512(words, elements, rows);
         lanes(rows: &[f32], lanes: &mut [Lane<f32>]) = transposes::lanes_512(rows, lanes);
         all_within(x: __m512, most: __m512) -> bool =
             _mm512_cmp_ps_mask::<_CMP_LE_OQ>(_mm512_abs_ps(x), most) == 0xffff;

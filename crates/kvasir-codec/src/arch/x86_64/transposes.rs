@@ -6,10 +6,10 @@
 )]
 
 use std::arch::x86_64::{
-    __m256i, _mm256_loadu_si256, _mm256_permute2x128_si256, _mm256_setzero_si256, _mm256_storeu_si256,
-    _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
-    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_setzero_ps,
-    _mm512_storeu_ps, _mm512_storeu_si512,
+    __m256i, __m512i, _mm256_loadu_si256, _mm256_permute2x128_si256, _mm256_setzero_si256,
+    _mm256_storeu_si256, _mm256_stream_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64,
+    _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_stream_si512,
 };
 
 use half::bf16;
@@ -73,13 +73,18 @@ pub(super) unsafe fn lanes_256(rows: &[f32], lanes: &mut [Lane<f32>]) {
     lanes_portable(rows, whole, lanes);
 }
 
-/// 16 words × 16 tokens at once: a cache line of every token's row.
+/// 16 words × 16 tokens at once: a cache line of every token's row, past the cache where it is aligned like one. The caller
+/// orders such stores with an `sfence`.
 ///
 /// # Safety
 /// AVX-512F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn rows_512(pairs: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
+pub(super) unsafe fn rows_512<const PAST_CACHE: bool>(
+    pairs: &[Lane<u32>],
+    elements: usize,
+    rows: &mut [bf16],
+) {
     // whole squares lie below `elements / 2`, so their words are two elements each
     let whole = if rows.len() == TILE * elements { elements / (2 * TILE) * TILE } else { 0 };
     for first in (0..whole).step_by(TILE) {
@@ -91,35 +96,57 @@ pub(super) unsafe fn rows_512(pairs: &[Lane<u32>], elements: usize, rows: &mut [
         for (token, row) in avx512_rows::transpose(words).into_iter().enumerate() {
             let at = token * elements + 2 * first;
             let row16: &mut [bf16] = &mut rows[at..at + 2 * TILE];
-            // SAFETY: 64 bytes of the slice just taken.
-            unsafe { _mm512_storeu_si512(row16.as_mut_ptr().cast(), _mm512_castps_si512(row)) };
+            let (row, to) = (_mm512_castps_si512(row), row16.as_mut_ptr().cast());
+            // SAFETY: 64 bytes of the slice just taken, aligned where that is asked for.
+            unsafe {
+                if PAST_CACHE && row16.as_ptr().cast::<__m512i>().is_aligned() {
+                    _mm512_stream_si512(to, row);
+                } else {
+                    _mm512_storeu_si512(to.cast(), row);
+                }
+            }
         }
     }
     transpose_portable(pairs, whole, elements, rows);
 }
 
-/// 8 words × 8 tokens at once.
+/// 8 words × 8 tokens at once, two such for a cache line; otherwise as [`rows_512`].
 ///
 /// # Safety
 /// AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn rows_256(pairs: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
+pub(super) unsafe fn rows_256<const PAST_CACHE: bool>(
+    pairs: &[Lane<u32>],
+    elements: usize,
+    rows: &mut [bf16],
+) {
     const SQUARE: usize = 8;
-    let whole = if rows.len() == TILE * elements { elements / (2 * SQUARE) * SQUARE } else { 0 };
-    for first in (0..whole).step_by(SQUARE) {
+    let whole = if rows.len() == TILE * elements { elements / (4 * SQUARE) * 2 * SQUARE } else { 0 };
+    for first in (0..whole).step_by(2 * SQUARE) {
         for half in [0, SQUARE] {
-            let mut words = [_mm256_setzero_si256(); SQUARE];
-            for (word, pair) in words.iter_mut().zip(&pairs[first..first + SQUARE]) {
+            let mut words = [[_mm256_setzero_si256(); SQUARE]; 2];
+            for (word, pair) in words.as_flattened_mut().iter_mut().zip(&pairs[first..first + 2 * SQUARE]) {
                 let half: &[u32] = &pair[half..half + SQUARE];
                 // SAFETY: 8 words of the slice just taken.
                 *word = unsafe { _mm256_loadu_si256(half.as_ptr().cast()) };
             }
-            for (token, row) in square(words).into_iter().enumerate() {
+            let (near, far) = (square(words[0]), square(words[1]));
+            for (token, (near, far)) in near.into_iter().zip(far).enumerate() {
                 let at = (half + token) * elements + 2 * first;
-                let row16: &mut [bf16] = &mut rows[at..at + 2 * SQUARE];
-                // SAFETY: 32 bytes of the slice just taken.
-                unsafe { _mm256_storeu_si256(row16.as_mut_ptr().cast(), row) };
+                let line: &mut [bf16] = &mut rows[at..at + 4 * SQUARE];
+                let aligned = line.as_ptr().cast::<__m512i>().is_aligned();
+                let to: *mut __m256i = line.as_mut_ptr().cast();
+                // SAFETY: 64 bytes of the slice just taken, aligned where that is asked for.
+                unsafe {
+                    if PAST_CACHE && aligned {
+                        _mm256_stream_si256(to, near);
+                        _mm256_stream_si256(to.add(1), far);
+                    } else {
+                        _mm256_storeu_si256(to, near);
+                        _mm256_storeu_si256(to.add(1), far);
+                    }
+                }
             }
         }
     }

@@ -6,9 +6,8 @@
     reason = "register operations share one proof: the CPU feature"
 )]
 
-use std::{marker::PhantomData, ops::Range};
+use std::{arch::x86_64::_mm_sfence, marker::PhantomData, ops::Range};
 
-use half::bf16;
 use kvasir_types::Pairing;
 
 use super::registers::Registers;
@@ -17,7 +16,7 @@ use crate::{
     rows::{
         Scaling, TILE,
         fine::{Steps, fine_tile},
-        half::{Lane, RowScratch, Turns, half_tile},
+        half::{HalfRows, Lane, RowScratch, Turns, half_tile},
     },
 };
 
@@ -67,7 +66,7 @@ pub(super) unsafe fn half_rows<R: Registers>(
     turns: Option<&Turns>,
     tokens: usize,
     values: &[i32],
-    rows: &mut [bf16],
+    HalfRows { rows, past_cache }: HalfRows<'_>,
     scratch: &mut RowScratch,
 ) {
     let count = scaling.elements();
@@ -88,8 +87,17 @@ pub(super) unsafe fn half_rows<R: Registers>(
             } else {
                 Tile::<R, false>::new(scaling, values, tokens, first).words(turning, tile, words);
             }
-            R::transpose(words, count, rows);
+            if past_cache {
+                R::transpose::<true>(words, count, rows);
+            } else {
+                R::transpose::<false>(words, count, rows);
+            }
         }
+    }
+    if past_cache {
+        // Such stores are ordered with nothing: whoever is handed the rows, on this core or another, must find them.
+        // SAFETY: every x86-64 has SSE.
+        unsafe { _mm_sfence() };
     }
 }
 

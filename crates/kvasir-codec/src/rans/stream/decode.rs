@@ -4,14 +4,11 @@ use super::{StreamBytes, StreamFault, StreamJob};
 use crate::rans::{
     alias::AliasTable,
     bank::TableBank,
-    limits::{ESCAPE, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN},
+    limits::{ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN},
     nest::refine,
     plan::Coding,
     trit::TritTable,
 };
-
-/// First `v` of an escape that announces 16 more bits.
-const LONG_ESCAPE: u32 = 254;
 
 /// The 32 coders and the cursor they share.
 pub(crate) struct Lanes<'a> {
