@@ -12,7 +12,8 @@ use super::{
 pub struct TritTable {
     /// `thresholds[context] = [a, b]`: slots below `a` mean -1, below `b` mean 0, the others 1.
     thresholds: [[u16; 2]; 2],
-    /// `start << 16 | frequency` at `4 context + digit + 1`: what a SIMD decoder looks up.
+    /// `start << 16 | frequency` at `4 context + digit + 1`, the second threshold at `4 context + 3`: what a SIMD decoder looks
+    /// up. The first threshold is the first range, because that one starts at 0.
     ranges: [u32; 8],
 }
 
@@ -39,10 +40,13 @@ impl TritTable {
             let (start, frequency) = table.range(context, folded);
             table.ranges[4 * context + (folded + 1) as usize] = start << 16 | frequency;
         }
+        for context in [0, 1] {
+            table.ranges[4 * context + 3] = u32::from(thresholds[context][1]);
+        }
         table
     }
 
-    /// Packed starts and frequencies.
+    /// Packed starts and frequencies, and thresholds.
     pub(crate) fn ranges(&self) -> &[u32; 8] {
         &self.ranges
     }

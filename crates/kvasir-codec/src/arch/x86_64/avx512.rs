@@ -10,8 +10,8 @@ use std::arch::x86_64::{
     _mm512_loadu_si512, _mm512_mask_add_epi32, _mm512_mask_blend_epi32, _mm512_mask_cmpge_epu32_mask,
     _mm512_mask_or_epi32, _mm512_mask_srli_epi32, _mm512_mask_sub_epi32, _mm512_mask_test_epi32_mask,
     _mm512_maskz_expand_epi32, _mm512_maskz_set1_epi32, _mm512_maskz_srli_epi32, _mm512_mullo_epi32,
-    _mm512_permutexvar_epi32, _mm512_set1_epi32, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srli_epi32,
-    _mm512_storeu_si512, _mm512_sub_epi32, _mm512_test_epi32_mask, _mm512_zextsi256_si512,
+    _mm512_or_si512, _mm512_permutexvar_epi32, _mm512_set1_epi32, _mm512_setzero_si512, _mm512_slli_epi32,
+    _mm512_srli_epi32, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_test_epi32_mask, _mm512_zextsi256_si512,
 };
 
 use crate::{
@@ -81,18 +81,16 @@ unsafe fn stage_half(a: __m512i, b: __m512i, x: __m512i) -> (__m512i, __m512i, u
 /// # Safety
 /// AVX-512F.
 #[inline(always)]
-unsafe fn trit_half(table: &TritTable, ranges: __m512i, x: __m512i, value: __m512i) -> (__m512i, __m512i) {
-    let ([a0, b0], [a1, b1]) = (table.thresholds(0), table.thresholds(1));
-    let (a0, b0, a1, b1) = (i32::from(a0), i32::from(b0), i32::from(a1), i32::from(b1));
+unsafe fn trit_half(ranges: __m512i, x: __m512i, value: __m512i) -> (__m512i, __m512i) {
     // SAFETY: register operations only.
     unsafe {
-        let one = _mm512_set1_epi32(1);
-        let (nonzero, zero) = (_mm512_test_epi32_mask(value, value), _mm512_setzero_si512());
-        let a = _mm512_mask_blend_epi32(nonzero, _mm512_set1_epi32(a0), _mm512_set1_epi32(a1));
-        let b = _mm512_mask_blend_epi32(nonzero, _mm512_set1_epi32(b0), _mm512_set1_epi32(b1));
+        let (one, zero) = (_mm512_set1_epi32(1), _mm512_setzero_si512());
+        let nonzero = _mm512_test_epi32_mask(value, value);
+        let context = _mm512_maskz_set1_epi32(nonzero, 4);
+        let a = _mm512_permutexvar_epi32(context, ranges);
+        let b = _mm512_permutexvar_epi32(_mm512_or_si512(context, _mm512_set1_epi32(3)), ranges);
         let slot = _mm512_and_si512(x, _mm512_set1_epi32(SLOT_MASK));
-        let index = _mm512_maskz_set1_epi32(nonzero, 4);
-        let index = _mm512_mask_add_epi32(index, _mm512_cmpge_epu32_mask(slot, a), index, one);
+        let index = _mm512_mask_add_epi32(context, _mm512_cmpge_epu32_mask(slot, a), context, one);
         let index = _mm512_mask_add_epi32(index, _mm512_cmpge_epu32_mask(slot, b), index, one);
         let range = _mm512_permutexvar_epi32(index, ranges);
         let frequency = _mm512_and_si512(range, _mm512_set1_epi32(0xffff));
@@ -171,9 +169,8 @@ impl Kernel for Kernel16 {
         // SAFETY: 32 bytes; indices stay below 8.
         let ranges = unsafe { _mm512_zextsi256_si512(_mm256_loadu_si256(table.ranges().as_ptr().cast())) };
         // SAFETY: the caller's promise.
-        let (low, high) = unsafe {
-            (trit_half(table, ranges, states[0], values[0]), trit_half(table, ranges, states[1], values[1]))
-        };
+        let (low, high) =
+            unsafe { (trit_half(ranges, states[0], values[0]), trit_half(ranges, states[1], values[1])) };
         ([low.0, high.0], [low.1, high.1])
     }
 
