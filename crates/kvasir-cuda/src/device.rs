@@ -97,3 +97,36 @@ pub trait DeviceFetch: Debug + Send {
     /// [`DeviceError`]; a fault of an earlier launch shows here.
     fn bytes(self) -> Result<Vec<u8>, DeviceError>;
 }
+
+impl<D: Device> Device for std::sync::Arc<D> {
+    type Memory = D::Memory;
+    type Event = D::Event;
+    type Fetch = D::Fetch;
+
+    fn allocate(&self, label: &'static str, bytes: usize) -> Result<Self::Memory, DeviceError> {
+        (**self).allocate(label, bytes)
+    }
+
+    fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<Self::Memory, DeviceError> {
+        (**self).upload(label, bytes)
+    }
+
+    fn fetch(&self, memory: &Self::Memory, offset: usize, bytes: usize) -> Result<Self::Fetch, DeviceError> {
+        (**self).fetch(memory, offset, bytes)
+    }
+
+    unsafe fn launch(
+        &self,
+        kernel: Kernel,
+        work: Work,
+        shared_bytes: usize,
+        params: &[u8],
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).launch(kernel, work, shared_bytes, params) }
+    }
+
+    fn record(&self) -> Result<Self::Event, DeviceError> {
+        (**self).record()
+    }
+}

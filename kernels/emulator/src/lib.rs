@@ -6,6 +6,10 @@ use std::ffi::c_void;
 
 use kvasir_kernels::Kernel;
 
+/// A folder with a `libcuda.so` and a `libnvrtc.so` that are the emulator, for `LD_LIBRARY_PATH`: the driver's calls as late
+/// as its rules allow. Empty on platforms other than Linux.
+pub const FAKE_DRIVER: &str = env!("KVASIR_FAKE_DRIVER");
+
 unsafe extern "C" {
     fn kvasir_emulate(kernel: u32, grid: u32, threads: u32, shared: u32, params: *const c_void) -> i32;
 }

@@ -4,6 +4,7 @@ mod chunks;
 mod emulated;
 mod encode;
 mod layouts;
+mod peers;
 mod pieces;
 
 #[path = "../../../kvasir-codec/tests/common/mod.rs"]

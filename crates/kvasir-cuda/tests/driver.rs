@@ -1,0 +1,142 @@
+//! The code that calls the driver, on a driver that is the emulator (or on a real one, where there is one): streams, events,
+//! pinned memory, loading and launching. The test starts itself again with the fake driver's folder on the library path.
+
+#[path = "../../kvasir-codec/tests/common/mod.rs"]
+mod common;
+
+use std::{process::Command, sync::Arc};
+
+use common::{Noise, cache, setups};
+use kvasir_codec::{ChunkDecoder, ChunkEncoder, ChunkInput, DecodeError, KvBuffer, container::Head};
+use kvasir_cuda::{
+    ChunkRequest, CudaDecoder, CudaDevice, CudaEncoder, CudaError, Device, DeviceError, DeviceEvent,
+    DeviceFetch, DeviceMemory, Dtype, KernelDecoder, KernelEncoder, PageShape, PagedKv,
+};
+use kvasir_types::Level;
+
+/// The device; `None` after the test ran in a process with the fake driver.
+fn device(test: &str) -> Option<(CudaDevice, tempfile::TempDir)> {
+    let folder = tempfile::tempdir().expect("a folder");
+    match CudaDevice::new(0, folder.path().join("kernels")) {
+        Ok(device) => Some((device, folder)),
+        Err(DeviceError::NoDriver) => {
+            let me = std::env::current_exe().expect("it runs");
+            let mut again = Command::new(me);
+            again
+                .args([test, "--exact", "--nocapture"])
+                .env("LD_LIBRARY_PATH", kvasir_kernels_emulator::FAKE_DRIVER);
+            let ran = again.output().expect("it runs");
+            let said =
+                String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+            assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+            None
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn chunks_decode_and_encode_through_the_driver() {
+    let Some((device, _folder)) = device("chunks_decode_and_encode_through_the_driver") else { return };
+    let device = Arc::new(device);
+    for setup in &setups()[..3] {
+        let decoder: KernelDecoder<Arc<CudaDevice>> =
+            KernelDecoder::new(Arc::clone(&device), Arc::clone(&setup.spec), Arc::clone(&setup.profile))
+                .expect("fits")
+                .expect("works");
+        let encoder =
+            KernelEncoder::new(Arc::clone(&device), Arc::clone(&setup.spec), Arc::clone(&setup.profile))
+                .expect("fits")
+                .expect("works");
+        for tokens in [300, 40] {
+            let text = Noise::new(3).tokens(tokens);
+            let kv = cache(&setup.spec, &text, 6);
+            let input = ChunkInput {
+                tokens: &text,
+                preceding_token: None,
+                first_position: 0,
+                parent_hash: [9; 32],
+                kl_beneath: 0.0,
+                kv: &kv,
+            };
+            let object = encoder.encode(&input).expect("encodes");
+            assert!(!setup.profile.is_direct() || object == setup.encode(&text, 0, &kv), "other bytes");
+            let head = Head::parse(&object).expect("whole");
+            let mut rows = KvBuffer::new(&setup.spec, tokens);
+            decoder.decode(&head, &object, Level(1), 0..tokens, &mut rows).expect("decodes");
+            let cpu = setup.decode(&object, 1).expect("decodes");
+            let scale = cpu.as_slice().iter().fold(0f32, |most, v| most.max(v.abs()));
+            let most = if setup.profile.is_direct() { 0.0 } else { 2e-6 * scale };
+            let near = |(a, b): (&f32, &f32)| (a - b).abs() <= most;
+            assert!(cpu.as_slice().iter().zip(rows.as_slice()).all(near));
+        }
+    }
+}
+
+#[test]
+fn layers_become_ready_one_after_the_other() {
+    let Some((device, _folder)) = device("layers_become_ready_one_after_the_other") else { return };
+    let (setup, device) = (&setups()[0], Arc::new(device));
+    let decoder =
+        KernelDecoder::new(Arc::clone(&device), Arc::clone(&setup.spec), Arc::clone(&setup.profile))
+            .expect("fits")
+            .expect("works");
+    let text = Noise::new(3).tokens(280);
+    let object = setup.encode(&text, 0, &cache(&setup.spec, &text, 6));
+    let mut damaged = object.clone();
+    damaged.iter_mut().step_by(61).for_each(|byte| *byte ^= 1);
+    let mut planes = Vec::new();
+    let memories: Vec<_> = (setup.spec.layers.iter())
+        .map(|layer| {
+            let [(heads, dim), (_, other)] = layer.layout.planes();
+            let shape = PageShape {
+                blocks: 20,
+                block_tokens: 16,
+                heads: 0..heads,
+                head_dim: dim.max(other) as u64,
+                dtype: Dtype::Bf16,
+            };
+            let memory =
+                device.allocate("layer", 2 * 20 * 16 * heads * dim.max(other) * 2).expect("there is room");
+            planes.push(shape.flash(memory.address()).map(|plane| (heads > 0).then_some(plane)));
+            memory
+        })
+        .collect();
+    let pages = PagedKv { layers: planes, block_tokens: 16, blocks: 20 };
+    let blocks: Vec<i32> = (0..18).rev().collect();
+    let head = Head::parse(&object).expect("whole");
+    let request = |object| ChunkRequest {
+        head: &head,
+        object_prefix: object,
+        scopes: decoder.all_scopes(Level(1)),
+        tokens: 0..280,
+        blocks: &blocks,
+        first_slot: 0,
+    };
+    // SAFETY: the planes are those of `memories`.
+    let mut pending = unsafe { decoder.submit(&[request(&object)], &pages) }.expect("submits");
+    let groups: Vec<_> = pending.layer_groups().collect();
+    assert!(!groups.is_empty());
+    pending.wait_layer(groups[0].start).expect("decodes");
+    let event = pending.layer_event(groups[groups.len() - 1].start).expect("is there");
+    while !event.is_ready().expect("no fault") {}
+    pending.wait().expect("decodes");
+    let first = device.fetch(&memories[0], 0, 64).and_then(DeviceFetch::bytes).expect("copies");
+    assert!(first.iter().any(|byte| *byte != 0) || blocks[0] != 0);
+    // Dropped at once: the rows may be there or not, nothing is used after it was freed.
+    // SAFETY: as above.
+    drop(unsafe { decoder.submit(&[request(&object)], &pages) }.expect("submits"));
+    // Damaged bytes are found before anything is queued.
+    // SAFETY: as above.
+    let refused = unsafe { decoder.decode_into(&[request(&damaged)], &pages) };
+    assert!(matches!(refused, Err(CudaError::Decode(DecodeError::Container(_)))), "{refused:?}");
+}
+
+/// The names that others use are of the real device.
+#[test]
+fn the_aliases_are_the_codecs_traits() {
+    fn decodes<T: ChunkDecoder>() {}
+    fn encodes<T: ChunkEncoder>() {}
+    decodes::<CudaDecoder>();
+    encodes::<CudaEncoder>();
+}

@@ -1,0 +1,235 @@
+// A driver and an NVRTC that are the emulator: the calls that `kvasir-cuda` makes, as libcuda.so and libnvrtc.so for tests.
+// Streams are as late as the rules allow: an operation runs when somebody waits for it, so that a missing order between two
+// streams, host memory used again too early or device memory freed too early give wrong numbers every time.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "shim.h"
+
+#include "format.cuh"  // for the records of launches
+
+extern "C" int32_t kvasir_emulate(uint32_t, uint32_t, uint32_t, uint32_t, const void*);
+
+namespace {
+
+struct Order {
+  std::deque<std::function<void()>> waiting;
+  uint64_t queued = 0, done = 0;
+  bool copies = false, kernels = false;
+};
+struct Event {
+  Order* stream = nullptr;
+  uint64_t at = 0;
+};
+struct Kernel {
+  const char* name;
+  size_t record_bytes;
+};
+#define KERNEL(name, Params) Kernel{#name, sizeof(Params)},
+const Kernel kKernels[] = {KV_KERNELS(KERNEL)};
+#undef KERNEL
+
+constexpr int kInvalid = 1, kNotReady = 600, kNotFound = 500;
+constexpr size_t kGuard = 256;
+std::recursive_mutex lock;
+std::map<uint64_t, size_t> memory;  // address to bytes
+void* context = reinterpret_cast<void*>(0x10);
+thread_local void* current = nullptr;
+
+#define GUARD std::lock_guard<std::recursive_mutex> guard(lock)
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "fake driver: %s\n", what);
+  std::abort();
+}
+
+void advance(Order* stream, uint64_t to) {
+  while (stream->done < to) {
+    auto next = std::move(stream->waiting.front());
+    stream->waiting.pop_front();
+    ++stream->done;
+    next();
+  }
+}
+
+int put(Order* stream, std::function<void()> operation) {
+  if (stream == nullptr) return kInvalid;
+  stream->waiting.push_back(std::move(operation));
+  ++stream->queued;
+  return 0;
+}
+
+// Garbage between two guards.
+uint64_t allocate(size_t bytes) {
+  auto* block = static_cast<uint8_t*>(std::aligned_alloc(256, (bytes + 2 * kGuard + 255) / 256 * 256));
+  std::memset(block, 0xc7, bytes + 2 * kGuard);
+  std::memset(block + kGuard, 0xcd, bytes);
+  const auto address = reinterpret_cast<uint64_t>(block) + kGuard;
+  memory[address] = bytes;
+  return address;
+}
+
+void release(uint64_t address) {
+  const auto found = memory.find(address);
+  if (found == memory.end()) fail("memory is freed that is not there");
+  auto* block = reinterpret_cast<uint8_t*>(address) - kGuard;
+  for (size_t i = 0; i < kGuard; ++i)
+    if (block[i] != 0xc7 || block[kGuard + found->second + i] != 0xc7) fail("something wrote outside of its memory");
+  std::memset(block + kGuard, 0xdd, found->second);
+  std::free(block);
+  memory.erase(found);
+}
+
+bool inside(uint64_t address, size_t bytes) {
+  auto found = memory.upper_bound(address);
+  if (found == memory.begin()) return false;
+  --found;
+  return address + bytes <= found->first + found->second;
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuInit(uint32_t) { return 0; }
+int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+int cuDeviceGet(int* device, int ordinal) { return *device = 0, ordinal == 0 ? 0 : 101; }
+int cuDeviceGetCount(int* count) { return *count = 1, 0; }
+int cuDeviceGetName(char* name, int length, int) { return std::snprintf(name, size_t(length), "Kvasir emulator"), 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  // Capability 9.0, 2 multiprocessors, memory pools.
+  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 2 : attribute == 115 ? 1 : 0;
+  return 0;
+}
+int cuDevicePrimaryCtxRetain(void** out, int) { return *out = context, 0; }
+int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+int cuCtxGetCurrent(void** out) { return *out = current, 0; }
+int cuCtxSetCurrent(void* to) { return current = to, 0; }
+int cuCtxSynchronize() { return 0; }
+int cuGetErrorName(int, const char** name) { return *name = "fake", 0; }
+int cuGetErrorString(int, const char** text) { return *text = "an error of the fake driver", 0; }
+
+int cuStreamCreate(Order** out, uint32_t) { return *out = new Order, 0; }
+int cuStreamDestroy_v2(Order* stream) {
+  GUARD;
+  advance(stream, stream->queued);
+  return 0;  // events may still name it
+}
+int cuStreamSynchronize(Order* stream) {
+  GUARD;
+  advance(stream, stream->queued);
+  return 0;
+}
+int cuEventCreate(Event** out, uint32_t) { return *out = new Event, 0; }
+int cuEventDestroy_v2(Event* event) { return delete event, 0; }
+int cuEventRecord(Event* event, Order* stream) {
+  GUARD;
+  *event = Event{stream, stream->queued};
+  return 0;
+}
+int cuEventSynchronize(Event* event) {
+  GUARD;
+  if (event->stream != nullptr) advance(event->stream, event->at);
+  return 0;
+}
+// Nothing gets done by asking, as on a GPU that is busy elsewhere; but somebody who asks again and again is answered.
+int cuEventQuery(Event* event) {
+  GUARD;
+  if (event->stream == nullptr || event->stream->done >= event->at) return 0;
+  advance(event->stream, event->stream->done + 1);
+  return kNotReady;
+}
+int cuEventElapsedTime(float* out, Event*, Event*) { return *out = 1.0f, 0; }
+int cuEventElapsedTime_v2(float* out, Event*, Event*) { return *out = 1.0f, 0; }
+int cuStreamWaitEvent(Order* stream, Event* event, uint32_t) {
+  GUARD;
+  if (stream->copies && !stream->kernels && event->stream != nullptr && event->stream->kernels)
+    fail("copies wait for kernels: nothing overlaps");
+  const Event at = *event;
+  return put(stream, [at] {
+    if (at.stream != nullptr) advance(at.stream, at.at);
+  });
+}
+
+int cuMemAllocAsync(uint64_t* out, size_t bytes, Order*) {
+  GUARD;
+  return *out = allocate(bytes), 0;
+}
+int cuMemFreeAsync(uint64_t address, Order* stream) {
+  GUARD;
+  return put(stream, [address] { release(address); });
+}
+int cuMemAlloc_v2(uint64_t* out, size_t bytes) { return cuMemAllocAsync(out, bytes, nullptr); }
+int cuMemFree_v2(uint64_t address) {
+  GUARD;
+  return release(address), 0;
+}
+int cuMemHostAlloc(void** out, size_t bytes, uint32_t) { return *out = std::malloc(bytes), 0; }
+int cuMemFreeHost(void* block) { return std::free(block), 0; }
+int cuMemsetD8Async(uint64_t address, uint8_t value, size_t bytes, Order* stream) {
+  GUARD;
+  if (!inside(address, bytes)) return kInvalid;
+  return put(stream, [=] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
+}
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Order* stream) {
+  GUARD;
+  if (!inside(to, bytes)) return kInvalid;
+  stream->copies = true;
+  return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+}
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Order* stream) {
+  GUARD;
+  if (!inside(from, bytes)) return kInvalid;
+  return put(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Order* stream) {
+  GUARD;
+  if (!inside(to, bytes) || !inside(from, bytes)) return kInvalid;
+  return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); });
+}
+
+int cuModuleLoadData(void** out, const void* image) {
+  return *out = context, std::memcmp(image, "\x7f" "ELF", 4) == 0 ? 0 : 200;
+}
+int cuModuleGetFunction(const Kernel** out, void*, const char* name) {
+  for (const Kernel& kernel : kKernels)
+    if (std::strcmp(kernel.name, name) == 0) return *out = &kernel, 0;
+  return kNotFound;
+}
+int cuFuncSetAttribute(const Kernel*, int, int) { return 0; }
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const Kernel*, int, size_t) { return *out = 1, 0; }
+int cuLaunchKernel(const Kernel* kernel, uint32_t grid, uint32_t, uint32_t, uint32_t threads, uint32_t, uint32_t,
+                   uint32_t shared, Order* stream, void** params, void**) {
+  GUARD;
+  if (shared > 227 * 1024 || grid == 0) return kInvalid;
+  stream->kernels = true;
+  const auto* bytes = static_cast<const uint8_t*>(params[0]);
+  // u64, as records hold some.
+  std::vector<uint64_t> record((kernel->record_bytes + 7) / 8);
+  std::memcpy(record.data(), bytes, kernel->record_bytes);
+  const auto number = uint32_t(kernel - kKernels);
+  return put(stream, [=] {
+    if (kvasir_emulate(number, grid, threads, shared, record.data()) != 0) fail("a launch that no GPU would run");
+  });
+}
+
+int nvrtcVersion(int* major, int* minor) { return *major = 13, *minor = 0, 0; }
+int nvrtcCreateProgram(void** out, const char*, const char*, int, const char* const*, const char* const*) {
+  return *out = context, 0;
+}
+int nvrtcCompileProgram(void*, int, const char* const*) { return 0; }
+int nvrtcGetCUBINSize(void*, size_t* size) { return *size = 8, 0; }
+int nvrtcGetCUBIN(void*, char* out) { return std::memcpy(out, "\x7f" "ELFfake", 8), 0; }
+int nvrtcGetProgramLogSize(void*, size_t* size) { return *size = 1, 0; }
+int nvrtcGetProgramLog(void*, char* out) { return *out = 0, 0; }
+int nvrtcDestroyProgram(void**) { return 0; }
+const char* nvrtcGetErrorString(int) { return "fake"; }
+
+}  // extern "C"
