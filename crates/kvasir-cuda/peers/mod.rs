@@ -88,17 +88,17 @@ fn encode_channel(symbols: &[u8], bounds: &[u64], out: &mut Vec<u8>) {
     for symbol in symbols {
         let span = u64::from(high) - u64::from(low) + 1;
         let index = usize::from(*symbol);
-        high = (u64::from(low) + (span * bounds[index + 1] >> 16) - 1) as u32;
-        low = (u64::from(low) + (span * bounds[index] >> 16)) as u32;
+        high = (u64::from(low) + ((span * bounds[index + 1]) >> 16) - 1) as u32;
+        low = (u64::from(low) + ((span * bounds[index]) >> 16)) as u32;
         loop {
             if high < 1 << 31 || low >= 1 << 31 {
                 emit(low >= 1 << 31, &mut pending, &mut bits);
                 low <<= 1;
-                high = high << 1 | 1;
+                high = (high << 1) | 1;
             } else if low >= 1 << 30 && high < 3 << 30 {
                 pending += 1;
-                low = low << 1 & 0x7fff_ffff;
-                high = high << 1 | 0x8000_0001;
+                low = (low << 1) & 0x7fff_ffff;
+                high = (high << 1) | 0x8000_0001;
             } else {
                 break;
             }

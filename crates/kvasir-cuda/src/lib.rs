@@ -14,6 +14,7 @@ mod limits;
 mod lower;
 mod pages;
 mod pending;
+mod piece;
 mod queue;
 mod resident;
 mod staging;
@@ -27,6 +28,7 @@ pub use error::{CudaError, DeviceError};
 pub use kvasir_kernels::Dtype;
 pub use pages::{PageShape, PagedKv, PlaneLayout};
 pub use pending::PendingDecode;
+pub use piece::decode_piece;
 
 /// Decodes chunks on an NVIDIA GPU.
 pub type CudaDecoder = KernelDecoder<CudaDevice>;

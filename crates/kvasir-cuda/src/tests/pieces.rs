@@ -4,19 +4,11 @@ use std::{fs, path::PathBuf};
 
 use kvasir_codec::rans::{
     AliasTable, Coding, PieceDecoder, PieceError, PiecePlan, TableBank, TritTable, coarsen, encode_piece,
-    piece_parts,
 };
-use kvasir_kernels::{DecodeParams, Kernel, Record, Status, TASK_REFINES, record_bytes};
 use proptest::prelude::*;
 
 use super::emulated::Emulated;
-use crate::{
-    Device, DeviceFetch, DeviceMemory, Work,
-    lower::{Lowered, PlacedPiece, ScopeCodings, lower, piece_error},
-};
-
-/// Offset of the piece in the batch: errors must not count from there.
-const OFFSET: usize = 12;
+use crate::decode_piece;
 
 /// Decodes a piece with the kernels, as a scope of one level.
 fn decode(
@@ -26,56 +18,7 @@ fn decode(
     bytes: &[u8],
     before: &[i32],
 ) -> Result<Vec<i32>, PieceError> {
-    let parts = piece_parts(bank, &PiecePlan { coefficients: codings, tokens }, bytes)?;
-    let indices: Vec<usize> = (0..codings.len()).collect();
-    let scope = ScopeCodings::new(codings.len(), std::iter::once((&indices[..], codings)));
-    let piece = PlacedPiece { section: 0, offset: OFFSET as u32, parts };
-    let mut work = match lower(&scope, 0, tokens, &[piece]) {
-        Lowered::Fused(work) => work,
-        Lowered::Staged(mut works) => works.remove(0),
-    };
-    work.tasks.iter_mut().for_each(|task| task.flags |= TASK_REFINES);
-    let device = Emulated::default();
-    let up = |label, bytes: Vec<u8>| device.upload(label, &bytes).expect("host memory");
-    let placed = [&[0xee; OFFSET][..], bytes].concat();
-    let (uploaded, streams) = (up("bytes", placed.clone()), up("streams", record_bytes(&work.streams)));
-    let (tasks, codings) =
-        (up("tasks", record_bytes(&work.tasks)), up("codings", record_bytes(&scope.words)));
-    let tables = up("tables", bank.to_bytes().split_off(4));
-    let (values, counter) = (up("values", record_bytes(before)), up("counter", vec![0; 4]));
-    let statuses = up("statuses", vec![0; work.streams.len() * size_of::<Status>()]);
-    let params = DecodeParams {
-        bytes: uploaded.address(),
-        tasks: tasks.address(),
-        streams: streams.address(),
-        codings: codings.address(),
-        statuses: statuses.address(),
-        tables: tables.address(),
-        counter: counter.address(),
-        values: values.address(),
-        task_count: work.tasks.len() as u32,
-        stage_tables: bank.stage_tables().len() as u32,
-        trit_tables: bank.trit_tables().len() as u32,
-        ..DecodeParams::default()
-    };
-    let mut record = Vec::new();
-    params.write(&mut record);
-    let shared = bank.byte_len();
-    // SAFETY: every address is that of a live buffer with the records that the kernel expects.
-    unsafe { device.launch(Kernel::Decode1, Work::Warps(work.tasks.len()), shared, &record) }.expect("runs");
-    let back =
-        |memory, bytes| device.fetch(memory, 0, bytes).and_then(DeviceFetch::bytes).expect("host memory");
-    let words = back(&statuses, work.streams.len() * size_of::<Status>());
-    for ((name, stream), word) in work.names.iter().zip(&work.streams).zip(words.as_chunks::<8>().0) {
-        let (code, detail) = word.split_at(4);
-        let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
-        let status = Status { code: number(code), detail: number(detail) };
-        if let Some(name) = *name {
-            piece_error(status, *stream, name, &placed).expect("the kernel reported")?;
-        }
-    }
-    let out = back(&values, before.len() * 4);
-    Ok(out.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect())
+    decode_piece(&Emulated::default(), bank, codings, tokens, bytes, before).expect("the emulator works")
 }
 
 fn scalar(
@@ -90,44 +33,10 @@ fn scalar(
     PieceDecoder::scalar().decode_piece(bank, &plan, bytes, &mut values).map(|()| values)
 }
 
-fn unhex(text: &str) -> Vec<u8> {
-    let digits = text.as_bytes().as_chunks::<2>().0;
-    digits
-        .iter()
-        .map(|d| u8::from_str_radix(std::str::from_utf8(d).expect("ascii"), 16).expect("hex"))
-        .collect()
-}
+#[path = "../../golden/mod.rs"]
+mod golden;
 
-struct Golden {
-    bank: Vec<u8>,
-    tokens: usize,
-    codings: Vec<Coding>,
-    before: Vec<i32>,
-    piece: Vec<u8>,
-}
-
-fn parse(text: &str) -> Golden {
-    let mut golden = Golden { bank: vec![], tokens: 0, codings: vec![], before: vec![], piece: vec![] };
-    for (key, rest) in text.lines().filter_map(|line| line.split_once(' ').or(Some((line, "")))) {
-        let numbers = || rest.split(' ').filter_map(|n| n.parse::<i32>().ok()).collect::<Vec<_>>();
-        match key {
-            "bank" => golden.bank = unhex(rest),
-            "tokens" => golden.tokens = numbers()[0] as usize,
-            "coding" => {
-                let numbers: Vec<u8> = numbers().iter().map(|n| *n as u8).collect();
-                golden.codings.push(match numbers[..] {
-                    [table, trits, trit_table] => Coding::Stage { table, trits, trit_table },
-                    _ => Coding::Trit { table: numbers[0] },
-                });
-            }
-            "before" => golden.before = numbers(),
-            "piece" => golden.piece = unhex(rest),
-            _ => {}
-        }
-    }
-    golden.before.resize(golden.codings.len() * golden.tokens, 0);
-    golden
-}
+use golden::{Golden, parse};
 
 #[test]
 fn golden_pieces_decode_as_the_scalar_decoder_says() {

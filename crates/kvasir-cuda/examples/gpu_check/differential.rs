@@ -1,0 +1,94 @@
+//! Everything against the CPU codec: golden pieces, recipes, levels, encode and decode.
+
+use std::{error::Error, fs, path::Path, sync::Arc};
+
+use kvasir_codec::{
+    ChunkDecoder, ChunkEncoder, ChunkInput, KvBuffer,
+    container::Head,
+    rans::{PieceDecoder, PiecePlan, TableBank},
+};
+use kvasir_cuda::{CudaDevice, KernelDecoder, KernelEncoder, decode_piece};
+use kvasir_types::Level;
+
+use crate::{
+    common::{Noise, Setup, cache, setups},
+    golden::{Golden, parse},
+};
+
+/// Whether all is equal; says what is not.
+pub(crate) fn run(device: &Arc<CudaDevice>, golden: &Path) -> Result<bool, Box<dyn Error>> {
+    let mut same = true;
+    let pieces = golden_pieces(device, golden, &mut same)?;
+    for (index, setup) in setups().iter().enumerate() {
+        for (tokens, first) in
+            [(1, 0), (300, 77_777), (1_536, 5)].into_iter().take(if index == 0 { 3 } else { 2 })
+        {
+            same &= chunk(device, setup, tokens, first)?;
+        }
+    }
+    println!(
+        "differential: {pieces} golden pieces, {} recipes at all levels, encoded and decoded",
+        setups().len()
+    );
+    Ok(same)
+}
+
+fn golden_pieces(device: &Arc<CudaDevice>, folder: &Path, same: &mut bool) -> Result<usize, Box<dyn Error>> {
+    let mut count = 0;
+    for verdict in ["ok", "err"] {
+        for entry in fs::read_dir(folder.join(verdict))? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|e| e != "piece") {
+                continue;
+            }
+            let Golden { bank, tokens, codings, before, piece } = parse(&fs::read_to_string(&path)?);
+            let Ok((bank, _)) = TableBank::from_bytes(&bank) else { continue };
+            let (mut values, plan) = (before.clone(), PiecePlan { coefficients: &codings, tokens });
+            let cpu = PieceDecoder::scalar().decode_piece(&bank, &plan, &piece, &mut values).map(|()| values);
+            if decode_piece(device, &bank, &codings, tokens, &piece, &before)? != cpu {
+                println!("FAIL {}", path.display());
+                *same = false;
+            }
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+fn chunk(device: &Arc<CudaDevice>, setup: &Setup, tokens: usize, first: u64) -> Result<bool, Box<dyn Error>> {
+    let (spec, profile) = (&setup.spec, &setup.profile);
+    let decoder = KernelDecoder::new(Arc::clone(device), Arc::clone(spec), Arc::clone(profile))??;
+    let encoder = KernelEncoder::new(Arc::clone(device), Arc::clone(spec), Arc::clone(profile))??;
+    let text = Noise::new(tokens as u64).tokens(tokens);
+    let kv = cache(spec, &text, 5);
+    let cpu = setup.encode(&text, first, &kv);
+    let input = ChunkInput {
+        tokens: &text,
+        preceding_token: (first > 0).then_some(3),
+        first_position: first,
+        parent_hash: [9; 32],
+        kl_beneath: 0.0,
+        kv: &kv,
+    };
+    let ours = encoder.encode(&input)?;
+    let recipe = &profile.training().recipe;
+    let mut same = !profile.is_direct() || ours == cpu;
+    if !same {
+        println!("FAIL encode {recipe}, {tokens} tokens: other bytes");
+    }
+    // What the GPU wrote is decoded by both.
+    let head = Head::parse(&ours)?;
+    for level in 0..profile.level_count() {
+        let mut rows = KvBuffer::new(spec, tokens);
+        decoder.decode(&head, &ours, Level(level as u8), 0..tokens, &mut rows)?;
+        let expected = setup.decode(&ours, level)?;
+        let scale = expected.as_slice().iter().fold(0f32, |most, v| most.max(v.abs()));
+        let most = if profile.is_direct() { 0.0 } else { 4e-6 * scale };
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= most;
+        if !expected.as_slice().iter().zip(rows.as_slice()).all(near) {
+            println!("FAIL decode {recipe}, {tokens} tokens, level {level}");
+            same = false;
+        }
+    }
+    Ok(same)
+}

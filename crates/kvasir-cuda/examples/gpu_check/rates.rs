@@ -1,0 +1,190 @@
+//! Rates of encode and decode: layouts, levels, chunks in one launch; the latency of a chunk from host bytes to rows.
+#![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+
+use std::{error::Error, sync::Arc, time::Instant};
+
+use half::bf16;
+use kvasir_codec::container::Head;
+use kvasir_cuda::{
+    ChunkRequest, CudaDevice, CudaMemory, Device, DeviceMemory, Dtype, EncodeRequest, KernelDecoder,
+    KernelEncoder, PageShape, PagedKv, PlaneLayout,
+};
+use kvasir_types::{KvLayout, Level};
+
+use crate::{
+    common::Noise,
+    report::{Report, Row},
+    shapes::Shape,
+    timed::Timed,
+};
+
+/// Tokens of a page, as vLLM has them.
+const BLOCK_TOKENS: u32 = 16;
+/// Repetitions; the best counts.
+const ROUNDS: usize = 5;
+type MakeLayout = fn(&PageShape, u64, u64) -> [PlaneLayout; 2];
+const LAYOUTS: [(&str, MakeLayout); 5] = [
+    ("flash", |shape, base, _| shape.flash(base)),
+    ("HND", |shape, base, _| shape.hnd(base)),
+    ("K|V joined", |shape, base, _| shape.joined(base)),
+    ("dim/x packed", |shape, base, second| shape.packed(base, second)),
+    ("contiguous", |shape, base, second| shape.contiguous(base, second)),
+];
+
+struct Pages {
+    pages: PagedKv,
+    _memory: Vec<CudaMemory>,
+}
+
+fn pages(
+    device: &Timed,
+    shape: &Shape,
+    slots: usize,
+    make: MakeLayout,
+    content: Option<&[u8]>,
+) -> Result<Pages, Box<dyn Error>> {
+    let blocks = slots.div_ceil(BLOCK_TOKENS as usize) as u64;
+    let (mut layers, mut memory) = (Vec::new(), Vec::new());
+    for layer in &shape.spec.layers {
+        let KvLayout::Gqa { kv_heads, head_dim } = layer.layout else {
+            return Err("only GQA is timed".into());
+        };
+        let (kv_heads, head_dim) = (kv_heads as usize, head_dim as usize);
+        let page = PageShape {
+            blocks,
+            block_tokens: BLOCK_TOKENS,
+            heads: 0..kv_heads,
+            head_dim: head_dim as u64,
+            dtype: Dtype::Bf16,
+        };
+        let plane = blocks as usize * BLOCK_TOKENS as usize * kv_heads * head_dim * 2;
+        let own = match content {
+            Some(content) => device.upload("pages", &content[..2 * plane])?,
+            None => device.allocate("pages", 2 * plane)?,
+        };
+        layers.push(make(&page, own.address(), own.address() + plane as u64).map(Some));
+        memory.push(own);
+    }
+    Ok(Pages { pages: PagedKv { layers, block_tokens: BLOCK_TOKENS, blocks }, _memory: memory })
+}
+
+/// Kernel and wall time of the best of some rounds.
+fn best(
+    timed: &Timed,
+    mut work: impl FnMut() -> Result<(), Box<dyn Error>>,
+) -> Result<(f64, f64), Box<dyn Error>> {
+    let mut least = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..ROUNDS {
+        timed.milliseconds()?;
+        let start = Instant::now();
+        work()?;
+        let wall = start.elapsed().as_secs_f64() * 1e3;
+        least = (least.0.min(timed.milliseconds()?), least.1.min(wall));
+    }
+    Ok(least)
+}
+
+/// All rows of a shape.
+pub(crate) fn run(
+    device: &Arc<CudaDevice>,
+    shape: &Shape,
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
+    let timed = Timed::new(device);
+    let (spec, profile) = (Arc::new(shape.spec.clone()), Arc::new(shape.profile.clone()));
+    let encoder = KernelEncoder::new(timed.clone(), Arc::clone(&spec), Arc::clone(&profile))??;
+    let decoder = KernelDecoder::new(timed.clone(), Arc::clone(&spec), Arc::clone(&profile))??;
+    for &tokens in &shape.tokens {
+        let bytes = tokens * spec.elements_per_token() * 2;
+        let text = Noise::new(1).tokens(tokens);
+        let mut noise = Noise::new(2);
+        let plane_bytes = 2 * tokens.next_multiple_of(16) * bytes / tokens / spec.layers.len().max(1);
+        let content: Vec<u8> =
+            (0..plane_bytes / 2).flat_map(|_| bf16::from_f32(noise.normal() * 2.0).to_le_bytes()).collect();
+        let cache = pages(&timed, shape, tokens, LAYOUTS[0].1, Some(&content))?;
+        let blocks: Vec<i32> = (0..tokens.div_ceil(16) as i32).collect();
+        let request = EncodeRequest {
+            tokens: &text,
+            preceding_token: None,
+            first_position: 0,
+            parent_hash: [9; 32],
+            kl_beneath: 0.0,
+            blocks: &blocks,
+            first_slot: 0,
+        };
+        let mut object = Vec::new();
+        let (kernels, wall) = best(&timed, || {
+            // SAFETY: the planes are those of `cache`.
+            object = unsafe { encoder.encode_from(&[request], &cache.pages)? }.remove(0).0;
+            Ok(())
+        })?;
+        let what = format!("{}, {tokens} tokens x 1", shape.name);
+        let predicted = "no model; >= 150";
+        report.add(&Row {
+            what,
+            step: "encode, all levels",
+            bytes,
+            kernels_ms: Some(kernels),
+            wall_ms: Some(wall),
+            predicted,
+        });
+        drop(cache);
+        decode_rows(&timed, &decoder, shape, (tokens, bytes, &object), report)?;
+    }
+    Ok(())
+}
+
+fn decode_rows(
+    timed: &Timed,
+    decoder: &KernelDecoder<Timed>,
+    shape: &Shape,
+    (tokens, bytes, object): (usize, usize, &[u8]),
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
+    let head = Head::parse(object)?;
+    for &chunks in &shape.chunks {
+        let slots = tokens.next_multiple_of(16) * chunks;
+        // One chunk for latency in every layout, several for throughput.
+        let layouts =
+            if chunks == shape.chunks[shape.chunks.len() / 2] { &LAYOUTS[..] } else { &LAYOUTS[..1] };
+        for (name, make) in layouts {
+            let cache = pages(timed, shape, slots, *make, None)?;
+            let contiguous = *name == "contiguous";
+            let mut kv = cache.pages.clone();
+            if contiguous {
+                (kv.block_tokens, kv.blocks) = (slots as u32, 1);
+            }
+            let blocks: Vec<i32> = if contiguous { vec![0] } else { (0..slots as i32 / 16).rev().collect() };
+            for (level, step) in [(0, "decode, base"), (1, "decode, base + refinement")] {
+                let requests: Vec<_> = (0..chunks)
+                    .map(|index| ChunkRequest {
+                        head: &head,
+                        object_prefix: object,
+                        scopes: decoder.all_scopes(Level(level)),
+                        tokens: 0..tokens,
+                        blocks: &blocks,
+                        first_slot: (index * tokens.next_multiple_of(16)) as u32,
+                    })
+                    .collect();
+                let (kernels, wall) = best(timed, || {
+                    // SAFETY: the planes are those of `cache`.
+                    unsafe { decoder.decode_into(&requests, &kv)? };
+                    Ok(())
+                })?;
+                let what = format!("{}, {tokens} tokens x {chunks}, {name}", shape.name);
+                let predicted =
+                    if level == 0 { "1,100 to 1,400 GB/s; >= 1,000" } else { "600 to 800 GB/s; >= 600" };
+                let bytes = bytes * chunks;
+                report.add(&Row {
+                    what,
+                    step,
+                    bytes,
+                    kernels_ms: Some(kernels),
+                    wall_ms: Some(wall),
+                    predicted,
+                });
+            }
+        }
+    }
+    Ok(())
+}

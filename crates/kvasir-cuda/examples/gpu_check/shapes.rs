@@ -1,0 +1,54 @@
+//! Models and caches to time: GQA shapes with a direct profile trained on synthetic KV.
+
+use kvasir_codec::{
+    Profile,
+    train::{Recipe, train},
+};
+use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope};
+
+use crate::common::contexts;
+
+/// What is timed.
+pub(crate) struct Shape {
+    pub(crate) name: &'static str,
+    pub(crate) spec: ModelSpec,
+    pub(crate) profile: Profile,
+    /// Tokens of a chunk.
+    pub(crate) tokens: Vec<usize>,
+    /// Chunks in one launch.
+    pub(crate) chunks: Vec<usize>,
+}
+
+fn spec(name: &str, layers: usize, kv_heads: u32, head_dim: u32, base: f64) -> ModelSpec {
+    let layer = LayerKv { layout: KvLayout::Gqa { kv_heads, head_dim }, rope: Some(0) };
+    ModelSpec {
+        weights: format!("synthetic/{name}"),
+        revision: "1".into(),
+        adapter: None,
+        kv_dtype: KvDtype::Bf16,
+        ropes: vec![Rope::plain(Pairing::Half, head_dim as usize, base)],
+        layers: vec![layer; layers],
+        thinning: None,
+        reuse: Reuse::Prefix,
+    }
+}
+
+fn shape(name: &'static str, spec: ModelSpec, tokens: &[usize], chunks: &[usize]) -> Shape {
+    // Few tokens: only rates are wanted of the profile, and its tables hold symbols of the usual entropy all the same.
+    let profile = train(&spec, &contexts(&spec, 4, 256), &Recipe::Direct, &mut |_, _| {}).expect("it trains");
+    Shape { name, spec, profile, tokens: tokens.to_vec(), chunks: chunks.to_vec() }
+}
+
+/// The shapes of the targets. 70 B: a quarter of its layers, so that 16 chunks fit.
+pub(crate) fn real() -> Vec<Shape> {
+    vec![
+        shape("Llama-3-8B", spec("llama-3-8b", 32, 8, 128, 500_000.0), &[256, 1_536], &[1, 4, 16]),
+        shape("Mistral-7B", spec("mistral-7b", 32, 8, 128, 1_000_000.0), &[1_536], &[1, 4]),
+        shape("Llama-70B, 20 layers", spec("llama-70b", 20, 8, 128, 500_000.0), &[1_536], &[1, 4, 16]),
+    ]
+}
+
+/// One tiny shape.
+pub(crate) fn small() -> Vec<Shape> {
+    vec![shape("tiny", spec("tiny", 2, 2, 16, 10_000.0), &[70], &[1, 2])]
+}
