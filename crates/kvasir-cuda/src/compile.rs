@@ -1,18 +1,39 @@
 //! NVRTC at first use, with a cache on disk: text, architecture and compiler name a cubin.
 
 use std::{
+    collections::BTreeSet,
     ffi::CString,
     fs,
     path::{Path, PathBuf},
 };
 
 use cudarc::nvrtc::{result, sys};
-use kvasir_kernels::translation_unit;
+use kvasir_kernels::{KERNELS, translation_unit};
 
 use crate::DeviceError;
 
 /// Options that change the numbers or the code; part of the cache key. Nothing is fused, nothing flushed.
 const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true"];
+
+/// Stands for the driver's version where kernels were compiled without one: a cubin of CUDA 13 runs under all of them.
+const ANY_DRIVER: i32 = 0;
+
+/// Compiles all kernels into `cache` for GPUs of some compute capabilities, without a GPU and without its driver: a
+/// [`CudaDevice`](crate::CudaDevice) with this cache then needs no NVRTC. For images that are built where NVRTC is. Returns how
+/// many cubins there are.
+///
+/// # Errors
+/// [`DeviceError::NoCompiler`], [`DeviceError::Compile`] where the compiler does not know an architecture, or the cache's.
+pub fn precompile(cache: &Path, capabilities: &[(i32, i32)]) -> Result<usize, DeviceError> {
+    let units: BTreeSet<&str> = KERNELS.iter().map(|kernel| kernel.source()).collect();
+    for capability in capabilities {
+        let compiler = Compiler::new(cache.to_owned(), *capability, ANY_DRIVER);
+        for unit in &units {
+            compiler.cubin(unit)?;
+        }
+    }
+    Ok(units.len() * capabilities.len())
+}
 
 /// Compiles translation units for one architecture.
 #[derive(Debug, Clone)]
@@ -33,10 +54,13 @@ impl Compiler {
     pub(crate) fn cubin(&self, source: &'static str) -> Result<Vec<u8>, DeviceError> {
         let text = translation_unit(source);
         let path = self.cache.join(self.file_name(source, &text));
-        match fs::read(&path) {
-            Ok(cubin) => return Ok(cubin),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(cache_error(&path, "read", &error)),
+        let ahead = Self { driver: ANY_DRIVER, ..self.clone() }.file_name(source, &text);
+        for path in [&path, &self.cache.join(ahead)] {
+            match fs::read(path) {
+                Ok(cubin) => return Ok(cubin),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(cache_error(path, "read", &error)),
+            }
         }
         let cubin = self.compile(source, &text)?;
         self.keep(&path, &cubin)?;
@@ -116,19 +140,30 @@ mod tests {
 
     /// Compiles for real where NVRTC is on the library path; says so where it is not.
     #[test]
-    fn every_unit_compiles_or_the_compiler_is_known_to_be_missing() {
+    fn every_unit_compiles_ahead_or_the_compiler_is_known_to_be_missing() {
         let folder = tempfile::tempdir().expect("a folder");
-        let compiler = Compiler::new(folder.path().join("kernels"), (9, 0), 13_000);
-        for source in ["decode.cu", "direct.cu", "scatter.cu", "synthesise.cu"] {
-            match compiler.cubin(source) {
-                Ok(cubin) => {
-                    assert_eq!(&cubin[..4], b"\x7fELF");
-                    assert_eq!(compiler.cubin(source).as_deref(), Ok(&cubin[..]), "from the cache");
-                }
-                Err(DeviceError::NoCompiler) => println!("skipped: libnvrtc is not on the library path"),
-                Err(other) => panic!("{other}"),
+        let cache = folder.path().join("kernels");
+        match precompile(&cache, &[(9, 0)]) {
+            Ok(count) => {
+                let compiler = Compiler::new(cache, (9, 0), 13_000);
+                let cubin = compiler.cubin("encode.cu").expect("compiled ahead");
+                assert_eq!((&cubin[..4], count >= 8), (&b"\x7fELF"[..], true));
             }
+            Err(DeviceError::NoCompiler) => println!("skipped: libnvrtc is not on the library path"),
+            Err(other) => panic!("{other}"),
         }
+    }
+
+    #[test]
+    fn what_was_compiled_ahead_serves_every_driver() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ahead = Compiler::new(folder.path().to_owned(), (8, 0), ANY_DRIVER);
+        let name = ahead.file_name("decode.cu", &translation_unit("decode.cu"));
+        fs::write(folder.path().join(&name), b"cubin").expect("writable");
+        let compiler = Compiler::new(folder.path().to_owned(), (8, 0), 13_010);
+        assert_eq!(compiler.cubin("decode.cu").as_deref(), Ok(&b"cubin"[..]));
+        let other = Compiler::new(folder.path().to_owned(), (9, 0), 13_010);
+        assert_ne!(other.cubin("decode.cu").as_deref(), Ok(&b"cubin"[..]));
     }
 
     #[test]
@@ -144,7 +179,7 @@ mod tests {
             compiler.file_name("decode.cu", "b"),
             compiler.file_name("decode.cu", "a"),
         ];
-        let distinct: std::collections::BTreeSet<_> = others.iter().collect();
+        let distinct: BTreeSet<_> = others.iter().collect();
         assert_eq!(distinct.len(), others.len());
     }
 }

@@ -20,6 +20,7 @@ mod resident;
 mod staging;
 mod uploaded;
 
+pub use compile::precompile;
 pub use decoder::{ChunkRequest, KernelDecoder};
 pub use device::{Device, DeviceEvent, DeviceFetch, DeviceMemory, Work};
 pub use driver::{CudaDevice, CudaEvent, CudaFetch, CudaMemory};
