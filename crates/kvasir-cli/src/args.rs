@@ -11,6 +11,7 @@ use crate::{
         bench::BenchCommand,
         completions::CompletionsArguments,
         contexts::ContextsCommand,
+        engine::EngineCommand,
         events::EventsArguments,
         explain::ExplainArguments,
         jobs::{GcArguments, ScrubArguments},
@@ -41,6 +42,9 @@ pub(crate) enum Command {
     Demo(DemoArguments),
     /// Run the service.
     Serve(ServeArguments),
+    /// Run the reference engine: completions over HTTP, KV from Kvasir.
+    #[command(subcommand)]
+    Engine(EngineCommand),
     /// Say why a lookup of a context misses.
     Explain(ExplainArguments),
     /// Create, list and change named contexts.

@@ -48,6 +48,7 @@ fn run(command: &Command) -> CliResult {
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Kv(arguments) => commands::kv::run(arguments),
         Command::Demo(arguments) => demo::run(arguments),
+        Command::Engine(command) => commands::engine::run(command),
         Command::Explain(arguments) => commands::explain::run(arguments),
         Command::Contexts(command) => commands::contexts::run(command),
         Command::Usage(arguments) => commands::usage::run(arguments),

@@ -33,6 +33,11 @@ pub(crate) fn client(service: &ServiceArguments) -> CliResult<Client> {
     client_at(service.url.clone(), &service.credential)
 }
 
+/// A client of an open service at `url`, as those that commands start for themselves are.
+pub(crate) fn open_client_at(url: Url) -> CliResult<Client> {
+    Client::new(url, ClientConfig::default()).map_err(client_error)
+}
+
 /// A client of the service at `url`, with the credential that is there.
 pub(crate) fn client_at(url: Url, credential: &CredentialArguments) -> CliResult<Client> {
     let CredentialArguments { token_file, ca_file, token_from_environment } = credential;

@@ -12,10 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kvasir_client::{Client, ClientConfig, LoadOptions, fetcher::RecomputeModel};
+use kvasir_client::{Client, ClientConfig, LoadOptions};
 use kvasir_codec::Profile;
-use kvasir_engine::{Model, Sampling, TINY_PROFILE, remote::RemoteKv};
-use kvasir_types::{Name, TokenRange};
+use kvasir_engine::{
+    Model, Sampling, TINY_PROFILE,
+    remote::{RemoteKv, calibrate},
+};
+use kvasir_types::Name;
 
 /// Tokens of the answer.
 const ANSWER: usize = 24;
@@ -40,7 +43,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let remote = remote.with_chunk_tokens(CHUNK_TOKENS)?;
 
     // What computing costs on this machine decides when a load is not worth it; two prefills tell.
-    let recompute = calibrate(&model, &prompt)?;
+    let recompute = calibrate(&model, &prompt[..prompt.len() / 2])?;
     for round in ["first", "second"] {
         let started = Instant::now();
         let options = LoadOptions::new(Duration::from_secs(2), recompute.clone());
@@ -60,15 +63,4 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     Ok(())
-}
-
-fn calibrate(model: &Model, prompt: &[u32]) -> Result<RecomputeModel, kvasir_engine::EngineError> {
-    let c = model.config();
-    let mut recompute = RecomputeModel::from_flops(6e6, c.layers, c.hidden, 2e10);
-    for tokens in [prompt.len() / 4, prompt.len() / 2] {
-        let started = Instant::now();
-        model.calculate_kv(&prompt[..tokens])?;
-        recompute.observe(TokenRange { start: 0, end: tokens as u64 }, started.elapsed());
-    }
-    Ok(recompute)
 }

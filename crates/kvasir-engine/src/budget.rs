@@ -20,6 +20,7 @@ mod compress;
 mod policy;
 mod squeeze;
 mod statistics;
+mod stored;
 
 use kvasir_types::{ModelSpec, Plane};
 
@@ -27,6 +28,7 @@ pub use compress::{PromptCompressor, SurprisalCompressor};
 pub use policy::{FastGen, H2o, HeadView, Scissorhands, SlidingWindow, StreamingLlm, TokenPolicy};
 pub use squeeze::{layer_groups, squeeze};
 pub use statistics::PrefixStatistics;
+pub use stored::{ClassRows, ThinClass, ThinnedError, ThinnedStore};
 
 use crate::model::Observer;
 

@@ -49,6 +49,9 @@ pub enum EngineError {
     /// A prompt without tokens: there is nothing to predict from.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
+    /// A step was given up because the load that it ran ahead of did not bring everything.
+    #[error("the step was given up: the load beneath it left tokens out")]
+    Interrupted,
     /// A cache problem.
     #[error(transparent)]
     Paged(#[from] PagedError),

@@ -27,6 +27,7 @@ pub mod insights;
 pub mod limits;
 pub mod logits;
 mod model;
+pub mod openai;
 pub mod paged;
 pub mod plan;
 pub mod quality;

@@ -10,3 +10,17 @@ pub const PREFILL_TOKENS_DEFAULT: usize = 256;
 pub const DUMP_BYTES_MAX: u64 = 16 << 30;
 /// Most tokens of a dump; the longest contexts in use are 1 M.
 pub const DUMP_TOKENS_MAX: usize = 1 << 20;
+/// Commands that wait for the scheduler's thread: it takes them all between two steps, so this many come within one.
+pub const COMMANDS_QUEUE: usize = 256;
+/// Loads that run at once: they share one link, and each holds pages while it runs.
+pub const LOADS_AT_ONCE: usize = 8;
+/// Fewest tokens that a load must bring more than memory holds: below, computing them is sooner than asking.
+pub const LOAD_GAIN_TOKENS_MIN: usize = 32;
+/// Largest body of a completion request: a million tokens as JSON numbers are 7 MB.
+pub const REQUEST_BYTES_MAX: usize = 8 << 20;
+/// Most tokens that a request may ask for, whatever the context: bounds its channel.
+pub const ANSWER_TOKENS_MAX: usize = 1 << 16;
+/// Stop sequences of a request, as OpenAI has it, and their longest.
+pub const STOPS_MAX: usize = 4;
+/// Bytes of one stop sequence: held back from a stream while it could still become one.
+pub const STOP_BYTES_MAX: usize = 256;

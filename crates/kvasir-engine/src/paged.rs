@@ -16,6 +16,7 @@ mod store;
 
 pub use kv::PagedKv;
 pub use pool::PagePool;
+pub(crate) use pool::PageRef;
 pub use sink::PagedSink;
 
 #[cfg(test)]

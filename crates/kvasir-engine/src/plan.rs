@@ -115,8 +115,8 @@ pub struct Request {
     pub tokens: u64,
     /// Tokens of a chunk.
     pub chunk_tokens: u64,
-    /// Link bandwidth, bits a second.
-    pub bandwidth: Rate,
+    /// Bandwidths of the links in question, bits a second.
+    pub bandwidths: Vec<Rate>,
     /// Time-to-first-token objective, seconds.
     pub slo: Option<f64>,
     /// Levels of a stored chunk, coarsest first; the last one's size is what is stored.
@@ -148,6 +148,15 @@ pub struct Plan {
     pub month_cost: f64,
     /// Reuses a month above which keeping pays; none where a load costs as much as recomputing.
     pub break_even_reuses: Option<f64>,
+    /// One answer a link.
+    pub links: Vec<LinkPlan>,
+}
+
+/// What a link allows.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LinkPlan {
+    /// Its bandwidth, bits a second.
+    pub bandwidth: Rate,
     /// How each way to the first token does; recomputing last.
     pub ways: Vec<Way>,
     /// Index into `ways` of the best quality within the SLO (text counts as exact); none if nothing fits.

@@ -9,10 +9,11 @@
 //! The recompute contract: a load never fails a request. Whatever Kvasir, the network or the store did, the
 //! report says which tokens are in place and which are not, and the worst case is an ordinary prefill.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use kvasir_client::{
     ClientError, KvClient, LoadOptions, LoadReport, StoreOptions, StoreProgress, StoreReport,
+    fetcher::RecomputeModel,
 };
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_types::{Name, TokenRange};
@@ -32,6 +33,22 @@ pub enum RemoteError {
     /// The profile is not of this model.
     #[error(transparent)]
     Profile(#[from] kvasir_codec::ProfileError),
+}
+
+/// Fits a model of the engine's prefill times from two short prefills of `tokens` (a few hundred).
+///
+/// # Errors
+/// As [`Model::calculate_kv`].
+pub fn calibrate(model: &Model, tokens: &[u32]) -> Result<RecomputeModel, EngineError> {
+    let c = model.config();
+    let mut recompute = RecomputeModel::from_flops(c.parameters() as f64, c.layers, c.hidden, 2e10);
+    for share in [4, 1] {
+        let part = &tokens[..tokens.len() / share];
+        let started = Instant::now();
+        model.calculate_kv(part)?;
+        recompute.observe(TokenRange { start: 0, end: part.len() as u64 }, started.elapsed());
+    }
+    Ok(recompute)
 }
 
 /// A loaded and completed prefix.
@@ -82,6 +99,14 @@ impl RemoteKv {
     pub fn with_chunk_tokens(mut self, tokens: usize) -> Result<Self, RemoteError> {
         self.client = self.client.with_chunk_tokens(tokens)?;
         Ok(self)
+    }
+
+    /// Starts from a model of this engine's own prefill times, as [`calibrate`] measures it: it decides which loads are
+    /// not worth their time.
+    #[must_use]
+    pub fn with_recompute_model(mut self, recompute: RecomputeModel) -> Self {
+        self.client = self.client.with_recompute_model(recompute);
+        self
     }
 
     /// The client beneath.

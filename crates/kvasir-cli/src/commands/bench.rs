@@ -1,26 +1,48 @@
 //! `kvasir bench`: the codec measured, beside its peers.
 
+mod budgets;
 mod codec;
 mod page;
 mod quality;
+mod ttft;
+
+use std::path::Path;
 
 use clap::Subcommand;
+use kvasir_engine::Model;
 
-use crate::error::CliResult;
+use crate::{
+    error::{CliError, CliResult},
+    inputs,
+};
 
 /// What is measured.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Size against quality: every codec, level and chunk length, on a model's own KV.
     Quality(quality::QualityArguments),
+    /// Token and layer budgets (H2O, StreamingLLM, SqueezeAttention…), alone and beneath the codec, through a service.
+    Budgets(budgets::BudgetArguments),
+    /// Time to first token on the real engine: text, raw, 8-bit, CacheGen's policy, progressive, over shaped links.
+    Ttft(ttft::TtftArguments),
     /// Speed of every decoder and encoder on one core, beside other entropy coders.
     Codec(codec::CodecArguments),
+}
+
+/// The model of a name: the shipped one, or a folder's.
+pub(crate) fn model(name: &str) -> CliResult<Model> {
+    if name == "kvasir-tiny" {
+        return inputs::shipped_model();
+    }
+    Model::load(Path::new(name)).map_err(|error| CliError::data(Path::new(name), error))
 }
 
 /// Runs a benchmark.
 pub(crate) fn run(command: &BenchCommand) -> CliResult {
     match command {
         BenchCommand::Quality(arguments) => quality::run(arguments),
+        BenchCommand::Budgets(arguments) => budgets::run(arguments),
+        BenchCommand::Ttft(arguments) => ttft::run(arguments),
         BenchCommand::Codec(arguments) => codec::run(arguments),
     }
 }

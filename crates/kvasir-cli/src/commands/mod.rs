@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod codec;
 pub(crate) mod completions;
 pub(crate) mod contexts;
+pub(crate) mod engine;
 pub(crate) mod events;
 pub(crate) mod explain;
 pub(crate) mod inspect;

@@ -7,7 +7,8 @@ use kvasir_codec::Profile;
 use kvasir_engine::{
     TINY_PROFILE,
     plan::{
-        Deployment, GPUS, LevelRate, ModelPreset, PRESETS, Plan, Rate, Request, Source, gpu, plan, preset,
+        Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, PRESETS, Plan, Rate, Request, Source, gpu, plan,
+        preset,
     },
 };
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, ModelSpec};
@@ -30,9 +31,9 @@ pub(crate) struct PlanArguments {
     /// Tokens of the context.
     #[arg(long, default_value_t = 8192)]
     tokens: u64,
-    /// Bandwidth of the link in Gb/s.
-    #[arg(long, value_name = "GBPS", default_value_t = 3.0)]
-    bandwidth: f64,
+    /// Bandwidths of the links in question, in Gb/s, separated by commas.
+    #[arg(long, value_name = "GBPS", value_delimiter = ',', default_values_t = [3.0])]
+    bandwidth: Vec<f64>,
     /// Time to first token to meet, in milliseconds.
     #[arg(long, value_name = "MS")]
     slo: Option<f64>,
@@ -58,7 +59,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
     let Some(name) = arguments.model.as_deref().filter(|_| !arguments.list) else {
         return list(arguments.json);
     };
-    if !(arguments.bandwidth.is_finite() && arguments.bandwidth > 0.0) || arguments.tokens == 0 {
+    if !arguments.bandwidth.iter().all(|gbps| gbps.is_finite() && *gbps > 0.0) || arguments.tokens == 0 {
         return Err(usage("--bandwidth and --tokens must be above 0"));
     }
     let model = model(name, arguments.parameters)?;
@@ -69,7 +70,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
         model,
         tokens: arguments.tokens,
         chunk_tokens: CHUNK_TOKENS_DEFAULT as u64,
-        bandwidth: Rate::assumed(arguments.bandwidth * 1e9),
+        bandwidths: arguments.bandwidth.iter().map(|gbps| Rate::assumed(gbps * 1e9)).collect(),
         slo: arguments.slo.map(|ms| ms / 1e3),
         deployment: Deployment { gpus: arguments.gpus.max(1), ..Deployment::on(*card) },
     });
@@ -138,24 +139,31 @@ const fn source(source: Source) -> &'static str {
     }
 }
 
+fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
+    let title = format!("over {} Gb/s", link.bandwidth.value / 1e9);
+    let mut rows =
+        vec![[title.as_str(), "bytes", "seconds", "fits", "bits/element"].map(str::to_owned).to_vec()];
+    for (index, way) in link.ways.iter().enumerate() {
+        let fits = match way.within_slo {
+            None => "",
+            Some(_) if link.fits == Some(index) => "best",
+            Some(true) => "yes",
+            Some(false) => "no",
+        };
+        let rate = request.levels.get(index).map(|level| level.bits_per_element);
+        let rate = rate.map_or(String::new(), |rate| format!("{:.3} {}", rate.value, source(rate.source)));
+        rows.push(vec![way.name.clone(), bytes(way.bytes), format!("{:.4}", way.seconds), fits.into(), rate]);
+    }
+    rows
+}
+
 fn text(plan: &Plan) -> String {
     let r = &plan.request;
     let d = &r.deployment;
     let size = |kv: &kvasir_engine::plan::KvBytes| {
         format!("{} fp16, {} fp8, {} int4", bytes(kv.fp16), bytes(kv.fp8), bytes(kv.int4))
     };
-    let mut rows = vec![["way", "bytes", "seconds", "fits", "bits/element"].map(str::to_owned).to_vec()];
-    for (index, way) in plan.ways.iter().enumerate() {
-        let fits = match way.within_slo {
-            None => "",
-            Some(_) if plan.fits == Some(index) => "best",
-            Some(true) => "yes",
-            Some(false) => "no",
-        };
-        let rate = r.levels.get(index).map(|level| level.bits_per_element);
-        let rate = rate.map_or(String::new(), |rate| format!("{:.3} {}", rate.value, source(rate.source)));
-        rows.push(vec![way.name.clone(), bytes(way.bytes), format!("{:.4}", way.seconds), fits.into(), rate]);
-    }
+    let rows: Vec<_> = plan.links.iter().map(|link| columns(&link_rows(r, link))).collect();
     let reuses = plan.break_even_reuses.map_or_else(
         || "never: loading costs as much as recomputing".to_owned(),
         |n| format!("above {n:.4} reuses a month"),
@@ -171,7 +179,7 @@ fn text(plan: &Plan) -> String {
         size(&plan.bytes_per_token),
         size(&plan.bytes),
         bytes(plan.bytes_stored),
-        columns(&rows),
+        rows.join("\n\n"),
         plan.prefill_flops,
         plan.recompute_seconds,
         plan.recompute_cost,

@@ -14,6 +14,13 @@ mod text;
 
 use std::{fs, time::Duration};
 
+pub(crate) use self::{
+    baseline::into_pages,
+    path::Service,
+    plain::Plain,
+    source::{BytesSource, read_all},
+};
+
 use kvasir_engine::{Model, PagedKv, Sampling};
 use kvasir_sim::link::{BandwidthSeries, LinkOptions, SeriesError};
 use kvasir_types::Level;
@@ -22,8 +29,7 @@ use tokio::runtime::Runtime;
 use self::{
     baseline::PlainFetch,
     outcome::{ChunkEvent, Evidence, LevelSize, Outcome, Perplexity, Ttft},
-    path::{Coder, Costs, Loaded, Login, Service},
-    plain::Plain,
+    path::{Coder, Costs, Loaded, Login},
     quality::{Codec, Comparison, Passage},
 };
 use crate::{

@@ -194,6 +194,11 @@ impl KvClient {
         &self.client
     }
 
+    /// Layout of the model's KV.
+    pub const fn spec(&self) -> &Arc<ModelSpec> {
+        &self.spec
+    }
+
     /// The model.
     pub const fn model_id(&self) -> ModelId {
         self.model_id

@@ -25,6 +25,11 @@ pub trait TokenPolicy: std::fmt::Debug {
     /// Tokens to keep, ascending, at most `budget` (FastGen chooses its own number).
     fn keep(&self, head: &HeadView<'_>, budget: usize) -> Vec<usize>;
 
+    /// Whether heads of one layer may keep different tokens.
+    fn per_head(&self) -> bool {
+        true
+    }
+
     /// Whether prefixes of the thinned cache still serve, or only the whole.
     fn reuse(&self) -> Reuse {
         Reuse::Whole
@@ -38,6 +43,10 @@ pub struct SlidingWindow;
 impl TokenPolicy for SlidingWindow {
     fn name(&self) -> &'static str {
         "sliding_window"
+    }
+
+    fn per_head(&self) -> bool {
+        false
     }
 
     fn keep(&self, head: &HeadView<'_>, budget: usize) -> Vec<usize> {
@@ -56,6 +65,10 @@ pub struct StreamingLlm {
 impl TokenPolicy for StreamingLlm {
     fn name(&self) -> &'static str {
         "streaming_llm"
+    }
+
+    fn per_head(&self) -> bool {
+        false
     }
 
     fn keep(&self, head: &HeadView<'_>, budget: usize) -> Vec<usize> {

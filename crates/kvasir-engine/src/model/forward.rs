@@ -46,6 +46,7 @@ impl Model {
         let ids: Vec<u32> = items.iter().flat_map(|item| item.tokens).copied().collect();
         let mut x = self.weights.embedding.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
         for (index, layer) in self.weights.layers.iter().enumerate() {
+            observer.enter(index)?;
             let normed = rms_norm(&x, &layer.attention_norm, eps)?;
             let attention = self.attend(items, (index, layer), &normed, observer)?;
             let after = (&x + attention)?;

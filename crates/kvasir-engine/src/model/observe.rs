@@ -7,6 +7,15 @@ use crate::error::EngineError;
 /// Sees what a layer computed. Used by token and layer budgets (H2O, SqueezeAttention); generation passes
 /// [`Unobserved`].
 pub trait Observer {
+    /// Called before a layer reads or writes the cache. A load that is still under way holds the layer up here.
+    ///
+    /// # Errors
+    /// [`EngineError::Interrupted`] ends the step; nothing is committed then.
+    fn enter(&mut self, layer: usize) -> Result<(), EngineError> {
+        let _ = layer;
+        Ok(())
+    }
+
     /// Attention probabilities of one layer: `[kv_heads, query heads per kv head × tokens, cached tokens]`
     /// f32, for the tokens `first ..` of this step.
     ///

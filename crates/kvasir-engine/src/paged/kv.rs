@@ -23,6 +23,18 @@ impl PagedKv {
         Self { pool, table: Vec::new(), len: 0 }
     }
 
+    /// A sequence of whole pages that others hold too.
+    pub(crate) fn sharing(pool: &Arc<PagePool>, pages: &[PageRef]) -> Self {
+        pages.iter().for_each(|page| pool.share(*page));
+        let len = pages.len() * pool.page_tokens();
+        Self { pool: Arc::clone(pool), table: pages.to_vec(), len }
+    }
+
+    /// The pages, in order of their tokens.
+    pub(crate) fn pages(&self) -> &[PageRef] {
+        &self.table
+    }
+
     /// Tokens whose KV is there.
     pub fn len(&self) -> usize {
         self.len
@@ -97,6 +109,12 @@ impl PagedKv {
         Ok(())
     }
 
+    /// Forgets all tokens from `tokens` on but keeps the pages and what is in them: a prefill that ran ahead of a load
+    /// is undone so.
+    pub(crate) fn rewind(&mut self, tokens: usize) {
+        self.len = self.len.min(tokens);
+    }
+
     /// Forgets all tokens from `tokens` on and gives their pages back.
     pub fn truncate(&mut self, tokens: usize) {
         self.len = self.len.min(tokens);
@@ -154,6 +172,17 @@ impl PagedKv {
             self.pool.read_head(&self.table, (layer, plane, head), 0, rows);
         }
         out
+    }
+
+    /// BLAKE3 over every value as little-endian f32, by layer, plane, head, token: equal for equal caches, whatever pages
+    /// they lie in.
+    pub fn digest(&self) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for (layer, plane) in (0..self.layers()).flat_map(|layer| Plane::ALL.map(|plane| (layer, plane))) {
+            let values = self.gather(layer, plane, self.len);
+            hasher.update(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
+        }
+        hasher.finalize()
     }
 
     /// Number of layers.

@@ -10,7 +10,7 @@ use crate::{error::PagedError, limits::PAGE_TOKENS_MAX};
 
 /// A page as a sequence holds it: valid as long as the pool's generation of that page is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PageRef {
+pub(crate) struct PageRef {
     pub(super) index: u32,
     pub(super) generation: u64,
 }
@@ -117,12 +117,12 @@ impl PagePool {
         inner.pages.len() as u32 - 1
     }
 
-    pub(super) fn share(&self, page: PageRef) {
+    pub(crate) fn share(&self, page: PageRef) {
         self.inner.write().pages[page.index as usize].references += 1;
     }
 
     /// Gives one reference back; the last one ends the page's generation.
-    pub(super) fn release(&self, page: PageRef) {
+    pub(crate) fn release(&self, page: PageRef) {
         let mut inner = self.inner.write();
         let state = &mut inner.pages[page.index as usize];
         debug_assert_eq!(state.generation, page.generation, "a sequence holds a reference until it releases");

@@ -3,7 +3,7 @@
 use kvasir_types::KvLayout;
 use serde::Serialize;
 
-use super::{ModelPreset, Plan, Request, Way, presets::LayerRun};
+use super::{LevelRate, LinkPlan, ModelPreset, Plan, Rate, Request, Way, presets::LayerRun};
 
 /// Sizes of the same KV by element type, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -61,9 +61,7 @@ pub fn plan(request: Request) -> Plan {
     let Request { model, deployment: d, tokens, .. } = &request;
     let elements = elements_at(model, *tokens);
     let bytes = KvBytes::of(elements);
-    let level_bytes =
-        |level: &super::LevelRate| (elements as f64 * level.bits_per_element.value / 8.0).ceil() as u64;
-    let bytes_stored = request.levels.last().map_or(bytes.fp16, level_bytes);
+    let bytes_stored = request.levels.last().map_or(bytes.fp16, |level| level_bytes(elements, level));
 
     let flops = prefill_flops(model, *tokens);
     let peak = d.gpu.flops.value * f64::from(d.gpus) * d.prefill_efficiency.value;
@@ -74,29 +72,9 @@ pub fn plan(request: Request) -> Plan {
     let month_cost = bytes_stored as f64 / 1e9 * d.gigabyte_month.value;
     let saved = recompute_cost - load_cost;
 
-    let within = |seconds: f64| request.slo.map(|slo| seconds <= slo);
-    let way = |name: String, bytes_moved: u64, decoded: bool| {
-        let link = bytes_moved as f64 * 8.0 / request.bandwidth.value;
-        let decode = if decoded { bytes.fp16 as f64 / d.decode_rate.value } else { 0.0 };
-        let seconds = d.round_trip.value + link.max(decode);
-        Way { name, bytes: bytes_moved, seconds, within_slo: within(seconds) }
-    };
-    let mut ways: Vec<Way> = request
-        .levels
-        .iter()
-        .enumerate()
-        .map(|(i, level)| way(format!("level {i}"), level_bytes(level), true))
-        .collect();
-    ways.push(way("int8".to_owned(), bytes.fp8, false));
-    ways.push(way("fp16".to_owned(), bytes.fp16, false));
-    let within_slo = within(recompute_seconds);
-    ways.push(Way {
-        name: "recompute".to_owned(),
-        bytes: tokens * 4,
-        seconds: recompute_seconds,
-        within_slo,
-    });
-    let fits = best_within(&ways, request.levels.len());
+    let context = Context { elements, bytes, recompute_seconds };
+    let links =
+        request.bandwidths.iter().map(|bandwidth| link_plan(&request, &context, *bandwidth)).collect();
     Plan {
         bytes_per_token: KvBytes::of(elements_at(model, 1)),
         bytes,
@@ -107,10 +85,47 @@ pub fn plan(request: Request) -> Plan {
         load_cost,
         month_cost,
         break_even_reuses: (saved > 0.0).then(|| month_cost / saved),
-        ways,
-        fits,
+        links,
         request,
     }
+}
+
+/// What all links have in common.
+struct Context {
+    elements: u64,
+    bytes: KvBytes,
+    recompute_seconds: f64,
+}
+
+/// Bytes of a level.
+fn level_bytes(elements: u64, level: &LevelRate) -> u64 {
+    (elements as f64 * level.bits_per_element.value / 8.0).ceil() as u64
+}
+
+fn link_plan(request: &Request, context: &Context, bandwidth: Rate) -> LinkPlan {
+    let d = &request.deployment;
+    let within = |seconds: f64| request.slo.map(|slo| seconds <= slo);
+    let way = |name: String, bytes_moved: u64, decoded: bool| {
+        let link = bytes_moved as f64 * 8.0 / bandwidth.value;
+        let decode = if decoded { context.bytes.fp16 as f64 / d.decode_rate.value } else { 0.0 };
+        let seconds = d.round_trip.value + link.max(decode);
+        Way { name, bytes: bytes_moved, seconds, within_slo: within(seconds) }
+    };
+    let levels = request.levels.iter().enumerate();
+    let mut ways: Vec<Way> = levels
+        .map(|(i, level)| way(format!("level {i}"), level_bytes(context.elements, level), true))
+        .collect();
+    ways.push(way("int8".to_owned(), context.bytes.fp8, false));
+    ways.push(way("fp16".to_owned(), context.bytes.fp16, false));
+    let within_slo = within(context.recompute_seconds);
+    ways.push(Way {
+        name: "recompute".to_owned(),
+        bytes: request.tokens * 4,
+        seconds: context.recompute_seconds,
+        within_slo,
+    });
+    let fits = best_within(&ways, request.levels.len());
+    LinkPlan { bandwidth, ways, fits }
 }
 
 /// Recomputing is exact, so it wins where it is in time; else the finest level that is.

@@ -37,7 +37,7 @@ fn request(bandwidth: f64, slo: Option<f64>) -> Request {
         model: named("llama-2-7b"),
         tokens: 4096,
         chunk_tokens: 1536,
-        bandwidth: Rate::assumed(bandwidth),
+        bandwidths: vec![Rate::assumed(bandwidth), Rate::assumed(1e12)],
         slo,
         levels: vec![level(0.5), level(1.0), level(2.0)],
         deployment: Deployment::on(*gpu("a40").expect("listed")),
@@ -47,15 +47,23 @@ fn request(bandwidth: f64, slo: Option<f64>) -> Request {
 #[test]
 fn the_level_that_fits_is_the_finest_in_time() {
     // 2 GiB of fp16: levels of 64, 128, 256 MiB; at 3 Gb/s 0.18, 0.36, 0.72 s (+ 0.03). Recomputing: 0.80 s.
-    let choice =
-        |slo| plan(request(3e9, Some(slo))).fits.map(|i| plan(request(3e9, Some(slo))).ways[i].name.clone());
+    let choice = |slo| {
+        let link = plan(request(3e9, Some(slo))).links.swap_remove(0);
+        link.fits.map(|i| link.ways[i].name.clone())
+    };
     assert_eq!(choice(0.1), None);
     assert_eq!(choice(0.25).as_deref(), Some("level 0"));
     assert_eq!(choice(0.5).as_deref(), Some("level 1"));
     assert_eq!(choice(0.76).as_deref(), Some("level 2"));
     assert_eq!(choice(2.0).as_deref(), Some("recompute"));
     let open = plan(request(3e9, None));
-    assert!(open.fits.is_none() && open.ways.iter().all(|way| way.within_slo.is_none()));
+    assert!(open.links.iter().all(|l| l.fits.is_none() && l.ways.iter().all(|way| way.within_slo.is_none())));
+    let fast = &plan(request(3e9, Some(0.1))).links[1];
+    assert_eq!(
+        fast.fits.map(|i| fast.ways[i].name.as_str()),
+        Some("level 2"),
+        "a link of 1 Tb/s waits for the decoder"
+    );
     assert_eq!(open.bytes_stored, 256 << 20, "all levels cost what the finest costs");
 }
 

@@ -1,86 +1,134 @@
-//! Prefix reuse in memory: finished sequences stay, forks of them serve the next request.
+//! Prefix reuse in memory: a radix tree over pages, evicted leaf by leaf (RadixAttention, arXiv 2312.07104).
+//!
+//! A node is one full page of KV, named by the hash of its tokens and of everything before them. Sequences with a common
+//! prefix share its nodes; what a sequence has for itself hangs below. The leaf that was used longest ago goes first, so
+//! a prefix lives as long as anything that continues it.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
-use kvasir_types::{BLOCK_TOKENS, RootHash, SeqHash, TokenChain};
+use crate::paged::{PagePool, PageRef, PagedKv};
 
-use crate::{error::PagedError, paged::PagedKv};
+/// Identity of a page's tokens and of all before them, within this process.
+type Key = [u8; 32];
 
-/// Finished caches, found by the chain hash of any of their full blocks. Forks share pages, so sequences with a
-/// common prefix hold it once.
-#[derive(Debug, Default)]
+/// Pages of finished sequences, found by their tokens.
+#[derive(Debug)]
 pub struct PrefixCache {
-    sequences: HashMap<u64, Sequence>,
-    /// Which sequence holds a block, and how many tokens it ends at.
-    blocks: HashMap<SeqHash, (u64, usize)>,
+    pool: Arc<PagePool>,
+    nodes: HashMap<Key, Node>,
+    /// Nodes without children by last use: ancestors of a leaf have its stamp or a newer one, so stamps are unique here.
+    leaves: BTreeMap<u64, Key>,
     clock: u64,
 }
 
 #[derive(Debug)]
-struct Sequence {
-    kv: PagedKv,
-    blocks: Vec<SeqHash>,
+struct Node {
+    page: PageRef,
+    parent: Option<Key>,
+    children: u32,
     used: u64,
 }
 
-/// Chains in memory mix nothing: one pool, one model, one process.
-fn chain(tokens: &[u32]) -> Vec<SeqHash> {
-    let full = tokens.len() / BLOCK_TOKENS * BLOCK_TOKENS;
-    TokenChain::new(RootHash::from([0; 32]), &tokens[..full]).blocks().to_vec()
-}
-
 impl PrefixCache {
-    /// Sequences held.
-    pub fn len(&self) -> usize {
-        self.sequences.len()
+    /// An empty cache of pages of `pool`.
+    pub fn new(pool: Arc<PagePool>) -> Self {
+        Self { pool, nodes: HashMap::new(), leaves: BTreeMap::new(), clock: 0 }
+    }
+
+    /// Pages held.
+    pub fn pages(&self) -> usize {
+        self.nodes.len()
     }
 
     /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
-        self.sequences.is_empty()
+        self.nodes.is_empty()
     }
 
-    /// A fork with the longest held prefix of `tokens`, in full blocks; none where no block matches.
-    ///
-    /// # Errors
-    /// [`PagedError::PoolFull`] when the tail of the prefix cannot be copied.
-    pub fn lookup(&mut self, tokens: &[u32]) -> Result<Option<PagedKv>, PagedError> {
-        let hashes = chain(tokens);
-        let Some((id, end)) = hashes.iter().rev().find_map(|hash| self.blocks.get(hash).copied()) else {
-            return Ok(None);
-        };
-        self.clock += 1;
-        let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(None) };
-        sequence.used = self.clock;
-        sequence.kv.fork(end).map(Some)
+    /// Leading tokens of `tokens` that are held: whole pages.
+    pub fn held(&self, tokens: &[u32]) -> usize {
+        self.path(tokens).take_while(|key| self.nodes.contains_key(key)).count() * self.pool.page_tokens()
     }
 
-    /// Keeps the KV of `tokens`, all of which `kv` holds.
-    pub fn insert(&mut self, tokens: &[u32], kv: PagedKv) {
-        let blocks = chain(tokens);
-        if blocks.last().is_none_or(|last| self.blocks.contains_key(last)) {
-            return; // nothing to find it by, or all of it is held already
+    /// A sequence with the longest held prefix of `tokens`, in whole pages that it shares; none where there is none.
+    pub fn lookup(&mut self, tokens: &[u32]) -> Option<PagedKv> {
+        let path: Vec<Key> = self.path(tokens).take_while(|key| self.nodes.contains_key(key)).collect();
+        if path.is_empty() {
+            return None;
         }
-        self.clock += 1;
-        let id = self.clock;
-        for (index, hash) in blocks.iter().enumerate() {
-            self.blocks.insert(*hash, (id, (index + 1) * BLOCK_TOKENS));
-        }
-        self.sequences.insert(id, Sequence { kv, blocks, used: id });
+        self.touch(&path);
+        let pages: Vec<PageRef> = path.iter().filter_map(|key| self.nodes.get(key)).map(|n| n.page).collect();
+        Some(PagedKv::sharing(&self.pool, &pages))
     }
 
-    /// Drops the least recently used sequence; false when there is none. Blocks that others hold too stay found.
+    /// Keeps the whole pages of `tokens`, all of which `kv` holds. What is held already stays as it is.
+    pub fn insert(&mut self, tokens: &[u32], kv: &PagedKv) {
+        let path: Vec<Key> = self.path(tokens).take(kv.len() / self.pool.page_tokens()).collect();
+        let mut parent = None;
+        for (key, page) in path.iter().zip(kv.pages()) {
+            if !self.nodes.contains_key(key) {
+                self.pool.share(*page);
+                self.nodes.insert(*key, Node { page: *page, parent, children: 0, used: 0 });
+                if let Some(above) = parent.and_then(|parent| self.nodes.get_mut(&parent)) {
+                    above.children += 1;
+                    self.leaves.remove(&above.used);
+                }
+            }
+            parent = Some(*key);
+        }
+        self.touch(&path);
+    }
+
+    /// Drops the leaf that was used longest ago; false when there is none. Its memory is free once no running sequence
+    /// shares it.
     pub fn evict(&mut self) -> bool {
-        let Some((&id, _)) = self.sequences.iter().min_by_key(|(_, sequence)| sequence.used) else {
-            return false;
-        };
-        self.sequences.remove(&id);
-        self.blocks.retain(|_, (holder, _)| *holder != id);
-        for (&other, sequence) in &self.sequences {
-            for (index, hash) in sequence.blocks.iter().enumerate() {
-                self.blocks.entry(*hash).or_insert((other, (index + 1) * BLOCK_TOKENS));
+        let Some((_, key)) = self.leaves.pop_first() else { return false };
+        let Some(node) = self.nodes.remove(&key) else { return false };
+        self.pool.release(node.page);
+        if let Some(parent) = node.parent
+            && let Some(above) = self.nodes.get_mut(&parent)
+        {
+            above.children -= 1;
+            if above.children == 0 {
+                self.leaves.insert(above.used, parent);
             }
         }
         true
+    }
+
+    /// Marks a path from the root as used now.
+    fn touch(&mut self, path: &[Key]) {
+        self.clock += 1;
+        for key in path {
+            let Some(node) = self.nodes.get_mut(key) else { continue };
+            if node.children == 0 {
+                self.leaves.remove(&node.used);
+                self.leaves.insert(self.clock, *key);
+            }
+            node.used = self.clock;
+        }
+    }
+
+    /// Keys of the whole pages of `tokens`.
+    fn path<'a>(&self, tokens: &'a [u32]) -> impl Iterator<Item = Key> + use<'a> {
+        let mut parent = Key::default();
+        tokens.chunks_exact(self.pool.page_tokens()).map(move |page| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(&parent);
+            page.iter().for_each(|token| {
+                hasher.update(&token.to_le_bytes());
+            });
+            parent = *hasher.finalize().as_bytes();
+            parent
+        })
+    }
+}
+
+impl Drop for PrefixCache {
+    fn drop(&mut self) {
+        self.nodes.values().for_each(|node| self.pool.release(node.page));
     }
 }

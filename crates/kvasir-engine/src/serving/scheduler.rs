@@ -1,6 +1,6 @@
 //! Continuous batching: every step mixes prefill pieces and one token of every decoding sequence.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use super::PrefixCache;
 use crate::{
@@ -24,12 +24,39 @@ pub struct Request {
     pub sampling: Sampling,
 }
 
+/// A cache that a load has filled, for a prefix of a prompt.
+#[derive(Debug)]
+pub struct Brought {
+    /// From the scheduler's pool. Either all of `..matched` is committed, or nothing is and the pages of the whole prompt
+    /// are reserved, as a load leaves them.
+    pub kv: PagedKv,
+    /// Leading tokens of the prompt that the load was about; fewer than the prompt has.
+    pub matched: usize,
+    /// Ranges of them that it left out, ascending and disjoint: computed first, each over everything before it.
+    pub holes: Vec<Range<usize>>,
+    /// Leading tokens of the sequence that other requests may share; tokens behind were loaded too coarsely for that.
+    pub shareable: usize,
+}
+
+impl Brought {
+    /// A cache that is complete as far as it goes.
+    pub fn whole(kv: PagedKv) -> Self {
+        Self { matched: kv.len(), kv, holes: Vec::new(), shareable: usize::MAX }
+    }
+
+    /// Tokens that need not be computed.
+    pub fn reused_tokens(&self) -> usize {
+        self.matched - self.holes.iter().map(Range::len).sum::<usize>()
+    }
+}
+
 /// Bounds of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulerLimits {
     /// Sequences that run at once.
     pub sequences: usize,
-    /// Tokens of one step, over all sequences: decoding ones take one each, prefills share the rest.
+    /// Tokens of one step, over all sequences: decoding ones take one each, prefills share the rest. The last token of a
+    /// prompt has a step of its own, so that a request's first step costs the same whatever came before.
     pub step_tokens: usize,
     /// Requests that may wait.
     pub waiting: usize,
@@ -114,7 +141,7 @@ pub enum Event {
 struct Waiting {
     id: RequestId,
     request: Request,
-    kv: Option<PagedKv>,
+    brought: Option<Brought>,
 }
 
 #[derive(Debug)]
@@ -122,16 +149,38 @@ struct Running {
     id: RequestId,
     /// Prompt and answer so far.
     tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    prompt: usize,
     /// Length at which it ends.
     end: usize,
     kv: PagedKv,
+    /// Ranges that a load left out and that are still to be computed.
+    holes: VecDeque<Range<usize>>,
+    /// Where the load ended.
+    matched: usize,
+    shareable: usize,
     sampler: Sampler,
 }
 
 impl Running {
-    /// Tokens that are not cached yet: more than one in prefill, one in decode.
+    /// Tokens that are not cached yet and may be computed in one step: of a hole, of the prompt but for its last token,
+    /// or the one that the next is predicted from.
     fn pending(&self) -> usize {
-        self.tokens.len() - self.kv.len()
+        let end = match self.holes.front() {
+            Some(hole) => hole.end,
+            None if self.kv.len() < self.prompt - 1 => self.prompt - 1,
+            None => self.tokens.len(),
+        };
+        end - self.kv.len()
+    }
+
+    /// Declares present what a load brought behind a hole that is filled now.
+    fn pass_holes(&mut self) -> Result<(), EngineError> {
+        while self.holes.front().is_some_and(|hole| hole.end <= self.kv.len()) {
+            self.holes.pop_front();
+            self.kv.commit(self.holes.front().map_or(self.matched, |next| next.start))?;
+        }
+        Ok(())
     }
 }
 
@@ -150,18 +199,17 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler over `pool`, which must be of the model.
     pub fn new(model: Arc<Model>, pool: Arc<PagePool>, limits: SchedulerLimits) -> Self {
-        let cache = PrefixCache::default();
+        let cache = PrefixCache::new(Arc::clone(&pool));
         Self { model, pool, limits, cache, waiting: VecDeque::new(), running: Vec::new(), next_id: 0 }
     }
 
-    /// Takes a request. `kv` is a cache, from this scheduler's pool, of a prefix of the prompt, if a load brought
-    /// one.
+    /// Whether a request could ever run.
     ///
     /// # Errors
-    /// [`SubmitError`]; nothing is kept then.
-    pub fn submit(&mut self, request: Request, kv: Option<PagedKv>) -> Result<RequestId, SubmitError> {
-        let (context, vocab) = (self.model.config().context, self.model.config().vocab);
-        let pool = self.pool.pages_max() * self.pool.page_tokens();
+    /// [`SubmitError`], all but [`Busy`](SubmitError::Busy).
+    pub fn check(model: &Model, pool: &PagePool, request: &Request) -> Result<(), SubmitError> {
+        let (context, vocab) = (model.config().context, model.config().vocab);
+        let pool = pool.pages_max() * pool.page_tokens();
         let tokens = request.prompt.len() + request.count;
         if request.prompt.is_empty() || request.count == 0 {
             return Err(SubmitError::Empty);
@@ -173,12 +221,21 @@ impl Scheduler {
         if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab) {
             return Err(SubmitError::Token { token, vocab });
         }
+        Ok(())
+    }
+
+    /// Takes a request, with what a load brought for it.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing is kept then.
+    pub fn submit(&mut self, request: Request, brought: Option<Brought>) -> Result<RequestId, SubmitError> {
+        Self::check(&self.model, &self.pool, &request)?;
         if self.waiting.len() >= self.limits.waiting {
             return Err(SubmitError::Busy { waiting: self.waiting.len() });
         }
         self.next_id += 1;
         let id = RequestId(self.next_id);
-        self.waiting.push_back(Waiting { id, request, kv });
+        self.waiting.push_back(Waiting { id, request, brought });
         Ok(id)
     }
 
@@ -199,6 +256,23 @@ impl Scheduler {
     /// The finished sequences that serve as prefixes.
     pub fn prefixes(&self) -> &PrefixCache {
         &self.cache
+    }
+
+    /// A sequence that shares the longest held prefix of `tokens`, in whole pages.
+    pub fn prefix(&mut self, tokens: &[u32]) -> Option<PagedKv> {
+        self.cache.lookup(tokens)
+    }
+
+    /// An empty cache with pages for `tokens` tokens, for a load to fill; finished prefixes make room. None while running
+    /// requests hold too many pages.
+    pub fn allocate(&mut self, tokens: usize) -> Option<PagedKv> {
+        let mut kv = self.new_kv();
+        while kv.reserve(tokens).is_err() {
+            if !self.cache.evict() {
+                return None;
+            }
+        }
+        Some(kv)
     }
 
     /// One step: admits what fits, computes once, samples. No events when nothing is open.
@@ -228,7 +302,8 @@ impl Scheduler {
         drop(items);
         for (&index, logits) in owners.iter().zip(&logits) {
             let running = &mut self.running[index];
-            if running.pending() == 0 {
+            running.pass_holes()?;
+            if running.kv.len() == running.tokens.len() {
                 let token = running.sampler.choose(logits);
                 running.tokens.push(token);
                 events.push(Event::Token { id: running.id, token });
@@ -245,31 +320,40 @@ impl Scheduler {
             let Some(mut next) = self.waiting.pop_front() else { return Ok(()) };
             let request = &next.request;
             let prompt = request.prompt.len();
-            let mut kv = match next.kv.take() {
-                Some(kv) => kv,
-                None => self.cache.lookup(&request.prompt).ok().flatten().unwrap_or_else(|| self.new_kv()),
+            let mut brought = match next.brought.take() {
+                Some(brought) => brought,
+                // The last prompt token's logits are needed, and no cache holds them.
+                None => Brought::whole(
+                    self.cache.lookup(&request.prompt[..prompt - 1]).unwrap_or_else(|| self.new_kv()),
+                ),
             };
-            kv.truncate(prompt - 1); // the last prompt token's logits are needed
+            if brought.kv.len() >= prompt {
+                brought.kv.truncate(prompt - 1);
+                brought.matched = prompt - 1;
+            }
             let end = prompt + request.count;
-            while kv.reserve(end - 1).is_err() {
+            while brought.kv.reserve(end - 1).is_err() {
                 if self.cache.evict() || (self.running.is_empty() && self.drop_loaded()) {
                     continue;
                 }
                 // Others hold the pages: wait for them, keeping what a load has brought.
-                next.kv = Some(kv);
+                next.brought = Some(brought);
                 self.waiting.push_front(next);
                 return Ok(());
             }
-            events.push(Event::Started { id: next.id, reused_tokens: kv.len() });
+            events.push(Event::Started { id: next.id, reused_tokens: brought.reused_tokens() });
+            let Brought { mut kv, matched, holes, shareable } = brought;
+            kv.commit(holes.first().map_or(matched, |hole| hole.start))?;
             let sampler = Sampler::new(&request.sampling);
-            self.running.push(Running { id: next.id, tokens: next.request.prompt, end, kv, sampler });
+            let (id, tokens, holes) = (next.id, next.request.prompt, holes.into());
+            self.running.push(Running { id, tokens, prompt, end, kv, holes, matched, shareable, sampler });
         }
         Ok(())
     }
 
     /// Drops what a load brought to the last request waiting: loaded caches must not lock each other out.
     fn drop_loaded(&mut self) -> bool {
-        self.waiting.iter_mut().rev().any(|waiting| waiting.kv.take().is_some())
+        self.waiting.iter_mut().rev().any(|waiting| waiting.brought.take().is_some())
     }
 
     fn new_kv(&self) -> PagedKv {
@@ -282,7 +366,8 @@ impl Scheduler {
         self.running = running;
         for finished in done {
             events.push(Event::Finished { id: finished.id, reason: FinishReason::Length });
-            self.cache.insert(&finished.tokens[..finished.kv.len()], finished.kv);
+            let shareable = finished.kv.len().min(finished.shareable);
+            self.cache.insert(&finished.tokens[..shareable], &finished.kv);
         }
     }
 }

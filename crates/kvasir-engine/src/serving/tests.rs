@@ -3,6 +3,10 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use kvasir_codec::KvSink as _;
+use kvasir_types::Plane;
+use proptest::prelude::*;
+
 use super::*;
 use crate::{Model, PagePool, PagedKv, Sampling};
 
@@ -66,7 +70,7 @@ fn finished_sequences_serve_as_prefixes() {
     scheduler.submit(request(&text[..100], 4), None).unwrap();
     run(&mut scheduler);
     let held = pool.pages_in_use();
-    assert_eq!(scheduler.prefixes().len(), 1);
+    assert_eq!((scheduler.prefixes().pages(), held), (6, 6), "103 tokens are cached: six whole pages");
     // Shares 96 tokens = 6 full blocks with the first, then goes elsewhere.
     let prompt = [&text[..100], &text[300..320]].concat();
     scheduler.submit(request(&prompt, 4), None).unwrap();
@@ -74,10 +78,10 @@ fn finished_sequences_serve_as_prefixes() {
     assert!(events.contains(&Event::Started { id: RequestId(2), reused_tokens: 96 }), "{events:?}");
     assert_eq!(answers[&RequestId(2)], alone(&prompt, 4));
     assert!(pool.pages_in_use() - held <= 3, "only what is not shared takes pages");
-    // A prompt that is held in full still computes its last token.
+    // A prompt that is held in full still computes its last token, and with it its last page.
     scheduler.submit(request(&text[..96], 2), None).unwrap();
     let (answers, events) = run(&mut scheduler);
-    assert!(events.contains(&Event::Started { id: RequestId(3), reused_tokens: 95 }));
+    assert!(events.contains(&Event::Started { id: RequestId(3), reused_tokens: 80 }));
     assert_eq!(answers[&RequestId(3)], alone(&text[..96], 2));
 }
 
@@ -92,7 +96,10 @@ fn a_small_pool_evicts_prefixes_and_makes_requests_wait() {
     for (id, prompt) in ids.iter().zip(prompts) {
         assert_eq!(answers[id], alone(prompt, 10));
     }
-    assert!(pool.pages_in_use() <= 12 && scheduler.prefixes().len() == 1, "older prefixes made room");
+    assert!(
+        pool.pages_in_use() <= 12 && scheduler.prefixes().held(prompts[2]) == 128,
+        "older prefixes made room"
+    );
 }
 
 #[test]
@@ -101,7 +108,7 @@ fn a_loaded_cache_is_used_and_a_cancelled_request_gives_its_pages_back() {
     let (mut scheduler, pool) = scheduler(100, SchedulerLimits::default());
     let mut kv = PagedKv::new(pool.clone());
     MODEL.extend_kv(&mut kv, &text[..64]).unwrap();
-    let id = scheduler.submit(request(&text[..80], 3), Some(kv)).unwrap();
+    let id = scheduler.submit(request(&text[..80], 3), Some(Brought::whole(kv))).unwrap();
     let other = scheduler.submit(request(&text[100..200], 50), None).unwrap();
     let events = scheduler.step().unwrap();
     assert!(events.contains(&Event::Started { id, reused_tokens: 64 }));
@@ -110,7 +117,7 @@ fn a_loaded_cache_is_used_and_a_cancelled_request_gives_its_pages_back() {
     let (answers, _) = run(&mut scheduler);
     let first = events.iter().filter(|e| matches!(e, Event::Token { id: i, .. } if *i == id)).count();
     assert_eq!(answers[&id].len() + first, 3);
-    assert_eq!(pool.pages_in_use(), 82usize.div_ceil(16), "only the finished prefix");
+    assert_eq!(pool.pages_in_use(), 82 / 16, "only the whole pages of the finished prefix");
 }
 
 #[test]
@@ -120,7 +127,7 @@ fn loaded_caches_do_not_lock_each_other_out() {
     for start in [0, 200] {
         let mut kv = PagedKv::new(pool.clone());
         MODEL.extend_kv(&mut kv, &text[start..start + 64]).unwrap();
-        scheduler.submit(request(&text[start..start + 100], 2), Some(kv)).unwrap();
+        scheduler.submit(request(&text[start..start + 100], 2), Some(Brought::whole(kv))).unwrap();
     }
     assert_eq!(pool.pages_free(), 0);
     let (answers, _) = run(&mut scheduler);
@@ -141,4 +148,63 @@ fn what_can_never_run_is_refused() {
     ));
     scheduler.submit(request(&[1; 60], 5), None).unwrap();
     assert_eq!(scheduler.submit(request(&[1], 1), None), Err(SubmitError::Busy { waiting: 1 }));
+}
+
+#[test]
+fn what_a_load_left_out_is_computed_in_place() {
+    let text = tokens();
+    let (mut scheduler, pool) =
+        scheduler(100, SchedulerLimits { step_tokens: 24, ..SchedulerLimits::default() });
+    let full = MODEL.calculate_kv(&text[..200]).unwrap();
+    let kv = scheduler.allocate(240).unwrap();
+    let mut sink = kv.sink(0).unwrap();
+    let holes = vec![0..16, 100..150];
+    let layers = 0..MODEL.config().layers;
+    for (layer, plane, head) in layers.flat_map(|l| Plane::ALL.map(|p| [(l, p, 0), (l, p, 1)])).flatten() {
+        let mut rows = vec![0.0; 200 * 64];
+        full.read_head(layer, plane, head, 0..200, &mut rows);
+        holes.iter().for_each(|hole| rows[hole.start * 64..hole.end * 64].fill(f32::NAN));
+        sink.write(layer, plane, head, 0, &rows);
+    }
+    sink.finish().unwrap();
+    let brought = Brought { kv, matched: 200, holes, shareable: 64 };
+    let id = scheduler.submit(request(&text[..220], 5), Some(brought)).unwrap();
+    let (answers, events) = run(&mut scheduler);
+    assert!(events.contains(&Event::Started { id, reused_tokens: 134 }));
+    assert_eq!(answers[&id], alone(&text[..220], 5));
+    assert_eq!(pool.pages_in_use(), 4, "only what may be shared is kept");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Against a list of what was inserted: the longest common run of whole pages, and nothing is lost or leaked.
+    #[test]
+    fn the_radix_tree_finds_what_a_list_finds(
+        prompts in prop::collection::vec(prop::collection::vec(0u32..2, 0..14), 1..12),
+        evictions in 0usize..20,
+    ) {
+        let pool = PagePool::new(MODEL.spec(), 2, 200).unwrap();
+        let mut cache = PrefixCache::new(pool.clone());
+        for (index, prompt) in prompts.iter().enumerate() {
+            let common = |other: &Vec<u32>| {
+                other.chunks_exact(2).zip(prompt.chunks_exact(2)).take_while(|(a, b)| a == b).count() * 2
+            };
+            let longest = prompts[..index].iter().map(common).max().unwrap_or(0);
+            prop_assert_eq!(cache.held(prompt), longest);
+            let mut kv = cache.lookup(prompt).unwrap_or_else(|| PagedKv::new(pool.clone()));
+            prop_assert_eq!(kv.len(), longest);
+            kv.reserve(prompt.len()).unwrap();
+            kv.commit(prompt.len()).unwrap();
+            cache.insert(prompt, &kv);
+        }
+        let held = cache.pages();
+        prop_assert_eq!(pool.pages_in_use(), held);
+        prop_assert_eq!((0..evictions).filter(|_| cache.evict()).count(), evictions.min(held));
+        prop_assert_eq!(pool.pages_in_use(), held - evictions.min(held));
+        let last = &prompts[prompts.len() - 1];
+        prop_assert!(evictions >= held || cache.pages() > 0);
+        prop_assert!(cache.held(last) <= last.len());
+        drop(cache);
+        prop_assert_eq!(pool.pages_in_use(), 0);
+    }
 }

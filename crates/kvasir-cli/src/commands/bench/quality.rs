@@ -18,7 +18,7 @@ use kvasir_engine::{Model, TINY_PROFILE};
 use kvasir_types::{Level, SPAN_TOKENS};
 use serde::Serialize;
 
-use super::page;
+use super::{model, page};
 use crate::{
     error::{CliError, CliResult, Exit, read_file, write_file},
     inputs::{self, engine_error},
@@ -117,15 +117,8 @@ pub(crate) fn run(arguments: &QualityArguments) -> CliResult {
     if arguments.json { print_json(&report) } else { print(&text(&report)) }
 }
 
-fn model(name: &str) -> CliResult<Model> {
-    if name == "kvasir-tiny" {
-        return inputs::shipped_model();
-    }
-    Model::load(Path::new(name)).map_err(|error| CliError::data(Path::new(name), error))
-}
-
 /// Sorted by whose fault it is.
-fn bench_error(error: BenchError) -> CliError {
+pub(super) fn bench_error(error: BenchError) -> CliError {
     match error {
         BenchError::Engine(error) => engine_error(error),
         BenchError::TooShort { .. }

@@ -1,0 +1,433 @@
+//! One request from its arrival to its last token: memory, Kvasir, queue, prefill, decode, store.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kvasir_client::{QueueConfig, QueueStats, StoreOptions, StoreQueue};
+use serde::Serialize;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    task::JoinHandle,
+};
+
+use super::{
+    Brought, FinishReason, Request, RequestId, Scheduler, SchedulerLimits, SubmitError,
+    driver::{self, Command, Told},
+    load::{self, Arrived, RemoteUse},
+};
+use crate::{
+    error::EngineError,
+    limits::{COMMANDS_QUEUE, LOAD_GAIN_TOKENS_MIN, LOADS_AT_ONCE, PAGE_TOKENS_DEFAULT},
+    model::Model,
+    paged::{PagePool, PagedKv},
+    remote::RemoteKv,
+};
+
+/// Memory and concurrency of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Pages of KV in memory, running sequences and kept prefixes together.
+    pub pages: usize,
+    /// Tokens of a page.
+    pub page_tokens: usize,
+    /// What runs and waits at once.
+    pub limits: SchedulerLimits,
+}
+
+impl EngineConfig {
+    /// Pages for `contexts` full contexts of `model`.
+    pub fn for_contexts(model: &Model, contexts: usize) -> Self {
+        let pages = contexts * model.config().context.div_ceil(PAGE_TOKENS_DEFAULT);
+        Self { pages, page_tokens: PAGE_TOKENS_DEFAULT, limits: SchedulerLimits::default() }
+    }
+}
+
+/// An engine that serves: a scheduler on a thread of its own, and Kvasir if it is connected to one. Cheap to clone; the
+/// thread ends with the last clone.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    model: Arc<Model>,
+    pool: Arc<PagePool>,
+    commands: mpsc::Sender<Command>,
+    /// Requests that may be open, loading ones included.
+    places: Arc<Semaphore>,
+    places_max: usize,
+    loads: Semaphore,
+    remote: Option<Remote>,
+}
+
+#[derive(Debug)]
+struct Remote {
+    kv: RemoteKv,
+    how: RemoteUse,
+    queue: Option<StoreQueue>,
+}
+
+/// Where the time to the first token went. The parts add up to `total`.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct TtftBreakdown {
+    /// Asking Kvasir what it has, in milliseconds.
+    pub lookup_ms: f64,
+    /// Waiting, for whatever reason: for pages, for other requests' steps.
+    pub queue_ms: f64,
+    /// Until the last byte of the KV was here.
+    pub fetch_ms: f64,
+    /// From then until all of it was in its pages.
+    pub decode_ms: f64,
+    /// Computing what was not loaded, but for the last token.
+    pub recompute_ms: f64,
+    /// The step that gave the first token.
+    pub first_step_ms: f64,
+    /// From arrival to the first token.
+    pub total_ms: f64,
+}
+
+/// Where the prompt's KV came from.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct PrefixUse {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Found in this engine's memory.
+    pub memory_tokens: usize,
+    /// Loaded from Kvasir.
+    pub loaded_tokens: usize,
+    /// Computed.
+    pub computed_tokens: usize,
+    /// Bytes that were loaded.
+    pub loaded_bytes: u64,
+    /// Level of each chunk that a load was about; none where it was computed instead.
+    pub levels: Vec<Option<u8>>,
+    /// Predicted KL of what was loaded, nats a token.
+    pub kl_beneath: f64,
+    /// Whether the suffix was started on the first layers while later ones were being decoded.
+    pub layer_wise: bool,
+    /// Whether the load was given up because computing was sooner.
+    pub gave_up: bool,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// Time to first token.
+    pub ttft: TtftBreakdown,
+    /// Where its KV came from.
+    pub prefix: PrefixUse,
+    /// BLAKE3 of the prompt's KV (whole pages, as f32), if it was asked for and is still held.
+    pub kv_digest: Option<blake3::Hash>,
+}
+
+/// How a cache came that the caller brought himself.
+#[derive(Debug, Clone, Copy)]
+pub struct Delivery {
+    /// When the caller began.
+    pub arrived: Instant,
+    /// Until the last byte was here.
+    pub fetch: Duration,
+    /// From then until all of it was in its pages.
+    pub decode: Duration,
+}
+
+/// Something a request gives.
+#[derive(Debug)]
+pub enum Output {
+    /// A token.
+    Token(u32),
+    /// The end.
+    Done(Box<Summary>),
+}
+
+/// A request under way. Dropping it cancels it.
+#[derive(Debug)]
+pub struct Completion {
+    outputs: mpsc::Receiver<Output>,
+    task: JoinHandle<()>,
+}
+
+impl Completion {
+    /// The next output; none after [`Output::Done`], and without it when the engine failed.
+    pub async fn next(&mut self) -> Option<Output> {
+        self.outputs.recv().await
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Engine {
+    /// Starts the scheduler's thread. Needs a tokio runtime for stores in the background.
+    ///
+    /// # Errors
+    /// [`EngineError::Paged`] for pages that cannot be; [`EngineError::Read`] when the thread cannot be started.
+    pub fn start(
+        model: Arc<Model>,
+        config: EngineConfig,
+        remote: Option<(RemoteKv, RemoteUse)>,
+    ) -> Result<Self, EngineError> {
+        let pool = PagePool::new(model.spec(), config.page_tokens, config.pages)?;
+        let limits = config.limits;
+        let places_max = limits.sequences + limits.waiting;
+        // Loads keep requests out of the scheduler's own queue: it must take whoever has a place.
+        let limits = SchedulerLimits { waiting: places_max, ..limits };
+        let scheduler = Scheduler::new(Arc::clone(&model), Arc::clone(&pool), limits);
+        let (commands, received) = mpsc::channel(COMMANDS_QUEUE);
+        std::thread::Builder::new()
+            .name("kvasir-engine".to_owned())
+            .spawn(move || driver::run(scheduler, received))
+            .map_err(|source| EngineError::Read { path: "the scheduler's thread".to_owned(), source })?;
+        let remote = remote.map(|(kv, how)| {
+            let queue = how.store.then(|| StoreQueue::new(kv.client().clone(), QueueConfig::default()));
+            Remote { kv, how, queue }
+        });
+        let (places, loads) = (Arc::new(Semaphore::new(places_max)), Semaphore::new(LOADS_AT_ONCE));
+        Ok(Self { shared: Arc::new(Shared { model, pool, commands, places, places_max, loads, remote }) })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.shared.model
+    }
+
+    /// Requests that are open.
+    pub fn open(&self) -> usize {
+        self.shared.places_max - self.shared.places.available_permits()
+    }
+
+    /// Stores so far; none where nothing is stored.
+    pub fn stores(&self) -> Option<QueueStats> {
+        Some(self.shared.remote.as_ref()?.queue.as_ref()?.stats())
+    }
+
+    /// Waits until every store that was begun is done: for a shutdown.
+    pub async fn drain(&self) {
+        if let Some(queue) = self.shared.remote.as_ref().and_then(|remote| remote.queue.as_ref()) {
+            queue.drain().await;
+        }
+    }
+
+    /// An empty cache with pages for `tokens` tokens, for a cache that comes some other way than from Kvasir
+    /// ([`complete_with`](Self::complete_with)). None while running requests hold too many.
+    pub async fn allocate(&self, tokens: usize) -> Option<PagedKv> {
+        self.shared.ask(|reply| Command::Allocate { tokens, reply }).await.flatten()
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// [`SubmitError`]: it can never run, or too many are open.
+    pub fn complete(&self, request: Request, digest: bool) -> Result<Completion, SubmitError> {
+        self.begin(request, None, Instant::now(), digest)
+    }
+
+    /// Takes a request with a cache of its prompt that the caller brought, in pages from [`allocate`](Self::allocate).
+    ///
+    /// # Errors
+    /// As [`complete`](Self::complete).
+    pub fn complete_with(
+        &self,
+        request: Request,
+        brought: Brought,
+        delivery: Delivery,
+    ) -> Result<Completion, SubmitError> {
+        let arrived = Arrived {
+            loaded_tokens: brought.reused_tokens(),
+            brought: Some(brought),
+            fetch: delivery.fetch,
+            decode: delivery.decode,
+            ..Arrived::default()
+        };
+        self.begin(request, Some(arrived), delivery.arrived, false)
+    }
+
+    fn begin(
+        &self,
+        request: Request,
+        brought: Option<Arrived>,
+        arrived: Instant,
+        digest: bool,
+    ) -> Result<Completion, SubmitError> {
+        let shared = Arc::clone(&self.shared);
+        Scheduler::check(&shared.model, &shared.pool, &request)?;
+        let place = Arc::clone(&shared.places)
+            .try_acquire_owned()
+            .map_err(|_| SubmitError::Busy { waiting: shared.places_max })?;
+        let (sender, outputs) = mpsc::channel(request.count + 1);
+        let task = tokio::spawn(async move {
+            let life = Life { shared, request, arrived, digest, outputs: sender, _place: place };
+            life.run(brought).await;
+        });
+        Ok(Completion { outputs, task })
+    }
+}
+
+impl Shared {
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.ok()?;
+        answer.await.ok()
+    }
+}
+
+/// Ends a request whose owner has gone away.
+struct CancelOnDrop {
+    commands: mpsc::Sender<Command>,
+    id: Option<RequestId>,
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            // Where the queue is full, the scheduler finds out with the next token.
+            let _ = self.commands.try_send(Command::Cancel(id));
+        }
+    }
+}
+
+struct Life {
+    shared: Arc<Shared>,
+    request: Request,
+    arrived: Instant,
+    digest: bool,
+    outputs: mpsc::Sender<Output>,
+    _place: OwnedSemaphorePermit,
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+impl Life {
+    async fn run(self, brought: Option<Arrived>) {
+        let prompt: Arc<[u32]> = self.request.prompt.as_slice().into();
+        let mut ttft = TtftBreakdown::default();
+        let mut arrived = match brought {
+            Some(arrived) => arrived,
+            None => self.bring(&prompt, &mut ttft).await,
+        };
+        (ttft.fetch_ms, ttft.decode_ms) = (ms(arrived.fetch), ms(arrived.decode));
+        ttft.recompute_ms = ms(arrived.recompute);
+        let (told, mut received) = mpsc::unbounded_channel();
+        let (request, brought) = (self.request.clone(), arrived.brought.take());
+        let submitted = self.shared.ask(|reply| Command::Submit { request, brought, told, reply }).await;
+        let Some(Ok(id)) = submitted else { return };
+        let mut guard = CancelOnDrop { commands: self.shared.commands.clone(), id: Some(id) };
+        let (mut started, mut reused) = (Instant::now(), 0);
+        let mut tokens = prompt.to_vec();
+        let reason = loop {
+            match received.recv().await {
+                Some(Told::Started { at, reused_tokens }) => (started, reused) = (at, reused_tokens),
+                Some(Told::Token { token, step }) => {
+                    if tokens.len() == prompt.len() {
+                        self.first_token(&mut ttft, started, step, reused);
+                    }
+                    tokens.push(token);
+                    if self.outputs.send(Output::Token(token)).await.is_err() {
+                        return;
+                    }
+                }
+                Some(Told::Finished(reason)) => break reason,
+                None => return,
+            }
+        };
+        guard.id = None;
+        let loaded = arrived.loaded_tokens.min(reused);
+        let held = reused - loaded;
+        let computed_ahead = if arrived.layer_wise { held } else { 0 };
+        let prefix = PrefixUse {
+            prompt_tokens: prompt.len(),
+            memory_tokens: held - computed_ahead,
+            loaded_tokens: loaded,
+            computed_tokens: prompt.len() - reused + computed_ahead,
+            loaded_bytes: arrived.bytes,
+            levels: std::mem::take(&mut arrived.levels),
+            kl_beneath: arrived.kl_beneath,
+            layer_wise: arrived.layer_wise,
+            gave_up: arrived.gave_up,
+        };
+        let kv_digest = if self.digest { self.kv_digest(&prompt).await } else { None };
+        if reason == FinishReason::Length {
+            self.store(tokens, loaded, arrived.kl_beneath).await;
+        }
+        // The caller may have gone away by now: then nobody wants the summary.
+        let _ = self.outputs.send(Output::Done(Box::new(Summary { reason, ttft, prefix, kv_digest }))).await;
+    }
+
+    /// Asks memory, then Kvasir.
+    async fn bring(&self, prompt: &Arc<[u32]>, ttft: &mut TtftBreakdown) -> Arrived {
+        let Some(remote) = &self.shared.remote else { return Arrived::default() };
+        let held = self.shared.ask(|reply| Command::Held { tokens: Arc::clone(prompt), reply });
+        let held = held.await.unwrap_or(0);
+        let wanted = prompt.len() - 1;
+        if held + LOAD_GAIN_TOKENS_MIN > wanted {
+            return Arrived::default();
+        }
+        let Ok(_turn) = self.shared.loads.acquire().await else { return Arrived::default() };
+        let asked = Instant::now();
+        let plan = remote.kv.client().lookup(prompt).await;
+        ttft.lookup_ms = ms(asked.elapsed());
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(error) => {
+                tracing::warn!(%error, "a lookup failed: the prompt is computed");
+                return Arrived::default();
+            }
+        };
+        if (plan.matched_tokens() as usize).min(wanted) < held + LOAD_GAIN_TOKENS_MIN {
+            return Arrived::default();
+        }
+        let pages = self.shared.ask(|reply| Command::Allocate { tokens: prompt.len(), reply });
+        let Some(kv) = pages.await.flatten() else { return Arrived::default() };
+        load::load((&self.shared.model, remote.kv.client()), plan, kv, prompt, &remote.how).await
+    }
+
+    fn first_token(&self, ttft: &mut TtftBreakdown, started: Instant, step: Instant, reused: usize) {
+        let now = Instant::now();
+        let prefill = step.saturating_duration_since(started);
+        ttft.first_step_ms = ms(now.saturating_duration_since(step));
+        ttft.recompute_ms += ms(prefill);
+        ttft.total_ms = ms(now.saturating_duration_since(self.arrived));
+        let known = ttft.lookup_ms + ttft.fetch_ms + ttft.decode_ms + ttft.recompute_ms + ttft.first_step_ms;
+        ttft.queue_ms = (ttft.total_ms - known).max(0.0);
+        let computed = (self.request.prompt.len() - 1).saturating_sub(reused);
+        if let Some(remote) = &self.shared.remote
+            && computed >= LOAD_GAIN_TOKENS_MIN
+        {
+            let range = kvasir_types::TokenRange { start: reused as u64, end: (reused + computed) as u64 };
+            remote.kv.client().observe_prefill(range, prefill);
+        }
+    }
+
+    /// What the scheduler kept of a finished sequence.
+    async fn kept(&self, tokens: &[u32]) -> Option<PagedKv> {
+        let tokens = tokens.into();
+        self.shared.ask(|reply| Command::Share { tokens, reply }).await.flatten()
+    }
+
+    async fn kv_digest(&self, prompt: &[u32]) -> Option<blake3::Hash> {
+        let kv = self.kept(prompt).await?;
+        Some(kv.digest())
+    }
+
+    /// Offers the sequence's whole pages to the store queue, which copies what it takes.
+    async fn store(&self, mut tokens: Vec<u32>, stored_tokens: usize, kl_beneath: f64) {
+        let Some(queue) = self.shared.remote.as_ref().and_then(|remote| remote.queue.as_ref()) else {
+            return;
+        };
+        let Some(kv) = self.kept(&tokens).await else { return };
+        tokens.truncate(kv.len());
+        let options = StoreOptions { kl_beneath, stored_tokens, ..StoreOptions::default() };
+        // The queue counts what it refuses.
+        drop(queue.store(&tokens, &kv, options));
+    }
+}

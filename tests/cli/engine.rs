@@ -1,0 +1,180 @@
+//! Two engine processes over one Kvasir: what one computed the other reuses, bit for bit.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    Bench, command, exit, prose,
+    service::{Served, json as parse},
+};
+
+/// Tokens of the shared context: two chunks and a tail.
+const CONTEXT: usize = 700;
+/// How long a store in the background may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running `kvasir engine serve`.
+struct EngineProcess {
+    child: Child,
+    address: String,
+}
+
+impl EngineProcess {
+    fn start(bench: &Bench, flags: &str) -> Self {
+        let line = format!("engine serve --listen 127.0.0.1:0 {flags}");
+        let mut child = command(&bench.path(""), &line).stderr(Stdio::piped()).spawn().expect("starts");
+        let mut said = Vec::new();
+        let mut log = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+        let address = log.by_ref().find_map(|line| {
+            said.push(line.clone());
+            line.strip_prefix("engine ready at http://").map(str::to_owned)
+        });
+        // Somebody has to read what it says later, or it would wait for a reader.
+        std::thread::spawn(move || log.for_each(drop));
+        Self { child, address: address.unwrap_or_else(|| panic!("the engine is not ready: {said:?}")) }
+    }
+
+    fn post(&self, body: &Value) -> String {
+        let mut connection = TcpStream::connect(&self.address).expect("it listens");
+        let body = body.to_string();
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n";
+        write!(connection, "{head}content-length: {}\r\n\r\n{body}", body.len()).expect("it reads");
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).expect("it answers");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        answer
+    }
+
+    fn complete(&self, prompt: &[u32]) -> Value {
+        let asked = json!({
+            "prompt": prompt, "max_tokens": 24, "temperature": 0, "kvasir": { "kv_digest": true },
+        });
+        let answer = self.post(&asked);
+        parse(answer.split_once("\r\n\r\n").expect("a body").1)
+    }
+}
+
+impl Drop for EngineProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn number(answer: &Value, pointer: &str) -> f64 {
+    answer.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("no {pointer} in {answer}"))
+}
+
+#[test]
+fn two_engines_share_one_kvasir_bit_for_bit() {
+    let bench = Bench::new();
+    bench.write("text.txt", prose(7, 900));
+    bench.ok(&format!("kv --text text.txt --tokens {CONTEXT} -o kv.safetensors"));
+    let prompt = kvasir_engine::exchange::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
+    bench.ok("profile train --kv kv.safetensors --recipe exact-only -o exact.kvp");
+    let service = Served::start(&bench);
+    let shared = format!("--kvasir {} --profile exact.kvp --level 0", service.url);
+
+    let without = EngineProcess::start(&bench, "").complete(&prompt);
+    assert_eq!(number(&without, "/kvasir/prefix/computed_tokens"), CONTEXT as f64);
+
+    let first = EngineProcess::start(&bench, &shared);
+    let computed = first.complete(&prompt);
+    assert_eq!(number(&computed, "/kvasir/prefix/loaded_tokens"), 0.0, "nobody has stored it yet");
+    assert!(number(&computed, "/kvasir/ttft/lookup_ms") > 0.0, "it asked");
+
+    let second = EngineProcess::start(&bench, &shared);
+    let begun = Instant::now();
+    // The store runs in the background: until it is done the other engine is asked something else and then again.
+    let loaded = loop {
+        let looked = bench
+            .run(&format!("lookup --url {} --kv kv.safetensors --profile exact.kvp --json", service.url));
+        if looked.output.status.success() && parse(&looked.stdout())["matched_tokens"].as_u64() >= Some(688) {
+            break second.complete(&prompt);
+        }
+        assert!(begun.elapsed() < PATIENCE, "the store does not end: {}", looked.stderr());
+    };
+    assert_eq!(number(&loaded, "/kvasir/prefix/loaded_tokens"), 688.0, "whole blocks: {loaded}");
+    assert!(number(&loaded, "/kvasir/prefix/computed_tokens") <= 16.0);
+    assert!(
+        number(&loaded, "/kvasir/ttft/fetch_ms") > 0.0
+            && number(&loaded, "/kvasir/prefix/loaded_bytes") > 0.0
+    );
+    for answer in [&computed, &loaded] {
+        assert_eq!(answer["choices"], without["choices"], "the text is the same as without Kvasir");
+        assert_eq!(
+            answer["kvasir"]["kv_digest"], without["kvasir"]["kv_digest"],
+            "and so is every bit of the KV"
+        );
+    }
+
+    // What goes on from there: memory and Kvasir together, streamed.
+    let more: Vec<u32> = prompt.iter().copied().chain(prompt[..40].iter().copied()).collect();
+    let stream = second.post(&json!({
+        "prompt": more, "max_tokens": 4, "temperature": 0, "stream": true, "stream_options": { "include_usage": true },
+    }));
+    let usage = stream.lines().filter_map(|line| line.strip_prefix("data: {")).last().expect("events");
+    let usage = parse(&format!("{{{usage}"));
+    assert_eq!(number(&usage, "/usage/prompt_tokens"), (CONTEXT + 40) as f64);
+    assert!(number(&usage, "/kvasir/prefix/memory_tokens") >= 688.0, "{usage}");
+    assert!(stream.trim_end().contains("data: [DONE]"));
+}
+
+#[test]
+fn an_engine_whose_kvasir_is_gone_answers_all_the_same() {
+    let bench = Bench::new();
+    bench.write("text.txt", prose(8, 300));
+    bench.ok("kv --text text.txt --tokens 200 -o kv.safetensors");
+    let prompt = kvasir_engine::exchange::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
+    let service = Served::start(&bench);
+    let engine = EngineProcess::start(&bench, &format!("--kvasir {}", service.url));
+    drop(service);
+    let answer = engine.complete(&prompt);
+    assert_eq!(answer["choices"], EngineProcess::start(&bench, "").complete(&prompt)["choices"]);
+    bench
+        .run("engine serve --listen 127.0.0.1:0 --kvasir http://127.0.0.1:1")
+        .fails(exit::UNAVAILABLE, &["--kvasir"]);
+    bench.run("engine serve --model nowhere").fails(exit::DATA, &["nowhere"]);
+}
+
+#[test]
+fn budgets_and_times_are_measured_through_a_service() {
+    let bench = Bench::new();
+    let report = parse(&bench.ok("bench budgets --quick --json --out budgets"));
+    let rows = report["compositions"].as_array().expect("rows");
+    let row = |method: &str, coding: &str| {
+        let found =
+            rows.iter().find(|r| r["method"] == method && r["coding"] == coding && r["squeeze_p"].is_null());
+        found.unwrap_or_else(|| panic!("no {method} {coding}")).clone()
+    };
+    let bytes = |method: &str, coding: &str| row(method, coding)["bytes"].as_f64().expect("a number");
+    for method in ["sliding_window", "streaming_llm", "h2o", "scissorhands", "text_dropping"] {
+        assert!(bytes(method, "8-bit") < bytes("none", "8-bit"), "{method} drops something");
+        assert!(bytes(method, "level 0") < bytes(method, "8-bit"), "{method} is coded");
+    }
+    assert!(report["squeeze"].as_array().is_some_and(|rows| rows.len() >= 3));
+    let html = String::from_utf8(bench.read("budgets/budgets.html")).expect("text");
+    assert!(
+        html.matches("<svg").count() == 4 && !html.contains("http") && !html.contains("NaN"),
+        "whole and alone"
+    );
+    assert!(bench.read("budgets/budgets.csv").starts_with(b"table,method,"));
+
+    let report = parse(&bench.ok("bench ttft --quick --json --out ttft"));
+    let rows = report["links"].as_array().expect("rows");
+    for way in ["text", "fp16", "8-bit", "cachegen", "progressive"] {
+        let own: Vec<_> = rows.iter().filter(|row| row["way"] == way).collect();
+        assert!(
+            own.iter().all(|row| number(row, "/ttft/total_ms") > 0.0) && own.len() == 2,
+            "{way}: {own:?}"
+        );
+    }
+    assert!(number(&report, "/scaling/bandwidth") > 0.0);
+    assert!(String::from_utf8_lossy(&bench.read("ttft/ttft.html")).matches("<svg").count() == 2);
+}
