@@ -15,6 +15,7 @@ use crate::{
 
 mod oracle;
 mod roundtrip;
+pub mod tasks;
 
 pub use oracle::KlOracle;
 pub use roundtrip::{DecodedLevel, LevelQuality, RoundTripError, measure_levels, round_trip};

@@ -3,13 +3,13 @@
 //! A chunk object has one list of tokens for all layers and heads of its model; a thinned cache has a list for every layer
 //! (StreamingLLM, sliding windows, under SqueezeAttention of several lengths) or every head (H2O, Scissorhands, FastGen).
 //! So it is stored in **classes**: heads that keep the same tokens are a model of their own, of one layer, named by
-//! `thinning` and reusable only as a whole. The tokens of a class's object are not the text's:
+//! `thinning`. The tokens of a class's object are not the text's:
 //!
 //! ```text
 //! 16 label tokens (one block)                         │ one token a kept row
 //! digest of the whole context, its length, the class  │ the position that the row had in the context
 //! ```
-//! A reader who has only the context finds the object by its label, reads the positions from its head, and loads it like any
+//! Reuse is of the whole: another context, even a longer one, has another label. A reader who has only the context finds the object by its label, reads the positions from its head, and loads it like any
 //! other. Keys stay rotated by their original positions; the class has no RoPE, so the codec takes them as they are.
 //!
 //! What this costs: an object a class (a head of a layer, for policies that look at attention), four bytes of position a
@@ -87,7 +87,8 @@ impl ThinClass {
         (0..spec.layers.len()).filter(|&layer| heads(layer) > 0).flat_map(of_layer).collect()
     }
 
-    /// The class as a model: one layer, no RoPE, `thinning` with the class in its parameters.
+    /// The class as a model: one layer, no RoPE, `thinning` with the class in its parameters. Its reuse is by prefix, because a
+    /// reader knows the label only, which a service that asks for the whole would not match.
     pub fn spec(&self, whole: &ModelSpec, thinning: &Thinning) -> ModelSpec {
         let layout = match whole.layers[self.layer].layout {
             KvLayout::Gqa { head_dim, .. } | KvLayout::SlidingWindow { head_dim, .. } => {
@@ -102,7 +103,8 @@ impl ThinClass {
             layers: vec![LayerKv { layout, rope: None }],
             ropes: Vec::new(),
             thinning: Some(Thinning { method: thinning.method.clone(), parameters }),
-            reuse: Reuse::Whole,
+            // Any two objects that share a label are of the same whole context: the label is all that a reader asks for.
+            reuse: Reuse::Prefix,
             ..whole.clone()
         }
     }

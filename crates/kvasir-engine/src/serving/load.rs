@@ -115,7 +115,10 @@ pub(super) async fn load(
         }
     };
     let mut start = LayerWiseStart::new(model, kv, Arc::clone(prompt), matched);
-    let Some(report) = start.follow(begun).await else { return Arrived::default() };
+    let Some(report) = start.follow(begun).await else {
+        tracing::warn!("a load lost its pages: the prompt is computed");
+        return Arrived::default();
+    };
     let done = Instant::now();
     let holes: Vec<_> = report
         .recompute
@@ -125,7 +128,10 @@ pub(super) async fn load(
         .collect();
     let shareable = report.flagged.first().map_or(usize::MAX, |first| first.start as usize);
     let layer_wise = start.is_under_way() && holes.is_empty();
-    let Some(kv) = start.finish(holes.is_empty()).await else { return Arrived::default() };
+    let Some(kv) = start.finish(holes.is_empty()).await else {
+        tracing::warn!("the suffix could not be computed ahead of its prefix: the prompt is computed");
+        return Arrived::default();
+    };
     let matched = if layer_wise { kv.len() } else { matched };
     let brought = Brought { kv, matched, holes, shareable };
     let fetch = report.chunks.iter().filter_map(|chunk| chunk.fetched).max().unwrap_or(report.elapsed);
@@ -191,7 +197,7 @@ impl LayerWiseStart {
     fn ready(&mut self, ready: &LayerReady, whole: bool) {
         self.gate.0.open(ready.layers_complete);
         let some = (1..self.layers).contains(&ready.layers_complete);
-        if whole && some && self.matched + 1 < self.prompt.len() {
+        if whole && some && matches!(self.state, State::Waiting(_)) && self.matched + 1 < self.prompt.len() {
             self.begin();
         }
     }

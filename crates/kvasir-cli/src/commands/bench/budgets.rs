@@ -4,6 +4,7 @@ mod case;
 mod compose;
 mod page;
 mod sweep;
+mod tasks;
 
 use std::path::PathBuf;
 
@@ -72,7 +73,7 @@ pub(crate) struct BudgetArguments {
 
 /// The result.
 #[derive(Debug, Serialize)]
-pub(super) struct BudgetReport {
+struct BudgetReport {
     /// The command's settings that figures depend on; nothing is random.
     pub(super) prefix: usize,
     /// Judging tokens of a window.
@@ -87,6 +88,8 @@ pub(super) struct BudgetReport {
     pub(super) budgets: Vec<Row>,
     /// SqueezeAttention over its p.
     pub(super) squeeze: Vec<Row>,
+    /// Questions about contexts.
+    pub(super) tasks: Vec<tasks::TaskRow>,
     /// CacheGen's observations.
     pub(super) insights: Insights,
 }
@@ -127,11 +130,11 @@ fn measure(arguments: &BudgetArguments) -> CliResult<BudgetReport> {
     let model = inputs::shipped_model()?;
     let (judged, training) = windows(&model, arguments, prefix + suffix)?;
     let step = Step::start("prefills, watched");
-    let case = |(index, window): (usize, &Vec<u32>)| {
+    let mut cases = Vec::new();
+    for (index, window) in judged.iter().enumerate() {
         step.at("", index as f32 / judged.len() as f32);
-        Case::new(&model, window, prefix)
-    };
-    let cases = judged.iter().enumerate().map(case).collect::<Result<Vec<_>, _>>().map_err(engine_error)?;
+        cases.push(Case::new(&model, window, prefix).map_err(engine_error)?);
+    }
     step.done(&format!("{} windows", cases.len()));
     let runtime = runtime()?;
     let compositions = compose::compose(
@@ -145,6 +148,10 @@ fn measure(arguments: &BudgetArguments) -> CliResult<BudgetReport> {
     let squeeze = sweep::over_p(&model, &cases, arguments.quick)?;
     step.done(&format!("{} settings", budgets.len() + squeeze.len()));
     let insights = insights(&model, &cases[0])?;
+    let step = Step::start("questions");
+    let count = if arguments.quick { 1 } else { tasks::COUNT };
+    let tasks = tasks::ask(&model, count, arguments.share, &mut |at| step.at("", at))?;
+    step.done(&format!("{count} of each kind"));
     let windows = cases.len();
     Ok(BudgetReport {
         prefix,
@@ -154,6 +161,7 @@ fn measure(arguments: &BudgetArguments) -> CliResult<BudgetReport> {
         compositions,
         budgets,
         squeeze,
+        tasks,
         insights,
     })
 }
@@ -204,7 +212,8 @@ fn text(report: &BudgetReport) -> String {
     let tables =
         [&report.compositions, &report.budgets, &report.squeeze].map(|rows| columns(&page::table(rows)));
     format!(
-        "{}\n\n{}\n\n{}\n\n{}",
+        "{}\n\n{}\n\n{}\n\n{}\n\n{}",
+        columns(&page::task_table(&report.tasks)),
         tables[0],
         tables[1],
         tables[2],

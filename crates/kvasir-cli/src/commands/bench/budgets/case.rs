@@ -13,7 +13,7 @@ use kvasir_engine::{
 use serde::Serialize;
 
 /// Last queries that Scissorhands remembers, and FastGen's reach of local attention.
-const HISTORY: usize = 128;
+pub(super) const HISTORY: usize = 128;
 /// SqueezeAttention's p where it is not swept: the paper's best.
 pub(super) const SQUEEZE_P: f64 = 0.35;
 

@@ -6,6 +6,7 @@ use kvasir_types::Plane;
 use super::{
     BudgetReport, Insights,
     case::{Row, SQUEEZE_P},
+    tasks::TaskRow,
 };
 use crate::report::{Axis, Figure, Mark, Page, Plot, Series, Side, Table};
 
@@ -53,6 +54,17 @@ pub(super) fn table(rows: &[Row]) -> Vec<Vec<String>> {
             format!("{:.3} ({:.3})", row.perplexity, row.perplexity_exact),
             format!("{:.1} %", row.top1.mean * 100.0),
         ]
+    }));
+    lines
+}
+
+/// Scores of questions.
+pub(super) fn task_table(rows: &[TaskRow]) -> Vec<Vec<String>> {
+    let mut lines = vec![["cache", "task", "asked", "right (95 %)", "F1 (95 %)"].map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().map(|row| {
+        let range = |e: &Estimate| format!("{:.2} ({:.2}–{:.2})", e.mean, e.low.max(0.0), e.high.min(1.0));
+        let kind = format!("{:?}", row.kind).to_lowercase();
+        vec![row.cache.clone(), kind, row.asked.to_string(), range(&row.right), range(&row.f1)]
     }));
     lines
 }
@@ -219,6 +231,11 @@ pub(super) fn render(report: &BudgetReport) -> String {
         "At a mean budget of 30 % of the tokens; p = 1 changes nothing.",
     );
     html_table(&mut page, table(&report.squeeze));
+    page.heading("Questions about contexts");
+    page.paragraph(
+        "Compare with the exact cache: what the model cannot answer over that, no cache can be blamed for.",
+    );
+    html_table(&mut page, task_table(&report.tasks));
     page.heading("CacheGen's observations, on this model");
     page.drawing(
         &sensitivity(&report.insights).to_svg(),
