@@ -6,9 +6,12 @@ use std::sync::{
 };
 
 use anyhow::Result;
+use bytes::Bytes;
 use futures::{StreamExt as _, stream};
 use kvasir_api::routes;
+use kvasir_container::ChunkHeader;
 use kvasir_tests::{chunks, service::Api};
+use kvasir_types::ModelId;
 use reqwest::{Body, Method};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -17,6 +20,8 @@ use crate::{Common, servers, stats};
 
 /// Spans of a chunk of 1,536 tokens, times two levels.
 const PIECES: usize = 12;
+/// Bytes that are handed to the socket at once.
+const SENT_BYTES: usize = 256 << 10;
 
 /// Watches a process's memory until it is dropped.
 struct Watch {
@@ -43,6 +48,46 @@ impl Watch {
     }
 }
 
+/// A chunk that is to be sent. The payloads of all are the same bytes in memory: chunks differ in their heads alone.
+struct Upload {
+    path: String,
+    object: String,
+    size: usize,
+    parts: Box<dyn Iterator<Item = Bytes> + Send>,
+}
+
+impl Upload {
+    fn new(model_id: &ModelId, chunk: chunks::Chunk, payload: &mut Option<Bytes>) -> Self {
+        let (size, mut head) = (chunk.bytes.len(), Bytes::from(chunk.bytes));
+        let head_bytes = ChunkHeader::parse(&head).map_or(0, |header| header.head_bytes() as usize);
+        let own = head.split_off(head_bytes);
+        let shared = payload.get_or_insert_with(|| own.clone());
+        // What differs after all is kept as it is.
+        let payload = if *shared == own { shared.clone() } else { own };
+        let head = Bytes::copy_from_slice(&head);
+        let slices = (0..payload.len()).step_by(SENT_BYTES);
+        let slices = slices.map(move |at| payload.slice(at..(at + SENT_BYTES).min(payload.len())));
+        Self {
+            path: routes::chunk(model_id, &chunk.seq_hash),
+            object: routes::chunk_object(model_id, &chunk.seq_hash, &chunk.object_digest),
+            size,
+            parts: Box::new(std::iter::once(head).chain(slices)),
+        }
+    }
+}
+
+/// Bytes that the service's settings allow it, with so many connections.
+fn configured(common: &Common, connections: usize) -> Result<u64> {
+    let settings = common.settings.iter().filter_map(|setting| setting.split_once('='));
+    let flags = settings.flat_map(|(key, value)| [format!("--{key}"), value.to_owned()]);
+    let flags = ["--store.url".to_owned(), "memory://".to_owned()].into_iter().chain(flags);
+    let config = kvasir_tests::process_layers().with_arguments(flags).load();
+    let config = config.map_err(|error| anyhow::anyhow!("{error}"))?;
+    let of_connections = config.server.connection_memory_bytes * connections as u64;
+    let uploads = config.storage.spool_memory_bytes as u64;
+    Ok(config.hot.memory_bytes + config.cache.index_memory_bytes + uploads + of_connections)
+}
+
 pub(crate) fn measure(runtime: &Runtime, common: &Common, at_once: usize, bytes: usize) -> Result<Value> {
     let directory = tempfile::tempdir()?;
     let store = servers::store(common, directory.path())?;
@@ -51,22 +96,23 @@ pub(crate) fn measure(runtime: &Runtime, common: &Common, at_once: usize, bytes:
     runtime.block_on(async {
         let (model_id, root) = remote.prepare("n").await;
         let idle = servers::resident(service.id())?;
-        // One body in this process's memory, whatever their number: chunks differ in their tokens alone.
+        // Made before anything is sent: a connection that says nothing for as long as this takes would be closed.
+        let mut payload: Option<Bytes> = None;
+        let made: Vec<Upload> = (0..at_once)
+            .map(|i| {
+                let chunk = chunks::chunk(root, &chunks::tokens(i as u64, 1536), 0, 1536, bytes / PIECES);
+                Upload::new(&model_id, chunk, &mut payload)
+            })
+            .collect();
+        // Without the connection of before, which was silent for as long.
+        let remote = Api::at(service.address);
         let watch = Watch::start(service.id());
-        let made = |i: usize| chunks::chunk(root, &chunks::tokens(i as u64, 1536), 0, 1536, bytes / PIECES);
-        let uploads = stream::iter(0..at_once).map(|i| {
+        let uploads = stream::iter(made).map(|upload| {
             let remote = &remote;
             async move {
-                let chunk = made(i);
-                let path = routes::chunk(&model_id, &chunk.seq_hash);
-                let object = routes::chunk_object(&model_id, &chunk.seq_hash, &chunk.object_digest);
-                let size = chunk.bytes.len();
-                let bytes = bytes::Bytes::from(chunk.bytes);
-                // Slices of one buffer, as a socket takes them.
-                let parts = (0..size).step_by(256 << 10).map(move |at| {
-                    Ok::<_, std::io::Error>(bytes.slice(at..(at + (256 << 10)).min(size)))
-                });
-                let put = remote.send(Method::PUT, &path, Body::wrap_stream(stream::iter(parts))).await;
+                let Upload { path, object, size, .. } = upload;
+                let parts = stream::iter(upload.parts.map(Ok::<_, std::io::Error>));
+                let put = remote.send(Method::PUT, &path, Body::wrap_stream(parts)).await;
                 (put.status().as_u16(), object, size)
             }
         });
@@ -94,6 +140,7 @@ pub(crate) fn measure(runtime: &Runtime, common: &Common, at_once: usize, bytes:
         let mebibytes = |bytes: u64| bytes >> 20;
         Ok(json!({
             "what": format!("resident memory, {at_once} uploads then downloads of {} MiB at once", bytes >> 20),
+            "mib_configured": mebibytes(configured(common, at_once)?),
             "machine": stats::machine(),
             "store": common.store,
             "settings": common.settings,

@@ -79,6 +79,10 @@ async fn a_full_tenant_is_told_which_limit_and_gets_room_when_the_collector_has_
     for _ in 0..2 {
         job(&guarded, &operator.token).await;
     }
+    let metrics = guarded.service.metrics().await;
+    for counted in ["kvasir_gc_passes_total 2", "kvasir_gc_actions_total{action=\"deleted\"} 1"] {
+        assert!(metrics.contains(counted), "a pass that was asked for counts: {counted}\n{metrics}");
+    }
     assert_eq!(put(&guarded, &a.token, &model_id, &chunk(root, 2)).await.status(), StatusCode::CREATED);
     guarded.service.stop().await;
 }

@@ -30,6 +30,9 @@ const FAULTS: usize = 120;
 /// How long a removal that was not answered may still take effect: its last retry, and the store's own delay.
 const REMOVING: Duration = Duration::from_secs(100 + ZOMBIE_MAX.as_secs());
 
+/// How long what a hot tier reads ahead may take: a head and a run of frames, each with all its retries and timeouts.
+const READING_AHEAD: Duration = Duration::from_secs(400);
+
 /// How a simulation ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
@@ -122,8 +125,7 @@ impl World {
         let wiped = self.disks.is_empty() || self.dice.chance(400);
         let disk =
             if wiped { Disk::default() } else { self.disks.swap_remove(self.dice.below(self.disks.len())) };
-        // None has a hot tier yet: with one a seed gives more than one trace, and why is not known.
-        let is_hot = false;
+        let is_hot = self.dice.chance(500);
         let node = Node::start_on(disk, is_hot, &self.store, &mut self.dice, cut, &self.cuts);
         self.restarts[usize::from(wiped)] += 1;
         self.nodes.push((node, cut));
@@ -225,8 +227,10 @@ impl World {
         }
     }
 
-    /// An upload in parts. Alone: its spool file is on a disk that no simulated clock waits for.
+    /// An upload in parts. Alone: its spool file is on a disk that no simulated clock waits for, and whatever hot tiers still
+    /// read ahead in that while would ask the store at moments that no seed decides.
     async fn store_large(&mut self) {
+        sleep(READING_AHEAD).await;
         let node = self.any();
         let tokens = chunks::tokens(999, 16);
         self.large = self.large.wrapping_add(2);

@@ -2,14 +2,18 @@
 
 use std::{collections::HashMap, hash::Hash, time::Duration};
 
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 use tokio::time::Instant;
+
+/// Values, and where they have a time to live since when they are there: asking for the time is most of an insertion.
+type Generation<K, V> = HashMap<K, (Option<Instant>, V), RandomState>;
 
 /// A bounded map with approximate LRU: two generations of half the capacity each. What is used moves to the young
 /// one; when that is full, the old one is dropped. With a time to live, older entries are as good as gone.
 #[derive(Debug)]
 pub(crate) struct BoundedMap<K, V> {
-    generations: Mutex<[HashMap<K, (Instant, V)>; 2]>,
+    generations: Mutex<[Generation<K, V>; 2]>,
     half: usize,
     ttl: Option<Duration>,
 }
@@ -23,7 +27,7 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
         let mut generations = self.generations.lock();
         let [young, old] = &mut *generations;
         let (since, value) = young.get(key).or_else(|| old.get(key))?.clone();
-        if self.ttl.is_some_and(|ttl| since.elapsed() >= ttl) {
+        if self.ttl.zip(since).is_some_and(|(ttl, since)| since.elapsed() >= ttl) {
             young.remove(key);
             old.remove(key);
             return None;
@@ -39,7 +43,7 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
     }
 
     pub(crate) fn insert(&self, key: K, value: V) {
-        let entry = (Instant::now(), value);
+        let entry = (self.ttl.map(|_| Instant::now()), value);
         let mut generations = self.generations.lock();
         generations[1].remove(&key);
         Self::insert_young(&mut generations, self.half, key, entry);
@@ -55,10 +59,10 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
     }
 
     fn insert_young(
-        generations: &mut [HashMap<K, (Instant, V)>; 2],
+        generations: &mut [Generation<K, V>; 2],
         half: usize,
         key: K,
-        entry: (Instant, V),
+        entry: (Option<Instant>, V),
     ) {
         let [young, old] = generations;
         if young.len() >= half && !young.contains_key(&key) {

@@ -184,9 +184,7 @@ impl Storage {
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let created = spool.send(&self.store.store, &path, broken).await?;
         self.passed(Transition::ObjectWritten);
-        let offered = self.offered_bytes(&entry.row.level_bytes);
-        let shown = spool.with_front(offered, |front| self.offer_front(&key, front, hint)).await;
-        if let Err(error) = shown {
+        if let Err(error) = self.offer_base(&key, &entry.row, &mut spool, hint).await {
             // It is stored; that it is not hot is no failure.
             tracing::warn!(%error, "a stored chunk could not be read back from the spool for the hot tier");
         }

@@ -2,7 +2,6 @@
 
 use std::{ops::Range, sync::Arc};
 
-use bytes::Bytes;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use kvasir_container::{ChunkHeader, Head};
 use kvasir_types::{Medium, Name, SeqHash};
@@ -10,10 +9,12 @@ use kvasir_types::{Medium, Name, SeqHash};
 use crate::{
     ByteRange, ObjectRead, Storage, StorageError,
     eviction::ClassId,
-    hot::{Fetch, HotContext, HotFront, HotObject, RequestHint},
-    index::{Scope, Walk},
+    hot::{Fetch, FrameKey, HotContext, HotFront, HotObject, RequestHint},
+    index::{IndexRow, Scope, Walk},
     layout::ChunkKey,
     limits,
+    memory::Region,
+    spool::Spool,
 };
 
 impl Storage {
@@ -141,13 +142,31 @@ impl Storage {
         });
     }
 
-    /// Takes in the base of an object that was stored a moment ago: `front` is its beginning.
-    pub(crate) fn offer_front(&self, key: &ChunkKey, front: &Bytes, hint: &RequestHint) {
-        let Some(hot) = &self.hot else { return };
-        let Ok(head) = Head::parse(front) else { return };
+    /// Takes in the base of an object that was stored a moment ago, frame by frame, as far as there is memory for it.
+    pub(crate) async fn offer_base(
+        &self,
+        key: &ChunkKey,
+        row: &IndexRow,
+        spool: &mut Spool,
+        hint: &RequestHint,
+    ) -> std::io::Result<()> {
+        let (Some(hot), base) = (&self.hot, self.offered_bytes(&row.level_bytes)) else { return Ok(()) };
+        if base == 0 {
+            return Ok(());
+        }
+        spool.settle().await?;
+        let lease = hot.tier().memory().lease(u64::from(row.head_bytes));
+        let Some(lease) = lease else { return Ok(()) };
+        let head = spool.fill(0, Region::new(row.head_bytes as usize, Some(lease))).await?;
+        let Ok(head) = Head::parse(&head) else { return Ok(()) };
         let object = self.know(hot, key, &head);
         let context = hot.requests().context(&object, hint, hot.tier().now());
-        hot.tier().offer(&object, context, front);
+        for frame in (0..object.frames()).take_while(|frame| object.range(*frame).end <= base) {
+            let Some(space) = hot.tier().space(&object, frame) else { break };
+            let bytes = spool.fill(object.range(frame).start, space).await?;
+            hot.tier().offer(&object, frame, context, bytes);
+        }
+        Ok(())
     }
 
     /// Bytes of an object's front that are taken in when it is stored: its base, if a hot tier wants it.
@@ -168,14 +187,18 @@ impl Storage {
     ) -> Option<ClassId> {
         let hot = self.hot.as_ref()?;
         for step in &walk.steps {
-            self.catalog.insert((scope, step.row.object_digest), Arc::new(step.row.clone()));
+            let key = (scope, step.row.object_digest);
+            if !self.catalog.contains(&key) {
+                self.catalog.insert(key, Arc::new(step.row.clone()));
+            }
         }
         Some(hot.requests().looked_up(tenant, hint, blocks, found, hot.tier().now()))
     }
 
     /// Where the base of an object is.
-    pub(crate) fn medium(&self, key: &ChunkKey, level_bytes: &[u64]) -> Medium {
+    pub(crate) fn medium(&self, scope: Scope, key: &ChunkKey, level_bytes: &[u64]) -> Medium {
         let base = level_bytes.first().copied().unwrap_or(0);
-        self.hot.as_ref().map_or(Medium::Object, |hot| hot.tier().medium_of_front(key, base))
+        let Some(hot) = &self.hot else { return Medium::Object };
+        hot.tier().medium_from(FrameKey::first_of(scope, &key.seq_hash, &key.object_digest), base)
     }
 }

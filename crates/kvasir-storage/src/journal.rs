@@ -13,17 +13,17 @@
 //! bytes 8`, value how far it reaches, `(length 1 · replica · batch 8)…`.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
-use object_store::{ObjectStoreExt, PutMode};
+use object_store::{ObjectMeta, ObjectStoreExt, PutMode};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -86,7 +86,12 @@ pub(crate) struct Journal {
     dropped: AtomicU64,
     /// The last batch seen of each replica.
     seen: Mutex<HashMap<Name, u64>>,
+    /// Looks that are yet to be taken folder by folder, because the journal has more than a page of batches.
+    looks_by_folder: AtomicU32,
 }
+
+/// Where batches lie, by replica, in their order.
+type Batches = BTreeMap<Name, Vec<u64>>;
 
 impl Journal {
     pub(crate) fn new() -> Self {
@@ -98,6 +103,7 @@ impl Journal {
             waiting: Mutex::default(),
             dropped: AtomicU64::new(0),
             seen: Mutex::default(),
+            looks_by_folder: AtomicU32::new(0),
         }
     }
 
@@ -167,62 +173,109 @@ impl Storage {
     /// # Errors
     /// [`StorageError::Store`]; what was not read is read by the next call. Damaged batches are skipped.
     pub async fn journal_tail(&self) -> Result<usize, StorageError> {
-        let failed = StorageError::store("reading the journal");
-        let listed = self.store.store.list_with_delimiter(Some(&self.store.layout.journal_prefix())).await;
-        let mut entries = 0;
-        for folder in listed.map_err(&failed)?.common_prefixes {
-            let replica = folder.parts().next_back().and_then(|part| part.as_ref().parse::<Name>().ok());
-            let Some(replica) = replica.filter(|replica| *replica != self.journal.replica) else { continue };
-            entries += self.tail_one(&replica, &folder).await?;
-        }
-        Ok(entries)
+        self.tail(true).await
     }
 
-    async fn tail_one(
-        &self,
-        replica: &Name,
-        folder: &object_store::path::Path,
-    ) -> Result<usize, StorageError> {
-        let failed = StorageError::store("reading the journal");
-        let seen = self.journal.seen.lock().get(replica).copied();
-        let after = seen.map(|n| self.store.layout.path(&Key::Journal { replica: replica.clone(), n }));
-        let listing = match &after {
-            Some(after) => self.store.store.list_with_offset(Some(folder), after),
-            None => self.store.store.list(Some(folder)),
-        };
-        let batches: Vec<_> = listing.try_collect().await.map_err(&failed)?;
-        let mut numbers: Vec<u64> = batches
-            .iter()
-            .filter_map(|meta| match self.store.layout.parse(&meta.location) {
-                Some(Key::Journal { n, .. }) if meta.size <= limits::JOURNAL_BATCH_BYTES_MAX => Some(n),
-                _ => None,
-            })
-            .collect();
-        numbers.sort_unstable();
+    /// As [`journal_tail`](Self::journal_tail), for the index alone: nobody is told, which would cost requests to the store.
+    /// Fills an empty index.
+    ///
+    /// # Errors
+    /// As [`journal_tail`](Self::journal_tail).
+    pub async fn journal_replay(&self) -> Result<usize, StorageError> {
+        self.tail(false).await
+    }
+
+    async fn tail(&self, tells: bool) -> Result<usize, StorageError> {
         let mut applied = 0;
-        for n in numbers {
-            let path = self.store.layout.path(&Key::Journal { replica: replica.clone(), n });
-            match self.store.store.get(&path).await {
-                Ok(found) => match decode(&found.bytes().await.map_err(&failed)?) {
-                    Some(entries) => {
-                        applied += self.apply(replica, n, entries).await;
-                        self.passed(Transition::JournalApplied);
-                    }
-                    None => tracing::warn!(%path, "a damaged journal batch is skipped"),
-                },
-                // Compacted meanwhile.
-                Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(failed(error)),
+        for (replica, numbers) in self.fresh_batches().await? {
+            let batches = stream::iter(numbers).map(|n| self.read_batch(&replica, n));
+            let mut batches = batches.buffered(limits::JOURNAL_BATCHES_AHEAD);
+            while let Some((n, entries)) = batches.try_next().await? {
+                if let Some(entries) = entries {
+                    applied += self.apply(&replica, n, entries, tells).await;
+                    self.passed(Transition::JournalApplied);
+                }
+                self.journal.seen.lock().insert(replica.clone(), n);
             }
-            self.journal.seen.lock().insert(replica.clone(), n);
         }
         Ok(applied)
     }
 
-    async fn apply(&self, replica: &Name, n: u64, entries: Vec<Entry>) -> usize {
+    /// Batches of other replicas behind those seen. One listing of everything while that is a page; where there is more, one of
+    /// the replicas and one of each of them, for a while.
+    async fn fresh_batches(&self) -> Result<Batches, StorageError> {
+        let journal = &self.journal;
+        let one_less = |looks: u32| looks.checked_sub(1);
+        if journal.looks_by_folder.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            return self.batches_by_folder().await;
+        }
+        let failed = StorageError::store("reading the journal");
+        let listing = self.store.store.list(Some(&self.store.layout.journal_prefix()));
+        let listed: Vec<_> =
+            listing.take(limits::JOURNAL_LISTED_MAX + 1).try_collect().await.map_err(failed)?;
+        if listed.len() > limits::JOURNAL_LISTED_MAX {
+            journal.looks_by_folder.store(limits::JOURNAL_LOOKS_BY_FOLDER, Ordering::Relaxed);
+            return self.batches_by_folder().await;
+        }
+        Ok(self.fresh(&listed))
+    }
+
+    async fn batches_by_folder(&self) -> Result<Batches, StorageError> {
+        let failed = StorageError::store("reading the journal");
+        let listed = self.store.store.list_with_delimiter(Some(&self.store.layout.journal_prefix())).await;
+        let mut batches = Batches::new();
+        for folder in listed.map_err(&failed)?.common_prefixes {
+            let replica = folder.parts().next_back().and_then(|part| part.as_ref().parse::<Name>().ok());
+            let Some(replica) = replica.filter(|replica| *replica != self.journal.replica) else { continue };
+            let seen = self.journal.seen.lock().get(&replica).copied();
+            let after = seen.map(|n| self.store.layout.path(&Key::Journal { replica, n }));
+            let listing = match &after {
+                Some(after) => self.store.store.list_with_offset(Some(&folder), after),
+                None => self.store.store.list(Some(&folder)),
+            };
+            let listed: Vec<_> = listing.try_collect().await.map_err(&failed)?;
+            batches.append(&mut self.fresh(&listed));
+        }
+        Ok(batches)
+    }
+
+    /// Of what was listed, the batches of others that this replica has not seen.
+    fn fresh(&self, listed: &[ObjectMeta]) -> Batches {
+        let seen = self.journal.seen.lock();
+        let mut batches = Batches::new();
+        for meta in listed.iter().filter(|meta| meta.size <= limits::JOURNAL_BATCH_BYTES_MAX) {
+            let Some(Key::Journal { replica, n }) = self.store.layout.parse(&meta.location) else { continue };
+            if replica != self.journal.replica && seen.get(&replica).is_none_or(|seen| n > *seen) {
+                batches.entry(replica).or_default().push(n);
+            }
+        }
+        batches.values_mut().for_each(|numbers| numbers.sort_unstable());
+        batches
+    }
+
+    /// A batch, if it is there and sound, with its number.
+    async fn read_batch(&self, replica: &Name, n: u64) -> Result<(u64, Option<Vec<Entry>>), StorageError> {
+        let failed = StorageError::store("reading the journal");
+        let path = self.store.layout.path(&Key::Journal { replica: replica.clone(), n });
+        let bytes = match self.store.store.get(&path).await {
+            Ok(found) => found.bytes().await.map_err(failed)?,
+            // Compacted meanwhile.
+            Err(object_store::Error::NotFound { .. }) => return Ok((n, None)),
+            Err(error) => return Err(failed(error)),
+        };
+        let entries = decode(&bytes);
+        if entries.is_none() {
+            tracing::warn!(%path, "a damaged journal batch is skipped");
+        }
+        Ok((n, entries))
+    }
+
+    async fn apply(&self, replica: &Name, n: u64, entries: Vec<Entry>, tells: bool) -> usize {
         let count = entries.len();
         for entry in entries {
-            self.announce(&entry, replica).await;
+            if tells {
+                self.announce(&entry, replica).await;
+            }
             match entry {
                 Entry::Stored { tenant, model_id, entry, .. } => {
                     let row = &entry.row;

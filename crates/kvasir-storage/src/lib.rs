@@ -19,6 +19,7 @@ pub mod layout;
 mod ledger;
 pub mod limits;
 mod lookup;
+pub mod memory;
 mod models;
 mod namespaces;
 pub mod observe;

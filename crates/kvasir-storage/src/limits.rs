@@ -17,14 +17,16 @@ pub const SELECT_GAP_BYTES: u64 = 64 << 10;
 /// Body bytes an upload may hold in memory before it goes to the spool file: most chunks never see the disk, whose
 /// every write would wait for the one before.
 pub const SPOOL_MEMORY_BYTES: usize = 24 << 20;
-/// Spool bytes in memory over all uploads; beyond it every body goes to its file at once.
+/// Memory of all uploads together: bodies, of which those that find none go to their files at once, and parts.
 pub const SPOOL_MEMORY_TOTAL_BYTES: usize = 64 << 20;
+/// Share of the memory of bodies that is left for the buffers of spool files.
+pub const SPOOL_BUFFERS_DIVISOR: u64 = 3;
+/// Bytes gathered before they go to a spool file; an upload has two such buffers.
+pub const SPOOL_BUFFER_BYTES: usize = 128 << 10;
+/// The same where memory has run out: little enough to count among what a connection costs.
+pub const SPOOL_BUFFER_SHORT_BYTES: usize = 16 << 10;
 /// Bytes of a part, where a body goes to the store in parts, because it did not fit into memory: S3 wants at least 5 MiB and at most 10,000 parts.
 pub const MULTIPART_PART_BYTES: usize = 8 << 20;
-/// Uploads that hold a part in memory at once: bounds it at this × a part.
-pub const UPLOADS_SENDING_MAX: usize = 6;
-/// Uploads whose base is read back for the hot tier at once: bounds that at this × [`HOT_FLIGHT_BYTES`].
-pub const UPLOAD_FRONTS_MAX: usize = 2;
 /// Requests to the store at once.
 pub const STORE_REQUESTS_MAX: usize = 128;
 /// Requests that wait for a place; a task of a few KiB each.
@@ -91,6 +93,12 @@ pub const INDEX_LINES_MAX: usize = 65_536;
 pub const JOURNAL_WAITING_MAX: usize = 8_192;
 /// Largest batch that is read.
 pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
+/// Batches that are read while one is being taken in.
+pub const JOURNAL_BATCHES_AHEAD: usize = 4;
+/// Batches of all replicas that are looked at with one listing: a page of it.
+pub const JOURNAL_LISTED_MAX: usize = 1_000;
+/// Looks, after there were more, until that is tried again: a minute or so.
+pub const JOURNAL_LOOKS_BY_FOLDER: u32 = 30;
 /// Unit of the coarser of a store's dates: HTTP headers have seconds where listings have milliseconds.
 pub const STORE_DATE_UNIT: Duration = Duration::from_secs(1);
 /// Tombstones and deletions of one tenant in one pass of the collector: 100 s at the default rate.
@@ -121,9 +129,15 @@ pub const HOT_FRAME_BYTES: u64 = 1 << 20;
 pub const HOT_FRAME_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that one store request of the hot tier brings at most: bounds what a slow reader makes it hold.
 pub const HOT_FLIGHT_BYTES: u64 = 8 << 20;
-/// Flights of more than one frame at once; the others bring a frame at a time. Bounds what slow readers make it hold
-/// beside a frame for each.
-pub const HOT_LONG_FLIGHTS_MAX: usize = 8;
+/// Share of the hot tier's memory for frames on their way, and for those that were evicted and are not sent yet.
+pub const HOT_FLYING_DIVISOR: u64 = 8;
+/// Share of it that is left for others by who brings more than one frame at once.
+pub const HOT_FLYING_LEFT_DIVISOR: u64 = 16;
+/// Least memory that frames move through, however little is kept: some frames, for a tier that has only a disk.
+pub const HOT_MEMORY_BYTES_MIN: u64 = 16 << 20;
+/// Bytes that are read at once for a reader whose frames the hot tier has no memory for, and from a local file: little enough to
+/// count among what a connection costs.
+pub const PASSED_BYTES: u64 = 48 << 10;
 /// Share of the hot tier's memory for frames that wait to be written to disk; what is evicted beyond that is dropped.
 pub const HOT_WRITING_DIVISOR: u64 = 16;
 /// Least bytes of frames that may wait for the disk, however little memory the tier has: some frames.

@@ -108,7 +108,7 @@ impl Storage {
         let class = self.note_lookup(tenant, place.scope, hint, &blocks, &walk, &found);
         for (chunk, key) in answer.chunks.iter_mut().zip(found.iter()) {
             self.used(place.scope, key.object_digest, class);
-            chunk.medium = self.medium(key, &chunk.level_bytes);
+            chunk.medium = self.medium(place.scope, key, &chunk.level_bytes);
         }
         Ok(answer)
     }

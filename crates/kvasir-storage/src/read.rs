@@ -17,9 +17,6 @@ use crate::{
     limits,
 };
 
-/// Bytes read from a local file at once.
-const FILE_READ_BYTES: u64 = 256 << 10;
-
 /// Which bytes of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByteRange {
@@ -327,7 +324,7 @@ fn file_stream(file: std::fs::File, range: Range<u64>) -> BoxStream<'static, obj
         if range.is_empty() {
             return Ok(None);
         }
-        let bytes = FILE_READ_BYTES.min(range.end - range.start);
+        let bytes = limits::PASSED_BYTES.min(range.end - range.start);
         let (reader, start) = (Arc::clone(&file), range.start);
         let part = tokio::task::spawn_blocking(move || {
             let mut part = vec![0; bytes as usize];

@@ -5,9 +5,9 @@
 mod file;
 mod memory;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{ops::Range, path::PathBuf, sync::Arc};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use kvasir_container::{HEADER_BYTES, mark_header};
 use kvasir_types::ObjectDigest;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
@@ -15,38 +15,51 @@ use tokio::{sync::Semaphore, task::JoinSet};
 
 use self::{
     file::SpoolFile,
-    memory::{Blocks, PERMIT_BYTES},
+    memory::{BLOCK_BYTES_MAX, Blocks},
 };
 use crate::{
     Settings, StorageError, limits,
+    memory::{MemoryBudget, Region, RegionPool},
     trace::carry,
     transitions::{Transition, Witness},
 };
 
 /// What all spools of a process share.
+///
+/// Half of the memory is for parts on their way to the store, for which uploads wait in turn holding nothing else; at
+/// least one part, however little there is. The other half is for bodies: blocks and buffers, for which nobody waits,
+/// because those who hold them may wait for their clients.
 #[derive(Debug)]
 pub(crate) struct SpoolPool {
     directory: PathBuf,
-    memory: Arc<Semaphore>,
+    memory: Arc<MemoryBudget>,
+    blocks: Arc<RegionPool>,
     parts: Arc<Semaphore>,
-    fronts: Semaphore,
     witness: Arc<dyn Witness>,
 }
 
 impl SpoolPool {
     pub(crate) fn new(settings: &Settings) -> Self {
+        let parts = (settings.spool_memory_bytes / 2 / limits::MULTIPART_PART_BYTES).max(1);
+        let bodies = settings.spool_memory_bytes.saturating_sub(parts * limits::MULTIPART_PART_BYTES);
+        let memory = MemoryBudget::new(bodies as u64);
         Self {
             directory: settings.spool_directory.clone(),
-            memory: Arc::new(Semaphore::new(settings.spool_memory_bytes / PERMIT_BYTES)),
+            blocks: RegionPool::new(Arc::clone(&memory), BLOCK_BYTES_MAX),
+            memory,
             witness: Arc::clone(&settings.witness),
-            parts: Arc::new(Semaphore::new(limits::UPLOADS_SENDING_MAX)),
-            fronts: Semaphore::new(limits::UPLOAD_FRONTS_MAX),
+            parts: Arc::new(Semaphore::new(parts)),
         }
     }
 
     /// A new spool; `sealed`: nothing of it is to be on the disk in the clear.
     pub(crate) fn spool(self: &Arc<Self>, sealed: bool) -> Spool {
         Spool { pool: Arc::clone(self), held: Held::Memory(Blocks::default()), bytes: 0, sealed }
+    }
+
+    /// What bodies may hold, and do.
+    pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.memory
     }
 }
 
@@ -75,11 +88,13 @@ impl Spool {
         self.bytes += bytes.len() as u64;
         let mut bytes = bytes;
         if let Held::Memory(blocks) = &mut self.held {
-            bytes = blocks.take(bytes, &self.pool.memory);
+            let left = self.pool.memory.total() / limits::SPOOL_BUFFERS_DIVISOR;
+            bytes = blocks.take(bytes, &self.pool.blocks, left);
             if bytes.is_empty() {
                 return Ok(());
             }
-            let mut file = SpoolFile::create(self.pool.directory.clone(), self.sealed).await?;
+            let lease = self.pool.blocks.lease(2 * limits::SPOOL_BUFFER_BYTES as u64, 0);
+            let mut file = SpoolFile::create(self.pool.directory.clone(), self.sealed, lease).await?;
             for part in blocks.parts() {
                 file.write(part).await?;
             }
@@ -103,10 +118,10 @@ impl Spool {
             }
             Held::File(file) => {
                 file.flush().await?;
-                let mut header = file.read(0..HEADER_BYTES as u64).await?.to_vec();
+                let mut header = read(file, 0..HEADER_BYTES as u64).await?.to_vec();
                 mark_front(&mut header, mark)?;
                 file.overwrite_front(header);
-                let mut at = 0;
+                let (mut at, _turn) = (0, self.pool.parts.acquire().await);
                 while at < self.bytes {
                     let part = read_part(file, at, self.bytes).await?;
                     at += part.len() as u64;
@@ -117,30 +132,28 @@ impl Spool {
         Ok((*digest.finalize().as_bytes()).into())
     }
 
-    /// Shows `seen` the first `bytes` of the upload. Uploads wait for each other: few fronts are in memory at once.
-    pub(crate) async fn with_front(&mut self, bytes: u64, seen: impl FnOnce(&Bytes)) -> std::io::Result<()> {
-        if bytes > 0 {
-            let pool = Arc::clone(&self.pool);
-            let _turn = pool.fronts.acquire().await;
-            seen(&self.front(bytes.min(self.bytes)).await?);
+    /// Waits until all of it can be read.
+    pub(crate) async fn settle(&mut self) -> std::io::Result<()> {
+        match &mut self.held {
+            Held::Memory(_) => Ok(()),
+            Held::File(file) => file.flush().await,
         }
-        Ok(())
     }
 
-    async fn front(&mut self, bytes: u64) -> std::io::Result<Bytes> {
-        match &mut self.held {
+    /// Fills `space` from byte `start` on; [`settle`](Self::settle) comes before.
+    pub(crate) async fn fill(&self, start: u64, mut space: Region) -> std::io::Result<Region> {
+        match &self.held {
             Held::Memory(blocks) => {
-                let mut front = BytesMut::with_capacity(bytes as usize);
+                let (mut at, mut filled) = (0, 0);
                 for part in blocks.parts() {
-                    let wanted = part.len().min(bytes as usize - front.len());
-                    front.extend_from_slice(&part[..wanted]);
+                    let from = (start.saturating_sub(at) as usize).min(part.len());
+                    let wanted = (part.len() - from).min(space.len() - filled);
+                    space[filled..filled + wanted].copy_from_slice(&part[from..from + wanted]);
+                    (at, filled) = (at + part.len() as u64, filled + wanted);
                 }
-                Ok(front.freeze())
+                if filled == space.len() { Ok(space) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
             }
-            Held::File(file) => {
-                file.flush().await?;
-                file.read(0..bytes).await
-            }
+            Held::File(file) => file.fill(start, space).await,
         }
     }
 
@@ -174,7 +187,7 @@ impl Spool {
             Held::File(file) => {
                 let _permit = self.pool.parts.acquire().await;
                 file.flush().await?;
-                let payload = file.read(0..bytes).await?.into();
+                let payload = read(file, 0..bytes).await?.into();
                 put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
             }
             Held::Memory(blocks) => {
@@ -216,7 +229,12 @@ async fn put(
 
 /// The part of the file that begins at `at`.
 async fn read_part(file: &SpoolFile, at: u64, bytes: u64) -> std::io::Result<Bytes> {
-    file.read(at..bytes.min(at + limits::MULTIPART_PART_BYTES as u64)).await
+    read(file, at..bytes.min(at + limits::MULTIPART_PART_BYTES as u64)).await
+}
+
+async fn read(file: &SpoolFile, range: Range<u64>) -> std::io::Result<Bytes> {
+    let bytes = (range.end - range.start) as usize;
+    Ok(file.fill(range.start, Region::new(bytes, None)).await?.freeze(bytes))
 }
 
 /// Sends a verified file as a multipart upload: nothing is visible before its completion, and a failure aborts it.
@@ -273,4 +291,52 @@ async fn send_each(
         done?.map_err(&failed)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::memory::InMemory;
+
+    use super::*;
+
+    /// Uploads at once whose bodies are many times the memory: some of them in blocks, all others in files.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn many_uploads_hold_no_more_than_their_memory() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let total = 24 << 20;
+        let settings =
+            Settings { spool_memory_bytes: total, ..Settings::new(directory.path().join("spool")) };
+        let pool = Arc::new(SpoolPool::new(&settings));
+        let parts = pool.parts.available_permits() * limits::MULTIPART_PART_BYTES;
+        assert_eq!(pool.memory.total() as usize + parts, total, "all of it, and no more");
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let body: Arc<Vec<u8>> = Arc::new((0..9_000_000u32).map(|i| (i >> 3) as u8).collect());
+        let uploads = (0..24).map(|n| {
+            let (pool, store, body) = (Arc::clone(&pool), Arc::clone(&store), Arc::clone(&body));
+            tokio::spawn(async move {
+                let mut spool = pool.spool(n % 2 == 0);
+                for part in body.chunks(48 << 10) {
+                    spool.push(part).await?;
+                    tokio::task::yield_now().await;
+                }
+                let in_memory = matches!(spool.held, Held::Memory(_));
+                let path = Path::from(format!("object-{n}"));
+                spool.send(&store, &path, false).await.map_err(std::io::Error::other)?;
+                spool.settle().await?;
+                let front = spool.fill(700_000, Region::new(1_000_000, None)).await?;
+                assert_eq!(front[..], body[700_000..1_700_000]);
+                Ok::<_, std::io::Error>(in_memory)
+            })
+        });
+        let done = futures::future::join_all(uploads).await;
+        let in_memory = done.into_iter().filter(|done| matches!(done, Ok(Ok(true)))).count();
+        assert!(in_memory <= 1, "{in_memory}: bodies have 8 MiB, and a third of it is for buffers");
+        for n in 0..24 {
+            let stored = store.get(&Path::from(format!("object-{n}"))).await.expect("is there");
+            assert!(stored.bytes().await.expect("reads") == body[..]);
+        }
+        assert!(pool.memory.peak() <= pool.memory.total());
+        assert!(pool.memory.peak() > 1 << 20, "it is used");
+        assert_eq!(pool.parts.available_permits() * limits::MULTIPART_PART_BYTES, parts);
+    }
 }

@@ -20,6 +20,7 @@ use crate::{
     journal::Journal,
     ledger::Ledger,
     limits,
+    memory::MemoryBudget,
     spool::SpoolPool,
     store::{OpenStore, StoreAbilities},
     transitions::{NoWitness, Transition, Witness},
@@ -202,6 +203,11 @@ impl Storage {
     /// What the store was found able to do.
     pub fn abilities(&self) -> StoreAbilities {
         self.abilities
+    }
+
+    /// What bodies of unfinished uploads may hold in memory, and do; parts on their way to the store are beside it.
+    pub fn upload_memory(&self) -> &Arc<MemoryBudget> {
+        self.spools.memory()
     }
 
     /// The hot index.

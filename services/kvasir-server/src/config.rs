@@ -73,6 +73,8 @@ pub struct ServerConfig {
     pub connections_max: usize,
     /// Connections of one address at once; 0: no limit.
     pub connections_per_address: usize,
+    /// Bytes that one connection's buffers hold at most.
+    pub connection_memory_bytes: u64,
     /// Bytes of answers a second that tenants share; 0: not known.
     pub egress_bytes_per_second: u64,
     /// How long requests may go on after a shutdown begins.
@@ -179,6 +181,7 @@ impl Default for Config {
                 allow_unauthenticated: false,
                 connections_max: 1024,
                 connections_per_address: 0,
+                connection_memory_bytes: crate::limits::CONNECTION_MEMORY_BYTES,
                 egress_bytes_per_second: 0,
                 drain_grace: Duration::from_secs(25),
             },

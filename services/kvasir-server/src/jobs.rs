@@ -99,12 +99,24 @@ pub(crate) fn start(state: &AppState, request: &JobRequest) -> Result<Job, ApiEr
             JobKind::Gc => {
                 let mut policy = jobs.policy.get().cloned().unwrap_or_default();
                 policy.dry_run = request.dry_run;
-                let progress = |report: &GcReport| jobs.update(job_id, |job| job.counts = gc_counts(report));
-                storage.collect_garbage(&policy, progress).await.map(|report| gc_counts(&report))
+                let progress = |report: &GcReport| {
+                    state.metrics().collecting(report);
+                    jobs.update(job_id, |job| job.counts = gc_counts(report));
+                };
+                let collected = storage.collect_garbage(&policy, progress).await;
+                // What would have been done counts for whoever asked, and is no work of the collector.
+                if let Some(report) = collected.as_ref().ok().filter(|report| report.led && !policy.dry_run) {
+                    state.metrics().collected(report);
+                }
+                collected.map(|report| gc_counts(&report))
             }
             JobKind::Scrub => {
-                let progress =
-                    |report: &ScrubReport| jobs.update(job_id, |job| job.counts = scrub_counts(report));
+                let mut before = ScrubReport::default();
+                let progress = |report: &ScrubReport| {
+                    state.metrics().scrubbed(&before, report);
+                    before = *report;
+                    jobs.update(job_id, |job| job.counts = scrub_counts(report));
+                };
                 let scrubbed = storage.scrub(request.bytes_per_second, request.dry_run, progress).await;
                 scrubbed.map(|report| scrub_counts(&report))
             }

@@ -22,12 +22,21 @@ pub(crate) const HEADER_BYTES_MAX: usize = 32 << 10;
 pub(crate) const H1_HEADERS_MAX: usize = 128;
 /// Streams of one HTTP/2 connection at once.
 pub(crate) const H2_STREAMS_MAX: u32 = 256;
-/// Window of one HTTP/2 stream: what one unread upload can hold.
-pub(crate) const H2_STREAM_WINDOW_BYTES: u32 = 1 << 20;
-/// Window of one HTTP/2 connection: bounds its streams together.
-pub(crate) const H2_CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
-/// Read and write buffer of one HTTP/1 connection.
-pub(crate) const H1_BUFFER_BYTES: usize = 256 << 10;
+/// Memory of one connection's buffers: two of one size, since a body's next piece is read while one is
+/// being taken in, and those of its spool file where memory has run out.
+pub(crate) const CONNECTION_MEMORY_BYTES: u64 = 128 << 10;
+/// Least of it: two buffers that a head fits into, and the rest.
+pub(crate) const CONNECTION_MEMORY_BYTES_MIN: u64 = 64 << 10;
+/// Most of it: windows of HTTP/2 are eight times that.
+pub(crate) const CONNECTION_MEMORY_BYTES_MAX: u64 = 16 << 20;
+/// What of it is not for the two buffers.
+pub(crate) const CONNECTION_MEMORY_REST_BYTES: u64 = 32 << 10;
+/// Longest read and write buffer of an HTTP/1 connection: longer ones are read no faster.
+pub(crate) const H1_BUFFER_BYTES_MAX: u64 = 256 << 10;
+/// Window of one HTTP/2 connection, in multiples of a connection's memory: bounds its streams together.
+pub(crate) const H2_CONNECTION_WINDOWS: u64 = 8;
+/// Window of one HTTP/2 stream, likewise: what one unread upload can hold.
+pub(crate) const H2_STREAM_WINDOWS: u64 = 4;
 /// Header list of one HTTP/2 request: beyond it the stream is reset or gets a bare 431.
 pub(crate) const H2_HEADER_BYTES_MAX: u32 = 64 << 10;
 /// Rest of a refused body that is read, so that the client gets to see the refusal instead of a reset.
@@ -76,5 +85,7 @@ pub(crate) const SECTION_RANGES_MAX: usize = 256;
 pub(crate) const EVENTS_KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How often an idle event stream looks whether the replica is draining.
 pub(crate) const EVENTS_TICK: Duration = Duration::from_millis(500);
+/// Least life of a tombstone after its bytes: a collector's pass stops deleting when it has taken as long.
+pub(crate) const TOMBSTONE_RETENTION_MIN: Duration = Duration::from_secs(60);
 /// Jobs that are remembered.
 pub(crate) const JOBS_KEPT: usize = 32;

@@ -42,6 +42,7 @@ pub(crate) struct Metrics {
     lookup_tokens: IntCounterVec,
     chunks_stored: IntCounterVec,
     chunk_bytes_stored: IntCounter,
+    upload_memory: IntGauge,
     index_rows: IntGauge,
     index_replaced: IntGauge,
     ready: IntGauge,
@@ -152,6 +153,10 @@ impl Metrics {
                 &["result"],
             ),
             chunk_bytes_stored: counter("kvasir_chunks_stored_bytes_total", "Bytes of new chunk objects."),
+            upload_memory: gauge(
+                "kvasir_upload_memory_bytes",
+                "Memory of unfinished uploads' bodies, what waits for the next one included.",
+            ),
             index_rows: gauge(
                 "kvasir_index_rows",
                 "Chunk objects in the hot index, approximately after a crash.",
@@ -218,6 +223,7 @@ impl Metrics {
             Box::new(this.lookup_tokens.clone()),
             Box::new(this.chunks_stored.clone()),
             Box::new(this.chunk_bytes_stored.clone()),
+            Box::new(this.upload_memory.clone()),
             Box::new(this.index_rows.clone()),
             Box::new(this.index_replaced.clone()),
             Box::new(this.ready.clone()),
@@ -296,6 +302,10 @@ impl Metrics {
         if created {
             self.chunk_bytes_stored.inc_by(bytes);
         }
+    }
+
+    pub(crate) fn upload_memory(&self, bytes: u64) {
+        self.upload_memory.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn index(&self, rows: u64, replaced: u64) {

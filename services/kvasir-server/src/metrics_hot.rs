@@ -7,7 +7,7 @@ use kvasir_storage::{
     hot::{EvictReason, HotFront, HotObserver},
 };
 use kvasir_types::Medium;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// Seconds: from a burst to a day.
 const AGES: &[f64] = &[0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0];
@@ -33,6 +33,7 @@ pub(crate) struct HotMetrics {
     bytes: IntGaugeVec,
     capacity: IntGaugeVec,
     frames: IntGaugeVec,
+    memory: IntGauge,
 }
 
 fn label(medium: Medium) -> (usize, &'static str) {
@@ -74,6 +75,11 @@ impl HotMetrics {
             bytes: gauges("kvasir_hot_bytes", "Bytes kept, by level.", &["medium", "level"]),
             capacity: gauges("kvasir_hot_capacity_bytes", "Bytes that may be kept.", &["medium"]),
             frames: gauges("kvasir_hot_frames", "Frames kept.", &["medium"]),
+            memory: IntGauge::new(
+                "kvasir_hot_memory_bytes",
+                "Memory of all frames: kept, on their way, waiting for the disk, and on their way to slow readers.",
+            )
+            .expect("a constant name"),
         };
         let registered = [
             registry.register(Box::new(this.served_frames.clone())),
@@ -84,6 +90,7 @@ impl HotMetrics {
             registry.register(Box::new(this.bytes.clone())),
             registry.register(Box::new(this.capacity.clone())),
             registry.register(Box::new(this.frames.clone())),
+            registry.register(Box::new(this.memory.clone())),
         ];
         registered.into_iter().for_each(|result| result.expect("names are distinct"));
         this
@@ -106,6 +113,7 @@ impl HotMetrics {
                 }
             }
         }
+        self.memory.set(i64::try_from(hot.tier().memory().used()).unwrap_or(i64::MAX));
         let (usage, settings) = (hot.tier().usage(), hot.tier().settings());
         for (medium, levels, frames, capacity) in [
             ("cpu", &usage.ram_level_bytes, usage.ram_frames, settings.ram_bytes),

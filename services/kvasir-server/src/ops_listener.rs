@@ -44,7 +44,7 @@ async fn serve(listener: TcpListener, router: Router) {
         };
         let service = TowerToHyperService::new(router.clone());
         tokio::spawn(async move {
-            let builder = connection_builder();
+            let builder = connection_builder(limits::CONNECTION_MEMORY_BYTES);
             let connection = builder.serve_connection(TokioIo::new(stream), service);
             let ended = tokio::time::timeout(limits::OPS_CONNECTION_TIME_MAX, connection).await;
             if let Ok(Err(error)) = ended {

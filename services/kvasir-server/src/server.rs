@@ -272,7 +272,7 @@ async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdow
     let connections = Arc::new(Semaphore::new(config.server.connections_max));
     let peers = Peers::new(config.server.connections_per_address);
     let graceful = GracefulShutdown::new();
-    let builder = connection_builder();
+    let builder = connection_builder(config.server.connection_memory_bytes);
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
         let accepted = async {
@@ -389,21 +389,24 @@ async fn connected(
     drop(permit);
 }
 
-pub(crate) fn connection_builder() -> auto::Builder<TokioExecutor> {
+/// Connections whose buffers hold at most `memory_bytes`.
+pub(crate) fn connection_builder(memory_bytes: u64) -> auto::Builder<TokioExecutor> {
+    let buffer = memory_bytes.saturating_sub(limits::CONNECTION_MEMORY_REST_BYTES) / 2;
+    let window = |times: u64| u32::try_from(memory_bytes.saturating_mul(times)).unwrap_or(u32::MAX >> 1);
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits::HEADER_READ_TIMEOUT)
         .max_headers(limits::H1_HEADERS_MAX)
-        .max_buf_size(limits::H1_BUFFER_BYTES);
+        .max_buf_size(buffer.min(limits::H1_BUFFER_BYTES_MAX) as usize);
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(limits::H2_STREAMS_MAX)
         .max_header_list_size(limits::H2_HEADER_BYTES_MAX)
-        .initial_stream_window_size(limits::H2_STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(limits::H2_CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(window(limits::H2_STREAM_WINDOWS))
+        .initial_connection_window_size(window(limits::H2_CONNECTION_WINDOWS))
         .keep_alive_interval(Duration::from_secs(20));
     builder
 }

@@ -65,7 +65,7 @@ pub(crate) fn gc(arguments: &MaintainArguments) -> CliResult {
     let report = runtime()?.block_on(async {
         // What a service's index knows of siblings comes from the journal here.
         let storage = task.storage(Some(Index::memory())).await?;
-        storage.journal_tail().await.map_err(unavailable)?;
+        storage.journal_replay().await.map_err(unavailable)?;
         let progress = |now: &GcReport| step.count(&format!("{} objects, {}", now.objects, bytes(now.bytes)));
         let report = storage.collect_garbage(&policy, progress).await.map_err(unavailable)?;
         storage.journal_append().await.map_err(unavailable)?;
@@ -168,7 +168,7 @@ pub(crate) fn rebuild_index(arguments: &MaintainArguments) -> CliResult {
         let storage = task.storage(None).await?;
         storage.index().clear();
         if from_journal {
-            storage.journal_tail().await.map_err(unavailable)?;
+            storage.journal_replay().await.map_err(unavailable)?;
             storage.index().flush();
             let indexed = storage.index().len();
             return Ok(RebuildProgress { objects: indexed, indexed, failed: 0 });

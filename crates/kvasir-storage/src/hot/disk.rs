@@ -13,7 +13,8 @@
 //! not synced: a crash may leave it torn or empty, and then its length or checksum is wrong and it is dropped.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -23,9 +24,11 @@ use std::{
 
 use bytes::Bytes;
 use kvasir_types::Name;
+use parking_lot::Mutex;
 
 use crate::{
     limits,
+    memory::{Lease, Region},
     seal::{KeyService, Sealer},
 };
 
@@ -92,12 +95,20 @@ pub(super) struct FrameFolder {
     keys: Option<Arc<dyn KeyService>>,
     /// Of this process alone.
     seal: Sealer,
+    /// One at a time: the sealed copy of a frame is paid for by nobody.
+    sealing: Mutex<()>,
 }
 
 impl FrameFolder {
     /// Frames of the tenants that `keys` has a key for are sealed.
     pub(super) fn new(directory: PathBuf, keys: Option<Arc<dyn KeyService>>) -> Self {
-        Self { directory, temporary: AtomicU64::new(0), keys, seal: Sealer::random() }
+        Self {
+            directory,
+            temporary: AtomicU64::new(0),
+            keys,
+            seal: Sealer::random(),
+            sealing: Mutex::new(()),
+        }
     }
 
     fn seals(&self, tenant: &Name) -> bool {
@@ -151,6 +162,7 @@ impl FrameFolder {
     /// Writes a frame. It is visible whole or not at all while the machine stays up.
     pub(super) fn write(&self, file: &FrameFile, content: &[u8]) -> io::Result<()> {
         let is_sealed = self.seals(&file.tenant);
+        let _turn = is_sealed.then(|| self.sealing.lock());
         let sealed = is_sealed.then(|| self.seal.seal(&file.bound_to(), content));
         let content = sealed.as_deref().unwrap_or(content);
         let path = if is_sealed { file.sealed_path(&self.directory) } else { file.path(&self.directory) };
@@ -174,22 +186,25 @@ impl FrameFolder {
         written.inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 
-    /// Reads a frame; `None` when it is not there whole.
-    pub(super) fn read(&self, file: &FrameFile) -> Option<Bytes> {
+    /// Reads a frame into memory that was paid for; `None` when it is not there whole.
+    pub(super) fn read(&self, file: &FrameFile, lease: Option<Lease>) -> Option<Bytes> {
         let is_sealed = self.seals(&file.tenant);
         let path = if is_sealed { file.sealed_path(&self.directory) } else { file.path(&self.directory) };
-        let mut content = fs::read(path).ok()?;
+        let mut from = fs::File::open(path).ok()?;
         let expected = file.bytes as usize + if is_sealed { Sealer::OVERHEAD } else { 0 };
-        let bytes = content.len().checked_sub(CRC_BYTES).filter(|bytes| *bytes == expected)?;
-        let stored = u32::from_le_bytes(content.get(bytes..)?.try_into().ok()?);
-        content.truncate(bytes);
-        if file.checksum(&content) != stored {
+        if from.metadata().ok()?.len() != (expected + CRC_BYTES) as u64 {
+            return None;
+        }
+        let (mut content, mut stored) = (Region::new(expected, lease), [0; CRC_BYTES]);
+        from.read_exact(&mut content).ok()?;
+        from.read_exact(&mut stored).ok()?;
+        if file.checksum(&content) != u32::from_le_bytes(stored) {
             return None;
         }
         if is_sealed {
             self.seal.open(&file.bound_to(), &mut content)?;
         }
-        Some(Bytes::from(content))
+        Some(content.freeze(file.bytes as usize))
     }
 
     pub(super) fn delete(&self, file: &FrameFile) {
@@ -222,7 +237,7 @@ mod tests {
         for frame in 0..4 {
             frames.write(&file(frame, 5), b"hello").unwrap();
         }
-        assert_eq!(frames.read(&file(0, 5)).unwrap(), "hello");
+        assert_eq!(frames.read(&file(0, 5), None).unwrap(), "hello");
         let path = |frame| file(frame, 5).path(&folder.path().join("hot"));
         // Torn, flipped, and another frame's bytes under this name.
         fs::write(path(0), b"hell").unwrap();
@@ -230,9 +245,9 @@ mod tests {
         flipped[0] ^= 1;
         fs::write(path(1), flipped).unwrap();
         fs::copy(path(3), path(2)).unwrap();
-        assert!((0..3).all(|frame| frames.read(&file(frame, 5)).is_none()));
-        assert_eq!(frames.read(&file(3, 5)).unwrap(), "hello");
-        assert_eq!(frames.read(&file(9, 5)), None);
+        assert!((0..3).all(|frame| frames.read(&file(frame, 5), None).is_none()));
+        assert_eq!(frames.read(&file(3, 5), None).unwrap(), "hello");
+        assert_eq!(frames.read(&file(9, 5), None), None);
     }
 
     #[test]
@@ -248,7 +263,7 @@ mod tests {
         assert_eq!(sealed.scan().unwrap(), [], "what lay open is gone");
         for frame in [&first, &second] {
             sealed.write(frame, &content).unwrap();
-            assert_eq!(sealed.read(frame).unwrap(), content);
+            assert_eq!(sealed.read(frame, None).unwrap(), content);
         }
         let stored = fs::read(second.sealed_path(folder.path())).unwrap();
         assert!(!stored.windows(16).any(|window| window == &content[..16]));
@@ -258,9 +273,9 @@ mod tests {
         let crc = second.checksum(&moved);
         moved.extend(crc.to_le_bytes());
         fs::write(second.sealed_path(folder.path()), moved).unwrap();
-        assert_eq!(sealed.read(&second), None);
+        assert_eq!(sealed.read(&second, None), None);
         let later = FrameFolder::new(folder.path().to_owned(), Some(keys));
-        assert_eq!(later.read(&first), None, "the key went with its process");
+        assert_eq!(later.read(&first, None), None, "the key went with its process");
         assert_eq!(later.scan().unwrap(), []);
         assert!(!first.sealed_path(folder.path()).exists());
     }

@@ -7,7 +7,10 @@ use futures::StreamExt;
 use kvasir_types::Medium;
 use tokio::sync::watch;
 
-use crate::StorageError;
+use crate::{
+    StorageError,
+    memory::{Lease, Region},
+};
 
 use super::{
     HotObject,
@@ -21,8 +24,16 @@ pub(super) type Outcome = Result<(Bytes, Medium), Arc<StorageError>>;
 /// Where a frame will be; closed without a value when its flight died.
 pub(super) type Arrival = watch::Receiver<Option<Outcome>>;
 
-/// Consecutive frames of an object and who waits for them.
-pub(super) type Run = Vec<(u32, watch::Sender<Option<Outcome>>)>;
+/// One frame of a flight: the memory that it will be in, and who waits for it.
+#[derive(Debug)]
+pub(super) struct Coming {
+    pub(super) frame: u32,
+    pub(super) lease: Option<Lease>,
+    pub(super) waiting: watch::Sender<Option<Outcome>>,
+}
+
+/// Consecutive frames of an object.
+pub(super) type Run = Vec<Coming>;
 
 /// A run of frames on its way. Whatever has not come when it is dropped is given up, so nobody waits for ever.
 pub(super) struct Flight {
@@ -47,7 +58,7 @@ impl Flight {
     }
 
     fn deliver(&mut self, bytes: Bytes, from: Medium) {
-        let Some((frame, waiting)) = self.run.pop() else { return };
+        let Some(Coming { frame, waiting, .. }) = self.run.pop() else { return };
         self.tier.arrived(&self.object, frame, self.context, self.used, &bytes);
         waiting.send_replace(Some(Ok((bytes, from))));
     }
@@ -55,12 +66,17 @@ impl Flight {
     /// From a file, and from the store if the file is broken.
     pub(super) async fn bring_from_disk(mut self, file: FrameFile, fetch: Fetch) {
         let (folder, wanted) = (Arc::clone(self.tier.folder()), file.clone());
-        let read = tokio::task::spawn_blocking(move || folder.read(&wanted)).await;
-        let frame = self.run.last().map_or(0, |(frame, _)| *frame);
+        let frame = self.run.last().map_or(0, |coming| coming.frame);
+        let lease = self.run.last_mut().and_then(|coming| coming.lease.take());
+        let read = tokio::task::spawn_blocking(move || folder.read(&wanted, lease)).await;
         match read {
             Ok(Some(bytes)) if self.object.verify(frame, &bytes) => self.deliver(bytes, Medium::Disk),
             Ok(_) | Err(_) => {
                 self.tier.broken(file);
+                if let Some(coming) = self.run.last_mut() {
+                    // What the broken bytes were in is free again, and a frame was never more than was paid for.
+                    coming.lease = self.tier.lease_for(&self.object, coming.frame);
+                }
                 self.bring_from_store(fetch).await;
             }
         }
@@ -72,33 +88,39 @@ impl Flight {
             tracing::debug!(%error, "filling the hot tier");
             let error = Arc::new(error);
             // Gone from the table first: whoever tries again must not find this flight.
-            self.tier.lost(&self.object, self.run.iter().map(|(frame, _)| *frame));
-            for (_, waiting) in self.run.drain(..) {
+            self.tier.lost(&self.object, self.run.iter().map(|coming| coming.frame));
+            for Coming { waiting, .. } in self.run.drain(..) {
                 waiting.send_replace(Some(Err(Arc::clone(&error))));
             }
         }
     }
 
     async fn try_bring_from_store(&mut self, fetch: Fetch) -> Result<(), StorageError> {
-        let (Some((last, _)), Some((first, _))) = (self.run.first(), self.run.last()) else { return Ok(()) };
-        let range = self.object.range(*first).start..self.object.range(*last).end;
+        let (Some(last), Some(first)) = (self.run.first(), self.run.last()) else { return Ok(()) };
+        let range = self.object.range(first.frame).start..self.object.range(last.frame).end;
         let mut parts = fetch(range).await?;
-        let mut gathered: Vec<u8> = Vec::new();
+        let (mut gathered, mut filled) = (None, 0);
         while let Some(part) = parts.next().await {
             let mut part = part?;
-            while let (false, Some((frame, _))) = (part.is_empty(), self.run.last()) {
-                let at = self.object.range(*frame);
+            while let (false, Some(coming)) = (part.is_empty(), self.run.last_mut()) {
+                let (frame, at) = (coming.frame, self.object.range(coming.frame));
                 let bytes = (at.end - at.start) as usize;
                 // Exactly sized: a frame must not keep a larger buffer alive.
-                gathered.reserve_exact(bytes - gathered.len());
-                let more = part.split_to(part.len().min(bytes - gathered.len()));
-                gathered.extend_from_slice(&more);
-                if gathered.len() == bytes {
-                    if !self.object.verify(*frame, &gathered) {
-                        return Err(self.object.corrupt(*frame));
-                    }
-                    self.deliver(std::mem::take(&mut gathered).into(), Medium::Object);
+                let space: &mut Region =
+                    gathered.get_or_insert_with(|| Region::new(bytes, coming.lease.take()));
+                let more = part.split_to(part.len().min(bytes - filled));
+                space[filled..filled + more.len()].copy_from_slice(&more);
+                filled += more.len();
+                if filled < bytes {
+                    continue;
                 }
+                if !self.object.verify(frame, space) {
+                    return Err(self.object.corrupt(frame));
+                }
+                if let Some(space) = gathered.take() {
+                    self.deliver(space.freeze(bytes), Medium::Object);
+                }
+                filled = 0;
             }
         }
         if self.run.is_empty() {
@@ -112,7 +134,7 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         if !self.run.is_empty() {
-            self.tier.lost(&self.object, self.run.iter().map(|(frame, _)| *frame));
+            self.tier.lost(&self.object, self.run.iter().map(|coming| coming.frame));
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use kvasir_container::{ChunkHeader, Head};
-use kvasir_types::{Level, ModelId, Name, SeqHash};
+use kvasir_types::{Level, Name, ObjectDigest, SeqHash};
 
-use crate::{StorageError, layout::ChunkKey, limits};
+use crate::{StorageError, index::Scope, layout::ChunkKey, limits};
 
 /// Bytes of an object's id that name its chunk; the others name the object.
 const CHUNK_ID_BYTES: usize = 6;
@@ -22,26 +22,19 @@ pub struct FrameKey {
 impl FrameKey {
     /// The first frame of an object. It has the head, so it says where all others are.
     pub fn first(key: &ChunkKey) -> Self {
+        Self::first_of(Scope::new(&key.tenant, &key.model_id), &key.seq_hash, &key.object_digest)
+    }
+
+    /// As [`first`](Self::first), in a scope that is known. Seq_hash and digest are hashes already, and a lookup asks for
+    /// many, so they are cut and not hashed again; the scope keeps what tenants choose out of each other's reach.
+    pub(crate) fn first_of(scope: Scope, seq_hash: &SeqHash, object_digest: &ObjectDigest) -> Self {
         let mut object = [0; 16];
-        object[..CHUNK_ID_BYTES].copy_from_slice(&chunk_id(&key.tenant, &key.model_id, &key.seq_hash));
-        let mut own = chunk_hasher(&key.tenant, &key.model_id, &key.seq_hash);
-        own.update(key.object_digest.as_bytes()).finalize_xof().fill(&mut object[CHUNK_ID_BYTES..]);
+        let (of_chunk, own) = object.split_at_mut(CHUNK_ID_BYTES);
+        of_chunk.copy_from_slice(&seq_hash.as_bytes()[..CHUNK_ID_BYTES]);
+        own.copy_from_slice(&object_digest.as_bytes()[..16 - CHUNK_ID_BYTES]);
+        object.iter_mut().zip(scope.as_bytes().iter().cycle()).for_each(|(byte, of_scope)| *byte ^= of_scope);
         Self { object, frame: 0 }
     }
-}
-
-fn chunk_hasher(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> blake3::Hasher {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&(tenant.as_str().len() as u64).to_le_bytes());
-    hasher.update(tenant.as_str().as_bytes()).update(model_id.as_bytes()).update(seq_hash.as_bytes());
-    hasher
-}
-
-/// What the ids of all objects of a chunk begin with.
-fn chunk_id(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> [u8; CHUNK_ID_BYTES] {
-    let mut id = [0; CHUNK_ID_BYTES];
-    chunk_hasher(tenant, model_id, seq_hash).finalize_xof().fill(&mut id);
-    id
 }
 
 /// A run of bytes under one checksum.

@@ -13,6 +13,9 @@
 //!           └──────────────── filled, promoted ◄────────────────────────┘
 //! ```
 //!
+//! A frame is paid for from one budget, the memory that was configured, as long as anybody has it: kept, on its way, waiting for
+//! the disk, or on its way out to a slow reader. Where there is none left, reads pass the tier by in small pieces.
+//!
 //! Each tenant has a book of its own under the [`EvictionPolicy`](crate::eviction::EvictionPolicy); when a medium
 //! is full the tenant that holds most gives way, so no tenant can push another below its equal share.
 //!
@@ -29,6 +32,7 @@ mod front;
 mod keep;
 mod log;
 mod observe;
+mod reading;
 mod requests;
 mod tier;
 

@@ -1,18 +1,9 @@
 //! The tier: looks frames up, joins or starts flights, fills and drops.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    fmt, io,
-    ops::Range,
-    sync::Arc,
-};
+use std::{collections::HashMap, fmt, io, ops::Range, sync::Arc};
 
 use bytes::Bytes;
-use futures::{
-    StreamExt,
-    future::BoxFuture,
-    stream::{self, BoxStream},
-};
+use futures::{StreamExt, future::BoxFuture, stream::BoxStream};
 use kvasir_types::Medium;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -22,6 +13,7 @@ use crate::{
     eviction::{ClassId, Moment},
     layout::ChunkKey,
     limits,
+    memory::{Lease, MemoryBudget, Region},
 };
 
 use super::{
@@ -29,9 +21,10 @@ use super::{
     ahead::Ahead,
     book::{Book, TenantNumbers},
     disk::FrameFolder,
-    flight::{Arrival, Flight, Outcome, Run},
+    flight::{Arrival, Coming, Flight, Run},
     keep::{DiskWork, LevelBytes, Place, State, access, touch},
     log::DepartureLog,
+    reading,
 };
 
 /// Reads a byte range of one object from the store: exactly its bytes, or an error.
@@ -72,8 +65,8 @@ pub struct HotTier {
     pub(super) observer: Arc<dyn HotObserver>,
     pub(super) folder: Arc<FrameFolder>,
     pub(super) prefetches: Arc<Semaphore>,
-    /// Flights of many frames at once: what they bring waits for its readers, however slow these are.
-    long_flights: Arc<Semaphore>,
+    /// What all frames are paid from as long as anybody holds them: kept, on their way, or being sent to slow readers.
+    memory: Arc<MemoryBudget>,
     /// Bytes that may wait to be written to disk.
     pub(super) writing_bytes_max: u64,
     pub(super) state: Mutex<State>,
@@ -86,38 +79,25 @@ impl fmt::Debug for HotTier {
 }
 
 /// One frame of one read.
-struct Wanted<'a> {
-    object: &'a Arc<HotObject>,
-    frame: u32,
+pub(super) struct Wanted<'a> {
+    pub(super) object: &'a Arc<HotObject>,
+    pub(super) frame: u32,
     /// The last frame that the read wants too: a flight brings what is missing up to it.
-    last: u32,
-    context: HotContext,
+    pub(super) last: u32,
+    pub(super) context: HotContext,
     /// Whether somebody waits for it; a prefetch is no use of a frame.
-    used: bool,
+    pub(super) used: bool,
 }
 
-enum Found {
+/// Where a frame is.
+pub(super) enum Found {
     Here(Bytes),
     /// Somebody else brings it.
     Joined(Arrival),
     /// A flight of this reader brings it, and perhaps frames behind it.
-    Started(Vec<(u32, Arrival)>, Option<OwnedSemaphorePermit>),
-}
-
-/// A read in progress.
-struct Reading {
-    tier: Arc<HotTier>,
-    object: Arc<HotObject>,
-    range: Range<u64>,
-    context: HotContext,
-    fetch: Fetch,
-    used: bool,
-    /// Frames still to be given.
-    frames: Range<u32>,
-    /// Frames that are on their way on this reader's account, in order.
-    coming: VecDeque<(u32, Arrival)>,
-    /// Leave to have more than one frame coming.
-    leave: Option<OwnedSemaphorePermit>,
+    Started(Vec<(u32, Arrival)>),
+    /// There is no memory for it now, nor for those behind it up to this one.
+    NoMemory(u32),
 }
 
 impl HotTier {
@@ -133,7 +113,8 @@ impl HotTier {
         let share = |wanted: bool, divisor: u64| if wanted { settings.ram_bytes / divisor } else { 0 };
         let writing = share(settings.disk_bytes > 0, limits::HOT_WRITING_DIVISOR);
         let ahead_bytes_max = share(settings.read_ahead_chunks > 0, limits::HOT_AHEAD_DIVISOR);
-        let book_bytes = settings.ram_bytes - writing - ahead_bytes_max;
+        let flying = settings.ram_bytes / limits::HOT_FLYING_DIVISOR;
+        let book_bytes = settings.ram_bytes - writing - ahead_bytes_max - flying;
         let writing_bytes_max = writing.max(limits::HOT_WRITING_BYTES_MIN);
         let book = |capacity| Book::new(settings.policy, capacity, settings.tenant_share_max);
         let state = State {
@@ -153,12 +134,12 @@ impl HotTier {
         let folder = Arc::new(FrameFolder::new(settings.directory.clone(), settings.keys.clone()));
         let prefetches = Arc::new(Semaphore::new(limits::HOT_PREFETCHES_MAX));
         let tier = Self {
+            memory: MemoryBudget::new(settings.ram_bytes.max(limits::HOT_MEMORY_BYTES_MIN)),
             settings,
             clock,
             observer,
             folder,
             prefetches,
-            long_flights: Arc::new(Semaphore::new(limits::HOT_LONG_FLIGHTS_MAX)),
             writing_bytes_max,
             state: Mutex::new(state),
         };
@@ -192,38 +173,27 @@ impl HotTier {
         context: HotContext,
         fetch: Fetch,
     ) -> BoxStream<'static, Result<Bytes, StorageError>> {
-        self.stream(object, range, context, fetch, true)
+        reading::stream(self, object, range, context, fetch, true)
     }
 
-    fn stream(
-        self: &Arc<Self>,
-        object: &Arc<HotObject>,
-        range: Range<u64>,
-        context: HotContext,
-        fetch: Fetch,
-        used: bool,
-    ) -> BoxStream<'static, Result<Bytes, StorageError>> {
-        let at = context.at.unwrap_or_else(|| self.clock.now());
-        let reading = Reading {
-            tier: Arc::clone(self),
-            frames: object.frames_of(&range),
-            object: Arc::clone(object),
-            range,
-            context: HotContext { at: Some(at), ..context },
-            fetch,
-            used,
-            coming: VecDeque::new(),
-            leave: None,
-        };
-        // After an error there is nothing more: the reader would take a hole for bytes.
-        stream::try_unfold(reading, |mut reading| async move {
-            Ok(reading.next().await?.map(|part| (part, reading)))
-        })
-        .boxed()
+    /// Memory for a frame, if it is one that may be kept and there is any.
+    pub(super) fn lease_for(&self, object: &HotObject, frame: u32) -> Option<Lease> {
+        self.lease_leaving(object, frame, 0)
+    }
+
+    fn lease_leaving(&self, object: &HotObject, frame: u32, left: u64) -> Option<Lease> {
+        let range = object.range(frame);
+        let bytes = range.end - range.start;
+        (bytes <= limits::HOT_FRAME_BYTES_MAX).then(|| self.memory.lease_leaving(bytes, left)).flatten()
+    }
+
+    /// What its frames may hold in memory, and do.
+    pub fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.memory
     }
 
     /// Where a frame is, or will be: the flight that brings it is started here if there is none.
-    fn find(self: &Arc<Self>, wanted: &Wanted<'_>, fetch: &Fetch) -> Found {
+    pub(super) fn find(self: &Arc<Self>, wanted: &Wanted<'_>, fetch: &Fetch) -> Found {
         let Wanted { object, frame, context, used, .. } = *wanted;
         let key = object.key(frame);
         let mut guard = self.state.lock();
@@ -252,27 +222,51 @@ impl HotTier {
         if let Some(bytes) = state.writing.get(&key) {
             return Found::Here(bytes.clone());
         }
+        let Some(lease) = self.lease_for(object, frame) else {
+            return Found::NoMemory(missing_run(state, wanted, limits::HOT_FLIGHT_BYTES).end);
+        };
         if let Some(file) = state.disk.get(&key).map(|place| place.file.clone()) {
-            let (sender, arrival) = watch::channel(None);
+            let (waiting, arrival) = watch::channel(None);
             state.flights.insert(key, arrival.clone());
             drop(guard);
-            let flight = Flight::new(self, object, context, used, vec![(frame, sender)]);
+            let run = vec![Coming { frame, lease: Some(lease), waiting }];
+            let flight = Flight::new(self, object, context, used, run);
             tokio::spawn(flight.bring_from_disk(file, Arc::clone(fetch)));
-            return Found::Started(vec![(frame, arrival)], None);
+            return Found::Started(vec![(frame, arrival)]);
         }
-        let leave = Arc::clone(&self.long_flights).try_acquire_owned().ok();
-        let bytes_max = if leave.is_some() { limits::HOT_FLIGHT_BYTES } else { 0 };
-        let (run, arrivals) = start_run(state, wanted, bytes_max);
+        let (run, arrivals) = self.start_run(state, wanted, lease);
         drop(guard);
         let flight = Flight::new(self, object, context, used, run);
         tokio::spawn(flight.bring_from_store(Arc::clone(fetch)));
-        Found::Started(arrivals, leave)
+        Found::Started(arrivals)
+    }
+
+    /// The frame that is wanted, for which there is a lease, and those behind it that are missing, as far as there is
+    /// memory for them without taking the last.
+    fn start_run(&self, state: &mut State, wanted: &Wanted<'_>, first: Lease) -> (Run, Vec<(u32, Arrival)>) {
+        let left = self.memory.total() / limits::HOT_FLYING_LEFT_DIVISOR;
+        let (mut run, mut arrivals, mut first) = (Vec::new(), Vec::new(), Some(first));
+        for frame in missing_run(state, wanted, limits::HOT_FLIGHT_BYTES) {
+            let lease = first.take().or_else(|| self.lease_leaving(wanted.object, frame, left));
+            if lease.is_none() {
+                break;
+            }
+            let (waiting, arrival) = watch::channel(None);
+            state.flights.insert(wanted.object.key(frame), arrival.clone());
+            arrivals.push((frame, arrival));
+            run.push(Coming { frame, lease, waiting });
+        }
+        (run, arrivals)
     }
 
     /// Whether the first `bytes` of an object, from its start to the end of a level, are here: the slowest medium among
     /// their frames.
     pub fn medium_of_front(&self, object: &ChunkKey, bytes: u64) -> Medium {
-        let mut key = FrameKey::first(object);
+        self.medium_from(FrameKey::first(object), bytes)
+    }
+
+    /// As [`medium_of_front`](Self::medium_of_front), of the object whose first frame is `key`.
+    pub(crate) fn medium_from(&self, mut key: FrameKey, bytes: u64) -> Medium {
         let state = self.state.lock();
         let (mut medium, mut at) = (Medium::Cpu, 0);
         while at < bytes {
@@ -304,23 +298,30 @@ impl HotTier {
             }
             state.disk.get(&key)?.file.clone()
         };
-        let folder = Arc::clone(&self.folder);
-        tokio::task::spawn_blocking(move || folder.read(&file)).await.ok()?
+        let (folder, lease) = (Arc::clone(&self.folder), self.memory.lease(u64::from(file.bytes))?);
+        tokio::task::spawn_blocking(move || folder.read(&file, Some(lease))).await.ok()?
     }
 
-    /// Takes frames in that come from a writer: bytes of the object from its start, as far as they go.
-    pub fn offer(self: &Arc<Self>, object: &HotObject, context: HotContext, mut content: &[u8]) {
+    /// Memory for a frame that comes from a writer; [`offer`](Self::offer) takes it in.
+    pub(crate) fn space(&self, object: &HotObject, frame: u32) -> Option<Region> {
+        let left = self.memory.total() / limits::HOT_FLYING_LEFT_DIVISOR;
+        let lease = self.lease_leaving(object, frame, left)?;
+        let range = object.range(frame);
+        Some(Region::new((range.end - range.start) as usize, Some(lease)))
+    }
+
+    /// Takes a frame in that comes from a writer, who has verified it.
+    pub(crate) fn offer(
+        self: &Arc<Self>,
+        object: &HotObject,
+        frame: u32,
+        context: HotContext,
+        bytes: Region,
+    ) {
+        let length = bytes.len();
         let mut work = DiskWork::default();
         let mut state = self.state.lock();
-        for frame in 0..object.frames() {
-            let range = object.range(frame);
-            let Some((bytes, rest)) = content.split_at_checked((range.end - range.start) as usize) else {
-                break;
-            };
-            let bytes = Bytes::copy_from_slice(bytes);
-            self.take_in(&mut state, object, frame, context, bytes, &mut work);
-            content = rest;
-        }
+        self.take_in(&mut state, object, frame, context, bytes.freeze(length), &mut work);
         drop(state);
         self.do_disk_work(work);
     }
@@ -338,7 +339,7 @@ impl HotTier {
         context: HotContext,
         fetch: Fetch,
     ) {
-        let mut parts = self.stream(object, range, context, fetch, false);
+        let mut parts = reading::stream(self, object, range, context, fetch, false);
         while let Some(Ok(_)) = parts.next().await {}
     }
 
@@ -404,86 +405,18 @@ impl HotTier {
     }
 }
 
-impl Reading {
-    /// The next bytes; `None` at the end.
-    async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
-        let Some(frame) = self.frames.next() else { return Ok(None) };
-        let whole = match self.frame(frame).await {
-            // Read once more before it is called corrupt: the store, or what is between, may have erred.
-            Err(error) if matches!(*error, StorageError::Corrupt { .. }) => {
-                self.coming.clear();
-                self.frame(frame).await
-            }
-            whole => whole,
-        };
-        let whole = whole.map_err(|error| error.shared())?;
-        let at = self.object.range(frame);
-        let from = self.range.start.max(at.start) - at.start;
-        let to = self.range.end.min(at.end) - at.start;
-        Ok(Some(whole.slice(from as usize..to as usize)))
-    }
-
-    async fn frame(&mut self, frame: u32) -> Result<Bytes, Arc<StorageError>> {
-        let (tier, context, used) = (Arc::clone(&self.tier), self.context, self.used);
-        let last = self.frames.end.saturating_sub(1);
-        let (outcome, joined) = match self.coming.pop_front().filter(|(next, _)| *next == frame) {
-            Some((_, arrival)) => (landed(arrival).await, false),
-            None => {
-                match tier.find(&Wanted { object: &self.object, frame, last, context, used }, &self.fetch) {
-                    Found::Here(bytes) => (Ok((bytes, Medium::Cpu)), false),
-                    Found::Joined(arrival) => (landed(arrival).await, true),
-                    Found::Started(arrivals, leave) => {
-                        self.coming = arrivals.into();
-                        self.leave = leave;
-                        let Some((_, arrival)) = self.coming.pop_front() else {
-                            return Err(Arc::new(StorageError::broken_off("no flight was started")));
-                        };
-                        (landed(arrival).await, false)
-                    }
-                }
-            }
-        };
-        let (bytes, from) = outcome?;
-        if self.coming.is_empty() {
-            self.leave = None;
-        }
-        if used {
-            if joined {
-                tier.used(&self.object, frame, context);
-            }
-            tier.observer.served(from, context.class, bytes.len() as u64);
-        }
-        Ok(bytes)
-    }
-}
-
-async fn landed(mut arrival: Arrival) -> Outcome {
-    match arrival.wait_for(Option::is_some).await.ok().and_then(|outcome| outcome.clone()) {
-        Some(outcome) => outcome,
-        None => Err(Arc::new(StorageError::broken_off("the task that read it ended"))),
-    }
-}
-
 /// The frame that is wanted, and those behind it that are missing, up to so many bytes.
-fn start_run(state: &mut State, wanted: &Wanted<'_>, bytes_max: u64) -> (Run, Vec<(u32, Arrival)>) {
+fn missing_run(state: &State, wanted: &Wanted<'_>, bytes_max: u64) -> Range<u32> {
     let Wanted { object, frame, last, .. } = *wanted;
-    let (mut run, mut arrivals) = (Vec::new(), Vec::new());
-    for next in frame..=last.max(frame) {
+    let is_here = |key: &FrameKey| {
+        state.ram.contains_key(key) || state.disk.contains_key(key) || state.ahead.get(key).is_some()
+    };
+    let stops = |next: u32| {
         let key = object.key(next);
-        let here = |key| {
-            state.ram.contains_key(key) || state.disk.contains_key(key) || state.ahead.get(key).is_some()
-        };
         let bytes = object.range(next).end - object.range(frame).start;
-        let stops = here(&key) || state.flights.contains_key(&key) || bytes > bytes_max;
-        if next > frame && stops {
-            break;
-        }
-        let (sender, arrival) = watch::channel(None);
-        state.flights.insert(key, arrival.clone());
-        arrivals.push((next, arrival));
-        run.push((next, sender));
-    }
-    (run, arrivals)
+        is_here(&key) || state.flights.contains_key(&key) || bytes > bytes_max
+    };
+    frame..(frame + 1..=last).find(|next| stops(*next)).unwrap_or(last.max(frame) + 1)
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ impl Scope {
 }
 
 impl Scope {
-    pub(super) fn as_bytes(&self) -> &[u8; 8] {
+    pub(crate) fn as_bytes(&self) -> &[u8; 8] {
         &self.0
     }
 }

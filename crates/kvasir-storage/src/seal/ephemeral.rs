@@ -34,12 +34,10 @@ impl Sealer {
         out
     }
 
-    /// Opens what [`seal`](Self::seal) gave, in place. None where it is not that.
-    pub(crate) fn open(&self, place: &[u8], sealed: &mut Vec<u8>) -> Option<()> {
+    /// Opens what [`seal`](Self::seal) gave, in place, and gives what it was. None where it is not that.
+    pub(crate) fn open<'a>(&self, place: &[u8], sealed: &'a mut [u8]) -> Option<&'a [u8]> {
         let (bytes, number) = sealed.split_last_chunk_mut::<8>()?;
-        let plain = self.key.open_in_place(nonce(*number), Aad::from(place), bytes).ok()?.len();
-        sealed.truncate(plain);
-        Some(())
+        self.key.open_in_place(nonce(*number), Aad::from(place), bytes).ok().map(|plain| &*plain)
     }
 }
 

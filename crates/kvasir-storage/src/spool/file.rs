@@ -2,19 +2,23 @@
 
 use std::{io, ops::Range, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
-use bytes::Bytes;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::seal::Sealer;
-
-/// Bytes gathered before they go to the file; an upload has two such buffers.
-const BUFFER_BYTES: usize = 128 << 10;
+use crate::{
+    limits,
+    memory::{Lease, Region},
+    seal::Sealer,
+};
 
 /// Written behind the upload: one buffer fills while the other is on its way to the disk.
 #[derive(Debug)]
 pub(super) struct SpoolFile {
     file: Arc<std::fs::File>,
     buffer: Vec<u8>,
+    /// Bytes gathered before they go to the file; there are two such buffers.
+    buffer_bytes: usize,
+    /// What they are paid with, unless they are short.
+    lease: Option<Lease>,
     /// Bytes that went to the file, or are on their way.
     sent: u64,
     writing: Option<JoinHandle<io::Result<Vec<u8>>>>,
@@ -25,24 +29,28 @@ pub(super) struct SpoolFile {
 }
 
 impl SpoolFile {
-    pub(super) async fn create(directory: PathBuf, sealed: bool) -> io::Result<Self> {
+    /// A new file; without a lease for long buffers it has short ones.
+    pub(super) async fn create(directory: PathBuf, sealed: bool, lease: Option<Lease>) -> io::Result<Self> {
         let file = spawn_blocking(move || {
             std::fs::create_dir_all(&directory)?;
             tempfile::tempfile_in(&directory)
         });
         let file = Arc::new(file.await??);
-        let (buffer, seal) = (Vec::with_capacity(BUFFER_BYTES), sealed.then(|| Arc::new(Sealer::random())));
-        Ok(Self { file, buffer, sent: 0, writing: None, seal, front: Vec::new() })
+        let is_paid = lease.is_some();
+        let buffer_bytes =
+            if is_paid { limits::SPOOL_BUFFER_BYTES } else { limits::SPOOL_BUFFER_SHORT_BYTES };
+        let (buffer, seal) = (Vec::with_capacity(buffer_bytes), sealed.then(|| Arc::new(Sealer::random())));
+        Ok(Self { file, buffer, buffer_bytes, lease, sent: 0, writing: None, seal, front: Vec::new() })
     }
 
     /// Appends.
     pub(super) async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let room = BUFFER_BYTES - self.buffer.len();
+            let room = self.buffer_bytes - self.buffer.len();
             let (now, later) = bytes.split_at(bytes.len().min(room));
             self.buffer.extend_from_slice(now);
             bytes = later;
-            if self.buffer.len() == BUFFER_BYTES {
+            if self.buffer.len() == self.buffer_bytes {
                 self.send().await?;
             }
         }
@@ -53,12 +61,13 @@ impl SpoolFile {
         let spare = self.settled().await?;
         let full = std::mem::replace(&mut self.buffer, spare);
         let (file, at, seal) = (Arc::clone(&self.file), self.sent, self.seal.clone());
+        let buffer_bytes = self.buffer_bytes;
         self.sent += full.len() as u64;
         self.writing = Some(spawn_blocking(move || {
             match seal {
                 None => file.write_all_at(&full, at)?,
                 Some(seal) => {
-                    let (number, place) = sealed_place(at);
+                    let (number, place) = sealed_place(at, buffer_bytes);
                     file.write_all_at(&seal.seal(&number, &full), place)?;
                 }
             }
@@ -73,7 +82,7 @@ impl SpoolFile {
     async fn settled(&mut self) -> io::Result<Vec<u8>> {
         match self.writing.take() {
             Some(writing) => writing.await?,
-            None => Ok(Vec::with_capacity(BUFFER_BYTES)),
+            None => Ok(Vec::with_capacity(self.buffer_bytes)),
         }
     }
 
@@ -82,30 +91,31 @@ impl SpoolFile {
         if !self.buffer.is_empty() {
             self.send().await?;
         }
-        self.settled().await?;
+        if self.writing.is_some() {
+            self.settled().await?;
+        }
         self.buffer = Vec::new();
+        self.lease = None;
         Ok(())
     }
 
-    /// Bytes of the file, which has them; [`flush`](Self::flush) comes before.
-    pub(super) async fn read(&self, range: Range<u64>) -> io::Result<Bytes> {
+    /// Fills `space` with the bytes from `start` on; [`flush`](Self::flush) comes before.
+    pub(super) async fn fill(&self, start: u64, mut space: Region) -> io::Result<Region> {
+        let range = start..start + space.len() as u64;
         if range.end > self.sent {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let (file, seal, sent) = (Arc::clone(&self.file), self.seal.clone(), self.sent);
-        let front = self.front.get(range.start as usize..).unwrap_or_default().to_vec();
+        let (front, buffer_bytes) =
+            (self.front.get(start as usize..).unwrap_or_default().to_vec(), self.buffer_bytes);
         let read = spawn_blocking(move || {
-            let mut bytes = match seal {
-                Some(seal) => open_range(&file, &seal, &range, sent)?,
-                None => {
-                    let mut bytes = vec![0; (range.end - range.start) as usize];
-                    file.read_exact_at(&mut bytes, range.start)?;
-                    bytes
-                }
-            };
-            let covered = front.len().min(bytes.len());
-            bytes[..covered].copy_from_slice(&front[..covered]);
-            Ok(Bytes::from(bytes))
+            match seal {
+                Some(seal) => open_range(&file, &seal, &range, sent, buffer_bytes, &mut space)?,
+                None => file.read_exact_at(&mut space, range.start)?,
+            }
+            let covered = front.len().min(space.len());
+            space[..covered].copy_from_slice(&front[..covered]);
+            Ok(space)
         });
         read.await?
     }
@@ -117,43 +127,63 @@ impl SpoolFile {
 }
 
 /// The number of the buffer that begins at a plain offset, and where it lies in a sealed file.
-fn sealed_place(at: u64) -> ([u8; 8], u64) {
-    let number = at / BUFFER_BYTES as u64;
-    (number.to_le_bytes(), number * (BUFFER_BYTES + Sealer::OVERHEAD) as u64)
+fn sealed_place(at: u64, buffer_bytes: usize) -> ([u8; 8], u64) {
+    let number = at / buffer_bytes as u64;
+    (number.to_le_bytes(), number * (buffer_bytes + Sealer::OVERHEAD) as u64)
 }
 
 /// A range of a sealed file of `sent` plain bytes: whole buffers are read and opened.
-fn open_range(file: &std::fs::File, seal: &Sealer, range: &Range<u64>, sent: u64) -> io::Result<Vec<u8>> {
-    let mut out = Vec::with_capacity((range.end - range.start) as usize);
-    let mut at = range.start - range.start % BUFFER_BYTES as u64;
+fn open_range(
+    file: &std::fs::File,
+    seal: &Sealer,
+    range: &Range<u64>,
+    sent: u64,
+    buffer_bytes: usize,
+    mut space: &mut [u8],
+) -> io::Result<()> {
+    let mut at = range.start - range.start % buffer_bytes as u64;
+    let mut sealed = Vec::new();
     while at < range.end {
-        let plain = (sent - at).min(BUFFER_BYTES as u64);
-        let (number, place) = sealed_place(at);
-        let mut bytes = vec![0; plain as usize + Sealer::OVERHEAD];
-        file.read_exact_at(&mut bytes, place)?;
-        seal.open(&number, &mut bytes).ok_or(io::ErrorKind::InvalidData)?;
+        let plain = (sent - at).min(buffer_bytes as u64);
+        let (number, place) = sealed_place(at, buffer_bytes);
+        sealed.resize(plain as usize + Sealer::OVERHEAD, 0);
+        file.read_exact_at(&mut sealed, place)?;
+        let bytes = seal.open(&number, &mut sealed).ok_or(io::ErrorKind::InvalidData)?;
         let from = range.start.saturating_sub(at).min(plain) as usize;
         let to = (range.end - at).min(plain) as usize;
-        out.extend_from_slice(&bytes[from..to]);
-        at += BUFFER_BYTES as u64;
+        let (now, later) = space.split_at_mut(to - from);
+        now.copy_from_slice(&bytes[from..to]);
+        space = later;
+        at += buffer_bytes as u64;
     }
-    Ok(out)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::MemoryBudget;
 
     #[tokio::test]
     async fn what_was_written_is_read_whatever_the_parts() {
+        let budget = MemoryBudget::new(2 * limits::SPOOL_BUFFER_BYTES as u64);
         for sealed in [false, true] {
-            written_and_read(sealed).await;
+            for lease in [None, budget.lease(budget.total())] {
+                written_and_read(sealed, lease).await;
+            }
         }
+        assert_eq!(budget.used(), 0);
     }
 
-    async fn written_and_read(sealed: bool) {
+    async fn read(file: &SpoolFile, range: Range<u64>) -> io::Result<Vec<u8>> {
+        let space = Region::new((range.end - range.start) as usize, None);
+        Ok(file.fill(range.start, space).await?.to_vec())
+    }
+
+    async fn written_and_read(sealed: bool, lease: Option<Lease>) {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut file = SpoolFile::create(directory.path().join("new"), sealed).await.expect("creates");
+        let created = SpoolFile::create(directory.path().join("new"), sealed, lease).await;
+        let mut file = created.expect("creates");
         let bytes: Vec<u8> = (0..700_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
         let (mut at, mut step) = (0, 1);
         while at < bytes.len() {
@@ -162,13 +192,13 @@ mod tests {
             (at, step) = (end, step * 3 % 300_007);
         }
         file.flush().await.expect("flushes");
-        assert!(file.read(0..700_000).await.expect("reads") == bytes);
-        assert!(file.read(131_000..131_200).await.expect("reads") == bytes[131_000..131_200]);
+        assert!(read(&file, 0..700_000).await.expect("reads") == bytes);
+        assert!(read(&file, 131_000..131_200).await.expect("reads") == bytes[131_000..131_200]);
         let mut raw = vec![0; 600_000];
         file.file.read_exact_at(&mut raw, 0).expect("reads");
         assert_eq!(raw.windows(32).any(|window| window == &bytes[1_000..1_032]), !sealed, "in the clear");
         file.overwrite_front(vec![7; 9]);
-        assert_eq!(file.read(8..10).await.expect("reads"), [7, bytes[9]][..]);
-        assert!(file.read(699_999..700_001).await.is_err(), "there is no more");
+        assert_eq!(read(&file, 8..10).await.expect("reads"), [7, bytes[9]]);
+        assert!(read(&file, 699_999..700_001).await.is_err(), "there is no more");
     }
 }

@@ -4,73 +4,114 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::PutPayload;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::limits;
+use crate::{
+    limits,
+    memory::{PooledRegion, Region, RegionPool},
+};
 
-/// Bytes of one permit of the memory budget.
-pub(super) const PERMIT_BYTES: usize = 4096;
 /// The first block; each further one is twice as long, up to the longest.
 const BLOCK_BYTES_MIN: usize = 16 << 10;
-const BLOCK_BYTES_MAX: usize = 1 << 20;
+/// The longest block: those are used again.
+pub(super) const BLOCK_BYTES_MAX: usize = 1 << 20;
 
-/// Blocks, each with leave from the budget of all uploads.
+/// Blocks, each paid for from the budget of all uploads.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    blocks: Vec<Vec<u8>>,
+    blocks: Vec<Block>,
     /// What the blocks became once they were to be sent.
     frozen: Vec<Bytes>,
-    /// Bytes that the last block still takes.
-    room: usize,
     held_bytes: usize,
-    permits: Vec<OwnedSemaphorePermit>,
+}
+
+#[derive(Debug)]
+struct Block {
+    space: Space,
+    filled: usize,
+}
+
+#[derive(Debug)]
+enum Space {
+    Short(Region),
+    Long(PooledRegion),
+}
+
+impl Block {
+    fn space(&mut self) -> &mut [u8] {
+        match &mut self.space {
+            Space::Short(region) => region,
+            Space::Long(region) => region,
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.space {
+            Space::Short(region) => &region[..self.filled],
+            Space::Long(region) => &region[..self.filled],
+        }
+    }
+
+    fn freeze(self) -> Bytes {
+        match self.space {
+            Space::Short(region) => region.freeze(self.filled),
+            Space::Long(region) => Bytes::from_owner(region).slice(..self.filled),
+        }
+    }
 }
 
 impl Blocks {
-    /// Takes as much of `bytes` as there is leave for, and gives back the rest.
-    pub(super) fn take<'a>(&mut self, mut bytes: &'a [u8], budget: &Arc<Semaphore>) -> &'a [u8] {
+    /// Takes as much of `bytes` as there is memory for, and gives back the rest.
+    pub(super) fn take<'a>(&mut self, mut bytes: &'a [u8], pool: &Arc<RegionPool>, left: u64) -> &'a [u8] {
         while !bytes.is_empty() {
-            if self.room == 0 && !self.grow(budget) {
-                break;
+            let room = self.blocks.last_mut().map_or(0, |last| last.space().len() - last.filled);
+            if room == 0 {
+                if !self.grow(pool, left) {
+                    break;
+                }
+                continue;
             }
             let Some(last) = self.blocks.last_mut() else { break };
-            let (now, later) = bytes.split_at(bytes.len().min(self.room));
-            last.extend_from_slice(now);
-            self.room -= now.len();
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            let at = last.filled;
+            last.space()[at..at + now.len()].copy_from_slice(now);
+            last.filled += now.len();
             bytes = later;
         }
         bytes
     }
 
-    fn grow(&mut self, budget: &Arc<Semaphore>) -> bool {
-        let block = self.held_bytes.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
-        if self.held_bytes + block > limits::SPOOL_MEMORY_BYTES {
+    fn grow(&mut self, pool: &Arc<RegionPool>, left: u64) -> bool {
+        let bytes = self.held_bytes.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
+        if self.held_bytes + bytes > limits::SPOOL_MEMORY_BYTES {
             return false;
         }
-        let Ok(permit) = Arc::clone(budget).try_acquire_many_owned((block / PERMIT_BYTES) as u32) else {
-            return false;
+        let space = if bytes == BLOCK_BYTES_MAX {
+            pool.take(left).map(Space::Long)
+        } else {
+            pool.lease(bytes as u64, left).map(|lease| Space::Short(Region::new(bytes, Some(lease))))
         };
-        self.permits.push(permit);
-        self.blocks.push(Vec::with_capacity(block));
-        self.held_bytes += block;
-        self.room = block;
+        let Some(space) = space else { return false };
+        self.blocks.push(Block { space, filled: 0 });
+        self.held_bytes += bytes;
         true
     }
 
     /// The bytes, in order.
     pub(super) fn parts(&self) -> impl Iterator<Item = &[u8]> {
-        self.frozen.iter().map(|block| &block[..]).chain(self.blocks.iter().map(Vec::as_slice))
+        self.frozen.iter().map(|block| &block[..]).chain(self.blocks.iter().map(Block::bytes))
     }
 
     /// The first bytes, at least as many as the first block has.
     pub(super) fn front_mut(&mut self) -> &mut [u8] {
-        self.blocks.first_mut().map_or(&mut [], Vec::as_mut_slice)
+        self.blocks.first_mut().map_or(&mut [], |first| {
+            let filled = first.filled;
+            &mut first.space()[..filled]
+        })
     }
 
     /// All of it, shared with what stays here. Nothing is taken or changed from then on.
     pub(super) fn payload(&mut self) -> PutPayload {
-        self.frozen.extend(self.blocks.drain(..).map(Bytes::from));
-        self.room = 0;
+        self.frozen.extend(self.blocks.drain(..).map(Block::freeze));
         self.frozen.iter().cloned().collect()
     }
 }
@@ -78,15 +119,17 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::MemoryBudget;
 
     #[test]
     fn memory_is_taken_by_leave_and_given_back() {
-        let budget = Arc::new(Semaphore::new((3 << 20) / PERMIT_BYTES));
+        let budget = MemoryBudget::new(3 << 20);
+        let pool = RegionPool::new(Arc::clone(&budget), BLOCK_BYTES_MAX);
         let bytes: Vec<u8> = (0..4_000_000u32).map(|i| ((i * 7) >> 2) as u8).collect();
         let mut blocks = Blocks::default();
         let mut refused = 0;
         for part in bytes.chunks(70_001) {
-            let rest = blocks.take(part, &budget);
+            let rest = blocks.take(part, &pool, 0);
             assert!(refused == 0 || rest.len() == part.len(), "what is refused once is refused to the end");
             refused += rest.len();
         }
@@ -101,10 +144,14 @@ mod tests {
             (taken, Some(bytes[0] ^ 1))
         );
         drop(blocks);
-        assert_eq!(budget.available_permits(), (3 << 20) / PERMIT_BYTES);
-        // A small upload takes little.
+        assert!(budget.used() >= 2 << 20, "the store has it yet");
+        drop(payload);
+        assert_eq!(budget.used(), 2 << 20, "long blocks wait for the next upload");
+        assert!(pool.lease(3 << 20, 0).is_some());
+        // A small upload takes little, and some may have to stay free.
         let mut small = Blocks::default();
-        assert!(small.take(&[1; 100], &budget).is_empty());
-        assert_eq!(budget.available_permits(), (3 << 20) / PERMIT_BYTES - BLOCK_BYTES_MIN / PERMIT_BYTES);
+        assert!(small.take(&[1; 100], &pool, 0).is_empty());
+        assert_eq!(budget.used(), BLOCK_BYTES_MIN as u64);
+        assert_eq!(Blocks::default().take(&[1; 100], &pool, 3 << 20).len(), 100);
     }
 }

@@ -11,6 +11,7 @@ use self::forms::{
     quoted, secret_text, text,
 };
 use super::{Config, LogFormat, setting::Setting};
+use crate::limits;
 use kvasir_storage::eviction::ParsePolicyError;
 
 /// Finds a setting by `section.key`.
@@ -64,6 +65,7 @@ pub const SETTINGS: &[Setting] = &[
         get: |c| Some(c.server.connections_max.to_string()),
     },
     access::CONNECTIONS_PER_ADDRESS,
+    access::CONNECTION_MEMORY,
     access::EGRESS,
     Setting {
         key: "server.drain_grace",
@@ -347,7 +349,13 @@ pub const SETTINGS: &[Setting] = &[
         key: "gc.tombstone_retention",
         help: "Time from then to the end of the tombstone: longer than any pause of a process.",
         example: "",
-        set: |c, t| duration(&mut c.gc.policy.tombstone_retention, t),
+        set: |c, t| {
+            duration(&mut c.gc.policy.tombstone_retention, t)?;
+            let sound = c.gc.policy.tombstone_retention >= limits::TOMBSTONE_RETENTION_MIN;
+            let problem =
+                "must be at least 1m: a pass of the collector deletes nothing once it has taken as long";
+            if sound { Ok(()) } else { Err(problem.to_owned()) }
+        },
         get: |c| duration_text(c.gc.policy.tombstone_retention),
     },
     Setting {

@@ -37,11 +37,21 @@ fn all_mistakes_are_reported_at_once() {
         file("[store]\nurll = \"x\"\nrequests_max = 0\n[servr]\nlisten = \"x\"\n[log]\nformat = \"xml\"\n");
     let env = pairs(&[("KVASIR_LOOKUP_NEGATIVE_TTL", "soon"), ("KVASIR_LOOKUP_NEGATIV_TTL", "1s")]);
     let layers = Layers { file: Some(toml.path().into()), env, ..Layers::default() };
-    let flags = ["--server.listen", "0.0.0.0:1", "stray", "--upload.memory"].map(str::to_owned);
-    let error = layers.with_arguments(flags).load().expect_err("mistakes");
+    let flags = [
+        "--server.listen",
+        "0.0.0.0:1",
+        "--server.connection_memory",
+        "1KiB",
+        "--gc.tombstone_retention=0s",
+        "stray",
+        "--upload.memory",
+    ];
+    let error = layers.with_arguments(flags.map(str::to_owned)).load().expect_err("mistakes");
     let text = error.to_string();
-    assert_eq!(error.mistakes.len(), 10, "{text}");
+    assert_eq!(error.mistakes.len(), 12, "{text}");
     for part in [
+        "must be 64KiB to 16MiB",
+        "must be at least 1m",
         "store.urll: is no setting; did you mean store.url?",
         "at least 1",
         "servr.listen: is no setting; did you mean server.listen?",

@@ -30,6 +30,7 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<&'static str
 pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
     if let Some(storage) = state.started() {
         state.metrics().index(storage.index().len(), storage.index().replaced());
+        state.metrics().upload_memory(storage.upload_memory().used());
         if let Some(hot) = storage.hot() {
             state.metrics().hot().refresh(hot);
         }

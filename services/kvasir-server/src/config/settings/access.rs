@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::{Setting, bytes_or_none, bytes_text, parsed, path, path_text, secret_text};
+use super::{Setting, bytes, bytes_or_none, bytes_text, parsed, path, path_text, secret_text};
+use crate::limits;
 
 pub(super) const CONNECTIONS_PER_ADDRESS: Setting = Setting {
     key: "server.connections_per_address",
@@ -10,6 +11,19 @@ pub(super) const CONNECTIONS_PER_ADDRESS: Setting = Setting {
     example: "",
     set: |c, t| parsed(&mut c.server.connections_per_address, t, "a whole number"),
     get: |c| Some(c.server.connections_per_address.to_string()),
+};
+
+pub(super) const CONNECTION_MEMORY: Setting = Setting {
+    key: "server.connection_memory",
+    help: "Most memory of one connection's buffers; of one with HTTP/2, which has many streams, up to eight times that.",
+    example: "",
+    set: |c, t| {
+        bytes(&mut c.server.connection_memory_bytes, t)?;
+        let range = limits::CONNECTION_MEMORY_BYTES_MIN..=limits::CONNECTION_MEMORY_BYTES_MAX;
+        let sound = range.contains(&c.server.connection_memory_bytes);
+        if sound { Ok(()) } else { Err("must be 64KiB to 16MiB".to_owned()) }
+    },
+    get: |c| bytes_text(c.server.connection_memory_bytes),
 };
 
 pub(super) const EGRESS: Setting = Setting {
