@@ -66,7 +66,9 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
     ) {
         let [young, old] = generations;
         if young.len() >= half && !young.contains_key(&key) {
-            *old = std::mem::take(young);
+            // Its table is used again: one that grew anew would be laid out anew half a dozen times.
+            std::mem::swap(young, old);
+            young.clear();
         }
         young.insert(key, entry);
     }

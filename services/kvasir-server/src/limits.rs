@@ -25,8 +25,8 @@ pub(crate) const H2_STREAMS_MAX: u32 = 256;
 /// Memory of one connection's buffers: two of one size, since a body's next piece is read while one is
 /// being taken in, and those of its spool file where memory has run out.
 pub(crate) const CONNECTION_MEMORY_BYTES: u64 = 128 << 10;
-/// Least of it: two buffers that a head fits into, and the rest.
-pub(crate) const CONNECTION_MEMORY_BYTES_MIN: u64 = 64 << 10;
+/// Least of it: the longest head that is taken has to fit into one buffer.
+pub(crate) const CONNECTION_MEMORY_BYTES_MIN: u64 = 128 << 10;
 /// Most of it: windows of HTTP/2 are eight times that.
 pub(crate) const CONNECTION_MEMORY_BYTES_MAX: u64 = 16 << 20;
 /// What of it is not for the two buffers.

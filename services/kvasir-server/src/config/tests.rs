@@ -50,7 +50,7 @@ fn all_mistakes_are_reported_at_once() {
     let text = error.to_string();
     assert_eq!(error.mistakes.len(), 12, "{text}");
     for part in [
-        "must be 64KiB to 16MiB",
+        "must be 128KiB to 16MiB",
         "must be at least 1m",
         "store.urll: is no setting; did you mean store.url?",
         "at least 1",

@@ -21,7 +21,7 @@ pub(super) const CONNECTION_MEMORY: Setting = Setting {
         bytes(&mut c.server.connection_memory_bytes, t)?;
         let range = limits::CONNECTION_MEMORY_BYTES_MIN..=limits::CONNECTION_MEMORY_BYTES_MAX;
         let sound = range.contains(&c.server.connection_memory_bytes);
-        if sound { Ok(()) } else { Err("must be 64KiB to 16MiB".to_owned()) }
+        if sound { Ok(()) } else { Err("must be 128KiB to 16MiB".to_owned()) }
     },
     get: |c| bytes_text(c.server.connection_memory_bytes),
 };
