@@ -41,7 +41,8 @@ pub(crate) struct SpoolPool {
 impl SpoolPool {
     pub(crate) fn new(settings: &Settings) -> Self {
         let parts = (settings.spool_memory_bytes / 2 / limits::MULTIPART_PART_BYTES).max(1);
-        let bodies = settings.spool_memory_bytes.saturating_sub(parts * limits::MULTIPART_PART_BYTES);
+        let of_parts = (parts * limits::MULTIPART_PART_BYTES).min(settings.spool_memory_bytes / 2);
+        let bodies = settings.spool_memory_bytes - of_parts;
         let memory = MemoryBudget::new(bodies as u64);
         Self {
             directory: settings.spool_directory.clone(),

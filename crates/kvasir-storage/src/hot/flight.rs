@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::StreamExt;
+use futures::{StreamExt, channel::oneshot, future::Shared};
 use kvasir_types::Medium;
-use tokio::sync::watch;
 
 use crate::{
     StorageError,
@@ -21,15 +20,16 @@ use super::{
 /// What became of a frame: its bytes and where they were, or why it did not come.
 pub(super) type Outcome = Result<(Bytes, Medium), Arc<StorageError>>;
 
-/// Where a frame will be; closed without a value when its flight died.
-pub(super) type Arrival = watch::Receiver<Option<Outcome>>;
+/// Where a frame will be; cancelled when its flight died. Who waits is woken in a fixed order, where a watch would choose at
+/// random: simulations rely on it.
+pub(super) type Arrival = Shared<oneshot::Receiver<Outcome>>;
 
 /// One frame of a flight: the memory that it will be in, and who waits for it.
 #[derive(Debug)]
 pub(super) struct Coming {
     pub(super) frame: u32,
     pub(super) lease: Option<Lease>,
-    pub(super) waiting: watch::Sender<Option<Outcome>>,
+    pub(super) waiting: oneshot::Sender<Outcome>,
 }
 
 /// Consecutive frames of an object.
@@ -60,7 +60,8 @@ impl Flight {
     fn deliver(&mut self, bytes: Bytes, from: Medium) {
         let Some(Coming { frame, waiting, .. }) = self.run.pop() else { return };
         self.tier.arrived(&self.object, frame, self.context, self.used, &bytes);
-        waiting.send_replace(Some(Ok((bytes, from))));
+        // Nobody may wait any more.
+        let _ = waiting.send(Ok((bytes, from)));
     }
 
     /// From a file, and from the store if the file is broken.
@@ -90,7 +91,7 @@ impl Flight {
             // Gone from the table first: whoever tries again must not find this flight.
             self.tier.lost(&self.object, self.run.iter().map(|coming| coming.frame));
             for Coming { waiting, .. } in self.run.drain(..) {
-                waiting.send_replace(Some(Err(Arc::clone(&error))));
+                let _ = waiting.send(Err(Arc::clone(&error)));
             }
         }
     }

@@ -54,6 +54,13 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Bytes of a frame wherever it is kept.
+    pub(super) fn lengths_of(&self, key: &FrameKey) -> [Option<u64>; 3] {
+        let ram = self.ram.get(key).map(|held| held.bytes.len() as u64);
+        let ahead = self.ahead.get(key).map(|bytes| bytes.len() as u64);
+        [ram, ahead, self.disk.get(key).map(|place| u64::from(place.file.bytes))]
+    }
+
     pub(super) fn start_writing(&mut self, key: FrameKey, content: Bytes) {
         self.writing_bytes += content.len() as u64;
         self.writing.insert(key, content);

@@ -137,6 +137,11 @@ impl Reading {
             }
         };
         let (bytes, from) = outcome?;
+        let range = self.object.range(frame);
+        if bytes.len() as u64 != range.end - range.start {
+            // Brought by a reader who took another object's head for this one's.
+            return Err(Arc::new(self.object.corrupt(frame)));
+        }
         if used {
             if joined {
                 tier.used(&self.object, frame, context);
@@ -147,9 +152,7 @@ impl Reading {
     }
 }
 
-async fn landed(mut arrival: Arrival) -> Outcome {
-    match arrival.wait_for(Option::is_some).await.ok().and_then(|outcome| outcome.clone()) {
-        Some(outcome) => outcome,
-        None => Err(Arc::new(StorageError::broken_off("the task that read it ended"))),
-    }
+async fn landed(arrival: Arrival) -> Outcome {
+    let died = |_| Err(Arc::new(StorageError::broken_off("the task that read it ended")));
+    arrival.await.unwrap_or_else(died)
 }

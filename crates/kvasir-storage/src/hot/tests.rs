@@ -323,6 +323,22 @@ async fn bytes_that_came_wrong_are_asked_for_again_and_never_kept() {
     bench.check(&mine, 0..1_000).await;
 }
 
+/// A store that misdirects may give the head of another object of the same chunk: its frames are cut elsewhere.
+#[tokio::test]
+async fn frames_that_another_head_has_cut_are_not_taken_for_this_ones() {
+    for disk_bytes in [0, 1 << 20] {
+        let bench = bench(1 << 20, disk_bytes, PolicyKind::Lru);
+        let (right, other) = (sample(1, &[1_000, 90_000]), sample(2, &[1_300, 80_000]));
+        let head = Head::parse(&other.content).unwrap();
+        let mistaken = Arc::new(HotObject::new(right.object.chunk(), &head));
+        let mistaken = Sample { object: mistaken, content: other.content.clone() };
+        bench.check(&mistaken, 0..80_000).await;
+        bench.check(&right, 0..90_000).await;
+        bench.check(&right, 500..1_000).await;
+        assert_eq!(bench.tier.medium(&right.object, &(0..90_000)), Medium::Cpu);
+    }
+}
+
 #[tokio::test]
 async fn a_failed_read_is_an_error_and_leaves_nothing_wrong_behind() {
     let bench = bench(1 << 20, 0, PolicyKind::AdaptiveCost);

@@ -3,10 +3,10 @@
 use std::{collections::HashMap, fmt, io, ops::Range, sync::Arc};
 
 use bytes::Bytes;
-use futures::{StreamExt, future::BoxFuture, stream::BoxStream};
+use futures::{FutureExt, StreamExt, channel::oneshot, future::BoxFuture, stream::BoxStream};
 use kvasir_types::Medium;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     StorageError,
@@ -21,7 +21,7 @@ use super::{
     ahead::Ahead,
     book::{Book, TenantNumbers},
     disk::FrameFolder,
-    flight::{Arrival, Coming, Flight, Run},
+    flight::{Arrival, Coming, Flight, Outcome, Run},
     keep::{DiskWork, LevelBytes, Place, State, access, touch},
     log::DepartureLog,
     reading,
@@ -199,6 +199,13 @@ impl HotTier {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         self.expire(state, self.clock.now());
+        let range = object.range(frame);
+        if state.lengths_of(&key).into_iter().flatten().any(|length| length != range.end - range.start) {
+            // What is kept under its name was cut by another head: the store once gave that of another object.
+            drop(guard);
+            self.remove(object);
+            return self.find(wanted, fetch);
+        }
         if let Some(held) = state.ram.get(&key) {
             let bytes = held.bytes.clone();
             if used {
@@ -226,7 +233,7 @@ impl HotTier {
             return Found::NoMemory(missing_run(state, wanted, limits::HOT_FLIGHT_BYTES).end);
         };
         if let Some(file) = state.disk.get(&key).map(|place| place.file.clone()) {
-            let (waiting, arrival) = watch::channel(None);
+            let (waiting, arrival) = in_flight();
             state.flights.insert(key, arrival.clone());
             drop(guard);
             let run = vec![Coming { frame, lease: Some(lease), waiting }];
@@ -251,7 +258,7 @@ impl HotTier {
             if lease.is_none() {
                 break;
             }
-            let (waiting, arrival) = watch::channel(None);
+            let (waiting, arrival) = in_flight();
             state.flights.insert(wanted.object.key(frame), arrival.clone());
             arrivals.push((frame, arrival));
             run.push(Coming { frame, lease, waiting });
@@ -403,6 +410,12 @@ impl HotTier {
     pub(super) fn folder(&self) -> &Arc<FrameFolder> {
         &self.folder
     }
+}
+
+/// Both ends of a frame's way.
+fn in_flight() -> (oneshot::Sender<Outcome>, Arrival) {
+    let (waiting, arrival) = oneshot::channel();
+    (waiting, arrival.shared())
 }
 
 /// The frame that is wanted, and those behind it that are missing, up to so many bytes.
