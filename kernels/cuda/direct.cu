@@ -18,7 +18,7 @@ struct TileSink {
   }
   KV_INLINE void row_done(uint32_t first_token, bool) {
     __syncwarp();
-    store_tile(p, place, tile, first_token, tokens);
+    store_tile(p.pages, place, tile, first_token, tokens);
     __syncwarp();
   }
 };
@@ -29,13 +29,13 @@ KV_INLINE void decode_direct(const DecodeParams& p) {
   Bank bank;
   const uint32_t bank_bytes = load_bank(shared, p.tables, p.stage_tables, p.trit_tables, bank);
   float* tiles = reinterpret_cast<float*>(shared + bank_bytes);
-  float* mine = tiles + warp_id() * p.tile_columns * kTileStride;
+  float* mine = tiles + warp_id() * p.pages.tile_columns * kTileStride;
   for (uint32_t item = next_item(p.counter); item < p.task_count; item = next_item(p.counter)) {
     const Task task = at<const Task>(p.tasks)[item];
-    const Placement place = at<const Placement>(p.placements)[task.placement];
+    const Placement place = at<const Placement>(p.pages.placements)[task.placement];
     TileSink sink{p,
                   at<const Step>(p.steps) + task.steps,
-                  at<const Element>(p.elements) + place.elements + task.first,
+                  at<const Element>(p.pages.elements) + place.elements + task.first,
                   place,
                   Tile{mine, task.first, task.count},
                   task.tokens};

@@ -127,6 +127,18 @@ struct PagePlane {
   uint32_t reserved;
 };
 
+struct PageParams {
+  uint64_t placements;
+  uint64_t elements;
+  uint64_t members;
+  uint64_t planes;
+  uint64_t blocks;
+  uint64_t ropes;
+  uint64_t angles;
+  uint32_t angle_columns;
+  uint32_t tile_columns;
+};
+
 struct DecodeParams {
   uint64_t bytes;
   uint64_t tasks;
@@ -137,18 +149,10 @@ struct DecodeParams {
   uint64_t counter;
   uint64_t values;
   uint64_t steps;
-  uint64_t placements;
-  uint64_t elements;
-  uint64_t members;
-  uint64_t planes;
-  uint64_t blocks;
-  uint64_t ropes;
-  uint64_t angles;
+  PageParams pages;
   uint32_t task_count;
   uint32_t stage_tables;
   uint32_t trit_tables;
-  uint32_t angle_columns;
-  uint32_t tile_columns;
   uint32_t reserved;
 };
 
@@ -230,7 +234,7 @@ struct SynthesiseParams {
   uint64_t operands;
   uint64_t wide;
   uint64_t basis;
-  DecodeParams decode;
+  PageParams pages;
 };
 
 struct GatherTask {
@@ -251,16 +255,8 @@ struct GatherParams {
   uint64_t counter;
   uint64_t values;
   uint64_t flags;
-  uint64_t placements;
-  uint64_t elements;
-  uint64_t members;
-  uint64_t planes;
-  uint64_t blocks;
-  uint64_t ropes;
-  uint64_t angles;
+  PageParams pages;
   uint32_t task_count;
-  uint32_t angle_columns;
-  uint32_t tile_columns;
   uint32_t reserved;
 };
 

@@ -28,8 +28,8 @@ KV_INLINE void raise(uint64_t flags, uint32_t flag, bool bad) {
 // that this lane read is finite.
 KV_INLINE bool load_tile(const GatherParams& p, const GatherTask& task, const Placement& place, const Member& member,
                          const Tile& tile, uint32_t first_token) {
-  const PagePlane plane = at<const PagePlane>(p.planes)[member.plane];
-  const int32_t* blocks = at<const int32_t>(p.blocks) + place.blocks;
+  const PagePlane plane = at<const PagePlane>(p.pages.planes)[member.plane];
+  const int32_t* blocks = at<const int32_t>(p.pages.blocks) + place.blocks;
   bool finite = true;
   for (uint32_t column = 0; column < kLanes && first_token + column < task.tokens; ++column) {
     const uint64_t row = row_offset(plane, blocks, place.slot + first_token + column, member.head);
@@ -47,7 +47,7 @@ KV_INLINE float unrotated(const GatherParams& p, const RopeShape& rope, const Ti
   const float own = tile.cell(d, lane_id());
   const RopePlace place = rope_place(rope, d);
   if (!place.turns) return own;
-  const float2 angle = at<const float2>(p.angles)[uint64_t(angle_row) * p.angle_columns + rope.column + place.pair];
+  const float2 angle = at<const float2>(p.pages.angles)[uint64_t(angle_row) * p.pages.angle_columns + rope.column + place.pair];
   const float across = mul(tile.cell(place.other, lane_id()), angle.x);
   const float along = mul(own, angle.y);
   return mul(place.second ? sub(along, across) : add(along, across), __fdiv_rn(1.0f, rope.factor));
@@ -65,13 +65,13 @@ KV_INLINE void gather_rows(const GatherParams& p, const GatherTask& task, const 
 KV_INLINE bool gather_values(const GatherParams& p, const GatherTask& task, const Placement& place, const Member& member,
                              const Tile& tile, uint32_t first_token) {
   RopeShape rope{};
-  if (member.rope != kNone) rope = at<const RopeShape>(p.ropes)[member.rope];
+  if (member.rope != kNone) rope = at<const RopeShape>(p.pages.ropes)[member.rope];
   const uint32_t token = first_token + lane_id();
   if (token >= task.tokens) return true;
   bool good = true;
   for (uint32_t c = 0; c < task.count; ++c) {
     const uint32_t element = member.start + task.first + c;
-    const Element scale = at<const Element>(p.elements)[place.elements + element];
+    const Element scale = at<const Element>(p.pages.elements)[place.elements + element];
     const float steps = mul(sub(unrotated(p, rope, tile, c, place.angles + token), scale.mean), scale.gain);
     const uint64_t index = task.values + uint64_t(element) * task.tokens + token;
     if (task.kind == kGatherSteps) {
@@ -86,11 +86,11 @@ KV_INLINE bool gather_values(const GatherParams& p, const GatherTask& task, cons
 // A warp takes (scope, span, head or part of one). A head that is rotated is whole.
 KV_KERNEL(kv_gather, GatherParams, kTileThreads) {
   KV_SHARED(shared);
-  float* mine = reinterpret_cast<float*>(shared) + warp_id() * p.tile_columns * kTileStride;
+  float* mine = reinterpret_cast<float*>(shared) + warp_id() * p.pages.tile_columns * kTileStride;
   for (uint32_t item = next_item(p.counter); item < p.task_count; item = next_item(p.counter)) {
     const GatherTask task = at<const GatherTask>(p.tasks)[item];
-    const Placement place = at<const Placement>(p.placements)[task.placement];
-    const Member member = at<const Member>(p.members)[place.members + task.member];
+    const Placement place = at<const Placement>(p.pages.placements)[task.placement];
+    const Member member = at<const Member>(p.pages.members)[place.members + task.member];
     if (member.plane == kNone) continue;  // another rank's
     const Tile tile{mine, task.first, task.count};
     bool good = true;

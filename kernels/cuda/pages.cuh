@@ -126,7 +126,7 @@ struct Tile {
 };
 
 // An element of a rotated head: its pair's angle, and both elements. Multiplies and adds in the reference's order.
-KV_INLINE float rotated(const DecodeParams& p, const RopeShape& rope, const Tile& tile, uint32_t base, uint32_t d,
+KV_INLINE float rotated(const PageParams& p, const RopeShape& rope, const Tile& tile, uint32_t base, uint32_t d,
                         uint32_t token, uint32_t angle_row) {
   const float own = tile.cell(base + d, token);
   const RopePlace at_pair = rope_place(rope, d);
@@ -138,7 +138,7 @@ KV_INLINE float rotated(const DecodeParams& p, const RopeShape& rope, const Tile
 }
 
 // Writes the parts of members that lie in the tile, for the kept ones of 32 tokens from `first_token` of the span.
-KV_INLINE void store_tile(const DecodeParams& p, const Placement& place, const Tile& tile, uint32_t first_token,
+KV_INLINE void store_tile(const PageParams& p, const Placement& place, const Tile& tile, uint32_t first_token,
                           uint32_t tokens) {
   const Member* members = at<const Member>(p.members) + place.members;
   const int32_t* blocks = at<const int32_t>(p.blocks) + place.blocks;

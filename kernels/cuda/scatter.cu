@@ -49,12 +49,12 @@ KV_INLINE float scratch_steps(const DecodeParams& p, const ScatterTask& task, ui
 // Direct profiles that could not be fused: a warp takes (scope, span, part of a head), `p.tasks` are ScatterTask.
 KV_KERNEL(kv_scatter, DecodeParams, kTileThreads) {
   KV_SHARED(shared);
-  float* mine = reinterpret_cast<float*>(shared) + warp_id() * p.tile_columns * kTileStride;
+  float* mine = reinterpret_cast<float*>(shared) + warp_id() * p.pages.tile_columns * kTileStride;
   for (uint32_t item = next_item(p.counter); item < p.task_count; item = next_item(p.counter)) {
     const ScatterTask task = at<const ScatterTask>(p.tasks)[item];
-    const Placement place = at<const Placement>(p.placements)[task.placement];
-    const Member member = at<const Member>(p.members)[place.members + task.member];
-    const Element* elements = at<const Element>(p.elements) + place.elements;
+    const Placement place = at<const Placement>(p.pages.placements)[task.placement];
+    const Member member = at<const Member>(p.pages.members)[place.members + task.member];
+    const Element* elements = at<const Element>(p.pages.elements) + place.elements;
     const Tile tile{mine, member.start + task.first, task.count};
     for (uint32_t first = 0; first < task.tokens; first += kLanes) {
       const uint32_t token = first + lane_id();
@@ -63,7 +63,7 @@ KV_KERNEL(kv_scatter, DecodeParams, kTileThreads) {
         tile.cell(c, lane_id()) = denormalise(scratch_steps(p, task, element, token), elements[element]);
       }
       __syncwarp();
-      store_tile(p, place, tile, first, task.tokens);
+      store_tile(p.pages, place, tile, first, task.tokens);
       __syncwarp();
     }
   }
@@ -80,11 +80,11 @@ KV_INLINE float exact_value(const uint8_t* bytes, uint32_t dtype, uint64_t index
 KV_KERNEL(kv_exact, DecodeParams, kTileThreads) {
   for (uint32_t item = next_item(p.counter); item < p.task_count; item = next_item(p.counter)) {
     const ExactTask task = at<const ExactTask>(p.tasks)[item];
-    const Placement place = at<const Placement>(p.placements)[task.placement];
-    const Member member = at<const Member>(p.members)[place.members + task.member];
+    const Placement place = at<const Placement>(p.pages.placements)[task.placement];
+    const Member member = at<const Member>(p.pages.members)[place.members + task.member];
     if (member.plane == kNone) continue;
-    const PagePlane plane = at<const PagePlane>(p.planes)[member.plane];
-    const int32_t* blocks = at<const int32_t>(p.blocks) + place.blocks;
+    const PagePlane plane = at<const PagePlane>(p.pages.planes)[member.plane];
+    const int32_t* blocks = at<const int32_t>(p.pages.blocks) + place.blocks;
     const uint8_t* bytes = at<const uint8_t>(p.bytes) + task.values;
     const uint64_t rows = uint64_t(member.start) * task.tokens;
     for (uint32_t token = place.keep_from; token < min(task.tokens, place.keep_to); ++token) {

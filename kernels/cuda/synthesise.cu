@@ -134,7 +134,7 @@ KV_INLINE void accumulate(const Product& product, const uint32_t* only, float (&
 KV_KERNEL(kv_synthesise, SynthesiseParams, kProductThreads) {
   KV_SHARED(shared);
   const SynthesiseTask task = at<const SynthesiseTask>(p.tasks)[blockIdx.x];
-  const Placement place = at<const Placement>(p.decode.placements)[task.placement];
+  const Placement place = at<const Placement>(p.pages.placements)[task.placement];
   const uint16_t* operand = at<const uint16_t>(p.operands) + task.operands;
   Product product{task, operand, at<const uint16_t>(p.basis) + task.basis, reinterpret_cast<uint16_t*>(shared)};
   float sums[2][8][4] = {};
@@ -146,7 +146,7 @@ KV_KERNEL(kv_synthesise, SynthesiseParams, kProductThreads) {
   accumulate(product, nullptr, sums);
 
   // Tiles of 32 tokens, [element][token], in the memory of the operands.
-  const Element* elements = at<const Element>(p.decode.elements) + place.elements + task.first;
+  const Element* elements = at<const Element>(p.pages.elements) + place.elements + task.first;
   float* tiles = reinterpret_cast<float*>(shared);
   const uint32_t g = lane_id() >> 2, t = lane_id() & 3u, group = warp_id() >> 1;
   float* mine = tiles + group * kBlockElements * kTileStride;
@@ -171,5 +171,5 @@ KV_KERNEL(kv_synthesise, SynthesiseParams, kProductThreads) {
   } else {
     half.keep_to = min(half.keep_to, middle);
   }
-  store_tile(p.decode, half, Tile{mine, task.first, task.count}, first, task.tokens);
+  store_tile(p.pages, half, Tile{mine, task.first, task.count}, first, task.tokens);
 }

@@ -1,6 +1,6 @@
 //! Records of the encoder's kernels.
 
-use crate::records::Record;
+use crate::records::{PageParams, Record};
 
 device_records! { ENCODE_RECORDS:
     /// A head, or part of one, of a (scope, span) on its way from pages.
@@ -37,26 +37,10 @@ device_records! { ENCODE_RECORDS:
         pub values: u64,
         /// Out: flags, zero at launch; not 0 where a value is not finite or out of range.
         pub flags: u64,
-        /// `Placement[]`.
-        pub placements: u64,
-        /// `Element[]`; the gain is that of the way back: finest steps in a unit.
-        pub elements: u64,
-        /// `Member[]`.
-        pub members: u64,
-        /// `PagePlane[]`.
-        pub planes: u64,
-        /// Block tables, `i32`.
-        pub blocks: u64,
-        /// `RopeShape[]`.
-        pub ropes: u64,
-        /// Angles, `float2[token][column]` of (sin, cos).
-        pub angles: u64,
+        /// Where rows are.
+        pub pages: PageParams,
         /// Tasks.
         pub task_count: u32,
-        /// Columns of a row of angles.
-        pub angle_columns: u32,
-        /// Elements that a tile of shared memory holds.
-        pub tile_columns: u32,
         /// Zero.
         pub reserved: u32,
     }

@@ -23,7 +23,7 @@ macro_rules! device_records {
         pub(crate) const $list: &[(&str, &[(&str, &str)])] =
             &[$((stringify!($name), &[$((device_records!(@c $type), stringify!($field)),)*]),)*];
     };
-    (@c DecodeParams) => { "DecodeParams" };
+    (@c PageParams) => { "PageParams" };
     (@c u32) => { "uint32_t" };
     (@c i32) => { "int32_t" };
     (@c u64) => { "uint64_t" };
@@ -187,6 +187,28 @@ device_records! { RECORDS:
         pub reserved: u32,
     }
 
+    /// Where the rows of a batch are, for kernels that write or read them. `u64` are device addresses.
+    pub struct PageParams {
+        /// `Placement[]`.
+        pub placements: u64,
+        /// `Element[]`; encoders: the gain is that of the way back, finest steps in a unit.
+        pub elements: u64,
+        /// `Member[]`.
+        pub members: u64,
+        /// `PagePlane[]`.
+        pub planes: u64,
+        /// Block tables, `i32`.
+        pub blocks: u64,
+        /// `RopeShape[]`.
+        pub ropes: u64,
+        /// Angles, `float2[token][column]` of (sin, cos).
+        pub angles: u64,
+        /// Columns of a row of angles.
+        pub angle_columns: u32,
+        /// Elements that a tile of shared memory holds.
+        pub tile_columns: u32,
+    }
+
     /// Parameters of `kv_decode_*` and `kv_direct_*`. `u64` are device addresses.
     pub struct DecodeParams {
         /// Compressed bytes.
@@ -208,29 +230,13 @@ device_records! { RECORDS:
         /// `Step[]`.
         pub steps: u64,
         /// Where rows go.
-        pub placements: u64,
-        /// `Element[]`.
-        pub elements: u64,
-        /// `Member[]`.
-        pub members: u64,
-        /// `PagePlane[]`.
-        pub planes: u64,
-        /// Block table, `i32`.
-        pub blocks: u64,
-        /// `RopeShape[]`.
-        pub ropes: u64,
-        /// Angles, `float2[token][column]` of (sin, cos).
-        pub angles: u64,
+        pub pages: PageParams,
         /// Tasks.
         pub task_count: u32,
         /// Stage tables of the bank.
         pub stage_tables: u32,
         /// Trit tables of the bank.
         pub trit_tables: u32,
-        /// Columns of a row of angles.
-        pub angle_columns: u32,
-        /// Coefficients that a tile of shared memory holds.
-        pub tile_columns: u32,
         /// Zero.
         pub reserved: u32,
     }
@@ -380,6 +386,6 @@ device_records! { RECORDS:
         /// Bases of the profile, f16.
         pub basis: u64,
         /// Where rows go.
-        pub decode: DecodeParams,
+        pub pages: PageParams,
     }
 }

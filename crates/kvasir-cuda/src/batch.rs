@@ -7,8 +7,8 @@ use kvasir_codec::{
     rans::{Coding, PieceParts, PiecePlan, piece_parts},
 };
 use kvasir_kernels::{
-    Dtype, ExactTask, Member, NONE, PRODUCT_ELEMENTS, PRODUCT_TOKENS, Placement, PrepareTask, ScatterTask,
-    Stream, SynthesiseTask, Task,
+    Dtype, ExactTask, NONE, PRODUCT_ELEMENTS, PRODUCT_TOKENS, Placement, PrepareTask, ScatterTask, Stream,
+    SynthesiseTask, Task,
 };
 use kvasir_types::KvDtype;
 
@@ -16,6 +16,7 @@ use crate::{
     CudaError, PagedKv,
     factors::push_factors,
     lower::{FUSED_LEVELS_MAX, Lowered, PlacedPiece, ScopeCodings, StreamName, TASK_COEFFICIENTS_MAX, lower},
+    paging::Places,
     resident::{Resident, ScopePlaces, place},
 };
 
@@ -41,10 +42,7 @@ pub(crate) struct Batch {
     pub(crate) prepare: Vec<PrepareTask>,
     pub(crate) synthesise: Vec<SynthesiseTask>,
     pub(crate) exact: Vec<ExactTask>,
-    pub(crate) placements: Vec<Placement>,
-    pub(crate) members: Vec<Member>,
-    pub(crate) blocks: Vec<i32>,
-    pub(crate) positions: Vec<u64>,
+    pub(crate) places: Places,
     /// Factors of token predictors, `[span of a scope][token][factor]`.
     pub(crate) factors: Vec<u8>,
     /// Lengths of scratch (i32), operands (f16) and flags (u32).
@@ -53,8 +51,6 @@ pub(crate) struct Batch {
     pub(crate) wide: usize,
     /// Most elements of a scatter task.
     pub(crate) scatter_columns: usize,
-    /// First member of each scope.
-    scope_members: Vec<u32>,
 }
 
 /// Where a chunk's tokens go.
@@ -83,18 +79,9 @@ struct Site<'a> {
 
 impl Batch {
     /// A batch into `pages`.
-    pub(crate) fn new<M>(cpu: &CpuDecoder, resident: &Resident<M>, pages: &PagedKv) -> Self {
-        let mut batch = Self::default();
-        for view in (0..resident.scopes.len()).filter_map(|scope| cpu.scope_view(scope)) {
-            batch.scope_members.push(batch.members.len() as u32);
-            batch.members.extend(view.members.iter().map(|member| {
-                let (plane, head) =
-                    pages.place(member).map_or((NONE, 0), |(plane, head)| (plane as u32, head));
-                let rope = member.rope.map_or(NONE, |rope| rope as u32);
-                Member { start: member.start as u32, dim: member.dim as u32, plane, head, rope }
-            }));
-        }
-        batch
+    pub(crate) fn new(cpu: &CpuDecoder, pages: &PagedKv) -> Self {
+        let views = (0..cpu.scope_count()).filter_map(|scope| cpu.scope_view(scope));
+        Self { places: Places::new(views, Some(pages)), ..Self::default() }
     }
 
     /// Adds a scope of a span.
@@ -109,8 +96,8 @@ impl Batch {
         let (Some(view), Some(places)) = (cpu.scope_view(span.scope), resident.scopes.get(span.scope)) else {
             return Err(DecodeError::Sections { what: "a scope was asked for that the profile lacks" }.into());
         };
-        let members = self.scope_members[span.scope] as usize;
-        if self.members[members..members + view.members.len()].iter().all(|member| member.plane == NONE) {
+        let members = self.places.members_from(span.scope);
+        if members[..view.members.len()].iter().all(|member| member.plane == NONE) {
             return Ok(()); // another rank's
         }
         let placement = self.place_span(span, &view, places, to)?;
@@ -146,9 +133,9 @@ impl Batch {
     ) -> Result<u32, CudaError> {
         let from = to.tokens.start.max(span.tokens.start);
         let end = to.tokens.end.min(span.tokens.end);
-        let index = place(self.placements.len())?;
-        self.placements.push(Placement {
-            members: self.scope_members[span.scope],
+        let index = place(self.places.placements.len())?;
+        self.places.placements.push(Placement {
+            members: self.places.scope_members[span.scope],
             member_count: view.members.len() as u32,
             blocks: to.blocks,
             slot: to.first_slot + (from - to.tokens.start) as u32,
@@ -426,9 +413,9 @@ impl Batch {
     /// Runs of this rank's elements that one CTA multiplies; a rotated head lies in one.
     fn windows(&self, site: &Site<'_>) -> Result<Vec<Range<usize>>, CudaError> {
         let most = PRODUCT_ELEMENTS as usize;
-        let members = self.scope_members[site.span.scope] as usize;
+        let records = self.places.members_from(site.span.scope);
         let mut windows: Vec<Range<usize>> = Vec::new();
-        for (member, record) in site.view.members.iter().zip(&self.members[members..]) {
+        for (member, record) in site.view.members.iter().zip(records) {
             if record.plane == NONE {
                 continue;
             }

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use kvasir_codec::{ChunkDecoder, CpuDecoder, LayerGroup, Profile, ProfileError, ScopeSpan, container::Head};
 use kvasir_kernels::{
-    AngleParams, DecodeParams, Kernel, PrepareParams, Status, SynthesiseParams, TILE_STRIDE, TILE_THREADS,
+    DecodeParams, Kernel, PageParams, PrepareParams, Status, SynthesiseParams, TILE_STRIDE, TILE_THREADS,
     Task,
 };
 use kvasir_types::{Level, ModelSpec};
@@ -15,7 +15,7 @@ use crate::{
     lower::TASK_COEFFICIENTS_MAX,
     pending::Wave,
     queue::Queue,
-    resident::{Resident, place, rope_shapes},
+    resident::{Resident, place},
     uploaded::Uploaded,
 };
 
@@ -149,16 +149,16 @@ impl<D: Device> KernelDecoder<D> {
         is_in: &dyn Fn(usize) -> bool,
         pages: &PagedKv,
     ) -> Result<Batch, CudaError> {
-        let mut batch = Batch::new(&self.cpu, &self.resident, pages);
+        let mut batch = Batch::new(&self.cpu, pages);
         for (index, (request, spans)) in requests.iter().zip(outlines).enumerate() {
             let head = request.head;
             let spans = || spans.iter().filter(|span| is_in(span.scope));
             let covered = spans().map(|span| span.tokens.clone());
             let (start, end) = covered.fold((usize::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
-            let (blocks, row) = (place(batch.blocks.len())?, place(batch.positions.len())?);
-            batch.blocks.extend_from_slice(request.blocks);
+            let (blocks, row) = (place(batch.places.blocks.len())?, place(batch.places.positions.len())?);
+            batch.places.blocks.extend_from_slice(request.blocks);
             let position = |token: usize| head.header.first_position.wrapping_add(token as u64);
-            batch.positions.extend((start.min(end)..end).map(position));
+            batch.places.positions.extend((start.min(end)..end).map(position));
             let to = Destination {
                 request: index,
                 tokens: request.tokens.clone(),
@@ -178,7 +178,7 @@ impl<D: Device> KernelDecoder<D> {
     /// # Safety
     /// As [`decode_into`](Self::decode_into), with a batch that was built for these pages.
     unsafe fn run(&self, layers: Range<usize>, batch: Batch, pages: &PagedKv) -> Result<Wave<D>, CudaError> {
-        let on = Uploaded::new(&self.device, &batch, pages, &rope_shapes(self.cpu.spec()))?;
+        let on = Uploaded::new(&self.device, &batch, pages, self.cpu.spec())?;
         let bank = self.cpu.profile().bank();
         let base = DecodeParams {
             bytes: on.bytes.address(),
@@ -188,17 +188,13 @@ impl<D: Device> KernelDecoder<D> {
             tables: self.resident.tables.address(),
             values: on.values.address(),
             steps: self.resident.steps.address(),
-            placements: on.placements.address(),
-            elements: self.resident.elements.address(),
-            members: on.members.address(),
-            planes: on.planes.address(),
-            blocks: on.blocks.address(),
-            ropes: on.ropes.address(),
-            angles: on.angles.address(),
+            pages: on.paging.params(
+                &self.resident.elements,
+                &self.resident.frequencies,
+                TASK_COEFFICIENTS_MAX,
+            ),
             stage_tables: bank.stage_tables().len() as u32,
             trit_tables: bank.trit_tables().len() as u32,
-            angle_columns: self.resident.angle_columns,
-            tile_columns: TASK_COEFFICIENTS_MAX as u32,
             ..DecodeParams::default()
         };
         // SAFETY: all addresses in `base` and in the records below are those of memory that lives in `on`,
@@ -222,18 +218,8 @@ impl<D: Device> KernelDecoder<D> {
     ) -> Result<(), DeviceError> {
         let bank_bytes = base.stage_tables as usize * 128 + base.trit_tables as usize * 8;
         let tile_bytes = |columns: usize| TILE_THREADS as usize / 32 * columns * TILE_STRIDE as usize * 4;
-        let angles = AngleParams {
-            positions: on.positions.address(),
-            frequencies: self.resident.frequencies.address(),
-            angles: on.angles.address(),
-            rows: batch.positions.len() as u32,
-            columns: self.resident.angle_columns,
-        };
-        let angle_count = batch.positions.len() * self.resident.angle_columns as usize;
-        if angle_count > 0 {
-            queue.launch(Kernel::Angles, Work::Warps(angle_count.div_ceil(32)), 0, &angles)?;
-        }
-        let scatter_columns = batch.scatter_columns as u32;
+        on.paging.launch_angles(queue, &self.resident.frequencies)?;
+        let scatter_pages = PageParams { tile_columns: batch.scatter_columns as u32, ..base.pages };
         let direct = DIRECT_KERNELS.iter().zip(&batch.direct);
         let fused = DECODE_KERNELS.iter().zip(&batch.fused);
         let staged = batch.staged.iter().map(|tasks| (&Kernel::Decode1, tasks));
@@ -243,7 +229,7 @@ impl<D: Device> KernelDecoder<D> {
         for (kernel, tasks) in fused.chain(staged) {
             queue.tasks::<Task>(*kernel, tasks, bank_bytes, base)?;
         }
-        let scatter = DecodeParams { tile_columns: scatter_columns, ..base };
+        let scatter = DecodeParams { pages: scatter_pages, ..base };
         queue.tasks(Kernel::Scatter, &batch.scatter, tile_bytes(batch.scatter_columns), scatter)?;
         self.launch_product(queue, batch, on, base)?;
         queue.tasks(Kernel::Exact, &batch.exact, 0, base)
@@ -276,7 +262,7 @@ impl<D: Device> KernelDecoder<D> {
             operands: prepare.operands,
             wide: prepare.wide,
             basis: self.resident.basis.address(),
-            decode: base,
+            pages: base.pages,
         };
         let ctas = Work::Ctas(batch.synthesise.len());
         queue.launch(Kernel::Prepare, Work::Warps(batch.prepare.len()), 0, &prepare)?;

@@ -3,10 +3,9 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use kvasir_codec::{ChunkDecoder, DecodeError, KvSink, LayerGroup, container::Head};
-use kvasir_kernels::Dtype;
 use kvasir_types::{Level, Plane};
 
-use crate::{ChunkRequest, CudaError, Device, DeviceFetch, DeviceMemory, KernelDecoder, PageShape, PagedKv};
+use crate::{ChunkRequest, CudaError, Device, DeviceFetch, DeviceMemory, KernelDecoder, dense::Dense};
 
 /// Host rows of a decode: one contiguous f32 cache on the device, `[layer][plane][token][head][element]`.
 impl<D: Device> KernelDecoder<D> {
@@ -22,40 +21,16 @@ impl<D: Device> KernelDecoder<D> {
         let views = scopes.iter().filter_map(|(scope, _)| self.cpu.scope_view(*scope));
         let wanted: BTreeSet<_> =
             views.flat_map(|view| view.members).map(|m| (m.layer, m.plane as usize, m.head)).collect();
-        let planes = self.cpu.spec().layers.iter().flat_map(|layer| layer.layout.planes());
-        let starts: Vec<usize> = planes
-            .scan(0, |at, (heads, dim)| {
-                let start = *at;
-                *at += heads * dim * count;
-                Some(start)
-            })
-            .collect();
-        let bytes = self.cpu.spec().elements_per_token() * count * 4;
-        let memory = self.device.allocate("pages", bytes)?;
-        let layers = self.cpu.spec().layers.iter().zip(starts.as_chunks::<2>().0).map(|(layer, starts)| {
-            let plane = |plane: usize| {
-                let (heads, dim) = layer.layout.planes()[plane];
-                let shape = PageShape {
-                    blocks: 1,
-                    block_tokens: count as u32,
-                    heads: 0..heads,
-                    head_dim: dim as u64,
-                    dtype: Dtype::F32,
-                };
-                let base = memory.address() + 4 * starts[plane] as u64;
-                let [layout, _] = shape.contiguous(base, base);
-                (heads > 0).then_some(layout)
-            };
-            [plane(0), plane(1)]
-        });
-        let pages = PagedKv { layers: layers.collect(), block_tokens: count.max(1) as u32, blocks: 1 };
+        let dense = Dense::new(self.cpu.spec(), count);
+        let memory = self.device.allocate("pages", dense.bytes())?;
+        let pages = dense.pages(memory.address());
         let request =
             ChunkRequest { head, object_prefix, scopes, tokens: tokens.clone(), blocks: &[0], first_slot: 0 };
         // SAFETY: the pages are this function's own memory, of the size that the layout takes.
         unsafe { self.decode_into(&[request], &pages)? };
-        let rows = self.device.fetch(&memory, 0, bytes)?.bytes()?;
+        let rows = self.device.fetch(&memory, 0, dense.bytes())?.bytes()?;
         let values: Vec<f32> = rows.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-        self.write_rows(&values, &starts, &wanted, tokens, sink);
+        self.write_rows(&values, &dense.starts, &wanted, tokens, sink);
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 mod batch;
 mod compile;
 mod decoder;
+mod dense;
 mod device;
 mod driver;
 mod encode;
@@ -13,6 +14,7 @@ mod host_rows;
 mod limits;
 mod lower;
 mod pages;
+mod paging;
 mod pending;
 mod piece;
 mod queue;

@@ -37,9 +37,7 @@ pub(crate) struct Resident<M> {
     pub(crate) elements: M,
     pub(crate) basis: M,
     pub(crate) matrices: M,
-    pub(crate) frequencies: M,
-    /// Pairs of all ropes.
-    pub(crate) angle_columns: u32,
+    pub(crate) frequencies: Frequencies<M>,
     pub(crate) scopes: Vec<ScopePlaces>,
 }
 
@@ -58,7 +56,6 @@ impl<M> Resident<M> {
         for (index, view) in (0..cpu.scope_count()).filter_map(|i| Some((i, cpu.scope_view(i)?))) {
             scopes.push(arrays.scope(cpu, index, &view)?);
         }
-        let frequencies: Vec<u64> = cpu.spec().ropes.iter().flat_map(|rope| rope.freqs.clone()).collect();
         let upload = |label, bytes: Vec<u8>| device.upload(label, &bytes);
         Ok(Self {
             tables: upload("tables", table_bytes(cpu.profile().bank()))?,
@@ -67,8 +64,7 @@ impl<M> Resident<M> {
             elements: upload("elements", record_bytes(&arrays.elements))?,
             basis: upload("basis", record_bytes(&arrays.basis))?,
             matrices: upload("matrices", arrays.matrices)?,
-            frequencies: upload("frequencies", record_bytes(&frequencies))?,
-            angle_columns: frequencies.len() as u32,
+            frequencies: Frequencies::new(device, cpu.spec())?,
             scopes,
         })
     }
@@ -110,12 +106,7 @@ impl Arrays {
             places.basis = Some(place(self.basis.len())?);
             self.transpose(synthesis, view.mean.len(), &places);
         }
-        if let PredictorView::Token { matrix, shifts, .. } = view.predictor {
-            let first = place(self.matrices.len())?;
-            self.matrices.extend(matrix.iter().map(|v| v.cast_unsigned()));
-            places.matrix = [first, place(self.matrices.len())?];
-            self.matrices.extend_from_slice(shifts);
-        }
+        places.matrix = push_predictor(&mut self.matrices, &view.predictor)?;
         Ok(places)
     }
 
@@ -130,6 +121,34 @@ impl Arrays {
             }
         }
     }
+}
+
+/// Frequencies of all of a model's ropes.
+#[derive(Debug)]
+pub(crate) struct Frequencies<M> {
+    pub(crate) memory: M,
+    /// Pairs of all ropes.
+    pub(crate) columns: u32,
+}
+
+impl<M> Frequencies<M> {
+    pub(crate) fn new<D: Device<Memory = M>>(device: &D, spec: &ModelSpec) -> Result<Self, CudaError> {
+        let all: Vec<u64> = spec.ropes.iter().flat_map(|rope| rope.freqs.clone()).collect();
+        Ok(Self { memory: device.upload("frequencies", &record_bytes(&all))?, columns: all.len() as u32 })
+    }
+}
+
+/// Appends a token predictor's matrix and shifts; the first byte of each.
+pub(crate) fn push_predictor(
+    bytes: &mut Vec<u8>,
+    predictor: &PredictorView<'_>,
+) -> Result<[u32; 2], CudaError> {
+    let PredictorView::Token { matrix, shifts, .. } = predictor else { return Ok([0; 2]) };
+    let first = place(bytes.len())?;
+    bytes.extend(matrix.iter().map(|v| v.cast_unsigned()));
+    let second = place(bytes.len())?;
+    bytes.extend_from_slice(shifts);
+    Ok([first, second])
 }
 
 /// A model's ropes as kernels see them; columns of angles are one behind the other.

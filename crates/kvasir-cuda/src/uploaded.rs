@@ -1,8 +1,9 @@
 //! A decode's arrays on the device.
 
-use kvasir_kernels::{RopeShape, Status, record_bytes};
+use kvasir_kernels::{Status, record_bytes};
+use kvasir_types::ModelSpec;
 
-use crate::{CudaError, Device, DeviceMemory, PagedKv, batch::Batch, queue::LAUNCHES_MAX};
+use crate::{CudaError, Device, DeviceMemory, PagedKv, batch::Batch, paging::Paging, queue::LAUNCHES_MAX};
 
 /// A batch's arrays on the device.
 #[derive(Debug)]
@@ -10,13 +11,7 @@ pub(crate) struct Uploaded<M> {
     pub(crate) bytes: M,
     pub(crate) streams: M,
     pub(crate) statuses: M,
-    pub(crate) placements: M,
-    pub(crate) members: M,
-    pub(crate) planes: M,
-    pub(crate) blocks: M,
-    pub(crate) ropes: M,
-    pub(crate) positions: M,
-    pub(crate) angles: M,
+    pub(crate) paging: Paging<M>,
     pub(crate) factors: M,
     pub(crate) values: M,
     pub(crate) operands: M,
@@ -29,20 +24,13 @@ impl<M: DeviceMemory> Uploaded<M> {
         device: &D,
         batch: &Batch,
         pages: &PagedKv,
-        ropes: &[RopeShape],
+        spec: &ModelSpec,
     ) -> Result<Self, CudaError> {
-        let columns: usize = ropes.iter().map(|rope| rope.pairs as usize).sum();
         Ok(Self {
             bytes: device.upload("bytes", &batch.bytes)?,
             streams: device.upload("streams", &record_bytes(&batch.streams))?,
             statuses: device.allocate("statuses", batch.streams.len() * size_of::<Status>())?,
-            placements: device.upload("placements", &record_bytes(&batch.placements))?,
-            members: device.upload("members", &record_bytes(&batch.members))?,
-            planes: device.upload("planes", &record_bytes(&pages.records()?))?,
-            blocks: device.upload("blocks", &record_bytes(&batch.blocks))?,
-            ropes: device.upload("ropes", &record_bytes(ropes))?,
-            positions: device.upload("positions", &record_bytes(&batch.positions))?,
-            angles: device.allocate("angles", batch.positions.len() * columns * 8)?,
+            paging: Paging::new(device, &batch.places, Some(pages), spec)?,
             factors: device.upload("factors", &batch.factors)?,
             values: device.allocate("values", batch.values * 4)?,
             operands: device.allocate("operands", batch.operands * 2)?,

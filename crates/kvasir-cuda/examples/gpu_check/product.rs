@@ -4,7 +4,7 @@ use std::{error::Error, sync::Arc};
 
 use kvasir_cuda::{CudaDevice, Device, DeviceMemory, Work};
 use kvasir_kernels::{
-    DecodeParams, Dtype, Element, Kernel, Member, NONE, PagePlane, Placement, Record, SynthesiseParams,
+    Dtype, Element, Kernel, Member, NONE, PageParams, PagePlane, Placement, Record, SynthesiseParams,
     SynthesiseTask, TILE_STRIDE, record_bytes,
 };
 
@@ -56,9 +56,9 @@ fn one(
     let operands = timed.upload("operands", &halves(scopes * spans * 2 * 256 * rank))?;
     let basis = timed.upload("basis", &halves(scopes * elements * rank))?;
     let wide = timed.allocate("wide", scopes * spans * (rank / 32) * 4)?;
-    let pages = timed.allocate("pages", scopes * elements * tokens * 2)?;
+    let cache = timed.allocate("pages", scopes * elements * tokens * 2)?;
     let plane = PagePlane {
-        base: pages.address(),
+        base: cache.address(),
         block_stride: (scopes * elements * 16) as u64,
         token_stride: (scopes * elements) as u64,
         head_stride: 128,
@@ -110,20 +110,20 @@ fn one(
         (up("placements", record_bytes(&placements))?, up("tasks", record_bytes(&tasks))?);
     let scales = up("elements", record_bytes(&vec![Element { gain: 1.0, mean: 0.0 }; elements]))?;
     let blocks = up("blocks", record_bytes(&(0..tokens as i32 / 16).collect::<Vec<_>>()))?;
-    let decode = DecodeParams {
+    let pages = PageParams {
         placements: placements.address(),
         elements: scales.address(),
         members: members.address(),
         planes: planes.address(),
         blocks: blocks.address(),
-        ..DecodeParams::default()
+        ..PageParams::default()
     };
     let params = SynthesiseParams {
         tasks: records.address(),
         operands: operands.address(),
         wide: wide.address(),
         basis: basis.address(),
-        decode,
+        pages,
     };
     let mut record = Vec::new();
     params.write(&mut record);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvasir_codec::{CpuEncoder, PredictorView, ScopeView, rans::STREAM_COEFFICIENTS_MAX};
 use kvasir_kernels::{
     ANALYSIS_TILE, AnalyseTask, ElementRange, EncodePiece, GATHER_INTEGERS, GATHER_ROWS, GATHER_STEPS,
-    GatherTask, Member, NONE, Placement, QuantiseTask, StreamSlot,
+    GatherTask, NONE, Placement, QuantiseTask, StreamSlot,
 };
 use kvasir_types::SPAN_TOKENS;
 
@@ -13,7 +13,9 @@ use super::{
     EncodeRequest,
     resident::{Resident, ScopePlaces},
 };
-use crate::{CudaError, PagedKv, factors::push_factors, lower::TASK_COEFFICIENTS_MAX, resident::place};
+use crate::{
+    CudaError, PagedKv, factors::push_factors, lower::TASK_COEFFICIENTS_MAX, paging::Places, resident::place,
+};
 
 /// Coefficients that a warp quantises.
 const QUANTISE_COEFFICIENTS: usize = 8;
@@ -71,10 +73,7 @@ pub(super) struct Batch {
     /// Site and section of every piece.
     pub(super) names: Vec<(usize, Band)>,
     pub(super) slots: Vec<StreamSlot>,
-    pub(super) placements: Vec<Placement>,
-    pub(super) members: Vec<Member>,
-    pub(super) blocks: Vec<i32>,
-    pub(super) positions: Vec<u64>,
+    pub(super) places: Places,
     pub(super) factors: Vec<u8>,
     /// Lengths: values (i32), coefficients (f32), finest steps (f32), exact rows (f32), widths (bytes).
     pub(super) values: usize,
@@ -83,7 +82,6 @@ pub(super) struct Batch {
     pub(super) rows: usize,
     pub(super) widths: usize,
     stream_words: usize,
-    scope_members: Vec<u32>,
 }
 
 /// A chunk's spans and how many of its tokens are exact.
@@ -94,17 +92,8 @@ pub(super) struct Chunk<'a> {
 
 impl Batch {
     pub(super) fn new(cpu: &CpuEncoder, pages: Option<&PagedKv>, stream_words: usize) -> Self {
-        let mut batch = Self { stream_words, ..Self::default() };
-        for view in (0..cpu.scope_count()).filter_map(|scope| cpu.scope_view(scope)) {
-            batch.scope_members.push(batch.members.len() as u32);
-            batch.members.extend(view.members.iter().map(|member| {
-                let found = pages.and_then(|pages| pages.place(member));
-                let (plane, head) = found.map_or((NONE, 0), |(plane, head)| (plane as u32, head));
-                let rope = member.rope.map_or(NONE, |rope| rope as u32);
-                Member { start: member.start as u32, dim: member.dim as u32, plane, head, rope }
-            }));
-        }
-        batch
+        let views = (0..cpu.scope_count()).filter_map(|scope| cpu.scope_view(scope));
+        Self { stream_words, places: Places::new(views, pages), ..Self::default() }
     }
 
     /// Adds all scopes and spans of a chunk, `[scope][span]`.
@@ -117,18 +106,18 @@ impl Batch {
         chunk: &Chunk<'_>,
     ) -> Result<(), CudaError> {
         let request = chunk.request;
-        let (blocks, angles) = (place(self.blocks.len())?, place(self.positions.len())?);
-        self.blocks.extend_from_slice(request.blocks);
+        let (blocks, angles) = (place(self.places.blocks.len())?, place(self.places.positions.len())?);
+        self.places.blocks.extend_from_slice(request.blocks);
         let position = |token: usize| request.first_position.wrapping_add(token as u64);
-        self.positions.extend((0..request.tokens.len()).map(position));
+        self.places.positions.extend((0..request.tokens.len()).map(position));
         let spans = || (0..request.tokens.len()).step_by(SPAN_TOKENS);
         for (scope, places) in resident.scopes.iter().enumerate() {
             let Some(view) = cpu.scope_view(scope) else { continue };
             for (span, start) in spans().enumerate() {
                 let end = (start + SPAN_TOKENS).min(request.tokens.len());
-                let placement = place(self.placements.len())?;
-                self.placements.push(Placement {
-                    members: self.scope_members[scope],
+                let placement = place(self.places.placements.len())?;
+                self.places.placements.push(Placement {
+                    members: self.places.scope_members[scope],
                     member_count: view.members.len() as u32,
                     blocks,
                     slot: request.first_slot + start as u32,
@@ -251,8 +240,7 @@ impl Batch {
         let steps = reserve(&mut self.steps, view.mean.len() * site.tokens)?;
         self.gather_tasks(view, site, flag, (GATHER_STEPS, 2, steps, site.tokens));
         let ranges = place(self.ranges.len())?;
-        let first = self.scope_members[site.scope] as usize;
-        for (member, record) in view.members.iter().zip(&self.members[first..]) {
+        for (member, record) in view.members.iter().zip(self.places.members_from(site.scope)) {
             if record.plane != NONE {
                 self.ranges.push(ElementRange { start: member.start as u32, count: member.dim as u32 });
             }

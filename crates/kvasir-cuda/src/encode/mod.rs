@@ -18,7 +18,7 @@ use self::{
     resident::Resident,
     run::{Arrays, Runner},
 };
-use crate::{CudaError, Device, DeviceMemory, Dtype, PageShape, PagedKv, limits::STREAM_WORDS};
+use crate::{CudaError, Device, DeviceMemory, PagedKv, dense::Dense, limits::STREAM_WORDS};
 
 pub use partial::{Partial, RowsOf};
 
@@ -187,42 +187,25 @@ impl<D: Device> KernelEncoder<D> {
     /// Rows of a host source by way of a contiguous f32 cache on the device, `[layer][plane][token][head][element]`.
     fn encode_source(&self, input: &ChunkInput<'_>) -> Result<Vec<u8>, CudaError> {
         let count = input.tokens.len();
-        let (mut cache, mut starts, mut rows) = (Vec::<u8>::new(), Vec::new(), Vec::new());
+        let dense = Dense::new(self.cpu.spec(), count);
+        let (mut cache, mut rows) = (vec![0u8; dense.bytes()], Vec::new());
         for (layer, kv) in self.cpu.spec().layers.iter().enumerate() {
             for plane in Plane::ALL {
                 let (heads, dim) = kv.layout.planes()[plane as usize];
-                let start = cache.len();
-                starts.push(start as u64);
-                cache.resize(start + heads * dim * count * 4, 0);
+                let start = dense.starts[2 * layer + plane as usize];
                 for head in 0..heads {
                     rows.clear();
                     rows.resize(dim * count, 0.0);
                     input.kv.read(layer, plane, head, 0..count, &mut rows);
                     for (index, value) in rows.iter().enumerate() {
-                        let at = start + 4 * ((index / dim * heads + head) * dim + index % dim);
+                        let at = 4 * (start + (index / dim * heads + head) * dim + index % dim);
                         cache[at..at + 4].copy_from_slice(&value.to_le_bytes());
                     }
                 }
             }
         }
         let memory = self.device.upload("pages", &cache)?;
-        let planes = self.cpu.spec().layers.iter().zip(starts.as_chunks::<2>().0).map(|(kv, starts)| {
-            let plane = |plane: usize| {
-                let (heads, dim) = kv.layout.planes()[plane];
-                let shape = PageShape {
-                    blocks: 1,
-                    block_tokens: count as u32,
-                    heads: 0..heads,
-                    head_dim: dim as u64,
-                    dtype: Dtype::F32,
-                };
-                let base = memory.address() + starts[plane];
-                let [layout, _] = shape.contiguous(base, base);
-                (heads > 0).then_some(layout)
-            };
-            [plane(0), plane(1)]
-        });
-        let pages = PagedKv { layers: planes.collect(), block_tokens: count as u32, blocks: 1 };
+        let pages = dense.pages(memory.address());
         let request = EncodeRequest {
             tokens: input.tokens,
             preceding_token: input.preceding_token,

@@ -6,7 +6,11 @@ use kvasir_codec::{
 };
 use kvasir_kernels::{Element, SYMBOL_ESCAPE, Symbol, record_bytes};
 
-use crate::{CudaError, Device, lower::coding_word, resident::place};
+use crate::{
+    CudaError, Device,
+    lower::coding_word,
+    resident::{Frequencies, place, push_predictor},
+};
 
 /// One section's plan: where its coefficients and coding words are, and how many.
 #[derive(Debug, Clone, Copy)]
@@ -38,8 +42,7 @@ pub(super) struct Resident<M> {
     pub(super) elements: M,
     pub(super) analysis: M,
     pub(super) matrices: M,
-    pub(super) frequencies: M,
-    pub(super) angle_columns: u32,
+    pub(super) frequencies: Frequencies<M>,
     pub(super) scopes: Vec<ScopePlaces>,
 }
 
@@ -63,7 +66,6 @@ impl<M> Resident<M> {
             .filter_map(|table| bank.inverted_stage(table))
             .flat_map(|(_, slots)| slots.iter().flat_map(|slot| slot.to_le_bytes()))
             .collect();
-        let frequencies: Vec<u64> = cpu.spec().ropes.iter().flat_map(|rope| rope.freqs.clone()).collect();
         let upload = |label, bytes: Vec<u8>| device.upload(label, &bytes);
         Ok(Self {
             symbols: upload("symbols", record_bytes(&symbols(bank)))?,
@@ -73,8 +75,7 @@ impl<M> Resident<M> {
             elements: upload("elements", record_bytes(&arrays.elements))?,
             analysis: upload("analysis", record_bytes(&arrays.analysis))?,
             matrices: upload("matrices", arrays.matrices)?,
-            frequencies: upload("frequencies", record_bytes(&frequencies))?,
-            angle_columns: frequencies.len() as u32,
+            frequencies: Frequencies::new(device, cpu.spec())?,
             scopes,
         })
     }
@@ -108,12 +109,7 @@ impl Arrays {
             self.analysis.extend((0..width).flat_map(column));
             place(self.analysis.len())?;
         }
-        if let PredictorView::Token { matrix, shifts, .. } = view.predictor {
-            let first = place(self.matrices.len())?;
-            self.matrices.extend(matrix.iter().map(|v| v.cast_unsigned()));
-            places.matrix = [first, place(self.matrices.len())?];
-            self.matrices.extend_from_slice(shifts);
-        }
+        places.matrix = push_predictor(&mut self.matrices, &view.predictor)?;
         Ok(places)
     }
 }

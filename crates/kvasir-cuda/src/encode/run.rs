@@ -1,28 +1,23 @@
 //! Launches of an encode, and what comes back.
 
 use kvasir_kernels::{
-    ANALYSIS_DEPTH, ANALYSIS_TILE, AnalyseParams, AngleParams, EncodeParams, GatherParams, Kernel,
-    PieceState, QuantiseParams, StreamState, TILE_STRIDE, TILE_THREADS, record_bytes,
+    ANALYSIS_DEPTH, ANALYSIS_TILE, AnalyseParams, EncodeParams, GatherParams, Kernel, PieceState,
+    QuantiseParams, StreamState, TILE_STRIDE, TILE_THREADS, record_bytes,
 };
 
 use super::{batch::Batch, resident::Resident};
 use crate::{
     CudaError, Device, DeviceError, DeviceFetch, DeviceMemory, PagedKv, Work,
     limits::{OUTPUT_BYTES_MIN, OUTPUT_BYTES_PER_VALUE},
+    paging::Paging,
     queue::{LAUNCHES_MAX, Queue},
-    resident::{place, rope_shapes},
+    resident::place,
 };
 
 /// A batch's arrays on the device.
 #[derive(Debug)]
 pub(super) struct Arrays<M> {
-    placements: M,
-    members: M,
-    planes: M,
-    blocks: M,
-    ropes: M,
-    positions: M,
-    angles: M,
+    paging: Paging<M>,
     factors: M,
     ranges: M,
     flags: M,
@@ -42,18 +37,8 @@ impl<M: DeviceMemory> Arrays<M> {
         spec: &kvasir_types::ModelSpec,
         sums: Option<&[f32]>,
     ) -> Result<Self, CudaError> {
-        let ropes = rope_shapes(spec);
-        let columns: usize = ropes.iter().map(|rope| rope.pairs as usize).sum();
-        let planes = pages.map(PagedKv::records).transpose()?.unwrap_or_default();
-        let positions = if pages.is_some() { &batch.positions[..] } else { &[] };
         Ok(Self {
-            placements: device.upload("placements", &record_bytes(&batch.placements))?,
-            members: device.upload("members", &record_bytes(&batch.members))?,
-            planes: device.upload("planes", &record_bytes(&planes))?,
-            blocks: device.upload("blocks", &record_bytes(&batch.blocks))?,
-            ropes: device.upload("ropes", &record_bytes(&ropes))?,
-            positions: device.upload("positions", &record_bytes(positions))?,
-            angles: device.allocate("angles", positions.len() * columns * 8)?,
+            paging: Paging::new(device, &batch.places, pages, spec)?,
             factors: device.upload("factors", &batch.factors)?,
             ranges: device.upload("ranges", &record_bytes(&batch.ranges))?,
             flags: device.allocate("flags", batch.sites.len() * 4)?,
@@ -121,18 +106,7 @@ impl<D: Device> Runner<'_, D> {
         if batch.gather.iter().all(Vec::is_empty) {
             return Ok(());
         }
-        let columns = self.resident.angle_columns;
-        let angles = AngleParams {
-            positions: on.positions.address(),
-            frequencies: self.resident.frequencies.address(),
-            angles: on.angles.address(),
-            rows: batch.positions.len() as u32,
-            columns,
-        };
-        let angle_count = batch.positions.len() * columns as usize;
-        if angle_count > 0 {
-            queue.launch(Kernel::Angles, Work::Warps(angle_count.div_ceil(32)), 0, &angles)?;
-        }
+        on.paging.launch_angles(queue, &self.resident.frequencies)?;
         let targets = [&on.values, &on.coefficients, &on.steps, &on.rows];
         for (tasks, target) in batch.gather.iter().zip(targets).filter(|(tasks, _)| !tasks.is_empty()) {
             let params = GatherParams {
@@ -140,16 +114,12 @@ impl<D: Device> Runner<'_, D> {
                 counter: queue.counter(),
                 values: target.address(),
                 flags: on.flags.address(),
-                placements: on.placements.address(),
-                elements: self.resident.elements.address(),
-                members: on.members.address(),
-                planes: on.planes.address(),
-                blocks: on.blocks.address(),
-                ropes: on.ropes.address(),
-                angles: on.angles.address(),
+                pages: on.paging.params(
+                    &self.resident.elements,
+                    &self.resident.frequencies,
+                    batch.gather_columns,
+                ),
                 task_count: tasks.len() as u32,
-                angle_columns: columns,
-                tile_columns: batch.gather_columns as u32,
                 reserved: 0,
             };
             let tile = batch.gather_columns * TILE_STRIDE as usize * 4;
