@@ -212,6 +212,20 @@ impl CudaDevice {
         self.shared.kernels.cu_stream()
     }
 
+    /// Queues a copy on the device among the kernels: what its memory can do, to compare rates with.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn copy_on_device(&self, from: &CudaMemory, to: &CudaMemory) -> Result<(), DeviceError> {
+        let (shared, bytes) = (&self.shared, from.bytes.min(to.bytes));
+        let queue = || {
+            shared.order_copies()?;
+            // SAFETY: inside both memories, which are freed behind all queued work.
+            unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, shared.kernels.cu_stream()) }
+        };
+        queue().map_err(failed("copy on the device"))
+    }
+
     /// Loads a kernel, and all others of its translation unit on the way.
     fn function(&self, kernel: Kernel) -> Result<Function, DeviceError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);

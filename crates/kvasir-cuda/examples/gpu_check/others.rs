@@ -4,7 +4,7 @@
 use std::{error::Error, sync::Arc, time::Instant};
 
 use half::bf16;
-use kvasir_cuda::{CudaDevice, Device, DeviceFetch, DeviceMemory, Work};
+use kvasir_cuda::{CudaDevice, Device, DeviceEvent, DeviceFetch, DeviceMemory, Work};
 use kvasir_kernels::{Kernel, PeerChannelsParams, PeerSlotsParams, Record, record_bytes};
 
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
 /// All of them.
 pub(crate) fn run(device: &Arc<CudaDevice>, small: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let timed = Timed::new(device);
+    copies(device, small, report)?;
     let (tokens, count) = if small { (64, 128) } else { (256, 65_536) };
     let mut noise = Noise::new(5);
     let symbols: Vec<u8> =
@@ -75,6 +76,29 @@ pub(crate) fn run(device: &Arc<CudaDevice>, small: bool, report: &mut Report) ->
     let wall = start.elapsed().as_secs_f64() * 1e3;
     assert!(back == symbols, "zstd gives back what it was given");
     row("zstd -1 on one CPU core (symbols)", None, Some(wall), "-");
+    Ok(())
+}
+
+/// What the device's memory can do: bytes read and written.
+fn copies(device: &Arc<CudaDevice>, small: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let bytes = if small { 1 << 16 } else { 1 << 30 };
+    let (from, to) = (device.allocate("from", bytes)?, device.allocate("to", bytes)?);
+    let mut least = f64::INFINITY;
+    for _ in 0..7 {
+        let start = device.record()?;
+        device.copy_on_device(&from, &to)?;
+        let end = device.record()?;
+        end.wait()?;
+        least = least.min(f64::from(start.milliseconds_to(&end)?));
+    }
+    report.add(&Row {
+        what: "device memory".into(),
+        step: "copy, read + written",
+        bytes: 2 * bytes,
+        kernels_ms: Some(least),
+        wall_ms: None,
+        predicted: "about 4,300 GB/s",
+    });
     Ok(())
 }
 

@@ -1,15 +1,15 @@
-//! Rates of encode and decode: layouts, levels, chunks in one launch; the latency of a chunk from host bytes to rows.
+//! Rates of encode and decode, with large chunks compared once: layouts, levels, chunks in one launch; the latency of a chunk from host bytes to rows.
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 use std::{error::Error, sync::Arc, time::Instant};
 
 use half::bf16;
-use kvasir_codec::container::Head;
+use kvasir_codec::{Bf16Buffer, ChunkDecoder, CpuDecoder, container::Head};
 use kvasir_cuda::{
-    ChunkRequest, CudaDevice, CudaMemory, Device, DeviceMemory, Dtype, EncodeRequest, KernelDecoder,
-    KernelEncoder, PageShape, PagedKv, PlaneLayout,
+    ChunkRequest, CudaDevice, CudaMemory, Device, DeviceFetch, DeviceMemory, Dtype, EncodeRequest,
+    KernelDecoder, KernelEncoder, PageShape, PagedKv, PlaneLayout,
 };
-use kvasir_types::{KvLayout, Level};
+use kvasir_types::{KvLayout, Level, Plane};
 
 use crate::{
     common::Noise,
@@ -22,6 +22,8 @@ use crate::{
 const BLOCK_TOKENS: u32 = 16;
 /// Repetitions; the best counts.
 const ROUNDS: usize = 5;
+/// What pages hold before a decode.
+const POISON: u8 = 0xa5;
 type MakeLayout = fn(&PageShape, u64, u64) -> [PlaneLayout; 2];
 const LAYOUTS: [(&str, MakeLayout); 5] = [
     ("flash", |shape, base, _| shape.flash(base)),
@@ -33,7 +35,7 @@ const LAYOUTS: [(&str, MakeLayout); 5] = [
 
 struct Pages {
     pages: PagedKv,
-    _memory: Vec<CudaMemory>,
+    memory: Vec<CudaMemory>,
 }
 
 fn pages(
@@ -60,12 +62,12 @@ fn pages(
         let plane = blocks as usize * BLOCK_TOKENS as usize * kv_heads * head_dim * 2;
         let own = match content {
             Some(content) => device.upload("pages", &content[..2 * plane])?,
-            None => device.allocate("pages", 2 * plane)?,
+            None => device.upload("pages", &vec![POISON; 2 * plane])?,
         };
         layers.push(make(&page, own.address(), own.address() + plane as u64).map(Some));
         memory.push(own);
     }
-    Ok(Pages { pages: PagedKv { layers, block_tokens: BLOCK_TOKENS, blocks }, _memory: memory })
+    Ok(Pages { pages: PagedKv { layers, block_tokens: BLOCK_TOKENS, blocks }, memory })
 }
 
 /// Kernel and wall time of the best of some rounds.
@@ -84,12 +86,48 @@ fn best(
     Ok(least)
 }
 
-/// All rows of a shape.
+/// Whether one chunk's rows in `flash` pages are the CPU decoder's, and everything else is as it was.
+fn rows_are_right(
+    timed: &Timed,
+    shape: &Shape,
+    object: &[u8],
+    level: u8,
+    (cache, blocks): (&Pages, &[i32]),
+) -> Result<bool, Box<dyn Error>> {
+    let head = Head::parse(object)?;
+    let tokens = head.header.token_count as usize;
+    let cpu = CpuDecoder::new(Arc::new(shape.spec.clone()), Arc::new(shape.profile.clone()))?;
+    let mut rows = Bf16Buffer::new(&shape.spec, tokens);
+    cpu.decode(&head, object, Level(level), 0..tokens, &mut rows)?;
+    for (layer, memory) in cache.memory.iter().enumerate() {
+        let [(heads, dim), _] = shape.spec.layers[layer].layout.planes();
+        let plane_bytes = cache.pages.blocks as usize * BLOCK_TOKENS as usize * heads * dim * 2;
+        let mut expected = vec![POISON; 2 * plane_bytes];
+        for (plane, head) in
+            Plane::ALL.into_iter().flat_map(|plane| (0..heads).map(move |head| (plane, head)))
+        {
+            for (token, row) in rows.rows(layer, plane, head).chunks_exact(dim).enumerate() {
+                let slot = blocks[token / 16] as usize * 16 + token % 16;
+                let at = plane as usize * plane_bytes + (slot * heads + head) * dim * 2;
+                let bytes = row.iter().flat_map(|value| value.to_le_bytes());
+                expected[at..at + dim * 2].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
+            }
+        }
+        if timed.fetch(memory, 0, expected.len())?.bytes()? != expected {
+            println!("FAIL {}, {tokens} tokens, level {level}: layer {layer} differs", shape.name);
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// All rows of a shape; whether decoded rows were right.
 pub(crate) fn run(
     device: &Arc<CudaDevice>,
     shape: &Shape,
     report: &mut Report,
-) -> Result<(), Box<dyn Error>> {
+) -> Result<bool, Box<dyn Error>> {
+    let mut same = true;
     let timed = Timed::new(device);
     let (spec, profile) = (Arc::new(shape.spec.clone()), Arc::new(shape.profile.clone()));
     let encoder = KernelEncoder::new(timed.clone(), Arc::clone(&spec), Arc::clone(&profile))??;
@@ -129,9 +167,9 @@ pub(crate) fn run(
             predicted,
         });
         drop(cache);
-        decode_rows(&timed, &decoder, shape, (tokens, bytes, &object), report)?;
+        same &= decode_rows(&timed, &decoder, shape, (tokens, bytes, &object), report)?;
     }
-    Ok(())
+    Ok(same)
 }
 
 fn decode_rows(
@@ -140,8 +178,8 @@ fn decode_rows(
     shape: &Shape,
     (tokens, bytes, object): (usize, usize, &[u8]),
     report: &mut Report,
-) -> Result<(), Box<dyn Error>> {
-    let head = Head::parse(object)?;
+) -> Result<bool, Box<dyn Error>> {
+    let (head, mut same) = (Head::parse(object)?, true);
     for &chunks in &shape.chunks {
         let slots = tokens.next_multiple_of(16) * chunks;
         // One chunk for latency in every layout, several for throughput.
@@ -171,6 +209,9 @@ fn decode_rows(
                     unsafe { decoder.decode_into(&requests, &kv)? };
                     Ok(())
                 })?;
+                if chunks == 1 && *name == "flash" {
+                    same &= rows_are_right(timed, shape, object, level, (&cache, &blocks))?;
+                }
                 let what = format!("{}, {tokens} tokens x {chunks}, {name}", shape.name);
                 let predicted =
                     if level == 0 { "1,100 to 1,400 GB/s; >= 1,000" } else { "600 to 800 GB/s; >= 600" };
@@ -186,5 +227,5 @@ fn decode_rows(
             }
         }
     }
-    Ok(())
+    Ok(same)
 }
