@@ -39,12 +39,15 @@ fn shape(name: &'static str, spec: ModelSpec, tokens: &[usize], chunks: &[usize]
     Shape { name, spec, profile, tokens: tokens.to_vec(), chunks: chunks.to_vec() }
 }
 
-/// The shapes of the targets. 70 B: a quarter of its layers, so that 16 chunks fit.
+/// The shapes of the targets.
 pub(crate) fn real() -> Vec<Shape> {
+    let real = |name, weights, layers, base| {
+        shape(name, spec(weights, layers, 8, 128, base), &[256, 1_536], &[1, 4, 16])
+    };
     vec![
-        shape("Llama-3-8B", spec("llama-3-8b", 32, 8, 128, 500_000.0), &[256, 1_536], &[1, 4, 16]),
-        shape("Mistral-7B", spec("mistral-7b", 32, 8, 128, 1_000_000.0), &[1_536], &[1, 4]),
-        shape("Llama-70B, 20 layers", spec("llama-70b", 20, 8, 128, 500_000.0), &[1_536], &[1, 4, 16]),
+        real("Llama-3-8B", "llama-3-8b", 32, 500_000.0),
+        real("Mistral-7B", "mistral-7b", 32, 1_000_000.0),
+        real("Llama-3-70B", "llama-3-70b", 80, 500_000.0),
     ]
 }
 
