@@ -1,0 +1,68 @@
+//! What the tier does where memory ends, and where what it has is not what it should be.
+
+use super::*;
+
+/// Readers that take a frame each and then nothing more, of more objects than there is memory for.
+#[tokio::test]
+async fn slow_readers_hold_no_more_than_the_tiers_memory_and_all_get_their_bytes() {
+    let ram_bytes = 24 << 20;
+    for disk_bytes in [0, 256 << 20] {
+        let bench = bench(ram_bytes, disk_bytes, PolicyKind::Lru);
+        let samples: Vec<_> = (0..48).map(|seed| sample(seed, &[700_000, 3 << 20])).collect();
+        let open = |sample: &Sample| {
+            let fetch = bench.store.fetch(&sample.content);
+            bench.tier.read(&sample.object, 5..3 << 20, HotContext::UNKNOWN, fetch)
+        };
+        let (mut held, mut readers) = (Vec::new(), Vec::new());
+        for sample in &samples {
+            let mut reader = open(sample);
+            held.push(vec![reader.try_next().await.unwrap().unwrap()]);
+            readers.push(reader);
+        }
+        // And so on, part by part, each reader holding whatever it ever got.
+        for _ in 0..2 {
+            for (reader, parts) in readers.iter_mut().zip(&mut held) {
+                parts.extend(reader.try_next().await.unwrap());
+            }
+        }
+        let in_hand: usize = held.iter().flatten().map(bytes::Bytes::len).sum();
+        assert!(in_hand > 0 && bench.tier.memory().used() > ram_bytes / 2, "{in_hand}");
+        // What slow readers hold keeps nobody else from reading.
+        bench.check(&sample(99, &[700_000, 3 << 20]), 0..3 << 20).await;
+        for ((sample, reader), mut parts) in samples.iter().zip(readers).zip(held) {
+            parts.extend(reader.try_collect::<Vec<_>>().await.unwrap());
+            assert!(parts.concat() == sample.content[5..3 << 20]);
+        }
+        bench.settled().await;
+        let memory = bench.tier.memory();
+        assert!(memory.peak() <= ram_bytes, "{} of {ram_bytes}", memory.peak());
+        // With everybody gone, what is kept is all that is paid for.
+        assert_eq!(memory.used(), bench.tier.usage().ram_bytes);
+    }
+}
+
+/// A store that misdirects may give the head of another object of the same chunk: its frames are cut elsewhere.
+#[tokio::test]
+async fn frames_that_another_head_has_cut_are_not_taken_for_this_ones() {
+    for disk_bytes in [0, 1 << 20] {
+        let bench = bench(1 << 20, disk_bytes, PolicyKind::Lru);
+        let (right, other) = (sample(1, &[1_000, 90_000]), sample(2, &[1_300, 80_000]));
+        let head = Head::parse(&other.content).unwrap();
+        let mistaken = Arc::new(HotObject::new(right.object.chunk(), &head));
+        let mistaken = Sample { object: mistaken, content: other.content.clone() };
+        bench.check(&mistaken, 0..80_000).await;
+        bench.check(&right, 0..90_000).await;
+        bench.check(&right, 500..1_000).await;
+        assert_eq!(bench.tier.medium(&right.object, &(0..90_000)), Medium::Cpu);
+    }
+}
+
+#[tokio::test]
+async fn a_tier_without_room_passes_everything_through_once() {
+    let bench = bench(0, 0, PolicyKind::AdaptiveCost);
+    let sample = sample(1, &[3 << 20, 20 << 20]);
+    bench.check(&sample, 5..(20 << 20)).await;
+    // Runs of 8 MiB, cut at frames: nothing is asked for twice although nothing is kept.
+    assert!(bench.store.requests() <= 4, "{}", bench.store.requests());
+    assert_eq!(bench.tier.usage().ram_bytes, 0);
+}
