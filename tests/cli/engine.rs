@@ -119,7 +119,7 @@ fn two_engines_share_one_kvasir_bit_for_bit() {
     let stream = second.post(&json!({
         "prompt": more, "max_tokens": 4, "temperature": 0, "stream": true, "stream_options": { "include_usage": true },
     }));
-    let usage = stream.lines().filter_map(|line| line.strip_prefix("data: {")).last().expect("events");
+    let usage = stream.lines().rev().find_map(|line| line.strip_prefix("data: {")).expect("events");
     let usage = parse(&format!("{{{usage}"));
     assert_eq!(number(&usage, "/usage/prompt_tokens"), (CONTEXT + 40) as f64);
     assert!(number(&usage, "/kvasir/prefix/memory_tokens") >= 688.0, "{usage}");

@@ -166,12 +166,11 @@ fn measure(arguments: &BudgetArguments) -> CliResult<BudgetReport> {
     })
 }
 
+/// Token windows of equal length.
+type Windows = Vec<Vec<u32>>;
+
 /// Windows that judge, and windows to train on.
-fn windows(
-    model: &Model,
-    arguments: &BudgetArguments,
-    tokens: usize,
-) -> CliResult<(Vec<Vec<u32>>, Vec<Vec<u32>>)> {
+fn windows(model: &Model, arguments: &BudgetArguments, tokens: usize) -> CliResult<(Windows, Windows)> {
     let read = |path: &PathBuf| {
         String::from_utf8(read_file(path)?)
             .map_err(|_| CliError::data(path, "the text is not UTF-8; convert it first"))
