@@ -48,7 +48,8 @@ impl Caller {
         let store = StoreConfig::new("memory://".parse().expect("a url"));
         let of_service = Arc::clone(&clock);
         let service = Service::start_with(store, directory, |config| {
-            config.hot.memory_bytes = capacity_bytes;
+            // An eighth is for frames on their way; what is kept has the rest.
+            config.hot.memory_bytes = capacity_bytes + capacity_bytes.div_ceil(7);
             config.hot.disk_bytes = 0;
             config.hot.read_ahead_chunks = 0;
             config.hot.policy = policy;
