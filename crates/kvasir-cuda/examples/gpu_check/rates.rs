@@ -113,12 +113,36 @@ fn rows_are_right(
                 expected[at..at + dim * 2].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
             }
         }
-        if timed.fetch(memory, 0, expected.len())?.bytes()? != expected {
+        if !alike(&timed.fetch(memory, 0, expected.len())?.bytes()?, &expected, shape.profile.is_direct()) {
             println!("FAIL {}, {tokens} tokens, level {level}: layer {layer} differs", shape.name);
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Whether pages are the same; those of a basis but for the order of f32 sums, before both were rounded to bf16.
+fn alike(pages: &[u8], expected: &[u8], exactly: bool) -> bool {
+    let values = |bytes: &[u8]| -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|two| bf16::from_le_bytes(*two).to_f32()).collect()
+    };
+    pages == expected || {
+        let (a, b) = (values(pages), values(expected));
+        let most = b.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() / 128.0 + 2e-6 * most;
+        !exactly && a.len() == b.len() && a.iter().zip(&b).all(near)
+    }
+}
+
+/// Targets of decoding, as design and issue have them, of a level.
+fn predicted(shape: &Shape, level: u8) -> &'static str {
+    match (shape.profile.is_direct(), level) {
+        (true, 0) => "1,100 to 1,400 GB/s; >= 1,000",
+        (true, _) => "600 to 800 GB/s; >= 600",
+        (false, _) => {
+            "entropy adds <= 10 % to the product with 4 chunks; 1,536 tokens <= 1.3 (8 layers), <= 2.3 ms (all)"
+        }
+    }
 }
 
 /// All rows of a shape; whether decoded rows were right.
@@ -213,8 +237,7 @@ fn decode_rows(
                     same &= rows_are_right(timed, shape, object, level, (&cache, &blocks))?;
                 }
                 let what = format!("{}, {tokens} tokens x {chunks}, {name}", shape.name);
-                let predicted =
-                    if level == 0 { "1,100 to 1,400 GB/s; >= 1,000" } else { "600 to 800 GB/s; >= 600" };
+                let predicted = predicted(shape, level);
                 let bytes = bytes * chunks;
                 report.add(&Row {
                     what,

@@ -1,8 +1,8 @@
-//! Models and caches to time: GQA shapes with a direct profile trained on synthetic KV.
+//! Models and caches to time: GQA shapes with profiles trained on synthetic KV.
 
 use kvasir_codec::{
     Profile,
-    train::{Recipe, train},
+    train::{BasisRecipe, Recipe, train},
 };
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope};
 
@@ -51,7 +51,34 @@ pub(crate) fn real() -> Vec<Shape> {
     ]
 }
 
-/// One tiny shape.
+/// A shape with a basis for every `layers` layers, K and V together. The more tokens than ranks, the longer it trains.
+fn basis(name: &'static str, spec: ModelSpec, layers: usize, rank: usize, tokens: usize) -> Shape {
+    let recipe = BasisRecipe {
+        rank_max: Some(rank),
+        scope_layers: Some(layers),
+        joint: true,
+        token_factors: [0; 2],
+        exact_tokens: Some(0),
+        ..BasisRecipe::default()
+    };
+    let contexts = contexts(&spec, rank.div_ceil(tokens) + 1, tokens);
+    let profile = train(&spec, &contexts, &Recipe::Basis(recipe), &mut |_, _| {}).expect("it trains");
+    Shape { name, spec, profile, tokens: vec![tokens], chunks: vec![1, 4, 16] }
+}
+
+/// Whole chunks of basis profiles, at the sizes of the targets.
+pub(crate) fn bases() -> Vec<Shape> {
+    let llama = || spec("llama-3-8b", 32, 8, 128, 500_000.0);
+    vec![
+        basis("Llama-3-8B, bases of 8 layers, r <= 2,048", llama(), 8, 2_048, 1_536),
+        basis("Llama-3-8B, one basis, r <= 4,096", llama(), 32, 4_096, 1_536),
+    ]
+}
+
+/// Tiny shapes, one of either kind.
 pub(crate) fn small() -> Vec<Shape> {
-    vec![shape("tiny", spec("tiny", 2, 2, 16, 10_000.0), &[70], &[1, 2])]
+    vec![
+        shape("tiny", spec("tiny", 2, 2, 16, 10_000.0), &[70], &[1, 2]),
+        basis("tiny basis", spec("tiny", 4, 2, 16, 10_000.0), 2, 32, 70),
+    ]
 }
