@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
+use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
 use kvasir_storage::{ByteRange, Query, Storage, StorageError, layout::ChunkKey};
 use kvasir_tests::chunks::{self, Chunk};
@@ -67,6 +68,7 @@ pub(crate) async fn load(
     tokens: Vec<u32>,
     fresh: bool,
 ) -> Result<usize, String> {
+    let chain = TokenChain::new(root, &tokens);
     let query = Query::Tokens(tokens.clone());
     let Ok(found) = storage.lookup(&tenant(), &namespace(), &model_id(), query, fresh).await else {
         return Ok(0);
@@ -81,11 +83,8 @@ pub(crate) async fn load(
         // What does not verify is a miss.
         let Ok(head) = Head::parse(&head) else { break };
         let usable = first + hit.matched_tokens as usize;
-        if head.verify_chain().is_err() || head.header.seq_hash != hit.seq_hash {
+        if !is_of(&head, hit, &chain, tokens.get(first..usable)) {
             break;
-        }
-        if head.tokens.get(..usable - first) != tokens.get(first..usable) {
-            return Err(format!("{hit:?} holds other tokens than were looked up"));
         }
         let truth = (end <= tokens.len() && hit.matched_tokens == hit.tokens)
             .then(|| TokenChain::new(root, &tokens[..end]).blocks().last().copied());
@@ -111,4 +110,16 @@ async fn load_pieces(storage: &Arc<Storage>, key: &ChunkKey, head: &Head) -> Res
         }
     }
     Ok(true)
+}
+
+/// What the client crate compares before it decodes: the sections of a tail that ends where this chunk does, which a misdirected
+/// read may give, are sound, and have the same sequence hash.
+fn is_of(head: &Head, hit: &ChunkMatch, chain: &TokenChain, tokens: Option<&[u32]>) -> bool {
+    let header = &head.header;
+    head.verify_chain().is_ok()
+        && header.seq_hash == hit.seq_hash
+        && header.first_position == hit.first_token
+        && header.object_bytes() == hit.bytes
+        && chain.prefix_hash(hit.first_token as usize) == Some(header.parent_hash)
+        && tokens.is_some_and(|tokens| head.tokens.get(..tokens.len()) == Some(tokens))
 }
