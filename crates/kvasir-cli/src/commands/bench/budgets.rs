@@ -90,11 +90,11 @@ struct BudgetReport {
     pub(super) squeeze: Vec<Row>,
     /// Questions about contexts.
     pub(super) tasks: Vec<tasks::TaskRow>,
-    /// CacheGen's observations.
-    pub(super) insights: Insights,
+    /// CacheGen's observations, of every window.
+    pub(super) insights: Vec<Insights>,
 }
 
-/// CacheGen's Figs. 3 to 5 on the first window.
+/// CacheGen's Figs. 3 to 5 on one window.
 #[derive(Debug, Serialize)]
 pub(super) struct Insights {
     /// Fig. 3.
@@ -147,7 +147,13 @@ fn measure(arguments: &BudgetArguments) -> CliResult<BudgetReport> {
     let budgets = sweep::budgets(&model, &cases, arguments.quick, &mut |at| step.at("", at))?;
     let squeeze = sweep::over_p(&model, &cases, arguments.quick)?;
     step.done(&format!("{} settings", budgets.len() + squeeze.len()));
-    let insights = insights(&model, &cases[0])?;
+    let step = Step::start("insights");
+    let mut insights = Vec::new();
+    for (index, case) in cases.iter().enumerate() {
+        step.at("", index as f32 / cases.len() as f32);
+        insights.push(window_insights(&model, case)?);
+    }
+    step.done("delta variance, layer sensitivity, entropy by grouping");
     let step = Step::start("questions");
     let count = if arguments.quick { 1 } else { tasks::COUNT };
     let tasks = tasks::ask(&model, count, arguments.share, &mut |at| step.at("", at))?;
@@ -194,12 +200,10 @@ fn windows(model: &Model, arguments: &BudgetArguments, tokens: usize) -> CliResu
     Ok((judged, all))
 }
 
-fn insights(model: &Model, case: &Case<'_>) -> CliResult<Insights> {
+fn window_insights(model: &Model, case: &Case<'_>) -> CliResult<Insights> {
     let dense = KvBuffer::from_source(model.spec(), case.kv.len(), &case.kv);
-    let step = Step::start("insights");
     let sensitivity =
         layer_sensitivity(model, &case.kv, case.suffix, 1, SENSITIVITY_STEP).map_err(engine_error)?;
-    step.done("delta variance, layer sensitivity, entropy by grouping");
     Ok(Insights {
         variances: delta_variances(model.spec(), &dense),
         sensitivity,

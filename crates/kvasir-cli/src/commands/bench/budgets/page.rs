@@ -1,11 +1,15 @@
 //! The report of `kvasir bench budgets`.
 
-use kvasir_engine::{insights::DeltaVariance, quality::Estimate};
+use kvasir_engine::{
+    insights::{DeltaVariance, GroupedEntropy},
+    quality::Estimate,
+};
 use kvasir_types::Plane;
 
 use super::{
     BudgetReport, Insights,
     case::{Row, SQUEEZE_P},
+    sweep::P_SHARES,
     tasks::TaskRow,
 };
 use crate::report::{Axis, Figure, Mark, Page, Plot, Series, Side, Table};
@@ -70,41 +74,47 @@ pub(super) fn task_table(rows: &[TaskRow]) -> Vec<Vec<String>> {
 }
 
 /// Mean over layers of a variance over the deltas'.
-fn ratio(rows: &[DeltaVariance], plane: Plane, of: fn(&DeltaVariance) -> f64) -> f64 {
-    let own: Vec<f64> =
-        rows.iter().filter(|row| row.plane == plane).map(|row| of(row) / row.deltas).collect();
-    own.iter().sum::<f64>() / own.len() as f64
+fn ratio(insights: &Insights, plane: Plane, of: fn(&DeltaVariance) -> f64) -> f64 {
+    let own = insights.variances.iter().filter(|row| row.plane == plane);
+    mean(&own.map(|row| of(row) / row.deltas).collect::<Vec<_>>())
 }
 
-/// CacheGen's figures beside ours.
-pub(super) fn insight_table(insights: &Insights) -> Vec<Vec<String>> {
-    let v = &insights.variances;
-    let sensitivity: Vec<f64> = insights.sensitivity.iter().map(|row| row.quality.kl.mean).collect();
-    let third = sensitivity.len().div_ceil(3);
-    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
-    let (early, late) = (mean(&sensitivity[..third]), mean(&sensitivity[sensitivity.len() - third..]));
-    let e = &insights.entropy;
-    let saved = |bits: f64| format!("{:.0} %", (1.0 - bits / e.global) * 100.0);
+/// KL of rounding a layer of the first third over that of one of the last.
+fn early_over_late(insights: &Insights) -> f64 {
+    let losses: Vec<f64> = insights.sensitivity.iter().map(|row| row.quality.kl.mean).collect();
+    let third = losses.len().div_ceil(3);
+    mean(&losses[..third]) / mean(&losses[losses.len() - third..])
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// CacheGen's figures beside ours, over all windows.
+pub(super) fn insight_table(windows: &[Insights]) -> Vec<Vec<String>> {
+    let over = |of: &dyn Fn(&Insights) -> f64| Estimate::of_mean(&windows.iter().map(of).collect::<Vec<_>>());
+    let ratio_of = |plane, of: fn(&DeltaVariance) -> f64| over(&|insights| ratio(insights, plane, of));
+    let plain = |e: Estimate| format!("{:.2} ({:.2}–{:.2})", e.mean, e.low, e.high);
+    let saved = |of: fn(&GroupedEntropy) -> f64| {
+        let e = over(&|insights| (1.0 - of(&insights.entropy) / insights.entropy.global) * 100.0);
+        format!("{:.1} % ({:.1}–{:.1})", e.mean, e.low, e.high)
+    };
     let row = |what: &str, here: String, paper: &str| vec![what.to_owned(), here, paper.to_owned()];
     vec![
-        row("observation", "here".to_owned(), "CacheGen"),
+        row("observation", "here (95 %)".to_owned(), "CacheGen"),
         row(
             "Fig. 3: variance over that of deltas, K, channels pooled",
-            format!("{:.2}", ratio(v, Plane::K, |r| r.pooled)),
+            plain(ratio_of(Plane::K, |r| r.pooled)),
             "2.4–2.9",
         ),
-        row("… V", format!("{:.2}", ratio(v, Plane::V, |r| r.pooled)), "2.4–2.9"),
-        row(
-            "… K, once channel means are known",
-            format!("{:.2}", ratio(v, Plane::K, |r| r.along_tokens)),
-            "–",
-        ),
-        row("… V", format!("{:.2}", ratio(v, Plane::V, |r| r.along_tokens)), "–"),
-        row("Fig. 4: KL of rounding an early over a late layer", format!("{:.2}", early / late), "above 1"),
-        row("Fig. 5: entropy saved by knowing the token position", saved(e.by_token), "little"),
-        row("… the layer", saved(e.by_layer), "more"),
-        row("… the channel", saved(e.by_channel), "more"),
-        row("… layer and channel", saved(e.by_layer_and_channel), "most"),
+        row("… V", plain(ratio_of(Plane::V, |r| r.pooled)), "2.4–2.9"),
+        row("… K, once channel means are known", plain(ratio_of(Plane::K, |r| r.along_tokens)), "–"),
+        row("… V", plain(ratio_of(Plane::V, |r| r.along_tokens)), "–"),
+        row("Fig. 4: KL of rounding an early over a late layer", plain(over(&early_over_late)), "above 1"),
+        row("Fig. 5: entropy saved by knowing the token position", saved(|e| e.by_token), "little"),
+        row("… the layer", saved(|e| e.by_layer), "more"),
+        row("… the channel", saved(|e| e.by_channel), "more"),
+        row("… layer and channel", saved(|e| e.by_layer_and_channel), "most"),
     ]
 }
 
@@ -141,16 +151,18 @@ fn over_budgets(rows: &[Row]) -> Plot {
 }
 
 fn over_p(rows: &[Row]) -> Plot {
-    let of = |method: &str| {
-        let own = rows.iter().filter(|row| row.method == method);
-        line(method.to_owned(), own.filter_map(|row| Some((row.squeeze_p?, row.kl.mean))))
+    let of = |(method, share): (&str, f64)| {
+        let own = rows.iter().filter(|row| row.method == method && row.budget == share);
+        let name = format!("{method}, {:.0} % kept", share * 100.0);
+        line(name, own.filter_map(|row| Some((row.squeeze_p?, row.kl.mean))))
     };
+    let methods = ["sliding_window", "streaming_llm", "h2o"];
     Plot {
-        description: "Logit KL over SqueezeAttention's p at 30 % of the tokens".to_owned(),
+        description: "Logit KL over SqueezeAttention's p at two budgets".to_owned(),
         x: Axis { label: "p".to_owned(), ..Axis::default() },
         left: Axis::from_zero("KL, nats a token"),
         right: None,
-        series: ["sliding_window", "streaming_llm", "h2o"].map(of).into(),
+        series: P_SHARES.iter().flat_map(|share| methods.map(|method| of((method, *share)))).collect(),
         guides: Vec::new(),
     }
 }
@@ -176,14 +188,17 @@ fn size_against_quality(report: &BudgetReport) -> Plot {
     }
 }
 
-fn sensitivity(insights: &Insights) -> Plot {
-    let points = insights.sensitivity.iter().map(|row| (row.first as f64, row.quality.kl.mean));
+fn sensitivity(windows: &[Insights]) -> Plot {
+    let layers = windows.first().map_or(0, |insights| insights.sensitivity.len());
+    let losses = |layer: usize| -> Vec<f64> {
+        windows.iter().map(|insights| insights.sensitivity[layer].quality.kl.mean).collect()
+    };
     Plot {
         description: "Logit KL of rounding one layer to a standard deviation".to_owned(),
-        x: Axis::whole("layer", insights.sensitivity.len().saturating_sub(1) as u32),
+        x: Axis::whole("layer", layers.saturating_sub(1) as u32),
         left: Axis::from_zero("KL, nats a token"),
         right: None,
-        series: vec![line(String::new(), points)],
+        series: vec![line(String::new(), (0..layers).map(|layer| (layer as f64, mean(&losses(layer)))))],
         guides: Vec::new(),
     }
 }
@@ -228,7 +243,7 @@ pub(super) fn render(report: &BudgetReport) -> String {
     page.heading("SqueezeAttention over p");
     page.drawing(
         &over_p(&report.squeeze).to_svg(),
-        "At a mean budget of 30 % of the tokens; p = 1 changes nothing.",
+        "At mean budgets of 30 and 50 % of the tokens; p = 1 changes nothing.",
     );
     html_table(&mut page, table(&report.squeeze));
     page.heading("Questions about contexts");
@@ -239,7 +254,7 @@ pub(super) fn render(report: &BudgetReport) -> String {
     page.heading("CacheGen's observations, on this model");
     page.drawing(
         &sensitivity(&report.insights).to_svg(),
-        "Fig. 4: one layer at a time rounded to one standard deviation.",
+        "Fig. 4: one layer at a time rounded to one standard deviation, mean over the windows.",
     );
     html_table(&mut page, insight_table(&report.insights));
     page.finish("Made by kvasir bench budgets.")

@@ -5,8 +5,8 @@ use kvasir_engine::{Model, budget::TokenPolicy};
 use super::case::{Case, Row, SQUEEZE_P, Tally, policies};
 use crate::{error::CliResult, inputs::engine_error};
 
-/// Share of the tokens at which p is swept.
-const P_SHARE: f64 = 0.3;
+/// Shares of the tokens at which p is swept: one where tokens are scarce, one where important layers can have all of them.
+pub(super) const P_SHARES: [f64; 2] = [0.3, 0.5];
 
 fn tenths(quick: bool) -> Vec<f64> {
     if quick { vec![0.3, 1.0] } else { (1..=10).map(|tenth| f64::from(tenth) / 10.0).collect() }
@@ -37,13 +37,15 @@ pub(super) fn budgets(
     Ok(rows)
 }
 
-/// p from 0.1 to 1 over the policies of the paper.
+/// p from 0.1 to 1 over the policies of the paper, at [`P_SHARES`].
 pub(super) fn over_p(model: &Model, cases: &[Case<'_>], quick: bool) -> CliResult<Vec<Row>> {
     let mut rows = Vec::new();
     let papers = ["sliding_window", "streaming_llm", "h2o"];
     for policy in policies(model).map_err(engine_error)?.iter().filter(|p| papers.contains(&p.name())) {
-        for p in tenths(quick) {
-            rows.push(row(model, cases, &**policy, P_SHARE, Some(p))?);
+        for (share, p) in
+            P_SHARES.into_iter().flat_map(|share| tenths(quick).into_iter().map(move |p| (share, p)))
+        {
+            rows.push(row(model, cases, &**policy, share, Some(p))?);
         }
     }
     Ok(rows)
