@@ -101,6 +101,10 @@ fn two_engines_share_one_kvasir_bit_for_bit() {
         assert!(begun.elapsed() < PATIENCE, "the store does not end: {}", looked.stderr());
     };
     assert_eq!(number(&loaded, "/kvasir/prefix/loaded_tokens"), 688.0, "whole blocks: {loaded}");
+    assert_eq!(
+        loaded["kvasir"]["prefix"]["layer_wise"], true,
+        "the rest of the prompt began on the first layers of what was loaded: {loaded}"
+    );
     assert!(number(&loaded, "/kvasir/prefix/computed_tokens") <= 16.0);
     assert!(
         number(&loaded, "/kvasir/ttft/fetch_ms") > 0.0
@@ -124,6 +128,69 @@ fn two_engines_share_one_kvasir_bit_for_bit() {
     assert_eq!(number(&usage, "/usage/prompt_tokens"), (CONTEXT + 40) as f64);
     assert!(number(&usage, "/kvasir/prefix/memory_tokens") >= 688.0, "{usage}");
     assert!(stream.trim_end().contains("data: [DONE]"));
+
+    // A chunk that the index promises is gone: it is computed, the others are loaded all the same.
+    drop(service);
+    let lost = largest_object(&bench.path("store"));
+    std::fs::remove_file(lost).expect("it was there");
+    let service = Served::start(&bench);
+    let third = EngineProcess::start(
+        &bench,
+        &format!("--kvasir {} --profile exact.kvp --level 0 --no-store", service.url),
+    );
+    let mended = third.complete(&prompt);
+    assert_eq!(
+        number(&mended, "/kvasir/prefix/loaded_tokens"),
+        688.0 - 256.0,
+        "one whole chunk less: {mended}"
+    );
+    let levels = mended["kvasir"]["prefix"]["levels"].as_array().expect("a level a chunk").clone();
+    assert_eq!(levels.iter().filter(|level| level.is_null()).count(), 1, "{mended}");
+    assert_eq!(mended["kvasir"]["prefix"]["layer_wise"], false, "not over a prefix with a hole");
+    assert_eq!(mended["choices"], without["choices"]);
+    assert_eq!(mended["kvasir"]["kv_digest"], without["kvasir"]["kv_digest"]);
+}
+
+/// The largest chunk object under a folder.
+fn largest_object(folder: &std::path::Path) -> std::path::PathBuf {
+    let (mut folders, mut largest) = (vec![folder.to_owned()], None);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
+            let (path, about) = (entry.path(), entry.metadata().expect("it is there"));
+            if about.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "kvc") {
+                largest = largest.max(Some((about.len(), path)));
+            }
+        }
+    }
+    largest.expect("chunks were stored").1
+}
+
+#[test]
+fn a_request_that_a_stop_sequence_ends_is_stored_like_others() {
+    let bench = Bench::new();
+    bench.write("text.txt", prose(9, 400));
+    bench.ok("kv --text text.txt --tokens 300 -o kv.safetensors");
+    let prompt = kvasir_engine::exchange::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
+    let whole = EngineProcess::start(&bench, "").complete(&prompt);
+    let text = whole["choices"][0]["text"].as_str().expect("a text");
+    let stop: String = text.chars().skip(text.chars().count() / 2).take(4).collect();
+    let service = Served::start(&bench);
+    let engine = EngineProcess::start(&bench, &format!("--kvasir {}", service.url));
+    let answer = engine.post(&json!({
+        "prompt": prompt, "max_tokens": 600, "temperature": 0, "stop": stop, "kvasir": { "kv_digest": true },
+    }));
+    let answer = parse(answer.split_once("\r\n\r\n").expect("a body").1);
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert_eq!(answer["choices"][0]["text"].as_str(), text.split(&stop).next());
+    assert!(number(&answer, "/kvasir/ttft/total_ms") > 0.0);
+    assert_eq!(number(&answer, "/kvasir/prefix/computed_tokens"), 300.0);
+    assert_eq!(answer["kvasir"]["kv_digest"], whole["kvasir"]["kv_digest"]);
+    let begun = Instant::now();
+    while !bench.run(&format!("lookup --url {} --kv kv.safetensors", service.url)).output.status.success() {
+        assert!(begun.elapsed() < PATIENCE, "it is never stored");
+    }
 }
 
 #[test]

@@ -116,7 +116,8 @@ async fn whole(
             }
         }
         if decoder.stopped() {
-            return Ok(Json(reply.stopped(text, &decoder)));
+            let summary = completion.stop().await.ok_or_else(ApiError::engine)?;
+            return Ok(Json(reply.whole(text, &decoder, &summary)));
         }
     }
     Err(ApiError::engine())
@@ -125,7 +126,7 @@ async fn whole(
 /// What a stream still has to send.
 enum Stage {
     Text,
-    Usage(Box<Option<Summary>>),
+    Usage(Box<Summary>),
     End,
     Over,
 }
@@ -141,7 +142,7 @@ fn events(
     stream::unfold(state, move |(mut completion, mut decoder, reply, stage)| async move {
         let (event, next) = match stage {
             Stage::Text => text_event(&mut completion, &mut decoder, &reply, usage).await,
-            Stage::Usage(summary) => (json(&reply.usage(&decoder, (*summary).as_ref())), Stage::End),
+            Stage::Usage(summary) => (json(&reply.usage(&decoder, &summary)), Stage::End),
             Stage::End => (sse::Event::default().data("[DONE]"), Stage::Over),
             Stage::Over => return None,
         };
@@ -168,10 +169,13 @@ async fn text_event(
         };
         match step {
             Ok((text, Some(summary))) => {
-                return (json(&reply.last(text, decoder, Some(&summary))), after(Some(*summary)));
+                return (json(&reply.last(text, decoder, &summary)), after(*summary));
             }
             Ok((text, None)) if decoder.stopped() => {
-                return (json(&reply.last(text, decoder, None)), after(None));
+                let Some(summary) = completion.stop().await else {
+                    return (json(ApiError::engine().body()), Stage::End);
+                };
+                return (json(&reply.last(text, decoder, &summary)), after(summary));
             }
             // Half a character, or what may become a stop sequence: nothing to show yet.
             Ok((text, None)) if text.is_empty() => {}

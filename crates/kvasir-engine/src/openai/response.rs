@@ -23,7 +23,7 @@ pub struct CompletionResponse {
     /// Token counts; not in pieces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// Where the KV came from and the time went; where the request ran to its end.
+    /// Where the KV came from and the time went; in the last piece and behind it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kvasir: Option<KvasirReport>,
 }
@@ -51,8 +51,7 @@ pub struct Usage {
     /// Both.
     pub total_tokens: usize,
     /// What of the prompt was not computed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_tokens_details: Option<PromptDetails>,
+    pub prompt_tokens_details: PromptDetails,
 }
 
 /// OpenAI's place for what was cached.
@@ -116,49 +115,36 @@ impl Reply {
     }
 
     /// The last piece, with the report.
-    pub(super) fn last(
-        &self,
-        text: String,
-        decoder: &Detokenizer,
-        summary: Option<&Summary>,
-    ) -> CompletionResponse {
+    pub(super) fn last(&self, text: String, decoder: &Detokenizer, summary: &Summary) -> CompletionResponse {
         let finish_reason = Some(if decoder.stopped() { "stop" } else { "length" });
         let mut response = self.response(Some(Choice { text, index: 0, logprobs: None, finish_reason }));
-        response.kvasir = summary.map(KvasirReport::from);
+        response.kvasir = Some(summary.into());
         response
     }
 
     /// The event behind the text.
-    pub(super) fn usage(&self, decoder: &Detokenizer, summary: Option<&Summary>) -> CompletionResponse {
+    pub(super) fn usage(&self, decoder: &Detokenizer, summary: &Summary) -> CompletionResponse {
         let mut response = self.response(None);
         response.usage = Some(self.count(decoder, summary));
-        response.kvasir = summary.map(KvasirReport::from);
+        response.kvasir = Some(summary.into());
         response
     }
 
     /// Everything at once.
     pub(super) fn whole(&self, text: String, decoder: &Detokenizer, summary: &Summary) -> CompletionResponse {
-        let mut response = self.last(text, decoder, Some(summary));
-        response.usage = Some(self.count(decoder, Some(summary)));
+        let mut response = self.last(text, decoder, summary);
+        response.usage = Some(self.count(decoder, summary));
         response
     }
 
-    /// Everything, of a request that a stop sequence ended.
-    pub(super) fn stopped(&self, text: String, decoder: &Detokenizer) -> CompletionResponse {
-        let mut response = self.last(text, decoder, None);
-        response.usage = Some(self.count(decoder, None));
-        response
-    }
-
-    fn count(&self, decoder: &Detokenizer, summary: Option<&Summary>) -> Usage {
-        let cached = |summary: &Summary| PromptDetails {
-            cached_tokens: summary.prefix.memory_tokens + summary.prefix.loaded_tokens,
-        };
+    fn count(&self, decoder: &Detokenizer, summary: &Summary) -> Usage {
+        let cached =
+            PromptDetails { cached_tokens: summary.prefix.memory_tokens + summary.prefix.loaded_tokens };
         Usage {
             prompt_tokens: self.prompt_tokens,
             completion_tokens: decoder.tokens(),
             total_tokens: self.prompt_tokens + decoder.tokens(),
-            prompt_tokens_details: summary.map(cached),
+            prompt_tokens_details: cached,
         }
     }
 }

@@ -109,17 +109,23 @@ async fn stop_sequences_end_an_answer_before_them() {
             "prompt": MODEL.tokenizer().encode(PROMPT).unwrap(), "max_tokens": 30, "temperature": 0,
             "stop": [stop, "never in it"], "stream": stream,
         });
-        let (found, reason) = if stream {
+        let (found, last) = if stream {
             let events = server.events(asked).await;
-            let documents: Vec<Value> =
+            let mut documents: Vec<Value> =
                 events[..events.len() - 1].iter().map(|e| serde_json::from_str(e).unwrap()).collect();
             let text = documents.iter().filter_map(|d| d["choices"][0]["text"].as_str()).collect::<String>();
-            (text, documents.last().unwrap()["choices"][0]["finish_reason"].clone())
+            (text, documents.pop().unwrap())
         } else {
-            let choice = server.complete(asked).await.1["choices"][0].clone();
-            (choice["text"].as_str().unwrap().to_owned(), choice["finish_reason"].clone())
+            let answer = server.complete(asked).await.1;
+            (answer["choices"][0]["text"].as_str().unwrap().to_owned(), answer)
         };
-        assert_eq!((found.as_str(), reason), (until, json!("stop")));
+        let reason = &last["choices"][0]["finish_reason"];
+        assert_eq!((found.as_str(), reason), (until, &json!("stop")));
+        // It is accounted for like a request that ran to its end, and what it computed is kept.
+        let kvasir = &last["kvasir"];
+        assert!(kvasir["ttft"]["total_ms"].as_f64() > Some(0.0), "{last}");
+        let held = kvasir["prefix"]["memory_tokens"].as_u64();
+        assert!(if stream { held >= Some(16) } else { held == Some(0) }, "{last}");
     }
 }
 

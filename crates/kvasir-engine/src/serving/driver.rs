@@ -19,6 +19,8 @@ pub(super) enum Command {
     },
     /// End a request.
     Cancel(RequestId),
+    /// End a request that has all it wants; what it computed is kept.
+    Finish(RequestId),
     /// Tokens of a prompt that are held in memory.
     Held { tokens: Arc<[u32]>, reply: oneshot::Sender<usize> },
     /// Pages for a load.
@@ -82,6 +84,14 @@ fn obey(scheduler: &mut Scheduler, open: &mut Open, command: Command) {
         Command::Cancel(id) => {
             open.remove(&id);
             scheduler.cancel(id);
+        }
+        Command::Finish(id) => {
+            // One that has ended by itself meanwhile has been told so.
+            if let Some(Event::Finished { reason, .. }) = scheduler.finish(id)
+                && let Some(told) = open.remove(&id)
+            {
+                let _ = told.send(Told::Finished(reason));
+            }
         }
         Command::Held { tokens, reply } => {
             let _ = reply.send(scheduler.prefixes().held(&tokens));

@@ -112,6 +112,26 @@ pub struct PrefixUse {
     pub gave_up: bool,
 }
 
+impl PrefixUse {
+    /// Of a prompt of so many tokens, of which the scheduler was given or found `reused`.
+    fn new(prompt_tokens: usize, reused: usize, arrived: &mut Arrived) -> Self {
+        let loaded = arrived.loaded_tokens.min(reused);
+        let held = reused - loaded;
+        let computed_ahead = if arrived.layer_wise { held } else { 0 };
+        Self {
+            prompt_tokens,
+            memory_tokens: held - computed_ahead,
+            loaded_tokens: loaded,
+            computed_tokens: prompt_tokens - reused + computed_ahead,
+            loaded_bytes: arrived.bytes,
+            levels: std::mem::take(&mut arrived.levels),
+            kl_beneath: arrived.kl_beneath,
+            layer_wise: arrived.layer_wise,
+            gave_up: arrived.gave_up,
+        }
+    }
+}
+
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
@@ -149,6 +169,7 @@ pub enum Output {
 #[derive(Debug)]
 pub struct Completion {
     outputs: mpsc::Receiver<Output>,
+    stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
 
@@ -156,6 +177,18 @@ impl Completion {
     /// The next output; none after [`Output::Done`], and without it when the engine failed.
     pub async fn next(&mut self) -> Option<Output> {
         self.outputs.recv().await
+    }
+
+    /// Ends a running request because its answer is complete: what was computed is kept and stored like any other's. Tokens
+    /// that came meanwhile are dropped. None when the engine failed, or when the summary was taken already.
+    pub async fn stop(&mut self) -> Option<Summary> {
+        // Whoever does not listen any more has ended: then the summary is on its way.
+        let _ = self.stop.take().map(|stop| stop.send(()));
+        loop {
+            if let Output::Done(summary) = self.next().await? {
+                return Some(*summary);
+            }
+        }
     }
 }
 
@@ -263,11 +296,12 @@ impl Engine {
             .try_acquire_owned()
             .map_err(|_| SubmitError::Busy { waiting: shared.places_max })?;
         let (sender, outputs) = mpsc::channel(request.count + 1);
+        let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             let life = Life { shared, request, arrived, digest, outputs: sender, _place: place };
-            life.run(brought).await;
+            life.run(brought, stopped).await;
         });
-        Ok(Completion { outputs, task })
+        Ok(Completion { outputs, stop: Some(stop), task })
     }
 }
 
@@ -308,7 +342,7 @@ fn ms(time: Duration) -> f64 {
 }
 
 impl Life {
-    async fn run(self, brought: Option<Arrived>) {
+    async fn run(self, brought: Option<Arrived>, mut stopped: oneshot::Receiver<()>) {
         let prompt: Arc<[u32]> = self.request.prompt.as_slice().into();
         let mut ttft = TtftBreakdown::default();
         let mut arrived = match brought {
@@ -324,8 +358,19 @@ impl Life {
         let mut guard = CancelOnDrop { commands: self.shared.commands.clone(), id: Some(id) };
         let (mut started, mut reused) = (Instant::now(), 0);
         let mut tokens = prompt.to_vec();
+        let mut may_stop = true;
         let reason = loop {
-            match received.recv().await {
+            let told = tokio::select! {
+                told = received.recv() => told,
+                asked = &mut stopped, if may_stop => {
+                    may_stop = false;
+                    if asked.is_ok() && self.shared.commands.send(Command::Finish(id)).await.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            match told {
                 Some(Told::Started { at, reused_tokens }) => (started, reused) = (at, reused_tokens),
                 Some(Told::Token { token, step }) => {
                     if tokens.len() == prompt.len() {
@@ -341,23 +386,10 @@ impl Life {
             }
         };
         guard.id = None;
-        let loaded = arrived.loaded_tokens.min(reused);
-        let held = reused - loaded;
-        let computed_ahead = if arrived.layer_wise { held } else { 0 };
-        let prefix = PrefixUse {
-            prompt_tokens: prompt.len(),
-            memory_tokens: held - computed_ahead,
-            loaded_tokens: loaded,
-            computed_tokens: prompt.len() - reused + computed_ahead,
-            loaded_bytes: arrived.bytes,
-            levels: std::mem::take(&mut arrived.levels),
-            kl_beneath: arrived.kl_beneath,
-            layer_wise: arrived.layer_wise,
-            gave_up: arrived.gave_up,
-        };
+        let prefix = PrefixUse::new(prompt.len(), reused, &mut arrived);
         let kv_digest = if self.digest { self.kv_digest(&prompt).await } else { None };
-        if reason == FinishReason::Length {
-            self.store(tokens, loaded, arrived.kl_beneath).await;
+        if reason != FinishReason::Cancelled {
+            self.store(tokens, prefix.loaded_tokens, arrived.kl_beneath).await;
         }
         // The caller may have gone away by now: then nobody wants the summary.
         let _ = self.outputs.send(Output::Done(Box::new(Summary { reason, ttft, prefix, kv_digest }))).await;

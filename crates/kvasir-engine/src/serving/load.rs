@@ -247,3 +247,6 @@ fn ahead(
     kv.commit(matched)?;
     model.extend_observed(kv, suffix, gate)
 }
+
+#[cfg(test)]
+mod tests;

@@ -107,6 +107,8 @@ pub enum SubmitError {
 pub enum FinishReason {
     /// All tokens were generated.
     Length,
+    /// The caller has what it wanted: a stop sequence came.
+    Stopped,
     /// It was cancelled.
     Cancelled,
 }
@@ -248,6 +250,14 @@ impl Scheduler {
         found.then_some(Event::Finished { id, reason: FinishReason::Cancelled })
     }
 
+    /// Ends a request at once, as if it had asked for no more: what is computed is kept as a prefix.
+    pub fn finish(&mut self, id: RequestId) -> Option<Event> {
+        let at = self.running.iter().position(|running| running.id == id)?;
+        let finished = self.running.remove(at);
+        self.keep(&finished);
+        Some(Event::Finished { id, reason: FinishReason::Stopped })
+    }
+
     /// Requests that wait or run.
     pub fn open(&self) -> usize {
         self.waiting.len() + self.running.len()
@@ -366,8 +376,13 @@ impl Scheduler {
         self.running = running;
         for finished in done {
             events.push(Event::Finished { id: finished.id, reason: FinishReason::Length });
-            let shareable = finished.kv.len().min(finished.shareable);
-            self.cache.insert(&finished.tokens[..shareable], &finished.kv);
+            self.keep(&finished);
         }
+    }
+
+    /// Keeps a sequence's cache as a prefix, as far as it may be shared.
+    fn keep(&mut self, finished: &Running) {
+        let shareable = finished.kv.len().min(finished.shareable);
+        self.cache.insert(&finished.tokens[..shareable], &finished.kv);
     }
 }

@@ -10,24 +10,24 @@ use proptest::prelude::*;
 use super::*;
 use crate::{Model, PagePool, PagedKv, Sampling};
 
-static MODEL: LazyLock<Arc<Model>> =
+pub(super) static MODEL: LazyLock<Arc<Model>> =
     LazyLock::new(|| Arc::new(Model::kvasir_tiny().expect("embedded model")));
 
-fn tokens() -> Vec<u32> {
+pub(super) fn tokens() -> Vec<u32> {
     MODEL.tokenizer().encode(include_str!("../../tests/data/harbour.txt")).unwrap()
 }
 
-fn scheduler(pages: usize, limits: SchedulerLimits) -> (Scheduler, Arc<PagePool>) {
+pub(super) fn scheduler(pages: usize, limits: SchedulerLimits) -> (Scheduler, Arc<PagePool>) {
     let pool = PagePool::new(MODEL.spec(), 16, pages).unwrap();
     (Scheduler::new(Arc::clone(&MODEL), pool.clone(), limits), pool)
 }
 
-fn request(prompt: &[u32], count: usize) -> Request {
+pub(super) fn request(prompt: &[u32], count: usize) -> Request {
     Request { prompt: prompt.to_vec(), count, sampling: Sampling::Greedy }
 }
 
 /// Steps until nothing is open; answers by request.
-fn run(scheduler: &mut Scheduler) -> (BTreeMap<RequestId, Vec<u32>>, Vec<Event>) {
+pub(super) fn run(scheduler: &mut Scheduler) -> (BTreeMap<RequestId, Vec<u32>>, Vec<Event>) {
     let (mut answers, mut all) = (BTreeMap::<_, Vec<u32>>::new(), Vec::new());
     for _ in 0..500 {
         if scheduler.open() == 0 {
@@ -44,7 +44,7 @@ fn run(scheduler: &mut Scheduler) -> (BTreeMap<RequestId, Vec<u32>>, Vec<Event>)
     (answers, all)
 }
 
-fn alone(prompt: &[u32], count: usize) -> Vec<u32> {
+pub(super) fn alone(prompt: &[u32], count: usize) -> Vec<u32> {
     MODEL.generate_with_kv(&mut MODEL.new_kv().unwrap(), prompt, count, &Sampling::Greedy).unwrap()
 }
 
@@ -118,6 +118,27 @@ fn a_loaded_cache_is_used_and_a_cancelled_request_gives_its_pages_back() {
     let first = events.iter().filter(|e| matches!(e, Event::Token { id: i, .. } if *i == id)).count();
     assert_eq!(answers[&id].len() + first, 3);
     assert_eq!(pool.pages_in_use(), 82 / 16, "only the whole pages of the finished prefix");
+}
+
+#[test]
+fn a_request_that_is_stopped_leaves_its_cache_as_a_prefix() {
+    let text = tokens();
+    let (mut whole, _) = scheduler(100, SchedulerLimits::default());
+    let id = whole.submit(request(&text[..40], 30), None).unwrap();
+    let sequence = [&text[..40], &run(&mut whole).0[&id]].concat();
+
+    let (mut scheduler, pool) = scheduler(100, SchedulerLimits::default());
+    let id = scheduler.submit(request(&text[..40], 100), None).unwrap();
+    assert_eq!(scheduler.finish(id), None, "it does not run yet");
+    let mut tokens = 0;
+    while tokens < 30 {
+        let events = scheduler.step().unwrap();
+        tokens += events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+    }
+    assert_eq!(scheduler.finish(id), Some(Event::Finished { id, reason: FinishReason::Stopped }));
+    assert_eq!((scheduler.finish(id), scheduler.open(), pool.pages_in_use()), (None, 0, 4), "69 are cached");
+    let of = |scheduler: &mut Scheduler| scheduler.prefix(&sequence).map(|kv| (kv.len(), kv.digest()));
+    assert_eq!(of(&mut scheduler), of(&mut whole), "as if it had asked for 30");
 }
 
 #[test]
