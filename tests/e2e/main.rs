@@ -15,5 +15,6 @@ mod openapi;
 mod quota;
 mod rest;
 mod salts;
+mod thinned;
 mod traces;
 mod uploads;
