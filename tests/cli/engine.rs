@@ -78,7 +78,8 @@ fn two_engines_share_one_kvasir_bit_for_bit() {
     bench.ok(&format!("kv --text text.txt --tokens {CONTEXT} -o kv.safetensors"));
     let prompt = kvasir_engine::exchange::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
     bench.ok("profile train --kv kv.safetensors --recipe exact-only -o exact.kvp");
-    let service = Served::start(&bench);
+    // Without memory for chunks: what its store loses is lost.
+    let service = Served::start_with(&bench, "--hot.memory 0 --hot.disk 0");
     let shared = format!("--kvasir {} --profile exact.kvp --level 0", service.url);
 
     let without = EngineProcess::start(&bench, "").complete(&prompt);
@@ -101,16 +102,20 @@ fn two_engines_share_one_kvasir_bit_for_bit() {
         assert!(begun.elapsed() < PATIENCE, "the store does not end: {}", looked.stderr());
     };
     assert_eq!(number(&loaded, "/kvasir/prefix/loaded_tokens"), 688.0, "whole blocks: {loaded}");
-    assert_eq!(
-        loaded["kvasir"]["prefix"]["layer_wise"], true,
-        "the rest of the prompt began on the first layers of what was loaded: {loaded}"
-    );
-    assert!(number(&loaded, "/kvasir/prefix/computed_tokens") <= 16.0);
+    // The rest of the prompt begins on the first layers of what is loaded, unless these happen to be decoded last: the
+    // profile has two groups of layers, which run side by side.
+    let layer_wise = |answer: &Value| answer["kvasir"]["prefix"]["layer_wise"] == true;
+    let mut answers = vec![computed, loaded];
+    while !layer_wise(&answers[answers.len() - 1]) && answers.len() < 30 {
+        answers.push(EngineProcess::start(&bench, &format!("{shared} --no-store")).complete(&prompt));
+    }
+    let loaded = &answers[answers.len() - 1];
+    assert!(layer_wise(loaded), "never in {} loads: {loaded}", answers.len() - 1);
+    assert!(number(loaded, "/kvasir/prefix/computed_tokens") <= 16.0);
     assert!(
-        number(&loaded, "/kvasir/ttft/fetch_ms") > 0.0
-            && number(&loaded, "/kvasir/prefix/loaded_bytes") > 0.0
+        number(loaded, "/kvasir/ttft/fetch_ms") > 0.0 && number(loaded, "/kvasir/prefix/loaded_bytes") > 0.0
     );
-    for answer in [&computed, &loaded] {
+    for answer in &answers {
         assert_eq!(answer["choices"], without["choices"], "the text is the same as without Kvasir");
         assert_eq!(
             answer["kvasir"]["kv_digest"], without["kvasir"]["kv_digest"],
@@ -130,10 +135,8 @@ fn two_engines_share_one_kvasir_bit_for_bit() {
     assert!(stream.trim_end().contains("data: [DONE]"));
 
     // A chunk that the index promises is gone: it is computed, the others are loaded all the same.
-    drop(service);
     let lost = largest_object(&bench.path("store"));
     std::fs::remove_file(lost).expect("it was there");
-    let service = Served::start(&bench);
     let third = EngineProcess::start(
         &bench,
         &format!("--kvasir {} --profile exact.kvp --level 0 --no-store", service.url),

@@ -16,6 +16,11 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn start(bench: &Bench) -> Self {
+        Self::start_with(bench, "")
+    }
+
+    /// With more flags.
+    pub(crate) fn start_with(bench: &Bench, flags: &str) -> Self {
         // Taken and given back: the service binds it at once; another test would have to be as quick.
         let port =
             TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a free port").port();
@@ -23,7 +28,7 @@ impl Served {
         let data = bench.path("data");
         std::fs::create_dir_all(&store).expect("a folder");
         let line = format!(
-            "serve --listen 127.0.0.1:{port} --store.url file://{} --cache.directory {}",
+            "serve --listen 127.0.0.1:{port} --store.url file://{} --cache.directory {} {flags}",
             store.display(),
             data.display()
         );
