@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -47,6 +48,11 @@ def minio_binary() -> Path:
         return Path(os.environ["MINIO"])
     run([ROOT / "tests/servers/minio", "install"], patience=1800)
     return next((ROOT / "target/servers/minio").glob("v*/minio"))
+
+
+def outlive_misses() -> None:
+    """Waits until no replica keeps to a "not stored" that it answered before something was stored at another (`negative_ttl`, 1 s)."""
+    time.sleep(1.5)
 
 
 class Replica(Process):
