@@ -95,7 +95,7 @@ fn nothing_acknowledged_is_lost_and_nothing_wrong_is_delivered() {
 
 #[test]
 fn one_seed_one_trace() {
-    let (a, b, other) = (simulate(77, 40), simulate(77, 40), simulate(78, 40));
+    let (a, b, other) = (simulate(9, ROUNDS), simulate(9, ROUNDS), simulate(78, ROUNDS));
     assert_eq!(a.trace, b.trace);
     assert_ne!(a.trace, other.trace);
 }

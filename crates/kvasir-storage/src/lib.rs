@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod blocking;
 mod cache;
 mod chunks;
 mod contexts;

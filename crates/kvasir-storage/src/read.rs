@@ -10,6 +10,7 @@ use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStor
 
 use crate::{
     Storage, StorageError,
+    blocking::blocking,
     chunks::entry_of,
     hot::RequestHint,
     index::{IndexEntry, IndexRow, Scope, prefer},
@@ -326,7 +327,7 @@ fn file_stream(file: std::fs::File, range: Range<u64>) -> BoxStream<'static, obj
         }
         let bytes = limits::PASSED_BYTES.min(range.end - range.start);
         let (reader, start) = (Arc::clone(&file), range.start);
-        let part = tokio::task::spawn_blocking(move || {
+        let part = blocking(move || {
             let mut part = vec![0; bytes as usize];
             reader.read_exact_at(&mut part, start).map(|()| Bytes::from(part))
         });

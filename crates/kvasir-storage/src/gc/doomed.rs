@@ -11,6 +11,7 @@ use object_store::{ObjectMeta, ObjectStoreExt, PutPayload};
 use super::{Pass, StoreTime};
 use crate::{
     Storage, StorageError,
+    blocking::blocking,
     layout::{ChunkKey, Key},
     limits,
     transitions::Transition,
@@ -122,8 +123,7 @@ impl Storage {
     pub(super) async fn sweep_leftovers(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
         if let Some(directory) = self.store.directory.clone() {
             let (age, dry_run) = (pass.policy.leftovers_age, pass.policy.dry_run);
-            let swept =
-                tokio::task::spawn_blocking(move || super::leftovers::sweep(&directory, age, dry_run));
+            let swept = blocking(move || super::leftovers::sweep(&directory, age, dry_run));
             match swept.await? {
                 Ok(count) => pass.report.leftovers_deleted += count,
                 Err(error) => tracing::warn!(%error, "the store's directory cannot be looked through"),

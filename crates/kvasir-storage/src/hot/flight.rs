@@ -8,6 +8,7 @@ use kvasir_types::Medium;
 
 use crate::{
     StorageError,
+    blocking::blocking,
     memory::{Lease, Region},
 };
 
@@ -69,7 +70,7 @@ impl Flight {
         let (folder, wanted) = (Arc::clone(self.tier.folder()), file.clone());
         let frame = self.run.last().map_or(0, |coming| coming.frame);
         let lease = self.run.last_mut().and_then(|coming| coming.lease.take());
-        let read = tokio::task::spawn_blocking(move || folder.read(&wanted, lease)).await;
+        let read = blocking(move || folder.read(&wanted, lease)).await;
         match read {
             Ok(Some(bytes)) if self.object.verify(frame, &bytes) => self.deliver(bytes, Medium::Disk),
             Ok(_) | Err(_) => {

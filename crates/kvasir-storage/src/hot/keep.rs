@@ -6,6 +6,7 @@ use bytes::Bytes;
 use kvasir_types::Medium;
 
 use crate::{
+    blocking::blocking,
     eviction::{Access, Moment},
     limits,
 };
@@ -201,7 +202,7 @@ impl HotTier {
             return;
         }
         let tier = Arc::clone(self);
-        tokio::task::spawn_blocking(move || {
+        blocking(move || {
             work.delete.iter().for_each(|file| tier.folder.delete(file));
             for (file, bytes) in work.write {
                 let written = tier.folder.write(&file, &bytes);

@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     StorageError,
+    blocking::blocking,
     eviction::{ClassId, Moment},
     layout::ChunkKey,
     limits,
@@ -306,7 +307,7 @@ impl HotTier {
             state.disk.get(&key)?.file.clone()
         };
         let (folder, lease) = (Arc::clone(&self.folder), self.memory.lease(u64::from(file.bytes))?);
-        tokio::task::spawn_blocking(move || folder.read(&file, Some(lease))).await.ok()?
+        blocking(move || folder.read(&file, Some(lease))).await.ok()?
     }
 
     /// Memory for a frame that comes from a writer; [`offer`](Self::offer) takes it in.

@@ -2,9 +2,10 @@
 
 use std::{io, ops::Range, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::JoinHandle;
 
 use crate::{
+    blocking::blocking,
     limits,
     memory::{Lease, Region},
     seal::Sealer,
@@ -31,7 +32,7 @@ pub(super) struct SpoolFile {
 impl SpoolFile {
     /// A new file; without a lease for long buffers it has short ones.
     pub(super) async fn create(directory: PathBuf, sealed: bool, lease: Option<Lease>) -> io::Result<Self> {
-        let file = spawn_blocking(move || {
+        let file = blocking(move || {
             std::fs::create_dir_all(&directory)?;
             tempfile::tempfile_in(&directory)
         });
@@ -63,7 +64,7 @@ impl SpoolFile {
         let (file, at, seal) = (Arc::clone(&self.file), self.sent, self.seal.clone());
         let buffer_bytes = self.buffer_bytes;
         self.sent += full.len() as u64;
-        self.writing = Some(spawn_blocking(move || {
+        self.writing = Some(blocking(move || {
             match seal {
                 None => file.write_all_at(&full, at)?,
                 Some(seal) => {
@@ -108,7 +109,7 @@ impl SpoolFile {
         let (file, seal, sent) = (Arc::clone(&self.file), self.seal.clone(), self.sent);
         let (front, buffer_bytes) =
             (self.front.get(start as usize..).unwrap_or_default().to_vec(), self.buffer_bytes);
-        let read = spawn_blocking(move || {
+        let read = blocking(move || {
             match seal {
                 Some(seal) => open_range(&file, &seal, &range, sent, buffer_bytes, &mut space)?,
                 None => file.read_exact_at(&mut space, range.start)?,
