@@ -158,6 +158,7 @@ async fn a_late_first_byte_is_hedged() {
     }
     // What is late is learned from the reads before, and on a busy machine those were late themselves.
     for attempt in 0.. {
+        check(&client, &text, &references, "warming again").await;
         script.lock().unwrap().answers = vec![Answer::Good, Answer::Late];
         let report = check(&client, &text, &references, "late").await;
         assert!(report.failures.is_empty(), "{:?}", report.failures);
@@ -165,7 +166,7 @@ async fn a_late_first_byte_is_hedged() {
             assert!(report.reads.hedges >= report.reads.hedges_won && report.reads.proxy_bytes > 0);
             break;
         }
-        assert!(attempt < 20, "a late read was never hedged: {:?}", report.reads);
+        assert!(attempt < 60, "a late read was never hedged: {:?}", report.reads);
     }
 }
 
