@@ -10,9 +10,10 @@ use std::path::Path;
 
 use clap::Subcommand;
 use kvasir_engine::Model;
+use serde::Serialize;
 
 use crate::{
-    error::{CliError, CliResult},
+    error::{CliError, CliResult, Exit, write_file},
     inputs,
 };
 
@@ -45,4 +46,21 @@ pub(crate) fn run(command: &BenchCommand) -> CliResult {
         BenchCommand::Ttft(arguments) => ttft::run(arguments),
         BenchCommand::Codec(arguments) => codec::run(arguments),
     }
+}
+
+/// Writes a report as `STEM.json` and in other forms, by file extension, into a folder that is made where there is none.
+pub(crate) fn write_report(
+    folder: &Path,
+    stem: &str,
+    report: &impl Serialize,
+    others: &[(&str, String)],
+) -> CliResult {
+    std::fs::create_dir_all(folder).map_err(|error| {
+        let message = format!("cannot make {}: {error}", folder.display());
+        CliError::new(Exit::NoOutput, message, "Check that the folder above it may be written to.")
+    })?;
+    let json = serde_json::to_vec_pretty(report).map_err(CliError::internal)?;
+    write_file(&folder.join(format!("{stem}.json")), &json)?;
+    (others.iter())
+        .try_for_each(|(form, text)| write_file(&folder.join(format!("{stem}.{form}")), text.as_bytes()))
 }

@@ -20,10 +20,10 @@ use kvasir_engine::{
 use serde::Serialize;
 
 use self::case::{Case, Row};
-use super::quality::bench_error;
+use super::{quality::bench_error, write_report};
 use crate::{
     commands::serve::runtime,
-    error::{CliError, CliResult, Exit, read_file, write_file},
+    error::{CliError, CliResult, Exit, read_file},
     inputs::{self, engine_error},
     output::{columns, print, print_json},
     progress::Step,
@@ -74,7 +74,7 @@ pub(crate) struct BudgetArguments {
 /// The result.
 #[derive(Debug, Serialize)]
 struct BudgetReport {
-    /// The command's settings that figures depend on; nothing is random.
+    /// Tokens of a window whose cache is thinned and coded.
     pub(super) prefix: usize,
     /// Judging tokens of a window.
     pub(super) suffix: usize,
@@ -109,14 +109,12 @@ pub(super) struct Insights {
 pub(crate) fn run(arguments: &BudgetArguments) -> CliResult {
     let report = measure(arguments)?;
     if let Some(folder) = &arguments.out {
-        std::fs::create_dir_all(folder).map_err(|error| {
-            let message = format!("cannot make {}: {error}", folder.display());
-            CliError::new(Exit::NoOutput, message, "Check that the folder above it may be written to.")
-        })?;
-        let json = serde_json::to_vec_pretty(&report).map_err(CliError::internal)?;
-        write_file(&folder.join("budgets.json"), &json)?;
-        write_file(&folder.join("budgets.csv"), page::csv(&report).as_bytes())?;
-        write_file(&folder.join("budgets.html"), page::render(&report).as_bytes())?;
+        write_report(
+            folder,
+            "budgets",
+            &report,
+            &[("csv", page::csv(&report)), ("html", page::render(&report))],
+        )?;
     }
     if arguments.json { print_json(&report) } else { print(&text(&report)) }
 }

@@ -18,9 +18,9 @@ use kvasir_engine::{Model, TINY_PROFILE};
 use kvasir_types::{Level, SPAN_TOKENS};
 use serde::Serialize;
 
-use super::{model, page};
+use super::{model, page, write_report};
 use crate::{
-    error::{CliError, CliResult, Exit, read_file, write_file},
+    error::{CliError, CliResult, Exit, read_file},
     inputs::{self, engine_error},
     output::{columns, print, print_json},
     progress::Step,
@@ -104,15 +104,16 @@ pub(crate) fn run(arguments: &QualityArguments) -> CliResult {
     let model = model(&arguments.model)?;
     let report = report(&model, arguments)?;
     if let Some(folder) = &arguments.out {
-        std::fs::create_dir_all(folder).map_err(|error| {
-            let message = format!("cannot make {}: {error}", folder.display());
-            CliError::new(Exit::NoOutput, message, "Check that the folder above it may be written to.")
-        })?;
-        let json = serde_json::to_vec_pretty(&report).map_err(CliError::internal)?;
-        write_file(&folder.join("quality.json"), &json)?;
-        write_file(&folder.join("quality.csv"), csv(&report.rows).as_bytes())?;
-        write_file(&folder.join("quality.svg"), page::size_against_quality(&report).to_file().as_bytes())?;
-        write_file(&folder.join("quality.html"), page::render(&report).as_bytes())?;
+        write_report(
+            folder,
+            "quality",
+            &report,
+            &[
+                ("csv", csv(&report.rows)),
+                ("svg", page::size_against_quality(&report).to_file()),
+                ("html", page::render(&report)),
+            ],
+        )?;
     }
     if arguments.json { print_json(&report) } else { print(&text(&report)) }
 }

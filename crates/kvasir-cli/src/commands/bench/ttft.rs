@@ -14,9 +14,10 @@ use kvasir_engine::plan::{bytes_at, gpu, prefill_flops, preset};
 use serde::Serialize;
 
 use self::ways::{Lab, Link, Way};
+use super::write_report;
 use crate::{
     commands::serve::runtime,
-    error::{CliError, CliResult, Exit, write_file},
+    error::{CliError, CliResult, Exit},
     inputs::{self, engine_error},
     output::{columns, print, print_json},
     progress::Step,
@@ -130,14 +131,12 @@ pub(super) struct TtftReport {
 pub(crate) fn run(arguments: &TtftArguments) -> CliResult {
     let report = measure(arguments)?;
     if let Some(folder) = &arguments.out {
-        std::fs::create_dir_all(folder).map_err(|error| {
-            let message = format!("cannot make {}: {error}", folder.display());
-            CliError::new(Exit::NoOutput, message, "Check that the folder above it may be written to.")
-        })?;
-        let json = serde_json::to_vec_pretty(&report).map_err(CliError::internal)?;
-        write_file(&folder.join("ttft.json"), &json)?;
-        write_file(&folder.join("ttft.csv"), page::csv(&report).as_bytes())?;
-        write_file(&folder.join("ttft.html"), page::render(&report).as_bytes())?;
+        write_report(
+            folder,
+            "ttft",
+            &report,
+            &[("csv", page::csv(&report)), ("html", page::render(&report))],
+        )?;
     }
     if arguments.json { print_json(&report) } else { print(&text(&report)) }
 }
