@@ -12,13 +12,10 @@ use std::{
 
 use anyhow::{Result, ensure};
 use kvasir_api::{MEDIA_TOKENS, routes};
-use kvasir_storage::{
-    index::{Index, IndexEntry, IndexRow, Scope},
-    observe::NoObserver,
-    store::OpenStore,
-};
+use kvasir_load_tests::rows::{CHUNK_TOKENS, Context, Place, fill};
+use kvasir_storage::{observe::NoObserver, store::OpenStore};
 use kvasir_tests::{chunks, service::Api};
-use kvasir_types::{ModelId, ProfileHash, RootHash, SeqHash, TokenChain};
+use kvasir_types::{ModelId, RootHash};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -28,10 +25,8 @@ use crate::{
     servers, stats,
 };
 
-/// Chunks of a context and tokens of a chunk: 98,304 tokens.
+/// Chunks of a context: 98,304 tokens.
 const CHUNKS: usize = 64;
-const CHUNK_TOKENS: usize = 1536;
-const CHUNK_BLOCKS: usize = CHUNK_TOKENS / kvasir_types::BLOCK_TOKENS;
 /// Contexts that are asked for again and again, all over the index.
 const ASKED: usize = 256;
 /// Contexts that are asked for where none comes again soon: more of them than any cache of pages holds.
@@ -96,41 +91,16 @@ fn bytes_under(directory: &Path) -> u64 {
     entries.map(bytes).sum()
 }
 
-/// Block hashes of a context: of its tokens, or made up.
-fn blocks_of(root: RootHash, context: usize) -> Vec<SeqHash> {
-    if context < WITH_TOKENS {
-        return TokenChain::new(root, &tokens_of(context)).blocks().to_vec();
+/// A context: of tokens of its own, or made up.
+fn context_of(root: RootHash, number: usize) -> Context {
+    match number {
+        0..WITH_TOKENS => Context::of_tokens(root, &tokens_of(number)),
+        _ => Context::made_up(root, number, CHUNKS),
     }
-    let mut bytes = vec![0; CHUNK_BLOCKS * CHUNKS * 32];
-    blake3::Hasher::new().update(&context.to_le_bytes()).finalize_xof().fill(&mut bytes);
-    bytes.as_chunks().0.iter().map(|hash| SeqHash::from(*hash)).collect()
 }
 
 fn tokens_of(context: usize) -> Vec<u32> {
     chunks::tokens(context as u64 + 1_000, CHUNKS * CHUNK_TOKENS)
-}
-
-fn entry(root: RootHash, blocks: &[SeqHash], chunk: usize) -> IndexEntry {
-    let own = &blocks[chunk * CHUNK_BLOCKS..][..CHUNK_BLOCKS];
-    let last = own[CHUNK_BLOCKS - 1];
-    IndexEntry {
-        parent_hash: match chunk {
-            0 => *root.as_bytes(),
-            _ => *blocks[chunk * CHUNK_BLOCKS - 1].as_bytes(),
-        },
-        blocks: IndexEntry::short_blocks(own.iter().map(|b| &b.as_bytes()[..])),
-        row: Arc::new(IndexRow {
-            seq_hash: last,
-            object_digest: (*last.as_bytes()).into(),
-            profile_hash: ProfileHash::of(chunks::PROFILE),
-            first_position: (chunk * CHUNK_TOKENS) as u64,
-            token_count: CHUNK_TOKENS as u32,
-            kl_beneath: 0.0,
-            head_bytes: 4_000,
-            object_bytes: 10 << 20,
-            level_bytes: vec![1 << 20, 2 << 20, 5 << 20, 10 << 20],
-        }),
-    }
 }
 
 pub(crate) fn measure(
@@ -163,17 +133,13 @@ fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> 
     let contexts = (count / CHUNKS).max(1);
     {
         let open = OpenStore::open(&store.config, Arc::new(NoObserver))?;
-        let index = Index::sled(
-            directory.path().join("cache"),
-            open.identity,
-            kvasir_storage::limits::INDEX_CACHE_BYTES,
-        )?;
-        let scope = Scope::new(&"default".parse()?, &model_id);
-        for context in 0..contexts {
-            let blocks = blocks_of(root, context);
-            (0..CHUNKS).for_each(|chunk| index.insert(scope, &entry(root, &blocks, chunk)));
-        }
-        index.flush();
+        let place = Place {
+            cache: &directory.path().join("cache"),
+            store_identity: open.identity,
+            memory_bytes: kvasir_storage::limits::INDEX_CACHE_BYTES,
+            model_id,
+        };
+        fill(place, (0..contexts).map(|number| context_of(root, number)))?;
     }
     let service = servers::kvasir(common, &store.config, directory.path())?;
     prepare(&Api::at(service.address));
@@ -182,8 +148,7 @@ fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> 
         // In no order that a page would hold together.
         let order = (0..asked).map(|i| (i * 7_919 % asked) * contexts / asked);
         let request = |context| {
-            let ids: Vec<_> =
-                blocks_of(root, context).into_iter().skip(CHUNK_BLOCKS - 1).step_by(CHUNK_BLOCKS).collect();
+            let ids = context_of(root, context).chunk_ids();
             let body = json!({ "model_id": model_id, "namespace": "n", "chunk_ids": ids }).to_string();
             http::post(routes::LOOKUP, service.address, "application/json", body.as_bytes())
         };

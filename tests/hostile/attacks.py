@@ -1,14 +1,15 @@
-"""Hostile clients against a running service with credentials on: python attacks.py HOST PORT TOKEN PID [SECONDS].
+"""Hostile clients against a running service with credentials on: python attacks.py HOST PORT TOKEN PID VICTIM STORE [SECONDS].
 
-Only the standard library. Each attack says what it did and what came of it; the exit status is 1 where one got through.
+VICTIM is the token of the tenant "default", whose objects are in the folder STORE. Only the standard library. Each attack says what it did and what came of it; the exit status is 1 where one got through.
 While they run, an honest client with a good token asks all the time: it must always be answered, and soon.
 """
 
-import base64, hashlib, json, os, random, socket, sys, threading, time, zlib
+import base64, hashlib, json, os, pathlib, random, socket, sys, threading, time, zlib
 from concurrent.futures import ThreadPoolExecutor
 
 HOST, PORT, TOKEN, PID = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-SECONDS = float(sys.argv[5]) if len(sys.argv) > 5 else 36.0
+VICTIM, STORE = sys.argv[5], pathlib.Path(sys.argv[6])
+SECONDS = float(sys.argv[7]) if len(sys.argv) > 7 else 36.0
 HEX = "0" * 64
 MODEL, CHUNK = f"/v1/models/{HEX}", f"/v1/models/{HEX}/chunks/{HEX}"
 AUTH = f"authorization: Bearer {TOKEN}\r\n"
@@ -239,6 +240,64 @@ def guesses():
     return ok, f"600 refused, {answers.count(401)} of them looked at; the good one still gets {good}"
 
 
+def probing():
+    """Another tenant's ids, known to the last digit, must answer as ids that nobody has, and its data stay as they are."""
+    base = STORE / "1/t/default"
+    names = lambda pattern: sorted(path.relative_to(base).parts for path in base.glob(pattern))
+    (_, model, *_), *_ = names("m/*/spec.json")
+    (_, _, _, profile), *_ = names("m/*/p/*.kvp")
+    (_, _, _, chunk, digest), *others = names("m/*/c/*/*.kvc")
+    (_, context, _), *_ = names("x/*/*.json")
+    profile, digest = profile.split(".")[0], digest.split(".")[0]
+    spec, body = (base / "m" / model / "spec.json").read_bytes(), (base / "m" / model / "c" / chunk / f"{digest}.kvc").read_bytes()
+
+    def all_of(model, profile, chunk, digest, context):
+        """What a tenant could ask about these ids."""
+        chunks, json_of = f"/v1/models/{model}/chunks/{chunk}", lambda **fields: json.dumps(fields).encode()
+        ask = {"model_id": model, "namespace": "default"}
+        return [
+            ("GET", f"/v1/models/{model}", b""), ("GET", f"/v1/models/{model}/profiles", b""), ("GET", f"/v1/models/{model}/profiles/{profile}", b""),
+            ("GET", chunks, b""), ("HEAD", chunks, b""), ("GET", f"{chunks}/{digest}", b""), ("HEAD", f"{chunks}/{digest}", b""),
+            ("GET", f"{chunks}/{digest}?level=0", b""), ("GET", f"{chunks}/{digest}?tokens=16", b""), ("GET", f"{chunks}/{digest}/url", b""),
+            ("DELETE", f"{chunks}/{digest}", b""), ("DELETE", chunks, b""), ("PUT", chunks, body),
+            ("POST", "/v1/lookup", json_of(**ask, chunk_ids=[chunk])), ("POST", "/v1/lookup", json_of(**ask, chunk_ids=[chunk], fresh=True, direct=True)),
+            ("POST", "/v1/lookup", json_of(**ask, block_hashes=[chunk])), ("POST", "/v1/namespaces", json_of(**ask)),
+            ("POST", "/v1/uploads", json_of(model_id=model, seq_hash=chunk, object_digest=digest, bytes=len(body), sha256=HEX)),
+            ("POST", "/v1/contexts", json_of(**ask, chunks=[{"seq_hash": chunk, "object_digest": digest}])),
+            ("GET", f"/v1/contexts/{context}", b""), ("GET", f"/v1/contexts/{context}?version=1", b""), ("GET", f"/v1/contexts/{context}/versions", b""),
+            ("PATCH", f"/v1/contexts/{context}", b'{"ttl_s":1}'), ("DELETE", f"/v1/contexts/{context}", b""),
+        ]
+
+    def answer(method, path, body, token):
+        found = sized(method, path, body, auth=f"authorization: Bearer {token}\r\n")
+        head, _, text = found.partition(b"\r\n\r\n")
+        # Details name the id that was asked for, and each answer the request.
+        try:
+            text = json.dumps({name: value for name, value in json.loads(text).items() if name not in ("detail", "request_id", "instance")})
+        except (ValueError, AttributeError):
+            text = hashlib.sha256(text).hexdigest()
+        return status(found), text
+
+    changed = lambda id: id[:-1] + ("0" if id[-1] != "0" else "1")
+    real, nobody = (model, profile, chunk, digest, context), tuple(map(changed, (model, profile, chunk, digest, context)))
+    reads = [request for request in all_of(*real) if request[0] in ("GET", "HEAD") and not request[1].endswith("/url")]
+    before = [answer(*request, VICTIM) for request in reads]
+    owned = [found for found, _ in before]
+    told = [(theirs[0], theirs[1][:60], ours[0], ours[1][:60], request[:2]) for request, theirs, ours in
+            ((request, answer(*request, TOKEN), answer(*other, TOKEN)) for request, other in zip(all_of(*real), all_of(*nobody))) if theirs != ours or theirs[0] == 200 and request[0] != "POST"]
+    listed = answer("GET", "/v1/contexts", b"", TOKEN), answer("GET", "/v1/usage", b"", TOKEN)
+    # The same model, registered by the intruder as its own, makes nobody's chunks appear in it.
+    registered, _ = answer("POST", "/v1/models", spec, TOKEN)
+    told += [(found, text[:80], request[:2]) for request in all_of(*real)[3:] for found, text in [answer(*request, TOKEN)]
+             if request[0] in ("GET", "HEAD", "DELETE") and found != 404 or chunk in text]
+    roots = {answer("POST", "/v1/namespaces", json.dumps({"model_id": model, "namespace": "default"}).encode(), token) for token in (VICTIM, TOKEN)}
+    after = [answer(*request, VICTIM) for request in reads]
+    leaks = context in listed[0][1] or '"objects": 0' not in listed[1][1]
+    ok = not told and not leaks and before == after and set(owned) == {200} and registered == 201 and len(roots) == 2
+    return ok, f"{len(real) and len(all_of(*real))} requests with another tenant's ids: {len(told)} told it from ids that nobody has {told[:3]}; {owned.count(200)} of its own {len(reads)} reads are answered, " + (
+        "the same afterwards" if before == after else "OTHERS afterwards") + (f"; {listed}" if leaks else "")
+
+
 def forged(n):
     """A web token that says of itself what it is."""
     part = lambda value: base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
@@ -261,7 +320,7 @@ def main():
     with ThreadPoolExecutor(2) as pool:
         # The slow ones wait beside the quick ones, which come one after the other.
         slow = {attack: pool.submit(attack) for attack in (slowloris, slow_bodies)}
-        for attack in (header_bombs, body_bombs, ranges, paths, smuggling, noise, guesses):
+        for attack in (header_bombs, body_bombs, ranges, paths, probing, smuggling, noise, guesses):
             report(attack.__name__, *attack())
         for attack, running in slow.items():
             report(attack.__name__, *running.result())

@@ -1,7 +1,6 @@
 //! The chunk API over plain HTTP, with every byte that comes compared with what its generator says.
 
 use std::{
-    net::SocketAddr,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -22,7 +21,8 @@ use crate::{
 pub(crate) struct Tenant {
     pub(crate) pool: Arc<Pool>,
     pub(crate) http: reqwest::Client,
-    pub(crate) replicas: Vec<SocketAddr>,
+    /// URLs of the replicas.
+    pub(crate) replicas: Vec<String>,
     pub(crate) token: Option<String>,
     pub(crate) model_id: ModelId,
     pub(crate) root: RootHash,
@@ -81,7 +81,7 @@ impl Tenant {
 
     /// A request to a replica.
     pub(crate) fn request(&self, replica: usize, method: Method, path: &str) -> reqwest::RequestBuilder {
-        let url = format!("http://{}{path}", self.replicas[replica]);
+        let url = format!("{}{path}", self.replicas[replica]);
         let request = self.http.request(method, url);
         match &self.token {
             Some(token) => request.bearer_auth(token),
@@ -219,7 +219,7 @@ impl Tenant {
             direct: false,
         };
         let (found, bytes) = self.ask(replica, &request).await?;
-        let whole = found.matched_tokens == (rows::CHUNKS * rows::CHUNK_TOKENS) as u64;
+        let whole = found.matched_tokens == rows::TOKENS as u64;
         if whole { Ok(Done { bytes, ..Done::default() }) } else { Err(Failure::new(NOT_FOUND)) }
     }
 

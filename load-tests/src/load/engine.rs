@@ -19,23 +19,22 @@ use kvasir_codec::{
     KvBuffer, KvSource, Profile,
     train::{Recipe, TrainingContext, train},
 };
-use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
+use kvasir_types::{BLOCK_TOKENS, KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
 
 use crate::record::{Done, Failure};
 
-/// Layers, heads and elements of a head: 512 elements a token, 1/128 of an 8B model's 65,536.
-const LAYERS: usize = 4;
+/// Heads, and elements of a head: with four layers 512 elements a token.
 const HEADS: usize = 2;
 const DIM: usize = 32;
-/// How much smaller the cache of a token is than that of Llama-3-8B.
-const SCALE: usize = 65_536 / (LAYERS * HEADS * DIM * 2);
+/// Elements of a token in the cache of an 8B model (Llama-3-8B): what scales are given in.
+const ELEMENTS_8B: usize = 65_536;
 /// Tokens of a page.
 const PAGE_TOKENS: usize = 16;
 /// Time that a load is given: far more than any takes, so that none is given up for it.
 const SLO: Duration = Duration::from_secs(20);
 
 /// A model whose cache is of known numbers.
-fn spec() -> ModelSpec {
+fn spec(layers: usize) -> ModelSpec {
     let layer =
         LayerKv { layout: KvLayout::Gqa { kv_heads: HEADS as u32, head_dim: DIM as u32 }, rope: None };
     ModelSpec {
@@ -44,7 +43,7 @@ fn spec() -> ModelSpec {
         adapter: None,
         kv_dtype: KvDtype::F16,
         ropes: Vec::new(),
-        layers: vec![layer; LAYERS],
+        layers: vec![layer; layers],
         thinning: None,
         reuse: Reuse::Prefix,
     }
@@ -107,6 +106,7 @@ impl PageStore for Checked {
 /// What replays share.
 pub(crate) struct Engine {
     kv: KvClient,
+    layers: usize,
     /// Tokens that were asked for and loaded, and bytes stored.
     asked: AtomicU64,
     loaded: AtomicU64,
@@ -114,22 +114,23 @@ pub(crate) struct Engine {
 }
 
 /// A profile that keeps the cache bit for bit.
-fn profile() -> Result<Arc<Profile>> {
+fn profile(layers: usize) -> Result<Arc<Profile>> {
     let tokens = kvasir_tests::chunks::tokens(1, 512);
-    let kv = KvBuffer::from_source(&spec(), tokens.len(), &Computed(&tokens));
-    Ok(Arc::new(train(&spec(), &[TrainingContext { tokens, kv }], &Recipe::Exact, &mut |_, _| ())?))
+    let kv = KvBuffer::from_source(&spec(layers), tokens.len(), &Computed(&tokens));
+    Ok(Arc::new(train(&spec(layers), &[TrainingContext { tokens, kv }], &Recipe::Exact, &mut |_, _| ())?))
 }
 
 impl Engine {
     /// Registers model and profile.
-    pub(crate) async fn connect(url: &str, token: Option<&str>) -> Result<Arc<Self>> {
+    pub(crate) async fn connect(url: &str, token: Option<&str>, layers: usize) -> Result<Arc<Self>> {
         let token = token.map(Token::new).transpose()?;
         let client = Client::new(url.parse()?, ClientConfig { token, ..ClientConfig::default() })?;
-        let kv = KvClient::connect(client, Arc::new(spec()), "load-test".parse()?, profile()?).await?;
+        let kv =
+            KvClient::connect(client, Arc::new(spec(layers)), "load-test".parse()?, profile(layers)?).await?;
         // An engine on which computing never pays: what is stored is loaded.
         let kv = kv.with_recompute_model(RecomputeModel::from_seconds(10.0, 0.1, 0.0));
         let zero = || AtomicU64::new(0);
-        Ok(Arc::new(Self { kv, asked: zero(), loaded: zero(), stored_bytes: zero() }))
+        Ok(Arc::new(Self { kv, layers, asked: zero(), loaded: zero(), stored_bytes: zero() }))
     }
 
     /// What replays came to, by name.
@@ -140,7 +141,7 @@ impl Engine {
             (format!("{name}.tokens"), of(&self.asked)),
             (format!("{name}.tokens_loaded_share"), of(&self.loaded) / asked),
             (format!("{name}.stored_mb"), of(&self.stored_bytes) / 1e6),
-            (format!("{name}.cache_scale"), SCALE as f64),
+            (format!("{name}.cache_scale"), (ELEMENTS_8B / (self.layers * 2 * HEADS * DIM)) as f64),
         ]
     }
 
@@ -162,6 +163,17 @@ impl Engine {
         Ok(Done { bytes: bytes + report.bytes(), ..Done::default() })
     }
 
+    /// Whether a prompt that was acknowledged is still there, to the last whole block, and every row of it right.
+    pub(crate) async fn check(&self, tokens: &[u32]) -> Result<u64, Failure> {
+        let failed = |error: kvasir_client::ClientError| Failure::new(cause(&error));
+        let plan = self.kv.lookup(tokens).await.map_err(failed)?;
+        let whole = tokens.len() / BLOCK_TOKENS * BLOCK_TOKENS;
+        if (plan.matched_tokens() as usize) < whole {
+            return Err(Failure::new("not found"));
+        }
+        self.load(plan, tokens).await
+    }
+
     /// Loads a plan into pages that check every row.
     async fn load(&self, plan: kvasir_client::LoadPlan, tokens: &[u32]) -> Result<u64, Failure> {
         let matched = plan.matched_tokens().min(tokens.len() as u64 - 1);
@@ -179,7 +191,7 @@ impl Engine {
         if wrong > 0 {
             return Err(Failure::wrong(format!("{wrong} of {rows} rows are wrong")));
         }
-        if report.loaded_tokens() < matched || rows < matched * (LAYERS * 2 * HEADS) as u64 {
+        if report.loaded_tokens() < matched || rows < matched * (self.layers * 2 * HEADS) as u64 {
             return Err(Failure::new("a load that did not bring what was found"));
         }
         Ok(report.bytes)

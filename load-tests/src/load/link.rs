@@ -4,12 +4,12 @@
 //! real caches differ, and so would ratios; what a system spends on decoding does not depend on that much.
 
 mod blobs;
+mod cachegen;
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{cell::Cell, collections::BTreeMap, ops::Range, path::PathBuf, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use kvasir_bench::{Chunk, KvCodec as _, codecs::Lmcache};
 use kvasir_client::{
     BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
     fetcher::{Fixed, RecomputeModel},
@@ -39,6 +39,12 @@ pub(crate) struct LinkArguments {
     /// The link, in Mb/s.
     #[arg(long, default_value_t = 1_000.0)]
     mbps: f64,
+    /// Measurements of each encoding but CacheGen; medians count.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// A Python with lmcache; `load-tests/peers/lmcache FOLDER` makes one.
+    #[arg(long, default_value = "target/peers/lmcache/bin/python")]
+    lmcache: PathBuf,
 }
 
 /// One encoding.
@@ -57,17 +63,22 @@ struct Row {
 pub(crate) struct Links {
     what: &'static str,
     machine: proc::Machine,
+    seed: &'static str,
     tokens: usize,
     layers: usize,
     mbps: f64,
+    rounds: usize,
     rows: Vec<Row>,
+    skipped: BTreeMap<String, String>,
 }
 
 const HEADS: usize = 8;
 const DIM: usize = 128;
 const PAGE_TOKENS: usize = 16;
-/// Tokens that the profile is trained on, and of a chunk of LMCache.
+/// Tokens that the profile is trained on.
 const SAMPLE_TOKENS: usize = 256;
+/// Tokens of a chunk of LMCache: by default, and in what its makers measured CacheGen with.
+const LMCACHE_CHUNKS: [usize; 2] = [256, 2_048];
 
 fn spec(layers: usize) -> ModelSpec {
     let layer =
@@ -135,16 +146,6 @@ fn row(arguments: &LinkArguments, encoding: &str, bytes: u64, end_to_end: Option
     }
 }
 
-/// Bytes of LMCache's encoding, from the codec of kvasir-bench over one of its chunks.
-fn lmcache_bytes(arguments: &LinkArguments, spec: &ModelSpec) -> Result<u64> {
-    let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &Synthetic);
-    let tokens = vec![0; SAMPLE_TOKENS];
-    let chunk = Chunk { spec, tokens: &tokens, preceding_token: None, first_position: 0, kv: &kv };
-    let coded = Lmcache.code(&chunk)?;
-    let shipped = coded.get(Lmcache::SHIPPED).context("the setting that ships")?.bytes;
-    Ok(shipped * arguments.tokens as u64 / SAMPLE_TOKENS as u64)
-}
-
 async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<Row>> {
     let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &Synthetic);
     let context = TrainingContext { tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
@@ -162,51 +163,74 @@ async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<Ro
     let stored = connect(address).await?;
     stored.store_kv_with(&tokens, &Synthetic, &StoreOptions::default(), |_| ()).await?;
     let mut rows = Vec::new();
-    for level in (0..profile.level_count()).rev() {
-        let shaped = ShapedLink::start(address, link(arguments.mbps)?).await?;
-        let kv = connect(shaped.address()).await?;
-        let pages =
-            (0..arguments.tokens.div_ceil(PAGE_TOKENS) as u32).map(|index| PageRef { index, generation: 0 });
-        let table = BlockTable::new(Arc::new(Pages), pages.collect::<Vec<_>>(), PAGE_TOKENS)?;
-        shaped.restart();
-        let begun = tokio::time::Instant::now();
-        let plan = kv.lookup(&tokens).await?;
-        let mut options = kv.options(Duration::from_secs(120));
-        options.policy = Box::new(Fixed::new(Level(level as u8)).without_giving_up());
-        let report = kv.load(plan, [table], options)?.report().await.context("a report")?;
-        let name = format!("kvasir level {level}");
-        rows.push(row(arguments, &name, report.bytes, Some(begun.elapsed())));
+    for level in 0..profile.level_count() {
+        let bytes = Cell::new(0);
+        let took = median(arguments.rounds, async || {
+            let shaped = ShapedLink::start(address, link(arguments.mbps)?).await?;
+            let kv = connect(shaped.address()).await?;
+            let pages = 0..arguments.tokens.div_ceil(PAGE_TOKENS) as u32;
+            let pages: Vec<_> = pages.map(|index| PageRef { index, generation: 0 }).collect();
+            let table = BlockTable::new(Arc::new(Pages), pages, PAGE_TOKENS)?;
+            shaped.restart();
+            let begun = tokio::time::Instant::now();
+            let plan = kv.lookup(&tokens).await?;
+            ensure!(plan.matched_tokens() + 1 >= tokens.len() as u64, "{} found", plan.matched_tokens());
+            let mut options = kv.options(Duration::from_secs(120));
+            options.policy = Box::new(Fixed::new(Level(level as u8)).without_giving_up());
+            let report = kv.load(plan, [table], options)?.report().await.context("a report")?;
+            ensure!(report.loaded_tokens() + 1 >= tokens.len() as u64, "{} loaded", report.loaded_tokens());
+            bytes.set(report.bytes);
+            Ok(begun.elapsed())
+        });
+        let (name, took) = (format!("kvasir level {level}"), took.await?);
+        rows.push(row(arguments, &name, bytes.get(), Some(took)));
     }
-    rows.reverse();
     Ok(rows)
+}
+
+/// The median of so many measurements.
+async fn median(rounds: usize, one: impl AsyncFn() -> Result<Duration>) -> Result<Duration> {
+    let mut all = Vec::new();
+    for _ in 0..rounds.max(1) {
+        all.push(one().await?);
+    }
+    all.sort();
+    Ok(all[all.len() / 2])
 }
 
 /// Measures all of them.
 pub(crate) async fn measure(arguments: &LinkArguments) -> Result<Links> {
     let spec = Arc::new(spec(arguments.layers));
     let machine = proc::machine();
-    let mut rows = Vec::new();
+    let (mut rows, mut skipped) = (Vec::new(), BTreeMap::new());
     for (name, encoding) in [("raw bf16", Encoding::Raw), ("8-bit", Encoding::EightBit)] {
-        let made = blobs::encode(encoding, arguments.layers, arguments.tokens);
+        let made = Arc::new(blobs::encode(encoding, arguments.layers, arguments.tokens));
         let bytes = made.iter().map(|blob| blob.len() as u64).sum();
-        let took = blobs::load(made, encoding, link(arguments.mbps)?).await?;
-        rows.push(row(arguments, name, bytes, Some(took)));
+        let took =
+            median(arguments.rounds, async || blobs::load(&made, encoding, link(arguments.mbps)?).await);
+        rows.push(row(arguments, name, bytes, Some(took.await?)));
     }
-    rows.push(row(
-        arguments,
-        "LMCache CacheGen, as shipped (bytes only)",
-        lmcache_bytes(arguments, &spec)?,
-        None,
-    ));
+    for chunk_tokens in LMCACHE_CHUNKS {
+        let name = format!("LMCache CacheGen, chunks of {chunk_tokens}");
+        let shape = (arguments.layers, arguments.tokens);
+        match cachegen::measure(&arguments.lmcache, shape, chunk_tokens, link(arguments.mbps)?).await {
+            Ok(coded) => rows.push(row(arguments, &name, coded.bytes, Some(coded.end_to_end))),
+            Err(error) => _ = skipped.insert(name, format!("{error:#}")),
+        }
+    }
     rows.extend(Box::pin(ours(arguments, &spec)).await?);
-    let what = "a synthetic cache of a Mistral-7B's shape over a shaped link, fetched and decoded on the CPU of this machine";
+    let what = "a synthetic cache of a Mistral-7B's shape over a shaped link, fetched and decoded on the CPU of this machine; \
+                CacheGen by LMCache's own CPU code, its chunks decoded while the next ones come";
     Ok(Links {
         what,
         machine,
+        seed: "the cache is a function of its place",
         tokens: arguments.tokens,
         layers: arguments.layers,
         mbps: arguments.mbps,
+        rounds: arguments.rounds,
         rows,
+        skipped,
     })
 }
 
@@ -225,6 +249,9 @@ impl Links {
                 "{:<44}{mb:>10.1}{:>10.2}{:>10.2}{whole:>14}\n",
                 row.encoding, row.bits_per_element, row.link_s
             );
+        }
+        for (name, reason) in &self.skipped {
+            text += &format!("SKIPPED {name}: {reason}\n");
         }
         text.trim_end().to_owned()
     }

@@ -15,6 +15,8 @@ mod peers;
 mod proc;
 mod project;
 mod record;
+mod remote;
+mod replay;
 mod report;
 mod requests;
 mod rows;
@@ -24,6 +26,7 @@ mod scenario;
 mod svg;
 mod tenants;
 mod trace;
+mod truth;
 mod world;
 
 use std::{
@@ -83,6 +86,8 @@ struct Common {
 struct RunArguments {
     #[command(flatten)]
     common: Common,
+    #[command(flatten)]
+    remote: remote::RemoteArguments,
     /// Files of scenarios, or folders of them.
     #[arg(required = true)]
     scenarios: Vec<PathBuf>,
@@ -142,9 +147,8 @@ async fn run_all(arguments: &RunArguments) -> Result<bool> {
             scenario = scenario.smaller();
         }
         let begun = std::time::Instant::now();
-        let outcome: Outcome = Box::pin(run::run(&arguments.common, &scenario, arguments.smoke))
-            .await
-            .with_context(|| scenario.name.clone())?;
+        let outcome: Outcome =
+            Box::pin(run::run(arguments, &scenario)).await.with_context(|| scenario.name.clone())?;
         write(&arguments.common.out, &scenario.name, &outcome, &report::html(&outcome))?;
         say(&report::lines(&outcome, begun.elapsed()));
         passed &= outcome.passed();

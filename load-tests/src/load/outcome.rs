@@ -130,7 +130,7 @@ pub(crate) fn figures(
 /// due (`lenient`). That nothing is lost or wrong is a bound everywhere.
 pub(crate) fn gates(
     figures: &BTreeMap<String, f64>,
-    bounds: &[&BTreeMap<String, Bound>],
+    bounds: &[BTreeMap<String, Bound>],
     lenient: bool,
 ) -> Vec<Gate> {
     let none = Bound { min: None, max: Some(0.0) };
@@ -168,7 +168,7 @@ mod tests {
             ("a.p99_ms".to_owned(), bound(Some(1.0), Some(5.0))),
             ("b.p99_ms".to_owned(), bound(None, Some(5.0))),
         ]);
-        let held: Vec<bool> = gates(&figures, &[&bounds], false).iter().map(|gate| gate.held).collect();
+        let held: Vec<bool> = gates(&figures, &[bounds], false).iter().map(|gate| gate.held).collect();
         assert_eq!(held, [true, false, true, false]);
     }
 }

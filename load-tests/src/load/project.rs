@@ -18,7 +18,7 @@ use crate::{arrivals::uniform, proc, svg::escape};
 /// A projection to 100 replicas, 1 PB, 10⁹ chunks, 400 Gb/s, from the results of the other commands.
 #[derive(Debug, Args)]
 pub(crate) struct ProjectArguments {
-    /// Folder with peers.json, scale-out.json, namespace-1m.json and maintenance.json; what is missing is assumed, and said.
+    /// Folder with peers.json, scale-out.json and namespace-1m.json; what is missing is assumed, and said.
     #[arg(long, default_value = "load-tests/results")]
     results: PathBuf,
     /// Folder for projection.json and projection.html.
@@ -45,9 +45,12 @@ pub(crate) struct ProjectArguments {
     /// Chunks of a lookup.
     #[arg(long, default_value_t = 8.0)]
     lookup_chunks: f64,
-    /// Seconds between looks at the journal.
+    /// `journal.interval`, in seconds: how often a replica looks at the journal, and appends to it where it stored something.
     #[arg(long, default_value_t = 2.0)]
     journal_s: f64,
+    /// `journal.retention`, in hours.
+    #[arg(long, default_value_t = 1.0)]
+    journal_h: f64,
     /// Dollars: a GB and month, 1,000 writes or listings, 1,000 reads, a replica and hour.
     #[arg(long, value_delimiter = ',', default_value = "0.021,0.005,0.0004,1.5")]
     prices: Vec<f64>,
@@ -74,7 +77,8 @@ struct Row {
     store_gets_per_s: f64,
     store_puts_per_s: f64,
     store_gbits: f64,
-    journal_requests_per_s: f64,
+    journal_listings_per_s: f64,
+    journal_reads_per_s: f64,
     index_gb: f64,
     index_gb_of_a_replica: f64,
     rebuild_h: f64,
@@ -119,24 +123,20 @@ fn calibrate(results: &Path) -> BTreeMap<&'static str, Measured> {
         value: value.unwrap_or(otherwise),
         measured: value.is_some(),
     };
-    let row = |row: &&Value| row["server"] == "kvasir" && row["megabytes"] == 16;
+    let row = |row: &&Value| row["server"] == "kvasir" && row["operation"] == "get" && row["megabytes"] == 16;
     let served = peers["rows"].as_array().and_then(|rows| rows.iter().find(row)?["gb_per_cpu_s"].as_f64());
     let rows = large["specification"]["data"]["rows"].as_f64().filter(|rows| *rows > 0.0);
     let cache = large["figures"]["service.cache_mib_max"].as_f64();
     let per_row = rows.zip(cache).map(|(rows, mib)| mib * f64::from(1 << 20) / rows);
     let lookups = large["figures"]["lookups.p50_ms"].as_f64();
-    // Requests of an idle replica: those of one, and what each further one adds to each other one.
-    let idle = |count: u64| {
-        let rows = scale["rows"].as_array()?;
-        rows.iter().find(|row| row["replicas"] == count)?["idle_store_requests_per_s"].as_f64()
-    };
-    let pair = idle(4).zip(idle(1)).map(|(four, one)| ((four - 4.0 * one) / 12.0).max(0.0));
+    // Requests of an idle replica, as one of four.
+    let four = scale["rows"].as_array().and_then(|rows| rows.iter().find(|row| row["replicas"] == 4));
+    let idle = four.and_then(|row| row["idle_store_requests_per_s"].as_f64()).map(|all| all / 4.0);
     BTreeMap::from([
         ("gb_per_cpu_s", or(served, 1.5)),
         ("index_bytes_per_chunk", or(per_row, 900.0)),
         ("lookup_ms", or(lookups, 2.0)),
-        ("idle_requests_per_s_of_one", or(idle(1), 1.0)),
-        ("idle_requests_per_s_of_a_pair", or(pair, 1.0)),
+        ("idle_requests_per_s_of_one", or(idle, 0.5)),
     ])
 }
 
@@ -208,9 +208,13 @@ fn row(a: &ProjectArguments, of: &BTreeMap<&'static str, Measured>, replicas: f6
     let hot_share = (replicas * a.hot_tb * 1e12 / (chunks * a.chunk_bytes)).min(1.0);
     let (hit_ratio, busiest_over_mean) = simulate(replicas as usize, hot_share, a.zipf);
     let writes_per_s = reads_per_s * a.write_share;
-    let pairs = replicas * (replicas - 1.0);
-    let journal =
-        replicas * measured("idle_requests_per_s_of_one") + pairs * measured("idle_requests_per_s_of_a_pair");
+    // Each replica that stored something appends a batch an interval, and every other one reads it.
+    let batches_per_s = writes_per_s.min(replicas / a.journal_s);
+    let journal_reads_per_s = batches_per_s * (replicas - 1.0);
+    // One listing finds what is new while it is one page; then it takes one of each other replica's batches.
+    let is_one_page = batches_per_s * a.journal_h * 3_600.0 <= LISTED;
+    let listings = if is_one_page { measured("idle_requests_per_s_of_one") } else { replicas / a.journal_s };
+    let journal_listings_per_s = replicas * listings;
     let store_gets_per_s = reads_per_s * (1.0 - hit_ratio) * (a.chunk_bytes / RANGE).ceil();
     // A chunk of 33 MB goes in parts of 8 MiB: begun, so many parts, completed.
     let store_puts_per_s = writes_per_s * ((a.chunk_bytes / 8.4e6).ceil() + 2.0);
@@ -219,7 +223,8 @@ fn row(a: &ProjectArguments, of: &BTreeMap<&'static str, Measured>, replicas: f6
     let price = |at: usize| a.prices.get(at).copied().unwrap_or(0.0);
     let lookups_cpu = reads_per_s / a.lookup_chunks * measured("lookup_ms") / 1e3;
     let cpu = bytes_per_s / 1e9 / measured("gb_per_cpu_s") + lookups_cpu;
-    let requests = (store_puts_per_s + journal) * price(1) / 1e3 + store_gets_per_s * price(2) / 1e3;
+    let requests = (store_puts_per_s + batches_per_s + journal_listings_per_s) * price(1) / 1e3
+        + (store_gets_per_s + journal_reads_per_s) * price(2) / 1e3;
     Row {
         replicas,
         chunks,
@@ -232,7 +237,8 @@ fn row(a: &ProjectArguments, of: &BTreeMap<&'static str, Measured>, replicas: f6
         store_gets_per_s,
         store_puts_per_s,
         store_gbits: bytes_per_s * ((1.0 - hit_ratio) + a.write_share) * 8.0 / 1e9,
-        journal_requests_per_s: journal,
+        journal_listings_per_s,
+        journal_reads_per_s,
         index_gb,
         // Every replica follows every journal, so each has a row of every chunk.
         index_gb_of_a_replica: index_gb,
@@ -272,7 +278,11 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
         format!(
             "a listing of 1,000 keys takes {LISTING_S} s and {LISTED_AT_ONCE} prefixes are listed at once; a head is read in 20 ms, 128 at once"
         ),
-        format!("the journal is looked at every {} s, by everyone at everyone's", a.journal_s),
+        format!(
+            "the journal is looked at every {} s by every replica; with more than {LISTED} batches in {} h, by a listing of each other \
+             replica's; every batch is read by every other replica",
+            a.journal_s, a.journal_h
+        ),
         format!(
             "prices: {:?} dollars a GB and month, 1,000 writes or listings, 1,000 reads, a replica and hour; no price for traffic within a region",
             a.prices
@@ -294,7 +304,7 @@ impl Projection {
         text += "assumptions:\n";
         self.assumptions.iter().for_each(|line| _ = writeln!(text, "  {line}"));
         type Column = (&'static str, fn(&Row) -> f64);
-        let columns: [Column; 20] = [
+        let columns: [Column; 21] = [
             ("replicas", |r| r.replicas),
             ("chunks", |r| r.chunks),
             ("stored, PB", |r| r.petabytes),
@@ -306,7 +316,8 @@ impl Projection {
             ("store reads/s", |r| r.store_gets_per_s),
             ("store writes/s", |r| r.store_puts_per_s),
             ("store traffic, Gb/s", |r| r.store_gbits),
-            ("journal requests/s", |r| r.journal_requests_per_s),
+            ("journal listings/s", |r| r.journal_listings_per_s),
+            ("journal reads/s", |r| r.journal_reads_per_s),
             ("index, GB", |r| r.index_gb),
             ("index of a replica, GB", |r| r.index_gb_of_a_replica),
             ("rebuild of an index, h", |r| r.rebuild_h),

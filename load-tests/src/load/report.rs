@@ -47,13 +47,11 @@ pub(crate) fn lines(outcome: &Outcome, took: Duration) -> String {
     }
     let truth = &outcome.truth;
     add(format!(
-        "  {} acknowledged, {} read again: {} lost, {} wrong; at most {} MiB resident\n",
-        truth.acknowledged,
-        truth.checked,
-        truth.lost,
-        outcome.figures["all.wrong"],
-        short(outcome.figures["service.resident_mib_max"])
+        "  {} acknowledged, {} read again: {} lost, {} wrong",
+        truth.acknowledged, truth.checked, truth.lost, outcome.figures["all.wrong"],
     ));
+    let resident = outcome.figures.get("service.resident_mib_max");
+    add(resident.map_or("\n".to_owned(), |mib| format!("; at most {} MiB resident\n", short(*mib))));
     for gate in &outcome.gates {
         let mark = if gate.held { "ok  " } else { "FAIL" };
         add(format!("  {mark} {}\n", in_words(gate)));

@@ -16,7 +16,7 @@ use kvasir_tests::faulty::Dice;
 use reqwest::Method;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpSocket,
+    net::{TcpSocket, lookup_host},
 };
 
 use crate::{
@@ -24,20 +24,19 @@ use crate::{
     arrivals::{Arrivals, uniform},
     calls::Tenant,
     drive::Request,
-    engine::Engine,
     objects::Shape,
     record::{Done, Failure},
+    remote::Site,
+    replay::{Part, Replay},
     rows,
     scenario::{LoadSpec, Op, Popularity, Scenario, Tenants},
-    trace::{self, TraceFacts},
-    world::World,
 };
 
 /// Requests, and when they are due where a trace says so.
 pub(crate) struct Made {
     pub(crate) request: Request,
     pub(crate) due: Option<Vec<Duration>>,
-    pub(crate) replay: Option<(TraceFacts, Arc<Engine>)>,
+    pub(crate) replay: Option<Replay>,
 }
 
 /// Addresses that connections come from: each has ports of its own, so that closed ones are not waited for.
@@ -59,7 +58,7 @@ pub(crate) async fn of(
     common: &Common,
     scenario: &Scenario,
     load: &LoadSpec,
-    world: &World,
+    site: &Site,
     tenants: &[Arc<Tenant>],
     seed: u64,
 ) -> Result<Made> {
@@ -70,7 +69,7 @@ pub(crate) async fn of(
     };
     let load = Arc::new(load.clone());
     let request: Request = match load.op {
-        Op::Prompt => return prompts(common, scenario, &load, world, seed).await,
+        Op::Prompt => return prompts(common, scenario, &load, site, seed).await,
         Op::Lookup if scenario.data.rows > 0 => row_lookups(load, chosen, seed, scenario.data.rows),
         Op::Read | Op::Lookup => reads(load, chosen, seed, scenario.data.objects),
         Op::Store => stores(load, chosen, seed),
@@ -148,15 +147,24 @@ fn connections(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> R
             let (tenant, share) = place(&load, &tenants, seed, number);
             let known = tenant.known(share).ok_or_else(|| Failure::new("nothing is stored"))?;
             let path = routes::chunk_object(&tenant.model_id, &known.seq_hash, &known.object_digest);
-            let address = tenant.replicas[number as usize % tenant.replicas.len()];
             let broken = |error: std::io::Error| Failure::new(format!("{:?}", error.kind()));
+            let url = &tenant.replicas[number as usize % tenant.replicas.len()];
+            let host = url.trim_start_matches("http://");
+            let address = lookup_host(host).await.map_err(broken)?.find(SocketAddr::is_ipv4);
+            let address = address.ok_or_else(|| Failure::new("no address"))?;
             let socket = TcpSocket::new_v4().map_err(broken)?;
-            let source = Ipv4Addr::new(127, 0, 1, (number % SOURCES) as u8 + 1);
-            socket.bind(SocketAddr::from((source, 0))).map_err(broken)?;
+            if address.ip().is_loopback() {
+                let source = Ipv4Addr::new(127, 0, 1, (number % SOURCES) as u8 + 1);
+                socket.bind(SocketAddr::from((source, 0))).map_err(broken)?;
+            }
             let mut stream = socket.connect(address).await.map_err(broken)?;
             let bytes = load.range_bytes.unwrap_or(4_096).min(known.bytes);
-            let text =
-                format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nrange: bytes=0-{}\r\n\r\n", bytes - 1);
+            let credential = tenant.token.as_ref().map(|token| format!("authorization: Bearer {token}\r\n"));
+            let credential = credential.unwrap_or_default();
+            let text = format!(
+                "GET {path} HTTP/1.1\r\nhost: {host}\r\n{credential}range: bytes=0-{}\r\n\r\n",
+                bytes - 1
+            );
             stream.write_all(text.as_bytes()).await.map_err(broken)?;
             let body = answer(&mut stream, bytes as usize).await?;
             if !known.is(&tenant.pool, 0, &body) {
@@ -215,25 +223,19 @@ async fn prompts(
     common: &Common,
     scenario: &Scenario,
     load: &LoadSpec,
-    world: &World,
+    site: &Site,
     seed: u64,
 ) -> Result<Made> {
     let spec = load.trace.as_ref().context("a replay needs a trace")?;
     let speed = if let Arrivals::Trace { speed } = load.arrivals { speed } else { 1.0 };
     let file: Option<&PathBuf> =
         common.traces.iter().find(|(name, _)| *name == load.name).map(|(_, path)| path);
-    let (prompts, facts) = trace::prompts(spec, file, scenario.seconds, speed, seed)?;
-    let url = format!("http://{}", world.replicas[0].address);
-    let engine = Engine::connect(&url, world.tokens.first().map(String::as_str)).await?;
-    let (due, prompts): (Vec<_>, Arc<[_]>) =
-        (prompts.iter().map(|prompt| prompt.at).collect(), prompts.into());
-    let (block_tokens, replayed) = (spec.block_tokens, Arc::clone(&engine));
+    let part = Part { seconds: scenario.seconds, speed, seed };
+    let replay = Replay::of(&load.name, spec, file, part, site).await?;
+    let (due, replayed) = (replay.due(), replay.clone());
     let request: Request = Arc::new(move |number| {
-        let (engine, prompts) = (Arc::clone(&engine), Arc::clone(&prompts));
-        Box::pin(async move {
-            let tokens = prompts[number as usize].tokens(block_tokens);
-            engine.prompt(tokens).await
-        })
+        let replay = replay.clone();
+        Box::pin(async move { replay.prompt(number).await })
     });
-    Ok(Made { request, due: Some(due), replay: Some((facts, replayed)) })
+    Ok(Made { request, due: Some(due), replay: Some(replayed) })
 }

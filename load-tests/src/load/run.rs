@@ -16,18 +16,20 @@ use reqwest::Method;
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
-    Common,
+    Common, RunArguments,
+    arrivals::{self, Arrivals},
     calls::Tenant,
     drive::{self, Callers},
-    engine::Engine,
     faults,
     objects::{Pool, Shape},
     outcome::{self, Outcome, Sample, Truth},
     proc,
     record::Recorder,
+    remote::Site,
+    replay::Replay,
     requests, rows,
     scenario::{LoadSpec, Scenario},
-    trace::TraceFacts,
+    truth,
     world::World,
 };
 
@@ -35,16 +37,12 @@ use crate::{
 const PREPARED_AT_ONCE: usize = 4;
 /// Seconds of the closed loop that finds the peak, and of the one that warms up before it.
 const PEAK_SECONDS: f64 = 4.0;
-/// Most acknowledged objects that are read again at the end.
-const CHECKED_MAX: usize = 2_000;
-/// Attempts to read one of them, and the pause between two.
-const CHECK_ATTEMPTS: usize = 40;
-const CHECK_PAUSE: Duration = Duration::from_millis(500);
 /// Between two looks at the processes.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs it and gives its outcome; a scenario that something is missing for is skipped, and says why.
-pub(crate) async fn run(common: &Common, scenario: &Scenario, smoke: bool) -> Result<Outcome> {
+pub(crate) async fn run(arguments: &RunArguments, scenario: &Scenario) -> Result<Outcome> {
+    let (common, smoke) = (&arguments.common, arguments.smoke);
     let machine = proc::machine();
     let jumps = scenario.fault.iter().any(|fault| fault.what.jumps());
     let mut outcome = Outcome {
@@ -65,23 +63,35 @@ pub(crate) async fn run(common: &Common, scenario: &Scenario, smoke: bool) -> Re
         samples: Vec::new(),
         specification: scenario.clone(),
     };
-    let mut world = match Box::pin(World::start(common, &scenario.service, jumps)).await {
-        Ok(world) => world,
-        Err(error) if scenario.service.disk_mib > 0 || jumps => {
-            outcome.skipped = Some(format!("{error:#}"));
-            return Ok(outcome);
-        }
-        Err(error) => return Err(error),
+    let running = arguments.remote.site()?;
+    if let Some(reason) = running.as_ref().and_then(|site| site.lacks(scenario)) {
+        outcome.skipped = Some(reason);
+        return Ok(outcome);
+    }
+    let mut world = match &running {
+        Some(_) => None,
+        None => match Box::pin(World::start(common, &scenario.service, jumps)).await {
+            Ok(world) => Some(world),
+            Err(error) if scenario.service.disk_mib > 0 || jumps => {
+                outcome.skipped = Some(format!("{error:#}"));
+                return Ok(outcome);
+            }
+            Err(error) => return Err(error),
+        },
     };
-    outcome.store = world.store_name.clone();
-    let tenants = Box::pin(prepare(&world, scenario)).await?;
-    if scenario.data.rows > 0 {
+    outcome.store = match &world {
+        Some(world) => world.store_name.clone(),
+        None => "that of a running service, whose processes and settings are not seen".into(),
+    };
+    let site = running.or_else(|| world.as_ref().map(World::site)).context("a service")?;
+    let tenants = Box::pin(prepare(&site, scenario)).await?;
+    if let Some(world) = world.as_mut().filter(|_| scenario.data.rows > 0) {
         world.kill(0);
-        rows::insert(&world.replicas[0].cache, &world.store_identity()?, &tenants[0], scenario.data.rows)?;
+        rows::insert(world, &tenants[0], scenario.data.rows)?;
         world.start_replica(0).await?;
     }
     let (callers, replays) =
-        Box::pin(callers(common, scenario, &world, &tenants, &mut outcome.figures)).await?;
+        Box::pin(callers(common, scenario, &site, &tenants, &mut outcome.figures)).await?;
     let recorders: BTreeMap<String, Arc<Recorder>> =
         callers.iter().map(|(name, callers)| (name.clone(), Arc::clone(&callers.recorder))).collect();
     let begun = Instant::now();
@@ -89,26 +99,38 @@ pub(crate) async fn run(common: &Common, scenario: &Scenario, smoke: bool) -> Re
     callers.into_iter().for_each(|(_, callers)| _ = tasks.spawn(callers.run(begun)));
     let mut samples = Vec::new();
     outcome.faults = {
-        let ids = world.ids();
-        let caches: Vec<_> = world.replicas.iter().map(|replica| replica.cache.clone()).collect();
+        let ids = world.as_ref().map(World::ids).unwrap_or_default();
+        let replicas = world.iter().flat_map(|world| &world.replicas);
+        let caches: Vec<_> = replicas.map(|replica| replica.cache.clone()).collect();
         let watching = watch(&ids, &caches, begun, &mut samples);
         let happening = async {
-            let happened = faults::happen(&scenario.fault, &mut world, begun).await;
+            let happened = match &mut world {
+                Some(world) => faults::happen(&scenario.fault, world, begun).await,
+                None => Ok(Vec::new()),
+            };
             while tasks.join_next().await.is_some() {}
             happened
         };
         tokio::select! { happened = happening => happened?, () = watching => unreachable!("it watches for ever") }
     };
-    outcome.truth = Box::pin(truth(&tenants)).await;
+    outcome.truth = Box::pin(truth::of(&tenants)).await;
+    for replay in &replays {
+        replay.check(&mut outcome.truth).await;
+    }
     outcome.loads = recorders.iter().map(|(name, recorder)| (name.clone(), recorder.summary())).collect();
     let figures =
         outcome::figures(&outcome.loads, &outcome.truth, &outcome.faults, &samples, scenario.seconds);
     outcome.figures.extend(figures);
-    for (name, facts, engine) in replays {
-        outcome.figures.extend(engine.figures(&name));
-        outcome.traces.push(facts);
+    for replay in replays {
+        outcome.figures.extend(replay.figures());
+        outcome.traces.push(replay.facts);
     }
-    outcome.gates = outcome::gates(&outcome.figures, &[&scenario.gates, &scenario.slo], smoke);
+    let mut bounds = [scenario.gates.clone(), scenario.slo.clone()];
+    if world.is_none() {
+        outcome.figures.retain(|name, _| !name.starts_with("service."));
+        bounds.iter_mut().for_each(|bounds| bounds.retain(|name, _| !name.starts_with("service.")));
+    }
+    outcome.gates = outcome::gates(&outcome.figures, &bounds, smoke);
     outcome.samples = samples;
     Ok(outcome)
 }
@@ -131,17 +153,16 @@ async fn watch(ids: &[u32], caches: &[std::path::PathBuf], begun: Instant, sampl
 }
 
 /// Registers the model for every tenant and stores the data.
-async fn prepare(world: &World, scenario: &Scenario) -> Result<Vec<Arc<Tenant>>> {
+async fn prepare(site: &Site, scenario: &Scenario) -> Result<Vec<Arc<Tenant>>> {
     let pool = Pool::new(scenario.seed);
-    let addresses: Vec<_> = world.replicas.iter().map(|replica| replica.address).collect();
     let http = requests::http_client()?;
-    let tokens: Vec<Option<String>> = match world.tokens.as_slice() {
+    let tokens: Vec<Option<String>> = match site.tokens.as_slice() {
         [] => vec![None],
-        tokens => tokens.iter().cloned().map(Some).collect(),
+        tokens => tokens.iter().take(scenario.service.tenants.max(1)).cloned().map(Some).collect(),
     };
     let mut tenants = Vec::new();
     for (nth, token) in tokens.into_iter().enumerate() {
-        let tenant = tenant(Arc::clone(&pool), http.clone(), addresses.clone(), token).await?;
+        let tenant = tenant(Arc::clone(&pool), http.clone(), site.urls.clone(), token).await?;
         let data = scenario.data;
         let shape = Shape { chunks: data.chunks.max(1), tokens: data.tokens, bytes: data.bytes };
         let contexts = data.objects.div_ceil(shape.chunks);
@@ -174,7 +195,7 @@ async fn prepare(world: &World, scenario: &Scenario) -> Result<Vec<Arc<Tenant>>>
 pub(crate) async fn tenant(
     pool: Arc<Pool>,
     http: reqwest::Client,
-    replicas: Vec<std::net::SocketAddr>,
+    replicas: Vec<String>,
     token: Option<String>,
 ) -> Result<Tenant> {
     let spec = chunks::spec();
@@ -197,23 +218,20 @@ pub(crate) async fn tenant(
     Ok(tenant)
 }
 
-/// Names, what was replayed, and by whom.
-type Replays = Vec<(String, TraceFacts, Arc<Engine>)>;
-
 /// Everyone who asks, with what they ask for and when.
 async fn callers(
     common: &Common,
     scenario: &Scenario,
-    world: &World,
+    site: &Site,
     tenants: &[Arc<Tenant>],
     figures: &mut BTreeMap<String, f64>,
-) -> Result<(Vec<(String, Callers)>, Replays)> {
+) -> Result<(Vec<(String, Callers)>, Vec<Replay>)> {
     let (mut all, mut replays) = (Vec::new(), Vec::new());
     for (nth, load) in scenario.load.iter().enumerate() {
         let seed = scenario.seed.wrapping_mul(1_000).wrapping_add(nth as u64);
-        let made = requests::of(common, scenario, load, world, tenants, seed).await?;
+        let made = requests::of(common, scenario, load, site, tenants, seed).await?;
         let mut peak = 0.0;
-        if let crate::arrivals::Arrivals::ShareOfPeak(_) = load.arrivals {
+        if let Arrivals::ShareOfPeak(_) | Arrivals::EvenShareOfPeak(_) = load.arrivals {
             drive::peak(&made.request, load.at_once, PEAK_SECONDS.min(scenario.seconds) / 2.0).await;
             let (rate, failures) =
                 drive::peak(&made.request, load.at_once, PEAK_SECONDS.min(scenario.seconds)).await;
@@ -225,7 +243,12 @@ async fn callers(
             Some(due) => due,
             None => load.arrivals.moments(scenario.seconds - load.from_second, seed, peak),
         };
-        replays.extend(made.replay.map(|(facts, engine)| (load.name.clone(), facts, engine)));
+        if peak > 0.0 {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let (p50, p99) = arrivals::ideal(&due, cores, peak);
+            figures.insert(format!("{}.ideal_p99_over_p50", load.name), p99 / p50);
+        }
+        replays.extend(made.replay);
         all.push((load.name.clone(), caller(load, made.request, due)));
     }
     Ok((all, replays))
@@ -240,41 +263,4 @@ fn caller(load: &LoadSpec, request: drive::Request, due: Vec<Duration>) -> Calle
         patience: Duration::from_secs_f64(load.patience_seconds),
         recorder: Arc::new(Recorder::default()),
     }
-}
-
-/// Finds and reads what was acknowledged, all of it or an even sample, from lookup to the last byte.
-async fn truth(tenants: &[Arc<Tenant>]) -> Truth {
-    let mut truth = Truth::default();
-    for tenant in tenants {
-        let count = tenant.count();
-        truth.acknowledged += count as u64;
-        let checked = count.min(CHECKED_MAX / tenants.len().max(1));
-        let check = |i: usize| async move {
-            let known = tenant.known(i as f64 / checked as f64)?;
-            let mut last = None;
-            // A tenant over its quota, or a breaker that has not closed yet, is no loss.
-            for _ in 0..CHECK_ATTEMPTS {
-                let found = tenant.lookup(i % tenant.replicas.len(), &known, true).await;
-                let read = tenant.read(&known, None, None).await;
-                let over = found.is_ok() && read.is_ok() || read.as_ref().is_err_and(|failure| failure.wrong);
-                last = Some((found, read));
-                if over {
-                    break;
-                }
-                tokio::time::sleep(CHECK_PAUSE).await;
-            }
-            last
-        };
-        let mut results = stream::iter(0..checked).map(check).buffer_unordered(PREPARED_AT_ONCE);
-        while let Some(result) = results.next().await {
-            let Some((found, read)) = result else { continue };
-            truth.checked += 1;
-            match (found, read) {
-                (Ok(_), Ok(done)) => truth.bytes += done.bytes,
-                (_, Err(failure)) if failure.wrong => truth.wrong += 1,
-                _ => truth.lost += 1,
-            }
-        }
-    }
-    truth
 }

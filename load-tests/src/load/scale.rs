@@ -169,8 +169,8 @@ async fn group(arguments: &ScaleArguments, network: &Network) -> Result<Group> {
         process.ready().await;
         processes.push(Some(process));
     }
-    let addresses = (0..processes.len()).map(Network::address).collect();
-    let tenant = run::tenant(Pool::new(SEED), requests::http_client()?, addresses, None).await?;
+    let urls = (0..processes.len()).map(|nth| format!("http://{}", Network::address(nth))).collect();
+    let tenant = run::tenant(Pool::new(SEED), requests::http_client()?, urls, None).await?;
     let shape = Shape { chunks: 1, tokens: 1536, bytes: arguments.bytes };
     Ok(Group { processes, tenant: Arc::new(tenant), shape, _server: server, _directory: directory })
 }

@@ -25,6 +25,13 @@ pub(crate) struct TraceSpec {
     /// A prompt's tokens are cut behind so many; 0: not at all.
     #[serde(default)]
     pub(crate) tokens_max: usize,
+    /// Layers of the model whose cache is stored: with four, a token's cache is 1/128 of an 8B model's.
+    #[serde(default = "four")]
+    pub(crate) layers: usize,
+}
+
+fn four() -> usize {
+    4
 }
 
 /// A prompt of the trace.
@@ -121,7 +128,7 @@ mod tests {
     use super::*;
 
     fn spec(format: &str, block_tokens: usize) -> TraceSpec {
-        TraceSpec { format: format.into(), block_tokens, from_seconds: 1.0, tokens_max: 0 }
+        TraceSpec { format: format.into(), block_tokens, from_seconds: 1.0, tokens_max: 0, layers: 4 }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use kvasir_tests::{
 };
 use tempfile::TempDir;
 
-use crate::{Common, clock::Clock, disk::SmallDisk, scenario::ServiceSpec, tenants};
+use crate::{Common, clock::Clock, disk::SmallDisk, remote::Site, scenario::ServiceSpec, tenants};
 
 /// A child process that ends with this value.
 #[derive(Debug)]
@@ -153,6 +153,12 @@ impl World {
     /// What the store is called in an index.
     pub(crate) fn store_identity(&self) -> Result<[u8; 32]> {
         Ok(OpenStore::open(&self.config, Arc::new(NoObserver))?.identity)
+    }
+
+    /// Where requests go.
+    pub(crate) fn site(&self) -> Site {
+        let urls = self.replicas.iter().map(|replica| format!("http://{}", replica.address));
+        Site { urls: urls.collect(), tokens: self.tokens.clone() }
     }
 
     /// SIGKILL.

@@ -1,6 +1,9 @@
 //! Encodings without a service: bytes behind a link, fetched in order, decoded while the next ones come.
 
-use std::{sync::mpsc, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use kvasir_codec::KvSource as _;
@@ -9,6 +12,7 @@ use kvasir_types::Plane;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    task::JoinHandle,
     time::Instant,
 };
 
@@ -28,7 +32,7 @@ pub(crate) enum Encoding {
 }
 
 /// Rows of one layer and plane, `[token][channel]`.
-fn plane(layer: usize, which: Plane, first: usize, tokens: usize) -> Vec<f32> {
+pub(super) fn plane(layer: usize, which: Plane, first: usize, tokens: usize) -> Vec<f32> {
     let mut rows = vec![0.0; tokens * WIDTH];
     let mut head_rows = vec![0.0; tokens * DIM];
     for head in 0..HEADS {
@@ -82,27 +86,48 @@ fn decode(encoding: Encoding, blob: &[u8], out: &mut Vec<u16>) {
     std::hint::black_box(&out);
 }
 
+/// Blobs behind a link: whoever connects and sends a byte gets all of them.
+pub(super) struct Served {
+    pub(super) link: ShapedLink,
+    serving: JoinHandle<std::io::Result<()>>,
+}
+
+impl Served {
+    /// For one reader.
+    pub(super) async fn start(blobs: Arc<Vec<Vec<u8>>>, link: LinkOptions) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let serving = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await?;
+            stream.read_u8().await?;
+            for blob in blobs.iter() {
+                stream.write_all(blob).await?;
+            }
+            Ok(())
+        });
+        Ok(Self { link: ShapedLink::start(address, link).await?, serving })
+    }
+
+    /// Waits until all are sent.
+    pub(super) async fn end(self) -> Result<()> {
+        Ok(self.serving.await??)
+    }
+}
+
 /// Fetches the blobs over the link and decodes each on a thread of its own. Gives the time until all is decoded.
-pub(crate) async fn load(blobs: Vec<Vec<u8>>, encoding: Encoding, link: LinkOptions) -> Result<Duration> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
+pub(super) async fn load(
+    blobs: &Arc<Vec<Vec<u8>>>,
+    encoding: Encoding,
+    link: LinkOptions,
+) -> Result<Duration> {
     let sizes: Vec<usize> = blobs.iter().map(Vec::len).collect();
-    let serving = tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await?;
-        stream.read_u8().await?;
-        for blob in &blobs {
-            stream.write_all(blob).await?;
-        }
-        std::io::Result::Ok(())
-    });
-    let shaped = ShapedLink::start(address, link).await?;
+    let served = Served::start(Arc::clone(blobs), link).await?;
     let (sender, receiver) = mpsc::channel::<Vec<u8>>();
     let decoding = tokio::task::spawn_blocking(move || {
         let mut out = Vec::new();
         receiver.iter().for_each(|blob| decode(encoding, &blob, &mut out));
     });
-    let mut stream = TcpStream::connect(shaped.address()).await?;
-    shaped.restart();
+    let mut stream = TcpStream::connect(served.link.address()).await?;
     let begun = Instant::now();
     stream.write_u8(1).await?;
     for size in sizes {
@@ -113,7 +138,7 @@ pub(crate) async fn load(blobs: Vec<Vec<u8>>, encoding: Encoding, link: LinkOpti
     drop(sender);
     decoding.await?;
     let took = begun.elapsed();
-    serving.await??;
+    served.end().await?;
     Ok(took)
 }
 

@@ -7,26 +7,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
+use bytes::Bytes;
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::protocol::Protocol;
 use crate::{
     objects::{Known, Pool},
     proc,
 };
 
-/// How answers begin and end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Protocol {
-    /// HTTP/1.1 with a Content-Length.
-    Http,
-    /// Redis: `$length\r\n`, the bytes, `\r\n`.
-    Redis,
-}
-
 /// One measurement.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) gb_per_s: f64,
     pub(crate) p50_ms: f64,
@@ -36,53 +29,52 @@ pub(crate) struct Measured {
     pub(crate) requests: u64,
 }
 
+/// Who is asked: where, how, and by which process, whose family is charged.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Server {
+    pub(super) address: SocketAddr,
+    pub(super) protocol: Protocol,
+    pub(super) id: u32,
+}
+
+/// One write, ready to be sent.
+#[derive(Debug, Clone)]
+pub(super) struct Write {
+    pub(super) before: Vec<u8>,
+    pub(super) value: Bytes,
+    pub(super) behind: Vec<u8>,
+}
+
 /// Longest latency that is told apart: a minute.
 const MICROS_MAX: u64 = 60_000_000;
 
 struct Connection {
     socket: TcpStream,
     buffer: Vec<u8>,
-}
-
-impl Protocol {
-    /// Where the head of an answer ends, and how many bytes follow.
-    fn head(self, bytes: &[u8]) -> Result<Option<(usize, usize)>> {
-        let end: &[u8] = if self == Self::Http { b"\r\n\r\n" } else { b"\r\n" };
-        let Some(at) = bytes.windows(end.len()).position(|w| w == end) else { return Ok(None) };
-        let text = String::from_utf8_lossy(&bytes[..at]).to_ascii_lowercase();
-        let length = match self {
-            Self::Http => {
-                ensure!(text.starts_with("http/1.1 20"), "{text}");
-                text.lines().find_map(|line| line.strip_prefix("content-length:")).context("a length")?.trim()
-            }
-            Self::Redis => text.strip_prefix('$').with_context(|| text.clone())?,
-        };
-        Ok(Some((at + end.len(), length.parse()?)))
-    }
+    protocol: Protocol,
 }
 
 impl Connection {
-    fn open(address: SocketAddr) -> Result<Self> {
-        let socket = TcpStream::connect(address)?;
+    fn open(server: Server) -> Result<Self> {
+        let socket = TcpStream::connect(server.address)?;
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
-        Ok(Self { socket, buffer: vec![0; 1 << 20] })
+        Ok(Self { socket, buffer: vec![0; 1 << 20], protocol: server.protocol })
     }
 
     /// Asks, and compares what comes.
-    fn get(&mut self, pool: &Pool, protocol: Protocol, request: &[u8], known: &Known) -> Result<()> {
+    fn get(&mut self, pool: &Pool, request: &[u8], known: &Known) -> Result<()> {
         self.socket.write_all(request)?;
         let mut filled = 0;
         let (head, length) = loop {
             let read = self.socket.read(&mut self.buffer[filled..])?;
             ensure!(read > 0, "the connection was closed");
             filled += read;
-            if let Some(found) = protocol.head(&self.buffer[..filled])? {
+            if let Some(found) = self.protocol.head(&self.buffer[..filled])? {
                 break found;
             }
         };
         ensure!(length as u64 == known.bytes, "{length} bytes instead of {}", known.bytes);
-        let trailer = if protocol == Protocol::Redis { 2 } else { 0 };
         let (mut at, mut begin, mut behind) = (0, head, 0);
         loop {
             let body = &self.buffer[begin..filled];
@@ -92,7 +84,7 @@ impl Connection {
             }
             at += body.len();
             behind += filled - begin - body.len();
-            if at == length && behind >= trailer {
+            if at == length && behind >= self.protocol.trailer() {
                 return Ok(());
             }
             // What is left of the trailer may come alone.
@@ -101,73 +93,101 @@ impl Connection {
             ensure!(filled > 0, "the body ended early");
         }
     }
+
+    /// Writes, and waits for the acknowledgement.
+    fn put(&mut self, write: &Write) -> Result<()> {
+        self.socket.write_all(&write.before)?;
+        self.socket.write_all(&write.value)?;
+        self.socket.write_all(&write.behind)?;
+        let mut filled = 0;
+        while !self.protocol.is_acknowledged(&self.buffer[..filled])? {
+            let read = self.socket.read(&mut self.buffer[filled..])?;
+            ensure!(read > 0, "the connection was closed");
+            filled += read;
+        }
+        Ok(())
+    }
 }
 
-/// Gets values over so many connections for a while; `id` is the server's process, whose family is charged.
-pub(crate) fn measure(
+/// What one connection did.
+struct Counted {
+    latency: Histogram<u64>,
+    bytes: u64,
+}
+
+impl Counted {
+    fn nothing() -> Result<Self> {
+        Ok(Self { latency: Histogram::new_with_bounds(1, MICROS_MAX, 3)?, bytes: 0 })
+    }
+
+    fn add(&mut self, start: Instant, bytes: u64) {
+        self.latency.saturating_record(start.elapsed().as_micros() as u64);
+        self.bytes += bytes;
+    }
+}
+
+/// Gets values over so many connections for a while.
+pub(super) fn gets(
+    server: Server,
     pool: &Pool,
-    address: SocketAddr,
-    protocol: Protocol,
     values: &[(Vec<u8>, Known)],
-    id: u32,
     connections: usize,
     seconds: Duration,
 ) -> Result<Measured> {
-    let before = proc::usage_of(&proc::family(id));
+    measure(server, connections, |nth, begun| {
+        let (mut connection, mut counted) = (Connection::open(server)?, Counted::nothing()?);
+        for (request, known) in values.iter().cycle().skip(nth * values.len() / connections) {
+            if begun.elapsed() >= seconds {
+                break;
+            }
+            let start = Instant::now();
+            connection.get(pool, request, known)?;
+            counted.add(start, known.bytes);
+        }
+        Ok(counted)
+    })
+}
+
+/// Puts all of the writes over so many connections.
+pub(super) fn puts(server: Server, writes: &[Write], connections: usize) -> Result<Measured> {
+    measure(server, connections, |nth, _| {
+        let (mut connection, mut counted) = (Connection::open(server)?, Counted::nothing()?);
+        for write in writes.iter().skip(nth).step_by(connections) {
+            let start = Instant::now();
+            connection.put(write)?;
+            counted.add(start, write.value.len() as u64);
+        }
+        Ok(counted)
+    })
+}
+
+fn measure(
+    server: Server,
+    connections: usize,
+    one: impl Fn(usize, Instant) -> Result<Counted> + Sync,
+) -> Result<Measured> {
+    let before = proc::usage_of(&proc::family(server.id));
     let begun = Instant::now();
     let counted = std::thread::scope(|scope| {
-        let asking: Vec<_> = (0..connections)
-            .map(|nth| {
-                scope.spawn(move || -> Result<(Histogram<u64>, u64)> {
-                    let mut connection = Connection::open(address)?;
-                    let mut latency = Histogram::new_with_bounds(1, MICROS_MAX, 3)?;
-                    let mut bytes = 0;
-                    for (request, known) in values.iter().cycle().skip(nth * values.len() / connections) {
-                        if begun.elapsed() >= seconds {
-                            break;
-                        }
-                        let start = Instant::now();
-                        connection.get(pool, protocol, request, known)?;
-                        latency.saturating_record(start.elapsed().as_micros() as u64);
-                        bytes += known.bytes;
-                    }
-                    Ok((latency, bytes))
-                })
-            })
-            .collect();
+        let one = &one;
+        let asking: Vec<_> = (0..connections).map(|nth| scope.spawn(move || one(nth, begun))).collect();
         asking.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>>>()
     })?;
     let took = begun.elapsed().as_secs_f64();
-    let after = proc::usage_of(&proc::family(id));
-    let mut latency: Histogram<u64> = Histogram::new_with_bounds(1, MICROS_MAX, 3)?;
-    let mut bytes = 0;
-    for (one, count) in counted {
-        latency.add(one)?;
-        bytes += count;
+    let after = proc::usage_of(&proc::family(server.id));
+    let mut all = Counted::nothing()?;
+    for Counted { latency, bytes } in counted {
+        all.latency.add(latency)?;
+        all.bytes += bytes;
     }
-    let gigabytes = bytes as f64 / 1e9;
-    let ms = |quantile: f64| latency.value_at_quantile(quantile) as f64 / 1e3;
+    let gigabytes = all.bytes as f64 / 1e9;
+    let ms = |quantile: f64| all.latency.value_at_quantile(quantile) as f64 / 1e3;
     Ok(Measured {
         gb_per_s: gigabytes / took,
         p50_ms: ms(0.5),
         p99_ms: ms(0.99),
         cpu_s_per_gb: (after.cpu_s - before.cpu_s) / gigabytes,
         resident_mib: after.resident_mib,
-        requests: latency.len(),
+        requests: all.latency.len(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn heads_are_found_when_they_are_whole() {
-        let http = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nbody";
-        assert_eq!(Protocol::Http.head(http).unwrap(), Some((http.len() - 4, 12)));
-        assert_eq!(Protocol::Http.head(&http[..30]).unwrap(), None);
-        assert!(Protocol::Http.head(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n").is_err());
-        assert_eq!(Protocol::Redis.head(b"$5\r\nhello\r\n").unwrap(), Some((4, 5)));
-        assert!(Protocol::Redis.head(b"-ERR\r\n").is_err());
-    }
 }

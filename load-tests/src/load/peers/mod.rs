@@ -1,25 +1,31 @@
-//! The service beside others, in one run: the same bytes, the same two cores, the same client, every byte compared.
+//! The service beside others, in one run: the same bytes, the same two cores, the same client, every byte that is read compared.
 
 mod client;
+mod lmcache;
+mod lmcache_s3;
+mod minio;
+mod protocol;
+mod redis;
 mod servers;
+mod table;
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Result;
 use clap::Args;
-use serde::Serialize;
 
+pub(crate) use self::table::Comparison;
 use self::{
-    client::{Measured, measure},
-    servers::Target,
+    client::{Measured, gets, puts},
+    servers::{Made, Target},
 };
 use crate::{
     Common,
-    objects::{Known, Pool, Shape},
-    proc::{self, Machine},
+    objects::{Pool, Shape},
+    proc,
 };
 
-/// The service beside nginx, MinIO and Redis: throughput, latency, CPU and memory for values of 4 to 32 MB.
+/// The service beside nginx, MinIO, Redis and LMCache's server: throughput, latency, CPU and memory for values of 4 to 32 MB.
 #[derive(Debug, Args)]
 pub(crate) struct PeersArguments {
     #[command(flatten)]
@@ -27,19 +33,22 @@ pub(crate) struct PeersArguments {
     /// Bytes of a value, in MB.
     #[arg(long, value_delimiter = ',', default_value = "4,8,16,32")]
     sizes: Vec<usize>,
-    /// Values of each size.
+    /// Values of each size that are read.
     #[arg(long, default_value_t = 8)]
     values: usize,
+    /// Bytes that a measurement of writes writes, in MB: new values, the same for all.
+    #[arg(long, default_value_t = 256)]
+    written: usize,
     /// Connections that ask at once, each for the next when it has one.
     #[arg(long, default_value_t = 2)]
     connections: usize,
-    /// Seconds of one measurement.
+    /// Seconds of one measurement of reads.
     #[arg(long, default_value_t = 1.5)]
     seconds: f64,
     /// Measurements of each; the servers take turns, and medians count.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// The nginx binary.
+    /// The nginx binary; `load-tests/peers/nginx FOLDER` unpacks one.
     #[arg(long, default_value = "/usr/sbin/nginx")]
     pub(crate) nginx: PathBuf,
     /// The MinIO binary; by default the one that `tests/servers/minio install` builds.
@@ -48,181 +57,100 @@ pub(crate) struct PeersArguments {
     /// The redis-server binary; `load-tests/peers/redis FOLDER` unpacks one.
     #[arg(long, default_value = "redis-server")]
     pub(crate) redis: PathBuf,
+    /// A Python with lmcache; `load-tests/peers/lmcache FOLDER` makes one.
+    #[arg(long, default_value = "target/peers/lmcache/bin/python")]
+    pub(crate) lmcache: PathBuf,
 }
 
-/// One server at one size: medians over the rounds.
-#[derive(Debug, Clone, Serialize)]
-struct Row {
-    server: String,
-    megabytes: usize,
-    gb_per_s: f64,
-    p50_ms: f64,
-    p99_ms: f64,
-    /// CPU seconds of the server's processes, children included, per 10^9 bytes served.
-    cpu_s_per_gb: f64,
-    /// And the other way round: what one core of the server could serve.
-    gb_per_cpu_s: f64,
-    resident_mib: f64,
-    rounds: Vec<Measured>,
-}
-
-/// What one server came to beside another: medians of the rounds' quotients.
-#[derive(Debug, Clone, Serialize)]
-struct Quotient {
-    of: String,
-    to: String,
-    megabytes: usize,
-    gb_per_cpu_s: f64,
-    gb_per_s: f64,
-    wanted: f64,
-    held: bool,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Comparison {
-    what: &'static str,
-    machine: Machine,
-    seed: u64,
-    connections: usize,
-    seconds: f64,
-    rows: Vec<Row>,
-    quotients: Vec<Quotient>,
-    skipped: BTreeMap<String, String>,
+impl PeersArguments {
+    /// Writes of one measurement.
+    fn writes_of(&self, value_bytes: usize) -> usize {
+        (self.written * 1_000_000 / value_bytes).max(self.connections)
+    }
 }
 
 const SEED: u64 = 1;
-/// What the service has to reach beside each, in bytes per CPU second.
-const WANTED: [(&str, f64); 2] = [("nginx", 0.8), ("redis", 1.0)];
+/// Values that are written have numbers from here on.
+const WRITTEN_FROM: u64 = 1 << 32;
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
+/// Rounds of every target, in order.
+type Rounds = Vec<Vec<Measured>>;
 
 /// Measures all of them.
 pub(crate) async fn compare(arguments: &PeersArguments) -> Result<Comparison> {
-    let machine = proc::machine();
+    let mut comparison = Comparison::new(proc::machine(), SEED, arguments.connections, arguments.seconds);
     let pool = Pool::new(SEED);
-    let (mut rows, mut quotients, mut skipped) = (Vec::new(), Vec::new(), BTreeMap::new());
     for &megabytes in &arguments.sizes {
         let shape = Shape { chunks: 1, tokens: 1536, bytes: megabytes * 1_000_000 };
-        let targets = servers::all(arguments, &pool, shape, arguments.values, &mut skipped).await?;
-        let mut rounds: Vec<Vec<Measured>> = vec![Vec::new(); targets.len()];
+        let mut skipped = BTreeMap::new();
+        let (targets, maker) = servers::all(arguments, &pool, shape, &mut skipped).await?;
+        let targets = Arc::new(targets);
+        let (mut read, mut written) = (rounds_of(&targets), rounds_of(&targets));
         for round in 0..=arguments.rounds {
-            for (target, measured) in targets.iter().zip(&mut rounds) {
-                let one = one(target, &pool, arguments).await?;
+            for nth in 0..targets.len() {
+                let one = read_one(arguments, &pool, &targets, nth).await?;
                 // The first warms caches, connections and the processor.
                 if round > 0 {
-                    measured.push(one);
+                    read[nth].push(one);
                 }
             }
         }
-        for (of, to, wanted) in WANTED.iter().map(|(to, wanted)| ("kvasir", *to, *wanted)) {
-            let at = |name: &str| targets.iter().position(|target| target.name == name);
-            if let (Some(a), Some(b)) = (at(of), at(to)) {
-                quotients.push(quotient((of, &rounds[a]), (to, &rounds[b]), megabytes, wanted));
+        let count = arguments.writes_of(shape.bytes);
+        for round in 0..=arguments.rounds {
+            let made = Arc::new(maker.make(WRITTEN_FROM + (round * count) as u64, count)?);
+            for nth in (0..targets.len()).filter(|nth| targets[*nth].writes.is_some()) {
+                let one = write_one(arguments, &made, &targets, nth).await?;
+                if round > 0 {
+                    written[nth].push(one);
+                }
             }
         }
-        rows.extend(targets.iter().zip(rounds).map(|(target, rounds)| row(&target.name, megabytes, rounds)));
-    }
-    Ok(Comparison {
-        what: "GET of whole values, closed loop, every byte compared by the client",
-        machine,
-        seed: SEED,
-        connections: arguments.connections,
-        seconds: arguments.seconds,
-        rows,
-        quotients,
-        skipped,
-    })
-}
-
-async fn one(target: &Target, pool: &std::sync::Arc<Pool>, arguments: &PeersArguments) -> Result<Measured> {
-    let values: Vec<(Vec<u8>, Known)> =
-        target.requests.iter().cloned().zip(target.values.iter().cloned()).collect();
-    let seconds = Duration::from_secs_f64(arguments.seconds);
-    let (protocol, address, id) = (target.protocol, target.address, target.id);
-    let (pool, connections) = (std::sync::Arc::clone(pool), arguments.connections);
-    tokio::task::spawn_blocking(move || measure(&pool, address, protocol, &values, id, connections, seconds))
-        .await?
-}
-
-fn row(server: &str, megabytes: usize, rounds: Vec<Measured>) -> Row {
-    let of = |value: fn(&Measured) -> f64| median(rounds.iter().map(value));
-    Row {
-        server: server.to_owned(),
-        megabytes,
-        gb_per_s: of(|m| m.gb_per_s),
-        p50_ms: of(|m| m.p50_ms),
-        p99_ms: of(|m| m.p99_ms),
-        cpu_s_per_gb: of(|m| m.cpu_s_per_gb),
-        gb_per_cpu_s: of(|m| m.cpu_s_per_gb.recip()),
-        resident_mib: of(|m| m.resident_mib),
-        rounds,
-    }
-}
-
-fn quotient(of: (&str, &[Measured]), to: (&str, &[Measured]), megabytes: usize, wanted: f64) -> Quotient {
-    let pairs = || of.1.iter().zip(to.1);
-    let gb_per_cpu_s = median(pairs().map(|(a, b)| b.cpu_s_per_gb / a.cpu_s_per_gb));
-    Quotient {
-        of: of.0.to_owned(),
-        to: to.0.to_owned(),
-        megabytes,
-        gb_per_cpu_s,
-        gb_per_s: median(pairs().map(|(a, b)| a.gb_per_s / b.gb_per_s)),
-        wanted,
-        held: gb_per_cpu_s >= wanted,
-    }
-}
-
-impl Comparison {
-    /// The table, as text.
-    pub(crate) fn lines(&self) -> String {
-        let mut text = format!(
-            "{:<8} {:>4} {:>8} {:>8} {:>8} {:>10} {:>8}\n",
-            "server", "MB", "GB/s", "p50 ms", "p99 ms", "CPU s/GB", "RSS MiB"
-        );
-        for row in &self.rows {
-            text += &format!(
-                "{:<8} {:>4} {:>8.2} {:>8.2} {:>8.2} {:>10.3} {:>8.0}\n",
-                row.server,
-                row.megabytes,
-                row.gb_per_s,
-                row.p50_ms,
-                row.p99_ms,
-                row.cpu_s_per_gb,
-                row.resident_mib
-            );
+        let mut names: Vec<_> = targets.iter().map(|target| target.name).collect();
+        if let Some(minio) = targets.iter().find(|target| target.name == "minio") {
+            let directory = tempfile::tempdir()?;
+            match lmcache_s3::measure(arguments, minio.server, shape.bytes, directory.path()).await {
+                Ok(rounds) => {
+                    names.push("lmcache over minio");
+                    read.push(rounds.get);
+                    written.push(rounds.put);
+                }
+                Err(error) => _ = skipped.insert("lmcache over minio".into(), format!("{error:#}")),
+            }
         }
-        for q in &self.quotients {
-            let mark = if q.held { "ok  " } else { "FAIL" };
-            text += &format!(
-                "{mark} {} / {} at {} MB: {:.2} in GB per CPU second (wanted {}), {:.2} in GB/s\n",
-                q.of, q.to, q.megabytes, q.gb_per_cpu_s, q.wanted, q.gb_per_s
-            );
-        }
-        for (name, reason) in &self.skipped {
-            text += &format!("SKIPPED {name}: {reason}\n");
-        }
-        text.trim_end().to_owned()
+        comparison.add(megabytes, &names, read, written, skipped);
     }
+    Ok(comparison)
+}
 
-    /// The table, as a page.
-    pub(crate) fn html(&self) -> String {
-        let machine = serde_json::to_string(&self.machine).unwrap_or_default();
-        let body = format!(
-            "<p>{}</p><p>{}</p><pre>{}</pre>",
-            self.what,
-            crate::svg::escape(&machine),
-            crate::svg::escape(&self.lines())
-        );
-        crate::report::page("Peers", &body)
-    }
+fn rounds_of(targets: &[Target]) -> Rounds {
+    vec![Vec::new(); targets.len()]
+}
 
-    /// Whether every target held.
-    pub(crate) fn passed(&self) -> bool {
-        self.quotients.iter().all(|quotient| quotient.held)
-    }
+async fn read_one(
+    arguments: &PeersArguments,
+    pool: &Arc<Pool>,
+    targets: &Arc<Vec<Target>>,
+    nth: usize,
+) -> Result<Measured> {
+    let (pool, targets) = (Arc::clone(pool), Arc::clone(targets));
+    let (connections, seconds) = (arguments.connections, Duration::from_secs_f64(arguments.seconds));
+    let read = move || gets(targets[nth].server, &pool, &targets[nth].reads, connections, seconds);
+    tokio::task::spawn_blocking(read).await?
+}
+
+async fn write_one(
+    arguments: &PeersArguments,
+    made: &Arc<Made>,
+    targets: &Arc<Vec<Target>>,
+    nth: usize,
+) -> Result<Measured> {
+    let (made, targets, connections) = (Arc::clone(made), Arc::clone(targets), arguments.connections);
+    let write = move || {
+        let target = &targets[nth];
+        let Some(request) = &target.writes else { anyhow::bail!("{} takes no writes", target.name) };
+        let writes: Vec<_> =
+            made.iter().enumerate().map(|(nth, (known, object))| request(nth, known, object)).collect();
+        puts(target.server, &writes, connections)
+    };
+    tokio::task::spawn_blocking(write).await?
 }

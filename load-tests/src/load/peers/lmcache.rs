@@ -1,0 +1,58 @@
+//! LMCache's own server (`lm://`), values in memory as its naive serde has them: raw bytes.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+    process::Command,
+    sync::Arc,
+};
+
+use anyhow::{Result, ensure};
+use bytes::Bytes;
+use tempfile::TempDir;
+
+use super::{
+    client::Write,
+    protocol::{LmCommand, Protocol, lm_request},
+    servers::{Made, Target, started, target},
+};
+use crate::world::free_port;
+
+/// Its keys are parsed: model, world size, worker, chunk hash in hex, dtype.
+fn key(number: usize) -> String {
+    format!("kvasir-load@1@0@{number:x}@uint8")
+}
+
+/// A PUT has no answer; asking whether the key exists, on the same connection, has one behind it.
+fn write(number: usize, value: &Bytes) -> Write {
+    Write {
+        before: lm_request(LmCommand::Put, &key(number), value.len()),
+        value: value.clone(),
+        behind: lm_request(LmCommand::Exist, &key(number), 0),
+    }
+}
+
+/// Starts it with the values. `python` is one that has lmcache.
+pub(super) async fn start(python: &Path, directory: &Arc<TempDir>, made: &Made) -> Result<Target> {
+    ensure!(python.exists(), "{} is not there; load-tests/peers/lmcache FOLDER makes one", python.display());
+    let address = free_port()?;
+    let mut command = Command::new(python);
+    command.args(["-m", "lmcache.v1.server", "127.0.0.1", &address.port().to_string(), "cpu"]);
+    let process = started(command, address).await?;
+    let mut socket = TcpStream::connect(address)?;
+    let mut asked = Vec::new();
+    for (nth, (_, object)) in made.iter().enumerate() {
+        let Write { before, value, behind } = write(nth, object);
+        for part in [&before[..], &value, &behind] {
+            socket.write_all(part)?;
+        }
+        let mut answer = [0; 36];
+        socket.read_exact(&mut answer)?;
+        ensure!(Protocol::Lmcache.is_acknowledged(&answer)?, "PUT");
+        asked.push(lm_request(LmCommand::Get, &key(nth), 0));
+    }
+    let first = made.len();
+    let writes = Box::new(move |nth, _: &_, object: &Bytes| write(first + nth, object));
+    Ok(target("lmcache", (address, Protocol::Lmcache), (process, directory), asked, made, Some(writes)))
+}

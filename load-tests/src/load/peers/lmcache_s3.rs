@@ -1,0 +1,50 @@
+//! LMCache's S3 connector, as LMCache uses it, against the same MinIO. It asks for buckets by host name, so its name is made known
+//! in a mount namespace of its own, which needs root.
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
+
+use super::{
+    PeersArguments,
+    client::{Measured, Server},
+    minio::{KEY, SECRET},
+};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/lmcache_s3.py");
+/// Adds the name to a copy of the file of hosts, lays it over that for this process alone, and becomes the script.
+const NAMED: &str = r#"{ cat /etc/hosts; echo 127.0.0.1 kvasir-load.localhost; } >"$1" && mount --bind "$1" /etc/hosts && shift && exec "$@""#;
+
+/// Rounds of reads and of writes.
+#[derive(Debug, Deserialize)]
+pub(super) struct Rounds {
+    pub(super) get: Vec<Measured>,
+    pub(super) put: Vec<Measured>,
+}
+
+/// Measures it at one size, against a server that is one process.
+pub(super) async fn measure(
+    arguments: &PeersArguments,
+    server: Server,
+    value_bytes: usize,
+    directory: &Path,
+) -> Result<Rounds> {
+    let python = &arguments.lmcache;
+    ensure!(python.exists(), "{} is not there; load-tests/peers/lmcache FOLDER makes one", python.display());
+    let numbers = [value_bytes, arguments.values, arguments.connections].map(|number| number.to_string());
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", NAMED, "sh"]).arg(directory.join("hosts")).arg(python).arg(SCRIPT);
+    command.args([&server.address.port().to_string(), &server.id.to_string(), KEY, SECRET]).args(numbers);
+    command.args([arguments.seconds.to_string(), arguments.rounds.to_string()]);
+    command.arg(arguments.writes_of(value_bytes).to_string());
+    command.stdin(Stdio::null());
+    let output = tokio::task::spawn_blocking(move || command.output()).await?.context("no `unshare`")?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{SCRIPT}: {}", error.lines().last().unwrap_or_default());
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(text.lines().last().unwrap_or_default()).context("what the script printed")
+}

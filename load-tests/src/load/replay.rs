@@ -1,0 +1,95 @@
+//! A trace's prompts through the client crate, and whether all that was acknowledged of them is there at the end.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::Result;
+use futures::{StreamExt as _, stream};
+
+use crate::{
+    engine::Engine,
+    outcome::Truth,
+    record::{Done, Failure},
+    remote::Site,
+    trace::{self, Prompt, TraceFacts, TraceSpec},
+};
+
+/// Most acknowledged prompts that are loaded again at the end, and how many at once.
+const CHECKED_MAX: usize = 200;
+const CHECKED_AT_ONCE: usize = 2;
+
+/// Which part of a trace, and how fast.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) seconds: f64,
+    pub(crate) speed: f64,
+    pub(crate) seed: u64,
+}
+
+/// One replay. Clones are of the same one.
+#[derive(Clone)]
+pub(crate) struct Replay {
+    pub(crate) name: String,
+    pub(crate) facts: TraceFacts,
+    engine: Arc<Engine>,
+    prompts: Arc<[Prompt]>,
+    block_tokens: usize,
+    acknowledged: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Replay {
+    /// Of a trace's part, against the first replica.
+    pub(crate) async fn of(
+        name: &str,
+        spec: &TraceSpec,
+        file: Option<&PathBuf>,
+        Part { seconds, speed, seed }: Part,
+        site: &Site,
+    ) -> Result<Self> {
+        let (prompts, facts) = trace::prompts(spec, file, seconds, speed, seed)?;
+        let token = site.tokens.first().map(String::as_str);
+        let engine = Engine::connect(&site.urls[0], token, spec.layers).await?;
+        let (prompts, block_tokens) = (prompts.into(), spec.block_tokens);
+        Ok(Self { name: name.to_owned(), facts, engine, prompts, block_tokens, acknowledged: Arc::default() })
+    }
+
+    /// When the prompts are due.
+    pub(crate) fn due(&self) -> Vec<Duration> {
+        self.prompts.iter().map(|prompt| prompt.at).collect()
+    }
+
+    /// What is stored of a prompt is loaded and checked, the rest stored.
+    pub(crate) async fn prompt(&self, number: u64) -> Result<Done, Failure> {
+        let done = self.engine.prompt(self.prompts[number as usize].tokens(self.block_tokens)).await?;
+        self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        Ok(done)
+    }
+
+    /// What it came to, by name.
+    pub(crate) fn figures(&self) -> Vec<(String, f64)> {
+        self.engine.figures(&self.name)
+    }
+
+    /// Loads what was acknowledged, or an even sample of it, once more.
+    pub(crate) async fn check(&self, truth: &mut Truth) {
+        let numbers = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        truth.acknowledged += numbers.len() as u64;
+        let checked = numbers.len().min(CHECKED_MAX);
+        let check = |nth: usize| {
+            let prompt = &self.prompts[numbers[nth * numbers.len() / checked] as usize];
+            async move { self.engine.check(&prompt.tokens(self.block_tokens)).await }
+        };
+        let mut results = stream::iter(0..checked).map(check).buffer_unordered(CHECKED_AT_ONCE);
+        while let Some(result) = results.next().await {
+            truth.checked += 1;
+            match result {
+                Ok(bytes) => truth.bytes += bytes,
+                Err(failure) if failure.wrong => truth.wrong += 1,
+                Err(_) => truth.lost += 1,
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A large hot index without as many objects: rows for chunks that only lookups ask for.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::Result;
+use kvasir_storage::index::{Index, IndexEntry, IndexRow, Scope};
+use kvasir_tests::chunks;
+use kvasir_types::{BLOCK_TOKENS, ModelId, ProfileHash, RootHash, SeqHash, TokenChain};
+
+/// Tokens of a chunk.
+pub const CHUNK_TOKENS: usize = 1536;
+const CHUNK_BLOCKS: usize = CHUNK_TOKENS / BLOCK_TOKENS;
+/// Bytes of a row's head, and of the object that it speaks of up to each of its levels: about those of an 8B model's chunk.
+const HEAD_BYTES: u32 = 8_000;
+const LEVEL_BYTES: [u64; 4] = [1 << 20, 2 << 20, 5 << 20, 10 << 20];
+
+/// A context of whole chunks, by its block hashes.
+#[derive(Debug, Clone)]
+pub struct Context {
+    root: RootHash,
+    blocks: Vec<SeqHash>,
+}
+
+impl Context {
+    /// Number `number` under a root, with hashes that are made up: nobody has its tokens.
+    pub fn made_up(root: RootHash, number: usize, chunks: usize) -> Self {
+        let mut bytes = vec![0; CHUNK_BLOCKS * chunks * 32];
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(root.as_bytes()).update(&number.to_le_bytes()).finalize_xof().fill(&mut bytes);
+        Self { root, blocks: bytes.as_chunks().0.iter().map(|hash| SeqHash::from(*hash)).collect() }
+    }
+
+    /// Of these tokens.
+    pub fn of_tokens(root: RootHash, tokens: &[u32]) -> Self {
+        Self { root, blocks: TokenChain::new(root, tokens).blocks().to_vec() }
+    }
+
+    /// Its chunks.
+    pub fn chunk_ids(&self) -> Vec<SeqHash> {
+        self.blocks.iter().skip(CHUNK_BLOCKS - 1).step_by(CHUNK_BLOCKS).copied().collect()
+    }
+
+    fn entries(&self) -> impl Iterator<Item = IndexEntry> {
+        let mut parent_hash = *self.root.as_bytes();
+        self.blocks.chunks_exact(CHUNK_BLOCKS).enumerate().map(move |(chunk, blocks)| {
+            let last = blocks[CHUNK_BLOCKS - 1];
+            let row = Arc::new(IndexRow {
+                seq_hash: last,
+                object_digest: (*last.as_bytes()).into(),
+                profile_hash: ProfileHash::of(chunks::PROFILE),
+                first_position: (chunk * CHUNK_TOKENS) as u64,
+                token_count: CHUNK_TOKENS as u32,
+                kl_beneath: 0.0,
+                head_bytes: HEAD_BYTES,
+                object_bytes: LEVEL_BYTES[LEVEL_BYTES.len() - 1],
+                level_bytes: LEVEL_BYTES.to_vec(),
+            });
+            let blocks = IndexEntry::short_blocks(blocks.iter().map(|b| &b.as_bytes()[..]));
+            IndexEntry { parent_hash: std::mem::replace(&mut parent_hash, *last.as_bytes()), blocks, row }
+        })
+    }
+}
+
+/// The index of a replica that is not running.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// Its `cache.directory`.
+    pub cache: &'a Path,
+    /// What it calls its store.
+    pub store_identity: [u8; 32],
+    /// Bytes of page cache while it is filled.
+    pub memory_bytes: u64,
+    /// Of the default tenant.
+    pub model_id: ModelId,
+}
+
+/// Writes the rows of contexts.
+///
+/// # Errors
+/// Where the index cannot be opened.
+pub fn fill(place: Place<'_>, contexts: impl Iterator<Item = Context>) -> Result<()> {
+    let index = Index::sled(place.cache.to_owned(), place.store_identity, place.memory_bytes)?;
+    let scope = Scope::new(&"default".parse()?, &place.model_id);
+    for context in contexts {
+        context.entries().for_each(|entry| index.insert(scope, &entry));
+    }
+    index.flush();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_follow_each_other_from_the_root() {
+        let root = RootHash::from([3; 32]);
+        for context in
+            [Context::made_up(root, 5, 3), Context::of_tokens(root, &chunks::tokens(1, 3 * CHUNK_TOKENS))]
+        {
+            let (ids, entries): (_, Vec<_>) = (context.chunk_ids(), context.entries().collect());
+            assert_eq!(entries.len(), 3);
+            assert_eq!(entries[0].parent_hash, *root.as_bytes());
+            for (nth, pair) in entries.windows(2).enumerate() {
+                assert_eq!(pair[1].parent_hash, *ids[nth].as_bytes());
+            }
+            assert!(entries.iter().zip(&ids).all(|(entry, id)| entry.row.seq_hash == *id));
+        }
+        assert_ne!(Context::made_up(root, 5, 1).chunk_ids(), Context::made_up(root, 6, 1).chunk_ids());
+    }
+}
