@@ -124,7 +124,9 @@ mod tests {
     #[test]
     fn an_ideal_server_makes_bunches_wait_and_nobody_else() {
         let even = Arrivals::EvenShareOfPeak(0.7).moments(600.0, 1, 100.0);
-        assert_eq!((even.len(), ideal(&even, 2, 100.0)), (42_000, (1.0, 1.0)));
+        let (p50, p99) = ideal(&even, 2, 100.0);
+        assert!(even.len().abs_diff(42_000) <= 1, "{}", even.len());
+        assert!((p50 - 1.0).abs() < 1e-6 && (p99 - 1.0).abs() < 1e-6, "{p50} {p99}");
         let (p50, p99) = ideal(&Arrivals::ShareOfPeak(0.7).moments(600.0, 1, 100.0), 2, 100.0);
         // M/D/2 at 70 %, from a simulation of 180,000 requests elsewhere: 1.15 and 4.1.
         assert!((p50 - 1.15).abs() < 0.05 && (p99 - 4.1).abs() < 0.4, "{p50} {p99}");
