@@ -9,6 +9,8 @@ use crate::{
 
 /// Most escapes of a stage; each costs 8 bits more and a branch.
 const ESCAPE_SHARE_MAX: f64 = 0.003;
+/// Bits of a short escape.
+const ESCAPE_BITS: f64 = 8.0;
 /// Most bits of a stage; 16 symbols lose 0.025 bit at 2.97.
 const STAGE_BITS_MAX: f64 = 2.9;
 /// Fall of squared error per bit, in squared steps, that a coefficient must give to be coded at a level. A uniform
@@ -68,8 +70,10 @@ fn entry_level(residuals: &[f32], fine: &[i32], levels: usize) -> Option<i8> {
             .zip(fine)
             .map(|(r, q)| (f64::from(*r) - f64::from(reconstruct(coarser_by(*q, up), up, 0))).powi(2))
             .sum();
-        let bits = entropy(&histogram(fine, up)) * fine.len() as f64;
-        bits > 0.0 && power - error >= GAIN_PER_BIT_MIN * step * step * bits
+        // Values that are all far from zero are one symbol, the escape: its entropy is nothing, its bits are not.
+        let counts = histogram(fine, up);
+        let bits = entropy(&counts) * fine.len() as f64 + ESCAPE_BITS * counts[ESCAPE];
+        error < power && power - error >= GAIN_PER_BIT_MIN * step * step * bits
     };
     let level = (0..levels).find(pays)?;
     let up = (levels - 1 - level) as u32;
@@ -125,5 +129,20 @@ impl CoefficientStats {
         let mut coding = CoefficientCoding { entry: self.entry, stage, inner, ..CoefficientCoding::ABSENT };
         coding.trits[..trits.len()].copy_from_slice(trits);
         coding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Anchors of a channel with a large mean: no entropy at the coarsest level, and everything to lose.
+    #[test]
+    fn a_coefficient_far_from_zero_is_coded() {
+        for value in [3.0f32, 40.0, 900.0] {
+            let stats = measure(&[value; 64], 1).expect("coded");
+            assert!(stats.stage[ESCAPE] == 0.0, "{value}: {stats:?}");
+        }
+        assert!(measure(&[0.2; 64], 1).is_none(), "nothing is gained where all is rounded to zero");
     }
 }
