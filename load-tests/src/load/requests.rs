@@ -47,10 +47,14 @@ const STORED_FROM: u64 = 1 << 32;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long a connection is kept for the next request: less than the 15 s after which the service closes it, because a request
+/// that is sent just then finds nobody.
+const KEPT: Duration = Duration::from_secs(10);
+
 /// Many kept connections.
 pub(crate) fn http_client() -> Result<reqwest::Client> {
     let builder = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
-    Ok(builder.tcp_nodelay(true).pool_max_idle_per_host(1_024).build()?)
+    Ok(builder.tcp_nodelay(true).pool_max_idle_per_host(1_024).pool_idle_timeout(KEPT).build()?)
 }
 
 /// The requests of a load.
