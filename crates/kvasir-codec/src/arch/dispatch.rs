@@ -1,5 +1,7 @@
 //! Choosing a decoder at run time.
 
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+use super::aarch64::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{Avx2, Avx512};
 use crate::rans::{
@@ -22,6 +24,8 @@ enum Path {
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+    Neon(Neon),
 }
 
 impl StreamDecoder {
@@ -33,6 +37,10 @@ impl StreamDecoder {
             if let Some(path) = wide.or_else(|| Avx2::new().map(Path::Avx2)) {
                 return Self(path);
             }
+        }
+        #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+        if let Some(cpu) = Neon::new() {
+            return Self(Path::Neon(cpu));
         }
         Self::scalar()
     }
@@ -47,6 +55,8 @@ impl StreamDecoder {
         let mut paths = vec![Some(Path::Scalar)];
         #[cfg(target_arch = "x86_64")]
         paths.extend([Avx2::new().map(Path::Avx2), Avx512::new().map(Path::Avx512)]);
+        #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+        paths.push(Neon::new().map(Path::Neon));
         paths.into_iter().flatten().map(Self).collect()
     }
 
@@ -58,6 +68,8 @@ impl StreamDecoder {
             Path::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Path::Avx512(_) => "avx512",
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Path::Neon(_) => "neon",
         }
     }
 
@@ -69,6 +81,8 @@ impl StreamDecoder {
             Path::Avx2(_) => Avx2::STREAMS,
             #[cfg(target_arch = "x86_64")]
             Path::Avx512(_) => Avx512::STREAMS,
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Path::Neon(_) => Neon::STREAMS,
         }
     }
 
@@ -91,6 +105,8 @@ impl StreamDecoder {
                 Ok(jobs) => cpu.decode(bank, tokens, jobs).into(),
                 Err(few) => few.into_iter().flat_map(|job| cpu.decode(bank, tokens, [job])).collect(),
             },
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Path::Neon(cpu) => jobs.into_iter().flat_map(|job| cpu.decode(bank, tokens, [job])).collect(),
         }
     }
 }

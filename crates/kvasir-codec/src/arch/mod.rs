@@ -3,8 +3,10 @@
 //! Layout as in memchr: a [`Kernel`](kernel::Kernel) names the register file, one driver is generic over it, and a constructor
 //! proves the CPU feature before a kernel can run. Every decoder is compared with the scalar one on every shape.
 
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod aarch64;
 mod dispatch;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 mod kernel;
 mod rows;
 #[cfg(target_arch = "x86_64")]

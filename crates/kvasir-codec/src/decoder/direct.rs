@@ -29,10 +29,10 @@ impl DecodePath {
     pub fn available() -> Vec<Self> {
         let rows = RowKernel::available();
         let path = |pieces: PieceDecoder| {
-            let rows = *rows.iter().find(|rows| rows.name() == pieces.name())?;
-            Some(Self { pieces, rows })
+            let own = rows.iter().find(|rows| rows.name() == pieces.name());
+            Self { pieces, rows: own.copied().unwrap_or(RowKernel::portable()) }
         };
-        PieceDecoder::available().into_iter().filter_map(path).collect()
+        PieceDecoder::available().into_iter().map(path).collect()
     }
 
     /// The fastest.

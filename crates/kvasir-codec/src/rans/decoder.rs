@@ -41,7 +41,7 @@ impl PieceDecoder {
         StreamDecoder::available().into_iter().map(|streams| Self { streams }).collect()
     }
 
-    /// `scalar`, `avx2` or `avx512`: for reports and metrics.
+    /// `scalar`, `avx2`, `avx512` or `neon`: for reports and metrics.
     pub fn name(&self) -> &'static str {
         self.streams.name()
     }
