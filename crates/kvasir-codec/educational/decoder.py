@@ -388,7 +388,8 @@ class Fields:
 def parse_profile(data):
     """§6, of a file that is known to be good."""
     r = Fields(data)
-    if r.take("8sH") != (b"KVSRPROF", 2):
+    magic, version = r.take("8sH")
+    if magic != b"KVSRPROF" or version not in (2, 3):
         raise Bad("Version")
     p = dict(zip(("levels", "exact_tokens", "scope_count", "bytes"), r.take("BBIQ")))
     if p["bytes"] != len(data) or crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
@@ -403,6 +404,8 @@ def parse_profile(data):
     r.at += size
     p["shifts"] = [r.take("8B") for _ in range(stages)]
     p["scopes"] = [parse_scope(r, p["levels"]) for _ in range(p["scope_count"])]
+    if any((scope["exact"] > 0) != (version == 3) for scope in p["scopes"]):
+        raise Bad("Invalid", "exact")
     if r.at != len(data) - 4:
         raise Bad("Length")
     return p
@@ -417,7 +420,7 @@ def parse_scope(r, levels):
     s["mean"] = r.take(f"{elements}f")
     s["coding"] = [(lambda c: dict(entry=c[0], stage=c[1], inner=c[2], trits=c[4:]))(r.take("bBBB8B")) for _ in range(rank)]
     if s["exact"]:
-        s["exact_elements"] = [r.take("BBh") for _ in range(elements)]
+        s["exact_elements"] = [r.take("BB") for _ in range(elements)]
     if s["predictor"] == 2:
         vocabulary, k1, k2, bits1, bits2 = r.take("IHHBB")
         s["tables"] = [
@@ -477,8 +480,27 @@ def piece_of(h, data, key, span):
     return data[offset : offset + size]
 
 
+def predictions(h, scope, first, tokens):
+    """§7.2 without anchors: [coefficient][token] in finest steps."""
+    if scope["predictor"] == 0:
+        return [[0] * tokens for _ in scope["coding"]]
+    rows = []
+    for t in range(first, first + tokens):
+        before = h["token_list"][t - 1] if t else (h["preceding"] if h["flags"] & 1 else None)
+        factors = []
+        for table, token in zip(scope["tables"], (h["token_list"][t], before)):
+            known = token is not None and token < len(table)
+            factors += table[token] if known else [0] * len(table[0])
+        rows.append(factors)
+    out = []
+    for shift, weights in zip(scope["shift"], scope["weights"]):
+        half = 1 << shift - 1 if shift else 0
+        out.append([sum(f * w for f, w in zip(factors, weights)) + half >> shift for factors in rows])
+    return out
+
+
 def decode_direct(h, data, profile, rope, level):
-    """§7 for profiles with identity bases, predictor *mean* and nothing exact but the exact level:
+    """§7 for profiles with identity bases, no anchors and nothing exact but the exact level:
     {(layer, plane, head): rows}."""
     out = {}
     exact = profile["scopes"][0]["exact"]
@@ -502,14 +524,16 @@ def decode_direct(h, data, profile, rope, level):
                 rows = decode_piece(profile["bank"], codings, tokens, piece, [values[c] for c in plan])
                 for c, row in zip(plan, rows):
                     values[c] = row
-            up = 3 ** (lossy - 1 - l)
+            up = 3 ** (lossy - 1 - l) if lossy else 1
+            predicted = predictions(h, scope, 256 * span, tokens)
             elements = []
             for c, (coding, row) in enumerate(zip(scope["coding"], values)):
                 shift = 0
                 if coding["entry"] <= l:
                     shift = profile["shifts"][coding["stage"]][min(l - coding["entry"], 7)]
                 inward = (shift * up + 128) >> 8
-                elements.append([up * q - ((q > 0) - (q < 0)) * inward for q in row])
+                steps = [up * q - ((q > 0) - (q < 0)) * inward for q in row]
+                elements.append([q + p for q, p in zip(steps, predicted[c])])
             start = 0
             for layer, plane, head, size, gain in scope["members"]:
                 rows = out.setdefault((layer, plane, head), [])
@@ -524,33 +548,82 @@ def decode_direct(h, data, profile, rope, level):
     return out
 
 
+def fields(pattern):
+    """Biased exponent and mantissa of an f16."""
+    return pattern >> 10 & 31, pattern & 1023
+
+
+def cell_of(pattern, floor):
+    """§7.7, for f16."""
+    e, m = fields(pattern)
+    if e < floor:
+        cell = 0
+    elif e <= floor + 10:
+        cell = (1024 + m) >> (10 - e + floor)
+    else:
+        cell = 1024 * (1 + e - floor - 10) + m
+    return -1 - cell if pattern >> 15 else cell
+
+
+class Bits:
+    """Fields, least significant bit first."""
+
+    def __init__(self, data):
+        self.value, self.left = int.from_bytes(data, "little"), 8 * len(data)
+
+    def take(self, width):
+        if width > self.left:
+            raise Bad("Exact", "too few bits")
+        field = self.value & (1 << width) - 1
+        self.value >>= width
+        self.left -= width
+        return field
+
+
+def pattern_of(cell, floor, raw):
+    """The inverse of `cell_of`, with the raw bits."""
+    sign, cell = (1, -1 - cell) if cell < 0 else (0, cell)
+    if cell == 0:
+        g = 0
+        while g < min(floor - 1, 8) and raw.take(1) == 0:
+            g += 1
+        e = raw.take(5) if g == 8 else floor - 1 - g
+        if floor == 0 or g == 8 and e > floor - 9:
+            raise Bad("Exact")
+        m = raw.take(10)
+    elif cell < 2048:
+        above = cell.bit_length() - 1
+        e = floor + above
+        m = cell - (1 << above) << 10 - above | raw.take(10 - above)
+    else:
+        e, m = floor + cell // 1024 - 1 + 10, cell % 1024
+    if e > 31:
+        raise Bad("Exact")
+    return sign << 15 | e << 10 | m
+
+
 def decode_exact(h, data, profile, number, span, tokens, out):
-    """§7.7 for f16 and `exact` = 1, in place."""
+    """§7.7 for f16, in place."""
     scope = profile["scopes"][number]
     piece = piece_of(h, data, (number, 3, profile["levels"] - 1), span)
     size = struct.unpack_from("<I", piece)[0]
-    codings = [("stage", table, 0, 0) for table, _, _ in scope["exact_elements"]]
-    keys = decode_piece(profile["bank"], codings, tokens, piece[4 : 4 + size], [None] * len(codings))
-    raw, used = int.from_bytes(piece[4 + size :], "little"), 0
-    pattern = lambda x: struct.unpack("<H", struct.pack("<e", x))[0]
-    order = lambda b: b & 0x7FFF if b < 0x8000 else -1 - (b & 0x7FFF)
+    if 4 + size > len(piece):
+        raise Bad("Exact", "coded part")
+    codings = [("stage", table, 0, 0) for table, _ in scope["exact_elements"]]
+    cells = decode_piece(profile["bank"], codings, tokens, piece[4 : 4 + size], [None] * len(codings))
+    raw = Bits(piece[4 + size :])
     start = 0
     for layer, plane, head, dim, _ in scope["members"]:
         rows = out[(layer, plane, head)]
         for i in range(dim):
-            _, floor, base = scope["exact_elements"][start + i]
+            _, floor = scope["exact_elements"][start + i]
             for t in range(tokens):
-                r = pattern(rows[256 * span + t][i])
-                n = keys[start + i][t] + base - max(r >> 10 & 31, floor)
-                width = max(n - 1, 0)
-                code = (1 << width | raw >> used & (1 << width) - 1) if n else 0
-                used += width
-                o = order(r) + (code // 2 if code % 2 == 0 else -(code + 1) // 2)
-                bits = o if o >= 0 else 0x8000 | -1 - o
+                r = struct.unpack("<H", struct.pack("<e", rows[256 * span + t][i]))[0]
+                bits = pattern_of(cells[start + i][t] + cell_of(r, floor), floor, raw)
                 rows[256 * span + t][i] = struct.unpack("<e", struct.pack("<H", bits))[0]
         start += dim
-    if raw >> used or -(-used // 8) != len(piece) - 4 - size:
-        raise Bad("Length")
+    if raw.value or raw.left >= 8:
+        raise Bad("Exact", "bits are left")
 
 
 def check_profiles(folder):
@@ -562,7 +635,15 @@ def check_profiles(folder):
         scopes = parse_profile((folder / f"{name}.kvp").read_bytes())["scopes"]
         norms = [sum(v * v for v in row) for scope in scopes for row in scope["synthesis"]]
         yield folder / f"{name}.kvp", all(abs(norm - 1) < 0.01 for norm in norms), True
-    for name in ("direct", "exact"):
+    profile = parse_profile((folder / "exact-only.kvp").read_bytes())
+    for path in sorted(folder.glob("exact-*-*.kvc")):
+        data = path.read_bytes()
+        try:
+            found = decode_direct(parse_object(data), data, profile, rope, 0) and "rows"
+        except Bad as bad:
+            found = bad.name
+        yield path, found, "Exact"
+    for name in ("direct", "exact", "exact-only"):
         profile = parse_profile((folder / f"{name}.kvp").read_bytes())
         data = (folder / f"{name}.kvc").read_bytes()
         h = parse_object(data)

@@ -11,6 +11,7 @@ use crate::{
     levels::reconstruct,
     profile::{Basis, CoefficientCoding, Predictor, Profile, Scope},
     rans::Coding,
+    ropes::SpanRopes,
     transform::Elements,
 };
 
@@ -89,6 +90,28 @@ impl BoundScope {
             row.iter_mut().for_each(|q| *q = reconstruct(*q, up, *shift));
         }
     }
+}
+
+/// What the exact level of a scope starts from, `[member][token][element]`: values of the finest lossy level in finest
+/// steps, `[coefficient][token]`, less predictions; with no such level the predictions alone.
+pub(crate) fn rows_beneath(
+    scope: &Scope,
+    elements: &Elements,
+    text: &TextPredictor,
+    ropes: &SpanRopes<'_>,
+    (tokens, preceding): (&[u32], Option<u32>),
+    values: Option<&[i32]>,
+) -> Vec<f32> {
+    let span = &ropes.span;
+    let mut steps = text.predict(scope, tokens, preceding, span);
+    if let Some(values) = values {
+        steps.iter_mut().zip(values).for_each(|(step, value)| *step = step.wrapping_add(*value));
+    }
+    let steps: Vec<f32> = steps.into_iter().map(|step| step as f32).collect();
+    let (mut by_token, mut rows) = (vec![0.0; steps.len()], vec![0.0; steps.len()]);
+    Matrix::Identity.synthesise(span.len(), &steps, &mut by_token);
+    elements.denormalise(&scope.mean, ropes.rotations(), span.len(), &by_token, &mut rows);
+    rows
 }
 
 /// What a section of `level` codes.

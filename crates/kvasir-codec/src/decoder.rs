@@ -171,6 +171,20 @@ impl CpuDecoder {
         Ok((self.section_map(head)?, needed.flat_map(of_span).collect()))
     }
 
+    /// What an exact level would start from in the first span of an object: for training. `[member][token][element]`.
+    pub(crate) fn rows_beneath_exact(
+        &self,
+        head: &Head,
+        bytes: &[u8],
+        scope: usize,
+    ) -> Result<Vec<f32>, DecodeError> {
+        let sections = self.section_map(head)?;
+        let object = Object { head, bytes, sections: &sections };
+        let tokens = (head.header.token_count as usize).min(SPAN_TOKENS);
+        let ropes = SpanRopes::new(&self.spec, head.header.first_position, 0..tokens);
+        self.beneath(&object, Task { scope, span: 0, level: self.profile.lossy_levels() }, &ropes)
+    }
+
     /// Coefficients of one scope and span in finest steps, `[coefficient][token]`: what the product starts from.
     #[cfg(test)]
     pub(crate) fn scope_coefficients(

@@ -13,7 +13,7 @@ use crate::{
     arch::RowKernel,
     bound::{
         BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN, BoundScope, Matrix, SectionPlan,
-        anchor_prediction, split_anchors,
+        anchor_prediction, rows_beneath, split_anchors,
     },
     exact::{self, ExactDtype},
     levels::extend_coarser,
@@ -23,7 +23,6 @@ use crate::{
     rans::{PieceEncoder, PieceError, PiecePlan},
     ropes::SpanRopes,
     rows::{fine::Steps, half::RowScratch, quantise_rows},
-    transform::Rotations,
 };
 
 pub use outline::CodedSpan;
@@ -145,10 +144,13 @@ impl CpuEncoder {
             lossless: None,
             forced_exact: true,
         };
+        let text = (input.tokens, input.preceding_token);
+        let beneath =
+            |values: Option<&[i32]>| rows_beneath(scope, &bound.elements, &bound.text, ropes, text, values);
         if bound.levels.is_empty() {
             // Nothing but the exact level.
-            let nothing = vec![0.0; raw.len()];
-            return match self.encode_lossless(bound.index, (tokens, exact), &raw, &nothing) {
+            let predicted = beneath(None);
+            return match self.encode_lossless(bound.index, (tokens, exact), &raw, &predicted) {
                 None => Ok(exact_span(&raw)),
                 Some(piece) => Ok(SpanPieces {
                     exact: (exact > 0).then(|| exact_piece(&raw, exact)),
@@ -181,7 +183,7 @@ impl CpuEncoder {
         let lossless = match &scope.lossless {
             None => None,
             Some(_) => {
-                let predicted = finest_rows(scope, bound, (ropes.rotations(), tokens), &values);
+                let predicted = beneath(Some(&finest_values(scope, bound, &values)));
                 match self.encode_lossless(bound.index, (tokens, exact), &raw, &predicted) {
                     None => return Ok(exact_span(&raw)),
                     Some(piece) => Some(piece?),
@@ -319,22 +321,15 @@ impl SpanPieces {
     }
 }
 
-/// What a decoder of the finest lossy level of a direct scope gives: `[member][token][element]`.
-fn finest_rows(
-    scope: &Scope,
-    bound: &BoundScope,
-    (rotations, tokens): (&Rotations, usize),
-    values: &Quantised,
-) -> Vec<f32> {
+/// Values of the finest lossy level as a decoder has them: those of coefficients that are never coded are 0.
+fn finest_values(scope: &Scope, bound: &BoundScope, values: &Quantised) -> Vec<i32> {
     let mut main = values.main.clone();
     let silent = scope.coding.iter().map(|coding| coding.entry == CoefficientCoding::NEVER);
-    for (row, _) in main.chunks_exact_mut(tokens).zip(silent).filter(|(_, silent)| *silent) {
+    for (row, _) in main.chunks_exact_mut(values.main_tokens).zip(silent).filter(|(_, silent)| *silent) {
         row.fill(0);
     }
-    let mut rows = vec![0.0; main.len()];
-    let reconstruction = bound.reconstruction(bound.levels.len() - 1);
-    bound.elements.direct_rows(&scope.mean, rotations, tokens, reconstruction, &main, &mut rows);
-    rows
+    bound.reconstruct(bound.levels.len() - 1, values.main_tokens, &mut main);
+    main
 }
 
 /// Quantised values of one scope and span, `[coefficient][token]`.

@@ -100,8 +100,9 @@ fn the_exact_level_is_smaller_than_zstd_and_all_levels_cost_little_more() {
         let zstd = |bytes: &[u8]| zstd::bulk::compress(bytes, 19).expect("compresses").len();
         let split: Vec<u8> = [0, 1].iter().flat_map(|i| raw.iter().skip(*i).step_by(2)).copied().collect();
         let (plain, split) = (zstd(&raw), zstd(&split));
-        assert!(only < plain && only < split, "{dtype:?}: {only}, zstd {plain}, byte-split {split}");
+        let least = plain.min(split) as f64;
+        assert!((only as f64) < 0.97 * least, "{dtype:?}: {only}, zstd {plain}, byte-split {split}");
         let ratio = all as f64 / only as f64;
-        assert!(ratio < 1.12, "{dtype:?}: all levels {all}, exact only {only}: {ratio}");
+        assert!(ratio < 1.08, "{dtype:?}: all levels {all}, exact only {only}: {ratio}");
     }
 }

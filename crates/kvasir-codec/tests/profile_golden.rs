@@ -9,7 +9,7 @@ use std::{fs, path::PathBuf};
 
 use common::{Setup, cache, contexts};
 use kvasir_codec::{
-    KvBuffer, Profile,
+    DecodeError, KvBuffer, Profile,
     train::{BasisRecipe, Recipe, pack, train},
 };
 use kvasir_container::Head;
@@ -68,8 +68,51 @@ fn damages() -> Vec<Damage> {
         ("no-scopes.kvp", |p| seal(p, 12, &[0; 4]), "Invalid"),
         ("too-many-scopes.kvp", |p| seal(p, 12, &[0xff; 4]), "Invalid"),
         ("one-scope-more.kvp", |p| seal(p, 12, &[2, 0, 0, 0]), "Truncated"),
+        // the first scope's `exact` lies wherever texts and tables end: a version says for all of them
+        ("exact-version-of-none.kvp", |p| seal(p, 8, &[3]), "Invalid"),
         ("recipe-longer-than-file.kvp", |p| seal(p, 56, &[0xff, 0x0f]), "Truncated"),
     ]
+}
+
+/// Damage to the first piece of the exact level of `exact-only.kvc`, all of which is found by decoding it.
+type PieceDamage = (&'static str, fn(&mut [u8]));
+
+fn piece_damages() -> Vec<PieceDamage> {
+    fn coded(piece: &[u8]) -> usize {
+        u32::from_le_bytes(piece[..4].try_into().expect("4 bytes")) as usize
+    }
+    vec![
+        ("exact-coded-too-long.kvc", |piece| piece[..4].fill(0xff)),
+        // What belongs to the coded part begins the raw bits: there are too many.
+        ("exact-coded-absent.kvc", |piece| piece[..4].fill(0)),
+        // Eight zero bits and a long exponent take more bits than there are, or leave some.
+        ("exact-raw-zeros.kvc", |piece| {
+            let first = 4 + coded(piece);
+            piece[first..].fill(0);
+        }),
+        ("exact-raw-ones.kvc", |piece| {
+            let first = 4 + coded(piece);
+            piece[first..].fill(0xff);
+        }),
+    ]
+}
+
+/// The object with one piece damaged and its checksums made to fit.
+fn with_damaged_piece(object: &[u8], damage: fn(&mut [u8])) -> Vec<u8> {
+    let head = Head::parse(object).expect("parses");
+    let (mut object, spans) = (object.to_vec(), head.span_count());
+    let (section, span, entry) = head.pieces().next().expect("has pieces");
+    let range = entry.range.start as usize..entry.range.end as usize;
+    damage(&mut object[range.clone()]);
+    let entries = 192 + 8 * head.header.block_count() + 6 * head.sections().len();
+    let mut crc_at = |at: usize, range: std::ops::Range<usize>| {
+        let crc = crc32c::crc32c(&object[range]);
+        object[at..at + 4].copy_from_slice(&crc.to_le_bytes());
+    };
+    crc_at(entries + 8 * (section * spans + span) + 4, range);
+    crc_at(168, 192..entries + 8 * spans * head.sections().len());
+    crc_at(188, 0..188);
+    object
 }
 
 /// Writes bytes and makes the checksum fit again.
@@ -82,7 +125,7 @@ fn seal(profile: &mut [u8], at: usize, bytes: &[u8]) {
 
 #[test]
 fn good_profiles_read_and_write_back_the_same() {
-    for name in ["direct.kvp", "basis.kvp", "packed.kvp", "exact.kvp"] {
+    for name in ["direct.kvp", "basis.kvp", "packed.kvp", "exact.kvp", "exact-only.kvp"] {
         let bytes = stored(name);
         let profile = Profile::from_bytes(&bytes).expect("reads");
         assert_eq!(profile.to_bytes(), bytes, "{name}");
@@ -103,8 +146,29 @@ fn bad_profiles_are_refused_for_their_reason() {
 }
 
 #[test]
+fn a_profile_with_an_exact_level_is_of_version_3() {
+    let mut bytes = stored("exact.kvp");
+    assert_eq!(bytes[8], 3);
+    seal(&mut bytes, 8, &[2]);
+    assert_eq!(bytes, stored("exact-of-version-2.kvp"));
+    let error = format!("{:?}", Profile::from_bytes(&bytes).expect_err("was another format"));
+    assert!(error.starts_with("Invalid"), "{error}");
+}
+
+#[test]
+fn bad_pieces_of_the_exact_level_are_refused() {
+    let setup = Setup::of(tiny_spec(), Profile::from_bytes(&stored("exact-only.kvp")).expect("reads"));
+    for (name, damage) in piece_damages() {
+        let object = with_damaged_piece(&stored("exact-only.kvc"), damage);
+        assert_eq!(object, stored(name), "{name} is `exact-only.kvc` with that damage");
+        let error = setup.decode(&object, 0).expect_err(name);
+        assert!(matches!(error, DecodeError::Exact { .. }), "{name}: {error}");
+    }
+}
+
+#[test]
 fn direct_objects_are_byte_for_byte_what_this_build_writes() {
-    for name in ["direct", "exact"] {
+    for name in ["direct", "exact", "exact-only"] {
         let profile = Profile::from_bytes(&stored(&format!("{name}.kvp"))).expect("reads");
         let setup = Setup::of(tiny_spec(), profile);
         let (object, golden) =
@@ -156,10 +220,20 @@ fn regenerate() {
     }
     let exact = train(&spec, &data, &Recipe::DirectExact, &mut |_, _| {}).expect("trains");
     write("exact.kvp", &exact.to_bytes());
-    for (name, profile) in [("direct", direct), ("exact", exact)] {
+    let mut old = exact.to_bytes();
+    seal(&mut old, 8, &[2]);
+    write("exact-of-version-2.kvp", &old);
+    let only = train(&spec, &data, &Recipe::Exact, &mut |_, _| {}).expect("trains");
+    write("exact-only.kvp", &only.to_bytes());
+    for (name, profile) in [("direct", direct), ("exact", exact), ("exact-only", only)] {
         let setup = Setup::of(spec.clone(), profile);
         let object = setup.encode(&tokens(), 512, &kv(&setup.spec));
         write(&format!("{name}.kvc"), &object);
         write(&format!("{name}.rows.txt"), rows(&setup, &object).as_bytes());
+        if name == "exact-only" {
+            for (name, damage) in piece_damages() {
+                write(name, &with_damaged_piece(&object, damage));
+            }
+        }
     }
 }

@@ -1,13 +1,14 @@
 //! The level that gives the cache back bit for bit.
 
-use super::{BAND_LOSSLESS, CpuDecoder, Object, Rows, SpanRopes, Task};
+use super::{BAND_LOSSLESS, CpuDecoder, Object, SpanRopes, Task};
 use crate::{
     DecodeError,
+    bound::rows_beneath,
     lossless::{self, float_of},
 };
 
 impl CpuDecoder {
-    /// Rows of the exact level, over those of the level beneath.
+    /// Rows of the exact level, over those of the levels beneath.
     pub(super) fn exact_level(
         &self,
         object: &Object<'_, '_>,
@@ -17,13 +18,7 @@ impl CpuDecoder {
     ) -> Result<Vec<f32>, DecodeError> {
         let (elements, tokens) = (&self.scopes[task.scope].0.elements, ropes.tokens());
         let known = exact.as_ref().map_or(0, |(tokens, _)| *tokens);
-        let mut beneath = match task.level.checked_sub(1) {
-            Some(level) => match self.decode_task(object, Task { level, ..task }, ropes, false)? {
-                Rows::Full(rows) => rows,
-                Rows::Half(rows) => rows.iter().map(|x| x.to_f32()).collect(),
-            },
-            None => vec![0.0; elements.count() * tokens],
-        };
+        let mut beneath = self.beneath(object, task, ropes)?;
         if let Some((exact_tokens, values)) = exact {
             elements.overwrite(tokens, exact_tokens, &values, &mut beneath);
         }
@@ -32,15 +27,34 @@ impl CpuDecoder {
         let (Some(lossless), Some(float)) = (lossless, float_of(self.spec.kv_dtype)) else {
             return Err(malformed);
         };
-        // Where nothing is said the cache is what is beneath, in its own type.
         let Some((section, bytes)) = object.piece(task, BAND_LOSSLESS, task.level)? else {
-            beneath.iter_mut().for_each(|x| *x = float.value(float.bits(*x)));
-            return Ok(beneath);
+            return Err(malformed);
         };
         let predicted = elements.by_element(tokens, &beneath);
         let span_values = lossless::Span { tokens, known, predicted: &predicted };
         let decoded = lossless::decode(&self.profile.bank, lossless, float, &span_values, bytes)
             .map_err(|source| DecodeError::Piece { section, span: task.span, source })?;
         Ok(elements.by_token(tokens, &decoded.ok_or(malformed)?))
+    }
+
+    /// What the exact level starts from: `[member][token][element]`.
+    pub(super) fn beneath(
+        &self,
+        object: &Object<'_, '_>,
+        task: Task,
+        ropes: &SpanRopes<'_>,
+    ) -> Result<Vec<f32>, DecodeError> {
+        let bound = &self.scopes[task.scope].0;
+        let values = match self.profile.lossy_levels().checked_sub(1) {
+            None => None,
+            Some(level) => {
+                let mut values = self.main_values(object, Task { level, ..task }, ropes.tokens())?;
+                bound.reconstruct(level, ropes.tokens(), &mut values);
+                Some(values)
+            }
+        };
+        let text = (object.head.tokens.as_slice(), object.head.header.preceding_token);
+        let scope = &self.profile.scopes[task.scope];
+        Ok(rows_beneath(scope, &bound.elements, &bound.text, ropes, text, values.as_deref()))
     }
 }

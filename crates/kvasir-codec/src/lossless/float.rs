@@ -47,31 +47,27 @@ impl Float {
         }
     }
 
-    /// Biased exponent of a pattern.
-    pub(crate) fn exponent(self, bits: u32) -> i32 {
-        ((bits & self.magnitude_mask()) >> self.mantissa_bits()).cast_signed()
+    /// Bits between the sign and the mantissa.
+    pub(crate) const fn exponent_bits(self) -> u32 {
+        self.width() - 1 - self.mantissa_bits()
     }
 
-    /// Whether some pattern has a biased exponent.
-    pub(crate) fn has_exponent(self, exponent: i32) -> bool {
-        (0..=self.exponent(self.magnitude_mask())).contains(&exponent)
+    /// Biased exponent and mantissa of a pattern.
+    pub(crate) const fn fields(self, bits: u32) -> (u32, u32) {
+        let (low, exponents) = (self.mantissa_bits(), (1 << self.exponent_bits()) - 1);
+        (bits >> low & exponents, bits & ((1 << low) - 1))
     }
 
-    const fn magnitude_mask(self) -> u32 {
-        (1 << (self.width() - 1)) - 1
+    /// Whether a pattern's sign is set.
+    pub(crate) const fn is_negative(self, bits: u32) -> bool {
+        bits >> (self.width() - 1) & 1 == 1
     }
 
-    /// Patterns in the order of their values: −0 is −1, so that it is not 0.
-    pub(crate) fn order(self, bits: u32) -> i32 {
-        let magnitude = (bits & self.magnitude_mask()).cast_signed();
-        if bits >> (self.width() - 1) & 1 == 1 { !magnitude } else { magnitude }
-    }
-
-    /// The inverse of [`order`](Self::order); `None` out of range.
-    pub(crate) fn of_order(self, order: i32) -> Option<u32> {
-        let (sign, magnitude) = if order < 0 { (1, !order) } else { (0, order) };
-        let magnitude = magnitude.cast_unsigned();
-        (magnitude <= self.magnitude_mask()).then(|| sign << (self.width() - 1) | magnitude)
+    /// The pattern of a sign, a biased exponent and a mantissa; `None` beyond the type's exponents.
+    pub(crate) fn pattern(self, negative: bool, exponent: u32, mantissa: u32) -> Option<u32> {
+        let in_range = exponent >> self.exponent_bits() == 0;
+        let sign = u32::from(negative) << (self.width() - 1);
+        in_range.then(|| sign | exponent << self.mantissa_bits() | mantissa)
     }
 }
 
@@ -103,17 +99,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pattern_is_its_value_and_its_place_in_order() {
+    fn every_pattern_is_its_value_and_its_fields() {
         for float in [Float::Bf16, Float::F16, Float::E4m3] {
             for bits in 0..1u32 << float.width() {
-                let value = float.value(bits);
-                assert_eq!(float.of_order(float.order(bits)), Some(bits));
+                let (value, (exponent, mantissa)) = (float.value(bits), float.fields(bits));
+                assert_eq!(float.pattern(float.is_negative(bits), exponent, mantissa), Some(bits));
                 assert!(value.is_nan() || float.bits(value) == bits, "{float:?} {bits:x}: {value}");
             }
-            let orders: Vec<f32> = (0..1i32 << (float.width() - 2))
-                .map(|order| float.value(float.of_order(order).expect("in range")))
-                .collect();
-            assert!(orders.is_sorted(), "{float:?}");
+            assert_eq!(float.pattern(false, 1 << float.exponent_bits(), 0), None);
         }
         assert_eq!((e4m3_value(0x7e), e4m3_value(0x38), e4m3_value(1)), (448.0, 1.0, 2f32.powi(-9)));
         assert_eq!(e4m3_bits(1.0625), 0x38, "a tie goes to the even mantissa");

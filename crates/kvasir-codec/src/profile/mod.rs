@@ -19,8 +19,10 @@ use crate::{ProfileError, rans::TableBank};
 
 /// First bytes of a profile file.
 const MAGIC: [u8; 8] = *b"KVSRPROF";
-/// Version this build reads and writes.
-const VERSION: u16 = 2;
+/// Version of profiles with an exact level.
+const VERSION: u16 = 3;
+/// Version of the others, which are as they were.
+const VERSION_LOSSY: u16 = 2;
 
 /// Everything needed to code one model's KV. Immutable; named by the BLAKE3 of its bytes.
 #[derive(Debug, Clone)]

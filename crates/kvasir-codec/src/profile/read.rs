@@ -6,7 +6,7 @@ use kvasir_types::{LEVELS_MAX, ModelId, Plane};
 
 use super::{
     Basis, CoefficientCoding, LevelNote, MAGIC, Member, PackedRows, Predictor, ProfileParts, Scope,
-    TokenPredictor, TrainingNote, VERSION, packed_bytes, unpack, write::NO_KL,
+    TokenPredictor, TrainingNote, VERSION, VERSION_LOSSY, packed_bytes, unpack, write::NO_KL,
 };
 use crate::{
     ProfileError,
@@ -19,7 +19,8 @@ use crate::{
 pub(super) fn parse(bytes: &[u8]) -> Result<ProfileParts, ProfileError> {
     let body = checked_body(bytes)?;
     let mut r = Reader(body);
-    r.take(10, "header")?; // magic and version, seen by `checked_body`
+    r.take(8, "header")?; // magic, seen by `checked_body`
+    let version = r.u16("version")?;
     let level_count = usize::from(r.u8("level count")?);
     let exact_tokens = usize::from(r.u8("exact token count")?);
     let scope_count = r.u32("scope count")? as usize;
@@ -39,7 +40,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ProfileParts, ProfileError> {
     if scope_count == 0 || scope_count > SCOPES_MAX {
         return Err(invalid("scope count", scope_count));
     }
-    let scopes = (0..scope_count).map(|_| r.scope(level_count)).collect::<Result<_, _>>()?;
+    let scopes = (0..scope_count).map(|_| r.scope(version, level_count)).collect::<Result<_, _>>()?;
     if !r.0.is_empty() {
         return Err(ProfileError::Trailing { extra_bytes: r.0.len() as u64 });
     }
@@ -53,7 +54,7 @@ fn checked_body(bytes: &[u8]) -> Result<&[u8], ProfileError> {
         return Err(ProfileError::Magic);
     }
     let version = r.u16("version")?;
-    if version != VERSION {
+    if ![VERSION_LOSSY, VERSION].contains(&version) {
         return Err(ProfileError::Version { found: version, expected: VERSION });
     }
     r.take(6, "header")?;
@@ -158,9 +159,10 @@ impl<'a> Reader<'a> {
         Ok(LevelNote { kl, bits_per_element: self.f32("levels")?, nmse: self.f32("levels")? })
     }
 
-    fn scope(&mut self, level_count: usize) -> Result<Scope, ProfileError> {
+    fn scope(&mut self, version: u16, level_count: usize) -> Result<Scope, ProfileError> {
         let [unrope, basis, predictor, lossless] = self.array::<4>("scope")?;
-        if unrope > 1 || lossless > 2 {
+        // Each version says which it has: a profile has one form.
+        if unrope > 1 || lossless > 2 || (version == VERSION) != (lossless > 0) {
             return Err(invalid("scope flags", format!("{unrope}, {lossless}")));
         }
         let member_count = self.u32("scope")? as usize;
@@ -223,12 +225,8 @@ impl<'a> Reader<'a> {
     }
 
     fn lossless(&mut self, residual: bool, elements: usize) -> Result<Lossless, ProfileError> {
-        let bytes = self.items(elements, 4, "exact level")?;
-        let element = |[table, floor, low, high]: &[u8; 4]| ElementCoding {
-            table: *table,
-            floor: *floor,
-            base: i16::from_le_bytes([*low, *high]),
-        };
+        let bytes = self.items(elements, 2, "exact level")?;
+        let element = |[table, floor]: &[u8; 2]| ElementCoding { table: *table, floor: *floor };
         Ok(Lossless { residual, elements: bytes.as_chunks().0.iter().map(element).collect() })
     }
 

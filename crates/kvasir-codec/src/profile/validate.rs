@@ -50,11 +50,14 @@ fn check_lossless(parts: &ProfileParts) -> Result<(), ProfileError> {
     };
     require(enough, "exact level", format!("with {levels} levels"))?;
     for (scope, lossless) in parts.scopes.iter().filter_map(|s| Some((s, s.lossless.as_ref()?))) {
-        let direct = scope.basis == Basis::Identity && scope.predictor == Predictor::Mean;
-        require(direct, "exact level", "of a scope that is not bit-exact")?;
+        let anchored = matches!(scope.predictor, Predictor::AnchorFirst { .. });
+        let is_exact = scope.basis == Basis::Identity && !anchored;
+        require(is_exact, "exact level", "of a scope that is not bit-exact")?;
         let tables = parts.bank.stage_tables().len();
         let wrong = lossless.elements.iter().find(|element| usize::from(element.table) >= tables);
         require(wrong.is_none(), "stage table id", format!("{wrong:?}"))?;
+        let floor = lossless.elements.iter().all(|element| element.floor > 0);
+        require(floor, "exact level", "a cell without a width")?;
     }
     Ok(())
 }

@@ -4,14 +4,15 @@ use half::f16;
 use kvasir_types::LEVELS_MAX;
 
 use super::{
-    Basis, CoefficientCoding, MAGIC, PackedRows, Predictor, Profile, Scope, TokenPredictor, VERSION, pack,
+    Basis, CoefficientCoding, MAGIC, PackedRows, Predictor, Profile, Scope, TokenPredictor, VERSION,
+    VERSION_LOSSY, pack,
 };
 
 /// The bytes of a profile.
 pub(super) fn serialise(profile: &Profile) -> Vec<u8> {
     let mut w = Writer(Vec::new());
     w.bytes(&MAGIC);
-    w.u16(VERSION);
+    w.u16(if profile.is_lossless() { VERSION } else { VERSION_LOSSY });
     w.u8(profile.levels.len() as u8);
     w.u8(profile.exact_tokens as u8);
     w.u32(profile.scopes.len() as u32);
@@ -106,7 +107,6 @@ impl Writer {
         for element in scope.lossless.iter().flat_map(|lossless| &lossless.elements) {
             self.u8(element.table);
             self.u8(element.floor);
-            self.u16(element.base.cast_unsigned());
         }
         match &scope.predictor {
             Predictor::Mean => {}

@@ -7,6 +7,7 @@ use super::{
     draft::{Draft, ScopeDraft},
     layout::{scope_of, scopes},
     moments::set_mean_and_scale,
+    tokens::TokenModel,
 };
 use crate::{
     limits::ANCHOR_RATIO_MAX,
@@ -16,6 +17,8 @@ use crate::{
 
 /// Layers of a direct scope.
 const SCOPE_LAYERS: usize = 4;
+/// Bits of a factor of the token predictor.
+const TOKEN_BITS: u8 = 8;
 /// CacheGen §5.1: tokens of a group.
 const GROUP: usize = 10;
 /// CacheGen §5.2: default bins of the first, middle and last third of the layers.
@@ -23,11 +26,17 @@ const BINS: [f32; 3] = [0.5, 1.0, 1.5];
 /// Largest quantised anchor: 8 bits.
 const ANCHOR_MAX: f32 = 127.0;
 
-/// Static mean, un-roped keys, 4 layers × plane a scope.
-pub(super) fn draft(corpus: &Corpus<'_>, level_count: usize, tables: usize) -> Draft {
+/// Static mean, un-roped keys, 4 layers × plane a scope; with a token predictor where it is given factors.
+pub(super) fn draft(
+    corpus: &Corpus<'_>,
+    token_factors: Option<[usize; 2]>,
+    level_count: usize,
+    tables: usize,
+) -> Draft {
     let fit = |mut scope: Scope| {
         set_mean_and_scale(corpus, &mut scope);
-        ScopeDraft { scope, tokens: None }
+        let tokens = token_factors.map(|factors| TokenModel::fit(corpus, &scope, factors, TOKEN_BITS, None));
+        ScopeDraft { scope, tokens }
     };
     let scopes = scopes(corpus.spec, SCOPE_LAYERS, false, true).into_iter().map(fit).collect();
     Draft { scopes, level_count, tables }

@@ -116,9 +116,26 @@ impl Draft {
     }
 }
 
+impl Draft {
+    /// A profile that quantises nothing and has no levels: predictions are rounded to a step.
+    pub(super) fn without_levels(&self, spec: &ModelSpec, step: f32) -> Result<ProfileParts, ProfileError> {
+        let bank = TableBank::new(Vec::new(), Vec::new())
+            .map_err(|e| ProfileError::Invalid { field: "table bank", found: e.to_string() })?;
+        Ok(ProfileParts {
+            model_id: spec.model_id(),
+            exact_tokens: 0,
+            scopes: self.scopes.iter().map(|draft| draft.at_step(step)).collect(),
+            bank,
+            shifts: Vec::new(),
+            levels: Vec::new(),
+            training: Default::default(),
+        })
+    }
+}
+
 impl ScopeDraft {
     /// The scope with gains of a step and its predictor bound; all coefficients absent.
-    fn at_step(&self, step: f32) -> Scope {
+    pub(super) fn at_step(&self, step: f32) -> Scope {
         let mut scope = self.scope.clone();
         scope.members.iter_mut().for_each(|m| m.gain = (m.gain * step).max(f32::MIN_POSITIVE));
         let rank = match &scope.basis {
@@ -126,8 +143,9 @@ impl ScopeDraft {
             Basis::Trained { synthesis, .. } => synthesis.len() / scope.elements(),
         };
         scope.coding = vec![CoefficientCoding::ABSENT; rank];
-        if let (Some(tokens), Some(matrix)) = (&self.tokens, analysis(&scope.basis, scope.elements())) {
-            scope.predictor = Predictor::Token(tokens.bind(&matrix, scope.elements(), step));
+        if let Some(tokens) = &self.tokens {
+            let matrix = analysis(&scope.basis, scope.elements());
+            scope.predictor = Predictor::Token(tokens.bind(matrix.as_deref(), scope.elements(), step));
         }
         scope
     }

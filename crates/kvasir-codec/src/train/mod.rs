@@ -197,9 +197,10 @@ impl<'a> Session<'a> {
         };
         let corpus = Corpus::new(spec, contexts, exact_tokens, sensitivity.relative())?;
         let draft = match recipe {
-            Recipe::Direct => direct::draft(&corpus, DIRECT_LEVELS, STAGE_TABLES_MAX),
+            Recipe::Direct => direct::draft(&corpus, None, DIRECT_LEVELS, STAGE_TABLES_MAX),
             Recipe::Exact | Recipe::DirectExact => {
-                direct::draft(&corpus, DIRECT_LEVELS, STAGE_TABLES_MAX - lossless::LOSSLESS_TABLES)
+                let tables = STAGE_TABLES_MAX - lossless::LOSSLESS_TABLES;
+                direct::draft(&corpus, Some(lossless::TOKEN_FACTORS), DIRECT_LEVELS, tables)
             }
             Recipe::CacheGen => direct::cachegen_draft(&corpus, DIRECT_LEVELS),
             Recipe::Basis(recipe) => basis::draft(&corpus, recipe, BASIS_LEVELS, progress)?,
@@ -211,7 +212,9 @@ impl<'a> Session<'a> {
         match self.recipe {
             // The paper's bins are in the gains.
             Recipe::CacheGen => 1.0,
-            Recipe::Direct | Recipe::Exact | Recipe::DirectExact | Recipe::Basis(_) => {
+            // Nothing is quantised: a step is what predictions are rounded to.
+            Recipe::Exact => lossless::PREDICTION_STEP,
+            Recipe::Direct | Recipe::DirectExact | Recipe::Basis(_) => {
                 self.draft.step_for_nmse(&self.corpus, FINEST_NMSE)
             }
         }
@@ -219,7 +222,10 @@ impl<'a> Session<'a> {
 
     /// The profile of a step, without what the held-out check tells.
     fn parts(&self, step: f32) -> Result<ProfileParts, TrainError> {
-        let mut parts = self.draft.finish(self.spec, &self.corpus, step)?;
+        let mut parts = match self.recipe {
+            Recipe::Exact => self.draft.without_levels(self.spec, step)?,
+            _ => self.draft.finish(self.spec, &self.corpus, step)?,
+        };
         parts.exact_tokens = self.exact_tokens;
         parts.training = TrainingNote {
             recipe: self.recipe.name().to_owned(),
@@ -236,8 +242,7 @@ impl<'a> Session<'a> {
         progress: &mut dyn FnMut(&str, f32),
     ) -> Result<Profile, TrainError> {
         let parts = match self.recipe {
-            Recipe::Exact => lossless::add(&self.corpus, parts, false)?,
-            Recipe::DirectExact => lossless::add(&self.corpus, parts, true)?,
+            Recipe::Exact | Recipe::DirectExact => lossless::add(&self.corpus, parts)?,
             Recipe::Direct | Recipe::CacheGen | Recipe::Basis(_) => parts,
         };
         progress("coding held-out chunks", 0.9);

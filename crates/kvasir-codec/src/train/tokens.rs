@@ -102,21 +102,21 @@ impl TokenModel {
         product(block.current.len(), count, elements, &codes, &self.directions)
     }
 
-    /// Binds the model to the analysis matrix of a basis, `[coefficient][element]`, and the finest step in normalised
-    /// units.
-    pub(super) fn bind(&self, analysis: &[f32], elements: usize, step: f32) -> TokenPredictor {
-        let (rank, count) = (analysis.len() / elements, self.factors[0] + self.factors[1]);
+    /// Binds the model to the analysis matrix of a basis, `[coefficient][element]`, or to none, and the finest step in
+    /// normalised units.
+    pub(super) fn bind(&self, analysis: Option<&[f32]>, elements: usize, step: f32) -> TokenPredictor {
+        let rank = analysis.map_or(elements, |matrix| matrix.len() / elements);
+        let count = self.factors[0] + self.factors[1];
         // [element][factor], or [coefficient][factor]
         let width = if self.in_basis { self.directions.len() / count.max(1) } else { elements };
         let mut transposed = vec![0.0; count * width];
         for (factor, row) in self.directions.chunks_exact(width.max(1)).enumerate() {
             row.iter().enumerate().for_each(|(element, v)| transposed[element * count + factor] = *v);
         }
-        let mut weights = if self.in_basis {
-            transposed.truncate(rank * count);
-            transposed
-        } else {
-            product(rank, elements, count, analysis, &transposed)
+        transposed.truncate(if self.in_basis { rank * count } else { transposed.len() });
+        let mut weights = match analysis {
+            Some(matrix) if !self.in_basis => product(rank, elements, count, matrix, &transposed),
+            _ => transposed,
         };
         weights.iter_mut().for_each(|weight| *weight /= step);
         let predictor = TokenPredictor {
