@@ -87,11 +87,11 @@ pub(crate) async fn compare(arguments: &PeersArguments) -> Result<Comparison> {
         let targets = Arc::new(targets);
         let (mut read, mut written) = (rounds_of(&targets), rounds_of(&targets));
         for round in 0..=arguments.rounds {
-            for nth in 0..targets.len() {
+            for (nth, rounds) in read.iter_mut().enumerate() {
                 let one = read_one(arguments, &pool, &targets, nth).await?;
                 // The first warms caches, connections and the processor.
                 if round > 0 {
-                    read[nth].push(one);
+                    rounds.push(one);
                 }
             }
         }

@@ -49,7 +49,7 @@ pub(super) struct Target {
 
 /// What ends with a target.
 enum Kept {
-    World { _world: World },
+    World { _world: Box<World> },
     Process { _process: Owned, _directory: Arc<TempDir> },
 }
 
@@ -132,7 +132,7 @@ async fn kvasir(
         writes: Some(Box::new(move |_, known, object| {
             put(&routes::chunk(&model_id, &known.seq_hash), address, MEDIA_CHUNK, object)
         })),
-        _kept: Kept::World { _world: world },
+        _kept: Kept::World { _world: Box::new(world) },
     };
     Ok((target, maker, made))
 }
