@@ -24,6 +24,16 @@ const CHUNK_TOKENS: usize = 256;
 /// Seconds that computing the stated context takes on the stated GPU: 2 × 70e9 FLOPs a token at 400 TFLOPS.
 const RECOMPUTE_SECONDS: f64 = 2.0 * 70e9 * 9_400.0 / 4e14;
 
+/// Longest that a phase takes, many times what it should: one that hangs says which it is.
+const PHASE_MAX: Duration = Duration::from_secs(90);
+
+async fn phase<T>(name: &str, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let started = Instant::now();
+    let result = tokio::time::timeout(PHASE_MAX, work).await;
+    println!("network: {name}: {:.1} s", started.elapsed().as_secs_f64());
+    result.with_context(|| format!("{name}: not done after {PHASE_MAX:?}"))?
+}
+
 /// One load, as it went.
 #[derive(Debug)]
 pub(crate) struct Run {
@@ -48,7 +58,7 @@ struct Bench {
 pub(crate) fn run(out: &Path, server: &str, namespace: &str, claim: Claim) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let runs = runtime.block_on(async {
-        let bench = Bench::new(server, namespace.to_owned()).await?;
+        let bench = phase("storing and a first load", Bench::new(server, namespace.to_owned())).await?;
         let policies: [(&str, Box<dyn Policy>); 3] = [
             ("progressive", Box::new(Progressive::new())),
             ("cachegen", Box::new(CacheGen::default())),
@@ -56,7 +66,7 @@ pub(crate) fn run(out: &Path, server: &str, namespace: &str, claim: Claim) -> an
         ];
         let mut runs = Vec::new();
         for (name, policy) in policies {
-            runs.push(bench.stream(name, policy).await?);
+            runs.push(phase(name, bench.stream(name, policy)).await?);
         }
         anyhow::Ok(runs)
     })?;
@@ -131,7 +141,7 @@ impl Bench {
         let report = loop {
             match load.next().await.context("a load ends with its report")? {
                 LoadEvent::LayerReady(layers) => ready.push((started.elapsed(), layers.token_range.end)),
-                LoadEvent::Recompute { .. } => {}
+                LoadEvent::Recompute { .. } | LoadEvent::Withdrawn { .. } => {}
                 LoadEvent::Done { report } => break *report,
             }
         };

@@ -4,6 +4,8 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::Duration,
 };
 
 use anyhow::{Context, bail, ensure};
@@ -12,6 +14,10 @@ use anyhow::{Context, bail, ensure};
 const SERVER: &str = "10.231.77.1";
 const CLIENT: &str = "10.231.77.2";
 const PORT: u16 = 7480;
+/// Longest that the server takes to start.
+const START_MAX: Duration = Duration::from_secs(60);
+/// Longest that the client takes in all: its phases have limits of their own, this is for what they do not see.
+const CLIENT_MAX: Duration = Duration::from_secs(400);
 
 /// Exist until dropped. Named after this process, so that two runs do not meet.
 pub(crate) struct Namespaces {
@@ -46,12 +52,13 @@ impl Namespaces {
     }
 
     /// Starts the server and waits until it says where it listens.
-    pub(crate) fn serve(&self) -> anyhow::Result<Server> {
+    pub(crate) fn serve(&self) -> anyhow::Result<Running> {
         let mut child = self.here(&self.server, &["--serve", &format!("{SERVER}:{PORT}")])?.spawn()?;
         let mut line = String::new();
         let output = child.stdout.take().context("the server's output")?;
-        let server = Server(child);
-        BufReader::new(output).read_line(&mut line)?;
+        let server = Running(child);
+        let line = within(START_MAX, move || BufReader::new(output).read_line(&mut line).map(|_| line))
+            .with_context(|| format!("the server did not start: {}", self.state()))??;
         ensure!(line.starts_with("ready"), "the server did not start: {line:?}");
         Ok(server)
     }
@@ -61,11 +68,29 @@ impl Namespaces {
         let out = out.to_str().context("the output folder's name is no text")?;
         let server = format!("http://{SERVER}:{PORT}");
         let mut client = self.here(&self.client, &["--load", out, &server, &self.server, claim.as_str()])?;
-        let status = client.stdout(Stdio::inherit()).status()?;
-        if !status.success() {
-            bail!("the client failed");
+        let mut client = Running(client.stdin(Stdio::piped()).stdout(Stdio::inherit()).spawn()?);
+        let pid = client.0.id();
+        let status = within(CLIENT_MAX, move || client.0.wait());
+        let Some(status) = status else {
+            // The thread that waits for it owns it.
+            let _ = Command::new("kill").arg("-9").arg(pid.to_string()).status();
+            bail!("the client was not done after {CLIENT_MAX:?}: {}", self.state());
+        };
+        if !status?.success() {
+            bail!("the client failed: {}", self.state());
         }
         Ok(())
+    }
+
+    /// What the link and the connections look like, for whoever asks why.
+    fn state(&self) -> String {
+        let show = |namespace: &str, what: &str| {
+            let arguments = format!("netns exec {namespace} {what}");
+            let output = Command::new("ip").args(arguments.split(' ')).output();
+            let text = output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
+            format!("\n{namespace}: {what}\n{}", text.unwrap_or_else(|error| error.to_string()))
+        };
+        show(&self.server, "tc -s qdisc show dev wire") + &show(&self.client, "ss -tin")
     }
 
     fn here(&self, namespace: &str, arguments: &[&str]) -> anyhow::Result<Command> {
@@ -85,10 +110,17 @@ impl Drop for Namespaces {
     }
 }
 
-/// Ends with its handle.
-pub(crate) struct Server(Child);
+/// What a blocking call returns, if it returns in time; it goes on otherwise.
+fn within<T: Send + 'static>(time: Duration, call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(call()));
+    receiver.recv_timeout(time).ok()
+}
 
-impl Drop for Server {
+/// A process that ends with its handle.
+pub(crate) struct Running(Child);
+
+impl Drop for Running {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();

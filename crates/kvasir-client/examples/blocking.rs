@@ -40,6 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 );
             }
             LoadEvent::Recompute { range, .. } => println!("to compute: {}..{}", range.start, range.end),
+            LoadEvent::Withdrawn { range } => println!("not any more: {}..{}", range.start, range.end),
             LoadEvent::Done { report } => println!(
                 "done: {} bytes, level by level {:?}",
                 report.bytes,

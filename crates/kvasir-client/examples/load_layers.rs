@@ -48,6 +48,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 LoadEvent::Recompute { range, cause } => {
                     println!("  to compute: tokens {}..{} ({cause:?})", range.start, range.end);
                 }
+                // Only for engines that compute while the load goes on.
+                LoadEvent::Withdrawn { range } => {
+                    println!("  not to compute any more: tokens {}..{}", range.start, range.end);
+                }
                 LoadEvent::Done { report } => {
                     println!("  done: {} bytes in {:.0?}", report.bytes, report.elapsed);
                     kl_beneath = report.kl_beneath;

@@ -12,6 +12,7 @@
 //!     match event {
 //!         LoadEvent::LayerReady(layers) => { /* layers.layers of layers.token_range are in their pages */ }
 //!         LoadEvent::Recompute { range, .. } => { /* compute these tokens */ }
+//!         LoadEvent::Withdrawn { range } => { /* or not: they came first */ }
 //!         LoadEvent::Done { report } => drop(report),
 //!     }
 //! }

@@ -52,6 +52,7 @@ async fn check(client: &KvClient, text: &[u32], references: &[KvBuffer], what: &
         match tokio::time::timeout(end, load.next()).await.expect(what).expect("it ends with a report") {
             LoadEvent::LayerReady(layers) => ready.push(layers),
             LoadEvent::Recompute { range, .. } => holes.push(range),
+            LoadEvent::Withdrawn { range } => panic!("{range:?} is not computed meanwhile"),
             LoadEvent::Done { report } => break *report,
         }
     };

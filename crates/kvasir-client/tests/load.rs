@@ -38,6 +38,7 @@ async fn loaded(
         match event {
             LoadEvent::LayerReady(layers) => ready.push(layers),
             LoadEvent::Recompute { range, cause } => compute.push((range, cause)),
+            LoadEvent::Withdrawn { range } => panic!("{range:?} is not computed meanwhile"),
             LoadEvent::Done { report } => {
                 assert!(load.next().await.is_none(), "done comes last");
                 return (ready, compute, *report);
@@ -165,7 +166,7 @@ async fn a_table_that_is_reassigned_mid_load_is_not_written_to() {
             // After the first rows have arrived, the pages become somebody else's.
             LoadEvent::LayerReady(_) => pages.reassign(42.0),
             LoadEvent::Done { report: done } => report = Some(done),
-            LoadEvent::Recompute { .. } => {}
+            LoadEvent::Recompute { .. } | LoadEvent::Withdrawn { .. } => {}
         }
     }
     assert!(pages.all(42.0), "the new owner's KV is as it left it");

@@ -1,6 +1,7 @@
 //! `kvasir sim stream`: every streaming policy over the same contexts, links and size ladders.
 
 mod page;
+mod sweeps;
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -9,9 +10,12 @@ use kvasir_sim::{
     link::{BandwidthSeries, SeriesError},
     net::{
         Engine, Ladder,
-        study::{Bandwidth, Figures, SERIES_MEAN_GBPS, StreamReport, StreamRow, StreamStudy, StudyPolicy},
+        study::{
+            BATCH, Bandwidth, Figures, SERIES_MEAN_GBPS, StreamReport, StreamRow, StreamStudy, StudyPolicy,
+        },
     },
 };
+use serde::Serialize;
 
 use crate::{
     error::{CliError, CliResult, Exit, write_file},
@@ -45,6 +49,18 @@ pub(crate) struct SimStreamArguments {
     /// One seed gives one result.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Requests arrive within so many milliseconds of each other.
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=600_000))]
+    spread: u64,
+    /// CacheGen's T, in milliseconds: its requests wait so long for others to be served with.
+    #[arg(long, value_name = "MS", default_value_t = BATCH.0.as_millis() as u64, value_parser = clap::value_parser!(u64).range(..=600_000))]
+    window: u64,
+    /// CacheGen's B: most requests that are served together.
+    #[arg(long, value_name = "N", default_value_t = BATCH.1 as u8, value_parser = clap::value_parser!(u8).range(1..=64))]
+    batch: u8,
+    /// Run the paper's sweeps, too: bandwidth, context length, concurrent requests, SLO, GPU share, cost.
+    #[arg(long)]
+    sweeps: bool,
     /// Print the result as one JSON document.
     #[arg(long)]
     json: bool,
@@ -118,16 +134,20 @@ pub(crate) fn run(arguments: &SimStreamArguments) -> CliResult {
     let mut study = StreamStudy::paper(bandwidth(&arguments.bandwidth)?, arguments.contexts as usize, slos);
     study.policies.clone_from(&arguments.policy.0);
     study.concurrent = usize::from(arguments.concurrent);
+    study.spread = Duration::from_millis(arguments.spread);
+    study.batch = (Duration::from_millis(arguments.window), usize::from(arguments.batch));
     study.engine = arguments.engine.clone();
     study.seed = arguments.seed;
     let report = study.run();
-    if let Some(path) = &arguments.html {
-        progress::note("running the sweeps of the report …");
+    let figures = (arguments.sweeps || arguments.html.is_some()).then(|| {
+        progress::note("running the sweeps …");
+        Figures::run(&study)
+    });
+    if let (Some(path), Some(figures)) = (&arguments.html, &figures) {
         let settings = format!(
             "--bandwidth {} --contexts {} --concurrent {} --seed {}",
             arguments.bandwidth, arguments.contexts, arguments.concurrent, arguments.seed
         );
-        let figures = Figures::run(&study);
         let reference = if matches!(arguments.bandwidth, Links::Builtin) {
             None
         } else {
@@ -139,13 +159,36 @@ pub(crate) fn run(arguments: &SimStreamArguments) -> CliResult {
             };
             Some(shipped.run())
         };
-        write_file(path, page::render(&report, reference.as_ref(), &figures, &settings).as_bytes())?;
+        write_file(path, page::render(&report, reference.as_ref(), figures, &settings).as_bytes())?;
     }
-    if arguments.json { print_json(&report) } else { print(&text(&report)) }
+    let figures = figures.filter(|_| arguments.sweeps);
+    if arguments.json {
+        let sweeps = figures.as_ref().map(sweeps::Document::of);
+        return print_json(&Document { report: &report, sweeps });
+    }
+    let mut out = text(&report);
+    if let Some(figures) = figures {
+        out.push_str(&sweeps::text(&figures));
+    }
+    print(&out)
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    report: &'a StreamReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sweeps: Option<sweeps::Document<'a>>,
 }
 
 /// Contexts for each shipped series in a report about other links.
 const SHIPPED_CONTEXTS: usize = 40;
+
+/// A range of shares, in per cent.
+fn range([low, high]: [f64; 2]) -> String {
+    format!("{:.1}–{:.1}", low * 100.0, high * 100.0)
+}
 
 /// Per cent with one decimal.
 fn percent(ratio: f64) -> String {
@@ -160,6 +203,7 @@ fn line(row: &StreamRow) -> Vec<String> {
         format!("{}", row.slo_ms),
         percent(row.violation_rate),
         percent(row.avoidable_violation_rate),
+        range(row.avoidable_interval),
         format!("{:.0}", row.ttft_ms_p50),
         format!("{:.0}", row.ttft_ms_p95),
         format!("{:.4}", row.quality),
@@ -168,15 +212,27 @@ fn line(row: &StreamRow) -> Vec<String> {
 }
 
 fn head() -> Vec<String> {
-    ["policy", "set", "ladder", "slo ms", "violated %", "avoidable %", "p50 ms", "p95 ms", "quality", "MB"]
-        .map(str::to_owned)
-        .to_vec()
+    [
+        "policy",
+        "set",
+        "ladder",
+        "slo ms",
+        "violated %",
+        "avoidable %",
+        "95 %",
+        "p50 ms",
+        "p95 ms",
+        "quality",
+        "MB",
+    ]
+    .map(str::to_owned)
+    .to_vec()
 }
 
 /// Means over the cells that count.
 fn summary(report: &StreamReport) -> Vec<Vec<String>> {
     let mut rows = vec![
-        ["policy", "ladder", "cells", "avoidable %", "worst %", "above cachegen in", "quality"]
+        ["policy", "ladder", "cells", "avoidable %", "95 %", "worst %", "above cachegen in", "quality"]
             .map(str::to_owned)
             .to_vec(),
     ];
@@ -186,6 +242,7 @@ fn summary(report: &StreamReport) -> Vec<Vec<String>> {
             s.ladder.clone(),
             s.cells.to_string(),
             format!("{:.2}", s.avoidable_violation_rate * 100.0),
+            range(s.avoidable_interval),
             percent(s.avoidable_violation_rate_max),
             s.worse_than_cachegen.to_string(),
             format!("{:.4}", s.quality),
@@ -229,6 +286,8 @@ mod tests {
         for policy in StudyPolicy::ALL {
             assert!(text.contains(policy.name()) && page.contains(policy.name()), "{policy:?}");
         }
+        let swept = sweeps::text(&figures);
+        assert!(swept.contains("over bandwidth") && swept.contains("break-even"), "{swept}");
         assert!(page.contains("&lt;settings&gt;") && page.matches("<svg").count() >= 7);
     }
 }

@@ -68,8 +68,8 @@ pub struct ChunkTimeline {
 /// and the simulator run the very same decisions, and one sequence of events gives one sequence of actions.
 ///
 /// Guarantees, whatever the order of events and whatever the policy: every chunk is resolved exactly once
-/// (one [`Action::Decode`], or one [`Action::Recompute`], or a failed decode followed by a recompute); at most one request per
-/// chunk is in flight; [`Action::Done`] comes last and once, and comes eventually if requests end, decodes end
+/// (one [`Action::Decode`], or one [`Action::Recompute`] that was not withdrawn, or a failed decode followed by a recompute); at
+/// most one request per chunk is in flight; [`Action::Done`] comes last and once, and comes eventually if requests end, decodes end
 /// and recomputes end.
 #[derive(Debug)]
 pub struct Fetcher {
@@ -160,7 +160,8 @@ impl Fetcher {
         // Each step settles a chunk or sends a request, so a well-behaved policy waits within this many.
         let steps_max = self.state.chunks.len() * (kvasir_types::LEVELS_MAX + 2) + 1;
         for _ in 0..steps_max {
-            if self.state.chunks.iter().all(ChunkState::is_settled) {
+            let hedged = |c: &ChunkState| matches!(c.status, Status::Hedged { .. });
+            if self.state.chunks.iter().all(|c| c.is_settled() && !hedged(c)) {
                 return;
             }
             match self.policy.next(&self.state.view(now)) {
@@ -177,7 +178,8 @@ impl Fetcher {
         match step {
             Step::Wait { .. } => false,
             Step::Fetch { chunk, level } => {
-                let possible = self.state.status(chunk) == Some(Status::Idle)
+                let idle = [Status::Idle, Status::Hedged { reading: false }];
+                let possible = self.state.status(chunk).is_some_and(|status| idle.contains(&status))
                     && self.state.plan.chunks[chunk].bytes_at(level) > self.state.chunks[chunk].have_bytes;
                 if possible {
                     self.state.start_fetch(chunk, level, now, actions);
@@ -185,7 +187,9 @@ impl Fetcher {
                 possible
             }
             Step::Pause { chunk } => {
-                let possible = matches!(self.state.status(chunk), Some(Status::Fetching { .. }));
+                let reads = Some(Status::Hedged { reading: true });
+                let possible = matches!(self.state.status(chunk), Some(Status::Fetching { .. }))
+                    || self.state.status(chunk) == reads;
                 if possible {
                     self.state.pause(chunk, now, actions);
                 }
@@ -198,11 +202,17 @@ impl Fetcher {
                 }
                 possible
             }
+            Step::Hedge { chunk } => {
+                let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled())
+                    && self.state.held(chunk).is_none();
+                if possible {
+                    self.state.hedge(chunk, now, actions);
+                }
+                possible
+            }
             Step::Finish { chunk } => {
                 let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled())
-                    && self.state.plan.chunks[chunk]
-                        .level_of_prefix(self.state.chunks[chunk].have_bytes)
-                        .is_some();
+                    && self.state.held(chunk).is_some();
                 if possible {
                     self.state.settle_with_what_is_here(chunk, now, actions);
                 }

@@ -15,6 +15,8 @@ pub struct Neighbours {
     pub loads: u32,
     /// Bytes of bases that they still miss: nobody refines where another has not the coarsest yet.
     pub missing_bytes: u64,
+    /// Those of them that loads with an earlier deadline miss: who has slack lets them go first.
+    pub urgent_bytes: u64,
 }
 
 /// Something that happened.
@@ -95,6 +97,12 @@ pub enum Action {
     },
     /// Compute the chunk's KV from its tokens, as soon as every chunk before it is resolved.
     Recompute {
+        /// Index of the chunk in the plan.
+        chunk: usize,
+    },
+    /// The KV of a chunk that is being computed came over the link first: computing it may stop, and
+    /// [`Event::Recomputed`] need not be sent. Its [`Action::Decode`] follows.
+    Withdraw {
         /// Index of the chunk in the plan.
         chunk: usize,
     },

@@ -1,9 +1,10 @@
 //! From byte arrivals to samples, and time to first byte.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use super::{
-    estimator::{Estimator, EstimatorKind, Sample, Stretch},
+    estimator::{Estimator, EstimatorKind, Sample, Stretch, WINDOW_SAMPLES},
+    peers::{Expectation, caution},
     rate::ByteRate,
 };
 
@@ -13,6 +14,8 @@ const SAMPLE_TIME_MIN: Duration = Duration::from_millis(10);
 const SAMPLE_BYTES_MIN: u64 = 16 << 10;
 /// Pauses up to this are how links deliver (bursts, shapers, schedulers).
 const SILENCE_MIN: Duration = Duration::from_millis(50);
+/// What the link does now is measured over this time.
+const RECENT: Duration = Duration::from_millis(50);
 /// Samples kept for the report.
 const SAMPLES_MAX: usize = 4096;
 /// Time to first byte before any was seen: a warm connection within a region.
@@ -45,6 +48,8 @@ pub(super) struct Meter {
     /// A lower bound of the rate, from answers too short to measure; used while nothing better is known.
     floor: Option<ByteRate>,
     samples: Vec<(Duration, ByteRate)>,
+    /// The last of them, as they were measured.
+    recent: VecDeque<Stretch>,
 }
 
 impl Meter {
@@ -56,6 +61,7 @@ impl Meter {
             first_byte: None,
             floor: None,
             samples: Vec::new(),
+            recent: VecDeque::with_capacity(WINDOW_SAMPLES),
         }
     }
 
@@ -116,6 +122,10 @@ impl Meter {
 
     fn record(&mut self, now: Duration, stretch: Stretch) {
         self.estimator.observe(Sample::Window(stretch));
+        if self.recent.len() == WINDOW_SAMPLES {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(stretch);
         if let Some(rate) = stretch.rate()
             && self.samples.len() < SAMPLES_MAX
         {
@@ -127,6 +137,25 @@ impl Meter {
     /// beyond `SILENCE_MIN` the estimate (or the prior) falls as the inverse of its length.
     pub(super) fn rate(&self, silent: Duration, prior: Option<ByteRate>) -> Option<ByteRate> {
         Some(after_silence(self.estimator.rate().or(prior).or(self.floor)?, silent))
+    }
+
+    /// What to expect of the link by itself: the bytes of the last moments over their time, and by how much its samples
+    /// vary. `None` before the first sample.
+    pub(super) fn expectation(&self) -> Option<Expectation> {
+        let (mut bytes, mut took) = (0.0, Duration::ZERO);
+        if let Some((since, so_far)) = self.open {
+            (bytes, took) = (so_far as f64, self.last_arrival.saturating_sub(since));
+        }
+        for stretch in self.recent.iter().rev() {
+            if took >= RECENT {
+                break;
+            }
+            bytes += stretch.bytes as f64;
+            took += stretch.took;
+        }
+        let rate = ByteRate::new(bytes / took.as_secs_f64())?;
+        let times = self.recent.iter().filter_map(|s| s.rate()).map(|rate| rate.bytes_per_second().recip());
+        (!self.recent.is_empty()).then(|| Expectation { rate: Some(rate), caution: caution(times) })
     }
 
     /// A rate that was seen at `at`, times by how much the link has become quicker since.

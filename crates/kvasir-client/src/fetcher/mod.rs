@@ -36,7 +36,9 @@ mod peers;
 mod plan;
 mod policy;
 mod rate;
+mod rates;
 mod state;
+mod transfers;
 
 pub use self::core::{ChunkTimeline, FETCH_ATTEMPTS_MAX, Fetcher, FetcherConfig, InvalidPlan, TextMode};
 pub use cost::{DecodeModel, RecomputeModel};

@@ -74,12 +74,7 @@ pub(super) fn expect(
         .map(|(rate, ..)| rate.bytes_per_second().recip())
         .chain(prior.map(|p| p.bytes_per_second().recip()))
         .collect();
-    let count = inverse.len() as f64;
-    let mean = inverse.iter().sum::<f64>() / count.max(1.0);
-    let relative = inverse.iter().map(|i| (i / mean - 1.0).powi(2)).sum::<f64>();
-    let relative = if relative.is_finite() { relative } else { 0.0 };
-    let spread =
-        (relative + SPREAD_PRIOR_WEIGHT * SPREAD_PRIOR * SPREAD_PRIOR) / (count + SPREAD_PRIOR_WEIGHT);
+    let mean = inverse.iter().sum::<f64>() / inverse.len().max(1) as f64;
     let flowing = counted.filter(|(.., flows)| *flows).map(|(rate, ..)| rate);
     let best = flowing.reduce(|a, b| if a > b { a } else { b });
     let mean = ByteRate::new(mean.recip());
@@ -87,7 +82,18 @@ pub(super) fn expect(
         (Some(mean), Some(best)) if best < mean => Some(best),
         (mean, _) => mean,
     };
-    Expectation { rate, caution: 1.0 + CAUTION * spread.sqrt() }
+    Expectation { rate, caution: caution(inverse.into_iter()) }
+}
+
+/// By how much longer a transfer may well take than by the mean of these times a byte.
+pub(super) fn caution(inverse: impl Iterator<Item = f64> + Clone) -> f64 {
+    let count = inverse.clone().count() as f64;
+    let mean = inverse.clone().sum::<f64>() / count.max(1.0);
+    let relative = inverse.map(|i| (i / mean - 1.0).powi(2)).sum::<f64>();
+    let relative = if relative.is_finite() { relative } else { 0.0 };
+    let spread =
+        (relative + SPREAD_PRIOR_WEIGHT * SPREAD_PRIOR * SPREAD_PRIOR) / (count + SPREAD_PRIOR_WEIGHT);
+    1.0 + CAUTION * spread.sqrt()
 }
 
 #[cfg(test)]

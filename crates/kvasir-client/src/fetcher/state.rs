@@ -6,30 +6,15 @@ use kvasir_types::{Level, TokenRange};
 
 use super::{
     ChunkState, FetchPlan, Status, View,
-    core::{ChunkTimeline, FETCH_ATTEMPTS_MAX, FetcherConfig, TextMode},
+    core::{ChunkTimeline, FetcherConfig, TextMode},
     event::{Action, Event, Neighbours, RequestId},
-    meter::{Meter, Transfer, after_silence},
-    peers::{self, Expectation, Progress},
-    rate::ByteRate,
+    meter::{Meter, after_silence},
+    rates::Rates,
+    transfers::Request,
 };
 
 /// What an overdue text chunk is taken to need still.
 const OVERDUE_MIN: Duration = Duration::from_millis(2);
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
-    pub(super) chunk: usize,
-    end: u64,
-    transfer: Transfer,
-    progress: Progress,
-    last: Duration,
-}
-
-impl Request {
-    fn flowing(&self) -> bool {
-        self.transfer.first.is_some()
-    }
-}
 
 /// Everything a load knows, but for the policy.
 #[derive(Debug)]
@@ -40,13 +25,9 @@ pub(super) struct LoadState {
     pub(super) chunks: Vec<ChunkState>,
     pub(super) timeline: Vec<ChunkTimeline>,
     pub(super) requests: BTreeMap<RequestId, Request>,
-    /// The rate that a chunk's own transfer had when last seen.
-    own_rates: Vec<Option<ByteRate>>,
-    /// The same, of transfers that stopped in terms of what the link does now; and for how many samples of the link.
-    expected_rates: (Vec<Option<ByteRate>>, usize),
-    seen_at: Vec<Duration>,
-    attempts: Vec<u32>,
-    next_request: u64,
+    pub(super) rates: Rates,
+    pub(super) attempts: Vec<u32>,
+    pub(super) next_request: u64,
     text_started: Duration,
     deferred: Duration,
     neighbours: Neighbours,
@@ -58,9 +39,7 @@ impl LoadState {
         Self {
             chunks: vec![ChunkState { status: Status::Idle, have_bytes: 0 }; count],
             attempts: vec![0; count],
-            own_rates: vec![None; count],
-            expected_rates: (vec![None; count], 0),
-            seen_at: vec![Duration::ZERO; count],
+            rates: Rates::new(count),
             timeline: vec![ChunkTimeline::default(); count],
             meter: Meter::new(config.estimator),
             requests: BTreeMap::new(),
@@ -77,7 +56,7 @@ impl LoadState {
         match event {
             Event::Start | Event::Tick => {}
             Event::Neighbours(neighbours) => self.neighbours = neighbours,
-            Event::Bytes { request, bytes } => self.on_bytes(request, bytes, now),
+            Event::Bytes { request, bytes } => self.on_bytes(request, bytes, now, actions),
             Event::Completed { request } => self.on_end(request, now, false, actions),
             Event::Failed { request, permanent } => self.on_end(request, now, permanent, actions),
             Event::Decoded { chunk, took } => {
@@ -95,7 +74,8 @@ impl LoadState {
                 }
             }
             Event::Recomputed { chunk, took } => {
-                if self.status(chunk) == Some(Status::Text { done: false }) {
+                if self.chunks.get(chunk).is_some_and(ChunkState::is_computing) {
+                    self.cancel_request_of(chunk, now, actions);
                     let tokens = self.plan.chunks[chunk].tokens;
                     match took {
                         Some(took) => self.config.recompute.observe(tokens, took),
@@ -113,79 +93,6 @@ impl LoadState {
         self.chunks.get(chunk).map(|c| c.status)
     }
 
-    fn on_bytes(&mut self, id: RequestId, bytes: u64, now: Duration) {
-        let flowing = self.requests.values().filter(|r| r.flowing()).count();
-        let Some(request) = self.requests.get_mut(&id) else { return };
-        let state = &mut self.chunks[request.chunk];
-        let bytes = bytes.min(request.end - state.have_bytes);
-        if request.transfer.first.is_none() {
-            request.transfer.first = Some((now, bytes));
-            self.meter.on_first_byte(now.saturating_sub(request.transfer.sent), bytes, flowing == 0);
-        } else {
-            let any = now.saturating_sub(self.meter.last_arrival().max(request.transfer.sent));
-            request.progress.add(bytes, any, now.saturating_sub(request.last), flowing as u32);
-        }
-        request.last = now;
-        request.transfer.bytes += bytes;
-        state.have_bytes += bytes;
-        if let Some(rate) = request.progress.rate() {
-            self.own_rates[request.chunk] = Some(rate);
-            self.seen_at[request.chunk] = now;
-            self.expected_rates.0[request.chunk] = Some(rate);
-        }
-        let line = &mut self.timeline[request.chunk];
-        line.bytes += bytes;
-        line.fetched = Some(now);
-        self.meter.on_bytes(now, bytes);
-        if self.meter.samples().len() != self.expected_rates.1 {
-            self.expect_of_stopped();
-        }
-    }
-
-    /// What stopped while the link was slow would go at what the link does by now, but for the caution that what was not
-    /// seen deserves: some transfers are slow for reasons of their own.
-    fn expect_of_stopped(&mut self) {
-        self.expected_rates.1 = self.meter.samples().len();
-        let caution = self.expectation(self.meter.last_arrival()).caution;
-        for (chunk, state) in self.chunks.iter().enumerate() {
-            if !matches!(state.status, Status::Fetching { .. })
-                && let Some(own) = self.own_rates[chunk]
-            {
-                let by_link = self.meter.since(own, self.seen_at[chunk]).scaled(1.0 / caution);
-                self.expected_rates.0[chunk] = Some(if by_link > own { by_link } else { own });
-            }
-        }
-    }
-
-    fn on_end(&mut self, id: RequestId, now: Duration, permanent: bool, actions: &mut Vec<Action>) {
-        let Some(request) = self.requests.remove(&id) else { return };
-        self.meter_transfer(&request, now);
-        let chunk = request.chunk;
-        let Status::Fetching { level } = self.chunks[chunk].status else { return };
-        self.chunks[chunk].status = Status::Idle;
-        if self.chunks[chunk].have_bytes >= request.end {
-            return;
-        }
-        if permanent || self.attempts[chunk] >= FETCH_ATTEMPTS_MAX {
-            self.settle_with_what_is_here(chunk, now, actions);
-        } else {
-            self.fetch(chunk, level, now, actions);
-        }
-    }
-
-    fn meter_transfer(&mut self, request: &Request, now: Duration) {
-        self.meter.on_transfer(now, &request.transfer);
-        if self.requests.is_empty() {
-            self.meter.on_idle(now);
-        }
-    }
-
-    /// Stops a chunk's request; what arrived stays.
-    pub(super) fn pause(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
-        self.cancel_request_of(chunk, now, actions);
-        self.chunks[chunk].status = Status::Idle;
-    }
-
     pub(super) fn settle_with_what_is_here(
         &mut self,
         chunk: usize,
@@ -193,7 +100,7 @@ impl LoadState {
         actions: &mut Vec<Action>,
     ) {
         self.cancel_request_of(chunk, now, actions);
-        match self.plan.chunks[chunk].level_of_prefix(self.chunks[chunk].have_bytes) {
+        match self.held(chunk) {
             Some(level) => {
                 self.chunks[chunk].status = Status::Decoding { level };
                 actions.push(Action::Decode { chunk, level });
@@ -204,69 +111,46 @@ impl LoadState {
 
     pub(super) fn send_as_text(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
         self.cancel_request_of(chunk, now, actions);
-        if !self.chunks.iter().any(|c| c.status == Status::Text { done: false }) {
+        self.compute(chunk, Status::Text { done: false }, now, actions);
+    }
+
+    /// Computes a chunk whose base is not here, and goes on reading it.
+    pub(super) fn hedge(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+        let reading = matches!(self.chunks[chunk].status, Status::Fetching { .. });
+        self.compute(chunk, Status::Hedged { reading }, now, actions);
+    }
+
+    fn compute(&mut self, chunk: usize, status: Status, now: Duration, actions: &mut Vec<Action>) {
+        if !self.chunks.iter().any(ChunkState::is_computing) {
             self.text_started = now;
         }
-        self.chunks[chunk].status = Status::Text { done: false };
+        self.chunks[chunk].status = status;
         actions.push(Action::Recompute { chunk });
     }
 
-    fn cancel_request_of(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
-        let found = self.requests.iter().find(|(_, r)| r.chunk == chunk).map(|(&id, &r)| (id, r));
-        if let Some((id, request)) = found {
-            self.requests.remove(&id);
-            self.meter_transfer(&request, now);
-            actions.push(Action::Cancel { request: id });
+    /// The base of a hedged chunk came before the GPU was done with it.
+    pub(super) fn withdraw_if_here(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+        if let Some(level) = self.held(chunk)
+            && matches!(self.chunks[chunk].status, Status::Hedged { .. })
+        {
+            self.cancel_request_of(chunk, now, actions);
+            actions.push(Action::Withdraw { chunk });
+            self.chunks[chunk].status = Status::Decoding { level };
+            self.text_started = now;
+            actions.push(Action::Decode { chunk, level });
         }
     }
 
-    fn fetch(&mut self, chunk: usize, level: Level, now: Duration, actions: &mut Vec<Action>) {
-        let end = self.plan.chunks[chunk].bytes_at(level);
-        let start = self.chunks[chunk].have_bytes;
-        let id = RequestId(self.next_request);
-        self.next_request += 1;
-        self.attempts[chunk] += 1;
-        self.chunks[chunk].status = Status::Fetching { level };
-        self.timeline[chunk].requests += 1;
-        self.timeline[chunk].started.get_or_insert(now);
-        let transfer = Transfer { sent: now, first: None, bytes: 0 };
-        self.requests.insert(id, Request { chunk, end, transfer, progress: Progress::default(), last: now });
-        actions.push(Action::Fetch { request: id, chunk, start, end });
-    }
-
-    /// Begins to read what is missing of `level`; asked for by the policy, so attempts count afresh.
-    pub(super) fn start_fetch(
-        &mut self,
-        chunk: usize,
-        level: Level,
-        now: Duration,
-        actions: &mut Vec<Action>,
-    ) {
-        self.attempts[chunk] = 0;
-        self.fetch(chunk, level, now, actions);
-    }
-
-    /// For how long bytes that are due have been missing.
-    fn silent(&self, now: Duration) -> Duration {
-        // Bytes are due at once on a flowing request, after some patience on one that was just sent.
-        let patience = 4 * self.meter.first_byte() + Duration::from_millis(50);
-        let due = |r: &Request| match r.transfer.first {
-            Some(_) => self.meter.last_arrival(),
-            None => self.meter.last_arrival().max(r.transfer.sent + patience),
-        };
-        now.saturating_sub(self.requests.values().map(due).min().unwrap_or(now))
-    }
-
-    fn expectation(&self, now: Duration) -> Expectation {
-        let flows = |chunk: usize| self.requests.values().any(|r| r.chunk == chunk && r.flowing());
-        let own = self.own_rates.iter().zip(&self.seen_at).enumerate();
-        let seen = own.filter_map(|(chunk, (rate, &at))| Some(((*rate)?, at, flows(chunk))));
-        peers::expect(seen, self.plan.prior_rate, now)
+    /// The level that a chunk's bytes suffice for.
+    pub(super) fn held(&self, chunk: usize) -> Option<Level> {
+        self.plan.chunks[chunk].level_of_prefix(self.chunks[chunk].have_bytes)
     }
 
     pub(super) fn view(&self, now: Duration) -> View<'_> {
         let pending = self.requests.values().map(|r| r.end - self.chunks[r.chunk].have_bytes).sum();
-        let (silent, expected) = (self.silent(now), self.expectation(now));
+        let silent = self.silent(now);
+        let flows = |chunk: usize| self.requests.values().any(|r| r.chunk == chunk && r.flowing());
+        let expected = self.rates.expectation(&self.meter, self.plan.prior_rate, now, flows);
         View {
             now,
             plan: &self.plan,
@@ -274,7 +158,7 @@ impl LoadState {
             rate: self.meter.rate(silent, self.plan.prior_rate),
             chunk_rate: expected.rate.map(|rate| after_silence(rate, silent)),
             caution: expected.caution,
-            own_rates: &self.expected_rates.0,
+            own_rates: self.rates.expected(),
             first_byte: self.meter.first_byte(),
             in_flight: self.requests.len(),
             in_flight_bytes: pending,
@@ -288,7 +172,7 @@ impl LoadState {
 
     fn text_backlog(&self, now: Duration) -> Duration {
         let waiting = self.chunks.iter().zip(&self.plan.chunks);
-        let waiting = waiting.filter(|(c, _)| c.status == Status::Text { done: false });
+        let waiting = waiting.filter(|(c, _)| c.is_computing());
         let total: Duration = waiting.map(|(_, p)| self.config.recompute.predict(p.tokens)).sum();
         let running = match self.config.text_mode {
             TextMode::Overlapped => now.saturating_sub(self.text_started),
@@ -309,7 +193,7 @@ impl LoadState {
     pub(super) fn text_ranges(&self) -> Vec<TokenRange> {
         let mut ranges: Vec<TokenRange> = Vec::new();
         for (state, plan) in self.chunks.iter().zip(&self.plan.chunks) {
-            if !matches!(state.status, Status::Text { .. }) {
+            if !matches!(state.status, Status::Text { .. } | Status::Hedged { .. }) {
                 continue;
             }
             match ranges.last_mut() {

@@ -54,11 +54,12 @@ impl Policy for Hostile {
     fn next(&mut self, view: &View<'_>) -> Step {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let chunk = (self.0 >> 33) as usize % (view.chunks.len() + 1);
-        match (self.0 >> 60) % 5 {
+        match (self.0 >> 60) % 6 {
             0 => Step::Fetch { chunk, level: Level((self.0 >> 40) as u8 % 9) },
             1 => Step::Text { chunk },
             2 => Step::Finish { chunk },
             3 => Step::Pause { chunk },
+            4 => Step::Hedge { chunk },
             _ => Step::Wait { until: Some(view.now + ms(self.0 % 50)) },
         }
     }
@@ -72,6 +73,7 @@ struct World {
     work: Vec<Event>,
     decodes: Vec<u32>,
     texts: Vec<u32>,
+    withdrawn: Vec<u32>,
     wake: Option<Duration>,
     finished: bool,
     trace: Vec<Action>,
@@ -81,9 +83,10 @@ impl World {
     fn new(plan: FetchPlan, policy: Box<dyn Policy>, config: FetcherConfig) -> Self {
         let n = plan.chunks.len();
         let fetcher = Fetcher::new(plan, policy, config).unwrap();
-        let (decodes, texts) = (vec![0; n], vec![0; n]);
+        let (decodes, texts, withdrawn) = (vec![0; n], vec![0; n], vec![0; n]);
         let (open, work, trace) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Self { fetcher, now: Duration::ZERO, open, work, decodes, texts, wake: None, finished: false, trace }
+        let (now, wake, finished) = (Duration::ZERO, None, false);
+        Self { fetcher, now, open, work, decodes, texts, withdrawn, wake, finished, trace }
     }
 
     fn send(&mut self, event: Event) {
@@ -108,6 +111,18 @@ impl World {
                 Action::Recompute { chunk } => {
                     self.texts[chunk] += 1;
                     self.work.push(Event::Recomputed { chunk, took: Some(ms(100)) });
+                }
+                Action::Withdraw { chunk } => {
+                    self.withdrawn[chunk] += 1;
+                    assert_eq!(
+                        self.withdrawn[chunk], self.texts[chunk],
+                        "only what is computed is withdrawn"
+                    );
+                    // Every other engine is too late to stop.
+                    if self.trace.len().is_multiple_of(2) {
+                        let text = |e: &Event| matches!(e, Event::Recomputed { chunk: c, .. } if *c == chunk);
+                        self.work.retain(|event| !text(event));
+                    }
                 }
                 Action::WakeAt(at) => {
                     assert!(at > self.now);
@@ -193,10 +208,11 @@ proptest! {
         let mut text_tokens = 0;
         for (i, line) in world.fetcher.timeline().iter().enumerate() {
             prop_assert!(line.resolved.is_some());
-            prop_assert!(world.decodes[i] <= 1 && world.texts[i] <= 1);
+            let texts = world.texts[i] - world.withdrawn[i];
+            prop_assert!(world.decodes[i] <= 1 && texts <= 1 && world.withdrawn[i] <= world.decodes[i]);
             // Both only when decoding failed; text has no level, everything else has the decoded one.
-            prop_assert!(world.decodes[i] + world.texts[i] >= 1);
-            prop_assert_eq!(line.level.is_none(), world.texts[i] == 1);
+            prop_assert!(world.decodes[i] + texts >= 1);
+            prop_assert_eq!(line.level.is_none(), texts == 1);
             text_tokens += if line.level.is_none() { 1536 } else { 0 };
         }
         let ranges = world.fetcher.text_ranges();
@@ -298,6 +314,42 @@ fn a_transient_failure_resumes_where_the_bytes_ended() {
     fetcher.on(Event::Bytes { request: RequestId(0), bytes: 150 }, ms(1));
     let actions = fetcher.on(Event::Failed { request: RequestId(0), permanent: false }, ms(2));
     assert_eq!(actions[0], Action::Fetch { request: RequestId(1), chunk: 0, start: 150, end: 200 });
+}
+
+/// Two chunks of 150 ms on the GPU each, 200 ms in all; the link brings nothing, then all of it.
+#[test]
+fn what_would_be_computed_late_goes_on_being_read() {
+    let sizes = [vec![1_000_000], vec![1_000_000]];
+    let config = config(150e-3 / 1536.0);
+    let mut fetcher = Fetcher::new(plan(&sizes, ms(200), None), policy(2), config).unwrap();
+    let mut open = BTreeMap::new();
+    let (mut computing, mut withdrawn, mut decoded) = (Vec::new(), Vec::new(), Vec::new());
+    let mut take = |actions: Vec<Action>, open: &mut BTreeMap<usize, (RequestId, u64)>| {
+        for action in actions {
+            match action {
+                Action::Fetch { request, chunk, start, end } => {
+                    open.insert(chunk, (request, end - start));
+                }
+                Action::Cancel { request } => open.retain(|_, (r, _)| *r != request),
+                Action::Recompute { chunk } => computing.push(chunk),
+                Action::Withdraw { chunk } => withdrawn.push(chunk),
+                Action::Decode { chunk, .. } => decoded.push(chunk),
+                Action::WakeAt(_) | Action::Done => {}
+            }
+        }
+    };
+    take(fetcher.on(Event::Start, ms(0)), &mut open);
+    for t in (2..150).step_by(2) {
+        let request = open.values().next().map(|&(request, _)| request).expect("the link is never left idle");
+        take(fetcher.on(Event::Bytes { request, bytes: 100 }, ms(t)), &mut open);
+    }
+    take(fetcher.on(Event::Recomputed { chunk: 0, took: Some(ms(150)) }, ms(150)), &mut open);
+    let &(request, _) = open.get(&1).expect("the second chunk is read while it is computed");
+    take(fetcher.on(Event::Bytes { request, bytes: 1_000_000 }, ms(180)), &mut open);
+    take(fetcher.on(Event::Decoded { chunk: 1, took: ms(1) }, ms(181)), &mut open);
+    assert!(fetcher.is_done());
+    assert_eq!((computing, withdrawn, decoded), (vec![0, 1], vec![1], vec![1]));
+    assert_eq!(fetcher.text_ranges(), [TokenRange { start: 0, end: 1536 }]);
 }
 
 #[test]

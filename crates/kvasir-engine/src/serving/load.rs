@@ -187,7 +187,8 @@ impl LayerWiseStart {
                     whole = false;
                     self.gate.0.abort();
                 }
-                LoadEvent::Recompute { .. } => {}
+                // Nothing is computed while the load goes on, so nothing is withdrawn.
+                LoadEvent::Recompute { .. } | LoadEvent::Withdrawn { .. } => {}
                 LoadEvent::Done { report } if report.stale_rows == 0 => return Some(*report),
                 LoadEvent::Done { .. } => return None,
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvasir_client::fetcher::FetchPlan;
 use kvasir_types::Level;
 
-use super::world::{Outcome, WorldConfig, quality};
+use super::spec::{Outcome, WorldConfig, quality};
 
 /// Up to this many chunks, every set of text chunks is tried; above it, only text prefixes.
 const CHUNKS_EXHAUSTIVE: usize = 8;

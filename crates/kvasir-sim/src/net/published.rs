@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvasir_client::fetcher::FetchPlan;
 use kvasir_types::Level;
 
-use super::world::{LinkRate, Outcome, quality};
+use super::spec::{LinkRate, Outcome, quality};
 
 /// What its simulation takes to compute a chunk from text (`run_adaptation.py`, `chunk_delay`).
 const CHUNK_COMPUTE: Duration = Duration::from_millis(200);

@@ -107,6 +107,29 @@ fn with_eight_requests_none_starves() {
     }
 }
 
+/// Two loads share a link in equal parts, one with little time and one with much: the patient one waits as long as it
+/// can afford to, and both are in time. A third with as little slack as the first takes its fair share.
+#[test]
+fn who_has_slack_lets_others_go_first() {
+    let engine = Engine::mistral_7b_a40_data_sheet();
+    let load = |slo: u64| LoadSpec {
+        arrival: Duration::ZERO,
+        plan: engine.plan(&Ladder::paper(), 9_216, 1536, Duration::from_millis(slo)),
+        policy: Box::new(Progressive::sparing()),
+        config: config(&engine),
+    };
+    let run = |slos: &[u64]| {
+        let loads = slos.iter().map(|&slo| load(slo)).collect();
+        World::run(world(&engine, constant(1_500.0)), loads).unwrap().0
+    };
+    // 93 MB of bases each. With half of the link and all of the GPU a load had 92 MB of them after 660 ms.
+    assert!(run(&[660])[0].met);
+    let both = run(&[660, 5_000]);
+    assert!(both[0].met && both[1].met, "{both:?}");
+    let equal = run(&[1_400, 1_400]);
+    assert!(equal.iter().all(|o| o.met), "{equal:?}");
+}
+
 #[test]
 fn a_study_is_reproducible_and_complete() {
     let study = StreamStudy::paper(Bandwidth::Random(0.1, 10.0), 5, vec![Duration::from_secs(1)]);
@@ -117,7 +140,33 @@ fn a_study_is_reproducible_and_complete() {
         assert_eq!(row.requests, 5);
         assert!((0.0..=1.0).contains(&row.violation_rate) && (0.0..=1.0).contains(&row.quality), "{row:?}");
         assert!(row.ttft_ms_p50 > 0.0 && row.ttft_ms_p50 <= row.ttft_ms_p95);
+        let [low, high] = row.avoidable_interval;
+        assert!(low <= row.avoidable_violation_rate && row.avoidable_violation_rate <= high);
     }
+}
+
+/// Requests wait for their batch under CacheGen's policies, which counts for their TTFT, and under no other.
+#[test]
+fn requests_are_served_in_batches() {
+    let mut study = StreamStudy::paper(Bandwidth::Random(5.0, 10.0), 1, vec![Duration::from_secs(1)]);
+    (study.concurrent, study.spread) = (6, Duration::from_millis(200));
+    let ttfts = |study: &StreamStudy, policy| -> Vec<Duration> {
+        let case = study.case((0, "random:5-10"), 0);
+        let (outcomes, trace) = study.simulate(policy, &case, &Ladder::paper(), Duration::from_secs(1));
+        for (i, &arrival) in case.arrivals.iter().enumerate() {
+            let first = trace.iter().find(|(_, load, _)| *load == i).map(|(at, ..)| *at).unwrap();
+            let waits = first - arrival;
+            let batched = policy == StudyPolicy::CacheGen;
+            assert!(if batched { waits <= study.batch.0 } else { waits.is_zero() }, "{i}: {waits:?}");
+        }
+        outcomes.iter().map(|o| o.ttft).collect()
+    };
+    study.batch = (Duration::from_millis(50), 3);
+    let waited = ttfts(&study, StudyPolicy::CacheGen);
+    assert_eq!(waited.len(), 6);
+    ttfts(&study, StudyPolicy::Progressive);
+    study.batch = (Duration::ZERO, 1);
+    assert!(ttfts(&study, StudyPolicy::CacheGen) != waited, "who waits for nobody begins sooner");
 }
 
 #[test]

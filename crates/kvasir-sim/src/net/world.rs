@@ -6,115 +6,14 @@ use std::{
     time::Duration,
 };
 
-use kvasir_client::fetcher::{
-    Action, DecodeModel, Event, FetchPlan, Fetcher, FetcherConfig, InvalidPlan, Neighbours, Policy,
-    RecomputeModel, RequestId,
-};
+use kvasir_client::fetcher::{Action, Event, Fetcher, InvalidPlan, Neighbours, RequestId};
 use kvasir_client::limits::NEIGHBOUR_STEP_BYTES;
 use kvasir_types::Level;
 
-use crate::link::BandwidthSeries;
+use super::spec::{LoadSpec, Outcome, Sharing, WorldConfig, quality};
 
-/// Bytes are delivered in pieces of about this long on the wire.
-const PIECE: Duration = Duration::from_millis(2);
-/// Smallest and largest piece.
-const PIECE_BYTES: (u64, u64) = (4 << 10, 8 << 20);
 /// Most simulated events of one run; a run that needs more does not end.
 const EVENTS_MAX: usize = 5_000_000;
-
-/// How fast the link is.
-#[derive(Debug, Clone, PartialEq)]
-pub enum LinkRate {
-    /// A bandwidth over time.
-    Series(BandwidthSeries),
-    /// One rate per chunk index, in megabits per second, whichever request carries its bytes: the paper's
-    /// setting, where the bandwidth of every chunk's transfer is drawn anew. Repeats past its end.
-    PerChunk(Vec<f64>),
-}
-
-impl LinkRate {
-    /// When `bytes` of `chunk` that start at `now` have arrived.
-    pub fn time_after(&self, now: Duration, chunk: usize, bytes: u64) -> Duration {
-        match self {
-            Self::Series(series) => series.time_after(now, bytes),
-            Self::PerChunk(rates) => {
-                let mbps = rates.get(chunk % rates.len().max(1)).copied().unwrap_or(1.0).max(1e-3);
-                now + Duration::from_secs_f64(bytes as f64 * 8.0 / (mbps * 1e6))
-            }
-        }
-    }
-
-    /// The same link with every rate times `factor`.
-    #[must_use]
-    pub fn scaled(self, factor: f64) -> Self {
-        match self {
-            Self::Series(series) => Self::Series(series.scaled(factor)),
-            Self::PerChunk(rates) => Self::PerChunk(rates.into_iter().map(|rate| rate * factor).collect()),
-        }
-    }
-
-    fn piece_bytes(&self, now: Duration, chunk: usize) -> u64 {
-        let probe = 1 << 20;
-        let took = self.time_after(now, chunk, probe).saturating_sub(now).as_secs_f64().max(1e-9);
-        let bytes = probe as f64 * PIECE.as_secs_f64() / took;
-        (bytes as u64).clamp(PIECE_BYTES.0, PIECE_BYTES.1)
-    }
-}
-
-/// What is the same for every load.
-#[derive(Debug, Clone)]
-pub struct WorldConfig {
-    /// The link.
-    pub link: LinkRate,
-    /// From sending a request to its first byte, when the link is free.
-    pub first_byte: Duration,
-    /// True prefill times (the loads' models are only predictions).
-    pub recompute: RecomputeModel,
-    /// True decode times.
-    pub decode: DecodeModel,
-    /// How loads share the link.
-    pub sharing: Sharing,
-}
-
-/// How the bytes of several loads take turns on the link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Sharing {
-    /// Piece by piece in turn, as TCP flows of equal round trip do.
-    #[default]
-    RoundRobin,
-    /// The load with the least time to its deadline first among those that can still make it.
-    LeastSlack,
-}
-
-/// One load of a run.
-#[derive(Debug)]
-pub struct LoadSpec {
-    /// When it begins.
-    pub arrival: Duration,
-    /// What it loads.
-    pub plan: FetchPlan,
-    /// By which policy.
-    pub policy: Box<dyn Policy>,
-    /// With which models.
-    pub config: FetcherConfig,
-}
-
-/// What became of a load.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
-    /// Time to first token.
-    pub ttft: Duration,
-    /// Whether that is within the SLO.
-    pub met: bool,
-    /// Mean over tokens of 1 − loss; text loses nothing.
-    pub quality: f64,
-    /// Bytes on the wire.
-    pub bytes: u64,
-    /// Level per chunk; `None` for text.
-    pub levels: Vec<Option<Level>>,
-    /// Whether the load was given up.
-    pub gave_up: bool,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
@@ -162,7 +61,8 @@ pub struct World {
     flows: VecDeque<Flow>,
     link_busy: bool,
     decoder_free: Duration,
-    gpu_busy: bool,
+    /// Whose chunk the GPU computes, and until when.
+    gpu: Option<(usize, usize, Duration)>,
     trace: Trace,
 }
 
@@ -181,7 +81,7 @@ impl World {
             flows: VecDeque::new(),
             link_busy: false,
             decoder_free: Duration::ZERO,
-            gpu_busy: false,
+            gpu: None,
             trace: Vec::new(),
         };
         for (load, spec) in loads.into_iter().enumerate() {
@@ -235,10 +135,13 @@ impl World {
                 self.start_gpu();
             }
             Happening::Computed { load, chunk, took } => {
-                self.gpu_busy = false;
-                self.loads[load].resolved[chunk] = true;
-                self.feed(load, Event::Recomputed { chunk, took: Some(took) });
-                self.start_gpu();
+                // Else it was withdrawn.
+                if self.gpu == Some((load, chunk, self.now)) {
+                    self.gpu = None;
+                    self.loads[load].resolved[chunk] = true;
+                    self.feed(load, Event::Recomputed { chunk, took: Some(took) });
+                    self.start_gpu();
+                }
             }
             Happening::Wake { load } => {
                 if self.loads[load].wake.is_some_and(|at| at <= self.now)
@@ -256,12 +159,16 @@ impl World {
         let running: Vec<usize> = (0..self.loads.len()).filter(|&i| self.loads[i].is_running()).collect();
         let missing: u64 = running.iter().map(|&i| self.loads[i].fetcher.missing_bytes()).sum();
         for &i in &running {
+            let key = |load: usize| (self.loads[load].deadline(), load);
+            let urgent = running.iter().filter(|&&other| key(other) < key(i));
             let neighbours = Neighbours {
+                urgent_bytes: urgent.map(|&other| self.loads[other].fetcher.missing_bytes()).sum(),
                 loads: running.len() as u32 - 1,
                 missing_bytes: missing - self.loads[i].fetcher.missing_bytes(),
             };
             // In steps, as in the shell: a load need not hear of every byte of the others.
-            let coarse = |n: Neighbours| (n.loads, n.missing_bytes.div_ceil(NEIGHBOUR_STEP_BYTES));
+            let step = |bytes: u64| bytes.div_ceil(NEIGHBOUR_STEP_BYTES);
+            let coarse = |n: Neighbours| (n.loads, step(n.missing_bytes), step(n.urgent_bytes));
             if coarse(neighbours) != coarse(self.loads[i].neighbours) {
                 self.loads[i].neighbours = neighbours;
                 self.feed(i, Event::Neighbours(neighbours));
@@ -302,6 +209,11 @@ impl World {
                     self.loads[load].texts.push_back(chunk);
                     self.start_gpu();
                 }
+                Action::Withdraw { chunk } => {
+                    self.loads[load].texts.retain(|&c| c != chunk);
+                    self.gpu = self.gpu.filter(|&(l, c, _)| (l, c) != (load, chunk));
+                    self.start_gpu();
+                }
                 Action::WakeAt(at) => {
                     let at = self.loads[load].arrival + at;
                     self.loads[load].wake = Some(at);
@@ -321,7 +233,7 @@ impl World {
 
     /// Starts the first text chunk whose whole prefix is there.
     fn start_gpu(&mut self) {
-        if self.gpu_busy {
+        if self.gpu.is_some() {
             return;
         }
         // The least slack first: those whose deadline has passed come after those that can still meet it.
@@ -333,7 +245,7 @@ impl World {
             if running.resolved.iter().take(chunk).all(|&done| done) {
                 running.texts.retain(|&c| c != chunk);
                 let took = self.config.recompute.predict(running.fetcher.plan().chunks[chunk].tokens);
-                self.gpu_busy = true;
+                self.gpu = Some((load, chunk, self.now + took));
                 return self.at(self.now + took, Happening::Computed { load, chunk, took });
             }
         }
@@ -341,8 +253,7 @@ impl World {
 
     /// Whether a load's deadline has passed, and how far it is.
     fn slack_key(&self, load: usize) -> (bool, Duration) {
-        let running = &self.loads[load];
-        let deadline = running.arrival + running.fetcher.plan().deadline();
+        let deadline = self.loads[load].deadline();
         (deadline < self.now, deadline.abs_diff(self.now))
     }
 
@@ -365,6 +276,10 @@ impl World {
 }
 
 impl Running {
+    fn deadline(&self) -> Duration {
+        self.arrival + self.fetcher.plan().deadline()
+    }
+
     fn is_running(&self) -> bool {
         self.started && self.finished.is_none()
     }
@@ -382,16 +297,4 @@ impl Running {
             gave_up: self.fetcher.gave_up(),
         }
     }
-}
-
-/// Mean over tokens of 1 − loss.
-pub(super) fn quality(plan: &FetchPlan, levels: &[Option<Level>]) -> f64 {
-    let tokens: u64 = plan.chunks.iter().map(|c| c.tokens.len()).sum();
-    let lost: f64 = plan
-        .chunks
-        .iter()
-        .zip(levels)
-        .map(|(chunk, level)| level.map_or(0.0, |l| chunk.loss_at(l)) * chunk.tokens.len() as f64)
-        .sum();
-    1.0 - lost / (tokens.max(1) as f64)
 }

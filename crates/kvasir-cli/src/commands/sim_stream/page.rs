@@ -44,6 +44,14 @@ pub(super) fn render(
     let requests =
         over(&figures.requests, Axis::from_zero("concurrent requests"), "TTFT over concurrent requests");
     page.drawing(&requests.to_svg(), "Over concurrent requests that share 3 Gb/s and the GPU (Fig. 12).");
+    let longest = plot(
+        &figures.requests,
+        Axis::from_zero("concurrent requests"),
+        |row| row.ttft_ms_max,
+        Axis::log("TTFT, ms, longest"),
+        "Longest TTFT over concurrent requests",
+    );
+    page.drawing(&longest.to_svg(), "The same, of the request that waits longest.");
     heat(&mut page, figures);
     cost(&mut page, &figures.cost);
     page.finish(&format!("Made by kvasir sim stream {settings}."))
@@ -204,8 +212,10 @@ pub(super) mod tests {
             requests: 1,
             violation_rate: 0.5,
             avoidable_violation_rate: 0.5,
+            avoidable_interval: [0.0, 1.0],
             ttft_ms_p50: 10.0,
             ttft_ms_p95: 20.0,
+            ttft_ms_max: 20.0,
             quality: 0.9,
             bytes: 1e6,
         };

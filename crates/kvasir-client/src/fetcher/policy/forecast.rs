@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvasir_types::Level;
 
-use super::{Status, View};
+use super::{Status, View, split::Split};
 use crate::fetcher::rate::ByteRate;
 
 /// Predictions over one view. The link is one resource: transfers take their time one after the other,
@@ -88,6 +88,20 @@ impl<'a> Forecast<'a> {
         self.base_time(chunk, 1.0) <= self.left_time()
     }
 
+    /// Whether loads with less slack come first: their bases and then this load's own are expected in time, cautiously,
+    /// even at what this load gets of the link beside them.
+    pub(super) fn yields(&self) -> bool {
+        let ahead = self.view.neighbours.urgent_bytes;
+        let Some(rate) = self.view.chunk_rate.filter(|_| ahead > 0) else { return false };
+        let own: u64 = self.missing.iter().map(|&i| self.base_left(i)).sum();
+        rate.time_for(ahead + own).mul_f64(self.view.caution) < self.left_time()
+    }
+
+    /// Whether a chunk is the GPU's to do and its base would be too late even with the link to itself.
+    pub(super) fn is_hopeless(&self, chunk: usize, split: &Split) -> bool {
+        split.texts.contains(&chunk) && !self.arrives(chunk)
+    }
+
     /// Time until the bases of the missing chunks but for the first `skip` are here and the last is decoded.
     pub(super) fn bases_time(&self, skip: usize, caution: f64) -> Duration {
         let rest = self.missing.get(skip..).unwrap_or_default();
@@ -136,11 +150,11 @@ impl<'a> Forecast<'a> {
     }
 
     /// The refinement of an idle chunk (of `only`, if given) that removes most loss per second of the link among
-    /// those that arrive before the stop.
-    pub(super) fn best_refinement(&self, only: Option<usize>) -> Option<(usize, Level)> {
+    /// those that arrive before the stop, after `ahead` bytes of other loads.
+    pub(super) fn best_refinement(&self, only: Option<usize>, ahead: u64) -> Option<(usize, Level)> {
         let view = self.view;
         let mean = view.chunk_rate.or(view.rate)?;
-        let in_flight = self.in_flight_time(mean) + mean.time_for(view.neighbours.missing_bytes);
+        let in_flight = self.in_flight_time(mean) + mean.time_for(ahead);
         let mut best: Option<(f64, usize, Level)> = None;
         for (i, state, plan) in view.open().filter(|(i, ..)| only.is_none_or(|only| only == *i)) {
             let Some(level) = self.held(i) else { continue };

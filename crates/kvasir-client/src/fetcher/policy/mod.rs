@@ -5,6 +5,7 @@ mod cachegen;
 mod fixed;
 mod forecast;
 mod progressive;
+mod reading;
 mod split;
 
 use std::{fmt, time::Duration};
@@ -42,6 +43,11 @@ pub enum Status {
         /// The level.
         level: Level,
     },
+    /// Being computed from text, and read at the coarsest level too: whichever is there first counts.
+    Hedged {
+        /// Whether a request is in flight.
+        reading: bool,
+    },
     /// To be computed from text; final. `done` once it was computed or taken over by the engine.
     Text {
         /// Whether it is resolved.
@@ -59,9 +65,14 @@ pub struct ChunkState {
 }
 
 impl ChunkState {
-    /// Whether its fate is decided.
+    /// Whether its fate is decided, or out of the policy's hands but for its reading.
     pub const fn is_settled(&self) -> bool {
-        matches!(self.status, Status::Decoding { .. } | Status::Ready { .. } | Status::Text { .. })
+        !matches!(self.status, Status::Idle | Status::Fetching { .. })
+    }
+
+    /// Whether the GPU has it, or is to have it.
+    pub const fn is_computing(&self) -> bool {
+        matches!(self.status, Status::Text { done: false } | Status::Hedged { .. })
     }
 
     /// Whether its KV is where the engine wants it, or was given to the engine to compute.
@@ -162,7 +173,7 @@ impl View<'_> {
 /// What a policy wants next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Read what is missing of an idle chunk's prefix of `level`.
+    /// Read what is missing of an idle chunk's prefix of `level`, or of a hedged one's.
     Fetch {
         /// The chunk.
         chunk: usize,
@@ -171,6 +182,11 @@ pub enum Step {
     },
     /// Compute an open chunk from text. A request for it is cancelled.
     Text {
+        /// The chunk.
+        chunk: usize,
+    },
+    /// Compute an open chunk from text that is predicted to be late so, and go on reading it: whichever is there first.
+    Hedge {
         /// The chunk.
         chunk: usize,
     },

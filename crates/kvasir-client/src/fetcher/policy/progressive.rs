@@ -4,19 +4,13 @@ use std::time::Duration;
 
 use kvasir_types::Level;
 
-use super::{Policy, Status, Step, View, forecast::Forecast, split::Split};
+use super::{ChunkState, Policy, Status, Step, View, forecast::Forecast, reading::Reading, split::Split};
 use crate::fetcher::TextMode;
 
 /// Requests in flight: enough that the next one's round trip hides behind the bytes of those before.
 const DEPTH: usize = 3;
 /// Share of the SLO kept free before the deadline for timer and hand-over jitter.
 const MARGIN: f64 = 0.02;
-/// Transfer time of bases that is kept in flight, as a share of the SLO.
-const LOOKAHEAD: f64 = 0.02;
-/// A transfer below this share of the best one's rate crawls for a reason of its own.
-const OUTLIER: f64 = 1.0 / 3.0;
-/// Times that a chunk is stopped for another.
-const PAUSES_MAX: u8 = 2;
 /// Without any word from the link, the first chunk is computed after this share of the SLO.
 const PATIENCE: f64 = 0.05;
 /// Bounds of how long silence goes unnoticed, a sixteenth of the SLO between them.
@@ -37,17 +31,18 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 /// 2. Refinements by predicted loss removed per second of the link, as long as they are predicted to arrive.
 /// 3. Bases come one after the other once the pipe is full. A chunk whose own transfer crawls while others are
 ///    missing comes last: it goes to the GPU when it cannot arrive in time, as late as that allows. What the GPU is to
-///    do last is read all the same while the link has nothing else to do: an idle link would not tell that it recovered.
+///    do last is read all the same while the link has nothing else to do: an idle link would not tell that it
+///    recovered. A chunk that even the GPU would bring too late is computed *and* read; whichever is there first counts.
 /// 4. A chunk is decoded as soon as none of its refinements fits any more; at the stop time (deadline less the
 ///    decoding still to be done) refinements in flight are cancelled and everything is decoded as it is.
+///
+/// 5. Loads that share the link take turns by slack: nobody refines where another misses a base, and who can afford to
+///    begins no base while a load with an earlier deadline misses one.
 ///
 /// Refinements may be planned at the full estimated rate: a wrong guess costs the refinement, never the deadline.
 #[derive(Debug, Clone)]
 pub struct Progressive {
-    /// Chunks whose own transfer crawled.
-    slow: Vec<bool>,
-    /// How often each chunk was stopped for another.
-    pauses: Vec<u8>,
+    reading: Reading,
     gpu_price: f64,
     /// The split in force, when it was made, and for how many open and missing chunks.
     split: (Split, Option<(Duration, usize, usize)>),
@@ -71,74 +66,7 @@ impl Progressive {
     }
 
     const fn with_price(gpu_price: f64) -> Self {
-        Self { slow: Vec::new(), pauses: Vec::new(), gpu_price, split: (Split::given(Vec::new()), None) }
-    }
-
-    fn is_slow(&self, chunk: usize) -> bool {
-        self.slow.get(chunk).copied().unwrap_or(false)
-    }
-
-    /// A missing chunk in flight to be stopped while others wait: one that crawls beside the others, or one too
-    /// many on a link that is slow for all (half of two bases is worth nothing, one whole is).
-    fn crawling(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<Step> {
-        let (view, count) = (plan.view, plan.view.chunks.len());
-        self.pauses.resize(count, 0);
-        let own = |i: usize| view.own_rates.get(i).copied().flatten();
-        let flowing = || plan.missing.iter().copied().filter(|&i| !plan.is_idle(i) && own(i).is_some());
-        let waits = plan.missing.iter().any(|&i| plan.is_idle(i) && !self.is_slow(i));
-        let late = |i: usize| plan.own_time(i).is_some_and(|t| t > plan.left_time());
-        let best = (0..count).filter_map(own).reduce(|a, b| if a > b { a } else { b })?;
-        let crawls = |&i: &usize| {
-            let outlier = own(i).is_some_and(|rate| rate < best.scaled(OUTLIER));
-            let fair = plan.left_time() / plan.missing.len().max(1) as u32;
-            let hogs = waits && plan.own_time(i).is_some_and(|t| t > fair);
-            !self.is_slow(i) && ((outlier && hogs) || (late(i) && split.texts.contains(&i)))
-        };
-        if let Some(chunk) = flowing().find(crawls) {
-            self.slow.resize(count, false);
-            self.slow[chunk] = true;
-            return Some(Step::Pause { chunk });
-        }
-        // The one that is done last waits where those before it keep the pipe full.
-        let last = flowing().max_by_key(|&i| (plan.own_time(i), i)).filter(|_| flowing().count() > 1)?;
-        if plan.bases_in_flight().saturating_sub(plan.base_time(last, 1.0)) <= Self::lookahead(plan) {
-            return None;
-        }
-        if self.pauses[last] >= PAUSES_MAX {
-            return None;
-        }
-        self.pauses[last] += 1;
-        Some(Step::Pause { chunk: last })
-    }
-
-    /// How much transfer time to keep in flight: enough to hide round trips.
-    fn lookahead(plan: &Forecast<'_>) -> Duration {
-        (plan.view.first_byte * 2).max(plan.view.plan.slo.mul_f64(LOOKAHEAD))
-    }
-
-    /// Whether another base may be begun: the pipe is not full, or one transfer alone is not enough to know whether
-    /// it is the link that is slow or just this one.
-    fn may_begin(&self, plan: &Forecast<'_>) -> bool {
-        let known = plan.view.own_rates.iter().flatten().count();
-        let alone = plan.view.in_flight <= 1 && known < 2;
-        plan.view.in_flight == 0 || alone || plan.bases_in_flight() <= Self::lookahead(plan)
-    }
-
-    /// The next missing chunk to read: what a text chunk waits for; the link's own, from the back; then the GPU's,
-    /// from the back too, for it may not get that far; those that crawl come last, the quickest first, unless
-    /// the GPU has them.
-    fn next_base(&self, plan: &Forecast<'_>, split: &Split) -> Option<usize> {
-        let last_text = split.texts.last().copied().unwrap_or(0);
-        let texts = |i: &usize| split.texts.contains(i);
-        let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
-        let fresh = || idle().filter(|&i| !self.is_slow(i));
-        let own = || fresh().filter(|i| !texts(i));
-        let gating = own().find(|&i| i < last_text);
-        let slow = || idle().filter(|&i| self.is_slow(i) && !texts(&i));
-        gating
-            .or_else(|| own().next_back())
-            .or_else(|| fresh().next_back())
-            .or_else(|| slow().min_by_key(|&i| plan.base_time(i, 1.0)))
+        Self { reading: Reading::new(), gpu_price, split: (Split::given(Vec::new()), None) }
     }
 
     /// What the GPU is to do now, or from when on it must be looked at again.
@@ -163,7 +91,8 @@ impl Progressive {
         if before().next().is_some() && view.now < latest {
             return Err(Some(latest));
         }
-        Ok(Step::Text { chunk })
+        let late = view.now + plan.compute_time(chunk) > view.deadline();
+        Ok(if late && plan.held(chunk).is_none() { Step::Hedge { chunk } } else { Step::Text { chunk } })
     }
 
     fn split(&mut self, plan: &Forecast<'_>) -> Split {
@@ -200,9 +129,11 @@ impl Progressive {
     /// A held chunk that is to be decoded now.
     fn finish(plan: &Forecast<'_>, link_is_free: bool) -> Option<Step> {
         let view = plan.view;
-        let last_text = view.chunks.iter().rposition(|c| c.status == Status::Text { done: false });
+        let last_text = view.chunks.iter().rposition(ChunkState::is_computing);
         let over = |i: usize| view.now >= plan.stop || last_text.is_some_and(|text| i < text);
-        let exhausted = |i: usize| plan.is_idle(i) && link_is_free && plan.best_refinement(Some(i)).is_none();
+        // What only waits for the bases of others may be refined yet.
+        let exhausted =
+            |i: usize| plan.is_idle(i) && link_is_free && plan.best_refinement(Some(i), 0).is_none();
         let held = view.open().map(|(i, ..)| i).filter(|&i| plan.held(i).is_some());
         held.into_iter().find(|&i| over(i) || exhausted(i)).map(|chunk| Step::Finish { chunk })
     }
@@ -226,16 +157,18 @@ impl Policy for Progressive {
             Ok(step) => return step,
             Err(again) => until = [until, again].into_iter().flatten().min(),
         }
-        if let Some(step) = self.crawling(&plan, &split) {
+        if let Some(step) = self.reading.to_stop(&plan, &split) {
             return step;
         }
-        let bases_done = plan.missing.iter().all(|&i| self.is_slow(i) && split.texts.contains(&i));
+        let given_up =
+            |i: usize| split.texts.contains(&i) && (self.reading.is_slow(i) || plan.is_hopeless(i, &split));
+        let bases_done = plan.missing.iter().all(|&i| given_up(i));
         if let Some(step) = Self::finish(&plan, bases_done) {
             return step;
         }
         if view.in_flight < DEPTH {
-            if let Some(chunk) = self.next_base(&plan, &split) {
-                if !self.may_begin(&plan) {
+            if let Some(chunk) = self.reading.next(&plan, &split) {
+                if plan.yields() || !self.reading.may_begin(&plan) {
                     return Self::wait(view, until);
                 }
                 return Step::Fetch { chunk, level: Level::BASE };
@@ -243,13 +176,23 @@ impl Policy for Progressive {
             let in_time = split.time <= plan.left_time();
             if bases_done
                 && in_time
-                && let Some((chunk, level)) = plan.best_refinement(None)
+                && let Some((chunk, level)) = plan.best_refinement(None, view.neighbours.missing_bytes)
             {
                 return Step::Fetch { chunk, level };
             }
-            let last = plan.missing.iter().rev().find(|&&i| plan.is_idle(i));
+            // Those first of which nothing is known.
+            let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
+            let unknown = idle().filter(|&i| plan.own_time(i).is_none());
             if view.in_flight == 0
-                && let Some(&chunk) = last
+                && let Some(chunk) =
+                    Reading::from_back(&plan, unknown).or_else(|| Reading::from_back(&plan, idle()))
+            {
+                return Step::Fetch { chunk, level: Level::BASE };
+            }
+            // Nothing else is to be had: what the GPU will have late may yet come sooner.
+            let hedged = |c: &ChunkState| c.status == Status::Hedged { reading: false };
+            if view.in_flight == 0
+                && let Some(chunk) = view.chunks.iter().position(hedged)
             {
                 return Step::Fetch { chunk, level: Level::BASE };
             }

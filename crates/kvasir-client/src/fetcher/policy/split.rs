@@ -10,6 +10,10 @@ use super::forecast::Forecast;
 /// what the link cannot bring.
 const EXHAUSTIVE: usize = 8;
 
+/// What it is worth that the GPU does not wait for the link: for each base that is missing before a text chunk, in shares
+/// of the loss that the bases alone would leave.
+const GATE_PRICE: f64 = 0.05;
+
 /// A split of the open chunks between GPU and link.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Split {
@@ -53,6 +57,7 @@ impl Split {
         let last_text = texts.last().copied();
         let (mut link, mut gpu, mut computing) = (plan.wait(), plan.view.text_backlog, Duration::ZERO);
         let mut last_link = None;
+        let mut gates = 0;
         let (mut base_loss, mut frozen_loss, mut base_only, mut refined) = (0.0, 0.0, 0.0, 0.0);
         let mut refine_time = Duration::ZERO;
         let mut next_text = texts.iter().copied().peekable();
@@ -71,6 +76,7 @@ impl Split {
             if held.is_none() {
                 link += plan.base_time(i, caution);
                 last_link = Some(i);
+                gates += usize::from(last_text.is_some_and(|text| i < text));
             }
             let level = held.unwrap_or(Level::BASE);
             if last_text.is_some_and(|text| i < text) {
@@ -90,7 +96,7 @@ impl Split {
         Self {
             texts: texts.to_vec(),
             time: if last_link.is_none() { gpu } else { link_done.max(gpu) },
-            cost: loss / base_loss.max(1e-12) + gpu_price * gpu_share,
+            cost: loss / base_loss.max(1e-12) + gpu_price * gpu_share + GATE_PRICE * gates as f64,
         }
     }
 }

@@ -119,6 +119,8 @@ impl KvClient {
         };
         let fetch_plan = fetch_plan(plan, &decoders, &options);
         let policy = options.policy.name();
+        let started = Instant::now();
+        let busy = self.client.activity.begin(started + fetch_plan.deadline());
         let fetcher = Fetcher::new(fetch_plan, options.policy, config).map_err(|_| ClientError::Config {
             what: "the level losses must be as many as the objects' levels, and not increase".into(),
         })?;
@@ -141,10 +143,10 @@ impl KvClient {
             progress: LayerProgress::new(held, layers, plan.matched_tokens()),
             sender: sender.clone(),
             outputs,
-            started: Instant::now(),
+            started,
             run: Running::default(),
             learned: Arc::clone(&self.learned),
-            busy: self.client.activity.begin(),
+            busy,
         };
         let task = self.runtime.spawn(driver.run(arrivals, Some(tail)));
         Ok(Load { outputs: receiver, commands: sender, task, gate })

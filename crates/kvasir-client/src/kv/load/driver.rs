@@ -15,8 +15,9 @@ use tokio::{
 };
 
 use super::{
-    Arrival, ChunkReport, LoadError, LoadFailure, LoadReport, ReadReport, RecomputeCause,
+    Arrival, LoadError, LoadFailure, RecomputeCause,
     assembly::{Assembly, Defect, Identity},
+    cut,
     decode::{Context, DecodeQueue, Decoded, Handed, Unit, units},
     fetch::{Cut, Fetch, Reports},
     in_context, join,
@@ -24,7 +25,7 @@ use super::{
     stream::{LayerReady, LoadEvent, Output},
 };
 use crate::{
-    fetcher::{Action, ChunkPlan, ChunkTimeline, Event, Fetcher, RequestId, TextMode},
+    fetcher::{Action, Event, Fetcher, RequestId, TextMode},
     kv::learned::Learned,
     limits::{DECODE_CONCURRENCY, REPAIR_TIME_MAX, REPAIRS_PER_CHUNK},
     transport::{Busy, ObjectName, Routes},
@@ -251,6 +252,7 @@ impl Driver {
                     }
                     Action::Decode { chunk, level } => self.decode(chunk, level),
                     Action::Recompute { chunk } => events.extend(self.as_text(chunk)),
+                    Action::Withdraw { chunk } => self.withdraw(chunk),
                     Action::WakeAt(at) => self.run.wake = Some(self.started + at),
                     Action::Done => self.run.done = true,
                 }
@@ -383,6 +385,15 @@ impl Driver {
         self.send(LoadEvent::Recompute { range, cause });
     }
 
+    /// A chunk that the engine computes came over the link first.
+    fn withdraw(&mut self, chunk: usize) {
+        let range = self.fetcher.plan().chunks[chunk].tokens;
+        self.chunks[chunk].text_due = false;
+        cut(&mut self.run.recompute, range);
+        self.progress.take_back(range);
+        self.send(LoadEvent::Withdrawn { range });
+    }
+
     fn as_text(&mut self, chunk: usize) -> Option<Event> {
         let failed = self.run.failures.iter().any(|failure| failure.chunk == chunk);
         let cause = if failed { RecomputeCause::Failed } else { RecomputeCause::Text };
@@ -428,48 +439,4 @@ async fn decode_elsewhere(unit: Unit, context: Arc<Context>) -> Arrival {
 /// Whether sorted, disjoint, joined ranges hold all of `range`.
 fn covers(ranges: &[TokenRange], range: TokenRange) -> bool {
     ranges.iter().any(|r| r.start <= range.start && range.end <= r.end)
-}
-
-impl Driver {
-    fn into_report(self) -> LoadReport {
-        let plan = self.fetcher.plan();
-        let timeline = self.fetcher.timeline();
-        let of = |(line, plan): (&ChunkTimeline, &ChunkPlan)| ChunkReport {
-            tokens: plan.tokens,
-            level: line.level,
-            loss: line.level.map_or(0.0, |level| plan.loss_at(level)),
-            bytes: line.bytes,
-            started: line.started,
-            fetched: line.fetched,
-            resolved: line.resolved,
-            requests: line.requests,
-        };
-        let chunks: Vec<ChunkReport> = timeline.iter().zip(&plan.chunks).map(of).collect();
-        let beneath = |((line, state), assembly): ((&ChunkReport, &ChunkState), &Assembly)| {
-            line.level.map_or(0.0, |_| state.loss + f64::from(assembly.object().kl_beneath))
-        };
-        let kl_beneath =
-            chunks.iter().zip(&self.chunks).zip(&self.assemblies).map(beneath).fold(0.0, f64::max);
-        let (recompute_model, decode_model) = self.fetcher.models();
-        let mut recompute_model = recompute_model.clone();
-        for (range, took) in &self.run.observed {
-            recompute_model.observe(*range, *took);
-        }
-        LoadReport {
-            policy: self.policy,
-            bytes: chunks.iter().map(|line| line.bytes).sum(),
-            chunks,
-            recompute: self.run.recompute,
-            samples: self.fetcher.samples().to_vec(),
-            elapsed: self.run.now,
-            gave_up: self.fetcher.gave_up(),
-            recompute_model,
-            decode_model: decode_model.clone(),
-            failures: self.run.failures,
-            reads: ReadReport { repairs: self.run.repairs, ..self.routes.counters.report() },
-            flagged: self.run.flagged,
-            kl_beneath,
-            stale_rows: self.run.stale_rows,
-        }
-    }
 }

@@ -5,7 +5,7 @@
 //!   ▲                                                              │ damaged: read once more, beside the core
 //!   └──events── Driver ◄──Decoded── DecodeQueue (blocking threads) ◄── Decode: runs of spans × groups of layers
 //!                  │
-//!                  └──► LayerReady, Recompute, Done
+//!                  └──► LayerReady, Recompute, Withdrawn, Done
 //! ```
 
 mod assembly;
@@ -60,6 +60,16 @@ fn join(ranges: &mut Vec<TokenRange>, added: TokenRange) {
         }
     }
     *ranges = joined;
+}
+
+/// Takes a range out of sorted, disjoint ranges.
+fn cut(ranges: &mut Vec<TokenRange>, removed: TokenRange) {
+    let pieces = |r: &TokenRange| {
+        let before = TokenRange { start: r.start, end: r.end.min(removed.start) };
+        let after = TokenRange { start: r.start.max(removed.end), end: r.end };
+        [before, after].into_iter().filter(|r| r.start < r.end)
+    };
+    *ranges = ranges.iter().flat_map(pieces).collect();
 }
 
 /// Positions of the context that a chunk's tokens have.

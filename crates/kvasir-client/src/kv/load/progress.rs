@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvasir_types::TokenRange;
 
-use super::join;
+use super::{cut, join};
 
 /// Keeps, for every rank and layer, the tokens that need not be waited for any more.
 #[derive(Debug)]
@@ -26,6 +26,11 @@ impl LayerProgress {
     /// Tokens that the engine computes need not be in place.
     pub(super) fn give_back(&mut self, tokens: TokenRange) {
         self.settled.iter_mut().flatten().for_each(|layer| join(layer, tokens));
+    }
+
+    /// Tokens that the engine was to compute will be in place after all.
+    pub(super) fn take_back(&mut self, tokens: TokenRange) {
+        self.settled.iter_mut().flatten().for_each(|layer| cut(layer, tokens));
     }
 
     /// Layers of some tokens are in place on a rank.
@@ -65,5 +70,10 @@ mod tests {
         assert_eq!(progress.complete(0), 1);
         progress.give_back(tokens(60, 100));
         assert_eq!((progress.complete(0), progress.complete(1)), (4, 2));
+        // What is loaded after all is waited for again.
+        progress.take_back(tokens(20, 60));
+        assert_eq!(progress.complete(0), 0);
+        progress.add(0, 0..2, tokens(20, 60));
+        assert_eq!(progress.complete(0), 2);
     }
 }

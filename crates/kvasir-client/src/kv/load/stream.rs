@@ -59,6 +59,14 @@ pub enum LoadEvent {
         /// Why.
         cause: RecomputeCause,
     },
+    /// These tokens, given to be computed before, came over the link first and are decoded into their pages now:
+    /// computing them may stop. Only with [`TextMode::Overlapped`](crate::fetcher::TextMode::Overlapped), for ranges that
+    /// were predicted to be computed too late. An engine that cannot stop may go on: either KV is that of these
+    /// tokens, and whichever is written last stays.
+    Withdrawn {
+        /// The tokens: a whole chunk of the load.
+        range: TokenRange,
+    },
     /// The load is over. Comes once, last.
     Done {
         /// What it did.

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::{Bandwidth, StreamRow, StreamStudy, StudyPolicy};
 use crate::{
     link::BandwidthSeries,
@@ -42,7 +44,7 @@ pub struct Curve {
 }
 
 /// One cell of the heat map.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HeatCell {
     /// Gb/s.
     pub gbps: f64,
@@ -53,7 +55,7 @@ pub struct HeatCell {
 }
 
 /// Storing against recomputing.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Cost {
     /// Storing one context of 9.4 K tokens, all levels of the ladder nested, US$ a month.
     pub store_month: f64,
@@ -93,6 +95,18 @@ impl Cost {
     }
 }
 
+/// One point of a curve.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SweepRow {
+    /// The curve's figure: `bandwidth`, `context`, `requests` or `slo`.
+    pub figure: &'static str,
+    /// The variable: Gb/s, tokens, requests or milliseconds.
+    pub x: f64,
+    /// What was found there.
+    #[serde(flatten)]
+    pub row: StreamRow,
+}
+
 /// All of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
@@ -111,6 +125,20 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// The curves, a row for each point.
+    pub fn rows(&self) -> Vec<SweepRow> {
+        let figures = [
+            ("bandwidth", &self.bandwidth),
+            ("context", &self.context),
+            ("requests", &self.requests),
+            ("slo", &self.slo),
+        ];
+        let points = figures
+            .into_iter()
+            .flat_map(|(figure, curves)| curves.iter().flat_map(|c| &c.points).map(move |p| (figure, p)));
+        points.map(|(figure, (x, row))| SweepRow { figure, x: *x, row: row.clone() }).collect()
+    }
+
     /// Runs them beside `study`, with its engine, seed and first ladder.
     pub fn run(study: &StreamStudy) -> Self {
         let constant = |gbps: f64| {

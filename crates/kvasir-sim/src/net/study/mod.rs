@@ -1,6 +1,7 @@
 //! `kvasir sim stream`: every policy over the same contexts, links and ladders.
 
 mod bandwidth;
+mod case;
 mod figures;
 mod policy;
 mod rows;
@@ -8,22 +9,20 @@ mod rows;
 use std::time::Duration;
 
 pub use bandwidth::{BadRange, Bandwidth};
-pub use figures::{Cost, Curve, Figures, HeatCell};
-use kvasir_client::fetcher::{DecodeModel, FetchPlan, FetcherConfig, TextMode};
-use kvasir_types::CHUNK_TOKENS_DEFAULT;
+pub use case::Case;
+pub use figures::{Cost, Curve, Figures, HeatCell, SweepRow};
 pub use policy::StudyPolicy;
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 pub use rows::{COUNTED_VIOLATIONS, StreamReport, StreamRow, Summary};
 
-use super::{
-    Engine, Ladder, LinkRate, LoadSpec, Outcome, Sharing, World, WorldConfig, oracle, published_rule,
-};
+use super::{Engine, Ladder, Outcome, Sharing};
 
 /// LongChat's context lengths in the paper (9.2–9.6 K tokens).
 pub const LONGCHAT_TOKENS: (u64, u64) = (9_200, 9_600);
 /// Means that recorded series are scaled to, in Gb/s.
 pub const SERIES_MEAN_GBPS: (f64, f64) = (0.2, 10.0);
+
+/// CacheGen's T and B where nothing else is asked for: a fiftieth of a second, and what one GPU server runs at once.
+pub const BATCH: (Duration, usize) = (Duration::from_millis(20), 8);
 
 /// A study's settings.
 #[derive(Debug, Clone)]
@@ -42,8 +41,12 @@ pub struct StreamStudy {
     pub engine: Engine,
     /// Context lengths, drawn uniformly.
     pub tokens: (u64, u64),
-    /// Requests that share link and GPU, all arriving together.
+    /// Requests that share link and GPU.
     pub concurrent: usize,
+    /// They arrive within this time of each other, drawn uniformly.
+    pub spread: Duration,
+    /// CacheGen's T and B: requests that arrive within T of the first are served together, at most B.
+    pub batch: (Duration, usize),
     /// From request to first byte.
     pub first_byte: Duration,
     /// How they share the link.
@@ -64,10 +67,17 @@ impl StreamStudy {
             engine: Engine::mistral_7b_a40(),
             tokens: LONGCHAT_TOKENS,
             concurrent: 1,
+            spread: Duration::ZERO,
+            batch: BATCH,
             first_byte: Duration::from_millis(2),
             sharing: Sharing::RoundRobin,
             seed: 1,
         }
+    }
+
+    /// The sets of links, in the order of [`Self::case`]'s indices.
+    pub fn bandwidth_sets(&self) -> Vec<String> {
+        self.bandwidth.sets()
     }
 
     /// Runs every policy on every set, SLO and ladder.
@@ -94,84 +104,18 @@ impl StreamStudy {
         let mut columns: Vec<Vec<Outcome>> = vec![Vec::new(); self.policies.len()];
         let mut possible = Vec::new();
         for context in 0..self.contexts {
-            let seed = self.seed ^ (set_index as u64) << 40 ^ (context as u64) << 8;
-            let mut rng = ChaCha8Rng::seed_from_u64(seed);
-            let world = self.world(self.bandwidth.draw(set, &mut rng));
-            let lengths: Vec<u64> =
-                (0..self.concurrent).map(|_| rng.random_range(self.tokens.0..=self.tokens.1)).collect();
-            let best: Vec<Outcome> = lengths.iter().map(|&n| self.oracle(&world, ladder, n, slo)).collect();
+            let case = self.case((set_index, set), context);
+            let best = self.possible(&case, ladder, slo);
             possible.extend(best.iter().map(|o| o.met));
             for (policy, column) in self.policies.iter().zip(&mut columns) {
                 match policy {
                     StudyPolicy::Oracle => column.extend(best.iter().cloned()),
-                    _ => column.extend(self.simulate(*policy, &world, ladder, &lengths, slo)),
+                    _ => column.extend(self.simulate(*policy, &case, ladder, slo).0),
                 }
             }
         }
         for (policy, outcomes) in self.policies.iter().zip(columns) {
             rows.push(StreamRow::of(policy.name(), set, ladder.name, slo, &outcomes, &possible));
         }
-    }
-
-    fn plan(&self, ladder: &Ladder, tokens: u64, slo: Duration) -> FetchPlan {
-        self.engine.plan(ladder, tokens, CHUNK_TOKENS_DEFAULT as u64, slo)
-    }
-
-    fn world(&self, link: LinkRate) -> WorldConfig {
-        WorldConfig {
-            link,
-            first_byte: self.first_byte,
-            recompute: self.engine.recompute.clone(),
-            decode: DecodeModel::from_seconds(self.engine.decode_per_token, 0.0),
-            sharing: self.sharing,
-        }
-    }
-
-    /// With several requests: as if each had its fair share of the link and the GPU, which all of them can have.
-    fn oracle(&self, world: &WorldConfig, ladder: &Ladder, tokens: u64, slo: Duration) -> Outcome {
-        let plan = self.plan(ladder, tokens, slo);
-        if self.concurrent <= 1 {
-            return oracle(&plan, world, Duration::ZERO);
-        }
-        let share = 1.0 / self.concurrent as f64;
-        let mut fair = world.clone();
-        fair.link = fair.link.scaled(share);
-        fair.recompute = fair.recompute.with_gpu_share(share);
-        oracle(&plan, &fair, Duration::ZERO)
-    }
-
-    fn simulate(
-        &self,
-        policy: StudyPolicy,
-        world: &WorldConfig,
-        ladder: &Ladder,
-        lengths: &[u64],
-        slo: Duration,
-    ) -> Vec<Outcome> {
-        if policy == StudyPolicy::CacheGenPublished {
-            let plans = lengths.iter().map(|&n| self.plan(ladder, n, slo));
-            return plans.map(|plan| published_rule(&plan, &world.link)).collect();
-        }
-        let eight_bits = Ladder::int8();
-        let ladder = if policy == StudyPolicy::Int8 { &eight_bits } else { ladder };
-        let chunks = |tokens: u64| tokens.div_ceil(CHUNK_TOKENS_DEFAULT as u64);
-        let longest = lengths.iter().copied().map(chunks).max().unwrap_or(0);
-        let contain = |c: u64| lengths.iter().filter(|&&tokens| chunks(tokens) > c).count() as u32;
-        let sharing: Vec<u32> = (0..longest).map(contain).collect();
-        let loads = lengths.iter().map(|&tokens| {
-            let (built, estimator) = policy.build(ladder, sharing.clone());
-            LoadSpec {
-                arrival: Duration::ZERO,
-                plan: self.plan(ladder, tokens, slo),
-                policy: built,
-                config: FetcherConfig {
-                    estimator,
-                    recompute: self.engine.recompute.clone(),
-                    decode: world.decode.clone(),
-                    text_mode: TextMode::Overlapped,
-                },
-            }
-        });
-        World::run(world.clone(), loads.collect()).map(|(outcomes, _)| outcomes).unwrap_or_default()
     }
 }

@@ -1,11 +1,16 @@
 //! The policies of a study.
 
+use std::time::Duration;
+
 use kvasir_client::fetcher::{
     CacheGen, EstimatorKind, Fixed, Policy, Progressive, Status, Step, TextMode, View,
 };
 use kvasir_types::Level;
 
-use crate::net::Ladder;
+use crate::net::{Foresight, Ladder, LinkRate};
+
+/// How far `progressive-foresight` sees.
+const FORESIGHT: Duration = Duration::from_millis(100);
 
 /// A policy of a study, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,13 +32,16 @@ pub enum StudyPolicy {
     Progressive,
     /// Kvasir's where the GPU is for others too: computes only what the deadline needs.
     ProgressiveSparing,
+    /// Kvasir's, told the mean rate of the link over the next 100 ms before each decision: what a perfect estimator
+    /// of the near future would be worth.
+    ProgressiveForesight,
     /// Knows the future.
     Oracle,
 }
 
 impl StudyPolicy {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Text,
         Self::Int8,
         Self::Fixed,
@@ -42,6 +50,7 @@ impl StudyPolicy {
         Self::CacheGenPublished,
         Self::Progressive,
         Self::ProgressiveSparing,
+        Self::ProgressiveForesight,
         Self::Oracle,
     ];
 
@@ -56,8 +65,14 @@ impl StudyPolicy {
             Self::CacheGenPublished => "cachegen-published",
             Self::Progressive => "progressive",
             Self::ProgressiveSparing => "progressive-sparing",
+            Self::ProgressiveForesight => "progressive-foresight",
             Self::Oracle => "oracle",
         }
+    }
+
+    /// Whether requests wait for others to be served with.
+    pub(super) const fn is_batched(self) -> bool {
+        matches!(self, Self::CacheGen | Self::CacheGenHarmonic)
     }
 
     /// The policies of an argument: `all` or names separated by commas.
@@ -69,7 +84,13 @@ impl StudyPolicy {
     }
 
     /// The policy and its estimator. `sharing` is the batch's N_c per chunk index. The published ones never give up.
-    pub(super) fn build(self, ladder: &Ladder, sharing: Vec<u32>) -> (Box<dyn Policy>, EstimatorKind) {
+    /// `link` is for those that look at it.
+    pub(super) fn build(
+        self,
+        ladder: &Ladder,
+        sharing: Vec<u32>,
+        link: &LinkRate,
+    ) -> (Box<dyn Policy>, EstimatorKind) {
         let second_finest = Level(ladder.bits.len().saturating_sub(2) as u8);
         let cachegen = |sharing| Box::new(CacheGen::batched(sharing).without_giving_up());
         match self {
@@ -79,6 +100,10 @@ impl StudyPolicy {
             Self::CacheGen => (cachegen(sharing), EstimatorKind::LastChunk),
             Self::CacheGenHarmonic => (cachegen(sharing), EstimatorKind::Harmonic),
             Self::ProgressiveSparing => (Box::new(Progressive::sparing()), EstimatorKind::Harmonic),
+            Self::ProgressiveForesight => {
+                let policy = Foresight::new(Box::new(Progressive::new()), link.clone(), FORESIGHT);
+                (Box::new(policy), EstimatorKind::Harmonic)
+            }
             // The last two do not run on the core; see `StreamStudy`.
             Self::Progressive | Self::CacheGenPublished | Self::Oracle => {
                 (Box::new(Progressive::new()), EstimatorKind::Harmonic)

@@ -27,9 +27,13 @@ pub struct Summary {
     pub policy: String,
     /// Cells that count.
     pub cells: usize,
+    /// Requests in them.
+    pub requests: usize,
     /// Mean share of requests that missed an SLO which the oracle meets.
     pub avoidable_violation_rate: f64,
-    /// The largest of them.
+    /// Where that share lies with 95 % confidence, given so many requests.
+    pub avoidable_interval: [f64; 2],
+    /// The largest share of a cell.
     pub avoidable_violation_rate_max: f64,
     /// In how many cells it is above `cachegen`'s.
     pub worse_than_cachegen: usize,
@@ -58,10 +62,14 @@ impl StreamReport {
             let worse = |row: &&&StreamRow| {
                 reference(row).is_some_and(|r| row.avoidable_violation_rate > r.avoidable_violation_rate)
             };
+            let requests = own.iter().map(|row| row.requests).sum();
+            let avoidable = own.iter().map(|row| row.avoidable()).sum();
             (!own.is_empty()).then(|| Summary {
                 ladder: ladder.to_owned(),
                 policy: policy.to_owned(),
                 cells: own.len(),
+                requests,
+                avoidable_interval: interval(avoidable, requests),
                 avoidable_violation_rate: mean(|row| row.avoidable_violation_rate),
                 avoidable_violation_rate_max: own
                     .iter()
@@ -93,17 +101,35 @@ pub struct StreamRow {
     pub violation_rate: f64,
     /// Share that missed it although the oracle meets it.
     pub avoidable_violation_rate: f64,
+    /// Where that share lies with 95 % confidence, given so many requests.
+    pub avoidable_interval: [f64; 2],
     /// Median TTFT in milliseconds.
     pub ttft_ms_p50: f64,
     /// 95th percentile of the TTFT in milliseconds.
     pub ttft_ms_p95: f64,
+    /// The longest TTFT in milliseconds.
+    pub ttft_ms_max: f64,
     /// Mean over requests of the token mean of 1 − loss.
     pub quality: f64,
     /// Mean bytes on the wire a request.
     pub bytes: f64,
 }
 
+/// Wilson's 95 % interval of a share: of `of` requests, `count` had it.
+fn interval(count: usize, of: usize) -> [f64; 2] {
+    const Z: f64 = 1.96;
+    let (n, p) = (of.max(1) as f64, count as f64 / of.max(1) as f64);
+    let middle = p + Z * Z / (2.0 * n);
+    let half = Z * (p * (1.0 - p) / n + Z * Z / (4.0 * n * n)).sqrt();
+    [middle - half, middle + half].map(|share| (share / (1.0 + Z * Z / n)).clamp(0.0, 1.0))
+}
+
 impl StreamRow {
+    /// Requests that missed an SLO which the oracle meets.
+    fn avoidable(&self) -> usize {
+        (self.avoidable_violation_rate * self.requests as f64).round() as usize
+    }
+
     fn is_beside(&self, other: &Self) -> bool {
         self.set == other.set && self.ladder == other.ladder && self.slo_ms == other.slo_ms
     }
@@ -133,10 +159,28 @@ impl StreamRow {
             requests: outcomes.len(),
             violation_rate: missed as f64 / count,
             avoidable_violation_rate: avoidable as f64 / count,
+            avoidable_interval: interval(avoidable, outcomes.len()),
             ttft_ms_p50: quantile(0.5),
             ttft_ms_p95: quantile(0.95),
+            ttft_ms_max: quantile(1.0),
             quality: outcomes.iter().map(|o| o.quality).sum::<f64>() / count,
             bytes: outcomes.iter().map(|o| o.bytes as f64).sum::<f64>() / count,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_those_of_the_books() {
+        // Newcombe (1998), table I: 81 of 263, 15 of 148, 0 of 20.
+        for (count, of, low, high) in
+            [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)]
+        {
+            let found = interval(count, of);
+            assert!((found[0] - low).abs() < 1e-4 && (found[1] - high).abs() < 1e-4, "{found:?}");
         }
     }
 }

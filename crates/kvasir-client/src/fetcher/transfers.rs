@@ -1,0 +1,151 @@
+//! Requests of a load: begun, going on, ended, stopped.
+
+use std::time::Duration;
+
+use kvasir_types::Level;
+
+use super::{
+    Status,
+    core::FETCH_ATTEMPTS_MAX,
+    event::{Action, RequestId},
+    meter::Transfer,
+    peers::Progress,
+    state::LoadState,
+};
+
+/// A request in flight.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) chunk: usize,
+    pub(super) end: u64,
+    transfer: Transfer,
+    progress: Progress,
+    last: Duration,
+}
+
+impl Request {
+    pub(super) fn flowing(&self) -> bool {
+        self.transfer.first.is_some()
+    }
+}
+
+impl LoadState {
+    pub(super) fn on_bytes(&mut self, id: RequestId, bytes: u64, now: Duration, actions: &mut Vec<Action>) {
+        let flowing = self.requests.values().filter(|r| r.flowing()).count();
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let chunk = request.chunk;
+        let state = &mut self.chunks[chunk];
+        let bytes = bytes.min(request.end - state.have_bytes);
+        if request.transfer.first.is_none() {
+            request.transfer.first = Some((now, bytes));
+            self.meter.on_first_byte(now.saturating_sub(request.transfer.sent), bytes, flowing == 0);
+        } else {
+            let any = now.saturating_sub(self.meter.last_arrival().max(request.transfer.sent));
+            request.progress.add(bytes, any, now.saturating_sub(request.last), flowing as u32);
+        }
+        request.last = now;
+        request.transfer.bytes += bytes;
+        state.have_bytes += bytes;
+        let rate = request.progress.rate();
+        let line = &mut self.timeline[chunk];
+        line.bytes += bytes;
+        line.fetched = Some(now);
+        self.meter.on_bytes(now, bytes);
+        if let Some(rate) = rate {
+            self.rates.saw(chunk, rate, now);
+        }
+        let requests = &self.requests;
+        self.rates.link_changed(&self.meter, |chunk| requests.values().any(|r| r.chunk == chunk));
+        self.withdraw_if_here(chunk, now, actions);
+    }
+
+    pub(super) fn on_end(
+        &mut self,
+        id: RequestId,
+        now: Duration,
+        permanent: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(request) = self.requests.remove(&id) else { return };
+        self.meter_transfer(&request, now);
+        let chunk = request.chunk;
+        match self.chunks[chunk].status {
+            // The GPU has it anyway.
+            Status::Hedged { .. } => self.chunks[chunk].status = Status::Text { done: false },
+            Status::Fetching { level } => {
+                self.chunks[chunk].status = Status::Idle;
+                if self.chunks[chunk].have_bytes >= request.end {
+                    return;
+                }
+                if permanent || self.attempts[chunk] >= FETCH_ATTEMPTS_MAX {
+                    self.settle_with_what_is_here(chunk, now, actions);
+                } else {
+                    self.fetch(chunk, level, now, actions);
+                }
+            }
+            Status::Idle | Status::Decoding { .. } | Status::Ready { .. } | Status::Text { .. } => {}
+        }
+    }
+
+    fn meter_transfer(&mut self, request: &Request, now: Duration) {
+        self.meter.on_transfer(now, &request.transfer);
+        if self.requests.is_empty() {
+            self.meter.on_idle(now);
+        }
+    }
+
+    /// Stops a chunk's request; what arrived stays.
+    pub(super) fn pause(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+        self.cancel_request_of(chunk, now, actions);
+        let hedged = matches!(self.chunks[chunk].status, Status::Hedged { .. });
+        self.chunks[chunk].status = if hedged { Status::Hedged { reading: false } } else { Status::Idle };
+    }
+
+    pub(super) fn cancel_request_of(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+        let found = self.requests.iter().find(|(_, r)| r.chunk == chunk).map(|(&id, &r)| (id, r));
+        if let Some((id, request)) = found {
+            self.requests.remove(&id);
+            self.meter_transfer(&request, now);
+            actions.push(Action::Cancel { request: id });
+        }
+    }
+
+    fn fetch(&mut self, chunk: usize, level: Level, now: Duration, actions: &mut Vec<Action>) {
+        let end = self.plan.chunks[chunk].bytes_at(level);
+        let start = self.chunks[chunk].have_bytes;
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        self.attempts[chunk] += 1;
+        let hedged = matches!(self.chunks[chunk].status, Status::Hedged { .. });
+        self.chunks[chunk].status =
+            if hedged { Status::Hedged { reading: true } } else { Status::Fetching { level } };
+        self.timeline[chunk].requests += 1;
+        self.timeline[chunk].started.get_or_insert(now);
+        let transfer = Transfer { sent: now, first: None, bytes: 0 };
+        self.requests.insert(id, Request { chunk, end, transfer, progress: Progress::default(), last: now });
+        actions.push(Action::Fetch { request: id, chunk, start, end });
+    }
+
+    /// Begins to read what is missing of `level`; asked for by the policy, so attempts count afresh.
+    pub(super) fn start_fetch(
+        &mut self,
+        chunk: usize,
+        level: Level,
+        now: Duration,
+        actions: &mut Vec<Action>,
+    ) {
+        self.attempts[chunk] = 0;
+        self.fetch(chunk, level, now, actions);
+    }
+
+    /// For how long bytes that are due have been missing.
+    pub(super) fn silent(&self, now: Duration) -> Duration {
+        // Bytes are due at once on a flowing request, after some patience on one that was just sent.
+        let patience = 4 * self.meter.first_byte() + Duration::from_millis(50);
+        let due = |r: &Request| match r.transfer.first {
+            Some(_) => self.meter.last_arrival(),
+            None => self.meter.last_arrival().max(r.transfer.sent + patience),
+        };
+        now.saturating_sub(self.requests.values().map(due).min().unwrap_or(now))
+    }
+}
