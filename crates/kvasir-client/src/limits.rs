@@ -68,8 +68,9 @@ pub const REPAIRS_PER_CHUNK: u32 = 3;
 pub const REPAIR_TIME_MAX: Duration = Duration::from_secs(2);
 /// Idle connections kept per host: the parts of three chunks.
 pub const IDLE_CONNECTIONS: usize = 18;
-/// How long they are kept: below the 60 s after which load balancers drop them.
-pub const IDLE_TIME_MAX: Duration = Duration::from_secs(50);
+/// How long they are kept: below the 15 s after which the service closes one that waits for its next request, and the 60 s
+/// after which load balancers do. A request that is sent just then finds nobody.
+pub const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
 /// HTTP/2 receive window of a stream: one part, so that it never waits for credit.
 pub const H2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// HTTP/2 receive window of a connection: the parts of three chunks at 1 MiB, or 130 ms at 1 Gb/s.
