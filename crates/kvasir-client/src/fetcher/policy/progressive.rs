@@ -157,7 +157,7 @@ impl Policy for Progressive {
             Ok(step) => return step,
             Err(again) => until = [until, again].into_iter().flatten().min(),
         }
-        if let Some(step) = self.reading.to_stop(&plan, &split) {
+        if let Some(step) = self.reading.stopped(&plan, &split) {
             return step;
         }
         let given_up =

@@ -38,7 +38,7 @@ impl Reading {
 
     /// A missing chunk in flight to be stopped while others wait: one that crawls beside the others, or one too
     /// many on a link that is slow for all (half of two bases is worth nothing, one whole is).
-    pub(super) fn to_stop(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<Step> {
+    pub(super) fn stopped(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<Step> {
         let (view, count) = (plan.view, plan.view.chunks.len());
         self.pauses.resize(count, 0);
         let own = |i: usize| view.own_rates.get(i).copied().flatten();
