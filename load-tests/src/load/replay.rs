@@ -17,7 +17,7 @@ use crate::{
     trace::{self, Prompt, TraceFacts, TraceSpec},
 };
 
-/// Most acknowledged prompts that are loaded again at the end, not more than one a second of the run, and how many at once.
+/// Most acknowledged prompts that are loaded again at the end, and how many at once.
 const CHECKED_MAX: usize = 200;
 const CHECKED_AT_ONCE: usize = 2;
 /// Attempts to load one of them, and the pause between two: a load that a busy machine does not end in its time is no loss.
@@ -41,7 +41,6 @@ pub(crate) struct Replay {
     prompts: Arc<[Prompt]>,
     block_tokens: usize,
     acknowledged: Arc<Mutex<Vec<u64>>>,
-    checked_max: usize,
 }
 
 impl Replay {
@@ -56,15 +55,8 @@ impl Replay {
         let (prompts, facts) = trace::prompts(spec, file, seconds, speed, seed)?;
         let token = site.tokens.first().map(String::as_str);
         let engine = Engine::connect(&site.urls[0], token, spec.layers).await?;
-        Ok(Self {
-            name: name.to_owned(),
-            facts,
-            engine,
-            prompts: prompts.into(),
-            block_tokens: spec.block_tokens,
-            acknowledged: Arc::default(),
-            checked_max: (seconds.ceil() as usize).clamp(1, CHECKED_MAX),
-        })
+        let (prompts, block_tokens) = (prompts.into(), spec.block_tokens);
+        Ok(Self { name: name.to_owned(), facts, engine, prompts, block_tokens, acknowledged: Arc::default() })
     }
 
     /// When the prompts are due.
@@ -88,7 +80,7 @@ impl Replay {
     pub(crate) async fn check(&self, truth: &mut Truth) {
         let numbers = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
         truth.acknowledged += numbers.len() as u64;
-        let checked = numbers.len().min(self.checked_max);
+        let checked = numbers.len().min(CHECKED_MAX);
         let check = |nth: usize| {
             let prompt = &self.prompts[numbers[nth * numbers.len() / checked] as usize];
             async move {
