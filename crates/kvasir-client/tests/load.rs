@@ -13,7 +13,7 @@ use common::{
 use kvasir_client::{
     BlockTable, ChunkOutcome, KvClient, LayerReady, LoadEvent, LoadOptions, LoadReport, RecomputeCause,
     Shard, StoreOptions,
-    fetcher::{Fixed, RecomputeModel, TextMode},
+    fetcher::{Fixed, Progressive, RecomputeModel, TextMode},
 };
 use kvasir_codec::KvBuffer;
 use kvasir_types::{KvLayout, Level, Plane, TokenRange};
@@ -311,6 +311,52 @@ async fn an_engine_may_compute_text_while_the_load_goes_on() {
     assert_eq!(computed, [range(0, 256)]);
     let learned = client.options(Duration::from_secs(1)).recompute;
     assert!(learned.predict(range(0, 256)) < Duration::from_secs(300), "the prefill was fitted");
+}
+
+/// The GPU needs longer for a chunk than there is time, and the link is silent until the GPU has begun.
+#[tokio::test]
+async fn what_the_link_brings_first_is_taken_back_from_the_engine() {
+    let (address, service) = start().await;
+    let client = client(address).await;
+    let text = tokens(512, 10);
+    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
+    let pages = Pages::toy(512);
+    let plan = client.lookup(&text).await.unwrap();
+    service.faults.lock().unwrap().push(Fault::Hold);
+    let slo = Duration::from_secs(2);
+    let recompute = RecomputeModel::from_seconds(0.0, 3.0 / 256.0, 0.0);
+    let options = LoadOptions {
+        policy: Box::new(Progressive::new()),
+        text: TextMode::Overlapped,
+        ..LoadOptions::new(slo, recompute)
+    };
+    let mut load = client.load(plan, [pages.table()], options).unwrap();
+    let (mut given, mut back, mut done) = (Vec::new(), Vec::new(), None);
+    while let Some(event) = load.next().await {
+        match event {
+            LoadEvent::Recompute { range, cause: RecomputeCause::Text } => {
+                given.push(range);
+                service.flow();
+            }
+            LoadEvent::Withdrawn { range } => {
+                back.push(range);
+                // An engine that cannot stop says so all the same when it is done.
+                load.computed(range, Duration::from_millis(1)).await;
+            }
+            LoadEvent::Done { report } => done = Some(report),
+            LoadEvent::LayerReady(_) | LoadEvent::Recompute { .. } => {}
+        }
+    }
+    let report = done.unwrap();
+    assert!(!given.is_empty() && given == back, "{given:?} {back:?}");
+    assert!(report.recompute.is_empty(), "nothing of the chunks is left to the engine");
+    assert_eq!(report.loaded_tokens(), 511);
+    let levels: Vec<_> = report.chunks.iter().map(|chunk| chunk.level).collect();
+    assert_eq!(levels.len(), 2);
+    for (chunk, level) in levels.into_iter().enumerate() {
+        let tokens = chunk * 256..(chunk * 256 + 256).min(511);
+        holds(&pages, &reference(&client, &text, level.unwrap().0).await, tokens);
+    }
 }
 
 #[tokio::test]

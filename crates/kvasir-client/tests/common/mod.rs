@@ -61,6 +61,8 @@ pub(crate) enum Fault {
     Stall(u32),
     /// Control requests answer 503, this many times.
     ControlUnavailable(u32),
+    /// Reads answer nothing until [`Service::flow`].
+    Hold,
 }
 
 #[derive(Debug, Default)]
@@ -71,6 +73,7 @@ pub(crate) struct Service {
     /// Where presigned URLs point to, and how long they say they live; and how many lookups gave some.
     pub presigned: Mutex<Option<(SocketAddr, u64)>>,
     pub presigned_lookups: Mutex<u32>,
+    held: tokio::sync::Notify,
 }
 
 type Shared = Arc<Service>;
@@ -83,6 +86,20 @@ impl Service {
                 Via::Direct { url: format!("http://{address}/{digest}?lookup={lookups}"), expires_in_s }
             }
             _ => Via::Proxy,
+        }
+    }
+
+    /// Ends [`Fault::Hold`].
+    pub fn flow(&self) {
+        self.faults.lock().unwrap().retain(|fault| *fault != Fault::Hold);
+        self.held.notify_waiters();
+    }
+
+    async fn hold(&self) {
+        let flowing = self.held.notified();
+        let is_held = self.faults.lock().unwrap().contains(&Fault::Hold);
+        if is_held {
+            flowing.await;
         }
     }
 
@@ -207,6 +224,7 @@ async fn get_object(
     Path((_, _, digest)): Path<(String, String, ObjectDigest)>,
     headers: HeaderMap,
 ) -> Response {
+    service.hold().await;
     if service.strikes(|f| if let Fault::Unavailable(left) = f { Some(left) } else { None }) {
         return problem(ErrorCode::StoreUnavailable);
     }
