@@ -13,18 +13,17 @@ impl BitWriter {
     pub(super) fn push(&mut self, value: u32, width: u32) {
         self.held |= u64::from(value) << self.filled;
         self.filled += width;
-        while self.filled >= 8 {
-            self.bytes.push(self.held as u8);
-            self.held >>= 8;
-            self.filled -= 8;
+        if self.filled >= 32 {
+            self.bytes.extend((self.held as u32).to_le_bytes());
+            self.held >>= 32;
+            self.filled -= 32;
         }
     }
 
     /// All bytes, the last one filled with zeros.
     pub(super) fn finish(mut self) -> Vec<u8> {
-        if self.filled > 0 {
-            self.bytes.push(self.held as u8);
-        }
+        let held = self.held.to_le_bytes();
+        self.bytes.extend(&held[..self.filled.div_ceil(8) as usize]);
         self.bytes
     }
 }

@@ -1,6 +1,9 @@
 //! The floats that caches are made of, as integers.
 
-use half::{bf16, f16};
+use half::{
+    bf16, f16,
+    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
+};
 
 /// A float type of at most 16 bits: sign, exponent, mantissa.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +47,26 @@ impl Float {
             Self::Bf16 => bf16::from_bits(bits as u16).to_f32(),
             Self::F16 => f16::from_bits(bits as u16).to_f32(),
             Self::E4m3 => e4m3_value(bits),
+        }
+    }
+
+    /// [`bits`](Self::bits) of as many values: conversions one by one are calls, of many they are instructions.
+    pub(crate) fn patterns(self, values: &[f32], out: &mut [u16]) {
+        match self {
+            Self::Bf16 => out.reinterpret_cast_mut::<bf16>().convert_from_f32_slice(values),
+            Self::F16 => out.reinterpret_cast_mut::<f16>().convert_from_f32_slice(values),
+            Self::E4m3 => out.iter_mut().zip(values).for_each(|(out, value)| *out = e4m3_bits(*value) as u16),
+        }
+    }
+
+    /// [`value`](Self::value) of as many patterns.
+    pub(crate) fn values(self, patterns: &[u16], out: &mut [f32]) {
+        match self {
+            Self::Bf16 => patterns.reinterpret_cast::<bf16>().convert_to_f32_slice(out),
+            Self::F16 => patterns.reinterpret_cast::<f16>().convert_to_f32_slice(out),
+            Self::E4m3 => {
+                out.iter_mut().zip(patterns).for_each(|(out, bits)| *out = e4m3_value((*bits).into()))
+            }
         }
     }
 
@@ -105,6 +128,14 @@ mod tests {
                 let (value, (exponent, mantissa)) = (float.value(bits), float.fields(bits));
                 assert_eq!(float.pattern(float.is_negative(bits), exponent, mantissa), Some(bits));
                 assert!(value.is_nan() || float.bits(value) == bits, "{float:?} {bits:x}: {value}");
+            }
+            let all: Vec<u16> = (0..1u32 << float.width()).map(|bits| bits as u16).collect();
+            let (mut values, mut back) = (vec![0.0; all.len()], vec![0; all.len()]);
+            float.values(&all, &mut values);
+            float.patterns(&values, &mut back);
+            for (bits, (value, back)) in all.into_iter().zip(values.into_iter().zip(back)) {
+                assert_eq!(value.to_bits(), float.value(bits.into()).to_bits());
+                assert_eq!(u32::from(back), float.bits(value), "{float:?} {bits:x}");
             }
             assert_eq!(float.pattern(false, 1 << float.exponent_bits(), 0), None);
         }

@@ -8,6 +8,8 @@ mod bits;
 mod cells;
 mod float;
 
+use std::ops::Range;
+
 use kvasir_types::KvDtype;
 
 pub(crate) use self::float::Float;
@@ -59,11 +61,24 @@ fn predicted_bits(float: Float, predicted: f32) -> u32 {
     float.bits(if predicted.is_nan() { 0.0 } else { predicted })
 }
 
+/// As [`predicted_bits`], of as many as there are.
+fn predicted_patterns(float: Float, predicted: &[f32], out: &mut [u16]) {
+    float.patterns(predicted, out);
+    out.iter_mut().zip(predicted).filter(|(_, value)| value.is_nan()).for_each(|(bits, _)| *bits = 0);
+}
+
 /// Values and what is predicted of them, both `[element][token]`; the first `known` tokens are told elsewhere.
 pub(crate) struct Span<'a> {
     pub(crate) tokens: usize,
     pub(crate) known: usize,
     pub(crate) predicted: &'a [f32],
+}
+
+impl Span<'_> {
+    /// Where an element's unknown tokens are.
+    fn row(&self, element: usize) -> Range<usize> {
+        element * self.tokens + self.known..(element + 1) * self.tokens
+    }
 }
 
 /// The piece of the exact level; `None` where the cache's type does not hold a value.
@@ -76,16 +91,20 @@ pub(crate) fn encode(
 ) -> Option<Result<Vec<u8>, PieceError>> {
     let mut symbols = vec![0i32; values.len()];
     let mut raw = BitWriter::default();
+    let count = span.tokens - span.known;
+    let (mut patterns, mut predicted, mut back) = (vec![0; count], vec![0; count], vec![0.0; count]);
     for (element, coding) in lossless.elements.iter().enumerate() {
         let cells = coding.cells(float);
-        for token in span.known..span.tokens {
-            let index = element * span.tokens + token;
-            let bits = float.bits(values[index]);
-            if float.value(bits).to_bits() != values[index].to_bits() {
-                return None;
-            }
-            symbols[index] = cells.cell(bits) - cells.cell(predicted_bits(float, span.predicted[index]));
-            cells.write(bits, &mut raw);
+        let row = span.row(element);
+        float.patterns(&values[row.clone()], &mut patterns);
+        float.values(&patterns, &mut back);
+        if back.iter().zip(&values[row.clone()]).any(|(back, value)| back.to_bits() != value.to_bits()) {
+            return None;
+        }
+        predicted_patterns(float, &span.predicted[row.clone()], &mut predicted);
+        for ((symbol, bits), predicted) in symbols[row].iter_mut().zip(&patterns).zip(&predicted) {
+            *symbol = cells.cell((*bits).into()) - cells.cell((*predicted).into());
+            cells.write((*bits).into(), &mut raw);
         }
     }
     let mut coded = Vec::new();
@@ -118,15 +137,17 @@ pub(crate) fn decode(
     decode_piece(bank, &PiecePlan { coefficients: &codings, tokens: span.tokens }, coded, &mut symbols)?;
     let mut raw = BitReader::new(raw);
     let mut values = span.predicted.to_vec();
+    let mut patterns = vec![0; span.tokens - span.known];
     for (element, coding) in lossless.elements.iter().enumerate() {
         let cells = coding.cells(float);
-        for token in span.known..span.tokens {
-            let index = element * span.tokens + token;
-            let predicted = cells.cell(predicted_bits(float, span.predicted[index]));
-            let Some(cell) = predicted.checked_add(symbols[index]) else { return Ok(None) };
-            let Some(bits) = cells.read(cell, &mut raw) else { return Ok(None) };
-            values[index] = float.value(bits);
+        let row = span.row(element);
+        predicted_patterns(float, &span.predicted[row.clone()], &mut patterns);
+        for (bits, symbol) in patterns.iter_mut().zip(&symbols[row.clone()]) {
+            let Some(cell) = cells.cell((*bits).into()).checked_add(*symbol) else { return Ok(None) };
+            let Some(read) = cells.read(cell, &mut raw) else { return Ok(None) };
+            *bits = read as u16; // a type of at most 16 bits
         }
+        float.values(&patterns, &mut values[row]);
     }
     Ok(raw.is_at_end().then_some(values))
 }
