@@ -42,6 +42,7 @@ impl Float {
     }
 
     /// A pattern's value.
+    #[cfg(test)]
     pub(crate) fn value(self, bits: u32) -> f32 {
         match self {
             Self::Bf16 => bf16::from_bits(bits as u16).to_f32(),
@@ -59,7 +60,7 @@ impl Float {
         }
     }
 
-    /// [`value`](Self::value) of as many patterns.
+    /// The values of as many patterns.
     pub(crate) fn values(self, patterns: &[u16], out: &mut [f32]) {
         match self {
             Self::Bf16 => patterns.reinterpret_cast::<bf16>().convert_to_f32_slice(out),
