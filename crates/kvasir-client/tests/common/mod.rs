@@ -90,7 +90,7 @@ impl Service {
     }
 
     /// Ends [`Fault::Hold`].
-    pub fn flow(&self) {
+    pub(crate) fn flow(&self) {
         self.faults.lock().unwrap().retain(|fault| *fault != Fault::Hold);
         self.held.notify_waiters();
     }
