@@ -9,18 +9,17 @@ use kvasir_types::{CHUNK_TOKENS_MAX, Level, ModelSpec, ProfileHash, SPAN_TOKENS}
 use rayon::prelude::*;
 
 use crate::{
-    ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError,
+    ChunkEncoder, ChunkInput, EncodeError, KvSource, Profile, ProfileError,
     arch::RowKernel,
     bound::{
         BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN, BoundScope, Matrix, SectionPlan,
         anchor_prediction, rows_beneath, split_anchors,
     },
     exact::{self, ExactDtype},
-    levels::extend_coarser,
     limits::QUANTISED_MAX,
     lossless::{self, float_of},
     profile::{CoefficientCoding, Predictor, Scope},
-    rans::{PieceEncoder, PieceError, PiecePlan},
+    rans::{PieceEncoder, PieceError, PiecePlan, Rows},
     ropes::SpanRopes,
     rows::{fine::Steps, half::RowScratch, quantise_rows},
 };
@@ -129,31 +128,36 @@ impl CpuEncoder {
         let (bound, analysis) = &self.scopes[scope];
         let scope = &self.profile.scopes[scope];
         let (span, tokens) = (&ropes.span, ropes.tokens());
-        let mut raw = Vec::new();
-        let finite = bound.elements.read(input.kv, span, &mut raw);
-        let exact = self.exact_tokens(input).saturating_sub(span.start).min(tokens);
-        let exact_piece = |raw: &[f32], exact: usize| {
-            let whole = 0..exact;
-            let members = bound.elements.members(tokens, &whole, raw);
-            exact::encode(self.exact_dtype, exact, members.flat_map(|m| m.rows.iter().copied()))
+        let read = |tokens: usize| {
+            let mut raw = Vec::new();
+            let finite = bound.elements.read(input.kv, &(span.start..span.start + tokens), &mut raw);
+            (raw, finite)
         };
-        let exact_span = |raw: &[f32]| SpanPieces {
-            exact: Some(exact_piece(raw, tokens)),
+        let exact_piece = |tokens: usize| {
+            let ((raw, _), whole) = (read(tokens), 0..tokens);
+            let members = bound.elements.members(tokens, &whole, &raw);
+            exact::encode(self.exact_dtype, tokens, members.flat_map(|m| m.rows.iter().copied()))
+        };
+        let exact = self.exact_tokens(input).saturating_sub(span.start).min(tokens);
+        let exact_span = || SpanPieces {
+            exact: Some(exact_piece(tokens)),
             anchors: None,
             levels: vec![None; bound.levels.len()],
             lossless: None,
             forced_exact: true,
         };
+        let stored = || (exact > 0).then(|| exact_piece(exact));
         let text = (input.tokens, input.preceding_token);
-        let beneath =
-            |values: Option<&[i32]>| rows_beneath(scope, &bound.elements, &bound.text, ropes, text, values);
+        let lossless_over = |values: Option<&[i32]>| {
+            let predicted = rows_beneath(scope, &bound.elements, &bound.text, ropes, text, values);
+            self.encode_lossless(bound.index, (tokens, exact), &read(tokens).0, &predicted)
+        };
         if bound.levels.is_empty() {
             // Nothing but the exact level.
-            let predicted = beneath(None);
-            return match self.encode_lossless(bound.index, (tokens, exact), &raw, &predicted) {
-                None => Ok(exact_span(&raw)),
+            return match lossless_over(None) {
+                None => Ok(exact_span()),
                 Some(piece) => Ok(SpanPieces {
-                    exact: (exact > 0).then(|| exact_piece(&raw, exact)),
+                    exact: stored(),
                     anchors: None,
                     levels: Vec::new(),
                     lossless: Some(piece?),
@@ -161,34 +165,30 @@ impl CpuEncoder {
                 }),
             };
         }
-        if !finite {
-            return Ok(exact_span(&raw));
-        }
-        let stored = (exact > 0).then(|| exact_piece(&raw, exact));
         let is_direct = matches!((analysis, &scope.predictor), (Matrix::Identity, Predictor::Mean));
         let values = if is_direct {
-            direct_values(bound, &scope.mean, ropes, (tokens, exact), &raw)
+            direct_values(bound, &scope.mean, ropes, exact, input.kv)
         } else {
+            let (mut raw, finite) = read(tokens);
+            if !finite {
+                return Ok(exact_span());
+            }
             let mut elements = vec![0.0; raw.len()];
-            let mut scratch = raw.clone();
-            bound.elements.normalise(&scope.mean, ropes.rotations(), tokens, &mut scratch, &mut elements);
+            bound.elements.normalise(&scope.mean, ropes.rotations(), tokens, &mut raw, &mut elements);
             let mut coefficients = vec![0.0; scope.rank() * tokens];
             analysis.analyse(tokens, &elements, &mut coefficients);
             let predictions = bound.text.predict(scope, input.tokens, input.preceding_token, span);
             quantise(scope, tokens, exact, &coefficients, predictions)
         };
         let Some(values) = values else {
-            return Ok(exact_span(&raw));
+            return Ok(exact_span());
         };
         let lossless = match &scope.lossless {
             None => None,
-            Some(_) => {
-                let predicted = beneath(Some(&finest_values(scope, bound, &values)));
-                match self.encode_lossless(bound.index, (tokens, exact), &raw, &predicted) {
-                    None => return Ok(exact_span(&raw)),
-                    Some(piece) => Some(piece?),
-                }
-            }
+            Some(_) => match lossless_over(Some(&finest_values(scope, bound, &values))) {
+                None => return Ok(exact_span()),
+                Some(piece) => Some(piece?),
+            },
         };
         let bank = &self.profile.bank;
         let top = bound.levels.len() - 1;
@@ -196,7 +196,7 @@ impl CpuEncoder {
             encode_section(self.pieces, bank, plan, &values.main, values.main_tokens, (top - level) as u32)
         };
         Ok(SpanPieces {
-            exact: stored,
+            exact: stored(),
             anchors: encode_section(
                 self.pieces,
                 bank,
@@ -374,24 +374,31 @@ pub(crate) fn quantise(
     Some(Quantised { anchors, anchor_tokens: anchor_list.len(), main, main_tokens: main_list.len() })
 }
 
-/// As [`quantise`] for a scope whose coefficients are its elements and whose prediction is the mean, from `raw` rows,
-/// `[member][token][element]`; the same values in one pass.
+/// As [`quantise`] for a scope whose coefficients are its elements and whose prediction is the mean, head by head; the same
+/// values in one pass. `None` where a value is not finite, too.
 fn direct_values(
     bound: &BoundScope,
     mean: &[f32],
     ropes: &SpanRopes<'_>,
-    (tokens, masked): (usize, usize),
-    raw: &[f32],
+    masked: usize,
+    source: &dyn KvSource,
 ) -> Option<Quantised> {
     let (kernel, mut scratch) = (RowKernel::best(), RowScratch::default());
-    let mut main = vec![0; raw.len()];
+    let tokens = ropes.tokens();
+    let mut main = vec![0; bound.elements.count() * tokens];
+    let mut raw = Vec::new();
     for member in bound.elements.views() {
         let range = member.start..member.start + member.dim;
         let held = range.start * tokens..range.end * tokens;
+        raw.resize(held.len(), 0.0);
+        source.read(member.layer, member.plane, member.head, ropes.span.clone(), &mut raw);
+        // Others are out of range if they are not.
+        if !raw[..masked * member.dim].iter().all(|x| x.is_finite()) {
+            return None;
+        }
         let steps = Steps { mean: &mean[range], inverse: 1.0 / member.gain, masked };
         let turns = member.rope.and_then(|rope| ropes.turns().get(rope));
-        let (rows, values) = (&raw[held.clone()], &mut main[held]);
-        if !quantise_rows(kernel, &steps, turns, tokens, rows, values, &mut scratch) {
+        if !quantise_rows(kernel, &steps, turns, tokens, &raw, &mut main[held], &mut scratch) {
             return None;
         }
     }
@@ -415,11 +422,8 @@ fn encode_section(
     if tokens == 0 || plan.codings.is_empty() {
         return Ok(None);
     }
-    let mut values = Vec::with_capacity(plan.codings.len() * tokens);
-    for &coefficient in &plan.coefficients {
-        extend_coarser(&fine[coefficient * tokens..(coefficient + 1) * tokens], up, &mut values);
-    }
     let mut piece = Vec::new();
-    pieces.encode_piece(bank, &PiecePlan { coefficients: &plan.codings, tokens }, &values, &mut piece)?;
+    let rows = Rows { fine, tokens, listed: Some(&plan.coefficients), up };
+    pieces.encode_rows(bank, &PiecePlan { coefficients: &plan.codings, tokens }, &rows, &mut piece)?;
     Ok((!piece.is_empty()).then_some(piece))
 }

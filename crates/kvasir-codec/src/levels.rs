@@ -10,26 +10,11 @@ pub(crate) const fn ratio(up: u32) -> i32 {
 }
 
 /// The value `up` levels coarser: the nearest multiple of `3^up`, which is never a tie.
-#[inline]
+#[inline(always)]
 pub(crate) const fn coarser_by(fine: i32, up: u32) -> i32 {
     // Odd ratios compose: floor((floor((q + 1) / 3) + 1) / 3) = floor((q + 4) / 9), and so on.
     let ratio = ratio(up);
     fine.saturating_add((ratio - 1) / 2).div_euclid(ratio)
-}
-
-/// Appends the values of a row `up` levels coarser; by constants, so that it vectorises.
-pub(crate) fn extend_coarser(fine: &[i32], up: u32, out: &mut Vec<i32>) {
-    fn by<const UP: u32>(fine: &[i32], out: &mut Vec<i32>) {
-        out.extend(fine.iter().map(|q| coarser_by(*q, UP)));
-    }
-    match up {
-        0 => out.extend_from_slice(fine),
-        1 => by::<1>(fine, out),
-        2 => by::<2>(fine, out),
-        3 => by::<3>(fine, out),
-        4 => by::<4>(fine, out),
-        _ => out.extend(fine.iter().map(|q| coarser_by(*q, up))),
-    }
 }
 
 /// A centroid shift, in 256ths of a step `up` levels above the finest, in finest steps.

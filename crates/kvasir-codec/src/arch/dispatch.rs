@@ -5,6 +5,7 @@ use super::aarch64::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{Avx2, Avx512};
 use crate::rans::{
+    RowBits, Rows,
     bank::TableBank,
     stream::{
         StreamFault, StreamJob,
@@ -149,6 +150,15 @@ impl StreamEncoder {
             EncoderPath::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             EncoderPath::Avx512(_) => "avx512",
+        }
+    }
+
+    /// Writes a coefficient's row, as [`Rows::write`].
+    pub(crate) fn row(self, rows: &Rows<'_>, coefficient: usize, refines: bool, out: &mut [i32]) -> RowBits {
+        match self.0 {
+            EncoderPath::Scalar => rows.write(coefficient, refines, out),
+            #[cfg(target_arch = "x86_64")]
+            EncoderPath::Avx512(cpu) => cpu.row(rows, coefficient, refines, out),
         }
     }
 

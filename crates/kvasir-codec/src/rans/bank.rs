@@ -6,7 +6,10 @@ use super::{
     alias::AliasTable,
     error::TableError,
     limits::{ALPHABET, PROBABILITY_ONE, STAGE_TABLES_MAX, TRIT_TABLES_MAX},
-    stream::encode::EncodeTable,
+    stream::{
+        encode::EncodeTable,
+        encode_tables::{StageEncoding, TritEncoding},
+    },
     trit::TritTable,
 };
 
@@ -17,6 +20,8 @@ pub struct TableBank {
     trit: Vec<TritTable>,
     /// Inverted stage tables, 8 KiB each; decoders never pay for them.
     encode: OnceLock<Vec<EncodeTable>>,
+    /// Both kinds as SIMD encoders need them.
+    wide: OnceLock<(Vec<StageEncoding>, Vec<TritEncoding>)>,
 }
 
 impl TableBank {
@@ -28,7 +33,7 @@ impl TableBank {
         if stage.len() > STAGE_TABLES_MAX || trit.len() > TRIT_TABLES_MAX {
             return Err(TableError::Count { stage: stage.len(), trit: trit.len() });
         }
-        Ok(Self { stage, trit, encode: OnceLock::new() })
+        Ok(Self { stage, trit, encode: OnceLock::new(), wide: OnceLock::new() })
     }
 
     /// The stage tables.
@@ -44,6 +49,25 @@ impl TableBank {
     /// The stage tables as encoders need them.
     pub(crate) fn encode_tables(&self) -> &[EncodeTable] {
         self.encode.get_or_init(|| self.stage.iter().map(EncodeTable::new).collect())
+    }
+
+    fn wide(&self) -> &(Vec<StageEncoding>, Vec<TritEncoding>) {
+        self.wide.get_or_init(|| {
+            let stages = self.encode_tables().iter().map(StageEncoding::new);
+            (stages.collect(), self.trit.iter().map(TritEncoding::new).collect())
+        })
+    }
+
+    /// The stage tables as SIMD encoders need them.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable encoder has others"))]
+    pub(crate) fn stage_encodings(&self) -> &[StageEncoding] {
+        &self.wide().0
+    }
+
+    /// The trit tables as SIMD encoders need them.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable encoder has others"))]
+    pub(crate) fn trit_encodings(&self) -> &[TritEncoding] {
+        &self.wide().1
     }
 
     /// A stage table inverted, for encoders that run elsewhere: where the frequencies of each symbol start, and the slot
@@ -86,6 +110,6 @@ impl TableBank {
         let (trit_part, rest) = rest.split_at_checked(trit_bytes).ok_or(too_short)?;
         let stage = stage_part.as_chunks().0.iter().map(AliasTable::from_bytes).collect::<Result<_, _>>()?;
         let trit = trit_part.as_chunks().0.iter().map(TritTable::from_bytes).collect::<Result<_, _>>()?;
-        Ok((Self { stage, trit, encode: OnceLock::new() }, rest))
+        Ok((Self { stage, trit, encode: OnceLock::new(), wide: OnceLock::new() }, rest))
     }
 }

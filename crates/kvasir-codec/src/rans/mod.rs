@@ -35,6 +35,7 @@ mod parts;
 mod piece;
 pub(crate) mod plan;
 mod raw;
+mod row;
 pub(crate) mod stream;
 pub(crate) mod trit;
 
@@ -55,4 +56,5 @@ pub use nest::{coarsen, digit, refine};
 pub use parts::{PieceParts, StreamParts, piece_parts};
 pub use piece::{PieceEncoder, encode_piece};
 pub use plan::{Coding, PiecePlan};
+pub(crate) use row::{RowBits, Rows};
 pub use trit::TritTable;

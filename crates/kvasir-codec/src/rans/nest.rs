@@ -2,14 +2,14 @@
 //! every level is the index of the plain uniform quantiser of that level's step.
 
 /// Index at the next coarser level: `floor((q + 1) / 3)`.
-#[inline]
+#[inline(always)]
 pub fn coarsen(q: i32) -> i32 {
     // `q + 1` cannot wrap for |q| <= VALUE_MAX; for other values the result is still defined.
     q.wrapping_add(1).div_euclid(3)
 }
 
 /// Refinement digit `q - 3 coarsen(q)`, in `-1..=1`.
-#[inline]
+#[inline(always)]
 pub fn digit(q: i32) -> i32 {
     q.wrapping_sub(coarsen(q).wrapping_mul(3))
 }

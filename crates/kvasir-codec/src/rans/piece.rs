@@ -5,10 +5,10 @@
 use super::{
     bank::TableBank,
     error::PieceError,
-    limits::{STREAM_WORDS_MAX, VALUE_MAX},
-    nest::digit,
+    limits::{STREAM_COEFFICIENTS_MAX, STREAM_WORDS_MAX, VALUE_MAX},
     plan::{Coding, PiecePlan},
     raw,
+    row::{RowBits, Rows},
     stream::{
         encode::{Backward, EncodeJob, EncodedStream},
         lane_count, stream_count, stream_range,
@@ -65,38 +65,100 @@ impl PieceEncoder {
         out: &mut Vec<u8>,
     ) -> Result<(), PieceError> {
         plan.check(bank, values.len())?;
-        check_range(plan, values)?;
-        let active = active_count(plan, values);
+        self.encode_rows(bank, plan, &Rows { fine: values, tokens: plan.tokens, listed: None, up: 0 }, out)
+    }
+
+    /// As [`encode_piece`](Self::encode_piece), of values that are made a row at a time, where they are needed: a piece is many
+    /// times what a core keeps close, a stream is not.
+    pub(crate) fn encode_rows(
+        &self,
+        bank: &TableBank,
+        plan: &PiecePlan<'_>,
+        rows: &Rows<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), PieceError> {
+        plan.check(bank, plan.value_count())?;
+        let active = self.active_count(plan, rows)?;
         if active == 0 {
             return Ok(());
         }
-        let (widths, raw_bytes) = raw::measure(plan, active, values);
-        match self.encode_streams(bank, plan, active, values) {
-            Some(streams) if coded_bytes(plan, &streams) <= raw_bytes => {
-                write_streams(plan, active, &streams, out);
+        match self.encode_streams(bank, plan, active, rows)? {
+            Some(streams) => write_streams(plan, active, &streams, out),
+            None => {
+                let values = self.all(plan, active, rows)?;
+                raw::encode(plan, &values, out);
             }
-            _ => raw::encode(plan, &widths, values, out),
         }
         Ok(())
     }
 
-    /// `None` where a value cannot be coded or a stream's length does not fit its field.
+    /// `None` where a value cannot be coded, a stream's length does not fit its field, or raw values are smaller.
     fn encode_streams(
         &self,
         bank: &TableBank,
         plan: &PiecePlan<'_>,
         active: usize,
-        values: &[i32],
-    ) -> Option<Vec<EncodedStream>> {
+        rows: &Rows<'_>,
+    ) -> Result<Option<Vec<EncodedStream>>, PieceError> {
         let mut words = Backward::new();
-        let stream = |index| {
-            let range = stream_range(active, index);
-            let values = &values[range.start * plan.tokens..range.end * plan.tokens];
-            let job = EncodeJob { bank, codings: &plan.coefficients[range], tokens: plan.tokens, values };
-            let stream = self.streams.encode(job, &mut words).ok()?;
-            (stream.words.len() <= STREAM_WORDS_MAX).then_some(stream)
-        };
-        (0..stream_count(active)).map(stream).collect()
+        let mut tile = vec![0; active.min(STREAM_COEFFICIENTS_MAX) * plan.tokens];
+        let mut streams = Vec::with_capacity(stream_count(active));
+        let mut width_sum = 0;
+        for range in (0..stream_count(active)).map(|index| stream_range(active, index)) {
+            let values = &mut tile[..range.len() * plan.tokens];
+            let mut used = 0;
+            for (c, row) in range.clone().zip(values.chunks_exact_mut(plan.tokens)) {
+                let bits = self.row(plan, rows, c, row)?;
+                used |= bits.values;
+                width_sum += bits.width();
+            }
+            let job =
+                EncodeJob { bank, codings: &plan.coefficients[range], tokens: plan.tokens, values, used };
+            match self.streams.encode(job, &mut words) {
+                Ok(stream) if stream.words.len() <= STREAM_WORDS_MAX => streams.push(stream),
+                _ => return Ok(None),
+            }
+        }
+        let is_smaller = coded_bytes(plan, &streams) <= raw::bytes(plan, active, width_sum);
+        Ok(is_smaller.then_some(streams))
+    }
+
+    /// The values of a coefficient, if all are in range.
+    fn row(
+        &self,
+        plan: &PiecePlan<'_>,
+        rows: &Rows<'_>,
+        coefficient: usize,
+        out: &mut [i32],
+    ) -> Result<RowBits, PieceError> {
+        let refines = matches!(plan.coefficients[coefficient], Coding::Trit { .. });
+        let bits = self.streams.row(rows, coefficient, refines, out);
+        let beyond =
+            |value: &i32| bits.values >> raw::WIDTH_MAX != 0 && value.unsigned_abs() > VALUE_MAX as u32;
+        match out.iter().position(beyond) {
+            Some(token) => Err(PieceError::ValueRange { coefficient, token, value: out[token] }),
+            None => Ok(bits),
+        }
+    }
+
+    /// The values of the first `active` coefficients.
+    fn all(&self, plan: &PiecePlan<'_>, active: usize, rows: &Rows<'_>) -> Result<Vec<i32>, PieceError> {
+        let mut values = vec![0; active * plan.tokens];
+        for (c, row) in values.chunks_exact_mut(plan.tokens).enumerate() {
+            self.row(plan, rows, c, row)?;
+        }
+        Ok(values)
+    }
+
+    /// Coefficients up to the last one that this piece changes.
+    fn active_count(&self, plan: &PiecePlan<'_>, rows: &Rows<'_>) -> Result<usize, PieceError> {
+        let mut row = vec![0; plan.tokens];
+        for c in (0..plan.coefficients.len()).rev() {
+            if self.row(plan, rows, c, &mut row)?.width() > 0 {
+                return Ok(c + 1);
+            }
+        }
+        Ok(0)
     }
 }
 
@@ -111,27 +173,6 @@ pub fn encode_piece(
     out: &mut Vec<u8>,
 ) -> Result<(), PieceError> {
     PieceEncoder::best().encode_piece(bank, plan, values, out)
-}
-
-fn check_range(plan: &PiecePlan<'_>, values: &[i32]) -> Result<(), PieceError> {
-    let beyond = |v: &i32| v.unsigned_abs() > VALUE_MAX as u32;
-    // without an early exit, so that it vectorises
-    if values.iter().fold(0, |most, v| v.unsigned_abs().max(most)) <= VALUE_MAX as u32 {
-        return Ok(());
-    }
-    let index = values.iter().position(beyond).unwrap_or_default();
-    let (coefficient, token) = (index / plan.tokens, index % plan.tokens);
-    Err(PieceError::ValueRange { coefficient, token, value: values[index] })
-}
-
-/// Coefficients up to the last one that this piece changes.
-fn active_count(plan: &PiecePlan<'_>, values: &[i32]) -> usize {
-    let rows = plan.coefficients.iter().zip(values.chunks_exact(plan.tokens));
-    let changes = |(coding, row): (&Coding, &[i32])| match coding {
-        Coding::Stage { .. } => row.iter().any(|&v| v != 0),
-        Coding::Trit { .. } => row.iter().any(|&v| digit(v) != 0),
-    };
-    rows.rev().position(changes).map_or(0, |unchanged| plan.coefficients.len() - unchanged)
 }
 
 /// Offset of the states in a piece of `streams` streams.
@@ -155,7 +196,10 @@ fn write_streams(plan: &PiecePlan<'_>, active: usize, streams: &[EncodedStream],
     for state in streams.iter().flat_map(|stream| &stream.states[..lane_count(plan.tokens)]) {
         out.extend_from_slice(&state.to_le_bytes());
     }
-    for word in streams.iter().flat_map(|stream| &stream.words) {
-        out.extend_from_slice(&word.to_le_bytes());
+    for stream in streams {
+        let at = out.len();
+        out.resize(at + 2 * stream.words.len(), 0);
+        let bytes = out[at..].as_chunks_mut().0.iter_mut();
+        bytes.zip(&stream.words).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
     }
 }

@@ -13,11 +13,12 @@ use super::{
 /// Marks a raw piece in the field of `n_active`.
 pub(super) const RAW_FLAG: u16 = 0x8000;
 /// Widest value: zigzag of ±(2^24 − 1).
-const WIDTH_MAX: u32 = 25;
+pub(super) const WIDTH_MAX: u32 = 25;
 /// Widest digit: zigzag of ±1.
 const DIGIT_WIDTH_MAX: u32 = 2;
 
-fn zigzag(value: i32) -> u32 {
+#[inline(always)]
+pub(super) fn zigzag(value: i32) -> u32 {
     (value << 1 ^ value >> 31) as u32
 }
 
@@ -33,24 +34,28 @@ fn stored(coding: Coding, value: i32) -> u32 {
     }
 }
 
-/// Width of every active coefficient, and the size of the piece.
-pub(super) fn measure(plan: &PiecePlan<'_>, active: usize, values: &[i32]) -> (Vec<u8>, usize) {
-    let rows = plan.coefficients[..active].iter().zip(values.chunks_exact(plan.tokens));
-    let used = |(coding, row): (&Coding, &[i32])| match coding {
+/// Width of a coefficient whose values these are.
+pub(super) fn width(coding: Coding, row: &[i32]) -> usize {
+    let used = match coding {
         Coding::Stage { .. } => row.iter().fold(0, |bits, &value| bits | zigzag(value)),
         Coding::Trit { .. } => row.iter().fold(0, |bits, &value| bits | zigzag(digit(value))),
     };
-    let widths: Vec<u8> = rows.map(|row| (u32::BITS - used(row).leading_zeros()) as u8).collect();
-    let bits = widths.iter().map(|&w| usize::from(w) * plan.tokens).sum::<usize>();
-    (widths, 2 + active + bits.div_ceil(8))
+    (u32::BITS - used.leading_zeros()) as usize
 }
 
-/// Appends the raw piece whose widths were measured.
-pub(super) fn encode(plan: &PiecePlan<'_>, widths: &[u8], values: &[i32], out: &mut Vec<u8>) {
+/// Size of a piece of `active` coefficients whose widths have this sum.
+pub(super) fn bytes(plan: &PiecePlan<'_>, active: usize, width_sum: usize) -> usize {
+    2 + active + (width_sum * plan.tokens).div_ceil(8)
+}
+
+/// Appends the raw piece of the active coefficients' values.
+pub(super) fn encode(plan: &PiecePlan<'_>, values: &[i32], out: &mut Vec<u8>) {
+    let rows = plan.coefficients.iter().zip(values.chunks_exact(plan.tokens));
+    let widths: Vec<u8> = rows.map(|(coding, row)| width(*coding, row) as u8).collect(); // at most 32
     out.extend_from_slice(&(widths.len() as u16 | RAW_FLAG).to_le_bytes());
-    out.extend_from_slice(widths);
+    out.extend_from_slice(&widths);
     let (mut pending, mut held) = (0u64, 0u32);
-    let rows = plan.coefficients.iter().zip(widths).zip(values.chunks_exact(plan.tokens));
+    let rows = plan.coefficients.iter().zip(&widths).zip(values.chunks_exact(plan.tokens));
     for ((coding, &width), row) in rows {
         for &value in row {
             pending |= u64::from(stored(*coding, value)) << held;

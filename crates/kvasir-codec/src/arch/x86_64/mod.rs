@@ -11,6 +11,7 @@ mod wide;
 use super::kernel::{Kernel, decode};
 use crate::{
     rans::{
+        RowBits, Rows,
         bank::TableBank,
         stream::{
             StreamFault, StreamJob,
@@ -70,8 +71,8 @@ decoder! {
     Avx2, avx2::Kernel8, "avx2", "popcnt"
 }
 decoder! {
-    /// 2 × 16 lanes.
-    Avx512, avx512::Kernel16, "avx512f", "avx512bw", "avx512vl", "popcnt"
+    /// 2 × 16 lanes; Ice Lake and Zen 4 on.
+    Avx512, avx512::Kernel16, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "bmi2", "popcnt"
 }
 
 /// Entry points of rows, compiled for the features of a token.
@@ -145,6 +146,18 @@ impl Avx512 {
     pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
         // SAFETY: `self` exists, so `new` saw every feature.
         unsafe { avx512_encode::encode(job, words) }
+    }
+
+    /// Writes a coefficient's row, as [`Rows::write`].
+    pub(crate) fn row(self, rows: &Rows<'_>, coefficient: usize, refines: bool, out: &mut [i32]) -> RowBits {
+        /// # Safety
+        /// The CPU has the features.
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+        unsafe fn entry(rows: &Rows<'_>, coefficient: usize, refines: bool, out: &mut [i32]) -> RowBits {
+            rows.write(coefficient, refines, out)
+        }
+        // SAFETY: `self` exists, so `new` saw every feature.
+        unsafe { entry(rows, coefficient, refines, out) }
     }
 
     /// Makes rows of a direct scope.

@@ -70,6 +70,8 @@ pub(crate) struct EncodeJob<'a> {
     pub(crate) tokens: usize,
     /// `codings.len() × tokens` values at the piece's level.
     pub(crate) values: &'a [i32],
+    /// The bits that their zigzag codes use.
+    pub(crate) used: u32,
 }
 
 /// The words of a stream, written from the end towards the front. One buffer serves many streams.

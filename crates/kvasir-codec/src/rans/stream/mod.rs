@@ -5,6 +5,8 @@
 
 pub(crate) mod decode;
 pub(crate) mod encode;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable encoder has none"))]
+pub(crate) mod encode_tables;
 
 use std::ops::Range;
 
