@@ -197,7 +197,12 @@ impl Engine {
             return Err(Failure::wrong(format!("{wrong} of {rows} rows are wrong")));
         }
         if report.loaded_tokens() < matched || rows < matched * (self.layers * 2 * HEADS) as u64 {
-            return Err(Failure::new("a load that did not bring what was found"));
+            let why = match report.failures.first() {
+                Some(failure) => format!(": {}", failure.error),
+                None if report.gave_up => format!(": given up, {} s are allowed", SLO.as_secs()),
+                None => String::new(),
+            };
+            return Err(Failure::new(format!("a load that did not bring what was found{why}")));
         }
         Ok(report.bytes)
     }
