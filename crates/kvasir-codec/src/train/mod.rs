@@ -18,7 +18,9 @@ mod sensitivity;
 mod sinks;
 mod sketch;
 mod sweep;
+mod token_means;
 mod tokens;
+mod weights;
 
 use kvasir_types::{ModelSpec, Plane};
 

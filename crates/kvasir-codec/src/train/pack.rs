@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::{TrainError, basis::FIXED_BYTES, basis::scope_bytes, packing, tokens};
+use super::{TrainError, basis::FIXED_BYTES, basis::scope_bytes, packing, weights};
 use crate::{
     Profile,
     levels::ratio,
@@ -56,7 +56,7 @@ fn pack_scope(scope: &mut Scope, bank: &TableBank, levels: usize, bytes: usize, 
     let mut powers: Vec<f64> = scope.coding.iter().map(|coding| coded_power(coding, bank, levels)).collect();
     let (mut own, mut factors) = (scope_bytes(scope), 0);
     if let Predictor::Token(token) = &scope.predictor {
-        let (repacked, predicted) = tokens::repack(token, table_bits);
+        let (repacked, predicted) = weights::repack(token, table_bits);
         powers.iter_mut().zip(predicted).for_each(|(power, p)| *power += p);
         own += repacked
             .factors
