@@ -10,7 +10,7 @@ use crate::{
     analysis::analysis,
     levels::reconstruct,
     profile::{Basis, CoefficientCoding, Predictor, Profile, Scope},
-    rans::Coding,
+    rans::{Coding, narrow_most},
     ropes::SpanRopes,
     transform::Elements,
 };
@@ -50,6 +50,7 @@ pub(crate) struct BoundScope {
     pub(crate) text: TextPredictor,
     /// Shift of every coefficient at every level, `[level][coefficient]`.
     shifts: Vec<Vec<u8>>,
+    narrow_most: Option<i32>,
 }
 
 impl BoundScope {
@@ -69,12 +70,21 @@ impl BoundScope {
             .map(|level| scope.coding.iter().map(|c| shift(c, level).unwrap_or(0)).collect())
             .collect();
         let (elements, text) = (Elements::new(spec, scope), TextPredictor::new(scope));
-        Self { index, elements, levels, anchors, text, shifts }
+        let finest = profile.lossy_levels() as i32 - 1;
+        let deepest = scope.coding.iter().map(|c| (finest - i32::from(c.entry)).max(0)).max().unwrap_or(0);
+        let narrow_most = narrow_most(deepest.unsigned_abs());
+        Self { index, elements, levels, anchors, text, shifts, narrow_most }
     }
 
     /// The shift of every coefficient at a level.
     pub(crate) fn shifts(&self, level: usize) -> Option<&[u8]> {
         self.shifts.get(level).map(Vec::as_slice)
+    }
+
+    /// Largest magnitude of a stage value that narrow cells have to hold, if they are to hold it in finest steps as well; `None`
+    /// where coefficients have too many trits for them.
+    pub(crate) fn narrow_most(&self) -> Option<i32> {
+        self.narrow_most
     }
 
     /// Levels from `level` to the finest, and the shift of every coefficient at `level`.

@@ -4,6 +4,7 @@ mod direct;
 mod exact_level;
 mod outline;
 mod task;
+mod window;
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -118,13 +119,18 @@ impl CpuDecoder {
             if let [task] = batch
                 && half
                 && self.is_direct(*task)
-                && self.exact_bytes(&object, *task, &of(task).span)?.is_none()
             {
-                // Alone: rows go from cache to sink.
+                // Alone: rows go from cache to sink, and exact ones over them.
                 let span = of(task).span.clone();
+                let exact = self.exact_rows(&object, *task, &span)?;
                 let kept = kept(&span, &tokens);
                 let mut place = InSink { sink: &mut *sink, first: span.start, kept };
-                self.direct_members(&object, *task, of(task), &mut place)?;
+                if exact.as_ref().is_none_or(|(exact, _)| *exact < span.len()) {
+                    self.direct_members(&object, *task, of(task), &mut place)?;
+                }
+                if let Some((exact, values)) = exact {
+                    place.overwrite(self.scopes[task.scope].0.elements.views(), exact, &values);
+                }
                 continue;
             }
             let decoded: Result<Vec<_>, _> =

@@ -8,9 +8,9 @@ pub(crate) mod half;
 
 use self::{
     fine::Steps,
-    half::{HalfRows, RowScratch, Turns},
+    half::{HalfRows, RowScratch, Turns, half_tile},
 };
-use crate::{arch::RowKernel, levels::ratio};
+use crate::{arch::RowKernel, levels::ratio, rans::Cell};
 
 /// Tokens and elements of the square that kernels transpose at once.
 pub(crate) const TILE: usize = 16;
@@ -66,21 +66,52 @@ pub(crate) fn scale_rows(
     kernel.scale_rows(scaling, tokens, values, rows);
 }
 
-/// As [`scale_rows`], then turned by `turns`, rounded to bf16.
+/// Quantised values of a head, `[element][token]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quantised<'a, V> {
+    /// `stride` of every element.
+    pub(crate) values: &'a [V],
+    /// Values from one element to the next, at least the tokens.
+    pub(crate) stride: usize,
+    /// Tokens.
+    pub(crate) tokens: usize,
+}
+
+impl<V> Quantised<'_, V> {
+    fn check(&self, scaling: &Scaling<'_>, rows: &HalfRows<'_>) {
+        let elements = scaling.elements();
+        assert_eq!(scaling.shifts.len(), elements);
+        assert!(self.tokens <= self.stride && self.values.len() == elements * self.stride);
+        assert_eq!(rows.rows.len(), elements * self.tokens);
+    }
+}
+
+/// As [`scale_rows`], then turned by `turns`, rounded to bf16. Values are such that they fit 16 bits in finest steps too.
 pub(crate) fn half_rows(
     kernel: RowKernel,
     scaling: &Scaling<'_>,
     turns: Option<&Turns>,
-    tokens: usize,
-    values: &[i32],
+    values: Quantised<'_, i16>,
     rows: HalfRows<'_>,
     scratch: &mut RowScratch,
 ) {
-    let elements = scaling.elements();
-    assert_eq!(scaling.shifts.len(), elements);
-    assert_eq!(values.len(), elements * tokens);
-    assert_eq!(rows.rows.len(), elements * tokens);
-    kernel.half_rows(scaling, turns, tokens, values, rows, scratch);
+    values.check(scaling, &rows);
+    kernel.half_rows(scaling, turns, values, rows, scratch);
+}
+
+/// As [`half_rows`], by the portable kernel, of any values.
+pub(crate) fn half_rows_portable<V: Cell>(
+    scaling: &Scaling<'_>,
+    turns: Option<&Turns>,
+    values: Quantised<'_, V>,
+    rows: HalfRows<'_>,
+    scratch: &mut RowScratch,
+) {
+    values.check(scaling, &rows);
+    let HalfRows { rows, .. } = rows;
+    for (tile, rows) in rows.chunks_mut(TILE * scaling.elements()).enumerate() {
+        half_tile(scaling, turns, (values, tile), rows, scratch);
+    }
 }
 
 /// Quantised `values[element][token]` of a head's `rows[token][element]`; `false` where one is out of range.
@@ -134,14 +165,21 @@ mod tests {
         /// Rounding of the f32 rows, turned by the rotation of the f32 path.
         #[test]
         fn every_kernel_gives_the_f32_rows_rounded(
-            (elements, tokens) in (1usize..150, 1usize..70), up in 0u32..3, pairs in 0usize..70,
-            interleaved in any::<bool>(), seed in any::<i32>(), first in any::<u64>(),
+            (elements, tokens) in (1usize..150, 1usize..200), up in 0u32..3, pairs in 0usize..70,
+            interleaved in any::<bool>(), seed in any::<i32>(), first in any::<u64>(), spread in 0u32..15,
         ) {
             // every other time rows of whole cache lines
             let elements = if seed % 2 == 0 { elements.next_multiple_of(32) } else { elements };
-            let pairs = pairs.min(elements / 2);
+            // half of the heads do not turn
+            let pairs = pairs.saturating_sub(35).min(elements / 2);
+            let stride = tokens + seed.unsigned_abs() as usize % 40;
             let value = |i: usize| (seed.wrapping_mul(i as i32 | 1).wrapping_mul(0x9e37_79b1u32 as i32)) >> (i % 32);
-            let values: Vec<i32> = (0..elements * tokens).map(value).collect();
+            // mostly within what is looked up, and whatever fits 16 bits in finest steps
+            let narrow = |i: usize| (value(i) >> (17 + if i.is_multiple_of(9) { 0 } else { spread })) / ratio(up);
+            let values: Vec<i32> = (0..elements * tokens).map(narrow).collect();
+            let cells: Vec<i16> = (0..elements * stride)
+                .map(|i| values.get(i / stride * tokens + i % stride).filter(|_| i % stride < tokens).map_or(-1, |v| *v as i16))
+                .collect();
             let shifts: Vec<u8> = (0..elements).map(|e| value(e) as u8 & 127).collect();
             let mean: Vec<f32> = (0..elements).map(|e| value(e + 7) as f32 * 1e-6).collect();
             // tiny gains reach denormals, huge ones infinity and NaN
@@ -158,19 +196,32 @@ mod tests {
                 expected.chunks_exact_mut(elements).enumerate().for_each(|(t, row)| rotation.rotate(t, row));
             }
             let turns = turned.then(|| Turns::new(&rope, first, tokens));
-            for (kernel, past_cache) in RowKernel::available().into_iter().flat_map(|k| [(k, false), (k, true)]) {
+            // at a cache line's beginning, or 16 bytes behind it
+            let at = if up % 2 == 0 { 0 } else { 8 };
+            let check = |name: &str, make: &mut dyn FnMut(HalfRows<'_>), past_cache: bool| {
                 let mut buffer = Vec::new();
-                // at a cache line's beginning, or 16 bytes behind it
-                let rows = &mut aligned(&mut buffer, values.len() + 8)[if up % 2 == 0 { 0 } else { 8 }..][..values.len()];
-                let out = HalfRows { rows: &mut *rows, past_cache };
-                half_rows(kernel, &scaling, turns.as_ref(), tokens, &values, out, &mut RowScratch::default());
+                let rows = &mut aligned(&mut buffer, values.len() + 8)[at..][..values.len()];
+                make(HalfRows { rows: &mut *rows, past_cache });
                 for (index, (row, expected)) in rows.iter().zip(&expected).enumerate() {
                     let expected = bf16::from_f32(*expected);
                     // the sign of a NaN is the machine's
                     let same = row.to_bits() == expected.to_bits() || (row.is_nan() && expected.is_nan());
-                    prop_assert!(same, "{} {index}: {row} {expected}", kernel.name());
+                    prop_assert!(same, "{name} {index}: {row} {expected}");
                 }
+                Ok(())
+            };
+            let quantised = Quantised { values: &cells[..], stride, tokens };
+            for (kernel, past_cache) in RowKernel::available().into_iter().flat_map(|k| [(k, false), (k, true)]) {
+                let mut make = |rows: HalfRows<'_>| {
+                    half_rows(kernel, &scaling, turns.as_ref(), quantised, rows, &mut RowScratch::default());
+                };
+                check(kernel.name(), &mut make, past_cache)?;
             }
+            let wide = Quantised { values: &values[..], stride: tokens, tokens };
+            let mut make = |rows: HalfRows<'_>| {
+                half_rows_portable(&scaling, turns.as_ref(), wide, rows, &mut RowScratch::default());
+            };
+            check("wide", &mut make, false)?;
         }
     }
 

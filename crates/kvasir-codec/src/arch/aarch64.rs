@@ -6,24 +6,30 @@
 )]
 
 use std::arch::aarch64::{
-    uint8x16_t, uint8x16x2_t, uint8x16x4_t, uint32x4_t, vaddq_u32, vaddvq_u32, vandq_u32, vbicq_u32,
-    vbslq_u32, vceqq_u32, vceqzq_u32, vcgeq_u32, vcgtq_u32, vcltq_u32, vdupq_n_u32, vld1_u16, vld1q_u8,
-    vld1q_u32, vmlaq_u32, vmovl_u16, vmulq_n_u32, vnegq_s32, vorrq_u32, vqtbl1q_u8, vqtbl2q_u8, vqtbl4q_u8,
-    vreinterpretq_s32_u32, vreinterpretq_u8_u32, vreinterpretq_u32_s32, vreinterpretq_u32_u8, vshlq_n_u32,
-    vshrq_n_u32, vst1q_u32, vsubq_u32, vtstq_u32,
+    int16x4_t, uint8x16_t, uint8x16x2_t, uint8x16x4_t, uint32x4_t, vaddq_u32, vaddvq_u32, vandq_u32,
+    vbicq_u32, vbslq_u32, vceqq_u32, vceqzq_u32, vcgeq_u32, vcgtq_u32, vcltq_u32, vdup_n_s16, vdupq_n_u32,
+    vld1_s16, vld1_u16, vld1q_u8, vld1q_u32, vmlaq_u32, vmovl_s16, vmovl_u16, vmovn_s32, vmulq_n_u32,
+    vnegq_s32, vorrq_u32, vqtbl1q_u8, vqtbl2q_u8, vqtbl4q_u8, vreinterpretq_s32_u32, vreinterpretq_u8_u32,
+    vreinterpretq_u32_s32, vreinterpretq_u32_u8, vshlq_n_u32, vshrq_n_u32, vst1_s16, vst1q_u32, vsubq_u32,
+    vtstq_u32,
 };
 
-use super::kernel::{Kernel, REFILL_BYTES, decode};
+use super::{
+    kernel::{Kernel, KernelCell, REFILL_BYTES},
+    lockstep::decode,
+};
 use crate::rans::{
     ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN,
-    alias::Buckets,
+    alias::UPPER_SHIFT,
     bank::TableBank,
-    stream::{StreamFault, StreamJob},
+    halves::StepTable,
+    stream::{StreamFault, StreamJob, cell::Fit},
     trit::TritTable,
 };
 
 const SLOT_MASK: u32 = PROBABILITY_ONE - 1;
 const PROBABILITY_SHIFT: i32 = PROBABILITY_BITS as i32;
+const UPPER: i32 = UPPER_SHIFT as i32;
 /// Lanes of a register.
 const WIDTH: usize = 4;
 /// Registers of 32 lanes.
@@ -64,22 +70,22 @@ impl Neon {
     pub(crate) const STREAMS: usize = Kernel4::STREAMS;
 
     /// Decodes streams in lockstep.
-    pub(crate) fn decode<const N: usize>(
+    pub(crate) fn decode<V: KernelCell, const N: usize>(
         self,
         bank: &TableBank,
         tokens: usize,
-        jobs: [StreamJob<'_>; N],
-    ) -> [Result<(), StreamFault>; N] {
+        jobs: [StreamJob<'_, V>; N],
+    ) -> [Result<Fit, StreamFault>; N] {
         /// # Safety
         /// The CPU has NEON.
         #[target_feature(enable = "neon")]
-        unsafe fn entry<const N: usize>(
+        unsafe fn entry<V: KernelCell, const N: usize>(
             bank: &TableBank,
             tokens: usize,
-            jobs: [StreamJob<'_>; N],
-        ) -> [Result<(), StreamFault>; N] {
+            jobs: [StreamJob<'_, V>; N],
+        ) -> [Result<Fit, StreamFault>; N] {
             // SAFETY: the caller's promise.
-            unsafe { decode::<Kernel4, N>(bank, tokens, jobs) }
+            unsafe { decode::<Kernel4, V, N>(bank, tokens, jobs) }
         }
         // SAFETY: `self` exists, so `new` saw the feature.
         unsafe { entry(bank, tokens, jobs) }
@@ -115,20 +121,20 @@ unsafe fn set_of(lanes: uint32x4_t) -> u32 {
 /// # Safety
 /// NEON.
 #[inline(always)]
-unsafe fn stage_part(a: uint8x16x4_t, b: uint8x16x4_t, x: uint32x4_t) -> (uint32x4_t, uint32x4_t, u32) {
+unsafe fn stage_part(own: uint8x16x4_t, other: uint8x16x4_t, x: uint32x4_t) -> (uint32x4_t, uint32x4_t, u32) {
     // SAFETY: register operations only.
     unsafe {
         let bucket = vandq_u32(vshrq_n_u32::<8>(x), vdupq_n_u32(15));
         let index = bytes_of(bucket);
-        let own = vreinterpretq_u32_u8(vqtbl4q_u8(a, index));
-        let other = vreinterpretq_u32_u8(vqtbl4q_u8(b, index));
+        let own = vreinterpretq_u32_u8(vqtbl4q_u8(own, index));
+        let other = vreinterpretq_u32_u8(vqtbl4q_u8(other, index));
         let r = vandq_u32(x, vdupq_n_u32(255));
         let q = vshrq_n_u32::<PROBABILITY_SHIFT>(x);
-        let below = vcgtq_u32(vshrq_n_u32::<PROBABILITY_SHIFT>(own), r);
-        let less_one = vandq_u32(vbslq_u32(below, own, other), vdupq_n_u32(SLOT_MASK));
-        let offset = vaddq_u32(r, vbicq_u32(vshrq_n_u32::<20>(other), below));
-        let symbol = vbslq_u32(below, bucket, vshrq_n_u32::<12>(other));
-        let symbol = vandq_u32(symbol, vdupq_n_u32(15));
+        let below = vcgtq_u32(vshrq_n_u32::<UPPER>(own), r);
+        let word = vbslq_u32(below, own, other);
+        let less_one = vandq_u32(word, vdupq_n_u32(SLOT_MASK));
+        let offset = vaddq_u32(r, vbicq_u32(vshrq_n_u32::<UPPER>(word), below));
+        let symbol = vandq_u32(vshrq_n_u32::<PROBABILITY_SHIFT>(word), vdupq_n_u32(15));
         let escapes = set_of(vceqq_u32(symbol, vdupq_n_u32(ESCAPE as u32)));
         let next = vmlaq_u32(vaddq_u32(q, offset), less_one, q);
         (next, vsubq_u32(symbol, vdupq_n_u32(7)), escapes)
@@ -198,90 +204,101 @@ unsafe fn table_of(words: &[u32; 16]) -> uint8x16x4_t {
     unsafe { uint8x16x4_t(vld1q_u8(at), vld1q_u8(at.add(16)), vld1q_u8(at.add(32)), vld1q_u8(at.add(48))) }
 }
 
-impl Kernel for Kernel4 {
-    type Registers = [uint32x4_t; REGISTERS];
-    const STREAMS: usize = 1;
-
-    #[inline(always)]
-    unsafe fn load(lanes: &[u32; LANES]) -> Self::Registers {
-        // SAFETY: the caller's promise.
-        let mut registers = [unsafe { vdupq_n_u32(0) }; REGISTERS];
-        for (register, lanes) in registers.iter_mut().zip(lanes.as_chunks::<WIDTH>().0) {
-            // SAFETY: four lanes are one register.
-            *register = unsafe { vld1q_u32(lanes.as_ptr()) };
-        }
-        registers
+/// Lanes in order of 16 bits each: the low halves.
+///
+/// # Safety
+/// NEON.
+#[inline(always)]
+unsafe fn narrowed(lanes: [uint32x4_t; REGISTERS]) -> [int16x4_t; REGISTERS] {
+    // SAFETY: register operations only.
+    let mut narrow = [unsafe { vdup_n_s16(0) }; REGISTERS];
+    for (narrow, lanes) in narrow.iter_mut().zip(lanes) {
+        // SAFETY: as above.
+        *narrow = unsafe { vmovn_s32(vreinterpretq_s32_u32(lanes)) };
     }
+    narrow
+}
 
-    #[inline(always)]
-    unsafe fn store(registers: Self::Registers, lanes: &mut [u32; LANES]) {
-        for (register, lanes) in registers.into_iter().zip(lanes.as_chunks_mut::<WIDTH>().0) {
-            // SAFETY: four lanes are one register.
-            unsafe { vst1q_u32(lanes.as_mut_ptr(), register) };
-        }
+/// The reverse, of signed values.
+///
+/// # Safety
+/// NEON.
+#[inline(always)]
+unsafe fn widened(values: [int16x4_t; REGISTERS]) -> [uint32x4_t; REGISTERS] {
+    // SAFETY: register operations only.
+    let mut wide = [unsafe { vdupq_n_u32(0) }; REGISTERS];
+    for (wide, values) in wide.iter_mut().zip(values) {
+        // SAFETY: as above.
+        *wide = unsafe { vreinterpretq_u32_s32(vmovl_s16(values)) };
     }
+    wide
+}
 
+impl Kernel4 {
+    /// A trit step on values of 32 bits.
+    ///
+    /// # Safety
+    /// NEON.
     #[inline(always)]
-    unsafe fn load_values(values: &[i32; LANES]) -> Self::Registers {
-        // SAFETY: the caller's promise; i32 and u32 are of one size and alignment.
-        unsafe { Self::load(&*values.as_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_values(registers: Self::Registers, values: &mut [i32; LANES]) {
-        // SAFETY: the caller's promise; i32 and u32 are of one size and alignment.
-        unsafe { Self::store(registers, &mut *values.as_mut_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn stage(buckets: &Buckets, states: Self::Registers) -> (Self::Registers, Self::Registers, u32) {
-        // SAFETY: the caller's promise, here and below.
-        let (a, b) = unsafe { (table_of(&buckets.a), table_of(&buckets.b)) };
-        let (mut next, mut values, mut escapes) = (states, states, 0);
-        for i in 0..REGISTERS {
-            let part;
-            // SAFETY: as above.
-            (next[i], values[i], part) = unsafe { stage_part(a, b, states[i]) };
-            escapes |= part << (WIDTH * i);
-        }
-        (next, values, escapes)
-    }
-
-    #[inline(always)]
-    unsafe fn trit(
+    unsafe fn refined(
         table: &TritTable,
-        states: Self::Registers,
-        values: Self::Registers,
-    ) -> (Self::Registers, Self::Registers) {
+        coders: [uint32x4_t; REGISTERS],
+        values: [uint32x4_t; REGISTERS],
+    ) -> ([uint32x4_t; REGISTERS], [uint32x4_t; REGISTERS]) {
         let at = table.ranges().as_ptr().cast::<u8>();
         // SAFETY: 32 bytes are two registers.
         let ranges = unsafe { uint8x16x2_t(vld1q_u8(at), vld1q_u8(at.add(16))) };
-        let (mut next, mut refined) = (states, values);
+        let (mut next, mut refined) = (coders, values);
         for i in 0..REGISTERS {
             // SAFETY: the caller's promise.
-            (next[i], refined[i]) = unsafe { trit_part(table, ranges, states[i], values[i]) };
+            (next[i], refined[i]) = unsafe { trit_part(table, ranges, coders[i], values[i]) };
         }
         (next, refined)
     }
+}
 
+type Coders = <Kernel4 as Kernel>::Coders;
+type Values = <Kernel4 as Kernel>::Values;
+
+impl Kernel4 {
+    /// A stage step before its refill.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
     #[inline(always)]
-    unsafe fn escape(
-        mut states: Self::Registers,
-        mut values: Self::Registers,
-        set: u32,
-    ) -> (Self::Registers, Self::Registers, u32) {
-        let mut long = 0;
+    unsafe fn stage(StepTable { buckets, .. }: &StepTable, coders: Coders) -> (Coders, Values, u32) {
+        // SAFETY: the caller's promise, here and below.
+        let (own, other) = unsafe { (table_of(&buckets.own), table_of(&buckets.other)) };
+        let (mut next, mut values, mut escapes) = (coders, coders, 0);
         for i in 0..REGISTERS {
             let part;
-            // SAFETY: the caller's promise.
-            (states[i], values[i], part) = unsafe { escape_part(set >> (WIDTH * i), states[i], values[i]) };
-            long |= part << (WIDTH * i);
+            // SAFETY: as above.
+            (next[i], values[i], part) = unsafe { stage_part(own, other, coders[i]) };
+            escapes |= part << (WIDTH * i);
         }
-        (states, values, long)
+        // SAFETY: as above.
+        (next, unsafe { narrowed(values) }, escapes)
     }
 
+    /// A trit step before its refill.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
     #[inline(always)]
-    unsafe fn refill(mut states: Self::Registers, words: &[u8; REFILL_BYTES]) -> (Self::Registers, usize) {
+    unsafe fn trit(StepTable { trit, .. }: &StepTable, coders: Coders, values: Values) -> (Coders, Values) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (coders, values) = Self::refined(trit, coders, widened(values));
+            (coders, narrowed(values))
+        }
+    }
+
+    /// Refills the lanes below the minimum state, in lane order; returns the bytes taken.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
+    #[inline(always)]
+    unsafe fn refill(mut states: Coders, words: &[u8; REFILL_BYTES]) -> (Coders, usize) {
         let mut taken = 0;
         for x in &mut states {
             // SAFETY: 8 bytes from an offset of at most 7 × 8; `SPREAD` rows are one register.
@@ -296,5 +313,151 @@ impl Kernel for Kernel4 {
             }
         }
         (states, taken)
+    }
+}
+
+impl Kernel for Kernel4 {
+    type Coders = [uint32x4_t; REGISTERS];
+    /// Four a register: the other half of a register would be one more operation each way.
+    type Values = [int16x4_t; REGISTERS];
+    const STREAMS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load(lanes: &[u32; LANES]) -> Self::Coders {
+        // SAFETY: the caller's promise.
+        let mut coders = [unsafe { vdupq_n_u32(0) }; REGISTERS];
+        for (register, lanes) in coders.iter_mut().zip(lanes.as_chunks::<WIDTH>().0) {
+            // SAFETY: four lanes are one register.
+            *register = unsafe { vld1q_u32(lanes.as_ptr()) };
+        }
+        coders
+    }
+
+    #[inline(always)]
+    unsafe fn store(coders: Self::Coders, lanes: &mut [u32; LANES]) {
+        for (register, lanes) in coders.into_iter().zip(lanes.as_chunks_mut::<WIDTH>().0) {
+            // SAFETY: four lanes are one register.
+            unsafe { vst1q_u32(lanes.as_mut_ptr(), register) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_values(values: &[i16; LANES]) -> Self::Values {
+        // SAFETY: the caller's promise.
+        let mut registers = [unsafe { vdup_n_s16(0) }; REGISTERS];
+        for (register, values) in registers.iter_mut().zip(values.as_chunks::<WIDTH>().0) {
+            // SAFETY: four values are one register.
+            *register = unsafe { vld1_s16(values.as_ptr()) };
+        }
+        registers
+    }
+
+    #[inline(always)]
+    unsafe fn store_values(values: Self::Values, out: &mut [i16; LANES]) {
+        for (register, out) in values.into_iter().zip(out.as_chunks_mut::<WIDTH>().0) {
+            // SAFETY: four values are one register.
+            unsafe { vst1_s16(out.as_mut_ptr(), register) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_wide(values: Self::Values, out: &mut [i32; LANES]) {
+        // SAFETY: the caller's promise; i32 and u32 are of one size and alignment.
+        unsafe { Self::store(widened(values), &mut *out.as_mut_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn stages<const N: usize>(
+        tables: [&StepTable; N],
+        mut coders: [Self::Coders; N],
+    ) -> ([Self::Coders; N], [Self::Values; N], [u32; N]) {
+        // SAFETY: the caller's promise, here and below.
+        let (mut values, mut escapes) = ([unsafe { Self::load_values(&[0; LANES]) }; N], [0; N]);
+        for i in 0..N {
+            // SAFETY: as above.
+            (coders[i], values[i], escapes[i]) = unsafe { Self::stage(tables[i], coders[i]) };
+        }
+        (coders, values, escapes)
+    }
+
+    #[inline(always)]
+    unsafe fn trits<const N: usize>(
+        tables: [&StepTable; N],
+        mut coders: [Self::Coders; N],
+        mut values: [Self::Values; N],
+    ) -> ([Self::Coders; N], [Self::Values; N]) {
+        for i in 0..N {
+            // SAFETY: the caller's promise.
+            (coders[i], values[i]) = unsafe { Self::trit(tables[i], coders[i], values[i]) };
+        }
+        (coders, values)
+    }
+
+    #[inline(always)]
+    unsafe fn eithers<const N: usize>(
+        tables: [&StepTable; N],
+        mut coders: [Self::Coders; N],
+        mut values: [Self::Values; N],
+    ) -> ([Self::Coders; N], [Self::Values; N], [u32; N]) {
+        let mut escapes = [0; N];
+        for i in 0..N {
+            // Both at once would take longer than what a wrong guess costs.
+            // SAFETY: the caller's promise, here and below.
+            if tables[i].is_stage() {
+                // SAFETY: as above.
+                (coders[i], values[i], escapes[i]) = unsafe { Self::stage(tables[i], coders[i]) };
+            } else {
+                // SAFETY: as above.
+                (coders[i], values[i]) = unsafe { Self::trit(tables[i], coders[i], values[i]) };
+            }
+        }
+        (coders, values, escapes)
+    }
+
+    #[inline(always)]
+    unsafe fn trit_wide(
+        StepTable { trit, .. }: &StepTable,
+        coders: Self::Coders,
+        values: &mut [i32; LANES],
+    ) -> Self::Coders {
+        // SAFETY: the caller's promise; i32 and u32 are of one size and alignment.
+        unsafe {
+            let values = &mut *values.as_mut_ptr().cast();
+            let (coders, refined) = Self::refined(trit, coders, Self::load(values));
+            Self::store(refined, values);
+            coders
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn escape(
+        mut coders: Self::Coders,
+        values: Self::Values,
+        set: u32,
+    ) -> (Self::Coders, Self::Values, u32) {
+        // SAFETY: the caller's promise, here and below.
+        let mut values = unsafe { widened(values) };
+        let mut long = 0;
+        for i in 0..REGISTERS {
+            let part;
+            // SAFETY: as above.
+            (coders[i], values[i], part) = unsafe { escape_part(set >> (WIDTH * i), coders[i], values[i]) };
+            long |= part << (WIDTH * i);
+        }
+        // SAFETY: as above.
+        (coders, unsafe { narrowed(values) }, long)
+    }
+
+    #[inline(always)]
+    unsafe fn refills<const N: usize>(
+        mut coders: [Self::Coders; N],
+        words: [&[u8; REFILL_BYTES]; N],
+    ) -> ([Self::Coders; N], [usize; N]) {
+        let mut taken = [0; N];
+        for i in 0..N {
+            // SAFETY: the caller's promise.
+            (coders[i], taken[i]) = unsafe { Self::refill(coders[i], words[i]) };
+        }
+        (coders, taken)
     }
 }

@@ -1,5 +1,6 @@
 //! Choosing a decoder at run time.
 
+use super::StreamCell;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 use super::aarch64::Neon;
 #[cfg(target_arch = "x86_64")]
@@ -9,6 +10,7 @@ use crate::rans::{
     bank::TableBank,
     stream::{
         StreamFault, StreamJob,
+        cell::Fit,
         decode::decode_stream,
         encode::{Backward, EncodeJob, EncodedStream, Uncodable, encode_stream},
     },
@@ -88,12 +90,12 @@ impl StreamDecoder {
     }
 
     /// Decodes at most [`streams`](Self::streams) streams of one piece, in lockstep where that is faster.
-    pub(crate) fn decode(
+    pub(crate) fn decode<V: StreamCell>(
         self,
         bank: &TableBank,
         tokens: usize,
-        jobs: Vec<StreamJob<'_>>,
-    ) -> Vec<Result<(), StreamFault>> {
+        jobs: Vec<StreamJob<'_, V>>,
+    ) -> Vec<Result<Fit, StreamFault>> {
         match self.0 {
             Path::Scalar => jobs.into_iter().map(|job| decode_stream(bank, tokens, job)).collect(),
             #[cfg(target_arch = "x86_64")]

@@ -8,9 +8,17 @@ mod aarch64;
 mod dispatch;
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 mod kernel;
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+mod lockstep;
 mod rows;
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+mod steps;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+#[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]
+pub(crate) use crate::rans::stream::cell::Cell as StreamCell;
 pub(crate) use dispatch::{StreamDecoder, StreamEncoder};
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+pub(crate) use kernel::KernelCell as StreamCell;
 pub(crate) use rows::RowKernel;

@@ -3,10 +3,10 @@
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{Avx2, Avx512};
 use crate::rows::{
-    Scaling, TILE,
+    Quantised, Scaling, TILE,
     fine::{Steps, fine_tile},
-    half::{HalfRows, RowScratch, Turns, half_tile},
-    scale_rows_portable,
+    half::{HalfRows, RowScratch, Turns},
+    half_rows_portable, scale_rows_portable,
 };
 
 /// Makes rows of direct scopes.
@@ -74,21 +74,16 @@ impl RowKernel {
         self,
         scaling: &Scaling<'_>,
         turns: Option<&Turns>,
-        tokens: usize,
-        values: &[i32],
+        values: Quantised<'_, i16>,
         rows: HalfRows<'_>,
         scratch: &mut RowScratch,
     ) {
         match self.0 {
-            Path::Portable => {
-                for (tile, rows) in rows.rows.chunks_mut(TILE * scaling.elements()).enumerate() {
-                    half_tile(scaling, turns, (tokens, tile), values, rows, scratch);
-                }
-            }
+            Path::Portable => half_rows_portable(scaling, turns, values, rows, scratch),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2(cpu) => cpu.half_rows(scaling, turns, tokens, values, rows, scratch),
+            Path::Avx2(cpu) => cpu.half_rows(scaling, turns, values, rows, scratch),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512(cpu) => cpu.half_rows(scaling, turns, tokens, values, rows, scratch),
+            Path::Avx512(cpu) => cpu.half_rows(scaling, turns, values, rows, scratch),
         }
     }
 

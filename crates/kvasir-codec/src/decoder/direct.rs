@@ -7,15 +7,17 @@ use half::bf16;
 use super::{BAND_MAIN, CpuDecoder, Matrix, MemberView, Object, Predictor, SectionPlan, SpanRopes, Task};
 use crate::{
     DecodeError, KvSink,
-    arch::RowKernel,
+    arch::{RowKernel, StreamCell},
     bound::BoundScope,
-    rans::{PieceDecoder, PiecePlan, PieceSteps},
+    rans::{Fit, PieceDecoder, PiecePlan, PieceSteps},
     rows::{
-        Scaling,
+        Quantised, Scaling,
         half::{HalfRows, RowScratch, Turns, aligned},
-        half_rows,
+        half_rows, half_rows_portable,
     },
 };
+
+use super::window::{Window, narrow_stride};
 
 /// The kernels that a decoder uses. All give the same rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +54,8 @@ impl DecodePath {
 /// What decoding a scope takes besides its output, kept from task to task: fresh pages cost as much as decoding.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    values: Vec<i32>,
+    narrow: Vec<i16>,
+    wide: Vec<i32>,
     /// Rows of one member.
     rows: Vec<bf16>,
     lanes: RowScratch,
@@ -73,6 +76,26 @@ pub(super) struct InSink<'a> {
     /// First token of the span.
     pub(super) first: usize,
     pub(super) kept: Range<usize>,
+}
+
+impl InSink<'_> {
+    /// Writes the exact tokens at the start of the span, `[member][token][element]`.
+    pub(super) fn overwrite(
+        &mut self,
+        members: impl Iterator<Item = MemberView>,
+        exact: usize,
+        values: &[f32],
+    ) {
+        let kept = self.kept.start..self.kept.end.min(exact);
+        if kept.is_empty() {
+            return;
+        }
+        for m in members {
+            let values = &values[m.start * exact..][kept.start * m.dim..kept.end * m.dim];
+            let rows: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+            self.sink.write_bf16(m.layer, m.plane, m.head, self.first + kept.start, &rows);
+        }
+    }
 }
 
 impl Place for InSink<'_> {
@@ -127,21 +150,34 @@ struct Ladder<'a> {
 
 impl Ladder<'_> {
     /// Brings all coefficients below `end` to level `level`.
-    fn climb(&mut self, level: usize, end: usize, values: &mut [i32]) -> Result<(), DecodeError> {
+    fn climb<V: StreamCell>(
+        &mut self,
+        level: usize,
+        end: usize,
+        window: &mut Window<'_, V>,
+    ) -> Result<Fit, DecodeError> {
         while self.rungs[level].waiting() < end {
             let rung = &self.rungs[level];
             let Some(step) = rung.steps.next() else { break };
-            if let Some(before) = level.checked_sub(1) {
-                // increasing, and a step is never empty
-                let after = rung.plan.coefficients[step.end - 1] + 1;
-                self.climb(before, after, values)?;
+            // increasing, and a step is never empty
+            let after = rung.plan.coefficients[step.end - 1] + 1;
+            if let Some(before) = level.checked_sub(1)
+                && self.climb(before, after, window)? == Fit::TooWide
+            {
+                return Ok(Fit::TooWide);
             }
             let (span, rung) = (self.span, &mut self.rungs[level]);
             let section = rung.section;
             let failed = |source| DecodeError::Piece { section, span, source };
-            rung.steps.step_of(&rung.plan.coefficients, values).map_err(failed)?;
+            window.reach(after);
+            let base = window.base();
+            if rung.steps.step_of(&rung.plan.coefficients, base, window.target()).map_err(failed)?
+                == Fit::TooWide
+            {
+                return Ok(Fit::TooWide);
+            }
         }
-        Ok(())
+        Ok(Fit::Held)
     }
 }
 
@@ -177,30 +213,44 @@ impl CpuDecoder {
     ) -> Result<(), DecodeError> {
         let (bound, _) = &self.scopes[task.scope];
         let (tokens, mean) = (ropes.tokens(), &self.profile.scopes[task.scope].mean);
-        let mut ladder = self.ladder(object, task, bound, tokens)?;
-        let Scratch { values, rows, lanes } = scratch;
-        let values = aligned(values, bound.elements.count() * tokens);
-        // Old values may stay where this level or one beneath writes all; the others are 0.
-        for c in bound.levels[task.level].gaps(bound.elements.count()) {
-            values[c * tokens..(c + 1) * tokens].fill(0);
-        }
         let (up, shifts) = bound.reconstruction(task.level);
-        for member in bound.elements.views() {
+        let scaling = |member: &MemberView| {
             let range = member.start..member.start + member.dim;
-            ladder.climb(task.level, range.end, values)?;
-            let held = range.start * tokens..range.end * tokens;
-            let turns: Option<&Turns> = member.rope.and_then(|rope| ropes.turns().get(rope));
-            let scaling =
-                Scaling { up, shifts: &shifts[range.clone()], gain: member.gain, mean: &mean[range] };
-            let values = &values[held];
-            if let Some(rows) = place.room(&member, tokens) {
-                half_rows(self.path.rows, &scaling, turns, tokens, values, rows, lanes);
-            } else {
-                let rows = aligned(rows, values.len());
-                let out = HalfRows { rows: &mut *rows, past_cache: false };
-                half_rows(self.path.rows, &scaling, turns, tokens, values, out, lanes);
-                place.take(&member, rows);
+            Scaling { up, shifts: &shifts[range.clone()], gain: member.gain, mean: &mean[range] }
+        };
+        let turns =
+            |member: &MemberView| -> Option<&Turns> { member.rope.and_then(|rope| ropes.turns().get(rope)) };
+        let Scratch { narrow, wide, rows, lanes } = scratch;
+        let mut members = bound.elements.views().peekable();
+        if let Some(most) = bound.narrow_most() {
+            let mut ladder = self.ladder(object, task, bound, tokens)?;
+            let mut window = Window::new(narrow, bound, task.level, narrow_stride(tokens), most);
+            while let Some(member) = members.peek() {
+                window.slide(member.start);
+                if ladder.climb(task.level, member.start + member.dim, &mut window)? == Fit::TooWide {
+                    break;
+                }
+                let values = window.rows(member.start..member.start + member.dim);
+                let values = Quantised { values, stride: narrow_stride(tokens), tokens };
+                placed(member, tokens, place, rows, |rows| {
+                    half_rows(self.path.rows, &scaling(member), turns(member), values, rows, lanes);
+                });
+                members.next();
             }
+        }
+        let Some(first) = members.peek() else { return Ok(()) };
+        // Rare values that narrow cells do not hold: again from the start, as rows of the members before are placed.
+        let mut ladder = self.ladder(object, task, bound, tokens)?;
+        let mut window = Window::new(wide, bound, task.level, tokens, i32::MAX);
+        ladder.climb(task.level, first.start, &mut window)?;
+        for member in members {
+            window.slide(member.start);
+            ladder.climb(task.level, member.start + member.dim, &mut window)?;
+            let values = window.rows(member.start..member.start + member.dim);
+            let values = Quantised { values, stride: tokens, tokens };
+            placed(&member, tokens, place, rows, |rows| {
+                half_rows_portable(&scaling(&member), turns(&member), values, rows, lanes);
+            });
         }
         Ok(())
     }
@@ -222,6 +272,22 @@ impl CpuDecoder {
         let rungs = bound.levels[..=task.level].iter().enumerate().map(rung);
         Ok(Ladder { rungs: rungs.collect::<Result<_, DecodeError>>()?, span: task.span })
     }
+}
+
+/// Makes a member's rows where they belong, or on the way there.
+fn placed(
+    member: &MemberView,
+    tokens: usize,
+    place: &mut dyn Place,
+    rows: &mut Vec<bf16>,
+    make: impl FnOnce(HalfRows<'_>),
+) {
+    if let Some(room) = place.room(member, tokens) {
+        return make(room);
+    }
+    let rows = aligned(rows, member.dim * tokens);
+    make(HalfRows { rows: &mut *rows, past_cache: false });
+    place.take(member, rows);
 }
 
 /// Scratch of as many tasks as ran at the same time.

@@ -1,5 +1,7 @@
 //! Alias tables: 16 buckets of 256 slots, 128 bytes, no construction to re-derive at load time.
 
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+use super::halves::{Halves, StageSide};
 use super::{
     error::TableError,
     frequencies::normalise,
@@ -29,13 +31,36 @@ impl StageSymbol {
 
 /// The two words of every bucket: its own symbol below the divide, a donor's symbol above.
 ///
-/// `a = 0:11 | div:9 | f_own − 1:12`, `b = off:12 | 0:4 | symbol:4 | f_symbol − 1:12`, most significant bits first.
-/// Apart, because a SIMD decoder holds each array in registers.
+/// `own = 0:3 | div:9 | 0:4 | symbol:4 | f − 1:12`, `other = off:12 | 0:4 | symbol:4 | f − 1:12`, most significant bits first:
+/// the stored words, but that `own` has its symbol, so that both are read alike. Apart, because a SIMD decoder holds each array
+/// in registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C, align(64))]
 pub(crate) struct Buckets {
-    pub(crate) a: [u32; ALPHABET],
-    pub(crate) b: [u32; ALPHABET],
+    pub(crate) own: [u32; ALPHABET],
+    pub(crate) other: [u32; ALPHABET],
+}
+
+/// Where both words have their upper field: the divide, the offset.
+pub(crate) const UPPER_SHIFT: u32 = 20;
+
+impl Buckets {
+    /// From the words of FORMAT.md §5.2: `a = 0:11 | div:9 | f − 1:12`, and `b`, which is `other`.
+    fn of_words(a: [u32; ALPHABET], b: [u32; ALPHABET]) -> Self {
+        let own = |i: usize| {
+            (a[i] >> PROBABILITY_BITS) << UPPER_SHIFT | (i as u32) << PROBABILITY_BITS | a[i] & 0xfff
+        };
+        Self { own: std::array::from_fn(own), other: b }
+    }
+
+    /// A table that nothing is decoded with.
+    pub(crate) const NONE: Self = Self { own: [0; ALPHABET], other: [0; ALPHABET] };
+
+    /// The stored words of bucket `i`.
+    fn words(&self, i: usize) -> [u32; 2] {
+        let own = self.own[i];
+        [(own >> UPPER_SHIFT) << PROBABILITY_BITS | own & 0xfff, self.other[i]]
+    }
 }
 
 /// Frequencies of the 16 stage symbols in 12 bits, as an alias table.
@@ -86,15 +111,17 @@ impl AliasTable {
         let words = bytes.as_chunks::<4>().0;
         let word = |i: usize| u32::from_le_bytes(words[i]);
         let (a, b) = (|i| word(2 * i), |i| word(2 * i + 1));
-        let buckets = Buckets { a: std::array::from_fn(a), b: std::array::from_fn(b) };
-        let frequencies = check_buckets(&buckets)?;
+        let (a, b) = (std::array::from_fn(a), std::array::from_fn(b));
+        check_reserved(&a, &b)?;
+        let buckets = Buckets::of_words(a, b);
+        let frequencies = check_bijection(&buckets)?;
         Ok(Self { buckets, frequencies })
     }
 
     /// The serialised table.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
-        let words = self.buckets.a.iter().zip(&self.buckets.b).flat_map(|(a, b)| [a, b]);
+        let words = (0..ALPHABET).flat_map(|i| self.buckets.words(i));
         for (chunk, word) in out.chunks_exact_mut(4).zip(words) {
             chunk.copy_from_slice(&word.to_le_bytes());
         }
@@ -109,6 +136,20 @@ impl AliasTable {
     /// The words of the buckets, for decoders that hold them in registers.
     pub(crate) fn buckets(&self) -> &Buckets {
         &self.buckets
+    }
+
+    /// As decoders with lanes of 16 bits look it up.
+    #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+    pub(super) fn halves(&self) -> Halves {
+        Halves::of_stage(|bucket| {
+            let (own, other) = (self.buckets.own[bucket], self.buckets.other[bucket]);
+            let side = |word: u32, offset: u32| StageSide {
+                value: (word >> PROBABILITY_BITS & 15) as i16 - 7,
+                frequency: (word & 0xfff) + 1,
+                offset: offset as u16,
+            };
+            ((own >> UPPER_SHIFT) as u16, [side(own, 0), side(other, other >> UPPER_SHIFT)])
+        })
     }
 
     /// What slot `0..4096` decodes to.
@@ -131,13 +172,13 @@ impl AliasTable {
 /// The one reading of a bucket that FORMAT.md §5.2 gives.
 #[inline]
 fn decode_slot(buckets: &Buckets, slot: u32) -> Slot {
-    let (own, r) = ((slot / BUCKET_SLOTS) as usize % ALPHABET, slot % BUCKET_SLOTS);
-    let (a, b) = (buckets.a[own], buckets.b[own]);
+    let (bucket, r) = ((slot / BUCKET_SLOTS) as usize % ALPHABET, slot % BUCKET_SLOTS);
+    let (own, other) = (buckets.own[bucket], buckets.other[bucket]);
     // Which side of the divide is as good as random: masks instead of a branch.
-    let above = u32::from(r >= a >> PROBABILITY_BITS).wrapping_neg();
-    let word = a ^ (a ^ b) & above;
-    let symbol = own as u32 ^ (own as u32 ^ b >> PROBABILITY_BITS & 15) & above;
-    Slot { symbol: symbol as usize, frequency: (word & 0xfff) + 1, offset: r + (b >> 20 & above) }
+    let above = u32::from(r >= own >> UPPER_SHIFT).wrapping_neg();
+    let word = own ^ (own ^ other) & above;
+    let symbol = (word >> PROBABILITY_BITS & 15) as usize;
+    Slot { symbol, frequency: (word & 0xfff) + 1, offset: r + (other >> UPPER_SHIFT & above) }
 }
 
 /// Fills the bucket of the smallest symbol first, from any symbol with more than a bucket.
@@ -164,27 +205,32 @@ fn fill_buckets(frequencies: &[u16; ALPHABET]) -> Buckets {
     }
     let word = |f: u16| u32::from(f).saturating_sub(1);
     let own = |s: usize| left[s] << PROBABILITY_BITS | word(frequencies[s]);
-    let mut buckets = Buckets { a: std::array::from_fn(own), b: [0; ALPHABET] };
+    let (a, mut b) = (std::array::from_fn(own), [0; ALPHABET]);
     let mut base = left; // next offset of each donor: what it kept comes first
     for small in served {
         let Some(donor) = donor_of[small] else { continue };
         let offset = base[donor] - left[small]; // not negative: see above
-        buckets.b[small] = offset << 20 | (donor as u32) << PROBABILITY_BITS | word(frequencies[donor]);
+        b[small] = offset << UPPER_SHIFT | (donor as u32) << PROBABILITY_BITS | word(frequencies[donor]);
         base[donor] += BUCKET_SLOTS - left[small];
     }
-    buckets
+    Buckets::of_words(a, b)
 }
 
-/// Checks a table from bytes and returns its frequencies.
-fn check_buckets(buckets: &Buckets) -> Result<[u16; ALPHABET], TableError> {
-    let mut frequencies = [0u32; ALPHABET];
-    for (bucket, (&a, &b)) in buckets.a.iter().zip(&buckets.b).enumerate() {
+/// Checks that bits without a meaning are zero in stored words.
+fn check_reserved(a: &[u32; ALPHABET], b: &[u32; ALPHABET]) -> Result<(), TableError> {
+    for (bucket, (&a, &b)) in a.iter().zip(b).enumerate() {
         let divide = a >> PROBABILITY_BITS;
         let a_unused = divide > BUCKET_SLOTS || (divide == 0 && a != 0);
         if a_unused || b & 0xf_0000 != 0 || (divide == BUCKET_SLOTS && b != 0) {
             return Err(TableError::Reserved { bucket });
         }
     }
+    Ok(())
+}
+
+/// Checks that the slots are a bijection, and returns the frequencies.
+fn check_bijection(buckets: &Buckets) -> Result<[u16; ALPHABET], TableError> {
+    let mut frequencies = [0u32; ALPHABET];
     let mut hits = [0u64; PROBABILITY_ONE as usize];
     for slot in 0..PROBABILITY_ONE {
         let Slot { symbol, frequency, offset } = decode_slot(buckets, slot);

@@ -12,6 +12,11 @@ use super::{
     },
     trit::TritTable,
 };
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+use super::{
+    alias::Buckets,
+    halves::{Halves, StepTable},
+};
 
 /// All tables that a profile's pieces name by number.
 #[derive(Debug, Clone)]
@@ -22,6 +27,9 @@ pub struct TableBank {
     encode: OnceLock<Vec<EncodeTable>>,
     /// Both kinds as SIMD encoders need them.
     wide: OnceLock<(Vec<StageEncoding>, Vec<TritEncoding>)>,
+    /// What decoders of streams look up.
+    #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+    steps: OnceLock<[Vec<StepTable>; 2]>,
 }
 
 impl TableBank {
@@ -33,7 +41,18 @@ impl TableBank {
         if stage.len() > STAGE_TABLES_MAX || trit.len() > TRIT_TABLES_MAX {
             return Err(TableError::Count { stage: stage.len(), trit: trit.len() });
         }
-        Ok(Self { stage, trit, encode: OnceLock::new(), wide: OnceLock::new() })
+        Ok(Self::of(stage, trit))
+    }
+
+    fn of(stage: Vec<AliasTable>, trit: Vec<TritTable>) -> Self {
+        Self {
+            stage,
+            trit,
+            encode: OnceLock::new(),
+            wide: OnceLock::new(),
+            #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+            steps: OnceLock::new(),
+        }
     }
 
     /// The stage tables.
@@ -44,6 +63,22 @@ impl TableBank {
     /// The trit tables.
     pub fn trit_tables(&self) -> &[TritTable] {
         &self.trit
+    }
+
+    /// Stage tables and trit tables as decoders of streams look them up.
+    #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+    pub(crate) fn steps(&self) -> &[Vec<StepTable>; 2] {
+        let stage = |table: &AliasTable| StepTable {
+            halves: table.halves(),
+            buckets: *table.buckets(),
+            trit: TritTable::NONE,
+        };
+        let trit = |table: &TritTable| {
+            let halves = Halves::of_trit(|context, folded| table.range(context, folded));
+            StepTable { halves, buckets: Buckets::NONE, trit: *table }
+        };
+        self.steps
+            .get_or_init(|| [self.stage.iter().map(stage).collect(), self.trit.iter().map(trit).collect()])
     }
 
     /// The stage tables as encoders need them.
@@ -110,6 +145,6 @@ impl TableBank {
         let (trit_part, rest) = rest.split_at_checked(trit_bytes).ok_or(too_short)?;
         let stage = stage_part.as_chunks().0.iter().map(AliasTable::from_bytes).collect::<Result<_, _>>()?;
         let trit = trit_part.as_chunks().0.iter().map(TritTable::from_bytes).collect::<Result<_, _>>()?;
-        Ok((Self { stage, trit, encode: OnceLock::new(), wide: OnceLock::new() }, rest))
+        Ok((Self::of(stage, trit), rest))
     }
 }

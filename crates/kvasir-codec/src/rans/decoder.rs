@@ -9,9 +9,11 @@ use super::{
     piece::states_offset,
     plan::{Coding, PiecePlan},
     raw,
-    stream::{RowsAt, StreamBytes, StreamFault, StreamJob, lane_count, stream_count, stream_range},
+    stream::{
+        RowsAt, StreamBytes, StreamFault, StreamJob, cell::Fit, lane_count, stream_count, stream_range,
+    },
 };
-use crate::arch::StreamDecoder;
+use crate::arch::{StreamCell, StreamDecoder};
 
 /// Decodes pieces. Every decoder gives the same values and the same errors, bit for bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +66,7 @@ impl PieceDecoder {
         let mut steps = self.steps(bank, *plan, bytes)?;
         while let Some(range) = steps.next() {
             let mine = &mut values[range.start * plan.tokens..range.end * plan.tokens];
-            steps.step(RowsAt::Consecutive, mine)?;
+            steps.step(RowsAt::Consecutive, Target::wide(mine, plan.tokens))?;
         }
         Ok(())
     }
@@ -80,7 +82,9 @@ impl PieceDecoder {
         values: &mut [i32],
     ) -> Result<(), PieceError> {
         let mut steps = self.steps(bank, *plan, bytes)?;
-        while steps.step_of(rows, values)?.is_some() {}
+        while steps.next().is_some() {
+            steps.step_of(rows, 0, Target::wide(values, plan.tokens))?;
+        }
         Ok(())
     }
 
@@ -137,49 +141,64 @@ impl PieceSteps<'_> {
         (self.done < count).then_some(self.done..end)
     }
 
-    /// Decodes the next step's coefficients, which are the listed rows of `values`; `None` at the end.
-    pub(crate) fn step_of(&mut self, rows: &[usize], values: &mut [i32]) -> Result<Option<()>, PieceError> {
-        let Some(range) = self.next() else { return Ok(None) };
+    /// Decodes the next step's coefficients, which are the listed rows; `target` begins with row `base`.
+    pub(crate) fn step_of<V: StreamCell>(
+        &mut self,
+        rows: &[usize],
+        base: usize,
+        Target { values, stride, most }: Target<'_, V>,
+    ) -> Result<Fit, PieceError> {
+        let Some(range) = self.next() else { return Ok(Fit::Held) };
         let rows = &rows[range];
         // a step is never empty
-        let (first, after) = (rows[0], rows[rows.len() - 1] + 1);
-        let values = &mut values[first * self.plan.tokens..after * self.plan.tokens];
-        self.step(RowsAt::listed(rows), values).map(Some)
+        let (first, after) = (rows[0] - base, rows[rows.len() - 1] + 1 - base);
+        let values = &mut values[first * stride..after * stride];
+        self.step(RowsAt::listed(rows), Target { values, stride, most })
     }
 
     /// Decodes the values of the step's coefficients, whose rows these are.
-    fn step(&mut self, rows: RowsAt<'_>, values: &mut [i32]) -> Result<(), PieceError> {
-        let Some(range) = self.next() else { return Ok(()) };
-        assert_eq!(
-            values.len(),
-            rows.reach(range.len()) * self.plan.tokens,
-            "values of the step's coefficients"
-        );
-        if range.start >= self.active {
-            self.inactive(&range, rows, values);
+    fn step<V: StreamCell>(&mut self, rows: RowsAt<'_>, target: Target<'_, V>) -> Result<Fit, PieceError> {
+        let Some(range) = self.next() else { return Ok(Fit::Held) };
+        let Target { values, stride, most } = target;
+        assert_eq!(values.len(), rows.reach(range.len()) * stride, "values of the step's coefficients");
+        let fit = if range.start >= self.active {
+            self.inactive(&range, rows, (values, stride))
         } else if self.is_raw {
-            raw::decode(&self.plan, self.active, self.bytes, rows, values)?;
+            raw::decode(&self.plan, self.active, self.bytes, rows, (values, stride, most))?
         } else {
-            self.lockstep(rows, values)?;
-        }
+            self.lockstep(rows, Target { values, stride, most })?
+        };
         self.done = range.end;
-        Ok(())
+        Ok(fit)
     }
 
     /// What is behind the active coefficients is as predicted.
-    fn inactive(&self, range: &Range<usize>, rows: RowsAt<'_>, values: &mut [i32]) {
+    fn inactive<V: StreamCell>(
+        &self,
+        range: &Range<usize>,
+        rows: RowsAt<'_>,
+        (values, stride): (&mut [V], usize),
+    ) -> Fit {
         for (c, coding) in self.plan.coefficients[range.clone()].iter().enumerate() {
-            let first = rows.row(c) * self.plan.tokens;
-            let row = &mut values[first..first + self.plan.tokens];
-            match coding {
-                Coding::Stage { .. } => row.fill(0),
-                Coding::Trit { .. } => row.iter_mut().for_each(|v| *v = refine(*v, 0)),
+            let first = rows.row(c) * stride;
+            for cell in &mut values[first..first + self.plan.tokens] {
+                let value = match coding {
+                    Coding::Stage { .. } => 0,
+                    Coding::Trit { .. } => refine(cell.get(), 0),
+                };
+                let Some(held) = V::of(value, i32::MAX) else { return Fit::TooWide };
+                *cell = held;
             }
         }
+        Fit::Held
     }
 
     /// As many streams as decode in lockstep.
-    fn lockstep(&mut self, mut rows: RowsAt<'_>, values: &mut [i32]) -> Result<(), PieceError> {
+    fn lockstep<V: StreamCell>(
+        &mut self,
+        mut rows: RowsAt<'_>,
+        Target { values, stride, most }: Target<'_, V>,
+    ) -> Result<Fit, PieceError> {
         let (plan, active, index) = (self.plan, self.active, self.index);
         let streams: Vec<_> = self.streams.by_ref().take(self.streams_of.streams()).collect();
         let lengths: Vec<_> = streams.iter().map(|bytes| bytes.words.len() / 2).collect();
@@ -188,17 +207,39 @@ impl PieceSteps<'_> {
         let mut jobs = Vec::with_capacity(streams.len());
         for (i, bytes) in streams.into_iter().enumerate() {
             let codings = &plan.coefficients[stream_range(active, index + i)];
-            let reach = if i == last { rest.len() } else { rows.row(codings.len()) * plan.tokens };
+            let reach = if i == last { rest.len() } else { rows.row(codings.len()) * stride };
             let (values, others) = std::mem::take(&mut rest).split_at_mut(reach);
             let (mine, behind) = rows.split(codings.len());
-            jobs.push(StreamJob { codings, rows: mine, bytes, values });
+            jobs.push(StreamJob { codings, rows: mine, bytes, values, stride, most });
             (rest, rows) = (others, behind);
         }
         self.index += jobs.len();
         for (i, verdict) in self.streams_of.decode(self.bank, plan.tokens, jobs).into_iter().enumerate() {
-            verdict.map_err(|fault| fault_error(fault, &plan, active, index + i, lengths[i]))?;
+            match verdict {
+                Ok(Fit::Held) => {}
+                Ok(Fit::TooWide) => return Ok(Fit::TooWide),
+                Err(fault) => return Err(fault_error(fault, &plan, active, index + i, lengths[i])),
+            }
         }
-        Ok(())
+        Ok(Fit::Held)
+    }
+}
+
+/// Where values go.
+#[derive(Debug)]
+pub(crate) struct Target<'a, V> {
+    /// Rows of coefficients.
+    pub(crate) values: &'a mut [V],
+    /// Values from one row to the next, at least the tokens.
+    pub(crate) stride: usize,
+    /// Largest magnitude of a stage value that the cells have to hold.
+    pub(crate) most: i32,
+}
+
+impl<'a> Target<'a, i32> {
+    /// Rows of wide cells, one behind the other.
+    pub(crate) fn wide(values: &'a mut [i32], tokens: usize) -> Self {
+        Self { values, stride: tokens, most: i32::MAX }
     }
 }
 
@@ -275,5 +316,130 @@ pub(super) fn fault_error(
         }
         StreamFault::Underrun => PieceError::Underrun { stream, words },
         StreamFault::Final { left, lanes } => PieceError::FinalState { stream, left, lanes },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::rans::{AliasTable, Cell as _, TritTable, coarsen, encode_piece, narrow_most};
+
+    proptest! {
+        /// Narrow cells of any stride hold what wide ones hold, on every path, or say that they cannot.
+        #[test]
+        fn narrow_cells_are_wide_ones(
+            coefficients in 1usize..400, tokens in 1usize..100, pad in 0usize..40, seed in any::<u32>(), mix in 0u32..5,
+            rare in 0u32..9, trits in 0u8..3,
+        ) {
+            let random = |i: usize| (seed ^ i as u32).wrapping_mul(0x9e37_79b1).rotate_left(seed % 32).wrapping_mul(0x85eb_ca6b);
+            let stage = AliasTable::from_counts(&[3, 3, 4, 5, 6, 8, 9, 20, 9, 8, 6, 5, 4, 3, 3, 2]);
+            let flat = AliasTable::from_counts(&[0, 0, 0, 1, 0, 0, 0, 4000, 0, 0, 0, 0, 0, 0, 0, 9]);
+            let table = TritTable::from_counts(&[[30, 40, 30], [45, 33, 22]]);
+            let bank = TableBank::new(vec![stage, flat], vec![table]).unwrap();
+            let coding = |c: usize| match (mix, random(c) % 40) {
+                (0, _) | (2, 0..20) | (3, 0..38) => Coding::Stage { table: (c % 2) as u8, trits: 0, trit_table: 0 },
+                (4, 0..20) => Coding::Stage { table: 0, trits, trit_table: 0 },
+                _ => Coding::Trit { table: 0 },
+            };
+            let codings: Vec<_> = (0..coefficients).map(coding).collect();
+            let plan = PiecePlan { coefficients: &codings, tokens };
+            let value = |i: usize| {
+                let spread = if random(i) % 97 < rare { 14 } else { 28 };
+                (random(i + 7) as i32) >> spread
+            };
+            let most = narrow_most(u32::from(trits) + 2).unwrap();
+            // what trits refine was bounded when it was a stage's
+            let bounded = |i: usize| match codings[i / tokens] {
+                Coding::Stage { .. } => value(i),
+                Coding::Trit { .. } => value(i).clamp(-3 * most, 3 * most),
+            };
+            let values: Vec<i32> = (0..coefficients * tokens).map(bounded).collect();
+            let before = |i: usize| match codings[i / tokens] {
+                Coding::Stage { .. } => 0,
+                Coding::Trit { .. } => coarsen(values[i]),
+            };
+            let mut piece = Vec::new();
+            encode_piece(&bank, &plan, &values, &mut piece).unwrap();
+            let held = values.iter().enumerate().all(|(i, v)| {
+                let coding = codings[i / tokens];
+                i16::of(*v, coding.bound(most)).is_some() && i16::of(before(i), i32::MAX).is_some()
+            });
+            let stride = tokens + pad;
+            for decoder in PieceDecoder::available() {
+                let cell = |i: usize| if i % stride < tokens { before(i / stride * tokens + i % stride) } else { -77 };
+                let mut cells: Vec<i16> = (0..coefficients * stride).map(|i| cell(i) as i16).collect();
+                let mut steps = decoder.steps(&bank, plan, &piece).unwrap();
+                let mut fit = Fit::Held;
+                while let Some(range) = steps.next() {
+                    let values = &mut cells[range.start * stride..range.end * stride];
+                    let target = Target { values, stride, most };
+                    if steps.step(RowsAt::Consecutive, target).unwrap() == Fit::TooWide {
+                        fit = Fit::TooWide;
+                        break;
+                    }
+                }
+                prop_assert_eq!(fit == Fit::Held, held, "{}", decoder.name());
+                if !held {
+                    continue;
+                }
+                for (i, cell) in cells.iter().enumerate() {
+                    let expected = if i % stride < tokens { values[i / stride * tokens + i % stride] } else { -77 };
+                    prop_assert_eq!(i32::from(*cell), expected, "{} {}", decoder.name(), i);
+                }
+            }
+        }
+    }
+
+    /// Symbols that have all slots stand among others, in stages and in either context of trits.
+    #[test]
+    fn certain_symbols_take_nothing() {
+        let stage = AliasTable::from_counts(&[3, 3, 4, 5, 6, 8, 9, 20, 9, 8, 6, 5, 4, 3, 3, 2]);
+        let certain =
+            AliasTable::from_frequencies(&std::array::from_fn(|s| 4096 * u16::from(s == 7))).unwrap();
+        let trits = [[[1000, 3000], [900, 2000]], [[0, 4096], [900, 2000]], [[1000, 3000], [0, 4096]]];
+        let trits = trits.map(|thresholds| TritTable::new(thresholds).unwrap());
+        let bank = TableBank::new(vec![stage, certain], trits.to_vec()).unwrap();
+        let tokens = 70;
+        let coding = |c: usize| match c % 7 {
+            0 | 3 => Coding::Stage { table: 0, trits: 0, trit_table: 0 },
+            1 => Coding::Stage { table: 1, trits: 0, trit_table: 0 },
+            2 => Coding::Stage { table: 1, trits: 1, trit_table: 0 },
+            other => Coding::Trit { table: (other - 4) as u8 },
+        };
+        // the context that is certain has digits of 0
+        let value = |c: usize, t: usize| match (c % 7, (c * 31 + t * 17) % 13) {
+            (0 | 3, v) => v as i32 - 6,
+            (1, _) => 0,
+            (2, v) => v as i32 % 3 - 1,
+            (5, v @ 0..2) => 3 * v as i32,
+            (6, v @ 2..) => 3 * (v as i32 - 6),
+            (_, v @ 0..2) => v as i32,
+            (_, v) => v as i32 + 1,
+        };
+        let codings: Vec<_> = (0..300).map(coding).collect();
+        let plan = PiecePlan { coefficients: &codings, tokens };
+        let values: Vec<i32> = (0..300 * tokens).map(|i| value(i / tokens, i % tokens)).collect();
+        let mut piece = Vec::new();
+        encode_piece(&bank, &plan, &values, &mut piece).unwrap();
+        assert_eq!(read_active(&plan, &piece), Ok((300, false)));
+        for decoder in PieceDecoder::available() {
+            let known = |(i, &v): (usize, &i32)| match codings[i / tokens] {
+                Coding::Stage { .. } => 0,
+                Coding::Trit { .. } => coarsen(v),
+            };
+            let mut wide: Vec<i32> = values.iter().enumerate().map(known).collect();
+            let mut cells: Vec<i16> = wide.iter().map(|v| *v as i16).collect();
+            decoder.decode_piece(&bank, &plan, &piece, &mut wide).unwrap();
+            assert!(wide == values, "{}", decoder.name());
+            let mut steps = decoder.steps(&bank, plan, &piece).unwrap();
+            while let Some(range) = steps.next() {
+                let values = &mut cells[range.start * tokens..range.end * tokens];
+                let target = Target { values, stride: tokens, most: 1000 };
+                assert_eq!(steps.step(RowsAt::Consecutive, target), Ok(Fit::Held));
+            }
+            assert!(cells.iter().zip(&values).all(|(cell, v)| i32::from(*cell) == *v), "{}", decoder.name());
+        }
     }
 }

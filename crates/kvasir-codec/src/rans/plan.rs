@@ -29,6 +29,19 @@ pub enum Coding {
     },
 }
 
+impl Coding {
+    /// Largest magnitude after this coding where a stage gives `most` at the most; what is refined has been bounded before.
+    pub(crate) fn bound(self, most: i32) -> i32 {
+        match self {
+            Self::Stage { trits, .. } => {
+                let ratio = 3i32.saturating_pow(trits.into());
+                most.saturating_mul(ratio).saturating_add(ratio / 2)
+            }
+            Self::Trit { .. } => i32::MAX,
+        }
+    }
+}
+
 /// The coding of a piece's coefficients, in stream order (by decreasing variance, so that trailing ones vanish).
 #[derive(Debug, Clone, Copy)]
 pub struct PiecePlan<'a> {

@@ -7,7 +7,10 @@ use super::{
     error::PieceError,
     nest::{digit, refine},
     plan::{Coding, PiecePlan},
-    stream::RowsAt,
+    stream::{
+        RowsAt,
+        cell::{Cell, Fit},
+    },
 };
 
 /// Marks a raw piece in the field of `n_active`.
@@ -104,31 +107,32 @@ pub(super) fn check<'b>(
 }
 
 /// Decodes what follows the first field. Coefficients behind `active` are the caller's.
-pub(super) fn decode(
+pub(super) fn decode<V: Cell>(
     plan: &PiecePlan<'_>,
     active: usize,
     bytes: &[u8],
     at: RowsAt<'_>,
-    values: &mut [i32],
-) -> Result<(), PieceError> {
+    (values, stride, most): (&mut [V], usize, i32),
+) -> Result<Fit, PieceError> {
     let widths = check(plan, active, bytes)?;
     let mut reader = Bits { bytes: &bytes[2 + active..], pending: 0, held: 0, taken: 0 };
     for (c, (coding, &width)) in plan.coefficients.iter().zip(widths).enumerate() {
-        let first = at.row(c) * plan.tokens;
-        let row = &mut values[first..first + plan.tokens];
-        for value in row {
+        let first = at.row(c) * stride;
+        for cell in &mut values[first..first + plan.tokens] {
             let code = reader.take(width.into());
-            match coding {
-                Coding::Stage { .. } => *value = unzigzag(code),
+            let value = match coding {
+                Coding::Stage { .. } => unzigzag(code),
                 Coding::Trit { .. } if code > 2 => {
                     let offset = 2 + active + reader.taken - 1;
                     return Err(PieceError::Field { offset, limit: 2, actual: code });
                 }
-                Coding::Trit { .. } => *value = refine(*value, unzigzag(code)),
-            }
+                Coding::Trit { .. } => refine(cell.get(), unzigzag(code)),
+            };
+            let Some(held) = V::of(value, coding.bound(most)) else { return Ok(Fit::TooWide) };
+            *cell = held;
         }
     }
-    Ok(())
+    Ok(Fit::Held)
 }
 
 /// Bits, least significant first; zeros behind the end.

@@ -51,6 +51,9 @@ impl TritTable {
         &self.ranges
     }
 
+    /// A table that nothing is decoded with.
+    pub(crate) const NONE: Self = Self { thresholds: [[0; 2]; 2], ranges: [0; 8] };
+
     /// The table that fits `counts[context][digit + 1]` best; every digit stays codable.
     pub fn from_counts(counts: &[[u64; 3]; 2]) -> Self {
         let thresholds = counts.map(|c| {

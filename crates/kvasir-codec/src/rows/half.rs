@@ -8,8 +8,8 @@ use std::ops::{Deref, DerefMut};
 use half::bf16;
 use kvasir_types::{Pairing, Rope};
 
-use super::{Scaling, TILE};
-use crate::rope::sin_cos;
+use super::{Quantised, Scaling, TILE};
+use crate::{rans::Cell, rope::sin_cos};
 
 /// One value of [`TILE`] tokens, in cache lines of its own: a register that crosses two costs twice.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -163,6 +163,10 @@ pub(crate) struct RowScratch {
     pub(crate) elements: Vec<Lane<f32>>,
     /// Two neighbouring elements in a word, the first in the low half.
     pub(crate) pairs: Vec<Lane<u32>>,
+    /// What is taken off the magnitude of every element.
+    pub(crate) offs: Vec<f32>,
+    /// Numbers of every element's frequent values.
+    pub(crate) tables: Vec<Lane<u32>>,
 }
 
 /// Bits of a bf16, in the low half.
@@ -174,21 +178,21 @@ fn rounded(x: f32) -> u32 {
 }
 
 /// The elements of one tile of tokens, in lanes.
-fn reconstruct_tile(
+fn reconstruct_tile<V: Cell>(
     scaling: &Scaling<'_>,
-    (tokens, first): (usize, usize),
-    values: &[i32],
+    Quantised { values, stride, tokens }: Quantised<'_, V>,
+    first: usize,
     elements: &mut [Lane<f32>],
 ) {
     let (ratio, gain) = (scaling.ratio(), scaling.gain);
     let count = TILE.min(tokens - first);
-    let rows = values.chunks_exact(tokens);
+    let rows = values.chunks_exact(stride);
     for (element, (out, row)) in elements.iter_mut().zip(rows).enumerate() {
         let mean = scaling.mean[element];
         let towards_zero = scaling.towards_zero(element);
-        let mut q = [0; TILE];
+        let mut q = [V::default(); TILE];
         q[..count].copy_from_slice(&row[first..first + count]);
-        for (lane, q) in out.0.iter_mut().zip(q) {
+        for (lane, q) in out.0.iter_mut().zip(q.map(V::get)) {
             let steps = q.wrapping_mul(ratio).wrapping_sub(q.signum() * towards_zero);
             *lane = steps as f32 * gain + mean;
         }
@@ -196,6 +200,19 @@ fn reconstruct_tile(
 }
 
 impl RowScratch {
+    /// What is taken off the magnitude of every element, and words of pairs.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn prepared(
+        &mut self,
+        scaling: &Scaling<'_>,
+    ) -> (&[f32], &mut [Lane<u32>], &mut Vec<Lane<u32>>) {
+        let count = scaling.elements();
+        self.offs.clear();
+        self.offs.extend((0..count).map(|element| scaling.towards_zero(element) as f32));
+        self.pairs.resize(count.div_ceil(2), Lane::default());
+        (&self.offs, &mut self.pairs, &mut self.tables)
+    }
+
     /// Room for heads of `count` elements.
     pub(crate) fn of(&mut self, count: usize) -> (&mut [Lane<f32>], &mut [Lane<u32>]) {
         self.elements.resize(count, Lane::default());
@@ -205,17 +222,16 @@ impl RowScratch {
 }
 
 /// Rows of one tile, whole or not: the definition, and what other kernels use for the last tokens.
-pub(crate) fn half_tile(
+pub(crate) fn half_tile<V: Cell>(
     scaling: &Scaling<'_>,
     turns: Option<&Turns>,
-    (tokens, tile): (usize, usize),
-    values: &[i32],
+    (values, tile): (Quantised<'_, V>, usize),
     rows: &mut [bf16],
     scratch: &mut RowScratch,
 ) {
     let count = scaling.elements();
     let (elements, pairs) = scratch.of(count);
-    reconstruct_tile(scaling, (tokens, tile * TILE), values, elements);
+    reconstruct_tile(scaling, values, tile * TILE, elements);
     if let Some(turns) = turns {
         turns.rotate(tile, elements);
     }

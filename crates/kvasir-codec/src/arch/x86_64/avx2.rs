@@ -4,24 +4,19 @@
     reason = "register intrinsics share one proof: the CPU feature"
 )]
 
-use std::arch::x86_64::{
-    __m256i, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256, _mm256_andnot_si256, _mm256_blendv_epi8,
-    _mm256_blendv_ps, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32,
-    _mm256_cvtepu16_epi32, _mm256_loadu_si256, _mm256_movemask_ps, _mm256_mullo_epi32, _mm256_or_si256,
-    _mm256_permutevar8x32_epi32, _mm256_set1_epi32, _mm256_setr_epi32, _mm256_setzero_si256,
-    _mm256_sign_epi32, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_si256, _mm256_sub_epi32,
-};
+use std::arch::x86_64::*;
 
 use crate::{
     arch::kernel::{Kernel, REFILL_BYTES},
     rans::{
-        ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, alias::Buckets,
-        trit::TritTable,
+        ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, alias::UPPER_SHIFT,
+        halves::StepTable, trit::TritTable,
     },
 };
 
 const SLOT_MASK: i32 = PROBABILITY_ONE as i32 - 1;
 const PROBABILITY_SHIFT: i32 = PROBABILITY_BITS as i32;
+const UPPER: i32 = UPPER_SHIFT as i32;
 /// Registers of 32 lanes.
 const REGISTERS: usize = LANES / 8;
 
@@ -91,29 +86,67 @@ unsafe fn lookup(halves: [__m256i; 2], index: __m256i, fourth: __m256i) -> __m25
     }
 }
 
-/// Eight lanes of a stage step: new states, values, escapes.
+/// Eight lanes of a stage step: new states, symbols.
 ///
 /// # Safety
 /// AVX2.
 #[inline(always)]
-unsafe fn stage_part(a: [__m256i; 2], b: [__m256i; 2], x: __m256i) -> (__m256i, __m256i, u32) {
+unsafe fn stage_part(own: [__m256i; 2], other: [__m256i; 2], x: __m256i) -> (__m256i, __m256i) {
     // SAFETY: register operations only.
     unsafe {
         let bucket = _mm256_srli_epi32::<8>(x); // vpermd uses the low three bits
         let fourth = _mm256_slli_epi32::<20>(x); // bit 11 to the sign
-        let (own, other) = (lookup(a, bucket, fourth), lookup(b, bucket, fourth));
+        let (own, other) = (lookup(own, bucket, fourth), lookup(other, bucket, fourth));
         let r = _mm256_and_si256(x, _mm256_set1_epi32(255));
         let q = _mm256_srli_epi32::<PROBABILITY_SHIFT>(x);
-        let below = _mm256_cmpgt_epi32(_mm256_srli_epi32::<PROBABILITY_SHIFT>(own), r);
+        let below = _mm256_cmpgt_epi32(_mm256_srli_epi32::<UPPER>(own), r);
         let word = _mm256_blendv_epi8(other, own, below);
         let less_one = _mm256_and_si256(word, _mm256_set1_epi32(SLOT_MASK));
-        let offset = _mm256_add_epi32(r, _mm256_andnot_si256(below, _mm256_srli_epi32::<20>(other)));
-        let symbol = _mm256_blendv_epi8(_mm256_srli_epi32::<12>(other), bucket, below);
-        let symbol = _mm256_and_si256(symbol, _mm256_set1_epi32(15));
-        let escapes = _mm256_cmpeq_epi32(symbol, _mm256_set1_epi32(ESCAPE as i32));
-        let escapes = _mm256_movemask_ps(_mm256_castsi256_ps(escapes)) as u32;
-        let scaled = _mm256_add_epi32(_mm256_mullo_epi32(less_one, q), q);
-        (_mm256_add_epi32(scaled, offset), _mm256_sub_epi32(symbol, _mm256_set1_epi32(7)), escapes)
+        let offset = _mm256_add_epi32(r, _mm256_andnot_si256(below, _mm256_srli_epi32::<UPPER>(word)));
+        let symbol = _mm256_and_si256(_mm256_srli_epi32::<PROBABILITY_SHIFT>(word), _mm256_set1_epi32(15));
+        let scaled = _mm256_mullo_epi32(less_one, q);
+        (_mm256_add_epi32(scaled, _mm256_add_epi32(q, offset)), symbol)
+    }
+}
+
+/// One bit for each of the lanes, of 16 bits, that are all ones.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn set_of([a, b]: [__m256i; 2]) -> u32 {
+    // SAFETY: register operations only.
+    unsafe {
+        let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(a, b));
+        _mm256_movemask_epi8(bytes) as u32
+    }
+}
+
+/// Lanes in order of 16 bits each: 16 in a register.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn narrowed(x: [__m256i; REGISTERS]) -> [__m256i; 2] {
+    // SAFETY: register operations only.
+    unsafe {
+        // packing goes by halves of registers
+        let ordered = |a, b| _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
+        [ordered(x[0], x[1]), ordered(x[2], x[3])]
+    }
+}
+
+/// The reverse.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn widened([a, b]: [__m256i; 2]) -> [__m256i; REGISTERS] {
+    // SAFETY: register operations only.
+    unsafe {
+        let low = |x| _mm256_cvtepi16_epi32(_mm256_castsi256_si128(x));
+        let high = |x| _mm256_cvtepi16_epi32(_mm256_extracti128_si256::<1>(x));
+        [low(a), high(a), low(b), high(b)]
     }
 }
 
@@ -169,88 +202,84 @@ unsafe fn escape_part(set: u32, x: __m256i, values: __m256i) -> (__m256i, __m256
     }
 }
 
-impl Kernel for Kernel8 {
-    type Registers = [__m256i; REGISTERS];
-    const STREAMS: usize = 2;
-
+impl Kernel8 {
+    /// # Safety
+    /// AVX2.
     #[inline(always)]
-    unsafe fn load(lanes: &[u32; LANES]) -> Self::Registers {
-        // SAFETY: the caller's promise.
-        unsafe { load(lanes) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(registers: Self::Registers, lanes: &mut [u32; LANES]) {
-        // SAFETY: the caller's promise.
-        unsafe { store(registers, lanes) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_values(values: &[i32; LANES]) -> Self::Registers {
-        // SAFETY: the caller's promise.
-        unsafe { load(values) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_values(registers: Self::Registers, values: &mut [i32; LANES]) {
-        // SAFETY: the caller's promise.
-        unsafe { store(registers, values) }
-    }
-
-    #[inline(always)]
-    unsafe fn stage(buckets: &Buckets, states: Self::Registers) -> (Self::Registers, Self::Registers, u32) {
-        // SAFETY: each array is 64 bytes, two registers.
-        let (a, b) = unsafe {
-            let (a, b) = (buckets.a.as_ptr().cast::<__m256i>(), buckets.b.as_ptr().cast::<__m256i>());
-            (
-                [_mm256_loadu_si256(a), _mm256_loadu_si256(a.add(1))],
-                [_mm256_loadu_si256(b), _mm256_loadu_si256(b.add(1))],
-            )
-        };
-        let (mut next, mut values, mut escapes) = (states, states, 0);
-        for i in 0..REGISTERS {
-            let part;
-            // SAFETY: the caller's promise.
-            (next[i], values[i], part) = unsafe { stage_part(a, b, states[i]) };
-            escapes |= part << (8 * i);
-        }
-        (next, values, escapes)
-    }
-
-    #[inline(always)]
-    unsafe fn trit(
+    unsafe fn refined(
         table: &TritTable,
-        states: Self::Registers,
-        values: Self::Registers,
-    ) -> (Self::Registers, Self::Registers) {
+        coders: [__m256i; REGISTERS],
+        values: [__m256i; REGISTERS],
+    ) -> ([__m256i; REGISTERS], [__m256i; REGISTERS]) {
         // SAFETY: 32 bytes.
         let ranges = unsafe { _mm256_loadu_si256(table.ranges().as_ptr().cast()) };
-        let (mut next, mut refined) = (states, values);
+        let (mut next, mut refined) = (coders, values);
         for i in 0..REGISTERS {
             // SAFETY: the caller's promise.
-            (next[i], refined[i]) = unsafe { trit_part(table, ranges, states[i], values[i]) };
+            (next[i], refined[i]) = unsafe { trit_part(table, ranges, coders[i], values[i]) };
         }
         (next, refined)
     }
+}
 
+type Coders = <Kernel8 as Kernel>::Coders;
+type Values = <Kernel8 as Kernel>::Values;
+
+impl Kernel8 {
+    /// A stage step before its refill.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
     #[inline(always)]
-    unsafe fn escape(
-        mut states: Self::Registers,
-        mut values: Self::Registers,
-        set: u32,
-    ) -> (Self::Registers, Self::Registers, u32) {
-        let mut long = 0;
+    unsafe fn stage(StepTable { buckets, .. }: &StepTable, coders: Coders) -> (Coders, Values, u32) {
+        // SAFETY: each array is 64 bytes, two registers.
+        let (own, other) = unsafe {
+            let own = buckets.own.as_ptr().cast::<__m256i>();
+            let other = buckets.other.as_ptr().cast::<__m256i>();
+            (
+                [_mm256_loadu_si256(own), _mm256_loadu_si256(own.add(1))],
+                [_mm256_loadu_si256(other), _mm256_loadu_si256(other.add(1))],
+            )
+        };
+        let (mut next, mut symbols) = (coders, coders);
         for i in 0..REGISTERS {
-            let part;
             // SAFETY: the caller's promise.
-            (states[i], values[i], part) = unsafe { escape_part(set >> (8 * i), states[i], values[i]) };
-            long |= part << (8 * i);
+            (next[i], symbols[i]) = unsafe { stage_part(own, other, coders[i]) };
         }
-        (states, values, long)
+        // SAFETY: register operations only.
+        unsafe {
+            let [a, b] = narrowed(symbols);
+            let escape = _mm256_set1_epi16(ESCAPE as i16);
+            let (first, second) = (_mm256_cmpeq_epi16(a, escape), _mm256_cmpeq_epi16(b, escape));
+            let escapes = if _mm256_testz_si256(_mm256_or_si256(first, second), _mm256_set1_epi16(-1)) == 1 {
+                0
+            } else {
+                set_of([first, second])
+            };
+            let seven = _mm256_set1_epi16(7);
+            (next, [_mm256_sub_epi16(a, seven), _mm256_sub_epi16(b, seven)], escapes)
+        }
     }
 
+    /// A trit step before its refill.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
     #[inline(always)]
-    unsafe fn refill(mut states: Self::Registers, words: &[u8; REFILL_BYTES]) -> (Self::Registers, usize) {
+    unsafe fn trit(StepTable { trit, .. }: &StepTable, coders: Coders, values: Values) -> (Coders, Values) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (coders, values) = Self::refined(trit, coders, widened(values));
+            (coders, narrowed(values))
+        }
+    }
+
+    /// Refills the lanes below the minimum state, in lane order; returns the bytes taken.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
+    #[inline(always)]
+    unsafe fn refill(mut states: Coders, words: &[u8; REFILL_BYTES]) -> (Coders, usize) {
         let mut taken = 0;
         for x in &mut states {
             // SAFETY: 16 bytes from an offset of at most 3 × 16; `SPREAD` rows are one register.
@@ -265,5 +294,140 @@ impl Kernel for Kernel8 {
             }
         }
         (states, taken)
+    }
+}
+
+impl Kernel for Kernel8 {
+    type Coders = [__m256i; REGISTERS];
+    type Values = [__m256i; 2];
+    const STREAMS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(lanes: &[u32; LANES]) -> Self::Coders {
+        // SAFETY: the caller's promise.
+        unsafe { load(lanes) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(coders: Self::Coders, lanes: &mut [u32; LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { store(coders, lanes) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_values(values: &[i16; LANES]) -> Self::Values {
+        let at = values.as_ptr().cast::<__m256i>();
+        // SAFETY: 32 × 2 bytes are two registers; unaligned loads.
+        unsafe { [_mm256_loadu_si256(at), _mm256_loadu_si256(at.add(1))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_values(values: Self::Values, out: &mut [i16; LANES]) {
+        let at = out.as_mut_ptr().cast::<__m256i>();
+        // SAFETY: 32 × 2 bytes are two registers; unaligned stores.
+        unsafe {
+            _mm256_storeu_si256(at, values[0]);
+            _mm256_storeu_si256(at.add(1), values[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_wide(values: Self::Values, out: &mut [i32; LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { store(widened(values), out) }
+    }
+
+    #[inline(always)]
+    unsafe fn stages<const N: usize>(
+        tables: [&StepTable; N],
+        mut coders: [Self::Coders; N],
+    ) -> ([Self::Coders; N], [Self::Values; N], [u32; N]) {
+        // SAFETY: the caller's promise, here and below.
+        let (mut values, mut escapes) = ([unsafe { Self::load_values(&[0; LANES]) }; N], [0; N]);
+        for i in 0..N {
+            // SAFETY: as above.
+            (coders[i], values[i], escapes[i]) = unsafe { Self::stage(tables[i], coders[i]) };
+        }
+        (coders, values, escapes)
+    }
+
+    #[inline(always)]
+    unsafe fn trits<const N: usize>(
+        tables: [&StepTable; N],
+        mut coders: [Self::Coders; N],
+        mut values: [Self::Values; N],
+    ) -> ([Self::Coders; N], [Self::Values; N]) {
+        for i in 0..N {
+            // SAFETY: the caller's promise.
+            (coders[i], values[i]) = unsafe { Self::trit(tables[i], coders[i], values[i]) };
+        }
+        (coders, values)
+    }
+
+    #[inline(always)]
+    unsafe fn eithers<const N: usize>(
+        tables: [&StepTable; N],
+        mut coders: [Self::Coders; N],
+        mut values: [Self::Values; N],
+    ) -> ([Self::Coders; N], [Self::Values; N], [u32; N]) {
+        let mut escapes = [0; N];
+        for i in 0..N {
+            // Both at once would take longer than what a wrong guess costs.
+            // SAFETY: the caller's promise, here and below.
+            if tables[i].is_stage() {
+                // SAFETY: as above.
+                (coders[i], values[i], escapes[i]) = unsafe { Self::stage(tables[i], coders[i]) };
+            } else {
+                // SAFETY: as above.
+                (coders[i], values[i]) = unsafe { Self::trit(tables[i], coders[i], values[i]) };
+            }
+        }
+        (coders, values, escapes)
+    }
+
+    #[inline(always)]
+    unsafe fn trit_wide(
+        StepTable { trit, .. }: &StepTable,
+        coders: Self::Coders,
+        values: &mut [i32; LANES],
+    ) -> Self::Coders {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (coders, refined) = Self::refined(trit, coders, load(values));
+            store(refined, values);
+            coders
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn escape(
+        mut coders: Self::Coders,
+        values: Self::Values,
+        set: u32,
+    ) -> (Self::Coders, Self::Values, u32) {
+        // SAFETY: the caller's promise, here and below.
+        let mut values = unsafe { widened(values) };
+        let mut long = 0;
+        for i in 0..REGISTERS {
+            let part;
+            // SAFETY: as above.
+            (coders[i], values[i], part) = unsafe { escape_part(set >> (8 * i), coders[i], values[i]) };
+            long |= part << (8 * i);
+        }
+        // SAFETY: as above.
+        (coders, unsafe { narrowed(values) }, long)
+    }
+
+    #[inline(always)]
+    unsafe fn refills<const N: usize>(
+        mut coders: [Self::Coders; N],
+        words: [&[u8; REFILL_BYTES]; N],
+    ) -> ([Self::Coders; N], [usize; N]) {
+        let mut taken = [0; N];
+        for i in 0..N {
+            // SAFETY: the caller's promise.
+            (coders[i], taken[i]) = unsafe { Self::refill(coders[i], words[i]) };
+        }
+        (coders, taken)
     }
 }

@@ -8,8 +8,8 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::transposes;
-use crate::rows::half::Lane;
+use super::{looked_up, transposes};
+use crate::rows::{Quantised, Scaling, TILE, half::Lane};
 
 /// The bit that makes a NaN in bf16 quiet.
 const QUIET: i32 = 0x40;
@@ -28,16 +28,15 @@ pub(super) trait Registers: Copy {
     const LANES: usize;
 
     unsafe fn load(at: *const f32) -> Self::Float;
-    unsafe fn load_i(at: *const i32) -> Self::Int;
+    /// From 16 bits each.
+    unsafe fn load_narrow(at: *const i16) -> Self::Int;
     unsafe fn store_i(at: *mut i32, x: Self::Int);
     unsafe fn splat(x: f32) -> Self::Float;
-    unsafe fn splat_i(x: i32) -> Self::Int;
     unsafe fn add(a: Self::Float, b: Self::Float) -> Self::Float;
     unsafe fn sub(a: Self::Float, b: Self::Float) -> Self::Float;
     unsafe fn mul(a: Self::Float, b: Self::Float) -> Self::Float;
-    unsafe fn mul_i(a: Self::Int, b: Self::Int) -> Self::Int;
     /// `x` less `off` where `sign` is positive, and `off` more where it is negative.
-    unsafe fn towards_zero(x: Self::Int, off: Self::Int, sign: Self::Int) -> Self::Int;
+    unsafe fn towards_zero(x: Self::Float, off: Self::Float, sign: Self::Int) -> Self::Float;
     unsafe fn to_float(a: Self::Int) -> Self::Float;
     /// To the nearest, ties to even.
     unsafe fn round(a: Self::Float) -> Self::Int;
@@ -45,6 +44,16 @@ pub(super) trait Registers: Copy {
     unsafe fn halves(low: Self::Float, high: Self::Float) -> Self::Int;
     /// Whether every magnitude is at most `most`; NaN is not.
     unsafe fn all_within(x: Self::Float, most: Self::Float) -> bool;
+    /// bf16 rows of tokens that nothing turns, and that fill registers; returns how many, 0 where nothing is looked up.
+    unsafe fn looked_up(
+        _scaling: &Scaling<'_>,
+        _offs: &[f32],
+        _values: Quantised<'_, i16>,
+        _rows: (&mut [bf16], bool),
+        _scratch: (&mut Vec<Lane<u32>>, &mut [Lane<u32>]),
+    ) -> usize {
+        0
+    }
     /// Rows of 16 tokens from words of two neighbouring elements; whole lines past the cache, where that can be.
     unsafe fn transpose<const PAST_CACHE: bool>(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]);
     /// Lanes of 16 tokens from their rows.
@@ -85,16 +94,18 @@ impl Registers for Eight {
 
     operations! {
         load(at: *const f32) -> __m256 = _mm256_loadu_ps(at);
-        load_i(at: *const i32) -> __m256i = _mm256_loadu_si256(at.cast());
+        load_narrow(at: *const i16) -> __m256i = _mm256_cvtepi16_epi32(_mm_loadu_si128(at.cast()));
         store_i(at: *mut i32, x: __m256i) = _mm256_storeu_si256(at.cast(), x);
         splat(x: f32) -> __m256 = _mm256_set1_ps(x);
-        splat_i(x: i32) -> __m256i = _mm256_set1_epi32(x);
         add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
         sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
         mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
-        mul_i(a: __m256i, b: __m256i) -> __m256i = _mm256_mullo_epi32(a, b);
-        towards_zero(x: __m256i, off: __m256i, sign: __m256i) -> __m256i =
-            _mm256_sub_epi32(x, _mm256_sign_epi32(off, sign));
+        towards_zero(x: __m256, off: __m256, sign: __m256i) -> __m256 = {
+            // a positive or negative `off`, or nothing
+            let negative = _mm256_and_ps(_mm256_castsi256_ps(sign), _mm256_set1_ps(-0.0));
+            let zero = _mm256_castsi256_ps(_mm256_cmpeq_epi32(sign, _mm256_setzero_si256()));
+            _mm256_sub_ps(x, _mm256_andnot_ps(zero, _mm256_or_ps(off, negative)))
+        };
         to_float(a: __m256i) -> __m256 = _mm256_cvtepi32_ps(a);
         round(a: __m256) -> __m256i = _mm256_cvtps_epi32(a);
         halves(low: __m256, high: __m256) -> __m256i = {
@@ -128,6 +139,27 @@ impl Registers for Sixteen {
     const LANES: usize = 16;
 
     #[inline(always)]
+    unsafe fn looked_up(
+        scaling: &Scaling<'_>,
+        offs: &[f32],
+        values: Quantised<'_, i16>,
+        (rows, past_cache): (&mut [bf16], bool),
+        scratch: (&mut Vec<Lane<u32>>, &mut [Lane<u32>]),
+    ) -> usize {
+        // tables take as long as a block
+        if !scaling.elements().is_multiple_of(2 * TILE) || values.tokens < 3 * looked_up::TOKENS {
+            return 0;
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            match past_cache {
+                true => looked_up::rows::<true>(scaling, offs, values, rows, scratch),
+                false => looked_up::rows::<false>(scaling, offs, values, rows, scratch),
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn transpose<const PAST_CACHE: bool>(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {
         // SAFETY: the caller's promise.
         unsafe { transposes::rows_512::<PAST_CACHE>(words, elements, rows) }
@@ -135,18 +167,17 @@ impl Registers for Sixteen {
 
     operations! {
         load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
-        load_i(at: *const i32) -> __m512i = _mm512_loadu_si512(at.cast());
+        load_narrow(at: *const i16) -> __m512i = _mm512_cvtepi16_epi32(_mm256_loadu_si256(at.cast()));
         store_i(at: *mut i32, x: __m512i) = _mm512_storeu_si512(at.cast(), x);
         splat(x: f32) -> __m512 = _mm512_set1_ps(x);
-        splat_i(x: i32) -> __m512i = _mm512_set1_epi32(x);
         add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
         sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
         mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
-        mul_i(a: __m512i, b: __m512i) -> __m512i = _mm512_mullo_epi32(a, b);
-        towards_zero(x: __m512i, off: __m512i, sign: __m512i) -> __m512i = {
-            let zero = _mm512_setzero_si512();
-            let below = _mm512_mask_sub_epi32(x, _mm512_cmpgt_epi32_mask(sign, zero), x, off);
-            _mm512_mask_add_epi32(below, _mm512_cmplt_epi32_mask(sign, zero), below, off)
+        towards_zero(x: __m512, off: __m512, sign: __m512i) -> __m512 = {
+            // off | (sign & the sign bit)
+            let off = _mm512_ternarylogic_epi32::<0xf8>(
+                _mm512_castps_si512(off), sign, _mm512_set1_epi32(i32::MIN));
+            _mm512_mask_sub_ps(x, _mm512_test_epi32_mask(sign, sign), x, _mm512_castsi512_ps(off))
         };
         to_float(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
         round(a: __m512) -> __m512i = _mm512_cvtps_epi32(a);

@@ -110,6 +110,40 @@ pub(super) unsafe fn rows_512<const PAST_CACHE: bool>(
     transpose_portable(pairs, whole, elements, rows);
 }
 
+/// 16 words of 32 elements from `first` on, whose lanes are tokens `8 k + half ..` by fours, to rows of `elements`.
+///
+/// # Safety
+/// AVX-512F; `rows` hold 32 tokens, `first + 32 ≤ elements`, `half` is 0 or 4.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn square_rows<const PAST_CACHE: bool>(
+    words: [__m512i; TILE],
+    rows: &mut [bf16],
+    elements: usize,
+    first: usize,
+    half: usize,
+) {
+    let mut square = [_mm512_setzero_ps(); TILE];
+    for (x, word) in square.iter_mut().zip(words) {
+        *x = _mm512_castsi512_ps(word);
+    }
+    let aligned = rows.as_ptr().cast::<__m512i>().is_aligned();
+    for (lane, row) in avx512_rows::transpose(square).into_iter().enumerate() {
+        let at = (lane / 4 * 8 + half + lane % 4) * elements + first;
+        debug_assert!(at + 2 * TILE <= rows.len());
+        let row = _mm512_castps_si512(row);
+        // SAFETY: 32 elements of a row, which is a multiple of 64 bytes long.
+        unsafe {
+            let to = rows.as_mut_ptr().add(at);
+            if PAST_CACHE && aligned {
+                _mm512_stream_si512(to.cast(), row);
+            } else {
+                _mm512_storeu_si512(to.cast(), row);
+            }
+        }
+    }
+}
+
 /// 8 words × 8 tokens at once, two such for a cache line; otherwise as [`rows_512`].
 ///
 /// # Safety

@@ -14,7 +14,7 @@ use super::registers::Registers;
 use crate::{
     limits::QUANTISED_MAX,
     rows::{
-        Scaling, TILE,
+        Quantised, Scaling, TILE,
         fine::{Steps, fine_tile},
         half::{HalfRows, Lane, RowScratch, Turns, half_tile},
     },
@@ -59,33 +59,35 @@ impl<'a> Turning<'a> {
 /// bf16 rows of a head, whole tiles in registers, the rest by the portable kernel.
 ///
 /// # Safety
-/// As [`Registers`]; `values` and `rows` hold `scaling.elements() × tokens`.
+/// As [`Registers`]; `values` hold `stride`, `rows` `tokens` of each of `scaling.elements()`.
 #[inline(always)]
 pub(super) unsafe fn half_rows<R: Registers>(
     scaling: &Scaling<'_>,
     turns: Option<&Turns>,
-    tokens: usize,
-    values: &[i32],
+    values: Quantised<'_, i16>,
     HalfRows { rows, past_cache }: HalfRows<'_>,
     scratch: &mut RowScratch,
 ) {
-    let count = scaling.elements();
-    debug_assert!(values.len() == count * tokens && rows.len() == count * tokens);
+    let (count, tokens) = (scaling.elements(), values.tokens);
+    debug_assert!(values.values.len() == count * values.stride && rows.len() == count * tokens);
     let turning = Turning::of(turns, count);
-    let shifted = (0..count).any(|element| scaling.towards_zero(element) != 0);
-    for (tile, rows) in rows.chunks_mut(TILE * count).enumerate() {
-        let first = tile * TILE;
-        let Some(turning) = turning.filter(|_| first + TILE <= tokens) else {
-            half_tile(scaling, turns, (tokens, tile), values, rows, scratch);
-            continue;
-        };
-        let (_, words) = scratch.of(count);
+    let whole = if turning.is_some() { tokens / TILE } else { 0 };
+    let (whole_rows, rest) = rows.split_at_mut(whole * TILE * count);
+    let (offs, words, tables) = scratch.prepared(scaling);
+    let shifted = offs.iter().any(|off| *off != 0.0);
+    let looked_up = match turns {
+        // SAFETY: the caller's promise.
+        None => unsafe { R::looked_up(scaling, offs, values, (whole_rows, past_cache), (tables, words)) },
+        Some(_) => 0,
+    };
+    for (tile, rows) in whole_rows.chunks_exact_mut(TILE * count).enumerate().skip(looked_up / TILE) {
+        let (first, turning) = (tile * TILE, turning.unwrap_or(Turning::None));
         // SAFETY: the caller's promise; the tile is whole, and values hold every element of it. Here and below.
         unsafe {
             if shifted {
-                Tile::<R, true>::new(scaling, values, tokens, first).words(turning, tile, words);
+                Tile::<R, true>::new(scaling, offs, values, first).words(turning, tile, words);
             } else {
-                Tile::<R, false>::new(scaling, values, tokens, first).words(turning, tile, words);
+                Tile::<R, false>::new(scaling, offs, values, first).words(turning, tile, words);
             }
             if past_cache {
                 R::transpose::<true>(words, count, rows);
@@ -93,6 +95,9 @@ pub(super) unsafe fn half_rows<R: Registers>(
                 R::transpose::<false>(words, count, rows);
             }
         }
+    }
+    for (tile, rows) in rest.chunks_mut(TILE * count).enumerate() {
+        half_tile(scaling, turns, (values, whole + tile), rows, scratch);
     }
     if past_cache {
         // Such stores are ordered with nothing: whoever is handed the rows, on this core or another, must find them.
@@ -104,27 +109,36 @@ pub(super) unsafe fn half_rows<R: Registers>(
 /// Sixteen tokens of a head's quantised values, and what makes numbers of them.
 struct Tile<'a, R: Registers, const SHIFTED: bool> {
     scaling: &'a Scaling<'a>,
-    /// The first token's value of element 0; the next element's is `tokens` further on.
-    values: *const i32,
-    tokens: usize,
-    ratio: R::Int,
+    /// What is taken off the magnitude of every element.
+    offs: &'a [f32],
+    /// The first token's value of element 0; the next element's is `stride` further on.
+    values: *const i16,
+    stride: usize,
+    ratio: R::Float,
     gain: R::Float,
 }
 
 impl<'a, R: Registers, const SHIFTED: bool> Tile<'a, R, SHIFTED> {
     /// # Safety
-    /// As [`Registers`]; `values` hold `[element][token]`, and `first + 16 ≤ tokens`.
+    /// As [`Registers`]; `first + 16 ≤ values.tokens`.
     #[inline(always)]
-    unsafe fn new(scaling: &'a Scaling<'a>, values: &[i32], tokens: usize, first: usize) -> Self {
-        debug_assert!(first + TILE <= tokens && values.len() == scaling.elements() * tokens);
+    unsafe fn new(
+        scaling: &'a Scaling<'a>,
+        offs: &'a [f32],
+        values: Quantised<'_, i16>,
+        first: usize,
+    ) -> Self {
+        debug_assert!(first + TILE <= values.tokens && offs.len() == scaling.elements());
         // SAFETY: the caller's promise.
         unsafe {
-            let values = values.as_ptr().add(first);
-            Self { scaling, values, tokens, ratio: R::splat_i(scaling.ratio()), gain: R::splat(scaling.gain) }
+            let stride = values.stride;
+            let values = values.values.as_ptr().add(first);
+            let ratio = R::splat(scaling.ratio() as f32);
+            Self { scaling, offs, values, stride, ratio, gain: R::splat(scaling.gain) }
         }
     }
 
-    /// Steps × gain + mean of tokens `at..` of an element.
+    /// Steps × gain + mean of tokens `at..` of an element. Steps are whole numbers below 2^24: exact in floats.
     ///
     /// # Safety
     /// `element < scaling.elements()`, `at + R::LANES ≤ 16`.
@@ -133,14 +147,13 @@ impl<'a, R: Registers, const SHIFTED: bool> Tile<'a, R, SHIFTED> {
         debug_assert!(element < self.scaling.elements() && at + R::LANES <= TILE);
         // SAFETY: the caller's promise and that of `new`.
         unsafe {
-            let q = R::load_i(self.values.add(element * self.tokens + at));
-            let mut steps = R::mul_i(q, self.ratio);
+            let q = R::load_narrow(self.values.add(element * self.stride + at));
+            let mut steps = R::mul(R::to_float(q), self.ratio);
             if SHIFTED {
-                let off = self.scaling.off(*self.scaling.shifts.as_ptr().add(element));
-                steps = R::towards_zero(steps, R::splat_i(off), q);
+                steps = R::towards_zero(steps, R::splat(*self.offs.as_ptr().add(element)), q);
             }
             let mean = R::splat(*self.scaling.mean.as_ptr().add(element));
-            R::add(R::mul(R::to_float(steps), self.gain), mean)
+            R::add(R::mul(steps, self.gain), mean)
         }
     }
 

@@ -1,6 +1,9 @@
 //! The scalar decoder: the oracle that every other path is compared with.
 
-use super::{StreamBytes, StreamFault, StreamJob};
+use super::{
+    StreamBytes, StreamFault, StreamJob,
+    cell::{Cell, Fit},
+};
 use crate::rans::{
     alias::AliasTable,
     bank::TableBank,
@@ -19,17 +22,24 @@ pub(crate) struct Lanes<'a> {
 }
 
 /// Decodes one stream. The caller checked table ids and the number of values.
-pub(crate) fn decode_stream(bank: &TableBank, tokens: usize, job: StreamJob<'_>) -> Result<(), StreamFault> {
-    let StreamJob { codings, rows, bytes, values } = job;
+pub(crate) fn decode_stream<V: Cell>(
+    bank: &TableBank,
+    tokens: usize,
+    job: StreamJob<'_, V>,
+) -> Result<Fit, StreamFault> {
+    let StreamJob { codings, rows, bytes, values, stride, most } = job;
     let mut lanes = Lanes::new(bytes)?;
     for row in (0..tokens).step_by(LANES) {
         let valid = LANES.min(tokens - row);
         for (c, coding) in codings.iter().enumerate() {
-            let at = rows.row(c) * tokens + row;
-            lanes.coefficient(bank, *coding, &mut values[at..at + valid])?;
+            let at = rows.row(c) * stride + row;
+            if lanes.cells(bank, *coding, &mut values[at..at + valid], most)? == Fit::TooWide {
+                return Ok(Fit::TooWide);
+            }
         }
     }
-    lanes.finish()
+    lanes.finish()?;
+    Ok(Fit::Held)
 }
 
 impl<'a> Lanes<'a> {
@@ -61,6 +71,29 @@ impl<'a> Lanes<'a> {
             self.cursor += 2;
         }
         Ok(())
+    }
+
+    /// One coefficient in one row of cells.
+    #[inline]
+    pub(crate) fn cells<V: Cell>(
+        &mut self,
+        bank: &TableBank,
+        coding: Coding,
+        out: &mut [V],
+        most: i32,
+    ) -> Result<Fit, StreamFault> {
+        let mut row = [0; LANES];
+        let row = &mut row[..out.len()];
+        if matches!(coding, Coding::Trit { .. }) {
+            row.iter_mut().zip(&*out).for_each(|(value, cell)| *value = cell.get());
+        }
+        self.coefficient(bank, coding, row)?;
+        let most = coding.bound(most);
+        for (cell, value) in out.iter_mut().zip(row) {
+            let Some(held) = V::of(*value, most) else { return Ok(Fit::TooWide) };
+            *cell = held;
+        }
+        Ok(Fit::Held)
     }
 
     /// One coefficient in one row.

@@ -3,6 +3,7 @@
 //! Steps run over rows of 32 tokens, within a row over the stream's coefficients, within a coefficient over its stage
 //! symbol and its trits. All lanes of a step use the same table.
 
+pub(crate) mod cell;
 pub(crate) mod decode;
 pub(crate) mod encode;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable encoder has none"))]
@@ -94,15 +95,19 @@ impl<'a> RowsAt<'a> {
 
 /// A stream to decode, and where to.
 #[derive(Debug)]
-pub(crate) struct StreamJob<'a> {
+pub(crate) struct StreamJob<'a, V> {
     /// Its coefficients.
     pub(crate) codings: &'a [Coding],
     /// Their rows.
     pub(crate) rows: RowsAt<'a>,
     /// Its bytes.
     pub(crate) bytes: StreamBytes<'a>,
-    /// `rows.reach(codings.len()) × tokens` values: stages are written, trits refined in place.
-    pub(crate) values: &'a mut [i32],
+    /// At least `rows.reach(codings.len())` rows: stages are written, trits refined in place.
+    pub(crate) values: &'a mut [V],
+    /// Values from one row to the next, at least the tokens.
+    pub(crate) stride: usize,
+    /// Largest magnitude of a stage value that the cells have to hold.
+    pub(crate) most: i32,
 }
 
 /// Why a stream does not decode.

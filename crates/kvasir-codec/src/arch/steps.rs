@@ -1,0 +1,103 @@
+//! Steps of a stream as its decoder does them, and what those of a stream have in common.
+
+use crate::rans::{halves::StepTable, plan::Coding};
+
+/// What is done for one coefficient in every row.
+#[derive(Clone, Copy)]
+pub(super) struct Step<'a> {
+    /// The stage's table, or where there is none, the trit's.
+    pub(super) table: &'a StepTable,
+    /// That of the trits behind a stage.
+    refining: &'a StepTable,
+    /// Its first value.
+    pub(super) at: usize,
+    /// Trits behind the first table.
+    pub(super) trits: u8,
+}
+
+impl<'a> Step<'a> {
+    /// `None` where the bank lacks a table.
+    #[inline(always)]
+    pub(super) fn new([stages, trits]: &'a [Vec<StepTable>; 2], coding: Coding, at: usize) -> Option<Self> {
+        Some(match coding {
+            Coding::Stage { table, trits: 0, .. } => {
+                let table = stages.get(usize::from(table))?;
+                Self { table, refining: table, at, trits: 0 }
+            }
+            Coding::Stage { table, trits: behind, trit_table } => {
+                let refining = trits.get(usize::from(trit_table))?;
+                Self { table: stages.get(usize::from(table))?, refining, at, trits: behind }
+            }
+            Coding::Trit { table } => {
+                let table = trits.get(usize::from(table))?;
+                Self { table, refining: table, at, trits: 0 }
+            }
+        })
+    }
+
+    /// Whether a symbol may have all slots, which no kernel is for.
+    pub(super) fn certain(&self) -> bool {
+        self.table.halves.certain || self.refining.halves.certain
+    }
+
+    /// The tables of its trits.
+    pub(super) fn refinements(&self) -> impl Iterator<Item = &'a StepTable> {
+        std::iter::repeat_n(self.refining, self.trits.into())
+    }
+}
+
+/// What the steps of some streams have in common: a step that has to ask which it is stops for every wrong guess.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Mix {
+    /// Each is a stage without trits.
+    Stages,
+    /// Each is a trit.
+    Trits,
+    /// Each is one of both.
+    Either,
+    /// Anything.
+    Any,
+}
+
+impl Mix {
+    pub(super) fn of(steps: &[Step<'_>]) -> Self {
+        let (mut stages, mut lone) = (0, true);
+        for step in steps {
+            stages += usize::from(step.table.is_stage());
+            lone &= step.trits == 0 && !step.certain();
+        }
+        match (stages, steps.len() - stages) {
+            _ if !lone => Self::Any,
+            (_, 0) => Self::Stages,
+            (0, _) => Self::Trits,
+            _ => Self::Either,
+        }
+    }
+
+    /// Of several streams at once.
+    pub(super) fn with(self, other: Self) -> Self {
+        match (self, other) {
+            (a, b) if a == b => a,
+            (Self::Any, _) | (_, Self::Any) => Self::Any,
+            _ => Self::Either,
+        }
+    }
+}
+
+/// A [`Mix`] as a type.
+pub(super) trait Mixed {
+    const MIX: Mix;
+}
+
+macro_rules! mixed {
+    ($($name:ident $mix:ident),+) => {
+        $(
+            pub(super) struct $name;
+            impl Mixed for $name {
+                const MIX: Mix = Mix::$mix;
+            }
+        )+
+    };
+}
+
+mixed!(OfStages Stages, OfTrits Trits, OfEither Either, OfAny Any);
