@@ -87,7 +87,7 @@ pub(crate) trait KernelCell: Cell {
     /// As [`Kernel`].
     unsafe fn refine<K: Kernel>(table: &StepTable, coders: K::Coders, out: &mut [Self; LANES]) -> K::Coders;
 
-    /// The values of narrow cells, for [`Kernel::either`].
+    /// The values of narrow cells, for steps that may refine them.
     ///
     /// # Safety
     /// As [`Kernel`].
