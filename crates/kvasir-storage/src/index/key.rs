@@ -5,13 +5,13 @@ use kvasir_types::{ModelId, Name, SeqHash};
 use super::{IndexRow, place::Spot, runs::LineName};
 
 /// Bytes of a block hash in a key.
-pub(super) const BLOCK_BYTES: usize = 3;
+pub(super) const BLOCK_BYTES: usize = 4;
 /// Leading bytes of seq_hashes and digests in keys; where the rest is needed it is in the value.
 pub(super) const NAME_BYTES: usize = 8;
 /// What ends the block hashes: sorts before every block hash.
 pub(super) const END: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 /// What a block hash of zeros becomes: the smallest one.
-pub(super) const ONE: [u8; BLOCK_BYTES] = [0, 0, 1];
+pub(super) const ONE: [u8; BLOCK_BYTES] = 1u32.to_be_bytes();
 /// Bytes of a key before its block hashes: kind, scope, spot.
 pub(super) const PREFIX_BYTES: usize = 1 + 8 + Spot::BYTES;
 
@@ -89,7 +89,7 @@ pub(super) fn matches(scope: Scope, spot: Spot) -> Vec<u8> {
     at_spot(MATCH, scope, spot)
 }
 
-/// `m · scope · spot · block hash 3 … · 000000 · seq_hash 8`.
+/// `m · scope · spot · block hash 4 … · 00000000 · seq_hash 8`.
 pub(super) fn matching(
     scope: Scope,
     spot: Spot,

@@ -5,16 +5,16 @@
 //!
 //! ```text
 //! i · scope 8 · spot 11 · seq_hash 8 · object digest 8                           → the row · CRC32C of key and value
-//! m · scope 8 · spot 11 · block hash 3 … (one per block) · 000000 · seq_hash 8   → CRC32C of the key
+//! m · scope 8 · spot 11 · block hash 4 … (one per block) · 00000000 · seq_hash 8   → CRC32C of the key
 //! row = version and flags 1 · rest of seq_hash 24 and digest 24 · profile 32 · kl_beneath 4
 //!       · varints: tokens, first position, head bytes, object bytes, number of levels, bytes of each
-//!       · block hash 3 … where the chunk is alone at its spot
+//!       · block hash 4 … where the chunk is alone at its spot
 //! ```
 //! Whole contexts are found in the `i` rows alone: they follow each other, are scanned, and a chunk is confirmed by its
 //! full seq_hash. Where chunks have siblings their block hashes are in `m` rows, which are a radix tree: the longest match
 //! among any number of them is one seek and its two neighbours. `scope` is of (tenant, model), so that no tenant's rows
-//! are met in another's lookups. Block hashes are cut to 3 bytes (0 becomes 1: 0 ends the list), so a false part needs a
-//! 24-bit collision at exactly the divergence (one lookup in 16 million for each sibling there), costs at most a block, and
+//! are met in another's lookups. Block hashes are cut to 4 bytes (0 becomes 1: 0 ends the list), so a false part needs a
+//! 32-bit collision at exactly the divergence (one lookup in 4 billion for each sibling there), costs at most a block, and
 //! readers compare the tokens that the object holds. What a chunk costs is measured by `examples/index_cost.rs`.
 
 mod hot;

@@ -18,7 +18,7 @@ use super::{
 use crate::limits;
 
 /// Form of rows and keys; a database of another one is started anew.
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 const META_IDENTITY: &[u8] = b"identity";
 const META_ROWS: &[u8] = b"rows";
 /// Lies in a database that a running process gave up; whoever opens it next starts it anew.
