@@ -6,7 +6,7 @@ use kvasir_types::{LEVELS_MAX, ModelSpec};
 use rayon::prelude::*;
 
 use super::{
-    cluster::cluster,
+    cluster::{cluster, half_more, with_tails},
     data::{Block, Corpus},
     rates::{CoefficientStats, measure},
     tokens::TokenModel,
@@ -16,7 +16,7 @@ use crate::{
     analysis::analysis,
     bound::{Matrix, TextPredictor, anchor_prediction, split_anchors},
     profile::{Basis, CoefficientCoding, Predictor, ProfileParts, Scope},
-    rans::{AliasTable, TRIT_TABLES_MAX, TableBank, TritTable},
+    rans::{ALPHABET, AliasTable, PROBABILITY_ONE, TRIT_TABLES_MAX, TableBank, TritTable},
 };
 
 /// Most held-out coefficients kept for statistics, per scope: 256 MB.
@@ -87,11 +87,12 @@ impl Draft {
         let mut stats: Vec<ScopeStats> =
             self.scopes.iter().map(|draft| draft.statistics(corpus, step, levels)).collect();
         let all = || stats.iter().flat_map(|s| s.main.iter().chain(&s.anchors).flatten());
-        let (stage_ids, stage_tables) = cluster(&all().map(|s| s.stage).collect::<Vec<_>>(), self.tables);
+        let (stage_ids, stage_tables) =
+            cluster(&all().map(|s| s.stage).collect::<Vec<_>>(), self.tables, with_tails);
         let trit_counts: Vec<[f64; 6]> = all().flat_map(trit_sets).map(|(_, counts)| counts).collect();
         let (trit_ids, trit_tables) = cluster_trits(&trit_counts);
         let shifts = centroid_shifts(&all().collect::<Vec<_>>(), &stage_ids, stage_tables.len());
-        let stage = stage_tables.iter().map(|c| AliasTable::from_counts(&c.map(|n| n as u64))).collect();
+        let stage = stage_tables.iter().map(stage_table).collect();
         let trit = trit_tables.iter().map(trit_table).collect();
         let bank = TableBank::new(stage, trit)
             .map_err(|e| ProfileError::Invalid { field: "table bank", found: e.to_string() })?;
@@ -305,7 +306,16 @@ fn trit_sets(stats: &CoefficientStats) -> impl Iterator<Item = (Option<usize>, [
 fn cluster_trits(counts: &[[f64; 6]]) -> (Vec<usize>, Vec<[f64; 6]>) {
     // One distribution of six symbols orders and compares as the pair does: the context is known to both
     // sides, and its share differs little between coefficients that share a table.
-    cluster(counts, TRIT_TABLES_MAX)
+    cluster(counts, TRIT_TABLES_MAX, half_more)
+}
+
+/// Less of a slot is not worth a whole one: an escape has eight bits more than a slot.
+const SLOT_SHARE_MIN: f64 = 0.18;
+
+fn stage_table(expected: &[f64; ALPHABET]) -> AliasTable {
+    let least = SLOT_SHARE_MIN / f64::from(PROBABILITY_ONE) * expected.iter().sum::<f64>();
+    // in 64ths, which hold halves of halves of halves
+    AliasTable::from_counts(&expected.map(|n| if n < least { 0 } else { (64.0 * n) as u64 }))
 }
 
 fn trit_table(counts: &[f64; 6]) -> TritTable {

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use kvasir_container::Head;
 
-use super::{TrainError, cluster::cluster, data::Corpus};
+use super::{
+    TrainError,
+    cluster::{cluster, half_more},
+    data::Corpus,
+};
 use crate::{
     ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, LevelNote, Profile, Tokens,
     bound::{TextPredictor, rows_beneath},
@@ -45,7 +49,7 @@ pub(super) fn add(corpus: &Corpus<'_>, mut parts: ProfileParts) -> Result<Profil
     })?;
     let drafts: Vec<Vec<(u8, [f64; ALPHABET])>> = counts.iter().map(Counts::best).collect();
     let symbols: Vec<[f64; ALPHABET]> = drafts.iter().flatten().map(|(_, symbols)| *symbols).collect();
-    let (ids, sums) = cluster(&symbols, LOSSLESS_TABLES);
+    let (ids, sums) = cluster(&symbols, LOSSLESS_TABLES, half_more);
     let kept = parts.bank.stage_tables().to_vec();
     let first = kept.len();
     debug_assert!(first + sums.len() <= STAGE_TABLES_MAX);
