@@ -89,7 +89,9 @@ fn rows(
         for (coding, row) in plan.coefficients[coefficients.clone()].iter().zip(row.chunks_exact_mut(valid)) {
             match lanes.coefficient(bank, *coding, row) {
                 Err(StreamFault::Underrun) if !complete => return Ok(first),
-                other => other?,
+                other => {
+                    other?;
+                }
             }
         }
         // only whole rows are given: a refinement must not be applied twice

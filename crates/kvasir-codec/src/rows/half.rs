@@ -192,9 +192,8 @@ fn reconstruct_tile<V: Cell>(
         let towards_zero = scaling.towards_zero(element);
         let mut q = [V::default(); TILE];
         q[..count].copy_from_slice(&row[first..first + count]);
-        for (lane, q) in out.0.iter_mut().zip(q.map(V::get)) {
-            let steps = q.wrapping_mul(ratio).wrapping_sub(q.signum() * towards_zero);
-            *lane = steps as f32 * gain + mean;
+        for (lane, q) in out.0.iter_mut().zip(q) {
+            *lane = q.finest(ratio, towards_zero) as f32 * gain + mean;
         }
     }
 }

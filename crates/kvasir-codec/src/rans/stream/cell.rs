@@ -8,8 +8,14 @@ pub(crate) trait Cell: Copy + Default + std::fmt::Debug + Send {
     /// The cell of `value`, if it is of magnitude `most` at the most.
     fn of(value: i32, most: i32) -> Option<Self>;
 
+    /// The cell of a value that it is known to hold.
+    fn truncated(value: i32) -> Self;
+
     /// The value.
     fn get(self) -> i32;
+
+    /// The value times `ratio`, less `off` of its magnitude: steps of the finest level, which fit a cell.
+    fn finest(self, ratio: i32, off: i32) -> i32;
 }
 
 /// Wide: holds everything.
@@ -20,8 +26,18 @@ impl Cell for i32 {
     }
 
     #[inline(always)]
+    fn truncated(value: i32) -> Self {
+        value
+    }
+
+    #[inline(always)]
     fn get(self) -> i32 {
         self
+    }
+
+    #[inline(always)]
+    fn finest(self, ratio: i32, off: i32) -> i32 {
+        self.wrapping_mul(ratio).wrapping_sub(self.signum() * off)
     }
 }
 
@@ -33,8 +49,19 @@ impl Cell for i16 {
     }
 
     #[inline(always)]
+    fn truncated(value: i32) -> Self {
+        value as Self
+    }
+
+    #[inline(always)]
     fn get(self) -> i32 {
         self.into()
+    }
+
+    #[inline(always)]
+    fn finest(self, ratio: i32, off: i32) -> i32 {
+        // in 16 bits: twice as many at once
+        self.wrapping_mul(ratio as Self).wrapping_sub(self.signum() * off as Self).into()
     }
 }
 

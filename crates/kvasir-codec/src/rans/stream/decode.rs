@@ -1,5 +1,7 @@
 //! The scalar decoder: the oracle that every other path is compared with.
 
+use std::hint::select_unpredictable;
+
 use super::{
     StreamBytes, StreamFault, StreamJob,
     cell::{Cell, Fit},
@@ -60,17 +62,23 @@ impl<'a> Lanes<'a> {
         Self { states: [STATE_MIN; LANES], words: &[], cursor: 0 }
     }
 
-    /// Refills a lane whose state fell below the minimum. One word suffices: states are at least 8 before.
-    #[inline]
-    fn refill(&mut self, lane: usize) -> Result<(), StreamFault> {
-        let state = self.states[lane];
-        if state < STATE_MIN {
-            let rest = self.words.get(self.cursor..).and_then(<[u8]>::first_chunk::<2>);
-            let word = u16::from_le_bytes(*rest.ok_or(StreamFault::Underrun)?);
-            self.states[lane] = state << 16 | u32::from(word);
-            self.cursor += 2;
+    /// The words of the next step: one a lane at the most.
+    #[inline(always)]
+    fn coming(&self) -> Words {
+        let rest = self.words.get(self.cursor..).unwrap_or_default();
+        let mut next = [[0; 2]; LANES];
+        match rest.as_chunks().0.first_chunk() {
+            Some(whole) => next = *whole,
+            None => next.iter_mut().zip(rest.as_chunks().0).for_each(|(next, word)| *next = *word),
         }
-        Ok(())
+        Words { next, taken: 0 }
+    }
+
+    /// Goes on behind the words that a step took.
+    #[inline(always)]
+    fn took(&mut self, words: &Words) -> Result<(), StreamFault> {
+        self.cursor += 2 * words.taken;
+        if self.cursor <= self.words.len() { Ok(()) } else { Err(StreamFault::Underrun) }
     }
 
     /// One coefficient in one row of cells.
@@ -87,47 +95,56 @@ impl<'a> Lanes<'a> {
         if matches!(coding, Coding::Trit { .. }) {
             row.iter_mut().zip(&*out).for_each(|(value, cell)| *value = cell.get());
         }
-        self.coefficient(bank, coding, row)?;
+        let escaped = self.coefficient(bank, coding, row)?;
+        // only an escape is beyond what cells hold
         let most = coding.bound(most);
-        for (cell, value) in out.iter_mut().zip(row) {
-            let Some(held) = V::of(*value, most) else { return Ok(Fit::TooWide) };
-            *cell = held;
+        if escaped && row.iter().any(|value| V::of(*value, most).is_none()) {
+            return Ok(Fit::TooWide);
         }
+        out.iter_mut().zip(row).for_each(|(cell, value)| *cell = V::truncated(*value));
         Ok(Fit::Held)
     }
 
-    /// One coefficient in one row.
+    /// One coefficient in one row; whether there was an escape.
     #[inline]
     pub(crate) fn coefficient(
         &mut self,
         bank: &TableBank,
         coding: Coding,
         out: &mut [i32],
-    ) -> Result<(), StreamFault> {
+    ) -> Result<bool, StreamFault> {
         match coding {
             Coding::Stage { table, trits, trit_table } => {
-                self.stage(&bank.stage_tables()[usize::from(table)], out)?;
+                let escaped = self.stage(&bank.stage_tables()[usize::from(table)], out)?;
                 for _ in 0..trits {
                     self.trit(&bank.trit_tables()[usize::from(trit_table)], out)?;
                 }
-                Ok(())
+                Ok(escaped)
             }
-            Coding::Trit { table } => self.trit(&bank.trit_tables()[usize::from(table)], out),
+            Coding::Trit { table } => {
+                self.trit(&bank.trit_tables()[usize::from(table)], out)?;
+                Ok(false)
+            }
         }
     }
 
-    /// One stage symbol a lane, then the escapes' payload.
-    fn stage(&mut self, table: &AliasTable, out: &mut [i32]) -> Result<(), StreamFault> {
-        let mut escapes = 0u32;
-        for (lane, value) in out.iter_mut().enumerate() {
-            let state = self.states[lane];
-            let slot = table.slot(state % PROBABILITY_ONE);
-            self.states[lane] = slot.frequency * (state >> PROBABILITY_BITS) + slot.offset;
-            self.refill(lane)?;
+    /// One stage symbol a lane, then the escapes' payload, if there was one.
+    fn stage(&mut self, table: &AliasTable, out: &mut [i32]) -> Result<bool, StreamFault> {
+        let mut words = self.coming();
+        for (value, state) in out.iter_mut().zip(&mut self.states) {
+            let slot = table.slot(*state % PROBABILITY_ONE);
+            *state = words.refilled(slot.frequency * (*state >> PROBABILITY_BITS) + slot.offset);
             *value = slot.symbol as i32 - 7;
-            escapes |= u32::from(slot.symbol == ESCAPE) << lane;
         }
-        if escapes == 0 { Ok(()) } else { self.escape(escapes, out) }
+        self.took(&words)?;
+        let escaped = |value: &i32| *value == ESCAPE as i32 - 7;
+        // all of them at once, before any is asked for
+        if !out.iter().fold(false, |any, value| any | escaped(value)) {
+            return Ok(false);
+        }
+        let escapes = out.iter().rev().fold(0, |set, value| set << 1 | u32::from(escaped(value)));
+        self.escape(escapes, out)?;
+        Ok(true)
     }
 
     /// Payloads of the lanes in `escapes`: 8 bits each, then 16 more for those that ask.
@@ -150,30 +167,30 @@ impl<'a> Lanes<'a> {
 
     /// Eight uncoded bits from every lane in `set`, in lane order.
     fn bypass(&mut self, set: u32, out: &mut [u32; LANES]) -> Result<(), StreamFault> {
+        let mut words = self.coming();
         for lane in lanes_of(set) {
             out[lane] = self.states[lane] & 0xff;
-            self.states[lane] >>= 8;
-            self.refill(lane)?;
+            self.states[lane] = words.refilled(self.states[lane] >> 8);
         }
-        Ok(())
+        self.took(&words)
     }
 
     /// One trit a lane: `value` becomes `3 value + d`.
     fn trit(&mut self, table: &TritTable, out: &mut [i32]) -> Result<(), StreamFault> {
-        for (lane, value) in out.iter_mut().enumerate() {
-            let state = self.states[lane];
-            let slot = state % PROBABILITY_ONE;
+        let contexts = [0, 1].map(|context| table.thresholds(context).map(u32::from));
+        let mut words = self.coming();
+        for (value, state) in out.iter_mut().zip(&mut self.states) {
+            let slot = *state % PROBABILITY_ONE;
             let context = TritTable::context(*value);
-            let [a, b] = table.thresholds(context).map(u32::from);
-            let index = usize::from(slot >= a) + usize::from(slot >= b);
+            let threshold = |i: usize| select_unpredictable(context == 0, contexts[0][i], contexts[1][i]);
+            let index = usize::from(slot >= threshold(0)) + usize::from(slot >= threshold(1));
             let range = table.ranges()[4 * context + index];
             let (start, frequency) = (range >> 16, range & 0xffff);
-            let folded = index as i32 - 1;
-            self.states[lane] = frequency * (state >> PROBABILITY_BITS) + (slot - start);
-            self.refill(lane)?;
-            *value = refine(*value, if *value < 0 { -folded } else { folded });
+            *state = words.refilled(frequency * (*state >> PROBABILITY_BITS) + (slot - start));
+            let (folded, sign) = (index as i32 - 1, *value >> 31);
+            *value = refine(*value, (folded ^ sign) - sign); // negated where the value is negative
         }
-        Ok(())
+        self.took(&words)
     }
 
     /// Every coder has to end where its encoder began, and the words have to be used up.
@@ -181,6 +198,24 @@ impl<'a> Lanes<'a> {
         let left = self.words.len().checked_sub(self.cursor).ok_or(StreamFault::Underrun)? / 2;
         let lanes = self.states.iter().filter(|&&state| state != STATE_MIN).count();
         if left == 0 && lanes == 0 { Ok(()) } else { Err(StreamFault::Final { left, lanes }) }
+    }
+}
+
+/// Words of a step, for the lanes that need one: which these are is as good as random, so nothing is asked in branches.
+struct Words {
+    /// Zeros behind the last.
+    next: [[u8; 2]; LANES],
+    taken: usize,
+}
+
+impl Words {
+    /// A lane's state, refilled where it fell below the minimum. One word suffices: states are at least 8 before.
+    #[inline(always)]
+    fn refilled(&mut self, state: u32) -> u32 {
+        let word = u16::from_le_bytes(self.next[self.taken % LANES]);
+        let low = state < STATE_MIN;
+        self.taken += usize::from(low);
+        select_unpredictable(low, state << 16 | u32::from(word), state)
     }
 }
 
