@@ -21,13 +21,14 @@ use crate::{
     },
     encoder::spans,
     exact::{self, ExactDtype},
+    pool::Pool,
     profile::{Predictor, Scope},
     rans::{Coding, PiecePlan, refine},
     ropes::SpanRopes,
 };
 
 use self::{
-    direct::{Appended, InSink, ScratchPool},
+    direct::{Appended, InSink, Scratch},
     task::Rows,
 };
 pub use direct::DecodePath;
@@ -44,7 +45,7 @@ pub struct CpuDecoder {
     groups: Vec<LayerGroup>,
     exact_dtype: ExactDtype,
     path: DecodePath,
-    scratch: Arc<ScratchPool>,
+    scratch: Arc<Pool<Scratch>>,
 }
 
 /// Section index by (scope, band, level).

@@ -18,6 +18,7 @@ use crate::{
     exact::{self, ExactDtype},
     limits::QUANTISED_MAX,
     lossless::{self, float_of},
+    pool::Pool,
     profile::{CoefficientCoding, Predictor, Scope},
     rans::{PieceEncoder, PieceError, PiecePlan, Rows},
     ropes::SpanRopes,
@@ -34,6 +35,7 @@ pub struct CpuEncoder {
     scopes: Vec<(BoundScope, Matrix)>,
     exact_dtype: ExactDtype,
     pieces: PieceEncoder,
+    values: Arc<Pool<Vec<i32>>>,
 }
 
 /// What an encoder noticed besides the bytes.
@@ -59,7 +61,7 @@ impl CpuEncoder {
         };
         let scopes = (0..profile.scopes.len()).map(bind).collect();
         let exact_dtype = ExactDtype::of(spec.kv_dtype);
-        Ok(Self { spec, profile, scopes, exact_dtype, pieces: PieceEncoder::best() })
+        Ok(Self { spec, profile, scopes, exact_dtype, pieces: PieceEncoder::best(), values: Arc::default() })
     }
 
     /// The same encoder with other kernels: for tests and benchmarks, as [`new`](Self::new) takes the fastest.
@@ -167,7 +169,7 @@ impl CpuEncoder {
         }
         let is_direct = matches!((analysis, &scope.predictor), (Matrix::Identity, Predictor::Mean));
         let values = if is_direct {
-            direct_values(bound, &scope.mean, ropes, exact, input.kv)
+            direct_values(bound, &scope.mean, ropes, exact, input.kv, self.values.take())
         } else {
             let (mut raw, finite) = read(tokens);
             if !finite {
@@ -195,7 +197,7 @@ impl CpuEncoder {
         let coded = |(level, plan): (usize, &SectionPlan)| {
             encode_section(self.pieces, bank, plan, &values.main, values.main_tokens, (top - level) as u32)
         };
-        Ok(SpanPieces {
+        let pieces = SpanPieces {
             exact: stored(),
             anchors: encode_section(
                 self.pieces,
@@ -208,7 +210,9 @@ impl CpuEncoder {
             levels: bound.levels.iter().enumerate().map(coded).collect::<Result<_, _>>()?,
             lossless,
             forced_exact: false,
-        })
+        };
+        self.values.give(values.main);
+        Ok(pieces)
     }
 
     /// The piece of the exact level over what the levels beneath give, both `[member][token][element]`; `None` where the
@@ -375,30 +379,37 @@ pub(crate) fn quantise(
 }
 
 /// As [`quantise`] for a scope whose coefficients are its elements and whose prediction is the mean, head by head; the same
-/// values in one pass. `None` where a value is not finite, too.
+/// values in one pass, in a buffer that may have served others. `None` where a value is not finite, too.
 fn direct_values(
     bound: &BoundScope,
     mean: &[f32],
     ropes: &SpanRopes<'_>,
     masked: usize,
     source: &dyn KvSource,
+    mut main: Vec<i32>,
 ) -> Option<Quantised> {
     let (kernel, mut scratch) = (RowKernel::best(), RowScratch::default());
     let tokens = ropes.tokens();
-    let mut main = vec![0; bound.elements.count() * tokens];
+    main.resize(bound.elements.count() * tokens, 0);
     let mut raw = Vec::new();
     for member in bound.elements.views() {
         let range = member.start..member.start + member.dim;
         let held = range.start * tokens..range.end * tokens;
-        raw.resize(held.len(), 0.0);
-        source.read(member.layer, member.plane, member.head, ropes.span.clone(), &mut raw);
+        let rows = match source.held(member.layer, member.plane, member.head, ropes.span.clone()) {
+            Some(rows) if rows.len() == held.len() => rows,
+            _ => {
+                raw.resize(held.len(), 0.0);
+                source.read(member.layer, member.plane, member.head, ropes.span.clone(), &mut raw);
+                &raw
+            }
+        };
         // Others are out of range if they are not.
-        if !raw[..masked * member.dim].iter().all(|x| x.is_finite()) {
+        if !rows[..masked * member.dim].iter().all(|x| x.is_finite()) {
             return None;
         }
         let steps = Steps { mean: &mean[range], inverse: 1.0 / member.gain, masked };
         let turns = member.rope.and_then(|rope| ropes.turns().get(rope));
-        if !quantise_rows(kernel, &steps, turns, tokens, &raw, &mut main[held], &mut scratch) {
+        if !quantise_rows(kernel, &steps, turns, tokens, rows, &mut main[held], &mut scratch) {
             return None;
         }
     }

@@ -15,6 +15,12 @@ pub trait KvSource: Sync {
     /// `out` has exactly `tokens.len() × elements of a head` entries. The codec asks only for layers, planes,
     /// heads and tokens that the spec and the chunk have.
     fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]);
+
+    /// Where [`read`](Self::read) would copy from, if `[token][element]` lie there as they are: an encoder then does without
+    /// a copy.
+    fn held(&self, _layer: usize, _plane: Plane, _head: usize, _tokens: Range<usize>) -> Option<&[f32]> {
+        None
+    }
 }
 
 /// Something that takes decoded KV.
@@ -186,6 +192,11 @@ impl KvSource for KvBuffer {
         let dim = self.dim(layer, plane);
         out.copy_from_slice(&self.rows(layer, plane, head)[tokens.start * dim..tokens.end * dim]);
     }
+
+    fn held(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>) -> Option<&[f32]> {
+        let dim = self.dim(layer, plane);
+        self.rows(layer, plane, head).get(tokens.start * dim..tokens.end * dim)
+    }
 }
 
 impl KvSink for KvBuffer {
@@ -213,6 +224,10 @@ impl KvSource for Tokens<'_> {
     fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
         let tokens = tokens.start + self.first..tokens.end + self.first;
         self.source.read(layer, plane, head, tokens, out);
+    }
+
+    fn held(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>) -> Option<&[f32]> {
+        self.source.held(layer, plane, head, tokens.start + self.first..tokens.end + self.first)
     }
 }
 

@@ -14,6 +14,7 @@ mod kv;
 mod levels;
 pub mod limits;
 mod lossless;
+mod pool;
 mod profile;
 pub mod rans;
 pub mod rope;

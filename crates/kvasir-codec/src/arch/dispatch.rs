@@ -164,12 +164,24 @@ impl StreamEncoder {
         }
     }
 
-    /// Encodes one stream, with a buffer that may have served others.
-    pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
-        match self.0 {
-            EncoderPath::Scalar => encode_stream(job, words),
+    /// Encodes one stream, or two in turns, with buffers that may have served others.
+    pub(crate) fn encode(
+        self,
+        jobs: &[EncodeJob<'_>],
+        words: &mut [Backward; ENCODED_AT_ONCE],
+    ) -> Result<Vec<EncodedStream>, Uncodable> {
+        match (self.0, jobs) {
             #[cfg(target_arch = "x86_64")]
-            EncoderPath::Avx512(cpu) => cpu.encode(job, words),
+            (EncoderPath::Avx512(cpu), [one, rest @ ..]) if rest.len() < ENCODED_AT_ONCE => {
+                let nothing = EncodeJob { codings: &[], values: &[], used: 0, ..*one };
+                let beside = rest.first().copied().unwrap_or(nothing);
+                let streams = cpu.encode([*one, beside], words)?;
+                Ok(streams.into_iter().take(jobs.len()).collect())
+            }
+            _ => jobs.iter().map(|job| encode_stream(*job, &mut words[0])).collect(),
         }
     }
 }
+
+/// Streams that an encoder takes at once.
+pub(crate) const ENCODED_AT_ONCE: usize = 2;

@@ -18,7 +18,7 @@ mod x86_64;
 
 #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]
 pub(crate) use crate::rans::stream::cell::Cell as StreamCell;
-pub(crate) use dispatch::{StreamDecoder, StreamEncoder};
+pub(crate) use dispatch::{ENCODED_AT_ONCE, StreamDecoder, StreamEncoder};
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 pub(crate) use kernel::KernelCell as StreamCell;
 pub(crate) use rows::RowKernel;

@@ -51,7 +51,7 @@ impl DecodePath {
     }
 }
 
-/// What decoding a scope takes besides its output, kept from task to task: fresh pages cost as much as decoding.
+/// What decoding a scope takes besides its output.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     narrow: Vec<i16>,
@@ -288,20 +288,4 @@ fn placed(
     let rows = aligned(rows, member.dim * tokens);
     make(HalfRows { rows: &mut *rows, past_cache: false });
     place.take(member, rows);
-}
-
-/// Scratch of as many tasks as ran at the same time.
-#[derive(Debug, Default)]
-pub(super) struct ScratchPool(std::sync::Mutex<Vec<Scratch>>);
-
-impl ScratchPool {
-    fn take(&self) -> Scratch {
-        self.0.lock().ok().and_then(|mut pool| pool.pop()).unwrap_or_default()
-    }
-
-    fn give(&self, scratch: Scratch) {
-        if let Ok(mut pool) = self.0.lock() {
-            pool.push(scratch);
-        }
-    }
 }

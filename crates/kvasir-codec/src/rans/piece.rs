@@ -14,7 +14,7 @@ use super::{
         lane_count, stream_count, stream_range,
     },
 };
-use crate::arch::StreamEncoder;
+use crate::arch::{ENCODED_AT_ONCE, StreamEncoder};
 
 /// Encodes pieces. Every encoder gives the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,22 +100,29 @@ impl PieceEncoder {
         active: usize,
         rows: &Rows<'_>,
     ) -> Result<Option<Vec<EncodedStream>>, PieceError> {
-        let mut words = Backward::new();
-        let mut tile = vec![0; active.min(STREAM_COEFFICIENTS_MAX) * plan.tokens];
+        let mut words = [(); ENCODED_AT_ONCE].map(|()| Backward::new());
+        let stream_values = active.min(STREAM_COEFFICIENTS_MAX) * plan.tokens;
+        let mut tiles = [(); ENCODED_AT_ONCE].map(|()| vec![0; stream_values]);
         let mut streams = Vec::with_capacity(stream_count(active));
         let mut width_sum = 0;
-        for range in (0..stream_count(active)).map(|index| stream_range(active, index)) {
-            let values = &mut tile[..range.len() * plan.tokens];
-            let mut used = 0;
-            for (c, row) in range.clone().zip(values.chunks_exact_mut(plan.tokens)) {
-                let bits = self.row(plan, rows, c, row)?;
-                used |= bits.values;
-                width_sum += bits.width();
+        let ranges: Vec<_> = (0..stream_count(active)).map(|index| stream_range(active, index)).collect();
+        for ranges in ranges.chunks(ENCODED_AT_ONCE) {
+            let mut jobs = Vec::with_capacity(ENCODED_AT_ONCE);
+            for (range, tile) in ranges.iter().zip(&mut tiles) {
+                let values = &mut tile[..range.len() * plan.tokens];
+                let mut used = 0;
+                for (c, row) in range.clone().zip(values.chunks_exact_mut(plan.tokens)) {
+                    let bits = self.row(plan, rows, c, row)?;
+                    used |= bits.values;
+                    width_sum += bits.width();
+                }
+                let codings = &plan.coefficients[range.clone()];
+                jobs.push(EncodeJob { bank, codings, tokens: plan.tokens, values, used });
             }
-            let job =
-                EncodeJob { bank, codings: &plan.coefficients[range], tokens: plan.tokens, values, used };
-            match self.streams.encode(job, &mut words) {
-                Ok(stream) if stream.words.len() <= STREAM_WORDS_MAX => streams.push(stream),
+            match self.streams.encode(&jobs, &mut words) {
+                Ok(coded) if coded.iter().all(|stream| stream.words.len() <= STREAM_WORDS_MAX) => {
+                    streams.extend(coded);
+                }
                 _ => return Ok(None),
             }
         }

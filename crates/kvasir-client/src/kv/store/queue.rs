@@ -338,4 +338,14 @@ impl KvSource for FromToken {
         let tokens = tokens.start - self.first..tokens.end - self.first;
         self.rows.read(layer, plane, head, tokens, out);
     }
+
+    fn held(
+        &self,
+        layer: usize,
+        plane: Plane,
+        head: usize,
+        tokens: std::ops::Range<usize>,
+    ) -> Option<&[f32]> {
+        self.rows.held(layer, plane, head, tokens.start - self.first..tokens.end - self.first)
+    }
 }

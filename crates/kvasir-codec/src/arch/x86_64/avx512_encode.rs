@@ -40,44 +40,75 @@ struct Symbols {
     reciprocals: [__m512; 2],
 }
 
-/// Encodes one stream; the partial row and long escapes go through the scalar coders, and so does a stream of wide values.
+/// Encodes two streams in turns, of which the second may be of nothing: a step waits for what it divides, and leaves room for
+/// another's. Partial rows and long escapes go through the scalar coders, and so do streams of wide values.
 ///
 /// # Safety
 /// The CPU has the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,bmi2,popcnt")]
-pub(super) unsafe fn encode(job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
-    if job.used >> NARROW_BITS != 0 {
-        return encode_stream(job, words);
+pub(super) unsafe fn encode(
+    [first, second]: [EncodeJob<'_>; 2],
+    [first_words, second_words]: &mut [Backward; 2],
+) -> Result<[EncodedStream; 2], Uncodable> {
+    if (first.used | second.used) >> NARROW_BITS != 0 {
+        return Ok([encode_stream(first, first_words)?, encode_stream(second, second_words)?]);
     }
-    let mut lanes = Lanes::new(words);
-    let full = job.tokens / LANES * LANES;
-    if full < job.tokens {
-        lanes.row(job, full)?;
+    // not in an array: what is indexed would be kept in memory
+    let (mut one, mut other) = (Lanes::new(first_words), Lanes::new(second_words));
+    let full = first.tokens / LANES * LANES;
+    if full < first.tokens {
+        one.row(first, full)?;
+        other.row(second, full)?;
     }
-    let mut states = split(&lanes.states);
+    let (mut state, mut beside) = (split(&one.states), split(&other.states));
     for row in (0..full).step_by(LANES).rev() {
-        for (c, coding) in job.codings.iter().enumerate().rev() {
-            lanes.words.ready()?;
-            let Some(row_values) = job.values[c * job.tokens + row..].first_chunk() else { continue }; // rows are full
-            let mut values = narrow(row_values);
-            let (stage, refining, trits) = match *coding {
-                Coding::Stage { table, trits, trit_table } => (Some(table), trit_table, trits),
-                Coding::Trit { table } => (None, table, 1),
-            };
-            for _ in 0..trits {
-                let table = &job.bank.trit_encodings()[usize::from(refining)];
+        for c in (0..first.codings.len().max(second.codings.len())).rev() {
+            if c < first.codings.len() {
                 // SAFETY: the caller's promise, here and below.
-                (states, values) = unsafe { trit(table, lanes.words, states, values)? };
+                state = unsafe { step(&first, (c, row), &mut one, state)? };
             }
-            if let Some(table) = stage {
-                let table = &job.bank.stage_encodings()[usize::from(table)];
+            if c < second.codings.len() {
                 // SAFETY: as above.
-                states = unsafe { stage_step(table, &mut lanes, states, values)? };
+                beside = unsafe { step(&second, (c, row), &mut other, beside)? };
             }
         }
     }
-    lanes.states = join(states);
-    Ok(lanes.finish())
+    (one.states, other.states) = (join(state), join(beside));
+    Ok([one.finish(), other.finish()])
+}
+
+/// Coefficient `c` of a full row.
+///
+/// # Safety
+/// The features of [`encode`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,bmi2,popcnt")]
+unsafe fn step(
+    job: &EncodeJob<'_>,
+    (c, row): (usize, usize),
+    lanes: &mut Lanes<'_>,
+    mut states: States,
+) -> Result<States, Uncodable> {
+    lanes.words.ready()?;
+    let row_values = job.values.get(c * job.tokens + row..).and_then(<[i32]>::first_chunk);
+    let mut values = narrow(row_values.ok_or(Uncodable)?); // rows are full
+    let (stage, refining, trits) = match job.codings[c] {
+        Coding::Stage { table, trits, trit_table } => (Some(table), trit_table, trits),
+        Coding::Trit { table } => (None, table, 1),
+    };
+    for _ in 0..trits {
+        let table = &job.bank.trit_encodings()[usize::from(refining)];
+        // SAFETY: the caller's promise, here and below.
+        (states, values) = unsafe { trit(table, lanes.words, states, values)? };
+    }
+    match stage {
+        None => Ok(states),
+        Some(table) => {
+            let table = &job.bank.stage_encodings()[usize::from(table)];
+            // SAFETY: as above.
+            unsafe { stage_step(table, lanes, states, values) }
+        }
+    }
 }
 
 /// Escapes, then the stage symbols.

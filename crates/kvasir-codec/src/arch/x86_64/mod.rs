@@ -145,10 +145,14 @@ rows! { Avx2, registers::Eight, "avx2" }
 rows! { Avx512, registers::Sixteen, "avx512f", "avx512bw", "avx512vl" }
 
 impl Avx512 {
-    /// Encodes one stream.
-    pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
+    /// Encodes two streams in turns.
+    pub(crate) fn encode(
+        self,
+        jobs: [EncodeJob<'_>; 2],
+        words: &mut [Backward; 2],
+    ) -> Result<[EncodedStream; 2], Uncodable> {
         // SAFETY: `self` exists, so `new` saw every feature.
-        unsafe { avx512_encode::encode(job, words) }
+        unsafe { avx512_encode::encode(jobs, words) }
     }
 
     /// Writes a coefficient's row, as [`Rows::write`].
