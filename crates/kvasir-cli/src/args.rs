@@ -311,13 +311,13 @@ pub(crate) enum RecipeName {
 #[derive(Debug, Args)]
 pub(crate) struct TrainArguments {
     /// KV dumps of contexts to train on, all of one model. Levels are then spaced by the error's power.
-    #[arg(long, value_name = "FILE", num_args = 1.., group = "data")]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["texts", "own_texts"])]
     pub(crate) kv: Vec<PathBuf>,
     /// Texts for the shipped model, cut into contexts. The model judges: levels are spaced by logit KL.
-    #[arg(long, value_name = "FILE", num_args = 1.., group = "data")]
+    #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) texts: Vec<PathBuf>,
-    /// Contexts that the shipped model writes itself.
-    #[arg(long, value_name = "N", group = "data")]
+    /// Contexts that the shipped model writes itself, beside the texts where those are given too.
+    #[arg(long, value_name = "N")]
     pub(crate) own_texts: Option<usize>,
     /// Seed of the model's own texts.
     #[arg(long, default_value_t = 1)]
@@ -344,7 +344,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, conflicts_with = "search")]
     pub(crate) planes_apart: bool,
     /// Factors of the token predictor: of the current token, of the one before.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', num_args = 2)]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', num_args = 1..=2)]
     pub(crate) factors: Option<Vec<usize>>,
     /// Bits of a factor.
     #[arg(long, value_name = "BITS", default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]

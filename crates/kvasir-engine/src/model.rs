@@ -124,6 +124,14 @@ impl Model {
         &self.tokenizer
     }
 
+    /// The output projection of a layer as stored, `[hidden][heads × head_dim]`.
+    ///
+    /// # Errors
+    /// Whatever reading the tensor gives.
+    pub(crate) fn output_projection(&self, layer: usize) -> Result<Vec<f32>, EngineError> {
+        Ok(self.weights.layers[layer].o.flatten_all()?.to_vec1()?)
+    }
+
     /// An empty cache over a pool of its own that holds one context, in pages of 16 tokens.
     ///
     /// # Errors

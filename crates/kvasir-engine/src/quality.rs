@@ -13,10 +13,12 @@ use crate::{
     paged::PagedKv,
 };
 
+mod metric;
 mod oracle;
 mod roundtrip;
 pub mod tasks;
 
+pub use metric::metric;
 pub use oracle::KlOracle;
 pub use roundtrip::{DecodedLevel, LevelQuality, RoundTripError, measure_levels, round_trip};
 

@@ -117,7 +117,7 @@ pub fn measure(
                 let ladder = ladder(*codec, model, prefix, &dense, chunk_tokens)?;
                 for ((bytes, kv), sums) in ladder.bytes.iter().zip(&ladder.caches).zip(sums) {
                     let (samples, retrieved) = asked.ask(model, kv)?;
-                    sums.add(*bytes, &samples, retrieved);
+                    sums.add(text.first + index, *bytes, &samples, retrieved);
                 }
             }
             let done = index as f32 + (number + 1) as f32 / codecs.len() as f32;
@@ -131,7 +131,7 @@ pub fn measure(
             let chunks = options.prefix.div_ceil(chunk_tokens);
             for (level, sums) in sums.iter().enumerate() {
                 let of = (level, chunk_tokens, chunks);
-                rows.push(sums.row(*codec, of, &text.domain, elements, exact_retrieved));
+                rows.push(sums.row(*codec, of, text, elements, exact_retrieved));
             }
         }
     }

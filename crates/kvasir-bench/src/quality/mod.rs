@@ -3,6 +3,8 @@
 //! The first tokens of a window go through a codec, chunk by chunk; the rest is teacher forced over what comes back and
 //! computed exactly. KL is that of the next-token distribution against the run over the exact cache, in nats a token.
 
+mod ablation;
+mod join;
 mod judge;
 mod measure;
 mod rows;
@@ -10,11 +12,15 @@ mod suite;
 mod targets;
 mod turns;
 
+pub use ablation::{Ablation, Case, Ground, ablate, cases};
+pub use join::{JoinError, join};
 pub use measure::{Options, measure};
 pub use rows::{Row, csv};
-pub use suite::{Suite, SuiteOptions};
+pub use suite::{CODECS, Suite, SuiteOptions};
 pub use targets::{Crossing, QUALITIES, Verdict, crossings, verdicts};
 pub use turns::{Turn, TurnOptions, turns};
+
+use std::ops::Range;
 
 use kvasir_engine::Model;
 
@@ -27,6 +33,10 @@ pub struct Text {
     pub domain: String,
     /// Token windows of equal length.
     pub windows: Vec<Vec<u32>>,
+    /// Number of the first of them among those that the text was divided into.
+    pub first: usize,
+    /// How many these were.
+    pub spread: usize,
 }
 
 impl Text {
@@ -48,6 +58,14 @@ impl Text {
         }
         let stride = (all.len() - tokens) / count.saturating_sub(1).max(1);
         let window = |index: usize| all[index * stride..][..tokens].to_vec();
-        Ok(Self { domain: domain.to_owned(), windows: (0..count).map(window).collect() })
+        let windows = (0..count).map(window).collect();
+        Ok(Self { domain: domain.to_owned(), windows, first: 0, spread: count })
+    }
+
+    /// Only the windows of a range, as far as there are such: a long measurement in pieces.
+    pub fn part(mut self, range: Range<usize>) -> Self {
+        self.windows = self.windows.into_iter().take(range.end).skip(range.start).collect();
+        self.first += range.start;
+        self
     }
 }

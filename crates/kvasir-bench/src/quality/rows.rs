@@ -1,12 +1,15 @@
 //! Rows of the report.
 
-use kvasir_engine::quality::{Estimate, Samples};
-use serde::Serialize;
+use std::collections::BTreeMap;
 
+use kvasir_engine::quality::{Estimate, Samples};
+use serde::{Deserialize, Serialize};
+
+use super::Text;
 use crate::KvCodec;
 
 /// One codec at one level and chunk length, over all windows of a text.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// `kvasir lossless cachegen_paper lmcache kvtc_like uniform8 uniform4 uniform3 raw16` and a few more.
     pub codec: String,
@@ -48,6 +51,10 @@ pub struct Row {
     pub positions: usize,
     /// Windows.
     pub windows: usize,
+    /// How many windows the text was divided into.
+    pub spread: usize,
+    /// KL of every window, by its number in that spread.
+    pub window_kl: BTreeMap<usize, f64>,
 }
 
 /// What is summed up over the windows.
@@ -55,15 +62,15 @@ pub struct Row {
 pub(super) struct Sums {
     bytes: u64,
     samples: Samples,
-    window_kl: Vec<f64>,
+    window_kl: BTreeMap<usize, f64>,
     retrieved: (usize, usize),
 }
 
 impl Sums {
-    pub(super) fn add(&mut self, bytes: u64, samples: &Samples, retrieved: (usize, usize)) {
+    pub(super) fn add(&mut self, window: usize, bytes: u64, samples: &Samples, retrieved: (usize, usize)) {
         self.bytes += bytes;
         self.samples.append(samples);
-        self.window_kl.push(samples.summary().kl.mean);
+        self.window_kl.insert(window, samples.summary().kl.mean);
         self.retrieved = (self.retrieved.0 + retrieved.0, self.retrieved.1 + retrieved.1);
     }
 
@@ -72,21 +79,20 @@ impl Sums {
         &self,
         codec: &dyn KvCodec,
         (level, chunk_tokens, chunks): (usize, usize, usize),
-        domain: &str,
+        text: &Text,
         elements: usize,
         exact_retrieved: (usize, usize),
     ) -> Row {
         let quality = self.samples.summary();
         let windows = self.window_kl.len();
-        // Windows are equally long: the mean of their means is the mean.
-        let kl = if windows > 1 { Estimate::of_mean(&self.window_kl) } else { quality.kl };
+        let kl = if windows > 1 { over_windows(&self.window_kl) } else { quality.kl };
         let share = |(right, all): (usize, usize)| right as f64 / all.max(1) as f64;
         Row {
             codec: codec.name().to_owned(),
             variant: codec.variant().to_owned(),
             level,
             chunk_tokens,
-            domain: domain.to_owned(),
+            domain: text.domain.clone(),
             profile_bytes: codec.profile_bytes(),
             bytes: self.bytes as f64 / (windows * chunks).max(1) as f64,
             bits_per_element: self.bytes as f64 * 8.0 / (windows * elements).max(1) as f64,
@@ -102,8 +108,15 @@ impl Sums {
             retrieval_exact: share(exact_retrieved),
             positions: quality.positions,
             windows,
+            spread: text.spread,
+            window_kl: self.window_kl.clone(),
         }
     }
+}
+
+/// Mean and interval over windows, which are equally long: the mean of their means is the mean.
+pub(super) fn over_windows(kl: &BTreeMap<usize, f64>) -> Estimate {
+    Estimate::of_mean(&kl.values().copied().collect::<Vec<_>>())
 }
 
 /// Rows as comma-separated values with a head. Names have no commas or quotes but for domains, which are file names.

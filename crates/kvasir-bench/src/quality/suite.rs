@@ -26,24 +26,46 @@ pub(super) const DIRECT: &str = "direct";
 const CACHEGEN_SCALES: [f32; 2] = [1.0, 0.5];
 
 /// What the suite is made of.
-#[derive(Debug)]
+#[derive(Debug, Clone, Default)]
 pub struct SuiteOptions {
     /// Our profiles; each is a variant by its kind and size.
     pub profiles: Vec<Arc<Profile>>,
     /// Largest profile that is within the budget.
     pub budget_bytes: u64,
-    /// Whether what loses nothing runs too: ours, zstd, zstd over split bytes.
-    pub lossless: bool,
+    /// Names of the codecs to run, of [`CODECS`]; all where it is empty.
+    pub codecs: Vec<String>,
+}
+
+/// Every name that [`SuiteOptions::codecs`] may have.
+pub const CODECS: [&str; 12] = [
+    "kvasir",
+    "kvasir_deflate",
+    "kvtc_like",
+    "cachegen_paper",
+    "lmcache",
+    "uniform8",
+    "uniform4",
+    "uniform3",
+    "lossless",
+    "raw16",
+    "zstd19",
+    "zstd19_split",
+];
+
+impl SuiteOptions {
+    fn wants(&self, codec: &str) -> bool {
+        self.codecs.is_empty() || self.codecs.iter().any(|name| name == codec)
+    }
 }
 
 /// Every codec under comparison, calibrated on the same contexts.
 #[derive(Debug)]
 pub struct Suite {
     ours: Vec<ProfileCodec>,
-    cachegen: Sweep,
+    cachegen: Option<Sweep>,
     kvtc: Vec<KvtcLike>,
     lossless: Option<ProfileCodec>,
-    plain: Vec<Plain>,
+    options: SuiteOptions,
 }
 
 impl Suite {
@@ -58,47 +80,45 @@ impl Suite {
         options: &SuiteOptions,
         progress: &mut dyn FnMut(&str, f32),
     ) -> Result<Self, BenchError> {
-        let mut ours = Vec::new();
+        let mut ours: Vec<ProfileCodec> = Vec::new();
+        let ours_run = options.wants("kvasir") || options.wants("kvasir_deflate");
+        let kvtc_runs = options.wants("kvtc_like");
         for profile in &options.profiles {
-            let bytes = profile.to_bytes().len() as u64;
-            let variant = match (profile.is_direct(), bytes <= options.budget_bytes) {
-                (true, _) => DIRECT,
-                (false, true) => BUDGET,
-                (false, false) => UNLIMITED,
-            };
+            let variant = variant(profile, options.budget_bytes, &ours);
             ours.push(ProfileCodec::new("kvasir", variant, spec, Arc::clone(profile))?);
         }
-        if ours.iter().all(|codec| codec.variant() != DIRECT) {
+        if ours_run && ours.iter().all(|codec| codec.variant() != DIRECT) {
             let profile = train(spec, contexts, &Recipe::Direct, &mut |what, at| progress(what, at * 0.3))?;
             ours.push(ProfileCodec::new("kvasir", DIRECT, spec, Arc::new(profile))?);
         }
         let mut cachegen = Vec::new();
-        for factor in CACHEGEN_SCALES {
+        for factor in CACHEGEN_SCALES.into_iter().filter(|_| options.wants("cachegen_paper")) {
             let mut told = |what: &str, at: f32| progress(what, 0.3 + at * 0.3);
             let paper = train_at_scale(spec, contexts, &Recipe::CacheGen, factor, &mut told)?;
             cachegen.push(ProfileCodec::new("cachegen_paper", "", spec, Arc::new(paper))?);
         }
-        let cachegen = Sweep(cachegen);
-        progress("principal components of the KVTC-like codec", 0.6);
-        let calibration = Calibration::new(spec, contexts)?;
         let mut kvtc = Vec::new();
-        for codec in ours.iter().filter(|codec| codec.variant() != DIRECT) {
-            progress("widths of the KVTC-like codec", 0.8);
-            let rank = calibration.rank_within(codec.profile_bytes());
-            kvtc.push(calibration.codec(rank, codec.variant()));
+        if kvtc_runs {
+            progress("principal components of the KVTC-like codec", 0.6);
+            let calibration = Calibration::new(spec, contexts)?;
+            for codec in ours.iter().filter(|codec| codec.variant() == BUDGET || codec.variant() == UNLIMITED)
+            {
+                progress("widths of the KVTC-like codec", 0.8);
+                let rank = calibration.rank_within(codec.profile_bytes());
+                kvtc.push(calibration.codec(rank, codec.variant()));
+            }
+            if kvtc.is_empty() {
+                kvtc.push(calibration.codec(calibration.rank_within(options.budget_bytes), BUDGET));
+            }
         }
-        if kvtc.is_empty() {
-            kvtc.push(calibration.codec(calibration.rank_within(options.budget_bytes), BUDGET));
-        }
-        let mut plain = vec![Plain(Storage::Raw)];
         let mut lossless = None;
-        if options.lossless {
-            plain.extend([Plain(Storage::Zstd), Plain(Storage::SplitZstd)]);
+        if options.wants("lossless") {
             let profile =
                 train(spec, contexts, &Recipe::Exact, &mut |what, at| progress(what, 0.9 + 0.1 * at))?;
             lossless = Some(ProfileCodec::new("lossless", "", spec, Arc::new(profile))?);
         }
-        Ok(Self { ours, cachegen, kvtc, lossless, plain })
+        let cachegen = (!cachegen.is_empty()).then_some(Sweep(cachegen));
+        Ok(Self { ours, cachegen, kvtc, lossless, options: options.clone() })
     }
 
     /// Our profiles.
@@ -108,16 +128,32 @@ impl Suite {
 
     /// Calls `with` with every codec; `ours_only` leaves out the peers.
     pub fn with_codecs<T>(&self, ours_only: bool, with: impl FnOnce(&[&dyn KvCodec]) -> T) -> T {
+        let plain = [Plain(Storage::Raw), Plain(Storage::Zstd), Plain(Storage::SplitZstd)];
         let deflated: Vec<_> = self.ours.iter().map(SymbolsThroughDeflate).collect();
         let mut codecs: Vec<&dyn KvCodec> = self.ours.iter().map(|codec| codec as &dyn KvCodec).collect();
         if !ours_only {
             codecs.extend(deflated.iter().map(|codec| codec as &dyn KvCodec));
             codecs.extend(self.kvtc.iter().map(|codec| codec as &dyn KvCodec));
-            codecs.extend([&self.cachegen as &dyn KvCodec, &Lmcache]);
+            codecs.extend(self.cachegen.iter().map(|codec| codec as &dyn KvCodec));
+            codecs.push(&Lmcache);
             codecs.extend(Uniform::ALL.iter().map(|codec| codec as &dyn KvCodec));
             codecs.extend(self.lossless.iter().map(|codec| codec as &dyn KvCodec));
-            codecs.extend(self.plain.iter().map(|codec| codec as &dyn KvCodec));
+            codecs.extend(plain.iter().map(|codec| codec as &dyn KvCodec));
         }
+        codecs.retain(|codec| self.options.wants(codec.name()));
         with(&codecs)
+    }
+}
+
+/// What a profile is called in a report: its kind, and a number where there are several of one.
+fn variant(profile: &Profile, budget_bytes: u64, before: &[ProfileCodec]) -> String {
+    let kind = match (profile.is_direct(), profile.to_bytes().len() as u64 <= budget_bytes) {
+        (true, _) => DIRECT,
+        (false, true) => BUDGET,
+        (false, false) => UNLIMITED,
+    };
+    match before.iter().filter(|codec| codec.variant().starts_with(kind)).count() {
+        0 => kind.to_owned(),
+        count => format!("{kind} {}", count + 1),
     }
 }

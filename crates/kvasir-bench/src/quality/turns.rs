@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvasir_codec::{KvBuffer, KvSink as _, Profile};
-use kvasir_engine::Model;
+use kvasir_engine::{Model, quality::Estimate};
 use kvasir_types::Level;
 use serde::Serialize;
 
@@ -41,6 +41,10 @@ pub struct Turn {
     pub turn: usize,
     /// KL of the loaded and extended cache, nats a token.
     pub kl: f64,
+    /// Lower end of its 95 % interval over windows.
+    pub kl_low: f64,
+    /// Upper end.
+    pub kl_high: f64,
     /// Share of a repeated passage that is predicted right.
     pub retrieval: f64,
     /// Share of the context that came out of the store; the rest was computed again.
@@ -73,16 +77,20 @@ pub fn turns(
             rule: options.rule,
             turn,
             kl: 0.0,
+            kl_low: 0.0,
+            kl_high: 0.0,
             retrieval: 0.0,
             loaded: 0.0,
         })
         .collect();
+    let mut losses = vec![Vec::new(); options.turns];
     for window in &text.windows {
-        play(model, &codec, window, options, &mut out)?;
+        play(model, &codec, window, options, &mut out, &mut losses)?;
     }
     let count = text.windows.len() as f64;
-    for turn in &mut out {
-        turn.kl /= count;
+    for (turn, losses) in out.iter_mut().zip(&losses) {
+        let kl = Estimate::of_mean(losses);
+        (turn.kl, turn.kl_low, turn.kl_high) = (kl.mean, kl.low.max(0.0), kl.high);
         turn.retrieval /= count;
         turn.loaded /= count;
     }
@@ -95,6 +103,7 @@ fn play(
     window: &[u32],
     options: &TurnOptions,
     out: &mut [Turn],
+    losses: &mut [Vec<f64>],
 ) -> Result<(), BenchError> {
     let profile = codec.profile();
     let loss = |level: Level| profile.predicted_kl(level).unwrap_or(0.0);
@@ -130,7 +139,7 @@ fn play(
         let questions = Questions::new(model, prefix, &rest[..options.suffix]);
         let exact = questions.ask(&model.calculate_kv(prefix)?)?;
         let lossy = questions.ask(&kv)?;
-        turn.kl += questions.compare(&exact, &lossy).summary().kl.mean;
+        losses[index].push(questions.compare(&exact, &lossy).summary().kl.mean);
         turn.retrieval += lossy.retrieved.0 as f64 / lossy.retrieved.1.max(1) as f64;
         turn.loaded += stored as f64 / end as f64;
     }

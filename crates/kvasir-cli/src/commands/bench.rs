@@ -1,10 +1,12 @@
 //! `kvasir bench`: the codec measured, beside its peers.
 
+mod ablation;
 mod budgets;
 mod codec;
 mod page;
 mod quality;
 mod ttft;
+mod turns;
 
 use std::path::Path;
 
@@ -22,6 +24,10 @@ use crate::{
 pub(crate) enum BenchCommand {
     /// Size against quality: every codec, level and chunk length, on a model's own KV.
     Quality(quality::QualityArguments),
+    /// What every feature of a profile is worth: one left out or changed at a time, at equal quality.
+    Ablation(ablation::AblationArguments),
+    /// Loss by turn of load, extend, store, with and without the rule that bounds the loss beneath what is stored.
+    Turns(turns::TurnArguments),
     /// Token and layer budgets (H2O, StreamingLLM, SqueezeAttention…), alone and beneath the codec, through a service.
     Budgets(budgets::BudgetArguments),
     /// Time to first token on the real engine: text, raw, 8-bit, CacheGen's policy, progressive, over shaped links.
@@ -42,6 +48,8 @@ pub(crate) fn model(name: &str) -> CliResult<Model> {
 pub(crate) fn run(command: &BenchCommand) -> CliResult {
     match command {
         BenchCommand::Quality(arguments) => quality::run(arguments),
+        BenchCommand::Ablation(arguments) => ablation::run(arguments),
+        BenchCommand::Turns(arguments) => turns::run(arguments),
         BenchCommand::Budgets(arguments) => budgets::run(arguments),
         BenchCommand::Ttft(arguments) => ttft::run(arguments),
         BenchCommand::Codec(arguments) => codec::run(arguments),

@@ -1,5 +1,7 @@
 //! `kvasir profile train`: a profile from KV dumps, or for the shipped model from texts.
 
+use std::path::PathBuf;
+
 use kvasir_codec::{
     Profile, TrainError,
     train::{BasisRecipe, QualityOracle, Recipe, TrainingContext, search, train, train_calibrated},
@@ -65,7 +67,9 @@ fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
 fn from_texts(arguments: &TrainArguments) -> CliResult<Profile> {
     let model = inputs::shipped_model()?;
     let step = Step::start("texts and their KV");
-    let texts = texts(arguments, &model, &step)?;
+    let source =
+        TextSource { files: &arguments.texts, own: arguments.own_texts.unwrap_or(0), seed: arguments.seed };
+    let texts = training_texts(&model, source, &step)?;
     let set = TrainingSet::of_texts(&model, texts, &mut |part| step.at("computing KV", part));
     let TrainingSet { contexts, mut oracle } = set.map_err(engine_error)?;
     step.done(&format!("{} contexts", contexts.len()));
@@ -83,17 +87,33 @@ fn from_texts(arguments: &TrainArguments) -> CliResult<Profile> {
     Ok(profile)
 }
 
-/// The texts that were named, in windows of the model's context, or its own.
-fn texts(arguments: &TrainArguments, model: &Model, step: &Step) -> CliResult<Vec<Vec<u32>>> {
+/// What a profile of the shipped model is trained on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TextSource<'a> {
+    /// Files, cut into contexts.
+    pub(crate) files: &'a [PathBuf],
+    /// Contexts that the model writes itself.
+    pub(crate) own: usize,
+    /// Seed of those.
+    pub(crate) seed: u64,
+}
+
+/// The texts in windows of the model's context. Files' windows and the model's own take turns, so that both are among
+/// what is fitted, held out and judged by.
+pub(crate) fn training_texts(model: &Model, source: TextSource<'_>, step: &Step) -> CliResult<Vec<Vec<u32>>> {
     let size = model.config().context;
-    if let Some(count) = arguments.own_texts {
-        let mut tell = |part| step.at("the model writes", part);
-        return model.sample_texts(count, size, arguments.seed, &mut tell).map_err(engine_error);
+    let mut tell = |part| step.at("the model writes", part);
+    let own = model.sample_texts(source.own, size, source.seed, &mut tell).map_err(engine_error)?;
+    let mut named = Vec::new();
+    for path in source.files {
+        named.extend(inputs::text_tokens(model, path)?.chunks_exact(size).map(<[u32]>::to_vec));
     }
-    let mut texts = Vec::new();
-    for path in &arguments.texts {
-        let tokens = inputs::text_tokens(model, path)?;
-        texts.extend(tokens.chunks_exact(size).map(<[u32]>::to_vec));
+    let count = own.len() + named.len();
+    let (mut texts, mut own, mut named) = (Vec::with_capacity(count), own.into_iter(), named.into_iter());
+    for index in 0..count {
+        let (first, other): (&mut dyn Iterator<Item = _>, &mut dyn Iterator<Item = _>) =
+            if index % 2 == 0 { (&mut own, &mut named) } else { (&mut named, &mut own) };
+        texts.extend(first.next().or_else(|| other.next()));
     }
     if texts.is_empty() { Err(no_data()) } else { Ok(texts) }
 }
@@ -130,8 +150,13 @@ fn basis_recipe(arguments: &TrainArguments, parameters: Option<f64>) -> CliResul
         budget_macs: share(arguments.budget_flops, 1.0)?,
         ..BasisRecipe::default()
     };
-    if let Some([current, previous]) = arguments.factors.as_deref() {
-        recipe.token_factors = [*current, *previous];
+    match arguments.factors.as_deref() {
+        None => {}
+        Some([current, previous]) => recipe.token_factors = [*current, *previous],
+        Some(_) => {
+            let why = "--factors takes two numbers: of the current token, and of the one before";
+            return Err(CliError::new(Exit::Data, why, "For instance --factors 128,64."));
+        }
     }
     Ok(recipe)
 }

@@ -3,7 +3,7 @@
 use super::outcome::{Evidence, Outcome};
 use crate::{
     output::{bytes, columns},
-    report::{Axis, Bar, Bars, Figure, Guide, Mark, Page, Plot, Point, Series, Side, Table},
+    report::{Axis, Bar, Bars, Figure, Guide, Mark, Page, Place, Plot, Point, Series, Side, Table},
 };
 
 /// Distance of the bars of chunks on one level, in levels.
@@ -157,7 +157,7 @@ fn timeline(o: &Outcome, evidence: &Evidence) -> Plot {
                 evidence.measured.iter().map(|&p| p.into()).collect(),
             ),
         ],
-        guides: vec![Guide { x: o.slo_ms as f64 / 1e3, label: format!("SLO {} ms", o.slo_ms) }],
+        guides: vec![Guide { at: Place::X(o.slo_ms as f64 / 1e3), label: format!("SLO {} ms", o.slo_ms) }],
     }
 }
 

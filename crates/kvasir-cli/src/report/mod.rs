@@ -13,7 +13,7 @@ mod scale;
 pub(crate) use bars::{Bar, Bars};
 pub(crate) use heat::{Cell, HeatMap};
 pub(crate) use page::{Figure, Page, Table};
-pub(crate) use plot::{Axis, Guide, Mark, Plot, Point, Series, Side};
+pub(crate) use plot::{Axis, Guide, Mark, Place, Plot, Point, Series, Side};
 
 /// Escapes text for an XML or HTML text node or quoted attribute.
 ///

@@ -112,11 +112,20 @@ pub(crate) struct Series {
     pub(crate) points: Vec<Point>,
 }
 
-/// A labelled vertical line.
+/// Where a guide stands.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Place {
+    /// A vertical line.
+    X(f64),
+    /// A horizontal line on the left axis.
+    Y(f64),
+}
+
+/// A labelled line across the frame.
 #[derive(Debug, Clone)]
 pub(crate) struct Guide {
     /// Where.
-    pub(crate) x: f64,
+    pub(crate) at: Place,
     /// What it says.
     pub(crate) label: String,
 }
@@ -134,7 +143,7 @@ pub(crate) struct Plot {
     pub(crate) right: Option<Axis>,
     /// What is drawn, first below; colours follow this order.
     pub(crate) series: Vec<Series>,
-    /// Vertical lines.
+    /// Lines across the frame.
     pub(crate) guides: Vec<Guide>,
 }
 
@@ -142,10 +151,11 @@ impl Plot {
     /// The plot as one `<svg>` element.
     pub(crate) fn to_svg(&self) -> String {
         let xs = self.series.iter().flat_map(|s| &s.points).flat_map(|p| [p.x, p.x_end]);
-        let x = self.x.scale(xs.chain(self.guides.iter().map(|g| g.x)), LEFT, WIDTH - RIGHT);
+        let x = self.x.scale(xs.chain(self.guides.iter().filter_map(Guide::x)), LEFT, WIDTH - RIGHT);
         let y = |axis: &Axis, side| {
             let ys = self.series.iter().filter(|s| s.side == side).flat_map(|s| &s.points).map(|p| p.y);
-            axis.scale(ys, HEIGHT - BOTTOM, TOP)
+            let guides = self.guides.iter().filter(|_| side == Side::Left).filter_map(Guide::y);
+            axis.scale(ys.chain(guides), HEIGHT - BOTTOM, TOP)
         };
         let left = y(&self.left, Side::Left);
         let right = self.right.as_ref().map(|axis| y(axis, Side::Right));
@@ -156,7 +166,7 @@ impl Plot {
         );
         self.draw_frame(&mut svg, &x, &left, right.as_ref());
         for guide in &self.guides {
-            draw_guide(&mut svg, guide, &x);
+            draw_guide(&mut svg, guide, &x, &left);
         }
         // Tinted areas below, what has labels above; colours follow the order of the series all the same.
         let (areas, marks): (Vec<_>, Vec<_>) =
@@ -303,18 +313,36 @@ fn draw_series(svg: &mut String, series: &Series, index: usize, x: &Scale, y: &S
     }
 }
 
-fn draw_guide(svg: &mut String, guide: &Guide, x: &Scale) {
-    let at = x.at(guide.x);
+impl Guide {
+    fn x(&self) -> Option<f64> {
+        if let Place::X(x) = self.at { Some(x) } else { None }
+    }
+
+    fn y(&self) -> Option<f64> {
+        if let Place::Y(y) = self.at { Some(y) } else { None }
+    }
+}
+
+fn draw_guide(svg: &mut String, guide: &Guide, x: &Scale, y: &Scale) {
+    let (end, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+    let (ends, note, class) = match guide.at {
+        Place::X(value) => {
+            let at = x.at(value);
+            let (side, class) = if at > WIDTH * 0.72 { (-6.0, "note end") } else { (6.0, "note") };
+            ((at, at, TOP - 4.0, bottom), (at + side, TOP + 6.0), class)
+        }
+        Place::Y(value) => {
+            let at = y.at(value);
+            // Beside the frame: within it the label would lie on points.
+            ((LEFT, end, at, at), (end + 6.0, at + 4.0), "note")
+        }
+    };
+    let (x1, x2, y1, y2) = ends;
     put(
         svg,
-        format_args!(
-            "<line class=\"guide\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{}\" y2=\"{}\"/>",
-            TOP - 4.0,
-            HEIGHT - BOTTOM
-        ),
+        format_args!("<line class=\"guide\" x1=\"{x1:.1}\" x2=\"{x2:.1}\" y1=\"{y1:.1}\" y2=\"{y2:.1}\"/>"),
     );
-    let (side, class) = if at > WIDTH * 0.72 { (-6.0, "note end") } else { (6.0, "note") };
-    text(svg, at + side, TOP + 6.0, class, &guide.label);
+    text(svg, note.0, note.1, class, &guide.label);
 }
 
 fn step_corners(points: &[(f64, f64)]) -> Vec<(f64, f64)> {

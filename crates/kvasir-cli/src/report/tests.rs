@@ -65,7 +65,7 @@ fn plot(points: &[(f64, f64)], mark: Mark, name: &str) -> Plot {
                 points: points.iter().map(|&p| Point { label: name.to_owned(), ..p.into() }).collect(),
             })
             .into(),
-        guides: vec![Guide { x: 1.0, label: name.to_owned() }],
+        guides: [Place::X(1.0), Place::Y(3.0)].map(|at| Guide { at, label: name.to_owned() }).into(),
     }
 }
 
@@ -105,6 +105,26 @@ fn every_point_is_drawn() {
     let names = check_markup(&svg).expect("well-formed");
     assert_eq!(names.iter().filter(|n| *n == "circle").count(), 6);
     assert!(svg.contains("c0") && svg.contains("c1"), "series differ in colour");
+}
+
+#[test]
+fn guides_stand_where_their_values_are() {
+    let mut plot = plot(&[(0.0, 1.0), (2.0, 100.0)], Mark::Joined, "n");
+    plot.guides = vec![Guide { at: Place::Y(10.0), label: "ten".to_owned() }];
+    let svg = plot.to_svg();
+    let guide = svg.lines().find(|line| line.contains("\"guide\"")).expect("drawn");
+    let number = |name: &str| -> f64 {
+        let rest = guide.split_once(&format!("{name}=\"")).expect("an attribute").1;
+        rest.split_once('"').expect("quoted").0.parse().expect("a number")
+    };
+    assert_eq!(number("y1"), number("y2"));
+    // Halfway between 1 and 100 on a logarithmic axis.
+    let ends: Vec<f64> = svg
+        .match_indices("class=\"fill c0\" cx=")
+        .map(|(at, _)| svg[at..].split_once("cy=\"").expect("a circle").1.split_once('"').expect("quoted").0)
+        .map(|text| text.parse().expect("a number"))
+        .collect();
+    assert!((number("y1") - (ends[0] + ends[1]) / 2.0).abs() < 0.2, "{ends:?} {guide}");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Trained bases: PCA of what the token predictor leaves.
 
+use kvasir_types::LEVELS_MAX;
+
 use super::{
     BasisRecipe, TrainError,
     data::Corpus,
@@ -26,7 +28,6 @@ const PREDICTION_WEIGHT: f32 = 0.1;
 pub(super) fn draft(
     corpus: &Corpus<'_>,
     recipe: &BasisRecipe,
-    level_count: usize,
     progress: &mut dyn FnMut(&str, f32),
 ) -> Result<Draft, TrainError> {
     let layers = recipe.scope_layers.unwrap_or(corpus.spec.layers.len());
@@ -37,6 +38,12 @@ pub(super) fn draft(
     if recipe.rank_max == Some(0) {
         return impossible("rank_max", "a basis has at least one vector");
     }
+    if !(1..=LEVELS_MAX).contains(&recipe.levels) {
+        return impossible("levels", "a profile has 1 to 8 levels");
+    }
+    if !(1..=STAGE_TABLES_MAX).contains(&recipe.stage_tables) {
+        return impossible("stage_tables", "a bank has 1 to 128 tables");
+    }
     if recipe.token_factors.iter().sum::<usize>() > TOKEN_FACTORS_MAX {
         return impossible("token_factors", "both tokens together have at most 512");
     }
@@ -44,7 +51,7 @@ pub(super) fn draft(
         return impossible("exact_tokens", "at most 16 tokens are stored exactly");
     }
     let mut drafts = Vec::new();
-    let scopes = scopes(corpus.spec, layers, recipe.joint, true);
+    let scopes = scopes(corpus.spec, layers, recipe.joint, recipe.unrope);
     let count = scopes.len();
     for (index, scope) in scopes.into_iter().enumerate() {
         let mut tell = |what: &str, share: f32| {
@@ -52,7 +59,13 @@ pub(super) fn draft(
         };
         drafts.push(fit_scope(corpus, recipe, scope, index, &mut tell)?);
     }
-    Ok(Draft { scopes: drafts, level_count, tables: STAGE_TABLES_MAX })
+    Ok(Draft {
+        scopes: drafts,
+        level_count: recipe.levels,
+        tables: recipe.stage_tables,
+        entry_levels: recipe.entry_levels,
+        centroids: recipe.centroids,
+    })
 }
 
 fn fit_scope(
@@ -71,6 +84,10 @@ fn fit_scope(
     let macs = recipe.budget_macs.map(|macs| (macs as f64 * share) as usize / (elements + factors));
     let rank = recipe.rank_max.unwrap_or(elements).min(macs.unwrap_or(elements).max(1));
     let rank = rank.min(elements).min(COEFFICIENTS_MAX);
+    if recipe.metric.is_some() && elements > DENSE_ELEMENTS_MAX {
+        let why = "scopes of more than 8,192 elements know no metric".to_owned();
+        return Err(TrainError::Recipe { field: "metric", why });
+    }
     let fitted = if elements > DENSE_ELEMENTS_MAX {
         fit_wide(corpus, recipe, &scope, rank, tell)
     } else {
@@ -82,7 +99,10 @@ fn fit_scope(
         let bytes = (bytes.saturating_sub(FIXED_BYTES) as f64 * share) as usize;
         packing::allocate(&spectrum, elements, factors, bytes.saturating_sub(own), rank)
     });
-    scope.basis = packing::basis(&rows, elements, bits.as_deref());
+    scope.basis = match &recipe.metric {
+        None => packing::basis(&rows, elements, bits.as_deref()),
+        Some(metric) => packing::weighed_basis(metric, &scope, &rows, bits.as_deref()),
+    };
     Ok(ScopeDraft { scope, tokens })
 }
 
@@ -113,7 +133,14 @@ fn fit_dense(
         if let Some(tokens) = &tokens {
             let predicted = tokens.predict(&block, elements);
             block.elements.iter_mut().zip(&predicted).for_each(|(x, p)| *x -= p);
+            let mut predicted = predicted;
+            if let Some(metric) = &recipe.metric {
+                metric.weigh(scope, &mut predicted);
+            }
             covariance.add(&predicted, PREDICTION_WEIGHT);
+        }
+        if let Some(metric) = &recipe.metric {
+            metric.weigh(scope, &mut block.elements);
         }
         covariance.add(&block.elements, 1.0);
     });

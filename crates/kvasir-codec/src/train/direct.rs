@@ -39,7 +39,7 @@ pub(super) fn draft(
         ScopeDraft { scope, tokens }
     };
     let scopes = scopes(corpus.spec, SCOPE_LAYERS, false, true).into_iter().map(fit).collect();
-    Draft { scopes, level_count, tables }
+    Draft { scopes, level_count, tables, entry_levels: true, centroids: true }
 }
 
 /// The CacheGen paper: anchors and deltas of the cache as it is, a bin per third of the layers and plane.
@@ -66,7 +66,7 @@ pub(super) fn cachegen_draft(corpus: &Corpus<'_>, level_count: usize) -> Draft {
             drafts.push(ScopeDraft { scope, tokens: None });
         }
     }
-    Draft { scopes: drafts, level_count, tables: STAGE_TABLES_MAX }
+    Draft { scopes: drafts, level_count, tables: STAGE_TABLES_MAX, entry_levels: true, centroids: true }
 }
 
 /// By member: the standard deviation of deltas to the group's first token over its (layer, plane), and its

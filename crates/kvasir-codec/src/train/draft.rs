@@ -36,6 +36,10 @@ pub(super) struct Draft {
     pub(super) level_count: usize,
     /// Most stage tables.
     pub(super) tables: usize,
+    /// Whether coefficients enter where it suits them, not all at level 0.
+    pub(super) entry_levels: bool,
+    /// Whether values are read at the centroids of their cells.
+    pub(super) centroids: bool,
 }
 
 /// Held-out residuals of one scope in finest steps: blocks of `[coefficient][token]`.
@@ -84,14 +88,20 @@ impl Draft {
         step: f32,
     ) -> Result<ProfileParts, ProfileError> {
         let levels = self.level_count;
-        let mut stats: Vec<ScopeStats> =
-            self.scopes.iter().map(|draft| draft.statistics(corpus, step, levels)).collect();
+        let mut stats: Vec<ScopeStats> = self
+            .scopes
+            .iter()
+            .map(|draft| draft.statistics(corpus, step, levels, self.entry_levels))
+            .collect();
         let all = || stats.iter().flat_map(|s| s.main.iter().chain(&s.anchors).flatten());
         let (stage_ids, stage_tables) =
             cluster(&all().map(|s| s.stage).collect::<Vec<_>>(), self.tables, with_tails);
         let trit_counts: Vec<[f64; 6]> = all().flat_map(trit_sets).map(|(_, counts)| counts).collect();
         let (trit_ids, trit_tables) = cluster_trits(&trit_counts);
-        let shifts = centroid_shifts(&all().collect::<Vec<_>>(), &stage_ids, stage_tables.len());
+        let mut shifts = centroid_shifts(&all().collect::<Vec<_>>(), &stage_ids, stage_tables.len());
+        if !self.centroids {
+            shifts.fill([0; LEVELS_MAX]);
+        }
         let stage = stage_tables.iter().map(stage_table).collect();
         let trit = trit_tables.iter().map(trit_table).collect();
         let bank = TableBank::new(stage, trit)
@@ -186,15 +196,16 @@ impl ScopeDraft {
         lost.max(0.0) / tokens.max(1) as f64
     }
 
-    fn statistics(&self, corpus: &Corpus<'_>, step: f32, levels: usize) -> ScopeStats {
+    fn statistics(&self, corpus: &Corpus<'_>, step: f32, levels: usize, entry_levels: bool) -> ScopeStats {
         let mut scope = self.at_step(step);
         let residuals = residuals(corpus, &scope);
-        let main: Vec<_> =
-            (0..scope.rank()).into_par_iter().map(|c| measure(&row(&residuals.main, c), levels)).collect();
+        let measured = |c| measure(&row(&residuals.main, c), levels, entry_levels);
+        let main: Vec<_> = (0..scope.rank()).into_par_iter().map(measured).collect();
         let anchors: Vec<_> = match scope.predictor {
-            Predictor::AnchorFirst { .. } => {
-                (0..scope.rank()).into_par_iter().map(|c| measure(&row(&residuals.anchors, c), 1)).collect()
-            }
+            Predictor::AnchorFirst { .. } => (0..scope.rank())
+                .into_par_iter()
+                .map(|c| measure(&row(&residuals.anchors, c), 1, true))
+                .collect(),
             Predictor::Mean | Predictor::Token(_) => Vec::new(),
         };
         let used = |c: &usize| main[*c].is_some() || residuals.predicted[*c];

@@ -9,6 +9,7 @@ mod draft;
 mod layout;
 mod linear;
 mod lossless;
+mod metric;
 mod moments;
 mod pack;
 mod packing;
@@ -17,6 +18,7 @@ mod search;
 mod sensitivity;
 mod sinks;
 mod sketch;
+mod study;
 mod sweep;
 mod token_means;
 mod tokens;
@@ -25,9 +27,11 @@ mod weights;
 use kvasir_types::{ModelSpec, Plane};
 
 pub use self::{
+    metric::Metric,
     pack::pack,
     search::{Trial, search},
     sketch::{Inside, Sketch},
+    study::Study,
     sweep::train_at_scale,
 };
 
@@ -84,6 +88,19 @@ pub struct BasisRecipe {
     pub budget_bytes: Option<usize>,
     /// Most multiply-adds of decoding a token; bounds the rank.
     pub budget_macs: Option<usize>,
+    /// Whether keys are rotated back to position 0.
+    pub unrope: bool,
+    /// Levels, 1 to 8.
+    pub levels: usize,
+    /// Most tables of the stage, 1 to 128, shared by all coefficients.
+    pub stage_tables: usize,
+    /// Whether wide coefficients enter below level 0 and narrow ones at a later level; else all enter at level 0.
+    pub entry_levels: bool,
+    /// Whether values are read at the centroids of their cells; else in their middles.
+    pub centroids: bool,
+    /// What errors cost by direction; `None`: all directions of a plane alike. Without `budget_bytes` the analysis
+    /// matrix is stored; packed bases leave it to be derived.
+    pub metric: Option<Metric>,
 }
 
 impl Default for BasisRecipe {
@@ -97,6 +114,12 @@ impl Default for BasisRecipe {
             exact_tokens: None,
             budget_bytes: None,
             budget_macs: None,
+            unrope: true,
+            levels: BASIS_LEVELS,
+            stage_tables: STAGE_TABLES_MAX,
+            entry_levels: true,
+            centroids: true,
+            metric: None,
         }
     }
 }
@@ -163,7 +186,7 @@ pub fn train_calibrated(
     let parts = match recipe {
         Recipe::CacheGen | Recipe::Exact => session.parts(session.default_step())?,
         Recipe::Direct | Recipe::DirectExact | Recipe::Basis(_) => {
-            session.calibrate(oracle, finest_kl, progress)?
+            session.calibrate(oracle, finest_kl, progress)?.0
         }
     };
     let profile = session.finish(parts, progress)?;
@@ -205,7 +228,7 @@ impl<'a> Session<'a> {
                 direct::draft(&corpus, Some(lossless::TOKEN_FACTORS), DIRECT_LEVELS, tables)
             }
             Recipe::CacheGen => direct::cachegen_draft(&corpus, DIRECT_LEVELS),
-            Recipe::Basis(recipe) => basis::draft(&corpus, recipe, BASIS_LEVELS, progress)?,
+            Recipe::Basis(recipe) => basis::draft(&corpus, recipe, progress)?,
         };
         Ok(Self { spec, corpus, draft, recipe, exact_tokens, sensitivity })
     }
@@ -279,14 +302,14 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The profile whose finest level has a KL of about `target`. One measurement tells the KL of four steps, a factor 3
+    /// The profile whose finest level has a KL of about `target`, and its step. One measurement tells the KL of four steps, a factor 3
     /// apart: the next step is read off their line in logarithms.
     fn calibrate(
         &self,
         oracle: &mut dyn QualityOracle,
         target: f32,
         progress: &mut dyn FnMut(&str, f32),
-    ) -> Result<ProfileParts, TrainError> {
+    ) -> Result<(ProfileParts, f32), TrainError> {
         /// Rounds of calibration.
         const ROUNDS: usize = 4;
         /// Close enough, in logarithms.
@@ -309,11 +332,11 @@ impl<'a> Session<'a> {
                 Some(ratio) if round < ROUNDS => step *= ratio,
                 _ => {
                     self.choose_exact_tokens(&mut parts, finest, oracle, progress)?;
-                    return Ok(parts);
+                    return Ok((parts, step));
                 }
             }
         }
-        self.parts(step)
+        Ok((self.parts(step)?, step))
     }
 }
 

@@ -2,9 +2,10 @@
 
 use half::f16;
 
+use super::Metric;
 use crate::{
     limits::ROW_BITS_MAX,
-    profile::{Basis, PackedRows, packed_bytes},
+    profile::{Basis, PackedRows, Scope, packed_bytes},
 };
 
 /// Share of a unit Gaussian's power that uniform quantisers of 0, 1, 2, … bits lose (Max 1960).
@@ -57,6 +58,28 @@ pub(super) fn basis(rows: &[f32], elements: usize, bits: Option<&[u8]>) -> Basis
         return Basis::Trained { synthesis, analysis: None, packed: None };
     };
     let packed = PackedRows::quantise(rows, elements, bits);
+    Basis::Trained { synthesis: packed.rows(elements), analysis: None, packed: Some(packed) }
+}
+
+/// The basis of rows that were found in the coordinates of a metric.
+pub(super) fn weighed_basis(metric: &Metric, scope: &Scope, rows: &[f32], bits: Option<&[u8]>) -> Basis {
+    let elements = scope.elements();
+    let halves = |rows: &[f32]| rows.iter().map(|v| f16::from_f32(*v)).collect::<Vec<f16>>();
+    let (mut synthesis, mut analysis) = (rows.to_vec(), rows.to_vec());
+    metric.synthesis(scope, &mut synthesis);
+    let Some(bits) = bits else {
+        metric.analysis(scope, &mut analysis);
+        return Basis::Trained {
+            synthesis: halves(&synthesis),
+            analysis: Some(halves(&analysis)),
+            packed: None,
+        };
+    };
+    let mut packed = PackedRows::quantise(&synthesis, elements, bits);
+    // Packed rows are unit vectors; here a row's length says what a step of its coefficient costs.
+    for (unit, row) in packed.units.iter_mut().zip(synthesis.chunks_exact(elements)) {
+        *unit *= row.iter().map(|v| v * v).sum::<f32>().sqrt();
+    }
     Basis::Trained { synthesis: packed.rows(elements), analysis: None, packed: Some(packed) }
 }
 

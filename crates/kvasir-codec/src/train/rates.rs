@@ -32,10 +32,12 @@ pub(super) struct CoefficientStats {
     pub(super) pull: Vec<(f64, f64)>,
 }
 
-/// Measures a coefficient's residuals, in finest steps. `None` where no level gains by coding it.
-pub(super) fn measure(residuals: &[f32], levels: usize) -> Option<CoefficientStats> {
+/// Measures a coefficient's residuals, in finest steps. `None` where no level gains by coding it. Without
+/// `entry_levels` all others enter at level 0.
+pub(super) fn measure(residuals: &[f32], levels: usize, entry_levels: bool) -> Option<CoefficientStats> {
     let fine: Vec<i32> = residuals.iter().map(|r| r.round_ties_even() as i32).collect();
     let entry = entry_level(residuals, &fine, levels)?;
+    let entry = if entry_levels { entry } else { 0 };
     let first = entry.max(0) as usize;
     let up = (levels - 1 - first) as u32;
     let depth = (-i32::from(entry)).max(0) as u32;
@@ -140,9 +142,9 @@ mod tests {
     #[test]
     fn a_coefficient_far_from_zero_is_coded() {
         for value in [3.0f32, 40.0, 900.0] {
-            let stats = measure(&[value; 64], 1).expect("coded");
+            let stats = measure(&[value; 64], 1, true).expect("coded");
             assert!(stats.stage[ESCAPE] == 0.0, "{value}: {stats:?}");
         }
-        assert!(measure(&[0.2; 64], 1).is_none(), "nothing is gained where all is rounded to zero");
+        assert!(measure(&[0.2; 64], 1, true).is_none(), "nothing is gained where all is rounded to zero");
     }
 }

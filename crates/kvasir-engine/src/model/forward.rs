@@ -123,6 +123,7 @@ impl Model {
         // [tokens, heads, dim] → [kv_heads, groups × tokens, dim]: query heads of a group share their KV head.
         let q = q.reshape((tokens, kv_heads, groups, dim))?.permute((1, 2, 0, 3))?;
         let q = (q.contiguous()?.reshape((kv_heads, groups * tokens, dim))? * (dim as f64).powf(-0.5))?;
+        observer.queries(layer, &q)?;
         let mut scores = q.matmul(&keys.t()?)?;
         if tokens > 1 {
             let mask = causal_mask(tokens, first, q.device())?;

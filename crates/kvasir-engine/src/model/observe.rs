@@ -16,6 +16,16 @@ pub trait Observer {
         Ok(())
     }
 
+    /// Rotated queries of one layer, scaled as they meet the keys: `[kv_heads, query heads per kv head × tokens, head_dim]`
+    /// f32.
+    ///
+    /// # Errors
+    /// Whatever reading the tensor gives.
+    fn queries(&mut self, layer: usize, queries: &Tensor) -> Result<(), EngineError> {
+        let _ = (layer, queries);
+        Ok(())
+    }
+
     /// Attention probabilities of one layer: `[kv_heads, query heads per kv head × tokens, cached tokens]`
     /// f32, for the tokens `first ..` of this step.
     ///

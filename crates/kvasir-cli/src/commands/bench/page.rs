@@ -1,11 +1,9 @@
 //! The report of `kvasir bench quality`.
 
-use std::collections::BTreeMap;
-
-use kvasir_bench::quality::{QUALITIES, Turn};
+use kvasir_bench::quality::QUALITIES;
 
 use super::quality::{QualityReport, label, ratio, row_table, verdict_table};
-use crate::report::{Axis, Figure, Mark, Page, Plot, Series, Side, Table};
+use crate::report::{Axis, Figure, Guide, Mark, Page, Place, Plot, Series, Side, Table};
 
 /// Codecs that lose next to nothing: their points would stretch the plot.
 const KL_MIN: f64 = 1e-5;
@@ -44,32 +42,11 @@ pub(super) fn size_against_quality(report: &QualityReport) -> Plot {
         left: Axis::log("KL, nats a token"),
         right: None,
         series: series.collect(),
-        guides: Vec::new(),
+        guides: QUALITIES.map(|kl| Guide { at: Place::Y(kl), label: kl.to_string() }).into(),
     }
 }
 
-fn turn_plot(turns: &[Turn], what: &str, value: fn(&Turn) -> f64) -> Plot {
-    let mut series = BTreeMap::<(u8, bool), Vec<_>>::new();
-    for turn in turns {
-        series.entry((turn.level, turn.rule)).or_default().push((turn.turn as f64, value(turn)).into());
-    }
-    let named = series.into_iter().map(|((level, rule), points)| Series {
-        name: format!("level {level}, rule {}", if rule { "on" } else { "off" }),
-        mark: Mark::Joined,
-        side: Side::Left,
-        points,
-    });
-    Plot {
-        description: format!("{what} by turn"),
-        x: Axis::from_zero("turn"),
-        left: Axis::from_zero(what),
-        right: None,
-        series: named.collect(),
-        guides: Vec::new(),
-    }
-}
-
-fn table(rows: Vec<Vec<String>>) -> Table {
+pub(super) fn table(rows: Vec<Vec<String>>) -> Table {
     let mut rows = rows.into_iter();
     Table { head: rows.next().unwrap_or_default(), rows: rows.collect() }
 }
@@ -112,22 +89,6 @@ pub(super) fn render(report: &QualityReport) -> String {
         ]
     }));
     page.table(&table(sizes));
-    if !report.turns.is_empty() {
-        page.heading("Ten turns of load, extend, store");
-        page.paragraph("The rule keeps out of the store what was computed over a prefix with too much predicted loss; it is computed again in the next turn.");
-        page.drawing(
-            &turn_plot(&report.turns, "KL, nats a token", |t| t.kl).to_svg(),
-            "Loss of the loaded and extended cache.",
-        );
-        page.drawing(
-            &turn_plot(&report.turns, "retrieval", |t| t.retrieval).to_svg(),
-            "Share of a repeated passage that is predicted right.",
-        );
-        page.drawing(
-            &turn_plot(&report.turns, "share loaded", |t| t.loaded).to_svg(),
-            "How much of the context came out of the store.",
-        );
-    }
     page.heading("All rows");
     page.table(&table(row_table(report)));
     page.finish("Made by `kvasir bench quality`.")

@@ -1,33 +1,35 @@
 //! `kvasir bench quality`: size against quality.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+mod tables;
+mod texts;
+
+use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
 use kvasir_bench::{
     BenchError,
     quality::{
-        Crossing, Options, Row, Suite, SuiteOptions, Text, Turn, TurnOptions, Verdict, crossings, csv,
-        measure, turns, verdicts,
+        CODECS, Crossing, Options, Row, Suite, SuiteOptions, Verdict, crossings, csv, join, measure, verdicts,
     },
 };
 use kvasir_codec::{KvBuffer, Profile, train::TrainingContext};
 use kvasir_engine::{Model, TINY_PROFILE};
-use kvasir_types::{Level, SPAN_TOKENS};
+use kvasir_types::SPAN_TOKENS;
 use serde::Serialize;
 
+pub(super) use self::tables::{label, ratio, row_table, verdict_table};
+use self::{
+    tables::text,
+    texts::{Texts, pieces, texts},
+};
 use super::{model, page, write_report};
 use crate::{
-    error::{CliError, CliResult, Exit, read_file},
+    error::{CliError, CliResult, Exit},
     inputs::{self, engine_error},
-    output::{columns, print, print_json},
+    output::{print, print_json},
     progress::Step,
 };
 
-/// The text inside the program: half of its windows calibrate, the other half judge.
-const BUILT_IN: &str = include_str!("../../../assets/the-storekeeper.txt");
 /// Share of a model's weights that a profile within the budget may have.
 const BUDGET_SHARE: f64 = 0.10;
 
@@ -43,6 +45,12 @@ pub(crate) struct QualityArguments {
     /// Text to calibrate the peers and the direct profile on.
     #[arg(long, value_name = "FILE", requires = "text")]
     train_text: Vec<PathBuf>,
+    /// Contexts that the shipped model writes itself, to calibrate on beside the texts.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    own_texts: usize,
+    /// Seed of those.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Profiles of ours to compare; without it the one that ships with kvasir-tiny.
     #[arg(long, value_name = "FILE")]
     profile: Vec<PathBuf>,
@@ -64,9 +72,18 @@ pub(crate) struct QualityArguments {
     /// Chunk lengths, multiples of 256, separated by commas [default: 256 and the whole prefix].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     chunk_tokens: Vec<usize>,
-    /// Leave out what loses nothing, and the ten turns: zstd takes a third of the time.
-    #[arg(long)]
-    lossy_only: bool,
+    /// Codecs to run, separated by commas; all where it is not given.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = CODECS)]
+    codecs: Vec<String>,
+    /// First window to measure of each text, so that a long run can be made in pieces.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    from_window: usize,
+    /// Window to stop before.
+    #[arg(long, value_name = "N")]
+    to_window: Option<usize>,
+    /// The JSON of a piece: other codecs on the same windows, or other windows of the same spread. Its rows join this run's; without --text nothing is measured anew.
+    #[arg(long, value_name = "FILE")]
+    rows: Vec<PathBuf>,
     /// One short window, to see that everything runs.
     #[arg(long)]
     quick: bool,
@@ -95,8 +112,6 @@ pub(crate) struct QualityReport {
     pub(crate) crossings: Vec<Crossing>,
     /// Targets.
     pub(crate) verdicts: Vec<Verdict>,
-    /// Ten turns of load, extend, store.
-    pub(crate) turns: Vec<Turn>,
 }
 
 /// Runs the command.
@@ -131,50 +146,9 @@ pub(super) fn bench_error(error: BenchError) -> CliError {
     }
 }
 
-/// What is calibrated on, and what is measured on.
-struct Texts {
-    calibration: Vec<Vec<u32>>,
-    measured: Vec<Text>,
-}
-
-fn texts(model: &Model, arguments: &QualityArguments, tokens: usize) -> CliResult<Texts> {
-    let windows =
-        |domain: &str, text: &str, count| Text::new(model, domain, text, count, tokens).map_err(bench_error);
-    let read = |path: &Path| {
-        String::from_utf8(read_file(path)?)
-            .map_err(|_| CliError::data(path, "the text is not UTF-8; convert it first"))
-    };
-    if arguments.text.is_empty() {
-        let all = windows("the-storekeeper", BUILT_IN, usize::MAX)?.windows;
-        let (calibration, mut judged) = all.split_at(all.len().div_ceil(2));
-        judged = &judged[..judged.len().min(if arguments.quick { 1 } else { arguments.windows })];
-        let text = Text { domain: "the-storekeeper".to_owned(), windows: judged.to_vec() };
-        return Ok(Texts { calibration: calibration.to_vec(), measured: vec![text] });
-    }
-    let mut measured = Vec::new();
-    for (index, path) in arguments.text.iter().enumerate() {
-        let domain = path.file_stem().unwrap_or_default().to_string_lossy();
-        let count = match (arguments.quick, index) {
-            (true, _) => 1,
-            (false, 0) => arguments.windows,
-            (false, _) => arguments.other_windows,
-        };
-        measured.push(windows(&domain, &read(path)?, count)?);
-    }
-    let mut calibration = Vec::new();
-    for path in &arguments.train_text {
-        calibration.extend(windows("a calibration text", &read(path)?, arguments.train_windows)?.windows);
-    }
-    if calibration.is_empty() {
-        calibration = windows("the built-in text", BUILT_IN, arguments.train_windows)?.windows;
-    }
-    Ok(Texts { calibration, measured })
-}
-
 fn report(model: &Model, arguments: &QualityArguments) -> CliResult<QualityReport> {
     let (prefix, suffix) =
         if arguments.quick { (2 * SPAN_TOKENS, 64) } else { (arguments.prefix, arguments.suffix) };
-    let texts = texts(model, arguments, prefix + suffix)?;
     let chunk_tokens = match &arguments.chunk_tokens[..] {
         [] if prefix > SPAN_TOKENS => vec![SPAN_TOKENS, prefix],
         [] => vec![prefix],
@@ -185,33 +159,59 @@ fn report(model: &Model, arguments: &QualityArguments) -> CliResult<QualityRepor
         }
     };
     let budget_bytes = (BUDGET_SHARE * model_bytes(model) as f64) as u64;
+    let mut rows = pieces(arguments, prefix, suffix)?;
+    if arguments.rows.is_empty() || !arguments.text.is_empty() {
+        let texts = texts(model, arguments, prefix + suffix)?;
+        let options = Options { prefix, chunk_tokens };
+        rows.extend(measured(model, arguments, &texts, budget_bytes, &options)?);
+    }
+    let rows = join(rows).map_err(|error| {
+        CliError::new(Exit::Data, error, "--rows joins pieces with the same --windows and the same texts.")
+    })?;
+    let crossings = crossings(&rows);
+    let domains = in_order(rows.iter().map(|row| row.domain.clone()));
+    let verdicts = verdicts(&crossings, &domains, &in_order(rows.iter().map(|row| row.chunk_tokens)));
+    let model = arguments.model.clone();
+    Ok(QualityReport { model, prefix, suffix, budget_bytes, rows, crossings, verdicts })
+}
+
+/// Every value once, as they come.
+fn in_order<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.fold(Vec::new(), |mut seen, value| {
+        if !seen.contains(&value) {
+            seen.push(value);
+        }
+        seen
+    })
+}
+
+fn measured(
+    model: &Model,
+    arguments: &QualityArguments,
+    texts: &Texts,
+    budget_bytes: u64,
+    options: &Options,
+) -> CliResult<Vec<Row>> {
     let step = Step::start("profiles");
     let contexts: Vec<_> = texts.calibration.iter().map(|t| training(model, t)).collect::<CliResult<_>>()?;
-    let profiles = profiles(model, arguments)?;
-    let options = SuiteOptions { profiles: profiles.clone(), budget_bytes, lossless: !arguments.lossy_only };
-    let suite = Suite::new(model.spec(), &contexts, &options, &mut |what, at| step.at(what, at));
+    let suite_options = SuiteOptions {
+        profiles: profiles(model, &arguments.profile)?,
+        budget_bytes,
+        codecs: arguments.codecs.clone(),
+    };
+    let suite = Suite::new(model.spec(), &contexts, &suite_options, &mut |what, at| step.at(what, at));
     let suite = suite.map_err(bench_error)?;
     step.done(&format!("calibrated on {} windows", contexts.len()));
-    let options = Options { prefix, chunk_tokens: chunk_tokens.clone() };
     let mut rows = Vec::new();
     for (index, text) in texts.measured.iter().enumerate() {
         let step = Step::start(text.domain.clone());
         let found = suite.with_codecs(index > 0, |codecs| {
-            measure(model, codecs, text, &options, &mut |at| step.at("", at))
+            measure(model, codecs, text, options, &mut |at| step.at("", at))
         });
         rows.extend(found.map_err(bench_error)?);
         step.done(&format!("{} windows", text.windows.len()));
     }
-    let crossings = crossings(&rows);
-    let domains: Vec<String> = texts.measured.iter().map(|text| text.domain.clone()).collect();
-    let verdicts = verdicts(&crossings, &domains, &chunk_tokens);
-    let turns = if arguments.quick || arguments.lossy_only {
-        Vec::new()
-    } else {
-        ten_turns(model, &profiles, &texts.measured[0])?
-    };
-    let model = arguments.model.clone();
-    Ok(QualityReport { model, prefix, suffix, budget_bytes, rows, crossings, verdicts, turns })
+    Ok(rows)
 }
 
 fn training(model: &Model, tokens: &[u32]) -> CliResult<TrainingContext> {
@@ -220,99 +220,16 @@ fn training(model: &Model, tokens: &[u32]) -> CliResult<TrainingContext> {
     Ok(TrainingContext { tokens: tokens.to_vec(), kv })
 }
 
-fn profiles(model: &Model, arguments: &QualityArguments) -> CliResult<Vec<Arc<Profile>>> {
+/// The profiles of some files, or the one that ships with the model.
+pub(super) fn profiles(model: &Model, files: &[PathBuf]) -> CliResult<Vec<Arc<Profile>>> {
     let shipped = Model::kvasir_tiny().map_err(engine_error)?;
-    if arguments.profile.is_empty() && shipped.spec().model_id() == model.spec().model_id() {
+    if files.is_empty() && shipped.spec().model_id() == model.spec().model_id() {
         return Ok(vec![Arc::new(Profile::from_bytes(TINY_PROFILE).map_err(CliError::internal)?)]);
     }
-    arguments.profile.iter().map(|path| inputs::profile(path)).collect()
+    files.iter().map(|path| inputs::profile(path)).collect()
 }
 
 /// Bytes of the weights in 16 bits: the layers' matrices and the embeddings.
 fn model_bytes(model: &Model) -> u64 {
     2 * model.config().parameters()
-}
-
-/// Windows of the ten turns: the figures are means, and every window is twenty prefills.
-const TURN_WINDOWS: usize = 4;
-
-fn ten_turns(model: &Model, profiles: &[Arc<Profile>], text: &Text) -> CliResult<Vec<Turn>> {
-    let Some(profile) = profiles.iter().find(|profile| !profile.is_direct()) else { return Ok(Vec::new()) };
-    let Some(window) = text.windows.first().map(Vec::len) else { return Ok(Vec::new()) };
-    let (turn_count, suffix) = (10, 96);
-    let turn_tokens = window.saturating_sub(128 + suffix) / turn_count;
-    if turn_tokens == 0 {
-        return Ok(Vec::new());
-    }
-    let first_tokens = window - suffix - turn_count * turn_tokens;
-    let windows = text.windows.iter().take(TURN_WINDOWS).cloned().collect();
-    let text = Text { domain: text.domain.clone(), windows };
-    let step = Step::start("ten turns");
-    let mut out = Vec::new();
-    let levels = [1, profile.level_count() - 1];
-    for (number, level) in levels.into_iter().enumerate() {
-        for rule in [false, true] {
-            step.at(&format!("level {level}"), (2 * number + usize::from(rule)) as f32 / 4.0);
-            let level = Level(level as u8);
-            let options = TurnOptions { first_tokens, turn_tokens, turns: turn_count, suffix, level, rule };
-            out.extend(turns(model, profile, &text, &options).map_err(bench_error)?);
-        }
-    }
-    step.done(&format!("{} windows", text.windows.len()));
-    Ok(out)
-}
-
-/// A share as it is shown.
-pub(super) fn ratio(value: Option<f64>) -> String {
-    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.3}"))
-}
-
-/// Name and variant of a codec.
-pub(super) fn label(codec: &str, variant: &str) -> String {
-    if variant.is_empty() { codec.to_owned() } else { format!("{codec} {variant}") }
-}
-
-/// Head and lines of the table of targets.
-pub(super) fn verdict_table(report: &QualityReport) -> Vec<Vec<String>> {
-    let mut rows = vec![["target", "chunk", "KL", "ratio", "at most", ""].map(str::to_owned).to_vec()];
-    rows.extend(report.verdicts.iter().map(|verdict| {
-        vec![
-            verdict.target.clone(),
-            verdict.chunk_tokens.to_string(),
-            verdict.kl.to_string(),
-            ratio(verdict.ratio),
-            ratio(Some(verdict.at_most)),
-            match verdict.pass {
-                Some(true) => "pass".to_owned(),
-                Some(false) => "MISS".to_owned(),
-                None => verdict.note.clone(),
-            },
-        ]
-    }));
-    rows
-}
-
-/// Head and lines of the table of measurements.
-pub(super) fn row_table(report: &QualityReport) -> Vec<Vec<String>> {
-    let head =
-        ["codec", "level", "chunk", "text", "bits/element", "KL (95 %)", "top-1", "perplexity", "retrieval"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    rows.extend(report.rows.iter().map(|row| {
-        vec![
-            label(&row.codec, &row.variant),
-            row.level.to_string(),
-            row.chunk_tokens.to_string(),
-            row.domain.clone(),
-            format!("{:.3}", row.bits_per_element),
-            format!("{:.2e} ({:.1e}–{:.1e})", row.kl, row.kl_low, row.kl_high),
-            format!("{:.1} %", row.top1 * 100.0),
-            format!("{:.3}", row.perplexity),
-            format!("{:.3}", row.retrieval),
-        ]
-    }));
-    rows
-}
-
-fn text(report: &QualityReport) -> String {
-    format!("{}\n\n{}", columns(&row_table(report)), columns(&verdict_table(report)))
 }

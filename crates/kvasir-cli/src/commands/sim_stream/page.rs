@@ -3,7 +3,9 @@
 use kvasir_sim::net::study::{Cost, Curve, Figures, StreamReport, StreamRow};
 
 use super::{head, line, percent, summary};
-use crate::report::{Axis, Bar, Bars, Cell, Figure, Guide, HeatMap, Mark, Page, Plot, Series, Side, Table};
+use crate::report::{
+    Axis, Bar, Bars, Cell, Figure, Guide, HeatMap, Mark, Page, Place, Plot, Series, Side, Table,
+};
 
 /// The page. `shipped` is the same study on the project's own series.
 pub(super) fn render(
@@ -191,7 +193,7 @@ fn cost(page: &mut Page, cost: &Cost) {
             series("store, nested levels", &|_| cost.store_month),
             series("store, versions", &|_| cost.store_versions_month),
         ],
-        guides: vec![Guide { x: cost.break_even(), label: "break-even".to_owned() }],
+        guides: vec![Guide { at: Place::X(cost.break_even()), label: "break-even".to_owned() }],
     };
     page.drawing(&plot.to_svg(), "Cost of one context a month (Appendix E).");
 }

@@ -1,0 +1,160 @@
+//! One result out of several runs: other codecs on the same windows, or other windows of the same text.
+
+use kvasir_engine::quality::Estimate;
+
+use super::{Row, rows::over_windows};
+
+/// Rows that are not of one measurement.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// A text was divided into other windows.
+    #[error("{domain} was divided into {found} windows in one run and into {expected} in another")]
+    Spread {
+        /// The text.
+        domain: String,
+        /// Windows in the first run.
+        expected: usize,
+        /// Windows in the other.
+        found: usize,
+    },
+    /// Two runs have the same codec, level, chunk length and window.
+    #[error("{codec} was measured twice on window {window} of {domain}")]
+    Twice {
+        /// The codec.
+        codec: String,
+        /// The text.
+        domain: String,
+        /// The window.
+        window: usize,
+    },
+    /// Codecs were not measured on the same windows, so their sizes cannot be compared.
+    #[error("{codec} was measured on other windows of {domain} than {other}")]
+    Windows {
+        /// The codec.
+        codec: String,
+        /// The text.
+        domain: String,
+        /// The codec that came first.
+        other: String,
+    },
+}
+
+/// Joins rows of several runs: those of the same codec, variant, level, chunk length and text become one row over all of
+/// their windows. A mean of a single window has no interval over windows: there only a joint one is right.
+///
+/// # Errors
+/// [`JoinError`].
+pub fn join(rows: impl IntoIterator<Item = Row>) -> Result<Vec<Row>, JoinError> {
+    let mut joined: Vec<Row> = Vec::new();
+    for row in rows {
+        if let Some(other) = joined.iter().find(|o| o.domain == row.domain && o.spread != row.spread) {
+            let (expected, found) = (other.spread, row.spread);
+            return Err(JoinError::Spread { domain: row.domain, expected, found });
+        }
+        match joined.iter_mut().find(|other| same_point(other, &row)) {
+            Some(other) => add(other, &row)?,
+            None => joined.push(row),
+        }
+    }
+    for (index, row) in joined.iter().enumerate() {
+        let first = joined[..index].iter().find(|o| o.domain == row.domain);
+        if let Some(other) = first.filter(|o| o.window_kl.keys().ne(row.window_kl.keys())) {
+            let (codec, other) = (row.codec.clone(), other.codec.clone());
+            return Err(JoinError::Windows { codec, domain: row.domain.clone(), other });
+        }
+    }
+    Ok(joined)
+}
+
+fn same_point(a: &Row, b: &Row) -> bool {
+    (a.level, a.chunk_tokens) == (b.level, b.chunk_tokens)
+        && (&a.codec, &a.variant, &a.domain) == (&b.codec, &b.variant, &b.domain)
+}
+
+fn add(row: &mut Row, more: &Row) -> Result<(), JoinError> {
+    if let Some(window) = more.window_kl.keys().find(|window| row.window_kl.contains_key(window)) {
+        let (codec, domain, window) = (row.codec.clone(), row.domain.clone(), *window);
+        return Err(JoinError::Twice { codec, domain, window });
+    }
+    let [(m, n), (p, q)] = [(row.windows, more.windows), (row.positions, more.positions)];
+    let weighed = |a: f64, b: f64, m: usize, n: usize| (a * m as f64 + b * n as f64) / (m + n) as f64;
+    let by_windows = |of: fn(&Row) -> f64| weighed(of(row), of(more), m, n);
+    let by_positions = |of: fn(&Row) -> f64| weighed(of(row).ln(), of(more).ln(), p, q).exp();
+    let (bytes, bits_per_element) = (by_windows(|r| r.bytes), by_windows(|r| r.bits_per_element));
+    let (retrieval, retrieval_exact) = (by_windows(|r| r.retrieval), by_windows(|r| r.retrieval_exact));
+    let (perplexity, perplexity_exact) =
+        (by_positions(|r| r.perplexity), by_positions(|r| r.perplexity_exact));
+    let agreements = row.top1 * row.positions as f64 + more.top1 * more.positions as f64;
+    row.window_kl.extend(&more.window_kl);
+    row.windows += more.windows;
+    row.positions += more.positions;
+    let kl = over_windows(&row.window_kl);
+    let top1 = Estimate::of_proportion(agreements.round() as usize, row.positions);
+    *row = Row {
+        bytes,
+        bits_per_element,
+        retrieval,
+        retrieval_exact,
+        perplexity,
+        perplexity_exact,
+        kl: kl.mean,
+        kl_low: kl.low.max(0.0),
+        kl_high: kl.high,
+        top1: top1.mean,
+        top1_low: top1.low,
+        top1_high: top1.high,
+        ..row.clone()
+    };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        codecs::Uniform,
+        quality::{Options, Text, measure},
+    };
+    use kvasir_engine::Model;
+
+    #[test]
+    fn pieces_of_a_measurement_are_the_measurement() {
+        let model = Model::kvasir_tiny().expect("ships");
+        let text: String =
+            (0..400).map(|i| format!("The clerk counted {i} crates and {}. ", i * 7 % 13)).collect();
+        let text = Text::new(&model, "counting", &text, 3, 288).expect("long enough");
+        assert_eq!((text.windows.len(), text.spread), (3, 3));
+        let options = Options { prefix: 256, chunk_tokens: vec![256] };
+        let run = |codec: &Uniform, text: &Text| {
+            measure(&model, &[codec], text, &options, &mut |_| ()).expect("measures")
+        };
+        let codecs = &Uniform::ALL[..2];
+        let whole: Vec<Row> = codecs.iter().flat_map(|codec| run(codec, &text)).collect();
+        let pieces = [(0, 0..1), (0, 1..3), (1, 0..2), (1, 2..3)];
+        let pieces = pieces.map(|(codec, part)| run(&codecs[codec], &text.clone().part(part)));
+        let joined = join(pieces.iter().flatten().cloned()).expect("one measurement");
+        assert_eq!(joined.len(), whole.len());
+        for (a, b) in joined.iter().zip(&whole) {
+            let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
+            assert!(
+                near(a.perplexity, b.perplexity) && near(a.kl, b.kl) && near(a.kl_high, b.kl_high),
+                "{a:?} {b:?}"
+            );
+            assert!(
+                near(a.bytes, b.bytes)
+                    && near(a.bits_per_element, b.bits_per_element)
+                    && near(a.top1_low, b.top1_low)
+            );
+            assert_eq!((&a.window_kl, a.windows, a.positions), (&b.window_kl, b.windows, b.positions));
+        }
+        // What is not one measurement is refused.
+        let twice = pieces[0].iter().chain(&pieces[0]).cloned();
+        assert!(matches!(join(twice), Err(JoinError::Twice { window: 0, .. })));
+        let other_windows = pieces[0].iter().chain(&pieces[3]).cloned();
+        assert!(matches!(join(other_windows), Err(JoinError::Windows { .. })));
+        let mut spread = whole.clone();
+        spread[1].spread = 4;
+        assert!(matches!(join(spread), Err(JoinError::Spread { expected: 3, found: 4, .. })));
+    }
+}
