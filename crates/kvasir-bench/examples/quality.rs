@@ -214,7 +214,7 @@ fn ablation(model: &Model, arguments: &Arguments) -> Result<()> {
     let text = read(model, path, arguments.number("windows", 16))?;
     let ground = Ground { model, contexts: &contexts, text: &text };
     let options = Options { prefix: 768, chunk_tokens: vec![768] };
-    let found = ablate(&ground, &mut oracle, &cases, (3e-4, &options), &mut tell())?;
+    let found = ablate(&ground, &mut oracle, &cases, (3e-4, &options), &mut tell(), &mut |_| ())?;
     for case in &found {
         println!(
             "{:18} {:60} {:5} kB rank {:4} {:?} finest {:.4} bits {:.3e}",

@@ -97,7 +97,7 @@ pub struct Ground<'a> {
 }
 
 /// Trains and measures every case at the same finest step, the one at which the first has a KL of about `finest_kl` on
-/// the judge's texts.
+/// the judge's texts. `found` gets what there is after every case: a long run that is stopped leaves what it found.
 ///
 /// # Errors
 /// [`BenchError`]: a recipe that cannot be trained, windows that do not fit.
@@ -107,6 +107,7 @@ pub fn ablate(
     cases: &[Case],
     (finest_kl, options): (f32, &Options),
     progress: &mut dyn FnMut(&str, f32),
+    found: &mut dyn FnMut(&[Ablation]),
 ) -> Result<Vec<Ablation>, BenchError> {
     let Some(base) = cases.first() else { return Ok(Vec::new()) };
     let model = ground.model;
@@ -120,6 +121,7 @@ pub fn ablate(
         let codec = ProfileCodec::new("kvasir", &*case.name, model.spec(), Arc::clone(&profile))?;
         let rows = measure(model, &[&codec as &dyn KvCodec], ground.text, options, &mut |_| ())?;
         out.push(row(case, &profile.summary().scopes.iter().map(|s| s.rank).collect::<Vec<_>>(), rows));
+        found(&out);
     }
     Ok(out)
 }

@@ -101,10 +101,24 @@ fn measured(arguments: &AblationArguments) -> CliResult<Report> {
     let step = Step::start("cases");
     let ground = Ground { model: &model, contexts: &contexts, text: &text };
     let options = Options { prefix, chunk_tokens: vec![prefix] };
-    let ablations = ablate(&ground, &mut oracle, &cases, (3e-4, &options), &mut |what, at| step.at(what, at))
-        .map_err(bench_error)?;
+    let report = |ablations: &[Ablation]| {
+        let windows = text.windows.len();
+        Report { windows, positions: suffix * windows, ablations: ablations.to_vec() }
+    };
+    let write = |ablations: &[Ablation]| match &arguments.out {
+        Some(folder) => write_report(folder, "ablation", &report(ablations), &[]),
+        None => Ok(()),
+    };
+    // A folder that cannot be written to is told before the hours of work, not behind them.
+    write(&[])?;
+    let mut written = Ok(());
+    let (mut tell, mut found) =
+        (|what: &str, at: f32| step.at(what, at), |all: &[Ablation]| written = write(all));
+    let ablations =
+        ablate(&ground, &mut oracle, &cases, (3e-4, &options), &mut tell, &mut found).map_err(bench_error)?;
+    written?;
     step.done(&format!("{} cases", ablations.len()));
-    Ok(Report { windows: text.windows.len(), positions: suffix * text.windows.len(), ablations })
+    Ok(report(&ablations))
 }
 
 fn base(model: &Model) -> BasisRecipe {
