@@ -420,8 +420,12 @@ mod tests {
                 let reach = reach.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
                 Entry::Counted { tenant, stored, reach }
             } else if kind == 1 {
-                let block_hashes: Vec<[u8; 8]> =
-                    entry.blocks.iter().map(|b| [b[0], b[1], b[2], 4, 5, 6, 7, 8]).collect();
+                let whole = |short: &[u8]| {
+                    let mut hash = [1, 2, 3, 4, 5, 6, 7, 8];
+                    hash[..short.len()].copy_from_slice(short);
+                    hash
+                };
+                let block_hashes: Vec<[u8; 8]> = entry.blocks.iter().map(|b| whole(b)).collect();
                 Entry::Stored { tenant, model_id, entry: Arc::new(entry), block_hashes }
             } else {
                 let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
