@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use crate::{
-    arch::kernel::{Kernel, REFILL_BYTES},
+    arch::kernel::{Kernel, REFILL_BYTES, one_by_one},
     rans::{
         ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, alias::UPPER_SHIFT,
         halves::StepTable, trit::TritTable,
@@ -337,53 +337,7 @@ impl Kernel for Kernel8 {
         unsafe { store(widened(values), out) }
     }
 
-    #[inline(always)]
-    unsafe fn stages<const N: usize>(
-        tables: [&StepTable; N],
-        mut coders: [Self::Coders; N],
-    ) -> ([Self::Coders; N], [Self::Values; N], [u32; N]) {
-        // SAFETY: the caller's promise, here and below.
-        let (mut values, mut escapes) = ([unsafe { Self::load_values(&[0; LANES]) }; N], [0; N]);
-        for i in 0..N {
-            // SAFETY: as above.
-            (coders[i], values[i], escapes[i]) = unsafe { Self::stage(tables[i], coders[i]) };
-        }
-        (coders, values, escapes)
-    }
-
-    #[inline(always)]
-    unsafe fn trits<const N: usize>(
-        tables: [&StepTable; N],
-        mut coders: [Self::Coders; N],
-        mut values: [Self::Values; N],
-    ) -> ([Self::Coders; N], [Self::Values; N]) {
-        for i in 0..N {
-            // SAFETY: the caller's promise.
-            (coders[i], values[i]) = unsafe { Self::trit(tables[i], coders[i], values[i]) };
-        }
-        (coders, values)
-    }
-
-    #[inline(always)]
-    unsafe fn eithers<const N: usize>(
-        tables: [&StepTable; N],
-        mut coders: [Self::Coders; N],
-        mut values: [Self::Values; N],
-    ) -> ([Self::Coders; N], [Self::Values; N], [u32; N]) {
-        let mut escapes = [0; N];
-        for i in 0..N {
-            // Both at once would take longer than what a wrong guess costs.
-            // SAFETY: the caller's promise, here and below.
-            if tables[i].is_stage() {
-                // SAFETY: as above.
-                (coders[i], values[i], escapes[i]) = unsafe { Self::stage(tables[i], coders[i]) };
-            } else {
-                // SAFETY: as above.
-                (coders[i], values[i]) = unsafe { Self::trit(tables[i], coders[i], values[i]) };
-            }
-        }
-        (coders, values, escapes)
-    }
+    one_by_one!();
 
     #[inline(always)]
     unsafe fn trit_wide(
@@ -416,18 +370,5 @@ impl Kernel for Kernel8 {
         }
         // SAFETY: as above.
         (coders, unsafe { narrowed(values) }, long)
-    }
-
-    #[inline(always)]
-    unsafe fn refills<const N: usize>(
-        mut coders: [Self::Coders; N],
-        words: [&[u8; REFILL_BYTES]; N],
-    ) -> ([Self::Coders; N], [usize; N]) {
-        let mut taken = [0; N];
-        for i in 0..N {
-            // SAFETY: the caller's promise.
-            (coders[i], taken[i]) = unsafe { Self::refill(coders[i], words[i]) };
-        }
-        (coders, taken)
     }
 }
