@@ -11,6 +11,10 @@ pub const SIN: [f32; 5] = [1.570_796_4, -0.645_964_1, 0.079_692_63, -0.004_681_7
 /// As [`SIN`] for even n and the cosine; below 3e-8 off.
 pub const COS: [f32; 5] = [1.0, -1.233_700_5, 0.253_669_5, -0.020_863_48, 0.000_919_260_3];
 
+/// 2^-30: no sine or cosine is smaller but 0. What remains of a quarter turn is a multiple of that, and its sine is larger than it is.
+#[cfg_attr(not(any(test, target_arch = "x86_64")), allow(dead_code, reason = "others round by hand"))]
+pub(crate) const LEAST_TURN: f32 = 1.0 / (1u32 << 30) as f32;
+
 /// Sine and cosine of a phase given by the top 32 bits of its fraction of a turn.
 #[inline]
 pub fn sin_cos(phase: u32) -> (f32, f32) {
@@ -97,6 +101,20 @@ mod tests {
     fn rope(pairing: Pairing, offset: u32, pairs: usize, factor: f32) -> Rope {
         let plain = Rope::plain(pairing, 2 * pairs, 10_000.0);
         Rope { offset, attention_factor: factor, ..plain }
+    }
+
+    #[test]
+    fn no_sine_is_smaller_than_said_but_0() {
+        for quarter in 0..4u32 {
+            assert!([0.0, -0.0].contains(&sin_cos(quarter << 30).0) || quarter % 2 == 1);
+            for near in (0..64).chain((0..29).map(|bit| 1 << bit)) {
+                for phase in [(quarter << 30).wrapping_add(near), (quarter << 30).wrapping_sub(near)] {
+                    let (sin, cos) = sin_cos(phase);
+                    let smaller = |x: f32| x != 0.0 && x.abs() < LEAST_TURN;
+                    assert!(!smaller(sin) && !smaller(cos), "{phase}: {sin} {cos}");
+                }
+            }
+        }
     }
 
     proptest! {

@@ -6,6 +6,7 @@ use super::{
     error::TableError,
     frequencies::normalise,
     limits::{ALPHABET, ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE},
+    sides::{Sides, Slot},
 };
 
 /// Slots of a bucket.
@@ -67,15 +68,8 @@ impl Buckets {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AliasTable {
     buckets: Buckets,
+    sides: Sides,
     frequencies: [u16; ALPHABET],
-}
-
-/// What one slot decodes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Slot {
-    pub(super) symbol: usize,
-    pub(super) frequency: u32,
-    pub(super) offset: u32,
 }
 
 impl AliasTable {
@@ -91,7 +85,7 @@ impl AliasTable {
         if sum != PROBABILITY_ONE {
             return Err(TableError::Sum { sum });
         }
-        Ok(Self { buckets: fill_buckets(frequencies), frequencies: *frequencies })
+        Ok(Self::of(fill_buckets(frequencies), *frequencies))
     }
 
     /// The table that fits `counts[`[`StageSymbol::index`]`]` best. The escape stays codable, and through it every
@@ -100,7 +94,7 @@ impl AliasTable {
         let mut floor = [0; ALPHABET];
         floor[ESCAPE] = 1;
         let frequencies = normalise(counts, &floor).map(|f| f as u16); // at most 4096
-        Self { buckets: fill_buckets(&frequencies), frequencies }
+        Self::of(fill_buckets(&frequencies), frequencies)
     }
 
     /// Reads a serialised table: 16 × (`u32 a`, `u32 b`).
@@ -115,7 +109,20 @@ impl AliasTable {
         check_reserved(&a, &b)?;
         let buckets = Buckets::of_words(a, b);
         let frequencies = check_bijection(&buckets)?;
-        Ok(Self { buckets, frequencies })
+        Ok(Self::of(buckets, frequencies))
+    }
+
+    fn of(buckets: Buckets, frequencies: [u16; ALPHABET]) -> Self {
+        let side = |word: u32, offset: u32| Slot {
+            symbol: (word >> PROBABILITY_BITS & 15) as usize,
+            frequency: (word & 0xfff) + 1,
+            offset,
+        };
+        let sides = Sides::new(|bucket| {
+            let (own, other) = (buckets.own[bucket], buckets.other[bucket]);
+            (own >> UPPER_SHIFT, [side(own, 0), side(other, other >> UPPER_SHIFT)])
+        });
+        Self { buckets, sides, frequencies }
     }
 
     /// The serialised table.
@@ -153,9 +160,9 @@ impl AliasTable {
     }
 
     /// What slot `0..4096` decodes to.
-    #[inline]
+    #[inline(always)]
     pub(super) fn slot(&self, slot: u32) -> Slot {
-        decode_slot(&self.buckets, slot)
+        self.sides.slot(slot)
     }
 
     /// Code length of `value` in bits, the escape's payload included; infinite where it cannot be coded.
@@ -170,15 +177,13 @@ impl AliasTable {
 }
 
 /// The one reading of a bucket that FORMAT.md §5.2 gives.
-#[inline]
 fn decode_slot(buckets: &Buckets, slot: u32) -> Slot {
-    let (bucket, r) = ((slot / BUCKET_SLOTS) as usize % ALPHABET, slot % BUCKET_SLOTS);
+    let (bucket, r) = ((slot / BUCKET_SLOTS) as usize, slot % BUCKET_SLOTS);
     let (own, other) = (buckets.own[bucket], buckets.other[bucket]);
-    // Which side of the divide is as good as random: masks instead of a branch.
-    let above = u32::from(r >= own >> UPPER_SHIFT).wrapping_neg();
-    let word = own ^ (own ^ other) & above;
+    let (word, offset) =
+        if r < own >> UPPER_SHIFT { (own, r) } else { (other, r + (other >> UPPER_SHIFT)) };
     let symbol = (word >> PROBABILITY_BITS & 15) as usize;
-    Slot { symbol, frequency: (word & 0xfff) + 1, offset: r + (other >> UPPER_SHIFT & above) }
+    Slot { symbol, frequency: (word & 0xfff) + 1, offset }
 }
 
 /// Fills the bucket of the smallest symbol first, from any symbol with more than a bucket.
@@ -251,5 +256,23 @@ fn check_bijection(buckets: &Buckets) -> Result<[u16; ALPHABET], TableError> {
     match frequencies.iter().sum() {
         PROBABILITY_ONE => Ok(frequencies.map(|f| f as u16)),
         sum => Err(TableError::Sum { sum }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_looked_up_is_what_the_words_say(counts in any::<[u16; ALPHABET]>(), zeros in any::<u16>()) {
+            let counts: [u64; ALPHABET] = std::array::from_fn(|s| u64::from(counts[s]) * u64::from(zeros >> s & 1));
+            let table = AliasTable::from_counts(&counts);
+            for slot in 0..PROBABILITY_ONE {
+                prop_assert_eq!(table.slot(slot), decode_slot(&table.buckets, slot), "{}", slot);
+            }
+        }
     }
 }

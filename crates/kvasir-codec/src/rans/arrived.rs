@@ -87,7 +87,7 @@ fn rows(
         row.clear();
         values.chunks_exact(plan.tokens).for_each(|all| row.extend(&all[first..first + valid]));
         for (coding, row) in plan.coefficients[coefficients.clone()].iter().zip(row.chunks_exact_mut(valid)) {
-            match lanes.coefficient(bank, *coding, row) {
+            match lanes.cells(bank, *coding, row, i32::MAX) {
                 Err(StreamFault::Underrun) if !complete => return Ok(first),
                 other => {
                     other?;

@@ -38,6 +38,7 @@ mod piece;
 pub(crate) mod plan;
 mod raw;
 mod row;
+mod sides;
 pub(crate) mod stream;
 pub(crate) mod trit;
 

@@ -51,6 +51,15 @@ impl TritTable {
         &self.ranges
     }
 
+    /// Digit (folded), start, and frequency of slot `0..4096` in a context. What is next depends on loads, not on choices.
+    #[inline(always)]
+    pub(super) fn slot(&self, context: usize, slot: u32) -> (i32, u32, u32) {
+        let at = 4 * (context & 1);
+        let index = usize::from(slot >= self.ranges[at]) + usize::from(slot >= self.ranges[at + 3]);
+        let range = self.ranges[at + index];
+        (index as i32 - 1, range >> 16, range & 0xffff)
+    }
+
     /// A table that nothing is decoded with.
     pub(crate) const NONE: Self = Self { thresholds: [[0; 2]; 2], ranges: [0; 8] };
 

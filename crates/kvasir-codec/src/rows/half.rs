@@ -246,12 +246,13 @@ pub(crate) fn half_tile<V: Cell>(
 /// Rows of the tile's tokens from words `from..`, one at a time.
 pub(crate) fn transpose_portable(pairs: &[Lane<u32>], from: usize, elements: usize, rows: &mut [bf16]) {
     for (token, row) in rows.chunks_exact_mut(elements).enumerate() {
-        for (pair, out) in pairs[from..].iter().zip(row[2 * from..].chunks_mut(2)) {
+        let (twos, last) = row[2 * from..].as_chunks_mut();
+        for (pair, out) in pairs[from..].iter().zip(&mut *twos) {
             let word = pair[token];
-            out[0] = bf16::from_bits(word as u16);
-            if let Some(out) = out.get_mut(1) {
-                *out = bf16::from_bits((word >> 16) as u16);
-            }
+            *out = [bf16::from_bits(word as u16), bf16::from_bits((word >> 16) as u16)];
+        }
+        if let ([last], Some(pair)) = (last, pairs.get(from + twos.len())) {
+            *last = bf16::from_bits(pair[token] as u16);
         }
     }
 }

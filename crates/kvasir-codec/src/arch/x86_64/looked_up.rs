@@ -16,7 +16,7 @@ use super::{
 use crate::rows::{Quantised, Scaling, TILE, half::Lane};
 
 /// Values that are looked up: `-HALF..HALF`.
-const HALF: i16 = 16;
+pub(super) const HALF: i16 = 16;
 /// Tokens of a register of values.
 pub(super) const TOKENS: usize = 32;
 
@@ -41,8 +41,17 @@ unsafe fn table(scaling: &Scaling<'_>, off: f32, element: usize) -> __m512i {
 #[inline(always)]
 unsafe fn halves(scaling: &Scaling<'_>, off: f32, element: usize, [low, high]: [__m512i; 2]) -> __m512i {
     // SAFETY: as in `table`.
+    unsafe { rounded([number(scaling, off, element, low), number(scaling, off, element, high)]) }
+}
+
+/// Two registers of numbers as bf16, in order.
+///
+/// # Safety
+/// AVX-512F, BW.
+#[inline(always)]
+pub(super) unsafe fn rounded([low, high]: [__m512; 2]) -> __m512i {
+    // SAFETY: register operations only.
     unsafe {
-        let (low, high) = (number(scaling, off, element, low), number(scaling, off, element, high));
         let word = Sixteen::halves(low, high);
         // low halves are the first 16, upper halves the others
         let first = _mm512_cvtepi32_epi16(word);
@@ -56,7 +65,7 @@ unsafe fn halves(scaling: &Scaling<'_>, off: f32, element: usize, [low, high]: [
 /// # Safety
 /// As [`table`].
 #[inline(always)]
-unsafe fn number(scaling: &Scaling<'_>, off: f32, element: usize, q: __m512i) -> __m512 {
+pub(super) unsafe fn number(scaling: &Scaling<'_>, off: f32, element: usize, q: __m512i) -> __m512 {
     // SAFETY: as in `table`.
     unsafe {
         let steps = Sixteen::mul(Sixteen::to_float(q), Sixteen::splat(scaling.ratio() as f32));
@@ -111,6 +120,32 @@ pub(super) unsafe fn rows<const PAST_CACHE: bool>(
         }
     }
     whole
+}
+
+/// Rows of 32 tokens from 32 halves of every element.
+///
+/// # Safety
+/// AVX-512F, BW; `rows` hold 32 tokens of all elements, which 32 divides.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn squares<const PAST_CACHE: bool>(halves: &[Lane<u32>], rows: &mut [bf16]) {
+    let count = halves.len();
+    debug_assert!(count.is_multiple_of(2 * TILE) && rows.len() == TOKENS * count);
+    for (square, halves) in halves.chunks_exact(2 * TILE).enumerate() {
+        let (mut near, mut far) = ([_mm512_setzero_si512(); TILE], [_mm512_setzero_si512(); TILE]);
+        for (word, [low, high]) in halves.as_chunks().0.iter().enumerate() {
+            // SAFETY: 64 bytes each.
+            let (low, high) = unsafe {
+                (_mm512_loadu_si512(low.as_ptr().cast()), _mm512_loadu_si512(high.as_ptr().cast()))
+            };
+            (near[word], far[word]) = (_mm512_unpacklo_epi16(low, high), _mm512_unpackhi_epi16(low, high));
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            transposes::square_rows::<PAST_CACHE>(near, rows, count, square * 2 * TILE, 0);
+            transposes::square_rows::<PAST_CACHE>(far, rows, count, square * 2 * TILE, 4);
+        }
+    }
 }
 
 /// The numbers of 32 tokens of an element.

@@ -7,6 +7,7 @@ mod avx512_rows;
 mod looked_up;
 mod registers;
 mod transposes;
+mod turned;
 mod wide;
 
 use super::{

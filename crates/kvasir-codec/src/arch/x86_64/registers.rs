@@ -8,8 +8,11 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::{looked_up, transposes};
-use crate::rows::{Quantised, Scaling, TILE, half::Lane};
+use super::{looked_up, transposes, turned::Conversion};
+use crate::rows::{
+    Quantised, Scaling, TILE,
+    half::{Lane, Turns},
+};
 
 /// The bit that makes a NaN in bf16 quiet.
 const QUIET: i32 = 0x40;
@@ -44,10 +47,11 @@ pub(super) trait Registers: Copy {
     unsafe fn halves(low: Self::Float, high: Self::Float) -> Self::Int;
     /// Whether every magnitude is at most `most`; NaN is not.
     unsafe fn all_within(x: Self::Float, most: Self::Float) -> bool;
-    /// bf16 rows of tokens that nothing turns, and that fill registers; returns how many, 0 where nothing is looked up.
+    /// bf16 rows of tokens that fill registers, of elements whose frequent values are looked up; returns how many, 0 where
+    /// nothing is looked up.
     unsafe fn looked_up(
-        _scaling: &Scaling<'_>,
-        _offs: &[f32],
+        _scaling: (&Scaling<'_>, &[f32]),
+        _turns: Option<&Turns>,
         _values: Quantised<'_, i16>,
         _rows: (&mut [bf16], bool),
         _scratch: (&mut Vec<Lane<u32>>, &mut [Lane<u32>]),
@@ -140,11 +144,11 @@ impl Registers for Sixteen {
 
     #[inline(always)]
     unsafe fn looked_up(
-        scaling: &Scaling<'_>,
-        offs: &[f32],
+        (scaling, offs): (&Scaling<'_>, &[f32]),
+        turns: Option<&Turns>,
         values: Quantised<'_, i16>,
         (rows, past_cache): (&mut [bf16], bool),
-        scratch: (&mut Vec<Lane<u32>>, &mut [Lane<u32>]),
+        (tables, words): (&mut Vec<Lane<u32>>, &mut [Lane<u32>]),
     ) -> usize {
         // tables take as long as a block
         if !scaling.elements().is_multiple_of(2 * TILE) || values.tokens < 3 * looked_up::TOKENS {
@@ -152,9 +156,16 @@ impl Registers for Sixteen {
         }
         // SAFETY: the caller's promise.
         unsafe {
-            match past_cache {
-                true => looked_up::rows::<true>(scaling, offs, values, rows, scratch),
-                false => looked_up::rows::<false>(scaling, offs, values, rows, scratch),
+            match (turns, Conversion::new(), past_cache) {
+                (None, _, true) => looked_up::rows::<true>(scaling, offs, values, rows, (tables, words)),
+                (None, _, false) => looked_up::rows::<false>(scaling, offs, values, rows, (tables, words)),
+                (Some(turns), Some(cpu), true) => {
+                    cpu.rows::<true>((scaling, offs), turns, values, rows, tables)
+                }
+                (Some(turns), Some(cpu), false) => {
+                    cpu.rows::<false>((scaling, offs), turns, values, rows, tables)
+                }
+                (Some(_), None, _) => 0,
             }
         }
     }

@@ -75,10 +75,12 @@ pub(super) unsafe fn half_rows<R: Registers>(
     let (whole_rows, rest) = rows.split_at_mut(whole * TILE * count);
     let (offs, words, tables) = scratch.prepared(scaling);
     let shifted = offs.iter().any(|off| *off != 0.0);
-    let looked_up = match turns {
-        // SAFETY: the caller's promise.
-        None => unsafe { R::looked_up(scaling, offs, values, (whole_rows, past_cache), (tables, words)) },
-        Some(_) => 0,
+    let looked_up = match turning {
+        // SAFETY: the caller's promise; what turns are elements.
+        Some(_) => unsafe {
+            R::looked_up((scaling, offs), turns, values, (whole_rows, past_cache), (tables, words))
+        },
+        None => 0,
     };
     for (tile, rows) in whole_rows.chunks_exact_mut(TILE * count).enumerate().skip(looked_up / TILE) {
         let (first, turning) = (tile * TILE, turning.unwrap_or(Turning::None));
