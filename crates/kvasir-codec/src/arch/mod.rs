@@ -13,6 +13,8 @@ mod lockstep;
 mod rows;
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 mod steps;
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+mod stream;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 

@@ -1,5 +1,7 @@
 //! Choosing a row kernel at run time.
 
+use kvasir_types::Rope;
+
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{Avx2, Avx512};
 use crate::rows::{
@@ -66,6 +68,17 @@ impl RowKernel {
             }
             #[cfg(target_arch = "x86_64")]
             Path::Avx512(cpu) => cpu.scale_rows(scaling, tokens, values, rows),
+        }
+    }
+
+    /// Sines and cosines of a rope.
+    pub(crate) fn turns(self, rope: &Rope, first: u64, tokens: usize) -> Turns {
+        match self.0 {
+            Path::Portable => Turns::portable(rope, first, tokens),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2(cpu) => cpu.turns(rope, first, tokens),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512(cpu) => cpu.turns(rope, first, tokens),
         }
     }
 

@@ -60,13 +60,15 @@ pub(super) enum Mix {
 }
 
 impl Mix {
-    pub(super) fn of(steps: &[Step<'_>]) -> Self {
+    /// Of a stream's coefficients.
+    pub(super) fn of(codings: &[Coding]) -> Self {
         let (mut stages, mut lone) = (0, true);
-        for step in steps {
-            stages += usize::from(step.table.is_stage());
-            lone &= step.trits == 0 && !step.certain();
+        for coding in codings {
+            let is_stage = matches!(coding, Coding::Stage { .. });
+            stages += usize::from(is_stage);
+            lone &= !matches!(coding, Coding::Stage { trits: 1.., .. });
         }
-        match (stages, steps.len() - stages) {
+        match (stages, codings.len() - stages) {
             _ if !lone => Self::Any,
             (_, 0) => Self::Stages,
             (0, _) => Self::Trits,

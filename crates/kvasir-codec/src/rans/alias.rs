@@ -180,8 +180,7 @@ impl AliasTable {
 fn decode_slot(buckets: &Buckets, slot: u32) -> Slot {
     let (bucket, r) = ((slot / BUCKET_SLOTS) as usize, slot % BUCKET_SLOTS);
     let (own, other) = (buckets.own[bucket], buckets.other[bucket]);
-    let (word, offset) =
-        if r < own >> UPPER_SHIFT { (own, r) } else { (other, r + (other >> UPPER_SHIFT)) };
+    let (word, offset) = if r < own >> UPPER_SHIFT { (own, r) } else { (other, r + (other >> UPPER_SHIFT)) };
     let symbol = (word >> PROBABILITY_BITS & 15) as usize;
     Slot { symbol, frequency: (word & 0xfff) + 1, offset }
 }

@@ -29,7 +29,17 @@ pub struct TableBank {
     wide: OnceLock<(Vec<StageEncoding>, Vec<TritEncoding>)>,
     /// What decoders of streams look up.
     #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
-    steps: OnceLock<[Vec<StepTable>; 2]>,
+    steps: OnceLock<StepTables>,
+}
+
+/// What decoders of streams look up.
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+#[derive(Debug, Clone)]
+pub(crate) struct StepTables {
+    /// Of stages, and of trits.
+    pub(crate) of_kind: [Vec<StepTable>; 2],
+    /// Whether one has a symbol with all slots.
+    pub(crate) certain: bool,
 }
 
 impl TableBank {
@@ -67,7 +77,7 @@ impl TableBank {
 
     /// Stage tables and trit tables as decoders of streams look them up.
     #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
-    pub(crate) fn steps(&self) -> &[Vec<StepTable>; 2] {
+    pub(crate) fn steps(&self) -> &StepTables {
         let stage = |table: &AliasTable| StepTable {
             halves: table.halves(),
             buckets: *table.buckets(),
@@ -77,8 +87,12 @@ impl TableBank {
             let halves = Halves::of_trit(|context, folded| table.range(context, folded));
             StepTable { halves, buckets: Buckets::NONE, trit: *table }
         };
-        self.steps
-            .get_or_init(|| [self.stage.iter().map(stage).collect(), self.trit.iter().map(trit).collect()])
+        self.steps.get_or_init(|| {
+            let of_kind: [Vec<_>; 2] =
+                [self.stage.iter().map(stage).collect(), self.trit.iter().map(trit).collect()];
+            let certain = of_kind.iter().flatten().any(|table| table.halves.certain);
+            StepTables { of_kind, certain }
+        })
     }
 
     /// The stage tables as encoders need them.

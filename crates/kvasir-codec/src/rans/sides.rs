@@ -24,8 +24,9 @@ pub(super) struct Sides {
 impl Sides {
     /// From the divide of every bucket, and its own symbol's side and the other's, with what is added as the offset.
     pub(super) fn new(bucket: impl Fn(usize) -> (u32, [Slot; 2])) -> Self {
-        let word =
-            |slot: Slot| (slot.symbol as u64) << 32 | u64::from(slot.offset) << 16 | u64::from(slot.frequency);
+        let word = |slot: Slot| {
+            (slot.symbol as u64) << 32 | u64::from(slot.offset) << 16 | u64::from(slot.frequency)
+        };
         Self {
             divide: std::array::from_fn(|i| bucket(i).0),
             side: std::array::from_fn(|i| word(bucket(i / 2).1[i % 2])),

@@ -9,7 +9,7 @@ use half::bf16;
 use kvasir_types::{Pairing, Rope};
 
 use super::{Quantised, Scaling, TILE};
-use crate::{rans::Cell, rope::sin_cos};
+use crate::{arch::RowKernel, rans::Cell, rope::sin_cos};
 
 /// One value of [`TILE`] tokens, in cache lines of its own: a register that crosses two costs twice.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -56,23 +56,26 @@ pub(crate) struct Turns {
 impl Turns {
     /// The turns of `rope` at `tokens` positions from `first` on, modulo 2^64.
     pub(crate) fn new(rope: &Rope, first: u64, tokens: usize) -> Self {
-        let tile = |tile: usize| {
-            rope.freqs.iter().map(move |freq| {
-                let [mut sines, mut cosines] = [Lane::default(); 2];
-                for (lane, (sine, cosine)) in sines.0.iter_mut().zip(&mut cosines.0).enumerate() {
-                    let position = first.wrapping_add((tile * TILE + lane) as u64);
-                    (*sine, *cosine) = sin_cos((position.wrapping_mul(*freq) >> 32) as u32);
+        RowKernel::best().turns(rope, first, tokens)
+    }
+
+    /// As [`new`](Self::new): plain loops, to be compiled for what a CPU has.
+    #[inline(always)]
+    pub(crate) fn portable(rope: &Rope, first: u64, tokens: usize) -> Self {
+        let pairs = rope.freqs.len();
+        let mut table = vec![[Lane::default(); 2]; tokens.div_ceil(TILE) * pairs];
+        for (tile, table) in table.chunks_exact_mut(pairs.max(1)).enumerate() {
+            let position = first.wrapping_add((tile * TILE) as u64);
+            for ([sines, cosines], freq) in table.iter_mut().zip(&rope.freqs) {
+                let begin = position.wrapping_mul(*freq);
+                for lane in 0..TILE {
+                    let phase = begin.wrapping_add((lane as u64).wrapping_mul(*freq));
+                    (sines.0[lane], cosines.0[lane]) = sin_cos((phase >> 32) as u32);
                 }
-                [sines, cosines]
-            })
-        };
-        Self {
-            pairing: rope.pairing,
-            offset: rope.offset as usize,
-            pairs: rope.freqs.len(),
-            factor: rope.attention_factor,
-            table: (0..tokens.div_ceil(TILE)).flat_map(tile).collect(),
+            }
         }
+        let (offset, factor) = (rope.offset as usize, rope.attention_factor);
+        Self { pairing: rope.pairing, offset, pairs, factor, table }
     }
 
     #[inline(always)]

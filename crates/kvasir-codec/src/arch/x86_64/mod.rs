@@ -10,6 +10,8 @@ mod transposes;
 mod turned;
 mod wide;
 
+use kvasir_types::Rope;
+
 use super::{
     kernel::{Kernel, KernelCell},
     lockstep::decode,
@@ -85,6 +87,18 @@ decoder! {
 macro_rules! rows {
     ($name:ident, $registers:ty, $($feature:tt),+) => {
         impl $name {
+            /// Sines and cosines of a rope.
+            pub(crate) fn turns(self, rope: &Rope, first: u64, tokens: usize) -> Turns {
+                /// # Safety
+                /// The CPU has every feature.
+                $(#[target_feature(enable = $feature)])+
+                unsafe fn entry(rope: &Rope, first: u64, tokens: usize) -> Turns {
+                    Turns::portable(rope, first, tokens)
+                }
+                // SAFETY: `self` exists, so `new` saw every feature.
+                unsafe { entry(rope, first, tokens) }
+            }
+
             /// Quantised values of rows; the caller checked the lengths.
             pub(crate) fn quantise_rows(
                 self,

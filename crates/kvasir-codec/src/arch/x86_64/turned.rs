@@ -2,8 +2,8 @@
 //! conversion rounds them.
 //!
 //! That conversion takes numbers below the normal ones for zero, and FORMAT.md does not. So it is for heads where there cannot be
-//! any: a number of at least [`LEAST`] times a sine or cosine, at least [`LEAST_TURN`](crate::rope::LEAST_TURN), is a multiple of
-//! 2^-113, and so are sums of such products; a factor of at least [`LEAST_FACTOR`] leaves them normal. Zeros are zeros in either.
+//! any: a number of at least [`LEAST`] times a sine or cosine, at least [`LEAST_TURN`], is a multiple of 2^-113, and so are sums
+//! of such products; a factor of at least [`LEAST_FACTOR`] leaves them normal. Zeros are zeros in either.
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
     reason = "register intrinsics share one proof: the CPU feature"
@@ -17,15 +17,20 @@ use super::{
     looked_up::{HALF, TOKENS, number, rounded, squares},
     registers::{Registers, Sixteen},
 };
-use crate::rows::{
-    Quantised, Scaling, TILE,
-    half::{Lane, Turns},
+use crate::{
+    rope::LEAST_TURN,
+    rows::{
+        Quantised, Scaling, TILE,
+        half::{Lane, Turns},
+    },
 };
 
 /// 2^-60: the smallest number that is not zero.
 const LEAST: f32 = f32::from_bits((127 - 60) << 23);
 /// 2^-8.
 const LEAST_FACTOR: f32 = f32::from_bits((127 - 8) << 23);
+
+const _: () = assert!(LEAST * LEAST_TURN * f32::EPSILON * LEAST_FACTOR >= f32::MIN_POSITIVE);
 
 /// Proof of AVX512-BF16, beside what [`Sixteen`] needs.
 #[derive(Clone, Copy)]
