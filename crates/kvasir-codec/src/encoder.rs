@@ -20,9 +20,13 @@ use crate::{
     lossless::{self, float_of},
     pool::Pool,
     profile::{CoefficientCoding, Predictor, Scope},
-    rans::{PieceEncoder, PieceError, PiecePlan, Rows},
+    rans::{Fine, PieceEncoder, PieceError, PiecePlan, Rows, blocks::Blocks},
     ropes::SpanRopes,
-    rows::{fine::Steps, half::RowScratch, quantise_rows},
+    rows::{
+        fine::{Quantising, Steps},
+        half::RowScratch,
+        quantise_rows,
+    },
 };
 
 pub use outline::CodedSpan;
@@ -36,6 +40,7 @@ pub struct CpuEncoder {
     exact_dtype: ExactDtype,
     pieces: PieceEncoder,
     values: Arc<Pool<Vec<i32>>>,
+    blocks: Arc<Pool<Blocks>>,
 }
 
 /// What an encoder noticed besides the bytes.
@@ -61,7 +66,8 @@ impl CpuEncoder {
         };
         let scopes = (0..profile.scopes.len()).map(bind).collect();
         let exact_dtype = ExactDtype::of(spec.kv_dtype);
-        Ok(Self { spec, profile, scopes, exact_dtype, pieces: PieceEncoder::best(), values: Arc::default() })
+        let (values, blocks) = Default::default();
+        Ok(Self { spec, profile, scopes, exact_dtype, pieces: PieceEncoder::best(), values, blocks })
     }
 
     /// The same encoder with other kernels: for tests and benchmarks, as [`new`](Self::new) takes the fastest.
@@ -167,9 +173,36 @@ impl CpuEncoder {
                 }),
             };
         }
+        let coded = |values: Fine<'_>, tokens: usize| {
+            let top = bound.levels.len() - 1;
+            let level = |(level, plan): (usize, &SectionPlan)| {
+                encode_section(self.pieces, &self.profile.bank, plan, values, tokens, (top - level) as u32)
+            };
+            bound.levels.iter().enumerate().map(level).collect::<Result<Vec<_>, _>>()
+        };
         let is_direct = matches!((analysis, &scope.predictor), (Matrix::Identity, Predictor::Mean));
+        let takes_blocks = self.pieces.takes_blocks();
+        let mut blocks = self.blocks.take();
+        if is_direct && takes_blocks && scope.lossless.is_none() {
+            blocks.reset(bound.elements.count(), tokens);
+            let to = Quantising::Narrow(&mut blocks, 0);
+            if direct_values(bound, &scope.mean, ropes, exact, input.kv, to) {
+                let (anchors, levels) = (None, coded(Fine::Narrow(&blocks), tokens)?);
+                self.blocks.give(blocks);
+                return Ok(SpanPieces {
+                    exact: stored(),
+                    anchors,
+                    levels,
+                    lossless: None,
+                    forced_exact: false,
+                });
+            }
+        }
         let values = if is_direct {
-            direct_values(bound, &scope.mean, ropes, exact, input.kv, self.values.take())
+            let mut main = self.values.take();
+            main.resize(bound.elements.count() * tokens, 0);
+            direct_values(bound, &scope.mean, ropes, exact, input.kv, Quantising::Wide(&mut main))
+                .then_some(Quantised { anchors: Vec::new(), anchor_tokens: 0, main, main_tokens: tokens })
         } else {
             let (mut raw, finite) = read(tokens);
             if !finite {
@@ -192,26 +225,29 @@ impl CpuEncoder {
                 Some(piece) => Some(piece?),
             },
         };
-        let bank = &self.profile.bank;
-        let top = bound.levels.len() - 1;
-        let coded = |(level, plan): (usize, &SectionPlan)| {
-            encode_section(self.pieces, bank, plan, &values.main, values.main_tokens, (top - level) as u32)
+        let fine = if takes_blocks && values.main_tokens > 0 && blocks.fill(values.main_tokens, &values.main)
+        {
+            Fine::Narrow(&blocks)
+        } else {
+            Fine::Wide(&values.main)
         };
+        let (anchors, anchor_tokens) = (Fine::Wide(&values.anchors), values.anchor_tokens);
         let pieces = SpanPieces {
             exact: stored(),
             anchors: encode_section(
                 self.pieces,
-                bank,
+                &self.profile.bank,
                 &bound.anchors,
-                &values.anchors,
-                values.anchor_tokens,
+                anchors,
+                anchor_tokens,
                 0,
             )?,
-            levels: bound.levels.iter().enumerate().map(coded).collect::<Result<_, _>>()?,
+            levels: coded(fine, values.main_tokens)?,
             lossless,
             forced_exact: false,
         };
         self.values.give(values.main);
+        self.blocks.give(blocks);
         Ok(pieces)
     }
 
@@ -379,41 +415,36 @@ pub(crate) fn quantise(
 }
 
 /// As [`quantise`] for a scope whose coefficients are its elements and whose prediction is the mean, head by head; the same
-/// values in one pass, in a buffer that may have served others. `None` where a value is not finite, too.
+/// values in one pass, to buffers that may have served others. `false` where a value is not finite, too.
 fn direct_values(
     bound: &BoundScope,
     mean: &[f32],
     ropes: &SpanRopes<'_>,
     masked: usize,
     source: &dyn KvSource,
-    mut main: Vec<i32>,
-) -> Option<Quantised> {
+    mut to: Quantising<'_>,
+) -> bool {
     let (kernel, mut scratch) = (RowKernel::best(), RowScratch::default());
     let tokens = ropes.tokens();
-    main.resize(bound.elements.count() * tokens, 0);
     let mut raw = Vec::new();
-    for member in bound.elements.views() {
+    bound.elements.views().all(|member| {
         let range = member.start..member.start + member.dim;
-        let held = range.start * tokens..range.end * tokens;
         let rows = match source.held(member.layer, member.plane, member.head, ropes.span.clone()) {
-            Some(rows) if rows.len() == held.len() => rows,
+            Some(rows) if rows.len() == member.dim * tokens => rows,
             _ => {
-                raw.resize(held.len(), 0.0);
+                raw.resize(member.dim * tokens, 0.0);
                 source.read(member.layer, member.plane, member.head, ropes.span.clone(), &mut raw);
                 &raw
             }
         };
         // Others are out of range if they are not.
         if !rows[..masked * member.dim].iter().all(|x| x.is_finite()) {
-            return None;
+            return false;
         }
-        let steps = Steps { mean: &mean[range], inverse: 1.0 / member.gain, masked };
+        let steps = Steps { mean: &mean[range.clone()], inverse: 1.0 / member.gain, masked };
         let turns = member.rope.and_then(|rope| ropes.turns().get(rope));
-        if !quantise_rows(kernel, &steps, turns, tokens, rows, &mut main[held], &mut scratch) {
-            return None;
-        }
-    }
-    Some(Quantised { anchors: Vec::new(), anchor_tokens: 0, main, main_tokens: tokens })
+        quantise_rows(kernel, &steps, turns, tokens, rows, to.elements(range, tokens), &mut scratch)
+    })
 }
 
 /// To the nearest integer, ties to even; `None` beyond [`QUANTISED_MAX`] and for NaN.
@@ -426,7 +457,7 @@ fn encode_section(
     pieces: PieceEncoder,
     bank: &crate::rans::TableBank,
     plan: &SectionPlan,
-    fine: &[i32],
+    fine: Fine<'_>,
     tokens: usize,
     up: u32,
 ) -> Result<Option<Vec<u8>>, PieceError> {

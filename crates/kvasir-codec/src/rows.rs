@@ -7,7 +7,7 @@ pub(crate) mod fine;
 pub(crate) mod half;
 
 use self::{
-    fine::Steps,
+    fine::{Quantising, Steps},
     half::{HalfRows, RowScratch, Turns, half_tile},
 };
 use crate::{arch::RowKernel, levels::ratio, rans::Cell};
@@ -114,19 +114,25 @@ pub(crate) fn half_rows_portable<V: Cell>(
     }
 }
 
-/// Quantised `values[element][token]` of a head's `rows[token][element]`; `false` where one is out of range.
+/// Quantised values of a head's `rows[token][element]`; `false` where one is out of range.
 pub(crate) fn quantise_rows(
     kernel: RowKernel,
     steps: &Steps<'_>,
     turns: Option<&Turns>,
     tokens: usize,
     rows: &[f32],
-    values: &mut [i32],
+    mut to: Quantising<'_>,
     scratch: &mut RowScratch,
 ) -> bool {
-    assert_eq!(rows.len(), steps.mean.len() * tokens);
-    assert_eq!(values.len(), rows.len());
-    kernel.quantise_rows(steps, turns, tokens, rows, values, scratch)
+    let elements = steps.mean.len();
+    assert_eq!(rows.len(), elements * tokens);
+    match &to {
+        Quantising::Wide(values) => assert_eq!(values.len(), rows.len()),
+        Quantising::Narrow(blocks, first) => {
+            assert!(blocks.tokens() == tokens && first + elements <= blocks.rows());
+        }
+    }
+    kernel.quantise_rows(steps, turns, tokens, rows, &mut to, scratch)
 }
 
 /// The portable kernel: tokens `from.1..`, elements `from.0..`, tile by tile, so that neither side strides far.
@@ -159,7 +165,7 @@ mod tests {
     use kvasir_types::{Pairing, Rope};
 
     use super::{half::aligned, *};
-    use crate::{levels::reconstruct, rope::Rotation};
+    use crate::{levels::reconstruct, rans::blocks::Blocks, rope::Rotation};
 
     proptest! {
         /// Rounding of the f32 rows, turned by the rotation of the f32 path.
@@ -222,6 +228,48 @@ mod tests {
                 half_rows_portable(&scaling, turns.as_ref(), wide, rows, &mut RowScratch::default());
             };
             check("wide", &mut make, false)?;
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_kernel_quantises_alike_to_rows_and_to_blocks(
+            (elements, tokens) in (1usize..150, 1usize..100), pairs in 0usize..70, masked in 0usize..40,
+            interleaved in any::<bool>(), seed in any::<i32>(), before in 0usize..130,
+        ) {
+            let pairs = pairs.saturating_sub(35).min(elements / 2);
+            let value = |i: usize| (seed.wrapping_mul(i as i32 | 1).wrapping_mul(0x9e37_79b1u32 as i32)) >> (i % 32);
+            let rows: Vec<f32> = (0..elements * tokens).map(|i| (value(i) >> 20) as f32 * 1.37).collect();
+            let mean: Vec<f32> = (0..elements).map(|e| (value(e + 7) >> 24) as f32).collect();
+            // sometimes too large for blocks, sometimes for rows
+            let inverse = [1.0, 4.0, 1e5][seed.unsigned_abs() as usize % 3];
+            let steps = Steps { mean: &mean, inverse, masked };
+            let pairing = if interleaved { Pairing::Interleaved } else { Pairing::Half };
+            let plain = Rope::plain(pairing, 2 * pairs.max(1), 10_000.0);
+            let rope = Rope { offset: (elements - 2 * pairs) as u32, ..plain };
+            let turns = (pairs > 0).then(|| Turns::new(&rope, 5, tokens));
+            let quantised = |kernel, to: Quantising<'_>| {
+                quantise_rows(kernel, &steps, turns.as_ref(), tokens, &rows, to, &mut RowScratch::default())
+            };
+            let mut expected = vec![0; rows.len()];
+            let within = quantised(RowKernel::portable(), Quantising::Wide(&mut expected));
+            let most = expected.iter().map(|q| q.unsigned_abs()).max();
+            for kernel in RowKernel::available() {
+                let mut values = vec![0; rows.len()];
+                prop_assert_eq!(quantised(kernel, Quantising::Wide(&mut values)), within, "{}", kernel.name());
+                prop_assert!(!within || values == expected, "{}", kernel.name());
+                let mut blocks = Blocks::default();
+                blocks.reset(before + elements, tokens);
+                let narrow = quantised(kernel, Quantising::Narrow(&mut blocks, before));
+                // what is just above the largest rounds to it
+                prop_assert!(!narrow || most <= Some(Blocks::MOST as u32), "{}", kernel.name());
+                prop_assert!(narrow || most >= Some(Blocks::MOST as u32), "{}", kernel.name());
+                for (element, expected) in expected.chunks_exact(tokens).enumerate().filter(|_| narrow) {
+                    let mut row = vec![0; tokens];
+                    blocks.write(before + element, 0, &mut row);
+                    prop_assert_eq!(row, expected, "{} {}", kernel.name(), element);
+                }
+            }
         }
     }
 

@@ -4,7 +4,8 @@ mod common;
 
 use common::{Noise, Setup, cache, error, mixed_spec, recipes};
 use kvasir_codec::{
-    KvBuffer,
+    ChunkEncoder as _, ChunkInput, CpuEncoder, KvBuffer,
+    rans::PieceEncoder,
     train::{Recipe, TrainingContext, train},
 };
 use kvasir_container::Head;
@@ -122,6 +123,40 @@ fn thinned_caches_come_back_and_their_tokens_make_no_table() {
         let setup = Setup::of(spec.clone(), profile);
         let tokens = slots(99, 300);
         levels_get_better(&setup, &tokens, &rounded_cache(&setup.spec, &tokens, 7));
+    }
+}
+
+/// Of whole and partial blocks and tiles, and of caches with values that 15 bits do not hold, that nothing holds, and that are
+/// no numbers.
+#[test]
+fn every_encoder_gives_the_same_object() {
+    for recipe in [Recipe::Direct].into_iter().chain(recipes()) {
+        let setup = Setup::new(mixed_spec(KvDtype::Bf16), &recipe);
+        for (count, outlier) in [1, 31, 47, 64, 256, 300].into_iter().zip([0.0, 1e3, 1e7, 0.0, 1e4, f32::NAN])
+        {
+            for (count, outlier) in [(count, 0.0), (count, outlier)] {
+                let tokens = Noise::new(count as u64).tokens(count);
+                let mut kv = cache(&setup.spec, &tokens, 7);
+                let middle = kv.as_slice().len() / 2;
+                kv.as_mut_slice()[middle] += outlier;
+                let input = ChunkInput {
+                    tokens: &tokens,
+                    preceding_token: None,
+                    first_position: 0,
+                    parent_hash: [0; 32],
+                    kl_beneath: 0.0,
+                    kv: &kv,
+                };
+                let objects = PieceEncoder::available().into_iter().map(|pieces| {
+                    let encoder = CpuEncoder::new(setup.spec.clone(), setup.profile.clone()).expect("fits");
+                    (pieces.name(), encoder.with_pieces(pieces).encode(&input).expect("encodes"))
+                });
+                let objects: Vec<_> = objects.collect();
+                for (name, object) in &objects {
+                    assert!(*object == objects[0].1, "{} {name}: {count} tokens, {outlier}", recipe.name());
+                }
+            }
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::rans::{
         StreamFault, StreamJob,
         cell::Fit,
         decode::decode_stream,
-        encode::{Backward, EncodeJob, EncodedStream, Uncodable, encode_stream},
+        encode::{Backward, BlockJob, EncodeJob, EncodedStream, Uncodable, encode_stream},
     },
 };
 
@@ -164,21 +164,34 @@ impl StreamEncoder {
         }
     }
 
-    /// Encodes one stream, or two in turns, with buffers that may have served others.
-    pub(crate) fn encode(
+    /// Encodes one stream, with a buffer that may have served others.
+    pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
+        encode_stream(job, words)
+    }
+
+    /// Whether [`encode_blocks`](Self::encode_blocks) is there.
+    pub(crate) fn takes_blocks(self) -> bool {
+        self != Self::scalar()
+    }
+
+    /// Encodes one stream, or two in turns, from blocks; `None` where that is no faster than from rows.
+    pub(crate) fn encode_blocks(
         self,
-        jobs: &[EncodeJob<'_>],
+        jobs: &[BlockJob<'_>],
         words: &mut [Backward; ENCODED_AT_ONCE],
-    ) -> Result<Vec<EncodedStream>, Uncodable> {
+    ) -> Option<Result<Vec<EncodedStream>, Uncodable>> {
         match (self.0, jobs) {
             #[cfg(target_arch = "x86_64")]
             (EncoderPath::Avx512(cpu), [one, rest @ ..]) if rest.len() < ENCODED_AT_ONCE => {
-                let nothing = EncodeJob { codings: &[], values: &[], used: 0, ..*one };
+                let nothing = BlockJob { codings: &[], rows: &[], ..*one };
                 let beside = rest.first().copied().unwrap_or(nothing);
-                let streams = cpu.encode([*one, beside], words)?;
-                Ok(streams.into_iter().take(jobs.len()).collect())
+                let streams = cpu.encode([*one, beside], words);
+                Some(streams.map(|streams| streams.into_iter().take(jobs.len()).collect()))
             }
-            _ => jobs.iter().map(|job| encode_stream(*job, &mut words[0])).collect(),
+            _ => {
+                let _ = words;
+                None
+            }
         }
     }
 }

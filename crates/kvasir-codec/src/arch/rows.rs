@@ -6,7 +6,7 @@ use kvasir_types::Rope;
 use super::x86_64::{Avx2, Avx512};
 use crate::rows::{
     Quantised, Scaling, TILE,
-    fine::{Steps, fine_tile},
+    fine::{Quantising, Steps, fine_tile},
     half::{HalfRows, RowScratch, Turns},
     half_rows_portable, scale_rows_portable,
 };
@@ -107,20 +107,20 @@ impl RowKernel {
         turns: Option<&Turns>,
         tokens: usize,
         rows: &[f32],
-        values: &mut [i32],
+        to: &mut Quantising<'_>,
         scratch: &mut RowScratch,
     ) -> bool {
         match self.0 {
             Path::Portable => {
                 let tiles = rows.chunks(TILE * steps.mean.len()).enumerate();
                 tiles.fold(true, |within, (tile, rows)| {
-                    within & fine_tile(steps, turns, (tokens, tile), rows, values, scratch)
+                    within & fine_tile(steps, turns, (tokens, tile), rows, to, scratch)
                 })
             }
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2(cpu) => cpu.quantise_rows(steps, turns, tokens, rows, values, scratch),
+            Path::Avx2(cpu) => cpu.quantise_rows(steps, turns, tokens, rows, to, scratch),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512(cpu) => cpu.quantise_rows(steps, turns, tokens, rows, values, scratch),
+            Path::Avx512(cpu) => cpu.quantise_rows(steps, turns, tokens, rows, to, scratch),
         }
     }
 }

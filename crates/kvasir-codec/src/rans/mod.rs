@@ -26,6 +26,7 @@
 pub(crate) mod alias;
 mod arrived;
 pub(crate) mod bank;
+pub(crate) mod blocks;
 mod decoder;
 mod error;
 mod frequencies;
@@ -59,6 +60,6 @@ pub use nest::{coarsen, digit, refine};
 pub use parts::{PieceParts, StreamParts, piece_parts};
 pub use piece::{PieceEncoder, encode_piece};
 pub use plan::{Coding, PiecePlan};
-pub(crate) use row::{RowBits, Rows};
+pub(crate) use row::{Fine, RowBits, Rows};
 pub(crate) use stream::cell::{Cell, Fit, narrow_most};
 pub use trit::TritTable;

@@ -4,13 +4,14 @@
 
 use super::{
     bank::TableBank,
+    blocks::Blocks,
     error::PieceError,
-    limits::{STREAM_COEFFICIENTS_MAX, STREAM_WORDS_MAX, VALUE_MAX},
+    limits::{LANES, STREAM_COEFFICIENTS_MAX, STREAM_WORDS_MAX, VALUE_MAX},
     plan::{Coding, PiecePlan},
     raw,
-    row::{RowBits, Rows},
+    row::{Fine, RowBits, Rows},
     stream::{
-        encode::{Backward, EncodeJob, EncodedStream},
+        encode::{Backward, BlockJob, EncodeJob, EncodedStream, Uncodable},
         lane_count, stream_count, stream_range,
     },
 };
@@ -49,6 +50,11 @@ impl PieceEncoder {
         self.streams.name()
     }
 
+    /// Whether it is faster from blocks than from rows.
+    pub(crate) fn takes_blocks(&self) -> bool {
+        self.streams.takes_blocks()
+    }
+
     /// Appends the bytes of a piece to `out`; nothing where every value is as predicted, which is an *absent* piece.
     ///
     /// `values[c * plan.tokens + t]` is the value of coefficient `c` at token `t` *at this piece's level*; for
@@ -65,7 +71,12 @@ impl PieceEncoder {
         out: &mut Vec<u8>,
     ) -> Result<(), PieceError> {
         plan.check(bank, values.len())?;
-        self.encode_rows(bank, plan, &Rows { fine: values, tokens: plan.tokens, listed: None, up: 0 }, out)
+        self.encode_rows(
+            bank,
+            plan,
+            &Rows { fine: Fine::Wide(values), tokens: plan.tokens, listed: None, up: 0 },
+            out,
+        )
     }
 
     /// As [`encode_piece`](Self::encode_piece), of values that are made a row at a time, where they are needed: a piece is many
@@ -100,37 +111,121 @@ impl PieceEncoder {
         active: usize,
         rows: &Rows<'_>,
     ) -> Result<Option<Vec<EncodedStream>>, PieceError> {
-        let mut words = [(); ENCODED_AT_ONCE].map(|()| Backward::new());
-        let stream_values = active.min(STREAM_COEFFICIENTS_MAX) * plan.tokens;
-        let mut tiles = [(); ENCODED_AT_ONCE].map(|()| vec![0; stream_values]);
-        let mut streams = Vec::with_capacity(stream_count(active));
-        let mut width_sum = 0;
-        let ranges: Vec<_> = (0..stream_count(active)).map(|index| stream_range(active, index)).collect();
-        for ranges in ranges.chunks(ENCODED_AT_ONCE) {
-            let mut jobs = Vec::with_capacity(ENCODED_AT_ONCE);
-            for (range, tile) in ranges.iter().zip(&mut tiles) {
-                let values = &mut tile[..range.len() * plan.tokens];
-                let mut used = 0;
-                for (c, row) in range.clone().zip(values.chunks_exact_mut(plan.tokens)) {
-                    let bits = self.row(plan, rows, c, row)?;
-                    used |= bits.values;
-                    width_sum += bits.width();
-                }
-                let codings = &plan.coefficients[range.clone()];
-                jobs.push(EncodeJob { bank, codings, tokens: plan.tokens, values, used });
-            }
-            match self.streams.encode(&jobs, &mut words) {
-                Ok(coded) if coded.iter().all(|stream| stream.words.len() <= STREAM_WORDS_MAX) => {
-                    streams.extend(coded);
-                }
-                _ => return Ok(None),
-            }
-        }
-        let is_smaller = coded_bytes(plan, &streams) <= raw::bytes(plan, active, width_sum);
+        let mut made = Blocks::default();
+        let blocks = match rows.fine {
+            _ if !self.streams.takes_blocks() => None,
+            Fine::Narrow(blocks) => Some((blocks, rows.listed, rows.up)),
+            Fine::Wide(_) => self.fill(plan, active, rows, &mut made)?.then_some((&made, None, 0)),
+        };
+        let streams = match blocks {
+            Some(blocks) => self.encode_blocks(bank, plan, active, blocks),
+            None => self.encode_tiles(bank, plan, active, rows)?,
+        };
+        let Some(streams) = streams.filter(|all| all.iter().all(|s| s.words.len() <= STREAM_WORDS_MAX))
+        else {
+            return Ok(None);
+        };
+        // rows use no fewer bits than their beginnings, which mostly say enough
+        let coded = coded_bytes(plan, &streams);
+        let is_smaller = self.is_raw_as_long(coded, plan, active, rows, LANES)?
+            || self.is_raw_as_long(coded, plan, active, rows, plan.tokens)?;
         Ok(is_smaller.then_some(streams))
     }
 
-    /// The values of a coefficient, if all are in range.
+    /// Two streams at a time.
+    fn encode_blocks(
+        &self,
+        bank: &TableBank,
+        plan: &PiecePlan<'_>,
+        active: usize,
+        (blocks, listed, up): (&Blocks, Option<&[usize]>, u32),
+    ) -> Option<Vec<EncodedStream>> {
+        let mut words = [(); ENCODED_AT_ONCE].map(|()| Backward::new());
+        let mut streams = Vec::with_capacity(stream_count(active));
+        let all: Vec<usize>;
+        let rows = match listed {
+            Some(listed) => listed,
+            None => {
+                all = (0..active).collect();
+                &all
+            }
+        };
+        let job = |index| {
+            let range = stream_range(active, index);
+            let codings = &plan.coefficients[range.clone()];
+            BlockJob { bank, codings, rows: &rows[range], blocks, up }
+        };
+        let jobs: Vec<_> = (0..stream_count(active)).map(job).collect();
+        for jobs in jobs.chunks(ENCODED_AT_ONCE) {
+            streams.extend(self.streams.encode_blocks(jobs, &mut words)?.ok()?);
+        }
+        Some(streams)
+    }
+
+    /// One stream at a time, from a tile of its values.
+    fn encode_tiles(
+        &self,
+        bank: &TableBank,
+        plan: &PiecePlan<'_>,
+        active: usize,
+        rows: &Rows<'_>,
+    ) -> Result<Option<Vec<EncodedStream>>, PieceError> {
+        let mut words = Backward::new();
+        let mut tile = vec![0; active.min(STREAM_COEFFICIENTS_MAX) * plan.tokens];
+        let mut streams = Vec::with_capacity(stream_count(active));
+        for range in (0..stream_count(active)).map(|index| stream_range(active, index)) {
+            let values = &mut tile[..range.len() * plan.tokens];
+            for (c, row) in range.clone().zip(values.chunks_exact_mut(plan.tokens)) {
+                self.row(plan, rows, c, row)?;
+            }
+            let codings = &plan.coefficients[range];
+            match self.streams.encode(EncodeJob { bank, codings, tokens: plan.tokens, values }, &mut words) {
+                Ok(stream) => streams.push(stream),
+                Err(Uncodable) => return Ok(None),
+            }
+        }
+        Ok(Some(streams))
+    }
+
+    /// Blocks of the first `active` coefficients at the piece's level; `false` where a value is too large for them.
+    fn fill(
+        &self,
+        plan: &PiecePlan<'_>,
+        active: usize,
+        rows: &Rows<'_>,
+        blocks: &mut Blocks,
+    ) -> Result<bool, PieceError> {
+        blocks.reset(active, plan.tokens);
+        let mut row = vec![0; plan.tokens];
+        let mut fits = true;
+        for c in 0..active {
+            self.row(plan, rows, c, &mut row)?;
+            fits &= blocks.fill_row(c, &row);
+        }
+        Ok(fits)
+    }
+
+    /// Whether a raw piece of the first `active` coefficients has at least as many bytes, by their first `tokens` values.
+    fn is_raw_as_long(
+        &self,
+        bytes: usize,
+        plan: &PiecePlan<'_>,
+        active: usize,
+        rows: &Rows<'_>,
+        tokens: usize,
+    ) -> Result<bool, PieceError> {
+        let mut row = vec![0; tokens.min(plan.tokens)];
+        let mut width_sum = 0;
+        for c in 0..active {
+            if bytes <= raw::bytes(plan, active, width_sum) {
+                return Ok(true);
+            }
+            width_sum += self.row(plan, rows, c, &mut row)?.width();
+        }
+        Ok(bytes <= raw::bytes(plan, active, width_sum))
+    }
+
+    /// The first values of a coefficient, as many as `out` holds, if all are in range.
     fn row(
         &self,
         plan: &PiecePlan<'_>,
@@ -161,7 +256,11 @@ impl PieceEncoder {
     fn active_count(&self, plan: &PiecePlan<'_>, rows: &Rows<'_>) -> Result<usize, PieceError> {
         let mut row = vec![0; plan.tokens];
         for c in (0..plan.coefficients.len()).rev() {
-            if self.row(plan, rows, c, &mut row)?.width() > 0 {
+            let beginning = LANES.min(plan.tokens);
+            // which mostly says enough
+            if self.row(plan, rows, c, &mut row[..beginning])?.width() > 0
+                || self.row(plan, rows, c, &mut row)?.width() > 0
+            {
                 return Ok(c + 1);
             }
         }

@@ -1,10 +1,15 @@
 //! The way back: rows of a head to quantised values, tokens as lanes.
 
+use std::ops::Range;
+
 use super::{
     TILE,
     half::{Lane, RowScratch, Turns},
 };
-use crate::limits::QUANTISED_MAX;
+use crate::{
+    limits::QUANTISED_MAX,
+    rans::{LANES, blocks::Blocks},
+};
 
 /// How the elements of one head become finest steps.
 #[derive(Debug, Clone, Copy)]
@@ -17,14 +22,53 @@ pub(crate) struct Steps<'a> {
     pub(crate) masked: usize,
 }
 
-/// `values[element][token]` of one tile from `rows[token][element]`, whole or not: unrotate, subtract the mean, scale, round to even, in this
-/// order and never fused. Says whether all are within [`QUANTISED_MAX`]; `values` are unspecified otherwise.
+/// Where quantised values of a head go.
+#[derive(Debug)]
+pub(crate) enum Quantising<'a> {
+    /// `[element][token]`, up to [`QUANTISED_MAX`].
+    Wide(&'a mut [i32]),
+    /// Rows of these from the given one on, up to [`Blocks::MOST`].
+    Narrow(&'a mut Blocks, usize),
+}
+
+impl Quantising<'_> {
+    /// Those of some elements.
+    pub(crate) fn elements(&mut self, range: Range<usize>, tokens: usize) -> Quantising<'_> {
+        match self {
+            Self::Wide(rows) => Quantising::Wide(&mut rows[range.start * tokens..range.end * tokens]),
+            Self::Narrow(blocks, first) => Quantising::Narrow(blocks, *first + range.start),
+        }
+    }
+
+    /// Largest magnitude.
+    pub(crate) fn most(&self) -> f32 {
+        match self {
+            Self::Wide(_) => QUANTISED_MAX as f32,
+            Self::Narrow(..) => Blocks::MOST as f32,
+        }
+    }
+
+    /// The values of `count` tokens from `first` on, which are in the same block.
+    fn put(&mut self, (element, tokens, first): (usize, usize, usize), values: &[i32]) {
+        match self {
+            Self::Wide(rows) => rows[element * tokens + first..][..values.len()].copy_from_slice(values),
+            Self::Narrow(blocks, start) => {
+                let at = blocks.at(*start + element, first / LANES);
+                let to = blocks.as_mut_slice()[at].0[first % LANES..].iter_mut();
+                to.zip(values).for_each(|(to, value)| *to = *value as i16);
+            }
+        }
+    }
+}
+
+/// Values of one tile from `rows[token][element]`, whole or not: unrotate, subtract the mean, scale, round to even, in this
+/// order and never fused. Says whether all are small enough; they are unspecified otherwise.
 pub(crate) fn fine_tile(
     steps: &Steps<'_>,
     turns: Option<&Turns>,
     (tokens, tile): (usize, usize),
     rows: &[f32],
-    values: &mut [i32],
+    to: &mut Quantising<'_>,
     scratch: &mut RowScratch,
 ) -> bool {
     let (elements, _) = scratch.of(steps.mean.len());
@@ -36,15 +80,16 @@ pub(crate) fn fine_tile(
     let first = tile * TILE;
     let valid = TILE.min(tokens - first);
     let masked = steps.masked.saturating_sub(first).min(valid);
+    let most = to.most();
     let mut within = true;
-    for ((lanes, mean), row) in elements.iter().zip(steps.mean).zip(values.chunks_exact_mut(tokens)) {
-        let row = &mut row[first..first + valid];
-        row[..masked].fill(0);
-        for (out, x) in row.iter_mut().zip(&lanes.0).skip(masked) {
+    for (element, (lanes, mean)) in elements.iter().zip(steps.mean).enumerate() {
+        let mut row = [0; TILE];
+        for (out, x) in row[..valid].iter_mut().zip(&lanes.0).skip(masked) {
             let x = (x - mean) * steps.inverse;
-            within &= x.abs() <= QUANTISED_MAX as f32;
+            within &= x.abs() <= most;
             *out = x.round_ties_even() as i32;
         }
+        to.put((element, tokens, first), &row[..valid]);
     }
     within
 }

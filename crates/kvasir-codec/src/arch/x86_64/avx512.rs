@@ -135,7 +135,7 @@ unsafe fn lookup<T>(table: &[T; LANES], index: __m512i) -> __m512i {
 /// AVX-512F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn opaque(x: i16) -> __m512i {
+pub(super) unsafe fn opaque(x: i16) -> __m512i {
     let mut x = _mm512_set1_epi16(x);
     // SAFETY: no instruction at all.
     unsafe { asm!("/* {0} */", inout(zmm_reg) x, options(pure, nomem, nostack, preserves_flags)) };

@@ -23,12 +23,12 @@ use crate::{
         stream::{
             StreamFault, StreamJob,
             cell::Fit,
-            encode::{Backward, EncodeJob, EncodedStream, Uncodable},
+            encode::{Backward, BlockJob, EncodedStream, Uncodable},
         },
     },
     rows::{
         Quantised, Scaling,
-        fine::Steps,
+        fine::{Quantising, Steps},
         half::{HalfRows, RowScratch, Turns},
     },
 };
@@ -106,7 +106,7 @@ macro_rules! rows {
                 turns: Option<&Turns>,
                 tokens: usize,
                 rows: &[f32],
-                values: &mut [i32],
+                to: &mut Quantising<'_>,
                 scratch: &mut RowScratch,
             ) -> bool {
                 /// # Safety
@@ -117,14 +117,14 @@ macro_rules! rows {
                     turns: Option<&Turns>,
                     tokens: usize,
                     rows: &[f32],
-                    values: &mut [i32],
+                    to: &mut Quantising<'_>,
                     scratch: &mut RowScratch,
                 ) -> bool {
                     // SAFETY: the caller's promise.
-                    unsafe { wide::quantise_rows::<$registers>(steps, turns, tokens, rows, values, scratch) }
+                    unsafe { wide::quantise_rows::<$registers>(steps, turns, tokens, rows, to, scratch) }
                 }
                 // SAFETY: `self` exists, so `new` saw every feature.
-                unsafe { entry(steps, turns, tokens, rows, values, scratch) }
+                unsafe { entry(steps, turns, tokens, rows, to, scratch) }
             }
 
             /// Makes bf16 rows of a direct scope; the caller checked the lengths.
@@ -163,7 +163,7 @@ impl Avx512 {
     /// Encodes two streams in turns.
     pub(crate) fn encode(
         self,
-        jobs: [EncodeJob<'_>; 2],
+        jobs: [BlockJob<'_>; 2],
         words: &mut [Backward; 2],
     ) -> Result<[EncodedStream; 2], Uncodable> {
         // SAFETY: `self` exists, so `new` saw every feature.

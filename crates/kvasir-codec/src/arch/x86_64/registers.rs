@@ -45,8 +45,14 @@ pub(super) trait Registers: Copy {
     unsafe fn round(a: Self::Float) -> Self::Int;
     /// Two numbers as bf16 in one word: nearest, ties to even, denormals kept, NaN quiet.
     unsafe fn halves(low: Self::Float, high: Self::Float) -> Self::Int;
-    /// Whether every magnitude is at most `most`; NaN is not.
-    unsafe fn all_within(x: Self::Float, most: Self::Float) -> bool;
+    /// To 16 bits each; beyond them anything.
+    unsafe fn store_narrow(at: *mut i16, x: Self::Int);
+    /// Nothing.
+    unsafe fn nought() -> Self::Int;
+    /// The larger of `most` and the bits of a magnitude, lane by lane; NaN is larger than all numbers.
+    unsafe fn largest(most: Self::Int, x: Self::Float) -> Self::Int;
+    /// Whether all of what [`largest`](Self::largest) gave is at most the bits of `most`.
+    unsafe fn all_within(largest: Self::Int, most: f32) -> bool;
     /// bf16 rows of tokens that fill registers, of elements whose frequent values are looked up; returns how many, 0 where
     /// nothing is looked up.
     unsafe fn looked_up(
@@ -130,9 +136,18 @@ impl Registers for Eight {
             _mm256_blend_epi16::<0b1010_1010>(lower, upper)
         };
         lanes(rows: &[f32], lanes: &mut [Lane<f32>]) = transposes::lanes_256(rows, lanes);
-        all_within(x: __m256, most: __m256) -> bool = {
-            let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), x);
-            _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LE_OQ>(magnitude, most)) == 0xff
+        store_narrow(at: *mut i16, x: __m256i) = {
+            let packed = _mm256_permute4x64_epi64::<0b00_00_10_00>(_mm256_packs_epi32(x, x));
+            _mm_storeu_si128(at.cast(), _mm256_castsi256_si128(packed))
+        };
+        nought() -> __m256i = _mm256_setzero_si256();
+        largest(most: __m256i, x: __m256) -> __m256i = {
+            let magnitude = _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0), x));
+            _mm256_max_epi32(most, magnitude)
+        };
+        all_within(largest: __m256i, most: f32) -> bool = {
+            let most = _mm256_set1_epi32(most.to_bits().cast_signed());
+            _mm256_movemask_epi8(_mm256_cmpgt_epi32(largest, most)) == 0
         };
     }
 }
@@ -211,7 +226,11 @@ impl Registers for Sixteen {
             _mm512_ternarylogic_epi32::<0xea>(upper, _mm512_set1_epi32(!0xffff), lower)
         };
         lanes(rows: &[f32], lanes: &mut [Lane<f32>]) = transposes::lanes_512(rows, lanes);
-        all_within(x: __m512, most: __m512) -> bool =
-            _mm512_cmp_ps_mask::<_CMP_LE_OQ>(_mm512_abs_ps(x), most) == 0xffff;
+        store_narrow(at: *mut i16, x: __m512i) = _mm256_storeu_si256(at.cast(), _mm512_cvtepi32_epi16(x));
+        nought() -> __m512i = _mm512_setzero_si512();
+        largest(most: __m512i, x: __m512) -> __m512i =
+            _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(x)));
+        all_within(largest: __m512i, most: f32) -> bool =
+            _mm512_cmpgt_epi32_mask(largest, _mm512_set1_epi32(most.to_bits().cast_signed())) == 0;
     }
 }

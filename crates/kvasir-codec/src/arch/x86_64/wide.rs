@@ -6,16 +6,16 @@
     reason = "register operations share one proof: the CPU feature"
 )]
 
-use std::{arch::x86_64::_mm_sfence, marker::PhantomData, ops::Range};
+use std::{arch::x86_64::_mm_sfence, ops::Range};
 
 use kvasir_types::Pairing;
 
 use super::registers::Registers;
 use crate::{
-    limits::QUANTISED_MAX,
+    rans::{LANES, blocks::Blocks},
     rows::{
         Quantised, Scaling, TILE,
-        fine::{Steps, fine_tile},
+        fine::{Quantising, Steps, fine_tile},
         half::{HalfRows, Lane, RowScratch, Turns, half_tile},
     },
 };
@@ -269,14 +269,14 @@ unsafe fn store<R: Registers>(
 /// Quantised values of a head's rows; `false` where one is out of range.
 ///
 /// # Safety
-/// As [`Registers`]; `rows` and `values` hold `elements × tokens`.
+/// As [`Registers`]; `rows` and `to` hold `elements × tokens`.
 #[inline(always)]
 pub(super) unsafe fn quantise_rows<R: Registers>(
     steps: &Steps<'_>,
     turns: Option<&Turns>,
     tokens: usize,
     rows: &[f32],
-    values: &mut [i32],
+    to: &mut Quantising<'_>,
     scratch: &mut RowScratch,
 ) -> bool {
     let count = steps.mean.len();
@@ -286,40 +286,51 @@ pub(super) unsafe fn quantise_rows<R: Registers>(
         let first = tile * TILE;
         let whole = first + TILE <= tokens && first >= steps.masked;
         let Some(turning) = turning.filter(|_| whole) else {
-            within &= fine_tile(steps, turns, (tokens, tile), rows, values, scratch);
+            within &= fine_tile(steps, turns, (tokens, tile), rows, to, scratch);
             continue;
         };
         let (elements, _) = scratch.of(count);
+        let most = to.most();
         // SAFETY: the caller's promise; the tile is whole.
         unsafe {
             R::lanes(rows, elements);
-            within &= quantise::<R>(steps, turning, (tokens, tile), elements, values);
+            let largest = match to {
+                Quantising::Wide(values) => {
+                    let put = Wide { to: values[first..].as_mut_ptr(), tokens };
+                    quantise::<R, Wide>(steps, turning, tile, elements, put)
+                }
+                Quantising::Narrow(blocks, row) => {
+                    let put = Narrow { first: *row, lane: first % LANES, block: first / LANES, blocks };
+                    quantise::<R, Narrow<'_>>(steps, turning, tile, elements, put)
+                }
+            };
+            within &= R::all_within(largest, most);
         }
     }
     within
 }
 
-/// Turns a tile of lanes back, centres, scales and rounds it; `false` where one is out of range.
+/// Turns a tile of lanes back, centres, scales and rounds it; the bits of the largest magnitudes.
 ///
 /// # Safety
-/// As [`Registers`]; the tile is whole, `values` hold `elements.len() × tokens`.
+/// As [`Registers`]; the tile is whole, and `put` has room for it.
 #[inline(always)]
-unsafe fn quantise<R: Registers>(
+unsafe fn quantise<R: Registers, P: Put>(
     steps: &Steps<'_>,
     turning: Turning<'_>,
-    (tokens, tile): (usize, usize),
+    tile: usize,
     elements: &[Lane<f32>],
-    values: &mut [i32],
-) -> bool {
-    let to = Fine::<R> { steps, to: values[tile * TILE..].as_mut_ptr(), tokens, registers: PhantomData };
+    mut put: P,
+) -> R::Int {
     let range = turning.turned().map_or(0..0, |(_, range)| range);
-    let mut within = true;
     let mut at = 0;
-    // SAFETY: every element index is below their number, and `values` hold the tile of each.
+    // SAFETY: every element index is below their number, here and below.
     unsafe {
+        let mut largest = R::nought();
         while at < TILE {
             for element in (0..range.start).chain(range.end..elements.len()) {
-                within &= to.store(element, at, R::load(elements[element].as_ptr().add(at)));
+                let x = R::load(elements[element].as_ptr().add(at));
+                largest = fine::<R, P>(steps, &mut put, (element, at), x, largest);
             }
             if let Some((turns, _)) = turning.turned() {
                 let factor = 1.0 / turns.factor();
@@ -328,35 +339,77 @@ unsafe fn quantise<R: Registers>(
                     let (x, y) =
                         (R::load(elements[a].as_ptr().add(at)), R::load(elements[b].as_ptr().add(at)));
                     let (x, y) = turned::<R, true>(x, y, turn, at, factor);
-                    within &= to.store(a, at, x) & to.store(b, at, y);
+                    largest = fine::<R, P>(steps, &mut put, (a, at), x, largest);
+                    largest = fine::<R, P>(steps, &mut put, (b, at), y, largest);
                 }
             }
             at += R::LANES;
         }
+        largest
     }
-    within
+}
+
+/// Quantises values of an element; the larger of what was largest and their magnitudes' bits.
+///
+/// # Safety
+/// As [`Registers`]; `element < steps.mean.len()`, `at + R::LANES ≤ 16`, and `put` has room for them.
+#[inline(always)]
+unsafe fn fine<R: Registers, P: Put>(
+    steps: &Steps<'_>,
+    put: &mut P,
+    (element, at): (usize, usize),
+    x: R::Float,
+    largest: R::Int,
+) -> R::Int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mean = R::splat(*steps.mean.as_ptr().add(element));
+        let x = R::mul(R::sub(x, mean), R::splat(steps.inverse));
+        put.put::<R>(element, at, R::round(x));
+        R::largest(largest, x)
+    }
 }
 
 /// Where quantised values of a tile go.
-struct Fine<'a, R> {
-    steps: &'a Steps<'a>,
-    /// Element 0 at the tile's first token; the next element's is `tokens` further on.
-    to: *mut i32,
-    tokens: usize,
-    registers: PhantomData<R>,
+trait Put {
+    /// # Safety
+    /// As [`Registers`]; there is room for `R::LANES` values of the element from `at` on.
+    unsafe fn put<R: Registers>(&mut self, element: usize, at: usize, values: R::Int);
 }
 
-impl<R: Registers> Fine<'_, R> {
-    /// # Safety
-    /// As [`Registers`]; `element < steps.mean.len()`, `at + R::LANES ≤ 16`.
+/// To rows of 32 bits.
+struct Wide {
+    /// Element 0 at the tile's first token.
+    to: *mut i32,
+    /// From an element to the next.
+    tokens: usize,
+}
+
+impl Put for Wide {
     #[inline(always)]
-    unsafe fn store(&self, element: usize, at: usize, x: R::Float) -> bool {
+    unsafe fn put<R: Registers>(&mut self, element: usize, at: usize, values: R::Int) {
         // SAFETY: the caller's promise.
-        unsafe {
-            let mean = R::splat(*self.steps.mean.as_ptr().add(element));
-            let x = R::mul(R::sub(x, mean), R::splat(self.steps.inverse));
-            R::store_i(self.to.add(element * self.tokens + at), R::round(x));
-            R::all_within(x, R::splat(QUANTISED_MAX as f32))
-        }
+        unsafe { R::store_i(self.to.add(element * self.tokens + at), values) }
+    }
+}
+
+/// To blocks.
+struct Narrow<'a> {
+    blocks: &'a mut Blocks,
+    /// The row of element 0.
+    first: usize,
+    block: usize,
+    /// The tile's first.
+    lane: usize,
+}
+
+impl Put for Narrow<'_> {
+    #[inline(always)]
+    unsafe fn put<R: Registers>(&mut self, element: usize, at: usize, values: R::Int) {
+        let index = self.blocks.at(self.first + element, self.block);
+        let block: &mut [i16] = &mut self.blocks.as_mut_slice()[index].0;
+        debug_assert!(self.lane + at + R::LANES <= block.len());
+        // SAFETY: a tile is half a block, which begins at the first or the 16th lane.
+        unsafe { R::store_narrow(block.as_mut_ptr().add(self.lane + at), values) }
     }
 }

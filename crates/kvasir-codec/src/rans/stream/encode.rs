@@ -3,6 +3,7 @@
 use crate::rans::{
     alias::{AliasTable, StageSymbol},
     bank::TableBank,
+    blocks::Blocks,
     limits::{
         ALPHABET, ESCAPE, ESCAPE_MAX, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, STREAM_WORDS_MAX,
         TRITS_MAX,
@@ -70,8 +71,22 @@ pub(crate) struct EncodeJob<'a> {
     pub(crate) tokens: usize,
     /// `codings.len() × tokens` values at the piece's level.
     pub(crate) values: &'a [i32],
-    /// The bits that their zigzag codes use.
-    pub(crate) used: u32,
+}
+
+/// A stream to encode from blocks of finer values.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable encoder takes rows"))]
+pub(crate) struct BlockJob<'a> {
+    /// The tables.
+    pub(crate) bank: &'a TableBank,
+    /// Its coefficients.
+    pub(crate) codings: &'a [Coding],
+    /// Their rows.
+    pub(crate) rows: &'a [usize],
+    /// What values are made of.
+    pub(crate) blocks: &'a Blocks,
+    /// Levels from the blocks' to the piece's.
+    pub(crate) up: u32,
 }
 
 /// The words of a stream, written from the end towards the front. One buffer serves many streams.

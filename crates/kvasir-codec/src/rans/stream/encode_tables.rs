@@ -2,22 +2,21 @@
 
 use super::encode::EncodeTable;
 use crate::rans::{
-    limits::{ALPHABET, LANES, PROBABILITY_ONE},
+    limits::{ALPHABET, ESCAPE, LANES, PROBABILITY_ONE},
+    nest::{coarsen, digit},
     trit::TritTable,
 };
 
 /// Consecutive slots that are consecutive in their symbol, too: at most two a bucket of the alias table.
 const PIECES: usize = 2 * ALPHABET;
 
-/// A stage table inverted: by symbol, and by piece.
+/// A stage table inverted: by index of a symbol, which is coded as an escape where its frequency is 0, and by piece. In cache
+/// lines of its own, and few: a bank of them fills a core's nearest cache.
 #[derive(Debug, Clone)]
+#[repr(C, align(64))]
 pub(crate) struct StageEncoding {
-    /// The symbol that codes one, as in [`EncodeTable`]; twice.
-    pub(crate) codes: [u16; LANES],
-    /// Where a symbol's slots begin in the order of symbols; twice.
-    pub(crate) starts: [u16; LANES],
-    /// Twice.
-    pub(crate) frequencies: [u16; LANES],
+    /// Where an index's slots begin in the order of symbols, then frequencies.
+    pub(crate) symbols: [u16; 2 * ALPHABET],
     /// See [`reciprocal`].
     pub(crate) reciprocals: [f32; ALPHABET],
     /// Where pieces begin in the order of symbols, increasing.
@@ -28,7 +27,7 @@ pub(crate) struct StageEncoding {
 
 impl StageEncoding {
     pub(crate) fn new(table: &EncodeTable) -> Self {
-        let twice = |words: &[u32; ALPHABET]| std::array::from_fn(|i| words[i % ALPHABET] as u16); // at most 4096
+        let code = |i: usize| table.codes[i % ALPHABET] as usize;
         let mut piece_starts = [u16::MAX; PIECES];
         let mut piece_shifts = [0; PIECES];
         let shift = |index: usize| table.slots[index].wrapping_sub(index as u16);
@@ -37,34 +36,61 @@ impl StageEncoding {
         for ((start, to), index) in piece_starts.iter_mut().zip(&mut piece_shifts).zip(pieces) {
             (*start, *to) = (index as u16, shift(index));
         }
+        let words = [&table.starts, &table.frequencies];
         Self {
-            codes: twice(&table.codes),
-            starts: twice(&table.starts),
-            frequencies: twice(&table.frequencies),
-            reciprocals: table.frequencies.map(reciprocal),
+            symbols: std::array::from_fn(|i| words[i / ALPHABET][code(i)] as u16), // at most 4096
+            reciprocals: std::array::from_fn(|i| reciprocal(table.frequencies[code(i)])),
             piece_starts,
             piece_shifts,
         }
     }
+
+    /// Where the escape's slots begin: of all symbols that are coded its alone do.
+    #[inline(always)]
+    pub(crate) fn escape_start(&self) -> u16 {
+        self.symbols[ESCAPE]
+    }
+
+    /// Whether there is an escape.
+    #[inline(always)]
+    pub(crate) fn escapes(&self) -> bool {
+        self.symbols[ALPHABET + ESCAPE] > 0
+    }
 }
 
-/// A trit table by `4 context + digit + 1`, as [`TritTable::ranges`] has it.
+/// A trit table by values from -4 to 4: what the digit and the context of a refined value are.
 #[derive(Debug, Clone)]
+#[repr(C, align(64))]
 pub(crate) struct TritEncoding {
-    pub(crate) starts: [u16; LANES],
-    pub(crate) frequencies: [u16; LANES],
-    /// See [`reciprocal`].
+    /// Starts by value modulo 32, frequencies 16 further on; what says whether all of them are positive is at 8.
+    pub(crate) symbols: [u16; LANES],
+    /// By value modulo 16; see [`reciprocal`].
     pub(crate) reciprocals: [f32; 16],
 }
 
 impl TritEncoding {
     pub(crate) fn new(table: &TritTable) -> Self {
-        let range = |i: usize| table.ranges()[i % 8];
-        Self {
-            starts: std::array::from_fn(|i| (range(i) >> 16) as u16),
-            frequencies: std::array::from_fn(|i| range(i) as u16),
-            reciprocals: std::array::from_fn(|i| reciprocal(range(i) & 0xffff)),
+        let (mut symbols, mut reciprocals) = ([0; LANES], [0.0; 16]);
+        symbols[Self::COMPLETE] = 1;
+        for value in -4..=4 {
+            let (coarse, digit) = (coarsen(value), digit(value));
+            let folded = if coarse < 0 { -digit } else { digit };
+            let (start, frequency) = table.range(TritTable::context(coarse), folded);
+            let at = value.rem_euclid(32) as usize;
+            symbols[at] = start as u16; // at most 4096, here and below
+            symbols[(at + 16) % 32] = frequency as u16;
+            reciprocals[at % 16] = reciprocal(frequency);
+            symbols[Self::COMPLETE] &= u16::from(frequency > 0);
         }
+        Self { symbols, reciprocals }
+    }
+
+    const COMPLETE: usize = 8;
+
+    /// Whether every digit can be coded.
+    #[inline(always)]
+    pub(crate) fn is_complete(&self) -> bool {
+        self.symbols[Self::COMPLETE] > 0
     }
 }
 
