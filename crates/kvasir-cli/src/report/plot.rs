@@ -243,13 +243,19 @@ impl Plot {
         self.series.iter().filter(|s| !s.name.is_empty()).map(legend_entry).sum()
     }
 
-    /// The plot as a file of its own, with the page's style inside.
+    /// The plot as a file of its own, with the page's style inside, in light colours: not every viewer knows variables.
     pub(crate) fn to_file(&self) -> String {
         let svg = self.to_svg();
         let head =
             format!("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" ");
+        let (light, rules) = super::page::STYLE.split_once('}').unwrap_or_default();
+        let rules = rules.find("\n* {").and_then(|behind_dark| rules.get(behind_dark..)).unwrap_or(rules);
         let background = "svg { background: var(--paper); font-family: system-ui, sans-serif; }";
-        let style = format!("<style>{}{background}</style>", super::page::STYLE);
+        let declared = light.split(['{', ';']).filter_map(|line| line.trim().split_once(": "));
+        let colours = declared.filter(|(name, _)| name.starts_with("--"));
+        let style = colours.fold(format!("<style>{rules}{background}</style>"), |style, (name, value)| {
+            style.replace(&format!("var({name})"), value)
+        });
         match svg.strip_prefix("<svg ").and_then(|rest| rest.split_once('>')) {
             Some((attributes, body)) => format!("{head}{attributes}>{style}{body}\n"),
             None => svg,

@@ -108,6 +108,14 @@ fn every_point_is_drawn() {
 }
 
 #[test]
+fn a_file_of_its_own_names_its_colours() {
+    let file = plot(&[(0.0, 1.0), (1.0, 10.0)], Mark::Joined, "n").to_file();
+    check_markup(&file).expect("well-formed");
+    assert!(file.contains("svg .stroke.c0 { stroke: #") && file.contains("svg { background: #"), "{file}");
+    assert!(!file.contains("var(") && !file.contains("prefers-color-scheme"), "{file}");
+}
+
+#[test]
 fn guides_stand_where_their_values_are() {
     let mut plot = plot(&[(0.0, 1.0), (2.0, 100.0)], Mark::Joined, "n");
     plot.guides = vec![Guide { at: Place::Y(10.0), label: "ten".to_owned() }];
