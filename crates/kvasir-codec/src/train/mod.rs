@@ -1,6 +1,7 @@
 //! Profile training from KV dumps.
 
 mod basis;
+mod calibrated;
 mod check;
 mod cluster;
 mod data;
@@ -164,7 +165,9 @@ pub fn train(
 }
 
 /// As [`train`], with the finest step calibrated so that its KL is about `finest_kl` (3e-4 by design), and the
-/// measured KL of every level written into the profile. [`Recipe::CacheGen`] keeps the paper's bins.
+/// measured KL of every level written into the profile. What errors cost by plane is measured, too; whether steps and bases
+/// follow these costs, or all planes count alike, is what needs fewer bits, see [`calibrated`]. [`Recipe::CacheGen`] keeps
+/// the paper's bins.
 ///
 /// # Errors
 /// As [`train`].
@@ -176,23 +179,7 @@ pub fn train_calibrated(
     finest_kl: f32,
     progress: &mut dyn FnMut(&str, f32),
 ) -> Result<Profile, TrainError> {
-    let sensitivity = match recipe {
-        Recipe::CacheGen | Recipe::Exact => Sensitivity::unknown(),
-        Recipe::Direct | Recipe::DirectExact | Recipe::Basis(_) => {
-            Sensitivity::measure(spec, oracle, progress)
-        }
-    };
-    let session = Session::new(spec, contexts, recipe, sensitivity, progress)?;
-    let parts = match recipe {
-        Recipe::CacheGen | Recipe::Exact => session.parts(session.default_step())?,
-        Recipe::Direct | Recipe::DirectExact | Recipe::Basis(_) => {
-            session.calibrate(oracle, finest_kl, progress)?.0
-        }
-    };
-    let profile = session.finish(parts, progress)?;
-    progress("measuring the quality of every level", 0.98);
-    let kl = oracle.kl_by_level(&profile);
-    Ok(profile.with_predicted_kl(&kl)?)
+    calibrated::train(spec, contexts, recipe, (oracle, finest_kl), progress)
 }
 
 /// A training run after its transforms were fitted.
@@ -254,7 +241,7 @@ impl<'a> Session<'a> {
         parts.exact_tokens = self.exact_tokens;
         parts.training = TrainingNote {
             recipe: self.recipe.name().to_owned(),
-            note: String::new(),
+            note: self.sensitivity.note().to_owned(),
             tokens: self.corpus.fit_tokens() as u64,
             held_out_tokens: self.corpus.held_out_tokens() as u64,
         };

@@ -83,7 +83,7 @@ fn curve(profile: &Profile, oracle: &mut Option<&mut dyn QualityOracle>) -> Vec<
 }
 
 /// Log-log between levels; beyond the coarsest it is the coarsest, beyond the finest there is nothing.
-fn bits_at(curve: &[(f32, f32)], target: f32) -> Option<f32> {
+pub(super) fn bits_at(curve: &[(f32, f32)], target: f32) -> Option<f32> {
     let first = curve.first().filter(|(_, loss)| *loss <= target).map(|(bits, _)| *bits);
     first.or_else(|| {
         curve.windows(2).find(|pair| pair[1].1 <= target).map(|pair| {

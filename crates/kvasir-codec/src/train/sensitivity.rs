@@ -46,6 +46,20 @@ impl Sensitivity {
         Self { absolute, relative }
     }
 
+    /// The same losses, which nothing follows: an error of one unit counts the same in every plane.
+    pub(super) fn alike(self) -> Self {
+        Self { relative: Vec::new(), ..self }
+    }
+
+    /// What a profile says of it.
+    pub(super) fn note(&self) -> &'static str {
+        match (self.absolute.is_empty(), self.relative.is_empty()) {
+            (true, _) => "",
+            (false, true) => "all planes count alike",
+            (false, false) => "planes count by what errors in them cost",
+        }
+    }
+
     /// Whether an oracle answered.
     pub(super) fn is_known(&self) -> bool {
         !self.absolute.is_empty()
