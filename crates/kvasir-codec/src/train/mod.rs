@@ -165,9 +165,8 @@ pub fn train(
 }
 
 /// As [`train`], with the finest step calibrated so that its KL is about `finest_kl` (3e-4 by design), and the
-/// measured KL of every level written into the profile. What errors cost by plane is measured, too; whether steps and bases
-/// follow these costs, or all planes count alike, is what needs fewer bits, see [`calibrated`]. [`Recipe::CacheGen`] keeps
-/// the paper's bins.
+/// measured KL of every level written into the profile. What errors cost by plane is measured, too; steps and bases follow
+/// these costs where that needs fewer bits than planes that all count alike. [`Recipe::CacheGen`] keeps the paper's bins.
 ///
 /// # Errors
 /// As [`train`].
