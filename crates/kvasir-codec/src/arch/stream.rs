@@ -14,7 +14,7 @@ use crate::rans::{
     stream::{RowsAt, StreamFault, StreamJob, cell::Fit, decode::Lanes},
 };
 
-/// A stream being decoded; what changes with every step is in [`Live`], and its steps are apart.
+/// A stream being decoded; its steps, and what changes with every one, are its driver's.
 pub(super) struct Stream<'a, V> {
     bank: &'a TableBank,
     /// None where the stream's head is faulty.
