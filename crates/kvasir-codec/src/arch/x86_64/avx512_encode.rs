@@ -169,16 +169,10 @@ unsafe fn stage(
     let (symbols, escapes) = unsafe {
         let index = _mm512_add_epi16(values, _mm512_set1_epi16(7)); // negative becomes huge
         let index = _mm512_min_epu16(index, _mm512_set1_epi16(ESCAPE as i16));
-        let words = words_of(&table.symbols);
-        let start = _mm512_permutexvar_epi16(index, words);
-        let second = _mm512_add_epi16(index, _mm512_set1_epi16(16));
-        let frequency = _mm512_permutexvar_epi16(second, words);
-        let table16 = _mm512_loadu_ps(table.reciprocals.as_ptr());
-        // of the low four bits
-        let odd = _mm512_srli_epi32::<16>(index);
-        let reciprocals = [_mm512_permutexvar_ps(index, table16), _mm512_permutexvar_ps(odd, table16)];
+        let symbols = symbols_at(&table.symbols, &table.reciprocals, index);
         let escape = _mm512_set1_epi16(table.escape_start().cast_signed());
-        (Symbols { start, frequency, reciprocals }, _mm512_cmpeq_epi16_mask(start, escape))
+        let escapes = _mm512_cmpeq_epi16_mask(symbols.start, escape);
+        (symbols, escapes)
     };
     if escapes != 0 {
         if !table.escapes() {
@@ -212,15 +206,7 @@ unsafe fn trit(
         let sign = _mm512_min_epi16(_mm512_max_epi16(coarse, opaque(-1)), opaque(1));
         let beyond = _mm512_mullo_epi16(_mm512_sub_epi16(coarse, sign), _mm512_set1_epi16(3));
         let index = _mm512_sub_epi16(values, beyond);
-        let words = words_of(&table.symbols);
-        let start = _mm512_permutexvar_epi16(index, words);
-        let second = _mm512_add_epi16(index, _mm512_set1_epi16(16));
-        let frequency = _mm512_permutexvar_epi16(second, words);
-        let table16 = _mm512_loadu_ps(table.reciprocals.as_ptr());
-        // of the low four bits
-        let odd = _mm512_srli_epi32::<16>(index);
-        let reciprocals = [_mm512_permutexvar_ps(index, table16), _mm512_permutexvar_ps(odd, table16)];
-        Symbols { start, frequency, reciprocals }
+        symbols_at(&table.symbols, &table.reciprocals, index)
     };
     // SAFETY: as above.
     unsafe {
@@ -394,6 +380,25 @@ unsafe fn escaped(
 #[inline(never)]
 fn long_escapes(lanes: &mut Lanes<'_>, escapes: u32, Block(values): &Block) -> Result<(), Uncodable> {
     lanes.escape(escapes, &values.map(i32::from))
+}
+
+/// What a table has for every index, by its low bits: starts, frequencies 16 further on, and reciprocals.
+///
+/// # Safety
+/// AVX-512BW.
+#[inline(always)]
+unsafe fn symbols_at(table: &[u16; LANES], reciprocals: &[f32; LANES / 2], index: __m512i) -> Symbols {
+    // SAFETY: 64 bytes each; else register operations.
+    unsafe {
+        let (words, second) = (words_of(table), _mm512_add_epi16(index, _mm512_set1_epi16(16)));
+        let reciprocals = _mm512_loadu_ps(reciprocals.as_ptr());
+        let odd = _mm512_srli_epi32::<16>(index);
+        Symbols {
+            start: _mm512_permutexvar_epi16(index, words),
+            frequency: _mm512_permutexvar_epi16(second, words),
+            reciprocals: [_mm512_permutexvar_ps(index, reciprocals), _mm512_permutexvar_ps(odd, reciprocals)],
+        }
+    }
 }
 
 /// A table of 16-bit words.
