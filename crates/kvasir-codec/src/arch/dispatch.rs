@@ -12,7 +12,7 @@ use crate::rans::{
         StreamFault, StreamJob,
         cell::Fit,
         decode::decode_stream,
-        encode::{Backward, BlockJob, EncodeJob, EncodedStream, Uncodable, encode_stream},
+        encode::{Backward, BlockJob, EncodedStream, Uncodable},
     },
 };
 
@@ -162,11 +162,6 @@ impl StreamEncoder {
             #[cfg(target_arch = "x86_64")]
             EncoderPath::Avx512(cpu) => cpu.row(rows, coefficient, refines, out),
         }
-    }
-
-    /// Encodes one stream, with a buffer that may have served others.
-    pub(crate) fn encode(self, job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
-        encode_stream(job, words)
     }
 
     /// Whether [`encode_blocks`](Self::encode_blocks) is there.

@@ -6,11 +6,8 @@ use super::{
     error::TableError,
     frequencies::normalise,
     limits::{ALPHABET, ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE},
-    sides::{Sides, Slot},
+    sides::{BUCKET_SLOTS, Sides, Slot},
 };
-
-/// Slots of a bucket.
-const BUCKET_SLOTS: u32 = PROBABILITY_ONE / ALPHABET as u32;
 
 /// A stage symbol, 0 to 15: `value + 7`, or [`ESCAPE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

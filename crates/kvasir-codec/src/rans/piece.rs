@@ -11,7 +11,7 @@ use super::{
     raw,
     row::{Fine, RowBits, Rows},
     stream::{
-        encode::{Backward, BlockJob, EncodeJob, EncodedStream, Uncodable},
+        encode::{Backward, BlockJob, EncodeJob, EncodedStream, Uncodable, encode_stream},
         lane_count, stream_count, stream_range,
     },
 };
@@ -179,7 +179,7 @@ impl PieceEncoder {
                 self.row(plan, rows, c, row)?;
             }
             let codings = &plan.coefficients[range];
-            match self.streams.encode(EncodeJob { bank, codings, tokens: plan.tokens, values }, &mut words) {
+            match encode_stream(EncodeJob { bank, codings, tokens: plan.tokens, values }, &mut words) {
                 Ok(stream) => streams.push(stream),
                 Err(Uncodable) => return Ok(None),
             }

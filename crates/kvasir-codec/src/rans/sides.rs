@@ -3,7 +3,7 @@
 use super::limits::{ALPHABET, PROBABILITY_ONE};
 
 /// Slots of a bucket.
-const BUCKET_SLOTS: u32 = PROBABILITY_ONE / ALPHABET as u32;
+pub(super) const BUCKET_SLOTS: u32 = PROBABILITY_ONE / ALPHABET as u32;
 
 /// What one slot decodes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
