@@ -144,8 +144,9 @@ pub struct Rope {
     #[serde(with = "u64_strings")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub freqs: Vec<u64>,
-    /// Factor on rotated keys (YaRN's attention factor); 1 where there is none.
+    /// Factor on rotated keys (YaRN's attention factor), positive and finite; 1 where there is none.
     #[serde(default = "one")]
+    #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0.0))]
     pub attention_factor: f32,
 }
 
@@ -217,10 +218,17 @@ pub enum SpecError {
         /// Ropes there are.
         ropes: usize,
     },
-    /// A rope rotates more elements than a head has, or none, or its factor is not a positive number.
+    /// A rope that could rotate nothing, whether a layer names it or not.
     #[error(
-        "layer {layer}: its rope does not fit heads of {head_dim} elements, or its factor is not positive"
+        "rope {rope}: it needs at least one frequency, and an attention_factor above 0 and at most {}",
+        f32::MAX
     )]
+    Rope {
+        /// The rope.
+        rope: usize,
+    },
+    /// A rope rotates more elements than a head has.
+    #[error("layer {layer}: its rope does not fit heads of {head_dim} elements")]
     RopeShape {
         /// The layer.
         layer: usize,
@@ -230,13 +238,20 @@ pub enum SpecError {
 }
 
 impl ModelSpec {
-    /// Checks that every layer is possible.
+    /// Checks that every rope and every layer is possible.
     ///
     /// # Errors
     /// The first impossibility found, as a [`SpecError`].
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.layers.is_empty() || self.layers.len() > LAYERS_MAX {
             return Err(SpecError::Layers { layers: self.layers.len() });
+        }
+        // Also those that no layer names: JSON has no number for a factor beyond f32, so such a spec, once
+        // stored, could not be read again.
+        let turns =
+            |r: &Rope| !r.freqs.is_empty() && r.attention_factor.is_finite() && r.attention_factor > 0.0;
+        if let Some(rope) = self.ropes.iter().position(|rope| !turns(rope)) {
+            return Err(SpecError::Rope { rope });
         }
         for (index, layer) in self.layers.iter().enumerate() {
             self.validate_layer(index, layer)?;
@@ -261,8 +276,7 @@ impl ModelSpec {
                 layer.layout.planes()[0].1
             }
         };
-        let fits = !rope.freqs.is_empty() && rope.offset as usize + rope.rotary_dims() <= head_dim;
-        if fits && rope.attention_factor.is_finite() && rope.attention_factor > 0.0 {
+        if rope.offset as usize + rope.rotary_dims() <= head_dim {
             Ok(())
         } else {
             Err(SpecError::RopeShape { layer: index, head_dim })

@@ -75,3 +75,23 @@ fn impossible_specs_are_refused() {
     );
     assert!(spec().validate().is_ok());
 }
+
+/// Ropes that no layer names are kept and given back, too: 1e39 would come back as `null`.
+#[test]
+fn a_rope_is_checked_whether_a_layer_names_it_or_not() {
+    for factor in ["1e39", "-1e39", "0", "-0.5", "1e-60"] {
+        for named in [true, false] {
+            let mut json = serde_json::to_value(spec()).expect("serialises");
+            let plain = json["ropes"][0].clone();
+            let ropes = json["ropes"].as_array_mut().expect("ropes");
+            ropes.push(plain);
+            let rope = if named { 0 } else { 1 };
+            ropes[rope]["attention_factor"] = serde_json::from_str(factor).expect("a number of JSON");
+            let changed: ModelSpec = serde_json::from_value(json).expect("parses");
+            assert_eq!(changed.validate(), Err(SpecError::Rope { rope }), "{factor}");
+        }
+    }
+    let mut empty = spec();
+    empty.ropes.push(Rope { freqs: Vec::new(), ..Rope::plain(Pairing::Half, 64, 1e4) });
+    assert_eq!(empty.validate(), Err(SpecError::Rope { rope: 1 }));
+}
