@@ -316,6 +316,9 @@ pub(crate) struct TrainArguments {
     /// Texts for the shipped model, cut into contexts. The model judges: levels are spaced by logit KL.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) texts: Vec<PathBuf>,
+    /// Most contexts taken from the texts, evenly spaced over all of them. The caches of all are held: 8 MB each.
+    #[arg(long, value_name = "N", default_value_t = 96, requires = "texts")]
+    pub(crate) contexts: usize,
     /// Contexts that the shipped model writes itself, beside the texts where those are given too.
     #[arg(long, value_name = "N")]
     pub(crate) own_texts: Option<usize>,

@@ -67,8 +67,12 @@ fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
 fn from_texts(arguments: &TrainArguments) -> CliResult<Profile> {
     let model = inputs::shipped_model()?;
     let step = Step::start("texts and their KV");
-    let source =
-        TextSource { files: &arguments.texts, own: arguments.own_texts.unwrap_or(0), seed: arguments.seed };
+    let source = TextSource {
+        files: &arguments.texts,
+        contexts: arguments.contexts,
+        own: arguments.own_texts.unwrap_or(0),
+        seed: arguments.seed,
+    };
     let texts = training_texts(&model, source, &step)?;
     let set = TrainingSet::of_texts(&model, texts, &mut |part| step.at("computing KV", part));
     let TrainingSet { contexts, mut oracle } = set.map_err(engine_error)?;
@@ -92,6 +96,8 @@ fn from_texts(arguments: &TrainArguments) -> CliResult<Profile> {
 pub(crate) struct TextSource<'a> {
     /// Files, cut into contexts.
     pub(crate) files: &'a [PathBuf],
+    /// Most contexts of the files, evenly spaced.
+    pub(crate) contexts: usize,
     /// Contexts that the model writes itself.
     pub(crate) own: usize,
     /// Seed of those.
@@ -108,6 +114,7 @@ pub(crate) fn training_texts(model: &Model, source: TextSource<'_>, step: &Step)
     for path in source.files {
         named.extend(inputs::text_tokens(model, path)?.chunks_exact(size).map(<[u32]>::to_vec));
     }
+    let named = evenly(named, source.contexts);
     let count = own.len() + named.len();
     let (mut texts, mut own, mut named) = (Vec::with_capacity(count), own.into_iter(), named.into_iter());
     for index in 0..count {
@@ -116,6 +123,17 @@ pub(crate) fn training_texts(model: &Model, source: TextSource<'_>, step: &Step)
         texts.extend(first.next().or_else(|| other.next()));
     }
     if texts.is_empty() { Err(no_data()) } else { Ok(texts) }
+}
+
+/// At most `count` of the items, as far apart as can be.
+fn evenly<T>(items: Vec<T>, count: usize) -> Vec<T> {
+    let (all, mut taken) = (items.len(), 0);
+    let mut wanted = |index: usize| {
+        let take = taken < count && index >= taken * all / count;
+        taken += usize::from(take);
+        take
+    };
+    items.into_iter().enumerate().filter(|(index, _)| wanted(*index)).map(|(_, item)| item).collect()
 }
 
 fn no_data() -> CliError {
@@ -210,4 +228,19 @@ pub(crate) fn levels_table(profile: &Profile) -> String {
         ]);
     }
     columns(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::evenly;
+
+    #[test]
+    fn windows_are_taken_evenly() {
+        let of = |all: usize, count| evenly((0..all).collect(), count);
+        assert_eq!(of(9, 3), [0, 3, 6]);
+        assert_eq!(of(5, 3), [0, 1, 3]);
+        for (all, count) in [(0, 4), (3, 4), (4, 4), (7, 0)] {
+            assert_eq!(of(all, count).len(), all.min(count), "{count} of {all}");
+        }
+    }
 }

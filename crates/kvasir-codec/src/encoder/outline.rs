@@ -3,7 +3,7 @@
 
 use kvasir_types::{ModelSpec, SPAN_TOKENS};
 
-use super::{CpuEncoder, SpanPieces, check_input};
+use super::{CpuEncoder, check_input, span::SpanPieces};
 use crate::{
     ChunkInput, EncodeError, EncodeReport, Profile, ScopeView, bound::Matrix, decoder::view_of, exact,
 };

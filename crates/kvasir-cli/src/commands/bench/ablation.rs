@@ -32,6 +32,9 @@ pub(crate) struct AblationArguments {
     /// Texts to train on, beside the model's own.
     #[arg(long, value_name = "FILE")]
     train_text: Vec<PathBuf>,
+    /// Most contexts taken from those texts.
+    #[arg(long, value_name = "N", default_value_t = 96)]
+    contexts: usize,
     /// Contexts that the model writes itself to train on.
     #[arg(long, value_name = "N", default_value_t = 32)]
     own_texts: usize,
@@ -89,7 +92,8 @@ fn measured(arguments: &AblationArguments) -> CliResult<Report> {
     let domain = arguments.text.file_stem().unwrap_or_default().to_string_lossy();
     let text = Text::new(&model, &domain, &read, arguments.windows, prefix + suffix).map_err(bench_error)?;
     let step = Step::start("texts and their KV");
-    let source = TextSource { files: &arguments.train_text, own: arguments.own_texts, seed: arguments.seed };
+    let AblationArguments { train_text: files, contexts, own_texts: own, seed, .. } = arguments;
+    let source = TextSource { files, contexts: *contexts, own: *own, seed: *seed };
     let texts = training_texts(&model, source, &step)?;
     let moments = metric(&model, &texts[..texts.len().min(METRIC_TEXTS)]).map_err(engine_error)?;
     let set = TrainingSet::of_texts(&model, texts, &mut |part| step.at("computing KV", part));

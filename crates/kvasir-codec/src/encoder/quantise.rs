@@ -1,0 +1,106 @@
+//! From a span's coefficients to integers in finest steps.
+
+use crate::{
+    KvSource,
+    arch::RowKernel,
+    bound::{BoundScope, anchor_prediction, split_anchors},
+    limits::QUANTISED_MAX,
+    profile::{CoefficientCoding, Predictor, Scope},
+    ropes::SpanRopes,
+    rows::{
+        fine::{Quantising, Steps},
+        half::RowScratch,
+        quantise_rows,
+    },
+};
+
+/// Values of the finest lossy level as a decoder has them: those of coefficients that are never coded are 0.
+pub(super) fn finest_values(scope: &Scope, bound: &BoundScope, values: &Quantised) -> Vec<i32> {
+    let mut main = values.main.clone();
+    let silent = scope.coding.iter().map(|coding| coding.entry == CoefficientCoding::NEVER);
+    for (row, _) in main.chunks_exact_mut(values.main_tokens).zip(silent).filter(|(_, silent)| *silent) {
+        row.fill(0);
+    }
+    bound.reconstruct(bound.levels.len() - 1, values.main_tokens, &mut main);
+    main
+}
+
+/// Quantised values of one scope and span, `[coefficient][token]`.
+#[derive(Debug, PartialEq)]
+pub(super) struct Quantised {
+    pub(super) anchors: Vec<i32>,
+    pub(super) anchor_tokens: usize,
+    /// At the finest level, less the prediction; exact tokens are 0.
+    pub(super) main: Vec<i32>,
+    pub(super) main_tokens: usize,
+}
+
+/// Quantises coefficients, `[coefficient][token]` in units of the finest step; `None` where a value is out of
+/// range. `predictions` is of the same shape; the first `exact` tokens are masked.
+pub(super) fn quantise(
+    scope: &Scope,
+    tokens: usize,
+    exact: usize,
+    coefficients: &[f32],
+    mut predictions: Vec<i32>,
+) -> Option<Quantised> {
+    let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
+    let mut anchors = Vec::with_capacity(anchor_list.len() * scope.rank());
+    if let Predictor::AnchorFirst { group, anchor_ratio, .. } = &scope.predictor {
+        let rows = coefficients.chunks_exact(tokens).zip(predictions.chunks_exact_mut(tokens));
+        for (row, predicted) in rows {
+            for &token in &anchor_list {
+                let anchor = round(row[token] * *anchor_ratio as f32)?;
+                let end = (token + group).min(tokens);
+                predicted[token..end].fill(anchor_prediction(anchor, *anchor_ratio));
+                anchors.push(anchor);
+            }
+        }
+    }
+    let mut main = Vec::with_capacity(main_list.len() * scope.rank());
+    for (row, predicted) in coefficients.chunks_exact(tokens).zip(predictions.chunks_exact(tokens)) {
+        for &token in &main_list {
+            let value = if token < exact { 0 } else { round(row[token] - predicted[token] as f32)? };
+            main.push(value);
+        }
+    }
+    Some(Quantised { anchors, anchor_tokens: anchor_list.len(), main, main_tokens: main_list.len() })
+}
+
+/// As [`quantise`] for a scope whose coefficients are its elements and whose prediction is the mean, head by head; the same
+/// values in one pass, to buffers that may have served others. `false` where a value is not finite, too.
+pub(super) fn direct_values(
+    bound: &BoundScope,
+    mean: &[f32],
+    ropes: &SpanRopes<'_>,
+    masked: usize,
+    source: &dyn KvSource,
+    mut to: Quantising<'_>,
+) -> bool {
+    let (kernel, mut scratch) = (RowKernel::best(), RowScratch::default());
+    let tokens = ropes.tokens();
+    let mut raw = Vec::new();
+    bound.elements.views().all(|member| {
+        let range = member.start..member.start + member.dim;
+        let rows = match source.held(member.layer, member.plane, member.head, ropes.span.clone()) {
+            Some(rows) if rows.len() == member.dim * tokens => rows,
+            _ => {
+                raw.resize(member.dim * tokens, 0.0);
+                source.read(member.layer, member.plane, member.head, ropes.span.clone(), &mut raw);
+                &raw
+            }
+        };
+        // Others are out of range if they are not.
+        if !rows[..masked * member.dim].iter().all(|x| x.is_finite()) {
+            return false;
+        }
+        let steps = Steps { mean: &mean[range.clone()], inverse: 1.0 / member.gain, masked };
+        let turns = member.rope.and_then(|rope| ropes.turns().get(rope));
+        quantise_rows(kernel, &steps, turns, tokens, rows, to.elements(range, tokens), &mut scratch)
+    })
+}
+
+/// To the nearest integer, ties to even; `None` beyond [`QUANTISED_MAX`] and for NaN.
+fn round(value: f32) -> Option<i32> {
+    (value.abs() <= QUANTISED_MAX as f32).then(|| value.round_ties_even() as i32)
+}

@@ -1,0 +1,224 @@
+//! One scope of one span: from its rows to its pieces.
+
+use super::{
+    CpuEncoder,
+    quantise::{Quantised, direct_values, finest_values, quantise},
+};
+use crate::{
+    ChunkInput, EncodeError,
+    bound::{BoundScope, Matrix, SectionPlan, rows_beneath},
+    exact,
+    lossless::{self, float_of},
+    profile::{Predictor, Scope},
+    rans::{Fine, PieceError, PiecePlan, Rows},
+    ropes::SpanRopes,
+    rows::fine::Quantising,
+};
+
+/// The pieces of one scope and span; `None` is absent.
+#[derive(Debug, Default)]
+pub(super) struct SpanPieces {
+    pub(super) exact: Option<Vec<u8>>,
+    pub(super) anchors: Option<Vec<u8>>,
+    pub(super) levels: Vec<Option<Vec<u8>>>,
+    pub(super) lossless: Option<Vec<u8>>,
+    pub(super) forced_exact: bool,
+}
+
+impl SpanPieces {
+    /// The piece of a level, lossy or exact.
+    pub(super) fn at(&self, level: usize) -> Option<&Vec<u8>> {
+        self.levels.get(level).map_or(self.lossless.as_ref(), Option::as_ref)
+    }
+}
+
+/// One scope of one span of an input.
+pub(super) struct SpanJob<'a> {
+    encoder: &'a CpuEncoder,
+    bound: &'a BoundScope,
+    analysis: &'a Matrix,
+    scope: &'a Scope,
+    input: &'a ChunkInput<'a>,
+    ropes: &'a SpanRopes<'a>,
+    /// Tokens at the start of the span that are stored exactly.
+    exact: usize,
+}
+
+impl<'a> SpanJob<'a> {
+    /// A scope, by its index, of the span that the ropes are of.
+    pub(super) fn new(
+        encoder: &'a CpuEncoder,
+        scope: usize,
+        input: &'a ChunkInput<'a>,
+        ropes: &'a SpanRopes<'a>,
+    ) -> Self {
+        let (bound, analysis) = &encoder.scopes[scope];
+        let exact = encoder.exact_tokens(input).saturating_sub(ropes.span.start).min(ropes.tokens());
+        Self { encoder, bound, analysis, scope: &encoder.profile.scopes[scope], input, ropes, exact }
+    }
+
+    /// Its pieces. Where a value is not finite or out of range, all of it is stored exactly.
+    ///
+    /// # Errors
+    /// [`EncodeError`] where a piece would exceed the format's limits.
+    pub(super) fn pieces(&self) -> Result<SpanPieces, EncodeError> {
+        if self.bound.levels.is_empty() {
+            // Nothing but the exact level.
+            return Ok(match self.lossless(None)? {
+                None => self.all_exact(),
+                lossless => SpanPieces { exact: self.exact_prefix(), lossless, ..SpanPieces::default() },
+            });
+        }
+        if let Some(pieces) = self.pieces_of_blocks()? {
+            return Ok(pieces);
+        }
+        let Some(values) = self.values() else { return Ok(self.all_exact()) };
+        let mut lossless = None;
+        if self.scope.lossless.is_some() {
+            lossless = self.lossless(Some(&finest_values(self.scope, self.bound, &values)))?;
+            if lossless.is_none() {
+                return Ok(self.all_exact());
+            }
+        }
+        let mut blocks = self.encoder.blocks.take();
+        let narrow = self.encoder.pieces.takes_blocks()
+            && values.main_tokens > 0
+            && blocks.fill(values.main_tokens, &values.main);
+        let fine = if narrow { Fine::Narrow(&blocks) } else { Fine::Wide(&values.main) };
+        let anchors = Fine::Wide(&values.anchors);
+        let pieces = SpanPieces {
+            exact: self.exact_prefix(),
+            anchors: self.section(&self.bound.anchors, anchors, values.anchor_tokens, 0)?,
+            levels: self.levels(fine, values.main_tokens)?,
+            lossless,
+            forced_exact: false,
+        };
+        self.encoder.values.give(values.main);
+        self.encoder.blocks.give(blocks);
+        Ok(pieces)
+    }
+
+    /// The pieces of a direct scope whose values go from rows to blocks of 16 bits in one pass; `None` where the scope is
+    /// another, the encoder takes no blocks, or a value does not fit.
+    fn pieces_of_blocks(&self) -> Result<Option<SpanPieces>, EncodeError> {
+        if !self.is_direct() || !self.encoder.pieces.takes_blocks() || self.scope.lossless.is_some() {
+            return Ok(None);
+        }
+        let tokens = self.ropes.tokens();
+        let mut blocks = self.encoder.blocks.take();
+        blocks.reset(self.bound.elements.count(), tokens);
+        let fit = self.direct_values(Quantising::Narrow(&mut blocks, 0));
+        let levels = fit.then(|| self.levels(Fine::Narrow(&blocks), tokens)).transpose()?;
+        self.encoder.blocks.give(blocks);
+        let of_levels = |levels| SpanPieces { exact: self.exact_prefix(), levels, ..SpanPieces::default() };
+        Ok(levels.map(of_levels))
+    }
+
+    /// Whether coefficients are elements, and predicted by their mean.
+    fn is_direct(&self) -> bool {
+        matches!((self.analysis, &self.scope.predictor), (Matrix::Identity, Predictor::Mean))
+    }
+
+    /// As [`direct_values`].
+    fn direct_values(&self, to: Quantising<'_>) -> bool {
+        direct_values(self.bound, &self.scope.mean, self.ropes, self.exact, self.input.kv, to)
+    }
+
+    /// Values at the finest level; `None` where one is not finite or out of range.
+    fn values(&self) -> Option<Quantised> {
+        let tokens = self.ropes.tokens();
+        if self.is_direct() {
+            let mut main = self.encoder.values.take();
+            main.resize(self.bound.elements.count() * tokens, 0);
+            let fit = self.direct_values(Quantising::Wide(&mut main));
+            return fit.then_some(Quantised {
+                anchors: Vec::new(),
+                anchor_tokens: 0,
+                main,
+                main_tokens: tokens,
+            });
+        }
+        let (mut raw, finite) = self.read(tokens);
+        if !finite {
+            return None;
+        }
+        let mut elements = vec![0.0; raw.len()];
+        let rotations = self.ropes.rotations();
+        self.bound.elements.normalise(&self.scope.mean, rotations, tokens, &mut raw, &mut elements);
+        let mut coefficients = vec![0.0; self.scope.rank() * tokens];
+        self.analysis.analyse(tokens, &elements, &mut coefficients);
+        let (text, preceding) = (self.input.tokens, self.input.preceding_token);
+        let predictions = self.bound.text.predict(self.scope, text, preceding, &self.ropes.span);
+        quantise(self.scope, tokens, self.exact, &coefficients, predictions)
+    }
+
+    /// Rows of the span's first tokens, `[member][token][element]`, and whether all are finite.
+    fn read(&self, tokens: usize) -> (Vec<f32>, bool) {
+        let mut raw = Vec::new();
+        let start = self.ropes.span.start;
+        let finite = self.bound.elements.read(self.input.kv, &(start..start + tokens), &mut raw);
+        (raw, finite)
+    }
+
+    /// The piece that holds the span's first tokens as they are.
+    fn exact_piece(&self, tokens: usize) -> Vec<u8> {
+        let ((raw, _), whole) = (self.read(tokens), 0..tokens);
+        let members = self.bound.elements.members(tokens, &whole, &raw);
+        exact::encode(self.encoder.exact_dtype, tokens, members.flat_map(|m| m.rows.iter().copied()))
+    }
+
+    /// The piece of the exact tokens; `None` where there are none.
+    fn exact_prefix(&self) -> Option<Vec<u8>> {
+        (self.exact > 0).then(|| self.exact_piece(self.exact))
+    }
+
+    /// The whole span as it is.
+    fn all_exact(&self) -> SpanPieces {
+        SpanPieces {
+            exact: Some(self.exact_piece(self.ropes.tokens())),
+            levels: vec![None; self.bound.levels.len()],
+            forced_exact: true,
+            ..SpanPieces::default()
+        }
+    }
+
+    /// The piece of every lossy level, coarsest first.
+    fn levels(&self, fine: Fine<'_>, tokens: usize) -> Result<Vec<Option<Vec<u8>>>, PieceError> {
+        let top = self.bound.levels.len().saturating_sub(1);
+        let level =
+            |(level, plan): (usize, &SectionPlan)| self.section(plan, fine, tokens, (top - level) as u32);
+        self.bound.levels.iter().enumerate().map(level).collect()
+    }
+
+    /// The piece of a section whose values lie `up` levels below `fine`; `None` where it would say nothing.
+    fn section(
+        &self,
+        plan: &SectionPlan,
+        fine: Fine<'_>,
+        tokens: usize,
+        up: u32,
+    ) -> Result<Option<Vec<u8>>, PieceError> {
+        if tokens == 0 || plan.codings.is_empty() {
+            return Ok(None);
+        }
+        let mut piece = Vec::new();
+        let rows = Rows { fine, tokens, listed: Some(&plan.coefficients), up };
+        let codings = PiecePlan { coefficients: &plan.codings, tokens };
+        self.encoder.pieces.encode_rows(&self.encoder.profile.bank, &codings, &rows, &mut piece)?;
+        Ok((!piece.is_empty()).then_some(piece))
+    }
+
+    /// The piece of the exact level over what the levels beneath give (`values`, where there are any); `None` where the
+    /// scope has no such level, or the cache's type does not hold the rows.
+    fn lossless(&self, values: Option<&[i32]>) -> Result<Option<Vec<u8>>, PieceError> {
+        let float = float_of(self.encoder.spec.kv_dtype);
+        let (Some(lossless), Some(float)) = (&self.scope.lossless, float) else { return Ok(None) };
+        let (elements, tokens) = (&self.bound.elements, self.ropes.tokens());
+        let text = (self.input.tokens, self.input.preceding_token);
+        let beneath = rows_beneath(self.scope, elements, &self.bound.text, self.ropes, text, values);
+        let predicted = elements.by_element(tokens, &beneath);
+        let span = lossless::Span { tokens, known: self.exact, predicted: &predicted };
+        let rows = elements.by_element(tokens, &self.read(tokens).0);
+        lossless::encode(&self.encoder.profile.bank, lossless, float, &span, &rows).transpose()
+    }
+}
