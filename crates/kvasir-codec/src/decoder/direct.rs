@@ -4,20 +4,25 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::{BAND_MAIN, CpuDecoder, Matrix, MemberView, Object, Predictor, SectionPlan, SpanRopes, Task};
+use super::{
+    CpuDecoder, MemberView,
+    sections::Object,
+    task::Task,
+    window::{Window, narrow_stride},
+};
 use crate::{
     DecodeError, KvSink,
     arch::{RowKernel, StreamCell},
-    bound::BoundScope,
+    bound::{BAND_MAIN, BoundScope, Matrix, SectionPlan},
+    profile::Predictor,
     rans::{Fit, PieceDecoder, PiecePlan, PieceSteps},
+    ropes::SpanRopes,
     rows::{
         Quantised, Scaling,
         half::{HalfRows, RowScratch, Turns, aligned},
         half_rows, half_rows_portable,
     },
 };
-
-use super::window::{Window, narrow_stride};
 
 /// The kernels that a decoder uses. All give the same rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! The level that gives the cache back bit for bit.
 
-use super::{BAND_LOSSLESS, CpuDecoder, Object, SpanRopes, Task};
+use super::{CpuDecoder, sections::Object, task::Task};
 use crate::{
     DecodeError,
-    bound::rows_beneath,
+    bound::{BAND_LOSSLESS, rows_beneath},
     lossless::{self, float_of},
+    ropes::SpanRopes,
 };
 
 impl CpuDecoder {

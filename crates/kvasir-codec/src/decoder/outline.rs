@@ -6,15 +6,13 @@ use half::f16;
 use kvasir_container::Head;
 use kvasir_types::{KvDtype, Level, ModelSpec, Plane};
 
-use super::{
-    BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, CpuDecoder, Object, Predictor, Scope, SectionPlan, Task,
-    spans,
-};
+use super::{CpuDecoder, sections::Object, spans, task::Task};
 use crate::{
     DecodeError, Profile,
+    bound::{BAND_ANCHORS, BAND_EXACT, BAND_MAIN, BoundScope, SectionPlan},
     exact::{self, ExactDtype},
     levels::{ratio, towards_zero},
-    profile::Basis,
+    profile::{Basis, Predictor, Scope},
     rans::Coding,
 };
 

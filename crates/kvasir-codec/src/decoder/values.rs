@@ -1,0 +1,109 @@
+//! A task's streams to its coefficients.
+
+use std::ops::Range;
+
+use super::{CpuDecoder, sections::Object, task::Task};
+use crate::{
+    DecodeError,
+    bound::{BAND_ANCHORS, BAND_MAIN, SectionPlan, anchor_prediction, split_anchors},
+    profile::{Predictor, Scope},
+    rans::{Coding, PiecePlan, refine},
+};
+
+impl CpuDecoder {
+    /// Coefficients in units of the finest step, `[coefficient][token]`.
+    pub(super) fn coefficients(
+        &self,
+        object: &Object<'_, '_>,
+        task: Task,
+        span: &Range<usize>,
+    ) -> Result<Vec<f32>, DecodeError> {
+        let (bound, _) = &self.scopes[task.scope];
+        let scope = &self.profile.scopes[task.scope];
+        let tokens = span.len();
+        let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
+        let mut main = self.main_values(object, task, main_list.len())?;
+        if !main_list.is_empty() {
+            bound.reconstruct(task.level, main_list.len(), &mut main);
+        }
+        let preceding = object.head.header.preceding_token;
+        let predictions = bound.text.predict(scope, &object.head.tokens, preceding, span);
+        if anchor_list.is_empty() {
+            // The main band is the whole span.
+            let sum = |(value, predicted): (&i32, &i32)| value.wrapping_add(*predicted) as f32;
+            return Ok(main.iter().zip(&predictions).map(sum).collect());
+        }
+        let mut anchors = vec![0i32; scope.rank() * anchor_list.len()];
+        let plan = &bound.anchors;
+        self.decode_section(object, task, BAND_ANCHORS, 0, plan, anchor_list.len(), &mut anchors)?;
+        Ok(merge_anchors(scope, tokens, (&anchor_list, &anchors), (&main_list, &main)))
+    }
+
+    /// Quantised values of the main band at the task's level, `[coefficient][token]`.
+    pub(super) fn main_values(
+        &self,
+        object: &Object<'_, '_>,
+        task: Task,
+        tokens: usize,
+    ) -> Result<Vec<i32>, DecodeError> {
+        let (bound, _) = &self.scopes[task.scope];
+        let mut values = vec![0i32; self.profile.scopes[task.scope].rank() * tokens];
+        for (level, plan) in bound.levels[..=task.level].iter().enumerate() {
+            self.decode_section(object, task, BAND_MAIN, level, plan, tokens, &mut values)?;
+        }
+        Ok(values)
+    }
+
+    /// Brings `values`, `[coefficient][token]`, from the level before to the section's.
+    #[allow(clippy::too_many_arguments, reason = "one call site a band; a struct would only rename them")]
+    pub(super) fn decode_section(
+        &self,
+        object: &Object<'_, '_>,
+        task: Task,
+        band: u8,
+        level: usize,
+        plan: &SectionPlan,
+        tokens: usize,
+        values: &mut [i32],
+    ) -> Result<(), DecodeError> {
+        if tokens == 0 {
+            return Ok(());
+        }
+        let Some((section, bytes)) = object.piece(task, band, level)? else {
+            for (&coefficient, coding) in plan.coefficients.iter().zip(&plan.codings) {
+                if matches!(coding, Coding::Trit { .. }) {
+                    let row = &mut values[coefficient * tokens..(coefficient + 1) * tokens];
+                    row.iter_mut().for_each(|q| *q = refine(*q, 0));
+                }
+            }
+            return Ok(());
+        };
+        let piece = PiecePlan { coefficients: &plan.codings, tokens };
+        let failed = |source| DecodeError::Piece { section, span: task.span, source };
+        let rows = &plan.coefficients;
+        self.path.pieces.decode_rows(&self.profile.bank, &piece, bytes, rows, values).map_err(failed)
+    }
+}
+
+/// Puts anchors and deltas, `[coefficient][token of the list]`, together in units of the finest step.
+fn merge_anchors(
+    scope: &Scope,
+    tokens: usize,
+    (anchor_list, anchors): (&[usize], &[i32]),
+    (main_list, main): (&[usize], &[i32]),
+) -> Vec<f32> {
+    let mut out = vec![0.0; scope.rank() * tokens];
+    let Predictor::AnchorFirst { group, anchor_ratio, .. } = &scope.predictor else { return out };
+    for (coefficient, row) in out.chunks_exact_mut(tokens).enumerate() {
+        let anchors = &anchors[coefficient * anchor_list.len()..(coefficient + 1) * anchor_list.len()];
+        for (&token, &anchor) in anchor_list.iter().zip(anchors) {
+            row[token] = anchor as f32 / *anchor_ratio as f32;
+        }
+        let deltas = &main[coefficient * main_list.len()..(coefficient + 1) * main_list.len()];
+        for (&token, &delta) in main_list.iter().zip(deltas) {
+            let predicted = anchor_prediction(anchors[token / group], *anchor_ratio);
+            row[token] = delta.wrapping_add(predicted) as f32;
+        }
+    }
+    out
+}
