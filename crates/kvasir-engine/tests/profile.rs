@@ -13,7 +13,8 @@ fn the_shipped_profile_keeps_its_promises() {
     let tokens = model.tokenizer().encode(include_str!("data/harbour.txt")).expect("plain text");
     let levels = measure_levels(&model, &profile, &[&tokens], 320).expect("round trip");
     assert_eq!(levels.len(), 4);
-    for (level, (bits_max, kl_max)) in levels.iter().zip([(0.3, 5e-2), (0.5, 3e-2), (0.9, 1e-2), (1.6, 2e-3)])
+    for (level, (bits_max, kl_max)) in
+        levels.iter().zip([(0.014, 1.2e-2), (0.025, 8e-3), (0.22, 2.5e-3), (0.8, 5e-4)])
     {
         let (bits, kl) = (level.bits_per_element, level.quality.kl.mean);
         assert!(bits < bits_max && kl < kl_max, "level {}: {bits} bits, KL {kl}", level.level);
