@@ -220,7 +220,7 @@ pub enum SpecError {
     },
     /// A rope that could rotate nothing, whether a layer names it or not.
     #[error(
-        "rope {rope}: it needs at least one frequency, and an attention_factor above 0 and at most {}",
+        "rope {rope}: it needs at least one frequency, and an attention_factor above 0 and at most {:e}",
         f32::MAX
     )]
     Rope {

@@ -88,7 +88,9 @@ fn a_rope_is_checked_whether_a_layer_names_it_or_not() {
             let rope = if named { 0 } else { 1 };
             ropes[rope]["attention_factor"] = serde_json::from_str(factor).expect("a number of JSON");
             let changed: ModelSpec = serde_json::from_value(json).expect("parses");
-            assert_eq!(changed.validate(), Err(SpecError::Rope { rope }), "{factor}");
+            let refused = changed.validate().expect_err("impossible");
+            assert_eq!(refused, SpecError::Rope { rope }, "{factor}");
+            assert!(refused.to_string().ends_with("above 0 and at most 3.4028235e38"), "{refused}");
         }
     }
     let mut empty = spec();
