@@ -307,6 +307,9 @@ pub(crate) enum RecipeName {
     Cachegen,
 }
 
+/// Contexts that training takes from texts unless it is told otherwise: their caches are held, 8 MB each.
+pub(crate) const CONTEXTS: usize = 96;
+
 /// Arguments of `kvasir profile train`.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArguments {
@@ -317,7 +320,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) texts: Vec<PathBuf>,
     /// Most contexts taken from the texts, evenly spaced over all of them. The caches of all are held: 8 MB each.
-    #[arg(long, value_name = "N", default_value_t = 96, requires = "texts")]
+    #[arg(long, value_name = "N", default_value_t = CONTEXTS, requires = "texts")]
     pub(crate) contexts: usize,
     /// Contexts that the shipped model writes itself, beside the texts where those are given too.
     #[arg(long, value_name = "N")]

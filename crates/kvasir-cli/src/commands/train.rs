@@ -125,15 +125,10 @@ pub(crate) fn training_texts(model: &Model, source: TextSource<'_>, step: &Step)
     if texts.is_empty() { Err(no_data()) } else { Ok(texts) }
 }
 
-/// At most `count` of the items, as far apart as can be.
-fn evenly<T>(items: Vec<T>, count: usize) -> Vec<T> {
-    let (all, mut taken) = (items.len(), 0);
-    let mut wanted = |index: usize| {
-        let take = taken < count && index >= taken * all / count;
-        taken += usize::from(take);
-        take
-    };
-    items.into_iter().enumerate().filter(|(index, _)| wanted(*index)).map(|(_, item)| item).collect()
+/// At most `count` of the windows, as far apart as can be.
+fn evenly(mut windows: Vec<Vec<u32>>, count: usize) -> Vec<Vec<u32>> {
+    let (all, count) = (windows.len(), count.min(windows.len()));
+    (0..count).map(|index| std::mem::take(&mut windows[index * all / count])).collect()
 }
 
 fn no_data() -> CliError {
@@ -236,11 +231,11 @@ mod tests {
 
     #[test]
     fn windows_are_taken_evenly() {
-        let of = |all: usize, count| evenly((0..all).collect(), count);
+        let of = |all, count| evenly((0..all).map(|window| vec![window]).collect(), count).concat();
         assert_eq!(of(9, 3), [0, 3, 6]);
         assert_eq!(of(5, 3), [0, 1, 3]);
         for (all, count) in [(0, 4), (3, 4), (4, 4), (7, 0)] {
-            assert_eq!(of(all, count).len(), all.min(count), "{count} of {all}");
+            assert_eq!(of(all, count).len(), all.min(count as u32) as usize, "{count} of {all}");
         }
     }
 }

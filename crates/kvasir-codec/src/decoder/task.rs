@@ -5,9 +5,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::{CpuDecoder, direct::Appended, sections::Object};
-use crate::{
-    DecodeError, KvSink, bound::Matrix, exact, profile::Predictor, ropes::SpanRopes, transform::Elements,
-};
+use crate::{DecodeError, KvSink, exact, ropes::SpanRopes, transform::Elements};
 
 /// One scope of one span, to be decoded at a level.
 #[derive(Debug, Clone, Copy)]
@@ -71,8 +69,8 @@ impl CpuDecoder {
             return Ok(Rows::of(self.exact_level(object, task, ropes, exact)?, half));
         }
         let count = bound.elements.count() * tokens;
-        let is_direct = matches!((synthesis, &scope.predictor), (Matrix::Identity, Predictor::Mean));
-        if half && self.is_direct(task) {
+        let is_direct = self.is_direct(task);
+        if half && is_direct {
             let mut place = Appended { rows: vec![bf16::ZERO; count], done: 0 };
             self.direct_members(object, task, ropes, &mut place)?;
             let mut rows = place.rows;

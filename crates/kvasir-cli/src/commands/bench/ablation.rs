@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{quality::bench_error, write_report};
 use crate::{
+    args::CONTEXTS,
     commands::train::{TextSource, training_texts},
     error::{CliError, CliResult, read_file},
     inputs::{self, engine_error},
@@ -33,7 +34,7 @@ pub(crate) struct AblationArguments {
     #[arg(long, value_name = "FILE")]
     train_text: Vec<PathBuf>,
     /// Most contexts taken from those texts.
-    #[arg(long, value_name = "N", default_value_t = 96)]
+    #[arg(long, value_name = "N", default_value_t = CONTEXTS)]
     contexts: usize,
     /// Contexts that the model writes itself to train on.
     #[arg(long, value_name = "N", default_value_t = 32)]
