@@ -31,13 +31,13 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-const TINY_CONFIG: &[u8] = include_bytes!("../assets/kvasir-tiny/config.json");
-const TINY_WEIGHTS: &[u8] = include_bytes!("../assets/kvasir-tiny/model.safetensors");
-const TINY_TOKENIZER: &[u8] = include_bytes!("../assets/kvasir-tiny/tokenizer.json");
+const TINY_CONFIG: &[u8] = include_bytes!("../../assets/kvasir-tiny/config.json");
+const TINY_WEIGHTS: &[u8] = include_bytes!("../../assets/kvasir-tiny/model.safetensors");
+const TINY_TOKENIZER: &[u8] = include_bytes!("../../assets/kvasir-tiny/tokenizer.json");
 
 /// The profile that ships with [`Model::kvasir_tiny`]: bytes for `Profile::from_bytes`. How it was trained and
 /// what its levels cost is in `assets/kvasir-tiny/README.md`.
-pub const TINY_PROFILE: &[u8] = include_bytes!("../assets/kvasir-tiny/default.kvp");
+pub const TINY_PROFILE: &[u8] = include_bytes!("../../assets/kvasir-tiny/default.kvp");
 
 /// A loaded model. Cheap to share behind an `Arc`; every call takes the cache it works on.
 #[derive(Debug)]

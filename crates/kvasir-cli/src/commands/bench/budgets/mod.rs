@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// The text inside the program.
-const BUILT_IN: &str = include_str!("../../../assets/the-storekeeper.txt");
+const BUILT_IN: &str = include_str!("../../../../assets/the-storekeeper.txt");
 /// Step of Fig. 4's rounding, in standard deviations of a plane.
 const SENSITIVITY_STEP: f64 = 1.0;
 /// Step of Fig. 5's rounding, absolute.
