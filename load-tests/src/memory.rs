@@ -79,9 +79,8 @@ impl Upload {
 /// Bytes that the service's settings allow it, with so many connections.
 fn configured(common: &Common, connections: usize) -> Result<u64> {
     let settings = common.settings.iter().filter_map(|setting| setting.split_once('='));
-    let flags = settings.flat_map(|(key, value)| [format!("--{key}"), value.to_owned()]);
-    let flags = ["--store.url".to_owned(), "memory://".to_owned()].into_iter().chain(flags);
-    let config = kvasir_tests::process_layers().with_arguments(flags).load();
+    let flags = std::iter::once(("store.url", "memory://")).chain(settings);
+    let config = kvasir_tests::process_layers().with_flags(flags).load();
     let config = config.map_err(|error| anyhow::anyhow!("{error}"))?;
     let of_connections = config.server.connection_memory_bytes * connections as u64;
     let uploads = config.storage.spool_memory_bytes as u64;

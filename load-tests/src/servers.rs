@@ -89,7 +89,7 @@ pub(crate) struct Store {
 /// The S3 store of the command line, or one of our own.
 pub(crate) fn s3_store(common: &Common) -> Result<Store> {
     if let Some(url) = &common.s3 {
-        let layers = kvasir_tests::process_layers().with_arguments(["--store.url".to_owned(), url.clone()]);
+        let layers = kvasir_tests::process_layers().with_flags([("store.url", url.as_str())]);
         let config = layers.load().map_err(|error| anyhow::anyhow!("{error}"))?;
         return Ok(Store { config: config.store, _server: None });
     }

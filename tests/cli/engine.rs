@@ -76,7 +76,7 @@ fn two_engines_share_one_kvasir_bit_for_bit() {
     let bench = Bench::new();
     bench.write("text.txt", prose(7, 900));
     bench.ok(&format!("kv --text text.txt --tokens {CONTEXT} -o kv.safetensors"));
-    let prompt = kvasir_engine::exchange::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
+    let prompt = kvasir_model::dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
     bench.ok("profile train --kv kv.safetensors --recipe exact-only -o exact.kvp");
     // Without memory for chunks: what its store loses is lost.
     let service = Served::start_with(&bench, "--hot.memory 0 --hot.disk 0");
@@ -175,7 +175,7 @@ fn a_request_that_a_stop_sequence_ends_is_stored_like_others() {
     let bench = Bench::new();
     bench.write("text.txt", prose(9, 400));
     bench.ok("kv --text text.txt --tokens 300 -o kv.safetensors");
-    let prompt = kvasir_engine::exchange::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
+    let prompt = kvasir_model::dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
     let whole = EngineProcess::start(&bench, "").complete(&prompt);
     let text = whole["choices"][0]["text"].as_str().expect("a text");
     let stop: String = text.chars().skip(text.chars().count() / 2).take(4).collect();
@@ -201,7 +201,7 @@ fn an_engine_whose_kvasir_is_gone_answers_all_the_same() {
     let bench = Bench::new();
     bench.write("text.txt", prose(8, 300));
     bench.ok("kv --text text.txt --tokens 200 -o kv.safetensors");
-    let prompt = kvasir_engine::exchange::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
+    let prompt = kvasir_model::dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
     let service = Served::start(&bench);
     let engine = EngineProcess::start(&bench, &format!("--kvasir {}", service.url));
     drop(service);

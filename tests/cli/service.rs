@@ -78,7 +78,7 @@ fn a_context_is_stored_found_and_fetched() {
         &bench.ok(&format!("fetch --url {url} --kv kv.safetensors --level 0 -o base.safetensors --json")),
     );
     assert!(base["bytes"].as_u64() < whole["bytes"].as_u64(), "a lower level is fewer bytes");
-    let dump = |name: &str| kvasir_engine::exchange::parse_dump(&bench.read(name)).expect("a dump");
+    let dump = |name: &str| kvasir_model::dump::parse_dump(&bench.read(name)).expect("a dump");
     assert_eq!(dump("back.safetensors").tokens, dump("kv.safetensors").tokens);
     bench
         .run(&format!("fetch --url {url} --kv kv.safetensors --level 99 -o x.safetensors"))

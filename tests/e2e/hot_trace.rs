@@ -9,9 +9,8 @@ use std::{
 };
 
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, LookupResponse, routes};
-use kvasir_sim::evict::{
-    BadLine, RecomputeModel, ReplayOptions, Request, SyntheticTrace, TraceFormat, TraceReader, replay,
-};
+use kvasir_lab::eviction::{RecomputeModel, ReplayOptions, replay};
+use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceFormat, TraceReader};
 use kvasir_storage::{
     eviction::{Moment, PolicyKind},
     hot::HotClock,

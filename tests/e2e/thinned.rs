@@ -7,10 +7,8 @@ use kvasir_codec::{
     KvBuffer,
     train::{Recipe, TrainingContext, train},
 };
-use kvasir_engine::{
-    Model, PagedKv,
-    budget::{H2o, Keep, PrefixStatistics, StreamingLlm, ThinClass, ThinnedStore, TokenPolicy},
-};
+use kvasir_engine::{Model, PagedKv};
+use crate::budget::{H2o, Keep, PrefixStatistics, StreamingLlm, ThinClass, ThinnedStore, TokenPolicy};
 use kvasir_storage::store::StoreConfig;
 use kvasir_tests::service::Service;
 use kvasir_types::{Level, Plane, Thinning};

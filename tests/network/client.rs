@@ -13,6 +13,7 @@ use kvasir_client::{
 };
 use kvasir_codec::Profile;
 use kvasir_engine::{Model, Sampling, TINY_PROFILE, remote::RemoteKv};
+
 use kvasir_types::Level;
 
 use super::{Claim, SCHEDULE, SLO_MS, draw, namespaces::shape};

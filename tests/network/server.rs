@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use kvasir_sim::link::{BandwidthSeries, LinkOptions, ShapedLink};
+use kvasir_replay::link::{BandwidthSeries, LinkOptions, ShapedLink};
 use kvasir_tests::{
     s3::{Lacks, S3Server},
     service::Service,

@@ -1,7 +1,7 @@
 //! The real binary in processes of its own: killed at random moments, drained, behind a fault proxy, over a full disk, and
 //! several over one store.
 //!
-//! A target of the package `kvasir-server`, because cargo hands a binary's path only to its own package. Longer by
+//! A target of the package `kvasir-cli`, because cargo hands a binary's path only to its own package. Longer by
 //! `KVASIR_TEST_KILLS=N`; real servers join by `tests/servers/run`.
 
 #![allow(clippy::print_stdout, reason = "the figures of a run; --nocapture shows them")]
@@ -18,8 +18,8 @@ mod replicas;
 use kvasir_server::Layers;
 use kvasir_storage::store::StoreConfig;
 
-/// The server under test.
-const SERVER: &str = env!("CARGO_BIN_EXE_kvasir-server");
+/// The binary under test.
+const SERVER: &str = env!("CARGO_BIN_EXE_kvasir");
 
 fn file_store(directory: &std::path::Path) -> StoreConfig {
     StoreConfig::new(format!("file://{}/store", directory.display()).parse().expect("a url"))

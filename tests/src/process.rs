@@ -80,7 +80,7 @@ impl<'a> Start<'a> {
             }
         }
         let store = self.store;
-        command.args(&words[1..]).args(["--listen", &self.listen, "--log.format", "json"]);
+        command.args(&words[1..]).args(["serve", "--listen", &self.listen, "--log.format", "json"]);
         command.args(["--store.url", store.url.as_str()]);
         command.arg("--cache.directory").arg(self.cache);
         if let Some(endpoint) = &store.endpoint {

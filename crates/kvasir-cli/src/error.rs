@@ -4,9 +4,11 @@ use std::{fmt, path::Path, process::ExitCode};
 
 /// Exit codes, after `sysexits.h`. Usage errors exit 2, as clap has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub enum Exit {
     /// The command worked and the answer is no: nothing is stored for these tokens.
     Nothing = 1,
+    /// The command line is wrong.
+    Usage = 2,
     /// The configuration has mistakes.
     Config = 64,
     /// An input is malformed, corrupt, or of another model or profile.
@@ -22,39 +24,44 @@ pub(crate) enum Exit {
 }
 
 /// The exit codes as text, for `kvasir --help`.
-pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done · 1 nothing is stored for these tokens · 2 wrong usage · 64 wrong configuration · \
+pub const EXIT_CODES: &str = "Exit codes: 0 done · 1 nothing is stored for these tokens · 2 wrong usage · 64 wrong configuration · \
      65 wrong or corrupt input · 66 input cannot be read · 69 service or store unavailable · 70 internal error · \
      73 output cannot be written";
 
 /// A failed command.
 #[derive(Debug)]
-pub(crate) struct CliError {
+pub struct CliError {
     exit: Exit,
     message: String,
     advice: String,
 }
 
 /// Result of a command.
-pub(crate) type CliResult<T = ()> = Result<T, CliError>;
+pub type CliResult<T = ()> = Result<T, CliError>;
 
 impl CliError {
     /// A failure with what to do about it (empty where the message says it).
-    pub(crate) fn new(exit: Exit, message: impl fmt::Display, advice: impl Into<String>) -> Self {
+    pub fn new(exit: Exit, message: impl fmt::Display, advice: impl Into<String>) -> Self {
         Self { exit, message: message.to_string(), advice: advice.into() }
     }
 
     /// An input file that is not what it should be.
-    pub(crate) fn data(path: &Path, error: impl fmt::Display) -> Self {
+    pub fn data(path: &Path, error: impl fmt::Display) -> Self {
         Self::new(Exit::Data, format!("{}: {error}", path.display()), "")
     }
 
     /// A step that has no reason to fail.
-    pub(crate) fn internal(error: impl fmt::Display) -> Self {
+    pub fn internal(error: impl fmt::Display) -> Self {
         Self::new(Exit::Internal, error, "This should not happen; please report it with the command line.")
     }
 
+    /// A service or store that does not answer.
+    pub fn unavailable(error: impl fmt::Display) -> Self {
+        Self::new(Exit::Unavailable, error, "")
+    }
+
     /// The process's exit code.
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.exit as u8)
     }
 }
@@ -67,14 +74,14 @@ impl fmt::Display for CliError {
 }
 
 /// Reads a whole input file.
-pub(crate) fn read_file(path: &Path) -> CliResult<Vec<u8>> {
+pub fn read_file(path: &Path) -> CliResult<Vec<u8>> {
     std::fs::read(path).map_err(|e| {
         CliError::new(Exit::NoInput, format!("cannot read {}: {e}", path.display()), "Check the path.")
     })
 }
 
 /// Writes a whole output file; a reader never sees half of it.
-pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> CliResult {
+pub fn write_file(path: &Path, bytes: &[u8]) -> CliResult {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

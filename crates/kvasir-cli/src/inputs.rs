@@ -1,45 +1,63 @@
 //! Input files shared by several commands.
 
-use std::{path::Path, sync::Arc};
-
-use kvasir_codec::Profile;
-use kvasir_engine::{
-    EngineError, Model,
-    exchange::{ExchangeError, KvDump, MODEL_SPEC_KEY, read_dump},
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
 };
+
+use clap::Args;
+use kvasir_codec::Profile;
+use kvasir_model::dump::{DumpError, KvDump, MODEL_SPEC_KEY, read_dump};
 use kvasir_types::{ModelId, ModelSpec};
 use safetensors::SafeTensors;
 
 use crate::{
-    args::ContextArguments,
     error::{CliError, CliResult, Exit, read_file},
+    shipped,
 };
 
-/// The model that ships with the program.
-pub(crate) fn shipped_model() -> CliResult<Model> {
-    Model::kvasir_tiny().map_err(CliError::internal)
+/// Where a command gets its tokens.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct ContextArguments {
+    /// A text file, tokenised by the shipped model.
+    #[cfg(feature = "demo")]
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
+    /// A KV dump (safetensors); its tokens are used.
+    #[arg(long, value_name = "FILE")]
+    pub kv: Option<PathBuf>,
 }
 
 /// Reads a KV dump.
-pub(crate) fn dump(path: &Path) -> CliResult<KvDump> {
+///
+/// # Errors
+/// A file that cannot be read, or that is no KV dump.
+pub fn dump(path: &Path) -> CliResult<KvDump> {
     read_dump(path).map_err(|error| match error {
-        ExchangeError::Io { .. } => CliError::new(Exit::NoInput, error, "Check the path."),
+        DumpError::Io { .. } => CliError::new(Exit::NoInput, error, "Check the path."),
         other => CliError::data(path, other),
     })
 }
 
-/// Reads a profile.
-pub(crate) fn profile(path: &Path) -> CliResult<Arc<Profile>> {
+/// Reads a profile; without a file, the one of the shipped model.
+///
+/// # Errors
+/// A file that cannot be read, or that is no profile; no file in a program without a model.
+pub fn profile(file: Option<&Path>) -> CliResult<Arc<Profile>> {
+    let Some(path) = file else { return shipped::profile() };
     let bytes = read_file(path)?;
     Profile::from_bytes(&bytes).map(Arc::new).map_err(|e| CliError::data(path, e))
 }
 
 /// The spec of `model_id`: from a file (JSON, or the metadata of any KV dump), else that of the shipped model.
 /// `Ok(None)` when no file was given and the model is another.
-pub(crate) fn spec_of(model_id: ModelId, file: Option<&Path>) -> CliResult<Option<Arc<ModelSpec>>> {
+///
+/// # Errors
+/// A file that cannot be read, or whose spec is malformed or of another model.
+pub fn spec_of(model_id: ModelId, file: Option<&Path>) -> CliResult<Option<Arc<ModelSpec>>> {
     let Some(path) = file else {
-        let shipped = Arc::clone(shipped_model()?.spec());
-        return Ok((shipped.model_id() == model_id).then_some(shipped));
+        return Ok(shipped::spec()?.filter(|spec| spec.model_id() == model_id));
     };
     let bytes = read_file(path)?;
     let in_dump = SafeTensors::read_metadata(&bytes)
@@ -62,7 +80,10 @@ pub(crate) fn spec_of(model_id: ModelId, file: Option<&Path>) -> CliResult<Optio
 }
 
 /// As [`spec_of`], where the command cannot do without.
-pub(crate) fn spec_required(model_id: ModelId, file: Option<&Path>) -> CliResult<Arc<ModelSpec>> {
+///
+/// # Errors
+/// As [`spec_of`]; also where the spec is not known.
+pub fn spec_required(model_id: ModelId, file: Option<&Path>) -> CliResult<Arc<ModelSpec>> {
     spec_of(model_id, file)?.ok_or_else(|| {
         CliError::new(
             Exit::Data,
@@ -73,37 +94,25 @@ pub(crate) fn spec_required(model_id: ModelId, file: Option<&Path>) -> CliResult
 }
 
 /// A context as tokens, with the model they belong to.
-pub(crate) struct Context {
+#[derive(Debug)]
+pub struct Context {
     /// The model.
-    pub(crate) spec: Arc<ModelSpec>,
+    pub spec: Arc<ModelSpec>,
     /// The tokens.
-    pub(crate) tokens: Vec<u32>,
+    pub tokens: Vec<u32>,
 }
 
 /// Reads the context that a command names.
-pub(crate) fn context(arguments: &ContextArguments) -> CliResult<Context> {
-    if let Some(path) = &arguments.kv {
-        let dump = dump(path)?;
-        return Ok(Context { spec: Arc::new(dump.spec), tokens: dump.tokens });
+///
+/// # Errors
+/// A file that cannot be read, or that is neither text nor a KV dump.
+pub fn context(arguments: &ContextArguments) -> CliResult<Context> {
+    #[cfg(feature = "demo")]
+    if let Some(path) = &arguments.text {
+        let model = shipped::model()?;
+        return Ok(Context { tokens: shipped::text_tokens(&model, path)?, spec: Arc::clone(model.spec()) });
     }
-    // clap guarantees that one of the two is there.
-    let path = arguments.text.as_deref().unwrap_or(Path::new("-"));
-    let model = shipped_model()?;
-    Ok(Context { tokens: text_tokens(&model, path)?, spec: Arc::clone(model.spec()) })
-}
-
-/// Tokens of a text file.
-pub(crate) fn text_tokens(model: &Model, path: &Path) -> CliResult<Vec<u32>> {
-    let text = String::from_utf8(read_file(path)?)
-        .map_err(|_| CliError::data(path, "the text is not UTF-8; convert it first"))?;
-    let tokens = model.tokenizer().encode(&text).map_err(|e| CliError::data(path, e))?;
-    if tokens.is_empty() { Err(CliError::data(path, "the text is empty")) } else { Ok(tokens) }
-}
-
-/// Errors of the engine, sorted by whose fault they are.
-pub(crate) fn engine_error(error: EngineError) -> CliError {
-    match error {
-        EngineError::ContextLength { .. } | EngineError::EmptyPrompt => CliError::new(Exit::Data, error, ""),
-        other => CliError::internal(other),
-    }
+    // clap guarantees that the dump is there otherwise.
+    let dump = dump(arguments.kv.as_deref().unwrap_or(Path::new("-")))?;
+    Ok(Context { spec: Arc::new(dump.spec), tokens: dump.tokens })
 }

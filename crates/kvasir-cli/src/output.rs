@@ -6,22 +6,22 @@ use std::{
 };
 
 use kvasir_codec::KvSource;
-use kvasir_engine::exchange::{self, DumpDtype};
+use kvasir_model::dump::{self, DumpDtype};
 use kvasir_types::ModelSpec;
 use serde::Serialize;
 
 use crate::error::{CliError, CliResult, Exit};
 
 /// Writes a KV dump, its elements in the type of the model's cache.
-pub(crate) fn write_dump(path: &Path, spec: &ModelSpec, tokens: &[u32], kv: &dyn KvSource) -> CliResult {
-    exchange::write_dump(path, spec, tokens, kv, DumpDtype::of(spec.kv_dtype)).map_err(|error| {
+pub fn write_dump(path: &Path, spec: &ModelSpec, tokens: &[u32], kv: &dyn KvSource) -> CliResult {
+    dump::write_dump(path, spec, tokens, kv, DumpDtype::of(spec.kv_dtype)).map_err(|error| {
         let message = format!("{}: {error}", path.display());
         CliError::new(Exit::NoOutput, message, "Check that the folder may be written to.")
     })
 }
 
 /// Prints text and a line end. A reader that has gone away (`| head`) is no failure.
-pub(crate) fn print(text: &str) -> CliResult {
+pub fn print(text: &str) -> CliResult {
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CliError::internal(error)),
@@ -30,12 +30,12 @@ pub(crate) fn print(text: &str) -> CliResult {
 }
 
 /// Prints a value as one JSON document.
-pub(crate) fn print_json(value: &impl Serialize) -> CliResult {
+pub fn print_json(value: &impl Serialize) -> CliResult {
     print(&serde_json::to_string_pretty(value).map_err(CliError::internal)?)
 }
 
 /// Columns aligned by spaces: the first to the left, the others to the right.
-pub(crate) fn columns(rows: &[Vec<String>]) -> String {
+pub fn columns(rows: &[Vec<String>]) -> String {
     let width = |column: usize| rows.iter().filter_map(|r| r.get(column)).map(|c| c.chars().count()).max();
     let line = |row: &Vec<String>| {
         let cells = row.iter().enumerate().map(|(column, cell)| {
@@ -48,7 +48,7 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
 }
 
 /// A number of bytes for people, in decimal units.
-pub(crate) fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     match count {
         0..10_000 => format!("{count} B"),
         10_000..10_000_000 => format!("{:.1} kB", count as f64 / 1e3),

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A running step.
 #[derive(Debug)]
-pub(crate) struct Step {
+pub struct Step {
     bar: ProgressBar,
     name: String,
     started: Instant,
@@ -17,7 +17,7 @@ pub(crate) struct Step {
 
 impl Step {
     /// Starts a step without a known length.
-    pub(crate) fn start(name: impl Into<String>) -> Self {
+    pub fn start(name: impl Into<String>) -> Self {
         let (name, terminal) = (name.into(), std::io::stderr().is_terminal());
         let bar = ProgressBar::with_draw_target(
             None,
@@ -32,7 +32,7 @@ impl Step {
     }
 
     /// Shows how far the step is, 0 to 1, and what it is at.
-    pub(crate) fn at(&self, message: &str, part: f32) {
+    pub fn at(&self, message: &str, part: f32) {
         if self.bar.length().is_none() {
             self.bar.set_length(1000);
             self.bar.set_style(style("{spinner} {prefix} {bar:24.cyan/dim} {msg:.dim}"));
@@ -42,12 +42,12 @@ impl Step {
     }
 
     /// Shows what a step without a known length is at.
-    pub(crate) fn count(&self, message: &str) {
+    pub fn count(&self, message: &str) {
         self.bar.set_message(message.to_owned());
     }
 
     /// Ends the step with its result.
-    pub(crate) fn done(self, result: &str) {
+    pub fn done(self, result: &str) {
         let seconds = self.started.elapsed().as_secs_f64();
         self.bar.finish_and_clear();
         note(&format!("✓ {}: {result} ({seconds:.2} s)", self.name));
@@ -60,6 +60,6 @@ fn style(template: &str) -> ProgressStyle {
 
 /// A line for the person who watches, never for a program.
 #[allow(clippy::print_stderr, reason = "progress belongs on stderr")]
-pub(crate) fn note(text: &str) {
+pub fn note(text: &str) {
     eprintln!("{text}");
 }

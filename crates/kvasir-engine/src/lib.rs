@@ -1,13 +1,11 @@
 //! Reference engine on candle: the example of how an engine embeds Kvasir.
 //!
 //! - [`Model`]: a Llama-family decoder whose KV lives in pages ([`paged`]);
-//! - [`budget`]: token and layer budgets, from StreamingLLM to SqueezeAttention;
-//! - [`plan`]: KV arithmetic;
-//! - [`quality`]: what a lossy cache costs, in nats, perplexity and agreement;
-//! - [`exchange`]: KV dumps as safetensors files.
+//! - [`quality`]: what a lossy cache costs, in nats, perplexity and agreement.
 //!
 //! ```
 //! use kvasir_engine::{Model, Sampling};
+
 //!
 //! # fn main() -> Result<(), kvasir_engine::EngineError> {
 //! let model = Model::kvasir_tiny()?;
@@ -20,16 +18,12 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod budget;
 mod error;
-pub mod exchange;
-pub mod insights;
 pub mod limits;
 pub mod logits;
 mod model;
 pub mod openai;
 pub mod paged;
-pub mod plan;
 pub mod quality;
 pub mod remote;
 pub mod serving;

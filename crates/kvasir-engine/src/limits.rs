@@ -6,10 +6,6 @@ pub const PAGE_TOKENS_DEFAULT: usize = kvasir_types::BLOCK_TOKENS;
 pub const PAGE_TOKENS_MAX: usize = 1024;
 /// Tokens a prefill step takes at once: bounds its activations (scores are `heads × this × context` floats).
 pub const PREFILL_TOKENS_DEFAULT: usize = 256;
-/// Largest KV dump that is read into memory at once: 16 GiB is 128 K tokens of an 8B GQA model.
-pub const DUMP_BYTES_MAX: u64 = 16 << 30;
-/// Most tokens of a dump; the longest contexts in use are 1 M.
-pub const DUMP_TOKENS_MAX: usize = 1 << 20;
 /// Commands that wait for the scheduler's thread: it takes them all between two steps, so this many come within one.
 pub const COMMANDS_QUEUE: usize = 256;
 /// Loads that run at once: they share one link, and each holds pages while it runs.

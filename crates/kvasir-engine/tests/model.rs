@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use kvasir_codec::KvSink;
 use kvasir_engine::{EngineError, Logits, Model, PagedKv, Sampling, StepItem, quality};
+
 use kvasir_types::{Plane, TokenRange};
 
 /// f32 sums in another order, over 8 layers with keys and values rounded to f16 in between. Measured: 0.0074

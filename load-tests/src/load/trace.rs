@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use kvasir_sim::evict::{BadLine, Request, SyntheticTrace, TraceFormat, TraceReader};
+use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceFormat, TraceReader};
 use serde::{Deserialize, Serialize};
 
 /// Which trace, and which part of it.

@@ -25,8 +25,9 @@ mod tls;
 
 pub use auth::{AuthError, NewToken};
 pub use config::{
-    AuthConfig, CacheConfig, Config, ConfigError, EXIT_CONFIG, GcConfig, HotConfig, JournalConfig, JwtConfig,
-    Layers, LogConfig, LogFormat, Mistake, SETTINGS, ScrubConfig, ServerConfig, Setting, TlsConfig, USAGE,
+    AuthConfig, CacheConfig, Config, ConfigError, GcConfig, HotConfig, JournalConfig, JwtConfig,
+    Layers, LogConfig, LogFormat, Mistake, RENAMED_SETTINGS, RenamedSetting, SETTINGS, ScrubConfig, ServerConfig,
+    Setting, TlsConfig,
 };
 pub use keys::KeysError;
 pub use server::{RunError, listen, open_store, rebuild_index, run, shutdown_signal};

@@ -1,10 +1,9 @@
 //! `kvasir completions`: scripts by which shells complete the command line.
 
-use clap::{Args, CommandFactory as _};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::{
-    args::Arguments,
     error::{CliError, CliResult},
     output::print,
 };
@@ -17,8 +16,8 @@ pub(crate) struct CompletionsArguments {
 }
 
 /// Runs the command.
-pub(crate) fn run(arguments: &CompletionsArguments) -> CliResult {
+pub(crate) fn run(arguments: &CompletionsArguments, mut command: Command) -> CliResult {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Arguments::command(), "kvasir", &mut script);
+    clap_complete::generate(arguments.shell, &mut command, "kvasir", &mut script);
     print(String::from_utf8(script).map_err(CliError::internal)?.trim_end())
 }

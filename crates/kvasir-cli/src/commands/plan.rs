@@ -3,13 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kvasir_codec::Profile;
-use kvasir_engine::{
-    TINY_PROFILE,
-    plan::{
-        Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, PRESETS, Plan, Rate, Request, Source, gpu, plan,
-        preset,
-    },
+use kvasir_model::plan::{
+    Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, PRESETS, Plan, Rate, Request, Source, gpu, plan,
+    preset,
 };
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, ModelSpec};
 
@@ -101,10 +97,9 @@ fn model(name: &str, parameters: Option<f64>) -> CliResult<ModelPreset> {
 /// Mistral-7B, its default level) and two assumed below it.
 fn levels(model: &ModelPreset, profile: Option<&Path>) -> CliResult<Vec<LevelRate>> {
     let profile = match profile {
-        Some(path) => inputs::profile(path)?,
-        None if model.name == "kvasir-tiny" => {
-            Profile::from_bytes(TINY_PROFILE).map(Into::into).map_err(CliError::internal)?
-        }
+        Some(path) => inputs::profile(Some(path))?,
+        #[cfg(feature = "demo")]
+        None if model.name == "kvasir-tiny" => inputs::profile(None)?,
         None => {
             let rates = [Rate::assumed(0.6), Rate::assumed(1.2), Rate::published(2.29)];
             return Ok(rates.map(|bits_per_element| LevelRate { bits_per_element, kl: None }).to_vec());
@@ -160,7 +155,7 @@ fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
 fn text(plan: &Plan) -> String {
     let r = &plan.request;
     let d = &r.deployment;
-    let size = |kv: &kvasir_engine::plan::KvBytes| {
+    let size = |kv: &kvasir_model::plan::KvBytes| {
         format!("{} fp16, {} fp8, {} int4", bytes(kv.fp16), bytes(kv.fp8), bytes(kv.int4))
     };
     let rows: Vec<_> = plan.links.iter().map(|link| columns(&link_rows(r, link))).collect();

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use kvasir_engine::{Model, PagedKv, Sampling};
-use kvasir_sim::link::{LinkOptions, ShapedLink};
+
+use kvasir_replay::link::{LinkOptions, ShapedLink};
 use tokio::runtime::Runtime;
 
 use super::{
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{
     error::{CliError, CliResult},
-    inputs::engine_error,
+    shipped::engine_error,
 };
 
 /// Time to the first token when the cache is computed anew.
@@ -69,7 +70,7 @@ pub(crate) fn first_token(model: &Model, kv: &mut PagedKv, tokens: &[u32]) -> Cl
 }
 
 /// Fills new pages with `tokens` tokens by whatever `fill` writes to its sink.
-pub(crate) fn into_pages(
+pub fn into_pages(
     model: &Model,
     tokens: usize,
     fill: impl FnOnce(&mut kvasir_engine::PagedSink) -> CliResult,

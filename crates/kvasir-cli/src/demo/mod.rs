@@ -12,19 +12,22 @@ mod report;
 mod source;
 mod text;
 
-use std::{fs, time::Duration};
+use std::{fs, path::PathBuf, time::Duration};
 
-pub(crate) use self::{
+pub use self::{
     baseline::into_pages,
     path::Service,
-    plain::Plain,
+    plain::{Plain, WrongLength},
     source::{BytesSource, read_all},
 };
 
+use clap::Args;
 use kvasir_engine::{Model, PagedKv, Sampling};
-use kvasir_sim::link::{BandwidthSeries, LinkOptions, SeriesError};
+
+use kvasir_replay::link::{BandwidthSeries, LinkOptions, SeriesError};
 use kvasir_types::Level;
 use tokio::runtime::Runtime;
+use url::Url;
 
 use self::{
     baseline::PlainFetch,
@@ -33,12 +36,11 @@ use self::{
     quality::{Codec, Comparison, Passage},
 };
 use crate::{
-    args::DemoArguments,
-    commands::serve::runtime,
     error::{CliError, CliResult, Exit, write_file},
-    inputs::{engine_error, shipped_model},
     output::{bytes, print, print_json},
     progress::{Step, note},
+    service::{CredentialArguments, runtime},
+    shipped::{self, engine_error},
 };
 
 /// The built-in series: fast, then a tenth of it, then fast again.
@@ -53,6 +55,39 @@ const SLO_MS_MAX: u64 = 500;
 const LINK_DELAY: Duration = Duration::from_millis(5);
 /// Tokens generated over both caches.
 const GENERATED_TOKENS: usize = 48;
+
+/// Arguments of `kvasir demo`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DemoArguments {
+    /// Print the result as one JSON document on stdout.
+    #[arg(long)]
+    json: bool,
+    /// Folder for the report and the figures.
+    #[arg(long, value_name = "DIR", default_value = "kvasir-demo")]
+    out: PathBuf,
+    /// Time to first token to aim at, in milliseconds [default: half of what recomputing takes here, at most 500].
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    slo_ms: Option<u64>,
+    /// Mean bandwidth the series is scaled to, in Mbit/s; recorded traces keep their own unless given.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    link_mbps: Option<f64>,
+    /// Bandwidth series to replay on the link instead of the built-in one.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// A running service to use, http://HOST:PORT, instead of one inside this process.
+    #[arg(long, value_name = "URL")]
+    url: Option<Url>,
+    /// Who we are there.
+    #[command(flatten)]
+    credential: CredentialArguments,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("a number above 0 is needed".to_owned()),
+    }
+}
 
 /// Runs the demo.
 pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
@@ -79,7 +114,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
 
 fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
     let link = LinkOptions { delay: LINK_DELAY, ..LinkOptions::down(series(arguments)?) };
-    let model = shipped_model()?;
+    let model = shipped::model()?;
     let coder = Coder::shipped(&model)?;
     let runtime = runtime()?;
     let text = text::tokens(&model)?;

@@ -13,8 +13,9 @@ use kvasir_client::{
 };
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_engine::{Model, PagedKv};
+
+use kvasir_replay::link::{LinkOptions, ShapedLink};
 use kvasir_server::{Config, RunError, listen, run};
-use kvasir_sim::link::{LinkOptions, ShapedLink};
 use kvasir_types::{Level, Name};
 use tokio::{runtime::Runtime, sync::oneshot, task::JoinHandle};
 use url::Url;
@@ -24,16 +25,16 @@ use super::{
     text::CHUNK_TOKENS,
 };
 use crate::{
-    args::CredentialArguments,
     error::{CliError, CliResult, Exit},
-    inputs::engine_error,
-    remote::{client_at, client_error},
+    service::{CredentialArguments, client_at, client_error},
+    shipped::engine_error,
 };
 
 /// The service: inside this process on a free loopback port, or one that runs anyway.
-pub(crate) struct Service {
+#[derive(Debug)]
+pub struct Service {
     /// Where it listens.
-    pub(crate) address: SocketAddr,
+    pub address: SocketAddr,
     ours: Option<Running>,
 }
 
@@ -42,7 +43,10 @@ type Running = (oneshot::Sender<()>, JoinHandle<Result<(), RunError>>);
 
 impl Service {
     /// Starts it with everything it keeps under `folder`.
-    pub(crate) fn start(runtime: &Runtime, folder: &Path) -> CliResult<Self> {
+    ///
+    /// # Errors
+    /// A port or a thread that cannot be had.
+    pub fn start(runtime: &Runtime, folder: &Path) -> CliResult<Self> {
         let mut config = Config::embedded(folder).map_err(CliError::internal)?;
         config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
         runtime.block_on(async {
@@ -55,7 +59,10 @@ impl Service {
     }
 
     /// One that runs at `url`. The shaped link in front of it passes bytes on, so it has to speak plain HTTP.
-    pub(crate) fn running(runtime: &Runtime, url: &Url) -> CliResult<Self> {
+    ///
+    /// # Errors
+    /// An address that is not a plain HTTP service.
+    pub fn running(runtime: &Runtime, url: &Url) -> CliResult<Self> {
         let unusable = |problem: String| {
             CliError::new(Exit::Data, problem, "Give the address of a service as http://HOST:PORT.")
         };
@@ -69,7 +76,7 @@ impl Service {
     }
 
     /// Waits until replicas that were asked before something was stored ask the store again (`negative_ttl`, 1 s).
-    pub(crate) fn settle(&self, runtime: &Runtime) {
+    pub fn settle(&self, runtime: &Runtime) {
         if self.ours.is_none() {
             // The timer is made inside: outside of the runtime there is none to make it of.
             runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1_500)).await });
@@ -77,7 +84,10 @@ impl Service {
     }
 
     /// Ends it and waits until it has.
-    pub(crate) fn stop(self, runtime: &Runtime) -> CliResult {
+    ///
+    /// # Errors
+    /// What ended the service before.
+    pub fn stop(self, runtime: &Runtime) -> CliResult {
         let Some((stop, task)) = self.ours else { return Ok(()) };
         // It may have ended by itself; then the task says why.
         let _ = stop.send(());

@@ -10,7 +10,7 @@ use kvasir_types::{ModelSpec, Plane};
 
 /// A plain format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Plain {
+pub enum Plain {
     /// f16 little endian.
     Raw,
     /// A scale and 8-bit integers per row.
@@ -20,7 +20,7 @@ pub(crate) enum Plain {
 /// A plain cache of the wrong length.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{found} bytes arrived, {expected} make the cache")]
-pub(crate) struct WrongLength {
+pub struct WrongLength {
     expected: usize,
     found: usize,
 }
@@ -35,7 +35,7 @@ impl Plain {
     }
 
     /// Writes `tokens` tokens of `kv`.
-    pub(crate) fn pack(self, spec: &ModelSpec, tokens: usize, kv: &dyn KvSource) -> Vec<u8> {
+    pub fn pack(self, spec: &ModelSpec, tokens: usize, kv: &dyn KvSource) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (layer, plane, head, dim) in heads(spec) {
             let mut rows = vec![0.0; tokens * dim];
@@ -61,7 +61,7 @@ impl Plain {
     }
 
     /// Reads what [`pack`](Self::pack) wrote, into `sink`.
-    pub(crate) fn unpack(
+    pub fn unpack(
         self,
         spec: &ModelSpec,
         tokens: usize,

@@ -9,12 +9,13 @@ use kvasir_engine::{
     Model, PagedKv,
     quality::{Quality, Samples, compare_prefixes},
 };
+
 use kvasir_types::{Level, ModelSpec, Plane};
 
 use super::{baseline::into_pages, outcome::QualityPoint, plain::Plain};
 use crate::{
     error::{CliError, CliResult},
-    inputs::engine_error,
+    shipped::engine_error,
 };
 
 /// A context with what follows it in the text.

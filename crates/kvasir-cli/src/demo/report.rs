@@ -1,10 +1,8 @@
 //! The demo's table and its HTML report. Pure functions of [`Outcome`] and [`Evidence`].
 
 use super::outcome::{Evidence, Outcome};
-use crate::{
-    output::{bytes, columns},
-    report::{Axis, Bar, Bars, Figure, Guide, Mark, Page, Place, Plot, Point, Series, Side, Table},
-};
+use crate::output::{bytes, columns};
+use kvasir_plot::{Axis, Bar, Bars, Figure, Guide, Mark, Page, Place, Plot, Point, Series, Side, Table};
 
 /// Distance of the bars of chunks on one level, in levels.
 const ASIDE: f64 = 0.2;

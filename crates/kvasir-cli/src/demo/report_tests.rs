@@ -4,7 +4,7 @@ use super::{
     super::outcome::{ChunkEvent, LevelSize, Perplexity, QualityPoint, Ttft},
     *,
 };
-use crate::report::tests::check_markup;
+use kvasir_plot::markup::check_markup;
 
 fn example() -> (Outcome, Evidence) {
     let level = |level: u8| LevelSize { level, bits_per_element: 0.1 * f64::from(level + 1), bytes: 25_000 };

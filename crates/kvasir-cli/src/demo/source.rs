@@ -11,14 +11,14 @@ use tokio::{
 
 /// A running source; it ends with this value.
 #[derive(Debug)]
-pub(crate) struct BytesSource {
+pub struct BytesSource {
     address: SocketAddr,
     task: JoinHandle<()>,
 }
 
 impl BytesSource {
     /// Serves `bytes` on a free loopback port.
-    pub(crate) async fn start(bytes: Arc<[u8]>) -> std::io::Result<Self> {
+    pub async fn start(bytes: Arc<[u8]>) -> std::io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?;
         let task = tokio::spawn(async move {
@@ -32,7 +32,7 @@ impl BytesSource {
     }
 
     /// Where it listens.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
@@ -44,7 +44,7 @@ impl Drop for BytesSource {
 }
 
 /// Reads everything that `address` sends; `expected` only sizes the buffer.
-pub(crate) async fn read_all(address: SocketAddr, expected: usize) -> std::io::Result<Vec<u8>> {
+pub async fn read_all(address: SocketAddr, expected: usize) -> std::io::Result<Vec<u8>> {
     let mut connection = TcpStream::connect(address).await?;
     let mut bytes = Vec::with_capacity(expected);
     connection.read_to_end(&mut bytes).await?;

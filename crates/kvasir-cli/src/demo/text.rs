@@ -6,7 +6,7 @@ use kvasir_engine::Model;
 use super::quality::Passage;
 use crate::{
     error::{CliError, CliResult},
-    inputs::engine_error,
+    shipped::engine_error,
 };
 
 const TEXT: &str = include_str!("../../assets/the-storekeeper.txt");

@@ -45,7 +45,7 @@ pub use cost::{DecodeModel, RecomputeModel};
 pub use estimator::{Estimator, EstimatorKind, Sample, Stretch, WINDOW_SAMPLES};
 pub use event::{Action, Event, Neighbours, RequestId};
 pub use plan::{ChunkPlan, FetchPlan};
-pub use policy::{Batch, Batcher, CacheGen, ChunkState, Fixed, Policy, Progressive, Status, Step, View};
+pub use policy::{CacheGen, ChunkState, Fixed, Policy, Progressive, Status, Step, View};
 pub use rate::ByteRate;
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ use crate::{
 mod metric;
 mod oracle;
 mod roundtrip;
-pub mod tasks;
 
 pub use metric::metric;
 pub use oracle::KlOracle;

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use kvasir_codec::KvSource as _;
-use kvasir_sim::link::{LinkOptions, ShapedLink};
+use kvasir_replay::link::{LinkOptions, ShapedLink};
 use kvasir_types::Plane;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kvasir_sim::link::LinkOptions;
+use kvasir_replay::link::LinkOptions;
 use kvasir_types::Plane;
 use serde::Deserialize;
 use tempfile::TempDir;

@@ -18,7 +18,7 @@ use kvasir_codec::{
     KvBuffer, KvSource, Profile,
     train::{Recipe, TrainingContext, train},
 };
-use kvasir_sim::link::{BandwidthSeries, LinkOptions, ShapedLink};
+use kvasir_replay::link::{BandwidthSeries, LinkOptions, ShapedLink};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
 use serde::Serialize;
 

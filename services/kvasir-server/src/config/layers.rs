@@ -4,20 +4,6 @@ use std::path::{Path, PathBuf};
 
 use super::{Config, ConfigError, Mistake, SETTINGS, renamed};
 
-/// How to call the server.
-pub const USAGE: &str = "\
-usage: kvasir-server [--config FILE] [--print-config] [--<section>.<key> VALUE]...
-
-  --config FILE         settings as TOML (also KVASIR_CONFIG)
-  --listen ADDRESS      short for --server.listen
-  --print-config        print the configuration in force and exit
-  --print-example       print kvasir-server.example.toml and exit
-  --rebuild-index       fill the hot index from what the store holds, and exit
-  --version, --help
-
-Settings: defaults, then AWS_* variables, then the file, then KVASIR_<SECTION>_<KEY> variables, then flags.
-kvasir-server.example.toml lists them all.";
-
 /// Where settings come from.
 #[derive(Debug, Clone, Default)]
 pub struct Layers {
@@ -27,18 +13,6 @@ pub struct Layers {
     pub env: Vec<(String, String)>,
     /// Flags, as (`section.key`, value).
     pub flags: Vec<(String, String)>,
-    /// `--print-config`.
-    pub print: bool,
-    /// `--print-example`.
-    pub example: bool,
-    /// `--rebuild-index`.
-    pub rebuild: bool,
-    /// `--help`.
-    pub help: bool,
-    /// `--version`.
-    pub version: bool,
-    /// Mistakes of the command line, reported with all others.
-    pub mistakes: Vec<Mistake>,
 }
 
 impl Layers {
@@ -52,37 +26,11 @@ impl Layers {
         Self { file, env, ..Self::default() }
     }
 
-    /// Adds the arguments of a command line, the program's name left out.
+    /// Adds flags, as (`section.key`, value); a later one counts.
     #[must_use]
-    pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = String>) -> Self {
-        let mut arguments = arguments.into_iter();
-        while let Some(argument) = arguments.next() {
-            let (flag, joined) = match argument.split_once('=') {
-                Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
-                None => (argument.clone(), None),
-            };
-            match flag.as_str() {
-                "--print-config" => self.print = true,
-                "--rebuild-index" => self.rebuild = true,
-                "--help" | "-h" => self.help = true,
-                "--version" | "-V" => self.version = true,
-                "--print-example" => self.example = true,
-                _ => match flag.strip_prefix("--") {
-                    None => self.mistakes.push(Mistake::new(&flag, "is no flag; see --help")),
-                    Some(key) => self.flag(key, joined.or_else(|| arguments.next())),
-                },
-            }
-        }
+    pub fn with_flags<'a>(mut self, flags: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        self.flags.extend(flags.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
         self
-    }
-
-    fn flag(&mut self, key: &str, value: Option<String>) {
-        match (key, value) {
-            (key, None) => self.mistakes.push(Mistake::new(&format!("--{key}"), "needs a value")),
-            ("config", Some(path)) => self.file = Some(path.into()),
-            ("listen", Some(value)) => self.flags.push(("server.listen".to_owned(), value)),
-            (key, Some(value)) => self.flags.push((key.to_owned(), value)),
-        }
     }
 
     /// Applies the layers to the defaults.
@@ -91,7 +39,7 @@ impl Layers {
     /// [`ConfigError`] with every mistake of every layer.
     pub fn load(self) -> Result<Config, ConfigError> {
         let mut config = Config::default();
-        let mut mistakes = self.mistakes;
+        let mut mistakes = Vec::new();
         aws(&mut config, &self.env);
         if let Some(path) = &self.file {
             file(&mut config, path, &mut mistakes);

@@ -20,12 +20,10 @@ use kvasir_storage::{Secret, Settings, gc::GcPolicy, limits, store::StoreConfig}
 use url::Url;
 
 pub use hot::HotConfig;
-pub use layers::{Layers, USAGE};
+pub use layers::Layers;
+pub use renamed::{RENAMED as RENAMED_SETTINGS, Renamed as RenamedSetting};
 pub use setting::Setting;
 pub use settings::SETTINGS;
-
-/// Exit status for a configuration that cannot be used (`EX_USAGE`).
-pub const EXIT_CONFIG: u8 = 64;
 
 /// A complete, checked configuration.
 #[derive(Debug, Clone)]
@@ -285,7 +283,7 @@ impl Config {
         })
     }
 
-    /// The configuration as TOML, secrets as `***`: what `--print-config` prints.
+    /// The configuration as TOML, secrets as `***`: what `kvasir config` prints.
     pub fn to_toml(&self) -> String {
         settings::print(self, |setting, value| match value {
             Some(value) => format!("{} = {value}\n", setting.name()),

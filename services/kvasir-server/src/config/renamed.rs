@@ -4,21 +4,21 @@ use super::{SETTINGS, Setting, settings::find};
 
 /// A setting that had another name.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Renamed {
+pub struct Renamed {
     /// `section.key` as it was.
-    pub(super) old: &'static str,
+    pub old: &'static str,
     /// `section.key` as it is.
-    pub(super) new: &'static str,
+    pub new: &'static str,
     /// First release that does not know the old name any more.
-    pub(super) gone_in: &'static str,
+    pub gone_in: &'static str,
 }
 
 /// All of them. An entry goes when its release comes; a test says when.
 #[cfg(not(test))]
-pub(super) const RENAMED: &[Renamed] = &[];
+pub const RENAMED: &[Renamed] = &[];
 /// Nothing has been renamed since the first release: the tests have an entry of their own.
 #[cfg(test)]
-pub(super) const RENAMED: &[Renamed] =
+pub const RENAMED: &[Renamed] =
     &[Renamed { old: "server.bind", new: "server.listen", gone_in: "999.0.0" }];
 
 impl Renamed {
@@ -77,7 +77,7 @@ mod tests {
         for layers in [
             layers.clone(),
             Layers { env: vec![variable.clone()], ..layers.clone() },
-            Layers { env: vec![variable], ..layers }.with_arguments(["--server.bind=127.0.0.1:3".to_owned()]),
+            Layers { env: vec![variable], ..layers }.with_flags([("server.bind", "127.0.0.1:3")]),
         ] {
             let config = layers.load().expect("sound");
             ports.push(config.server.listen.port());
@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn a_bad_value_under_an_old_name_is_a_mistake_under_that_name() {
-        let flags = ["--server.bind=here", "--store.url=memory://"].map(str::to_owned);
-        let error = Layers::default().with_arguments(flags).load().expect_err("no address");
+        let flags = [("server.bind", "here"), ("store.url", "memory://")];
+        let error = Layers::default().with_flags(flags).load().expect_err("no address");
         assert!(error.to_string().contains("--server.bind"), "{error}");
     }
 }

@@ -29,7 +29,7 @@ pub struct CacheGen {
 
 impl CacheGen {
     /// Algorithm 1 for one request of a batch: with `N_c` requests that contain chunk index `c`, a configuration
-    /// of that chunk costs `N_c` times one request's ([`Batch::sharing`](super::Batch::sharing)).
+    /// of that chunk costs `N_c` times one request's.
     pub const fn batched(sharing: Vec<u32>) -> Self {
         Self { sharing, patient: false }
     }

@@ -1,6 +1,5 @@
 //! Which chunk to read next, at which level, or as text.
 
-mod batch;
 mod cachegen;
 mod fixed;
 mod forecast;
@@ -12,7 +11,6 @@ use std::{fmt, time::Duration};
 
 use kvasir_types::{Level, TokenRange};
 
-pub use batch::{Batch, Batcher};
 pub use cachegen::CacheGen;
 pub use fixed::Fixed;
 pub use progressive::Progressive;

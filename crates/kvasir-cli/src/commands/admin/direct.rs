@@ -1,0 +1,26 @@
+//! A store opened directly, with the settings of its service: maintenance may run beside any number of services.
+
+use std::sync::Arc;
+
+use kvasir_server::Config;
+use kvasir_storage::{Storage, index::Index, observe::NoObserver};
+
+use crate::error::{CliError, CliResult, Exit};
+
+/// The storage core over the store that `config` names; over the replica's own index where none is given.
+pub(super) async fn storage(config: &Config, index: Option<Index>) -> CliResult<Arc<Storage>> {
+    let store = kvasir_server::open_store(config, Arc::new(NoObserver)).map_err(CliError::unavailable)?;
+    let index = match index {
+        Some(index) => index,
+        None => {
+            let directory = config.cache.directory.clone();
+            Index::sled(directory, store.identity, config.cache.index_memory_bytes).map_err(|error| {
+                let advice =
+                    "Stop the service that uses this directory first, or name another: --cache.directory.";
+                CliError::new(Exit::Unavailable, error, advice)
+            })?
+        }
+    };
+    let abilities = store.probe().await.map_err(CliError::unavailable)?;
+    Ok(Storage::new(store, abilities, index, config.storage.clone()))
+}

@@ -1,0 +1,83 @@
+//! `kvasir admin events`: the stream of events, as lines.
+
+use clap::Args;
+use kvasir_api::{Event, EventType, EventsQuery};
+use kvasir_client::Told;
+use kvasir_types::Name;
+
+use crate::{
+    error::{CliError, CliResult, Exit},
+    output::print,
+    progress::note,
+    service::{ServiceArguments, client, client_error, runtime},
+};
+
+/// Arguments of `kvasir admin events`.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArguments {
+    /// The service; events of all its namespaces are shown, unless `--only` names one.
+    #[command(flatten)]
+    service: ServiceArguments,
+    /// Only of this namespace.
+    #[arg(long, value_name = "NAMESPACE")]
+    only: Option<Name>,
+    /// Only these types: stored, removed, cleared; several separated by commas.
+    #[arg(long)]
+    types: Option<String>,
+    /// Go on after this event.
+    #[arg(long, value_name = "ID")]
+    after: Option<String>,
+    /// End after so many events; without it, with the service.
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Print one JSON document a line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &EventsArguments) -> CliResult {
+    let client = client(&arguments.service)?;
+    let query = EventsQuery {
+        namespace: arguments.only.clone(),
+        types: arguments.types.clone(),
+        after: arguments.after.clone(),
+    };
+    runtime()?.block_on(async {
+        let mut stream = client.events(&query).await.map_err(client_error)?;
+        note("waiting for events");
+        let mut left = arguments.count.unwrap_or(u64::MAX);
+        while left > 0 {
+            match stream.next().await.map_err(client_error)? {
+                Some(Told::Event(event)) if arguments.json => {
+                    print(&serde_json::to_string(&event).map_err(CliError::internal)?)?;
+                }
+                Some(Told::Event(event)) => print(&line(&event))?,
+                Some(Told::Dropped(dropped)) => {
+                    let message = format!("{} events were missed: {}", dropped.missed, dropped.detail);
+                    return Err(CliError::new(Exit::Unavailable, message, ""));
+                }
+                None => {
+                    let advice = "Start again with --after and the last id.";
+                    return Err(CliError::new(Exit::Unavailable, "the service ended the stream", advice));
+                }
+            }
+            left -= 1;
+        }
+        Ok(())
+    })
+}
+
+fn line(event: &Event) -> String {
+    let chunk = event.seq_hash.map(|hash| hash.to_string()[..16].to_owned()).unwrap_or_default();
+    let namespace = event.namespace.as_ref().map_or("-", Name::as_str);
+    let what = match event.event_type {
+        EventType::Stored => {
+            let blocks = event.block_hashes.len();
+            let level = event.level.map_or(0, |level| level.0);
+            format!("{blocks} blocks, levels to {level}, {}", serde_json::json!(event.medium))
+        }
+        EventType::Removed | EventType::Cleared => event.reason.clone().unwrap_or_default(),
+    };
+    format!("{}  {:<7}  {namespace}  {chunk}  {what}", event.event_id, event.event_type.as_str())
+}

@@ -1,0 +1,52 @@
+//! Jobs of a running service, watched to their end.
+
+use std::time::Duration;
+
+use kvasir_api::{Job, JobRequest, JobState};
+use kvasir_client::Client;
+
+use crate::{
+    error::{CliError, CliResult, Exit},
+    progress::Step,
+    service::{ServiceArguments, client, client_error, runtime},
+};
+
+/// Pause between two looks at a job.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Starts a job and follows it.
+pub(super) fn watch(
+    service: &ServiceArguments,
+    request: &JobRequest,
+    name: &str,
+    summary: impl Fn(&dyn Fn(&str) -> u64) -> String,
+) -> CliResult<Job> {
+    let client = client(service)?;
+    let step = Step::start(name);
+    let show = |job: &Job| summary(&|name| job.counts.get(name).copied().unwrap_or(0));
+    let job = runtime()?.block_on(follow(&client, request, |job| step.count(&show(job))))?;
+    match job.state {
+        JobState::Failed => {
+            let why = job.error.unwrap_or_default();
+            Err(CliError::new(
+                Exit::Unavailable,
+                format!("the job ended early: {why}"),
+                "Run it again; it goes on.",
+            ))
+        }
+        JobState::Running | JobState::Done => {
+            step.done(&show(&job));
+            Ok(job)
+        }
+    }
+}
+
+async fn follow(client: &Client, request: &JobRequest, progress: impl Fn(&Job)) -> CliResult<Job> {
+    let mut job = client.start_job(request).await.map_err(client_error)?;
+    while job.state == JobState::Running {
+        progress(&job);
+        tokio::time::sleep(PAUSE).await;
+        job = client.job(&job.job_id).await.map_err(client_error)?;
+    }
+    Ok(job)
+}

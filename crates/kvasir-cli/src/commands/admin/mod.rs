@@ -1,0 +1,43 @@
+//! `kvasir admin`: operating a service, or its store directly.
+
+mod direct;
+mod events;
+mod gc;
+mod job;
+mod rebuild_index;
+mod scrub;
+mod top;
+mod usage;
+
+use clap::Subcommand;
+
+use crate::error::CliResult;
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AdminCommand {
+    /// Run a pass of the garbage collector.
+    Gc(gc::GcArguments),
+    /// Read every stored object and compare it with its name.
+    Scrub(scrub::ScrubArguments),
+    /// Build a service's index again, from the object store or (`--journal`) from the journal.
+    RebuildIndex(rebuild_index::RebuildIndexArguments),
+    /// Say what is kept in the store.
+    Usage(usage::UsageArguments),
+    /// Show what happens to chunks, as it happens.
+    Events(events::EventsArguments),
+    /// Show a service live: requests, hits, bytes by level and medium, SLO attainment.
+    Top(top::TopArguments),
+}
+
+/// Runs the command.
+pub(crate) fn run(command: &AdminCommand) -> CliResult {
+    match command {
+        AdminCommand::Gc(arguments) => gc::run(arguments),
+        AdminCommand::Scrub(arguments) => scrub::run(arguments),
+        AdminCommand::RebuildIndex(arguments) => rebuild_index::run(arguments),
+        AdminCommand::Usage(arguments) => usage::run(arguments),
+        AdminCommand::Events(arguments) => events::run(arguments),
+        AdminCommand::Top(arguments) => top::run(arguments),
+    }
+}

@@ -1,0 +1,57 @@
+//! `kvasir admin rebuild-index`: fills a replica's index anew. Needs a cache directory that no service uses.
+
+use clap::Args;
+use kvasir_storage::RebuildProgress;
+use serde_json::json;
+
+use super::direct::storage;
+use crate::{
+    error::{CliError, CliResult},
+    output::print_json,
+    progress::Step,
+    service::runtime,
+    settings::SettingsArguments,
+};
+
+/// Arguments of `kvasir admin rebuild-index`.
+#[derive(Debug, Args)]
+pub(crate) struct RebuildIndexArguments {
+    /// From the journal: quicker, but only as far back as it goes.
+    #[arg(long)]
+    journal: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+    /// The service's settings.
+    #[command(flatten)]
+    settings: SettingsArguments,
+}
+
+/// Fills the hot index anew: from the store's listing, or, quicker and only as far back as it goes, from the journal.
+pub(crate) fn run(arguments: &RebuildIndexArguments) -> CliResult {
+    let config = arguments.settings.config()?;
+    let step = Step::start("rebuilding the index");
+    let started = std::time::Instant::now();
+    let done = runtime()?.block_on(async {
+        let storage = storage(&config, None).await?;
+        storage.index().clear();
+        if arguments.journal {
+            storage.journal_replay().await.map_err(CliError::unavailable)?;
+            storage.index().flush();
+            let indexed = storage.index().len();
+            return Ok(RebuildProgress { objects: indexed, indexed, failed: 0 });
+        }
+        let progress = |p: RebuildProgress| step.count(&format!("{} objects", p.objects));
+        storage.rebuild_index(progress).await.map_err(CliError::unavailable)
+    })?;
+    let RebuildProgress { objects, indexed, failed } = done;
+    let seconds = started.elapsed().as_secs_f64();
+    step.done(&format!(
+        "{objects} objects met, {indexed} indexed, {failed} unreadable, {:.0} a second",
+        objects as f64 / seconds
+    ));
+    if arguments.json {
+        print_json(&json!({ "objects": objects, "indexed": indexed, "failed": failed, "seconds": seconds }))?;
+    }
+    Ok(())
+}

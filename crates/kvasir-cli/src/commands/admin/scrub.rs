@@ -1,0 +1,115 @@
+//! `kvasir admin scrub`: reads every object and compares it with its name, by a service or directly on its store.
+
+use clap::Args;
+use kvasir_api::{JobKind, JobRequest};
+use kvasir_storage::{ScrubReport, index::Index};
+use serde_json::json;
+
+use super::{direct::storage, job::watch};
+use crate::{
+    error::{CliError, CliResult, Exit},
+    output::{bytes, print, print_json},
+    progress::Step,
+    service::{ServiceArguments, runtime},
+    settings::SettingsArguments,
+};
+
+/// Arguments of `kvasir admin scrub`.
+#[derive(Debug, Args)]
+pub(crate) struct ScrubArguments {
+    /// The service.
+    #[command(flatten)]
+    service: ServiceArguments,
+    /// Work on the object store itself, with the service's settings; it may run beside any number of services.
+    #[arg(long, conflicts_with_all = ["url", "token_file", "ca_file"])]
+    direct: bool,
+    /// With `--direct`: only say what is corrupt, quarantine nothing.
+    #[arg(long, requires = "direct")]
+    dry_run: bool,
+    /// Read at most N bytes a second; 0 or not given: no limit. With `--direct` it is `--scrub.rate`.
+    #[arg(long, value_name = "N", conflicts_with = "direct")]
+    bytes_per_second: Option<u64>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+    /// With `--direct`: the service's settings.
+    #[command(flatten)]
+    settings: SettingsArguments,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ScrubArguments) -> CliResult {
+    if arguments.direct {
+        return scrub_directly(arguments);
+    }
+    arguments.settings.only_with_direct()?;
+    scrub_by_service(arguments)
+}
+
+/// Reads every object and compares it with its name.
+fn scrub_by_service(arguments: &ScrubArguments) -> CliResult {
+    let request = JobRequest {
+        kind: JobKind::Scrub,
+        dry_run: false,
+        bytes_per_second: arguments.bytes_per_second.unwrap_or(0),
+    };
+    let job = watch(&arguments.service, &request, "scrubbing", |count| {
+        format!(
+            "{} objects ({}) read, {} quarantined, {} unreadable",
+            count("objects"),
+            bytes(count("bytes")),
+            count("quarantined"),
+            count("unread"),
+        )
+    })?;
+    if arguments.json {
+        print_json(&job)?;
+    }
+    match job.counts.get("quarantined") {
+        None | Some(0) => Ok(()),
+        Some(count) => Err(CliError::new(
+            Exit::Data,
+            format!("{count} objects were corrupt in the store and are quarantined"),
+            "They are misses now and will be stored again when they are needed; look after the store.",
+        )),
+    }
+}
+
+/// Reads all objects at the rate of `scrub.rate`, and compares them with their names.
+fn scrub_directly(arguments: &ScrubArguments) -> CliResult {
+    let config = arguments.settings.config()?;
+    let step = Step::start("scrubbing");
+    let report = runtime()?.block_on(async {
+        let storage = storage(&config, Some(Index::memory())).await?;
+        let progress = |now: &ScrubReport| {
+            let wrong = now.quarantined + now.unread;
+            step.count(&format!("{} objects, {}, {wrong} wrong", now.objects, bytes(now.bytes)));
+        };
+        let rate = config.scrub.bytes_per_second;
+        let report = storage.scrub(rate, arguments.dry_run, progress).await.map_err(CliError::unavailable)?;
+        storage.journal_append().await.map_err(CliError::unavailable)?;
+        Ok::<_, CliError>(report)
+    })?;
+    let ScrubReport { objects, bytes: read, quarantined, unread, misread } = report;
+    step.done(&format!("{objects} objects, {}", bytes(read)));
+    if arguments.json {
+        let (dry_run, quarantined) = (arguments.dry_run, quarantined);
+        print_json(&json!({
+            "dry_run": dry_run, "objects": objects, "bytes": read,
+            "quarantined": quarantined, "unread": unread, "misread": misread,
+        }))?;
+    } else {
+        print(&format!(
+            "{quarantined:>10}  corrupt\n{unread:>10}  unreadable\n{misread:>10}  wrong only once"
+        ))?;
+    }
+    if quarantined + unread == 0 {
+        return Ok(());
+    }
+    let advice = "Corrupt objects are hidden and deleted after the grace; look after the store.";
+    Err(CliError::new(
+        Exit::Data,
+        format!("{quarantined} objects are corrupt, {unread} cannot be read"),
+        advice,
+    ))
+}

@@ -1,0 +1,69 @@
+//! `kvasir admin top`: a running service, live.
+
+mod sample;
+mod view;
+
+use std::{
+    io::IsTerminal as _,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use kvasir_client::Client;
+
+use self::{sample::Sample, view::View};
+use crate::{
+    error::CliResult,
+    output::{print, print_json},
+    service::{ServiceArguments, client, client_error, runtime},
+};
+
+/// Cursor home and clear to the end: redraws without flicker.
+const REDRAW: &str = "\x1b[H\x1b[J";
+
+/// Arguments of `kvasir admin top`.
+#[derive(Debug, Args)]
+pub(crate) struct TopArguments {
+    /// The service.
+    #[command(flatten)]
+    service: ServiceArguments,
+    /// Pause between two looks, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=60_000))]
+    interval_ms: u64,
+    /// Show so many views and end; without it, until Ctrl-C.
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Print one JSON document a view.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &TopArguments) -> CliResult {
+    let client = client(&arguments.service)?;
+    let redraw = std::io::stdout().is_terminal() && !arguments.json;
+    runtime()?.block_on(async {
+        let mut before = look(&client).await?;
+        let mut left = arguments.count.unwrap_or(u64::MAX);
+        while left > 0 {
+            tokio::time::sleep(Duration::from_millis(arguments.interval_ms)).await;
+            let now = look(&client).await?;
+            let elapsed = now.1.duration_since(before.1);
+            let view = View::between(&before.0, &now.0, elapsed);
+            if arguments.json {
+                print_json(&view)?;
+            } else {
+                let text = view.text(arguments.service.url.as_str());
+                print(&if redraw { format!("{REDRAW}{text}") } else { text })?;
+            }
+            before = now;
+            left -= 1;
+        }
+        Ok(())
+    })
+}
+
+async fn look(client: &Client) -> CliResult<(Sample, Instant)> {
+    let text = client.metrics().await.map_err(client_error)?;
+    Ok((Sample::parse(&text), Instant::now()))
+}

@@ -1,0 +1,110 @@
+//! `kvasir context get`: loads a context's KV into a dump.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use kvasir_client::{
+    LoadOptions,
+    fetcher::{Fixed, RecomputeModel},
+};
+use kvasir_codec::KvBuffer;
+use kvasir_types::Level;
+use serde_json::json;
+
+use super::nothing_stored;
+use crate::{
+    error::{CliError, CliResult, Exit},
+    inputs::{self, ContextArguments, profile},
+    output::{bytes, print_json, write_dump},
+    progress::Step,
+    service::{ServiceArguments, client_error, connect, runtime},
+};
+
+/// Longest a load without a time budget may take.
+const LOAD_TIME_MAX: Duration = Duration::from_secs(600);
+
+/// Arguments of `kvasir context get`.
+#[derive(Debug, Args)]
+pub(crate) struct GetArguments {
+    /// The service.
+    #[command(flatten)]
+    service: ServiceArguments,
+    /// The context.
+    #[command(flatten)]
+    context: ContextArguments,
+    /// Profile that the context was encoded with; by default the one that ships with the model.
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Level to load; by default the finest.
+    #[arg(long, value_name = "N", conflicts_with = "slo_ms")]
+    level: Option<u8>,
+    /// Adapt levels so that the load takes at most this many milliseconds.
+    #[arg(long, value_name = "MS")]
+    slo_ms: Option<u64>,
+    /// The dump to write.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Loads what is stored of a context into a dump.
+pub(crate) fn run(arguments: &GetArguments) -> CliResult {
+    let context = inputs::context(&arguments.context)?;
+    let profile = profile(arguments.profile.as_deref())?;
+    let level = level_of(arguments.level, profile.level_count())?;
+    let step = Step::start("loading");
+    // A command line cannot compute: what the load gives up on is missing, so computing is made unattractive.
+    let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
+    let mut options = LoadOptions::new(arguments.slo_ms.map_or(LOAD_TIME_MAX, Duration::from_millis), never);
+    if arguments.slo_ms.is_none() {
+        options.policy = Box::new(Fixed::new(level));
+    }
+    let (report, kv, count) = runtime()?.block_on(async {
+        let client = connect(&arguments.service, &context.spec, &profile).await?;
+        let plan = client.lookup(&context.tokens).await.map_err(client_error)?;
+        let count = plan.matched_tokens() as usize;
+        if count == 0 {
+            return Err(nothing_stored());
+        }
+        let mut kv = KvBuffer::new(&context.spec, count);
+        let report = client.get_kv(&plan, options, &mut kv).await.map_err(client_error)?;
+        Ok((report, kv, count))
+    })?;
+    if let Some(range) = report.recompute.first() {
+        let why = report
+            .failures
+            .first()
+            .map_or_else(|| "the time was too short".to_owned(), |f| f.error.to_string());
+        let message = format!("tokens {}..{} could not be loaded: {why}", range.start, range.end);
+        return Err(CliError::new(Exit::Unavailable, message, "Try again, or with a larger --slo-ms."));
+    }
+    let tokens = &context.tokens[..count];
+    write_dump(&arguments.output, &context.spec, tokens, &kv)?;
+    step.done(&format!(
+        "{count} of {} tokens, {}, written to {}",
+        context.tokens.len(),
+        bytes(report.bytes),
+        arguments.output.display()
+    ));
+    if !arguments.json {
+        return Ok(());
+    }
+    let chunks = report.chunks.iter().map(|c| json!({"first_token": c.tokens.start, "tokens": c.tokens.len(), "level": c.level, "bytes": c.bytes}));
+    print_json(
+        &json!({"tokens": count, "bytes": report.bytes, "elapsed_ms": report.elapsed.as_secs_f64() * 1e3, "chunks": chunks.collect::<Vec<_>>()}),
+    )
+}
+
+fn level_of(asked: Option<u8>, count: usize) -> CliResult<Level> {
+    let top = count.saturating_sub(1) as u8;
+    match asked {
+        Some(level) if level > top => Err(CliError::new(
+            Exit::Data,
+            format!("level {level} does not exist: the profile has levels 0 to {top}"),
+            "Ask for one of them, or leave --level away for the finest.",
+        )),
+        asked => Ok(Level(asked.unwrap_or(top))),
+    }
+}

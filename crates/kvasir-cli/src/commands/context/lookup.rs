@@ -1,0 +1,66 @@
+//! `kvasir context lookup`: how much of a context is stored.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kvasir_client::LoadPlan;
+use serde_json::json;
+
+use super::nothing_stored;
+use crate::{
+    error::CliResult,
+    inputs::{self, Context, ContextArguments, profile},
+    output::{columns, print, print_json},
+    service::{ServiceArguments, client_error, connect, runtime},
+};
+
+/// Arguments of `kvasir context lookup`.
+#[derive(Debug, Args)]
+pub(crate) struct LookupArguments {
+    /// The service.
+    #[command(flatten)]
+    service: ServiceArguments,
+    /// The context.
+    #[command(flatten)]
+    context: ContextArguments,
+    /// Profile that the context was encoded with; by default the one that ships with the model.
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Says how much of a context is stored.
+pub(crate) fn run(arguments: &LookupArguments) -> CliResult {
+    let context = inputs::context(&arguments.context)?;
+    let profile = profile(arguments.profile.as_deref())?;
+    let plan = runtime()?.block_on(async {
+        let kv = connect(&arguments.service, &context.spec, &profile).await?;
+        kv.lookup(&context.tokens).await.map_err(client_error)
+    })?;
+    if arguments.json {
+        print_json(
+            &json!({"tokens": context.tokens.len(), "matched_tokens": plan.matched_tokens(), "chunks": plan.chunks()}),
+        )?;
+    } else {
+        print(&plan_table(&plan, &context))?;
+    }
+    if plan.matched_tokens() == 0 { Err(nothing_stored()) } else { Ok(()) }
+}
+
+fn plan_table(plan: &LoadPlan, context: &Context) -> String {
+    let mut rows =
+        vec![["chunk", "first token", "tokens", "matched", "bytes", "by level"].map(str::to_owned).to_vec()];
+    for chunk in plan.chunks() {
+        rows.push(vec![
+            chunk.seq_hash.to_string().chars().take(16).collect(),
+            chunk.first_token.to_string(),
+            chunk.tokens.to_string(),
+            chunk.matched_tokens.to_string(),
+            chunk.bytes.to_string(),
+            chunk.level_bytes.iter().map(u64::to_string).collect::<Vec<_>>().join(" "),
+        ]);
+    }
+    format!("{} of {} tokens are stored\n{}", plan.matched_tokens(), context.tokens.len(), columns(&rows))
+}

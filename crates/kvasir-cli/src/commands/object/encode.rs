@@ -1,0 +1,71 @@
+//! `kvasir object encode`: a KV dump as one chunk object, without a service.
+
+use std::{path::PathBuf, sync::Arc};
+
+use clap::Args;
+use kvasir_codec::{ChunkEncoder as _, ChunkInput, CpuEncoder};
+use kvasir_types::{CHUNK_TOKENS_MAX, RootHash};
+
+use crate::{
+    error::{CliError, CliResult, Exit, write_file},
+    inputs,
+    output::bytes,
+    progress::Step,
+};
+
+/// Arguments of `kvasir object encode`.
+#[derive(Debug, Args)]
+pub(crate) struct EncodeArguments {
+    /// The KV dump.
+    #[arg(long, value_name = "FILE")]
+    kv: PathBuf,
+    /// The profile.
+    #[arg(long, value_name = "FILE")]
+    profile: PathBuf,
+    /// The chunk object to write.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+}
+
+/// Encodes a dump into one chunk object that starts a context.
+///
+/// Its root is that of the namespace `local` of the tenant `local` without a salt: such an object is for
+/// looking at, measuring and exchanging; what a service stores gets its root from the service.
+pub(crate) fn run(arguments: &EncodeArguments) -> CliResult {
+    let profile = inputs::profile(Some(&arguments.profile))?;
+    let dump = inputs::dump(&arguments.kv)?;
+    if dump.tokens.len() > CHUNK_TOKENS_MAX {
+        let message =
+            format!("the dump has {} tokens, a chunk at most {CHUNK_TOKENS_MAX}", dump.tokens.len());
+        return Err(CliError::new(
+            Exit::Data,
+            message,
+            "Use `kvasir context put`, which cuts contexts into chunks.",
+        ));
+    }
+    let step = Step::start("encoding");
+    let spec = Arc::new(dump.spec);
+    let encoder =
+        CpuEncoder::new(Arc::clone(&spec), profile).map_err(|e| CliError::data(&arguments.kv, e))?;
+    let root = RootHash::derive("local", "local", b"", &spec.model_id());
+    let input = ChunkInput {
+        tokens: &dump.tokens,
+        preceding_token: None,
+        first_position: 0,
+        parent_hash: *root.as_bytes(),
+        kl_beneath: 0.0,
+        kv: &dump.kv,
+    };
+    let object = encoder.encode(&input).map_err(|e| CliError::data(&arguments.kv, e))?;
+    write_file(&arguments.output, &object)?;
+    let elements = (spec.elements_per_token() * dump.tokens.len()) as f64;
+    step.done(&format!(
+        "{} tokens, {} → {}, {:.3} bits an element with all {} levels",
+        dump.tokens.len(),
+        bytes((spec.bytes_per_token() * dump.tokens.len()) as u64),
+        bytes(object.len() as u64),
+        object.len() as f64 * 8.0 / elements,
+        encoder.level_count(),
+    ));
+    Ok(())
+}

@@ -1,0 +1,30 @@
+//! `kvasir profile`: profiles of a model.
+
+mod inspect;
+mod levels;
+mod pack;
+mod train;
+
+use clap::Subcommand;
+
+use crate::error::CliResult;
+
+/// What to do with profiles.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProfileCommand {
+    /// Train a profile from KV dumps of one model, or for the shipped model from texts.
+    Train(train::TrainArguments),
+    /// Show a profile (.kvp): levels, scopes, ranks, tables, what decoding costs.
+    Inspect(inspect::InspectArguments),
+    /// Pack a profile's bases and factors in few bits, so that it fits a budget.
+    Pack(pack::PackArguments),
+}
+
+/// Runs the command.
+pub(crate) fn run(command: &ProfileCommand) -> CliResult {
+    match command {
+        ProfileCommand::Train(arguments) => train::run(arguments),
+        ProfileCommand::Inspect(arguments) => inspect::run(arguments),
+        ProfileCommand::Pack(arguments) => pack::run(arguments),
+    }
+}

@@ -1,0 +1,253 @@
+//! `kvasir profile train`: a profile from KV dumps, or for the shipped model from texts.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use kvasir_codec::{
+    Profile, TrainError,
+    train::{BasisRecipe, QualityOracle, Recipe, TrainingContext, search, train, train_calibrated},
+};
+use kvasir_types::ModelSpec;
+
+use super::levels::levels_table;
+use crate::{
+    error::{CliError, CliResult, Exit, write_file},
+    inputs,
+    output::{bytes, print, print_json},
+    progress::{Step, note},
+    training::no_data,
+};
+#[cfg(feature = "demo")]
+use {
+    crate::{
+        shipped::{self, engine_error},
+        training::{CONTEXTS_MAX, TextSource, training_texts},
+    },
+    kvasir_engine::training::TrainingSet,
+};
+
+/// Bytes of a parameter in a checkpoint of 16-bit floats.
+const PARAMETER_BYTES: f64 = 2.0;
+
+/// How a profile codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RecipeName {
+    /// A trained basis over all layers with a token predictor: the smallest.
+    Basis,
+    /// Static mean, no basis: bit-exact and cheap to decode.
+    Direct,
+    /// The cache bit for bit, as the only level.
+    ExactOnly,
+    /// `direct` with the cache bit for bit on top.
+    ExactResidual,
+    /// The configuration of the CacheGen paper.
+    Cachegen,
+}
+
+/// Arguments of `kvasir profile train`.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArguments {
+    /// KV dumps of contexts to train on, all of one model. Levels are then spaced by the error's power.
+    #[arg(long, value_name = "FILE", num_args = 1.., required = cfg!(not(feature = "demo")))]
+    #[cfg_attr(feature = "demo", arg(conflicts_with_all = ["texts", "self_generated"]))]
+    kv: Vec<PathBuf>,
+    /// Texts for the shipped model, cut into contexts. The model judges: levels are spaced by logit KL.
+    #[cfg(feature = "demo")]
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    texts: Vec<PathBuf>,
+    /// Most contexts taken from the texts, evenly spaced over all of them. The caches of all are held: 8 MB each.
+    #[cfg(feature = "demo")]
+    #[arg(long, value_name = "N", default_value_t = CONTEXTS_MAX, requires = "texts")]
+    contexts: usize,
+    /// Contexts that the shipped model writes itself, beside the texts where those are given too.
+    #[cfg(feature = "demo")]
+    #[arg(long, value_name = "N", alias = "own-texts")]
+    self_generated: Option<usize>,
+    /// Seed of the model's own texts.
+    #[cfg(feature = "demo")]
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How the profile codes.
+    #[arg(long, value_enum, default_value_t = RecipeName::Basis)]
+    recipe: RecipeName,
+    /// Most bytes of the profile, as a share of the model's weights.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    budget_weights: Option<f64>,
+    /// Most multiply-adds of decoding a token, as a share of the model's in prefill.
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    budget_flops: Option<f64>,
+    /// Parameters of the model the dumps are of, at 2 bytes each: what budgets are shares of.
+    #[arg(long, value_name = "N")]
+    parameters: Option<u64>,
+    /// Try scopes and predictors on a part of the data and take what needs the fewest bits.
+    #[arg(long)]
+    search: bool,
+    /// Layers of a scope; all where it is not given.
+    #[arg(long, value_name = "N", conflicts_with = "search")]
+    scope_layers: Option<usize>,
+    /// Keys and values in scopes of their own.
+    #[arg(long, conflicts_with = "search", alias = "planes-apart")]
+    split_kv: bool,
+    /// Factors of the token predictor: of the current token, of the one before.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', num_args = 1..=2)]
+    factors: Option<Vec<usize>>,
+    /// Bits of a factor.
+    #[arg(long, value_name = "BITS", default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]
+    factor_bits: u8,
+    /// Tokens stored exactly at the start of a context; measured where it is not given.
+    #[arg(long, value_name = "N")]
+    exact_tokens: Option<usize>,
+    /// Logit KL of the finest level, in nats a token.
+    #[arg(long, value_name = "NATS", default_value_t = 3e-4)]
+    finest_kl: f32,
+    /// Print the levels as JSON.
+    #[arg(long)]
+    json: bool,
+    /// The profile to write.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+}
+
+/// `5%` or `0.05`.
+pub(super) fn percent(text: &str) -> Result<f64, String> {
+    let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 0.01));
+    let share = number.parse::<f64>().map_err(|e| format!("neither a share nor a percentage: {e}"))? * unit;
+    if share.is_finite() && share > 0.0 { Ok(share) } else { Err("must be above 0".to_owned()) }
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &TrainArguments) -> CliResult {
+    #[cfg(feature = "demo")]
+    let profile = if arguments.kv.is_empty() { from_texts(arguments)? } else { from_dumps(arguments)? };
+    #[cfg(not(feature = "demo"))]
+    let profile = from_dumps(arguments)?;
+    let file = profile.to_bytes();
+    write_file(&arguments.output, &file)?;
+    note(&format!(
+        "{} written to {}, {}",
+        bytes(file.len() as u64),
+        arguments.output.display(),
+        profile.hash()
+    ));
+    if arguments.json { print_json(&super::inspect::view(&profile)) } else { print(&levels_table(&profile)) }
+}
+
+/// Trains on what other engines cached; nobody can tell what an error costs them.
+fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
+    let mut spec: Option<std::sync::Arc<ModelSpec>> = None;
+    let mut contexts = Vec::with_capacity(arguments.kv.len());
+    for path in &arguments.kv {
+        let dump = inputs::dump(path)?;
+        let spec = spec.get_or_insert_with(|| dump.spec.clone().into());
+        if spec.model_id() != dump.spec.model_id() {
+            let message =
+                format!("{} is of another model than {}", path.display(), arguments.kv[0].display());
+            return Err(CliError::new(Exit::Data, message, "A profile is trained from dumps of one model."));
+        }
+        contexts.push(TrainingContext { tokens: dump.tokens, kv: dump.kv });
+    }
+    let Some(spec) = spec else { return Err(no_data()) };
+    let base = basis_recipe(arguments, arguments.parameters.map(|n| n as f64))?;
+    let step = Step::start("training");
+    let mut tell = |what: &str, part| step.at(what, part);
+    let recipe = recipe(arguments, base, &spec, &contexts, None, &mut tell)?;
+    let profile = train(&spec, &contexts, &recipe, &mut tell).map_err(training_error)?;
+    step.done("");
+    Ok(profile)
+}
+
+/// Trains for the shipped model, which judges.
+#[cfg(feature = "demo")]
+fn from_texts(arguments: &TrainArguments) -> CliResult<Profile> {
+    let model = shipped::model()?;
+    let step = Step::start("texts and their KV");
+    let source = TextSource {
+        files: &arguments.texts,
+        contexts: arguments.contexts,
+        own: arguments.self_generated.unwrap_or(0),
+        seed: arguments.seed,
+    };
+    let texts = training_texts(&model, source, &step)?;
+    let set = TrainingSet::of_texts(&model, texts, &mut |part| step.at("computing KV", part));
+    let TrainingSet { contexts, mut oracle } = set.map_err(engine_error)?;
+    step.done(&format!("{} contexts", contexts.len()));
+    let base = basis_recipe(arguments, Some(model.parameters() as f64))?;
+    let step = Step::start("training");
+    let mut tell = |what: &str, part| step.at(what, part);
+    let spec = model.spec();
+    let recipe = recipe(arguments, base, spec, &contexts, Some(&mut oracle), &mut tell)?;
+    let profile = train_calibrated(spec, &contexts, &recipe, &mut oracle, arguments.finest_kl, &mut tell)
+        .map_err(training_error)?;
+    if let Some(error) = oracle.error() {
+        return Err(CliError::internal(format!("the model could not judge: {error}")));
+    }
+    step.done("");
+    Ok(profile)
+}
+
+fn training_error(error: TrainError) -> CliError {
+    CliError::new(Exit::Data, error, "")
+}
+
+/// What the arguments say about a trained basis.
+fn basis_recipe(arguments: &TrainArguments, parameters: Option<f64>) -> CliResult<BasisRecipe> {
+    let share = |share: Option<f64>, unit: f64| match (share, parameters) {
+        (None, _) => Ok(None),
+        (Some(share), Some(parameters)) => Ok(Some((share * parameters * unit) as usize)),
+        (Some(_), None) => Err(CliError::new(
+            Exit::Data,
+            "a budget is a share of the model, whose size the dumps do not tell",
+            "Give its number of parameters with --parameters.",
+        )),
+    };
+    let mut recipe = BasisRecipe {
+        scope_layers: arguments.scope_layers,
+        joint: !arguments.split_kv,
+        table_bits: arguments.factor_bits,
+        exact_tokens: arguments.exact_tokens,
+        budget_bytes: share(arguments.budget_weights, PARAMETER_BYTES)?,
+        budget_macs: share(arguments.budget_flops, 1.0)?,
+        ..BasisRecipe::default()
+    };
+    match arguments.factors.as_deref() {
+        None => {}
+        Some([current, previous]) => recipe.token_factors = [*current, *previous],
+        Some(_) => {
+            let why = "--factors takes two numbers: of the current token, and of the one before";
+            return Err(CliError::new(Exit::Data, why, "For instance --factors 128,64."));
+        }
+    }
+    Ok(recipe)
+}
+
+/// The recipe, after trials where they are wanted.
+fn recipe(
+    arguments: &TrainArguments,
+    base: BasisRecipe,
+    spec: &ModelSpec,
+    contexts: &[TrainingContext],
+    oracle: Option<&mut dyn QualityOracle>,
+    tell: &mut dyn FnMut(&str, f32),
+) -> CliResult<Recipe> {
+    match arguments.recipe {
+        RecipeName::Direct => return Ok(Recipe::Direct),
+        RecipeName::ExactOnly => return Ok(Recipe::Exact),
+        RecipeName::ExactResidual => return Ok(Recipe::DirectExact),
+        RecipeName::Cachegen => return Ok(Recipe::CacheGen),
+        RecipeName::Basis if !arguments.search => return Ok(Recipe::Basis(base)),
+        RecipeName::Basis => {}
+    }
+    let target = arguments.finest_kl * 10.0; // about where caches are read: two levels above the finest
+    let trials = search(spec, contexts, &base, oracle, target, tell).map_err(training_error)?;
+    for trial in &trials {
+        let layers = trial.recipe.scope_layers.map_or("all".to_owned(), |n| n.to_string());
+        note(&format!(
+            "  layers {layers}, {}, factors {:?}: {:.3} bits, {}",
+            if trial.recipe.joint { "joint" } else { "apart" },
+            trial.recipe.token_factors,
+            trial.bits_per_element,
+            bytes(trial.profile_bytes as u64)
+        ));
+    }
+    Ok(Recipe::Basis(trials.into_iter().next().map_or(base, |best| best.recipe)))
+}

@@ -1,0 +1,63 @@
+//! The `kvasir` command line: the service, the tools around it, and the demo.
+//!
+//! A build without the default feature `demo` links no engine: no `demo`, no `--text`, and `--profile` and `--spec` have no
+//! default. The image is built so.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+#[cfg(feature = "demo")]
+pub mod demo;
+pub mod error;
+pub mod inputs;
+pub mod output;
+pub mod progress;
+mod renamed;
+pub mod service;
+mod settings;
+pub mod shipped;
+pub mod training;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+
+use self::{
+    args::{Arguments, Command},
+    error::{CliError, CliResult},
+};
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into()).collect();
+    if let Some(advice) = renamed::advice(&words) {
+        return report(&advice);
+    }
+    match run(&Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&error),
+    }
+}
+
+/// Tells an error and gives its exit code.
+pub fn report(error: &CliError) -> ExitCode {
+    progress::note(&error.to_string());
+    error.exit_code()
+}
+
+fn run(command: &Command) -> CliResult {
+    match command {
+        #[cfg(feature = "demo")]
+        Command::Demo(arguments) => demo::run(arguments),
+        Command::Serve(arguments) => commands::serve::run(arguments),
+        Command::Config(arguments) => commands::config::run(arguments),
+        Command::Selftest(arguments) => commands::selftest::run(arguments),
+        Command::Context(command) => commands::context::run(command),
+        Command::Admin(command) => commands::admin::run(command),
+        Command::Profile(command) => commands::profile::run(command),
+        Command::Object(command) => commands::object::run(command),
+        Command::Plan(arguments) => commands::plan::run(arguments),
+        Command::Token(arguments) => commands::token::run(arguments),
+        Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),
+    }
+}

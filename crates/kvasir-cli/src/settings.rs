@@ -1,0 +1,87 @@
+//! The service's settings as flags: `--config FILE` and one flag for each line of the table, so that help and completions know
+//! them.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgMatches, Args, Command, error::Error};
+use kvasir_server::{Config, Layers, RENAMED_SETTINGS, SETTINGS};
+
+use crate::error::{CliError, CliResult, Exit};
+
+const CONFIG: &str = "config";
+const LISTEN: &str = "listen";
+
+/// Settings of the service, as given on a command line.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SettingsArguments {
+    file: Option<PathBuf>,
+    /// (`section.key`, value) in the order of the table.
+    flags: Vec<(String, String)>,
+}
+
+impl SettingsArguments {
+    /// The configuration that these flags, the environment and the file make.
+    pub(crate) fn config(&self) -> CliResult<Config> {
+        let mut layers = Layers::from_process();
+        layers.file = self.file.clone().or(layers.file);
+        layers.flags.clone_from(&self.flags);
+        layers.load().map_err(|error| {
+            let advice =
+                "Correct them all and start again; `kvasir config --help` shows how settings are given.";
+            CliError::new(Exit::Config, error, advice)
+        })
+    }
+
+    /// Refuses settings where the command asks a service, which has its own.
+    pub(crate) fn only_with_direct(&self) -> CliResult {
+        if self.file.is_none() && self.flags.is_empty() {
+            return Ok(());
+        }
+        let advice = "Add --direct to work on the store itself, or leave the settings out.";
+        Err(CliError::new(Exit::Usage, "a service works with its own settings", advice))
+    }
+}
+
+impl Args for SettingsArguments {
+    fn augment_args(command: Command) -> Command {
+        let config = Arg::new(CONFIG)
+            .long(CONFIG)
+            .value_name("FILE")
+            .help("Settings as TOML (also KVASIR_CONFIG)")
+            .help_heading(
+                "Settings: defaults, AWS_* variables, the file, KVASIR_<SECTION>_<KEY> variables, flags",
+            );
+        let listen = Arg::new(LISTEN).long(LISTEN).value_name("ADDRESS").help("Short for --server.listen");
+        let listen = listen.help_heading("server").overrides_with(LISTEN);
+        let mut command = command.arg(config).arg(listen);
+        for setting in SETTINGS {
+            let arg = Arg::new(setting.key).long(setting.key).value_name("VALUE").help(setting.help);
+            // A later flag overrides an earlier one, so that scripts can append theirs.
+            let arg = arg.help_heading(setting.section()).overrides_with(setting.key);
+            command = command.arg(arg.hide_short_help(true));
+        }
+        for old in RENAMED_SETTINGS {
+            command = command.arg(Arg::new(old.old).long(old.old).hide(true).overrides_with(old.old));
+        }
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl clap::FromArgMatches for SettingsArguments {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let value = |id: &str| matches.get_one::<String>(id).cloned();
+        let names = SETTINGS.iter().map(|s| s.key).chain(RENAMED_SETTINGS.iter().map(|r| r.old));
+        let mut flags: Vec<_> = names.filter_map(|key| Some((key.to_owned(), value(key)?))).collect();
+        flags.extend(value(LISTEN).map(|address| ("server.listen".to_owned(), address)));
+        Ok(Self { file: value(CONFIG).map(Into::into), flags })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! What a profile is trained on.
+
+use crate::error::{CliError, Exit};
+#[cfg(feature = "demo")]
+use {
+    crate::{
+        error::CliResult,
+        progress::Step,
+        shipped::{engine_error, text_tokens},
+    },
+    kvasir_engine::Model,
+    std::path::PathBuf,
+};
+
+#[cfg(feature = "demo")]
+/// Contexts that training takes from texts unless it is told otherwise: their caches are held, 8 MB each.
+pub const CONTEXTS_MAX: usize = 96;
+
+/// What a profile of the shipped model is trained on.
+#[cfg(feature = "demo")]
+#[derive(Debug, Clone, Copy)]
+pub struct TextSource<'a> {
+    /// Files, cut into contexts.
+    pub files: &'a [PathBuf],
+    /// Most contexts of the files, evenly spaced.
+    pub contexts: usize,
+    /// Contexts that the model writes itself.
+    pub own: usize,
+    /// Seed of those.
+    pub seed: u64,
+}
+
+#[cfg(feature = "demo")]
+/// The texts in windows of the model's context. Files' windows and the model's own take turns, so that both are among
+/// what is fitted, held out and judged by.
+pub fn training_texts(model: &Model, source: TextSource<'_>, step: &Step) -> CliResult<Vec<Vec<u32>>> {
+    let size = model.config().context;
+    let mut tell = |part| step.at("the model writes", part);
+    let own = model.sample_texts(source.own, size, source.seed, &mut tell).map_err(engine_error)?;
+    let mut named = Vec::new();
+    for path in source.files {
+        named.extend(text_tokens(model, path)?.chunks_exact(size).map(<[u32]>::to_vec));
+    }
+    let named = evenly(named, source.contexts);
+    let count = own.len() + named.len();
+    let (mut texts, mut own, mut named) = (Vec::with_capacity(count), own.into_iter(), named.into_iter());
+    for index in 0..count {
+        let (first, other): (&mut dyn Iterator<Item = _>, &mut dyn Iterator<Item = _>) =
+            if index % 2 == 0 { (&mut own, &mut named) } else { (&mut named, &mut own) };
+        texts.extend(first.next().or_else(|| other.next()));
+    }
+    if texts.is_empty() { Err(no_data()) } else { Ok(texts) }
+}
+
+#[cfg(feature = "demo")]
+/// At most `count` of the windows, as far apart as can be.
+fn evenly(mut windows: Vec<Vec<u32>>, count: usize) -> Vec<Vec<u32>> {
+    let (all, count) = (windows.len(), count.min(windows.len()));
+    (0..count).map(|index| std::mem::take(&mut windows[index * all / count])).collect()
+}
+
+pub(crate) fn no_data() -> CliError {
+    CliError::new(
+        Exit::Data,
+        "there is nothing to train on",
+        "Name dumps with --kv, texts of at least two contexts with --texts, or say --own-texts 32.",
+    )
+}
+
+#[cfg(all(test, feature = "demo"))]
+mod tests {
+    use super::evenly;
+
+    #[test]
+    fn windows_are_taken_evenly() {
+        let of = |all, count| evenly((0..all).map(|window| vec![window]).collect(), count).concat();
+        assert_eq!(of(9, 3), [0, 3, 6]);
+        assert_eq!(of(5, 3), [0, 1, 3]);
+        for (all, count) in [(0, 4), (3, 4), (4, 4), (7, 0)] {
+            assert_eq!(of(all, count).len(), all.min(count as u32) as usize, "{count} of {all}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The paper's table: 8-bit, ours, X, ours on X. What is coded is stored in a service and loaded from it.
+
+use std::sync::Arc;
+
+use kvasir_client::{
+    KvClient, LoadOptions,
+    fetcher::{Fixed, RecomputeModel},
+};
+use kvasir_codec::{
+    KvBuffer, Profile,
+    train::{BasisRecipe, Recipe, TrainingContext, train},
+};
+use kvasir_engine::{Model, PagedKv, TINY_PROFILE};
+use crate::budget::{PromptCompressor as _, SurprisalCompressor, ThinClass, ThinnedStore, TokenPolicy};
+use kvasir_types::{Level, Name, Thinning};
+use tokio::runtime::Runtime;
+use url::Url;
+
+use super::case::{Case, Row, SQUEEZE_P, Tally, policies};
+use kvasir_cli::{demo::{Plain, Service, into_pages}, error::{CliError, CliResult}, shipped::engine_error, progress::Step, service::client_error};
+
+/// What the table is made for.
+pub(super) struct Settings<'a> {
+    pub(super) training: &'a [Vec<u32>],
+    pub(super) prefix: usize,
+    pub(super) share: f64,
+    pub(super) quick: bool,
+}
+
+/// Time a load may take: only bytes and quality count here.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
+pub(super) fn compose(
+    runtime: &Runtime,
+    model: &Model,
+    cases: &[Case<'_>],
+    settings: &Settings<'_>,
+) -> CliResult<Vec<Row>> {
+    let folder = tempfile::tempdir().map_err(CliError::internal)?;
+    let service = Service::start(runtime, folder.path())?;
+    let url = Url::parse(&format!("http://{}", service.address)).map_err(CliError::internal)?;
+    let client = kvasir_cli::service::open_client_at(url)?;
+    let kvasir = Kvasir { runtime, client, namespace: "budgets".parse().map_err(CliError::internal)? };
+    let step = Step::start("whole caches, and dropped text");
+    let mut rows = whole(&kvasir, model, cases)?;
+    rows.extend(dropped_text(&kvasir, model, cases, settings.share)?);
+    step.done("stored and loaded");
+    let training = settings
+        .training
+        .iter()
+        .map(|window| Case::new(model, window, settings.prefix))
+        .collect::<Result<Vec<_>, _>>();
+    let training = training.map_err(engine_error)?;
+    for policy in policies(model).map_err(engine_error)? {
+        let squeezed = if policy.name() == "fastgen" { vec![None] } else { vec![None, Some(SQUEEZE_P)] };
+        for p in squeezed {
+            if settings.quick && p.is_some() && policy.per_head() {
+                continue;
+            }
+            let step = Step::start(format!("{}{}", policy.name(), p.map_or("", |_| ", squeezed")));
+            let thinned = Thin { policy: &*policy, share: settings.share, p };
+            rows.extend(thinned.rows(&kvasir, model, cases, &training)?);
+            step.done("stored and loaded");
+        }
+    }
+    service.stop(runtime)?;
+    Ok(rows)
+}
+
+struct Kvasir<'a> {
+    runtime: &'a Runtime,
+    client: kvasir_client::Client,
+    namespace: Name,
+}
+
+impl Kvasir<'_> {
+    fn shipped(&self, model: &Model) -> CliResult<(Arc<Profile>, KvClient)> {
+        let profile = Arc::new(Profile::from_bytes(TINY_PROFILE).map_err(CliError::internal)?);
+        let connect = KvClient::connect(
+            self.client.clone(),
+            Arc::clone(model.spec()),
+            self.namespace.clone(),
+            Arc::clone(&profile),
+        );
+        let kv = self.runtime.block_on(connect).map_err(client_error)?;
+        Ok((profile, kv))
+    }
+
+    /// A context, back from the service at every level, with its bytes.
+    fn there_and_back(
+        &self,
+        model: &Model,
+        (client, levels): (&KvClient, usize),
+        tokens: &[u32],
+        kv: &PagedKv,
+    ) -> CliResult<Vec<(PagedKv, f64)>> {
+        self.runtime.block_on(client.store_kv(tokens, kv, |_| ())).map_err(client_error)?;
+        let plan = self.runtime.block_on(client.lookup(tokens)).map_err(client_error)?;
+        let load = |level: usize| {
+            let mut options = LoadOptions::new(PATIENCE, RecomputeModel::from_seconds(0.0, 1.0, 0.0));
+            options.policy = Box::new(Fixed::new(Level(level as u8)).without_giving_up());
+            let pages = into_pages(model, tokens.len(), |sink| {
+                let report =
+                    self.runtime.block_on(client.get_kv(&plan, options, sink)).map_err(client_error)?;
+                if report.recompute.is_empty() {
+                    Ok(())
+                } else {
+                    Err(CliError::internal("a load left tokens out"))
+                }
+            })?;
+            let bytes = plan.chunks().iter().filter_map(|chunk| chunk.level_bytes.get(level)).sum::<u64>();
+            Ok((pages, bytes as f64))
+        };
+        (0..levels).map(load).collect()
+    }
+}
+
+/// The whole cache: 8 bits, and ours at every level.
+fn whole(kvasir: &Kvasir<'_>, model: &Model, cases: &[Case<'_>]) -> CliResult<Vec<Row>> {
+    let (profile, client) = kvasir.shipped(model)?;
+    let (mut int8, mut ours) = (Tally::default(), Vec::new());
+    ours.resize_with(profile.level_count(), Tally::default);
+    for case in cases {
+        let (pages, bytes) = rounded(model, case)?;
+        int8.add(case, &case.logits(model, &pages, None).map_err(engine_error)?, 1.0, bytes);
+        let levels = kvasir.there_and_back(model, (&client, ours.len()), case.prefix, &case.kv)?;
+        for ((pages, bytes), tally) in levels.iter().zip(&mut ours) {
+            tally.add(case, &case.logits(model, pages, None).map_err(engine_error)?, 1.0, *bytes);
+        }
+    }
+    let mut rows = vec![int8.row("none", "8-bit", 1.0, None)];
+    rows.extend(levels(&ours, "none", 1.0, None));
+    Ok(rows)
+}
+
+fn levels(tallies: &[Tally], method: &str, share: f64, p: Option<f64>) -> Vec<Row> {
+    let row = |(level, tally): (usize, &Tally)| tally.row(method, &format!("level {level}"), share, p);
+    tallies.iter().enumerate().map(row).collect()
+}
+
+/// The cache with every row rounded to 8 bits, and its bytes.
+fn rounded(model: &Model, case: &Case<'_>) -> CliResult<(PagedKv, f64)> {
+    let tokens = case.prefix.len();
+    let packed = Plain::Int8.pack(model.spec(), tokens, &case.kv);
+    let pages = into_pages(model, tokens, |sink| {
+        Plain::Int8.unpack(model.spec(), tokens, &packed, sink).map_err(CliError::internal)
+    })?;
+    Ok((pages, packed.len() as f64))
+}
+
+/// A prompt without the tokens that the model found easiest: what is cached is an ordinary cache.
+fn dropped_text(kvasir: &Kvasir<'_>, model: &Model, cases: &[Case<'_>], share: f64) -> CliResult<Vec<Row>> {
+    let (profile, client) = kvasir.shipped(model)?;
+    let (mut int8, mut ours) = (Tally::default(), Vec::new());
+    ours.resize_with(profile.level_count(), Tally::default);
+    for case in cases {
+        let shorter = SurprisalCompressor { model }.compress(case.prefix, share).map_err(engine_error)?;
+        let kv = model.calculate_kv(&shorter).map_err(engine_error)?;
+        let kept = shorter.len() as f64 / case.prefix.len() as f64;
+        let packed = Plain::Int8.pack(model.spec(), shorter.len(), &kv);
+        let pages = into_pages(model, shorter.len(), |sink| {
+            Plain::Int8.unpack(model.spec(), shorter.len(), &packed, sink).map_err(CliError::internal)
+        })?;
+        int8.add(case, &case.logits(model, &pages, None).map_err(engine_error)?, kept, packed.len() as f64);
+        for ((pages, bytes), tally) in
+            kvasir.there_and_back(model, (&client, ours.len()), &shorter, &kv)?.iter().zip(&mut ours)
+        {
+            tally.add(case, &case.logits(model, pages, None).map_err(engine_error)?, kept, *bytes);
+        }
+    }
+    let mut rows = vec![int8.row("text_dropping", "8-bit", share, None)];
+    rows.extend(levels(&ours, "text_dropping", share, None));
+    Ok(rows)
+}
+
+/// A policy at one budget.
+struct Thin<'a> {
+    policy: &'a dyn TokenPolicy,
+    share: f64,
+    p: Option<f64>,
+}
+
+impl Thin<'_> {
+    fn thinning(&self) -> Thinning {
+        let squeezed = self.p.map_or_else(String::new, |p| format!(", squeezed p={p}"));
+        Thinning {
+            method: self.policy.name().to_owned(),
+            parameters: format!("share={}{squeezed}", self.share),
+        }
+    }
+
+    fn rows(
+        &self,
+        kvasir: &Kvasir<'_>,
+        model: &Model,
+        cases: &[Case<'_>],
+        training: &[Case<'_>],
+    ) -> CliResult<Vec<Row>> {
+        let classes = ThinClass::of(model.spec(), self.policy);
+        let profiles = classes
+            .iter()
+            .map(|class| self.profile(model, class, training))
+            .collect::<CliResult<Vec<_>>>()?;
+        let levels_count = profiles.iter().map(|profile| profile.level_count()).min().unwrap_or(0);
+        let thinning = self.thinning();
+        let connect = ThinnedStore::connect(
+            &kvasir.client,
+            (model.spec(), &thinning),
+            &kvasir.namespace,
+            classes.clone(),
+            profiles,
+        );
+        let store = kvasir.runtime.block_on(connect).map_err(CliError::internal)?;
+        let (mut int8, mut ours) = (Tally::default(), Vec::new());
+        ours.resize_with(levels_count, Tally::default);
+        for case in cases {
+            let keep = case.keep(self.policy, self.share, self.p);
+            let (pages, bytes) = rounded(model, case)?;
+            let positions: usize = classes.iter().map(|c| 4 * keep.head(c.layer, c.heads.start).len()).sum();
+            let lossy = case.logits(model, &pages, Some(&keep)).map_err(engine_error)?;
+            int8.add(case, &lossy, keep.share(), bytes * keep.share() + positions as f64);
+            kvasir.runtime.block_on(store.store(case.prefix, &case.kv, &keep)).map_err(CliError::internal)?;
+            for (level, tally) in ours.iter_mut().enumerate() {
+                let mut found = None;
+                let pages = into_pages(model, case.prefix.len(), |sink| {
+                    let load = store.load(case.prefix, Level(level as u8), sink);
+                    found = kvasir.runtime.block_on(load).map_err(CliError::internal)?;
+                    Ok(())
+                })?;
+                let (loaded, bytes) = found.ok_or_else(|| CliError::internal("a class is not stored"))?;
+                if loaded != keep {
+                    return Err(CliError::internal("other tokens came back than were stored"));
+                }
+                let lossy = case.logits(model, &pages, Some(&loaded)).map_err(engine_error)?;
+                tally.add(case, &lossy, loaded.share(), bytes as f64);
+            }
+        }
+        let mut rows = vec![int8.row(self.policy.name(), "8-bit", self.share, self.p)];
+        rows.extend(levels(&ours, self.policy.name(), self.share, self.p));
+        Ok(rows)
+    }
+
+    /// A basis over the rows of one class. Positions say nothing about values: no token predictor.
+    fn profile(&self, model: &Model, class: &ThinClass, training: &[Case<'_>]) -> CliResult<Arc<Profile>> {
+        let spec = class.spec(model.spec(), &self.thinning());
+        let context = |case: &Case<'_>| {
+            let keep = case.keep(self.policy, self.share, self.p);
+            let kept = keep.head(class.layer, class.heads.start);
+            let tokens = class.slots(case.prefix, kept);
+            let kv = KvBuffer::from_source(&spec, tokens.len(), &class.rows(&case.kv, kept));
+            TrainingContext { tokens, kv }
+        };
+        let contexts: Vec<_> = training.iter().map(context).collect();
+        let recipe = Recipe::Basis(BasisRecipe {
+            token_factors: [0, 0],
+            exact_tokens: Some(0),
+            ..BasisRecipe::default()
+        });
+        let profile = train(&spec, &contexts, &recipe, &mut |_, _| ()).map_err(CliError::internal)?;
+        Ok(Arc::new(profile))
+    }
+}

@@ -1,0 +1,60 @@
+//! The tables of `kvasir-lab bench quality`.
+
+use super::QualityReport;
+use kvasir_cli::output::columns;
+
+/// A share as it is shown.
+pub(in super::super) fn ratio(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.3}"))
+}
+
+/// Name and variant of a codec.
+pub(in super::super) fn label(codec: &str, variant: &str) -> String {
+    if variant.is_empty() { codec.to_owned() } else { format!("{codec} {variant}") }
+}
+
+/// Head and lines of the table of targets.
+pub(in super::super) fn verdict_table(report: &QualityReport) -> Vec<Vec<String>> {
+    let mut rows = vec![["target", "chunk", "KL", "ratio", "at most", ""].map(str::to_owned).to_vec()];
+    rows.extend(report.verdicts.iter().map(|verdict| {
+        vec![
+            verdict.target.clone(),
+            verdict.chunk_tokens.to_string(),
+            verdict.kl.to_string(),
+            ratio(verdict.ratio),
+            ratio(Some(verdict.at_most)),
+            match verdict.pass {
+                Some(true) => "pass".to_owned(),
+                Some(false) => "MISS".to_owned(),
+                None => verdict.note.clone(),
+            },
+        ]
+    }));
+    rows
+}
+
+/// Head and lines of the table of measurements.
+pub(in super::super) fn row_table(report: &QualityReport) -> Vec<Vec<String>> {
+    let head =
+        ["codec", "level", "chunk", "text", "bits/element", "KL (95 %)", "top-1", "perplexity", "retrieval"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(report.rows.iter().map(|row| {
+        vec![
+            label(&row.codec, &row.variant),
+            row.level.to_string(),
+            row.chunk_tokens.to_string(),
+            row.domain.clone(),
+            format!("{:.3}", row.bits_per_element),
+            format!("{:.2e} ({:.1e}–{:.1e})", row.kl, row.kl_low, row.kl_high),
+            format!("{:.1} %", row.top1 * 100.0),
+            format!("{:.3}", row.perplexity),
+            format!("{:.3}", row.retrieval),
+        ]
+    }));
+    rows
+}
+
+/// What is printed.
+pub(super) fn text(report: &QualityReport) -> String {
+    format!("{}\n\n{}", columns(&row_table(report)), columns(&verdict_table(report)))
+}

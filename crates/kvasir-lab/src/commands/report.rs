@@ -1,0 +1,23 @@
+//! Reports as files.
+
+use std::path::Path;
+
+use kvasir_cli::error::{CliError, CliResult, Exit, write_file};
+use serde::Serialize;
+
+/// Writes a report as `STEM.json` and in other forms, by file extension, into a folder that is made where there is none.
+pub(crate) fn write_report(
+    folder: &Path,
+    stem: &str,
+    report: &impl Serialize,
+    others: &[(&str, String)],
+) -> CliResult {
+    std::fs::create_dir_all(folder).map_err(|error| {
+        let message = format!("cannot make {}: {error}", folder.display());
+        CliError::new(Exit::NoOutput, message, "Check that the folder above it may be written to.")
+    })?;
+    let json = serde_json::to_vec_pretty(report).map_err(CliError::internal)?;
+    write_file(&folder.join(format!("{stem}.json")), &json)?;
+    (others.iter())
+        .try_for_each(|(form, text)| write_file(&folder.join(format!("{stem}.{form}")), text.as_bytes()))
+}

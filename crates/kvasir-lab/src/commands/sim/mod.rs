@@ -1,0 +1,24 @@
+//! `kvasir-lab sim`: the simulators.
+
+mod evict;
+mod stream;
+
+use clap::Subcommand;
+use kvasir_cli::error::CliResult;
+
+/// What is simulated.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SimCommand {
+    /// Replay a request trace through the eviction policies.
+    Evict(evict::EvictArguments),
+    /// Stream contexts over recorded or random links under every policy.
+    Stream(stream::StreamArguments),
+}
+
+/// Runs a simulation.
+pub(crate) fn run(command: &SimCommand) -> CliResult {
+    match command {
+        SimCommand::Evict(arguments) => evict::run(arguments),
+        SimCommand::Stream(arguments) => stream::run(arguments),
+    }
+}

@@ -1,0 +1,119 @@
+//! What a simulated world is made of, and what comes out.
+
+use std::time::Duration;
+
+use kvasir_client::fetcher::{DecodeModel, FetchPlan, FetcherConfig, Policy, RecomputeModel};
+use kvasir_types::Level;
+
+use kvasir_replay::link::BandwidthSeries;
+
+/// Bytes are delivered in pieces of about this long on the wire.
+const PIECE: Duration = Duration::from_millis(2);
+/// Smallest and largest piece.
+const PIECE_BYTES: (u64, u64) = (4 << 10, 8 << 20);
+
+/// How fast the link is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LinkRate {
+    /// A bandwidth over time.
+    Series(BandwidthSeries),
+    /// One rate per chunk index, in megabits per second, whichever request carries its bytes: the paper's
+    /// setting, where the bandwidth of every chunk's transfer is drawn anew. Repeats past its end.
+    PerChunk(Vec<f64>),
+}
+
+impl LinkRate {
+    /// When `bytes` of `chunk` that start at `now` have arrived.
+    pub fn time_after(&self, now: Duration, chunk: usize, bytes: u64) -> Duration {
+        match self {
+            Self::Series(series) => series.time_after(now, bytes),
+            Self::PerChunk(rates) => {
+                let mbps = rates.get(chunk % rates.len().max(1)).copied().unwrap_or(1.0).max(1e-3);
+                now + Duration::from_secs_f64(bytes as f64 * 8.0 / (mbps * 1e6))
+            }
+        }
+    }
+
+    /// The same link with every rate times `factor`.
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        match self {
+            Self::Series(series) => Self::Series(series.scaled(factor)),
+            Self::PerChunk(rates) => Self::PerChunk(rates.into_iter().map(|rate| rate * factor).collect()),
+        }
+    }
+
+    pub(super) fn piece_bytes(&self, now: Duration, chunk: usize) -> u64 {
+        let probe = 1 << 20;
+        let took = self.time_after(now, chunk, probe).saturating_sub(now).as_secs_f64().max(1e-9);
+        let bytes = probe as f64 * PIECE.as_secs_f64() / took;
+        (bytes as u64).clamp(PIECE_BYTES.0, PIECE_BYTES.1)
+    }
+}
+
+/// What is the same for every load.
+#[derive(Debug, Clone)]
+pub struct WorldConfig {
+    /// The link.
+    pub link: LinkRate,
+    /// From sending a request to its first byte, when the link is free.
+    pub first_byte: Duration,
+    /// True prefill times (the loads' models are only predictions).
+    pub recompute: RecomputeModel,
+    /// True decode times.
+    pub decode: DecodeModel,
+    /// How loads share the link.
+    pub sharing: Sharing,
+}
+
+/// How the bytes of several loads take turns on the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// Piece by piece in turn, as TCP flows of equal round trip do.
+    #[default]
+    RoundRobin,
+    /// The load with the least time to its deadline first among those that can still make it.
+    LeastSlack,
+}
+
+/// One load of a run.
+#[derive(Debug)]
+pub struct LoadSpec {
+    /// When it begins.
+    pub arrival: Duration,
+    /// What it loads.
+    pub plan: FetchPlan,
+    /// By which policy.
+    pub policy: Box<dyn Policy>,
+    /// With which models.
+    pub config: FetcherConfig,
+}
+
+/// What became of a load.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// Time to first token.
+    pub ttft: Duration,
+    /// Whether that is within the SLO.
+    pub met: bool,
+    /// Mean over tokens of 1 − loss; text loses nothing.
+    pub quality: f64,
+    /// Bytes on the wire.
+    pub bytes: u64,
+    /// Level per chunk; `None` for text.
+    pub levels: Vec<Option<Level>>,
+    /// Whether the load was given up.
+    pub gave_up: bool,
+}
+
+/// Mean over tokens of 1 − loss.
+pub(super) fn quality(plan: &FetchPlan, levels: &[Option<Level>]) -> f64 {
+    let tokens: u64 = plan.chunks.iter().map(|c| c.tokens.len()).sum();
+    let lost: f64 = plan
+        .chunks
+        .iter()
+        .zip(levels)
+        .map(|(chunk, level)| level.map_or(0.0, |l| chunk.loss_at(l)) * chunk.tokens.len() as f64)
+        .sum();
+    1.0 - lost / (tokens.max(1) as f64)
+}

@@ -1,0 +1,135 @@
+//! One context of a study, and what each policy makes of it.
+
+use std::time::Duration;
+
+use kvasir_client::fetcher::{Batch, Batcher, DecodeModel, FetchPlan, FetcherConfig, TextMode};
+use kvasir_types::CHUNK_TOKENS_DEFAULT;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::{StreamStudy, StudyPolicy};
+use crate::streaming::{Ladder, LoadSpec, Outcome, Trace, World, WorldConfig, oracle, published_rule};
+
+/// A link, and the contexts that are loaded over it at the same time. Drawn once, and the same for every policy,
+/// ladder and SLO.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// Link, GPU and decoder.
+    pub world: WorldConfig,
+    /// Tokens of each context.
+    pub lengths: Vec<u64>,
+    /// When each is asked for, in order.
+    pub arrivals: Vec<Duration>,
+}
+
+impl StreamStudy {
+    /// The `context`-th case of a set, named by its index and name.
+    pub fn case(&self, (index, set): (usize, &str), context: usize) -> Case {
+        let seed = self.seed ^ (index as u64) << 40 ^ (context as u64) << 8;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let world = WorldConfig {
+            link: self.bandwidth.draw(set, &mut rng),
+            first_byte: self.first_byte,
+            recompute: self.engine.recompute.clone(),
+            decode: DecodeModel::from_seconds(self.engine.decode_per_token, 0.0),
+            sharing: self.sharing,
+        };
+        let mut length = || rng.random_range(self.tokens.0..=self.tokens.1);
+        let lengths = (0..self.concurrent).map(|_| length()).collect();
+        let mut arrivals = vec![Duration::ZERO; self.concurrent];
+        if !self.spread.is_zero() {
+            arrivals.iter_mut().for_each(|at| *at = self.spread.mul_f64(rng.random_range(0.0..1.0)));
+            arrivals.sort();
+        }
+        Case { world, lengths, arrivals }
+    }
+
+    /// What has to be loaded of a context.
+    pub fn plan(&self, ladder: &Ladder, tokens: u64, slo: Duration) -> FetchPlan {
+        self.engine.plan(ladder, tokens, CHUNK_TOKENS_DEFAULT as u64, slo)
+    }
+
+    /// What the oracle makes of each context. With several: as if each had its fair share of the link and the
+    /// GPU, which all of them can have.
+    pub fn possible(&self, case: &Case, ladder: &Ladder, slo: Duration) -> Vec<Outcome> {
+        let mut world = case.world.clone();
+        if self.concurrent > 1 {
+            let share = 1.0 / self.concurrent as f64;
+            world.link = world.link.scaled(share);
+            world.recompute = world.recompute.with_gpu_share(share);
+        }
+        let requests = case.lengths.iter().zip(&case.arrivals);
+        requests.map(|(&tokens, &at)| oracle(&self.plan(ladder, tokens, slo), &world, at)).collect()
+    }
+
+    /// What a policy makes of them, and what it decided.
+    pub fn simulate(
+        &self,
+        policy: StudyPolicy,
+        case: &Case,
+        ladder: &Ladder,
+        slo: Duration,
+    ) -> (Vec<Outcome>, Trace) {
+        if policy == StudyPolicy::CacheGenPublished {
+            let plans = case.lengths.iter().map(|&n| self.plan(ladder, n, slo));
+            return (plans.map(|plan| published_rule(&plan, &case.world.link)).collect(), Trace::new());
+        }
+        let eight_bits = Ladder::int8();
+        let ladder = if policy == StudyPolicy::Int8 { &eight_bits } else { ladder };
+        let starts = self.starts(policy, case);
+        let loads =
+            starts.iter().zip(&case.lengths).zip(&case.arrivals).map(|((start, &tokens), &arrival)| {
+                let (built, estimator) = policy.build(ladder, start.sharing.clone(), &case.world.link);
+                let mut plan = self.plan(ladder, tokens, slo);
+                plan.slo = slo.saturating_sub(start.at - arrival);
+                LoadSpec {
+                    arrival: start.at,
+                    plan,
+                    policy: built,
+                    config: FetcherConfig {
+                        estimator,
+                        recompute: self.engine.recompute.clone(),
+                        decode: case.world.decode.clone(),
+                        text_mode: TextMode::Overlapped,
+                    },
+                }
+            });
+        let (mut outcomes, trace) = World::run(case.world.clone(), loads.collect()).unwrap_or_default();
+        for ((outcome, start), &arrival) in outcomes.iter_mut().zip(&starts).zip(&case.arrivals) {
+            outcome.ttft += start.at - arrival;
+        }
+        (outcomes, trace)
+    }
+
+    /// When each request is begun: at once, or, by CacheGen's policies, with its batch.
+    fn starts(&self, policy: StudyPolicy, case: &Case) -> Vec<Start> {
+        if !policy.is_batched() {
+            return case.arrivals.iter().map(|&at| Start { at, sharing: Vec::new() }).collect();
+        }
+        let mut batcher = Batcher::new(self.batch.0, self.batch.1);
+        let mut starts = Vec::new();
+        let mut begin = |batch: Option<Batch<()>>, at: Duration| {
+            let Some(Batch { requests, sharing }) = batch else { return };
+            starts.extend(requests.iter().map(|()| Start { at, sharing: sharing.clone() }));
+        };
+        for (&tokens, &at) in case.lengths.iter().zip(&case.arrivals) {
+            if let Some(closes) = batcher.closes_at().filter(|&closes| closes <= at) {
+                begin(batcher.due(closes), closes);
+            }
+            let chunks = tokens.div_ceil(CHUNK_TOKENS_DEFAULT as u64) as usize;
+            begin(batcher.arrive((), chunks, at), at);
+        }
+        // Where nobody else will come, nobody is waited for.
+        let last = case.arrivals.last().copied().unwrap_or_default();
+        let closes = batcher.closes_at().unwrap_or(last);
+        begin(batcher.due(closes), if self.spread.is_zero() { last } else { closes });
+        starts
+    }
+}
+
+/// When a request is begun, and with whom.
+struct Start {
+    at: Duration,
+    /// N_c of its batch.
+    sharing: Vec<u32>,
+}

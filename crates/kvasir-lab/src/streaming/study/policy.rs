@@ -1,0 +1,132 @@
+//! The policies of a study.
+
+use std::time::Duration;
+
+use kvasir_client::fetcher::{
+    CacheGen, EstimatorKind, Fixed, Policy, Progressive, Status, Step, TextMode, View,
+};
+use kvasir_types::Level;
+
+use crate::streaming::{Foresight, Ladder, LinkRate};
+
+/// How far `progressive-foresight` sees.
+const FORESIGHT: Duration = Duration::from_millis(100);
+
+/// A policy of a study, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StudyPolicy {
+    /// Everything computed from text, nothing loaded.
+    Text,
+    /// 8 bits, always, no fall-back: the papers' baseline.
+    Int8,
+    /// The ladder's second-finest level, always.
+    Fixed,
+    /// Algorithm 1 with the last chunk's throughput (A).
+    CacheGen,
+    /// Algorithm 1 with the harmonic mean of 20 samples (B).
+    CacheGenHarmonic,
+    /// The rule of CacheGen's own simulation, which knows each chunk's bandwidth beforehand
+    /// ([`published_rule`](crate::streaming::published_rule)).
+    CacheGenPublished,
+    /// Kvasir's.
+    Progressive,
+    /// Kvasir's where the GPU is for others too: computes only what the deadline needs.
+    ProgressiveSparing,
+    /// Kvasir's, told the mean rate of the link over the next 100 ms before each decision: what a perfect estimator
+    /// of the near future would be worth.
+    ProgressiveForesight,
+    /// Knows the future.
+    Oracle,
+}
+
+impl StudyPolicy {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Text,
+        Self::Int8,
+        Self::Fixed,
+        Self::CacheGen,
+        Self::CacheGenHarmonic,
+        Self::CacheGenPublished,
+        Self::Progressive,
+        Self::ProgressiveSparing,
+        Self::ProgressiveForesight,
+        Self::Oracle,
+    ];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Int8 => "int8",
+            Self::Fixed => "fixed",
+            Self::CacheGen => "cachegen",
+            Self::CacheGenHarmonic => "cachegen-harmonic",
+            Self::CacheGenPublished => "cachegen-published",
+            Self::Progressive => "progressive",
+            Self::ProgressiveSparing => "progressive-sparing",
+            Self::ProgressiveForesight => "progressive-foresight",
+            Self::Oracle => "oracle",
+        }
+    }
+
+    /// Whether requests wait for others to be served with.
+    pub(super) const fn is_batched(self) -> bool {
+        matches!(self, Self::CacheGen | Self::CacheGenHarmonic)
+    }
+
+    /// The policies of an argument: `all` or names separated by commas.
+    pub fn parse(text: &str) -> Option<Vec<Self>> {
+        if text == "all" {
+            return Some(Self::ALL.to_vec());
+        }
+        text.split(',').map(|name| Self::ALL.into_iter().find(|p| p.name() == name.trim())).collect()
+    }
+
+    /// The policy and its estimator. `sharing` is the batch's N_c per chunk index. The published ones never give up.
+    /// `link` is for those that look at it.
+    pub(super) fn build(
+        self,
+        ladder: &Ladder,
+        sharing: Vec<u32>,
+        link: &LinkRate,
+    ) -> (Box<dyn Policy>, EstimatorKind) {
+        let second_finest = Level(ladder.bits.len().saturating_sub(2) as u8);
+        let cachegen = |sharing| Box::new(CacheGen::batched(sharing).without_giving_up());
+        match self {
+            Self::Text => (Box::new(AllText), EstimatorKind::Harmonic),
+            Self::Int8 => (Box::new(Fixed::new(Level(0)).without_giving_up()), EstimatorKind::Harmonic),
+            Self::Fixed => (Box::new(Fixed::new(second_finest).without_giving_up()), EstimatorKind::Harmonic),
+            Self::CacheGen => (cachegen(sharing), EstimatorKind::LastChunk),
+            Self::CacheGenHarmonic => (cachegen(sharing), EstimatorKind::Harmonic),
+            Self::ProgressiveSparing => (Box::new(Progressive::sparing()), EstimatorKind::Harmonic),
+            Self::ProgressiveForesight => {
+                let policy = Foresight::new(Box::new(Progressive::new()), link.clone(), FORESIGHT);
+                (Box::new(policy), EstimatorKind::Harmonic)
+            }
+            // The last two do not run on the core; see `StreamStudy`.
+            Self::Progressive | Self::CacheGenPublished | Self::Oracle => {
+                (Box::new(Progressive::new()), EstimatorKind::Harmonic)
+            }
+        }
+    }
+}
+
+/// Loads nothing.
+#[derive(Debug)]
+struct AllText;
+
+impl Policy for AllText {
+    fn name(&self) -> &'static str {
+        "text"
+    }
+
+    fn next(&mut self, view: &View<'_>) -> Step {
+        let open = view.open().find(|(_, state, _)| state.status == Status::Idle);
+        open.map_or(Step::Wait { until: None }, |(chunk, ..)| Step::Text { chunk })
+    }
+
+    fn may_give_up(&self, _: TextMode) -> bool {
+        false
+    }
+}

@@ -1,0 +1,124 @@
+//! KV dumps: the exchange format between engines and Kvasir's tools, a safetensors file.
+//!
+//! | entry | shape | type |
+//! |---|---|---|
+//! | `k.{layer}`, `v.{layer}` | `[kv_heads, tokens, head_dim]` | bf16, f16 or f32; K after RoPE |
+//! | `tokens` | `[tokens]` | i32 or u32 |
+//! | metadata `model_spec` | | JSON of [`ModelSpec`] |
+//!
+//! MLA layers have the latent as `k.{layer}` `[1, tokens, latent]` and the rotary key as `v.{layer}`; layers
+//! without a cache have no tensors. Other tensors and metadata are ignored. Files are read as hostile bytes:
+//! sizes are checked before anything is allocated by them.
+
+mod read;
+mod write;
+
+use kvasir_codec::KvBuffer;
+use kvasir_types::{ModelSpec, Plane, SpecError};
+use safetensors::SafeTensorError;
+
+pub use read::{parse_dump, read_dump};
+pub use write::{DumpDtype, write_dump};
+
+/// Metadata key of the model spec.
+pub const MODEL_SPEC_KEY: &str = "model_spec";
+/// Name of the token tensor.
+pub const TOKENS_NAME: &str = "tokens";
+
+/// A context's KV cache with everything that is needed to encode it or to train on it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KvDump {
+    /// Identity and layout.
+    pub spec: ModelSpec,
+    /// The context's tokens.
+    pub tokens: Vec<u32>,
+    /// Their KV, widened to f32.
+    pub kv: KvBuffer,
+}
+
+/// Name of a plane's tensor.
+fn tensor_name(layer: usize, plane: Plane) -> String {
+    match plane {
+        Plane::K => format!("k.{layer}"),
+        Plane::V => format!("v.{layer}"),
+    }
+}
+
+/// A file that is no KV dump.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DumpError {
+    /// The file could not be read or written.
+    #[error("cannot access {path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Larger than is read at once.
+    #[error("the file has {bytes} bytes, the limit is {max}; split the dump")]
+    TooLarge {
+        /// Size found.
+        bytes: u64,
+        /// The limit.
+        max: u64,
+    },
+    /// Not a safetensors file.
+    #[error("not a safetensors file: {0}")]
+    Format(#[from] SafeTensorError),
+    /// No metadata `model_spec`.
+    #[error("metadata `model_spec` is missing: write the model spec's JSON there")]
+    NoSpec,
+    /// `model_spec` is no model spec.
+    #[error("metadata `model_spec` is malformed: {0}")]
+    SpecJson(#[source] serde_json::Error),
+    /// `model_spec` is impossible.
+    #[error("metadata `model_spec`: {0}")]
+    Spec(#[from] SpecError),
+    /// A tensor that the spec asks for is not there.
+    #[error("tensor `{name}` is missing")]
+    Missing {
+        /// Its name.
+        name: String,
+    },
+    /// A tensor of another shape.
+    #[error("tensor `{name}` must be {expected:?}, found {found:?}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// Shape by the spec and the token count.
+        expected: Vec<usize>,
+        /// Shape found.
+        found: Vec<usize>,
+    },
+    /// A tensor of a type the format does not have.
+    #[error("tensor `{name}` is {found}, expected {expected}")]
+    Dtype {
+        /// Its name.
+        name: String,
+        /// Types allowed.
+        expected: &'static str,
+        /// Type found.
+        found: String,
+    },
+    /// No token, or more than the limit.
+    #[error("a dump holds 1 to {max} tokens, this one {tokens}")]
+    Tokens {
+        /// Tokens found.
+        tokens: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// A token id below zero.
+    #[error("token {index} is {token}; ids are not negative")]
+    NegativeToken {
+        /// Its position.
+        index: usize,
+        /// Its value.
+        token: i32,
+    },
+}
+
+#[cfg(test)]
+mod tests;

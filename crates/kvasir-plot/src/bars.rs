@@ -1,0 +1,79 @@
+//! Horizontal bars with their values written out.
+
+use super::{
+    markup::{escape, put},
+    plot::text,
+    scale::Scale,
+};
+
+const WIDTH: f64 = 720.0;
+const ROW: f64 = 34.0;
+const LABEL: f64 = 110.0;
+const VALUE: f64 = 130.0;
+
+/// One bar.
+#[derive(Debug, Clone)]
+pub struct Bar {
+    /// What it is.
+    pub label: String,
+    /// How long it is.
+    pub value: f64,
+    /// The value as text, with its unit.
+    pub text: String,
+    /// Drawn in the first colour; the others are muted.
+    pub ours: bool,
+}
+
+/// Bars over one linear axis from zero, with an optional labelled limit.
+#[derive(Debug, Clone)]
+pub struct Bars {
+    /// One sentence for readers who cannot see it.
+    pub description: String,
+    /// The bars, from the top.
+    pub bars: Vec<Bar>,
+    /// A limit all bars are compared with.
+    pub limit: Option<(f64, String)>,
+}
+
+impl Bars {
+    /// The bars as one `<svg>` element.
+    pub fn to_svg(&self) -> String {
+        let top = if self.limit.is_some() { 26.0 } else { 8.0 };
+        let height = top + ROW * self.bars.len() as f64 + 6.0;
+        let values = self.bars.iter().map(|b| b.value).chain(self.limit.iter().map(|l| l.0));
+        let longest = values.filter(|v| v.is_finite()).fold(0.0, f64::max);
+        let scale = Scale::exact(0.0, longest, LABEL, WIDTH - VALUE);
+        let mut svg = format!(
+            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n",
+            escape(&self.description)
+        );
+        if let Some((value, label)) = &self.limit {
+            let at = scale.at(*value);
+            put(
+                &mut svg,
+                format_args!(
+                    "<line class=\"guide\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"20\" y2=\"{height}\"/>"
+                ),
+            );
+            let class = if at > WIDTH * 0.72 { "note end" } else { "note mid" };
+            text(&mut svg, at, 14.0, class, label);
+        }
+        for (index, bar) in self.bars.iter().enumerate() {
+            let y = top + ROW * index as f64;
+            let end = scale.at(bar.value);
+            let class = if bar.ours { "fill c0" } else { "fill muted" };
+            let width = (end - LABEL).max(1.0);
+            text(&mut svg, LABEL - 10.0, y + 20.0, "label end", &bar.label);
+            put(
+                &mut svg,
+                format_args!(
+                    "<rect class=\"{class}\" x=\"{LABEL}\" y=\"{}\" width=\"{width:.1}\" height=\"20\" rx=\"3\"/>",
+                    y + 5.0
+                ),
+            );
+            text(&mut svg, end + 8.0, y + 20.0, "label", &bar.text);
+        }
+        svg.push_str("</svg>");
+        svg
+    }
+}

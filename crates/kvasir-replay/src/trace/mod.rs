@@ -1,0 +1,7 @@
+//! Traces of requests: readers of the public formats, and synthetic traces.
+
+mod reader;
+mod synthetic;
+
+pub use reader::{BadLine, LINE_BYTES_MAX, Request, TraceError, TraceFormat, TraceReader};
+pub use synthetic::{SyntheticRequests, SyntheticTrace};
