@@ -1,10 +1,10 @@
 //! The demo as a new user runs it. No test looks at its times: they are this machine's.
 
-use crate::{Bench, exit};
+use crate::{empty_bench, exit};
 
 #[test]
 fn the_demo_runs_the_whole_path() {
-    let bench = Bench::new();
+    let bench = empty_bench();
     // A generous budget: in an unoptimised build on a busy machine, decoding alone takes longer than the default.
     let text = bench.ok("demo --json --out report --slo-ms 60000 --link-mbps 200");
     let outcome: serde_json::Value = serde_json::from_str(&text).expect("one JSON document on stdout");
@@ -34,7 +34,7 @@ fn the_demo_runs_the_whole_path() {
 
 #[test]
 fn bad_series_and_folders_are_refused_before_anything_runs() {
-    let bench = Bench::new();
+    let bench = empty_bench();
     bench.write(
         "bad.jsonl",
         "{\"unit\":\"Mbps\",\"dt\":1,\"bw\":[1,2]}\nnonsense\n{\"unit\":\"furlongs\",\"dt\":1,\"bw\":[1]}\n",

@@ -1,8 +1,8 @@
-//! Commands that need no service: kv, profile train, encode, inspect, decode.
+//! Commands that need no service: profile train, object encode, inspect, decode.
 
 use std::sync::OnceLock;
 
-use crate::{Bench, exit, prose};
+use crate::{Bench, dump, empty_bench, exit, prose};
 
 /// A dump, a direct profile trained on others, and the object made of both. Training is the slow part, so
 /// the tests share it.
@@ -15,15 +15,13 @@ struct Made {
 fn made() -> &'static Made {
     static MADE: OnceLock<Made> = OnceLock::new();
     MADE.get_or_init(|| {
-        let bench = Bench::new();
+        let bench = empty_bench();
         for seed in 0..3 {
-            bench.write("text.txt", prose(seed, 700));
-            bench.ok(&format!("kv --text text.txt --tokens 512 -o {seed}.safetensors"));
+            dump(&bench, &prose(seed, 700), 512, &format!("{seed}.safetensors"));
         }
-        bench.write("text.txt", prose(9, 500));
-        bench.ok("kv --text text.txt --tokens 300 -o kv.safetensors");
+        dump(&bench, &prose(9, 500), 300, "kv.safetensors");
         bench.ok("profile train --recipe direct --kv 0.safetensors 1.safetensors 2.safetensors -o p.kvp");
-        bench.ok("encode --kv kv.safetensors --profile p.kvp -o out.kvc");
+        bench.ok("object encode --kv kv.safetensors --profile p.kvp -o out.kvc");
         Made {
             dump: bench.read("kv.safetensors"),
             profile: bench.read("p.kvp"),
@@ -34,7 +32,7 @@ fn made() -> &'static Made {
 
 /// A folder with everything in it.
 fn bench() -> Bench {
-    let bench = Bench::new();
+    let bench = empty_bench();
     bench.write("kv.safetensors", &made().dump);
     bench.write("p.kvp", &made().profile);
     bench.write("out.kvc", &made().object);
@@ -59,11 +57,11 @@ fn a_cache_comes_back_better_with_every_level() {
     let bench = bench();
     let mut before = f64::INFINITY;
     let levels =
-        serde_json::from_str::<serde_json::Value>(&bench.ok("inspect out.kvc --json")).expect("JSON");
+        serde_json::from_str::<serde_json::Value>(&bench.ok("object inspect out.kvc --json")).expect("JSON");
     let count = levels["levels"].as_array().expect("levels").len();
     assert!(count >= 2);
     for level in 0..count {
-        bench.ok(&format!("decode out.kvc --profile p.kvp --level {level} -o back.safetensors"));
+        bench.ok(&format!("object decode out.kvc --profile p.kvp --level {level} -o back.safetensors"));
         let error = nmse(&made().dump, &bench.read("back.safetensors"));
         assert!(error < before, "level {level}: {error} after {before}");
         before = error;
@@ -74,18 +72,18 @@ fn a_cache_comes_back_better_with_every_level() {
 #[test]
 fn encoding_is_deterministic() {
     let bench = bench();
-    bench.ok("encode --kv kv.safetensors --profile p.kvp -o again.kvc");
+    bench.ok("object encode --kv kv.safetensors --profile p.kvp -o again.kvc");
     assert_eq!(bench.read("again.kvc"), made().object);
 }
 
 #[test]
 fn inspect_shows_the_tree_and_the_rates() {
     let bench = bench();
-    let text = bench.ok("inspect out.kvc");
+    let text = bench.ok("object inspect out.kvc");
     for needle in ["level 0", "scope 0", "bits an element", "300 from position 0", "all verified"] {
         assert!(text.contains(needle), "{needle} in\n{text}");
     }
-    let profile = bench.ok("inspect p.kvp");
+    let profile = bench.ok("profile inspect p.kvp");
     assert!(profile.contains("bits/element") && profile.contains("identity"), "{profile}");
 }
 
@@ -98,10 +96,12 @@ fn damaged_objects_are_refused_wherever_the_damage_is() {
         let mut bad = object.clone();
         bad[at] ^= 0x10;
         bench.write("bad.kvc", &bad);
-        bench.run("inspect bad.kvc").fails(exit::DATA, &["bad.kvc"]);
+        bench.run("object inspect bad.kvc").fails(exit::DATA, &["bad.kvc"]);
         bench.write("short.kvc", &object[..at]);
-        bench.run("inspect short.kvc").fails(exit::DATA, &["short.kvc"]);
-        bench.run("decode short.kvc --profile p.kvp -o never.safetensors").fails(exit::DATA, &["short.kvc"]);
+        bench.run("object inspect short.kvc").fails(exit::DATA, &["short.kvc"]);
+        bench
+            .run("object decode short.kvc --profile p.kvp -o never.safetensors")
+            .fails(exit::DATA, &["short.kvc"]);
     }
     assert!(!bench.path("never.safetensors").exists(), "nothing is written half");
 }
@@ -110,7 +110,7 @@ fn damaged_objects_are_refused_wherever_the_damage_is() {
 fn a_level_that_does_not_exist_is_named_with_those_that_do() {
     let bench = bench();
     bench
-        .run("decode out.kvc --profile p.kvp --level 200 -o x.safetensors")
+        .run("object decode out.kvc --profile p.kvp --level 200 -o x.safetensors")
         .fails(exit::DATA, &["level 200 does not exist", "levels 0 to"]);
 }
 
@@ -119,12 +119,12 @@ fn the_wrong_profile_is_an_error_and_not_wrong_numbers() {
     let bench = bench();
     bench.ok("profile train --recipe direct --kv kv.safetensors kv.safetensors kv.safetensors -o other.kvp");
     bench
-        .run("decode out.kvc --profile other.kvp -o x.safetensors")
+        .run("object decode out.kvc --profile other.kvp -o x.safetensors")
         .fails(exit::DATA, &["encoded with profile", "load that profile"]);
     bench.write("cut.kvp", &made().profile[..made().profile.len() / 2]);
-    bench.run("decode out.kvc --profile cut.kvp -o x.safetensors").fails(exit::DATA, &["cut.kvp"]);
+    bench.run("object decode out.kvc --profile cut.kvp -o x.safetensors").fails(exit::DATA, &["cut.kvp"]);
     bench
-        .run("decode out.kvc --profile out.kvc -o x.safetensors")
+        .run("object decode out.kvc --profile out.kvc -o x.safetensors")
         .fails(exit::DATA, &["not a Kvasir profile"]);
     assert!(!bench.path("x.safetensors").exists());
 }
@@ -138,29 +138,29 @@ fn a_foreign_model_is_refused() {
     let dtype = kvasir_model::dump::DumpDtype::F16;
     kvasir_model::dump::write_dump(&path, &dump.spec, &dump.tokens, &dump.kv, dtype).expect("written");
     bench
-        .run("encode --kv foreign.safetensors --profile p.kvp -o x.kvc")
+        .run("object encode --kv foreign.safetensors --profile p.kvp -o x.kvc")
         .fails(exit::DATA, &["trained for model"]);
     bench
         .run("profile train --kv kv.safetensors foreign.safetensors -o x.kvp")
         .fails(exit::DATA, &["of another model"]);
     bench
-        .run("decode out.kvc --profile p.kvp --spec foreign.safetensors -o x.safetensors")
+        .run("object decode out.kvc --profile p.kvp --spec foreign.safetensors -o x.safetensors")
         .fails(exit::DATA, &["is needed"]);
 }
 
 #[test]
 fn files_that_are_not_there_or_not_writable_are_told_apart() {
     let bench = bench();
-    bench.run("inspect nothing.kvc").fails(exit::NO_INPUT, &["nothing.kvc"]);
+    bench.run("object inspect nothing.kvc").fails(exit::NO_INPUT, &["nothing.kvc"]);
     bench
-        .run("encode --kv nothing.safetensors --profile p.kvp -o x.kvc")
+        .run("object encode --kv nothing.safetensors --profile p.kvp -o x.kvc")
         .fails(exit::NO_INPUT, &["nothing.safetensors"]);
     bench
-        .run("encode --kv kv.safetensors --profile p.kvp -o no/such/folder/x.kvc")
+        .run("object encode --kv kv.safetensors --profile p.kvp -o no/such/folder/x.kvc")
         .fails(exit::NO_OUTPUT, &["x.kvc"]);
     bench.write("empty.txt", "");
-    bench.run("kv --text empty.txt -o x.safetensors").fails(exit::DATA, &["empty"]);
-    bench.run("encode --profile p.kvp").fails(exit::USAGE, &["--kv"]);
+    bench.run("context lookup --text empty.txt").fails(exit::DATA, &["empty"]);
+    bench.run("object encode --profile p.kvp").fails(exit::USAGE, &["--kv"]);
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn dumps_are_read_as_hostile_bytes() {
     for at in [0, 1, 7, 8, 9, 100, dump.len() / 2, dump.len() - 1] {
         bench.write("cut.safetensors", &dump[..at]);
         bench
-            .run("encode --kv cut.safetensors --profile p.kvp -o x.kvc")
+            .run("object encode --kv cut.safetensors --profile p.kvp -o x.kvc")
             .fails(exit::DATA, &["cut.safetensors"]);
     }
 }

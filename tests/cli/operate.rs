@@ -1,56 +1,51 @@
-//! Commands for whoever looks after a running service: explain, contexts, usage, gc, scrub, events, top, completions.
+//! Commands for whoever looks after a running service: context, admin, selftest, completions.
 
-use crate::{
-    Bench, exit, prose,
-    service::{Served, json},
-};
+use crate::{dump, empty_bench, exit, json, prose, serve};
 
 #[test]
 fn a_service_is_looked_after() {
-    let bench = Bench::new();
-    bench.write("text.txt", prose(1, 500));
-    bench.ok("kv --text text.txt --tokens 300 -o kv.safetensors");
-    let service = Served::start(&bench);
+    let bench = empty_bench();
+    dump(&bench, &prose(1, 500), 300, "kv.safetensors");
+    let service = serve(&bench);
     let url = &service.url;
 
     // The first to ask registers the model.
-    bench.run(&format!("lookup --url {url} --kv kv.safetensors"));
-    let miss = json(&bench.ok(&format!("explain --url {url} --kv kv.safetensors --json")));
+    bench.run(&format!("context lookup --url {url} --kv kv.safetensors"));
+    let miss = json(&bench.ok(&format!("context explain --url {url} --kv kv.safetensors --json")));
     assert_eq!(miss["causes"][0]["reason"], "never_stored");
     bench
-        .run(&format!("contexts create --url {url} --kv kv.safetensors"))
+        .run(&format!("context create --url {url} --kv kv.safetensors"))
         .fails(exit::NOTHING, &["no whole chunk"]);
-    bench.ok(&format!("store --url {url} --kv kv.safetensors --chunk-tokens 256"));
-    let text = bench.ok(&format!("explain --url {url} --kv kv.safetensors"));
+    bench.ok(&format!("context put --url {url} --kv kv.safetensors --chunk-tokens 256"));
+    let text = bench.ok(&format!("context explain --url {url} --kv kv.safetensors"));
     assert!(text.starts_with("300 of 300 tokens match\nstored: "), "{text}");
-    let elsewhere = bench.ok(&format!("explain --url {url} --namespace other --kv kv.safetensors"));
+    let elsewhere = bench.ok(&format!("context explain --url {url} --namespace other --kv kv.safetensors"));
     assert!(
         elsewhere.contains("other_namespace: 300 of these tokens are stored in namespace default"),
         "{elsewhere}"
     );
 
-    let create = format!("contexts create --url {url} --kv kv.safetensors --label app=chat --pin --json");
+    let create = format!("context create --url {url} --kv kv.safetensors --label app=chat --pin --json");
     let context = json(&bench.ok(&create));
     assert_eq!((&context["tokens"], &context["pinned"]), (&300.into(), &true.into()));
     let id = context["context_id"].as_str().expect("an id");
-    let changed =
-        json(&bench.ok(&format!("contexts change --url {url} {id} --unpin --label app=rag --json")));
+    let changed = json(&bench.ok(&format!("context update --url {url} {id} --unpin --label app=rag --json")));
     assert_eq!((&changed["version"], &changed["pinned"]), (&2.into(), &false.into()));
-    assert_eq!(bench.ok(&format!("contexts versions --url {url} {id}")), "1\n2\n");
-    assert_eq!(json(&bench.ok(&format!("contexts get --url {url} {id} --version 1 --json"))), context);
-    let listed = json(&bench.ok(&format!("contexts list --url {url} --label app=rag --json")));
+    assert_eq!(bench.ok(&format!("context list --url {url} {id} --versions")), "1\n2\n");
+    assert_eq!(json(&bench.ok(&format!("context list --url {url} {id} --version 1 --json"))), context);
+    let listed = json(&bench.ok(&format!("context list --url {url} --label app=rag --json")));
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
-    bench.ok(&format!("contexts delete --url {url} {id}"));
-    bench.run(&format!("contexts get --url {url} {id}")).fails(exit::DATA, &["is not there"]);
+    bench.ok(&format!("context delete --url {url} {id}"));
+    bench.run(&format!("context list --url {url} {id}")).fails(exit::DATA, &["is not there"]);
 
-    let usage = json(&bench.ok(&format!("usage --url {url} --json")));
+    let usage = json(&bench.ok(&format!("admin usage --url {url} --json")));
     assert_eq!((&usage["objects"], &usage["context_versions"]), (&2.into(), &3.into()));
-    let table = bench.ok(&format!("usage --url {url}"));
+    let table = bench.ok(&format!("admin usage --url {url}"));
     assert!(table.lines().any(|line| line.starts_with("chunks ")), "{table}");
 
-    let job = json(&bench.ok(&format!("gc --url {url} --dry-run --json")));
+    let job = json(&bench.ok(&format!("admin gc --url {url} --dry-run --json")));
     assert_eq!((&job["state"], &job["counts"]["objects"]), (&"done".into(), &2.into()));
-    let job = json(&bench.ok(&format!("scrub --url {url} --json")));
+    let job = json(&bench.ok(&format!("admin scrub --url {url} --json")));
     assert_eq!((&job["counts"]["objects"], &job["counts"]["quarantined"]), (&2.into(), &0.into()));
 
     let test = json(&bench.ok(&format!("selftest --url {url} --json")));
@@ -61,23 +56,23 @@ fn a_service_is_looked_after() {
         .run("selftest --url http://127.0.0.1:1 --patience 0")
         .fails(exit::UNAVAILABLE, &["http://127.0.0.1:1"]);
 
-    let view = json(&bench.ok(&format!("top --url {url} --interval-ms 100 --count 1 --json")));
+    let view = json(&bench.ok(&format!("admin top --url {url} --interval-ms 100 --count 1 --json")));
     assert_eq!((&view["ready"], view["hit_ratio"].is_number()), (&true.into(), true), "{view}");
-    let view = bench.ok(&format!("top --url {url} --interval-ms 100 --count 1"));
+    let view = bench.ok(&format!("admin top --url {url} --interval-ms 100 --count 1"));
     assert!(view.contains("requests/s") && view.contains("SLO"), "{view}");
 
     // The event of a removal, asked for from the beginning of what this replica knows.
-    let after = format!("events --url {url} --after 1-00000000-0 --count 1 --json");
+    let after = format!("admin events --url {url} --after 1-00000000-0 --count 1 --json");
     let event = json(&bench.ok(&after));
     assert_eq!((&event["event_type"], &event["reason"]), (&"cleared".into(), &"resumed_too_late".into()));
 }
 
 #[test]
 fn shells_complete_the_command_line() {
-    let bench = Bench::new();
+    let bench = empty_bench();
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = bench.ok(&format!("completions {shell}"));
-        for command in ["explain", "contexts", "scrub", "top"] {
+        for command in ["explain", "context", "scrub", "top", "store.url"] {
             assert!(script.contains(command), "{command} in {shell}");
         }
     }

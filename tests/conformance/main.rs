@@ -79,8 +79,8 @@ impl Backend {
         let layers = Layers::from_process();
         let wanted = |name: &str| layers.env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
         if let Some(url) = wanted("KVASIR_TEST_S3") {
-            let flags = ["--store.url".to_owned(), format!("{url}/{prefix}")];
-            let config = layers.clone().with_arguments(flags).load();
+            let config =
+                layers.clone().with_flags([("store.url", format!("{url}/{prefix}").as_str())]).load();
             let config = config.expect("KVASIR_TEST_S3 and AWS_* make a configuration");
             all.push(Self::new("the server of KVASIR_TEST_S3", config.store));
         }

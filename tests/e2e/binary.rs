@@ -61,8 +61,11 @@ async fn two_replicas_in_one_cache_directory_and_a_damaged_index() {
 #[tokio::test]
 async fn an_address_that_is_not_loopback_is_refused() {
     let directory = TempDir::new().expect("a directory");
-    let flags =
-        [("store.url", "memory://"), ("server.listen", "0.0.0.0:0"), ("server.allow_unauthenticated", "true")];
+    let flags = [
+        ("store.url", "memory://"),
+        ("server.listen", "0.0.0.0:0"),
+        ("server.allow_unauthenticated", "true"),
+    ];
     let mut config = Layers::default().with_flags(flags).load().expect("allowed");
     config.cache.directory = directory.path().into();
     let listener = listen(&config).await.expect("a port");

@@ -1,6 +1,7 @@
 //! What the test binaries share.
 
 pub mod chunks;
+pub mod command;
 pub mod faulty;
 pub mod process;
 pub mod proxy;

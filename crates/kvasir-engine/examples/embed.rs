@@ -14,7 +14,10 @@ use std::{
 
 use kvasir_client::{Client, ClientConfig, LoadOptions};
 use kvasir_codec::Profile;
-use kvasir_engine::{Model, Sampling, TINY_PROFILE, remote::{RemoteKv, calibrate}};
+use kvasir_engine::{
+    Model, Sampling, TINY_PROFILE,
+    remote::{RemoteKv, calibrate},
+};
 
 use kvasir_types::Name;
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use kvasir_codec::Profile;
 use kvasir_engine::{Model, TINY_PROFILE, quality::measure_levels};
 
-
 #[test]
 fn the_shipped_profile_keeps_its_promises() {
     let model = Model::kvasir_tiny().expect("embedded model");

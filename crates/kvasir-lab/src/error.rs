@@ -3,7 +3,6 @@
 use kvasir_codec::{DecodeError, EncodeError, ProfileError, TrainError};
 use kvasir_engine::{EngineError, PagedError};
 
-
 /// Why a measurement could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

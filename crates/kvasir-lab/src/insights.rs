@@ -9,8 +9,10 @@ use kvasir_codec::{KvBuffer, KvSink};
 use kvasir_types::{ModelSpec, Plane};
 use serde::Serialize;
 
-use kvasir_engine::{EngineError, Model, PagedKv, quality::{Quality, Samples, compare_prefixes}};
-
+use kvasir_engine::{
+    EngineError, Model, PagedKv,
+    quality::{Quality, Samples, compare_prefixes},
+};
 
 /// Tokens of an anchor group in the paper.
 pub const ANCHOR_GROUP: usize = 10;

@@ -3,8 +3,8 @@
 
 pub mod budget;
 mod chunk;
-mod commands;
 pub mod codecs;
+mod commands;
 mod error;
 pub mod eviction;
 pub mod insights;
@@ -12,6 +12,6 @@ pub mod quality;
 pub mod speed;
 pub mod streaming;
 
-pub use commands::main;
 pub use chunk::{Chunk, Coded, KvCodec};
+pub use commands::main;
 pub use error::BenchError;

@@ -25,8 +25,8 @@ mod tls;
 
 pub use auth::{AuthError, NewToken};
 pub use config::{
-    AuthConfig, CacheConfig, Config, ConfigError, GcConfig, HotConfig, JournalConfig, JwtConfig,
-    Layers, LogConfig, LogFormat, Mistake, RENAMED_SETTINGS, RenamedSetting, SETTINGS, ScrubConfig, ServerConfig,
+    AuthConfig, CacheConfig, Config, ConfigError, GcConfig, HotConfig, JournalConfig, JwtConfig, Layers,
+    LogConfig, LogFormat, Mistake, RENAMED_SETTINGS, RenamedSetting, SETTINGS, ScrubConfig, ServerConfig,
     Setting, TlsConfig,
 };
 pub use keys::KeysError;

@@ -19,6 +19,7 @@ pub use self::{
     path::Service,
     plain::{Plain, WrongLength},
     source::{BytesSource, read_all},
+    text::TALE,
 };
 
 use clap::Args;

@@ -9,7 +9,8 @@ use crate::{
     shipped::engine_error,
 };
 
-const TEXT: &str = include_str!("../../assets/the-storekeeper.txt");
+/// The tale.
+pub const TALE: &str = include_str!("../../assets/the-storekeeper.txt");
 
 /// Tokens of the context that is cached: three and a half chunks.
 pub(crate) const CONTEXT_TOKENS: usize = 896;
@@ -20,7 +21,7 @@ pub(crate) const PASSAGES: usize = 4;
 
 /// The text as tokens.
 pub(crate) fn tokens(model: &Model) -> CliResult<Vec<u32>> {
-    model.tokenizer().encode(TEXT).map_err(engine_error)
+    model.tokenizer().encode(TALE).map_err(engine_error)
 }
 
 /// Disjoint passages that fill the model's context, evenly spread over the text, the first at its start.

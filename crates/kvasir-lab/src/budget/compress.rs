@@ -1,7 +1,6 @@
 //! Dropping tokens of the *text* before the model sees it.
 
-use kvasir_engine::{EngineError, logits::log_softmax, Model};
-
+use kvasir_engine::{EngineError, Model, logits::log_softmax};
 
 /// Shortens a prompt. What is cached is then an ordinary cache of the shorter text.
 pub trait PromptCompressor: std::fmt::Debug {

@@ -3,8 +3,7 @@
 use candle_core::{D, Tensor};
 
 use super::HeadView;
-use kvasir_engine::{EngineError, model::{Model, Observer}, PagedKv};
-
+use kvasir_engine::{EngineError, Model, Observer, PagedKv};
 
 /// Attention received by every token and similarity across every layer, over one prefill.
 #[derive(Debug, Clone)]

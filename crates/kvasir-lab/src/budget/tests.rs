@@ -5,11 +5,11 @@ use proptest::prelude::*;
 use super::*;
 use kvasir_engine::{Model, PagedKv};
 
-
 static MODEL: LazyLock<Model> = LazyLock::new(|| Model::kvasir_tiny().expect("embedded model"));
 
 fn prefix() -> (PagedKv, PrefixStatistics, Vec<u32>) {
-    let tokens = MODEL.tokenizer().encode(include_str!("../../tests/data/harbour.txt")).unwrap();
+    let tokens =
+        MODEL.tokenizer().encode(include_str!("../../../kvasir-engine/tests/data/harbour.txt")).unwrap();
     let (before, suffix) = tokens.split_at(200);
     let mut kv = MODEL.new_kv().unwrap();
     let statistics = PrefixStatistics::gather(&MODEL, &mut kv, before, 32).unwrap();
@@ -48,7 +48,7 @@ fn a_full_budget_changes_nothing_and_less_costs_more() {
         assert!(keep.share() <= budget as f64 / 200.0 + 1e-9);
         let mut thinned = Thinned(&keep);
         let lossy = MODEL.logits_observed(&mut kv.fork(200).unwrap(), &suffix, &mut thinned).unwrap();
-        let mut samples = crate::quality::Samples::default();
+        let mut samples = kvasir_engine::quality::Samples::default();
         samples.add(&exact, &lossy, &suffix);
         samples.summary().kl.mean
     };
@@ -90,7 +90,7 @@ fn the_papers_example_of_squeezing() {
 
 #[test]
 fn what_is_easy_to_predict_goes_first() {
-    let text = include_str!("../../tests/data/harbour.txt");
+    let text = include_str!("../../../kvasir-engine/tests/data/harbour.txt");
     let tokens = &MODEL.tokenizer().encode(text).unwrap()[..200];
     let compressor = SurprisalCompressor { model: &MODEL };
     let kept = compressor.compress(tokens, 0.5).unwrap();

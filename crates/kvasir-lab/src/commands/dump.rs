@@ -1,10 +1,35 @@
 //! `kvasir-lab dump`: the KV cache of a text, as a dump.
 
-use kvasir_cli::{args::KvArguments, error::{CliError, CliResult, Exit}, inputs::{engine_error, shipped_model, text_tokens}, output::write_dump, progress::Step};
+use std::path::PathBuf;
+
+use clap::Args;
+use kvasir_cli::{
+    error::{CliError, CliResult, Exit},
+    output::write_dump,
+    progress::Step,
+    shipped::{self, engine_error, text_tokens},
+};
+
+/// Arguments of `kvasir-lab dump`.
+#[derive(Debug, Args)]
+pub(crate) struct DumpArguments {
+    /// The text.
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// Leading tokens of the text to use; at most the model's context.
+    #[arg(long, value_name = "N", default_value_t = 896)]
+    tokens: usize,
+    /// Tokens of the text to skip before.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    skip: usize,
+    /// The dump to write.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+}
 
 /// Runs the command.
-pub(crate) fn run(arguments: &KvArguments) -> CliResult {
-    let model = shipped_model()?;
+pub(crate) fn run(arguments: &DumpArguments) -> CliResult {
+    let model = shipped::model()?;
     let tokens = text_tokens(&model, &arguments.text)?;
     let found = tokens.len();
     let tokens: Vec<u32> = tokens.into_iter().skip(arguments.skip).take(arguments.tokens).collect();

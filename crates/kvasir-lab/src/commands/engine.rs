@@ -3,22 +3,29 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{Args, Subcommand};
-use kvasir_engine::{Model, openai, remote::{RemoteKv, calibrate}, serving::{Engine, EngineConfig, LoadPolicy, RemoteUse, SchedulerLimits}};
+use kvasir_engine::{
+    Model, openai,
+    remote::{RemoteKv, calibrate},
+    serving::{Engine, EngineConfig, LoadPolicy, RemoteUse, SchedulerLimits},
+};
 
 use kvasir_server::shutdown_signal;
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_STEP, Level, Name};
 use tokio::net::TcpListener;
 use url::Url;
 
-use super::{
-    bench::model,
-    serve::{runtime, unavailable},
+use kvasir_cli::{
+    demo::TALE,
+    error::{CliError, CliResult, Exit},
+    inputs::profile,
+    progress::note,
+    service::{CredentialArguments, client_at, runtime},
+    shipped::engine_error,
 };
-use kvasir_cli::{args::CredentialArguments, error::{CliError, CliResult, Exit}, shipped::engine_error, progress::note, service::{client_at, profile}};
 
-/// Text that the engine times its prefill on before it serves.
-const CALIBRATION: &str = include_str!("../../assets/the-storekeeper.txt");
-/// Tokens of it.
+use super::model::model;
+
+/// Tokens of the text that the engine times its prefill on before it serves.
 const CALIBRATION_TOKENS: usize = 256;
 
 /// What the engine does.
@@ -102,7 +109,7 @@ async fn serve(arguments: &EngineServeArguments, model: Arc<Model>) -> CliResult
     })?;
     let address = listener.local_addr().map_err(CliError::internal)?;
     note(&format!("engine ready at http://{address}"));
-    openai::serve(engine, &arguments.model, listener, shutdown_signal()).await.map_err(unavailable)
+    openai::serve(engine, &arguments.model, listener, shutdown_signal()).await.map_err(CliError::unavailable)
 }
 
 async fn connect(
@@ -116,7 +123,7 @@ async fn connect(
         let message = format!("the profile has levels 0 to {}", profile.level_count() - 1);
         return Err(CliError::new(Exit::Data, message, "Give one of them with --level."));
     }
-    let mut tokens = model.tokenizer().encode(CALIBRATION).map_err(engine_error)?;
+    let mut tokens = model.tokenizer().encode(TALE).map_err(engine_error)?;
     tokens.truncate(CALIBRATION_TOKENS.min(model.config().context));
     let recompute = calibrate(model, &tokens).map_err(engine_error)?;
     let chunk_tokens =

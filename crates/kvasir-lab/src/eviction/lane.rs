@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use kvasir_storage::eviction::{Access, ClassId, EvictionPolicy, PolicyKind};
 
-use super::{RecomputeModel, belady::Belady, trace::Request};
+use kvasir_replay::trace::Request;
+
+use super::{RecomputeModel, belady::Belady};
 
 /// One in this many evictions is timed: reading the clock costs as much as an eviction.
 const TIMED_EVICTIONS: u64 = 16;

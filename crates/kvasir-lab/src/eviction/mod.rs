@@ -9,15 +9,11 @@ mod lane;
 mod profile;
 mod replay;
 mod report;
-mod synthetic;
-mod trace;
 
 pub use lane::Tally;
 pub use profile::{ClassProfile, HISTOGRAM_BINS, TimeHistogram, TraceProfile};
 pub use replay::{Replay, ReplayOptions, ReplayRow, replay};
 pub use report::{ClassReuse, ClassRow, EvictReport, PolicySummary, Row, TraceFacts};
-pub use synthetic::{SyntheticRequests, SyntheticTrace};
-pub use trace::{BadLine, LINE_BYTES_MAX, Request, TraceError, TraceFormat, TraceReader};
 
 /// Prefill time of an engine: linear in tokens plus attention over the tokens before.
 #[derive(Debug, Clone, Copy, PartialEq)]

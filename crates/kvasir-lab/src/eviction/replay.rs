@@ -9,8 +9,8 @@ use super::{
     belady::NextUses,
     lane::{Lane, block_costs},
     profile::TraceProfile,
-    trace::{BadLine, Request, TraceError, TraceFormat, TraceReader},
 };
+use kvasir_replay::trace::{BadLine, Request, TraceError, TraceFormat, TraceReader};
 
 /// What to replay.
 #[derive(Debug, Clone)]

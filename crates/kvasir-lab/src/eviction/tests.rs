@@ -5,57 +5,9 @@ use std::io::Write;
 use kvasir_storage::eviction::PolicyKind;
 use proptest::prelude::*;
 
+use kvasir_replay::trace::{BadLine, TraceError, TraceFormat};
+
 use super::*;
-
-fn read(format: TraceFormat, bad_line: BadLine, text: &str) -> Result<(Vec<Request>, Vec<u64>), TraceError> {
-    let mut reader = TraceReader::new(text.as_bytes(), format, bad_line);
-    let (mut request, mut requests) = (Request::default(), Vec::new());
-    while reader.read(&mut request)? {
-        requests.push(request.clone());
-    }
-    Ok((requests, reader.skipped().0.to_vec()))
-}
-
-const MOONCAKE: &str = r#"{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
-{"timestamp": 30000, "input_length": 2000, "output_length": 5, "hash_ids": [0, 1, 3, 4]}
-"#;
-
-#[test]
-fn both_formats_are_read() {
-    let (requests, _) = read(TraceFormat::Mooncake, BadLine::Fail, MOONCAKE).unwrap();
-    assert_eq!((requests[0].turn, requests[0].pace_seconds), (1, None));
-    assert_eq!((requests[1].turn, requests[1].pace_seconds), (2, Some(30.0)), "it continues [0, 1, partial]");
-    assert_eq!(requests[1].at.as_micros(), 30_000_000);
-    let row = r#"{"chat_id":7,"parent_chat_id":-1,"timestamp":1.5,"input_length":40,"output_length":1,"type":"file","turn":4,"hash_ids":[9,8,7]}"#;
-    let (requests, _) = read(TraceFormat::Bailian, BadLine::Fail, row).unwrap();
-    let request = &requests[0];
-    assert_eq!((request.kind.as_str(), request.turn, request.at.as_micros()), ("file", 4, 1_500_000));
-    assert_eq!((request.input_tokens, request.blocks.as_slice()), (40, &[9, 8, 7][..]));
-}
-
-#[test]
-fn malformed_lines_are_named_and_skipped_or_fatal() {
-    let long = format!("{{\"pad\": \"{}\"}}", "x".repeat(LINE_BYTES_MAX));
-    let bad = [
-        "nonsense",
-        "{}",
-        r#"{"timestamp": -1, "input_length": 1, "hash_ids": []}"#,
-        r#"{"timestamp": 1e300, "input_length": 1, "hash_ids": []}"#,
-        r#"{"timestamp": 1, "input_length": 1, "hash_ids": [-4]}"#,
-        r#"{"timestamp": 1, "input_length": 1, "hash_ids": [1"#,
-        "\u{0}",
-        &long,
-    ];
-    for line in bad {
-        let text = format!("{MOONCAKE}\n{line}\n{MOONCAKE}");
-        let (requests, skipped) = read(TraceFormat::Mooncake, BadLine::Skip, &text).unwrap();
-        assert_eq!((requests.len(), skipped), (4, vec![4]));
-        match read(TraceFormat::Mooncake, BadLine::Fail, &text) {
-            Err(TraceError::Line { number: 4, .. }) => {}
-            other => panic!("{other:?}"),
-        }
-    }
-}
 
 fn options(text: &str) -> (tempfile::NamedTempFile, ReplayOptions) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -147,33 +99,6 @@ fn reuse_times_are_fitted() {
     assert_eq!(report.trace.blocks_with_90_percent_of_reuses, 0.9);
     // One reuse each: any share of the blocks takes the same share of the reuses.
     assert!(report.trace.reuse_skew.iter().all(|(blocks, reuses)| (blocks - reuses).abs() < 1e-3));
-}
-
-#[test]
-fn synthetic_traces_repeat_and_are_prefix_trees() {
-    let trace = SyntheticTrace { requests: 3_000, ..SyntheticTrace::default() };
-    let requests: Vec<Request> = trace.iter().collect();
-    assert_eq!(requests, trace.iter().collect::<Vec<_>>());
-    assert_ne!(requests, SyntheticTrace { seed: 2, ..trace }.iter().collect::<Vec<_>>());
-    assert_eq!(requests.len(), 3_000);
-    assert!(requests.is_sorted_by_key(|request| request.at));
-    // Equal ids mean equal prefixes: a block always follows the same block.
-    let mut before = std::collections::HashMap::new();
-    for request in &requests {
-        for (index, block) in request.blocks.iter().enumerate() {
-            let parent = index.checked_sub(1).map(|parent| request.blocks[parent]);
-            assert_eq!(*before.entry(*block).or_insert(parent), parent);
-        }
-    }
-    for kind in ["file", "api", "text", "agent", "batch"] {
-        assert!(requests.iter().filter(|request| request.kind == kind).count() > 50, "{kind}");
-    }
-    let mut text = Vec::new();
-    trace.write(&mut text).unwrap();
-    let (read, _) = read(TraceFormat::Bailian, BadLine::Fail, std::str::from_utf8(&text).unwrap()).unwrap();
-    assert_eq!(read[2_999].blocks, requests[2_999].blocks);
-    let times = [&read[2_999], &requests[2_999]].map(|request| request.at.as_micros() / 1_000);
-    assert!(times[0].abs_diff(times[1]) <= 1);
 }
 
 proptest! {

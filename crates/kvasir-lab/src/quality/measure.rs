@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use kvasir_codec::{KvBuffer, KvSink as _};
 use kvasir_engine::{Model, quality::Samples};
 
-
 use super::{
     Row, Text,
     judge::{Answers, Questions, each_head, paged},

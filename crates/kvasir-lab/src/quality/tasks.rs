@@ -11,8 +11,7 @@ use rand_chacha::{
 };
 use serde::Serialize;
 
-use kvasir_engine::{EngineError, logits::top1, model::{Model, Observer}, PagedKv};
-
+use kvasir_engine::{EngineError, Model, Observer, PagedKv, logits::top1};
 
 const ADJECTIVES: [&str; 8] = ["amber", "brave", "calm", "dusty", "eager", "faint", "gentle", "heavy"];
 const NOUNS: [&str; 8] = ["anchor", "bridge", "candle", "door", "engine", "forest", "garden", "hammer"];

@@ -5,3 +5,6 @@ mod synthetic;
 
 pub use reader::{BadLine, LINE_BYTES_MAX, Request, TraceError, TraceFormat, TraceReader};
 pub use synthetic::{SyntheticRequests, SyntheticTrace};
+
+#[cfg(test)]
+mod tests;

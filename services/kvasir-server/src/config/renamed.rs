@@ -18,8 +18,7 @@ pub struct Renamed {
 pub const RENAMED: &[Renamed] = &[];
 /// Nothing has been renamed since the first release: the tests have an entry of their own.
 #[cfg(test)]
-pub const RENAMED: &[Renamed] =
-    &[Renamed { old: "server.bind", new: "server.listen", gone_in: "999.0.0" }];
+pub const RENAMED: &[Renamed] = &[Renamed { old: "server.bind", new: "server.listen", gone_in: "999.0.0" }];
 
 impl Renamed {
     /// What somebody who uses the old name is told.

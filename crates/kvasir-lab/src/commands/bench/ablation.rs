@@ -2,15 +2,22 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
 use crate::quality::{Ablation, Ground, Options, QUALITIES, Text, ablate, cases};
+use clap::Args;
 use kvasir_codec::train::BasisRecipe;
 use kvasir_engine::{Model, quality::metric, training::TrainingSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{quality::bench_error, write_report};
-use kvasir_cli::{training::{TextSource, training_texts}, error::{CliError, CliResult, read_file}, shipped::{self, engine_error}, output::{columns, print, print_json}, progress::Step};
+use super::quality::bench_error;
+use crate::commands::report::write_report;
+use kvasir_cli::{
+    error::{CliError, CliResult, read_file},
+    output::{columns, print, print_json},
+    progress::Step,
+    shipped::{self, engine_error},
+    training::{CONTEXTS_MAX, TextSource, training_texts},
+};
 
 /// Contexts that query moments are taken from: a diagonal needs few.
 const METRIC_TEXTS: usize = 8;
@@ -28,7 +35,7 @@ pub(crate) struct AblationArguments {
     #[arg(long, value_name = "FILE")]
     train_text: Vec<PathBuf>,
     /// Most contexts taken from those texts.
-    #[arg(long, value_name = "N", default_value_t = CONTEXTS)]
+    #[arg(long, value_name = "N", default_value_t = CONTEXTS_MAX)]
     contexts: usize,
     /// Contexts that the model writes itself to train on.
     #[arg(long, value_name = "N", default_value_t = 32)]

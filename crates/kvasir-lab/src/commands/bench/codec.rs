@@ -1,10 +1,14 @@
 //! `kvasir-lab bench codec`: speed on one core.
 
-use clap::Args;
 use crate::speed::{SpeedRow, SpeedVerdict, codec_speed, speed_verdicts};
+use clap::Args;
 use serde::Serialize;
 
-use kvasir_cli::{error::{CliError, CliResult}, output::{columns, print, print_json}, progress::Step};
+use kvasir_cli::{
+    error::{CliError, CliResult},
+    output::{columns, print, print_json},
+    progress::Step,
+};
 
 /// Arguments of `kvasir-lab bench codec`.
 #[derive(Debug, Args)]

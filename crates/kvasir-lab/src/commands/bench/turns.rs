@@ -2,18 +2,21 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use clap::Args;
 use crate::quality::{Text, Turn, TurnOptions, turns};
+use clap::Args;
 use kvasir_types::Level;
 use serde::Serialize;
 
 use super::{
-    model,
     page::table,
     quality::{bench_error, profiles},
-    write_report,
 };
-use kvasir_cli::{error::{CliError, CliResult, Exit, read_file}, output::{columns, print, print_json}, progress::Step};
+use crate::commands::{model::model, report::write_report};
+use kvasir_cli::{
+    error::{CliError, CliResult, Exit, read_file},
+    output::{columns, print, print_json},
+    progress::Step,
+};
 use kvasir_plot::{Axis, Mark, Page, Plot, Series, Side};
 
 /// Tokens of the first turn.

@@ -3,7 +3,9 @@
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use crate::{link::BandwidthSeries, net::LinkRate};
+use kvasir_replay::link::BandwidthSeries;
+
+use crate::streaming::LinkRate;
 
 /// Where the links come from.
 #[derive(Debug, Clone, PartialEq)]

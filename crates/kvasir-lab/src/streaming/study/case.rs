@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use kvasir_client::fetcher::{Batch, Batcher, DecodeModel, FetchPlan, FetcherConfig, TextMode};
+use kvasir_client::fetcher::{DecodeModel, FetchPlan, FetcherConfig, TextMode};
 use kvasir_types::CHUNK_TOKENS_DEFAULT;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{StreamStudy, StudyPolicy};
-use crate::streaming::{Ladder, LoadSpec, Outcome, Trace, World, WorldConfig, oracle, published_rule};
+use crate::streaming::{
+    Batch, Batcher, Ladder, LoadSpec, Outcome, Trace, World, WorldConfig, oracle, published_rule,
+};
 
 /// A link, and the contexts that are loaded over it at the same time. Drawn once, and the same for every policy,
 /// ladder and SLO.

@@ -6,10 +6,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{Bandwidth, StreamRow, StreamStudy, StudyPolicy};
-use crate::{
-    link::BandwidthSeries,
-    net::{Engine, Ladder},
-};
+use kvasir_replay::link::BandwidthSeries;
+
+use crate::streaming::{Engine, Ladder};
 
 /// Techniques that the sweeps compare.
 const SWEPT: [StudyPolicy; 5] = [

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use kvasir_engine::{EngineError, Logits, Model, PagedKv, quality::{Estimate, Samples}};
 use crate::budget::{
-        FastGen, H2o, Keep, PrefixStatistics, Scissorhands, SlidingWindow, StreamingLlm, Thinned,
-        TokenPolicy, squeeze,
-    };
+    FastGen, H2o, Keep, PrefixStatistics, Scissorhands, SlidingWindow, StreamingLlm, Thinned, TokenPolicy,
+    squeeze,
+};
+use kvasir_engine::{
+    EngineError, Logits, Model, PagedKv,
+    quality::{Estimate, Samples},
+};
 use serde::Serialize;
 
 /// Last queries that Scissorhands remembers, and FastGen's reach of local attention.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::budget::{PromptCompressor as _, SurprisalCompressor, ThinClass, ThinnedStore, TokenPolicy};
 use kvasir_client::{
     KvClient, LoadOptions,
     fetcher::{Fixed, RecomputeModel},
@@ -11,13 +12,18 @@ use kvasir_codec::{
     train::{BasisRecipe, Recipe, TrainingContext, train},
 };
 use kvasir_engine::{Model, PagedKv, TINY_PROFILE};
-use crate::budget::{PromptCompressor as _, SurprisalCompressor, ThinClass, ThinnedStore, TokenPolicy};
 use kvasir_types::{Level, Name, Thinning};
 use tokio::runtime::Runtime;
 use url::Url;
 
 use super::case::{Case, Row, SQUEEZE_P, Tally, policies};
-use kvasir_cli::{demo::{Plain, Service, into_pages}, error::{CliError, CliResult}, shipped::engine_error, progress::Step, service::client_error};
+use kvasir_cli::{
+    demo::{Plain, Service, into_pages},
+    error::{CliError, CliResult},
+    progress::Step,
+    service::client_error,
+    shipped::engine_error,
+};
 
 /// What the table is made for.
 pub(super) struct Settings<'a> {

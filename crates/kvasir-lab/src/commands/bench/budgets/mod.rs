@@ -8,21 +8,28 @@ mod tasks;
 
 use std::path::PathBuf;
 
-use clap::Args;
-use crate::quality::Text;
-use kvasir_codec::KvBuffer;
-use kvasir_engine::{Model};
 use crate::insights::{
-        DeltaVariance, GroupedEntropy, LayerSensitivity, delta_variances, grouped_entropy, layer_sensitivity,
-    };
+    DeltaVariance, GroupedEntropy, LayerSensitivity, delta_variances, grouped_entropy, layer_sensitivity,
+};
+use crate::quality::Text;
+use clap::Args;
+use kvasir_codec::KvBuffer;
+use kvasir_engine::Model;
 use serde::Serialize;
 
 use self::case::{Case, Row};
-use super::{quality::bench_error, write_report};
-use kvasir_cli::{runtime, error::{CliError, CliResult, Exit, read_file}, shipped::{self, engine_error}, output::{columns, print, print_json}, progress::Step};
+use super::quality::bench_error;
+use crate::commands::report::write_report;
+use kvasir_cli::{
+    error::{CliError, CliResult, Exit, read_file},
+    output::{columns, print, print_json},
+    progress::Step,
+    service::runtime,
+    shipped::{self, engine_error},
+};
 
 /// The text inside the program.
-const BUILT_IN: &str = include_str!("../../../../assets/the-storekeeper.txt");
+const BUILT_IN: &str = kvasir_cli::demo::TALE;
 /// Step of Fig. 4's rounding, in standard deviations of a plane.
 const SENSITIVITY_STEP: f64 = 1.0;
 /// Step of Fig. 5's rounding, absolute.

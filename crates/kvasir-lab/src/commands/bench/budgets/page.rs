@@ -1,7 +1,7 @@
 //! The report of `kvasir-lab bench budgets`.
 
-use kvasir_engine::{quality::Estimate};
 use crate::insights::{DeltaVariance, GroupedEntropy};
+use kvasir_engine::quality::Estimate;
 use kvasir_types::Plane;
 
 use super::{

@@ -1,7 +1,7 @@
 //! SqueezeAttention's figures: quality over budgets with and without it, and over its p.
 
-use kvasir_engine::{Model};
 use crate::budget::TokenPolicy;
+use kvasir_engine::Model;
 
 use super::case::{Case, Row, SQUEEZE_P, Tally, policies};
 use kvasir_cli::{error::CliResult, shipped::engine_error};

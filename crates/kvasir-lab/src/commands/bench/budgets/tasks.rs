@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 
+use crate::budget::{H2o, Keep, PrefixStatistics, StreamingLlm, Thinned, TokenPolicy};
+use crate::quality::tasks::{Task, TaskKind, exact_match, f1};
 use kvasir_codec::Profile;
 use kvasir_engine::{
     Model, TINY_PROFILE, Unobserved,
     quality::{Estimate, round_trip},
 };
-use crate::quality::tasks::{Task, TaskKind, exact_match, f1};
-use crate::budget::{H2o, Keep, PrefixStatistics, StreamingLlm, Thinned, TokenPolicy};
 use serde::Serialize;
 
 use super::case::HISTORY;
-use kvasir_cli::{error::{CliError, CliResult}, shipped::engine_error};
+use kvasir_cli::{
+    error::{CliError, CliResult},
+    shipped::engine_error,
+};
 
 /// Questions of a kind.
 pub(super) const COUNT: usize = 20;

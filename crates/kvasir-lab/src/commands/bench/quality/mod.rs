@@ -5,10 +5,13 @@ mod texts;
 
 use std::{path::PathBuf, sync::Arc};
 
-use clap::Args;
-use crate::{BenchError, quality::{
+use crate::{
+    BenchError,
+    quality::{
         CODECS, Crossing, Options, Row, Suite, SuiteOptions, Verdict, crossings, csv, join, measure, verdicts,
-    }};
+    },
+};
+use clap::Args;
 use kvasir_codec::{KvBuffer, Profile, train::TrainingContext};
 use kvasir_engine::{Model, TINY_PROFILE};
 
@@ -20,8 +23,15 @@ use self::{
     tables::text,
     texts::{Texts, pieces, texts},
 };
-use super::{model, page, write_report};
-use kvasir_cli::{error::{CliError, CliResult, Exit}, shipped::{self, engine_error}, output::{print, print_json}, progress::Step};
+use super::page;
+use crate::commands::{model::model, report::write_report};
+use kvasir_cli::{
+    error::{CliError, CliResult, Exit},
+    inputs::profile,
+    output::{print, print_json},
+    progress::Step,
+    shipped::engine_error,
+};
 
 /// Share of a model's weights that a profile within the budget may have.
 const BUDGET_SHARE: f64 = 0.10;
@@ -219,7 +229,7 @@ pub(super) fn profiles(model: &Model, files: &[PathBuf]) -> CliResult<Vec<Arc<Pr
     if files.is_empty() && shipped.spec().model_id() == model.spec().model_id() {
         return Ok(vec![Arc::new(Profile::from_bytes(TINY_PROFILE).map_err(CliError::internal)?)]);
     }
-    files.iter().map(|path| inputs::profile(path)).collect()
+    files.iter().map(|path| profile(Some(path))).collect()
 }
 
 /// Bytes of the weights in 16 bits: the layers' matrices and the embeddings.

@@ -7,10 +7,14 @@ use kvasir_engine::Model;
 use serde::Deserialize;
 
 use super::{QualityArguments, bench_error};
-use kvasir_cli::{error::{CliError, CliResult, read_file}, shipped::engine_error, progress::Step};
+use kvasir_cli::{
+    error::{CliError, CliResult, read_file},
+    progress::Step,
+    shipped::engine_error,
+};
 
 /// The text inside the program: half of its windows calibrate, the other half judge.
-const BUILT_IN: &str = include_str!("../../../../assets/the-storekeeper.txt");
+const BUILT_IN: &str = kvasir_cli::demo::TALE;
 
 /// What is calibrated on, and what is measured on.
 pub(super) struct Texts {

@@ -14,8 +14,14 @@ use kvasir_model::plan::{bytes_at, gpu, prefill_flops, preset};
 use serde::Serialize;
 
 use self::ways::{Lab, Link, Way};
-use super::write_report;
-use kvasir_cli::{runtime, error::{CliError, CliResult, Exit}, shipped::{self, engine_error}, output::{columns, print, print_json}, progress::Step};
+use crate::commands::report::write_report;
+use kvasir_cli::{
+    error::{CliError, CliResult, Exit},
+    output::{columns, print, print_json},
+    progress::Step,
+    service::runtime,
+    shipped::{self, engine_error},
+};
 
 /// Share of a GPU's peak that prefill reaches: as `kvasir plan` assumes.
 const PREFILL_EFFICIENCY: f64 = 0.5;

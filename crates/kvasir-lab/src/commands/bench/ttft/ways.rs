@@ -6,10 +6,14 @@ use std::{
 };
 
 use kvasir_codec::Profile;
-use kvasir_engine::{EngineError, Model, PagedKv, Sampling, TINY_PROFILE, remote::{RemoteKv, calibrate}, serving::{
+use kvasir_engine::{
+    EngineError, Model, PagedKv, Sampling, TINY_PROFILE,
+    remote::{RemoteKv, calibrate},
+    serving::{
         Brought, Completion, Delivery, Engine, EngineConfig, LoadPolicy, Output, RemoteUse, Request, Summary,
         TtftBreakdown,
-    }};
+    },
+};
 
 use kvasir_replay::link::{BandwidthSeries, LinkOptions, ShapedLink};
 use kvasir_types::Name;
@@ -17,10 +21,15 @@ use tokio::runtime::Runtime;
 use url::Url;
 
 use super::Row;
-use kvasir_cli::{demo::{BytesSource, Plain, Service, read_all}, error::{CliError, CliResult}, shipped::engine_error, service::open_client_at};
+use kvasir_cli::{
+    demo::{BytesSource, Plain, Service, read_all},
+    error::{CliError, CliResult},
+    service::open_client_at,
+    shipped::engine_error,
+};
 
 /// The text that contexts are cut from.
-const TEXT: &str = include_str!("../../../../assets/the-storekeeper.txt");
+const TEXT: &str = kvasir_cli::demo::TALE;
 /// Chunks of the small model's contexts.
 const CHUNK_TOKENS: usize = 256;
 /// A link that is no link: for what is not measured.

@@ -4,17 +4,19 @@ mod page;
 
 use std::path::{Path, PathBuf};
 
+use crate::eviction::{EvictReport, RecomputeModel, ReplayOptions, replay};
 use clap::Args;
-use crate::eviction::{
-    BadLine, EvictReport, RecomputeModel, ReplayOptions, TraceError, TraceFormat, replay,
-};
+use kvasir_replay::trace::{BadLine, TraceError, TraceFormat};
 use kvasir_storage::eviction::{ParsePolicyError, PolicyKind};
 
-use kvasir_cli::{error::{CliError, CliResult, Exit, write_file}, output::{columns, print, print_json}};
+use kvasir_cli::{
+    error::{CliError, CliResult, Exit, write_file},
+    output::{columns, print, print_json},
+};
 
 /// Arguments of `kvasir-lab sim evict`.
 #[derive(Debug, Args)]
-pub(crate) struct SimEvictArguments {
+pub(crate) struct EvictArguments {
     /// Trace file, one JSON row per line (unpack compressed ones first).
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
@@ -78,7 +80,7 @@ fn warm_share(text: &str) -> Result<f64, String> {
 }
 
 /// Runs the command.
-pub(crate) fn run(arguments: &SimEvictArguments) -> CliResult {
+pub(crate) fn run(arguments: &EvictArguments) -> CliResult {
     let (policies, belady) = policies(&arguments.policy);
     let options = ReplayOptions {
         trace: arguments.trace.clone(),

@@ -5,23 +5,23 @@ mod sweeps;
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use clap::Args;
-use crate::{
-    link::{BandwidthSeries, SeriesError},
-    net::{
-        Engine, Ladder,
-        study::{
-            BATCH, Bandwidth, Figures, SERIES_MEAN_GBPS, StreamReport, StreamRow, StreamStudy, StudyPolicy,
-        },
-    },
+use crate::streaming::{
+    Engine, Ladder,
+    study::{BATCH, Bandwidth, Figures, SERIES_MEAN_GBPS, StreamReport, StreamRow, StreamStudy, StudyPolicy},
 };
+use clap::Args;
+use kvasir_replay::link::{BandwidthSeries, SeriesError};
 use serde::Serialize;
 
-use kvasir_cli::{error::{CliError, CliResult, Exit, write_file}, output::{columns, print, print_json}, progress};
+use kvasir_cli::{
+    error::{CliError, CliResult, Exit, write_file},
+    output::{columns, print, print_json},
+    progress,
+};
 
 /// Arguments of `kvasir-lab sim stream`.
 #[derive(Debug, Args)]
-pub(crate) struct SimStreamArguments {
+pub(crate) struct StreamArguments {
     /// Links: random:LO-HI (Gb/s, drawn for each chunk's transfer: the paper's setting), a file of bandwidth series
     /// (JSON lines; each is scaled to a mean of 0.2–10 Gb/s), or `builtin` for the series that the project ships.
     #[arg(long, value_name = "FILE|random:LO-HI", default_value = "random:0.1-10", value_parser = links)]
@@ -125,7 +125,7 @@ impl fmt::Display for Links {
 }
 
 /// Runs the command.
-pub(crate) fn run(arguments: &SimStreamArguments) -> CliResult {
+pub(crate) fn run(arguments: &StreamArguments) -> CliResult {
     let slos = arguments.slo.iter().map(|&ms| Duration::from_millis(ms)).collect();
     let mut study = StreamStudy::paper(bandwidth(&arguments.bandwidth)?, arguments.contexts as usize, slos);
     study.policies.clone_from(&arguments.policy.0);

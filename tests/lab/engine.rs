@@ -9,17 +9,16 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    Bench, command, exit, prose,
-    service::{Served, json as parse},
-};
+use kvasir_tests::command::{Bench, Served, exit, json as parse, prose};
+
+use crate::{bench, dump, kvasir, serve};
 
 /// Tokens of the shared context: two chunks and a tail.
 const CONTEXT: usize = 700;
 /// How long a store in the background may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running `kvasir engine serve`.
+/// A running `kvasir-lab engine serve`.
 struct EngineProcess {
     child: Child,
     address: String,
@@ -28,7 +27,7 @@ struct EngineProcess {
 impl EngineProcess {
     fn start(bench: &Bench, flags: &str) -> Self {
         let line = format!("engine serve --listen 127.0.0.1:0 {flags}");
-        let mut child = command(&bench.path(""), &line).stderr(Stdio::piped()).spawn().expect("starts");
+        let mut child = bench.command(bench.binary(), &line).stderr(Stdio::piped()).spawn().expect("starts");
         let mut said = Vec::new();
         let mut log = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
         let address = log.by_ref().find_map(|line| {
@@ -73,13 +72,12 @@ fn number(answer: &Value, pointer: &str) -> f64 {
 
 #[test]
 fn two_engines_share_one_kvasir_bit_for_bit() {
-    let bench = Bench::new();
-    bench.write("text.txt", prose(7, 900));
-    bench.ok(&format!("kv --text text.txt --tokens {CONTEXT} -o kv.safetensors"));
+    let bench = bench();
+    dump(&bench, &prose(7, 900), CONTEXT);
     let prompt = kvasir_model::dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
-    bench.ok("profile train --kv kv.safetensors --recipe exact-only -o exact.kvp");
+    kvasir(&bench, "profile train --kv kv.safetensors --recipe exact-only -o exact.kvp").succeeds();
     // Without memory for chunks: what its store loses is lost.
-    let service = Served::start_with(&bench, "--hot.memory 0 --hot.disk 0");
+    let service = Served::start_with(&bench, &bench.sibling("kvasir"), "--hot.memory 0 --hot.disk 0");
     let shared = format!("--kvasir {} --profile exact.kvp --level 0", service.url);
 
     let without = EngineProcess::start(&bench, "").complete(&prompt);
@@ -94,8 +92,9 @@ fn two_engines_share_one_kvasir_bit_for_bit() {
     let begun = Instant::now();
     // The store runs in the background: until it is done the other engine is asked something else and then again.
     let loaded = loop {
-        let looked = bench
-            .run(&format!("lookup --url {} --kv kv.safetensors --profile exact.kvp --json", service.url));
+        let lookup =
+            format!("context lookup --url {} --kv kv.safetensors --profile exact.kvp --json", service.url);
+        let looked = kvasir(&bench, &lookup);
         if looked.output.status.success() && parse(&looked.stdout())["matched_tokens"].as_u64() >= Some(688) {
             break second.complete(&prompt);
         }
@@ -172,14 +171,13 @@ fn largest_object(folder: &std::path::Path) -> std::path::PathBuf {
 
 #[test]
 fn a_request_that_a_stop_sequence_ends_is_stored_like_others() {
-    let bench = Bench::new();
-    bench.write("text.txt", prose(9, 400));
-    bench.ok("kv --text text.txt --tokens 300 -o kv.safetensors");
+    let bench = bench();
+    dump(&bench, &prose(9, 400), 300);
     let prompt = kvasir_model::dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
     let whole = EngineProcess::start(&bench, "").complete(&prompt);
     let text = whole["choices"][0]["text"].as_str().expect("a text");
     let stop: String = text.chars().skip(text.chars().count() / 2).take(4).collect();
-    let service = Served::start(&bench);
+    let service = serve(&bench);
     let engine = EngineProcess::start(&bench, &format!("--kvasir {}", service.url));
     let answer = engine.post(&json!({
         "prompt": prompt, "max_tokens": 600, "temperature": 0, "stop": stop, "kvasir": { "kv_digest": true },
@@ -191,18 +189,18 @@ fn a_request_that_a_stop_sequence_ends_is_stored_like_others() {
     assert_eq!(number(&answer, "/kvasir/prefix/computed_tokens"), 300.0);
     assert_eq!(answer["kvasir"]["kv_digest"], whole["kvasir"]["kv_digest"]);
     let begun = Instant::now();
-    while !bench.run(&format!("lookup --url {} --kv kv.safetensors", service.url)).output.status.success() {
+    let lookup = format!("context lookup --url {} --kv kv.safetensors", service.url);
+    while !kvasir(&bench, &lookup).output.status.success() {
         assert!(begun.elapsed() < PATIENCE, "it is never stored");
     }
 }
 
 #[test]
 fn an_engine_whose_kvasir_is_gone_answers_all_the_same() {
-    let bench = Bench::new();
-    bench.write("text.txt", prose(8, 300));
-    bench.ok("kv --text text.txt --tokens 200 -o kv.safetensors");
+    let bench = bench();
+    dump(&bench, &prose(8, 300), 200);
     let prompt = kvasir_model::dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
-    let service = Served::start(&bench);
+    let service = serve(&bench);
     let engine = EngineProcess::start(&bench, &format!("--kvasir {}", service.url));
     drop(service);
     let answer = engine.complete(&prompt);
@@ -215,7 +213,7 @@ fn an_engine_whose_kvasir_is_gone_answers_all_the_same() {
 
 #[test]
 fn budgets_and_times_are_measured_through_a_service() {
-    let bench = Bench::new();
+    let bench = bench();
     let report = parse(&bench.ok("bench budgets --quick --json --out budgets"));
     let rows = report["compositions"].as_array().expect("rows");
     let row = |method: &str, coding: &str| {
