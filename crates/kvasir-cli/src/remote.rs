@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvasir_client::{Client, ClientConfig, ClientError, KvClient, Token};
+use kvasir_client::{BearerToken, Client, ClientConfig, ClientError, KvClient};
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_types::ModelSpec;
 use url::Url;
@@ -51,7 +51,7 @@ pub(crate) fn client_at(url: Url, credential: &CredentialArguments) -> CliResult
         (Some(path), _) => Some(String::from_utf8_lossy(&read(path)?).into_owned()),
         (None, text) => text.clone(),
     };
-    let token = token.as_deref().map(Token::new).transpose().map_err(client_error)?;
+    let token = token.as_deref().map(BearerToken::new).transpose().map_err(client_error)?;
     let ca_certificates = ca_file.as_deref().map(read).transpose()?;
     let config = ClientConfig { token, ca_certificates, ..ClientConfig::default() };
     Client::new(url, config).map_err(client_error)

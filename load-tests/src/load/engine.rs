@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Result;
 use kvasir_client::{
-    BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions, Token,
+    BearerToken, BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
     fetcher::{Fixed, RecomputeModel},
 };
 use kvasir_codec::{
@@ -127,7 +127,7 @@ fn profile(layers: usize) -> Result<Arc<Profile>> {
 impl Engine {
     /// Registers model and profile.
     pub(crate) async fn connect(url: &str, token: Option<&str>, layers: usize) -> Result<Arc<Self>> {
-        let token = token.map(Token::new).transpose()?;
+        let token = token.map(BearerToken::new).transpose()?;
         let client = Client::new(url.parse()?, ClientConfig { token, ..ClientConfig::default() })?;
         let kv =
             KvClient::connect(client, Arc::new(spec(layers)), "load-test".parse()?, profile(layers)?).await?;

@@ -1,55 +1,55 @@
-//! What the transfers of a load had, and what to expect of those that stopped or were not begun.
+//! The rates of a load's transfers, and the rate to expect of transfers that stopped or have not begun.
 
 use std::time::Duration;
 
 use super::{
+    byte_rate::ByteRate,
     meter::Meter,
-    peers::{self, Expectation},
-    rate::ByteRate,
+    transfer_rate::{self, ExpectedRate},
 };
 
 /// Transfers seen within this time of each other shared the link.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// Rates within this factor are alike.
+/// ChunkRates within this factor are alike.
 const ALIKE: f64 = 1.5;
 /// Comparisons that a transfer must have lost, and most of them, to be slow for a reason of its own: the link may change
 /// between two arrivals.
-const ODD_MIN: u32 = 2;
+const OUTLIER_MIN: u32 = 2;
 
-/// The rate of each chunk's own transfer, and whether transfers differ (replicas, paths) or only the link does.
+/// The rate of each chunk's transfer, and whether transfers differ (replicas, paths) or only the link varies.
 #[derive(Debug)]
-pub(super) struct Rates {
+pub(super) struct ChunkRates {
     /// The rate that a chunk's own transfer had when last seen, and when that was.
     own: Vec<Option<(ByteRate, Duration)>>,
     /// The same, of transfers that stopped in terms of what the link does now.
     expected: Vec<Option<ByteRate>>,
     /// Samples of the link that `expected` was made of.
     samples: usize,
-    /// How each chunk's transfer compared with others at the same time.
-    compared: Vec<Compared>,
+    /// Per chunk: its transfer comparisons with others at the same time.
+    comparisons: Vec<RateComparison>,
 }
 
-/// Comparisons of a transfer with others at the same time.
+/// How often a transfer was as fast as others at the same time, and how often slower.
 #[derive(Debug, Clone, Copy, Default)]
-struct Compared {
+struct RateComparison {
     alike: u32,
     slower: u32,
 }
 
-impl Compared {
-    /// Slow for a reason of its own.
-    const fn is_odd(&self) -> bool {
-        self.slower >= ODD_MIN && self.slower > self.alike
+impl RateComparison {
+    /// Whether the transfer is slow while others are not.
+    const fn is_outlier(&self) -> bool {
+        self.slower >= OUTLIER_MIN && self.slower > self.alike
     }
 }
 
-impl Rates {
+impl ChunkRates {
     pub(super) fn new(chunks: usize) -> Self {
         Self {
             own: vec![None; chunks],
             expected: vec![None; chunks],
             samples: 0,
-            compared: vec![Compared::default(); chunks],
+            comparisons: vec![RateComparison::default(); chunks],
         }
     }
 
@@ -58,8 +58,8 @@ impl Rates {
         &self.expected
     }
 
-    /// A chunk's transfer has `rate` at `now`.
-    pub(super) fn saw(&mut self, chunk: usize, rate: ByteRate, now: Duration) {
+    /// Records that a chunk's transfer has `rate` at `now`.
+    pub(super) fn record(&mut self, chunk: usize, rate: ByteRate, now: Duration) {
         for (i, other) in self.own.iter().enumerate().filter(|(i, _)| *i != chunk) {
             let Some((other, at)) = *other else { continue };
             if now.saturating_sub(at) > TOGETHER {
@@ -67,10 +67,10 @@ impl Rates {
             }
             let slower = if rate < other { chunk } else { i };
             if rate < other.scaled(ALIKE) && other < rate.scaled(ALIKE) {
-                self.compared[i].alike += 1;
-                self.compared[chunk].alike += 1;
+                self.comparisons[i].alike += 1;
+                self.comparisons[chunk].alike += 1;
             } else {
-                self.compared[slower].slower += 1;
+                self.comparisons[slower].slower += 1;
             }
         }
         self.own[chunk] = Some((rate, now));
@@ -79,12 +79,13 @@ impl Rates {
 
     /// Whether transfers at the same time were alike, so that what one of them had says nothing of itself.
     fn is_uniform(&self) -> bool {
-        self.compared.iter().any(|c| c.alike > 0) && !self.compared.iter().any(Compared::is_odd)
+        self.comparisons.iter().any(|c| c.alike > 0)
+            && !self.comparisons.iter().any(RateComparison::is_outlier)
     }
 
     /// What stopped while the link was slow would go at what the link does by now. Where transfers differ, less the
     /// caution that what was not seen deserves, and not slower than it was.
-    pub(super) fn link_changed(&mut self, meter: &Meter, fetching: impl Fn(usize) -> bool) {
+    pub(super) fn on_link_change(&mut self, meter: &Meter, fetching: impl Fn(usize) -> bool) {
         if meter.samples().len() == self.samples {
             return;
         }
@@ -105,7 +106,7 @@ impl Rates {
         prior: Option<ByteRate>,
         now: Duration,
         flows: impl Fn(usize) -> bool,
-    ) -> Expectation {
+    ) -> ExpectedRate {
         if self.is_uniform()
             && let Some(expected) = meter.expectation()
         {
@@ -113,10 +114,10 @@ impl Rates {
         }
         let seen = self.own.iter().enumerate();
         let seen = seen.filter_map(|(chunk, own)| own.map(|(rate, at)| (chunk, (rate, at, flows(chunk)))));
-        let all = peers::expect(seen.clone().map(|(_, seen)| seen), prior, now);
-        let usual = seen.filter(|(chunk, _)| !self.compared[*chunk].is_odd()).map(|(_, seen)| seen);
+        let all = transfer_rate::expect(seen.clone().map(|(_, seen)| seen), prior, now);
+        let usual = seen.filter(|(chunk, _)| !self.comparisons[*chunk].is_outlier()).map(|(_, seen)| seen);
         // The odd ones say how far off the next one may be, not what to expect of it.
-        Expectation { rate: peers::expect(usual, prior, now).rate.or(all.rate), ..all }
+        ExpectedRate { rate: transfer_rate::expect(usual, prior, now).rate.or(all.rate), ..all }
     }
 }
 
@@ -128,17 +129,17 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     /// Two transfers with rates that take turns on the link for 100 ms; then only the second goes on.
-    fn shared(first: f64, second: f64) -> (Rates, Meter) {
-        let (mut rates, mut meter) = (Rates::new(3), Meter::new(EstimatorKind::Harmonic));
+    fn shared(first: f64, second: f64) -> (ChunkRates, Meter) {
+        let (mut rates, mut meter) = (ChunkRates::new(3), Meter::new(EstimatorKind::Harmonic));
         for t in 1..=100u32 {
             let (chunk, rate) = [(0, first), (1, second)][t as usize % 2];
             meter.on_bytes(MS * t, (rate / 1e3) as u64);
-            rates.saw(chunk, ByteRate::new(rate).unwrap(), MS * t);
+            rates.record(chunk, ByteRate::new(rate).unwrap(), MS * t);
         }
         for t in 101..=130u32 {
             meter.on_bytes(MS * t, (second / 1e3) as u64);
-            rates.saw(1, ByteRate::new(second).unwrap(), MS * t);
-            rates.link_changed(&meter, |chunk| chunk == 1);
+            rates.record(1, ByteRate::new(second).unwrap(), MS * t);
+            rates.on_link_change(&meter, |chunk| chunk == 1);
         }
         (rates, meter)
     }

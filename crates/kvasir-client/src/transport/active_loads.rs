@@ -1,4 +1,4 @@
-//! Loads before stores, and loads beside loads: what is on the wire for whom.
+//! The active loads of a client: uploads yield to them, and loads share link and GPU.
 
 use std::{
     collections::BTreeMap,
@@ -13,33 +13,33 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{fetcher::Neighbours, limits::NEIGHBOUR_STEP_BYTES};
 
-/// The loads of a client that are under way: uploads step aside for them, and each takes its share of link and GPU.
+/// The active loads of a client. Uploads yield to them, and each load takes its share of link and GPU.
 #[derive(Debug, Default)]
-pub(crate) struct Activity {
+pub(crate) struct ActiveLoads {
     /// By deadline, so that who comes before a load has less slack than it; the number tells equal ones apart.
     loads: watch::Sender<BTreeMap<(Instant, u64), u64>>,
     next: AtomicU64,
 }
 
-/// A load under way; ends when dropped.
+/// Registers one active load until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Busy {
-    activity: Arc<Activity>,
+pub(crate) struct ActiveLoadGuard {
+    active_loads: Arc<ActiveLoads>,
     all: watch::Receiver<BTreeMap<(Instant, u64), u64>>,
     key: (Instant, u64),
     missing_bytes: u64,
-    told: Neighbours,
+    last_reported: Neighbours,
 }
 
-impl Activity {
-    /// A load begins that wants to be over by `deadline`.
-    pub(crate) fn begin(self: &Arc<Self>, deadline: Instant) -> Busy {
+impl ActiveLoads {
+    /// Registers a load with a deadline.
+    pub(crate) fn begin(self: &Arc<Self>, deadline: Instant) -> ActiveLoadGuard {
         let key = (deadline, self.next.fetch_add(1, Ordering::Relaxed));
         self.loads.send_modify(|loads| {
             loads.insert(key, 0);
         });
-        let (all, told) = (self.loads.subscribe(), Neighbours::default());
-        Busy { activity: Arc::clone(self), all, key, missing_bytes: 0, told }
+        let (all, last_reported) = (self.loads.subscribe(), Neighbours::default());
+        ActiveLoadGuard { active_loads: Arc::clone(self), all, key, missing_bytes: 0, last_reported }
     }
 
     /// Waits until no load is under way, at most `patience`; true when that is so.
@@ -50,19 +50,19 @@ impl Activity {
     }
 }
 
-impl Busy {
-    /// Says how many bytes of bases this load misses, in steps: the others need not hear of every byte.
-    pub(crate) fn misses(&mut self, bytes: u64) {
+impl ActiveLoadGuard {
+    /// Publishes how many bytes of bases this load misses, in steps of [`NEIGHBOUR_STEP_BYTES`].
+    pub(crate) fn set_missing_bytes(&mut self, bytes: u64) {
         let bytes = bytes.next_multiple_of(NEIGHBOUR_STEP_BYTES);
         if bytes != self.missing_bytes {
             self.missing_bytes = bytes;
-            self.activity.loads.send_modify(|loads| {
+            self.active_loads.loads.send_modify(|loads| {
                 loads.insert(self.key, bytes);
             });
         }
     }
 
-    /// The others, when that is not what was said before. Cancel-safe.
+    /// Waits until the other loads differ from the last answer, and returns them. Cancel-safe.
     pub(crate) async fn neighbours(&mut self) -> Neighbours {
         loop {
             let neighbours = {
@@ -73,20 +73,20 @@ impl Busy {
                     urgent_bytes: all.range(..self.key).map(|(_, bytes)| bytes).sum(),
                 }
             };
-            if neighbours != self.told {
-                self.told = neighbours;
+            if neighbours != self.last_reported {
+                self.last_reported = neighbours;
                 return neighbours;
             }
             if self.all.changed().await.is_err() {
-                std::future::pending::<()>().await; // the sender is in `activity`, which this holds
+                std::future::pending::<()>().await; // the sender is in `active_loads`, which this holds
             }
         }
     }
 }
 
-impl Drop for Busy {
+impl Drop for ActiveLoadGuard {
     fn drop(&mut self) {
-        self.activity.loads.send_modify(|loads| {
+        self.active_loads.loads.send_modify(|loads| {
             loads.remove(&self.key);
         });
     }
@@ -98,26 +98,26 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn loads_hear_of_each_other() {
-        let activity = Arc::new(Activity::default());
+        let active_loads = Arc::new(ActiveLoads::default());
         let soon = Instant::now() + Duration::from_secs(1);
-        let mut first = activity.begin(soon);
+        let mut first = active_loads.begin(soon);
         let silence = Duration::from_millis(1);
         assert!(tokio::time::timeout(silence, first.neighbours()).await.is_err(), "nobody else is there");
-        let mut second = activity.begin(soon + Duration::from_secs(4));
-        second.misses(NEIGHBOUR_STEP_BYTES + 1);
+        let mut second = active_loads.begin(soon + Duration::from_secs(4));
+        second.set_missing_bytes(NEIGHBOUR_STEP_BYTES + 1);
         let expected = Neighbours { loads: 1, missing_bytes: 2 * NEIGHBOUR_STEP_BYTES, urgent_bytes: 0 };
         assert_eq!(first.neighbours().await, expected);
-        first.misses(5);
-        second.misses(2 * NEIGHBOUR_STEP_BYTES);
+        first.set_missing_bytes(5);
+        second.set_missing_bytes(2 * NEIGHBOUR_STEP_BYTES);
         assert!(tokio::time::timeout(silence, first.neighbours()).await.is_err(), "the same in steps");
         // The first is the more urgent one.
         let one = NEIGHBOUR_STEP_BYTES;
         let expected = Neighbours { loads: 1, missing_bytes: one, urgent_bytes: one };
         assert_eq!(second.neighbours().await, expected);
-        assert!(!activity.wait_idle(silence).await);
+        assert!(!active_loads.wait_idle(silence).await);
         drop(second);
         assert_eq!(first.neighbours().await, Neighbours::default());
         drop(first);
-        assert!(activity.wait_idle(silence).await);
+        assert!(active_loads.wait_idle(silence).await);
     }
 }

@@ -1,8 +1,8 @@
-//! What the transfers of single chunks say about those that were not begun.
+//! The rate of one transfer, and the rate to expect of transfers that have not begun.
 
 use std::time::Duration;
 
-use super::rate::ByteRate;
+use super::byte_rate::ByteRate;
 
 /// Link time that a transfer's own rate looks back on: when it is full, half of it is forgotten.
 const OWN_TIME: Duration = Duration::from_millis(100);
@@ -15,9 +15,9 @@ const SPREAD_PRIOR: f64 = 1.0;
 /// ... with the weight of this many transfers.
 const SPREAD_PRIOR_WEIGHT: f64 = 2.0;
 
-/// Progress of one transfer on a link that it shares.
+/// The progress of one transfer on a shared link.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Progress {
+pub(super) struct TransferProgress {
     bytes: u64,
     /// Time on the link that its bytes took, as far as arrivals tell: since the arrival before, whoever's.
     on_link: Duration,
@@ -27,7 +27,7 @@ pub(super) struct Progress {
     sharing: u32,
 }
 
-impl Progress {
+impl TransferProgress {
     /// `bytes` came `since_any` after the last arrival of any transfer and `since_own` after this one's last, with
     /// `sharing` transfers on the link now.
     pub(super) fn add(&mut self, bytes: u64, since_any: Duration, since_own: Duration, sharing: u32) {
@@ -49,9 +49,9 @@ impl Progress {
     }
 }
 
-/// The rate to expect of a transfer that was not seen yet, and how far it may be off.
+/// The rate to expect of a transfer that has not begun, and its uncertainty.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Expectation {
+pub(super) struct ExpectedRate {
     /// Harmonic mean over the chunks seen lately, and not more than the best one that flows now: where chunks
     /// differ (replicas, paths) the mean counts, where the link fell they all did.
     pub(super) rate: Option<ByteRate>,
@@ -65,7 +65,7 @@ pub(super) fn expect(
     seen: impl Iterator<Item = (ByteRate, Duration, bool)> + Clone,
     prior: Option<ByteRate>,
     now: Duration,
-) -> Expectation {
+) -> ExpectedRate {
     let young = seen.clone().filter(|(_, at, _)| now.saturating_sub(*at) <= AGE_MAX);
     let enough = young.clone().count() >= 2;
     let counted = seen.filter(|(_, at, _)| !enough || now.saturating_sub(*at) <= AGE_MAX);
@@ -82,7 +82,7 @@ pub(super) fn expect(
         (Some(mean), Some(best)) if best < mean => Some(best),
         (mean, _) => mean,
     };
-    Expectation { rate, caution: caution(inverse.into_iter()) }
+    ExpectedRate { rate, caution: caution(inverse.into_iter()) }
 }
 
 /// By how much longer a transfer may well take than by the mean of these times a byte.
@@ -106,7 +106,7 @@ mod tests {
         rates.iter().map(|&r| (ByteRate::new(r).unwrap(), Duration::from_secs(1), false)).collect()
     }
 
-    fn expected(rates: &[f64]) -> Expectation {
+    fn expected(rates: &[f64]) -> ExpectedRate {
         expect(seen(rates).into_iter(), None, Duration::from_secs(1))
     }
 
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_slow_peer_shows_beside_a_fast_one_and_on_its_own() {
         let ms = Duration::from_millis;
-        let (mut slow, mut fast) = (Progress::default(), Progress::default());
+        let (mut slow, mut fast) = (TransferProgress::default(), TransferProgress::default());
         for _ in 0..20 {
             fast.add(100_000, ms(1), ms(2), 2); // in turn: 1 ms each
             slow.add(1_000, ms(1), ms(2), 2);
@@ -155,7 +155,7 @@ mod tests {
         assert!((fast.rate().unwrap().bytes_per_second() / 1e8 - 1.0).abs() < 0.01);
         assert!((slow.rate().unwrap().bytes_per_second() / 1e6 - 1.0).abs() < 0.01);
         // Its bytes come quickly one after the other's, but seldom: the time between counts.
-        let mut seldom = Progress::default();
+        let mut seldom = TransferProgress::default();
         for _ in 0..20 {
             seldom.add(1_000, Duration::from_micros(10), ms(10), 2);
         }

@@ -1,4 +1,4 @@
-//! What loads teach the next ones: the engine's prefill times, this node's decode times, the link's throughput.
+//! Cost models that loads fit for later loads: the engine's prefill times, this node's decode times, the link's throughput.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -10,28 +10,29 @@ use kvasir_types::TokenRange;
 use super::LoadReport;
 use crate::fetcher::{ByteRate, DecodeModel, RecomputeModel};
 
-/// Shared by the clones of a client; an object like any other, no global.
+/// The cost models of a client, shared by its clones.
 #[derive(Debug)]
-pub(crate) struct Learned(Mutex<Models>);
+pub(crate) struct LearnedCosts(Mutex<CostModels>);
 
+/// Cost models as fitted so far.
 #[derive(Debug, Clone)]
-pub(crate) struct Models {
+pub(crate) struct CostModels {
     pub(crate) recompute: RecomputeModel,
     pub(crate) decode: DecodeModel,
     pub(crate) rate: Option<ByteRate>,
 }
 
-impl Learned {
+impl LearnedCosts {
     pub(crate) fn new(recompute: RecomputeModel) -> Self {
         let decode = DecodeModel::from_seconds(5e-6, 1e-8);
-        Self(Mutex::new(Models { recompute, decode, rate: None }))
+        Self(Mutex::new(CostModels { recompute, decode, rate: None }))
     }
 
-    fn with<T>(&self, f: impl FnOnce(&mut Models) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut CostModels) -> T) -> T {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn models(&self) -> Models {
+    pub(crate) fn models(&self) -> CostModels {
         self.with(|models| models.clone())
     }
 

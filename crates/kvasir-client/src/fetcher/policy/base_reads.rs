@@ -1,10 +1,10 @@
-//! Which bases are read, in which order, and which are stopped for others.
+//! The order in which bases are read, and which reads are paused for others.
 
 use std::time::Duration;
 
 use kvasir_types::Level;
 
-use super::{Step, forecast::Forecast, split::Split};
+use super::{PolicyStep, forecast::Forecast, split::Split};
 
 /// Transfer time of bases that is kept in flight, as a share of the SLO.
 const LOOKAHEAD: f64 = 0.02;
@@ -15,9 +15,9 @@ const HERE_STEPS: u64 = 16;
 /// Times that a chunk is stopped for another.
 const PAUSES_MAX: u8 = 2;
 
-/// What is remembered of the transfers of bases.
+/// The state of base reads: slow transfers, pauses and probes.
 #[derive(Debug, Clone)]
-pub(super) struct Reading {
+pub(super) struct BaseReads {
     /// Chunks whose own transfer crawled.
     slow: Vec<bool>,
     /// How often each chunk was stopped for another.
@@ -26,7 +26,7 @@ pub(super) struct Reading {
     probed: Vec<bool>,
 }
 
-impl Reading {
+impl BaseReads {
     pub(super) const fn new() -> Self {
         Self { slow: Vec::new(), pauses: Vec::new(), probed: Vec::new() }
     }
@@ -38,7 +38,7 @@ impl Reading {
 
     /// A missing chunk in flight to be stopped while others wait: one that crawls beside the others, or one too
     /// many on a link that is slow for all (half of two bases is worth nothing, one whole is).
-    pub(super) fn stopped(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<Step> {
+    pub(super) fn stopped(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<PolicyStep> {
         let (view, count) = (plan.view, plan.view.chunks.len());
         self.pauses.resize(count, 0);
         let own = |i: usize| view.own_rates.get(i).copied().flatten();
@@ -54,20 +54,20 @@ impl Reading {
         if let Some(chunk) = flowing().find(crawls) {
             self.slow.resize(count, false);
             self.slow[chunk] = true;
-            return Some(Step::Pause { chunk });
+            return Some(PolicyStep::Pause { chunk });
         }
         // Who has slack lets others go first.
         if plan.yields()
             && let Some(chunk) = flowing().find(|&i| self.pauses[i] < PAUSES_MAX)
         {
             self.pauses[chunk] += 1;
-            return Some(Step::Pause { chunk });
+            return Some(PolicyStep::Pause { chunk });
         }
         // What comes too late and is the GPU's to do makes room for what is not.
         let others =
             plan.missing.iter().any(|&i| plan.is_idle(i) && !split.texts.contains(&i) && !self.is_slow(i));
-        if others && let Some(chunk) = flowing().find(|&i| plan.is_hopeless(i, split)) {
-            return Some(Step::Pause { chunk });
+        if others && let Some(chunk) = flowing().find(|&i| split.is_hopeless(plan, i)) {
+            return Some(PolicyStep::Pause { chunk });
         }
         // The one that is done last waits where those before it keep the pipe full.
         let last = flowing().max_by_key(|&i| (plan.own_time(i), i)).filter(|_| flowing().count() > 1)?;
@@ -78,7 +78,7 @@ impl Reading {
             return None;
         }
         self.pauses[last] += 1;
-        Some(Step::Pause { chunk: last })
+        Some(PolicyStep::Pause { chunk: last })
     }
 
     /// How much transfer time to keep in flight: enough to hide round trips.
@@ -110,7 +110,7 @@ impl Reading {
         let last_text = split.texts.last().copied().unwrap_or(0);
         let texts = |i: &usize| split.texts.contains(i);
         let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
-        let fresh = || idle().filter(|&i| !self.is_slow(i) && !plan.is_hopeless(i, split));
+        let fresh = || idle().filter(|&i| !self.is_slow(i) && !split.is_hopeless(plan, i));
         let own = || fresh().filter(|i| !texts(i));
         let gating = own().find(|&i| i < last_text);
         let slow = || idle().filter(|&i| self.is_slow(i) && !texts(&i));
