@@ -155,7 +155,7 @@ impl Storage {
         let path = self.store.layout.path(&Key::Journal { replica: self.journal.replica.clone(), n });
         match self.store.store.put_opts(&path, encode(&entries).into(), PutMode::Overwrite.into()).await {
             Ok(_) => {
-                self.passed(Transition::JournalAppended);
+                self.reached(Transition::JournalAppended);
                 Ok(entries.len())
             }
             Err(error) => {
@@ -193,7 +193,7 @@ impl Storage {
             while let Some((n, entries)) = batches.try_next().await? {
                 if let Some(entries) = entries {
                     applied += self.apply(&replica, n, entries, tells).await;
-                    self.passed(Transition::JournalApplied);
+                    self.reached(Transition::JournalApplied);
                 }
                 self.journal.seen.lock().insert(replica.clone(), n);
             }

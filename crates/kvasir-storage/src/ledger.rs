@@ -77,10 +77,10 @@ pub(crate) type Reach = Arc<[(Name, u64)]>;
 
 /// The accounts of all tenants.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger(Mutex<State>);
+pub(crate) struct Ledger(Mutex<LedgerState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct LedgerState {
     accounts: HashMap<Name, Account>,
     /// While the collector counts: what came meanwhile, and may or may not be in its listing.
     meanwhile: Option<Vec<(Name, [u8; 32], Stored)>>,

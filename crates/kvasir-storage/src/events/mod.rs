@@ -13,7 +13,7 @@ use std::{sync::Arc, time::SystemTime};
 use kvasir_api::{Event, EventType};
 use kvasir_types::{BLOCK_TOKENS, Level, Medium, Name};
 
-pub use log::{EventLog, Place, Portion};
+pub use log::{EventLog, LogPosition, Portion};
 
 use crate::{Storage, journal::Entry, limits};
 

@@ -7,7 +7,7 @@ use kvasir_types::Name;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::{front, segments::KeyBytes};
+use super::{plain_prefix, segments::KeyBytes};
 use crate::limits;
 
 /// Wraps and unwraps the keys of tenants. The wrapping keys never leave it.
@@ -194,7 +194,8 @@ impl KeyService for FileKeys {
         context: &[u8],
     ) -> Result<Vec<u8>, KeyServiceError> {
         let nonce: [u8; 12] = rand::random();
-        let wrapped = self.key(tenant, id, |by| front::wrap(by, &Zeroizing::new(*key), &nonce, context))?;
+        let wrapped =
+            self.key(tenant, id, |by| plain_prefix::wrap(by, &Zeroizing::new(*key), &nonce, context))?;
         Ok([&nonce[..], &wrapped].concat())
     }
 
@@ -207,6 +208,6 @@ impl KeyService for FileKeys {
     ) -> Result<KeyBytes, KeyServiceError> {
         let damaged = || KeyServiceError::Damaged { tenant: tenant.clone(), id: id.clone() };
         let (nonce, wrapped) = wrapped.split_at_checked(12).ok_or_else(damaged)?;
-        self.key(tenant, id, |by| front::unwrap(by, wrapped, nonce, context))?.ok_or_else(damaged)
+        self.key(tenant, id, |by| plain_prefix::unwrap(by, wrapped, nonce, context))?.ok_or_else(damaged)
     }
 }

@@ -102,7 +102,7 @@ impl Blocks {
     }
 
     /// The first bytes, at least as many as the first block has.
-    pub(super) fn front_mut(&mut self) -> &mut [u8] {
+    pub(super) fn prefix_mut(&mut self) -> &mut [u8] {
         self.blocks.first_mut().map_or(&mut [], |first| {
             let filled = first.filled;
             &mut first.space()[..filled]
@@ -136,7 +136,7 @@ mod tests {
         let taken = bytes.len() - refused;
         assert!((2 << 20..=3 << 20).contains(&taken), "{taken}");
         assert_eq!(blocks.parts().collect::<Vec<_>>().concat(), bytes[..taken]);
-        blocks.front_mut()[0] ^= 1;
+        blocks.prefix_mut()[0] ^= 1;
         let payload = blocks.payload();
         assert_eq!(blocks.parts().map(<[u8]>::len).sum::<usize>(), taken, "it can still be read");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Frames that were read before anybody asked for them.
+//! Frames that were read ahead of their readers.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,17 +6,17 @@ use bytes::Bytes;
 
 use super::FrameKey;
 
-/// First in, first out, and apart from the policy's book: what nobody asks for after all costs nothing else its place,
-/// and what is asked for comes into the book by that use, as if it had been read then.
+/// First in, first out, and outside the eviction policy: an unused prefetch evicts nothing; a used one enters the policy
+/// as if it had been read at that moment.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct PrefetchBuffer {
     capacity: u64,
     bytes: u64,
     frames: HashMap<FrameKey, Bytes>,
     order: VecDeque<FrameKey>,
 }
 
-impl Ahead {
+impl PrefetchBuffer {
     pub(super) fn new(capacity: u64) -> Self {
         Self { capacity, bytes: 0, frames: HashMap::new(), order: VecDeque::new() }
     }
@@ -29,7 +29,7 @@ impl Ahead {
         self.frames.get(key)
     }
 
-    /// Takes a frame in; `false` where there is no room for one of its size.
+    /// Takes a frame in; `false` where there is no space for a frame of its size.
     pub(super) fn put(&mut self, key: FrameKey, content: Bytes) -> bool {
         let bytes = content.len() as u64;
         if bytes > self.capacity {
@@ -66,14 +66,14 @@ mod tests {
     #[test]
     fn the_oldest_go_and_bytes_are_exact() {
         let key = |frame| FrameKey { object: [1; 16], frame };
-        let mut ahead = Ahead::new(100);
-        assert!(!ahead.put(key(0), vec![0; 101].into()));
-        (0..4).for_each(|frame| assert!(ahead.put(key(frame), vec![0; 40].into())));
-        assert_eq!((ahead.bytes(), ahead.get(&key(1)), ahead.get(&key(2)).is_some()), (80, None, true));
-        assert!(ahead.put(key(3), vec![0; 10].into()));
-        assert_eq!(ahead.bytes(), 50);
-        assert_eq!(ahead.take(&key(3)).map(|bytes| bytes.len()), Some(10));
-        assert_eq!((ahead.take(&key(3)), ahead.bytes()), (None, 40));
-        assert!(!Ahead::new(0).put(key(0), vec![0; 1].into()));
+        let mut buffer = PrefetchBuffer::new(100);
+        assert!(!buffer.put(key(0), vec![0; 101].into()));
+        (0..4).for_each(|frame| assert!(buffer.put(key(frame), vec![0; 40].into())));
+        assert_eq!((buffer.bytes(), buffer.get(&key(1)), buffer.get(&key(2)).is_some()), (80, None, true));
+        assert!(buffer.put(key(3), vec![0; 10].into()));
+        assert_eq!(buffer.bytes(), 50);
+        assert_eq!(buffer.take(&key(3)).map(|bytes| bytes.len()), Some(10));
+        assert_eq!((buffer.take(&key(3)), buffer.bytes()), (None, 40));
+        assert!(!PrefetchBuffer::new(0).put(key(0), vec![0; 1].into()));
     }
 }

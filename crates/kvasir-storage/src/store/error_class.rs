@@ -1,20 +1,20 @@
-//! What a result says about the store: whether it answered, and whether asking again could help.
+//! Classifies the store's errors: whether the store answered, and whether a retry could help.
 
 use object_store::Error;
 
-/// How the store took a request.
+/// Whether a retry of a request could help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It answered, if only with a refusal: asking again gives the same.
-    Answer,
-    /// It failed or could not be reached; whether a write took effect is unknown.
-    Fault,
+pub(super) enum ErrorClass {
+    /// The store answered, if only with an error: the same request gets the same answer.
+    Definitive,
+    /// The store failed or could not be reached; whether a write took effect is unknown.
+    Transient,
 }
 
-/// Why a request was not made, or not waited for any longer.
+/// Why a call to the store failed on this side: it was not made, timed out, or its body was wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum CallError {
     /// Too many requests are under way.
     #[error("too many requests to the store wait already; send the request again later")]
     Busy,
@@ -38,33 +38,33 @@ pub enum Refusal {
     Changed,
 }
 
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        Self::Generic { store: "kvasir", source: Box::new(refusal) }
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        Self::Generic { store: "kvasir", source: Box::new(error) }
     }
 }
 
-impl Refusal {
-    /// The refusal behind an error, where there is one.
+impl CallError {
+    /// The call error behind a store's error, where there is one.
     pub fn of(error: &Error) -> Option<Self> {
         let Error::Generic { source, .. } = error else { return None };
         source.downcast_ref().copied()
     }
 }
 
-impl Verdict {
+impl ErrorClass {
     pub(super) fn of<T>(result: &object_store::Result<T>) -> Self {
-        let Err(Error::Generic { store, source }) = result else { return Self::Answer };
+        let Err(Error::Generic { store, source }) = result else { return Self::Definitive };
         // A local disk that is full or gone is so at the next attempt, too.
         if *store == "LocalFileSystem" {
-            return Self::Answer;
+            return Self::Definitive;
         }
         match status(&**source) {
-            Some(408 | 429) | None => Self::Fault,
-            Some(status) if status >= 500 && status != 501 => Self::Fault,
+            Some(408 | 429) | None => Self::Transient,
+            Some(status) if status >= 500 && status != 501 => Self::Transient,
             // An error in the body of a 200: S3's way to fail late.
-            Some(200) => Self::Fault,
-            Some(_) => Self::Answer,
+            Some(200) => Self::Transient,
+            Some(_) => Self::Definitive,
         }
     }
 }
@@ -103,23 +103,26 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_pass_is_a_fault() {
+    fn only_what_may_pass_is_transient() {
         for (text, expected) in [
-            ("Server returned non-2xx status code: 503 Service Unavailable: SlowDown", Verdict::Fault),
-            ("Server returned non-2xx status code: 500 Internal Server Error: ", Verdict::Fault),
-            ("Server returned non-2xx status code: 429 Too Many Requests: ", Verdict::Fault),
-            ("Server returned error response: <Error><Code>InternalError", Verdict::Fault),
-            ("error sending request: connection reset", Verdict::Fault),
-            ("Server returned non-2xx status code: 400 Bad Request: ", Verdict::Answer),
-            ("Server returned non-2xx status code: 416 Range Not Satisfiable: ", Verdict::Answer),
-            ("Server returned non-2xx status code: 501 Not Implemented: ", Verdict::Answer),
+            ("Server returned non-2xx status code: 503 Service Unavailable: SlowDown", ErrorClass::Transient),
+            ("Server returned non-2xx status code: 500 Internal Server Error: ", ErrorClass::Transient),
+            ("Server returned non-2xx status code: 429 Too Many Requests: ", ErrorClass::Transient),
+            ("Server returned error response: <Error><Code>InternalError", ErrorClass::Transient),
+            ("error sending request: connection reset", ErrorClass::Transient),
+            ("Server returned non-2xx status code: 400 Bad Request: ", ErrorClass::Definitive),
+            ("Server returned non-2xx status code: 416 Range Not Satisfiable: ", ErrorClass::Definitive),
+            ("Server returned non-2xx status code: 501 Not Implemented: ", ErrorClass::Definitive),
         ] {
-            assert_eq!(Verdict::of(&generic("S3", text)), expected, "{text}");
+            assert_eq!(ErrorClass::of(&generic("S3", text)), expected, "{text}");
         }
-        assert_eq!(Verdict::of(&generic("LocalFileSystem", "No space left on device")), Verdict::Answer);
+        assert_eq!(
+            ErrorClass::of(&generic("LocalFileSystem", "No space left on device")),
+            ErrorClass::Definitive
+        );
         let gone = Error::NotFound { path: "x".to_owned(), source: "y".into() };
-        assert_eq!(Verdict::of::<()>(&Err(gone)), Verdict::Answer);
-        assert_eq!(Verdict::of(&Ok(())), Verdict::Answer);
-        assert_eq!(Refusal::of(&Refusal::Busy.into()), Some(Refusal::Busy));
+        assert_eq!(ErrorClass::of::<()>(&Err(gone)), ErrorClass::Definitive);
+        assert_eq!(ErrorClass::of(&Ok(())), ErrorClass::Definitive);
+        assert_eq!(CallError::of(&CallError::Busy.into()), Some(CallError::Busy));
     }
 }

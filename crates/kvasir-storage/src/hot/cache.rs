@@ -1,4 +1,4 @@
-//! The hot tier in front of the storage core: what joins its frames to chunk objects and requests.
+//! The hot tier as the storage core uses it: the frames, and the chunk objects and requests they belong to.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use crate::{cache::BoundedMap, index::Scope, layout::ChunkKey, limits};
 
 use super::{HotObject, HotTier, RequestLog};
 
-/// A hot tier with its memories.
+/// A hot tier with the requests and objects it knows of.
 #[derive(Debug)]
-pub struct HotFront {
+pub struct HotCache {
     tier: Arc<HotTier>,
     requests: RequestLog,
     /// Objects whose cuts are known.
     objects: BoundedMap<(Scope, ObjectDigest), Arc<HotObject>>,
 }
 
-impl HotFront {
-    /// In front of whatever the tier's fetches read.
+impl HotCache {
+    /// Over a tier.
     pub fn new(tier: Arc<HotTier>) -> Self {
         Self {
             tier,
@@ -42,8 +42,8 @@ impl HotFront {
         self.objects.get(&(scope, digest))
     }
 
-    /// Takes note of an object's cuts, and of what its tokens cost; `head` was verified.
-    pub(crate) fn know(
+    /// Registers how an object is cut into frames, and what its tokens cost; `head` was verified.
+    pub(crate) fn register_object(
         &self,
         scope: Scope,
         key: &ChunkKey,

@@ -1,4 +1,4 @@
-//! One call to the store: gate, breaker, deadline, and retries within a budget.
+//! Executes calls to the store: concurrency limit, breaker, deadline, and retries within a budget.
 
 use std::{
     sync::{
@@ -15,11 +15,11 @@ use tokio::{
 };
 
 use super::{
-    StoreConfig,
-    breaker::{Breaker, Change, Pass},
+    breaker::{Breaker, BreakerChange, BreakerPermit},
     budget::RetryBudget,
-    gate::Gate,
-    verdict::{Refusal, Verdict},
+    concurrency_limit::ConcurrencyLimit,
+    config::StoreConfig,
+    error_class::{CallError, ErrorClass},
 };
 use crate::{
     limits,
@@ -28,16 +28,16 @@ use crate::{
 
 /// What a call is for; reads and writes fail apart from each other (a full store still reads).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum RequestSide {
     Read,
     Write,
 }
 
-/// Makes calls to one store.
+/// Executes the calls to one store.
 #[derive(Debug)]
-pub(super) struct Caller {
-    requests: Gate,
-    bodies: Gate,
+pub(super) struct RequestExecutor {
+    requests: ConcurrencyLimit,
+    bodies: ConcurrencyLimit,
     reads: Arc<Breaker>,
     writes: Arc<Breaker>,
     budget: RetryBudget,
@@ -49,17 +49,18 @@ pub(super) struct Caller {
 }
 
 /// A result, and how many attempts it took.
-pub(super) struct Called<T> {
+pub(super) struct CallResult<T> {
     pub(super) result: Result<T>,
     pub(super) attempts: usize,
 }
 
-impl Caller {
+impl RequestExecutor {
     pub(super) fn new(config: &StoreConfig, observer: Arc<dyn StoreObserver>) -> Self {
-        let gate = |at_once| Gate::new(at_once, limits::STORE_WAITING_MAX, limits::STORE_WAIT_MAX);
+        let limit =
+            |at_once| ConcurrencyLimit::new(at_once, limits::STORE_WAITING_MAX, limits::STORE_WAIT_MAX);
         Self {
-            requests: gate(config.requests_max),
-            bodies: gate(config.requests_max.saturating_mul(limits::STORE_BODIES_PER_REQUEST)),
+            requests: limit(config.requests_max),
+            bodies: limit(config.requests_max.saturating_mul(limits::STORE_BODIES_PER_REQUEST)),
             reads: Breaker::new(),
             writes: Breaker::new(),
             budget: RetryBudget::new(),
@@ -79,44 +80,44 @@ impl Caller {
         self.request_timeout
     }
 
-    fn breaker(&self, side: Side) -> &Arc<Breaker> {
+    fn breaker(&self, side: RequestSide) -> &Arc<Breaker> {
         match side {
-            Side::Read => &self.reads,
-            Side::Write => &self.writes,
+            RequestSide::Read => &self.reads,
+            RequestSide::Write => &self.writes,
         }
     }
 
-    /// A place and the breaker's leave for one request.
-    pub(super) async fn enter(&self, side: Side) -> Result<(OwnedSemaphorePermit, Pass)> {
-        let Ok(permit) = self.requests.enter().await else {
+    /// Acquires a permit of the concurrency limit and of the breaker for one request.
+    pub(super) async fn enter(&self, side: RequestSide) -> Result<(OwnedSemaphorePermit, BreakerPermit)> {
+        let Ok(permit) = self.requests.acquire().await else {
             self.observer.event(StoreEvent::Busy);
-            return Err(Refusal::Busy.into());
+            return Err(CallError::Busy.into());
         };
         match self.breaker(side).admit() {
-            Ok(pass) => Ok((permit, pass)),
+            Ok(breaker_permit) => Ok((permit, breaker_permit)),
             Err(_) => {
                 self.observer.event(StoreEvent::RefusedByBreaker);
-                Err(Refusal::Open.into())
+                Err(CallError::Open.into())
             }
         }
     }
 
-    /// A place for a body that is being read.
+    /// Acquires a permit for a body that is being read.
     pub(super) async fn body(&self) -> Result<OwnedSemaphorePermit> {
-        let entered = self.bodies.enter().await;
+        let entered = self.bodies.acquire().await;
         entered.map_err(|_| {
             self.observer.event(StoreEvent::Busy);
-            Refusal::Busy.into()
+            CallError::Busy.into()
         })
     }
 
-    pub(super) fn settle(&self, side: Side, pass: Pass, verdict: Verdict) {
-        match pass.settle(verdict == Verdict::Answer) {
-            Some(Change::Opened) => {
+    pub(super) fn settle(&self, side: RequestSide, breaker_permit: BreakerPermit, class: ErrorClass) {
+        match breaker_permit.settle(class == ErrorClass::Definitive) {
+            Some(BreakerChange::Opened) => {
                 tracing::error!(?side, "the store fails every request; it is left alone for a while");
                 self.observer.event(StoreEvent::BreakerOpened);
             }
-            Some(Change::Closed) => {
+            Some(BreakerChange::Closed) => {
                 tracing::info!(?side, "the store answers again");
                 self.observer.event(StoreEvent::BreakerClosed);
             }
@@ -124,9 +125,9 @@ impl Caller {
         }
     }
 
-    /// Makes a call: `attempt` is made again as long as it fails in a way that may pass, for so many times and so
+    /// Makes a call: `attempt` is made again as long as it fails in a way that may breaker_permit, for so many times and so
     /// long, as far as the budget goes.
-    pub(super) async fn call<T, F>(&self, side: Side, mut attempt: impl FnMut() -> F) -> Called<T>
+    pub(super) async fn call<T, F>(&self, side: RequestSide, mut attempt: impl FnMut() -> F) -> CallResult<T>
     where
         F: Future<Output = Result<T>>,
     {
@@ -134,50 +135,54 @@ impl Caller {
         let last = retries.begun + self.retry_timeout + self.request_timeout;
         loop {
             let result = match self.enter(side).await {
-                Ok((permit, pass)) => {
+                Ok((permit, breaker_permit)) => {
                     let deadline = last.min(Instant::now() + self.request_timeout);
                     let result = timeout_at(deadline, attempt()).await.unwrap_or_else(|_| {
                         self.observer.event(StoreEvent::DeadlinePassed);
-                        Err(Refusal::Deadline(self.request_timeout).into())
+                        Err(CallError::Deadline(self.request_timeout).into())
                     });
                     drop(permit);
-                    let verdict = Verdict::of(&result);
-                    self.settle(side, pass, verdict);
-                    if verdict == Verdict::Answer {
-                        return Called { result, attempts: retries.made + 1 };
+                    let class = ErrorClass::of(&result);
+                    self.settle(side, breaker_permit, class);
+                    if class == ErrorClass::Definitive {
+                        return CallResult { result, attempts: retries.made + 1 };
                     }
                     result
                 }
                 // Nothing was asked: the caller hears it at once.
-                Err(error) => return Called { result: Err(error), attempts: retries.made },
+                Err(error) => return CallResult { result: Err(error), attempts: retries.made },
             };
             if !retries.next().await {
-                return Called { result, attempts: retries.made + 1 };
+                return CallResult { result, attempts: retries.made + 1 };
             }
         }
     }
 
     /// One attempt, whatever comes of it.
-    pub(super) async fn once<T>(&self, side: Side, attempt: impl Future<Output = Result<T>>) -> Result<T> {
-        let (_permit, pass) = self.enter(side).await?;
-        let result = self.patiently(attempt).await.and_then(|done| done);
-        self.settle(side, pass, Verdict::of(&result));
+    pub(super) async fn once<T>(
+        &self,
+        side: RequestSide,
+        attempt: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let (_permit, breaker_permit) = self.enter(side).await?;
+        let result = self.with_deadline(attempt).await.and_then(|done| done);
+        self.settle(side, breaker_permit, ErrorClass::of(&result));
         result
     }
 
     /// As [`call`](Self::call), without counting.
-    pub(super) async fn ask<T, F>(&self, side: Side, attempt: impl FnMut() -> F) -> Result<T>
+    pub(super) async fn ask<T, F>(&self, side: RequestSide, attempt: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
         self.call(side, attempt).await.result
     }
 
-    /// Waits for a part of an answer no longer than for an answer.
-    pub(super) async fn patiently<T>(&self, request: impl Future<Output = T>) -> Result<T> {
+    /// Waits for `request` no longer than the request timeout.
+    pub(super) async fn with_deadline<T>(&self, request: impl Future<Output = T>) -> Result<T> {
         timeout(self.request_timeout, request).await.map_err(|_| {
             self.observer.event(StoreEvent::DeadlinePassed);
-            Refusal::Deadline(self.request_timeout).into()
+            CallError::Deadline(self.request_timeout).into()
         })
     }
 
@@ -192,39 +197,39 @@ impl Caller {
 
 /// The retries of one call.
 pub(super) struct Retries<'a> {
-    caller: &'a Caller,
+    executor: &'a RequestExecutor,
     begun: Instant,
     made: usize,
 }
 
 impl<'a> Retries<'a> {
     /// A call begins.
-    pub(super) fn new(caller: &'a Caller) -> Self {
-        caller.budget.deposit();
-        Self { caller, begun: Instant::now(), made: 0 }
+    pub(super) fn new(executor: &'a RequestExecutor) -> Self {
+        executor.budget.deposit();
+        Self { executor, begun: Instant::now(), made: 0 }
     }
 
     /// Continues a call that has made so many retries in this time.
-    pub(super) fn resumed(caller: &'a Caller, begun: Instant, made: usize) -> Self {
-        Self { caller, begun, made }
+    pub(super) fn resumed(executor: &'a RequestExecutor, begun: Instant, made: usize) -> Self {
+        Self { executor, begun, made }
     }
 
     /// Whether there is to be another attempt; waits for its time.
     pub(super) async fn next(&mut self) -> bool {
-        let caller = self.caller;
-        if self.made >= caller.retries_max || self.begun.elapsed() >= caller.retry_timeout {
+        let executor = self.executor;
+        if self.made >= executor.retries_max || self.begun.elapsed() >= executor.retry_timeout {
             return false;
         }
-        if !caller.budget.withdraw() {
-            caller.observer.event(StoreEvent::BudgetSpent);
+        if !executor.budget.withdraw() {
+            executor.observer.event(StoreEvent::BudgetSpent);
             return false;
         }
         let exponent = u32::try_from(self.made).unwrap_or(u32::MAX).min(16);
         let pause = (limits::RETRY_PAUSE_MIN * 2u32.pow(exponent)).min(limits::RETRY_PAUSE_MAX);
         self.made += 1;
-        caller.observer.event(StoreEvent::Retried);
+        executor.observer.event(StoreEvent::Retried);
         // Between a half and all of it, so that those that failed together do not come back together.
-        tokio::time::sleep(pause.mul_f64(0.5 + caller.jitter() / 2.0)).await;
+        tokio::time::sleep(pause.mul_f64(0.5 + executor.jitter() / 2.0)).await;
         true
     }
 }

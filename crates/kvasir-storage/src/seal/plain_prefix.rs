@@ -1,11 +1,11 @@
-//! The front of a sealed object: its data key, wrapped by a tenant key.
+//! The prefix of a sealed object: its data key, wrapped by a tenant key.
 //!
 //! `magic 8 · tenant key's id 16 · nonce 12 · wrapped data key 32 · tag 16 · zero 12`
 
 use aws_lc_rs::aead::{Aad, NONCE_LEN, Nonce};
 use zeroize::Zeroizing;
 
-use super::segments::{FRONT_BYTES, KeyBytes, gcm};
+use super::segments::{KeyBytes, PLAIN_PREFIX_BYTES, gcm};
 
 const MAGIC: &[u8; 8] = b"KVSEAL\x01\n";
 const ID: std::ops::Range<usize> = 8..24;
@@ -15,32 +15,33 @@ const WRAPPED: std::ops::Range<usize> = 36..84;
 /// Names a tenant key.
 pub(super) type TenantKeyId = [u8; 16];
 
-/// The front of a new object at `place`.
+/// The prefix of a new object at `place`.
 pub(super) fn write(
     id: &TenantKeyId,
     tenant_key: &KeyBytes,
     data_key: &KeyBytes,
     place: &str,
-) -> [u8; FRONT_BYTES as usize] {
-    let mut front = [0; FRONT_BYTES as usize];
-    front[..8].copy_from_slice(MAGIC);
-    front[ID].copy_from_slice(id);
-    front[NONCE].copy_from_slice(&rand::random::<[u8; NONCE_LEN]>());
-    let wrapped = wrap(tenant_key, data_key, &front[NONCE], place.as_bytes());
-    front[WRAPPED].copy_from_slice(&wrapped);
-    front
+) -> [u8; PLAIN_PREFIX_BYTES as usize] {
+    let mut prefix = [0; PLAIN_PREFIX_BYTES as usize];
+    prefix[..8].copy_from_slice(MAGIC);
+    prefix[ID].copy_from_slice(id);
+    prefix[NONCE].copy_from_slice(&rand::random::<[u8; NONCE_LEN]>());
+    let wrapped = wrap(tenant_key, data_key, &prefix[NONCE], place.as_bytes());
+    prefix[WRAPPED].copy_from_slice(&wrapped);
+    prefix
 }
 
-/// The tenant key that a front names; none where it is no front.
-pub(super) fn tenant_key_id(front: &[u8]) -> Option<TenantKeyId> {
-    let is_front = front.len() == FRONT_BYTES as usize && front.starts_with(MAGIC) && front[84..] == [0; 12];
-    is_front.then(|| front[ID].try_into().ok())?
+/// The tenant key that a prefix names; none where it is no prefix.
+pub(super) fn tenant_key_id(prefix: &[u8]) -> Option<TenantKeyId> {
+    let is_prefix =
+        prefix.len() == PLAIN_PREFIX_BYTES as usize && prefix.starts_with(MAGIC) && prefix[84..] == [0; 12];
+    is_prefix.then(|| prefix[ID].try_into().ok())?
 }
 
-/// The data key of the object at `place`; none where the front is not that object's.
-pub(super) fn data_key(front: &[u8], tenant_key: &KeyBytes, place: &str) -> Option<KeyBytes> {
-    tenant_key_id(front)?;
-    unwrap(tenant_key, &front[WRAPPED], &front[NONCE], place.as_bytes())
+/// The data key of the object at `place`; none where the prefix is not that object's.
+pub(super) fn data_key(prefix: &[u8], tenant_key: &KeyBytes, place: &str) -> Option<KeyBytes> {
+    tenant_key_id(prefix)?;
+    unwrap(tenant_key, &prefix[WRAPPED], &prefix[NONCE], place.as_bytes())
 }
 
 /// `key` under `by`: 32 bytes and a tag. Nonces are random: a key wraps far fewer than 2³² others.

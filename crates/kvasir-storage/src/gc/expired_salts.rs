@@ -1,7 +1,7 @@
 //! The end of a salt that was rotated away: what its root led to goes, and then the salt.
 //!
 //! Chunks do not name their salt. So when one has expired, the chunks of its tenant are looked at once by this replica,
-//! each with the hash before it, and those that follow an expired root are doomed. Who has such a root may go on to
+//! each with the hash before it, and those that follow an expired root are marked deleted. Who has such a root may go on to
 //! write under it: what comes later than this is found by nobody else, and goes with its time to live or the capacity.
 
 use std::collections::HashMap;
@@ -13,17 +13,17 @@ use super::Pass;
 use crate::{
     Storage, StorageError,
     layout::{ChunkKey, Key},
-    namespaces::Salt,
     removal::Removal,
+    salts::Salt,
 };
 
 impl Storage {
-    /// Dooms what only expired salts lead to, and deletes these salts.
-    pub(super) async fn collect_generations(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
+    /// Marks the chunks that only expired salts lead to as deleted, then deletes these salts.
+    pub(super) async fn collect_expired_salts(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
         for (tenant, namespace) in std::mem::take(&mut pass.rotated) {
-            let generations = self.look_for_generations(&tenant, &namespace).await?.at(pass.now.0);
-            let mut salts: Vec<Salt> = generations.expired().map(|generation| generation.salt).collect();
-            if !generations.has_first() {
+            let rotations = self.load_salt_rotations(&tenant, &namespace).await?.at(pass.now.0);
+            let mut salts: Vec<Salt> = rotations.expired().map(|rotation| rotation.salt).collect();
+            if !rotations.has_first() {
                 salts.push(self.salt(&tenant).await?);
             }
             salts.retain(|salt| !self.swept.contains(&(tenant.clone(), namespace.clone(), *salt)));
@@ -33,17 +33,17 @@ impl Storage {
             for model_id in self.models_of(&tenant).await? {
                 let root =
                     |salt: &Salt| RootHash::derive(tenant.as_str(), namespace.as_str(), salt, &model_id);
-                self.doom_under(pass, &tenant, &model_id, salts.iter().map(root).collect()).await?;
+                self.mark_deleted_under(pass, &tenant, &model_id, salts.iter().map(root).collect()).await?;
             }
             if pass.policy.dry_run {
                 continue;
             }
-            for generation in generations.expired() {
+            for rotation in rotations.expired() {
                 let (tenant, namespace) = (tenant.clone(), namespace.clone());
-                self.delete(&self.store.layout.path(&Key::Generation {
+                self.delete(&self.store.layout.path(&Key::SaltRotation {
                     tenant,
                     namespace,
-                    id: generation.id,
+                    id: rotation.id,
                 }))
                 .await?;
             }
@@ -65,8 +65,8 @@ impl Storage {
         Ok(ids.collect())
     }
 
-    /// Dooms every chunk of a model that follows one of `roots`, unless a context pins it.
-    async fn doom_under(
+    /// Marks as deleted every chunk of a model that follows one of `roots`, unless a context pins it.
+    async fn mark_deleted_under(
         &self,
         pass: &mut Pass<'_>,
         tenant: &Name,
@@ -90,11 +90,11 @@ impl Storage {
         while let Some(hash) = next.pop() {
             for key in behind.remove(&hash).unwrap_or_default() {
                 next.push(*key.seq_hash.as_bytes());
-                if pass.pins.contains(&key) || self.is_buried(&key).await? {
+                if pass.pins.contains(&key) || self.has_tombstone(&key).await? {
                     continue;
                 }
                 pass.report.expired += 1;
-                self.doom(pass, &key, Removal::Expired).await?;
+                self.mark_deleted(pass, &key, Removal::Expired).await?;
             }
         }
         Ok(())

@@ -1,6 +1,8 @@
 //! Why a lookup ends where it ends, from traces that are kept anyway: the store's tombstones and staging objects,
 //! the refusals this replica remembers, and lookups of the same tokens under the tenant's other namespaces and models.
 
+mod evictions;
+
 use std::collections::HashSet;
 
 use futures::{StreamExt, TryStreamExt};
@@ -47,7 +49,7 @@ impl Storage {
         };
         let found = self.found(tenant, &request.namespace, &request.model_id, &request.tokens).await?;
         let matched = found.matched_tokens;
-        let departures = self.departed(tenant, &request.model_id, &found);
+        let departures = self.recent_evictions(tenant, &request.model_id, &found);
         let question = Question { tenant, request, matched };
         let tokens = request.tokens.len() as u64;
         let mut causes = Vec::new();

@@ -7,7 +7,7 @@ use super::{
 
 /// An end of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum QueueEnd {
     /// The group whose last use lies furthest back.
     Front,
     /// The group that was used last.
@@ -16,7 +16,7 @@ pub(super) enum Side {
 
 /// One end: what it is worth, and while it is.
 #[derive(Debug, Clone, Copy)]
-struct End {
+struct EndWorth {
     /// Last use of the group there.
     last: Moment,
     /// First and last moment of `worth`: ages within one bin are worth the same.
@@ -25,7 +25,7 @@ struct End {
     worth: f32,
 }
 
-impl End {
+impl EndWorth {
     /// Of an empty queue: never the least, and never out of date.
     const NONE: Self = Self {
         last: Moment::from_micros(0),
@@ -60,29 +60,29 @@ impl End {
 /// The ends' worths change when their ages cross a bin's edge and when their groups change. A tier evicts many entries at
 /// one moment, one after the other from the same few groups: then the answer of the last time is the answer.
 #[derive(Debug, Default)]
-pub(super) struct Ends {
-    queues: Vec<[End; 2]>,
+pub(super) struct QueueEnds {
+    queues: Vec<[EndWorth; 2]>,
     /// The least at a moment, unless something changed since.
-    least: Option<(Moment, usize, Side)>,
+    least: Option<(Moment, usize, QueueEnd)>,
 }
 
-impl Ends {
+impl QueueEnds {
     /// One more queue, empty.
     pub(super) fn push(&mut self) {
-        self.queues.push([End::NONE; 2]);
+        self.queues.push([EndWorth::NONE; 2]);
     }
 
     /// The last uses of a queue's front and back; `None` for an empty one.
     pub(super) fn set(&mut self, queue: usize, lasts: Option<(Moment, Moment)>) {
         let ends = &mut self.queues[queue];
         let Some((front, back)) = lasts else {
-            *ends = [End::NONE; 2];
+            *ends = [EndWorth::NONE; 2];
             self.least = None;
             return;
         };
         for (end, last) in ends.iter_mut().zip([front, back]) {
             if end.is_none() || end.last != last {
-                *end = End::unknown(last);
+                *end = EndWorth::unknown(last);
                 self.least = None;
             }
         }
@@ -91,28 +91,28 @@ impl Ends {
     /// Worths were learnt anew.
     pub(super) fn relearn(&mut self, queue: usize) {
         for end in self.queues[queue].iter_mut().filter(|end| !end.is_none()) {
-            *end = End::unknown(end.last);
+            *end = EndWorth::unknown(end.last);
         }
         self.least = None;
     }
 
     /// The end that is worth least at `now`: the first of those, where several are. `None` when all queues are empty.
-    pub(super) fn least(&mut self, now: Moment, worths: &[Worth]) -> Option<(usize, Side)> {
-        if let Some((_, queue, side)) = self.least.filter(|(at, ..)| *at == now) {
-            return Some((queue, side));
+    pub(super) fn least(&mut self, now: Moment, worths: &[Worth]) -> Option<(usize, QueueEnd)> {
+        if let Some((_, queue, end_kind)) = self.least.filter(|(at, ..)| *at == now) {
+            return Some((queue, end_kind));
         }
         let (mut least, mut found) = (f32::INFINITY, None);
         for (queue, (ends, worth)) in self.queues.iter_mut().zip(worths).enumerate() {
-            for (end, side) in ends.iter_mut().zip([Side::Front, Side::Back]) {
+            for (end, end_kind) in ends.iter_mut().zip([QueueEnd::Front, QueueEnd::Back]) {
                 if !end.holds(now) {
-                    *end = End::known(end.last, now, worth);
+                    *end = EndWorth::known(end.last, now, worth);
                 }
                 if end.worth < least {
-                    (least, found) = (end.worth, Some((queue, side)));
+                    (least, found) = (end.worth, Some((queue, end_kind)));
                 }
             }
         }
-        self.least = found.map(|(queue, side)| (now, queue, side));
+        self.least = found.map(|(queue, end_kind)| (now, queue, end_kind));
         found
     }
 }
@@ -149,7 +149,7 @@ mod tests {
         /// What is remembered is what a walk over everything would find.
         #[test]
         fn the_least_is_that_of_a_walk(ops in ops()) {
-            let (mut ends, mut lasts, mut now) = (Ends::default(), vec![None; 6], 0u64);
+            let (mut ends, mut lasts, mut now) = (QueueEnds::default(), vec![None; 6], 0u64);
             let mut worths = vec![Worth::of(&Hazards::PRIOR); 6];
             (0..6).for_each(|_| ends.push());
             for op in ops {
@@ -168,13 +168,13 @@ mod tests {
                     Op::Tick(micros) => now = now.saturating_add(micros),
                     Op::Ask => {
                         let at = Moment::from_micros(now);
-                        let mut walk: Option<(f32, (usize, Side))> = None;
+                        let mut walk: Option<(f32, (usize, QueueEnd))> = None;
                         for (queue, of) in lasts.iter().enumerate() {
                             let Some((front, back)) = of else { continue };
-                            for (last, side) in [(front, Side::Front), (back, Side::Back)] {
+                            for (last, end_kind) in [(front, QueueEnd::Front), (back, QueueEnd::Back)] {
                                 let worth = worths[queue].at(bin_of(at, *last));
                                 if walk.is_none_or(|(least, _)| worth < least) {
-                                    walk = Some((worth, (queue, side)));
+                                    walk = Some((worth, (queue, end_kind)));
                                 }
                             }
                         }

@@ -7,13 +7,13 @@ use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_MAX, LEVELS_MAX, ObjectDigest, Pro
 
 use super::{
     IndexError,
-    key::{BLOCK_BYTES, END, NAME_BYTES, ONE},
+    truncated::{BLOCK_BYTES, NAME_BYTES, short},
 };
 
 const VALUE_VERSION: u8 = 2;
-/// Set where a chunk's children lie beside it, see [`Spot`](super::place::Spot).
+/// Set where a chunk's children lie beside it, see [`RowPosition`](super::position::RowPosition).
 const CONTINUES: u8 = 0x80;
-/// Set where the block hashes follow the row: the chunk is alone at its spot.
+/// Set where the block hashes follow the row: the chunk is alone at its position.
 const BLOCKS: u8 = 0x40;
 /// Most blocks of a chunk.
 pub(super) const BLOCKS_MAX: usize = CHUNK_TOKENS_MAX / BLOCK_TOKENS;
@@ -58,7 +58,7 @@ pub(super) struct Decoded<'a> {
     pub(super) row: IndexRow,
     /// Whether the chunk's children lie beside it.
     pub(super) continues: bool,
-    /// The chunk's blocks, where it is alone at its spot; else rows of their own match them.
+    /// The chunk's blocks, where it is alone at its position; else rows of their own match them.
     pub(super) blocks: &'a [[u8; BLOCK_BYTES]],
 }
 
@@ -66,14 +66,6 @@ impl IndexEntry {
     /// Cuts full block hashes, or the container's 8-byte ones, to the index's length.
     pub fn short_blocks<'a>(hashes: impl IntoIterator<Item = &'a [u8]>) -> Vec<[u8; BLOCK_BYTES]> {
         hashes.into_iter().map(short).collect()
-    }
-}
-
-/// A block hash as keys hold it.
-pub(super) fn short(hash: &[u8]) -> [u8; BLOCK_BYTES] {
-    match hash.first_chunk::<BLOCK_BYTES>() {
-        Some(&END) | None => ONE,
-        Some(&bytes) => bytes,
     }
 }
 
@@ -115,14 +107,14 @@ impl IndexRow {
 
     /// Takes a packed row off the front of `bytes`.
     pub(super) fn unpack(bytes: &mut &[u8], before: Option<&ProfileHash>) -> Option<Self> {
-        let mut cursor = Cursor(bytes);
-        let (seq, digest) = (cursor.take::<32>()?, cursor.take::<32>()?);
-        let profile_hash = match (cursor.take::<1>()?, before) {
+        let mut reader = ByteReader(bytes);
+        let (seq, digest) = (reader.take::<32>()?, reader.take::<32>()?);
+        let profile_hash = match (reader.take::<1>()?, before) {
             ([0], Some(before)) => *before,
-            _ => cursor.take::<32>()?.into(),
+            _ => reader.take::<32>()?.into(),
         };
-        let row = Self::read_numbers(&mut cursor, seq.into(), digest.into(), profile_hash);
-        *bytes = cursor.0;
+        let row = Self::read_numbers(&mut reader, seq.into(), digest.into(), profile_hash);
+        *bytes = reader.0;
         row
     }
 
@@ -155,9 +147,9 @@ impl IndexRow {
             let (version, rest) = body.split_first()?;
             let (key, digest) = key.split_last_chunk::<NAME_BYTES>()?;
             let (_, seq) = key.split_last_chunk::<NAME_BYTES>()?;
-            let mut cursor = Cursor(rest);
-            let row = Self::read_rest(&mut cursor, seq, digest)?;
-            let (blocks, rest) = cursor.0.as_chunks();
+            let mut reader = ByteReader(rest);
+            let row = Self::read_rest(&mut reader, seq, digest)?;
+            let (blocks, rest) = reader.0.as_chunks();
             let expected = if version & BLOCKS == 0 { 0 } else { row.block_count() };
             let sound = version & !(CONTINUES | BLOCKS) == VALUE_VERSION && rest.is_empty();
             let continues = version & CONTINUES != 0;
@@ -169,19 +161,19 @@ impl IndexRow {
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (version, rest) = bytes.split_first()?;
-        let mut cursor = Cursor(rest);
-        let row = Self::read_rest(&mut cursor, &[], &[])?;
-        (*version == VALUE_VERSION && cursor.0.is_empty()).then_some(row)
+        let mut reader = ByteReader(rest);
+        let row = Self::read_rest(&mut reader, &[], &[])?;
+        (*version == VALUE_VERSION && reader.0.is_empty()).then_some(row)
     }
 
-    fn read_rest(cursor: &mut Cursor<'_>, seq: &[u8], digest: &[u8]) -> Option<Self> {
-        let (seq, digest) = (cursor.hash(seq)?, cursor.hash(digest)?);
-        let profile_hash = cursor.take::<32>()?.into();
-        Self::read_numbers(cursor, seq.into(), digest.into(), profile_hash)
+    fn read_rest(reader: &mut ByteReader<'_>, seq: &[u8], digest: &[u8]) -> Option<Self> {
+        let (seq, digest) = (reader.hash(seq)?, reader.hash(digest)?);
+        let profile_hash = reader.take::<32>()?.into();
+        Self::read_numbers(reader, seq.into(), digest.into(), profile_hash)
     }
 
     fn read_numbers(
-        cursor: &mut Cursor<'_>,
+        reader: &mut ByteReader<'_>,
         seq_hash: SeqHash,
         object_digest: ObjectDigest,
         profile_hash: ProfileHash,
@@ -190,19 +182,24 @@ impl IndexRow {
             seq_hash,
             object_digest,
             profile_hash,
-            kl_beneath: f32::from_le_bytes(cursor.take()?),
-            token_count: cursor.varint()?.try_into().ok()?,
-            first_position: cursor.varint()?,
-            head_bytes: cursor.varint()?.try_into().ok()?,
-            object_bytes: cursor.varint()?,
+            kl_beneath: f32::from_le_bytes(reader.take()?),
+            token_count: reader.varint()?.try_into().ok()?,
+            first_position: reader.varint()?,
+            head_bytes: reader.varint()?.try_into().ok()?,
+            object_bytes: reader.varint()?,
             level_bytes: {
-                let [levels] = cursor.take::<1>()?;
+                let [levels] = reader.take::<1>()?;
                 let levels = usize::from(levels);
-                let read = (0..levels).map(|_| cursor.varint()).collect::<Option<Vec<u64>>>();
+                let read = (0..levels).map(|_| reader.varint()).collect::<Option<Vec<u64>>>();
                 read.filter(|_| levels <= LEVELS_MAX)?
             },
         })
     }
+}
+
+/// Whether readers prefer `a` to `b`: the smaller error beneath, then the smaller digest.
+pub(crate) fn prefer(a: &IndexRow, b: &IndexRow) -> bool {
+    a.kl_beneath.total_cmp(&b.kl_beneath).then_with(|| a.object_digest.cmp(&b.object_digest)).is_lt()
 }
 
 /// CRC32C of a key and what precedes the checksum in its value.
@@ -219,9 +216,9 @@ fn varint(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-struct Cursor<'a>(&'a [u8]);
+struct ByteReader<'a>(&'a [u8]);
 
-impl Cursor<'_> {
+impl ByteReader<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, tail) = self.0.split_first_chunk::<N>()?;
         self.0 = tail;
@@ -257,61 +254,4 @@ impl Cursor<'_> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::index::{Scope, key, place::Spot};
-
-    pub(crate) fn any_entry() -> impl Strategy<Value = IndexEntry> {
-        let hashes = (any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>());
-        let blocks = prop::collection::vec(any::<[u8; BLOCK_BYTES]>(), 1..130);
-        let sizes = (any::<u64>(), any::<u32>(), 0f32..1.0, any::<u32>(), any::<u64>());
-        (hashes, blocks, sizes, prop::collection::vec(any::<u64>(), 0..=LEVELS_MAX)).prop_map(
-            |((parent_hash, seq, object, profile), blocks, sizes, level_bytes)| IndexEntry {
-                parent_hash,
-                blocks: blocks.iter().map(|b| short(b)).collect(),
-                row: Arc::new(IndexRow {
-                    seq_hash: seq.into(),
-                    object_digest: object.into(),
-                    profile_hash: profile.into(),
-                    first_position: sizes.0,
-                    token_count: sizes.1,
-                    kl_beneath: sizes.2,
-                    head_bytes: sizes.3,
-                    object_bytes: sizes.4,
-                    level_bytes,
-                }),
-            },
-        )
-    }
-
-    proptest! {
-        #[test]
-        fn rows_round_trip_and_every_flipped_bit_is_noticed(
-            entry in any_entry(), continues: bool, alone: bool, at in any::<prop::sample::Index>(), bit in 0u8..8,
-        ) {
-            let row = &*entry.row;
-            prop_assert_eq!(IndexRow::from_bytes(&row.to_bytes()), Some(row.clone()));
-            let key = key::info(Scope::new(&"t".parse().expect("a name"), &[7; 32].into()), Spot::under(&[1; 32]), row);
-            let mut row = row.clone();
-            row.token_count = (entry.blocks.len() * BLOCK_TOKENS) as u32;
-            let blocks = if alone { &entry.blocks[..] } else { &[] };
-            let value = row.value(&key, continues, blocks);
-            prop_assert_eq!(IndexRow::decode(&key, &value).expect("sound"), Decoded { row, continues, blocks });
-            let (mut bad_key, mut bad_value) = (key.clone(), value.clone());
-            let at = at.index(key.len() + value.len());
-            match at.checked_sub(key.len()) {
-                None => bad_key[at] ^= 1u8 << bit,
-                Some(at) => bad_value[at] ^= 1u8 << bit,
-            }
-            prop_assert!(IndexRow::decode(&bad_key, &bad_value).is_err());
-        }
-
-        #[test]
-        fn no_bytes_panic(key in prop::collection::vec(any::<u8>(), 0..200), value in prop::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert!(IndexRow::decode(&key, &value).is_err());
-            let _ = IndexRow::from_bytes(&value);
-        }
-    }
-}
+pub(crate) mod tests;

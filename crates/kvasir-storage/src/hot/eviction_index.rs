@@ -1,4 +1,4 @@
-//! Books of one medium: per tenant, so that none can push another below its share.
+//! The eviction order of one medium: one policy per tenant, so that no tenant can push another below its equal part.
 
 use std::collections::HashMap;
 
@@ -12,9 +12,9 @@ use super::FrameKey;
 /// A tenant's number in the tier; tenants beyond [`limits::HOT_TENANTS_MAX`] share the last.
 pub(super) type TenantIndex = u16;
 
-/// What a medium holds, and what goes first.
+/// The frames of a medium by tenant, and the order in which they are evicted.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(super) struct EvictionIndex {
     kind: PolicyKind,
     capacity: u64,
     /// What one tenant may hold.
@@ -24,7 +24,7 @@ pub(super) struct Book {
     bytes: u64,
 }
 
-impl Book {
+impl EvictionIndex {
     pub(super) fn new(kind: PolicyKind, capacity: u64, tenant_share_max: f64) -> Self {
         let quota = (capacity as f64 * tenant_share_max.clamp(0.0, 1.0)) as u64;
         Self { kind, capacity, quota, tenants: Vec::new(), owner: HashMap::new(), bytes: 0 }
@@ -44,7 +44,7 @@ impl Book {
         }
     }
 
-    /// Takes a frame in and answers what goes for it; the frame itself where it is worth less than all else.
+    /// Admits a frame and returns the victims evicted for it; the frame itself where it is worth less than all others.
     pub(super) fn insert(
         &mut self,
         tenant: TenantIndex,
@@ -142,21 +142,21 @@ mod tests {
     }
 
     #[test]
-    fn no_tenant_falls_below_its_share() {
+    fn no_tenant_falls_below_its_equal_part() {
         for kind in PolicyKind::ALL {
-            let mut book = Book::new(kind, 1_000, 1.0);
-            (0..4).for_each(|frame| drop(book.insert(0, key(0, frame), &access(100, frame))));
+            let mut index = EvictionIndex::new(kind, 1_000, 1.0);
+            (0..4).for_each(|frame| drop(index.insert(0, key(0, frame), &access(100, frame))));
             // A flood: used again and again, so that any policy likes it better.
             for frame in 0..1_000 {
-                book.insert(1, key(1, frame), &access(100, 10 + frame));
-                book.touch(&key(1, frame), &access(100, 11 + frame));
-                assert!(book.bytes() <= 1_000, "{kind}");
+                index.insert(1, key(1, frame), &access(100, 10 + frame));
+                index.touch(&key(1, frame), &access(100, 11 + frame));
+                assert!(index.bytes() <= 1_000, "{kind}");
             }
-            let kept = (0..4).filter(|frame| book.contains(&key(0, *frame))).count();
+            let kept = (0..4).filter(|frame| index.contains(&key(0, *frame))).count();
             assert_eq!(kept, 4, "{kind}: 400 bytes are less than half of the tier");
             // A third comes in and gets its share from the two.
-            (0..10).for_each(|frame| drop(book.insert(2, key(2, frame), &access(100, 5_000 + frame))));
-            let third = (0..10).filter(|frame| book.contains(&key(2, *frame))).count();
+            (0..10).for_each(|frame| drop(index.insert(2, key(2, frame), &access(100, 5_000 + frame))));
+            let third = (0..10).filter(|frame| index.contains(&key(2, *frame))).count();
             assert!(third >= 3, "{kind}: {third}");
         }
     }
@@ -164,26 +164,26 @@ mod tests {
     #[test]
     fn a_quota_holds_while_there_is_room_too() {
         for kind in PolicyKind::ALL {
-            let mut book = Book::new(kind, 1_000, 0.3);
-            (0..10).for_each(|frame| drop(book.insert(0, key(0, frame), &access(100, frame))));
-            assert_eq!(book.bytes(), 300, "{kind}");
+            let mut index = EvictionIndex::new(kind, 1_000, 0.3);
+            (0..10).for_each(|frame| drop(index.insert(0, key(0, frame), &access(100, frame))));
+            assert_eq!(index.bytes(), 300, "{kind}");
             assert_eq!(
-                book.insert(0, key(0, 99), &access(301, 99)),
+                index.insert(0, key(0, 99), &access(301, 99)),
                 [key(0, 99)],
                 "{kind}: more than its quota"
             );
-            (0..10).for_each(|frame| drop(book.insert(1, key(1, frame), &access(100, 20 + frame))));
-            assert_eq!(book.bytes(), 600, "{kind}");
+            (0..10).for_each(|frame| drop(index.insert(1, key(1, frame), &access(100, 20 + frame))));
+            assert_eq!(index.bytes(), 600, "{kind}");
         }
     }
 
     #[test]
     fn what_is_larger_than_the_tier_is_not_taken() {
-        let mut book = Book::new(PolicyKind::Lru, 100, 1.0);
-        book.insert(0, key(0, 1), &access(100, 1));
-        assert_eq!(book.insert(0, key(0, 2), &access(101, 2)), [key(0, 2)]);
-        assert!(book.contains(&key(0, 1)) && book.bytes() == 100);
-        let mut none = Book::new(PolicyKind::Adaptive, 0, 1.0);
+        let mut index = EvictionIndex::new(PolicyKind::Lru, 100, 1.0);
+        index.insert(0, key(0, 1), &access(100, 1));
+        assert_eq!(index.insert(0, key(0, 2), &access(101, 2)), [key(0, 2)]);
+        assert!(index.contains(&key(0, 1)) && index.bytes() == 100);
+        let mut none = EvictionIndex::new(PolicyKind::Adaptive, 0, 1.0);
         assert_eq!(none.insert(0, key(0, 1), &access(1, 1)), [key(0, 1)]);
     }
 

@@ -19,20 +19,20 @@ use crate::{
 
 impl Storage {
     /// Deletes the bytes of a tombstone past its grace, and the tombstone after its retention.
-    pub(super) async fn execute(
+    pub(super) async fn sweep_tombstone(
         &self,
         pass: &mut Pass<'_>,
         key: &ChunkKey,
         tombstone: &ObjectMeta,
     ) -> Result<(), StorageError> {
         let age = pass.now.age(tombstone);
-        if age < pass.policy.grace || pass.is_stale() || !pass.share.is_left(&key.tenant) {
+        if age < pass.policy.grace || pass.is_stale() || !pass.tenant_budget.has_remaining(&key.tenant) {
             return Ok(());
         }
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         match self.meta_of(&path).await? {
             Some(meta) => {
-                if !pass.policy.dry_run && pass.share.take(&key.tenant, pass.policy) {
+                if !pass.policy.dry_run && pass.tenant_budget.try_take(&key.tenant, pass.policy) {
                     pass.pace().await;
                     if pass.is_stale() {
                         return Ok(());
@@ -42,22 +42,22 @@ impl Storage {
                     if self.store.directory.is_none() {
                         pass.count.deleted(&key.tenant, meta.size);
                     }
-                    self.passed(Transition::ObjectDeleted);
+                    self.reached(Transition::ObjectDeleted);
                     self.note_gone(key).await?;
                 }
                 pass.report.deleted += 1;
                 pass.report.deleted_bytes += meta.size;
             }
             None if age >= pass.policy.grace + pass.policy.tombstone_retention => {
-                self.end_tombstone(pass, key, tombstone).await?;
+                self.expire_tombstone(pass, key, tombstone).await?;
             }
             None => {}
         }
         Ok(())
     }
 
-    /// Ends a tombstone whose bytes have been gone for long enough, and begins to count where nobody has.
-    async fn end_tombstone(
+    /// Deletes a tombstone whose retention has ended; starts the retention where no collector has recorded it.
+    async fn expire_tombstone(
         &self,
         pass: &mut Pass<'_>,
         key: &ChunkKey,
@@ -80,14 +80,14 @@ impl Storage {
         if !pass.policy.dry_run {
             pass.pace().await;
             self.delete(&tombstone.location).await?;
-            self.passed(Transition::TombstoneDeleted);
+            self.reached(Transition::TombstoneDeleted);
             self.delete(&note).await?;
         }
         Ok(())
     }
 
-    /// Deletes a note that has outlived its tombstone: its collector ended between the two.
-    pub(super) async fn forget_stray(
+    /// Deletes a note that has outlived its tombstone: its collector stopped between the two deletions.
+    pub(super) async fn delete_stray_note(
         &self,
         pass: &mut Pass<'_>,
         key: &ChunkKey,
@@ -107,7 +107,7 @@ impl Storage {
         let path = self.store.layout.path(&Key::Gone(key.clone()));
         let written = self.store.store.put(&path, PutPayload::new()).await;
         written.map_err(StorageError::store("writing down that an object is gone"))?;
-        self.passed(Transition::GoneNoted);
+        self.reached(Transition::GoneNoted);
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl Storage {
         match self.store.store.head(path).await {
             Ok(meta) => Ok(Some(meta)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(StorageError::store("asking for a doomed object")(error)),
+            Err(error) => Err(StorageError::store("asking for an object under a tombstone")(error)),
         }
     }
 

@@ -1,18 +1,18 @@
-//! Entries in one line, the next victim in front: what FIFO, LRU and TTL have in common.
+//! A queue of entries with the next victim at the front: what FIFO, LRU and TTL have in common.
 
 use super::{
     EntryKey, Moment,
     table::{List, Table},
 };
 
-/// A line of entries, each with the moment at which it was last sent to the back.
+/// A queue of entries, each with the moment at which it was last sent to the back.
 #[derive(Debug)]
-pub(super) struct Line<K> {
+pub(super) struct IntrusiveQueue<K> {
     table: Table<K, Moment>,
     queue: List,
 }
 
-impl<K: EntryKey> Line<K> {
+impl<K: EntryKey> IntrusiveQueue<K> {
     pub(super) fn new() -> Self {
         Self { table: Table::new(), queue: List::EMPTY }
     }

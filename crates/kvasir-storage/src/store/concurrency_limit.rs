@@ -1,4 +1,5 @@
-//! Bounded concurrency with a bounded queue in front of it: who cannot be served soon is told so, and holds no memory.
+//! Limits concurrency, with a bounded queue of waiting requests: a request that cannot start soon fails at once and holds
+//! no memory.
 
 use std::{
     sync::{
@@ -10,10 +11,10 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A door that lets `at_once` through and a queue in front of it.
+/// At most `at_once` permits, and a bounded queue for them.
 #[derive(Debug)]
-pub(super) struct Gate {
-    places: Arc<Semaphore>,
+pub(super) struct ConcurrencyLimit {
+    permits: Arc<Semaphore>,
     waiting: AtomicUsize,
     waiting_max: usize,
     wait_max: Duration,
@@ -23,15 +24,15 @@ pub(super) struct Gate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Busy;
 
-impl Gate {
+impl ConcurrencyLimit {
     pub(super) fn new(at_once: usize, waiting_max: usize, wait_max: Duration) -> Self {
-        let places = Arc::new(Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { places, waiting: AtomicUsize::new(0), waiting_max, wait_max }
+        let permits = Arc::new(Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS)));
+        Self { permits, waiting: AtomicUsize::new(0), waiting_max, wait_max }
     }
 
-    /// Comes in, at once or after a bounded while.
-    pub(super) async fn enter(&self) -> Result<OwnedSemaphorePermit, Busy> {
-        if let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() {
+    /// Acquires a permit, at once or after a bounded wait.
+    pub(super) async fn acquire(&self) -> Result<OwnedSemaphorePermit, Busy> {
+        if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return Ok(permit);
         }
         struct Waits<'a>(&'a AtomicUsize);
@@ -45,7 +46,7 @@ impl Gate {
         if ahead >= self.waiting_max {
             return Err(Busy);
         }
-        let permit = tokio::time::timeout(self.wait_max, Arc::clone(&self.places).acquire_owned()).await;
+        let permit = tokio::time::timeout(self.wait_max, Arc::clone(&self.permits).acquire_owned()).await;
         permit.ok().and_then(Result::ok).ok_or(Busy)
     }
 }
@@ -58,11 +59,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_queue_is_bounded_in_length_and_time() {
-        let gate = Gate::new(2, 3, Duration::from_secs(5));
-        let first = (gate.enter().await.expect("free"), gate.enter().await.expect("free"));
+        let limit = ConcurrencyLimit::new(2, 3, Duration::from_secs(5));
+        let first = (limit.acquire().await.expect("free"), limit.acquire().await.expect("free"));
         let began = tokio::time::Instant::now();
         let all = join_all((0..5).map(|_| async {
-            let entered = gate.enter().await;
+            let entered = limit.acquire().await;
             (entered.is_ok(), began.elapsed())
         }));
         let release = async {
@@ -74,9 +75,9 @@ mod tests {
         // One after another through the one place, and two too many.
         assert_eq!(all[..3], [(true, second), (true, second), (true, second)]);
         assert_eq!(all[3..], [(false, Duration::ZERO); 2]);
-        let held = gate.enter().await.expect("free again");
-        assert_eq!(gate.enter().await.expect_err("the time is bounded"), Busy);
-        assert_eq!(gate.waiting.load(Ordering::Relaxed), 0);
+        let held = limit.acquire().await.expect("free again");
+        assert_eq!(limit.acquire().await.expect_err("the time is bounded"), Busy);
+        assert_eq!(limit.waiting.load(Ordering::Relaxed), 0);
         drop((held, first.1));
     }
 }

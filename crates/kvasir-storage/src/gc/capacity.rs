@@ -1,5 +1,5 @@
-//! Keeping the cold tier within its capacity, by the same eviction policies as the hot tier, and as fairly: the tenants
-//! that hold most give way, down to one level, and whoever holds less than an equal share gives nothing.
+//! Keeps the cold tier within its capacity with the same eviction policies as the hot tier. Eviction is fair between
+//! tenants: the largest tenants lose objects down to one common level, and a tenant below an equal share loses none.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -16,37 +16,41 @@ use crate::{
     removal::Removal,
 };
 
-/// What the pass has met and might evict.
+/// The objects that the pass has listed and may evict.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct CapacityPlan {
     objects: Vec<(ChunkKey, u64, StoreTime)>,
-    buried: HashSet<ObjectDigest>,
+    excluded: HashSet<ObjectDigest>,
     /// Bytes of all objects met, tombstones or not.
     bytes: u64,
 }
 
-impl Room {
-    /// Takes note of an object that stays so far.
-    pub(super) fn saw(&mut self, key: &ChunkKey, meta: &ObjectMeta) {
+impl CapacityPlan {
+    /// Adds a listed object.
+    pub(super) fn observe(&mut self, key: &ChunkKey, meta: &ObjectMeta) {
         self.bytes += meta.size;
         if self.objects.len() < limits::COLD_OBJECTS_MAX {
             self.objects.push((key.clone(), meta.size, StoreTime::of(meta)));
         }
     }
 
-    /// Takes note of an object that is on its way out.
-    pub(super) fn is_leaving(&mut self, object: ObjectDigest) {
-        self.buried.insert(object);
+    /// Excludes an object that has a tombstone, or gets one in this pass.
+    pub(super) fn exclude(&mut self, object: ObjectDigest) {
+        self.excluded.insert(object);
     }
 }
 
 impl Storage {
-    /// Dooms what the policy names until what stays fits the capacity.
-    pub(super) async fn make_room(&self, pass: &mut Pass<'_>, room: Room) -> Result<(), StorageError> {
+    /// Marks the policy's victims as deleted until the remaining objects fit the capacity.
+    pub(super) async fn evict_to_capacity(
+        &self,
+        pass: &mut Pass<'_>,
+        plan: CapacityPlan,
+    ) -> Result<(), StorageError> {
         let Some(capacity) = pass.policy.capacity_bytes else { return Ok(()) };
-        let Room { objects, buried, bytes, .. } = room;
+        let CapacityPlan { objects, excluded, bytes, .. } = plan;
         let leaving: u64 =
-            objects.iter().filter(|(key, ..)| buried.contains(&key.object_digest)).map(|o| o.1).sum();
+            objects.iter().filter(|(key, ..)| excluded.contains(&key.object_digest)).map(|o| o.1).sum();
         let staying = bytes - leaving;
         if staying <= capacity {
             return Ok(());
@@ -59,7 +63,7 @@ impl Storage {
         let candidates = objects
             .iter()
             .enumerate()
-            .filter(|(_, (key, ..))| !buried.contains(&key.object_digest) && !pass.pins.contains(key));
+            .filter(|(_, (key, ..))| !excluded.contains(&key.object_digest) && !pass.pins.contains(key));
         let candidates: Vec<_> = candidates
             .map(|(i, (key, bytes, stored))| {
                 let scope = Scope::new(&key.tenant, &key.model_id);
@@ -92,7 +96,7 @@ impl Storage {
             })
             .collect();
         let mut tenants: BTreeMap<&Name, Holding> = BTreeMap::new();
-        for (key, bytes, _) in objects.iter().filter(|(key, ..)| !buried.contains(&key.object_digest)) {
+        for (key, bytes, _) in objects.iter().filter(|(key, ..)| !excluded.contains(&key.object_digest)) {
             tenants.entry(&key.tenant).or_default().bytes += bytes;
         }
         for candidate in candidates {
@@ -108,12 +112,12 @@ impl Storage {
         for holding in tenants.into_values().filter(|holding| holding.bytes > level) {
             let candidate_bytes: u64 = holding.candidates.iter().map(|object| object.bytes).sum();
             // What is pinned leaves less for the rest of its tenant, and for nobody else.
-            let room = level.saturating_sub(holding.bytes - candidate_bytes);
-            for victim in victims(pass.policy.eviction, room, &holding.candidates, pass.now.moment()) {
+            let allowed = level.saturating_sub(holding.bytes - candidate_bytes);
+            for victim in victims(pass.policy.eviction, allowed, &holding.candidates, pass.now.moment()) {
                 let Some((key, bytes, _)) = objects.get(victim as usize) else { continue };
                 pass.report.evicted += 1;
                 pass.report.evicted_bytes += bytes;
-                self.doom(pass, key, Removal::Evicted).await?;
+                self.mark_deleted(pass, key, Removal::Evicted).await?;
             }
         }
         Ok(())
@@ -133,9 +137,9 @@ fn water_level(mut holdings: Vec<u64>, capacity: u64) -> u64 {
     holdings.sort_unstable();
     let (mut rest, count) = (capacity, holdings.len() as u64);
     for (holding, before) in holdings.into_iter().zip(0..) {
-        let share = rest / (count - before);
-        if holding > share {
-            return share;
+        let equal_part = rest / (count - before);
+        if holding > equal_part {
+            return equal_part;
         }
         rest -= holding;
     }

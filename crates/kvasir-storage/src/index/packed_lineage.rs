@@ -1,9 +1,9 @@
-//! Lines in memory, packed: what lookups of whole contexts ask for, in a fifth of the memory that the same rows take as
+//! Lineages in memory, packed: what lookups of whole contexts ask for, in a fifth of the memory that the same rows take as
 //! pages of the database.
 //!
-//! A *run* is the chunks of one line (`place`) at consecutive depths, each alone at its depth. Runs are filled by the
+//! A *run* is the chunks of one lineage (`position`) at consecutive depths, each alone at its depth. Runs are filled by the
 //! scans that find them and dropped by the first change to one of their rows, so they never say what the database does
-//! not: a scan whose line changed meanwhile is not kept. With a chunk at about 90 bytes, the lines of a million chunks
+//! not: a scan whose lineage changed meanwhile is not kept. With a chunk at about 90 bytes, the lineages of a million chunks
 //! fit into [`INDEX_CACHE_BYTES`](crate::limits::INDEX_CACHE_BYTES), and a lookup costs the same however many there are.
 
 use std::{collections::HashMap, sync::Arc};
@@ -11,23 +11,20 @@ use std::{collections::HashMap, sync::Arc};
 use kvasir_types::ProfileHash;
 use parking_lot::Mutex;
 
-use super::{IndexRow, Scope, place::Spot};
+use super::{position::LineageId, row::IndexRow};
 use crate::{
     eviction::{Access, ClassId, EvictionPolicy, Lru, Moment},
     limits,
 };
 
-/// Names a line: its scope, and its name in that.
-pub(super) type LineName = [u8; 16];
-
 /// Parts of the memory, so that lookups seldom wait for each other.
 const SHARDS: usize = 16;
-/// What a run costs beside its bytes: places in a map and in a list, and the heads of allocations.
+/// What a run costs beside its bytes: entries in a map and in a list, and the heads of allocations.
 const RUN_OVERHEAD_BYTES: u64 = 200;
 
-/// Chunks of one line at consecutive depths.
+/// Chunks of one lineage at consecutive depths.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Run {
+pub(super) struct LineageRun {
     /// Depth of the first.
     first: u32,
     /// How many there are.
@@ -38,7 +35,7 @@ pub(super) struct Run {
     bytes: Vec<u8>,
 }
 
-impl Run {
+impl LineageRun {
     pub(super) fn at(first: u32) -> Self {
         Self { first, ..Self::default() }
     }
@@ -72,74 +69,67 @@ impl Run {
 
 #[derive(Debug, Default)]
 struct Shard {
-    runs: HashMap<LineName, Arc<Run>>,
-    order: Lru<LineName>,
-    /// Changes to rows of any of its lines.
+    runs: HashMap<LineageId, Arc<LineageRun>>,
+    order: Lru<LineageId>,
+    /// Changes to rows of any of its lineages.
     changes: u64,
 }
 
 /// The changes that a scan knows of.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Before(u64);
+pub(super) struct CacheVersion(u64);
 
 /// The runs that were asked for lately.
 #[derive(Debug)]
-pub(super) struct Runs {
+pub(super) struct LineageCache {
     shards: [Mutex<Shard>; SHARDS],
     shard_bytes_max: u64,
 }
 
-impl Runs {
+impl LineageCache {
     pub(super) fn new(bytes_max: u64) -> Self {
         Self { shards: Default::default(), shard_bytes_max: bytes_max / SHARDS as u64 }
     }
 
-    pub(super) fn name(scope: Scope, spot: Spot) -> LineName {
-        let mut name = [0; 16];
-        name[..8].copy_from_slice(scope.as_bytes());
-        name[8..].copy_from_slice(spot.line());
-        name
+    fn shard(&self, lineage: &LineageId) -> &Mutex<Shard> {
+        // The lineage's name is a hash's beginning.
+        &self.shards[usize::from(lineage[8]) % SHARDS]
     }
 
-    fn shard(&self, line: &LineName) -> &Mutex<Shard> {
-        // The line's name is a hash's beginning.
-        &self.shards[usize::from(line[8]) % SHARDS]
-    }
-
-    /// What is known of a line, and what a scan that goes on behind it must know to be kept.
-    pub(super) fn get(&self, line: &LineName) -> (Option<Arc<Run>>, Before) {
-        let mut shard = self.shard(line).lock();
-        let run = shard.runs.get(line).cloned();
+    /// What is known of a lineage, and what a scan that goes on behind it must know to be kept.
+    pub(super) fn get(&self, lineage: &LineageId) -> (Option<Arc<LineageRun>>, CacheVersion) {
+        let mut shard = self.shard(lineage).lock();
+        let run = shard.runs.get(lineage).cloned();
         if let Some(run) = &run {
-            shard.order.touch(line, &access(run));
+            shard.order.touch(lineage, &access(run));
         }
-        (run, Before(shard.changes))
+        (run, CacheVersion(shard.changes))
     }
 
     /// Takes a run in that was read after `before`, if nothing changed since.
-    pub(super) fn offer(&self, line: LineName, mut run: Run, before: Before) {
+    pub(super) fn offer(&self, lineage: LineageId, mut run: LineageRun, before: CacheVersion) {
         run.bytes.shrink_to_fit();
-        let mut guard = self.shard(&line).lock();
+        let mut guard = self.shard(&lineage).lock();
         let shard = &mut *guard;
         if shard.changes != before.0 {
             return;
         }
-        shard.order.insert(line, &access(&run));
-        shard.runs.insert(line, Arc::new(run));
+        shard.order.insert(lineage, &access(&run));
+        shard.runs.insert(lineage, Arc::new(run));
         while shard.order.bytes() > self.shard_bytes_max {
             let Some(victim) = shard.order.evict(Moment::default()) else { break };
             shard.runs.remove(&victim);
         }
     }
 
-    /// A row of a line at some depth is not what it was.
-    pub(super) fn changed(&self, line: &LineName, depth: u32) {
-        let mut shard = self.shard(line).lock();
+    /// A row of a lineage at some depth is not what it was.
+    pub(super) fn changed(&self, lineage: &LineageId, depth: u32) {
+        let mut shard = self.shard(lineage).lock();
         shard.changes += 1;
         // A row behind a run makes it longer, not wrong.
-        if shard.runs.get(line).is_some_and(|run| (run.first..run.end()).contains(&depth)) {
-            shard.runs.remove(line);
-            shard.order.remove(line);
+        if shard.runs.get(lineage).is_some_and(|run| (run.first..run.end()).contains(&depth)) {
+            shard.runs.remove(lineage);
+            shard.order.remove(lineage);
         }
     }
 
@@ -151,7 +141,7 @@ impl Runs {
     }
 }
 
-fn access(run: &Run) -> Access<LineName> {
+fn access(run: &LineageRun) -> Access<LineageId> {
     Access::new(Moment::default(), ClassId::OTHER).bytes(run.bytes.len() as u64 + RUN_OVERHEAD_BYTES)
 }
 
@@ -165,10 +155,12 @@ pub(super) fn divided(bytes: u64) -> (u64, u64) {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{super::tests_support::any_entry, *};
+    use super::*;
+    use crate::index::{position::RowPosition, row::tests::any_entry, scope::Scope};
 
-    fn spot(depth: u32) -> Spot {
-        (0..depth).fold(Spot::under(&[3; 32]), |spot, _| spot.of_children(&[0; 32].into(), true))
+    fn position(depth: u32) -> RowPosition {
+        (0..depth)
+            .fold(RowPosition::under(&[3; 32]), |position, _| position.of_children(&[0; 32].into(), true))
     }
 
     proptest! {
@@ -176,7 +168,7 @@ mod tests {
         fn runs_give_back_what_they_were_given(
             entries in prop::collection::vec((any_entry(), any::<bool>(), any::<bool>()), 0..8), first in 0u32..9, asked in 0u32..20,
         ) {
-            let mut run = Run::at(first);
+            let mut run = LineageRun::at(first);
             let mut rows: Vec<(IndexRow, bool)> = Vec::new();
             for (entry, same_profile, continues) in &entries {
                 let mut row = IndexRow::clone(&entry.row);
@@ -195,46 +187,51 @@ mod tests {
     #[test]
     fn a_change_ends_the_run_that_holds_it_and_scans_that_began_before_it() {
         let scope = Scope::new(&"t".parse().expect("a name"), &[7; 32].into());
-        let line = Runs::name(scope, spot(0));
-        let runs = Runs::new(1 << 20);
+        let lineage = position(0).lineage_in(scope);
+        let runs = LineageCache::new(1 << 20);
         let of = |count: u32| {
-            let mut run = Run::at(1);
+            let mut run = LineageRun::at(1);
             run.bytes = vec![0; 10];
             run.count = count;
             run
         };
-        let (none, before) = runs.get(&line);
+        let (none, before) = runs.get(&lineage);
         assert!(none.is_none());
-        runs.offer(line, of(3), before);
-        assert_eq!(runs.get(&line).0.map(|run| run.end()), Some(4));
+        runs.offer(lineage, of(3), before);
+        assert_eq!(runs.get(&lineage).0.map(|run| run.end()), Some(4));
         // Before it and behind it.
-        runs.changed(&line, 0);
-        runs.changed(&line, 4);
-        assert!(runs.get(&line).0.is_some());
-        runs.changed(&line, 3);
-        let (none, late) = runs.get(&line);
+        runs.changed(&lineage, 0);
+        runs.changed(&lineage, 4);
+        assert!(runs.get(&lineage).0.is_some());
+        runs.changed(&lineage, 3);
+        let (none, late) = runs.get(&lineage);
         assert!(none.is_none());
-        runs.offer(line, of(3), before);
-        assert!(runs.get(&line).0.is_none(), "it was read before the change");
-        runs.offer(line, of(2), late);
-        assert!(runs.get(&line).0.is_some());
+        runs.offer(lineage, of(3), before);
+        assert!(runs.get(&lineage).0.is_none(), "it was read before the change");
+        runs.offer(lineage, of(2), late);
+        assert!(runs.get(&lineage).0.is_some());
         runs.clear();
-        assert!(runs.get(&line).0.is_none());
-        runs.offer(line, of(2), late);
-        assert!(runs.get(&line).0.is_none());
+        assert!(runs.get(&lineage).0.is_none());
+        runs.offer(lineage, of(2), late);
+        assert!(runs.get(&lineage).0.is_none());
     }
 
     #[test]
     fn its_memory_is_bounded() {
         let scope = Scope::new(&"t".parse().expect("a name"), &[7; 32].into());
-        let runs = Runs::new(16 * 10_000);
-        let line = |n: u64| Runs::name(scope, Spot::under(blake3::hash(&n.to_le_bytes()).as_bytes()));
+        let runs = LineageCache::new(16 * 10_000);
+        let lineage =
+            |n: u64| RowPosition::under(blake3::hash(&n.to_le_bytes()).as_bytes()).lineage_in(scope);
         for n in 0..2_000 {
-            let (_, before) = runs.get(&line(n));
-            runs.offer(line(n), Run { bytes: vec![0; 800], count: 1, ..Run::default() }, before);
-            assert!(runs.get(&line(n)).0.is_some());
+            let (_, before) = runs.get(&lineage(n));
+            runs.offer(
+                lineage(n),
+                LineageRun { bytes: vec![0; 800], count: 1, ..LineageRun::default() },
+                before,
+            );
+            assert!(runs.get(&lineage(n)).0.is_some());
         }
-        let kept = (0..2_000).filter(|n| runs.get(&line(*n)).0.is_some()).count();
+        let kept = (0..2_000).filter(|n| runs.get(&lineage(*n)).0.is_some()).count();
         assert!((100..=160).contains(&kept), "{kept} of at most 160");
     }
 }

@@ -1,67 +1,69 @@
-//! Reading objects: along a line, and those of one chunk.
+//! Reads objects: those of a lineage in order, and those of one chunk.
 
 use kvasir_types::SeqHash;
 
 use super::{
-    HotIndex, IndexError, IndexRow, Scope,
-    key::{self, NAME_BYTES, PREFIX_BYTES},
-    place::Spot,
-    row::Decoded,
-    runs::{Run, Runs},
-    walk::prefer,
+    IndexError,
+    database::HotIndex,
+    key::{self, PREFIX_BYTES},
+    packed_lineage::LineageRun,
+    position::RowPosition,
+    row::{Decoded, IndexRow, prefer},
+    scope::Scope,
+    truncated::NAME_BYTES,
 };
 
 /// A chunk's preferred object, and where the chunk's children may lie: beside it, and under its own name.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Child {
     pub(super) row: IndexRow,
-    pub(super) children: [Option<Spot>; 2],
+    pub(super) children: [Option<RowPosition>; 2],
 }
 
 impl Child {
-    pub(super) fn new(spot: Spot, row: IndexRow, continues: bool) -> Self {
-        let own = Spot::under(row.seq_hash.as_bytes());
-        let beside = spot.of_children(&row.seq_hash, continues);
+    pub(super) fn new(position: RowPosition, row: IndexRow, continues: bool) -> Self {
+        let own = RowPosition::under(row.seq_hash.as_bytes());
+        let beside = position.of_children(&row.seq_hash, continues);
         Self { children: [Some(beside), continues.then_some(own)], row }
     }
 }
 
-/// Visits the chunks from `spot` on along its line, one per depth, while `visit` says so; ends where one has siblings.
+/// Visits the chunks from `position` on along its lineage, one per depth, while `visit` says so; ends where one has siblings.
 /// Of those the first is visited, unless `alone` is asked for.
 pub(super) fn along(
     index: &dyn HotIndex,
     scope: Scope,
-    mut spot: Spot,
+    mut position: RowPosition,
     alone: bool,
     visit: &mut dyn FnMut(Child) -> bool,
 ) -> Result<(), IndexError> {
-    let Some(runs) = index.runs() else {
-        return scanned(index, scope, spot, alone, &mut |child, _, _| visit(child));
+    let Some(cache) = index.lineages() else {
+        return scanned(index, scope, position, alone, &mut |child, _, _| visit(child));
     };
-    let line = Runs::name(scope, spot);
-    let (known, before) = runs.get(&line);
-    let depth = spot.depth();
+    let lineage = position.lineage_in(scope);
+    let (known, before) = cache.get(&lineage);
+    let depth = position.depth();
     for (row, continues) in known.iter().flat_map(|run| run.from(depth)) {
-        let beside = spot.of_children(&row.seq_hash, continues);
-        if !visit(Child::new(spot, row, continues)) || !continues {
+        let beside = position.of_children(&row.seq_hash, continues);
+        if !visit(Child::new(position, row, continues)) || !continues {
             return Ok(());
         }
-        spot = beside;
+        position = beside;
     }
     // What follows is read, and kept behind what is known.
     let mut run = match known {
-        Some(run) if run.end() == spot.depth() => Run::clone(&run),
-        _ => Run::at(spot.depth()),
+        Some(run) if run.end() == position.depth() => LineageRun::clone(&run),
+        _ => LineageRun::at(position.depth()),
     };
     let known = run.end();
-    scanned(index, scope, spot, alone, &mut |child, continues, has_siblings| {
+    scanned(index, scope, position, alone, &mut |child, continues, has_siblings| {
         if !has_siblings {
             run.push(&child.row, continues);
         }
         visit(child)
     })?;
     if run.end() > known {
-        runs.offer(line, run, before);
+        cache.offer(lineage, run, before);
     }
     Ok(())
 }
@@ -71,11 +73,11 @@ pub(super) fn along(
 fn scanned(
     index: &dyn HotIndex,
     scope: Scope,
-    mut spot: Spot,
+    mut position: RowPosition,
     alone: bool,
     visit: &mut dyn FnMut(Child, bool, bool) -> bool,
 ) -> Result<(), IndexError> {
-    let mut prefix = key::infos(scope, spot);
+    let mut prefix = key::infos(scope, position);
     let mut waiting: Option<(Child, bool)> = None;
     let mut has_siblings = false;
     index.scan(&prefix.clone(), &mut |key, value| {
@@ -83,15 +85,15 @@ fn scanned(
         if is_deeper {
             // The depth before is complete. On to the next one, where this row must be.
             let Some((child, continues)) = waiting.take() else { return Ok(false) };
-            spot = spot.of_children(&child.row.seq_hash, continues);
-            prefix = key::infos(scope, spot);
+            position = position.of_children(&child.row.seq_hash, continues);
+            prefix = key::infos(scope, position);
             if !visit(child, continues, false) || !continues || !key.starts_with(&prefix) {
                 return Ok(false);
             }
         }
         let Decoded { row, continues, .. } = IndexRow::decode(key, value)?;
         match &mut waiting {
-            None => waiting = Some((Child::new(spot, row, continues), continues)),
+            None => waiting = Some((Child::new(position, row, continues), continues)),
             Some((child, _)) if child.row.seq_hash != row.seq_hash => has_siblings = true,
             Some((child, _)) if prefer(&row, &child.row) => child.row = row,
             Some(_) => {}
@@ -104,22 +106,22 @@ fn scanned(
     Ok(())
 }
 
-/// The preferred usable object of a chunk at a spot; those that are not usable are removed on the way.
+/// The preferred usable object of a chunk at a position; those that are not usable are removed on the way.
 pub(super) fn objects(
     index: &dyn HotIndex,
     scope: Scope,
-    spot: Spot,
+    position: RowPosition,
     seq_hash: &SeqHash,
     usable: &dyn Fn(&IndexRow) -> bool,
 ) -> Result<Option<Child>, IndexError> {
-    let prefix = key::infos_of(scope, spot, seq_hash);
-    Ok(objects_under(index, spot, &prefix, usable)?.filter(|child| child.row.seq_hash == *seq_hash))
+    let prefix = key::infos_of(scope, position, seq_hash);
+    Ok(objects_under(index, position, &prefix, usable)?.filter(|child| child.row.seq_hash == *seq_hash))
 }
 
 /// As [`objects`], of the chunk whose rows begin with `prefix`.
 pub(super) fn objects_under(
     index: &dyn HotIndex,
-    spot: Spot,
+    position: RowPosition,
     prefix: &[u8],
     usable: &dyn Fn(&IndexRow) -> bool,
 ) -> Result<Option<Child>, IndexError> {
@@ -133,7 +135,7 @@ pub(super) fn objects_under(
         if !usable(&row) {
             dead.push(key.to_vec());
         } else if best.as_ref().is_none_or(|best| prefer(&row, &best.row)) {
-            best = Some(Child::new(spot, row, continues));
+            best = Some(Child::new(position, row, continues));
         }
         Ok(true)
     })?;
