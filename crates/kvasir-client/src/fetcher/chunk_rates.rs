@@ -10,7 +10,7 @@ use super::{
 
 /// Transfers seen within this time of each other shared the link.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// ChunkRates within this factor are alike.
+/// Rates within this factor are alike.
 const ALIKE: f64 = 1.5;
 /// Comparisons that a transfer must have lost, and most of them, to be slow for a reason of its own: the link may change
 /// between two arrivals.
@@ -25,7 +25,7 @@ pub(super) struct ChunkRates {
     expected: Vec<Option<ByteRate>>,
     /// Samples of the link that `expected` was made of.
     samples: usize,
-    /// Per chunk: its transfer comparisons with others at the same time.
+    /// Per chunk: how its transfer compared with others at the same time.
     comparisons: Vec<RateComparison>,
 }
 

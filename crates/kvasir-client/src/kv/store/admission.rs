@@ -1,4 +1,4 @@
-//! AdmissionPolicy policy of the store queue.
+//! Admission policy of the store queue.
 
 use std::collections::BTreeSet;
 
