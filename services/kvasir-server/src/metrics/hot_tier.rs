@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvasir_storage::{
     eviction::{ClassId, limits::CLASSES_MAX},
-    hot::{EvictReason, HotFront, HotObserver},
+    hot::{EvictReason, HotCache, HotObserver},
 };
 use kvasir_types::Medium;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
@@ -16,15 +16,15 @@ const MEDIA: [(Medium, &str); 3] = [(Medium::Cpu, "cpu"), (Medium::Disk, "disk")
 
 /// Counts since the last scrape, one a class and medium: serving a frame costs two additions.
 #[derive(Debug, Default)]
-struct Served {
+struct ServedCounts {
     frames: AtomicU64,
     bytes: AtomicU64,
 }
 
 /// The metrics.
 #[derive(Debug)]
-pub(crate) struct HotMetrics {
-    served: Vec<[Served; MEDIA.len()]>,
+pub(crate) struct HotTierMetrics {
+    served: Vec<[ServedCounts; MEDIA.len()]>,
     served_frames: IntCounterVec,
     served_bytes: IntCounterVec,
     evictions: IntCounterVec,
@@ -41,7 +41,7 @@ fn label(medium: Medium) -> (usize, &'static str) {
     (at, MEDIA[at].1)
 }
 
-impl HotMetrics {
+impl HotTierMetrics {
     pub(crate) fn new(registry: &Registry) -> Self {
         let counters = |name: &str, help: &str, labels: &[&str]| {
             IntCounterVec::new(Opts::new(name, help), labels).expect("a constant name")
@@ -97,7 +97,7 @@ impl HotMetrics {
     }
 
     /// Brings everything up to date before a scrape.
-    pub(crate) fn refresh(&self, hot: &HotFront) {
+    pub(crate) fn refresh(&self, hot: &HotCache) {
         for (index, of_class) in self.served.iter().enumerate() {
             let of_media = of_class.iter().zip(MEDIA);
             for (served, (_, medium)) in of_media {
@@ -128,7 +128,7 @@ impl HotMetrics {
     }
 }
 
-impl HotObserver for HotMetrics {
+impl HotObserver for HotTierMetrics {
     fn served(&self, medium: Medium, class: ClassId, bytes: u64) {
         if let Some(of_class) = self.served.get(class.index()) {
             let served = &of_class[label(medium).0];
@@ -137,7 +137,7 @@ impl HotObserver for HotMetrics {
         }
     }
 
-    fn left(&self, medium: Medium, reason: EvictReason, age_seconds: f64, idle_seconds: f64) {
+    fn evicted(&self, medium: Medium, reason: EvictReason, age_seconds: f64, idle_seconds: f64) {
         let labels = [label(medium).1, reason.as_str()];
         self.evictions.with_label_values(&labels).inc();
         self.ages.with_label_values(&labels).observe(age_seconds);

@@ -1,26 +1,26 @@
-//! Room in the store for what a tenant wants to write.
+//! Reservations of a tenant's storage quota for what it is about to write.
 
 use axum::http::{HeaderMap, header};
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::{Reservation, StorageError, Stored};
 use uuid::Uuid;
 
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// Keeps room for one object of `bytes` until the reservation is dropped; none is needed where the tenant has no limit.
+/// Reserves quota for one object of `bytes`, until the reservation is dropped. A tenant without a limit needs none.
 ///
 /// # Errors
 /// `storage_quota`.
 pub(crate) async fn reserve(
     state: &AppState,
-    caller: &Caller,
+    principal: &Principal,
     bytes: u64,
 ) -> Result<Option<Reservation>, ApiError> {
-    let quota = state.authority().quota(&caller.tenant).stored();
+    let quota = state.authenticator().quota(&principal.tenant).stored();
     if quota.is_open() {
         return Ok(None);
     }
-    let reserved = state.storage()?.reserve(&caller.tenant, quota, Stored::one(bytes)).await;
+    let reserved = state.storage()?.reserve(&principal.tenant, quota, Stored::one(bytes)).await;
     let reserved = reserved.inspect_err(|error| {
         if let StorageError::Full { limit, .. } = error {
             state.metrics().throttled(limit);
@@ -36,14 +36,14 @@ pub(crate) async fn reserve(
 /// `storage_quota`, `unknown_upload`, and the store's.
 pub(crate) async fn reserve_commit(
     state: &AppState,
-    caller: &Caller,
+    principal: &Principal,
     upload_id: Uuid,
 ) -> Result<Option<Reservation>, ApiError> {
-    if state.authority().quota(&caller.tenant).stored().is_open() {
+    if state.authenticator().quota(&principal.tenant).stored().is_open() {
         return Ok(None);
     }
-    let bytes = state.storage()?.uncounted_bytes(&caller.tenant, upload_id).await?;
-    reserve(state, caller, bytes).await
+    let bytes = state.storage()?.uncounted_bytes(&principal.tenant, upload_id).await?;
+    reserve(state, principal, bytes).await
 }
 
 /// As [`reserve`], for a body whose length its headers say.
@@ -52,10 +52,10 @@ pub(crate) async fn reserve_commit(
 /// `storage_quota`; `bad_request` where they do not, and the tenant has a limit.
 pub(crate) async fn reserve_body(
     state: &AppState,
-    caller: &Caller,
+    principal: &Principal,
     headers: &HeaderMap,
 ) -> Result<Option<Reservation>, ApiError> {
-    if state.authority().quota(&caller.tenant).stored().is_open() {
+    if state.authenticator().quota(&principal.tenant).stored().is_open() {
         return Ok(None);
     }
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -64,5 +64,5 @@ pub(crate) async fn reserve_body(
             "the tenant has a limit on what it stores: send the body with Content-Length, not in chunks";
         return Err(Problem::new(ErrorCode::BadRequest, detail).into());
     };
-    reserve(state, caller, bytes).await
+    reserve(state, principal, bytes).await
 }

@@ -20,52 +20,53 @@ use tokio::{
 
 use crate::limits;
 
-/// What happens on one connection. Clones are of the same one.
+/// Idle timeout of one connection. Clones share the timer.
 #[derive(Debug, Clone)]
-pub(crate) struct Activity(Arc<Inner>);
+pub(crate) struct IdleTimer(Arc<TimerState>);
 
 #[derive(Debug)]
-struct Inner {
-    begun: Instant,
+struct TimerState {
+    opened: Instant,
     /// Milliseconds after that when bytes last moved; 0 before the first.
-    moved: AtomicU64,
+    last_moved_ms: AtomicU64,
     /// Requests whose answer has not begun: the service is what is waited for.
-    answering: AtomicUsize,
+    in_flight: AtomicUsize,
 }
 
-/// A request that is being answered, until it is dropped.
+/// Keeps the timer from expiring while a request is being answered, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Answering(Activity);
+pub(crate) struct InFlightRequest(IdleTimer);
 
-impl Activity {
+impl IdleTimer {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Inner {
-            begun: Instant::now(),
-            moved: AtomicU64::new(0),
-            answering: AtomicUsize::new(0),
+        Self(Arc::new(TimerState {
+            opened: Instant::now(),
+            last_moved_ms: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
         }))
     }
 
-    pub(crate) fn answering(&self) -> Answering {
-        self.0.answering.fetch_add(1, Ordering::Relaxed);
-        Answering(self.clone())
+    /// Counts a request in, until the result is dropped.
+    pub(crate) fn track_request(&self) -> InFlightRequest {
+        self.0.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlightRequest(self.clone())
     }
 
-    fn moves(&self) {
-        let now = self.0.begun.elapsed().as_millis() as u64;
-        self.0.moved.store(now.max(1), Ordering::Relaxed);
+    fn reset(&self) {
+        let now = self.0.opened.elapsed().as_millis() as u64;
+        self.0.last_moved_ms.store(now.max(1), Ordering::Relaxed);
     }
 
     /// Resolves when nothing has moved for too long: less for who has never sent anything.
-    pub(crate) async fn idle(&self) {
+    pub(crate) async fn expired(&self) {
         loop {
-            let moved = self.0.moved.load(Ordering::Relaxed);
+            let moved = self.0.last_moved_ms.load(Ordering::Relaxed);
             let patience = if moved == 0 { limits::HEADER_READ_TIMEOUT } else { limits::IDLE_MAX };
-            let until = self.0.begun + std::time::Duration::from_millis(moved) + patience;
+            let until = self.0.opened + std::time::Duration::from_millis(moved) + patience;
             if Instant::now() < until {
                 tokio::time::sleep_until(until).await;
-            } else if self.0.answering.load(Ordering::Relaxed) > 0 {
-                self.moves();
+            } else if self.0.in_flight.load(Ordering::Relaxed) > 0 {
+                self.reset();
             } else {
                 return;
             }
@@ -73,27 +74,27 @@ impl Activity {
     }
 }
 
-impl Drop for Answering {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        self.0.moves();
-        self.0.0.answering.fetch_sub(1, Ordering::Relaxed);
+        self.0.reset();
+        self.0.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// A stream that tells when bytes move.
+/// A stream that resets the timer when bytes move.
 #[derive(Debug)]
-pub(crate) struct Watched<S> {
+pub(crate) struct TimedStream<S> {
     stream: S,
-    activity: Activity,
+    timer: IdleTimer,
 }
 
-impl<S> Watched<S> {
-    pub(crate) fn new(stream: S, activity: Activity) -> Self {
-        Self { stream, activity }
+impl<S> TimedStream<S> {
+    pub(crate) fn new(stream: S, timer: IdleTimer) -> Self {
+        Self { stream, timer }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -102,17 +103,17 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
         if buf.filled().len() > before {
-            self.activity.moves();
+            self.timer.reset();
         }
         read
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
         if matches!(written, Poll::Ready(Ok(1..))) {
-            self.activity.moves();
+            self.timer.reset();
         }
         written
     }
@@ -124,7 +125,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
         if matches!(written, Poll::Ready(Ok(1..))) {
-            self.activity.moves();
+            self.timer.reset();
         }
         written
     }
@@ -153,11 +154,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_ends_a_connection_and_bytes_or_an_answer_under_way_do_not() {
         let begun = Instant::now();
-        Activity::new().idle().await;
+        IdleTimer::new().expired().await;
         assert_eq!(begun.elapsed().as_secs(), limits::HEADER_READ_TIMEOUT.as_secs(), "never sent anything");
 
-        let (activity, (mut near, far)) = (Activity::new(), tokio::io::duplex(64));
-        let mut far = Watched::new(far, activity.clone());
+        let (timer, (mut near, far)) = (IdleTimer::new(), tokio::io::duplex(64));
+        let mut far = TimedStream::new(far, timer.clone());
         let begun = Instant::now();
         let talk = tokio::spawn(async move {
             for _ in 0..4 {
@@ -166,19 +167,19 @@ mod tests {
                 tokio::time::sleep(limits::IDLE_MAX / 2).await;
             }
         });
-        activity.idle().await;
+        timer.expired().await;
         talk.await.expect("no panic");
         let elapsed = begun.elapsed();
         assert!(elapsed >= limits::IDLE_MAX * 5 / 2 && elapsed < limits::IDLE_MAX * 3, "{elapsed:?}");
 
-        let activity = Activity::new();
-        activity.moves();
-        let (begun, answering) = (Instant::now(), activity.answering());
+        let timer = IdleTimer::new();
+        timer.reset();
+        let (begun, request) = (Instant::now(), timer.track_request());
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(1_000)).await;
-            drop(answering);
+            drop(request);
         });
-        activity.idle().await;
+        timer.expired().await;
         assert!(begun.elapsed() >= Duration::from_secs(1_000) + limits::IDLE_MAX, "{:?}", begun.elapsed());
     }
 }

@@ -2,10 +2,10 @@
 
 use axum::{
     body::Body,
-    http::{HeaderValue, Method, StatusCode, Uri, header},
+    http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use kvasir_api::{ErrorCode, MEDIA_PROBLEM, Problem, routes};
+use kvasir_api::{ErrorCode, MEDIA_PROBLEM, Problem};
 use kvasir_storage::StorageError;
 
 use crate::limits;
@@ -66,7 +66,7 @@ impl IntoResponse for ApiError {
             headers.insert(header::RETRY_AFTER, limits::RETRY_AFTER_SECONDS.into());
         }
         if self.problem.code == ErrorCode::StorageQuota {
-            headers.insert(header::RETRY_AFTER, limits::ROOM_AFTER_SECONDS.into());
+            headers.insert(header::RETRY_AFTER, limits::QUOTA_RETRY_AFTER_SECONDS.into());
         }
         if let Some(Ok(range)) =
             self.object_bytes.map(|bytes| HeaderValue::try_from(format!("bytes */{bytes}")))
@@ -77,17 +77,6 @@ impl IntoResponse for ApiError {
     }
 }
 
-pub(super) async fn unknown_route(uri: Uri) -> ApiError {
-    let detail =
-        format!("{} is not here; the API's routes start with {} and its like", uri.path(), routes::MODELS);
-    Problem::new(ErrorCode::UnknownRoute, detail).into()
-}
-
-pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    let detail = format!("{} does not take {method}; the Allow header lists what it takes", uri.path());
-    Problem::new(ErrorCode::MethodNotAllowed, detail).into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,7 +84,7 @@ mod tests {
     /// The page's table is the code's own, line by line.
     #[test]
     fn the_api_page_has_the_table_of_codes() {
-        let page = include_str!("../../docs/api.md");
+        let page = include_str!("../docs/api.md");
         let rows = ErrorCode::ALL.iter().map(|code| {
             let retry = if code.is_retryable() { "yes" } else { "no" };
             let (text, status) = (code.as_str(), code.status());

@@ -1,4 +1,4 @@
-//! What a request may look like, before anybody looks at what it says: its head, its encoding, the pace of its body.
+//! Limits on every request before it is parsed: its head, its encoding, the rate of its body.
 
 use std::{
     sync::{
@@ -19,12 +19,11 @@ use futures::{FutureExt, Stream, StreamExt, stream};
 use kvasir_api::{ErrorCode, Problem};
 use tokio::time::Instant;
 
-use super::ApiError;
-use crate::limits;
+use crate::{api_error::ApiError, limits};
 
-/// Lets in what is within the limits, with its body watched.
-pub(super) async fn inlet(request: Request, next: Next) -> Response {
-    if let Err(error) = check(&request) {
+/// Passes on a request that is within the limits, and bounds how slowly its body may come.
+pub(crate) async fn enforce_request_limits(request: Request, next: Next) -> Response {
+    if let Err(error) = check_head(&request) {
         return error.into_response();
     }
     if request.body().is_end_stream() {
@@ -32,7 +31,7 @@ pub(super) async fn inlet(request: Request, next: Next) -> Response {
     }
     let is_slow = Arc::new(AtomicBool::new(false));
     let (parts, body) = request.into_parts();
-    let body = Body::from_stream(paced(body.into_data_stream(), Arc::clone(&is_slow)));
+    let body = Body::from_stream(with_minimum_rate(body.into_data_stream(), Arc::clone(&is_slow)));
     let response = next.run(Request::from_parts(parts, body)).await;
     // Handlers see a body that breaks off; why it did is known here.
     if is_slow.load(Ordering::Relaxed) && response.status() == StatusCode::BAD_REQUEST {
@@ -46,7 +45,7 @@ pub(super) async fn inlet(request: Request, next: Next) -> Response {
     response
 }
 
-fn check(request: &Request) -> Result<(), ApiError> {
+fn check_head(request: &Request) -> Result<(), ApiError> {
     let over = |code, what: &str, found: usize, limit: usize| {
         Err(Problem::new(code, format!("the request has {found} {what}; at most {limit} are taken")).into())
     };
@@ -103,24 +102,24 @@ fn is_encoded(headers: &HeaderMap) -> bool {
 }
 
 /// The body, which ends in an error where the sender lets it stand still, or trickles it.
-fn paced(
+fn with_minimum_rate(
     body: impl Stream<Item = Result<Bytes, axum::Error>> + Send + Unpin,
     is_slow: Arc<AtomicBool>,
 ) -> impl Stream<Item = Result<Bytes, axum::Error>> + Send {
-    let start = (body, Pace::default());
+    let start = (body, ReceiveRate::default());
     stream::unfold(Some(start), move |state| {
         let is_slow = Arc::clone(&is_slow);
         async move {
-            let (mut body, mut pace) = state?;
+            let (mut body, mut rate) = state?;
             // What is there costs no timer.
             let part = match body.next().now_or_never() {
                 Some(part) => part,
                 None => {
                     let asked = Instant::now();
                     let part = tokio::time::timeout(limits::BODY_STALL_MAX, body.next()).await;
-                    pace.waited += asked.elapsed();
+                    rate.waited += asked.elapsed();
                     match part {
-                        Ok(part) if !pace.is_slow() => part,
+                        Ok(part) if !rate.is_slow() => part,
                         _ => {
                             is_slow.store(true, Ordering::Relaxed);
                             return Some((Err(axum::Error::new("it came too slowly")), None));
@@ -130,8 +129,8 @@ fn paced(
             };
             match part? {
                 Ok(part) => {
-                    pace.bytes += part.len() as u64;
-                    Some((Ok(part), Some((body, pace))))
+                    rate.bytes += part.len() as u64;
+                    Some((Ok(part), Some((body, rate))))
                 }
                 Err(error) => Some((Err(error), None)),
             }
@@ -143,12 +142,12 @@ fn paced(
 
 /// How long a sender was waited for, and what came of it.
 #[derive(Debug, Default)]
-struct Pace {
+struct ReceiveRate {
     waited: Duration,
     bytes: u64,
 }
 
-impl Pace {
+impl ReceiveRate {
     fn is_slow(&self) -> bool {
         let counted = self.waited.saturating_sub(limits::BODY_STALL_MAX).as_secs();
         self.bytes < counted.saturating_mul(limits::BODY_BYTES_PER_SECOND_MIN)
@@ -165,8 +164,8 @@ mod tests {
             tokio::time::sleep(pause).await;
             Ok(Bytes::from(vec![0; part]))
         });
-        let sound =
-            paced(Box::pin(body), Arc::clone(&is_slow)).take_while(|part| std::future::ready(part.is_ok()));
+        let sound = with_minimum_rate(Box::pin(body), Arc::clone(&is_slow))
+            .take_while(|part| std::future::ready(part.is_ok()));
         (sound.count().await, is_slow.load(Ordering::Relaxed))
     }
 

@@ -1,5 +1,8 @@
 //! All metrics of the service: one typed function for each thing that is observed. Labels are bounded sets.
 
+mod api;
+mod hot_tier;
+
 use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -8,18 +11,21 @@ use std::{
 use kvasir_storage::{
     ScrubReport,
     gc::GcReport,
-    observe::{StoreEvent, StoreObserver, StoreOp, StoreOutcome},
+    observe::{RequestOutcome, StoreEvent, StoreObserver, StoreOp},
 };
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder, core::Collector,
 };
 
-use crate::{metrics_api::ApiMetrics, metrics_hot::HotMetrics};
+use self::{api::ApiMetrics, hot_tier::HotTierMetrics};
 
 /// Seconds: from a hot lookup to a slow upload.
 const SECONDS: &[f64] =
     &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
+
+/// Former label value of `rate_limited`, counted beside it until 0.2.0.
+const RATE_LIMITED_UNTIL_0_2: &str = "braked";
 
 /// The metrics.
 #[derive(Debug)]
@@ -31,7 +37,7 @@ pub(crate) struct Metrics {
     http_received: IntCounter,
     http_sent: IntCounter,
     connections: IntGauge,
-    refused: IntCounterVec,
+    auth_refused: IntCounterVec,
     throttled: IntCounterVec,
     store_requests: IntCounterVec,
     store_seconds: HistogramVec,
@@ -57,7 +63,7 @@ pub(crate) struct Metrics {
     stored_bytes: IntGauge,
     stored_capacity: IntGauge,
     gc_last_pass: IntGauge,
-    hot: Arc<HotMetrics>,
+    hot: Arc<HotTierMetrics>,
     api: ApiMetrics,
 }
 
@@ -87,7 +93,7 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let registry = Registry::new();
         let this = Self {
-            hot: Arc::new(HotMetrics::new(&registry)),
+            hot: Arc::new(HotTierMetrics::new(&registry)),
             api: ApiMetrics::new(&registry),
             registry,
             http_requests: counters(
@@ -104,7 +110,7 @@ impl Metrics {
             http_received: counter("kvasir_http_received_bytes_total", "Body bytes of uploads taken in."),
             http_sent: counter("kvasir_http_sent_bytes_total", "Body bytes of objects and profiles sent."),
             connections: gauge("kvasir_http_connections", "Open connections."),
-            refused: counters(
+            auth_refused: counters(
                 "kvasir_auth_refused_total",
                 "Requests refused for their credential, or its role.",
                 &["reason"],
@@ -212,7 +218,7 @@ impl Metrics {
             Box::new(this.http_received.clone()),
             Box::new(this.http_sent.clone()),
             Box::new(this.connections.clone()),
-            Box::new(this.refused.clone()),
+            Box::new(this.auth_refused.clone()),
             Box::new(this.throttled.clone()),
             Box::new(this.store_requests.clone()),
             Box::new(this.store_seconds.clone()),
@@ -248,7 +254,7 @@ impl Metrics {
     }
 
     /// Those of the hot tier.
-    pub(crate) fn hot(&self) -> &Arc<HotMetrics> {
+    pub(crate) fn hot(&self) -> &Arc<HotTierMetrics> {
         &self.hot
     }
 
@@ -279,9 +285,12 @@ impl Metrics {
         self.connections.add(change);
     }
 
-    /// `reason`: `missing`, `invalid`, `braked` or `role`.
-    pub(crate) fn refused(&self, reason: &'static str) {
-        self.refused.with_label_values(&[reason]).inc();
+    /// Counts a refused credential. `reason`: `missing`, `invalid`, `rate_limited` or `role`.
+    pub(crate) fn auth_refused(&self, reason: &'static str) {
+        self.auth_refused.with_label_values(&[reason]).inc();
+        if reason == "rate_limited" {
+            self.auth_refused.with_label_values(&[RATE_LIMITED_UNTIL_0_2]).inc();
+        }
     }
 
     pub(crate) fn throttled(&self, limit: &'static str) {
@@ -376,7 +385,7 @@ impl Metrics {
 }
 
 impl StoreObserver for Metrics {
-    fn request(&self, op: StoreOp, outcome: StoreOutcome, bytes: u64, elapsed: Duration) {
+    fn request(&self, op: StoreOp, outcome: RequestOutcome, bytes: u64, elapsed: Duration) {
         self.store_requests.with_label_values(&[op.as_str(), outcome.as_str()]).inc();
         self.store_seconds.with_label_values(&[op.as_str()]).observe(elapsed.as_secs_f64());
         self.store_bytes.with_label_values(&[op.as_str()]).inc_by(bytes);
@@ -394,7 +403,7 @@ impl StoreObserver for Metrics {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_storage::hot::{EvictReason, HotFront, HotObserver, HotTier};
+    use kvasir_storage::hot::{EvictReason, HotCache, HotObserver, HotTier};
 
     use super::*;
 
@@ -409,24 +418,41 @@ mod tests {
             .expect("opens")
     }
 
+    /// Until 0.2.0 a rate-limited refusal counts under the former label value, too, and no other refusal does.
+    #[test]
+    fn a_rate_limited_refusal_counts_under_both_label_values() {
+        let metrics = Metrics::new();
+        for reason in ["rate_limited", "invalid", "rate_limited"] {
+            metrics.auth_refused(reason);
+        }
+        let text = String::from_utf8(metrics.render()).expect("text");
+        let mut series: Vec<_> =
+            text.lines().filter_map(|line| line.strip_prefix("kvasir_auth_refused_total")).collect();
+        series.sort_unstable();
+        assert_eq!(
+            series,
+            ["{reason=\"braked\"} 2", "{reason=\"invalid\"} 1", "{reason=\"rate_limited\"} 2"]
+        );
+    }
+
     /// The operations page lists exactly the metrics there are.
     #[test]
     fn every_metric_is_documented() {
         let metrics = Metrics::new();
         metrics.request_begins();
         metrics.request_ends("/livez", "GET", 200, Duration::ZERO);
-        metrics.request(StoreOp::Get, StoreOutcome::Ok, 1, Duration::ZERO);
+        metrics.request(StoreOp::Get, RequestOutcome::Ok, 1, Duration::ZERO);
         metrics.event(StoreEvent::Retried);
         metrics.lookup(1, 1);
-        metrics.refused("missing");
+        metrics.auth_refused("missing");
         metrics.throttled("requests_at_once");
         metrics.stored(true, 1);
         metrics.journal("appended", 1);
         metrics.collected(&GcReport::default());
-        let hot = HotFront::new(hot_tier(&metrics));
+        let hot = HotCache::new(hot_tier(&metrics));
         let class = kvasir_storage::eviction::ClassId::OTHER;
         metrics.hot().served(kvasir_types::Medium::Cpu, class, 1);
-        metrics.hot().left(kvasir_types::Medium::Disk, EvictReason::Capacity, 1.0, 1.0);
+        metrics.hot().evicted(kvasir_types::Medium::Disk, EvictReason::Capacity, 1.0, 1.0);
         metrics.hot().refresh(&hot);
         metrics.scrubbed(&ScrubReport::default(), &ScrubReport::default());
         let bytes_by_level = [(kvasir_types::Level(0), 1)].into();
@@ -446,7 +472,7 @@ mod tests {
             names.filter(|name| name.starts_with("kvasir_")).collect()
         };
         let text = String::from_utf8(metrics.render()).expect("text");
-        let page = include_str!("../docs/operations.md");
+        let page = include_str!("../../docs/operations.md");
         assert_eq!(names(&text, "# TYPE "), names(page, "| `"), "left: code, right: docs/operations.md");
     }
 }

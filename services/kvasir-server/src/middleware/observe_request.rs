@@ -14,12 +14,12 @@ use kvasir_storage::trace::{self, TRACEPARENT, TraceContext};
 use tracing::Instrument;
 use uuid::Uuid;
 
-use super::ApiError;
-use crate::{limits, state::AppState};
+use crate::{api_error::ApiError, limits, state::AppState};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-pub(super) async fn around(State(state): State<AppState>, request: Request, next: Next) -> Response {
+/// Runs a request in its span, and counts it.
+pub(crate) async fn observe_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let id = request_id(&request);
     let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
