@@ -12,7 +12,7 @@ use crate::{
     Storage, StorageError,
     hot::RequestHint,
     index::{IndexEntry, IndexRow, Scope},
-    journal::Entry,
+    journal::JournalEntry,
     layout::{ChunkKey, Key},
     ledger::Stored,
     spool::Spool,
@@ -209,7 +209,7 @@ impl Storage {
         self.refused.remove(&(scope, seq_hash));
         if created {
             let tenant_of = tenant.clone();
-            let stored = Entry::Stored { tenant, model_id, entry: Arc::clone(entry), block_hashes };
+            let stored = JournalEntry::Stored { tenant, model_id, entry: Arc::clone(entry), block_hashes };
             self.announce(&stored, &self.journal.replica).await;
             let n = self.journal.push(stored);
             let one = Stored::one(entry.row.object_bytes);

@@ -194,7 +194,7 @@ impl Storage {
                 self.catalog.insert(key, Arc::new(chunk.row.clone()));
             }
         }
-        Some(hot.requests().looked_up(tenant, hint, blocks, found, hot.tier().now()))
+        Some(hot.requests().record_lookup(tenant, hint, blocks, found, hot.tier().now()))
     }
 
     /// Where the base of an object is.

@@ -203,7 +203,7 @@ pub const CONTEXT_VERSIONS_MAX: usize = 10_000;
 /// Objects whose cuts and checksums are remembered: 8 bytes a piece, some KiB each.
 pub const HOT_OBJECTS_MAX: usize = 1_024;
 /// Places in contexts that are remembered from lookups, and chunks that were asked for: ~100 bytes each.
-pub const HOT_NOTED_MAX: usize = 65_536;
+pub const HOT_LOOKUP_RECORDS_MAX: usize = 65_536;
 /// How long after its lookup a read or write still belongs to a request: longer than any load takes.
 pub const HOT_REQUEST_SECONDS_MAX: f64 = 300.0;
 /// Evictions from the hot tier that are remembered for `explain`: ~100 bytes each.

@@ -134,7 +134,7 @@ impl<K: EntryKey> Adaptive<K> {
         }
     }
 
-    /// The queue of `traits`, new if there is room; classes give up theirs before uses and pace do.
+    /// The queue of `traits`, new if there is capacity; classes give up theirs before uses and pace do.
     fn queue_index(&mut self, traits: Traits) -> u16 {
         if let Some(index) = self.queue_of.get(&traits) {
             return *index;

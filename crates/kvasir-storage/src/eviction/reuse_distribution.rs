@@ -23,7 +23,7 @@ pub struct ExponentialFit {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Part {
+struct WindowPart {
     epoch: u64,
     count: u64,
     reuse_seconds: f64,
@@ -34,7 +34,7 @@ struct Part {
 /// exponential needs only their count and sum.
 #[derive(Debug, Clone, Default)]
 pub struct ReuseWindow {
-    parts: [Part; PARTS],
+    parts: [WindowPart; PARTS],
 }
 
 impl ReuseWindow {
@@ -47,16 +47,16 @@ impl ReuseWindow {
         let epoch = Self::epoch(now);
         let part = &mut self.parts[(epoch % PARTS as u64) as usize];
         if part.epoch != epoch {
-            *part = Part { epoch, ..Part::default() };
+            *part = WindowPart { epoch, ..WindowPart::default() };
         }
         part.count += 1;
         part.reuse_seconds += reuse_seconds;
         part.life_seconds += life_seconds;
     }
 
-    fn sum(&self, now: Moment) -> Part {
+    fn sum(&self, now: Moment) -> WindowPart {
         let newest = Self::epoch(now);
-        let mut total = Part::default();
+        let mut total = WindowPart::default();
         for part in &self.parts {
             if newest.abs_diff(part.epoch) < PARTS as u64 {
                 total.count += part.count;
@@ -83,7 +83,7 @@ impl ReuseWindow {
 
 /// A sampled key's history.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seen<C> {
+pub(super) struct KeyHistory<C> {
     /// Class of the last use.
     pub class: C,
     /// First use within the window.
@@ -97,7 +97,7 @@ pub(super) struct Seen<C> {
 /// do not suffice for a window, half of the hash space is given up.
 #[derive(Debug)]
 pub(super) struct ReuseSampler<K, C> {
-    table: Table<K, Seen<C>>,
+    table: Table<K, KeyHistory<C>>,
     by_last_use: List,
     hasher: FixedState,
     threshold: u64,
@@ -114,18 +114,18 @@ impl<K: EntryKey, C: Copy> ReuseSampler<K, C> {
     }
 
     /// Notes a use of `key`; answers what was known before if the key is sampled and was seen in the window.
-    pub(super) fn note(&mut self, key: K, class: C, now: Moment) -> Option<Seen<C>> {
+    pub(super) fn note(&mut self, key: K, class: C, now: Moment) -> Option<KeyHistory<C>> {
         if self.hasher.hash_one(key) > self.threshold {
             return None;
         }
         let Some(slot) = self.table.find(&key) else {
-            let slot = self.table.add(key, 0, Seen { class, first: now, last: now });
+            let slot = self.table.add(key, 0, KeyHistory { class, first: now, last: now });
             self.by_last_use.push_back(&mut self.table.slab, slot);
             self.forget_old(now);
             return None;
         };
         let seen = *self.table.meta(slot);
-        *self.table.meta_mut(slot) = Seen { class, last: now, ..seen };
+        *self.table.meta_mut(slot) = KeyHistory { class, last: now, ..seen };
         self.by_last_use.move_to_back(&mut self.table.slab, slot);
         Some(seen)
     }
@@ -157,7 +157,7 @@ impl<K: EntryKey, C: Copy> ReuseSampler<K, C> {
     }
 
     /// Every followed key's history, oldest last use first.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Seen<C>> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &KeyHistory<C>> {
         let mut next = self.by_last_use.front();
         std::iter::from_fn(move || {
             let slot = next?;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use kvasir_types::{Name, ObjectDigest, SeqHash};
 use object_store::ObjectMeta;
 
-use super::{Pass, StoreTime};
+use super::{GcPass, StoreTime};
 use crate::{
     Storage, StorageError,
     eviction::{ClassId, ColdObject, Moment, victims},
@@ -44,7 +44,7 @@ impl Storage {
     /// Marks the policy's victims as deleted until the remaining objects fit the capacity.
     pub(super) async fn evict_to_capacity(
         &self,
-        pass: &mut Pass<'_>,
+        pass: &mut GcPass<'_>,
         plan: CapacityPlan,
     ) -> Result<(), StorageError> {
         let Some(capacity) = pass.policy.capacity_bytes else { return Ok(()) };

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use futures::TryStreamExt;
 use kvasir_types::{ModelId, Name, RootHash};
 
-use super::Pass;
+use super::GcPass;
 use crate::{
     Storage, StorageError,
     layout::{ChunkKey, Key},
@@ -19,7 +19,7 @@ use crate::{
 
 impl Storage {
     /// Marks the chunks that only expired salts lead to as deleted, then deletes these salts.
-    pub(super) async fn collect_expired_salts(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
+    pub(super) async fn collect_expired_salts(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
         for (tenant, namespace) in std::mem::take(&mut pass.rotated) {
             let rotations = self.load_salt_rotations(&tenant, &namespace).await?.at(pass.now.0);
             let mut salts: Vec<Salt> = rotations.expired().map(|rotation| rotation.salt).collect();
@@ -68,7 +68,7 @@ impl Storage {
     /// Marks as deleted every chunk of a model that follows one of `roots`, unless a context pins it.
     async fn mark_deleted_under(
         &self,
-        pass: &mut Pass<'_>,
+        pass: &mut GcPass<'_>,
         tenant: &Name,
         model_id: &ModelId,
         roots: Vec<RootHash>,

@@ -29,7 +29,7 @@ use crate::{
     Pins, Storage, StorageError,
     eviction::PolicyKind,
     index::{Scope, prefer},
-    journal::Entry,
+    journal::JournalEntry,
     layout::{ChunkKey, Key},
     ledger::Count,
     limits,
@@ -115,7 +115,7 @@ pub struct GcReport {
 }
 
 /// A pass under way.
-struct Pass<'a> {
+struct GcPass<'a> {
     policy: &'a GcPolicy,
     now: StoreTime,
     started: Instant,
@@ -200,7 +200,7 @@ impl Storage {
         self.reached(Transition::TombstoneWritten);
         self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
-        let entry = Entry::Removed { tenant, model_id, seq_hash, object_digest, reason };
+        let entry = JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason };
         self.announce(&entry, &self.journal.replica).await;
         self.journal.push(entry);
         Ok(())
@@ -216,7 +216,7 @@ impl Storage {
         mut progress: impl FnMut(&GcReport),
     ) -> Result<GcReport, StorageError> {
         let Some(epoch) = self.begin_epoch().await? else { return Ok(GcReport::default()) };
-        let mut pass = Pass {
+        let mut pass = GcPass {
             policy,
             now: StoreTime::of(&epoch),
             started: Instant::now(),
@@ -301,7 +301,7 @@ impl Storage {
     /// Decides which objects of one chunk are deleted.
     async fn evaluate_chunk(
         &self,
-        pass: &mut Pass<'_>,
+        pass: &mut GcPass<'_>,
         group: Vec<(ChunkKey, ObjectMeta)>,
     ) -> Result<(), StorageError> {
         let several = group.len() > 1;
@@ -361,7 +361,7 @@ impl Storage {
     /// Writes a tombstone, unless this is a dry run or the tenant's budget is spent.
     async fn mark_deleted(
         &self,
-        pass: &mut Pass<'_>,
+        pass: &mut GcPass<'_>,
         key: &ChunkKey,
         reason: Removal,
     ) -> Result<(), StorageError> {
@@ -374,7 +374,7 @@ impl Storage {
     }
 
     /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
-    async fn collect_beside_chunks(&self, pass: &mut Pass<'_>, now_ms: i64) -> Result<(), StorageError> {
+    async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StorageError> {
         let dry_run = pass.policy.dry_run;
         let contexts = self.collect_contexts(now_ms, pass.policy.grace, dry_run).await?;
         pass.report.context_versions_deleted = contexts.versions_deleted;
@@ -383,7 +383,7 @@ impl Storage {
         Ok(())
     }
 
-    async fn compact_journal(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
+    async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
         let folder = self.store.layout.journal_prefix();
         let mut listing = self.store.store.list(Some(&folder)).boxed();
         let failed = StorageError::store("listing the journal for the collector");
@@ -410,7 +410,7 @@ impl Storage {
     }
 }
 
-impl Pass<'_> {
+impl GcPass<'_> {
     /// Whether it was paused for longer than tombstones live, and knows nothing any more.
     fn is_stale(&self) -> bool {
         self.started.elapsed() >= self.policy.tombstone_retention

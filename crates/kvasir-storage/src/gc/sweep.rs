@@ -8,7 +8,7 @@
 
 use object_store::{ObjectMeta, ObjectStoreExt, PutPayload};
 
-use super::{Pass, StoreTime};
+use super::{GcPass, StoreTime};
 use crate::{
     Storage, StorageError,
     blocking::blocking,
@@ -21,7 +21,7 @@ impl Storage {
     /// Deletes the bytes of a tombstone past its grace, and the tombstone after its retention.
     pub(super) async fn sweep_tombstone(
         &self,
-        pass: &mut Pass<'_>,
+        pass: &mut GcPass<'_>,
         key: &ChunkKey,
         tombstone: &ObjectMeta,
     ) -> Result<(), StorageError> {
@@ -59,7 +59,7 @@ impl Storage {
     /// Deletes a tombstone whose retention has ended; starts the retention where no collector has recorded it.
     async fn expire_tombstone(
         &self,
-        pass: &mut Pass<'_>,
+        pass: &mut GcPass<'_>,
         key: &ChunkKey,
         tombstone: &ObjectMeta,
     ) -> Result<(), StorageError> {
@@ -89,7 +89,7 @@ impl Storage {
     /// Deletes a note that has outlived its tombstone: its collector stopped between the two deletions.
     pub(super) async fn delete_stray_note(
         &self,
-        pass: &mut Pass<'_>,
+        pass: &mut GcPass<'_>,
         key: &ChunkKey,
         note: &ObjectMeta,
     ) -> Result<(), StorageError> {
@@ -120,7 +120,7 @@ impl Storage {
     }
 
     /// What writers that ended left behind: staging files of a directory, uploads in parts of a bucket.
-    pub(super) async fn sweep_leftovers(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
+    pub(super) async fn sweep_leftovers(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
         if let Some(directory) = self.store.directory.clone() {
             let (age, dry_run) = (pass.policy.leftovers_age, pass.policy.dry_run);
             let swept = blocking(move || super::leftovers::sweep(&directory, age, dry_run));
@@ -137,7 +137,7 @@ impl Storage {
     }
 
     /// Aborts uploads in parts that are older than any writer lives.
-    async fn abort_unfinished(&self, pass: &mut Pass<'_>) -> object_store::Result<()> {
+    async fn abort_unfinished(&self, pass: &mut GcPass<'_>) -> object_store::Result<()> {
         let Some(uploads) = &self.store.unfinished else { return Ok(()) };
         for upload in uploads.list(&self.store.layout.tenants_prefix()).await? {
             if pass.now.since(StoreTime(upload.begun_ms)) < pass.policy.leftovers_age {

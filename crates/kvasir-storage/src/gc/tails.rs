@@ -8,7 +8,7 @@
 use kvasir_types::{BLOCK_TOKENS, Reuse};
 use object_store::ObjectStoreExt;
 
-use super::Pass;
+use super::GcPass;
 use crate::{
     Storage, StorageError,
     index::Scope,
@@ -19,7 +19,7 @@ impl Storage {
     /// Whether a longer sibling holds all of `key`, proved from the store.
     pub(super) async fn is_contained_tail(
         &self,
-        pass: &Pass<'_>,
+        pass: &GcPass<'_>,
         key: &ChunkKey,
     ) -> Result<bool, StorageError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
@@ -41,7 +41,7 @@ impl Storage {
     /// Whether `longer` stays, is sound, and holds all of `shorter`'s tokens behind the same parent.
     async fn contains(
         &self,
-        pass: &Pass<'_>,
+        pass: &GcPass<'_>,
         longer: &ChunkKey,
         shorter: &ChunkKey,
     ) -> Result<bool, StorageError> {

@@ -47,8 +47,8 @@ impl SpoolFile {
     /// Appends.
     pub(super) async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let room = self.buffer_bytes - self.buffer.len();
-            let (now, later) = bytes.split_at(bytes.len().min(room));
+            let free = self.buffer_bytes - self.buffer.len();
+            let (now, later) = bytes.split_at(bytes.len().min(free));
             self.buffer.extend_from_slice(now);
             bytes = later;
             if self.buffer.len() == self.buffer_bytes {

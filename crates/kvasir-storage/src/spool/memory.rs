@@ -63,15 +63,15 @@ impl Blocks {
     /// Takes as much of `bytes` as there is memory for, and gives back the rest.
     pub(super) fn take<'a>(&mut self, mut bytes: &'a [u8], pool: &Arc<RegionPool>, left: u64) -> &'a [u8] {
         while !bytes.is_empty() {
-            let room = self.blocks.last_mut().map_or(0, |last| last.space().len() - last.filled);
-            if room == 0 {
+            let free = self.blocks.last_mut().map_or(0, |last| last.space().len() - last.filled);
+            if free == 0 {
                 if !self.grow(pool, left) {
                     break;
                 }
                 continue;
             }
             let Some(last) = self.blocks.last_mut() else { break };
-            let (now, later) = bytes.split_at(bytes.len().min(room));
+            let (now, later) = bytes.split_at(bytes.len().min(free));
             let at = last.filled;
             last.space()[at..at + now.len()].copy_from_slice(now);
             last.filled += now.len();

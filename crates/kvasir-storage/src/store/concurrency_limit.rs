@@ -41,9 +41,9 @@ impl ConcurrencyLimit {
                 self.0.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        let ahead = self.waiting.fetch_add(1, Ordering::Relaxed);
+        let waiting_before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let _waits = Waits(&self.waiting);
-        if ahead >= self.waiting_max {
+        if waiting_before >= self.waiting_max {
             return Err(Busy);
         }
         let permit = tokio::time::timeout(self.wait_max, Arc::clone(&self.permits).acquire_owned()).await;
