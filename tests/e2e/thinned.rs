@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use kvasir_client::{Client, ClientConfig};
-use kvasir_codec::{
-    KvBuffer,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::KvBuffer;
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_engine::{
     Model, PagedKv,
     budget::{H2o, Keep, PrefixStatistics, StreamingLlm, ThinClass, ThinnedStore, TokenPolicy},

@@ -15,10 +15,8 @@ use kvasir_client::{
     BearerToken, BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
     fetcher::{Fixed, RecomputeModel},
 };
-use kvasir_codec::{
-    KvBuffer, KvSource, Profile,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::{KvBuffer, KvSource, Profile};
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{BLOCK_TOKENS, KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
 
 use crate::record::{Done, Failure};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use kvasir_codec::{LevelNote, Profile, train::pack};
+use kvasir_codec::{LevelNote, Profile};
+use kvasir_train::pack;
 use kvasir_engine::{Model, quality::measure_levels};
 
 use crate::{

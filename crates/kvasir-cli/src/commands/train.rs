@@ -2,10 +2,8 @@
 
 use std::path::PathBuf;
 
-use kvasir_codec::{
-    Profile, TrainError,
-    train::{BasisRecipe, QualityOracle, Recipe, TrainingContext, search, train, train_calibrated},
-};
+use kvasir_codec::Profile;
+use kvasir_train::{BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train, train_calibrated};
 use kvasir_engine::{Model, training::TrainingSet};
 use kvasir_types::{Level, ModelSpec};
 

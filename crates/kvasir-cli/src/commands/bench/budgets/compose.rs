@@ -6,10 +6,8 @@ use kvasir_client::{
     KvClient, LoadOptions,
     fetcher::{Fixed, RecomputeModel},
 };
-use kvasir_codec::{
-    KvBuffer, Profile,
-    train::{BasisRecipe, Recipe, TrainingContext, train},
-};
+use kvasir_codec::{KvBuffer, Profile};
+use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
 use kvasir_engine::{
     Model, PagedKv, TINY_PROFILE,
     budget::{PromptCompressor as _, SurprisalCompressor, ThinClass, ThinnedStore, TokenPolicy},

@@ -12,7 +12,8 @@ use kvasir_bench::{
         CODECS, Crossing, Options, Row, Suite, SuiteOptions, Verdict, crossings, csv, join, measure, verdicts,
     },
 };
-use kvasir_codec::{KvBuffer, Profile, train::TrainingContext};
+use kvasir_codec::{KvBuffer, Profile};
+use kvasir_train::TrainingContext;
 use kvasir_engine::{Model, TINY_PROFILE};
 use kvasir_types::SPAN_TOKENS;
 use serde::Serialize;
