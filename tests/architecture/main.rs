@@ -14,14 +14,15 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvasir-types", &[]),
     ("kvasir-container", &["kvasir-types"]),
     ("kvasir-codec", &["kvasir-container", "kvasir-types"]),
+    ("kvasir-train", &["kvasir-codec", "kvasir-types"]),
     ("kvasir-kernels", &["kvasir-codec"]),
     ("kvasir-kernels-emulator", &["kvasir-kernels"]),
     ("kvasir-cuda", &["kvasir-codec", "kvasir-kernels", "kvasir-types"]),
     ("kvasir-api", &["kvasir-types"]),
     ("kvasir-storage", &["kvasir-api", "kvasir-container", "kvasir-types"]),
     ("kvasir-client", &["kvasir-api", "kvasir-codec", "kvasir-container", "kvasir-types"]),
-    ("kvasir-engine", &["kvasir-client", "kvasir-codec", "kvasir-types"]),
-    ("kvasir-bench", &["kvasir-codec", "kvasir-container", "kvasir-engine", "kvasir-types"]),
+    ("kvasir-engine", &["kvasir-client", "kvasir-codec", "kvasir-train", "kvasir-types"]),
+    ("kvasir-bench", &["kvasir-codec", "kvasir-container", "kvasir-engine", "kvasir-train", "kvasir-types"]),
     ("kvasir-sim", &["kvasir-api", "kvasir-client", "kvasir-storage", "kvasir-types"]),
     ("kvasir-server", &["kvasir-api", "kvasir-storage", "kvasir-types"]),
     (
@@ -36,6 +37,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "kvasir-server",
             "kvasir-sim",
             "kvasir-storage",
+            "kvasir-train",
             "kvasir-types",
         ],
     ),
@@ -48,7 +50,7 @@ const TOPS: &[&str] = &["kvasir-tests", "kvasir-load-tests", "xtask"];
 const FOLDERS: &[&str] = &["crates", "deploy", "helm", "kernels", "load-tests", "services", "tests"];
 
 /// The codec side of the house: no IO, no async, no environment, no logging.
-const PURE: &[&str] = &["kvasir-types", "kvasir-container", "kvasir-codec"];
+const PURE: &[&str] = &["kvasir-types", "kvasir-container", "kvasir-codec", "kvasir-train"];
 const IMPURE_DEPENDENCIES: &[&str] = &[
     "tokio",
     "tokio-util",

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use kvasir_api::{Role, routes};
-use kvasir_client::{Client, ClientConfig, Token};
+use kvasir_client::{BearerToken, Client, ClientConfig};
 use kvasir_server::TlsConfig;
 use kvasir_storage::store::StoreConfig;
 use kvasir_tests::{
@@ -155,7 +155,7 @@ async fn tls_with_a_private_ca_and_a_token() {
     .await;
     let base: url::Url = format!("https://{}", service.address).parse().expect("a url");
     let trusting = ClientConfig {
-        token: Some(Token::new(&known.token).expect("a token")),
+        token: Some(BearerToken::new(&known.token).expect("a token")),
         ca_certificates: Some(certificates.ca.into_bytes()),
         ..ClientConfig::default()
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_api::{Event, EventType, EventsQuery, routes};
-use kvasir_client::{Client, EventStream, Told};
+use kvasir_client::{Client, EventMessage, EventStream};
 use kvasir_storage::store::StoreConfig;
 use kvasir_tests::{
     chunks,
@@ -19,10 +19,11 @@ fn client(service: &Service) -> Client {
 }
 
 async fn next(stream: &mut EventStream) -> Event {
-    let told = tokio::time::timeout(Duration::from_secs(60), stream.next()).await.expect("an event in time");
-    match told.expect("reads").expect("not the end") {
-        Told::Event(event) => *event,
-        Told::Dropped(dropped) => panic!("{dropped:?}"),
+    let message =
+        tokio::time::timeout(Duration::from_secs(60), stream.next()).await.expect("an event in time");
+    match message.expect("reads").expect("not the end") {
+        EventMessage::Event(event) => *event,
+        EventMessage::Dropped(dropped) => panic!("{dropped:?}"),
     }
 }
 

@@ -16,7 +16,7 @@ async fn replica(directory: &TempDir, name: &str) -> Service {
     let store =
         StoreConfig::new(format!("file://{}/store", directory.path().display()).parse().expect("a url"));
     Service::start_with(store, &directory.path().join(name), |config| {
-        config.storage.generations_fresh = Duration::from_millis(50);
+        config.storage.salt_rotations_fresh = Duration::from_millis(50);
         config.gc.policy.grace = Duration::ZERO;
         config.gc.interval = Duration::ZERO;
     })

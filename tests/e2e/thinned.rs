@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::budget::{H2o, Keep, PrefixStatistics, StreamingLlm, ThinClass, ThinnedStore, TokenPolicy};
+use kvasir_lab::budget::{H2o, Keep, PrefixStatistics, StreamingLlm, ThinClass, ThinnedStore, TokenPolicy};
 use kvasir_client::{Client, ClientConfig};
-use kvasir_codec::{
-    KvBuffer,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::KvBuffer;
 use kvasir_engine::{Model, PagedKv};
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_storage::store::StoreConfig;
 use kvasir_tests::service::Service;
 use kvasir_types::{Level, Plane, Thinning};

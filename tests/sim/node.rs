@@ -12,7 +12,7 @@ use kvasir_storage::{
     index::{Index, MemoryIndex},
     observe::NoObserver,
     store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
-    transitions::{Transition, Witness},
+    transitions::{Transition, CrashPointObserver},
 };
 use kvasir_tests::faulty::{Dice, FaultyStore, Life};
 use object_store::path::Path;
@@ -28,8 +28,8 @@ struct Cutter {
     cuts: Cuts,
 }
 
-impl Witness for Cutter {
-    fn passed(&self, transition: Transition) {
+impl CrashPointObserver for Cutter {
+    fn reached(&self, transition: Transition) {
         if self.at == Some(transition) && !self.life.is_over() {
             // From here on nothing of it reaches the store, and its memory is thrown away.
             self.life.end();
@@ -103,8 +103,8 @@ impl Node {
         // Large bodies go in parts, as they do where memory is short.
         settings.spool_memory_bytes = 1 << 20;
         // Looked at again beside the requests, salts would be read at moments that no seed decides.
-        settings.generations_fresh = std::time::Duration::MAX;
-        settings.witness = Arc::new(Cutter { life: life.clone(), at: cut, cuts: Arc::clone(cuts) });
+        settings.salt_rotations_fresh = std::time::Duration::MAX;
+        settings.crash_points = Arc::new(Cutter { life: life.clone(), at: cut, cuts: Arc::clone(cuts) });
         let index = Index::over(Arc::clone(&disk.0) as Arc<_>);
         let storage = Storage::with_hot(open, abilities, index, settings, is_hot.then(hot_tier));
         Self { storage, life, disk }

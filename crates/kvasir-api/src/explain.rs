@@ -117,9 +117,11 @@ pub struct Cause {
     pub namespace: Option<Name>,
 }
 
-/// How a chunk that matches left the memory or the disk of the replica that answers: from there it is slower to read.
+/// When and why a matched chunk was evicted from the memory or the disk of the replica that answers: it is slower to read
+/// from where it is now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Departure {
+#[schema(as = Departure)]
+pub struct ChunkEviction {
     /// The chunk.
     pub seq_hash: SeqHash,
     /// What it left: `cpu` or `disk`.
@@ -157,5 +159,5 @@ pub struct ExplainResponse {
     /// Of what matches and is not in memory, how it left; what never was there, or longer ago than is remembered, is not
     /// listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub departures: Vec<Departure>,
+    pub departures: Vec<ChunkEviction>,
 }

@@ -26,7 +26,7 @@ pub use context::{
 };
 pub use error::{ErrorCode, Problem};
 pub use event::{Event, EventType, EventsDropped, EventsQuery};
-pub use explain::{Cause, Departure, ExplainRequest, ExplainResponse, FieldDifference, MissReason};
+pub use explain::{Cause, ChunkEviction, ExplainRequest, ExplainResponse, FieldDifference, MissReason};
 pub use lookup::{
     ChunkMatch, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, Via,
 };

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use kvasir_client::{Client, ClientConfig, ClientError, KvClient, Token};
+use kvasir_client::{BearerToken, Client, ClientConfig, ClientError, KvClient};
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_types::{ModelSpec, Name};
 use url::Url;
@@ -80,7 +80,7 @@ pub fn client_at(url: Url, credential: &CredentialArguments) -> CliResult<Client
         (Some(path), _) => Some(String::from_utf8_lossy(&read(path)?).into_owned()),
         (None, text) => text.clone(),
     };
-    let token = token.as_deref().map(Token::new).transpose().map_err(client_error)?;
+    let token = token.as_deref().map(BearerToken::new).transpose().map_err(client_error)?;
     let ca_certificates = ca_file.as_deref().map(read).transpose()?;
     let config = ClientConfig { token, ca_certificates, ..ClientConfig::default() };
     Client::new(url, config).map_err(client_error)

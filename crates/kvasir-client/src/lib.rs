@@ -10,11 +10,12 @@ mod transport;
 
 pub use error::{ApiError, ClientError};
 pub use kv::{
-    Admission, BlockTable, ChunkOutcome, ChunkReport, DropPolicy, KvClient, LayerReady, Load, LoadError,
-    LoadEvent, LoadFailure, LoadOptions, LoadPlan, LoadReport, PageRef, PageStore, QueueConfig, QueueStats,
-    ReadReport, RecomputeCause, Refusal, Shard, StoreOptions, StoreOutcome, StoreProgress, StoreQueue,
-    StoreReport, StoreTicket, StoredPart, Urgency,
+    AdmissionPolicy, BlockTable, ChunkOutcome, ChunkReport, ChunkStoreReport, DropPolicy, KvClient,
+    LayerReady, Load, LoadError, LoadEvent, LoadFailure, LoadOptions, LoadPlan, LoadReport, PageRef,
+    PageStore, QueueConfig, QueueStats, ReadReport, RecomputeCause, Shard, StoreOptions, StoreOutcome,
+    StoreProgress, StoreQueue, StoreRefusal, StoreReport, StoreTicket, Urgency,
 };
 pub use transport::{
-    Client, ClientConfig, DirectStore, EventStream, ObjectRange, ObjectRead, RequestClass, Token, Told,
+    BearerToken, Client, ClientConfig, DirectStore, EventMessage, EventStream, ObjectRange, ObjectRead,
+    RequestClass,
 };

@@ -7,11 +7,11 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use common::{Fault, client, kv, start, tokens};
 use kvasir_client::{
-    Admission, ChunkOutcome, DropPolicy, QueueConfig, Refusal, StoreOptions, StoreOutcome, StoreQueue,
-    StoreTicket,
+    AdmissionPolicy, ChunkOutcome, DropPolicy, QueueConfig, StoreOptions, StoreOutcome, StoreQueue,
+    StoreRefusal, StoreTicket,
 };
 
-async fn refusal(ticket: StoreTicket) -> Refusal {
+async fn refusal(ticket: StoreTicket) -> StoreRefusal {
     match ticket.outcome().await {
         StoreOutcome::Refused(refusal) => refusal,
         other => panic!("not refused: {other:?}"),
@@ -34,7 +34,7 @@ async fn what_is_offered_is_stored_and_found_again() {
     let second = queue.store_shared(&text, Arc::new(cache), grown);
     assert!(matches!(first.outcome().await, StoreOutcome::Stored(report) if report.chunks.len() == 2));
     let StoreOutcome::Stored(report) = second.outcome().await else { panic!("stored") };
-    let there = |c: &kvasir_client::StoredPart| c.outcome == ChunkOutcome::AlreadyThere;
+    let there = |c: &kvasir_client::ChunkStoreReport| c.outcome == ChunkOutcome::AlreadyThere;
     assert_eq!(report.chunks.iter().map(there).collect::<Vec<_>>(), [true, true, false]);
     assert_eq!(client.lookup(&text).await.unwrap().matched_tokens(), 700);
     // What is stored already is not sent again.
@@ -48,7 +48,7 @@ async fn what_is_offered_is_stored_and_found_again() {
 #[tokio::test]
 async fn only_what_is_likely_to_be_reused_is_admitted() {
     let (address, _service) = start().await;
-    let admission = Admission {
+    let admission = AdmissionPolicy {
         tokens_min: 300,
         classes: Some(BTreeSet::from(["chat".to_owned()])),
         kl_beneath_max: Some(0.01),
@@ -57,10 +57,10 @@ async fn only_what_is_likely_to_be_reused_is_admitted() {
     let text = tokens(400, 2);
     let cache = kv(&text);
     let short = queue.store(&text[..256], &cache.slice(0..256), of_class("chat"));
-    assert_eq!(refusal(short).await, Refusal::TooShort { tokens: 256, tokens_min: 300 });
-    assert_eq!(refusal(queue.store(&text, &cache, of_class("batch"))).await, Refusal::Class);
+    assert_eq!(refusal(short).await, StoreRefusal::TooShort { tokens: 256, tokens_min: 300 });
+    assert_eq!(refusal(queue.store(&text, &cache, of_class("batch"))).await, StoreRefusal::Class);
     let lossy = StoreOptions { kl_beneath: 0.02, ..of_class("chat") };
-    assert!(matches!(refusal(queue.store(&text, &cache, lossy)).await, Refusal::KlBeneath { .. }));
+    assert!(matches!(refusal(queue.store(&text, &cache, lossy)).await, StoreRefusal::KlBeneath { .. }));
     assert!(matches!(queue.store(&text, &cache, of_class("chat")).outcome().await, StoreOutcome::Stored(_)));
     assert_eq!((queue.stats().refused, queue.stats().stored), (3, 1));
 }
@@ -90,7 +90,7 @@ async fn a_full_queue_drops_by_its_policy_and_says_so() {
     // One job that is larger than all the memory there is.
     let queue = StoreQueue::new(client, QueueConfig { bytes_max: 1000, ..QueueConfig::default() });
     let ticket = queue.store(&texts[0], &kv(&texts[0]), StoreOptions::default());
-    assert_eq!(refusal(ticket).await, Refusal::QueueFull);
+    assert_eq!(refusal(ticket).await, StoreRefusal::QueueFull);
 }
 
 #[tokio::test]
@@ -116,5 +116,5 @@ async fn dropping_the_queue_ends_what_waits() {
     let text = tokens(256, 5);
     let ticket = queue.store(&text, &kv(&text), StoreOptions::default());
     drop(queue);
-    assert_eq!(refusal(ticket).await, Refusal::Closed);
+    assert_eq!(refusal(ticket).await, StoreRefusal::Closed);
 }

@@ -76,7 +76,7 @@ async fn storing_again_uploads_only_what_is_new() {
     let again = client.store_kv(&text[..300], &whole.slice(0..300), |_| ()).await.unwrap();
     assert!(again.chunks.iter().all(|c| c.outcome == ChunkOutcome::AlreadyThere));
     let longer = client.store_kv(&text, &whole, |_| ()).await.unwrap();
-    let there = |c: &kvasir_client::StoredPart| c.outcome == ChunkOutcome::AlreadyThere;
+    let there = |c: &kvasir_client::ChunkStoreReport| c.outcome == ChunkOutcome::AlreadyThere;
     assert_eq!(longer.chunks.iter().map(there).collect::<Vec<_>>(), [true, false, false, false, false]);
     assert_eq!(client.lookup(&text).await.unwrap().matched_tokens(), 1200);
 }

@@ -5,13 +5,13 @@
 
 /// Steps of the finest level in one step of a level `up` levels coarser: `3^up`. Exact for `up ≤ 19`.
 #[inline]
-pub(crate) const fn ratio(up: u32) -> i32 {
+pub const fn ratio(up: u32) -> i32 {
     3i32.pow(up)
 }
 
 /// The value `up` levels coarser: the nearest multiple of `3^up`, which is never a tie.
 #[inline(always)]
-pub(crate) const fn coarser_by(fine: i32, up: u32) -> i32 {
+pub const fn coarser_by(fine: i32, up: u32) -> i32 {
     // Odd ratios compose: floor((floor((q + 1) / 3) + 1) / 3) = floor((q + 4) / 9), and so on.
     let ratio = ratio(up);
     fine.saturating_add((ratio - 1) / 2).div_euclid(ratio)
@@ -27,7 +27,7 @@ pub(crate) const fn towards_zero(up: u32, shift: u8) -> i32 {
 /// `shift` is the profile's centroid shift for this table and depth, in 256ths of the level's step, towards
 /// zero; `q = 0` has none. At the finest level it is always 0, so that the finest level is symmetric.
 #[inline]
-pub(crate) const fn reconstruct(q: i32, up: u32, shift: u8) -> i32 {
+pub const fn reconstruct(q: i32, up: u32, shift: u8) -> i32 {
     let towards_zero = towards_zero(up, shift);
     // Encoders stay below QUANTISED_MAX at the finest step; hostile pieces wrap, which is harmless.
     q.wrapping_mul(ratio(up)).wrapping_sub(q.signum() * towards_zero)

@@ -2,25 +2,26 @@
 #![deny(unsafe_code)]
 
 mod analysis;
-#[allow(unsafe_code, reason = "CPU intrinsics; every block has its proof")]
+#[allow(unsafe_code, reason = "CPU intrinsics and matrix kernels; every block has its proof")]
 mod arch;
-mod bound;
+pub mod authoring;
+mod buffer_pool;
 mod chunk;
 mod decoder;
+mod direct_rows;
 mod encoder;
 mod error;
-mod exact;
+mod exact_piece;
 mod kv;
 mod levels;
 pub mod limits;
 mod lossless;
-mod pool;
+mod matrix;
+mod prepared_scope;
 mod profile;
 pub mod rans;
 pub mod rope;
-mod ropes;
-mod rows;
-pub mod train;
+mod span_ropes;
 mod transform;
 
 pub use kvasir_container as container;
@@ -30,14 +31,12 @@ pub use decoder::{
     CpuDecoder, DecodePath, MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView,
 };
 pub use encoder::{CodedSpan, CpuEncoder, EncodeReport};
-pub use error::{DecodeError, EncodeError, ProfileError, TrainError};
+pub use error::{DecodeError, EncodeError, ProfileError};
 pub use kv::{Bf16Buffer, KvBuffer, KvSink, KvSource, Tokens};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};
 
 #[cfg(test)]
 extern crate self as kvasir_codec;
 #[cfg(test)]
-#[path = "../tests/common/mod.rs"]
-mod common;
-#[cfg(test)]
-mod exactness_tests;
+#[path = "../tests/common/noise.rs"]
+mod noise;

@@ -7,9 +7,9 @@ use kvasir_types::{KvLayout, ModelSpec, Plane, Rope};
 use crate::{
     KvSource, MemberView, ScopeReach,
     arch::RowKernel,
+    direct_rows::{Scaling, scale_rows},
     profile::Scope,
     rope::Rotation,
-    rows::{Scaling, scale_rows},
 };
 
 /// Which rope turns a plane's rows, as an index into the spec's ropes.
@@ -25,11 +25,11 @@ pub(crate) fn rope_index(spec: &ModelSpec, layer: usize, plane: Plane) -> Option
 
 /// The rotations of all of a model's ropes over a run of positions: made once a span, shared by its scopes.
 #[derive(Debug)]
-pub(crate) struct Rotations(Vec<Rotation>);
+pub struct Rotations(Vec<Rotation>);
 
 impl Rotations {
     /// Of the positions `first_position + tokens`.
-    pub(crate) fn new(ropes: &[Rope], first_position: u64, tokens: &Range<usize>) -> Self {
+    pub fn new(ropes: &[Rope], first_position: u64, tokens: &Range<usize>) -> Self {
         // Positions are taken modulo 2^64 everywhere: the phase is.
         let first = first_position.wrapping_add(tokens.start as u64);
         Self(ropes.iter().map(|rope| Rotation::new(rope, first, tokens.len())).collect())
@@ -38,13 +38,13 @@ impl Rotations {
 
 /// A scope's members as slices of its element vector, with their ropes resolved.
 #[derive(Debug, Clone)]
-pub(crate) struct Elements {
-    members: Vec<Slot>,
+pub struct Elements {
+    members: Vec<MemberSlice>,
     count: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct MemberSlice {
     layer: usize,
     plane: Plane,
     head: usize,
@@ -66,7 +66,7 @@ pub(crate) struct MemberRows<'a, T> {
 impl Elements {
     /// The layers and heads between the first and the last of its members.
     pub(crate) fn reach(&self, scope: usize) -> ScopeReach {
-        let span = |of: fn(&Slot) -> usize| {
+        let span = |of: fn(&MemberSlice) -> usize| {
             let (first, last) = (self.members.iter().map(of).min(), self.members.iter().map(of).max());
             first.unwrap_or(0)..last.map_or(0, |last| last + 1)
         };
@@ -74,10 +74,10 @@ impl Elements {
     }
 
     /// The elements of a scope of a model.
-    pub(crate) fn new(spec: &ModelSpec, scope: &Scope) -> Self {
+    pub fn new(spec: &ModelSpec, scope: &Scope) -> Self {
         let mut start = 0;
         let slot = |member: &crate::profile::Member| {
-            let slot = Slot {
+            let slot = MemberSlice {
                 layer: member.layer,
                 plane: member.plane,
                 head: member.head,
@@ -112,7 +112,7 @@ impl Elements {
     }
 
     /// Reads `tokens` of a source as they are, `[member][token][element]`. Says whether all are finite.
-    pub(crate) fn read(&self, source: &dyn KvSource, tokens: &Range<usize>, out: &mut Vec<f32>) -> bool {
+    pub fn read(&self, source: &dyn KvSource, tokens: &Range<usize>, out: &mut Vec<f32>) -> bool {
         out.clear();
         out.resize(self.count * tokens.len(), 0.0);
         for slot in &self.members {
@@ -125,7 +125,7 @@ impl Elements {
 
     /// Un-ropes, centres and scales what [`read`](Self::read) gave, into units of the finest step:
     /// `out[token][element]`. Uses `raw` as scratch.
-    pub(crate) fn normalise(
+    pub fn normalise(
         &self,
         mean: &[f32],
         rotations: &Rotations,
@@ -218,7 +218,7 @@ impl Elements {
     }
 
     /// `[element][token]` from `rows`, `[member][token][element]`.
-    pub(crate) fn by_element(&self, tokens: usize, rows: &[f32]) -> Vec<f32> {
+    pub fn by_element(&self, tokens: usize, rows: &[f32]) -> Vec<f32> {
         let mut out = vec![0.0; rows.len()];
         self.each_place(tokens, |by_element, by_token| out[by_element] = rows[by_token]);
         out

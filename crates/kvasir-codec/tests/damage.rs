@@ -6,10 +6,10 @@ mod common;
 use common::{Noise, Setup, cache, contexts, mixed_spec, setups};
 use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, EncodeError, KvBuffer,
-    Profile, ProfileError, TrainError,
-    train::{BasisRecipe, Recipe, TrainingContext, train},
+    Profile, ProfileError,
 };
 use kvasir_container::{ContainerError, Head};
+use kvasir_train::{BasisRecipe, Recipe, TrainError, TrainingContext, train};
 use kvasir_types::{KvDtype, Level, ModelSpec};
 use proptest::prelude::*;
 

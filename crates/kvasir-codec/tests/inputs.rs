@@ -3,12 +3,9 @@
 mod common;
 
 use common::{Noise, Setup, cache, error, mixed_spec, recipes};
-use kvasir_codec::{
-    ChunkEncoder as _, ChunkInput, CpuEncoder, KvBuffer,
-    rans::PieceEncoder,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::{ChunkEncoder as _, ChunkInput, CpuEncoder, KvBuffer, rans::PieceEncoder};
 use kvasir_container::Head;
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Thinning};
 
 /// The 127 magnitudes of FP8 E4M3 (OCP 8-bit floating point, 2023): 3 mantissa bits, bias 7, no infinities.

@@ -4,11 +4,9 @@ mod common;
 
 use common::{Noise, Setup, cache, mixed_spec};
 use half::{bf16, f16};
-use kvasir_codec::{
-    KvBuffer,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::KvBuffer;
 use kvasir_container::Head;
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, Level, ModelSpec};
 
 /// A cache of the model's own type.

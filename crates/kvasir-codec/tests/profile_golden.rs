@@ -8,11 +8,9 @@ mod common;
 use std::{fs, path::PathBuf};
 
 use common::{Setup, cache, contexts};
-use kvasir_codec::{
-    DecodeError, KvBuffer, Profile,
-    train::{BasisRecipe, Recipe, pack, train},
-};
+use kvasir_codec::{DecodeError, KvBuffer, Profile};
 use kvasir_container::Head;
+use kvasir_train::{BasisRecipe, Recipe, pack, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope};
 
 fn folder() -> PathBuf {

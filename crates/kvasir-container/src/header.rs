@@ -257,16 +257,16 @@ fn check(
     if holds { Ok(()) } else { Err(ContainerError::Field { offset, field, rule, actual: actual.into() }) }
 }
 
-/// Writes `mark` into the flags that readers ignore (bits 16 to 31) and renews the header's checksum.
+/// Writes an `incarnation` number into the flags that readers ignore (bits 16 to 31) and renews the header's checksum.
 ///
 /// The object decodes to the same values under another digest: a store uses it to write a chunk again whose former
 /// name is being deleted.
 ///
 /// # Errors
 /// As [`ChunkHeader::parse`], before anything is changed.
-pub fn mark_header(header: &mut [u8; HEADER_BYTES], mark: u16) -> Result<(), ContainerError> {
+pub fn reissue_header(header: &mut [u8; HEADER_BYTES], incarnation: u16) -> Result<(), ContainerError> {
     let parsed = ChunkHeader::parse(header)?;
-    let flags = (parsed.flags & 0xffff) | (u32::from(mark) << 16);
+    let flags = (parsed.flags & 0xffff) | (u32::from(incarnation) << 16);
     put(header, 8, &flags.to_le_bytes());
     let crc = header_crc(header);
     put(header, 188, &crc.to_le_bytes());

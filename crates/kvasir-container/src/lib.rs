@@ -19,7 +19,7 @@ pub use builder::{ChunkBuilder, ChunkMeta};
 pub use directory::SectionId;
 pub use error::{ContainerError, Part};
 pub use head::{Head, PieceEntry};
-pub use header::{ChunkHeader, mark_header};
+pub use header::{ChunkHeader, reissue_header};
 pub use limits::{
     BLOCK_HASH_BYTES, EXACT_TOKENS_MAX, FORMAT_VERSION, HEAD_BYTES_MAX, HEADER_BYTES, MAGIC,
     OBJECT_BYTES_MAX, PIECE_BYTES_MAX, SECTIONS_MAX,

@@ -126,7 +126,7 @@ impl<D: Device> KernelDecoder<D> {
             let first = u64::from(request.first_slot);
             pages.check_blocks(request.blocks, first..first + request.tokens.len() as u64)?;
             let (head, tokens) = (request.head, request.tokens.clone());
-            outlines.push(self.cpu.outline(head, request.object_prefix, &request.scopes, tokens)?);
+            outlines.push(self.cpu.scope_spans(head, request.object_prefix, &request.scopes, tokens)?);
         }
         let mut pending = PendingDecode { waves: Vec::new() };
         for group in groups {

@@ -1,6 +1,7 @@
 //! What profiles of this engine's models are trained on: texts as KV, and a judge.
 
-use kvasir_codec::{KvBuffer, train::TrainingContext};
+use kvasir_codec::KvBuffer;
+use kvasir_train::TrainingContext;
 
 use crate::{error::EngineError, model::Model, quality::KlOracle};
 

@@ -1,7 +1,8 @@
 //! Why a measurement could not be made.
 
-use kvasir_codec::{DecodeError, EncodeError, ProfileError, TrainError};
+use kvasir_codec::{DecodeError, EncodeError, ProfileError};
 use kvasir_engine::{EngineError, PagedError};
+use kvasir_train::TrainError;
 
 /// Why a measurement could not be made.
 #[derive(Debug, thiserror::Error)]

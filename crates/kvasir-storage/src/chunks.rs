@@ -12,7 +12,7 @@ use crate::{
     Storage, StorageError,
     hot::RequestHint,
     index::{IndexEntry, IndexRow, Scope},
-    journal::Entry,
+    journal::JournalEntry,
     layout::{ChunkKey, Key},
     ledger::Stored,
     spool::Spool,
@@ -150,18 +150,19 @@ impl Storage {
         self.profile_exists(tenant, model_id, &header.profile_hash).await
     }
 
-    /// A name without a tombstone. An object whose name has one gets a mark in its header, and so another name.
-    async fn unburied(
+    /// Finds an object name without a tombstone. While the name has one, the object is reissued under the next incarnation
+    /// number in its header, which gives it another digest and so another name.
+    async fn unreserved_name(
         &self,
         mut key: ChunkKey,
         mut entry: Arc<IndexEntry>,
         mut spool: Spool,
     ) -> Result<(ChunkKey, Arc<IndexEntry>, Spool), StorageError> {
-        for mark in 1..=u16::MAX {
-            if !self.is_buried(&key).await? {
+        for incarnation in 1..=u16::MAX {
+            if !self.has_tombstone(&key).await? {
                 break;
             }
-            key.object_digest = spool.mark(mark).await?;
+            key.object_digest = spool.reissue(incarnation).await?;
             let row = IndexRow { object_digest: key.object_digest, ..IndexRow::clone(&entry.row) };
             entry = Arc::new(IndexEntry { row: Arc::new(row), ..IndexEntry::clone(&entry) });
         }
@@ -176,14 +177,14 @@ impl Storage {
         spool: Spool,
         hint: &RequestHint,
     ) -> Result<StoredChunk, StorageError> {
-        self.passed(Transition::UploadVerified);
+        self.reached(Transition::UploadVerified);
         let scope = Scope::new(&key.tenant, &key.model_id);
-        let (key, entry, mut spool) = self.unburied(key, entry, spool).await?;
+        let (key, entry, mut spool) = self.unreserved_name(key, entry, spool).await?;
         // What a read found broken is written again, whatever the store says of it.
         let broken = self.dead.contains(&(scope, key.object_digest));
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let created = spool.send(&self.store.store, &path, broken).await?;
-        self.passed(Transition::ObjectWritten);
+        self.reached(Transition::ObjectWritten);
         if let Err(error) = self.offer_base(&key, &entry.row, &mut spool, hint).await {
             // It is stored; that it is not hot is no failure.
             tracing::warn!(%error, "a stored chunk could not be read back from the spool for the hot tier");
@@ -204,11 +205,11 @@ impl Storage {
         let scope = Scope::new(&tenant, &model_id);
         self.dead.remove(&(scope, object_digest));
         self.remember(scope, entry);
-        self.passed(Transition::IndexWritten);
+        self.reached(Transition::IndexWritten);
         self.refused.remove(&(scope, seq_hash));
         if created {
             let tenant_of = tenant.clone();
-            let stored = Entry::Stored { tenant, model_id, entry: Arc::clone(entry), block_hashes };
+            let stored = JournalEntry::Stored { tenant, model_id, entry: Arc::clone(entry), block_hashes };
             self.announce(&stored, &self.journal.replica).await;
             let n = self.journal.push(stored);
             let one = Stored::one(entry.row.object_bytes);

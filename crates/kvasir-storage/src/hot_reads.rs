@@ -9,7 +9,7 @@ use kvasir_types::{Medium, Name, SeqHash};
 use crate::{
     ByteRange, ObjectRead, Storage, StorageError,
     eviction::ClassId,
-    hot::{Fetch, FrameKey, HotContext, HotFront, HotObject, RequestHint},
+    hot::{FrameKey, HotCache, HotContext, HotObject, RangeReader, RequestHint},
     index::{IndexRow, Scope, Walk},
     layout::ChunkKey,
     limits,
@@ -19,14 +19,14 @@ use crate::{
 
 impl Storage {
     /// The hot tier, where there is one.
-    pub fn hot(&self) -> Option<&HotFront> {
+    pub fn hot(&self) -> Option<&HotCache> {
         self.hot.as_ref()
     }
 
     /// Reads from the hot tier what is there, and the rest from the store, once for all who ask.
     pub(crate) async fn read_hot(
         &self,
-        hot: &HotFront,
+        hot: &HotCache,
         key: &ChunkKey,
         range: ByteRange,
         hint: &RequestHint,
@@ -34,50 +34,52 @@ impl Storage {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let object = match hot.object(scope, key.object_digest) {
             Some(object) => object,
-            None => self.know(hot, key, &self.head(key).await?),
+            None => self.register_object(hot, key, &self.head(key).await?),
         };
         let object_bytes = object.bytes();
         let range = range.resolve(object_bytes).ok_or(StorageError::Range { object_bytes })?;
         let context = hot.requests().context(&object, hint, hot.tier().now());
         self.read_ahead(hot, &object, context, range.end);
-        let mut bytes = hot.tier().read(&object, range.clone(), context, self.fetch(key, object_bytes));
+        let mut bytes =
+            hot.tier().read(&object, range.clone(), context, self.range_reader(key, object_bytes));
         // The first bytes before the answer begins: what is not there is said, rather than cut off.
-        let first = bytes.try_next().await.inspect_err(|error| self.heed(scope, error))?;
+        let first = bytes.try_next().await.inspect_err(|error| self.evict_if_corrupt(scope, error))?;
         let this = self.this.clone();
         let rest = bytes.inspect_err(move |error| {
             if let Some(storage) = this.upgrade() {
-                storage.heed(scope, error);
+                storage.evict_if_corrupt(scope, error);
             }
         });
         Ok(ObjectRead { range, object_bytes, bytes: stream::iter(first.map(Ok)).chain(rest).boxed() })
     }
 
-    /// Tells the hot tier how an object is cut, and what its tokens cost.
-    fn know(&self, hot: &HotFront, key: &ChunkKey, head: &Head) -> Arc<HotObject> {
+    /// Registers with the hot tier how an object is cut into frames, and what its tokens cost.
+    fn register_object(&self, hot: &HotCache, key: &ChunkKey, head: &Head) -> Arc<HotObject> {
         let ChunkHeader { first_position, token_count, .. } = head.header;
         let seconds = self.recompute_seconds(&key.tenant, &key.model_id, first_position, token_count);
-        hot.know(Scope::new(&key.tenant, &key.model_id), key, head, seconds)
+        hot.register_object(Scope::new(&key.tenant, &key.model_id), key, head, seconds)
     }
 
     /// A head from the hot tier or the store, verified.
     pub(crate) async fn head(&self, key: &ChunkKey) -> Result<Head, StorageError> {
         if let Some(hot) = &self.hot
-            && let Some(front) = hot.tier().first_frame(key).await
-            && let Ok(head) = Head::parse(&front)
+            && let Some(frame) = hot.tier().first_frame(key).await
+            && let Ok(head) = Head::parse(&frame)
         {
             return Ok(head);
         }
         self.read_head(key).await
     }
 
-    /// An object that is corrupt in the store is as good as gone.
-    fn heed(&self, scope: Scope, error: &StorageError) {
+    /// Forgets the object that an error says is corrupt in the store.
+    fn evict_if_corrupt(&self, scope: Scope, error: &StorageError) {
         if let StorageError::Corrupt { object_digest, .. } = error {
             self.forget(scope, *object_digest);
         }
     }
 
-    fn fetch(&self, key: &ChunkKey, object_bytes: u64) -> Fetch {
+    /// Reads ranges of an object from the store, for the hot tier.
+    fn range_reader(&self, key: &ChunkKey, object_bytes: u64) -> RangeReader {
         let (this, key) = (self.this.clone(), key.clone());
         Arc::new(move |range: Range<u64>| {
             let (this, key) = (this.clone(), key.clone());
@@ -91,7 +93,7 @@ impl Storage {
     }
 
     /// Brings the chunks behind one that is read, as much of each as is read of this one.
-    fn read_ahead(&self, hot: &HotFront, object: &Arc<HotObject>, context: HotContext, end: u64) {
+    fn read_ahead(&self, hot: &HotCache, object: &Arc<HotObject>, context: HotContext, end: u64) {
         let count = hot.tier().settings().read_ahead_chunks;
         if count == 0 {
             return;
@@ -103,7 +105,7 @@ impl Storage {
             let wanted =
                 row.and_then(|row| row.level_bytes.get(levels - 1).or(row.level_bytes.last()).copied());
             let Some(wanted) = wanted else { continue };
-            if matches!(hot.tier().medium_of_front(&key, wanted), Medium::Cpu) {
+            if matches!(hot.tier().medium_of_prefix(&key, wanted), Medium::Cpu) {
                 continue;
             }
             let Some(storage) = self.this.upgrade() else { return };
@@ -111,9 +113,9 @@ impl Storage {
             tokio::spawn(async move {
                 let Some(hot) = storage.hot() else { return };
                 let Ok(head) = storage.head(&key).await else { return };
-                let object = storage.know(hot, &key, &head);
-                let fetch = storage.fetch(&key, object.bytes());
-                hot.tier().read_ahead(&object, 0..wanted, context, fetch).await;
+                let object = storage.register_object(hot, &key, &head);
+                let source = storage.range_reader(&key, object.bytes());
+                hot.tier().read_ahead(&object, 0..wanted, context, source).await;
                 drop(permit);
             });
         }
@@ -134,10 +136,10 @@ impl Storage {
             let Some(hot) = storage.hot() else { return };
             let Ok(head) = storage.head(&key).await else { return };
             let base = storage.offered_bytes(&[head.level_bytes(kvasir_types::Level::BASE).unwrap_or(0)]);
-            let object = storage.know(hot, &key, &head);
+            let object = storage.register_object(hot, &key, &head);
             let context = hot.requests().context(&object, &RequestHint::default(), hot.tier().now());
-            let fetch = storage.fetch(&key, object.bytes());
-            hot.tier().read_ahead(&object, 0..base, context, fetch).await;
+            let source = storage.range_reader(&key, object.bytes());
+            hot.tier().read_ahead(&object, 0..base, context, source).await;
             drop(permit);
         });
     }
@@ -159,7 +161,7 @@ impl Storage {
         let Some(lease) = lease else { return Ok(()) };
         let head = spool.fill(0, Region::new(row.head_bytes as usize, Some(lease))).await?;
         let Ok(head) = Head::parse(&head) else { return Ok(()) };
-        let object = self.know(hot, key, &head);
+        let object = self.register_object(hot, key, &head);
         let context = hot.requests().context(&object, hint, hot.tier().now());
         for frame in (0..object.frames()).take_while(|frame| object.range(*frame).end <= base) {
             let Some(space) = hot.tier().space(&object, frame) else { break };
@@ -169,10 +171,10 @@ impl Storage {
         Ok(())
     }
 
-    /// Bytes of an object's front that are taken in when it is stored: its base, if a hot tier wants it.
+    /// Bytes of an object's prefix that are taken in when it is stored: its base, if a hot tier wants it.
     pub(crate) fn offered_bytes(&self, level_bytes: &[u64]) -> u64 {
         let base = level_bytes.first().copied().unwrap_or(0);
-        if self.hot.is_some() { base.min(limits::HOT_FLIGHT_BYTES) } else { 0 }
+        if self.hot.is_some() { base.min(limits::HOT_FETCH_BYTES) } else { 0 }
     }
 
     /// Tells the hot tier of a lookup and what it found. Gives the request's class.
@@ -186,13 +188,13 @@ impl Storage {
         found: &Arc<[ChunkKey]>,
     ) -> Option<ClassId> {
         let hot = self.hot.as_ref()?;
-        for step in &walk.steps {
-            let key = (scope, step.row.object_digest);
+        for chunk in &walk.chunks {
+            let key = (scope, chunk.row.object_digest);
             if !self.catalog.contains(&key) {
-                self.catalog.insert(key, Arc::new(step.row.clone()));
+                self.catalog.insert(key, Arc::new(chunk.row.clone()));
             }
         }
-        Some(hot.requests().looked_up(tenant, hint, blocks, found, hot.tier().now()))
+        Some(hot.requests().record_lookup(tenant, hint, blocks, found, hot.tier().now()))
     }
 
     /// Where the base of an object is.

@@ -41,7 +41,7 @@ const MAGIC: &[u8; 5] = b"KVSJ\x02";
 
 /// Something that other replicas should know.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Entry {
+pub enum JournalEntry {
     /// A chunk object is there.
     Stored {
         /// Whose.
@@ -82,7 +82,7 @@ pub enum Entry {
 pub(crate) struct Journal {
     pub(crate) replica: Name,
     next: AtomicU64,
-    waiting: Mutex<Vec<Entry>>,
+    waiting: Mutex<Vec<JournalEntry>>,
     dropped: AtomicU64,
     /// The last batch seen of each replica.
     seen: Mutex<HashMap<Name, u64>>,
@@ -109,7 +109,7 @@ impl Journal {
 
     /// Takes an entry for the next batch; drops it when too many wait.
     /// Gives the number of that batch.
-    pub(crate) fn push(&self, entry: Entry) -> u64 {
+    pub(crate) fn push(&self, entry: JournalEntry) -> u64 {
         let mut waiting = self.waiting.lock();
         if waiting.len() < limits::JOURNAL_WAITING_MAX {
             waiting.push(entry);
@@ -126,7 +126,7 @@ impl Journal {
     }
 
     /// What waits, and the number of its batch.
-    fn take(&self) -> Option<(u64, Vec<Entry>)> {
+    fn take(&self) -> Option<(u64, Vec<JournalEntry>)> {
         let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
             return None;
@@ -155,7 +155,7 @@ impl Storage {
         let path = self.store.layout.path(&Key::Journal { replica: self.journal.replica.clone(), n });
         match self.store.store.put_opts(&path, encode(&entries).into(), PutMode::Overwrite.into()).await {
             Ok(_) => {
-                self.passed(Transition::JournalAppended);
+                self.reached(Transition::JournalAppended);
                 Ok(entries.len())
             }
             Err(error) => {
@@ -193,7 +193,7 @@ impl Storage {
             while let Some((n, entries)) = batches.try_next().await? {
                 if let Some(entries) = entries {
                     applied += self.apply(&replica, n, entries, tells).await;
-                    self.passed(Transition::JournalApplied);
+                    self.reached(Transition::JournalApplied);
                 }
                 self.journal.seen.lock().insert(replica.clone(), n);
             }
@@ -254,7 +254,11 @@ impl Storage {
     }
 
     /// A batch, if it is there and sound, with its number.
-    async fn read_batch(&self, replica: &Name, n: u64) -> Result<(u64, Option<Vec<Entry>>), StorageError> {
+    async fn read_batch(
+        &self,
+        replica: &Name,
+        n: u64,
+    ) -> Result<(u64, Option<Vec<JournalEntry>>), StorageError> {
         let failed = StorageError::store("reading the journal");
         let path = self.store.layout.path(&Key::Journal { replica: replica.clone(), n });
         let bytes = match self.store.store.get(&path).await {
@@ -270,14 +274,14 @@ impl Storage {
         Ok((n, entries))
     }
 
-    async fn apply(&self, replica: &Name, n: u64, entries: Vec<Entry>, tells: bool) -> usize {
+    async fn apply(&self, replica: &Name, n: u64, entries: Vec<JournalEntry>, tells: bool) -> usize {
         let count = entries.len();
         for entry in entries {
             if tells {
                 self.announce(&entry, replica).await;
             }
             match entry {
-                Entry::Stored { tenant, model_id, entry, .. } => {
+                JournalEntry::Stored { tenant, model_id, entry, .. } => {
                     let row = &entry.row;
                     let scope = Scope::new(&tenant, &model_id);
                     let (digest, one) = (*row.object_digest.as_bytes(), Stored::one(row.object_bytes));
@@ -289,29 +293,31 @@ impl Storage {
                         self.entries.insert((scope, row.object_digest), Arc::clone(&entry));
                     }
                 }
-                Entry::Removed { tenant, model_id, object_digest, .. } => {
+                JournalEntry::Removed { tenant, model_id, object_digest, .. } => {
                     self.forget(Scope::new(&tenant, &model_id), object_digest);
                 }
-                Entry::Counted { tenant, stored, reach } => self.ledger.take_count(&tenant, stored, &reach),
+                JournalEntry::Counted { tenant, stored, reach } => {
+                    self.ledger.take_count(&tenant, stored, &reach)
+                }
             }
         }
         count
     }
 }
 
-fn encode(entries: &[Entry]) -> Vec<u8> {
+fn encode(entries: &[JournalEntry]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     for entry in entries {
         let (kind, tenant, model_id, fields) = match entry {
-            Entry::Stored { tenant, model_id, entry, block_hashes } => {
+            JournalEntry::Stored { tenant, model_id, entry, block_hashes } => {
                 let fields = [entry.parent_hash.to_vec(), entry.row.to_bytes(), block_hashes.concat()];
                 (1, tenant, model_id, fields)
             }
-            Entry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
+            JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
                 (2, tenant, model_id, [key, Vec::new(), reason.as_str().as_bytes().to_vec()])
             }
-            Entry::Counted { tenant, stored, reach } => {
+            JournalEntry::Counted { tenant, stored, reach } => {
                 let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
                 (3, tenant, &ModelId::from([0; 32]), [key, encode_reach(reach), Vec::new()])
             }
@@ -330,7 +336,7 @@ fn encode(entries: &[Entry]) -> Vec<u8> {
     out
 }
 
-fn decode(bytes: &Bytes) -> Option<Vec<Entry>> {
+fn decode(bytes: &Bytes) -> Option<Vec<JournalEntry>> {
     let (body, crc) = bytes.split_last_chunk::<4>()?;
     if crc32c::crc32c(body) != u32::from_le_bytes(*crc) {
         return None;
@@ -356,20 +362,24 @@ fn decode(bytes: &Bytes) -> Option<Vec<Entry>> {
                     row: Arc::new(IndexRow::from_bytes(value)?),
                 };
                 let (entry, block_hashes) = (Arc::new(entry), block_hashes.to_vec());
-                Entry::Stored { tenant, model_id, entry, block_hashes }
+                JournalEntry::Stored { tenant, model_id, entry, block_hashes }
             }
             2 => {
                 let (seq, object) = key.split_first_chunk::<32>()?;
                 let object: [u8; 32] = object.try_into().ok()?;
                 let reason = Removal::parse(str::from_utf8(extra).ok()?)?;
                 let (seq_hash, object_digest) = ((*seq).into(), object.into());
-                Entry::Removed { tenant, model_id, seq_hash, object_digest, reason }
+                JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
             }
             3 => {
                 let (objects, bytes) = key.split_first_chunk::<8>()?;
                 let (objects, bytes) =
                     (u64::from_le_bytes(*objects), u64::from_le_bytes(bytes.try_into().ok()?));
-                Entry::Counted { tenant, stored: Stored { objects, bytes }, reach: decode_reach(value)? }
+                JournalEntry::Counted {
+                    tenant,
+                    stored: Stored { objects, bytes },
+                    reach: decode_reach(value)?,
+                }
             }
             _ => return None,
         });
@@ -410,7 +420,7 @@ mod tests {
     use super::*;
     use crate::index::tests_support::any_entry as any_indexed;
 
-    fn any_entry() -> impl Strategy<Value = Entry> {
+    fn any_entry() -> impl Strategy<Value = JournalEntry> {
         let place = ("[a-z]{1,9}", any::<[u8; 32]>(), 0..3, any::<[u8; 32]>());
         let reach = prop::collection::vec(("[a-z0-9-]{1,36}", any::<u64>()), 0..4);
         (place, any_indexed(), reach).prop_map(|((tenant, model, kind, object), entry, reach)| {
@@ -418,7 +428,7 @@ mod tests {
             if kind == 0 {
                 let stored = Stored { objects: entry.row.object_bytes, bytes: entry.row.first_position };
                 let reach = reach.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
-                Entry::Counted { tenant, stored, reach }
+                JournalEntry::Counted { tenant, stored, reach }
             } else if kind == 1 {
                 let whole = |short: &[u8]| {
                     let mut hash = [1, 2, 3, 4, 5, 6, 7, 8];
@@ -426,11 +436,11 @@ mod tests {
                     hash
                 };
                 let block_hashes: Vec<[u8; 8]> = entry.blocks.iter().map(|b| whole(b)).collect();
-                Entry::Stored { tenant, model_id, entry: Arc::new(entry), block_hashes }
+                JournalEntry::Stored { tenant, model_id, entry: Arc::new(entry), block_hashes }
             } else {
                 let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
                 let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
-                Entry::Removed { tenant, model_id, seq_hash, object_digest, reason }
+                JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
             }
         })
     }

@@ -91,7 +91,7 @@ pub enum Key {
         salt: [u8; 32],
     },
     /// A later salt of a namespace.
-    Generation {
+    SaltRotation {
         /// Whose.
         tenant: Name,
         /// The namespace.
@@ -190,8 +190,8 @@ impl Layout {
             Key::SaltProposal { tenant, salt } => {
                 self.salts_prefix(tenant).join(RootHash::from(*salt).to_string())
             }
-            Key::Generation { tenant, namespace, id } => {
-                self.generations_prefix(tenant, namespace).join(id.to_string())
+            Key::SaltRotation { tenant, namespace, id } => {
+                self.salt_rotations_prefix(tenant, namespace).join(id.to_string())
             }
             Key::Journal { replica, n } => {
                 self.journal_prefix().join(replica.as_str()).join(format!("{n:020}"))
@@ -242,7 +242,7 @@ impl Layout {
                 tenant: tenant.parse().ok()?,
                 salt: *salt.parse::<RootHash>().ok()?.as_bytes(),
             },
-            ["t", tenant, "g", namespace, id] => Key::Generation {
+            ["t", tenant, "g", namespace, id] => Key::SaltRotation {
                 tenant: tenant.parse().ok()?,
                 namespace: namespace.parse().ok()?,
                 id: id.parse().ok()?,
@@ -327,7 +327,7 @@ impl Layout {
     }
 
     /// All later salts of a namespace.
-    pub fn generations_prefix(&self, tenant: &Name, namespace: &Name) -> Path {
+    pub fn salt_rotations_prefix(&self, tenant: &Name, namespace: &Name) -> Path {
         self.tenant(tenant).join("g").join(namespace.as_str())
     }
 
@@ -433,7 +433,7 @@ mod tests {
             }),
             any_name().prop_map(|tenant| Key::Salt { tenant }),
             (any_name(), id()).prop_map(|(tenant, salt)| Key::SaltProposal { tenant, salt }),
-            (any_name(), any_name(), any::<u128>()).prop_map(|(tenant, namespace, id)| Key::Generation {
+            (any_name(), any_name(), any::<u128>()).prop_map(|(tenant, namespace, id)| Key::SaltRotation {
                 tenant,
                 namespace,
                 id: Uuid::from_u128(id)

@@ -77,10 +77,10 @@ pub(crate) type Reach = Arc<[(Name, u64)]>;
 
 /// The accounts of all tenants.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger(Mutex<State>);
+pub(crate) struct Ledger(Mutex<LedgerState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct LedgerState {
     accounts: HashMap<Name, Account>,
     /// While the collector counts: what came meanwhile, and may or may not be in its listing.
     meanwhile: Option<Vec<(Name, [u8; 32], Stored)>>,
@@ -113,7 +113,7 @@ impl Account {
     }
 }
 
-/// Room that is kept for a write, until it is dropped.
+/// A reservation of storage for a write; ends when it is dropped.
 #[derive(Debug)]
 pub struct Reservation {
     ledger: Arc<Ledger>,
@@ -139,7 +139,7 @@ impl Ledger {
         }
     }
 
-    /// Keeps room for `wanted`, if `quota` has it.
+    /// Reserves `wanted`, if `quota` allows it.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         tenant: &Name,
@@ -238,7 +238,7 @@ mod tests {
     fn reservations_never_go_beyond_a_limit_together() {
         let (ledger, a) = (Arc::new(Ledger::default()), name("a"));
         let quota = StoredQuota { objects: Some(3), bytes: Some(100) };
-        let first = ledger.reserve(&a, quota, Stored::one(60)).expect("room");
+        let first = ledger.reserve(&a, quota, Stored::one(60)).expect("within the quota");
         let full = ledger.reserve(&a, quota, Stored::one(60)).expect_err("60 + 60");
         assert_eq!(full, Full { limit: "stored_bytes", max: 100, used: 60 });
         let second = ledger.reserve(&a, quota, Stored::one(40)).expect("just fits");

@@ -88,7 +88,7 @@ pub const INDEX_CACHE_BYTES: u64 = 192 << 20;
 /// Share of it for pages.
 pub const INDEX_PAGES_DIVISOR: u64 = 3;
 /// Places in the index remembered, so that rows of a context lie together: ~120 bytes each.
-pub const INDEX_LINES_MAX: usize = 65_536;
+pub const INDEX_POSITIONS_MAX: usize = 65_536;
 /// Journal entries that wait for the next batch: ~600 bytes each.
 pub const JOURNAL_WAITING_MAX: usize = 8_192;
 /// Largest batch that is read.
@@ -115,11 +115,11 @@ pub const FIRST_WRITER_SETTLE: Duration = Duration::from_millis(1_500);
 /// Reads of a salt before it is taken for damaged.
 pub const SALT_READS: usize = 3;
 /// Age of what is known of a namespace's salts, before somebody looks again: `journal.lag`.
-pub const GENERATIONS_FRESH: Duration = Duration::from_secs(5);
+pub const SALT_ROTATIONS_FRESH: Duration = Duration::from_secs(5);
 /// Age at which a caller waits for that look.
-pub const GENERATIONS_STALE_MAX: Duration = Duration::from_secs(60);
+pub const SALT_ROTATIONS_STALE_MAX: Duration = Duration::from_secs(60);
 /// Salts of one namespace that lookups look under: each costs a walk of the index.
-pub const GENERATIONS_LIVE_MAX: usize = 4;
+pub const SALT_ROTATIONS_LIVE_MAX: usize = 4;
 /// Bytes of a tenant's salt.
 pub const SALT_BYTES: usize = 32;
 /// Longest frame of the hot tier, unless a single piece is longer: the unit of its policy, its files and its waits. A
@@ -128,11 +128,11 @@ pub const HOT_FRAME_BYTES: u64 = 1 << 20;
 /// Longest frame that is kept: an object of larger pieces is passed through.
 pub const HOT_FRAME_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that one store request of the hot tier brings at most: bounds what a slow reader makes it hold.
-pub const HOT_FLIGHT_BYTES: u64 = 8 << 20;
+pub const HOT_FETCH_BYTES: u64 = 8 << 20;
 /// Share of the hot tier's memory for frames on their way, and for those that were evicted and are not sent yet.
-pub const HOT_FLYING_DIVISOR: u64 = 8;
+pub const HOT_IN_FLIGHT_DIVISOR: u64 = 8;
 /// Share of it that is left for others by who brings more than one frame at once.
-pub const HOT_FLYING_LEFT_DIVISOR: u64 = 16;
+pub const HOT_IN_FLIGHT_RESERVE_DIVISOR: u64 = 16;
 /// Least memory that frames move through, however little is kept: some frames, for a tier that has only a disk.
 pub const HOT_MEMORY_BYTES_MIN: u64 = 16 << 20;
 /// Bytes that are read at once for a reader whose frames the hot tier has no memory for, and from a local file: little enough to
@@ -143,7 +143,7 @@ pub const HOT_WRITING_DIVISOR: u64 = 16;
 /// Least bytes of frames that may wait for the disk, however little memory the tier has: some frames.
 pub const HOT_WRITING_BYTES_MIN: u64 = 8 << 20;
 /// Share of the hot tier's memory for frames that nobody has asked for yet.
-pub const HOT_AHEAD_DIVISOR: u64 = 16;
+pub const HOT_PREFETCH_DIVISOR: u64 = 16;
 /// Prefetches at once.
 pub const HOT_PREFETCHES_MAX: usize = 8;
 /// Chunks that are read ahead of one that is read.
@@ -203,13 +203,13 @@ pub const CONTEXT_VERSIONS_MAX: usize = 10_000;
 /// Objects whose cuts and checksums are remembered: 8 bytes a piece, some KiB each.
 pub const HOT_OBJECTS_MAX: usize = 1_024;
 /// Places in contexts that are remembered from lookups, and chunks that were asked for: ~100 bytes each.
-pub const HOT_NOTED_MAX: usize = 65_536;
+pub const HOT_LOOKUP_RECORDS_MAX: usize = 65_536;
 /// How long after its lookup a read or write still belongs to a request: longer than any load takes.
 pub const HOT_REQUEST_SECONDS_MAX: f64 = 300.0;
-/// Departures from the hot tier that are remembered for `explain`: ~100 bytes each.
-pub const HOT_DEPARTURES_KEPT: usize = 16_384;
-/// Departures that `explain` lists: those of 64 chunks from memory and from disk.
-pub const DEPARTURES_LISTED_MAX: usize = 128;
+/// Evictions from the hot tier that are remembered for `explain`: ~100 bytes each.
+pub const HOT_EVICTIONS_KEPT: usize = 16_384;
+/// Evictions that `explain` lists: those of 64 chunks from memory and from disk.
+pub const EVICTIONS_LISTED_MAX: usize = 128;
 /// Batches of the journal of which a tenant's account is kept apart until the next count: the oldest join the count.
 pub const LEDGER_BATCHES_MAX: usize = 4_096;
 /// Age of the last count, where no collector brings another, at which a replica counts by itself.
@@ -221,7 +221,7 @@ pub const LEDGER_REPLICAS_MAX: usize = 400;
 /// Keys of a keys file.
 pub const SEAL_KEYS_MAX: usize = 100_000;
 /// Fronts of sealed objects kept in memory, about 400 bytes each.
-pub const SEAL_FRONTS_MAX: usize = 1 << 16;
+pub const SEAL_PREFIXES_MAX: usize = 1 << 16;
 /// How long the probe of direct uploads may take.
 pub const DIRECT_PROBE_TIME: Duration = Duration::from_secs(10);
 /// Objects remembered as read directly once: the second time, a hot tier takes their base in.

@@ -15,7 +15,7 @@ use kvasir_types::{
 use crate::{
     Storage, StorageError,
     hot::RequestHint,
-    index::{Scope, Step, Walk},
+    index::{MatchedChunk, Scope, Walk},
     layout::ChunkKey,
     limits,
 };
@@ -31,25 +31,25 @@ pub enum Query {
     Chunks(Vec<SeqHash>),
 }
 
-/// What a query came to under one root.
-struct Looked<'a> {
+/// What a query matches under one root.
+struct RootMatch<'a> {
     blocks: Cow<'a, [SeqHash]>,
     walk: Walk,
     is_whole: bool,
 }
 
-/// Where a lookup takes place.
+/// The tenant and model that a lookup is confined to.
 #[derive(Debug, Clone, Copy)]
-struct Place<'a> {
+struct LookupScope<'a> {
     tenant: &'a Name,
     model_id: &'a ModelId,
     scope: Scope,
 }
 
-impl Place<'_> {
-    fn key(&self, step: &Step) -> ChunkKey {
+impl LookupScope<'_> {
+    fn key(&self, chunk: &MatchedChunk) -> ChunkKey {
         let (tenant, model_id) = (self.tenant.clone(), *self.model_id);
-        ChunkKey { tenant, model_id, seq_hash: step.row.seq_hash, object_digest: step.row.object_digest }
+        ChunkKey { tenant, model_id, seq_hash: chunk.row.seq_hash, object_digest: chunk.row.object_digest }
     }
 }
 
@@ -85,71 +85,71 @@ impl Storage {
     ) -> Result<LookupResponse, StorageError> {
         let (newest, earlier) = self.roots(tenant, namespace, model_id).await?;
         let reuse = self.model(tenant, model_id).await?.reuse;
-        let place = Place { tenant, model_id, scope: Scope::new(tenant, model_id) };
-        let mut best = self.look(place, newest, &query, fresh).await?;
+        let lookup = LookupScope { tenant, model_id, scope: Scope::new(tenant, model_id) };
+        let mut best = self.look(lookup, newest, &query, fresh).await?;
         // Until they expire, earlier salts of the namespace are as good where the newest one does not lead as far.
         for root in earlier {
             if best.is_whole {
                 break;
             }
-            let other = self.look(place, root, &query, fresh).await?;
+            let other = self.look(lookup, root, &query, fresh).await?;
             if other.is_whole || other.walk.matched_blocks() > best.walk.matched_blocks() {
                 best = other;
             }
         }
-        let Looked { blocks, walk, is_whole } = best;
+        let RootMatch { blocks, walk, is_whole } = best;
         // A cache thinned by looking ahead is of use only as a whole.
         let usable = reuse == Reuse::Prefix || is_whole;
         if !usable {
             return Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() });
         }
-        let found: Arc<[ChunkKey]> = walk.steps.iter().map(|step| place.key(step)).collect();
+        let found: Arc<[ChunkKey]> = walk.chunks.iter().map(|chunk| lookup.key(chunk)).collect();
         let mut answer = response(&walk);
-        let class = self.note_lookup(tenant, place.scope, hint, &blocks, &walk, &found);
+        let class = self.note_lookup(tenant, lookup.scope, hint, &blocks, &walk, &found);
         for (chunk, key) in answer.chunks.iter_mut().zip(found.iter()) {
-            self.used(place.scope, key.object_digest, class);
-            chunk.medium = self.medium(place.scope, key, &chunk.level_bytes);
+            self.used(lookup.scope, key.object_digest, class);
+            chunk.medium = self.medium(lookup.scope, key, &chunk.level_bytes);
         }
         Ok(answer)
     }
 
     async fn look<'a>(
         &self,
-        place: Place<'_>,
+        lookup: LookupScope<'_>,
         root: RootHash,
         query: &'a Query,
         fresh: bool,
-    ) -> Result<Looked<'a>, StorageError> {
+    ) -> Result<RootMatch<'a>, StorageError> {
         let blocks = match query {
             Query::Chunks(chunks) => {
-                let walk = self.walk_chunks(place, root.as_bytes(), chunks, fresh).await?;
-                let is_whole = walk.steps.len() == chunks.len();
-                return Ok(Looked { blocks: chunks.into(), walk, is_whole });
+                let walk = self.walk_chunks(lookup, root.as_bytes(), chunks, fresh).await?;
+                let is_whole = walk.chunks.len() == chunks.len();
+                return Ok(RootMatch { blocks: chunks.into(), walk, is_whole });
             }
             Query::Blocks(blocks) => Cow::from(blocks),
             Query::Tokens(tokens) => Cow::from(TokenChain::new(root, tokens).blocks().to_vec()),
         };
-        let walk = self.walk(place, root.as_bytes(), &blocks, fresh).await?;
+        let walk = self.walk(lookup, root.as_bytes(), &blocks, fresh).await?;
         let is_whole = walk.whole_blocks == blocks.len();
-        Ok(Looked { blocks, walk, is_whole })
+        Ok(RootMatch { blocks, walk, is_whole })
     }
 
     async fn walk(
         &self,
-        place: Place<'_>,
+        lookup: LookupScope<'_>,
         root: &[u8; 32],
         blocks: &[SeqHash],
         fresh: bool,
     ) -> Result<Walk, StorageError> {
-        let usable = |row: &crate::index::IndexRow| !self.dead.contains(&(place.scope, row.object_digest));
+        let usable = |row: &crate::index::IndexRow| !self.dead.contains(&(lookup.scope, row.object_digest));
         let mut asked = HashSet::new();
         let mut round = 0;
         loop {
-            let walk = self.index.walk(place.scope, root, blocks, &usable);
+            let walk = self.index.walk(lookup.scope, root, blocks, &usable);
             if walk.whole_blocks >= blocks.len() {
                 return Ok(walk);
             }
-            let found = self.probe_round(place, blocks, walk.whole_blocks, round, fresh, &mut asked).await;
+            let found = self.probe_round(lookup, blocks, walk.whole_blocks, round, fresh, &mut asked).await;
             match found {
                 Ok(0) => return Ok(walk),
                 Ok(_) => round += 1,
@@ -165,22 +165,22 @@ impl Storage {
 
     async fn walk_chunks(
         &self,
-        place: Place<'_>,
+        lookup: LookupScope<'_>,
         root: &[u8; 32],
         chunks: &[SeqHash],
         fresh: bool,
     ) -> Result<Walk, StorageError> {
-        let usable = |row: &crate::index::IndexRow| !self.dead.contains(&(place.scope, row.object_digest));
+        let usable = |row: &crate::index::IndexRow| !self.dead.contains(&(lookup.scope, row.object_digest));
         let mut asked = HashSet::new();
         for round in 0.. {
-            let rows = self.index.walk_chunks(place.scope, root, chunks, &usable);
+            let rows = self.index.walk_chunks(lookup.scope, root, chunks, &usable);
             let known = rows.len();
             if known == chunks.len() {
                 return Ok(Walk::of_rows(rows));
             }
             let count = limits::PROBE_ROUNDS[round.min(limits::PROBE_ROUNDS.len() - 1)];
             let ends = ends(known, chunks.len(), 1, count);
-            match self.probe(place, chunks, &ends, fresh, &mut asked).await {
+            match self.probe(lookup, chunks, &ends, fresh, &mut asked).await {
                 Ok(0) => return Ok(Walk::of_rows(rows)),
                 Ok(_) => {}
                 Err(error) if known > 0 => {
@@ -196,7 +196,7 @@ impl Storage {
     /// Asks the store for chunks behind block `from`. Gives how many were found.
     async fn probe_round(
         &self,
-        place: Place<'_>,
+        lookup: LookupScope<'_>,
         blocks: &[SeqHash],
         from: usize,
         round: usize,
@@ -206,18 +206,18 @@ impl Storage {
         let chunks = limits::PROBE_ROUNDS[round.min(limits::PROBE_ROUNDS.len() - 1)];
         let stride = (self.settings.probe_chunk_tokens / BLOCK_TOKENS).max(1);
         let likely = ends(from, blocks.len(), stride, chunks);
-        let found = self.probe(place, blocks, &likely, fresh, asked).await?;
+        let found = self.probe(lookup, blocks, &likely, fresh, asked).await?;
         if found > 0 || !self.settings.probe_all_lengths {
             return Ok(found);
         }
         let step = CHUNK_TOKENS_STEP / BLOCK_TOKENS;
         let other = ends(from, blocks.len(), step, stride / step);
-        self.probe(place, blocks, &other, fresh, asked).await
+        self.probe(lookup, blocks, &other, fresh, asked).await
     }
 
     async fn probe(
         &self,
-        place: Place<'_>,
+        lookup: LookupScope<'_>,
         blocks: &[SeqHash],
         ends: &[usize],
         fresh: bool,
@@ -225,12 +225,12 @@ impl Storage {
     ) -> Result<usize, StorageError> {
         let wanted = ends.iter().filter_map(|&end| {
             let seq_hash = *blocks.get(end.checked_sub(1)?)?;
-            let skip = !asked.insert(end) || (!fresh && self.missing.contains(&(place.scope, seq_hash)));
+            let skip = !asked.insert(end) || (!fresh && self.missing.contains(&(lookup.scope, seq_hash)));
             (!skip).then_some(seq_hash)
         });
         let wanted: Vec<SeqHash> = wanted.collect();
         let mut answers = stream::iter(wanted)
-            .map(|seq_hash| self.fill(place, seq_hash))
+            .map(|seq_hash| self.fill(lookup, seq_hash))
             .buffer_unordered(self.settings.lookup_parallel.max(1));
         let mut found = 0;
         while let Some(answer) = answers.next().await {
@@ -240,14 +240,14 @@ impl Storage {
     }
 
     /// Brings all objects of a chunk from the store into the index.
-    async fn fill(&self, place: Place<'_>, seq_hash: SeqHash) -> Result<usize, StorageError> {
-        let keys = self.objects(place.tenant, place.model_id, &seq_hash).await?;
+    async fn fill(&self, lookup: LookupScope<'_>, seq_hash: SeqHash) -> Result<usize, StorageError> {
+        let keys = self.objects(lookup.tenant, lookup.model_id, &seq_hash).await?;
         let mut found = 0;
         for key in &keys {
-            if self.is_buried(key).await? {
+            if self.has_tombstone(key).await? {
                 continue;
             }
-            match self.fill_one(place, key).await {
+            match self.fill_one(lookup, key).await {
                 Ok(()) => found += 1,
                 Err(StorageError::UnknownChunk { .. }) => {}
                 Err(error @ StorageError::Corrupt { .. }) => {
@@ -257,19 +257,19 @@ impl Storage {
             }
         }
         if found == 0 && !self.settings.negative_ttl.is_zero() {
-            self.missing.insert((place.scope, seq_hash), ());
+            self.missing.insert((lookup.scope, seq_hash), ());
         }
         Ok(found)
     }
 
-    async fn fill_one(&self, place: Place<'_>, key: &ChunkKey) -> Result<(), StorageError> {
-        let entry = match self.entries.get(&(place.scope, key.object_digest)) {
+    async fn fill_one(&self, lookup: LookupScope<'_>, key: &ChunkKey) -> Result<(), StorageError> {
+        let entry = match self.entries.get(&(lookup.scope, key.object_digest)) {
             Some(entry) => entry,
             None => Arc::new(crate::chunks::entry_of(&self.read_head(key).await?, key.object_digest)),
         };
         // The store lists it: whatever was believed of it is out of date.
-        self.dead.remove(&(place.scope, key.object_digest));
-        self.remember(place.scope, &entry);
+        self.dead.remove(&(lookup.scope, key.object_digest));
+        self.remember(lookup.scope, &entry);
         Ok(())
     }
 }
@@ -289,8 +289,8 @@ fn ends(from: usize, blocks: usize, stride: usize, chunks: usize) -> Vec<usize> 
 
 fn response(walk: &Walk) -> LookupResponse {
     let mut first_token = 0;
-    let chunks = walk.steps.iter().map(|step| {
-        let found = chunk_match(step, first_token);
+    let chunks = walk.chunks.iter().map(|chunk| {
+        let found = chunk_match(chunk, first_token);
         first_token += u64::from(found.matched_tokens);
         found
     });
@@ -298,15 +298,15 @@ fn response(walk: &Walk) -> LookupResponse {
     LookupResponse { matched_tokens: first_token, chunks }
 }
 
-fn chunk_match(step: &Step, first_token: u64) -> ChunkMatch {
-    let row = &step.row;
+fn chunk_match(chunk: &MatchedChunk, first_token: u64) -> ChunkMatch {
+    let row = &chunk.row;
     ChunkMatch {
         seq_hash: row.seq_hash,
         object_digest: row.object_digest,
         profile_hash: row.profile_hash,
         first_token,
         tokens: row.token_count,
-        matched_tokens: step.matched_tokens(),
+        matched_tokens: chunk.matched_tokens(),
         bytes: row.object_bytes,
         head_bytes: u64::from(row.head_bytes),
         level_bytes: row.level_bytes.clone(),

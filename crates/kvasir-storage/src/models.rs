@@ -32,7 +32,7 @@ impl Storage {
             Err(StorageError::UnknownModel { .. }) => {
                 match self.store.store.put_opts(&path, json.into(), PutMode::Create.into()).await {
                     Ok(_) => {
-                        self.passed(Transition::SpecWritten);
+                        self.reached(Transition::SpecWritten);
                         true
                     }
                     // Two spellings of one spec have one id: whichever is there says the same.
@@ -111,7 +111,7 @@ impl Storage {
         let (this, bytes) = (Arc::clone(self), spool.bytes());
         let sending = tokio::spawn(async move { spool.send(&this.store.store, &path, false).await });
         let created = sending.await??;
-        self.passed(Transition::ProfileWritten);
+        self.reached(Transition::ProfileWritten);
         if created {
             self.note_stored(tenant, *profile_hash.as_bytes(), bytes);
         }

@@ -1,147 +1,95 @@
-//! Roots of token chains. The salt behind them is the tenant's, lives in the store, and never leaves the service: who
-//! does not get a root from us cannot guess the name of any chunk.
+//! Which namespaces a tenant has, and which one a chunk belongs to.
+//!
+//! A chunk does not name its namespace: the root of its chain is derived from it. Asked-for namespaces are written
+//! down, one empty object each, so that every replica can derive their roots again; from there the chain tells. Only
+//! events and `explain` need this, never a lookup.
 
-use futures::TryStreamExt;
-use kvasir_types::{ModelId, Name, RootHash};
-use object_store::{ObjectStoreExt, PutMode, PutPayload};
+use futures::{StreamExt, TryStreamExt};
+use kvasir_types::{ModelId, Name, RootHash, SeqHash};
+use object_store::{ObjectStoreExt, PutPayload};
 
-use crate::{Storage, StorageError, index::Scope, layout::Key, limits, store::once, transitions::Transition};
-
-pub(crate) type Salt = [u8; limits::SALT_BYTES];
+use crate::{Storage, StorageError, index::Scope, layout::Key, limits};
 
 impl Storage {
-    /// The root of a namespace under a registered model; the namespace comes into being by being asked for.
+    /// The root of a namespace, which is written down as one that was asked for.
     ///
     /// # Errors
-    /// [`StorageError::UnknownModel`], [`Store`](StorageError::Store), [`Damaged`](StorageError::Damaged).
-    pub async fn root(
+    /// As [`root`](Self::root).
+    pub async fn open_namespace(
         &self,
         tenant: &Name,
         namespace: &Name,
         model_id: &ModelId,
     ) -> Result<RootHash, StorageError> {
-        Ok(self.roots(tenant, namespace, model_id).await?.0)
+        let root = self.root(tenant, namespace, model_id).await?;
+        let known = (tenant.clone(), namespace.clone());
+        if self.registered.contains(&known) {
+            return Ok(root);
+        }
+        let key = Key::Namespace { tenant: tenant.clone(), namespace: namespace.clone() };
+        // Empty and always the same: it does not matter who writes it last.
+        let written = self.store.store.put(&self.store.layout.path(&key), PutPayload::new()).await;
+        written.map_err(StorageError::store("writing a namespace down"))?;
+        self.registered.insert(known, ());
+        Ok(root)
     }
 
-    /// The root where new chains of a namespace start, and those of earlier salts under which lookups still find
-    /// chunks, the newest first.
-    pub(crate) async fn roots(
-        &self,
-        tenant: &Name,
-        namespace: &Name,
-        model_id: &ModelId,
-    ) -> Result<(RootHash, Vec<RootHash>), StorageError> {
-        self.model(tenant, model_id).await?;
-        let generations = self.generations(tenant, namespace).await?;
-        let mut salts = generations.live();
-        if generations.has_first() {
-            salts.push(self.salt(tenant).await?);
-        }
-        let scope = Scope::new(tenant, model_id);
-        let mut roots = salts.iter().map(|salt| {
-            let root = RootHash::derive(tenant.as_str(), namespace.as_str(), salt, model_id);
-            // Chunks do not name their namespace: this is how events tell.
-            self.namespaces.insert((scope, *root.as_bytes()), namespace.clone());
-            root
-        });
-        let newest = roots.next().expect("without later salts the first one is live");
-        Ok((newest, roots.collect()))
-    }
-
-    pub(crate) async fn salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
-        if let Some(salt) = self.salts.get(tenant) {
-            return Ok(salt);
-        }
-        let salt = match self.read_salt(tenant).await? {
-            Some(salt) => salt,
-            None => self.first_salt(tenant).await?,
-        };
-        self.salts.insert(tenant.clone(), salt);
-        Ok(salt)
-    }
-
-    /// Writes a salt, unless another replica was first, and gives the one that is there then.
-    async fn first_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
-        if !self.abilities.conditional_create {
-            return self.agreed_salt(tenant).await;
-        }
-        let path = self.store.layout.path(&Key::Salt { tenant: tenant.clone() });
-        let salt: Salt = rand::random();
-        let payload = PutPayload::from(salt_record(tenant, &salt));
-        match self.store.store.put_opts(&path, payload, PutMode::Create.into()).await {
-            Ok(_) => self.passed(Transition::SaltWritten),
-            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
-            Err(error) => return Err(StorageError::store("storing a salt")(error)),
-        }
-        self.written_salt(tenant).await
-    }
-
-    /// Agrees with other first writers where a create is no decision. Each proposes a salt under a name of its own,
-    /// written once; everyone waits until proposals of the same moment are there, and takes the one that the store
-    /// dates first. A proposal that comes late, however late, is dated late, so all take the same.
-    async fn agreed_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
-        if self.first_proposal(tenant).await?.is_none() {
-            let salt: Salt = rand::random();
-            let path = self.store.layout.path(&Key::SaltProposal { tenant: tenant.clone(), salt });
-            let proposal = self.store.store.put_opts(&path, PutPayload::from_static(b"proposed"), once());
-            // Not made again where its outcome is unknown: that would date it anew.
-            proposal.await.map_err(StorageError::store("proposing a salt"))?;
-            self.passed(Transition::SaltProposed);
-        }
-        tokio::time::sleep(limits::FIRST_WRITER_SETTLE).await;
-        if let Some(salt) = self.read_salt(tenant).await? {
-            return Ok(salt);
-        }
-        let gone =
-            StorageError::Damaged { what: "a tenant's salt", reason: "its proposals vanished".to_owned() };
-        let salt = self.first_proposal(tenant).await?.ok_or(gone)?;
-        let path = self.store.layout.path(&Key::Salt { tenant: tenant.clone() });
-        let written = self.store.store.put(&path, PutPayload::from(salt_record(tenant, &salt))).await;
-        written.map_err(StorageError::store("storing a salt"))?;
-        self.passed(Transition::SaltWritten);
-        self.written_salt(tenant).await
-    }
-
-    /// The proposal that the store dates first; of those of one instant, the first by name.
-    async fn first_proposal(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
-        let listed = self.store.store.list(Some(&self.store.layout.salts_prefix(tenant)));
-        let listed: Vec<_> = listed.try_collect().await.map_err(StorageError::store("listing salts"))?;
-        let salts = listed.iter().filter_map(|meta| match self.store.layout.parse(&meta.location) {
-            Some(Key::SaltProposal { salt, .. }) => Some((meta.last_modified, salt)),
+    /// The namespaces that a tenant asked for, in order; the first [`limits::NAMESPACES_LISTED_MAX`].
+    ///
+    /// # Errors
+    /// [`StorageError::Store`].
+    pub async fn list_namespaces(&self, tenant: &Name) -> Result<Vec<Name>, StorageError> {
+        let prefix = self.store.layout.namespaces_prefix(tenant);
+        let listed = self.store.store.list(Some(&prefix)).take(limits::NAMESPACES_LISTED_MAX);
+        let listed: Vec<_> = listed.try_collect().await.map_err(StorageError::store("listing namespaces"))?;
+        let names = listed.iter().filter_map(|meta| match self.store.layout.parse(&meta.location) {
+            Some(Key::Namespace { namespace, .. }) => Some(namespace),
             _ => None,
         });
-        Ok(salts.min().map(|(_, salt)| salt))
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        Ok(names)
     }
 
-    async fn written_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
-        let gone = StorageError::Damaged { what: "a tenant's salt", reason: "it vanished".to_owned() };
-        self.read_salt(tenant).await?.ok_or(gone)
-    }
-
-    async fn read_salt(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
-        let path = self.store.layout.path(&Key::Salt { tenant: tenant.clone() });
-        let failed = StorageError::store("reading a salt");
-        let mut reason = String::new();
-        // Once wrong may be the way here, twice is the store.
-        for _ in 0..limits::SALT_READS {
-            let bytes = match self.store.store.get(&path).await {
-                Ok(found) => found.bytes().await.map_err(&failed)?,
-                Err(object_store::Error::NotFound { .. }) => return Ok(None),
-                Err(error) => return Err(failed(error)),
-            };
-            match bytes.first_chunk().filter(|salt| salt_record(tenant, salt) == bytes) {
-                Some(salt) => return Ok(Some(*salt)),
-                None => reason = format!("its {} bytes do not match their checksum", bytes.len()),
+    /// The namespace of a chunk, by the hash before it. None where it cannot be told.
+    pub(crate) async fn namespace_of(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        parent: [u8; 32],
+    ) -> Option<Name> {
+        let scope = Scope::new(tenant, model_id);
+        let mut met = vec![*seq_hash.as_bytes()];
+        let mut next = parent;
+        let mut roots_derived = false;
+        for _ in 0..limits::ANCESTORS_MAX {
+            if let Some(namespace) = self.namespaces.get(&(scope, next)) {
+                for hash in met {
+                    self.namespaces.insert((scope, hash), namespace.clone());
+                }
+                return Some(namespace);
+            }
+            // A root that this replica was not asked for, or a chunk before this one.
+            match self.preferred(tenant, model_id, &next.into()).await {
+                Ok(key) => {
+                    met.push(next);
+                    next = self.entry(&key).await.ok()?.parent_hash;
+                }
+                Err(_) if !roots_derived => {
+                    roots_derived = true;
+                    self.derive_roots(tenant, model_id).await.ok()?;
+                }
+                Err(_) => return None,
             }
         }
-        Err(StorageError::Damaged { what: "a tenant's salt", reason })
+        None
     }
-}
 
-/// What lies under [`Key::Salt`]: the salt, and a hash of it and of whose it is. A wrong salt would hide all that a tenant
-/// has, so another's or a flipped one must not pass.
-pub fn salt_record(tenant: &Name, salt: &[u8; limits::SALT_BYTES]) -> Vec<u8> {
-    let mut hash = blake3::Hasher::new_derive_key("kvasir/1 salt record");
-    hash.update(tenant.as_str().as_bytes()).update(salt);
-    [&salt[..], hash.finalize().as_bytes()].concat()
+    async fn derive_roots(&self, tenant: &Name, model_id: &ModelId) -> Result<(), StorageError> {
+        for namespace in self.list_namespaces(tenant).await? {
+            self.root(tenant, &namespace, model_id).await?;
+        }
+        Ok(())
+    }
 }

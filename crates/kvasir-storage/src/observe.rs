@@ -51,7 +51,7 @@ impl StoreOp {
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum StoreOutcome {
+pub enum RequestOutcome {
     /// Done.
     Ok,
     /// Not there, there already, not modified: answers, not faults.
@@ -60,7 +60,7 @@ pub enum StoreOutcome {
     Error,
 }
 
-impl StoreOutcome {
+impl RequestOutcome {
     /// As a metric label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -139,7 +139,7 @@ impl StoreEvent {
 /// Takes reports. Called on the request's path: must be cheap.
 pub trait StoreObserver: fmt::Debug + Send + Sync + 'static {
     /// A request ended; `bytes` is what was asked to be moved, `elapsed` the time to the response's head.
-    fn request(&self, op: StoreOp, outcome: StoreOutcome, bytes: u64, elapsed: Duration);
+    fn request(&self, op: StoreOp, outcome: RequestOutcome, bytes: u64, elapsed: Duration);
 
     /// The resilient layer did something.
     fn event(&self, _event: StoreEvent) {}
@@ -150,7 +150,7 @@ pub trait StoreObserver: fmt::Debug + Send + Sync + 'static {
 pub struct NoObserver;
 
 impl StoreObserver for NoObserver {
-    fn request(&self, _: StoreOp, _: StoreOutcome, _: u64, _: Duration) {}
+    fn request(&self, _: StoreOp, _: RequestOutcome, _: u64, _: Duration) {}
 }
 
 /// The decorator.
@@ -185,7 +185,7 @@ pub(crate) async fn observed<R>(
     let start = Instant::now();
     let result = request.await;
     let moved = result.as_ref().map_or(0, bytes);
-    observer.request(op, StoreOutcome::of(&result), moved, start.elapsed());
+    observer.request(op, RequestOutcome::of(&result), moved, start.elapsed());
     result
 }
 
@@ -256,7 +256,7 @@ impl<T> ObservedStore<T> {
         stream: BoxStream<'static, Result<R>>,
     ) -> BoxStream<'static, Result<R>> {
         let (observer, start) = (Arc::clone(&self.observer), Instant::now());
-        stream.inspect(move |r| observer.request(op, StoreOutcome::of(r), 0, start.elapsed())).boxed()
+        stream.inspect(move |r| observer.request(op, RequestOutcome::of(r), 0, start.elapsed())).boxed()
     }
 
     /// One report for the whole listing, when it ends, fails or is dropped.
@@ -264,9 +264,9 @@ impl<T> ObservedStore<T> {
         &self,
         stream: BoxStream<'static, Result<R>>,
     ) -> BoxStream<'static, Result<R>> {
-        struct Report(Arc<dyn StoreObserver>, Instant, StoreOutcome);
+        struct Report(Arc<dyn StoreObserver>, Instant, RequestOutcome);
         impl Report {
-            fn saw(&mut self, outcome: StoreOutcome) {
+            fn record(&mut self, outcome: RequestOutcome) {
                 self.2 = outcome;
             }
         }
@@ -275,8 +275,8 @@ impl<T> ObservedStore<T> {
                 self.0.request(StoreOp::List, self.2, 0, self.1.elapsed());
             }
         }
-        let mut report = Report(Arc::clone(&self.observer), Instant::now(), StoreOutcome::Ok);
-        stream.inspect(move |item| report.saw(StoreOutcome::of(item))).boxed()
+        let mut report = Report(Arc::clone(&self.observer), Instant::now(), RequestOutcome::Ok);
+        stream.inspect(move |item| report.record(RequestOutcome::of(item))).boxed()
     }
 }
 

@@ -14,9 +14,6 @@ use object_store::{
     signer::{SignedUrlOptions, Signer},
 };
 use url::Url;
-use uuid::Uuid;
-
-use crate::{layout::Key, limits, store::OpenStore};
 
 const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-sha256");
 /// SHA-256 of no bytes at all: wrong for every probe that has one.
@@ -119,20 +116,6 @@ async fn sign_put(
     let options = SignedUrlOptions::new().with_signed_header(CHECKSUM, checksum);
     let url = signer.signed_url_opts(Method::PUT, path, life, &options).await?;
     Ok((url, [(CHECKSUM.to_string(), digest)].into()))
-}
-
-impl OpenStore {
-    /// Finds out whether the store compares direct uploads with their checksum, where it takes any.
-    ///
-    /// # Errors
-    /// When the store cannot be reached by the URLs we sign.
-    pub async fn probe_direct(&self) -> object_store::Result<()> {
-        let Some(presigner) = &self.presigner else { return Ok(()) };
-        let path = self.layout.path(&Key::Probe(Uuid::new_v4()));
-        let probing = presigner.probe(&*self.store, &path);
-        let late = |_| object_store::Error::Generic { store: "presigned URL", source: "no answer".into() };
-        tokio::time::timeout(limits::DIRECT_PROBE_TIME, probing).await.map_err(late)?.map(|_| ())
-    }
 }
 
 /// Base64 with padding, as the checksum headers want it.

@@ -36,7 +36,7 @@ impl Storage {
             });
         let mut heads = std::pin::pin!(
             keys.map_ok(|key| async move {
-                let head = match self.is_buried(&key).await {
+                let head = match self.has_tombstone(&key).await {
                     Ok(true) => None,
                     Ok(false) => Some(self.read_head(&key).await),
                     Err(error) => Some(Err(error)),

@@ -1,4 +1,4 @@
-//! Why an object went.
+//! Why an object was removed.
 
 /// Why an object has a tombstone; its text is the tombstone's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -7,7 +7,7 @@ pub enum Removal {
     Removed,
     /// Its time to live ended.
     Expired,
-    /// The collector made room.
+    /// The collector evicted it to stay within the capacity.
     Evicted,
     /// The chunk has an object that readers prefer.
     Duplicate,

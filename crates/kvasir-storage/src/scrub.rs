@@ -54,7 +54,7 @@ impl Storage {
                             "an object is corrupt in the store and is quarantined"
                         );
                         if !dry_run {
-                            self.bury(&key, Removal::Corrupt).await?;
+                            self.write_tombstone(&key, Removal::Corrupt).await?;
                         }
                         report.quarantined += 1;
                     }

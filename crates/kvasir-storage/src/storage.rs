@@ -14,16 +14,16 @@ use crate::{
     cache::BoundedMap,
     events::EventLog,
     eviction::ClassId,
-    generations::Generations,
-    hot::{HotFront, HotTier},
+    hot::{HotCache, HotTier},
     index::{Index, IndexEntry, IndexRow, Scope},
     journal::Journal,
     ledger::Ledger,
     limits,
     memory::MemoryBudget,
+    salt_rotation::SaltRotations,
     spool::SpoolPool,
     store::{OpenStore, StoreAbilities},
-    transitions::{NoWitness, Transition, Witness},
+    transitions::{CrashPointObserver, NoCrashPointObserver, Transition},
 };
 
 /// What an operator may set.
@@ -48,9 +48,9 @@ pub struct Settings {
     /// Whether to remember when objects were used: a collector with a capacity wants to know.
     pub track_uses: bool,
     /// Age at which the salts of a namespace are looked at again.
-    pub generations_fresh: Duration,
+    pub salt_rotations_fresh: Duration,
     /// Sees every named state transition; tests cut there.
-    pub witness: Arc<dyn Witness>,
+    pub crash_points: Arc<dyn CrashPointObserver>,
     /// The direct path.
     pub direct: DirectSettings,
 }
@@ -85,8 +85,8 @@ impl Settings {
             probe_all_lengths: true,
             lookup_parallel: limits::LOOKUP_PARALLEL,
             track_uses: false,
-            generations_fresh: limits::GENERATIONS_FRESH,
-            witness: Arc::new(NoWitness),
+            salt_rotations_fresh: limits::SALT_ROTATIONS_FRESH,
+            crash_points: Arc::new(NoCrashPointObserver),
             direct: DirectSettings::default(),
         }
     }
@@ -121,8 +121,8 @@ pub struct Storage {
     pub(crate) profiles: BoundedMap<(Scope, kvasir_types::ProfileHash), ()>,
     pub(crate) salts: BoundedMap<Name, [u8; limits::SALT_BYTES]>,
     /// Later salts of namespaces, and when they were looked at.
-    pub(crate) generations: BoundedMap<(Name, Name), (tokio::time::Instant, Generations)>,
-    /// Expired salts whose chunks this replica has doomed.
+    pub(crate) salt_rotations: BoundedMap<(Name, Name), (tokio::time::Instant, SaltRotations)>,
+    /// Expired salts whose chunks this replica has marked deleted.
     pub(crate) swept: BoundedMap<(Name, Name, [u8; limits::SALT_BYTES]), ()>,
     /// Chunks that were sent and not taken, and why.
     pub(crate) refused: BoundedMap<(Scope, SeqHash), Arc<str>>,
@@ -140,7 +140,7 @@ pub struct Storage {
     pub(crate) journal: Journal,
     /// What each tenant has in the store.
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) hot: Option<HotFront>,
+    pub(crate) hot: Option<HotCache>,
     /// Itself, for what goes on beside the requests that began it.
     pub(crate) this: Weak<Self>,
 }
@@ -161,7 +161,7 @@ impl Storage {
     ) -> Arc<Self> {
         let journal = Journal::new();
         Arc::new_cyclic(|this| Self {
-            hot: hot.map(HotFront::new),
+            hot: hot.map(HotCache::new),
             this: Weak::clone(this),
             store,
             abilities,
@@ -175,7 +175,7 @@ impl Storage {
             models: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             profiles: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             salts: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
-            generations: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            salt_rotations: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             swept: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             refused: BoundedMap::new(limits::REFUSALS_MAX, Some(limits::REFUSALS_KEPT)),
             namespaces: BoundedMap::new(limits::LINEAGE_MAX, None),
@@ -215,9 +215,9 @@ impl Storage {
         &self.index
     }
 
-    /// Tells the witness.
-    pub(crate) fn passed(&self, transition: Transition) {
-        self.settings.witness.passed(transition);
+    /// Reports a transition to the crash-point observer.
+    pub(crate) fn reached(&self, transition: Transition) {
+        self.settings.crash_points.reached(transition);
     }
 
     /// Takes note of a use by a request of `class`; where that is not known, of the class of the use before.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A named state transition, passed the moment it has taken effect.
+/// A named state transition, reached the moment it has taken effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Transition {
@@ -68,16 +68,16 @@ impl Transition {
     ];
 }
 
-/// Sees transitions. Called on the way of every request: must be cheap.
-pub trait Witness: fmt::Debug + Send + Sync + 'static {
+/// Observes the transitions, at each of which tests simulate a crash. Called by every request: must be cheap.
+pub trait CrashPointObserver: fmt::Debug + Send + Sync + 'static {
     /// A transition has taken effect.
-    fn passed(&self, transition: Transition);
+    fn reached(&self, transition: Transition);
 }
 
-/// Sees nothing.
+/// Observes nothing.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct NoWitness;
+pub struct NoCrashPointObserver;
 
-impl Witness for NoWitness {
-    fn passed(&self, _: Transition) {}
+impl CrashPointObserver for NoCrashPointObserver {
+    fn reached(&self, _: Transition) {}
 }

@@ -109,7 +109,7 @@ impl Storage {
             seq_hash: request.seq_hash,
             object_digest: request.object_digest,
         };
-        if self.is_buried(&chunk).await? {
+        if self.has_tombstone(&chunk).await? {
             let reason = "an object of this name is being deleted";
             return Err(StorageError::DirectUnavailable { reason });
         }
@@ -201,7 +201,7 @@ impl Storage {
         let head = self.head_at(&meta.location, key).await?;
         self.check_header(&key.tenant, &key.model_id, &key.seq_hash, &head.header).await?;
         same_length(upload, head.header.object_bytes())?;
-        if self.is_buried(key).await? {
+        if self.has_tombstone(key).await? {
             let reason = "an object of this name is being deleted";
             return Err(StorageError::DirectUnavailable { reason });
         }

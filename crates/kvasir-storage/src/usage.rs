@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::{
     Storage, StorageError,
-    journal::Entry,
+    journal::JournalEntry,
     layout::Key,
     ledger::{Count, Full, Reservation, Stored, StoredQuota},
 };
@@ -19,7 +19,7 @@ pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {
 }
 
 impl Storage {
-    /// Keeps room for a write of `wanted` until the reservation is dropped.
+    /// Reserves storage for a write of `wanted` until the reservation is dropped.
     ///
     /// # Errors
     /// [`StorageError::Full`] where `quota` has none; [`Store`](StorageError::Store) where nobody has counted yet and
@@ -58,7 +58,7 @@ impl Storage {
         let reach = self.journal.reach();
         for (tenant, stored) in self.ledger.end_count(count) {
             self.ledger.take_count(&tenant, stored, &reach);
-            self.journal.push(Entry::Counted { tenant, stored, reach: reach.clone() });
+            self.journal.push(JournalEntry::Counted { tenant, stored, reach: reach.clone() });
         }
     }
 

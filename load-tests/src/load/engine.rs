@@ -12,13 +12,11 @@ use std::{
 
 use anyhow::Result;
 use kvasir_client::{
-    BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions, Token,
+    BearerToken, BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
     fetcher::{Fixed, RecomputeModel},
 };
-use kvasir_codec::{
-    KvBuffer, KvSource, Profile,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::{KvBuffer, KvSource, Profile};
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{BLOCK_TOKENS, KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
 
 use crate::record::{Done, Failure};
@@ -127,7 +125,7 @@ fn profile(layers: usize) -> Result<Arc<Profile>> {
 impl Engine {
     /// Registers model and profile.
     pub(crate) async fn connect(url: &str, token: Option<&str>, layers: usize) -> Result<Arc<Self>> {
-        let token = token.map(Token::new).transpose()?;
+        let token = token.map(BearerToken::new).transpose()?;
         let client = Client::new(url.parse()?, ClientConfig { token, ..ClientConfig::default() })?;
         let kv =
             KvClient::connect(client, Arc::new(spec(layers)), "load-test".parse()?, profile(layers)?).await?;

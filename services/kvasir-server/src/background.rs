@@ -5,30 +5,36 @@ use std::{sync::Arc, time::Duration};
 use kvasir_storage::{ScrubReport, Storage, gc::GcPolicy};
 use tokio::task::JoinSet;
 
-use crate::{Config, limits, metrics::Metrics, state::AppState};
+use crate::{config::Config, limits, metrics::Metrics, state::AppState};
 
 /// Starts all of it. Each task begins once the store was reached, and ends with the set.
 pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    tasks.spawn(every(state.clone(), limits::INDEX_FLUSH_EVERY, async |_, storage| {
+    tasks.spawn(run_every(state.clone(), limits::INDEX_FLUSH_EVERY, async |_, storage| {
         let _ = tokio::task::spawn_blocking(move || storage.index().flush()).await;
     }));
     tasks.spawn(reload(state.clone()));
     let interval = config.journal.interval;
-    tasks.spawn(every(state.clone(), interval, async |metrics, storage| journal(&metrics, &storage).await));
+    tasks.spawn(run_every(state.clone(), interval, async |metrics, storage| {
+        sync_journal(&metrics, &storage).await
+    }));
     let policy = config.gc.policy.clone();
-    tasks.spawn(every(state.clone(), config.gc.interval, async move |metrics, storage| {
-        collect(&metrics, &storage, &policy).await;
+    tasks.spawn(run_every(state.clone(), config.gc.interval, async move |metrics, storage| {
+        collect_garbage(&metrics, &storage, &policy).await;
     }));
     let rate = config.scrub.bytes_per_second;
-    tasks.spawn(every(state.clone(), config.scrub.interval, async move |metrics, storage| {
+    tasks.spawn(run_every(state.clone(), config.scrub.interval, async move |metrics, storage| {
         scrub(&metrics, &storage, rate).await;
     }));
     tasks
 }
 
 /// Repeats with a pause that varies by a quarter, so that replicas do not move in step. Zero: never.
-async fn every(state: AppState, interval: Duration, mut task: impl AsyncFnMut(Arc<Metrics>, Arc<Storage>)) {
+async fn run_every(
+    state: AppState,
+    interval: Duration,
+    mut task: impl AsyncFnMut(Arc<Metrics>, Arc<Storage>),
+) {
     if interval.is_zero() {
         return;
     }
@@ -36,7 +42,7 @@ async fn every(state: AppState, interval: Duration, mut task: impl AsyncFnMut(Ar
         let quarter = interval.as_secs_f64() / 4.0;
         let jitter = f64::from(uuid::Uuid::new_v4().as_fields().0) / f64::from(u32::MAX);
         tokio::time::sleep(interval.mul_f64(0.875) + Duration::from_secs_f64(quarter * jitter)).await;
-        if let Some(storage) = state.started() {
+        if let Some(storage) = state.ready_storage() {
             task(Arc::clone(state.metrics()), Arc::clone(storage)).await;
         }
     }
@@ -51,7 +57,7 @@ async fn reload(state: AppState) {
     }
 }
 
-async fn journal(metrics: &Metrics, storage: &Storage) {
+async fn sync_journal(metrics: &Metrics, storage: &Storage) {
     match storage.journal_append().await {
         Ok(entries) => metrics.journal("appended", entries),
         Err(error) => tracing::warn!(%error, "the journal waits"),
@@ -62,7 +68,7 @@ async fn journal(metrics: &Metrics, storage: &Storage) {
     }
 }
 
-async fn collect(metrics: &Metrics, storage: &Storage, policy: &GcPolicy) {
+async fn collect_garbage(metrics: &Metrics, storage: &Storage, policy: &GcPolicy) {
     match storage.collect_garbage(policy, |now| metrics.collecting(now)).await {
         Ok(report) if report.led => {
             metrics.collected(&report);
@@ -87,10 +93,10 @@ async fn scrub(metrics: &Metrics, storage: &Storage, rate: u64) {
     }
 }
 
-/// Leaves nothing unsaid: the journal's last batch and the index.
-pub(crate) async fn finish(state: &AppState) {
-    let Some(storage) = state.started() else { return };
-    let append = tokio::time::timeout(limits::LAST_BATCH_TIME_MAX, storage.journal_append());
+/// At shutdown, writes the journal's last batch and the index.
+pub(crate) async fn flush(state: &AppState) {
+    let Some(storage) = state.ready_storage() else { return };
+    let append = tokio::time::timeout(limits::FINAL_JOURNAL_BATCH_TIME_MAX, storage.journal_append());
     if !matches!(append.await, Ok(Ok(_))) {
         tracing::warn!("the last journal batch was not written; other replicas find its chunks in the store");
     }

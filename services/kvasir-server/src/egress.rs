@@ -25,43 +25,44 @@ use tokio::{
 /// How far the link may be behind and catch up: the grain of timers, not more.
 const BURST: Duration = Duration::from_millis(20);
 
-/// The way out. Cheap to clone.
+/// Shares the egress bandwidth fairly between tenants. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Link {
-    pieces: mpsc::UnboundedSender<Piece>,
+pub(crate) struct EgressScheduler {
+    tickets: mpsc::UnboundedSender<SendTicket>,
 }
 
-/// Something that waits for its turn: one for each answer that is being sent, so as many as there are requests.
+/// A request to send `bytes`, until it is granted. There is one for each answer that is being sent, so as many as there
+/// are requests.
 #[derive(Debug)]
-struct Piece {
+struct SendTicket {
     tenant: Name,
     bytes: usize,
-    go: oneshot::Sender<()>,
+    granted: oneshot::Sender<()>,
 }
 
-impl Link {
-    /// A link that carries `bytes_per_second`. Must be made in a runtime.
+impl EgressScheduler {
+    /// A scheduler of `bytes_per_second`. Must be made in a runtime.
     pub(crate) fn new(bytes_per_second: u64) -> Self {
-        let (pieces, arriving) = mpsc::unbounded_channel();
-        tokio::spawn(Queue::new(bytes_per_second as f64).run(arriving));
-        Self { pieces }
+        let (tickets, submitted) = mpsc::unbounded_channel();
+        tokio::spawn(FairQueue::new(bytes_per_second as f64).run(submitted));
+        Self { tickets }
     }
 
-    /// The answer, each piece of which waits for the tenant's turn.
-    pub(crate) fn share(&self, tenant: &Name, response: Response) -> Response {
+    /// The answer, each part of which waits until the tenant may send it.
+    pub(crate) fn schedule(&self, tenant: &Name, response: Response) -> Response {
         let (parts, body) = response.into_parts();
         if body.is_end_stream() {
             return Response::from_parts(parts, body);
         }
         let is_exact = body.size_hint().exact();
-        let (link, tenant) = (self.clone(), tenant.clone());
-        let paced = body.into_data_stream().then(move |piece| {
-            let (link, tenant) = (link.clone(), tenant.clone());
+        let (scheduler, tenant) = (self.clone(), tenant.clone());
+        let paced = body.into_data_stream().then(move |part| {
+            let (scheduler, tenant) = (scheduler.clone(), tenant.clone());
             async move {
-                if let Ok(piece) = &piece {
-                    link.turn(tenant, piece.len()).await;
+                if let Ok(part) = &part {
+                    scheduler.acquire(tenant, part.len()).await;
                 }
-                piece
+                part
             }
         });
         let mut response = Response::from_parts(parts, Body::from_stream(paced));
@@ -73,67 +74,67 @@ impl Link {
     }
 
     /// Waits until `bytes` of a tenant may go.
-    async fn turn(&self, tenant: Name, bytes: usize) {
-        let (go, turn) = oneshot::channel();
+    async fn acquire(&self, tenant: Name, bytes: usize) {
+        let (granted, grant) = oneshot::channel();
         // At shutdown nobody queues any more.
-        if self.pieces.send(Piece { tenant, bytes, go }).is_ok() {
-            let _ = turn.await;
+        if self.tickets.send(SendTicket { tenant, bytes, granted }).is_ok() {
+            let _ = grant.await;
         }
     }
 }
 
-/// Pieces in the order of their virtual beginnings.
-struct Queue {
+/// Tickets in the order of their start tags.
+struct FairQueue {
     rate: f64,
-    /// Virtual time: bytes that a tenant which always has something to send was given.
-    now: u64,
+    /// Bytes that a tenant which always has something to send was given.
+    virtual_time: u64,
     arrivals: u64,
-    ends: HashMap<Name, u64>,
+    finish_tags: HashMap<Name, u64>,
     waiting: BinaryHeap<Reverse<(u64, u64)>>,
-    pieces: HashMap<u64, Piece>,
+    tickets: HashMap<u64, SendTicket>,
     free_at: Instant,
 }
 
-impl Queue {
+impl FairQueue {
     fn new(rate: f64) -> Self {
-        let (ends, waiting, pieces) = (HashMap::new(), BinaryHeap::new(), HashMap::new());
-        Self { rate, now: 0, arrivals: 0, ends, waiting, pieces, free_at: Instant::now() }
+        let (finish_tags, waiting, tickets) = (HashMap::new(), BinaryHeap::new(), HashMap::new());
+        Self { rate, virtual_time: 0, arrivals: 0, finish_tags, waiting, tickets, free_at: Instant::now() }
     }
 
-    async fn run(mut self, mut arriving: mpsc::UnboundedReceiver<Piece>) {
+    async fn run(mut self, mut submitted: mpsc::UnboundedReceiver<SendTicket>) {
         loop {
             tokio::select! {
                 biased;
-                piece = arriving.recv() => match piece {
-                    Some(piece) => self.arrived(piece),
+                ticket = submitted.recv() => match ticket {
+                    Some(ticket) => self.enqueue(ticket),
                     None => return,
                 },
-                () = tokio::time::sleep_until(self.free_at), if !self.waiting.is_empty() => self.send(),
+                () = tokio::time::sleep_until(self.free_at), if !self.waiting.is_empty() => self.dispatch(),
             }
         }
     }
 
-    fn arrived(&mut self, piece: Piece) {
-        let begins = self.ends.get(&piece.tenant).copied().unwrap_or(0).max(self.now);
-        self.ends.insert(piece.tenant.clone(), begins.saturating_add(piece.bytes as u64));
+    fn enqueue(&mut self, ticket: SendTicket) {
+        let start_tag = self.finish_tags.get(&ticket.tenant).copied().unwrap_or(0).max(self.virtual_time);
+        self.finish_tags.insert(ticket.tenant.clone(), start_tag.saturating_add(ticket.bytes as u64));
         self.arrivals += 1;
-        self.waiting.push(Reverse((begins, self.arrivals)));
-        self.pieces.insert(self.arrivals, piece);
+        self.waiting.push(Reverse((start_tag, self.arrivals)));
+        self.tickets.insert(self.arrivals, ticket);
     }
 
-    fn send(&mut self) {
-        let Some(Reverse((begins, arrival))) = self.waiting.pop() else { return };
-        let Some(piece) = self.pieces.remove(&arrival) else { return };
-        self.now = self.now.max(begins);
+    fn dispatch(&mut self) {
+        let Some(Reverse((start_tag, arrival))) = self.waiting.pop() else { return };
+        let Some(ticket) = self.tickets.remove(&arrival) else { return };
+        self.virtual_time = self.virtual_time.max(start_tag);
         // Nobody there to send it any more: it costs nothing.
-        if piece.go.send(()).is_ok() {
+        if ticket.granted.send(()).is_ok() {
             let earliest = Instant::now().checked_sub(BURST).unwrap_or(self.free_at);
             self.free_at =
-                self.free_at.max(earliest) + Duration::from_secs_f64(piece.bytes as f64 / self.rate);
+                self.free_at.max(earliest) + Duration::from_secs_f64(ticket.bytes as f64 / self.rate);
         }
         if self.waiting.is_empty() {
             // Nobody is owed anything; whoever comes next begins now.
-            self.ends.retain(|_, end| *end > self.now);
+            self.finish_tags.retain(|_, tag| *tag > self.virtual_time);
         }
     }
 }
@@ -145,13 +146,19 @@ mod tests {
     const RATE: u64 = 1_000_000;
 
     /// Bytes that a tenant's `streams`, each with pieces of `bytes`, get through in ten seconds.
-    fn load(link: &Link, tenant: &str, streams: usize, bytes: usize) -> Vec<tokio::task::JoinHandle<u64>> {
+    fn load(
+        scheduler: &EgressScheduler,
+        tenant: &str,
+        streams: usize,
+        bytes: usize,
+    ) -> Vec<tokio::task::JoinHandle<u64>> {
         let until = Instant::now() + Duration::from_secs(10);
         let stream = |_| {
-            let (link, tenant): (Link, Name) = (link.clone(), tenant.parse().expect("a name"));
+            let (scheduler, tenant): (EgressScheduler, Name) =
+                (scheduler.clone(), tenant.parse().expect("a name"));
             tokio::spawn(async move {
                 let mut sent = 0;
-                while tokio::time::timeout_at(until, link.turn(tenant.clone(), bytes)).await.is_ok() {
+                while tokio::time::timeout_at(until, scheduler.acquire(tenant.clone(), bytes)).await.is_ok() {
                     sent += bytes as u64;
                 }
                 sent
@@ -170,8 +177,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_tenant_of_many_streams_gets_no_more_than_one_of_one() {
-        let link = Link::new(RATE);
-        let (greedy, modest) = (load(&link, "a", 50, 64_000), load(&link, "b", 1, 16_000));
+        let scheduler = EgressScheduler::new(RATE);
+        let (greedy, modest) = (load(&scheduler, "a", 50, 64_000), load(&scheduler, "b", 1, 16_000));
         let (greedy, modest) = (sum(greedy).await, sum(modest).await);
         assert!((0.45..=0.55).contains(&modest), "{modest}");
         assert!((0.95..=1.06).contains(&(greedy + modest)), "{greedy} + {modest}");
@@ -179,22 +186,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn three_tenants_have_a_third_each_and_one_alone_has_all() {
-        let link = Link::new(RATE);
+        let scheduler = EgressScheduler::new(RATE);
         let loads = [("a", 20, 64_000), ("b", 3, 16_000), ("c", 1, 8_000)];
-        let loads = loads.map(|(tenant, streams, bytes)| load(&link, tenant, streams, bytes));
+        let loads = loads.map(|(tenant, streams, bytes)| load(&scheduler, tenant, streams, bytes));
         for streams in loads {
             let share = sum(streams).await;
             assert!((0.29..=0.38).contains(&share), "{share}");
         }
-        let alone = sum(load(&link, "a", 1, 16_000)).await;
+        let alone = sum(load(&scheduler, "a", 1, 16_000)).await;
         assert!((0.95..=1.05).contains(&alone), "{alone}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_was_silent_has_saved_nothing_up() {
-        let link = Link::new(RATE);
-        sum(load(&link, "a", 4, 64_000)).await;
-        let (a, b) = (load(&link, "a", 4, 16_000), load(&link, "b", 4, 16_000));
+        let scheduler = EgressScheduler::new(RATE);
+        sum(load(&scheduler, "a", 4, 64_000)).await;
+        let (a, b) = (load(&scheduler, "a", 4, 16_000), load(&scheduler, "b", 4, 16_000));
         let (a, b) = (sum(a).await, sum(b).await);
         assert!((0.45..=0.55).contains(&a) && (0.45..=0.55).contains(&b), "{a} {b}");
     }

@@ -8,47 +8,48 @@ use std::{
 
 use kvasir_api::{ErrorCode, Job, JobKind, JobRequest, JobState, Problem};
 use kvasir_storage::{
-    ScrubReport,
+    ScrubReport, Storage,
     gc::{GcPolicy, GcReport},
 };
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::{handlers::ApiError, limits, state::AppState};
+use crate::{api_error::ApiError, limits, metrics::Metrics};
 
 /// The jobs of this replica: those under way and the last ones.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
-    jobs: Mutex<VecDeque<Tracked>>,
-    policy: OnceLock<GcPolicy>,
+    jobs: Mutex<VecDeque<TrackedJob>>,
+    gc_policy: OnceLock<GcPolicy>,
 }
 
 #[derive(Debug)]
-struct Tracked {
+struct TrackedJob {
     job: Job,
     started: Instant,
 }
 
 impl Jobs {
-    /// What collectors' passes go by.
-    pub(crate) fn configure(&self, policy: GcPolicy) {
-        let _ = self.policy.set(policy);
+    /// Sets the policy of garbage collection jobs.
+    pub(crate) fn set_gc_policy(&self, policy: GcPolicy) {
+        let _ = self.gc_policy.set(policy);
     }
 
     /// All jobs that are remembered, newest first.
     pub(crate) fn list(&self) -> Vec<Job> {
-        self.jobs.lock().iter().map(Tracked::now).collect()
+        self.jobs.lock().iter().map(TrackedJob::snapshot).collect()
     }
 
     /// One of them.
     pub(crate) fn get(&self, job_id: Uuid) -> Option<Job> {
-        self.jobs.lock().iter().find(|tracked| tracked.job.job_id == job_id).map(Tracked::now)
+        self.jobs.lock().iter().find(|tracked| tracked.job.job_id == job_id).map(TrackedJob::snapshot)
     }
 
-    fn begin(&self, request: &JobRequest) -> Result<Job, ApiError> {
+    fn register(&self, request: &JobRequest) -> Result<Job, ApiError> {
         let mut jobs = self.jobs.lock();
-        let same =
-            |tracked: &&Tracked| tracked.job.kind == request.kind && tracked.job.state == JobState::Running;
+        let same = |tracked: &&TrackedJob| {
+            tracked.job.kind == request.kind && tracked.job.state == JobState::Running
+        };
         if let Some(running) = jobs.iter().find(same) {
             let detail = format!("job {} is under way on this replica; wait for it", running.job.job_id);
             return Err(Problem::new(ErrorCode::JobRunning, detail).into());
@@ -64,7 +65,7 @@ impl Jobs {
             counts: BTreeMap::new(),
             error: None,
         };
-        jobs.push_front(Tracked { job: job.clone(), started: Instant::now() });
+        jobs.push_front(TrackedJob { job: job.clone(), started: Instant::now() });
         jobs.truncate(limits::JOBS_KEPT);
         Ok(job)
     }
@@ -78,8 +79,8 @@ impl Jobs {
     }
 }
 
-impl Tracked {
-    fn now(&self) -> Job {
+impl TrackedJob {
+    fn snapshot(&self) -> Job {
         let mut job = self.job.clone();
         if job.state == JobState::Running {
             job.elapsed_ms = self.started.elapsed().as_millis() as u64;
@@ -89,31 +90,34 @@ impl Tracked {
 }
 
 /// Starts a job; it runs on when the caller goes away, and ends with the process.
-pub(crate) fn start(state: &AppState, request: &JobRequest) -> Result<Job, ApiError> {
-    let storage = Arc::clone(state.storage()?);
-    let job = state.jobs().begin(request)?;
-    let (state, job_id, request) = (state.clone(), job.job_id, request.clone());
+pub(crate) fn start(
+    jobs: &Arc<Jobs>,
+    storage: Arc<Storage>,
+    metrics: Arc<Metrics>,
+    request: &JobRequest,
+) -> Result<Job, ApiError> {
+    let job = jobs.register(request)?;
+    let (jobs, job_id, request) = (Arc::clone(jobs), job.job_id, request.clone());
     tokio::spawn(async move {
-        let jobs = state.jobs();
         let done = match request.kind {
             JobKind::Gc => {
-                let mut policy = jobs.policy.get().cloned().unwrap_or_default();
+                let mut policy = jobs.gc_policy.get().cloned().unwrap_or_default();
                 policy.dry_run = request.dry_run;
                 let progress = |report: &GcReport| {
-                    state.metrics().collecting(report);
+                    metrics.collecting(report);
                     jobs.update(job_id, |job| job.counts = gc_counts(report));
                 };
                 let collected = storage.collect_garbage(&policy, progress).await;
                 // What would have been done counts for whoever asked, and is no work of the collector.
                 if let Some(report) = collected.as_ref().ok().filter(|report| report.led && !policy.dry_run) {
-                    state.metrics().collected(report);
+                    metrics.collected(report);
                 }
                 collected.map(|report| gc_counts(&report))
             }
             JobKind::Scrub => {
                 let mut before = ScrubReport::default();
                 let progress = |report: &ScrubReport| {
-                    state.metrics().scrubbed(&before, report);
+                    metrics.scrubbed(&before, report);
                     before = *report;
                     jobs.update(job_id, |job| job.counts = scrub_counts(report));
                 };

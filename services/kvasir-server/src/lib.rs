@@ -1,23 +1,26 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod api_error;
 mod auth;
 mod background;
 mod config;
+mod connection;
+mod connection_limiter;
 mod egress;
+mod encryption_keys;
 mod handlers;
-mod idle;
+mod idle_timer;
 mod jobs;
-mod keys;
 mod limits;
 mod metrics;
-mod metrics_api;
-mod metrics_hot;
+mod middleware;
 mod ops_listener;
-mod peers;
 mod quota;
+mod quota_reservation;
 mod reload;
-mod room;
+mod router;
+mod run_error;
 mod server;
 mod state;
 pub mod telemetry;
@@ -29,6 +32,7 @@ pub use config::{
     LogConfig, LogFormat, Mistake, RENAMED_SETTINGS, RenamedSetting, SETTINGS, ScrubConfig, ServerConfig,
     Setting, TlsConfig,
 };
-pub use keys::KeysError;
-pub use server::{RunError, listen, open_store, rebuild_index, run, shutdown_signal};
+pub use encryption_keys::EncryptionKeysError;
+pub use run_error::RunError;
+pub use server::{listen, open_store, rebuild_index, run, shutdown_signal};
 pub use tls::TlsError;

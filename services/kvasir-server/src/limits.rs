@@ -30,7 +30,7 @@ pub(crate) const CONNECTION_MEMORY_BYTES_MIN: u64 = 128 << 10;
 /// Most of it: windows of HTTP/2 are eight times that.
 pub(crate) const CONNECTION_MEMORY_BYTES_MAX: u64 = 16 << 20;
 /// What of it is not for the two buffers.
-pub(crate) const CONNECTION_MEMORY_REST_BYTES: u64 = 32 << 10;
+pub(crate) const CONNECTION_MEMORY_OVERHEAD_BYTES: u64 = 32 << 10;
 /// Longest read and write buffer of an HTTP/1 connection: longer ones are read no faster.
 pub(crate) const H1_BUFFER_BYTES_MAX: u64 = 256 << 10;
 /// Window of one HTTP/2 connection, in multiples of a connection's memory: bounds its streams together.
@@ -50,17 +50,17 @@ pub(crate) const OPS_CONNECTION_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest request id that is taken over from a client.
 pub(crate) const REQUEST_ID_BYTES_MAX: usize = 64;
 /// How long connections wait at start for the store to answer, before they are told that it has not.
-pub(crate) const START_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const STORE_WAIT_AT_START_MAX: Duration = Duration::from_secs(5);
 /// Longest pause between attempts to reach the store at start.
-pub(crate) const START_PAUSE_MAX: Duration = Duration::from_secs(10);
+pub(crate) const STORE_RETRY_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How often the hot index is written out.
 pub(crate) const INDEX_FLUSH_EVERY: Duration = Duration::from_secs(10);
 /// How long the last journal batch may take at shutdown.
-pub(crate) const LAST_BATCH_TIME_MAX: Duration = Duration::from_secs(3);
+pub(crate) const FINAL_JOURNAL_BATCH_TIME_MAX: Duration = Duration::from_secs(3);
 /// What a refused client should wait, in seconds.
 pub(crate) const RETRY_AFTER_SECONDS: u64 = 1;
-/// What a tenant without room should wait for, in seconds: the collector, which frees what was removed.
-pub(crate) const ROOM_AFTER_SECONDS: u64 = 600;
+/// What a tenant over its storage quota should wait for, in seconds: the collector, which frees what was removed.
+pub(crate) const QUOTA_RETRY_AFTER_SECONDS: u64 = 600;
 /// Longest credential: a JSON Web Token with a long list of claims.
 pub(crate) const CREDENTIAL_BYTES_MAX: usize = 8 << 10;
 /// Longest name of a credential in the audit log.
@@ -72,7 +72,7 @@ pub(crate) const JWKS_KEYS_MAX: usize = 64;
 /// Clocks of an issuer and ours may differ by this.
 pub(crate) const JWT_LEEWAY: Duration = Duration::from_secs(30);
 /// Addresses whose refused credentials are counted.
-pub(crate) const BRAKED_PEERS_MAX: usize = 1 << 16;
+pub(crate) const FAILURE_LIMITER_PEERS_MAX: usize = 1 << 16;
 /// Largest file of credentials, keys or certificates.
 pub(crate) const RELOADED_BYTES_MAX: u64 = 64 << 20;
 /// How often such files are looked at for changes.

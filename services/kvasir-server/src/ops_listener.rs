@@ -10,8 +10,7 @@ use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
 
 use crate::{
-    Config, handlers, limits,
-    server::{RunError, connection_builder},
+    config::Config, connection::connection_builder, limits, router::ops_router, run_error::RunError,
     state::AppState,
 };
 
@@ -25,7 +24,7 @@ pub(crate) async fn open(config: &Config, state: &AppState) -> Result<JoinSet<()
         let listener =
             TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
         tracing::info!(%address, "probes and metrics");
-        task.spawn(serve(listener, handlers::ops_router(state.clone())));
+        task.spawn(serve(listener, ops_router(state.clone())));
     }
     Ok(task)
 }
@@ -60,7 +59,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::{auth::Authority, metrics::Metrics};
+    use crate::{auth::Authenticator, metrics::Metrics};
 
     async fn status(address: std::net::SocketAddr, path: &str) -> String {
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
@@ -73,12 +72,12 @@ mod tests {
 
     #[tokio::test]
     async fn probes_and_metrics_and_nothing_else_through_a_drain_too() {
-        let authority = Authority::open(&Config::default().auth).expect("no files");
-        let state = AppState::new(Arc::new(Metrics::new()), authority, None, None, None);
+        let authenticator = Authenticator::open(&Config::default().auth).expect("no files");
+        let state = AppState::new(Arc::new(Metrics::new()), authenticator, None, None, None);
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let mut task = JoinSet::new();
-        task.spawn(serve(listener, handlers::ops_router(state.clone())));
+        task.spawn(serve(listener, ops_router(state.clone())));
         // The store was never reached: alive, not ready.
         for (path, expected) in [
             ("/livez", "200"),

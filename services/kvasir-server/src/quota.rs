@@ -20,29 +20,29 @@ use kvasir_api::{ErrorCode, Problem};
 use kvasir_types::Name;
 use parking_lot::Mutex;
 
-use crate::{auth::Quota, handlers::ApiError};
+use crate::{api_error::ApiError, auth::Quota};
 
-/// The meters of all tenants seen.
+/// Enforces the request and egress quotas of tenants.
 #[derive(Debug, Default)]
-pub(crate) struct Meters(Mutex<HashMap<Name, Arc<Mutex<Meter>>>>);
+pub(crate) struct QuotaLimiter(Mutex<HashMap<Name, Arc<Mutex<TenantMeter>>>>);
 
 /// A bucket that fills at `rate` a second up to one second's worth.
 #[derive(Debug, Clone, Copy)]
-struct Bucket {
+struct TokenBucket {
     level: f64,
     at: Instant,
 }
 
 #[derive(Debug)]
-struct Meter {
-    requests: Bucket,
-    egress: Bucket,
-    at_once: u32,
+struct TenantMeter {
+    requests: TokenBucket,
+    egress: TokenBucket,
+    in_flight: u32,
 }
 
-/// A limit that a request is over.
+/// The limit that a request exceeds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Exceeded {
+pub(crate) struct QuotaExceeded {
     /// As in the tenants file.
     pub(crate) limit: &'static str,
     retry_after: Duration,
@@ -50,12 +50,12 @@ pub(crate) struct Exceeded {
 
 /// A request within its quota; ends with the last byte of its answer.
 #[derive(Debug)]
-pub(crate) struct Permit {
-    meter: Arc<Mutex<Meter>>,
+pub(crate) struct RequestPermit {
+    meter: Arc<Mutex<TenantMeter>>,
     is_egress_limited: bool,
 }
 
-impl Bucket {
+impl TokenBucket {
     fn full(rate: f64) -> Self {
         Self { level: rate, at: Instant::now() }
     }
@@ -74,12 +74,12 @@ impl Bucket {
     }
 }
 
-impl Meters {
+impl QuotaLimiter {
     /// Counts a request of `tenant` in, if `quota` has room for it; nothing is counted for a tenant without limits.
     ///
     /// # Errors
     /// The first limit that it is over.
-    pub(crate) fn admit(&self, tenant: &Name, quota: &Quota) -> Result<Option<Permit>, Exceeded> {
+    pub(crate) fn admit(&self, tenant: &Name, quota: &Quota) -> Result<Option<RequestPermit>, QuotaExceeded> {
         if (quota.requests_per_second, quota.requests_at_once, quota.egress_bytes_per_second)
             == (None, None, None)
         {
@@ -90,15 +90,19 @@ impl Meters {
         let meter = {
             let mut meters = self.0.lock();
             let new = || {
-                let egress = Bucket::full(egress.unwrap_or(0.0));
-                Arc::new(Mutex::new(Meter { requests: Bucket::full(requests), egress, at_once: 0 }))
+                let egress = TokenBucket::full(egress.unwrap_or(0.0));
+                Arc::new(Mutex::new(TenantMeter {
+                    requests: TokenBucket::full(requests),
+                    egress,
+                    in_flight: 0,
+                }))
             };
             Arc::clone(meters.entry(tenant.clone()).or_insert_with(new))
         };
         {
-            let over = |limit, retry_after| Exceeded { limit, retry_after };
+            let over = |limit, retry_after| QuotaExceeded { limit, retry_after };
             let mut meter = meter.lock();
-            if quota.requests_at_once.is_some_and(|max| meter.at_once >= max) {
+            if quota.requests_at_once.is_some_and(|max| meter.in_flight >= max) {
                 return Err(over("requests_at_once", Duration::from_secs(1)));
             }
             if let Some(rate) = egress {
@@ -107,13 +111,13 @@ impl Meters {
             if quota.requests_per_second.is_some() {
                 meter.requests.take(requests, 1.0).map_err(|wait| over("requests_per_second", wait))?;
             }
-            meter.at_once += 1;
+            meter.in_flight += 1;
         }
-        Ok(Some(Permit { meter, is_egress_limited: egress.is_some() }))
+        Ok(Some(RequestPermit { meter, is_egress_limited: egress.is_some() }))
     }
 }
 
-impl Permit {
+impl RequestPermit {
     /// The answer, its bytes charged as they go out.
     pub(crate) fn charge(self, response: Response) -> Response {
         let (parts, body) = response.into_parts();
@@ -131,23 +135,23 @@ impl Permit {
     }
 
     fn metered<E>(self, body: impl Stream<Item = Result<Bytes, E>>) -> impl Stream<Item = Result<Bytes, E>> {
-        body.map(move |piece| {
-            if let (true, Ok(piece)) = (self.is_egress_limited, &piece) {
-                self.meter.lock().egress.level -= piece.len() as f64;
+        body.map(move |part| {
+            if let (true, Ok(part)) = (self.is_egress_limited, &part) {
+                self.meter.lock().egress.level -= part.len() as f64;
             }
-            piece
+            part
         })
     }
 }
 
-impl Drop for Permit {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
         let mut meter = self.meter.lock();
-        meter.at_once = meter.at_once.saturating_sub(1);
+        meter.in_flight = meter.in_flight.saturating_sub(1);
     }
 }
 
-impl IntoResponse for Exceeded {
+impl IntoResponse for QuotaExceeded {
     fn into_response(self) -> Response {
         let detail = format!(
             "the tenant is over its {}; send the request again in {:.1} s",
@@ -171,38 +175,38 @@ mod tests {
 
     #[test]
     fn one_tenant_s_limits_are_not_another_s() {
-        let meters = Meters::default();
+        let limiter = QuotaLimiter::default();
         let tight = Quota { requests_per_second: Some(2), ..Quota::default() };
-        let over = (0..3).map(|_| meters.admit(&tenant("a"), &tight).err()).collect::<Vec<_>>();
+        let over = (0..3).map(|_| limiter.admit(&tenant("a"), &tight).err()).collect::<Vec<_>>();
         assert_eq!((over[0], over[1]), (None, None));
         let exceeded = over[2].expect("a third request in no time");
         assert_eq!(exceeded.limit, "requests_per_second");
         assert!(exceeded.retry_after <= Duration::from_millis(500));
-        assert!(meters.admit(&tenant("b"), &tight).is_ok());
+        assert!(limiter.admit(&tenant("b"), &tight).is_ok());
     }
 
     #[test]
     fn requests_at_once_end_with_their_answers() {
-        let meters = Meters::default();
+        let limiter = QuotaLimiter::default();
         let one = Quota { requests_at_once: Some(1), ..Quota::default() };
-        let first = meters.admit(&tenant("a"), &one).expect("the first").expect("a limit");
-        assert_eq!(meters.admit(&tenant("a"), &one).err().map(|e| e.limit), Some("requests_at_once"));
+        let first = limiter.admit(&tenant("a"), &one).expect("the first").expect("a limit");
+        assert_eq!(limiter.admit(&tenant("a"), &one).err().map(|e| e.limit), Some("requests_at_once"));
         let answer = first.charge(Response::new(Body::from("bytes that are not sent yet")));
-        assert!(meters.admit(&tenant("a"), &one).is_err());
+        assert!(limiter.admit(&tenant("a"), &one).is_err());
         drop(answer);
-        assert!(meters.admit(&tenant("a"), &one).is_ok());
+        assert!(limiter.admit(&tenant("a"), &one).is_ok());
     }
 
     #[tokio::test]
     async fn bytes_are_owed_once_sent() {
-        let meters = Meters::default();
+        let limiter = QuotaLimiter::default();
         let quota = Quota { egress_bytes_per_second: Some(1000), ..Quota::default() };
-        let permit = meters.admit(&tenant("a"), &quota).expect("nothing is owed").expect("a limit");
+        let permit = limiter.admit(&tenant("a"), &quota).expect("nothing is owed").expect("a limit");
         let answer = permit.charge(Response::new(Body::from(vec![0; 5000])));
         assert_eq!(answer.headers()[header::CONTENT_LENGTH], "5000");
         let body = axum::body::to_bytes(answer.into_body(), 1 << 20).await.expect("reads");
         assert_eq!(body.len(), 5000);
-        let exceeded = meters.admit(&tenant("a"), &quota).expect_err("4 seconds are owed");
+        let exceeded = limiter.admit(&tenant("a"), &quota).expect_err("4 seconds are owed");
         assert_eq!(exceeded.limit, "egress_bytes_per_second");
         assert!((3.5..=4.0).contains(&exceeded.retry_after.as_secs_f64()), "{exceeded:?}");
     }

@@ -11,30 +11,30 @@ use parking_lot::RwLock;
 
 use crate::limits;
 
-/// What files say together, as of their last usable state.
-pub(crate) struct Reloaded<T> {
+/// A value that is parsed from files, as of their last usable state.
+pub(crate) struct ReloadableFiles<T> {
     paths: Vec<PathBuf>,
-    parse: Box<Parse<T>>,
-    current: RwLock<Current<T>>,
+    parse: Box<ParseFiles<T>>,
+    current: RwLock<LoadedValue<T>>,
 }
 
-type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
+type ParseFiles<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
-struct Current<T> {
+struct LoadedValue<T> {
     value: Arc<T>,
     /// Of the bytes it was read from. Times of change mean little on mounted secrets.
     hash: blake3::Hash,
     /// A state that could not be used, so that it is reported once.
-    refused: Option<blake3::Hash>,
+    rejected: Option<blake3::Hash>,
 }
 
-impl<T: fmt::Debug> fmt::Debug for Reloaded<T> {
+impl<T: fmt::Debug> fmt::Debug for ReloadableFiles<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reloaded").field("paths", &self.paths).finish_non_exhaustive()
+        f.debug_struct("ReloadableFiles").field("paths", &self.paths).finish_non_exhaustive()
     }
 }
 
-impl<T> Reloaded<T> {
+impl<T> ReloadableFiles<T> {
     /// Reads the files for the first time; `parse` gets their bytes in the order of `paths`.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl<T> Reloaded<T> {
     ) -> Result<Self, String> {
         let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
         let files = read_all(&paths)?;
-        let current = Current { value: Arc::new(parse(&files)?), hash: hash(&files), refused: None };
+        let current = LoadedValue { value: Arc::new(parse(&files)?), hash: hash(&files), rejected: None };
         Ok(Self { paths, parse: Box::new(parse), current: RwLock::new(current) })
     }
 
@@ -54,12 +54,12 @@ impl<T> Reloaded<T> {
     }
 
     /// Reads the files again; what cannot be used is reported, and the last good state stays in force.
-    pub(crate) fn refresh(&self) {
+    pub(crate) fn reload(&self) {
         let files = read_all(&self.paths);
         let hash = hash(files.as_deref().unwrap_or_default());
         {
             let current = self.current.read();
-            if hash == current.hash || current.refused == Some(hash) {
+            if hash == current.hash || current.rejected == Some(hash) {
                 return;
             }
         }
@@ -68,11 +68,11 @@ impl<T> Reloaded<T> {
         match parsed {
             Ok(value) => {
                 tracing::info!(paths = ?self.paths, "read again");
-                *current = Current { value: Arc::new(value), hash, refused: None };
+                *current = LoadedValue { value: Arc::new(value), hash, rejected: None };
             }
             Err(problem) => {
                 tracing::error!(paths = ?self.paths, problem, "cannot be used; what was there before stays in force");
-                current.refused = Some(hash);
+                current.rejected = Some(hash);
             }
         }
     }
@@ -113,17 +113,17 @@ mod tests {
                 .ok_or_else(|| "no number".to_owned())
         };
         let write = |text: &str| std::fs::write(&path, text).expect("writes");
-        assert!(Reloaded::<u32>::open(&[&path], parse).is_err_and(|e| e.contains("cannot be read")));
+        assert!(ReloadableFiles::<u32>::open(&[&path], parse).is_err_and(|e| e.contains("cannot be read")));
         write("1");
-        let number = Reloaded::<u32>::open(&[&path], parse).expect("opens");
+        let number = ReloadableFiles::<u32>::open(&[&path], parse).expect("opens");
         let mut seen = vec![*number.get()];
         for text in ["2", "two", "3"] {
             write(text);
-            number.refresh();
+            number.reload();
             seen.push(*number.get());
         }
         std::fs::remove_file(&path).expect("removes");
-        number.refresh();
+        number.reload();
         seen.push(*number.get());
         assert_eq!(seen, [1, 2, 2, 3, 3]);
     }

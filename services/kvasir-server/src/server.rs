@@ -1,95 +1,32 @@
 //! From a configuration to a running service, and to its end.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::response::Response;
-use hyper::{Request, body::Incoming};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{
-        conn::auto,
-        graceful::{GracefulShutdown, Watcher},
-    },
-    service::TowerToHyperService,
-};
+use hyper_util::server::graceful::GracefulShutdown;
 use kvasir_storage::{
-    RebuildProgress, Storage,
-    hot::HotTier,
-    index::{Index, IndexError},
-    observe::StoreObserver,
-    seal::KeyService,
-    store::{OpenError, OpenStore},
+    RebuildProgress, Storage, hot::HotTier, index::Index, observe::StoreObserver, seal::KeyService,
+    store::OpenStore,
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
-};
-
-use tower::{Service, ServiceExt};
+use tokio::{net::TcpListener, sync::Semaphore};
+use tower::ServiceExt;
 
 use crate::{
-    Config,
-    auth::{AuthError, Authority, Peer},
+    auth::Authenticator,
     background,
-    egress::Link,
-    handlers,
-    idle::{Activity, Watched},
-    keys::{Keys, KeysError},
+    config::Config,
+    connection::{connection_builder, serve_connection, track_connection, with_peer_address},
+    connection_limiter::ConnectionLimiter,
+    egress::EgressScheduler,
+    encryption_keys::EncryptionKeys,
     limits,
     metrics::Metrics,
+    middleware::authorize::PeerAddress,
     ops_listener,
-    peers::{Peers, Seat},
+    router::router,
+    run_error::RunError,
     state::AppState,
-    tls::{Tls, TlsError},
+    tls::Tls,
 };
-
-/// A service that cannot start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// The address is taken or not ours.
-    #[error("listening at {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The listener is at an address that the configuration does not allow.
-    #[error("the address {0}")]
-    Address(String),
-    /// Credentials that cannot be read.
-    #[error(transparent)]
-    Auth(#[from] AuthError),
-    /// Certificates that cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// Keys that cannot be read.
-    #[error(transparent)]
-    Keys(#[from] KeysError),
-    /// The store's settings are impossible.
-    #[error(transparent)]
-    Store(#[from] OpenError),
-    /// The index could not be rebuilt.
-    #[error("rebuilding the hot index: {0}; what was indexed stays, run it again")]
-    Rebuild(String),
-    /// The hot tier's folder cannot be made or listed.
-    #[error("the hot tier under {directory}: {source}; check hot.directory, or set hot.disk = 0")]
-    Hot {
-        /// The directory.
-        directory: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The hot index cannot be kept where it should be.
-    #[error("the hot index under {directory}: {source}; check cache.directory")]
-    Index {
-        /// The directory.
-        directory: String,
-        /// Why.
-        source: IndexError,
-    },
-}
 
 /// Listens where the configuration says.
 ///
@@ -137,22 +74,22 @@ pub async fn run(
     }
     let metrics = Arc::new(Metrics::new());
     metrics.capacity(config.gc.policy.capacity_bytes);
-    let authority = Authority::open(&config.auth)?;
+    let authenticator = Authenticator::open(&config.auth)?;
     let tls = config.tls.as_ref().map(Tls::open).transpose()?;
-    let keys = Keys::open(&config)?;
+    let keys = EncryptionKeys::open(&config)?;
     let egress = config.server.egress_bytes_per_second;
-    let link = (egress > 0).then(|| Link::new(egress));
-    let state = AppState::new(Arc::clone(&metrics), authority, tls, keys, link);
-    state.jobs().configure(config.gc.policy.clone());
-    let store = sealed(OpenStore::open(&config.store, metrics)?, state.keys());
+    let egress = (egress > 0).then(|| EgressScheduler::new(egress));
+    let state = AppState::new(Arc::clone(&metrics), authenticator, tls, keys, egress);
+    state.jobs().set_gc_policy(config.gc.policy.clone());
+    let store = with_encryption(OpenStore::open(&config.store, metrics)?, state.keys());
     let index = open_index(&config, &store)?;
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
-    warn_of_openness(&config, address);
-    let hot = open_hot(&config, &state).await?;
+    warn_if_unprotected(&config, address);
+    let hot = open_hot_tier(&config, &state).await?;
     let _ops = ops_listener::open(&config, &state).await?;
-    let mut starting = tokio::spawn(start(state.clone(), store, index, config.storage.clone(), hot));
+    let mut starting = tokio::spawn(connect_store(state.clone(), store, index, config.storage.clone(), hot));
     // Whoever connects now waits a little, rather than being told that the store has not answered yet.
-    let early = tokio::time::timeout(limits::START_PATIENCE, &mut starting).await.is_ok();
+    let early = tokio::time::timeout(limits::STORE_WAIT_AT_START_MAX, &mut starting).await.is_ok();
     let mut background = background::start(&state, &config);
     serve(&config, &state, listener, shutdown).await;
     background.shutdown().await;
@@ -160,7 +97,7 @@ pub async fn run(
         starting.abort();
         let _ = starting.await;
     }
-    background::finish(&state).await;
+    background::flush(&state).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -180,7 +117,7 @@ pub async fn rebuild_index(
     storage.rebuild_index(progress).await.map_err(|e| RunError::Rebuild(e.to_string()))
 }
 
-fn warn_of_openness(config: &Config, address: SocketAddr) {
+fn warn_if_unprotected(config: &Config, address: SocketAddr) {
     match (config.has_auth(), address.ip().is_loopback()) {
         (false, true) => {
             tracing::info!("no authentication is configured; only this machine reaches the service")
@@ -204,11 +141,11 @@ fn warn_of_openness(config: &Config, address: SocketAddr) {
 /// # Errors
 /// [`RunError`] when the settings are impossible or the keys cannot be read.
 pub fn open_store(config: &Config, observer: Arc<dyn StoreObserver>) -> Result<OpenStore, RunError> {
-    let keys = Keys::open(config)?;
-    Ok(sealed(OpenStore::open(&config.store, observer)?, keys.as_ref()))
+    let keys = EncryptionKeys::open(config)?;
+    Ok(with_encryption(OpenStore::open(&config.store, observer)?, keys.as_ref()))
 }
 
-fn sealed(store: OpenStore, keys: Option<&Keys>) -> OpenStore {
+fn with_encryption(store: OpenStore, keys: Option<&EncryptionKeys>) -> OpenStore {
     match keys {
         Some(keys) => store.sealed(Arc::new(keys.clone())),
         None => store,
@@ -222,7 +159,7 @@ fn open_index(config: &Config, store: &OpenStore) -> Result<Index, RunError> {
 }
 
 /// Opens the hot tier, if there is to be one: lists what lies in its folder.
-async fn open_hot(config: &Config, state: &AppState) -> Result<Option<Arc<HotTier>>, RunError> {
+async fn open_hot_tier(config: &Config, state: &AppState) -> Result<Option<Arc<HotTier>>, RunError> {
     if !config.hot.is_on() {
         return Ok(None);
     }
@@ -238,7 +175,7 @@ async fn open_hot(config: &Config, state: &AppState) -> Result<Option<Arc<HotTie
 }
 
 /// Reaches the store, however long it takes, and starts the storage core over it.
-async fn start(
+async fn connect_store(
     state: AppState,
     store: OpenStore,
     index: Index,
@@ -252,7 +189,7 @@ async fn start(
             Err(error) => tracing::error!(%error, "the store does not answer; trying again"),
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(limits::START_PAUSE_MAX);
+        pause = (pause * 2).min(limits::STORE_RETRY_PAUSE_MAX);
     };
     if !abilities.conditional_create {
         tracing::warn!(
@@ -263,14 +200,14 @@ async fn start(
     if let Err(error) = store.probe_direct().await {
         tracing::warn!(%error, "whether the store checks uploads is not known: direct uploads are read whole");
     }
-    state.start(Storage::with_hot(store, abilities, index, settings, hot));
+    state.set_storage(Storage::with_hot(store, abilities, index, settings, hot));
     tracing::info!("ready");
 }
 
 async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdown: impl Future<Output = ()>) {
-    let router = handlers::router(state.clone());
+    let router = router(state.clone());
     let connections = Arc::new(Semaphore::new(config.server.connections_max));
-    let peers = Peers::new(config.server.connections_per_address);
+    let limiter = ConnectionLimiter::new(config.server.connections_per_address);
     let graceful = GracefulShutdown::new();
     let builder = connection_builder(config.server.connection_memory_bytes);
     let mut shutdown = std::pin::pin!(shutdown);
@@ -285,13 +222,14 @@ async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdow
         };
         match (accepted, permit) {
             (Ok((stream, peer)), Ok(permit)) => {
-                let Some(seat) = peers.seat(peer.ip()) else {
+                let Some(permit_of_address) = limiter.try_acquire(peer.ip()) else {
                     tracing::debug!(%peer, "an address has as many connections as it may");
                     continue;
                 };
-                let router = router.clone().map_request(from(Peer(peer.ip())));
-                let talk = talk(state.clone(), stream, router, builder.clone(), graceful.watcher());
-                tokio::spawn(connected(state.clone(), (permit, seat), talk));
+                let router = router.clone().map_request(with_peer_address(PeerAddress(peer.ip())));
+                let serving =
+                    serve_connection(state.clone(), stream, router, builder.clone(), graceful.watcher());
+                tokio::spawn(track_connection(state.clone(), (permit, permit_of_address), serving));
             }
             (Err(error), _) => {
                 // Out of descriptors, mostly: waiting is the only thing that helps.
@@ -307,106 +245,4 @@ async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdow
     if tokio::time::timeout(config.server.drain_grace, graceful.shutdown()).await.is_err() {
         tracing::warn!("requests were cut off at the end of the grace");
     }
-}
-
-/// Tells the handlers where a request comes from.
-fn from(peer: Peer) -> impl FnMut(Request<Incoming>) -> Request<Incoming> + Clone {
-    move |mut request| {
-        request.extensions_mut().insert(peer);
-        request
-    }
-}
-
-/// One connection, from its handshake to its end.
-async fn talk<S>(
-    state: AppState,
-    stream: TcpStream,
-    service: S,
-    builder: auto::Builder<TokioExecutor>,
-    watcher: Watcher,
-) where
-    S: Service<Request<Incoming>, Response = Response, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
-{
-    // Responses are written whole; waiting for more to fill a packet costs 40 ms.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY");
-    }
-    let activity = Activity::new();
-    let counted = activity.clone();
-    let service = service.map_future(move |answer| {
-        let answering = counted.answering();
-        async move {
-            let answered = answer.await;
-            drop(answering);
-            answered
-        }
-    });
-    let service = TowerToHyperService::new(service);
-    let ended = match state.tls() {
-        None => {
-            let stream = TokioIo::new(Watched::new(stream, activity.clone()));
-            let connection = builder.serve_connection_with_upgrades(stream, service);
-            unless_idle(&activity, watcher.watch(connection.into_owned())).await
-        }
-        Some(tls) => {
-            let handshake = tls.acceptor().accept(stream);
-            match tokio::time::timeout(limits::TLS_HANDSHAKE_TIMEOUT, handshake).await {
-                Ok(Ok(stream)) => {
-                    let stream = TokioIo::new(Watched::new(stream, activity.clone()));
-                    let connection = builder.serve_connection_with_upgrades(stream, service);
-                    unless_idle(&activity, watcher.watch(connection.into_owned())).await
-                }
-                Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
-                Err(_) => return tracing::debug!("a TLS handshake took too long"),
-            }
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(error, "a connection ended badly");
-    }
-}
-
-/// The connection's end, which also comes when nothing moves on it any more.
-async fn unless_idle<E: From<std::io::Error>>(
-    activity: &Activity,
-    connection: impl Future<Output = Result<(), E>>,
-) -> Result<(), E> {
-    tokio::select! {
-        ended = connection => ended,
-        () = activity.idle() => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
-    }
-}
-
-async fn connected(
-    state: AppState,
-    permit: (OwnedSemaphorePermit, Seat),
-    connection: impl Future<Output = ()>,
-) {
-    state.metrics().connections(1);
-    connection.await;
-    state.metrics().connections(-1);
-    drop(permit);
-}
-
-/// Connections whose buffers hold at most `memory_bytes`.
-pub(crate) fn connection_builder(memory_bytes: u64) -> auto::Builder<TokioExecutor> {
-    let buffer = memory_bytes.saturating_sub(limits::CONNECTION_MEMORY_REST_BYTES) / 2;
-    let window = |times: u64| u32::try_from(memory_bytes.saturating_mul(times)).unwrap_or(u32::MAX >> 1);
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits::HEADER_READ_TIMEOUT)
-        .max_headers(limits::H1_HEADERS_MAX)
-        .max_buf_size(buffer.min(limits::H1_BUFFER_BYTES_MAX) as usize);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(limits::H2_STREAMS_MAX)
-        .max_header_list_size(limits::H2_HEADER_BYTES_MAX)
-        .initial_stream_window_size(window(limits::H2_STREAM_WINDOWS))
-        .initial_connection_window_size(window(limits::H2_CONNECTION_WINDOWS))
-        .keep_alive_interval(Duration::from_secs(20));
-    builder
 }

@@ -9,53 +9,63 @@ use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::Storage;
 
 use crate::{
-    auth::Authority, egress::Link, handlers::ApiError, jobs::Jobs, keys::Keys, metrics::Metrics,
-    quota::Meters, tls::Tls,
+    api_error::ApiError, auth::Authenticator, egress::EgressScheduler, encryption_keys::EncryptionKeys,
+    jobs::Jobs, metrics::Metrics, quota::QuotaLimiter, tls::Tls,
 };
 
 /// Shared state; cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct AppState(Arc<Inner>);
+pub(crate) struct AppState(Arc<SharedState>);
 
 #[derive(Debug)]
-struct Inner {
+struct SharedState {
     metrics: Arc<Metrics>,
     /// There once the store was reached.
     storage: OnceLock<Arc<Storage>>,
     draining: AtomicBool,
-    authority: Authority,
-    meters: Meters,
+    authenticator: Authenticator,
+    quota_limiter: QuotaLimiter,
     tls: Option<Tls>,
-    keys: Option<Keys>,
-    link: Option<Link>,
-    jobs: Jobs,
+    keys: Option<EncryptionKeys>,
+    egress: Option<EgressScheduler>,
+    jobs: Arc<Jobs>,
 }
 
 impl AppState {
     pub(crate) fn new(
         metrics: Arc<Metrics>,
-        authority: Authority,
+        authenticator: Authenticator,
         tls: Option<Tls>,
-        keys: Option<Keys>,
-        link: Option<Link>,
+        keys: Option<EncryptionKeys>,
+        egress: Option<EgressScheduler>,
     ) -> Self {
         let draining = AtomicBool::new(false);
         let storage = OnceLock::new();
-        let (meters, jobs) = (Meters::default(), Jobs::default());
-        Self(Arc::new(Inner { metrics, storage, draining, authority, meters, tls, keys, link, jobs }))
+        let (quota_limiter, jobs) = (QuotaLimiter::default(), Arc::default());
+        Self(Arc::new(SharedState {
+            metrics,
+            storage,
+            draining,
+            authenticator,
+            quota_limiter,
+            tls,
+            keys,
+            egress,
+            jobs,
+        }))
     }
 
-    pub(crate) fn authority(&self) -> &Authority {
-        &self.0.authority
+    pub(crate) fn authenticator(&self) -> &Authenticator {
+        &self.0.authenticator
     }
 
-    pub(crate) fn meters(&self) -> &Meters {
-        &self.0.meters
+    pub(crate) fn quota_limiter(&self) -> &QuotaLimiter {
+        &self.0.quota_limiter
     }
 
-    /// The way out that tenants share, if its rate is known.
-    pub(crate) fn link(&self) -> Option<&Link> {
-        self.0.link.as_ref()
+    /// The scheduler of the egress bandwidth, if its rate is configured.
+    pub(crate) fn egress(&self) -> Option<&EgressScheduler> {
+        self.0.egress.as_ref()
     }
 
     pub(crate) fn tls(&self) -> Option<&Tls> {
@@ -63,13 +73,13 @@ impl AppState {
     }
 
     /// Keys of encryption at rest.
-    pub(crate) fn keys(&self) -> Option<&Keys> {
+    pub(crate) fn keys(&self) -> Option<&EncryptionKeys> {
         self.0.keys.as_ref()
     }
 
     /// Takes in changed files of credentials, keys and certificates; blocks on the disk.
     pub(crate) fn reload(&self) {
-        self.0.authority.reload();
+        self.0.authenticator.reload();
         if let Some(tls) = &self.0.tls {
             tls.reload();
         }
@@ -83,22 +93,24 @@ impl AppState {
     }
 
     pub(crate) fn storage(&self) -> Result<&Arc<Storage>, ApiError> {
-        self.started().ok_or_else(|| {
+        self.ready_storage().ok_or_else(|| {
             let detail =
                 "the store has not answered since this replica started; try again, or another replica";
             Problem::new(ErrorCode::StoreUnavailable, detail).into()
         })
     }
 
-    pub(crate) fn jobs(&self) -> &Jobs {
+    pub(crate) fn jobs(&self) -> &Arc<Jobs> {
         &self.0.jobs
     }
 
-    pub(crate) fn started(&self) -> Option<&Arc<Storage>> {
+    /// The storage, if the store was reached.
+    pub(crate) fn ready_storage(&self) -> Option<&Arc<Storage>> {
         self.0.storage.get()
     }
 
-    pub(crate) fn start(&self, storage: Arc<Storage>) {
+    /// Sets the storage once the store was reached, and reports this replica as ready.
+    pub(crate) fn set_storage(&self, storage: Arc<Storage>) {
         self.metrics().conditional_create(storage.abilities().conditional_create);
         if self.0.storage.set(storage).is_ok() {
             self.metrics().ready(!self.is_draining());

@@ -13,11 +13,11 @@ use tokio_rustls::{
     },
 };
 
-use crate::{config::TlsConfig, reload::Reloaded};
+use crate::{config::TlsConfig, reload::ReloadableFiles};
 
 /// The TLS side of the listener.
 #[derive(Debug)]
-pub(crate) struct Tls(Reloaded<ServerConfig>);
+pub(crate) struct Tls(ReloadableFiles<ServerConfig>);
 
 /// Certificates that cannot be used at start.
 #[derive(Debug, thiserror::Error)]
@@ -32,13 +32,15 @@ impl Tls {
     pub(crate) fn open(config: &TlsConfig) -> Result<Self, TlsError> {
         let mut paths: Vec<&Path> = vec![&config.certificate_file, &config.key_file];
         paths.extend(config.client_ca_file.as_deref());
-        Reloaded::open(&paths, |files| server_config(&files[0], &files[1], files.get(2).map(Vec::as_slice)))
-            .map(Self)
-            .map_err(TlsError)
+        ReloadableFiles::open(&paths, |files| {
+            server_config(&files[0], &files[1], files.get(2).map(Vec::as_slice))
+        })
+        .map(Self)
+        .map_err(TlsError)
     }
 
     pub(crate) fn reload(&self) {
-        self.0.refresh();
+        self.0.reload();
     }
 
     /// For the next connection, with the certificates in force now.

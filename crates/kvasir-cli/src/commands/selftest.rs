@@ -12,10 +12,8 @@ use std::{
 
 use clap::Args;
 use kvasir_client::{Client, KvClient, LoadOptions, LoadPlan, fetcher::Fixed, fetcher::RecomputeModel};
-use kvasir_codec::{
-    KvBuffer, Profile,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::{KvBuffer, Profile};
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Reuse, Rope, SeqHash};
 use serde_json::json;
 

@@ -7,10 +7,8 @@ use std::{
 };
 
 use kvasir_client::{BlockTable, PageRef, PageStore};
-use kvasir_codec::{
-    KvBuffer, KvSink, Profile,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::{KvBuffer, KvSink, Profile};
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Plane, Reuse, Rope};
 
 /// Eight layers of two heads.

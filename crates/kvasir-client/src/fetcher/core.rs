@@ -1,19 +1,18 @@
-//! The state machine.
+//! The fetcher's state machine.
 
 use std::time::Duration;
 
 use kvasir_types::{Level, TokenRange};
 
 use super::{
-    ChunkState, EstimatorKind, FetchPlan, Policy, Status, Step,
+    ChunkFetchState, ChunkStatus, ChunkTimeline, FetchPlan, Policy, PolicyStep,
+    byte_rate::ByteRate,
+    config::FetcherConfig,
     cost::{DecodeModel, RecomputeModel},
-    event::{Action, Event},
-    rate::ByteRate,
+    event::{FetcherAction, FetcherEvent},
     state::LoadState,
 };
 
-/// Times a chunk's read is begun before the chunk is given up (what arrived stays usable).
-pub const FETCH_ATTEMPTS_MAX: u32 = 3;
 /// A load is given up when finishing it is predicted to take longer than this times computing it.
 const GIVE_UP_RATIO: f64 = 1.1;
 
@@ -24,52 +23,12 @@ const GIVE_UP_RATIO: f64 = 1.1;
 )]
 pub struct InvalidPlan;
 
-/// When text chunks are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TextMode {
-    /// While other chunks are on the wire: GPU and network are two resources.
-    #[default]
-    Overlapped,
-    /// By the engine, after the load: their time adds to the load's.
-    Deferred,
-}
-
-/// Cost models and estimator of a load.
-#[derive(Debug, Clone)]
-pub struct FetcherConfig {
-    /// Throughput estimator.
-    pub estimator: EstimatorKind,
-    /// Prefill times.
-    pub recompute: RecomputeModel,
-    /// Decode times.
-    pub decode: DecodeModel,
-    /// When text chunks are computed.
-    pub text_mode: TextMode,
-}
-
-/// What became of a chunk, and when.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ChunkTimeline {
-    /// The level it was decoded at; `None` for text.
-    pub level: Option<Level>,
-    /// Bytes that arrived for it, wasted ones included.
-    pub bytes: u64,
-    /// First request sent.
-    pub started: Option<Duration>,
-    /// Last byte arrived.
-    pub fetched: Option<Duration>,
-    /// Decoded, or computed, or handed to the engine as text.
-    pub resolved: Option<Duration>,
-    /// Requests sent for it.
-    pub requests: u32,
-}
-
 /// The sans-IO fetcher: `on(event, now) -> actions`. It holds no clock, socket or thread, so the tokio shell
 /// and the simulator run the very same decisions, and one sequence of events gives one sequence of actions.
 ///
 /// Guarantees, whatever the order of events and whatever the policy: every chunk is resolved exactly once
-/// (one [`Action::Decode`], or one [`Action::Recompute`] that was not withdrawn, or a failed decode followed by a recompute); at
-/// most one request per chunk is in flight; [`Action::Done`] comes last and once, and comes eventually if requests end, decodes end
+/// (one [`FetcherAction::Decode`], or one [`FetcherAction::Recompute`] that was not withdrawn, or a failed decode followed by a recompute); at
+/// most one request per chunk is in flight; [`FetcherAction::Done`] comes last and once, and comes eventually if requests end, decodes end
 /// and recomputes end.
 #[derive(Debug)]
 pub struct Fetcher {
@@ -94,30 +53,30 @@ impl Fetcher {
         Ok(Self { policy, state, wake: None, started: false, done: false, gave_up: false })
     }
 
-    /// Takes one event in and says what to do. `now` is the time since the load began and never decreases.
-    pub fn on(&mut self, event: Event, now: Duration) -> Vec<Action> {
+    /// Applies one event and returns the actions to take. `now` is the time since the load began and never decreases.
+    pub fn on(&mut self, event: FetcherEvent, now: Duration) -> Vec<FetcherAction> {
         let mut actions = Vec::new();
-        if self.done || (!self.started && event != Event::Start) {
+        if self.done || (!self.started && event != FetcherEvent::Start) {
             return actions;
         }
         match event {
-            Event::Start => self.started = true,
-            Event::Tick => self.wake = None,
+            FetcherEvent::Start => self.started = true,
+            FetcherEvent::Tick => self.wake = None,
             _ => {}
         }
-        self.state.take_in(event, now, &mut actions);
+        self.state.apply_event(event, now, &mut actions);
         self.give_up_if_hopeless(now, &mut actions);
         self.follow_policy(now, &mut actions);
-        if self.state.chunks.iter().all(ChunkState::is_resolved) {
+        if self.state.chunks.iter().all(ChunkFetchState::is_resolved) {
             self.done = true;
-            actions.push(Action::Done);
+            actions.push(FetcherAction::Done);
         }
         actions
     }
 
     /// A load that will miss its deadline *and* is predicted to take longer than computing is given up: open
     /// chunks are decoded from what is here, and those without a base are computed.
-    fn give_up_if_hopeless(&mut self, now: Duration, actions: &mut Vec<Action>) {
+    fn give_up_if_hopeless(&mut self, now: Duration, actions: &mut Vec<FetcherAction>) {
         if !self.policy.may_give_up(self.state.config.text_mode) {
             return;
         }
@@ -127,10 +86,10 @@ impl Fetcher {
         let mut open = Vec::new();
         for (chunk, state, plan) in view.open() {
             let base = plan.bytes_at(Level::BASE).saturating_sub(state.have_bytes);
-            if state.status == Status::Idle && base == 0 {
+            if state.status == ChunkStatus::Idle && base == 0 {
                 continue;
             }
-            if state.status == Status::Idle {
+            if state.status == ChunkStatus::Idle {
                 bytes += base;
             }
             compute += view.recompute.predict(plan.tokens);
@@ -156,16 +115,16 @@ impl Fetcher {
         }
     }
 
-    fn follow_policy(&mut self, now: Duration, actions: &mut Vec<Action>) {
+    fn follow_policy(&mut self, now: Duration, actions: &mut Vec<FetcherAction>) {
         // Each step settles a chunk or sends a request, so a well-behaved policy waits within this many.
         let steps_max = self.state.chunks.len() * (kvasir_types::LEVELS_MAX + 2) + 1;
         for _ in 0..steps_max {
-            let hedged = |c: &ChunkState| matches!(c.status, Status::Hedged { .. });
+            let hedged = |c: &ChunkFetchState| matches!(c.status, ChunkStatus::Hedged { .. });
             if self.state.chunks.iter().all(|c| c.is_settled() && !hedged(c)) {
                 return;
             }
             match self.policy.next(&self.state.view(now)) {
-                Step::Wait { until } => return self.wait(until, now, actions),
+                PolicyStep::Wait { until } => return self.wait(until, now, actions),
                 step if self.apply(step, now, actions) => {}
                 _ => break, // a step that is not possible
             }
@@ -173,12 +132,12 @@ impl Fetcher {
         self.wait(None, now, actions);
     }
 
-    /// Carries a step out; false when the chunk's state does not allow it.
-    fn apply(&mut self, step: Step, now: Duration, actions: &mut Vec<Action>) -> bool {
+    /// Applies a step; false when the chunk's state does not allow it.
+    fn apply(&mut self, step: PolicyStep, now: Duration, actions: &mut Vec<FetcherAction>) -> bool {
         match step {
-            Step::Wait { .. } => false,
-            Step::Fetch { chunk, level } => {
-                let idle = [Status::Idle, Status::Hedged { reading: false }];
+            PolicyStep::Wait { .. } => false,
+            PolicyStep::Fetch { chunk, level } => {
+                let idle = [ChunkStatus::Idle, ChunkStatus::Hedged { reading: false }];
                 let possible = self.state.status(chunk).is_some_and(|status| idle.contains(&status))
                     && self.state.plan.chunks[chunk].bytes_at(level) > self.state.chunks[chunk].have_bytes;
                 if possible {
@@ -186,23 +145,23 @@ impl Fetcher {
                 }
                 possible
             }
-            Step::Pause { chunk } => {
-                let reads = Some(Status::Hedged { reading: true });
-                let possible = matches!(self.state.status(chunk), Some(Status::Fetching { .. }))
+            PolicyStep::Pause { chunk } => {
+                let reads = Some(ChunkStatus::Hedged { reading: true });
+                let possible = matches!(self.state.status(chunk), Some(ChunkStatus::Fetching { .. }))
                     || self.state.status(chunk) == reads;
                 if possible {
                     self.state.pause(chunk, now, actions);
                 }
                 possible
             }
-            Step::Text { chunk } => {
+            PolicyStep::Text { chunk } => {
                 let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled());
                 if possible {
                     self.state.send_as_text(chunk, now, actions);
                 }
                 possible
             }
-            Step::Hedge { chunk } => {
+            PolicyStep::Hedge { chunk } => {
                 let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled())
                     && self.state.held(chunk).is_none();
                 if possible {
@@ -210,7 +169,7 @@ impl Fetcher {
                 }
                 possible
             }
-            Step::Finish { chunk } => {
+            PolicyStep::Finish { chunk } => {
                 let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled())
                     && self.state.held(chunk).is_some();
                 if possible {
@@ -221,7 +180,7 @@ impl Fetcher {
         }
     }
 
-    fn wait(&mut self, until: Option<Duration>, now: Duration, actions: &mut Vec<Action>) {
+    fn wait(&mut self, until: Option<Duration>, now: Duration, actions: &mut Vec<FetcherAction>) {
         let until = until.filter(|&t| t > now);
         if self.state.requests.is_empty() && until.is_none() {
             // Nothing will happen by itself for the open chunks: settle them now.
@@ -234,7 +193,7 @@ impl Fetcher {
         let wake = [until, self.stall_check(now)].into_iter().flatten().min();
         if let Some(at) = wake.filter(|&at| self.wake.is_none_or(|w| at < w || w <= now)) {
             self.wake = Some(at);
-            actions.push(Action::WakeAt(at));
+            actions.push(FetcherAction::WakeAt(at));
         }
     }
 
@@ -270,7 +229,7 @@ impl Fetcher {
         self.gave_up
     }
 
-    /// Whether [`Action::Done`] was sent.
+    /// Whether [`FetcherAction::Done`] was sent.
     pub fn is_done(&self) -> bool {
         self.done
     }

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::rate::ByteRate;
+use super::byte_rate::ByteRate;
 
 /// Samples that the harmonic mean and the quantile look back on (seed B, after FESTIVE).
 pub const WINDOW_SAMPLES: usize = 20;
@@ -14,29 +14,30 @@ const WINDOW_TIME: Duration = Duration::from_secs(2);
 const EWMA_HALF_LIFE: f64 = 0.5;
 /// The conservative estimate: this quantile of the window.
 const QUANTILE: f64 = 0.25;
-/// `bytes` that took `took`.
+
+/// Bytes and the time that they took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stretch {
+pub struct TimedBytes {
     /// How many.
     pub bytes: u64,
     /// How long.
     pub took: Duration,
 }
 
-impl Stretch {
+impl TimedBytes {
     /// Its rate; `None` when it is empty.
     pub fn rate(self) -> Option<ByteRate> {
         ByteRate::of(self.bytes, self.took)
     }
 }
 
-/// What was measured, by bytes that arrived.
+/// A throughput measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sample {
-    /// A short stretch of the link, whichever transfers shared it.
-    Window(Stretch),
+pub enum ThroughputSample {
+    /// A short window of the link, whichever transfers shared it.
+    Window(TimedBytes),
     /// A whole request, what came with its first byte left out.
-    Transfer(Stretch),
+    Transfer(TimedBytes),
 }
 
 /// Which estimator a load uses.
@@ -57,7 +58,7 @@ pub enum EstimatorKind {
 #[derive(Debug, Clone)]
 pub struct Estimator {
     kind: EstimatorKind,
-    window: VecDeque<Stretch>,
+    window: VecDeque<TimedBytes>,
     last_transfer: Option<ByteRate>,
     mean: Option<f64>,
 }
@@ -70,12 +71,12 @@ impl Estimator {
     }
 
     /// Takes one sample in; an empty one says nothing.
-    pub fn observe(&mut self, sample: Sample) {
+    pub fn observe(&mut self, sample: ThroughputSample) {
         match sample {
-            Sample::Transfer(stretch) => {
+            ThroughputSample::Transfer(stretch) => {
                 self.last_transfer = stretch.rate().or(self.last_transfer);
             }
-            Sample::Window(stretch) => {
+            ThroughputSample::Window(stretch) => {
                 let Some(rate) = stretch.rate() else { return };
                 self.window.push_back(stretch);
                 self.forget_old();

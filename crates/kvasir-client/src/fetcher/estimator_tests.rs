@@ -2,13 +2,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn stretch(bytes_per_second: f64) -> Stretch {
-    Stretch { bytes: (bytes_per_second / 10.0) as u64, took: Duration::from_millis(100) }
+fn stretch(bytes_per_second: f64) -> TimedBytes {
+    TimedBytes { bytes: (bytes_per_second / 10.0) as u64, took: Duration::from_millis(100) }
 }
 
 fn fed(kind: EstimatorKind, rates: &[f64]) -> f64 {
     let mut estimator = Estimator::new(kind);
-    rates.iter().for_each(|&r| estimator.observe(Sample::Window(stretch(r))));
+    rates.iter().for_each(|&r| estimator.observe(ThroughputSample::Window(stretch(r))));
     estimator.rate().unwrap().bytes_per_second()
 }
 
@@ -33,7 +33,7 @@ proptest! {
     /// What lies further back than two seconds of flow is forgotten, however few samples that are.
     #[test]
     fn the_window_is_one_of_time_too(old in 1e6f64..1e9, new in 1e6f64..1e9) {
-        let long = |rate: f64| Sample::Window(Stretch { bytes: (rate * 2.0) as u64, took: Duration::from_secs(2) });
+        let long = |rate: f64| ThroughputSample::Window(TimedBytes { bytes: (rate * 2.0) as u64, took: Duration::from_secs(2) });
         let mut estimator = Estimator::new(EstimatorKind::Harmonic);
         estimator.observe(long(old));
         estimator.observe(long(new));
@@ -44,9 +44,9 @@ proptest! {
 #[test]
 fn the_last_chunk_estimator_ignores_windows() {
     let mut estimator = Estimator::new(EstimatorKind::LastChunk);
-    estimator.observe(Sample::Window(stretch(500.0)));
+    estimator.observe(ThroughputSample::Window(stretch(500.0)));
     assert_eq!(estimator.rate(), None);
-    estimator.observe(Sample::Transfer(stretch(700.0)));
-    estimator.observe(Sample::Window(stretch(500.0)));
+    estimator.observe(ThroughputSample::Transfer(stretch(700.0)));
+    estimator.observe(ThroughputSample::Window(stretch(500.0)));
     assert_eq!(estimator.rate(), ByteRate::new(700.0));
 }

@@ -21,7 +21,7 @@ pub struct Neighbours {
 
 /// Something that happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum FetcherEvent {
     /// The load begins. Sent once, first.
     Start,
     /// `bytes` more of a request arrived, in order. The first of a request marks its time to first byte.
@@ -31,7 +31,7 @@ pub enum Event {
         /// How many arrived.
         bytes: u64,
     },
-    /// A request is over. Only the bytes reported by [`Event::Bytes`] count: a short answer is a failure.
+    /// A request is over. Only the bytes reported by [`FetcherEvent::Bytes`] count: a short answer is a failure.
     Completed {
         /// The request.
         request: RequestId,
@@ -64,13 +64,13 @@ pub enum Event {
     },
     /// Other loads share this one's link and GPU, or no longer do. Without it a load believes itself alone.
     Neighbours(Neighbours),
-    /// Time passed: the answer to [`Action::WakeAt`].
+    /// Time passed: the answer to [`FetcherAction::WakeAt`].
     Tick,
 }
 
 /// Something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum FetcherAction {
     /// Read bytes `start..end` of a chunk's object.
     Fetch {
         /// Name of the request in later events.
@@ -88,7 +88,7 @@ pub enum Action {
         request: RequestId,
     },
     /// Verify and decode the chunk's prefix that belongs to `level`, hand it over, report
-    /// [`Event::Decoded`] or [`Event::DecodeFailed`].
+    /// [`FetcherEvent::Decoded`] or [`FetcherEvent::DecodeFailed`].
     Decode {
         /// Index of the chunk in the plan.
         chunk: usize,
@@ -101,12 +101,12 @@ pub enum Action {
         chunk: usize,
     },
     /// The KV of a chunk that is being computed came over the link first: computing it may stop, and
-    /// [`Event::Recomputed`] need not be sent. Its [`Action::Decode`] follows.
+    /// [`FetcherEvent::Recomputed`] need not be sent. Its [`FetcherAction::Decode`] follows.
     Withdraw {
         /// Index of the chunk in the plan.
         chunk: usize,
     },
-    /// Send [`Event::Tick`] at this time. Replaces an earlier wake-up.
+    /// Send [`FetcherEvent::Tick`] at this time. Replaces an earlier wake-up.
     WakeAt(Duration),
     /// Every chunk is resolved. Sent once, last.
     Done,

@@ -3,9 +3,9 @@
 use std::{collections::VecDeque, time::Duration};
 
 use super::{
-    estimator::{Estimator, EstimatorKind, Sample, Stretch, WINDOW_SAMPLES},
-    peers::{Expectation, caution},
-    rate::ByteRate,
+    byte_rate::ByteRate,
+    estimator::{Estimator, EstimatorKind, ThroughputSample, TimedBytes, WINDOW_SAMPLES},
+    transfer_rate::{ExpectedRate, caution},
 };
 
 /// Shortest sample: below, timer and socket-buffer granularity is what one measures.
@@ -49,7 +49,7 @@ pub(super) struct Meter {
     floor: Option<ByteRate>,
     samples: Vec<(Duration, ByteRate)>,
     /// The last of them, as they were measured.
-    recent: VecDeque<Stretch>,
+    recent: VecDeque<TimedBytes>,
 }
 
 impl Meter {
@@ -96,9 +96,9 @@ impl Meter {
     pub(super) fn on_transfer(&mut self, now: Duration, transfer: &Transfer) {
         let elapsed = now.saturating_sub(transfer.sent);
         let Some((first_at, with_first)) = transfer.first else { return };
-        let flowed = Stretch { bytes: transfer.bytes - with_first, took: now.saturating_sub(first_at) };
+        let flowed = TimedBytes { bytes: transfer.bytes - with_first, took: now.saturating_sub(first_at) };
         if flowed.bytes >= SAMPLE_BYTES_MIN && flowed.took >= Duration::from_millis(1) {
-            self.estimator.observe(Sample::Transfer(flowed));
+            self.estimator.observe(ThroughputSample::Transfer(flowed));
             if self.samples.is_empty() {
                 self.record(now, flowed);
             }
@@ -116,17 +116,17 @@ impl Meter {
         let Some((since, bytes)) = self.open.take() else { return };
         let took = now.saturating_sub(since);
         if took >= SAMPLE_TIME_MIN && bytes >= SAMPLE_BYTES_MIN {
-            self.record(now, Stretch { bytes, took });
+            self.record(now, TimedBytes { bytes, took });
         }
     }
 
-    fn record(&mut self, now: Duration, stretch: Stretch) {
-        self.estimator.observe(Sample::Window(stretch));
+    fn record(&mut self, now: Duration, window: TimedBytes) {
+        self.estimator.observe(ThroughputSample::Window(window));
         if self.recent.len() == WINDOW_SAMPLES {
             self.recent.pop_front();
         }
-        self.recent.push_back(stretch);
-        if let Some(rate) = stretch.rate()
+        self.recent.push_back(window);
+        if let Some(rate) = window.rate()
             && self.samples.len() < SAMPLES_MAX
         {
             self.samples.push((now, rate));
@@ -141,21 +141,21 @@ impl Meter {
 
     /// What to expect of the link by itself: the bytes of the last moments over their time, and by how much its samples
     /// vary. `None` before the first sample.
-    pub(super) fn expectation(&self) -> Option<Expectation> {
+    pub(super) fn expectation(&self) -> Option<ExpectedRate> {
         let (mut bytes, mut took) = (0.0, Duration::ZERO);
         if let Some((since, so_far)) = self.open {
             (bytes, took) = (so_far as f64, self.last_arrival.saturating_sub(since));
         }
-        for stretch in self.recent.iter().rev() {
+        for window in self.recent.iter().rev() {
             if took >= RECENT {
                 break;
             }
-            bytes += stretch.bytes as f64;
-            took += stretch.took;
+            bytes += window.bytes as f64;
+            took += window.took;
         }
         let rate = ByteRate::new(bytes / took.as_secs_f64())?;
         let times = self.recent.iter().filter_map(|s| s.rate()).map(|rate| rate.bytes_per_second().recip());
-        (!self.recent.is_empty()).then(|| Expectation { rate: Some(rate), caution: caution(times) })
+        (!self.recent.is_empty()).then(|| ExpectedRate { rate: Some(rate), caution: caution(times) })
     }
 
     /// A rate that was seen at `at`, times by how much the link has become quicker since.

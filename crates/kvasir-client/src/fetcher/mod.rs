@@ -1,6 +1,6 @@
 //! The fetcher: a sans-IO core that decides, for every chunk of a load, which bytes to read and when to stop.
 //!
-//! [`Fetcher::on`] takes an [`Event`] and the time since the load began, and answers with [`Action`]s. The tokio
+//! [`Fetcher::on`] takes an [`FetcherEvent`] and the time since the load began, and answers with [`FetcherAction`]s. The tokio
 //! shell of [`KvClient`](crate::KvClient) and the simulator of `kvasir-sim` run this very core.
 //!
 //! ```
@@ -8,7 +8,7 @@
 //! use kvasir_client::fetcher::*;
 //! use kvasir_types::{Level, TokenRange};
 //!
-//! let chunk = ChunkPlan::with_default_loss(TokenRange { start: 0, end: 1536 }, vec![1_000_000, 2_000_000]);
+//! let chunk = PlannedChunk::with_default_loss(TokenRange { start: 0, end: 1536 }, vec![1_000_000, 2_000_000]);
 //! let plan = FetchPlan {
 //!     chunks: vec![chunk],
 //!     slo: Duration::from_millis(500),
@@ -22,31 +22,38 @@
 //!     text_mode: TextMode::Overlapped,
 //! };
 //! let mut fetcher = Fetcher::new(plan, Box::new(CacheGen::default()), config)?;
-//! let actions = fetcher.on(Event::Start, Duration::ZERO);
-//! assert_eq!(actions[0], Action::Fetch { request: RequestId(0), chunk: 0, start: 0, end: 2_000_000 });
+//! let actions = fetcher.on(FetcherEvent::Start, Duration::ZERO);
+//! assert_eq!(actions[0], FetcherAction::Fetch { request: RequestId(0), chunk: 0, start: 0, end: 2_000_000 });
 //! # Ok::<(), InvalidPlan>(())
 //! ```
 
+mod byte_rate;
+mod chunk_rates;
+mod config;
 mod core;
 mod cost;
 mod estimator;
 mod event;
+mod in_flight;
 mod meter;
-mod peers;
 mod plan;
 mod policy;
-mod rate;
-mod rates;
 mod state;
+mod timeline;
+mod transfer_rate;
 mod transfers;
 
-pub use self::core::{ChunkTimeline, FETCH_ATTEMPTS_MAX, Fetcher, FetcherConfig, InvalidPlan, TextMode};
+pub use self::core::{Fetcher, InvalidPlan};
+pub use byte_rate::ByteRate;
+pub use config::{FETCH_ATTEMPTS_MAX, FetcherConfig, TextMode};
 pub use cost::{DecodeModel, RecomputeModel};
-pub use estimator::{Estimator, EstimatorKind, Sample, Stretch, WINDOW_SAMPLES};
-pub use event::{Action, Event, Neighbours, RequestId};
-pub use plan::{ChunkPlan, FetchPlan};
-pub use policy::{CacheGen, ChunkState, Fixed, Policy, Progressive, Status, Step, View};
-pub use rate::ByteRate;
+pub use estimator::{Estimator, EstimatorKind, ThroughputSample, TimedBytes, WINDOW_SAMPLES};
+pub use event::{FetcherAction, FetcherEvent, Neighbours, RequestId};
+pub use plan::{FetchPlan, PlannedChunk};
+pub use policy::{
+    CacheGen, ChunkFetchState, ChunkStatus, Fixed, Policy, PolicyStep, PolicyView, Progressive,
+};
+pub use timeline::ChunkTimeline;
 
 #[cfg(test)]
 mod tests;

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use kvasir_types::{Level, TokenRange};
 
-use super::rate::ByteRate;
+use super::byte_rate::ByteRate;
 
 /// One chunk of a load: the sizes of its byte prefixes and what each level is worth.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ChunkPlan {
+pub struct PlannedChunk {
     /// Tokens of the context that this chunk brings (a last chunk may be used in part).
     pub tokens: TokenRange,
     /// `level_bytes[l]`: length of the object's prefix that decodes to level `l`; not decreasing (a level may add nothing), not empty, not zero.
@@ -18,7 +18,7 @@ pub struct ChunkPlan {
     pub loss: Vec<f64>,
 }
 
-impl ChunkPlan {
+impl PlannedChunk {
     /// A chunk whose losses are not known: each level is taken to divide the step by three, and a rung to be
     /// worth about a factor of three in KL (bitstream design, section 3).
     pub fn with_default_loss(tokens: TokenRange, level_bytes: Vec<u64>) -> Self {
@@ -60,7 +60,7 @@ impl ChunkPlan {
 #[derive(Debug, Clone, PartialEq)]
 pub struct FetchPlan {
     /// The chunks, in context order, contiguous.
-    pub chunks: Vec<ChunkPlan>,
+    pub chunks: Vec<PlannedChunk>,
     /// Time to first token that is asked for, from the start of the load.
     pub slo: Duration,
     /// Time the engine needs from the last resolved chunk to the first token (the suffix's prefill).
@@ -77,7 +77,7 @@ impl FetchPlan {
 
     /// Whether every chunk has at least one level, sizes that do not decrease, and as many losses.
     pub fn is_valid(&self) -> bool {
-        self.chunks.iter().all(ChunkPlan::is_valid)
+        self.chunks.iter().all(PlannedChunk::is_valid)
             && self.chunks.iter().zip(self.chunks.iter().skip(1)).all(|(a, b)| a.tokens.end == b.tokens.start)
     }
 }

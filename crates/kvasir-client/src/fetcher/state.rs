@@ -1,31 +1,32 @@
-//! The state of a load and its transitions; decisions are made in [`super::core`].
+//! The state of a load and its transitions; [`super::core`] makes the decisions.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use kvasir_types::{Level, TokenRange};
 
 use super::{
-    ChunkState, FetchPlan, Status, View,
-    core::{ChunkTimeline, FetcherConfig, TextMode},
-    event::{Action, Event, Neighbours, RequestId},
+    ChunkFetchState, ChunkStatus, FetchPlan, PolicyView,
+    chunk_rates::ChunkRates,
+    config::{FetcherConfig, TextMode},
+    event::{FetcherAction, FetcherEvent, Neighbours, RequestId},
+    in_flight::InFlightRequest,
     meter::{Meter, after_silence},
-    rates::Rates,
-    transfers::Request,
+    timeline::ChunkTimeline,
 };
 
 /// What an overdue text chunk is taken to need still.
 const OVERDUE_MIN: Duration = Duration::from_millis(2);
 
-/// Everything a load knows, but for the policy.
+/// The state of a load, apart from its policy.
 #[derive(Debug)]
 pub(super) struct LoadState {
     pub(super) plan: FetchPlan,
     pub(super) config: FetcherConfig,
     pub(super) meter: Meter,
-    pub(super) chunks: Vec<ChunkState>,
+    pub(super) chunks: Vec<ChunkFetchState>,
     pub(super) timeline: Vec<ChunkTimeline>,
-    pub(super) requests: BTreeMap<RequestId, Request>,
-    pub(super) rates: Rates,
+    pub(super) requests: BTreeMap<RequestId, InFlightRequest>,
+    pub(super) rates: ChunkRates,
     pub(super) attempts: Vec<u32>,
     pub(super) next_request: u64,
     text_started: Duration,
@@ -37,9 +38,9 @@ impl LoadState {
     pub(super) fn new(plan: FetchPlan, config: FetcherConfig) -> Self {
         let count = plan.chunks.len();
         Self {
-            chunks: vec![ChunkState { status: Status::Idle, have_bytes: 0 }; count],
+            chunks: vec![ChunkFetchState { status: ChunkStatus::Idle, have_bytes: 0 }; count],
             attempts: vec![0; count],
-            rates: Rates::new(count),
+            rates: ChunkRates::new(count),
             timeline: vec![ChunkTimeline::default(); count],
             meter: Meter::new(config.estimator),
             requests: BTreeMap::new(),
@@ -52,36 +53,42 @@ impl LoadState {
         }
     }
 
-    pub(super) fn take_in(&mut self, event: Event, now: Duration, actions: &mut Vec<Action>) {
+    /// Applies an event to the state.
+    pub(super) fn apply_event(
+        &mut self,
+        event: FetcherEvent,
+        now: Duration,
+        actions: &mut Vec<FetcherAction>,
+    ) {
         match event {
-            Event::Start | Event::Tick => {}
-            Event::Neighbours(neighbours) => self.neighbours = neighbours,
-            Event::Bytes { request, bytes } => self.on_bytes(request, bytes, now, actions),
-            Event::Completed { request } => self.on_end(request, now, false, actions),
-            Event::Failed { request, permanent } => self.on_end(request, now, permanent, actions),
-            Event::Decoded { chunk, took } => {
-                if let Some(Status::Decoding { level }) = self.status(chunk) {
+            FetcherEvent::Start | FetcherEvent::Tick => {}
+            FetcherEvent::Neighbours(neighbours) => self.neighbours = neighbours,
+            FetcherEvent::Bytes { request, bytes } => self.on_bytes(request, bytes, now, actions),
+            FetcherEvent::Completed { request } => self.on_end(request, now, false, actions),
+            FetcherEvent::Failed { request, permanent } => self.on_end(request, now, permanent, actions),
+            FetcherEvent::Decoded { chunk, took } => {
+                if let Some(ChunkStatus::Decoding { level }) = self.status(chunk) {
                     let plan = &self.plan.chunks[chunk];
                     self.config.decode.observe(plan.tokens.len(), plan.bytes_at(level), took);
-                    self.chunks[chunk].status = Status::Ready { level };
+                    self.chunks[chunk].status = ChunkStatus::Ready { level };
                     self.timeline[chunk].level = Some(level);
                     self.timeline[chunk].resolved = Some(now);
                 }
             }
-            Event::DecodeFailed { chunk } => {
-                if let Some(Status::Decoding { .. }) = self.status(chunk) {
+            FetcherEvent::DecodeFailed { chunk } => {
+                if let Some(ChunkStatus::Decoding { .. }) = self.status(chunk) {
                     self.send_as_text(chunk, now, actions);
                 }
             }
-            Event::Recomputed { chunk, took } => {
-                if self.chunks.get(chunk).is_some_and(ChunkState::is_computing) {
+            FetcherEvent::Recomputed { chunk, took } => {
+                if self.chunks.get(chunk).is_some_and(ChunkFetchState::is_computing) {
                     self.cancel_request_of(chunk, now, actions);
                     let tokens = self.plan.chunks[chunk].tokens;
                     match took {
                         Some(took) => self.config.recompute.observe(tokens, took),
                         None => self.deferred += self.config.recompute.predict(tokens),
                     }
-                    self.chunks[chunk].status = Status::Text { done: true };
+                    self.chunks[chunk].status = ChunkStatus::Text { done: true };
                     self.timeline[chunk].resolved = Some(now);
                     self.text_started = now;
                 }
@@ -89,7 +96,7 @@ impl LoadState {
         }
     }
 
-    pub(super) fn status(&self, chunk: usize) -> Option<Status> {
+    pub(super) fn status(&self, chunk: usize) -> Option<ChunkStatus> {
         self.chunks.get(chunk).map(|c| c.status)
     }
 
@@ -97,47 +104,53 @@ impl LoadState {
         &mut self,
         chunk: usize,
         now: Duration,
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<FetcherAction>,
     ) {
         self.cancel_request_of(chunk, now, actions);
         match self.held(chunk) {
             Some(level) => {
-                self.chunks[chunk].status = Status::Decoding { level };
-                actions.push(Action::Decode { chunk, level });
+                self.chunks[chunk].status = ChunkStatus::Decoding { level };
+                actions.push(FetcherAction::Decode { chunk, level });
             }
             None => self.send_as_text(chunk, now, actions),
         }
     }
 
-    pub(super) fn send_as_text(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+    pub(super) fn send_as_text(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
         self.cancel_request_of(chunk, now, actions);
-        self.compute(chunk, Status::Text { done: false }, now, actions);
+        self.compute(chunk, ChunkStatus::Text { done: false }, now, actions);
     }
 
     /// Computes a chunk whose base is not here, and goes on reading it.
-    pub(super) fn hedge(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
-        let reading = matches!(self.chunks[chunk].status, Status::Fetching { .. });
-        self.compute(chunk, Status::Hedged { reading }, now, actions);
+    pub(super) fn hedge(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
+        let reading = matches!(self.chunks[chunk].status, ChunkStatus::Fetching { .. });
+        self.compute(chunk, ChunkStatus::Hedged { reading }, now, actions);
     }
 
-    fn compute(&mut self, chunk: usize, status: Status, now: Duration, actions: &mut Vec<Action>) {
-        if !self.chunks.iter().any(ChunkState::is_computing) {
+    fn compute(
+        &mut self,
+        chunk: usize,
+        status: ChunkStatus,
+        now: Duration,
+        actions: &mut Vec<FetcherAction>,
+    ) {
+        if !self.chunks.iter().any(ChunkFetchState::is_computing) {
             self.text_started = now;
         }
         self.chunks[chunk].status = status;
-        actions.push(Action::Recompute { chunk });
+        actions.push(FetcherAction::Recompute { chunk });
     }
 
     /// The base of a hedged chunk came before the GPU was done with it.
-    pub(super) fn withdraw_if_here(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+    pub(super) fn withdraw_if_here(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
         if let Some(level) = self.held(chunk)
-            && matches!(self.chunks[chunk].status, Status::Hedged { .. })
+            && matches!(self.chunks[chunk].status, ChunkStatus::Hedged { .. })
         {
             self.cancel_request_of(chunk, now, actions);
-            actions.push(Action::Withdraw { chunk });
-            self.chunks[chunk].status = Status::Decoding { level };
+            actions.push(FetcherAction::Withdraw { chunk });
+            self.chunks[chunk].status = ChunkStatus::Decoding { level };
             self.text_started = now;
-            actions.push(Action::Decode { chunk, level });
+            actions.push(FetcherAction::Decode { chunk, level });
         }
     }
 
@@ -146,12 +159,12 @@ impl LoadState {
         self.plan.chunks[chunk].level_of_prefix(self.chunks[chunk].have_bytes)
     }
 
-    pub(super) fn view(&self, now: Duration) -> View<'_> {
+    pub(super) fn view(&self, now: Duration) -> PolicyView<'_> {
         let pending = self.requests.values().map(|r| r.end - self.chunks[r.chunk].have_bytes).sum();
         let silent = self.silent(now);
         let flows = |chunk: usize| self.requests.values().any(|r| r.chunk == chunk && r.flowing());
         let expected = self.rates.expectation(&self.meter, self.plan.prior_rate, now, flows);
-        View {
+        PolicyView {
             now,
             plan: &self.plan,
             chunks: &self.chunks,
@@ -193,7 +206,7 @@ impl LoadState {
     pub(super) fn text_ranges(&self) -> Vec<TokenRange> {
         let mut ranges: Vec<TokenRange> = Vec::new();
         for (state, plan) in self.chunks.iter().zip(&self.plan.chunks) {
-            if !matches!(state.status, Status::Text { .. } | Status::Hedged { .. }) {
+            if !matches!(state.status, ChunkStatus::Text { .. } | ChunkStatus::Hedged { .. }) {
                 continue;
             }
             match ranges.last_mut() {

@@ -15,7 +15,7 @@ fn plan(sizes: &[Vec<u64>], slo: Duration, prior: Option<f64>) -> FetchPlan {
     let chunk = |(i, deltas): (usize, &Vec<u64>)| {
         let start = i as u64 * 1536;
         let level_bytes = deltas.iter().scan(0, |sum, d| Some(*sum + d).inspect(|s| *sum = *s)).collect();
-        ChunkPlan::with_default_loss(TokenRange { start, end: start + 1536 }, level_bytes)
+        PlannedChunk::with_default_loss(TokenRange { start, end: start + 1536 }, level_bytes)
     };
     FetchPlan {
         chunks: sizes.iter().enumerate().map(chunk).collect(),
@@ -44,42 +44,42 @@ fn policy(index: usize) -> Box<dyn Policy> {
 
 /// A policy that asks for anything, possible or not.
 #[derive(Debug)]
-struct Hostile(u64);
+struct RandomPolicy(u64);
 
-impl Policy for Hostile {
+impl Policy for RandomPolicy {
     fn name(&self) -> &'static str {
         "hostile"
     }
 
-    fn next(&mut self, view: &View<'_>) -> Step {
+    fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let chunk = (self.0 >> 33) as usize % (view.chunks.len() + 1);
         match (self.0 >> 60) % 6 {
-            0 => Step::Fetch { chunk, level: Level((self.0 >> 40) as u8 % 9) },
-            1 => Step::Text { chunk },
-            2 => Step::Finish { chunk },
-            3 => Step::Pause { chunk },
-            4 => Step::Hedge { chunk },
-            _ => Step::Wait { until: Some(view.now + ms(self.0 % 50)) },
+            0 => PolicyStep::Fetch { chunk, level: Level((self.0 >> 40) as u8 % 9) },
+            1 => PolicyStep::Text { chunk },
+            2 => PolicyStep::Finish { chunk },
+            3 => PolicyStep::Pause { chunk },
+            4 => PolicyStep::Hedge { chunk },
+            _ => PolicyStep::Wait { until: Some(view.now + ms(self.0 % 50)) },
         }
     }
 }
 
-/// A world that answers actions in an order, and with failures, drawn from `choices`.
-struct World {
+/// A load that answers actions in an order, and with failures, drawn from `choices`.
+struct SimulatedLoad {
     fetcher: Fetcher,
     now: Duration,
     open: BTreeMap<RequestId, (usize, u64, u64)>,
-    work: Vec<Event>,
+    work: Vec<FetcherEvent>,
     decodes: Vec<u32>,
     texts: Vec<u32>,
     withdrawn: Vec<u32>,
     wake: Option<Duration>,
     finished: bool,
-    trace: Vec<Action>,
+    trace: Vec<FetcherAction>,
 }
 
-impl World {
+impl SimulatedLoad {
     fn new(plan: FetchPlan, policy: Box<dyn Policy>, config: FetcherConfig) -> Self {
         let n = plan.chunks.len();
         let fetcher = Fetcher::new(plan, policy, config).unwrap();
@@ -89,30 +89,30 @@ impl World {
         Self { fetcher, now, open, work, decodes, texts, withdrawn, wake, finished, trace }
     }
 
-    fn send(&mut self, event: Event) {
+    fn send(&mut self, event: FetcherEvent) {
         assert!(!self.finished, "events after Done are not ours to send");
         for action in self.fetcher.on(event, self.now) {
             self.trace.push(action);
             assert!(!self.finished, "nothing may follow Done");
             match action {
-                Action::Fetch { request, chunk, start, end } => {
+                FetcherAction::Fetch { request, chunk, start, end } => {
                     let chunk_plan = &self.fetcher.plan().chunks[chunk];
                     assert!(start < end && chunk_plan.level_bytes.contains(&end));
                     assert!(self.open.values().all(|&(c, ..)| c != chunk), "one request a chunk");
                     assert!(self.open.insert(request, (chunk, start, end)).is_none());
                 }
-                Action::Cancel { request } => {
+                FetcherAction::Cancel { request } => {
                     assert!(self.open.remove(&request).is_some(), "cancels only what is open");
                 }
-                Action::Decode { chunk, .. } => {
+                FetcherAction::Decode { chunk, .. } => {
                     self.decodes[chunk] += 1;
-                    self.work.push(Event::Decoded { chunk, took: ms(1) });
+                    self.work.push(FetcherEvent::Decoded { chunk, took: ms(1) });
                 }
-                Action::Recompute { chunk } => {
+                FetcherAction::Recompute { chunk } => {
                     self.texts[chunk] += 1;
-                    self.work.push(Event::Recomputed { chunk, took: Some(ms(100)) });
+                    self.work.push(FetcherEvent::Recomputed { chunk, took: Some(ms(100)) });
                 }
-                Action::Withdraw { chunk } => {
+                FetcherAction::Withdraw { chunk } => {
                     self.withdrawn[chunk] += 1;
                     assert_eq!(
                         self.withdrawn[chunk], self.texts[chunk],
@@ -120,15 +120,15 @@ impl World {
                     );
                     // Every other engine is too late to stop.
                     if self.trace.len().is_multiple_of(2) {
-                        let text = |e: &Event| matches!(e, Event::Recomputed { chunk: c, .. } if *c == chunk);
+                        let text = |e: &FetcherEvent| matches!(e, FetcherEvent::Recomputed { chunk: c, .. } if *c == chunk);
                         self.work.retain(|event| !text(event));
                     }
                 }
-                Action::WakeAt(at) => {
+                FetcherAction::WakeAt(at) => {
                     assert!(at > self.now);
                     self.wake = Some(at);
                 }
-                Action::Done => self.finished = true,
+                FetcherAction::Done => self.finished = true,
             }
         }
     }
@@ -138,17 +138,19 @@ impl World {
         self.now += Duration::from_micros(u64::from(choice % 997) * 10);
         if self.wake.is_some_and(|at| at <= self.now) {
             self.wake = None;
-            return self.send(Event::Tick);
+            return self.send(FetcherEvent::Tick);
         }
         let kinds = self.open.len() + self.work.len();
         if kinds == 0 {
             self.now = self.wake.take().expect("someone must wait for something").max(self.now);
-            return self.send(Event::Tick);
+            return self.send(FetcherEvent::Tick);
         }
         let pick = choice as usize / 7 % kinds;
         if let Some(event) = pick.checked_sub(self.open.len()) {
             let event = match self.work.swap_remove(event) {
-                Event::Decoded { chunk, .. } if choice.is_multiple_of(11) => Event::DecodeFailed { chunk },
+                FetcherEvent::Decoded { chunk, .. } if choice.is_multiple_of(11) => {
+                    FetcherEvent::DecodeFailed { chunk }
+                }
                 event => event,
             };
             return self.send(event);
@@ -157,27 +159,27 @@ impl World {
         match choice % 13 {
             0 => {
                 self.open.remove(&request);
-                self.send(Event::Failed { request, permanent: choice.is_multiple_of(2) });
+                self.send(FetcherEvent::Failed { request, permanent: choice.is_multiple_of(2) });
             }
             1 => {
                 self.open.remove(&request); // a short answer
-                self.send(Event::Completed { request });
+                self.send(FetcherEvent::Completed { request });
             }
             _ => {
                 let bytes = (u64::from(choice) * 37 % (end - start) + 1).min(end - start);
                 let slot = self.open.get_mut(&request).unwrap();
                 slot.1 += bytes;
                 let complete = slot.1 == end;
-                self.send(Event::Bytes { request, bytes });
+                self.send(FetcherEvent::Bytes { request, bytes });
                 if complete && self.open.remove(&request).is_some() {
-                    self.send(Event::Completed { request });
+                    self.send(FetcherEvent::Completed { request });
                 }
             }
         }
     }
 
     fn run(mut self, choices: &[u32]) -> Self {
-        self.send(Event::Start);
+        self.send(FetcherEvent::Start);
         for i in 0..20_000usize {
             if self.finished {
                 return self;
@@ -203,19 +205,19 @@ proptest! {
         sizes in sizes(), which in 0usize..4, seed: u64, slo in 0u64..2000, prior in prop::option::of(1.0f64..10_000.0),
         per_token in 1e-6f64..1e-2, choices in prop::collection::vec(any::<u32>(), 1..200),
     ) {
-        let policy = if which == 3 { Box::new(Hostile(seed)) } else { policy(which) };
-        let world = World::new(plan(&sizes, ms(slo), prior), policy, config(per_token)).run(&choices);
+        let policy = if which == 3 { Box::new(RandomPolicy(seed)) } else { policy(which) };
+        let load = SimulatedLoad::new(plan(&sizes, ms(slo), prior), policy, config(per_token)).run(&choices);
         let mut text_tokens = 0;
-        for (i, line) in world.fetcher.timeline().iter().enumerate() {
+        for (i, line) in load.fetcher.timeline().iter().enumerate() {
             prop_assert!(line.resolved.is_some());
-            let texts = world.texts[i] - world.withdrawn[i];
-            prop_assert!(world.decodes[i] <= 1 && texts <= 1 && world.withdrawn[i] <= world.decodes[i]);
+            let texts = load.texts[i] - load.withdrawn[i];
+            prop_assert!(load.decodes[i] <= 1 && texts <= 1 && load.withdrawn[i] <= load.decodes[i]);
             // Both only when decoding failed; text has no level, everything else has the decoded one.
-            prop_assert!(world.decodes[i] + texts >= 1);
+            prop_assert!(load.decodes[i] + texts >= 1);
             prop_assert_eq!(line.level.is_none(), texts == 1);
             text_tokens += if line.level.is_none() { 1536 } else { 0 };
         }
-        let ranges = world.fetcher.text_ranges();
+        let ranges = load.fetcher.text_ranges();
         prop_assert_eq!(ranges.iter().map(|r| r.len()).sum::<u64>(), text_tokens);
         prop_assert!(ranges.windows(2).all(|w| w[0].end < w[1].start), "neighbours are joined");
     }
@@ -224,7 +226,7 @@ proptest! {
     fn the_same_events_give_the_same_actions(
         sizes in sizes(), which in 0usize..3, choices in prop::collection::vec(any::<u32>(), 1..50),
     ) {
-        let run = || World::new(plan(&sizes, ms(500), None), policy(which), config(1e-4)).run(&choices).trace;
+        let run = || SimulatedLoad::new(plan(&sizes, ms(500), None), policy(which), config(1e-4)).run(&choices).trace;
         prop_assert_eq!(run(), run());
     }
 
@@ -248,16 +250,16 @@ proptest! {
             Some((0..3).rev().find(|&l| size(l) / throughput <= remaining).unwrap_or(0))
         };
         #[derive(Debug)]
-        struct Patient;
-        impl Policy for Patient {
+        struct NeverGivesUp;
+        impl Policy for NeverGivesUp {
             fn name(&self) -> &'static str { "cachegen" }
-            fn next(&mut self, view: &View<'_>) -> Step { CacheGen::default().next(view) }
+            fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep { CacheGen::default().next(view) }
             fn may_give_up(&self, _: TextMode) -> bool { false }
         }
-        let mut fetcher = Fetcher::new(plan.clone(), Box::new(Patient), config(per_token)).unwrap();
-        match (fetcher.on(Event::Start, Duration::ZERO)[0], expected) {
-            (Action::Recompute { chunk: 0 }, None) => {}
-            (Action::Fetch { chunk: 0, start: 0, end, .. }, Some(level)) => {
+        let mut fetcher = Fetcher::new(plan.clone(), Box::new(NeverGivesUp), config(per_token)).unwrap();
+        match (fetcher.on(FetcherEvent::Start, Duration::ZERO)[0], expected) {
+            (FetcherAction::Recompute { chunk: 0 }, None) => {}
+            (FetcherAction::Fetch { chunk: 0, start: 0, end, .. }, Some(level)) => {
                 prop_assert_eq!(end, plan.chunks[0].level_bytes[level]);
             }
             other => prop_assert!(false, "{other:?}"),
@@ -269,8 +271,8 @@ proptest! {
 fn without_a_measurement_cachegen_starts_at_the_medium_level() {
     let plan = plan(&[vec![10, 10, 10, 10], vec![10, 10]], ms(100), None);
     let mut fetcher = Fetcher::new(plan, policy(1), config(1.0)).unwrap();
-    let actions = fetcher.on(Event::Start, Duration::ZERO);
-    assert_eq!(actions[0], Action::Fetch { request: RequestId(0), chunk: 0, start: 0, end: 20 });
+    let actions = fetcher.on(FetcherEvent::Start, Duration::ZERO);
+    assert_eq!(actions[0], FetcherAction::Fetch { request: RequestId(0), chunk: 0, start: 0, end: 20 });
 }
 
 #[test]
@@ -281,39 +283,39 @@ fn a_dead_link_is_given_up_after_the_time_that_computing_takes() {
         let sizes = [vec![1 << 20, 1 << 20], vec![1 << 20, 1 << 20]];
         // 2 x 1536 tokens at 0.1 ms = 307 ms of prefill; the SLO is below that, so text does not simply win.
         let plan = plan(&sizes, ms(200), Some(1000.0));
-        let mut world = World::new(plan, policy(which), FetcherConfig { text_mode, ..config(1e-4) });
-        world.send(Event::Start);
-        while !world.finished {
-            assert!(world.now < ms(5000), "policy {which} never gives up");
-            if let Some(done) = world.work.pop() {
-                world.now += ms(154);
-                world.send(done);
+        let mut load = SimulatedLoad::new(plan, policy(which), FetcherConfig { text_mode, ..config(1e-4) });
+        load.send(FetcherEvent::Start);
+        while !load.finished {
+            assert!(load.now < ms(5000), "policy {which} never gives up");
+            if let Some(done) = load.work.pop() {
+                load.now += ms(154);
+                load.send(done);
             } else {
-                world.now = world.wake.take().expect("a wake-up is set");
-                world.send(Event::Tick);
+                load.now = load.wake.take().expect("a wake-up is set");
+                load.send(FetcherEvent::Tick);
             }
         }
-        assert!(world.now < ms(1500), "policy {which} gave up only at {:?}", world.now);
-        assert!(world.texts.iter().all(|&t| t == 1));
+        assert!(load.now < ms(1500), "policy {which} gave up only at {:?}", load.now);
+        assert!(load.texts.iter().all(|&t| t == 1));
     }
 }
 
 #[test]
 fn a_failed_read_keeps_the_level_that_arrived() {
     let mut fetcher = Fetcher::new(plan(&[vec![100, 100]], ms(1000), None), policy(0), config(1.0)).unwrap();
-    fetcher.on(Event::Start, Duration::ZERO);
-    fetcher.on(Event::Bytes { request: RequestId(0), bytes: 150 }, ms(1));
-    let actions = fetcher.on(Event::Failed { request: RequestId(0), permanent: true }, ms(2));
-    assert_eq!(actions, [Action::Decode { chunk: 0, level: Level(0) }]);
+    fetcher.on(FetcherEvent::Start, Duration::ZERO);
+    fetcher.on(FetcherEvent::Bytes { request: RequestId(0), bytes: 150 }, ms(1));
+    let actions = fetcher.on(FetcherEvent::Failed { request: RequestId(0), permanent: true }, ms(2));
+    assert_eq!(actions, [FetcherAction::Decode { chunk: 0, level: Level(0) }]);
 }
 
 #[test]
 fn a_transient_failure_resumes_where_the_bytes_ended() {
     let mut fetcher = Fetcher::new(plan(&[vec![100, 100]], ms(1000), None), policy(0), config(1.0)).unwrap();
-    fetcher.on(Event::Start, Duration::ZERO);
-    fetcher.on(Event::Bytes { request: RequestId(0), bytes: 150 }, ms(1));
-    let actions = fetcher.on(Event::Failed { request: RequestId(0), permanent: false }, ms(2));
-    assert_eq!(actions[0], Action::Fetch { request: RequestId(1), chunk: 0, start: 150, end: 200 });
+    fetcher.on(FetcherEvent::Start, Duration::ZERO);
+    fetcher.on(FetcherEvent::Bytes { request: RequestId(0), bytes: 150 }, ms(1));
+    let actions = fetcher.on(FetcherEvent::Failed { request: RequestId(0), permanent: false }, ms(2));
+    assert_eq!(actions[0], FetcherAction::Fetch { request: RequestId(1), chunk: 0, start: 150, end: 200 });
 }
 
 /// Two chunks of 150 ms on the GPU each, 200 ms in all; the link brings nothing, then all of it.
@@ -324,29 +326,29 @@ fn what_would_be_computed_late_goes_on_being_read() {
     let mut fetcher = Fetcher::new(plan(&sizes, ms(200), None), policy(2), config).unwrap();
     let mut open = BTreeMap::new();
     let (mut computing, mut withdrawn, mut decoded) = (Vec::new(), Vec::new(), Vec::new());
-    let mut take = |actions: Vec<Action>, open: &mut BTreeMap<usize, (RequestId, u64)>| {
+    let mut take = |actions: Vec<FetcherAction>, open: &mut BTreeMap<usize, (RequestId, u64)>| {
         for action in actions {
             match action {
-                Action::Fetch { request, chunk, start, end } => {
+                FetcherAction::Fetch { request, chunk, start, end } => {
                     open.insert(chunk, (request, end - start));
                 }
-                Action::Cancel { request } => open.retain(|_, (r, _)| *r != request),
-                Action::Recompute { chunk } => computing.push(chunk),
-                Action::Withdraw { chunk } => withdrawn.push(chunk),
-                Action::Decode { chunk, .. } => decoded.push(chunk),
-                Action::WakeAt(_) | Action::Done => {}
+                FetcherAction::Cancel { request } => open.retain(|_, (r, _)| *r != request),
+                FetcherAction::Recompute { chunk } => computing.push(chunk),
+                FetcherAction::Withdraw { chunk } => withdrawn.push(chunk),
+                FetcherAction::Decode { chunk, .. } => decoded.push(chunk),
+                FetcherAction::WakeAt(_) | FetcherAction::Done => {}
             }
         }
     };
-    take(fetcher.on(Event::Start, ms(0)), &mut open);
+    take(fetcher.on(FetcherEvent::Start, ms(0)), &mut open);
     for t in (2..150).step_by(2) {
         let request = open.values().next().map(|&(request, _)| request).expect("the link is never left idle");
-        take(fetcher.on(Event::Bytes { request, bytes: 100 }, ms(t)), &mut open);
+        take(fetcher.on(FetcherEvent::Bytes { request, bytes: 100 }, ms(t)), &mut open);
     }
-    take(fetcher.on(Event::Recomputed { chunk: 0, took: Some(ms(150)) }, ms(150)), &mut open);
+    take(fetcher.on(FetcherEvent::Recomputed { chunk: 0, took: Some(ms(150)) }, ms(150)), &mut open);
     let &(request, _) = open.get(&1).expect("the second chunk is read while it is computed");
-    take(fetcher.on(Event::Bytes { request, bytes: 1_000_000 }, ms(180)), &mut open);
-    take(fetcher.on(Event::Decoded { chunk: 1, took: ms(1) }, ms(181)), &mut open);
+    take(fetcher.on(FetcherEvent::Bytes { request, bytes: 1_000_000 }, ms(180)), &mut open);
+    take(fetcher.on(FetcherEvent::Decoded { chunk: 1, took: ms(1) }, ms(181)), &mut open);
     assert!(fetcher.is_done());
     assert_eq!((computing, withdrawn, decoded), (vec![0, 1], vec![1], vec![1]));
     assert_eq!(fetcher.text_ranges(), [TokenRange { start: 0, end: 1536 }]);
@@ -367,5 +369,5 @@ fn impossible_plans_are_refused() {
 #[test]
 fn an_empty_load_is_done_at_once() {
     let mut fetcher = Fetcher::new(plan(&[], ms(1), None), policy(2), config(1.0)).unwrap();
-    assert_eq!(fetcher.on(Event::Start, Duration::ZERO), [Action::Done]);
+    assert_eq!(fetcher.on(FetcherEvent::Start, Duration::ZERO), [FetcherAction::Done]);
 }

@@ -1,36 +1,27 @@
-//! Requests of a load: begun, going on, ended, stopped.
+//! The requests of a load: start, progress, end, cancellation.
 
 use std::time::Duration;
 
 use kvasir_types::Level;
 
 use super::{
-    Status,
-    core::FETCH_ATTEMPTS_MAX,
-    event::{Action, RequestId},
+    ChunkStatus,
+    config::FETCH_ATTEMPTS_MAX,
+    event::{FetcherAction, RequestId},
+    in_flight::InFlightRequest,
     meter::Transfer,
-    peers::Progress,
     state::LoadState,
+    transfer_rate::TransferProgress,
 };
 
-/// A request in flight.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
-    pub(super) chunk: usize,
-    pub(super) end: u64,
-    transfer: Transfer,
-    progress: Progress,
-    last: Duration,
-}
-
-impl Request {
-    pub(super) fn flowing(&self) -> bool {
-        self.transfer.first.is_some()
-    }
-}
-
 impl LoadState {
-    pub(super) fn on_bytes(&mut self, id: RequestId, bytes: u64, now: Duration, actions: &mut Vec<Action>) {
+    pub(super) fn on_bytes(
+        &mut self,
+        id: RequestId,
+        bytes: u64,
+        now: Duration,
+        actions: &mut Vec<FetcherAction>,
+    ) {
         let flowing = self.requests.values().filter(|r| r.flowing()).count();
         let Some(request) = self.requests.get_mut(&id) else { return };
         let chunk = request.chunk;
@@ -52,10 +43,10 @@ impl LoadState {
         line.fetched = Some(now);
         self.meter.on_bytes(now, bytes);
         if let Some(rate) = rate {
-            self.rates.saw(chunk, rate, now);
+            self.rates.record(chunk, rate, now);
         }
         let requests = &self.requests;
-        self.rates.link_changed(&self.meter, |chunk| requests.values().any(|r| r.chunk == chunk));
+        self.rates.on_link_change(&self.meter, |chunk| requests.values().any(|r| r.chunk == chunk));
         self.withdraw_if_here(chunk, now, actions);
     }
 
@@ -64,16 +55,16 @@ impl LoadState {
         id: RequestId,
         now: Duration,
         permanent: bool,
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<FetcherAction>,
     ) {
         let Some(request) = self.requests.remove(&id) else { return };
         self.meter_transfer(&request, now);
         let chunk = request.chunk;
         match self.chunks[chunk].status {
             // The GPU has it anyway.
-            Status::Hedged { .. } => self.chunks[chunk].status = Status::Text { done: false },
-            Status::Fetching { level } => {
-                self.chunks[chunk].status = Status::Idle;
+            ChunkStatus::Hedged { .. } => self.chunks[chunk].status = ChunkStatus::Text { done: false },
+            ChunkStatus::Fetching { level } => {
+                self.chunks[chunk].status = ChunkStatus::Idle;
                 if self.chunks[chunk].have_bytes >= request.end {
                     return;
                 }
@@ -83,11 +74,14 @@ impl LoadState {
                     self.fetch(chunk, level, now, actions);
                 }
             }
-            Status::Idle | Status::Decoding { .. } | Status::Ready { .. } | Status::Text { .. } => {}
+            ChunkStatus::Idle
+            | ChunkStatus::Decoding { .. }
+            | ChunkStatus::Ready { .. }
+            | ChunkStatus::Text { .. } => {}
         }
     }
 
-    fn meter_transfer(&mut self, request: &Request, now: Duration) {
+    fn meter_transfer(&mut self, request: &InFlightRequest, now: Duration) {
         self.meter.on_transfer(now, &request.transfer);
         if self.requests.is_empty() {
             self.meter.on_idle(now);
@@ -95,35 +89,44 @@ impl LoadState {
     }
 
     /// Stops a chunk's request; what arrived stays.
-    pub(super) fn pause(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+    pub(super) fn pause(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
         self.cancel_request_of(chunk, now, actions);
-        let hedged = matches!(self.chunks[chunk].status, Status::Hedged { .. });
-        self.chunks[chunk].status = if hedged { Status::Hedged { reading: false } } else { Status::Idle };
+        let hedged = matches!(self.chunks[chunk].status, ChunkStatus::Hedged { .. });
+        self.chunks[chunk].status =
+            if hedged { ChunkStatus::Hedged { reading: false } } else { ChunkStatus::Idle };
     }
 
-    pub(super) fn cancel_request_of(&mut self, chunk: usize, now: Duration, actions: &mut Vec<Action>) {
+    pub(super) fn cancel_request_of(
+        &mut self,
+        chunk: usize,
+        now: Duration,
+        actions: &mut Vec<FetcherAction>,
+    ) {
         let found = self.requests.iter().find(|(_, r)| r.chunk == chunk).map(|(&id, &r)| (id, r));
         if let Some((id, request)) = found {
             self.requests.remove(&id);
             self.meter_transfer(&request, now);
-            actions.push(Action::Cancel { request: id });
+            actions.push(FetcherAction::Cancel { request: id });
         }
     }
 
-    fn fetch(&mut self, chunk: usize, level: Level, now: Duration, actions: &mut Vec<Action>) {
+    fn fetch(&mut self, chunk: usize, level: Level, now: Duration, actions: &mut Vec<FetcherAction>) {
         let end = self.plan.chunks[chunk].bytes_at(level);
         let start = self.chunks[chunk].have_bytes;
         let id = RequestId(self.next_request);
         self.next_request += 1;
         self.attempts[chunk] += 1;
-        let hedged = matches!(self.chunks[chunk].status, Status::Hedged { .. });
+        let hedged = matches!(self.chunks[chunk].status, ChunkStatus::Hedged { .. });
         self.chunks[chunk].status =
-            if hedged { Status::Hedged { reading: true } } else { Status::Fetching { level } };
+            if hedged { ChunkStatus::Hedged { reading: true } } else { ChunkStatus::Fetching { level } };
         self.timeline[chunk].requests += 1;
         self.timeline[chunk].started.get_or_insert(now);
         let transfer = Transfer { sent: now, first: None, bytes: 0 };
-        self.requests.insert(id, Request { chunk, end, transfer, progress: Progress::default(), last: now });
-        actions.push(Action::Fetch { request: id, chunk, start, end });
+        self.requests.insert(
+            id,
+            InFlightRequest { chunk, end, transfer, progress: TransferProgress::default(), last: now },
+        );
+        actions.push(FetcherAction::Fetch { request: id, chunk, start, end });
     }
 
     /// Begins to read what is missing of `level`; asked for by the policy, so attempts count afresh.
@@ -132,7 +135,7 @@ impl LoadState {
         chunk: usize,
         level: Level,
         now: Duration,
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<FetcherAction>,
     ) {
         self.attempts[chunk] = 0;
         self.fetch(chunk, level, now, actions);
@@ -142,7 +145,7 @@ impl LoadState {
     pub(super) fn silent(&self, now: Duration) -> Duration {
         // Bytes are due at once on a flowing request, after some patience on one that was just sent.
         let patience = 4 * self.meter.first_byte() + Duration::from_millis(50);
-        let due = |r: &Request| match r.transfer.first {
+        let due = |r: &InFlightRequest| match r.transfer.first {
             Some(_) => self.meter.last_arrival(),
             None => self.meter.last_arrival().max(r.transfer.sent + patience),
         };

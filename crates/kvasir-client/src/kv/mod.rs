@@ -1,6 +1,6 @@
 //! `store_kv`, `lookup`, `get_kv`: CacheGen's interfaces over the service.
 
-mod learned;
+mod learned_costs;
 mod load;
 mod lookup;
 mod ranges;
@@ -21,8 +21,8 @@ pub use load::{
 };
 pub use lookup::LoadPlan;
 pub use store::{
-    Admission, ChunkOutcome, DropPolicy, QueueConfig, QueueStats, Refusal, StoreOptions, StoreOutcome,
-    StoreProgress, StoreQueue, StoreReport, StoreTicket, StoredPart, Urgency,
+    AdmissionPolicy, ChunkOutcome, ChunkStoreReport, DropPolicy, QueueConfig, QueueStats, StoreOptions,
+    StoreOutcome, StoreProgress, StoreQueue, StoreRefusal, StoreReport, StoreTicket, Urgency,
 };
 pub use table::{BlockTable, PageRef, PageStore, Shard};
 
@@ -42,7 +42,7 @@ pub struct KvClient {
     chunk_tokens: usize,
     direct: bool,
     kl_beneath_max: f32,
-    learned: Arc<learned::Learned>,
+    learned: Arc<learned_costs::LearnedCosts>,
     runtime: tokio::runtime::Handle,
 }
 
@@ -85,7 +85,7 @@ impl KvClient {
             chunk_tokens: CHUNK_TOKENS_DEFAULT,
             direct: false,
             kl_beneath_max: f32::INFINITY,
-            learned: Arc::new(learned::Learned::new(recompute)),
+            learned: Arc::new(learned_costs::LearnedCosts::new(recompute)),
             runtime: tokio::runtime::Handle::current(),
         })
     }

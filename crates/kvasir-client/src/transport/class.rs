@@ -29,7 +29,7 @@ impl RequestClass {
         self
     }
 
-    pub(super) fn mark(&self, mut request: RequestBuilder) -> RequestBuilder {
+    pub(super) fn apply(&self, mut request: RequestBuilder) -> RequestBuilder {
         if let Some(kind) = &self.kind {
             request = request.header(HEADER_REQUEST_TYPE, kind.as_str());
         }

@@ -1,4 +1,4 @@
-//! Time to first byte as it was lately, and what may be spent on not waiting for it.
+//! Recent times to first byte, and the budget for hedged reads.
 
 use std::{
     collections::VecDeque,
@@ -16,16 +16,17 @@ use crate::limits::{
 /// one. The budget keeps hedges at a twentieth of the reads, so that a service that is slow as a whole gets at most
 /// 5 % more to do.
 #[derive(Debug, Default)]
-pub(crate) struct FirstBytes(Mutex<State>);
+pub(crate) struct FirstByteLatencies(Mutex<HedgingState>);
 
+/// Recent latencies and the hedges left to spend.
 #[derive(Debug, Default)]
-struct State {
+struct HedgingState {
     samples: VecDeque<Duration>,
     budget: f64,
 }
 
-impl FirstBytes {
-    fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+impl FirstByteLatencies {
+    fn with<T>(&self, f: impl FnOnce(&mut HedgingState) -> T) -> T {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -73,7 +74,7 @@ mod tests {
 
     #[test]
     fn the_quantile_is_of_the_last_reads() {
-        let times = FirstBytes::default();
+        let times = FirstByteLatencies::default();
         assert_eq!(times.hedge_after(), None);
         (0..1000).for_each(|_| times.observe(Duration::from_secs(9)));
         (1..=100).for_each(|ms| times.observe(Duration::from_millis(ms)));
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn hedges_are_a_twentieth_of_the_reads() {
-        let times = FirstBytes::default();
+        let times = FirstByteLatencies::default();
         let mut hedges = 0;
         for _ in 0..1000 {
             times.observe(Duration::from_millis(1));

@@ -1,16 +1,16 @@
 //! HTTP: one method per route, typed errors, retries under a shared budget.
 
-mod activity;
+mod active_loads;
 mod body;
 mod class;
 mod first_byte;
 mod object;
-mod pace;
 mod problem;
 mod read;
 mod retry;
 mod route;
 mod service;
+mod upload_pacer;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -24,17 +24,16 @@ use reqwest::{
     Certificate, Method, RequestBuilder,
     header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue},
 };
-use serde_json::Value;
 use url::Url;
 
-pub(crate) use activity::{Activity, Busy};
+pub(crate) use active_loads::{ActiveLoadGuard, ActiveLoads};
 pub use class::RequestClass;
 pub use object::{ObjectRange, ObjectRead};
-pub(crate) use pace::Pace;
-pub(crate) use read::{ObjectName, TakeBytes};
+pub(crate) use read::{ByteSink, ObjectName};
 pub(crate) use retry::backoff;
 pub(crate) use route::Routes;
-pub use service::{DirectStore, EventStream, Told};
+pub use service::{DirectStore, EventMessage, EventStream};
+pub(crate) use upload_pacer::UploadPacer;
 
 use crate::{ClientError, limits};
 
@@ -51,7 +50,7 @@ pub struct ClientConfig {
     /// negotiates, and plain text is HTTP/1.1 with kept connections.
     pub http2_prior_knowledge: bool,
     /// Sent as `Authorization: Bearer …` to the service, and to nobody else.
-    pub token: Option<Token>,
+    pub token: Option<BearerToken>,
     /// CA certificates to trust beside the system's, as PEM.
     pub ca_certificates: Option<Vec<u8>>,
     /// What requests are for, unless [`Client::for_request`] says otherwise.
@@ -60,9 +59,9 @@ pub struct ClientConfig {
 
 /// A credential; its text appears in no log.
 #[derive(Clone)]
-pub struct Token(HeaderValue);
+pub struct BearerToken(HeaderValue);
 
-impl Token {
+impl BearerToken {
     /// A token of the service, or a JSON Web Token; space around it is ignored.
     ///
     /// # Errors
@@ -77,7 +76,7 @@ impl Token {
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for BearerToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
@@ -126,8 +125,8 @@ pub struct Client {
     base: String,
     config: ClientConfig,
     budget: Arc<retry::RetryBudget>,
-    pub(crate) first_bytes: Arc<first_byte::FirstBytes>,
-    pub(crate) activity: Arc<Activity>,
+    pub(crate) first_byte_latencies: Arc<first_byte::FirstByteLatencies>,
+    pub(crate) active_loads: Arc<ActiveLoads>,
 }
 
 impl Client {
@@ -155,18 +154,18 @@ impl Client {
             base,
             config,
             budget: Arc::new(retry::RetryBudget::new()),
-            first_bytes: Arc::default(),
-            activity: Arc::default(),
+            first_byte_latencies: Arc::default(),
+            active_loads: Arc::default(),
         })
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.http.request(method, format!("{}{path}", self.base));
         let request = match &self.config.token {
-            Some(Token(value)) => request.header(AUTHORIZATION, value),
+            Some(BearerToken(value)) => request.header(AUTHORIZATION, value),
             None => request,
         };
-        self.config.class.mark(request)
+        self.config.class.apply(request)
     }
 
     /// The same client on behalf of one request of an engine: it says so to the service.
@@ -346,17 +345,17 @@ impl Client {
         self.put_chunk_paced(model_id, seq_hash, object, None).await
     }
 
-    /// As [`put_chunk`](Self::put_chunk), at a pace.
+    /// As [`put_chunk`](Self::put_chunk), with an optional pacer.
     pub(crate) async fn put_chunk_paced(
         &self,
         model_id: &ModelId,
         seq_hash: &SeqHash,
         object: Bytes,
-        pace: Option<&Pace>,
+        pacer: Option<&UploadPacer>,
     ) -> Result<StoredChunk, ClientError> {
         let length = object.len();
         let request = || {
-            let body = pace.map_or_else(|| object.clone().into(), |pace| pace.body(object.clone()));
+            let body = pacer.map_or_else(|| object.clone().into(), |pacer| pacer.body(object.clone()));
             self.request(Method::PUT, &routes::chunk(model_id, seq_hash))
                 .header(CONTENT_TYPE, MEDIA_CHUNK)
                 .header(CONTENT_LENGTH, length)
@@ -366,14 +365,6 @@ impl Client {
         let response = self.send_again(request).await?;
         let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
         serde_json::from_slice(&body).map_err(|e| ClientError::protocol(e.to_string()))
-    }
-
-    /// Any `GET` of the service that answers JSON, for routes newer than this client.
-    ///
-    /// # Errors
-    /// As every request: see [`ClientError`].
-    pub async fn get_json(&self, path: &str) -> Result<Value, ClientError> {
-        self.json(self.request(Method::GET, path)).await
     }
 
     pub(crate) fn take_retry(&self) -> bool {

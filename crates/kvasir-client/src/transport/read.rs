@@ -28,21 +28,21 @@ impl ObjectName {
     }
 }
 
-/// Something that takes bytes as they arrive.
-pub(crate) trait TakeBytes: Send {
-    /// Takes `bytes` that lie at `offset` of the object.
-    fn take(&mut self, offset: u64, bytes: Bytes) -> impl Future<Output = ()> + Send;
+/// Receives bytes as they arrive.
+pub(crate) trait ByteSink: Send {
+    /// Writes `bytes` that lie at `offset` of the object.
+    fn write(&mut self, offset: u64, bytes: Bytes) -> impl Future<Output = ()> + Send;
 }
 
 /// An opened read and its first bytes.
-struct Opened {
+struct OpenedRead {
     read: ObjectRead,
     first: Bytes,
     direct: bool,
 }
 
 impl Routes {
-    /// Reads a range and hands every piece over as it arrives: its offset and its bytes.
+    /// Reads a range and writes every piece to `sink` as it arrives.
     ///
     /// A presigned URL that is refused is renewed once; a direct read that fails in any way goes on through the
     /// service from where it stopped. Only the service's own failure is an error, and what arrived before it stays.
@@ -51,15 +51,15 @@ impl Routes {
         object: &ObjectName,
         range: Range<u64>,
         through_service: bool,
-        to: &mut impl TakeBytes,
+        sink: &mut impl ByteSink,
     ) -> Result<(), ClientError> {
         let (mut via, generation) = match through_service {
             true => (Via::Proxy, 0),
-            false => self.of(&object.object_digest).await,
+            false => self.route(&object.object_digest).await,
         };
         let (mut next, mut renewed) = (range.start, false);
         loop {
-            let outcome = self.stream(object, &mut next, range.end, &via, to).await;
+            let outcome = self.stream(object, &mut next, range.end, &via, sink).await;
             let Err(error) = outcome else { return Ok(()) };
             if matches!(via, Via::Proxy) {
                 return Err(error);
@@ -83,33 +83,38 @@ impl Routes {
         next: &mut u64,
         end: u64,
         via: &Via,
-        to: &mut impl TakeBytes,
+        sink: &mut impl ByteSink,
     ) -> Result<(), ClientError> {
-        let Opened { mut read, first, direct } = self.open(object, &(*next..end), via).await?;
+        let OpenedRead { mut read, first, direct } = self.open(object, &(*next..end), via).await?;
         let bytes = if direct { &self.counters.direct_bytes } else { &self.counters.proxy_bytes };
-        let mut piece = Some(first);
-        while let Some(part) = piece {
+        let mut next_bytes = Some(first);
+        while let Some(part) = next_bytes {
             let offset = *next;
             *next += part.len() as u64;
             Counters::count(bytes, part.len() as u64);
-            to.take(offset, part).await;
-            piece = within(direct, read.next()).await?;
+            sink.write(offset, part).await;
+            next_bytes = within(direct, read.next()).await?;
         }
         Ok(())
     }
 
     /// Opens a read; where its first byte takes longer than nearly all lately did, once more, and the first of
     /// both to bring a byte is kept. The other is dropped, which cancels it.
-    async fn open(&self, object: &ObjectName, range: &Range<u64>, via: &Via) -> Result<Opened, ClientError> {
+    async fn open(
+        &self,
+        object: &ObjectName,
+        range: &Range<u64>,
+        via: &Via,
+    ) -> Result<OpenedRead, ClientError> {
         let mut first = pin!(self.open_once(object, range, via));
-        let first_bytes = &self.client().first_bytes;
-        let Some(patience) = first_bytes.hedge_after() else { return first.await };
+        let latencies = &self.client().first_byte_latencies;
+        let Some(patience) = latencies.hedge_after() else { return first.await };
         tokio::select! {
             biased;
             opened = &mut first => return opened,
             () = tokio::time::sleep(patience) => {}
         }
-        if !first_bytes.take_hedge() {
+        if !latencies.take_hedge() {
             return first.await;
         }
         Counters::count(&self.counters.hedges, 1);
@@ -127,7 +132,7 @@ impl Routes {
         }
     }
 
-    fn won(&self, opened: Result<Opened, ClientError>) -> Result<Opened, ClientError> {
+    fn won(&self, opened: Result<OpenedRead, ClientError>) -> Result<OpenedRead, ClientError> {
         Counters::count(&self.counters.hedges_won, u64::from(opened.is_ok()));
         opened
     }
@@ -137,7 +142,7 @@ impl Routes {
         object: &ObjectName,
         range: &Range<u64>,
         via: &Via,
-    ) -> Result<Opened, ClientError> {
+    ) -> Result<OpenedRead, ClientError> {
         let sent = Instant::now();
         Counters::count(&self.counters.requests, 1);
         let direct = matches!(via, Via::Direct { .. });
@@ -146,8 +151,8 @@ impl Routes {
         let Some(first) = within(direct, read.next()).await? else {
             return Err(ClientError::protocol("an empty answer to a range that is not empty"));
         };
-        self.client().first_bytes.observe(sent.elapsed());
-        Ok(Opened { read, first, direct })
+        self.client().first_byte_latencies.observe(sent.elapsed());
+        Ok(OpenedRead { read, first, direct })
     }
 }
 

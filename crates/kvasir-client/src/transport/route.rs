@@ -52,16 +52,18 @@ impl Counters {
     }
 }
 
+/// A presigned URL and when it expires.
 #[derive(Debug, Clone)]
-struct Presigned {
+struct PresignedUrl {
     url: String,
-    until: Instant,
+    expires_at: Instant,
 }
 
+/// The presigned URLs of one load by object, and what renewing them may still cost.
 #[derive(Debug, Default)]
-struct Book {
-    urls: BTreeMap<ObjectDigest, Presigned>,
-    /// Answers seen so far: who waited for a renewal does not ask once more.
+struct RouteTable {
+    urls: BTreeMap<ObjectDigest, PresignedUrl>,
+    /// Number of the last renewal. A read that waited for a renewal compares it and does not renew again.
     generation: u64,
     renewals_left: u32,
     /// Direct reads that failed otherwise than by a refusal.
@@ -75,7 +77,7 @@ pub(crate) struct Routes {
     client: Client,
     /// The lookup that gave them; none where nothing was presigned.
     request: Option<LookupRequest>,
-    book: Mutex<Book>,
+    table: Mutex<RouteTable>,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -87,9 +89,9 @@ impl Routes {
         answer: &[(ObjectDigest, Via)],
         looked_up: Instant,
     ) -> Self {
-        let mut book = Book { renewals_left: URL_RENEWALS_MAX, ..Book::default() };
-        book.enter(answer.iter().map(|(digest, via)| (*digest, via)), looked_up);
-        Self { client, request, book: Mutex::new(book), counters: Arc::default() }
+        let mut table = RouteTable { renewals_left: URL_RENEWALS_MAX, ..RouteTable::default() };
+        table.insert_presigned(answer.iter().map(|(digest, via)| (*digest, via)), looked_up);
+        Self { client, request, table: Mutex::new(table), counters: Arc::default() }
     }
 
     pub(crate) const fn client(&self) -> &Client {
@@ -97,62 +99,65 @@ impl Routes {
     }
 
     /// The way to read an object now, and the generation of that answer.
-    pub(crate) async fn of(&self, object: &ObjectDigest) -> (Via, u64) {
-        let mut book = self.book.lock().await;
-        let expired = book.urls.get(object).is_some_and(|p| p.until <= Instant::now() + URL_MARGIN);
+    pub(crate) async fn route(&self, object: &ObjectDigest) -> (Via, u64) {
+        let mut table = self.table.lock().await;
+        let expired = table.urls.get(object).is_some_and(|p| p.expires_at <= Instant::now() + URL_MARGIN);
         if expired {
-            self.renew(&mut book).await;
+            self.renew(&mut table).await;
         }
-        (book.via(object), book.generation)
+        (table.via(object), table.generation)
     }
 
     /// A direct read failed: after a few, the store is not asked any more in this load.
     pub(crate) async fn on_direct_failure(&self) {
         Counters::count(&self.counters.fallbacks, 1);
-        let mut book = self.book.lock().await;
-        book.failures += 1;
-        if book.failures >= DIRECT_FAILURES_MAX {
-            book.urls.clear();
-            book.renewals_left = 0;
+        let mut table = self.table.lock().await;
+        table.failures += 1;
+        if table.failures >= DIRECT_FAILURES_MAX {
+            table.urls.clear();
+            table.renewals_left = 0;
         }
     }
 
     /// The way to read an object whose URL of `generation` was refused: a newer URL, else through the service.
     pub(crate) async fn after_refusal(&self, object: &ObjectDigest, generation: u64) -> Via {
-        let mut book = self.book.lock().await;
-        if book.generation == generation {
-            book.urls.remove(object);
-            self.renew(&mut book).await;
+        let mut table = self.table.lock().await;
+        if table.generation == generation {
+            table.urls.remove(object);
+            self.renew(&mut table).await;
         }
-        book.via(object)
+        table.via(object)
     }
 
     /// Asks for new URLs. Whatever goes wrong, what is expired is read through the service.
-    async fn renew(&self, book: &mut Book) {
+    async fn renew(&self, table: &mut RouteTable) {
         let now = Instant::now();
-        book.urls.retain(|_, presigned| presigned.until > now + URL_MARGIN);
-        book.generation += 1;
-        let Some(request) = self.request.as_ref().filter(|_| book.renewals_left > 0) else { return };
-        book.renewals_left -= 1;
+        table.urls.retain(|_, presigned| presigned.expires_at > now + URL_MARGIN);
+        table.generation += 1;
+        let Some(request) = self.request.as_ref().filter(|_| table.renewals_left > 0) else { return };
+        table.renewals_left -= 1;
         match self.client.lookup(request).await {
             Ok(LookupResponse { chunks, .. }) => {
                 Counters::count(&self.counters.renewals, 1);
-                book.enter(chunks.iter().map(|chunk| (chunk.object_digest, &chunk.via)), Instant::now());
+                table.insert_presigned(
+                    chunks.iter().map(|chunk| (chunk.object_digest, &chunk.via)),
+                    Instant::now(),
+                );
             }
             Err(error) => tracing::debug!(%error, "presigned URLs could not be renewed"),
         }
     }
 }
 
-impl Book {
-    fn enter<'a>(&mut self, answer: impl Iterator<Item = (ObjectDigest, &'a Via)>, at: Instant) {
+impl RouteTable {
+    fn insert_presigned<'a>(&mut self, answer: impl Iterator<Item = (ObjectDigest, &'a Via)>, at: Instant) {
         for (digest, via) in answer {
             if let Via::Direct { url, expires_in_s } = via {
                 let age = match expires_in_s {
                     0 => URL_AGE_DEFAULT,
                     seconds => Duration::from_secs(*seconds).min(URL_AGE_DEFAULT * 24),
                 };
-                self.urls.insert(digest, Presigned { url: url.clone(), until: at + age });
+                self.urls.insert(digest, PresignedUrl { url: url.clone(), expires_at: at + age });
             }
         }
     }

@@ -247,9 +247,9 @@ pub struct DirectStore {
     pub fallback: Option<String>,
 }
 
-/// What a stream of events brings.
+/// A message of the event stream.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Told {
+pub enum EventMessage {
     /// An event.
     Event(Box<Event>),
     /// The service ends the stream: this reader was too slow.
@@ -261,7 +261,7 @@ pub enum Told {
 pub struct EventStream {
     response: Response,
     bytes: Vec<u8>,
-    ready: VecDeque<Told>,
+    ready: VecDeque<EventMessage>,
 }
 
 impl EventStream {
@@ -269,18 +269,18 @@ impl EventStream {
     ///
     /// # Errors
     /// When the connection breaks, or what arrives is no event.
-    pub async fn next(&mut self) -> Result<Option<Told>, ClientError> {
+    pub async fn next(&mut self) -> Result<Option<EventMessage>, ClientError> {
         loop {
-            if let Some(told) = self.ready.pop_front() {
-                return Ok(Some(told));
+            if let Some(message) = self.ready.pop_front() {
+                return Ok(Some(message));
             }
             let Some(part) = self.response.chunk().await.map_err(ClientError::Transport)? else {
                 return Ok(None);
             };
             self.bytes.extend_from_slice(&part);
             while let Some(end) = self.bytes.windows(2).position(|two| two == b"\n\n") {
-                let message: Vec<u8> = self.bytes.drain(..end + 2).collect();
-                self.ready.extend(parse(&message)?);
+                let text: Vec<u8> = self.bytes.drain(..end + 2).collect();
+                self.ready.extend(parse(&text)?);
             }
             if self.bytes.len() > limits::EVENT_BYTES_MAX {
                 return Err(ClientError::protocol("an event without an end"));
@@ -290,7 +290,7 @@ impl EventStream {
 }
 
 /// One message; none for a comment.
-fn parse(message: &[u8]) -> Result<Option<Told>, ClientError> {
+fn parse(message: &[u8]) -> Result<Option<EventMessage>, ClientError> {
     let text = str::from_utf8(message).map_err(|e| ClientError::protocol(e.to_string()))?;
     let field = |name: &str| {
         let lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -299,8 +299,8 @@ fn parse(message: &[u8]) -> Result<Option<Told>, ClientError> {
     let Some(data) = field("data") else { return Ok(None) };
     let wrong = |e: serde_json::Error| ClientError::protocol(format!("an event: {e}"));
     Ok(Some(match field("event") {
-        Some("dropped") => Told::Dropped(serde_json::from_str(data).map_err(wrong)?),
-        _ => Told::Event(serde_json::from_str(data).map_err(wrong)?),
+        Some("dropped") => EventMessage::Dropped(serde_json::from_str(data).map_err(wrong)?),
+        _ => EventMessage::Event(serde_json::from_str(data).map_err(wrong)?),
     }))
 }
 
@@ -313,7 +313,10 @@ mod tests {
         assert_eq!(parse(b":\n\n").expect("a comment"), None);
         let dropped =
             parse(b"event: dropped\ndata: {\"missed\":3,\"detail\":\"slow\"}\n\n").expect("an event");
-        assert_eq!(dropped, Some(Told::Dropped(EventsDropped { missed: 3, detail: "slow".to_owned() })));
+        assert_eq!(
+            dropped,
+            Some(EventMessage::Dropped(EventsDropped { missed: 3, detail: "slow".to_owned() }))
+        );
         assert!(parse(b"event: stored\ndata: {}\n\n").is_err(), "an event has an id");
         assert!(parse(b"\xff\n\n").is_err());
     }

@@ -25,11 +25,8 @@ use kvasir_api::{
     RegisteredModel, StoredChunk, Via, routes,
 };
 use kvasir_client::{Client, ClientConfig, KvClient};
-use kvasir_codec::{
-    CpuDecoder, CpuEncoder, KvBuffer, Profile,
-    container::ObjectVerifier,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::{CpuDecoder, CpuEncoder, KvBuffer, Profile, container::ObjectVerifier};
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{
     KvDtype, KvLayout, LayerKv, Level, Medium, ModelSpec, ObjectDigest, Pairing, Reuse, RootHash, Rope,
     SeqHash,

@@ -20,11 +20,11 @@ use super::{
 };
 use crate::rans::{
     ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN,
-    alias::UPPER_SHIFT,
     bank::TableBank,
-    halves::StepTable,
+    buckets::UPPER_SHIFT,
     stream::{StreamFault, StreamJob, cell::Fit},
     trit::TritTable,
+    u16_lanes::StepTable,
 };
 
 const SLOT_MASK: u32 = PROBABILITY_ONE - 1;

@@ -6,22 +6,22 @@ use super::aarch64::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{Avx2, Avx512};
 use crate::rans::{
-    RowBits, Rows,
+    LevelRows, RowBits,
     bank::TableBank,
     stream::{
         StreamFault, StreamJob,
         cell::Fit,
         decode::decode_stream,
-        encode::{Backward, BlockJob, EncodedStream, Uncodable},
+        encode::{BlockJob, EncodedStream, ReverseWords, Uncodable},
     },
 };
 
 /// A decoder of streams that this CPU can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StreamDecoder(Path);
+pub(crate) struct StreamDecoder(StreamPath);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Path {
+enum StreamPath {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
@@ -36,56 +36,56 @@ impl StreamDecoder {
     pub(crate) fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            let wide = Avx512::new().map(Path::Avx512);
-            if let Some(path) = wide.or_else(|| Avx2::new().map(Path::Avx2)) {
+            let wide = Avx512::new().map(StreamPath::Avx512);
+            if let Some(path) = wide.or_else(|| Avx2::new().map(StreamPath::Avx2)) {
                 return Self(path);
             }
         }
         #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
         if let Some(cpu) = Neon::new() {
-            return Self(Path::Neon(cpu));
+            return Self(StreamPath::Neon(cpu));
         }
         Self::scalar()
     }
 
     /// The portable one.
     pub(crate) fn scalar() -> Self {
-        Self(Path::Scalar)
+        Self(StreamPath::Scalar)
     }
 
     /// All, slowest first.
     pub(crate) fn available() -> Vec<Self> {
-        let mut paths = vec![Some(Path::Scalar)];
+        let mut paths = vec![Some(StreamPath::Scalar)];
         #[cfg(target_arch = "x86_64")]
-        paths.extend([Avx2::new().map(Path::Avx2), Avx512::new().map(Path::Avx512)]);
+        paths.extend([Avx2::new().map(StreamPath::Avx2), Avx512::new().map(StreamPath::Avx512)]);
         #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-        paths.push(Neon::new().map(Path::Neon));
+        paths.push(Neon::new().map(StreamPath::Neon));
         paths.into_iter().flatten().map(Self).collect()
     }
 
     /// For reports.
     pub(crate) fn name(self) -> &'static str {
         match self.0 {
-            Path::Scalar => "scalar",
+            StreamPath::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2(_) => "avx2",
+            StreamPath::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512(_) => "avx512",
+            StreamPath::Avx512(_) => "avx512",
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-            Path::Neon(_) => "neon",
+            StreamPath::Neon(_) => "neon",
         }
     }
 
     /// Streams that are best decoded at once.
     pub(crate) fn streams(self) -> usize {
         match self.0 {
-            Path::Scalar => 1,
+            StreamPath::Scalar => 1,
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2(_) => Avx2::STREAMS,
+            StreamPath::Avx2(_) => Avx2::STREAMS,
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512(_) => Avx512::STREAMS,
+            StreamPath::Avx512(_) => Avx512::STREAMS,
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-            Path::Neon(_) => Neon::STREAMS,
+            StreamPath::Neon(_) => Neon::STREAMS,
         }
     }
 
@@ -97,19 +97,21 @@ impl StreamDecoder {
         jobs: Vec<StreamJob<'_, V>>,
     ) -> Vec<Result<Fit, StreamFault>> {
         match self.0 {
-            Path::Scalar => jobs.into_iter().map(|job| decode_stream(bank, tokens, job)).collect(),
+            StreamPath::Scalar => jobs.into_iter().map(|job| decode_stream(bank, tokens, job)).collect(),
             #[cfg(target_arch = "x86_64")]
-            Path::Avx2(cpu) => match <[_; Avx2::STREAMS]>::try_from(jobs) {
+            StreamPath::Avx2(cpu) => match <[_; Avx2::STREAMS]>::try_from(jobs) {
                 Ok(jobs) => cpu.decode(bank, tokens, jobs).into(),
                 Err(few) => few.into_iter().flat_map(|job| cpu.decode(bank, tokens, [job])).collect(),
             },
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512(cpu) => match <[_; Avx512::STREAMS]>::try_from(jobs) {
+            StreamPath::Avx512(cpu) => match <[_; Avx512::STREAMS]>::try_from(jobs) {
                 Ok(jobs) => cpu.decode(bank, tokens, jobs).into(),
                 Err(few) => few.into_iter().flat_map(|job| cpu.decode(bank, tokens, [job])).collect(),
             },
             #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-            Path::Neon(cpu) => jobs.into_iter().flat_map(|job| cpu.decode(bank, tokens, [job])).collect(),
+            StreamPath::Neon(cpu) => {
+                jobs.into_iter().flat_map(|job| cpu.decode(bank, tokens, [job])).collect()
+            }
         }
     }
 }
@@ -155,8 +157,14 @@ impl StreamEncoder {
         }
     }
 
-    /// Writes a coefficient's row, as [`Rows::write`].
-    pub(crate) fn row(self, rows: &Rows<'_>, coefficient: usize, refines: bool, out: &mut [i32]) -> RowBits {
+    /// Writes a coefficient's row, as [`LevelRows::write`].
+    pub(crate) fn row(
+        self,
+        rows: &LevelRows<'_>,
+        coefficient: usize,
+        refines: bool,
+        out: &mut [i32],
+    ) -> RowBits {
         match self.0 {
             EncoderPath::Scalar => rows.write(coefficient, refines, out),
             #[cfg(target_arch = "x86_64")]
@@ -173,7 +181,7 @@ impl StreamEncoder {
     pub(crate) fn encode_blocks(
         self,
         jobs: &[BlockJob<'_>],
-        words: &mut [Backward; ENCODED_AT_ONCE],
+        words: &mut [ReverseWords; ENCODED_AT_ONCE],
     ) -> Option<Result<Vec<EncodedStream>, Uncodable>> {
         match (self.0, jobs) {
             #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,6 @@
 //! What a register file has to do.
 
-use crate::rans::{LANES, halves::StepTable, stream::cell::Cell};
+use crate::rans::{LANES, stream::cell::Cell, u16_lanes::StepTable};
 
 /// Bytes that a refill loads: one word for each of the 32 lanes.
 pub(crate) const REFILL_BYTES: usize = 2 * LANES;

@@ -10,7 +10,8 @@ mod dispatch;
 mod kernel;
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 mod lockstep;
-mod rows;
+pub(crate) mod matmul;
+mod row_kernel;
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 mod steps;
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
@@ -23,4 +24,4 @@ pub(crate) use crate::rans::stream::cell::Cell as StreamCell;
 pub(crate) use dispatch::{ENCODED_AT_ONCE, StreamDecoder, StreamEncoder};
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 pub(crate) use kernel::KernelCell as StreamCell;
-pub(crate) use rows::RowKernel;
+pub(crate) use row_kernel::RowKernel;

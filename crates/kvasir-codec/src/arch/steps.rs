@@ -1,6 +1,6 @@
 //! Steps of a stream as its decoder does them, and what those of a stream have in common.
 
-use crate::rans::{halves::StepTable, plan::Coding};
+use crate::rans::{coding::Coding, u16_lanes::StepTable};
 
 /// What is done for one coefficient in every row.
 #[derive(Clone, Copy)]
@@ -37,7 +37,7 @@ impl<'a> Step<'a> {
 
     /// Whether a symbol may have all slots, which no kernel is for.
     pub(super) fn certain(&self) -> bool {
-        self.table.halves.certain || self.refining.halves.certain
+        self.table.u16_lanes.certain || self.refining.u16_lanes.certain
     }
 
     /// The tables of its trits.

@@ -9,9 +9,9 @@ use super::{
 use crate::rans::{
     LANES,
     bank::TableBank,
-    halves::StepTable,
-    plan::Coding,
-    stream::{RowsAt, StreamFault, StreamJob, cell::Fit, decode::Lanes},
+    coding::Coding,
+    stream::{RowsAt, StreamFault, StreamJob, cell::Fit, decode::LaneDecoder},
+    u16_lanes::StepTable,
 };
 
 /// A stream being decoded; its steps, and what changes with every one, are its driver's.
@@ -32,7 +32,7 @@ pub(super) struct Stream<'a, V> {
     /// Bytes of the words proper.
     word_bytes: usize,
     /// The same coders for what is rare: long escapes, the partial row, the end check.
-    pub(super) scalar: Lanes<'a>,
+    pub(super) scalar: LaneDecoder<'a>,
     fault: Option<StreamFault>,
 }
 
@@ -47,9 +47,9 @@ impl<'a, V: KernelCell> Stream<'a, V> {
             true => Cow::Borrowed(bytes.readable),
             false => Cow::Owned([bytes.words, &[0; REFILL_BYTES]].concat()),
         };
-        let (scalar, fault) = match Lanes::new(bytes) {
+        let (scalar, fault) = match LaneDecoder::new(bytes) {
             Ok(lanes) => (lanes, None),
-            Err(fault) => (Lanes::ended(), Some(fault)),
+            Err(fault) => (LaneDecoder::ended(), Some(fault)),
         };
         let codings = if fault.is_none() { codings } else { &[] };
         let fit = Fit::Held;

@@ -6,22 +6,22 @@ use half::bf16;
 
 use super::{
     CpuDecoder, MemberView,
-    sections::Object,
-    task::Task,
+    sections::PartialObject,
+    task::DecodeTask,
     window::{Window, narrow_stride},
 };
 use crate::{
     DecodeError, KvSink,
     arch::{RowKernel, StreamCell},
-    bound::{BAND_MAIN, BoundScope, Matrix, SectionPlan},
+    direct_rows::{
+        QuantisedRows, Scaling, bf16_rows, bf16_rows_portable,
+        bf16_tiles::{Bf16Rows, RotationTable, RowScratch, aligned},
+    },
+    matrix::Matrix,
+    prepared_scope::{BAND_MAIN, PreparedScope, SectionPlan},
     profile::Predictor,
     rans::{Fit, PieceDecoder, PiecePlan, PieceSteps},
-    ropes::SpanRopes,
-    rows::{
-        Quantised, Scaling,
-        half::{HalfRows, RowScratch, Turns, aligned},
-        half_rows, half_rows_portable,
-    },
+    span_ropes::SpanRopes,
 };
 
 /// The kernels that a decoder uses. All give the same rows.
@@ -58,7 +58,7 @@ impl DecodePath {
 
 /// What decoding a scope takes besides its output.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
+pub(super) struct DirectScratch {
     narrow: Vec<i16>,
     wide: Vec<i32>,
     /// Rows of one member.
@@ -66,24 +66,24 @@ pub(super) struct Scratch {
     lanes: RowScratch,
 }
 
-/// Where rows `[token][element]` of members go.
-pub(super) trait Place {
+/// Takes the rows, `[token][element]`, of members.
+pub(super) trait RowDestination {
     /// Room for all of a member's rows, where they can be made in place.
-    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<HalfRows<'_>>;
+    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<Bf16Rows<'_>>;
 
     /// Takes rows that had no room, while they are in the cache.
     fn take(&mut self, member: &MemberView, rows: &[bf16]);
 }
 
 /// A span's rows in a sink that gets only the `kept` ones.
-pub(super) struct InSink<'a> {
+pub(super) struct SinkRows<'a> {
     pub(super) sink: &'a mut dyn KvSink,
     /// First token of the span.
     pub(super) first: usize,
     pub(super) kept: Range<usize>,
 }
 
-impl InSink<'_> {
+impl SinkRows<'_> {
     /// Writes the exact tokens at the start of the span, `[member][token][element]`.
     pub(super) fn overwrite(
         &mut self,
@@ -103,11 +103,11 @@ impl InSink<'_> {
     }
 }
 
-impl Place for InSink<'_> {
-    fn room(&mut self, m: &MemberView, tokens: usize) -> Option<HalfRows<'_>> {
+impl RowDestination for SinkRows<'_> {
+    fn room(&mut self, m: &MemberView, tokens: usize) -> Option<Bf16Rows<'_>> {
         let rows = (self.kept == (0..tokens))
             .then(|| self.sink.place_bf16(m.layer, m.plane, m.head, self.first, tokens))??;
-        (rows.len() == tokens * m.dim).then_some(HalfRows { rows, past_cache: true })
+        (rows.len() == tokens * m.dim).then_some(Bf16Rows { rows, past_cache: true })
     }
 
     fn take(&mut self, m: &MemberView, rows: &[bf16]) {
@@ -117,30 +117,30 @@ impl Place for InSink<'_> {
 }
 
 /// One member behind the other.
-pub(super) struct Appended {
+pub(super) struct AppendedRows {
     pub(super) rows: Vec<bf16>,
     /// Values that are there.
     pub(super) done: usize,
 }
 
-impl Place for Appended {
-    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<HalfRows<'_>> {
+impl RowDestination for AppendedRows {
+    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<Bf16Rows<'_>> {
         let start = self.done;
         self.done += tokens * member.dim;
-        Some(HalfRows { rows: self.rows.get_mut(start..self.done)?, past_cache: false })
+        Some(Bf16Rows { rows: self.rows.get_mut(start..self.done)?, past_cache: false })
     }
 
     fn take(&mut self, _: &MemberView, _: &[bf16]) {}
 }
 
 /// One level of a scope, being decoded.
-struct Rung<'a> {
+struct LevelSteps<'a> {
     plan: &'a SectionPlan,
     steps: PieceSteps<'a>,
     section: usize,
 }
 
-impl Rung<'_> {
+impl LevelSteps<'_> {
     /// The first of the scope's coefficients that is not decoded yet; all are where there is none.
     fn waiting(&self) -> usize {
         self.steps.next().map_or(usize::MAX, |step| self.plan.coefficients[step.start])
@@ -148,35 +148,38 @@ impl Rung<'_> {
 }
 
 /// The levels of a scope, coarsest first, none ahead of the one before it.
-struct Ladder<'a> {
-    rungs: Vec<Rung<'a>>,
+struct ScopeSteps<'a> {
+    levels: Vec<LevelSteps<'a>>,
     span: usize,
 }
 
-impl Ladder<'_> {
+impl ScopeSteps<'_> {
     /// Brings all coefficients below `end` to level `level`.
-    fn climb<V: StreamCell>(
+    fn decode_until<V: StreamCell>(
         &mut self,
         level: usize,
         end: usize,
         window: &mut Window<'_, V>,
     ) -> Result<Fit, DecodeError> {
-        while self.rungs[level].waiting() < end {
-            let rung = &self.rungs[level];
-            let Some(step) = rung.steps.next() else { break };
+        while self.levels[level].waiting() < end {
+            let level_steps = &self.levels[level];
+            let Some(step) = level_steps.steps.next() else { break };
             // increasing, and a step is never empty
-            let after = rung.plan.coefficients[step.end - 1] + 1;
+            let after = level_steps.plan.coefficients[step.end - 1] + 1;
             if let Some(before) = level.checked_sub(1)
-                && self.climb(before, after, window)? == Fit::TooWide
+                && self.decode_until(before, after, window)? == Fit::TooWide
             {
                 return Ok(Fit::TooWide);
             }
-            let (span, rung) = (self.span, &mut self.rungs[level]);
-            let section = rung.section;
+            let (span, level_steps) = (self.span, &mut self.levels[level]);
+            let section = level_steps.section;
             let failed = |source| DecodeError::Piece { section, span, source };
             window.reach(after);
             let base = window.base();
-            if rung.steps.step_of(&rung.plan.coefficients, base, window.target()).map_err(failed)?
+            if level_steps
+                .steps
+                .step_of(&level_steps.plan.coefficients, base, window.target())
+                .map_err(failed)?
                 == Fit::TooWide
             {
                 return Ok(Fit::TooWide);
@@ -188,7 +191,7 @@ impl Ladder<'_> {
 
 impl CpuDecoder {
     /// Whether a task's bf16 rows are made member by member: no basis, the mean as prediction, nothing exact above.
-    pub(super) fn is_direct(&self, task: Task) -> bool {
+    pub(super) fn is_direct(&self, task: DecodeTask) -> bool {
         let scope = &self.profile.scopes[task.scope];
         matches!((&self.scopes[task.scope].1, &scope.predictor), (Matrix::Identity, Predictor::Mean))
             && task.level < self.profile.lossy_levels()
@@ -197,10 +200,10 @@ impl CpuDecoder {
     /// Makes the rows `[token][element]` of every member of a direct scope in turn.
     pub(super) fn direct_members(
         &self,
-        object: &Object<'_, '_>,
-        task: Task,
+        object: &PartialObject<'_, '_>,
+        task: DecodeTask,
         ropes: &SpanRopes<'_>,
-        place: &mut dyn Place,
+        place: &mut dyn RowDestination,
     ) -> Result<(), DecodeError> {
         let mut scratch = self.scratch.take();
         let done = self.each_member(object, task, ropes, &mut scratch, place);
@@ -210,72 +213,73 @@ impl CpuDecoder {
 
     fn each_member(
         &self,
-        object: &Object<'_, '_>,
-        task: Task,
+        object: &PartialObject<'_, '_>,
+        task: DecodeTask,
         ropes: &SpanRopes<'_>,
-        scratch: &mut Scratch,
-        place: &mut dyn Place,
+        scratch: &mut DirectScratch,
+        place: &mut dyn RowDestination,
     ) -> Result<(), DecodeError> {
-        let (bound, _) = &self.scopes[task.scope];
+        let (prepared, _) = &self.scopes[task.scope];
         let (tokens, mean) = (ropes.tokens(), &self.profile.scopes[task.scope].mean);
-        let (up, shifts) = bound.reconstruction(task.level);
+        let (up, shifts) = prepared.reconstruction(task.level);
         let scaling = |member: &MemberView| {
             let range = member.start..member.start + member.dim;
             Scaling { up, shifts: &shifts[range.clone()], gain: member.gain, mean: &mean[range] }
         };
-        let turns =
-            |member: &MemberView| -> Option<&Turns> { member.rope.and_then(|rope| ropes.turns().get(rope)) };
-        let Scratch { narrow, wide, rows, lanes } = scratch;
-        let mut members = bound.elements.views().peekable();
-        if let Some(most) = bound.narrow_most() {
-            let mut ladder = self.ladder(object, task, bound, tokens)?;
-            let mut window = Window::new(narrow, bound, task.level, narrow_stride(tokens), most);
+        let rotation = |member: &MemberView| -> Option<&RotationTable> {
+            member.rope.and_then(|rope| ropes.rotation_tables().get(rope))
+        };
+        let DirectScratch { narrow, wide, rows, lanes } = scratch;
+        let mut members = prepared.elements.views().peekable();
+        if let Some(most) = prepared.narrow_most() {
+            let mut steps = self.scope_steps(object, task, prepared, tokens)?;
+            let mut window = Window::new(narrow, prepared, task.level, narrow_stride(tokens), most);
             while let Some(member) = members.peek() {
                 window.slide(member.start);
-                if ladder.climb(task.level, member.start + member.dim, &mut window)? == Fit::TooWide {
+                if steps.decode_until(task.level, member.start + member.dim, &mut window)? == Fit::TooWide {
                     break;
                 }
                 let values = window.rows(member.start..member.start + member.dim);
-                let values = Quantised { values, stride: narrow_stride(tokens), tokens };
+                let values = QuantisedRows { values, stride: narrow_stride(tokens), tokens };
                 placed(member, tokens, place, rows, |rows| {
-                    half_rows(self.path.rows, &scaling(member), turns(member), values, rows, lanes);
+                    bf16_rows(self.path.rows, &scaling(member), rotation(member), values, rows, lanes);
                 });
                 members.next();
             }
         }
         let Some(first) = members.peek() else { return Ok(()) };
         // Rare values that narrow cells do not hold: again from the start, as rows of the members before are placed.
-        let mut ladder = self.ladder(object, task, bound, tokens)?;
-        let mut window = Window::new(wide, bound, task.level, tokens, i32::MAX);
-        ladder.climb(task.level, first.start, &mut window)?;
+        let mut steps = self.scope_steps(object, task, prepared, tokens)?;
+        let mut window = Window::new(wide, prepared, task.level, tokens, i32::MAX);
+        steps.decode_until(task.level, first.start, &mut window)?;
         for member in members {
             window.slide(member.start);
-            ladder.climb(task.level, member.start + member.dim, &mut window)?;
+            steps.decode_until(task.level, member.start + member.dim, &mut window)?;
             let values = window.rows(member.start..member.start + member.dim);
-            let values = Quantised { values, stride: tokens, tokens };
+            let values = QuantisedRows { values, stride: tokens, tokens };
             placed(&member, tokens, place, rows, |rows| {
-                half_rows_portable(&scaling(&member), turns(&member), values, rows, lanes);
+                bf16_rows_portable(&scaling(&member), rotation(&member), values, rows, lanes);
             });
         }
         Ok(())
     }
 
-    fn ladder<'a>(
+    fn scope_steps<'a>(
         &'a self,
-        object: &Object<'a, '_>,
-        task: Task,
-        bound: &'a BoundScope,
+        object: &PartialObject<'a, '_>,
+        task: DecodeTask,
+        prepared: &'a PreparedScope,
         tokens: usize,
-    ) -> Result<Ladder<'a>, DecodeError> {
-        let rung = |(level, plan): (usize, &'a SectionPlan)| {
+    ) -> Result<ScopeSteps<'a>, DecodeError> {
+        let level_steps = |(level, plan): (usize, &'a SectionPlan)| {
             let (section, bytes) = object.piece(task, BAND_MAIN, level)?.unwrap_or((0, &[]));
             let piece = PiecePlan { coefficients: &plan.codings, tokens };
             let steps = self.path.pieces.steps(&self.profile.bank, piece, bytes);
             let failed = |source| DecodeError::Piece { section, span: task.span, source };
-            Ok(Rung { plan, steps: steps.map_err(failed)?, section })
+            Ok(LevelSteps { plan, steps: steps.map_err(failed)?, section })
         };
-        let rungs = bound.levels[..=task.level].iter().enumerate().map(rung);
-        Ok(Ladder { rungs: rungs.collect::<Result<_, DecodeError>>()?, span: task.span })
+        let levels = prepared.levels[..=task.level].iter().enumerate().map(level_steps);
+        Ok(ScopeSteps { levels: levels.collect::<Result<_, DecodeError>>()?, span: task.span })
     }
 }
 
@@ -283,14 +287,14 @@ impl CpuDecoder {
 fn placed(
     member: &MemberView,
     tokens: usize,
-    place: &mut dyn Place,
+    place: &mut dyn RowDestination,
     rows: &mut Vec<bf16>,
-    make: impl FnOnce(HalfRows<'_>),
+    make: impl FnOnce(Bf16Rows<'_>),
 ) {
     if let Some(room) = place.room(member, tokens) {
         return make(room);
     }
     let rows = aligned(rows, member.dim * tokens);
-    make(HalfRows { rows: &mut *rows, past_cache: false });
+    make(Bf16Rows { rows: &mut *rows, past_cache: false });
     place.take(member, rows);
 }

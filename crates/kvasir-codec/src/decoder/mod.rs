@@ -1,8 +1,9 @@
 //! The decoder on the CPU.
 
+mod device_view;
 mod direct;
-mod exact_level;
-mod outline;
+mod lossless_level;
+mod scope_rows;
 mod sections;
 mod task;
 mod values;
@@ -16,21 +17,18 @@ use rayon::prelude::*;
 
 use crate::{
     ChunkDecoder, DecodeError, KvSink, LayerGroup, Profile, ProfileError, ScopeReach,
-    bound::{BoundScope, Matrix},
-    encoder::spans,
-    exact::ExactDtype,
-    pool::Pool,
-    ropes::SpanRopes,
+    buffer_pool::BufferPool, encoder::spans, exact_piece::ExactDtype, matrix::Matrix,
+    prepared_scope::PreparedScope, span_ropes::SpanRopes,
 };
 
 use self::{
-    direct::{InSink, Scratch},
-    sections::Object,
-    task::Task,
+    direct::{DirectScratch, SinkRows},
+    sections::PartialObject,
+    task::DecodeTask,
 };
+pub(crate) use device_view::view_of;
+pub use device_view::{MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
 pub use direct::DecodePath;
-pub(crate) use outline::view_of;
-pub use outline::{MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
 
 /// Decodes chunks of one profile. Spans and scopes are decoded in parallel on rayon's global pool, a few at a
 /// time: memory does not grow with the chunk.
@@ -38,11 +36,11 @@ pub use outline::{MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, Sc
 pub struct CpuDecoder {
     spec: Arc<ModelSpec>,
     profile: Arc<Profile>,
-    scopes: Vec<(BoundScope, Matrix)>,
+    scopes: Vec<(PreparedScope, Matrix)>,
     groups: Vec<LayerGroup>,
     exact_dtype: ExactDtype,
     path: DecodePath,
-    scratch: Arc<Pool<Scratch>>,
+    scratch: Arc<BufferPool<DirectScratch>>,
 }
 
 impl CpuDecoder {
@@ -53,10 +51,10 @@ impl CpuDecoder {
     pub fn new(spec: Arc<ModelSpec>, profile: Arc<Profile>) -> Result<Self, ProfileError> {
         profile.check_model(&spec)?;
         let bind = |index: usize| {
-            (BoundScope::new(&spec, &profile, index), Matrix::synthesis(&profile.scopes[index]))
+            (PreparedScope::new(&spec, &profile, index), Matrix::synthesis(&profile.scopes[index]))
         };
         let scopes: Vec<_> = (0..profile.scopes.len()).map(bind).collect();
-        let groups = groups_of(scopes.iter().map(|(bound, _)| bound));
+        let groups = groups_of(scopes.iter().map(|(prepared, _)| prepared));
         let exact_dtype = ExactDtype::of(spec.kv_dtype);
         let path = DecodePath::best();
         Ok(Self { spec, profile, scopes, groups, exact_dtype, path, scratch: Arc::default() })
@@ -82,7 +80,7 @@ impl CpuDecoder {
         sink: &mut dyn KvSink,
     ) -> Result<(), DecodeError> {
         let (sections, tasks) = self.plan_tasks(head, scopes, &tokens)?;
-        let object = Object { head, bytes: object_prefix, sections: &sections };
+        let object = PartialObject { head, bytes: object_prefix, sections: &sections };
         let spans: Vec<_> = spans(head.header.token_count as usize).collect();
         self.check_present(&object, &tasks)?;
         let (first_position, half) = (head.header.first_position, sink.wants_bf16());
@@ -94,7 +92,7 @@ impl CpuDecoder {
             ropes.retain(|r| r.span.start >= spans[of_batch.start].start);
             let ahead = of_batch.start + ropes.len()..of_batch.end;
             ropes.extend(ahead.map(|span| SpanRopes::new(&self.spec, first_position, spans[span].clone())));
-            let of = |task: &Task| &ropes[task.span - of_batch.start];
+            let of = |task: &DecodeTask| &ropes[task.span - of_batch.start];
             if let [task] = batch
                 && half
                 && self.is_direct(*task)
@@ -103,7 +101,7 @@ impl CpuDecoder {
                 let span = of(task).span.clone();
                 let exact = self.exact_rows(&object, *task, &span)?;
                 let kept = kept(&span, &tokens);
-                let mut place = InSink { sink: &mut *sink, first: span.start, kept };
+                let mut place = SinkRows { sink: &mut *sink, first: span.start, kept };
                 if exact.as_ref().is_none_or(|(exact, _)| *exact < span.len()) {
                     self.direct_members(&object, *task, of(task), &mut place)?;
                 }
@@ -124,23 +122,35 @@ impl CpuDecoder {
         Ok(())
     }
 
-    /// What an exact level would start from in the first span of an object: for training. `[member][token][element]`.
-    pub(crate) fn rows_beneath_exact(
+    /// What the lossless level starts from in the first span of an object, `[member][token][element]`: for trainers.
+    ///
+    /// # Errors
+    /// As [`decode`](ChunkDecoder::decode).
+    ///
+    /// # Panics
+    /// Where the profile has no such scope.
+    pub fn rows_beneath_lossless(
         &self,
         head: &Head,
         bytes: &[u8],
         scope: usize,
     ) -> Result<Vec<f32>, DecodeError> {
         let sections = self.section_map(head)?;
-        let object = Object { head, bytes, sections: &sections };
+        let object = PartialObject { head, bytes, sections: &sections };
         let tokens = (head.header.token_count as usize).min(SPAN_TOKENS);
         let ropes = SpanRopes::new(&self.spec, head.header.first_position, 0..tokens);
-        self.beneath(&object, Task { scope, span: 0, level: self.profile.lossy_levels() }, &ropes)
+        self.beneath(&object, DecodeTask { scope, span: 0, level: self.profile.lossy_levels() }, &ropes)
     }
 
-    /// Coefficients of one scope and span in finest steps, `[coefficient][token]`: what the product starts from.
-    #[cfg(test)]
-    pub(crate) fn scope_coefficients(
+    /// Coefficients of one scope and span in finest steps, `[coefficient][token]`: what the synthesis starts from. For tests that
+    /// compare products.
+    ///
+    /// # Errors
+    /// As [`decode`](ChunkDecoder::decode).
+    ///
+    /// # Panics
+    /// Where the profile has no such scope or lossy level, or the object no such span.
+    pub fn scope_coefficients(
         &self,
         head: &Head,
         bytes: &[u8],
@@ -149,9 +159,9 @@ impl CpuDecoder {
         span: usize,
     ) -> Result<Vec<f32>, DecodeError> {
         let sections = self.section_map(head)?;
-        let object = Object { head, bytes, sections: &sections };
+        let object = PartialObject { head, bytes, sections: &sections };
         let spans: Vec<_> = spans(head.header.token_count as usize).collect();
-        self.coefficients(&object, Task { scope, span, level: level.index() }, &spans[span])
+        self.coefficients(&object, DecodeTask { scope, span, level: level.index() }, &spans[span])
     }
 }
 
@@ -191,8 +201,9 @@ impl ChunkDecoder for CpuDecoder {
 }
 
 /// The finest grouping of layers that no scope crosses.
-fn groups_of<'a>(scopes: impl Iterator<Item = &'a BoundScope>) -> Vec<LayerGroup> {
-    let mut reaches: Vec<ScopeReach> = scopes.map(|bound| bound.elements.reach(bound.index)).collect();
+fn groups_of<'a>(scopes: impl Iterator<Item = &'a PreparedScope>) -> Vec<LayerGroup> {
+    let mut reaches: Vec<ScopeReach> =
+        scopes.map(|prepared| prepared.elements.reach(prepared.index)).collect();
     reaches.sort_by_key(|reach| (reach.layers.start, reach.scope));
     let mut groups: Vec<LayerGroup> = Vec::new();
     for reach in reaches {

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, ops::Range};
 use kvasir_container::Head;
 use kvasir_types::{Level, SPAN_TOKENS};
 
-use super::{CpuDecoder, task::Task};
+use super::{CpuDecoder, task::DecodeTask};
 use crate::{
     DecodeError,
-    bound::{BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN},
+    prepared_scope::{BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN},
 };
 
 /// Section index by (scope, band, level).
@@ -16,15 +16,15 @@ pub(super) type SectionMap = BTreeMap<(u16, u8, Level), usize>;
 
 /// An object, or what is there of it.
 #[derive(Clone, Copy)]
-pub(super) struct Object<'a, 's> {
+pub(super) struct PartialObject<'a, 's> {
     pub(super) head: &'a Head,
     pub(super) bytes: &'a [u8],
     pub(super) sections: &'s SectionMap,
 }
 
-impl<'a> Object<'a, '_> {
+impl<'a> PartialObject<'a, '_> {
     /// Index of a section and byte range of one of its pieces, where it is not absent.
-    pub(super) fn entry(&self, task: Task, band: u8, level: usize) -> Option<(usize, Range<u64>)> {
+    pub(super) fn entry(&self, task: DecodeTask, band: u8, level: usize) -> Option<(usize, Range<u64>)> {
         let section = *self.sections.get(&(task.scope as u16, band, Level(level as u8)))?;
         Some((section, self.head.piece(section, task.span)?.range))
     }
@@ -32,7 +32,7 @@ impl<'a> Object<'a, '_> {
     /// A piece's bytes after their checksum was checked; `None` where it is absent.
     pub(super) fn piece(
         &self,
-        task: Task,
+        task: DecodeTask,
         band: u8,
         level: usize,
     ) -> Result<Option<(usize, &'a [u8])>, DecodeError> {
@@ -52,7 +52,7 @@ impl CpuDecoder {
         head: &Head,
         scopes: &[(usize, Level)],
         tokens: &Range<usize>,
-    ) -> Result<(SectionMap, Vec<Task>), DecodeError> {
+    ) -> Result<(SectionMap, Vec<DecodeTask>), DecodeError> {
         self.check_head(head)?;
         let chunk_tokens = head.header.token_count as usize;
         if tokens.start > tokens.end || tokens.end > chunk_tokens {
@@ -74,7 +74,7 @@ impl CpuDecoder {
             tokens.start / SPAN_TOKENS..tokens.end.div_ceil(SPAN_TOKENS)
         };
         let of_span =
-            |span| scopes.iter().map(move |&(scope, level)| Task { scope, span, level: level.index() });
+            |span| scopes.iter().map(move |&(scope, level)| DecodeTask { scope, span, level: level.index() });
         Ok((self.section_map(head)?, needed.flat_map(of_span).collect()))
     }
 
@@ -100,11 +100,12 @@ impl CpuDecoder {
             .map(|(index, id)| ((id.scope, id.band, id.level), index))
             .collect();
         let mut expected = 0;
-        for (bound, _) in &self.scopes {
-            let scope = bound.index as u16;
-            let mains = (0..bound.levels.len()).map(|level| (scope, BAND_MAIN, Level(level as u8)));
-            let anchors = (!bound.anchors.codings.is_empty()).then_some((scope, BAND_ANCHORS, Level::BASE));
-            let exact_level = self.profile.scopes[bound.index].lossless.as_ref();
+        for (prepared, _) in &self.scopes {
+            let scope = prepared.index as u16;
+            let mains = (0..prepared.levels.len()).map(|level| (scope, BAND_MAIN, Level(level as u8)));
+            let anchors =
+                (!prepared.anchors.codings.is_empty()).then_some((scope, BAND_ANCHORS, Level::BASE));
+            let exact_level = self.profile.scopes[prepared.index].lossless.as_ref();
             let exact_level = exact_level.map(|_| (scope, BAND_LOSSLESS, self.profile.top_level()));
             for id in mains.chain(anchors).chain(exact_level) {
                 if !map.contains_key(&id) {
@@ -121,8 +122,12 @@ impl CpuDecoder {
     }
 
     /// Says how many bytes are missing before anything is decoded.
-    pub(super) fn check_present(&self, object: &Object<'_, '_>, tasks: &[Task]) -> Result<(), DecodeError> {
-        let end_of = |task: &Task| {
+    pub(super) fn check_present(
+        &self,
+        object: &PartialObject<'_, '_>,
+        tasks: &[DecodeTask],
+    ) -> Result<(), DecodeError> {
+        let end_of = |task: &DecodeTask| {
             let levels = (0..=task.level).map(|level| (BAND_MAIN, level));
             let ids = levels.chain([(BAND_ANCHORS, 0), (BAND_EXACT, 0), (BAND_LOSSLESS, task.level)]);
             ids.filter_map(|(band, level)| object.entry(*task, band, level).map(|(_, range)| range.end)).max()

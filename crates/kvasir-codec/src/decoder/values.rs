@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::{CpuDecoder, sections::Object, task::Task};
+use super::{CpuDecoder, sections::PartialObject, task::DecodeTask};
 use crate::{
     DecodeError,
-    bound::{BAND_ANCHORS, BAND_MAIN, SectionPlan, anchor_prediction, split_anchors},
+    prepared_scope::{BAND_ANCHORS, BAND_MAIN, SectionPlan, anchor_prediction, split_anchors},
     profile::{Predictor, Scope},
     rans::{Coding, PiecePlan, refine},
 };
@@ -14,27 +14,27 @@ impl CpuDecoder {
     /// Coefficients in units of the finest step, `[coefficient][token]`.
     pub(super) fn coefficients(
         &self,
-        object: &Object<'_, '_>,
-        task: Task,
+        object: &PartialObject<'_, '_>,
+        task: DecodeTask,
         span: &Range<usize>,
     ) -> Result<Vec<f32>, DecodeError> {
-        let (bound, _) = &self.scopes[task.scope];
+        let (prepared, _) = &self.scopes[task.scope];
         let scope = &self.profile.scopes[task.scope];
         let tokens = span.len();
         let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
         let mut main = self.main_values(object, task, main_list.len())?;
         if !main_list.is_empty() {
-            bound.reconstruct(task.level, main_list.len(), &mut main);
+            prepared.reconstruct(task.level, main_list.len(), &mut main);
         }
         let preceding = object.head.header.preceding_token;
-        let predictions = bound.text.predict(scope, &object.head.tokens, preceding, span);
+        let predictions = prepared.text.predict(scope, &object.head.tokens, preceding, span);
         if anchor_list.is_empty() {
             // The main band is the whole span.
             let sum = |(value, predicted): (&i32, &i32)| value.wrapping_add(*predicted) as f32;
             return Ok(main.iter().zip(&predictions).map(sum).collect());
         }
         let mut anchors = vec![0i32; scope.rank() * anchor_list.len()];
-        let plan = &bound.anchors;
+        let plan = &prepared.anchors;
         self.decode_section(object, task, BAND_ANCHORS, 0, plan, anchor_list.len(), &mut anchors)?;
         Ok(merge_anchors(scope, tokens, (&anchor_list, &anchors), (&main_list, &main)))
     }
@@ -42,13 +42,13 @@ impl CpuDecoder {
     /// Quantised values of the main band at the task's level, `[coefficient][token]`.
     pub(super) fn main_values(
         &self,
-        object: &Object<'_, '_>,
-        task: Task,
+        object: &PartialObject<'_, '_>,
+        task: DecodeTask,
         tokens: usize,
     ) -> Result<Vec<i32>, DecodeError> {
-        let (bound, _) = &self.scopes[task.scope];
+        let (prepared, _) = &self.scopes[task.scope];
         let mut values = vec![0i32; self.profile.scopes[task.scope].rank() * tokens];
-        for (level, plan) in bound.levels[..=task.level].iter().enumerate() {
+        for (level, plan) in prepared.levels[..=task.level].iter().enumerate() {
             self.decode_section(object, task, BAND_MAIN, level, plan, tokens, &mut values)?;
         }
         Ok(values)
@@ -58,8 +58,8 @@ impl CpuDecoder {
     #[allow(clippy::too_many_arguments, reason = "one call site a band; a struct would only rename them")]
     pub(super) fn decode_section(
         &self,
-        object: &Object<'_, '_>,
-        task: Task,
+        object: &PartialObject<'_, '_>,
+        task: DecodeTask,
         band: u8,
         level: usize,
         plan: &SectionPlan,

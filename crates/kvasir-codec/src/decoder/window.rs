@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use crate::{
-    bound::BoundScope,
-    rans::{Cell, LANES, Target},
-    rows::half::aligned,
+    direct_rows::bf16_tiles::aligned,
+    prepared_scope::PreparedScope,
+    rans::{Cell, DecodeTarget, LANES},
 };
 
 /// Rows that a window keeps before it moves: as many as a scope of four layers of a plane has. Moving took longer than what the
@@ -39,14 +39,14 @@ impl<'a, V: Cell> Window<'a, V> {
     /// An empty window on a scope at a level.
     pub(super) fn new(
         buffer: &'a mut Vec<V>,
-        bound: &'a BoundScope,
+        prepared: &'a PreparedScope,
         level: usize,
         stride: usize,
         most: i32,
     ) -> Self {
         // a level writes or refines all that the levels beneath it wrote
-        let count = bound.elements.count();
-        let gaps: Box<dyn Iterator<Item = usize>> = Box::new(bound.levels[level].gaps(count));
+        let count = prepared.elements.count();
+        let gaps: Box<dyn Iterator<Item = usize>> = Box::new(prepared.levels[level].gaps(count));
         let values = aligned(buffer, count * stride);
         Self { values, base: 0, top: 0, stride, most, gaps: gaps.peekable() }
     }
@@ -85,8 +85,8 @@ impl<'a, V: Cell> Window<'a, V> {
     }
 
     /// All rows, for streams.
-    pub(super) fn target(&mut self) -> Target<'_, V> {
+    pub(super) fn target(&mut self) -> DecodeTarget<'_, V> {
         let held = (self.top - self.base) * self.stride;
-        Target { values: &mut self.values[..held], stride: self.stride, most: self.most }
+        DecodeTarget { values: &mut self.values[..held], stride: self.stride, most: self.most }
     }
 }

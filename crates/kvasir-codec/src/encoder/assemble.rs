@@ -6,7 +6,7 @@ use kvasir_types::Level;
 use super::{CpuEncoder, span::SpanPieces};
 use crate::{
     ChunkInput, EncodeError,
-    bound::{BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN},
+    prepared_scope::{BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN},
 };
 
 impl CpuEncoder {

@@ -1,7 +1,7 @@
 //! The encoder on the CPU.
 
 mod assemble;
-mod outline;
+mod device_spans;
 mod quantise;
 mod span;
 
@@ -12,26 +12,27 @@ use rayon::prelude::*;
 
 use crate::{
     ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError,
-    bound::{BoundScope, Matrix},
-    exact::ExactDtype,
-    pool::Pool,
+    buffer_pool::BufferPool,
+    exact_piece::ExactDtype,
+    matrix::Matrix,
+    prepared_scope::PreparedScope,
     rans::{PieceEncoder, blocks::Blocks},
-    ropes::SpanRopes,
+    span_ropes::SpanRopes,
 };
 
 use self::span::{SpanJob, SpanPieces};
-pub use outline::CodedSpan;
+pub use device_spans::CodedSpan;
 
 /// Encodes chunks with one profile. Spans and scopes are coded in parallel on rayon's global pool.
 #[derive(Debug, Clone)]
 pub struct CpuEncoder {
     spec: Arc<ModelSpec>,
     profile: Arc<Profile>,
-    scopes: Vec<(BoundScope, Matrix)>,
+    scopes: Vec<(PreparedScope, Matrix)>,
     exact_dtype: ExactDtype,
     pieces: PieceEncoder,
-    values: Arc<Pool<Vec<i32>>>,
-    blocks: Arc<Pool<Blocks>>,
+    values: Arc<BufferPool<Vec<i32>>>,
+    blocks: Arc<BufferPool<Blocks>>,
 }
 
 /// What an encoder noticed besides the bytes.
@@ -53,7 +54,7 @@ impl CpuEncoder {
     pub fn new(spec: Arc<ModelSpec>, profile: Arc<Profile>) -> Result<Self, ProfileError> {
         profile.check_model(&spec)?;
         let bind = |index: usize| {
-            (BoundScope::new(&spec, &profile, index), Matrix::analysis(&profile.scopes[index]))
+            (PreparedScope::new(&spec, &profile, index), Matrix::analysis(&profile.scopes[index]))
         };
         let scopes = (0..profile.scopes.len()).map(bind).collect();
         let exact_dtype = ExactDtype::of(spec.kv_dtype);

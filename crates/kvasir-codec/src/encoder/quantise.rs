@@ -3,31 +3,31 @@
 use crate::{
     KvSource,
     arch::RowKernel,
-    bound::{BoundScope, anchor_prediction, split_anchors},
-    limits::QUANTISED_MAX,
-    profile::{CoefficientCoding, Predictor, Scope},
-    ropes::SpanRopes,
-    rows::{
-        fine::{Quantising, Steps},
-        half::RowScratch,
+    direct_rows::{
+        bf16_tiles::RowScratch,
         quantise_rows,
+        quantise_tiles::{QuantiseTarget, QuantiserSteps},
     },
+    limits::QUANTISED_MAX,
+    prepared_scope::{PreparedScope, anchor_prediction, split_anchors},
+    profile::{CoefficientCoding, Predictor, Scope},
+    span_ropes::SpanRopes,
 };
 
 /// Values of the finest lossy level as a decoder has them: those of coefficients that are never coded are 0.
-pub(super) fn finest_values(scope: &Scope, bound: &BoundScope, values: &Quantised) -> Vec<i32> {
+pub(super) fn finest_values(scope: &Scope, prepared: &PreparedScope, values: &QuantisedSpan) -> Vec<i32> {
     let mut main = values.main.clone();
     let silent = scope.coding.iter().map(|coding| coding.entry == CoefficientCoding::NEVER);
     for (row, _) in main.chunks_exact_mut(values.main_tokens).zip(silent).filter(|(_, silent)| *silent) {
         row.fill(0);
     }
-    bound.reconstruct(bound.levels.len() - 1, values.main_tokens, &mut main);
+    prepared.reconstruct(prepared.levels.len() - 1, values.main_tokens, &mut main);
     main
 }
 
 /// Quantised values of one scope and span, `[coefficient][token]`.
 #[derive(Debug, PartialEq)]
-pub(super) struct Quantised {
+pub(super) struct QuantisedSpan {
     pub(super) anchors: Vec<i32>,
     pub(super) anchor_tokens: usize,
     /// At the finest level, less the prediction; exact tokens are 0.
@@ -43,7 +43,7 @@ pub(super) fn quantise(
     exact: usize,
     coefficients: &[f32],
     mut predictions: Vec<i32>,
-) -> Option<Quantised> {
+) -> Option<QuantisedSpan> {
     let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
     let mut anchors = Vec::with_capacity(anchor_list.len() * scope.rank());
     if let Predictor::AnchorFirst { group, anchor_ratio, .. } = &scope.predictor {
@@ -64,23 +64,23 @@ pub(super) fn quantise(
             main.push(value);
         }
     }
-    Some(Quantised { anchors, anchor_tokens: anchor_list.len(), main, main_tokens: main_list.len() })
+    Some(QuantisedSpan { anchors, anchor_tokens: anchor_list.len(), main, main_tokens: main_list.len() })
 }
 
 /// As [`quantise`] for a scope whose coefficients are its elements and whose prediction is the mean, head by head; the same
 /// values in one pass, to buffers that may have served others. `false` where a value is not finite, too.
 pub(super) fn direct_values(
-    bound: &BoundScope,
+    prepared: &PreparedScope,
     mean: &[f32],
     ropes: &SpanRopes<'_>,
     masked: usize,
     source: &dyn KvSource,
-    mut to: Quantising<'_>,
+    mut to: QuantiseTarget<'_>,
 ) -> bool {
     let (kernel, mut scratch) = (RowKernel::best(), RowScratch::default());
     let tokens = ropes.tokens();
     let mut raw = Vec::new();
-    bound.elements.views().all(|member| {
+    prepared.elements.views().all(|member| {
         let range = member.start..member.start + member.dim;
         let rows = match source.held(member.layer, member.plane, member.head, ropes.span.clone()) {
             Some(rows) if rows.len() == member.dim * tokens => rows,
@@ -94,9 +94,9 @@ pub(super) fn direct_values(
         if !rows[..masked * member.dim].iter().all(|x| x.is_finite()) {
             return false;
         }
-        let steps = Steps { mean: &mean[range.clone()], inverse: 1.0 / member.gain, masked };
-        let turns = member.rope.and_then(|rope| ropes.turns().get(rope));
-        quantise_rows(kernel, &steps, turns, tokens, rows, to.elements(range, tokens), &mut scratch)
+        let steps = QuantiserSteps { mean: &mean[range.clone()], inverse: 1.0 / member.gain, masked };
+        let rotation = member.rope.and_then(|rope| ropes.rotation_tables().get(rope));
+        quantise_rows(kernel, &steps, rotation, tokens, rows, to.elements(range, tokens), &mut scratch)
     })
 }
 

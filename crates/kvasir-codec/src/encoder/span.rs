@@ -2,17 +2,18 @@
 
 use super::{
     CpuEncoder,
-    quantise::{Quantised, direct_values, finest_values, quantise},
+    quantise::{QuantisedSpan, direct_values, finest_values, quantise},
 };
 use crate::{
     ChunkInput, EncodeError,
-    bound::{BoundScope, Matrix, SectionPlan, rows_beneath},
-    exact,
+    direct_rows::quantise_tiles::QuantiseTarget,
+    exact_piece,
     lossless::{self, float_of},
+    matrix::Matrix,
+    prepared_scope::{PreparedScope, SectionPlan, rows_beneath},
     profile::{Predictor, Scope},
-    rans::{Fine, PieceError, PiecePlan, Rows},
-    ropes::SpanRopes,
-    rows::fine::Quantising,
+    rans::{FinestValues, LevelRows, PieceError, PiecePlan},
+    span_ropes::SpanRopes,
 };
 
 /// The pieces of one scope and span; `None` is absent.
@@ -35,7 +36,7 @@ impl SpanPieces {
 /// One scope of one span of an input.
 pub(super) struct SpanJob<'a> {
     encoder: &'a CpuEncoder,
-    bound: &'a BoundScope,
+    prepared: &'a PreparedScope,
     analysis: &'a Matrix,
     scope: &'a Scope,
     input: &'a ChunkInput<'a>,
@@ -52,9 +53,9 @@ impl<'a> SpanJob<'a> {
         input: &'a ChunkInput<'a>,
         ropes: &'a SpanRopes<'a>,
     ) -> Self {
-        let (bound, analysis) = &encoder.scopes[scope];
+        let (prepared, analysis) = &encoder.scopes[scope];
         let exact = encoder.exact_tokens(input).saturating_sub(ropes.span.start).min(ropes.tokens());
-        Self { encoder, bound, analysis, scope: &encoder.profile.scopes[scope], input, ropes, exact }
+        Self { encoder, prepared, analysis, scope: &encoder.profile.scopes[scope], input, ropes, exact }
     }
 
     /// Its pieces. Where a value is not finite or out of range, all of it is stored exactly.
@@ -62,7 +63,7 @@ impl<'a> SpanJob<'a> {
     /// # Errors
     /// [`EncodeError`] where a piece would exceed the format's limits.
     pub(super) fn pieces(&self) -> Result<SpanPieces, EncodeError> {
-        if self.bound.levels.is_empty() {
+        if self.prepared.levels.is_empty() {
             // Nothing but the exact level.
             return Ok(match self.lossless(None)? {
                 None => self.all_exact(),
@@ -75,7 +76,7 @@ impl<'a> SpanJob<'a> {
         let Some(values) = self.values() else { return Ok(self.all_exact()) };
         let mut lossless = None;
         if self.scope.lossless.is_some() {
-            lossless = self.lossless(Some(&finest_values(self.scope, self.bound, &values)))?;
+            lossless = self.lossless(Some(&finest_values(self.scope, self.prepared, &values)))?;
             if lossless.is_none() {
                 return Ok(self.all_exact());
             }
@@ -84,11 +85,11 @@ impl<'a> SpanJob<'a> {
         let narrow = self.encoder.pieces.takes_blocks()
             && values.main_tokens > 0
             && blocks.fill(values.main_tokens, &values.main);
-        let fine = if narrow { Fine::Narrow(&blocks) } else { Fine::Wide(&values.main) };
-        let anchors = Fine::Wide(&values.anchors);
+        let fine = if narrow { FinestValues::Narrow(&blocks) } else { FinestValues::Wide(&values.main) };
+        let anchors = FinestValues::Wide(&values.anchors);
         let pieces = SpanPieces {
             exact: self.exact_prefix(),
-            anchors: self.section(&self.bound.anchors, anchors, values.anchor_tokens, 0)?,
+            anchors: self.section(&self.prepared.anchors, anchors, values.anchor_tokens, 0)?,
             levels: self.levels(fine, values.main_tokens)?,
             lossless,
             forced_exact: false,
@@ -106,9 +107,9 @@ impl<'a> SpanJob<'a> {
         }
         let tokens = self.ropes.tokens();
         let mut blocks = self.encoder.blocks.take();
-        blocks.reset(self.bound.elements.count(), tokens);
-        let fit = self.direct_values(Quantising::Narrow(&mut blocks, 0));
-        let levels = fit.then(|| self.levels(Fine::Narrow(&blocks), tokens)).transpose()?;
+        blocks.reset(self.prepared.elements.count(), tokens);
+        let fit = self.direct_values(QuantiseTarget::Narrow(&mut blocks, 0));
+        let levels = fit.then(|| self.levels(FinestValues::Narrow(&blocks), tokens)).transpose()?;
         self.encoder.blocks.give(blocks);
         let of_levels = |levels| SpanPieces { exact: self.exact_prefix(), levels, ..SpanPieces::default() };
         Ok(levels.map(of_levels))
@@ -120,18 +121,18 @@ impl<'a> SpanJob<'a> {
     }
 
     /// As [`direct_values`].
-    fn direct_values(&self, to: Quantising<'_>) -> bool {
-        direct_values(self.bound, &self.scope.mean, self.ropes, self.exact, self.input.kv, to)
+    fn direct_values(&self, to: QuantiseTarget<'_>) -> bool {
+        direct_values(self.prepared, &self.scope.mean, self.ropes, self.exact, self.input.kv, to)
     }
 
     /// Values at the finest level; `None` where one is not finite or out of range.
-    fn values(&self) -> Option<Quantised> {
+    fn values(&self) -> Option<QuantisedSpan> {
         let tokens = self.ropes.tokens();
         if self.is_direct() {
             let mut main = self.encoder.values.take();
-            main.resize(self.bound.elements.count() * tokens, 0);
-            let fit = self.direct_values(Quantising::Wide(&mut main));
-            return fit.then_some(Quantised {
+            main.resize(self.prepared.elements.count() * tokens, 0);
+            let fit = self.direct_values(QuantiseTarget::Wide(&mut main));
+            return fit.then_some(QuantisedSpan {
                 anchors: Vec::new(),
                 anchor_tokens: 0,
                 main,
@@ -144,11 +145,11 @@ impl<'a> SpanJob<'a> {
         }
         let mut elements = vec![0.0; raw.len()];
         let rotations = self.ropes.rotations();
-        self.bound.elements.normalise(&self.scope.mean, rotations, tokens, &mut raw, &mut elements);
+        self.prepared.elements.normalise(&self.scope.mean, rotations, tokens, &mut raw, &mut elements);
         let mut coefficients = vec![0.0; self.scope.rank() * tokens];
         self.analysis.analyse(tokens, &elements, &mut coefficients);
         let (text, preceding) = (self.input.tokens, self.input.preceding_token);
-        let predictions = self.bound.text.predict(self.scope, text, preceding, &self.ropes.span);
+        let predictions = self.prepared.text.predict(self.scope, text, preceding, &self.ropes.span);
         quantise(self.scope, tokens, self.exact, &coefficients, predictions)
     }
 
@@ -156,15 +157,15 @@ impl<'a> SpanJob<'a> {
     fn read(&self, tokens: usize) -> (Vec<f32>, bool) {
         let mut raw = Vec::new();
         let start = self.ropes.span.start;
-        let finite = self.bound.elements.read(self.input.kv, &(start..start + tokens), &mut raw);
+        let finite = self.prepared.elements.read(self.input.kv, &(start..start + tokens), &mut raw);
         (raw, finite)
     }
 
     /// The piece that holds the span's first tokens as they are.
     fn exact_piece(&self, tokens: usize) -> Vec<u8> {
         let ((raw, _), whole) = (self.read(tokens), 0..tokens);
-        let members = self.bound.elements.members(tokens, &whole, &raw);
-        exact::encode(self.encoder.exact_dtype, tokens, members.flat_map(|m| m.rows.iter().copied()))
+        let members = self.prepared.elements.members(tokens, &whole, &raw);
+        exact_piece::encode(self.encoder.exact_dtype, tokens, members.flat_map(|m| m.rows.iter().copied()))
     }
 
     /// The piece of the exact tokens; `None` where there are none.
@@ -176,25 +177,25 @@ impl<'a> SpanJob<'a> {
     fn all_exact(&self) -> SpanPieces {
         SpanPieces {
             exact: Some(self.exact_piece(self.ropes.tokens())),
-            levels: vec![None; self.bound.levels.len()],
+            levels: vec![None; self.prepared.levels.len()],
             forced_exact: true,
             ..SpanPieces::default()
         }
     }
 
     /// The piece of every lossy level, coarsest first.
-    fn levels(&self, fine: Fine<'_>, tokens: usize) -> Result<Vec<Option<Vec<u8>>>, PieceError> {
-        let top = self.bound.levels.len().saturating_sub(1);
+    fn levels(&self, fine: FinestValues<'_>, tokens: usize) -> Result<Vec<Option<Vec<u8>>>, PieceError> {
+        let top = self.prepared.levels.len().saturating_sub(1);
         let level =
             |(level, plan): (usize, &SectionPlan)| self.section(plan, fine, tokens, (top - level) as u32);
-        self.bound.levels.iter().enumerate().map(level).collect()
+        self.prepared.levels.iter().enumerate().map(level).collect()
     }
 
     /// The piece of a section whose values lie `up` levels below `fine`; `None` where it would say nothing.
     fn section(
         &self,
         plan: &SectionPlan,
-        fine: Fine<'_>,
+        fine: FinestValues<'_>,
         tokens: usize,
         up: u32,
     ) -> Result<Option<Vec<u8>>, PieceError> {
@@ -202,7 +203,7 @@ impl<'a> SpanJob<'a> {
             return Ok(None);
         }
         let mut piece = Vec::new();
-        let rows = Rows { fine, tokens, listed: Some(&plan.coefficients), up };
+        let rows = LevelRows { fine, tokens, listed: Some(&plan.coefficients), up };
         let codings = PiecePlan { coefficients: &plan.codings, tokens };
         self.encoder.pieces.encode_rows(&self.encoder.profile.bank, &codings, &rows, &mut piece)?;
         Ok((!piece.is_empty()).then_some(piece))
@@ -213,11 +214,11 @@ impl<'a> SpanJob<'a> {
     fn lossless(&self, values: Option<&[i32]>) -> Result<Option<Vec<u8>>, PieceError> {
         let float = float_of(self.encoder.spec.kv_dtype);
         let (Some(lossless), Some(float)) = (&self.scope.lossless, float) else { return Ok(None) };
-        let (elements, tokens) = (&self.bound.elements, self.ropes.tokens());
+        let (elements, tokens) = (&self.prepared.elements, self.ropes.tokens());
         let text = (self.input.tokens, self.input.preceding_token);
-        let beneath = rows_beneath(self.scope, elements, &self.bound.text, self.ropes, text, values);
+        let beneath = rows_beneath(self.scope, elements, &self.prepared.text, self.ropes, text, values);
         let predicted = elements.by_element(tokens, &beneath);
-        let span = lossless::Span { tokens, known: self.exact, predicted: &predicted };
+        let span = lossless::LosslessSpan { tokens, known: self.exact, predicted: &predicted };
         let rows = elements.by_element(tokens, &self.read(tokens).0);
         lossless::encode(&self.encoder.profile.bank, lossless, float, &span, &rows).transpose()
     }

@@ -7,7 +7,7 @@
 
 use super::{
     bits::{BitReader, BitWriter},
-    float::Float,
+    float::FloatFormat,
 };
 
 /// Longest gap told in unary; a longer one is followed by the exponent itself.
@@ -16,7 +16,7 @@ const GAP_MAX: u32 = 8;
 /// The cells of one element.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cells {
-    pub(super) float: Float,
+    pub(super) float: FloatFormat,
     /// Biased exponent of a cell's width; not 0.
     pub(super) floor: u32,
 }
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn every_pattern_comes_back_from_its_cell_and_cells_are_in_order() {
-        for float in [Float::Bf16, Float::F16, Float::E4m3] {
+        for float in [FloatFormat::Bf16, FloatFormat::F16, FloatFormat::E4m3] {
             for floor in [1, 2, 7, 9, 10, 15, 31, 100, 255] {
                 let cells = Cells { float, floor };
                 let mut last = i32::MIN;
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_cell_beyond_the_type_and_an_exponent_that_has_a_shorter_form_are_no_patterns() {
-        let cells = Cells { float: Float::E4m3, floor: 12 };
+        let cells = Cells { float: FloatFormat::E4m3, floor: 12 };
         assert_eq!(cells.read(2 << 3, &mut BitReader::new(&[])), None, "exponent 16");
         // Eight zeros, then the exponent: 3 has none, 4 is told by seven zeros and a one.
         for (exponent, expected) in [(3u8, Some(3 << 3)), (4, None)] {

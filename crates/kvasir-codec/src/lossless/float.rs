@@ -7,14 +7,16 @@ use half::{
 
 /// A float type of at most 16 bits: sign, exponent, mantissa.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Float {
+pub enum FloatFormat {
+    /// bfloat16.
     Bf16,
+    /// IEEE binary16.
     F16,
     /// OCP FP8 E4M3: bias 7, no infinities, NaN where all bits but the sign are set.
     E4m3,
 }
 
-impl Float {
+impl FloatFormat {
     /// Bits.
     pub(crate) const fn width(self) -> u32 {
         match self {
@@ -33,7 +35,7 @@ impl Float {
     }
 
     /// The nearest value's pattern, ties to even; values beyond e4m3's range become its NaN.
-    pub(crate) fn bits(self, value: f32) -> u32 {
+    pub fn bits(self, value: f32) -> u32 {
         match self {
             Self::Bf16 => bf16::from_f32(value).to_bits().into(),
             Self::F16 => f16::from_f32(value).to_bits().into(),
@@ -77,7 +79,7 @@ impl Float {
     }
 
     /// Biased exponent and mantissa of a pattern.
-    pub(crate) const fn fields(self, bits: u32) -> (u32, u32) {
+    pub const fn fields(self, bits: u32) -> (u32, u32) {
         let (low, exponents) = (self.mantissa_bits(), (1 << self.exponent_bits()) - 1);
         (bits >> low & exponents, bits & ((1 << low) - 1))
     }
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn every_pattern_is_its_value_and_its_fields() {
-        for float in [Float::Bf16, Float::F16, Float::E4m3] {
+        for float in [FloatFormat::Bf16, FloatFormat::F16, FloatFormat::E4m3] {
             for bits in 0..1u32 << float.width() {
                 let (value, (exponent, mantissa)) = (float.value(bits), float.fields(bits));
                 assert_eq!(float.pattern(float.is_negative(bits), exponent, mantissa), Some(bits));

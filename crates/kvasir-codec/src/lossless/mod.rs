@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use kvasir_types::KvDtype;
 
-pub(crate) use self::float::Float;
+pub use self::float::FloatFormat;
 use self::{
     bits::{BitReader, BitWriter},
     cells::Cells,
@@ -21,29 +21,29 @@ use crate::rans::{Coding, PieceError, PiecePlan, TableBank, decode_piece, encode
 
 /// How a scope's exact level is coded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Lossless {
+pub struct Lossless {
     /// Whether lossy levels lie beneath.
-    pub(crate) residual: bool,
+    pub residual: bool,
     /// One entry an element.
-    pub(crate) elements: Vec<ElementCoding>,
+    pub elements: Vec<ElementCoding>,
 }
 
 /// How one element's differences are made and coded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ElementCoding {
+pub struct ElementCoding {
     /// Stage table.
-    pub(crate) table: u8,
+    pub table: u8,
     /// Biased exponent of a cell's width.
-    pub(crate) floor: u8,
+    pub floor: u8,
 }
 
 impl ElementCoding {
-    fn cells(self, float: Float) -> Cells {
+    fn cells(self, float: FloatFormat) -> Cells {
         Cells { float, floor: self.floor.into() }
     }
 
     /// What tells a value's cell, and how many plain bits tell the value in it.
-    pub(crate) fn split(self, float: Float, value: u32, predicted: f32) -> (i32, u32) {
+    pub fn split(self, float: FloatFormat, value: u32, predicted: f32) -> (i32, u32) {
         let cells = self.cells(float);
         (cells.cell(value) - cells.cell(predicted_bits(float, predicted)), cells.width(value))
     }
@@ -57,24 +57,24 @@ impl Lossless {
 }
 
 /// A prediction in the cache's type. Of a number that is none nothing is predicted: its pattern would be the machine's.
-fn predicted_bits(float: Float, predicted: f32) -> u32 {
+fn predicted_bits(float: FloatFormat, predicted: f32) -> u32 {
     float.bits(if predicted.is_nan() { 0.0 } else { predicted })
 }
 
 /// As [`predicted_bits`], of as many as there are.
-fn predicted_patterns(float: Float, predicted: &[f32], out: &mut [u16]) {
+fn predicted_patterns(float: FloatFormat, predicted: &[f32], out: &mut [u16]) {
     float.patterns(predicted, out);
     out.iter_mut().zip(predicted).filter(|(_, value)| value.is_nan()).for_each(|(bits, _)| *bits = 0);
 }
 
 /// Values and what is predicted of them, both `[element][token]`; the first `known` tokens are told elsewhere.
-pub(crate) struct Span<'a> {
+pub(crate) struct LosslessSpan<'a> {
     pub(crate) tokens: usize,
     pub(crate) known: usize,
     pub(crate) predicted: &'a [f32],
 }
 
-impl Span<'_> {
+impl LosslessSpan<'_> {
     /// Where an element's unknown tokens are.
     fn row(&self, element: usize) -> Range<usize> {
         element * self.tokens + self.known..(element + 1) * self.tokens
@@ -85,8 +85,8 @@ impl Span<'_> {
 pub(crate) fn encode(
     bank: &TableBank,
     lossless: &Lossless,
-    float: Float,
-    span: &Span<'_>,
+    float: FloatFormat,
+    span: &LosslessSpan<'_>,
     values: &[f32],
 ) -> Option<Result<Vec<u8>, PieceError>> {
     let mut symbols = vec![0i32; values.len()];
@@ -124,8 +124,8 @@ pub(crate) fn encode(
 pub(crate) fn decode(
     bank: &TableBank,
     lossless: &Lossless,
-    float: Float,
-    span: &Span<'_>,
+    float: FloatFormat,
+    span: &LosslessSpan<'_>,
     piece: &[u8],
 ) -> Result<Option<Vec<f32>>, PieceError> {
     let Some((length, rest)) = piece.split_first_chunk::<4>() else { return Ok(None) };
@@ -153,11 +153,11 @@ pub(crate) fn decode(
 }
 
 /// The float type of a model's cache, where it can be stored bit for bit.
-pub(crate) fn float_of(dtype: KvDtype) -> Option<Float> {
+pub fn float_of(dtype: KvDtype) -> Option<FloatFormat> {
     match dtype {
-        KvDtype::Bf16 => Some(Float::Bf16),
-        KvDtype::F16 => Some(Float::F16),
-        KvDtype::Fp8E4m3 => Some(Float::E4m3),
+        KvDtype::Bf16 => Some(FloatFormat::Bf16),
+        KvDtype::F16 => Some(FloatFormat::F16),
+        KvDtype::Fp8E4m3 => Some(FloatFormat::E4m3),
         KvDtype::F32 | KvDtype::Int8 => None,
     }
 }
@@ -176,7 +176,7 @@ mod tests {
             kind in 0usize..3, floor in 1u8..40, known in 0usize..3, wild: bool,
             patterns in prop::collection::vec((any::<u16>(), any::<u16>()), 6..200), cut: prop::sample::Index,
         ) {
-            let float = [Float::Bf16, Float::F16, Float::E4m3][kind];
+            let float = [FloatFormat::Bf16, FloatFormat::F16, FloatFormat::E4m3][kind];
             let mask = (1u32 << float.width()) - 1;
             let of = |bits: u16| float.value(u32::from(bits) & mask);
             let elements = 2;
@@ -192,7 +192,7 @@ mod tests {
             let bank = TableBank::new(vec![table], vec![]).expect("one table");
             let coding = ElementCoding { table: 0, floor };
             let lossless = Lossless { residual: false, elements: vec![coding; elements] };
-            let span = Span { tokens, known, predicted: &predicted };
+            let span = LosslessSpan { tokens, known, predicted: &predicted };
             let piece = encode(&bank, &lossless, float, &span, &values).expect("all fit").expect("codes");
             let back = decode(&bank, &lossless, float, &span, &piece).expect("decodes").expect("values");
             for (index, value) in back.iter().enumerate() {

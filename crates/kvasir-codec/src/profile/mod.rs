@@ -1,6 +1,6 @@
 //! Profiles: the per-model tables, bases and parameters that objects name by hash (FORMAT.md "Profile file").
 
-mod packing;
+mod bit_packing;
 mod read;
 mod scope;
 mod summary;
@@ -10,10 +10,11 @@ mod write;
 
 use kvasir_types::{LEVELS_MAX, Level, ModelId, ModelSpec, ProfileHash};
 
-pub(crate) use packing::{PackedRows, pack, packed_bytes, unpack};
-pub(crate) use scope::{Basis, CoefficientCoding, Member, Predictor, Scope};
+pub use bit_packing::{PackedRows, packed_bytes};
+pub(crate) use bit_packing::{pack, unpack};
+pub use scope::{Basis, CoefficientCoding, Member, Predictor, Scope};
 pub use summary::{ProfileSummary, ScopeSummary};
-pub(crate) use token::TokenPredictor;
+pub use token::TokenPredictor;
 
 use crate::{ProfileError, rans::TableBank};
 
@@ -66,14 +67,21 @@ pub struct TrainingNote {
 
 /// The fields of a [`Profile`] before it has a hash.
 #[derive(Debug, Clone)]
-pub(crate) struct ProfileParts {
-    pub(crate) model_id: ModelId,
-    pub(crate) exact_tokens: usize,
-    pub(crate) scopes: Vec<Scope>,
-    pub(crate) bank: TableBank,
-    pub(crate) shifts: Vec<[u8; LEVELS_MAX]>,
-    pub(crate) levels: Vec<LevelNote>,
-    pub(crate) training: TrainingNote,
+pub struct ProfileParts {
+    /// The model.
+    pub model_id: ModelId,
+    /// Tokens at the start of a context that are stored exactly.
+    pub exact_tokens: usize,
+    /// Every head of the model is a member of one of them.
+    pub scopes: Vec<Scope>,
+    /// The tables that codings name.
+    pub bank: TableBank,
+    /// Centroid shifts, `[stage table][depth]`, in 256ths of a step: depth 0 is the table's own level.
+    pub shifts: Vec<[u8; LEVELS_MAX]>,
+    /// One entry a level, coarsest first.
+    pub levels: Vec<LevelNote>,
+    /// Where the profile comes from.
+    pub training: TrainingNote,
 }
 
 impl Profile {
@@ -93,8 +101,11 @@ impl Profile {
         write::serialise(self)
     }
 
-    /// Puts a profile together and names it.
-    pub(crate) fn assemble(parts: ProfileParts) -> Result<Self, ProfileError> {
+    /// Puts a profile together, checks it as [`from_bytes`](Self::from_bytes) does, and names it.
+    ///
+    /// # Errors
+    /// [`ProfileError::Invalid`] for parts that no profile file may have.
+    pub fn assemble(parts: ProfileParts) -> Result<Self, ProfileError> {
         validate::check(&parts)?;
         let mut profile = Self::with_hash(parts, ProfileHash::from([0; 32]));
         profile.hash = ProfileHash::of(&profile.to_bytes());
@@ -145,7 +156,8 @@ impl Profile {
         Self::assemble(ProfileParts { levels: levels.to_vec(), ..self.parts() })
     }
 
-    pub(crate) fn parts(&self) -> ProfileParts {
+    /// A copy of the fields, to make another profile of.
+    pub fn parts(&self) -> ProfileParts {
         let Self { model_id, exact_tokens, scopes, bank, shifts, levels, training, hash: _ } = self.clone();
         ProfileParts { model_id, exact_tokens, scopes, bank, shifts, levels, training }
     }

@@ -8,23 +8,27 @@ use crate::lossless::Lossless;
 
 /// One head of one plane of one layer, as part of a scope.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Member {
-    pub(crate) layer: usize,
-    pub(crate) plane: Plane,
-    pub(crate) head: usize,
+pub struct Member {
+    /// The layer.
+    pub layer: usize,
+    /// Keys or values.
+    pub plane: Plane,
+    /// The head within the plane.
+    pub head: usize,
     /// Elements of the head.
-    pub(crate) dim: usize,
+    pub dim: usize,
     /// Value of one finest step in the member's own units: static scale × finest step.
-    pub(crate) gain: f32,
+    pub gain: f32,
 }
 
 /// The transform of a scope's elements into coefficients.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Basis {
+pub enum Basis {
     /// Coefficient = element (*direct* profiles).
     Identity,
     /// A trained synthesis matrix `[coefficient][element]` of unit rows.
     Trained {
+        /// The matrix.
         synthesis: Vec<f16>,
         /// Its own analysis matrix, same shape; `None` where encoders derive it from the synthesis.
         analysis: Option<Vec<f16>>,
@@ -35,7 +39,7 @@ pub(crate) enum Basis {
 
 /// What is subtracted before quantisation, besides the static mean.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Predictor {
+pub enum Predictor {
     /// Nothing.
     Mean,
     /// The first token of every group (CacheGen §5.1).
@@ -53,52 +57,55 @@ pub(crate) enum Predictor {
 
 /// How one coefficient is coded over all levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CoefficientCoding {
+pub struct CoefficientCoding {
     /// Entry level: below 0, `-entry` trits follow the stage inside level 0; [`Self::NEVER`] is never coded.
-    pub(crate) entry: i8,
+    pub entry: i8,
     /// Stage table.
-    pub(crate) stage: u8,
+    pub stage: u8,
     /// Trit table of the trits inside level 0.
-    pub(crate) inner: u8,
+    pub inner: u8,
     /// Trit table by level, for levels above the entry level; others are 0.
-    pub(crate) trits: [u8; LEVELS_MAX],
+    pub trits: [u8; LEVELS_MAX],
 }
 
 impl CoefficientCoding {
     /// Entry level of a coefficient that no level has: it decodes to its prediction.
-    pub(crate) const NEVER: i8 = i8::MAX;
+    pub const NEVER: i8 = i8::MAX;
 
     /// A coefficient that is never coded.
-    pub(crate) const ABSENT: Self = Self { entry: Self::NEVER, stage: 0, inner: 0, trits: [0; LEVELS_MAX] };
+    pub const ABSENT: Self = Self { entry: Self::NEVER, stage: 0, inner: 0, trits: [0; LEVELS_MAX] };
 }
 
 /// The unit of independent decoding across layers and heads.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Scope {
-    pub(crate) members: Vec<Member>,
+pub struct Scope {
+    /// Its heads, in the order of elements.
+    pub members: Vec<Member>,
     /// Whether keys are un-roped before the transform.
-    pub(crate) unrope: bool,
+    pub unrope: bool,
     /// Static mean, one an element, members in order.
-    pub(crate) mean: Vec<f32>,
-    pub(crate) basis: Basis,
-    pub(crate) predictor: Predictor,
+    pub mean: Vec<f32>,
+    /// From elements to coefficients.
+    pub basis: Basis,
+    /// What is subtracted from coefficients.
+    pub predictor: Predictor,
     /// One entry a coefficient, by decreasing variance.
-    pub(crate) coding: Vec<CoefficientCoding>,
+    pub coding: Vec<CoefficientCoding>,
     /// Predicted logit KL that the scope's error causes at each level, in nats a token; only ratios matter where no
     /// engine measured it. Encoders order sections by how much of it a byte removes.
-    pub(crate) loss: Vec<f32>,
+    pub loss: Vec<f32>,
     /// How the exact level is coded, where the profile has one.
-    pub(crate) lossless: Option<Lossless>,
+    pub lossless: Option<Lossless>,
 }
 
 impl Scope {
     /// Elements of one token.
-    pub(crate) fn elements(&self) -> usize {
+    pub fn elements(&self) -> usize {
         self.mean.len()
     }
 
     /// Coefficients of one token.
-    pub(crate) fn rank(&self) -> usize {
+    pub fn rank(&self) -> usize {
         self.coding.len()
     }
 }

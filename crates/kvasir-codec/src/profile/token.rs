@@ -6,27 +6,28 @@
 /// current token's row of `current` followed by the previous token's row of `previous`. A token outside the
 /// vocabulary, or none, has a row of zeros. `s_c = 0` adds nothing before the (empty) shift.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct TokenPredictor {
-    pub(crate) vocabulary: usize,
+pub struct TokenPredictor {
+    /// Rows of both tables.
+    pub vocabulary: usize,
     /// Factors of the current and of the previous token.
-    pub(crate) factors: [usize; 2],
+    pub factors: [usize; 2],
     /// `[token][factor]`.
-    pub(crate) current: Vec<i8>,
+    pub current: Vec<i8>,
     /// `[token][factor]`.
-    pub(crate) previous: Vec<i8>,
+    pub previous: Vec<i8>,
     /// `M`, `[factor][coefficient]`, the current token's factors first.
-    pub(crate) matrix: Vec<i8>,
+    pub matrix: Vec<i8>,
     /// `s`, one a coefficient.
-    pub(crate) shifts: Vec<u8>,
+    pub shifts: Vec<u8>,
     /// Bits of an entry of `current` and of `previous`, 2 to 8.
-    pub(crate) table_bits: [u8; 2],
+    pub table_bits: [u8; 2],
     /// Bits of a coefficient's entries of `matrix`, 0 (all are zero) to 8.
-    pub(crate) matrix_bits: Vec<u8>,
+    pub matrix_bits: Vec<u8>,
 }
 
 impl TokenPredictor {
     /// Factors of both tokens together.
-    pub(crate) fn factor_count(&self) -> usize {
+    pub fn factor_count(&self) -> usize {
         self.factors[0] + self.factors[1]
     }
 

@@ -1,12 +1,13 @@
 //! Alias tables: 16 buckets of 256 slots, 128 bytes, no construction to re-derive at load time.
 
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
-use super::halves::{Halves, StageSide};
+use super::u16_lanes::{BucketSide, U16Lanes};
 use super::{
+    buckets::{Buckets, UPPER_SHIFT},
+    constants::{ALPHABET, ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE},
     error::TableError,
     frequencies::normalise,
-    limits::{ALPHABET, ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE},
-    sides::{BUCKET_SLOTS, Sides, Slot},
+    scalar_lookup::{BUCKET_SLOTS, DecodedSlot, ScalarLookup},
 };
 
 /// A stage symbol, 0 to 15: `value + 7`, or [`ESCAPE`].
@@ -27,45 +28,11 @@ impl StageSymbol {
     }
 }
 
-/// The two words of every bucket: its own symbol below the divide, a donor's symbol above.
-///
-/// `own = 0:3 | div:9 | 0:4 | symbol:4 | f − 1:12`, `other = off:12 | 0:4 | symbol:4 | f − 1:12`, most significant bits first:
-/// the stored words, but that `own` has its symbol, so that both are read alike. Apart, because a SIMD decoder holds each array
-/// in registers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(C, align(64))]
-pub(crate) struct Buckets {
-    pub(crate) own: [u32; ALPHABET],
-    pub(crate) other: [u32; ALPHABET],
-}
-
-/// Where both words have their upper field: the divide, the offset.
-pub(crate) const UPPER_SHIFT: u32 = 20;
-
-impl Buckets {
-    /// From the words of FORMAT.md §5.2: `a = 0:11 | div:9 | f − 1:12`, and `b`, which is `other`.
-    fn of_words(a: [u32; ALPHABET], b: [u32; ALPHABET]) -> Self {
-        let own = |i: usize| {
-            (a[i] >> PROBABILITY_BITS) << UPPER_SHIFT | (i as u32) << PROBABILITY_BITS | a[i] & 0xfff
-        };
-        Self { own: std::array::from_fn(own), other: b }
-    }
-
-    /// A table that nothing is decoded with.
-    pub(crate) const NONE: Self = Self { own: [0; ALPHABET], other: [0; ALPHABET] };
-
-    /// The stored words of bucket `i`.
-    fn words(&self, i: usize) -> [u32; 2] {
-        let own = self.own[i];
-        [(own >> UPPER_SHIFT) << PROBABILITY_BITS | own & 0xfff, self.other[i]]
-    }
-}
-
 /// Frequencies of the 16 stage symbols in 12 bits, as an alias table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AliasTable {
     buckets: Buckets,
-    sides: Sides,
+    sides: ScalarLookup,
     frequencies: [u16; ALPHABET],
 }
 
@@ -110,12 +77,12 @@ impl AliasTable {
     }
 
     fn of(buckets: Buckets, frequencies: [u16; ALPHABET]) -> Self {
-        let side = |word: u32, offset: u32| Slot {
+        let side = |word: u32, offset: u32| DecodedSlot {
             symbol: (word >> PROBABILITY_BITS & 15) as usize,
             frequency: (word & 0xfff) + 1,
             offset,
         };
-        let sides = Sides::new(|bucket| {
+        let sides = ScalarLookup::new(|bucket| {
             let (own, other) = (buckets.own[bucket], buckets.other[bucket]);
             (own >> UPPER_SHIFT, [side(own, 0), side(other, other >> UPPER_SHIFT)])
         });
@@ -144,10 +111,10 @@ impl AliasTable {
 
     /// As decoders with lanes of 16 bits look it up.
     #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
-    pub(super) fn halves(&self) -> Halves {
-        Halves::of_stage(|bucket| {
+    pub(super) fn u16_lanes(&self) -> U16Lanes {
+        U16Lanes::of_stage(|bucket| {
             let (own, other) = (self.buckets.own[bucket], self.buckets.other[bucket]);
-            let side = |word: u32, offset: u32| StageSide {
+            let side = |word: u32, offset: u32| BucketSide {
                 value: (word >> PROBABILITY_BITS & 15) as i16 - 7,
                 frequency: (word & 0xfff) + 1,
                 offset: offset as u16,
@@ -158,7 +125,7 @@ impl AliasTable {
 
     /// What slot `0..4096` decodes to.
     #[inline(always)]
-    pub(super) fn slot(&self, slot: u32) -> Slot {
+    pub(super) fn slot(&self, slot: u32) -> DecodedSlot {
         self.sides.slot(slot)
     }
 
@@ -174,12 +141,12 @@ impl AliasTable {
 }
 
 /// The one reading of a bucket that FORMAT.md §5.2 gives.
-fn decode_slot(buckets: &Buckets, slot: u32) -> Slot {
+fn decode_slot(buckets: &Buckets, slot: u32) -> DecodedSlot {
     let (bucket, r) = ((slot / BUCKET_SLOTS) as usize, slot % BUCKET_SLOTS);
     let (own, other) = (buckets.own[bucket], buckets.other[bucket]);
     let (word, offset) = if r < own >> UPPER_SHIFT { (own, r) } else { (other, r + (other >> UPPER_SHIFT)) };
     let symbol = (word >> PROBABILITY_BITS & 15) as usize;
-    Slot { symbol, frequency: (word & 0xfff) + 1, offset }
+    DecodedSlot { symbol, frequency: (word & 0xfff) + 1, offset }
 }
 
 /// Fills the bucket of the smallest symbol first, from any symbol with more than a bucket.
@@ -234,7 +201,7 @@ fn check_bijection(buckets: &Buckets) -> Result<[u16; ALPHABET], TableError> {
     let mut frequencies = [0u32; ALPHABET];
     let mut hits = [0u64; PROBABILITY_ONE as usize];
     for slot in 0..PROBABILITY_ONE {
-        let Slot { symbol, frequency, offset } = decode_slot(buckets, slot);
+        let DecodedSlot { symbol, frequency, offset } = decode_slot(buckets, slot);
         let known = &mut frequencies[symbol];
         let broken = TableError::Bijection { slot, symbol, offset };
         if (*known != 0 && *known != frequency) || offset >= frequency {

@@ -4,18 +4,18 @@ use std::sync::OnceLock;
 
 use super::{
     alias::AliasTable,
+    constants::{ALPHABET, PROBABILITY_ONE, STAGE_TABLES_MAX, TRIT_TABLES_MAX},
     error::TableError,
-    limits::{ALPHABET, PROBABILITY_ONE, STAGE_TABLES_MAX, TRIT_TABLES_MAX},
     stream::{
-        encode::EncodeTable,
-        encode_tables::{StageEncoding, TritEncoding},
+        inverted_stage::InvertedStage,
+        simd_tables::{StageEncoding, TritEncoding},
     },
     trit::TritTable,
 };
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 use super::{
-    alias::Buckets,
-    halves::{Halves, StepTable},
+    buckets::Buckets,
+    u16_lanes::{StepTable, U16Lanes},
 };
 
 /// All tables that a profile's pieces name by number.
@@ -24,7 +24,7 @@ pub struct TableBank {
     stage: Vec<AliasTable>,
     trit: Vec<TritTable>,
     /// Inverted stage tables, 8 KiB each; decoders never pay for them.
-    encode: OnceLock<Vec<EncodeTable>>,
+    encode: OnceLock<Vec<InvertedStage>>,
     /// Both kinds as SIMD encoders need them.
     wide: OnceLock<(Vec<StageEncoding>, Vec<TritEncoding>)>,
     /// What decoders of streams look up.
@@ -79,30 +79,30 @@ impl TableBank {
     #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
     pub(crate) fn steps(&self) -> &StepTables {
         let stage = |table: &AliasTable| StepTable {
-            halves: table.halves(),
+            u16_lanes: table.u16_lanes(),
             buckets: *table.buckets(),
             trit: TritTable::NONE,
         };
         let trit = |table: &TritTable| {
-            let halves = Halves::of_trit(|context, folded| table.range(context, folded));
-            StepTable { halves, buckets: Buckets::NONE, trit: *table }
+            let u16_lanes = U16Lanes::of_trit(|context, folded| table.range(context, folded));
+            StepTable { u16_lanes, buckets: Buckets::NONE, trit: *table }
         };
         self.steps.get_or_init(|| {
             let of_kind: [Vec<_>; 2] =
                 [self.stage.iter().map(stage).collect(), self.trit.iter().map(trit).collect()];
-            let certain = of_kind.iter().flatten().any(|table| table.halves.certain);
+            let certain = of_kind.iter().flatten().any(|table| table.u16_lanes.certain);
             StepTables { of_kind, certain }
         })
     }
 
     /// The stage tables as encoders need them.
-    pub(crate) fn encode_tables(&self) -> &[EncodeTable] {
-        self.encode.get_or_init(|| self.stage.iter().map(EncodeTable::new).collect())
+    pub(crate) fn inverted_stages(&self) -> &[InvertedStage] {
+        self.encode.get_or_init(|| self.stage.iter().map(InvertedStage::new).collect())
     }
 
     fn wide(&self) -> &(Vec<StageEncoding>, Vec<TritEncoding>) {
         self.wide.get_or_init(|| {
-            let stages = self.encode_tables().iter().map(StageEncoding::new);
+            let stages = self.inverted_stages().iter().map(StageEncoding::new);
             (stages.collect(), self.trit.iter().map(TritEncoding::new).collect())
         })
     }
@@ -122,7 +122,7 @@ impl TableBank {
     /// A stage table inverted, for encoders that run elsewhere: where the frequencies of each symbol start, and the slot
     /// of every `start + offset`. `None` where the bank has no such table.
     pub fn inverted_stage(&self, table: usize) -> Option<(&[u32; ALPHABET], &[u16])> {
-        let table = self.encode_tables().get(table)?;
+        let table = self.inverted_stages().get(table)?;
         Some((&table.starts, &table.slots[..PROBABILITY_ONE as usize]))
     }
 

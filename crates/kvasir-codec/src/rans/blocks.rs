@@ -1,7 +1,7 @@
 //! Values of a span as wide encoders take them: 16 bits each, 32 tokens of a coefficient side by side, and the coefficients
 //! of a stream behind each other, so that every level reads them in order and makes its own of them in registers.
 
-use super::limits::{LANES, STREAM_COEFFICIENTS_MAX};
+use super::constants::{LANES, STREAM_COEFFICIENTS_MAX};
 
 /// Rows that lie together: those of a stream where a piece has all of them.
 const GROUP: usize = STREAM_COEFFICIENTS_MAX;

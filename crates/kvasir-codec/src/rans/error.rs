@@ -1,8 +1,8 @@
 //! Typed errors of the entropy stage.
 
 use super::{
-    limits::{COEFFICIENTS_MAX, PROBABILITY_ONE, STAGE_TABLES_MAX, TRIT_TABLES_MAX, VALUE_MAX},
-    plan::Coding,
+    coding::Coding,
+    constants::{COEFFICIENTS_MAX, PROBABILITY_ONE, STAGE_TABLES_MAX, TRIT_TABLES_MAX, VALUE_MAX},
 };
 
 /// A probability table that no stream can be coded with. The profile that holds it is corrupt.

@@ -1,6 +1,6 @@
 //! Integer normalisation of counts: the same counts give the same table on every machine.
 
-use super::limits::PROBABILITY_ONE;
+use super::constants::PROBABILITY_ONE;
 
 /// Scales `counts` to frequencies that sum to [`PROBABILITY_ONE`]; symbols below `floor` get `floor[i]`.
 ///

@@ -24,42 +24,46 @@
 //! ```
 
 pub(crate) mod alias;
-mod arrived;
 pub(crate) mod bank;
 pub(crate) mod blocks;
-mod decoder;
+pub(crate) mod buckets;
+pub(crate) mod coding;
+pub(crate) mod constants;
 mod error;
 mod frequencies;
-#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
-pub(crate) mod halves;
-pub(crate) mod limits;
-mod nest;
+mod level_rows;
+mod nested_index;
 mod parts;
-mod piece;
+mod piece_decoder;
+mod piece_encoder;
 pub(crate) mod plan;
 mod raw;
-mod row;
-mod sides;
+mod scalar_lookup;
 pub(crate) mod stream;
 pub(crate) mod trit;
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+pub(crate) mod u16_lanes;
+
+#[cfg(test)]
+mod prefix_tests;
 
 pub use alias::{AliasTable, StageSymbol};
-pub use arrived::ArrivedRows;
 pub use bank::TableBank;
-pub use decoder::{PieceDecoder, decode_piece};
-pub(crate) use decoder::{PieceSteps, Target};
-pub use error::{PieceError, TableError};
-pub use frequencies::normalise;
-pub(crate) use limits::LONG_ESCAPE;
-pub use limits::{
+pub use coding::Coding;
+pub(crate) use constants::LONG_ESCAPE;
+pub use constants::{
     ALPHABET, COEFFICIENTS_MAX, ESCAPE, ESCAPE_MAX, LANES, PROBABILITY_BITS, PROBABILITY_ONE,
     STAGE_TABLES_MAX, STATE_MIN, STREAM_COEFFICIENTS_MAX, STREAM_WORDS_MAX, TRIT_TABLES_MAX, TRITS_MAX,
     VALUE_MAX,
 };
-pub use nest::{coarsen, digit, refine};
+pub use error::{PieceError, TableError};
+pub use frequencies::normalise;
+pub(crate) use level_rows::{FinestValues, LevelRows, RowBits};
+pub use nested_index::{coarsen, digit, refine};
 pub use parts::{PieceParts, StreamParts, piece_parts};
-pub use piece::{PieceEncoder, encode_piece};
-pub use plan::{Coding, PiecePlan};
-pub(crate) use row::{Fine, RowBits, Rows};
+pub(crate) use piece_decoder::{DecodeTarget, PieceSteps};
+pub use piece_decoder::{PieceDecoder, decode_piece};
+pub use piece_encoder::{PieceEncoder, encode_piece};
+pub use plan::PiecePlan;
 pub(crate) use stream::cell::{Cell, Fit, narrow_most};
 pub use trit::TritTable;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{
     bank::TableBank,
-    decoder::{read_active, split_streams},
     error::PieceError,
+    piece_decoder::{read_active, split_streams},
     plan::PiecePlan,
     raw,
     stream::stream_range,

@@ -4,9 +4,10 @@
 //! zigzag-coded (`0, -1, 1, -2, …`): a stage coefficient's value at the piece's level, a trit coefficient's digit.
 
 use super::{
+    coding::Coding,
     error::PieceError,
-    nest::{digit, refine},
-    plan::{Coding, PiecePlan},
+    nested_index::{digit, refine},
+    plan::PiecePlan,
     stream::{
         RowsAt,
         cell::{Cell, Fit},

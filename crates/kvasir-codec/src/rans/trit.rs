@@ -1,9 +1,9 @@
 //! Trit tables: two contexts of three digits, two thresholds each; 8 bytes.
 
 use super::{
+    constants::{PROBABILITY_BITS, PROBABILITY_ONE},
     error::TableError,
     frequencies::normalise,
-    limits::{PROBABILITY_BITS, PROBABILITY_ONE},
 };
 
 /// Frequencies of the digits `-1, 0, 1` of a refinement, given that the coarser value is zero (context 0) or not

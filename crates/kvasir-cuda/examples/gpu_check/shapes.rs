@@ -1,9 +1,7 @@
 //! Models and caches to time: GQA shapes with profiles trained on synthetic KV.
 
-use kvasir_codec::{
-    Profile,
-    train::{BasisRecipe, Recipe, train},
-};
+use kvasir_codec::Profile;
+use kvasir_train::{BasisRecipe, Recipe, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope};
 
 use crate::common::contexts;

@@ -36,7 +36,7 @@ fn symbols(setup: &Setup, object: &[u8]) -> Vec<i32> {
     let tokens = head.header.token_count as usize;
     let bank = setup.profile.bank();
     let mut all = Vec::new();
-    for span in cpu.outline(&head, object, &scopes, 0..tokens).expect("whole") {
+    for span in cpu.scope_spans(&head, object, &scopes, 0..tokens).expect("whole") {
         let view = cpu.scope_view(span.scope).expect("exists");
         let groups = match view.predictor {
             kvasir_codec::PredictorView::Anchors { group, .. } => span.tokens.len().div_ceil(group),

@@ -1,7 +1,7 @@
 //! What an error in the cache costs by its direction within a head.
 
 use candle_core::Tensor;
-use kvasir_codec::train::Metric;
+use kvasir_train::Metric;
 use kvasir_types::Plane;
 
 use crate::{

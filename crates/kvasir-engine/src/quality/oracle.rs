@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use kvasir_codec::{KvBuffer, KvSink, Profile, train::QualityOracle};
+use kvasir_codec::{KvBuffer, KvSink, Profile};
+use kvasir_train::QualityOracle;
 use kvasir_types::Plane;
 
 use super::{RoundTripError, Samples, measure_levels};

@@ -4,17 +4,17 @@ use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Brought, Event, FinishReason, Request, RequestId, Scheduler, SubmitError};
+use super::{FinishReason, LoadedPrefix, Request, RequestId, Scheduler, SchedulerEvent, SubmitError};
 use crate::paged::PagedKv;
 
-/// What the thread is asked to do between two steps.
+/// A command to the scheduler's thread, executed between two steps.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Take a request; what happens to it is told on `told`, which ends with it.
+    /// Submits a request. Its replies are sent on `replies`, which closes when the request ends.
     Submit {
         request: Request,
-        brought: Option<Brought>,
-        told: mpsc::UnboundedSender<Told>,
+        loaded: Option<LoadedPrefix>,
+        replies: mpsc::UnboundedSender<SchedulerReply>,
         reply: oneshot::Sender<Result<RequestId, SubmitError>>,
     },
     /// End a request.
@@ -29,9 +29,9 @@ pub(super) enum Command {
     Share { tokens: Arc<[u32]>, reply: oneshot::Sender<Option<PagedKv>> },
 }
 
-/// What happened to a request. A request generates a bounded number of tokens, so its channel needs no bound.
+/// A reply about a request. A request generates a bounded number of tokens, so its channel needs no bound.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Told {
+pub(super) enum SchedulerReply {
     /// It runs now.
     Started { at: Instant, reused_tokens: usize },
     /// A token, from the step that began at `step`.
@@ -40,57 +40,58 @@ pub(super) enum Told {
     Finished(FinishReason),
 }
 
-type Open = HashMap<RequestId, mpsc::UnboundedSender<Told>>;
+type ReplySenders = HashMap<RequestId, mpsc::UnboundedSender<SchedulerReply>>;
 
-/// Steps until nobody can send commands any more. Waits without work for the next command.
+/// Steps the scheduler until the command channel closes. Without work it waits for the next command.
 pub(super) fn run(mut scheduler: Scheduler, mut commands: mpsc::Receiver<Command>) {
-    let mut open = Open::new();
+    let mut senders = ReplySenders::new();
     loop {
         if scheduler.open() == 0 {
             let Some(command) = commands.blocking_recv() else { return };
-            obey(&mut scheduler, &mut open, command);
+            execute(&mut scheduler, &mut senders, command);
         }
         while let Ok(command) = commands.try_recv() {
-            obey(&mut scheduler, &mut open, command);
+            execute(&mut scheduler, &mut senders, command);
         }
         let step = Instant::now();
         match scheduler.step() {
-            Ok(events) => tell(&mut scheduler, &mut open, step, events),
+            Ok(events) => deliver(&mut scheduler, &mut senders, step, events),
             // Requests are checked before they run: this is the machine's fault, not theirs.
             Err(error) => {
                 tracing::error!(%error, "a step failed; its requests are given up");
-                for (id, told) in open.drain() {
+                for (id, replies) in senders.drain() {
                     scheduler.cancel(id);
-                    let _ = told.send(Told::Finished(FinishReason::Cancelled));
+                    let _ = replies.send(SchedulerReply::Finished(FinishReason::Cancelled));
                 }
             }
         }
     }
 }
 
-fn obey(scheduler: &mut Scheduler, open: &mut Open, command: Command) {
+/// Executes a command.
+fn execute(scheduler: &mut Scheduler, senders: &mut ReplySenders, command: Command) {
     // Whoever asked may have gone away: then nobody wants the answer.
     match command {
-        Command::Submit { request, brought, told, reply } => {
-            let result = scheduler.submit(request, brought);
+        Command::Submit { request, loaded, replies, reply } => {
+            let result = scheduler.submit(request, loaded);
             if let Ok(id) = result {
-                open.insert(id, told);
+                senders.insert(id, replies);
             }
             if let Err(Ok(id)) = reply.send(result) {
-                open.remove(&id);
+                senders.remove(&id);
                 scheduler.cancel(id);
             }
         }
         Command::Cancel(id) => {
-            open.remove(&id);
+            senders.remove(&id);
             scheduler.cancel(id);
         }
         Command::Finish(id) => {
-            // One that has ended by itself meanwhile has been told so.
-            if let Some(Event::Finished { reason, .. }) = scheduler.finish(id)
-                && let Some(told) = open.remove(&id)
+            // A request that ended by itself meanwhile has its last reply already.
+            if let Some(SchedulerEvent::Finished { reason, .. }) = scheduler.finish(id)
+                && let Some(replies) = senders.remove(&id)
             {
-                let _ = told.send(Told::Finished(reason));
+                let _ = replies.send(SchedulerReply::Finished(reason));
             }
         }
         Command::Held { tokens, reply } => {
@@ -105,20 +106,28 @@ fn obey(scheduler: &mut Scheduler, open: &mut Open, command: Command) {
     }
 }
 
-fn tell(scheduler: &mut Scheduler, open: &mut Open, step: Instant, events: Vec<Event>) {
+/// Delivers the events of a step to the requests they are about.
+fn deliver(
+    scheduler: &mut Scheduler,
+    senders: &mut ReplySenders,
+    step: Instant,
+    events: Vec<SchedulerEvent>,
+) {
     for event in events {
-        let (id, told) = match event {
+        let (id, reply) = match event {
             // The step that starts a request is the first that can compute something for it.
-            Event::Started { id, reused_tokens } => (id, Told::Started { at: step, reused_tokens }),
-            Event::Token { id, token } => (id, Told::Token { token, step }),
-            Event::Finished { id, reason } => (id, Told::Finished(reason)),
+            SchedulerEvent::Started { id, reused_tokens } => {
+                (id, SchedulerReply::Started { at: step, reused_tokens })
+            }
+            SchedulerEvent::Token { id, token } => (id, SchedulerReply::Token { token, step }),
+            SchedulerEvent::Finished { id, reason } => (id, SchedulerReply::Finished(reason)),
         };
-        let listened = open.get(&id).is_some_and(|listener| listener.send(told).is_ok());
+        let listened = senders.get(&id).is_some_and(|listener| listener.send(reply).is_ok());
         if !listened {
-            open.remove(&id);
+            senders.remove(&id);
             scheduler.cancel(id);
-        } else if matches!(told, Told::Finished(_)) {
-            open.remove(&id);
+        } else if matches!(reply, SchedulerReply::Finished(_)) {
+            senders.remove(&id);
         }
     }
 }

@@ -13,9 +13,9 @@ use tokio::{
 };
 
 use super::{
-    Brought, FinishReason, Request, RequestId, Scheduler, SchedulerLimits, SubmitError,
-    driver::{self, Command, Told},
-    load::{self, Arrived, RemoteUse},
+    FinishReason, LoadedPrefix, Request, RequestId, Scheduler, SchedulerLimits, SubmitError,
+    driver::{self, Command, SchedulerReply},
+    load::{self, LoadOutcome, RemoteUse},
 };
 use crate::{
     error::EngineError,
@@ -48,11 +48,11 @@ impl EngineConfig {
 /// thread ends with the last clone.
 #[derive(Debug, Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct EngineShared {
     model: Arc<Model>,
     pool: Arc<PagePool>,
     commands: mpsc::Sender<Command>,
@@ -60,11 +60,11 @@ struct Shared {
     places: Arc<Semaphore>,
     places_max: usize,
     loads: Semaphore,
-    remote: Option<Remote>,
+    remote: Option<RemoteCache>,
 }
 
 #[derive(Debug)]
-struct Remote {
+struct RemoteCache {
     kv: RemoteKv,
     how: RemoteUse,
     queue: Option<StoreQueue>,
@@ -114,20 +114,20 @@ pub struct PrefixUse {
 
 impl PrefixUse {
     /// Of a prompt of so many tokens, of which the scheduler was given or found `reused`.
-    fn new(prompt_tokens: usize, reused: usize, arrived: &mut Arrived) -> Self {
-        let loaded = arrived.loaded_tokens.min(reused);
+    fn new(prompt_tokens: usize, reused: usize, outcome: &mut LoadOutcome) -> Self {
+        let loaded = outcome.loaded_tokens.min(reused);
         let held = reused - loaded;
-        let computed_ahead = if arrived.layer_wise { held } else { 0 };
+        let computed_ahead = if outcome.layer_wise { held } else { 0 };
         Self {
             prompt_tokens,
             memory_tokens: held - computed_ahead,
             loaded_tokens: loaded,
             computed_tokens: prompt_tokens - reused + computed_ahead,
-            loaded_bytes: arrived.bytes,
-            levels: std::mem::take(&mut arrived.levels),
-            kl_beneath: arrived.kl_beneath,
-            layer_wise: arrived.layer_wise,
-            gave_up: arrived.gave_up,
+            loaded_bytes: outcome.bytes,
+            levels: std::mem::take(&mut outcome.levels),
+            kl_beneath: outcome.kl_beneath,
+            layer_wise: outcome.layer_wise,
+            gave_up: outcome.gave_up,
         }
     }
 }
@@ -221,10 +221,12 @@ impl Engine {
             .map_err(|source| EngineError::Read { path: "the scheduler's thread".to_owned(), source })?;
         let remote = remote.map(|(kv, how)| {
             let queue = how.store.then(|| StoreQueue::new(kv.client().clone(), QueueConfig::default()));
-            Remote { kv, how, queue }
+            RemoteCache { kv, how, queue }
         });
         let (places, loads) = (Arc::new(Semaphore::new(places_max)), Semaphore::new(LOADS_AT_ONCE));
-        Ok(Self { shared: Arc::new(Shared { model, pool, commands, places, places_max, loads, remote }) })
+        Ok(Self {
+            shared: Arc::new(EngineShared { model, pool, commands, places, places_max, loads, remote }),
+        })
     }
 
     /// The model.
@@ -270,23 +272,23 @@ impl Engine {
     pub fn complete_with(
         &self,
         request: Request,
-        brought: Brought,
+        loaded: LoadedPrefix,
         delivery: Delivery,
     ) -> Result<Completion, SubmitError> {
-        let arrived = Arrived {
-            loaded_tokens: brought.reused_tokens(),
-            brought: Some(brought),
+        let outcome = LoadOutcome {
+            loaded_tokens: loaded.reused_tokens(),
+            prefix: Some(loaded),
             fetch: delivery.fetch,
             decode: delivery.decode,
-            ..Arrived::default()
+            ..LoadOutcome::default()
         };
-        self.begin(request, Some(arrived), delivery.arrived, false)
+        self.begin(request, Some(outcome), delivery.arrived, false)
     }
 
     fn begin(
         &self,
         request: Request,
-        brought: Option<Arrived>,
+        outcome: Option<LoadOutcome>,
         arrived: Instant,
         digest: bool,
     ) -> Result<Completion, SubmitError> {
@@ -298,14 +300,14 @@ impl Engine {
         let (sender, outputs) = mpsc::channel(request.count + 1);
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let life = Life { shared, request, arrived, digest, outputs: sender, _place: place };
-            life.run(brought, stopped).await;
+            let guard = RequestGuard { shared, request, arrived, digest, outputs: sender, _place: place };
+            guard.run(outcome, stopped).await;
         });
         Ok(Completion { outputs, stop: Some(stop), task })
     }
 }
 
-impl Shared {
+impl EngineShared {
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.ok()?;
@@ -328,8 +330,9 @@ impl Drop for CancelOnDrop {
     }
 }
 
-struct Life {
-    shared: Arc<Shared>,
+/// Runs one request from its arrival to its last token, and holds its place until then.
+struct RequestGuard {
+    shared: Arc<EngineShared>,
     request: Request,
     arrived: Instant,
     digest: bool,
@@ -341,27 +344,27 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-impl Life {
-    async fn run(self, brought: Option<Arrived>, mut stopped: oneshot::Receiver<()>) {
+impl RequestGuard {
+    async fn run(self, outcome: Option<LoadOutcome>, mut stopped: oneshot::Receiver<()>) {
         let prompt: Arc<[u32]> = self.request.prompt.as_slice().into();
         let mut ttft = TtftBreakdown::default();
-        let mut arrived = match brought {
-            Some(arrived) => arrived,
-            None => self.bring(&prompt, &mut ttft).await,
+        let mut outcome = match outcome {
+            Some(outcome) => outcome,
+            None => self.load_prefix(&prompt, &mut ttft).await,
         };
-        (ttft.fetch_ms, ttft.decode_ms) = (ms(arrived.fetch), ms(arrived.decode));
-        ttft.recompute_ms = ms(arrived.recompute);
-        let (told, mut received) = mpsc::unbounded_channel();
-        let (request, brought) = (self.request.clone(), arrived.brought.take());
-        let submitted = self.shared.ask(|reply| Command::Submit { request, brought, told, reply }).await;
+        (ttft.fetch_ms, ttft.decode_ms) = (ms(outcome.fetch), ms(outcome.decode));
+        ttft.recompute_ms = ms(outcome.recompute);
+        let (replies, mut received) = mpsc::unbounded_channel();
+        let (request, loaded) = (self.request.clone(), outcome.prefix.take());
+        let submitted = self.shared.ask(|reply| Command::Submit { request, loaded, replies, reply }).await;
         let Some(Ok(id)) = submitted else { return };
-        let mut guard = CancelOnDrop { commands: self.shared.commands.clone(), id: Some(id) };
+        let mut cancellation = CancelOnDrop { commands: self.shared.commands.clone(), id: Some(id) };
         let (mut started, mut reused) = (Instant::now(), 0);
         let mut tokens = prompt.to_vec();
         let mut may_stop = true;
         let reason = loop {
-            let told = tokio::select! {
-                told = received.recv() => told,
+            let reply = tokio::select! {
+                reply = received.recv() => reply,
                 asked = &mut stopped, if may_stop => {
                     may_stop = false;
                     if asked.is_ok() && self.shared.commands.send(Command::Finish(id)).await.is_err() {
@@ -370,9 +373,11 @@ impl Life {
                     continue;
                 }
             };
-            match told {
-                Some(Told::Started { at, reused_tokens }) => (started, reused) = (at, reused_tokens),
-                Some(Told::Token { token, step }) => {
+            match reply {
+                Some(SchedulerReply::Started { at, reused_tokens }) => {
+                    (started, reused) = (at, reused_tokens)
+                }
+                Some(SchedulerReply::Token { token, step }) => {
                     if tokens.len() == prompt.len() {
                         self.first_token(&mut ttft, started, step, reused);
                     }
@@ -381,30 +386,30 @@ impl Life {
                         return;
                     }
                 }
-                Some(Told::Finished(reason)) => break reason,
+                Some(SchedulerReply::Finished(reason)) => break reason,
                 None => return,
             }
         };
-        guard.id = None;
-        let prefix = PrefixUse::new(prompt.len(), reused, &mut arrived);
+        cancellation.id = None;
+        let prefix = PrefixUse::new(prompt.len(), reused, &mut outcome);
         let kv_digest = if self.digest { self.kv_digest(&prompt).await } else { None };
         if reason != FinishReason::Cancelled {
-            self.store(tokens, prefix.loaded_tokens, arrived.kl_beneath).await;
+            self.store(tokens, prefix.loaded_tokens, outcome.kl_beneath).await;
         }
         // The caller may have gone away by now: then nobody wants the summary.
         let _ = self.outputs.send(Output::Done(Box::new(Summary { reason, ttft, prefix, kv_digest }))).await;
     }
 
-    /// Asks memory, then Kvasir.
-    async fn bring(&self, prompt: &Arc<[u32]>, ttft: &mut TtftBreakdown) -> Arrived {
-        let Some(remote) = &self.shared.remote else { return Arrived::default() };
+    /// Looks up the prompt in memory, then in Kvasir, and loads what Kvasir holds beyond memory.
+    async fn load_prefix(&self, prompt: &Arc<[u32]>, ttft: &mut TtftBreakdown) -> LoadOutcome {
+        let Some(remote) = &self.shared.remote else { return LoadOutcome::default() };
         let held = self.shared.ask(|reply| Command::Held { tokens: Arc::clone(prompt), reply });
         let held = held.await.unwrap_or(0);
         let wanted = prompt.len() - 1;
         if held + LOAD_GAIN_TOKENS_MIN > wanted {
-            return Arrived::default();
+            return LoadOutcome::default();
         }
-        let Ok(_turn) = self.shared.loads.acquire().await else { return Arrived::default() };
+        let Ok(_turn) = self.shared.loads.acquire().await else { return LoadOutcome::default() };
         let asked = Instant::now();
         let plan = remote.kv.client().lookup(prompt).await;
         ttft.lookup_ms = ms(asked.elapsed());
@@ -412,14 +417,14 @@ impl Life {
             Ok(plan) => plan,
             Err(error) => {
                 tracing::warn!(%error, "a lookup failed: the prompt is computed");
-                return Arrived::default();
+                return LoadOutcome::default();
             }
         };
         if (plan.matched_tokens() as usize).min(wanted) < held + LOAD_GAIN_TOKENS_MIN {
-            return Arrived::default();
+            return LoadOutcome::default();
         }
         let pages = self.shared.ask(|reply| Command::Allocate { tokens: prompt.len(), reply });
-        let Some(kv) = pages.await.flatten() else { return Arrived::default() };
+        let Some(kv) = pages.await.flatten() else { return LoadOutcome::default() };
         load::load((&self.shared.model, remote.kv.client()), plan, kv, prompt, &remote.how).await
     }
 

@@ -9,16 +9,16 @@ use crate::{error::EngineError, model::Observer};
 /// How many leading layers of the prefix are in place. One side opens it as the load goes on, the other waits before each
 /// layer. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LayerGate(Arc<Shared>);
+pub(super) struct LayerGate(Arc<GateShared>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct GateShared {
+    state: Mutex<GateState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct GateState {
     complete: usize,
     aborted: bool,
 }

@@ -19,7 +19,7 @@ pub use engine::{Completion, Delivery, Engine, EngineConfig, Output, PrefixUse, 
 pub use load::{LoadPolicy, RemoteUse};
 pub use prefix::PrefixCache;
 pub use scheduler::{
-    Brought, Event, FinishReason, Request, RequestId, Scheduler, SchedulerLimits, SubmitError,
+    FinishReason, LoadedPrefix, Request, RequestId, Scheduler, SchedulerEvent, SchedulerLimits, SubmitError,
 };
 
 #[cfg(test)]

@@ -12,22 +12,22 @@ use std::{
 use crate::paged::{PagePool, PageRef, PagedKv};
 
 /// Identity of a page's tokens and of all before them, within this process.
-type Key = [u8; 32];
+type PageKey = [u8; 32];
 
 /// Pages of finished sequences, found by their tokens.
 #[derive(Debug)]
 pub struct PrefixCache {
     pool: Arc<PagePool>,
-    nodes: HashMap<Key, Node>,
+    nodes: HashMap<PageKey, Node>,
     /// Nodes without children by last use: ancestors of a leaf have its stamp or a newer one, so stamps are unique here.
-    leaves: BTreeMap<u64, Key>,
+    leaves: BTreeMap<u64, PageKey>,
     clock: u64,
 }
 
 #[derive(Debug)]
 struct Node {
     page: PageRef,
-    parent: Option<Key>,
+    parent: Option<PageKey>,
     children: u32,
     used: u64,
 }
@@ -55,7 +55,7 @@ impl PrefixCache {
 
     /// A sequence with the longest held prefix of `tokens`, in whole pages that it shares; none where there is none.
     pub fn lookup(&mut self, tokens: &[u32]) -> Option<PagedKv> {
-        let path: Vec<Key> = self.path(tokens).take_while(|key| self.nodes.contains_key(key)).collect();
+        let path: Vec<PageKey> = self.path(tokens).take_while(|key| self.nodes.contains_key(key)).collect();
         if path.is_empty() {
             return None;
         }
@@ -66,7 +66,7 @@ impl PrefixCache {
 
     /// Keeps the whole pages of `tokens`, all of which `kv` holds. What is held already stays as it is.
     pub fn insert(&mut self, tokens: &[u32], kv: &PagedKv) {
-        let path: Vec<Key> = self.path(tokens).take(kv.len() / self.pool.page_tokens()).collect();
+        let path: Vec<PageKey> = self.path(tokens).take(kv.len() / self.pool.page_tokens()).collect();
         let mut parent = None;
         for (key, page) in path.iter().zip(kv.pages()) {
             if !self.nodes.contains_key(key) {
@@ -100,7 +100,7 @@ impl PrefixCache {
     }
 
     /// Marks a path from the root as used now.
-    fn touch(&mut self, path: &[Key]) {
+    fn touch(&mut self, path: &[PageKey]) {
         self.clock += 1;
         for key in path {
             let Some(node) = self.nodes.get_mut(key) else { continue };
@@ -113,8 +113,8 @@ impl PrefixCache {
     }
 
     /// Keys of the whole pages of `tokens`.
-    fn path<'a>(&self, tokens: &'a [u32]) -> impl Iterator<Item = Key> + use<'a> {
-        let mut parent = Key::default();
+    fn path<'a>(&self, tokens: &'a [u32]) -> impl Iterator<Item = PageKey> + use<'a> {
+        let mut parent = PageKey::default();
         tokens.chunks_exact(self.pool.page_tokens()).map(move |page| {
             let mut hasher = blake3::Hasher::new();
             hasher.update(&parent);

@@ -24,9 +24,9 @@ pub struct Request {
     pub sampling: Sampling,
 }
 
-/// A cache that a load has filled, for a prefix of a prompt.
+/// A loaded cache of a prefix of a prompt.
 #[derive(Debug)]
-pub struct Brought {
+pub struct LoadedPrefix {
     /// From the scheduler's pool. Either all of `..matched` is committed, or nothing is and the pages of the whole prompt
     /// are reserved, as a load leaves them.
     pub kv: PagedKv,
@@ -38,7 +38,7 @@ pub struct Brought {
     pub shareable: usize,
 }
 
-impl Brought {
+impl LoadedPrefix {
     /// A cache that is complete as far as it goes.
     pub fn whole(kv: PagedKv) -> Self {
         Self { matched: kv.len(), kv, holes: Vec::new(), shareable: usize::MAX }
@@ -115,12 +115,12 @@ pub enum FinishReason {
 
 /// What a step did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum SchedulerEvent {
     /// A request began to run.
     Started {
         /// Which.
         id: RequestId,
-        /// Prompt tokens whose KV was there: brought along, or found in memory.
+        /// Prompt tokens whose KV was there: loaded, or found in memory.
         reused_tokens: usize,
     },
     /// A token was generated.
@@ -139,15 +139,17 @@ pub enum Event {
     },
 }
 
+/// A request that waits for sequences or pages.
 #[derive(Debug)]
-struct Waiting {
+struct QueuedRequest {
     id: RequestId,
     request: Request,
-    brought: Option<Brought>,
+    loaded: Option<LoadedPrefix>,
 }
 
+/// A sequence that runs.
 #[derive(Debug)]
-struct Running {
+struct RunningSequence {
     id: RequestId,
     /// Prompt and answer so far.
     tokens: Vec<u32>,
@@ -164,7 +166,7 @@ struct Running {
     sampler: Sampler,
 }
 
-impl Running {
+impl RunningSequence {
     /// Tokens that are not cached yet and may be computed in one step: of a hole, of the prompt but for its last token,
     /// or the one that the next is predicted from.
     fn pending(&self) -> usize {
@@ -176,7 +178,7 @@ impl Running {
         end - self.kv.len()
     }
 
-    /// Declares present what a load brought behind a hole that is filled now.
+    /// Declares present what a load delivered behind a hole that is filled now.
     fn pass_holes(&mut self) -> Result<(), EngineError> {
         while self.holes.front().is_some_and(|hole| hole.end <= self.kv.len()) {
             self.holes.pop_front();
@@ -193,8 +195,8 @@ pub struct Scheduler {
     pool: Arc<PagePool>,
     limits: SchedulerLimits,
     cache: PrefixCache,
-    waiting: VecDeque<Waiting>,
-    running: Vec<Running>,
+    waiting: VecDeque<QueuedRequest>,
+    running: Vec<RunningSequence>,
     next_id: u64,
 }
 
@@ -226,36 +228,40 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a request, with what a load brought for it.
+    /// Takes a request, with the prefix that a load delivered.
     ///
     /// # Errors
     /// [`SubmitError`]; nothing is kept then.
-    pub fn submit(&mut self, request: Request, brought: Option<Brought>) -> Result<RequestId, SubmitError> {
+    pub fn submit(
+        &mut self,
+        request: Request,
+        loaded: Option<LoadedPrefix>,
+    ) -> Result<RequestId, SubmitError> {
         Self::check(&self.model, &self.pool, &request)?;
         if self.waiting.len() >= self.limits.waiting {
             return Err(SubmitError::Busy { waiting: self.waiting.len() });
         }
         self.next_id += 1;
         let id = RequestId(self.next_id);
-        self.waiting.push_back(Waiting { id, request, brought });
+        self.waiting.push_back(QueuedRequest { id, request, loaded });
         Ok(id)
     }
 
     /// Ends a request at once; its pages go back.
-    pub fn cancel(&mut self, id: RequestId) -> Option<Event> {
+    pub fn cancel(&mut self, id: RequestId) -> Option<SchedulerEvent> {
         let before = self.waiting.len() + self.running.len();
         self.waiting.retain(|waiting| waiting.id != id);
         self.running.retain(|running| running.id != id);
         let found = self.waiting.len() + self.running.len() < before;
-        found.then_some(Event::Finished { id, reason: FinishReason::Cancelled })
+        found.then_some(SchedulerEvent::Finished { id, reason: FinishReason::Cancelled })
     }
 
     /// Ends a request at once, as if it had asked for no more: what is computed is kept as a prefix.
-    pub fn finish(&mut self, id: RequestId) -> Option<Event> {
+    pub fn finish(&mut self, id: RequestId) -> Option<SchedulerEvent> {
         let at = self.running.iter().position(|running| running.id == id)?;
         let finished = self.running.remove(at);
         self.keep(&finished);
-        Some(Event::Finished { id, reason: FinishReason::Stopped })
+        Some(SchedulerEvent::Finished { id, reason: FinishReason::Stopped })
     }
 
     /// Requests that wait or run.
@@ -290,7 +296,7 @@ impl Scheduler {
     /// # Errors
     /// [`EngineError`] of the arithmetic; requests are validated and their pages reserved before they run, so a
     /// request cannot cause one.
-    pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
+    pub fn step(&mut self) -> Result<Vec<SchedulerEvent>, EngineError> {
         let mut events = Vec::new();
         self.admit(&mut events)?;
         let decoding = self.running.iter().filter(|r| r.pending() == 1).count();
@@ -316,7 +322,7 @@ impl Scheduler {
             if running.kv.len() == running.tokens.len() {
                 let token = running.sampler.choose(logits);
                 running.tokens.push(token);
-                events.push(Event::Token { id: running.id, token });
+                events.push(SchedulerEvent::Token { id: running.id, token });
             }
         }
         self.retire(&mut events);
@@ -325,45 +331,55 @@ impl Scheduler {
 
     /// Starts waiting requests in order, as long as there are sequences and pages for prompt and answer; finished
     /// prefixes make room.
-    fn admit(&mut self, events: &mut Vec<Event>) -> Result<(), EngineError> {
+    fn admit(&mut self, events: &mut Vec<SchedulerEvent>) -> Result<(), EngineError> {
         while self.running.len() < self.limits.sequences {
             let Some(mut next) = self.waiting.pop_front() else { return Ok(()) };
             let request = &next.request;
             let prompt = request.prompt.len();
-            let mut brought = match next.brought.take() {
-                Some(brought) => brought,
+            let mut loaded = match next.loaded.take() {
+                Some(loaded) => loaded,
                 // The last prompt token's logits are needed, and no cache holds them.
-                None => Brought::whole(
+                None => LoadedPrefix::whole(
                     self.cache.lookup(&request.prompt[..prompt - 1]).unwrap_or_else(|| self.new_kv()),
                 ),
             };
-            if brought.kv.len() >= prompt {
-                brought.kv.truncate(prompt - 1);
-                brought.matched = prompt - 1;
+            if loaded.kv.len() >= prompt {
+                loaded.kv.truncate(prompt - 1);
+                loaded.matched = prompt - 1;
             }
             let end = prompt + request.count;
-            while brought.kv.reserve(end - 1).is_err() {
+            while loaded.kv.reserve(end - 1).is_err() {
                 if self.cache.evict() || (self.running.is_empty() && self.drop_loaded()) {
                     continue;
                 }
-                // Others hold the pages: wait for them, keeping what a load has brought.
-                next.brought = Some(brought);
+                // Others hold the pages: wait for them, keeping what a load delivered.
+                next.loaded = Some(loaded);
                 self.waiting.push_front(next);
                 return Ok(());
             }
-            events.push(Event::Started { id: next.id, reused_tokens: brought.reused_tokens() });
-            let Brought { mut kv, matched, holes, shareable } = brought;
+            events.push(SchedulerEvent::Started { id: next.id, reused_tokens: loaded.reused_tokens() });
+            let LoadedPrefix { mut kv, matched, holes, shareable } = loaded;
             kv.commit(holes.first().map_or(matched, |hole| hole.start))?;
             let sampler = Sampler::new(&request.sampling);
             let (id, tokens, holes) = (next.id, next.request.prompt, holes.into());
-            self.running.push(Running { id, tokens, prompt, end, kv, holes, matched, shareable, sampler });
+            self.running.push(RunningSequence {
+                id,
+                tokens,
+                prompt,
+                end,
+                kv,
+                holes,
+                matched,
+                shareable,
+                sampler,
+            });
         }
         Ok(())
     }
 
-    /// Drops what a load brought to the last request waiting: loaded caches must not lock each other out.
+    /// Drops the loaded prefix of the last request waiting: loaded caches must not lock each other out.
     fn drop_loaded(&mut self) -> bool {
-        self.waiting.iter_mut().rev().any(|waiting| waiting.brought.take().is_some())
+        self.waiting.iter_mut().rev().any(|waiting| waiting.loaded.take().is_some())
     }
 
     fn new_kv(&self) -> PagedKv {
@@ -371,17 +387,17 @@ impl Scheduler {
     }
 
     /// Ends what is complete and keeps its cache as a prefix.
-    fn retire(&mut self, events: &mut Vec<Event>) {
+    fn retire(&mut self, events: &mut Vec<SchedulerEvent>) {
         let (done, running) = self.running.drain(..).partition(|r| r.tokens.len() >= r.end);
         self.running = running;
         for finished in done {
-            events.push(Event::Finished { id: finished.id, reason: FinishReason::Length });
+            events.push(SchedulerEvent::Finished { id: finished.id, reason: FinishReason::Length });
             self.keep(&finished);
         }
     }
 
     /// Keeps a sequence's cache as a prefix, as far as it may be shared.
-    fn keep(&mut self, finished: &Running) {
+    fn keep(&mut self, finished: &RunningSequence) {
         let shareable = finished.kv.len().min(finished.shareable);
         self.cache.insert(&finished.tokens[..shareable], &finished.kv);
     }

@@ -27,14 +27,14 @@ pub(super) fn request(prompt: &[u32], count: usize) -> Request {
 }
 
 /// Steps until nothing is open; answers by request.
-pub(super) fn run(scheduler: &mut Scheduler) -> (BTreeMap<RequestId, Vec<u32>>, Vec<Event>) {
+pub(super) fn run(scheduler: &mut Scheduler) -> (BTreeMap<RequestId, Vec<u32>>, Vec<SchedulerEvent>) {
     let (mut answers, mut all) = (BTreeMap::<_, Vec<u32>>::new(), Vec::new());
     for _ in 0..500 {
         if scheduler.open() == 0 {
             break;
         }
         for event in scheduler.step().unwrap() {
-            if let Event::Token { id, token } = event {
+            if let SchedulerEvent::Token { id, token } = event {
                 answers.entry(id).or_default().push(token);
             }
             all.push(event);
@@ -59,7 +59,7 @@ fn batched_requests_answer_as_they_do_alone() {
     for (id, (prompt, count)) in ids.iter().zip(cases) {
         assert_eq!(answers[id], alone(prompt, count));
     }
-    let finished = events.iter().filter(|e| matches!(e, Event::Finished { .. })).count();
+    let finished = events.iter().filter(|e| matches!(e, SchedulerEvent::Finished { .. })).count();
     assert_eq!(finished, cases.len());
 }
 
@@ -75,13 +75,13 @@ fn finished_sequences_serve_as_prefixes() {
     let prompt = [&text[..100], &text[300..320]].concat();
     scheduler.submit(request(&prompt, 4), None).unwrap();
     let (answers, events) = run(&mut scheduler);
-    assert!(events.contains(&Event::Started { id: RequestId(2), reused_tokens: 96 }), "{events:?}");
+    assert!(events.contains(&SchedulerEvent::Started { id: RequestId(2), reused_tokens: 96 }), "{events:?}");
     assert_eq!(answers[&RequestId(2)], alone(&prompt, 4));
     assert!(pool.pages_in_use() - held <= 3, "only what is not shared takes pages");
     // A prompt that is held in full still computes its last token, and with it its last page.
     scheduler.submit(request(&text[..96], 2), None).unwrap();
     let (answers, events) = run(&mut scheduler);
-    assert!(events.contains(&Event::Started { id: RequestId(3), reused_tokens: 80 }));
+    assert!(events.contains(&SchedulerEvent::Started { id: RequestId(3), reused_tokens: 80 }));
     assert_eq!(answers[&RequestId(3)], alone(&text[..96], 2));
 }
 
@@ -108,14 +108,15 @@ fn a_loaded_cache_is_used_and_a_cancelled_request_gives_its_pages_back() {
     let (mut scheduler, pool) = scheduler(100, SchedulerLimits::default());
     let mut kv = PagedKv::new(pool.clone());
     MODEL.extend_kv(&mut kv, &text[..64]).unwrap();
-    let id = scheduler.submit(request(&text[..80], 3), Some(Brought::whole(kv))).unwrap();
+    let id = scheduler.submit(request(&text[..80], 3), Some(LoadedPrefix::whole(kv))).unwrap();
     let other = scheduler.submit(request(&text[100..200], 50), None).unwrap();
     let events = scheduler.step().unwrap();
-    assert!(events.contains(&Event::Started { id, reused_tokens: 64 }));
-    assert!(matches!(scheduler.cancel(other), Some(Event::Finished { .. })));
+    assert!(events.contains(&SchedulerEvent::Started { id, reused_tokens: 64 }));
+    assert!(matches!(scheduler.cancel(other), Some(SchedulerEvent::Finished { .. })));
     assert!(scheduler.cancel(other).is_none());
     let (answers, _) = run(&mut scheduler);
-    let first = events.iter().filter(|e| matches!(e, Event::Token { id: i, .. } if *i == id)).count();
+    let first =
+        events.iter().filter(|e| matches!(e, SchedulerEvent::Token { id: i, .. } if *i == id)).count();
     assert_eq!(answers[&id].len() + first, 3);
     assert_eq!(pool.pages_in_use(), 82 / 16, "only the whole pages of the finished prefix");
 }
@@ -133,9 +134,9 @@ fn a_request_that_is_stopped_leaves_its_cache_as_a_prefix() {
     let mut tokens = 0;
     while tokens < 30 {
         let events = scheduler.step().unwrap();
-        tokens += events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+        tokens += events.iter().filter(|event| matches!(event, SchedulerEvent::Token { .. })).count();
     }
-    assert_eq!(scheduler.finish(id), Some(Event::Finished { id, reason: FinishReason::Stopped }));
+    assert_eq!(scheduler.finish(id), Some(SchedulerEvent::Finished { id, reason: FinishReason::Stopped }));
     assert_eq!((scheduler.finish(id), scheduler.open(), pool.pages_in_use()), (None, 0, 4), "69 are cached");
     let of = |scheduler: &mut Scheduler| scheduler.prefix(&sequence).map(|kv| (kv.len(), kv.digest()));
     assert_eq!(of(&mut scheduler), of(&mut whole), "as if it had asked for 30");
@@ -148,7 +149,7 @@ fn loaded_caches_do_not_lock_each_other_out() {
     for start in [0, 200] {
         let mut kv = PagedKv::new(pool.clone());
         MODEL.extend_kv(&mut kv, &text[start..start + 64]).unwrap();
-        scheduler.submit(request(&text[start..start + 100], 2), Some(Brought::whole(kv))).unwrap();
+        scheduler.submit(request(&text[start..start + 100], 2), Some(LoadedPrefix::whole(kv))).unwrap();
     }
     assert_eq!(pool.pages_free(), 0);
     let (answers, _) = run(&mut scheduler);
@@ -188,10 +189,10 @@ fn what_a_load_left_out_is_computed_in_place() {
         sink.write(layer, plane, head, 0, &rows);
     }
     sink.finish().unwrap();
-    let brought = Brought { kv, matched: 200, holes, shareable: 64 };
-    let id = scheduler.submit(request(&text[..220], 5), Some(brought)).unwrap();
+    let loaded = LoadedPrefix { kv, matched: 200, holes, shareable: 64 };
+    let id = scheduler.submit(request(&text[..220], 5), Some(loaded)).unwrap();
     let (answers, events) = run(&mut scheduler);
-    assert!(events.contains(&Event::Started { id, reused_tokens: 134 }));
+    assert!(events.contains(&SchedulerEvent::Started { id, reused_tokens: 134 }));
     assert_eq!(answers[&id], alone(&text[..220], 5));
     assert_eq!(pool.pages_in_use(), 4, "only what may be shared is kept");
 }

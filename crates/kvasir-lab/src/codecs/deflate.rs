@@ -55,7 +55,7 @@ impl SymbolsThroughDeflate<'_> {
         let tokens = head.tokens.len();
         let scopes: Vec<_> = (0..decoder.scope_count()).map(|scope| (scope, level)).collect();
         let (mut values, mut replaced) = (vec![Vec::new(); scopes.len()], 0u64);
-        for span in decoder.outline(head, object, &scopes, 0..tokens)? {
+        for span in decoder.scope_spans(head, object, &scopes, 0..tokens)? {
             let Some(view) = decoder.scope_view(span.scope) else { continue };
             if matches!(view.predictor, PredictorView::Anchors { .. }) {
                 return Err(BenchError::Unsupported { what: "anchors through Deflate" });

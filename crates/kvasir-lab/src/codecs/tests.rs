@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use kvasir_codec::{
-    KvBuffer,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::KvBuffer;
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Rope};
 
 use super::*;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kvasir_codec::train::{BasisRecipe, Metric, QualityOracle, Study, TrainingContext};
 use kvasir_engine::Model;
+use kvasir_train::{BasisRecipe, Metric, QualityOracle, Study, TrainingContext};
 use serde::{Deserialize, Serialize};
 
 use super::{Options, QUALITIES, Row, Text, crossings, measure};

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use kvasir_codec::{
-    Profile,
-    train::{Recipe, TrainingContext, train, train_at_scale},
-};
+use kvasir_codec::Profile;
+use kvasir_train::{Recipe, TrainingContext, train, train_at_scale};
 use kvasir_types::ModelSpec;
 
 use crate::{

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use kvasir_codec::{
     ChunkEncoder as _, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer, Profile,
     rans::{Coding, PieceDecoder, PiecePlan},
-    train::{Recipe, TrainingContext, train},
 };
 use kvasir_container::Head;
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Rope};
 
 use crate::BenchError;
@@ -106,7 +106,7 @@ fn symbols(
 ) -> Result<Vec<Vec<u8>>, BenchError> {
     let scopes: Vec<_> = (0..decoder.scope_count()).map(|scope| (scope, base)).collect();
     let mut out = Vec::new();
-    for span in decoder.outline(head, object, &scopes, 0..head.tokens.len())? {
+    for span in decoder.scope_spans(head, object, &scopes, 0..head.tokens.len())? {
         let Some(view) = decoder.scope_view(span.scope) else { continue };
         let count = span.tokens.len();
         let mut rows = vec![0i32; view.rank * count];

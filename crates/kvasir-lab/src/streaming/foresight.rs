@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::fetcher::{ByteRate, Policy, Step, TextMode, View};
+use kvasir_client::fetcher::{ByteRate, Policy, PolicyStep, PolicyView, TextMode};
 
 use super::LinkRate;
 
@@ -45,12 +45,12 @@ impl Policy for Foresight {
         self.inner.name()
     }
 
-    fn next(&mut self, view: &View<'_>) -> Step {
+    fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep {
         let chunks = view.chunks.len();
         self.own_rates = (0..chunks).map(|chunk| self.rate(view.now, chunk)).collect();
         let inverse = self.own_rates.iter().flatten().map(|rate| rate.bytes_per_second().recip());
         let rate = ByteRate::new(chunks as f64 / inverse.sum::<f64>());
-        let told = View { rate, chunk_rate: rate, caution: 1.0, own_rates: &self.own_rates, ..*view };
+        let told = PolicyView { rate, chunk_rate: rate, caution: 1.0, own_rates: &self.own_rates, ..*view };
         self.inner.next(&told)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::fetcher::{ByteRate, ChunkPlan, FetchPlan, RecomputeModel};
+use kvasir_client::fetcher::{ByteRate, FetchPlan, PlannedChunk, RecomputeModel};
 use kvasir_types::TokenRange;
 
 /// A ladder that every policy runs on, so that what is compared is the policy.
@@ -146,7 +146,7 @@ impl Engine {
             let range = TokenRange { start, end: (start + chunk_tokens).min(tokens) };
             let elements = (range.len() * self.elements_per_token) as f64;
             let bytes = ladder.bits.iter().map(|bits| ((elements * bits / 8.0) as u64).max(1)).collect();
-            ChunkPlan { tokens: range, level_bytes: bytes, loss: ladder.loss.clone() }
+            PlannedChunk { tokens: range, level_bytes: bytes, loss: ladder.loss.clone() }
         };
         FetchPlan {
             chunks: (0..tokens.div_ceil(chunk_tokens)).map(|i| chunk(i * chunk_tokens)).collect(),

@@ -98,8 +98,8 @@ fn with_eight_requests_none_starves() {
                     && *at < Duration::from_millis(700)
                     && matches!(
                         action,
-                        kvasir_client::fetcher::Action::Decode { .. }
-                            | kvasir_client::fetcher::Action::Recompute { .. }
+                        kvasir_client::fetcher::FetcherAction::Decode { .. }
+                            | kvasir_client::fetcher::FetcherAction::Recompute { .. }
                     )
             });
             assert!(served, "{mbps} {sharing:?}: load {load} waits");

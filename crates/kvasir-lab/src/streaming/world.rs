@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use kvasir_client::fetcher::{Action, Event, Fetcher, InvalidPlan, Neighbours, RequestId};
+use kvasir_client::fetcher::{Fetcher, FetcherAction, FetcherEvent, InvalidPlan, Neighbours, RequestId};
 use kvasir_client::limits::NEIGHBOUR_STEP_BYTES;
 use kvasir_types::Level;
 
@@ -48,7 +48,7 @@ struct Running {
 }
 
 /// What the cores of a run decided: when, for which load, and what.
-pub type Trace = Vec<(Duration, usize, Action)>;
+pub type Trace = Vec<(Duration, usize, FetcherAction)>;
 
 /// Runs loads to their end. Deterministic: the same arguments give the same outcomes and the same trace.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl World {
         match happening {
             Happening::Arrival { load } => {
                 self.loads[load].started = true;
-                self.feed(load, Event::Start);
+                self.feed(load, FetcherEvent::Start);
             }
             Happening::Available { load, request } => {
                 if let Some(&(chunk, left)) = self.loads[load].requests.get(&request) {
@@ -131,7 +131,7 @@ impl World {
             Happening::PieceDone { load, request, bytes } => self.piece_done(load, request, bytes),
             Happening::Decoded { load, chunk, took } => {
                 self.loads[load].resolved[chunk] = true;
-                self.feed(load, Event::Decoded { chunk, took });
+                self.feed(load, FetcherEvent::Decoded { chunk, took });
                 self.start_gpu();
             }
             Happening::Computed { load, chunk, took } => {
@@ -139,7 +139,7 @@ impl World {
                 if self.gpu == Some((load, chunk, self.now)) {
                     self.gpu = None;
                     self.loads[load].resolved[chunk] = true;
-                    self.feed(load, Event::Recomputed { chunk, took: Some(took) });
+                    self.feed(load, FetcherEvent::Recomputed { chunk, took: Some(took) });
                     self.start_gpu();
                 }
             }
@@ -148,7 +148,7 @@ impl World {
                     && self.loads[load].finished.is_none()
                 {
                     self.loads[load].wake = None;
-                    self.feed(load, Event::Tick);
+                    self.feed(load, FetcherEvent::Tick);
                 }
             }
         }
@@ -171,7 +171,7 @@ impl World {
             let coarse = |n: Neighbours| (n.loads, step(n.missing_bytes), step(n.urgent_bytes));
             if coarse(neighbours) != coarse(self.loads[i].neighbours) {
                 self.loads[i].neighbours = neighbours;
-                self.feed(i, Event::Neighbours(neighbours));
+                self.feed(i, FetcherEvent::Neighbours(neighbours));
             }
         }
     }
@@ -185,41 +185,41 @@ impl World {
         if left > 0 {
             self.flows.push_back(Flow { load, request, chunk, left });
         }
-        self.feed(load, Event::Bytes { request, bytes });
+        self.feed(load, FetcherEvent::Bytes { request, bytes });
         if left == 0 && self.loads[load].requests.remove(&request).is_some() {
-            self.feed(load, Event::Completed { request });
+            self.feed(load, FetcherEvent::Completed { request });
         }
     }
 
-    fn feed(&mut self, load: usize, event: Event) {
+    fn feed(&mut self, load: usize, event: FetcherEvent) {
         let since = self.now.saturating_sub(self.loads[load].arrival);
         for action in self.loads[load].fetcher.on(event, since) {
             self.trace.push((self.now, load, action));
             match action {
-                Action::Fetch { request, chunk, start, end } => {
+                FetcherAction::Fetch { request, chunk, start, end } => {
                     self.loads[load].requests.insert(request, (chunk, end - start));
                     self.at(self.now + self.config.first_byte, Happening::Available { load, request });
                 }
-                Action::Cancel { request } => {
+                FetcherAction::Cancel { request } => {
                     self.loads[load].requests.remove(&request);
                     self.flows.retain(|flow| flow.load != load || flow.request != request);
                 }
-                Action::Decode { chunk, level } => self.decode(load, chunk, level),
-                Action::Recompute { chunk } => {
+                FetcherAction::Decode { chunk, level } => self.decode(load, chunk, level),
+                FetcherAction::Recompute { chunk } => {
                     self.loads[load].texts.push_back(chunk);
                     self.start_gpu();
                 }
-                Action::Withdraw { chunk } => {
+                FetcherAction::Withdraw { chunk } => {
                     self.loads[load].texts.retain(|&c| c != chunk);
                     self.gpu = self.gpu.filter(|&(l, c, _)| (l, c) != (load, chunk));
                     self.start_gpu();
                 }
-                Action::WakeAt(at) => {
+                FetcherAction::WakeAt(at) => {
                     let at = self.loads[load].arrival + at;
                     self.loads[load].wake = Some(at);
                     self.at(at, Happening::Wake { load });
                 }
-                Action::Done => self.loads[load].finished = Some(since),
+                FetcherAction::Done => self.loads[load].finished = Some(since),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The log itself: a bounded run of events, and places in it.
+//! The log itself: the latest events, bounded, and positions in it.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -8,17 +8,17 @@ use tokio::sync::watch;
 
 use super::{limits, now_ms};
 
-/// A bounded run of the latest events.
+/// The latest events, bounded.
 #[derive(Debug)]
 pub struct EventLog {
-    state: Mutex<State>,
+    state: Mutex<LogState>,
     changed: watch::Sender<u64>,
-    /// Tells places in this log from places in others.
-    mark: String,
+    /// Tells positions in this log from those in the logs of other replicas.
+    replica_tag: String,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LogState {
     events: VecDeque<(Arc<Event>, usize)>,
     /// Number of the first event that is there.
     first: u64,
@@ -27,7 +27,7 @@ struct State {
 
 /// Where a reader is: the number of the event it wants next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place(u64);
+pub struct LogPosition(u64);
 
 /// What a reader gets.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,15 +40,15 @@ pub enum Portion {
 
 impl EventLog {
     pub(crate) fn new(replica: &str) -> Self {
-        let mark = blake3::hash(replica.as_bytes()).to_hex()[..8].to_owned();
-        Self { state: Mutex::default(), changed: watch::Sender::new(0), mark }
+        let replica_tag = blake3::hash(replica.as_bytes()).to_hex()[..8].to_owned();
+        Self { state: Mutex::default(), changed: watch::Sender::new(0), replica_tag }
     }
 
     /// Appends an event, which gets its id here, and drops the oldest ones beyond the bounds.
     pub(crate) fn push(&self, mut event: Event) {
         let mut state = self.state.lock();
         let number = state.first + state.events.len() as u64;
-        event.event_id = format!("{}-{}-{number}", event.timestamp_ms, self.mark);
+        event.event_id = format!("{}-{}-{number}", event.timestamp_ms, self.replica_tag);
         let bytes = size_of::<Event>() + event.block_hashes.len() * (16 + size_of::<String>()) + 128;
         state.bytes += bytes;
         state.events.push_back((Arc::new(event), bytes));
@@ -63,34 +63,34 @@ impl EventLog {
 
     /// An id for an event that is told to one reader alone: names the end of the log.
     pub(crate) fn now_id(&self) -> String {
-        let Place(end) = self.end();
-        format!("{}-{}-{}", now_ms(), self.mark, end.saturating_sub(1))
+        let LogPosition(end) = self.end();
+        format!("{}-{}-{}", now_ms(), self.replica_tag, end.saturating_sub(1))
     }
 
     /// The end of the log: only what comes.
-    pub fn end(&self) -> Place {
+    pub fn end(&self) -> LogPosition {
         let state = self.state.lock();
-        Place(state.first + state.events.len() as u64)
+        LogPosition(state.first + state.events.len() as u64)
     }
 
     /// The place after the event that a reader had last. None where events in between are gone, or may be.
-    pub fn after(&self, id: &str) -> Option<Place> {
+    pub fn after(&self, id: &str) -> Option<LogPosition> {
         let mut parts = id.splitn(3, '-');
         let millis: u64 = parts.next()?.parse().ok()?;
-        let (mark, number) = (parts.next()?, parts.next()?.parse::<u64>().ok()?);
+        let (replica_tag, number) = (parts.next()?, parts.next()?.parse::<u64>().ok()?);
         let state = self.state.lock();
-        if mark == self.mark {
+        if replica_tag == self.replica_tag {
             let end = state.first + state.events.len() as u64;
-            return (state.first..=end).contains(&number.saturating_add(1)).then(|| Place(number + 1));
+            return (state.first..=end).contains(&number.saturating_add(1)).then(|| LogPosition(number + 1));
         }
         // Another replica's event: from well before it on, which must be there.
         let from = millis.saturating_sub(limits::EVENTS_OVERLAP.as_millis() as u64);
         let skipped = state.events.iter().take_while(|(event, _)| event.timestamp_ms < from).count();
-        (skipped > 0).then(|| Place(state.first + skipped as u64))
+        (skipped > 0).then(|| LogPosition(state.first + skipped as u64))
     }
 
     /// What comes at a place, at most [`limits::EVENTS_BATCH`] events; moves the place on.
-    pub fn read(&self, place: &mut Place) -> Portion {
+    pub fn read(&self, place: &mut LogPosition) -> Portion {
         let state = self.state.lock();
         if place.0 < state.first {
             let missed = state.first - place.0;
@@ -163,8 +163,8 @@ mod tests {
             "",
             "1-2",
             "x-y-z",
-            &format!("1-{}-100", log.mark),
-            &format!("1-{}-18446744073709551615", log.mark),
+            &format!("1-{}-100", log.replica_tag),
+            &format!("1-{}-18446744073709551615", log.replica_tag),
         ] {
             assert_eq!(log.after(bad), None, "{bad}");
         }
@@ -174,7 +174,7 @@ mod tests {
     fn a_reader_of_another_replica_gets_some_events_twice_and_none_never() {
         let (old, new) = (EventLog::new("a"), EventLog::new("b"));
         old.push(event(60_000, 1));
-        let mut place = Place(0);
+        let mut place = LogPosition(0);
         let last = ids(old.read(&mut place)).remove(0);
         assert_eq!(new.after(&last), None, "an empty log cannot say what was missed");
         for at in [30_000, 55_000, 61_000] {

@@ -13,9 +13,9 @@ use std::{sync::Arc, time::SystemTime};
 use kvasir_api::{Event, EventType};
 use kvasir_types::{BLOCK_TOKENS, Level, Medium, Name};
 
-pub use log::{EventLog, Place, Portion};
+pub use log::{EventLog, LogPosition, Portion};
 
-use crate::{Storage, journal::Entry, limits};
+use crate::{Storage, journal::JournalEntry, limits};
 
 impl Storage {
     /// The log of events of this replica.
@@ -24,10 +24,10 @@ impl Storage {
     }
 
     /// Puts into the log what `replica` did.
-    pub(crate) async fn announce(&self, entry: &Entry, replica: &Name) {
+    pub(crate) async fn announce(&self, entry: &JournalEntry, replica: &Name) {
         let event = match entry {
-            Entry::Counted { .. } => return,
-            Entry::Stored { tenant, model_id, entry, block_hashes } => {
+            JournalEntry::Counted { .. } => return,
+            JournalEntry::Stored { tenant, model_id, entry, block_hashes } => {
                 let (row, parent) = (&entry.row, entry.parent_hash);
                 let namespace = self.namespace_of(tenant, model_id, &row.seq_hash, parent).await;
                 let level = row.level_bytes.len().checked_sub(1).map(|top| Level(top as u8));
@@ -42,7 +42,7 @@ impl Storage {
                     ..self.event(EventType::Stored, tenant, replica, Some(*model_id)).await
                 }
             }
-            Entry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
+            JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
                 let scope = crate::index::Scope::new(tenant, model_id);
                 let namespace = self.namespaces.get(&(scope, *seq_hash.as_bytes()));
                 Event {

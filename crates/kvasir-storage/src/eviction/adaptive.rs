@@ -6,10 +6,10 @@ use foldhash::fast::RandomState;
 
 use super::{
     Access, EntryKey, EvictionPolicy, Moment,
-    ends::{Ends, Side},
     hazard::{Hazards, LifeTable, Worth, bin_of},
     limits,
-    reuse::ReuseSampler,
+    queue_ends::{QueueEnd, QueueEnds},
+    reuse_distribution::ReuseSampler,
     table::{List, NONE, Slab, Slot, Table},
 };
 
@@ -92,7 +92,7 @@ pub struct Adaptive<K> {
     groups: Slab<Group>,
     queues: Vec<Queue>,
     worths: Vec<Worth>,
-    ends: Ends,
+    ends: QueueEnds,
     queue_of: HashMap<Traits, u16, RandomState>,
     /// Entries that came without what they depend on: useless, so they go first.
     orphans: List,
@@ -121,7 +121,7 @@ impl<K: EntryKey> Adaptive<K> {
             groups: Slab::new(),
             queues: Vec::new(),
             worths: Vec::new(),
-            ends: Ends::default(),
+            ends: QueueEnds::default(),
             queue_of: HashMap::default(),
             orphans: List::EMPTY,
             running: NONE,
@@ -134,7 +134,7 @@ impl<K: EntryKey> Adaptive<K> {
         }
     }
 
-    /// The queue of `traits`, new if there is room; classes give up theirs before uses and pace do.
+    /// The queue of `traits`, new if there is capacity; classes give up theirs before uses and pace do.
     fn queue_index(&mut self, traits: Traits) -> u16 {
         if let Some(index) = self.queue_of.get(&traits) {
             return *index;
@@ -295,8 +295,8 @@ impl<K: EntryKey> Adaptive<K> {
         let (queue, side) = self.ends.least(now, &self.worths)?;
         let groups = self.queues[queue].groups;
         match side {
-            Side::Front => groups.front(),
-            Side::Back => groups.back(),
+            QueueEnd::Front => groups.front(),
+            QueueEnd::Back => groups.back(),
         }
     }
 }

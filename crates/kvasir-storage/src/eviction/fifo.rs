@@ -1,16 +1,16 @@
 //! First in, first out.
 
-use super::{Access, EntryKey, EvictionPolicy, Moment, line::Line};
+use super::{Access, EntryKey, EvictionPolicy, Moment, intrusive_queue::IntrusiveQueue};
 
 /// Evicts in order of insertion, whatever was used since.
 #[derive(Debug)]
 pub struct Fifo<K> {
-    line: Line<K>,
+    line: IntrusiveQueue<K>,
 }
 
 impl<K: EntryKey> Default for Fifo<K> {
     fn default() -> Self {
-        Self { line: Line::new() }
+        Self { line: IntrusiveQueue::new() }
     }
 }
 

@@ -1,46 +1,46 @@
 //! Least recently used.
 
-use super::{Access, EntryKey, EvictionPolicy, Moment, line::Line};
+use super::{Access, EntryKey, EvictionPolicy, Moment, intrusive_queue::IntrusiveQueue};
 
 /// Evicts the entry whose last use lies furthest back.
 #[derive(Debug)]
 pub struct Lru<K> {
-    line: Line<K>,
+    queue: IntrusiveQueue<K>,
 }
 
 impl<K: EntryKey> Default for Lru<K> {
     fn default() -> Self {
-        Self { line: Line::new() }
+        Self { queue: IntrusiveQueue::new() }
     }
 }
 
 impl<K: EntryKey> EvictionPolicy<K> for Lru<K> {
     fn insert(&mut self, key: K, access: &Access<K>) {
-        self.line.put(key, access.bytes, access.now);
-        self.line.renew(&key, access.now);
+        self.queue.put(key, access.bytes, access.now);
+        self.queue.renew(&key, access.now);
     }
 
     fn touch(&mut self, key: &K, access: &Access<K>) -> bool {
-        self.line.renew(key, access.now)
+        self.queue.renew(key, access.now)
     }
 
     fn remove(&mut self, key: &K) -> bool {
-        self.line.remove(key)
+        self.queue.remove(key)
     }
 
     fn evict(&mut self, _now: Moment) -> Option<K> {
-        self.line.pop()
+        self.queue.pop()
     }
 
     fn contains(&self, key: &K) -> bool {
-        self.line.contains(key)
+        self.queue.contains(key)
     }
 
     fn len(&self) -> usize {
-        self.line.len()
+        self.queue.len()
     }
 
     fn bytes(&self) -> u64 {
-        self.line.bytes()
+        self.queue.bytes()
     }
 }

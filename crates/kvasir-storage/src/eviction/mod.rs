@@ -19,21 +19,21 @@
 mod adaptive;
 mod class;
 mod cold;
-mod ends;
 mod fifo;
 mod gdsf;
 mod hazard;
+mod intrusive_queue;
 mod kind;
 mod lfu;
 pub mod limits;
-mod line;
 mod lru;
-mod reuse;
+mod queue_ends;
+mod reuse_distribution;
 mod s3fifo;
 mod sieve;
 mod table;
 mod ttl;
-mod turn;
+mod turn_index;
 mod workload;
 
 use std::{fmt::Debug, hash::Hash};
@@ -46,11 +46,11 @@ pub use gdsf::Gdsf;
 pub use kind::{ParsePolicyError, PolicyKind};
 pub use lfu::Lfu;
 pub use lru::Lru;
-pub use reuse::{ExponentialFit, ReuseWindow};
+pub use reuse_distribution::{ExponentialFit, ReuseWindow};
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
 pub use ttl::Ttl;
-pub use turn::TurnInference;
+pub use turn_index::TurnInference;
 pub use workload::{Workload, WorkloadTerms};
 
 /// What identifies an entry: an interned id, a digest, a (digest, section) pair.

@@ -127,7 +127,7 @@ impl List {
 
 /// An entry of a tier with per-policy data.
 #[derive(Debug)]
-pub(super) struct Entry<K, M> {
+pub(super) struct TableEntry<K, M> {
     pub(super) key: K,
     pub(super) bytes: u64,
     pub(super) meta: M,
@@ -168,7 +168,7 @@ impl Newcomer {
 #[derive(Debug)]
 pub(super) struct Table<K, M> {
     index: HashMap<K, Slot, RandomState>,
-    pub(super) slab: Slab<Entry<K, M>>,
+    pub(super) slab: Slab<TableEntry<K, M>>,
     bytes: u64,
 }
 
@@ -191,7 +191,7 @@ impl<K: EntryKey, M> Table<K, M> {
 
     /// Adds an entry that is not present, unlinked.
     pub(super) fn add(&mut self, key: K, bytes: u64, meta: M) -> Slot {
-        let slot = self.slab.add(Entry { key, bytes, meta });
+        let slot = self.slab.add(TableEntry { key, bytes, meta });
         let before = self.index.insert(key, slot);
         debug_assert!(before.is_none());
         self.bytes = self.bytes.saturating_add(bytes);
@@ -200,7 +200,7 @@ impl<K: EntryKey, M> Table<K, M> {
 
     /// Forgets an entry that is in no list.
     pub(super) fn drop_slot(&mut self, slot: Slot) -> K {
-        let Entry { key, bytes, .. } = *self.slab.get(slot);
+        let TableEntry { key, bytes, .. } = *self.slab.get(slot);
         self.bytes = self.bytes.saturating_sub(bytes);
         self.index.remove(&key);
         self.slab.free(slot);

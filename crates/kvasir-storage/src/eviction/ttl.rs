@@ -1,19 +1,19 @@
 //! Time to live, renewed by use.
 
-use super::{Access, EntryKey, EvictionPolicy, Moment, line::Line};
+use super::{Access, EntryKey, EvictionPolicy, Moment, intrusive_queue::IntrusiveQueue};
 
 /// Entries expire a fixed time after their last use, as prompt caches of hosted LLMs do; when space is short
 /// the one that would expire first goes.
 #[derive(Debug)]
 pub struct Ttl<K> {
-    line: Line<K>,
+    line: IntrusiveQueue<K>,
     ttl_seconds: f64,
 }
 
 impl<K: EntryKey> Ttl<K> {
     /// Entries live `ttl_seconds` after their last use.
     pub fn new(ttl_seconds: f64) -> Self {
-        Self { line: Line::new(), ttl_seconds }
+        Self { line: IntrusiveQueue::new(), ttl_seconds }
     }
 }
 

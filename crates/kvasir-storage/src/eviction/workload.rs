@@ -2,7 +2,7 @@
 
 use super::{
     Access, ClassId, EntryKey, EvictionPolicy, Moment, limits,
-    reuse::{ReuseSampler, ReuseWindow},
+    reuse_distribution::{ReuseSampler, ReuseWindow},
     table::{List, NONE, Slot, Table},
 };
 

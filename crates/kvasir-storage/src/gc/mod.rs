@@ -3,20 +3,19 @@
 //! Removing an object is writing a tombstone: from then on lookups do not offer it, while reads under way go on. After
 //! [`GcPolicy::grace`] its bytes go, and [`GcPolicy::tombstone_retention`] after that the tombstone: counted from when the
 //! bytes went, however late that was, because only then does the time begin in which a slow collector may still delete.
-//! **While a tombstone is there, its name is never written again** (a chunk stored again gets a mark in its header, hence
-//! another name). So
-//! any number of collectors may run at once, and one that was paused between deciding and deleting deletes only what
-//! was doomed: nobody can have put something else under that name. Leadership only saves listings.
+//! **While a tombstone is there, its name is never written again** (a chunk stored again gets a new incarnation
+//! number in its header, hence another name). So any number of collectors may run at once, and a collector that stalls
+//! between deciding and deleting is still safe: it can only delete the object that it decided on. Leadership only saves listings.
 //!
 //! Ages are by the store's clock alone: that of the epoch object written at the start of the pass against those of the
 //! objects it lists. Replicas' clocks may be wrong by any amount.
 
-mod doomed;
-mod generations;
+mod capacity;
+mod expired_salts;
 mod leftovers;
-mod room;
-mod share;
+mod sweep;
 mod tails;
+mod tenant_budget;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -25,12 +24,12 @@ use kvasir_types::{ModelId, Name, SeqHash};
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
 
-use self::{room::Room, share::Share};
+use self::{capacity::CapacityPlan, tenant_budget::TenantActionBudget};
 use crate::{
     Pins, Storage, StorageError,
     eviction::PolicyKind,
     index::{Scope, prefer},
-    journal::Entry,
+    journal::JournalEntry,
     layout::{ChunkKey, Key},
     ledger::Count,
     limits,
@@ -116,18 +115,18 @@ pub struct GcReport {
 }
 
 /// A pass under way.
-struct Pass<'a> {
+struct GcPass<'a> {
     policy: &'a GcPolicy,
     now: StoreTime,
     started: Instant,
     report: GcReport,
     actions: u32,
     pins: Pins,
-    room: Room,
+    capacity_plan: CapacityPlan,
     /// Namespaces with later salts.
     rotated: BTreeSet<(Name, Name)>,
     count: Count,
-    share: Share,
+    tenant_budget: TenantActionBudget,
 }
 
 /// Milliseconds of the store's clock.
@@ -157,7 +156,7 @@ impl Storage {
     /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
     pub async fn remove(&self, key: &ChunkKey) -> Result<(), StorageError> {
         self.object_bytes(key).await?;
-        self.bury(key, Removal::Removed).await
+        self.write_tombstone(key, Removal::Removed).await
     }
 
     /// Removes all objects of a chunk. Gives how many there were.
@@ -172,14 +171,14 @@ impl Storage {
     ) -> Result<usize, StorageError> {
         let keys = self.objects(tenant, model_id, seq_hash).await?;
         for key in &keys {
-            self.bury(key, Removal::Removed).await?;
+            self.write_tombstone(key, Removal::Removed).await?;
         }
         let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
         if keys.is_empty() { Err(unknown) } else { Ok(keys.len()) }
     }
 
     /// Whether an object has a tombstone.
-    pub(crate) async fn is_buried(&self, key: &ChunkKey) -> Result<bool, StorageError> {
+    pub(crate) async fn has_tombstone(&self, key: &ChunkKey) -> Result<bool, StorageError> {
         let path = self.store.layout.path(&Key::Tombstone(key.clone()));
         match self.store.store.head(&path).await {
             Ok(_) => Ok(true),
@@ -188,7 +187,8 @@ impl Storage {
         }
     }
 
-    pub(crate) async fn bury(&self, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
+    /// Writes an object's tombstone, forgets the object, and announces the removal.
+    pub(crate) async fn write_tombstone(&self, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
         let path = self.store.layout.path(&Key::Tombstone(key.clone()));
         let payload = PutPayload::from_static(reason.as_str().as_bytes());
         // The first one counts: a later one must not make an object younger.
@@ -197,10 +197,10 @@ impl Storage {
             | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
             Err(error) => return Err(StorageError::store("writing a tombstone")(error)),
         }
-        self.passed(Transition::TombstoneWritten);
+        self.reached(Transition::TombstoneWritten);
         self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
-        let entry = Entry::Removed { tenant, model_id, seq_hash, object_digest, reason };
+        let entry = JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason };
         self.announce(&entry, &self.journal.replica).await;
         self.journal.push(entry);
         Ok(())
@@ -216,17 +216,17 @@ impl Storage {
         mut progress: impl FnMut(&GcReport),
     ) -> Result<GcReport, StorageError> {
         let Some(epoch) = self.begin_epoch().await? else { return Ok(GcReport::default()) };
-        let mut pass = Pass {
+        let mut pass = GcPass {
             policy,
             now: StoreTime::of(&epoch),
             started: Instant::now(),
             report: GcReport { led: true, ..GcReport::default() },
             actions: 0,
             pins: Pins::default(),
-            room: Room::default(),
+            capacity_plan: CapacityPlan::default(),
             rotated: BTreeSet::new(),
             count: Count::default(),
-            share: Share::default(),
+            tenant_budget: TenantActionBudget::default(),
         };
         self.collect_beside_chunks(&mut pass, epoch.last_modified.timestamp_millis()).await?;
         self.ledger.begin_count();
@@ -241,27 +241,27 @@ impl Storage {
             match key {
                 Some(Key::Chunk(key)) => {
                     if group.first().is_some_and(|(first, _)| first.seq_hash != key.seq_hash) {
-                        self.judge(&mut pass, std::mem::take(&mut group)).await?;
+                        self.evaluate_chunk(&mut pass, std::mem::take(&mut group)).await?;
                         progress(&pass.report);
                     }
                     group.push((key, meta));
                 }
                 Some(Key::Tombstone(key)) => {
-                    pass.room.is_leaving(key.object_digest);
-                    self.execute(&mut pass, &key, &meta).await?;
+                    pass.capacity_plan.exclude(key.object_digest);
+                    self.sweep_tombstone(&mut pass, &key, &meta).await?;
                 }
-                Some(Key::Gone(key)) => self.forget_stray(&mut pass, &key, &meta).await?,
-                Some(Key::Generation { tenant, namespace, .. }) => {
+                Some(Key::Gone(key)) => self.delete_stray_note(&mut pass, &key, &meta).await?,
+                Some(Key::SaltRotation { tenant, namespace, .. }) => {
                     pass.rotated.insert((tenant, namespace));
                 }
                 _ => {}
             }
         }
-        self.judge(&mut pass, group).await?;
+        self.evaluate_chunk(&mut pass, group).await?;
         self.publish_count(std::mem::take(&mut pass.count));
-        self.collect_generations(&mut pass).await?;
-        let room = std::mem::take(&mut pass.room);
-        self.make_room(&mut pass, room).await?;
+        self.collect_expired_salts(&mut pass).await?;
+        let plan = std::mem::take(&mut pass.capacity_plan);
+        self.evict_to_capacity(&mut pass, plan).await?;
         progress(&pass.report);
         self.compact_journal(&mut pass).await?;
         self.sweep_leftovers(&mut pass).await?;
@@ -291,17 +291,17 @@ impl Storage {
             }
             Err(error) => return Err(failed(error)),
         }
-        self.passed(Transition::EpochBegun);
+        self.reached(Transition::EpochBegun);
         for old in epochs.iter().rev().skip(limits::EPOCHS_KEPT) {
             self.delete(&self.store.layout.path(&Key::GcEpoch { n: *old })).await?;
         }
         self.store.store.head(&path).await.map(Some).map_err(failed)
     }
 
-    /// Decides what of one chunk's objects goes.
-    async fn judge(
+    /// Decides which objects of one chunk are deleted.
+    async fn evaluate_chunk(
         &self,
-        pass: &mut Pass<'_>,
+        pass: &mut GcPass<'_>,
         group: Vec<(ChunkKey, ObjectMeta)>,
     ) -> Result<(), StorageError> {
         let several = group.len() > 1;
@@ -313,22 +313,23 @@ impl Storage {
             let is_expired = is_old && !pass.pins.contains(&key);
             pass.report.pinned += u64::from(is_old && !is_expired);
             if pass.policy.capacity_bytes.is_some() {
-                pass.room.saw(&key, &meta);
+                pass.capacity_plan.observe(&key, &meta);
             }
             // The usual chunk, one object, young and without a longer sibling, costs no request.
             if !(is_expired || several) {
                 let is_settled = pass.now.age(&meta) >= pass.policy.grace && !pass.pins.contains(&key);
-                if is_settled && self.judge_tail(pass, &key).await? {
-                    pass.room.is_leaving(key.object_digest);
+                if is_settled && self.is_contained_tail(pass, &key).await? {
+                    pass.report.contained += 1;
+                    self.mark_deleted(pass, &key, Removal::Contained).await?;
                 }
                 continue;
             }
-            if self.is_buried(&key).await? {
+            if self.has_tombstone(&key).await? {
                 continue;
             }
             if is_expired {
                 pass.report.expired += 1;
-                self.doom(pass, &key, Removal::Expired).await?;
+                self.mark_deleted(pass, &key, Removal::Expired).await?;
                 continue;
             }
             match self.row(&key).await {
@@ -351,23 +352,29 @@ impl Storage {
         for (key, meta, _) in sound.into_iter().skip(1) {
             if pass.now.age(&meta) >= pass.policy.grace {
                 pass.report.duplicates += 1;
-                self.doom(pass, &key, Removal::Duplicate).await?;
+                self.mark_deleted(pass, &key, Removal::Duplicate).await?;
             }
         }
         Ok(())
     }
 
-    async fn doom(&self, pass: &mut Pass<'_>, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
-        pass.room.is_leaving(key.object_digest);
-        if pass.policy.dry_run || !pass.share.take(&key.tenant, pass.policy) {
+    /// Writes a tombstone, unless this is a dry run or the tenant's budget is spent.
+    async fn mark_deleted(
+        &self,
+        pass: &mut GcPass<'_>,
+        key: &ChunkKey,
+        reason: Removal,
+    ) -> Result<(), StorageError> {
+        pass.capacity_plan.exclude(key.object_digest);
+        if pass.policy.dry_run || !pass.tenant_budget.try_take(&key.tenant, pass.policy) {
             return Ok(());
         }
         pass.pace().await;
-        self.bury(key, reason).await
+        self.write_tombstone(key, reason).await
     }
 
     /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
-    async fn collect_beside_chunks(&self, pass: &mut Pass<'_>, now_ms: i64) -> Result<(), StorageError> {
+    async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StorageError> {
         let dry_run = pass.policy.dry_run;
         let contexts = self.collect_contexts(now_ms, pass.policy.grace, dry_run).await?;
         pass.report.context_versions_deleted = contexts.versions_deleted;
@@ -376,7 +383,7 @@ impl Storage {
         Ok(())
     }
 
-    async fn compact_journal(&self, pass: &mut Pass<'_>) -> Result<(), StorageError> {
+    async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
         let folder = self.store.layout.journal_prefix();
         let mut listing = self.store.store.list(Some(&folder)).boxed();
         let failed = StorageError::store("listing the journal for the collector");
@@ -387,7 +394,7 @@ impl Storage {
                 if !pass.policy.dry_run {
                     pass.pace().await;
                     self.delete(&meta.location).await?;
-                    self.passed(Transition::BatchDeleted);
+                    self.reached(Transition::BatchDeleted);
                 }
             }
         }
@@ -403,7 +410,7 @@ impl Storage {
     }
 }
 
-impl Pass<'_> {
+impl GcPass<'_> {
     /// Whether it was paused for longer than tombstones live, and knows nothing any more.
     fn is_stale(&self) -> bool {
         self.started.elapsed() >= self.policy.tombstone_retention

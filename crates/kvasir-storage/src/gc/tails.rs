@@ -8,17 +8,20 @@
 use kvasir_types::{BLOCK_TOKENS, Reuse};
 use object_store::ObjectStoreExt;
 
-use super::Pass;
+use super::GcPass;
 use crate::{
     Storage, StorageError,
     index::Scope,
     layout::{ChunkKey, Key},
-    removal::Removal,
 };
 
 impl Storage {
-    /// Dooms `key` where a longer sibling holds all of it.
-    pub(super) async fn judge_tail(&self, pass: &mut Pass<'_>, key: &ChunkKey) -> Result<bool, StorageError> {
+    /// Whether a longer sibling holds all of `key`, proved from the store.
+    pub(super) async fn is_contained_tail(
+        &self,
+        pass: &GcPass<'_>,
+        key: &ChunkKey,
+    ) -> Result<bool, StorageError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let Some(entry) = self.entries.get(&(scope, key.object_digest)) else { return Ok(false) };
         let Some(longer) = self.index.longer_sibling(scope, &entry) else { return Ok(false) };
@@ -30,21 +33,15 @@ impl Storage {
         let longer =
             ChunkKey { seq_hash: longer.seq_hash, object_digest: longer.object_digest, ..key.clone() };
         match self.contains(pass, &longer, key).await {
-            Ok(true) => {}
-            Ok(false) | Err(StorageError::UnknownChunk { .. } | StorageError::Corrupt { .. }) => {
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
+            Err(StorageError::UnknownChunk { .. } | StorageError::Corrupt { .. }) => Ok(false),
+            proved => proved,
         }
-        pass.report.contained += 1;
-        self.doom(pass, key, Removal::Contained).await?;
-        Ok(true)
     }
 
     /// Whether `longer` stays, is sound, and holds all of `shorter`'s tokens behind the same parent.
     async fn contains(
         &self,
-        pass: &Pass<'_>,
+        pass: &GcPass<'_>,
         longer: &ChunkKey,
         shorter: &ChunkKey,
     ) -> Result<bool, StorageError> {
@@ -55,7 +52,7 @@ impl Storage {
             Err(error) => return Err(StorageError::store("asking for a longer sibling")(error)),
         };
         let is_settled = pass.now.age(&meta) >= pass.policy.grace;
-        if !is_settled || self.is_buried(longer).await? || self.is_buried(shorter).await? {
+        if !is_settled || self.has_tombstone(longer).await? || self.has_tombstone(shorter).await? {
             return Ok(false);
         }
         let (long, short) = (self.read_head(longer).await?, self.read_head(shorter).await?);

@@ -37,9 +37,9 @@ impl FrameKey {
     }
 }
 
-/// A run of bytes under one checksum.
+/// Size and checksum of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Piece {
+struct PieceChecksum {
     bytes: u32,
     crc32c: u32,
 }
@@ -59,7 +59,7 @@ pub struct HotObject {
     header: ChunkHeader,
     frames: Vec<Frame>,
     /// The head, then the pieces as they lie.
-    pieces: Vec<Piece>,
+    pieces: Vec<PieceChecksum>,
     level_bytes: Vec<u64>,
     seconds_per_base_byte: f32,
 }
@@ -78,11 +78,11 @@ impl HotObject {
             seconds_per_base_byte: limits::HOT_SECONDS_PER_BYTE_UNKNOWN,
         };
         let head_bytes = u32::try_from(head.header.head_bytes()).unwrap_or(u32::MAX);
-        this.add(Piece { bytes: head_bytes, crc32c: 0 }, 0, 0);
+        this.add(PieceChecksum { bytes: head_bytes, crc32c: 0 }, 0, 0);
         for (section, _, entry) in head.pieces() {
             let level = head.sections().get(section).map_or(0, |id| id.level.0);
             let bytes = u32::try_from(entry.range.end - entry.range.start).unwrap_or(u32::MAX);
-            this.add(Piece { bytes, crc32c: entry.crc32c }, entry.range.start, level);
+            this.add(PieceChecksum { bytes, crc32c: entry.crc32c }, entry.range.start, level);
         }
         this
     }
@@ -101,7 +101,7 @@ impl HotObject {
     }
 
     /// Appends a piece: to the last frame, or to a new one where a level begins or the last has enough.
-    fn add(&mut self, piece: Piece, start: u64, level: u8) {
+    fn add(&mut self, piece: PieceChecksum, start: u64, level: u8) {
         let end = start + u64::from(piece.bytes);
         let fits = |last: &&Frame| last.level == level && end - last.start <= limits::HOT_FRAME_BYTES;
         if self.frames.last().filter(fits).is_none() {
@@ -173,7 +173,7 @@ impl HotObject {
         let end = piece_of(frame + 1).unwrap_or(self.pieces.len());
         let mut rest = content;
         for number in first..end {
-            let Piece { bytes, crc32c } = self.pieces[number];
+            let PieceChecksum { bytes, crc32c } = self.pieces[number];
             let Some((piece, behind)) = rest.split_at_checked(bytes as usize) else { return false };
             let sound = match number {
                 0 => Head::parse(piece).is_ok_and(|head| head.header == self.header),

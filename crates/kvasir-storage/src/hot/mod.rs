@@ -8,7 +8,7 @@
 //! any time.
 //!
 //! ```text
-//! read ──► RAM ──► flight in progress? join it ──► disk ──► object store (one request for a run of frames)
+//! read ──► RAM ──► fetch in progress? join it ──► disk ──► object store (one request for a batch of frames)
 //!           ▲ └ victims ──► disk (if its policy wants them) └ victims ──► gone
 //!           └──────────────── filled, promoted ◄────────────────────────┘
 //! ```
@@ -16,25 +16,30 @@
 //! A frame is paid for from one budget, the memory that was configured, as long as anybody has it: kept, on its way, waiting for
 //! the disk, or on its way out to a slow reader. Where there is none left, reads pass the tier by in small pieces.
 //!
-//! Each tenant has a book of its own under the [`EvictionPolicy`](crate::eviction::EvictionPolicy); when a medium
-//! is full the tenant that holds most gives way, so no tenant can push another below its equal share.
+//! Each tenant has an [`EvictionPolicy`](crate::eviction::EvictionPolicy) of its own; when a medium is full the tenant
+//! that holds most loses a frame, so no tenant can push another below its equal part.
 //!
 //! Why not foyer (0.22): its memory caches choose from a closed list of algorithms, and its disk engine evicts
 //! whole blocks of many entries through an `EvictionPicker`, so neither half can follow our policy at the
 //! granularity of sections.
 
-mod ahead;
-mod book;
+mod cache;
+mod context;
 mod disk;
-mod flight;
+mod eviction_index;
+mod eviction_log;
+mod frame_lookup;
+mod frame_record;
 mod frames;
-mod front;
-mod keep;
-mod log;
+mod object_read;
 mod observe;
-mod reading;
+mod pending;
+mod prefetch_buffer;
 mod requests;
+mod residency;
+mod shared_fetch;
 mod tier;
+mod tier_state;
 
 use std::{
     fmt::Debug,
@@ -43,12 +48,13 @@ use std::{
     time::Instant,
 };
 
+pub use cache::HotCache;
+pub use context::{HotContext, RangeReader};
+pub use eviction_log::FrameEviction;
 pub use frames::{FrameKey, HotObject};
-pub use front::HotFront;
-pub use log::Departure;
 pub use observe::{EvictReason, HotObserver, HotUsage, NoHotObserver};
 pub use requests::{RequestHint, RequestLog};
-pub use tier::{Fetch, HotContext, HotTier};
+pub use tier::HotTier;
 
 use crate::{
     eviction::{Moment, PolicyKind},

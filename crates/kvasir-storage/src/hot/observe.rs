@@ -6,7 +6,7 @@ use kvasir_types::Medium;
 
 use crate::eviction::ClassId;
 
-/// Why a frame left a medium.
+/// Why a frame was evicted from a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EvictReason {
     /// Its place was worth more to another.
@@ -43,8 +43,8 @@ pub trait HotObserver: Debug + Send + Sync + 'static {
     /// A frame of `bytes` was served from `medium` ([`Medium::Object`] is a miss) to a request of `class`.
     fn served(&self, medium: Medium, class: ClassId, bytes: u64);
 
-    /// A frame left `medium`, `age_seconds` after it came and `idle_seconds` after its last use.
-    fn left(&self, medium: Medium, reason: EvictReason, age_seconds: f64, idle_seconds: f64);
+    /// A frame was evicted from `medium`, `age_seconds` after it came and `idle_seconds` after its last use.
+    fn evicted(&self, medium: Medium, reason: EvictReason, age_seconds: f64, idle_seconds: f64);
 }
 
 /// Drops all reports.
@@ -53,7 +53,7 @@ pub struct NoHotObserver;
 
 impl HotObserver for NoHotObserver {
     fn served(&self, _: Medium, _: ClassId, _: u64) {}
-    fn left(&self, _: Medium, _: EvictReason, _: f64, _: f64) {}
+    fn evicted(&self, _: Medium, _: EvictReason, _: f64, _: f64) {}
 }
 
 /// What the tier holds.

@@ -30,7 +30,7 @@ pub struct RequestHint {
 
 /// One request of an engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Request {
+struct EngineRequest {
     class: ClassId,
     at: Moment,
     pace_seconds: Option<f32>,
@@ -38,8 +38,8 @@ struct Request {
 
 /// Where a chunk stands in what was looked up.
 #[derive(Debug, Clone)]
-struct Noted {
-    request: Request,
+struct LookupRecord {
+    request: EngineRequest,
     /// The objects of the lookup's answer in order, and which of them this is. Empty for chunks it did not find.
     order: Arc<[ChunkKey]>,
     index: usize,
@@ -56,7 +56,7 @@ fn seq_key(hash: &[u8; 32]) -> SeqKey {
 #[derive(Debug)]
 pub struct RequestLog {
     classes: Mutex<(ClassTable, TurnInference<SeqKey>)>,
-    noted: BoundedMap<SeqKey, Noted>,
+    records: BoundedMap<SeqKey, LookupRecord>,
     /// Chunks that came by here: their first frame, and the moment of the request that asked for them.
     asked: BoundedMap<SeqKey, (FrameKey, Moment)>,
 }
@@ -65,8 +65,8 @@ impl Default for RequestLog {
     fn default() -> Self {
         Self {
             classes: Mutex::default(),
-            noted: BoundedMap::new(limits::HOT_NOTED_MAX, None),
-            asked: BoundedMap::new(limits::HOT_NOTED_MAX, None),
+            records: BoundedMap::new(limits::HOT_LOOKUP_RECORDS_MAX, None),
+            asked: BoundedMap::new(limits::HOT_LOOKUP_RECORDS_MAX, None),
         }
     }
 }
@@ -86,7 +86,7 @@ impl RequestLog {
     ///
     /// Turns and paces are inferred on a grid of 256 tokens and the end of the request: where requests share a long
     /// prefix and each adds less than that, they look like turns of one conversation. Callers that know better say so.
-    pub fn looked_up(
+    pub fn record_lookup(
         &self,
         tenant: &Name,
         hint: &RequestHint,
@@ -105,15 +105,15 @@ impl RequestLog {
             let (classes, turns) = &mut *guard;
             let (turn, pace_seconds) = turns.turn_of(&grid, now);
             let class = classes.intern(&class_of(tenant, hint, turn));
-            Request { class, at: now, pace_seconds }
+            EngineRequest { class, at: now, pace_seconds }
         };
         let nothing: Arc<[ChunkKey]> = Arc::new([]);
         for key in grid {
-            self.noted.insert(key, Noted { request, order: Arc::clone(&nothing), index: 0 });
+            self.records.insert(key, LookupRecord { request, order: Arc::clone(&nothing), index: 0 });
         }
         for (index, key) in found.iter().enumerate() {
-            let noted = Noted { request, order: Arc::clone(found), index };
-            self.noted.insert(seq_key(key.seq_hash.as_bytes()), noted);
+            let record = LookupRecord { request, order: Arc::clone(found), index };
+            self.records.insert(seq_key(key.seq_hash.as_bytes()), record);
         }
         request.class
     }
@@ -122,11 +122,12 @@ impl RequestLog {
     pub fn context(&self, object: &HotObject, hint: &RequestHint, now: Moment) -> HotContext {
         let key = seq_key(object.chunk().seq_hash.as_bytes());
         let parent = seq_key(&object.header().parent_hash);
-        let recent = |noted: &Noted| now.seconds_since(noted.request.at) < limits::HOT_REQUEST_SECONDS_MAX;
-        let noted = self.noted.get(&key).or_else(|| self.noted.get(&parent)).filter(recent);
-        let request = noted.map(|noted| noted.request).unwrap_or_else(|| {
+        let recent =
+            |record: &LookupRecord| now.seconds_since(record.request.at) < limits::HOT_REQUEST_SECONDS_MAX;
+        let record = self.records.get(&key).or_else(|| self.records.get(&parent)).filter(recent);
+        let request = record.map(|record| record.request).unwrap_or_else(|| {
             let class = self.classes.lock().0.intern(&class_of(object.tenant(), hint, 1));
-            Request { class, at: now, pace_seconds: None }
+            EngineRequest { class, at: now, pace_seconds: None }
         });
         // Another replica may serve the chunk before: what never came by here is not waited for.
         let parent = self.asked.get(&parent).filter(|(_, at)| *at == request.at).map(|(frame, _)| frame);
@@ -144,11 +145,11 @@ impl RequestLog {
     /// The objects behind `object` in the context that it was looked up in, as far as it is worth reading ahead: where
     /// it is the first, or the one before it was read here too.
     pub fn behind(&self, object: &HotObject, context: &HotContext, count: usize) -> Vec<ChunkKey> {
-        let Some(noted) = self.noted.get(&seq_key(object.chunk().seq_hash.as_bytes())) else {
+        let Some(record) = self.records.get(&seq_key(object.chunk().seq_hash.as_bytes())) else {
             return Vec::new();
         };
-        let in_row = context.at == Some(noted.request.at) && (noted.index == 0 || context.parent.is_some());
-        let behind = noted.order.iter().skip(noted.index + 1);
+        let in_row = context.at == Some(record.request.at) && (record.index == 0 || context.parent.is_some());
+        let behind = record.order.iter().skip(record.index + 1);
         if in_row { behind.take(count).cloned().collect() } else { Vec::new() }
     }
 }
@@ -178,7 +179,7 @@ mod tests {
         let block = |n: u64| vec![SeqHash::from(*blake3::hash(&n.to_le_bytes()).as_bytes()); 16];
         let look = |tenant: &Name, n: u64| {
             let hint = RequestHint { kind: Some(name(&format!("t{n}"))), turn: Some(n as u32 % 40 + 1) };
-            log.looked_up(tenant, &hint, &block(n), &nothing, Moment::from_millis(n))
+            log.record_lookup(tenant, &hint, &block(n), &nothing, Moment::from_millis(n))
         };
         let mallory = name("mallory");
         for n in 0..100_000 {
@@ -191,6 +192,6 @@ mod tests {
             look(&name(&format!("x{n}")), n);
         }
         assert_eq!(log.classes.lock().0.len(), CLASSES_MAX);
-        assert!(log.noted.len() <= limits::HOT_NOTED_MAX);
+        assert!(log.records.len() <= limits::HOT_LOOKUP_RECORDS_MAX);
     }
 }

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, ops::Bound};
 use parking_lot::RwLock;
 
 use super::{
-    HotIndex, IndexError,
-    hot::{Pair, Visit},
+    IndexError,
+    database::{HotIndex, Pair, Visit},
     key,
 };
 

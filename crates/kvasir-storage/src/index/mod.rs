@@ -1,14 +1,14 @@
 //! The hot index: which chunks there are, matched block by block. A cache of the store, never the truth.
 //!
-//! One sorted map holds two kinds of rows. A *spot* says where the chunks after one parent lie (`place`): a context's
+//! One sorted map holds two kinds of rows. A *position* says where the chunks after one parent lie (`position`): a context's
 //! chunks are neighbours.
 //!
 //! ```text
-//! i · scope 8 · spot 11 · seq_hash 8 · object digest 8                           → the row · CRC32C of key and value
-//! m · scope 8 · spot 11 · block hash 4 … (one per block) · 00000000 · seq_hash 8   → CRC32C of the key
+//! i · scope 8 · position 11 · seq_hash 8 · object digest 8                           → the row · CRC32C of key and value
+//! m · scope 8 · position 11 · block hash 4 … (one per block) · 00000000 · seq_hash 8   → CRC32C of the key
 //! row = version and flags 1 · rest of seq_hash 24 and digest 24 · profile 32 · kl_beneath 4
 //!       · varints: tokens, first position, head bytes, object bytes, number of levels, bytes of each
-//!       · block hash 4 … where the chunk is alone at its spot
+//!       · block hash 4 … where the chunk is alone at its position
 //! ```
 //! Whole contexts are found in the `i` rows alone: they follow each other, are scanned, and a chunk is confirmed by its
 //! full seq_hash. Where chunks have siblings their block hashes are in `m` rows, which are a radix tree: the longest match
@@ -17,25 +17,30 @@
 //! 32-bit collision at exactly the divergence (one lookup in 4 billion for each sibling there), costs at most a block, and
 //! readers compare the tokens that the object holds. What a chunk costs is measured by `examples/index_cost.rs`.
 
+mod database;
 mod hot;
 mod key;
-mod line;
+mod lineage;
 mod memory;
-mod place;
+mod packed_lineage;
+mod placement;
+mod position;
 mod row;
-mod runs;
-#[cfg(test)]
-pub(crate) use row::tests as tests_support;
+mod scope;
 mod sled_index;
+mod truncated;
 mod walk;
 
-pub use hot::{HotIndex, Index, Visit};
-pub use key::Scope;
+pub use database::{HotIndex, Visit};
+pub use hot::Index;
 pub use memory::MemoryIndex;
+pub(crate) use row::prefer;
+#[cfg(test)]
+pub(crate) use row::tests as tests_support;
 pub use row::{IndexEntry, IndexRow};
+pub use scope::Scope;
 pub use sled_index::SledIndex;
-pub(crate) use walk::prefer;
-pub use walk::{Step, Walk};
+pub use walk::{MatchedChunk, Walk};
 
 /// An index that cannot go on.
 #[derive(Debug, thiserror::Error)]

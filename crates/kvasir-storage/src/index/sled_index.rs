@@ -10,10 +10,10 @@ use std::{
 };
 
 use super::{
-    HotIndex, IndexError,
-    hot::{Pair, Visit},
+    IndexError,
+    database::{HotIndex, Pair, Visit},
     key,
-    runs::{Runs, divided},
+    packed_lineage::{LineageCache, divided},
 };
 use crate::limits;
 
@@ -30,7 +30,7 @@ pub struct SledIndex {
     db: sled::Db,
     rows: sled::Tree,
     row_count: AtomicU64,
-    runs: Runs,
+    lineages: LineageCache,
     path: PathBuf,
 }
 
@@ -41,7 +41,7 @@ impl SledIndex {
     /// # Errors
     /// [`IndexError::Locked`] when another process holds it, [`IndexError::Corrupt`] when it should be deleted.
     pub fn open(path: &Path, identity: &[u8; 32], cache_bytes: u64) -> Result<Self, IndexError> {
-        let (pages_bytes, runs_bytes) = divided(cache_bytes);
+        let (pages_bytes, lineages_bytes) = divided(cache_bytes);
         let config = sled::Config::new()
             .path(path)
             .cache_capacity(pages_bytes)
@@ -57,8 +57,8 @@ impl SledIndex {
         }
         let row_count = db.get(META_ROWS).map_err(error)?;
         let row_count = row_count.and_then(|v| Some(u64::from_le_bytes(*v.first_chunk()?))).unwrap_or(0);
-        let runs = Runs::new(runs_bytes);
-        Ok(Self { db, rows, row_count: row_count.into(), runs, path: path.to_owned() })
+        let lineages = LineageCache::new(lineages_bytes);
+        Ok(Self { db, rows, row_count: row_count.into(), lineages, path: path.to_owned() })
     }
 
     /// Opens the first slot under `directory` that no other process holds, deleting a corrupt database on the way.
@@ -90,10 +90,10 @@ impl SledIndex {
         Err(IndexError::Locked)
     }
 
-    /// After a row changed: what was read of its line before is not kept.
+    /// After a row changed: what was read of its lineage before is not kept.
     fn changed(&self, key: &[u8]) {
-        if let Some((line, depth)) = key::line_of_info(key) {
-            self.runs.changed(&line, depth);
+        if let Some((lineage, depth)) = key::lineage_of_info(key) {
+            self.lineages.changed(&lineage, depth);
         }
     }
 
@@ -168,7 +168,7 @@ impl HotIndex for SledIndex {
     fn clear(&self) -> Result<(), IndexError> {
         self.rows.clear().map_err(error)?;
         self.row_count.store(0, Ordering::Relaxed);
-        self.runs.clear();
+        self.lineages.clear();
         Ok(())
     }
 
@@ -178,8 +178,8 @@ impl HotIndex for SledIndex {
     }
 
     #[expect(private_interfaces, reason = "as in the trait")]
-    fn runs(&self) -> Option<&Runs> {
-        Some(&self.runs)
+    fn lineages(&self) -> Option<&LineageCache> {
+        Some(&self.lineages)
     }
 
     fn abandon(&self) {

@@ -11,7 +11,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload, Result};
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
-use super::{KeyService, KeyServiceError, front::TenantKeyId, segments::KeyBytes};
+use super::{KeyService, KeyServiceError, plain_prefix::TenantKeyId, segments::KeyBytes};
 use crate::layout::{Key, Layout};
 
 /// The tenant keys that this process has opened.

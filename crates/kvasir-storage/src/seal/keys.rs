@@ -7,7 +7,7 @@ use kvasir_types::Name;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::{front, segments::KeyBytes};
+use super::{plain_prefix, segments::KeyBytes};
 use crate::limits;
 
 /// Wraps and unwraps the keys of tenants. The wrapping keys never leave it.
@@ -92,12 +92,12 @@ impl fmt::Debug for Hidden {
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
-    key: Vec<Entry>,
+    key: Vec<KeyEntry>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct KeyEntry {
     tenant: String,
     id: Name,
     key: String,
@@ -123,7 +123,7 @@ impl FileKeys {
                 return Err(format!("entry {n} is not of the form tenant:id:key"));
             };
             let id = id.parse().map_err(|e| format!("entry {n}: its id: {e}"))?;
-            Ok(Entry { tenant: tenant.to_owned(), id, key: key.to_owned() })
+            Ok(KeyEntry { tenant: tenant.to_owned(), id, key: key.to_owned() })
         });
         Ok(Self { keys: gathered(entries.collect::<Result<_, String>>()?)? })
     }
@@ -151,12 +151,12 @@ fn parsed(text: &str) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
     gathered(file.key)
 }
 
-fn gathered(entries: Vec<Entry>) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
+fn gathered(entries: Vec<KeyEntry>) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
     if entries.len() > limits::SEAL_KEYS_MAX {
         return Err(format!("has more than {} keys", limits::SEAL_KEYS_MAX));
     }
     let mut keys: HashMap<String, Vec<(Name, Hidden)>> = HashMap::new();
-    for Entry { tenant, id, key } in entries {
+    for KeyEntry { tenant, id, key } in entries {
         let of_tenant = |problem: &str| format!("key {id} of {tenant}: {problem}");
         if tenant != "*" && tenant.parse::<Name>().is_err() {
             return Err(of_tenant("tenant is no name"));
@@ -194,7 +194,8 @@ impl KeyService for FileKeys {
         context: &[u8],
     ) -> Result<Vec<u8>, KeyServiceError> {
         let nonce: [u8; 12] = rand::random();
-        let wrapped = self.key(tenant, id, |by| front::wrap(by, &Zeroizing::new(*key), &nonce, context))?;
+        let wrapped =
+            self.key(tenant, id, |by| plain_prefix::wrap(by, &Zeroizing::new(*key), &nonce, context))?;
         Ok([&nonce[..], &wrapped].concat())
     }
 
@@ -207,6 +208,6 @@ impl KeyService for FileKeys {
     ) -> Result<KeyBytes, KeyServiceError> {
         let damaged = || KeyServiceError::Damaged { tenant: tenant.clone(), id: id.clone() };
         let (nonce, wrapped) = wrapped.split_at_checked(12).ok_or_else(damaged)?;
-        self.key(tenant, id, |by| front::unwrap(by, wrapped, nonce, context))?.ok_or_else(damaged)
+        self.key(tenant, id, |by| plain_prefix::unwrap(by, wrapped, nonce, context))?.ok_or_else(damaged)
     }
 }

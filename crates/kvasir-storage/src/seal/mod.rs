@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! key service (KMS, file)  ── wraps ─▶  tenant key, random, {tenant}/k/{id}/{wrapping key}
-//! tenant key               ── wraps ─▶  data key, random, one for each write of an object, in the object's front
+//! tenant key               ── wraps ─▶  data key, random, one for each write of an object, in the object's prefix
 //! data key                 ── seals ─▶  segments of 16 KiB, AES-256-GCM, nonce = number of the segment
 //! ```
 //!
@@ -18,9 +18,9 @@
 //! nothing of chunks. Sealed objects end in `.kvs`: a tenant may have both kinds, and a listing tells their sizes.
 
 mod ephemeral;
-mod front;
 mod keyring;
 mod keys;
+mod plain_prefix;
 mod segments;
 mod store;
 mod upload;

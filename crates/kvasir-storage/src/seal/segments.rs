@@ -10,17 +10,17 @@ pub(super) const SEGMENT_BYTES: u64 = 16 << 10;
 /// GCM's tag behind each segment.
 pub(super) const TAG_BYTES: u64 = 16;
 /// What stands before the first segment.
-pub(super) const FRONT_BYTES: u64 = 96;
+pub(super) const PLAIN_PREFIX_BYTES: u64 = 96;
 const STRIDE: u64 = SEGMENT_BYTES + TAG_BYTES;
 
 /// Bytes of the sealed object for `plain` bytes.
 pub(super) fn sealed_bytes(plain: u64) -> u64 {
-    FRONT_BYTES + plain + plain.div_ceil(SEGMENT_BYTES).max(1) * TAG_BYTES
+    PLAIN_PREFIX_BYTES + plain + plain.div_ceil(SEGMENT_BYTES).max(1) * TAG_BYTES
 }
 
 /// Bytes of the plain object in a sealed one of `sealed` bytes; none where no sealed object has that size.
 pub(super) fn plain_bytes(sealed: u64) -> Option<u64> {
-    let body = sealed.checked_sub(FRONT_BYTES)?;
+    let body = sealed.checked_sub(PLAIN_PREFIX_BYTES)?;
     let plain = body.checked_sub(body.div_ceil(STRIDE) * TAG_BYTES)?;
     (sealed_bytes(plain) == sealed).then_some(plain)
 }
@@ -33,7 +33,7 @@ pub(super) fn covering(plain: &Range<u64>) -> Range<u64> {
 
 /// Where segments lie in a sealed object of `sealed` bytes.
 pub(super) fn located(segments: &Range<u64>, sealed: u64) -> Range<u64> {
-    let start = |segment: u64| FRONT_BYTES.saturating_add(segment.saturating_mul(STRIDE)).min(sealed);
+    let start = |segment: u64| PLAIN_PREFIX_BYTES.saturating_add(segment.saturating_mul(STRIDE)).min(sealed);
     start(segments.start)..start(segments.end)
 }
 

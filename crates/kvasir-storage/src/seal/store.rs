@@ -15,9 +15,10 @@ use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
 use super::{
-    KeyService, front,
+    KeyService,
     keyring::{Keyring, SealError},
-    segments::{self, FRONT_BYTES, KeyBytes, SEGMENT_BYTES, Segments, TAG_BYTES},
+    plain_prefix,
+    segments::{self, KeyBytes, PLAIN_PREFIX_BYTES, SEGMENT_BYTES, Segments, TAG_BYTES},
     upload::SealedUpload,
 };
 use crate::{
@@ -31,11 +32,11 @@ pub(crate) struct SealedStore {
     layout: Layout,
     keyring: Keyring,
     /// Data keys and sealed sizes of objects read before: what else would cost one more request each.
-    fronts: Mutex<HashMap<Path, Front>>,
+    prefixes: Mutex<HashMap<Path, PlainPrefix>>,
 }
 
 #[derive(Clone)]
-struct Front {
+struct PlainPrefix {
     data_key: Arc<KeyBytes>,
     meta: ObjectMeta,
 }
@@ -43,7 +44,7 @@ struct Front {
 impl SealedStore {
     pub(crate) fn new(inner: Arc<dyn ObjectStore>, layout: Layout, keys: Arc<dyn KeyService>) -> Self {
         let keyring = Keyring::new(keys, layout.clone());
-        Self { inner, layout, keyring, fronts: Mutex::default() }
+        Self { inner, layout, keyring, prefixes: Mutex::default() }
     }
 
     /// Whose chunk object lies at `location`, if that is one.
@@ -59,32 +60,38 @@ impl SealedStore {
         self.owner(location).filter(|tenant| self.keyring.service.current(tenant).is_some())
     }
 
-    /// A key for a new object at `place`, and the front that holds it.
-    async fn new_front(&self, tenant: &Name, place: &Path) -> Result<(Segments, [u8; FRONT_BYTES as usize])> {
+    /// A key for a new object at `place`, and the prefix that holds it.
+    async fn new_prefix(
+        &self,
+        tenant: &Name,
+        place: &Path,
+    ) -> Result<(Segments, [u8; PLAIN_PREFIX_BYTES as usize])> {
         let (id, tenant_key) = self.keyring.newest(&*self.inner, tenant).await?;
         let data_key: KeyBytes = Zeroizing::new(rand::random());
-        let front = front::write(&id, &tenant_key, &data_key, place.as_ref());
-        Ok((Segments::new(&data_key, place.as_ref()), front))
+        let prefix = plain_prefix::write(&id, &tenant_key, &data_key, place.as_ref());
+        Ok((Segments::new(&data_key, place.as_ref()), prefix))
     }
 
-    async fn front(&self, tenant: &Name, place: &Path) -> Result<Front> {
-        if let Some(front) = self.fronts.lock().get(place) {
-            return Ok(front.clone());
+    async fn prefix(&self, tenant: &Name, place: &Path) -> Result<PlainPrefix> {
+        if let Some(prefix) = self.prefixes.lock().get(place) {
+            return Ok(prefix.clone());
         }
-        let options = GetOptions { range: Some(GetRange::Bounded(0..FRONT_BYTES)), ..GetOptions::default() };
+        let options =
+            GetOptions { range: Some(GetRange::Bounded(0..PLAIN_PREFIX_BYTES)), ..GetOptions::default() };
         let found = self.inner.get_opts(place, options).await?;
         let meta = found.meta.clone();
         let bytes = found.bytes().await?;
-        let id = front::tenant_key_id(&bytes).ok_or(SealError::Altered)?;
+        let id = plain_prefix::tenant_key_id(&bytes).ok_or(SealError::Altered)?;
         let tenant_key = self.keyring.key(&*self.inner, tenant, &id).await?;
-        let data_key = front::data_key(&bytes, &tenant_key, place.as_ref()).ok_or(SealError::Altered)?;
-        let front = Front { data_key: Arc::new(data_key), meta };
-        let mut fronts = self.fronts.lock();
-        if fronts.len() >= limits::SEAL_FRONTS_MAX {
-            fronts.clear();
+        let data_key =
+            plain_prefix::data_key(&bytes, &tenant_key, place.as_ref()).ok_or(SealError::Altered)?;
+        let prefix = PlainPrefix { data_key: Arc::new(data_key), meta };
+        let mut prefixes = self.prefixes.lock();
+        if prefixes.len() >= limits::SEAL_PREFIXES_MAX {
+            prefixes.clear();
         }
-        fronts.insert(place.clone(), front.clone());
-        Ok(front)
+        prefixes.insert(place.clone(), prefix.clone());
+        Ok(prefix)
     }
 
     /// Reads the sealed object at `place` as if it were the plain one at `location`.
@@ -95,10 +102,10 @@ impl SealedStore {
         location: &Path,
         options: GetOptions,
     ) -> Result<GetResult> {
-        let front = self.front(tenant, place).await?;
-        let sealed = front.meta.size;
+        let prefix = self.prefix(tenant, place).await?;
+        let sealed = prefix.meta.size;
         let size = segments::plain_bytes(sealed).ok_or(SealError::Altered)?;
-        let mut meta = ObjectMeta { location: location.clone(), size, ..front.meta.clone() };
+        let mut meta = ObjectMeta { location: location.clone(), size, ..prefix.meta.clone() };
         let range = match &options.range {
             None => 0..size,
             Some(range) => range
@@ -109,14 +116,14 @@ impl SealedStore {
         let inner = GetRange::Bounded(segments::located(&wanted, sealed));
         let found = self.inner.get_opts(place, GetOptions { range: Some(inner), ..options }).await?;
         if found.meta.size != sealed {
-            // Written again by another writer since its front was read.
-            self.fronts.lock().remove(place);
+            // Written again by another writer since its prefix was read.
+            self.prefixes.lock().remove(place);
             return Err(SealError::Altered.into());
         }
         (meta.e_tag, meta.last_modified) = (found.meta.e_tag.clone(), found.meta.last_modified);
         let (attributes, extensions) = (found.attributes.clone(), found.extensions.clone());
         let opening = Opening {
-            segments: Segments::new(&front.data_key, place.as_ref()),
+            segments: Segments::new(&prefix.data_key, place.as_ref()),
             next: wanted.start,
             end: wanted.end,
             last: size.div_ceil(SEGMENT_BYTES).max(1) - 1,
@@ -208,17 +215,17 @@ impl ObjectStore for SealedStore {
             return self.inner.put_opts(location, payload, opts).await;
         };
         let place = sealed_place(location);
-        let (segments, front) = self.new_front(&tenant, &place).await?;
+        let (segments, prefix) = self.new_prefix(&tenant, &place).await?;
         let plain = Bytes::from(payload);
         let mut sealed = Vec::with_capacity(segments::sealed_bytes(plain.len() as u64) as usize);
-        sealed.extend_from_slice(&front);
+        sealed.extend_from_slice(&prefix);
         let last = (plain.len() as u64).div_ceil(SEGMENT_BYTES).max(1) - 1;
         for n in 0..=last {
             let start = (n * SEGMENT_BYTES) as usize;
             let end = plain.len().min(start + SEGMENT_BYTES as usize);
             segments.seal(n, n == last, &plain[start..end], &mut sealed);
         }
-        self.fronts.lock().remove(&place);
+        self.prefixes.lock().remove(&place);
         self.inner.put_opts(&place, PutPayload::from(sealed), opts).await
     }
 
@@ -231,10 +238,10 @@ impl ObjectStore for SealedStore {
             return self.inner.put_multipart_opts(location, opts).await;
         };
         let place = sealed_place(location);
-        let (segments, front) = self.new_front(&tenant, &place).await?;
-        self.fronts.lock().remove(&place);
+        let (segments, prefix) = self.new_prefix(&tenant, &place).await?;
+        self.prefixes.lock().remove(&place);
         let inner = self.inner.put_multipart_opts(&place, opts).await?;
-        Ok(Box::new(SealedUpload::new(inner, segments, &front)))
+        Ok(Box::new(SealedUpload::new(inner, segments, &prefix)))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {

@@ -8,7 +8,7 @@ use object_store::{
 };
 use proptest::prelude::*;
 
-use super::{FileKeys, KeyService, SealedStore, front, segments};
+use super::{FileKeys, KeyService, SealedStore, plain_prefix, segments};
 use crate::layout::{ChunkKey, Key, Layout};
 
 const FIRST: &str = "[[key]]\ntenant = \"a\"\nid = \"one\"\nkey = \"0101010101010101010101010101010101010101010101010101010101010101\"\n";
@@ -226,13 +226,13 @@ fn bad_keys_files_say_what_is_wrong() {
 fn known_answers_of_a_wrapped_key_and_of_a_whole_segment() {
     let key = |of: fn(usize) -> u8| zeroize::Zeroizing::new(std::array::from_fn(of));
     let (by, data) = (key(|i| i as u8), key(|_| 7));
-    let wrapped = front::wrap(&by, &data, &[9; 12], b"root/1/t/a");
+    let wrapped = plain_prefix::wrap(&by, &data, &[9; 12], b"root/1/t/a");
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let expected =
         "b41f0f3c809844a3d60e37feac91bcc83e15d8295d0147b214f0656c94308c4029edbe9414c7118c3a3779d25c3f6a8b";
     assert_eq!(hex(&wrapped), expected);
-    assert_eq!(front::unwrap(&by, &wrapped, &[9; 12], b"root/1/t/a"), Some(data.clone()));
-    assert_eq!(front::unwrap(&by, &wrapped, &[9; 12], b"root/1/t/b"), None);
+    assert_eq!(plain_prefix::unwrap(&by, &wrapped, &[9; 12], b"root/1/t/a"), Some(data.clone()));
+    assert_eq!(plain_prefix::unwrap(&by, &wrapped, &[9; 12], b"root/1/t/b"), None);
     let mut sealed = Vec::new();
     segments::Segments::new(&data, "place").seal(0, false, &plain(16 << 10), &mut sealed);
     let sha256 = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &sealed);

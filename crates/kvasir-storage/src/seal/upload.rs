@@ -15,14 +15,14 @@ pub(super) struct SealedUpload {
     segments: Arc<Segments>,
     /// Plain bytes that are not sealed yet: at most one segment after a part.
     held: Vec<u8>,
-    /// Sealed bytes that wait for the next part: the front, at the start.
+    /// Sealed bytes that wait for the next part: the prefix, at the start.
     ready: Vec<u8>,
     next: u64,
 }
 
 impl SealedUpload {
-    pub(super) fn new(inner: Box<dyn MultipartUpload>, segments: Segments, front: &[u8]) -> Self {
-        Self { inner, segments: Arc::new(segments), held: Vec::new(), ready: front.to_vec(), next: 0 }
+    pub(super) fn new(inner: Box<dyn MultipartUpload>, segments: Segments, prefix: &[u8]) -> Self {
+        Self { inner, segments: Arc::new(segments), held: Vec::new(), ready: prefix.to_vec(), next: 0 }
     }
 
     fn seal_whole(&mut self) {

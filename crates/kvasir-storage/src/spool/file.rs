@@ -26,7 +26,7 @@ pub(super) struct SpoolFile {
     /// Seals each buffer as it goes to the file, which is written once from front to end.
     seal: Option<Arc<Sealer>>,
     /// What stands in place of the file's first bytes.
-    front: Vec<u8>,
+    prefix: Vec<u8>,
 }
 
 impl SpoolFile {
@@ -41,14 +41,14 @@ impl SpoolFile {
         let buffer_bytes =
             if is_paid { limits::SPOOL_BUFFER_BYTES } else { limits::SPOOL_BUFFER_SHORT_BYTES };
         let (buffer, seal) = (Vec::with_capacity(buffer_bytes), sealed.then(|| Arc::new(Sealer::random())));
-        Ok(Self { file, buffer, buffer_bytes, lease, sent: 0, writing: None, seal, front: Vec::new() })
+        Ok(Self { file, buffer, buffer_bytes, lease, sent: 0, writing: None, seal, prefix: Vec::new() })
     }
 
     /// Appends.
     pub(super) async fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let room = self.buffer_bytes - self.buffer.len();
-            let (now, later) = bytes.split_at(bytes.len().min(room));
+            let free = self.buffer_bytes - self.buffer.len();
+            let (now, later) = bytes.split_at(bytes.len().min(free));
             self.buffer.extend_from_slice(now);
             bytes = later;
             if self.buffer.len() == self.buffer_bytes {
@@ -107,23 +107,23 @@ impl SpoolFile {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let (file, seal, sent) = (Arc::clone(&self.file), self.seal.clone(), self.sent);
-        let (front, buffer_bytes) =
-            (self.front.get(start as usize..).unwrap_or_default().to_vec(), self.buffer_bytes);
+        let (prefix, buffer_bytes) =
+            (self.prefix.get(start as usize..).unwrap_or_default().to_vec(), self.buffer_bytes);
         let read = blocking(move || {
             match seal {
                 Some(seal) => open_range(&file, &seal, &range, sent, buffer_bytes, &mut space)?,
                 None => file.read_exact_at(&mut space, range.start)?,
             }
-            let covered = front.len().min(space.len());
-            space[..covered].copy_from_slice(&front[..covered]);
+            let covered = prefix.len().min(space.len());
+            space[..covered].copy_from_slice(&prefix[..covered]);
             Ok(space)
         });
         read.await?
     }
 
     /// Puts other bytes in place of the first ones. The file stays as it is: no part of it is sealed twice.
-    pub(super) fn overwrite_front(&mut self, bytes: Vec<u8>) {
-        self.front = bytes;
+    pub(super) fn overwrite_prefix(&mut self, bytes: Vec<u8>) {
+        self.prefix = bytes;
     }
 }
 
@@ -198,7 +198,7 @@ mod tests {
         let mut raw = vec![0; 600_000];
         file.file.read_exact_at(&mut raw, 0).expect("reads");
         assert_eq!(raw.windows(32).any(|window| window == &bytes[1_000..1_032]), !sealed, "in the clear");
-        file.overwrite_front(vec![7; 9]);
+        file.overwrite_prefix(vec![7; 9]);
         assert_eq!(read(&file, 8..10).await.expect("reads"), [7, bytes[9]]);
         assert!(read(&file, 699_999..700_001).await.is_err(), "there is no more");
     }

@@ -63,15 +63,15 @@ impl Blocks {
     /// Takes as much of `bytes` as there is memory for, and gives back the rest.
     pub(super) fn take<'a>(&mut self, mut bytes: &'a [u8], pool: &Arc<RegionPool>, left: u64) -> &'a [u8] {
         while !bytes.is_empty() {
-            let room = self.blocks.last_mut().map_or(0, |last| last.space().len() - last.filled);
-            if room == 0 {
+            let free = self.blocks.last_mut().map_or(0, |last| last.space().len() - last.filled);
+            if free == 0 {
                 if !self.grow(pool, left) {
                     break;
                 }
                 continue;
             }
             let Some(last) = self.blocks.last_mut() else { break };
-            let (now, later) = bytes.split_at(bytes.len().min(room));
+            let (now, later) = bytes.split_at(bytes.len().min(free));
             let at = last.filled;
             last.space()[at..at + now.len()].copy_from_slice(now);
             last.filled += now.len();
@@ -102,7 +102,7 @@ impl Blocks {
     }
 
     /// The first bytes, at least as many as the first block has.
-    pub(super) fn front_mut(&mut self) -> &mut [u8] {
+    pub(super) fn prefix_mut(&mut self) -> &mut [u8] {
         self.blocks.first_mut().map_or(&mut [], |first| {
             let filled = first.filled;
             &mut first.space()[..filled]
@@ -136,7 +136,7 @@ mod tests {
         let taken = bytes.len() - refused;
         assert!((2 << 20..=3 << 20).contains(&taken), "{taken}");
         assert_eq!(blocks.parts().collect::<Vec<_>>().concat(), bytes[..taken]);
-        blocks.front_mut()[0] ^= 1;
+        blocks.prefix_mut()[0] ^= 1;
         let payload = blocks.payload();
         assert_eq!(blocks.parts().map(<[u8]>::len).sum::<usize>(), taken, "it can still be read");
         assert_eq!(

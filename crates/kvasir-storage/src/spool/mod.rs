@@ -8,7 +8,7 @@ mod memory;
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
-use kvasir_container::{HEADER_BYTES, mark_header};
+use kvasir_container::{HEADER_BYTES, reissue_header};
 use kvasir_types::ObjectDigest;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
 use tokio::{sync::Semaphore, task::JoinSet};
@@ -21,7 +21,7 @@ use crate::{
     Settings, StorageError, limits,
     memory::{MemoryBudget, Region, RegionPool},
     trace::carry,
-    transitions::{Transition, Witness},
+    transitions::{CrashPointObserver, Transition},
 };
 
 /// What all spools of a process share.
@@ -35,7 +35,7 @@ pub(crate) struct SpoolPool {
     memory: Arc<MemoryBudget>,
     blocks: Arc<RegionPool>,
     parts: Arc<Semaphore>,
-    witness: Arc<dyn Witness>,
+    crash_points: Arc<dyn CrashPointObserver>,
 }
 
 impl SpoolPool {
@@ -48,14 +48,14 @@ impl SpoolPool {
             directory: settings.spool_directory.clone(),
             blocks: RegionPool::new(Arc::clone(&memory), BLOCK_BYTES_MAX),
             memory,
-            witness: Arc::clone(&settings.witness),
+            crash_points: Arc::clone(&settings.crash_points),
             parts: Arc::new(Semaphore::new(parts)),
         }
     }
 
     /// A new spool; `sealed`: nothing of it is to be on the disk in the clear.
     pub(crate) fn spool(self: &Arc<Self>, sealed: bool) -> Spool {
-        Spool { pool: Arc::clone(self), held: Held::Memory(Blocks::default()), bytes: 0, sealed }
+        Spool { pool: Arc::clone(self), content: SpoolContent::Memory(Blocks::default()), bytes: 0, sealed }
     }
 
     /// What bodies may hold, and do.
@@ -68,13 +68,13 @@ impl SpoolPool {
 #[derive(Debug)]
 pub(crate) struct Spool {
     pool: Arc<SpoolPool>,
-    held: Held,
+    content: SpoolContent,
     bytes: u64,
     sealed: bool,
 }
 
 #[derive(Debug)]
-enum Held {
+enum SpoolContent {
     Memory(Blocks),
     File(SpoolFile),
 }
@@ -88,7 +88,7 @@ impl Spool {
     pub(crate) async fn push(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.bytes += bytes.len() as u64;
         let mut bytes = bytes;
-        if let Held::Memory(blocks) = &mut self.held {
+        if let SpoolContent::Memory(blocks) = &mut self.content {
             let left = self.pool.memory.total() / limits::SPOOL_BUFFERS_DIVISOR;
             bytes = blocks.take(bytes, &self.pool.blocks, left);
             if bytes.is_empty() {
@@ -99,29 +99,29 @@ impl Spool {
             for part in blocks.parts() {
                 file.write(part).await?;
             }
-            self.held = Held::File(file);
+            self.content = SpoolContent::File(file);
         }
-        if let Held::File(file) = &mut self.held {
+        if let SpoolContent::File(file) = &mut self.content {
             file.write(bytes).await?;
         }
         Ok(())
     }
 
-    /// Marks the chunk object's header and gives the object's new digest.
-    pub(crate) async fn mark(&mut self, mark: u16) -> Result<ObjectDigest, StorageError> {
+    /// Writes an incarnation number into the chunk object's header. Returns the object's new digest.
+    pub(crate) async fn reissue(&mut self, incarnation: u16) -> Result<ObjectDigest, StorageError> {
         let mut digest = blake3::Hasher::new();
-        match &mut self.held {
-            Held::Memory(blocks) => {
-                mark_front(blocks.front_mut(), mark)?;
+        match &mut self.content {
+            SpoolContent::Memory(blocks) => {
+                set_incarnation(blocks.prefix_mut(), incarnation)?;
                 for part in blocks.parts() {
                     digest.update(part);
                 }
             }
-            Held::File(file) => {
+            SpoolContent::File(file) => {
                 file.flush().await?;
                 let mut header = read(file, 0..HEADER_BYTES as u64).await?.to_vec();
-                mark_front(&mut header, mark)?;
-                file.overwrite_front(header);
+                set_incarnation(&mut header, incarnation)?;
+                file.overwrite_prefix(header);
                 let (mut at, _turn) = (0, self.pool.parts.acquire().await);
                 while at < self.bytes {
                     let part = read_part(file, at, self.bytes).await?;
@@ -135,16 +135,16 @@ impl Spool {
 
     /// Waits until all of it can be read.
     pub(crate) async fn settle(&mut self) -> std::io::Result<()> {
-        match &mut self.held {
-            Held::Memory(_) => Ok(()),
-            Held::File(file) => file.flush().await,
+        match &mut self.content {
+            SpoolContent::Memory(_) => Ok(()),
+            SpoolContent::File(file) => file.flush().await,
         }
     }
 
     /// Fills `space` from byte `start` on; [`settle`](Self::settle) comes before.
     pub(crate) async fn fill(&self, start: u64, mut space: Region) -> std::io::Result<Region> {
-        match &self.held {
-            Held::Memory(blocks) => {
+        match &self.content {
+            SpoolContent::Memory(blocks) => {
                 let (mut at, mut filled) = (0, 0);
                 for part in blocks.parts() {
                     let from = (start.saturating_sub(at) as usize).min(part.len());
@@ -154,7 +154,7 @@ impl Spool {
                 }
                 if filled == space.len() { Ok(space) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
             }
-            Held::File(file) => file.fill(start, space).await,
+            SpoolContent::File(file) => file.fill(start, space).await,
         }
     }
 
@@ -178,20 +178,20 @@ impl Spool {
         if existing == Some(bytes) && !overwrite {
             return Ok(false);
         }
-        match &mut self.held {
-            Held::File(file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
+        match &mut self.content {
+            SpoolContent::File(file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
                 file.flush().await?;
                 send_parts(file, &self.pool, store, path, bytes).await?;
-                self.pool.witness.passed(Transition::PartsCompleted);
+                self.pool.crash_points.reached(Transition::PartsCompleted);
                 Ok(existing.is_none())
             }
-            Held::File(file) => {
+            SpoolContent::File(file) => {
                 let _permit = self.pool.parts.acquire().await;
                 file.flush().await?;
                 let payload = read(file, 0..bytes).await?.into();
                 put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
             }
-            Held::Memory(blocks) => {
+            SpoolContent::Memory(blocks) => {
                 let payload = blocks.payload();
                 put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
             }
@@ -199,11 +199,11 @@ impl Spool {
     }
 }
 
-fn mark_front(object: &mut [u8], mark: u16) -> Result<(), StorageError> {
+fn set_incarnation(object: &mut [u8], incarnation: u16) -> Result<(), StorageError> {
     match object.first_chunk_mut::<HEADER_BYTES>() {
-        Some(header) => Ok(mark_header(header, mark)?),
+        Some(header) => Ok(reissue_header(header, incarnation)?),
         // Unreachable: the object was verified. A header of nothing says the rest.
-        None => Ok(mark_header(&mut [0; HEADER_BYTES], mark)?),
+        None => Ok(reissue_header(&mut [0; HEADER_BYTES], incarnation)?),
     }
 }
 
@@ -248,7 +248,7 @@ async fn send_parts(
 ) -> Result<(), StorageError> {
     let failed = StorageError::store("storing an object in parts");
     let mut upload = store.put_multipart(path).await.map_err(&failed)?;
-    pool.witness.passed(Transition::PartsBegun);
+    pool.crash_points.reached(Transition::PartsBegun);
     let sent = match send_each(file, bytes, pool, &mut *upload).await {
         Ok(()) => match upload.complete().await {
             Ok(_) => Ok(()),
@@ -279,10 +279,10 @@ async fn send_each(
         let permit = Arc::clone(&pool.parts).acquire_owned().await;
         let part = read_part(file, at, bytes).await?;
         at += part.len() as u64;
-        let (request, witness) = (upload.put_part(part.into()), Arc::clone(&pool.witness));
+        let (request, crash_points) = (upload.put_part(part.into()), Arc::clone(&pool.crash_points));
         sending.spawn(carry(async move {
             let _permit = permit;
-            request.await.inspect(|()| witness.passed(Transition::PartWritten))
+            request.await.inspect(|()| crash_points.reached(Transition::PartWritten))
         }));
         while let Some(done) = sending.try_join_next() {
             done?.map_err(&failed)?;
@@ -320,12 +320,12 @@ mod tests {
                     spool.push(part).await?;
                     tokio::task::yield_now().await;
                 }
-                let in_memory = matches!(spool.held, Held::Memory(_));
+                let in_memory = matches!(spool.content, SpoolContent::Memory(_));
                 let path = Path::from(format!("object-{n}"));
                 spool.send(&store, &path, false).await.map_err(std::io::Error::other)?;
                 spool.settle().await?;
-                let front = spool.fill(700_000, Region::new(1_000_000, None)).await?;
-                assert_eq!(front[..], body[700_000..1_700_000]);
+                let prefix = spool.fill(700_000, Region::new(1_000_000, None)).await?;
+                assert_eq!(prefix[..], body[700_000..1_700_000]);
                 Ok::<_, std::io::Error>(in_memory)
             })
         });

@@ -11,15 +11,15 @@ use tokio::{
 };
 
 use super::{
-    caller::{Caller, Retries, Side},
-    verdict::Refusal,
+    error_class::CallError,
+    request_executor::{RequestExecutor, RequestSide, Retries},
 };
 use crate::{limits, observe::StoreEvent};
 
 /// A body under way.
 struct Body<T> {
     inner: Arc<T>,
-    caller: Arc<Caller>,
+    executor: Arc<RequestExecutor>,
     location: Path,
     options: GetOptions,
     object_bytes: u64,
@@ -27,16 +27,16 @@ struct Body<T> {
     left: Range<u64>,
     stream: BoxStream<'static, Result<Bytes>>,
     /// How long the store may still make us wait; the reader's own pauses do not count.
-    patience: Duration,
+    wait_max: Duration,
     begun: Instant,
     retries: usize,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// Makes the body of `result` one that is bounded in time, exact in length, and resumed after faults.
 pub(super) async fn resumed<T: ObjectStore>(
     inner: &Arc<T>,
-    caller: &Arc<Caller>,
+    executor: &Arc<RequestExecutor>,
     location: &Path,
     options: GetOptions,
     result: GetResult,
@@ -48,17 +48,17 @@ pub(super) async fn resumed<T: ObjectStore>(
             let slow = Duration::from_secs(bytes / limits::STORE_BODY_BYTES_PER_SECOND_MIN);
             let body = Body {
                 inner: Arc::clone(inner),
-                caller: Arc::clone(caller),
+                executor: Arc::clone(executor),
                 location: location.clone(),
                 // Only the very object that the answer began with goes on.
                 options: GetOptions { if_match: meta.e_tag.clone(), if_none_match: None, ..options },
                 object_bytes: meta.size,
                 left: range.clone(),
                 stream,
-                patience: caller.request_timeout() + slow,
+                wait_max: executor.request_timeout() + slow,
                 begun: Instant::now(),
                 retries: 0,
-                _place: caller.body().await?,
+                _permit: executor.body().await?,
             };
             let parts = futures::stream::try_unfold(body, |mut body| async move {
                 Ok(body.next().await?.map(|part| (part, body)))
@@ -75,13 +75,13 @@ impl<T: ObjectStore> Body<T> {
         loop {
             match self.part().await {
                 Ok(part) => return Ok(part),
-                Err(error) if Refusal::of(&error) == Some(Refusal::Long) => return Err(error),
+                Err(error) if CallError::of(&error) == Some(CallError::Long) => return Err(error),
                 Err(error) => {
                     if self.options.if_match.is_none() || self.left.is_empty() {
                         return Err(error);
                     }
-                    let caller = Arc::clone(&self.caller);
-                    let mut retries = Retries::resumed(&caller, self.begun, self.retries);
+                    let executor = Arc::clone(&self.executor);
+                    let mut retries = Retries::resumed(&executor, self.begun, self.retries);
                     if !retries.next().await {
                         return Err(error);
                     }
@@ -95,21 +95,21 @@ impl<T: ObjectStore> Body<T> {
     /// The next part of the connection that is open.
     async fn part(&mut self) -> Result<Option<Bytes>> {
         let asked = Instant::now();
-        let wait = self.patience.min(limits::STORE_BODY_STALL_MAX);
+        let wait = self.wait_max.min(limits::STORE_BODY_STALL_MAX);
         let part = timeout(wait, self.stream.try_next()).await;
-        self.patience = self.patience.saturating_sub(asked.elapsed());
+        self.wait_max = self.wait_max.saturating_sub(asked.elapsed());
         match part {
             Err(_) => {
-                self.caller.observer().event(StoreEvent::DeadlinePassed);
-                Err(Refusal::Stalled.into())
+                self.executor.observer().event(StoreEvent::DeadlinePassed);
+                Err(CallError::Stalled.into())
             }
             Ok(Err(error)) => Err(error),
             Ok(Ok(None)) if self.left.is_empty() => Ok(None),
-            Ok(Ok(None)) => Err(Refusal::Short.into()),
+            Ok(Ok(None)) => Err(CallError::Short.into()),
             Ok(Ok(Some(part))) => {
                 let bytes = part.len() as u64;
                 if bytes > self.left.end - self.left.start {
-                    return Err(Refusal::Long.into());
+                    return Err(CallError::Long.into());
                 }
                 self.left.start += bytes;
                 Ok(Some(part))
@@ -118,13 +118,13 @@ impl<T: ObjectStore> Body<T> {
     }
 
     async fn reopen(&mut self) -> Result<()> {
-        self.caller.observer().event(StoreEvent::Resumed);
+        self.executor.observer().event(StoreEvent::Resumed);
         let range = Some(GetRange::Bounded(self.left.clone()));
         let options = GetOptions { range, ..self.options.clone() };
         let again = || self.inner.get_opts(&self.location, options.clone());
-        let result = self.caller.ask(Side::Read, again).await?;
+        let result = self.executor.ask(RequestSide::Read, again).await?;
         if result.meta.size != self.object_bytes || result.range != self.left {
-            return Err(Refusal::Changed.into());
+            return Err(CallError::Changed.into());
         }
         self.stream = result.into_stream();
         Ok(())

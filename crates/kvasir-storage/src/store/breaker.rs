@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use crate::limits;
 
-/// What a breaker lets through.
+/// Which requests a breaker lets through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum BreakerState {
     /// Everything; so many requests in a row have failed.
     Closed { faults: u32 },
     /// Nothing before `until`.
@@ -21,90 +21,90 @@ enum State {
 
 /// A change that others may want to know of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum BreakerChange {
     Opened,
     Closed,
 }
 
 /// A breaker; shared by everything that asks the store for the same kind of thing.
 #[derive(Debug)]
-pub(super) struct Breaker(Mutex<State>);
+pub(super) struct Breaker(Mutex<BreakerState>);
 
 impl Breaker {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State::Closed { faults: 0 })))
+        Arc::new(Self(Mutex::new(BreakerState::Closed { faults: 0 })))
     }
 
     /// Lets a request through, or says how long to wait.
-    pub(super) fn admit(self: &Arc<Self>) -> Result<Pass, Duration> {
+    pub(super) fn admit(self: &Arc<Self>) -> Result<BreakerPermit, Duration> {
         let mut state = self.0.lock();
         match *state {
-            State::Closed { .. } => {}
-            State::Open { until, pause } => {
+            BreakerState::Closed { .. } => {}
+            BreakerState::Open { until, pause } => {
                 let now = Instant::now();
                 if now < until {
                     return Err(until - now);
                 }
-                *state = State::HalfOpen { pause };
-                return Ok(Pass { breaker: Arc::clone(self), probes: true, settled: false });
+                *state = BreakerState::HalfOpen { pause };
+                return Ok(BreakerPermit { breaker: Arc::clone(self), probes: true, settled: false });
             }
-            State::HalfOpen { pause } => return Err(pause),
+            BreakerState::HalfOpen { pause } => return Err(pause),
         }
-        Ok(Pass { breaker: Arc::clone(self), probes: false, settled: false })
+        Ok(BreakerPermit { breaker: Arc::clone(self), probes: false, settled: false })
     }
 
-    fn open(state: &mut State, pause: Duration) {
-        *state = State::Open { until: Instant::now() + pause, pause };
+    fn open(state: &mut BreakerState, pause: Duration) {
+        *state = BreakerState::Open { until: Instant::now() + pause, pause };
     }
 }
 
 /// A request that was let through; it reports how it ended.
 #[derive(Debug)]
-pub(super) struct Pass {
+pub(super) struct BreakerPermit {
     breaker: Arc<Breaker>,
     probes: bool,
     settled: bool,
 }
 
-impl Pass {
+impl BreakerPermit {
     /// The store answered, or did not.
-    pub(super) fn settle(mut self, answered: bool) -> Option<Change> {
+    pub(super) fn settle(mut self, answered: bool) -> Option<BreakerChange> {
         self.settled = true;
         let mut state = self.breaker.0.lock();
         match (*state, answered) {
-            (State::Closed { .. }, true) => {
-                *state = State::Closed { faults: 0 };
+            (BreakerState::Closed { .. }, true) => {
+                *state = BreakerState::Closed { faults: 0 };
                 None
             }
-            (State::Closed { faults }, false) if faults + 1 < limits::BREAKER_FAULTS => {
-                *state = State::Closed { faults: faults + 1 };
+            (BreakerState::Closed { faults }, false) if faults + 1 < limits::BREAKER_FAULTS => {
+                *state = BreakerState::Closed { faults: faults + 1 };
                 None
             }
-            (State::Closed { .. }, false) => {
+            (BreakerState::Closed { .. }, false) => {
                 Breaker::open(&mut state, limits::BREAKER_PAUSE_MIN);
-                Some(Change::Opened)
+                Some(BreakerChange::Opened)
             }
             // Whoever was let through before it opened knows nothing new, unless the store answered.
-            (State::Open { .. } | State::HalfOpen { .. }, true) => {
-                *state = State::Closed { faults: 0 };
-                Some(Change::Closed)
+            (BreakerState::Open { .. } | BreakerState::HalfOpen { .. }, true) => {
+                *state = BreakerState::Closed { faults: 0 };
+                Some(BreakerChange::Closed)
             }
-            (State::HalfOpen { pause }, false) if self.probes => {
+            (BreakerState::HalfOpen { pause }, false) if self.probes => {
                 Breaker::open(&mut state, (pause * 2).min(limits::BREAKER_PAUSE_MAX));
                 None
             }
-            (State::Open { .. } | State::HalfOpen { .. }, false) => None,
+            (BreakerState::Open { .. } | BreakerState::HalfOpen { .. }, false) => None,
         }
     }
 }
 
-impl Drop for Pass {
+impl Drop for BreakerPermit {
     fn drop(&mut self) {
         if self.probes && !self.settled {
             // Its caller went away. The next request probes.
             let mut state = self.breaker.0.lock();
-            if let State::HalfOpen { pause } = *state {
-                *state = State::Open { until: Instant::now(), pause };
+            if let BreakerState::HalfOpen { pause } = *state {
+                *state = BreakerState::Open { until: Instant::now(), pause };
             }
         }
     }
@@ -118,7 +118,7 @@ mod tests {
         let breaker = Breaker::new();
         for n in 1..=limits::BREAKER_FAULTS {
             let change = breaker.admit().expect("closed").settle(false);
-            assert_eq!(change, (n == limits::BREAKER_FAULTS).then_some(Change::Opened));
+            assert_eq!(change, (n == limits::BREAKER_FAULTS).then_some(BreakerChange::Opened));
         }
         breaker
     }
@@ -135,7 +135,7 @@ mod tests {
         tokio::time::advance(limits::BREAKER_PAUSE_MIN).await;
         let probe = breaker.admit().expect("half open");
         assert!(breaker.admit().is_err(), "one at a time");
-        assert_eq!(probe.settle(true), Some(Change::Closed));
+        assert_eq!(probe.settle(true), Some(BreakerChange::Closed));
         assert!(breaker.admit().is_ok());
     }
 
@@ -158,6 +158,6 @@ mod tests {
         for _ in 0..limits::BREAKER_FAULTS {
             breaker.admit().expect("closed").settle(false);
         }
-        assert_eq!(early.settle(true), Some(Change::Closed));
+        assert_eq!(early.settle(true), Some(BreakerChange::Closed));
     }
 }

@@ -7,8 +7,8 @@ use futures::future::join_all;
 use object_store::{Error, ObjectStoreExt, PutMode, PutPayload, Result, path::Path};
 use uuid::Uuid;
 
-use super::OpenStore;
-use crate::layout::Key;
+use super::open_store::OpenStore;
+use crate::{layout::Key, limits};
 
 /// Writers that race for one key in a probe.
 const RACING: usize = 4;
@@ -59,6 +59,18 @@ impl OpenStore {
         let mut winners = created.iter().enumerate().filter(|(_, won)| **won).map(|(n, _)| n);
         let first = winners.next();
         Ok(first.is_some_and(|n| left == content(n)) && winners.next().is_none())
+    }
+
+    /// Finds out whether the store compares direct uploads with their checksum, where it takes any.
+    ///
+    /// # Errors
+    /// When the store cannot be reached by the URLs we sign.
+    pub async fn probe_direct(&self) -> Result<()> {
+        let Some(presigner) = &self.presigner else { return Ok(()) };
+        let path = self.layout.path(&Key::Probe(Uuid::new_v4()));
+        let probing = presigner.probe(&*self.store, &path);
+        let late = |_| Error::Generic { store: "presigned URL", source: "no answer".into() };
+        tokio::time::timeout(limits::DIRECT_PROBE_TIME, probing).await.map_err(late)?.map(|_| ())
     }
 }
 

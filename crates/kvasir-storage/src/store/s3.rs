@@ -8,7 +8,7 @@ use object_store::{
     signer::Signer,
 };
 
-use super::{StoreConfig, UnfinishedUploads};
+use super::{config::StoreConfig, unfinished::UnfinishedUploads};
 use crate::{observe::StoreObserver, presign::Presigner, trace::TracedConnector};
 
 /// Signs for the address that clients use, and probes by the one that the service uses.

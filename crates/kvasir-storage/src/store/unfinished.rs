@@ -45,7 +45,7 @@ pub(crate) struct Unfinished {
 pub struct UnfinishedUploads {
     store: AmazonS3,
     http: HttpClient,
-    patience: Duration,
+    wait_max: Duration,
     observer: Arc<dyn StoreObserver>,
 }
 
@@ -53,10 +53,10 @@ impl UnfinishedUploads {
     pub(super) fn new(
         store: AmazonS3,
         options: &ClientOptions,
-        patience: Duration,
+        wait_max: Duration,
         observer: Arc<dyn StoreObserver>,
     ) -> Result<Self> {
-        Ok(Self { store, http: TracedConnector::default().connect(options)?, patience, observer })
+        Ok(Self { store, http: TracedConnector::default().connect(options)?, wait_max, observer })
     }
 
     /// Those below `prefix`, at most [`limits::UNFINISHED_LISTED_MAX`].
@@ -68,7 +68,7 @@ impl UnfinishedUploads {
         let mut after: Option<[String; 2]> = None;
         while all.len() < limits::UNFINISHED_LISTED_MAX {
             let asking = self.page(prefix, after.take());
-            let page = observed(&*self.observer, StoreOp::List, |_| 0, self.patiently(asking)).await?;
+            let page = observed(&*self.observer, StoreOp::List, |_| 0, self.with_deadline(asking)).await?;
             all.extend(page.uploads.into_iter().filter_map(Upload::understood));
             match (page.is_truncated, page.next_key_marker, page.next_upload_id_marker) {
                 (true, Some(key), Some(upload)) => after = Some([key, upload]),
@@ -84,7 +84,7 @@ impl UnfinishedUploads {
     /// When the store does not answer.
     pub(crate) async fn abort(&self, upload: &Unfinished) -> Result<()> {
         let aborting = self.store.abort_multipart(&upload.path, &upload.upload_id);
-        match observed(&*self.observer, StoreOp::Multipart, |()| 0, self.patiently(aborting)).await {
+        match observed(&*self.observer, StoreOp::Multipart, |()| 0, self.with_deadline(aborting)).await {
             Err(Error::NotFound { .. }) => Ok(()),
             done => done,
         }
@@ -112,8 +112,8 @@ impl UnfinishedUploads {
         quick_xml::de::from_reader(&*body).map_err(failed)
     }
 
-    async fn patiently<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
-        let answered = tokio::time::timeout(self.patience, request).await;
+    async fn with_deadline<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        let answered = tokio::time::timeout(self.wait_max, request).await;
         answered.unwrap_or_else(|_| Err(failed("no answer in time")))
     }
 }

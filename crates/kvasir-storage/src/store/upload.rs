@@ -9,11 +9,11 @@ use object_store::{
 };
 use tokio::time::Instant;
 
-use super::caller::{Caller, Retries, Side};
+use super::request_executor::{RequestExecutor, RequestSide, Retries};
 
 /// The backend asks here whether a part is sent again: only it can send the same part again.
 #[derive(Debug)]
-pub(super) struct PartRetries(pub(super) Arc<Caller>);
+pub(super) struct PartRetries(pub(super) Arc<RequestExecutor>);
 
 #[async_trait]
 impl RetryPolicy for PartRetries {
@@ -34,23 +34,23 @@ impl RetryPolicy for PartRetries {
 #[derive(Debug)]
 pub(super) struct BoundedUpload {
     pub(super) inner: Box<dyn MultipartUpload>,
-    pub(super) caller: Arc<Caller>,
+    pub(super) executor: Arc<RequestExecutor>,
 }
 
 #[async_trait]
 impl MultipartUpload for BoundedUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        let (part, caller) = (self.inner.put_part(data), Arc::clone(&self.caller));
+        let (part, executor) = (self.inner.put_part(data), Arc::clone(&self.executor));
         // Once here: its retries are inside.
-        Box::pin(async move { caller.once(Side::Write, part).await })
+        Box::pin(async move { executor.once(RequestSide::Write, part).await })
     }
 
     /// Not retried: one that took effect cannot be completed again. Who asked looks at what is there.
     async fn complete(&mut self) -> Result<PutResult> {
-        self.caller.once(Side::Write, self.inner.complete()).await
+        self.executor.once(RequestSide::Write, self.inner.complete()).await
     }
 
     async fn abort(&mut self) -> Result<()> {
-        self.caller.once(Side::Write, self.inner.abort()).await
+        self.executor.once(RequestSide::Write, self.inner.abort()).await
     }
 }

@@ -14,11 +14,9 @@ use kvasir_client::{
     BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
     fetcher::{Fixed, RecomputeModel},
 };
-use kvasir_codec::{
-    KvBuffer, KvSource, Profile,
-    train::{Recipe, TrainingContext, train},
-};
+use kvasir_codec::{KvBuffer, KvSource, Profile};
 use kvasir_replay::link::{BandwidthSeries, LinkOptions, ShapedLink};
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
 use serde::Serialize;
 

@@ -10,13 +10,13 @@ use kvasir_api::Role;
 use kvasir_types::Name;
 use serde_json::Value;
 
-use super::Caller;
-use crate::{config::JwtConfig, limits, reload::Reloaded};
+use super::principal::Principal;
+use crate::{config::JwtConfig, limits, reload::ReloadableFiles};
 
 /// Checks tokens of one issuer.
 #[derive(Debug)]
 pub(super) struct Verifier {
-    keys: Reloaded<Keys>,
+    keys: ReloadableFiles<VerificationKeys>,
     issuer: String,
     audience: String,
     tenant_claim: String,
@@ -24,9 +24,9 @@ pub(super) struct Verifier {
 }
 
 /// Public keys by their id, each with the only algorithm it is used with.
-struct Keys(HashMap<String, (Algorithm, DecodingKey)>);
+struct VerificationKeys(HashMap<String, (Algorithm, DecodingKey)>);
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for VerificationKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Keys {
 impl Verifier {
     pub(super) fn open(config: &JwtConfig) -> Result<Self, String> {
         Ok(Self {
-            keys: Reloaded::open(&[&config.jwks_file], |files| Keys::parse(&files[0]))?,
+            keys: ReloadableFiles::open(&[&config.jwks_file], |files| VerificationKeys::parse(&files[0]))?,
             issuer: config.issuer.clone(),
             audience: config.audience.clone(),
             tenant_claim: config.tenant_claim.clone(),
@@ -43,12 +43,12 @@ impl Verifier {
         })
     }
 
-    pub(super) fn refresh(&self) {
-        self.keys.refresh();
+    pub(super) fn reload(&self) {
+        self.keys.reload();
     }
 
-    /// Who the token says, if all of it holds.
-    pub(super) fn caller(&self, token: &str) -> Option<Caller> {
+    /// The principal that the token names, if the token is valid.
+    pub(super) fn principal(&self, token: &str) -> Option<Principal> {
         let header = decode_header(token).ok()?;
         let keys = self.keys.get();
         // The algorithm is the key's, never the token's word for it.
@@ -65,11 +65,11 @@ impl Verifier {
         let role: Role = text(&self.role_claim)?.parse().ok()?;
         let subject = text("sub").unwrap_or("jwt");
         let line = subject.chars().filter(|c| !c.is_control()).take(limits::CREDENTIAL_NAME_BYTES_MAX / 4);
-        Some(Caller { tenant, role, credential: Arc::from(line.collect::<String>()) })
+        Some(Principal { tenant, role, credential: Arc::from(line.collect::<String>()) })
     }
 }
 
-impl Keys {
+impl VerificationKeys {
     fn parse(text: &[u8]) -> Result<Self, String> {
         let set: JwkSet = serde_json::from_slice(text).map_err(|e| format!("is no JWKS: {e}"))?;
         if set.keys.len() > limits::JWKS_KEYS_MAX {

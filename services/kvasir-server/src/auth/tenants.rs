@@ -24,7 +24,7 @@ use kvasir_storage::StoredQuota;
 use kvasir_types::Name;
 use serde::Deserialize;
 
-use super::Caller;
+use super::principal::Principal;
 use crate::limits;
 
 /// Limits of one tenant; none where absent.
@@ -57,13 +57,13 @@ pub(crate) struct Tenants {
 #[derive(Debug)]
 struct Token {
     sha256: [u8; 32],
-    caller: Caller,
+    principal: Principal,
     expires: Option<SystemTime>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct TenantsFile {
     #[serde(default)]
     token: Vec<TokenEntry>,
     #[serde(default)]
@@ -88,14 +88,14 @@ impl Tenants {
     /// What is wrong, with the entry.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(text).map_err(|e| format!("is no UTF-8: {e}"))?;
-        let file: File = toml::from_str(text).map_err(|e| format!("is no tenants file: {e}"))?;
+        let file: TenantsFile = toml::from_str(text).map_err(|e| format!("is no tenants file: {e}"))?;
         if file.token.len() > limits::TOKENS_MAX || file.tenant.len() > limits::TOKENS_MAX {
             return Err(format!("has more than {} tokens or tenants", limits::TOKENS_MAX));
         }
         let mut this = Self { tokens: HashMap::new(), slot_key: rand::random(), quotas: file.tenant };
         for entry in file.token {
             let name = entry.name.clone();
-            let token = Token::of(entry).map_err(|problem| format!("token {name:?}: {problem}"))?;
+            let token = Token::from_entry(entry).map_err(|problem| format!("token {name:?}: {problem}"))?;
             let slot = this.slot(&token.sha256);
             if this.tokens.insert(slot, token).is_some() {
                 return Err(format!("token {name:?}: its sha256 is there twice"));
@@ -104,13 +104,13 @@ impl Tenants {
         Ok(this)
     }
 
-    /// Who holds `credential`, unless it has expired.
-    pub(crate) fn caller(&self, credential: &str) -> Option<Caller> {
+    /// The principal that holds `credential`, unless it has expired.
+    pub(crate) fn principal(&self, credential: &str) -> Option<Principal> {
         let sha256 = sha256(credential.as_bytes());
         let token = self.tokens.get(&self.slot(&sha256))?;
         verify_slices_are_equal(&token.sha256, &sha256).ok()?;
         let is_valid = token.expires.is_none_or(|expires| SystemTime::now() < expires);
-        is_valid.then(|| token.caller.clone())
+        is_valid.then(|| token.principal.clone())
     }
 
     pub(crate) fn quota(&self, tenant: &Name) -> Quota {
@@ -123,7 +123,7 @@ impl Tenants {
 }
 
 impl Token {
-    fn of(entry: TokenEntry) -> Result<Self, String> {
+    fn from_entry(entry: TokenEntry) -> Result<Self, String> {
         let is_line = !entry.name.is_empty() && !entry.name.contains(char::is_control);
         if !is_line || entry.name.len() > limits::CREDENTIAL_NAME_BYTES_MAX {
             return Err(format!(
@@ -145,9 +145,9 @@ impl Token {
             toml::Value::Datetime(time) => instant(&time.to_string()),
             _ => Err("expires must be a date and time".to_owned()),
         });
-        let caller =
-            Caller { tenant: entry.tenant, role: entry.role, credential: Arc::from(entry.name.as_str()) };
-        Ok(Self { sha256, caller, expires: expires.transpose()? })
+        let principal =
+            Principal { tenant: entry.tenant, role: entry.role, credential: Arc::from(entry.name.as_str()) };
+        Ok(Self { sha256, principal, expires: expires.transpose()? })
     }
 }
 

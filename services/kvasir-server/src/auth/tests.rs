@@ -1,12 +1,13 @@
 use std::path::PathBuf;
 
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
-use axum::http::HeaderValue;
+use axum::http::{HeaderMap, HeaderValue, header};
 use jsonwebtoken::{EncodingKey, Header, encode};
+use kvasir_api::Role;
 use serde_json::{Value, json};
 
-use super::*;
-use crate::config::JwtConfig;
+use super::{AuthError, AuthFailure, Authenticator, NewToken};
+use crate::config::{AuthConfig, JwtConfig};
 
 struct Files(tempfile::TempDir);
 
@@ -22,7 +23,7 @@ impl Files {
     }
 }
 
-fn authority(tenants: Option<PathBuf>, jwks: Option<PathBuf>) -> Result<Authority, AuthError> {
+fn authenticator(tenants: Option<PathBuf>, jwks: Option<PathBuf>) -> Result<Authenticator, AuthError> {
     let jwt = jwks.map(|jwks_file| JwtConfig {
         jwks_file,
         issuer: "https://issuer/".to_owned(),
@@ -30,15 +31,15 @@ fn authority(tenants: Option<PathBuf>, jwks: Option<PathBuf>) -> Result<Authorit
         tenant_claim: "tenant".to_owned(),
         role_claim: "role".to_owned(),
     });
-    Authority::open(&AuthConfig { tenants_file: tenants, jwt, failures_per_minute: 3 })
+    Authenticator::open(&AuthConfig { tenants_file: tenants, jwt, failures_per_minute: 3 })
 }
 
-fn ask(authority: &Authority, credential: &str) -> Result<(String, Role), Refusal> {
+fn ask(authenticator: &Authenticator, credential: &str) -> Result<(String, Role), AuthFailure> {
     let mut headers = HeaderMap::new();
     let value = HeaderValue::try_from(format!("Bearer {credential}")).expect("a value");
     headers.insert(header::AUTHORIZATION, value);
-    let caller = authority.authenticate(&headers, None)?;
-    Ok((caller.tenant.to_string(), caller.role))
+    let principal = authenticator.authenticate(&headers, None)?;
+    Ok((principal.tenant.to_string(), principal.role))
 }
 
 fn token(tenant: &str, role: Role) -> NewToken {
@@ -50,17 +51,21 @@ fn a_token_gives_its_tenant_and_role_until_it_is_taken_out_of_the_file() {
     let files = Files::new();
     let (a, b) = (token("team-a", Role::Read), token("team-b", Role::Admin));
     let path = files.write("tenants.toml", &format!("{}{}", a.entry, b.entry));
-    let authority = authority(Some(path), None).expect("opens");
-    assert_eq!(ask(&authority, &a.token), Ok(("team-a".to_owned(), Role::Read)));
-    assert_eq!(ask(&authority, &b.token), Ok(("team-b".to_owned(), Role::Admin)));
-    assert_eq!(ask(&authority, "kv_guess"), Err(Refusal::Invalid));
-    assert_eq!(authority.authenticate(&HeaderMap::new(), None), Err(Refusal::Missing));
+    let authenticator = authenticator(Some(path), None).expect("opens");
+    assert_eq!(ask(&authenticator, &a.token), Ok(("team-a".to_owned(), Role::Read)));
+    assert_eq!(ask(&authenticator, &b.token), Ok(("team-b".to_owned(), Role::Admin)));
+    assert_eq!(ask(&authenticator, "kv_guess"), Err(AuthFailure::Invalid));
+    assert_eq!(authenticator.authenticate(&HeaderMap::new(), None), Err(AuthFailure::Missing));
     files.write("tenants.toml", &a.entry);
-    authority.reload();
-    assert_eq!(ask(&authority, &b.token), Err(Refusal::Invalid));
+    authenticator.reload();
+    assert_eq!(ask(&authenticator, &b.token), Err(AuthFailure::Invalid));
     files.write("tenants.toml", "[[token]]\nname = 1");
-    authority.reload();
-    assert_eq!(ask(&authority, &a.token), Ok(("team-a".to_owned(), Role::Read)), "the last good file stays");
+    authenticator.reload();
+    assert_eq!(
+        ask(&authenticator, &a.token),
+        Ok(("team-a".to_owned(), Role::Read)),
+        "the last good file stays"
+    );
 }
 
 #[test]
@@ -71,9 +76,9 @@ fn an_expired_token_is_refused() {
         "{}expires = \"2020-01-01T00:00:00Z\"\n{}expires = 2999-01-01T00:00:00Z\n",
         old.entry, new.entry
     );
-    let authority = authority(Some(files.write("t", &text)), None).expect("opens");
-    assert_eq!(ask(&authority, &old.token), Err(Refusal::Invalid));
-    assert!(ask(&authority, &new.token).is_ok());
+    let authenticator = authenticator(Some(files.write("t", &text)), None).expect("opens");
+    assert_eq!(ask(&authenticator, &old.token), Err(AuthFailure::Invalid));
+    assert!(ask(&authenticator, &new.token).is_ok());
 }
 
 #[test]
@@ -88,11 +93,11 @@ fn bad_files_are_refused_at_start_with_what_is_wrong() {
         (&twice, "twice"),
     ];
     for (text, expected) in cases {
-        let error = authority(Some(files.write("t", text)), None).expect_err(text).to_string();
+        let error = authenticator(Some(files.write("t", text)), None).expect_err(text).to_string();
         assert!(error.contains("auth.tenants_file") && error.contains(expected), "{error}");
     }
     let secret = r#"{"keys":[{"kty":"oct","kid":"k","alg":"HS256","k":"c2VjcmV0"}]}"#;
-    let error = authority(None, Some(files.write("j", secret))).expect_err("a shared secret").to_string();
+    let error = authenticator(None, Some(files.write("j", secret))).expect_err("a shared secret").to_string();
     assert!(error.contains("auth.jwks_file") && error.contains("EdDSA"), "{error}");
 }
 
@@ -126,12 +131,20 @@ fn a_web_token_needs_key_issuer_audience_time_tenant_and_role() {
     let files = Files::new();
     let ((key, jwk), (other_key, _)) = (signer("k1"), signer("k1"));
     let jwks = files.write("jwks.json", &json!({ "keys": [jwk] }).to_string());
-    let authority = authority(None, Some(jwks)).expect("opens");
+    let authenticator = authenticator(None, Some(jwks)).expect("opens");
     let good = json!({"iss": "https://issuer/", "aud": "kvasir", "exp": 4_000_000_000_u64, "sub": "me",
         "tenant": "team-a", "role": "write"});
-    assert_eq!(ask(&authority, &signed(&key, "k1", &good)), Ok(("team-a".to_owned(), Role::Write)));
-    assert_eq!(ask(&authority, &signed(&other_key, "k1", &good)), Err(Refusal::Invalid), "another key");
-    assert_eq!(ask(&authority, &signed(&key, "k2", &good)), Err(Refusal::Invalid), "an unknown key id");
+    assert_eq!(ask(&authenticator, &signed(&key, "k1", &good)), Ok(("team-a".to_owned(), Role::Write)));
+    assert_eq!(
+        ask(&authenticator, &signed(&other_key, "k1", &good)),
+        Err(AuthFailure::Invalid),
+        "another key"
+    );
+    assert_eq!(
+        ask(&authenticator, &signed(&key, "k2", &good)),
+        Err(AuthFailure::Invalid),
+        "an unknown key id"
+    );
     let bad = [
         ("iss", json!("https://elsewhere/")),
         ("aud", json!("another service")),
@@ -144,36 +157,40 @@ fn a_web_token_needs_key_issuer_audience_time_tenant_and_role() {
     for (claim, value) in bad {
         let mut claims = good.clone();
         claims[claim] = value;
-        assert_eq!(ask(&authority, &signed(&key, "k1", &claims)), Err(Refusal::Invalid), "{claim}");
+        assert_eq!(ask(&authenticator, &signed(&key, "k1", &claims)), Err(AuthFailure::Invalid), "{claim}");
     }
     for claim in ["iss", "aud", "exp", "tenant", "role"] {
         let mut claims = good.clone();
         claims.as_object_mut().expect("an object").remove(claim);
-        assert_eq!(ask(&authority, &signed(&key, "k1", &claims)), Err(Refusal::Invalid), "without {claim}");
+        assert_eq!(
+            ask(&authenticator, &signed(&key, "k1", &claims)),
+            Err(AuthFailure::Invalid),
+            "without {claim}"
+        );
     }
     // Signed by nobody, and by the public key taken for a shared secret.
     let parts: Vec<_> = signed(&key, "k1", &good).split('.').map(str::to_owned).collect();
     let none = base64url(br#"{"alg":"none","kid":"k1"}"#);
-    assert_eq!(ask(&authority, &format!("{none}.{}.", parts[1])), Err(Refusal::Invalid));
+    assert_eq!(ask(&authenticator, &format!("{none}.{}.", parts[1])), Err(AuthFailure::Invalid));
     let mut header = Header::new(jsonwebtoken::Algorithm::HS256);
     header.kid = Some("k1".to_owned());
     let confused = encode(&header, &good, &EncodingKey::from_secret(b"public")).expect("signs");
-    assert_eq!(ask(&authority, &confused), Err(Refusal::Invalid));
+    assert_eq!(ask(&authenticator, &confused), Err(AuthFailure::Invalid));
 }
 
 #[test]
-fn who_guesses_is_braked_and_who_knows_is_not() {
+fn guesses_are_rate_limited_and_known_tokens_are_not() {
     let files = Files::new();
     let known = token("a", Role::Read);
-    let authority = authority(Some(files.write("t", &known.entry)), None).expect("opens");
+    let authenticator = authenticator(Some(files.write("t", &known.entry)), None).expect("opens");
     let peer = Some("192.0.2.1".parse().expect("ip"));
     let send = |credential: &str| {
         let mut headers = HeaderMap::new();
         headers.insert(header::AUTHORIZATION, format!("Bearer {credential}").parse().expect("a value"));
-        authority.authenticate(&headers, peer).err()
+        authenticator.authenticate(&headers, peer).err()
     };
     let guesses: Vec<_> = (0..5).map(|n| send(&format!("guess{n}"))).collect();
-    let (invalid, braked) = (Some(Refusal::Invalid), Some(Refusal::Braked));
-    assert_eq!(guesses, [invalid, invalid, invalid, braked, braked]);
+    let (invalid, limited) = (Some(AuthFailure::Invalid), Some(AuthFailure::RateLimited));
+    assert_eq!(guesses, [invalid, invalid, invalid, limited, limited]);
     assert_eq!(send(&known.token), None);
 }

@@ -3,13 +3,12 @@
 use axum::{extract::State, http::header, response::IntoResponse};
 use kvasir_api::{ErrorCode, Problem, routes};
 
-use super::ApiError;
-use crate::state::AppState;
+use crate::{api_error::ApiError, state::AppState};
 
 /// The process answers: alive. Never asks the store.
 #[utoipa::path(get, path = routes::LIVEZ, operation_id = "livez", tag = "probes",
     responses((status = 200, description = "alive", body = String, content_type = "text/plain")))]
-pub(super) async fn livez() -> &'static str {
+pub(crate) async fn livez() -> &'static str {
     "ok\n"
 }
 
@@ -17,7 +16,7 @@ pub(super) async fn livez() -> &'static str {
 /// later does not change it: other replicas could do no better.
 #[utoipa::path(get, path = routes::READYZ, operation_id = "readyz", tag = "probes",
     responses((status = 200, description = "ready", body = String, content_type = "text/plain")))]
-pub(super) async fn readyz(State(state): State<AppState>) -> Result<&'static str, ApiError> {
+pub(crate) async fn readyz(State(state): State<AppState>) -> Result<&'static str, ApiError> {
     if state.is_draining() {
         return Err(Problem::new(ErrorCode::Draining, "a shutdown has begun; use another replica").into());
     }
@@ -27,8 +26,8 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<&'static str
 /// Prometheus metrics.
 #[utoipa::path(get, path = routes::METRICS, operation_id = "metrics", tag = "probes",
     responses((status = 200, description = "Prometheus' text format", body = String, content_type = "text/plain")))]
-pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
-    if let Some(storage) = state.started() {
+pub(crate) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
+    if let Some(storage) = state.ready_storage() {
         state.metrics().index(storage.index().len(), storage.index().replaced());
         state.metrics().upload_memory(storage.upload_memory().used());
         if let Some(hot) = storage.hot() {

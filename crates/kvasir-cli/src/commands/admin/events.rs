@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kvasir_api::{Event, EventType, EventsQuery};
-use kvasir_client::Told;
+use kvasir_client::EventMessage;
 use kvasir_types::Name;
 
 use crate::{
@@ -49,11 +49,11 @@ pub(crate) fn run(arguments: &EventsArguments) -> CliResult {
         let mut left = arguments.count.unwrap_or(u64::MAX);
         while left > 0 {
             match stream.next().await.map_err(client_error)? {
-                Some(Told::Event(event)) if arguments.json => {
+                Some(EventMessage::Event(event)) if arguments.json => {
                     print(&serde_json::to_string(&event).map_err(CliError::internal)?)?;
                 }
-                Some(Told::Event(event)) => print(&line(&event))?,
-                Some(Told::Dropped(dropped)) => {
+                Some(EventMessage::Event(event)) => print(&line(&event))?,
+                Some(EventMessage::Dropped(dropped)) => {
                     let message = format!("{} events were missed: {}", dropped.missed, dropped.detail);
                     return Err(CliError::new(Exit::Unavailable, message, ""));
                 }

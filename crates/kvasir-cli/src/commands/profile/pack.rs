@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kvasir_codec::train::pack;
+use kvasir_train::pack;
 
 use super::{levels::levels_table, train::percent};
 #[cfg(feature = "demo")]

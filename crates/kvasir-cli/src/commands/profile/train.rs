@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use kvasir_codec::{
-    Profile, TrainError,
-    train::{BasisRecipe, QualityOracle, Recipe, TrainingContext, search, train, train_calibrated},
-};
+use kvasir_codec::Profile;
+use kvasir_train::{BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train, train_calibrated};
 use kvasir_types::ModelSpec;
 
 use super::levels::levels_table;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvasir_types::Level;
 
-use super::{Policy, Status, Step, TextMode, View, finish_held};
+use super::{ChunkStatus, Policy, PolicyStep, PolicyView, TextMode, finish_held};
 
 /// Algorithm 1, chunk after chunk:
 ///
@@ -45,7 +45,7 @@ impl CacheGen {
         self.sharing.get(chunk).copied().unwrap_or(1).max(1)
     }
 
-    fn level(&self, view: &View<'_>) -> Level {
+    fn level(&self, view: &PolicyView<'_>) -> Level {
         let top = view.open().map(|(_, _, plan)| plan.top_level()).max().unwrap_or(Level::BASE);
         let Some(rate) = view.rate else { return Level(top.0 / 2) };
         let remaining = view.deadline().saturating_sub(view.now);
@@ -61,7 +61,7 @@ impl CacheGen {
         (0..=top.0).rev().map(Level).find(fits).unwrap_or(Level::BASE)
     }
 
-    fn recompute(&self, view: &View<'_>) -> Duration {
+    fn recompute(&self, view: &PolicyView<'_>) -> Duration {
         let own = view.open().map(|(i, _, plan)| view.recompute.predict(plan.tokens) * self.requests(i));
         view.text_backlog + own.sum::<Duration>()
     }
@@ -72,20 +72,21 @@ impl Policy for CacheGen {
         "cachegen"
     }
 
-    fn next(&mut self, view: &View<'_>) -> Step {
+    fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep {
         if let Some(step) = finish_held(view) {
             return step;
         }
-        let Some((chunk, _, plan)) = view.open().find(|(_, state, _)| state.status == Status::Idle) else {
-            return Step::Wait { until: None };
+        let Some((chunk, _, plan)) = view.open().find(|(_, state, _)| state.status == ChunkStatus::Idle)
+        else {
+            return PolicyStep::Wait { until: None };
         };
         if view.in_flight > 0 {
-            return Step::Wait { until: None };
+            return PolicyStep::Wait { until: None };
         }
         if self.recompute(view) <= view.remaining() {
-            return Step::Text { chunk };
+            return PolicyStep::Text { chunk };
         }
-        Step::Fetch { chunk, level: self.level(view).min(plan.top_level()) }
+        PolicyStep::Fetch { chunk, level: self.level(view).min(plan.top_level()) }
     }
 
     fn may_give_up(&self, _: TextMode) -> bool {

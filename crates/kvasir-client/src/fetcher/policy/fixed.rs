@@ -2,7 +2,7 @@
 
 use kvasir_types::Level;
 
-use super::{Policy, Status, Step, TextMode, View, finish_held};
+use super::{ChunkStatus, Policy, PolicyStep, PolicyView, TextMode, finish_held};
 
 /// Every chunk at the same level, in order, whatever the network does: uniform quantisation's behaviour.
 #[derive(Debug, Clone, Copy)]
@@ -31,16 +31,16 @@ impl Policy for Fixed {
         "fixed"
     }
 
-    fn next(&mut self, view: &View<'_>) -> Step {
+    fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep {
         if let Some(step) = finish_held(view) {
             return step;
         }
-        let idle = view.open().find(|(_, state, _)| state.status == Status::Idle);
+        let idle = view.open().find(|(_, state, _)| state.status == ChunkStatus::Idle);
         match idle {
             Some((chunk, _, plan)) if view.in_flight < self.depth => {
-                Step::Fetch { chunk, level: self.level.min(plan.top_level()) }
+                PolicyStep::Fetch { chunk, level: self.level.min(plan.top_level()) }
             }
-            _ => Step::Wait { until: None },
+            _ => PolicyStep::Wait { until: None },
         }
     }
 

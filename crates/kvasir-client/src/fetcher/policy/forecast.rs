@@ -1,16 +1,16 @@
-//! What a view of a load says about its future.
+//! Predictions over one view of a load.
 
 use std::time::Duration;
 
 use kvasir_types::Level;
 
-use super::{Status, View, split::Split};
-use crate::fetcher::rate::ByteRate;
+use super::{ChunkStatus, PolicyView};
+use crate::fetcher::byte_rate::ByteRate;
 
 /// Predictions over one view. The link is one resource: transfers take their time one after the other,
 /// whichever order they are in.
 pub(super) struct Forecast<'a> {
-    pub(super) view: &'a View<'a>,
+    pub(super) view: &'a PolicyView<'a>,
     /// Open chunks whose base is not here, in context order.
     pub(super) missing: Vec<usize>,
     /// When everything must be handed to the decoder, from the start of the load.
@@ -18,7 +18,7 @@ pub(super) struct Forecast<'a> {
 }
 
 impl<'a> Forecast<'a> {
-    pub(super) fn of(view: &'a View<'a>, margin: Duration) -> Self {
+    pub(super) fn of(view: &'a PolicyView<'a>, margin: Duration) -> Self {
         let mut plan = Self { view, missing: Vec::new(), stop: Duration::ZERO };
         plan.missing = view.open().map(|(i, ..)| i).filter(|&i| plan.held(i).is_none()).collect();
         let decode: Duration = view.open().map(|(i, ..)| plan.decode_time(i)).sum();
@@ -32,7 +32,7 @@ impl<'a> Forecast<'a> {
     }
 
     pub(super) fn is_idle(&self, chunk: usize) -> bool {
-        self.view.chunks[chunk].status == Status::Idle
+        self.view.chunks[chunk].status == ChunkStatus::Idle
     }
 
     /// Time until the stop.
@@ -97,11 +97,6 @@ impl<'a> Forecast<'a> {
         rate.time_for(ahead + own).mul_f64(self.view.caution) < self.left_time()
     }
 
-    /// Whether a chunk is the GPU's to do and its base would be too late even with the link to itself.
-    pub(super) fn is_hopeless(&self, chunk: usize, split: &Split) -> bool {
-        split.texts.contains(&chunk) && !self.arrives(chunk)
-    }
-
     /// Time until the bases of the missing chunks but for the first `skip` are here and the last is decoded.
     pub(super) fn bases_time(&self, skip: usize, caution: f64) -> Duration {
         let rest = self.missing.get(skip..).unwrap_or_default();
@@ -140,7 +135,7 @@ impl<'a> Forecast<'a> {
 
     fn in_flight_time(&self, mean: ByteRate) -> Duration {
         let pending = self.view.chunks.iter().enumerate().filter_map(|(i, state)| match state.status {
-            Status::Fetching { level } => {
+            ChunkStatus::Fetching { level } => {
                 let left = self.view.plan.chunks[i].bytes_at(level).saturating_sub(state.have_bytes);
                 Some(self.view.own_rates.get(i).copied().flatten().unwrap_or(mean).time_for(left))
             }
@@ -159,7 +154,7 @@ impl<'a> Forecast<'a> {
         for (i, state, plan) in view.open().filter(|(i, ..)| only.is_none_or(|only| only == *i)) {
             let Some(level) = self.held(i) else { continue };
             let rate = view.own_rates.get(i).copied().flatten().unwrap_or(mean);
-            if state.status != Status::Idle {
+            if state.status != ChunkStatus::Idle {
                 continue;
             }
             for target in (level.0 + 1..=plan.top_level().0).map(Level) {

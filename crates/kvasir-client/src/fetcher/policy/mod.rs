@@ -1,29 +1,29 @@
 //! Which chunk to read next, at which level, or as text.
 
+mod base_reads;
 mod cachegen;
 mod fixed;
 mod forecast;
 mod progressive;
-mod reading;
 mod split;
 
 use std::{fmt, time::Duration};
 
-use kvasir_types::{Level, TokenRange};
+use kvasir_types::Level;
 
 pub use cachegen::CacheGen;
 pub use fixed::Fixed;
 pub use progressive::Progressive;
 
 use super::{
-    ChunkPlan, FetchPlan, Neighbours, TextMode,
+    FetchPlan, Neighbours, PlannedChunk, TextMode,
+    byte_rate::ByteRate,
     cost::{DecodeModel, RecomputeModel},
-    rate::ByteRate,
 };
 
-/// How far a chunk has come.
+/// The fetch status of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
+pub enum ChunkStatus {
     /// Nothing is under way; bytes of an earlier request may be there.
     Idle,
     /// A request for the prefix of `level` is in flight.
@@ -53,41 +53,41 @@ pub enum Status {
     },
 }
 
-/// A chunk as policies see it.
+/// The fetch state of a chunk, as policies see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ChunkState {
-    /// How far it has come.
-    pub status: Status,
+pub struct ChunkFetchState {
+    /// Its status.
+    pub status: ChunkStatus,
     /// Bytes of its object's prefix that are here.
     pub have_bytes: u64,
 }
 
-impl ChunkState {
+impl ChunkFetchState {
     /// Whether its fate is decided, or out of the policy's hands but for its reading.
     pub const fn is_settled(&self) -> bool {
-        !matches!(self.status, Status::Idle | Status::Fetching { .. })
+        !matches!(self.status, ChunkStatus::Idle | ChunkStatus::Fetching { .. })
     }
 
     /// Whether the GPU has it, or is to have it.
     pub const fn is_computing(&self) -> bool {
-        matches!(self.status, Status::Text { done: false } | Status::Hedged { .. })
+        matches!(self.status, ChunkStatus::Text { done: false } | ChunkStatus::Hedged { .. })
     }
 
     /// Whether its KV is where the engine wants it, or was given to the engine to compute.
     pub const fn is_resolved(&self) -> bool {
-        matches!(self.status, Status::Ready { .. } | Status::Text { done: true })
+        matches!(self.status, ChunkStatus::Ready { .. } | ChunkStatus::Text { done: true })
     }
 }
 
-/// Everything a policy may look at.
+/// A read-only view of a load, for its policy.
 #[derive(Debug, Clone, Copy)]
-pub struct View<'a> {
+pub struct PolicyView<'a> {
     /// Time since the load began.
     pub now: Duration,
     /// What to load.
     pub plan: &'a FetchPlan,
     /// One state per chunk of the plan.
-    pub chunks: &'a [ChunkState],
+    pub chunks: &'a [ChunkFetchState],
     /// Throughput estimate; the plan's prior before the first sample; without one a lower bound, when all answers were
     /// too short to measure: good for choosing a level, no reason to think the link slow.
     pub rate: Option<ByteRate>,
@@ -117,16 +117,11 @@ pub struct View<'a> {
     pub decode: &'a DecodeModel,
 }
 
-impl View<'_> {
+impl PolicyView<'_> {
     /// Chunks whose fate is open, with their index.
-    pub fn open(&self) -> impl DoubleEndedIterator<Item = (usize, &ChunkState, &ChunkPlan)> {
+    pub fn open(&self) -> impl DoubleEndedIterator<Item = (usize, &ChunkFetchState, &PlannedChunk)> {
         let pairs = self.chunks.iter().zip(&self.plan.chunks).enumerate();
         pairs.map(|(i, (state, plan))| (i, state, plan)).filter(|(_, state, _)| !state.is_settled())
-    }
-
-    /// Bytes that the open chunks still need to reach `level`.
-    pub fn bytes_to(&self, level: Level) -> u64 {
-        self.open().map(|(_, state, plan)| plan.bytes_at(level).saturating_sub(state.have_bytes)).sum()
     }
 
     /// When the last byte must be here and decoded: text that is computed afterwards comes off.
@@ -142,35 +137,15 @@ impl View<'_> {
         self.plan.deadline().saturating_sub(self.now)
     }
 
-    /// When a load ends whose fetching takes `fetch` and whose text takes `text` from now on.
-    pub fn finish_of(&self, fetch: Duration, text: Duration) -> Duration {
-        match self.text_mode {
-            TextMode::Overlapped => fetch.max(text),
-            TextMode::Deferred => fetch + text,
-        }
-    }
-
-    /// Predicted time to compute all open chunks from text, after the text chunks decided before.
-    pub fn recompute_open(&self) -> Duration {
-        self.text_backlog
-            + self.open().map(|(_, _, plan)| self.recompute.predict(plan.tokens)).sum::<Duration>()
-    }
-
     /// Predicted time to decode `chunk` at `level`.
-    pub fn decode_time(&self, chunk: &ChunkPlan, level: Level) -> Duration {
+    pub fn decode_time(&self, chunk: &PlannedChunk, level: Level) -> Duration {
         self.decode.predict(chunk.tokens.len(), chunk.bytes_at(level))
-    }
-
-    /// Tokens from the first open chunk to the end of the plan.
-    pub fn open_tokens(&self) -> Option<TokenRange> {
-        let (_, _, first) = self.open().next()?;
-        Some(TokenRange { start: first.tokens.start, end: self.plan.chunks.last()?.tokens.end })
     }
 }
 
-/// What a policy wants next.
+/// A policy's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum PolicyStep {
     /// Read what is missing of an idle chunk's prefix of `level`, or of a hedged one's.
     Fetch {
         /// The chunk.
@@ -215,7 +190,7 @@ pub trait Policy: Send + fmt::Debug {
     fn name(&self) -> &'static str;
 
     /// The next step.
-    fn next(&mut self, view: &View<'_>) -> Step;
+    fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep;
 
     /// Whether the core may give up a load that is predicted to take longer than computing it.
     fn may_give_up(&self, text_mode: TextMode) -> bool {
@@ -226,10 +201,10 @@ pub trait Policy: Send + fmt::Debug {
 
 /// The first open chunk that holds a decodable prefix and waits for nothing: policies that fetch a chunk in one
 /// go finish it.
-fn finish_held(view: &View<'_>) -> Option<Step> {
+fn finish_held(view: &PolicyView<'_>) -> Option<PolicyStep> {
     view.open()
         .find(|(_, state, plan)| {
-            state.status == Status::Idle && plan.level_of_prefix(state.have_bytes).is_some()
+            state.status == ChunkStatus::Idle && plan.level_of_prefix(state.have_bytes).is_some()
         })
-        .map(|(chunk, _, _)| Step::Finish { chunk })
+        .map(|(chunk, _, _)| PolicyStep::Finish { chunk })
 }

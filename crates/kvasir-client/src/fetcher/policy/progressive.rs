@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use kvasir_types::Level;
 
-use super::{ChunkState, Policy, Status, Step, View, forecast::Forecast, reading::Reading, split::Split};
+use super::{
+    ChunkFetchState, ChunkStatus, Policy, PolicyStep, PolicyView, base_reads::BaseReads, forecast::Forecast,
+    split::Split,
+};
 use crate::fetcher::TextMode;
 
 /// Requests in flight: enough that the next one's round trip hides behind the bytes of those before.
@@ -42,7 +45,7 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 /// Refinements may be planned at the full estimated rate: a wrong guess costs the refinement, never the deadline.
 #[derive(Debug, Clone)]
 pub struct Progressive {
-    reading: Reading,
+    base_reads: BaseReads,
     gpu_price: f64,
     /// The split in force, when it was made, and for how many open and missing chunks.
     split: (Split, Option<(Duration, usize, usize)>),
@@ -66,15 +69,15 @@ impl Progressive {
     }
 
     const fn with_price(gpu_price: f64) -> Self {
-        Self { reading: Reading::new(), gpu_price, split: (Split::given(Vec::new()), None) }
+        Self { base_reads: BaseReads::new(), gpu_price, split: (Split::given(Vec::new()), None) }
     }
 
     /// What the GPU is to do now, or from when on it must be looked at again.
-    fn text(plan: &Forecast<'_>, split: &Split) -> Result<Step, Option<Duration>> {
+    fn text(plan: &Forecast<'_>, split: &Split) -> Result<PolicyStep, Option<Duration>> {
         let view = plan.view;
         if view.text_mode == TextMode::Deferred {
             let texts = if plan.deferred_texts() > 0 { plan.missing.first() } else { None };
-            return texts.map(|&chunk| Step::Text { chunk }).ok_or(None);
+            return texts.map(|&chunk| PolicyStep::Text { chunk }).ok_or(None);
         }
         if !view.text_backlog.is_zero() {
             return Err(None);
@@ -92,7 +95,11 @@ impl Progressive {
             return Err(Some(latest));
         }
         let late = view.now + plan.compute_time(chunk) > view.deadline();
-        Ok(if late && plan.held(chunk).is_none() { Step::Hedge { chunk } } else { Step::Text { chunk } })
+        Ok(if late && plan.held(chunk).is_none() {
+            PolicyStep::Hedge { chunk }
+        } else {
+            PolicyStep::Text { chunk }
+        })
     }
 
     fn split(&mut self, plan: &Forecast<'_>) -> Split {
@@ -119,23 +126,23 @@ impl Progressive {
         self.split.0.clone()
     }
 
-    fn wait(view: &View<'_>, until: Option<Duration>) -> Step {
+    fn wait(view: &PolicyView<'_>, until: Option<Duration>) -> PolicyStep {
         // Silence sends no events; the forecast worsens all the same.
         let again = view.now + (view.plan.slo / 16).clamp(RELOOK.0, RELOOK.1);
         let waits = view.in_flight > 0 || until.is_some();
-        Step::Wait { until: [until, Some(again)].into_iter().flatten().min().filter(|_| waits) }
+        PolicyStep::Wait { until: [until, Some(again)].into_iter().flatten().min().filter(|_| waits) }
     }
 
     /// A held chunk that is to be decoded now.
-    fn finish(plan: &Forecast<'_>, link_is_free: bool) -> Option<Step> {
+    fn finish(plan: &Forecast<'_>, link_is_free: bool) -> Option<PolicyStep> {
         let view = plan.view;
-        let last_text = view.chunks.iter().rposition(ChunkState::is_computing);
+        let last_text = view.chunks.iter().rposition(ChunkFetchState::is_computing);
         let over = |i: usize| view.now >= plan.stop || last_text.is_some_and(|text| i < text);
         // What only waits for the bases of others may be refined yet.
         let exhausted =
             |i: usize| plan.is_idle(i) && link_is_free && plan.best_refinement(Some(i), 0).is_none();
         let held = view.open().map(|(i, ..)| i).filter(|&i| plan.held(i).is_some());
-        held.into_iter().find(|&i| over(i) || exhausted(i)).map(|chunk| Step::Finish { chunk })
+        held.into_iter().find(|&i| over(i) || exhausted(i)).map(|chunk| PolicyStep::Finish { chunk })
     }
 }
 
@@ -149,7 +156,7 @@ impl Policy for Progressive {
         text_mode == TextMode::Deferred
     }
 
-    fn next(&mut self, view: &View<'_>) -> Step {
+    fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep {
         let plan = Forecast::of(view, view.plan.slo.mul_f64(MARGIN));
         let split = self.split(&plan);
         let mut until = Some(plan.stop).filter(|&stop| view.now < stop);
@@ -157,44 +164,45 @@ impl Policy for Progressive {
             Ok(step) => return step,
             Err(again) => until = [until, again].into_iter().flatten().min(),
         }
-        if let Some(step) = self.reading.stopped(&plan, &split) {
+        if let Some(step) = self.base_reads.stopped(&plan, &split) {
             return step;
         }
-        let given_up =
-            |i: usize| split.texts.contains(&i) && (self.reading.is_slow(i) || plan.is_hopeless(i, &split));
+        let given_up = |i: usize| {
+            split.texts.contains(&i) && (self.base_reads.is_slow(i) || split.is_hopeless(&plan, i))
+        };
         let bases_done = plan.missing.iter().all(|&i| given_up(i));
         if let Some(step) = Self::finish(&plan, bases_done) {
             return step;
         }
         if view.in_flight < DEPTH {
-            if let Some(chunk) = self.reading.next(&plan, &split) {
-                if plan.yields() || !self.reading.may_begin(&plan) {
+            if let Some(chunk) = self.base_reads.next(&plan, &split) {
+                if plan.yields() || !self.base_reads.may_begin(&plan) {
                     return Self::wait(view, until);
                 }
-                return Step::Fetch { chunk, level: Level::BASE };
+                return PolicyStep::Fetch { chunk, level: Level::BASE };
             }
             let in_time = split.time <= plan.left_time();
             if bases_done
                 && in_time
                 && let Some((chunk, level)) = plan.best_refinement(None, view.neighbours.missing_bytes)
             {
-                return Step::Fetch { chunk, level };
+                return PolicyStep::Fetch { chunk, level };
             }
             // Those first of which nothing is known.
             let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
             let unknown = idle().filter(|&i| plan.own_time(i).is_none());
             if view.in_flight == 0
                 && let Some(chunk) =
-                    Reading::from_back(&plan, unknown).or_else(|| Reading::from_back(&plan, idle()))
+                    BaseReads::from_back(&plan, unknown).or_else(|| BaseReads::from_back(&plan, idle()))
             {
-                return Step::Fetch { chunk, level: Level::BASE };
+                return PolicyStep::Fetch { chunk, level: Level::BASE };
             }
             // Nothing else is to be had: what the GPU will have late may yet come sooner.
-            let hedged = |c: &ChunkState| c.status == Status::Hedged { reading: false };
+            let hedged = |c: &ChunkFetchState| c.status == ChunkStatus::Hedged { reading: false };
             if view.in_flight == 0
                 && let Some(chunk) = view.chunks.iter().position(hedged)
             {
-                return Step::Fetch { chunk, level: Level::BASE };
+                return PolicyStep::Fetch { chunk, level: Level::BASE };
             }
         }
         Self::wait(view, until)

@@ -51,6 +51,11 @@ impl Split {
         split(1.0).min_by_key(|s| s.time).unwrap_or_default()
     }
 
+    /// Whether the GPU computes a chunk whose base would be late even with the link to itself.
+    pub(super) fn is_hopeless(&self, plan: &Forecast<'_>, chunk: usize) -> bool {
+        self.texts.contains(&chunk) && !plan.arrives(chunk)
+    }
+
     /// GPU and link side by side: a text chunk waits for every chunk before it; what it waits for comes first
     /// on the link.
     fn of(plan: &Forecast<'_>, open: &[usize], texts: &[usize], caution: f64, gpu_price: f64) -> Self {

@@ -1,4 +1,4 @@
-//! A chunk object that arrives in pieces: what is here of it, and what of that is verified.
+//! Assembles a chunk object from bytes that arrive in any order, and verifies each piece as it completes.
 
 use std::{ops::Range, sync::Arc};
 
@@ -9,14 +9,14 @@ use kvasir_types::{Level, SPAN_TOKENS, TokenChain};
 
 use super::super::ranges::RangeSet;
 
-/// The tokens that a load is about: what every object is compared with, whatever the service says.
+/// The tokens of a load. Every object is checked against them, whatever the service says.
 #[derive(Debug, Clone)]
-pub(super) struct Identity {
+pub(super) struct ExpectedTokens {
     pub(super) tokens: Arc<[u32]>,
     pub(super) chain: Arc<TokenChain>,
 }
 
-impl Identity {
+impl ExpectedTokens {
     /// The object must hold these very tokens behind this very prefix.
     fn check(&self, object: &ChunkMatch, head: &Head) -> Result<(), String> {
         let first = object.first_token as usize;
@@ -39,40 +39,42 @@ impl Identity {
     }
 }
 
+/// Whether a piece has passed its checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Check {
-    Due,
-    Good,
-    Bad,
+enum PieceStatus {
+    Pending,
+    Valid,
+    Corrupt,
 }
 
+/// A piece of the object and whether it is verified.
 #[derive(Debug)]
-struct Piece {
+struct ObjectPiece {
     section: usize,
     level: Level,
     span: usize,
     range: Range<u64>,
-    check: Check,
+    status: PieceStatus,
 }
 
 #[derive(Debug)]
 enum HeadState {
-    Due,
-    /// All there, and wrong; to be read once more.
-    Bad,
-    Good(Arc<Head>),
+    Pending,
+    /// Arrived in full and corrupt; it is read once more.
+    Corrupt,
+    Valid(Arc<Head>),
 }
 
-/// One object of a load. Bytes may come in any order; each piece is checked against its CRC as soon as it is whole,
+/// One object of a load. Bytes may arrive in any order. Each piece is checked against its CRC as soon as it is complete,
 /// while later ones are on the wire.
 #[derive(Debug)]
-pub(super) struct Assembly {
+pub(super) struct ObjectAssembly {
     object: ChunkMatch,
     bytes: Vec<u8>,
     arrived: RangeSet,
     head: HeadState,
     /// In byte order.
-    pieces: Vec<Piece>,
+    pieces: Vec<ObjectPiece>,
 }
 
 /// What is wrong with bytes that arrived.
@@ -94,22 +96,22 @@ pub(super) enum Defect {
     },
 }
 
-/// A chunk as far as it is here and verified, ready to decode.
+/// The verified part of a chunk, ready to decode.
 #[derive(Debug, Clone)]
-pub(super) struct Verified {
+pub(super) struct VerifiedChunk {
     pub(super) head: Arc<Head>,
     pub(super) bytes: Bytes,
     /// Tokens of the chunk, and the level they can be decoded at; `None`: not at all. In order, neighbours joined.
     pub(super) runs: Vec<(Range<usize>, Option<Level>)>,
 }
 
-impl Assembly {
+impl ObjectAssembly {
     pub(super) fn new(object: ChunkMatch) -> Self {
         Self {
             object,
             bytes: Vec::new(),
             arrived: RangeSet::default(),
-            head: HeadState::Due,
+            head: HeadState::Pending,
             pieces: Vec::new(),
         }
     }
@@ -123,8 +125,13 @@ impl Assembly {
         self.arrived.missing(end)
     }
 
-    /// Takes bytes in, wherever they lie, and checks what they complete. Answers how many were new, and the defects.
-    pub(super) fn take_in(&mut self, offset: u64, bytes: &[u8], identity: &Identity) -> (u64, Vec<Defect>) {
+    /// Inserts bytes at `offset` and checks the pieces that they complete. Returns how many bytes were new, and the defects.
+    pub(super) fn insert(
+        &mut self,
+        offset: u64,
+        bytes: &[u8],
+        expected: &ExpectedTokens,
+    ) -> (u64, Vec<Defect>) {
         let end = offset.saturating_add(bytes.len() as u64).min(self.object.bytes);
         let range = offset..end.max(offset);
         let (whole, fresh) = self.arrived.insert(range.clone());
@@ -136,20 +143,20 @@ impl Assembly {
         let mut defects = Vec::new();
         let head = self.head_range();
         match &self.head {
-            HeadState::Good(_) => self.check_pieces(&whole, &range, &mut defects),
+            HeadState::Valid(_) => self.check_pieces(&whole, &range, &mut defects),
             // Only once all of it was written anew.
-            HeadState::Bad if range.start >= head.end || range.end < head.end => {}
+            HeadState::Corrupt if range.start >= head.end || range.end < head.end => {}
             _ if !self.arrived.contains(&head) => {}
-            HeadState::Due | HeadState::Bad => match self.read_head(&head, identity) {
+            HeadState::Pending | HeadState::Corrupt => match self.read_head(&head, expected) {
                 Ok(head) => {
-                    self.enter(head);
+                    self.set_head(head);
                     // Everything that came before the head could be read.
                     for whole in self.arrived.iter().cloned().collect::<Vec<_>>() {
                         self.check_pieces(&whole, &(0..u64::MAX), &mut defects);
                     }
                 }
                 Err(what) => {
-                    self.head = HeadState::Bad;
+                    self.head = HeadState::Corrupt;
                     defects.push(Defect::Head { range: head, what });
                 }
             },
@@ -161,41 +168,41 @@ impl Assembly {
         0..self.object.head_bytes.max(HEADER_BYTES as u64)
     }
 
-    fn read_head(&self, range: &Range<u64>, identity: &Identity) -> Result<Head, String> {
+    fn read_head(&self, range: &Range<u64>, expected: &ExpectedTokens) -> Result<Head, String> {
         let bytes = self.bytes.get(..range.end as usize).ok_or("it is shorter than its head")?;
         let head = Head::parse(bytes).map_err(|e| e.to_string())?;
-        identity.check(&self.object, &head)?;
+        expected.check(&self.object, &head)?;
         Ok(head)
     }
 
-    fn enter(&mut self, head: Head) {
-        let of = |(section, span, entry): (usize, usize, PieceEntry)| Piece {
+    fn set_head(&mut self, head: Head) {
+        let of = |(section, span, entry): (usize, usize, PieceEntry)| ObjectPiece {
             section,
             level: head.sections()[section].level,
             span,
             range: entry.range,
-            check: Check::Due,
+            status: PieceStatus::Pending,
         };
         self.pieces = head.pieces().map(of).collect();
-        self.head = HeadState::Good(Arc::new(head));
+        self.head = HeadState::Valid(Arc::new(head));
     }
 
     /// Checks the pieces that lie in `whole` (all of it arrived) and have bytes in `fresh`.
     fn check_pieces(&mut self, whole: &Range<u64>, fresh: &Range<u64>, defects: &mut Vec<Defect>) {
-        let HeadState::Good(head) = &self.head else { return };
+        let HeadState::Valid(head) = &self.head else { return };
         let first = self.pieces.partition_point(|p| p.range.end <= fresh.start.max(whole.start));
         for piece in &mut self.pieces[first..] {
             if piece.range.start >= fresh.end || piece.range.end > whole.end {
                 break;
             }
-            if piece.range.start < whole.start || piece.check == Check::Good {
+            if piece.range.start < whole.start || piece.status == PieceStatus::Valid {
                 continue;
             }
             let bytes = &self.bytes[piece.range.start as usize..piece.range.end as usize];
             match head.check_piece(piece.section, piece.span, bytes) {
-                Ok(()) => piece.check = Check::Good,
+                Ok(()) => piece.status = PieceStatus::Valid,
                 Err(error) => {
-                    piece.check = Check::Bad;
+                    piece.status = PieceStatus::Corrupt;
                     defects.push(Defect::Piece { range: piece.range.clone(), what: error.to_string() });
                 }
             }
@@ -204,8 +211,8 @@ impl Assembly {
 
     /// Everything verified so far, each span at the best level that its pieces allow, `level` at most. Takes the
     /// bytes: nothing arrives for this chunk any more.
-    pub(super) fn finish(&mut self, level: Level) -> Option<Verified> {
-        let HeadState::Good(head) = &self.head else { return None };
+    pub(super) fn finish(&mut self, level: Level) -> Option<VerifiedChunk> {
+        let HeadState::Valid(head) = &self.head else { return None };
         let head = Arc::clone(head);
         let matched = self.object.matched_tokens as usize;
         let mut runs: Vec<(Range<usize>, Option<Level>)> = Vec::new();
@@ -217,11 +224,11 @@ impl Assembly {
                 None => runs.push((tokens, best)),
             }
         }
-        Some(Verified { head, bytes: std::mem::take(&mut self.bytes).into(), runs })
+        Some(VerifiedChunk { head, bytes: std::mem::take(&mut self.bytes).into(), runs })
     }
 
     fn level_of(&self, span: usize, most: Level) -> Option<Level> {
-        let bad = |p: &&Piece| p.span == span && p.check != Check::Good;
+        let bad = |p: &&ObjectPiece| p.span == span && p.status != PieceStatus::Valid;
         match self.pieces.iter().filter(bad).map(|p| p.level).min() {
             None => Some(most),
             Some(Level(0)) => None,

@@ -1,4 +1,4 @@
-//! `load` and `get_kv`: how a load begins.
+//! Starts loads: `load` and `get_kv`.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -8,15 +8,16 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     Load, LoadEvent, LoadOptions, LoadReport,
-    assembly::{Assembly, Identity},
-    decode::{Context, Destination},
-    driver::{ChunkState, Driver, Running},
+    assembly::{ExpectedTokens, ObjectAssembly},
+    decode::{DecodeContext, Destination},
+    driver::LoadDriver,
     progress::LayerProgress,
-    stream::Output,
+    state::{ChunkLoadState, DriverState},
+    stream::LoadOutput,
 };
 use crate::{
     ClientError,
-    fetcher::{ChunkPlan, FetchPlan, Fetcher, FetcherConfig},
+    fetcher::{FetchPlan, Fetcher, FetcherConfig, PlannedChunk},
     kv::{BlockTable, KvClient, LoadPlan, table::Shard},
     limits::ARRIVALS_QUEUE,
     transport::Routes,
@@ -82,11 +83,11 @@ impl KvClient {
         let mut load = self.begin(plan, Destination::Rows, options, nothing)?;
         while let Some(output) = load.next_output().await {
             match output {
-                Output::Rows { first_token, rows } => {
-                    hand_over(&rows, self.spec.layers.len(), first_token, sink).await;
+                LoadOutput::Rows { first_token, rows } => {
+                    copy_to_sink(&rows, self.spec.layers.len(), first_token, sink).await;
                 }
-                Output::Event(LoadEvent::Done { report }) => return Ok(*report),
-                Output::Event(_) => {}
+                LoadOutput::Event(LoadEvent::Done { report }) => return Ok(*report),
+                LoadOutput::Event(_) => {}
             }
         }
         Err(ClientError::protocol("the runtime ended before the load did"))
@@ -120,7 +121,7 @@ impl KvClient {
         let fetch_plan = fetch_plan(plan, &decoders, &options);
         let policy = options.policy.name();
         let started = Instant::now();
-        let busy = self.client.activity.begin(started + fetch_plan.deadline());
+        let active = self.client.active_loads.begin(started + fetch_plan.deadline());
         let fetcher = Fetcher::new(fetch_plan, options.policy, config).map_err(|_| ClientError::Config {
             what: "the level losses must be as many as the objects' levels, and not increase".into(),
         })?;
@@ -128,25 +129,29 @@ impl KvClient {
         let gate = Arc::default();
         let (sender, arrivals) = mpsc::channel(ARRIVALS_QUEUE);
         let (outputs, receiver) = mpsc::unbounded_channel();
-        let driver = Driver {
+        let driver = LoadDriver {
             policy,
             model_id: self.model_id,
-            identity: Identity { tokens: Arc::clone(&plan.tokens), chain: Arc::clone(&plan.chain) },
+            expected: ExpectedTokens { tokens: Arc::clone(&plan.tokens), chain: Arc::clone(&plan.chain) },
             decoders,
             routes: Arc::new(Routes::new(self.client.clone(), plan.request.clone(), &vias, plan.looked_up)),
-            context: Arc::new(Context { spec: Arc::clone(&self.spec), destination, gate: Arc::clone(&gate) }),
+            context: Arc::new(DecodeContext {
+                spec: Arc::clone(&self.spec),
+                destination,
+                gate: Arc::clone(&gate),
+            }),
             text: options.text,
             kl_bound: options.kl_bound.unwrap_or(f64::INFINITY),
             fetcher,
-            assemblies: plan.chunks.iter().cloned().map(Assembly::new).collect(),
-            chunks: plan.chunks.iter().map(|_| ChunkState::default()).collect(),
+            assemblies: plan.chunks.iter().cloned().map(ObjectAssembly::new).collect(),
+            chunks: plan.chunks.iter().map(|_| ChunkLoadState::default()).collect(),
             progress: LayerProgress::new(held, layers, plan.matched_tokens()),
             sender: sender.clone(),
             outputs,
             started,
-            run: Running::default(),
+            state: DriverState::default(),
             learned: Arc::clone(&self.learned),
-            busy,
+            active,
         };
         let task = self.runtime.spawn(driver.run(arrivals, Some(tail)));
         Ok(Load { outputs: receiver, commands: sender, task, gate })
@@ -156,7 +161,7 @@ impl KvClient {
 fn fetch_plan(plan: &LoadPlan, decoders: &[Arc<dyn ChunkDecoder>], options: &LoadOptions) -> FetchPlan {
     let chunk = |(c, decoder): (&kvasir_api::ChunkMatch, &Arc<dyn ChunkDecoder>)| {
         let tokens = TokenRange { start: c.first_token, end: c.first_token + u64::from(c.matched_tokens) };
-        let mut chunk = ChunkPlan::with_default_loss(tokens, c.level_bytes.clone());
+        let mut chunk = PlannedChunk::with_default_loss(tokens, c.level_bytes.clone());
         let known = options
             .level_loss
             .clone()
@@ -174,8 +179,8 @@ fn fetch_plan(plan: &LoadPlan, decoders: &[Arc<dyn ChunkDecoder>], options: &Loa
     }
 }
 
-/// Copies decoded rows to the engine, letting other tasks run between layers.
-async fn hand_over(rows: &KvBuffer, layers: usize, first_token: u64, sink: &mut (dyn KvSink + Send)) {
+/// Copies decoded rows to the engine's sink, letting other tasks run between layers.
+async fn copy_to_sink(rows: &KvBuffer, layers: usize, first_token: u64, sink: &mut (dyn KvSink + Send)) {
     for layer in 0..layers {
         for plane in Plane::ALL {
             for head in 0..rows.heads(layer, plane) {

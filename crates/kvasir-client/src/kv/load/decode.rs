@@ -1,4 +1,4 @@
-//! Decoding what has arrived: layers first that are wanted first, a few units at a time, on blocking threads.
+//! Decodes verified chunks on blocking threads, a few units at a time, early layers first.
 
 use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use kvasir_codec::{ChunkDecoder, KvBuffer, LayerGroup, container::Head};
 use kvasir_types::{Level, ModelSpec, TokenRange};
 use tokio::time::Instant;
 
-use super::{Arrival, assembly::Verified, report::LoadError};
+use super::{LoadError, assembly::VerifiedChunk};
 use crate::kv::table::{BlockTable, WriteGate};
 
 /// Where decoded rows go.
@@ -18,8 +18,8 @@ pub(super) enum Destination {
     Rows,
 }
 
-/// What a unit needs to run, shared by all units of a load.
-pub(super) struct Context {
+/// What all decode units of a load share.
+pub(super) struct DecodeContext {
     pub(super) spec: Arc<ModelSpec>,
     pub(super) destination: Destination,
     pub(super) gate: Arc<WriteGate>,
@@ -27,7 +27,7 @@ pub(super) struct Context {
 
 /// Some layers of some tokens of one chunk, for one rank, at one level.
 #[derive(Clone)]
-pub(super) struct Unit {
+pub(super) struct DecodeUnit {
     pub(super) chunk: usize,
     pub(super) rank: usize,
     /// `None`: all layers at once.
@@ -42,8 +42,8 @@ pub(super) struct Unit {
     pub(super) decoder: Arc<dyn ChunkDecoder>,
 }
 
-/// How a unit ended.
-pub(super) struct Decoded {
+/// How a decode unit ended.
+pub(super) struct DecodeOutcome {
     pub(super) chunk: usize,
     pub(super) rank: usize,
     pub(super) layers: Range<usize>,
@@ -51,18 +51,20 @@ pub(super) struct Decoded {
     pub(super) tokens: TokenRange,
     pub(super) level: Level,
     pub(super) took: Duration,
-    pub(super) result: Result<Handed, LoadError>,
+    /// When it ended.
+    pub(super) at: Instant,
+    pub(super) result: Result<DecodedUnit, LoadError>,
 }
 
-/// What became of a unit's rows.
-pub(super) enum Handed {
-    /// They are in the pages, but for so many whose page is another's by now.
+/// The rows of a decoded unit.
+pub(super) enum DecodedUnit {
+    /// The rows are in their pages, except `stale_rows` whose page was reassigned.
     Written { stale_rows: usize },
-    /// Here they are, all layers.
+    /// The rows of all layers, for the load's owner.
     Rows(Box<KvBuffer>),
 }
 
-impl Unit {
+impl DecodeUnit {
     /// What to decode first: early layers of everything before later layers of anything, so that an engine can start
     /// on the suffix; then the order of tokens.
     fn key(&self) -> (usize, usize, usize, usize) {
@@ -74,33 +76,33 @@ impl Unit {
         TokenRange { start: at(self.tokens.start), end: at(self.tokens.end) }
     }
 
-    pub(super) fn run(self, context: &Context) -> Arrival {
+    pub(super) fn run(self, context: &DecodeContext) -> DecodeOutcome {
         let started = Instant::now();
         let result = self.decode(context);
         let at = Instant::now();
-        let decoded = Decoded {
+        DecodeOutcome {
             chunk: self.chunk,
             rank: self.rank,
             layers: self.layers.clone(),
             tokens: self.context_tokens(),
             level: self.level,
             took: at - started,
+            at,
             result,
-        };
-        Arrival::Decoded { at, decoded }
+        }
     }
 
-    fn decode(&self, context: &Context) -> Result<Handed, LoadError> {
+    fn decode(&self, context: &DecodeContext) -> Result<DecodedUnit, LoadError> {
         match &context.destination {
             Destination::Tables(tables) => {
                 let mut sink = tables[self.rank].sink(&context.spec, self.first_token, &context.gate);
                 self.decode_into(&mut sink)?;
-                Ok(Handed::Written { stale_rows: sink.stale_rows })
+                Ok(DecodedUnit::Written { stale_rows: sink.stale_rows })
             }
             Destination::Rows => {
                 let mut rows = KvBuffer::new(&context.spec, self.tokens.len());
-                self.decode_into(&mut Shifted { rows: &mut rows, by: self.tokens.start })?;
-                Ok(Handed::Rows(Box::new(rows)))
+                self.decode_into(&mut OffsetSink { rows: &mut rows, offset: self.tokens.start })?;
+                Ok(DecodedUnit::Rows(Box::new(rows)))
             }
         }
     }
@@ -115,26 +117,26 @@ impl Unit {
     }
 }
 
-/// A buffer whose token 0 is a chunk's token `by`.
-struct Shifted<'a> {
+/// Writes to a buffer whose token 0 is the chunk's token `offset`.
+struct OffsetSink<'a> {
     rows: &'a mut KvBuffer,
-    by: usize,
+    offset: usize,
 }
 
-impl kvasir_codec::KvSink for Shifted<'_> {
+impl kvasir_codec::KvSink for OffsetSink<'_> {
     fn write(&mut self, layer: usize, plane: kvasir_types::Plane, head: usize, first: usize, rows: &[f32]) {
-        self.rows.write(layer, plane, head, first - self.by, rows);
+        self.rows.write(layer, plane, head, first - self.offset, rows);
     }
 }
 
-/// The units of a verified chunk: every run of tokens, every group of layers, every rank that holds part of it.
-pub(super) fn units(
+/// The decode units of a verified chunk: every run of tokens, every group of layers, every rank that holds part of it.
+pub(super) fn decode_units(
     (chunk, first_token): (usize, u64),
-    verified: &Verified,
+    verified: &VerifiedChunk,
     decoder: &Arc<dyn ChunkDecoder>,
-    context: &Context,
-) -> Vec<Unit> {
-    let unit = |rank, group: Option<Arc<LayerGroup>>, layers, tokens: &Range<usize>, level| Unit {
+    context: &DecodeContext,
+) -> Vec<DecodeUnit> {
+    let unit = |rank, group: Option<Arc<LayerGroup>>, layers, tokens: &Range<usize>, level| DecodeUnit {
         chunk,
         rank,
         group,
@@ -181,37 +183,38 @@ fn meets(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// Units that wait for a thread, in the order of [`Unit::key`].
+/// Units that wait for a thread, in the order of [`DecodeUnit::key`].
 #[derive(Default)]
 pub(super) struct DecodeQueue {
-    heap: BinaryHeap<Reverse<Waiting>>,
+    heap: BinaryHeap<Reverse<QueuedUnit>>,
 }
 
-struct Waiting(Unit);
+/// A queued unit, ordered by [`DecodeUnit::key`].
+struct QueuedUnit(DecodeUnit);
 
-impl PartialEq for Waiting {
+impl PartialEq for QueuedUnit {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
-impl Eq for Waiting {}
-impl PartialOrd for Waiting {
+impl Eq for QueuedUnit {}
+impl PartialOrd for QueuedUnit {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Waiting {
+impl Ord for QueuedUnit {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.key().cmp(&other.0.key())
     }
 }
 
 impl DecodeQueue {
-    pub(super) fn push(&mut self, unit: Unit) {
-        self.heap.push(Reverse(Waiting(unit)));
+    pub(super) fn push(&mut self, unit: DecodeUnit) {
+        self.heap.push(Reverse(QueuedUnit(unit)));
     }
 
-    pub(super) fn pop(&mut self) -> Option<Unit> {
-        self.heap.pop().map(|Reverse(Waiting(unit))| unit)
+    pub(super) fn pop(&mut self) -> Option<DecodeUnit> {
+        self.heap.pop().map(|Reverse(QueuedUnit(unit))| unit)
     }
 }

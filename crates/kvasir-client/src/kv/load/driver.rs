@@ -1,106 +1,65 @@
-//! The task of a load: carries out what the core says, tells it what happened, hands over what is ready.
+//! The task of a load: runs the actions of the fetcher core, feeds it events, and reports what is ready.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use kvasir_codec::ChunkDecoder;
 use kvasir_types::{Level, ModelId, TokenRange};
 use tokio::{
     sync::mpsc,
-    task::{AbortHandle, JoinSet},
     time::{Instant, sleep_until},
 };
 
 use super::{
-    Arrival, LoadError, LoadFailure, RecomputeCause,
-    assembly::{Assembly, Defect, Identity},
-    cut,
-    decode::{Context, DecodeQueue, Decoded, Handed, Unit, units},
-    fetch::{Cut, Fetch, Reports},
-    in_context, join,
+    LoadError, LoadFailure, RecomputeCause,
+    arrival::Arrival,
+    assembly::{Defect, ExpectedTokens, ObjectAssembly},
+    decode::{DecodeContext, DecodeOutcome, DecodeUnit, DecodedUnit, decode_units},
+    fetch::{ArrivalSink, FetchTask, PartSizing},
     progress::LayerProgress,
-    stream::{LayerReady, LoadEvent, Output},
+    report::{ChunkReport, LoadReport, ReadReport},
+    state::{ChunkLoadState, DriverState},
+    stream::{LayerReady, LoadEvent, LoadOutput},
+    token_ranges::{context_range, covers, insert_range, remove_range},
 };
 use crate::{
-    fetcher::{Action, Event, Fetcher, RequestId, TextMode},
-    kv::learned::Learned,
+    fetcher::{ChunkTimeline, Fetcher, FetcherAction, FetcherEvent, PlannedChunk, RequestId, TextMode},
+    kv::learned_costs::LearnedCosts,
     limits::{DECODE_CONCURRENCY, REPAIR_TIME_MAX, REPAIRS_PER_CHUNK},
-    transport::{Busy, ObjectName, Routes},
+    transport::{ActiveLoadGuard, ObjectName, Routes},
 };
 
-/// What the shell keeps of a chunk besides its bytes.
-#[derive(Debug, Default)]
-pub(super) struct ChunkState {
-    /// Requests that failed.
-    failures: u32,
-    repairs_begun: u32,
-    repairs_pending: u32,
-    /// A decode that waits for repairs.
-    waiting: Option<Level>,
-    units_left: usize,
-    /// Tokens whose decode failed. They are given back once nothing writes to this chunk's pages any more.
-    undecodable: Vec<TokenRange>,
-    took: Duration,
-    /// Given to the engine to compute and not reported back yet.
-    text_due: bool,
-    /// Worst predicted loss of what was handed over.
-    pub(super) loss: f64,
-}
-
-/// A load under way.
-pub(super) struct Driver {
+/// Runs one load.
+pub(super) struct LoadDriver {
     pub(super) policy: &'static str,
     pub(super) model_id: ModelId,
-    pub(super) identity: Identity,
+    pub(super) expected: ExpectedTokens,
     pub(super) decoders: Vec<Arc<dyn ChunkDecoder>>,
     pub(super) routes: Arc<Routes>,
-    pub(super) context: Arc<Context>,
+    pub(super) context: Arc<DecodeContext>,
     pub(super) text: TextMode,
     pub(super) kl_bound: f64,
     pub(super) fetcher: Fetcher,
-    pub(super) assemblies: Vec<Assembly>,
-    pub(super) chunks: Vec<ChunkState>,
+    pub(super) assemblies: Vec<ObjectAssembly>,
+    pub(super) chunks: Vec<ChunkLoadState>,
     pub(super) progress: LayerProgress,
     pub(super) sender: mpsc::Sender<Arrival>,
-    pub(super) outputs: mpsc::UnboundedSender<Output>,
+    pub(super) outputs: mpsc::UnboundedSender<LoadOutput>,
     pub(super) started: Instant,
-    pub(super) run: Running,
-    pub(super) learned: Arc<Learned>,
-    /// Uploads step aside while this lives, and other loads take their share.
-    pub(super) busy: Busy,
+    pub(super) state: DriverState,
+    pub(super) learned: Arc<LearnedCosts>,
+    /// Registers this load: uploads yield to it, and other loads share the link with it.
+    pub(super) active: ActiveLoadGuard,
 }
 
-/// What changes all the time.
-#[derive(Default)]
-pub(super) struct Running {
-    pub(super) now: Duration,
-    reads: BTreeMap<RequestId, AbortHandle>,
-    /// Reads, repairs and decodes; dropped with the load, which aborts them.
-    tasks: JoinSet<()>,
-    queue: DecodeQueue,
-    decoding: usize,
-    wake: Option<Instant>,
-    pub(super) failures: Vec<LoadFailure>,
-    pub(super) recompute: Vec<TokenRange>,
-    pub(super) flagged: Vec<TokenRange>,
-    pub(super) observed: Vec<(TokenRange, Duration)>,
-    pub(super) repairs: u64,
-    pub(super) stale_rows: usize,
-    done: bool,
-}
-
-impl Driver {
+impl LoadDriver {
     pub(super) async fn run(mut self, mut arrivals: mpsc::Receiver<Arrival>, tail: Option<TokenRange>) {
         if let Some(range) = tail.filter(|tail| !tail.is_empty()) {
             self.send(LoadEvent::Recompute { range, cause: RecomputeCause::NotStored });
         }
-        self.feed(Event::Start);
-        while !self.run.done {
-            self.busy.misses(self.fetcher.missing_bytes());
-            let wake = self.run.wake;
+        self.dispatch(FetcherEvent::Start);
+        while !self.state.done {
+            self.active.set_missing_bytes(self.fetcher.missing_bytes());
+            let wake = self.state.wake;
             let sleep = async {
                 match wake {
                     Some(at) => sleep_until(at).await,
@@ -109,20 +68,20 @@ impl Driver {
             };
             tokio::select! {
                 // The load holds a sender itself, so the channel never closes.
-                Some(arrival) = arrivals.recv() => self.take_in(arrival),
-                neighbours = self.busy.neighbours() => {
+                Some(arrival) = arrivals.recv() => self.on_arrival(arrival),
+                neighbours = self.active.neighbours() => {
                     self.advance(Instant::now());
-                    self.feed(Event::Neighbours(neighbours));
+                    self.dispatch(FetcherEvent::Neighbours(neighbours));
                 }
                 () = sleep => {
-                    self.run.wake = None;
+                    self.state.wake = None;
                     self.advance(Instant::now());
-                    self.feed(Event::Tick);
+                    self.dispatch(FetcherEvent::Tick);
                 }
             }
-            while self.run.tasks.try_join_next().is_some() {}
+            while self.state.tasks.try_join_next().is_some() {}
         }
-        self.run.tasks.abort_all();
+        self.state.tasks.abort_all();
         let (outputs, learned) = (self.outputs.clone(), Arc::clone(&self.learned));
         let (client, slo) = (self.routes.client().clone(), self.fetcher.plan().slo);
         let report = self.into_report();
@@ -131,39 +90,39 @@ impl Driver {
         let record = report.record(slo);
         tokio::spawn(async move { client.report_load(&record).await });
         // A load that was dropped has no use for it.
-        let _ = outputs.send(Output::Event(LoadEvent::Done { report: Box::new(report) }));
+        let _ = outputs.send(LoadOutput::Event(LoadEvent::Done { report: Box::new(report) }));
     }
 
     fn advance(&mut self, at: Instant) {
-        self.run.now = self.run.now.max(at.saturating_duration_since(self.started));
+        self.state.now = self.state.now.max(at.saturating_duration_since(self.started));
     }
 
     fn send(&self, event: LoadEvent) {
         // Bounded by the plan: a few events a chunk. A load that was dropped has no use for them.
-        let _ = self.outputs.send(Output::Event(event));
+        let _ = self.outputs.send(LoadOutput::Event(event));
     }
 
-    fn take_in(&mut self, arrival: Arrival) {
+    fn on_arrival(&mut self, arrival: Arrival) {
         match arrival {
             Arrival::Bytes { request, chunk, at, offset, bytes } => {
-                if request.is_some_and(|request| !self.run.reads.contains_key(&request)) {
+                if request.is_some_and(|request| !self.state.reads.contains_key(&request)) {
                     return; // cancelled: the core does not count them, so they will be read again
                 }
                 self.advance(at);
                 self.on_bytes(request, chunk, offset, &bytes);
             }
             Arrival::Ended { request, chunk, at, result } => {
-                if self.run.reads.remove(&request).is_none() {
+                if self.state.reads.remove(&request).is_none() {
                     return;
                 }
                 self.advance(at);
                 match result {
-                    Ok(()) => self.feed(Event::Completed { request }),
+                    Ok(()) => self.dispatch(FetcherEvent::Completed { request }),
                     Err(error) => {
                         let permanent = !error.is_retryable();
                         self.chunks[chunk].failures += 1;
                         self.fail(chunk, error.into());
-                        self.feed(Event::Failed { request, permanent });
+                        self.dispatch(FetcherEvent::Failed { request, permanent });
                     }
                 }
             }
@@ -171,14 +130,14 @@ impl Driver {
                 self.advance(at);
                 self.chunks[chunk].repairs_pending -= 1;
                 if self.chunks[chunk].repairs_pending == 0
-                    && let Some(level) = self.chunks[chunk].waiting.take()
+                    && let Some(level) = self.chunks[chunk].pending_decode.take()
                 {
                     self.decode(chunk, level);
                 }
             }
-            Arrival::Decoded { at, decoded } => {
-                self.advance(at);
-                self.on_decoded(decoded);
+            Arrival::Decoded(outcome) => {
+                self.advance(outcome.at);
+                self.on_decoded(outcome);
             }
             Arrival::Computed { range, took } => {
                 self.advance(Instant::now());
@@ -188,12 +147,12 @@ impl Driver {
     }
 
     fn on_bytes(&mut self, request: Option<RequestId>, chunk: usize, offset: u64, bytes: &[u8]) {
-        let (fresh, defects) = self.assemblies[chunk].take_in(offset, bytes, &self.identity);
+        let (fresh, defects) = self.assemblies[chunk].insert(offset, bytes, &self.expected);
         for defect in defects {
             self.repair(chunk, defect);
         }
         if let Some(request) = request.filter(|_| fresh > 0) {
-            self.feed(Event::Bytes { request, bytes: fresh });
+            self.dispatch(FetcherEvent::Bytes { request, bytes: fresh });
         }
     }
 
@@ -213,12 +172,12 @@ impl Driver {
         }
         state.repairs_begun += 1;
         state.repairs_pending += 1;
-        self.run.repairs += 1;
+        self.state.repairs += 1;
         let (routes, sender, object) = (Arc::clone(&self.routes), self.sender.clone(), self.name(chunk));
-        let left = self.fetcher.plan().deadline().saturating_sub(self.run.now);
-        self.run.tasks.spawn(async move {
-            let mut reports = Reports { request: None, chunk, arrivals: sender.clone() };
-            let read = routes.read(&object, range, true, &mut reports);
+        let left = self.fetcher.plan().deadline().saturating_sub(self.state.now);
+        self.state.tasks.spawn(async move {
+            let mut sink = ArrivalSink { request: None, chunk, arrivals: sender.clone() };
+            let read = routes.read(&object, range, true, &mut sink);
             // An error leaves the bytes damaged, which is all there is to know.
             let _ = tokio::time::timeout(left.min(REPAIR_TIME_MAX), read).await;
             let _ = sender.send(Arrival::Repaired { chunk, at: Instant::now() }).await;
@@ -232,29 +191,29 @@ impl Driver {
 
     fn fail(&mut self, chunk: usize, error: LoadError) {
         tracing::debug!(chunk, %error, "a part of a load failed");
-        self.run.failures.push(LoadFailure { chunk, at: self.run.now, error });
+        self.state.failures.push(LoadFailure { chunk, at: self.state.now, error });
     }
 
-    /// Gives the core an event and carries its actions out.
-    fn feed(&mut self, event: Event) {
+    /// Passes an event to the core and executes its actions.
+    fn dispatch(&mut self, event: FetcherEvent) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            for action in self.fetcher.on(event, self.run.now) {
+            for action in self.fetcher.on(event, self.state.now) {
                 match action {
-                    Action::Fetch { request, chunk, end, .. } => self.fetch(request, chunk, end),
-                    Action::Cancel { request } => {
-                        if let Some(read) = self.run.reads.remove(&request) {
+                    FetcherAction::Fetch { request, chunk, end, .. } => self.fetch(request, chunk, end),
+                    FetcherAction::Cancel { request } => {
+                        if let Some(read) = self.state.reads.remove(&request) {
                             read.abort();
                         }
                     }
-                    Action::Decode { chunk, level } if self.chunks[chunk].repairs_pending > 0 => {
-                        self.chunks[chunk].waiting = Some(level);
+                    FetcherAction::Decode { chunk, level } if self.chunks[chunk].repairs_pending > 0 => {
+                        self.chunks[chunk].pending_decode = Some(level);
                     }
-                    Action::Decode { chunk, level } => self.decode(chunk, level),
-                    Action::Recompute { chunk } => events.extend(self.as_text(chunk)),
-                    Action::Withdraw { chunk } => self.withdraw(chunk),
-                    Action::WakeAt(at) => self.run.wake = Some(self.started + at),
-                    Action::Done => self.run.done = true,
+                    FetcherAction::Decode { chunk, level } => self.decode(chunk, level),
+                    FetcherAction::Recompute { chunk } => events.extend(self.choose_recompute(chunk)),
+                    FetcherAction::Withdraw { chunk } => self.withdraw(chunk),
+                    FetcherAction::WakeAt(at) => self.state.wake = Some(self.started + at),
+                    FetcherAction::Done => self.state.done = true,
                 }
             }
         }
@@ -264,89 +223,96 @@ impl Driver {
         // What the core counts is how many bytes of the prefix are here; which ones, is the assembly's affair.
         let missing = self.assemblies[chunk].missing(end);
         let rate = self.fetcher.samples().last().map(|(_, rate)| *rate).or(self.fetcher.plan().prior_rate);
-        let cut = Cut::new(rate, self.routes.client().first_bytes.quantile(0.5));
-        let fetch = Fetch {
+        let sizing = PartSizing::new(rate, self.routes.client().first_byte_latencies.quantile(0.5));
+        let task = FetchTask {
             routes: Arc::clone(&self.routes),
             object: self.name(chunk),
             chunk,
             request,
-            parts: cut.parts(&missing),
-            at_once: cut.at_once,
+            parts: sizing.split(&missing),
+            concurrency: sizing.concurrency,
             failures: self.chunks[chunk].failures,
         };
-        let handle = self.run.tasks.spawn(fetch.run(self.sender.clone()));
-        self.run.reads.insert(request, handle);
+        let handle = self.state.tasks.spawn(task.run(self.sender.clone()));
+        self.state.reads.insert(request, handle);
     }
 
     fn decode(&mut self, chunk: usize, level: Level) {
         let first_token = self.assemblies[chunk].object().first_token;
         let Some(verified) = self.assemblies[chunk].finish(level) else {
-            self.feed(Event::DecodeFailed { chunk });
+            self.dispatch(FetcherEvent::DecodeFailed { chunk });
             return;
         };
-        let units = units((chunk, first_token), &verified, &self.decoders[chunk], &self.context);
+        let units = decode_units((chunk, first_token), &verified, &self.decoders[chunk], &self.context);
         if units.is_empty() {
-            self.feed(Event::DecodeFailed { chunk });
+            self.dispatch(FetcherEvent::DecodeFailed { chunk });
             return;
         }
         for (tokens, _) in verified.runs.iter().filter(|(_, level)| level.is_none()) {
-            self.give_back(in_context(first_token, tokens), RecomputeCause::Failed);
+            self.return_for_recompute(context_range(first_token, tokens), RecomputeCause::Failed);
         }
         self.chunks[chunk].units_left = units.len();
-        units.into_iter().for_each(|unit| self.run.queue.push(unit));
-        self.pump();
+        units.into_iter().for_each(|unit| self.state.decode_queue.push(unit));
+        self.schedule_decodes();
     }
 
-    /// Keeps the blocking threads of this load busy.
-    fn pump(&mut self) {
-        while self.run.decoding < DECODE_CONCURRENCY
-            && let Some(unit) = self.run.queue.pop()
+    /// Starts queued decode units, up to [`DECODE_CONCURRENCY`] at a time.
+    fn schedule_decodes(&mut self) {
+        while self.state.decoding < DECODE_CONCURRENCY
+            && let Some(unit) = self.state.decode_queue.pop()
         {
-            self.run.decoding += 1;
+            self.state.decoding += 1;
             let (context, sender) = (Arc::clone(&self.context), self.sender.clone());
-            self.run.tasks.spawn(async move {
-                let decoded = decode_elsewhere(unit, context).await;
-                let _ = sender.send(decoded).await;
+            self.state.tasks.spawn(async move {
+                let outcome = decode_on_blocking_thread(unit, context).await;
+                let _ = sender.send(Arrival::Decoded(outcome)).await;
             });
         }
     }
 
-    fn on_decoded(&mut self, decoded: Decoded) {
-        self.run.decoding -= 1;
-        self.pump();
-        let Decoded { chunk, rank, layers, tokens, level, took, result } = decoded;
+    fn on_decoded(&mut self, outcome: DecodeOutcome) {
+        self.state.decoding -= 1;
+        self.schedule_decodes();
+        let DecodeOutcome { chunk, rank, layers, tokens, level, took, result, .. } = outcome;
         match result {
-            Ok(Handed::Written { stale_rows: 0 }) => self.hand_over(chunk, rank, layers, tokens, level),
-            Ok(Handed::Written { stale_rows }) => {
+            Ok(DecodedUnit::Written { stale_rows: 0 }) => {
+                self.report_layers(chunk, rank, layers, tokens, level)
+            }
+            Ok(DecodedUnit::Written { stale_rows }) => {
                 // The request is gone and its pages are another's: there is nobody to load for.
-                self.run.stale_rows += stale_rows;
-                self.run.done = true;
+                self.state.stale_rows += stale_rows;
+                self.state.done = true;
                 return;
             }
-            Ok(Handed::Rows(rows)) => {
-                let _ = self.outputs.send(Output::Rows { first_token: tokens.start, rows });
-                self.hand_over(chunk, rank, layers, tokens, level);
+            Ok(DecodedUnit::Rows(rows)) => {
+                let _ = self.outputs.send(LoadOutput::Rows { first_token: tokens.start, rows });
+                self.report_layers(chunk, rank, layers, tokens, level);
             }
             Err(error) => {
                 self.fail(chunk, error);
-                join(&mut self.chunks[chunk].undecodable, tokens);
+                insert_range(&mut self.chunks[chunk].undecodable, tokens);
             }
         }
         let state = &mut self.chunks[chunk];
-        state.took += took;
+        state.decode_time += took;
         state.units_left -= 1;
         if state.units_left == 0 {
             for tokens in std::mem::take(&mut state.undecodable) {
-                self.give_back(tokens, RecomputeCause::Failed);
+                self.return_for_recompute(tokens, RecomputeCause::Failed);
             }
             let whole = self.fetcher.plan().chunks[chunk].tokens;
-            let nothing = covers(&self.run.recompute, whole);
-            let took = self.chunks[chunk].took;
-            self.feed(if nothing { Event::DecodeFailed { chunk } } else { Event::Decoded { chunk, took } });
+            let nothing = covers(&self.state.recompute, whole);
+            let took = self.chunks[chunk].decode_time;
+            self.dispatch(if nothing {
+                FetcherEvent::DecodeFailed { chunk }
+            } else {
+                FetcherEvent::Decoded { chunk, took }
+            });
         }
     }
 
-    fn hand_over(
+    /// Reports layers that are in place.
+    fn report_layers(
         &mut self,
         chunk: usize,
         rank: usize,
@@ -360,7 +326,7 @@ impl Driver {
         let predicted_kl = loss + beneath;
         let flagged = predicted_kl > self.kl_bound;
         if flagged {
-            join(&mut self.run.flagged, token_range);
+            insert_range(&mut self.state.flagged, token_range);
         }
         self.progress.add(rank, layers.clone(), token_range);
         let layers_complete = self.progress.complete(rank);
@@ -375,36 +341,37 @@ impl Driver {
         }));
     }
 
-    /// Tokens that the engine has to compute; said once.
-    fn give_back(&mut self, range: TokenRange, cause: RecomputeCause) {
-        if covers(&self.run.recompute, range) {
+    /// Reports tokens that the engine must compute, once.
+    fn return_for_recompute(&mut self, range: TokenRange, cause: RecomputeCause) {
+        if covers(&self.state.recompute, range) {
             return;
         }
-        join(&mut self.run.recompute, range);
-        self.progress.give_back(range);
+        insert_range(&mut self.state.recompute, range);
+        self.progress.exclude(range);
         self.send(LoadEvent::Recompute { range, cause });
     }
 
-    /// A chunk that the engine computes came over the link first.
+    /// Withdraws a chunk from the engine: its bytes arrived before the engine computed it.
     fn withdraw(&mut self, chunk: usize) {
         let range = self.fetcher.plan().chunks[chunk].tokens;
-        self.chunks[chunk].text_due = false;
-        cut(&mut self.run.recompute, range);
-        self.progress.take_back(range);
+        self.chunks[chunk].recompute_pending = false;
+        remove_range(&mut self.state.recompute, range);
+        self.progress.include(range);
         self.send(LoadEvent::Withdrawn { range });
     }
 
-    fn as_text(&mut self, chunk: usize) -> Option<Event> {
-        let failed = self.run.failures.iter().any(|failure| failure.chunk == chunk);
+    /// Has the engine compute a chunk, during the load or after it.
+    fn choose_recompute(&mut self, chunk: usize) -> Option<FetcherEvent> {
+        let failed = self.state.failures.iter().any(|failure| failure.chunk == chunk);
         let cause = if failed { RecomputeCause::Failed } else { RecomputeCause::Text };
-        self.give_back(self.fetcher.plan().chunks[chunk].tokens, cause);
+        self.return_for_recompute(self.fetcher.plan().chunks[chunk].tokens, cause);
         match self.text {
             TextMode::Overlapped => {
-                self.chunks[chunk].text_due = true;
+                self.chunks[chunk].recompute_pending = true;
                 None
             }
             // The engine computes it after the load.
-            TextMode::Deferred => Some(Event::Recomputed { chunk, took: None }),
+            TextMode::Deferred => Some(FetcherEvent::Recomputed { chunk, took: None }),
         }
     }
 
@@ -413,30 +380,68 @@ impl Driver {
         for chunk in 0..self.chunks.len() {
             let tokens = self.fetcher.plan().chunks[chunk].tokens;
             let inside = range.start <= tokens.start && tokens.end <= range.end;
-            if self.chunks[chunk].text_due && inside {
-                self.chunks[chunk].text_due = false;
+            if self.chunks[chunk].recompute_pending && inside {
+                self.chunks[chunk].recompute_pending = false;
                 within += 1;
                 let share = tokens.len() as f64 / range.len().max(1) as f64;
-                self.feed(Event::Recomputed { chunk, took: Some(took.mul_f64(share)) });
+                self.dispatch(FetcherEvent::Recomputed { chunk, took: Some(took.mul_f64(share)) });
             }
         }
         if within == 0 {
-            self.run.observed.push((range, took));
+            self.state.observed.push((range, took));
+        }
+    }
+
+    /// The report of a load that is over.
+    fn into_report(self) -> LoadReport {
+        let plan = self.fetcher.plan();
+        let timeline = self.fetcher.timeline();
+        let of = |(line, plan): (&ChunkTimeline, &PlannedChunk)| ChunkReport {
+            tokens: plan.tokens,
+            level: line.level,
+            loss: line.level.map_or(0.0, |level| plan.loss_at(level)),
+            bytes: line.bytes,
+            started: line.started,
+            fetched: line.fetched,
+            resolved: line.resolved,
+            requests: line.requests,
+        };
+        let chunks: Vec<ChunkReport> = timeline.iter().zip(&plan.chunks).map(of).collect();
+        let beneath = |((line, state), assembly): ((&ChunkReport, &ChunkLoadState), &ObjectAssembly)| {
+            line.level.map_or(0.0, |_| state.loss + f64::from(assembly.object().kl_beneath))
+        };
+        let kl_beneath =
+            chunks.iter().zip(&self.chunks).zip(&self.assemblies).map(beneath).fold(0.0, f64::max);
+        let (recompute_model, decode_model) = self.fetcher.models();
+        let mut recompute_model = recompute_model.clone();
+        for (range, took) in &self.state.observed {
+            recompute_model.observe(*range, *took);
+        }
+        LoadReport {
+            policy: self.policy,
+            bytes: chunks.iter().map(|line| line.bytes).sum(),
+            chunks,
+            recompute: self.state.recompute,
+            samples: self.fetcher.samples().to_vec(),
+            elapsed: self.state.now,
+            gave_up: self.fetcher.gave_up(),
+            recompute_model,
+            decode_model: decode_model.clone(),
+            failures: self.state.failures,
+            reads: ReadReport { repairs: self.state.repairs, ..self.routes.counters.report() },
+            flagged: self.state.flagged,
+            kl_beneath,
+            stale_rows: self.state.stale_rows,
         }
     }
 }
 
-async fn decode_elsewhere(unit: Unit, context: Arc<Context>) -> Arrival {
+async fn decode_on_blocking_thread(unit: DecodeUnit, context: Arc<DecodeContext>) -> DecodeOutcome {
     let (chunk, rank, layers, level) = (unit.chunk, unit.rank, unit.layers.clone(), unit.level);
     let tokens = unit.context_tokens();
     tokio::task::spawn_blocking(move || unit.run(&context)).await.unwrap_or_else(|error| {
         let result = Err(LoadError::Read(error.into()));
-        let decoded = Decoded { chunk, rank, layers, tokens, level, took: Duration::ZERO, result };
-        Arrival::Decoded { at: Instant::now(), decoded }
+        let (took, at) = (Duration::ZERO, Instant::now());
+        DecodeOutcome { chunk, rank, layers, tokens, level, took, at, result }
     })
-}
-
-/// Whether sorted, disjoint, joined ranges hold all of `range`.
-fn covers(ranges: &[TokenRange], range: TokenRange) -> bool {
-    ranges.iter().any(|r| r.start <= range.start && range.end <= r.end)
 }

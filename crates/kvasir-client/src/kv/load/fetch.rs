@@ -1,4 +1,4 @@
-//! The reads of one request of the core: its range in parts, several at a time, in order.
+//! Reads one request of the core: splits its range into parts and reads several at a time, in order.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -6,37 +6,37 @@ use bytes::Bytes;
 use futures::StreamExt;
 use tokio::{sync::mpsc, time::Instant};
 
-use super::Arrival;
+use super::arrival::Arrival;
 use crate::{
     ClientError,
     fetcher::{ByteRate, RequestId},
     limits::{PART_BYTES_MAX, PART_BYTES_MIN, PART_TIME, PARTS_AT_ONCE_MAX},
-    transport::{ObjectName, Routes, TakeBytes, backoff},
+    transport::{ByteSink, ObjectName, Routes, backoff},
 };
 
-/// How a range is cut and how many of its parts are on the way at once.
+/// Part size and number of parallel part reads of a range.
 ///
 /// A part is what the link brings in [`PART_TIME`], so that its own round trip is a small share of it. While one part
 /// waits for its first byte, others must keep the link busy (the bandwidth-delay product): one part more than fit into
 /// the time to first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct PartSizing {
     pub(super) part_bytes: u64,
-    pub(super) at_once: usize,
+    pub(super) concurrency: usize,
 }
 
-impl Cut {
+impl PartSizing {
     /// For a link of `rate` whose answers begin after `first_byte`.
     pub(super) fn new(rate: Option<ByteRate>, first_byte: Option<Duration>) -> Self {
         let rate = rate.map_or(PART_BYTES_MIN as f64 / PART_TIME.as_secs_f64(), ByteRate::bytes_per_second);
         let part_bytes = ((rate * PART_TIME.as_secs_f64()) as u64).clamp(PART_BYTES_MIN, PART_BYTES_MAX);
         let part_time = part_bytes as f64 / rate;
         let waiting = first_byte.unwrap_or_default().as_secs_f64() / part_time;
-        Self { part_bytes, at_once: (1 + waiting.ceil() as usize).min(PARTS_AT_ONCE_MAX) }
+        Self { part_bytes, concurrency: (1 + waiting.ceil() as usize).min(PARTS_AT_ONCE_MAX) }
     }
 
-    /// Cuts ranges into parts, in order. The last of each may be up to half a part longer, rather than leave a crumb.
-    pub(super) fn parts(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    /// Splits ranges into parts, in order. The last of each may be up to half a part longer, rather than leave a crumb.
+    pub(super) fn split(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut parts = Vec::new();
         for range in ranges {
             let mut start = range.start;
@@ -51,19 +51,19 @@ impl Cut {
     }
 }
 
-/// One request of the core, as a task.
-pub(super) struct Fetch {
+/// A task that reads one request of the core.
+pub(super) struct FetchTask {
     pub(super) routes: Arc<Routes>,
     pub(super) object: ObjectName,
     pub(super) chunk: usize,
     pub(super) request: RequestId,
     pub(super) parts: Vec<Range<u64>>,
-    pub(super) at_once: usize,
+    pub(super) concurrency: usize,
     /// Requests of this chunk that failed before.
     pub(super) failures: u32,
 }
 
-impl Fetch {
+impl FetchTask {
     /// Reads the parts and reports bytes and end. A request after a failure waits (full jitter), spends the client's
     /// retry budget, and goes through the service.
     pub(super) async fn run(self, arrivals: mpsc::Sender<Arrival>) {
@@ -81,12 +81,12 @@ impl Fetch {
             tokio::time::sleep(backoff(self.failures, None).unwrap_or_default()).await;
         }
         let read = |part: Range<u64>| async move {
-            let mut reports =
-                Reports { request: Some(self.request), chunk: self.chunk, arrivals: arrivals.clone() };
-            self.routes.read(&self.object, part, self.failures > 0, &mut reports).await
+            let mut sink =
+                ArrivalSink { request: Some(self.request), chunk: self.chunk, arrivals: arrivals.clone() };
+            self.routes.read(&self.object, part, self.failures > 0, &mut sink).await
         };
         let reads: Vec<_> = self.parts.iter().cloned().map(read).collect();
-        let mut reads = futures::stream::iter(reads).buffer_unordered(self.at_once.max(1));
+        let mut reads = futures::stream::iter(reads).buffer_unordered(self.concurrency.max(1));
         let mut result = Ok(());
         while let Some(part) = reads.next().await {
             match part {
@@ -101,18 +101,18 @@ impl Fetch {
     }
 }
 
-/// Bytes on their way to the load's task.
-pub(super) struct Reports {
+/// Sends bytes that arrive to the load's task.
+pub(super) struct ArrivalSink {
     pub(super) request: Option<RequestId>,
     pub(super) chunk: usize,
     pub(super) arrivals: mpsc::Sender<Arrival>,
 }
 
-impl TakeBytes for Reports {
-    async fn take(&mut self, offset: u64, bytes: Bytes) {
+impl ByteSink for ArrivalSink {
+    async fn write(&mut self, offset: u64, bytes: Bytes) {
         let at = Instant::now();
-        let piece = Arrival::Bytes { request: self.request, chunk: self.chunk, at, offset, bytes };
-        let _ = self.arrivals.send(piece).await;
+        let arrival = Arrival::Bytes { request: self.request, chunk: self.chunk, at, offset, bytes };
+        let _ = self.arrivals.send(arrival).await;
     }
 }
 
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn parts_fill_the_pipe() {
-        let cut = |mbps, ms| Cut::new(ByteRate::from_mbps(mbps), Some(Duration::from_millis(ms)));
-        assert_eq!(cut(1000.0, 1), Cut { part_bytes: 5_000_000, at_once: 2 });
-        assert_eq!(cut(1000.0, 100), Cut { part_bytes: 5_000_000, at_once: 4 });
+        let sizing = |mbps, ms| PartSizing::new(ByteRate::from_mbps(mbps), Some(Duration::from_millis(ms)));
+        assert_eq!(sizing(1000.0, 1), PartSizing { part_bytes: 5_000_000, concurrency: 2 });
+        assert_eq!(sizing(1000.0, 100), PartSizing { part_bytes: 5_000_000, concurrency: 4 });
         // Slow links: one part is enough for many round trips.
-        assert_eq!(cut(1.0, 20), Cut { part_bytes: PART_BYTES_MIN, at_once: 2 });
-        assert_eq!(cut(100_000.0, 500).at_once, PARTS_AT_ONCE_MAX);
-        assert_eq!(Cut::new(None, None), Cut { part_bytes: PART_BYTES_MIN, at_once: 1 });
+        assert_eq!(sizing(1.0, 20), PartSizing { part_bytes: PART_BYTES_MIN, concurrency: 2 });
+        assert_eq!(sizing(100_000.0, 500).concurrency, PARTS_AT_ONCE_MAX);
+        assert_eq!(PartSizing::new(None, None), PartSizing { part_bytes: PART_BYTES_MIN, concurrency: 1 });
     }
 
     proptest! {
@@ -138,7 +138,7 @@ mod tests {
         fn parts_are_the_ranges(part_bytes in 1u64..50, lens in prop::collection::vec((0u64..9, 1u64..300), 0..5)) {
             let mut at = 0;
             let ranges: Vec<Range<u64>> = lens.iter().map(|(gap, len)| { at += gap + len; at - len..at }).collect();
-            let parts = Cut { part_bytes, at_once: 1 }.parts(&ranges);
+            let parts = PartSizing { part_bytes, concurrency: 1 }.split(&ranges);
             prop_assert!(parts.iter().all(|p| !p.is_empty() && p.end - p.start < part_bytes.max(2) * 2));
             let bytes = |ranges: &[Range<u64>]| ranges.iter().cloned().flatten().collect::<Vec<_>>();
             prop_assert_eq!(bytes(&parts), bytes(&ranges));

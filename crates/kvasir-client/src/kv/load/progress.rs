@@ -1,10 +1,10 @@
-//! Which layers are in place for which tokens.
+//! Tracks which layers are in place for which tokens.
 
 use std::ops::Range;
 
 use kvasir_types::TokenRange;
 
-use super::{cut, join};
+use super::token_ranges::{insert_range, remove_range};
 
 /// Keeps, for every rank and layer, the tokens that need not be waited for any more.
 #[derive(Debug)]
@@ -23,20 +23,20 @@ impl LayerProgress {
         Self { settled: vec![vec![Vec::new(); layers]; held.len()], held, tokens }
     }
 
-    /// Tokens that the engine computes need not be in place.
-    pub(super) fn give_back(&mut self, tokens: TokenRange) {
-        self.settled.iter_mut().flatten().for_each(|layer| join(layer, tokens));
+    /// Excludes tokens that the engine computes: they need not be in place.
+    pub(super) fn exclude(&mut self, tokens: TokenRange) {
+        self.settled.iter_mut().flatten().for_each(|layer| insert_range(layer, tokens));
     }
 
-    /// Tokens that the engine was to compute will be in place after all.
-    pub(super) fn take_back(&mut self, tokens: TokenRange) {
-        self.settled.iter_mut().flatten().for_each(|layer| cut(layer, tokens));
+    /// Includes tokens again that the engine was to compute: they are loaded after all.
+    pub(super) fn include(&mut self, tokens: TokenRange) {
+        self.settled.iter_mut().flatten().for_each(|layer| remove_range(layer, tokens));
     }
 
     /// Layers of some tokens are in place on a rank.
     pub(super) fn add(&mut self, rank: usize, layers: Range<usize>, tokens: TokenRange) {
         let layers = self.settled.get_mut(rank).and_then(|rank| rank.get_mut(layers));
-        layers.into_iter().flatten().for_each(|layer| join(layer, tokens));
+        layers.into_iter().flatten().for_each(|layer| insert_range(layer, tokens));
     }
 
     /// Layers, from the first that the rank holds, for which no token of the load is missing.
@@ -66,12 +66,12 @@ mod tests {
         progress.add(0, 0..1, tokens(60, 100));
         assert_eq!(progress.complete(0), 1);
         // What failed after some of its layers were in place counts once.
-        progress.give_back(tokens(0, 60));
+        progress.exclude(tokens(0, 60));
         assert_eq!(progress.complete(0), 1);
-        progress.give_back(tokens(60, 100));
+        progress.exclude(tokens(60, 100));
         assert_eq!((progress.complete(0), progress.complete(1)), (4, 2));
         // What is loaded after all is waited for again.
-        progress.take_back(tokens(20, 60));
+        progress.include(tokens(20, 60));
         assert_eq!(progress.complete(0), 0);
         progress.add(0, 0..2, tokens(20, 60));
         assert_eq!(progress.complete(0), 2);

@@ -5,14 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use kvasir_api::LoadRecord;
 use kvasir_types::{Level, TokenRange};
 
-use super::{
-    assembly::Assembly,
-    driver::{ChunkState, Driver},
-};
-use crate::{
-    ClientError,
-    fetcher::{ByteRate, ChunkPlan, ChunkTimeline, DecodeModel, RecomputeModel},
-};
+use super::LoadFailure;
+use crate::fetcher::{ByteRate, DecodeModel, RecomputeModel};
 
 /// One chunk of a load.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,39 +28,6 @@ pub struct ChunkReport {
     pub resolved: Option<Duration>,
     /// Requests sent for it.
     pub requests: u32,
-}
-
-/// A request or decode that failed, and what became of it does not need to be guessed from logs.
-#[derive(Debug)]
-pub struct LoadFailure {
-    /// Index of the chunk.
-    pub chunk: usize,
-    /// When, since the load began.
-    pub at: Duration,
-    /// Why.
-    pub error: LoadError,
-}
-
-/// Why a chunk's read or decode failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LoadError {
-    /// The read failed.
-    #[error(transparent)]
-    Read(#[from] ClientError),
-    /// A piece failed its checksum.
-    #[error("bytes {start}..{end} are damaged: {what}")]
-    Damaged {
-        /// First byte of the piece.
-        start: u64,
-        /// One past its last byte.
-        end: u64,
-        /// What failed.
-        what: String,
-    },
-    /// The bytes are not the chunk's: wrong, corrupt, or of other tokens.
-    #[error("the object is not usable: {0}")]
-    Object(String),
 }
 
 /// How the bytes of a load came.
@@ -168,50 +129,5 @@ impl LoadReport {
         let (count, inverse) =
             last.fold((0.0, 0.0), |(n, sum), (_, r)| (n + 1.0, sum + r.bytes_per_second().recip()));
         ByteRate::new(count / inverse)
-    }
-}
-
-impl Driver {
-    /// What the load did, now that it is over.
-    pub(super) fn into_report(self) -> LoadReport {
-        let plan = self.fetcher.plan();
-        let timeline = self.fetcher.timeline();
-        let of = |(line, plan): (&ChunkTimeline, &ChunkPlan)| ChunkReport {
-            tokens: plan.tokens,
-            level: line.level,
-            loss: line.level.map_or(0.0, |level| plan.loss_at(level)),
-            bytes: line.bytes,
-            started: line.started,
-            fetched: line.fetched,
-            resolved: line.resolved,
-            requests: line.requests,
-        };
-        let chunks: Vec<ChunkReport> = timeline.iter().zip(&plan.chunks).map(of).collect();
-        let beneath = |((line, state), assembly): ((&ChunkReport, &ChunkState), &Assembly)| {
-            line.level.map_or(0.0, |_| state.loss + f64::from(assembly.object().kl_beneath))
-        };
-        let kl_beneath =
-            chunks.iter().zip(&self.chunks).zip(&self.assemblies).map(beneath).fold(0.0, f64::max);
-        let (recompute_model, decode_model) = self.fetcher.models();
-        let mut recompute_model = recompute_model.clone();
-        for (range, took) in &self.run.observed {
-            recompute_model.observe(*range, *took);
-        }
-        LoadReport {
-            policy: self.policy,
-            bytes: chunks.iter().map(|line| line.bytes).sum(),
-            chunks,
-            recompute: self.run.recompute,
-            samples: self.fetcher.samples().to_vec(),
-            elapsed: self.run.now,
-            gave_up: self.fetcher.gave_up(),
-            recompute_model,
-            decode_model: decode_model.clone(),
-            failures: self.run.failures,
-            reads: ReadReport { repairs: self.run.repairs, ..self.routes.counters.report() },
-            flagged: self.run.flagged,
-            kl_beneath,
-            stale_rows: self.run.stale_rows,
-        }
     }
 }

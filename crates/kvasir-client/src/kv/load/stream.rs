@@ -13,7 +13,7 @@ use kvasir_codec::KvBuffer;
 use kvasir_types::{Level, TokenRange};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{Arrival, LoadReport};
+use super::{LoadReport, arrival::Arrival};
 use crate::kv::table::WriteGate;
 
 /// KV that is in its pages.
@@ -74,8 +74,8 @@ pub enum LoadEvent {
     },
 }
 
-/// What the load's task sends.
-pub(super) enum Output {
+/// A message from the load's task to its owner.
+pub(super) enum LoadOutput {
     Event(LoadEvent),
     /// Rows for the sink of `get_kv`.
     Rows {
@@ -91,13 +91,13 @@ pub(super) enum Output {
 /// same moment. Every await point may be left for good.
 #[derive(Debug)]
 pub struct Load {
-    pub(super) outputs: mpsc::UnboundedReceiver<Output>,
+    pub(super) outputs: mpsc::UnboundedReceiver<LoadOutput>,
     pub(super) commands: mpsc::Sender<Arrival>,
     pub(super) task: JoinHandle<()>,
     pub(super) gate: Arc<WriteGate>,
 }
 
-impl std::fmt::Debug for Output {
+impl std::fmt::Debug for LoadOutput {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Event(event) => event.fmt(f),
@@ -128,7 +128,7 @@ impl Load {
         }
     }
 
-    pub(super) async fn next_output(&mut self) -> Option<Output> {
+    pub(super) async fn next_output(&mut self) -> Option<LoadOutput> {
         self.outputs.recv().await
     }
 }
@@ -139,8 +139,8 @@ impl Stream for Load {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<LoadEvent>> {
         loop {
             return match self.outputs.poll_recv(context) {
-                Poll::Ready(Some(Output::Event(event))) => Poll::Ready(Some(event)),
-                Poll::Ready(Some(Output::Rows { .. })) => continue,
+                Poll::Ready(Some(LoadOutput::Event(event))) => Poll::Ready(Some(event)),
+                Poll::Ready(Some(LoadOutput::Rows { .. })) => continue,
                 Poll::Ready(None) => Poll::Ready(None),
                 Poll::Pending => Poll::Pending,
             };

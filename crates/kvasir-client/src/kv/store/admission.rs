@@ -1,4 +1,4 @@
-//! What is worth storing.
+//! Admission policy of the store queue.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use crate::limits::STORE_TOKENS_MIN;
 
 /// Which stores a queue takes: only what is likely to be asked for again.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Admission {
+pub struct AdmissionPolicy {
     /// Fewest tokens of a context; shorter ones are recomputed in less time than a lookup takes.
     pub tokens_min: usize,
     /// Request classes that are stored; all, when absent. A store without a class is of the class `""`.
@@ -16,7 +16,7 @@ pub struct Admission {
     pub kl_beneath_max: Option<f64>,
 }
 
-impl Default for Admission {
+impl Default for AdmissionPolicy {
     fn default() -> Self {
         Self { tokens_min: STORE_TOKENS_MIN, classes: None, kl_beneath_max: None }
     }
@@ -25,7 +25,7 @@ impl Default for Admission {
 /// Why something is not stored.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum StoreRefusal {
     /// Too short to be worth it.
     #[error("{tokens} tokens are fewer than the {tokens_min} that are worth storing")]
     TooShort {
@@ -53,7 +53,7 @@ pub enum Refusal {
     Closed,
 }
 
-impl Admission {
+impl AdmissionPolicy {
     /// Whether a context of `tokens` tokens of a class, over a prefix of `kl_beneath`, is taken.
     ///
     /// # Errors
@@ -64,16 +64,16 @@ impl Admission {
         class: &str,
         kl_beneath: f64,
         kl_beneath_max: f64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), StoreRefusal> {
         if tokens < self.tokens_min {
-            return Err(Refusal::TooShort { tokens, tokens_min: self.tokens_min });
+            return Err(StoreRefusal::TooShort { tokens, tokens_min: self.tokens_min });
         }
         if self.classes.as_ref().is_some_and(|classes| !classes.contains(class)) {
-            return Err(Refusal::Class);
+            return Err(StoreRefusal::Class);
         }
         let kl_beneath_max = self.kl_beneath_max.unwrap_or(kl_beneath_max);
         if kl_beneath > kl_beneath_max {
-            return Err(Refusal::KlBeneath { kl_beneath, kl_beneath_max });
+            return Err(StoreRefusal::KlBeneath { kl_beneath, kl_beneath_max });
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, KvSource, Tokens};
 use kvasir_types::{ObjectDigest, Plane, SeqHash, TokenChain, TokenRange};
 use tokio::time::Instant;
 
-pub use admission::{Admission, Refusal};
+pub use admission::{AdmissionPolicy, StoreRefusal};
 pub use queue::{DropPolicy, QueueConfig, QueueStats, StoreOutcome, StoreQueue, StoreTicket};
 
 use super::KvClient;
@@ -18,7 +18,7 @@ use crate::{
     ClientError,
     fetcher::ByteRate,
     limits::{ENCODE_PATIENCE, STORE_CONCURRENCY, TAIL_GROWTH_MIN},
-    transport::Pace,
+    transport::UploadPacer,
 };
 
 /// What a store is about, besides tokens and KV.
@@ -84,9 +84,9 @@ pub enum ChunkOutcome {
     TooLossy,
 }
 
-/// One chunk of a store.
+/// What a store did with one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoredPart {
+pub struct ChunkStoreReport {
     /// The chunk's tokens.
     pub tokens: TokenRange,
     /// Its identity.
@@ -99,7 +99,7 @@ pub struct StoredPart {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreReport {
     /// One entry per chunk, in order.
-    pub chunks: Vec<StoredPart>,
+    pub chunks: Vec<ChunkStoreReport>,
     /// Whole duration.
     pub elapsed: Duration,
 }
@@ -183,7 +183,7 @@ impl KvClient {
             if let ChunkOutcome::Stored { bytes: more, .. } = outcome {
                 bytes += more;
             }
-            chunks.push(StoredPart {
+            chunks.push(ChunkStoreReport {
                 tokens: TokenRange { start: range.start as u64, end: range.end as u64 },
                 seq_hash: seq_hash(chain, range.end)?,
                 outcome,
@@ -201,9 +201,11 @@ impl KvClient {
         kv: &dyn KvSource,
         options: &StoreOptions,
     ) -> Result<ChunkOutcome, ClientError> {
-        let pace = match options.urgency {
+        let pacer = match options.urgency {
             Urgency::Now => None,
-            Urgency::Background { rate } => Some(Pace { activity: Arc::clone(&self.client.activity), rate }),
+            Urgency::Background { rate } => {
+                Some(UploadPacer { active_loads: Arc::clone(&self.client.active_loads), rate })
+            }
         };
         let hash = seq_hash(chain, range.end)?;
         let job = EncodeJob {
@@ -215,12 +217,13 @@ impl KvClient {
             kl_beneath: options.kl_beneath as f32,
             encoder: Arc::clone(&self.encoder),
         };
-        if let Some(pace) = &pace {
-            pace.before_encoding(ENCODE_PATIENCE).await;
+        if let Some(pacer) = &pacer {
+            pacer.before_encoding(ENCODE_PATIENCE).await;
         }
         let (object, encode) = tokio::task::spawn_blocking(move || job.run()).await??;
         let started = Instant::now();
-        let stored = self.client.put_chunk_paced(&self.model_id, &hash, object.into(), pace.as_ref()).await?;
+        let stored =
+            self.client.put_chunk_paced(&self.model_id, &hash, object.into(), pacer.as_ref()).await?;
         if stored.seq_hash != hash {
             return Err(ClientError::protocol("it acknowledged another chunk than the one that was sent"));
         }

@@ -13,7 +13,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{Admission, Refusal, StoreOptions, StoreReport, Urgency};
+use super::{AdmissionPolicy, StoreOptions, StoreRefusal, StoreReport, Urgency};
 use crate::{
     ClientError,
     fetcher::ByteRate,
@@ -37,7 +37,7 @@ pub enum DropPolicy {
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueueConfig {
     /// What is taken.
-    pub admission: Admission,
+    pub admission: AdmissionPolicy,
     /// Most jobs that wait.
     pub jobs_max: usize,
     /// Most bytes of copied KV that wait.
@@ -51,7 +51,7 @@ pub struct QueueConfig {
 impl Default for QueueConfig {
     fn default() -> Self {
         Self {
-            admission: Admission::default(),
+            admission: AdmissionPolicy::default(),
             jobs_max: STORE_QUEUE_JOBS,
             bytes_max: STORE_QUEUE_BYTES,
             drop_policy: DropPolicy::default(),
@@ -67,7 +67,7 @@ pub enum StoreOutcome {
     /// Everything that was missing is durable now.
     Stored(StoreReport),
     /// It was not taken, or dropped to make room.
-    Refused(Refusal),
+    Refused(StoreRefusal),
     /// It failed for good; chunks acknowledged before stay stored.
     Failed(ClientError),
 }
@@ -98,12 +98,12 @@ pub struct StoreTicket(oneshot::Receiver<StoreOutcome>);
 impl StoreTicket {
     /// Waits for the outcome.
     pub async fn outcome(self) -> StoreOutcome {
-        self.0.await.unwrap_or(StoreOutcome::Refused(Refusal::Closed))
+        self.0.await.unwrap_or(StoreOutcome::Refused(StoreRefusal::Closed))
     }
 
     /// Blocks until the outcome is there; for engines without an async runtime.
     pub fn wait(self) -> StoreOutcome {
-        self.0.blocking_recv().unwrap_or(StoreOutcome::Refused(Refusal::Closed))
+        self.0.blocking_recv().unwrap_or(StoreOutcome::Refused(StoreRefusal::Closed))
     }
 
     /// The outcome, if it is there already.
@@ -112,7 +112,8 @@ impl StoreTicket {
     }
 }
 
-struct Job {
+/// A context that waits to be stored.
+struct StoreJob {
     tokens: Arc<[u32]>,
     kv: Arc<dyn KvSource + Send + Sync>,
     bytes: u64,
@@ -120,18 +121,20 @@ struct Job {
     ticket: oneshot::Sender<StoreOutcome>,
 }
 
+/// Jobs and counters of a queue.
 #[derive(Default)]
-struct State {
-    jobs: VecDeque<Job>,
+struct QueueState {
+    jobs: VecDeque<StoreJob>,
     stats: QueueStats,
     working: bool,
     closed: bool,
 }
 
-struct Shared {
+/// What the queue and its worker share.
+struct QueueShared {
     kv: KvClient,
     config: QueueConfig,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// Something to do, or nothing any more.
     changed: Notify,
 }
@@ -142,7 +145,7 @@ struct Shared {
 /// is found by a lookup and not sent. An upload that breaks off is resumed after a wait: what was acknowledged is
 /// found by the next lookup. Dropping the queue drops what waits; [`drain`](Self::drain) first to keep it.
 pub struct StoreQueue {
-    shared: Arc<Shared>,
+    shared: Arc<QueueShared>,
     worker: JoinHandle<()>,
 }
 
@@ -157,8 +160,8 @@ impl StoreQueue {
     pub fn new(kv: KvClient, config: QueueConfig) -> Self {
         let runtime = kv.runtime.clone();
         let (state, changed) = (Mutex::default(), Notify::new());
-        let shared = Arc::new(Shared { kv, config, state, changed });
-        let worker = runtime.spawn(work(Arc::clone(&shared)));
+        let shared = Arc::new(QueueShared { kv, config, state, changed });
+        let worker = runtime.spawn(run_worker(Arc::clone(&shared)));
         Self { shared, worker }
     }
 
@@ -173,7 +176,7 @@ impl StoreQueue {
         let bytes = (count * spec.elements_per_token() * size_of::<f32>()) as u64;
         self.offer(tokens.into(), bytes, options, || {
             let rows = KvBuffer::from_source(spec, count, &Tokens::from(kv, first));
-            Arc::new(FromToken { rows, first })
+            Arc::new(SuffixSource { rows, first })
         })
     }
 
@@ -199,7 +202,7 @@ impl StoreQueue {
         let verdict = self.admit(&tokens, bytes, &options);
         match verdict {
             Ok(()) => {
-                let job = Job { tokens, kv: kv(), bytes, options, ticket };
+                let job = StoreJob { tokens, kv: kv(), bytes, options, ticket };
                 self.shared.with(|state| state.jobs.push_back(job));
                 self.shared.changed.notify_waiters();
             }
@@ -212,8 +215,8 @@ impl StoreQueue {
     }
 
     /// Makes room, or says why not. The room is taken before the copy is made.
-    fn admit(&self, tokens: &[u32], bytes: u64, options: &StoreOptions) -> Result<(), Refusal> {
-        let Shared { config, kv, .. } = &*self.shared;
+    fn admit(&self, tokens: &[u32], bytes: u64, options: &StoreOptions) -> Result<(), StoreRefusal> {
+        let QueueShared { config, kv, .. } = &*self.shared;
         let most = kv.kl_beneath_stored_max();
         let admitted = config.admission.check(tokens.len(), &options.class, options.kl_beneath, most);
         self.shared.with(|state| {
@@ -222,9 +225,9 @@ impl StoreQueue {
                 return Err(refusal);
             }
             if state.closed {
-                return Err(Refusal::Closed);
+                return Err(StoreRefusal::Closed);
             }
-            let full = |state: &State| {
+            let full = |state: &QueueState| {
                 state.jobs.len() >= config.jobs_max || state.stats.bytes + bytes > config.bytes_max
             };
             while full(state) {
@@ -233,9 +236,9 @@ impl StoreQueue {
                     DropPolicy::Oldest | DropPolicy::Newest => None,
                 };
                 state.stats.dropped += 1;
-                let Some(oldest) = oldest else { return Err(Refusal::QueueFull) };
+                let Some(oldest) = oldest else { return Err(StoreRefusal::QueueFull) };
                 state.stats.bytes -= oldest.bytes;
-                let _ = oldest.ticket.send(StoreOutcome::Refused(Refusal::QueueFull));
+                let _ = oldest.ticket.send(StoreOutcome::Refused(StoreRefusal::QueueFull));
             }
             state.stats.bytes += bytes;
             Ok(())
@@ -269,13 +272,14 @@ impl Drop for StoreQueue {
     }
 }
 
-impl Shared {
-    fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+impl QueueShared {
+    fn with<T>(&self, f: impl FnOnce(&mut QueueState) -> T) -> T {
         f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-async fn work(shared: Arc<Shared>) {
+/// Stores queued jobs one at a time.
+async fn run_worker(shared: Arc<QueueShared>) {
     loop {
         let changed = shared.changed.notified();
         let job = shared.with(|state| {
@@ -287,7 +291,7 @@ async fn work(shared: Arc<Shared>) {
             changed.await;
             continue;
         };
-        let outcome = attempt(&shared, &job).await;
+        let outcome = store_with_retries(&shared, &job).await;
         shared.with(|state| {
             state.working = false;
             state.stats.bytes -= job.bytes;
@@ -302,8 +306,8 @@ async fn work(shared: Arc<Shared>) {
     }
 }
 
-/// Stores a job, resuming it when it breaks off: the next attempt's lookup finds what was acknowledged.
-async fn attempt(shared: &Shared, job: &Job) -> StoreOutcome {
+/// Stores a job and resumes it after an interruption: the next attempt's lookup finds what was acknowledged.
+async fn store_with_retries(shared: &QueueShared, job: &StoreJob) -> StoreOutcome {
     let options = StoreOptions {
         urgency: Urgency::Background { rate: shared.config.rate },
         kl_beneath_max: shared.config.admission.kl_beneath_max,
@@ -315,25 +319,25 @@ async fn attempt(shared: &Shared, job: &Job) -> StoreOutcome {
             Err(error) if error.is_retryable() && attempt < STORE_ATTEMPTS_MAX => {
                 tracing::debug!(%error, attempt, "a store broke off and will be resumed");
                 shared.with(|state| state.stats.resumed += 1);
-                tokio::time::sleep(pause(attempt)).await;
+                tokio::time::sleep(retry_delay(attempt)).await;
             }
             Err(error) => return StoreOutcome::Failed(error),
         }
     }
-    StoreOutcome::Refused(Refusal::Closed)
+    StoreOutcome::Refused(StoreRefusal::Closed)
 }
 
-fn pause(attempt: u32) -> Duration {
+fn retry_delay(attempt: u32) -> Duration {
     (STORE_BACKOFF_BASE * 2u32.saturating_pow(attempt.min(16) - 1)).min(STORE_BACKOFF_MAX)
 }
 
-/// A copy of the tokens from `first` on, as a source of the whole context.
-struct FromToken {
+/// A source of a whole context that holds a copy of the tokens from `first` on.
+struct SuffixSource {
     rows: KvBuffer,
     first: usize,
 }
 
-impl KvSource for FromToken {
+impl KvSource for SuffixSource {
     fn read(&self, layer: usize, plane: Plane, head: usize, tokens: std::ops::Range<usize>, out: &mut [f32]) {
         let tokens = tokens.start - self.first..tokens.end - self.first;
         self.rows.read(layer, plane, head, tokens, out);

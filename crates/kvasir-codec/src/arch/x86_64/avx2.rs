@@ -9,8 +9,8 @@ use std::arch::x86_64::*;
 use crate::{
     arch::kernel::{Kernel, REFILL_BYTES, one_by_one},
     rans::{
-        ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, alias::UPPER_SHIFT,
-        halves::StepTable, trit::TritTable,
+        ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, buckets::UPPER_SHIFT,
+        trit::TritTable, u16_lanes::StepTable,
     },
 };
 

@@ -12,7 +12,7 @@ use std::arch::{asm, x86_64::*};
 
 use crate::{
     arch::kernel::{Kernel, REFILL_BYTES},
-    rans::{ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_ONE, STATE_MIN, halves::StepTable},
+    rans::{ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_ONE, STATE_MIN, u16_lanes::StepTable},
 };
 
 /// The value of the escape symbol.
@@ -216,8 +216,8 @@ unsafe fn digits<const N: usize>(
     for i in 0..N {
         // SAFETY: as above.
         unsafe {
-            second[i] = lookup(&tables[i].halves.least[0], classes[i]);
-            third[i] = lookup(&tables[i].halves.least[1], classes[i]);
+            second[i] = lookup(&tables[i].u16_lanes.least[0], classes[i]);
+            third[i] = lookup(&tables[i].u16_lanes.least[1], classes[i]);
             slot[i] = _mm512_and_si512(coders[i][0], slots);
         }
     }
@@ -239,9 +239,9 @@ unsafe fn digits<const N: usize>(
     for i in 0..N {
         // SAFETY: as above.
         unsafe {
-            found.frequency[i] = lookup(&tables[i].halves.frequency, entry[i]);
-            found.offset[i] = _mm512_add_epi16(slot[i], lookup(&tables[i].halves.offset, entry[i]));
-            entry[i] = lookup(&tables[i].halves.value, entry[i]);
+            found.frequency[i] = lookup(&tables[i].u16_lanes.frequency, entry[i]);
+            found.offset[i] = _mm512_add_epi16(slot[i], lookup(&tables[i].u16_lanes.offset, entry[i]));
+            entry[i] = lookup(&tables[i].u16_lanes.value, entry[i]);
         }
     }
     // SAFETY: as above.
@@ -303,7 +303,7 @@ impl Kernel for Kernel16 {
         for i in 0..N {
             // all ones from bit 9 on where it is below the divide
             // SAFETY: as above.
-            below[i] = unsafe { _mm512_sub_epi16(r[i], lookup(&tables[i].halves.least[0], bucket[i])) };
+            below[i] = unsafe { _mm512_sub_epi16(r[i], lookup(&tables[i].u16_lanes.least[0], bucket[i])) };
         }
         for i in 0..N {
             // the bucket, and the fifth bit where it is not
@@ -317,9 +317,9 @@ impl Kernel for Kernel16 {
         for i in 0..N {
             // SAFETY: as above.
             unsafe {
-                found.frequency[i] = lookup(&tables[i].halves.frequency, entry[i]);
-                found.offset[i] = _mm512_add_epi16(r[i], lookup(&tables[i].halves.offset, entry[i]));
-                entry[i] = lookup(&tables[i].halves.value, entry[i]);
+                found.frequency[i] = lookup(&tables[i].u16_lanes.frequency, entry[i]);
+                found.offset[i] = _mm512_add_epi16(r[i], lookup(&tables[i].u16_lanes.offset, entry[i]));
+                entry[i] = lookup(&tables[i].u16_lanes.value, entry[i]);
             }
         }
         // SAFETY: as above.
@@ -361,7 +361,7 @@ impl Kernel for Kernel16 {
         let escaped = unsafe { _mm512_set1_epi16(ESCAPED) };
         let (mut compared, mut second, mut third, mut escapes) = (class, class, class, [0; N]);
         for i in 0..N {
-            let kind = &tables[i].halves.kind;
+            let kind = &tables[i].u16_lanes.kind;
             // SAFETY: as above.
             unsafe {
                 let refines = _mm512_set1_epi32(kind.refines as i32);
@@ -371,11 +371,11 @@ impl Kernel for Kernel16 {
             }
         }
         for i in 0..N {
-            let kind = &tables[i].halves.kind;
+            let kind = &tables[i].u16_lanes.kind;
             // SAFETY: as above.
             unsafe {
-                second[i] = lookup(&tables[i].halves.least[0], class[i]);
-                third[i] = lookup(&tables[i].halves.least[1], class[i]);
+                second[i] = lookup(&tables[i].u16_lanes.least[0], class[i]);
+                third[i] = lookup(&tables[i].u16_lanes.least[1], class[i]);
                 class[i] = _mm512_and_si512(class[i], _mm512_set1_epi32(kind.class as i32));
             }
         }
@@ -383,7 +383,7 @@ impl Kernel for Kernel16 {
         for i in 0..N {
             // SAFETY: as above.
             unsafe {
-                let place = _mm512_set1_epi32(tables[i].halves.kind.place as i32);
+                let place = _mm512_set1_epi32(tables[i].u16_lanes.kind.place as i32);
                 let reached = _mm512_cmpge_epu16_mask(compared[i], second[i]);
                 entry[i] = _mm512_mask_add_epi16(entry[i], reached, entry[i], place);
                 let reached = _mm512_cmpge_epu16_mask(compared[i], third[i]);
@@ -394,10 +394,10 @@ impl Kernel for Kernel16 {
         for i in 0..N {
             // SAFETY: as above.
             unsafe {
-                let halves = &tables[i].halves;
-                found.frequency[i] = lookup(&halves.frequency, entry[i]);
-                found.offset[i] = _mm512_add_epi16(compared[i], lookup(&halves.offset, entry[i]));
-                entry[i] = lookup(&halves.value, entry[i]);
+                let lanes = &tables[i].u16_lanes;
+                found.frequency[i] = lookup(&lanes.frequency, entry[i]);
+                found.offset[i] = _mm512_add_epi16(compared[i], lookup(&lanes.offset, entry[i]));
+                entry[i] = lookup(&lanes.value, entry[i]);
             }
         }
         // SAFETY: as above.
@@ -406,7 +406,7 @@ impl Kernel for Kernel16 {
             // SAFETY: as above.
             unsafe {
                 escapes[i] = _mm512_cmpeq_epi16_mask(entry[i], escaped);
-                let times = _mm512_set1_epi32(tables[i].halves.kind.times as i32);
+                let times = _mm512_set1_epi32(tables[i].u16_lanes.kind.times as i32);
                 values[i] = _mm512_add_epi16(_mm512_mullo_epi16(values[i], times), entry[i]);
             }
         }

@@ -14,10 +14,10 @@ use super::avx512::{load, opaque};
 use crate::rans::{
     ESCAPE, LANES, PROBABILITY_BITS,
     blocks::{Block, NINTH, THIRD, coarser},
-    plan::Coding,
+    coding::Coding,
     stream::{
-        encode::{Backward, BlockJob, EncodeJob, EncodedStream, Lanes, Uncodable},
-        encode_tables::{StageEncoding, TritEncoding},
+        encode::{BlockJob, EncodeJob, EncodedStream, LaneEncoder, ReverseWords, Uncodable},
+        simd_tables::{StageEncoding, TritEncoding},
     },
 };
 
@@ -50,10 +50,10 @@ struct Symbols {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,bmi2,popcnt")]
 pub(super) unsafe fn encode(
     [first, second]: [BlockJob<'_>; 2],
-    [first_words, second_words]: &mut [Backward; 2],
+    [first_words, second_words]: &mut [ReverseWords; 2],
 ) -> Result<[EncodedStream; 2], Uncodable> {
     // not in an array: what is indexed would be kept in memory
-    let (mut one, mut other) = (Lanes::new(first_words), Lanes::new(second_words));
+    let (mut one, mut other) = (LaneEncoder::new(first_words), LaneEncoder::new(second_words));
     let full = first.blocks.tokens() / LANES;
     partial(&first, full, &mut one)?;
     partial(&second, full, &mut other)?;
@@ -77,7 +77,7 @@ pub(super) unsafe fn encode(
 }
 
 /// Tokens behind whole blocks, by the scalar coders.
-fn partial(job: &BlockJob<'_>, full: usize, lanes: &mut Lanes<'_>) -> Result<(), Uncodable> {
+fn partial(job: &BlockJob<'_>, full: usize, lanes: &mut LaneEncoder<'_>) -> Result<(), Uncodable> {
     let tokens = job.blocks.tokens() % LANES;
     if tokens == 0 {
         return Ok(());
@@ -98,7 +98,7 @@ fn partial(job: &BlockJob<'_>, full: usize, lanes: &mut Lanes<'_>) -> Result<(),
 unsafe fn step(
     job: &BlockJob<'_>,
     (c, block): (usize, usize),
-    lanes: &mut Lanes<'_>,
+    lanes: &mut LaneEncoder<'_>,
     mut states: States,
 ) -> Result<States, Uncodable> {
     lanes.words.ready()?;
@@ -161,7 +161,7 @@ unsafe fn coarsened(mut values: __m512i, up: u32) -> __m512i {
 #[inline(always)]
 unsafe fn stage(
     table: &StageEncoding,
-    lanes: &mut Lanes<'_>,
+    lanes: &mut LaneEncoder<'_>,
     mut states: States,
     values: __m512i,
 ) -> Result<States, Uncodable> {
@@ -195,7 +195,7 @@ unsafe fn stage(
 #[inline(always)]
 unsafe fn trit(
     table: &TritEncoding,
-    words: &mut Backward,
+    words: &mut ReverseWords,
     states: States,
     values: __m512i,
 ) -> Result<States, Uncodable> {
@@ -311,7 +311,7 @@ unsafe fn slot_of(table: &StageEncoding, index: __m512i) -> __m512i {
 /// # Safety
 /// The features of [`encode`]; `ready` said that there is room.
 #[inline(always)]
-unsafe fn spill(words: &mut Backward, states: States, frequency: __m512i) -> States {
+unsafe fn spill(words: &mut ReverseWords, states: States, frequency: __m512i) -> States {
     // SAFETY: the caller's promise.
     unsafe {
         let full = _mm512_cmpge_epu16_mask(_mm512_srli_epi16::<3>(states.high), frequency);
@@ -324,7 +324,7 @@ unsafe fn spill(words: &mut Backward, states: States, frequency: __m512i) -> Sta
 /// # Safety
 /// As [`spill`].
 #[inline(always)]
-unsafe fn emit(words: &mut Backward, states: States, full: u32) -> States {
+unsafe fn emit(words: &mut ReverseWords, states: States, full: u32) -> States {
     let count = full.count_ones();
     words.top -= count as usize;
     let at = words.buffer[words.top..].as_mut_ptr().cast();
@@ -345,7 +345,7 @@ unsafe fn emit(words: &mut Backward, states: States, full: u32) -> States {
 /// As [`spill`].
 #[inline(always)]
 unsafe fn escaped(
-    lanes: &mut Lanes<'_>,
+    lanes: &mut LaneEncoder<'_>,
     escapes: u32,
     states: States,
     values: __m512i,
@@ -378,7 +378,7 @@ unsafe fn escaped(
 /// Escapes of which one is long, by the scalar coders.
 #[cold]
 #[inline(never)]
-fn long_escapes(lanes: &mut Lanes<'_>, escapes: u32, Block(values): &Block) -> Result<(), Uncodable> {
+fn long_escapes(lanes: &mut LaneEncoder<'_>, escapes: u32, Block(values): &Block) -> Result<(), Uncodable> {
     lanes.escape(escapes, &values.map(i32::from))
 }
 

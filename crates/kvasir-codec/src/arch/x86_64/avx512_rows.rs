@@ -13,7 +13,7 @@ use std::arch::x86_64::{
     _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
-use crate::rows::{Scaling, TILE, scale_rows_portable};
+use crate::direct_rows::{Scaling, TILE, scale_rows_portable};
 
 /// Whole tiles here, the rest by the portable kernel.
 ///

@@ -4,10 +4,11 @@ mod avx2;
 mod avx512;
 mod avx512_encode;
 mod avx512_rows;
-mod looked_up;
+mod lookup_rows;
 mod registers;
+mod rotated_rows;
 mod transposes;
-mod turned;
+mod unrotated_rows;
 mod wide;
 
 use kvasir_types::Rope;
@@ -17,19 +18,19 @@ use super::{
     lockstep::decode,
 };
 use crate::{
+    direct_rows::{
+        QuantisedRows, Scaling,
+        bf16_tiles::{Bf16Rows, RotationTable, RowScratch},
+        quantise_tiles::{QuantiseTarget, QuantiserSteps},
+    },
     rans::{
-        RowBits, Rows,
+        LevelRows, RowBits,
         bank::TableBank,
         stream::{
             StreamFault, StreamJob,
             cell::Fit,
-            encode::{Backward, BlockJob, EncodedStream, Uncodable},
+            encode::{BlockJob, EncodedStream, ReverseWords, Uncodable},
         },
-    },
-    rows::{
-        Quantised, Scaling,
-        fine::{Quantising, Steps},
-        half::{HalfRows, RowScratch, Turns},
     },
 };
 
@@ -88,12 +89,12 @@ macro_rules! rows {
     ($name:ident, $registers:ty, $($feature:tt),+) => {
         impl $name {
             /// Sines and cosines of a rope.
-            pub(crate) fn turns(self, rope: &Rope, first: u64, tokens: usize) -> Turns {
+            pub(crate) fn rotation_table(self, rope: &Rope, first: u64, tokens: usize) -> RotationTable {
                 /// # Safety
                 /// The CPU has every feature.
                 $(#[target_feature(enable = $feature)])+
-                unsafe fn entry(rope: &Rope, first: u64, tokens: usize) -> Turns {
-                    Turns::portable(rope, first, tokens)
+                unsafe fn entry(rope: &Rope, first: u64, tokens: usize) -> RotationTable {
+                    RotationTable::portable(rope, first, tokens)
                 }
                 // SAFETY: `self` exists, so `new` saw every feature.
                 unsafe { entry(rope, first, tokens) }
@@ -102,38 +103,38 @@ macro_rules! rows {
             /// Quantised values of rows; the caller checked the lengths.
             pub(crate) fn quantise_rows(
                 self,
-                steps: &Steps<'_>,
-                turns: Option<&Turns>,
+                steps: &QuantiserSteps<'_>,
+                rotation: Option<&RotationTable>,
                 tokens: usize,
                 rows: &[f32],
-                to: &mut Quantising<'_>,
+                to: &mut QuantiseTarget<'_>,
                 scratch: &mut RowScratch,
             ) -> bool {
                 /// # Safety
                 /// The CPU has every feature.
                 $(#[target_feature(enable = $feature)])+
                 unsafe fn entry(
-                    steps: &Steps<'_>,
-                    turns: Option<&Turns>,
+                    steps: &QuantiserSteps<'_>,
+                    rotation: Option<&RotationTable>,
                     tokens: usize,
                     rows: &[f32],
-                    to: &mut Quantising<'_>,
+                    to: &mut QuantiseTarget<'_>,
                     scratch: &mut RowScratch,
                 ) -> bool {
                     // SAFETY: the caller's promise.
-                    unsafe { wide::quantise_rows::<$registers>(steps, turns, tokens, rows, to, scratch) }
+                    unsafe { wide::quantise_rows::<$registers>(steps, rotation, tokens, rows, to, scratch) }
                 }
                 // SAFETY: `self` exists, so `new` saw every feature.
-                unsafe { entry(steps, turns, tokens, rows, to, scratch) }
+                unsafe { entry(steps, rotation, tokens, rows, to, scratch) }
             }
 
             /// Makes bf16 rows of a direct scope; the caller checked the lengths.
-            pub(crate) fn half_rows(
+            pub(crate) fn bf16_rows(
                 self,
                 scaling: &Scaling<'_>,
-                turns: Option<&Turns>,
-                values: Quantised<'_, i16>,
-                rows: HalfRows<'_>,
+                rotation: Option<&RotationTable>,
+                values: QuantisedRows<'_, i16>,
+                rows: Bf16Rows<'_>,
                 scratch: &mut RowScratch,
             ) {
                 /// # Safety
@@ -141,16 +142,16 @@ macro_rules! rows {
                 $(#[target_feature(enable = $feature)])+
                 unsafe fn entry(
                     scaling: &Scaling<'_>,
-                    turns: Option<&Turns>,
-                    values: Quantised<'_, i16>,
-                    rows: HalfRows<'_>,
+                    rotation: Option<&RotationTable>,
+                    values: QuantisedRows<'_, i16>,
+                    rows: Bf16Rows<'_>,
                     scratch: &mut RowScratch,
                 ) {
                     // SAFETY: the caller's promise.
-                    unsafe { wide::half_rows::<$registers>(scaling, turns, values, rows, scratch) }
+                    unsafe { wide::bf16_rows::<$registers>(scaling, rotation, values, rows, scratch) }
                 }
                 // SAFETY: `self` exists, so `new` saw every feature.
-                unsafe { entry(scaling, turns, values, rows, scratch) }
+                unsafe { entry(scaling, rotation, values, rows, scratch) }
             }
         }
     };
@@ -164,18 +165,24 @@ impl Avx512 {
     pub(crate) fn encode(
         self,
         jobs: [BlockJob<'_>; 2],
-        words: &mut [Backward; 2],
+        words: &mut [ReverseWords; 2],
     ) -> Result<[EncodedStream; 2], Uncodable> {
         // SAFETY: `self` exists, so `new` saw every feature.
         unsafe { avx512_encode::encode(jobs, words) }
     }
 
-    /// Writes a coefficient's row, as [`Rows::write`].
-    pub(crate) fn row(self, rows: &Rows<'_>, coefficient: usize, refines: bool, out: &mut [i32]) -> RowBits {
+    /// Writes a coefficient's row, as [`LevelRows::write`].
+    pub(crate) fn row(
+        self,
+        rows: &LevelRows<'_>,
+        coefficient: usize,
+        refines: bool,
+        out: &mut [i32],
+    ) -> RowBits {
         /// # Safety
         /// The CPU has the features.
         #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-        unsafe fn entry(rows: &Rows<'_>, coefficient: usize, refines: bool, out: &mut [i32]) -> RowBits {
+        unsafe fn entry(rows: &LevelRows<'_>, coefficient: usize, refines: bool, out: &mut [i32]) -> RowBits {
             rows.write(coefficient, refines, out)
         }
         // SAFETY: `self` exists, so `new` saw every feature.

@@ -8,11 +8,8 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::{looked_up, transposes, turned::Conversion};
-use crate::rows::{
-    Quantised, Scaling, TILE,
-    half::{Lane, Turns},
-};
+use super::transposes;
+use crate::direct_rows::bf16_tiles::Lane;
 
 /// The bit that makes a NaN in bf16 quiet.
 const QUIET: i32 = 0x40;
@@ -53,17 +50,6 @@ pub(super) trait Registers: Copy {
     unsafe fn largest(most: Self::Int, x: Self::Float) -> Self::Int;
     /// Whether all of what [`largest`](Self::largest) gave is at most the bits of `most`.
     unsafe fn all_within(largest: Self::Int, most: f32) -> bool;
-    /// bf16 rows of tokens that fill registers, of elements whose frequent values are looked up; returns how many, 0 where
-    /// nothing is looked up.
-    unsafe fn looked_up(
-        _scaling: (&Scaling<'_>, &[f32]),
-        _turns: Option<&Turns>,
-        _values: Quantised<'_, i16>,
-        _rows: (&mut [bf16], bool),
-        _scratch: (&mut Vec<Lane<u32>>, &mut [Lane<u32>]),
-    ) -> usize {
-        0
-    }
     /// Rows of 16 tokens from words of two neighbouring elements; whole lines past the cache, where that can be.
     unsafe fn transpose<const PAST_CACHE: bool>(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]);
     /// Lanes of 16 tokens from their rows.
@@ -156,34 +142,6 @@ impl Registers for Sixteen {
     type Float = __m512;
     type Int = __m512i;
     const LANES: usize = 16;
-
-    #[inline(always)]
-    unsafe fn looked_up(
-        (scaling, offs): (&Scaling<'_>, &[f32]),
-        turns: Option<&Turns>,
-        values: Quantised<'_, i16>,
-        (rows, past_cache): (&mut [bf16], bool),
-        (tables, words): (&mut Vec<Lane<u32>>, &mut [Lane<u32>]),
-    ) -> usize {
-        // tables take as long as a block
-        if !scaling.elements().is_multiple_of(2 * TILE) || values.tokens < 3 * looked_up::TOKENS {
-            return 0;
-        }
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (turns, Conversion::new(), past_cache) {
-                (None, _, true) => looked_up::rows::<true>(scaling, offs, values, rows, (tables, words)),
-                (None, _, false) => looked_up::rows::<false>(scaling, offs, values, rows, (tables, words)),
-                (Some(turns), Some(cpu), true) => {
-                    cpu.rows::<true>((scaling, offs), turns, values, rows, tables)
-                }
-                (Some(turns), Some(cpu), false) => {
-                    cpu.rows::<false>((scaling, offs), turns, values, rows, tables)
-                }
-                (Some(_), None, _) => 0,
-            }
-        }
-    }
 
     #[inline(always)]
     unsafe fn transpose<const PAST_CACHE: bool>(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]) {

@@ -16,10 +16,10 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::avx512_rows;
-use crate::rows::{
+use crate::direct_rows::{
     TILE,
-    fine::lanes_portable,
-    half::{Lane, transpose_portable},
+    bf16_tiles::{Lane, transpose_portable},
+    quantise_tiles::lanes_portable,
 };
 
 /// 16 elements of 16 tokens at once.

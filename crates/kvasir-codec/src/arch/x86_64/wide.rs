@@ -10,47 +10,47 @@ use std::{arch::x86_64::_mm_sfence, ops::Range};
 
 use kvasir_types::Pairing;
 
-use super::registers::Registers;
+use super::{lookup_rows::LookupRows, registers::Registers};
 use crate::{
-    rans::{LANES, blocks::Blocks},
-    rows::{
-        Quantised, Scaling, TILE,
-        fine::{Quantising, Steps, fine_tile},
-        half::{HalfRows, Lane, RowScratch, Turns, half_tile},
+    direct_rows::{
+        QuantisedRows, Scaling, TILE,
+        bf16_tiles::{Bf16Rows, Lane, RotationTable, RowScratch, bf16_tile},
+        quantise_tiles::{QuantiseTarget, QuantiserSteps, quantise_tile},
     },
+    rans::{LANES, blocks::Blocks},
 };
 
-/// How the elements of a head lie in words of two neighbours, and which of them turn together.
+/// How the elements of a head lie in words of two neighbours, and which of them rotate together.
 #[derive(Clone, Copy)]
-enum Turning<'a> {
+enum PairLayout<'a> {
     /// None does.
     None,
     /// Both elements of a word.
-    Neighbours(&'a Turns),
+    Neighbours(&'a RotationTable),
     /// Those of words half a rope apart, one by one.
-    Halves(&'a Turns),
+    Halves(&'a RotationTable),
 }
 
-impl<'a> Turning<'a> {
+impl<'a> PairLayout<'a> {
     /// `None` where pairs begin within words: no known model's do.
-    fn of(turns: Option<&'a Turns>, elements: usize) -> Option<Self> {
-        let Some(turns) = turns else { return elements.is_multiple_of(2).then_some(Self::None) };
+    fn of(rotation: Option<&'a RotationTable>, elements: usize) -> Option<Self> {
+        let Some(rotation) = rotation else { return elements.is_multiple_of(2).then_some(Self::None) };
         let whole = elements.is_multiple_of(2)
-            && turns.offset().is_multiple_of(2)
-            && turns.offset() + 2 * turns.pairs() <= elements;
-        match turns.pairing() {
-            Pairing::Interleaved if whole => Some(Self::Neighbours(turns)),
-            Pairing::Half if whole && turns.pairs().is_multiple_of(2) => Some(Self::Halves(turns)),
+            && rotation.offset().is_multiple_of(2)
+            && rotation.offset() + 2 * rotation.pairs() <= elements;
+        match rotation.pairing() {
+            Pairing::Interleaved if whole => Some(Self::Neighbours(rotation)),
+            Pairing::Half if whole && rotation.pairs().is_multiple_of(2) => Some(Self::Halves(rotation)),
             _ => None,
         }
     }
 
-    /// The rope, and the elements that it turns.
-    fn turned(self) -> Option<(&'a Turns, Range<usize>)> {
+    /// The rope, and the elements that it rotates.
+    fn rotated(self) -> Option<(&'a RotationTable, Range<usize>)> {
         match self {
             Self::None => None,
-            Self::Neighbours(turns) | Self::Halves(turns) => {
-                Some((turns, turns.offset()..turns.offset() + 2 * turns.pairs()))
+            Self::Neighbours(rotation) | Self::Halves(rotation) => {
+                Some((rotation, rotation.offset()..rotation.offset() + 2 * rotation.pairs()))
             }
         }
     }
@@ -61,35 +61,35 @@ impl<'a> Turning<'a> {
 /// # Safety
 /// As [`Registers`]; `values` hold `stride`, `rows` `tokens` of each of `scaling.elements()`.
 #[inline(always)]
-pub(super) unsafe fn half_rows<R: Registers>(
+pub(super) unsafe fn bf16_rows<R: LookupRows>(
     scaling: &Scaling<'_>,
-    turns: Option<&Turns>,
-    values: Quantised<'_, i16>,
-    HalfRows { rows, past_cache }: HalfRows<'_>,
+    rotation: Option<&RotationTable>,
+    values: QuantisedRows<'_, i16>,
+    Bf16Rows { rows, past_cache }: Bf16Rows<'_>,
     scratch: &mut RowScratch,
 ) {
     let (count, tokens) = (scaling.elements(), values.tokens);
     debug_assert!(values.values.len() == count * values.stride && rows.len() == count * tokens);
-    let turning = Turning::of(turns, count);
-    let whole = if turning.is_some() { tokens / TILE } else { 0 };
+    let layout = PairLayout::of(rotation, count);
+    let whole = if layout.is_some() { tokens / TILE } else { 0 };
     let (whole_rows, rest) = rows.split_at_mut(whole * TILE * count);
     let (offs, words, tables) = scratch.prepared(scaling);
     let shifted = offs.iter().any(|off| *off != 0.0);
-    let looked_up = match turning {
-        // SAFETY: the caller's promise; what turns are elements.
+    let looked_up = match layout {
+        // SAFETY: the caller's promise; what rotates are elements.
         Some(_) => unsafe {
-            R::looked_up((scaling, offs), turns, values, (whole_rows, past_cache), (tables, words))
+            R::lookup_rows((scaling, offs), rotation, values, (whole_rows, past_cache), (tables, words))
         },
         None => 0,
     };
     for (tile, rows) in whole_rows.chunks_exact_mut(TILE * count).enumerate().skip(looked_up / TILE) {
-        let (first, turning) = (tile * TILE, turning.unwrap_or(Turning::None));
+        let (first, layout) = (tile * TILE, layout.unwrap_or(PairLayout::None));
         // SAFETY: the caller's promise; the tile is whole, and values hold every element of it. Here and below.
         unsafe {
             if shifted {
-                Tile::<R, true>::new(scaling, offs, values, first).words(turning, tile, words);
+                Tile::<R, true>::new(scaling, offs, values, first).words(layout, tile, words);
             } else {
-                Tile::<R, false>::new(scaling, offs, values, first).words(turning, tile, words);
+                Tile::<R, false>::new(scaling, offs, values, first).words(layout, tile, words);
             }
             if past_cache {
                 R::transpose::<true>(words, count, rows);
@@ -99,7 +99,7 @@ pub(super) unsafe fn half_rows<R: Registers>(
         }
     }
     for (tile, rows) in rest.chunks_mut(TILE * count).enumerate() {
-        half_tile(scaling, turns, (values, whole + tile), rows, scratch);
+        bf16_tile(scaling, rotation, (values, whole + tile), rows, scratch);
     }
     if past_cache {
         // Such stores are ordered with nothing: whoever is handed the rows, on this core or another, must find them.
@@ -127,7 +127,7 @@ impl<'a, R: Registers, const SHIFTED: bool> Tile<'a, R, SHIFTED> {
     unsafe fn new(
         scaling: &'a Scaling<'a>,
         offs: &'a [f32],
-        values: Quantised<'_, i16>,
+        values: QuantisedRows<'_, i16>,
         first: usize,
     ) -> Self {
         debug_assert!(first + TILE <= values.tokens && offs.len() == scaling.elements());
@@ -159,27 +159,27 @@ impl<'a, R: Registers, const SHIFTED: bool> Tile<'a, R, SHIFTED> {
         }
     }
 
-    /// The words of every two neighbouring elements, turned and rounded.
+    /// The words of every two neighbouring elements, rotated and rounded.
     ///
     /// # Safety
-    /// As [`Registers`]; `turning` is that of `scaling.elements()`, and there are half as many words.
+    /// As [`Registers`]; `layout` is that of `scaling.elements()`, and there are half as many words.
     #[inline(always)]
-    unsafe fn words(&self, turning: Turning<'_>, tile: usize, words: &mut [Lane<u32>]) {
+    unsafe fn words(&self, layout: PairLayout<'_>, tile: usize, words: &mut [Lane<u32>]) {
         let elements = self.scaling.elements();
-        let turned = turning.turned().map_or(0..0, |(_, range)| range);
-        debug_assert!(words.len() == elements / 2 && turned.end <= elements);
+        let rotated = layout.rotated().map_or(0..0, |(_, range)| range);
+        debug_assert!(words.len() == elements / 2 && rotated.end <= elements);
         // SAFETY: every element and word index is below their number.
         unsafe {
             let mut at = 0;
             while at < TILE {
-                for word in (0..turned.start / 2).chain(turned.end / 2..elements / 2) {
+                for word in (0..rotated.start / 2).chain(rotated.end / 2..elements / 2) {
                     let (low, high) = (self.element(2 * word, at), self.element(2 * word + 1, at));
                     store::<R>(words, word, at, low, high);
                 }
-                match turning {
-                    Turning::None => {}
-                    Turning::Neighbours(turns) => self.neighbours(turns, tile, at, words),
-                    Turning::Halves(turns) => self.halves(turns, tile, at, words),
+                match layout {
+                    PairLayout::None => {}
+                    PairLayout::Neighbours(rotation) => self.neighbours(rotation, tile, at, words),
+                    PairLayout::Halves(rotation) => self.halves(rotation, tile, at, words),
                 }
                 at += R::LANES;
             }
@@ -189,13 +189,13 @@ impl<'a, R: Registers, const SHIFTED: bool> Tile<'a, R, SHIFTED> {
     /// # Safety
     /// As [`words`](Self::words).
     #[inline(always)]
-    unsafe fn neighbours(&self, turns: &Turns, tile: usize, at: usize, words: &mut [Lane<u32>]) {
-        for (pair, turn) in turns.of_tile(tile).iter().enumerate() {
-            let element = turns.offset() + 2 * pair;
+    unsafe fn neighbours(&self, rotation: &RotationTable, tile: usize, at: usize, words: &mut [Lane<u32>]) {
+        for (pair, turn) in rotation.of_tile(tile).iter().enumerate() {
+            let element = rotation.offset() + 2 * pair;
             // SAFETY: the caller's promise.
             unsafe {
                 let (x, y) = (self.element(element, at), self.element(element + 1, at));
-                let (x, y) = turned::<R, false>(x, y, turn, at, turns.factor());
+                let (x, y) = rotated::<R, false>(x, y, turn, at, rotation.factor());
                 store::<R>(words, element / 2, at, x, y);
             }
         }
@@ -204,16 +204,16 @@ impl<'a, R: Registers, const SHIFTED: bool> Tile<'a, R, SHIFTED> {
     /// # Safety
     /// As [`words`](Self::words).
     #[inline(always)]
-    unsafe fn halves(&self, turns: &Turns, tile: usize, at: usize, words: &mut [Lane<u32>]) {
-        let (near, half) = (turns.offset(), turns.pairs());
-        for (two, [first, second]) in turns.of_tile(tile).as_chunks().0.iter().enumerate() {
+    unsafe fn halves(&self, rotation: &RotationTable, tile: usize, at: usize, words: &mut [Lane<u32>]) {
+        let (near, half) = (rotation.offset(), rotation.pairs());
+        for (two, [first, second]) in rotation.of_tile(tile).as_chunks().0.iter().enumerate() {
             let (low, high) = (near + 2 * two, near + 2 * two + 1);
             // SAFETY: the caller's promise.
             unsafe {
                 let (x, y) = (self.element(low, at), self.element(low + half, at));
-                let (x0, y0) = turned::<R, false>(x, y, first, at, turns.factor());
+                let (x0, y0) = rotated::<R, false>(x, y, first, at, rotation.factor());
                 let (x, y) = (self.element(high, at), self.element(high + half, at));
-                let (x1, y1) = turned::<R, false>(x, y, second, at, turns.factor());
+                let (x1, y1) = rotated::<R, false>(x, y, second, at, rotation.factor());
                 store::<R>(words, low / 2, at, x0, x1);
                 store::<R>(words, (low + half) / 2, at, y0, y1);
             }
@@ -221,12 +221,12 @@ impl<'a, R: Registers, const SHIFTED: bool> Tile<'a, R, SHIFTED> {
     }
 }
 
-/// A pair turned, back where `BACK`.
+/// A pair rotated, back where `BACK`.
 ///
 /// # Safety
 /// As [`Registers`]; `at + R::LANES ≤ 16`.
 #[inline(always)]
-unsafe fn turned<R: Registers, const BACK: bool>(
+unsafe fn rotated<R: Registers, const BACK: bool>(
     x: R::Float,
     y: R::Float,
     [sin, cos]: &[Lane<f32>; 2],
@@ -272,21 +272,21 @@ unsafe fn store<R: Registers>(
 /// As [`Registers`]; `rows` and `to` hold `elements × tokens`.
 #[inline(always)]
 pub(super) unsafe fn quantise_rows<R: Registers>(
-    steps: &Steps<'_>,
-    turns: Option<&Turns>,
+    steps: &QuantiserSteps<'_>,
+    rotation: Option<&RotationTable>,
     tokens: usize,
     rows: &[f32],
-    to: &mut Quantising<'_>,
+    to: &mut QuantiseTarget<'_>,
     scratch: &mut RowScratch,
 ) -> bool {
     let count = steps.mean.len();
-    let turning = Turning::of(turns, count);
+    let layout = PairLayout::of(rotation, count);
     let mut within = true;
     for (tile, rows) in rows.chunks(TILE * count).enumerate() {
         let first = tile * TILE;
         let whole = first + TILE <= tokens && first >= steps.masked;
-        let Some(turning) = turning.filter(|_| whole) else {
-            within &= fine_tile(steps, turns, (tokens, tile), rows, to, scratch);
+        let Some(layout) = layout.filter(|_| whole) else {
+            within &= quantise_tile(steps, rotation, (tokens, tile), rows, to, scratch);
             continue;
         };
         let (elements, _) = scratch.of(count);
@@ -295,13 +295,13 @@ pub(super) unsafe fn quantise_rows<R: Registers>(
         unsafe {
             R::lanes(rows, elements);
             let largest = match to {
-                Quantising::Wide(values) => {
-                    let put = Wide { to: values[first..].as_mut_ptr(), tokens };
-                    quantise::<R, Wide>(steps, turning, tile, elements, put)
+                QuantiseTarget::Wide(values) => {
+                    let put = StoreWide { to: values[first..].as_mut_ptr(), tokens };
+                    quantise::<R, StoreWide>(steps, layout, tile, elements, put)
                 }
-                Quantising::Narrow(blocks, row) => {
-                    let put = Narrow { first: *row, lane: first % LANES, block: first / LANES, blocks };
-                    quantise::<R, Narrow<'_>>(steps, turning, tile, elements, put)
+                QuantiseTarget::Narrow(blocks, row) => {
+                    let put = StoreNarrow { first: *row, lane: first % LANES, block: first / LANES, blocks };
+                    quantise::<R, StoreNarrow<'_>>(steps, layout, tile, elements, put)
                 }
             };
             within &= R::all_within(largest, most);
@@ -310,19 +310,19 @@ pub(super) unsafe fn quantise_rows<R: Registers>(
     within
 }
 
-/// Turns a tile of lanes back, centres, scales and rounds it; the bits of the largest magnitudes.
+/// Rotates a tile of lanes back, centres, scales and rounds it; the bits of the largest magnitudes.
 ///
 /// # Safety
 /// As [`Registers`]; the tile is whole, and `put` has room for it.
 #[inline(always)]
-unsafe fn quantise<R: Registers, P: Put>(
-    steps: &Steps<'_>,
-    turning: Turning<'_>,
+unsafe fn quantise<R: Registers, P: StoreQuantised>(
+    steps: &QuantiserSteps<'_>,
+    layout: PairLayout<'_>,
     tile: usize,
     elements: &[Lane<f32>],
     mut put: P,
 ) -> R::Int {
-    let range = turning.turned().map_or(0..0, |(_, range)| range);
+    let range = layout.rotated().map_or(0..0, |(_, range)| range);
     let mut at = 0;
     // SAFETY: every element index is below their number, here and below.
     unsafe {
@@ -332,13 +332,13 @@ unsafe fn quantise<R: Registers, P: Put>(
                 let x = R::load(elements[element].as_ptr().add(at));
                 largest = fine::<R, P>(steps, &mut put, (element, at), x, largest);
             }
-            if let Some((turns, _)) = turning.turned() {
-                let factor = 1.0 / turns.factor();
-                for (pair, turn) in turns.of_tile(tile).iter().enumerate() {
-                    let (a, b) = turns.pair(pair);
+            if let Some((rotation, _)) = layout.rotated() {
+                let factor = 1.0 / rotation.factor();
+                for (pair, turn) in rotation.of_tile(tile).iter().enumerate() {
+                    let (a, b) = rotation.pair(pair);
                     let (x, y) =
                         (R::load(elements[a].as_ptr().add(at)), R::load(elements[b].as_ptr().add(at)));
-                    let (x, y) = turned::<R, true>(x, y, turn, at, factor);
+                    let (x, y) = rotated::<R, true>(x, y, turn, at, factor);
                     largest = fine::<R, P>(steps, &mut put, (a, at), x, largest);
                     largest = fine::<R, P>(steps, &mut put, (b, at), y, largest);
                 }
@@ -354,8 +354,8 @@ unsafe fn quantise<R: Registers, P: Put>(
 /// # Safety
 /// As [`Registers`]; `element < steps.mean.len()`, `at + R::LANES ≤ 16`, and `put` has room for them.
 #[inline(always)]
-unsafe fn fine<R: Registers, P: Put>(
-    steps: &Steps<'_>,
+unsafe fn fine<R: Registers, P: StoreQuantised>(
+    steps: &QuantiserSteps<'_>,
     put: &mut P,
     (element, at): (usize, usize),
     x: R::Float,
@@ -371,21 +371,21 @@ unsafe fn fine<R: Registers, P: Put>(
 }
 
 /// Where quantised values of a tile go.
-trait Put {
+trait StoreQuantised {
     /// # Safety
     /// As [`Registers`]; there is room for `R::LANES` values of the element from `at` on.
     unsafe fn put<R: Registers>(&mut self, element: usize, at: usize, values: R::Int);
 }
 
 /// To rows of 32 bits.
-struct Wide {
+struct StoreWide {
     /// Element 0 at the tile's first token.
     to: *mut i32,
     /// From an element to the next.
     tokens: usize,
 }
 
-impl Put for Wide {
+impl StoreQuantised for StoreWide {
     #[inline(always)]
     unsafe fn put<R: Registers>(&mut self, element: usize, at: usize, values: R::Int) {
         // SAFETY: the caller's promise.
@@ -394,7 +394,7 @@ impl Put for Wide {
 }
 
 /// To blocks.
-struct Narrow<'a> {
+struct StoreNarrow<'a> {
     blocks: &'a mut Blocks,
     /// The row of element 0.
     first: usize,
@@ -403,7 +403,7 @@ struct Narrow<'a> {
     lane: usize,
 }
 
-impl Put for Narrow<'_> {
+impl StoreQuantised for StoreNarrow<'_> {
     #[inline(always)]
     unsafe fn put<R: Registers>(&mut self, element: usize, at: usize, values: R::Int) {
         let index = self.blocks.at(self.first + element, self.block);

@@ -1,6 +1,6 @@
 //! What decoded values are kept in.
 
-use super::super::limits::ESCAPE_MAX;
+use super::super::constants::ESCAPE_MAX;
 
 /// A value in memory. Narrow cells take half the memory and half the work, and hold nearly every value there is: a stream that
 /// has another one says so, and is decoded again into wide ones.

@@ -9,9 +9,9 @@ use super::{
 use crate::rans::{
     alias::AliasTable,
     bank::TableBank,
-    limits::{ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN},
-    nest::refine,
-    plan::Coding,
+    coding::Coding,
+    constants::{ESCAPE, LANES, LONG_ESCAPE, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN},
+    nested_index::refine,
     trit::TritTable,
 };
 
@@ -19,7 +19,7 @@ use crate::rans::{
 const ESCAPED: i32 = ESCAPE as i32 - 7;
 
 /// The 32 coders and the cursor they share.
-pub(crate) struct Lanes<'a> {
+pub(crate) struct LaneDecoder<'a> {
     pub(crate) states: [u32; LANES],
     words: &'a [u8],
     /// Bytes of `words` consumed.
@@ -33,7 +33,7 @@ pub(crate) fn decode_stream<V: Cell>(
     job: StreamJob<'_, V>,
 ) -> Result<Fit, StreamFault> {
     let StreamJob { codings, rows, bytes, values, stride, most } = job;
-    let mut lanes = Lanes::new(bytes)?;
+    let mut lanes = LaneDecoder::new(bytes)?;
     for row in (0..tokens).step_by(LANES) {
         let valid = LANES.min(tokens - row);
         for (c, coding) in codings.iter().enumerate() {
@@ -47,7 +47,7 @@ pub(crate) fn decode_stream<V: Cell>(
     Ok(Fit::Held)
 }
 
-impl<'a> Lanes<'a> {
+impl<'a> LaneDecoder<'a> {
     /// Coders at the stored states; lanes without tokens stand where they end.
     pub(crate) fn new(bytes: StreamBytes<'a>) -> Result<Self, StreamFault> {
         let mut states = [STATE_MIN; LANES];

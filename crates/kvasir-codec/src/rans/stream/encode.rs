@@ -1,53 +1,19 @@
 //! The scalar encoder: the decoder's steps backwards.
 
+use super::inverted_stage::InvertedStage;
 use crate::rans::{
-    alias::{AliasTable, StageSymbol},
     bank::TableBank,
     blocks::Blocks,
-    limits::{
-        ALPHABET, ESCAPE, ESCAPE_MAX, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, STREAM_WORDS_MAX,
-        TRITS_MAX,
+    coding::Coding,
+    constants::{
+        ESCAPE, ESCAPE_MAX, LANES, PROBABILITY_BITS, PROBABILITY_ONE, STATE_MIN, STREAM_WORDS_MAX, TRITS_MAX,
     },
-    nest::{coarsen, digit},
-    plan::Coding,
+    nested_index::{coarsen, digit},
     trit::TritTable,
 };
 
 /// Most words that one coefficient of one row emits: a stage word, three of an escape, the trits, for every lane.
 pub(crate) const ROW_WORDS_MAX: usize = LANES * (4 + TRITS_MAX as usize);
-
-/// An alias table, inverted: where the slot of (symbol, offset) is.
-#[derive(Debug, Clone)]
-pub(crate) struct EncodeTable {
-    pub(crate) starts: [u32; ALPHABET],
-    pub(crate) frequencies: [u32; ALPHABET],
-    /// The symbol that codes `index`: itself, or the escape where its frequency is 0.
-    pub(crate) codes: [u32; ALPHABET],
-    /// `slots[starts[symbol] + offset]`, and one more, so that 32-bit loads of the last slot stay inside.
-    pub(crate) slots: Box<[u16; PROBABILITY_ONE as usize + 1]>,
-}
-
-impl EncodeTable {
-    pub(crate) fn new(table: &AliasTable) -> Self {
-        let frequencies = table.frequencies().map(u32::from);
-        let mut starts = [0; ALPHABET];
-        for symbol in 1..ALPHABET {
-            starts[symbol] = starts[symbol - 1] + frequencies[symbol - 1];
-        }
-        let codes = std::array::from_fn(|s| if frequencies[s] > 0 { s as u32 } else { ESCAPE as u32 });
-        let mut slots = Box::new([0; PROBABILITY_ONE as usize + 1]);
-        for index in 0..PROBABILITY_ONE {
-            let slot = table.slot(index);
-            slots[(starts[slot.symbol] + slot.offset) as usize] = index as u16;
-        }
-        Self { starts, frequencies, codes, slots }
-    }
-
-    /// The symbol that codes `value`.
-    fn code(&self, value: i32) -> usize {
-        self.codes[StageSymbol::of(value).index()] as usize
-    }
-}
 
 /// A value that the stream's tables cannot express, or too many words: the piece becomes raw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,13 +57,13 @@ pub(crate) struct BlockJob<'a> {
 
 /// The words of a stream, written from the end towards the front. One buffer serves many streams.
 #[derive(Debug)]
-pub(crate) struct Backward {
+pub(crate) struct ReverseWords {
     pub(crate) buffer: Vec<u16>,
     /// The first word.
     pub(crate) top: usize,
 }
 
-impl Backward {
+impl ReverseWords {
     pub(crate) fn new() -> Self {
         let length = STREAM_WORDS_MAX + ROW_WORDS_MAX;
         Self { buffer: vec![0; length], top: length }
@@ -119,22 +85,25 @@ impl Backward {
 }
 
 /// The 32 coders.
-pub(crate) struct Lanes<'w> {
+pub(crate) struct LaneEncoder<'w> {
     pub(crate) states: [u32; LANES],
-    pub(crate) words: &'w mut Backward,
+    pub(crate) words: &'w mut ReverseWords,
 }
 
 /// Encodes one stream.
-pub(crate) fn encode_stream(job: EncodeJob<'_>, words: &mut Backward) -> Result<EncodedStream, Uncodable> {
-    let mut lanes = Lanes::new(words);
+pub(crate) fn encode_stream(
+    job: EncodeJob<'_>,
+    words: &mut ReverseWords,
+) -> Result<EncodedStream, Uncodable> {
+    let mut lanes = LaneEncoder::new(words);
     for row in (0..job.tokens).step_by(LANES).rev() {
         lanes.row(job, row)?;
     }
     Ok(lanes.finish())
 }
 
-impl<'w> Lanes<'w> {
-    pub(crate) fn new(words: &'w mut Backward) -> Self {
+impl<'w> LaneEncoder<'w> {
+    pub(crate) fn new(words: &'w mut ReverseWords) -> Self {
         words.clear();
         Self { states: [STATE_MIN; LANES], words }
     }
@@ -157,7 +126,7 @@ impl<'w> Lanes<'w> {
                     for _ in 0..trits {
                         self.trit(trit_table(refining), values)?;
                     }
-                    self.stage(&job.bank.encode_tables()[usize::from(table)], values)?;
+                    self.stage(&job.bank.inverted_stages()[usize::from(table)], values)?;
                 }
                 Coding::Trit { table } => self.trit(trit_table(table), values)?,
             }
@@ -184,7 +153,7 @@ impl<'w> Lanes<'w> {
     }
 
     /// Escape payloads, then stage symbols, lanes backwards.
-    fn stage(&mut self, table: &EncodeTable, row: &[i32]) -> Result<(), Uncodable> {
+    fn stage(&mut self, table: &InvertedStage, row: &[i32]) -> Result<(), Uncodable> {
         let is_escape = |value: &i32| table.code(*value) == ESCAPE;
         let escapes = row.iter().rev().fold(0, |set, value| set << 1 | u32::from(is_escape(value)));
         if escapes != 0 {

@@ -6,14 +6,15 @@
 pub(crate) mod cell;
 pub(crate) mod decode;
 pub(crate) mod encode;
+pub(crate) mod inverted_stage;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable encoder has none"))]
-pub(crate) mod encode_tables;
+pub(crate) mod simd_tables;
 
 use std::ops::Range;
 
 use super::{
-    limits::{LANES, STREAM_COEFFICIENTS_MAX},
-    plan::Coding,
+    coding::Coding,
+    constants::{LANES, STREAM_COEFFICIENTS_MAX},
 };
 
 /// Number of streams of `active` coefficients.

@@ -18,7 +18,7 @@ use kvasir_types::{Level, TokenRange};
 use tokio::task::JoinHandle;
 
 use super::{
-    Brought,
+    LoadedPrefix,
     layerwise::{GateOwner, LayerGate},
 };
 use crate::{
@@ -73,11 +73,11 @@ impl RemoteUse {
     }
 }
 
-/// What a load did for a request.
+/// The outcome of a load for a request.
 #[derive(Debug, Default)]
-pub(super) struct Arrived {
+pub(super) struct LoadOutcome {
     /// The cache, if anything came.
-    pub(super) brought: Option<Brought>,
+    pub(super) prefix: Option<LoadedPrefix>,
     /// Tokens that came, and their bytes.
     pub(super) loaded_tokens: usize,
     pub(super) bytes: u64,
@@ -95,29 +95,29 @@ pub(super) struct Arrived {
     pub(super) recompute: Duration,
 }
 
-/// Loads a plan into `kv`, whose pages are reserved for the whole prompt. A load that fails is nothing brought.
+/// Loads a plan into `kv`, whose pages are reserved for the whole prompt. A load that fails delivers nothing.
 pub(super) async fn load(
     (model, client): (&Arc<Model>, &KvClient),
     plan: LoadPlan,
     kv: PagedKv,
     prompt: &Arc<[u32]>,
     how: &RemoteUse,
-) -> Arrived {
+) -> LoadOutcome {
     let computed = prompt.len() - 1;
     let matched = (plan.matched_tokens() as usize).min(computed);
     let suffix = TokenRange { start: matched as u64, end: computed as u64 };
-    let Ok(table) = kv.load_table() else { return Arrived::default() };
+    let Ok(table) = kv.load_table() else { return LoadOutcome::default() };
     let begun = match client.load(plan, [table], how.options(client, suffix)) {
         Ok(load) => load,
         Err(error) => {
             tracing::warn!(%error, "the load could not begin");
-            return Arrived::default();
+            return LoadOutcome::default();
         }
     };
     let mut start = LayerWiseStart::new(model, kv, Arc::clone(prompt), matched);
     let Some(report) = start.follow(begun).await else {
         tracing::warn!("a load lost its pages: the prompt is computed");
-        return Arrived::default();
+        return LoadOutcome::default();
     };
     let done = Instant::now();
     let holes: Vec<_> = report
@@ -130,14 +130,14 @@ pub(super) async fn load(
     let layer_wise = start.is_under_way() && holes.is_empty();
     let Some(kv) = start.finish(holes.is_empty()).await else {
         tracing::warn!("the suffix could not be computed ahead of its prefix: the prompt is computed");
-        return Arrived::default();
+        return LoadOutcome::default();
     };
     let matched = if layer_wise { kv.len() } else { matched };
-    let brought = Brought { kv, matched, holes, shareable };
+    let loaded = LoadedPrefix { kv, matched, holes, shareable };
     let fetch = report.chunks.iter().filter_map(|chunk| chunk.fetched).max().unwrap_or(report.elapsed);
-    Arrived {
+    LoadOutcome {
         loaded_tokens: report.loaded_tokens() as usize,
-        brought: Some(brought),
+        prefix: Some(loaded),
         bytes: report.bytes,
         levels: report.chunks.iter().map(|chunk| chunk.level.map(|level| level.0)).collect(),
         kl_beneath: report.kl_beneath,
@@ -156,10 +156,11 @@ struct LayerWiseStart {
     matched: usize,
     layers: usize,
     gate: GateOwner,
-    state: State,
+    state: SuffixState,
 }
 
-enum State {
+/// Whether the suffix is begun.
+enum SuffixState {
     /// The suffix is not begun.
     Waiting(PagedKv),
     /// The suffix is computed behind the gate.
@@ -170,11 +171,11 @@ enum State {
 impl LayerWiseStart {
     fn new(model: &Arc<Model>, kv: PagedKv, prompt: Arc<[u32]>, matched: usize) -> Self {
         let (layers, gate) = (model.config().layers, GateOwner(LayerGate::default()));
-        Self { model: Arc::clone(model), prompt, matched, layers, gate, state: State::Waiting(kv) }
+        Self { model: Arc::clone(model), prompt, matched, layers, gate, state: SuffixState::Waiting(kv) }
     }
 
     const fn is_under_way(&self) -> bool {
-        matches!(self.state, State::UnderWay(_))
+        matches!(self.state, SuffixState::UnderWay(_))
     }
 
     /// Waits for the load; its pages are good only if there is a report without stale rows.
@@ -198,16 +199,22 @@ impl LayerWiseStart {
     fn ready(&mut self, ready: &LayerReady, whole: bool) {
         self.gate.0.open(ready.layers_complete);
         let some = (1..self.layers).contains(&ready.layers_complete);
-        if whole && some && matches!(self.state, State::Waiting(_)) && self.matched + 1 < self.prompt.len() {
+        if whole
+            && some
+            && matches!(self.state, SuffixState::Waiting(_))
+            && self.matched + 1 < self.prompt.len()
+        {
             self.begin();
         }
     }
 
     fn begin(&mut self) {
-        let State::Waiting(mut kv) = std::mem::replace(&mut self.state, State::Over) else { return };
+        let SuffixState::Waiting(mut kv) = std::mem::replace(&mut self.state, SuffixState::Over) else {
+            return;
+        };
         let (model, prompt, matched) = (Arc::clone(&self.model), Arc::clone(&self.prompt), self.matched);
         let mut gate = self.gate.0.clone();
-        self.state = State::UnderWay(tokio::task::spawn_blocking(move || {
+        self.state = SuffixState::UnderWay(tokio::task::spawn_blocking(move || {
             let result = ahead(&model, &mut kv, &prompt[matched..prompt.len() - 1], matched, &mut gate);
             (kv, result)
         }));
@@ -215,10 +222,10 @@ impl LayerWiseStart {
 
     /// The cache: with the suffix, if it was begun and the prefix is `whole`; as the load left it otherwise.
     async fn finish(mut self, whole: bool) -> Option<PagedKv> {
-        let task = match std::mem::replace(&mut self.state, State::Over) {
-            State::Waiting(kv) => return Some(kv),
-            State::UnderWay(task) => task,
-            State::Over => return None,
+        let task = match std::mem::replace(&mut self.state, SuffixState::Over) {
+            SuffixState::Waiting(kv) => return Some(kv),
+            SuffixState::UnderWay(task) => task,
+            SuffixState::Over => return None,
         };
         if whole {
             self.gate.0.open(self.layers);

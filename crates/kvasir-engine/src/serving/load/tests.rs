@@ -51,9 +51,9 @@ async fn layer_wise(hole: Option<std::ops::Range<usize>>) {
 
     let holes: Vec<_> = hole.into_iter().collect();
     let missing: usize = holes.iter().map(|hole| hole.len()).sum();
-    let brought = Brought { kv, matched, holes, shareable: usize::MAX };
-    assert_eq!(brought.reused_tokens(), matched - missing);
-    let id = scheduler.submit(request(&text[..PROMPT], 5), Some(brought)).unwrap();
+    let loaded = LoadedPrefix { kv, matched, holes, shareable: usize::MAX };
+    assert_eq!(loaded.reused_tokens(), matched - missing);
+    let id = scheduler.submit(request(&text[..PROMPT], 5), Some(loaded)).unwrap();
     let (answers, _) = run(&mut scheduler);
     assert_eq!(answers[&id], alone(&text[..PROMPT], 5));
     let computed = MODEL.calculate_kv(&text[..PROMPT]).unwrap();

@@ -2,7 +2,7 @@
 
 use faer::{Accum, Mat, MatRef, Par, Side, linalg::matmul::matmul};
 use half::f16;
-use kvasir_codec::train::TrainingContext;
+use kvasir_train::TrainingContext;
 use kvasir_types::{ModelSpec, Plane};
 use rayon::prelude::*;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::quality::{Ablation, Ground, Options, QUALITIES, Text, ablate, cases};
 use clap::Args;
-use kvasir_codec::train::BasisRecipe;
+use kvasir_train::BasisRecipe;
 use kvasir_engine::{Model, quality::metric, training::TrainingSet};
 
 use serde::{Deserialize, Serialize};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_client::fetcher::{
-    CacheGen, EstimatorKind, Fixed, Policy, Progressive, Status, Step, TextMode, View,
+    CacheGen, ChunkStatus, EstimatorKind, Fixed, Policy, PolicyStep, PolicyView, Progressive, TextMode,
 };
 use kvasir_types::Level;
 
@@ -121,9 +121,9 @@ impl Policy for AllText {
         "text"
     }
 
-    fn next(&mut self, view: &View<'_>) -> Step {
-        let open = view.open().find(|(_, state, _)| state.status == Status::Idle);
-        open.map_or(Step::Wait { until: None }, |(chunk, ..)| Step::Text { chunk })
+    fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep {
+        let open = view.open().find(|(_, state, _)| state.status == ChunkStatus::Idle);
+        open.map_or(PolicyStep::Wait { until: None }, |(chunk, ..)| PolicyStep::Text { chunk })
     }
 
     fn may_give_up(&self, _: TextMode) -> bool {

@@ -39,7 +39,7 @@ impl HotObserver for Counts {
         self.0.lock().push((medium, bytes));
     }
 
-    fn left(&self, medium: Medium, reason: EvictReason, _: f64, _: f64) {
+    fn evicted(&self, medium: Medium, reason: EvictReason, _: f64, _: f64) {
         self.1.lock().push((medium, reason));
     }
 }
@@ -106,7 +106,7 @@ fn spent(count: &AtomicUsize) -> bool {
 }
 
 impl Store {
-    fn fetch(self: &Arc<Self>, content: &bytes::Bytes) -> Fetch {
+    fn fetch(self: &Arc<Self>, content: &bytes::Bytes) -> RangeReader {
         let (store, content) = (Arc::clone(self), content.clone());
         Arc::new(move |range| {
             store.requests.fetch_add(1, Ordering::SeqCst);
@@ -214,8 +214,8 @@ async fn refinements_go_before_bases() {
     }
     for sample in &samples {
         assert_eq!(bench.tier.medium(&sample.object, &(0..1_000)), Medium::Cpu, "{:?}", bench.tier.usage());
-        assert_eq!(bench.tier.medium_of_front(sample.object.chunk(), 1_000), Medium::Cpu);
-        assert_eq!(bench.tier.medium_of_front(sample.object.chunk(), 1_001), Medium::Object);
+        assert_eq!(bench.tier.medium_of_prefix(sample.object.chunk(), 1_000), Medium::Cpu);
+        assert_eq!(bench.tier.medium_of_prefix(sample.object.chunk(), 1_001), Medium::Object);
     }
     assert_eq!(bench.tier.usage().ram_level_bytes[0], 4_000);
     assert_eq!(bench.tier.usage().ram_level_bytes.iter().skip(1).sum::<u64>(), 0);
@@ -298,10 +298,10 @@ async fn a_torn_file_is_never_served() {
     assert_eq!(bench.store.requests(), before + 1, "read again from the store");
     assert!(bench.counts.1.lock().contains(&(Medium::Disk, EvictReason::Corrupt)));
     let asked = [sample(99, &[1_000]).object.chunk().clone(), samples[0].object.chunk().clone()];
-    let departures = bench.tier.departures_of(&asked);
-    assert!(departures.iter().all(|(place, _)| *place == 1), "of another object nothing is known");
-    assert_eq!(departures[0].1.reason, EvictReason::Corrupt, "the latest first");
-    assert_eq!(departures.last().unwrap().1.medium, Medium::Cpu);
+    let evictions = bench.tier.recent_evictions(&asked);
+    assert!(evictions.iter().all(|(index, _)| *index == 1), "of another object nothing is known");
+    assert_eq!(evictions[0].1.reason, EvictReason::Corrupt, "the latest first");
+    assert_eq!(evictions.last().unwrap().1.medium, Medium::Cpu);
 }
 
 #[tokio::test]
@@ -350,8 +350,8 @@ async fn written_objects_are_hits_and_removed_ones_are_not() {
     assert_eq!(bench.store.requests(), 0);
     bench.tier.remove(&written.object);
     assert_eq!(bench.tier.medium(&written.object, &(0..1_000)), Medium::Object);
-    let departures = bench.tier.departures_of(&[written.object.chunk().clone()]);
-    assert_eq!(departures[0].1.reason, EvictReason::Removed);
+    let evictions = bench.tier.recent_evictions(&[written.object.chunk().clone()]);
+    assert_eq!(evictions[0].1.reason, EvictReason::Removed);
     assert_eq!(bench.tier.usage(), HotUsage { ram_level_bytes: vec![0], ..HotUsage::default() });
 }
 
@@ -367,7 +367,7 @@ async fn what_is_read_ahead_waits_apart_until_it_is_used() {
     }
     // A sixteenth of the memory is 4,000 bytes: the first two had to go.
     assert_eq!((bench.tier.usage().ram_frames, bench.tier.usage().ram_bytes), (0, 4_000));
-    let medium = |sample: &Sample| bench.tier.medium_of_front(sample.object.chunk(), 1_000);
+    let medium = |sample: &Sample| bench.tier.medium_of_prefix(sample.object.chunk(), 1_000);
     assert_eq!(samples.iter().map(medium).filter(|medium| *medium == Medium::Cpu).count(), 4);
     assert!(bench.counts.0.lock().is_empty(), "nobody was served");
     bench.check(&samples[5], 0..1_000).await;
@@ -420,7 +420,7 @@ proptest! {
     }
 }
 
-const _: () = assert!(limits::HOT_FLIGHT_BYTES >= limits::HOT_FRAME_BYTES);
+const _: () = assert!(limits::HOT_FETCH_BYTES >= limits::HOT_FRAME_BYTES);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]

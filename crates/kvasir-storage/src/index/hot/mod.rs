@@ -1,7 +1,6 @@
 //! The index as the rest of the crate uses it: sound rows, walks, and a fresh start when the database is not.
 
 use std::{
-    fmt,
     path::PathBuf,
     sync::{
         Arc,
@@ -13,63 +12,16 @@ use kvasir_types::SeqHash;
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    IndexEntry, IndexError, IndexRow, MemoryIndex, Scope, SledIndex, Walk,
-    place::{self, Lines},
-    runs::Runs,
-    walk::{walk, walk_chunks},
+    IndexError,
+    database::HotIndex,
+    memory::MemoryIndex,
+    placement,
+    position::PositionCache,
+    row::{IndexEntry, IndexRow},
+    scope::Scope,
+    sled_index::SledIndex,
+    walk::{Walk, walk, walk_chunks},
 };
-
-/// A row as bytes.
-pub(super) type Pair = (Vec<u8>, Vec<u8>);
-
-/// Is shown key and value of a row, and says whether to go on.
-pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool, IndexError> + 'a;
-
-/// A sorted map of bytes that may lose rows, but never keeps one under a wrong key unnoticed (rows carry checksums).
-pub trait HotIndex: fmt::Debug + Send + Sync + 'static {
-    /// Writes or overwrites a row.
-    ///
-    /// # Errors
-    /// The database's; the caller throws the database away. The same goes for all methods.
-    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError>;
-    /// Removes a row, if there.
-    #[expect(clippy::missing_errors_doc, reason = "as for put")]
-    fn remove(&self, key: &[u8]) -> Result<(), IndexError>;
-    /// The value of a row.
-    #[expect(clippy::missing_errors_doc, reason = "as for put")]
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError>;
-    /// The greatest row strictly below `key`.
-    #[expect(clippy::missing_errors_doc, reason = "as for put")]
-    fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError>;
-    /// The smallest row at or above `key`.
-    #[expect(clippy::missing_errors_doc, reason = "as for put")]
-    fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError>;
-    /// Visits the rows at or above `from` in order, while `visit` says so.
-    ///
-    /// # Errors
-    /// The database's, and the visitor's own.
-    fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError>;
-    /// Objects there are, approximately after a crash.
-    fn len(&self) -> u64;
-    /// Whether there is no row.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-    /// Removes all rows.
-    #[expect(clippy::missing_errors_doc, reason = "as for put")]
-    fn clear(&self) -> Result<(), IndexError>;
-    /// Writes what is only in memory.
-    #[expect(clippy::missing_errors_doc, reason = "as for put")]
-    fn flush(&self) -> Result<(), IndexError>;
-    /// Lines that are kept in memory, where that is worth it; every change to a row must end the runs that hold it.
-    #[expect(private_interfaces, reason = "no index outside of this module has any")]
-    fn runs(&self) -> Option<&Runs> {
-        None
-    }
-    /// Called on a database that failed: the next process to open it starts it anew. Other threads may still hold
-    /// it, so it is not deleted here.
-    fn abandon(&self) {}
-}
 
 /// Where a fresh database comes from.
 #[derive(Debug, Clone)]
@@ -86,7 +38,7 @@ pub struct Index {
     current: RwLock<Arc<dyn HotIndex>>,
     home: Option<SledHome>,
     replaced: AtomicU64,
-    lines: Lines,
+    positions: PositionCache,
     /// Held by insertions and removals, which look before they write.
     writing: Mutex<()>,
 }
@@ -107,7 +59,7 @@ impl Index {
             current: RwLock::new(index),
             home,
             replaced: replaced.into(),
-            lines: Lines::new(),
+            positions: PositionCache::new(),
             writing: Mutex::default(),
         }
     }
@@ -145,13 +97,13 @@ impl Index {
     /// Takes an object in.
     pub fn insert(&self, scope: Scope, entry: &IndexEntry) {
         let _one_at_a_time = self.writing.lock();
-        self.with(|index| place::insert(index, &self.lines, scope, entry));
+        self.with(|index| placement::insert(index, &self.positions, scope, entry));
     }
 
     /// Removes an object.
     pub fn remove(&self, scope: Scope, entry: &IndexEntry) {
         let _one_at_a_time = self.writing.lock();
-        self.with(|index| place::remove(index, &self.lines, scope, entry));
+        self.with(|index| placement::remove(index, &self.positions, scope, entry));
     }
 
     /// The longest match of `blocks` from `root` on; rows that are not `usable` are removed on the way.
@@ -162,7 +114,7 @@ impl Index {
         blocks: &[SeqHash],
         usable: &dyn Fn(&IndexRow) -> bool,
     ) -> Walk {
-        self.with(|index| walk(index, &self.lines, scope, root, blocks, usable)).unwrap_or_default()
+        self.with(|index| walk(index, &self.positions, scope, root, blocks, usable)).unwrap_or_default()
     }
 
     /// The leading ones of `chunks`, each the child of the one before and the first of `root`; rows that are not `usable`
@@ -174,17 +126,18 @@ impl Index {
         chunks: &[SeqHash],
         usable: &dyn Fn(&IndexRow) -> bool,
     ) -> Vec<IndexRow> {
-        self.with(|index| walk_chunks(index, &self.lines, scope, root, chunks, usable)).unwrap_or_default()
+        self.with(|index| walk_chunks(index, &self.positions, scope, root, chunks, usable))
+            .unwrap_or_default()
     }
 
     /// A chunk that begins as this one does and goes on.
     pub fn longer_sibling(&self, scope: Scope, entry: &IndexEntry) -> Option<IndexRow> {
-        self.with(|index| place::longer_sibling(index, &self.lines, scope, entry)).flatten()
+        self.with(|index| placement::longer_sibling(index, &self.positions, scope, entry)).flatten()
     }
 
     /// Whether a chunk follows `seq_hash`.
     pub fn has_children(&self, scope: Scope, seq_hash: &SeqHash) -> bool {
-        self.with(|index| place::has_children(index, &self.lines, scope, seq_hash)).unwrap_or(true)
+        self.with(|index| placement::has_children(index, &self.positions, scope, seq_hash)).unwrap_or(true)
     }
 
     /// Removes all rows.

@@ -4,6 +4,7 @@ use kvasir_types::{BLOCK_TOKENS, ModelId, TokenChain};
 use tempfile::TempDir;
 
 use super::*;
+use crate::index::database::{Pair, Visit};
 
 const ROOT: [u8; 32] = [9; 32];
 const CACHE: u64 = 1 << 20;
@@ -46,9 +47,9 @@ fn found(index: &Index, count: u32) -> u32 {
     let mut found = 0;
     for seed in 0..count {
         let walk = index.walk(scope(), &ROOT, chain(seed).blocks(), &|_| true);
-        match walk.steps.first().filter(|step| step.matched_blocks == 20) {
-            Some(step) => {
-                assert_eq!(step.row, *row(seed).row);
+        match walk.chunks.first().filter(|chunk| chunk.matched_blocks == 20) {
+            Some(chunk) => {
+                assert_eq!(chunk.row, *row(seed).row);
                 found += 1;
             }
             None => assert_eq!(walk.whole_blocks, 0),

@@ -6,10 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use std::sync::Arc;
 
-use crate::index::{
-    IndexEntry, MemoryIndex, Visit,
-    place::{self, Lines},
-};
+use crate::index::{IndexEntry, MemoryIndex, Visit, placement, position::PositionCache};
 
 const ROOT: [u8; 32] = [9; 32];
 
@@ -38,36 +35,36 @@ fn row(tokens: &[u32], start: usize, end: usize, object: u8) -> IndexEntry {
     }
 }
 
-/// An index with what it remembers of lines.
+/// An index with what it remembers of positions.
 struct Rows<T> {
     index: T,
-    lines: Lines,
+    positions: PositionCache,
 }
 
 impl<T: HotIndex> Rows<T> {
     fn new(index: T) -> Self {
-        Self { index, lines: Lines::new() }
+        Self { index, positions: PositionCache::new() }
     }
 
     fn insert(&self, entry: &IndexEntry) {
-        place::insert(&self.index, &self.lines, scope(), entry).expect("memory");
+        placement::insert(&self.index, &self.positions, scope(), entry).expect("memory");
     }
 
     fn remove(&self, entry: &IndexEntry) {
-        place::remove(&self.index, &self.lines, scope(), entry).expect("memory");
+        placement::remove(&self.index, &self.positions, scope(), entry).expect("memory");
     }
 
     fn walk(&self, blocks: &[SeqHash]) -> Walk {
-        walk(&self.index, &self.lines, scope(), &ROOT, blocks, &|_| true).expect("memory")
+        walk(&self.index, &self.positions, scope(), &ROOT, blocks, &|_| true).expect("memory")
     }
 
     fn walk_chunks(&self, ids: &[SeqHash]) -> Vec<IndexRow> {
-        walk_chunks(&self.index, &self.lines, scope(), &ROOT, ids, &|_| true).expect("memory")
+        walk_chunks(&self.index, &self.positions, scope(), &ROOT, ids, &|_| true).expect("memory")
     }
 
     /// As after a restart.
-    fn forget_lines(&mut self) {
-        self.lines = Lines::new();
+    fn forget_positions(&mut self) {
+        self.positions = PositionCache::new();
     }
 }
 
@@ -110,14 +107,14 @@ proptest! {
         let chain = TokenChain::new(ROOT.into(), &query);
         let walk = index.walk(chain.blocks());
         prop_assert_eq!(walk.matched_blocks(), exhaustive(&rows, &ROOT, chain.blocks()));
-        // And its steps are a chain of the request's own blocks.
+        // And its chunks are a chain of the request's own blocks.
         let (mut at, mut parent) = (0, ROOT);
-        for (i, step) in walk.steps.iter().enumerate() {
-            prop_assert_eq!(step.first_block, at);
-            let entry = rows.iter().find(|entry| *entry.row == step.row && entry.parent_hash == parent);
+        for (i, chunk) in walk.chunks.iter().enumerate() {
+            prop_assert_eq!(chunk.first_block, at);
+            let entry = rows.iter().find(|entry| *entry.row == chunk.row && entry.parent_hash == parent);
             prop_assert!(entry.is_some(), "one of the rows, after the one before");
-            prop_assert!(i + 1 == walk.steps.len() || step.matched_blocks == step.row.block_count());
-            at += step.matched_blocks;
+            prop_assert!(i + 1 == walk.chunks.len() || chunk.matched_blocks == chunk.row.block_count());
+            at += chunk.matched_blocks;
             parent = *chain.blocks()[at - 1].as_bytes();
         }
         prop_assert!(walk.whole_blocks <= walk.matched_blocks());
@@ -132,7 +129,7 @@ proptest! {
         let rows: Vec<_> = rows.into_iter().filter(|row| parents.insert(row.parent_hash)).collect();
         for (i, row) in rows.iter().enumerate() {
             if restarts.contains(&i) {
-                index.forget_lines();
+                index.forget_positions();
             }
             index.insert(row);
         }
@@ -146,14 +143,14 @@ proptest! {
         rows.iter().for_each(|row| index.insert(row));
         let chain = TokenChain::new(ROOT.into(), &query);
         let walk = index.walk(chain.blocks());
-        let whole = |step: &&Step| step.matched_blocks == step.row.block_count();
-        let steps: Vec<_> = walk.steps.iter().take_while(whole).map(|step| step.row.clone()).collect();
-        let mut ids: Vec<_> = steps.iter().map(|row| row.seq_hash).collect();
+        let whole = |chunk: &&MatchedChunk| chunk.matched_blocks == chunk.row.block_count();
+        let chunks: Vec<_> = walk.chunks.iter().take_while(whole).map(|chunk| chunk.row.clone()).collect();
+        let mut ids: Vec<_> = chunks.iter().map(|row| row.seq_hash).collect();
         ids.push([0xee; 32].into());
         let found = index.walk_chunks(&ids);
-        prop_assert_eq!(found.len(), steps.len());
-        for (found, step) in found.iter().zip(&steps) {
-            prop_assert_eq!(found.seq_hash, step.seq_hash);
+        prop_assert_eq!(found.len(), chunks.len());
+        for (found, chunk) in found.iter().zip(&chunks) {
+            prop_assert_eq!(found.seq_hash, chunk.seq_hash);
         }
     }
 
@@ -190,7 +187,7 @@ proptest! {
         let alive = |row: &IndexRow| row.object_digest.as_bytes()[0].is_multiple_of(2);
         let living: Vec<_> = rows.iter().filter(|entry| alive(&entry.row)).cloned().collect();
         let chain = TokenChain::new(ROOT.into(), &query);
-        let walk = walk(&index.index, &index.lines, scope(), &ROOT, chain.blocks(), &alive).expect("memory");
+        let walk = walk(&index.index, &index.positions, scope(), &ROOT, chain.blocks(), &alive).expect("memory");
         prop_assert_eq!(walk.matched_blocks(), exhaustive(&living, &ROOT, chain.blocks()));
     }
 }
@@ -204,7 +201,7 @@ fn the_preferred_object_does_not_depend_on_the_order_of_arrival() {
         let index = Rows::new(MemoryIndex::default());
         order.iter().for_each(|&i: &usize| index.insert(&objects[i]));
         let walk = index.walk(chain.blocks());
-        assert_eq!(walk.steps[0].row.object_digest, [1; 32].into());
+        assert_eq!(walk.chunks[0].row.object_digest, [1; 32].into());
     }
 }
 
@@ -216,7 +213,7 @@ fn another_tenant_s_rows_are_not_met() {
     let chain = TokenChain::new(ROOT.into(), &tokens);
     let other = Scope::new(&"u".parse().expect("a name"), &ModelId::from([1; 32]));
     assert_eq!(
-        walk(&index.index, &index.lines, other, &ROOT, chain.blocks(), &|_| true).expect("memory"),
+        walk(&index.index, &index.positions, other, &ROOT, chain.blocks(), &|_| true).expect("memory"),
         Walk::default()
     );
 }
@@ -255,9 +252,9 @@ fn a_long_context_is_a_few_seeks_and_a_scan() {
         let seeks = || index.index.seeks.swap(0, std::sync::atomic::Ordering::Relaxed);
         seeks();
         let walk = index.walk(chain.blocks());
-        assert_eq!((walk.steps.len(), walk.whole_blocks), (64, 128));
+        assert_eq!((walk.chunks.len(), walk.whole_blocks), (64, 128));
         assert!(seeks() <= 16, "conversation {conversation}");
-        let ids: Vec<_> = walk.steps.iter().map(|step| step.row.seq_hash).collect();
+        let ids: Vec<_> = walk.chunks.iter().map(|chunk| chunk.row.seq_hash).collect();
         assert_eq!(index.walk_chunks(&ids).len(), 64);
         assert!(seeks() <= 5, "conversation {conversation}, by ids");
     }

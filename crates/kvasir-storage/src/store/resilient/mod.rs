@@ -16,11 +16,11 @@ use object_store::{
 };
 
 use super::{
-    StoreConfig,
     body::resumed,
-    caller::{Called, Caller, Retries, Side},
+    config::StoreConfig,
+    error_class::{ErrorClass, is_not_implemented},
+    request_executor::{CallResult, RequestExecutor, RequestSide, Retries},
     upload::{BoundedUpload, PartRetries},
-    verdict::{Verdict, is_not_implemented},
 };
 use crate::{
     limits,
@@ -49,7 +49,7 @@ pub(crate) fn once() -> PutOptions {
 #[derive(Debug)]
 pub struct ResilientStore<T> {
     inner: Arc<T>,
-    caller: Arc<Caller>,
+    executor: Arc<RequestExecutor>,
     /// Whether listings come in the order of keys, so that one can go on behind its last item.
     ordered: bool,
     plain_creates: Arc<AtomicBool>,
@@ -58,8 +58,8 @@ pub struct ResilientStore<T> {
 impl<T: ObjectStore> ResilientStore<T> {
     /// Around `inner`, whose own retries must be off.
     pub fn new(inner: T, config: &StoreConfig, ordered: bool, observer: Arc<dyn StoreObserver>) -> Self {
-        let (inner, caller) = (Arc::new(inner), Arc::new(Caller::new(config, observer)));
-        Self { inner, caller, ordered, plain_creates: Arc::default() }
+        let (inner, executor) = (Arc::new(inner), Arc::new(RequestExecutor::new(config, observer)));
+        Self { inner, executor, ordered, plain_creates: Arc::default() }
     }
 
     /// Turns true once the store has refused a conditional create as something that it does not know.
@@ -88,7 +88,7 @@ impl<T: ObjectStore> ResilientStore<T> {
 
     /// Whether what is there is what we were writing.
     async fn read_back(&self, location: &Path, payload: &PutPayload) -> Option<PutResult> {
-        self.caller.observer().event(StoreEvent::ReadBack);
+        self.executor.observer().event(StoreEvent::ReadBack);
         let found = self.get_opts(location, GetOptions::default()).await.ok()?;
         if found.meta.size != payload.content_length() as u64 {
             return None;
@@ -108,7 +108,7 @@ impl<T: ObjectStore> ResilientStore<T> {
     fn listing(&self, prefix: Option<Path>, offset: Option<Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let listing = Listing {
             inner: Arc::clone(&self.inner),
-            caller: Arc::clone(&self.caller),
+            executor: Arc::clone(&self.executor),
             prefix,
             last: offset,
             stream: None,
@@ -124,7 +124,7 @@ impl<T: ObjectStore> ResilientStore<T> {
 
 struct Listing<T> {
     inner: Arc<T>,
-    caller: Arc<Caller>,
+    executor: Arc<RequestExecutor>,
     prefix: Option<Path>,
     last: Option<Path>,
     stream: Option<BoxStream<'static, Result<ObjectMeta>>>,
@@ -135,26 +135,26 @@ struct Listing<T> {
 
 impl<T: ObjectStore> Listing<T> {
     async fn next(&mut self) -> Result<Option<ObjectMeta>> {
-        let caller = Arc::clone(&self.caller);
+        let executor = Arc::clone(&self.executor);
         let mut retries = None;
         loop {
-            let (permit, pass) = caller.enter(Side::Read).await?;
+            let (permit, breaker_permit) = executor.enter(RequestSide::Read).await?;
             let stream = self.stream.get_or_insert_with(|| match &self.last {
                 Some(last) => self.inner.list_with_offset(self.prefix.as_ref(), last),
                 None => self.inner.list(self.prefix.as_ref()),
             });
-            let item = caller.patiently(stream.try_next()).await.and_then(|item| item);
+            let item = executor.with_deadline(stream.try_next()).await.and_then(|item| item);
             drop(permit);
-            let verdict = Verdict::of(&item);
-            caller.settle(Side::Read, pass, verdict);
+            let class = ErrorClass::of(&item);
+            executor.settle(RequestSide::Read, breaker_permit, class);
             if let Ok(Some(meta)) = &item {
                 self.last = Some(meta.location.clone()).filter(|_| self.ordered).or(self.last.take());
                 self.fresh = false;
             }
-            if verdict == Verdict::Answer || !(self.fresh || self.ordered) {
+            if class == ErrorClass::Definitive || !(self.fresh || self.ordered) {
                 return item;
             }
-            if !retries.get_or_insert_with(|| Retries::new(&caller)).next().await {
+            if !retries.get_or_insert_with(|| Retries::new(&executor)).next().await {
                 return item;
             }
             self.stream = None;
@@ -172,7 +172,10 @@ impl<T: fmt::Display> fmt::Display for ResilientStore<T> {
 impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         if opts.extensions.get::<Once>().is_some() {
-            return self.caller.once(Side::Write, self.inner.put_opts(location, payload, opts)).await;
+            return self
+                .executor
+                .once(RequestSide::Write, self.inner.put_opts(location, payload, opts))
+                .await;
         }
         let creates = matches!(opts.mode, PutMode::Create);
         if creates && self.plain_creates.load(Ordering::Relaxed) {
@@ -180,7 +183,7 @@ impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
         }
         let conditional = !matches!(opts.mode, PutMode::Overwrite);
         let write = || self.inner.put_opts(location, payload.clone(), opts.clone());
-        let Called { result, attempts } = self.caller.call(Side::Write, write).await;
+        let CallResult { result, attempts } = self.executor.call(RequestSide::Write, write).await;
         match result {
             Err(refused @ (Error::AlreadyExists { .. } | Error::Precondition { .. }))
                 if conditional && attempts > 1 =>
@@ -202,28 +205,29 @@ impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
         location: &Path,
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        let opts = opts.with_retry_policy(Arc::new(PartRetries(Arc::clone(&self.caller))));
+        let opts = opts.with_retry_policy(Arc::new(PartRetries(Arc::clone(&self.executor))));
         let start = || self.inner.put_multipart_opts(location, opts.clone());
-        let inner = self.caller.ask(Side::Write, start).await?;
-        Ok(Box::new(BoundedUpload { inner, caller: Arc::clone(&self.caller) }))
+        let inner = self.executor.ask(RequestSide::Write, start).await?;
+        Ok(Box::new(BoundedUpload { inner, executor: Arc::clone(&self.executor) }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let read = || self.inner.get_opts(location, options.clone());
-        let result = self.caller.ask(Side::Read, read).await?;
+        let result = self.executor.ask(RequestSide::Read, read).await?;
         if options.head {
             return Ok(result);
         }
-        resumed(&self.inner, &self.caller, location, options, result).await
+        resumed(&self.inner, &self.executor, location, options, result).await
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        let (inner, caller) = (Arc::clone(&self.inner), Arc::clone(&self.caller));
+        let (inner, executor) = (Arc::clone(&self.inner), Arc::clone(&self.executor));
         let deletions = locations.map(move |location| {
-            let (inner, caller) = (Arc::clone(&inner), Arc::clone(&caller));
+            let (inner, executor) = (Arc::clone(&inner), Arc::clone(&executor));
             async move {
                 let location = location?;
-                let Called { result, attempts } = caller.call(Side::Write, || inner.delete(&location)).await;
+                let CallResult { result, attempts } =
+                    executor.call(RequestSide::Write, || inner.delete(&location)).await;
                 match result {
                     // Deleted by an attempt whose answer was lost.
                     Err(Error::NotFound { .. }) if attempts > 1 => Ok(location),
@@ -247,11 +251,11 @@ impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.caller.ask(Side::Read, || self.inner.list_with_delimiter(prefix)).await
+        self.executor.ask(RequestSide::Read, || self.inner.list_with_delimiter(prefix)).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.caller.ask(Side::Write, || self.inner.copy_opts(from, to, options.clone())).await
+        self.executor.ask(RequestSide::Write, || self.inner.copy_opts(from, to, options.clone())).await
     }
 }
 

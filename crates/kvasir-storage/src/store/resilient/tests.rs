@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::*;
-use crate::{observe::StoreOp, observe::StoreOutcome, store::Refusal};
+use crate::{observe::RequestOutcome, observe::StoreOp, store::CallError};
 
 /// What the next request meets.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -126,7 +126,7 @@ impl ObjectStore for Scripted {
 struct Counts(Mutex<HashMap<StoreEvent, u64>>);
 
 impl StoreObserver for Counts {
-    fn request(&self, _: StoreOp, _: StoreOutcome, _: u64, _: Duration) {}
+    fn request(&self, _: StoreOp, _: RequestOutcome, _: u64, _: Duration) {}
 
     fn event(&self, event: StoreEvent) {
         *self.0.lock().entry(event).or_default() += 1;
@@ -169,7 +169,7 @@ async fn faults_are_retried_up_to_a_number_and_a_time() {
     let begun = Instant::now();
     script.then(&[Act::Hang; 4]);
     let error = store.get(&path).await.expect_err("nothing comes");
-    assert!(matches!(Refusal::of(&error), Some(Refusal::Deadline(_))), "{error}");
+    assert!(matches!(CallError::of(&error), Some(CallError::Deadline(_))), "{error}");
     assert!(begun.elapsed() <= Duration::from_secs(50), "{:?}", begun.elapsed());
 }
 
@@ -240,7 +240,7 @@ async fn a_store_that_is_away_is_left_alone_and_taken_back() {
     }
     let begun = Instant::now();
     let error = store.put(&path, "x".into()).await.expect_err("not even asked");
-    assert_eq!((Refusal::of(&error), begun.elapsed()), (Some(Refusal::Open), Duration::ZERO));
+    assert_eq!((CallError::of(&error), begun.elapsed()), (Some(CallError::Open), Duration::ZERO));
     assert!(matches!(store.get(&path).await, Err(Error::NotFound { .. })), "reads are another matter");
     tokio::time::sleep(limits::BREAKER_PAUSE_MIN).await;
     store.put(&path, "x".into()).await.expect("it is back");
@@ -264,7 +264,7 @@ async fn what_cannot_be_served_soon_is_refused() {
     tokio::select! {
         biased;
         _ = held => panic!("it hangs"),
-        error = refused => assert_eq!(Refusal::of(&error), Some(Refusal::Busy)),
+        error = refused => assert_eq!(CallError::of(&error), Some(CallError::Busy)),
     }
     assert_eq!(counts.of(StoreEvent::Busy), 1);
 }

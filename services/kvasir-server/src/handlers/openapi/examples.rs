@@ -2,9 +2,7 @@
 //! salt of zeros, so that even the hashes are those of a real exchange.
 
 use kvasir_api::LOOKUP_TOKENS_MAX;
-use serde_json::{Value, json};
-
-use super::Examples;
+use serde_json::{Map, Value, json};
 
 const MODEL_ID: &str = "32d592866195a18bc464f1d261f02d8339737604cb81c12ad220974ee23c4b44";
 const PROFILE_HASH: &str = "8c7ca581adbed37354278223c2f53b2cc4a1f347598be32ffb899c32512f1300";
@@ -19,8 +17,42 @@ const HEAD_BYTES: u64 = 291;
 const LEVEL_0_BYTES: u64 = 355;
 const UUID: &str = "0199f0c4-5b7e-7c3a-9d1e-3f8a2b6c4d50";
 
+/// Examples by operation.
+pub(super) struct Examples(Map<String, Value>);
+
+impl Examples {
+    /// The operations that have examples.
+    #[cfg(test)]
+    pub(super) fn operations(&self) -> impl Iterator<Item = &String> {
+        self.0.keys()
+    }
+
+    /// Puts an operation's examples where the document has them: request body, parameters, answer.
+    pub(super) fn insert_into(&self, operation: &mut Value) {
+        let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
+        let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+        for parameter in parameters.into_iter().flatten() {
+            let known = parameter["name"].as_str().and_then(parameter_value);
+            if let (Some(example), Some("path")) = (known, parameter["in"].as_str()) {
+                parameter["example"] = example;
+            }
+        }
+        let Some(example) = self.0.get(&name) else { return };
+        if let (Some(request), Some(content)) =
+            (example.get("request"), operation.pointer_mut("/requestBody/content/application~1json"))
+        {
+            content["example"] = request.clone();
+        }
+        let status = example["status"].as_u64().unwrap_or(200);
+        let answer = format!("/responses/{status}/content/application~1json");
+        if let (Some(response), Some(content)) = (example.get("response"), operation.pointer_mut(&answer)) {
+            content["example"] = response.clone();
+        }
+    }
+}
+
 /// The value of a path parameter in all examples.
-pub(super) fn parameter(name: &str) -> Option<Value> {
+fn parameter_value(name: &str) -> Option<Value> {
     let value = match name {
         "model_id" => MODEL_ID,
         "profile_hash" => PROFILE_HASH,
@@ -59,7 +91,7 @@ fn job() -> Value {
 
 /// All examples by operation: `request`, `status` of the answer, and the answer itself where it is JSON.
 pub(super) fn all() -> Examples {
-    let mut all = serde_json::Map::new();
+    let mut all = Map::new();
     for part in [setup(), chunks(), direct(), contexts(), service()] {
         if let Value::Object(part) = part {
             all.extend(part);

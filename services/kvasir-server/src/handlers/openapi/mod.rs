@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use kvasir_api::{ErrorCode, EventsDropped, MEDIA_PROBLEM, Problem, required_role, routes as paths};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use utoipa::{
     OpenApi,
     openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
@@ -31,11 +31,11 @@ use crate::state::AppState;
     ),
     components(schemas(Problem, EventsDropped))
 )]
-struct Document;
+struct ApiDoc;
 
 /// Every route, with its operation.
-pub(super) fn routes() -> OpenApiRouter<AppState> {
-    OpenApiRouter::with_openapi(Document::openapi())
+pub(crate) fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::with_openapi(ApiDoc::openapi())
         .routes(routes!(ops::livez))
         .routes(routes!(ops::readyz))
         .routes(routes!(ops::metrics))
@@ -64,7 +64,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
 }
 
 /// The document as it is served: with what every operation has in common, and with examples.
-pub(super) fn finish(mut document: utoipa::openapi::OpenApi) -> Bytes {
+pub(crate) fn finalize_document(mut document: utoipa::openapi::OpenApi) -> Bytes {
     if let Some(components) = &mut document.components {
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
         components.add_security_scheme("bearer", SecurityScheme::Http(bearer));
@@ -72,20 +72,20 @@ pub(super) fn finish(mut document: utoipa::openapi::OpenApi) -> Bytes {
     let mut document = serde_json::to_value(document).unwrap_or_default();
     let examples = examples::all();
     if let Some(Value::Object(all)) = document.get_mut("paths") {
-        all.insert(paths::OPENAPI.to_owned(), own_path());
+        all.insert(paths::OPENAPI.to_owned(), openapi_path_item());
         for (path, item) in all {
             for (method, operation) in item.as_object_mut().into_iter().flatten() {
-                complete(method, path, operation);
-                examples.add(operation);
+                add_common_fields(method, path, operation);
+                examples.insert_into(operation);
             }
         }
     }
-    unsigned(&mut document);
+    mark_unsigned_formats(&mut document);
     serde_json::to_vec(&document).unwrap_or_default().into()
 }
 
 /// Integers without a sign go twice as far, which the generator calls `int64` and `int32` nevertheless.
-fn unsigned(value: &mut Value) {
+fn mark_unsigned_formats(value: &mut Value) {
     match value {
         Value::Object(map) => {
             let format = map.get("format").and_then(Value::as_str).and_then(|format| match format {
@@ -98,15 +98,15 @@ fn unsigned(value: &mut Value) {
             {
                 map.insert("format".to_owned(), format.into());
             }
-            map.values_mut().for_each(unsigned);
+            map.values_mut().for_each(mark_unsigned_formats);
         }
-        Value::Array(list) => list.iter_mut().for_each(unsigned),
+        Value::Array(list) => list.iter_mut().for_each(mark_unsigned_formats),
         _ => {}
     }
 }
 
 /// The document is among its own paths.
-fn own_path() -> Value {
+fn openapi_path_item() -> Value {
     json!({"get": {
         "tags": ["service"],
         "summary": "This document.",
@@ -116,7 +116,7 @@ fn own_path() -> Value {
 }
 
 /// Errors and the role are alike for every operation.
-fn complete(method: &str, path: &str, operation: &mut Value) {
+fn add_common_fields(method: &str, path: &str, operation: &mut Value) {
     let codes: Vec<_> = ErrorCode::ALL.iter().map(|code| code.as_str()).collect();
     let problem = json!({
         "description": format!("a problem document; `code` is one of {}", codes.join(", ")),
@@ -136,42 +136,14 @@ fn complete(method: &str, path: &str, operation: &mut Value) {
 }
 
 /// Answers the document.
-pub(super) async fn serve(document: Bytes) -> Response {
+pub(crate) async fn serve_document(document: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], document).into_response()
 }
 
 /// The page that shows it.
-pub(super) fn page() -> Router<AppState> {
+pub(crate) fn swagger_ui() -> Router<AppState> {
     let config = Config::new([paths::OPENAPI]).try_it_out_enabled(true).validator_url("none");
     SwaggerUi::new(paths::DOCS).config(config).into()
-}
-
-/// Examples by operation.
-pub(super) struct Examples(Map<String, Value>);
-
-impl Examples {
-    /// Puts an operation's examples where the document has them: request body, parameters, answer.
-    fn add(&self, operation: &mut Value) {
-        let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
-        let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
-        for parameter in parameters.into_iter().flatten() {
-            let known = parameter["name"].as_str().and_then(examples::parameter);
-            if let (Some(example), Some("path")) = (known, parameter["in"].as_str()) {
-                parameter["example"] = example;
-            }
-        }
-        let Some(example) = self.0.get(&name) else { return };
-        if let (Some(request), Some(content)) =
-            (example.get("request"), operation.pointer_mut("/requestBody/content/application~1json"))
-        {
-            content["example"] = request.clone();
-        }
-        let status = example["status"].as_u64().unwrap_or(200);
-        let answer = format!("/responses/{status}/content/application~1json");
-        if let (Some(response), Some(content)) = (example.get("response"), operation.pointer_mut(&answer)) {
-            content["example"] = response.clone();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -182,7 +154,7 @@ mod tests {
     #[test]
     fn the_document_has_every_route_of_the_api_crate() {
         let (_, document) = routes().split_for_parts();
-        let document: Value = serde_json::from_slice(&finish(document)).expect("JSON");
+        let document: Value = serde_json::from_slice(&finalize_document(document)).expect("JSON");
         assert_eq!(document["openapi"].as_str().map(|v| &v[..3]), Some("3.1"));
         let all = document["paths"].as_object().expect("paths");
         let documented: std::collections::BTreeSet<_> = all.keys().map(String::as_str).collect();
@@ -191,7 +163,7 @@ mod tests {
         let names: Vec<_> = operations.map(|operation| operation["operationId"].to_string()).collect();
         let distinct: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(distinct.len(), names.len(), "{names:?}");
-        for example in examples::all().0.keys() {
+        for example in examples::all().operations() {
             assert!(names.contains(&format!("\"{example}\"")), "an example of no operation: {example}");
         }
     }

@@ -1,5 +1,7 @@
 //! Usage, reports of loads, and jobs.
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     body::Body,
@@ -8,18 +10,18 @@ use axum::{
 };
 use kvasir_api::{ErrorCode, Job, JobList, JobRequest, LoadRecord, Problem, UsageResponse, routes};
 
-use super::{body, id};
-use crate::{auth::Caller, handlers::ApiError, jobs, state::AppState};
+use super::{body, path::id};
+use crate::{api_error::ApiError, auth::Principal, jobs, state::AppState};
 
 /// What the caller's tenant keeps in the store, by a listing of it.
 #[utoipa::path(get, path = routes::USAGE, operation_id = "get_usage", tag = "service",
     responses((status = 200, description = "objects and bytes", body = UsageResponse)))]
 pub(in crate::handlers) async fn usage(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
 ) -> Result<Json<UsageResponse>, ApiError> {
-    let quota = state.authority().quota(&caller.tenant).stored();
-    let usage = state.storage()?.usage(&caller.tenant).await?;
+    let quota = state.authenticator().quota(&principal.tenant).stored();
+    let usage = state.storage()?.usage(&principal.tenant).await?;
     Ok(Json(UsageResponse { stored_objects_max: quota.objects, stored_bytes_max: quota.bytes, ..usage }))
 }
 
@@ -43,7 +45,8 @@ pub(in crate::handlers) async fn start_job(
     request_body: Body,
 ) -> Result<(StatusCode, Json<Job>), ApiError> {
     let request: JobRequest = body::json(request_body).await?;
-    let job = jobs::start(&state, &request)?;
+    let (storage, metrics) = (Arc::clone(state.storage()?), Arc::clone(state.metrics()));
+    let job = jobs::start(state.jobs(), storage, metrics, &request)?;
     Ok((StatusCode::ACCEPTED, Json(job)))
 }
 

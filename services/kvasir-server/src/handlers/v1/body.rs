@@ -11,7 +11,7 @@ use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::ObjectRead;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{handlers::ApiError, limits, state::AppState};
+use crate::{api_error::ApiError, limits, state::AppState};
 
 /// A whole body of at most `limit` bytes.
 pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {

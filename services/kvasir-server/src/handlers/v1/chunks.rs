@@ -11,8 +11,8 @@ use kvasir_api::{ChunkQuery, MEDIA_CHUNK, ObjectUrl, StoredChunk, routes};
 use kvasir_storage::{ByteRange, ObjectRead, Selection, StorageError, hot::RequestHint, layout::ChunkKey};
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 
-use super::{body, conditional, hint, id, selection};
-use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
+use super::{body, conditional, hint, path::id, selection};
+use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
 /// Stores a chunk object. All of it is verified before any of it is visible. Idempotent.
 #[utoipa::path(put, path = routes::CHUNK, operation_id = "put_chunk", tag = "chunks",
@@ -23,7 +23,7 @@ use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
               (status = 201, description = "durable and visible", body = StoredChunk)))]
 pub(in crate::handlers) async fn put(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path((model_id, seq_hash)): Path<(String, String)>,
     headers: HeaderMap,
     request_body: Body,
@@ -31,10 +31,10 @@ pub(in crate::handlers) async fn put(
     let storage = state.storage()?;
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
-    let hint = hint::of(&headers)?;
-    let _room = room::reserve_body(&state, &caller, &headers).await?;
+    let hint = hint::parse(&headers)?;
+    let _reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
     let mut upload = body::upload(&state, request_body);
-    match storage.put_chunk_for(&caller.tenant, &model_id, &seq_hash, &mut upload, hint).await {
+    match storage.put_chunk_for(&principal.tenant, &model_id, &seq_hash, &mut upload, hint).await {
         Ok(stored) => {
             state.metrics().stored(stored.created, stored.bytes);
             Ok(body::created_or_ok(stored.created, stored))
@@ -55,14 +55,14 @@ pub(in crate::handlers) async fn put(
               (status = 304, description = "the ETag that was named is current")))]
 pub(in crate::handlers) async fn get_preferred(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path((model_id, seq_hash)): Path<(String, String)>,
     query: Result<Query<ChunkQuery>, QueryRejection>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
-    let key = state.storage()?.preferred(&caller.tenant, &model_id, &seq_hash).await?;
+    let key = state.storage()?.preferred(&principal.tenant, &model_id, &seq_hash).await?;
     answer(&state, &key, selection::parse(query)?, &method, &headers).await
 }
 
@@ -76,13 +76,13 @@ pub(in crate::handlers) async fn get_preferred(
               (status = 304, description = "the ETag that was named is current")))]
 pub(in crate::handlers) async fn get_object(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(names): Path<(String, String, String)>,
     query: Result<Query<ChunkQuery>, QueryRejection>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let key = object_key(&caller, &names)?;
+    let key = object_key(&principal, &names)?;
     answer(&state, &key, selection::parse(query)?, &method, &headers).await
 }
 
@@ -93,11 +93,11 @@ pub(in crate::handlers) async fn get_object(
     responses((status = 204, description = "removed")))]
 pub(in crate::handlers) async fn delete(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path((model_id, seq_hash)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
-    state.storage()?.remove_chunk(&caller.tenant, &model_id, &seq_hash).await?;
+    state.storage()?.remove_chunk(&principal.tenant, &model_id, &seq_hash).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -109,10 +109,10 @@ pub(in crate::handlers) async fn delete(
     responses((status = 204, description = "removed")))]
 pub(in crate::handlers) async fn delete_object(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(names): Path<(String, String, String)>,
 ) -> Result<StatusCode, ApiError> {
-    state.storage()?.remove(&object_key(&caller, &names)?).await?;
+    state.storage()?.remove(&object_key(&principal, &names)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -124,22 +124,22 @@ pub(in crate::handlers) async fn delete_object(
     responses((status = 200, description = "the URL", body = ObjectUrl)))]
 pub(in crate::handlers) async fn url(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(names): Path<(String, String, String)>,
 ) -> Result<Json<ObjectUrl>, ApiError> {
     let storage = state.storage()?;
-    let key = object_key(&caller, &names)?;
+    let key = object_key(&principal, &names)?;
     storage.object_bytes(&key).await?;
     let (url, expires_in_s) = storage.direct_url(&key).await?;
     Ok(Json(ObjectUrl { url, expires_in_s }))
 }
 
 fn object_key(
-    caller: &Caller,
+    principal: &Principal,
     (model_id, seq_hash, object): &(String, String, String),
 ) -> Result<ChunkKey, ApiError> {
     Ok(ChunkKey {
-        tenant: caller.tenant.clone(),
+        tenant: principal.tenant.clone(),
         model_id: id("model_id", model_id)?,
         seq_hash: id("seq_hash", seq_hash)?,
         object_digest: id("object_digest", object)?,
@@ -163,7 +163,7 @@ async fn answer(
     }
     let range = conditional::range(headers, &etag)?;
     let is_partial = range != ByteRange::Whole;
-    let read = open(state, key, &selection, range, method, &hint::of(headers)?).await?;
+    let read = open(state, key, &selection, range, method, &hint::parse(headers)?).await?;
     let (range, object_bytes) = (read.range.clone(), read.object_bytes);
     if method != Method::HEAD {
         *response.body_mut() = body::download(state, read);

@@ -4,7 +4,7 @@ use axum::http::{HeaderMap, header};
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::ByteRange;
 
-use crate::handlers::ApiError;
+use crate::api_error::ApiError;
 
 /// Whether `If-None-Match` names this representation.
 pub(super) fn is_not_modified(headers: &HeaderMap, etag: &str) -> bool {

@@ -4,14 +4,14 @@ use axum::{Json, extract::State};
 use kvasir_api::{ConfigResponse, LOOKUP_TOKENS_MAX, StoreCapabilities, routes};
 use kvasir_types::BLOCK_TOKENS;
 
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
 /// What this service is and allows.
 #[utoipa::path(get, path = routes::CONFIG, operation_id = "get_config", tag = "service",
     responses((status = 200, description = "capabilities and limits", body = ConfigResponse)))]
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
 ) -> Result<Json<ConfigResponse>, ApiError> {
     let storage = state.storage()?;
     let (major, minor) = kvasir_storage::FORMAT_VERSION;
@@ -24,7 +24,7 @@ pub(in crate::handlers) async fn get(
         store: StoreCapabilities {
             kind: storage.store().kind.as_str().to_owned(),
             conditional_create: storage.abilities().conditional_create,
-            direct: storage.is_direct(&caller.tenant),
+            direct: storage.is_direct(&principal.tenant),
             checksums: storage.has_checksums(),
         },
     }))

@@ -11,8 +11,8 @@ use kvasir_api::{
     Labels, routes,
 };
 
-use super::{body, id};
-use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
+use super::{body, path::id};
+use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
 /// Contexts of a page, unless the request says otherwise.
 const PAGE: usize = 100;
@@ -23,12 +23,12 @@ const PAGE: usize = 100;
     responses((status = 201, description = "its first version", body = Context)))]
 pub(in crate::handlers) async fn create(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     request_body: Body,
 ) -> Result<(StatusCode, Json<Context>), ApiError> {
     let request: ContextRequest = body::json(request_body).await?;
-    let _room = room::reserve(&state, &caller, 0).await?;
-    let context = state.storage()?.create_context(&caller.tenant, request).await?;
+    let _reservation = quota_reservation::reserve(&state, &principal, 0).await?;
+    let context = state.storage()?.create_context(&principal.tenant, request).await?;
     Ok((StatusCode::CREATED, Json(context)))
 }
 
@@ -38,13 +38,13 @@ pub(in crate::handlers) async fn create(
     responses((status = 200, description = "a page", body = ContextList)))]
 pub(in crate::handlers) async fn list(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     query: Result<Query<ContextsQuery>, QueryRejection>,
 ) -> Result<Json<ContextList>, ApiError> {
     let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
     let labels = labels(query.labels.as_deref().unwrap_or_default())?;
     let limit = query.limit.unwrap_or(PAGE);
-    Ok(Json(state.storage()?.list_contexts(&caller.tenant, &labels, limit, query.after).await?))
+    Ok(Json(state.storage()?.list_contexts(&principal.tenant, &labels, limit, query.after).await?))
 }
 
 fn labels(text: &str) -> Result<Labels, ApiError> {
@@ -62,13 +62,13 @@ fn labels(text: &str) -> Result<Labels, ApiError> {
     responses((status = 200, description = "the version", body = Context)))]
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(context_id): Path<String>,
     query: Result<Query<ContextQuery>, QueryRejection>,
 ) -> Result<Json<Context>, ApiError> {
     let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
     let context_id = id("context_id", &context_id)?;
-    Ok(Json(state.storage()?.context(&caller.tenant, context_id, query.version).await?))
+    Ok(Json(state.storage()?.context(&principal.tenant, context_id, query.version).await?))
 }
 
 /// Writes a context's next version: other chunks, labels, life or pin.
@@ -78,13 +78,13 @@ pub(in crate::handlers) async fn get(
     responses((status = 200, description = "the new version", body = Context)))]
 pub(in crate::handlers) async fn change(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(context_id): Path<String>,
     request_body: Body,
 ) -> Result<Json<Context>, ApiError> {
     let context_id = id("context_id", &context_id)?;
     let change: ContextChange = body::json(request_body).await?;
-    Ok(Json(state.storage()?.change_context(&caller.tenant, context_id, change).await?))
+    Ok(Json(state.storage()?.change_context(&principal.tenant, context_id, change).await?))
 }
 
 /// Deletes a context and its pin. Its chunks stay.
@@ -93,11 +93,11 @@ pub(in crate::handlers) async fn change(
     responses((status = 204, description = "deleted")))]
 pub(in crate::handlers) async fn delete(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(context_id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let context_id = id("context_id", &context_id)?;
-    state.storage()?.delete_context(&caller.tenant, context_id).await?;
+    state.storage()?.delete_context(&principal.tenant, context_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -107,10 +107,10 @@ pub(in crate::handlers) async fn delete(
     responses((status = 200, description = "their numbers, oldest first", body = ContextVersions)))]
 pub(in crate::handlers) async fn versions(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(context_id): Path<String>,
 ) -> Result<Json<ContextVersions>, ApiError> {
     let context_id = id("context_id", &context_id)?;
-    let versions = state.storage()?.context_versions(&caller.tenant, context_id).await?;
+    let versions = state.storage()?.context_versions(&principal.tenant, context_id).await?;
     Ok(Json(ContextVersions { versions }))
 }

@@ -5,42 +5,42 @@ use std::{collections::VecDeque, convert::Infallible, sync::Arc};
 use axum::{
     extract::{Query, State, rejection::QueryRejection},
     http::HeaderMap,
-    response::sse::{Event as Sent, KeepAlive, Sse},
+    response::sse::{Event as SseEvent, KeepAlive, Sse},
 };
 use futures::{Stream, stream};
 use kvasir_api::{Event, EventType, EventsDropped, EventsQuery, MEDIA_EVENTS, routes};
 use kvasir_storage::{
     Storage,
-    events::{Place, Portion},
+    events::{LogPosition, Portion},
 };
 use kvasir_types::Name;
 use tokio::sync::watch;
 
-use crate::{auth::Caller, handlers::ApiError, limits, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, limits, state::AppState};
 
-/// Which events a reader wants: of its own tenant, and these.
+/// Selects the events that a reader wants: those of its own tenant, of some types, of one namespace or all.
 #[derive(Debug)]
-struct Filter {
+struct EventFilter {
     tenant: Name,
     namespace: Option<Name>,
     types: Vec<EventType>,
 }
 
-impl Filter {
-    fn new(caller: Caller, query: &EventsQuery) -> Result<Self, ApiError> {
+impl EventFilter {
+    fn new(principal: Principal, query: &EventsQuery) -> Result<Self, ApiError> {
         let wanted = query.types.as_deref().unwrap_or_default().split(',').filter(|text| !text.is_empty());
         let types = wanted.map(|text| {
             let known = EventType::ALL.into_iter().find(|kind| kind.as_str() == text);
             known.ok_or_else(|| ApiError::bad_request(format!("{text:?} is not stored, removed or cleared")))
         });
         Ok(Self {
-            tenant: caller.tenant,
+            tenant: principal.tenant,
             namespace: query.namespace.clone(),
             types: types.collect::<Result<_, _>>()?,
         })
     }
 
-    fn passes(&self, event: &Event) -> bool {
+    fn matches(&self, event: &Event) -> bool {
         // A reader that must forget everything is told so whatever it asked for.
         let is_for_all = event.event_type == EventType::Cleared && event.namespace.is_none();
         let namespace = is_for_all || self.namespace.is_none() || self.namespace == event.namespace;
@@ -49,15 +49,15 @@ impl Filter {
     }
 }
 
-/// A reader. Holds a place in the log and at most one batch.
-struct Reader {
+/// A reader of the event stream. Holds a position in the log and at most one batch.
+struct EventReader {
     state: AppState,
     storage: Arc<Storage>,
-    filter: Filter,
-    place: Place,
+    filter: EventFilter,
+    position: LogPosition,
     changes: watch::Receiver<u64>,
     batch: VecDeque<Arc<Event>>,
-    over: bool,
+    is_over: bool,
 }
 
 /// Server-sent events: what happens to chunks, from now on or from an event on.
@@ -69,24 +69,24 @@ struct Reader {
     responses((status = 200, description = "events without end", body = Event, content_type = MEDIA_EVENTS)))]
 pub(in crate::handlers) async fn stream(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     query: Result<Query<EventsQuery>, QueryRejection>,
     headers: HeaderMap,
-) -> Result<Sse<impl Stream<Item = Result<Sent, Infallible>>>, ApiError> {
+) -> Result<Sse<impl Stream<Item = Result<SseEvent, Infallible>>>, ApiError> {
     let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
     let storage = Arc::clone(state.storage()?);
-    let filter = Filter::new(caller, &query)?;
+    let filter = EventFilter::new(principal, &query)?;
     let header = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let last = header.filter(|id| !id.is_empty()).or(query.after);
     let log = storage.events();
-    let (place, batch) = match last.as_deref().map(|id| log.after(id)) {
+    let (position, batch) = match last.as_deref().map(|id| log.after(id)) {
         None => (log.end(), VecDeque::new()),
-        Some(Some(place)) => (place, VecDeque::new()),
+        Some(Some(position)) => (position, VecDeque::new()),
         Some(None) => (log.end(), VecDeque::from([storage.cleared_event(&filter.tenant)])),
     };
     let changes = log.changes();
     state.metrics().api().event_reader(1);
-    let reader = Reader { state, storage, filter, place, changes, batch, over: false };
+    let reader = EventReader { state, storage, filter, position, changes, batch, is_over: false };
     let events = stream::unfold(reader, |mut reader| async move {
         let sent = reader.next().await?;
         Some((Ok(sent), reader))
@@ -94,41 +94,41 @@ pub(in crate::handlers) async fn stream(
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(limits::EVENTS_KEEP_ALIVE)))
 }
 
-impl Reader {
+impl EventReader {
     /// The next event; none once the stream is over.
-    async fn next(&mut self) -> Option<Sent> {
+    async fn next(&mut self) -> Option<SseEvent> {
         loop {
-            if self.over {
+            if self.is_over {
                 return None;
             }
             while let Some(event) = self.batch.pop_front() {
-                if self.filter.passes(&event) {
-                    let sent = Sent::default().id(&event.event_id).event(event.event_type.as_str());
+                if self.filter.matches(&event) {
+                    let sent = SseEvent::default().id(&event.event_id).event(event.event_type.as_str());
                     return sent.json_data(&*event).ok();
                 }
             }
             // Before the look: a change in between wakes the wait.
             self.changes.borrow_and_update();
-            match self.storage.events().read(&mut self.place) {
+            match self.storage.events().read(&mut self.position) {
                 Portion::Events(events) if events.is_empty() => {
                     let _ = tokio::time::timeout(limits::EVENTS_TICK, self.changes.changed()).await;
-                    self.over = self.state.is_draining();
+                    self.is_over = self.state.is_draining();
                 }
                 Portion::Events(events) => self.batch = events.into(),
                 Portion::Missed(missed) => {
-                    self.over = true;
+                    self.is_over = true;
                     self.state.metrics().api().event_reader_dropped();
                     let detail =
                         "this reader was too slow for the log; come back with the last id, and read faster";
                     let dropped = EventsDropped { missed, detail: detail.to_owned() };
-                    return Sent::default().event("dropped").json_data(dropped).ok();
+                    return SseEvent::default().event("dropped").json_data(dropped).ok();
                 }
             }
         }
     }
 }
 
-impl Drop for Reader {
+impl Drop for EventReader {
     fn drop(&mut self) {
         self.state.metrics().api().event_reader(-1);
     }

@@ -4,7 +4,7 @@ use axum::{Json, body::Body, extract::State};
 use kvasir_api::{ExplainRequest, ExplainResponse, LOOKUP_TOKENS_MAX, routes};
 
 use super::body;
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
 /// Says how far a lookup of these tokens gets, and why no farther.
 #[utoipa::path(post, path = routes::EXPLAIN, operation_id = "explain", tag = "chunks",
@@ -12,12 +12,12 @@ use crate::{auth::Caller, handlers::ApiError, state::AppState};
     responses((status = 200, description = "the causes, the most telling first", body = ExplainResponse)))]
 pub(in crate::handlers) async fn post(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     request_body: Body,
 ) -> Result<Json<ExplainResponse>, ApiError> {
     let request: ExplainRequest = body::json(request_body).await?;
     if request.tokens.len() > LOOKUP_TOKENS_MAX {
         return Err(ApiError::bad_request(format!("more than {LOOKUP_TOKENS_MAX} tokens; ask in parts")));
     }
-    Ok(Json(state.storage()?.explain(&caller.tenant, &request).await?))
+    Ok(Json(state.storage()?.explain(&principal.tenant, &request).await?))
 }

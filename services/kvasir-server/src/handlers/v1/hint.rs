@@ -4,13 +4,13 @@ use axum::http::HeaderMap;
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN};
 use kvasir_storage::hot::RequestHint;
 
-use crate::handlers::ApiError;
+use crate::api_error::ApiError;
 
 /// The request class that the headers name; what they leave out is inferred.
 ///
 /// # Errors
 /// `bad_request` for a type that is no name, and a turn that is no number from 1.
-pub(super) fn of(headers: &HeaderMap) -> Result<RequestHint, ApiError> {
+pub(super) fn parse(headers: &HeaderMap) -> Result<RequestHint, ApiError> {
     let kind = match text(headers, HEADER_REQUEST_TYPE)? {
         Some(text) => Some(text.parse().map_err(|e| wrong(HEADER_REQUEST_TYPE, &format!("{e}")))?),
         None => None,
@@ -44,7 +44,7 @@ mod tests {
             let mut headers = HeaderMap::new();
             kind.map(|kind| headers.insert(HEADER_REQUEST_TYPE, kind.parse().expect("a value")));
             turn.map(|turn| headers.insert(HEADER_TURN, turn.parse().expect("a value")));
-            of(&headers)
+            parse(&headers)
         };
         assert_eq!(read(None, None).expect("nothing"), RequestHint::default());
         let hint = read(Some("file"), Some("4")).expect("both");

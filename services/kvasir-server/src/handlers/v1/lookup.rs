@@ -13,7 +13,7 @@ use kvasir_storage::{Query, layout::ChunkKey};
 use kvasir_types::BLOCK_TOKENS;
 
 use super::{body, hint};
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
 /// The longest usable prefix of a token sequence, as JSON or as raw tokens with the rest in the query.
 #[utoipa::path(post, path = routes::LOOKUP, operation_id = "lookup", tag = "chunks",
@@ -22,35 +22,36 @@ use crate::{auth::Caller, handlers::ApiError, state::AppState};
     responses((status = 200, description = "chunk by chunk; empty where nothing matches", body = LookupResponse)))]
 pub(in crate::handlers) async fn post(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     query: Result<UrlQuery<LookupQuery>, QueryRejection>,
     headers: HeaderMap,
     request_body: Body,
 ) -> Result<Json<LookupResponse>, ApiError> {
     let is_binary =
         headers.get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes() == MEDIA_TOKENS.as_bytes());
-    let (place, what) = if is_binary {
-        let UrlQuery(place) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
-        (place, Query::Tokens(binary(request_body).await?))
+    let (target, query) = if is_binary {
+        let UrlQuery(target) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
+        (target, Query::Tokens(read_binary_tokens(request_body).await?))
     } else {
         let request: LookupRequest = body::json(request_body).await?;
         let LookupRequest { model_id, namespace, fresh, direct, .. } = request.clone();
-        (LookupQuery { model_id, namespace, fresh, direct }, of_json(request)?)
+        (LookupQuery { model_id, namespace, fresh, direct }, query_from_json(request)?)
     };
-    let asked = match &what {
+    let asked = match &query {
         Query::Tokens(tokens) => tokens.len(),
         Query::Blocks(blocks) => blocks.len() * BLOCK_TOKENS,
         // What they hold is known when they are found.
         Query::Chunks(_) => 0,
     };
-    let LookupQuery { model_id, namespace, fresh, direct } = place;
+    let LookupQuery { model_id, namespace, fresh, direct } = target;
     let storage = state.storage()?;
-    let mut found =
-        storage.lookup_for(&caller.tenant, &namespace, &model_id, what, fresh, &hint::of(&headers)?).await?;
+    let mut found = storage
+        .lookup_for(&principal.tenant, &namespace, &model_id, query, fresh, &hint::parse(&headers)?)
+        .await?;
     if direct {
         for chunk in &mut found.chunks {
             let (tenant, seq_hash, object_digest) =
-                (caller.tenant.clone(), chunk.seq_hash, chunk.object_digest);
+                (principal.tenant.clone(), chunk.seq_hash, chunk.object_digest);
             let key = ChunkKey { tenant, model_id, seq_hash, object_digest };
             chunk.via = storage.via(&key, true).await;
         }
@@ -59,7 +60,7 @@ pub(in crate::handlers) async fn post(
     Ok(Json(found))
 }
 
-fn of_json(request: LookupRequest) -> Result<Query, ApiError> {
+fn query_from_json(request: LookupRequest) -> Result<Query, ApiError> {
     let over = |what: &str, limit: usize| {
         ApiError::bad_request(format!("more than {limit} {what}; look up in parts"))
     };
@@ -80,7 +81,7 @@ fn of_json(request: LookupRequest) -> Result<Query, ApiError> {
     }
 }
 
-async fn binary(request_body: Body) -> Result<Vec<u32>, ApiError> {
+async fn read_binary_tokens(request_body: Body) -> Result<Vec<u32>, ApiError> {
     let bytes = body::read(request_body, LOOKUP_TOKENS_MAX * 4).await?;
     let (tokens, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {

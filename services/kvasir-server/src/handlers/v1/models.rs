@@ -9,8 +9,8 @@ use axum::{
 use kvasir_api::{RegisteredModel, Role, routes};
 use kvasir_types::{ModelId, ModelSpec};
 
-use super::{body, id};
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use super::{body, path::id};
+use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
 /// Registers a model. Doing it again is no error.
 #[utoipa::path(post, path = routes::MODELS, operation_id = "register_model", tag = "models", request_body = ModelSpec,
@@ -18,17 +18,17 @@ use crate::{auth::Caller, handlers::ApiError, state::AppState};
               (status = 201, description = "registered", body = RegisteredModel)))]
 pub(in crate::handlers) async fn register(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     request_body: Body,
 ) -> Result<Response, ApiError> {
     let spec: ModelSpec = body::json(request_body).await?;
     // Readers say which model they have; a new one is for writers to bring.
-    if caller.role < Role::Write {
+    if principal.role < Role::Write {
         let model_id = spec.model_id();
-        state.storage()?.model(&caller.tenant, &model_id).await?;
+        state.storage()?.model(&principal.tenant, &model_id).await?;
         return Ok(body::created_or_ok(false, RegisteredModel { model_id, created: false }));
     }
-    let registered = state.storage()?.register_model(&caller.tenant, spec).await?;
+    let registered = state.storage()?.register_model(&principal.tenant, spec).await?;
     Ok(body::created_or_ok(registered.created, registered))
 }
 
@@ -38,10 +38,10 @@ pub(in crate::handlers) async fn register(
     responses((status = 200, description = "its spec", body = ModelSpec)))]
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(model_id): Path<String>,
 ) -> Result<Json<ModelSpec>, ApiError> {
     let model_id = id("model_id", &model_id)?;
-    let spec = state.storage()?.model(&caller.tenant, &model_id).await?;
+    let spec = state.storage()?.model(&principal.tenant, &model_id).await?;
     Ok(Json(ModelSpec::clone(&spec)))
 }

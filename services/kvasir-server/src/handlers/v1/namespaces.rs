@@ -6,7 +6,7 @@ use axum::{Json, body::Body, extract::State};
 use kvasir_api::{NamespaceRequest, NamespaceResponse, NamespaceRotation, routes};
 
 use super::body;
-use crate::{auth::Caller, handlers::ApiError, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
 /// The root of a namespace, where its token chains start. A namespace comes into being by being asked for.
 #[utoipa::path(post, path = routes::NAMESPACES, operation_id = "open_namespace", tag = "namespaces",
@@ -14,11 +14,11 @@ use crate::{auth::Caller, handlers::ApiError, state::AppState};
     responses((status = 200, description = "its root", body = NamespaceResponse)))]
 pub(in crate::handlers) async fn post(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     request_body: Body,
 ) -> Result<Json<NamespaceResponse>, ApiError> {
     let NamespaceRequest { namespace, model_id } = body::json(request_body).await?;
-    let root = state.storage()?.open_namespace(&caller.tenant, &namespace, &model_id).await?;
+    let root = state.storage()?.open_namespace(&principal.tenant, &namespace, &model_id).await?;
     Ok(Json(NamespaceResponse { root }))
 }
 
@@ -29,7 +29,7 @@ pub(in crate::handlers) async fn post(
     responses((status = 200, description = "its new root", body = NamespaceResponse)))]
 pub(in crate::handlers) async fn rotate(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     request_body: Body,
 ) -> Result<Json<NamespaceResponse>, ApiError> {
     let NamespaceRotation { namespace, model_id, keep_s } = body::json(request_body).await?;
@@ -40,6 +40,6 @@ pub(in crate::handlers) async fn rotate(
     }
     let storage = state.storage()?;
     let root =
-        storage.rotate_namespace(&caller.tenant, &namespace, &model_id, Duration::from_secs(keep)).await?;
+        storage.rotate_namespace(&principal.tenant, &namespace, &model_id, Duration::from_secs(keep)).await?;
     Ok(Json(NamespaceResponse { root }))
 }

@@ -10,8 +10,8 @@ use axum::{
 use kvasir_api::{MEDIA_PROFILE, ProfileInfo, ProfileList, routes};
 use kvasir_types::{ModelId, ProfileHash};
 
-use super::{body, id};
-use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
+use super::{body, path::id};
+use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
 /// The profiles of a model, by hash.
 #[utoipa::path(get, path = routes::PROFILES, operation_id = "list_profiles", tag = "profiles",
@@ -19,11 +19,11 @@ use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
     responses((status = 200, description = "its profiles", body = ProfileList)))]
 pub(in crate::handlers) async fn list(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(model_id): Path<String>,
 ) -> Result<Json<ProfileList>, ApiError> {
     let model_id = id("model_id", &model_id)?;
-    Ok(Json(state.storage()?.list_profiles(&caller.tenant, &model_id).await?))
+    Ok(Json(state.storage()?.list_profiles(&principal.tenant, &model_id).await?))
 }
 
 /// Stores a profile under the hash of its bytes. Idempotent.
@@ -35,7 +35,7 @@ pub(in crate::handlers) async fn list(
               (status = 201, description = "stored", body = ProfileInfo)))]
 pub(in crate::handlers) async fn put(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path((model_id, profile_hash)): Path<(String, String)>,
     headers: HeaderMap,
     request_body: Body,
@@ -43,9 +43,9 @@ pub(in crate::handlers) async fn put(
     let storage = state.storage()?;
     let (model_id, profile_hash) = (id("model_id", &model_id)?, id("profile_hash", &profile_hash)?);
     body::check_length(&headers, storage.settings().profile_bytes_max)?;
-    let _room = room::reserve_body(&state, &caller, &headers).await?;
+    let _reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
     let mut upload = body::upload(&state, request_body);
-    match storage.put_profile(&caller.tenant, &model_id, &profile_hash, &mut upload).await {
+    match storage.put_profile(&principal.tenant, &model_id, &profile_hash, &mut upload).await {
         Ok((created, bytes)) => Ok(body::created_or_ok(created, ProfileInfo { profile_hash, bytes })),
         Err(error) => {
             body::drain(upload).await;
@@ -61,11 +61,11 @@ pub(in crate::handlers) async fn put(
     responses((status = 200, description = "its bytes", body = inline(kvasir_api::Binary), content_type = MEDIA_PROFILE)))]
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path((model_id, profile_hash)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let (model_id, profile_hash) = (id("model_id", &model_id)?, id("profile_hash", &profile_hash)?);
-    let read = state.storage()?.read_profile(&caller.tenant, &model_id, &profile_hash).await?;
+    let read = state.storage()?.read_profile(&principal.tenant, &model_id, &profile_hash).await?;
     let length = read.object_bytes;
     let mut response = Response::new(body::download(&state, read));
     let headers = response.headers_mut();

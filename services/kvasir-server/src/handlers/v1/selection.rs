@@ -6,7 +6,7 @@ use axum::extract::{Query, rejection::QueryRejection};
 use kvasir_api::ChunkQuery;
 use kvasir_storage::Selection;
 
-use crate::{handlers::ApiError, limits};
+use crate::{api_error::ApiError, limits};
 
 /// The selection, and what the query adds to the ETag.
 pub(super) fn parse(

@@ -9,8 +9,8 @@ use axum::{
 };
 use kvasir_api::{StoredChunk, UploadRequest, UploadTicket, routes};
 
-use super::{body, id};
-use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
+use super::{body, path::id};
+use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
 /// Announces a chunk object that is to be sent to the object store directly.
 #[utoipa::path(post, path = routes::UPLOADS, operation_id = "announce_upload", tag = "direct",
@@ -18,12 +18,12 @@ use crate::{auth::Caller, handlers::ApiError, room, state::AppState};
     responses((status = 201, description = "where to send it", body = UploadTicket)))]
 pub(in crate::handlers) async fn announce(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     request_body: Body,
 ) -> Result<(StatusCode, Json<UploadTicket>), ApiError> {
     let request: UploadRequest = body::json(request_body).await?;
-    let _room = room::reserve(&state, &caller, request.bytes).await?;
-    let ticket = state.storage()?.announce_upload(&caller.tenant, &request).await?;
+    let _reservation = quota_reservation::reserve(&state, &principal, request.bytes).await?;
+    let ticket = state.storage()?.announce_upload(&principal.tenant, &request).await?;
     Ok((StatusCode::CREATED, Json(ticket)))
 }
 
@@ -34,12 +34,12 @@ pub(in crate::handlers) async fn announce(
               (status = 201, description = "durable and visible", body = StoredChunk)))]
 pub(in crate::handlers) async fn commit(
     State(state): State<AppState>,
-    caller: Caller,
+    principal: Principal,
     Path(upload_id): Path<String>,
 ) -> Result<Response, ApiError> {
     let upload_id = id("upload_id", &upload_id)?;
-    let _room = room::reserve_commit(&state, &caller, upload_id).await?;
-    let stored = state.storage()?.commit_upload(&caller.tenant, upload_id).await?;
+    let _reservation = quota_reservation::reserve_commit(&state, &principal, upload_id).await?;
+    let stored = state.storage()?.commit_upload(&principal.tenant, upload_id).await?;
     state.metrics().stored(stored.created, stored.bytes);
     Ok(body::created_or_ok(stored.created, stored))
 }

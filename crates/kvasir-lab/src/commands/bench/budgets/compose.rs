@@ -7,11 +7,9 @@ use kvasir_client::{
     KvClient, LoadOptions,
     fetcher::{Fixed, RecomputeModel},
 };
-use kvasir_codec::{
-    KvBuffer, Profile,
-    train::{BasisRecipe, Recipe, TrainingContext, train},
-};
+use kvasir_codec::{KvBuffer, Profile};
 use kvasir_engine::{Model, PagedKv, TINY_PROFILE};
+use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
 use kvasir_types::{Level, Name, Thinning};
 use tokio::runtime::Runtime;
 use url::Url;

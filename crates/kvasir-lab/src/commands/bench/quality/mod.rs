@@ -12,7 +12,8 @@ use crate::{
     },
 };
 use clap::Args;
-use kvasir_codec::{KvBuffer, Profile, train::TrainingContext};
+use kvasir_codec::{KvBuffer, Profile};
+use kvasir_train::TrainingContext;
 use kvasir_engine::{Model, TINY_PROFILE};
 
 use kvasir_types::SPAN_TOKENS;

@@ -10,8 +10,8 @@ use kvasir_engine::{
     EngineError, Model, PagedKv, Sampling, TINY_PROFILE,
     remote::{RemoteKv, calibrate},
     serving::{
-        Brought, Completion, Delivery, Engine, EngineConfig, LoadPolicy, Output, RemoteUse, Request, Summary,
-        TtftBreakdown,
+        Completion, Delivery, Engine, EngineConfig, LoadPolicy, LoadedPrefix, Output, RemoteUse, Request,
+        Summary, TtftBreakdown,
     },
 };
 
@@ -282,7 +282,7 @@ impl<'a> Lab<'a> {
         });
         let kv = unpacked.await.map_err(CliError::internal)??;
         let delivery = Delivery { arrived, fetch, decode: arrived.elapsed() - fetch };
-        let completion = engine.complete_with(request(prompt), Brought::whole(kv), delivery);
+        let completion = engine.complete_with(request(prompt), LoadedPrefix::whole(kv), delivery);
         summary(completion.map_err(CliError::internal)?).await
     }
 }

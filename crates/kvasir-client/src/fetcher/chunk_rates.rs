@@ -1,0 +1,167 @@
+//! The rates of a load's transfers, and the rate to expect of transfers that stopped or have not begun.
+
+use std::time::Duration;
+
+use super::{
+    byte_rate::ByteRate,
+    meter::Meter,
+    transfer_rate::{self, ExpectedRate},
+};
+
+/// Transfers seen within this time of each other shared the link.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// Rates within this factor are alike.
+const ALIKE: f64 = 1.5;
+/// Comparisons that a transfer must have lost, and most of them, to be slow for a reason of its own: the link may change
+/// between two arrivals.
+const OUTLIER_MIN: u32 = 2;
+
+/// The rate of each chunk's transfer, and whether transfers differ (replicas, paths) or only the link varies.
+#[derive(Debug)]
+pub(super) struct ChunkRates {
+    /// The rate that a chunk's own transfer had when last seen, and when that was.
+    own: Vec<Option<(ByteRate, Duration)>>,
+    /// The same, of transfers that stopped in terms of what the link does now.
+    expected: Vec<Option<ByteRate>>,
+    /// Samples of the link that `expected` was made of.
+    samples: usize,
+    /// Per chunk: how its transfer compared with others at the same time.
+    comparisons: Vec<RateComparison>,
+}
+
+/// How often a transfer was as fast as others at the same time, and how often slower.
+#[derive(Debug, Clone, Copy, Default)]
+struct RateComparison {
+    alike: u32,
+    slower: u32,
+}
+
+impl RateComparison {
+    /// Whether the transfer is slow while others are not.
+    const fn is_outlier(&self) -> bool {
+        self.slower >= OUTLIER_MIN && self.slower > self.alike
+    }
+}
+
+impl ChunkRates {
+    pub(super) fn new(chunks: usize) -> Self {
+        Self {
+            own: vec![None; chunks],
+            expected: vec![None; chunks],
+            samples: 0,
+            comparisons: vec![RateComparison::default(); chunks],
+        }
+    }
+
+    /// Per chunk: what its own transfer has, or would have by now; `None` where only the link tells.
+    pub(super) fn expected(&self) -> &[Option<ByteRate>] {
+        &self.expected
+    }
+
+    /// Records that a chunk's transfer has `rate` at `now`.
+    pub(super) fn record(&mut self, chunk: usize, rate: ByteRate, now: Duration) {
+        for (i, other) in self.own.iter().enumerate().filter(|(i, _)| *i != chunk) {
+            let Some((other, at)) = *other else { continue };
+            if now.saturating_sub(at) > TOGETHER {
+                continue;
+            }
+            let slower = if rate < other { chunk } else { i };
+            if rate < other.scaled(ALIKE) && other < rate.scaled(ALIKE) {
+                self.comparisons[i].alike += 1;
+                self.comparisons[chunk].alike += 1;
+            } else {
+                self.comparisons[slower].slower += 1;
+            }
+        }
+        self.own[chunk] = Some((rate, now));
+        self.expected[chunk] = Some(rate);
+    }
+
+    /// Whether transfers at the same time were alike, so that what one of them had says nothing of itself.
+    fn is_uniform(&self) -> bool {
+        self.comparisons.iter().any(|c| c.alike > 0)
+            && !self.comparisons.iter().any(RateComparison::is_outlier)
+    }
+
+    /// What stopped while the link was slow would go at what the link does by now. Where transfers differ, less the
+    /// caution that what was not seen deserves, and not slower than it was.
+    pub(super) fn on_link_change(&mut self, meter: &Meter, fetching: impl Fn(usize) -> bool) {
+        if meter.samples().len() == self.samples {
+            return;
+        }
+        self.samples = meter.samples().len();
+        let caution = self.expectation(meter, None, meter.last_arrival(), &fetching).caution;
+        let uniform = self.is_uniform();
+        for (chunk, expected) in self.expected.iter_mut().enumerate().filter(|(chunk, _)| !fetching(*chunk)) {
+            let Some((own, at)) = self.own[chunk] else { continue };
+            let by_link = meter.since(own, at).scaled(1.0 / caution);
+            *expected = (!uniform).then_some(if by_link > own { by_link } else { own });
+        }
+    }
+
+    /// What to expect of a transfer that was not seen yet. On a link that is the same for all: what the link does now.
+    pub(super) fn expectation(
+        &self,
+        meter: &Meter,
+        prior: Option<ByteRate>,
+        now: Duration,
+        flows: impl Fn(usize) -> bool,
+    ) -> ExpectedRate {
+        if self.is_uniform()
+            && let Some(expected) = meter.expectation()
+        {
+            return expected;
+        }
+        let seen = self.own.iter().enumerate();
+        let seen = seen.filter_map(|(chunk, own)| own.map(|(rate, at)| (chunk, (rate, at, flows(chunk)))));
+        let all = transfer_rate::expect(seen.clone().map(|(_, seen)| seen), prior, now);
+        let usual = seen.filter(|(chunk, _)| !self.comparisons[*chunk].is_outlier()).map(|(_, seen)| seen);
+        // The odd ones say how far off the next one may be, not what to expect of it.
+        ExpectedRate { rate: transfer_rate::expect(usual, prior, now).rate.or(all.rate), ..all }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetcher::EstimatorKind;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Two transfers with rates that take turns on the link for 100 ms; then only the second goes on.
+    fn shared(first: f64, second: f64) -> (ChunkRates, Meter) {
+        let (mut rates, mut meter) = (ChunkRates::new(3), Meter::new(EstimatorKind::Harmonic));
+        for t in 1..=100u32 {
+            let (chunk, rate) = [(0, first), (1, second)][t as usize % 2];
+            meter.on_bytes(MS * t, (rate / 1e3) as u64);
+            rates.record(chunk, ByteRate::new(rate).unwrap(), MS * t);
+        }
+        for t in 101..=130u32 {
+            meter.on_bytes(MS * t, (second / 1e3) as u64);
+            rates.record(1, ByteRate::new(second).unwrap(), MS * t);
+            rates.on_link_change(&meter, |chunk| chunk == 1);
+        }
+        (rates, meter)
+    }
+
+    #[test]
+    fn a_link_that_is_the_same_for_all_is_what_counts() {
+        let (rates, meter) = shared(1e8, 1.1e8);
+        assert!(rates.is_uniform());
+        assert_eq!(rates.expected()[0], None, "what stopped goes at what the link does");
+        let expected = rates.expectation(&meter, None, 130 * MS, |chunk| chunk == 1);
+        let rate = expected.rate.unwrap().bytes_per_second();
+        assert!((rate / 1.1e8 - 1.0).abs() < 0.05, "{rate}");
+        assert!((1.0..2.0).contains(&expected.caution));
+    }
+
+    #[test]
+    fn a_slow_transfer_beside_a_fast_one_is_slow_for_a_reason_of_its_own() {
+        let (rates, meter) = shared(1e7, 1e8);
+        assert!(!rates.is_uniform());
+        assert_eq!(rates.expected()[0].unwrap().bytes_per_second(), 1e7);
+        let expected = rates.expectation(&meter, None, 130 * MS, |chunk| chunk == 1);
+        assert_eq!(expected.rate.unwrap().bytes_per_second(), 1e8, "others are not expected to be as slow");
+        assert!(expected.caution > 1.5, "but they may be: {}", expected.caution);
+    }
+}

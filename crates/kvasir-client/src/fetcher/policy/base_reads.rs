@@ -1,0 +1,131 @@
+//! The order in which bases are read, and which reads are paused for others.
+
+use std::time::Duration;
+
+use kvasir_types::Level;
+
+use super::{PolicyStep, forecast::Forecast, split::Split};
+
+/// Transfer time of bases that is kept in flight, as a share of the SLO.
+const LOOKAHEAD: f64 = 0.02;
+/// A transfer below this share of the best one's rate crawls for a reason of its own.
+const OUTLIER: f64 = 1.0 / 3.0;
+/// Of chunks whose base is begun, the one with most of it goes on first, told apart in so many steps.
+const HERE_STEPS: u64 = 16;
+/// Times that a chunk is stopped for another.
+const PAUSES_MAX: u8 = 2;
+
+/// The state of base reads: slow transfers, pauses and probes.
+#[derive(Debug, Clone)]
+pub(super) struct BaseReads {
+    /// Chunks whose own transfer crawled.
+    slow: Vec<bool>,
+    /// How often each chunk was stopped for another.
+    pauses: Vec<u8>,
+    /// Transfers that were compared with another when they were slower than those before.
+    probed: Vec<bool>,
+}
+
+impl BaseReads {
+    pub(super) const fn new() -> Self {
+        Self { slow: Vec::new(), pauses: Vec::new(), probed: Vec::new() }
+    }
+
+    /// Whether a chunk's own transfer crawled.
+    pub(super) fn is_slow(&self, chunk: usize) -> bool {
+        self.slow.get(chunk).copied().unwrap_or(false)
+    }
+
+    /// A missing chunk in flight to be stopped while others wait: one that crawls beside the others, or one too
+    /// many on a link that is slow for all (half of two bases is worth nothing, one whole is).
+    pub(super) fn stopped(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<PolicyStep> {
+        let (view, count) = (plan.view, plan.view.chunks.len());
+        self.pauses.resize(count, 0);
+        let own = |i: usize| view.own_rates.get(i).copied().flatten();
+        let flowing = || plan.missing.iter().copied().filter(|&i| !plan.is_idle(i) && own(i).is_some());
+        let waits = plan.missing.iter().any(|&i| plan.is_idle(i) && !self.is_slow(i));
+        let best = (0..count).filter_map(own).reduce(|a, b| if a > b { a } else { b })?;
+        let crawls = |&i: &usize| {
+            let outlier = own(i).is_some_and(|rate| rate < best.scaled(OUTLIER));
+            let fair = plan.left_time() / plan.missing.len().max(1) as u32;
+            let hogs = waits && plan.own_time(i).is_some_and(|t| t > fair);
+            !self.is_slow(i) && outlier && hogs
+        };
+        if let Some(chunk) = flowing().find(crawls) {
+            self.slow.resize(count, false);
+            self.slow[chunk] = true;
+            return Some(PolicyStep::Pause { chunk });
+        }
+        // Who has slack lets others go first.
+        if plan.yields()
+            && let Some(chunk) = flowing().find(|&i| self.pauses[i] < PAUSES_MAX)
+        {
+            self.pauses[chunk] += 1;
+            return Some(PolicyStep::Pause { chunk });
+        }
+        // What comes too late and is the GPU's to do makes room for what is not.
+        let others =
+            plan.missing.iter().any(|&i| plan.is_idle(i) && !split.texts.contains(&i) && !self.is_slow(i));
+        if others && let Some(chunk) = flowing().find(|&i| split.is_hopeless(plan, i)) {
+            return Some(PolicyStep::Pause { chunk });
+        }
+        // The one that is done last waits where those before it keep the pipe full.
+        let last = flowing().max_by_key(|&i| (plan.own_time(i), i)).filter(|_| flowing().count() > 1)?;
+        if plan.bases_in_flight().saturating_sub(plan.base_time(last, 1.0)) <= Self::lookahead(plan) {
+            return None;
+        }
+        if self.pauses[last] >= PAUSES_MAX {
+            return None;
+        }
+        self.pauses[last] += 1;
+        Some(PolicyStep::Pause { chunk: last })
+    }
+
+    /// How much transfer time to keep in flight: enough to hide round trips.
+    fn lookahead(plan: &Forecast<'_>) -> Duration {
+        (plan.view.first_byte * 2).max(plan.view.plan.slo.mul_f64(LOOKAHEAD))
+    }
+
+    /// Whether another base may be begun: the pipe is not full, or one transfer alone is not enough to know whether
+    /// it is the link that is slow or just this one.
+    pub(super) fn may_begin(&mut self, plan: &Forecast<'_>) -> bool {
+        let view = plan.view;
+        let own = |i: usize| view.own_rates.get(i).copied().flatten();
+        let known = (0..view.chunks.len()).filter_map(own).count();
+        let sole = plan.missing.iter().copied().find(|&i| !plan.is_idle(i)).filter(|_| view.in_flight == 1);
+        let doubtful = |i: usize| own(i).zip(view.rate).is_some_and(|(own, rate)| own < rate.scaled(OUTLIER));
+        self.probed.resize(view.chunks.len(), false);
+        let doubt = sole.filter(|&i| doubtful(i) && !self.probed[i]);
+        if let Some(chunk) = doubt {
+            self.probed[chunk] = true;
+        }
+        let alone = view.in_flight <= 1 && (known < 2 || doubt.is_some());
+        view.in_flight == 0 || alone || plan.bases_in_flight() <= Self::lookahead(plan)
+    }
+
+    /// The next missing chunk to read: what a text chunk waits for; the link's own, from the back; then the GPU's,
+    /// from the back too, for it may not get that far; those that crawl come last, the quickest first, unless
+    /// the GPU has them.
+    pub(super) fn next(&self, plan: &Forecast<'_>, split: &Split) -> Option<usize> {
+        let last_text = split.texts.last().copied().unwrap_or(0);
+        let texts = |i: &usize| split.texts.contains(i);
+        let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
+        let fresh = || idle().filter(|&i| !self.is_slow(i) && !split.is_hopeless(plan, i));
+        let own = || fresh().filter(|i| !texts(i));
+        let gating = own().find(|&i| i < last_text);
+        let slow = || idle().filter(|&i| self.is_slow(i) && !texts(&i));
+        gating
+            .or_else(|| Self::from_back(plan, own()))
+            .or_else(|| Self::from_back(plan, fresh()))
+            .or_else(|| slow().min_by_key(|&i| plan.base_time(i, 1.0)))
+    }
+
+    /// The last of some chunks, for the GPU computes from the front. One that is begun goes before one that is not: half
+    /// of a base is worth nothing. A short one at the end comes after the whole ones, as it costs the GPU little, too.
+    pub(super) fn from_back(plan: &Forecast<'_>, chunks: impl Iterator<Item = usize>) -> Option<usize> {
+        let bytes = |i: usize| plan.view.plan.chunks[i].bytes_at(Level::BASE);
+        let whole = (0..plan.view.chunks.len()).map(bytes).max().unwrap_or(0).max(1);
+        let here = |i: usize| plan.view.chunks[i].have_bytes * HERE_STEPS / whole;
+        chunks.max_by_key(|&i| (2 * bytes(i) >= whole, here(i), i))
+    }
+}

@@ -1,0 +1,97 @@
+//! The encoder's ends, for encoders whose middle runs elsewhere (the `kvasir-cuda` crate): scopes as flat data in front,
+//! pieces to an object behind.
+
+use kvasir_types::{ModelSpec, SPAN_TOKENS};
+
+use super::{CpuEncoder, check_input, span::SpanPieces};
+use crate::{
+    ChunkInput, EncodeError, EncodeReport, Profile, ScopeView, decoder::view_of, exact_piece, matrix::Matrix,
+};
+
+/// The pieces of one scope and span; `None` is absent.
+#[derive(Debug, Clone, Default)]
+pub struct CodedSpan {
+    /// What [`CpuEncoder::exact_piece`] gave: for the chunk's exact tokens, or for all of the span.
+    pub exact: Option<Vec<u8>>,
+    /// The anchors.
+    pub anchors: Option<Vec<u8>>,
+    /// One entry a level. All absent where the whole span is exact.
+    pub levels: Vec<Option<Vec<u8>>>,
+    /// Whether the whole span is exact because a value was not finite or out of range.
+    pub forced_exact: bool,
+}
+
+impl CpuEncoder {
+    /// The model.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The profile.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// Scopes of the profile.
+    pub fn scope_count(&self) -> usize {
+        self.scopes.len()
+    }
+
+    /// A scope as flat data; `None` where the profile has no such scope.
+    pub fn scope_view(&self, scope: usize) -> Option<ScopeView<'_>> {
+        let (prepared, _) = self.scopes.get(scope)?;
+        Some(view_of(prepared, self.profile.scopes.get(scope)?))
+    }
+
+    /// The analysis matrix of a scope, `[coefficient][element]`; `None` where coefficients are elements.
+    pub fn analysis_matrix(&self, scope: usize) -> Option<&[f32]> {
+        match &self.scopes.get(scope)?.1 {
+            Matrix::Identity => None,
+            Matrix::Dense(matrix) => Some(matrix),
+        }
+    }
+
+    /// Tokens at the start of the chunk that are stored exactly, after its shape was checked.
+    ///
+    /// # Errors
+    /// [`EncodeError::Tokens`], [`EncodeError::KlBeneath`].
+    pub fn exact_prefix(&self, input: &ChunkInput<'_>) -> Result<usize, EncodeError> {
+        check_input(input)?;
+        Ok(self.exact_tokens(input))
+    }
+
+    /// The piece that holds `rows` as they are: `[member][token][element]` of the first `tokens` tokens of a span.
+    pub fn exact_piece(&self, tokens: usize, rows: &[f32]) -> Vec<u8> {
+        exact_piece::encode(self.exact_dtype, tokens, rows.iter().copied())
+    }
+
+    /// Puts pieces, `[scope][span]`, together as [`encode`](crate::ChunkEncoder::encode) does. `input.kv` is not read.
+    ///
+    /// # Errors
+    /// As [`encode`](crate::ChunkEncoder::encode).
+    ///
+    /// # Panics
+    /// Where `coded` has not one entry a scope and span, or an entry not one piece a lossy level.
+    pub fn assemble_spans(
+        &self,
+        input: &ChunkInput<'_>,
+        coded: Vec<CodedSpan>,
+    ) -> Result<(Vec<u8>, EncodeReport), EncodeError> {
+        check_input(input)?;
+        let spans = input.tokens.len().div_ceil(SPAN_TOKENS);
+        assert_eq!(coded.len(), spans * self.scopes.len(), "one entry a scope and span");
+        assert!(coded.iter().all(|span| span.levels.len() == self.profile.lossy_levels()));
+        let forced = coded.iter().enumerate().filter(|(_, span)| span.forced_exact);
+        let exact_spans = forced.map(|(index, _)| (index / spans, index % spans)).collect();
+        let pieces = coded.into_iter().map(|span| SpanPieces {
+            exact: span.exact,
+            anchors: span.anchors,
+            levels: span.levels,
+            lossless: None,
+            forced_exact: span.forced_exact,
+        });
+        let object = self.assemble(input, spans, pieces.collect())?;
+        let drift = self.drift(input.tokens.len(), object.len());
+        Ok((object, EncodeReport { exact_spans, drift }))
+    }
+}

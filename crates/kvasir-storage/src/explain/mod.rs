@@ -1,0 +1,389 @@
+//! Why a lookup ends where it ends, from traces that are kept anyway: the store's tombstones and staging objects,
+//! the refusals this replica remembers, and lookups of the same tokens under the tenant's other namespaces and models.
+
+mod evictions;
+
+use std::collections::HashSet;
+
+use futures::{StreamExt, TryStreamExt};
+use kvasir_api::{Cause, ExplainRequest, ExplainResponse, FieldDifference, LookupResponse, MissReason};
+use kvasir_types::{BLOCK_TOKENS, ModelId, ModelSpec, Name, Reuse, RootHash, SeqHash, TokenChain};
+use object_store::{ObjectMeta, ObjectStoreExt};
+use serde_json::Value;
+
+use crate::{
+    Query, Removal, Storage, StorageError,
+    index::Scope,
+    layout::{ChunkKey, Key},
+    limits,
+};
+
+/// Most differing fields that are listed.
+const DIFFERENCES_MAX: usize = 16;
+
+/// What is asked about.
+struct Question<'a> {
+    tenant: &'a Name,
+    request: &'a ExplainRequest,
+    /// Tokens that a lookup matches.
+    matched: u64,
+}
+
+impl Storage {
+    /// Explains a lookup of tokens, to the tenant itself and about nothing but its own.
+    ///
+    /// # Errors
+    /// [`StorageError::InvalidSpec`] for a spec that cannot be; [`Store`](StorageError::Store).
+    pub async fn explain(
+        &self,
+        tenant: &Name,
+        request: &ExplainRequest,
+    ) -> Result<ExplainResponse, StorageError> {
+        if let Some(spec) = &request.spec {
+            spec.validate()?;
+        }
+        let spec = match self.model(tenant, &request.model_id).await {
+            Ok(spec) => Some(ModelSpec::clone(&spec)),
+            Err(StorageError::UnknownModel { .. }) => request.spec.clone(),
+            Err(error) => return Err(error),
+        };
+        let found = self.found(tenant, &request.namespace, &request.model_id, &request.tokens).await?;
+        let matched = found.matched_tokens;
+        let departures = self.recent_evictions(tenant, &request.model_id, &found);
+        let question = Question { tenant, request, matched };
+        let tokens = request.tokens.len() as u64;
+        let mut causes = Vec::new();
+        if matched == tokens {
+            let detail = "a lookup matches all of these tokens now".to_owned();
+            causes.push(Cause { detail, tokens: matched, ..cause(MissReason::Stored) });
+            return Ok(ExplainResponse { tokens, matched_tokens: matched, causes, departures });
+        }
+        self.explain_own_place(&question, &mut causes).await?;
+        self.explain_namespaces(&question, &mut causes).await?;
+        self.explain_models(&question, spec.as_ref(), &mut causes).await?;
+        if causes.is_empty() {
+            let detail = "no trace of these tokens: never stored, or removed so long ago that its traces are collected. \
+                          Check that model, namespace and tokenizer are those of the engine that stores";
+            causes.push(Cause { detail: detail.to_owned(), ..cause(MissReason::NeverStored) });
+        }
+        Ok(ExplainResponse { tokens, matched_tokens: matched, causes, departures })
+    }
+
+    /// The longest usable prefix; empty for a model that is not there.
+    async fn found(
+        &self,
+        tenant: &Name,
+        namespace: &Name,
+        model_id: &ModelId,
+        tokens: &[u32],
+    ) -> Result<LookupResponse, StorageError> {
+        match self.lookup(tenant, namespace, model_id, Query::Tokens(tokens.to_vec()), true).await {
+            Err(StorageError::UnknownModel { .. }) => {
+                Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() })
+            }
+            answer => answer,
+        }
+    }
+
+    /// Traces under the very model and namespace that were asked for.
+    async fn explain_own_place(
+        &self,
+        question: &Question<'_>,
+        causes: &mut Vec<Cause>,
+    ) -> Result<(), StorageError> {
+        let Question { tenant, request, .. } = question;
+        let model_id = &request.model_id;
+        let spec = match self.model(tenant, model_id).await {
+            Ok(spec) => spec,
+            Err(StorageError::UnknownModel { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let (newest, earlier) = self.roots(tenant, &request.namespace, model_id).await?;
+        for root in std::iter::once(newest).chain(earlier) {
+            self.explain_under(root, &spec, question, causes).await?;
+        }
+        causes.sort_by_key(|cause| cause.tokens);
+        causes.truncate(DIFFERENCES_MAX);
+        Ok(())
+    }
+
+    /// Traces of the chains that start at one root.
+    async fn explain_under(
+        &self,
+        root: RootHash,
+        spec: &ModelSpec,
+        question: &Question<'_>,
+        causes: &mut Vec<Cause>,
+    ) -> Result<(), StorageError> {
+        let Question { tenant, request, matched } = question;
+        let model_id = &request.model_id;
+        let chain = TokenChain::new(root, &request.tokens);
+        let behind = usize::try_from(matched / BLOCK_TOKENS as u64).unwrap_or(usize::MAX);
+        let missing: HashSet<SeqHash> = chain.blocks().iter().skip(behind).copied().collect();
+        let tokens_of = |seq_hash: &SeqHash| {
+            let block = chain.blocks().iter().position(|hash| hash == seq_hash);
+            block.map_or(0, |block| chain.tokens_through(block) as u64)
+        };
+        if spec.reuse == Reuse::Whole {
+            let walk = self.index.walk(
+                Scope::new(tenant, model_id),
+                root.as_bytes(),
+                chain.blocks(),
+                &|row: &crate::index::IndexRow| {
+                    !self.dead.contains(&(Scope::new(tenant, model_id), row.object_digest))
+                },
+            );
+            if walk.matched_blocks() > 0 {
+                let detail = "a prefix is stored, but this model's caches are thinned by looking ahead and match only \
+                              as a whole; look up exactly what was stored";
+                let tokens = (walk.matched_blocks() * BLOCK_TOKENS) as u64;
+                causes.push(Cause { detail: detail.to_owned(), tokens, ..cause(MissReason::OnlyWhole) });
+            }
+        }
+        self.explain_refusals(question, &missing, tokens_of, causes);
+        for (key, meta) in self.tombstones(tenant, model_id, &missing).await? {
+            let Some(reason) = self.removal(&meta).await? else { continue };
+            causes.push(Cause { tokens: tokens_of(&key.seq_hash), ..removed(reason, &key, &meta) });
+        }
+        for (key, meta) in self.waiting(tenant, model_id, &missing).await? {
+            let detail =
+                "its bytes were sent directly and never committed; POST the commit, or store it again";
+            causes.push(Cause {
+                detail: detail.to_owned(),
+                tokens: tokens_of(&key.seq_hash),
+                seq_hash: Some(key.seq_hash),
+                at_ms: at_ms(&meta),
+                ..cause(MissReason::NotAdmitted)
+            });
+        }
+        Ok(())
+    }
+
+    fn explain_refusals(
+        &self,
+        question: &Question<'_>,
+        missing: &HashSet<SeqHash>,
+        tokens_of: impl Fn(&SeqHash) -> u64,
+        causes: &mut Vec<Cause>,
+    ) {
+        let scope = Scope::new(question.tenant, &question.request.model_id);
+        for seq_hash in missing {
+            let Some(why) = self.refused.get(&(scope, *seq_hash)) else { continue };
+            causes.push(Cause {
+                detail: format!("it was sent and not taken: {why}"),
+                tokens: tokens_of(seq_hash),
+                seq_hash: Some(*seq_hash),
+                by: Some("request".to_owned()),
+                ..cause(MissReason::NotAdmitted)
+            });
+        }
+    }
+
+    /// Tombstones of chunks that end in one of these blocks.
+    async fn tombstones(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        missing: &HashSet<SeqHash>,
+    ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StorageError> {
+        let prefix = self.store.layout.model_tombstones_prefix(tenant, model_id);
+        let mut listing = self.store.store.list(Some(&prefix)).take(limits::TRACES_LISTED_MAX);
+        let failed = StorageError::store("listing tombstones");
+        let mut found = Vec::new();
+        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+            if let Some(Key::Tombstone(key)) = self.store.layout.parse(&meta.location)
+                && missing.contains(&key.seq_hash)
+            {
+                found.push((key, meta));
+            }
+        }
+        Ok(found)
+    }
+
+    async fn removal(&self, tombstone: &ObjectMeta) -> Result<Option<Removal>, StorageError> {
+        let failed = StorageError::store("reading a tombstone");
+        match self.store.store.get(&tombstone.location).await {
+            Ok(found) => {
+                let text = found.bytes().await.map_err(failed)?;
+                Ok(str::from_utf8(&text).ok().and_then(Removal::parse))
+            }
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Direct uploads of such chunks that wait for their commit.
+    async fn waiting(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        missing: &HashSet<SeqHash>,
+    ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StorageError> {
+        let prefix = self.store.layout.uploads_prefix(tenant);
+        let mut listing = self.store.store.list(Some(&prefix)).take(limits::TRACES_LISTED_MAX);
+        let failed = StorageError::store("listing uploads");
+        let mut found = Vec::new();
+        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+            if let Some(Key::Upload(upload)) = self.store.layout.parse(&meta.location)
+                && upload.chunk.model_id == *model_id
+                && missing.contains(&upload.chunk.seq_hash)
+            {
+                found.push((upload.chunk, meta));
+            }
+        }
+        Ok(found)
+    }
+
+    async fn explain_namespaces(
+        &self,
+        question: &Question<'_>,
+        causes: &mut Vec<Cause>,
+    ) -> Result<(), StorageError> {
+        let Question { tenant, request, matched } = question;
+        let others = self.list_namespaces(tenant).await?;
+        let others = others.into_iter().filter(|name| *name != request.namespace);
+        for namespace in others.take(limits::NAMESPACES_COMPARED_MAX) {
+            let found = self.found(tenant, &namespace, &request.model_id, &request.tokens).await?;
+            let tokens = found.matched_tokens;
+            if tokens > *matched {
+                let detail = format!(
+                    "{tokens} of these tokens are stored in namespace {namespace}; namespaces never match each other: \
+                     look up in the one where the engine stores"
+                );
+                let namespace = Some(namespace);
+                causes.push(Cause { detail, tokens, namespace, ..cause(MissReason::OtherNamespace) });
+            }
+        }
+        Ok(())
+    }
+
+    async fn explain_models(
+        &self,
+        question: &Question<'_>,
+        spec: Option<&ModelSpec>,
+        causes: &mut Vec<Cause>,
+    ) -> Result<(), StorageError> {
+        let Question { tenant, request, matched } = question;
+        for model_id in self.list_models(tenant).await? {
+            if model_id == request.model_id {
+                continue;
+            }
+            let found = self.found(tenant, &request.namespace, &model_id, &request.tokens).await?;
+            let tokens = found.matched_tokens;
+            if tokens <= *matched {
+                continue;
+            }
+            let other = self.model(tenant, &model_id).await?;
+            let differences = spec.map(|spec| differences(spec, &other)).unwrap_or_default();
+            let fields: Vec<_> = differences.iter().map(|d| d.field.as_str()).collect();
+            let detail = match fields.as_slice() {
+                [] => format!(
+                    "{tokens} of these tokens are stored for model {model_id}; give the spec of yours to see in which \
+                     field it differs"
+                ),
+                fields => format!(
+                    "{tokens} of these tokens are stored for model {model_id}, which differs in {}; caches of models \
+                     that differ are not interchangeable",
+                    fields.join(", ")
+                ),
+            };
+            let model_id = Some(model_id);
+            causes.push(Cause { detail, tokens, model_id, differences, ..cause(MissReason::OtherModel) });
+        }
+        Ok(())
+    }
+
+    /// The models of a tenant, the first [`limits::MODELS_COMPARED_MAX`].
+    async fn list_models(&self, tenant: &Name) -> Result<Vec<ModelId>, StorageError> {
+        let prefix = self.store.layout.models_prefix(tenant);
+        let listed = self.store.store.list_with_delimiter(Some(&prefix)).await;
+        let listed = listed.map_err(StorageError::store("listing models"))?;
+        let ids = listed
+            .common_prefixes
+            .iter()
+            .filter_map(|folder| folder.parts().next_back().and_then(|part| part.as_ref().parse().ok()));
+        Ok(ids.take(limits::MODELS_COMPARED_MAX).collect())
+    }
+}
+
+fn cause(reason: MissReason) -> Cause {
+    Cause {
+        reason,
+        detail: String::new(),
+        tokens: 0,
+        seq_hash: None,
+        at_ms: None,
+        by: None,
+        model_id: None,
+        differences: Vec::new(),
+        namespace: None,
+    }
+}
+
+fn removed(removal: Removal, key: &ChunkKey, tombstone: &ObjectMeta) -> Cause {
+    let (reason, detail) = match removal {
+        Removal::Removed => (MissReason::Removed, "a request removed it; store it again"),
+        Removal::Expired => {
+            (MissReason::Expired, "its time to live ended; store it again, pin it, or raise gc.ttl")
+        }
+        Removal::Evicted => {
+            (MissReason::Evicted, "the collector made room; store it again, or pin its context")
+        }
+        Removal::Duplicate | Removal::Contained => (
+            MissReason::Evicted,
+            "the chunk had an object that readers prefer, which is gone too; store it again",
+        ),
+        Removal::Corrupt => (
+            MissReason::Quarantined,
+            "its bytes were wrong in the store, twice; store it again and look after the store",
+        ),
+    };
+    Cause {
+        detail: detail.to_owned(),
+        seq_hash: Some(key.seq_hash),
+        at_ms: at_ms(tombstone),
+        by: Some(removal.by().to_owned()),
+        ..cause(reason)
+    }
+}
+
+fn at_ms(meta: &ObjectMeta) -> Option<u64> {
+    u64::try_from(meta.last_modified.timestamp_millis()).ok()
+}
+
+/// The fields in which two specs differ, as paths.
+fn differences(asked: &ModelSpec, stored: &ModelSpec) -> Vec<FieldDifference> {
+    let json = |spec: &ModelSpec| serde_json::to_value(spec).unwrap_or_default();
+    let mut found = Vec::new();
+    differ(String::new(), &json(asked), &json(stored), &mut found);
+    found
+}
+
+fn differ(path: String, asked: &Value, stored: &Value, found: &mut Vec<FieldDifference>) {
+    if found.len() == DIFFERENCES_MAX || asked == stored {
+        return;
+    }
+    match (asked, stored) {
+        (Value::Object(a), Value::Object(b)) => {
+            let keys: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
+            for key in keys {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                differ(path, a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null), found);
+            }
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            for (i, (a, b)) in a.iter().zip(b).enumerate() {
+                differ(format!("{path}[{i}]"), a, b, found);
+            }
+        }
+        _ => {
+            let short = |value: &Value| match value {
+                Value::Array(items) => format!("{} entries", items.len()),
+                Value::Null => "none".to_owned(),
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            found.push(FieldDifference { field: path, asked: short(asked), stored: short(stored) });
+        }
+    }
+}

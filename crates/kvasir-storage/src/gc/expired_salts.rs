@@ -1,0 +1,102 @@
+//! The end of a salt that was rotated away: what its root led to goes, and then the salt.
+//!
+//! Chunks do not name their salt. So when one has expired, the chunks of its tenant are looked at once by this replica,
+//! each with the hash before it, and those that follow an expired root are marked deleted. Who has such a root may go on to
+//! write under it: what comes later than this is found by nobody else, and goes with its time to live or the capacity.
+
+use std::collections::HashMap;
+
+use futures::TryStreamExt;
+use kvasir_types::{ModelId, Name, RootHash};
+
+use super::GcPass;
+use crate::{
+    Storage, StorageError,
+    layout::{ChunkKey, Key},
+    removal::Removal,
+    salts::Salt,
+};
+
+impl Storage {
+    /// Marks the chunks that only expired salts lead to as deleted, then deletes these salts.
+    pub(super) async fn collect_expired_salts(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
+        for (tenant, namespace) in std::mem::take(&mut pass.rotated) {
+            let rotations = self.load_salt_rotations(&tenant, &namespace).await?.at(pass.now.0);
+            let mut salts: Vec<Salt> = rotations.expired().map(|rotation| rotation.salt).collect();
+            if !rotations.has_first() {
+                salts.push(self.salt(&tenant).await?);
+            }
+            salts.retain(|salt| !self.swept.contains(&(tenant.clone(), namespace.clone(), *salt)));
+            if salts.is_empty() {
+                continue;
+            }
+            for model_id in self.models_of(&tenant).await? {
+                let root =
+                    |salt: &Salt| RootHash::derive(tenant.as_str(), namespace.as_str(), salt, &model_id);
+                self.mark_deleted_under(pass, &tenant, &model_id, salts.iter().map(root).collect()).await?;
+            }
+            if pass.policy.dry_run {
+                continue;
+            }
+            for rotation in rotations.expired() {
+                let (tenant, namespace) = (tenant.clone(), namespace.clone());
+                self.delete(&self.store.layout.path(&Key::SaltRotation {
+                    tenant,
+                    namespace,
+                    id: rotation.id,
+                }))
+                .await?;
+            }
+            for salt in salts {
+                self.swept.insert((tenant.clone(), namespace.clone(), salt), ());
+            }
+        }
+        Ok(())
+    }
+
+    async fn models_of(&self, tenant: &Name) -> Result<Vec<ModelId>, StorageError> {
+        let listed =
+            self.store.store.list_with_delimiter(Some(&self.store.layout.models_prefix(tenant))).await;
+        let listed = listed.map_err(StorageError::store("listing models"))?;
+        let ids = listed
+            .common_prefixes
+            .iter()
+            .filter_map(|folder| folder.parts().next_back()?.as_ref().parse().ok());
+        Ok(ids.collect())
+    }
+
+    /// Marks as deleted every chunk of a model that follows one of `roots`, unless a context pins it.
+    async fn mark_deleted_under(
+        &self,
+        pass: &mut GcPass<'_>,
+        tenant: &Name,
+        model_id: &ModelId,
+        roots: Vec<RootHash>,
+    ) -> Result<(), StorageError> {
+        let prefix = self.store.layout.model_chunks_prefix(tenant, model_id);
+        let mut listing = self.store.store.list(Some(&prefix));
+        let mut behind: HashMap<[u8; 32], Vec<ChunkKey>> = HashMap::new();
+        let failed = StorageError::store("listing chunks for the collector");
+        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+            let Some(Key::Chunk(key)) = self.store.layout.parse(&meta.location) else { continue };
+            match self.entry(&key).await {
+                Ok(entry) => behind.entry(entry.parent_hash).or_default().push(key),
+                // Nobody can read it: a scrub or its age will tell.
+                Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut next: Vec<[u8; 32]> = roots.iter().map(|root| *root.as_bytes()).collect();
+        while let Some(hash) = next.pop() {
+            for key in behind.remove(&hash).unwrap_or_default() {
+                next.push(*key.seq_hash.as_bytes());
+                if pass.pins.contains(&key) || self.has_tombstone(&key).await? {
+                    continue;
+                }
+                pass.report.expired += 1;
+                self.mark_deleted(pass, &key, Removal::Expired).await?;
+            }
+        }
+        Ok(())
+    }
+}

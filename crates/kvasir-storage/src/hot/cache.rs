@@ -1,0 +1,66 @@
+//! The hot tier as the storage core uses it: the frames, and the chunk objects and requests they belong to.
+
+use std::sync::Arc;
+
+use kvasir_container::Head;
+use kvasir_types::ObjectDigest;
+
+use crate::{cache::BoundedMap, index::Scope, layout::ChunkKey, limits};
+
+use super::{HotObject, HotTier, RequestLog};
+
+/// A hot tier with the requests and objects it knows of.
+#[derive(Debug)]
+pub struct HotCache {
+    tier: Arc<HotTier>,
+    requests: RequestLog,
+    /// Objects whose cuts are known.
+    objects: BoundedMap<(Scope, ObjectDigest), Arc<HotObject>>,
+}
+
+impl HotCache {
+    /// Over a tier.
+    pub fn new(tier: Arc<HotTier>) -> Self {
+        Self {
+            tier,
+            requests: RequestLog::default(),
+            objects: BoundedMap::new(limits::HOT_OBJECTS_MAX, None),
+        }
+    }
+
+    /// The frames.
+    pub fn tier(&self) -> &Arc<HotTier> {
+        &self.tier
+    }
+
+    /// The requests of late, and the classes they fall into.
+    pub fn requests(&self) -> &RequestLog {
+        &self.requests
+    }
+
+    pub(crate) fn object(&self, scope: Scope, digest: ObjectDigest) -> Option<Arc<HotObject>> {
+        self.objects.get(&(scope, digest))
+    }
+
+    /// Registers how an object is cut into frames, and what its tokens cost; `head` was verified.
+    pub(crate) fn register_object(
+        &self,
+        scope: Scope,
+        key: &ChunkKey,
+        head: &Head,
+        recompute_seconds: f32,
+    ) -> Arc<HotObject> {
+        let object = Arc::new(HotObject::new(key, head).with_recompute_seconds(recompute_seconds));
+        self.objects.insert((scope, key.object_digest), Arc::clone(&object));
+        object
+    }
+
+    /// Drops what there is of an object that is gone or broken. Frames of one that nobody read for long stay until
+    /// their place is wanted: no lookup offers them.
+    pub(crate) fn forget(&self, scope: Scope, digest: ObjectDigest) {
+        if let Some(object) = self.objects.get(&(scope, digest)) {
+            self.tier.remove(&object);
+            self.objects.remove(&(scope, digest));
+        }
+    }
+}

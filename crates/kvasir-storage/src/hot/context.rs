@@ -1,0 +1,44 @@
+//! What a read of the tier comes with: the request that it serves, and the source of missing bytes.
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::Bytes;
+use futures::{future::BoxFuture, stream::BoxStream};
+
+use crate::{
+    StorageError,
+    eviction::{ClassId, Moment},
+};
+
+use super::frames::FrameKey;
+
+/// Reads a byte range of one object from the store: exactly its bytes, or an error.
+pub type RangeReader = Arc<
+    dyn Fn(
+            Range<u64>,
+        )
+            -> BoxFuture<'static, Result<BoxStream<'static, Result<Bytes, StorageError>>, StorageError>>
+        + Send
+        + Sync,
+>;
+
+/// What is known of the request that reads an object.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HotContext {
+    /// Its class.
+    pub class: ClassId,
+    /// When it began; the present for `None`. Objects that one request reads share it.
+    pub at: Option<Moment>,
+    /// See `Access::pace_seconds` of the eviction policies.
+    pub pace_seconds: Option<f32>,
+    /// Number of the object in its context.
+    pub position: u32,
+    /// The first frame of the object before it in its context.
+    pub parent: Option<FrameKey>,
+}
+
+impl HotContext {
+    /// A read of which nothing is known.
+    pub const UNKNOWN: Self =
+        Self { class: ClassId::OTHER, at: None, pace_seconds: None, position: 0, parent: None };
+}

@@ -1,0 +1,49 @@
+//! What a medium records of a frame that it holds.
+
+use bytes::Bytes;
+
+use crate::{
+    eviction::{Access, Moment},
+    limits,
+};
+
+use super::{context::HotContext, disk::FrameFile, eviction_index::TenantIndex, frames::FrameKey};
+
+/// A frame in memory.
+#[derive(Debug, Clone)]
+pub(super) struct MemoryFrame {
+    pub(super) bytes: Bytes,
+    pub(super) record: FrameRecord,
+}
+
+/// What a medium records of a frame, apart from the eviction policy's own state.
+#[derive(Debug, Clone)]
+pub(super) struct FrameRecord {
+    pub(super) file: FrameFile,
+    pub(super) tenant: TenantIndex,
+    pub(super) access: Access<FrameKey>,
+    pub(super) since: Moment,
+}
+
+/// What a policy is told of the use of a frame. A level refines the steps of the one below by three, so its bytes
+/// take off a ninth of the error: [`limits::HOT_LEVEL_WORTH`] of the recompute seconds that a byte of the base saves.
+pub(super) fn access(
+    file: &FrameFile,
+    seconds_per_base_byte: f32,
+    context: HotContext,
+    now: Moment,
+) -> Access<FrameKey> {
+    let FrameKey { object, frame } = file.key;
+    let parent = match frame.checked_sub(1) {
+        Some(before) => Some(FrameKey { object, frame: before }),
+        None => context.parent,
+    };
+    let offset = context.position.saturating_mul(limits::HOT_FRAMES_ORDERED)
+        + frame.min(limits::HOT_FRAMES_ORDERED - 1);
+    let worth = limits::HOT_LEVEL_WORTH.powi(i32::from(file.level));
+    Access::new(context.at.unwrap_or(now), context.class)
+        .bytes(u64::from(file.bytes))
+        .at(offset, parent)
+        .paced(context.pace_seconds)
+        .recompute(seconds_per_base_byte * worth * file.bytes as f32)
+}

@@ -1,0 +1,182 @@
+//! A read through the tier, frame by frame.
+
+use std::{collections::VecDeque, ops::Range, sync::Arc};
+
+use bytes::Bytes;
+use futures::{
+    StreamExt, TryStreamExt,
+    stream::{self, BoxStream},
+};
+use kvasir_types::Medium;
+
+use crate::StorageError;
+
+use super::{
+    context::{HotContext, RangeReader},
+    frame_lookup::{FrameLocation, FrameRequest},
+    frames::HotObject,
+    pending::{FrameReceiver, received},
+    tier::HotTier,
+};
+
+/// What a reader gets for a frame.
+enum FrameRead {
+    Whole(Bytes),
+    /// There is no memory for these frames: their bytes are streamed from the store.
+    Bypass(Range<u32>),
+}
+
+/// A read in progress.
+struct ObjectReading {
+    tier: Arc<HotTier>,
+    object: Arc<HotObject>,
+    range: Range<u64>,
+    context: HotContext,
+    source: RangeReader,
+    used: bool,
+    /// Frames still to be given.
+    frames: Range<u32>,
+    /// Frames that are on their way on this reader's account, in order.
+    pending: VecDeque<(u32, FrameReceiver)>,
+    /// Bytes that the store sends and nobody keeps, because there is no memory for their frames.
+    bypass: Option<BoxStream<'static, Result<Bytes, StorageError>>>,
+}
+
+impl HotTier {
+    /// The bytes of `range` of an object, from wherever they are soonest. What the tier lacks is read from `source`,
+    /// once however many ask, and kept where the policy likes.
+    pub fn read(
+        self: &Arc<Self>,
+        object: &Arc<HotObject>,
+        range: Range<u64>,
+        context: HotContext,
+        source: RangeReader,
+    ) -> BoxStream<'static, Result<Bytes, StorageError>> {
+        stream(self, object, range, context, source, true)
+    }
+
+    /// Reads what is likely to be read next. Nobody waits for it, and failures are for those who will.
+    pub async fn read_ahead(
+        self: &Arc<Self>,
+        object: &Arc<HotObject>,
+        range: Range<u64>,
+        context: HotContext,
+        source: RangeReader,
+    ) {
+        let mut parts = stream(self, object, range, context, source, false);
+        while let Some(Ok(_)) = parts.next().await {}
+    }
+}
+
+/// The bytes of a range; `used`: somebody waits for them.
+fn stream(
+    tier: &Arc<HotTier>,
+    object: &Arc<HotObject>,
+    range: Range<u64>,
+    context: HotContext,
+    source: RangeReader,
+    used: bool,
+) -> BoxStream<'static, Result<Bytes, StorageError>> {
+    let at = context.at.unwrap_or_else(|| tier.now());
+    let reading = ObjectReading {
+        tier: Arc::clone(tier),
+        frames: object.frames_of(&range),
+        object: Arc::clone(object),
+        range,
+        context: HotContext { at: Some(at), ..context },
+        source,
+        used,
+        pending: VecDeque::new(),
+        bypass: None,
+    };
+    // After an error there is nothing more: the reader would take a hole for bytes.
+    stream::try_unfold(
+        reading,
+        |mut reading| async move { Ok(reading.next().await?.map(|part| (part, reading))) },
+    )
+    .boxed()
+}
+
+impl ObjectReading {
+    /// The next bytes; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
+        loop {
+            if let Some(bypass) = &mut self.bypass {
+                match bypass.try_next().await? {
+                    Some(part) => {
+                        let bytes = part.len() as u64;
+                        self.tier.observer.served(Medium::Object, self.context.class, bytes);
+                        return Ok(Some(part));
+                    }
+                    None => self.bypass = None,
+                }
+            }
+            let Some(frame) = self.frames.next() else { return Ok(None) };
+            let read = match self.frame(frame).await {
+                // Read once more before it is called corrupt: the store, or what is between, may have erred.
+                Err(error) if matches!(*error, StorageError::Corrupt { .. }) => {
+                    self.pending.clear();
+                    self.frame(frame).await
+                }
+                read => read,
+            };
+            match read.map_err(|error| error.shared())? {
+                FrameRead::Whole(whole) => {
+                    let within = self.wanted_of(self.object.range(frame));
+                    let start = self.object.range(frame).start;
+                    let within = (within.start - start) as usize..(within.end - start) as usize;
+                    return Ok(Some(whole.slice(within)));
+                }
+                // Nobody waits for what is read ahead.
+                FrameRead::Bypass(_) if !self.used => return Ok(None),
+                FrameRead::Bypass(frames) => {
+                    self.frames.start = frames.end;
+                    let last = frames.end.saturating_sub(1);
+                    let range = self.object.range(frames.start).start..self.object.range(last).end;
+                    self.bypass = Some((self.source)(self.wanted_of(range)).await?);
+                }
+            }
+        }
+    }
+
+    /// The part of a range of the object that the reader wants.
+    fn wanted_of(&self, range: Range<u64>) -> Range<u64> {
+        self.range.start.max(range.start)..self.range.end.min(range.end)
+    }
+
+    async fn frame(&mut self, frame: u32) -> Result<FrameRead, Arc<StorageError>> {
+        let (tier, context, used) = (Arc::clone(&self.tier), self.context, self.used);
+        let last = self.frames.end.saturating_sub(1);
+        let (result, joined) = match self.pending.pop_front().filter(|(next, _)| *next == frame) {
+            Some((_, receiver)) => (received(receiver).await, false),
+            None => {
+                let request = FrameRequest { object: &self.object, frame, last, context, used };
+                match tier.find(&request, &self.source) {
+                    FrameLocation::Resident(bytes) => (Ok((bytes, Medium::Cpu)), false),
+                    FrameLocation::Joined(receiver) => (received(receiver).await, true),
+                    FrameLocation::Started(receivers) => {
+                        self.pending = receivers.into();
+                        let Some((_, receiver)) = self.pending.pop_front() else {
+                            return Err(Arc::new(StorageError::broken_off("no fetch was started")));
+                        };
+                        (received(receiver).await, false)
+                    }
+                    FrameLocation::NoMemory(end) => return Ok(FrameRead::Bypass(frame..end)),
+                }
+            }
+        };
+        let (bytes, from) = result?;
+        let range = self.object.range(frame);
+        if bytes.len() as u64 != range.end - range.start {
+            // Fetched by a reader who took another object's head for this one's.
+            return Err(Arc::new(self.object.corrupt(frame)));
+        }
+        if used {
+            if joined {
+                tier.record_use(&self.object, frame, context);
+            }
+            tier.observer.served(from, context.class, bytes.len() as u64);
+        }
+        Ok(FrameRead::Whole(bytes))
+    }
+}

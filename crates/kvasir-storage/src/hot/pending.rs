@@ -1,0 +1,39 @@
+//! Frames that are being fetched, and the readers that wait for them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{FutureExt, channel::oneshot, future::Shared};
+use kvasir_types::Medium;
+
+use crate::{StorageError, memory::Lease};
+
+/// The outcome of a frame's fetch: its bytes and the medium they came from, or the error.
+pub(super) type FrameResult = Result<(Bytes, Medium), Arc<StorageError>>;
+
+/// Receives a frame's result; cancelled when its fetch was dropped. Receivers are woken in a fixed order, where a watch
+/// would choose at random: simulations rely on it.
+pub(super) type FrameReceiver = Shared<oneshot::Receiver<FrameResult>>;
+
+/// One frame of a fetch: the memory that it will be in, and the channel to its readers.
+#[derive(Debug)]
+pub(super) struct PendingFrame {
+    pub(super) frame: u32,
+    pub(super) lease: Option<Lease>,
+    pub(super) sender: oneshot::Sender<FrameResult>,
+}
+
+/// Consecutive frames of an object.
+pub(super) type FrameBatch = Vec<PendingFrame>;
+
+/// Both ends of a frame's channel.
+pub(super) fn frame_channel() -> (oneshot::Sender<FrameResult>, FrameReceiver) {
+    let (sender, receiver) = oneshot::channel();
+    (sender, receiver.shared())
+}
+
+/// Waits for a frame's result.
+pub(super) async fn received(receiver: FrameReceiver) -> FrameResult {
+    let dropped = |_| Err(Arc::new(StorageError::broken_off("the task that read it ended")));
+    receiver.await.unwrap_or_else(dropped)
+}

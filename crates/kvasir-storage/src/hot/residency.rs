@@ -1,0 +1,273 @@
+//! Which frames stay in memory and on disk: admission, eviction, and the work that this makes for the disk.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kvasir_types::Medium;
+
+use crate::{blocking::blocking, eviction::Moment, limits, memory::Region};
+
+use super::{
+    context::HotContext,
+    disk::FrameFile,
+    frame_record::{FrameRecord, MemoryFrame, access},
+    frames::{FrameKey, HotObject},
+    observe::EvictReason,
+    tier::HotTier,
+    tier_state::{DiskWork, TierState},
+};
+
+impl HotTier {
+    fn record(
+        &self,
+        state: &mut TierState,
+        object: &HotObject,
+        frame: u32,
+        context: HotContext,
+        now: Moment,
+    ) -> FrameRecord {
+        let range = object.range(frame);
+        let bytes =
+            u32::try_from(range.end - range.start).expect("frames above HOT_FRAME_BYTES_MAX are not kept");
+        let tenant = object.tenant().clone();
+        let number = state.tenants.number(tenant.as_str());
+        let file = FrameFile { tenant, key: object.key(frame), bytes, level: object.level(frame) };
+        let access = access(&file, object.seconds_per_base_byte(), context, now);
+        FrameRecord { file, tenant: number, access, since: self.clock.now() }
+    }
+
+    fn admit_to_ram(&self, state: &mut TierState, frame: MemoryFrame, work: &mut DiskWork) {
+        let key = frame.record.file.key;
+        let (tenant, access) = (frame.record.tenant, frame.record.access);
+        state.ram_levels.add(&frame.record.file);
+        if let Some(before) = state.ram.insert(key, frame) {
+            state.ram_levels.subtract(&before.record.file);
+        }
+        for victim in state.ram_evictions.insert(tenant, key, &access) {
+            let reason = if victim == key { EvictReason::NotAdmitted } else { EvictReason::Capacity };
+            let Some(frame) = self.remove_from_ram(state, &victim, reason) else { continue };
+            if state.disk_evictions.contains(&victim) || self.settings.disk_bytes == 0 {
+                continue;
+            }
+            if state.writing_bytes + frame.bytes.len() as u64 <= self.writing_bytes_max {
+                let record = FrameRecord { since: self.clock.now(), ..frame.record.clone() };
+                let file = record.file.clone();
+                if self.admit_to_disk(state, record, work) {
+                    state.start_writing(victim, frame.bytes.clone());
+                    work.write.push((file, frame.bytes));
+                }
+            }
+        }
+    }
+
+    /// Offers a frame to the disk's policy. Returns whether it was admitted.
+    pub(super) fn admit_to_disk(
+        &self,
+        state: &mut TierState,
+        record: FrameRecord,
+        work: &mut DiskWork,
+    ) -> bool {
+        let (key, tenant, access) = (record.file.key, record.tenant, record.access);
+        state.disk_levels.add(&record.file);
+        if let Some(before) = state.disk.insert(key, record) {
+            state.disk_levels.subtract(&before.file);
+        }
+        let victims = state.disk_evictions.insert(tenant, key, &access);
+        for victim in &victims {
+            let reason = if *victim == key { EvictReason::NotAdmitted } else { EvictReason::Capacity };
+            self.remove_from_disk(state, victim, reason, work);
+        }
+        !victims.contains(&key)
+    }
+
+    fn remove_from_ram(
+        &self,
+        state: &mut TierState,
+        key: &FrameKey,
+        reason: EvictReason,
+    ) -> Option<MemoryFrame> {
+        let frame = state.ram.remove(key)?;
+        state.ram_levels.subtract(&frame.record.file);
+        self.report_eviction(state, Medium::Cpu, reason, &frame.record);
+        Some(frame)
+    }
+
+    fn remove_from_disk(
+        &self,
+        state: &mut TierState,
+        key: &FrameKey,
+        reason: EvictReason,
+        work: &mut DiskWork,
+    ) {
+        state.end_writing(key);
+        if let Some(record) = state.disk.remove(key) {
+            state.disk_levels.subtract(&record.file);
+            self.report_eviction(state, Medium::Disk, reason, &record);
+            work.write.retain(|(file, _)| file.key != *key);
+            work.delete.push(record.file);
+        }
+    }
+
+    fn report_eviction(
+        &self,
+        state: &mut TierState,
+        medium: Medium,
+        reason: EvictReason,
+        record: &FrameRecord,
+    ) {
+        let (age, idle) = state.eviction_log.record(medium, reason, record, self.clock.now());
+        self.observer.evicted(medium, reason, age, idle);
+    }
+
+    pub(super) fn expire(self: &Arc<Self>, state: &mut TierState, now: Moment) {
+        let mut work = DiskWork::default();
+        while let Some(key) = state.ram_evictions.expire(now) {
+            self.remove_from_ram(state, &key, EvictReason::Expired);
+        }
+        while let Some(key) = state.disk_evictions.expire(now) {
+            self.remove_from_disk(state, &key, EvictReason::Expired, &mut work);
+        }
+        self.do_disk_work(work);
+    }
+
+    /// Deletes before it writes, so the folder exceeds its capacity by no more than what is being written.
+    fn do_disk_work(self: &Arc<Self>, work: DiskWork) {
+        if work.delete.is_empty() && work.write.is_empty() {
+            return;
+        }
+        let tier = Arc::clone(self);
+        blocking(move || {
+            work.delete.iter().for_each(|file| tier.folder.delete(file));
+            for (file, bytes) in work.write {
+                let written = tier.folder.write(&file, &bytes);
+                if let Err(error) = &written {
+                    tracing::warn!(%error, "the hot tier cannot write to its folder");
+                }
+                tier.finish_write(&file, written.is_ok());
+            }
+        });
+    }
+
+    fn finish_write(&self, file: &FrameFile, done: bool) {
+        let mut state = self.state.lock();
+        state.end_writing(&file.key);
+        if !done
+            && state.disk_evictions.remove(&file.key)
+            && let Some(record) = state.disk.remove(&file.key)
+        {
+            state.disk_levels.subtract(&record.file);
+        }
+        // It may have been dropped while it was written; who dropped it found no file to delete.
+        let unwanted = !state.disk.contains_key(&file.key);
+        drop(state);
+        if unwanted {
+            self.folder.delete(file);
+        }
+    }
+
+    /// Takes a fetched frame. One that a reader waits for is offered to the policy; one that was read ahead goes to the
+    /// prefetch buffer.
+    pub(super) fn complete_fetch(
+        self: &Arc<Self>,
+        object: &HotObject,
+        frame: u32,
+        context: HotContext,
+        used: bool,
+        bytes: &Bytes,
+    ) {
+        let mut work = DiskWork::default();
+        let mut state = self.state.lock();
+        state.fetches.remove(&object.key(frame));
+        if used {
+            self.admit(&mut state, object, frame, context, bytes.clone(), &mut work);
+        } else {
+            state.prefetched.put(object.key(frame), bytes.clone());
+        }
+        drop(state);
+        self.do_disk_work(work);
+    }
+
+    /// Offers a frame that is used now to the policy.
+    fn admit(
+        &self,
+        state: &mut TierState,
+        object: &HotObject,
+        frame: u32,
+        context: HotContext,
+        bytes: Bytes,
+        work: &mut DiskWork,
+    ) {
+        if bytes.len() as u64 > limits::HOT_FRAME_BYTES_MAX {
+            return;
+        }
+        let now = context.at.unwrap_or_else(|| self.clock.now());
+        let record = self.record(state, object, frame, context, now);
+        self.admit_to_ram(state, MemoryFrame { bytes, record }, work);
+    }
+
+    /// Takes a frame in that comes from a writer, who has verified it.
+    pub(crate) fn offer(
+        self: &Arc<Self>,
+        object: &HotObject,
+        frame: u32,
+        context: HotContext,
+        bytes: Region,
+    ) {
+        let length = bytes.len();
+        let mut work = DiskWork::default();
+        let mut state = self.state.lock();
+        self.admit(&mut state, object, frame, context, bytes.freeze(length), &mut work);
+        drop(state);
+        self.do_disk_work(work);
+    }
+
+    /// Notes the use of a frame that another reader fetched, or that was prefetched.
+    pub(super) fn record_use(self: &Arc<Self>, object: &HotObject, frame: u32, context: HotContext) {
+        let key = object.key(frame);
+        let mut work = DiskWork::default();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        if let Some(bytes) = state.prefetched.take(&key) {
+            self.admit(state, object, frame, context, bytes, &mut work);
+        } else {
+            state.touch(&key, context);
+        }
+        drop(guard);
+        self.do_disk_work(work);
+    }
+
+    /// Removes frames from the fetches under way: theirs ended without them.
+    pub(super) fn abandon_fetches(&self, object: &HotObject, frames: impl Iterator<Item = u32>) {
+        let mut state = self.state.lock();
+        frames.for_each(|frame| drop(state.fetches.remove(&object.key(frame))));
+    }
+
+    /// Deletes a file whose content is not what its name says.
+    pub(super) fn drop_corrupt_file(self: &Arc<Self>, file: FrameFile) {
+        let mut work = DiskWork::default();
+        let mut state = self.state.lock();
+        if state.disk_evictions.remove(&file.key) {
+            self.remove_from_disk(&mut state, &file.key, EvictReason::Corrupt, &mut work);
+        }
+        drop(state);
+        work.delete.push(file);
+        self.do_disk_work(work);
+    }
+
+    /// Drops all frames of an object that was deleted or found broken.
+    pub fn remove(self: &Arc<Self>, object: &HotObject) {
+        let mut work = DiskWork::default();
+        let mut state = self.state.lock();
+        for key in (0..object.frames()).map(|frame| object.key(frame)) {
+            state.prefetched.take(&key);
+            if state.ram_evictions.remove(&key) {
+                self.remove_from_ram(&mut state, &key, EvictReason::Removed);
+            }
+            if state.disk_evictions.remove(&key) {
+                self.remove_from_disk(&mut state, &key, EvictReason::Removed, &mut work);
+            }
+        }
+        drop(state);
+        self.do_disk_work(work);
+    }
+}

@@ -1,0 +1,98 @@
+//! The state of the tier: the frames of each medium, and those on their way.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+
+use super::{
+    context::HotContext,
+    disk::FrameFile,
+    eviction_index::{EvictionIndex, TenantNumbers},
+    eviction_log::EvictionLog,
+    frame_record::{FrameRecord, MemoryFrame, access},
+    frames::FrameKey,
+    pending::FrameReceiver,
+    prefetch_buffer::PrefetchBuffer,
+};
+use crate::eviction::Access;
+
+#[derive(Debug)]
+pub(super) struct TierState {
+    pub(super) tenants: TenantNumbers,
+    pub(super) ram_evictions: EvictionIndex,
+    pub(super) ram: HashMap<FrameKey, MemoryFrame>,
+    pub(super) disk_evictions: EvictionIndex,
+    pub(super) disk: HashMap<FrameKey, FrameRecord>,
+    /// Frames that wait to be written; they count as on disk and are served from here.
+    pub(super) writing: HashMap<FrameKey, Bytes>,
+    pub(super) writing_bytes: u64,
+    pub(super) prefetched: PrefetchBuffer,
+    /// Frames that are being fetched.
+    pub(super) fetches: HashMap<FrameKey, FrameReceiver>,
+    pub(super) ram_levels: LevelBytes,
+    pub(super) disk_levels: LevelBytes,
+    pub(super) eviction_log: EvictionLog,
+}
+
+impl TierState {
+    /// Bytes of a frame wherever it is kept.
+    pub(super) fn lengths_of(&self, key: &FrameKey) -> [Option<u64>; 3] {
+        let ram = self.ram.get(key).map(|frame| frame.bytes.len() as u64);
+        let prefetched = self.prefetched.get(key).map(|bytes| bytes.len() as u64);
+        [ram, prefetched, self.disk.get(key).map(|record| u64::from(record.file.bytes))]
+    }
+
+    pub(super) fn start_writing(&mut self, key: FrameKey, content: Bytes) {
+        self.writing_bytes += content.len() as u64;
+        self.writing.insert(key, content);
+    }
+
+    pub(super) fn end_writing(&mut self, key: &FrameKey) {
+        if let Some(content) = self.writing.remove(key) {
+            self.writing_bytes -= content.len() as u64;
+        }
+    }
+
+    /// Notes a use of a frame in memory, or of one on disk. A request uses a frame once, in however many reads.
+    pub(super) fn touch(&mut self, key: &FrameKey, context: HotContext) {
+        let record = match (self.ram.get_mut(key), self.disk.get_mut(key)) {
+            (Some(frame), _) => &mut frame.record,
+            (None, Some(record)) => record,
+            (None, None) => return,
+        };
+        let now = context.at.unwrap_or_default();
+        if record.access.now != now {
+            // A frame's worth does not change with its use.
+            let recompute_seconds = record.access.recompute_seconds;
+            record.access = Access { recompute_seconds, ..access(&record.file, 0.0, context, now) };
+            let access = record.access;
+            self.ram_evictions.touch(key, &access);
+            self.disk_evictions.touch(key, &access);
+        }
+    }
+}
+
+/// Bytes by level.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LevelBytes(pub(super) Vec<u64>);
+
+impl LevelBytes {
+    pub(super) fn add(&mut self, file: &FrameFile) {
+        let level = usize::from(file.level);
+        if self.0.len() <= level {
+            self.0.resize(level + 1, 0);
+        }
+        self.0[level] += u64::from(file.bytes);
+    }
+
+    pub(super) fn subtract(&mut self, file: &FrameFile) {
+        self.0[usize::from(file.level)] -= u64::from(file.bytes);
+    }
+}
+
+/// Work for the disk, done outside the lock: deletions, then writes.
+#[derive(Debug, Default)]
+pub(super) struct DiskWork {
+    pub(super) delete: Vec<FrameFile>,
+    pub(super) write: Vec<(FrameFile, Bytes)>,
+}

@@ -1,0 +1,57 @@
+//! The database that the index is kept in.
+
+use std::fmt;
+
+use super::{IndexError, packed_lineage::LineageCache};
+
+/// A row as bytes.
+pub(super) type Pair = (Vec<u8>, Vec<u8>);
+
+/// Is shown key and value of a row, and says whether to go on.
+pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool, IndexError> + 'a;
+
+/// A sorted map of bytes that may lose rows, but never keeps one under a wrong key unnoticed (rows carry checksums).
+pub trait HotIndex: fmt::Debug + Send + Sync + 'static {
+    /// Writes or overwrites a row.
+    ///
+    /// # Errors
+    /// The database's; the caller throws the database away. The same goes for all methods.
+    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError>;
+    /// Removes a row, if there.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn remove(&self, key: &[u8]) -> Result<(), IndexError>;
+    /// The value of a row.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError>;
+    /// The greatest row strictly below `key`.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError>;
+    /// The smallest row at or above `key`.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError>;
+    /// Visits the rows at or above `from` in order, while `visit` says so.
+    ///
+    /// # Errors
+    /// The database's, and the visitor's own.
+    fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError>;
+    /// Objects there are, approximately after a crash.
+    fn len(&self) -> u64;
+    /// Whether there is no row.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Removes all rows.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn clear(&self) -> Result<(), IndexError>;
+    /// Writes what is only in memory.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn flush(&self) -> Result<(), IndexError>;
+    /// The lineages that are kept in memory, where that is worth it; every change to a row must drop the runs that hold it.
+    #[expect(private_interfaces, reason = "no index outside of this module has any")]
+    fn lineages(&self) -> Option<&LineageCache> {
+        None
+    }
+    /// Called on a database that failed: the next process to open it starts it anew. Other threads may still hold
+    /// it, so it is not deleted here.
+    fn abandon(&self) {}
+}

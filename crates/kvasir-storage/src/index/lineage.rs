@@ -1,0 +1,144 @@
+//! Reads objects: those of a lineage in order, and those of one chunk.
+
+use kvasir_types::SeqHash;
+
+use super::{
+    IndexError,
+    database::HotIndex,
+    key::{self, PREFIX_BYTES},
+    packed_lineage::LineageRun,
+    position::RowPosition,
+    row::{Decoded, IndexRow, prefer},
+    scope::Scope,
+    truncated::NAME_BYTES,
+};
+
+/// A chunk's preferred object, and where the chunk's children may lie: beside it, and under its own name.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Child {
+    pub(super) row: IndexRow,
+    pub(super) children: [Option<RowPosition>; 2],
+}
+
+impl Child {
+    pub(super) fn new(position: RowPosition, row: IndexRow, continues: bool) -> Self {
+        let own = RowPosition::under(row.seq_hash.as_bytes());
+        let beside = position.of_children(&row.seq_hash, continues);
+        Self { children: [Some(beside), continues.then_some(own)], row }
+    }
+}
+
+/// Visits the chunks from `position` on along its lineage, one per depth, while `visit` says so; ends where one has siblings.
+/// Of those the first is visited, unless `alone` is asked for.
+pub(super) fn along(
+    index: &dyn HotIndex,
+    scope: Scope,
+    mut position: RowPosition,
+    alone: bool,
+    visit: &mut dyn FnMut(Child) -> bool,
+) -> Result<(), IndexError> {
+    let Some(cache) = index.lineages() else {
+        return scanned(index, scope, position, alone, &mut |child, _, _| visit(child));
+    };
+    let lineage = position.lineage_in(scope);
+    let (known, before) = cache.get(&lineage);
+    let depth = position.depth();
+    for (row, continues) in known.iter().flat_map(|run| run.from(depth)) {
+        let beside = position.of_children(&row.seq_hash, continues);
+        if !visit(Child::new(position, row, continues)) || !continues {
+            return Ok(());
+        }
+        position = beside;
+    }
+    // What follows is read, and kept behind what is known.
+    let mut run = match known {
+        Some(run) if run.end() == position.depth() => LineageRun::clone(&run),
+        _ => LineageRun::at(position.depth()),
+    };
+    let known = run.end();
+    scanned(index, scope, position, alone, &mut |child, continues, has_siblings| {
+        if !has_siblings {
+            run.push(&child.row, continues);
+        }
+        visit(child)
+    })?;
+    if run.end() > known {
+        cache.offer(lineage, run, before);
+    }
+    Ok(())
+}
+
+/// As [`along`], from the database itself. `visit` is also told whether the chunk's children lie beside it, and whether it
+/// has siblings.
+fn scanned(
+    index: &dyn HotIndex,
+    scope: Scope,
+    mut position: RowPosition,
+    alone: bool,
+    visit: &mut dyn FnMut(Child, bool, bool) -> bool,
+) -> Result<(), IndexError> {
+    let mut prefix = key::infos(scope, position);
+    let mut waiting: Option<(Child, bool)> = None;
+    let mut has_siblings = false;
+    index.scan(&prefix.clone(), &mut |key, value| {
+        let is_deeper = !key.starts_with(&prefix);
+        if is_deeper {
+            // The depth before is complete. On to the next one, where this row must be.
+            let Some((child, continues)) = waiting.take() else { return Ok(false) };
+            position = position.of_children(&child.row.seq_hash, continues);
+            prefix = key::infos(scope, position);
+            if !visit(child, continues, false) || !continues || !key.starts_with(&prefix) {
+                return Ok(false);
+            }
+        }
+        let Decoded { row, continues, .. } = IndexRow::decode(key, value)?;
+        match &mut waiting {
+            None => waiting = Some((Child::new(position, row, continues), continues)),
+            Some((child, _)) if child.row.seq_hash != row.seq_hash => has_siblings = true,
+            Some((child, _)) if prefer(&row, &child.row) => child.row = row,
+            Some(_) => {}
+        }
+        Ok(!has_siblings)
+    })?;
+    if let Some((child, continues)) = waiting.filter(|_| !(has_siblings && alone)) {
+        visit(child, continues, has_siblings);
+    }
+    Ok(())
+}
+
+/// The preferred usable object of a chunk at a position; those that are not usable are removed on the way.
+pub(super) fn objects(
+    index: &dyn HotIndex,
+    scope: Scope,
+    position: RowPosition,
+    seq_hash: &SeqHash,
+    usable: &dyn Fn(&IndexRow) -> bool,
+) -> Result<Option<Child>, IndexError> {
+    let prefix = key::infos_of(scope, position, seq_hash);
+    Ok(objects_under(index, position, &prefix, usable)?.filter(|child| child.row.seq_hash == *seq_hash))
+}
+
+/// As [`objects`], of the chunk whose rows begin with `prefix`.
+pub(super) fn objects_under(
+    index: &dyn HotIndex,
+    position: RowPosition,
+    prefix: &[u8],
+    usable: &dyn Fn(&IndexRow) -> bool,
+) -> Result<Option<Child>, IndexError> {
+    debug_assert_eq!(prefix.len(), PREFIX_BYTES + NAME_BYTES, "names one chunk");
+    let (mut best, mut dead): (Option<Child>, Vec<Vec<u8>>) = (None, Vec::new());
+    index.scan(prefix, &mut |key, value| {
+        if !key.starts_with(prefix) {
+            return Ok(false);
+        }
+        let Decoded { row, continues, .. } = IndexRow::decode(key, value)?;
+        if !usable(&row) {
+            dead.push(key.to_vec());
+        } else if best.as_ref().is_none_or(|best| prefer(&row, &best.row)) {
+            best = Some(Child::new(position, row, continues));
+        }
+        Ok(true)
+    })?;
+    dead.iter().try_for_each(|key| index.remove(key))?;
+    Ok(best)
+}

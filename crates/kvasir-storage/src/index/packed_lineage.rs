@@ -1,0 +1,237 @@
+//! Lineages in memory, packed: what lookups of whole contexts ask for, in a fifth of the memory that the same rows take as
+//! pages of the database.
+//!
+//! A *run* is the chunks of one lineage (`position`) at consecutive depths, each alone at its depth. Runs are filled by the
+//! scans that find them and dropped by the first change to one of their rows, so they never say what the database does
+//! not: a scan whose lineage changed meanwhile is not kept. With a chunk at about 90 bytes, the lineages of a million chunks
+//! fit into [`INDEX_CACHE_BYTES`](crate::limits::INDEX_CACHE_BYTES), and a lookup costs the same however many there are.
+
+use std::{collections::HashMap, sync::Arc};
+
+use kvasir_types::ProfileHash;
+use parking_lot::Mutex;
+
+use super::{position::LineageId, row::IndexRow};
+use crate::{
+    eviction::{Access, ClassId, EvictionPolicy, Lru, Moment},
+    limits,
+};
+
+/// Parts of the memory, so that lookups seldom wait for each other.
+const SHARDS: usize = 16;
+/// What a run costs beside its bytes: entries in a map and in a list, and the heads of allocations.
+const RUN_OVERHEAD_BYTES: u64 = 200;
+
+/// Chunks of one lineage at consecutive depths.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct LineageRun {
+    /// Depth of the first.
+    first: u32,
+    /// How many there are.
+    count: u32,
+    /// The last one's profile.
+    profile: Option<ProfileHash>,
+    /// For each: whether its children lie beside it, and the packed row.
+    bytes: Vec<u8>,
+}
+
+impl LineageRun {
+    pub(super) fn at(first: u32) -> Self {
+        Self { first, ..Self::default() }
+    }
+
+    /// The depth behind the last.
+    pub(super) fn end(&self) -> u32 {
+        self.first + self.count
+    }
+
+    pub(super) fn push(&mut self, row: &IndexRow, continues: bool) {
+        self.bytes.push(u8::from(continues));
+        row.pack(&mut self.bytes, self.profile.as_ref());
+        self.profile = Some(row.profile_hash);
+        self.count += 1;
+    }
+
+    /// The chunks from a depth on, where the run has it, each with whether its children lie beside it.
+    pub(super) fn from(&self, depth: u32) -> impl Iterator<Item = (IndexRow, bool)> {
+        let (mut rest, mut before) = (&self.bytes[..], None);
+        let rows = std::iter::from_fn(move || {
+            let (&continues, packed) = rest.split_first()?;
+            rest = packed;
+            let row = IndexRow::unpack(&mut rest, before.as_ref())?;
+            before = Some(row.profile_hash);
+            Some((row, continues != 0))
+        });
+        let skipped = depth.checked_sub(self.first).unwrap_or(self.count);
+        rows.skip(skipped as usize)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    runs: HashMap<LineageId, Arc<LineageRun>>,
+    order: Lru<LineageId>,
+    /// Changes to rows of any of its lineages.
+    changes: u64,
+}
+
+/// The changes that a scan knows of.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CacheVersion(u64);
+
+/// The runs that were asked for lately.
+#[derive(Debug)]
+pub(super) struct LineageCache {
+    shards: [Mutex<Shard>; SHARDS],
+    shard_bytes_max: u64,
+}
+
+impl LineageCache {
+    pub(super) fn new(bytes_max: u64) -> Self {
+        Self { shards: Default::default(), shard_bytes_max: bytes_max / SHARDS as u64 }
+    }
+
+    fn shard(&self, lineage: &LineageId) -> &Mutex<Shard> {
+        // The lineage's name is a hash's beginning.
+        &self.shards[usize::from(lineage[8]) % SHARDS]
+    }
+
+    /// What is known of a lineage, and what a scan that goes on behind it must know to be kept.
+    pub(super) fn get(&self, lineage: &LineageId) -> (Option<Arc<LineageRun>>, CacheVersion) {
+        let mut shard = self.shard(lineage).lock();
+        let run = shard.runs.get(lineage).cloned();
+        if let Some(run) = &run {
+            shard.order.touch(lineage, &access(run));
+        }
+        (run, CacheVersion(shard.changes))
+    }
+
+    /// Takes a run in that was read after `before`, if nothing changed since.
+    pub(super) fn offer(&self, lineage: LineageId, mut run: LineageRun, before: CacheVersion) {
+        run.bytes.shrink_to_fit();
+        let mut guard = self.shard(&lineage).lock();
+        let shard = &mut *guard;
+        if shard.changes != before.0 {
+            return;
+        }
+        shard.order.insert(lineage, &access(&run));
+        shard.runs.insert(lineage, Arc::new(run));
+        while shard.order.bytes() > self.shard_bytes_max {
+            let Some(victim) = shard.order.evict(Moment::default()) else { break };
+            shard.runs.remove(&victim);
+        }
+    }
+
+    /// A row of a lineage at some depth is not what it was.
+    pub(super) fn changed(&self, lineage: &LineageId, depth: u32) {
+        let mut shard = self.shard(lineage).lock();
+        shard.changes += 1;
+        // A row behind a run makes it longer, not wrong.
+        if shard.runs.get(lineage).is_some_and(|run| (run.first..run.end()).contains(&depth)) {
+            shard.runs.remove(lineage);
+            shard.order.remove(lineage);
+        }
+    }
+
+    pub(super) fn clear(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            *shard = Shard { changes: shard.changes + 1, ..Shard::default() };
+        }
+    }
+}
+
+fn access(run: &LineageRun) -> Access<LineageId> {
+    Access::new(Moment::default(), ClassId::OTHER).bytes(run.bytes.len() as u64 + RUN_OVERHEAD_BYTES)
+}
+
+/// How the memory of an index is divided: bytes of the database's pages, and of runs.
+pub(super) fn divided(bytes: u64) -> (u64, u64) {
+    let pages = bytes / limits::INDEX_PAGES_DIVISOR;
+    (pages, bytes - pages)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::index::{position::RowPosition, row::tests::any_entry, scope::Scope};
+
+    fn position(depth: u32) -> RowPosition {
+        (0..depth)
+            .fold(RowPosition::under(&[3; 32]), |position, _| position.of_children(&[0; 32].into(), true))
+    }
+
+    proptest! {
+        #[test]
+        fn runs_give_back_what_they_were_given(
+            entries in prop::collection::vec((any_entry(), any::<bool>(), any::<bool>()), 0..8), first in 0u32..9, asked in 0u32..20,
+        ) {
+            let mut run = LineageRun::at(first);
+            let mut rows: Vec<(IndexRow, bool)> = Vec::new();
+            for (entry, same_profile, continues) in &entries {
+                let mut row = IndexRow::clone(&entry.row);
+                if let (true, Some((before, _))) = (same_profile, rows.last()) {
+                    row.profile_hash = before.profile_hash;
+                }
+                run.push(&row, *continues);
+                rows.push((row, *continues));
+            }
+            let expected = if asked < first { &[] } else { rows.get((asked - first) as usize..).unwrap_or_default() };
+            prop_assert_eq!(&run.from(asked).collect::<Vec<_>>()[..], expected);
+            prop_assert_eq!(run.end(), first + rows.len() as u32);
+        }
+    }
+
+    #[test]
+    fn a_change_ends_the_run_that_holds_it_and_scans_that_began_before_it() {
+        let scope = Scope::new(&"t".parse().expect("a name"), &[7; 32].into());
+        let lineage = position(0).lineage_in(scope);
+        let runs = LineageCache::new(1 << 20);
+        let of = |count: u32| {
+            let mut run = LineageRun::at(1);
+            run.bytes = vec![0; 10];
+            run.count = count;
+            run
+        };
+        let (none, before) = runs.get(&lineage);
+        assert!(none.is_none());
+        runs.offer(lineage, of(3), before);
+        assert_eq!(runs.get(&lineage).0.map(|run| run.end()), Some(4));
+        // Before it and behind it.
+        runs.changed(&lineage, 0);
+        runs.changed(&lineage, 4);
+        assert!(runs.get(&lineage).0.is_some());
+        runs.changed(&lineage, 3);
+        let (none, late) = runs.get(&lineage);
+        assert!(none.is_none());
+        runs.offer(lineage, of(3), before);
+        assert!(runs.get(&lineage).0.is_none(), "it was read before the change");
+        runs.offer(lineage, of(2), late);
+        assert!(runs.get(&lineage).0.is_some());
+        runs.clear();
+        assert!(runs.get(&lineage).0.is_none());
+        runs.offer(lineage, of(2), late);
+        assert!(runs.get(&lineage).0.is_none());
+    }
+
+    #[test]
+    fn its_memory_is_bounded() {
+        let scope = Scope::new(&"t".parse().expect("a name"), &[7; 32].into());
+        let runs = LineageCache::new(16 * 10_000);
+        let lineage =
+            |n: u64| RowPosition::under(blake3::hash(&n.to_le_bytes()).as_bytes()).lineage_in(scope);
+        for n in 0..2_000 {
+            let (_, before) = runs.get(&lineage(n));
+            runs.offer(
+                lineage(n),
+                LineageRun { bytes: vec![0; 800], count: 1, ..LineageRun::default() },
+                before,
+            );
+            assert!(runs.get(&lineage(n)).0.is_some());
+        }
+        let kept = (0..2_000).filter(|n| runs.get(&lineage(*n)).0.is_some()).count();
+        assert!((100..=160).contains(&kept), "{kept} of at most 160");
+    }
+}

@@ -1,0 +1,257 @@
+//! What the index knows of a chunk object, and its encoding. Bytes that come back are checked, never trusted: the
+//! database has no checksum of its own that holds under truncation.
+
+use std::sync::Arc;
+
+use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_MAX, LEVELS_MAX, ObjectDigest, ProfileHash, SeqHash};
+
+use super::{
+    IndexError,
+    truncated::{BLOCK_BYTES, NAME_BYTES, short},
+};
+
+const VALUE_VERSION: u8 = 2;
+/// Set where a chunk's children lie beside it, see [`RowPosition`](super::position::RowPosition).
+const CONTINUES: u8 = 0x80;
+/// Set where the block hashes follow the row: the chunk is alone at its position.
+const BLOCKS: u8 = 0x40;
+/// Most blocks of a chunk.
+pub(super) const BLOCKS_MAX: usize = CHUNK_TOKENS_MAX / BLOCK_TOKENS;
+
+/// What the index tells of a chunk object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IndexRow {
+    /// The chunk.
+    pub seq_hash: SeqHash,
+    /// The object.
+    pub object_digest: ObjectDigest,
+    /// Its profile.
+    pub profile_hash: ProfileHash,
+    /// Position of its first token.
+    pub first_position: u64,
+    /// Its tokens.
+    pub token_count: u32,
+    /// See `ChunkMatch::kl_beneath`.
+    pub kl_beneath: f32,
+    /// Bytes of header, directory and tokens.
+    pub head_bytes: u32,
+    /// Bytes of the object.
+    pub object_bytes: u64,
+    /// Prefix that decodes to each level.
+    pub level_bytes: Vec<u64>,
+}
+
+/// What the index takes in of a chunk object: the row, and what it is found by.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IndexEntry {
+    /// Hash of the block before the chunk, or the root.
+    pub parent_hash: [u8; 32],
+    /// Leading bytes of the hash of each block.
+    pub blocks: Vec<[u8; BLOCK_BYTES]>,
+    /// The row.
+    pub row: Arc<IndexRow>,
+}
+
+/// A row that was read.
+#[derive(Debug, PartialEq)]
+pub(super) struct Decoded<'a> {
+    pub(super) row: IndexRow,
+    /// Whether the chunk's children lie beside it.
+    pub(super) continues: bool,
+    /// The chunk's blocks, where it is alone at its position; else rows of their own match them.
+    pub(super) blocks: &'a [[u8; BLOCK_BYTES]],
+}
+
+impl IndexEntry {
+    /// Cuts full block hashes, or the container's 8-byte ones, to the index's length.
+    pub fn short_blocks<'a>(hashes: impl IntoIterator<Item = &'a [u8]>) -> Vec<[u8; BLOCK_BYTES]> {
+        hashes.into_iter().map(short).collect()
+    }
+}
+
+impl IndexRow {
+    /// Blocks of the chunk.
+    pub fn block_count(&self) -> usize {
+        (self.token_count as usize).div_ceil(BLOCK_TOKENS)
+    }
+
+    /// Everything but the names in the key; the checksum covers the key too.
+    pub(super) fn value(&self, key: &[u8], continues: bool, blocks: &[[u8; BLOCK_BYTES]]) -> Vec<u8> {
+        let flag = |set, flag| if set { flag } else { 0 };
+        let mut value = vec![VALUE_VERSION | flag(continues, CONTINUES) | flag(!blocks.is_empty(), BLOCKS)];
+        self.write_rest(&mut value, NAME_BYTES);
+        value.extend(blocks.as_flattened());
+        value.extend(checksum(key, &value).to_le_bytes());
+        value
+    }
+
+    /// A whole row on its own, for the journal, which has its own checksum.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut out = vec![VALUE_VERSION];
+        self.write_rest(&mut out, 0);
+        out
+    }
+
+    /// Appends what [`unpack`](Self::unpack) reads: for memory of our own, so without a checksum, and without a profile
+    /// that is the one `before`.
+    pub(super) fn pack(&self, out: &mut Vec<u8>, before: Option<&ProfileHash>) {
+        out.extend(self.seq_hash.as_bytes());
+        out.extend(self.object_digest.as_bytes());
+        let is_new = before != Some(&self.profile_hash);
+        out.push(u8::from(is_new));
+        if is_new {
+            out.extend(self.profile_hash.as_bytes());
+        }
+        self.write_numbers(out);
+    }
+
+    /// Takes a packed row off the front of `bytes`.
+    pub(super) fn unpack(bytes: &mut &[u8], before: Option<&ProfileHash>) -> Option<Self> {
+        let mut reader = ByteReader(bytes);
+        let (seq, digest) = (reader.take::<32>()?, reader.take::<32>()?);
+        let profile_hash = match (reader.take::<1>()?, before) {
+            ([0], Some(before)) => *before,
+            _ => reader.take::<32>()?.into(),
+        };
+        let row = Self::read_numbers(&mut reader, seq.into(), digest.into(), profile_hash);
+        *bytes = reader.0;
+        row
+    }
+
+    fn write_rest(&self, out: &mut Vec<u8>, cut: usize) {
+        out.extend(&self.seq_hash.as_bytes()[cut..]);
+        out.extend(&self.object_digest.as_bytes()[cut..]);
+        out.extend(self.profile_hash.as_bytes());
+        self.write_numbers(out);
+    }
+
+    fn write_numbers(&self, out: &mut Vec<u8>) {
+        out.extend(self.kl_beneath.to_le_bytes());
+        varint(out, self.token_count.into());
+        varint(out, self.first_position);
+        varint(out, self.head_bytes.into());
+        varint(out, self.object_bytes);
+        out.push(self.level_bytes.len() as u8);
+        self.level_bytes.iter().for_each(|&bytes| varint(out, bytes));
+    }
+
+    /// Reads a row back. The key ends with the leading bytes of seq_hash and digest.
+    pub(super) fn decode<'a>(key: &[u8], value: &'a [u8]) -> Result<Decoded<'a>, IndexError> {
+        let corrupt =
+            |what: &str| IndexError::Corrupt { what: format!("row of {} bytes: {what}", value.len()) };
+        let (body, crc) = value.split_last_chunk::<4>().ok_or_else(|| corrupt("too short"))?;
+        if checksum(key, body) != u32::from_le_bytes(*crc) {
+            return Err(corrupt("checksum"));
+        }
+        let parsed = || {
+            let (version, rest) = body.split_first()?;
+            let (key, digest) = key.split_last_chunk::<NAME_BYTES>()?;
+            let (_, seq) = key.split_last_chunk::<NAME_BYTES>()?;
+            let mut reader = ByteReader(rest);
+            let row = Self::read_rest(&mut reader, seq, digest)?;
+            let (blocks, rest) = reader.0.as_chunks();
+            let expected = if version & BLOCKS == 0 { 0 } else { row.block_count() };
+            let sound = version & !(CONTINUES | BLOCKS) == VALUE_VERSION && rest.is_empty();
+            let continues = version & CONTINUES != 0;
+            (sound && blocks.len() == expected).then_some(Decoded { row, continues, blocks })
+        };
+        parsed().ok_or_else(|| corrupt("form"))
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (version, rest) = bytes.split_first()?;
+        let mut reader = ByteReader(rest);
+        let row = Self::read_rest(&mut reader, &[], &[])?;
+        (*version == VALUE_VERSION && reader.0.is_empty()).then_some(row)
+    }
+
+    fn read_rest(reader: &mut ByteReader<'_>, seq: &[u8], digest: &[u8]) -> Option<Self> {
+        let (seq, digest) = (reader.hash(seq)?, reader.hash(digest)?);
+        let profile_hash = reader.take::<32>()?.into();
+        Self::read_numbers(reader, seq.into(), digest.into(), profile_hash)
+    }
+
+    fn read_numbers(
+        reader: &mut ByteReader<'_>,
+        seq_hash: SeqHash,
+        object_digest: ObjectDigest,
+        profile_hash: ProfileHash,
+    ) -> Option<Self> {
+        Some(Self {
+            seq_hash,
+            object_digest,
+            profile_hash,
+            kl_beneath: f32::from_le_bytes(reader.take()?),
+            token_count: reader.varint()?.try_into().ok()?,
+            first_position: reader.varint()?,
+            head_bytes: reader.varint()?.try_into().ok()?,
+            object_bytes: reader.varint()?,
+            level_bytes: {
+                let [levels] = reader.take::<1>()?;
+                let levels = usize::from(levels);
+                let read = (0..levels).map(|_| reader.varint()).collect::<Option<Vec<u64>>>();
+                read.filter(|_| levels <= LEVELS_MAX)?
+            },
+        })
+    }
+}
+
+/// Whether readers prefer `a` to `b`: the smaller error beneath, then the smaller digest.
+pub(crate) fn prefer(a: &IndexRow, b: &IndexRow) -> bool {
+    a.kl_beneath.total_cmp(&b.kl_beneath).then_with(|| a.object_digest.cmp(&b.object_digest)).is_lt()
+}
+
+/// CRC32C of a key and what precedes the checksum in its value.
+pub(super) fn checksum(key: &[u8], value: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(key), value)
+}
+
+/// LEB128.
+fn varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+struct ByteReader<'a>(&'a [u8]);
+
+impl ByteReader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, tail) = self.0.split_first_chunk::<N>()?;
+        self.0 = tail;
+        Some(*head)
+    }
+
+    /// A hash of which `front` is known.
+    fn hash(&mut self, front: &[u8]) -> Option<[u8; 32]> {
+        let (back, tail) = self.0.split_at_checked(32usize.checked_sub(front.len())?)?;
+        self.0 = tail;
+        let mut hash = [0; 32];
+        hash.get_mut(..front.len())?.copy_from_slice(front);
+        hash.get_mut(front.len()..)?.copy_from_slice(back);
+        Some(hash)
+    }
+
+    fn varint(&mut self) -> Option<u64> {
+        let mut number = 0u64;
+        for shift in (0..u64::BITS).step_by(7) {
+            let [byte] = self.take::<1>()?;
+            let bits = u64::from(byte & 0x7f);
+            // The tenth byte has one bit.
+            if bits << shift >> shift != bits {
+                return None;
+            }
+            number |= bits << shift;
+            if byte < 0x80 {
+                return Some(number);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,109 @@
+//! The typed configuration of a store.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use url::Url;
+
+use crate::{limits, secret::Secret};
+
+/// What is needed to open a store.
+#[derive(Debug, Clone)]
+pub struct StoreConfig {
+    /// `file:///path`, `s3://bucket/prefix` or `memory://`.
+    pub url: Url,
+    /// S3 endpoint, where it is not AWS's own.
+    pub endpoint: Option<String>,
+    /// S3 endpoint as clients see it, for presigned URLs, where it is another one.
+    pub public_endpoint: Option<String>,
+    /// S3 region.
+    pub region: Option<String>,
+    /// S3 access key id; without one the backend's own credential chain is used.
+    pub access_key_id: Option<String>,
+    /// S3 secret key.
+    pub secret_access_key: Option<Secret>,
+    /// S3 session token.
+    pub session_token: Option<Secret>,
+    /// Other `AWS_*` settings by lower-case name, as `object_store` knows them.
+    pub options: BTreeMap<String, Secret>,
+    /// Requests to the store at once.
+    pub requests_max: usize,
+    /// Longest one attempt may take: to the head of an answer, or to the end of a write.
+    pub request_timeout: Duration,
+    /// Longest wait for a connection.
+    pub connect_timeout: Duration,
+    /// Retries of a failed request.
+    pub retries_max: usize,
+    /// Longest time from a request's first attempt to its last; a call ends within this and one attempt more.
+    pub retry_timeout: Duration,
+    /// Where the jitter of pauses begins; simulations fix it.
+    pub jitter_seed: u64,
+}
+
+impl StoreConfig {
+    /// The defaults for a URL.
+    pub fn new(url: Url) -> Self {
+        Self {
+            url,
+            endpoint: None,
+            public_endpoint: None,
+            region: None,
+            access_key_id: None,
+            secret_access_key: None,
+            session_token: None,
+            options: BTreeMap::new(),
+            requests_max: limits::STORE_REQUESTS_MAX,
+            request_timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(5),
+            retries_max: 3,
+            retry_timeout: Duration::from_secs(20),
+            jitter_seed: rand::random(),
+        }
+    }
+}
+
+/// Which backend a store is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreKind {
+    /// A directory.
+    File,
+    /// A bucket.
+    S3,
+    /// This process's memory; for tests.
+    Memory,
+}
+
+impl StoreKind {
+    /// As on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::S3 => "s3",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// A store that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The URL's scheme or form is not one we know.
+    #[error("store url {url}: {problem}; use file:///path, s3://bucket/prefix or memory://")]
+    Url {
+        /// What was given.
+        url: Url,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The directory cannot be made.
+    #[error("store directory {}: {source}; check that it can be created and written", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The backend refused its settings.
+    #[error("store settings: {0}")]
+    Backend(#[from] object_store::Error),
+}

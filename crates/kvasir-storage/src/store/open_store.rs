@@ -1,0 +1,148 @@
+//! An open store: its backend with its decorators.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use kvasir_types::Name;
+use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory, path::Path};
+
+use super::{
+    config::{OpenError, StoreConfig, StoreKind},
+    resilient::ResilientStore,
+    s3,
+    unfinished::UnfinishedUploads,
+};
+use crate::{
+    layout::Layout,
+    observe::{ObservedStore, StoreObserver},
+    presign::Presigner,
+    seal::{KeyService, SealedStore},
+};
+
+/// An open store.
+#[derive(Debug, Clone)]
+pub struct OpenStore {
+    /// The store, with its decorators.
+    pub store: Arc<dyn ObjectStore>,
+    /// Its keys.
+    pub layout: Layout,
+    /// Its backend.
+    pub kind: StoreKind,
+    /// Tells one store from another: an index of one is no index of the other.
+    pub identity: [u8; 32],
+    /// Signs URLs, where the backend has such.
+    pub presigner: Option<Presigner>,
+    /// Keys of tenants whose objects are sealed.
+    pub keys: Option<Arc<dyn KeyService>>,
+    /// Where it is, if it is a directory.
+    pub directory: Option<PathBuf>,
+    /// Uploads in parts that nobody finished, where the backend has such.
+    pub unfinished: Option<UnfinishedUploads>,
+    /// Set once the store was found to refuse conditional creates altogether: they are made without the condition.
+    pub(crate) plain_creates: Arc<AtomicBool>,
+}
+
+impl OpenStore {
+    /// Opens the store that `config` names. Reaches no network; [`probe`](Self::probe) does.
+    ///
+    /// # Errors
+    /// [`OpenError`] when the URL or the settings are impossible.
+    pub fn open(config: &StoreConfig, observer: Arc<dyn StoreObserver>) -> Result<Self, OpenError> {
+        let url = &config.url;
+        let wrong = |problem| OpenError::Url { url: url.clone(), problem };
+        match url.scheme() {
+            "file" => {
+                let path = url.to_file_path().map_err(|()| wrong("is no local absolute path"))?;
+                std::fs::create_dir_all(&path)
+                    .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
+                let store = LocalFileSystem::new_with_prefix(&path)?.with_fsync(true);
+                let open = Self::with(store, &Path::default(), StoreKind::File, config, observer);
+                Ok(Self { directory: Some(path), ..open })
+            }
+            "s3" => {
+                let bucket = url.host_str().filter(|h| !h.is_empty()).ok_or(wrong("names no bucket"))?;
+                let prefix = Path::from_url_path(url.path()).map_err(object_store::Error::from)?;
+                let store = s3::builder(config, bucket).build()?;
+                let presigner = s3::presigner(config, bucket, &store)?;
+                let unfinished = s3::unfinished(config, &store, Arc::clone(&observer))?;
+                let open = Self::with(store, &prefix, StoreKind::S3, config, observer);
+                Ok(Self { presigner: Some(presigner), unfinished: Some(unfinished), ..open })
+            }
+            "memory" => {
+                Ok(Self::with(InMemory::new(), &Path::default(), StoreKind::Memory, config, observer))
+            }
+            _ => Err(wrong("has an unknown scheme")),
+        }
+    }
+
+    /// Seals chunk objects of the tenants that `keys` has a key for. They have no direct path: clients hold no keys.
+    #[must_use]
+    pub fn sealed(self, keys: Arc<dyn KeyService>) -> Self {
+        let store = SealedStore::new(Arc::clone(&self.store), self.layout.clone(), Arc::clone(&keys));
+        Self { store: Arc::new(store), keys: Some(keys), ..self }
+    }
+
+    /// Whether chunk objects of `tenant` are sealed.
+    pub fn seals(&self, tenant: &Name) -> bool {
+        self.keys.as_ref().is_some_and(|keys| keys.current(tenant).is_some())
+    }
+
+    /// Wraps a backend that exists already: tests and fault injection.
+    pub fn with<T: ObjectStore>(
+        backend: T,
+        root: &Path,
+        kind: StoreKind,
+        config: &StoreConfig,
+        observer: Arc<dyn StoreObserver>,
+    ) -> Self {
+        let identity = format!("{}\n{}", config.url, config.endpoint.as_deref().unwrap_or_default());
+        let observed = ObservedStore::new(backend, Arc::clone(&observer));
+        // A walk of folders has no order that a listing could go on in.
+        let ordered = kind != StoreKind::File;
+        let resilient = ResilientStore::new(observed, config, ordered, observer);
+        let plain_creates = resilient.plain_creates();
+        Self {
+            store: Arc::new(resilient),
+            layout: Layout::new(root),
+            kind,
+            identity: *blake3::hash(identity.as_bytes()).as_bytes(),
+            presigner: None,
+            keys: None,
+            directory: None,
+            unfinished: None,
+            plain_creates,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::NoObserver;
+
+    fn open(url: &str) -> Result<OpenStore, OpenError> {
+        let config = StoreConfig::new(url.parse().expect("a url"));
+        OpenStore::open(&config, Arc::new(NoObserver))
+    }
+
+    #[tokio::test]
+    async fn the_probe_tells_conditional_creates_and_leaves_nothing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for url in ["memory://", &format!("file://{}/new", directory.path().display())] {
+            let store = open(url).expect("opens");
+            assert!(store.probe().await.expect("probes").conditional_create, "{url}");
+            let left = futures::TryStreamExt::try_collect::<Vec<_>>(store.store.list(None)).await;
+            assert_eq!(left.expect("lists"), vec![]);
+        }
+    }
+
+    #[test]
+    fn impossible_urls_say_what_to_use() {
+        for url in ["http://x/y", "s3:///prefix", "file://host/path"] {
+            let text = open(url).expect_err(url).to_string();
+            assert!(text.contains("s3://bucket/prefix"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Executes calls to the store: concurrency limit, breaker, deadline, and retries within a budget.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use object_store::Result;
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::{
+    breaker::{Breaker, BreakerChange, BreakerPermit},
+    budget::RetryBudget,
+    concurrency_limit::ConcurrencyLimit,
+    config::StoreConfig,
+    error_class::{CallError, ErrorClass},
+};
+use crate::{
+    limits,
+    observe::{StoreEvent, StoreObserver},
+};
+
+/// What a call is for; reads and writes fail apart from each other (a full store still reads).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RequestSide {
+    Read,
+    Write,
+}
+
+/// Executes the calls to one store.
+#[derive(Debug)]
+pub(super) struct RequestExecutor {
+    requests: ConcurrencyLimit,
+    bodies: ConcurrencyLimit,
+    reads: Arc<Breaker>,
+    writes: Arc<Breaker>,
+    budget: RetryBudget,
+    jitter: AtomicU64,
+    request_timeout: Duration,
+    retries_max: usize,
+    retry_timeout: Duration,
+    observer: Arc<dyn StoreObserver>,
+}
+
+/// A result, and how many attempts it took.
+pub(super) struct CallResult<T> {
+    pub(super) result: Result<T>,
+    pub(super) attempts: usize,
+}
+
+impl RequestExecutor {
+    pub(super) fn new(config: &StoreConfig, observer: Arc<dyn StoreObserver>) -> Self {
+        let limit =
+            |at_once| ConcurrencyLimit::new(at_once, limits::STORE_WAITING_MAX, limits::STORE_WAIT_MAX);
+        Self {
+            requests: limit(config.requests_max),
+            bodies: limit(config.requests_max.saturating_mul(limits::STORE_BODIES_PER_REQUEST)),
+            reads: Breaker::new(),
+            writes: Breaker::new(),
+            budget: RetryBudget::new(),
+            jitter: AtomicU64::new(config.jitter_seed),
+            request_timeout: config.request_timeout,
+            retries_max: config.retries_max,
+            retry_timeout: config.retry_timeout,
+            observer,
+        }
+    }
+
+    pub(super) fn observer(&self) -> &Arc<dyn StoreObserver> {
+        &self.observer
+    }
+
+    pub(super) fn request_timeout(&self) -> Duration {
+        self.request_timeout
+    }
+
+    fn breaker(&self, side: RequestSide) -> &Arc<Breaker> {
+        match side {
+            RequestSide::Read => &self.reads,
+            RequestSide::Write => &self.writes,
+        }
+    }
+
+    /// Acquires a permit of the concurrency limit and of the breaker for one request.
+    pub(super) async fn enter(&self, side: RequestSide) -> Result<(OwnedSemaphorePermit, BreakerPermit)> {
+        let Ok(permit) = self.requests.acquire().await else {
+            self.observer.event(StoreEvent::Busy);
+            return Err(CallError::Busy.into());
+        };
+        match self.breaker(side).admit() {
+            Ok(breaker_permit) => Ok((permit, breaker_permit)),
+            Err(_) => {
+                self.observer.event(StoreEvent::RefusedByBreaker);
+                Err(CallError::Open.into())
+            }
+        }
+    }
+
+    /// Acquires a permit for a body that is being read.
+    pub(super) async fn body(&self) -> Result<OwnedSemaphorePermit> {
+        let entered = self.bodies.acquire().await;
+        entered.map_err(|_| {
+            self.observer.event(StoreEvent::Busy);
+            CallError::Busy.into()
+        })
+    }
+
+    pub(super) fn settle(&self, side: RequestSide, breaker_permit: BreakerPermit, class: ErrorClass) {
+        match breaker_permit.settle(class == ErrorClass::Definitive) {
+            Some(BreakerChange::Opened) => {
+                tracing::error!(?side, "the store fails every request; it is left alone for a while");
+                self.observer.event(StoreEvent::BreakerOpened);
+            }
+            Some(BreakerChange::Closed) => {
+                tracing::info!(?side, "the store answers again");
+                self.observer.event(StoreEvent::BreakerClosed);
+            }
+            None => {}
+        }
+    }
+
+    /// Makes a call: `attempt` is made again as long as it fails in a way that may breaker_permit, for so many times and so
+    /// long, as far as the budget goes.
+    pub(super) async fn call<T, F>(&self, side: RequestSide, mut attempt: impl FnMut() -> F) -> CallResult<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let mut retries = Retries::new(self);
+        let last = retries.begun + self.retry_timeout + self.request_timeout;
+        loop {
+            let result = match self.enter(side).await {
+                Ok((permit, breaker_permit)) => {
+                    let deadline = last.min(Instant::now() + self.request_timeout);
+                    let result = timeout_at(deadline, attempt()).await.unwrap_or_else(|_| {
+                        self.observer.event(StoreEvent::DeadlinePassed);
+                        Err(CallError::Deadline(self.request_timeout).into())
+                    });
+                    drop(permit);
+                    let class = ErrorClass::of(&result);
+                    self.settle(side, breaker_permit, class);
+                    if class == ErrorClass::Definitive {
+                        return CallResult { result, attempts: retries.made + 1 };
+                    }
+                    result
+                }
+                // Nothing was asked: the caller hears it at once.
+                Err(error) => return CallResult { result: Err(error), attempts: retries.made },
+            };
+            if !retries.next().await {
+                return CallResult { result, attempts: retries.made + 1 };
+            }
+        }
+    }
+
+    /// One attempt, whatever comes of it.
+    pub(super) async fn once<T>(
+        &self,
+        side: RequestSide,
+        attempt: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let (_permit, breaker_permit) = self.enter(side).await?;
+        let result = self.with_deadline(attempt).await.and_then(|done| done);
+        self.settle(side, breaker_permit, ErrorClass::of(&result));
+        result
+    }
+
+    /// As [`call`](Self::call), without counting.
+    pub(super) async fn ask<T, F>(&self, side: RequestSide, attempt: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        self.call(side, attempt).await.result
+    }
+
+    /// Waits for `request` no longer than the request timeout.
+    pub(super) async fn with_deadline<T>(&self, request: impl Future<Output = T>) -> Result<T> {
+        timeout(self.request_timeout, request).await.map_err(|_| {
+            self.observer.event(StoreEvent::DeadlinePassed);
+            CallError::Deadline(self.request_timeout).into()
+        })
+    }
+
+    /// A number below one. Seeded, so that a simulation repeats itself.
+    fn jitter(&self) -> f64 {
+        let mut z = self.jitter.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// The retries of one call.
+pub(super) struct Retries<'a> {
+    executor: &'a RequestExecutor,
+    begun: Instant,
+    made: usize,
+}
+
+impl<'a> Retries<'a> {
+    /// A call begins.
+    pub(super) fn new(executor: &'a RequestExecutor) -> Self {
+        executor.budget.deposit();
+        Self { executor, begun: Instant::now(), made: 0 }
+    }
+
+    /// Continues a call that has made so many retries in this time.
+    pub(super) fn resumed(executor: &'a RequestExecutor, begun: Instant, made: usize) -> Self {
+        Self { executor, begun, made }
+    }
+
+    /// Whether there is to be another attempt; waits for its time.
+    pub(super) async fn next(&mut self) -> bool {
+        let executor = self.executor;
+        if self.made >= executor.retries_max || self.begun.elapsed() >= executor.retry_timeout {
+            return false;
+        }
+        if !executor.budget.withdraw() {
+            executor.observer.event(StoreEvent::BudgetSpent);
+            return false;
+        }
+        let exponent = u32::try_from(self.made).unwrap_or(u32::MAX).min(16);
+        let pause = (limits::RETRY_PAUSE_MIN * 2u32.pow(exponent)).min(limits::RETRY_PAUSE_MAX);
+        self.made += 1;
+        executor.observer.event(StoreEvent::Retried);
+        // Between a half and all of it, so that those that failed together do not come back together.
+        tokio::time::sleep(pause.mul_f64(0.5 + executor.jitter() / 2.0)).await;
+        true
+    }
+}

@@ -1,0 +1,218 @@
+//! Trained bases: PCA of what the token predictor leaves.
+
+use kvasir_types::LEVELS_MAX;
+
+use super::{
+    BasisRecipe, TrainError, bit_allocation,
+    data::Corpus,
+    draft::{Draft, ScopeDraft},
+    layout::scopes,
+    linear::Covariance,
+    moments::set_mean_and_scale,
+    sketch::Sketch,
+    tokens::TokenModel,
+};
+use kvasir_codec::{
+    authoring::{Matrix, Scope},
+    limits::{EXACT_TOKENS_MAX, TOKEN_FACTORS_MAX},
+    rans::{COEFFICIENTS_MAX, STAGE_TABLES_MAX, TRIT_TABLES_MAX},
+};
+
+/// Weight of the predictions' covariance beside that of the residuals: a truncated basis must also span what
+/// is predicted, or the prediction could not be expressed in it.
+const PREDICTION_WEIGHT: f32 = 0.1;
+
+/// Fits means, scales, predictors and bases of all scopes.
+pub(super) fn draft(
+    corpus: &Corpus<'_>,
+    recipe: &BasisRecipe,
+    progress: &mut dyn FnMut(&str, f32),
+) -> Result<Draft, TrainError> {
+    let layers = recipe.scope_layers.unwrap_or(corpus.spec.layers.len());
+    let impossible = |field, why: &str| Err(TrainError::Recipe { field, why: why.to_owned() });
+    if layers == 0 {
+        return impossible("scope_layers", "a scope has at least one layer");
+    }
+    if recipe.rank_max == Some(0) {
+        return impossible("rank_max", "a basis has at least one vector");
+    }
+    if !(1..=LEVELS_MAX).contains(&recipe.levels) {
+        return impossible("levels", "a profile has 1 to 8 levels");
+    }
+    if !(1..=STAGE_TABLES_MAX).contains(&recipe.stage_tables) {
+        return impossible("stage_tables", "a bank has 1 to 128 tables");
+    }
+    if recipe.token_factors.iter().sum::<usize>() > TOKEN_FACTORS_MAX {
+        return impossible("token_factors", "both tokens together have at most 512");
+    }
+    if recipe.exact_tokens.is_some_and(|count| count > EXACT_TOKENS_MAX) {
+        return impossible("exact_tokens", "at most 16 tokens are stored exactly");
+    }
+    let mut drafts = Vec::new();
+    let scopes = scopes(corpus.spec, layers, recipe.joint, recipe.unrope);
+    let count = scopes.len();
+    for (index, scope) in scopes.into_iter().enumerate() {
+        let mut tell = |what: &str, share: f32| {
+            progress(what, 0.6 * (index as f32 + share) / count as f32);
+        };
+        drafts.push(fit_scope(corpus, recipe, scope, index, &mut tell)?);
+    }
+    Ok(Draft {
+        scopes: drafts,
+        level_count: recipe.levels,
+        tables: recipe.stage_tables,
+        entry_levels: recipe.entry_levels,
+        centroids: recipe.centroids,
+    })
+}
+
+fn fit_scope(
+    corpus: &Corpus<'_>,
+    recipe: &BasisRecipe,
+    mut scope: Scope,
+    index: usize,
+    tell: &mut dyn FnMut(&str, f32),
+) -> Result<ScopeDraft, TrainError> {
+    let elements = scope.elements();
+    tell("means and scales", 0.0);
+    set_mean_and_scale(corpus, &mut scope);
+    // All scopes together: each may have as many multiply-adds an element as the whole.
+    let share = elements as f64 / corpus.spec.elements_per_token() as f64;
+    let factors = recipe.token_factors.iter().sum::<usize>();
+    let macs = recipe.budget_macs.map(|macs| (macs as f64 * share) as usize / (elements + factors));
+    let rank = recipe.rank_max.unwrap_or(elements).min(macs.unwrap_or(elements).max(1));
+    let rank = rank.min(elements).min(COEFFICIENTS_MAX);
+    if recipe.metric.is_some() && elements > DENSE_ELEMENTS_MAX {
+        let why = "scopes of more than 8,192 elements know no metric".to_owned();
+        return Err(TrainError::Recipe { field: "metric", why });
+    }
+    let fitted = if elements > DENSE_ELEMENTS_MAX {
+        fit_wide(corpus, recipe, &scope, rank, tell)
+    } else {
+        fit_dense(corpus, recipe, &scope, rank, tell)
+    };
+    let Fitted { tokens, rows, spectrum } = fitted.ok_or(TrainError::Decomposition { scope: index })?;
+    let bits = recipe.budget_bytes.map(|bytes| {
+        let own = tokens.as_ref().map_or(0, TokenModel::table_bytes) + scope_bytes(&scope);
+        let bytes = (bytes.saturating_sub(FIXED_BYTES) as f64 * share) as usize;
+        bit_allocation::allocate(&spectrum, elements, factors, bytes.saturating_sub(own), rank)
+    });
+    scope.basis = match &recipe.metric {
+        None => bit_allocation::basis(&rows, elements, bits.as_deref()),
+        Some(metric) => bit_allocation::weighed_basis(metric, &scope, &rows, bits.as_deref()),
+    };
+    Ok(ScopeDraft { scope, tokens })
+}
+
+/// What a scope's data say.
+struct Fitted {
+    tokens: Option<TokenModel>,
+    /// Basis, `[coefficient][element]`.
+    rows: Vec<f32>,
+    /// Power along its rows, decreasing.
+    spectrum: Vec<f32>,
+}
+
+/// The predictor first, then the principal components of what it leaves. Memory grows with the square of the elements.
+fn fit_dense(
+    corpus: &Corpus<'_>,
+    recipe: &BasisRecipe,
+    scope: &Scope,
+    rank: usize,
+    tell: &mut dyn FnMut(&str, f32),
+) -> Option<Fitted> {
+    let elements = scope.elements();
+    tell("token predictor", 0.1);
+    let tokens = (recipe.token_factors != [0, 0])
+        .then(|| TokenModel::fit(corpus, scope, recipe.token_factors, recipe.table_bits, None));
+    tell("covariance of what is not predicted", 0.4);
+    let mut covariance = Covariance::new(elements);
+    corpus.stream(scope, &corpus.fit, |mut block| {
+        if let Some(tokens) = &tokens {
+            let predicted = tokens.predict(&block, elements);
+            block.elements.iter_mut().zip(&predicted).for_each(|(x, p)| *x -= p);
+            let mut predicted = predicted;
+            if let Some(metric) = &recipe.metric {
+                metric.weigh(scope, &mut predicted);
+            }
+            covariance.add(&predicted, PREDICTION_WEIGHT);
+        }
+        if let Some(metric) = &recipe.metric {
+            metric.weigh(scope, &mut block.elements);
+        }
+        covariance.add(&block.elements, 1.0);
+    });
+    tell("principal components", 0.7);
+    let (rows, spectrum) = covariance.leading(rank)?;
+    Some(Fitted { tokens, rows, spectrum })
+}
+
+/// The principal components first, by streaming, then the predictor among their coefficients: memory grows with elements
+/// × rank and vocabulary × rank only.
+fn fit_wide(
+    corpus: &Corpus<'_>,
+    recipe: &BasisRecipe,
+    scope: &Scope,
+    rank: usize,
+    tell: &mut dyn FnMut(&str, f32),
+) -> Option<Fitted> {
+    let rank = rank.min(corpus.fit_tokens() / TOKENS_PER_RANK).max(1);
+    tell("principal components, first pass", 0.1);
+    let mut sketch = Sketch::new(scope.elements(), rank);
+    corpus.stream(scope, &corpus.fit, |block| sketch.add(&block.elements));
+    tell("principal components, second pass", 0.4);
+    let mut inside = sketch.finish();
+    corpus.stream(scope, &corpus.fit, |block| inside.add(&block.elements));
+    let (rows, spectrum) = inside.finish(rank)?;
+    tell("token predictor", 0.7);
+    let tokens = (recipe.token_factors != [0, 0]).then(|| {
+        let matrix = Matrix::Dense(rows.clone());
+        let basis = Some((&matrix, spectrum.len()));
+        TokenModel::fit(corpus, scope, recipe.token_factors, recipe.table_bits, basis)
+    });
+    Some(Fitted { tokens, rows, spectrum })
+}
+
+/// Most elements of a scope whose covariance is held: 256 MB.
+const DENSE_ELEMENTS_MAX: usize = 8_192;
+/// Tokens that each direction of a basis is estimated from.
+const TOKENS_PER_RANK: usize = 10;
+/// Header, texts and a full table bank.
+pub(super) const FIXED_BYTES: usize = 1_024 + STAGE_TABLES_MAX * (128 + 8) + TRIT_TABLES_MAX * 8;
+
+/// Bytes of a scope besides its coefficients and tables.
+pub(super) fn scope_bytes(scope: &Scope) -> usize {
+    64 + 16 * scope.members.len() + 4 * scope.elements()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{contexts, mixed_spec};
+
+    /// Both ways to a basis span what the data have: six hidden directions a token beneath 0.3² of noise.
+    #[test]
+    fn streaming_and_covariance_find_the_same_subspace() {
+        let spec = mixed_spec(kvasir_types::KvDtype::Bf16);
+        let data = contexts(&spec, 6, 300);
+        let corpus = Corpus::new(&spec, &data, 0, &[]).expect("enough");
+        let mut scope = scopes(&spec, spec.layers.len(), true, true).remove(0);
+        set_mean_and_scale(&corpus, &mut scope);
+        let recipe = BasisRecipe { token_factors: [6, 0], ..BasisRecipe::default() };
+        let power = |fitted: Fitted| {
+            let (basis, rank) = (Matrix::Dense(fitted.rows), fitted.spectrum.len());
+            let (mut kept, mut all) = (0f64, 0f64);
+            corpus.stream(&scope, &corpus.held_out, |block| {
+                let square = |values: &[f32]| values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+                kept += square(&basis.coefficients(block.current.len(), rank, &block.elements));
+                all += square(&block.elements);
+            });
+            kept / all
+        };
+        let dense = fit_dense(&corpus, &recipe, &scope, 12, &mut |_, _| ()).expect("decomposes");
+        let wide = fit_wide(&corpus, &recipe, &scope, 12, &mut |_, _| ()).expect("decomposes");
+        assert_eq!(wide.tokens.as_ref().map(TokenModel::table_bytes), Some(6 * 40));
+        let (dense, wide) = (power(dense), power(wide));
+        assert!(wide > 0.9 && wide > dense - 0.01, "{dense} {wide}");
+    }
+}

@@ -1,0 +1,119 @@
+//! How many bits each row of a basis gets: reverse water-filling under a budget of bytes.
+
+use half::f16;
+
+use super::Metric;
+use kvasir_codec::{
+    authoring::{Basis, PackedRows, Scope, packed_bytes},
+    limits::ROW_BITS_MAX,
+};
+
+/// Share of a unit Gaussian's power that uniform quantisers of 0, 1, 2, … bits lose (Max 1960).
+const LOST: [f64; ROW_BITS_MAX as usize + 1] =
+    [1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 3.04e-4, 8.77e-5, 2.49e-5, 7e-6, 1.9e-6];
+/// Bytes of a coefficient besides its row: coding, unit, bits, shift, bits of the predictor's weights.
+const COEFFICIENT_BYTES: usize = 12 + 4 + 1 + 1 + 1;
+/// Bits of a weight of the predictor that are allowed for before they are known.
+const WEIGHT_BITS: usize = 6;
+
+/// Bits of every row, leading ones first, within `bytes`: as long as there is room, a bit goes to where it takes
+/// away most power a byte. What a row loses leaks out of the subspace that the basis spans, at every level.
+pub(super) fn allocate(
+    spectrum: &[f32],
+    elements: usize,
+    factors: usize,
+    bytes: usize,
+    rank_max: usize,
+) -> Vec<u8> {
+    let mut bits = vec![0u8; spectrum.len().min(rank_max)];
+    let price = |from: u8| {
+        let row = packed_bytes(elements, from + 1) - packed_bytes(elements, from);
+        row + if from == 0 { COEFFICIENT_BYTES + (factors * WEIGHT_BITS).div_ceil(8) } else { 0 }
+    };
+    let gain = |row: usize, from: u8| {
+        let fall = LOST[usize::from(from)] - LOST[usize::from(from) + 1];
+        f64::from(spectrum[row]) * fall / price(from) as f64
+    };
+    let mut queue: std::collections::BinaryHeap<(PowerGain, std::cmp::Reverse<usize>)> =
+        (0..bits.len()).map(|row| (PowerGain(gain(row, 0)), std::cmp::Reverse(row))).collect();
+    let mut left = bytes;
+    while let Some((_, std::cmp::Reverse(row))) = queue.pop() {
+        let Some(rest) = left.checked_sub(price(bits[row])) else { break };
+        left = rest;
+        bits[row] += 1;
+        if bits[row] < ROW_BITS_MAX {
+            queue.push((PowerGain(gain(row, bits[row])), std::cmp::Reverse(row)));
+        }
+    }
+    let rank = bits.iter().take_while(|bits| **bits > 0).count().max(1);
+    bits.truncate(rank);
+    bits.iter_mut().for_each(|bits| *bits = (*bits).max(1));
+    bits
+}
+
+/// The basis of some rows, packed where bits are given.
+pub(super) fn basis(rows: &[f32], elements: usize, bits: Option<&[u8]>) -> Basis {
+    let Some(bits) = bits else {
+        let synthesis = rows.iter().map(|v| f16::from_f32(*v)).collect();
+        return Basis::Trained { synthesis, analysis: None, packed: None };
+    };
+    let packed = PackedRows::quantise(rows, elements, bits);
+    Basis::Trained { synthesis: packed.rows(elements), analysis: None, packed: Some(packed) }
+}
+
+/// The basis of rows that were found in the coordinates of a metric.
+pub(super) fn weighed_basis(metric: &Metric, scope: &Scope, rows: &[f32], bits: Option<&[u8]>) -> Basis {
+    let elements = scope.elements();
+    let halves = |rows: &[f32]| rows.iter().map(|v| f16::from_f32(*v)).collect::<Vec<f16>>();
+    let (mut synthesis, mut analysis) = (rows.to_vec(), rows.to_vec());
+    metric.synthesis(scope, &mut synthesis);
+    let Some(bits) = bits else {
+        metric.analysis(scope, &mut analysis);
+        return Basis::Trained {
+            synthesis: halves(&synthesis),
+            analysis: Some(halves(&analysis)),
+            packed: None,
+        };
+    };
+    let mut packed = PackedRows::quantise(&synthesis, elements, bits);
+    // Packed rows are unit vectors; here a row's length says what a step of its coefficient costs.
+    for (unit, row) in packed.units.iter_mut().zip(synthesis.chunks_exact(elements)) {
+        *unit *= row.iter().map(|v| v * v).sum::<f32>().sqrt();
+    }
+    Basis::Trained { synthesis: packed.rows(elements), analysis: None, packed: Some(packed) }
+}
+
+/// Orders by `total_cmp`.
+#[derive(PartialEq)]
+struct PowerGain(f64);
+
+impl Eq for PowerGain {}
+
+impl PartialOrd for PowerGain {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for PowerGain {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_kept_and_leading_rows_get_more() {
+        let spectrum: Vec<f32> = (0..200).map(|i| 1000.0 / (1.0 + i as f32).powi(2)).collect();
+        for budget in [2_000, 10_000, 40_000] {
+            let bits = allocate(&spectrum, 512, 0, budget, 150);
+            let bytes: usize = bits.iter().map(|b| packed_bytes(512, *b) + COEFFICIENT_BYTES).sum();
+            assert!(bytes <= budget && bytes + 200 > budget.min(150 * 64), "{bytes} of {budget}");
+            assert!(bits.is_sorted_by(|a, b| a >= b), "{bits:?}");
+            assert!(bits[0] >= 3 && bits.len() <= 150);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The held-out check: what a finished profile really costs and loses.
+
+use std::{ops::Range, sync::Arc};
+
+use kvasir_codec::container::Head;
+use kvasir_types::{CHUNK_TOKENS_DEFAULT, Level, ModelSpec, Plane};
+
+use super::{TrainError, data::Corpus, sensitivity::Sensitivity};
+use kvasir_codec::{
+    ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, KvBuffer, Profile, Tokens,
+    authoring::{Member, ProfileParts},
+};
+
+/// Most held-out tokens coded for the check.
+const CHECK_TOKENS_MAX: usize = 6_144;
+
+/// Encodes and decodes held-out chunks and notes bits an element and error by level.
+pub(super) fn note_levels(
+    spec: &ModelSpec,
+    corpus: &Corpus<'_>,
+    mut parts: ProfileParts,
+    sensitivity: &Sensitivity,
+) -> Result<Profile, TrainError> {
+    let profile = Arc::new(Profile::assemble(parts.clone())?);
+    let spec = Arc::new(spec.clone());
+    let encoder = CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
+    let decoder = CpuDecoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
+    let levels = profile.level_count();
+    let planes = 2 * spec.layers.len();
+    let (mut bits, mut errors) = (vec![0f64; levels], vec![vec![0f64; planes]; levels]);
+    let mut powers = vec![0f64; planes];
+    let mut elements = 0f64;
+    for (context, range) in chunks(corpus) {
+        let source = &corpus.contexts[context];
+        let input = ChunkInput {
+            tokens: &source.tokens[range.clone()],
+            preceding_token: range.start.checked_sub(1).map(|t| source.tokens[t]),
+            first_position: range.start as u64,
+            parent_hash: [0; 32],
+            kl_beneath: 0.0,
+            kv: &Tokens::from(&source.kv, range.start),
+        };
+        let object = encoder.encode(&input)?;
+        let head = Head::parse(&object).map_err(|e| TrainError::Check(DecodeError::from(e)))?;
+        let truth = KvBuffer::from_source(&spec, range.len(), input.kv);
+        elements += (range.len() * spec.elements_per_token()) as f64;
+        for level in 0..levels {
+            let at = Level(level as u8);
+            bits[level] += 8.0 * head.level_bytes(at).unwrap_or(object.len() as u64) as f64;
+            let mut decoded = KvBuffer::new(&spec, range.len());
+            decoder.decode(&head, &object, at, 0..range.len(), &mut decoded).map_err(TrainError::Check)?;
+            add_scaled_powers(&spec, &truth, Some(&decoded), &mut errors[level]);
+        }
+        add_scaled_powers(&spec, &truth, None, &mut powers);
+    }
+    for (level, note) in parts.levels.iter_mut().enumerate() {
+        note.bits_per_element = (bits[level] / elements.max(1.0)) as f32;
+        let (error, power) = (errors[level].iter().sum::<f64>(), powers.iter().sum::<f64>());
+        note.nmse = (error / power.max(f64::MIN_POSITIVE)) as f32;
+    }
+    for scope in &mut parts.scopes {
+        for (loss, errors) in scope.loss.iter_mut().zip(&errors) {
+            *loss = scope_loss(&spec, &scope.members, errors, &powers, sensitivity) as f32;
+        }
+    }
+    Ok(Profile::assemble(parts)?)
+}
+
+/// Held-out chunks, longest first within the limit of the check.
+fn chunks(corpus: &Corpus<'_>) -> Vec<(usize, Range<usize>)> {
+    let mut chunks: Vec<(usize, Range<usize>)> = Vec::new();
+    for segment in &corpus.held_out {
+        match chunks.last_mut() {
+            Some((context, range))
+                if *context == segment.context
+                    && range.end == segment.tokens.start
+                    && segment.tokens.end - range.start <= CHUNK_TOKENS_DEFAULT =>
+            {
+                range.end = segment.tokens.end;
+            }
+            _ => chunks.push((segment.context, segment.tokens.clone())),
+        }
+    }
+    let mut left = CHECK_TOKENS_MAX;
+    chunks.retain(|(_, range)| {
+        let fits = range.len() <= left;
+        left -= if fits { range.len() } else { 0 };
+        fits
+    });
+    chunks
+}
+
+/// What the errors of a scope's members cost: its share of every plane's.
+fn scope_loss(
+    spec: &ModelSpec,
+    members: &[Member],
+    errors: &[f64],
+    powers: &[f64],
+    sensitivity: &Sensitivity,
+) -> f64 {
+    let of_member = |member: &Member| {
+        let (heads, dim) = spec.layers[member.layer].layout.planes()[member.plane as usize];
+        let index = 2 * member.layer + member.plane as usize;
+        let nmse = errors[index] / powers[index].max(f64::MIN_POSITIVE);
+        nmse * sensitivity.loss(member.layer, member.plane) * member.dim as f64 / (heads * dim).max(1) as f64
+    };
+    members.iter().map(of_member).sum()
+}
+
+/// Adds, by `2 · layer + plane`, the power of `truth - other` (of `truth` about its means without `other`) in units of
+/// the plane's own power times its elements, so that all elements count alike.
+fn add_scaled_powers(spec: &ModelSpec, truth: &KvBuffer, other: Option<&KvBuffer>, sums: &mut [f64]) {
+    for (layer, kv) in spec.layers.iter().enumerate() {
+        for plane in Plane::ALL {
+            let (heads, dim) = kv.layout.planes()[plane as usize];
+            let (mut power, mut error) = (0f64, 0f64);
+            for head in 0..heads {
+                let rows = truth.rows(layer, plane, head);
+                power += power_about_mean(rows, dim);
+                let others = other.map_or(rows, |o| o.rows(layer, plane, head));
+                error += rows.iter().zip(others).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
+            }
+            let finite = power.is_finite() && error.is_finite() && power > 0.0;
+            let share = if other.is_some() { error / power } else { 1.0 };
+            let weight = (heads * dim * truth.tokens()) as f64;
+            sums[2 * layer + plane as usize] += if finite { share * weight } else { 0.0 };
+        }
+    }
+}
+
+fn power_about_mean(rows: &[f32], dim: usize) -> f64 {
+    let tokens = (rows.len() / dim).max(1);
+    let mut mean = vec![0f64; dim];
+    rows.iter().enumerate().for_each(|(i, x)| mean[i % dim] += f64::from(*x) / tokens as f64);
+    rows.iter().enumerate().map(|(i, x)| (f64::from(*x) - mean[i % dim]).powi(2)).sum()
+}

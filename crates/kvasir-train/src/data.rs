@@ -1,0 +1,145 @@
+//! Training data as a stream of spans: un-roped, normalised, without attention sinks and without spans that
+//! hold non-finite values. Every pass reads the contexts anew, so memory does not grow with them.
+
+use std::ops::Range;
+
+use kvasir_types::{ModelSpec, Plane, SPAN_TOKENS};
+use rayon::prelude::*;
+
+use super::TrainingContext;
+use crate::TrainError;
+use kvasir_codec::authoring::{Elements, Rotations, Scope};
+
+/// Spans in flight at a time.
+const BATCH_SPANS: usize = 8;
+/// One token of five is held out.
+const HELD_OUT_SHARE: usize = 5;
+/// Fewest tokens that any statistics can be made of.
+const TOKENS_MIN: usize = 32;
+
+/// At most a span of one context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Segment {
+    pub(super) context: usize,
+    pub(super) tokens: Range<usize>,
+}
+
+/// Normalised rows of a segment with their tokens.
+#[derive(Debug)]
+pub(super) struct Block {
+    /// `[token][element]`.
+    pub(super) elements: Vec<f32>,
+    pub(super) current: Vec<u32>,
+    pub(super) previous: Vec<Option<u32>>,
+}
+
+/// The contexts, divided into what is fitted and what is held out.
+#[derive(Debug)]
+pub(super) struct Corpus<'a> {
+    pub(super) spec: &'a ModelSpec,
+    pub(super) contexts: &'a [TrainingContext],
+    pub(super) fit: Vec<Segment>,
+    pub(super) held_out: Vec<Segment>,
+    exact_tokens: usize,
+    /// KL a unit of NMSE, by `2 · layer + plane`, about 1 on average.
+    weights: Vec<f32>,
+}
+
+impl<'a> Corpus<'a> {
+    /// Checks and divides contexts. Whole contexts are held out where there are enough of them, else the ends.
+    pub(super) fn new(
+        spec: &'a ModelSpec,
+        contexts: &'a [TrainingContext],
+        exact_tokens: usize,
+        weights: &[f32],
+    ) -> Result<Self, TrainError> {
+        spec.validate()?;
+        let elements = spec.elements_per_token();
+        for (index, context) in contexts.iter().enumerate() {
+            let (tokens, kv_tokens) = (context.tokens.len(), context.kv.tokens());
+            if tokens != kv_tokens || context.kv.as_slice().len() != elements * tokens {
+                return Err(TrainError::Mismatch { context: index, tokens, kv_tokens });
+            }
+        }
+        let mut corpus = Self {
+            spec,
+            contexts,
+            fit: Vec::new(),
+            held_out: Vec::new(),
+            exact_tokens,
+            weights: weights.to_vec(),
+        };
+        for (index, context) in contexts.iter().enumerate() {
+            for segment in segments(index, context.tokens.len()) {
+                corpus.place(segment, contexts.len());
+            }
+        }
+        let found = corpus.fit_tokens().min(corpus.held_out_tokens() * (HELD_OUT_SHARE - 1));
+        if found < TOKENS_MIN || elements == 0 {
+            return Err(TrainError::TooFewTokens { needed: TOKENS_MIN, found });
+        }
+        Ok(corpus)
+    }
+
+    fn place(&mut self, segment: Segment, contexts: usize) {
+        let whole = contexts >= HELD_OUT_SHARE;
+        let held_out = if whole {
+            segment.context % HELD_OUT_SHARE == HELD_OUT_SHARE - 1
+        } else {
+            segment.tokens.start >= self.contexts[segment.context].tokens.len() * 4 / HELD_OUT_SHARE
+        };
+        if held_out { self.held_out.push(segment) } else { self.fit.push(segment) }
+    }
+
+    /// How much an error of a plane costs against the average one.
+    pub(super) fn weight(&self, layer: usize, plane: Plane) -> f32 {
+        self.weights.get(2 * layer + plane as usize).copied().unwrap_or(1.0)
+    }
+
+    /// Tokens fitted.
+    pub(super) fn fit_tokens(&self) -> usize {
+        self.fit.iter().map(|s| s.tokens.len()).sum()
+    }
+
+    /// Tokens held out.
+    pub(super) fn held_out_tokens(&self) -> usize {
+        self.held_out.iter().map(|s| s.tokens.len()).sum()
+    }
+
+    /// Streams segments through a scope's normalisation (its mean and gains) into `each`, in order.
+    pub(super) fn stream(&self, scope: &Scope, segments: &[Segment], mut each: impl FnMut(Block)) {
+        let elements = Elements::new(self.spec, scope);
+        for batch in segments.chunks(BATCH_SPANS) {
+            let blocks: Vec<_> =
+                batch.par_iter().filter_map(|segment| self.block(scope, &elements, segment)).collect();
+            blocks.into_iter().for_each(&mut each);
+        }
+    }
+
+    /// `None` where the segment has a non-finite value, or only exact tokens.
+    fn block(&self, scope: &Scope, elements: &Elements, segment: &Segment) -> Option<Block> {
+        let context = &self.contexts[segment.context];
+        let start = segment.tokens.start.max(self.exact_tokens);
+        let range = start..segment.tokens.end.max(start);
+        let tokens = range.len();
+        let mut raw = Vec::new();
+        if tokens == 0 || !elements.read(&context.kv, &range, &mut raw) {
+            return None;
+        }
+        let mut out = vec![0.0; raw.len()];
+        let rotations = Rotations::new(&self.spec.ropes, 0, &range);
+        elements.normalise(&scope.mean, &rotations, tokens, &mut raw, &mut out);
+        let before = |token: usize| token.checked_sub(1).map(|t| context.tokens[t]);
+        Some(Block {
+            elements: out,
+            current: context.tokens[range.clone()].to_vec(),
+            previous: range.map(before).collect(),
+        })
+    }
+}
+
+/// Cuts a context at span boundaries; short contexts into shorter pieces, so that some can be held out.
+fn segments(context: usize, tokens: usize) -> impl Iterator<Item = Segment> {
+    let step = SPAN_TOKENS.min(tokens.div_ceil(HELD_OUT_SHARE)).max(1);
+    (0..tokens).step_by(step).map(move |start| Segment { context, tokens: start..(start + step).min(tokens) })
+}

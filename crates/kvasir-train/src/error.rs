@@ -1,0 +1,54 @@
+//! Why training fails.
+
+use kvasir_codec::{DecodeError, EncodeError, ProfileError};
+use kvasir_types::SpecError;
+
+/// Training that cannot succeed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// Too little KV.
+    #[error("training needs at least {needed} tokens with finite KV, {found} were given: add contexts")]
+    TooFewTokens {
+        /// Tokens needed.
+        needed: usize,
+        /// Usable tokens given.
+        found: usize,
+    },
+    /// A context's KV and tokens differ in length, or its shape is not the spec's.
+    #[error("context {context} has {tokens} tokens but KV of {kv_tokens}: both must be of the same text")]
+    Mismatch {
+        /// Index of the context.
+        context: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// Tokens of its KV.
+        kv_tokens: usize,
+    },
+    /// The recipe asks for something impossible.
+    #[error("the recipe's {field} is not possible: {why}")]
+    Recipe {
+        /// The field.
+        field: &'static str,
+        /// What is wrong and what would be right.
+        why: String,
+    },
+    /// The spec is impossible, or has no KV at all.
+    #[error("the model spec is not possible: {0}")]
+    Spec(#[from] SpecError),
+    /// The decomposition of a covariance failed.
+    #[error("the covariance of scope {scope} has no eigendecomposition: is the KV constant or huge?")]
+    Decomposition {
+        /// The scope.
+        scope: usize,
+    },
+    /// The trained profile does not fit the format.
+    #[error("the trained profile does not fit the format: {0}")]
+    Profile(#[from] ProfileError),
+    /// A held-out chunk could not be encoded.
+    #[error("the held-out check failed: {0}")]
+    Encode(#[from] EncodeError),
+    /// A held-out chunk could not be decoded again.
+    #[error("the held-out check failed: {0}")]
+    Check(#[source] DecodeError),
+}

@@ -1,0 +1,46 @@
+//! Which heads share a scope.
+
+use kvasir_types::{ModelSpec, Plane};
+
+use kvasir_codec::authoring::{Basis, Member, Predictor, Scope};
+
+/// Every head of `layers` and `planes` as a scope of its own with unit gains and zero means; `None` where
+/// those layers have no KV.
+pub(super) fn scope_of(
+    spec: &ModelSpec,
+    layers: std::ops::Range<usize>,
+    planes: &[Plane],
+    unrope: bool,
+) -> Option<Scope> {
+    let mut members = Vec::new();
+    for layer in layers {
+        for &plane in planes {
+            let (heads, dim) = spec.layers.get(layer)?.layout.planes()[plane as usize];
+            members.extend((0..heads).map(|head| Member { layer, plane, head, dim, gain: 1.0 }));
+        }
+    }
+    let elements: usize = members.iter().map(|m| m.dim).sum();
+    (elements > 0).then(|| Scope {
+        members,
+        unrope,
+        mean: vec![0.0; elements],
+        basis: Basis::Identity,
+        predictor: Predictor::Mean,
+        coding: Vec::new(),
+        loss: Vec::new(),
+        lossless: None,
+    })
+}
+
+/// Scopes of `layers` layers each, planes joint or apart.
+pub(super) fn scopes(spec: &ModelSpec, layers: usize, joint: bool, unrope: bool) -> Vec<Scope> {
+    let planes: &[&[Plane]] = if joint { &[&Plane::ALL] } else { &[&[Plane::K], &[Plane::V]] };
+    let count = spec.layers.len();
+    let starts = (0..count).step_by(layers.max(1));
+    starts
+        .flat_map(|start| {
+            let end = (start + layers.max(1)).min(count);
+            planes.iter().filter_map(move |planes| scope_of(spec, start..end, planes, unrope))
+        })
+        .collect()
+}

@@ -1,0 +1,131 @@
+//! An existing profile in fewer bytes: its f16 bases and its factors packed in as few bits as a budget asks for.
+
+use half::f16;
+
+use super::{
+    TrainError,
+    basis::{FIXED_BYTES, scope_bytes},
+    bit_allocation, weights,
+};
+use kvasir_codec::{
+    Profile,
+    authoring::{Basis, CoefficientCoding, Predictor, Scope, packed_bytes, ratio},
+    rans::{ALPHABET, TableBank},
+};
+
+/// Power of a coefficient that no level codes, in squared finest steps: it is below what the coarsest level would see.
+const SILENT_POWER: f64 = 0.25;
+
+/// Packs trained bases to fit a profile of `bytes`, and the token predictor's tables to `table_bits` bits; ranks fall
+/// where not all rows fit. Levels keep their steps. What they cost has to be measured again: the result says it is
+/// not known, and keeps the bits of the original, which are about right.
+///
+/// # Errors
+/// [`TrainError::Recipe`] for a number of bits that is not 2 to 8.
+pub fn pack(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, TrainError> {
+    if !(2..=8).contains(&table_bits) {
+        return Err(TrainError::Recipe { field: "table_bits", why: "factors have 2 to 8 bits".to_owned() });
+    }
+    let mut room = bytes;
+    loop {
+        let packed = pack_to(profile, room, table_bits)?;
+        let found = packed.to_bytes().len();
+        // How many bits the predictor's weights take is known only now.
+        match room.checked_sub((found + 1).saturating_sub(bytes)) {
+            Some(less) if found > bytes && less < room => room = less,
+            _ => return Ok(packed),
+        }
+    }
+}
+
+fn pack_to(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, TrainError> {
+    let mut parts = profile.parts();
+    let all: usize = parts.scopes.iter().map(Scope::elements).sum();
+    let levels = parts.levels.len();
+    for scope in &mut parts.scopes {
+        let share = scope.elements() as f64 / all as f64;
+        let bytes = (bytes.saturating_sub(FIXED_BYTES) as f64 * share) as usize;
+        pack_scope(scope, &parts.bank, levels, bytes, table_bits);
+    }
+    parts.levels.iter_mut().for_each(|level| level.kl = None);
+    parts.training.note = format!("packed from {} {}", profile.hash(), parts.training.note).trim().to_owned();
+    Ok(Profile::assemble(parts)?)
+}
+
+fn pack_scope(scope: &mut Scope, bank: &TableBank, levels: usize, bytes: usize, table_bits: u8) {
+    let elements = scope.elements();
+    let Basis::Trained { synthesis, analysis: None, .. } = &scope.basis else { return };
+    let rows: Vec<f32> = synthesis.iter().copied().map(f16::to_f32).collect();
+    let mut powers: Vec<f64> = scope.coding.iter().map(|coding| coded_power(coding, bank, levels)).collect();
+    let (mut own, mut factors) = (scope_bytes(scope), 0);
+    if let Predictor::Token(token) = &scope.predictor {
+        let (repacked, predicted) = weights::repack(token, table_bits);
+        powers.iter_mut().zip(predicted).for_each(|(power, p)| *power += p);
+        own += repacked
+            .factors
+            .iter()
+            .map(|k| repacked.vocabulary * packed_bytes(*k, table_bits))
+            .sum::<usize>();
+        factors = repacked.factor_count();
+        scope.predictor = Predictor::Token(repacked);
+    }
+    // Rows stay in their order, so none may be dropped before a later one.
+    let mut least = f32::INFINITY;
+    let spectrum: Vec<f32> = powers
+        .iter()
+        .map(|power| {
+            least = least.min(*power as f32);
+            least
+        })
+        .collect();
+    let bits = bit_allocation::allocate(
+        &spectrum,
+        elements,
+        factors,
+        bytes.saturating_sub(own),
+        rows.len() / elements,
+    );
+    super::draft::truncate(scope, bits.len());
+    scope.basis = bit_allocation::basis(&rows, elements, Some(&bits));
+}
+
+/// Power of what a coefficient's stage codes, in squared finest steps.
+fn coded_power(coding: &CoefficientCoding, bank: &TableBank, levels: usize) -> f64 {
+    if coding.entry == CoefficientCoding::NEVER {
+        return SILENT_POWER;
+    }
+    let depth = u32::from((-coding.entry).max(0).cast_unsigned());
+    let up = (levels - 1) as u32 - u32::from(coding.entry.max(0).cast_unsigned()) + depth;
+    let Some(table) = bank.stage_tables().get(usize::from(coding.stage)) else { return SILENT_POWER };
+    let square = |symbol: usize| if symbol < ALPHABET - 1 { (symbol as f64 - 7.0).powi(2) } else { 81.0 };
+    let frequencies = table.frequencies().iter().enumerate();
+    let mean = frequencies.map(|(symbol, f)| square(symbol) * f64::from(*f) / 4096.0).sum::<f64>();
+    (mean + 1.0 / 12.0) * f64::from(ratio(up)).powi(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        BasisRecipe, Recipe,
+        common::{Noise, Setup, cache, error, mixed_spec},
+    };
+
+    #[test]
+    fn a_packed_profile_is_small_and_codes_nearly_as_well() {
+        let spec = mixed_spec(kvasir_types::KvDtype::Bf16);
+        let recipe = BasisRecipe { token_factors: [6, 3], exact_tokens: Some(0), ..BasisRecipe::default() };
+        let whole = Setup::new(spec.clone(), &Recipe::Basis(recipe));
+        let small = pack(&whole.profile, 34_000, 5).expect("packs");
+        assert!(small.to_bytes().len() <= 34_000 && small.to_bytes().len() < whole.profile.to_bytes().len());
+        let small = Setup::of(spec, small);
+        let tokens = Noise::new(9).tokens(300);
+        let kv = cache(&small.spec, &tokens, 5);
+        let loss = |setup: &Setup| {
+            let object = setup.encode(&tokens, 0, &kv);
+            error(&kv, &setup.decode(&object, 3).expect("decodes"))
+        };
+        let (before, after) = (loss(&whole), loss(&small));
+        assert!(after < before * 2.0 + 1e-3, "{before} {after}");
+    }
+}

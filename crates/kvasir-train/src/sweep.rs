@@ -1,0 +1,24 @@
+//! Training at steps of one's own: for sweeps over rate.
+
+use kvasir_types::ModelSpec;
+
+use super::{Recipe, Session, TrainingContext, sensitivity::Sensitivity};
+use crate::TrainError;
+use kvasir_codec::Profile;
+
+/// As [`train`](super::train()), with every step `factor` times what the recipe would choose; [`Recipe::CacheGen`] sweeps the paper's bins
+/// this way.
+///
+/// # Errors
+/// As [`train`](super::train()).
+pub fn train_at_scale(
+    spec: &ModelSpec,
+    contexts: &[TrainingContext],
+    recipe: &Recipe,
+    factor: f32,
+    progress: &mut dyn FnMut(&str, f32),
+) -> Result<Profile, TrainError> {
+    let session = Session::new(spec, contexts, recipe, Sensitivity::unknown(), progress)?;
+    let parts = session.parts(session.default_step() * factor)?;
+    session.finish(parts, progress)
+}

@@ -1,0 +1,96 @@
+//! Errors as RFC 9457 problem documents.
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use kvasir_api::{ErrorCode, MEDIA_PROBLEM, Problem};
+use kvasir_storage::StorageError;
+
+use crate::limits;
+
+/// A refused or failed request.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    problem: Problem,
+    /// Size of the object, for a range outside it.
+    object_bytes: Option<u64>,
+}
+
+impl From<Problem> for ApiError {
+    fn from(problem: Problem) -> Self {
+        Self { problem, object_bytes: None }
+    }
+}
+
+impl From<StorageError> for ApiError {
+    fn from(error: StorageError) -> Self {
+        let code = error.code();
+        let object_bytes = match error {
+            StorageError::Range { object_bytes } => Some(object_bytes),
+            _ => None,
+        };
+        // What went wrong inside is for the log, not for the caller.
+        let detail = match code {
+            ErrorCode::StoreUnavailable => {
+                tracing::warn!(%error, "the store failed");
+                "the object store did not answer; nothing acknowledged is lost, send the request again"
+                    .to_owned()
+            }
+            ErrorCode::Internal => {
+                tracing::error!(%error, "internal error");
+                "the log has the cause under the request id".to_owned()
+            }
+            _ => error.to_string(),
+        };
+        Self { problem: Problem::new(code, detail), object_bytes }
+    }
+}
+
+impl ApiError {
+    pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
+        Problem::new(ErrorCode::BadRequest, detail).into()
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_vec(&self.problem).unwrap_or_default();
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_PROBLEM));
+        if self.problem.retryable {
+            headers.insert(header::RETRY_AFTER, limits::RETRY_AFTER_SECONDS.into());
+        }
+        if self.problem.code == ErrorCode::StorageQuota {
+            headers.insert(header::RETRY_AFTER, limits::QUOTA_RETRY_AFTER_SECONDS.into());
+        }
+        if let Some(Ok(range)) =
+            self.object_bytes.map(|bytes| HeaderValue::try_from(format!("bytes */{bytes}")))
+        {
+            headers.insert(header::CONTENT_RANGE, range);
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page's table is the code's own, line by line.
+    #[test]
+    fn the_api_page_has_the_table_of_codes() {
+        let page = include_str!("../docs/api.md");
+        let rows = ErrorCode::ALL.iter().map(|code| {
+            let retry = if code.is_retryable() { "yes" } else { "no" };
+            let (text, status) = (code.as_str(), code.status());
+            format!("| `{text}` | {status} | {retry} | {} | {} |\n", code.title(), code.remedy())
+        });
+        let table = format!("|---|---|---|---|---|\n{}", rows.collect::<String>());
+        assert!(page.contains(&table), "docs/api.md must have this table:\n{table}");
+    }
+}

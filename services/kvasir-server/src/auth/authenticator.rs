@@ -1,0 +1,142 @@
+//! Authenticates requests against the configured credentials.
+
+use std::{net::IpAddr, path::Path};
+
+use axum::http::{HeaderMap, header};
+use kvasir_api::Role;
+use kvasir_types::Name;
+
+use super::{
+    failure_limiter::FailureLimiter,
+    jwt::Verifier,
+    principal::Principal,
+    tenants::{Quota, Tenants},
+};
+use crate::{config::AuthConfig, limits, reload::ReloadableFiles};
+
+/// Why a request could not be authenticated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AuthFailure {
+    /// No credential, or not of the form `Bearer …`.
+    Missing,
+    /// Not a credential of ours, or not valid now.
+    Invalid,
+    /// Too many refused credentials from this address.
+    RateLimited,
+}
+
+impl AuthFailure {
+    /// Label of metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Invalid => "invalid",
+            Self::RateLimited => "rate_limited",
+        }
+    }
+}
+
+/// Checks the credentials of requests.
+#[derive(Debug)]
+pub(crate) struct Authenticator {
+    tenants: Option<ReloadableFiles<Tenants>>,
+    jwt: Option<Verifier>,
+    failure_limiter: FailureLimiter,
+}
+
+/// Credentials that cannot be read at start.
+#[derive(Debug, thiserror::Error)]
+#[error("{setting}: {path}: {problem}")]
+pub struct AuthError {
+    setting: &'static str,
+    path: String,
+    problem: String,
+}
+
+impl AuthError {
+    fn at(setting: &'static str, path: &Path) -> impl Fn(String) -> Self {
+        let path = path.display().to_string();
+        move |problem| Self { setting, path: path.clone(), problem }
+    }
+}
+
+impl Authenticator {
+    /// Reads the files of `config`.
+    ///
+    /// # Errors
+    /// [`AuthError`]: at start a file that cannot be used is fatal; later the last good one stays in force.
+    pub(crate) fn open(config: &AuthConfig) -> Result<Self, AuthError> {
+        let tenants = config.tenants_file.as_deref().map(|path| {
+            ReloadableFiles::open(&[path], |files| Tenants::parse(&files[0]))
+                .map_err(AuthError::at("auth.tenants_file", path))
+        });
+        let jwt = config
+            .jwt
+            .as_ref()
+            .map(|jwt| Verifier::open(jwt).map_err(AuthError::at("auth.jwks_file", &jwt.jwks_file)));
+        let failure_limiter = FailureLimiter::new(config.failures_per_minute);
+        Ok(Self { tenants: tenants.transpose()?, jwt: jwt.transpose()?, failure_limiter })
+    }
+
+    /// Whether requests need no credential.
+    fn allows_anonymous(&self) -> bool {
+        self.tenants.is_none() && self.jwt.is_none()
+    }
+
+    /// Takes in files that have changed. A file that cannot be used is reported, and what was in force stays.
+    pub(crate) fn reload(&self) {
+        if let Some(tenants) = &self.tenants {
+            tenants.reload();
+        }
+        if let Some(jwt) = &self.jwt {
+            jwt.reload();
+        }
+    }
+
+    /// The quota of a tenant.
+    pub(crate) fn quota(&self, tenant: &Name) -> Quota {
+        self.tenants.as_ref().map(|tenants| tenants.get().quota(tenant)).unwrap_or_default()
+    }
+
+    /// The principal of a request with `headers` from `peer`.
+    pub(crate) fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        peer: Option<IpAddr>,
+    ) -> Result<Principal, AuthFailure> {
+        if self.allows_anonymous() {
+            return Ok(anonymous_principal());
+        }
+        let Some(credential) = bearer(headers) else { return Err(AuthFailure::Missing) };
+        if let Some(principal) = self.tenants.as_ref().and_then(|tenants| tenants.get().principal(credential))
+        {
+            return Ok(principal);
+        }
+        // A known token costs one hash and always gets in; who guesses is slowed before costlier signatures.
+        if peer.is_some_and(|peer| self.failure_limiter.is_limited(peer)) {
+            return Err(AuthFailure::RateLimited);
+        }
+        if let Some(principal) = self.jwt.as_ref().and_then(|jwt| jwt.principal(credential)) {
+            return Ok(principal);
+        }
+        if let Some(peer) = peer {
+            self.failure_limiter.record_failure(peer);
+        }
+        Err(AuthFailure::Invalid)
+    }
+}
+
+/// The principal of every request to a service without authentication, which only loopback reaches. Everything
+/// belongs to one tenant.
+fn anonymous_principal() -> Principal {
+    let tenant = "default".parse().unwrap_or_else(|_| unreachable!("a constant of the alphabet"));
+    Principal { tenant, role: Role::Operator, credential: "anyone".into() }
+}
+
+/// The credential of `Authorization: Bearer …`, within its limit.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, credential) = value.split_once(' ')?;
+    let fits = (1..=limits::CREDENTIAL_BYTES_MAX).contains(&credential.len());
+    (scheme.eq_ignore_ascii_case("bearer") && fits).then_some(credential)
+}

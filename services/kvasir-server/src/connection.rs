@@ -1,0 +1,126 @@
+//! One connection: handshake, requests, idle timeout, buffers.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::response::Response;
+use hyper::{Request, body::Incoming};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::{conn::auto, graceful::Watcher},
+    service::TowerToHyperService,
+};
+use tokio::{net::TcpStream, sync::OwnedSemaphorePermit};
+use tower::{Service, ServiceExt};
+
+use crate::{
+    connection_limiter::ConnectionPermit,
+    idle_timer::{IdleTimer, TimedStream},
+    limits,
+    middleware::authorize::PeerAddress,
+    state::AppState,
+};
+
+/// Puts the address of the peer among the extensions of every request.
+pub(crate) fn with_peer_address(
+    peer: PeerAddress,
+) -> impl FnMut(Request<Incoming>) -> Request<Incoming> + Clone {
+    move |mut request| {
+        request.extensions_mut().insert(peer);
+        request
+    }
+}
+
+/// Serves one connection, from its handshake to its end.
+pub(crate) async fn serve_connection<S>(
+    state: AppState,
+    stream: TcpStream,
+    service: S,
+    builder: auto::Builder<TokioExecutor>,
+    watcher: Watcher,
+) where
+    S: Service<Request<Incoming>, Response = Response, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    // Responses are written whole; waiting for more to fill a packet costs 40 ms.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY");
+    }
+    let timer = IdleTimer::new();
+    let request_timer = timer.clone();
+    let service = service.map_future(move |answer| {
+        let request = request_timer.track_request();
+        async move {
+            let answered = answer.await;
+            drop(request);
+            answered
+        }
+    });
+    let service = TowerToHyperService::new(service);
+    let ended = match state.tls() {
+        None => {
+            let stream = TokioIo::new(TimedStream::new(stream, timer.clone()));
+            let connection = builder.serve_connection_with_upgrades(stream, service);
+            unless_idle(&timer, watcher.watch(connection.into_owned())).await
+        }
+        Some(tls) => {
+            let handshake = tls.acceptor().accept(stream);
+            match tokio::time::timeout(limits::TLS_HANDSHAKE_TIMEOUT, handshake).await {
+                Ok(Ok(stream)) => {
+                    let stream = TokioIo::new(TimedStream::new(stream, timer.clone()));
+                    let connection = builder.serve_connection_with_upgrades(stream, service);
+                    unless_idle(&timer, watcher.watch(connection.into_owned())).await
+                }
+                Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
+                Err(_) => return tracing::debug!("a TLS handshake took too long"),
+            }
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(error, "a connection ended badly");
+    }
+}
+
+/// Waits for the end of a connection. Ends it when the timer expires.
+async fn unless_idle<E: From<std::io::Error>>(
+    timer: &IdleTimer,
+    connection: impl Future<Output = Result<(), E>>,
+) -> Result<(), E> {
+    tokio::select! {
+        ended = connection => ended,
+        () = timer.expired() => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+    }
+}
+
+/// Counts a connection for as long as it is served.
+pub(crate) async fn track_connection(
+    state: AppState,
+    permits: (OwnedSemaphorePermit, ConnectionPermit),
+    connection: impl Future<Output = ()>,
+) {
+    state.metrics().connections(1);
+    connection.await;
+    state.metrics().connections(-1);
+    drop(permits);
+}
+
+/// Connections whose buffers hold at most `memory_bytes`.
+pub(crate) fn connection_builder(memory_bytes: u64) -> auto::Builder<TokioExecutor> {
+    let buffer = memory_bytes.saturating_sub(limits::CONNECTION_MEMORY_OVERHEAD_BYTES) / 2;
+    let window = |times: u64| u32::try_from(memory_bytes.saturating_mul(times)).unwrap_or(u32::MAX >> 1);
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits::HEADER_READ_TIMEOUT)
+        .max_headers(limits::H1_HEADERS_MAX)
+        .max_buf_size(buffer.min(limits::H1_BUFFER_BYTES_MAX) as usize);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits::H2_STREAMS_MAX)
+        .max_header_list_size(limits::H2_HEADER_BYTES_MAX)
+        .initial_stream_window_size(window(limits::H2_STREAM_WINDOWS))
+        .initial_connection_window_size(window(limits::H2_CONNECTION_WINDOWS))
+        .keep_alive_interval(Duration::from_secs(20));
+    builder
+}

@@ -1,0 +1,478 @@
+//! All metrics of the service: one typed function for each thing that is observed. Labels are bounded sets.
+
+mod api;
+mod hot_tier;
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use kvasir_storage::{
+    ScrubReport,
+    gc::GcReport,
+    observe::{RequestOutcome, StoreEvent, StoreObserver, StoreOp},
+};
+use prometheus::{
+    Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder, core::Collector,
+};
+
+use self::{api::ApiMetrics, hot_tier::HotTierMetrics};
+
+/// Seconds: from a hot lookup to a slow upload.
+const SECONDS: &[f64] =
+    &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
+
+/// Former label value of `rate_limited`, counted beside it until 0.2.0.
+const RATE_LIMITED_UNTIL_0_2: &str = "braked";
+
+/// The metrics.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    http_requests: IntCounterVec,
+    http_seconds: HistogramVec,
+    http_in_flight: IntGauge,
+    http_received: IntCounter,
+    http_sent: IntCounter,
+    connections: IntGauge,
+    auth_refused: IntCounterVec,
+    throttled: IntCounterVec,
+    store_requests: IntCounterVec,
+    store_seconds: HistogramVec,
+    store_bytes: IntCounterVec,
+    store_events: IntCounterVec,
+    store_breaker: IntGauge,
+    conditional_create: IntGauge,
+    lookup_tokens: IntCounterVec,
+    chunks_stored: IntCounterVec,
+    chunk_bytes_stored: IntCounter,
+    upload_memory: IntGauge,
+    index_rows: IntGauge,
+    index_replaced: IntGauge,
+    ready: IntGauge,
+    journal_entries: IntCounterVec,
+    gc_passes: IntCounter,
+    gc_actions: IntCounterVec,
+    gc_deleted_bytes: IntCounter,
+    gc_objects_met: IntGauge,
+    scrub_objects: IntCounterVec,
+    scrub_bytes: IntCounter,
+    stored_objects: IntGauge,
+    stored_bytes: IntGauge,
+    stored_capacity: IntGauge,
+    gc_last_pass: IntGauge,
+    hot: Arc<HotTierMetrics>,
+    api: ApiMetrics,
+}
+
+fn counter(name: &str, help: &str) -> IntCounter {
+    IntCounter::new(name, help).expect("a constant name")
+}
+
+fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    IntCounterVec::new(Opts::new(name, help), labels).expect("a constant name")
+}
+
+fn gauge(name: &str, help: &str) -> IntGauge {
+    IntGauge::new(name, help).expect("a constant name")
+}
+
+fn seconds(name: &str, help: &str, labels: &[&str]) -> HistogramVec {
+    let opts = HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
+    HistogramVec::new(opts, labels).expect("a constant name")
+}
+
+/// By this machine's clock: for people and alerts, nothing is decided by it.
+fn unix_seconds() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let registry = Registry::new();
+        let this = Self {
+            hot: Arc::new(HotTierMetrics::new(&registry)),
+            api: ApiMetrics::new(&registry),
+            registry,
+            http_requests: counters(
+                "kvasir_http_requests_total",
+                "Requests answered, by route template.",
+                &["route", "method", "status"],
+            ),
+            http_seconds: seconds(
+                "kvasir_http_request_duration_seconds",
+                "Time to the head of the response.",
+                &["route"],
+            ),
+            http_in_flight: gauge("kvasir_http_requests_in_flight", "Requests whose response has not begun."),
+            http_received: counter("kvasir_http_received_bytes_total", "Body bytes of uploads taken in."),
+            http_sent: counter("kvasir_http_sent_bytes_total", "Body bytes of objects and profiles sent."),
+            connections: gauge("kvasir_http_connections", "Open connections."),
+            auth_refused: counters(
+                "kvasir_auth_refused_total",
+                "Requests refused for their credential, or its role.",
+                &["reason"],
+            ),
+            throttled: counters(
+                "kvasir_quota_throttled_total",
+                "Requests refused because their tenant is over a limit.",
+                &["limit"],
+            ),
+            store_requests: counters(
+                "kvasir_store_requests_total",
+                "Requests to the object store.",
+                &["op", "outcome"],
+            ),
+            store_seconds: seconds(
+                "kvasir_store_request_duration_seconds",
+                "Time to the head of the store's answer.",
+                &["op"],
+            ),
+            store_bytes: counters(
+                "kvasir_store_bytes_total",
+                "Bytes asked to be moved from or to the store.",
+                &["op"],
+            ),
+            store_events: counters(
+                "kvasir_store_events_total",
+                "What the layer that retries did: see the operations page.",
+                &["event"],
+            ),
+            store_breaker: gauge(
+                "kvasir_store_breaker_open",
+                "Sides of the store, reads and writes, that fail every request and are left alone.",
+            ),
+            conditional_create: gauge(
+                "kvasir_store_conditional_create",
+                "1 where the store honours conditional creates.",
+            ),
+            lookup_tokens: counters(
+                "kvasir_lookup_tokens_total",
+                "Tokens looked up, and of these matched.",
+                &["result"],
+            ),
+            chunks_stored: counters(
+                "kvasir_chunks_stored_total",
+                "Chunks acknowledged; known: the same object was there.",
+                &["result"],
+            ),
+            chunk_bytes_stored: counter("kvasir_chunks_stored_bytes_total", "Bytes of new chunk objects."),
+            upload_memory: gauge(
+                "kvasir_upload_memory_bytes",
+                "Memory of unfinished uploads' bodies, what waits for the next one included.",
+            ),
+            index_rows: gauge(
+                "kvasir_index_rows",
+                "Chunk objects in the hot index, approximately after a crash.",
+            ),
+            index_replaced: gauge(
+                "kvasir_index_replaced",
+                "Index databases thrown away since start because they were damaged.",
+            ),
+            ready: gauge("kvasir_ready", "1 while traffic should come here."),
+            journal_entries: counters(
+                "kvasir_journal_entries_total",
+                "Entries appended to the own journal, and applied from others'.",
+                &["direction"],
+            ),
+            gc_passes: counter("kvasir_gc_passes_total", "Passes of the collector led by this replica."),
+            gc_actions: counters(
+                "kvasir_gc_actions_total",
+                "What the passes did, or would have in a dry run.",
+                &["action"],
+            ),
+            gc_deleted_bytes: counter("kvasir_gc_deleted_bytes_total", "Bytes of deleted chunk objects."),
+            gc_objects_met: gauge(
+                "kvasir_gc_pass_objects",
+                "Chunk objects met by the pass under way or last led.",
+            ),
+            scrub_objects: counters(
+                "kvasir_scrub_objects_total",
+                "Objects read again and compared with their names.",
+                &["result"],
+            ),
+            scrub_bytes: counter("kvasir_scrub_bytes_total", "Their bytes."),
+            stored_objects: gauge("kvasir_stored_objects", "Chunk objects met by the last pass led."),
+            stored_bytes: gauge("kvasir_stored_bytes", "Their bytes."),
+            stored_capacity: gauge(
+                "kvasir_stored_capacity_bytes",
+                "Bytes of chunk objects that may be stored; 0: no limit.",
+            ),
+            gc_last_pass: gauge(
+                "kvasir_gc_last_pass_time_seconds",
+                "Unix time of the last pass led by this replica; 0: none yet.",
+            ),
+        };
+        let start_time = gauge("kvasir_start_time_seconds", "Unix time of this process's start.");
+        start_time.set(unix_seconds());
+        let info =
+            IntGaugeVec::new(Opts::new("kvasir_build_info", "1, with the version as a label."), &["version"])
+                .expect("a constant name");
+        info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let all: Vec<Box<dyn Collector>> = vec![
+            Box::new(this.http_requests.clone()),
+            Box::new(this.http_seconds.clone()),
+            Box::new(this.http_in_flight.clone()),
+            Box::new(this.http_received.clone()),
+            Box::new(this.http_sent.clone()),
+            Box::new(this.connections.clone()),
+            Box::new(this.auth_refused.clone()),
+            Box::new(this.throttled.clone()),
+            Box::new(this.store_requests.clone()),
+            Box::new(this.store_seconds.clone()),
+            Box::new(this.store_bytes.clone()),
+            Box::new(this.store_events.clone()),
+            Box::new(this.store_breaker.clone()),
+            Box::new(this.conditional_create.clone()),
+            Box::new(this.lookup_tokens.clone()),
+            Box::new(this.chunks_stored.clone()),
+            Box::new(this.chunk_bytes_stored.clone()),
+            Box::new(this.upload_memory.clone()),
+            Box::new(this.index_rows.clone()),
+            Box::new(this.index_replaced.clone()),
+            Box::new(this.ready.clone()),
+            Box::new(this.journal_entries.clone()),
+            Box::new(this.gc_passes.clone()),
+            Box::new(this.gc_actions.clone()),
+            Box::new(this.gc_deleted_bytes.clone()),
+            Box::new(this.gc_objects_met.clone()),
+            Box::new(this.scrub_objects.clone()),
+            Box::new(this.scrub_bytes.clone()),
+            Box::new(this.stored_objects.clone()),
+            Box::new(this.stored_bytes.clone()),
+            Box::new(this.stored_capacity.clone()),
+            Box::new(this.gc_last_pass.clone()),
+            Box::new(start_time),
+            Box::new(info),
+        ];
+        for metric in all {
+            this.registry.register(metric).expect("names are distinct");
+        }
+        this
+    }
+
+    /// Those of the hot tier.
+    pub(crate) fn hot(&self) -> &Arc<HotTierMetrics> {
+        &self.hot
+    }
+
+    /// Those of the API's own.
+    pub(crate) fn api(&self) -> &ApiMetrics {
+        &self.api
+    }
+
+    pub(crate) fn request_begins(&self) {
+        self.http_in_flight.inc();
+    }
+
+    pub(crate) fn request_ends(&self, route: &str, method: &str, status: u16, elapsed: Duration) {
+        self.http_in_flight.dec();
+        self.http_requests.with_label_values(&[route, method, &status.to_string()]).inc();
+        self.http_seconds.with_label_values(&[route]).observe(elapsed.as_secs_f64());
+    }
+
+    pub(crate) fn received(&self, bytes: usize) {
+        self.http_received.inc_by(bytes as u64);
+    }
+
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.http_sent.inc_by(bytes as u64);
+    }
+
+    pub(crate) fn connections(&self, change: i64) {
+        self.connections.add(change);
+    }
+
+    /// Counts a refused credential. `reason`: `missing`, `invalid`, `rate_limited` or `role`.
+    pub(crate) fn auth_refused(&self, reason: &'static str) {
+        self.auth_refused.with_label_values(&[reason]).inc();
+        if reason == "rate_limited" {
+            self.auth_refused.with_label_values(&[RATE_LIMITED_UNTIL_0_2]).inc();
+        }
+    }
+
+    pub(crate) fn throttled(&self, limit: &'static str) {
+        self.throttled.with_label_values(&[limit]).inc();
+    }
+
+    pub(crate) fn conditional_create(&self, honoured: bool) {
+        self.conditional_create.set(honoured.into());
+    }
+
+    pub(crate) fn lookup(&self, asked_tokens: u64, matched_tokens: u64) {
+        self.lookup_tokens.with_label_values(&["asked"]).inc_by(asked_tokens);
+        self.lookup_tokens.with_label_values(&["matched"]).inc_by(matched_tokens);
+    }
+
+    pub(crate) fn stored(&self, created: bool, bytes: u64) {
+        self.chunks_stored.with_label_values(&[if created { "created" } else { "known" }]).inc();
+        if created {
+            self.chunk_bytes_stored.inc_by(bytes);
+        }
+    }
+
+    pub(crate) fn upload_memory(&self, bytes: u64) {
+        self.upload_memory.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn index(&self, rows: u64, replaced: u64) {
+        self.index_rows.set(rows as i64);
+        self.index_replaced.set(replaced as i64);
+    }
+
+    pub(crate) fn ready(&self, ready: bool) {
+        self.ready.set(ready.into());
+    }
+
+    pub(crate) fn journal(&self, direction: &'static str, entries: usize) {
+        self.journal_entries.with_label_values(&[direction]).inc_by(entries as u64);
+    }
+
+    pub(crate) fn collecting(&self, report: &GcReport) {
+        self.gc_objects_met.set(report.objects as i64);
+    }
+
+    /// What a scrub has done since `before`.
+    pub(crate) fn scrubbed(&self, before: &ScrubReport, now: &ScrubReport) {
+        let wrong = |report: &ScrubReport| report.quarantined + report.misread + report.unread;
+        let results = [
+            ("sound", now.objects - wrong(now), before.objects - wrong(before)),
+            ("quarantined", now.quarantined, before.quarantined),
+            ("misread", now.misread, before.misread),
+            ("unread", now.unread, before.unread),
+        ];
+        for (result, now, before) in results {
+            self.scrub_objects.with_label_values(&[result]).inc_by(now.saturating_sub(before));
+        }
+        self.scrub_bytes.inc_by(now.bytes.saturating_sub(before.bytes));
+    }
+
+    pub(crate) fn collected(&self, report: &GcReport) {
+        self.gc_passes.inc();
+        self.gc_last_pass.set(unix_seconds());
+        let actions = [
+            ("expired", report.expired),
+            ("duplicate", report.duplicates),
+            ("contained", report.contained),
+            ("evicted", report.evicted),
+            ("leftover_deleted", report.leftovers_deleted),
+            ("deleted", report.deleted),
+            ("tombstone_deleted", report.tombstones_deleted),
+            ("batch_deleted", report.batches_deleted),
+        ];
+        for (action, count) in actions {
+            self.gc_actions.with_label_values(&[action]).inc_by(count);
+        }
+        self.gc_deleted_bytes.inc_by(report.deleted_bytes);
+        self.stored_objects.set(report.objects as i64);
+        self.stored_bytes.set(report.bytes as i64);
+    }
+
+    /// The limit that the collector keeps.
+    pub(crate) fn capacity(&self, bytes: Option<u64>) {
+        self.stored_capacity.set(i64::try_from(bytes.unwrap_or_default()).unwrap_or(i64::MAX));
+    }
+
+    /// All of them in Prometheus' text format.
+    pub(crate) fn render(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        // Writing to memory does not fail, and a broken page is better than a dead process.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        text
+    }
+}
+
+impl StoreObserver for Metrics {
+    fn request(&self, op: StoreOp, outcome: RequestOutcome, bytes: u64, elapsed: Duration) {
+        self.store_requests.with_label_values(&[op.as_str(), outcome.as_str()]).inc();
+        self.store_seconds.with_label_values(&[op.as_str()]).observe(elapsed.as_secs_f64());
+        self.store_bytes.with_label_values(&[op.as_str()]).inc_by(bytes);
+    }
+
+    fn event(&self, event: StoreEvent) {
+        self.store_events.with_label_values(&[event.as_str()]).inc();
+        match event {
+            StoreEvent::BreakerOpened => self.store_breaker.inc(),
+            StoreEvent::BreakerClosed => self.store_breaker.dec(),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_storage::hot::{EvictReason, HotCache, HotObserver, HotTier};
+
+    use super::*;
+
+    /// A tier with a frame in it, so that every gauge has a value.
+    fn hot_tier(metrics: &Metrics) -> Arc<HotTier> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let shard = folder.path().join("hot/acme/00");
+        std::fs::create_dir_all(&shard).expect("writable");
+        std::fs::write(shard.join(format!("{:032x}-00000000-00000001-00", 1)), b"12345").expect("writable");
+        let settings = crate::config::HotConfig::default().settings(folder.path(), None);
+        HotTier::open(settings, crate::config::HotConfig::default().clock, metrics.hot().clone())
+            .expect("opens")
+    }
+
+    /// Until 0.2.0 a rate-limited refusal counts under the former label value, too, and no other refusal does.
+    #[test]
+    fn a_rate_limited_refusal_counts_under_both_label_values() {
+        let metrics = Metrics::new();
+        for reason in ["rate_limited", "invalid", "rate_limited"] {
+            metrics.auth_refused(reason);
+        }
+        let text = String::from_utf8(metrics.render()).expect("text");
+        let mut series: Vec<_> =
+            text.lines().filter_map(|line| line.strip_prefix("kvasir_auth_refused_total")).collect();
+        series.sort_unstable();
+        assert_eq!(
+            series,
+            ["{reason=\"braked\"} 2", "{reason=\"invalid\"} 1", "{reason=\"rate_limited\"} 2"]
+        );
+    }
+
+    /// The operations page lists exactly the metrics there are.
+    #[test]
+    fn every_metric_is_documented() {
+        let metrics = Metrics::new();
+        metrics.request_begins();
+        metrics.request_ends("/livez", "GET", 200, Duration::ZERO);
+        metrics.request(StoreOp::Get, RequestOutcome::Ok, 1, Duration::ZERO);
+        metrics.event(StoreEvent::Retried);
+        metrics.lookup(1, 1);
+        metrics.auth_refused("missing");
+        metrics.throttled("requests_at_once");
+        metrics.stored(true, 1);
+        metrics.journal("appended", 1);
+        metrics.collected(&GcReport::default());
+        let hot = HotCache::new(hot_tier(&metrics));
+        let class = kvasir_storage::eviction::ClassId::OTHER;
+        metrics.hot().served(kvasir_types::Medium::Cpu, class, 1);
+        metrics.hot().evicted(kvasir_types::Medium::Disk, EvictReason::Capacity, 1.0, 1.0);
+        metrics.hot().refresh(&hot);
+        metrics.scrubbed(&ScrubReport::default(), &ScrubReport::default());
+        let bytes_by_level = [(kvasir_types::Level(0), 1)].into();
+        metrics.api().load(&kvasir_api::LoadRecord {
+            slo_ms: 1,
+            elapsed_ms: 1,
+            loaded_tokens: 1,
+            recomputed_tokens: 1,
+            bytes_by_level,
+            direct_bytes: 0,
+            tokens_by_level: [(kvasir_types::Level(0), 1)].into(),
+            saved_gpu_ms: 1,
+        });
+        let names = |text: &str, start: &str| -> std::collections::BTreeSet<String> {
+            let lines = text.lines().filter_map(|line| line.strip_prefix(start));
+            let names = lines.filter_map(|line| line.split([' ', '`']).next().map(str::to_owned));
+            names.filter(|name| name.starts_with("kvasir_")).collect()
+        };
+        let text = String::from_utf8(metrics.render()).expect("text");
+        let page = include_str!("../../docs/operations.md");
+        assert_eq!(names(&text, "# TYPE "), names(page, "| `"), "left: code, right: docs/operations.md");
+    }
+}

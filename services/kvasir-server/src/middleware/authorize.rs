@@ -1,0 +1,118 @@
+//! Authenticates and authorizes every request before its handler, and enforces the quota of its tenant.
+
+use std::net::IpAddr;
+
+use axum::{
+    extract::{MatchedPath, Request, State},
+    http::{HeaderValue, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use kvasir_api::{ErrorCode, Problem, Role, required_role};
+
+use crate::{
+    api_error::ApiError,
+    auth::{AuthFailure, Principal},
+    state::AppState,
+};
+
+/// The address that a request comes from. The accept loop puts it among the extensions of the request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PeerAddress(pub(crate) IpAddr);
+
+/// Passes on a request that the role and the quota of its principal allow, with the [`Principal`] among its extensions.
+pub(crate) async fn authorize(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned());
+    let method = request.method().clone();
+    // Whoever asks for a route that is not there is told so, once it is known who it is.
+    let required = match &route {
+        Some(route) => match required_role(method.as_str(), route) {
+            Some(required) => required,
+            None => return next.run(request).await,
+        },
+        None => Role::Read,
+    };
+    let peer = request.extensions().get::<PeerAddress>().map(|peer| peer.0);
+    let principal = match state.authenticator().authenticate(request.headers(), peer) {
+        Ok(principal) => principal,
+        Err(failure) => {
+            state.metrics().auth_refused(failure.as_str());
+            return unauthenticated(failure);
+        }
+    };
+    if principal.role < required {
+        state.metrics().auth_refused("role");
+        AuditedRequest::new(&request).audit(&principal, 403);
+        let (needed, held) = (required.as_str(), principal.role.as_str());
+        let detail = format!("this needs the role {needed}, the credential has {held}");
+        return ApiError::from(Problem::new(ErrorCode::Forbidden, detail)).into_response();
+    }
+    let permit =
+        match state.quota_limiter().admit(&principal.tenant, &state.authenticator().quota(&principal.tenant))
+        {
+            Ok(permit) => permit,
+            Err(exceeded) => {
+                state.metrics().throttled(exceeded.limit);
+                return exceeded.into_response();
+            }
+        };
+    let audited = (required >= Role::Admin).then(|| (principal.clone(), AuditedRequest::new(&request)));
+    let tenant = principal.tenant.clone();
+    request.extensions_mut().insert(principal);
+    let response = next.run(request).await;
+    if let Some((principal, request)) = audited {
+        request.audit(&principal, response.status().as_u16());
+    }
+    let response = match permit {
+        Some(permit) => permit.charge(response),
+        None => response,
+    };
+    match state.egress() {
+        Some(egress) => egress.schedule(&tenant, response),
+        None => response,
+    }
+}
+
+fn unauthenticated(failure: AuthFailure) -> Response {
+    let (code, detail) = match failure {
+        AuthFailure::Missing => (ErrorCode::Unauthorized, "send the credential as `Authorization: Bearer …`"),
+        AuthFailure::Invalid => {
+            (ErrorCode::Unauthorized, "the credential is not known here or not valid now")
+        }
+        AuthFailure::RateLimited => {
+            (ErrorCode::Throttled, "too many refused credentials from this address; wait a minute")
+        }
+    };
+    let mut response = ApiError::from(Problem::new(code, detail)).into_response();
+    let headers = response.headers_mut();
+    match failure {
+        AuthFailure::RateLimited => headers.insert(header::RETRY_AFTER, 60.into()),
+        _ => headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"kvasir\"")),
+    };
+    response
+}
+
+/// What the audit log says of a request.
+struct AuditedRequest {
+    method: String,
+    path: String,
+}
+
+impl AuditedRequest {
+    fn new(request: &Request) -> Self {
+        Self { method: request.method().to_string(), path: request.uri().path().to_owned() }
+    }
+
+    fn audit(&self, principal: &Principal, status: u16) {
+        tracing::info!(
+            target: "kvasir::audit",
+            tenant = principal.tenant.as_str(),
+            credential = &*principal.credential,
+            role = principal.role.as_str(),
+            method = self.method,
+            path = self.path,
+            status,
+            "admin call"
+        );
+    }
+}

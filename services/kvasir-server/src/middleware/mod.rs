@@ -1,0 +1,5 @@
+//! What happens around every handler.
+
+pub(crate) mod authorize;
+pub(crate) mod observe_request;
+pub(crate) mod request_limits;

@@ -1,0 +1,77 @@
+//! Around every request: its id, a span, metrics, and a net under panics.
+
+use std::{panic::AssertUnwindSafe, time::Instant};
+
+use axum::{
+    extract::{MatchedPath, Request, State},
+    http::{HeaderName, HeaderValue},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use futures::FutureExt;
+use kvasir_api::{ErrorCode, Problem};
+use kvasir_storage::trace::{self, TRACEPARENT, TraceContext};
+use tracing::Instrument;
+use uuid::Uuid;
+
+use crate::{api_error::ApiError, limits, state::AppState};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Runs a request in its span, and counts it.
+pub(crate) async fn observe_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let id = request_id(&request);
+    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let method = method_label(request.method());
+    let trace = trace_context(&request);
+    let span = tracing::info_span!(
+        "request",
+        id = id.to_str().unwrap_or_default(),
+        trace_id = trace.trace_id(),
+        method,
+        route
+    );
+    let metrics = state.metrics();
+    metrics.request_begins();
+    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone());
+    let answered = trace::scope(trace, answered).await;
+    let mut response = answered.unwrap_or_else(|_| {
+        span.in_scope(|| tracing::error!("a handler panicked"));
+        let detail = "the log has the cause under the request id";
+        ApiError::from(Problem::new(ErrorCode::Internal, detail)).into_response()
+    });
+    response.headers_mut().insert(REQUEST_ID, id);
+    let elapsed = start.elapsed();
+    metrics.request_ends(&route, method, response.status().as_u16(), elapsed);
+    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ?elapsed, "answered"));
+    response
+}
+
+/// The caller's trace where it sent one, else one of ours: a part of it that the caller does not see.
+fn trace_context(request: &Request) -> TraceContext {
+    let given = request.headers().get(TRACEPARENT).and_then(|value| TraceContext::parse(value.as_bytes()));
+    given.map_or_else(TraceContext::root, TraceContext::child)
+}
+
+/// The caller's id where it is harmless, else one of ours.
+fn request_id(request: &Request) -> HeaderValue {
+    let given = request.headers().get(REQUEST_ID).filter(|id| {
+        let harmless = |b: &u8| b.is_ascii_alphanumeric() || b"-_.".contains(b);
+        (1..=limits::REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.as_bytes().iter().all(harmless)
+    });
+    let ours = || HeaderValue::try_from(Uuid::now_v7().to_string()).unwrap_or(HeaderValue::from_static("-"));
+    given.cloned().unwrap_or_else(ours)
+}
+
+/// Methods are the caller's free text; labels are not.
+fn method_label(method: &axum::http::Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "PUT" => "PUT",
+        "POST" => "POST",
+        "DELETE" => "DELETE",
+        _ => "other",
+    }
+}

@@ -1,0 +1,190 @@
+//! Limits on every request before it is parsed: its head, its encoding, the rate of its body.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, Bytes, HttpBody},
+    extract::Request,
+    http::{HeaderMap, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use futures::{FutureExt, Stream, StreamExt, stream};
+use kvasir_api::{ErrorCode, Problem};
+use tokio::time::Instant;
+
+use crate::{api_error::ApiError, limits};
+
+/// Passes on a request that is within the limits, and bounds how slowly its body may come.
+pub(crate) async fn enforce_request_limits(request: Request, next: Next) -> Response {
+    if let Err(error) = check_head(&request) {
+        return error.into_response();
+    }
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    let is_slow = Arc::new(AtomicBool::new(false));
+    let (parts, body) = request.into_parts();
+    let body = Body::from_stream(with_minimum_rate(body.into_data_stream(), Arc::clone(&is_slow)));
+    let response = next.run(Request::from_parts(parts, body)).await;
+    // Handlers see a body that breaks off; why it did is known here.
+    if is_slow.load(Ordering::Relaxed) && response.status() == StatusCode::BAD_REQUEST {
+        let detail = format!(
+            "the body stood still for {} s, or came at less than {} bytes a second",
+            limits::BODY_STALL_MAX.as_secs(),
+            limits::BODY_BYTES_PER_SECOND_MIN
+        );
+        return ApiError::from(Problem::new(ErrorCode::BodyTooSlow, detail)).into_response();
+    }
+    response
+}
+
+fn check_head(request: &Request) -> Result<(), ApiError> {
+    let over = |code, what: &str, found: usize, limit: usize| {
+        Err(Problem::new(code, format!("the request has {found} {what}; at most {limit} are taken")).into())
+    };
+    let uri = request.uri();
+    let uri_bytes = uri.path().len() + uri.query().map_or(0, str::len);
+    if uri_bytes > limits::URI_BYTES_MAX {
+        return over(ErrorCode::UriTooLong, "bytes of path and query", uri_bytes, limits::URI_BYTES_MAX);
+    }
+    if !is_text(uri.path()) {
+        return Err(ApiError::bad_request("the path is no UTF-8 once its %-escapes are resolved"));
+    }
+    let headers = request.headers();
+    if headers.len() > limits::HEADERS_MAX {
+        return over(ErrorCode::HeadersTooLarge, "headers", headers.len(), limits::HEADERS_MAX);
+    }
+    let header_bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if header_bytes > limits::HEADER_BYTES_MAX {
+        return over(ErrorCode::HeadersTooLarge, "bytes of headers", header_bytes, limits::HEADER_BYTES_MAX);
+    }
+    if is_encoded(headers) {
+        // Nothing is ever decompressed: no small body becomes a large one here.
+        let detail = "send the body as it is: Content-Encoding is not understood here";
+        return Err(Problem::new(ErrorCode::UnsupportedEncoding, detail).into());
+    }
+    Ok(())
+}
+
+/// Whether a path is UTF-8 behind its escapes. One that is not names nothing here.
+fn is_text(path: &str) -> bool {
+    let bytes = path.as_bytes();
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let [first, after @ ..] = rest {
+        let digit = |at: usize| after.get(at).and_then(|b| char::from(*b).to_digit(16));
+        match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                plain.push((high * 16 + low) as u8);
+                rest = &after[2..];
+            }
+            _ => {
+                plain.push(*first);
+                rest = after;
+            }
+        }
+    }
+    std::str::from_utf8(&plain).is_ok()
+}
+
+fn is_encoded(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(header::CONTENT_ENCODING)
+        .iter()
+        .any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
+/// The body, which ends in an error where the sender lets it stand still, or trickles it.
+fn with_minimum_rate(
+    body: impl Stream<Item = Result<Bytes, axum::Error>> + Send + Unpin,
+    is_slow: Arc<AtomicBool>,
+) -> impl Stream<Item = Result<Bytes, axum::Error>> + Send {
+    let start = (body, ReceiveRate::default());
+    stream::unfold(Some(start), move |state| {
+        let is_slow = Arc::clone(&is_slow);
+        async move {
+            let (mut body, mut rate) = state?;
+            // What is there costs no timer.
+            let part = match body.next().now_or_never() {
+                Some(part) => part,
+                None => {
+                    let asked = Instant::now();
+                    let part = tokio::time::timeout(limits::BODY_STALL_MAX, body.next()).await;
+                    rate.waited += asked.elapsed();
+                    match part {
+                        Ok(part) if !rate.is_slow() => part,
+                        _ => {
+                            is_slow.store(true, Ordering::Relaxed);
+                            return Some((Err(axum::Error::new("it came too slowly")), None));
+                        }
+                    }
+                }
+            };
+            match part? {
+                Ok(part) => {
+                    rate.bytes += part.len() as u64;
+                    Some((Ok(part), Some((body, rate))))
+                }
+                Err(error) => Some((Err(error), None)),
+            }
+        }
+    })
+    // Who drains what is left of a refused body asks again after its end.
+    .fuse()
+}
+
+/// How long a sender was waited for, and what came of it.
+#[derive(Debug, Default)]
+struct ReceiveRate {
+    waited: Duration,
+    bytes: u64,
+}
+
+impl ReceiveRate {
+    fn is_slow(&self) -> bool {
+        let counted = self.waited.saturating_sub(limits::BODY_STALL_MAX).as_secs();
+        self.bytes < counted.saturating_mul(limits::BODY_BYTES_PER_SECOND_MIN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn received(pause: Duration, part: usize, parts: usize) -> (usize, bool) {
+        let is_slow = Arc::new(AtomicBool::new(false));
+        let body = stream::iter(0..parts).then(move |_| async move {
+            tokio::time::sleep(pause).await;
+            Ok(Bytes::from(vec![0; part]))
+        });
+        let sound = with_minimum_rate(Box::pin(body), Arc::clone(&is_slow))
+            .take_while(|part| std::future::ready(part.is_ok()));
+        (sound.count().await, is_slow.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn escapes_are_resolved_before_they_are_judged() {
+        for sound in ["/v1/models", "/%c3%a9", "/%", "/%4", "/%zz", "/%00", "/a%2fb"] {
+            assert!(is_text(sound), "{sound}");
+        }
+        for wrong in ["/%ff", "/%c3", "/a%fe%fd", "/%C3%28"] {
+            assert!(!is_text(wrong), "{wrong}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trickle_ends_and_a_slow_line_does_not() {
+        assert_eq!(received(limits::BODY_STALL_MAX + Duration::from_secs(1), 1 << 20, 3).await, (0, true));
+        let (parts, is_slow) = received(Duration::from_secs(5), 1, 1_000).await;
+        assert!(is_slow && parts < 20, "{parts}");
+        assert_eq!(received(Duration::from_secs(1), 8 << 10, 500).await, (500, false));
+        assert_eq!(received(Duration::ZERO, 1, 10_000).await, (10_000, false));
+    }
+}

@@ -1,0 +1,68 @@
+//! Reservations of a tenant's storage quota for what it is about to write.
+
+use axum::http::{HeaderMap, header};
+use kvasir_api::{ErrorCode, Problem};
+use kvasir_storage::{Reservation, StorageError, Stored};
+use uuid::Uuid;
+
+use crate::{api_error::ApiError, auth::Principal, state::AppState};
+
+/// Reserves quota for one object of `bytes`, until the reservation is dropped. A tenant without a limit needs none.
+///
+/// # Errors
+/// `storage_quota`.
+pub(crate) async fn reserve(
+    state: &AppState,
+    principal: &Principal,
+    bytes: u64,
+) -> Result<Option<Reservation>, ApiError> {
+    let quota = state.authenticator().quota(&principal.tenant).stored();
+    if quota.is_open() {
+        return Ok(None);
+    }
+    let reserved = state.storage()?.reserve(&principal.tenant, quota, Stored::one(bytes)).await;
+    let reserved = reserved.inspect_err(|error| {
+        if let StorageError::Full { limit, .. } = error {
+            state.metrics().throttled(limit);
+        }
+    });
+    Ok(Some(reserved?))
+}
+
+/// As [`reserve`], for the commit of a direct upload: its bytes count where it was announced, and elsewhere from now on, so
+/// that what replicas announce apart does not go beyond the limit together.
+///
+/// # Errors
+/// `storage_quota`, `unknown_upload`, and the store's.
+pub(crate) async fn reserve_commit(
+    state: &AppState,
+    principal: &Principal,
+    upload_id: Uuid,
+) -> Result<Option<Reservation>, ApiError> {
+    if state.authenticator().quota(&principal.tenant).stored().is_open() {
+        return Ok(None);
+    }
+    let bytes = state.storage()?.uncounted_bytes(&principal.tenant, upload_id).await?;
+    reserve(state, principal, bytes).await
+}
+
+/// As [`reserve`], for a body whose length its headers say.
+///
+/// # Errors
+/// `storage_quota`; `bad_request` where they do not, and the tenant has a limit.
+pub(crate) async fn reserve_body(
+    state: &AppState,
+    principal: &Principal,
+    headers: &HeaderMap,
+) -> Result<Option<Reservation>, ApiError> {
+    if state.authenticator().quota(&principal.tenant).stored().is_open() {
+        return Ok(None);
+    }
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let Some(bytes) = length else {
+        let detail =
+            "the tenant has a limit on what it stores: send the body with Content-Length, not in chunks";
+        return Err(Problem::new(ErrorCode::BadRequest, detail).into());
+    };
+    reserve(state, principal, bytes).await
+}

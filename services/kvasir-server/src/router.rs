@@ -1,0 +1,59 @@
+//! The routers of the service: every route with its handler, and the middleware around it.
+
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    http::{Method, Uri},
+    middleware::{from_fn, from_fn_with_state},
+    routing::get,
+};
+use kvasir_api::{ErrorCode, Problem, routes};
+
+use crate::{
+    api_error::ApiError,
+    handlers::{openapi, ops},
+    middleware::{
+        authorize::authorize, observe_request::observe_request, request_limits::enforce_request_limits,
+    },
+    state::AppState,
+};
+
+/// Probes and metrics alone: no credential, no quota, nothing of anybody's data.
+pub(crate) fn ops_router(state: AppState) -> Router {
+    Router::new()
+        .route(routes::LIVEZ, get(ops::livez))
+        .route(routes::READYZ, get(ops::readyz))
+        .route(routes::METRICS, get(ops::metrics))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(method_not_allowed)
+        .with_state(state)
+}
+
+/// The whole service.
+pub(crate) fn router(state: AppState) -> Router {
+    let (router, document) = openapi::routes().split_for_parts();
+    let document = openapi::finalize_document(document);
+    let router = router
+        .route(routes::OPENAPI, get(move || openapi::serve_document(document.clone())))
+        .merge(openapi::swagger_ui());
+    router
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(method_not_allowed)
+        // Every handler has a limit of its own.
+        .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(state.clone(), authorize))
+        .layer(from_fn(enforce_request_limits))
+        .layer(from_fn_with_state(state.clone(), observe_request))
+        .with_state(state)
+}
+
+async fn unknown_route(uri: Uri) -> ApiError {
+    let detail =
+        format!("{} is not here; the API's routes start with {} and its like", uri.path(), routes::MODELS);
+    Problem::new(ErrorCode::UnknownRoute, detail).into()
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let detail = format!("{} does not take {method}; the Allow header lists what it takes", uri.path());
+    Problem::new(ErrorCode::MethodNotAllowed, detail).into()
+}

@@ -1,0 +1,55 @@
+//! Why a service cannot start.
+
+use std::net::SocketAddr;
+
+use kvasir_storage::{index::IndexError, store::OpenError};
+
+use crate::{auth::AuthError, encryption_keys::EncryptionKeysError, tls::TlsError};
+
+/// A service that cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The address is taken or not ours.
+    #[error("listening at {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The listener is at an address that the configuration does not allow.
+    #[error("the address {0}")]
+    Address(String),
+    /// Credentials that cannot be read.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
+    /// Certificates that cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Keys that cannot be read.
+    #[error(transparent)]
+    Keys(#[from] EncryptionKeysError),
+    /// The store's settings are impossible.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// The index could not be rebuilt.
+    #[error("rebuilding the hot index: {0}; what was indexed stays, run it again")]
+    Rebuild(String),
+    /// The hot tier's folder cannot be made or listed.
+    #[error("the hot tier under {directory}: {source}; check hot.directory, or set hot.disk = 0")]
+    Hot {
+        /// The directory.
+        directory: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The hot index cannot be kept where it should be.
+    #[error("the hot index under {directory}: {source}; check cache.directory")]
+    Index {
+        /// The directory.
+        directory: String,
+        /// Why.
+        source: IndexError,
+    },
+}
