@@ -1,4 +1,0 @@
-//! What `kvasir-speed` and `kvasir-load` share.
-#![forbid(unsafe_code)]
-
-pub mod rows;
