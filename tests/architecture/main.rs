@@ -12,30 +12,32 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 /// `package → workspace packages it may depend on` (direct edges of the library or binary).
 const EDGES: &[(&str, &[&str])] = &[
     ("kvasir-types", &[]),
+    ("kvasir-plot", &[]),
     ("kvasir-container", &["kvasir-types"]),
     ("kvasir-codec", &["kvasir-container", "kvasir-types"]),
     ("kvasir-train", &["kvasir-codec", "kvasir-types"]),
+    ("kvasir-model", &["kvasir-codec", "kvasir-types"]),
     ("kvasir-kernels", &["kvasir-codec"]),
     ("kvasir-kernels-emulator", &["kvasir-kernels"]),
     ("kvasir-cuda", &["kvasir-codec", "kvasir-kernels", "kvasir-types"]),
     ("kvasir-api", &["kvasir-types"]),
     ("kvasir-storage", &["kvasir-api", "kvasir-container", "kvasir-types"]),
+    ("kvasir-replay", &["kvasir-storage"]),
     ("kvasir-client", &["kvasir-api", "kvasir-codec", "kvasir-container", "kvasir-types"]),
     ("kvasir-engine", &["kvasir-client", "kvasir-codec", "kvasir-train", "kvasir-types"]),
-    ("kvasir-bench", &["kvasir-codec", "kvasir-container", "kvasir-engine", "kvasir-train", "kvasir-types"]),
-    ("kvasir-sim", &["kvasir-api", "kvasir-client", "kvasir-storage", "kvasir-types"]),
     ("kvasir-server", &["kvasir-api", "kvasir-storage", "kvasir-types"]),
     (
         "kvasir-cli",
         &[
             "kvasir-api",
-            "kvasir-bench",
             "kvasir-client",
             "kvasir-codec",
             "kvasir-container",
             "kvasir-engine",
+            "kvasir-model",
+            "kvasir-plot",
+            "kvasir-replay",
             "kvasir-server",
-            "kvasir-sim",
             "kvasir-storage",
             "kvasir-train",
             "kvasir-types",
@@ -43,8 +45,12 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// What a client or a server must not link, however deep: a trainer's and an engine's libraries, and the peers'.
+const LEAN: &[&str] = &["kvasir-client", "kvasir-server"];
+const HEAVY: &[&str] = &["faer", "candle-core", "tokenizers", "constriction"];
+
 /// Packages that may depend on anything, and on which nothing depends.
-const TOPS: &[&str] = &["kvasir-tests", "kvasir-load-tests", "xtask"];
+const TOPS: &[&str] = &["kvasir-lab", "kvasir-load-tests", "kvasir-tests", "xtask"];
 
 /// Folders of the repository's root; tool folders start with a dot.
 const FOLDERS: &[&str] = &["crates", "deploy", "helm", "kernels", "load-tests", "services", "tests"];
@@ -131,6 +137,28 @@ fn the_codec_side_does_no_io() {
             found[*package].iter().filter(|d| IMPURE_DEPENDENCIES.contains(&d.as_str())).collect();
         assert!(impure.is_empty(), "{package} depends on {impure:?}");
     }
+}
+
+/// All that `package` links, as cargo resolves it for a build without default features of others.
+fn linked(package: &str) -> BTreeSet<String> {
+    let tree = ["tree", "--offline", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--package"];
+    let cargo = option_env!("CARGO").unwrap_or("cargo");
+    let output = std::process::Command::new(cargo).args(tree).arg(package).current_dir(root()).output();
+    let output = output.expect("cargo tree runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn clients_and_servers_link_no_trainer_and_no_engine() {
+    for package in LEAN {
+        let linked = linked(package);
+        assert!(linked.contains("kvasir-types"), "the tree of {package} was read: {linked:?}");
+        let heavy: Vec<_> = HEAVY.iter().filter(|heavy| linked.contains(**heavy)).collect();
+        assert!(heavy.is_empty(), "{package} links {heavy:?}");
+    }
+    assert!(linked("kvasir-engine").contains("candle-core"), "what is looked for would be found");
 }
 
 #[test]

@@ -16,6 +16,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         let text = fs::read_to_string(&path)?;
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
         breaches.extend(check_rust(&name, &text));
+        breaches.extend(check_layout(root, &path));
     }
     for path in files(root, "md")? {
         let text = fs::read_to_string(&path)?;
@@ -38,6 +39,16 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         return Ok(());
     }
     bail!("{} breaches:\n  {}", breaches.len(), breaches.join("\n  "))
+}
+
+/// One module layout: a module with files of its own is `mod.rs` in their folder.
+fn check_layout(root: &Path, path: &Path) -> Option<String> {
+    let folder = path.with_extension("");
+    let is_split = folder.is_dir() && path.file_name().is_some_and(|name| name != "build.rs");
+    is_split.then(|| {
+        let name = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
+        format!("{} stands beside its folder: move it to {}/mod.rs", name(path), name(&folder))
+    })
 }
 
 fn check_rust(name: &str, text: &str) -> Vec<String> {
@@ -74,6 +85,15 @@ mod tests {
         assert!(check_rust("a.rs", "fn a() {}\n").is_empty());
         assert_eq!(check_rust("a.rs", &"x\n".repeat(FILE_LINES_MAX + 1)).len(), 1);
         assert_eq!(check_rust("a.rs", concat!("// TO", "DO: later\n// TO", "DO(#7): later")).len(), 1);
+    }
+
+    #[test]
+    fn a_module_beside_its_folder_is_found() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        assert_eq!(check_layout(&here, &here.join("docs/mod.rs")), None);
+        assert_eq!(check_layout(&here, &here.join("tidy.rs")), None);
+        let found = check_layout(&here, &here.join("docs.rs")).expect("src/docs is a folder");
+        assert!(found.contains("docs/mod.rs"), "{found}");
     }
 
     #[test]

@@ -76,10 +76,14 @@ fn blocks(root: &Path) -> Result<Vec<(String, Block)>> {
     Ok(all)
 }
 
-/// The documents say `kvasir`, as after an installation.
+/// The documents say `kvasir` and `kvasir-lab`, as after an installation. One after the other, with the features that
+/// `cargo run` has: what it builds is what a reader's first command takes.
 fn build(root: &Path) -> Result<()> {
-    let status = Command::new("cargo").args(["build", "--release", "--quiet"]).current_dir(root).status()?;
-    ensure!(status.success(), "cargo build --release failed");
+    for package in ["kvasir-cli", "kvasir-lab"] {
+        let build = ["build", "--release", "--quiet", "--bins", "--package", package];
+        let status = Command::new("cargo").args(build).current_dir(root).status()?;
+        ensure!(status.success(), "cargo build --release --package {package} failed");
+    }
     Ok(())
 }
 
