@@ -25,14 +25,44 @@ def build_folder() -> Path:
     return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 
 
-def binary() -> Path:
-    """The `kvasir` to run: KVASIR_BINARY, else the release build, else the development build."""
-    given = os.environ.get("KVASIR_BINARY")
-    candidates = [Path(given)] if given else [build_folder() / kind / "kvasir" for kind in ("release", "debug")]
+def built(name: str, variable: str, package: str) -> Path:
+    """A program of this tree: what the variable names, else the release build, else the development build."""
+    given = os.environ.get(variable)
+    candidates = [Path(given)] if given else [build_folder() / kind / name for kind in ("release", "debug")]
     for candidate in candidates:
         if candidate.exists():
             return candidate.resolve()
-    raise StackError("there is no kvasir binary: cargo build --release -p kvasir-cli")
+    raise StackError(f"there is no {name} binary: cargo build --release -p {package}")
+
+
+def binary() -> Path:
+    """The `kvasir` to run; KVASIR_BINARY names another."""
+    return built("kvasir", "KVASIR_BINARY", "kvasir-cli")
+
+
+def lab_binary() -> Path:
+    """The `kvasir-lab` to run; KVASIR_LAB_BINARY names another."""
+    return built("kvasir-lab", "KVASIR_LAB_BINARY", "kvasir-lab")
+
+
+def write_dump(text: Path, dump: Path, tokens: int = 512, skip: int = 0) -> None:
+    """Writes the KV dump of a part of a text, as the shipped model computes it."""
+    run([lab_binary(), "dump", "--text", text, "--skip", str(skip), "--tokens", str(tokens), "-o", dump])
+
+
+EARLIER_NAMES = {("context", "put"): ["store"], ("context", "get"): ["fetch"], ("context", "lookup"): ["lookup"], ("admin", "usage"): ["usage"],
+                 ("admin", "gc", "--direct"): ["maintain", "gc"], ("admin", "scrub", "--direct"): ["maintain", "scrub"]}
+"""Commands that `deploy/upgrade` gives to older binaries, which know no headings. They go with release 0.2.0."""
+
+
+def command_line(program: Path, *arguments) -> list:
+    """A command line in the names that this binary knows."""
+    if run([program, "context", "--help"], expect=None).returncode == 0:
+        return [program, *arguments]
+    for words, earlier in EARLIER_NAMES.items():
+        if arguments[: len(words)] == words:
+            return [program, *earlier, *arguments[len(words):]]
+    return [program, *arguments]
 
 
 def package(name: str) -> Path:
@@ -72,8 +102,8 @@ class Replica(Process):
 def remove(url: str, dump: Path, profile: Path | None = None, program: Path | None = None) -> None:
     """Removes every chunk of a context through the service at `url`."""
     client, coded = program or binary(), ["--profile", profile] if profile else []
-    found = json.loads(run([client, "lookup", "--kv", dump, *coded, "--json", "--url", url]).stdout)["chunks"]
-    models = json.loads(run([client, "usage", "--json", "--url", url]).stdout)["bytes_by_model"]
+    found = json.loads(run(command_line(client, "context", "lookup", "--kv", dump, *coded, "--json", "--url", url)).stdout)["chunks"]
+    models = json.loads(run(command_line(client, "admin", "usage", "--json", "--url", url)).stdout)["bytes_by_model"]
     for chunk in found:
         removed = [delete(f"{url}/v1/models/{model}/chunks/{chunk['seq_hash']}") for model in models]
         if not any(removed):
@@ -157,8 +187,7 @@ class Stack:
 
     def kvasir(self, *arguments, url: str | None = None, expect: int | None = 0) -> subprocess.CompletedProcess:
         """The client against the load balancer, or another address."""
-        where = ["--url", url or self.url] if arguments[0] not in ("kv", "plan", "maintain", "rebuild-index") else []
-        return run([binary(), *arguments, *where], expect=expect)
+        return run([binary(), *arguments, "--url", url or self.url], expect=expect)
 
     def query(self, expr: str) -> list:
         """Prometheus' answer to an instant query."""

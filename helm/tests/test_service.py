@@ -134,7 +134,7 @@ class Settings(Folder):
     def accepted(self, text):
         path = Path(self.folder) / "kvasir.toml"
         path.write_text(text)
-        done = kvasir("serve", "--print-config", "--config", path)
+        done = kvasir("config", "--config", path)
         self.assertEqual(done.returncode, 0, done.stderr)
         in_force, given = settings(done.stdout), settings(text)
         wrong = {key: value for key, value in given.items() if not same(in_force.get(key), value)}
@@ -174,7 +174,7 @@ class Settings(Folder):
     def test_what_the_schema_lets_through_by_force_the_service_refuses(self):
         path = Path(self.folder) / "kvasir.toml"
         path.write_text(config(rendered("minimal")) + '\n[hott]\nmemory = "1GiB"\n')
-        done = kvasir("serve", "--print-config", "--config", path)
+        done = kvasir("config", "--config", path)
         self.assertEqual(done.returncode, 64)
         self.assertIn("hott.memory: is no setting", done.stderr)
 

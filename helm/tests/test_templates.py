@@ -236,7 +236,7 @@ class Availability(unittest.TestCase):
         self.assertEqual(tomllib.loads(config(rendered("gc-cronjob")))["gc"], {"interval": "0s", "ttl": "24h"})
         job = one(rendered("gc-cronjob"), "CronJob")["spec"]
         first = job["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
-        self.assertEqual(first["args"][:4], ["maintain", "gc", "--json", "--dry-run"])
+        self.assertEqual(first["args"][:5], ["admin", "gc", "--direct", "--json", "--dry-run"])
         self.assertIn("AWS_ACCESS_KEY_ID", [e["name"] for e in first["env"]])
         self.assertEqual(job["concurrencyPolicy"], "Forbid")
         self.assertFalse(all_of(rendered("minimal"), "CronJob"), "replicas collect, by a lease in the store")

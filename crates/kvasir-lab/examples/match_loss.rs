@@ -1,6 +1,6 @@
 //! What the hot index loses of a trace's matches, beside an exact index that holds every block of every chunk.
 //!
-//! `cargo run --release -p kvasir-sim --example match_loss -- conversation_trace.jsonl mooncake 512`; without a trace, a
+//! `cargo run --release -p kvasir-lab --example match_loss -- conversation_trace.jsonl mooncake 512`; without a trace, a
 //! synthetic one is replayed. Every request is looked up and then stored, in chunks of 1,536 tokens and a tail of 256 or
 //! more. The index is closed and opened again now and then, as replicas are.
 

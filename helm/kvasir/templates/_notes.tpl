@@ -15,10 +15,10 @@ Kvasir {{ .Chart.AppVersion }} is release {{ .Release.Name }} in namespace {{ .R
 
 2. Connect an engine. In the cluster:
 
-     use kvasir_client::{Client, ClientConfig, Token};
+     use kvasir_client::{BearerToken, Client, ClientConfig};
      let client = Client::new("{{ include "kvasir.url" . }}".parse()?, ClientConfig {
 {{- if include "kvasir.hasAuth" . }}
-         token: Some(Token::new(&std::fs::read_to_string("/etc/kvasir/token")?)?), // role write
+         token: Some(BearerToken::new(&std::fs::read_to_string("/etc/kvasir/token")?)?), // role write
 {{- end }}
 {{- if include "kvasir.tlsSecret" . }}
          ca_certificates: Some(std::fs::read("/etc/kvasir/ca.crt")?),
@@ -29,7 +29,7 @@ Kvasir {{ .Chart.AppVersion }} is release {{ .Release.Name }} in namespace {{ .R
    From here:
 
      kubectl --namespace {{ .Release.Namespace }} port-forward service/{{ include "kvasir.fullname" . }} 7480:{{ .Values.service.port }}
-     kvasir top --url {{ include "kvasir.scheme" . }}://127.0.0.1:7480
+     kvasir admin top --url {{ include "kvasir.scheme" . }}://127.0.0.1:7480
 {{- if .Values.auth.allowUnauthenticated }}
 
 Nobody is authenticated: whoever reaches the port may read and write everything. Set auth.tenants or auth.jwt
