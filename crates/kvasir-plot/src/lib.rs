@@ -17,6 +17,7 @@ pub use bars::{Bar, Bars};
 pub use heat::{Cell, HeatMap};
 pub use page::{Figure, Page, Table};
 pub use plot::{Axis, Guide, Mark, Place, Plot, Point, Series, Side};
+pub use scale::number;
 
 #[cfg(test)]
 mod tests;

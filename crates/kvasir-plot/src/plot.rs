@@ -78,6 +78,8 @@ impl From<(f64, f64)> for Point {
 /// How a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
+    /// A line without dots, for many points.
+    Line,
     /// Dots joined by straight lines.
     Joined,
     /// A value holds until the next one; the area below is tinted.
@@ -117,9 +119,11 @@ pub enum Place {
     X(f64),
     /// A horizontal line on the left axis.
     Y(f64),
+    /// A shaded range of x, from and to. It does not extend the axis.
+    XRange(f64, f64),
 }
 
-/// A labelled line across the frame.
+/// A labelled line or range across the frame.
 #[derive(Debug, Clone)]
 pub struct Guide {
     /// Where.
@@ -299,6 +303,10 @@ fn draw_series(svg: &mut String, series: &Series, index: usize, x: &Scale, y: &S
                 text(svg, from + width + 6.0, height + 4.0, "note", &p.label);
             }
         }
+        Mark::Line => {
+            let path = path_through(series.points.iter().map(at));
+            put(svg, format_args!("<path class=\"stroke c{index}\" d=\"{path}\"/>"));
+        }
         Mark::Joined | Mark::Points => {
             if series.mark == Mark::Joined {
                 let path = path_through(series.points.iter().map(at));
@@ -330,6 +338,19 @@ impl Guide {
 fn draw_guide(svg: &mut String, guide: &Guide, x: &Scale, y: &Scale) {
     let (end, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     let (ends, note, class) = match guide.at {
+        Place::XRange(from, to) => {
+            let (from, to) = (x.at(from), x.at(to));
+            put(
+                svg,
+                format_args!(
+                    "<rect class=\"band\" x=\"{from:.1}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{}\"/>",
+                    (to - from).max(1.0),
+                    bottom - TOP
+                ),
+            );
+            text(svg, from + 6.0, TOP + 12.0, "note", &guide.label);
+            return;
+        }
         Place::X(value) => {
             let at = x.at(value);
             let (side, class) = if at > WIDTH * 0.72 { (-6.0, "note end") } else { (6.0, "note") };

@@ -103,8 +103,8 @@ fn nice_step(raw: f64) -> f64 {
         .unwrap_or(10.0 * decade)
 }
 
-/// Three significant digits, thousands kept whole, no exponent in the range people read.
-pub(crate) fn number(value: f64) -> String {
+/// A number for people: three significant digits, thousands kept whole, no exponent in the range people read.
+pub fn number(value: f64) -> String {
     let magnitude = value.abs();
     if !value.is_finite() {
         return "–".to_owned();

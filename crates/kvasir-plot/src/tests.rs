@@ -19,7 +19,7 @@ fn plot(points: &[(f64, f64)], mark: Mark, name: &str) -> Plot {
                 points: points.iter().map(|&p| Point { label: name.to_owned(), ..p.into() }).collect(),
             })
             .into(),
-        guides: [Place::X(1.0), Place::Y(3.0)].map(|at| Guide { at, label: name.to_owned() }).into(),
+        guides: [Place::X(1.0), Place::Y(3.0), Place::XRange(0.5, 2.0)].map(|at| Guide { at, label: name.to_owned() }).into(),
     }
 }
 
@@ -33,7 +33,7 @@ proptest! {
         page.heading(&text);
         page.paragraph(&text);
         page.preformatted(&text);
-        for mark in [Mark::Joined, Mark::Step, Mark::Spans, Mark::Points] {
+        for mark in [Mark::Line, Mark::Joined, Mark::Step, Mark::Spans, Mark::Points] {
             page.drawing(&plot(&points, mark, &text).to_svg(), &text);
         }
         let bars = points.iter().map(|p| Bar { label: text.clone(), value: p.0, text: text.clone(), ours: true });
@@ -95,4 +95,15 @@ fn the_checker_notices_what_it_should() {
         assert!(check_markup(bad).is_err(), "{bad}");
     }
     assert!(check_markup("<a b=\"c\">&amp;<d/></a>").is_ok());
+}
+
+#[test]
+fn a_range_is_shaded_within_the_frame_and_a_line_has_no_dots() {
+    let mut plot = plot(&[(0.0, 1.0), (2.0, 100.0)], Mark::Line, "");
+    plot.guides = vec![Guide { at: Place::XRange(-3.0, 9.0), label: "x&y".to_owned() }];
+    let svg = plot.to_svg();
+    let names = check_markup(&svg).expect("well-formed");
+    assert!(!names.iter().any(|name| name == "circle") && svg.contains("x&amp;y"), "{svg}");
+    let band = svg.lines().find(|line| line.contains("\"band\"")).expect("drawn");
+    assert!(band.contains("x=\"68.0\"") && band.contains("width=\"588.0\""), "{band}");
 }
