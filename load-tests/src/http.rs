@@ -1,52 +1,77 @@
-//! An HTTP/1.1 client that costs next to nothing: requests are bytes made before, bodies are thrown away.
+//! HTTP/1.1 over plain sockets, for clients that cost next to nothing: requests are bytes made before.
 
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 
-/// One connection.
-pub(crate) struct Connection {
+/// Bytes that are read at once.
+pub(crate) const BUFFER_BYTES: usize = 1 << 20;
+
+/// The head of a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ResponseHead {
+    pub(crate) status: u16,
+    /// Bytes of the head itself.
+    pub(crate) head_bytes: usize,
+    /// Bytes of the body, by its Content-Length.
+    pub(crate) body_bytes: usize,
+}
+
+impl ResponseHead {
+    /// The head that `bytes` begin with; none where it is not whole yet.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Option<Self>> {
+        let Some(at) = bytes.windows(4).position(|w| w == b"\r\n\r\n") else { return Ok(None) };
+        let text = String::from_utf8_lossy(&bytes[..at]).to_ascii_lowercase();
+        let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.with_context(|| format!("no status: {text}"))?;
+        let length = text.lines().find_map(|line| line.strip_prefix("content-length:"));
+        let length = length.and_then(|length| length.trim().parse().ok());
+        let body_bytes = length.with_context(|| format!("no length: {text}"))?;
+        Ok(Some(Self { status, head_bytes: at + 4, body_bytes }))
+    }
+}
+
+/// A connection whose requests are written as they come.
+pub(crate) fn connect(address: SocketAddr) -> Result<TcpStream> {
+    let socket = TcpStream::connect(address)?;
+    socket.set_nodelay(true)?;
+    Ok(socket)
+}
+
+/// A connection that drops bodies.
+#[derive(Debug)]
+pub(crate) struct DiscardingConnection {
     socket: TcpStream,
     buffer: Vec<u8>,
 }
 
-impl Connection {
+impl DiscardingConnection {
     pub(crate) fn open(address: SocketAddr) -> Result<Self> {
-        let socket = TcpStream::connect(address)?;
-        socket.set_nodelay(true)?;
-        Ok(Self { socket, buffer: vec![0; 1 << 20] })
+        Ok(Self { socket: connect(address)?, buffer: vec![0; BUFFER_BYTES] })
     }
 
-    /// Sends a request, reads the answer and drops its body. Gives status and body bytes.
+    /// Sends a request, reads the response and drops its body. Returns status and body bytes.
     pub(crate) fn exchange(&mut self, request: &[u8]) -> Result<(u16, u64)> {
         self.socket.write_all(request)?;
         let mut filled = 0;
-        let end = loop {
+        let head = loop {
             let bytes = self.socket.read(&mut self.buffer[filled..])?;
-            if bytes == 0 {
-                bail!("the connection was closed");
-            }
+            ensure!(bytes > 0, "the connection was closed");
             filled += bytes;
-            if let Some(at) = self.buffer[..filled].windows(4).position(|w| w == b"\r\n\r\n") {
-                break at + 4;
+            if let Some(head) = ResponseHead::parse(&self.buffer[..filled])? {
+                break head;
             }
         };
-        let head = String::from_utf8_lossy(&self.buffer[..end]).to_lowercase();
-        let status = head.split(' ').nth(1).and_then(|s| s.parse().ok()).context("a status")?;
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
-        let length: u64 = length.and_then(|l| l.trim().parse().ok()).context("a length")?;
-        let mut left = length - (filled - end) as u64;
+        let mut left = head.body_bytes - (filled - head.head_bytes);
         while left > 0 {
             let bytes = self.socket.read(&mut self.buffer)?;
-            if bytes == 0 {
-                bail!("the body ended early");
-            }
-            left -= bytes as u64;
+            ensure!(bytes > 0, "the body ended early");
+            left -= bytes;
         }
-        Ok((status, length))
+        Ok((head.status, head.body_bytes as u64))
     }
 }
 
@@ -59,9 +84,19 @@ pub(crate) fn get(path: &str, address: SocketAddr, headers: &[&str]) -> Vec<u8> 
 
 /// A POST request.
 pub(crate) fn post(path: &str, address: SocketAddr, media: &str, body: &[u8]) -> Vec<u8> {
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: {media}\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    [head.as_bytes(), body].concat()
+    [&head_with_body("POST", path, address, media, body.len())[..], body].concat()
+}
+
+/// The head of a request whose body follows.
+pub(crate) fn head_with_body(
+    method: &str,
+    path: &str,
+    address: SocketAddr,
+    media: &str,
+    length: usize,
+) -> Vec<u8> {
+    format!(
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: {media}\r\ncontent-length: {length}\r\n\r\n"
+    )
+    .into_bytes()
 }

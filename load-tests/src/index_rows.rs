@@ -8,7 +8,10 @@ use kvasir_tests::chunks;
 use kvasir_types::{BLOCK_TOKENS, ModelId, ProfileHash, RootHash, SeqHash, TokenChain};
 
 /// Tokens of a chunk.
-pub const CHUNK_TOKENS: usize = 1536;
+pub(crate) const CHUNK_TOKENS: usize = 1536;
+/// Chunks of a context that scenarios look up, and its tokens.
+pub(crate) const CONTEXT_CHUNKS: usize = 16;
+pub(crate) const CONTEXT_TOKENS: usize = CONTEXT_CHUNKS * CHUNK_TOKENS;
 const CHUNK_BLOCKS: usize = CHUNK_TOKENS / BLOCK_TOKENS;
 /// Bytes of a row's head, and of the object that it speaks of up to each of its levels: about those of an 8B model's chunk.
 const HEAD_BYTES: u32 = 8_000;
@@ -16,14 +19,14 @@ const LEVEL_BYTES: [u64; 4] = [1 << 20, 2 << 20, 5 << 20, 10 << 20];
 
 /// A context of whole chunks, by its block hashes.
 #[derive(Debug, Clone)]
-pub struct Context {
+pub(crate) struct SyntheticContext {
     root: RootHash,
     blocks: Vec<SeqHash>,
 }
 
-impl Context {
+impl SyntheticContext {
     /// Number `number` under a root, with hashes that are made up: nobody has its tokens.
-    pub fn made_up(root: RootHash, number: usize, chunks: usize) -> Self {
+    pub(crate) fn made_up(root: RootHash, number: usize, chunks: usize) -> Self {
         let mut bytes = vec![0; CHUNK_BLOCKS * chunks * 32];
         let mut hasher = blake3::Hasher::new();
         hasher.update(root.as_bytes()).update(&number.to_le_bytes()).finalize_xof().fill(&mut bytes);
@@ -31,12 +34,12 @@ impl Context {
     }
 
     /// Of these tokens.
-    pub fn of_tokens(root: RootHash, tokens: &[u32]) -> Self {
+    pub(crate) fn of_tokens(root: RootHash, tokens: &[u32]) -> Self {
         Self { root, blocks: TokenChain::new(root, tokens).blocks().to_vec() }
     }
 
     /// Its chunks.
-    pub fn chunk_ids(&self) -> Vec<SeqHash> {
+    pub(crate) fn chunk_ids(&self) -> Vec<SeqHash> {
         self.blocks.iter().skip(CHUNK_BLOCKS - 1).step_by(CHUNK_BLOCKS).copied().collect()
     }
 
@@ -61,26 +64,31 @@ impl Context {
     }
 }
 
+/// Context number `number` under a root, as scenarios look it up.
+pub(crate) fn context(root: RootHash, number: usize) -> SyntheticContext {
+    SyntheticContext::made_up(root, number, CONTEXT_CHUNKS)
+}
+
 /// The index of a replica that is not running.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub(crate) struct IndexLocation<'a> {
     /// Its `cache.directory`.
-    pub cache: &'a Path,
+    pub(crate) cache: &'a Path,
     /// What it calls its store.
-    pub store_identity: [u8; 32],
+    pub(crate) store_identity: [u8; 32],
     /// Bytes of page cache while it is filled.
-    pub memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
     /// Of the default tenant.
-    pub model_id: ModelId,
+    pub(crate) model_id: ModelId,
 }
 
 /// Writes the rows of contexts.
-///
-/// # Errors
-/// Where the index cannot be opened.
-pub fn fill(place: Place<'_>, contexts: impl Iterator<Item = Context>) -> Result<()> {
-    let index = Index::sled(place.cache.to_owned(), place.store_identity, place.memory_bytes)?;
-    let scope = Scope::new(&"default".parse()?, &place.model_id);
+pub(crate) fn fill(
+    location: IndexLocation<'_>,
+    contexts: impl Iterator<Item = SyntheticContext>,
+) -> Result<()> {
+    let index = Index::sled(location.cache.to_owned(), location.store_identity, location.memory_bytes)?;
+    let scope = Scope::new(&"default".parse()?, &location.model_id);
     for context in contexts {
         context.entries().for_each(|entry| index.insert(scope, &entry));
     }
@@ -95,9 +103,10 @@ mod tests {
     #[test]
     fn entries_follow_each_other_from_the_root() {
         let root = RootHash::from([3; 32]);
-        for context in
-            [Context::made_up(root, 5, 3), Context::of_tokens(root, &chunks::tokens(1, 3 * CHUNK_TOKENS))]
-        {
+        for context in [
+            SyntheticContext::made_up(root, 5, 3),
+            SyntheticContext::of_tokens(root, &chunks::tokens(1, 3 * CHUNK_TOKENS)),
+        ] {
             let (ids, entries): (_, Vec<_>) = (context.chunk_ids(), context.entries().collect());
             assert_eq!(entries.len(), 3);
             assert_eq!(entries[0].parent_hash, *root.as_bytes());
@@ -106,6 +115,9 @@ mod tests {
             }
             assert!(entries.iter().zip(&ids).all(|(entry, id)| entry.row.seq_hash == *id));
         }
-        assert_ne!(Context::made_up(root, 5, 1).chunk_ids(), Context::made_up(root, 6, 1).chunk_ids());
+        assert_ne!(
+            SyntheticContext::made_up(root, 5, 1).chunk_ids(),
+            SyntheticContext::made_up(root, 6, 1).chunk_ids()
+        );
     }
 }

@@ -9,11 +9,16 @@ use std::{
 
 use anyhow::Result;
 use clap::Args;
+use kvasir_plot::{Page, number};
 use kvasir_tests::faulty::Dice;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{arrivals::uniform, proc, svg::escape};
+use crate::{
+    process::usage::{self, Machine},
+    report,
+    traffic::arrivals::uniform,
+};
 
 /// A projection to 100 replicas, 1 PB, 10⁹ chunks, 400 Gb/s, from the results of the other commands.
 #[derive(Debug, Args)]
@@ -36,7 +41,7 @@ pub(crate) struct ProjectArguments {
     /// Exponent of the popularity of chunks.
     #[arg(long, default_value_t = 0.9)]
     zipf: f64,
-    /// Hot tier of a replica, in TB.
+    /// LruTier tier of a replica, in TB.
     #[arg(long, default_value_t = 4.0)]
     hot_tb: f64,
     /// Cores of a replica.
@@ -57,15 +62,15 @@ pub(crate) struct ProjectArguments {
 }
 
 /// What was measured, or assumed where it was not.
-#[derive(Debug, Clone, Copy, Serialize)]
-struct Measured {
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Calibration {
     value: f64,
     measured: bool,
 }
 
 /// One size of installation.
-#[derive(Debug, Clone, Serialize)]
-struct Row {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct ProjectedSize {
     replicas: f64,
     chunks: f64,
     petabytes: f64,
@@ -89,13 +94,13 @@ struct Row {
     replicas_usd_month: f64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Projection {
-    what: &'static str,
-    machine: proc::Machine,
-    calibration: BTreeMap<&'static str, Measured>,
+    what: String,
+    machine: Machine,
+    calibration: BTreeMap<String, Calibration>,
     assumptions: Vec<String>,
-    rows: Vec<Row>,
+    rows: Vec<ProjectedSize>,
 }
 
 /// Keys of one listing, by the S3 API.
@@ -116,10 +121,10 @@ fn read(results: &Path, name: &str) -> Value {
     serde_json::from_str(&text).unwrap_or_default()
 }
 
-fn calibrate(results: &Path) -> BTreeMap<&'static str, Measured> {
+fn calibrate(results: &Path) -> BTreeMap<String, Calibration> {
     let (peers, scale, large) =
         (read(results, "peers"), read(results, "scale-out"), read(results, "namespace-1m"));
-    let or = |value: Option<f64>, otherwise: f64| Measured {
+    let or = |value: Option<f64>, otherwise: f64| Calibration {
         value: value.unwrap_or(otherwise),
         measured: value.is_some(),
     };
@@ -133,10 +138,10 @@ fn calibrate(results: &Path) -> BTreeMap<&'static str, Measured> {
     let four = scale["rows"].as_array().and_then(|rows| rows.iter().find(|row| row["replicas"] == 4));
     let idle = four.and_then(|row| row["idle_store_requests_per_s"].as_f64()).map(|all| all / 4.0);
     BTreeMap::from([
-        ("gb_per_cpu_s", or(served, 1.5)),
-        ("index_bytes_per_chunk", or(per_row, 900.0)),
-        ("lookup_ms", or(lookups, 2.0)),
-        ("idle_requests_per_s_of_one", or(idle, 0.5)),
+        ("gb_per_cpu_s".to_owned(), or(served, 1.5)),
+        ("index_bytes_per_chunk".to_owned(), or(per_row, 900.0)),
+        ("lookup_ms".to_owned(), or(lookups, 2.0)),
+        ("idle_requests_per_s_of_one".to_owned(), or(idle, 0.5)),
     ])
 }
 
@@ -153,12 +158,12 @@ fn rank(dice: &mut Dice, exponent: f64) -> usize {
 
 /// A hot tier of one replica: least recently used out, as a lower bound of the default policy.
 #[derive(Default)]
-struct Hot {
+struct LruTier {
     used: HashMap<usize, u64>,
     order: BTreeMap<u64, usize>,
 }
 
-impl Hot {
+impl LruTier {
     fn access(&mut self, chunk: usize, now: u64, capacity: usize) -> bool {
         let before = self.used.insert(chunk, now);
         if let Some(before) = before {
@@ -177,7 +182,7 @@ impl Hot {
 /// all chunks together.
 fn simulate(replicas: usize, share: f64, exponent: f64) -> (f64, f64) {
     let capacity = ((share * SIMULATED as f64) / replicas as f64) as usize;
-    let mut tiers: Vec<Hot> = (0..replicas).map(|_| Hot::default()).collect();
+    let mut tiers: Vec<LruTier> = (0..replicas).map(|_| LruTier::default()).collect();
     let (mut dice, mut hits, mut loads) = (Dice::new(1), 0usize, vec![0usize; replicas]);
     let home = |chunk: usize| {
         let seed = (chunk as u64).wrapping_mul(0x9e37_79b9);
@@ -201,7 +206,12 @@ fn simulate(replicas: usize, share: f64, exponent: f64) -> (f64, f64) {
     (hits as f64 / counted, most * replicas as f64 / counted)
 }
 
-fn row(a: &ProjectArguments, of: &BTreeMap<&'static str, Measured>, replicas: f64, chunks: f64) -> Row {
+fn row(
+    a: &ProjectArguments,
+    of: &BTreeMap<String, Calibration>,
+    replicas: f64,
+    chunks: f64,
+) -> ProjectedSize {
     let measured = |name: &str| of.get(name).map_or(f64::NAN, |m| m.value);
     let bytes_per_s = a.gbits * 1e9 / 8.0;
     let reads_per_s = bytes_per_s / a.chunk_bytes;
@@ -225,7 +235,7 @@ fn row(a: &ProjectArguments, of: &BTreeMap<&'static str, Measured>, replicas: f6
     let cpu = bytes_per_s / 1e9 / measured("gb_per_cpu_s") + lookups_cpu;
     let requests = (store_puts_per_s + batches_per_s + journal_listings_per_s) * price(1) / 1e3
         + (store_gets_per_s + journal_reads_per_s) * price(2) / 1e3;
-    Row {
+    ProjectedSize {
         replicas,
         chunks,
         petabytes: chunks * a.chunk_bytes / 1e15,
@@ -289,56 +299,76 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
         ),
     ];
     let what = "a projection from assumptions and measurements on one small machine, not a measurement";
-    Ok(Projection { what, machine: proc::machine(), calibration, assumptions, rows })
+    Ok(Projection { what: what.to_owned(), machine: usage::machine(), calibration, assumptions, rows })
 }
+
+type Column = (&'static str, fn(&ProjectedSize) -> f64);
+
+/// Lines of the table.
+const COLUMNS: [Column; 21] = [
+    ("replicas", |r| r.replicas),
+    ("chunks", |r| r.chunks),
+    ("stored, PB", |r| r.petabytes),
+    ("reads, Gb/s", |r| r.gbits),
+    ("chunk reads/s", |r| r.reads_per_s),
+    ("hot hit ratio", |r| r.hit_ratio),
+    ("busiest replica / mean", |r| r.busiest_over_mean),
+    ("CPU of the busiest, share", |r| r.cpu_share),
+    ("store reads/s", |r| r.store_gets_per_s),
+    ("store writes/s", |r| r.store_puts_per_s),
+    ("store traffic, Gb/s", |r| r.store_gbits),
+    ("journal listings/s", |r| r.journal_listings_per_s),
+    ("journal reads/s", |r| r.journal_reads_per_s),
+    ("index, GB", |r| r.index_gb),
+    ("index of a replica, GB", |r| r.index_gb_of_a_replica),
+    ("rebuild of an index, h", |r| r.rebuild_h),
+    ("GC pass, h", |r| r.gc_pass_h),
+    ("GC listings a pass", |r| r.gc_listings),
+    ("storage, $/month", |r| r.storage_usd_month),
+    ("store requests, $/month", |r| r.requests_usd_month),
+    ("replicas, $/month", |r| r.replicas_usd_month),
+];
 
 impl Projection {
     /// The table, with its assumptions, as text.
     pub(crate) fn lines(&self) -> String {
         let mut text = format!("{}\n\ncalibration:\n", self.what);
-        for (name, Measured { value, measured }) in &self.calibration {
+        for (name, Calibration { value, measured }) in &self.calibration {
             let origin = if *measured { "measured" } else { "ASSUMED: no result" };
             // A string takes all that is written to it, here and below.
-            let _ = writeln!(text, "  {name} = {} ({origin})", crate::svg::short(*value));
+            let _ = writeln!(text, "  {name} = {} ({origin})", number(*value));
         }
         text += "assumptions:\n";
         self.assumptions.iter().for_each(|line| _ = writeln!(text, "  {line}"));
-        type Column = (&'static str, fn(&Row) -> f64);
-        let columns: [Column; 21] = [
-            ("replicas", |r| r.replicas),
-            ("chunks", |r| r.chunks),
-            ("stored, PB", |r| r.petabytes),
-            ("reads, Gb/s", |r| r.gbits),
-            ("chunk reads/s", |r| r.reads_per_s),
-            ("hot hit ratio", |r| r.hit_ratio),
-            ("busiest replica / mean", |r| r.busiest_over_mean),
-            ("CPU of the busiest, share", |r| r.cpu_share),
-            ("store reads/s", |r| r.store_gets_per_s),
-            ("store writes/s", |r| r.store_puts_per_s),
-            ("store traffic, Gb/s", |r| r.store_gbits),
-            ("journal listings/s", |r| r.journal_listings_per_s),
-            ("journal reads/s", |r| r.journal_reads_per_s),
-            ("index, GB", |r| r.index_gb),
-            ("index of a replica, GB", |r| r.index_gb_of_a_replica),
-            ("rebuild of an index, h", |r| r.rebuild_h),
-            ("GC pass, h", |r| r.gc_pass_h),
-            ("GC listings a pass", |r| r.gc_listings),
-            ("storage, $/month", |r| r.storage_usd_month),
-            ("store requests, $/month", |r| r.requests_usd_month),
-            ("replicas, $/month", |r| r.replicas_usd_month),
-        ];
         text += "\n";
-        for (name, of) in columns {
-            let values: String =
-                self.rows.iter().map(|row| format!("{:>12}", crate::svg::short(of(row)))).collect();
+        for (name, of) in COLUMNS {
+            let values: String = self.rows.iter().map(|row| format!("{:>12}", number(of(row)))).collect();
             let _ = writeln!(text, "{name:<26}{values}");
         }
         text.trim_end().to_owned()
     }
 
     /// The same as a page.
-    pub(crate) fn html(&self) -> String {
-        crate::report::page("Projection", &format!("<pre>{}</pre>", escape(&self.lines())))
+    pub(crate) fn page(&self) -> String {
+        let mut page = Page::new("Projection", &self.what);
+        page.paragraph(&report::machine(&self.machine));
+        page.heading("Calibration");
+        let row = |(name, calibration): (&String, &Calibration)| {
+            let origin = if calibration.measured { "measured" } else { "ASSUMED: no result" };
+            vec![name.clone(), number(calibration.value), origin.to_owned()]
+        };
+        page.table(&report::table(&["figure", "value", "origin"], self.calibration.iter().map(row)));
+        page.heading("Assumptions");
+        self.assumptions.iter().for_each(|assumption| page.paragraph(assumption));
+        page.heading("Sizes");
+        let sizes = (1..=self.rows.len()).map(|nth| format!("size {nth}"));
+        let columns: Vec<String> = [String::new()].into_iter().chain(sizes).collect();
+        let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+        let row = |(name, of): Column| {
+            [name.to_owned()].into_iter().chain(self.rows.iter().map(|size| number(of(size)))).collect()
+        };
+        page.table(&report::table(&columns, COLUMNS.into_iter().map(row)));
+        page.finish(report::FOOTER)
     }
 }
 

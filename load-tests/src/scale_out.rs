@@ -4,31 +4,37 @@ use std::{net::SocketAddr, path::PathBuf, process::Command, sync::Arc, time::Dur
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
+use kvasir_plot::{Bar, Bars, Guide, Page, Place, number};
 use kvasir_tests::{
     process::{Process, Start},
     s3::S3Server,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
 use crate::{
-    Common,
-    arrivals::Arrivals,
-    calls::Tenant,
-    drive::{self, Callers, Request},
-    objects::{Pool, Shape},
-    proc::{self, Machine},
-    record::{Failure, Recorder, Summary},
-    requests, run,
-    world::{Owned, own_s3},
+    arguments::CommonArguments,
+    cluster,
+    process::{
+        ChildProcess,
+        usage::{self, Machine},
+    },
+    report,
+    traffic::{
+        arrivals::Arrivals,
+        objects::{Pool, Shape},
+        open_loop::{self, Callers, RequestFn},
+        record::{Failure, Recorder, Summary},
+        tenant::{Tenant, http_client},
+    },
 };
 
 /// 1, 2, 4 replicas in network namespaces over one S3 server. Needs root.
 #[derive(Debug, Args)]
 pub(crate) struct ScaleArguments {
     #[command(flatten)]
-    pub(crate) common: Common,
+    pub(crate) common: CommonArguments,
     /// How many replicas, in turn.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
     replicas: Vec<usize>,
@@ -47,8 +53,8 @@ pub(crate) struct ScaleArguments {
 }
 
 /// So many replicas.
-#[derive(Debug, Serialize)]
-struct Row {
+#[derive(Debug, Serialize, Deserialize)]
+struct ReplicaCount {
     replicas: usize,
     /// A closed loop over objects that are hot, each on the replica that rendezvous hashing prefers.
     mb_per_s: f64,
@@ -59,11 +65,11 @@ struct Row {
     /// Requests to the store in a second without load, by all replicas together: the price of the journal.
     idle_store_requests_per_s: f64,
     /// An open loop at half of that, with a replica killed in the middle; none for a single one.
-    with_a_replica_lost: Option<Lost>,
+    with_a_replica_lost: Option<ReplicaLoss>,
 }
 
-#[derive(Debug, Serialize)]
-struct Lost {
+#[derive(Debug, Serialize, Deserialize)]
+struct ReplicaLoss {
     killed_at_s: f64,
     /// As clients see it: they ask the next replica where one does not answer.
     summary: Summary,
@@ -71,14 +77,14 @@ struct Lost {
     not_found_afterwards: u64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Scaling {
-    what: &'static str,
+    what: String,
     machine: Machine,
     link_mbps: u64,
     seed: u64,
     pub(crate) skipped: Option<String>,
-    rows: Vec<Row>,
+    rows: Vec<ReplicaCount>,
 }
 
 const SEED: u64 = 1;
@@ -92,12 +98,12 @@ fn ip(arguments: &str) -> Result<()> {
 }
 
 /// A bridge in this namespace, and one namespace a replica behind it. Gone when dropped.
-struct Network {
+struct BridgedNetwork {
     bridge: String,
     names: Vec<String>,
 }
 
-impl Network {
+impl BridgedNetwork {
     const BRIDGE: [u8; 4] = [10, 232, 77, 254];
 
     fn make(replicas: usize, link_mbps: u64) -> Result<Self> {
@@ -130,7 +136,7 @@ impl Network {
     }
 }
 
-impl Drop for Network {
+impl Drop for BridgedNetwork {
     fn drop(&mut self) {
         for name in &self.names {
             // May not exist where making it failed.
@@ -141,18 +147,18 @@ impl Drop for Network {
 }
 
 /// Replicas that run.
-struct Group {
+struct ReplicaGroup {
     processes: Vec<Option<Process>>,
     tenant: Arc<Tenant>,
     shape: Shape,
-    _server: Owned,
+    _server: ChildProcess,
     _directory: TempDir,
 }
 
-async fn group(arguments: &ScaleArguments, network: &Network) -> Result<Group> {
+async fn group(arguments: &ScaleArguments, network: &BridgedNetwork) -> Result<ReplicaGroup> {
     let directory = TempDir::new()?;
-    let s3 = SocketAddr::from((Network::BRIDGE, PORT));
-    let server = own_s3(s3).await?;
+    let s3 = SocketAddr::from((BridgedNetwork::BRIDGE, PORT));
+    let server = cluster::s3_server(s3).await?;
     let store = S3Server::config_at(s3, "scale");
     let mut processes = Vec::new();
     for (nth, name) in network.names.iter().enumerate() {
@@ -162,24 +168,24 @@ async fn group(arguments: &ScaleArguments, network: &Network) -> Result<Group> {
         ensure!(program.exists(), "{} is not there", program.display());
         let under = ["ip", "netns", "exec", name.as_str()].map(str::to_owned);
         start.under = under.into_iter().chain([program.to_string_lossy().into_owned()]).collect();
-        start.listen = Network::address(nth).to_string();
+        start.listen = BridgedNetwork::address(nth).to_string();
         start.flags = vec!["--server.allow_unauthenticated=true".into(), "--hot.memory=256MiB".into()];
         start.flags.extend(arguments.common.settings.iter().map(|setting| format!("--{setting}")));
         let process = start.start().await;
         process.ready().await;
         processes.push(Some(process));
     }
-    let urls = (0..processes.len()).map(|nth| format!("http://{}", Network::address(nth))).collect();
-    let tenant = run::tenant(Pool::new(SEED), requests::http_client()?, urls, None).await?;
+    let urls = (0..processes.len()).map(|nth| format!("http://{}", BridgedNetwork::address(nth))).collect();
+    let tenant = Tenant::register(Pool::new(SEED), http_client()?, urls, None).await?;
     let shape = Shape { chunks: 1, tokens: 1536, bytes: arguments.bytes };
-    Ok(Group { processes, tenant: Arc::new(tenant), shape, _server: server, _directory: directory })
+    Ok(ReplicaGroup { processes, tenant: Arc::new(tenant), shape, _server: server, _directory: directory })
 }
 
 fn failed(failure: Failure) -> anyhow::Error {
     anyhow::anyhow!(failure.cause)
 }
 
-impl Group {
+impl ReplicaGroup {
     async fn fill(&self, objects: usize) -> Result<()> {
         for id in 0..objects as u64 {
             self.store(id).await?;
@@ -222,7 +228,7 @@ impl Group {
         sum
     }
 
-    fn reads(&self) -> Request {
+    fn reads(&self) -> RequestFn {
         let tenant = Arc::clone(&self.tenant);
         Arc::new(move |number| {
             let tenant = Arc::clone(&tenant);
@@ -234,7 +240,7 @@ impl Group {
         })
     }
 
-    async fn lose_one(&mut self, rate: f64, seconds: f64) -> Lost {
+    async fn lose_one(&mut self, rate: f64, seconds: f64) -> ReplicaLoss {
         let recorder = Arc::new(Recorder::default());
         let callers = Callers {
             request: self.reads(),
@@ -259,18 +265,23 @@ impl Group {
             let last = self.processes.len() - 1;
             not_found_afterwards += u64::from(self.tenant.lookup(last, &known, true).await.is_err());
         }
-        Lost { killed_at_s, summary: recorder.summary(), acknowledged: count as u64, not_found_afterwards }
+        ReplicaLoss {
+            killed_at_s,
+            summary: recorder.summary(),
+            acknowledged: count as u64,
+            not_found_afterwards,
+        }
     }
 }
 
-async fn row(arguments: &ScaleArguments, replicas: usize, one: Option<f64>) -> Result<Row> {
-    let network = Network::make(replicas, arguments.link_mbps)?;
+async fn row(arguments: &ScaleArguments, replicas: usize, one: Option<f64>) -> Result<ReplicaCount> {
+    let network = BridgedNetwork::make(replicas, arguments.link_mbps)?;
     let mut group = group(arguments, &network).await?;
     group.fill(arguments.objects).await?;
     let request = group.reads();
     let at_once = 4 * replicas;
-    drive::peak(&request, at_once, 2.0).await;
-    let (rate, failures) = drive::peak(&request, at_once, arguments.seconds).await;
+    open_loop::peak(&request, at_once, 2.0).await;
+    let (rate, failures) = open_loop::peak(&request, at_once, arguments.seconds).await;
     ensure!(failures.is_empty(), "reads fail: {:?}", failures.first());
     let mb_per_s = rate * arguments.bytes as f64 / 1e6;
     let (cold_lookups, cold_lookups_missed) = group.cold_lookups().await?;
@@ -279,7 +290,7 @@ async fn row(arguments: &ScaleArguments, replicas: usize, one: Option<f64>) -> R
     let idle = (group.store_requests().await - before) / begun.elapsed().as_secs_f64();
     let with_a_replica_lost =
         if replicas > 1 { Some(group.lose_one(rate / 2.0, arguments.seconds).await) } else { None };
-    Ok(Row {
+    Ok(ReplicaCount {
         replicas,
         mb_per_s,
         times_one: one.map_or(1.0, |one| mb_per_s / one),
@@ -293,11 +304,13 @@ async fn row(arguments: &ScaleArguments, replicas: usize, one: Option<f64>) -> R
 /// Measures all of them; where namespaces cannot be made it says why.
 pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
     let mut scaling = Scaling {
-        what: "replicas in network namespaces with a shaped link each, over one S3 server; objects that are hot",
-        machine: proc::machine(),
+        what:
+            "replicas in network namespaces with a shaped link each, over one S3 server; objects that are hot"
+                .into(),
+        machine: usage::machine(),
         link_mbps: arguments.link_mbps,
         seed: SEED,
-        skipped: Network::make(1, arguments.link_mbps).err().map(|error| format!("{error:#}")),
+        skipped: BridgedNetwork::make(1, arguments.link_mbps).err().map(|error| format!("{error:#}")),
         rows: Vec::new(),
     };
     if scaling.skipped.is_none() {
@@ -344,19 +357,58 @@ impl Scaling {
         text.trim_end().to_owned()
     }
 
-    /// The table, as a page.
-    pub(crate) fn html(&self) -> String {
-        let machine = serde_json::to_string(&self.machine).unwrap_or_default();
-        let escape = crate::svg::escape;
-        crate::report::page(
-            "Scale-out",
-            &format!("<p>{}</p><p>{}</p><pre>{}</pre>", self.what, escape(&machine), escape(&self.lines())),
-        )
+    /// The page of the measurement.
+    pub(crate) fn page(&self) -> String {
+        let mut page = Page::new("Scale-out", &self.what);
+        page.paragraph(&report::machine(&self.machine));
+        page.paragraph(&format!("Links of {} Mb/s, seed {}.", self.link_mbps, self.seed));
+        if let Some(reason) = &self.skipped {
+            page.paragraph(&format!("Skipped: {reason}"));
+            return page.finish(report::FOOTER);
+        }
+        let bar = |row: &ReplicaCount| Bar {
+            label: format!("{} replicas", row.replicas),
+            value: row.mb_per_s,
+            text: format!("{} MB/s, {} times one", number(row.mb_per_s), number(row.times_one)),
+            ours: true,
+        };
+        let description = "Bytes a second of hot objects, closed loop".to_owned();
+        let bars = self.rows.iter().map(bar).collect();
+        page.drawing(&Bars { description: description.clone(), bars, limit: None }.to_svg(), &description);
+        let columns = ["replicas", "MB/s", "times one", "lookups missed", "of", "idle store requests/s"];
+        let row = |row: &ReplicaCount| {
+            vec![
+                row.replicas.to_string(),
+                number(row.mb_per_s),
+                number(row.times_one),
+                row.cold_lookups_missed.to_string(),
+                row.cold_lookups.to_string(),
+                number(row.idle_store_requests_per_s),
+            ]
+        };
+        page.table(&report::table(&columns, self.rows.iter().map(row)));
+        let losses = self.rows.iter().filter_map(|row| Some((row, row.with_a_replica_lost.as_ref()?)));
+        for (row, loss) in losses {
+            page.heading(&format!("One of {} replicas killed", row.replicas));
+            page.paragraph(&format!(
+                "{} of {} reads failed, {} went to another replica, {} wrong; {} of {} objects not found afterwards.",
+                loss.summary.failed,
+                loss.summary.requests,
+                loss.summary.tried_again,
+                loss.summary.wrong,
+                loss.not_found_afterwards,
+                loss.acknowledged
+            ));
+            let guides = vec![Guide { at: Place::X(loss.killed_at_s), label: "killed".into() }];
+            let loads = [("reads", &loss.summary)];
+            page.drawing(&report::p99_plot(&loads, guides).to_svg(), "Slowest per cent of each second.");
+        }
+        page.finish(report::FOOTER)
     }
 
     /// Whether nothing was lost, wrong, or not found.
     pub(crate) fn passed(&self) -> bool {
-        let lost = |lost: &Lost| {
+        let lost = |lost: &ReplicaLoss| {
             lost.not_found_afterwards == 0 && lost.summary.wrong == 0 && lost.summary.failed == 0
         };
         self.rows

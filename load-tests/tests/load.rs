@@ -31,3 +31,21 @@ fn a_scenario_with_a_mistake_is_refused_with_its_place() {
     let (passed, text) = load(&["run", path.to_str().unwrap()]);
     assert!(!passed && text.contains("secondz"), "{text}");
 }
+
+#[test]
+fn a_report_is_drawn_from_the_document_alone() {
+    let out = tempfile::tempdir().unwrap();
+    let (folder, results) = (out.path().to_str().unwrap(), "load-tests/results");
+    let (soak, get) = (format!("{results}/soak.json"), format!("{results}/speed-get.json"));
+    let (passed, text) = load(&["report", &soak, &get, "--out", folder]);
+    assert!(passed && text.contains("soak.html"), "{text}");
+    let page = std::fs::read_to_string(out.path().join("soak.html")).unwrap();
+    assert!(page.contains("<h2>Thresholds</h2>") && page.contains("service.resident_mib_max"), "{page}");
+    assert!(out.path().join("speed-get.html").exists());
+}
+
+#[test]
+fn single_operations_are_a_subcommand_with_their_flags() {
+    let (passed, text) = load(&["speed", "rebuild", "--help"]);
+    assert!(passed && text.contains("--pairs") && text.contains("--chunks"), "{text}");
+}

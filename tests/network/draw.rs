@@ -1,145 +1,86 @@
 //! The picture: what the link had, what the client measured, which chunk came when and how well (Fig. 7 of the paper).
 
-use std::fmt::Write as _;
+use kvasir_plot::{Axis, Guide, Mark, Page, Place, Plot, Point, Series, Side};
 
 use super::{SCALE, SLO_MS, client::Run};
 
-const WIDTH: f64 = 760.0;
-const LEFT: f64 = 90.0;
-const RIGHT: f64 = 20.0;
-const LINK_HEIGHT: f64 = 120.0;
-const ROW: f64 = 22.0;
-/// Levels, coarsest first, and text.
-const COLOURS: [&str; 4] = ["#c6dbef", "#6baed6", "#2171b5", "#08306b"];
-const TEXT_COLOUR: &str = "#e6550d";
+/// Levels of the profile, coarsest first.
+const LEVELS: usize = 4;
 
 /// One page with a plot for each run.
 pub(crate) fn page(runs: &[Run]) -> String {
     let end = runs.iter().map(|r| r.ttft.as_secs_f64()).fold(SLO_MS as f64 / 1e3, f64::max) * 1.05;
-    let mut html = String::from(
-        "<!doctype html><meta charset=utf-8><title>Kvasir on a changing link</title>\n\
-         <style>body{font:14px sans-serif;max-width:800px;margin:2em auto}svg text{font:12px sans-serif}</style>\n\
-         <h1>A load through a drop to a tenth of the bandwidth, and back</h1>\n",
+    let mut page = Page::new(
+        "Kvasir on a changing link",
+        "A load through a drop to a tenth of the bandwidth, and back.",
     );
-    let _ = writeln!(
-        html,
-        "<p>896 tokens of kvasir-tiny stand for 9,400 tokens of a 70 B model: bandwidth is the stated one divided by \
+    page.paragraph(&format!(
+        "896 tokens of kvasir-tiny stand for 9,400 tokens of a 70 B model: bandwidth is the stated one divided by \
          {SCALE:.0}; times are real. Client and server are in network namespaces of their own, joined by a veth pair \
-         that a token bucket shapes; delay, jitter and loss come from a proxy; the store is an S3 server. Above: the \
-         link (black) and what the client measured (dots). Below: a bar a chunk from its first request to its last \
-         byte, a tick where its layers were handed over; the colour is the level, {} text. The dashed line is the \
-         time to first token that was asked for, the green or red one that which was reached.</p>",
-        swatch(TEXT_COLOUR)
+         that a token bucket shapes; delay, jitter and loss come from a proxy; the store is an S3 server."
+    ));
+    page.paragraph(
+        "Left axis: the link and what the client measured. Right axis: a bar a chunk from its first request to its last \
+         byte in the colour of its level, and a dot where layers were handed over. One vertical line is the time to \
+         first token that was asked for, the other the one that was reached.",
     );
-    let levels: Vec<String> = COLOURS
-        .iter()
-        .enumerate()
-        .map(|(level, colour)| format!("{} level {level}", swatch(colour)))
-        .collect();
-    let _ = writeln!(html, "<p>{}</p>", levels.join(" &nbsp; "));
     for run in runs {
-        let _ = writeln!(
-            html,
-            "<h2>{}: first token after {} ms</h2><p>{} bytes in {} requests; predicted KL {:.1e} nats a token</p>\n{}",
-            run.name,
-            run.ttft.as_millis(),
-            run.report.bytes,
-            run.report.reads.requests,
-            run.report.kl_beneath,
-            plot(run, end)
-        );
+        page.heading(&format!("{}: first token after {} ms", run.name, run.ttft.as_millis()));
+        page.paragraph(&format!(
+            "{} bytes in {} requests; predicted KL {:.1e} nats a token",
+            run.report.bytes, run.report.reads.requests, run.report.kl_beneath
+        ));
+        let verdict = if run.ttft.as_millis() <= u128::from(SLO_MS) { "met" } else { "missed" };
+        page.drawing(&plot(run, end).to_svg(), &format!("{}: the {SLO_MS} ms were {verdict}.", run.name));
     }
-    html
+    page.finish("Drawn by tests/network.")
 }
 
-fn swatch(colour: &str) -> String {
-    format!("<span style=\"background:{colour}\">&emsp;</span>")
+fn plot(run: &Run, end: f64) -> Plot {
+    let last = run.link.last().map(|(_, mbps)| (end, *mbps));
+    let link = run.link.iter().map(|(at, mbps)| (at.as_secs_f64(), *mbps)).chain(last);
+    let measured = run.report.samples.iter().map(|(at, rate)| (at.as_secs_f64(), rate.mbps() * SCALE));
+    let mut series = vec![
+        of_link("link", Mark::Step, link),
+        of_link("measured", Mark::Points, measured.filter(|(_, mbps)| *mbps > 0.0)),
+    ];
+    let names = (0..LEVELS).map(|level| (Some(level), format!("level {level}")));
+    for (level, name) in names.chain([(None, "text".to_owned())]) {
+        series.push(of_chunks(&name, Mark::Spans, spans(run, level)));
+    }
+    let handed_over = run.ready.iter().filter_map(|(at, end)| {
+        let chunk = run.report.chunks.iter().position(|c| *end > c.tokens.start && *end <= c.tokens.end)?;
+        Some((at.as_secs_f64(), chunk as f64).into())
+    });
+    series.push(of_chunks("handed over", Mark::Points, handed_over.collect()));
+    let guide = |seconds: f64, label: &str| Guide { at: Place::X(seconds), label: label.to_owned() };
+    Plot {
+        description: format!("Link, measured rate and chunks of the load by {}", run.name),
+        x: Axis::from_zero("seconds since the request"),
+        left: Axis::log("Mb/s, as stated"),
+        right: Some(Axis::whole("chunk", run.report.chunks.len().saturating_sub(1) as u32)),
+        series,
+        guides: vec![guide(SLO_MS as f64 / 1e3, "asked for"), guide(run.ttft.as_secs_f64(), "reached")],
+    }
 }
 
-fn plot(run: &Run, end: f64) -> String {
-    let x = |seconds: f64| LEFT + seconds / end * (WIDTH - LEFT - RIGHT);
-    let y = |mbps: f64| 10.0 + LINK_HEIGHT * (1.0 - (mbps.max(30.0) / 30.0).ln() / (2000f64 / 30.0).ln());
-    let rows = run.report.chunks.len() as f64;
-    let height = LINK_HEIGHT + 50.0 + rows * ROW + 30.0;
-    let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {height}\" xmlns=\"http://www.w3.org/2000/svg\">\n");
-    for mbps in [100.0, 300.0, 1000.0] {
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{mbps} Mb/s</text><line x1=\"{LEFT}\" x2=\"{}\" y1=\"{:.1}\" y2=\"{:.1}\" stroke=\"#ddd\"/>",
-            LEFT - 6.0,
-            y(mbps) + 4.0,
-            WIDTH - RIGHT,
-            y(mbps),
-            y(mbps)
-        );
-    }
-    let mut path = String::new();
-    for (i, (at, mbps)) in run.link.iter().enumerate() {
-        let at = x(at.as_secs_f64());
-        let command =
-            if i == 0 { format!("M{at:.1} {:.1}", y(*mbps)) } else { format!("H{at:.1}V{:.1}", y(*mbps)) };
-        path.push_str(&command);
-    }
-    let _ = writeln!(
-        svg,
-        "<path d=\"{path}H{:.1}\" fill=\"none\" stroke=\"black\" stroke-width=\"1.5\"/>",
-        x(end)
-    );
-    for (at, rate) in &run.report.samples {
-        let (cx, cy) = (x(at.as_secs_f64()), y(rate.mbps() * SCALE));
-        let _ = writeln!(svg, "<circle cx=\"{cx:.1}\" cy=\"{cy:.1}\" r=\"2\" fill=\"#756bb1\"/>");
-    }
-    bars(&mut svg, run, x);
-    let bottom = LINK_HEIGHT + 40.0 + rows * ROW;
-    let colour = if run.ttft.as_millis() <= u128::from(SLO_MS) { "#31a354" } else { "#de2d26" };
-    for (at, style) in [
-        (SLO_MS as f64 / 1e3, "stroke=\"#555\" stroke-dasharray=\"5 4\"".to_owned()),
-        (run.ttft.as_secs_f64(), format!("stroke=\"{colour}\" stroke-width=\"2\"")),
-    ] {
-        let _ = writeln!(svg, "<line x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"10\" y2=\"{bottom}\" {style}/>", x(at));
-    }
-    let mut tick = 0.0;
-    while tick <= end {
-        let _ = writeln!(
-            svg,
-            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{tick:.1} s</text>",
-            x(tick),
-            bottom + 18.0
-        );
-        tick += 0.5;
-    }
-    svg + "</svg>\n"
+/// The chunks that came at a level, or as text: from the first request to the last byte.
+fn spans(run: &Run, level: Option<usize>) -> Vec<Point> {
+    let chunks = run.report.chunks.iter().enumerate();
+    let of_level = chunks.filter(|(_, chunk)| chunk.level.map(|l| l.index().min(LEVELS - 1)) == level);
+    let span = |(nth, chunk): (usize, &kvasir_client::ChunkReport)| Point {
+        x: chunk.started.unwrap_or_default().as_secs_f64(),
+        x_end: chunk.fetched.or(chunk.resolved).unwrap_or_default().as_secs_f64(),
+        y: nth as f64,
+        label: format!("{}–{}", chunk.tokens.start, chunk.tokens.end),
+    };
+    of_level.map(span).collect()
 }
 
-fn bars(svg: &mut String, run: &Run, x: impl Fn(f64) -> f64) {
-    for (row, chunk) in run.report.chunks.iter().enumerate() {
-        let top = LINK_HEIGHT + 34.0 + row as f64 * ROW;
-        let name = format!("{}–{}", chunk.tokens.start, chunk.tokens.end);
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{name}</text>",
-            LEFT - 6.0,
-            top + 13.0
-        );
-        let from = chunk.started.unwrap_or_default().as_secs_f64();
-        let until = chunk.fetched.or(chunk.resolved).unwrap_or_default().as_secs_f64();
-        let colour = chunk.level.map_or(TEXT_COLOUR, |level| COLOURS[level.index().min(3)]);
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{:.1}\" y=\"{top}\" width=\"{:.1}\" height=\"{}\" fill=\"{colour}\"/>",
-            x(from),
-            (x(until) - x(from)).max(1.0),
-            ROW - 5.0
-        );
-        for (at, _) in
-            run.ready.iter().filter(|(_, end)| *end > chunk.tokens.start && *end <= chunk.tokens.end)
-        {
-            let at = x(at.as_secs_f64());
-            let _ = writeln!(
-                svg,
-                "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{}\" stroke=\"black\"/>",
-                top + ROW - 5.0
-            );
-        }
-    }
+fn of_link(name: &str, mark: Mark, points: impl Iterator<Item = (f64, f64)>) -> Series {
+    Series { name: name.to_owned(), mark, side: Side::Left, points: points.map(Into::into).collect() }
+}
+
+fn of_chunks(name: &str, mark: Mark, points: Vec<Point>) -> Series {
+    Series { name: name.to_owned(), mark, side: Side::Right, points }
 }

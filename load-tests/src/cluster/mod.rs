@@ -1,11 +1,15 @@
-//! The processes of a run: replicas over a store, and the way between them.
+//! The processes of a run: replicas over a store, and the proxy between them.
+
+mod clock;
+mod disk;
+pub(crate) mod endpoints;
+mod tenants;
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -21,19 +25,12 @@ use kvasir_tests::{
 };
 use tempfile::TempDir;
 
-use crate::{Common, clock::Clock, disk::SmallDisk, remote::Site, scenario::ServiceSpec, tenants};
-
-/// A child process that ends with this value.
-#[derive(Debug)]
-pub(crate) struct Owned(pub(crate) Child);
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        // A master that is killed outright would leave its workers behind.
-        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
-        let _ = self.0.wait();
-    }
-}
+use self::{clock::Clock, disk::SmallDisk, endpoints::Endpoints};
+use crate::{
+    arguments::CommonArguments,
+    process::{ChildProcess, free_port},
+    scenario::spec::ServiceSpec,
+};
 
 /// A replica, running or not.
 pub(crate) struct Replica {
@@ -44,8 +41,8 @@ pub(crate) struct Replica {
     pub(crate) disk: Option<SmallDisk>,
 }
 
-/// Everything that runs.
-pub(crate) struct World {
+/// Replicas, the store they share, and the proxy on the way to it.
+pub(crate) struct Cluster {
     pub(crate) replicas: Vec<Replica>,
     pub(crate) proxy: Option<FaultProxy>,
     /// What the way to the store is like without faults.
@@ -56,37 +53,18 @@ pub(crate) struct World {
     program: PathBuf,
     config: StoreConfig,
     flags: Vec<String>,
-    _server: Option<Owned>,
+    _server: Option<ChildProcess>,
     pub(crate) directory: TempDir,
 }
 
-/// A free loopback port.
-pub(crate) fn free_port() -> Result<SocketAddr> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
-}
-
-/// Waits until something listens.
-pub(crate) async fn listening(address: SocketAddr) -> Result<()> {
-    let begun = Instant::now();
-    while tokio::net::TcpStream::connect(address).await.is_err() {
-        ensure!(begun.elapsed() < Duration::from_secs(30), "nothing listens at {address}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
-}
-
 /// The tests' own S3 server as a process of its own, at `address`.
-pub(crate) async fn own_s3(address: SocketAddr) -> Result<Owned> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["s3-server", &address.to_string()]).stdin(Stdio::null());
-    let server = Owned(command.spawn().context("starting the S3 server")?);
-    listening(address).await?;
-    Ok(server)
+pub(crate) async fn s3_server(address: SocketAddr) -> Result<ChildProcess> {
+    tokio::task::spawn_blocking(move || ChildProcess::s3_server(&["s3-server"], address)).await?
 }
 
-impl World {
+impl Cluster {
     /// Starts all of it and waits until every replica is ready.
-    pub(crate) async fn start(common: &Common, spec: &ServiceSpec, clocks: bool) -> Result<Self> {
+    pub(crate) async fn start(common: &CommonArguments, spec: &ServiceSpec, clocks: bool) -> Result<Self> {
         let directory = TempDir::new()?;
         let (mut config, server, store_name) = store(&spec.store, directory.path()).await?;
         let mut proxy = None;
@@ -107,7 +85,7 @@ impl World {
         flags.extend(common.settings.iter().map(|setting| format!("--{setting}")));
         flags.push("--log.filter=warn,kvasir_server=info".to_owned());
         let tokens = tenants::file(spec, directory.path(), &mut flags)?;
-        let mut world = Self {
+        let mut cluster = Self {
             replicas: Vec::new(),
             proxy,
             weather,
@@ -120,16 +98,16 @@ impl World {
             directory,
         };
         for nth in 0..spec.replicas.max(1) {
-            let cache = world.directory.path().join(format!("replica-{nth}"));
+            let cache = cluster.directory.path().join(format!("replica-{nth}"));
             let disk = SmallDisk::mount_if(spec.disk_mib, &cache)?;
-            let clock = if clocks { Some(Clock::new(world.directory.path(), nth)?) } else { None };
-            world.replicas.push(Replica { address: free_port()?, cache, process: None, clock, disk });
-            world.start_replica(nth).await?;
+            let clock = if clocks { Some(Clock::new(cluster.directory.path(), nth)?) } else { None };
+            cluster.replicas.push(Replica { address: free_port()?, cache, process: None, clock, disk });
+            cluster.start_replica(nth).await?;
         }
-        if let Some(proxy) = &world.proxy {
+        if let Some(proxy) = &cluster.proxy {
             proxy.weather(weather);
         }
-        Ok(world)
+        Ok(cluster)
     }
 
     /// Starts one of them, or starts it again where it was.
@@ -156,9 +134,9 @@ impl World {
     }
 
     /// Where requests go.
-    pub(crate) fn site(&self) -> Site {
+    pub(crate) fn endpoints(&self) -> Endpoints {
         let urls = self.replicas.iter().map(|replica| format!("http://{}", replica.address));
-        Site { urls: urls.collect(), tokens: self.tokens.clone() }
+        Endpoints { urls: urls.collect(), tokens: self.tokens.clone() }
     }
 
     /// SIGKILL.
@@ -175,7 +153,7 @@ impl World {
 }
 
 /// A store by its name in a scenario, the process behind it, and what it is.
-async fn store(name: &str, directory: &Path) -> Result<(StoreConfig, Option<Owned>, String)> {
+async fn store(name: &str, directory: &Path) -> Result<(StoreConfig, Option<ChildProcess>, String)> {
     match name {
         "file" => {
             let url = format!("file://{}/store", directory.display()).parse()?;
@@ -189,7 +167,7 @@ async fn store(name: &str, directory: &Path) -> Result<(StoreConfig, Option<Owne
                 return Ok((server.config(&prefix), None, server.name));
             }
             let address = free_port()?;
-            let server = own_s3(address).await?;
+            let server = s3_server(address).await?;
             Ok((S3Server::config_at(address, "load"), Some(server), "the tests' S3 server".into()))
         }
         other => bail!("no store is called {other:?}; there are file and s3"),

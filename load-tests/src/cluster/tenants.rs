@@ -5,7 +5,7 @@ use std::{fmt::Write as _, path::Path};
 use anyhow::Result;
 use sha2::{Digest as _, Sha256};
 
-use crate::scenario::ServiceSpec;
+use crate::scenario::spec::ServiceSpec;
 
 /// Writes the file of tokens, where a scenario has tenants, and gives the tokens. The first tenant has the quotas; all are
 /// admins, so that any may run jobs.

@@ -16,7 +16,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{DIM, HEADS, Synthetic};
+use super::synthetic::{DIM, HEADS, Synthetic};
 
 /// Tokens of a blob, as of a chunk.
 const TOKENS: usize = 1536;

@@ -14,8 +14,8 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 use super::{
-    DIM, HEADS,
     blobs::{Served, plane},
+    synthetic::{DIM, HEADS},
 };
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/cachegen.py");

@@ -5,8 +5,9 @@
 
 mod blobs;
 mod cachegen;
+mod synthetic;
 
-use std::{cell::Cell, collections::BTreeMap, ops::Range, path::PathBuf, sync::Arc, time::Duration};
+use std::{cell::Cell, collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
@@ -14,20 +15,30 @@ use kvasir_client::{
     BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
     fetcher::{Fixed, RecomputeModel},
 };
-use kvasir_codec::{KvBuffer, KvSource, Profile};
+use kvasir_codec::{KvBuffer, Profile};
+use kvasir_plot::{Bar, Bars, Page, number};
 use kvasir_replay::link::{BandwidthSeries, LinkOptions, ShapedLink};
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use self::blobs::Encoding;
-use crate::{Common, proc, scenario::ServiceSpec, world::World};
+use self::{
+    blobs::Encoding,
+    synthetic::{DIM, HEADS, Synthetic},
+};
+use crate::{
+    arguments::CommonArguments,
+    cluster::Cluster,
+    process::usage::{self, Machine},
+    report,
+    scenario::spec::ServiceSpec,
+};
 
 /// A context over a shaped link, as raw, 8-bit, LMCache's bytes, and each of our levels.
 #[derive(Debug, Args)]
 pub(crate) struct LinkArguments {
     #[command(flatten)]
-    pub(crate) common: Common,
+    pub(crate) common: CommonArguments,
     /// Tokens of the context.
     #[arg(long, default_value_t = 9_400)]
     tokens: usize,
@@ -46,8 +57,8 @@ pub(crate) struct LinkArguments {
 }
 
 /// One encoding.
-#[derive(Debug, Clone, Serialize)]
-struct Row {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct EncodingResult {
     encoding: String,
     bytes: u64,
     bits_per_element: f64,
@@ -57,21 +68,19 @@ struct Row {
     end_to_end_s: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Links {
-    what: &'static str,
-    machine: proc::Machine,
-    seed: &'static str,
+    what: String,
+    machine: Machine,
+    seed: String,
     tokens: usize,
     layers: usize,
     mbps: f64,
     rounds: usize,
-    rows: Vec<Row>,
+    rows: Vec<EncodingResult>,
     skipped: BTreeMap<String, String>,
 }
 
-const HEADS: usize = 8;
-const DIM: usize = 128;
 const PAGE_TOKENS: usize = 16;
 /// Tokens that the profile is trained on.
 const SAMPLE_TOKENS: usize = 256;
@@ -93,32 +102,14 @@ fn spec(layers: usize) -> ModelSpec {
     }
 }
 
-/// Elements that follow from their place: Laplacian, with a scale by channel between 0.25 and 2.
-pub(crate) struct Synthetic;
-
-impl KvSource for Synthetic {
-    fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
-        let place = ((layer * 2 + plane as usize) * HEADS + head) as u64;
-        for (token, row) in tokens.zip(out.chunks_exact_mut(DIM)) {
-            let mut state = (place << 32 | token as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            for (dim, value) in row.iter_mut().enumerate() {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let u = (state >> 40) as f32 / (1 << 24) as f32 - 0.5;
-                let scale = 0.25 * (1 + (dim * 7 + head) % 8) as f32;
-                *value = -u.signum() * scale * (1.0 - 2.0 * u.abs()).max(1e-6).ln();
-            }
-        }
-    }
-}
-
 /// Pages of bf16, as an engine has them. Each thread writes over one page: memory for all is not what is measured.
-struct Pages;
+struct DiscardingPages;
 
 thread_local! {
     static PAGE: std::cell::RefCell<Vec<u16>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-impl PageStore for Pages {
+impl PageStore for DiscardingPages {
     fn write(&self, _: PageRef, _: usize, _: usize, _: Plane, _: usize, rows: &[f32]) -> bool {
         PAGE.with_borrow_mut(|page| {
             page.clear();
@@ -133,9 +124,14 @@ fn link(mbps: f64) -> Result<LinkOptions> {
     Ok(LinkOptions::down(BandwidthSeries::constant(mbps).context("a bandwidth")?))
 }
 
-fn row(arguments: &LinkArguments, encoding: &str, bytes: u64, end_to_end: Option<Duration>) -> Row {
+fn row(
+    arguments: &LinkArguments,
+    encoding: &str,
+    bytes: u64,
+    end_to_end: Option<Duration>,
+) -> EncodingResult {
     let elements = (arguments.tokens * arguments.layers * 2 * HEADS * DIM) as f64;
-    Row {
+    EncodingResult {
         encoding: encoding.to_owned(),
         bytes,
         bits_per_element: bytes as f64 * 8.0 / elements,
@@ -144,14 +140,14 @@ fn row(arguments: &LinkArguments, encoding: &str, bytes: u64, end_to_end: Option
     }
 }
 
-async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<Row>> {
+async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<EncodingResult>> {
     let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &Synthetic);
     let context = TrainingContext { tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
     let profile: Arc<Profile> = Arc::new(train(spec, &[context], &Recipe::Direct, &mut |_, _| ())?);
     let settings = vec!["hot.memory=1GiB".to_owned(), "hot.disk=0".to_owned()];
     let service = ServiceSpec { store: "file".into(), settings, ..ServiceSpec::default() };
-    let world = World::start(&arguments.common, &service, false).await?;
-    let address = world.replicas[0].address;
+    let cluster = Cluster::start(&arguments.common, &service, false).await?;
+    let address = cluster.replicas[0].address;
     let tokens: Vec<u32> = (0..arguments.tokens as u32).collect();
     let connect = async |address: std::net::SocketAddr| {
         let client = Client::new(format!("http://{address}").parse()?, ClientConfig::default())?;
@@ -168,7 +164,7 @@ async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<Ro
             let kv = connect(shaped.address()).await?;
             let pages = 0..arguments.tokens.div_ceil(PAGE_TOKENS) as u32;
             let pages: Vec<_> = pages.map(|index| PageRef { index, generation: 0 }).collect();
-            let table = BlockTable::new(Arc::new(Pages), pages, PAGE_TOKENS)?;
+            let table = BlockTable::new(Arc::new(DiscardingPages), pages, PAGE_TOKENS)?;
             shaped.restart();
             let begun = tokio::time::Instant::now();
             let plan = kv.lookup(&tokens).await?;
@@ -199,7 +195,7 @@ async fn median(rounds: usize, one: impl AsyncFn() -> Result<Duration>) -> Resul
 /// Measures all of them.
 pub(crate) async fn measure(arguments: &LinkArguments) -> Result<Links> {
     let spec = Arc::new(spec(arguments.layers));
-    let machine = proc::machine();
+    let machine = usage::machine();
     let (mut rows, mut skipped) = (Vec::new(), BTreeMap::new());
     for (name, encoding) in [("raw bf16", Encoding::Raw), ("8-bit", Encoding::EightBit)] {
         let made = Arc::new(blobs::encode(encoding, arguments.layers, arguments.tokens));
@@ -220,9 +216,9 @@ pub(crate) async fn measure(arguments: &LinkArguments) -> Result<Links> {
     let what = "a synthetic cache of a Mistral-7B's shape over a shaped link, fetched and decoded on the CPU of this machine; \
                 CacheGen by LMCache's own CPU code, its chunks decoded while the next ones come";
     Ok(Links {
-        what,
+        what: what.to_owned(),
         machine,
-        seed: "the cache is a function of its place",
+        seed: "the cache is a function of its place".to_owned(),
         tokens: arguments.tokens,
         layers: arguments.layers,
         mbps: arguments.mbps,
@@ -254,12 +250,30 @@ impl Links {
         text.trim_end().to_owned()
     }
 
-    /// The table, as a page.
-    pub(crate) fn html(&self) -> String {
-        let machine = serde_json::to_string(&self.machine).unwrap_or_default();
-        let escape = crate::svg::escape;
-        let body =
-            format!("<p>{}</p><p>{}</p><pre>{}</pre>", self.what, escape(&machine), escape(&self.lines()));
-        crate::report::page("A context over a link", &body)
+    /// The page of the measurement.
+    pub(crate) fn page(&self) -> String {
+        let mut page = Page::new("A context over a link", &self.what);
+        page.paragraph(&report::machine(&self.machine));
+        page.paragraph(&format!(
+            "{} tokens, {} layers, {} Mb/s; medians of {} measurements ({}).",
+            self.tokens, self.layers, self.mbps, self.rounds, self.seed
+        ));
+        let bar = |row: &EncodingResult| {
+            let value = row.end_to_end_s?;
+            let ours = row.encoding.starts_with("kvasir");
+            Some(Bar { label: row.encoding.clone(), value, text: format!("{} s", number(value)), ours })
+        };
+        let description = "Seconds from the first request to the last decoded row".to_owned();
+        let bars = self.rows.iter().filter_map(bar).collect();
+        page.drawing(&Bars { description: description.clone(), bars, limit: None }.to_svg(), &description);
+        let columns = ["encoding", "MB", "bits an element", "link, s", "end to end, s"];
+        let row = |row: &EncodingResult| {
+            let end_to_end = row.end_to_end_s.map_or("–".to_owned(), number);
+            let figures = [row.bytes as f64 / 1e6, row.bits_per_element, row.link_s].map(number);
+            [row.encoding.clone()].into_iter().chain(figures).chain([end_to_end]).collect()
+        };
+        page.table(&report::table(&columns, self.rows.iter().map(row)));
+        report::skipped(&mut page, &self.skipped);
+        page.finish(report::FOOTER)
     }
 }

@@ -3,67 +3,42 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, bail, ensure};
-use bytes::Bytes;
 use hdrhistogram::Histogram;
-use serde::{Deserialize, Serialize};
 
-use super::protocol::Protocol;
-use crate::{
-    objects::{Known, Pool},
-    proc,
+use super::{
+    protocol::Protocol,
+    table::PeerMeasurement,
+    target::{PeerServer, WriteRequest},
 };
-
-/// One measurement.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Measured {
-    pub(crate) gb_per_s: f64,
-    pub(crate) p50_ms: f64,
-    pub(crate) p99_ms: f64,
-    pub(crate) cpu_s_per_gb: f64,
-    pub(crate) resident_mib: f64,
-    pub(crate) requests: u64,
-}
-
-/// Who is asked: where, how, and by which process, whose family is charged.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Server {
-    pub(super) address: SocketAddr,
-    pub(super) protocol: Protocol,
-    pub(super) id: u32,
-}
-
-/// One write, ready to be sent.
-#[derive(Debug, Clone)]
-pub(super) struct Write {
-    pub(super) before: Vec<u8>,
-    pub(super) value: Bytes,
-    pub(super) behind: Vec<u8>,
-}
+use crate::{
+    http,
+    process::usage,
+    traffic::objects::{Pool, SyntheticObject},
+};
 
 /// Longest latency that is told apart: a minute.
 const MICROS_MAX: u64 = 60_000_000;
 
-struct Connection {
+struct VerifyingConnection {
     socket: TcpStream,
     buffer: Vec<u8>,
     protocol: Protocol,
 }
 
-impl Connection {
-    fn open(server: Server) -> Result<Self> {
-        let socket = TcpStream::connect(server.address)?;
-        socket.set_nodelay(true)?;
+impl VerifyingConnection {
+    fn open(server: PeerServer) -> Result<Self> {
+        let socket = http::connect(server.address)?;
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
-        Ok(Self { socket, buffer: vec![0; 1 << 20], protocol: server.protocol })
+        Ok(Self { socket, buffer: vec![0; http::BUFFER_BYTES], protocol: server.protocol })
     }
 
     /// Asks, and compares what comes.
-    fn get(&mut self, pool: &Pool, request: &[u8], known: &Known) -> Result<()> {
+    fn get(&mut self, pool: &Pool, request: &[u8], known: &SyntheticObject) -> Result<()> {
         self.socket.write_all(request)?;
         let mut filled = 0;
         let (head, length) = loop {
@@ -95,7 +70,7 @@ impl Connection {
     }
 
     /// Writes, and waits for the acknowledgement.
-    fn put(&mut self, write: &Write) -> Result<()> {
+    fn put(&mut self, write: &WriteRequest) -> Result<()> {
         self.socket.write_all(&write.before)?;
         self.socket.write_all(&write.value)?;
         self.socket.write_all(&write.behind)?;
@@ -110,12 +85,12 @@ impl Connection {
 }
 
 /// What one connection did.
-struct Counted {
+struct ConnectionTotals {
     latency: Histogram<u64>,
     bytes: u64,
 }
 
-impl Counted {
+impl ConnectionTotals {
     fn nothing() -> Result<Self> {
         Ok(Self { latency: Histogram::new_with_bounds(1, MICROS_MAX, 3)?, bytes: 0 })
     }
@@ -128,14 +103,15 @@ impl Counted {
 
 /// Gets values over so many connections for a while.
 pub(super) fn gets(
-    server: Server,
+    server: PeerServer,
     pool: &Pool,
-    values: &[(Vec<u8>, Known)],
+    values: &[(Vec<u8>, SyntheticObject)],
     connections: usize,
     seconds: Duration,
-) -> Result<Measured> {
+) -> Result<PeerMeasurement> {
     measure(server, connections, |nth, begun| {
-        let (mut connection, mut counted) = (Connection::open(server)?, Counted::nothing()?);
+        let (mut connection, mut counted) =
+            (VerifyingConnection::open(server)?, ConnectionTotals::nothing()?);
         for (request, known) in values.iter().cycle().skip(nth * values.len() / connections) {
             if begun.elapsed() >= seconds {
                 break;
@@ -149,9 +125,14 @@ pub(super) fn gets(
 }
 
 /// Puts all of the writes over so many connections.
-pub(super) fn puts(server: Server, writes: &[Write], connections: usize) -> Result<Measured> {
+pub(super) fn puts(
+    server: PeerServer,
+    writes: &[WriteRequest],
+    connections: usize,
+) -> Result<PeerMeasurement> {
     measure(server, connections, |nth, _| {
-        let (mut connection, mut counted) = (Connection::open(server)?, Counted::nothing()?);
+        let (mut connection, mut counted) =
+            (VerifyingConnection::open(server)?, ConnectionTotals::nothing()?);
         for write in writes.iter().skip(nth).step_by(connections) {
             let start = Instant::now();
             connection.put(write)?;
@@ -162,11 +143,11 @@ pub(super) fn puts(server: Server, writes: &[Write], connections: usize) -> Resu
 }
 
 fn measure(
-    server: Server,
+    server: PeerServer,
     connections: usize,
-    one: impl Fn(usize, Instant) -> Result<Counted> + Sync,
-) -> Result<Measured> {
-    let before = proc::usage_of(&proc::family(server.id));
+    one: impl Fn(usize, Instant) -> Result<ConnectionTotals> + Sync,
+) -> Result<PeerMeasurement> {
+    let before = usage::usage_of(&usage::family(server.id));
     let begun = Instant::now();
     let counted = std::thread::scope(|scope| {
         let one = &one;
@@ -174,15 +155,15 @@ fn measure(
         asking.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>>>()
     })?;
     let took = begun.elapsed().as_secs_f64();
-    let after = proc::usage_of(&proc::family(server.id));
-    let mut all = Counted::nothing()?;
-    for Counted { latency, bytes } in counted {
+    let after = usage::usage_of(&usage::family(server.id));
+    let mut all = ConnectionTotals::nothing()?;
+    for ConnectionTotals { latency, bytes } in counted {
         all.latency.add(latency)?;
         all.bytes += bytes;
     }
     let gigabytes = all.bytes as f64 / 1e9;
     let ms = |quantile: f64| all.latency.value_at_quantile(quantile) as f64 / 1e3;
-    Ok(Measured {
+    Ok(PeerMeasurement {
         gb_per_s: gigabytes / took,
         p50_ms: ms(0.5),
         p99_ms: ms(0.99),

@@ -13,20 +13,19 @@ use bytes::Bytes;
 use tempfile::TempDir;
 
 use super::{
-    client::Write,
     protocol::{LmCommand, Protocol, lm_request},
-    servers::{Made, Target, started, target},
+    target::{SampleValues, Target, WriteRequest, started, target},
 };
-use crate::world::free_port;
+use crate::process::free_port;
 
-/// Its keys are parsed: model, world size, worker, chunk hash in hex, dtype.
+/// Its keys are parsed: model, cluster size, worker, chunk hash in hex, dtype.
 fn key(number: usize) -> String {
     format!("kvasir-load@1@0@{number:x}@uint8")
 }
 
 /// A PUT has no answer; asking whether the key exists, on the same connection, has one behind it.
-fn write(number: usize, value: &Bytes) -> Write {
-    Write {
+fn write(number: usize, value: &Bytes) -> WriteRequest {
+    WriteRequest {
         before: lm_request(LmCommand::Put, &key(number), value.len()),
         value: value.clone(),
         behind: lm_request(LmCommand::Exist, &key(number), 0),
@@ -34,7 +33,7 @@ fn write(number: usize, value: &Bytes) -> Write {
 }
 
 /// Starts it with the values. `python` is one that has lmcache.
-pub(super) async fn start(python: &Path, directory: &Arc<TempDir>, made: &Made) -> Result<Target> {
+pub(super) async fn start(python: &Path, directory: &Arc<TempDir>, made: &SampleValues) -> Result<Target> {
     ensure!(python.exists(), "{} is not there; load-tests/peers/lmcache FOLDER makes one", python.display());
     let address = free_port()?;
     let mut command = Command::new(python);
@@ -43,7 +42,7 @@ pub(super) async fn start(python: &Path, directory: &Arc<TempDir>, made: &Made) 
     let mut socket = TcpStream::connect(address)?;
     let mut asked = Vec::new();
     for (nth, (_, object)) in made.iter().enumerate() {
-        let Write { before, value, behind } = write(nth, object);
+        let WriteRequest { before, value, behind } = write(nth, object);
         for part in [&before[..], &value, &behind] {
             socket.write_all(part)?;
         }

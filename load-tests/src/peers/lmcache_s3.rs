@@ -10,29 +10,30 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
 use super::{
-    PeersArguments,
-    client::{Measured, Server},
+    arguments::PeersArguments,
     minio::{KEY, SECRET},
+    table::PeerMeasurement,
+    target::PeerServer,
 };
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/lmcache_s3.py");
 /// Adds the name to a copy of the file of hosts, lays it over that for this process alone, and becomes the script.
 const NAMED: &str = r#"{ cat /etc/hosts; echo 127.0.0.1 kvasir-load.localhost; } >"$1" && mount --bind "$1" /etc/hosts && shift && exec "$@""#;
 
-/// Rounds of reads and of writes.
+/// ConnectorRounds of reads and of writes.
 #[derive(Debug, Deserialize)]
-pub(super) struct Rounds {
-    pub(super) get: Vec<Measured>,
-    pub(super) put: Vec<Measured>,
+pub(super) struct ConnectorRounds {
+    pub(super) get: Vec<PeerMeasurement>,
+    pub(super) put: Vec<PeerMeasurement>,
 }
 
 /// Measures it at one size, against a server that is one process.
 pub(super) async fn measure(
     arguments: &PeersArguments,
-    server: Server,
+    server: PeerServer,
     value_bytes: usize,
     directory: &Path,
-) -> Result<Rounds> {
+) -> Result<ConnectorRounds> {
     let python = &arguments.lmcache;
     ensure!(python.exists(), "{} is not there; load-tests/peers/lmcache FOLDER makes one", python.display());
     let numbers = [value_bytes, arguments.values, arguments.connections].map(|number| number.to_string());

@@ -14,11 +14,11 @@ use reqwest::Method;
 use tempfile::TempDir;
 
 use super::{
-    PeersArguments,
+    arguments::PeersArguments,
     protocol::Protocol,
-    servers::{Made, Target, get, put, started, target},
+    target::{SampleValues, Target, put, started, target},
 };
-use crate::world::free_port;
+use crate::{http, process::free_port};
 
 pub(super) const KEY: &str = "load-test-key";
 pub(super) const SECRET: &str = "load-test-secret";
@@ -39,7 +39,7 @@ fn built() -> Option<PathBuf> {
 pub(super) async fn start(
     arguments: &PeersArguments,
     directory: &Arc<TempDir>,
-    made: &Made,
+    made: &SampleValues,
     writes: usize,
 ) -> Result<Target> {
     let binary = arguments.minio.clone().or_else(built);
@@ -74,7 +74,7 @@ pub(super) async fn start(
     for (nth, (_, object)) in made.iter().enumerate() {
         let path = StorePath::from(format!("value-{nth}"));
         store_value(&store, &path, object).await?;
-        asked.push(get(&signed(Method::GET, &path).await?, address));
+        asked.push(http::get(&signed(Method::GET, &path).await?, address, &[]));
     }
     for nth in 0..writes {
         urls.push(signed(Method::PUT, &StorePath::from(format!("write-{nth}"))).await?);

@@ -1,5 +1,6 @@
 //! The service beside others, in one run: the same bytes, the same two cores, the same client, every byte that is read compared.
 
+mod arguments;
 mod client;
 mod lmcache;
 mod lmcache_s3;
@@ -8,77 +9,30 @@ mod protocol;
 mod redis;
 mod servers;
 mod table;
+mod target;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::Result;
-use clap::Args;
 
-pub(crate) use self::table::Comparison;
+pub(crate) use self::{arguments::PeersArguments, table::Comparison};
 use self::{
-    client::{Measured, gets, puts},
-    servers::{Made, Target},
+    client::{gets, puts},
+    table::{PeerMeasurement, Rounds},
+    target::{SampleValues, Target},
 };
 use crate::{
-    Common,
-    objects::{Pool, Shape},
-    proc,
+    process::usage,
+    traffic::objects::{Pool, Shape},
 };
-
-/// The service beside nginx, MinIO, Redis and LMCache's server: throughput, latency, CPU and memory for values of 4 to 32 MB.
-#[derive(Debug, Args)]
-pub(crate) struct PeersArguments {
-    #[command(flatten)]
-    pub(crate) common: Common,
-    /// Bytes of a value, in MB.
-    #[arg(long, value_delimiter = ',', default_value = "4,8,16,32")]
-    sizes: Vec<usize>,
-    /// Values of each size that are read.
-    #[arg(long, default_value_t = 8)]
-    values: usize,
-    /// Bytes that a measurement of writes writes, in MB: new values, the same for all.
-    #[arg(long, default_value_t = 256)]
-    written: usize,
-    /// Connections that ask at once, each for the next when it has one.
-    #[arg(long, default_value_t = 2)]
-    connections: usize,
-    /// Seconds of one measurement of reads.
-    #[arg(long, default_value_t = 1.5)]
-    seconds: f64,
-    /// Measurements of each; the servers take turns, and medians count.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// The nginx binary; `load-tests/peers/nginx FOLDER` unpacks one.
-    #[arg(long, default_value = "/usr/sbin/nginx")]
-    pub(crate) nginx: PathBuf,
-    /// The MinIO binary; by default the one that `tests/servers/minio install` builds.
-    #[arg(long)]
-    pub(crate) minio: Option<PathBuf>,
-    /// The redis-server binary; `load-tests/peers/redis FOLDER` unpacks one.
-    #[arg(long, default_value = "redis-server")]
-    pub(crate) redis: PathBuf,
-    /// A Python with lmcache; `load-tests/peers/lmcache FOLDER` makes one.
-    #[arg(long, default_value = "target/peers/lmcache/bin/python")]
-    pub(crate) lmcache: PathBuf,
-}
-
-impl PeersArguments {
-    /// Writes of one measurement.
-    fn writes_of(&self, value_bytes: usize) -> usize {
-        (self.written * 1_000_000 / value_bytes).max(self.connections)
-    }
-}
 
 const SEED: u64 = 1;
 /// Values that are written have numbers from here on.
 const WRITTEN_FROM: u64 = 1 << 32;
 
-/// Rounds of every target, in order.
-type Rounds = Vec<Vec<Measured>>;
-
 /// Measures all of them.
 pub(crate) async fn compare(arguments: &PeersArguments) -> Result<Comparison> {
-    let mut comparison = Comparison::new(proc::machine(), SEED, arguments.connections, arguments.seconds);
+    let mut comparison = Comparison::new(usage::machine(), SEED, arguments.connections, arguments.seconds);
     let pool = Pool::new(SEED);
     for &megabytes in &arguments.sizes {
         let shape = Shape { chunks: 1, tokens: 1536, bytes: megabytes * 1_000_000 };
@@ -131,7 +85,7 @@ async fn read_one(
     pool: &Arc<Pool>,
     targets: &Arc<Vec<Target>>,
     nth: usize,
-) -> Result<Measured> {
+) -> Result<PeerMeasurement> {
     let (pool, targets) = (Arc::clone(pool), Arc::clone(targets));
     let (connections, seconds) = (arguments.connections, Duration::from_secs_f64(arguments.seconds));
     let read = move || gets(targets[nth].server, &pool, &targets[nth].reads, connections, seconds);
@@ -140,10 +94,10 @@ async fn read_one(
 
 async fn write_one(
     arguments: &PeersArguments,
-    made: &Arc<Made>,
+    made: &Arc<SampleValues>,
     targets: &Arc<Vec<Target>>,
     nth: usize,
-) -> Result<Measured> {
+) -> Result<PeerMeasurement> {
     let (made, targets, connections) = (Arc::clone(made), Arc::clone(targets), arguments.connections);
     let write = move || {
         let target = &targets[nth];

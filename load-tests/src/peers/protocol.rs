@@ -2,6 +2,8 @@
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::http::ResponseHead;
+
 /// How answers begin and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
@@ -46,11 +48,10 @@ fn lm_answer(bytes: &[u8]) -> Result<Option<usize>> {
 
 /// Where an HTTP head ends, and the length of what follows.
 fn http_head(bytes: &[u8]) -> Result<Option<(usize, usize)>> {
-    let Some(at) = bytes.windows(4).position(|w| w == b"\r\n\r\n") else { return Ok(None) };
-    let text = String::from_utf8_lossy(&bytes[..at]).to_ascii_lowercase();
-    ensure!(text.starts_with("http/1.1 20"), "{text}");
-    let length = text.lines().find_map(|line| line.strip_prefix("content-length:")).context("a length")?;
-    Ok(Some((at + 4, length.trim().parse()?)))
+    let Some(head) = ResponseHead::parse(bytes)? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&bytes[..head.head_bytes]);
+    ensure!((200..210).contains(&head.status), "{}", text.trim_end());
+    Ok(Some((head.head_bytes, head.body_bytes)))
 }
 
 impl Protocol {

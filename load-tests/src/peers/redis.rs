@@ -13,18 +13,17 @@ use bytes::Bytes;
 use tempfile::TempDir;
 
 use super::{
-    client::Write,
     protocol::Protocol,
-    servers::{Made, Target, started, target},
+    target::{SampleValues, Target, WriteRequest, started, target},
 };
-use crate::world::free_port;
+use crate::process::free_port;
 
-fn set(key: &str, value: &Bytes) -> Write {
+fn set(key: &str, value: &Bytes) -> WriteRequest {
     let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
-    Write { before: head.into_bytes(), value: value.clone(), behind: b"\r\n".to_vec() }
+    WriteRequest { before: head.into_bytes(), value: value.clone(), behind: b"\r\n".to_vec() }
 }
 
-pub(super) async fn start(binary: &Path, directory: &Arc<TempDir>, made: &Made) -> Result<Target> {
+pub(super) async fn start(binary: &Path, directory: &Arc<TempDir>, made: &SampleValues) -> Result<Target> {
     let address = free_port()?;
     let mut command = Command::new(binary);
     let port = address.port().to_string();

@@ -1,51 +1,71 @@
 //! What a comparison came to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
+use kvasir_plot::{Bar, Bars, Page, number};
+use serde::{Deserialize, Serialize};
 
-use super::{Rounds, client::Measured};
-use crate::proc::Machine;
+use crate::{process::usage::Machine, report};
+
+/// One measurement of a server.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct PeerMeasurement {
+    pub(crate) gb_per_s: f64,
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+    #[serde(deserialize_with = "report::finite_or_nan")]
+    pub(crate) cpu_s_per_gb: f64,
+    pub(crate) resident_mib: f64,
+    pub(crate) requests: u64,
+}
+
+/// Rounds of every server, in order.
+pub(super) type Rounds = Vec<Vec<PeerMeasurement>>;
 
 /// One server at one size: medians over the rounds.
-#[derive(Debug, Clone, Serialize)]
-struct Row {
-    server: &'static str,
-    operation: &'static str,
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct PeerResult {
+    server: String,
+    operation: String,
     megabytes: usize,
+    #[serde(deserialize_with = "report::finite_or_nan")]
     gb_per_s: f64,
     p50_ms: f64,
     p99_ms: f64,
     /// CPU seconds of the server's processes, children included, per 10^9 bytes served.
+    #[serde(deserialize_with = "report::finite_or_nan")]
     cpu_s_per_gb: f64,
     /// And the other way round: what one core of the server could serve.
+    #[serde(deserialize_with = "report::finite_or_nan")]
     gb_per_cpu_s: f64,
     resident_mib: f64,
-    rounds: Vec<Measured>,
+    rounds: Vec<PeerMeasurement>,
 }
 
 /// What one server came to beside another: medians of the rounds' quotients.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Quotient {
-    of: &'static str,
-    to: &'static str,
-    operation: &'static str,
+    of: String,
+    to: String,
+    operation: String,
     megabytes: usize,
+    #[serde(deserialize_with = "report::finite_or_nan")]
     gb_per_cpu_s: f64,
+    #[serde(deserialize_with = "report::finite_or_nan")]
     gb_per_s: f64,
     /// In bytes per CPU second.
     wanted: Option<f64>,
     held: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Comparison {
-    what: &'static str,
+    what: String,
     machine: Machine,
     seed: u64,
     connections: usize,
     seconds: f64,
-    rows: Vec<Row>,
+    rows: Vec<PeerResult>,
     quotients: Vec<Quotient>,
     skipped: BTreeMap<String, String>,
 }
@@ -59,11 +79,11 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn row(server: &'static str, operation: &'static str, megabytes: usize, rounds: Vec<Measured>) -> Row {
-    let of = |value: fn(&Measured) -> f64| median(rounds.iter().map(value));
-    Row {
-        server,
-        operation,
+fn row(server: &str, operation: &str, megabytes: usize, rounds: Vec<PeerMeasurement>) -> PeerResult {
+    let of = |value: fn(&PeerMeasurement) -> f64| median(rounds.iter().map(value));
+    PeerResult {
+        server: server.to_owned(),
+        operation: operation.to_owned(),
         megabytes,
         gb_per_s: of(|m| m.gb_per_s),
         p50_ms: of(|m| m.p50_ms),
@@ -75,15 +95,15 @@ fn row(server: &'static str, operation: &'static str, megabytes: usize, rounds: 
     }
 }
 
-fn quotient(of: &Row, to: &Row) -> Quotient {
+fn quotient(of: &PeerResult, to: &PeerResult) -> Quotient {
     let pairs = || of.rounds.iter().zip(&to.rounds);
     let gb_per_cpu_s = median(pairs().map(|(a, b)| b.cpu_s_per_gb / a.cpu_s_per_gb));
     let wanted = WANTED.iter().find(|(name, _)| of.operation == "get" && *name == to.server);
     let wanted = wanted.map(|(_, wanted)| *wanted);
     Quotient {
-        of: of.server,
-        to: to.server,
-        operation: of.operation,
+        of: of.server.clone(),
+        to: to.server.clone(),
+        operation: of.operation.clone(),
         megabytes: of.megabytes,
         gb_per_cpu_s,
         gb_per_s: median(pairs().map(|(a, b)| a.gb_per_s / b.gb_per_s)),
@@ -98,14 +118,14 @@ impl Comparison {
         let what = "GET and PUT of whole values, closed loop; every byte of a GET compared by the client, every PUT of a new \
                     value and acknowledged: on disk by kvasir and MinIO, in memory by Redis and LMCache";
         let (rows, quotients, skipped) = (Vec::new(), Vec::new(), BTreeMap::new());
-        Self { what, machine, seed, connections, seconds, rows, quotients, skipped }
+        Self { what: what.to_owned(), machine, seed, connections, seconds, rows, quotients, skipped }
     }
 
     /// Takes in what the targets, the first of which is the service, came to at one size.
     pub(super) fn add(
         &mut self,
         megabytes: usize,
-        names: &[&'static str],
+        names: &[&str],
         read: Rounds,
         written: Rounds,
         skipped: BTreeMap<String, String>,
@@ -158,16 +178,64 @@ impl Comparison {
         text.trim_end().to_owned()
     }
 
-    /// The table, as a page.
-    pub(crate) fn html(&self) -> String {
-        let machine = serde_json::to_string(&self.machine).unwrap_or_default();
-        let body = format!(
-            "<p>{}</p><p>{}</p><pre>{}</pre>",
-            self.what,
-            crate::svg::escape(&machine),
-            crate::svg::escape(&self.lines())
-        );
-        crate::report::page("Peers", &body)
+    /// The page of the comparison.
+    pub(crate) fn page(&self) -> String {
+        let mut page = Page::new("Peers", &self.what);
+        page.paragraph(&report::machine(&self.machine));
+        page.paragraph(&format!(
+            "{} connections, {} s a measurement, seed {}; medians over the rounds.",
+            self.connections, self.seconds, self.seed
+        ));
+        for operation in ["get", "put"] {
+            let of_operation = || self.rows.iter().filter(|row| row.operation == operation);
+            let sizes: BTreeSet<usize> = of_operation().map(|row| row.megabytes).collect();
+            for megabytes in sizes {
+                let title = format!("{operation} of {megabytes} MB");
+                page.heading(&title);
+                let bar = |row: &PeerResult| Bar {
+                    label: row.server.clone(),
+                    value: row.gb_per_cpu_s,
+                    text: format!("{} GB", number(row.gb_per_cpu_s)),
+                    ours: row.server == "kvasir",
+                };
+                let bars = of_operation().filter(|row| row.megabytes == megabytes).map(bar).collect();
+                let description = format!("{title}: GB per CPU second of the server");
+                let svg = Bars { description: description.clone(), bars, limit: None }.to_svg();
+                page.drawing(&svg, &description);
+            }
+        }
+        page.heading("All servers");
+        let columns =
+            ["server", "op", "MB", "GB/s", "p50, ms", "p99, ms", "CPU s/GB", "GB/CPU s", "resident, MiB"];
+        let row = |row: &PeerResult| {
+            let figures =
+                [row.gb_per_s, row.p50_ms, row.p99_ms, row.cpu_s_per_gb, row.gb_per_cpu_s, row.resident_mib];
+            let words = [row.server.clone(), row.operation.clone(), row.megabytes.to_string()];
+            words.into_iter().chain(figures.map(number)).collect()
+        };
+        page.table(&report::table(&columns, self.rows.iter().map(row)));
+        page.heading("Quotients");
+        page.paragraph("Medians of the rounds' quotients: the first server's figure over the second's.");
+        let columns = ["servers", "op", "MB", "GB/CPU s", "GB/s", "at least", ""];
+        let row = |q: &Quotient| {
+            let held = match (q.wanted, q.held) {
+                (None, _) => "",
+                (_, true) => "held",
+                (_, false) => "MISSED",
+            };
+            vec![
+                format!("{} / {}", q.of, q.to),
+                q.operation.clone(),
+                q.megabytes.to_string(),
+                number(q.gb_per_cpu_s),
+                number(q.gb_per_s),
+                q.wanted.map(number).unwrap_or_default(),
+                held.to_owned(),
+            ]
+        };
+        page.table(&report::table(&columns, self.quotients.iter().map(row)));
+        report::skipped(&mut page, &self.skipped);
+        page.finish(report::FOOTER)
     }
 
     /// Whether every target held.

@@ -2,13 +2,14 @@
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
-use serde::Serialize;
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
 
 /// Kernel clock ticks a second: a constant of the ABI on every Linux that Rust runs on.
 const TICKS: f64 = 100.0;
 
 /// A process at a moment.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Usage {
     /// User and system time so far.
     pub(crate) cpu_s: f64,
@@ -16,18 +17,24 @@ pub(crate) struct Usage {
     pub(crate) fds: u64,
 }
 
-/// A process and, where asked for, its children.
-pub(crate) fn usage(id: u32) -> Usage {
+/// Bytes that a process has in memory.
+pub(crate) fn resident_bytes(id: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{id}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
+    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kibibytes << 10)
+}
+
+/// One process.
+fn usage(id: u32) -> Usage {
     let read = |name: &str| fs::read_to_string(format!("/proc/{id}/{name}")).unwrap_or_default();
     let stat = read("stat");
     // Behind the command's name, which may hold anything.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
-    let status = read("status");
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let resident = resident.and_then(|text| text.trim().trim_end_matches(" kB").parse::<f64>().ok());
+    let resident_mib = resident_bytes(id).map_or(0.0, |bytes| bytes as f64 / f64::from(1 << 20));
     let fds = fs::read_dir(format!("/proc/{id}/fd")).map_or(0, |folder| folder.count() as u64);
-    Usage { cpu_s: (ticks(11) + ticks(12)) / TICKS, resident_mib: resident.unwrap_or(0.0) / 1024.0, fds }
+    Usage { cpu_s: (ticks(11) + ticks(12)) / TICKS, resident_mib, fds }
 }
 
 /// Several processes together.
@@ -64,7 +71,7 @@ pub(crate) fn folder_bytes(path: &Path) -> u64 {
 }
 
 /// Where and of what a result is.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Machine {
     cpu: String,
     cores: usize,

@@ -19,7 +19,7 @@ use kvasir_codec::{KvBuffer, KvSource, Profile};
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{BLOCK_TOKENS, KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
 
-use crate::record::{Done, Failure};
+use crate::traffic::record::{Completion, Failure};
 
 /// Heads, and elements of a head: with four layers 512 elements a token.
 const HEADS: usize = 2;
@@ -64,9 +64,9 @@ const fn place(layer: usize, plane: Plane, head: usize) -> usize {
 }
 
 /// The cache of a token sequence, computed when asked for.
-struct Computed<'a>(&'a [u32]);
+struct ComputedKv<'a>(&'a [u32]);
 
-impl KvSource for Computed<'_> {
+impl KvSource for ComputedKv<'_> {
     fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
         let place = place(layer, plane, head);
         for (token, row) in self.0[tokens].iter().zip(out.chunks_exact_mut(DIM)) {
@@ -76,13 +76,13 @@ impl KvSource for Computed<'_> {
 }
 
 /// Pages that compare what is written with what it must be, instead of keeping it.
-struct Checked {
+struct VerifyingPages {
     tokens: Vec<u32>,
     rows: AtomicU64,
     wrong: AtomicU64,
 }
 
-impl PageStore for Checked {
+impl PageStore for VerifyingPages {
     fn write(
         &self,
         page: PageRef,
@@ -118,7 +118,7 @@ pub(crate) struct Engine {
 fn profile(layers: usize) -> Result<Arc<Profile>> {
     // Small ids: the profile's token table reaches to the largest, and these numbers are not to be predicted from tokens anyway.
     let tokens: Vec<u32> = (0..512).collect();
-    let kv = KvBuffer::from_source(&spec(layers), tokens.len(), &Computed(&tokens));
+    let kv = KvBuffer::from_source(&spec(layers), tokens.len(), &ComputedKv(&tokens));
     Ok(Arc::new(train(&spec(layers), &[TrainingContext { tokens, kv }], &Recipe::Exact, &mut |_, _| ())?))
 }
 
@@ -148,7 +148,7 @@ impl Engine {
     }
 
     /// A prompt: what is stored is loaded and checked, the rest "computed" and stored.
-    pub(crate) async fn prompt(&self, tokens: Vec<u32>) -> Result<Done, Failure> {
+    pub(crate) async fn prompt(&self, tokens: Vec<u32>) -> Result<Completion, Failure> {
         let failed = |error: kvasir_client::ClientError| Failure::new(cause(&error));
         let plan = self.kv.lookup(&tokens).await.map_err(failed)?;
         let found = plan.matched_tokens() as usize;
@@ -157,12 +157,12 @@ impl Engine {
             bytes += self.load(plan, &tokens).await?;
         }
         let options = StoreOptions { stored_tokens: found, ..StoreOptions::default() };
-        let source = Computed(&tokens);
+        let source = ComputedKv(&tokens);
         let report = self.kv.store_kv_with(&tokens, &source, &options, |_| ()).await.map_err(failed)?;
         self.asked.fetch_add(tokens.len() as u64, Ordering::Relaxed);
         self.loaded.fetch_add(found as u64, Ordering::Relaxed);
         self.stored_bytes.fetch_add(report.bytes(), Ordering::Relaxed);
-        Ok(Done { bytes: bytes + report.bytes(), ..Done::default() })
+        Ok(Completion { bytes: bytes + report.bytes(), ..Completion::default() })
     }
 
     /// Whether a prompt that was acknowledged is still there, but for what the client does not store by design, and every row of it
@@ -180,10 +180,10 @@ impl Engine {
     /// Loads a plan into pages that check every row.
     async fn load(&self, plan: kvasir_client::LoadPlan, tokens: &[u32]) -> Result<u64, Failure> {
         let matched = plan.matched_tokens().min(tokens.len() as u64 - 1);
-        let pages = Arc::new(Checked { tokens: tokens.to_vec(), rows: 0.into(), wrong: 0.into() });
+        let pages = Arc::new(VerifyingPages { tokens: tokens.to_vec(), rows: 0.into(), wrong: 0.into() });
         let refs =
             (0..tokens.len().div_ceil(PAGE_TOKENS) as u32).map(|index| PageRef { index, generation: 0 });
-        let store: Arc<dyn PageStore> = Arc::<Checked>::clone(&pages);
+        let store: Arc<dyn PageStore> = Arc::<VerifyingPages>::clone(&pages);
         let failed = |error: kvasir_client::ClientError| Failure::new(cause(&error));
         let table = BlockTable::new(store, refs.collect::<Vec<_>>(), PAGE_TOKENS).map_err(failed)?;
         let mut options = self.kv.options(SLO);

@@ -1,5 +1,8 @@
 //! A trace's prompts through the client crate, and whether all that was acknowledged of them is there at the end.
 
+mod engine;
+pub(crate) mod trace;
+
 use std::{
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
@@ -9,12 +12,14 @@ use std::{
 use anyhow::Result;
 use futures::{StreamExt as _, stream};
 
-use crate::{
+use self::{
     engine::Engine,
-    outcome::Truth,
-    record::{Done, Failure},
-    remote::Site,
-    trace::{self, Prompt, TraceFacts, TraceSpec},
+    trace::{Prompt, TraceFacts, TraceSpec},
+};
+use crate::{
+    cluster::endpoints::Endpoints,
+    scenario::outcome::Durability,
+    traffic::record::{Completion, Failure},
 };
 
 /// Most acknowledged prompts that are loaded again at the end, and how many at once.
@@ -26,7 +31,7 @@ const CHECK_PAUSE: Duration = Duration::from_secs(2);
 
 /// Which part of a trace, and how fast.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct TraceWindow {
     pub(crate) seconds: f64,
     pub(crate) speed: f64,
     pub(crate) seed: u64,
@@ -49,12 +54,12 @@ impl Replay {
         name: &str,
         spec: &TraceSpec,
         file: Option<&PathBuf>,
-        Part { seconds, speed, seed }: Part,
-        site: &Site,
+        TraceWindow { seconds, speed, seed }: TraceWindow,
+        endpoints: &Endpoints,
     ) -> Result<Self> {
         let (prompts, facts) = trace::prompts(spec, file, seconds, speed, seed)?;
-        let token = site.tokens.first().map(String::as_str);
-        let engine = Engine::connect(&site.urls[0], token, spec.layers).await?;
+        let token = endpoints.tokens.first().map(String::as_str);
+        let engine = Engine::connect(&endpoints.urls[0], token, spec.layers).await?;
         let (prompts, block_tokens) = (prompts.into(), spec.block_tokens);
         Ok(Self { name: name.to_owned(), facts, engine, prompts, block_tokens, acknowledged: Arc::default() })
     }
@@ -65,7 +70,7 @@ impl Replay {
     }
 
     /// What is stored of a prompt is loaded and checked, the rest stored.
-    pub(crate) async fn prompt(&self, number: u64) -> Result<Done, Failure> {
+    pub(crate) async fn prompt(&self, number: u64) -> Result<Completion, Failure> {
         let done = self.engine.prompt(self.prompts[number as usize].tokens(self.block_tokens)).await?;
         self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).push(number);
         Ok(done)
@@ -77,9 +82,9 @@ impl Replay {
     }
 
     /// Loads what was acknowledged, or an even sample of it, once more.
-    pub(crate) async fn check(&self, truth: &mut Truth) {
+    pub(crate) async fn check(&self, durability: &mut Durability) {
         let numbers = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        truth.acknowledged += numbers.len() as u64;
+        durability.acknowledged += numbers.len() as u64;
         let checked = numbers.len().min(CHECKED_MAX);
         let check = |nth: usize| {
             let prompt = &self.prompts[numbers[nth * numbers.len() / checked] as usize];
@@ -97,11 +102,11 @@ impl Replay {
         };
         let mut results = stream::iter(0..checked).map(check).buffer_unordered(CHECKED_AT_ONCE);
         while let Some(result) = results.next().await {
-            truth.checked += 1;
+            durability.checked += 1;
             match result {
-                Ok(bytes) => truth.bytes += bytes,
-                Err(failure) if failure.wrong => truth.wrong += 1,
-                Err(_) => truth.lost += 1,
+                Ok(bytes) => durability.bytes += bytes,
+                Err(failure) if failure.wrong => durability.wrong += 1,
+                Err(_) => durability.lost += 1,
             }
         }
     }

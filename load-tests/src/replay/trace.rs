@@ -43,7 +43,7 @@ pub(crate) struct Prompt {
 }
 
 /// What was replayed, for the report.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TraceFacts {
     pub(crate) source: String,
     pub(crate) window_s: (f64, f64),

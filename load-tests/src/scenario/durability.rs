@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, stream};
 
-use crate::{calls::Tenant, outcome::Truth};
+use super::outcome::Durability;
+use crate::traffic::tenant::Tenant;
 
 /// Most acknowledged objects that are read again, and how many at once.
 const CHECKED_MAX: usize = 2_000;
@@ -14,13 +15,13 @@ const CHECK_ATTEMPTS: usize = 40;
 const CHECK_PAUSE: Duration = Duration::from_millis(500);
 
 /// Finds and reads what was acknowledged, all of it or an even sample, from lookup to the last byte.
-pub(crate) async fn of(tenants: &[Arc<Tenant>]) -> Truth {
-    let mut truth = Truth::default();
+pub(crate) async fn check(tenants: &[Arc<Tenant>]) -> Durability {
+    let mut durability = Durability::default();
     for tenant in tenants {
         let count = tenant.count();
-        truth.acknowledged += count as u64;
+        durability.acknowledged += count as u64;
         let checked = count.min(CHECKED_MAX / tenants.len().max(1));
-        let check = |i: usize| async move {
+        let check_one = |i: usize| async move {
             let known = tenant.known(i as f64 / checked as f64)?;
             let mut last = None;
             // A tenant over its quota, or a breaker that has not closed yet, is no loss.
@@ -36,16 +37,16 @@ pub(crate) async fn of(tenants: &[Arc<Tenant>]) -> Truth {
             }
             last
         };
-        let mut results = stream::iter(0..checked).map(check).buffer_unordered(CHECKED_AT_ONCE);
+        let mut results = stream::iter(0..checked).map(check_one).buffer_unordered(CHECKED_AT_ONCE);
         while let Some(result) = results.next().await {
             let Some((found, read)) = result else { continue };
-            truth.checked += 1;
+            durability.checked += 1;
             match (found, read) {
-                (Ok(_), Ok(done)) => truth.bytes += done.bytes,
-                (_, Err(failure)) if failure.wrong => truth.wrong += 1,
-                _ => truth.lost += 1,
+                (Ok(_), Ok(done)) => durability.bytes += done.bytes,
+                (_, Err(failure)) if failure.wrong => durability.wrong += 1,
+                _ => durability.lost += 1,
             }
         }
     }
-    truth
+    durability
 }

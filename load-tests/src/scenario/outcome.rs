@@ -2,18 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::{
-    faults::Happened,
-    proc::Machine,
-    record::Summary,
-    scenario::{Bound, Scenario},
-    trace::TraceFacts,
+use super::{
+    fault::FaultWindow,
+    spec::{Bound, Scenario},
 };
+use crate::{process::usage::Machine, replay::trace::TraceFacts, report, traffic::record::Summary};
 
 /// The service's processes in one second.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) at_s: f64,
     pub(crate) cpu_s: f64,
@@ -23,8 +21,8 @@ pub(crate) struct Sample {
 }
 
 /// What was acknowledged, and what of it was there at the end.
-#[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct Truth {
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Durability {
     pub(crate) acknowledged: u64,
     pub(crate) checked: u64,
     pub(crate) lost: u64,
@@ -33,8 +31,8 @@ pub(crate) struct Truth {
 }
 
 /// A bound and whether it held.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Gate {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Threshold {
     pub(crate) figure: String,
     pub(crate) value: Option<f64>,
     pub(crate) min: Option<f64>,
@@ -43,7 +41,7 @@ pub(crate) struct Gate {
 }
 
 /// A whole run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) scenario: String,
     pub(crate) about: String,
@@ -54,11 +52,14 @@ pub(crate) struct Outcome {
     pub(crate) seconds: f64,
     /// Why nothing was run, where something is missing here.
     pub(crate) skipped: Option<String>,
+    #[serde(deserialize_with = "report::finite_or_nan_by_name")]
     pub(crate) figures: BTreeMap<String, f64>,
-    pub(crate) gates: Vec<Gate>,
+    #[serde(rename = "gates")]
+    pub(crate) thresholds: Vec<Threshold>,
     pub(crate) loads: BTreeMap<String, Summary>,
-    pub(crate) truth: Truth,
-    pub(crate) faults: Vec<Happened>,
+    #[serde(rename = "truth")]
+    pub(crate) durability: Durability,
+    pub(crate) faults: Vec<FaultWindow>,
     pub(crate) traces: Vec<TraceFacts>,
     pub(crate) samples: Vec<Sample>,
     pub(crate) specification: Scenario,
@@ -71,11 +72,11 @@ fn growth(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> Option<f64> {
     (third > 2).then(|| mean(&samples[2 * third..]) - mean(&samples[third..2 * third]))
 }
 
-/// Figures by name, as gates and readers want them.
+/// Figures by name, as thresholds and readers want them.
 pub(crate) fn figures(
     loads: &BTreeMap<String, Summary>,
-    truth: &Truth,
-    faults: &[Happened],
+    durability: &Durability,
+    faults: &[FaultWindow],
     samples: &[Sample],
     seconds: f64,
 ) -> BTreeMap<String, f64> {
@@ -104,10 +105,12 @@ pub(crate) fn figures(
         }
     }
     figures.insert("all.failed".into(), loads.values().map(|l| l.failed as f64).sum());
-    figures
-        .insert("all.wrong".into(), loads.values().map(|l| l.wrong as f64).sum::<f64>() + truth.wrong as f64);
-    figures.insert("all.lost".into(), truth.lost as f64);
-    figures.insert("all.checked".into(), truth.checked as f64);
+    figures.insert(
+        "all.wrong".into(),
+        loads.values().map(|l| l.wrong as f64).sum::<f64>() + durability.wrong as f64,
+    );
+    figures.insert("all.lost".into(), durability.lost as f64);
+    figures.insert("all.checked".into(), durability.checked as f64);
     let most = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
     figures.insert("service.resident_mib_max".into(), most(|s| s.resident_mib));
     figures.insert("service.fds_max".into(), most(|s| s.fds as f64));
@@ -128,11 +131,11 @@ pub(crate) fn figures(
 
 /// Compares figures with bounds. A figure that is not there holds nothing, unless the run was so short that nothing may have been
 /// due (`lenient`). That nothing is lost or wrong is a bound everywhere.
-pub(crate) fn gates(
+pub(crate) fn thresholds(
     figures: &BTreeMap<String, f64>,
     bounds: &[BTreeMap<String, Bound>],
     lenient: bool,
-) -> Vec<Gate> {
+) -> Vec<Threshold> {
     let none = Bound { min: None, max: Some(0.0) };
     let always = [("all.lost".to_owned(), none), ("all.wrong".to_owned(), none)];
     let given = bounds.iter().flat_map(|bounds| bounds.iter().map(|(name, bound)| (name.clone(), *bound)));
@@ -143,7 +146,7 @@ pub(crate) fn gates(
             let value = figures.get(&figure).copied();
             let held =
                 value.map_or(lenient, |v| min.is_none_or(|min| v >= min) && max.is_none_or(|max| v <= max));
-            Gate { figure, value, min, max, held }
+            Threshold { figure, value, min, max, held }
         })
         .collect()
 }
@@ -151,7 +154,7 @@ pub(crate) fn gates(
 impl Outcome {
     /// Whether all held that had to.
     pub(crate) fn passed(&self) -> bool {
-        self.skipped.is_some() || self.gates.iter().all(|gate| gate.held)
+        self.skipped.is_some() || self.thresholds.iter().all(|threshold| threshold.held)
     }
 }
 
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gates_hold_only_where_the_figure_is_there_and_within() {
+    fn thresholds_hold_only_where_the_figure_is_there_and_within() {
         let figures =
             BTreeMap::from([("all.lost".into(), 0.0), ("all.wrong".into(), 1.0), ("a.p99_ms".into(), 5.0)]);
         let bound = |min, max| Bound { min, max };
@@ -168,7 +171,8 @@ mod tests {
             ("a.p99_ms".to_owned(), bound(Some(1.0), Some(5.0))),
             ("b.p99_ms".to_owned(), bound(None, Some(5.0))),
         ]);
-        let held: Vec<bool> = gates(&figures, &[bounds], false).iter().map(|gate| gate.held).collect();
+        let held: Vec<bool> =
+            thresholds(&figures, &[bounds], false).iter().map(|threshold| threshold.held).collect();
         assert_eq!(held, [true, false, true, false]);
     }
 }

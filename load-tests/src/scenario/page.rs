@@ -1,26 +1,14 @@
-//! An outcome for people: lines on a terminal, and a page that needs nothing from elsewhere.
+//! An outcome for people: lines on a terminal, and a page.
 
-use std::{fmt::Write as _, time::Duration};
+use std::time::Duration;
 
+use kvasir_plot::{Axis, Guide, Mark, Page, Place, Plot, Series, Side, number};
+
+use super::outcome::{Outcome, Sample, Threshold};
 use crate::{
-    outcome::{Gate, Outcome},
-    record::Summary,
-    svg::{Line, Plot, escape, short},
+    report,
+    traffic::record::{Second, Summary},
 };
-
-const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:820px;margin:2em auto;padding:0 1em;color:#222}\
- table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}\
- td:first-child,th:first-child{text-align:left}.bad{color:#b00020;font-weight:600}.ok{color:#1c7c3c}\
- svg{width:100%;margin:.6em 0}.t{font-size:13px;font-weight:600}.l,.u{font-size:11px}.l{text-anchor:end}.m{font-size:11px;text-anchor:middle}\
- .g{stroke:#e4e4e4}.p{fill:none;stroke-width:1.6}.f{fill:#f3d9d4}pre{background:#f6f6f6;padding:1em;overflow:auto}";
-
-/// A page around a body.
-pub(crate) fn page(title: &str, body: &str) -> String {
-    format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{0}</title><style>{STYLE}</style><h1>{0}</h1>{body}</html>\n",
-        escape(title)
-    )
-}
 
 /// What happened, in a few lines.
 pub(crate) fn lines(outcome: &Outcome, took: Duration) -> String {
@@ -31,7 +19,7 @@ pub(crate) fn lines(outcome: &Outcome, took: Duration) -> String {
     let mut add = |line: String| text.push_str(&line);
     add(format!(", {:.0} s ({:.0} s in all)\n", outcome.seconds, took.as_secs_f64()));
     for (name, load) in &outcome.loads {
-        let ms = |name: &str| short(load.latency_ms[name]);
+        let ms = |name: &str| number(load.latency_ms[name]);
         add(format!(
             "  {name}: {} requests, {} failed, {:.1} MB/s; p50 {} ms, p99 {} ms, max {} ms\n",
             load.requests,
@@ -45,129 +33,177 @@ pub(crate) fn lines(outcome: &Outcome, took: Duration) -> String {
             add(format!("    {:?}\n", load.causes));
         }
     }
-    let truth = &outcome.truth;
+    let durability = &outcome.durability;
     add(format!(
         "  {} acknowledged, {} read again: {} lost, {} wrong",
-        truth.acknowledged, truth.checked, truth.lost, outcome.figures["all.wrong"],
+        durability.acknowledged, durability.checked, durability.lost, outcome.figures["all.wrong"],
     ));
     let resident = outcome.figures.get("service.resident_mib_max");
-    add(resident.map_or("\n".to_owned(), |mib| format!("; at most {} MiB resident\n", short(*mib))));
-    for gate in &outcome.gates {
-        let mark = if gate.held { "ok  " } else { "FAIL" };
-        add(format!("  {mark} {}\n", in_words(gate)));
+    add(resident.map_or("\n".to_owned(), |mib| format!("; at most {} MiB resident\n", number(*mib))));
+    for threshold in &outcome.thresholds {
+        let mark = if threshold.held { "ok  " } else { "FAIL" };
+        add(format!("  {mark} {}\n", in_words(threshold)));
     }
     text.trim_end().to_owned()
 }
 
-fn in_words(gate: &Gate) -> String {
-    let value = gate.value.map_or("not measured".to_owned(), short);
+fn in_words(threshold: &Threshold) -> String {
+    let value = threshold.value.map_or("not measured".to_owned(), number);
     let bound =
-        |name: &str, bound: Option<f64>| bound.map(|b| format!(" {name} {}", short(b))).unwrap_or_default();
-    format!("{} = {value}{}{}", gate.figure, bound("≥", gate.min), bound("≤", gate.max))
+        |name: &str, bound: Option<f64>| bound.map(|b| format!(" {name} {}", number(b))).unwrap_or_default();
+    format!("{} = {value}{}{}", threshold.figure, bound("≥", threshold.min), bound("≤", threshold.max))
 }
 
-fn facts(outcome: &Outcome) -> String {
-    let machine = serde_json::to_string(&outcome.machine).unwrap_or_default();
-    let size = if outcome.smoke { "size for CI: times mean nothing" } else { "full size" };
-    format!(
-        "<p>{}</p><p>Store: {}. {} s, seed {}, {size}.</p><p>{}</p>",
-        escape(&outcome.about),
-        escape(&outcome.store),
-        short(outcome.seconds),
-        outcome.seed,
-        escape(&machine)
-    )
+fn requests(page: &mut Page, outcome: &Outcome) {
+    page.heading("Requests");
+    page.paragraph("Milliseconds from the moment a request was due; in brackets from when it was sent.");
+    let row = |(name, load): (&String, &Summary)| {
+        let ms = |p: &str| format!("{} ({})", number(load.latency_ms[p]), number(load.from_sent_ms[p]));
+        let mb_per_s = number(load.bytes as f64 / 1e6 / outcome.seconds);
+        let counts = [name.clone(), load.requests.to_string(), load.failed.to_string(), mb_per_s];
+        counts.into_iter().chain(["p50", "p99", "p999", "max"].map(ms)).collect()
+    };
+    let columns = ["", "requests", "failed", "MB/s", "p50", "p99", "p99.9", "max"];
+    page.table(&report::table(&columns, outcome.loads.iter().map(row)));
+    let failures = outcome.loads.iter().flat_map(|(name, load)| {
+        load.causes.iter().map(move |(cause, count)| vec![format!("{name}: {cause}"), count.to_string()])
+    });
+    let failures: Vec<_> = failures.collect();
+    if !failures.is_empty() {
+        page.table(&report::table(&["why requests failed", "how many"], failures));
+    }
 }
 
-fn tables(outcome: &Outcome) -> String {
-    let mut html = String::from(
-        "<h2>Requests</h2><p>Milliseconds from the moment a request was due; in brackets from when it was sent.</p>\
-         <table><tr><th></th><th>requests</th><th>failed</th><th>MB/s</th><th>p50</th><th>p99</th><th>p99.9</th><th>max</th></tr>",
+fn thresholds(page: &mut Page, outcome: &Outcome) {
+    page.heading("Thresholds");
+    let row = |threshold: &Threshold| {
+        let or_empty = |bound: Option<f64>| bound.map(number).unwrap_or_default();
+        vec![
+            threshold.figure.clone(),
+            threshold.value.map_or("not measured".to_owned(), number),
+            or_empty(threshold.min),
+            or_empty(threshold.max),
+            if threshold.held { "held" } else { "MISSED" }.to_owned(),
+        ]
+    };
+    let columns = ["figure", "value", "at least", "at most", ""];
+    page.table(&report::table(&columns, outcome.thresholds.iter().map(row)));
+}
+
+fn faults(outcome: &Outcome) -> Vec<Guide> {
+    let guide = |fault: &super::fault::FaultWindow| Guide {
+        at: Place::XRange(fault.from_s, fault.to_s),
+        label: fault.what.clone(),
+    };
+    outcome.faults.iter().map(guide).collect()
+}
+
+fn line(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
+    report::line(name, Mark::Line, points)
+}
+
+fn over_time(outcome: &Outcome, what: &str, y: &str, of: fn(&Second) -> f64) -> Plot {
+    let series = |(name, load): (&String, &Summary)| {
+        line(name, load.seconds.iter().enumerate().map(|(at, second)| (at as f64, of(second))))
+    };
+    Plot {
+        description: what.to_owned(),
+        x: Axis::from_zero("seconds"),
+        left: Axis::from_zero(y),
+        right: None,
+        series: outcome.loads.iter().map(series).collect(),
+        guides: faults(outcome),
+    }
+}
+
+fn percentiles(outcome: &Outcome) -> Plot {
+    let at = [("p50", 2.0), ("p75", 4.0), ("p90", 10.0), ("p99", 1e2), ("p999", 1e3), ("p9999", 1e4)];
+    let series = |(name, load): (&String, &Summary)| Series {
+        name: name.clone(),
+        mark: Mark::Joined,
+        side: Side::Left,
+        points: at.map(|(percentile, x)| (x, load.latency_ms[percentile]).into()).into(),
+    };
+    Plot {
+        description: "Latency by percentile".to_owned(),
+        x: Axis::log("one request in so many is slower"),
+        left: Axis::log("ms"),
+        right: None,
+        series: outcome.loads.iter().map(series).collect(),
+        guides: Vec::new(),
+    }
+}
+
+fn resources(outcome: &Outcome, what: &str, y: &str, of: fn(&Sample) -> f64) -> Plot {
+    Plot {
+        description: what.to_owned(),
+        x: Axis::from_zero("seconds"),
+        left: Axis::from_zero(y),
+        right: None,
+        series: vec![line("", outcome.samples.iter().map(|sample| (sample.at_s, of(sample))))],
+        guides: faults(outcome),
+    }
+}
+
+fn plots(page: &mut Page, outcome: &Outcome) {
+    page.heading("Over time");
+    if outcome.loads.values().all(|load| load.seconds.is_empty()) {
+        page.paragraph("The result has no seconds of requests, so nothing is plotted over time.");
+    } else {
+        let loads: Vec<_> = outcome.loads.iter().map(|(name, load)| (name.as_str(), load)).collect();
+        page.drawing(&report::p99_plot(&loads, faults(outcome)).to_svg(), "Slowest per cent of each second.");
+        for (what, y, of) in [
+            ("Requests that failed.", "a second", (|s| s.failed as f64) as fn(&Second) -> f64),
+            ("Bytes.", "MB/s", |s| s.bytes as f64 / 1e6),
+        ] {
+            page.drawing(&over_time(outcome, what, y, of).to_svg(), what);
+        }
+    }
+    page.drawing(
+        &percentiles(outcome).to_svg(),
+        "Latency from when requests were due: 50, 75, 90, 99, 99.9 and 99.99 %.",
     );
-    for (name, load) in &outcome.loads {
-        let ms = |p: &str| format!("{} ({})", short(load.latency_ms[p]), short(load.from_sent_ms[p]));
-        // A string takes all that is written to it, here and below.
-        let _ = write!(
-            html,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            escape(name),
-            load.requests,
-            load.failed,
-            short(load.bytes as f64 / 1e6 / outcome.seconds),
-            ms("p50"),
-            ms("p99"),
-            ms("p999"),
-            ms("max")
+    page.heading("Processes of the service");
+    if outcome.samples.is_empty() {
+        page.paragraph(
+            "The result has no samples of the service's processes: memory, files and disk are not plotted.",
         );
+        return;
     }
-    html += "</table><h2>What had to hold</h2><table>";
-    for gate in &outcome.gates {
-        let class = if gate.held { "ok" } else { "bad" };
-        let _ = write!(html, "<tr><td class=\"{class}\">{}</td></tr>", escape(&in_words(gate)));
+    for (what, y, of) in [
+        ("Resident memory.", "MiB", (|s| s.resident_mib) as fn(&Sample) -> f64),
+        ("Open files.", "files", |s| s.fds as f64),
+        ("Index, spool and hot tier on disk.", "MiB", |s| s.cache_mib),
+    ] {
+        page.drawing(&resources(outcome, what, y, of).to_svg(), what);
     }
-    html + "</table>"
-}
-
-fn line(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Line {
-    Line { name: name.to_owned(), points: points.collect() }
-}
-
-fn plots(outcome: &Outcome) -> Vec<Plot> {
-    let shaded: Vec<_> = outcome.faults.iter().map(|f| (f.from_s, f.to_s, f.what.clone())).collect();
-    let over_time = |title: &str, y: &str, log: bool, of: fn(&crate::record::Second) -> f64| Plot {
-        title: title.to_owned(),
-        x: "seconds".into(),
-        y: y.to_owned(),
-        lines: outcome
-            .loads
-            .iter()
-            .map(|(name, load)| line(name, load.seconds.iter().enumerate().map(|(at, s)| (at as f64, of(s)))))
-            .collect(),
-        shaded: shaded.clone(),
-        log,
-    };
-    let percentiles = |load: &Summary| {
-        let at = ["p50", "p75", "p90", "p99", "p999", "p9999"].into_iter().enumerate();
-        at.map(|(x, name)| (x as f64, load.latency_ms[name])).collect::<Vec<_>>()
-    };
-    let resources = |title: &str, y: &str, of: fn(&crate::outcome::Sample) -> f64| Plot {
-        title: title.to_owned(),
-        x: "seconds".into(),
-        y: y.to_owned(),
-        lines: vec![line("", outcome.samples.iter().map(|s| (s.at_s, of(s))))],
-        shaded: shaded.clone(),
-        log: false,
-    };
-    vec![
-        over_time("Slowest per cent of each second", "p99, ms", true, |s| s.p99_ms.max(0.01)),
-        over_time("Requests that failed", "a second", false, |s| s.failed as f64),
-        over_time("Bytes", "MB/s", false, |s| s.bytes as f64 / 1e6),
-        Plot {
-            title: "Latency: 50, 75, 90, 99, 99.9, 99.99 %".into(),
-            x: "percentile, in that order".into(),
-            y: "ms".into(),
-            lines: outcome.loads.iter().map(|(n, l)| line(n, percentiles(l).into_iter())).collect(),
-            shaded: Vec::new(),
-            log: true,
-        },
-        resources("Resident memory of the service", "MiB", |s| s.resident_mib),
-        resources("Open files of the service", "", |s| s.fds as f64),
-        resources("Index, spool and hot tier on disk", "MiB", |s| s.cache_mib),
-    ]
 }
 
 /// The page of a run.
-pub(crate) fn html(outcome: &Outcome) -> String {
+pub(crate) fn page(outcome: &Outcome) -> String {
+    let mut page = Page::new(&outcome.scenario, &outcome.about);
     if let Some(reason) = &outcome.skipped {
-        return page(&outcome.scenario, &format!("<p>Skipped: {}</p>", escape(reason)));
+        page.paragraph(&format!("Skipped: {reason}"));
+        return page.finish(report::FOOTER);
     }
-    let mut body = facts(outcome) + &tables(outcome);
-    plots(outcome).iter().for_each(|plot| body += &plot.svg());
-    body += "<h2>All figures</h2><table>";
-    for (name, value) in &outcome.figures {
-        let _ = write!(body, "<tr><td>{}</td><td>{}</td></tr>", escape(name), short(*value));
+    let size = if outcome.smoke { "size for CI: times mean nothing" } else { "full size" };
+    let seconds = number(outcome.seconds);
+    page.paragraph(&format!("Store: {}. {seconds} s, seed {}, {size}.", outcome.store, outcome.seed));
+    page.paragraph(&report::machine(&outcome.machine));
+    for trace in &outcome.traces {
+        let (from, to) = trace.window_s;
+        page.paragraph(&format!(
+            "Trace: {}, seconds {from} to {to}; {} requests, {} tokens.",
+            trace.source, trace.requests, trace.tokens
+        ));
     }
-    let specification = serde_json::to_string_pretty(&outcome.specification).unwrap_or_default();
-    body += &format!("</table><h2>Scenario</h2><pre>{}</pre>", escape(&specification));
-    page(&outcome.scenario, &body)
+    requests(&mut page, outcome);
+    thresholds(&mut page, outcome);
+    plots(&mut page, outcome);
+    page.heading("All figures");
+    let figures = outcome.figures.iter().map(|(name, value)| vec![name.clone(), number(*value)]);
+    page.table(&report::table(&["figure", "value"], figures));
+    page.heading("Scenario");
+    page.preformatted(&serde_json::to_string_pretty(&outcome.specification).unwrap_or_default());
+    page.finish(report::FOOTER)
 }

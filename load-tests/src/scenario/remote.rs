@@ -1,11 +1,12 @@
-//! Where requests go: to replicas that this program started, or to a service that runs already.
+//! Scenarios against a service that runs already.
 
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
-use crate::scenario::{Op, Scenario};
+use super::spec::{Op, Scenario};
+use crate::cluster::endpoints::Endpoints;
 
 /// A service that runs already, on a real cluster for instance.
 #[derive(Debug, Default, Args)]
@@ -18,18 +19,9 @@ pub(crate) struct RemoteArguments {
     token_files: Vec<PathBuf>,
 }
 
-/// Where requests go, and as whom.
-#[derive(Debug, Clone)]
-pub(crate) struct Site {
-    /// Of the replicas, without a slash at the end.
-    pub(crate) urls: Vec<String>,
-    /// One for each tenant; none where nobody is asked who they are.
-    pub(crate) tokens: Vec<String>,
-}
-
 impl RemoteArguments {
     /// The running service, if one is named.
-    pub(crate) fn site(&self) -> Result<Option<Site>> {
+    pub(crate) fn endpoints(&self) -> Result<Option<Endpoints>> {
         if self.urls.is_empty() {
             return Ok(None);
         }
@@ -43,33 +35,31 @@ impl RemoteArguments {
                 std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
             anyhow::Ok(text.trim().to_owned())
         };
-        Ok(Some(Site { urls, tokens: self.token_files.iter().map(read).collect::<Result<_>>()? }))
+        Ok(Some(Endpoints { urls, tokens: self.token_files.iter().map(read).collect::<Result<_>>()? }))
     }
 }
 
-impl Site {
-    /// Why a scenario needs a service that this program starts, if it does.
-    pub(crate) fn lacks(&self, scenario: &Scenario) -> Option<String> {
-        if !scenario.fault.is_empty() {
-            return Some("faults happen only to a service that is started here".into());
-        }
-        if scenario.data.rows > 0 {
-            return Some("rows can be written only into the index of a service that is started here".into());
-        }
-        let (has, needs) = (self.tokens.len(), scenario.service.tenants);
-        if has < needs {
-            return Some(format!("{needs} tenants are needed, each with --token-file; there are {has}"));
-        }
-        if !scenario.service.quota.is_empty() {
-            return Some("its quotas are not those of a running service".into());
-        }
-        let connects = scenario.load.iter().any(|load| load.op == Op::Connect);
-        if connects && self.urls.iter().any(|url| url.starts_with("https://")) {
-            return Some("connections are counted without TLS, and a URL is https".into());
-        }
-        let works = scenario.load.iter().any(|load| matches!(load.op, Op::Gc | Op::Scrub));
-        works.then(|| "jobs work on the whole store, whoever else has something in it".into())
+/// Why a scenario cannot run against a service that this program did not start; none where it can.
+pub(crate) fn unsupported_reason(endpoints: &Endpoints, scenario: &Scenario) -> Option<String> {
+    if !scenario.fault.is_empty() {
+        return Some("faults happen only to a service that is started here".into());
     }
+    if scenario.data.rows > 0 {
+        return Some("rows can be written only into the index of a service that is started here".into());
+    }
+    let (has, needs) = (endpoints.tokens.len(), scenario.service.tenants);
+    if has < needs {
+        return Some(format!("{needs} tenants are needed, each with --token-file; there are {has}"));
+    }
+    if !scenario.service.quota.is_empty() {
+        return Some("its quotas are not those of a running service".into());
+    }
+    let connects = scenario.load.iter().any(|load| load.op == Op::Connect);
+    if connects && endpoints.urls.iter().any(|url| url.starts_with("https://")) {
+        return Some("connections are counted without TLS, and a URL is https".into());
+    }
+    let works = scenario.load.iter().any(|load| matches!(load.op, Op::Gc | Op::Scrub));
+    works.then(|| "jobs work on the whole store, whoever else has something in it".into())
 }
 
 #[cfg(test)]
@@ -84,9 +74,9 @@ mod tests {
     #[test]
     fn a_running_service_takes_what_asks_for_nothing_of_its_processes() {
         let arguments = RemoteArguments { urls: vec!["https://kv.example/".into()], token_files: Vec::new() };
-        let site = arguments.site().unwrap().unwrap();
-        assert_eq!(site.urls, ["https://kv.example"]);
-        assert_eq!(site.lacks(&scenario("hot-read")), None);
+        let endpoints = arguments.endpoints().unwrap().unwrap();
+        assert_eq!(endpoints.urls, ["https://kv.example"]);
+        assert_eq!(unsupported_reason(&endpoints, &scenario("hot-read")), None);
         for (name, why) in [
             ("fault-errors", "faults"),
             ("namespace-1m", "rows"),
@@ -94,10 +84,13 @@ mod tests {
             ("connections", "TLS"),
             ("maintenance", "jobs"),
         ] {
-            assert!(site.lacks(&scenario(name)).is_some_and(|reason| reason.contains(why)), "{name}");
+            assert!(
+                unsupported_reason(&endpoints, &scenario(name)).is_some_and(|reason| reason.contains(why)),
+                "{name}"
+            );
         }
         let wrong = RemoteArguments { urls: vec!["kv.example".into()], token_files: Vec::new() };
-        assert!(wrong.site().is_err());
-        assert!(RemoteArguments::default().site().unwrap().is_none());
+        assert!(wrong.endpoints().is_err());
+        assert!(RemoteArguments::default().endpoints().unwrap().is_none());
     }
 }

@@ -19,22 +19,24 @@ use tokio::{
     net::{TcpSocket, lookup_host},
 };
 
+use super::spec::{LoadSpec, Op, Popularity, Scenario, TenantSelection};
 use crate::{
-    Common,
-    arrivals::{Arrivals, uniform},
-    calls::Tenant,
-    drive::Request,
-    objects::Shape,
-    record::{Done, Failure},
-    remote::Site,
-    replay::{Part, Replay},
-    rows,
-    scenario::{LoadSpec, Op, Popularity, Scenario, Tenants},
+    arguments::CommonArguments,
+    cluster::endpoints::Endpoints,
+    index_rows,
+    replay::{Replay, TraceWindow},
+    traffic::{
+        arrivals::{Arrivals, uniform},
+        objects::Shape,
+        open_loop::RequestFn,
+        record::{Completion, Failure},
+        tenant::Tenant,
+    },
 };
 
 /// Requests, and when they are due where a trace says so.
-pub(crate) struct Made {
-    pub(crate) request: Request,
+pub(crate) struct LoadRequests {
+    pub(crate) request: RequestFn,
     pub(crate) due: Option<Vec<Duration>>,
     pub(crate) replay: Option<Replay>,
 }
@@ -43,37 +45,23 @@ pub(crate) struct Made {
 const SOURCES: u64 = 200;
 /// Objects that stores number from on, apart from the data.
 const STORED_FROM: u64 = 1 << 32;
-/// Patience of an HTTP request for its connection and between two parts of an answer.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How long a connection is kept for the next request: less than the 15 s after which the service closes it, because a request
-/// that is sent just then finds nobody.
-const KEPT: Duration = Duration::from_secs(10);
-
-/// Many kept connections.
-pub(crate) fn http_client() -> Result<reqwest::Client> {
-    let builder = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
-    Ok(builder.tcp_nodelay(true).pool_max_idle_per_host(1_024).pool_idle_timeout(KEPT).build()?)
-}
-
 /// The requests of a load.
-pub(crate) async fn of(
-    common: &Common,
+pub(crate) async fn of_load(
+    common: &CommonArguments,
     scenario: &Scenario,
     load: &LoadSpec,
-    site: &Site,
+    endpoints: &Endpoints,
     tenants: &[Arc<Tenant>],
     seed: u64,
-) -> Result<Made> {
+) -> Result<LoadRequests> {
     let chosen: Arc<[Arc<Tenant>]> = match load.tenants {
-        Tenants::All => tenants.into(),
-        Tenants::First => tenants[..1].into(),
-        Tenants::Others => tenants[1..].into(),
+        TenantSelection::All => tenants.into(),
+        TenantSelection::First => tenants[..1].into(),
+        TenantSelection::Others => tenants[1..].into(),
     };
     let load = Arc::new(load.clone());
-    let request: Request = match load.op {
-        Op::Prompt => return prompts(common, scenario, &load, site, seed).await,
+    let request: RequestFn = match load.op {
+        Op::Prompt => return prompts(common, scenario, &load, endpoints, seed).await,
         Op::Lookup if scenario.data.rows > 0 => row_lookups(load, chosen, seed, scenario.data.rows),
         Op::Read | Op::Lookup => reads(load, chosen, seed, scenario.data.objects),
         Op::Store => stores(load, chosen, seed),
@@ -81,7 +69,7 @@ pub(crate) async fn of(
         Op::Gc => jobs(chosen, JobKind::Gc),
         Op::Scrub => jobs(chosen, JobKind::Scrub),
     };
-    Ok(Made { request, due: None, replay: None })
+    Ok(LoadRequests { request, due: None, replay: None })
 }
 
 /// The tenant of request `number`, and a place in its objects.
@@ -98,7 +86,7 @@ fn place(load: &LoadSpec, tenants: &[Arc<Tenant>], seed: u64, number: u64) -> (A
     (tenant, share)
 }
 
-fn reads(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64, data: usize) -> Request {
+fn reads(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64, data: usize) -> RequestFn {
     Arc::new(move |number| {
         let (load, tenants) = (Arc::clone(&load), Arc::clone(&tenants));
         Box::pin(async move {
@@ -114,8 +102,8 @@ fn reads(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64, data: usiz
     })
 }
 
-fn row_lookups(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64, rows: usize) -> Request {
-    let contexts = rows.div_ceil(rows::CHUNKS) as f64;
+fn row_lookups(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64, rows: usize) -> RequestFn {
+    let contexts = rows.div_ceil(index_rows::CONTEXT_CHUNKS) as f64;
     Arc::new(move |number| {
         let (load, tenants) = (Arc::clone(&load), Arc::clone(&tenants));
         Box::pin(async move {
@@ -125,7 +113,7 @@ fn row_lookups(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64, rows
     })
 }
 
-fn stores(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> Request {
+fn stores(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> RequestFn {
     // Numbers of a peak's closed loop and of the run behind it must not meet.
     let next = Arc::new(AtomicU64::new(STORED_FROM | (seed & 0xff) << 48));
     Arc::new(move |number| {
@@ -144,7 +132,7 @@ fn stores(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> Reques
     })
 }
 
-fn connections(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> Request {
+fn connections(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> RequestFn {
     Arc::new(move |number| {
         let (load, tenants) = (Arc::clone(&load), Arc::clone(&tenants));
         Box::pin(async move {
@@ -176,7 +164,7 @@ fn connections(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> R
             }
             let held = Duration::from_secs_f64(load.hold_seconds);
             tokio::time::sleep(held).await;
-            Ok(Done { bytes, held, ..Done::default() })
+            Ok(Completion { bytes, held, ..Completion::default() })
         })
     })
 }
@@ -200,7 +188,7 @@ async fn answer(stream: &mut tokio::net::TcpStream, bytes: usize) -> Result<Vec<
     }
 }
 
-fn jobs(tenants: Arc<[Arc<Tenant>]>, kind: JobKind) -> Request {
+fn jobs(tenants: Arc<[Arc<Tenant>]>, kind: JobKind) -> RequestFn {
     Arc::new(move |_| {
         let tenant = Arc::clone(&tenants[0]);
         Box::pin(async move {
@@ -216,7 +204,7 @@ fn jobs(tenants: Arc<[Arc<Tenant>]>, kind: JobKind) -> Request {
                 job = asked.map_err(broken)?.json().await.map_err(broken)?;
             }
             match job.error {
-                None => Ok(Done::default()),
+                None => Ok(Completion::default()),
                 Some(error) => Err(Failure::new(error)),
             }
         })
@@ -224,22 +212,22 @@ fn jobs(tenants: Arc<[Arc<Tenant>]>, kind: JobKind) -> Request {
 }
 
 async fn prompts(
-    common: &Common,
+    common: &CommonArguments,
     scenario: &Scenario,
     load: &LoadSpec,
-    site: &Site,
+    endpoints: &Endpoints,
     seed: u64,
-) -> Result<Made> {
+) -> Result<LoadRequests> {
     let spec = load.trace.as_ref().context("a replay needs a trace")?;
     let speed = if let Arrivals::Trace { speed } = load.arrivals { speed } else { 1.0 };
     let file: Option<&PathBuf> =
         common.traces.iter().find(|(name, _)| *name == load.name).map(|(_, path)| path);
-    let part = Part { seconds: scenario.seconds, speed, seed };
-    let replay = Replay::of(&load.name, spec, file, part, site).await?;
+    let window = TraceWindow { seconds: scenario.seconds, speed, seed };
+    let replay = Replay::of(&load.name, spec, file, window, endpoints).await?;
     let (due, replayed) = (replay.due(), replay.clone());
-    let request: Request = Arc::new(move |number| {
+    let request: RequestFn = Arc::new(move |number| {
         let replay = replay.clone();
         Box::pin(async move { replay.prompt(number).await })
     });
-    Ok(Made { request, due: Some(due), replay: Some(replayed) })
+    Ok(LoadRequests { request, due: Some(due), replay: Some(replayed) })
 }

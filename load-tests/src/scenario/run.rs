@@ -1,37 +1,58 @@
 //! Runs a scenario: starts the processes, stores what is to be there, lets requests arrive and faults happen, and reads all
 //! that was acknowledged once more.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, RwLock},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use clap::Args;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use kvasir_api::{NamespaceRequest, NamespaceResponse, routes};
-use kvasir_tests::chunks;
-use kvasir_types::ProfileHash;
-use reqwest::Method;
 use tokio::{task::JoinSet, time::Instant};
 
-use crate::{
-    Common, RunArguments,
-    arrivals::{self, Arrivals},
-    calls::Tenant,
-    drive::{self, Callers},
-    faults,
-    objects::{Pool, Shape},
-    outcome::{self, Outcome, Sample, Truth},
-    proc,
-    record::Recorder,
-    remote::Site,
-    replay::Replay,
-    requests, rows,
-    scenario::{LoadSpec, Scenario},
-    truth,
-    world::World,
+use super::{
+    durability, inject,
+    outcome::{self, Durability, Outcome, Sample},
+    remote::{self, RemoteArguments},
+    requests,
+    spec::{LoadSpec, Scenario},
 };
+use crate::{
+    arguments::CommonArguments,
+    cluster::{Cluster, endpoints::Endpoints},
+    index_rows::{self, IndexLocation},
+    process::usage,
+    replay::Replay,
+    traffic::{
+        arrivals::{self, Arrivals},
+        objects::{Pool, Shape},
+        open_loop::{self, Callers, RequestFn},
+        record::Recorder,
+        tenant::{Tenant, http_client},
+    },
+};
+
+/// Scenarios to run, and how.
+#[derive(Debug, Args)]
+pub(crate) struct RunArguments {
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+    #[command(flatten)]
+    remote: RemoteArguments,
+    /// Files of scenarios, or folders of them.
+    #[arg(required = true)]
+    pub(crate) scenarios: Vec<PathBuf>,
+    /// The size for CI: seconds each, and no bounds on times.
+    #[arg(long)]
+    pub(crate) smoke: bool,
+    /// How long requests arrive, instead of what the scenario says: for soaks.
+    #[arg(long)]
+    pub(crate) seconds: Option<f64>,
+    /// Seed of all that is random, instead of the scenario's.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+}
+
+/// Page cache of the index while it is filled.
+const INDEX_MEMORY: u64 = 64 << 20;
 
 /// Uploads at once before a run.
 const PREPARED_AT_ONCE: usize = 4;
@@ -43,7 +64,7 @@ const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 /// Runs it and gives its outcome; a scenario that something is missing for is skipped, and says why.
 pub(crate) async fn run(arguments: &RunArguments, scenario: &Scenario) -> Result<Outcome> {
     let (common, smoke) = (&arguments.common, arguments.smoke);
-    let machine = proc::machine();
+    let machine = usage::machine();
     let jumps = scenario.fault.iter().any(|fault| fault.what.jumps());
     let mut outcome = Outcome {
         scenario: scenario.name.clone(),
@@ -55,23 +76,23 @@ pub(crate) async fn run(arguments: &RunArguments, scenario: &Scenario) -> Result
         seconds: scenario.seconds,
         skipped: None,
         figures: BTreeMap::new(),
-        gates: Vec::new(),
+        thresholds: Vec::new(),
         loads: BTreeMap::new(),
-        truth: Truth::default(),
+        durability: Durability::default(),
         faults: Vec::new(),
         traces: Vec::new(),
         samples: Vec::new(),
         specification: scenario.clone(),
     };
-    let running = arguments.remote.site()?;
-    if let Some(reason) = running.as_ref().and_then(|site| site.lacks(scenario)) {
+    let running = arguments.remote.endpoints()?;
+    if let Some(reason) = running.as_ref().and_then(|running| remote::unsupported_reason(running, scenario)) {
         outcome.skipped = Some(reason);
         return Ok(outcome);
     }
-    let mut world = match &running {
+    let mut cluster = match &running {
         Some(_) => None,
-        None => match Box::pin(World::start(common, &scenario.service, jumps)).await {
-            Ok(world) => Some(world),
+        None => match Box::pin(Cluster::start(common, &scenario.service, jumps)).await {
+            Ok(cluster) => Some(cluster),
             Err(error) if scenario.service.disk_mib > 0 || jumps => {
                 outcome.skipped = Some(format!("{error:#}"));
                 return Ok(outcome);
@@ -79,19 +100,19 @@ pub(crate) async fn run(arguments: &RunArguments, scenario: &Scenario) -> Result
             Err(error) => return Err(error),
         },
     };
-    outcome.store = match &world {
-        Some(world) => world.store_name.clone(),
+    outcome.store = match &cluster {
+        Some(cluster) => cluster.store_name.clone(),
         None => "that of a running service, whose processes and settings are not seen".into(),
     };
-    let site = running.or_else(|| world.as_ref().map(World::site)).context("a service")?;
-    let tenants = Box::pin(prepare(&site, scenario)).await?;
-    if let Some(world) = world.as_mut().filter(|_| scenario.data.rows > 0) {
-        world.kill(0);
-        rows::insert(world, &tenants[0], scenario.data.rows)?;
-        world.start_replica(0).await?;
+    let endpoints = running.or_else(|| cluster.as_ref().map(Cluster::endpoints)).context("a service")?;
+    let tenants = Box::pin(prepare(&endpoints, scenario)).await?;
+    if let Some(cluster) = cluster.as_mut().filter(|_| scenario.data.rows > 0) {
+        cluster.kill(0);
+        insert_index_rows(cluster, &tenants[0], scenario.data.rows)?;
+        cluster.start_replica(0).await?;
     }
     let (callers, replays) =
-        Box::pin(callers(common, scenario, &site, &tenants, &mut outcome.figures)).await?;
+        Box::pin(callers(common, scenario, &endpoints, &tenants, &mut outcome.figures)).await?;
     let recorders: BTreeMap<String, Arc<Recorder>> =
         callers.iter().map(|(name, callers)| (name.clone(), Arc::clone(&callers.recorder))).collect();
     let begun = Instant::now();
@@ -99,49 +120,61 @@ pub(crate) async fn run(arguments: &RunArguments, scenario: &Scenario) -> Result
     callers.into_iter().for_each(|(_, callers)| _ = tasks.spawn(callers.run(begun)));
     let mut samples = Vec::new();
     outcome.faults = {
-        let ids = world.as_ref().map(World::ids).unwrap_or_default();
-        let replicas = world.iter().flat_map(|world| &world.replicas);
+        let ids = cluster.as_ref().map(Cluster::ids).unwrap_or_default();
+        let replicas = cluster.iter().flat_map(|cluster| &cluster.replicas);
         let caches: Vec<_> = replicas.map(|replica| replica.cache.clone()).collect();
         let watching = watch(&ids, &caches, begun, &mut samples);
-        let happening = async {
-            let happened = match &mut world {
-                Some(world) => faults::happen(&scenario.fault, world, begun).await,
+        let injecting = async {
+            let injected = match &mut cluster {
+                Some(cluster) => inject::inject(&scenario.fault, cluster, begun).await,
                 None => Ok(Vec::new()),
             };
             while tasks.join_next().await.is_some() {}
-            happened
+            injected
         };
-        tokio::select! { happened = happening => happened?, () = watching => unreachable!("it watches for ever") }
+        tokio::select! { injected = injecting => injected?, () = watching => unreachable!("it watches for ever") }
     };
-    outcome.truth = Box::pin(truth::of(&tenants)).await;
+    outcome.durability = Box::pin(durability::check(&tenants)).await;
     for replay in &replays {
-        replay.check(&mut outcome.truth).await;
+        replay.check(&mut outcome.durability).await;
     }
     outcome.loads = recorders.iter().map(|(name, recorder)| (name.clone(), recorder.summary())).collect();
     let figures =
-        outcome::figures(&outcome.loads, &outcome.truth, &outcome.faults, &samples, scenario.seconds);
+        outcome::figures(&outcome.loads, &outcome.durability, &outcome.faults, &samples, scenario.seconds);
     outcome.figures.extend(figures);
     for replay in replays {
         outcome.figures.extend(replay.figures());
         outcome.traces.push(replay.facts);
     }
     let mut bounds = [scenario.gates.clone(), scenario.slo.clone()];
-    if world.is_none() {
+    if cluster.is_none() {
         outcome.figures.retain(|name, _| !name.starts_with("service."));
         bounds.iter_mut().for_each(|bounds| bounds.retain(|name, _| !name.starts_with("service.")));
     }
-    outcome.gates = outcome::gates(&outcome.figures, &bounds, smoke);
+    outcome.thresholds = outcome::thresholds(&outcome.figures, &bounds, smoke);
     outcome.samples = samples;
     Ok(outcome)
 }
 
+/// Fills the index of the first replica, which is not running, with whole contexts until there are `rows` rows.
+fn insert_index_rows(cluster: &Cluster, tenant: &Tenant, rows: usize) -> Result<()> {
+    let location = IndexLocation {
+        cache: &cluster.replicas[0].cache,
+        store_identity: cluster.store_identity()?,
+        memory_bytes: INDEX_MEMORY,
+        model_id: tenant.model_id,
+    };
+    let contexts = rows.div_ceil(index_rows::CONTEXT_CHUNKS);
+    index_rows::fill(location, (0..contexts).map(|context| index_rows::context(tenant.root, context)))
+}
+
 /// Looks at the processes for ever. A replica that is started anew during a run is another process and not seen here.
-async fn watch(ids: &[u32], caches: &[std::path::PathBuf], begun: Instant, samples: &mut Vec<Sample>) {
+async fn watch(ids: &[u32], caches: &[PathBuf], begun: Instant, samples: &mut Vec<Sample>) {
     let mut ticks = tokio::time::interval(SAMPLE_PAUSE);
     loop {
         ticks.tick().await;
-        let usage = proc::usage_of(ids);
-        let cache: u64 = caches.iter().map(|path| proc::folder_bytes(path)).sum();
+        let usage = usage::usage_of(ids);
+        let cache: u64 = caches.iter().map(|path| usage::folder_bytes(path)).sum();
         samples.push(Sample {
             at_s: begun.elapsed().as_secs_f64(),
             cpu_s: usage.cpu_s,
@@ -153,16 +186,17 @@ async fn watch(ids: &[u32], caches: &[std::path::PathBuf], begun: Instant, sampl
 }
 
 /// Registers the model for every tenant and stores the data.
-async fn prepare(site: &Site, scenario: &Scenario) -> Result<Vec<Arc<Tenant>>> {
+async fn prepare(endpoints: &Endpoints, scenario: &Scenario) -> Result<Vec<Arc<Tenant>>> {
     let pool = Pool::new(scenario.seed);
-    let http = requests::http_client()?;
-    let tokens: Vec<Option<String>> = match site.tokens.as_slice() {
+    let http = http_client()?;
+    let tokens: Vec<Option<String>> = match endpoints.tokens.as_slice() {
         [] => vec![None],
         tokens => tokens.iter().take(scenario.service.tenants.max(1)).cloned().map(Some).collect(),
     };
     let mut tenants = Vec::new();
     for (nth, token) in tokens.into_iter().enumerate() {
-        let tenant = tenant(Arc::clone(&pool), http.clone(), site.urls.clone(), token).await?;
+        let urls = endpoints.urls.clone();
+        let tenant = Tenant::register(Arc::clone(&pool), http.clone(), urls, token).await?;
         let data = scenario.data;
         let shape = Shape { chunks: data.chunks.max(1), tokens: data.tokens, bytes: data.bytes };
         let contexts = data.objects.div_ceil(shape.chunks);
@@ -191,50 +225,23 @@ async fn prepare(site: &Site, scenario: &Scenario) -> Result<Vec<Arc<Tenant>>> {
     Ok(tenants)
 }
 
-/// A tenant with the synthetic model and its profile.
-pub(crate) async fn tenant(
-    pool: Arc<Pool>,
-    http: reqwest::Client,
-    replicas: Vec<String>,
-    token: Option<String>,
-) -> Result<Tenant> {
-    let spec = chunks::spec();
-    let model_id = spec.model_id();
-    let root = kvasir_types::RootHash::from([0; 32]);
-    let mut tenant = Tenant { pool, http, replicas, token, model_id, root, book: RwLock::default() };
-    let json = |value: serde_json::Result<Vec<u8>>| value.context("serialises");
-    let send = async |method: Method, path: &str, body: Vec<u8>| {
-        let response = tenant.request(0, method, path).body(body).send().await?;
-        ensure!(response.status().is_success(), "{path}: {}", response.status());
-        anyhow::Ok(response)
-    };
-    send(Method::POST, routes::MODELS, json(serde_json::to_vec(&spec))?).await?;
-    let profile = routes::profile(&model_id, &ProfileHash::of(chunks::PROFILE));
-    send(Method::PUT, &profile, chunks::PROFILE.to_vec()).await?;
-    let request = NamespaceRequest { namespace: "n".parse()?, model_id };
-    let answer = send(Method::POST, routes::NAMESPACES, json(serde_json::to_vec(&request))?).await?;
-    let NamespaceResponse { root } = answer.json().await?;
-    tenant.root = root;
-    Ok(tenant)
-}
-
 /// Everyone who asks, with what they ask for and when.
 async fn callers(
-    common: &Common,
+    common: &CommonArguments,
     scenario: &Scenario,
-    site: &Site,
+    endpoints: &Endpoints,
     tenants: &[Arc<Tenant>],
     figures: &mut BTreeMap<String, f64>,
 ) -> Result<(Vec<(String, Callers)>, Vec<Replay>)> {
     let (mut all, mut replays) = (Vec::new(), Vec::new());
     for (nth, load) in scenario.load.iter().enumerate() {
         let seed = scenario.seed.wrapping_mul(1_000).wrapping_add(nth as u64);
-        let made = requests::of(common, scenario, load, site, tenants, seed).await?;
+        let made = requests::of_load(common, scenario, load, endpoints, tenants, seed).await?;
         let mut peak = 0.0;
         if let Arrivals::ShareOfPeak(_) | Arrivals::EvenShareOfPeak(_) = load.arrivals {
-            drive::peak(&made.request, load.at_once, PEAK_SECONDS.min(scenario.seconds) / 2.0).await;
+            open_loop::peak(&made.request, load.at_once, PEAK_SECONDS.min(scenario.seconds) / 2.0).await;
             let (rate, failures) =
-                drive::peak(&made.request, load.at_once, PEAK_SECONDS.min(scenario.seconds)).await;
+                open_loop::peak(&made.request, load.at_once, PEAK_SECONDS.min(scenario.seconds)).await;
             ensure!(failures.is_empty(), "{}: {:?} while looking for the peak", load.name, failures.first());
             figures.insert(format!("{}.peak_per_s", load.name), rate);
             peak = rate;
@@ -254,7 +261,7 @@ async fn callers(
     Ok((all, replays))
 }
 
-fn caller(load: &LoadSpec, request: drive::Request, due: Vec<Duration>) -> Callers {
+fn caller(load: &LoadSpec, request: RequestFn, due: Vec<Duration>) -> Callers {
     let from = Duration::from_secs_f64(load.from_second);
     Callers {
         request,

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, path::Path};
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{arrivals::Arrivals, faults::FaultSpec, trace::TraceSpec};
+use super::fault::FaultSpec;
+use crate::{replay::trace::TraceSpec, traffic::arrivals::Arrivals};
 
 /// One file of `scenarios/`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -38,7 +39,7 @@ pub(crate) struct Scenario {
     #[serde(default)]
     pub(crate) slo: BTreeMap<String, Bound>,
     /// The size for CI.
-    pub(crate) smoke: Smoke,
+    pub(crate) smoke: SmokeSpec,
 }
 
 /// The processes.
@@ -138,7 +139,7 @@ pub(crate) struct LoadSpec {
     pub(crate) hold_seconds: f64,
     /// Whose requests.
     #[serde(default)]
-    pub(crate) tenants: Tenants,
+    pub(crate) tenants: TenantSelection,
     /// Seconds after which a request counts as failed.
     #[serde(default = "patience")]
     pub(crate) patience_seconds: f64,
@@ -186,7 +187,7 @@ pub(crate) enum Popularity {
 /// Whose requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Tenants {
+pub(crate) enum TenantSelection {
     /// Everyone's in turn.
     #[default]
     All,
@@ -211,7 +212,7 @@ pub(crate) struct Bound {
 /// The size for CI, relative to the full one.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Smoke {
+pub(crate) struct SmokeSpec {
     /// How long requests arrive; faults move with it.
     pub(crate) seconds: f64,
     /// Factor of all rates.
@@ -255,7 +256,7 @@ impl Scenario {
 
     /// The same at the size for CI.
     pub(crate) fn smaller(mut self) -> Self {
-        let Smoke { seconds, rate, data, bytes } = self.smoke;
+        let SmokeSpec { seconds, rate, data, bytes } = self.smoke;
         let (time, few) =
             (seconds / self.seconds, |n: usize, factor: f64| (n as f64 * factor).ceil() as usize);
         self.seconds = seconds;

@@ -8,18 +8,15 @@ use std::{
 use anyhow::{Result, ensure};
 use futures::TryStreamExt as _;
 use kvasir_api::routes;
-use kvasir_storage::{layout::Layout, store::StoreConfig};
+use kvasir_storage::layout::Layout;
 use kvasir_tests::{chunks, service::Api};
-use object_store::{ObjectStore, aws::AmazonS3Builder, path::Path as StorePath, signer::Signer as _};
+use object_store::{ObjectStore, path::Path as StorePath, signer::Signer as _};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::{
-    Common,
-    http::{self, Connection},
-    servers, stats,
-};
+use super::{arguments::SpeedArguments, servers, stats};
+use crate::http::{self, DiscardingConnection};
 
 /// Bytes of a read.
 const READ_BYTES: u64 = 16 << 20;
@@ -28,7 +25,7 @@ const PIECE_BYTES: usize = 1_420_000;
 
 /// Bytes a second over one connection, in MB.
 fn rate(address: SocketAddr, request: &[u8], seconds: f64) -> Result<f64> {
-    let mut connection = Connection::open(address)?;
+    let mut connection = DiscardingConnection::open(address)?;
     let (start, mut bytes) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_secs_f64(seconds) {
         let (status, length) = connection.exchange(request)?;
@@ -38,7 +35,7 @@ fn rate(address: SocketAddr, request: &[u8], seconds: f64) -> Result<f64> {
     Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e6)
 }
 
-pub(crate) fn measure(runtime: &Runtime, common: &Common) -> Result<Value> {
+pub(crate) fn measure(runtime: &Runtime, common: &SpeedArguments) -> Result<Value> {
     let directory = tempfile::tempdir()?;
     let store = servers::store(common, directory.path())?;
     let service = servers::kvasir(common, &store.config, directory.path())?;
@@ -81,9 +78,13 @@ pub(crate) fn measure(runtime: &Runtime, common: &Common) -> Result<Value> {
 }
 
 /// The object in the S3 server, under a presigned URL.
-fn signed(runtime: &Runtime, common: &Common, object: &[u8]) -> Result<(SocketAddr, String, servers::Store)> {
+fn signed(
+    runtime: &Runtime,
+    common: &SpeedArguments,
+    object: &[u8],
+) -> Result<(SocketAddr, String, servers::StoreUnderTest)> {
     let store = servers::s3_store(common)?;
-    let client = client(&store.config)?;
+    let client = servers::s3_client(&store.config)?;
     let path = StorePath::from(format!("{}/speed-object", Layout::new(&StorePath::default()).base()));
     let url = runtime.block_on(async {
         client.put_opts(&path, object.to_vec().into(), Default::default()).await?;
@@ -96,19 +97,4 @@ fn signed(runtime: &Runtime, common: &Common, object: &[u8]) -> Result<(SocketAd
     let address = std::net::ToSocketAddrs::to_socket_addrs(&host)?.next();
     let path = format!("{}?{}", url.path(), url.query().unwrap_or_default());
     Ok((address.ok_or_else(|| anyhow::anyhow!("no address of {host}"))?, path, store))
-}
-
-/// A plain client of an S3 store.
-pub(crate) fn client(config: &StoreConfig) -> Result<object_store::aws::AmazonS3> {
-    let mut builder = AmazonS3Builder::new()
-        .with_bucket_name(config.url.host_str().unwrap_or_default())
-        .with_region(config.region.as_deref().unwrap_or("us-east-1"))
-        .with_allow_http(true);
-    if let Some(endpoint) = &config.endpoint {
-        builder = builder.with_endpoint(endpoint).with_virtual_hosted_style_request(false);
-    }
-    if let (Some(id), Some(secret)) = (&config.access_key_id, &config.secret_access_key) {
-        builder = builder.with_access_key_id(id).with_secret_access_key(secret.expose());
-    }
-    Ok(builder.build()?)
 }

@@ -2,27 +2,26 @@
 
 use std::{
     net::SocketAddr,
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
 use kvasir_api::{MEDIA_TOKENS, routes};
-use kvasir_load_tests::rows::{CHUNK_TOKENS, Context, Place, fill};
 use kvasir_storage::{observe::NoObserver, store::OpenStore};
 use kvasir_tests::{chunks, service::Api};
 use kvasir_types::{ModelId, RootHash};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
+use super::{arguments::SpeedArguments, servers, stats};
 use crate::{
-    Common,
-    http::{self, Connection},
-    servers, stats,
+    http::{self, DiscardingConnection},
+    index_rows::{CHUNK_TOKENS, IndexLocation, SyntheticContext, fill},
+    process::{pause, usage},
 };
 
 /// Chunks of a context: 98,304 tokens.
@@ -48,7 +47,7 @@ fn load(
             .map(|nth| {
                 let ended = Arc::clone(&ended);
                 scope.spawn(move || -> Result<Vec<f64>> {
-                    let mut connection = Connection::open(address)?;
+                    let mut connection = DiscardingConnection::open(address)?;
                     let mut times = Vec::new();
                     let order = requests.iter().cycle().skip(nth * requests.len() / connections);
                     for request in order {
@@ -64,7 +63,7 @@ fn load(
                 })
             })
             .collect();
-        crate::pause(seconds);
+        pause(Duration::from_secs_f64(seconds));
         ended.store(true, Ordering::Relaxed);
         asking.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>>>()
     })?;
@@ -74,7 +73,7 @@ fn load(
 
 /// Asks for everything once.
 fn load_once(address: SocketAddr, requests: &[Vec<u8>]) -> Result<()> {
-    let mut connection = Connection::open(address)?;
+    let mut connection = DiscardingConnection::open(address)?;
     for request in requests {
         let (status, length) = connection.exchange(request)?;
         ensure!(status == 200 && length > 10_000, "{status}, {length} bytes: not 64 chunks");
@@ -82,20 +81,11 @@ fn load_once(address: SocketAddr, requests: &[Vec<u8>]) -> Result<()> {
     Ok(())
 }
 
-fn bytes_under(directory: &Path) -> u64 {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let bytes = |entry: std::fs::DirEntry| match entry.path() {
-        path if path.is_dir() => bytes_under(&path),
-        _ => entry.metadata().map_or(0, |meta| meta.len()),
-    };
-    entries.map(bytes).sum()
-}
-
 /// A context: of tokens of its own, or made up.
-fn context_of(root: RootHash, number: usize) -> Context {
+fn context_of(root: RootHash, number: usize) -> SyntheticContext {
     match number {
-        0..WITH_TOKENS => Context::of_tokens(root, &tokens_of(number)),
-        _ => Context::made_up(root, number, CHUNKS),
+        0..WITH_TOKENS => SyntheticContext::of_tokens(root, &tokens_of(number)),
+        _ => SyntheticContext::made_up(root, number, CHUNKS),
     }
 }
 
@@ -105,7 +95,7 @@ fn tokens_of(context: usize) -> Vec<u32> {
 
 pub(crate) fn measure(
     runtime: &Runtime,
-    common: &Common,
+    common: &SpeedArguments,
     counts: &[usize],
     connections: usize,
 ) -> Result<Value> {
@@ -121,7 +111,7 @@ pub(crate) fn measure(
     }))
 }
 
-fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> Result<Value> {
+fn one(runtime: &Runtime, common: &SpeedArguments, count: usize, connections: usize) -> Result<Value> {
     let directory = tempfile::tempdir()?;
     let store = servers::file_store(directory.path())?;
     let prepare = |remote: &Api| runtime.block_on(remote.prepare("n"));
@@ -133,13 +123,13 @@ fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> 
     let contexts = (count / CHUNKS).max(1);
     {
         let open = OpenStore::open(&store.config, Arc::new(NoObserver))?;
-        let place = Place {
+        let location = IndexLocation {
             cache: &directory.path().join("cache"),
             store_identity: open.identity,
             memory_bytes: kvasir_storage::limits::INDEX_CACHE_BYTES,
             model_id,
         };
-        fill(place, (0..contexts).map(|number| context_of(root, number)))?;
+        fill(location, (0..contexts).map(|number| context_of(root, number)))?;
     }
     let service = servers::kvasir(common, &store.config, directory.path())?;
     prepare(&Api::at(service.address));
@@ -184,8 +174,8 @@ fn one(runtime: &Runtime, common: &Common, count: usize, connections: usize) -> 
         "p99_ms_one_caller": stats::median(&of(0)),
         "p99_ms_one_caller_any_context": stats::median(&of(1)),
         "p99_ms_all_callers": stats::median(&of(2)),
-        "resident_mib": servers::resident(service.id())? >> 20,
-        "index_bytes_a_chunk": bytes_under(&directory.path().join("cache")) / count as u64,
+        "resident_mib": usage::resident_bytes(service.id())? >> 20,
+        "index_bytes_a_chunk": usage::folder_bytes(&directory.path().join("cache")) / count as u64,
         "raw": { "by_ids": rates[0], "by_tokens": rates[1], "p99_ms": p99 },
     }))
 }

@@ -1,8 +1,11 @@
 //! Resident memory of the service under many uploads and downloads at once.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use anyhow::Result;
@@ -16,7 +19,8 @@ use reqwest::{Body, Method};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::{Common, servers, stats};
+use super::{arguments::SpeedArguments, servers, stats};
+use crate::process::{pause, usage};
 
 /// Spans of a chunk of 1,536 tokens, times two levels.
 const PIECES: usize = 12;
@@ -24,19 +28,19 @@ const PIECES: usize = 12;
 const SENT_BYTES: usize = 256 << 10;
 
 /// Watches a process's memory until it is dropped.
-struct Watch {
+struct MemoryWatch {
     ended: Arc<AtomicBool>,
     highest: Arc<AtomicU64>,
 }
 
-impl Watch {
+impl MemoryWatch {
     fn start(pid: u32) -> Self {
         let (ended, highest) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let this = Self { ended: Arc::clone(&ended), highest: Arc::clone(&highest) };
         std::thread::spawn(move || {
             while !ended.load(Ordering::Relaxed) {
-                highest.fetch_max(servers::resident(pid).unwrap_or(0), Ordering::Relaxed);
-                crate::pause(0.01);
+                highest.fetch_max(usage::resident_bytes(pid).unwrap_or(0), Ordering::Relaxed);
+                pause(Duration::from_millis(10));
             }
         });
         this
@@ -77,7 +81,7 @@ impl Upload {
 }
 
 /// Bytes that the service's settings allow it, with so many connections.
-fn configured(common: &Common, connections: usize) -> Result<u64> {
+fn configured(common: &SpeedArguments, connections: usize) -> Result<u64> {
     let settings = common.settings.iter().filter_map(|setting| setting.split_once('='));
     let flags = std::iter::once(("store.url", "memory://")).chain(settings);
     let config = kvasir_tests::process_layers().with_flags(flags).load();
@@ -87,14 +91,19 @@ fn configured(common: &Common, connections: usize) -> Result<u64> {
     Ok(config.hot.memory_bytes + config.cache.index_memory_bytes + uploads + of_connections)
 }
 
-pub(crate) fn measure(runtime: &Runtime, common: &Common, at_once: usize, bytes: usize) -> Result<Value> {
+pub(crate) fn measure(
+    runtime: &Runtime,
+    common: &SpeedArguments,
+    at_once: usize,
+    bytes: usize,
+) -> Result<Value> {
     let directory = tempfile::tempdir()?;
     let store = servers::store(common, directory.path())?;
     let service = servers::kvasir(common, &store.config, directory.path())?;
     let remote = Api::at(service.address);
     runtime.block_on(async {
         let (model_id, root) = remote.prepare("n").await;
-        let idle = servers::resident(service.id())?;
+        let idle = usage::resident_bytes(service.id())?;
         // Made before anything is sent: a connection that says nothing for as long as this takes would be closed.
         let mut payload: Option<Bytes> = None;
         let made: Vec<Upload> = (0..at_once)
@@ -105,7 +114,7 @@ pub(crate) fn measure(runtime: &Runtime, common: &Common, at_once: usize, bytes:
             .collect();
         // Without the connection of before, which was silent for as long.
         let remote = Api::at(service.address);
-        let watch = Watch::start(service.id());
+        let watch = MemoryWatch::start(service.id());
         let uploads = stream::iter(made).map(|upload| {
             let remote = &remote;
             async move {
@@ -121,7 +130,7 @@ pub(crate) fn measure(runtime: &Runtime, common: &Common, at_once: usize, bytes:
         for (status, ..) in &stored {
             *statuses.entry(*status).or_insert(0u32) += 1;
         }
-        let watch = Watch::start(service.id());
+        let watch = MemoryWatch::start(service.id());
         let downloads = stream::iter(stored.iter().filter(|(status, ..)| *status < 300)).map(|(_, path, size)| {
             let remote = &remote;
             async move {

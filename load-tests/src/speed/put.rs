@@ -9,19 +9,19 @@ use object_store::{ObjectStore, ObjectStoreExt as _, local::LocalFileSystem, pat
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::{Common, get, servers, stats};
+use super::{arguments::SpeedArguments, servers, stats};
 
 /// Two levels of six spans: 16 MB in all.
 const PIECE_BYTES: usize = 1_398_000;
 /// Uploads of one measurement.
 const UPLOADS: usize = 4;
 
-pub(crate) fn measure(runtime: &Runtime, common: &Common) -> Result<Value> {
+pub(crate) fn measure(runtime: &Runtime, common: &SpeedArguments) -> Result<Value> {
     let directory = tempfile::tempdir()?;
     let store = servers::store(common, directory.path())?;
     let service = servers::kvasir(common, &store.config, directory.path())?;
     let direct: Arc<dyn ObjectStore> = if common.store == "s3" {
-        Arc::new(get::client(&store.config)?)
+        Arc::new(servers::s3_client(&store.config)?)
     } else {
         let path = directory.path().join("direct");
         std::fs::create_dir_all(&path)?;

@@ -21,13 +21,13 @@ use kvasir_types::{Name, ProfileHash, RootHash};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::{Common, servers, stats};
+use super::{arguments::SpeedArguments, servers, stats};
+use crate::index_rows::CHUNK_TOKENS;
 
 /// Bytes of a piece: objects are small, because a rebuild reads heads.
 const PIECE_BYTES: usize = 100;
 /// Chunks of a context.
 const CONTEXT_CHUNKS: usize = 10;
-const CHUNK_TOKENS: usize = 1536;
 
 fn body(bytes: Vec<u8>) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send {
     stream::iter([Ok(Bytes::from(bytes))])
@@ -56,23 +56,29 @@ async fn fill(store: &StoreConfig, directory: &Path, count: usize) -> Result<()>
     Ok(())
 }
 
-/// Chunks a second of one `kvasir rebuild-index`, its start and end included.
-fn rate(common: &Common, store: &servers::Store, cache: &Path, count: usize, flags: &[&str]) -> Result<f64> {
+/// Chunks a second of one `kvasir admin rebuild-index`, its start and end included.
+fn rate(
+    common: &SpeedArguments,
+    store: &servers::StoreUnderTest,
+    cache: &Path,
+    count: usize,
+    flags: &[&str],
+) -> Result<f64> {
     let mut command = Command::new(&common.kvasir);
-    command.arg("rebuild-index").arg("--json").args(flags);
+    command.args(["admin", "rebuild-index", "--json"]).args(flags);
     servers::over(&mut command, &store.config);
     command.arg("--cache.directory").arg(cache).args(["--log.filter", "warn"]).stdout(Stdio::piped());
     let start = Instant::now();
-    let output = command.stderr(Stdio::null()).output().context("starting kvasir rebuild-index")?;
+    let output = command.stderr(Stdio::null()).output().context("starting kvasir admin rebuild-index")?;
     let seconds = start.elapsed().as_secs_f64();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "kvasir rebuild-index ended with {}: {said}", output.status);
+    ensure!(output.status.success(), "kvasir admin rebuild-index ended with {}: {said}", output.status);
     let done: Value = serde_json::from_str(&said)?;
     ensure!(done["indexed"].as_u64() == Some(count as u64), "{done} instead of {count}");
     Ok(count as f64 / seconds)
 }
 
-pub(crate) fn measure(runtime: &Runtime, common: &Common, count: usize) -> Result<Value> {
+pub(crate) fn measure(runtime: &Runtime, common: &SpeedArguments, count: usize) -> Result<Value> {
     let directory = tempfile::tempdir()?;
     let store = servers::store(common, directory.path())?;
     runtime.block_on(fill(&store.config, directory.path(), count))?;
@@ -83,7 +89,7 @@ pub(crate) fn measure(runtime: &Runtime, common: &Common, count: usize) -> Resul
         rates[1].push(rate(common, &store, &cache, count, &["--journal"])?);
     }
     Ok(json!({
-        "what": format!("kvasir rebuild-index of {count} chunks of {CHUNK_TOKENS} tokens, process start to end"),
+        "what": format!("kvasir admin rebuild-index of {count} chunks of {CHUNK_TOKENS} tokens, process start to end"),
         "machine": stats::machine(),
         "store": common.store,
         "s3_server": common.s3.as_deref().unwrap_or("in-process S3 of the tests, as a process"),

@@ -1,103 +1,38 @@
 //! The processes that are measured.
 
-use std::{
-    io::Write as _,
-    net::{SocketAddr, TcpListener, TcpStream},
-    path::Path,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, path::Path, process::Command};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use kvasir_storage::store::StoreConfig;
 use kvasir_tests::s3::{Lacks, S3Server};
+use object_store::aws::{AmazonS3, AmazonS3Builder};
 use tokio::runtime::Runtime;
 
-use crate::Common;
+use super::arguments::SpeedArguments;
+use crate::process::{ChildProcess, free_port, nginx};
 
-/// A process that ends with this value.
-pub(crate) struct Process {
-    child: Child,
-    pub(crate) address: SocketAddr,
-}
-
-impl Process {
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // nginx ends its workers on SIGTERM only; the others write out what they have.
-        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
-        let _ = self.child.wait();
-    }
-}
-
-fn free_port() -> Result<SocketAddr> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
-}
-
-fn started(mut command: Command, address: SocketAddr) -> Result<Process> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let child = command.stdout(Stdio::null()).spawn().with_context(|| format!("starting {name}"))?;
-    let process = Process { child, address };
-    let start = Instant::now();
-    while TcpStream::connect(address).is_err() {
-        if start.elapsed() > Duration::from_secs(30) {
-            bail!("{name} does not listen");
-        }
-        crate::pause(0.02);
-    }
-    Ok(process)
-}
-
-/// Bytes that a process has in memory.
-pub(crate) fn resident(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
-    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse()?;
-    Ok(kibibytes << 10)
-}
-
-/// nginx over a directory, with `sendfile` and two workers.
-pub(crate) fn nginx(binary: &Path, directory: &Path) -> Result<Process> {
+/// nginx over a directory, with two workers.
+pub(crate) fn nginx(binary: &Path, directory: &Path) -> Result<ChildProcess> {
     let address = free_port()?;
-    let root = directory.display();
-    let text = format!(
-        "daemon off; worker_processes 2; pid {root}/nginx.pid; error_log stderr error;\n\
-         events {{ worker_connections 256; }}\n\
-         http {{ access_log off; sendfile on; tcp_nopush on; tcp_nodelay on; keepalive_requests 1000000;\n\
-           client_body_temp_path {root}/b; proxy_temp_path {root}/p; fastcgi_temp_path {root}/f;\n\
-           uwsgi_temp_path {root}/u; scgi_temp_path {root}/s;\n\
-           server {{ listen {address}; root {root}; }} }}\n"
-    );
-    let config = directory.join("nginx.conf");
-    std::fs::File::create(&config)?.write_all(text.as_bytes())?;
-    let mut command = Command::new(binary);
-    command.arg("-c").arg(&config).arg("-p").arg(directory).arg("-e").arg("stderr");
-    started(command, address)
+    ChildProcess::start_blocking(nginx::command(binary, directory, address, "2")?, address)
 }
 
 /// The store that the service and the direct writer use.
-pub(crate) struct Store {
+pub(crate) struct StoreUnderTest {
     pub(crate) config: StoreConfig,
-    _server: Option<Process>,
+    _server: Option<ChildProcess>,
 }
 
 /// The S3 store of the command line, or one of our own.
-pub(crate) fn s3_store(common: &Common) -> Result<Store> {
+pub(crate) fn s3_store(common: &SpeedArguments) -> Result<StoreUnderTest> {
     if let Some(url) = &common.s3 {
         let layers = kvasir_tests::process_layers().with_flags([("store.url", url.as_str())]);
         let config = layers.load().map_err(|error| anyhow::anyhow!("{error}"))?;
-        return Ok(Store { config: config.store, _server: None });
+        return Ok(StoreUnderTest { config: config.store, _server: None });
     }
     let address = free_port()?;
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("s3-server").arg(address.to_string());
-    let server = started(command, address)?;
-    Ok(Store { config: S3Server::config_at(address, "speed"), _server: Some(server) })
+    let server = ChildProcess::s3_server(&["speed", "s3-server"], address)?;
+    Ok(StoreUnderTest { config: S3Server::config_at(address, "speed"), _server: Some(server) })
 }
 
 /// The body of the hidden command.
@@ -110,13 +45,13 @@ pub(crate) fn serve_s3(runtime: &Runtime, address: SocketAddr) -> Result<()> {
 }
 
 /// A directory as a store.
-pub(crate) fn file_store(directory: &Path) -> Result<Store> {
+pub(crate) fn file_store(directory: &Path) -> Result<StoreUnderTest> {
     let url = url::Url::from_file_path(directory.join("store")).map_err(|()| anyhow::anyhow!("a path"))?;
-    Ok(Store { config: StoreConfig::new(url), _server: None })
+    Ok(StoreUnderTest { config: StoreConfig::new(url), _server: None })
 }
 
 /// The store that `--store` names.
-pub(crate) fn store(common: &Common, directory: &Path) -> Result<Store> {
+pub(crate) fn store(common: &SpeedArguments, directory: &Path) -> Result<StoreUnderTest> {
     if common.store == "s3" { s3_store(common) } else { file_store(directory) }
 }
 
@@ -138,7 +73,7 @@ pub(crate) fn over(command: &mut Command, store: &StoreConfig) {
 }
 
 /// The service over a store, with everything else under `directory`.
-pub(crate) fn kvasir(common: &Common, store: &StoreConfig, directory: &Path) -> Result<Process> {
+pub(crate) fn kvasir(common: &SpeedArguments, store: &StoreConfig, directory: &Path) -> Result<ChildProcess> {
     let address = free_port()?;
     let mut command = Command::new(&common.kvasir);
     command.arg("serve").args(["--listen", &address.to_string()]);
@@ -148,5 +83,20 @@ pub(crate) fn kvasir(common: &Common, store: &StoreConfig, directory: &Path) -> 
         let (key, value) = setting.split_once('=').context("a setting as section.key=value")?;
         command.args([&format!("--{key}"), value]);
     }
-    started(command, address)
+    ChildProcess::start_blocking(command, address)
+}
+
+/// A plain client of an S3 store.
+pub(crate) fn s3_client(config: &StoreConfig) -> Result<AmazonS3> {
+    let mut builder = AmazonS3Builder::new()
+        .with_bucket_name(config.url.host_str().unwrap_or_default())
+        .with_region(config.region.as_deref().unwrap_or("us-east-1"))
+        .with_allow_http(true);
+    if let Some(endpoint) = &config.endpoint {
+        builder = builder.with_endpoint(endpoint).with_virtual_hosted_style_request(false);
+    }
+    if let (Some(id), Some(secret)) = (&config.access_key_id, &config.secret_access_key) {
+        builder = builder.with_access_key_id(id).with_secret_access_key(secret.expose());
+    }
+    Ok(builder.build()?)
 }

@@ -22,7 +22,7 @@ pub(crate) struct Pool {
 
 /// An object that was made, without its payload.
 #[derive(Debug, Clone)]
-pub(crate) struct Known {
+pub(crate) struct SyntheticObject {
     /// Of the run; with the pool it gives every byte.
     pub(crate) id: u64,
     /// Its chunk.
@@ -71,7 +71,7 @@ impl Pool {
         root: RootHash,
         id: u64,
         shape: Shape,
-    ) -> Result<Vec<(Known, Vec<u8>)>> {
+    ) -> Result<Vec<(SyntheticObject, Vec<u8>)>> {
         let Shape { chunks: count, tokens, .. } = shape;
         let all = chunks::tokens(self.seed ^ id.wrapping_mul(0xd134_2543_de82_ef95), count * tokens);
         let chain = TokenChain::new(root, &all);
@@ -94,7 +94,7 @@ impl Pool {
         id: u64,
         shape: Shape,
         blocks: Arc<[SeqHash]>,
-    ) -> Result<(Known, Vec<u8>)> {
+    ) -> Result<(SyntheticObject, Vec<u8>)> {
         let spans = tokens.len().div_ceil(SPAN_TOKENS);
         let piece_bytes = (shape.bytes / (spans * usize::from(LEVELS))).max(16);
         ensure!(
@@ -111,7 +111,7 @@ impl Pool {
         }
         let bytes = builder.finish()?;
         let head = Head::parse(&bytes)?;
-        let known = Known {
+        let known = SyntheticObject {
             id,
             seq_hash: *blocks.last().context("a chunk has tokens")?,
             object_digest: ObjectDigest::of(&bytes),
@@ -126,7 +126,7 @@ impl Pool {
     }
 }
 
-impl Known {
+impl SyntheticObject {
     /// Whether `bytes` are what this object has from `at` on. Other lengths than the object's are not.
     pub(crate) fn is(&self, pool: &Pool, at: u64, bytes: &[u8]) -> bool {
         let (mut at, mut bytes) = (at as usize, bytes);

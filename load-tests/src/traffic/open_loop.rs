@@ -12,18 +12,18 @@ use std::{
 
 use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
 
-use crate::record::{Done, Failure, Recorder};
+use super::record::{Completion, Failure, Recorder};
 
-/// What a request is: given its number, does it.
-pub(crate) type Request =
-    Arc<dyn Fn(u64) -> Pin<Box<dyn Future<Output = Result<Done, Failure>> + Send>> + Send + Sync>;
+/// Sends the request with a number.
+pub(crate) type RequestFn =
+    Arc<dyn Fn(u64) -> Pin<Box<dyn Future<Output = Result<Completion, Failure>> + Send>> + Send + Sync>;
 
 /// Requests that wait or are under way at once; beyond it the generator itself would be what is measured.
 const WAITING_MAX: usize = 100_000;
 
 /// One kind of caller, ready to begin.
 pub(crate) struct Callers {
-    pub(crate) request: Request,
+    pub(crate) request: RequestFn,
     pub(crate) due: Vec<Duration>,
     pub(crate) at_once: usize,
     pub(crate) patience: Duration,
@@ -68,7 +68,7 @@ impl Callers {
 }
 
 /// Requests a second that `at_once` callers reach who each wait for the one before: the peak.
-pub(crate) async fn peak(request: &Request, at_once: usize, seconds: f64) -> (f64, Vec<Failure>) {
+pub(crate) async fn peak(request: &RequestFn, at_once: usize, seconds: f64) -> (f64, Vec<Failure>) {
     let (count, begun) = (Arc::new(AtomicU64::new(0)), Instant::now());
     let mut tasks = JoinSet::new();
     for caller in 0..at_once.max(1) {
@@ -97,11 +97,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_service_that_stalls_is_seen_by_all_who_were_due() {
         // One at a time, 1 ms each; the 100th takes a second: those behind it wait, and it shows.
-        let request: Request = Arc::new(|number| {
+        let request: RequestFn = Arc::new(|number| {
             Box::pin(async move {
                 let ms = if number == 100 { 1_000 } else { 1 };
                 tokio::time::sleep(Duration::from_millis(ms)).await;
-                Ok(Done::default())
+                Ok(Completion::default())
             })
         });
         let recorder = Arc::new(Recorder::default());
@@ -121,7 +121,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn patience_ends() {
-        let request: Request = Arc::new(|_| Box::pin(std::future::pending()));
+        let request: RequestFn = Arc::new(|_| Box::pin(std::future::pending()));
         let recorder = Arc::new(Recorder::default());
         let due = vec![Duration::ZERO; 3];
         let patience = Duration::from_secs(2);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Longest latency that is told apart, in microseconds: an hour.
 const MICROS_MAX: u64 = 3_600_000_000;
@@ -36,7 +36,7 @@ impl Failure {
 
 /// A request that succeeded.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Done {
+pub(crate) struct Completion {
     /// Bytes that were read and verified, or stored.
     pub(crate) bytes: u64,
     /// Tried on another replica first, or again.
@@ -46,7 +46,7 @@ pub(crate) struct Done {
 }
 
 /// A second of the run, by when requests were due.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Second {
     pub(crate) due: u64,
     pub(crate) failed: u64,
@@ -78,7 +78,7 @@ struct Inner {
 pub(crate) struct Recorder(Mutex<Inner>);
 
 /// Figures of one kind of caller.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) requests: u64,
     pub(crate) failed: u64,
@@ -146,7 +146,7 @@ impl Recorder {
         due: Duration,
         waited: Duration,
         took: Duration,
-        result: &Result<Done, Failure>,
+        result: &Result<Completion, Failure>,
     ) {
         let mut inner = self.inner();
         let at = due.as_secs() as usize;
@@ -156,7 +156,7 @@ impl Recorder {
         }
         inner.seconds[at].due += 1;
         match result {
-            Ok(Done { bytes, again, held }) => {
+            Ok(Completion { bytes, again, held }) => {
                 let took = took.saturating_sub(*held);
                 inner.done += 1;
                 inner.again += u64::from(*again > 0);
@@ -209,7 +209,12 @@ mod tests {
         let recorder = Recorder::default();
         let ms = Duration::from_millis;
         for i in 0..100 {
-            recorder.ended(ms(i * 20), ms(90), ms(100), &Ok(Done { bytes: 10, ..Done::default() }));
+            recorder.ended(
+                ms(i * 20),
+                ms(90),
+                ms(100),
+                &Ok(Completion { bytes: 10, ..Completion::default() }),
+            );
         }
         recorder.ended(ms(1_500), ms(0), ms(5), &Err(Failure::new("503")));
         recorder.ended(ms(700), ms(0), ms(5), &Err(Failure::wrong("bytes")));

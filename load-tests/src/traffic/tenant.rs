@@ -5,16 +5,18 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Context as _, ensure};
 use bytes::Bytes;
-use kvasir_api::{LookupRequest, LookupResponse, MEDIA_CHUNK, routes};
-use kvasir_types::{ModelId, RootHash};
+use kvasir_api::{LookupRequest, LookupResponse, MEDIA_CHUNK, NamespaceRequest, NamespaceResponse, routes};
+use kvasir_tests::chunks;
+use kvasir_types::{ModelId, ProfileHash, RootHash};
 use reqwest::{Method, Response, header};
 
-use crate::{
-    objects::{Known, Pool},
-    record::{Done, Failure},
-    rows,
+use super::{
+    objects::{Pool, SyntheticObject},
+    record::{Completion, Failure},
 };
+use crate::index_rows;
 
 /// Objects of one tenant, and how to ask for them.
 #[derive(Debug)]
@@ -26,8 +28,22 @@ pub(crate) struct Tenant {
     pub(crate) token: Option<String>,
     pub(crate) model_id: ModelId,
     pub(crate) root: RootHash,
-    /// Of what was acknowledged: all of this must be there.
-    pub(crate) book: RwLock<Vec<Arc<Known>>>,
+    /// What was acknowledged: all of it must be there.
+    acknowledged: RwLock<Vec<Arc<SyntheticObject>>>,
+}
+
+/// Patience of an HTTP request for its connection and between two parts of an answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a connection is kept for the next request: less than the 15 s after which the service closes it, because a request
+/// that is sent just then finds nobody.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// Many kept connections.
+pub(crate) fn http_client() -> anyhow::Result<reqwest::Client> {
+    let builder = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
+    Ok(builder.tcp_nodelay(true).pool_max_idle_per_host(1_024).pool_idle_timeout(KEPT).build()?)
 }
 
 /// What a lookup answered, and should not have.
@@ -57,26 +73,54 @@ async fn success(response: Response) -> Result<Response, Failure> {
 }
 
 impl Tenant {
+    /// Registers the synthetic model, its profile and the namespace.
+    pub(crate) async fn register(
+        pool: Arc<Pool>,
+        http: reqwest::Client,
+        replicas: Vec<String>,
+        token: Option<String>,
+    ) -> anyhow::Result<Self> {
+        let spec = chunks::spec();
+        let model_id = spec.model_id();
+        let root = RootHash::from([0; 32]);
+        let mut tenant =
+            Self { pool, http, replicas, token, model_id, root, acknowledged: RwLock::default() };
+        let json = |value: serde_json::Result<Vec<u8>>| value.context("serialises");
+        let send = async |method: Method, path: &str, body: Vec<u8>| {
+            let response = tenant.request(0, method, path).body(body).send().await?;
+            ensure!(response.status().is_success(), "{path}: {}", response.status());
+            anyhow::Ok(response)
+        };
+        send(Method::POST, routes::MODELS, json(serde_json::to_vec(&spec))?).await?;
+        let profile = routes::profile(&model_id, &ProfileHash::of(chunks::PROFILE));
+        send(Method::PUT, &profile, chunks::PROFILE.to_vec()).await?;
+        let request = NamespaceRequest { namespace: "n".parse()?, model_id };
+        let answer = send(Method::POST, routes::NAMESPACES, json(serde_json::to_vec(&request))?).await?;
+        let NamespaceResponse { root } = answer.json().await?;
+        tenant.root = root;
+        Ok(tenant)
+    }
+
     /// One of those that were acknowledged, by a number in 0..1.
-    pub(crate) fn known(&self, share: f64) -> Option<Arc<Known>> {
-        let book = self.book.read().unwrap_or_else(PoisonError::into_inner);
-        book.get(((book.len() as f64 * share) as usize).min(book.len().saturating_sub(1))).cloned()
+    pub(crate) fn known(&self, share: f64) -> Option<Arc<SyntheticObject>> {
+        let objects = self.acknowledged.read().unwrap_or_else(PoisonError::into_inner);
+        objects.get(((objects.len() as f64 * share) as usize).min(objects.len().saturating_sub(1))).cloned()
     }
 
     /// One of the first `of` that were acknowledged, by a number in 0..1.
-    pub(crate) fn known_of(&self, share: f64, of: usize) -> Option<Arc<Known>> {
-        let book = self.book.read().unwrap_or_else(PoisonError::into_inner);
-        book.get(((of as f64 * share) as usize).min(of.saturating_sub(1))).cloned()
+    pub(crate) fn known_of(&self, share: f64, of: usize) -> Option<Arc<SyntheticObject>> {
+        let objects = self.acknowledged.read().unwrap_or_else(PoisonError::into_inner);
+        objects.get(((of as f64 * share) as usize).min(of.saturating_sub(1))).cloned()
     }
 
     /// How many.
     pub(crate) fn count(&self) -> usize {
-        self.book.read().unwrap_or_else(PoisonError::into_inner).len()
+        self.acknowledged.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Notes an acknowledgement.
-    pub(crate) fn keep(&self, known: Arc<Known>) {
-        self.book.write().unwrap_or_else(PoisonError::into_inner).push(known);
+    pub(crate) fn keep(&self, known: Arc<SyntheticObject>) {
+        self.acknowledged.write().unwrap_or_else(PoisonError::into_inner).push(known);
     }
 
     /// A request to a replica.
@@ -90,7 +134,7 @@ impl Tenant {
     }
 
     /// Replicas by preference for an object: rendezvous hashing, so that each holds its own part hot.
-    fn preferred(&self, known: &Known) -> Vec<usize> {
+    fn preferred(&self, known: &SyntheticObject) -> Vec<usize> {
         let weight = |replica: &usize| {
             let mut hasher = blake3::Hasher::new();
             hasher.update(known.object_digest.as_bytes()).update(&replica.to_le_bytes());
@@ -105,14 +149,14 @@ impl Tenant {
     /// not answer.
     pub(crate) async fn read(
         &self,
-        known: &Known,
+        known: &SyntheticObject,
         range: Option<u64>,
         pace: Option<u64>,
-    ) -> Result<Done, Failure> {
+    ) -> Result<Completion, Failure> {
         let mut last = Failure::new("no replica");
         for (again, replica) in self.preferred(known).into_iter().enumerate() {
             match self.read_from(replica, known, range, pace).await {
-                Ok(bytes) => return Ok(Done { bytes, again: again as u32, ..Done::default() }),
+                Ok(bytes) => return Ok(Completion { bytes, again: again as u32, ..Completion::default() }),
                 Err(failure) if failure.wrong => return Err(failure),
                 Err(failure) => last = failure,
             }
@@ -124,7 +168,7 @@ impl Tenant {
     pub(crate) async fn read_from(
         &self,
         replica: usize,
-        known: &Known,
+        known: &SyntheticObject,
         range: Option<u64>,
         pace: Option<u64>,
     ) -> Result<u64, Failure> {
@@ -151,7 +195,7 @@ impl Tenant {
     }
 
     /// Stores an object, and notes it once it is acknowledged. Where a replica fails, another is asked, as clients do.
-    pub(crate) async fn store(&self, known: Known, object: Bytes) -> Result<Done, Failure> {
+    pub(crate) async fn store(&self, known: SyntheticObject, object: Bytes) -> Result<Completion, Failure> {
         let path = routes::chunk(&self.model_id, &known.seq_hash);
         let mut last = Failure::new("no replica");
         for (again, replica) in self.preferred(&known).into_iter().enumerate() {
@@ -164,7 +208,11 @@ impl Tenant {
             match answer {
                 Ok(_) => {
                     self.keep(Arc::new(known));
-                    return Ok(Done { bytes: object.len() as u64, again: again as u32, ..Done::default() });
+                    return Ok(Completion {
+                        bytes: object.len() as u64,
+                        again: again as u32,
+                        ..Completion::default()
+                    });
                 }
                 Err(failure) => last = failure,
             }
@@ -173,7 +221,12 @@ impl Tenant {
     }
 
     /// Looks a stored context up by its block hashes; less than all of it is a failure.
-    pub(crate) async fn lookup(&self, replica: usize, known: &Known, fresh: bool) -> Result<Done, Failure> {
+    pub(crate) async fn lookup(
+        &self,
+        replica: usize,
+        known: &SyntheticObject,
+        fresh: bool,
+    ) -> Result<Completion, Failure> {
         let request = LookupRequest {
             model_id: self.model_id,
             namespace: "n".parse().map_err(|_| Failure::new("a name"))?,
@@ -187,17 +240,21 @@ impl Tenant {
         let (found, bytes) = self.ask(replica, &request).await?;
         let object = found.chunks.last().map(|chunk| chunk.object_digest);
         if found.matched_tokens == tokens && object == Some(known.object_digest) {
-            return Ok(Done { bytes, ..Done::default() });
+            return Ok(Completion { bytes, ..Completion::default() });
         }
         Err(Failure::new(if found.matched_tokens < tokens { NOT_FOUND } else { ANOTHER }))
     }
 
     /// As [`lookup`](Self::lookup), of the replica whose turn it is, and of the others where that one does not answer.
-    pub(crate) async fn lookup_anywhere(&self, number: usize, known: &Known) -> Result<Done, Failure> {
+    pub(crate) async fn lookup_anywhere(
+        &self,
+        number: usize,
+        known: &SyntheticObject,
+    ) -> Result<Completion, Failure> {
         let mut last = Failure::new("no replica");
         for again in 0..self.replicas.len() {
             match self.lookup((number + again) % self.replicas.len(), known, false).await {
-                Ok(done) => return Ok(Done { again: again as u32, ..done }),
+                Ok(done) => return Ok(Completion { again: again as u32, ..done }),
                 Err(failure) if [NOT_FOUND, ANOTHER].contains(&failure.cause.as_str()) => {
                     return Err(failure);
                 }
@@ -207,20 +264,20 @@ impl Tenant {
         Err(last)
     }
 
-    /// Looks a context of rows up by its chunks; less than all of it is a failure.
-    pub(crate) async fn lookup_rows(&self, replica: usize, context: usize) -> Result<Done, Failure> {
+    /// Looks a context of index rows up by its chunks; less than all of it is a failure.
+    pub(crate) async fn lookup_rows(&self, replica: usize, context: usize) -> Result<Completion, Failure> {
         let request = LookupRequest {
             model_id: self.model_id,
             namespace: "n".parse().map_err(|_| Failure::new("a name"))?,
             tokens: None,
             block_hashes: None,
-            chunk_ids: Some(rows::chunk_ids(self.root, context)),
+            chunk_ids: Some(index_rows::context(self.root, context).chunk_ids()),
             fresh: false,
             direct: false,
         };
         let (found, bytes) = self.ask(replica, &request).await?;
-        let whole = found.matched_tokens == rows::TOKENS as u64;
-        if whole { Ok(Done { bytes, ..Done::default() }) } else { Err(Failure::new(NOT_FOUND)) }
+        let whole = found.matched_tokens == index_rows::CONTEXT_TOKENS as u64;
+        if whole { Ok(Completion { bytes, ..Completion::default() }) } else { Err(Failure::new(NOT_FOUND)) }
     }
 
     /// Asks, and gives the answer with its size.

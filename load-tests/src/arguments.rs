@@ -1,0 +1,27 @@
+//! Flags that the measurements share.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// What every measurement of scenarios, peers and links needs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CommonArguments {
+    /// The `kvasir` binary.
+    #[arg(long, default_value = "target/release/kvasir")]
+    pub(crate) kvasir: PathBuf,
+    /// Further settings of the service, as `section.key=value`.
+    #[arg(long = "set", value_name = "SETTING")]
+    pub(crate) settings: Vec<String>,
+    /// The trace file of a replay, as NAME=FILE (JSON lines, or these through zstd); a synthetic one otherwise.
+    #[arg(long = "trace", value_name = "NAME=FILE", value_parser = named_file)]
+    pub(crate) traces: Vec<(String, PathBuf)>,
+    /// Folder for results: NAME.json and NAME.html.
+    #[arg(long, default_value = "target/load")]
+    pub(crate) out: PathBuf,
+}
+
+fn named_file(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, file) = text.split_once('=').ok_or("a trace is given as NAME=FILE")?;
+    Ok((name.to_owned(), file.into()))
+}

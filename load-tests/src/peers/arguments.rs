@@ -1,0 +1,51 @@
+//! Flags of the comparison.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::arguments::CommonArguments;
+
+/// The service beside nginx, MinIO, Redis and LMCache's server: throughput, latency, CPU and memory for values of 4 to 32 MB.
+#[derive(Debug, Args)]
+pub(crate) struct PeersArguments {
+    #[command(flatten)]
+    pub(crate) common: CommonArguments,
+    /// Bytes of a value, in MB.
+    #[arg(long, value_delimiter = ',', default_value = "4,8,16,32")]
+    pub(super) sizes: Vec<usize>,
+    /// Values of each size that are read.
+    #[arg(long, default_value_t = 8)]
+    pub(super) values: usize,
+    /// Bytes that a measurement of writes writes, in MB: new values, the same for all.
+    #[arg(long, default_value_t = 256)]
+    pub(super) written: usize,
+    /// Connections that ask at once, each for the next when it has one.
+    #[arg(long, default_value_t = 2)]
+    pub(super) connections: usize,
+    /// Seconds of one measurement of reads.
+    #[arg(long, default_value_t = 1.5)]
+    pub(super) seconds: f64,
+    /// Measurements of each; the servers take turns, and medians count.
+    #[arg(long, default_value_t = 5)]
+    pub(super) rounds: usize,
+    /// The nginx binary; `load-tests/peers/nginx FOLDER` unpacks one.
+    #[arg(long, default_value = "/usr/sbin/nginx")]
+    pub(crate) nginx: PathBuf,
+    /// The MinIO binary; by default the one that `tests/servers/minio install` builds.
+    #[arg(long)]
+    pub(crate) minio: Option<PathBuf>,
+    /// The redis-server binary; `load-tests/peers/redis FOLDER` unpacks one.
+    #[arg(long, default_value = "redis-server")]
+    pub(crate) redis: PathBuf,
+    /// A Python with lmcache; `load-tests/peers/lmcache FOLDER` makes one.
+    #[arg(long, default_value = "target/peers/lmcache/bin/python")]
+    pub(crate) lmcache: PathBuf,
+}
+
+impl PeersArguments {
+    /// Writes of one measurement.
+    pub(super) fn writes_of(&self, value_bytes: usize) -> usize {
+        (self.written * 1_000_000 / value_bytes).max(self.connections)
+    }
+}

@@ -1,0 +1,71 @@
+//! What reports share: result files, parts of pages, and figures that JSON cannot hold.
+
+use std::{collections::BTreeMap, path::Path};
+
+use anyhow::Result;
+use kvasir_plot::{Axis, Guide, Mark, Page, Plot, Series, Side, Table};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::{process::usage::Machine, traffic::record::Summary};
+
+/// The last line of every page.
+pub(crate) const FOOTER: &str = "Drawn by kvasir-load from the result's JSON document.";
+
+/// Writes `NAME.json` and `NAME.html`.
+pub(crate) fn write(out: &Path, name: &str, json: &impl Serialize, html: &str) -> Result<()> {
+    std::fs::create_dir_all(out)?;
+    std::fs::write(out.join(format!("{name}.json")), serde_json::to_string_pretty(json)? + "\n")?;
+    Ok(std::fs::write(out.join(format!("{name}.html")), html)?)
+}
+
+/// A table with these columns.
+pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
+    Table {
+        head: columns.iter().map(|&column| column.to_owned()).collect(),
+        rows: rows.into_iter().collect(),
+    }
+}
+
+/// The machine of a result, in one line.
+pub(crate) fn machine(machine: &Machine) -> String {
+    format!("Machine: {}", serde_json::to_string(machine).unwrap_or_default())
+}
+
+/// What was left out, and why.
+pub(crate) fn skipped(page: &mut Page, skipped: &BTreeMap<String, String>) {
+    skipped.iter().for_each(|(name, reason)| page.paragraph(&format!("Skipped {name}: {reason}")));
+}
+
+/// A series on the left axis.
+pub(crate) fn line(name: &str, mark: Mark, points: impl Iterator<Item = (f64, f64)>) -> Series {
+    Series { name: name.to_owned(), mark, side: Side::Left, points: points.map(Into::into).collect() }
+}
+
+/// The 99th percentile of every second, by load.
+pub(crate) fn p99_plot(loads: &[(&str, &Summary)], guides: Vec<Guide>) -> Plot {
+    let series = |(name, load): &(&str, &Summary)| {
+        let seconds = load.seconds.iter().enumerate();
+        line(name, Mark::Line, seconds.map(|(at, second)| (at as f64, second.p99_ms.max(0.01))))
+    };
+    Plot {
+        description: "99th percentile of the latency of each second".to_owned(),
+        x: Axis::from_zero("seconds"),
+        left: Axis::log("p99, ms"),
+        right: None,
+        series: loads.iter().map(series).collect(),
+        guides,
+    }
+}
+
+/// Reads a figure; JSON has `null` where it was not a number or infinite.
+pub(crate) fn finite_or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// As [`finite_or_nan`], for figures by name.
+pub(crate) fn finite_or_nan_by_name<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, f64>, D::Error> {
+    let figures = BTreeMap::<String, Option<f64>>::deserialize(deserializer)?;
+    Ok(figures.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect())
+}
