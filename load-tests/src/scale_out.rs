@@ -23,7 +23,7 @@ use crate::{
     report,
     traffic::{
         arrivals::Arrivals,
-        objects::{Pool, Shape},
+        objects::{ContextShape, Pool},
         open_loop::{self, Callers, RequestFn},
         record::{Failure, Recorder, Summary},
         tenant::{Tenant, http_client},
@@ -150,7 +150,7 @@ impl Drop for BridgedNetwork {
 struct ReplicaGroup {
     processes: Vec<Option<Process>>,
     tenant: Arc<Tenant>,
-    shape: Shape,
+    shape: ContextShape,
     _server: ChildProcess,
     _directory: TempDir,
 }
@@ -177,7 +177,7 @@ async fn group(arguments: &ScaleArguments, network: &BridgedNetwork) -> Result<R
     }
     let urls = (0..processes.len()).map(|nth| format!("http://{}", BridgedNetwork::address(nth))).collect();
     let tenant = Tenant::register(Pool::new(SEED), http_client()?, urls, None).await?;
-    let shape = Shape { chunks: 1, tokens: 1536, bytes: arguments.bytes };
+    let shape = ContextShape { chunks: 1, tokens: 1536, bytes: arguments.bytes };
     Ok(ReplicaGroup { processes, tenant: Arc::new(tenant), shape, _server: server, _directory: directory })
 }
 

@@ -8,8 +8,17 @@ use super::{
 
 const WIDTH: f64 = 720.0;
 const ROW: f64 = 34.0;
+/// Least room for labels and for values; longer ones take more.
 const LABEL: f64 = 110.0;
 const VALUE: f64 = 130.0;
+/// Width of a character, about.
+const CHARACTER: f64 = 6.7;
+
+/// Room for the longest of some texts: at least `least`, at most a third of the width.
+fn room<'a>(texts: impl Iterator<Item = &'a String>, least: f64) -> f64 {
+    let longest = texts.map(|text| text.chars().count()).max().unwrap_or(0);
+    (18.0 + CHARACTER * longest as f64).clamp(least, (WIDTH / 3.0).max(least))
+}
 
 /// One bar.
 #[derive(Debug, Clone)]
@@ -42,7 +51,8 @@ impl Bars {
         let height = top + ROW * self.bars.len() as f64 + 6.0;
         let values = self.bars.iter().map(|b| b.value).chain(self.limit.iter().map(|l| l.0));
         let longest = values.filter(|v| v.is_finite()).fold(0.0, f64::max);
-        let scale = Scale::exact(0.0, longest, LABEL, WIDTH - VALUE);
+        let left = room(self.bars.iter().map(|b| &b.label), LABEL);
+        let scale = Scale::exact(0.0, longest, left, WIDTH - room(self.bars.iter().map(|b| &b.text), VALUE));
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n",
             escape(&self.description)
@@ -62,12 +72,12 @@ impl Bars {
             let y = top + ROW * index as f64;
             let end = scale.at(bar.value);
             let class = if bar.ours { "fill c0" } else { "fill muted" };
-            let width = (end - LABEL).max(1.0);
-            text(&mut svg, LABEL - 10.0, y + 20.0, "label end", &bar.label);
+            let width = (end - left).max(1.0);
+            text(&mut svg, left - 10.0, y + 20.0, "label end", &bar.label);
             put(
                 &mut svg,
                 format_args!(
-                    "<rect class=\"{class}\" x=\"{LABEL}\" y=\"{}\" width=\"{width:.1}\" height=\"20\" rx=\"3\"/>",
+                    "<rect class=\"{class}\" x=\"{left:.1}\" y=\"{}\" width=\"{width:.1}\" height=\"20\" rx=\"3\"/>",
                     y + 5.0
                 ),
             );

@@ -19,7 +19,9 @@ fn plot(points: &[(f64, f64)], mark: Mark, name: &str) -> Plot {
                 points: points.iter().map(|&p| Point { label: name.to_owned(), ..p.into() }).collect(),
             })
             .into(),
-        guides: [Place::X(1.0), Place::Y(3.0), Place::XRange(0.5, 2.0)].map(|at| Guide { at, label: name.to_owned() }).into(),
+        guides: [Place::X(1.0), Place::Y(3.0), Place::XRange(0.5, 2.0)]
+            .map(|at| Guide { at, label: name.to_owned() })
+            .into(),
     }
 }
 
@@ -106,4 +108,18 @@ fn a_range_is_shaded_within_the_frame_and_a_line_has_no_dots() {
     assert!(!names.iter().any(|name| name == "circle") && svg.contains("x&amp;y"), "{svg}");
     let band = svg.lines().find(|line| line.contains("\"band\"")).expect("drawn");
     assert!(band.contains("x=\"68.0\"") && band.contains("width=\"588.0\""), "{band}");
+}
+
+#[test]
+fn long_labels_of_bars_push_the_bars_aside() {
+    let bar = |label: &str| Bar { label: label.to_owned(), value: 1.0, text: "1 s".to_owned(), ours: false };
+    let left = |labels: &[&str]| -> f64 {
+        let bars = labels.iter().map(|label| bar(label)).collect();
+        let svg = Bars { description: String::new(), bars, limit: None }.to_svg();
+        let rect = svg.lines().find(|line| line.starts_with("<rect")).expect("drawn");
+        let at = rect.split_once(" x=\"").expect("placed").1.split_once('"').expect("quoted").0;
+        at.parse().expect("a number")
+    };
+    assert_eq!(left(&["short"]), 110.0);
+    assert!(left(&["short", "LMCache CacheGen, chunks of 2048"]) > 200.0);
 }

@@ -16,7 +16,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::synthetic::{DIM, HEADS, Synthetic};
+use super::synthetic::{DIM, HEADS, SyntheticKv};
 
 /// Tokens of a blob, as of a chunk.
 const TOKENS: usize = 1536;
@@ -36,7 +36,7 @@ pub(super) fn plane(layer: usize, which: Plane, first: usize, tokens: usize) -> 
     let mut rows = vec![0.0; tokens * WIDTH];
     let mut head_rows = vec![0.0; tokens * DIM];
     for head in 0..HEADS {
-        Synthetic.read(layer, which, head, first..first + tokens, &mut head_rows);
+        SyntheticKv.read(layer, which, head, first..first + tokens, &mut head_rows);
         for (token, row) in head_rows.chunks_exact(DIM).enumerate() {
             rows[token * WIDTH + head * DIM..][..DIM].copy_from_slice(row);
         }
@@ -87,12 +87,12 @@ fn decode(encoding: Encoding, blob: &[u8], out: &mut Vec<u16>) {
 }
 
 /// Blobs behind a link: whoever connects and sends a byte gets all of them.
-pub(super) struct Served {
+pub(super) struct BlobServer {
     pub(super) link: ShapedLink,
     serving: JoinHandle<std::io::Result<()>>,
 }
 
-impl Served {
+impl BlobServer {
     /// For one reader.
     pub(super) async fn start(blobs: Arc<Vec<Vec<u8>>>, link: LinkOptions) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -121,7 +121,7 @@ pub(super) async fn load(
     link: LinkOptions,
 ) -> Result<Duration> {
     let sizes: Vec<usize> = blobs.iter().map(Vec::len).collect();
-    let served = Served::start(Arc::clone(blobs), link).await?;
+    let served = BlobServer::start(Arc::clone(blobs), link).await?;
     let (sender, receiver) = mpsc::channel::<Vec<u8>>();
     let decoding = tokio::task::spawn_blocking(move || {
         let mut out = Vec::new();

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 use super::{
-    blobs::{Served, plane},
+    blobs::{BlobServer, plane},
     synthetic::{DIM, HEADS},
 };
 
@@ -30,7 +30,7 @@ pub(super) struct CacheGen {
 
 /// What the script prints.
 #[derive(Debug, Deserialize)]
-struct Printed {
+struct ScriptOutput {
     seconds: f64,
 }
 
@@ -41,7 +41,7 @@ fn raw(layers: usize, first: usize, tokens: usize) -> Vec<u8> {
     rows.flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect()
 }
 
-async fn script(python: &Path, arguments: &[String]) -> Result<Printed> {
+async fn script(python: &Path, arguments: &[String]) -> Result<ScriptOutput> {
     let mut command = Command::new(python);
     command.arg(SCRIPT).args(arguments).stdin(Stdio::null());
     let output = tokio::task::spawn_blocking(move || command.output()).await?;
@@ -74,7 +74,7 @@ pub(super) async fn measure(
     let blobs: Vec<Vec<u8>> = (0..firsts.len()).map(read).collect::<std::io::Result<_>>()?;
     let bytes = blobs.iter().map(|blob| blob.len() as u64).sum();
     let sizes: Vec<String> = blobs.iter().map(|blob| blob.len().to_string()).collect();
-    let served = Served::start(Arc::new(blobs), link).await?;
+    let served = BlobServer::start(Arc::new(blobs), link).await?;
     let port = served.link.address().port().to_string();
     let loading = [&["load".to_owned(), folder], &numbers[..], &[port, sizes.join(",")]].concat();
     let printed = script(python, &loading).await?;

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     blobs::Encoding,
-    synthetic::{DIM, HEADS, Synthetic},
+    synthetic::{DIM, HEADS, SyntheticKv},
 };
 use crate::{
     arguments::CommonArguments,
@@ -141,7 +141,7 @@ fn row(
 }
 
 async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<EncodingResult>> {
-    let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &Synthetic);
+    let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &SyntheticKv);
     let context = TrainingContext { tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
     let profile: Arc<Profile> = Arc::new(train(spec, &[context], &Recipe::Direct, &mut |_, _| ())?);
     let settings = vec!["hot.memory=1GiB".to_owned(), "hot.disk=0".to_owned()];
@@ -155,7 +155,7 @@ async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<En
         anyhow::Ok(kv.with_recompute_model(RecomputeModel::from_seconds(100.0, 1.0, 0.0)))
     };
     let stored = connect(address).await?;
-    stored.store_kv_with(&tokens, &Synthetic, &StoreOptions::default(), |_| ()).await?;
+    stored.store_kv_with(&tokens, &SyntheticKv, &StoreOptions::default(), |_| ()).await?;
     let mut rows = Vec::new();
     for level in 0..profile.level_count() {
         let bytes = Cell::new(0);

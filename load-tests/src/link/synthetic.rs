@@ -10,9 +10,9 @@ pub(super) const HEADS: usize = 8;
 pub(super) const DIM: usize = 128;
 
 /// Elements that follow from their place: Laplacian, with a scale by channel between 0.25 and 2.
-pub(super) struct Synthetic;
+pub(super) struct SyntheticKv;
 
-impl KvSource for Synthetic {
+impl KvSource for SyntheticKv {
     fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
         let place = ((layer * 2 + plane as usize) * HEADS + head) as u64;
         for (token, row) in tokens.zip(out.chunks_exact_mut(DIM)) {

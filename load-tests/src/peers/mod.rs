@@ -23,7 +23,7 @@ use self::{
 };
 use crate::{
     process::usage,
-    traffic::objects::{Pool, Shape},
+    traffic::objects::{ContextShape, Pool},
 };
 
 const SEED: u64 = 1;
@@ -35,7 +35,7 @@ pub(crate) async fn compare(arguments: &PeersArguments) -> Result<Comparison> {
     let mut comparison = Comparison::new(usage::machine(), SEED, arguments.connections, arguments.seconds);
     let pool = Pool::new(SEED);
     for &megabytes in &arguments.sizes {
-        let shape = Shape { chunks: 1, tokens: 1536, bytes: megabytes * 1_000_000 };
+        let shape = ContextShape { chunks: 1, tokens: 1536, bytes: megabytes * 1_000_000 };
         let mut skipped = BTreeMap::new();
         let (targets, maker) = servers::all(arguments, &pool, shape, &mut skipped).await?;
         let targets = Arc::new(targets);

@@ -22,7 +22,7 @@ use crate::{
     process::{free_port, nginx as nginx_command},
     scenario::spec::ServiceSpec,
     traffic::{
-        objects::{Pool, Shape},
+        objects::{ContextShape, Pool},
         tenant::{Tenant, http_client},
     },
 };
@@ -32,7 +32,7 @@ pub(super) struct ValueGenerator {
     pub(super) pool: Arc<Pool>,
     model_id: ModelId,
     root: RootHash,
-    shape: Shape,
+    shape: ContextShape,
 }
 
 impl ValueGenerator {
@@ -48,7 +48,7 @@ impl ValueGenerator {
 pub(super) async fn all(
     arguments: &PeersArguments,
     pool: &Arc<Pool>,
-    shape: Shape,
+    shape: ContextShape,
     skipped: &mut BTreeMap<String, String>,
 ) -> Result<(Vec<Target>, ValueGenerator)> {
     let (kvasir, maker, made) = kvasir(&arguments.common, pool, shape, arguments.values).await?;
@@ -68,7 +68,7 @@ pub(super) async fn all(
 async fn kvasir(
     common: &CommonArguments,
     pool: &Arc<Pool>,
-    shape: Shape,
+    shape: ContextShape,
     count: usize,
 ) -> Result<(Target, ValueGenerator, SampleValues)> {
     let settings = vec!["hot.memory=1GiB".to_owned(), "hot.disk=0".to_owned()];

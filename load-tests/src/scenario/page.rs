@@ -7,7 +7,7 @@ use kvasir_plot::{Axis, Guide, Mark, Page, Place, Plot, Series, Side, number};
 use super::outcome::{Outcome, Sample, Threshold};
 use crate::{
     report,
-    traffic::record::{Second, Summary},
+    traffic::record::{SecondSummary, Summary},
 };
 
 /// What happened, in a few lines.
@@ -102,7 +102,7 @@ fn line(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
     report::line(name, Mark::Line, points)
 }
 
-fn over_time(outcome: &Outcome, what: &str, y: &str, of: fn(&Second) -> f64) -> Plot {
+fn over_time(outcome: &Outcome, what: &str, y: &str, of: fn(&SecondSummary) -> f64) -> Plot {
     let series = |(name, load): (&String, &Summary)| {
         line(name, load.seconds.iter().enumerate().map(|(at, second)| (at as f64, of(second))))
     };
@@ -153,7 +153,7 @@ fn plots(page: &mut Page, outcome: &Outcome) {
         let loads: Vec<_> = outcome.loads.iter().map(|(name, load)| (name.as_str(), load)).collect();
         page.drawing(&report::p99_plot(&loads, faults(outcome)).to_svg(), "Slowest per cent of each second.");
         for (what, y, of) in [
-            ("Requests that failed.", "a second", (|s| s.failed as f64) as fn(&Second) -> f64),
+            ("Requests that failed.", "a second", (|s| s.failed as f64) as fn(&SecondSummary) -> f64),
             ("Bytes.", "MB/s", |s| s.bytes as f64 / 1e6),
         ] {
             page.drawing(&over_time(outcome, what, y, of).to_svg(), what);

@@ -27,7 +27,7 @@ use crate::{
     replay::{Replay, TraceWindow},
     traffic::{
         arrivals::{Arrivals, uniform},
-        objects::Shape,
+        objects::ContextShape,
         open_loop::RequestFn,
         record::{Completion, Failure},
         tenant::Tenant,
@@ -121,7 +121,7 @@ fn stores(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> Reques
         Box::pin(async move {
             let tenant = Arc::clone(&tenants[number as usize % tenants.len()]);
             let id = next.fetch_add(1, Ordering::Relaxed);
-            let shape = Shape { chunks: 1, tokens: load.tokens, bytes: load.bytes };
+            let shape = ContextShape { chunks: 1, tokens: load.tokens, bytes: load.bytes };
             let (pool, model_id, root) = (Arc::clone(&tenant.pool), tenant.model_id, tenant.root);
             let made = tokio::task::spawn_blocking(move || pool.context(model_id, root, id, shape)).await;
             let made =

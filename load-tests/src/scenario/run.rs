@@ -23,7 +23,7 @@ use crate::{
     replay::Replay,
     traffic::{
         arrivals::{self, Arrivals},
-        objects::{Pool, Shape},
+        objects::{ContextShape, Pool},
         open_loop::{self, Callers, RequestFn},
         record::Recorder,
         tenant::{Tenant, http_client},
@@ -198,7 +198,7 @@ async fn prepare(endpoints: &Endpoints, scenario: &Scenario) -> Result<Vec<Arc<T
         let urls = endpoints.urls.clone();
         let tenant = Tenant::register(Arc::clone(&pool), http.clone(), urls, token).await?;
         let data = scenario.data;
-        let shape = Shape { chunks: data.chunks.max(1), tokens: data.tokens, bytes: data.bytes };
+        let shape = ContextShape { chunks: data.chunks.max(1), tokens: data.tokens, bytes: data.bytes };
         let contexts = data.objects.div_ceil(shape.chunks);
         let (root, model_id) = (tenant.root, tenant.model_id);
         stream::iter(0..contexts)

@@ -40,7 +40,7 @@ pub(crate) struct SyntheticObject {
 
 /// A context to be made.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct ContextShape {
     /// Chunks.
     pub(crate) chunks: usize,
     /// Tokens of each.
@@ -70,9 +70,9 @@ impl Pool {
         model_id: ModelId,
         root: RootHash,
         id: u64,
-        shape: Shape,
+        shape: ContextShape,
     ) -> Result<Vec<(SyntheticObject, Vec<u8>)>> {
-        let Shape { chunks: count, tokens, .. } = shape;
+        let ContextShape { chunks: count, tokens, .. } = shape;
         let all = chunks::tokens(self.seed ^ id.wrapping_mul(0xd134_2543_de82_ef95), count * tokens);
         let chain = TokenChain::new(root, &all);
         let one = |nth: usize| {
@@ -92,7 +92,7 @@ impl Pool {
         meta: ChunkMeta,
         tokens: &[u32],
         id: u64,
-        shape: Shape,
+        shape: ContextShape,
         blocks: Arc<[SeqHash]>,
     ) -> Result<(SyntheticObject, Vec<u8>)> {
         let spans = tokens.len().div_ceil(SPAN_TOKENS);
@@ -164,7 +164,7 @@ mod tests {
     fn every_byte_of_every_cut_is_checked() {
         let (pool, spec) = (Pool::new(3), chunks::spec());
         let root = RootHash::from([7; 32]);
-        let shape = Shape { chunks: 2, tokens: 512, bytes: 9_000 };
+        let shape = ContextShape { chunks: 2, tokens: 512, bytes: 9_000 };
         let made = pool.context(spec.model_id(), root, 40, shape).unwrap();
         assert_eq!(made[1].0.blocks.len(), 64);
         let (known, bytes) = &made[1];

@@ -47,14 +47,14 @@ pub(crate) struct Completion {
 
 /// A second of the run, by when requests were due.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Second {
+pub(crate) struct SecondSummary {
     pub(crate) due: u64,
     pub(crate) failed: u64,
     pub(crate) bytes: u64,
     pub(crate) p99_ms: f64,
 }
 
-struct Slot {
+struct SecondRecord {
     due: u64,
     failed: u64,
     bytes: u64,
@@ -64,7 +64,7 @@ struct Slot {
 struct Inner {
     latency: Histogram<u64>,
     service: Histogram<u64>,
-    seconds: Vec<Slot>,
+    seconds: Vec<SecondRecord>,
     causes: BTreeMap<String, u64>,
     done: u64,
     failed: u64,
@@ -90,7 +90,7 @@ pub(crate) struct Summary {
     pub(crate) latency_ms: BTreeMap<String, f64>,
     /// The same from when it was sent: the difference is what a closed loop would have hidden.
     pub(crate) from_sent_ms: BTreeMap<String, f64>,
-    pub(crate) seconds: Vec<Second>,
+    pub(crate) seconds: Vec<SecondSummary>,
     /// When the last request that failed was due, in seconds.
     pub(crate) last_failure_s: Option<f64>,
 }
@@ -152,7 +152,7 @@ impl Recorder {
         let at = due.as_secs() as usize;
         while inner.seconds.len() <= at {
             let latency = Histogram::new_with_bounds(1, MICROS_MAX, 2).expect("constant bounds");
-            inner.seconds.push(Slot { due: 0, failed: 0, bytes: 0, latency });
+            inner.seconds.push(SecondRecord { due: 0, failed: 0, bytes: 0, latency });
         }
         inner.seconds[at].due += 1;
         match result {
@@ -179,7 +179,7 @@ impl Recorder {
     /// The figures so far.
     pub(crate) fn summary(&self) -> Summary {
         let inner = self.inner();
-        let second = |slot: &Slot| Second {
+        let second = |slot: &SecondRecord| SecondSummary {
             due: slot.due,
             failed: slot.failed,
             bytes: slot.bytes,
