@@ -41,11 +41,12 @@ pub(crate) fn line(name: &str, mark: Mark, points: impl Iterator<Item = (f64, f6
     Series { name: name.to_owned(), mark, side: Side::Left, points: points.map(Into::into).collect() }
 }
 
-/// The 99th percentile of every second, by load.
+/// The 99th percentile of every second, by load. A second in which no request succeeded has none.
 pub(crate) fn p99_plot(loads: &[(&str, &Summary)], guides: Vec<Guide>) -> Plot {
     let series = |(name, load): &(&str, &Summary)| {
         let seconds = load.seconds.iter().enumerate();
-        line(name, Mark::Line, seconds.map(|(at, second)| (at as f64, second.p99_ms.max(0.01))))
+        let p99 = |p99_ms: f64| if p99_ms > 0.0 { p99_ms } else { f64::NAN };
+        line(name, Mark::Line, seconds.map(|(at, second)| (at as f64, p99(second.p99_ms))))
     };
     Plot {
         description: "99th percentile of the latency of each second".to_owned(),

@@ -78,7 +78,7 @@ impl From<(f64, f64)> for Point {
 /// How a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
-    /// A line without dots, for many points.
+    /// A line without dots, for many points. A y that is no number interrupts it.
     Line,
     /// Dots joined by straight lines.
     Joined,
@@ -304,8 +304,21 @@ fn draw_series(svg: &mut String, series: &Series, index: usize, x: &Scale, y: &S
             }
         }
         Mark::Line => {
-            let path = path_through(series.points.iter().map(at));
-            put(svg, format_args!("<path class=\"stroke c{index}\" d=\"{path}\"/>"));
+            // A value that is none interrupts the line; what stands alone between two gaps is a small dot.
+            for run in series.points.split(|p| !p.y.is_finite()).filter(|run| !run.is_empty()) {
+                if let [alone] = run {
+                    let (px, py) = at(alone);
+                    put(
+                        svg,
+                        format_args!(
+                            "<circle class=\"fill c{index}\" cx=\"{px:.1}\" cy=\"{py:.1}\" r=\"2\"/>"
+                        ),
+                    );
+                } else {
+                    let path = path_through(run.iter().map(at));
+                    put(svg, format_args!("<path class=\"stroke c{index}\" d=\"{path}\"/>"));
+                }
+            }
         }
         Mark::Joined | Mark::Points => {
             if series.mark == Mark::Joined {

@@ -123,3 +123,14 @@ fn long_labels_of_bars_push_the_bars_aside() {
     assert_eq!(left(&["short"]), 110.0);
     assert!(left(&["short", "LMCache CacheGen, chunks of 2048"]) > 200.0);
 }
+
+#[test]
+fn a_value_that_is_none_interrupts_a_line() {
+    let mut plot = plot(&[(0.0, 1.0), (1.0, 10.0), (2.0, f64::NAN), (3.0, 10.0)], Mark::Line, "n");
+    plot.series.truncate(1);
+    let svg = plot.to_svg();
+    let names = check_markup(&svg).expect("well-formed");
+    let count = |name: &str| names.iter().filter(|n| *n == name).count();
+    assert_eq!((count("path"), count("circle")), (1, 1), "{svg}");
+    assert!(!svg.contains("NaN"), "{svg}");
+}

@@ -151,7 +151,10 @@ fn plots(page: &mut Page, outcome: &Outcome) {
         page.paragraph("The result has no seconds of requests, so nothing is plotted over time.");
     } else {
         let loads: Vec<_> = outcome.loads.iter().map(|(name, load)| (name.as_str(), load)).collect();
-        page.drawing(&report::p99_plot(&loads, faults(outcome)).to_svg(), "Slowest per cent of each second.");
+        page.drawing(
+            &report::p99_plot(&loads, faults(outcome)).to_svg(),
+            "Slowest per cent of each second; none where no request succeeded.",
+        );
         for (what, y, of) in [
             ("Requests that failed.", "a second", (|s| s.failed as f64) as fn(&SecondSummary) -> f64),
             ("Bytes.", "MB/s", |s| s.bytes as f64 / 1e6),
