@@ -32,8 +32,6 @@ constexpr uint32_t kGatherRows = 2u;  // rows as they are, f32
 constexpr uint32_t kSymbolEscape = 256u;  // of Symbol::shift: the symbol is coded by the escape
 constexpr uint32_t kRawFlag = 32768u;  // of a piece's first field (FORMAT.md "Raw pieces")
 constexpr uint32_t kAnalysisTile = 64u;  // coefficients and tokens of a CTA of kv_analyse
-constexpr uint32_t kPeerSlots = 2048u;  // of a peer's table
-constexpr uint32_t kPeerBlockSymbols = 4096u;  // of a peer's block
 constexpr uint32_t kAnalysisDepth = 16u;  // elements of a step
 constexpr uint32_t kDtypeF32 = 0u;
 constexpr uint32_t kDtypeF16 = 1u;
@@ -383,34 +381,6 @@ struct EncodeParams {
   uint32_t reserved;
 };
 
-struct PeerBlock {
-  uint32_t states;
-  uint32_t words;
-  uint32_t word_count;
-  uint32_t output;
-};
-
-struct PeerSlotsParams {
-  uint64_t bytes;
-  uint64_t blocks;
-  uint64_t table;
-  uint64_t counter;
-  uint64_t output;
-  uint32_t block_count;
-  float scale;
-};
-
-struct PeerChannelsParams {
-  uint64_t bytes;
-  uint64_t starts;
-  uint64_t distributions;
-  uint64_t output;
-  uint32_t tokens;
-  uint32_t channels;
-  float scale;
-  uint32_t reserved;
-};
-
 // X(entry point, parameters), in the order of their numbers.
 #define KV_KERNELS(X) \
   X(kv_decode_1, DecodeParams) \
@@ -433,6 +403,4 @@ struct PeerChannelsParams {
   X(kv_cut, EncodeParams) \
   X(kv_encode, EncodeParams) \
   X(kv_place, EncodeParams) \
-  X(kv_pack, EncodeParams) \
-  X(kv_peer_slots, PeerSlotsParams) \
-  X(kv_peer_channels, PeerChannelsParams)
+  X(kv_pack, EncodeParams)

@@ -1,6 +1,6 @@
 //! Records of the encoder's kernels.
 
-use crate::records::{PageParams, Record};
+use crate::records::PageParams;
 
 device_records! { ENCODE_RECORDS:
     /// A head, or part of one, of a (scope, span) on its way from pages.
@@ -265,56 +265,6 @@ device_records! { ENCODE_RECORDS:
         pub stage_tables: u32,
         /// Trit tables of the bank.
         pub trit_tables: u32,
-        /// Zero.
-        pub reserved: u32,
-    }
-
-    /// A block of symbols of `kv_peer_slots`.
-    pub struct PeerBlock {
-        /// Byte of its 32 states.
-        pub states: u32,
-        /// Byte of its words.
-        pub words: u32,
-        /// Words.
-        pub word_count: u32,
-        /// Its first value in the output.
-        pub output: u32,
-    }
-
-    /// Parameters of `kv_peer_slots`.
-    pub struct PeerSlotsParams {
-        /// Compressed bytes.
-        pub bytes: u64,
-        /// `PeerBlock[block_count]`.
-        pub blocks: u64,
-        /// Slots, `u32[2048]`.
-        pub table: u64,
-        /// Queue head, zero at launch.
-        pub counter: u64,
-        /// Out: bf16.
-        pub output: u64,
-        /// Blocks.
-        pub block_count: u32,
-        /// Value of a step.
-        pub scale: f32,
-    }
-
-    /// Parameters of `kv_peer_channels`.
-    pub struct PeerChannelsParams {
-        /// Compressed bytes.
-        pub bytes: u64,
-        /// First byte of every channel, and the end.
-        pub starts: u64,
-        /// Distributions, `u16[channel][17]`.
-        pub distributions: u64,
-        /// Out: bf16, `[token][channel]`.
-        pub output: u64,
-        /// Tokens.
-        pub tokens: u32,
-        /// Channels.
-        pub channels: u32,
-        /// Value of a step.
-        pub scale: f32,
         /// Zero.
         pub reserved: u32,
     }

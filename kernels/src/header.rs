@@ -6,6 +6,9 @@ use kvasir_codec::{rans, rope};
 
 use crate::{KERNELS, encode_records::ENCODE_RECORDS, records::RECORDS};
 
+/// Name of a record, and `(C type, name)` of its fields.
+type RecordFields = (&'static str, &'static [(&'static str, &'static str)]);
+
 /// Integers of the format and of the launch protocol, by their C name.
 const CONSTANTS: &[(&str, u64, &str)] = &[
     ("kLanes", rans::LANES as u64, "coders of a stream"),
@@ -43,8 +46,6 @@ const CONSTANTS: &[(&str, u64, &str)] = &[
     ("kSymbolEscape", crate::SYMBOL_ESCAPE as u64, "of Symbol::shift: the symbol is coded by the escape"),
     ("kRawFlag", crate::RAW_FLAG as u64, "of a piece's first field (FORMAT.md \"Raw pieces\")"),
     ("kAnalysisTile", crate::ANALYSIS_TILE as u64, "coefficients and tokens of a CTA of kv_analyse"),
-    ("kPeerSlots", crate::PEER_SLOTS as u64, "of a peer's table"),
-    ("kPeerBlockSymbols", crate::PEER_BLOCK_SYMBOLS as u64, "of a peer's block"),
     ("kAnalysisDepth", crate::ANALYSIS_DEPTH as u64, "elements of a step"),
     ("kDtypeF32", crate::Dtype::F32 as u64, ""),
     ("kDtypeF16", crate::Dtype::F16 as u64, ""),
@@ -63,6 +64,19 @@ const CONSTANTS: &[(&str, u64, &str)] = &[
     ),
 ];
 
+/// The C declarations of records that [`device_records!`](crate::device_records) declared.
+pub fn c_structs(records: &[RecordFields]) -> String {
+    let mut out = String::new();
+    for (name, fields) in records {
+        let _ = writeln!(out, "\nstruct {name} {{");
+        for (c_type, field) in *fields {
+            let _ = writeln!(out, "  {c_type} {field};");
+        }
+        let _ = writeln!(out, "}};");
+    }
+    out
+}
+
 /// The text of `cuda/format.cuh`.
 pub fn format_header() -> String {
     let mut out = String::from(
@@ -79,13 +93,8 @@ pub fn format_header() -> String {
     let _ = writeln!(out, "\n// Bits of the polynomials of sine and cosine (FORMAT.md \"RoPE\").");
     let _ = writeln!(out, "#define KV_SIN_BITS {}", floats(&rope::SIN));
     let _ = writeln!(out, "#define KV_COS_BITS {}", floats(&rope::COS));
-    for (name, fields) in RECORDS.iter().chain(ENCODE_RECORDS) {
-        let _ = writeln!(out, "\nstruct {name} {{");
-        for (c_type, field) in *fields {
-            let _ = writeln!(out, "  {c_type} {field};");
-        }
-        let _ = writeln!(out, "}};");
-    }
+    out.push_str(&c_structs(RECORDS));
+    out.push_str(&c_structs(ENCODE_RECORDS));
     let _ = writeln!(out, "\n// X(entry point, parameters), in the order of their numbers.");
     let _ = write!(out, "#define KV_KERNELS(X)");
     for kernel in KERNELS {

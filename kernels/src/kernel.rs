@@ -24,18 +24,22 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("coder.cuh", include_str!("../cuda/coder.cuh")),
     ("encode.cu", include_str!("../cuda/encode.cu")),
     ("pack.cu", include_str!("../cuda/pack.cu")),
-    ("peers.cu", include_str!("../cuda/peers.cu")),
 ];
 
 /// A `.cu` file with everything it includes from here, each header once: what a compiler without files takes.
 pub fn translation_unit(source: &str) -> String {
+    translation_unit_with(source, &[])
+}
+
+/// As [`translation_unit`], for a `.cu` file among `files`, which may include each other and the files from here.
+pub fn translation_unit_with(source: &str, files: &[(&str, &str)]) -> String {
     let (mut out, mut seen) = (String::new(), BTreeSet::new());
-    expand(source, &mut seen, &mut out);
+    expand(source, files, &mut seen, &mut out);
     out
 }
 
-fn expand<'s>(name: &'s str, seen: &mut BTreeSet<&'s str>, out: &mut String) {
-    let Some((own, text)) = SOURCES.iter().find(|(own, _)| *own == name) else {
+fn expand<'s>(name: &'s str, files: &[(&'s str, &'s str)], seen: &mut BTreeSet<&'s str>, out: &mut String) {
+    let Some((own, text)) = files.iter().chain(SOURCES).find(|(own, _)| *own == name) else {
         // The compiler's own, or the emulator's behind an `#if`.
         let _ = writeln!(out, "#include \"{name}\"");
         return;
@@ -45,7 +49,7 @@ fn expand<'s>(name: &'s str, seen: &mut BTreeSet<&'s str>, out: &mut String) {
     }
     for line in text.lines().filter(|line| *line != "#pragma once") {
         match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
-            Some(header) => expand(header, seen, out),
+            Some(header) => expand(header, files, seen, out),
             None => out.extend([line, "\n"]),
         }
     }
@@ -128,8 +132,4 @@ kernels! {
     Place = "kv_place", "EncodeParams", "pack.cu", DECODE_THREADS;
     /// Streams to their places.
     Pack = "kv_pack", "EncodeParams", "pack.cu", DECODE_THREADS;
-    /// Benchmarks: a decoder in the shape of DietGPU's.
-    PeerSlots = "kv_peer_slots", "PeerSlotsParams", "peers.cu", DECODE_THREADS;
-    /// Benchmarks: a decoder in the shape of CacheGen's.
-    PeerChannels = "kv_peer_channels", "PeerChannelsParams", "peers.cu", TILE_THREADS;
 }

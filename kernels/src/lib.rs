@@ -10,8 +10,8 @@ mod header;
 mod kernel;
 
 pub use encode_records::*;
-pub use header::format_header;
-pub use kernel::{KERNELS, Kernel, SOURCES, translation_unit};
+pub use header::{c_structs, format_header};
+pub use kernel::{KERNELS, Kernel, SOURCES, translation_unit, translation_unit_with};
 pub use records::*;
 
 /// An index or offset that points nowhere.
@@ -58,10 +58,6 @@ pub const RAW_FLAG: u32 = 0x8000;
 pub const ANALYSIS_TILE: u32 = 64;
 /// Elements of a step of it.
 pub const ANALYSIS_DEPTH: u32 = 16;
-/// Slots of the table of a peer's kernel.
-pub const PEER_SLOTS: u32 = 2_048;
-/// Symbols that a warp of it decodes.
-pub const PEER_BLOCK_SYMBOLS: u32 = 4_096;
 /// Threads of a CTA that decodes to scratch: 8 warps share a bank of at most 18 KiB.
 pub const DECODE_THREADS: u32 = 256;
 /// Threads of a CTA with tiles: 4 warps of 17 KiB.

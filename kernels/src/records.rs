@@ -1,6 +1,7 @@
 //! Records that host and device share, declared once: Rust structs here, C structs in the generated header.
 
-/// Declares `repr(C)` records without padding, their bytes, and their C declarations.
+/// Declares `repr(C)` records without padding, their bytes, and a list of their fields for [`c_structs`](crate::c_structs).
+#[macro_export]
 macro_rules! device_records {
     ($list:ident: $($(#[$doc:meta])* pub struct $name:ident { $($(#[$field_doc:meta])* pub $field:ident: $type:tt,)* })*) => {
         $(
@@ -12,16 +13,16 @@ macro_rules! device_records {
             // No padding: the bytes are the fields, in order.
             const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$type>())*);
 
-            impl Record for $name {
+            impl $crate::Record for $name {
                 fn write(&self, out: &mut Vec<u8>) {
-                    $(self.$field.write(out);)*
+                    $($crate::Record::write(&self.$field, out);)*
                 }
             }
         )*
 
         /// Name and fields `(C type, name)` of every record, in dependency order.
         pub(crate) const $list: &[(&str, &[(&str, &str)])] =
-            &[$((stringify!($name), &[$((device_records!(@c $type), stringify!($field)),)*]),)*];
+            &[$((stringify!($name), &[$(($crate::device_records!(@c $type), stringify!($field)),)*]),)*];
     };
     (@c PageParams) => { "PageParams" };
     (@c u32) => { "uint32_t" };

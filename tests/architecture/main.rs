@@ -50,7 +50,7 @@ const LEAN: &[&str] = &["kvasir-client", "kvasir-server"];
 const HEAVY: &[&str] = &["faer", "candle-core", "tokenizers", "constriction"];
 
 /// Packages that may depend on anything, and on which nothing depends.
-const TOPS: &[&str] = &["kvasir-lab", "kvasir-load-tests", "kvasir-tests", "xtask"];
+const TOPS: &[&str] = &["kvasir-lab", "kvasir-lab-gpu", "kvasir-load-tests", "kvasir-tests", "xtask"];
 
 /// Folders of the repository's root; tool folders start with a dot.
 const FOLDERS: &[&str] = &["crates", "deploy", "helm", "kernels", "load-tests", "services", "tests"];

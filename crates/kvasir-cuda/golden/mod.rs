@@ -1,6 +1,6 @@
-//! Golden vectors of the entropy stage, as `kvasir-codec` keeps them: for the tests and for `gpu_check`.
+//! Golden vectors of the entropy stage, as `kvasir-codec` keeps them: for the tests and for `gpu_check` (`kvasir-lab-gpu`).
 
-#![allow(unreachable_pub, missing_docs, reason = "shared by a test and an example, each a crate of its own")]
+#![allow(unreachable_pub, missing_docs, reason = "shared by a test and a program, each a crate of its own")]
 
 use kvasir_codec::rans::Coding;
 

@@ -16,8 +16,8 @@ use crate::{
     CudaError, PagedKv,
     factors::push_factors,
     lower::{FUSED_LEVELS_MAX, Lowered, PlacedPiece, ScopeCodings, StreamName, TASK_COEFFICIENTS_MAX, lower},
-    paging::Places,
-    resident::{Resident, ScopePlaces, place},
+    paging::PagingTables,
+    resident::{DecodeProfile, DecodeScopeOffsets, index_u32},
 };
 
 /// Tokens that a warp turns into operands.
@@ -27,7 +27,7 @@ const PIECE_ALIGNMENT: usize = 4;
 
 /// What one launch of each kernel does.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
+pub(crate) struct DecodeBatch {
     pub(crate) bytes: Vec<u8>,
     pub(crate) streams: Vec<Stream>,
     /// Request and name of every stream.
@@ -42,7 +42,7 @@ pub(crate) struct Batch {
     pub(crate) prepare: Vec<PrepareTask>,
     pub(crate) synthesise: Vec<SynthesiseTask>,
     pub(crate) exact: Vec<ExactTask>,
-    pub(crate) places: Places,
+    pub(crate) paging: PagingTables,
     /// Factors of token predictors, `[span of a scope][token][factor]`.
     pub(crate) factors: Vec<u8>,
     /// Lengths of scratch (i32), operands (f16) and flags (u32).
@@ -68,41 +68,42 @@ pub(crate) struct Destination {
 }
 
 /// One scope of one span on its way into a batch.
-struct Site<'a> {
+struct DecodeSite<'a> {
     span: &'a ScopeSpan<'a>,
     view: &'a ScopeView<'a>,
-    places: &'a ScopePlaces,
+    offsets: &'a DecodeScopeOffsets,
     request: usize,
     placement: u32,
     tokens: usize,
 }
 
-impl Batch {
+impl DecodeBatch {
     /// A batch into `pages`.
     pub(crate) fn new(cpu: &CpuDecoder, pages: &PagedKv) -> Self {
         let views = (0..cpu.scope_count()).filter_map(|scope| cpu.scope_view(scope));
-        Self { places: Places::new(views, Some(pages)), ..Self::default() }
+        Self { paging: PagingTables::new(views, Some(pages)), ..Self::default() }
     }
 
     /// Adds a scope of a span.
     pub(crate) fn add<M>(
         &mut self,
         cpu: &CpuDecoder,
-        resident: &Resident<M>,
+        resident: &DecodeProfile<M>,
         span: &ScopeSpan<'_>,
         to: &Destination,
         text: (&[u32], Option<u32>),
     ) -> Result<(), CudaError> {
-        let (Some(view), Some(places)) = (cpu.scope_view(span.scope), resident.scopes.get(span.scope)) else {
+        let (Some(view), Some(offsets)) = (cpu.scope_view(span.scope), resident.scopes.get(span.scope))
+        else {
             return Err(DecodeError::Sections { what: "a scope was asked for that the profile lacks" }.into());
         };
-        let members = self.places.members_from(span.scope);
+        let members = self.paging.members_from(span.scope);
         if members[..view.members.len()].iter().all(|member| member.plane == NONE) {
             return Ok(()); // another rank's
         }
-        let placement = self.place_span(span, &view, places, to)?;
+        let placement = self.place_span(span, &view, offsets, to)?;
         let tokens = span.tokens.len();
-        let site = Site { span, view: &view, places, request: to.request, placement, tokens };
+        let site = DecodeSite { span, view: &view, offsets, request: to.request, placement, tokens };
         if let Some((exact_tokens, values)) = span.exact {
             self.exact_tasks(cpu, &site, exact_tokens, values)?;
         }
@@ -128,28 +129,28 @@ impl Batch {
         &mut self,
         span: &ScopeSpan<'_>,
         view: &ScopeView<'_>,
-        places: &ScopePlaces,
+        offsets: &DecodeScopeOffsets,
         to: &Destination,
     ) -> Result<u32, CudaError> {
         let from = to.tokens.start.max(span.tokens.start);
         let end = to.tokens.end.min(span.tokens.end);
-        let index = place(self.places.placements.len())?;
-        self.places.placements.push(Placement {
-            members: self.places.scope_members[span.scope],
+        let index = index_u32(self.paging.placements.len())?;
+        self.paging.placements.push(Placement {
+            members: self.paging.scope_members[span.scope],
             member_count: view.members.len() as u32,
             blocks: to.blocks,
             slot: to.first_slot + (from - to.tokens.start) as u32,
             keep_from: (from - span.tokens.start) as u32,
             keep_to: (end - span.tokens.start) as u32,
             angles: to.angles.wrapping_add(span.tokens.start as u32),
-            elements: places.elements,
+            elements: offsets.elements,
         });
         Ok(index)
     }
 
     fn push_bytes(&mut self, bytes: &[u8]) -> Result<u32, CudaError> {
         let start = self.bytes.len().next_multiple_of(PIECE_ALIGNMENT);
-        place(start + bytes.len())?;
+        index_u32(start + bytes.len())?;
         self.bytes.resize(start, 0);
         self.bytes.extend_from_slice(bytes);
         Ok(start as u32)
@@ -159,7 +160,7 @@ impl Batch {
     fn piece(
         &mut self,
         cpu: &CpuDecoder,
-        site: &Site<'_>,
+        site: &DecodeSite<'_>,
         piece: Option<PieceBytes<'_>>,
         codings: &[Coding],
         tokens: usize,
@@ -180,27 +181,27 @@ impl Batch {
     fn main_pieces(
         &mut self,
         cpu: &CpuDecoder,
-        site: &Site<'_>,
+        site: &DecodeSite<'_>,
         tokens: usize,
     ) -> Result<Vec<PlacedPiece>, CudaError> {
         let levels = site.span.levels.iter().zip(&site.view.levels);
         levels.map(|(piece, (_, codings))| self.piece(cpu, site, *piece, codings, tokens)).collect()
     }
 
-    fn direct_tasks(&mut self, cpu: &CpuDecoder, site: &Site<'_>) -> Result<(), CudaError> {
+    fn direct_tasks(&mut self, cpu: &CpuDecoder, site: &DecodeSite<'_>) -> Result<(), CudaError> {
         let pieces = self.main_pieces(cpu, site, site.tokens)?;
-        let lowered = lower(&site.places.main, site.span.span, site.tokens, &pieces);
+        let lowered = lower(&site.offsets.main, site.span.span, site.tokens, &pieces);
         if let Lowered::Fused(work) = &lowered
             && work.tasks.iter().all(|task| fits_tile(site.view, task))
         {
             let level = pieces.len() - 1;
-            let steps = site.places.steps + (level * site.places.main.rank) as u32;
-            let tasks = self.join(&lowered, site, site.places.codings[0], 0, steps)?;
+            let steps = site.offsets.steps + (level * site.offsets.main.rank) as u32;
+            let tasks = self.join(&lowered, site, site.offsets.codings[0], 0, steps)?;
             self.direct[level].extend(tasks.into_iter().flatten());
             return Ok(());
         }
         let values = self.scratch(site, site.tokens)?;
-        self.decode_tasks(&lowered, site, site.places.codings[0], values)?;
+        self.decode_tasks(&lowered, site, site.offsets.codings[0], values)?;
         self.scatter_tasks(site, values, None)
     }
 
@@ -208,14 +209,14 @@ impl Batch {
     fn main_to_scratch(
         &mut self,
         cpu: &CpuDecoder,
-        site: &Site<'_>,
+        site: &DecodeSite<'_>,
         tokens: usize,
     ) -> Result<u32, CudaError> {
         let values = self.scratch(site, tokens)?;
         if tokens > 0 {
             let pieces = self.main_pieces(cpu, site, tokens)?;
-            let lowered = lower(&site.places.main, site.span.span, tokens, &pieces);
-            self.decode_tasks(&lowered, site, site.places.codings[0], values)?;
+            let lowered = lower(&site.offsets.main, site.span.span, tokens, &pieces);
+            self.decode_tasks(&lowered, site, site.offsets.codings[0], values)?;
         }
         Ok(values)
     }
@@ -223,31 +224,31 @@ impl Batch {
     fn anchors_to_scratch(
         &mut self,
         cpu: &CpuDecoder,
-        site: &Site<'_>,
+        site: &DecodeSite<'_>,
         codings: &[Coding],
         groups: usize,
     ) -> Result<u32, CudaError> {
         let values = self.scratch(site, groups)?;
-        let plans: Option<&ScopeCodings> = site.places.anchors.as_ref();
+        let plans: Option<&ScopeCodings> = site.offsets.anchors.as_ref();
         if let Some(plans) = plans {
             let piece = self.piece(cpu, site, site.span.anchors, codings, groups)?;
             let lowered = lower(plans, site.span.span, groups, &[piece]);
-            self.decode_tasks(&lowered, site, site.places.codings[1], values)?;
+            self.decode_tasks(&lowered, site, site.offsets.codings[1], values)?;
         }
         Ok(values)
     }
 
-    fn scratch(&mut self, site: &Site<'_>, tokens: usize) -> Result<u32, CudaError> {
-        let first = place(self.values)?;
+    fn scratch(&mut self, site: &DecodeSite<'_>, tokens: usize) -> Result<u32, CudaError> {
+        let first = index_u32(self.values)?;
         self.values += site.view.rank * tokens;
-        place(self.values)?;
+        index_u32(self.values)?;
         Ok(first)
     }
 
     fn decode_tasks(
         &mut self,
         lowered: &Lowered,
-        site: &Site<'_>,
+        site: &DecodeSite<'_>,
         codings: u32,
         values: u32,
     ) -> Result<(), CudaError> {
@@ -271,7 +272,7 @@ impl Batch {
     fn join(
         &mut self,
         lowered: &Lowered,
-        site: &Site<'_>,
+        site: &DecodeSite<'_>,
         codings: u32,
         values: u32,
         steps: u32,
@@ -282,7 +283,7 @@ impl Batch {
         };
         let mut passes = Vec::with_capacity(works.len());
         for work in works {
-            let streams = place(self.streams.len())?;
+            let streams = index_u32(self.streams.len())?;
             self.streams.extend_from_slice(&work.streams);
             self.names.extend(work.names.iter().map(|name| name.map(|name| (site.request, name))));
             let placement = site.placement;
@@ -304,12 +305,12 @@ impl Batch {
 
     fn scatter_tasks(
         &mut self,
-        site: &Site<'_>,
+        site: &DecodeSite<'_>,
         values: u32,
         anchors: Option<(u32, u32, i32)>,
     ) -> Result<(), CudaError> {
         let level = site.span.level.index();
-        let steps = site.places.steps + (level * site.places.main.rank) as u32;
+        let steps = site.offsets.steps + (level * site.offsets.main.rank) as u32;
         let (anchors, group, anchor_ratio) = anchors.unwrap_or((0, 0, 1));
         for (index, member) in site.view.members.iter().enumerate() {
             let width = if member.rope.is_some() { member.dim } else { TASK_COEFFICIENTS_MAX };
@@ -336,7 +337,7 @@ impl Batch {
     fn exact_tasks(
         &mut self,
         cpu: &CpuDecoder,
-        site: &Site<'_>,
+        site: &DecodeSite<'_>,
         tokens: usize,
         values: &[u8],
     ) -> Result<(), CudaError> {
@@ -360,20 +361,20 @@ impl Batch {
 
     fn product_tasks(
         &mut self,
-        site: &Site<'_>,
+        site: &DecodeSite<'_>,
         values: u32,
         (text, preceding): (&[u32], Option<u32>),
     ) -> Result<(), CudaError> {
-        let (rank, rank_padded) = (site.places.main.rank, site.places.rank_padded());
+        let (rank, rank_padded) = (site.offsets.main.rank, site.offsets.rank_padded());
         let rows = site.tokens.next_multiple_of(PRODUCT_TOKENS as usize);
-        let (operands, wide) = (place(self.operands)?, place(self.wide)?);
+        let (operands, wide) = (index_u32(self.operands)?, index_u32(self.wide)?);
         self.operands += 2 * rows * rank_padded;
         self.wide += rank_padded / kvasir_kernels::PRODUCT_DEPTH as usize;
-        place(self.operands)?;
-        let factor_rows = place(self.factors.len())?;
+        index_u32(self.operands)?;
+        let factor_rows = index_u32(self.factors.len())?;
         let factors =
             push_factors(&mut self.factors, &site.view.predictor, text, preceding, &site.span.tokens);
-        let steps = site.places.steps + (site.span.level.index() * rank) as u32;
+        let steps = site.offsets.steps + (site.span.level.index() * rank) as u32;
         self.prepare.extend((0..rows).step_by(PREPARE_TOKENS).map(|first_token| PrepareTask {
             values,
             steps,
@@ -386,11 +387,11 @@ impl Batch {
             wide,
             factors,
             factor_rows,
-            matrix: site.places.matrix[0],
-            shifts: site.places.matrix[1],
+            matrix: site.offsets.matrix[0],
+            shifts: site.offsets.matrix[1],
             reserved: 0,
         }));
-        let basis = site.places.basis.unwrap_or_default();
+        let basis = site.offsets.basis.unwrap_or_default();
         for window in self.windows(site)? {
             self.synthesise.extend((0..rows).step_by(PRODUCT_TOKENS as usize).map(|first_token| {
                 SynthesiseTask {
@@ -411,9 +412,9 @@ impl Batch {
     }
 
     /// Runs of this rank's elements that one CTA multiplies; a rotated head lies in one.
-    fn windows(&self, site: &Site<'_>) -> Result<Vec<Range<usize>>, CudaError> {
+    fn windows(&self, site: &DecodeSite<'_>) -> Result<Vec<Range<usize>>, CudaError> {
         let most = PRODUCT_ELEMENTS as usize;
-        let records = self.places.members_from(site.span.scope);
+        let records = self.paging.members_from(site.span.scope);
         let mut windows: Vec<Range<usize>> = Vec::new();
         for (member, record) in site.view.members.iter().zip(records) {
             if record.plane == NONE {

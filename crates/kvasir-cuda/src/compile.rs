@@ -50,11 +50,15 @@ impl Compiler {
         Self { cache, architecture: format!("sm_{major}{minor}"), driver }
     }
 
-    /// The cubin of a translation unit.
+    /// The cubin of one of the product's translation units.
     pub(crate) fn cubin(&self, source: &'static str) -> Result<Vec<u8>, DeviceError> {
-        let text = translation_unit(source);
-        let path = self.cache.join(self.file_name(source, &text));
-        let ahead = Self { driver: ANY_DRIVER, ..self.clone() }.file_name(source, &text);
+        self.cubin_of(source, &translation_unit(source))
+    }
+
+    /// The cubin of a translation unit.
+    pub(crate) fn cubin_of(&self, source: &'static str, text: &str) -> Result<Vec<u8>, DeviceError> {
+        let path = self.cache.join(self.file_name(source, text));
+        let ahead = Self { driver: ANY_DRIVER, ..self.clone() }.file_name(source, text);
         for path in [&path, &self.cache.join(ahead)] {
             match fs::read(path) {
                 Ok(cubin) => return Ok(cubin),
@@ -62,7 +66,7 @@ impl Compiler {
                 Err(error) => return Err(cache_error(path, "read", &error)),
             }
         }
-        let cubin = self.compile(source, &text)?;
+        let cubin = self.compile(source, text)?;
         self.keep(&path, &cubin)?;
         Ok(cubin)
     }

@@ -11,12 +11,12 @@ use kvasir_types::{Level, ModelSpec};
 
 use crate::{
     CudaError, Device, DeviceError, DeviceMemory, PagedKv, PendingDecode, Work,
-    batch::{Batch, Destination},
+    batch::{DecodeBatch, Destination},
+    buffers::DecodeBuffers,
     lower::TASK_COEFFICIENTS_MAX,
-    pending::Wave,
+    pending::PendingGroup,
     queue::Queue,
-    resident::{Resident, place},
-    uploaded::Uploaded,
+    resident::{DecodeProfile, index_u32},
 };
 
 /// Shared memory of a product's CTA: two stages of operands, then four tiles of 32 tokens by 128 elements.
@@ -29,7 +29,7 @@ const DIRECT_KERNELS: [Kernel; 4] = [Kernel::Direct1, Kernel::Direct2, Kernel::D
 pub struct KernelDecoder<D: Device> {
     pub(crate) device: D,
     pub(crate) cpu: CpuDecoder,
-    resident: Resident<D::Memory>,
+    resident: DecodeProfile<D::Memory>,
 }
 
 /// A chunk, or what is there of it, and where its tokens go.
@@ -60,7 +60,7 @@ impl<D: Device> KernelDecoder<D> {
         profile: Arc<Profile>,
     ) -> Result<Result<Self, CudaError>, ProfileError> {
         let cpu = CpuDecoder::new(spec, profile)?;
-        let resident = Resident::new(&device, &cpu);
+        let resident = DecodeProfile::new(&device, &cpu);
         Ok(resident.map(|resident| Self { device, cpu, resident }))
     }
 
@@ -111,7 +111,7 @@ impl<D: Device> KernelDecoder<D> {
         unsafe { self.submit_groups(requests, pages, self.cpu.layer_groups()) }
     }
 
-    /// One wave a group; a group without scopes is all of them.
+    /// One [`PendingGroup`] for each group; a group without scopes is all of them.
     ///
     /// # Safety
     /// As [`submit`](Self::submit).
@@ -128,7 +128,7 @@ impl<D: Device> KernelDecoder<D> {
             let (head, tokens) = (request.head, request.tokens.clone());
             outlines.push(self.cpu.scope_spans(head, request.object_prefix, &request.scopes, tokens)?);
         }
-        let mut pending = PendingDecode { waves: Vec::new() };
+        let mut pending = PendingDecode { groups: Vec::new() };
         for group in groups {
             let scopes = &group.scopes;
             let is_in = |scope: usize| scopes.is_empty() || scopes.iter().any(|reach| reach.scope == scope);
@@ -137,7 +137,7 @@ impl<D: Device> KernelDecoder<D> {
             }
             let batch = self.build(requests, &outlines, &is_in, pages)?;
             // SAFETY: the caller's promise; `build` checked everything else against it.
-            pending.waves.push(unsafe { self.run(group.layers.clone(), batch, pages)? });
+            pending.groups.push(unsafe { self.run(group.layers.clone(), batch, pages)? });
         }
         Ok(pending)
     }
@@ -148,17 +148,18 @@ impl<D: Device> KernelDecoder<D> {
         outlines: &[Vec<ScopeSpan<'_>>],
         is_in: &dyn Fn(usize) -> bool,
         pages: &PagedKv,
-    ) -> Result<Batch, CudaError> {
-        let mut batch = Batch::new(&self.cpu, pages);
+    ) -> Result<DecodeBatch, CudaError> {
+        let mut batch = DecodeBatch::new(&self.cpu, pages);
         for (index, (request, spans)) in requests.iter().zip(outlines).enumerate() {
             let head = request.head;
             let spans = || spans.iter().filter(|span| is_in(span.scope));
             let covered = spans().map(|span| span.tokens.clone());
             let (start, end) = covered.fold((usize::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
-            let (blocks, row) = (place(batch.places.blocks.len())?, place(batch.places.positions.len())?);
-            batch.places.blocks.extend_from_slice(request.blocks);
+            let (blocks, row) =
+                (index_u32(batch.paging.blocks.len())?, index_u32(batch.paging.positions.len())?);
+            batch.paging.blocks.extend_from_slice(request.blocks);
             let position = |token: usize| head.header.first_position.wrapping_add(token as u64);
-            batch.places.positions.extend((start.min(end)..end).map(position));
+            batch.paging.positions.extend((start.min(end)..end).map(position));
             let to = Destination {
                 request: index,
                 tokens: request.tokens.clone(),
@@ -177,18 +178,23 @@ impl<D: Device> KernelDecoder<D> {
 
     /// # Safety
     /// As [`decode_into`](Self::decode_into), with a batch that was built for these pages.
-    unsafe fn run(&self, layers: Range<usize>, batch: Batch, pages: &PagedKv) -> Result<Wave<D>, CudaError> {
-        let on = Uploaded::new(&self.device, &batch, pages, self.cpu.spec())?;
+    unsafe fn run(
+        &self,
+        layers: Range<usize>,
+        batch: DecodeBatch,
+        pages: &PagedKv,
+    ) -> Result<PendingGroup<D>, CudaError> {
+        let buffers = DecodeBuffers::new(&self.device, &batch, pages, self.cpu.spec())?;
         let bank = self.cpu.profile().bank();
         let base = DecodeParams {
-            bytes: on.bytes.address(),
-            streams: on.streams.address(),
+            bytes: buffers.bytes.address(),
+            streams: buffers.streams.address(),
             codings: self.resident.codings.address(),
-            statuses: on.statuses.address(),
+            statuses: buffers.statuses.address(),
             tables: self.resident.tables.address(),
-            values: on.values.address(),
+            values: buffers.values.address(),
             steps: self.resident.steps.address(),
-            pages: on.paging.params(
+            pages: buffers.paging.params(
                 &self.resident.elements,
                 &self.resident.frequencies,
                 TASK_COEFFICIENTS_MAX,
@@ -198,27 +204,35 @@ impl<D: Device> KernelDecoder<D> {
             ..DecodeParams::default()
         };
         // SAFETY: all addresses in `base` and in the records below are those of memory that lives in `on`,
-        // `self.resident`, the queue and, as the caller promises, `pages` until the wave was waited for; a device frees
-        // memory behind the kernels that were queued. Indices and offsets in the records were made by `Batch` for these
+        // `self.resident`, the queue and, as the caller promises, `pages` until the group was waited for; a device frees
+        // memory behind the kernels that were queued. Indices and offsets in the records were made by `DecodeBatch` for these
         // arrays.
-        let mut queue = unsafe { Queue::new(&self.device, &on.counters) };
-        self.launch_all(&mut queue, &batch, &on, base)?;
+        let mut queue = unsafe { Queue::new(&self.device, &buffers.counters) };
+        self.launch_all(&mut queue, &batch, &buffers, base)?;
         let kept = queue.into_kept();
-        let statuses = self.device.fetch(&on.statuses, 0, batch.streams.len() * size_of::<Status>())?;
+        let statuses =
+            self.device.read_back(&buffers.statuses, 0, batch.streams.len() * size_of::<Status>())?;
         let event = self.device.record()?;
-        Ok(Wave { layers, batch, event, statuses: Some(statuses), verdict: Ok(()), _memory: (on, kept) })
+        Ok(PendingGroup {
+            layers,
+            batch,
+            event,
+            statuses: Some(statuses),
+            verdict: Ok(()),
+            _memory: (buffers, kept),
+        })
     }
 
     fn launch_all(
         &self,
         queue: &mut Queue<'_, D>,
-        batch: &Batch,
-        on: &Uploaded<D::Memory>,
+        batch: &DecodeBatch,
+        buffers: &DecodeBuffers<D::Memory>,
         base: DecodeParams,
     ) -> Result<(), DeviceError> {
         let bank_bytes = base.stage_tables as usize * 128 + base.trit_tables as usize * 8;
         let tile_bytes = |columns: usize| TILE_THREADS as usize / 32 * columns * TILE_STRIDE as usize * 4;
-        on.paging.launch_angles(queue, &self.resident.frequencies)?;
+        buffers.paging.launch_angles(queue, &self.resident.frequencies)?;
         let scatter_pages = PageParams { tile_columns: batch.scatter_columns as u32, ..base.pages };
         let direct = DIRECT_KERNELS.iter().zip(&batch.direct);
         let fused = DECODE_KERNELS.iter().zip(&batch.fused);
@@ -231,15 +245,15 @@ impl<D: Device> KernelDecoder<D> {
         }
         let scatter = DecodeParams { pages: scatter_pages, ..base };
         queue.tasks(Kernel::Scatter, &batch.scatter, tile_bytes(batch.scatter_columns), scatter)?;
-        self.launch_product(queue, batch, on, base)?;
+        self.launch_product(queue, batch, buffers, base)?;
         queue.tasks(Kernel::Exact, &batch.exact, 0, base)
     }
 
     fn launch_product(
         &self,
         queue: &mut Queue<'_, D>,
-        batch: &Batch,
-        on: &Uploaded<D::Memory>,
+        batch: &DecodeBatch,
+        buffers: &DecodeBuffers<D::Memory>,
         base: DecodeParams,
     ) -> Result<(), DeviceError> {
         if batch.prepare.is_empty() {
@@ -250,10 +264,10 @@ impl<D: Device> KernelDecoder<D> {
             counter: queue.counter(),
             values: base.values,
             steps: base.steps,
-            factors: on.factors.address(),
+            factors: buffers.factors.address(),
             matrices: self.resident.matrices.address(),
-            operands: on.operands.address(),
-            wide: on.wide.address(),
+            operands: buffers.operands.address(),
+            wide: buffers.wide.address(),
             task_count: batch.prepare.len() as u32,
             reserved: 0,
         };

@@ -24,7 +24,7 @@ pub trait Device: Debug + Send + Sync {
     /// A point in the queue of kernels.
     type Event: DeviceEvent;
     /// A copy on its way back.
-    type Fetch: DeviceFetch;
+    type Readback: DeviceReadback;
 
     /// Zeroed memory. `label` says what it is for.
     ///
@@ -43,7 +43,12 @@ pub trait Device: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`DeviceError`].
-    fn fetch(&self, memory: &Self::Memory, offset: usize, bytes: usize) -> Result<Self::Fetch, DeviceError>;
+    fn read_back(
+        &self,
+        memory: &Self::Memory,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Self::Readback, DeviceError>;
 
     /// Queues a kernel, with `shared_bytes` of shared memory a CTA.
     ///
@@ -90,7 +95,7 @@ pub trait DeviceEvent: Debug + Send + Sync {
 }
 
 /// Bytes on their way back.
-pub trait DeviceFetch: Debug + Send {
+pub trait DeviceReadback: Debug + Send {
     /// Waits for them.
     ///
     /// # Errors
@@ -101,7 +106,7 @@ pub trait DeviceFetch: Debug + Send {
 impl<D: Device> Device for std::sync::Arc<D> {
     type Memory = D::Memory;
     type Event = D::Event;
-    type Fetch = D::Fetch;
+    type Readback = D::Readback;
 
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<Self::Memory, DeviceError> {
         (**self).allocate(label, bytes)
@@ -111,8 +116,13 @@ impl<D: Device> Device for std::sync::Arc<D> {
         (**self).upload(label, bytes)
     }
 
-    fn fetch(&self, memory: &Self::Memory, offset: usize, bytes: usize) -> Result<Self::Fetch, DeviceError> {
-        (**self).fetch(memory, offset, bytes)
+    fn read_back(
+        &self,
+        memory: &Self::Memory,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<Self::Readback, DeviceError> {
+        (**self).read_back(memory, offset, bytes)
     }
 
     unsafe fn launch(

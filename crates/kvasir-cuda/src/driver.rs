@@ -15,12 +15,12 @@ use cudarc::driver::{
     CudaContext, CudaEvent as RawEvent, CudaStream, DriverError, result,
     sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute},
 };
-use kvasir_kernels::Kernel;
+use kvasir_kernels::{KERNELS, Kernel, translation_unit_with};
 
 use crate::{
-    Device, DeviceError, DeviceEvent, DeviceFetch, DeviceMemory, Work,
+    Device, DeviceError, DeviceEvent, DeviceMemory, DeviceReadback, ExternalKernel, Work,
     compile::Compiler,
-    staging::{Block, Staging},
+    staging::{Staging, StagingBuffer},
 };
 
 /// Readable bytes behind an upload (FORMAT.md asks readers for 64).
@@ -33,7 +33,8 @@ pub struct CudaDevice {
     shared: Arc<Shared>,
     multiprocessors: usize,
     compiler: Compiler,
-    functions: Mutex<HashMap<Kernel, Function>>,
+    /// By translation unit and entry point.
+    functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
 }
 
 /// What memory outlives a device with.
@@ -146,17 +147,17 @@ impl DeviceEvent for CudaEvent {
 
 /// Bytes on their way back from a [`CudaDevice`].
 #[derive(Debug)]
-pub struct CudaFetch {
-    block: Block,
+pub struct CudaReadback {
+    buffer: StagingBuffer,
     bytes: usize,
     shared: Arc<Shared>,
 }
 
-impl DeviceFetch for CudaFetch {
+impl DeviceReadback for CudaReadback {
     fn bytes(mut self) -> Result<Vec<u8>, DeviceError> {
-        self.block.wait().map_err(failed("copy from the device"))?;
-        let bytes = self.block.as_mut_slice()[..self.bytes].to_vec();
-        self.shared.staging.put(self.block);
+        self.buffer.wait().map_err(failed("copy from the device"))?;
+        let bytes = self.buffer.as_mut_slice()[..self.bytes].to_vec();
+        self.shared.staging.put(self.buffer);
         Ok(bytes)
     }
 }
@@ -226,38 +227,106 @@ impl CudaDevice {
         queue().map_err(failed("copy on the device"))
     }
 
-    /// Loads a kernel, and all others of its translation unit on the way.
-    fn function(&self, kernel: Kernel) -> Result<Function, DeviceError> {
+    /// Queues a kernel that is not the product's, as [`launch`](Device::launch) does.
+    ///
+    /// # Safety
+    /// As [`launch`](Device::launch).
+    ///
+    /// # Errors
+    /// As [`launch`](Device::launch).
+    pub unsafe fn launch_external(
+        &self,
+        kernel: &ExternalKernel,
+        work: Work,
+        shared_bytes: usize,
+        params: &[u8],
+    ) -> Result<(), DeviceError> {
+        let unit = || {
+            let text = translation_unit_with(kernel.source, kernel.files);
+            Ok((self.compiler.cubin_of(kernel.source, &text)?, vec![kernel.name]))
+        };
+        let function = self.function(kernel.source, kernel.name, unit)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_function(function, kernel.threads, work, shared_bytes, params) }
+    }
+
+    /// An entry point. Where it is not loaded yet, loads its translation unit: `unit` gives the cubin and its entry points.
+    fn function(
+        &self,
+        source: &'static str,
+        name: &'static str,
+        unit: impl FnOnce() -> Result<(Vec<u8>, Vec<&'static str>), DeviceError>,
+    ) -> Result<Function, DeviceError> {
+        self.shared.context.bind_to_thread().map_err(failed("enter the context"))?;
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = functions.get(&kernel) {
+        if let Some(function) = functions.get(&(source, name)) {
             return Ok(*function);
         }
-        let cubin = self.compiler.cubin(kernel.source())?;
+        let (cubin, names) = unit()?;
         // SAFETY: a whole cubin, from the compiler or its cache; the driver copies it.
         let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) };
         let module = module.map_err(failed("load a kernel"))?;
-        for other in kvasir_kernels::KERNELS.iter().filter(|k| k.source() == kernel.source()) {
-            let name = CString::new(other.name()).expect("kernel names hold no zero");
+        for entry in names {
+            let symbol = CString::new(entry).expect("kernel names hold no zero");
             // SAFETY: the module was just loaded and is never unloaded.
-            let function = unsafe { result::module::get_function(module, name) };
-            functions.insert(*other, Function(function.map_err(failed("find a kernel"))?));
+            let function = unsafe { result::module::get_function(module, symbol) };
+            functions.insert((source, entry), Function(function.map_err(failed("find a kernel"))?));
         }
-        Ok(functions[&kernel])
+        Ok(functions[&(source, name)])
+    }
+
+    /// Queues an entry point behind all copies queued so far.
+    ///
+    /// # Safety
+    /// As [`launch`](Device::launch).
+    unsafe fn launch_function(
+        &self,
+        function: Function,
+        threads: u32,
+        work: Work,
+        shared_bytes: usize,
+        params: &[u8],
+    ) -> Result<(), DeviceError> {
+        self.shared.order_copies().map_err(failed("order its streams"))?;
+        if shared_bytes > SHARED_BYTES_PLAIN {
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was loaded in this context.
+            let set = unsafe {
+                result::function::set_function_attribute(function.0, attribute, shared_bytes as i32)
+            };
+            set.map_err(failed("give a kernel its shared memory"))?;
+        }
+        let grid = self.grid(function, threads, work, shared_bytes)?;
+        // Records hold u64: give them their alignment.
+        let mut record: Vec<u64> = params
+            .chunks(8)
+            .map(|part| {
+                let mut word = [0; 8];
+                word[..part.len()].copy_from_slice(part);
+                u64::from_ne_bytes(word)
+            })
+            .collect();
+        let mut pointers = [record.as_mut_ptr().cast::<c_void>()];
+        // SAFETY: one parameter, the record, which the driver copies; the rest is the caller's promise.
+        let launched = unsafe {
+            result::launch_kernel(
+                function.0,
+                (grid, 1, 1),
+                (threads, 1, 1),
+                shared_bytes as u32,
+                self.shared.kernels.cu_stream(),
+                &mut pointers,
+            )
+        };
+        launched.map_err(failed("launch a kernel"))
     }
 
     /// CTAs for `work`: as many as fit the GPU at once where warps take items from a queue.
-    fn grid(
-        &self,
-        function: Function,
-        kernel: Kernel,
-        work: Work,
-        shared: usize,
-    ) -> Result<u32, DeviceError> {
+    fn grid(&self, function: Function, threads: u32, work: Work, shared: usize) -> Result<u32, DeviceError> {
         let items = match work {
             Work::Ctas(count) => return Ok(count as u32),
             Work::Warps(items) => items,
         };
-        let threads = kernel.threads();
         // SAFETY: the function was loaded in this context.
         let resident = unsafe {
             result::occupancy::max_active_block_per_multiprocessor(function.0, threads.cast_signed(), shared)
@@ -292,14 +361,14 @@ impl CudaDevice {
 
     fn copy(&self, memory: &CudaMemory, bytes: &[u8]) -> Result<(), DriverError> {
         let shared = &self.shared;
-        let mut block = shared.staging.take(&shared.context, bytes.len())?;
-        let staged = &mut block.as_mut_slice()[..bytes.len()];
+        let mut buffer = shared.staging.take(&shared.context, bytes.len())?;
+        let staged = &mut buffer.as_mut_slice()[..bytes.len()];
         staged.copy_from_slice(bytes);
-        // SAFETY: both live until the copy is done: `put` keeps the block, memory is freed behind all queued work.
+        // SAFETY: both live until the copy is done: `put` keeps the buffer, memory is freed behind all queued work.
         unsafe { result::memcpy_htod_async(memory.address, staged, shared.copies.cu_stream())? };
         shared.copied.store(true, Ordering::Release);
-        block.used_by(&shared.copies)?;
-        shared.staging.put(block);
+        buffer.used_by(&shared.copies)?;
+        shared.staging.put(buffer);
         Ok(())
     }
 }
@@ -307,7 +376,7 @@ impl CudaDevice {
 impl Device for CudaDevice {
     type Memory = CudaMemory;
     type Event = CudaEvent;
-    type Fetch = CudaFetch;
+    type Readback = CudaReadback;
 
     fn allocate(&self, _label: &'static str, bytes: usize) -> Result<CudaMemory, DeviceError> {
         let bytes = bytes.max(1);
@@ -325,23 +394,28 @@ impl Device for CudaDevice {
         Ok(memory)
     }
 
-    fn fetch(&self, memory: &CudaMemory, offset: usize, bytes: usize) -> Result<CudaFetch, DeviceError> {
-        assert!(offset + bytes <= memory.bytes, "what is fetched lies in the memory");
+    fn read_back(
+        &self,
+        memory: &CudaMemory,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<CudaReadback, DeviceError> {
+        assert!(offset + bytes <= memory.bytes, "what is read back lies in the memory");
         let shared = &self.shared;
         let queue = || {
             shared.order_copies()?;
-            let mut block = shared.staging.take(&shared.context, bytes)?;
+            let mut buffer = shared.staging.take(&shared.context, bytes)?;
             if bytes > 0 {
                 let from = memory.address + offset as u64;
-                let to = &mut block.as_mut_slice()[..bytes];
-                // SAFETY: inside the memory; the block is the fetch's, which waits before it is read or freed.
+                let to = &mut buffer.as_mut_slice()[..bytes];
+                // SAFETY: inside the memory; the buffer is the readback's, which waits before it is read or freed.
                 unsafe { result::memcpy_dtoh_async(to, from, shared.kernels.cu_stream())? };
             }
-            block.used_by(&shared.kernels)?;
-            Ok(block)
+            buffer.used_by(&shared.kernels)?;
+            Ok(buffer)
         };
-        let block = queue().map_err(failed("copy from the device"))?;
-        Ok(CudaFetch { block, bytes, shared: Arc::clone(shared) })
+        let buffer = queue().map_err(failed("copy from the device"))?;
+        Ok(CudaReadback { buffer, bytes, shared: Arc::clone(shared) })
     }
 
     unsafe fn launch(
@@ -351,40 +425,13 @@ impl Device for CudaDevice {
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError> {
-        self.shared.context.bind_to_thread().map_err(failed("enter the context"))?;
-        self.shared.order_copies().map_err(failed("order its streams"))?;
-        let function = self.function(kernel)?;
-        if shared_bytes > SHARED_BYTES_PLAIN {
-            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was loaded in this context.
-            let set = unsafe {
-                result::function::set_function_attribute(function.0, attribute, shared_bytes as i32)
-            };
-            set.map_err(failed("give a kernel its shared memory"))?;
-        }
-        let grid = self.grid(function, kernel, work, shared_bytes)?;
-        // Records hold u64: give them their alignment.
-        let mut record: Vec<u64> = params
-            .chunks(8)
-            .map(|part| {
-                let mut word = [0; 8];
-                word[..part.len()].copy_from_slice(part);
-                u64::from_ne_bytes(word)
-            })
-            .collect();
-        let mut pointers = [record.as_mut_ptr().cast::<c_void>()];
-        // SAFETY: one parameter, the record, which the driver copies; the rest is the caller's promise.
-        let launched = unsafe {
-            result::launch_kernel(
-                function.0,
-                (grid, 1, 1),
-                (kernel.threads(), 1, 1),
-                shared_bytes as u32,
-                self.shared.kernels.cu_stream(),
-                &mut pointers,
-            )
+        let unit = || {
+            let siblings = KERNELS.iter().filter(|other| other.source() == kernel.source());
+            Ok((self.compiler.cubin(kernel.source())?, siblings.map(|kernel| kernel.name()).collect()))
         };
-        launched.map_err(failed("launch a kernel"))
+        let function = self.function(kernel.source(), kernel.name(), unit)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_function(function, kernel.threads(), work, shared_bytes, params) }
     }
 
     fn record(&self) -> Result<CudaEvent, DeviceError> {

@@ -78,7 +78,7 @@ pub enum CudaError {
     },
     /// A kernel did not report on a stream.
     #[error("a kernel did not report on section {section}, span {span}: this is a bug, please report it")]
-    Silent {
+    NoStatus {
         /// Section.
         section: usize,
         /// Span.
@@ -88,7 +88,7 @@ pub enum CudaError {
     #[error(
         "a kernel did not report on a piece of scope {scope}, span {span}: this is a bug, please report it"
     )]
-    SilentEncode {
+    NoEncodeStatus {
         /// Scope.
         scope: usize,
         /// Span.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, ops::Range};
 use kvasir_codec::{ChunkDecoder, DecodeError, KvSink, LayerGroup, container::Head};
 use kvasir_types::{Level, Plane};
 
-use crate::{ChunkRequest, CudaError, Device, DeviceFetch, DeviceMemory, KernelDecoder, dense::Dense};
+use crate::{ChunkRequest, CudaError, Device, DeviceMemory, DeviceReadback, KernelDecoder, dense::Dense};
 
 /// Host rows of a decode: one contiguous f32 cache on the device, `[layer][plane][token][head][element]`.
 impl<D: Device> KernelDecoder<D> {
@@ -28,7 +28,7 @@ impl<D: Device> KernelDecoder<D> {
             ChunkRequest { head, object_prefix, scopes, tokens: tokens.clone(), blocks: &[0], first_slot: 0 };
         // SAFETY: the pages are this function's own memory, of the size that the layout takes.
         unsafe { self.decode_into(&[request], &pages)? };
-        let rows = self.device.fetch(&memory, 0, dense.bytes())?.bytes()?;
+        let rows = self.device.read_back(&memory, 0, dense.bytes())?.bytes()?;
         let values: Vec<f32> = rows.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         self.write_rows(&values, &dense.starts, &wanted, tokens, sink);
         Ok(())

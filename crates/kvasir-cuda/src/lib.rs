@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 
 mod batch;
+mod buffers;
 mod compile;
 mod decoder;
 mod dense;
@@ -9,6 +10,7 @@ mod device;
 mod driver;
 mod encode;
 mod error;
+mod external;
 mod factors;
 mod host_rows;
 mod limits;
@@ -20,14 +22,14 @@ mod piece;
 mod queue;
 mod resident;
 mod staging;
-mod uploaded;
 
 pub use compile::precompile;
 pub use decoder::{ChunkRequest, KernelDecoder};
-pub use device::{Device, DeviceEvent, DeviceFetch, DeviceMemory, Work};
-pub use driver::{CudaDevice, CudaEvent, CudaFetch, CudaMemory};
-pub use encode::{EncodeRequest, KernelEncoder, Partial, RowsOf};
+pub use device::{Device, DeviceEvent, DeviceMemory, DeviceReadback, Work};
+pub use driver::{CudaDevice, CudaEvent, CudaMemory, CudaReadback};
+pub use encode::{EncodeRequest, ExactSpanRows, KernelEncoder, Partial};
 pub use error::{CudaError, DeviceError};
+pub use external::ExternalKernel;
 pub use kvasir_kernels::Dtype;
 pub use pages::{PageShape, PagedKv, PlaneLayout};
 pub use pending::PendingDecode;

@@ -70,7 +70,7 @@ pub(crate) struct StreamName {
 
 /// Tasks with their streams, level by level; indices are relative to these lists until they join a batch.
 #[derive(Debug, Default)]
-pub(crate) struct Work {
+pub(crate) struct LoweredTasks {
     pub(crate) tasks: Vec<Task>,
     pub(crate) streams: Vec<Stream>,
     /// One a stream; `None` where the task has no stream at that level.
@@ -81,9 +81,9 @@ pub(crate) struct Work {
 #[derive(Debug)]
 pub(crate) enum Lowered {
     /// All levels in one pass.
-    Fused(Work),
+    Fused(LoweredTasks),
     /// One pass a level, through scratch: the levels' cuts differ, there are too many levels, or a piece is raw.
-    Staged(Vec<Work>),
+    Staged(Vec<LoweredTasks>),
 }
 
 /// Cuts a scope and span into tasks. `pieces` has one entry a level wanted, coarsest first.
@@ -93,14 +93,14 @@ pub(crate) fn lower(codings: &ScopeCodings, span: usize, tokens: usize, pieces: 
         && !raw
         && let Some(cuts) = common_cuts(codings, pieces)
     {
-        let mut work = Work::default();
+        let mut work = LoweredTasks::default();
         for cut in cuts {
             work.task(codings, span, tokens, cut, pieces, 0);
         }
         return Lowered::Fused(work);
     }
     let stage = |(level, piece): (usize, &PlacedPiece)| {
-        let mut work = Work::default();
+        let mut work = LoweredTasks::default();
         if let PieceParts::Raw { active, widths, bits } = &piece.parts {
             work.raw_task(codings, span, tokens, level, piece, (*active, widths.start, bits.start));
             return work;
@@ -173,7 +173,7 @@ fn common_cuts(codings: &ScopeCodings, pieces: &[PlacedPiece]) -> Option<Vec<Ran
     Some(cuts)
 }
 
-impl Work {
+impl LoweredTasks {
     fn task(
         &mut self,
         codings: &ScopeCodings,

@@ -12,7 +12,7 @@ use crate::{
 
 /// On the host, while a batch is built.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct PagingTables {
     pub(crate) placements: Vec<Placement>,
     pub(crate) members: Vec<Member>,
     pub(crate) blocks: Vec<i32>,
@@ -21,20 +21,20 @@ pub(crate) struct Places {
     pub(crate) scope_members: Vec<u32>,
 }
 
-impl Places {
+impl PagingTables {
     /// The members of all scopes; those that `pages` lack are another rank's.
     pub(crate) fn new<'a>(views: impl Iterator<Item = ScopeView<'a>>, pages: Option<&PagedKv>) -> Self {
-        let mut places = Self::default();
+        let mut tables = Self::default();
         for view in views {
-            places.scope_members.push(places.members.len() as u32);
-            places.members.extend(view.members.iter().map(|member| {
+            tables.scope_members.push(tables.members.len() as u32);
+            tables.members.extend(view.members.iter().map(|member| {
                 let found = pages.and_then(|pages| pages.place(member));
                 let (plane, head) = found.map_or((NONE, 0), |(plane, head)| (plane as u32, head));
                 let rope = member.rope.map_or(NONE, |rope| rope as u32);
                 Member { start: member.start as u32, dim: member.dim as u32, plane, head, rope }
             }));
         }
-        places
+        tables
     }
 
     /// Members from the first of a scope on.
@@ -45,7 +45,7 @@ impl Places {
 
 /// On the device.
 #[derive(Debug)]
-pub(crate) struct Paging<M> {
+pub(crate) struct PagingBuffers<M> {
     placements: M,
     members: M,
     planes: M,
@@ -56,23 +56,23 @@ pub(crate) struct Paging<M> {
     rows: usize,
 }
 
-impl<M: DeviceMemory> Paging<M> {
+impl<M: DeviceMemory> PagingBuffers<M> {
     /// Without pages nothing is rotated, and no angles are made.
     pub(crate) fn new<D: Device<Memory = M>>(
         device: &D,
-        places: &Places,
+        tables: &PagingTables,
         pages: Option<&PagedKv>,
         spec: &ModelSpec,
     ) -> Result<Self, CudaError> {
         let ropes = rope_shapes(spec);
         let columns: usize = ropes.iter().map(|rope| rope.pairs as usize).sum();
         let planes = pages.map(PagedKv::records).transpose()?.unwrap_or_default();
-        let positions = if pages.is_some() { &places.positions[..] } else { &[] };
+        let positions = if pages.is_some() { &tables.positions[..] } else { &[] };
         Ok(Self {
-            placements: device.upload("placements", &record_bytes(&places.placements))?,
-            members: device.upload("members", &record_bytes(&places.members))?,
+            placements: device.upload("placements", &record_bytes(&tables.placements))?,
+            members: device.upload("members", &record_bytes(&tables.members))?,
             planes: device.upload("planes", &record_bytes(&planes))?,
-            blocks: device.upload("blocks", &record_bytes(&places.blocks))?,
+            blocks: device.upload("blocks", &record_bytes(&tables.blocks))?,
             ropes: device.upload("ropes", &record_bytes(&ropes))?,
             positions: device.upload("positions", &record_bytes(positions))?,
             angles: device.allocate("angles", positions.len() * columns * 8)?,

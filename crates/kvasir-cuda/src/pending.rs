@@ -6,30 +6,31 @@ use kvasir_codec::DecodeError;
 use kvasir_kernels::Status;
 
 use crate::{
-    CudaError, Device, DeviceEvent, DeviceFetch, batch::Batch, lower::piece_error, uploaded::Uploaded,
+    CudaError, Device, DeviceEvent, DeviceReadback, batch::DecodeBatch, buffers::DecodeBuffers,
+    lower::piece_error,
 };
 
 /// A decode that was submitted. Waits when dropped.
 #[derive(Debug)]
 pub struct PendingDecode<D: Device> {
-    pub(crate) waves: Vec<Wave<D>>,
+    pub(crate) groups: Vec<PendingGroup<D>>,
 }
 
 /// Layers that were decoded by the same launches.
 #[derive(Debug)]
-pub(crate) struct Wave<D: Device> {
+pub(crate) struct PendingGroup<D: Device> {
     pub(crate) layers: Range<usize>,
-    pub(crate) batch: Batch,
+    pub(crate) batch: DecodeBatch,
     pub(crate) event: D::Event,
     /// `None` once looked at.
-    pub(crate) statuses: Option<D::Fetch>,
+    pub(crate) statuses: Option<D::Readback>,
     pub(crate) verdict: Result<(), CudaError>,
     /// Lives until the kernels are done.
-    pub(crate) _memory: (Uploaded<D::Memory>, Vec<D::Memory>),
+    pub(crate) _memory: (DecodeBuffers<D::Memory>, Vec<D::Memory>),
 }
 
-impl<D: Device> Wave<D> {
-    fn look(&self, statuses: D::Fetch) -> Result<(), CudaError> {
+impl<D: Device> PendingGroup<D> {
+    fn look(&self, statuses: D::Readback) -> Result<(), CudaError> {
         self.event.wait()?;
         check_statuses(&self.batch, &statuses.bytes()?)
     }
@@ -46,13 +47,13 @@ impl<D: Device> PendingDecode<D> {
     /// The layers that become ready together, in the order in which they do. Layers in none of them have no rows in the
     /// request.
     pub fn layer_groups(&self) -> impl Iterator<Item = Range<usize>> {
-        self.waves.iter().map(|wave| wave.layers.clone())
+        self.groups.iter().map(|group| group.layers.clone())
     }
 
     /// The event behind the rows of `layer`, for an engine's stream to wait on without the host. It says nothing about
     /// damaged bytes: rows that [`wait_layer`](Self::wait_layer) would refuse are there too, wrong, inside their pages.
     pub fn layer_event(&self, layer: usize) -> Option<&D::Event> {
-        self.waves.iter().find(|wave| wave.layers.contains(&layer)).map(|wave| &wave.event)
+        self.groups.iter().find(|group| group.layers.contains(&layer)).map(|group| &group.event)
     }
 
     /// Waits until the rows of `layer` are there and right.
@@ -60,8 +61,8 @@ impl<D: Device> PendingDecode<D> {
     /// # Errors
     /// As [`decode_into`](crate::KernelDecoder::decode_into), for this layer's group.
     pub fn wait_layer(&mut self, layer: usize) -> Result<(), CudaError> {
-        let wave = self.waves.iter_mut().find(|wave| wave.layers.contains(&layer));
-        wave.map_or(Ok(()), Wave::wait)
+        let group = self.groups.iter_mut().find(|group| group.layers.contains(&layer));
+        group.map_or(Ok(()), PendingGroup::wait)
     }
 
     /// Waits for all of it.
@@ -69,22 +70,22 @@ impl<D: Device> PendingDecode<D> {
     /// # Errors
     /// The first in the order of layers.
     pub fn wait(mut self) -> Result<(), CudaError> {
-        let verdicts: Vec<_> = self.waves.iter_mut().map(Wave::wait).collect();
+        let verdicts: Vec<_> = self.groups.iter_mut().map(PendingGroup::wait).collect();
         verdicts.into_iter().collect()
     }
 }
 
 impl<D: Device> Drop for PendingDecode<D> {
     fn drop(&mut self) {
-        for wave in &mut self.waves {
+        for group in &mut self.groups {
             // Nobody is left to be told.
-            let _ = wave.wait();
+            let _ = group.wait();
         }
     }
 }
 
 /// The first error in the order of request, section, span and stream.
-fn check_statuses(batch: &Batch, statuses: &[u8]) -> Result<(), CudaError> {
+fn check_statuses(batch: &DecodeBatch, statuses: &[u8]) -> Result<(), CudaError> {
     let words = |bytes: &[u8; 8]| {
         let [a, b, c, d, e, f, g, h] = *bytes;
         Status { code: u32::from_le_bytes([a, b, c, d]), detail: u32::from_le_bytes([e, f, g, h]) }
@@ -104,6 +105,6 @@ fn check_statuses(batch: &Batch, statuses: &[u8]) -> Result<(), CudaError> {
         Some((_, name, Some(source))) => {
             Err(DecodeError::Piece { section: name.section, span: name.span, source }.into())
         }
-        Some((_, name, None)) => Err(CudaError::Silent { section: name.section, span: name.span }),
+        Some((_, name, None)) => Err(CudaError::NoStatus { section: name.section, span: name.span }),
     }
 }

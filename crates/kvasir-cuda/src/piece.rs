@@ -4,7 +4,7 @@ use kvasir_codec::rans::{Coding, PieceError, PiecePlan, TableBank, piece_parts};
 use kvasir_kernels::{DecodeParams, Kernel, Record, Status, TASK_REFINES, record_bytes};
 
 use crate::{
-    CudaError, Device, DeviceFetch, DeviceMemory, Work,
+    CudaError, Device, DeviceMemory, DeviceReadback, Work,
     lower::{Lowered, PlacedPiece, ScopeCodings, lower, piece_error},
 };
 
@@ -62,15 +62,15 @@ pub fn decode_piece<D: Device>(
     params.write(&mut record);
     // SAFETY: every address is that of a live buffer with the records that the kernel expects.
     unsafe { device.launch(Kernel::Decode1, Work::Warps(work.tasks.len()), bank.byte_len(), &record)? };
-    let reported = device.fetch(&statuses, 0, work.streams.len() * size_of::<Status>())?.bytes()?;
-    let out = device.fetch(&values, 0, before.len() * 4)?.bytes()?;
+    let reported = device.read_back(&statuses, 0, work.streams.len() * size_of::<Status>())?.bytes()?;
+    let out = device.read_back(&values, 0, before.len() * 4)?.bytes()?;
     for ((name, stream), word) in work.names.iter().zip(&work.streams).zip(reported.as_chunks::<8>().0) {
         let [a, b, c, d, e, f, g, h] = *word;
         let status =
             Status { code: u32::from_le_bytes([a, b, c, d]), detail: u32::from_le_bytes([e, f, g, h]) };
         let Some(name) = *name else { continue };
         match piece_error(status, *stream, name, &placed) {
-            None => return Err(CudaError::Silent { section: 0, span: 0 }),
+            None => return Err(CudaError::NoStatus { section: 0, span: 0 }),
             Some(Err(error)) => return Ok(Err(error)),
             Some(Ok(())) => {}
         }

@@ -8,7 +8,7 @@ use crate::{CudaError, Device, lower::ScopeCodings};
 
 /// A scope's places in the resident arrays.
 #[derive(Debug)]
-pub(crate) struct ScopePlaces {
+pub(crate) struct DecodeScopeOffsets {
     pub(crate) main: ScopeCodings,
     pub(crate) anchors: Option<ScopeCodings>,
     /// First coding word of the main band, and of the anchors.
@@ -21,7 +21,7 @@ pub(crate) struct ScopePlaces {
     pub(crate) matrix: [u32; 2],
 }
 
-impl ScopePlaces {
+impl DecodeScopeOffsets {
     /// Coefficients of a padded row of the basis and of the operands.
     pub(crate) fn rank_padded(&self) -> usize {
         self.main.rank.next_multiple_of(PRODUCT_DEPTH as usize)
@@ -30,7 +30,7 @@ impl ScopePlaces {
 
 /// A profile on a device.
 #[derive(Debug)]
-pub(crate) struct Resident<M> {
+pub(crate) struct DecodeProfile<M> {
     pub(crate) tables: M,
     pub(crate) codings: M,
     pub(crate) steps: M,
@@ -38,11 +38,11 @@ pub(crate) struct Resident<M> {
     pub(crate) basis: M,
     pub(crate) matrices: M,
     pub(crate) frequencies: Frequencies<M>,
-    pub(crate) scopes: Vec<ScopePlaces>,
+    pub(crate) scopes: Vec<DecodeScopeOffsets>,
 }
 
 #[derive(Default)]
-struct Arrays {
+struct DecodeProfileArrays {
     codings: Vec<u32>,
     steps: Vec<Step>,
     elements: Vec<Element>,
@@ -50,9 +50,9 @@ struct Arrays {
     matrices: Vec<u8>,
 }
 
-impl<M> Resident<M> {
+impl<M> DecodeProfile<M> {
     pub(crate) fn new<D: Device<Memory = M>>(device: &D, cpu: &CpuDecoder) -> Result<Self, CudaError> {
-        let (mut arrays, mut scopes) = (Arrays::default(), Vec::new());
+        let (mut arrays, mut scopes) = (DecodeProfileArrays::default(), Vec::new());
         for (index, view) in (0..cpu.scope_count()).filter_map(|i| Some((i, cpu.scope_view(i)?))) {
             scopes.push(arrays.scope(cpu, index, &view)?);
         }
@@ -75,44 +75,45 @@ fn table_bytes(bank: &TableBank) -> Vec<u8> {
     bank.to_bytes().split_off(4)
 }
 
-impl Arrays {
+impl DecodeProfileArrays {
     fn scope(
         &mut self,
         cpu: &CpuDecoder,
         index: usize,
         view: &ScopeView<'_>,
-    ) -> Result<ScopePlaces, CudaError> {
+    ) -> Result<DecodeScopeOffsets, CudaError> {
         let main = ScopeCodings::new(view.rank, view.levels.iter().copied());
-        let mut codings = [place(self.codings.len())?; 2];
+        let mut codings = [index_u32(self.codings.len())?; 2];
         self.codings.extend_from_slice(&main.words);
         let anchors = match view.predictor {
             PredictorView::Anchors { plan, .. } => Some(ScopeCodings::new(view.rank, std::iter::once(plan))),
             PredictorView::Mean | PredictorView::Token { .. } => None,
         };
-        codings[1] = place(self.codings.len())?;
+        codings[1] = index_u32(self.codings.len())?;
         self.codings.extend(anchors.iter().flat_map(|anchors| &anchors.words));
-        let steps = place(self.steps.len())?;
+        let steps = index_u32(self.steps.len())?;
         for level in 0..view.levels.len() {
             let of_level = cpu.steps(index, Level(level as u8)).unwrap_or_default();
             self.steps.extend(of_level.iter().map(|&(ratio, towards_zero)| Step { ratio, towards_zero }));
         }
-        let elements = place(self.elements.len())?;
+        let elements = index_u32(self.elements.len())?;
         for member in &view.members {
             let means = &view.mean[member.start..member.start + member.dim];
             self.elements.extend(means.iter().map(|&mean| Element { gain: member.gain, mean }));
         }
-        let mut places = ScopePlaces { main, anchors, codings, elements, steps, basis: None, matrix: [0; 2] };
+        let mut offsets =
+            DecodeScopeOffsets { main, anchors, codings, elements, steps, basis: None, matrix: [0; 2] };
         if let Some(synthesis) = view.synthesis {
-            places.basis = Some(place(self.basis.len())?);
-            self.transpose(synthesis, view.mean.len(), &places);
+            offsets.basis = Some(index_u32(self.basis.len())?);
+            self.transpose(synthesis, view.mean.len(), &offsets);
         }
-        places.matrix = push_predictor(&mut self.matrices, &view.predictor)?;
-        Ok(places)
+        offsets.matrix = push_predictor(&mut self.matrices, &view.predictor)?;
+        Ok(offsets)
     }
 
     /// `[coefficient][element]` to `[element][coefficient]`, zero-padded: tensor cores take both operands by rows.
-    fn transpose(&mut self, synthesis: &[half::f16], elements: usize, places: &ScopePlaces) {
-        let (rank, padded) = (places.main.rank, places.rank_padded());
+    fn transpose(&mut self, synthesis: &[half::f16], elements: usize, offsets: &DecodeScopeOffsets) {
+        let (rank, padded) = (offsets.main.rank, offsets.rank_padded());
         let first = self.basis.len();
         self.basis.resize(first + elements * padded, 0);
         for (coefficient, row) in synthesis.chunks_exact(elements).take(rank).enumerate() {
@@ -144,9 +145,9 @@ pub(crate) fn push_predictor(
     predictor: &PredictorView<'_>,
 ) -> Result<[u32; 2], CudaError> {
     let PredictorView::Token { matrix, shifts, .. } = predictor else { return Ok([0; 2]) };
-    let first = place(bytes.len())?;
+    let first = index_u32(bytes.len())?;
     bytes.extend(matrix.iter().map(|v| v.cast_unsigned()));
-    let second = place(bytes.len())?;
+    let second = index_u32(bytes.len())?;
     bytes.extend_from_slice(shifts);
     Ok([first, second])
 }
@@ -168,7 +169,7 @@ pub(crate) fn rope_shapes(spec: &ModelSpec) -> Vec<RopeShape> {
 }
 
 /// An index that kernels hold as u32.
-pub(crate) fn place(index: usize) -> Result<u32, CudaError> {
+pub(crate) fn index_u32(index: usize) -> Result<u32, CudaError> {
     u32::try_from(index).map_err(|_| CudaError::Batch {
         what: "entries of one array",
         found: index as u64,

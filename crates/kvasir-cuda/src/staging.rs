@@ -8,24 +8,24 @@ use std::{
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 
-/// Smallest block: small copies share few sizes.
-const BLOCK_BYTES_MIN: usize = 64 * 1024;
+/// Smallest buffer: small copies share few sizes.
+const BUFFER_BYTES_MIN: usize = 64 * 1024;
 /// Pinned memory beyond which uploads wait for earlier ones: four chunks of an 8 B model at 2.5 bits an element.
 const STAGING_BYTES_MAX: usize = 128 * 1024 * 1024;
 
-/// A pinned block, and the copy that last used it.
+/// A pinned buffer, and the copy that last used it.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct StagingBuffer {
     memory: *mut c_void,
     bytes: usize,
     busy: Option<CudaEvent>,
     context: Arc<CudaContext>,
 }
 
-// SAFETY: the memory belongs to the block alone, and pinned memory may be used from any thread.
-unsafe impl Send for Block {}
+// SAFETY: the memory belongs to the buffer alone, and pinned memory may be used from any thread.
+unsafe impl Send for StagingBuffer {}
 
-impl Block {
+impl StagingBuffer {
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DriverError> {
         context.bind_to_thread()?;
         // SAFETY: a size; flag 1 lets every context use it.
@@ -41,7 +41,7 @@ impl Block {
         unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), self.bytes) }
     }
 
-    /// What `stream` has queued so far uses the block.
+    /// What `stream` has queued so far uses the buffer.
     pub(crate) fn used_by(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
         self.busy = Some(stream.record_event(None)?);
         Ok(())
@@ -57,7 +57,7 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for StagingBuffer {
     fn drop(&mut self) {
         let _ = self.wait();
         let _ = self.context.bind_to_thread();
@@ -69,37 +69,41 @@ impl Drop for Block {
 /// The pool.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
-    blocks: Mutex<Vec<Block>>,
+    buffers: Mutex<Vec<StagingBuffer>>,
 }
 
 impl Staging {
-    /// A block of at least `bytes` bytes that no copy uses.
-    pub(crate) fn take(&self, context: &Arc<CudaContext>, bytes: usize) -> Result<Block, DriverError> {
-        let bytes = bytes.max(BLOCK_BYTES_MIN).next_power_of_two();
-        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(free) = blocks.iter().position(|block| block.bytes == bytes && block.is_free()) {
-            return Ok(blocks.remove(free));
+    /// A buffer of at least `bytes` bytes that no copy uses.
+    pub(crate) fn take(
+        &self,
+        context: &Arc<CudaContext>,
+        bytes: usize,
+    ) -> Result<StagingBuffer, DriverError> {
+        let bytes = bytes.max(BUFFER_BYTES_MIN).next_power_of_two();
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(free) = buffers.iter().position(|buffer| buffer.bytes == bytes && buffer.is_free()) {
+            return Ok(buffers.remove(free));
         }
-        let held: usize = blocks.iter().map(|block| block.bytes).sum();
+        let held: usize = buffers.iter().map(|buffer| buffer.bytes).sum();
         if held + bytes > STAGING_BYTES_MAX
-            && let Some(oldest) = blocks.iter().position(|block| block.bytes >= bytes)
+            && let Some(oldest) = buffers.iter().position(|buffer| buffer.bytes >= bytes)
         {
-            let mut block = blocks.remove(oldest);
-            drop(blocks);
-            block.wait()?;
-            return Ok(block);
+            let mut buffer = buffers.remove(oldest);
+            drop(buffers);
+            buffer.wait()?;
+            return Ok(buffer);
         }
-        drop(blocks);
-        Block::new(context, bytes)
+        drop(buffers);
+        StagingBuffer::new(context, bytes)
     }
 
-    /// Gives a block back; the copy that uses it may still be under way.
-    pub(crate) fn put(&self, block: Block) {
-        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        blocks.push(block);
-        let held: usize = blocks.iter().map(|block| block.bytes).sum();
+    /// Gives a buffer back; the copy that uses it may still be under way.
+    pub(crate) fn put(&self, buffer: StagingBuffer) {
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        buffers.push(buffer);
+        let held: usize = buffers.iter().map(|buffer| buffer.bytes).sum();
         if held > 2 * STAGING_BYTES_MAX {
-            blocks.remove(0);
+            buffers.remove(0);
         }
     }
 }

@@ -10,7 +10,7 @@ use common::{Noise, cache, setups};
 use kvasir_codec::{ChunkDecoder, ChunkEncoder, ChunkInput, DecodeError, KvBuffer, container::Head};
 use kvasir_cuda::{
     ChunkRequest, CudaDecoder, CudaDevice, CudaEncoder, CudaError, Device, DeviceError, DeviceEvent,
-    DeviceFetch, DeviceMemory, Dtype, KernelDecoder, KernelEncoder, PageShape, PagedKv,
+    DeviceMemory, DeviceReadback, Dtype, KernelDecoder, KernelEncoder, PageShape, PagedKv,
 };
 use kvasir_types::Level;
 
@@ -121,7 +121,7 @@ fn layers_become_ready_one_after_the_other() {
     let event = pending.layer_event(groups[groups.len() - 1].start).expect("is there");
     while !event.is_ready().expect("no fault") {}
     pending.wait().expect("decodes");
-    let first = device.fetch(&memories[0], 0, 64).and_then(DeviceFetch::bytes).expect("copies");
+    let first = device.read_back(&memories[0], 0, 64).and_then(DeviceReadback::bytes).expect("copies");
     assert!(first.iter().any(|byte| *byte != 0) || blocks[0] != 0);
     // Dropped at once: the rows may be there or not, nothing is used after it was freed.
     // SAFETY: as above.

@@ -14,18 +14,23 @@
 #include "shim.h"
 
 #include "format.cuh"  // for the records of launches
+#if defined(KVASIR_EXTRA_RECORDS)
+#include KVASIR_EXTRA_RECORDS  // and KV_EXTRA_KERNELS(X)
+#else
+#define KV_EXTRA_KERNELS(X)
+#endif
 
 extern "C" int32_t kvasir_emulate(uint32_t, uint32_t, uint32_t, uint32_t, const void*);
 
 namespace {
 
-struct Order {
-  std::deque<std::function<void()>> waiting;
+struct DriverStream {
+  std::deque<std::function<void()>> pending;
   uint64_t queued = 0, done = 0;
   bool copies = false, kernels = false;
 };
 struct Event {
-  Order* stream = nullptr;
+  DriverStream* stream = nullptr;
   uint64_t at = 0;
 };
 struct Kernel {
@@ -33,7 +38,7 @@ struct Kernel {
   size_t record_bytes;
 };
 #define KERNEL(name, Params) Kernel{#name, sizeof(Params)},
-const Kernel kKernels[] = {KV_KERNELS(KERNEL)};
+const Kernel kKernels[] = {KV_KERNELS(KERNEL) KV_EXTRA_KERNELS(KERNEL)};
 #undef KERNEL
 
 constexpr int kInvalid = 1, kNotReady = 600, kNotFound = 500;
@@ -50,18 +55,18 @@ thread_local void* current = nullptr;
   std::abort();
 }
 
-void advance(Order* stream, uint64_t to) {
+void advance(DriverStream* stream, uint64_t to) {
   while (stream->done < to) {
-    auto next = std::move(stream->waiting.front());
-    stream->waiting.pop_front();
+    auto next = std::move(stream->pending.front());
+    stream->pending.pop_front();
     ++stream->done;
     next();
   }
 }
 
-int put(Order* stream, std::function<void()> operation) {
+int put(DriverStream* stream, std::function<void()> operation) {
   if (stream == nullptr) return kInvalid;
-  stream->waiting.push_back(std::move(operation));
+  stream->pending.push_back(std::move(operation));
   ++stream->queued;
   return 0;
 }
@@ -116,20 +121,20 @@ int cuCtxSynchronize() { return 0; }
 int cuGetErrorName(int, const char** name) { return *name = "fake", 0; }
 int cuGetErrorString(int, const char** text) { return *text = "an error of the fake driver", 0; }
 
-int cuStreamCreate(Order** out, uint32_t) { return *out = new Order, 0; }
-int cuStreamDestroy_v2(Order* stream) {
+int cuStreamCreate(DriverStream** out, uint32_t) { return *out = new DriverStream, 0; }
+int cuStreamDestroy_v2(DriverStream* stream) {
   GUARD;
   advance(stream, stream->queued);
   return 0;  // events may still name it
 }
-int cuStreamSynchronize(Order* stream) {
+int cuStreamSynchronize(DriverStream* stream) {
   GUARD;
   advance(stream, stream->queued);
   return 0;
 }
 int cuEventCreate(Event** out, uint32_t) { return *out = new Event, 0; }
 int cuEventDestroy_v2(Event* event) { return delete event, 0; }
-int cuEventRecord(Event* event, Order* stream) {
+int cuEventRecord(Event* event, DriverStream* stream) {
   GUARD;
   *event = Event{stream, stream->queued};
   return 0;
@@ -148,7 +153,7 @@ int cuEventQuery(Event* event) {
 }
 int cuEventElapsedTime(float* out, Event*, Event*) { return *out = 1.0f, 0; }
 int cuEventElapsedTime_v2(float* out, Event*, Event*) { return *out = 1.0f, 0; }
-int cuStreamWaitEvent(Order* stream, Event* event, uint32_t) {
+int cuStreamWaitEvent(DriverStream* stream, Event* event, uint32_t) {
   GUARD;
   if (stream->copies && !stream->kernels && event->stream != nullptr && event->stream->kernels)
     fail("copies wait for kernels: nothing overlaps");
@@ -158,11 +163,11 @@ int cuStreamWaitEvent(Order* stream, Event* event, uint32_t) {
   });
 }
 
-int cuMemAllocAsync(uint64_t* out, size_t bytes, Order*) {
+int cuMemAllocAsync(uint64_t* out, size_t bytes, DriverStream*) {
   GUARD;
   return *out = allocate(bytes), 0;
 }
-int cuMemFreeAsync(uint64_t address, Order* stream) {
+int cuMemFreeAsync(uint64_t address, DriverStream* stream) {
   GUARD;
   return put(stream, [address] { release(address); });
 }
@@ -173,23 +178,23 @@ int cuMemFree_v2(uint64_t address) {
 }
 int cuMemHostAlloc(void** out, size_t bytes, uint32_t) { return *out = std::malloc(bytes), 0; }
 int cuMemFreeHost(void* block) { return std::free(block), 0; }
-int cuMemsetD8Async(uint64_t address, uint8_t value, size_t bytes, Order* stream) {
+int cuMemsetD8Async(uint64_t address, uint8_t value, size_t bytes, DriverStream* stream) {
   GUARD;
   if (!inside(address, bytes)) return kInvalid;
   return put(stream, [=] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
 }
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Order* stream) {
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, DriverStream* stream) {
   GUARD;
   if (!inside(to, bytes)) return kInvalid;
   stream->copies = true;
   return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
 }
-int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Order* stream) {
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, DriverStream* stream) {
   GUARD;
   if (!inside(from, bytes)) return kInvalid;
   return put(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
 }
-int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Order* stream) {
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, DriverStream* stream) {
   GUARD;
   if (!inside(to, bytes) || !inside(from, bytes)) return kInvalid;
   return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); });
@@ -206,7 +211,7 @@ int cuModuleGetFunction(const Kernel** out, void*, const char* name) {
 int cuFuncSetAttribute(const Kernel*, int, int) { return 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const Kernel*, int, size_t) { return *out = 1, 0; }
 int cuLaunchKernel(const Kernel* kernel, uint32_t grid, uint32_t, uint32_t, uint32_t threads, uint32_t, uint32_t,
-                   uint32_t shared, Order* stream, void** params, void**) {
+                   uint32_t shared, DriverStream* stream, void** params, void**) {
   GUARD;
   if (shared > 227 * 1024 || grid == 0) return kInvalid;
   stream->kernels = true;

@@ -11,10 +11,11 @@ use kvasir_types::SPAN_TOKENS;
 
 use super::{
     EncodeRequest,
-    resident::{Resident, ScopePlaces},
+    resident::{EncodeProfile, EncodeScopeOffsets},
 };
 use crate::{
-    CudaError, PagedKv, factors::push_factors, lower::TASK_COEFFICIENTS_MAX, paging::Places, resident::place,
+    CudaError, PagedKv, factors::push_factors, lower::TASK_COEFFICIENTS_MAX, paging::PagingTables,
+    resident::index_u32,
 };
 
 /// Coefficients that a warp quantises.
@@ -22,7 +23,7 @@ const QUANTISE_COEFFICIENTS: usize = 8;
 
 /// One scope of one span of one chunk. Its number is that of its flag.
 #[derive(Debug, Clone)]
-pub(super) struct Site {
+pub(super) struct EncodeSite {
     pub(super) request: usize,
     pub(super) scope: usize,
     pub(super) span: usize,
@@ -42,7 +43,7 @@ pub(super) struct Site {
 
 /// Which section of a site a piece is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Band {
+pub(super) enum SectionKind {
     /// The coefficients at a level.
     Level(usize),
     /// The anchors.
@@ -51,7 +52,7 @@ pub(super) enum Band {
 
 /// What comes in front of coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum EncodePhase {
     /// Rows to values: direct scopes need no coefficients in between.
     Whole,
     /// Rows to coefficients, to be added to those of other ranks.
@@ -61,8 +62,8 @@ pub(super) enum Stage {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Batch {
-    pub(super) sites: Vec<Site>,
+pub(super) struct EncodeBatch {
+    pub(super) sites: Vec<EncodeSite>,
     /// To values, to coefficients, to finest steps of basis scopes, to exact rows.
     pub(super) gather: [Vec<GatherTask>; 4],
     pub(super) gather_columns: usize,
@@ -71,9 +72,9 @@ pub(super) struct Batch {
     pub(super) quantise: Vec<QuantiseTask>,
     pub(super) pieces: Vec<EncodePiece>,
     /// Site and section of every piece.
-    pub(super) names: Vec<(usize, Band)>,
+    pub(super) names: Vec<(usize, SectionKind)>,
     pub(super) slots: Vec<StreamSlot>,
-    pub(super) places: Places,
+    pub(super) paging: PagingTables,
     pub(super) factors: Vec<u8>,
     /// Lengths: values (i32), coefficients (f32), finest steps (f32), exact rows (f32), widths (bytes).
     pub(super) values: usize,
@@ -85,50 +86,51 @@ pub(super) struct Batch {
 }
 
 /// A chunk's spans and how many of its tokens are exact.
-pub(super) struct Chunk<'a> {
+pub(super) struct EncodeChunk<'a> {
     pub(super) request: &'a EncodeRequest<'a>,
     pub(super) exact: usize,
 }
 
-impl Batch {
+impl EncodeBatch {
     pub(super) fn new(cpu: &CpuEncoder, pages: Option<&PagedKv>, stream_words: usize) -> Self {
         let views = (0..cpu.scope_count()).filter_map(|scope| cpu.scope_view(scope));
-        Self { stream_words, places: Places::new(views, pages), ..Self::default() }
+        Self { stream_words, paging: PagingTables::new(views, pages), ..Self::default() }
     }
 
     /// Adds all scopes and spans of a chunk, `[scope][span]`.
     pub(super) fn add<M>(
         &mut self,
         cpu: &CpuEncoder,
-        resident: &Resident<M>,
-        stage: Stage,
+        resident: &EncodeProfile<M>,
+        phase: EncodePhase,
         index: usize,
-        chunk: &Chunk<'_>,
+        chunk: &EncodeChunk<'_>,
     ) -> Result<(), CudaError> {
         let request = chunk.request;
-        let (blocks, angles) = (place(self.places.blocks.len())?, place(self.places.positions.len())?);
-        self.places.blocks.extend_from_slice(request.blocks);
+        let (blocks, angles) =
+            (index_u32(self.paging.blocks.len())?, index_u32(self.paging.positions.len())?);
+        self.paging.blocks.extend_from_slice(request.blocks);
         let position = |token: usize| request.first_position.wrapping_add(token as u64);
-        self.places.positions.extend((0..request.tokens.len()).map(position));
+        self.paging.positions.extend((0..request.tokens.len()).map(position));
         let spans = || (0..request.tokens.len()).step_by(SPAN_TOKENS);
-        for (scope, places) in resident.scopes.iter().enumerate() {
+        for (scope, offsets) in resident.scopes.iter().enumerate() {
             let Some(view) = cpu.scope_view(scope) else { continue };
             for (span, start) in spans().enumerate() {
                 let end = (start + SPAN_TOKENS).min(request.tokens.len());
-                let placement = place(self.places.placements.len())?;
-                self.places.placements.push(Placement {
-                    members: self.places.scope_members[scope],
+                let placement = index_u32(self.paging.placements.len())?;
+                self.paging.placements.push(Placement {
+                    members: self.paging.scope_members[scope],
                     member_count: view.members.len() as u32,
                     blocks,
                     slot: request.first_slot + start as u32,
                     keep_from: 0,
                     keep_to: (end - start) as u32,
                     angles: angles + start as u32,
-                    elements: places.elements,
+                    elements: offsets.elements,
                 });
                 let masked = chunk.exact.saturating_sub(start).min(end - start);
                 let name = (index, scope, span);
-                self.site(&view, places, stage, name, (start..end, masked, placement), request)?;
+                self.site(&view, offsets, phase, name, (start..end, masked, placement), request)?;
             }
         }
         Ok(())
@@ -137,8 +139,8 @@ impl Batch {
     fn site(
         &mut self,
         view: &ScopeView<'_>,
-        places: &ScopePlaces,
-        stage: Stage,
+        offsets: &EncodeScopeOffsets,
+        phase: EncodePhase,
         (request, scope, span): (usize, usize, usize),
         (range, masked, placement): (Range<usize>, usize, u32),
         chunk: &EncodeRequest<'_>,
@@ -149,39 +151,45 @@ impl Batch {
             PredictorView::Mean | PredictorView::Token { .. } => 0,
         };
         let groups = if group == 0 { 0 } else { tokens.div_ceil(group) };
-        let site = Site {
+        let site = EncodeSite {
             request,
             scope,
             span,
             tokens,
             masked,
             groups,
-            values: reserve(&mut self.values, if stage == Stage::Partial { 0 } else { view.rank * tokens })?,
-            coefficients: place(self.coefficients)?,
-            rows: reserve(&mut self.rows, if stage == Stage::Finish { 0 } else { view.mean.len() * masked })?,
+            values: reserve(
+                &mut self.values,
+                if phase == EncodePhase::Partial { 0 } else { view.rank * tokens },
+            )?,
+            coefficients: index_u32(self.coefficients)?,
+            rows: reserve(
+                &mut self.rows,
+                if phase == EncodePhase::Finish { 0 } else { view.mean.len() * masked },
+            )?,
             placement,
         };
-        let flag = place(self.sites.len())?;
-        if stage != Stage::Finish {
+        let flag = index_u32(self.sites.len())?;
+        if phase != EncodePhase::Finish {
             let rows = (GATHER_ROWS, 3, site.rows, masked);
             self.gather_tasks(view, &site, flag, rows);
         }
-        let is_direct = places.analysis.is_none() && matches!(view.predictor, PredictorView::Mean);
-        if is_direct && stage == Stage::Whole {
+        let is_direct = offsets.analysis.is_none() && matches!(view.predictor, PredictorView::Mean);
+        if is_direct && phase == EncodePhase::Whole {
             self.gather_tasks(view, &site, flag, (GATHER_INTEGERS, 0, site.values, tokens));
         } else {
             self.coefficients += view.rank * tokens;
-            place(self.coefficients)?;
-            if stage != Stage::Finish {
-                self.coefficient_tasks(view, places, &site, flag)?;
+            index_u32(self.coefficients)?;
+            if phase != EncodePhase::Finish {
+                self.coefficient_tasks(view, offsets, &site, flag)?;
             }
-            if stage != Stage::Partial {
+            if phase != EncodePhase::Partial {
                 let text = (chunk.tokens, chunk.preceding_token);
-                self.quantise_tasks(view, places, &site, flag, group, &range, text)?;
+                self.quantise_tasks(view, offsets, &site, flag, group, &range, text)?;
             }
         }
-        if stage != Stage::Partial {
-            self.site_pieces(view, places, &site, flag)?;
+        if phase != EncodePhase::Partial {
+            self.site_pieces(view, offsets, &site, flag)?;
         }
         self.sites.push(site);
         Ok(())
@@ -191,7 +199,7 @@ impl Batch {
     fn gather_tasks(
         &mut self,
         view: &ScopeView<'_>,
-        site: &Site,
+        site: &EncodeSite,
         flag: u32,
         (kind, queue, values, tokens): (u32, usize, u32, usize),
     ) {
@@ -220,7 +228,12 @@ impl Batch {
     }
 
     /// Whole rows of a site, as they are.
-    pub(super) fn rows_of(&mut self, view: &ScopeView<'_>, site: &Site, flag: u32) -> Result<u32, CudaError> {
+    pub(super) fn rows_of(
+        &mut self,
+        view: &ScopeView<'_>,
+        site: &EncodeSite,
+        flag: u32,
+    ) -> Result<u32, CudaError> {
         let rows = reserve(&mut self.rows, view.mean.len() * site.tokens)?;
         self.gather_tasks(view, site, flag, (GATHER_ROWS, 3, rows, site.tokens));
         Ok(rows)
@@ -229,18 +242,18 @@ impl Batch {
     fn coefficient_tasks(
         &mut self,
         view: &ScopeView<'_>,
-        places: &ScopePlaces,
-        site: &Site,
+        offsets: &EncodeScopeOffsets,
+        site: &EncodeSite,
         flag: u32,
     ) -> Result<(), CudaError> {
-        let Some(matrix) = places.analysis else {
+        let Some(matrix) = offsets.analysis else {
             self.gather_tasks(view, site, flag, (GATHER_STEPS, 1, site.coefficients, site.tokens));
             return Ok(());
         };
         let steps = reserve(&mut self.steps, view.mean.len() * site.tokens)?;
         self.gather_tasks(view, site, flag, (GATHER_STEPS, 2, steps, site.tokens));
-        let ranges = place(self.ranges.len())?;
-        for (member, record) in view.members.iter().zip(self.places.members_from(site.scope)) {
+        let ranges = index_u32(self.ranges.len())?;
+        for (member, record) in view.members.iter().zip(self.paging.members_from(site.scope)) {
             if record.plane != NONE {
                 self.ranges.push(ElementRange { start: member.start as u32, count: member.dim as u32 });
             }
@@ -269,14 +282,14 @@ impl Batch {
     fn quantise_tasks(
         &mut self,
         view: &ScopeView<'_>,
-        places: &ScopePlaces,
-        site: &Site,
+        offsets: &EncodeScopeOffsets,
+        site: &EncodeSite,
         flag: u32,
         group: usize,
         range: &Range<usize>,
         (text, preceding): (&[u32], Option<u32>),
     ) -> Result<(), CudaError> {
-        let factor_rows = place(self.factors.len())?;
+        let factor_rows = index_u32(self.factors.len())?;
         let factors = push_factors(&mut self.factors, &view.predictor, text, preceding, range);
         let anchor_ratio = match view.predictor {
             PredictorView::Anchors { ratio, .. } => ratio,
@@ -295,8 +308,8 @@ impl Batch {
             flag,
             factors,
             factor_rows,
-            matrix: places.matrix[0],
-            shifts: places.matrix[1],
+            matrix: offsets.matrix[0],
+            shifts: offsets.matrix[1],
         }));
         Ok(())
     }
@@ -304,23 +317,25 @@ impl Batch {
     fn site_pieces(
         &mut self,
         view: &ScopeView<'_>,
-        places: &ScopePlaces,
-        site: &Site,
+        offsets: &EncodeScopeOffsets,
+        site: &EncodeSite,
         flag: u32,
     ) -> Result<(), CudaError> {
-        let top = places.levels.len().saturating_sub(1);
-        let levels = places.levels.iter().enumerate().map(|(level, plan)| {
-            (Band::Level(level), *plan, (top - level) as u32, site.values, site.tokens - site.groups)
+        let top = offsets.levels.len().saturating_sub(1);
+        let levels = offsets.levels.iter().enumerate().map(|(level, plan)| {
+            (SectionKind::Level(level), *plan, (top - level) as u32, site.values, site.tokens - site.groups)
         });
-        let anchors =
-            places.anchors.iter().map(|plan| (Band::Anchors, *plan, 0, site.anchors(view.rank), site.groups));
-        for (band, plan, up, values, tokens) in levels.chain(anchors) {
+        let anchors = offsets
+            .anchors
+            .iter()
+            .map(|plan| (SectionKind::Anchors, *plan, 0, site.anchors(view.rank), site.groups));
+        for (section, plan, up, values, tokens) in levels.chain(anchors) {
             if plan.count == 0 || tokens == 0 {
                 continue;
             }
-            let (piece, streams) = (place(self.pieces.len())?, place(self.slots.len())?);
+            let (piece, streams) = (index_u32(self.pieces.len())?, index_u32(self.slots.len())?);
             for index in 0..plan.count.div_ceil(STREAM_COEFFICIENTS_MAX) {
-                let words = place(self.slots.len() * self.stream_words)?;
+                let words = index_u32(self.slots.len() * self.stream_words)?;
                 self.slots.push(StreamSlot { piece, index: index as u32, words, reserved: 0 });
             }
             self.pieces.push(EncodePiece {
@@ -335,7 +350,7 @@ impl Batch {
                 flag,
                 stream_words: self.stream_words as u32,
             });
-            self.names.push((self.sites.len(), band));
+            self.names.push((self.sites.len(), section));
         }
         Ok(())
     }
@@ -346,7 +361,7 @@ impl Batch {
     }
 }
 
-impl Site {
+impl EncodeSite {
     /// First anchor: behind the values of the other tokens.
     pub(super) fn anchors(&self, rank: usize) -> u32 {
         self.values + (rank * (self.tokens - self.groups)) as u32
@@ -354,8 +369,8 @@ impl Site {
 }
 
 fn reserve(length: &mut usize, count: usize) -> Result<u32, CudaError> {
-    let first = place(*length)?;
+    let first = index_u32(*length)?;
     *length += count;
-    place(*length)?;
+    index_u32(*length)?;
     Ok(first)
 }

@@ -10,18 +10,22 @@ use kvasir_kernels::{STATUS_OK, STATUS_RAW, STATUS_SPACE};
 
 use super::{
     EncodeRequest, KernelEncoder,
-    batch::{Band, Batch, Site},
-    run::{Arrays, Results, Runner, floats, words},
+    batch::{EncodeBatch, EncodeSite, SectionKind},
+    run::{EncodeBuffers, EncodeResults, EncodeRunner, floats, words},
 };
-use crate::{CudaError, Device, DeviceFetch, PagedKv};
+use crate::{CudaError, Device, DeviceReadback, PagedKv};
 
 /// Rows that are stored as they are, `[member][token][element]`, by site.
 pub(super) type SiteRows = BTreeMap<usize, Vec<f32>>;
 
 impl<D: Device> KernelEncoder<D> {
     /// Rows of the exact tokens of every site that has some.
-    pub(super) fn exact_rows(&self, batch: &Batch, on: &Arrays<D::Memory>) -> Result<SiteRows, CudaError> {
-        let all = floats(&self.device.fetch(&on.rows, 0, batch.rows * 4)?.bytes()?);
+    pub(super) fn exact_rows(
+        &self,
+        batch: &EncodeBatch,
+        buffers: &EncodeBuffers<D::Memory>,
+    ) -> Result<SiteRows, CudaError> {
+        let all = floats(&self.device.read_back(&buffers.rows, 0, batch.rows * 4)?.bytes()?);
         let masked = batch.sites.iter().enumerate().filter(|(_, site)| site.masked > 0);
         let rows = masked.map(|(index, site)| {
             let first = site.rows as usize;
@@ -30,7 +34,7 @@ impl<D: Device> KernelEncoder<D> {
         Ok(rows.collect())
     }
 
-    fn elements(&self, site: &Site) -> usize {
+    fn elements(&self, site: &EncodeSite) -> usize {
         self.cpu.scope_view(site.scope).map_or(0, |view| view.mean.len())
     }
 
@@ -47,7 +51,7 @@ impl<D: Device> KernelEncoder<D> {
         if wanted.is_empty() {
             return Ok(SiteRows::new());
         }
-        let mut batch = self.build(requests, Some(pages), super::Stage::Partial)?;
+        let mut batch = self.build(requests, Some(pages), super::EncodePhase::Partial)?;
         batch.gather.iter_mut().for_each(Vec::clear);
         batch.analyse.clear();
         (batch.rows, batch.steps, batch.coefficients) = (0, 0, 0);
@@ -60,11 +64,12 @@ impl<D: Device> KernelEncoder<D> {
             let first = batch.rows_of(&view, &site, index as u32)?;
             firsts.push((index, first as usize, view.mean.len() * site.tokens));
         }
-        let on = Arrays::new(&self.device, &batch, Some(pages), self.cpu.spec(), None)?;
-        let runner = Runner { device: &self.device, resident: &self.resident, batch: &batch, on: &on };
+        let buffers = EncodeBuffers::new(&self.device, &batch, Some(pages), self.cpu.spec(), None)?;
+        let runner =
+            EncodeRunner { device: &self.device, resident: &self.resident, batch: &batch, buffers: &buffers };
         // SAFETY: the caller's promise.
         unsafe { runner.gather()? };
-        let all = floats(&self.device.fetch(&on.rows, 0, batch.rows * 4)?.bytes()?);
+        let all = floats(&self.device.read_back(&buffers.rows, 0, batch.rows * 4)?.bytes()?);
         Ok(firsts
             .into_iter()
             .map(|(index, first, count)| (index, all[first..first + count].to_vec()))
@@ -75,9 +80,9 @@ impl<D: Device> KernelEncoder<D> {
     pub(super) fn objects(
         &self,
         requests: &[EncodeRequest<'_>],
-        batch: &Batch,
-        on: &Arrays<D::Memory>,
-        results: &Results,
+        batch: &EncodeBatch,
+        buffers: &EncodeBuffers<D::Memory>,
+        results: &EncodeResults,
         exact: &SiteRows,
         whole: &SiteRows,
     ) -> Result<Vec<(Vec<u8>, EncodeReport)>, CudaError> {
@@ -93,15 +98,15 @@ impl<D: Device> KernelEncoder<D> {
                 span.exact = Some(self.cpu.exact_piece(site.masked, rows));
             }
         }
-        for (piece, (index, band)) in batch.names.iter().enumerate() {
+        for (piece, (index, section)) in batch.names.iter().enumerate() {
             let (site, span) = (&batch.sites[*index], &mut coded[*index]);
             if span.forced_exact {
                 continue;
             }
-            let bytes = self.piece(batch, on, results, piece, site, *band)?;
-            match band {
-                Band::Level(level) => span.levels[*level] = bytes,
-                Band::Anchors => span.anchors = bytes,
+            let bytes = self.piece(batch, buffers, results, piece, site, *section)?;
+            match section {
+                SectionKind::Level(level) => span.levels[*level] = bytes,
+                SectionKind::Anchors => span.anchors = bytes,
             }
         }
         let mut objects = Vec::with_capacity(requests.len());
@@ -120,45 +125,47 @@ impl<D: Device> KernelEncoder<D> {
     /// The bytes of a piece; `None` where it is absent.
     fn piece(
         &self,
-        batch: &Batch,
-        on: &Arrays<D::Memory>,
-        results: &Results,
+        batch: &EncodeBatch,
+        buffers: &EncodeBuffers<D::Memory>,
+        results: &EncodeResults,
         piece: usize,
-        site: &Site,
-        band: Band,
+        site: &EncodeSite,
+        section: SectionKind,
     ) -> Result<Option<Vec<u8>>, CudaError> {
         let state = &results.pieces[piece];
-        let silent = CudaError::SilentEncode { scope: site.scope, span: site.span };
+        let no_status = CudaError::NoEncodeStatus { scope: site.scope, span: site.span };
         match state.code {
             STATUS_OK if state.active == 0 => Ok(None),
             STATUS_OK | STATUS_RAW => {
                 let range = state.offset as usize..state.offset as usize + state.bytes as usize;
-                results.output.get(range).map(|bytes| Some(bytes.to_vec())).ok_or(silent)
+                results.output.get(range).map(|bytes| Some(bytes.to_vec())).ok_or(no_status)
             }
-            STATUS_SPACE => self.piece_on_host(batch, on, piece, site, band),
-            _ => Err(silent),
+            STATUS_SPACE => self.piece_on_host(batch, buffers, piece, site, section),
+            _ => Err(no_status),
         }
     }
 
     /// A piece whose streams did not fit the room for them, from the values that kernels made.
     fn piece_on_host(
         &self,
-        batch: &Batch,
-        on: &Arrays<D::Memory>,
+        batch: &EncodeBatch,
+        buffers: &EncodeBuffers<D::Memory>,
         piece: usize,
-        site: &Site,
-        band: Band,
+        site: &EncodeSite,
+        section: SectionKind,
     ) -> Result<Option<Vec<u8>>, CudaError> {
         let record = &batch.pieces[piece];
         let Some(view) = self.cpu.scope_view(site.scope) else { return Ok(None) };
-        let (coefficients, codings): (&[usize], &[Coding]) = match (band, view.predictor) {
-            (Band::Level(level), _) => view.levels[level],
-            (Band::Anchors, kvasir_codec::PredictorView::Anchors { plan, .. }) => plan,
-            (Band::Anchors, _) => return Ok(None),
+        let (coefficients, codings): (&[usize], &[Coding]) = match (section, view.predictor) {
+            (SectionKind::Level(level), _) => view.levels[level],
+            (SectionKind::Anchors, kvasir_codec::PredictorView::Anchors { plan, .. }) => plan,
+            (SectionKind::Anchors, _) => return Ok(None),
         };
         let tokens = record.tokens as usize;
-        let bytes =
-            self.device.fetch(&on.values, record.values as usize * 4, view.rank * tokens * 4)?.bytes()?;
+        let bytes = self
+            .device
+            .read_back(&buffers.values, record.values as usize * 4, view.rank * tokens * 4)?
+            .bytes()?;
         let fine: Vec<i32> = words(&bytes).into_iter().map(u32::cast_signed).collect();
         let level = |q: &i32| (0..record.up).fold(*q, |q, _| coarsen(q));
         let rows = coefficients.iter().flat_map(|c| &fine[c * tokens..(c + 1) * tokens]);

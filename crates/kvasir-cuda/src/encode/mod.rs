@@ -14,20 +14,20 @@ use kvasir_codec::{
 use kvasir_types::{ModelSpec, Plane, ProfileHash};
 
 use self::{
-    batch::{Batch, Chunk, Stage},
-    resident::Resident,
-    run::{Arrays, Runner},
+    batch::{EncodeBatch, EncodeChunk, EncodePhase},
+    resident::EncodeProfile,
+    run::{EncodeBuffers, EncodeRunner},
 };
 use crate::{CudaError, Device, DeviceMemory, PagedKv, dense::Dense, limits::STREAM_WORDS};
 
-pub use partial::{Partial, RowsOf};
+pub use partial::{ExactSpanRows, Partial};
 
 /// Encodes chunks of one profile on a device.
 #[derive(Debug)]
 pub struct KernelEncoder<D: Device> {
     device: D,
     cpu: CpuEncoder,
-    resident: Resident<D::Memory>,
+    resident: EncodeProfile<D::Memory>,
     stream_words: usize,
 }
 
@@ -51,9 +51,9 @@ pub struct EncodeRequest<'a> {
 }
 
 /// KV that is read on the device.
-struct OnDevice;
+struct DeviceResidentKv;
 
-impl KvSource for OnDevice {
+impl KvSource for DeviceResidentKv {
     fn read(&self, _: usize, _: Plane, _: usize, _: Range<usize>, out: &mut [f32]) {
         debug_assert!(out.is_empty(), "rows are gathered by kernels");
     }
@@ -67,7 +67,7 @@ impl<'a> EncodeRequest<'a> {
             first_position: self.first_position,
             parent_hash: self.parent_hash,
             kl_beneath: self.kl_beneath,
-            kv: &OnDevice,
+            kv: &DeviceResidentKv,
         }
     }
 }
@@ -86,7 +86,7 @@ impl<D: Device> KernelEncoder<D> {
         if cpu.profile().lossy_levels() < cpu.profile().level_count() {
             return Ok(Err(CudaError::ExactLevel));
         }
-        let resident = Resident::new(&device, &cpu);
+        let resident = EncodeProfile::new(&device, &cpu);
         Ok(resident.map(|resident| Self { device, cpu, resident, stream_words: STREAM_WORDS }))
     }
 
@@ -116,16 +116,17 @@ impl<D: Device> KernelEncoder<D> {
         pages: &PagedKv,
     ) -> Result<Vec<(Vec<u8>, EncodeReport)>, CudaError> {
         self.check_whole(pages)?;
-        let batch = self.build(requests, Some(pages), Stage::Whole)?;
-        let on = Arrays::new(&self.device, &batch, Some(pages), self.cpu.spec(), None)?;
-        let runner = Runner { device: &self.device, resident: &self.resident, batch: &batch, on: &on };
+        let batch = self.build(requests, Some(pages), EncodePhase::Whole)?;
+        let buffers = EncodeBuffers::new(&self.device, &batch, Some(pages), self.cpu.spec(), None)?;
+        let runner =
+            EncodeRunner { device: &self.device, resident: &self.resident, batch: &batch, buffers: &buffers };
         // SAFETY: the caller's promise; `build` checked block tables against the cache.
         let results = unsafe { runner.encode(self.tables())? };
         let forced = (0..batch.sites.len()).filter(|site| results.flags[*site] != 0).collect::<Vec<_>>();
         // SAFETY: as above.
         let rows = unsafe { self.whole_rows(requests, pages, &forced)? };
-        let exact = self.exact_rows(&batch, &on)?;
-        self.objects(requests, &batch, &on, &results, &exact, &rows)
+        let exact = self.exact_rows(&batch, &buffers)?;
+        self.objects(requests, &batch, &buffers, &results, &exact, &rows)
     }
 
     fn tables(&self) -> (usize, usize) {
@@ -149,16 +150,16 @@ impl<D: Device> KernelEncoder<D> {
         &self,
         requests: &[EncodeRequest<'_>],
         pages: Option<&PagedKv>,
-        stage: Stage,
-    ) -> Result<Batch, CudaError> {
-        let mut batch = Batch::new(&self.cpu, pages, self.stream_words);
+        phase: EncodePhase,
+    ) -> Result<EncodeBatch, CudaError> {
+        let mut batch = EncodeBatch::new(&self.cpu, pages, self.stream_words);
         for (index, request) in requests.iter().enumerate() {
             let exact = self.cpu.exact_prefix(&request.input())?;
             if let Some(pages) = pages {
                 let first = u64::from(request.first_slot);
                 pages.check_blocks(request.blocks, first..first + request.tokens.len() as u64)?;
             }
-            batch.add(&self.cpu, &self.resident, stage, index, &Chunk { request, exact })?;
+            batch.add(&self.cpu, &self.resident, phase, index, &EncodeChunk { request, exact })?;
         }
         Ok(batch)
     }

@@ -4,11 +4,11 @@
 use kvasir_codec::EncodeReport;
 
 use super::{
-    EncodeRequest, KernelEncoder, Stage,
+    EncodePhase, EncodeRequest, KernelEncoder,
     collect::SiteRows,
-    run::{Arrays, Runner, floats},
+    run::{EncodeBuffers, EncodeRunner, floats},
 };
-use crate::{CudaError, Device, DeviceFetch, PagedKv};
+use crate::{CudaError, Device, DeviceReadback, PagedKv};
 
 /// A rank's share of some chunks: coefficients summed over its elements, and its rows of exact tokens. Both are zero where
 /// other ranks have something, so shares are added.
@@ -22,7 +22,7 @@ pub struct Partial {
 
 /// Rows of spans that are stored exactly, of one rank.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RowsOf(SiteRows);
+pub struct ExactSpanRows(SiteRows);
 
 fn add_rows(into: &mut SiteRows, from: SiteRows) -> Result<(), CudaError> {
     for (site, rows) in from {
@@ -60,7 +60,7 @@ impl Partial {
     ///
     /// # Errors
     /// As [`add`](Self::add).
-    pub fn add_rows(&mut self, rows: RowsOf) -> Result<(), CudaError> {
+    pub fn add_rows(&mut self, rows: ExactSpanRows) -> Result<(), CudaError> {
         add_rows(&mut self.whole, rows.0)
     }
 }
@@ -78,13 +78,14 @@ impl<D: Device> KernelEncoder<D> {
         requests: &[EncodeRequest<'_>],
         pages: &PagedKv,
     ) -> Result<Partial, CudaError> {
-        let batch = self.build(requests, Some(pages), Stage::Partial)?;
-        let on = Arrays::new(&self.device, &batch, Some(pages), self.cpu.spec(), None)?;
-        let runner = Runner { device: &self.device, resident: &self.resident, batch: &batch, on: &on };
+        let batch = self.build(requests, Some(pages), EncodePhase::Partial)?;
+        let buffers = EncodeBuffers::new(&self.device, &batch, Some(pages), self.cpu.spec(), None)?;
+        let runner =
+            EncodeRunner { device: &self.device, resident: &self.resident, batch: &batch, buffers: &buffers };
         // SAFETY: the caller's promise.
         unsafe { runner.gather()? };
-        let sums = floats(&self.device.fetch(&on.coefficients, 0, batch.coefficients * 4)?.bytes()?);
-        Ok(Partial { sums, exact: self.exact_rows(&batch, &on)?, whole: SiteRows::new() })
+        let sums = floats(&self.device.read_back(&buffers.coefficients, 0, batch.coefficients * 4)?.bytes()?);
+        Ok(Partial { sums, exact: self.exact_rows(&batch, &buffers)?, whole: SiteRows::new() })
     }
 
     /// Spans (request, scope, span) whose rows [`finish`](Self::finish) needs, in order: sums of theirs are not finite or out
@@ -98,7 +99,7 @@ impl<D: Device> KernelEncoder<D> {
         sums: &Partial,
     ) -> Result<Vec<(usize, usize, usize)>, CudaError> {
         let flagged = self.finish_or_flags(requests, sums)?;
-        let batch = self.build(requests, None, Stage::Finish)?;
+        let batch = self.build(requests, None, EncodePhase::Finish)?;
         let name = |index: usize| {
             let site = &batch.sites[index];
             (site.request, site.scope, site.span)
@@ -118,13 +119,14 @@ impl<D: Device> KernelEncoder<D> {
         requests: &[EncodeRequest<'_>],
         pages: &PagedKv,
         spans: &[(usize, usize, usize)],
-    ) -> Result<RowsOf, CudaError> {
-        let batch = self.build(requests, None, Stage::Finish)?;
-        let is_named = |site: &super::batch::Site| spans.contains(&(site.request, site.scope, site.span));
+    ) -> Result<ExactSpanRows, CudaError> {
+        let batch = self.build(requests, None, EncodePhase::Finish)?;
+        let is_named =
+            |site: &super::batch::EncodeSite| spans.contains(&(site.request, site.scope, site.span));
         let wanted: Vec<usize> =
             (0..batch.sites.len()).filter(|index| is_named(&batch.sites[*index])).collect();
         // SAFETY: the caller's promise.
-        unsafe { self.whole_rows(requests, pages, &wanted) }.map(RowsOf)
+        unsafe { self.whole_rows(requests, pages, &wanted) }.map(ExactSpanRows)
     }
 
     /// Objects from the sums of all ranks.
@@ -148,12 +150,13 @@ impl<D: Device> KernelEncoder<D> {
         requests: &[EncodeRequest<'_>],
         sums: &Partial,
     ) -> Result<Result<Vec<(Vec<u8>, EncodeReport)>, Vec<usize>>, CudaError> {
-        let batch = self.build(requests, None, Stage::Finish)?;
+        let batch = self.build(requests, None, EncodePhase::Finish)?;
         if batch.coefficients != sums.sums.len() {
             return Err(CudaError::Partial { what: "they are of other chunks or another profile" });
         }
-        let on = Arrays::new(&self.device, &batch, None, self.cpu.spec(), Some(&sums.sums))?;
-        let runner = Runner { device: &self.device, resident: &self.resident, batch: &batch, on: &on };
+        let buffers = EncodeBuffers::new(&self.device, &batch, None, self.cpu.spec(), Some(&sums.sums))?;
+        let runner =
+            EncodeRunner { device: &self.device, resident: &self.resident, batch: &batch, buffers: &buffers };
         // SAFETY: no pages are read in this stage.
         let results = unsafe { runner.encode(self.tables())? };
         let flagged =
@@ -162,6 +165,6 @@ impl<D: Device> KernelEncoder<D> {
         if !missing.is_empty() {
             return Ok(Err(missing));
         }
-        self.objects(requests, &batch, &on, &results, &sums.exact, &sums.whole).map(Ok)
+        self.objects(requests, &batch, &buffers, &results, &sums.exact, &sums.whole).map(Ok)
     }
 }

@@ -9,22 +9,22 @@ use kvasir_kernels::{Element, SYMBOL_ESCAPE, Symbol, record_bytes};
 use crate::{
     CudaError, Device,
     lower::coding_word,
-    resident::{Frequencies, place, push_predictor},
+    resident::{Frequencies, index_u32, push_predictor},
 };
 
 /// One section's plan: where its coefficients and coding words are, and how many.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct SectionPlan {
     pub(super) first: u32,
     pub(super) count: usize,
 }
 
 /// A scope's places in the resident arrays.
 #[derive(Debug)]
-pub(super) struct ScopePlaces {
+pub(super) struct EncodeScopeOffsets {
     /// One plan a level.
-    pub(super) levels: Vec<Plan>,
-    pub(super) anchors: Option<Plan>,
+    pub(super) levels: Vec<SectionPlan>,
+    pub(super) anchors: Option<SectionPlan>,
     pub(super) elements: u32,
     /// First value of the analysis matrix, `[element][coefficient]`.
     pub(super) analysis: Option<u32>,
@@ -34,7 +34,7 @@ pub(super) struct ScopePlaces {
 
 /// A profile on a device.
 #[derive(Debug)]
-pub(super) struct Resident<M> {
+pub(super) struct EncodeProfile<M> {
     pub(super) symbols: M,
     pub(super) inverted: M,
     pub(super) plans: M,
@@ -43,11 +43,11 @@ pub(super) struct Resident<M> {
     pub(super) analysis: M,
     pub(super) matrices: M,
     pub(super) frequencies: Frequencies<M>,
-    pub(super) scopes: Vec<ScopePlaces>,
+    pub(super) scopes: Vec<EncodeScopeOffsets>,
 }
 
 #[derive(Default)]
-struct Arrays {
+struct EncodeProfileArrays {
     plans: Vec<u32>,
     codings: Vec<u32>,
     elements: Vec<Element>,
@@ -55,9 +55,9 @@ struct Arrays {
     matrices: Vec<u8>,
 }
 
-impl<M> Resident<M> {
+impl<M> EncodeProfile<M> {
     pub(super) fn new<D: Device<Memory = M>>(device: &D, cpu: &CpuEncoder) -> Result<Self, CudaError> {
-        let (mut arrays, mut scopes) = (Arrays::default(), Vec::new());
+        let (mut arrays, mut scopes) = (EncodeProfileArrays::default(), Vec::new());
         for (index, view) in (0..cpu.scope_count()).filter_map(|i| Some((i, cpu.scope_view(i)?))) {
             scopes.push(arrays.scope(&view, cpu.analysis_matrix(index))?);
         }
@@ -81,36 +81,43 @@ impl<M> Resident<M> {
     }
 }
 
-impl Arrays {
-    fn plan(&mut self, (coefficients, codings): kvasir_codec::PlanView<'_>) -> Result<Plan, CudaError> {
-        let first = place(self.plans.len())?;
+impl EncodeProfileArrays {
+    fn plan(
+        &mut self,
+        (coefficients, codings): kvasir_codec::PlanView<'_>,
+    ) -> Result<SectionPlan, CudaError> {
+        let first = index_u32(self.plans.len())?;
         self.plans.extend(coefficients.iter().map(|c| *c as u32));
         self.codings.extend(codings.iter().map(|coding| coding_word(*coding)));
-        Ok(Plan { first, count: coefficients.len() })
+        Ok(SectionPlan { first, count: coefficients.len() })
     }
 
-    fn scope(&mut self, view: &ScopeView<'_>, analysis: Option<&[f32]>) -> Result<ScopePlaces, CudaError> {
+    fn scope(
+        &mut self,
+        view: &ScopeView<'_>,
+        analysis: Option<&[f32]>,
+    ) -> Result<EncodeScopeOffsets, CudaError> {
         let levels = view.levels.iter().map(|plan| self.plan(*plan)).collect::<Result<_, _>>()?;
         let anchors = match view.predictor {
             PredictorView::Anchors { plan, .. } => Some(self.plan(plan)?),
             PredictorView::Mean | PredictorView::Token { .. } => None,
         };
-        let elements = place(self.elements.len())?;
+        let elements = index_u32(self.elements.len())?;
         for member in &view.members {
             let means = &view.mean[member.start..member.start + member.dim];
             let gain = 1.0 / member.gain;
             self.elements.extend(means.iter().map(|&mean| Element { gain, mean }));
         }
-        let mut places = ScopePlaces { levels, anchors, elements, analysis: None, matrix: [0; 2] };
+        let mut offsets = EncodeScopeOffsets { levels, anchors, elements, analysis: None, matrix: [0; 2] };
         if let Some(matrix) = analysis {
-            places.analysis = Some(place(self.analysis.len())?);
+            offsets.analysis = Some(index_u32(self.analysis.len())?);
             let width = view.mean.len();
             let column = |element: usize| matrix.iter().skip(element).step_by(width.max(1)).take(view.rank);
             self.analysis.extend((0..width).flat_map(column));
-            place(self.analysis.len())?;
+            index_u32(self.analysis.len())?;
         }
-        places.matrix = push_predictor(&mut self.matrices, &view.predictor)?;
-        Ok(places)
+        offsets.matrix = push_predictor(&mut self.matrices, &view.predictor)?;
+        Ok(offsets)
     }
 }
 

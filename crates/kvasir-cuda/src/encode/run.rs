@@ -5,19 +5,19 @@ use kvasir_kernels::{
     QuantiseParams, StreamState, TILE_STRIDE, TILE_THREADS, record_bytes,
 };
 
-use super::{batch::Batch, resident::Resident};
+use super::{batch::EncodeBatch, resident::EncodeProfile};
 use crate::{
-    CudaError, Device, DeviceError, DeviceFetch, DeviceMemory, PagedKv, Work,
+    CudaError, Device, DeviceError, DeviceMemory, DeviceReadback, PagedKv, Work,
     limits::{OUTPUT_BYTES_MIN, OUTPUT_BYTES_PER_VALUE},
-    paging::Paging,
+    paging::PagingBuffers,
     queue::{LAUNCHES_MAX, Queue},
-    resident::place,
+    resident::index_u32,
 };
 
 /// A batch's arrays on the device.
 #[derive(Debug)]
-pub(super) struct Arrays<M> {
-    paging: Paging<M>,
+pub(super) struct EncodeBuffers<M> {
+    paging: PagingBuffers<M>,
     factors: M,
     ranges: M,
     flags: M,
@@ -28,17 +28,17 @@ pub(super) struct Arrays<M> {
     pub(super) rows: M,
 }
 
-impl<M: DeviceMemory> Arrays<M> {
+impl<M: DeviceMemory> EncodeBuffers<M> {
     /// `sums` are the coefficients, where they are already there.
     pub(super) fn new<D: Device<Memory = M>>(
         device: &D,
-        batch: &Batch,
+        batch: &EncodeBatch,
         pages: Option<&PagedKv>,
         spec: &kvasir_types::ModelSpec,
         sums: Option<&[f32]>,
     ) -> Result<Self, CudaError> {
         Ok(Self {
-            paging: Paging::new(device, &batch.places, pages, spec)?,
+            paging: PagingBuffers::new(device, &batch.paging, pages, spec)?,
             factors: device.upload("factors", &batch.factors)?,
             ranges: device.upload("ranges", &record_bytes(&batch.ranges))?,
             flags: device.allocate("flags", batch.sites.len() * 4)?,
@@ -56,7 +56,7 @@ impl<M: DeviceMemory> Arrays<M> {
 
 /// What coding needs besides, and what it leaves.
 #[derive(Debug)]
-pub(super) struct Coded<M> {
+pub(super) struct CodingBuffers<M> {
     widths: M,
     piece_states: M,
     stream_states: M,
@@ -67,10 +67,10 @@ pub(super) struct Coded<M> {
     output_bytes: usize,
 }
 
-impl<M: DeviceMemory> Coded<M> {
-    fn new<D: Device<Memory = M>>(device: &D, batch: &Batch) -> Result<Self, CudaError> {
+impl<M: DeviceMemory> CodingBuffers<M> {
+    fn new<D: Device<Memory = M>>(device: &D, batch: &EncodeBatch) -> Result<Self, CudaError> {
         let output_bytes = OUTPUT_BYTES_MIN + batch.values * OUTPUT_BYTES_PER_VALUE;
-        place(output_bytes)?;
+        index_u32(output_bytes)?;
         Ok(Self {
             widths: device.allocate("widths", batch.widths)?,
             piece_states: device.allocate("piece states", batch.pieces.len() * size_of::<PieceState>())?,
@@ -86,35 +86,35 @@ impl<M: DeviceMemory> Coded<M> {
 
 /// What coding left, on the host.
 #[derive(Debug, Default)]
-pub(super) struct Results {
+pub(super) struct EncodeResults {
     /// One a site: whether a value is not finite or out of range.
     pub(super) flags: Vec<u32>,
     pub(super) pieces: Vec<PieceState>,
     pub(super) output: Vec<u8>,
 }
 
-pub(super) struct Runner<'r, D: Device> {
+pub(super) struct EncodeRunner<'r, D: Device> {
     pub(super) device: &'r D,
-    pub(super) resident: &'r Resident<D::Memory>,
-    pub(super) batch: &'r Batch,
-    pub(super) on: &'r Arrays<D::Memory>,
+    pub(super) resident: &'r EncodeProfile<D::Memory>,
+    pub(super) batch: &'r EncodeBatch,
+    pub(super) buffers: &'r EncodeBuffers<D::Memory>,
 }
 
-impl<D: Device> Runner<'_, D> {
+impl<D: Device> EncodeRunner<'_, D> {
     fn launch_gather(&self, queue: &mut Queue<'_, D>) -> Result<(), DeviceError> {
-        let (batch, on) = (self.batch, self.on);
+        let (batch, buffers) = (self.batch, self.buffers);
         if batch.gather.iter().all(Vec::is_empty) {
             return Ok(());
         }
-        on.paging.launch_angles(queue, &self.resident.frequencies)?;
-        let targets = [&on.values, &on.coefficients, &on.steps, &on.rows];
+        buffers.paging.launch_angles(queue, &self.resident.frequencies)?;
+        let targets = [&buffers.values, &buffers.coefficients, &buffers.steps, &buffers.rows];
         for (tasks, target) in batch.gather.iter().zip(targets).filter(|(tasks, _)| !tasks.is_empty()) {
             let params = GatherParams {
                 tasks: queue.upload(tasks)?,
                 counter: queue.counter(),
                 values: target.address(),
-                flags: on.flags.address(),
-                pages: on.paging.params(
+                flags: buffers.flags.address(),
+                pages: buffers.paging.params(
                     &self.resident.elements,
                     &self.resident.frequencies,
                     batch.gather_columns,
@@ -133,10 +133,10 @@ impl<D: Device> Runner<'_, D> {
         if !batch.analyse.is_empty() {
             let params = AnalyseParams {
                 tasks: queue.upload(&batch.analyse)?,
-                steps: on.steps.address(),
-                coefficients: on.coefficients.address(),
+                steps: buffers.steps.address(),
+                coefficients: buffers.coefficients.address(),
                 matrices: self.resident.analysis.address(),
-                ranges: on.ranges.address(),
+                ranges: buffers.ranges.address(),
             };
             let shared = 2 * ANALYSIS_DEPTH as usize * ANALYSIS_TILE as usize * 4;
             queue.launch(Kernel::Analyse, Work::Ctas(batch.analyse.len()), shared, &params)?;
@@ -152,10 +152,10 @@ impl<D: Device> Runner<'_, D> {
         let params = QuantiseParams {
             tasks: queue.upload(tasks)?,
             counter: queue.counter(),
-            coefficients: self.on.coefficients.address(),
-            values: self.on.values.address(),
-            flags: self.on.flags.address(),
-            factors: self.on.factors.address(),
+            coefficients: self.buffers.coefficients.address(),
+            values: self.buffers.values.address(),
+            flags: self.buffers.flags.address(),
+            factors: self.buffers.factors.address(),
             matrices: self.resident.matrices.address(),
             task_count: tasks.len() as u32,
             reserved: 0,
@@ -166,7 +166,7 @@ impl<D: Device> Runner<'_, D> {
     fn launch_coding(
         &self,
         queue: &mut Queue<'_, D>,
-        coded: &Coded<D::Memory>,
+        coded: &CodingBuffers<D::Memory>,
         (stage_tables, trit_tables): (usize, usize),
     ) -> Result<(), DeviceError> {
         let (batch, resident) = (self.batch, self.resident);
@@ -174,12 +174,12 @@ impl<D: Device> Runner<'_, D> {
             pieces: queue.upload(&batch.pieces)?,
             slots: queue.upload(&batch.slots)?,
             counter: 0,
-            values: self.on.values.address(),
+            values: self.buffers.values.address(),
             plans: resident.plans.address(),
             codings: resident.codings.address(),
             symbols: resident.symbols.address(),
             inverted: resident.inverted.address(),
-            flags: self.on.flags.address(),
+            flags: self.buffers.flags.address(),
             widths: coded.widths.address(),
             piece_states: coded.piece_states.address(),
             stream_states: coded.stream_states.address(),
@@ -216,15 +216,15 @@ impl<D: Device> Runner<'_, D> {
     /// # Safety
     /// The planes that the batch was built for are device memory of the layout they say.
     pub(super) unsafe fn gather(&self) -> Result<Vec<u32>, CudaError> {
-        // SAFETY: all addresses in the records are those of memory in `on`, `resident` and, as the caller promises, the
+        // SAFETY: all addresses in the records are those of memory in `buffers`, `resident` and, as the caller promises, the
         // pages; a device frees memory behind the kernels that were queued.
-        let mut queue = unsafe { Queue::new(self.device, &self.on.counters) };
+        let mut queue = unsafe { Queue::new(self.device, &self.buffers.counters) };
         self.launch_gather(&mut queue)?;
         self.flags()
     }
 
     fn flags(&self) -> Result<Vec<u32>, CudaError> {
-        let bytes = self.device.fetch(&self.on.flags, 0, self.batch.sites.len() * 4)?.bytes()?;
+        let bytes = self.device.read_back(&self.buffers.flags, 0, self.batch.sites.len() * 4)?.bytes()?;
         Ok(words(&bytes))
     }
 
@@ -232,27 +232,27 @@ impl<D: Device> Runner<'_, D> {
     ///
     /// # Safety
     /// As [`gather`](Self::gather).
-    pub(super) unsafe fn encode(&self, tables: (usize, usize)) -> Result<Results, CudaError> {
-        let coded = Coded::new(self.device, self.batch)?;
+    pub(super) unsafe fn encode(&self, tables: (usize, usize)) -> Result<EncodeResults, CudaError> {
+        let coded = CodingBuffers::new(self.device, self.batch)?;
         // SAFETY: as in `gather`, and memory in `coded`.
-        let mut queue = unsafe { Queue::new(self.device, &self.on.counters) };
+        let mut queue = unsafe { Queue::new(self.device, &self.buffers.counters) };
         self.launch_gather(&mut queue)?;
         self.launch_quantise(&mut queue)?;
         if !self.batch.pieces.is_empty() {
             self.launch_coding(&mut queue, &coded, tables)?;
         }
-        let fetch = |memory, bytes| self.device.fetch(memory, 0, bytes);
-        let used = fetch(&coded.output_used, 4)?;
-        let states = fetch(&coded.piece_states, self.batch.pieces.len() * size_of::<PieceState>())?;
+        let read_back = |memory, bytes| self.device.read_back(memory, 0, bytes);
+        let used = read_back(&coded.output_used, 4)?;
+        let states = read_back(&coded.piece_states, self.batch.pieces.len() * size_of::<PieceState>())?;
         let flags = self.flags()?;
         let used = words(&used.bytes()?).first().copied().unwrap_or_default() as usize;
-        let output = fetch(&coded.output, used.min(coded.output_bytes))?.bytes()?;
+        let output = read_back(&coded.output, used.min(coded.output_bytes))?.bytes()?;
         let states = words(&states.bytes()?);
         let state = |w: &[u32; 6]| {
             let [active, raw_bytes, bytes, offset, code, reserved] = *w;
             PieceState { active, raw_bytes, bytes, offset, code, reserved }
         };
-        Ok(Results { flags, pieces: states.as_chunks().0.iter().map(state).collect(), output })
+        Ok(EncodeResults { flags, pieces: states.as_chunks().0.iter().map(state).collect(), output })
     }
 }
 

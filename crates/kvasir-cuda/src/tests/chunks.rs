@@ -8,18 +8,19 @@ use kvasir_types::{Level, Plane};
 
 use super::{
     common::{Noise, Setup, cache, setups},
-    emulated::Emulated,
+    emulated::EmulatedDevice,
 };
 use crate::KernelDecoder;
 
-fn decoder(setup: &Setup) -> KernelDecoder<Emulated> {
-    let made = KernelDecoder::new(Emulated::default(), Arc::clone(&setup.spec), Arc::clone(&setup.profile));
+fn decoder(setup: &Setup) -> KernelDecoder<EmulatedDevice> {
+    let made =
+        KernelDecoder::new(EmulatedDevice::default(), Arc::clone(&setup.spec), Arc::clone(&setup.profile));
     made.expect("the profile fits").expect("the emulator works")
 }
 
 fn both(
     setup: &Setup,
-    decoder: &KernelDecoder<Emulated>,
+    decoder: &KernelDecoder<EmulatedDevice>,
     object: &[u8],
     level: usize,
 ) -> (KvBuffer, KvBuffer) {

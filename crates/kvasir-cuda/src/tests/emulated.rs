@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use kvasir_kernels::Kernel;
 
-use crate::{Device, DeviceError, DeviceEvent, DeviceFetch, DeviceMemory, Work};
+use crate::{Device, DeviceError, DeviceEvent, DeviceMemory, DeviceReadback, Work};
 
 /// Bytes before and behind every buffer that nobody may touch.
 const CANARY_BYTES: usize = 256;
@@ -13,12 +13,12 @@ const CANARY: u8 = 0xc7;
 const SLACK_BYTES: usize = 64;
 
 #[derive(Debug, Default)]
-pub(super) struct Emulated {
+pub(super) struct EmulatedDevice {
     launches: Mutex<Vec<Kernel>>,
 }
 
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct EmulatedMemory {
     label: &'static str,
     // u64 for alignment.
     words: Mutex<Vec<u64>>,
@@ -28,9 +28,9 @@ pub(super) struct Memory {
 
 /// The emulator runs a kernel when it is launched: every point of its queue is behind us.
 #[derive(Debug)]
-pub(super) struct Reached;
+pub(super) struct EmulatedEvent;
 
-impl DeviceEvent for Reached {
+impl DeviceEvent for EmulatedEvent {
     fn is_ready(&self) -> Result<bool, DeviceError> {
         Ok(true)
     }
@@ -41,22 +41,22 @@ impl DeviceEvent for Reached {
 }
 
 #[derive(Debug)]
-pub(super) struct Fetched(Vec<u8>);
+pub(super) struct EmulatedReadback(Vec<u8>);
 
-impl DeviceFetch for Fetched {
+impl DeviceReadback for EmulatedReadback {
     fn bytes(self) -> Result<Vec<u8>, DeviceError> {
         Ok(self.0)
     }
 }
 
-impl Emulated {
+impl EmulatedDevice {
     /// Kernels launched so far.
     pub(super) fn launched(&self) -> Vec<Kernel> {
         self.launches.lock().expect("not poisoned").clone()
     }
 }
 
-impl Memory {
+impl EmulatedMemory {
     fn new(label: &'static str, bytes: &[u8]) -> Self {
         let padded = (bytes.len() + SLACK_BYTES).next_multiple_of(8);
         let mut all = vec![CANARY; CANARY_BYTES];
@@ -80,7 +80,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for EmulatedMemory {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.check();
@@ -88,33 +88,38 @@ impl Drop for Memory {
     }
 }
 
-impl DeviceMemory for Memory {
+impl DeviceMemory for EmulatedMemory {
     fn address(&self) -> u64 {
         self.address
     }
 }
 
-impl Device for Emulated {
-    type Memory = Memory;
-    type Event = Reached;
-    type Fetch = Fetched;
+impl Device for EmulatedDevice {
+    type Memory = EmulatedMemory;
+    type Event = EmulatedEvent;
+    type Readback = EmulatedReadback;
 
-    fn allocate(&self, label: &'static str, bytes: usize) -> Result<Memory, DeviceError> {
-        Ok(Memory::new(label, &vec![0; bytes]))
+    fn allocate(&self, label: &'static str, bytes: usize) -> Result<EmulatedMemory, DeviceError> {
+        Ok(EmulatedMemory::new(label, &vec![0; bytes]))
     }
 
-    fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<Memory, DeviceError> {
-        Ok(Memory::new(label, bytes))
+    fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<EmulatedMemory, DeviceError> {
+        Ok(EmulatedMemory::new(label, bytes))
     }
 
-    fn fetch(&self, memory: &Memory, offset: usize, bytes: usize) -> Result<Fetched, DeviceError> {
+    fn read_back(
+        &self,
+        memory: &EmulatedMemory,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<EmulatedReadback, DeviceError> {
         memory.check();
         assert!(offset + bytes <= memory.bytes);
-        Ok(Fetched(memory.all()[CANARY_BYTES + offset..][..bytes].to_vec()))
+        Ok(EmulatedReadback(memory.all()[CANARY_BYTES + offset..][..bytes].to_vec()))
     }
 
-    fn record(&self) -> Result<Reached, DeviceError> {
-        Ok(Reached)
+    fn record(&self) -> Result<EmulatedEvent, DeviceError> {
+        Ok(EmulatedEvent)
     }
 
     unsafe fn launch(

@@ -12,12 +12,13 @@ use kvasir_types::{Level, Plane};
 
 use super::{
     common::{Noise, Setup, cache, setups},
-    emulated::Emulated,
+    emulated::EmulatedDevice,
 };
 use crate::{CudaError, EncodeRequest, KernelEncoder};
 
-fn encoder(setup: &Setup) -> KernelEncoder<Emulated> {
-    let made = KernelEncoder::new(Emulated::default(), Arc::clone(&setup.spec), Arc::clone(&setup.profile));
+fn encoder(setup: &Setup) -> KernelEncoder<EmulatedDevice> {
+    let made =
+        KernelEncoder::new(EmulatedDevice::default(), Arc::clone(&setup.spec), Arc::clone(&setup.profile));
     made.expect("the profile fits").expect("the emulator works")
 }
 

@@ -10,12 +10,12 @@ use kvasir_types::{KvLayout, Level, Plane};
 
 use super::{
     common::{Noise, Setup, cache, setups},
-    emulated::{Emulated, Memory},
+    emulated::{EmulatedDevice, EmulatedMemory},
     encode::assert_nearly_the_same,
 };
 use crate::{
-    ChunkRequest, Device, DeviceFetch, DeviceMemory, EncodeRequest, KernelDecoder, KernelEncoder, PageShape,
-    PagedKv, PlaneLayout,
+    ChunkRequest, Device, DeviceMemory, DeviceReadback, EncodeRequest, KernelDecoder, KernelEncoder,
+    PageShape, PagedKv, PlaneLayout,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,7 +32,7 @@ const BLOCKS: u64 = 24;
 
 /// A rank's cache on the emulated device.
 struct Cache {
-    memory: Memory,
+    memory: EmulatedMemory,
     bytes: usize,
     pages: PagedKv,
     table: Vec<i32>,
@@ -47,7 +47,7 @@ impl Cache {
     /// `layers` and heads (halves of the model's, or all) that the rank holds.
     fn new(
         setup: &Setup,
-        device: &Emulated,
+        device: &EmulatedDevice,
         how: (Layout, u32, Dtype),
         layers: Range<usize>,
         half: Option<usize>,
@@ -129,8 +129,8 @@ impl Cache {
         Some(start + element * self.dtype.bytes())
     }
 
-    fn content(&self, device: &Emulated) -> Vec<u8> {
-        device.fetch(&self.memory, 0, self.bytes).and_then(DeviceFetch::bytes).expect("host memory")
+    fn content(&self, device: &EmulatedDevice) -> Vec<u8> {
+        device.read_back(&self.memory, 0, self.bytes).and_then(DeviceReadback::bytes).expect("host memory")
     }
 }
 
@@ -202,7 +202,8 @@ fn decode_and_compare(
 ) {
     let head = Head::parse(object).expect("whole");
     let tokens = head.header.token_count as usize;
-    let made = KernelDecoder::new(Emulated::default(), Arc::clone(&setup.spec), Arc::clone(&setup.profile));
+    let made =
+        KernelDecoder::new(EmulatedDevice::default(), Arc::clone(&setup.spec), Arc::clone(&setup.profile));
     let decoder = made.expect("fits").expect("works");
     let cache = Cache::new(setup, decoder.device(), how, layers, half);
     let request = ChunkRequest {
@@ -273,7 +274,7 @@ fn ranks_write_their_own_heads_and_layers_alone() {
 /// A cache that holds a chunk, and the chunk as the cache's type keeps it.
 fn filled(
     setup: &Setup,
-    device: &Emulated,
+    device: &EmulatedDevice,
     kv: &KvBuffer,
     how: (Layout, u32, Dtype),
     layers: Range<usize>,
@@ -310,8 +311,9 @@ fn request<'a>(tokens: &'a [u32], cache: &'a Cache) -> EncodeRequest<'a> {
     }
 }
 
-fn encoder(setup: &Setup) -> KernelEncoder<Emulated> {
-    let made = KernelEncoder::new(Emulated::default(), Arc::clone(&setup.spec), Arc::clone(&setup.profile));
+fn encoder(setup: &Setup) -> KernelEncoder<EmulatedDevice> {
+    let made =
+        KernelEncoder::new(EmulatedDevice::default(), Arc::clone(&setup.spec), Arc::clone(&setup.profile));
     made.expect("the profile fits").expect("the emulator works")
 }
 

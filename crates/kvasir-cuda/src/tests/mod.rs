@@ -4,7 +4,6 @@ mod chunks;
 mod emulated;
 mod encode;
 mod layouts;
-mod peers;
 mod pieces;
 
 #[path = "../../../kvasir-codec/tests/common/mod.rs"]

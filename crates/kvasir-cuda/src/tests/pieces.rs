@@ -7,7 +7,7 @@ use kvasir_codec::rans::{
 };
 use proptest::prelude::*;
 
-use super::emulated::Emulated;
+use super::emulated::EmulatedDevice;
 use crate::decode_piece;
 
 /// Decodes a piece with the kernels, as a scope of one level.
@@ -18,7 +18,8 @@ fn decode(
     bytes: &[u8],
     before: &[i32],
 ) -> Result<Vec<i32>, PieceError> {
-    decode_piece(&Emulated::default(), bank, codings, tokens, bytes, before).expect("the emulator works")
+    decode_piece(&EmulatedDevice::default(), bank, codings, tokens, bytes, before)
+        .expect("the emulator works")
 }
 
 fn scalar(

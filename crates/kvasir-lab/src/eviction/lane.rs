@@ -2,11 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use kvasir_storage::eviction::{Access, ClassId, EvictionPolicy, PolicyKind};
+use kvasir_storage::eviction::{Access, ClassId, EvictionPolicy};
 
 use kvasir_replay::trace::Request;
 
-use super::{RecomputeModel, belady::Belady};
+use super::{
+    ComparedPolicy, RecomputeModel,
+    belady::Belady,
+    policies::{Ttl, limits::TTL_SECONDS_DEFAULT},
+};
 
 /// One in this many evictions is timed: reading the clock costs as much as an eviction.
 const TIMED_EVICTIONS: u64 = 16;
@@ -43,7 +47,29 @@ impl Tally {
 #[derive(Debug)]
 enum Cache {
     Online(Box<dyn EvictionPolicy<u64>>),
+    /// The one online policy that expires entries.
+    Ttl(Ttl<u64>),
     Belady(Belady),
+}
+
+impl Cache {
+    /// A cache of `capacity_blocks` under `policy`, or under Belady's MIN for `None`.
+    fn new(policy: Option<ComparedPolicy>, capacity_blocks: u64) -> Self {
+        match policy {
+            Some(ComparedPolicy::Ttl) => Self::Ttl(Ttl::new(TTL_SECONDS_DEFAULT)),
+            Some(policy) => Self::Online(policy.build(capacity_blocks)),
+            None => Self::Belady(Belady::default()),
+        }
+    }
+
+    /// The online policy, or Belady's MIN.
+    fn online(&mut self) -> Result<&mut dyn EvictionPolicy<u64>, &mut Belady> {
+        match self {
+            Self::Online(policy) => Ok(&mut **policy),
+            Self::Ttl(policy) => Ok(policy),
+            Self::Belady(belady) => Err(belady),
+        }
+    }
 }
 
 /// A simulated cache of `capacity_blocks` and what it achieved.
@@ -88,13 +114,9 @@ impl Timings {
 
 impl Lane {
     /// A lane under `policy`, or under Belady's MIN for `None`.
-    pub(super) fn new(policy: Option<PolicyKind>, capacity_blocks: u64) -> Self {
-        let cache = match policy {
-            Some(kind) => Cache::Online(kind.build(capacity_blocks)),
-            None => Cache::Belady(Belady::default()),
-        };
+    pub(super) fn new(policy: Option<ComparedPolicy>, capacity_blocks: u64) -> Self {
         Self {
-            cache,
+            cache: Cache::new(policy, capacity_blocks),
             capacity_blocks,
             total: Tally::default(),
             by_class: Vec::new(),
@@ -136,16 +158,14 @@ impl Lane {
     }
 
     fn lookup(&mut self, request: &Request) -> usize {
-        match &mut self.cache {
-            Cache::Online(policy) => {
-                while policy.expire(request.at).is_some() {
-                    self.evictions += 1;
-                }
-                request.blocks.iter().take_while(|block| policy.contains(block)).count()
+        if let Cache::Ttl(policy) = &mut self.cache {
+            while policy.expire(request.at).is_some() {
+                self.evictions += 1;
             }
-            Cache::Belady(belady) => {
-                request.blocks.iter().take_while(|block| belady.contains(**block)).count()
-            }
+        }
+        match self.cache.online() {
+            Ok(policy) => request.blocks.iter().take_while(|block| policy.contains(block)).count(),
+            Err(belady) => request.blocks.iter().take_while(|block| belady.contains(**block)).count(),
         }
     }
 
@@ -154,23 +174,23 @@ impl Lane {
         let mean = costs.iter().sum::<f32>() / costs.len() as f32;
         for (index, block) in request.blocks.iter().enumerate() {
             let offset = u32::try_from(index).unwrap_or(u32::MAX);
-            match &mut self.cache {
-                Cache::Online(policy) => {
+            match self.cache.online() {
+                Ok(policy) => {
                     let parent = index.checked_sub(1).map(|before| request.blocks[before]);
                     access = access.at(offset, parent).recompute(mean);
                     if !policy.touch(block, &access) {
                         policy.insert(*block, &access);
                     }
                 }
-                Cache::Belady(belady) => belady.put(*block, next_uses[index], offset),
+                Err(belady) => belady.put(*block, next_uses[index], offset),
             }
             self.shrink(request);
         }
     }
 
     fn shrink(&mut self, request: &Request) {
-        match &mut self.cache {
-            Cache::Online(policy) => {
+        match self.cache.online() {
+            Ok(policy) => {
                 while policy.bytes() > self.capacity_blocks {
                     self.evictions += 1;
                     if self.evictions.is_multiple_of(TIMED_EVICTIONS) {
@@ -183,7 +203,7 @@ impl Lane {
                     }
                 }
             }
-            Cache::Belady(belady) => {
+            Err(belady) => {
                 while belady.len() as u64 > self.capacity_blocks && belady.evict().is_some() {
                     self.evictions += 1;
                 }

@@ -1,4 +1,4 @@
-//! Replays KV-cache request traces through the eviction policies of `kvasir-storage`.
+//! Replays KV-cache request traces through the eviction policies of `kvasir-storage`, and those compared with them.
 //!
 //! Semantics: a request looks its blocks up from the start; a block counts as hit only if all blocks before it
 //! in the request hit. Then all its blocks are used (those present) or taken in (the others), in prefix order.
@@ -6,11 +6,13 @@
 
 mod belady;
 mod lane;
+pub mod policies;
 mod profile;
 mod replay;
 mod report;
 
 pub use lane::Tally;
+pub use policies::{ComparedPolicy, ParseComparedPolicyError};
 pub use profile::{ClassProfile, HISTOGRAM_BINS, TimeHistogram, TraceProfile};
 pub use replay::{Replay, ReplayOptions, ReplayRow, replay};
 pub use report::{ClassReuse, ClassRow, EvictReport, PolicySummary, Row, TraceFacts};

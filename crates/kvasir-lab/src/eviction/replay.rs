@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use kvasir_storage::eviction::{ClassId, ClassTable, PolicyKind, RequestClass, TurnBucket};
+use kvasir_storage::eviction::{ClassId, ClassTable, RequestClass, TurnBucket};
 
 use super::{
-    RecomputeModel, Tally,
+    ComparedPolicy, RecomputeModel, Tally,
     belady::NextUses,
     lane::{Lane, block_costs},
     profile::TraceProfile,
@@ -22,7 +22,7 @@ pub struct ReplayOptions {
     /// What to do with malformed lines.
     pub bad_line: BadLine,
     /// Online policies to replay.
-    pub policies: Vec<PolicyKind>,
+    pub policies: Vec<ComparedPolicy>,
     /// Whether to replay Belady's MIN too (4 bytes of memory per block access).
     pub belady: bool,
     /// Capacities as shares of the unique blocks.
@@ -39,7 +39,7 @@ pub struct ReplayOptions {
 #[derive(Debug, Clone)]
 pub struct ReplayRow {
     /// The policy; `None` is Belady's MIN.
-    pub policy: Option<PolicyKind>,
+    pub policy: Option<ComparedPolicy>,
     /// Capacity as a share of the unique blocks.
     pub capacity: f64,
     /// Capacity in blocks.
@@ -88,7 +88,7 @@ pub(super) fn class_of(request: &Request, classes: &mut ClassTable) -> ClassId {
 /// [`TraceError`] when the file cannot be read, has no blocks, or a malformed line is fatal.
 pub fn replay(options: &ReplayOptions) -> Result<Replay, TraceError> {
     let (profile, next_uses, classes, skipped) = scan(options)?;
-    let mut lanes: Vec<(Option<PolicyKind>, f64, Lane)> = Vec::new();
+    let mut lanes: Vec<(Option<ComparedPolicy>, f64, Lane)> = Vec::new();
     let belady = options.belady.then_some(None);
     for policy in options.policies.iter().copied().map(Some).chain(belady) {
         for &capacity in &options.capacities {

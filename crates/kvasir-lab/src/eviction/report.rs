@@ -111,7 +111,7 @@ pub struct TraceFacts {
 /// Everything about a replay.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvictReport {
-    /// The policy that tiers use unless told otherwise.
+    /// [`PolicyKind::DEFAULT`]: the garbage collector's default and, apart from the cost it weighs by, the hot tier's.
     pub default: String,
     /// One per policy and capacity.
     pub rows: Vec<Row>,

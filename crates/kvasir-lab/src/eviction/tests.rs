@@ -16,7 +16,7 @@ fn options(text: &str) -> (tempfile::NamedTempFile, ReplayOptions) {
         trace: file.path().to_owned(),
         format: TraceFormat::Mooncake,
         bad_line: BadLine::Fail,
-        policies: PolicyKind::ALL.to_vec(),
+        policies: ComparedPolicy::ALL.to_vec(),
         belady: true,
         capacities: vec![0.0, 0.25, 0.5, 1.0],
         warm_share: 0.0,
@@ -75,8 +75,11 @@ fn the_time_split_counts_only_what_follows() {
     let (_file, mut options) = options(&text);
     options.warm_share = 0.5;
     let replay = replay(&options).unwrap();
-    let full =
-        replay.rows.iter().find(|row| row.policy == Some(PolicyKind::Lru) && row.capacity == 1.0).unwrap();
+    let full = replay
+        .rows
+        .iter()
+        .find(|row| row.policy == Some(ComparedPolicy::Shipped(PolicyKind::Lru)) && row.capacity == 1.0)
+        .unwrap();
     assert_eq!((full.total.blocks, full.total.hits), (10, 10), "the first miss lies in the warm half");
 }
 

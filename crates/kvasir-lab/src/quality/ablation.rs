@@ -6,7 +6,7 @@ use kvasir_engine::Model;
 use kvasir_train::{BasisRecipe, Metric, QualityOracle, Study, TrainingContext};
 use serde::{Deserialize, Serialize};
 
-use super::{Options, QUALITIES, Row, Text, crossings, measure};
+use super::{Options, QUALITIES, QualityRow, Text, crossings, measure};
 use crate::{BenchError, KvCodec, codecs::ProfileCodec};
 
 /// One change to the recipe.
@@ -40,7 +40,7 @@ pub struct Ablation {
     /// Its KL.
     pub finest_kl: f64,
     /// Every level.
-    pub rows: Vec<Row>,
+    pub rows: Vec<QualityRow>,
 }
 
 /// The first case is the recipe as it is; `unlimited` is a budget-free variant of it that bases in a metric are compared with.
@@ -126,7 +126,7 @@ pub fn ablate(
     Ok(out)
 }
 
-fn row(case: &Case, ranks: &[usize], rows: Vec<Row>) -> Ablation {
+fn row(case: &Case, ranks: &[usize], rows: Vec<QualityRow>) -> Ablation {
     let crossings = crossings(&rows);
     let bits = |kl: &f64| crossings.iter().find(|c| c.kl == *kl).and_then(|c| c.bits_per_element);
     let finest = rows.last();

@@ -2,7 +2,7 @@
 
 use kvasir_engine::quality::Estimate;
 
-use super::{Row, rows::over_windows};
+use super::{QualityRow, rows::over_windows};
 
 /// Rows that are not of one measurement.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,8 +45,8 @@ pub enum JoinError {
 ///
 /// # Errors
 /// [`JoinError`].
-pub fn join(rows: impl IntoIterator<Item = Row>) -> Result<Vec<Row>, JoinError> {
-    let mut joined: Vec<Row> = Vec::new();
+pub fn join(rows: impl IntoIterator<Item = QualityRow>) -> Result<Vec<QualityRow>, JoinError> {
+    let mut joined: Vec<QualityRow> = Vec::new();
     for row in rows {
         if let Some(other) = joined.iter().find(|o| o.domain == row.domain && o.spread != row.spread) {
             let (expected, found) = (other.spread, row.spread);
@@ -67,20 +67,20 @@ pub fn join(rows: impl IntoIterator<Item = Row>) -> Result<Vec<Row>, JoinError> 
     Ok(joined)
 }
 
-fn same_point(a: &Row, b: &Row) -> bool {
+fn same_point(a: &QualityRow, b: &QualityRow) -> bool {
     (a.level, a.chunk_tokens) == (b.level, b.chunk_tokens)
         && (&a.codec, &a.variant, &a.domain) == (&b.codec, &b.variant, &b.domain)
 }
 
-fn add(row: &mut Row, more: &Row) -> Result<(), JoinError> {
+fn add(row: &mut QualityRow, more: &QualityRow) -> Result<(), JoinError> {
     if let Some(window) = more.window_kl.keys().find(|window| row.window_kl.contains_key(window)) {
         let (codec, domain, window) = (row.codec.clone(), row.domain.clone(), *window);
         return Err(JoinError::Twice { codec, domain, window });
     }
     let [(m, n), (p, q)] = [(row.windows, more.windows), (row.positions, more.positions)];
     let weighed = |a: f64, b: f64, m: usize, n: usize| (a * m as f64 + b * n as f64) / (m + n) as f64;
-    let by_windows = |of: fn(&Row) -> f64| weighed(of(row), of(more), m, n);
-    let by_positions = |of: fn(&Row) -> f64| weighed(of(row).ln(), of(more).ln(), p, q).exp();
+    let by_windows = |of: fn(&QualityRow) -> f64| weighed(of(row), of(more), m, n);
+    let by_positions = |of: fn(&QualityRow) -> f64| weighed(of(row).ln(), of(more).ln(), p, q).exp();
     let (bytes, bits_per_element) = (by_windows(|r| r.bytes), by_windows(|r| r.bits_per_element));
     let (retrieval, retrieval_exact) = (by_windows(|r| r.retrieval), by_windows(|r| r.retrieval_exact));
     let (perplexity, perplexity_exact) =
@@ -91,7 +91,7 @@ fn add(row: &mut Row, more: &Row) -> Result<(), JoinError> {
     row.positions += more.positions;
     let kl = over_windows(&row.window_kl);
     let top1 = Estimate::of_proportion(agreements.round() as usize, row.positions);
-    *row = Row {
+    *row = QualityRow {
         bytes,
         bits_per_element,
         retrieval,
@@ -130,7 +130,7 @@ mod tests {
             measure(&model, &[codec], text, &options, &mut |_| ()).expect("measures")
         };
         let codecs = &Uniform::ALL[..2];
-        let whole: Vec<Row> = codecs.iter().flat_map(|codec| run(codec, &text)).collect();
+        let whole: Vec<QualityRow> = codecs.iter().flat_map(|codec| run(codec, &text)).collect();
         let pieces = [(0, 0..1), (0, 1..3), (1, 0..2), (1, 2..3)];
         let pieces = pieces.map(|(codec, part)| run(&codecs[codec], &text.clone().part(part)));
         let joined = join(pieces.iter().flatten().cloned()).expect("one measurement");

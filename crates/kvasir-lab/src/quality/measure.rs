@@ -6,7 +6,7 @@ use kvasir_codec::{KvBuffer, KvSink as _};
 use kvasir_engine::{Model, quality::Samples};
 
 use super::{
-    Row, Text,
+    QualityRow, Text,
     judge::{Answers, Questions, each_head, paged},
     rows::Sums,
 };
@@ -94,7 +94,7 @@ pub fn measure(
     text: &Text,
     options: &Options,
     progress: &mut dyn FnMut(f32),
-) -> Result<Vec<Row>, BenchError> {
+) -> Result<Vec<QualityRow>, BenchError> {
     let lengths = &options.chunk_tokens;
     let mut sums: Vec<Vec<Vec<Sums>>> =
         codecs.iter().map(|codec| vec![vec![Sums::default(); codec.levels()]; lengths.len()]).collect();

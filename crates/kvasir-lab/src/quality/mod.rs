@@ -16,7 +16,7 @@ mod turns;
 pub use ablation::{Ablation, Case, Ground, ablate, cases};
 pub use join::{JoinError, join};
 pub use measure::{Options, measure};
-pub use rows::{Row, csv};
+pub use rows::{QualityRow, csv};
 pub use suite::{CODECS, Suite, SuiteOptions};
 pub use targets::{Crossing, QUALITIES, Verdict, crossings, verdicts};
 pub use turns::{Turn, TurnOptions, turns};

@@ -10,7 +10,7 @@ use crate::KvCodec;
 
 /// One codec at one level and chunk length, over all windows of a text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct QualityRow {
     /// `kvasir lossless cachegen_paper lmcache kvtc_like uniform8 uniform4 uniform3 raw16` and a few more.
     pub codec: String,
     /// Which profile, for codecs with several.
@@ -82,12 +82,12 @@ impl Sums {
         text: &Text,
         elements: usize,
         exact_retrieved: (usize, usize),
-    ) -> Row {
+    ) -> QualityRow {
         let quality = self.samples.summary();
         let windows = self.window_kl.len();
         let kl = if windows > 1 { over_windows(&self.window_kl) } else { quality.kl };
         let share = |(right, all): (usize, usize)| right as f64 / all.max(1) as f64;
-        Row {
+        QualityRow {
             codec: codec.name().to_owned(),
             variant: codec.variant().to_owned(),
             level,
@@ -120,7 +120,7 @@ pub(super) fn over_windows(kl: &BTreeMap<usize, f64>) -> Estimate {
 }
 
 /// Rows as comma-separated values with a head. Names have no commas or quotes but for domains, which are file names.
-pub fn csv(rows: &[Row]) -> String {
+pub fn csv(rows: &[QualityRow]) -> String {
     let mut out = String::from(
         "codec,variant,level,chunk_tokens,domain,profile_bytes,bytes,bits_per_element,perplexity,perplexity_exact,\
          kl,kl_low,kl_high,top1,top1_low,top1_high,retrieval,retrieval_exact,positions,windows\n",

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    Row,
+    QualityRow,
     suite::{BUDGET, DIRECT, UNLIMITED},
 };
 
@@ -68,15 +68,17 @@ fn interpolate(points: &[(f64, f64)], kl: f64) -> Option<f64> {
 }
 
 /// Sizes at equal quality of every codec, variant, text and chunk length.
-pub fn crossings(rows: &[Row]) -> Vec<Crossing> {
-    let key = |row: &Row| (row.codec.clone(), row.variant.clone(), row.domain.clone(), row.chunk_tokens);
+pub fn crossings(rows: &[QualityRow]) -> Vec<Crossing> {
+    let key =
+        |row: &QualityRow| (row.codec.clone(), row.variant.clone(), row.domain.clone(), row.chunk_tokens);
     let mut keys: Vec<_> = rows.iter().map(key).collect();
     let mut seen = std::collections::HashSet::new();
     keys.retain(|key| seen.insert(key.clone()));
     let mut out = Vec::new();
     for key in keys {
-        let own: Vec<&Row> = rows.iter().filter(|row| key_is(row, &key)).collect();
-        let curve = |of: fn(&Row) -> f64| own.iter().map(|r| (r.bits_per_element, of(r))).collect::<Vec<_>>();
+        let own: Vec<&QualityRow> = rows.iter().filter(|row| key_is(row, &key)).collect();
+        let curve =
+            |of: fn(&QualityRow) -> f64| own.iter().map(|r| (r.bits_per_element, of(r))).collect::<Vec<_>>();
         for kl in QUALITIES {
             let (codec, variant, domain, chunk_tokens) = key.clone();
             out.push(Crossing {
@@ -96,7 +98,7 @@ pub fn crossings(rows: &[Row]) -> Vec<Crossing> {
 
 type Key = (String, String, String, usize);
 
-fn key_is(row: &Row, (codec, variant, domain, chunk_tokens): &Key) -> bool {
+fn key_is(row: &QualityRow, (codec, variant, domain, chunk_tokens): &Key) -> bool {
     row.codec == *codec
         && row.variant == *variant
         && row.domain == *domain

@@ -5,17 +5,17 @@ mod foresight;
 mod ladder;
 mod oracle;
 mod published;
+mod simulation;
 mod spec;
 pub mod study;
-mod world;
 
 pub use batch_policy::{Batch, Batcher};
 pub use foresight::Foresight;
 pub use ladder::{Engine, Ladder};
 pub use oracle::oracle;
 pub use published::published_rule;
-pub use spec::{LinkRate, LoadSpec, Outcome, Sharing, WorldConfig};
-pub use world::{Trace, World};
+pub use simulation::{Simulation, Trace};
+pub use spec::{LinkRate, LoadSpec, Outcome, Sharing, SimulationConfig};
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvasir_client::fetcher::FetchPlan;
 use kvasir_types::Level;
 
-use super::spec::{Outcome, WorldConfig, quality};
+use super::spec::{Outcome, SimulationConfig, quality};
 
 /// Up to this many chunks, every set of text chunks is tried; above it, only text prefixes.
 const CHUNKS_EXHAUSTIVE: usize = 8;
@@ -16,7 +16,7 @@ const CHUNKS_EXHAUSTIVE: usize = 8;
 ///
 /// It bounds violations from below up to its order of transfer (in context order, one after the other, which
 /// lets text chunks start soonest); its quality is a greedy, hence attainable, figure.
-pub fn oracle(plan: &FetchPlan, world: &WorldConfig, arrival: Duration) -> Outcome {
+pub fn oracle(plan: &FetchPlan, simulation: &SimulationConfig, arrival: Duration) -> Outcome {
     let count = plan.chunks.len();
     let sets: Vec<u64> = if count <= CHUNKS_EXHAUSTIVE {
         (0..1 << count).collect()
@@ -25,7 +25,7 @@ pub fn oracle(plan: &FetchPlan, world: &WorldConfig, arrival: Duration) -> Outco
     };
     let candidates = sets.into_iter().map(|set| {
         let levels: Vec<_> = (0..count).map(|i| (set >> i & 1 == 0).then_some(Level::BASE)).collect();
-        refine(plan, world, arrival, levels)
+        refine(plan, simulation, arrival, levels)
     });
     let better = |a: Outcome, b: Outcome| {
         let key = |o: &Outcome| (!o.met, if o.met { Duration::ZERO } else { o.ttft });
@@ -43,18 +43,24 @@ pub fn oracle(plan: &FetchPlan, world: &WorldConfig, arrival: Duration) -> Outco
 }
 
 /// When the load ends if chunks are fetched in order at these levels.
-fn finish(plan: &FetchPlan, world: &WorldConfig, arrival: Duration, levels: &[Option<Level>]) -> Duration {
-    let mut link = arrival + world.first_byte;
+fn finish(
+    plan: &FetchPlan,
+    simulation: &SimulationConfig,
+    arrival: Duration,
+    levels: &[Option<Level>],
+) -> Duration {
+    let mut link = arrival + simulation.first_byte;
     let (mut decoder, mut gpu, mut resolved) = (arrival, arrival, arrival);
     for (i, (chunk, level)) in plan.chunks.iter().zip(levels).enumerate() {
         match *level {
             Some(level) => {
-                link = world.link.time_after(link, i, chunk.bytes_at(level));
-                decoder = decoder.max(link) + world.decode.predict(chunk.tokens.len(), chunk.bytes_at(level));
+                link = simulation.link.time_after(link, i, chunk.bytes_at(level));
+                decoder =
+                    decoder.max(link) + simulation.decode.predict(chunk.tokens.len(), chunk.bytes_at(level));
                 resolved = resolved.max(decoder);
             }
             None => {
-                gpu = gpu.max(resolved) + world.recompute.predict(chunk.tokens);
+                gpu = gpu.max(resolved) + simulation.recompute.predict(chunk.tokens);
                 resolved = resolved.max(gpu);
             }
         }
@@ -64,12 +70,12 @@ fn finish(plan: &FetchPlan, world: &WorldConfig, arrival: Duration, levels: &[Op
 
 fn refine(
     plan: &FetchPlan,
-    world: &WorldConfig,
+    simulation: &SimulationConfig,
     arrival: Duration,
     mut levels: Vec<Option<Level>>,
 ) -> Outcome {
     let deadline = plan.deadline();
-    let met = |levels: &[Option<Level>]| finish(plan, world, arrival, levels) <= deadline;
+    let met = |levels: &[Option<Level>]| finish(plan, simulation, arrival, levels) <= deadline;
     if met(&levels) {
         loop {
             let mut steps: Vec<(f64, usize, Level)> = Vec::new();
@@ -93,7 +99,7 @@ fn refine(
             }
         }
     }
-    let ttft = finish(plan, world, arrival, &levels) + plan.suffix_time;
+    let ttft = finish(plan, simulation, arrival, &levels) + plan.suffix_time;
     let bytes = plan.chunks.iter().zip(&levels).map(|(c, l)| l.map_or(0, |l| c.bytes_at(l))).sum();
     Outcome { ttft, met: ttft <= plan.slo, quality: quality(plan, &levels), bytes, levels, gave_up: false }
 }

@@ -1,4 +1,4 @@
-//! What a simulated world is made of, and what comes out.
+//! What a simulation is made of, and what comes out.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl LinkRate {
 
 /// What is the same for every load.
 #[derive(Debug, Clone)]
-pub struct WorldConfig {
+pub struct SimulationConfig {
     /// The link.
     pub link: LinkRate,
     /// From sending a request to its first byte, when the link is free.

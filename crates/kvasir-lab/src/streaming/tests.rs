@@ -16,8 +16,8 @@ fn config(engine: &Engine) -> FetcherConfig {
     }
 }
 
-fn world(engine: &Engine, link: LinkRate) -> WorldConfig {
-    WorldConfig {
+fn simulation(engine: &Engine, link: LinkRate) -> SimulationConfig {
+    SimulationConfig {
         link,
         first_byte: Duration::from_millis(2),
         recompute: engine.recompute.clone(),
@@ -42,7 +42,7 @@ fn a_fixed_level_takes_what_arithmetic_says() {
         policy: Box::new(Fixed::new(Level(2)).without_giving_up()),
         config: config(&engine),
     };
-    let (outcomes, _) = World::run(world(&engine, constant(3_000.0)), vec![load]).unwrap();
+    let (outcomes, _) = Simulation::run(simulation(&engine, constant(3_000.0)), vec![load]).unwrap();
     let expected = bytes as f64 * 8.0 / 3e9 + suffix.as_secs_f64();
     let found = outcomes[0].ttft.as_secs_f64();
     // Beyond the bytes: one first byte and the decode of the last (short) chunk.
@@ -61,7 +61,7 @@ fn one_seed_gives_one_trace() {
             config: config(&engine),
         };
         let link = LinkRate::Series(BandwidthSeries::builtin("jitter").unwrap().scaled(4.0));
-        World::run(world(&engine, link), vec![load(0), load(50), load(90)]).unwrap()
+        Simulation::run(simulation(&engine, link), vec![load(0), load(50), load(90)]).unwrap()
     };
     let (a, b) = (run(), run());
     assert_eq!(a, b);
@@ -82,8 +82,8 @@ fn with_eight_requests_none_starves() {
             policy: Box::new(Progressive::new()),
             config: config(&engine),
         };
-        let world = WorldConfig { sharing, ..world(&engine, constant(mbps)) };
-        let (outcomes, trace) = World::run(world, (0..8).map(load).collect()).unwrap();
+        let simulation = SimulationConfig { sharing, ..simulation(&engine, constant(mbps)) };
+        let (outcomes, trace) = Simulation::run(simulation, (0..8).map(load).collect()).unwrap();
         let ttfts: Vec<f64> = outcomes.iter().map(|o| o.ttft.as_secs_f64()).collect();
         let (first, last) =
             (ttfts.iter().copied().fold(f64::MAX, f64::min), ttfts.iter().copied().fold(0.0, f64::max));
@@ -120,7 +120,7 @@ fn who_has_slack_lets_others_go_first() {
     };
     let run = |slos: &[u64]| {
         let loads = slos.iter().map(|&slo| load(slo)).collect();
-        World::run(world(&engine, constant(1_500.0)), loads).unwrap().0
+        Simulation::run(simulation(&engine, constant(1_500.0)), loads).unwrap().0
     };
     // 93 MB of bases each. With half of the link and all of the GPU a load had 92 MB of them after 660 ms.
     assert!(run(&[660])[0].met);
@@ -196,17 +196,17 @@ proptest! {
         } else {
             LinkRate::Series(BandwidthSeries::steps("s", "n", 0.1, &rates).unwrap())
         };
-        let world = world(&engine, link);
+        let simulation = simulation(&engine, link);
         for ladder in [Ladder::paper(), Ladder::basis()] {
             let plan = engine.plan(&ladder, tokens, 1536, Duration::from_millis(slo));
-            let best = oracle(&plan, &world, Duration::ZERO);
+            let best = oracle(&plan, &simulation, Duration::ZERO);
             for (policy, estimator) in [
                 (Box::new(Progressive::new()) as Box<dyn kvasir_client::fetcher::Policy>, EstimatorKind::Harmonic),
                 (Box::new(kvasir_client::fetcher::CacheGen::default()), EstimatorKind::LastChunk),
             ] {
                 let config = FetcherConfig { estimator, ..config(&engine) };
                 let load = LoadSpec { arrival: Duration::ZERO, plan: plan.clone(), policy, config };
-                let (outcomes, _) = World::run(world.clone(), vec![load]).unwrap();
+                let (outcomes, _) = Simulation::run(simulation.clone(), vec![load]).unwrap();
                 prop_assert!(best.met || !outcomes[0].met, "{outcomes:?} {best:?}");
             }
         }
@@ -219,7 +219,7 @@ proptest! {
         rates in prop::collection::vec(0.05f64..3_000.0, 1..8), tokens in 200u64..11_000, slo in 100u64..2_000, which in 0usize..2,
     ) {
         let engine = Engine::mistral_7b_a40();
-        let world = world(&engine, LinkRate::Series(BandwidthSeries::steps("s", "n", 0.2, &rates).unwrap()));
+        let simulation = simulation(&engine, LinkRate::Series(BandwidthSeries::steps("s", "n", 0.2, &rates).unwrap()));
         let plan = engine.plan(&Ladder::paper(), tokens, 1536, Duration::from_millis(slo));
         let compute: Duration = plan.chunks.iter().map(|c| engine.recompute.predict(c.tokens)).sum();
         let policy: Box<dyn kvasir_client::fetcher::Policy> = match which {
@@ -227,7 +227,7 @@ proptest! {
             _ => Box::new(kvasir_client::fetcher::CacheGen::default()),
         };
         let load = LoadSpec { arrival: Duration::ZERO, plan: plan.clone(), policy, config: config(&engine) };
-        let (outcomes, _) = World::run(world, vec![load]).unwrap();
+        let (outcomes, _) = Simulation::run(simulation, vec![load]).unwrap();
         let bound = compute * 2 + plan.slo * 2 + Duration::from_millis(500);
         prop_assert!(outcomes[0].ttft <= bound, "{:?} against {compute:?}", outcomes[0]);
     }

@@ -9,7 +9,7 @@ use super::{
     hazard::{Hazards, LifeTable, Worth, bin_of},
     limits,
     queue_ends::{QueueEnd, QueueEnds},
-    reuse_distribution::ReuseSampler,
+    reuse_sampler::ReuseSampler,
     table::{List, NONE, Slab, Slot, Table},
 };
 
@@ -117,7 +117,7 @@ impl<K: EntryKey> Adaptive<K> {
     /// maximises time saved instead of bytes hit.
     pub fn new(cost_aware: bool) -> Self {
         Self {
-            table: Table::new(),
+            table: Table::default(),
             groups: Slab::new(),
             queues: Vec::new(),
             worths: Vec::new(),
@@ -126,7 +126,7 @@ impl<K: EntryKey> Adaptive<K> {
             orphans: List::EMPTY,
             running: NONE,
             running_offset: 0,
-            sampler: ReuseSampler::new(),
+            sampler: ReuseSampler::default(),
             accesses_until_fit: limits::REFIT_ACCESSES,
             fitted_at: Moment::default(),
             serials: 0,

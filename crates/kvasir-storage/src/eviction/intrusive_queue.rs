@@ -7,18 +7,20 @@ use super::{
 
 /// A queue of entries, each with the moment at which it was last sent to the back.
 #[derive(Debug)]
-pub(super) struct IntrusiveQueue<K> {
+pub struct IntrusiveQueue<K> {
     table: Table<K, Moment>,
     queue: List,
 }
 
-impl<K: EntryKey> IntrusiveQueue<K> {
-    pub(super) fn new() -> Self {
-        Self { table: Table::new(), queue: List::EMPTY }
+impl<K> Default for IntrusiveQueue<K> {
+    fn default() -> Self {
+        Self { table: Table::default(), queue: List::EMPTY }
     }
+}
 
+impl<K: EntryKey> IntrusiveQueue<K> {
     /// Puts a new entry at the back; one that is there takes the new size and keeps its place.
-    pub(super) fn put(&mut self, key: K, bytes: u64, now: Moment) {
+    pub fn put(&mut self, key: K, bytes: u64, now: Moment) {
         if let Some(slot) = self.table.find(&key) {
             self.table.resize(slot, bytes);
         } else {
@@ -28,14 +30,15 @@ impl<K: EntryKey> IntrusiveQueue<K> {
     }
 
     /// Sends an entry to the back; whether it is there.
-    pub(super) fn renew(&mut self, key: &K, now: Moment) -> bool {
+    pub fn renew(&mut self, key: &K, now: Moment) -> bool {
         let Some(slot) = self.table.find(key) else { return false };
         *self.table.meta_mut(slot) = now;
         self.queue.move_to_back(&mut self.table.slab, slot);
         true
     }
 
-    pub(super) fn remove(&mut self, key: &K) -> bool {
+    /// Forgets an entry; whether it was there.
+    pub fn remove(&mut self, key: &K) -> bool {
         let Some(slot) = self.table.find(key) else { return false };
         self.queue.unlink(&mut self.table.slab, slot);
         self.table.drop_slot(slot);
@@ -43,26 +46,34 @@ impl<K: EntryKey> IntrusiveQueue<K> {
     }
 
     /// Takes the entry in front.
-    pub(super) fn pop(&mut self) -> Option<K> {
+    pub fn pop(&mut self) -> Option<K> {
         let slot = self.queue.front()?;
         self.queue.unlink(&mut self.table.slab, slot);
         Some(self.table.drop_slot(slot))
     }
 
     /// When the entry in front was last sent to the back.
-    pub(super) fn front_since(&self) -> Option<Moment> {
+    pub fn front_since(&self) -> Option<Moment> {
         self.queue.front().map(|slot| *self.table.meta(slot))
     }
 
-    pub(super) fn contains(&self, key: &K) -> bool {
+    /// Whether an entry is there.
+    pub fn contains(&self, key: &K) -> bool {
         self.table.find(key).is_some()
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// Entries present.
+    pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    /// Whether there are no entries.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Sum of the entries' sizes.
+    pub fn bytes(&self) -> u64 {
         self.table.bytes()
     }
 }

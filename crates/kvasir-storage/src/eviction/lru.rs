@@ -10,7 +10,7 @@ pub struct Lru<K> {
 
 impl<K: EntryKey> Default for Lru<K> {
     fn default() -> Self {
-        Self { queue: IntrusiveQueue::new() }
+        Self { queue: IntrusiveQueue::default() }
     }
 }
 

@@ -5,10 +5,15 @@
 //! only keeps book: it never does IO, never reads a clock (time is a parameter) and never draws random numbers,
 //! so equal calls give equal victims.
 //!
+//! The policies here are those that a tier can be told to use ([`PolicyKind`]). Those that exist only to be compared
+//! with are in `kvasir-lab`. They stand on the same building blocks: [`table`] (entries in a slab, and lists over it),
+//! [`intrusive_queue`] (one queue of entries), [`reuse_sampler`] (a sample of keys, observed whether cached or not)
+//! and [`limits`].
+//!
 //! ```
 //! use kvasir_storage::eviction::{Access, ClassId, Moment, PolicyKind};
 //!
-//! let mut policy = PolicyKind::Lru.build::<u64>(100);
+//! let mut policy = PolicyKind::Lru.build::<u64>();
 //! for key in [1, 2, 3] {
 //!     policy.insert(key, &Access::new(Moment::from_millis(key), ClassId::OTHER).bytes(40));
 //! }
@@ -19,39 +24,24 @@
 mod adaptive;
 mod class;
 mod cold;
-mod fifo;
-mod gdsf;
 mod hazard;
-mod intrusive_queue;
+pub mod intrusive_queue;
 mod kind;
-mod lfu;
 pub mod limits;
 mod lru;
 mod queue_ends;
-mod reuse_distribution;
-mod s3fifo;
-mod sieve;
-mod table;
-mod ttl;
+pub mod reuse_sampler;
+pub mod table;
 mod turn_index;
-mod workload;
 
 use std::{fmt::Debug, hash::Hash};
 
 pub use adaptive::Adaptive;
 pub use class::{ClassId, ClassTable, RequestClass, TurnBucket};
 pub use cold::{ColdObject, victims};
-pub use fifo::Fifo;
-pub use gdsf::Gdsf;
 pub use kind::{ParsePolicyError, PolicyKind};
-pub use lfu::Lfu;
 pub use lru::Lru;
-pub use reuse_distribution::{ExponentialFit, ReuseWindow};
-pub use s3fifo::S3Fifo;
-pub use sieve::Sieve;
-pub use ttl::Ttl;
 pub use turn_index::TurnInference;
-pub use workload::{Workload, WorkloadTerms};
 
 /// What identifies an entry: an interned id, a digest, a (digest, section) pair.
 pub trait EntryKey: Copy + Eq + Hash + Debug + Send + 'static {}
@@ -171,11 +161,6 @@ pub trait EvictionPolicy<K: EntryKey>: Debug + Send {
     /// Removes and returns the entry that is worth least at `now`.
     fn evict(&mut self, now: Moment) -> Option<K>;
 
-    /// Removes and returns an entry that must no longer be served at `now`. Only [`Ttl`] has such.
-    fn expire(&mut self, _now: Moment) -> Option<K> {
-        None
-    }
-
     /// Whether `key` is present.
     fn contains(&self, key: &K) -> bool;
 
@@ -191,7 +176,5 @@ pub trait EvictionPolicy<K: EntryKey>: Debug + Send {
     fn bytes(&self) -> u64;
 }
 
-#[cfg(test)]
-mod published;
 #[cfg(test)]
 mod tests;

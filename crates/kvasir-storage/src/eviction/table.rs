@@ -1,4 +1,4 @@
-//! Entries in a slab with a key index, and intrusive lists over slabs: the ground all policies stand on.
+//! Entries in a slab with a key index, and intrusive lists over slabs: the base of every policy.
 
 use std::collections::HashMap;
 
@@ -7,9 +7,9 @@ use foldhash::fast::RandomState;
 use super::EntryKey;
 
 /// Index of a node in a [`Slab`]. Stable until the node is removed, then reused.
-pub(super) type Slot = u32;
+pub type Slot = u32;
 /// No slot.
-pub(super) const NONE: Slot = u32::MAX;
+pub const NONE: Slot = u32::MAX;
 
 #[derive(Debug)]
 struct Node<T> {
@@ -20,7 +20,7 @@ struct Node<T> {
 
 /// Values at stable slots, each in one [`List`] at most.
 #[derive(Debug)]
-pub(super) struct Slab<T> {
+pub struct Slab<T> {
     nodes: Vec<Node<T>>,
     free: Vec<Slot>,
 }
@@ -56,22 +56,24 @@ impl<T> Slab<T> {
     }
 
     /// The node behind `slot` in its list, towards the back; [`NONE`] behind the last.
-    pub(super) fn next(&self, slot: Slot) -> Slot {
+    pub fn next(&self, slot: Slot) -> Slot {
         self.nodes[slot as usize].next
     }
 }
 
 /// A doubly linked list through the nodes of a [`Slab`]; the front goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct List {
+pub struct List {
     front: Slot,
     back: Slot,
 }
 
 impl List {
-    pub(super) const EMPTY: Self = Self { front: NONE, back: NONE };
+    /// A list without members.
+    pub const EMPTY: Self = Self { front: NONE, back: NONE };
 
-    pub(super) fn front(&self) -> Option<Slot> {
+    /// The member at the front.
+    pub fn front(&self) -> Option<Slot> {
         (self.front != NONE).then_some(self.front)
     }
 
@@ -79,16 +81,18 @@ impl List {
         (self.back != NONE).then_some(self.back)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// Whether the list has no members.
+    pub fn is_empty(&self) -> bool {
         self.front == NONE
     }
 
-    pub(super) fn push_back<T>(&mut self, slab: &mut Slab<T>, slot: Slot) {
+    /// Links `slot`, which is in no list, at the back.
+    pub fn push_back<T>(&mut self, slab: &mut Slab<T>, slot: Slot) {
         self.insert_before(slab, slot, NONE);
     }
 
-    /// Links `slot` in front of `successor` (a member of this list), or at the back for [`NONE`].
-    pub(super) fn insert_before<T>(&mut self, slab: &mut Slab<T>, slot: Slot, successor: Slot) {
+    /// Links `slot`, which is in no list, in front of `successor` (a member of this list), or at the back for [`NONE`].
+    pub fn insert_before<T>(&mut self, slab: &mut Slab<T>, slot: Slot, successor: Slot) {
         let previous = if successor == NONE { self.back } else { slab.nodes[successor as usize].previous };
         let node = &mut slab.nodes[slot as usize];
         debug_assert!(node.previous == NONE && node.next == NONE);
@@ -103,7 +107,8 @@ impl List {
         }
     }
 
-    pub(super) fn unlink<T>(&mut self, slab: &mut Slab<T>, slot: Slot) {
+    /// Takes `slot`, a member of this list, out of it.
+    pub fn unlink<T>(&mut self, slab: &mut Slab<T>, slot: Slot) {
         let node = &mut slab.nodes[slot as usize];
         let (previous, next) = (node.previous, node.next);
         (node.previous, node.next) = (NONE, NONE);
@@ -117,7 +122,8 @@ impl List {
         }
     }
 
-    pub(super) fn move_to_back<T>(&mut self, slab: &mut Slab<T>, slot: Slot) {
+    /// Moves `slot`, a member of this list, to the back.
+    pub fn move_to_back<T>(&mut self, slab: &mut Slab<T>, slot: Slot) {
         if self.back != slot {
             self.unlink(slab, slot);
             self.push_back(slab, slot);
@@ -127,70 +133,50 @@ impl List {
 
 /// An entry of a tier with per-policy data.
 #[derive(Debug)]
-pub(super) struct TableEntry<K, M> {
+pub struct TableEntry<K, M> {
     pub(super) key: K,
     pub(super) bytes: u64,
     pub(super) meta: M,
 }
 
-/// The entry that came in last, until another is used.
-///
-/// A tier takes an entry in and then asks what goes for it; LFU, GDSF, SIEVE and S3-FIFO were published as making room
-/// first, so that the newcomer is no candidate. If it were, SIEVE and LFU would get stuck once everything else was used:
-/// each newcomer would be the only unused entry, and go at once, for ever.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Newcomer(Slot);
-
-impl Newcomer {
-    pub(super) const NOBODY: Self = Self(NONE);
-
-    pub(super) const fn new(slot: Slot) -> Self {
-        Self(slot)
-    }
-
-    pub(super) fn is(self, slot: Slot) -> bool {
-        self.0 == slot
-    }
-
-    pub(super) fn slot(self) -> Option<Slot> {
-        (self.0 != NONE).then_some(self.0)
-    }
-
-    /// The slot is given back.
-    pub(super) fn leaves(&mut self, slot: Slot) {
-        if self.is(slot) {
-            *self = Self::NOBODY;
-        }
-    }
-}
-
 /// Entries found by key in O(1). The map is never iterated, so its random seed shows in no decision.
 #[derive(Debug)]
-pub(super) struct Table<K, M> {
+pub struct Table<K, M> {
     index: HashMap<K, Slot, RandomState>,
-    pub(super) slab: Slab<TableEntry<K, M>>,
+    /// The entries, which the policy links into its [`List`]s.
+    pub slab: Slab<TableEntry<K, M>>,
     bytes: u64,
 }
 
-impl<K: EntryKey, M> Table<K, M> {
-    pub(super) fn new() -> Self {
+impl<K, M> Default for Table<K, M> {
+    fn default() -> Self {
         Self { index: HashMap::default(), slab: Slab::new(), bytes: 0 }
     }
+}
 
-    pub(super) fn len(&self) -> usize {
+impl<K: EntryKey, M> Table<K, M> {
+    /// Entries present.
+    pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    /// Whether there are no entries.
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// Sum of the entries' sizes.
+    pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    pub(super) fn find(&self, key: &K) -> Option<Slot> {
+    /// The slot of `key`, if it is present.
+    pub fn find(&self, key: &K) -> Option<Slot> {
         self.index.get(key).copied()
     }
 
     /// Adds an entry that is not present, unlinked.
-    pub(super) fn add(&mut self, key: K, bytes: u64, meta: M) -> Slot {
+    pub fn add(&mut self, key: K, bytes: u64, meta: M) -> Slot {
         let slot = self.slab.add(TableEntry { key, bytes, meta });
         let before = self.index.insert(key, slot);
         debug_assert!(before.is_none());
@@ -199,7 +185,7 @@ impl<K: EntryKey, M> Table<K, M> {
     }
 
     /// Forgets an entry that is in no list.
-    pub(super) fn drop_slot(&mut self, slot: Slot) -> K {
+    pub fn drop_slot(&mut self, slot: Slot) -> K {
         let TableEntry { key, bytes, .. } = *self.slab.get(slot);
         self.bytes = self.bytes.saturating_sub(bytes);
         self.index.remove(&key);
@@ -207,7 +193,8 @@ impl<K: EntryKey, M> Table<K, M> {
         key
     }
 
-    pub(super) fn resize(&mut self, slot: Slot, bytes: u64) {
+    /// Changes the size of an entry.
+    pub fn resize(&mut self, slot: Slot, bytes: u64) {
         let entry = self.slab.get_mut(slot);
         self.bytes = self.bytes.saturating_sub(entry.bytes).saturating_add(bytes);
         entry.bytes = bytes;
@@ -217,15 +204,18 @@ impl<K: EntryKey, M> Table<K, M> {
         self.slab.get(slot).key
     }
 
-    pub(super) fn bytes_of(&self, slot: Slot) -> u64 {
+    /// The size of an entry.
+    pub fn bytes_of(&self, slot: Slot) -> u64 {
         self.slab.get(slot).bytes
     }
 
-    pub(super) fn meta(&self, slot: Slot) -> &M {
+    /// The policy's data of an entry.
+    pub fn meta(&self, slot: Slot) -> &M {
         &self.slab.get(slot).meta
     }
 
-    pub(super) fn meta_mut(&mut self, slot: Slot) -> &mut M {
+    /// The policy's data of an entry, to change.
+    pub fn meta_mut(&mut self, slot: Slot) -> &mut M {
         &mut self.slab.get_mut(slot).meta
     }
 }

@@ -18,7 +18,7 @@ pub struct TurnInference<K> {
 
 impl<K: EntryKey> Default for TurnInference<K> {
     fn default() -> Self {
-        Self { ends: Table::new(), queue: List::EMPTY }
+        Self { ends: Table::default(), queue: List::EMPTY }
     }
 }
 

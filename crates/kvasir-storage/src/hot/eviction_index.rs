@@ -56,7 +56,7 @@ impl EvictionIndex {
             return vec![key];
         }
         while self.tenants.len() <= usize::from(tenant) {
-            self.tenants.push(self.kind.build(self.capacity));
+            self.tenants.push(self.kind.build());
         }
         self.tenants[usize::from(tenant)].insert(key, access);
         self.owner.insert(key, tenant);
@@ -86,19 +86,6 @@ impl EvictionIndex {
         self.bytes -= before - policy.bytes();
         self.owner.remove(&victim);
         Some(victim)
-    }
-
-    /// A frame whose time is over, if the policy has such.
-    pub(super) fn expire(&mut self, now: Moment) -> Option<FrameKey> {
-        for policy in &mut self.tenants {
-            let before = policy.bytes();
-            if let Some(expired) = policy.expire(now) {
-                self.bytes -= before - policy.bytes();
-                self.owner.remove(&expired);
-                return Some(expired);
-            }
-        }
-        None
     }
 
     pub(super) fn remove(&mut self, key: &FrameKey) -> bool {

@@ -44,7 +44,6 @@ impl HotTier {
         let key = object.key(frame);
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        self.expire(state, self.clock.now());
         let range = object.range(frame);
         if state.lengths_of(&key).into_iter().flatten().any(|length| length != range.end - range.start) {
             // What is kept under its name was cut by another head: the store once gave that of another object.

@@ -13,7 +13,7 @@ pub enum EvictReason {
     Capacity,
     /// It was worth less than everything there, and not taken in.
     NotAdmitted,
-    /// Its time was over.
+    /// Its time was over. No policy has such frames any more: the label stays for those who read it.
     Expired,
     /// Its checksum or length was wrong.
     Corrupt,

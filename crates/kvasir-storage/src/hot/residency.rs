@@ -119,17 +119,6 @@ impl HotTier {
         self.observer.evicted(medium, reason, age, idle);
     }
 
-    pub(super) fn expire(self: &Arc<Self>, state: &mut TierState, now: Moment) {
-        let mut work = DiskWork::default();
-        while let Some(key) = state.ram_evictions.expire(now) {
-            self.remove_from_ram(state, &key, EvictReason::Expired);
-        }
-        while let Some(key) = state.disk_evictions.expire(now) {
-            self.remove_from_disk(state, &key, EvictReason::Expired, &mut work);
-        }
-        self.do_disk_work(work);
-    }
-
     /// Deletes before it writes, so the folder exceeds its capacity by no more than what is being written.
     fn do_disk_work(self: &Arc<Self>, work: DiskWork) {
         if work.delete.is_empty() && work.write.is_empty() {

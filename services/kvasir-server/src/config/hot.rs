@@ -42,7 +42,7 @@ impl Default for HotConfig {
             memory_bytes: MEMORY_BYTES,
             disk_bytes: DISK_BYTES,
             directory: None,
-            // The default policy, knowing what a byte of each level is worth.
+            // `PolicyKind::DEFAULT`, knowing what a byte of each level is worth.
             policy: PolicyKind::AdaptiveCost,
             tenant_share_percent: 100,
             read_ahead_chunks: limits::HOT_READ_AHEAD_CHUNKS,

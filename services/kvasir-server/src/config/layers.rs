@@ -59,7 +59,9 @@ fn set(config: &mut Config, key: &str, value: &str, place: &str, mistakes: &mut 
     let applied = match renamed::by_key(key) {
         Some((setting, renamed)) => {
             config.warnings.extend(renamed.map(|renamed| Mistake::new(place, &renamed.advice())));
-            setting.apply(config, value)
+            let retired = renamed::by_value(setting.key, value);
+            config.warnings.extend(retired.map(|retired| Mistake::new(place, &retired.advice(value))));
+            setting.apply(config, retired.map_or(value, |retired| retired.replacement))
         }
         None => Err(match nearest(key) {
             Some(near) => format!("is no setting; did you mean {near}?"),

@@ -54,7 +54,8 @@ pub struct Config {
     pub journal: JournalConfig,
     /// Logging.
     pub log: LogConfig,
-    /// What was taken although it will not be for long: settings under old names. Logged at start.
+    /// What was taken although it will not be for long: settings under old names, and values that are in the product
+    /// no longer. Logged at start.
     pub warnings: Vec<Mistake>,
 }
 

@@ -1,4 +1,5 @@
-//! Settings under names of earlier releases: taken for one release more, with a warning that says the new name.
+//! Settings under names of earlier releases, and values of earlier releases: taken for one release more, with a warning
+//! that says what holds instead.
 
 use super::{SETTINGS, Setting, settings::find};
 
@@ -47,10 +48,64 @@ pub(super) fn by_variable(name: &str) -> Option<&'static str> {
     now.or_else(|| RENAMED.iter().find(|renamed| renamed.variable() == name).map(|renamed| renamed.old))
 }
 
+/// Values of a setting that are in the product no longer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RetiredValues {
+    /// `section.key`.
+    key: &'static str,
+    /// What the values name.
+    noun: &'static str,
+    /// The values.
+    values: &'static [&'static str],
+    /// The value that holds instead of any of them: the setting's default.
+    pub(super) replacement: &'static str,
+    /// First release that refuses them.
+    gone_in: &'static str,
+}
+
+/// Eviction policies that have moved to the laboratory.
+const RETIRED_POLICIES: &[&str] =
+    &["workload", "workload-distribution", "workload-life", "lfu", "fifo", "s3-fifo", "sieve", "gdsf", "ttl"];
+
+/// All of them. An entry goes when its release comes; a test says when.
+const RETIRED_VALUES: &[RetiredValues] = &[
+    RetiredValues {
+        key: "hot.policy",
+        noun: "policy",
+        values: RETIRED_POLICIES,
+        replacement: "adaptive-cost",
+        gone_in: "0.2.0",
+    },
+    RetiredValues {
+        key: "gc.eviction",
+        noun: "policy",
+        values: RETIRED_POLICIES,
+        replacement: "adaptive",
+        gone_in: "0.2.0",
+    },
+];
+
+impl RetiredValues {
+    /// What somebody who uses such a value is told.
+    pub(super) fn advice(&self, value: &str) -> String {
+        let Self { noun, replacement, gone_in, .. } = self;
+        format!(
+            "{noun} {value} is no longer in the product: {replacement} is used; {gone_in} will refuse this value"
+        )
+    }
+}
+
+/// What holds instead of `value` for the setting `key`, if that is a retired value.
+pub(super) fn by_value(key: &str, value: &str) -> Option<&'static RetiredValues> {
+    RETIRED_VALUES.iter().find(|retired| retired.key == key && retired.values.contains(&value))
+}
+
 #[cfg(test)]
 mod tests {
+    use kvasir_storage::eviction::PolicyKind;
+
     use super::*;
-    use crate::config::Layers;
+    use crate::config::{Config, Layers, Mistake};
 
     fn numbers(version: &str) -> Vec<u32> {
         version.split('.').map(|part| part.parse().expect("numbers")).collect()
@@ -92,5 +147,75 @@ mod tests {
         let flags = [("server.bind", "here"), ("store.url", "memory://")];
         let error = Layers::default().with_flags(flags).load().expect_err("no address");
         assert!(error.to_string().contains("--server.bind"), "{error}");
+    }
+
+    #[test]
+    fn retired_values_lead_to_the_default_and_are_dropped_in_time() {
+        for retired in RETIRED_VALUES {
+            let setting = find(retired.key).expect("a setting");
+            let default = (setting.get)(&Config::default()).expect("a default");
+            assert_eq!(default, format!("{:?}", retired.replacement), "{retired:?}");
+            assert!(numbers(env!("CARGO_PKG_VERSION")) < numbers(retired.gone_in), "{retired:?} has to go");
+            for value in retired.values {
+                assert!(setting.apply(&mut Config::default(), value).is_err(), "{value} is a value again");
+            }
+        }
+    }
+
+    #[test]
+    fn every_layer_takes_a_retired_policy_as_the_default_with_a_warning() {
+        for old in RETIRED_POLICIES {
+            let file = tempfile::NamedTempFile::new().expect("a file");
+            let text = format!(
+                "[store]\nurl = \"memory://\"\n[hot]\npolicy = \"{old}\"\n[gc]\neviction = \"{old}\"\n"
+            );
+            std::fs::write(file.path(), text).expect("written");
+            let path = file.path().display().to_string();
+            let from_file = Layers { file: Some(file.path().into()), ..Layers::default() };
+            let env = ["KVASIR_HOT_POLICY", "KVASIR_GC_EVICTION"];
+            let env = env.map(|name| (name.to_owned(), (*old).to_owned())).to_vec();
+            let store = [("store.url", "memory://")];
+            let from_env = Layers { env, ..Layers::default() }.with_flags(store);
+            let flags = [("hot.policy", *old), ("gc.eviction", *old)];
+            let from_flags = Layers::default().with_flags(store).with_flags(flags);
+            for (layers, hot_place, gc_place) in [
+                (from_file, format!("{path}: hot.policy"), format!("{path}: gc.eviction")),
+                (from_env, "KVASIR_HOT_POLICY".to_owned(), "KVASIR_GC_EVICTION".to_owned()),
+                (from_flags, "--hot.policy".to_owned(), "--gc.eviction".to_owned()),
+            ] {
+                let config = layers.load().expect("sound");
+                assert_eq!(config.hot.policy, PolicyKind::AdaptiveCost);
+                assert_eq!(config.gc.policy.eviction, PolicyKind::Adaptive);
+                let warning = |place, used| {
+                    let problem = format!(
+                        "policy {old} is no longer in the product: {used} is used; 0.2.0 will refuse this value"
+                    );
+                    Mistake { place, problem }
+                };
+                let expected = [warning(hot_place, "adaptive-cost"), warning(gc_place, "adaptive")];
+                let mut warnings = config.warnings;
+                // A file's sections come in the order of their names.
+                warnings.sort_by_key(|warning| {
+                    !warning.place.ends_with("POLICY") && !warning.place.ends_with("policy")
+                });
+                assert_eq!(warnings, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_policy_is_refused_and_a_known_one_is_taken_without_a_warning() {
+        let load = |policy| {
+            let flags = [("store.url", "memory://"), ("hot.policy", policy), ("gc.eviction", policy)];
+            Layers::default().with_flags(flags).load()
+        };
+        for kind in PolicyKind::ALL {
+            let config = load(kind.name()).expect("sound");
+            assert_eq!((config.hot.policy, config.gc.policy.eviction), (kind, kind));
+            assert_eq!(config.warnings, []);
+        }
+        let error = load("arc").expect_err("no policy");
+        assert_eq!(error.mistakes.len(), 2, "{error}");
+        assert!(error.to_string().contains("there are adaptive, adaptive-cost and lru"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{StreamStudy, StudyPolicy};
 use crate::streaming::{
-    Batch, Batcher, Ladder, LoadSpec, Outcome, Trace, World, WorldConfig, oracle, published_rule,
+    Batch, Batcher, Ladder, LoadSpec, Outcome, Simulation, SimulationConfig, Trace, oracle, published_rule,
 };
 
 /// A link, and the contexts that are loaded over it at the same time. Drawn once, and the same for every policy,
@@ -17,7 +17,7 @@ use crate::streaming::{
 #[derive(Debug, Clone)]
 pub struct Case {
     /// Link, GPU and decoder.
-    pub world: WorldConfig,
+    pub simulation: SimulationConfig,
     /// Tokens of each context.
     pub lengths: Vec<u64>,
     /// When each is asked for, in order.
@@ -29,7 +29,7 @@ impl StreamStudy {
     pub fn case(&self, (index, set): (usize, &str), context: usize) -> Case {
         let seed = self.seed ^ (index as u64) << 40 ^ (context as u64) << 8;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let world = WorldConfig {
+        let simulation = SimulationConfig {
             link: self.bandwidth.draw(set, &mut rng),
             first_byte: self.first_byte,
             recompute: self.engine.recompute.clone(),
@@ -43,7 +43,7 @@ impl StreamStudy {
             arrivals.iter_mut().for_each(|at| *at = self.spread.mul_f64(rng.random_range(0.0..1.0)));
             arrivals.sort();
         }
-        Case { world, lengths, arrivals }
+        Case { simulation, lengths, arrivals }
     }
 
     /// What has to be loaded of a context.
@@ -54,14 +54,14 @@ impl StreamStudy {
     /// What the oracle makes of each context. With several: as if each had its fair share of the link and the
     /// GPU, which all of them can have.
     pub fn possible(&self, case: &Case, ladder: &Ladder, slo: Duration) -> Vec<Outcome> {
-        let mut world = case.world.clone();
+        let mut simulation = case.simulation.clone();
         if self.concurrent > 1 {
             let share = 1.0 / self.concurrent as f64;
-            world.link = world.link.scaled(share);
-            world.recompute = world.recompute.with_gpu_share(share);
+            simulation.link = simulation.link.scaled(share);
+            simulation.recompute = simulation.recompute.with_gpu_share(share);
         }
         let requests = case.lengths.iter().zip(&case.arrivals);
-        requests.map(|(&tokens, &at)| oracle(&self.plan(ladder, tokens, slo), &world, at)).collect()
+        requests.map(|(&tokens, &at)| oracle(&self.plan(ladder, tokens, slo), &simulation, at)).collect()
     }
 
     /// What a policy makes of them, and what it decided.
@@ -74,14 +74,14 @@ impl StreamStudy {
     ) -> (Vec<Outcome>, Trace) {
         if policy == StudyPolicy::CacheGenPublished {
             let plans = case.lengths.iter().map(|&n| self.plan(ladder, n, slo));
-            return (plans.map(|plan| published_rule(&plan, &case.world.link)).collect(), Trace::new());
+            return (plans.map(|plan| published_rule(&plan, &case.simulation.link)).collect(), Trace::new());
         }
         let eight_bits = Ladder::int8();
         let ladder = if policy == StudyPolicy::Int8 { &eight_bits } else { ladder };
         let starts = self.starts(policy, case);
         let loads =
             starts.iter().zip(&case.lengths).zip(&case.arrivals).map(|((start, &tokens), &arrival)| {
-                let (built, estimator) = policy.build(ladder, start.sharing.clone(), &case.world.link);
+                let (built, estimator) = policy.build(ladder, start.sharing.clone(), &case.simulation.link);
                 let mut plan = self.plan(ladder, tokens, slo);
                 plan.slo = slo.saturating_sub(start.at - arrival);
                 LoadSpec {
@@ -91,12 +91,13 @@ impl StreamStudy {
                     config: FetcherConfig {
                         estimator,
                         recompute: self.engine.recompute.clone(),
-                        decode: case.world.decode.clone(),
+                        decode: case.simulation.decode.clone(),
                         text_mode: TextMode::Overlapped,
                     },
                 }
             });
-        let (mut outcomes, trace) = World::run(case.world.clone(), loads.collect()).unwrap_or_default();
+        let (mut outcomes, trace) =
+            Simulation::run(case.simulation.clone(), loads.collect()).unwrap_or_default();
         for ((outcome, start), &arrival) in outcomes.iter_mut().zip(&starts).zip(&case.arrivals) {
             outcome.ttft += start.at - arrival;
         }

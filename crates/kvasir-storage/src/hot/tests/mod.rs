@@ -61,10 +61,12 @@ fn sample_of(tenant: &str, seed: u64, levels: &[u64]) -> Sample {
         let mut builder = ChunkBuilder::new(meta, tokens.clone()).unwrap();
         let mut start = levels[0] - first;
         for (level, end) in levels.iter().enumerate() {
-            // Sections of at most 200 KB: as many as it takes.
+            // Sections of at most 200 KB: as many as it takes. Those of the first level are cut as if it began with the
+            // object, so their number does not depend on the length of the head.
+            let level_start = if level == 0 { 0 } else { start };
             let mut scope = 0;
             while start < *end {
-                let bytes = (*end - start).min(200_000);
+                let bytes = (*end - start).min(200_000 - (start - level_start) % 200_000);
                 let id = SectionId { scope, band: 0, level: Level(level as u8), flags: 0 };
                 let piece = (0..bytes).map(|at| (at.wrapping_mul(31) + seed * 7 + at / 251) as u8).collect();
                 builder.section(id, vec![Some(piece)]).unwrap();
@@ -73,7 +75,7 @@ fn sample_of(tenant: &str, seed: u64, levels: &[u64]) -> Sample {
         }
         builder.finish().unwrap()
     };
-    // The head grows with the sections only, so one round of guessing is enough.
+    // The head grows with the number of sections only, so its length in any object of so many is its length.
     let head_bytes = Head::parse(&build(levels[0])).unwrap().header.head_bytes();
     let content = bytes::Bytes::from(build(levels[0] - head_bytes));
     let head = Head::parse(&content).unwrap();
@@ -403,7 +405,7 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            for policy in [PolicyKind::AdaptiveCost, PolicyKind::Lru, PolicyKind::Ttl] {
+            for policy in PolicyKind::ALL {
                 let bench = bench(ram, disk, policy);
                 let samples: Vec<_> = (0..6).map(|seed| sample(seed, &[5_000, 12_000, 30_000])).collect();
                 for (seed, from, to, millis) in &reads {
@@ -421,6 +423,15 @@ proptest! {
 }
 
 const _: () = assert!(limits::HOT_FETCH_BYTES >= limits::HOT_FRAME_BYTES);
+
+/// First levels around the lengths at which one section more is needed, with and without the head.
+#[test]
+fn samples_end_their_levels_where_they_are_told() {
+    for end in [600, 199_999, 200_001, 400_000, 400_001].into_iter().chain((400_000..402_000).step_by(16)) {
+        assert_eq!(sample(5, &[end]).object.bytes(), end);
+    }
+    assert_eq!(sample(5, &[600, 900_600, 1_800_600]).object.bytes(), 1_800_600);
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]

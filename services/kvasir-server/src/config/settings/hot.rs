@@ -31,7 +31,7 @@ pub(super) const DIRECTORY: Setting = Setting {
 
 pub(super) const POLICY: Setting = Setting {
     key: "hot.policy",
-    help: "What goes first: adaptive, adaptive-cost, workload, lru, lfu, fifo, s3-fifo, sieve, gdsf or ttl.",
+    help: "What goes first: adaptive, adaptive-cost or lru.",
     example: "",
     set: |c, t| {
         c.hot.policy = t.parse().map_err(|e: kvasir_storage::eviction::ParsePolicyError| e.to_string())?;

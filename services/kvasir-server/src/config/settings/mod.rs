@@ -386,7 +386,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "gc.eviction",
-        help: "Which chunks go first where there are more: adaptive, lru, lfu, fifo, s3-fifo, sieve, gdsf, ttl, ...",
+        help: "Which chunks go first where there are more: adaptive, adaptive-cost or lru.",
         example: "",
         set: |c, t| {
             c.gc.policy.eviction = t.parse().map_err(|e: ParsePolicyError| e.to_string())?;

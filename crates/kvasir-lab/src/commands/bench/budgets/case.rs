@@ -77,7 +77,7 @@ pub(super) fn policies(model: &Model) -> Result<Vec<Box<dyn TokenPolicy>>, Engin
 
 /// One setting over all windows. Intervals are over windows: positions of one window are not independent.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Row {
+pub(super) struct BudgetRow {
     /// `none`, a policy, `text_dropping`.
     pub(super) method: String,
     /// `fp16`, `8-bit`, `level N`.
@@ -130,10 +130,10 @@ impl Tally {
         self.bytes += bytes;
     }
 
-    pub(super) fn row(&self, method: &str, coding: &str, budget: f64, squeeze_p: Option<f64>) -> Row {
+    pub(super) fn row(&self, method: &str, coding: &str, budget: f64, squeeze_p: Option<f64>) -> BudgetRow {
         let n = self.kl.len() as f64;
         let perplexity = |nats: &[f64]| (nats.iter().sum::<f64>() / n).exp();
-        Row {
+        BudgetRow {
             method: method.to_owned(),
             coding: coding.to_owned(),
             budget,

@@ -14,7 +14,7 @@ use kvasir_types::{Level, Name, Thinning};
 use tokio::runtime::Runtime;
 use url::Url;
 
-use super::case::{Case, Row, SQUEEZE_P, Tally, policies};
+use super::case::{BudgetRow, Case, SQUEEZE_P, Tally, policies};
 use kvasir_cli::{
     demo::{Plain, Service, into_pages},
     error::{CliError, CliResult},
@@ -39,7 +39,7 @@ pub(super) fn compose(
     model: &Model,
     cases: &[Case<'_>],
     settings: &Settings<'_>,
-) -> CliResult<Vec<Row>> {
+) -> CliResult<Vec<BudgetRow>> {
     let folder = tempfile::tempdir().map_err(CliError::internal)?;
     let service = Service::start(runtime, folder.path())?;
     let url = Url::parse(&format!("http://{}", service.address)).map_err(CliError::internal)?;
@@ -120,7 +120,7 @@ impl Kvasir<'_> {
 }
 
 /// The whole cache: 8 bits, and ours at every level.
-fn whole(kvasir: &Kvasir<'_>, model: &Model, cases: &[Case<'_>]) -> CliResult<Vec<Row>> {
+fn whole(kvasir: &Kvasir<'_>, model: &Model, cases: &[Case<'_>]) -> CliResult<Vec<BudgetRow>> {
     let (profile, client) = kvasir.shipped(model)?;
     let (mut int8, mut ours) = (Tally::default(), Vec::new());
     ours.resize_with(profile.level_count(), Tally::default);
@@ -137,7 +137,7 @@ fn whole(kvasir: &Kvasir<'_>, model: &Model, cases: &[Case<'_>]) -> CliResult<Ve
     Ok(rows)
 }
 
-fn levels(tallies: &[Tally], method: &str, share: f64, p: Option<f64>) -> Vec<Row> {
+fn levels(tallies: &[Tally], method: &str, share: f64, p: Option<f64>) -> Vec<BudgetRow> {
     let row = |(level, tally): (usize, &Tally)| tally.row(method, &format!("level {level}"), share, p);
     tallies.iter().enumerate().map(row).collect()
 }
@@ -153,7 +153,12 @@ fn rounded(model: &Model, case: &Case<'_>) -> CliResult<(PagedKv, f64)> {
 }
 
 /// A prompt without the tokens that the model found easiest: what is cached is an ordinary cache.
-fn dropped_text(kvasir: &Kvasir<'_>, model: &Model, cases: &[Case<'_>], share: f64) -> CliResult<Vec<Row>> {
+fn dropped_text(
+    kvasir: &Kvasir<'_>,
+    model: &Model,
+    cases: &[Case<'_>],
+    share: f64,
+) -> CliResult<Vec<BudgetRow>> {
     let (profile, client) = kvasir.shipped(model)?;
     let (mut int8, mut ours) = (Tally::default(), Vec::new());
     ours.resize_with(profile.level_count(), Tally::default);
@@ -199,7 +204,7 @@ impl Thin<'_> {
         model: &Model,
         cases: &[Case<'_>],
         training: &[Case<'_>],
-    ) -> CliResult<Vec<Row>> {
+    ) -> CliResult<Vec<BudgetRow>> {
         let classes = ThinClass::of(model.spec(), self.policy);
         let profiles = classes
             .iter()

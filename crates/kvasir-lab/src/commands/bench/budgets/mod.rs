@@ -17,7 +17,7 @@ use kvasir_codec::KvBuffer;
 use kvasir_engine::Model;
 use serde::Serialize;
 
-use self::case::{Case, Row};
+use self::case::{BudgetRow, Case};
 use super::quality::bench_error;
 use crate::commands::report::write_report;
 use kvasir_cli::{
@@ -82,11 +82,11 @@ struct BudgetReport {
     /// Share kept in `compositions`.
     pub(super) share: f64,
     /// The paper's table: methods alone at 8 bits, and the codec on each, through a service.
-    pub(super) compositions: Vec<Row>,
+    pub(super) compositions: Vec<BudgetRow>,
     /// Quality over budgets, with and without SqueezeAttention.
-    pub(super) budgets: Vec<Row>,
+    pub(super) budgets: Vec<BudgetRow>,
     /// SqueezeAttention over its p.
-    pub(super) squeeze: Vec<Row>,
+    pub(super) squeeze: Vec<BudgetRow>,
     /// Questions about contexts.
     pub(super) tasks: Vec<tasks::TaskRow>,
     /// CacheGen's observations, of every window.

@@ -6,7 +6,7 @@ use kvasir_types::Plane;
 
 use super::{
     BudgetReport, Insights,
-    case::{Row, SQUEEZE_P},
+    case::{BudgetRow, SQUEEZE_P},
     sweep::P_SHARES,
     tasks::TaskRow,
 };
@@ -42,7 +42,7 @@ pub(super) fn csv(report: &BudgetReport) -> String {
 }
 
 /// Head and lines of a table.
-pub(super) fn table(rows: &[Row]) -> Vec<Vec<String>> {
+pub(super) fn table(rows: &[BudgetRow]) -> Vec<Vec<String>> {
     let head = ["method", "p", "coding", "kept", "bytes", "KL (95 %)", "perplexity", "top-1"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
@@ -128,7 +128,7 @@ fn line(name: String, points: impl Iterator<Item = (f64, f64)>) -> Series {
 /// KL is plotted on a logarithmic axis: what loses nothing has no place on it.
 const KL_MIN: f64 = 1e-6;
 
-fn over_budgets(rows: &[Row]) -> Plot {
+fn over_budgets(rows: &[BudgetRow]) -> Plot {
     let mut series = Vec::new();
     for method in ["sliding_window", "streaming_llm", "h2o", "scissorhands"] {
         for p in [None, Some(SQUEEZE_P)] {
@@ -148,7 +148,7 @@ fn over_budgets(rows: &[Row]) -> Plot {
     }
 }
 
-fn over_p(rows: &[Row]) -> Plot {
+fn over_p(rows: &[BudgetRow]) -> Plot {
     let of = |(method, share): (&str, f64)| {
         let own = rows.iter().filter(|row| row.method == method && row.budget == share);
         let name = format!("{method}, {:.0} % kept", share * 100.0);

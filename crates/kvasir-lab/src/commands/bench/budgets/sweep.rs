@@ -3,7 +3,7 @@
 use crate::budget::TokenPolicy;
 use kvasir_engine::Model;
 
-use super::case::{Case, Row, SQUEEZE_P, Tally, policies};
+use super::case::{BudgetRow, Case, SQUEEZE_P, Tally, policies};
 use kvasir_cli::{error::CliResult, shipped::engine_error};
 
 /// Shares of the tokens at which p is swept: one where tokens are scarce, one where important layers can have all of them.
@@ -19,7 +19,7 @@ pub(super) fn budgets(
     cases: &[Case<'_>],
     quick: bool,
     progress: &mut dyn FnMut(f32),
-) -> CliResult<Vec<Row>> {
+) -> CliResult<Vec<BudgetRow>> {
     let mut rows = Vec::new();
     let policies = policies(model).map_err(engine_error)?;
     let budgeted: Vec<_> = policies.iter().filter(|policy| policy.name() != "fastgen").collect();
@@ -39,7 +39,7 @@ pub(super) fn budgets(
 }
 
 /// p from 0.1 to 1 over the policies of the paper, at [`P_SHARES`].
-pub(super) fn over_p(model: &Model, cases: &[Case<'_>], quick: bool) -> CliResult<Vec<Row>> {
+pub(super) fn over_p(model: &Model, cases: &[Case<'_>], quick: bool) -> CliResult<Vec<BudgetRow>> {
     let mut rows = Vec::new();
     let papers = ["sliding_window", "streaming_llm", "h2o"];
     for policy in policies(model).map_err(engine_error)?.iter().filter(|p| papers.contains(&p.name())) {
@@ -58,7 +58,7 @@ fn row(
     policy: &dyn TokenPolicy,
     share: f64,
     p: Option<f64>,
-) -> CliResult<Row> {
+) -> CliResult<BudgetRow> {
     let mut tally = Tally::default();
     for case in cases {
         let keep = case.keep(policy, share, p);

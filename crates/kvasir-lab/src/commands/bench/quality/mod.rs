@@ -8,13 +8,14 @@ use std::{path::PathBuf, sync::Arc};
 use crate::{
     BenchError,
     quality::{
-        CODECS, Crossing, Options, Row, Suite, SuiteOptions, Verdict, crossings, csv, join, measure, verdicts,
+        CODECS, Crossing, Options, QualityRow, Suite, SuiteOptions, Verdict, crossings, csv, join, measure,
+        verdicts,
     },
 };
 use clap::Args;
 use kvasir_codec::{KvBuffer, Profile};
-use kvasir_train::TrainingContext;
 use kvasir_engine::{Model, TINY_PROFILE};
+use kvasir_train::TrainingContext;
 
 use kvasir_types::SPAN_TOKENS;
 use serde::Serialize;
@@ -111,7 +112,7 @@ pub(crate) struct QualityReport {
     /// Largest profile within the budget.
     pub(crate) budget_bytes: u64,
     /// Every codec, level, chunk length and text.
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<QualityRow>,
     /// Sizes at equal quality.
     pub(crate) crossings: Vec<Crossing>,
     /// Targets.
@@ -195,7 +196,7 @@ fn measured(
     texts: &Texts,
     budget_bytes: u64,
     options: &Options,
-) -> CliResult<Vec<Row>> {
+) -> CliResult<Vec<QualityRow>> {
     let step = Step::start("profiles");
     let contexts: Vec<_> = texts.calibration.iter().map(|t| training(model, t)).collect::<CliResult<_>>()?;
     let suite_options = SuiteOptions {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::quality::{Row, Text};
+use crate::quality::{QualityRow, Text};
 use kvasir_engine::Model;
 use serde::Deserialize;
 
@@ -74,12 +74,16 @@ struct Piece {
     model: String,
     prefix: usize,
     suffix: usize,
-    rows: Vec<Row>,
+    rows: Vec<QualityRow>,
 }
 
 /// Rows of other runs, which must have been made alike.
-pub(super) fn pieces(arguments: &QualityArguments, prefix: usize, suffix: usize) -> CliResult<Vec<Row>> {
-    let mut rows: Vec<Row> = Vec::new();
+pub(super) fn pieces(
+    arguments: &QualityArguments,
+    prefix: usize,
+    suffix: usize,
+) -> CliResult<Vec<QualityRow>> {
+    let mut rows: Vec<QualityRow> = Vec::new();
     for path in &arguments.rows {
         let found: Piece =
             serde_json::from_slice(&read_file(path)?).map_err(|error| CliError::data(path, error))?;

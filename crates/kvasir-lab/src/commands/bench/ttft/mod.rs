@@ -4,16 +4,16 @@
 //! What decides between computing and loading is the ratio of the two, so links are scaled until it is the stated model's:
 //! with `s` = our prefill time over the stated one's and `b` = our KV bytes a token over its own, a link of `w` bit/s there
 //! is one of `w · b / s` here, a round trip of `t` is `t · s`, and a time measured here divided by `s` is one there. Decoding
-//! is not scaled: it runs on the CPU here and on a GPU there, which is to the disadvantage of the ways that decode.
+//! is not scaled: it runs on the CPU here and on a GPU there, which is to the disadvantage of the strategies that decode.
 
 mod page;
-mod ways;
+mod strategies;
 
 use clap::Args;
 use kvasir_model::plan::{bytes_at, gpu, prefill_flops, preset};
 use serde::Serialize;
 
-use self::ways::{Lab, Link, Way};
+use self::strategies::{Link, Strategy, Testbed};
 use crate::commands::report::write_report;
 use kvasir_cli::{
     error::{CliError, CliResult, Exit},
@@ -89,7 +89,7 @@ pub(super) struct Scaling {
 
 /// One way over one link, requests of all rounds together. Times are measured here, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Row {
+pub(super) struct TtftRow {
     /// `text`, `fp16`, `8-bit`, `cachegen`, `progressive`.
     pub(super) way: &'static str,
     /// Of the stated deployment.
@@ -119,12 +119,12 @@ pub(super) struct TtftReport {
     pub(super) tokens: usize,
     /// How it is scaled.
     pub(super) scaling: Scaling,
-    /// Objective of the adaptive ways, in milliseconds there.
+    /// Objective of the adaptive strategies, in milliseconds there.
     pub(super) slo_ms: f64,
     /// One request over every link.
-    pub(super) links: Vec<Row>,
+    pub(super) links: Vec<TtftRow>,
     /// Several requests over one.
-    pub(super) concurrent: Vec<Row>,
+    pub(super) concurrent: Vec<TtftRow>,
 }
 
 /// Runs the command.
@@ -157,9 +157,9 @@ fn measure(arguments: &TtftArguments) -> CliResult<TtftReport> {
     let model = std::sync::Arc::new(shipped::model()?);
     let runtime = runtime()?;
     let step = Step::start("storing the contexts");
-    let lab = Lab::start(&runtime, &model, tokens, usize::from(most))?;
+    let testbed = Testbed::start(&runtime, &model, tokens, usize::from(most))?;
     step.done(&format!("{most} contexts of {tokens} tokens"));
-    let here = lab.prefill_ms(3).map_err(engine_error)?;
+    let here = testbed.prefill_ms(3).map_err(engine_error)?;
     let there = prefill_flops(like, tokens as u64) / (card.flops.value * PREFILL_EFFICIENCY) * 1e3;
     let token_bytes = [bytes_at(like, 1).fp16, model.spec().bytes_per_token() as u64];
     let time = here / there;
@@ -177,25 +177,26 @@ fn measure(arguments: &TtftArguments) -> CliResult<TtftReport> {
         delay: std::time::Duration::from_secs_f64(ROUND_TRIP_MS / 2e3 * time),
         slo: std::time::Duration::from_secs_f64(arguments.slo_ms / 1e3 * time),
     };
-    let run = |gbps: f64, requests: u16| -> CliResult<Vec<Row>> {
+    let run = |gbps: f64, requests: u16| -> CliResult<Vec<TtftRow>> {
         let step = Step::start(format!("{gbps} Gb/s, {requests} at once"));
         let mut rows = Vec::new();
-        for way in Way::ALL {
+        for way in Strategy::ALL {
             let seconds =
                 way.bytes(&model, tokens) as f64 * 8.0 * f64::from(requests) / (link(gbps).mbps * 1e6);
             if seconds <= PATIENCE_S {
-                let samples = lab.measure(way, &link(gbps), usize::from(requests), usize::from(rounds))?;
-                rows.push(ways::row(way, gbps, usize::from(requests), &samples, time));
+                let samples =
+                    testbed.measure(way, &link(gbps), usize::from(requests), usize::from(rounds))?;
+                rows.push(strategies::row(way, gbps, usize::from(requests), &samples, time));
             }
         }
-        step.done(&format!("{} ways", rows.len()));
+        step.done(&format!("{} strategies", rows.len()));
         Ok(rows)
     };
     let gbps = if arguments.quick { vec![1.0, 10.0] } else { arguments.bandwidth.clone() };
     let links = gbps.iter().map(|gbps| run(*gbps, 1)).collect::<CliResult<Vec<_>>>()?.concat();
     let at = arguments.concurrent_bandwidth;
     let concurrent = concurrency.iter().map(|n| run(at, *n)).collect::<CliResult<Vec<_>>>()?.concat();
-    lab.stop()?;
+    testbed.stop()?;
     Ok(TtftReport { tokens, scaling, slo_ms: arguments.slo_ms, links, concurrent })
 }
 

@@ -1,9 +1,9 @@
 //! The report of `kvasir-lab bench ttft`.
 
-use super::{Row, TtftReport};
+use super::{TtftReport, TtftRow};
 use kvasir_plot::{Axis, Figure, Mark, Page, Plot, Series, Side, Table};
 
-/// The ways, in the order of the report.
+/// The strategies, in the order of the report.
 const WAYS: [&str; 5] = ["text", "fp16", "8-bit", "cachegen", "progressive"];
 
 /// Rows as comma-separated values.
@@ -42,7 +42,7 @@ pub(super) fn csv(report: &TtftReport) -> String {
 }
 
 /// Head and lines of a table.
-pub(super) fn table(rows: &[Row]) -> Vec<Vec<String>> {
+pub(super) fn table(rows: &[TtftRow]) -> Vec<Vec<String>> {
     let head = [
         "way",
         "Gb/s",
@@ -78,7 +78,7 @@ pub(super) fn table(rows: &[Row]) -> Vec<Vec<String>> {
     lines
 }
 
-fn plot(rows: &[Row], description: &str, x: Axis, of: fn(&Row) -> f64) -> String {
+fn plot(rows: &[TtftRow], description: &str, x: Axis, of: fn(&TtftRow) -> f64) -> String {
     let series = |way: &&str| {
         let own = rows.iter().filter(|row| row.way == *way);
         let points = own.map(|row| (of(row), row.there_ms).into()).collect();

@@ -4,10 +4,11 @@ mod page;
 
 use std::path::{Path, PathBuf};
 
-use crate::eviction::{EvictReport, RecomputeModel, ReplayOptions, replay};
+use crate::eviction::{
+    ComparedPolicy, EvictReport, ParseComparedPolicyError, RecomputeModel, ReplayOptions, replay,
+};
 use clap::Args;
 use kvasir_replay::trace::{BadLine, TraceError, TraceFormat};
-use kvasir_storage::eviction::{ParsePolicyError, PolicyKind};
 
 use kvasir_cli::{
     error::{CliError, CliResult, Exit, write_file},
@@ -54,14 +55,16 @@ pub(crate) struct EvictArguments {
 enum PolicyChoice {
     All,
     Belady,
-    One(PolicyKind),
+    One(ComparedPolicy),
 }
 
 fn policy(text: &str) -> Result<PolicyChoice, String> {
     match text {
         "all" => Ok(PolicyChoice::All),
         "belady" => Ok(PolicyChoice::Belady),
-        name => name.parse().map(PolicyChoice::One).map_err(|error: ParsePolicyError| error.to_string()),
+        name => {
+            name.parse().map(PolicyChoice::One).map_err(|error: ParseComparedPolicyError| error.to_string())
+        }
     }
 }
 
@@ -123,11 +126,11 @@ fn trace_error(path: &Path, error: TraceError) -> CliError {
 }
 
 /// The online policies, each once, and whether Belady's MIN is wanted too.
-fn policies(choices: &[PolicyChoice]) -> (Vec<PolicyKind>, bool) {
+fn policies(choices: &[PolicyChoice]) -> (Vec<ComparedPolicy>, bool) {
     let mut kinds = Vec::new();
     for choice in choices {
         match choice {
-            PolicyChoice::All => kinds.extend(PolicyKind::ALL),
+            PolicyChoice::All => kinds.extend(ComparedPolicy::ALL),
             PolicyChoice::One(kind) => kinds.push(*kind),
             PolicyChoice::Belady => {}
         }
@@ -225,6 +228,8 @@ fn text(report: &EvictReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kvasir_storage::eviction::PolicyKind;
+
     use super::*;
 
     #[test]
@@ -236,8 +241,8 @@ mod tests {
         assert!([warm_share("1"), warm_share("-0.1"), warm_share("y")].iter().all(Result::is_err));
         let choices = ["all", "lru", "belady"].map(|name| policy(name).unwrap());
         let (kinds, belady) = policies(&choices);
-        assert_eq!((kinds.len(), belady), (PolicyKind::ALL.len(), true));
-        assert_eq!(policies(&choices[1..2]), (vec![PolicyKind::Lru], false));
+        assert_eq!((kinds.len(), belady), (ComparedPolicy::ALL.len(), true));
+        assert_eq!(policies(&choices[1..2]), (vec![ComparedPolicy::Shipped(PolicyKind::Lru)], false));
         assert!(policy("arc").is_err());
     }
 
@@ -256,7 +261,7 @@ mod tests {
             trace: file.path().to_owned(),
             format: TraceFormat::Mooncake,
             bad_line: BadLine::Fail,
-            policies: PolicyKind::ALL.to_vec(),
+            policies: ComparedPolicy::ALL.to_vec(),
             belady: true,
             capacities: vec![0.1, 0.5],
             warm_share: 0.0,
@@ -266,9 +271,9 @@ mod tests {
         let report = EvictReport::new(&replay(&options).unwrap());
         let (text, page) = (text(&report), page::render(&report, "<trace>"));
         let table = markdown(&report);
-        assert_eq!(table.lines().count(), 2 + PolicyKind::ALL.len() + 1);
+        assert_eq!(table.lines().count(), 2 + ComparedPolicy::ALL.len() + 1);
         assert!(table.contains("| policy | 10% | 50% | mean |") && table.contains("**"), "{table}");
-        for kind in PolicyKind::ALL {
+        for kind in ComparedPolicy::ALL {
             assert!(text.contains(kind.name()) && page.contains(kind.name()), "{kind}");
         }
         assert!(page.contains("&lt;trace&gt;") && page.matches("<svg").count() >= 5);

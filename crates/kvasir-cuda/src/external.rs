@@ -1,0 +1,15 @@
+//! Kernels that are not the product's.
+
+/// An entry point of the caller's own device code, compiled and kept as the product's: for benchmarks beside other decoders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ExternalKernel {
+    /// Name of the entry point, which takes one record by value.
+    pub name: &'static str,
+    /// The translation unit that holds it, one of `files`; none of the product's names.
+    pub source: &'static str,
+    /// `(name, text)` of files that include each other and the product's headers
+    /// ([`SOURCES`](kvasir_kernels::SOURCES)).
+    pub files: &'static [(&'static str, &'static str)],
+    /// Threads of a CTA.
+    pub threads: u32,
+}

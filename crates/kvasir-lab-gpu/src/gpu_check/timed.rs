@@ -1,0 +1,97 @@
+//! A device that brackets every launch with events.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvasir_cuda::{
+    CudaDevice, CudaEvent, CudaMemory, CudaReadback, Device, DeviceError, DeviceEvent, ExternalKernel, Work,
+};
+use kvasir_kernels::Kernel;
+
+/// Launches since [`Timed::milliseconds`] was last called.
+#[derive(Debug, Clone)]
+pub(crate) struct Timed {
+    device: Arc<CudaDevice>,
+    marks: Arc<Mutex<Vec<(CudaEvent, CudaEvent)>>>,
+}
+
+impl Timed {
+    /// Over a device.
+    pub(crate) fn new(device: &Arc<CudaDevice>) -> Self {
+        Self { device: Arc::clone(device), marks: Arc::default() }
+    }
+
+    /// Queues a kernel that is not the product's.
+    ///
+    /// # Safety
+    /// As [`Device::launch`].
+    pub(crate) unsafe fn launch_external(
+        &self,
+        kernel: &ExternalKernel,
+        work: Work,
+        shared: usize,
+        params: &[u8],
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        self.bracket(|device| unsafe { device.launch_external(kernel, work, shared, params) })
+    }
+
+    fn bracket(
+        &self,
+        launch: impl FnOnce(&CudaDevice) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let start = self.device.record()?;
+        launch(&self.device)?;
+        let end = self.device.record()?;
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner).push((start, end));
+        Ok(())
+    }
+
+    /// Time of all kernels since the last call, without what lies between them.
+    pub(crate) fn milliseconds(&self) -> Result<f64, DeviceError> {
+        let marks = std::mem::take(&mut *self.marks.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut sum = 0.0;
+        for (start, end) in marks {
+            end.wait()?;
+            sum += f64::from(start.milliseconds_to(&end)?);
+        }
+        Ok(sum)
+    }
+}
+
+impl Device for Timed {
+    type Memory = CudaMemory;
+    type Event = CudaEvent;
+    type Readback = CudaReadback;
+
+    fn allocate(&self, label: &'static str, bytes: usize) -> Result<CudaMemory, DeviceError> {
+        self.device.allocate(label, bytes)
+    }
+
+    fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<CudaMemory, DeviceError> {
+        self.device.upload(label, bytes)
+    }
+
+    fn read_back(
+        &self,
+        memory: &CudaMemory,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<CudaReadback, DeviceError> {
+        self.device.read_back(memory, offset, bytes)
+    }
+
+    unsafe fn launch(
+        &self,
+        kernel: Kernel,
+        work: Work,
+        shared: usize,
+        params: &[u8],
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        self.bracket(|device| unsafe { device.launch(kernel, work, shared, params) })
+    }
+
+    fn record(&self) -> Result<CudaEvent, DeviceError> {
+        self.device.record()
+    }
+}

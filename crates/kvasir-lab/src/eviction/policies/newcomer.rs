@@ -1,0 +1,34 @@
+//! The entry that a policy does not evict for its own sake.
+
+use kvasir_storage::eviction::table::{NONE, Slot};
+
+/// The entry that came in last, until another is used.
+///
+/// A tier takes an entry in and then asks what goes for it; LFU, GDSF, SIEVE and S3-FIFO were published as making room
+/// first, so that the newcomer is no candidate. If it were, SIEVE and LFU would get stuck once everything else was used:
+/// each newcomer would be the only unused entry, and go at once, for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Newcomer(Slot);
+
+impl Newcomer {
+    pub(super) const NOBODY: Self = Self(NONE);
+
+    pub(super) const fn new(slot: Slot) -> Self {
+        Self(slot)
+    }
+
+    pub(super) fn is(self, slot: Slot) -> bool {
+        self.0 == slot
+    }
+
+    pub(super) fn slot(self) -> Option<Slot> {
+        (self.0 != NONE).then_some(self.0)
+    }
+
+    /// The slot is given back.
+    pub(super) fn leaves(&mut self, slot: Slot) {
+        if self.is(slot) {
+            *self = Self::NOBODY;
+        }
+    }
+}
