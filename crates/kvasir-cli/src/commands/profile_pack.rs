@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use kvasir_codec::{LevelNote, Profile};
-use kvasir_train::pack;
 use kvasir_engine::{Model, quality::measure_levels};
+use kvasir_train::pack;
 
 use crate::{
     args::PackArguments,

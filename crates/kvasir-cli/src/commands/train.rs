@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use kvasir_codec::Profile;
-use kvasir_train::{BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train, train_calibrated};
 use kvasir_engine::{Model, training::TrainingSet};
+use kvasir_train::{
+    BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train, train_calibrated,
+};
 use kvasir_types::{Level, ModelSpec};
 
 use crate::{

@@ -15,8 +15,8 @@ use kvasir_client::{
     fetcher::{Fixed, RecomputeModel},
 };
 use kvasir_codec::{KvBuffer, KvSource, Profile};
-use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_sim::link::{BandwidthSeries, LinkOptions, ShapedLink};
+use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
 use serde::Serialize;
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kvasir_bench::quality::{Ablation, Ground, Options, QUALITIES, Text, ablate, cases};
-use kvasir_train::BasisRecipe;
 use kvasir_engine::{Model, quality::metric, training::TrainingSet};
+use kvasir_train::BasisRecipe;
 use serde::{Deserialize, Serialize};
 
 use super::{quality::bench_error, write_report};

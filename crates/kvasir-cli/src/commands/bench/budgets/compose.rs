@@ -7,11 +7,11 @@ use kvasir_client::{
     fetcher::{Fixed, RecomputeModel},
 };
 use kvasir_codec::{KvBuffer, Profile};
-use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
 use kvasir_engine::{
     Model, PagedKv, TINY_PROFILE,
     budget::{PromptCompressor as _, SurprisalCompressor, ThinClass, ThinnedStore, TokenPolicy},
 };
+use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
 use kvasir_types::{Level, Name, Thinning};
 use tokio::runtime::Runtime;
 use url::Url;

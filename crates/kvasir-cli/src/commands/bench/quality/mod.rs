@@ -13,8 +13,8 @@ use kvasir_bench::{
     },
 };
 use kvasir_codec::{KvBuffer, Profile};
-use kvasir_train::TrainingContext;
 use kvasir_engine::{Model, TINY_PROFILE};
+use kvasir_train::TrainingContext;
 use kvasir_types::SPAN_TOKENS;
 use serde::Serialize;
 
