@@ -163,11 +163,11 @@ async fn group(arguments: &ScaleArguments, network: &BridgedNetwork) -> Result<R
     let mut processes = Vec::new();
     for (nth, name) in network.names.iter().enumerate() {
         let cache: PathBuf = directory.path().join(name);
-        let mut start = Start::new("serve", &store, &cache);
         let program = std::path::absolute(&arguments.common.kvasir)?;
         ensure!(program.exists(), "{} is not there", program.display());
-        let under = ["ip", "netns", "exec", name.as_str()].map(str::to_owned);
-        start.under = under.into_iter().chain([program.to_string_lossy().into_owned()]).collect();
+        let program = program.to_string_lossy().into_owned();
+        let mut start = Start::new(&program, &store, &cache);
+        start.under = ["ip", "netns", "exec", name.as_str()].map(str::to_owned).into();
         start.listen = BridgedNetwork::address(nth).to_string();
         start.flags = vec!["--server.allow_unauthenticated=true".into(), "--hot.memory=256MiB".into()];
         start.flags.extend(arguments.common.settings.iter().map(|setting| format!("--{setting}")));

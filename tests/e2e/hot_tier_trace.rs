@@ -9,7 +9,7 @@ use std::{
 };
 
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, LookupResponse, routes};
-use kvasir_lab::eviction::{RecomputeModel, ReplayOptions, replay};
+use kvasir_lab::eviction::{ComparedPolicy, RecomputeModel, ReplayOptions, replay};
 use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceFormat, TraceReader};
 use kvasir_storage::{
     eviction::{Moment, PolicyKind},
@@ -117,7 +117,7 @@ async fn the_service_hits_as_often_as_the_simulator_says() {
         trace: trace.clone(),
         format: TraceFormat::Bailian,
         bad_line: BadLine::Fail,
-        policies: policies.to_vec(),
+        policies: policies.map(ComparedPolicy::Shipped).to_vec(),
         belady: false,
         capacities: vec![CAPACITY],
         warm_share: 0.0,
@@ -128,7 +128,7 @@ async fn the_service_hits_as_often_as_the_simulator_says() {
     let requests = requests(&trace);
     let blocks: usize = requests.iter().map(|request| request.blocks.len()).sum();
     for row in &simulated.rows {
-        let policy = row.policy.expect("an online policy");
+        let Some(ComparedPolicy::Shipped(policy)) = row.policy else { panic!("{:?} is not asked for", row.policy) };
         // A level 0 of the usual size: one frame.
         let root = RootHash::from([0; 32]);
         let sample = chunks::chunk(

@@ -41,16 +41,31 @@ impl Matrix {
         out
     }
 
-    /// `coefficients[c][t] = Σ_e matrix[c][e] · elements[t][e]`.
+    /// Numbers from one token's elements to the next's where they are to be analysed fast: rows that are a multiple of a KiB
+    /// apart would share few sets of the caches.
+    pub(crate) fn stride(&self, elements: usize) -> usize {
+        const SETS: usize = 1024 / size_of::<f32>();
+        const PADDING: usize = 16;
+        match self {
+            Self::Dense(_) if elements.is_multiple_of(SETS) => elements + PADDING,
+            Self::Identity | Self::Dense(_) => elements,
+        }
+    }
+
+    /// `coefficients[c][t] = Σ_e matrix[c][e] · elements[t][e]`. All rows of the matrix are used; those of
+    /// `elements` may be longer.
     pub fn analyse(&self, tokens: usize, elements: &[f32], coefficients: &mut [f32]) {
-        let (rank, width) = (coefficients.len() / tokens, elements.len() / tokens);
+        let (rank, stride) = (coefficients.len() / tokens, elements.len() / tokens);
         match self {
             Self::Identity => transpose(tokens, rank, elements, coefficients),
-            Self::Dense(matrix) => multiply(
-                (coefficients, Shape::column_major(tokens, rank)),
-                (elements, Shape::row_major(tokens, width)),
-                (matrix, Shape::column_major(width, rank)),
-            ),
+            Self::Dense(matrix) => {
+                let width = matrix.len().checked_div(rank).unwrap_or(0);
+                multiply(
+                    (coefficients, Shape::column_major(tokens, rank)),
+                    (elements, Shape::part(tokens, width, stride)),
+                    (matrix, Shape::column_major(width, rank)),
+                );
+            }
         }
     }
 

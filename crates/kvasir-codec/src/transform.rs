@@ -124,7 +124,7 @@ impl Elements {
     }
 
     /// Un-ropes, centres and scales what [`read`](Self::read) gave, into units of the finest step:
-    /// `out[token][element]`. Uses `raw` as scratch.
+    /// `out[token][element]`, where a token's row may be longer than its elements. Uses `raw` as scratch.
     pub fn normalise(
         &self,
         mean: &[f32],
@@ -133,6 +133,7 @@ impl Elements {
         raw: &mut [f32],
         out: &mut [f32],
     ) {
+        let stride = out.len().checked_div(tokens).unwrap_or(0);
         for slot in &self.members {
             let rows = &mut raw[slot.start * tokens..(slot.start + slot.dim) * tokens];
             let rotation = slot.rope.and_then(|rope| rotations.0.get(rope));
@@ -141,7 +142,7 @@ impl Elements {
                 if let Some(rotation) = rotation {
                     rotation.unrotate(token, row);
                 }
-                let start = token * self.count + slot.start;
+                let start = token * stride + slot.start;
                 for ((out, x), mean) in out[start..start + slot.dim].iter_mut().zip(&*row).zip(mean) {
                     *out = (x - mean) * inverse;
                 }

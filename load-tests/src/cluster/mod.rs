@@ -115,8 +115,7 @@ impl Cluster {
         let program = self.program.to_string_lossy().into_owned();
         ensure!(self.program.exists(), "{program} is not there: build it, or name it with --kvasir");
         let replica = &self.replicas[nth];
-        let mut start = Start::new("serve", &self.config, &replica.cache);
-        start.under = vec![program];
+        let mut start = Start::new(&program, &self.config, &replica.cache);
         start.listen = replica.address.to_string();
         start.flags = self.flags.clone();
         if let Some(clock) = &replica.clock {

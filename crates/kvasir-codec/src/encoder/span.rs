@@ -143,7 +143,7 @@ impl<'a> SpanJob<'a> {
         if !finite {
             return None;
         }
-        let mut elements = vec![0.0; raw.len()];
+        let mut elements = vec![0.0; tokens * self.analysis.stride(self.prepared.elements.count())];
         let rotations = self.ropes.rotations();
         self.prepared.elements.normalise(&self.scope.mean, rotations, tokens, &mut raw, &mut elements);
         let mut coefficients = vec![0.0; self.scope.rank() * tokens];

@@ -1,4 +1,8 @@
 //! Rows from tables of their frequent values, where the registers are wide enough for such tables.
+#![allow(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "register intrinsics share one proof: the CPU feature"
+)]
 
 use half::bf16;
 
