@@ -128,7 +128,9 @@ async fn the_service_hits_as_often_as_the_simulator_says() {
     let requests = requests(&trace);
     let blocks: usize = requests.iter().map(|request| request.blocks.len()).sum();
     for row in &simulated.rows {
-        let Some(ComparedPolicy::Shipped(policy)) = row.policy else { panic!("{:?} is not asked for", row.policy) };
+        let Some(ComparedPolicy::Shipped(policy)) = row.policy else {
+            panic!("{:?} is not asked for", row.policy)
+        };
         // A level 0 of the usual size: one frame.
         let root = RootHash::from([0; 32]);
         let sample = chunks::chunk(

@@ -12,7 +12,7 @@ use kvasir_storage::{
     index::{Index, MemoryIndex},
     observe::NoObserver,
     store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
-    transitions::{Transition, CrashPointObserver},
+    transitions::{CrashPointObserver, Transition},
 };
 use kvasir_tests::faulty::{Dice, FaultyStore, Life};
 use object_store::path::Path;

@@ -63,7 +63,7 @@ pub(crate) fn no_data() -> CliError {
     CliError::new(
         Exit::Data,
         "there is nothing to train on",
-        "Name dumps with --kv, texts of at least two contexts with --texts, or say --own-texts 32.",
+        "Name dumps with --kv, texts of at least two contexts with --texts, or say --self-generated 32.",
     )
 }
 

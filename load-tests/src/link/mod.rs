@@ -15,14 +15,9 @@ use kvasir_client::{
     BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
     fetcher::{Fixed, RecomputeModel},
 };
-<<<<<<< HEAD:load-tests/src/link/mod.rs
 use kvasir_codec::{KvBuffer, Profile};
 use kvasir_plot::{Bar, Bars, Page, number};
 use kvasir_replay::link::{BandwidthSeries, LinkOptions, ShapedLink};
-=======
-use kvasir_codec::{KvBuffer, KvSource, Profile};
-use kvasir_sim::link::{BandwidthSeries, LinkOptions, ShapedLink};
->>>>>>> names:load-tests/src/load/link/mod.rs
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
 use serde::{Deserialize, Serialize};

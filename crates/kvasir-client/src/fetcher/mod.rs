@@ -1,7 +1,7 @@
 //! The fetcher: a sans-IO core that decides, for every chunk of a load, which bytes to read and when to stop.
 //!
 //! [`Fetcher::on`] takes an [`FetcherEvent`] and the time since the load began, and answers with [`FetcherAction`]s. The tokio
-//! shell of [`KvClient`](crate::KvClient) and the simulator of `kvasir-sim` run this very core.
+//! shell of [`KvClient`](crate::KvClient) and the simulator of `kvasir-lab` run this very core.
 //!
 //! ```
 //! use std::time::Duration;

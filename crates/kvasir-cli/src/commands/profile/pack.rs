@@ -2,12 +2,7 @@
 
 use std::path::PathBuf;
 
-<<<<<<< HEAD:crates/kvasir-cli/src/commands/profile/pack.rs
 use clap::Args;
-=======
-use kvasir_codec::{LevelNote, Profile};
-use kvasir_engine::{Model, quality::measure_levels};
->>>>>>> names:crates/kvasir-cli/src/commands/profile_pack.rs
 use kvasir_train::pack;
 
 use super::{levels::levels_table, train::percent};

@@ -4,16 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use kvasir_codec::Profile;
-<<<<<<< HEAD:crates/kvasir-cli/src/commands/profile/train.rs
-use kvasir_train::{BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train, train_calibrated};
-use kvasir_types::ModelSpec;
-=======
-use kvasir_engine::{Model, training::TrainingSet};
 use kvasir_train::{
     BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train, train_calibrated,
 };
-use kvasir_types::{Level, ModelSpec};
->>>>>>> names:crates/kvasir-cli/src/commands/train.rs
+use kvasir_types::ModelSpec;
 
 use super::levels::levels_table;
 use crate::{

@@ -4,15 +4,9 @@ use std::path::PathBuf;
 
 use crate::quality::{Ablation, Ground, Options, QUALITIES, Text, ablate, cases};
 use clap::Args;
-<<<<<<< HEAD:crates/kvasir-lab/src/commands/bench/ablation.rs
 use kvasir_engine::{Model, quality::metric, training::TrainingSet};
 use kvasir_train::BasisRecipe;
 
-=======
-use kvasir_bench::quality::{Ablation, Ground, Options, QUALITIES, Text, ablate, cases};
-use kvasir_engine::{Model, quality::metric, training::TrainingSet};
-use kvasir_train::BasisRecipe;
->>>>>>> names:crates/kvasir-cli/src/commands/bench/ablation.rs
 use serde::{Deserialize, Serialize};
 
 use super::quality::bench_error;

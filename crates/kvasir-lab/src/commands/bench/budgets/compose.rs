@@ -8,14 +8,7 @@ use kvasir_client::{
     fetcher::{Fixed, RecomputeModel},
 };
 use kvasir_codec::{KvBuffer, Profile};
-<<<<<<< HEAD:crates/kvasir-lab/src/commands/bench/budgets/compose.rs
 use kvasir_engine::{Model, PagedKv, TINY_PROFILE};
-=======
-use kvasir_engine::{
-    Model, PagedKv, TINY_PROFILE,
-    budget::{PromptCompressor as _, SurprisalCompressor, ThinClass, ThinnedStore, TokenPolicy},
-};
->>>>>>> names:crates/kvasir-cli/src/commands/bench/budgets/compose.rs
 use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
 use kvasir_types::{Level, Name, Thinning};
 use tokio::runtime::Runtime;

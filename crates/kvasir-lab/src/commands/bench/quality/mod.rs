@@ -16,10 +16,7 @@ use clap::Args;
 use kvasir_codec::{KvBuffer, Profile};
 use kvasir_engine::{Model, TINY_PROFILE};
 use kvasir_train::TrainingContext;
-<<<<<<< HEAD:crates/kvasir-lab/src/commands/bench/quality/mod.rs
 
-=======
->>>>>>> names:crates/kvasir-cli/src/commands/bench/quality/mod.rs
 use kvasir_types::SPAN_TOKENS;
 use serde::Serialize;
 
