@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::{
-    markup::{check_markup, escape},
+    markup::check_markup,
     *,
 };
 
