@@ -54,8 +54,6 @@ fn all_mistakes_are_reported_at_once() {
         "neither text nor json",
         "KVASIR_LOOKUP_NEGATIVE_TTL: \"soon\" is not a duration",
         "KVASIR_LOOKUP_NEGATIV_TTL: names no setting; did you mean lookup.negative_ttl?",
-        "stray: is no flag",
-        "--upload.memory: needs a value",
         "store.url: is not set",
         "allow_unauthenticated = true",
     ] {
