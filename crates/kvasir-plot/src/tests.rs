@@ -1,9 +1,6 @@
 use proptest::prelude::*;
 
-use super::{
-    markup::check_markup,
-    *,
-};
+use super::{markup::check_markup, *};
 
 fn plot(points: &[(f64, f64)], mark: Mark, name: &str) -> Plot {
     Plot {
