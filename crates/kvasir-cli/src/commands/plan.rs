@@ -95,6 +95,10 @@ fn model(name: &str, parameters: Option<f64>) -> CliResult<ModelPreset> {
 
 /// Levels of a profile are measured; without one, sizes are the CacheGen paper's (2.29 bits an element on
 /// Mistral-7B, its default level) and two assumed below it.
+#[cfg_attr(
+    not(feature = "demo"),
+    allow(unused_variables, reason = "only the shipped model has a profile of its own")
+)]
 fn levels(model: &ModelPreset, profile: Option<&Path>) -> CliResult<Vec<LevelRate>> {
     let profile = match profile {
         Some(path) => inputs::profile(Some(path))?,

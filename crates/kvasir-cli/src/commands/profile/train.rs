@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use kvasir_codec::Profile;
-use kvasir_train::{
-    BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train, train_calibrated,
-};
+use kvasir_train::{BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train};
 use kvasir_types::ModelSpec;
 
 use super::levels::levels_table;
@@ -24,6 +22,7 @@ use {
         training::{CONTEXTS_MAX, TextSource, training_texts},
     },
     kvasir_engine::training::TrainingSet,
+    kvasir_train::train_calibrated,
 };
 
 /// Bytes of a parameter in a checkpoint of 16-bit floats.
