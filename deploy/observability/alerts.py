@@ -210,8 +210,8 @@ PRESSURE = [
           at="25m", labels=KVASIR, template="{{ $value | humanize }}", value="2",
           fires=[one("kvasir_auth_refused_total", "0+60x60", 'reason="invalid"')],
           # `braked` is the former name of `rate_limited`: what counts under both must not count twice.
-          silent=[one("kvasir_auth_refused_total", "0+6x60", 'reason="invalid"'), one("kvasir_auth_refused_total", "0+36x60", 'reason="rate_limited"'),
-                  one("kvasir_auth_refused_total", "0+36x60", 'reason="braked"')]),
+          silent=[one("kvasir_auth_refused_total", "0+6x60", 'reason="invalid"'), one("kvasir_auth_refused_total", "0+18x60", 'reason="rate_limited"'),
+                  one("kvasir_auth_refused_total", "0+18x60", 'reason="braked"')]),
 ]
 
 ALERTS = AVAILABILITY + VALUE + STORE + DATA + PRESSURE
