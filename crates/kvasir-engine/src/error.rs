@@ -27,6 +27,17 @@ pub enum EngineError {
         /// Shape found; none when the tensor is not there.
         found: Option<Vec<usize>>,
     },
+    /// A weight of a type that the engine does not convert.
+    #[error("weights: tensor {name} is {dtype}; this engine reads F16, BF16 and F32")]
+    WeightType {
+        /// Hugging Face name.
+        name: String,
+        /// Its type.
+        dtype: safetensors::Dtype,
+    },
+    /// The weights are no safetensors file.
+    #[error("weights: {0}")]
+    Weights(#[from] safetensors::SafeTensorError),
     /// The tokenizer file is malformed, or text could not be encoded.
     #[error("tokenizer: {0}")]
     Tokenizer(#[source] tokenizers::Error),
@@ -55,9 +66,6 @@ pub enum EngineError {
     /// A cache problem.
     #[error(transparent)]
     Paged(#[from] PagedError),
-    /// Tensor arithmetic failed (out of memory, an unsupported device).
-    #[error("tensor arithmetic: {0}")]
-    Tensor(#[from] candle_core::Error),
 }
 
 /// A configuration that this engine does not run; nothing is approximated silently.

@@ -1,4 +1,4 @@
-//! Reference engine on candle: the example of how an engine embeds Kvasir.
+//! Reference engine: the example of how an engine embeds Kvasir.
 //!
 //! - [`Model`]: a Llama-family decoder whose KV lives in pages ([`paged`]);
 //! - [`quality`]: what a lossy cache costs, in nats, perplexity and agreement.

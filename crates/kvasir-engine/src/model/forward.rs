@@ -3,11 +3,16 @@
 //! Everything but attention runs over the tokens of all sequences at once (continuous batching): a decode step
 //! of eight sequences reads the weights once, not eight times.
 
-use candle_core::{D, Device, Tensor};
-use candle_nn::ops::{rms_norm, silu, softmax_last_dim};
+use faer::{MatRef, Par};
 use kvasir_types::Plane;
+use rayon::prelude::*;
 
-use super::{Model, observe::Observer, weights::LayerWeights};
+use super::{
+    Model,
+    matrix::{Matrix, product, softmax},
+    observe::Observer,
+    weights::LayerWeights,
+};
 use crate::{error::EngineError, paged::PagedKv};
 
 /// One sequence's part of a step: `tokens` are appended to `kv`.
@@ -20,50 +25,46 @@ pub struct StepItem<'a> {
 }
 
 impl Model {
-    /// Appends `tokens` to the cache and returns the last layer's normalised output, `[tokens, hidden]`.
+    /// Appends `tokens` to the cache and returns the last layer's normalised output, `[token][hidden]`.
     pub(super) fn forward(
         &self,
         kv: &mut PagedKv,
         tokens: &[u32],
         observer: &mut dyn Observer,
-    ) -> Result<Tensor, EngineError> {
+    ) -> Result<Matrix, EngineError> {
         self.forward_batch(&mut [StepItem { kv, tokens }], observer)
     }
 
     /// Appends every item's tokens to its cache and returns the normalised output of all of them, in order,
-    /// `[tokens of all items, hidden]`. Nothing is committed to any cache on an error.
+    /// `[token of all items][hidden]`. Nothing is committed to any cache on an error.
     pub(super) fn forward_batch(
         &self,
         items: &mut [StepItem<'_>],
         observer: &mut dyn Observer,
-    ) -> Result<Tensor, EngineError> {
+    ) -> Result<Matrix, EngineError> {
         for item in items.iter_mut() {
             let end = item.kv.len() + item.tokens.len();
             self.check(item.tokens, end)?;
             item.kv.reserve(end)?;
         }
         let eps = self.config.norm_eps as f32;
-        let ids: Vec<u32> = items.iter().flat_map(|item| item.tokens).copied().collect();
-        let mut x = self.weights.embedding.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
+        let ids = items.iter().flat_map(|item| item.tokens).map(|&token| token as usize);
+        let mut x = self.weights.embedding.select(ids);
         for (index, layer) in self.weights.layers.iter().enumerate() {
             observer.enter(index)?;
-            let normed = rms_norm(&x, &layer.attention_norm, eps)?;
-            let attention = self.attend(items, (index, layer), &normed, observer)?;
-            let after = (&x + attention)?;
-            observer.residual(index, &x, &after)?;
-            let normed = rms_norm(&after, &layer.mlp_norm, eps)?;
-            let gated = (silu(&linear(&normed, &layer.gate)?)? * linear(&normed, &layer.up)?)?;
-            x = (after + linear(&gated, &layer.down)?)?;
+            let mut after =
+                self.attend(items, (index, layer), &x.rms_norm(&layer.attention_norm, eps), observer);
+            after.add(&x);
+            observer.residual(index, x.values(), after.values());
+            let normed = after.rms_norm(&layer.mlp_norm, eps);
+            let gated = normed.linear(&layer.gate).gate(&normed.linear(&layer.up));
+            after.add(&gated.linear(&layer.down));
+            x = after;
         }
         for item in items.iter_mut() {
             item.kv.commit(item.kv.len() + item.tokens.len())?;
         }
-        Ok(rms_norm(&x, &self.weights.norm, eps)?)
-    }
-
-    /// Logits `[token][vocab]` of the forward pass's output.
-    pub(super) fn project(&self, hidden: &Tensor) -> Result<Vec<f32>, EngineError> {
-        Ok(linear(hidden, &self.weights.head)?.flatten_all()?.to_vec1()?)
+        Ok(x.rms_norm(&self.weights.norm, eps))
     }
 
     fn check(&self, tokens: &[u32], end: usize) -> Result<(), EngineError> {
@@ -85,69 +86,64 @@ impl Model {
         &self,
         items: &mut [StepItem<'_>],
         (index, layer): (usize, &LayerWeights),
-        x: &Tensor,
+        x: &Matrix,
         observer: &mut dyn Observer,
-    ) -> Result<Tensor, EngineError> {
-        let (heads, kv_heads, dim) = (self.config.heads, self.config.kv_heads, self.config.head_dim);
-        let (q, k, v) = (linear(x, &layer.q)?, linear(x, &layer.k)?, linear(x, &layer.v)?);
-        let mut outputs = Vec::with_capacity(items.len());
+    ) -> Matrix {
+        let (heads, kv_heads) = (self.config.heads, self.config.kv_heads);
+        let (q, k, v) = (x.linear(&layer.q), x.linear(&layer.k), x.linear(&layer.v));
+        let mut outputs = Vec::with_capacity(q.values().len());
         let mut row = 0;
         for item in items.iter_mut() {
-            let (first, tokens) = (item.kv.len(), item.tokens.len());
-            let part = |x: &Tensor, heads: usize| x.narrow(0, row, tokens)?.reshape((tokens, heads, dim));
-            let q = self.rotary.rotate(&part(&q, heads)?, first)?;
-            let k = self.rotary.rotate(&part(&k, kv_heads)?, first)?;
-            let v = part(&v, kv_heads)?;
-            item.kv.write_layer(index, first, &k.flatten_all()?.to_vec1()?, &v.flatten_all()?.to_vec1()?);
-            outputs.push(self.attention(item.kv, index, &q, observer)?);
-            row += tokens;
+            let (first, rows) = (item.kv.len(), row..row + item.tokens.len());
+            let (mut q, mut k) = (q.rows(rows.clone()).to_vec(), k.rows(rows.clone()).to_vec());
+            self.rotary.rotate(&mut q, heads, first);
+            self.rotary.rotate(&mut k, kv_heads, first);
+            item.kv.write_layer(index, first, &k, v.rows(rows.clone()));
+            outputs.extend(self.attention(item.kv, index, &q, observer));
+            row = rows.end;
         }
-        linear(&Tensor::cat(&outputs, 0)?, &layer.o)
+        Matrix::new(heads * self.config.head_dim, outputs).linear(&layer.o)
     }
 
-    /// Attention of rotated queries `[tokens, heads, dim]` over everything cached, their own tokens included;
-    /// answers `[tokens, heads × dim]`.
-    fn attention(
-        &self,
-        kv: &PagedKv,
-        layer: usize,
-        q: &Tensor,
-        observer: &mut dyn Observer,
-    ) -> Result<Tensor, EngineError> {
-        let (tokens, heads, dim) = q.dims3()?;
-        let (kv_heads, groups) = (self.config.kv_heads, heads / self.config.kv_heads);
+    /// Attention of rotated queries `[token][head][element]` over everything cached, their own tokens included;
+    /// answers `[token][head][element]`.
+    fn attention(&self, kv: &PagedKv, layer: usize, q: &[f32], observer: &mut dyn Observer) -> Vec<f32> {
+        let (heads, kv_heads, dim) = (self.config.heads, self.config.kv_heads, self.config.head_dim);
+        let (tokens, groups) = (q.len() / (heads * dim), heads / kv_heads);
         let (first, cached) = (kv.len(), kv.len() + tokens);
-        let read =
-            |plane| Tensor::from_vec(kv.gather(layer, plane, cached), (kv_heads, cached, dim), q.device());
-        let (keys, values) = (read(Plane::K)?, read(Plane::V)?);
-        // [tokens, heads, dim] → [kv_heads, groups × tokens, dim]: query heads of a group share their KV head.
-        let q = q.reshape((tokens, kv_heads, groups, dim))?.permute((1, 2, 0, 3))?;
-        let q = (q.contiguous()?.reshape((kv_heads, groups * tokens, dim))? * (dim as f64).powf(-0.5))?;
-        observer.queries(layer, &q)?;
-        let mut scores = q.matmul(&keys.t()?)?;
-        if tokens > 1 {
-            let mask = causal_mask(tokens, first, q.device())?;
-            scores = scores.reshape((heads, tokens, cached))?.broadcast_add(&mask)?;
-            scores = scores.reshape((kv_heads, groups * tokens, cached))?;
-        }
-        if let Some(bias) = observer.bias(layer, cached) {
-            scores = scores.broadcast_add(&Tensor::from_vec(bias, (kv_heads, 1, cached), q.device())?)?;
-        }
-        let probabilities = softmax_last_dim(&scores)?;
-        observer.attention(layer, first, &probabilities)?;
-        let out = probabilities.matmul(&values)?.reshape((kv_heads, groups, tokens, dim))?;
-        Ok(out.permute((2, 0, 1, 3))?.contiguous()?.reshape((tokens, heads * dim))?)
+        let (keys, values) = (kv.gather(layer, Plane::K, cached), kv.gather(layer, Plane::V, cached));
+        // Query heads of a group share their KV head, so they lie together: [kv head][head of the group][token].
+        let scale = (dim as f32).sqrt().recip();
+        let of_head =
+            |head: usize| (0..tokens).flat_map(move |token| &q[(token * heads + head) * dim..][..dim]);
+        let queries: Vec<f32> = (0..heads).flat_map(of_head).map(|value| value * scale).collect();
+        observer.queries(layer, &queries);
+
+        let bias = observer.bias(layer, cached);
+        let mut probabilities = vec![0.0; heads * tokens * cached];
+        let mut out = vec![0.0; queries.len()];
+        let of_group = (groups * tokens * dim, groups * tokens * cached, cached * dim);
+        let parts = queries.par_chunks_exact(of_group.0).zip(out.par_chunks_exact_mut(of_group.0));
+        let parts = parts.zip(probabilities.par_chunks_exact_mut(of_group.1));
+        let cached_parts = keys.par_chunks_exact(of_group.2).zip(values.par_chunks_exact(of_group.2));
+        parts.zip(cached_parts).enumerate().for_each(|(head, (((q, out), scores), (keys, values)))| {
+            let rows = |rows| MatRef::from_row_major_slice(rows, cached, dim);
+            product(scores, q, rows(keys).transpose(), Par::Seq);
+            let bias = bias.as_ref().map(|bias| &bias[head * cached..][..cached]);
+            for (row, scores) in scores.chunks_exact_mut(cached).enumerate() {
+                // A token of the step sees the cached ones and the step's up to itself.
+                let (seen, unseen) = scores.split_at_mut(first + row % tokens + 1);
+                if let Some(bias) = bias {
+                    seen.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+                }
+                softmax(seen);
+                unseen.fill(0.0);
+            }
+            product(out, scores, rows(values), Par::Seq);
+        });
+        observer.attention(layer, first, cached, &probabilities);
+
+        let of_token = |token: usize| (0..heads).map(move |head| (head * tokens + token) * dim);
+        (0..tokens).flat_map(of_token).flat_map(|at| &out[at..at + dim]).copied().collect()
     }
-}
-
-/// `x · weightᵀ`, the weight as stored, `[out, in]`.
-fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor, EngineError> {
-    Ok(x.matmul(&weight.transpose(D::Minus2, D::Minus1)?)?)
-}
-
-/// `[tokens, first + tokens]`: token `i` of the step sees the cached tokens and the step's up to itself.
-fn causal_mask(tokens: usize, first: usize, device: &Device) -> Result<Tensor, EngineError> {
-    let cached = first + tokens;
-    let row = |i: usize| (0..cached).map(move |j| if j <= first + i { 0.0f32 } else { f32::NEG_INFINITY });
-    Ok(Tensor::from_vec((0..tokens).flat_map(row).collect(), (tokens, cached), device)?)
 }

@@ -53,7 +53,7 @@ impl Model {
         let mut next = *last;
         while generated.len() < count && kv.len() < self.config.context {
             let hidden = self.forward(kv, &[next], &mut Unobserved)?;
-            next = sampler.choose(&self.project(&hidden)?);
+            next = sampler.choose(hidden.linear(self.weights.head()).values());
             generated.push(next);
         }
         Ok(generated)

@@ -1,4 +1,4 @@
-//! A Llama-family decoder on candle: f32 arithmetic, KV in pages of the model's own KV type.
+//! A Llama-family decoder in f32 arithmetic, KV in pages of the model's own KV type.
 //!
 //! Attention always reads keys and values *as they are cached* (rounded to the KV type), for the tokens of the
 //! same step too. So a cache that came back bit for bit gives the logits that the original gave, and how a
@@ -7,6 +7,7 @@
 mod config;
 mod forward;
 mod generate;
+mod matrix;
 mod observe;
 mod rotary;
 mod sample;
@@ -14,7 +15,6 @@ mod weights;
 
 use std::{path::Path, sync::Arc};
 
-use candle_core::{Device, Tensor};
 use kvasir_types::{ModelSpec, TokenRange};
 
 pub use config::LlamaConfig;
@@ -82,7 +82,7 @@ impl Model {
     fn from_parts(id: &str, config: &[u8], weights: &[u8], tokenizer: &[u8]) -> Result<Self, EngineError> {
         let config = LlamaConfig::from_json(config)?;
         let spec = config.spec(id.to_owned(), blake3::hash(weights).to_hex().to_string());
-        let rotary = rotary::RotaryTable::new(&spec.ropes[0], config.context, &Device::Cpu)?;
+        let rotary = rotary::RotaryTable::new(&spec.ropes[0], config.context);
         Ok(Self {
             weights: weights::Weights::from_safetensors(weights, &config)?,
             tokenizer: Tokenizer::from_json(tokenizer)?,
@@ -125,11 +125,8 @@ impl Model {
     }
 
     /// The output projection of a layer as stored, `[hidden][heads × head_dim]`.
-    ///
-    /// # Errors
-    /// Whatever reading the tensor gives.
-    pub(crate) fn output_projection(&self, layer: usize) -> Result<Vec<f32>, EngineError> {
-        Ok(self.weights.layers[layer].o.flatten_all()?.to_vec1()?)
+    pub(crate) fn output_projection(&self, layer: usize) -> &[f32] {
+        self.weights.layers[layer].o.values()
     }
 
     /// An empty cache over a pool of its own that holds one context, in pages of 16 tokens.
@@ -222,7 +219,7 @@ impl Model {
         let mut values = Vec::with_capacity(tokens.len() * self.config.vocab);
         for step in tokens.chunks(self.prefill_tokens) {
             let hidden = self.forward(kv, step, observer)?;
-            values.extend(self.project(&hidden)?);
+            values.extend_from_slice(hidden.linear(self.weights.head()).values());
         }
         Ok(Logits::new(values, self.config.vocab))
     }
@@ -237,13 +234,12 @@ impl Model {
             return Ok(Vec::new());
         }
         let hidden = self.forward_batch(items, &mut Unobserved)?;
-        let mut last = 0;
-        let rows = items.iter().map(|item| {
-            last += item.tokens.len();
-            last as u32 - 1
+        let mut end = 0;
+        let last = items.iter().map(|item| {
+            end += item.tokens.len();
+            end - 1
         });
-        let rows = Tensor::new(rows.collect::<Vec<u32>>(), hidden.device())?;
-        let logits = self.project(&hidden.index_select(&rows, 0)?)?;
-        Ok(logits.chunks_exact(self.config.vocab).map(<[f32]>::to_vec).collect())
+        let logits = hidden.select(last).linear(self.weights.head());
+        Ok(logits.values().chunks_exact(self.config.vocab).map(<[f32]>::to_vec).collect())
     }
 }

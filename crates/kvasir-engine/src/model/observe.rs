@@ -1,7 +1,5 @@
 //! A view into the forward pass, for methods that decide by attention or hidden states.
 
-use candle_core::Tensor;
-
 use crate::error::EngineError;
 
 /// Sees what a layer computed. Used by token and layer budgets (H2O, SqueezeAttention); generation passes
@@ -16,37 +14,24 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Rotated queries of one layer, scaled as they meet the keys: `[kv_heads, query heads per kv head × tokens, head_dim]`
-    /// f32.
-    ///
-    /// # Errors
-    /// Whatever reading the tensor gives.
-    fn queries(&mut self, layer: usize, queries: &Tensor) -> Result<(), EngineError> {
+    /// Rotated queries of one layer, scaled as they meet the keys: `[kv head][query head of the group][token][element]`.
+    fn queries(&mut self, layer: usize, queries: &[f32]) {
         let _ = (layer, queries);
-        Ok(())
     }
 
-    /// Attention probabilities of one layer: `[kv_heads, query heads per kv head × tokens, cached tokens]`
-    /// f32, for the tokens `first ..` of this step.
-    ///
-    /// # Errors
-    /// Whatever reading the tensor gives.
-    fn attention(&mut self, layer: usize, first: usize, probabilities: &Tensor) -> Result<(), EngineError> {
-        let _ = (layer, first, probabilities);
-        Ok(())
+    /// Attention probabilities of one layer, `[kv head][query head of the group][token][cached token]`, for the tokens
+    /// `first .. cached` of this step.
+    fn attention(&mut self, layer: usize, first: usize, cached: usize, probabilities: &[f32]) {
+        let _ = (layer, first, cached, probabilities);
     }
 
-    /// The residual stream before and after a layer's self-attention, `[tokens, hidden]` f32.
-    ///
-    /// # Errors
-    /// Whatever reading the tensors gives.
-    fn residual(&mut self, layer: usize, before: &Tensor, after: &Tensor) -> Result<(), EngineError> {
+    /// The residual stream before and after a layer's self-attention, `[token][hidden]`.
+    fn residual(&mut self, layer: usize, before: &[f32], after: &[f32]) {
         let _ = (layer, before, after);
-        Ok(())
     }
 
-    /// A bias to add to the attention scores of a layer before the softmax, `[kv_heads, cached tokens]` f32
-    /// (−∞ hides a token from a head), or none.
+    /// A bias to add to the attention scores of a layer before the softmax, `[kv head][cached token]` (−∞ hides a token
+    /// from a head), or none.
     fn bias(&self, layer: usize, cached: usize) -> Option<Vec<f32>> {
         let _ = (layer, cached);
         None

@@ -1,6 +1,5 @@
 //! What an error in the cache costs by its direction within a head.
 
-use candle_core::Tensor;
 use kvasir_train::Metric;
 use kvasir_types::Plane;
 
@@ -13,15 +12,14 @@ use crate::{
 struct QueryPower(Vec<Vec<Vec<f64>>>);
 
 impl Observer for QueryPower {
-    fn queries(&mut self, layer: usize, queries: &Tensor) -> Result<(), EngineError> {
-        let (heads, rows, dim) = queries.dims3()?;
-        let values: Vec<f32> = queries.flatten_all()?.to_vec1()?;
-        for (sums, values) in self.0[layer].iter_mut().zip(values.chunks_exact(rows * dim).take(heads)) {
-            for row in values.chunks_exact(dim) {
+    fn queries(&mut self, layer: usize, queries: &[f32]) {
+        let heads = &mut self.0[layer];
+        let of_head = queries.len() / heads.len();
+        for (sums, values) in heads.iter_mut().zip(queries.chunks_exact(of_head)) {
+            for row in values.chunks_exact(sums.len()) {
                 sums.iter_mut().zip(row).for_each(|(sum, q)| *sum += f64::from(*q).powi(2));
             }
         }
-        Ok(())
     }
 }
 
@@ -48,9 +46,9 @@ pub fn metric(model: &Model, texts: &[Vec<u32>]) -> Result<Metric, EngineError> 
                 (0..dim * dim).map(|at| if at / dim == at % dim { of_pair(at % dim) } else { 0.0 }).collect()
             })
             .collect();
-        let projection = model.output_projection(layer)?;
+        let projection = model.output_projection(layer);
         let values: Vec<Vec<f64>> = (0..kv_heads)
-            .map(|head| gram(&projection, config.heads * dim, head * groups * dim, (groups, dim)))
+            .map(|head| gram(projection, config.heads * dim, head * groups * dim, (groups, dim)))
             .collect();
         let set = metric.set(layer, Plane::K, dim, &keys).and(metric.set(layer, Plane::V, dim, &values));
         set.ok_or(EngineError::EmptyPrompt)?;

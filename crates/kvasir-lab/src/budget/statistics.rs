@@ -1,7 +1,5 @@
 //! What a prefill shows of its own cache: one pass, bounded memory.
 
-use candle_core::{D, Tensor};
-
 use super::HeadView;
 use kvasir_engine::{EngineError, Model, Observer, PagedKv};
 
@@ -10,6 +8,8 @@ use kvasir_engine::{EngineError, Model, Observer, PagedKv};
 pub struct PrefixStatistics {
     token_ids: Vec<u32>,
     heads: usize,
+    /// Width of the residual stream.
+    hidden: usize,
     /// Queries closer than this count as local ([`HeadView::distant`]) and as history ([`HeadView::unimportant`]).
     window: usize,
     layers: Vec<Layer>,
@@ -41,7 +41,8 @@ impl PrefixStatistics {
         let zeros = || vec![0.0; heads * tokens.len()];
         let layer = || Layer { received: zeros(), distant: zeros(), unimportant: zeros(), similarity: 0.0 };
         let layers = (0..model.config().layers).map(|_| layer()).collect();
-        let mut statistics = Self { token_ids: tokens.to_vec(), heads, window, layers };
+        let hidden = model.config().hidden;
+        let mut statistics = Self { token_ids: tokens.to_vec(), heads, hidden, window, layers };
         model.extend_observed(kv, tokens, &mut statistics)?;
         Ok(statistics)
     }
@@ -81,15 +82,13 @@ impl PrefixStatistics {
 }
 
 impl Observer for PrefixStatistics {
-    fn attention(&mut self, layer: usize, first: usize, probabilities: &Tensor) -> Result<(), EngineError> {
-        let (heads, rows, cached) = probabilities.dims3()?;
-        let values = probabilities.flatten_all()?.to_vec1::<f32>()?;
+    fn attention(&mut self, layer: usize, first: usize, cached: usize, probabilities: &[f32]) {
+        let rows = probabilities.len() / (self.heads * cached);
         let (total, window) = (self.token_ids.len(), self.window);
         let queries = cached - first;
         let layer = &mut self.layers[layer];
-        for (index, row) in values.chunks_exact(cached).enumerate() {
+        for (index, row) in probabilities.chunks_exact(cached).enumerate() {
             let (head, query) = (index / rows, first + index % rows % queries);
-            debug_assert!(head < heads, "rows are [kv head][query head of the group][query]");
             let remembered = query + window >= total;
             for (token, &p) in row.iter().enumerate().take(query + 1) {
                 let slot = head * total + token;
@@ -102,14 +101,13 @@ impl Observer for PrefixStatistics {
                 }
             }
         }
-        Ok(())
     }
 
-    fn residual(&mut self, layer: usize, before: &Tensor, after: &Tensor) -> Result<(), EngineError> {
-        let dot = (before * after)?.sum(D::Minus1)?;
-        let norms = (before.sqr()?.sum(D::Minus1)? * after.sqr()?.sum(D::Minus1)?)?.sqrt()?;
-        let cosines = (dot / norms)?.to_vec1::<f32>()?;
-        self.layers[layer].similarity += cosines.iter().map(|&c| f64::from(c)).sum::<f64>();
-        Ok(())
+    fn residual(&mut self, layer: usize, before: &[f32], after: &[f32]) {
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+        for (before, after) in before.chunks_exact(self.hidden).zip(after.chunks_exact(self.hidden)) {
+            let norms = dot(before, before) * dot(after, after);
+            self.layers[layer].similarity += dot(before, after) / norms.sqrt();
+        }
     }
 }
