@@ -161,4 +161,6 @@ suite! {
     replicas::duplicates_and_expired_chunks_go,
     replicas::a_collector_that_slept_deletes_nothing_that_was_stored_since,
     replicas::blocks_match_on_other_replicas_through_the_journal,
+    replicas::an_acknowledged_removal_survives_its_replica,
+    replicas::an_append_that_is_dropped_is_made_again,
 }

@@ -1,6 +1,6 @@
 //! Deletion and the journal, between replicas.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, task::Poll, time::Duration};
 
 use kvasir_storage::{
     ByteRange, Storage, StorageError,
@@ -166,4 +166,42 @@ pub(crate) async fn blocks_match_on_other_replicas_through_the_journal(backend: 
     let compact = GcPolicy { journal_retention: Duration::ZERO, ..at_once() };
     assert!(collect(&a, &compact).await.batches_deleted >= 3);
     assert_eq!(backend.replica().await.journal_tail().await.expect("tails"), 0);
+}
+
+/// A removal is durable in the journal before it is acknowledged: a replica that is killed right after its answer has told
+/// the others.
+pub(crate) async fn an_acknowledged_removal_survives_its_replica(backend: &Backend) {
+    let (a, b) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&a).await;
+    let tokens: Vec<Vec<u32>> = [95, 96].map(|seed| chunks::tokens(seed, 300)).into();
+    let stored: Vec<_> = tokens.iter().map(|tokens| chunks::chunk(root, tokens, 0, 300, 50)).collect();
+    for chunk in &stored {
+        put(&a, chunk).await;
+    }
+    a.journal_append().await.expect("appends");
+    b.journal_tail().await.expect("tails");
+    assert_eq!((matched(&b, &tokens[0]).await, matched(&b, &tokens[1]).await), (300, 300));
+    a.remove(&key(&stored[0])).await.expect("removes");
+    a.remove_chunk(&tenant(), &model_id(), &stored[1].seq_hash).await.expect("removes");
+    drop(a); // killed: nothing that waited in its memory is ever written
+    assert_eq!(b.journal_tail().await.expect("tails"), 2);
+    assert_eq!((matched(&b, &tokens[0]).await, matched(&b, &tokens[1]).await), (0, 0));
+}
+
+/// The task that appends to the journal is aborted when a replica stops: what it had under way is not lost.
+pub(crate) async fn an_append_that_is_dropped_is_made_again(backend: &Backend) {
+    let (a, b) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&a).await;
+    let tokens = chunks::tokens(97, 300);
+    put(&a, &chunks::chunk(root, &tokens, 0, 300, 50)).await;
+    {
+        let mut append = std::pin::pin!(a.journal_append());
+        if let Poll::Ready(appended) = futures::poll!(append.as_mut()) {
+            // A store in memory answers at once: nothing to drop.
+            assert_eq!(appended.expect("appends"), 1);
+            return;
+        }
+    }
+    assert_eq!(a.journal_append().await.expect("appends"), 1, "the entry waits again");
+    assert!(b.journal_tail().await.expect("tails") >= 1);
 }

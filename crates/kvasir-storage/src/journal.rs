@@ -1,7 +1,8 @@
 //! The journal: what one replica learns, the others learn soon.
 //!
-//! Each replica appends batches under a name of its own and tails those of the others. Nothing rests on it: a lost,
-//! late, doubled or damaged batch costs hits inside chunks until the store is asked. Batches go after their retention.
+//! Each replica appends batches under a name of its own and tails those of the others. What was stored does not rest on it: a
+//! lost, late, doubled or damaged batch costs hits inside chunks until the store is asked. What was removed does: a removal by
+//! request is in a batch before it is acknowledged. Batches go after their retention.
 //!
 //! ```text
 //! batch = "KVSJ" · version 2 · entry … · CRC32C of all before
@@ -83,6 +84,8 @@ pub(crate) struct Journal {
     pub(crate) replica: Name,
     next: AtomicU64,
     waiting: Mutex<Vec<JournalEntry>>,
+    /// Held while a batch is on its way: whoever has it and finds nothing waiting knows that all before is durable.
+    appending: tokio::sync::Mutex<()>,
     dropped: AtomicU64,
     /// The last batch seen of each replica.
     seen: Mutex<HashMap<Name, u64>>,
@@ -101,6 +104,7 @@ impl Journal {
             replica,
             next: AtomicU64::new(0),
             waiting: Mutex::default(),
+            appending: tokio::sync::Mutex::default(),
             dropped: AtomicU64::new(0),
             seen: Mutex::default(),
             looks_by_folder: AtomicU32::new(0),
@@ -126,12 +130,13 @@ impl Journal {
     }
 
     /// What waits, and the number of its batch.
-    fn take(&self) -> Option<(u64, Vec<JournalEntry>)> {
+    fn take(&self) -> Option<Unsent<'_>> {
         let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
             return None;
         }
-        Some((self.next.fetch_add(1, Ordering::Relaxed), std::mem::take(&mut *waiting)))
+        let n = self.next.fetch_add(1, Ordering::Relaxed);
+        Some(Unsent { journal: self, n, entries: std::mem::take(&mut *waiting) })
     }
 
     /// How far all journals were heard, this replica's own to its last batch and what waits for the next one.
@@ -145,27 +150,40 @@ impl Journal {
     }
 }
 
+/// Entries on their way to the store. Those that are still here when it is dropped wait again.
+struct Unsent<'a> {
+    journal: &'a Journal,
+    n: u64,
+    entries: Vec<JournalEntry>,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        if !self.entries.is_empty() {
+            let mut waiting = self.journal.waiting.lock();
+            self.entries.append(&mut waiting);
+            self.entries.truncate(limits::JOURNAL_WAITING_MAX);
+            *waiting = std::mem::take(&mut self.entries);
+        }
+    }
+}
+
 impl Storage {
-    /// Appends what waits as one batch. Gives the number of entries.
+    /// Appends what waits as one batch. Gives the number of entries. When it returns, all that waited when it was called is
+    /// durable; where it is dropped, the entries wait on.
     ///
     /// # Errors
     /// [`StorageError::Store`]; the entries wait on.
     pub async fn journal_append(&self) -> Result<usize, StorageError> {
-        let Some((n, mut entries)) = self.journal.take() else { return Ok(0) };
-        let path = self.store.layout.path(&Key::Journal { replica: self.journal.replica.clone(), n });
-        match self.store.store.put_opts(&path, encode(&entries).into(), PutMode::Overwrite.into()).await {
-            Ok(_) => {
-                self.reached(Transition::JournalAppended);
-                Ok(entries.len())
-            }
-            Err(error) => {
-                let mut waiting = self.journal.waiting.lock();
-                entries.append(&mut waiting);
-                entries.truncate(limits::JOURNAL_WAITING_MAX);
-                *waiting = entries;
-                Err(StorageError::store("appending to the journal")(error))
-            }
-        }
+        let _one_at_a_time = self.journal.appending.lock().await;
+        let Some(mut batch) = self.journal.take() else { return Ok(0) };
+        let path =
+            self.store.layout.path(&Key::Journal { replica: self.journal.replica.clone(), n: batch.n });
+        let appended =
+            self.store.store.put_opts(&path, encode(&batch.entries).into(), PutMode::Overwrite.into()).await;
+        appended.map_err(StorageError::store("appending to the journal"))?;
+        self.reached(Transition::JournalAppended);
+        Ok(std::mem::take(&mut batch.entries).len())
     }
 
     /// Reads what other replicas have appended since the last call. Gives the number of entries.

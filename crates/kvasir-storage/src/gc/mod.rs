@@ -150,19 +150,21 @@ impl StoreTime {
 }
 
 impl Storage {
-    /// Removes one object of a chunk: hidden from lookups now, gone after the grace. Idempotent.
+    /// Removes one object of a chunk: hidden from lookups now, gone after the grace. Idempotent. Durable in the journal when
+    /// it returns, so that the other replicas learn it whatever happens to this one.
     ///
     /// # Errors
-    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store): then it may be sent again.
     pub async fn remove(&self, key: &ChunkKey) -> Result<(), StorageError> {
         self.object_bytes(key).await?;
-        self.write_tombstone(key, Removal::Removed).await
+        self.write_tombstone(key, Removal::Removed).await?;
+        self.journal_append().await.map(drop)
     }
 
-    /// Removes all objects of a chunk. Gives how many there were.
+    /// Removes all objects of a chunk, as [`remove`](Self::remove) does. Gives how many there were.
     ///
     /// # Errors
-    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store): then it may be sent again.
     pub async fn remove_chunk(
         &self,
         tenant: &Name,
@@ -173,6 +175,7 @@ impl Storage {
         for key in &keys {
             self.write_tombstone(key, Removal::Removed).await?;
         }
+        self.journal_append().await?;
         let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
         if keys.is_empty() { Err(unknown) } else { Ok(keys.len()) }
     }
