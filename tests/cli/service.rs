@@ -96,6 +96,8 @@ fn the_configuration_is_checked_and_printed() {
     assert!(bench.ok("config --example").contains("#listen = "));
     bench.run("config").fails(exit::CONFIG, &["store.url"]);
     bench.run("config --stroe.url memory://").fails(exit::USAGE, &["--store.url"]);
+    bench.run("config stray").fails(exit::USAGE, &["'stray'"]);
+    bench.run("config --store.url").fails(exit::USAGE, &["--store.url <VALUE>"]);
 }
 
 #[test]

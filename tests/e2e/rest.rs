@@ -1,7 +1,9 @@
 //! Store, find, read, restart.
 
+use std::sync::Arc;
+
 use kvasir_api::{ConfigResponse, LookupRequest, ProfileList, StoredChunk, routes};
-use kvasir_storage::store::StoreConfig;
+use kvasir_storage::{Storage, index::Index, observe::NoObserver, store::StoreConfig};
 use kvasir_tests::{
     chunks,
     s3::{Lacks, S3Server},
@@ -266,8 +268,13 @@ async fn deleted_chunks_are_hidden_and_a_rebuilt_index_finds_the_rest() {
     let cache = directory.path().join("other");
     let mut config = kvasir_server::Config::embedded(&cache).expect("a path");
     config.store = file_store(&directory);
-    let done = kvasir_server::rebuild_index(&config, |_| {}).await.expect("rebuilds");
+    let store = kvasir_server::open_store(&config, Arc::new(NoObserver)).expect("opens");
+    let index = Index::sled(config.cache.directory.clone(), store.identity, 1 << 20).expect("opens");
+    let abilities = store.probe().await.expect("answers");
+    let storage = Storage::new(store, abilities, index, config.storage.clone());
+    let done = storage.rebuild_index(|_| {}).await.expect("rebuilds");
     assert_eq!((done.failed, done.indexed), (0, 2), "what has a tombstone is not indexed");
+    drop(storage);
     let service = Service::start(file_store(&directory), &cache).await;
     assert_eq!(service.lookup_tokens(model_id, &tokens[..2_000]).await.matched_tokens, 2_000);
     service.stop().await;

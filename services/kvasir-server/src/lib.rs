@@ -34,5 +34,5 @@ pub use config::{
 };
 pub use encryption_keys::EncryptionKeysError;
 pub use run_error::RunError;
-pub use server::{listen, open_store, rebuild_index, run, shutdown_signal};
+pub use server::{listen, open_store, run, shutdown_signal};
 pub use tls::TlsError;

@@ -33,9 +33,6 @@ pub enum RunError {
     /// The store's settings are impossible.
     #[error(transparent)]
     Store(#[from] OpenError),
-    /// The index could not be rebuilt.
-    #[error("rebuilding the hot index: {0}; what was indexed stays, run it again")]
-    Rebuild(String),
     /// The hot tier's folder cannot be made or listed.
     #[error("the hot tier under {directory}: {source}; check hot.directory, or set hot.disk = 0")]
     Hot {

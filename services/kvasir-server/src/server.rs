@@ -4,8 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use hyper_util::server::graceful::GracefulShutdown;
 use kvasir_storage::{
-    RebuildProgress, Storage, hot::HotTier, index::Index, observe::StoreObserver, seal::KeyService,
-    store::OpenStore,
+    Storage, hot::HotTier, index::Index, observe::StoreObserver, seal::KeyService, store::OpenStore,
 };
 use tokio::{net::TcpListener, sync::Semaphore};
 use tower::ServiceExt;
@@ -100,21 +99,6 @@ pub async fn run(
     background::flush(&state).await;
     tracing::info!("stopped");
     Ok(())
-}
-
-/// Fills the hot index of `config` from what the store holds, without serving.
-///
-/// # Errors
-/// [`RunError`] when the index or the store cannot be opened, or the store cannot be reached or listed.
-pub async fn rebuild_index(
-    config: &Config,
-    progress: impl FnMut(RebuildProgress),
-) -> Result<RebuildProgress, RunError> {
-    let store = open_store(config, Arc::new(Metrics::new()))?;
-    let index = open_index(config, &store)?;
-    let abilities = store.probe().await.map_err(|e| RunError::Rebuild(e.to_string()))?;
-    let storage = Storage::new(store, abilities, index, config.storage.clone());
-    storage.rebuild_index(progress).await.map_err(|e| RunError::Rebuild(e.to_string()))
 }
 
 fn warn_if_unprotected(config: &Config, address: SocketAddr) {

@@ -13,8 +13,6 @@ pub enum EvictReason {
     Capacity,
     /// It was worth less than everything there, and not taken in.
     NotAdmitted,
-    /// Its time was over. No policy has such frames any more: the label stays for those who read it.
-    Expired,
     /// Its checksum or length was wrong.
     Corrupt,
     /// Its object was deleted.
@@ -23,15 +21,13 @@ pub enum EvictReason {
 
 impl EvictReason {
     /// All reasons, for tables.
-    pub const ALL: [Self; 5] =
-        [Self::Capacity, Self::NotAdmitted, Self::Expired, Self::Corrupt, Self::Removed];
+    pub const ALL: [Self; 4] = [Self::Capacity, Self::NotAdmitted, Self::Corrupt, Self::Removed];
 
     /// As a metric label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Capacity => "capacity",
             Self::NotAdmitted => "not_admitted",
-            Self::Expired => "expired",
             Self::Corrupt => "corrupt",
             Self::Removed => "removed",
         }
