@@ -97,6 +97,14 @@ impl Backend {
         self.replica_with(|_| {}).await
     }
 
+    /// The replica that has the only disk, started anew.
+    async fn replica_on_disk(&self) -> Arc<Storage> {
+        let store = self.open();
+        let abilities = store.probe().await.expect("the store answers");
+        let index = Index::sled(self.directory.path().join("index"), store.identity, 1 << 20).expect("opens");
+        Storage::new(store, abilities, index, Settings::new(self.directory.path().join("spool")))
+    }
+
     async fn replica_with(&self, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {
         let store = self.open();
         let abilities = store.probe().await.expect("the store answers");
@@ -163,4 +171,5 @@ suite! {
     replicas::blocks_match_on_other_replicas_through_the_journal,
     replicas::an_acknowledged_removal_survives_its_replica,
     replicas::an_append_that_is_dropped_is_made_again,
+    replicas::an_index_older_than_the_journal_is_emptied,
 }

@@ -205,3 +205,30 @@ pub(crate) async fn an_append_that_is_dropped_is_made_again(backend: &Backend) {
     assert_eq!(a.journal_append().await.expect("appends"), 1, "the entry waits again");
     assert!(b.journal_tail().await.expect("tails") >= 1);
 }
+
+/// A replica that was away while a removal came and left the journal does not offer what is gone from the index it kept.
+pub(crate) async fn an_index_older_than_the_journal_is_emptied(backend: &Backend) {
+    let retention = Duration::from_secs(2);
+    let a = backend.replica().await;
+    let root = prepare(&a).await;
+    let tokens = chunks::tokens(98, 300);
+    let chunk = chunks::chunk(root, &tokens, 0, 300, 50);
+    put(&a, &chunk).await;
+    a.journal_append().await.expect("appends");
+    let early = backend.replica_on_disk().await;
+    early.journal_tail().await.expect("tails");
+    early.index().flush();
+    drop(early);
+    let again = backend.replica_on_disk().await;
+    assert!(!again.empty_outdated_index(retention), "it was away for a moment");
+    assert_eq!(again.index().len(), 1);
+    drop(again);
+    a.remove(&key(&chunk)).await.expect("removes");
+    tokio::time::sleep(retention).await;
+    let compact = GcPolicy { journal_retention: Duration::ZERO, ..at_once() };
+    assert!(collect(&a, &compact).await.batches_deleted > 0);
+    let late = backend.replica_on_disk().await;
+    assert!(late.empty_outdated_index(retention));
+    late.journal_tail().await.expect("tails");
+    assert_eq!(matched(&late, &tokens).await, 0);
+}

@@ -19,6 +19,7 @@ use std::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -203,7 +204,25 @@ impl Storage {
         self.tail(false).await
     }
 
+    /// Empties the index where removals may have left the journal, which keeps them for `retention`, since this replica last
+    /// heard all of it: it would offer what is gone. Says whether that was so. To be called before the first lookup, on a store
+    /// that was probed.
+    pub fn empty_outdated_index(&self, retention: Duration) -> bool {
+        let Some(now) = self.store.now_ms() else { return false };
+        let heard_until = self.index.heard_until();
+        // A tenth is left for the first look at the journal.
+        let limit = i64::try_from(retention.as_millis() * 9 / 10).unwrap_or(i64::MAX);
+        if heard_until.is_some_and(|heard| now.saturating_sub(heard) < limit) {
+            return false;
+        }
+        // A new one is emptied, too: then it lacks no removal up to now.
+        self.index.clear();
+        self.index.set_heard_until(now);
+        heard_until.is_some()
+    }
+
     async fn tail(&self, tells: bool) -> Result<usize, StorageError> {
+        let begun = self.store.now_ms();
         let mut applied = 0;
         for (replica, numbers) in self.fresh_batches().await? {
             let batches = stream::iter(numbers).map(|n| self.read_batch(&replica, n));
@@ -215,6 +234,9 @@ impl Storage {
                 }
                 self.journal.seen.lock().insert(replica.clone(), n);
             }
+        }
+        if let Some(begun) = begun {
+            self.index.set_heard_until(begun);
         }
         Ok(applied)
     }

@@ -25,6 +25,7 @@ impl Storage {
         &self,
         mut progress: impl FnMut(RebuildProgress),
     ) -> Result<RebuildProgress, StorageError> {
+        let begun = self.store.now_ms();
         let prefix = self.store.layout.tenants_prefix();
         let listed = self.store.store.list(Some(&prefix));
         let keys =
@@ -62,6 +63,10 @@ impl Storage {
                 }
             }
             progress(state);
+        }
+        // What was removed before is not in rows that were all made since.
+        if let (None, Some(begun)) = (self.index.heard_until(), begun) {
+            self.index.set_heard_until(begun);
         }
         self.index.flush();
         Ok(state)

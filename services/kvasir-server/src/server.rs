@@ -86,7 +86,7 @@ pub async fn run(
     warn_if_unprotected(&config, address);
     let hot = open_hot_tier(&config, &state).await?;
     let _ops = ops_listener::open(&config, &state).await?;
-    let mut starting = tokio::spawn(connect_store(state.clone(), store, index, config.storage.clone(), hot));
+    let mut starting = tokio::spawn(connect_store(state.clone(), store, index, config.clone(), hot));
     // Whoever connects now waits a little, rather than being told that the store has not answered yet.
     let early = tokio::time::timeout(limits::STORE_WAIT_AT_START_MAX, &mut starting).await.is_ok();
     let mut background = background::start(&state, &config);
@@ -163,7 +163,7 @@ async fn connect_store(
     state: AppState,
     store: OpenStore,
     index: Index,
-    settings: kvasir_storage::Settings,
+    config: Config,
     hot: Option<Arc<HotTier>>,
 ) {
     let mut pause = Duration::from_millis(200);
@@ -184,7 +184,16 @@ async fn connect_store(
     if let Err(error) = store.probe_direct().await {
         tracing::warn!(%error, "whether the store checks uploads is not known: direct uploads are read whole");
     }
-    state.set_storage(Storage::with_hot(store, abilities, index, settings, hot));
+    let storage = Storage::with_hot(store, abilities, index, config.storage, hot);
+    let retention = config.gc.policy.journal_retention;
+    if storage.empty_outdated_index(retention) {
+        tracing::warn!(
+            ?retention,
+            "the hot index was emptied: this replica was away for longer than journal.retention keeps removals; it fills again from \
+             the store"
+        );
+    }
+    state.set_storage(storage);
     tracing::info!("ready");
 }
 

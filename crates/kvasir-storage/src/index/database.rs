@@ -51,6 +51,16 @@ pub trait HotIndex: fmt::Debug + Send + Sync + 'static {
     fn lineages(&self) -> Option<&LineageCache> {
         None
     }
+    /// The time of the store, in ms, up to which all removals are in the rows; none where nobody said.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn heard_until(&self) -> Result<Option<i64>, IndexError> {
+        Ok(None)
+    }
+    /// Takes note of that time, after the rows that it is about.
+    #[expect(clippy::missing_errors_doc, reason = "as for put")]
+    fn set_heard_until(&self, _store_ms: i64) -> Result<(), IndexError> {
+        Ok(())
+    }
     /// Called on a database that failed: the next process to open it starts it anew. Other threads may still hold
     /// it, so it is not deleted here.
     fn abandon(&self) {}

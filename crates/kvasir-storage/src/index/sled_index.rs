@@ -21,6 +21,7 @@ use crate::limits;
 const FORMAT: u8 = 3;
 const META_IDENTITY: &[u8] = b"identity";
 const META_ROWS: &[u8] = b"rows";
+const META_HEARD: &[u8] = b"heard";
 /// Lies in a database that a running process gave up; whoever opens it next starts it anew.
 const ABANDONED: &str = "KVASIR_ABANDONED";
 
@@ -53,6 +54,7 @@ impl SledIndex {
         if db.get(META_IDENTITY).map_err(error)?.as_deref() != Some(&stamp[..]) {
             rows.clear().map_err(error)?;
             db.remove(META_ROWS).map_err(error)?;
+            db.remove(META_HEARD).map_err(error)?;
             db.insert(META_IDENTITY, stamp).map_err(error)?;
         }
         let row_count = db.get(META_ROWS).map_err(error)?;
@@ -167,6 +169,7 @@ impl HotIndex for SledIndex {
 
     fn clear(&self) -> Result<(), IndexError> {
         self.rows.clear().map_err(error)?;
+        self.db.remove(META_HEARD).map_err(error)?;
         self.row_count.store(0, Ordering::Relaxed);
         self.lineages.clear();
         Ok(())
@@ -180,6 +183,15 @@ impl HotIndex for SledIndex {
     #[expect(private_interfaces, reason = "as in the trait")]
     fn lineages(&self) -> Option<&LineageCache> {
         Some(&self.lineages)
+    }
+
+    fn heard_until(&self) -> Result<Option<i64>, IndexError> {
+        let found = self.db.get(META_HEARD).map_err(error)?;
+        Ok(found.and_then(|ms| Some(i64::from_le_bytes(*ms.first_chunk()?))))
+    }
+
+    fn set_heard_until(&self, store_ms: i64) -> Result<(), IndexError> {
+        self.db.insert(META_HEARD, &store_ms.to_le_bytes()[..]).map(drop).map_err(error)
     }
 
     fn abandon(&self) {

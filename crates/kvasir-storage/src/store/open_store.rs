@@ -2,11 +2,12 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
 use kvasir_types::Name;
 use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory, path::Path};
+use tokio::time::Instant;
 
 use super::{
     config::{OpenError, StoreConfig, StoreKind},
@@ -42,6 +43,8 @@ pub struct OpenStore {
     pub unfinished: Option<UnfinishedUploads>,
     /// Set once the store was found to refuse conditional creates altogether: they are made without the condition.
     pub(crate) plain_creates: Arc<AtomicBool>,
+    /// The store's time at a moment of this process, once it was probed.
+    pub(super) probed_at: Arc<OnceLock<(i64, Instant)>>,
 }
 
 impl OpenStore {
@@ -89,6 +92,13 @@ impl OpenStore {
         self.keys.as_ref().is_some_and(|keys| keys.current(tenant).is_some())
     }
 
+    /// The store's time in ms, as it was when the store was probed and has gone on since by this process's clock, which no
+    /// wall clock moves; none before.
+    pub fn now_ms(&self) -> Option<i64> {
+        let (store_ms, since) = self.probed_at.get()?;
+        Some(store_ms.saturating_add(i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX)))
+    }
+
     /// Wraps a backend that exists already: tests and fault injection.
     pub fn with<T: ObjectStore>(
         backend: T,
@@ -113,6 +123,7 @@ impl OpenStore {
             directory: None,
             unfinished: None,
             plain_creates,
+            probed_at: Arc::default(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use futures::future::join_all;
 use object_store::{Error, ObjectStoreExt, PutMode, PutPayload, Result, path::Path};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::open_store::OpenStore;
@@ -54,7 +55,9 @@ impl OpenStore {
 
     /// Whether exactly one create went through and its bytes are there. Leaves nothing behind.
     async fn won(&self, path: &Path, created: &[bool]) -> Result<bool> {
-        let left = self.store.get(path).await?.bytes().await?;
+        let found = self.store.get(path).await?;
+        let _ = self.probed_at.set((found.meta.last_modified.timestamp_millis(), Instant::now()));
+        let left = found.bytes().await?;
         self.store.delete(path).await?;
         let mut winners = created.iter().enumerate().filter(|(_, won)| **won).map(|(n, _)| n);
         let first = winners.next();

@@ -145,6 +145,16 @@ impl Index {
         self.with(HotIndex::clear);
     }
 
+    /// The time of the store, in ms, up to which all removals are in the rows; none where that is not known.
+    pub fn heard_until(&self) -> Option<i64> {
+        self.with(HotIndex::heard_until).flatten()
+    }
+
+    /// Takes note of that time.
+    pub fn set_heard_until(&self, store_ms: i64) {
+        self.with(|index| index.set_heard_until(store_ms));
+    }
+
     /// Writes what is only in memory; called now and then and at shutdown.
     pub fn flush(&self) {
         self.with(HotIndex::flush);
