@@ -5,6 +5,7 @@
 
 #![allow(clippy::print_stdout, reason = "what a store lacks is the suite's result; --nocapture shows it")]
 
+mod removal;
 mod replicas;
 mod semantics;
 mod storage_core;
@@ -161,4 +162,6 @@ suite! {
     replicas::duplicates_and_expired_chunks_go,
     replicas::a_collector_that_slept_deletes_nothing_that_was_stored_since,
     replicas::blocks_match_on_other_replicas_through_the_journal,
+    removal::removing_a_chunk_hides_however_many_objects_it_has,
+    removal::a_chunk_stored_after_many_removals_is_found_and_removed_again,
 }

@@ -31,7 +31,7 @@ async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
 }
 
 /// Stores a chunk whatever name it gets.
-async fn put_any(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
+pub(crate) async fn put_any(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
     let stored = storage.put_chunk(&tenant(), &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
     ChunkKey { object_digest: stored.expect("stores").object_digest, ..key(chunk) }
 }

@@ -36,6 +36,7 @@ mod select;
 mod spool;
 mod storage;
 pub mod store;
+mod tombstones;
 pub mod trace;
 pub mod transitions;
 mod uploads;

@@ -61,7 +61,7 @@ pub const STORE_DELETES_AT_ONCE: usize = 8;
 pub const LOOKUP_PARALLEL: usize = 16;
 /// Chunks probed in the first, the second and each later round of a cold lookup.
 pub const PROBE_ROUNDS: [usize; 3] = [4, 60, 192];
-/// Objects of one seq_hash that a reader considers; GC removes duplicates.
+/// Objects of one seq_hash without a tombstone that a reader considers; GC removes duplicates.
 pub const OBJECTS_PER_SEQ_MAX: usize = 8;
 /// Misses remembered at once: 40 bytes each.
 pub const NEGATIVE_ENTRIES_MAX: usize = 65_536;

@@ -28,8 +28,7 @@ use self::{capacity::CapacityPlan, tenant_budget::TenantActionBudget};
 use crate::{
     Pins, Storage, StorageError,
     eviction::PolicyKind,
-    index::{Scope, prefer},
-    journal::JournalEntry,
+    index::prefer,
     layout::{ChunkKey, Key},
     ledger::Count,
     limits,
@@ -169,41 +168,18 @@ impl Storage {
         model_id: &ModelId,
         seq_hash: &SeqHash,
     ) -> Result<usize, StorageError> {
-        let keys = self.objects(tenant, model_id, seq_hash).await?;
-        for key in &keys {
-            self.write_tombstone(key, Removal::Removed).await?;
+        let prefix = self.store.layout.chunk_prefix(tenant, model_id, seq_hash);
+        let mut listing = self.store.store.list(Some(&prefix));
+        let failed = StorageError::store("listing a chunk's objects");
+        let mut removed = 0;
+        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+            if let Some(Key::Chunk(key)) = self.store.layout.parse(&meta.location) {
+                self.write_tombstone(&key, Removal::Removed).await?;
+                removed += 1;
+            }
         }
         let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
-        if keys.is_empty() { Err(unknown) } else { Ok(keys.len()) }
-    }
-
-    /// Whether an object has a tombstone.
-    pub(crate) async fn has_tombstone(&self, key: &ChunkKey) -> Result<bool, StorageError> {
-        let path = self.store.layout.path(&Key::Tombstone(key.clone()));
-        match self.store.store.head(&path).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
-            Err(error) => Err(StorageError::store("asking for a tombstone")(error)),
-        }
-    }
-
-    /// Writes an object's tombstone, forgets the object, and announces the removal.
-    pub(crate) async fn write_tombstone(&self, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
-        let path = self.store.layout.path(&Key::Tombstone(key.clone()));
-        let payload = PutPayload::from_static(reason.as_str().as_bytes());
-        // The first one counts: a later one must not make an object younger.
-        match self.store.store.put_opts(&path, payload, PutMode::Create.into()).await {
-            Ok(_)
-            | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
-            Err(error) => return Err(StorageError::store("writing a tombstone")(error)),
-        }
-        self.reached(Transition::TombstoneWritten);
-        self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
-        let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
-        let entry = JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason };
-        self.announce(&entry, &self.journal.replica).await;
-        self.journal.push(entry);
-        Ok(())
+        if removed == 0 { Err(unknown) } else { Ok(removed) }
     }
 
     /// One pass over the whole store. Any number may run at once, anywhere.
