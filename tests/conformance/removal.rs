@@ -1,12 +1,21 @@
 //! Removal: what a request removed is hidden, whatever else of its chunk there is and whoever writes beside it.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use futures::FutureExt;
 use kvasir_storage::StorageError;
-use kvasir_tests::chunks;
+use kvasir_tests::{
+    chunks,
+    hooked::{Hook, Hooked},
+};
 
 use crate::{
     Backend,
     replicas::put_any,
-    storage_core::{key, matched, model_id, prepare, put, tenant},
+    storage_core::{body, key, matched, model_id, prepare, put, tenant},
 };
 
 /// More objects of one chunk than a reader considers.
@@ -51,4 +60,43 @@ pub(crate) async fn a_chunk_stored_after_many_removals_is_found_and_removed_agai
     }
     let unknown = storage.remove(&key(&chunks::chunk(root, &tokens, 0, 48, 50))).await;
     assert!(matches!(unknown, Err(StorageError::UnknownChunk { .. })), "{unknown:?}");
+}
+
+/// Somebody removes the chunk each time its bytes have come into the store, before they are acknowledged.
+#[tokio::test]
+async fn a_chunk_removed_while_it_is_stored_is_never_acknowledged_under_a_removed_name() {
+    for removals in [1, 3, usize::MAX] {
+        let backend = Backend::memory();
+        let other = backend.replica().await;
+        let root = prepare(&other).await;
+        let tokens = chunks::tokens(122, 64);
+        let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+        let (left, seq_hash) = (Arc::new(AtomicUsize::new(removals)), chunk.seq_hash);
+        let remover = Arc::clone(&other);
+        let hook: Hook = Arc::new(move |request, path| {
+            let (left, other) = (Arc::clone(&left), Arc::clone(&remover));
+            async move {
+                let is_chunk = request == Hooked::Written && path.as_ref().ends_with(".kvc");
+                let one_less = |left: usize| left.checked_sub(1);
+                if is_chunk && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+                    other.remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
+                }
+                Ok(())
+            }
+            .boxed()
+        });
+        let storage = backend.hooked_replica(hook).await;
+        let stored = storage.put_chunk(&tenant(), &model_id(), &seq_hash, body(&chunk.bytes)).await;
+        let expected = if removals == usize::MAX { 0 } else { 64 };
+        for replica in [&storage, &backend.replica().await] {
+            assert_eq!(matched(replica, &tokens).await, expected, "{removals} removals: {stored:?}");
+        }
+        match stored {
+            Ok(stored) => {
+                let found = other.preferred(&tenant(), &model_id(), &seq_hash).await.expect("is there");
+                assert_eq!(found.object_digest, stored.object_digest);
+            }
+            Err(error) => assert!(removals == usize::MAX && error.code().is_retryable(), "{error}"),
+        }
+    }
 }

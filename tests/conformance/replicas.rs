@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Everything at once, so that tests need no clock.
-fn at_once() -> GcPolicy {
+pub(crate) fn at_once() -> GcPolicy {
     GcPolicy {
         grace: Duration::ZERO,
         tombstone_retention: Duration::from_secs(3600),
@@ -26,7 +26,7 @@ fn at_once() -> GcPolicy {
     }
 }
 
-async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
+pub(crate) async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
     storage.collect_garbage(policy, |_| {}).await.expect("collects")
 }
 

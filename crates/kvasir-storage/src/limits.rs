@@ -63,6 +63,9 @@ pub const LOOKUP_PARALLEL: usize = 16;
 pub const PROBE_ROUNDS: [usize; 3] = [4, 60, 192];
 /// Objects of one seq_hash without a tombstone that a reader considers; GC removes duplicates.
 pub const OBJECTS_PER_SEQ_MAX: usize = 8;
+/// Names under which one PUT stores its object, where each is removed before it is acknowledged: more removals than
+/// anybody sends beside one upload.
+pub const PUT_ATTEMPTS_MAX: usize = 8;
 /// Misses remembered at once: 40 bytes each.
 pub const NEGATIVE_ENTRIES_MAX: usize = 65_536;
 /// How long a miss is remembered.

@@ -21,6 +21,7 @@ use uuid::Uuid;
 use crate::{
     Storage, StorageError,
     chunks::entry_of,
+    index::Scope,
     layout::{ChunkKey, Key, UploadKey},
     presign::Presigner,
 };
@@ -110,8 +111,7 @@ impl Storage {
             object_digest: request.object_digest,
         };
         if self.has_tombstone(&chunk).await? {
-            let reason = "an object of this name is being deleted";
-            return Err(StorageError::DirectUnavailable { reason });
+            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
         }
         let upload_id = Uuid::now_v7();
         let key = UploadKey { chunk, upload_id, bytes: request.bytes, sha256: *sha256.as_bytes() };
@@ -202,8 +202,7 @@ impl Storage {
         self.check_header(&key.tenant, &key.model_id, &key.seq_hash, &head.header).await?;
         same_length(upload, head.header.object_bytes())?;
         if self.has_tombstone(key).await? {
-            let reason = "an object of this name is being deleted";
-            return Err(StorageError::DirectUnavailable { reason });
+            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
         }
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let created = match self.store.store.head(&path).await {
@@ -216,7 +215,13 @@ impl Storage {
             copied.map_err(StorageError::store("copying an upload to its name"))?;
         }
         let entry = Arc::new(entry_of(&head, key.object_digest));
-        Ok(self.stored(key.clone(), &entry, head.block_hashes, created).await)
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        self.indexed(scope, &entry);
+        if self.has_tombstone(key).await? {
+            self.forget(scope, key.object_digest);
+            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
+        }
+        Ok(self.acknowledged(key.clone(), &entry, head.block_hashes, created).await)
     }
 
     /// The store may hold any bytes: all are read, verified and stored by the service.
@@ -283,6 +288,7 @@ impl Storage {
     }
 }
 
+const BEING_DELETED: &str = "an object of this name is being deleted";
 const MISMATCH: &str = "the bytes have another BLAKE3 than was announced";
 
 fn same_length(upload: &UploadKey, bytes: u64) -> Result<(), StorageError> {
