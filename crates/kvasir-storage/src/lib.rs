@@ -42,7 +42,6 @@ pub mod transitions;
 mod uploads;
 mod usage;
 
-pub use contexts::{CollectedContexts, Pins};
 pub use error::StorageError;
 pub use kvasir_container::FORMAT_VERSION;
 pub use ledger::{Reservation, Stored, StoredQuota};

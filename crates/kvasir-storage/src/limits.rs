@@ -106,6 +106,11 @@ pub const JOURNAL_LOOKS_BY_FOLDER: u32 = 30;
 pub const STORE_DATE_UNIT: Duration = Duration::from_secs(1);
 /// Tombstones and deletions of one tenant in one pass of the collector: 100 s at the default rate.
 pub const GC_TENANT_ACTIONS_MAX: u32 = 10_000;
+/// Tombstones of one pass after which the collector reads pins again: one listing of the contexts for so many actions.
+pub const GC_UNCONFIRMED_MAX: usize = 1_000;
+/// Age of such a tombstone at which it does so however few there are: how long a chunk that was pinned at that moment may
+/// be hidden.
+pub const GC_UNCONFIRMED_AGE_MAX: Duration = Duration::from_secs(10);
 /// Epochs of the collector that are kept, for whoever looks.
 pub const EPOCHS_KEPT: usize = 8;
 /// Unfinished uploads in parts that one pass of the collector looks at: ten pages of a listing.

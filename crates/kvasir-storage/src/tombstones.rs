@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use futures::TryStreamExt;
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
-use object_store::{ObjectStoreExt, PutMode, PutPayload};
+use object_store::{ObjectStoreExt, PutMode, PutPayload, path::Path};
 
 use crate::{
     Storage, StorageError,
@@ -45,15 +45,36 @@ impl Storage {
         Ok(removed)
     }
 
+    /// Why the tombstone at `path` is there; none where it is not, or says nothing that is known here.
+    pub(crate) async fn removal_at(&self, path: &Path) -> Result<Option<Removal>, StorageError> {
+        let failed = StorageError::store("reading a tombstone");
+        match self.store.store.get(path).await {
+            Ok(found) => {
+                let text = found.bytes().await.map_err(failed)?;
+                Ok(str::from_utf8(&text).ok().and_then(Removal::parse))
+            }
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
     /// Writes an object's tombstone, forgets the object, and announces the removal.
     pub(crate) async fn write_tombstone(&self, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
         let path = self.store.layout.path(&Key::Tombstone(key.clone()));
         let payload = PutPayload::from_static(reason.as_str().as_bytes());
+        let failed = StorageError::store("writing a tombstone");
         // The first one counts: a later one must not make an object younger.
         match self.store.store.put_opts(&path, payload, PutMode::Create.into()).await {
-            Ok(_)
-            | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
-            Err(error) => return Err(StorageError::store("writing a tombstone")(error)),
+            Ok(_) => {}
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                // But what was asked for is never lifted.
+                let there = self.removal_at(&path).await?;
+                if !reason.is_the_collectors() && there.is_none_or(Removal::is_the_collectors) {
+                    let payload = PutPayload::from_static(reason.as_str().as_bytes());
+                    self.store.store.put(&path, payload).await.map_err(failed)?;
+                }
+            }
+            Err(error) => return Err(failed(error)),
         }
         self.reached(Transition::TombstoneWritten);
         self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);

@@ -155,6 +155,7 @@ fn gc_counts(report: &GcReport) -> BTreeMap<String, u64> {
         ("evicted", report.evicted),
         ("evicted_bytes", report.evicted_bytes),
         ("pinned", report.pinned),
+        ("lifted", report.lifted),
         ("deleted", report.deleted),
         ("deleted_bytes", report.deleted_bytes),
         ("tombstones_deleted", report.tombstones_deleted),

@@ -11,6 +11,7 @@
 //! objects it lists. Replicas' clocks may be wrong by any amount.
 
 mod capacity;
+mod contexts;
 mod expired_salts;
 mod leftovers;
 mod sweep;
@@ -24,9 +25,13 @@ use kvasir_types::{ModelId, Name, SeqHash};
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
 
-use self::{capacity::CapacityPlan, tenant_budget::TenantActionBudget};
+use self::{
+    capacity::CapacityPlan,
+    contexts::{KnownContexts, Pins, Unconfirmed},
+    tenant_budget::TenantActionBudget,
+};
 use crate::{
-    Pins, Storage, StorageError,
+    Storage, StorageError,
     eviction::PolicyKind,
     index::prefer,
     layout::{ChunkKey, Key},
@@ -111,6 +116,8 @@ pub struct GcReport {
     pub context_versions_deleted: u64,
     /// Chunks spared because a context pins them.
     pub pinned: u64,
+    /// Tombstones lifted because a context had pinned the chunk before they were written.
+    pub lifted: u64,
 }
 
 /// A pass under way.
@@ -120,7 +127,9 @@ struct GcPass<'a> {
     started: Instant,
     report: GcReport,
     actions: u32,
+    contexts: KnownContexts,
     pins: Pins,
+    unconfirmed: Unconfirmed,
     capacity_plan: CapacityPlan,
     /// Namespaces with later salts.
     rotated: BTreeSet<(Name, Name)>,
@@ -129,7 +138,7 @@ struct GcPass<'a> {
 }
 
 /// Milliseconds of the store's clock.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StoreTime(i64);
 
 impl StoreTime {
@@ -198,7 +207,9 @@ impl Storage {
             started: Instant::now(),
             report: GcReport { led: true, ..GcReport::default() },
             actions: 0,
+            contexts: KnownContexts::default(),
             pins: Pins::default(),
+            unconfirmed: Unconfirmed::default(),
             capacity_plan: CapacityPlan::default(),
             rotated: BTreeSet::new(),
             count: Count::default(),
@@ -232,12 +243,14 @@ impl Storage {
                 }
                 _ => {}
             }
+            self.confirm_due(&mut pass).await?;
         }
         self.evaluate_chunk(&mut pass, group).await?;
         self.publish_count(std::mem::take(&mut pass.count));
         self.collect_expired_salts(&mut pass).await?;
         let plan = std::mem::take(&mut pass.capacity_plan);
         self.evict_to_capacity(&mut pass, plan).await?;
+        self.confirm_all(&mut pass).await?;
         progress(&pass.report);
         self.compact_journal(&mut pass).await?;
         self.sweep_leftovers(&mut pass).await?;
@@ -346,15 +359,15 @@ impl Storage {
             return Ok(());
         }
         pass.pace().await;
-        self.write_tombstone(key, reason).await
+        self.write_tombstone(key, reason).await?;
+        pass.unconfirmed.push(key);
+        self.confirm_due(pass).await
     }
 
     /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
     async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StorageError> {
         let dry_run = pass.policy.dry_run;
-        let contexts = self.collect_contexts(now_ms, pass.policy.grace, dry_run).await?;
-        pass.report.context_versions_deleted = contexts.versions_deleted;
-        pass.pins = contexts.pins;
+        self.read_contexts(pass).await?;
         pass.report.uploads_deleted = self.collect_uploads(now_ms, dry_run).await?;
         Ok(())
     }

@@ -360,6 +360,7 @@ impl Metrics {
             ("leftover_deleted", report.leftovers_deleted),
             ("deleted", report.deleted),
             ("tombstone_deleted", report.tombstones_deleted),
+            ("tombstone_lifted", report.lifted),
             ("batch_deleted", report.batches_deleted),
         ];
         for (action, count) in actions {

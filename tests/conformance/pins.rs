@@ -1,0 +1,156 @@
+//! Pins and the collector: an acknowledged pin holds the bytes, whatever collects meanwhile.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::FutureExt;
+use kvasir_api::{Context, ContextRequest};
+use kvasir_storage::{ByteRange, Storage, StorageError, gc::GcPolicy, layout::Key};
+use kvasir_tests::{
+    chunks::{self, Chunk},
+    hooked::{Hook, Hooked},
+};
+use kvasir_types::SeqHash;
+use object_store::ObjectStoreExt;
+
+use crate::{
+    Backend,
+    replicas::{at_once, collect},
+    storage_core::{key, matched, model_id, name, prepare, put, read, tenant},
+};
+
+/// All chunks are past their time.
+fn all_expired() -> GcPolicy {
+    GcPolicy { ttl: Some(Duration::ZERO), ..at_once() }
+}
+
+async fn pin(storage: &Storage, chunk: SeqHash) -> Result<Context, StorageError> {
+    let request = ContextRequest {
+        model_id: model_id(),
+        namespace: name("n"),
+        chunks: vec![chunk],
+        labels: Default::default(),
+        ttl_s: None,
+        pinned: true,
+    };
+    storage.create_context(&tenant(), request).await
+}
+
+async fn pinned(storage: &Storage) -> Vec<SeqHash> {
+    let list = storage.list_contexts(&tenant(), &Default::default(), 100, None).await.expect("lists");
+    list.contexts.into_iter().filter(|context| context.pinned).flat_map(|context| context.chunks).collect()
+}
+
+/// While the collector writes its first tombstone, everything is pinned: what has none yet is held, what has one refused.
+#[tokio::test]
+async fn a_pin_acknowledged_during_a_pass_holds() {
+    let backend = Backend::memory();
+    let other = backend.replica().await;
+    let root = prepare(&other).await;
+    let contexts: Vec<(Vec<u32>, Chunk)> = (0..4)
+        .map(|i| {
+            let tokens = chunks::tokens(130 + i, 64);
+            let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+            (tokens, chunk)
+        })
+        .collect();
+    for (_, chunk) in &contexts {
+        put(&other, chunk).await;
+    }
+    let (ids, pinner) = (contexts.iter().map(|(_, c)| c.seq_hash).collect::<Vec<_>>(), Arc::clone(&other));
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&answers);
+    let hook: Hook = Arc::new(move |request, path| {
+        let (ids, pinner, told) = (ids.clone(), Arc::clone(&pinner), Arc::clone(&told));
+        async move {
+            let is_first = told.lock().expect("not poisoned").is_empty();
+            if request == Hooked::Written && path.as_ref().contains("/d/") && is_first {
+                for id in ids {
+                    let answer = pin(&pinner, id).await;
+                    told.lock().expect("not poisoned").push((id, answer.map(|_| ())));
+                }
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    let collector = backend.hooked_replica(hook).await;
+    collect(&collector, &all_expired()).await;
+    collect(&other, &all_expired()).await;
+    let answers = std::mem::take(&mut *answers.lock().expect("not poisoned"));
+    let acknowledged: Vec<SeqHash> =
+        answers.iter().filter(|(_, answer)| answer.is_ok()).map(|(id, _)| *id).collect();
+    assert_eq!((answers.len(), acknowledged.len()), (4, 3), "{answers:?}");
+    for (_, answer) in answers {
+        assert!(matches!(answer, Ok(()) | Err(StorageError::UnknownChunk { .. })), "{answer:?}");
+    }
+    // Who hears of a tombstone and of its end offers the chunk again, too.
+    collector.journal_append().await.expect("appends");
+    assert!(other.journal_tail().await.expect("tails") >= 7);
+    let cold = backend.replica().await;
+    for (tokens, chunk) in &contexts {
+        let is_held = acknowledged.contains(&chunk.seq_hash);
+        for replica in [&other, &collector, &cold] {
+            assert_eq!(matched(replica, tokens).await, if is_held { 64 } else { 0 });
+        }
+        assert_eq!(
+            read(&cold, chunk, ByteRange::Whole).await.is_ok(),
+            is_held,
+            "the bytes stay with the pin"
+        );
+    }
+    assert_eq!(pinned(&cold).await, acknowledged, "what was refused pins nothing");
+}
+
+/// A collector ended between its tombstone and its second look at the pins.
+#[tokio::test]
+async fn a_tombstone_on_a_pinned_chunk_is_lifted_before_the_bytes_go() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(140, 64);
+    let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+    put(&storage, &chunk).await;
+    pin(&storage, chunk.seq_hash).await.expect("pins");
+    let tombstone = storage.store().layout.path(&Key::Tombstone(key(&chunk)));
+    for reason in ["expired", "evicted", "contained", "duplicate"] {
+        storage.store().store.put(&tombstone, reason.into()).await.expect("writes");
+        assert_eq!(matched(&backend.replica().await, &tokens).await, 0);
+        let report = collect(&storage, &at_once()).await;
+        assert_eq!(report.deleted, 0, "{reason}: {report:?}");
+        for replica in [&storage, &backend.replica().await] {
+            assert_eq!(matched(replica, &tokens).await, 64, "{reason}");
+        }
+    }
+    // A request removes what is pinned, also where the collector was first.
+    storage.store().store.put(&tombstone, "expired".into()).await.expect("writes");
+    storage.remove_chunk(&tenant(), &model_id(), &chunk.seq_hash).await.expect("removes");
+    assert_eq!(collect(&storage, &at_once()).await.deleted, 1);
+    assert_eq!(matched(&backend.replica().await, &tokens).await, 0);
+}
+
+/// The chunk is removed after it was looked for and before the pin is in the store.
+#[tokio::test]
+async fn a_pin_beside_a_removal_is_withdrawn() {
+    let backend = Backend::memory();
+    let other = backend.replica().await;
+    let root = prepare(&other).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(141, 64), 0, 64, 50);
+    put(&other, &chunk).await;
+    let (remover, seq_hash) = (Arc::clone(&other), chunk.seq_hash);
+    let hook: Hook = Arc::new(move |request, path| {
+        let remover = Arc::clone(&remover);
+        async move {
+            if request == Hooked::Written && path.as_ref().contains("/x/") {
+                remover.remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    let refused = pin(&*backend.hooked_replica(hook).await, seq_hash).await;
+    assert!(matches!(refused, Err(StorageError::UnknownChunk { .. })), "{refused:?}");
+    assert_eq!(pinned(&other).await, []);
+}
