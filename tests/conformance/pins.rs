@@ -1,4 +1,5 @@
-//! Pins and the collector: an acknowledged pin holds the bytes, whatever collects meanwhile.
+//! Pins and the collector: an acknowledged pin holds the bytes, whatever collects meanwhile; what cannot be read holds its
+//! own tenant's bytes and nobody else's.
 
 use std::{
     sync::{Arc, Mutex},
@@ -12,13 +13,13 @@ use kvasir_tests::{
     chunks::{self, Chunk},
     hooked::{Hook, Hooked},
 };
-use kvasir_types::SeqHash;
+use kvasir_types::{Name, ProfileHash, SeqHash};
 use object_store::ObjectStoreExt;
 
 use crate::{
     Backend,
     replicas::{at_once, collect},
-    storage_core::{key, matched, model_id, name, prepare, put, read, tenant},
+    storage_core::{body, key, matched, model_id, name, prepare, put, read, tenant},
 };
 
 /// All chunks are past their time.
@@ -153,4 +154,72 @@ async fn a_pin_beside_a_removal_is_withdrawn() {
     let refused = pin(&*backend.hooked_replica(hook).await, seq_hash).await;
     assert!(matches!(refused, Err(StorageError::UnknownChunk { .. })), "{refused:?}");
     assert_eq!(pinned(&other).await, []);
+}
+
+async fn stored_for(storage: &Arc<Storage>, tenant: &Name, tokens: &[u32]) -> Chunk {
+    storage.register_model(tenant, chunks::spec()).await.expect("registers");
+    let hash = ProfileHash::of(chunks::PROFILE);
+    storage.put_profile(tenant, &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
+    let root = storage.root(tenant, &name("n"), &model_id()).await.expect("a root");
+    let chunk = chunks::chunk(root, tokens, 0, 64, 50);
+    let stored = storage.put_chunk(tenant, &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
+    stored.expect("stores");
+    chunk
+}
+
+#[tokio::test]
+async fn a_damaged_context_holds_its_tenants_chunks_and_stops_nobody() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let (a, b) = (name("a"), name("b"));
+    let held = stored_for(&storage, &a, &chunks::tokens(150, 64)).await;
+    let removed = stored_for(&storage, &a, &chunks::tokens(151, 64)).await;
+    let gone = stored_for(&storage, &b, &chunks::tokens(150, 64)).await;
+    let damaged = Key::Context { tenant: a.clone(), context_id: uuid::Uuid::now_v7(), version: 1 };
+    let damaged = storage.store().layout.path(&damaged);
+    storage.store().store.put(&damaged, "{".into()).await.expect("writes");
+    // A collector had decided on it before.
+    let key = |tenant: &Name, chunk: &Chunk| kvasir_storage::layout::ChunkKey {
+        tenant: tenant.clone(),
+        ..key(chunk)
+    };
+    let tombstone = storage.store().layout.path(&Key::Tombstone(key(&a, &held)));
+    storage.store().store.put(&tombstone, "expired".into()).await.expect("writes");
+    storage.remove(&key(&a, &removed)).await.expect("removes");
+    for policy in [all_expired(), GcPolicy { capacity_bytes: Some(0), ..at_once() }, at_once()] {
+        storage.collect_garbage(&policy, |_| {}).await.expect("one record stops no pass");
+    }
+    let is_there = async |key| storage.read_store(&key, ByteRange::Whole).await.is_ok();
+    assert!(is_there(key(&a, &held)).await, "its pins are not known");
+    assert!(!is_there(key(&a, &removed)).await, "a request removed it");
+    assert!(!is_there(key(&b, &gone)).await, "others go on");
+    storage.store().store.delete(&damaged).await.expect("deletes");
+    collect(&storage, &at_once()).await;
+    assert!(!is_there(key(&a, &held)).await);
+}
+
+/// Of two objects of a chunk one cannot be read now.
+#[tokio::test]
+async fn an_unreadable_object_stops_no_pass() {
+    let backend = Backend::memory();
+    let writer = backend.replica().await;
+    let root = prepare(&writer).await;
+    let tokens = chunks::tokens(160, 64);
+    let objects: Vec<_> = (0..2).map(|v| chunks::variant(root, &tokens, 0, 64, 50, v * 8)).collect();
+    for object in &objects {
+        put(&writer, object).await;
+    }
+    let removed = chunks::chunk(root, &chunks::tokens(161, 64), 0, 64, 50);
+    put(&writer, &removed).await;
+    writer.remove(&key(&removed)).await.expect("removes");
+    let unreadable = writer.store().layout.path(&Key::Chunk(key(&objects[0])));
+    let hook: Hook = Arc::new(move |request, path| {
+        let fails = request == Hooked::Reading && path == unreadable;
+        let source = "not this one".into();
+        let failed = object_store::Error::PermissionDenied { path: path.to_string(), source };
+        futures::future::ready(if fails { Err(failed) } else { Ok(()) }).boxed()
+    });
+    let collector = backend.hooked_replica(hook).await;
+    let report = collector.collect_garbage(&at_once(), |_| {}).await.expect("one object stops no pass");
+    assert_eq!((report.duplicates, report.deleted), (0, 1), "{report:?}");
 }

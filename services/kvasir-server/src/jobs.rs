@@ -156,6 +156,8 @@ fn gc_counts(report: &GcReport) -> BTreeMap<String, u64> {
         ("evicted_bytes", report.evicted_bytes),
         ("pinned", report.pinned),
         ("lifted", report.lifted),
+        ("contexts_unreadable", report.contexts_unreadable),
+        ("unread", report.unread),
         ("deleted", report.deleted),
         ("deleted_bytes", report.deleted_bytes),
         ("tombstones_deleted", report.tombstones_deleted),

@@ -30,12 +30,20 @@ use crate::{
 
 /// Chunks that contexts pin.
 #[derive(Debug, Default)]
-pub(super) struct Pins(HashSet<(Name, ModelId, SeqHash)>);
+pub(super) struct Pins {
+    chunks: HashSet<(Name, ModelId, SeqHash)>,
+    /// Tenants of whom a context cannot be read: any of their chunks may be pinned.
+    unknown: HashSet<Name>,
+}
 
 impl Pins {
-    /// Whether the collector must spare this chunk's objects.
+    /// Whether the collector must spare this chunk's objects: they are pinned, or may be.
     pub(super) fn contains(&self, key: &ChunkKey) -> bool {
-        !self.0.is_empty() && self.0.contains(&(key.tenant.clone(), key.model_id, key.seq_hash))
+        self.unknown.contains(&key.tenant) || self.are_known_to_contain(key)
+    }
+
+    fn are_known_to_contain(&self, key: &ChunkKey) -> bool {
+        !self.chunks.is_empty() && self.chunks.contains(&(key.tenant.clone(), key.model_id, key.seq_hash))
     }
 }
 
@@ -68,23 +76,27 @@ impl Storage {
     pub(super) async fn read_contexts(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
         let before = std::mem::take(&mut pass.contexts);
         let mut pins = Pins::default();
+        let mut unreadable = 0;
         for tenant in self.tenants().await? {
-            self.read_contexts_of(pass, &tenant, &before, &mut pins).await?;
+            unreadable += self.read_contexts_of(pass, &tenant, &before, &mut pins).await?;
         }
+        pass.report.contexts_unreadable = unreadable;
         pass.pins = pins;
         Ok(())
     }
 
+    /// Gives how many contexts cannot be read.
     async fn read_contexts_of(
         &self,
         pass: &mut GcPass<'_>,
         tenant: &Name,
         before: &KnownContexts,
         pins: &mut Pins,
-    ) -> Result<(), StorageError> {
+    ) -> Result<u64, StorageError> {
         let failed = StorageError::store("collecting contexts");
         let prefix = self.store.layout.contexts_prefix(tenant);
         let mut contexts: BTreeMap<Uuid, BTreeMap<u64, ObjectMeta>> = BTreeMap::new();
+        let mut unreadable = 0;
         let mut listing = self.store.store.list(Some(&prefix));
         while let Some(meta) = listing.try_next().await.map_err(&failed)? {
             if let Some(Key::Context { context_id, version, .. }) = self.store.layout.parse(&meta.location) {
@@ -92,15 +104,24 @@ impl Storage {
             }
         }
         for (context_id, versions) in contexts {
-            let Some((newest, stored)) =
-                self.newest_context(pass, tenant, context_id, &versions, before).await?
-            else {
-                continue;
+            let (newest, stored) = match self
+                .newest_context(pass, tenant, context_id, &versions, before)
+                .await
+            {
+                Ok(Some(found)) => found,
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, %tenant, %context_id,
+                        "a context cannot be read: until it can be or is deleted, nothing of its tenant expires or is evicted");
+                    unreadable += 1;
+                    pins.unknown.insert(tenant.clone());
+                    continue;
+                }
             };
             let over = stored.is_over(u64::try_from(pass.now.0).unwrap_or(0));
             if stored.context.pinned && !over {
                 let context = &stored.context;
-                pins.0.extend(context.chunks.iter().map(|c| (tenant.clone(), context.model_id, *c)));
+                pins.chunks.extend(context.chunks.iter().map(|c| (tenant.clone(), context.model_id, *c)));
             }
             for (version, meta) in versions {
                 // Older versions are readable for a while; the last goes once it says that all is over.
@@ -113,7 +134,7 @@ impl Storage {
                 }
             }
         }
-        Ok(())
+        Ok(unreadable)
     }
 
     /// The newest version of a context that is there, and its number. One that was listed may have been withdrawn since.
@@ -155,14 +176,14 @@ impl Storage {
         }
         self.read_contexts(pass).await?;
         for key in tombstones {
-            if pass.pins.contains(&key) {
+            if pass.pins.are_known_to_contain(&key) {
                 self.lift(pass, &key).await?;
             }
         }
         Ok(())
     }
 
-    /// Whether the bytes under a tombstone past its grace stay, because a context pins them.
+    /// Whether the bytes under a tombstone past its grace stay, because a context pins them, or may.
     pub(super) async fn is_held(
         &self,
         pass: &mut GcPass<'_>,
@@ -173,7 +194,14 @@ impl Storage {
         if pass.now.age(tombstone) <= limits::STORE_DATE_UNIT {
             self.read_contexts(pass).await?;
         }
-        Ok(pass.pins.contains(key) && self.lift(pass, key).await?)
+        if pass.pins.are_known_to_contain(key) {
+            return self.lift(pass, key).await;
+        }
+        let reason = match pass.pins.contains(key) {
+            true => self.removal_at(&tombstone.location).await?,
+            false => return Ok(false),
+        };
+        Ok(reason.is_some_and(Removal::is_the_collectors))
     }
 
     /// Lifts the collector's tombstone of a pinned chunk. Gives whether the object stays.

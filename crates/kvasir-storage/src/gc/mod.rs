@@ -114,8 +114,12 @@ pub struct GcReport {
     pub uploads_deleted: u64,
     /// Versions of contexts deleted: superseded, expired or of deleted contexts.
     pub context_versions_deleted: u64,
-    /// Chunks spared because a context pins them.
+    /// Chunks spared because a context pins them, or may.
     pub pinned: u64,
+    /// Contexts that cannot be read: nothing of their tenants expires or is evicted.
+    pub contexts_unreadable: u64,
+    /// Chunk objects that cannot be read and were left as they are.
+    pub unread: u64,
     /// Tombstones lifted because a context had pinned the chunk before they were written.
     pub lifted: u64,
 }
@@ -247,7 +251,7 @@ impl Storage {
         }
         self.evaluate_chunk(&mut pass, group).await?;
         self.publish_count(std::mem::take(&mut pass.count));
-        self.collect_expired_salts(&mut pass).await?;
+        self.collect_expired_salts(&mut pass).await;
         let plan = std::mem::take(&mut pass.capacity_plan);
         self.evict_to_capacity(&mut pass, plan).await?;
         self.confirm_all(&mut pass).await?;
@@ -307,7 +311,11 @@ impl Storage {
             // The usual chunk, one object, young and without a longer sibling, costs no request.
             if !(is_expired || several) {
                 let is_settled = pass.now.age(&meta) >= pass.policy.grace && !pass.pins.contains(&key);
-                if is_settled && self.is_contained_tail(pass, &key).await? {
+                if !is_settled {
+                    continue;
+                }
+                let contained = self.is_contained_tail(pass, &key).await;
+                if pass.read_or_left(&key, contained).unwrap_or(false) {
                     pass.report.contained += 1;
                     self.mark_deleted(pass, &key, Removal::Contained).await?;
                 }
@@ -325,7 +333,9 @@ impl Storage {
                 Ok(row) => sound.push((key, meta, row)),
                 // Of no use, but no reason to lose the other one over it either.
                 Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    pass.read_or_left::<()>(&key, Err(error));
+                }
             }
         }
         sound.sort_by(
@@ -335,8 +345,11 @@ impl Storage {
         );
         // The one that stays is read whole before any other goes: a name is no proof of its bytes.
         let Some((survivor, ..)) = sound.first() else { return Ok(()) };
-        if sound.len() > 1 && !self.is_what_it_is_called(survivor).await? {
-            return Ok(());
+        if sound.len() > 1 {
+            let is_sound = self.is_what_it_is_called(survivor).await;
+            if !pass.read_or_left(survivor, is_sound).unwrap_or(false) {
+                return Ok(());
+            }
         }
         for (key, meta, _) in sound.into_iter().skip(1) {
             if pass.now.age(&meta) >= pass.policy.grace {
@@ -418,6 +431,17 @@ impl GcPass<'_> {
         };
         let is_recent = self.now.age(meta) < limits::LEDGER_RECENT;
         self.count.met(tenant, meta.size, is_recent.then_some(digest));
+    }
+
+    /// What was read of an object; none, with a warning and a count, where it could not be: one object, or one tenant's lost
+    /// key, must not stop the collector of all others.
+    fn read_or_left<T>(&mut self, key: &ChunkKey, read: Result<T, StorageError>) -> Option<T> {
+        let warn = |error: StorageError| {
+            let ChunkKey { tenant, seq_hash, object_digest, .. } = key;
+            tracing::warn!(%error, %tenant, %seq_hash, %object_digest, "the collector leaves an object that it cannot read");
+            self.report.unread += 1;
+        };
+        read.map_err(warn).ok()
     }
 
     /// Waits as long as the rate wants it.
