@@ -48,12 +48,22 @@ impl Storage {
         Err(StorageError::DirectUnavailable { reason })
     }
 
-    /// A presigned URL of an object, and its life in seconds.
+    /// A presigned URL of an object that is there and not being deleted, and its life in seconds.
     ///
     /// # Errors
-    /// [`StorageError::DirectUnavailable`], [`Store`](StorageError::Store). Not whether the object is there: its URL
-    /// will tell.
-    pub async fn direct_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
+    /// [`StorageError::UnknownChunk`], [`DirectUnavailable`](StorageError::DirectUnavailable),
+    /// [`Store`](StorageError::Store).
+    pub async fn object_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
+        self.object_bytes(key).await?;
+        if self.has_tombstone(key).await? {
+            let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
+            return Err(StorageError::UnknownChunk { seq_hash, object_digest });
+        }
+        self.direct_url(key).await
+    }
+
+    /// A presigned URL of an object that is or was offered, and its life in seconds.
+    async fn direct_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
         let life = self.settings.direct.url_ttl;
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let url = self.presigner(&key.tenant)?.get(&path, life).await;
