@@ -7,7 +7,8 @@
 //! the store does not, the service reads the upload whole, as if it had been sent through it.
 //!
 //! With a store that compares, the object's name (its BLAKE3) is the uploader's word, within its own tenant: pieces
-//! have checksums that every reader checks, and a scrub compares the name.
+//! have checksums that every reader checks, and a scrub compares the name. What is stored under a name is never replaced
+//! on that word.
 
 use std::sync::Arc;
 
@@ -140,7 +141,8 @@ impl Storage {
     /// # Errors
     /// [`StorageError::UnknownUpload`]; [`UploadMismatch`](StorageError::UploadMismatch),
     /// [`InvalidChunk`](StorageError::InvalidChunk), [`ChunkMismatch`](StorageError::ChunkMismatch),
-    /// [`UnknownProfile`](StorageError::UnknownProfile): nothing is stored, and the upload is deleted.
+    /// [`UnknownProfile`](StorageError::UnknownProfile); [`DirectUnavailable`](StorageError::DirectUnavailable) where
+    /// another object has the name, or one with it is being deleted: nothing is stored, and the upload is deleted.
     /// [`Store`](StorageError::Store): send it again.
     pub async fn commit_upload(
         self: &Arc<Self>,
@@ -216,7 +218,19 @@ impl Storage {
         }
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let created = match self.store.store.head(&path).await {
-            Ok(there) => there.size != meta.size,
+            Ok(there) => {
+                let is_same = match self.head_at(&path, key).await {
+                    // The directory has the checksum of every piece.
+                    Ok(stored) => there.size == meta.size && stored == head,
+                    Err(error @ StorageError::Store { .. }) => return Err(error),
+                    Err(_) => false,
+                };
+                if !is_same {
+                    // Also where that one is damaged: the service replaces it by what it has read itself.
+                    return Err(StorageError::DirectUnavailable { reason: NAME_TAKEN });
+                }
+                false
+            }
             Err(object_store::Error::NotFound { .. }) => true,
             Err(error) => return Err(StorageError::store("asking for an object")(error)),
         };
@@ -298,6 +312,7 @@ impl Storage {
     }
 }
 
+const NAME_TAKEN: &str = "another object is stored under this name";
 const BEING_DELETED: &str = "an object of this name is being deleted";
 const MISMATCH: &str = "the bytes have another BLAKE3 than was announced";
 
