@@ -5,6 +5,8 @@
 
 #![allow(clippy::print_stdout, reason = "what a store lacks is the suite's result; --nocapture shows it")]
 
+mod pins;
+mod removal;
 mod replicas;
 mod semantics;
 mod storage_core;
@@ -17,12 +19,14 @@ use kvasir_storage::{
     Settings, Storage,
     index::Index,
     observe::NoObserver,
-    store::{OpenStore, StoreConfig},
+    store::{OpenStore, StoreConfig, StoreKind},
 };
 use kvasir_tests::{
+    hooked::{Hook, HookedStore},
     s3::{Conditions, Lacks, S3Server},
     servers::RealServer,
 };
+use object_store::path::Path;
 use tempfile::TempDir;
 
 /// A store to test, and what keeps it alive.
@@ -106,7 +110,19 @@ impl Backend {
     }
 
     async fn replica_with(&self, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {
-        let store = self.open();
+        self.replica_over(self.open(), change).await
+    }
+
+    /// A replica whose requests to the store a test hears of.
+    async fn hooked_replica(&self, hook: Hook) -> Arc<Storage> {
+        let open = self.open();
+        let store = HookedStore::new(open.store, hook);
+        let open =
+            OpenStore::with(store, &Path::default(), StoreKind::Memory, &self.config, Arc::new(NoObserver));
+        self.replica_over(open, |_| {}).await
+    }
+
+    async fn replica_over(&self, store: OpenStore, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {
         let abilities = store.probe().await.expect("the store answers");
         let mut settings = Settings::new(self.directory.path().join("spool"));
         change(&mut settings);
@@ -172,4 +188,6 @@ suite! {
     replicas::an_acknowledged_removal_survives_its_replica,
     replicas::an_append_that_is_dropped_is_made_again,
     replicas::an_index_older_than_the_journal_is_emptied,
+    removal::removing_a_chunk_hides_however_many_objects_it_has,
+    removal::a_chunk_stored_after_many_removals_is_found_and_removed_again,
 }

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Everything at once, so that tests need no clock.
-fn at_once() -> GcPolicy {
+pub(crate) fn at_once() -> GcPolicy {
     GcPolicy {
         grace: Duration::ZERO,
         tombstone_retention: Duration::from_secs(3600),
@@ -26,12 +26,12 @@ fn at_once() -> GcPolicy {
     }
 }
 
-async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
+pub(crate) async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
     storage.collect_garbage(policy, |_| {}).await.expect("collects")
 }
 
 /// Stores a chunk whatever name it gets.
-async fn put_any(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
+pub(crate) async fn put_any(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
     let stored = storage.put_chunk(&tenant(), &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
     ChunkKey { object_digest: stored.expect("stores").object_digest, ..key(chunk) }
 }

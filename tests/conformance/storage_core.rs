@@ -15,7 +15,7 @@ use object_store::ObjectStoreExt;
 
 use crate::Backend;
 
-fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }
 

@@ -276,3 +276,60 @@ async fn the_client_uploads_directly_and_falls_back_by_itself() {
         service.stop().await;
     }
 }
+
+/// An object of the same chunk with other bytes, of another length or of the same, announced under the stored one's name.
+#[tokio::test]
+async fn a_commit_never_replaces_a_stored_object() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let service = served(&server, &directory, |_| {}).await;
+    let (model_id, root) = service.prepare("n").await;
+    let tokens = chunks::tokens(9, 512);
+    let chunk = chunks::chunk(root, &tokens, 0, 512, 2_000);
+    service.put(&model_id, &chunk).await;
+    for forged in
+        [chunks::chunk(root, &tokens, 0, 512, 1_000), chunks::variant(root, &tokens, 0, 512, 2_000, 8)]
+    {
+        let forged = Chunk { object_digest: chunk.object_digest, ..forged };
+        let ticket = announce(&service, &announced(model_id, &forged)).await;
+        assert!(put(&service, &ticket, &forged.bytes).await.status().is_success());
+        expect_problem(commit(&service, &ticket).await, "direct_unavailable").await;
+        assert_eq!(server.keys("/u/"), Vec::<String>::new(), "refused uploads are deleted at once");
+        let other = served(&server, &TempDir::new().expect("a directory"), |_| {}).await;
+        let path = routes::chunk_object(&model_id, &chunk.seq_hash, &chunk.object_digest);
+        let read = other.get(&path, &[]).await.bytes().await.expect("reads");
+        assert!(read == chunk.bytes, "what was stored stays");
+        other.stop().await;
+    }
+    // The same bytes are the same object.
+    let ticket = announce(&service, &announced(model_id, &chunk)).await;
+    assert!(put(&service, &ticket, &chunk.bytes).await.status().is_success());
+    assert_eq!(commit(&service, &ticket).await.status(), StatusCode::OK);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_removed_is_refused_by_every_route_but_by_its_digest() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let service = served(&server, &directory, |_| {}).await;
+    let (model_id, root) = service.prepare("n").await;
+    let tokens = chunks::tokens(10, 256);
+    let chunk = chunks::chunk(root, &tokens, 0, 256, 100);
+    service.put(&model_id, &chunk).await;
+    let path = routes::chunk(&model_id, &chunk.seq_hash);
+    assert_eq!(service.send(Method::DELETE, &path, "").await.status(), StatusCode::NO_CONTENT);
+    assert_eq!(lookup(&service, model_id, &tokens, true).await.matched_tokens, 0);
+    expect_problem(service.get(&path, &[]).await, "unknown_chunk").await;
+    assert_eq!(service.send(Method::HEAD, &path, "").await.status(), StatusCode::NOT_FOUND);
+    let url = routes::object_url(&model_id, &chunk.seq_hash, &chunk.object_digest);
+    expect_problem(service.get(&url, &[]).await, "unknown_chunk").await;
+    let context = serde_json::json!(
+        {"model_id": model_id, "namespace": "n", "chunks": [chunk.seq_hash], "pinned": true});
+    let refused = service.send(Method::POST, routes::CONTEXTS, context.to_string()).await;
+    expect_problem(refused, "unknown_chunk").await;
+    let by_digest = routes::chunk_object(&model_id, &chunk.seq_hash, &chunk.object_digest);
+    let read = service.get(&by_digest, &[]).await.bytes().await.expect("a load under way goes on");
+    assert!(read == chunk.bytes);
+    service.stop().await;
+}

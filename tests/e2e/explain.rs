@@ -125,10 +125,10 @@ async fn evicted(bench: &mut Bench, server: &S3Server, model_id: ModelId, root: 
     bench.service.put(&model_id, &chunk).await;
     let key = server.keys(&chunk.object_digest.to_string()).remove(0);
     let tombstone = key.replace("/c/", "/d/").replace(".kvc", "");
-    server.overwrite(&tombstone, "evicted");
-    // The replica learns of it as of anything in the store: its index row dies when a lookup meets the tombstone.
+    // The replica has to know that it is gone; a request's own reason would stay, so the eviction is written over it.
     let path = routes::chunk(&model_id, &chunk.seq_hash);
     assert_eq!(bench.service.send(Method::DELETE, &path, "").await.status(), StatusCode::NO_CONTENT);
+    server.overwrite(&tombstone, "evicted");
     bench.ask(model_id, "n", &tokens, MissReason::Evicted).await;
 }
 

@@ -203,7 +203,7 @@ const TRIES: &[Try] = tries! {
     };
     "ask for a size" => |storage, ids| storage.object_bytes(&ids.chunk("b")).await;
     "ask for a level" => |storage, ids| storage.level_bytes(&ids.chunk("b"), Level(0)).await;
-    "ask for a URL" => |storage, ids| (storage.object_bytes(&ids.chunk("b")).await, storage.direct_url(&ids.chunk("b")).await);
+    "ask for a URL" => |storage, ids| storage.object_url(&ids.chunk("b")).await;
     "remove an object" => |storage, ids| storage.remove(&ids.chunk("b")).await;
     "remove a chunk" => |storage, ids| storage.remove_chunk(&name("b"), &model_id(), &ids.key[0]).await;
     "commit an upload" => |storage, ids| storage.commit_upload(&name("b"), ids.upload).await;

@@ -1,6 +1,6 @@
 //! Storing chunk objects: a body is verified as it streams in and becomes visible only as a whole.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -15,6 +15,7 @@ use crate::{
     journal::JournalEntry,
     layout::{ChunkKey, Key},
     ledger::Stored,
+    limits,
     spool::Spool,
     trace::carry,
     transitions::Transition,
@@ -39,6 +40,15 @@ pub(crate) fn entry_of(head: &Head, object_digest: ObjectDigest) -> IndexEntry {
             level_bytes: levels.filter_map(|level| head.level_bytes(level)).collect(),
         }),
     }
+}
+
+/// A verified body on its way to a name.
+struct Upload {
+    key: ChunkKey,
+    entry: Arc<IndexEntry>,
+    spool: Spool,
+    /// How often its name was taken.
+    incarnation: u16,
 }
 
 impl Storage {
@@ -81,9 +91,10 @@ impl Storage {
         let key =
             ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash: *seq_hash, object_digest };
         let entry = Arc::new(entry_of(&head, object_digest));
+        let upload = Upload { key, entry, spool, incarnation: 0 };
         let this = Arc::clone(self);
         let block_hashes = head.block_hashes;
-        tokio::spawn(carry(async move { this.commit(key, entry, block_hashes, spool, &hint).await })).await?
+        tokio::spawn(carry(async move { this.commit(upload, block_hashes, &hint).await })).await?
     }
 
     async fn receive<E: std::fmt::Display>(
@@ -154,47 +165,69 @@ impl Storage {
     /// number in its header, which gives it another digest and so another name.
     async fn unreserved_name(
         &self,
-        mut key: ChunkKey,
-        mut entry: Arc<IndexEntry>,
-        mut spool: Spool,
-    ) -> Result<(ChunkKey, Arc<IndexEntry>, Spool), StorageError> {
-        for incarnation in 1..=u16::MAX {
-            if !self.has_tombstone(&key).await? {
-                break;
-            }
-            key.object_digest = spool.reissue(incarnation).await?;
-            let row = IndexRow { object_digest: key.object_digest, ..IndexRow::clone(&entry.row) };
-            entry = Arc::new(IndexEntry { row: Arc::new(row), ..IndexEntry::clone(&entry) });
+        upload: &mut Upload,
+        removed: &HashSet<ObjectDigest>,
+    ) -> Result<(), StorageError> {
+        while removed.contains(&upload.key.object_digest) && upload.incarnation < u16::MAX {
+            upload.incarnation += 1;
+            let object_digest = upload.spool.reissue(upload.incarnation).await?;
+            upload.key.object_digest = object_digest;
+            let row = IndexRow { object_digest, ..IndexRow::clone(&upload.entry.row) };
+            upload.entry = Arc::new(IndexEntry { row: Arc::new(row), ..IndexEntry::clone(&upload.entry) });
         }
-        Ok((key, entry, spool))
+        Ok(())
     }
 
+    /// Stores a verified upload and acknowledges it under a name that has no tombstone after its last byte is durable.
     async fn commit(
         &self,
-        key: ChunkKey,
-        entry: Arc<IndexEntry>,
+        mut upload: Upload,
         block_hashes: Vec<[u8; 8]>,
-        spool: Spool,
         hint: &RequestHint,
     ) -> Result<StoredChunk, StorageError> {
         self.reached(Transition::UploadVerified);
-        let scope = Scope::new(&key.tenant, &key.model_id);
-        let (key, entry, mut spool) = self.unreserved_name(key, entry, spool).await?;
-        // What a read found broken is written again, whatever the store says of it.
-        let broken = self.dead.contains(&(scope, key.object_digest));
-        let path = self.store.layout.path(&Key::Chunk(key.clone()));
-        let created = spool.send(&self.store.store, &path, broken).await?;
-        self.reached(Transition::ObjectWritten);
-        if let Err(error) = self.offer_base(&key, &entry.row, &mut spool, hint).await {
-            // It is stored; that it is not hot is no failure.
-            tracing::warn!(%error, "a stored chunk could not be read back from the spool for the hot tier");
+        let mut removed = self.removed_beside(&upload.key).await?;
+        for _ in 0..limits::PUT_ATTEMPTS_MAX {
+            self.unreserved_name(&mut upload, &removed).await?;
+            let Upload { key, entry, spool, .. } = &mut upload;
+            let scope = Scope::new(&key.tenant, &key.model_id);
+            // What a read found broken is written again, whatever the store says of it.
+            let broken = self.dead.contains(&(scope, key.object_digest));
+            let path = self.store.layout.path(&Key::Chunk(key.clone()));
+            let created = spool.send(&self.store.store, &path, broken).await?;
+            self.reached(Transition::ObjectWritten);
+            self.indexed(scope, entry);
+            removed = self.removed_beside(key).await?;
+            if removed.contains(&key.object_digest) {
+                self.forget(scope, key.object_digest);
+                continue;
+            }
+            if let Err(error) = self.offer_base(key, &entry.row, spool, hint).await {
+                // It is stored; that it is not hot is no failure.
+                tracing::warn!(%error, "a stored chunk could not be read back from the spool for the hot tier");
+            }
+            let Upload { key, entry, spool, .. } = upload;
+            drop(spool);
+            return Ok(self.acknowledged(key, &entry, block_hashes, created).await);
         }
-        drop(spool);
-        Ok(self.stored(key, &entry, block_hashes, created).await)
+        Err(StorageError::removed_meanwhile())
     }
 
-    /// Takes note of an object that is durable now: index, journal, events.
-    pub(crate) async fn stored(
+    /// The objects of this object's chunk that have tombstones.
+    async fn removed_beside(&self, key: &ChunkKey) -> Result<HashSet<ObjectDigest>, StorageError> {
+        self.removed_objects(&key.tenant, &key.model_id, &key.seq_hash).await
+    }
+
+    /// Takes note of an object that is in the store, before its tombstone is looked for a last time: a removal that comes
+    /// later then finds the row and takes it out.
+    pub(crate) fn indexed(&self, scope: Scope, entry: &Arc<IndexEntry>) {
+        self.dead.remove(&(scope, entry.row.object_digest));
+        self.remember(scope, entry);
+        self.reached(Transition::IndexWritten);
+    }
+
+    /// Takes note of an object that is durable and [`indexed`](Self::indexed) and has no tombstone: journal, events.
+    pub(crate) async fn acknowledged(
         &self,
         key: ChunkKey,
         entry: &Arc<IndexEntry>,
@@ -203,9 +236,6 @@ impl Storage {
     ) -> StoredChunk {
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key;
         let scope = Scope::new(&tenant, &model_id);
-        self.dead.remove(&(scope, object_digest));
-        self.remember(scope, entry);
-        self.reached(Transition::IndexWritten);
         self.refused.remove(&(scope, seq_hash));
         if created {
             let tenant_of = tenant.clone();

@@ -3,11 +3,7 @@
 //! A version is one object that is never changed. Deleting is a version that says so. On a store with conditional
 //! creates two writers of one version are told apart; on others the last of them wins, whole.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_api::{
@@ -15,63 +11,28 @@ use kvasir_api::{
     ContextRequest, LABEL_VALUE_BYTES_MAX, Labels,
 };
 use kvasir_types::{ModelId, Name, RootHash, SeqHash};
-use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
-    Storage, StorageError,
-    events::now_ms,
-    index::IndexEntry,
-    layout::{ChunkKey, Key},
-    limits,
-    usage::context_digest,
+    Storage, StorageError, events::now_ms, index::IndexEntry, layout::Key, limits, usage::context_digest,
 };
 
 /// A version as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct StoredContext {
+pub(crate) struct StoredContext {
     #[serde(flatten)]
-    context: Context,
+    pub(crate) context: Context,
     /// The context ends with this version.
     #[serde(default)]
     deleted: bool,
 }
 
 impl StoredContext {
-    fn is_over(&self, now_ms: u64) -> bool {
+    pub(crate) fn is_over(&self, now_ms: u64) -> bool {
         self.deleted || self.context.expires_at_ms.is_some_and(|end| end <= now_ms)
     }
-}
-
-/// Chunks that contexts pin.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pins(HashSet<(Name, ModelId, SeqHash)>);
-
-impl Pins {
-    /// Whether the collector must spare this chunk's objects.
-    pub fn contains(&self, key: &ChunkKey) -> bool {
-        !self.0.is_empty() && self.0.contains(&(key.tenant.clone(), key.model_id, key.seq_hash))
-    }
-
-    /// Pinned chunks.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether nothing is pinned.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-/// What a look at all contexts brought.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CollectedContexts {
-    /// Chunks of live pinned contexts.
-    pub pins: Pins,
-    /// Versions deleted, or that would be.
-    pub versions_deleted: u64,
 }
 
 impl Storage {
@@ -79,7 +40,8 @@ impl Storage {
     ///
     /// # Errors
     /// [`StorageError::InvalidContext`], [`UnknownModel`](StorageError::UnknownModel),
-    /// [`UnknownChunk`](StorageError::UnknownChunk), [`Store`](StorageError::Store).
+    /// [`UnknownChunk`](StorageError::UnknownChunk), also for a chunk that was removed while it was pinned: then nothing is
+    /// pinned; [`Store`](StorageError::Store).
     pub async fn create_context(
         &self,
         tenant: &Name,
@@ -101,7 +63,7 @@ impl Storage {
             expires_at_ms: ttl_s.and_then(|ttl| expiry(created_at_ms, ttl)),
             pinned,
         };
-        self.write_context(tenant, StoredContext { context, deleted: false }).await
+        self.write_version(tenant, context).await
     }
 
     /// Writes the next version of a context.
@@ -130,8 +92,42 @@ impl Storage {
         if let Some(ttl) = change.ttl_s {
             context.expires_at_ms = expiry(context.created_at_ms, ttl);
         }
+        if change.pinned == Some(true) {
+            self.check_offered(tenant, &context).await?;
+        }
         context.pinned = change.pinned.unwrap_or(context.pinned);
-        self.write_context(tenant, StoredContext { context, deleted: false }).await
+        self.write_version(tenant, context).await
+    }
+
+    /// Writes a version. A pin is written first and tombstones are looked for then: the collector, which writes its tombstone
+    /// first and reads pins then, sees this one where this one does not see its tombstone.
+    async fn write_version(&self, tenant: &Name, context: Context) -> Result<Context, StorageError> {
+        let context = self.write_context(tenant, StoredContext { context, deleted: false }).await?;
+        if !context.pinned {
+            return Ok(context);
+        }
+        if let Err(error) = self.check_offered(tenant, &context).await {
+            let Context { context_id, version, .. } = context;
+            let path = self.store.layout.path(&Key::Context { tenant: tenant.clone(), context_id, version });
+            if let Err(error) = self.store.store.delete(&path).await {
+                tracing::warn!(%error, %path, "a pin that was refused could not be withdrawn");
+            }
+            return Err(error);
+        }
+        Ok(context)
+    }
+
+    /// Checks that each chunk of a context has an object without a tombstone.
+    async fn check_offered(&self, tenant: &Name, context: &Context) -> Result<(), StorageError> {
+        let mut looks = stream::iter(context.chunks.clone())
+            .map(async |seq_hash| {
+                let offered = self.offered_objects(tenant, &context.model_id, &seq_hash).await?;
+                let unknown = StorageError::UnknownChunk { seq_hash, object_digest: None };
+                if offered.is_empty() { Err(unknown) } else { Ok(()) }
+            })
+            .buffer_unordered(limits::CONTEXTS_PARALLEL);
+        while looks.try_next().await?.is_some() {}
+        Ok(())
     }
 
     /// Deletes a context, its pin with it. Its chunks stay, for other contexts and lookups.
@@ -224,54 +220,6 @@ impl Storage {
         Ok(page)
     }
 
-    /// Looks at all contexts of all tenants: what they pin, and which versions nobody needs any more. Called by the
-    /// collector before it decides on chunks; times are the store's.
-    ///
-    /// # Errors
-    /// [`StorageError::Store`]: then nothing may be expired or evicted, for want of pins.
-    pub async fn collect_contexts(
-        &self,
-        now_ms: i64,
-        grace: Duration,
-        dry_run: bool,
-    ) -> Result<CollectedContexts, StorageError> {
-        let failed = StorageError::store("collecting contexts");
-        let mut collected = CollectedContexts::default();
-        for tenant in self.tenants().await? {
-            let prefix = self.store.layout.contexts_prefix(&tenant);
-            let mut contexts: BTreeMap<Uuid, BTreeMap<u64, ObjectMeta>> = BTreeMap::new();
-            let mut listing = self.store.store.list(Some(&prefix));
-            while let Some(meta) = listing.try_next().await.map_err(&failed)? {
-                if let Some(Key::Context { context_id, version, .. }) =
-                    self.store.layout.parse(&meta.location)
-                {
-                    contexts.entry(context_id).or_default().insert(version, meta);
-                }
-            }
-            for (context_id, versions) in contexts {
-                let Some((&newest, _)) = versions.last_key_value() else { continue };
-                let stored = self.read_context(&tenant, context_id, newest).await?;
-                let over = stored.is_over(u64::try_from(now_ms).unwrap_or(0));
-                if stored.context.pinned && !over {
-                    let Context { model_id, chunks, .. } = stored.context;
-                    collected.pins.0.extend(chunks.into_iter().map(|c| (tenant.clone(), model_id, c)));
-                }
-                for (version, meta) in versions {
-                    // Older versions are readable for a while; the last goes once it says that all is over.
-                    let unneeded = version < newest || over;
-                    let age = now_ms.saturating_sub(meta.last_modified.timestamp_millis());
-                    if unneeded && age >= i64::try_from(grace.as_millis()).unwrap_or(i64::MAX) {
-                        collected.versions_deleted += 1;
-                        if !dry_run {
-                            self.store.store.delete(&meta.location).await.map_err(&failed)?;
-                        }
-                    }
-                }
-            }
-        }
-        Ok(collected)
-    }
-
     /// All tenants that have anything in the store.
     pub(crate) async fn tenants(&self) -> Result<Vec<Name>, StorageError> {
         let listed = self.store.store.list_with_delimiter(Some(&self.store.layout.tenants_prefix())).await;
@@ -351,7 +299,7 @@ impl Storage {
         }
     }
 
-    async fn read_context(
+    pub(crate) async fn read_context(
         &self,
         tenant: &Name,
         context_id: Uuid,

@@ -189,6 +189,15 @@ impl StorageError {
         Self::Store { operation: "reading an object", source }
     }
 
+    /// Each name that a chunk was stored under was removed before it could be acknowledged.
+    pub(crate) fn removed_meanwhile() -> Self {
+        let source = object_store::Error::Generic {
+            store: "kvasir",
+            source: "the chunk was removed each time it was stored".into(),
+        };
+        Self::Store { operation: "storing an object", source }
+    }
+
     /// The same failure for another of those who waited for one request.
     pub(crate) fn shared(&self) -> Self {
         match self {

@@ -36,12 +36,12 @@ mod select;
 mod spool;
 mod storage;
 pub mod store;
+mod tombstones;
 pub mod trace;
 pub mod transitions;
 mod uploads;
 mod usage;
 
-pub use contexts::{CollectedContexts, Pins};
 pub use error::StorageError;
 pub use kvasir_container::FORMAT_VERSION;
 pub use ledger::{Reservation, Stored, StoredQuota};

@@ -61,8 +61,11 @@ pub const STORE_DELETES_AT_ONCE: usize = 8;
 pub const LOOKUP_PARALLEL: usize = 16;
 /// Chunks probed in the first, the second and each later round of a cold lookup.
 pub const PROBE_ROUNDS: [usize; 3] = [4, 60, 192];
-/// Objects of one seq_hash that a reader considers; GC removes duplicates.
+/// Objects of one seq_hash without a tombstone that a reader considers; GC removes duplicates.
 pub const OBJECTS_PER_SEQ_MAX: usize = 8;
+/// Names under which one PUT stores its object, where each is removed before it is acknowledged: more removals than
+/// anybody sends beside one upload.
+pub const PUT_ATTEMPTS_MAX: usize = 8;
 /// Misses remembered at once: 40 bytes each.
 pub const NEGATIVE_ENTRIES_MAX: usize = 65_536;
 /// How long a miss is remembered.
@@ -103,6 +106,11 @@ pub const JOURNAL_LOOKS_BY_FOLDER: u32 = 30;
 pub const STORE_DATE_UNIT: Duration = Duration::from_secs(1);
 /// Tombstones and deletions of one tenant in one pass of the collector: 100 s at the default rate.
 pub const GC_TENANT_ACTIONS_MAX: u32 = 10_000;
+/// Tombstones of one pass after which the collector reads pins again: one listing of the contexts for so many actions.
+pub const GC_UNCONFIRMED_MAX: usize = 1_000;
+/// Age of such a tombstone at which it does so however few there are: how long a chunk that was pinned at that moment may
+/// be hidden.
+pub const GC_UNCONFIRMED_AGE_MAX: Duration = Duration::from_secs(10);
 /// Epochs of the collector that are kept, for whoever looks.
 pub const EPOCHS_KEPT: usize = 8;
 /// Unfinished uploads in parts that one pass of the collector looks at: ten pages of a listing.

@@ -239,14 +239,11 @@ impl Storage {
         Ok(found)
     }
 
-    /// Brings all objects of a chunk from the store into the index.
+    /// Brings the objects of a chunk that have no tombstone from the store into the index.
     async fn fill(&self, lookup: LookupScope<'_>, seq_hash: SeqHash) -> Result<usize, StorageError> {
-        let keys = self.objects(lookup.tenant, lookup.model_id, &seq_hash).await?;
+        let keys = self.offered_objects(lookup.tenant, lookup.model_id, &seq_hash).await?;
         let mut found = 0;
         for key in &keys {
-            if self.has_tombstone(key).await? {
-                continue;
-            }
             match self.fill_one(lookup, key).await {
                 Ok(()) => found += 1,
                 Err(StorageError::UnknownChunk { .. }) => {}

@@ -236,7 +236,7 @@ impl Storage {
         seq_hash: &SeqHash,
     ) -> Result<ChunkKey, StorageError> {
         let mut best: Option<(ChunkKey, Arc<IndexRow>)> = None;
-        let mut keys = self.objects(tenant, model_id, seq_hash).await?;
+        let mut keys = self.offered_objects(tenant, model_id, seq_hash).await?;
         if keys.len() == 1 {
             return keys.pop().ok_or(StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None });
         }
@@ -253,22 +253,29 @@ impl Storage {
         best.map(|(key, _)| key).ok_or(none)
     }
 
-    /// The objects of a chunk that the store lists, in the order of their digests.
-    pub(crate) async fn objects(
+    /// The objects of a chunk that the store lists and that have no tombstone, in the order of their digests.
+    pub(crate) async fn offered_objects(
         &self,
         tenant: &Name,
         model_id: &ModelId,
         seq_hash: &SeqHash,
     ) -> Result<Vec<ChunkKey>, StorageError> {
         let prefix = self.store.layout.chunk_prefix(tenant, model_id, seq_hash);
-        let listed = self.store.store.list(Some(&prefix)).take(limits::OBJECTS_PER_SEQ_MAX);
-        let listed: Vec<_> =
-            listed.try_collect().await.map_err(StorageError::store("listing a chunk's objects"))?;
-        let keys = listed.iter().filter_map(|meta| match self.store.layout.parse(&meta.location) {
-            Some(Key::Chunk(key)) => Some(key),
-            _ => None,
-        });
-        let mut keys: Vec<_> = keys.collect();
+        let mut listing = self.store.store.list(Some(&prefix));
+        let failed = StorageError::store("listing a chunk's objects");
+        let (mut keys, mut removed) = (Vec::new(), None);
+        while keys.len() < limits::OBJECTS_PER_SEQ_MAX
+            && let Some(meta) = listing.try_next().await.map_err(&failed)?
+        {
+            let Some(Key::Chunk(key)) = self.store.layout.parse(&meta.location) else { continue };
+            // Most chunks that are looked for are not there: then nobody asks for tombstones.
+            if removed.is_none() {
+                removed = Some(self.removed_objects(tenant, model_id, seq_hash).await?);
+            }
+            if removed.as_ref().is_none_or(|removed| !removed.contains(&key.object_digest)) {
+                keys.push(key);
+            }
+        }
         keys.sort();
         Ok(keys)
     }

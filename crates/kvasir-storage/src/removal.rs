@@ -39,12 +39,17 @@ impl Removal {
         Self::ALL.into_iter().find(|reason| reason.as_str() == text)
     }
 
+    /// Whether the collector decided on it, and so lifts the tombstone of what is pinned.
+    pub const fn is_the_collectors(self) -> bool {
+        matches!(self, Self::Expired | Self::Evicted | Self::Duplicate | Self::Contained)
+    }
+
     /// Who acts for this reason.
     pub const fn by(self) -> &'static str {
         match self {
             Self::Removed => "request",
-            Self::Expired | Self::Evicted | Self::Duplicate | Self::Contained => "collector",
             Self::Corrupt => "scrub",
+            Self::Expired | Self::Evicted | Self::Duplicate | Self::Contained => "collector",
         }
     }
 }

@@ -38,7 +38,7 @@ pub enum Transition {
     ObjectDeleted,
     /// It is written down since when an object's bytes are gone.
     GoneNoted,
-    /// A tombstone is gone; its name is free.
+    /// A tombstone is gone: its name is free, or offered again.
     TombstoneDeleted,
     /// A journal batch is gone.
     BatchDeleted,

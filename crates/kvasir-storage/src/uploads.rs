@@ -7,7 +7,8 @@
 //! the store does not, the service reads the upload whole, as if it had been sent through it.
 //!
 //! With a store that compares, the object's name (its BLAKE3) is the uploader's word, within its own tenant: pieces
-//! have checksums that every reader checks, and a scrub compares the name.
+//! have checksums that every reader checks, and a scrub compares the name. What is stored under a name is never replaced
+//! on that word.
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ use uuid::Uuid;
 use crate::{
     Storage, StorageError,
     chunks::entry_of,
+    index::Scope,
     layout::{ChunkKey, Key, UploadKey},
     presign::Presigner,
 };
@@ -47,12 +49,22 @@ impl Storage {
         Err(StorageError::DirectUnavailable { reason })
     }
 
-    /// A presigned URL of an object, and its life in seconds.
+    /// A presigned URL of an object that is there and not being deleted, and its life in seconds.
     ///
     /// # Errors
-    /// [`StorageError::DirectUnavailable`], [`Store`](StorageError::Store). Not whether the object is there: its URL
-    /// will tell.
-    pub async fn direct_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
+    /// [`StorageError::UnknownChunk`], [`DirectUnavailable`](StorageError::DirectUnavailable),
+    /// [`Store`](StorageError::Store).
+    pub async fn object_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
+        self.object_bytes(key).await?;
+        if self.has_tombstone(key).await? {
+            let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
+            return Err(StorageError::UnknownChunk { seq_hash, object_digest });
+        }
+        self.direct_url(key).await
+    }
+
+    /// A presigned URL of an object that is or was offered, and its life in seconds.
+    async fn direct_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
         let life = self.settings.direct.url_ttl;
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let url = self.presigner(&key.tenant)?.get(&path, life).await;
@@ -110,8 +122,7 @@ impl Storage {
             object_digest: request.object_digest,
         };
         if self.has_tombstone(&chunk).await? {
-            let reason = "an object of this name is being deleted";
-            return Err(StorageError::DirectUnavailable { reason });
+            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
         }
         let upload_id = Uuid::now_v7();
         let key = UploadKey { chunk, upload_id, bytes: request.bytes, sha256: *sha256.as_bytes() };
@@ -130,7 +141,8 @@ impl Storage {
     /// # Errors
     /// [`StorageError::UnknownUpload`]; [`UploadMismatch`](StorageError::UploadMismatch),
     /// [`InvalidChunk`](StorageError::InvalidChunk), [`ChunkMismatch`](StorageError::ChunkMismatch),
-    /// [`UnknownProfile`](StorageError::UnknownProfile): nothing is stored, and the upload is deleted.
+    /// [`UnknownProfile`](StorageError::UnknownProfile); [`DirectUnavailable`](StorageError::DirectUnavailable) where
+    /// another object has the name, or one with it is being deleted: nothing is stored, and the upload is deleted.
     /// [`Store`](StorageError::Store): send it again.
     pub async fn commit_upload(
         self: &Arc<Self>,
@@ -202,12 +214,23 @@ impl Storage {
         self.check_header(&key.tenant, &key.model_id, &key.seq_hash, &head.header).await?;
         same_length(upload, head.header.object_bytes())?;
         if self.has_tombstone(key).await? {
-            let reason = "an object of this name is being deleted";
-            return Err(StorageError::DirectUnavailable { reason });
+            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
         }
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         let created = match self.store.store.head(&path).await {
-            Ok(there) => there.size != meta.size,
+            Ok(there) => {
+                let is_same = match self.head_at(&path, key).await {
+                    // The directory has the checksum of every piece.
+                    Ok(stored) => there.size == meta.size && stored == head,
+                    Err(error @ StorageError::Store { .. }) => return Err(error),
+                    Err(_) => false,
+                };
+                if !is_same {
+                    // Also where that one is damaged: the service replaces it by what it has read itself.
+                    return Err(StorageError::DirectUnavailable { reason: NAME_TAKEN });
+                }
+                false
+            }
             Err(object_store::Error::NotFound { .. }) => true,
             Err(error) => return Err(StorageError::store("asking for an object")(error)),
         };
@@ -216,7 +239,13 @@ impl Storage {
             copied.map_err(StorageError::store("copying an upload to its name"))?;
         }
         let entry = Arc::new(entry_of(&head, key.object_digest));
-        Ok(self.stored(key.clone(), &entry, head.block_hashes, created).await)
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        self.indexed(scope, &entry);
+        if self.has_tombstone(key).await? {
+            self.forget(scope, key.object_digest);
+            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
+        }
+        Ok(self.acknowledged(key.clone(), &entry, head.block_hashes, created).await)
     }
 
     /// The store may hold any bytes: all are read, verified and stored by the service.
@@ -283,6 +312,8 @@ impl Storage {
     }
 }
 
+const NAME_TAKEN: &str = "another object is stored under this name";
+const BEING_DELETED: &str = "an object of this name is being deleted";
 const MISMATCH: &str = "the bytes have another BLAKE3 than was announced";
 
 fn same_length(upload: &UploadKey, bytes: u64) -> Result<(), StorageError> {

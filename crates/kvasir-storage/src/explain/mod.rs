@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use futures::{StreamExt, TryStreamExt};
 use kvasir_api::{Cause, ExplainRequest, ExplainResponse, FieldDifference, LookupResponse, MissReason};
 use kvasir_types::{BLOCK_TOKENS, ModelId, ModelSpec, Name, Reuse, RootHash, SeqHash, TokenChain};
-use object_store::{ObjectMeta, ObjectStoreExt};
+use object_store::ObjectMeta;
 use serde_json::Value;
 
 use crate::{
@@ -142,7 +142,7 @@ impl Storage {
         }
         self.explain_refusals(question, &missing, tokens_of, causes);
         for (key, meta) in self.tombstones(tenant, model_id, &missing).await? {
-            let Some(reason) = self.removal(&meta).await? else { continue };
+            let Some(reason) = self.removal_at(&meta.location).await? else { continue };
             causes.push(Cause { tokens: tokens_of(&key.seq_hash), ..removed(reason, &key, &meta) });
         }
         for (key, meta) in self.waiting(tenant, model_id, &missing).await? {
@@ -198,18 +198,6 @@ impl Storage {
             }
         }
         Ok(found)
-    }
-
-    async fn removal(&self, tombstone: &ObjectMeta) -> Result<Option<Removal>, StorageError> {
-        let failed = StorageError::store("reading a tombstone");
-        match self.store.store.get(&tombstone.location).await {
-            Ok(found) => {
-                let text = found.bytes().await.map_err(failed)?;
-                Ok(str::from_utf8(&text).ok().and_then(Removal::parse))
-            }
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(failed(error)),
-        }
     }
 
     /// Direct uploads of such chunks that wait for their commit.

@@ -18,38 +18,47 @@ use crate::{
 };
 
 impl Storage {
-    /// Marks the chunks that only expired salts lead to as deleted, then deletes these salts.
-    pub(super) async fn collect_expired_salts(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
+    /// Marks the chunks that only expired salts lead to as deleted, then deletes these salts. A namespace where that fails
+    /// waits for the next pass.
+    pub(super) async fn collect_expired_salts(&self, pass: &mut GcPass<'_>) {
         for (tenant, namespace) in std::mem::take(&mut pass.rotated) {
-            let rotations = self.load_salt_rotations(&tenant, &namespace).await?.at(pass.now.0);
-            let mut salts: Vec<Salt> = rotations.expired().map(|rotation| rotation.salt).collect();
-            if !rotations.has_first() {
-                salts.push(self.salt(&tenant).await?);
+            if let Err(error) = self.collect_expired_salts_of(pass, &tenant, &namespace).await {
+                tracing::warn!(%error, %tenant, %namespace, "the collector leaves the expired salts of a namespace");
             }
-            salts.retain(|salt| !self.swept.contains(&(tenant.clone(), namespace.clone(), *salt)));
-            if salts.is_empty() {
-                continue;
-            }
-            for model_id in self.models_of(&tenant).await? {
-                let root =
-                    |salt: &Salt| RootHash::derive(tenant.as_str(), namespace.as_str(), salt, &model_id);
-                self.mark_deleted_under(pass, &tenant, &model_id, salts.iter().map(root).collect()).await?;
-            }
-            if pass.policy.dry_run {
-                continue;
-            }
-            for rotation in rotations.expired() {
-                let (tenant, namespace) = (tenant.clone(), namespace.clone());
-                self.delete(&self.store.layout.path(&Key::SaltRotation {
-                    tenant,
-                    namespace,
-                    id: rotation.id,
-                }))
+        }
+    }
+
+    async fn collect_expired_salts_of(
+        &self,
+        pass: &mut GcPass<'_>,
+        tenant: &Name,
+        namespace: &Name,
+    ) -> Result<(), StorageError> {
+        let rotations = self.load_salt_rotations(tenant, namespace).await?.at(pass.now.0);
+        let mut salts: Vec<Salt> = rotations.expired().map(|rotation| rotation.salt).collect();
+        if !rotations.has_first() {
+            salts.push(self.salt(tenant).await?);
+        }
+        salts.retain(|salt| !self.swept.contains(&(tenant.clone(), namespace.clone(), *salt)));
+        if salts.is_empty() {
+            return Ok(());
+        }
+        let unread = pass.report.unread;
+        for model_id in self.models_of(tenant).await? {
+            let root = |salt: &Salt| RootHash::derive(tenant.as_str(), namespace.as_str(), salt, &model_id);
+            self.mark_deleted_under(pass, tenant, &model_id, salts.iter().map(root).collect()).await?;
+        }
+        // What could not be read may follow one of these roots: the salts stay for a pass that can.
+        if pass.policy.dry_run || pass.report.unread > unread {
+            return Ok(());
+        }
+        for rotation in rotations.expired() {
+            let (tenant, namespace) = (tenant.clone(), namespace.clone());
+            self.delete(&self.store.layout.path(&Key::SaltRotation { tenant, namespace, id: rotation.id }))
                 .await?;
-            }
-            for salt in salts {
-                self.swept.insert((tenant.clone(), namespace.clone(), salt), ());
-            }
+        }
+        for salt in salts {
+            self.swept.insert((tenant.clone(), namespace.clone(), salt), ());
         }
         Ok(())
     }
@@ -83,7 +92,9 @@ impl Storage {
                 Ok(entry) => behind.entry(entry.parent_hash).or_default().push(key),
                 // Nobody can read it: a scrub or its age will tell.
                 Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    pass.read_or_left::<()>(&key, Err(error));
+                }
             }
         }
         let mut next: Vec<[u8; 32]> = roots.iter().map(|root| *root.as_bytes()).collect();

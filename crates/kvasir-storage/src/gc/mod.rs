@@ -11,6 +11,7 @@
 //! objects it lists. Replicas' clocks may be wrong by any amount.
 
 mod capacity;
+mod contexts;
 mod expired_salts;
 mod leftovers;
 mod sweep;
@@ -24,12 +25,15 @@ use kvasir_types::{ModelId, Name, SeqHash};
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
 
-use self::{capacity::CapacityPlan, tenant_budget::TenantActionBudget};
+use self::{
+    capacity::CapacityPlan,
+    contexts::{KnownContexts, Pins, Unconfirmed},
+    tenant_budget::TenantActionBudget,
+};
 use crate::{
-    Pins, Storage, StorageError,
+    Storage, StorageError,
     eviction::PolicyKind,
-    index::{Scope, prefer},
-    journal::JournalEntry,
+    index::prefer,
     layout::{ChunkKey, Key},
     ledger::Count,
     limits,
@@ -110,8 +114,14 @@ pub struct GcReport {
     pub uploads_deleted: u64,
     /// Versions of contexts deleted: superseded, expired or of deleted contexts.
     pub context_versions_deleted: u64,
-    /// Chunks spared because a context pins them.
+    /// Chunks spared because a context pins them, or may.
     pub pinned: u64,
+    /// Contexts that cannot be read: nothing of their tenants expires or is evicted.
+    pub contexts_unreadable: u64,
+    /// Chunk objects that cannot be read and were left as they are.
+    pub unread: u64,
+    /// Tombstones lifted because a context had pinned the chunk before they were written.
+    pub lifted: u64,
 }
 
 /// A pass under way.
@@ -121,7 +131,9 @@ struct GcPass<'a> {
     started: Instant,
     report: GcReport,
     actions: u32,
+    contexts: KnownContexts,
     pins: Pins,
+    unconfirmed: Unconfirmed,
     capacity_plan: CapacityPlan,
     /// Namespaces with later salts.
     rotated: BTreeSet<(Name, Name)>,
@@ -130,7 +142,7 @@ struct GcPass<'a> {
 }
 
 /// Milliseconds of the store's clock.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StoreTime(i64);
 
 impl StoreTime {
@@ -171,42 +183,19 @@ impl Storage {
         model_id: &ModelId,
         seq_hash: &SeqHash,
     ) -> Result<usize, StorageError> {
-        let keys = self.objects(tenant, model_id, seq_hash).await?;
-        for key in &keys {
-            self.write_tombstone(key, Removal::Removed).await?;
+        let prefix = self.store.layout.chunk_prefix(tenant, model_id, seq_hash);
+        let mut listing = self.store.store.list(Some(&prefix));
+        let failed = StorageError::store("listing a chunk's objects");
+        let mut removed = 0;
+        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
+            if let Some(Key::Chunk(key)) = self.store.layout.parse(&meta.location) {
+                self.write_tombstone(&key, Removal::Removed).await?;
+                removed += 1;
+            }
         }
         self.journal_append().await?;
         let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
-        if keys.is_empty() { Err(unknown) } else { Ok(keys.len()) }
-    }
-
-    /// Whether an object has a tombstone.
-    pub(crate) async fn has_tombstone(&self, key: &ChunkKey) -> Result<bool, StorageError> {
-        let path = self.store.layout.path(&Key::Tombstone(key.clone()));
-        match self.store.store.head(&path).await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::NotFound { .. }) => Ok(false),
-            Err(error) => Err(StorageError::store("asking for a tombstone")(error)),
-        }
-    }
-
-    /// Writes an object's tombstone, forgets the object, and announces the removal.
-    pub(crate) async fn write_tombstone(&self, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
-        let path = self.store.layout.path(&Key::Tombstone(key.clone()));
-        let payload = PutPayload::from_static(reason.as_str().as_bytes());
-        // The first one counts: a later one must not make an object younger.
-        match self.store.store.put_opts(&path, payload, PutMode::Create.into()).await {
-            Ok(_)
-            | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
-            Err(error) => return Err(StorageError::store("writing a tombstone")(error)),
-        }
-        self.reached(Transition::TombstoneWritten);
-        self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
-        let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
-        let entry = JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason };
-        self.announce(&entry, &self.journal.replica).await;
-        self.journal.push(entry);
-        Ok(())
+        if removed == 0 { Err(unknown) } else { Ok(removed) }
     }
 
     /// One pass over the whole store. Any number may run at once, anywhere.
@@ -225,7 +214,9 @@ impl Storage {
             started: Instant::now(),
             report: GcReport { led: true, ..GcReport::default() },
             actions: 0,
+            contexts: KnownContexts::default(),
             pins: Pins::default(),
+            unconfirmed: Unconfirmed::default(),
             capacity_plan: CapacityPlan::default(),
             rotated: BTreeSet::new(),
             count: Count::default(),
@@ -259,12 +250,14 @@ impl Storage {
                 }
                 _ => {}
             }
+            self.confirm_due(&mut pass).await?;
         }
         self.evaluate_chunk(&mut pass, group).await?;
         self.publish_count(std::mem::take(&mut pass.count));
-        self.collect_expired_salts(&mut pass).await?;
+        self.collect_expired_salts(&mut pass).await;
         let plan = std::mem::take(&mut pass.capacity_plan);
         self.evict_to_capacity(&mut pass, plan).await?;
+        self.confirm_all(&mut pass).await?;
         progress(&pass.report);
         self.compact_journal(&mut pass).await?;
         self.sweep_leftovers(&mut pass).await?;
@@ -321,7 +314,11 @@ impl Storage {
             // The usual chunk, one object, young and without a longer sibling, costs no request.
             if !(is_expired || several) {
                 let is_settled = pass.now.age(&meta) >= pass.policy.grace && !pass.pins.contains(&key);
-                if is_settled && self.is_contained_tail(pass, &key).await? {
+                if !is_settled {
+                    continue;
+                }
+                let contained = self.is_contained_tail(pass, &key).await;
+                if pass.read_or_left(&key, contained).unwrap_or(false) {
                     pass.report.contained += 1;
                     self.mark_deleted(pass, &key, Removal::Contained).await?;
                 }
@@ -339,7 +336,9 @@ impl Storage {
                 Ok(row) => sound.push((key, meta, row)),
                 // Of no use, but no reason to lose the other one over it either.
                 Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    pass.read_or_left::<()>(&key, Err(error));
+                }
             }
         }
         sound.sort_by(
@@ -349,8 +348,11 @@ impl Storage {
         );
         // The one that stays is read whole before any other goes: a name is no proof of its bytes.
         let Some((survivor, ..)) = sound.first() else { return Ok(()) };
-        if sound.len() > 1 && !self.is_what_it_is_called(survivor).await? {
-            return Ok(());
+        if sound.len() > 1 {
+            let is_sound = self.is_what_it_is_called(survivor).await;
+            if !pass.read_or_left(survivor, is_sound).unwrap_or(false) {
+                return Ok(());
+            }
         }
         for (key, meta, _) in sound.into_iter().skip(1) {
             if pass.now.age(&meta) >= pass.policy.grace {
@@ -373,15 +375,15 @@ impl Storage {
             return Ok(());
         }
         pass.pace().await;
-        self.write_tombstone(key, reason).await
+        self.write_tombstone(key, reason).await?;
+        pass.unconfirmed.push(key);
+        self.confirm_due(pass).await
     }
 
     /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
     async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StorageError> {
         let dry_run = pass.policy.dry_run;
-        let contexts = self.collect_contexts(now_ms, pass.policy.grace, dry_run).await?;
-        pass.report.context_versions_deleted = contexts.versions_deleted;
-        pass.pins = contexts.pins;
+        self.read_contexts(pass).await?;
         pass.report.uploads_deleted = self.collect_uploads(now_ms, dry_run).await?;
         Ok(())
     }
@@ -432,6 +434,17 @@ impl GcPass<'_> {
         };
         let is_recent = self.now.age(meta) < limits::LEDGER_RECENT;
         self.count.met(tenant, meta.size, is_recent.then_some(digest));
+    }
+
+    /// What was read of an object; none, with a warning and a count, where it could not be: one object, or one tenant's lost
+    /// key, must not stop the collector of all others.
+    fn read_or_left<T>(&mut self, key: &ChunkKey, read: Result<T, StorageError>) -> Option<T> {
+        let warn = |error: StorageError| {
+            let ChunkKey { tenant, seq_hash, object_digest, .. } = key;
+            tracing::warn!(%error, %tenant, %seq_hash, %object_digest, "the collector leaves an object that it cannot read");
+            self.report.unread += 1;
+        };
+        read.map_err(warn).ok()
     }
 
     /// Waits as long as the rate wants it.

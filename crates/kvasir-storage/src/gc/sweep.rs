@@ -32,6 +32,9 @@ impl Storage {
         let path = self.store.layout.path(&Key::Chunk(key.clone()));
         match self.meta_of(&path).await? {
             Some(meta) => {
+                if self.is_held(pass, key, tombstone).await? {
+                    return Ok(());
+                }
                 if !pass.policy.dry_run && pass.tenant_budget.try_take(&key.tenant, pass.policy) {
                     pass.pace().await;
                     if pass.is_stale() {

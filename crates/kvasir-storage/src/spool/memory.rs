@@ -101,15 +101,22 @@ impl Blocks {
         self.frozen.iter().map(|block| &block[..]).chain(self.blocks.iter().map(Block::bytes))
     }
 
-    /// The first bytes, at least as many as the first block has.
-    pub(super) fn prefix_mut(&mut self) -> &mut [u8] {
-        self.blocks.first_mut().map_or(&mut [], |first| {
-            let filled = first.filled;
-            &mut first.space()[..filled]
-        })
+    /// Writes `prefix` over the first bytes, of which the first block has at least as many. What was handed out as a
+    /// payload stays as it was.
+    pub(super) fn overwrite_prefix(&mut self, prefix: &[u8]) {
+        if let Some(sent) = self.frozen.first_mut() {
+            let rest = sent.split_off(prefix.len().min(sent.len()));
+            *sent = Bytes::copy_from_slice(prefix);
+            if !rest.is_empty() {
+                self.frozen.insert(1, rest);
+            }
+        } else if let Some(first) = self.blocks.first_mut() {
+            let bytes = prefix.len().min(first.filled);
+            first.space()[..bytes].copy_from_slice(&prefix[..bytes]);
+        }
     }
 
-    /// All of it, shared with what stays here. Nothing is taken or changed from then on.
+    /// All of it, shared with what stays here. Nothing is taken from then on.
     pub(super) fn payload(&mut self) -> PutPayload {
         self.frozen.extend(self.blocks.drain(..).map(Block::freeze));
         self.frozen.iter().cloned().collect()
@@ -136,13 +143,19 @@ mod tests {
         let taken = bytes.len() - refused;
         assert!((2 << 20..=3 << 20).contains(&taken), "{taken}");
         assert_eq!(blocks.parts().collect::<Vec<_>>().concat(), bytes[..taken]);
-        blocks.prefix_mut()[0] ^= 1;
+        blocks.overwrite_prefix(&[bytes[0] ^ 1]);
         let payload = blocks.payload();
         assert_eq!(blocks.parts().map(<[u8]>::len).sum::<usize>(), taken, "it can still be read");
         assert_eq!(
             (payload.content_length(), payload.iter().next().map(|part| part[0])),
             (taken, Some(bytes[0] ^ 1))
         );
+        for other in [2, 3] {
+            blocks.overwrite_prefix(&[bytes[0] ^ other, bytes[1]]);
+            let again = blocks.parts().collect::<Vec<_>>().concat();
+            assert_eq!((again[0], &again[1..]), (bytes[0] ^ other, &bytes[1..taken]));
+            assert_eq!(payload.iter().next().map(|part| part[0]), Some(bytes[0] ^ 1), "what is sent stays");
+        }
         drop(blocks);
         assert!(budget.used() >= 2 << 20, "the store has it yet");
         drop(payload);

@@ -112,7 +112,10 @@ impl Spool {
         let mut digest = blake3::Hasher::new();
         match &mut self.content {
             SpoolContent::Memory(blocks) => {
-                set_incarnation(blocks.prefix_mut(), incarnation)?;
+                let first = blocks.parts().next().unwrap_or_default();
+                let mut header = first[..first.len().min(HEADER_BYTES)].to_vec();
+                set_incarnation(&mut header, incarnation)?;
+                blocks.overwrite_prefix(&header);
                 for part in blocks.parts() {
                     digest.update(part);
                 }

@@ -360,6 +360,9 @@ impl Metrics {
             ("leftover_deleted", report.leftovers_deleted),
             ("deleted", report.deleted),
             ("tombstone_deleted", report.tombstones_deleted),
+            ("tombstone_lifted", report.lifted),
+            ("context_unreadable", report.contexts_unreadable),
+            ("object_unread", report.unread),
             ("batch_deleted", report.batches_deleted),
         ];
         for (action, count) in actions {

@@ -128,9 +128,7 @@ pub(in crate::handlers) async fn url(
     Path(names): Path<(String, String, String)>,
 ) -> Result<Json<ObjectUrl>, ApiError> {
     let storage = state.storage()?;
-    let key = object_key(&principal, &names)?;
-    storage.object_bytes(&key).await?;
-    let (url, expires_in_s) = storage.direct_url(&key).await?;
+    let (url, expires_in_s) = storage.object_url(&object_key(&principal, &names)?).await?;
     Ok(Json(ObjectUrl { url, expires_in_s }))
 }
 

@@ -1,0 +1,87 @@
+//! A store that tells a test of each write that took effect and each read that begins: whatever has to happen between two
+//! requests of the service happens in the hook.
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+use futures::{future::BoxFuture, stream::BoxStream};
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, path::Path,
+};
+
+/// A request that the hook is told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hooked {
+    /// A whole-object write that has taken effect.
+    Written,
+    /// A read that begins; the hook's error is its answer.
+    Reading,
+}
+
+/// What a test does meanwhile.
+pub type Hook = Arc<dyn Fn(Hooked, Path) -> BoxFuture<'static, Result<()>> + Send + Sync>;
+
+/// A store with a hook.
+#[derive(Clone)]
+pub struct HookedStore {
+    inner: Arc<dyn ObjectStore>,
+    hook: Hook,
+}
+
+impl HookedStore {
+    /// `inner`, with a hook.
+    pub fn new(inner: Arc<dyn ObjectStore>, hook: Hook) -> Self {
+        Self { inner, hook }
+    }
+}
+
+impl fmt::Debug for HookedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HookedStore")
+    }
+}
+
+impl fmt::Display for HookedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HookedStore")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for HookedStore {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let written = self.inner.put_opts(location, payload, opts).await?;
+        (self.hook)(Hooked::Written, location.clone()).await?;
+        Ok(written)
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(location, opts).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        (self.hook)(Hooked::Reading, location.clone()).await?;
+        self.inner.get_opts(location, options).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
