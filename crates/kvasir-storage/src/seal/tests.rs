@@ -198,9 +198,12 @@ async fn tenants_without_a_key_and_objects_from_before_it_are_as_they_were() {
 fn bad_keys_files_say_what_is_wrong() {
     let short = FIRST.replace("01010101", "");
     let twice = FIRST.repeat(2);
-    for (text, expected) in
-        [(short.as_str(), "64 hex digits"), (&twice, "twice"), ("[[key]]\nid = 1", "no keys file")]
-    {
+    for (text, expected) in [
+        (short.as_str(), "64 hex digits"),
+        (&twice, "twice"),
+        ("[[key]]\nid = 1", "no keys file"),
+        ("", "no key:"),
+    ] {
         let error = FileKeys::parse(text).expect_err(text);
         assert!(error.contains(expected), "{error}");
     }
