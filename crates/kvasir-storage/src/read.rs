@@ -270,6 +270,8 @@ impl Storage {
         });
         let mut keys: Vec<_> = keys.collect();
         keys.sort();
+        // An object is listed twice where its plain form lies beside the sealed one.
+        keys.dedup();
         Ok(keys)
     }
 

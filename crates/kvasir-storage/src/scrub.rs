@@ -64,6 +64,8 @@ impl Storage {
                     }
                     Err(_) => report.unread += 1,
                 },
+                // It went meanwhile, or is a plain object of a tenant that has a key by now.
+                Err(StorageError::UnknownChunk { .. }) => continue,
                 Err(_) => report.unread += 1,
             }
             report.objects += 1;

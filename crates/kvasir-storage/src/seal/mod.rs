@@ -15,7 +15,8 @@
 //! - **Two writers of one object** each write a whole object with its own data key; the last one stays, whole.
 //!
 //! The design had one nonce for each piece. Segments of equal size need no directory to be found, so this layer knows
-//! nothing of chunks. Sealed objects end in `.kvs`: a tenant may have both kinds, and a listing tells their sizes.
+//! nothing of chunks. Sealed objects end in `.kvs`, so that a listing tells their sizes, and what a tenant stored before it had
+//! a key is never taken for one of them.
 
 mod ephemeral;
 mod keyring;

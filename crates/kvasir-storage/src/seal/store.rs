@@ -27,6 +27,9 @@ use crate::{
 };
 
 /// Seals what is new of tenants with a key, opens what is sealed, passes everything else through.
+///
+/// Of a tenant with a key a plain object is none: it is not read, and a create is not refused for it. Listings show both
+/// forms, under one name, and a deletion takes both.
 pub(crate) struct SealedStore {
     inner: Arc<dyn ObjectStore>,
     layout: Layout,
@@ -248,23 +251,19 @@ impl ObjectStore for SealedStore {
         let Some(tenant) = self.owner(location) else {
             return self.inner.get_opts(location, options).await;
         };
-        // What is likelier first: keys may have come after the object, or gone.
         let place = sealed_place(location);
         if self.keyring.service.current(&tenant).is_some() {
-            match self.read(&tenant, &place, location, options.clone()).await {
-                Err(Error::NotFound { .. }) => self.inner.get_opts(location, options).await,
-                result => result,
-            }
-        } else {
-            match self.inner.get_opts(location, options.clone()).await {
-                Err(missing @ Error::NotFound { .. }) => {
-                    match self.read(&tenant, &place, location, options).await {
-                        Err(Error::NotFound { .. }) => Err(missing),
-                        result => result,
-                    }
+            // A plain object has no tag: whoever can write to the bucket could have put it there.
+            return self.read(&tenant, &place, location, options).await;
+        }
+        match self.inner.get_opts(location, options.clone()).await {
+            Err(missing @ Error::NotFound { .. }) => {
+                match self.read(&tenant, &place, location, options).await {
+                    Err(Error::NotFound { .. }) => Err(missing),
+                    result => result,
                 }
-                result => result,
             }
+            result => result,
         }
     }
 

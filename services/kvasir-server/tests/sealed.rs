@@ -1,0 +1,106 @@
+//! Sealed tenants over a store that loses, damages and forges objects: replicas share the store, nothing else.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use kvasir_storage::{
+    ByteRange, Settings, Storage, StorageError,
+    gc::GcPolicy,
+    index::Index,
+    layout::{ChunkKey, Key},
+    observe::NoObserver,
+    seal::FileKeys,
+    store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
+};
+use kvasir_tests::chunks::{self, Chunk};
+use kvasir_types::{Name, ProfileHash, RootHash};
+use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+fn keys(id: &str) -> FileKeys {
+    let key = "5".repeat(64);
+    FileKeys::parse(&format!("[[key]]\ntenant = \"default\"\nid = \"{id}\"\nkey = \"{key}\"\n"))
+        .expect("keys")
+}
+
+fn replica_with(truth: &Arc<InMemory>, keys: FileKeys) -> Arc<Storage> {
+    let config = StoreConfig::new("memory://".parse().expect("a url"));
+    let truth: Arc<dyn ObjectStore> = Arc::clone(truth) as _;
+    let store = OpenStore::with(truth, &Path::default(), StoreKind::Memory, &config, Arc::new(NoObserver));
+    let settings = Settings::new(std::env::temp_dir().join("kvasir-sealed-spool"));
+    let abilities = StoreAbilities { conditional_create: true };
+    Storage::new(store.sealed(Arc::new(keys)), abilities, Index::memory(), settings)
+}
+
+/// A replica that has read nothing yet.
+fn replica(truth: &Arc<InMemory>) -> Arc<Storage> {
+    replica_with(truth, keys("one"))
+}
+
+fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
+    futures::stream::iter([Ok(Bytes::copy_from_slice(bytes))])
+}
+
+async fn prepare(storage: &Arc<Storage>) -> RootHash {
+    storage.register_model(&name("default"), chunks::spec()).await.expect("registers");
+    let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
+    storage.put_profile(&name("default"), &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage.root(&name("default"), &name("n"), &model_id).await.expect("a root")
+}
+
+async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
+    let (tenant, model_id) = (name("default"), chunks::spec().model_id());
+    let stored = storage.put_chunk(&tenant, &model_id, &chunk.seq_hash, body(&chunk.bytes)).await;
+    let object_digest = stored.expect("stores").object_digest;
+    ChunkKey { tenant, model_id, seq_hash: chunk.seq_hash, object_digest }
+}
+
+async fn whole(storage: &Arc<Storage>, key: &ChunkKey) -> Result<Vec<u8>, StorageError> {
+    let parts: Vec<Bytes> = storage.read(key, ByteRange::Whole).await?.bytes.try_collect().await?;
+    Ok(parts.concat())
+}
+
+/// Where the two forms of an object lie in the store.
+fn places(storage: &Storage, key: &ChunkKey) -> (Path, Path) {
+    let plain = storage.store().layout.path(&Key::Chunk(key.clone()));
+    let sealed = Path::from(plain.as_ref().replace(".kvc", ".kvs"));
+    (plain, sealed)
+}
+
+#[tokio::test]
+async fn plain_objects_of_a_sealed_tenant_are_collected_and_take_nothing_with_them() {
+    let truth = Arc::new(InMemory::new());
+    let storage = replica(&truth);
+    let root = prepare(&storage).await;
+    let sealed = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 500);
+    let both = put(&storage, &sealed).await;
+    let left = ChunkKey { seq_hash: [7; 32].into(), object_digest: [7; 32].into(), ..both.clone() };
+    for key in [&both, &left] {
+        truth.put(&places(&storage, key).0, sealed.bytes.clone().into()).await.expect("puts");
+    }
+    // The two forms are one object, not two of one chunk.
+    let at_once = GcPolicy { grace: Duration::ZERO, actions_per_second: 0, ..GcPolicy::default() };
+    for _ in 0..2 {
+        let report = storage.collect_garbage(&at_once, |_| {}).await.expect("collects");
+        assert_eq!((report.duplicates, report.deleted), (0, 0), "{report:?}");
+    }
+    assert_eq!(whole(&replica(&truth), &both).await.expect("reads"), sealed.bytes);
+    let scrubbed = storage.scrub(0, false, |_| {}).await.expect("scrubs");
+    assert_eq!((scrubbed.unread, scrubbed.quarantined), (0, 0), "{scrubbed:?}");
+    // A plain object goes with its age, although no reader finds it.
+    let expired =
+        GcPolicy { ttl: Some(Duration::ZERO), tombstone_retention: Duration::from_millis(200), ..at_once };
+    for _ in 0..4 {
+        storage.collect_garbage(&expired, |_| {}).await.expect("collects");
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    for key in [&both, &left] {
+        let (plain, sealed) = places(&storage, key);
+        assert!(truth.head(&plain).await.is_err(), "{plain} is still there");
+        assert!(truth.head(&sealed).await.is_err(), "{sealed} is still there");
+    }
+}
