@@ -104,3 +104,20 @@ async fn plain_objects_of_a_sealed_tenant_are_collected_and_take_nothing_with_th
         assert!(truth.head(&sealed).await.is_err(), "{sealed} is still there");
     }
 }
+
+#[tokio::test]
+async fn an_object_that_another_replica_wrote_anew_is_read() {
+    let truth = Arc::new(InMemory::new());
+    let (writer, reader) = (replica(&truth), replica(&truth));
+    let root = prepare(&writer).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 60_000);
+    let key = put(&writer, &chunk).await;
+    for range in [ByteRange::Whole, ByteRange::Bounded(100, 40_000)] {
+        assert_eq!(whole(&reader, &key).await.expect("reads"), chunk.bytes);
+        // Of the same size, under another data key.
+        writer.store().store.put(&places(&writer, &key).0, chunk.bytes.clone().into()).await.expect("puts");
+        let read = reader.read(&key, range).await.expect("reads");
+        let expected = chunk.bytes[read.range.start as usize..read.range.end as usize].to_vec();
+        assert_eq!(read.bytes.try_collect::<Vec<Bytes>>().await.expect("reads").concat(), expected);
+    }
+}

@@ -48,6 +48,14 @@ pub(super) enum SealError {
     Copied,
 }
 
+impl SealError {
+    /// The sealing error behind a store's error, where there is one.
+    pub(crate) fn of(error: &object_store::Error) -> Option<&Self> {
+        let object_store::Error::Generic { source, .. } = error else { return None };
+        source.downcast_ref()
+    }
+}
+
 impl From<SealError> for object_store::Error {
     fn from(error: SealError) -> Self {
         Self::Generic { store: "sealed", source: Box::new(error) }
