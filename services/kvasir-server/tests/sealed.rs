@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use kvasir_storage::{
-    ByteRange, Settings, Storage, StorageError,
+    ByteRange, Query, Settings, Storage, StorageError,
     gc::GcPolicy,
     index::Index,
     layout::{ChunkKey, Key},
@@ -59,6 +59,12 @@ async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
     ChunkKey { tenant, model_id, seq_hash: chunk.seq_hash, object_digest }
 }
 
+async fn lookup(storage: &Arc<Storage>, seed: u64, count: usize) -> Result<u64, StorageError> {
+    let query = Query::Tokens(chunks::tokens(seed, count));
+    let found = storage.lookup(&name("default"), &name("n"), &chunks::spec().model_id(), query, true).await;
+    found.map(|found| found.matched_tokens)
+}
+
 async fn whole(storage: &Arc<Storage>, key: &ChunkKey) -> Result<Vec<u8>, StorageError> {
     let parts: Vec<Bytes> = storage.read(key, ByteRange::Whole).await?.bytes.try_collect().await?;
     Ok(parts.concat())
@@ -69,6 +75,10 @@ fn places(storage: &Storage, key: &ChunkKey) -> (Path, Path) {
     let plain = storage.store().layout.path(&Key::Chunk(key.clone()));
     let sealed = Path::from(plain.as_ref().replace(".kvc", ".kvs"));
     (plain, sealed)
+}
+
+async fn raw(truth: &InMemory, place: &Path) -> Vec<u8> {
+    truth.get(place).await.expect("is there").bytes().await.expect("reads").to_vec()
 }
 
 #[tokio::test]
@@ -103,6 +113,75 @@ async fn plain_objects_of_a_sealed_tenant_are_collected_and_take_nothing_with_th
         assert!(truth.head(&plain).await.is_err(), "{plain} is still there");
         assert!(truth.head(&sealed).await.is_err(), "{sealed} is still there");
     }
+}
+
+#[tokio::test]
+async fn a_sealed_object_that_does_not_open_is_damaged_and_the_next_put_heals_it() {
+    let truth = Arc::new(InMemory::new());
+    let storage = replica(&truth);
+    let root = prepare(&storage).await;
+    // Several segments. The head lies in the first: a lookup reads no further.
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 60_000);
+    let key = put(&storage, &chunk).await;
+    let other = put(&storage, &chunks::chunk(root, &chunks::tokens(2, 256), 0, 256, 60_000)).await;
+    let (_, place) = places(&storage, &key);
+    let good = raw(&truth, &place).await;
+    assert!(good.len() > 3 * 16_400, "{}", good.len());
+    let flipped = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let swapped = raw(&truth, &places(&storage, &other).1).await;
+    let cases = [
+        ("magic", flipped(0), 0),
+        ("wrapped key", flipped(40), 0),
+        ("first segment", flipped(200), 0),
+        ("cut", good[..good.len() / 2].to_vec(), 256),
+        ("empty", Vec::new(), 0),
+        ("swapped", swapped, 0),
+        ("last tag", flipped(good.len() - 1), 256),
+    ];
+    for (what, bad, offered) in cases {
+        truth.put(&place, bad.clone().into()).await.expect("puts");
+        let cold = replica(&truth);
+        assert_eq!(lookup(&cold, 1, 256).await.expect(what), offered, "{what}");
+        let error = whole(&cold, &key).await.expect_err(what);
+        assert!(matches!(error, StorageError::Corrupt { .. }), "{what}: {error}");
+        let found = replica(&truth).scrub(0, true, |_| {}).await.expect("scrubs");
+        assert_eq!((found.objects, found.quarantined, found.unread), (2, 1, 0), "{what}");
+        // By a replica that has not met it.
+        assert_eq!(put(&replica(&truth), &chunk).await, key, "{what}");
+        assert_eq!(whole(&replica(&truth), &key).await.expect(what), chunk.bytes, "{what}");
+    }
+    // What opens is not written again.
+    let before = raw(&truth, &place).await;
+    put(&replica(&truth), &chunk).await;
+    assert_eq!(raw(&truth, &place).await, before);
+}
+
+#[tokio::test]
+async fn a_lost_key_is_an_error_that_names_it() {
+    let truth = Arc::new(InMemory::new());
+    let storage = replica(&truth);
+    let root = prepare(&storage).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 500);
+    let key = put(&storage, &chunk).await;
+    let other = replica_with(&truth, keys("two"));
+    let named = |error: StorageError| {
+        let text = error.to_string();
+        assert!(matches!(error, StorageError::KeyLost { .. }), "{text}");
+        assert!(text.contains("key one of tenant default"), "{text}");
+        assert!(!error.code().is_retryable());
+    };
+    named(whole(&other, &key).await.expect_err("no key"));
+    named(lookup(&other, 1, 256).await.expect_err("no key"));
+    // It is no damage, and stops neither a scrub nor the collector.
+    let scrubbed = other.scrub(0, false, |_| {}).await.expect("scrubs");
+    assert_eq!((scrubbed.unread, scrubbed.quarantined), (1, 0));
+    put(&storage, &chunks::variant(root, &chunks::tokens(1, 256), 0, 256, 500, 8)).await;
+    other.collect_garbage(&GcPolicy::default(), |_| {}).await.expect("collects");
+    assert_eq!(whole(&replica(&truth), &key).await.expect("the key is there again"), chunk.bytes);
 }
 
 #[tokio::test]

@@ -82,7 +82,7 @@ impl Storage {
             match self.entry(&key).await {
                 Ok(entry) => behind.entry(entry.parent_hash).or_default().push(key),
                 // Nobody can read it: a scrub or its age will tell.
-                Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
+                Err(error) if error.is_of_one_object() => {}
                 Err(error) => return Err(error),
             }
         }

@@ -338,7 +338,7 @@ impl Storage {
             match self.row(&key).await {
                 Ok(row) => sound.push((key, meta, row)),
                 // Of no use, but no reason to lose the other one over it either.
-                Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
+                Err(error) if error.is_of_one_object() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -349,8 +349,13 @@ impl Storage {
         );
         // The one that stays is read whole before any other goes: a name is no proof of its bytes.
         let Some((survivor, ..)) = sound.first() else { return Ok(()) };
-        if sound.len() > 1 && !self.is_what_it_is_called(survivor).await? {
-            return Ok(());
+        if sound.len() > 1 {
+            match self.is_what_it_is_called(survivor).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) if error.is_of_one_object() => return Ok(()),
+                Err(error) => return Err(error),
+            }
         }
         for (key, meta, _) in sound.into_iter().skip(1) {
             if pass.now.age(&meta) >= pass.policy.grace {

@@ -28,6 +28,7 @@ mod store;
 mod upload;
 
 pub(crate) use ephemeral::Sealer;
+pub(crate) use keyring::SealError;
 pub use keys::{FileKeys, KeyService, KeyServiceError};
 pub use segments::KeyBytes;
 pub(crate) use store::SealedStore;

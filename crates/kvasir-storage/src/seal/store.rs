@@ -24,6 +24,7 @@ use super::{
 use crate::{
     layout::{Key, Layout},
     limits,
+    store::CallError,
 };
 
 /// Seals what is new of tenants with a key, opens what is sealed, passes everything else through.
@@ -110,7 +111,10 @@ impl SealedStore {
         }
         let options =
             GetOptions { range: Some(GetRange::Bounded(0..PLAIN_PREFIX_BYTES)), ..GetOptions::default() };
-        let found = self.inner.get_opts(place, options).await?;
+        let found = match self.inner.get_opts(place, options).await {
+            Err(error) => return Err(self.unless_cut(place, error).await),
+            found => found?,
+        };
         let meta = found.meta.clone();
         let bytes = found.bytes().await?;
         let id = plain_prefix::tenant_key_id(&bytes).ok_or(SealError::Altered)?;
@@ -120,6 +124,17 @@ impl SealedStore {
         let prefix = PlainPrefix { data_key: Arc::new(data_key), meta };
         self.prefixes.insert(place, prefix.clone());
         Ok(prefix)
+    }
+
+    /// Why a prefix could not be read. Of an object that is shorter than one, stores refuse the range in words of their own.
+    async fn unless_cut(&self, place: &Path, error: Error) -> Error {
+        if CallError::of(&error).is_some() || matches!(error, Error::NotFound { .. }) {
+            return error;
+        }
+        match self.inner.head(place).await {
+            Ok(meta) if segments::plain_bytes(meta.size).is_none() => SealError::Altered.into(),
+            _ => error,
+        }
     }
 
     /// Reads the sealed object at `place` as if it were the plain one at `location`; once more where it does not open, for
