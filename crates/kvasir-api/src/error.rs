@@ -144,6 +144,9 @@ error_codes! {
     /// The stored bytes failed their checksum twice; the chunk is now a miss.
     CorruptChunk = "corrupt_chunk", 502, retryable false, "the stored bytes are corrupt",
         remedy "compute the chunk and store it again; it counts as a miss";
+    /// The chunk is sealed under a key that the service does not have.
+    KeyLost = "key_lost", 502, retryable false, "the key of the stored bytes is not there",
+        remedy "compute the chunk; tell the operator, who has to put back the key that `detail` names";
     /// A bug. The log has the details under the request id.
     Internal = "internal", 500, retryable true, "internal error",
         remedy "send it again; report it with the x-request-id";

@@ -117,7 +117,7 @@ fn remedy(code: ErrorCode) -> &'static str {
     match code {
         ErrorCode::UnknownModel => "register the model first",
         ErrorCode::UnknownProfile => "upload the profile first",
-        ErrorCode::UnknownChunk | ErrorCode::CorruptChunk => {
+        ErrorCode::UnknownChunk | ErrorCode::CorruptChunk | ErrorCode::KeyLost => {
             "treat it as a miss: compute the tokens and store them anew"
         }
         ErrorCode::Throttled | ErrorCode::StoreUnavailable | ErrorCode::Draining => "try again later",

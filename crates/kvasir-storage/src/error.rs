@@ -5,6 +5,8 @@ use kvasir_container::ContainerError;
 use kvasir_types::{Level, ModelId, ObjectDigest, ProfileHash, SeqHash, SpecError};
 use uuid::Uuid;
 
+use crate::seal::SealError;
+
 /// A failed operation. [`code`](Self::code) is what the wire says.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -160,6 +162,12 @@ pub enum StorageError {
         /// What was found.
         reason: String,
     },
+    /// An object is sealed under a key that is not there.
+    #[error("{reason}")]
+    KeyLost {
+        /// Which key, and whose.
+        reason: String,
+    },
     /// Something of ours in the store cannot be read.
     #[error("{what} in the store cannot be read: {reason}")]
     Damaged {
@@ -180,7 +188,15 @@ fn object_note(object: &Option<ObjectDigest>) -> String {
 impl StorageError {
     /// Names the operation that the store failed in; for `map_err`.
     pub(crate) fn store(operation: &'static str) -> impl Fn(object_store::Error) -> Self {
-        move |source| Self::Store { operation, source }
+        move |source| match SealError::of(&source) {
+            Some(error) if error.is_lost_key() => Self::KeyLost { reason: error.to_string() },
+            _ => Self::Store { operation, source },
+        }
+    }
+
+    /// Whether only this object cannot be read, so that work on many goes on without it.
+    pub(crate) fn is_of_one_object(&self) -> bool {
+        matches!(self, Self::UnknownChunk { .. } | Self::Corrupt { .. } | Self::KeyLost { .. })
     }
 
     /// A read that did not bring what it should have, without words of the store.
@@ -207,6 +223,7 @@ impl StorageError {
             Self::Corrupt { seq_hash, object_digest, reason } => {
                 Self::Corrupt { seq_hash: *seq_hash, object_digest: *object_digest, reason: reason.clone() }
             }
+            Self::KeyLost { reason } => Self::KeyLost { reason: reason.clone() },
             other => Self::broken_off(&other.to_string()),
         }
     }
@@ -234,6 +251,7 @@ impl StorageError {
             Self::ChunkMismatch { .. } => ErrorCode::ChunkMismatch,
             Self::ProfileMismatch { .. } => ErrorCode::InvalidProfile,
             Self::Corrupt { .. } => ErrorCode::CorruptChunk,
+            Self::KeyLost { .. } => ErrorCode::KeyLost,
             Self::Damaged { .. } | Self::Task(_) => ErrorCode::Internal,
         }
     }

@@ -242,7 +242,7 @@ impl Storage {
     /// Brings the objects of a chunk that have no tombstone from the store into the index.
     async fn fill(&self, lookup: LookupScope<'_>, seq_hash: SeqHash) -> Result<usize, StorageError> {
         let keys = self.offered_objects(lookup.tenant, lookup.model_id, &seq_hash).await?;
-        let mut found = 0;
+        let (mut found, mut lost_key) = (0, None);
         for key in &keys {
             match self.fill_one(lookup, key).await {
                 Ok(()) => found += 1,
@@ -250,8 +250,12 @@ impl Storage {
                 Err(error @ StorageError::Corrupt { .. }) => {
                     tracing::warn!(%error, "an object is skipped");
                 }
+                Err(error @ StorageError::KeyLost { .. }) => lost_key = Some(error),
                 Err(error) => return Err(error),
             }
+        }
+        if let Some(error) = lost_key.filter(|_| found == 0) {
+            return Err(error);
         }
         if found == 0 && !self.settings.negative_ttl.is_zero() {
             self.missing.insert((lookup.scope, seq_hash), ());

@@ -16,6 +16,7 @@ use crate::{
     index::{IndexEntry, IndexRow, Scope, prefer},
     layout::{ChunkKey, Key},
     limits,
+    seal::SealError,
 };
 
 /// Which bytes of an object.
@@ -62,7 +63,8 @@ impl ObjectRead {
 
     pub(crate) fn whole(result: GetResult) -> Self {
         let object_bytes = result.meta.size;
-        Self { range: 0..object_bytes, object_bytes, bytes: exactly(result, 0..object_bytes) }
+        let failed = StorageError::store("reading an object");
+        Self { range: 0..object_bytes, object_bytes, bytes: exactly(result, 0..object_bytes, failed) }
     }
 }
 
@@ -140,7 +142,12 @@ impl Storage {
         if result.meta.size != object_bytes || result.range != wanted {
             return Err(self.corrupt(key, format!("{} bytes instead of {object_bytes}", result.meta.size)));
         }
-        Ok(ObjectRead { range: wanted.clone(), object_bytes, bytes: exactly(result, wanted) })
+        let (this, key) = (self.this.clone(), key.clone());
+        let failed = move |error| match this.upgrade() {
+            Some(storage) => storage.read_failed(&key, "reading an object", error),
+            None => StorageError::store("reading an object")(error),
+        };
+        Ok(ObjectRead { range: wanted.clone(), object_bytes, bytes: exactly(result, wanted, failed) })
     }
 
     /// Size of an object.
@@ -240,17 +247,19 @@ impl Storage {
         if keys.len() == 1 {
             return keys.pop().ok_or(StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None });
         }
+        let mut lost_key = None;
         for key in keys {
             match self.row(&key).await {
                 Ok(row) if best.as_ref().is_none_or(|(_, other)| prefer(&row, other)) => {
                     best = Some((key, row))
                 }
+                Err(error @ StorageError::KeyLost { .. }) => lost_key = Some(error),
                 Ok(_) | Err(StorageError::UnknownChunk { .. } | StorageError::Corrupt { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
         let none = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
-        best.map(|(key, _)| key).ok_or(none)
+        best.map(|(key, _)| key).ok_or(lost_key.unwrap_or(none))
     }
 
     /// The objects of a chunk that the store lists and that have no tombstone, in the order of their digests.
@@ -277,6 +286,8 @@ impl Storage {
             }
         }
         keys.sort();
+        // An object is listed twice where its plain form lies beside the sealed one.
+        keys.dedup();
         Ok(keys)
     }
 
@@ -291,7 +302,10 @@ impl Storage {
             let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
             return StorageError::UnknownChunk { seq_hash, object_digest };
         }
-        StorageError::Store { operation, source: error }
+        match SealError::of(&error) {
+            Some(SealError::Altered) => self.corrupt(key, SealError::Altered.to_string()),
+            _ => StorageError::store(operation)(error),
+        }
     }
 
     /// A corrupt object is as good as gone: hidden from lookups here, and written anew when it is stored again.
@@ -302,20 +316,24 @@ impl Storage {
 }
 
 /// The bytes of a range and nothing else: too few are an error at the end, too many are an error at once.
-fn exactly(result: GetResult, range: Range<u64>) -> BoxStream<'static, Result<Bytes, StorageError>> {
+fn exactly(
+    result: GetResult,
+    range: Range<u64>,
+    failed: impl Fn(object_store::Error) -> StorageError + Send + 'static,
+) -> BoxStream<'static, Result<Bytes, StorageError>> {
     let bytes = match result.payload {
         GetResultPayload::File(file, _) => file_stream(file, range.clone()),
         GetResultPayload::Stream(stream) => stream.boxed(),
     };
-    let state = (bytes, range.end - range.start);
-    futures::stream::try_unfold(state, |(mut bytes, left)| async move {
+    let state = (bytes, range.end - range.start, failed);
+    futures::stream::try_unfold(state, |(mut bytes, left, failed)| async move {
         let short = |reason: &str| StorageError::Store {
             operation: "reading an object",
             source: object_store::Error::Generic { store: "kvasir", source: reason.into() },
         };
-        match bytes.try_next().await.map_err(StorageError::store("reading an object"))? {
+        match bytes.try_next().await.map_err(&failed)? {
             Some(part) => match left.checked_sub(part.len() as u64) {
-                Some(left) => Ok(Some((part, (bytes, left)))),
+                Some(left) => Ok(Some((part, (bytes, left, failed)))),
                 None => Err(short("the store sent more bytes than asked for")),
             },
             None if left == 0 => Ok(None),

@@ -38,6 +38,10 @@ impl From<StorageError> for ApiError {
                 "the object store did not answer; nothing acknowledged is lost, send the request again"
                     .to_owned()
             }
+            ErrorCode::KeyLost => {
+                tracing::warn!(%error, "a sealed object cannot be opened");
+                error.to_string()
+            }
             ErrorCode::Internal => {
                 tracing::error!(%error, "internal error");
                 "the log has the cause under the request id".to_owned()

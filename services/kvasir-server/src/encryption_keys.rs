@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use kvasir_storage::seal::{FileKeys, KeyBytes, KeyService, KeyServiceError};
 use kvasir_types::Name;
 
-use crate::{config::Config, reload::ReloadableFiles};
+use crate::{config::Config, limits, reload::ReloadableFiles};
 
 /// The keys, as of their last usable state.
 #[derive(Debug, Clone)]
@@ -54,10 +54,21 @@ impl EncryptionKeys {
         FileKeys::parse_list(list).map(|keys| KeySource::Given(Arc::new(keys))).map_err(failed)
     }
 
+    /// Reads the file again. Keys without which a tenant's chunks would from now on be in the clear are not given up.
     pub(crate) fn reload(&self) {
-        if let KeySource::File(file) = &self.0 {
-            file.reload();
+        if let KeySource::File(file) = &self.0
+            && file.reload_if(FileKeys::may_follow)
+        {
+            self.log_tenants();
         }
+    }
+
+    /// Says in the log whose chunks are sealed: a misspelled name shows nowhere else.
+    pub(crate) fn log_tenants(&self) {
+        let keys = self.keys();
+        let tenants = keys.tenants();
+        let named = &tenants[..tenants.len().min(limits::SEALED_TENANTS_LOGGED_MAX)];
+        tracing::info!(count = tenants.len(), tenants = ?named, "chunks of these tenants are sealed");
     }
 
     fn keys(&self) -> Arc<FileKeys> {
@@ -92,5 +103,60 @@ impl KeyService for EncryptionKeys {
         context: &[u8],
     ) -> Result<KeyBytes, KeyServiceError> {
         self.keys().unwrap(tenant, id, wrapped, context).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(tenant: &str, id: &str) -> String {
+        format!("[[key]]\ntenant = \"{tenant}\"\nid = \"{id}\"\nkey = \"{}\"\n", "1".repeat(64))
+    }
+
+    fn name(text: &str) -> Name {
+        text.parse().expect("a name")
+    }
+
+    #[test]
+    fn a_file_without_a_key_is_refused_at_start() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("keys.toml");
+        let config = Config { keys_file: Some(path.clone()), ..Config::default() };
+        for text in ["", "\n# nothing yet\n", "key = []"] {
+            std::fs::write(&path, text).expect("writes");
+            let error = EncryptionKeys::open(&config).expect_err("nothing would be sealed").to_string();
+            assert!(error.contains("encryption.keys_file") && error.contains("[[key]]"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_reload_that_takes_a_tenants_last_key_away_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("keys.toml");
+        let write = |text: &str| std::fs::write(&path, text).expect("writes");
+        write(&(key("a", "one") + &key("b", "one")));
+        let config = Config { keys_file: Some(path.clone()), ..Config::default() };
+        let keys = EncryptionKeys::open(&config).expect("opens").expect("keys");
+        // Emptied, one tenant gone, its name misspelled, another tenant's keys for it.
+        for text in [String::new(), key("a", "one"), key("a", "one") + &key("bb", "one"), key("*", "one")] {
+            write(&text);
+            keys.reload();
+            for tenant in ["a", "b"] {
+                assert_eq!(keys.current(&name(tenant)), Some(name("one")), "{tenant} after {text:?}");
+            }
+            assert_eq!(keys.current(&name("c")), None, "nothing of {text:?} is taken in");
+        }
+        // A rotation: a new key beside the old one, then without it; and one more tenant.
+        for text in
+            [key("a", "one") + &key("a", "two") + &key("b", "one"), key("a", "two") + &key("b", "one")]
+        {
+            write(&text);
+            keys.reload();
+            assert_eq!(keys.current(&name("a")), Some(name("two")));
+        }
+        write(&(key("a", "two") + &key("b", "one") + &key("c", "one")));
+        keys.reload();
+        assert_eq!(keys.current(&name("c")), Some(name("one")));
     }
 }

@@ -77,6 +77,8 @@ pub(crate) const FAILURE_LIMITER_PEERS_MAX: usize = 1 << 16;
 pub(crate) const RELOADED_BYTES_MAX: u64 = 64 << 20;
 /// How often such files are looked at for changes.
 pub(crate) const RELOAD_EVERY: Duration = Duration::from_secs(5);
+/// Tenants that the log names as sealed; of the others it says how many there are.
+pub(crate) const SEALED_TENANTS_LOGGED_MAX: usize = 100;
 /// How long a TLS handshake may take.
 pub(crate) const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Ranges of sections in one request: more than a directory has scopes makes no sense.

@@ -55,24 +55,32 @@ impl<T> ReloadableFiles<T> {
 
     /// Reads the files again; what cannot be used is reported, and the last good state stays in force.
     pub(crate) fn reload(&self) {
+        self.reload_if(|_, _| Ok(()));
+    }
+
+    /// As [`reload`](Self::reload), of a value that may not follow every other: `may_follow` gets the new and the present
+    /// one. Whether a new one is in force.
+    pub(crate) fn reload_if(&self, may_follow: impl Fn(&T, &T) -> Result<(), String>) -> bool {
         let files = read_all(&self.paths);
         let hash = hash(files.as_deref().unwrap_or_default());
         {
             let current = self.current.read();
             if hash == current.hash || current.rejected == Some(hash) {
-                return;
+                return false;
             }
         }
         let parsed = files.and_then(|files| (self.parse)(&files));
         let mut current = self.current.write();
-        match parsed {
+        match parsed.and_then(|value| may_follow(&value, &current.value).map(|()| value)) {
             Ok(value) => {
                 tracing::info!(paths = ?self.paths, "read again");
                 *current = LoadedValue { value: Arc::new(value), hash, rejected: None };
+                true
             }
             Err(problem) => {
                 tracing::error!(paths = ?self.paths, problem, "cannot be used; what was there before stays in force");
                 current.rejected = Some(hash);
+                false
             }
         }
     }

@@ -76,6 +76,9 @@ pub async fn run(
     let authenticator = Authenticator::open(&config.auth)?;
     let tls = config.tls.as_ref().map(Tls::open).transpose()?;
     let keys = EncryptionKeys::open(&config)?;
+    if let Some(keys) = &keys {
+        keys.log_tenants();
+    }
     let egress = config.server.egress_bytes_per_second;
     let egress = (egress > 0).then(|| EgressScheduler::new(egress));
     let state = AppState::new(Arc::clone(&metrics), authenticator, tls, keys, egress);

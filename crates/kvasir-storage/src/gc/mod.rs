@@ -298,8 +298,11 @@ impl Storage {
     async fn evaluate_chunk(
         &self,
         pass: &mut GcPass<'_>,
-        group: Vec<(ChunkKey, ObjectMeta)>,
+        mut group: Vec<(ChunkKey, ObjectMeta)>,
     ) -> Result<(), StorageError> {
+        // A plain form beside the sealed one is the same object: the younger date is that of the form in use.
+        group.sort_by_key(|(key, meta)| (key.object_digest, std::cmp::Reverse(meta.last_modified)));
+        group.dedup_by(|(key, _), (before, _)| key == before);
         let several = group.len() > 1;
         let mut sound = Vec::new();
         for (key, meta) in group {

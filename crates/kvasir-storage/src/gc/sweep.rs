@@ -73,8 +73,12 @@ impl Storage {
         };
         let noted = self.meta_of(&note).await?.filter(younger);
         let Some(noted) = noted else {
-            // Whoever deleted the bytes ended before it could say so.
-            return if pass.policy.dry_run { Ok(()) } else { self.note_gone(key).await };
+            if !pass.policy.dry_run && !pass.is_stale() {
+                // Whoever deleted the bytes ended before it could say so; or all there is is a plain form that nobody reads.
+                self.delete(&self.store.layout.path(&Key::Chunk(key.clone()))).await?;
+                self.note_gone(key).await?;
+            }
+            return Ok(());
         };
         if pass.now.age(&noted) < pass.policy.tombstone_retention {
             return Ok(());

@@ -33,7 +33,7 @@ impl Storage {
         let longer =
             ChunkKey { seq_hash: longer.seq_hash, object_digest: longer.object_digest, ..key.clone() };
         match self.contains(pass, &longer, key).await {
-            Err(StorageError::UnknownChunk { .. } | StorageError::Corrupt { .. }) => Ok(false),
+            Err(error) if error.is_of_one_object() => Ok(false),
             proved => proved,
         }
     }

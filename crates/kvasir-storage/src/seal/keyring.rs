@@ -35,17 +35,36 @@ impl std::fmt::Debug for Opened {
     }
 }
 
-/// Shown where the store's errors are.
+/// Why a sealed object cannot be read or written; travels as the source of a store's error.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SealError {
+pub(crate) enum SealError {
     #[error(transparent)]
     Key(#[from] KeyServiceError),
-    #[error("the tenant key of a sealed object is not in the store")]
-    Lost,
+    #[error(
+        "the tenant key {id} of tenant {tenant} is not in the store, and what was sealed under it stays closed; remove those chunks"
+    )]
+    Lost { tenant: Name, id: String },
     #[error("the object does not open: it was altered, or is not the one that was asked for")]
     Altered,
     #[error("sealed objects are not copied: their place is part of what was sealed")]
     Copied,
+}
+
+impl SealError {
+    fn lost(tenant: &Name, id: &TenantKeyId) -> Self {
+        Self::Lost { tenant: tenant.clone(), id: format!("{:032x}", u128::from_be_bytes(*id)) }
+    }
+
+    /// Whether a key is missing, rather than the object wrong.
+    pub(crate) fn is_lost_key(&self) -> bool {
+        matches!(self, Self::Key(_) | Self::Lost { .. })
+    }
+
+    /// The sealing error behind a store's error, where there is one.
+    pub(crate) fn of(error: &object_store::Error) -> Option<&Self> {
+        let object_store::Error::Generic { source, .. } = error else { return None };
+        source.downcast_ref()
+    }
 }
 
 impl From<SealError> for object_store::Error {
@@ -76,7 +95,7 @@ impl Keyring {
         let key: Arc<KeyBytes> = Arc::new(Zeroizing::new(rand::random()));
         let mut id = TenantKeyId::default();
         id.copy_from_slice(&blake3::derive_key("kvasir 2026 tenant key id", &key[..])[..16]);
-        let current = self.service.current(tenant).ok_or(SealError::Lost)?;
+        let current = self.service.current(tenant).ok_or_else(|| SealError::lost(tenant, &id))?;
         self.write(store, tenant, &id, &key, current).await?;
         Ok((id, self.key(store, tenant, &id).await?))
     }
@@ -112,7 +131,7 @@ impl Keyring {
         let mut wrapped_by: Vec<Name> = wrapped_by.map(|(_, by)| by).collect();
         // The current wrapping key first; of the others whichever is still there.
         wrapped_by.sort_by_key(|by| Some(by) != current);
-        let mut last = SealError::Lost;
+        let mut last = SealError::lost(tenant, id);
         for by in wrapped_by {
             let place = self.place(tenant, id, &by);
             let wrapped = store.get(&place).await?.bytes().await?;

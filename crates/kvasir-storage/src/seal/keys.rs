@@ -128,6 +128,26 @@ impl FileKeys {
         Ok(Self { keys: gathered(entries.collect::<Result<_, String>>()?)? })
     }
 
+    /// Whose chunks are sealed, in order; `*` is every tenant that is not named.
+    pub fn tenants(&self) -> Vec<&str> {
+        let mut tenants: Vec<_> = self.keys.keys().map(String::as_str).collect();
+        tenants.sort_unstable();
+        tenants
+    }
+
+    /// Whether these keys may take the place of `before` in a running service: every tenant that had keys has some.
+    ///
+    /// # Errors
+    /// Who would have none.
+    pub fn may_follow(&self, before: &Self) -> Result<(), String> {
+        match before.tenants().into_iter().find(|tenant| !self.keys.contains_key(*tenant)) {
+            Some(tenant) => Err(format!(
+                "has no key of tenant {tenant} any more, whose chunks would be stored in the clear; put one back, or restart the service if that is meant"
+            )),
+            None => Ok(()),
+        }
+    }
+
     fn with<R>(&self, tenant: &Name, then: impl FnOnce(&[(Name, Hidden)]) -> R) -> R {
         let own = self.keys.get(tenant.as_str()).or_else(|| self.keys.get("*"));
         then(own.map_or(&[], Vec::as_slice))
@@ -152,6 +172,10 @@ fn parsed(text: &str) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
 }
 
 fn gathered(entries: Vec<KeyEntry>) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
+    if entries.is_empty() {
+        return Err("has no key: add a [[key]] with tenant, id and key for whoever is to be sealed, or take the setting out"
+            .to_owned());
+    }
     if entries.len() > limits::SEAL_KEYS_MAX {
         return Err(format!("has more than {} keys", limits::SEAL_KEYS_MAX));
     }

@@ -12,10 +12,12 @@
 //! - **Nothing can be swapped**: each segment is bound to the object's key in the store, its number, and whether it is
 //!   the last; an object moved, cut or patched fails to open.
 //! - **Rotation rewrites no payload**: a new wrapping key wraps the tenant keys anew, a few hundred bytes a tenant.
-//! - **Two writers of one object** each write a whole object with its own data key; the last one stays, whole.
+//! - **Two writers of one object** each write a whole object with its own data key; the last one stays, whole. A reader
+//!   that remembers the key of the other one reads the prefix again.
 //!
 //! The design had one nonce for each piece. Segments of equal size need no directory to be found, so this layer knows
-//! nothing of chunks. Sealed objects end in `.kvs`: a tenant may have both kinds, and a listing tells their sizes.
+//! nothing of chunks. Sealed objects end in `.kvs`, so that a listing tells their sizes, and what a tenant stored before it had
+//! a key is never taken for one of them.
 
 mod ephemeral;
 mod keyring;
@@ -26,6 +28,7 @@ mod store;
 mod upload;
 
 pub(crate) use ephemeral::Sealer;
+pub(crate) use keyring::SealError;
 pub use keys::{FileKeys, KeyService, KeyServiceError};
 pub use segments::KeyBytes;
 pub(crate) use store::SealedStore;

@@ -24,16 +24,24 @@ use super::{
 use crate::{
     layout::{Key, Layout},
     limits,
+    store::CallError,
 };
 
 /// Seals what is new of tenants with a key, opens what is sealed, passes everything else through.
+///
+/// Of a tenant with a key a plain object is none: it is not read, and a create is not refused for it. Listings show both
+/// forms, under one name, and a deletion takes both.
 pub(crate) struct SealedStore {
     inner: Arc<dyn ObjectStore>,
     layout: Layout,
     keyring: Keyring,
-    /// Data keys and sealed sizes of objects read before: what else would cost one more request each.
-    prefixes: Mutex<HashMap<Path, PlainPrefix>>,
+    prefixes: Arc<PrefixCache>,
 }
+
+/// Data keys and sealed sizes of objects read before: what else would cost one more request each. Another replica may
+/// have written an object anew since, under another key: what does not open is read again without the cache.
+#[derive(Default)]
+pub(super) struct PrefixCache(Mutex<HashMap<Path, PlainPrefix>>);
 
 #[derive(Clone)]
 struct PlainPrefix {
@@ -41,10 +49,35 @@ struct PlainPrefix {
     meta: ObjectMeta,
 }
 
+impl PrefixCache {
+    fn get(&self, place: &Path) -> Option<PlainPrefix> {
+        self.0.lock().get(place).cloned()
+    }
+
+    fn insert(&self, place: &Path, prefix: PlainPrefix) {
+        let mut prefixes = self.0.lock();
+        if prefixes.len() >= limits::SEAL_PREFIXES_MAX {
+            prefixes.clear();
+        }
+        prefixes.insert(place.clone(), prefix);
+    }
+
+    /// After a write, not before it: a reader beside it could bring the old one back.
+    pub(super) fn remove(&self, place: &Path) {
+        self.0.lock().remove(place);
+    }
+}
+
+impl fmt::Debug for PrefixCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrefixCache({})", self.0.lock().len())
+    }
+}
+
 impl SealedStore {
     pub(crate) fn new(inner: Arc<dyn ObjectStore>, layout: Layout, keys: Arc<dyn KeyService>) -> Self {
         let keyring = Keyring::new(keys, layout.clone());
-        Self { inner, layout, keyring, prefixes: Mutex::default() }
+        Self { inner, layout, keyring, prefixes: Arc::default() }
     }
 
     /// Whose chunk object lies at `location`, if that is one.
@@ -73,12 +106,15 @@ impl SealedStore {
     }
 
     async fn prefix(&self, tenant: &Name, place: &Path) -> Result<PlainPrefix> {
-        if let Some(prefix) = self.prefixes.lock().get(place) {
-            return Ok(prefix.clone());
+        if let Some(prefix) = self.prefixes.get(place) {
+            return Ok(prefix);
         }
         let options =
             GetOptions { range: Some(GetRange::Bounded(0..PLAIN_PREFIX_BYTES)), ..GetOptions::default() };
-        let found = self.inner.get_opts(place, options).await?;
+        let found = match self.inner.get_opts(place, options).await {
+            Err(error) => return Err(self.unless_cut(place, error).await),
+            found => found?,
+        };
         let meta = found.meta.clone();
         let bytes = found.bytes().await?;
         let id = plain_prefix::tenant_key_id(&bytes).ok_or(SealError::Altered)?;
@@ -86,16 +122,57 @@ impl SealedStore {
         let data_key =
             plain_prefix::data_key(&bytes, &tenant_key, place.as_ref()).ok_or(SealError::Altered)?;
         let prefix = PlainPrefix { data_key: Arc::new(data_key), meta };
-        let mut prefixes = self.prefixes.lock();
-        if prefixes.len() >= limits::SEAL_PREFIXES_MAX {
-            prefixes.clear();
-        }
-        prefixes.insert(place.clone(), prefix.clone());
+        self.prefixes.insert(place, prefix.clone());
         Ok(prefix)
     }
 
-    /// Reads the sealed object at `place` as if it were the plain one at `location`.
+    /// Why a prefix could not be read. Of an object that is shorter than one, stores refuse the range in words of their own.
+    async fn unless_cut(&self, place: &Path, error: Error) -> Error {
+        if CallError::of(&error).is_some() || matches!(error, Error::NotFound { .. }) {
+            return error;
+        }
+        match self.inner.head(place).await {
+            Ok(meta) if segments::plain_bytes(meta.size).is_none() => SealError::Altered.into(),
+            _ => error,
+        }
+    }
+
+    /// Reads the sealed object at `place` as if it were the plain one at `location`; once more where it does not open, for
+    /// it may have been written anew since its prefix was read.
     async fn read(
+        &self,
+        tenant: &Name,
+        place: &Path,
+        location: &Path,
+        options: GetOptions,
+    ) -> Result<GetResult> {
+        match self.read_once(tenant, place, location, options.clone()).await {
+            Err(error) => {
+                self.prefixes.remove(place);
+                match SealError::of(&error) {
+                    Some(SealError::Altered) => self.read_once(tenant, place, location, options).await,
+                    _ => Err(error),
+                }
+            }
+            read => read,
+        }
+    }
+
+    /// Asks for the object at `location`. Needs no key: the sealed size tells the plain one.
+    async fn head_opts(&self, tenant: &Name, location: &Path, options: GetOptions) -> Result<GetResult> {
+        if self.keyring.service.current(tenant).is_none() {
+            match self.inner.get_opts(location, options.clone()).await {
+                Err(Error::NotFound { .. }) => {}
+                plain => return plain,
+            }
+        }
+        let mut found = self.inner.get_opts(&sealed_place(location), options).await?;
+        found.meta = presented(found.meta);
+        found.range = 0..found.meta.size;
+        Ok(found)
+    }
+
+    async fn read_once(
         &self,
         tenant: &Name,
         place: &Path,
@@ -116,8 +193,6 @@ impl SealedStore {
         let inner = GetRange::Bounded(segments::located(&wanted, sealed));
         let found = self.inner.get_opts(place, GetOptions { range: Some(inner), ..options }).await?;
         if found.meta.size != sealed {
-            // Written again by another writer since its prefix was read.
-            self.prefixes.lock().remove(place);
             return Err(SealError::Altered.into());
         }
         (meta.e_tag, meta.last_modified) = (found.meta.e_tag.clone(), found.meta.last_modified);
@@ -130,7 +205,11 @@ impl SealedStore {
             size,
             range: range.clone(),
         };
-        let payload = GetResultPayload::Stream(opening.stream(found.into_stream()).boxed());
+        // One answer of the store is of one write: where its first segment opens, the key is that of the others.
+        let mut opened = opening.stream(found.into_stream()).boxed();
+        let first = opened.try_next().await?;
+        let opened = futures::stream::iter(first.map(Ok)).chain(opened);
+        let payload = GetResultPayload::Stream(opened.boxed());
         Ok(GetResult { payload, meta, range, attributes, extensions })
     }
 }
@@ -225,8 +304,9 @@ impl ObjectStore for SealedStore {
             let end = plain.len().min(start + SEGMENT_BYTES as usize);
             segments.seal(n, n == last, &plain[start..end], &mut sealed);
         }
-        self.prefixes.lock().remove(&place);
-        self.inner.put_opts(&place, PutPayload::from(sealed), opts).await
+        let written = self.inner.put_opts(&place, PutPayload::from(sealed), opts).await;
+        self.prefixes.remove(&place);
+        written
     }
 
     async fn put_multipart_opts(
@@ -239,32 +319,31 @@ impl ObjectStore for SealedStore {
         };
         let place = sealed_place(location);
         let (segments, prefix) = self.new_prefix(&tenant, &place).await?;
-        self.prefixes.lock().remove(&place);
         let inner = self.inner.put_multipart_opts(&place, opts).await?;
-        Ok(Box::new(SealedUpload::new(inner, segments, &prefix)))
+        let written = (Arc::clone(&self.prefixes), place);
+        Ok(Box::new(SealedUpload::new(inner, segments, &prefix, written)))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let Some(tenant) = self.owner(location) else {
             return self.inner.get_opts(location, options).await;
         };
-        // What is likelier first: keys may have come after the object, or gone.
+        if options.head {
+            return self.head_opts(&tenant, location, options).await;
+        }
         let place = sealed_place(location);
         if self.keyring.service.current(&tenant).is_some() {
-            match self.read(&tenant, &place, location, options.clone()).await {
-                Err(Error::NotFound { .. }) => self.inner.get_opts(location, options).await,
-                result => result,
-            }
-        } else {
-            match self.inner.get_opts(location, options.clone()).await {
-                Err(missing @ Error::NotFound { .. }) => {
-                    match self.read(&tenant, &place, location, options).await {
-                        Err(Error::NotFound { .. }) => Err(missing),
-                        result => result,
-                    }
+            // A plain object has no tag: whoever can write to the bucket could have put it there.
+            return self.read(&tenant, &place, location, options).await;
+        }
+        match self.inner.get_opts(location, options.clone()).await {
+            Err(missing @ Error::NotFound { .. }) => {
+                match self.read(&tenant, &place, location, options).await {
+                    Err(Error::NotFound { .. }) => Err(missing),
+                    result => result,
                 }
-                result => result,
             }
+            result => result,
         }
     }
 

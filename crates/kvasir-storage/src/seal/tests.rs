@@ -173,20 +173,58 @@ async fn first_writers_at_once_lose_nothing() {
     }
 }
 
+/// Whoever can write to the bucket can write plain objects: of a tenant with a key they are none.
 #[tokio::test]
-async fn tenants_without_a_key_and_objects_from_before_it_are_as_they_were() {
+async fn a_plain_object_of_a_tenant_with_a_key_is_no_object() {
     let inner = Arc::new(InMemory::new());
     let store = sealed(&inner, FIRST);
-    let (other, old) = (place("b", 1), place("a", 9));
+    let (moved, forged) = (place("a", 1), place("a", 2));
+    store.put(&moved, plain(100).into()).await.expect("puts");
+    inner.delete(&raw(&moved)).await.expect("deletes");
+    for path in [&moved, &forged] {
+        inner.put(path, plain(50).into()).await.expect("puts");
+    }
+    for store in [&store, &sealed(&inner, FIRST)] {
+        for path in [&moved, &forged] {
+            let missing = |error: Option<object_store::Error>| {
+                matches!(error, Some(object_store::Error::NotFound { .. }))
+            };
+            assert!(missing(read(store, path, None).await.err()), "read");
+            assert!(missing(read(store, path, Some(GetRange::Bounded(0..10))).await.err()), "read in part");
+            assert!(missing(store.head(path).await.err()), "asked for");
+        }
+    }
+    // A create is not refused for it, and the sealed object is the one that is there.
+    store.put_opts(&moved, plain(70).into(), PutMode::Create.into()).await.expect("creates");
+    assert_eq!(read(&store, &moved, None).await.expect("reads"), plain(70));
+    // Both are listed, so that a collector finds them; deleting takes both forms.
+    let chunks = async || -> Vec<Path> {
+        let listed = store.list(None).map_ok(|meta| meta.location);
+        listed
+            .try_filter(|path| std::future::ready(path.as_ref().ends_with(".kvc")))
+            .try_collect()
+            .await
+            .expect("lists")
+    };
+    assert!(chunks().await.contains(&forged));
+    for path in [&moved, &forged] {
+        store.delete(path).await.expect("deletes");
+    }
+    assert_eq!(chunks().await, []);
+}
+
+#[tokio::test]
+async fn tenants_without_a_key_are_as_they_were() {
+    let inner = Arc::new(InMemory::new());
+    let store = sealed(&inner, FIRST);
+    let other = place("b", 1);
     store.put(&other, plain(100).into()).await.expect("puts");
-    inner.put(&old, plain(50).into()).await.expect("puts");
     assert_eq!(read(&*inner, &other, None).await.expect("in the clear"), plain(100));
-    assert_eq!(read(&store, &old, None).await.expect("reads"), plain(50));
     let create = store.put_opts(&other, plain(1).into(), PutMode::Create.into()).await;
     assert!(matches!(create, Err(object_store::Error::AlreadyExists { .. })));
     // Deleted in either form, and gone for the store as well.
     store.put(&place("a", 1), plain(10).into()).await.expect("puts");
-    for path in [place("a", 1), old, other] {
+    for path in [place("a", 1), other] {
         store.delete(&path).await.expect("deletes");
         assert!(matches!(store.head(&path).await, Err(object_store::Error::NotFound { .. })));
     }
@@ -198,9 +236,12 @@ async fn tenants_without_a_key_and_objects_from_before_it_are_as_they_were() {
 fn bad_keys_files_say_what_is_wrong() {
     let short = FIRST.replace("01010101", "");
     let twice = FIRST.repeat(2);
-    for (text, expected) in
-        [(short.as_str(), "64 hex digits"), (&twice, "twice"), ("[[key]]\nid = 1", "no keys file")]
-    {
+    for (text, expected) in [
+        (short.as_str(), "64 hex digits"),
+        (&twice, "twice"),
+        ("[[key]]\nid = 1", "no keys file"),
+        ("", "no key:"),
+    ] {
         let error = FileKeys::parse(text).expect_err(text);
         assert!(error.contains(expected), "{error}");
     }

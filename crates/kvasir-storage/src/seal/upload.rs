@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::FutureExt;
-use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart};
+use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart, path::Path};
 
-use super::segments::{SEGMENT_BYTES, Segments};
+use super::{
+    segments::{SEGMENT_BYTES, Segments},
+    store::PrefixCache,
+};
 
 /// Seals what passes through. The last segment is marked as such, so one is always held back.
 #[derive(Debug)]
@@ -18,11 +21,19 @@ pub(super) struct SealedUpload {
     /// Sealed bytes that wait for the next part: the prefix, at the start.
     ready: Vec<u8>,
     next: u64,
+    /// What to forget once it is written.
+    written: (Arc<PrefixCache>, Path),
 }
 
 impl SealedUpload {
-    pub(super) fn new(inner: Box<dyn MultipartUpload>, segments: Segments, prefix: &[u8]) -> Self {
-        Self { inner, segments: Arc::new(segments), held: Vec::new(), ready: prefix.to_vec(), next: 0 }
+    pub(super) fn new(
+        inner: Box<dyn MultipartUpload>,
+        segments: Segments,
+        prefix: &[u8],
+        written: (Arc<PrefixCache>, Path),
+    ) -> Self {
+        let (segments, ready) = (Arc::new(segments), prefix.to_vec());
+        Self { inner, segments, held: Vec::new(), ready, next: 0, written }
     }
 
     fn seal_whole(&mut self) {
@@ -53,7 +64,10 @@ impl MultipartUpload for SealedUpload {
         self.segments.seal(self.next, true, &last, &mut self.ready);
         let rest = std::mem::take(&mut self.ready);
         self.inner.put_part(PutPayload::from(rest)).await?;
-        self.inner.complete().await
+        let completed = self.inner.complete().await;
+        let (prefixes, place) = &self.written;
+        prefixes.remove(place);
+        completed
     }
 
     async fn abort(&mut self) -> Result<()> {

@@ -8,6 +8,7 @@ mod memory;
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
+use futures::TryStreamExt;
 use kvasir_container::{HEADER_BYTES, reissue_header};
 use kvasir_types::ObjectDigest;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
@@ -20,6 +21,7 @@ use self::{
 use crate::{
     Settings, StorageError, limits,
     memory::{MemoryBudget, Region, RegionPool},
+    seal::SealError,
     trace::carry,
     transitions::{CrashPointObserver, Transition},
 };
@@ -164,7 +166,7 @@ impl Spool {
     /// Writes everything to `path`. True when it was not there before.
     ///
     /// Whoever wrote there before wrote these very bytes, because names are digests; so a lost race is a success. An
-    /// object of another length is what a broken store left, and is overwritten.
+    /// object of another length is what a broken store left, and is overwritten; so is a sealed one that does not open.
     pub(crate) async fn send(
         &mut self,
         store: &Arc<dyn ObjectStore>,
@@ -178,7 +180,10 @@ impl Spool {
             Err(object_store::Error::NotFound { .. }) => None,
             Err(error) => return Err(failed(error)),
         };
-        if existing == Some(bytes) && !overwrite {
+        if existing == Some(bytes)
+            && !overwrite
+            && (!self.sealed || opens(store, path).await.map_err(&failed)?)
+        {
             return Ok(false);
         }
         match &mut self.content {
@@ -199,6 +204,20 @@ impl Spool {
                 put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
             }
         }
+    }
+}
+
+/// Whether what lies at `path` is there and opens, to its end.
+async fn opens(store: &Arc<dyn ObjectStore>, path: &Path) -> object_store::Result<bool> {
+    let read = async {
+        let mut parts = store.get(path).await?.into_stream();
+        while parts.try_next().await?.is_some() {}
+        Ok(true)
+    };
+    match read.await {
+        Err(object_store::Error::NotFound { .. }) => Ok(false),
+        Err(error) if SealError::of(&error).is_some() => Ok(false),
+        read => read,
     }
 }
 

@@ -1,0 +1,202 @@
+//! Sealed tenants over a store that loses, damages and forges objects: replicas share the store, nothing else.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use kvasir_storage::{
+    ByteRange, Query, Settings, Storage, StorageError,
+    gc::GcPolicy,
+    index::Index,
+    layout::{ChunkKey, Key},
+    observe::NoObserver,
+    seal::FileKeys,
+    store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
+};
+use kvasir_tests::chunks::{self, Chunk};
+use kvasir_types::{Name, ProfileHash, RootHash};
+use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+fn keys(id: &str) -> FileKeys {
+    let key = "5".repeat(64);
+    FileKeys::parse(&format!("[[key]]\ntenant = \"default\"\nid = \"{id}\"\nkey = \"{key}\"\n"))
+        .expect("keys")
+}
+
+fn replica_with(truth: &Arc<InMemory>, keys: FileKeys) -> Arc<Storage> {
+    let config = StoreConfig::new("memory://".parse().expect("a url"));
+    let truth: Arc<dyn ObjectStore> = Arc::clone(truth) as _;
+    let store = OpenStore::with(truth, &Path::default(), StoreKind::Memory, &config, Arc::new(NoObserver));
+    let settings = Settings::new(std::env::temp_dir().join("kvasir-sealed-spool"));
+    let abilities = StoreAbilities { conditional_create: true };
+    Storage::new(store.sealed(Arc::new(keys)), abilities, Index::memory(), settings)
+}
+
+/// A replica that has read nothing yet.
+fn replica(truth: &Arc<InMemory>) -> Arc<Storage> {
+    replica_with(truth, keys("one"))
+}
+
+fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
+    futures::stream::iter([Ok(Bytes::copy_from_slice(bytes))])
+}
+
+async fn prepare(storage: &Arc<Storage>) -> RootHash {
+    storage.register_model(&name("default"), chunks::spec()).await.expect("registers");
+    let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
+    storage.put_profile(&name("default"), &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage.root(&name("default"), &name("n"), &model_id).await.expect("a root")
+}
+
+async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
+    let (tenant, model_id) = (name("default"), chunks::spec().model_id());
+    let stored = storage.put_chunk(&tenant, &model_id, &chunk.seq_hash, body(&chunk.bytes)).await;
+    let object_digest = stored.expect("stores").object_digest;
+    ChunkKey { tenant, model_id, seq_hash: chunk.seq_hash, object_digest }
+}
+
+async fn lookup(storage: &Arc<Storage>, seed: u64, count: usize) -> Result<u64, StorageError> {
+    let query = Query::Tokens(chunks::tokens(seed, count));
+    let found = storage.lookup(&name("default"), &name("n"), &chunks::spec().model_id(), query, true).await;
+    found.map(|found| found.matched_tokens)
+}
+
+async fn whole(storage: &Arc<Storage>, key: &ChunkKey) -> Result<Vec<u8>, StorageError> {
+    let parts: Vec<Bytes> = storage.read(key, ByteRange::Whole).await?.bytes.try_collect().await?;
+    Ok(parts.concat())
+}
+
+/// Where the two forms of an object lie in the store.
+fn places(storage: &Storage, key: &ChunkKey) -> (Path, Path) {
+    let plain = storage.store().layout.path(&Key::Chunk(key.clone()));
+    let sealed = Path::from(plain.as_ref().replace(".kvc", ".kvs"));
+    (plain, sealed)
+}
+
+async fn raw(truth: &InMemory, place: &Path) -> Vec<u8> {
+    truth.get(place).await.expect("is there").bytes().await.expect("reads").to_vec()
+}
+
+#[tokio::test]
+async fn plain_objects_of_a_sealed_tenant_are_collected_and_take_nothing_with_them() {
+    let truth = Arc::new(InMemory::new());
+    let storage = replica(&truth);
+    let root = prepare(&storage).await;
+    let sealed = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 500);
+    let both = put(&storage, &sealed).await;
+    let left = ChunkKey { seq_hash: [7; 32].into(), object_digest: [7; 32].into(), ..both.clone() };
+    for key in [&both, &left] {
+        truth.put(&places(&storage, key).0, sealed.bytes.clone().into()).await.expect("puts");
+    }
+    // The two forms are one object, not two of one chunk.
+    let at_once = GcPolicy { grace: Duration::ZERO, actions_per_second: 0, ..GcPolicy::default() };
+    for _ in 0..2 {
+        let report = storage.collect_garbage(&at_once, |_| {}).await.expect("collects");
+        assert_eq!((report.duplicates, report.deleted), (0, 0), "{report:?}");
+    }
+    assert_eq!(whole(&replica(&truth), &both).await.expect("reads"), sealed.bytes);
+    let scrubbed = storage.scrub(0, false, |_| {}).await.expect("scrubs");
+    assert_eq!((scrubbed.unread, scrubbed.quarantined), (0, 0), "{scrubbed:?}");
+    // A plain object goes with its age, although no reader finds it.
+    let expired =
+        GcPolicy { ttl: Some(Duration::ZERO), tombstone_retention: Duration::from_millis(200), ..at_once };
+    for _ in 0..4 {
+        storage.collect_garbage(&expired, |_| {}).await.expect("collects");
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    for key in [&both, &left] {
+        let (plain, sealed) = places(&storage, key);
+        assert!(truth.head(&plain).await.is_err(), "{plain} is still there");
+        assert!(truth.head(&sealed).await.is_err(), "{sealed} is still there");
+    }
+}
+
+#[tokio::test]
+async fn a_sealed_object_that_does_not_open_is_damaged_and_the_next_put_heals_it() {
+    let truth = Arc::new(InMemory::new());
+    let storage = replica(&truth);
+    let root = prepare(&storage).await;
+    // Several segments. The head lies in the first: a lookup reads no further.
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 60_000);
+    let key = put(&storage, &chunk).await;
+    let other = put(&storage, &chunks::chunk(root, &chunks::tokens(2, 256), 0, 256, 60_000)).await;
+    let (_, place) = places(&storage, &key);
+    let good = raw(&truth, &place).await;
+    assert!(good.len() > 3 * 16_400, "{}", good.len());
+    let flipped = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let swapped = raw(&truth, &places(&storage, &other).1).await;
+    let cases = [
+        ("magic", flipped(0), 0),
+        ("wrapped key", flipped(40), 0),
+        ("first segment", flipped(200), 0),
+        ("cut", good[..good.len() / 2].to_vec(), 256),
+        ("empty", Vec::new(), 0),
+        ("swapped", swapped, 0),
+        ("last tag", flipped(good.len() - 1), 256),
+    ];
+    for (what, bad, offered) in cases {
+        truth.put(&place, bad.clone().into()).await.expect("puts");
+        let cold = replica(&truth);
+        assert_eq!(lookup(&cold, 1, 256).await.expect(what), offered, "{what}");
+        let error = whole(&cold, &key).await.expect_err(what);
+        assert!(matches!(error, StorageError::Corrupt { .. }), "{what}: {error}");
+        let found = replica(&truth).scrub(0, true, |_| {}).await.expect("scrubs");
+        assert_eq!((found.objects, found.quarantined, found.unread), (2, 1, 0), "{what}");
+        // By a replica that has not met it.
+        assert_eq!(put(&replica(&truth), &chunk).await, key, "{what}");
+        assert_eq!(whole(&replica(&truth), &key).await.expect(what), chunk.bytes, "{what}");
+    }
+    // What opens is not written again.
+    let before = raw(&truth, &place).await;
+    put(&replica(&truth), &chunk).await;
+    assert_eq!(raw(&truth, &place).await, before);
+}
+
+#[tokio::test]
+async fn a_lost_key_is_an_error_that_names_it() {
+    let truth = Arc::new(InMemory::new());
+    let storage = replica(&truth);
+    let root = prepare(&storage).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 500);
+    let key = put(&storage, &chunk).await;
+    let other = replica_with(&truth, keys("two"));
+    let named = |error: StorageError| {
+        let text = error.to_string();
+        assert!(matches!(error, StorageError::KeyLost { .. }), "{text}");
+        assert!(text.contains("key one of tenant default"), "{text}");
+        assert!(!error.code().is_retryable());
+    };
+    named(whole(&other, &key).await.expect_err("no key"));
+    named(lookup(&other, 1, 256).await.expect_err("no key"));
+    // It is no damage, and stops neither a scrub nor the collector.
+    let scrubbed = other.scrub(0, false, |_| {}).await.expect("scrubs");
+    assert_eq!((scrubbed.unread, scrubbed.quarantined), (1, 0));
+    put(&storage, &chunks::variant(root, &chunks::tokens(1, 256), 0, 256, 500, 8)).await;
+    other.collect_garbage(&GcPolicy::default(), |_| {}).await.expect("collects");
+    assert_eq!(whole(&replica(&truth), &key).await.expect("the key is there again"), chunk.bytes);
+}
+
+#[tokio::test]
+async fn an_object_that_another_replica_wrote_anew_is_read() {
+    let truth = Arc::new(InMemory::new());
+    let (writer, reader) = (replica(&truth), replica(&truth));
+    let root = prepare(&writer).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 60_000);
+    let key = put(&writer, &chunk).await;
+    for range in [ByteRange::Whole, ByteRange::Bounded(100, 40_000)] {
+        assert_eq!(whole(&reader, &key).await.expect("reads"), chunk.bytes);
+        // Of the same size, under another data key.
+        writer.store().store.put(&places(&writer, &key).0, chunk.bytes.clone().into()).await.expect("puts");
+        let read = reader.read(&key, range).await.expect("reads");
+        let expected = chunk.bytes[read.range.start as usize..read.range.end as usize].to_vec();
+        assert_eq!(read.bytes.try_collect::<Vec<Bytes>>().await.expect("reads").concat(), expected);
+    }
+}
