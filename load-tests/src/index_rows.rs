@@ -1,6 +1,10 @@
 //! A large hot index without as many objects: rows for chunks that only lookups ask for.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::Result;
 use kvasir_storage::index::{Index, IndexEntry, IndexRow, Scope};
@@ -92,6 +96,9 @@ pub(crate) fn fill(
     for context in contexts {
         context.entries().for_each(|entry| index.insert(scope, &entry));
     }
+    // The store is on this machine and has its time. A service empties an index that has not heard its journal.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
+    index.set_heard_until(i64::try_from(now)?);
     index.flush();
     Ok(())
 }
