@@ -169,8 +169,9 @@ impl Storage {
     /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store): then it may be sent again.
     pub async fn remove(&self, key: &ChunkKey) -> Result<(), StorageError> {
         self.object_bytes(key).await?;
+        let dropped = self.journal.dropped();
         self.write_tombstone(key, Removal::Removed).await?;
-        self.journal_append().await.map(drop)
+        self.append_all_since(dropped).await
     }
 
     /// Removes all objects of a chunk, as [`remove`](Self::remove) does. Gives how many there were.
@@ -186,14 +187,14 @@ impl Storage {
         let prefix = self.store.layout.chunk_prefix(tenant, model_id, seq_hash);
         let mut listing = self.store.store.list(Some(&prefix));
         let failed = StorageError::store("listing a chunk's objects");
-        let mut removed = 0;
+        let (mut removed, dropped) = (0, self.journal.dropped());
         while let Some(meta) = listing.try_next().await.map_err(&failed)? {
             if let Some(Key::Chunk(key)) = self.store.layout.parse(&meta.location) {
                 self.write_tombstone(&key, Removal::Removed).await?;
                 removed += 1;
             }
         }
-        self.journal_append().await?;
+        self.append_all_since(dropped).await?;
         let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
         if removed == 0 { Err(unknown) } else { Ok(removed) }
     }

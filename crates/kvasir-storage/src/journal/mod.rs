@@ -77,6 +77,11 @@ impl Journal {
         self.next.load(Ordering::Relaxed)
     }
 
+    /// Entries that were dropped because too many waited.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
     /// The number of the next batch.
     pub(crate) fn next(&self) -> u64 {
         let _waiting = self.waiting.lock();
@@ -116,6 +121,8 @@ impl Drop for Unsent<'_> {
         if !self.entries.is_empty() {
             let mut waiting = self.journal.waiting.lock();
             self.entries.append(&mut waiting);
+            let excess = self.entries.len().saturating_sub(limits::JOURNAL_WAITING_MAX);
+            self.journal.dropped.fetch_add(excess as u64, Ordering::Relaxed);
             self.entries.truncate(limits::JOURNAL_WAITING_MAX);
             *waiting = std::mem::take(&mut self.entries);
         }
@@ -138,6 +145,20 @@ impl Storage {
         appended.map_err(StorageError::store("appending to the journal"))?;
         self.reached(Transition::JournalAppended);
         Ok(std::mem::take(&mut batch.entries).len())
+    }
+
+    /// Appends what waits, where none of it was dropped since `dropped` was asked for: what was pushed since is durable then.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]: some of it may not be durable, and has to be pushed again.
+    pub(crate) async fn append_all_since(&self, dropped: u64) -> Result<(), StorageError> {
+        self.journal_append().await?;
+        if self.journal.dropped() == dropped {
+            return Ok(());
+        }
+        let source =
+            object_store::Error::Generic { store: "kvasir", source: "too many entries waited".into() };
+        Err(StorageError::store("appending to the journal")(source))
     }
 
     /// Reads what other replicas have appended since the last call. Gives the number of entries.
@@ -295,5 +316,44 @@ impl Storage {
             }
         }
         count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::PutPayload;
+
+    use super::*;
+    use crate::{
+        Settings,
+        index::Index,
+        layout::ChunkKey,
+        observe::NoObserver,
+        store::{OpenStore, StoreConfig},
+    };
+
+    #[tokio::test]
+    async fn a_removal_that_the_full_journal_drops_is_not_acknowledged() {
+        let config = StoreConfig::new("memory://".parse().expect("a url"));
+        let store = OpenStore::open(&config, Arc::new(NoObserver)).expect("opens");
+        let abilities = store.probe().await.expect("answers");
+        let storage = Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()));
+        let tenant: Name = "default".parse().expect("a name");
+        let key = ChunkKey {
+            tenant: tenant.clone(),
+            model_id: [1; 32].into(),
+            seq_hash: [2; 32].into(),
+            object_digest: [3; 32].into(),
+        };
+        let path = storage.store.layout.path(&Key::Chunk(key.clone()));
+        storage.store.store.put(&path, PutPayload::from_static(b"bytes")).await.expect("writes");
+        for _ in 0..limits::JOURNAL_WAITING_MAX {
+            let (stored, reach) = (Stored::one(1), Vec::new().into());
+            storage.journal.push(JournalEntry::Counted { tenant: tenant.clone(), stored, reach });
+        }
+        let refused = storage.remove(&key).await.expect_err("its entry was dropped");
+        assert!(refused.code().is_retryable(), "{refused}");
+        storage.remove(&key).await.expect("there is room again");
+        assert_eq!(storage.journal_append().await.expect("appends"), 0, "its entry is durable");
     }
 }
