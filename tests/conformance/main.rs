@@ -105,8 +105,9 @@ impl Backend {
     async fn replica_on_disk(&self) -> Arc<Storage> {
         let store = self.open();
         let abilities = store.probe().await.expect("the store answers");
-        let index = Index::sled(self.directory.path().join("index"), store.identity, 1 << 20).expect("opens");
-        Storage::new(store, abilities, index, Settings::new(self.directory.path().join("spool")))
+        let index =
+            Index::sled(self.directory.path().join("index"), store.identity(), 1 << 20).expect("opens");
+        Storage::new(store, abilities, index, Settings::new(self.directory.path().join("spool")), None)
     }
 
     async fn replica_with(&self, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {
@@ -116,7 +117,7 @@ impl Backend {
     /// A replica whose requests to the store a test hears of.
     async fn hooked_replica(&self, hook: Hook) -> Arc<Storage> {
         let open = self.open();
-        let store = HookedStore::new(open.store, hook);
+        let store = HookedStore::new(open.objects().clone(), hook);
         let open =
             OpenStore::with(store, &Path::default(), StoreKind::Memory, &self.config, Arc::new(NoObserver));
         self.replica_over(open, |_| {}).await
@@ -126,7 +127,7 @@ impl Backend {
         let abilities = store.probe().await.expect("the store answers");
         let mut settings = Settings::new(self.directory.path().join("spool"));
         change(&mut settings);
-        Storage::new(store, abilities, Index::memory(), settings)
+        Storage::new(store, abilities, Index::memory(), settings, None)
     }
 }
 

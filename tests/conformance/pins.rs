@@ -1,6 +1,7 @@
 //! Pins and the collector: an acknowledged pin holds the bytes, whatever collects meanwhile; what cannot be read holds its
 //! own tenant's bytes and nobody else's.
 
+use kvasir_storage::{ByteRange, PutChunk, Storage, StorageError, gc::GcPolicy, layout::Key};
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -8,7 +9,6 @@ use std::{
 
 use futures::FutureExt;
 use kvasir_api::{Context, ContextRequest};
-use kvasir_storage::{ByteRange, Storage, StorageError, gc::GcPolicy, layout::Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
     hooked::{Hook, Hooked},
@@ -36,11 +36,11 @@ async fn pin(storage: &Storage, chunk: SeqHash) -> Result<Context, StorageError>
         ttl_s: None,
         pinned: true,
     };
-    storage.create_context(&tenant(), request).await
+    storage.contexts().create(&tenant(), request).await
 }
 
 async fn pinned(storage: &Storage) -> Vec<SeqHash> {
-    let list = storage.list_contexts(&tenant(), &Default::default(), 100, None).await.expect("lists");
+    let list = storage.contexts().list(&tenant(), &Default::default(), 100, None).await.expect("lists");
     list.contexts.into_iter().filter(|context| context.pinned).flat_map(|context| context.chunks).collect()
 }
 
@@ -88,8 +88,8 @@ async fn a_pin_acknowledged_during_a_pass_holds() {
         assert!(matches!(answer, Ok(()) | Err(StorageError::UnknownChunk { .. })), "{answer:?}");
     }
     // Who hears of a tombstone and of its end offers the chunk again, too.
-    collector.journal_append().await.expect("appends");
-    assert!(other.journal_tail().await.expect("tails") >= 7);
+    collector.changes().journal_append().await.expect("appends");
+    assert!(other.changes().journal_tail().await.expect("tails") >= 7);
     let cold = backend.replica().await;
     for (tokens, chunk) in &contexts {
         let is_held = acknowledged.contains(&chunk.seq_hash);
@@ -115,9 +115,9 @@ async fn a_tombstone_on_a_pinned_chunk_is_lifted_before_the_bytes_go() {
     let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
     put(&storage, &chunk).await;
     pin(&storage, chunk.seq_hash).await.expect("pins");
-    let tombstone = storage.store().layout.path(&Key::Tombstone(key(&chunk)));
+    let tombstone = storage.store().layout().path(&Key::Tombstone(key(&chunk)));
     for reason in ["expired", "evicted", "contained", "duplicate"] {
-        storage.store().store.put(&tombstone, reason.into()).await.expect("writes");
+        storage.store().objects().put(&tombstone, reason.into()).await.expect("writes");
         assert_eq!(matched(&backend.replica().await, &tokens).await, 0);
         let report = collect(&storage, &at_once()).await;
         assert_eq!(report.deleted, 0, "{reason}: {report:?}");
@@ -126,8 +126,8 @@ async fn a_tombstone_on_a_pinned_chunk_is_lifted_before_the_bytes_go() {
         }
     }
     // A request removes what is pinned, also where the collector was first.
-    storage.store().store.put(&tombstone, "expired".into()).await.expect("writes");
-    storage.remove_chunk(&tenant(), &model_id(), &chunk.seq_hash).await.expect("removes");
+    storage.store().objects().put(&tombstone, "expired".into()).await.expect("writes");
+    storage.lifecycle().remove_chunk(&tenant(), &model_id(), &chunk.seq_hash).await.expect("removes");
     assert_eq!(collect(&storage, &at_once()).await.deleted, 1);
     assert_eq!(matched(&backend.replica().await, &tokens).await, 0);
 }
@@ -145,7 +145,7 @@ async fn a_pin_beside_a_removal_is_withdrawn() {
         let remover = Arc::clone(&remover);
         async move {
             if request == Hooked::Written && path.as_ref().contains("/x/") {
-                remover.remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
+                remover.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
             }
             Ok(())
         }
@@ -157,12 +157,15 @@ async fn a_pin_beside_a_removal_is_withdrawn() {
 }
 
 async fn stored_for(storage: &Arc<Storage>, tenant: &Name, tokens: &[u32]) -> Chunk {
-    storage.register_model(tenant, chunks::spec()).await.expect("registers");
+    storage.catalog().register_model(tenant, chunks::spec()).await.expect("registers");
     let hash = ProfileHash::of(chunks::PROFILE);
-    storage.put_profile(tenant, &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
-    let root = storage.root(tenant, &name("n"), &model_id()).await.expect("a root");
+    storage.ingest().put_profile(tenant, &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
+    let root = storage.catalog().root(tenant, &name("n"), &model_id()).await.expect("a root");
     let chunk = chunks::chunk(root, tokens, 0, 64, 50);
-    let stored = storage.put_chunk(tenant, &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
+    let stored = storage
+        .ingest()
+        .put_chunk(PutChunk::new(tenant, &model_id(), &chunk.seq_hash), body(&chunk.bytes))
+        .await;
     stored.expect("stores");
     chunk
 }
@@ -176,24 +179,24 @@ async fn a_damaged_context_holds_its_tenants_chunks_and_stops_nobody() {
     let removed = stored_for(&storage, &a, &chunks::tokens(151, 64)).await;
     let gone = stored_for(&storage, &b, &chunks::tokens(150, 64)).await;
     let damaged = Key::Context { tenant: a.clone(), context_id: uuid::Uuid::now_v7(), version: 1 };
-    let damaged = storage.store().layout.path(&damaged);
-    storage.store().store.put(&damaged, "{".into()).await.expect("writes");
+    let damaged = storage.store().layout().path(&damaged);
+    storage.store().objects().put(&damaged, "{".into()).await.expect("writes");
     // A collector had decided on it before.
     let key = |tenant: &Name, chunk: &Chunk| kvasir_storage::layout::ChunkKey {
         tenant: tenant.clone(),
         ..key(chunk)
     };
-    let tombstone = storage.store().layout.path(&Key::Tombstone(key(&a, &held)));
-    storage.store().store.put(&tombstone, "expired".into()).await.expect("writes");
-    storage.remove(&key(&a, &removed)).await.expect("removes");
+    let tombstone = storage.store().layout().path(&Key::Tombstone(key(&a, &held)));
+    storage.store().objects().put(&tombstone, "expired".into()).await.expect("writes");
+    storage.lifecycle().remove(&key(&a, &removed)).await.expect("removes");
     for policy in [all_expired(), GcPolicy { capacity_bytes: Some(0), ..at_once() }, at_once()] {
-        storage.collect_garbage(&policy, |_| {}).await.expect("one record stops no pass");
+        storage.lifecycle().collect_garbage(&policy, |_| {}).await.expect("one record stops no pass");
     }
-    let is_there = async |key| storage.read_store(&key, ByteRange::Whole).await.is_ok();
+    let is_there = async |key| storage.reads().read_store(&key, ByteRange::Whole).await.is_ok();
     assert!(is_there(key(&a, &held)).await, "its pins are not known");
     assert!(!is_there(key(&a, &removed)).await, "a request removed it");
     assert!(!is_there(key(&b, &gone)).await, "others go on");
-    storage.store().store.delete(&damaged).await.expect("deletes");
+    storage.store().objects().delete(&damaged).await.expect("deletes");
     collect(&storage, &at_once()).await;
     assert!(!is_there(key(&a, &held)).await);
 }
@@ -211,8 +214,8 @@ async fn an_unreadable_object_stops_no_pass() {
     }
     let removed = chunks::chunk(root, &chunks::tokens(161, 64), 0, 64, 50);
     put(&writer, &removed).await;
-    writer.remove(&key(&removed)).await.expect("removes");
-    let unreadable = writer.store().layout.path(&Key::Chunk(key(&objects[0])));
+    writer.lifecycle().remove(&key(&removed)).await.expect("removes");
+    let unreadable = writer.store().layout().path(&Key::Chunk(key(&objects[0])));
     let hook: Hook = Arc::new(move |request, path| {
         let fails = request == Hooked::Reading && path == unreadable;
         let source = "not this one".into();
@@ -220,6 +223,7 @@ async fn an_unreadable_object_stops_no_pass() {
         futures::future::ready(if fails { Err(failed) } else { Ok(()) }).boxed()
     });
     let collector = backend.hooked_replica(hook).await;
-    let report = collector.collect_garbage(&at_once(), |_| {}).await.expect("one object stops no pass");
+    let report =
+        collector.lifecycle().collect_garbage(&at_once(), |_| {}).await.expect("one object stops no pass");
     assert_eq!((report.duplicates, report.deleted), (0, 1), "{report:?}");
 }

@@ -1,12 +1,12 @@
 //! Removal: what a request removed is hidden, whatever else of its chunk there is and whoever writes beside it.
 
+use kvasir_storage::{PutChunk, StorageError};
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
 use futures::FutureExt;
-use kvasir_storage::StorageError;
 use kvasir_tests::{
     chunks,
     hooked::{Hook, Hooked},
@@ -31,14 +31,14 @@ pub(crate) async fn removing_a_chunk_hides_however_many_objects_it_has(backend: 
         put(&storage, object).await;
     }
     let seq_hash = objects[0].seq_hash;
-    let removed = storage.remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
+    let removed = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
     assert_eq!(removed, usize::from(OBJECTS));
     for replica in [&storage, &backend.replica().await] {
         assert_eq!(matched(replica, &tokens).await, 0, "all objects are hidden");
-        let found = replica.preferred(&tenant(), &model_id(), &seq_hash).await;
+        let found = replica.reads().preferred(&tenant(), &model_id(), &seq_hash).await;
         assert!(matches!(found, Err(StorageError::UnknownChunk { .. })), "{found:?}");
     }
-    let again = storage.remove_chunk(&tenant(), &model_id(), &seq_hash).await;
+    let again = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await;
     assert_eq!(again.expect("twice is once"), usize::from(OBJECTS));
 }
 
@@ -51,14 +51,14 @@ pub(crate) async fn a_chunk_stored_after_many_removals_is_found_and_removed_agai
         let stored = put_any(&storage, &chunk).await;
         let cold = backend.replica().await;
         assert_eq!(matched(&cold, &tokens).await, 64, "cycle {cycle}: a cold replica finds it");
-        let found = cold.preferred(&tenant(), &model_id(), &chunk.seq_hash).await.expect("is there");
+        let found = cold.reads().preferred(&tenant(), &model_id(), &chunk.seq_hash).await.expect("is there");
         assert_eq!(found.object_digest, stored.object_digest, "cycle {cycle}: not one that was removed");
-        storage.remove_chunk(&tenant(), &model_id(), &chunk.seq_hash).await.expect("removes");
+        storage.lifecycle().remove_chunk(&tenant(), &model_id(), &chunk.seq_hash).await.expect("removes");
         for replica in [&storage, &backend.replica().await] {
             assert_eq!(matched(replica, &tokens).await, 0, "cycle {cycle}: hidden");
         }
     }
-    let unknown = storage.remove(&key(&chunks::chunk(root, &tokens, 0, 48, 50))).await;
+    let unknown = storage.lifecycle().remove(&key(&chunks::chunk(root, &tokens, 0, 48, 50))).await;
     assert!(matches!(unknown, Err(StorageError::UnknownChunk { .. })), "{unknown:?}");
 }
 
@@ -79,21 +79,25 @@ async fn a_chunk_removed_while_it_is_stored_is_never_acknowledged_under_a_remove
                 let is_chunk = request == Hooked::Written && path.as_ref().ends_with(".kvc");
                 let one_less = |left: usize| left.checked_sub(1);
                 if is_chunk && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
-                    other.remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
+                    other.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
                 }
                 Ok(())
             }
             .boxed()
         });
         let storage = backend.hooked_replica(hook).await;
-        let stored = storage.put_chunk(&tenant(), &model_id(), &seq_hash, body(&chunk.bytes)).await;
+        let stored = storage
+            .ingest()
+            .put_chunk(PutChunk::new(&tenant(), &model_id(), &seq_hash), body(&chunk.bytes))
+            .await;
         let expected = if removals == usize::MAX { 0 } else { 64 };
         for replica in [&storage, &backend.replica().await] {
             assert_eq!(matched(replica, &tokens).await, expected, "{removals} removals: {stored:?}");
         }
         match stored {
             Ok(stored) => {
-                let found = other.preferred(&tenant(), &model_id(), &seq_hash).await.expect("is there");
+                let found =
+                    other.reads().preferred(&tenant(), &model_id(), &seq_hash).await.expect("is there");
                 assert_eq!(found.object_digest, stored.object_digest);
             }
             Err(error) => assert!(removals == usize::MAX && error.code().is_retryable(), "{error}"),

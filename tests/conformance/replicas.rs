@@ -1,12 +1,13 @@
 //! Deletion and the journal, between replicas.
 
-use std::{sync::Arc, task::Poll, time::Duration};
-
 use kvasir_storage::{
-    ByteRange, Storage, StorageError,
+    ByteRange, PutChunk, Storage, StorageError,
     gc::{GcPolicy, GcReport},
+    hot::RequestHint,
     layout::{ChunkKey, Key},
 };
+use std::{sync::Arc, task::Poll, time::Duration};
+
 use kvasir_tests::chunks::{self, Chunk};
 use object_store::ObjectStoreExt;
 
@@ -27,12 +28,15 @@ pub(crate) fn at_once() -> GcPolicy {
 }
 
 pub(crate) async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
-    storage.collect_garbage(policy, |_| {}).await.expect("collects")
+    storage.lifecycle().collect_garbage(policy, |_| {}).await.expect("collects")
 }
 
 /// Stores a chunk whatever name it gets.
 pub(crate) async fn put_any(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
-    let stored = storage.put_chunk(&tenant(), &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
+    let stored = storage
+        .ingest()
+        .put_chunk(PutChunk::new(&tenant(), &model_id(), &chunk.seq_hash), body(&chunk.bytes))
+        .await;
     ChunkKey { object_digest: stored.expect("stores").object_digest, ..key(chunk) }
 }
 
@@ -45,8 +49,8 @@ pub(crate) async fn removed_chunks_hide_and_go_and_come_back_under_another_name(
         let tokens: Vec<u32> = tokens.iter().map(|t| t ^ piece_bytes as u32).collect();
         let chunk = chunks::chunk(root, &tokens, 0, 600, piece_bytes);
         put(&storage, &chunk).await;
-        storage.remove(&key(&chunk)).await.expect("removes");
-        storage.remove(&key(&chunk)).await.expect("twice is once");
+        storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
+        storage.lifecycle().remove(&key(&chunk)).await.expect("twice is once");
         for replica in [&storage, &backend.replica().await] {
             assert_eq!(matched(replica, &tokens).await, 0, "hidden at once");
         }
@@ -61,7 +65,8 @@ pub(crate) async fn removed_chunks_hide_and_go_and_come_back_under_another_name(
         assert!(report.led && report.deleted >= 1, "{report:?}");
         let gone = read(&backend.replica().await, &chunk, ByteRange::Whole).await;
         assert!(matches!(gone, Err(StorageError::UnknownChunk { .. })), "{gone:?}");
-        let bytes = storage.read(&again, ByteRange::Whole).await.expect("is there");
+        let bytes =
+            storage.reads().read(&again, ByteRange::Whole, &RequestHint::default()).await.expect("is there");
         let parts: Vec<bytes::Bytes> = futures::TryStreamExt::try_collect(bytes.bytes).await.expect("reads");
         let bytes = parts.concat();
         let mut verifier = kvasir_container::ObjectVerifier::new();
@@ -70,7 +75,7 @@ pub(crate) async fn removed_chunks_hide_and_go_and_come_back_under_another_name(
         assert_eq!(bytes[kvasir_container::HEADER_BYTES..], chunk.bytes[kvasir_container::HEADER_BYTES..]);
         assert_eq!(matched(&backend.replica().await, &tokens).await, 600);
     }
-    let unknown = storage.remove_chunk(&tenant(), &model_id(), &[1; 32].into()).await;
+    let unknown = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &[1; 32].into()).await;
     assert!(matches!(unknown, Err(StorageError::UnknownChunk { .. })));
     // With its time, the tombstone goes too, and the name is free.
     let end = GcPolicy { tombstone_retention: Duration::ZERO, ..at_once() };
@@ -94,7 +99,8 @@ pub(crate) async fn duplicates_and_expired_chunks_go(backend: &Backend) {
     let first = collect(&storage, &at_once()).await;
     assert_eq!((first.duplicates, first.expired), (2, 0), "a dry run does nothing");
     assert_eq!(collect(&storage, &at_once()).await.deleted, 2);
-    let left = storage.preferred(&tenant(), &model_id(), &objects[0].seq_hash).await.expect("one stays");
+    let left =
+        storage.reads().preferred(&tenant(), &model_id(), &objects[0].seq_hash).await.expect("one stays");
     assert_eq!(Some(left.object_digest), objects.iter().map(|o| o.object_digest).min());
     assert_eq!(matched(&backend.replica().await, &tokens).await, 256);
     // Time to live.
@@ -113,16 +119,16 @@ pub(crate) async fn a_collector_that_slept_deletes_nothing_that_was_stored_since
     let tokens = chunks::tokens(92, 300);
     let chunk = chunks::chunk(root, &tokens, 0, 300, 50);
     put(&other, &chunk).await;
-    other.remove(&key(&chunk)).await.expect("removes");
-    let decided = sleeper.store().layout.path(&Key::Chunk(key(&chunk)));
+    other.lifecycle().remove(&key(&chunk)).await.expect("removes");
+    let decided = sleeper.store().layout().path(&Key::Chunk(key(&chunk)));
     // The sleeper has decided to delete `decided` and sleeps. Meanwhile: deleted, stored again, found again.
     assert_eq!(collect(&other, &at_once()).await.deleted, 1);
     let again = put_any(&other, &chunk).await;
     collect(&other, &at_once()).await;
     // It wakes up.
-    let _ = sleeper.store().store.delete(&decided).await;
+    let _ = sleeper.store().objects().delete(&decided).await;
     assert_eq!(matched(&backend.replica().await, &tokens).await, 300);
-    assert!(sleeper.read(&again, ByteRange::Bounded(0, 9)).await.is_ok());
+    assert!(sleeper.reads().read(&again, ByteRange::Bounded(0, 9), &RequestHint::default()).await.is_ok());
     // Two at once.
     put(&other, &chunks::chunk(root, &chunks::tokens(93, 300), 0, 300, 50)).await;
     let policy = at_once();
@@ -142,30 +148,30 @@ pub(crate) async fn blocks_match_on_other_replicas_through_the_journal(backend: 
     let mut other = tokens.clone();
     other[2_000] ^= 1;
     assert_eq!(matched(&b, &other).await, 1536, "whole chunks come from the store alone");
-    assert_eq!(a.journal_append().await.expect("appends"), 2);
-    assert_eq!(a.journal_append().await.expect("appends"), 0);
-    assert!(b.journal_tail().await.expect("tails") >= 2);
+    assert_eq!(a.changes().journal_append().await.expect("appends"), 2);
+    assert_eq!(a.changes().journal_append().await.expect("appends"), 0);
+    assert!(b.changes().journal_tail().await.expect("tails") >= 2);
     assert_eq!(matched(&b, &other).await, 2_000);
-    assert_eq!(b.journal_tail().await.expect("tails"), 0);
-    assert_eq!(a.journal_tail().await.expect("tails"), 0, "its own batches are not news");
+    assert_eq!(b.changes().journal_tail().await.expect("tails"), 0);
+    assert_eq!(a.changes().journal_tail().await.expect("tails"), 0, "its own batches are not news");
     // Removals, too.
     assert_eq!(matched(&b, &tokens).await, 3_000);
-    a.remove(&key(&context[1])).await.expect("removes");
-    a.journal_append().await.expect("appends");
-    assert_eq!(b.journal_tail().await.expect("tails"), 1);
+    a.lifecycle().remove(&key(&context[1])).await.expect("removes");
+    a.changes().journal_append().await.expect("appends");
+    assert_eq!(b.changes().journal_tail().await.expect("tails"), 1);
     assert_eq!(matched(&b, &tokens).await, 1536);
     // A damaged batch is skipped, later ones are not.
-    let folder = a.store().layout.journal_prefix().join("someone");
+    let folder = a.store().layout().journal_prefix().join("someone");
     a.store()
-        .store
+        .objects()
         .put(&folder.clone().join(format!("{:020}", 0)), "KVSJ\u{1}nonsense".into())
         .await
         .expect("writes");
-    assert_eq!(b.journal_tail().await.expect("tails"), 0);
+    assert_eq!(b.changes().journal_tail().await.expect("tails"), 0);
     // Compaction.
     let compact = GcPolicy { journal_retention: Duration::ZERO, ..at_once() };
     assert!(collect(&a, &compact).await.batches_deleted >= 3);
-    assert_eq!(backend.replica().await.journal_tail().await.expect("tails"), 0);
+    assert_eq!(backend.replica().await.changes().journal_tail().await.expect("tails"), 0);
 }
 
 /// A removal is durable in the journal before it is acknowledged: a replica that is killed right after its answer has told
@@ -178,13 +184,13 @@ pub(crate) async fn an_acknowledged_removal_survives_its_replica(backend: &Backe
     for chunk in &stored {
         put(&a, chunk).await;
     }
-    a.journal_append().await.expect("appends");
-    b.journal_tail().await.expect("tails");
+    a.changes().journal_append().await.expect("appends");
+    b.changes().journal_tail().await.expect("tails");
     assert_eq!((matched(&b, &tokens[0]).await, matched(&b, &tokens[1]).await), (300, 300));
-    a.remove(&key(&stored[0])).await.expect("removes");
-    a.remove_chunk(&tenant(), &model_id(), &stored[1].seq_hash).await.expect("removes");
+    a.lifecycle().remove(&key(&stored[0])).await.expect("removes");
+    a.lifecycle().remove_chunk(&tenant(), &model_id(), &stored[1].seq_hash).await.expect("removes");
     drop(a); // killed: nothing that waited in its memory is ever written
-    assert_eq!(b.journal_tail().await.expect("tails"), 2);
+    assert_eq!(b.changes().journal_tail().await.expect("tails"), 2);
     assert_eq!((matched(&b, &tokens[0]).await, matched(&b, &tokens[1]).await), (0, 0));
 }
 
@@ -195,15 +201,15 @@ pub(crate) async fn an_append_that_is_dropped_is_made_again(backend: &Backend) {
     let tokens = chunks::tokens(97, 300);
     put(&a, &chunks::chunk(root, &tokens, 0, 300, 50)).await;
     {
-        let mut append = std::pin::pin!(a.journal_append());
+        let mut append = std::pin::pin!(a.changes().journal_append());
         if let Poll::Ready(appended) = futures::poll!(append.as_mut()) {
             // A store in memory answers at once: nothing to drop.
             assert_eq!(appended.expect("appends"), 1);
             return;
         }
     }
-    assert_eq!(a.journal_append().await.expect("appends"), 1, "the entry waits again");
-    assert!(b.journal_tail().await.expect("tails") >= 1);
+    assert_eq!(a.changes().journal_append().await.expect("appends"), 1, "the entry waits again");
+    assert!(b.changes().journal_tail().await.expect("tails") >= 1);
 }
 
 /// A replica that was away while a removal came and left the journal does not offer what is gone from the index it kept.
@@ -214,21 +220,21 @@ pub(crate) async fn an_index_older_than_the_journal_is_emptied(backend: &Backend
     let tokens = chunks::tokens(98, 300);
     let chunk = chunks::chunk(root, &tokens, 0, 300, 50);
     put(&a, &chunk).await;
-    a.journal_append().await.expect("appends");
+    a.changes().journal_append().await.expect("appends");
     let early = backend.replica_on_disk().await;
-    early.journal_tail().await.expect("tails");
+    early.changes().journal_tail().await.expect("tails");
     early.index().flush();
     drop(early);
     let again = backend.replica_on_disk().await;
-    assert!(!again.empty_outdated_index(retention), "it was away for a moment");
+    assert!(!again.changes().empty_outdated_index(retention), "it was away for a moment");
     assert_eq!(again.index().len(), 1);
     drop(again);
-    a.remove(&key(&chunk)).await.expect("removes");
+    a.lifecycle().remove(&key(&chunk)).await.expect("removes");
     tokio::time::sleep(retention).await;
     let compact = GcPolicy { journal_retention: Duration::ZERO, ..at_once() };
     assert!(collect(&a, &compact).await.batches_deleted > 0);
     let late = backend.replica_on_disk().await;
-    assert!(late.empty_outdated_index(retention));
-    late.journal_tail().await.expect("tails");
+    assert!(late.changes().empty_outdated_index(retention));
+    late.changes().journal_tail().await.expect("tails");
     assert_eq!(matched(&late, &tokens).await, 0);
 }

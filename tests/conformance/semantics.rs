@@ -6,7 +6,7 @@ use object_store::{ObjectStoreExt, PutMode, PutPayload, path::Path};
 use crate::Backend;
 
 fn path(backend: &Backend, name: &str) -> Path {
-    backend.open().layout.base().clone().join("conformance").join(name)
+    backend.open().layout().base().clone().join("conformance").join(name)
 }
 
 pub(crate) async fn creates_are_exclusive_or_the_probe_says_so(backend: &Backend) {
@@ -16,12 +16,12 @@ pub(crate) async fn creates_are_exclusive_or_the_probe_says_so(backend: &Backend
         let path = path(backend, &format!("create-{round}"));
         let writers = (0..8).map(|i| {
             let payload = PutPayload::from(format!("writer {i}").into_bytes());
-            let (store, path) = (store.store.clone(), path.clone());
+            let (store, path) = (store.objects().clone(), path.clone());
             async move { store.put_opts(&path, payload, PutMode::Create.into()).await }
         });
         let won = join_all(writers).await.iter().filter(|r| r.is_ok()).count();
         assert!(won == 1 || !honoured, "{won} of 8 creates won, and the probe did not notice");
-        store.store.delete(&path).await.expect("deletes");
+        store.objects().delete(&path).await.expect("deletes");
     }
     if !honoured {
         println!("{} lacks: conditional creates", backend.name);
@@ -29,7 +29,7 @@ pub(crate) async fn creates_are_exclusive_or_the_probe_says_so(backend: &Backend
 }
 
 pub(crate) async fn ranges_are_exact(backend: &Backend) {
-    let store = backend.open().store;
+    let store = backend.open().objects().clone();
     let path = path(backend, "ranges");
     let bytes: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
     store.put(&path, bytes.clone().into()).await.expect("writes");
@@ -46,7 +46,7 @@ pub(crate) async fn ranges_are_exact(backend: &Backend) {
 }
 
 pub(crate) async fn listings_are_complete_and_by_segment(backend: &Backend) {
-    let store = backend.open().store;
+    let store = backend.open().objects().clone();
     let folder = path(backend, "list");
     // More than a page of the in-process server.
     let names: Vec<String> = (0..120).map(|i| format!("{i:03}")).collect();
@@ -71,7 +71,7 @@ pub(crate) async fn listings_are_complete_and_by_segment(backend: &Backend) {
 }
 
 pub(crate) async fn parts_are_invisible_until_completed(backend: &Backend) {
-    let store = backend.open().store;
+    let store = backend.open().objects().clone();
     let part = || PutPayload::from(vec![7u8; 5 << 20]);
     for (name, completes) in [("completed", true), ("aborted", false)] {
         let path = path(backend, name);
@@ -95,7 +95,7 @@ pub(crate) async fn parts_are_invisible_until_completed(backend: &Backend) {
 }
 
 pub(crate) async fn overwriting_and_deleting(backend: &Backend) {
-    let store = backend.open().store;
+    let store = backend.open().objects().clone();
     let path = path(backend, "overwrite");
     for text in ["one", "two two"] {
         store.put(&path, text.into()).await.expect("writes");

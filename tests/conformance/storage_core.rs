@@ -1,14 +1,15 @@
 //! The storage core over each store.
 
+use kvasir_storage::{
+    ByteRange, Lookup, PutChunk, Query, Storage, StorageError,
+    gc::GcPolicy,
+    hot::RequestHint,
+    layout::{ChunkKey, Key},
+};
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
-use kvasir_storage::{
-    ByteRange, Query, Storage, StorageError,
-    gc::GcPolicy,
-    layout::{ChunkKey, Key},
-};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{Level, ModelId, Name, ProfileHash, RootHash};
 use object_store::ObjectStoreExt;
@@ -36,14 +37,17 @@ pub(crate) fn body(
 }
 
 pub(crate) async fn prepare(storage: &Arc<Storage>) -> RootHash {
-    storage.register_model(&tenant(), chunks::spec()).await.expect("registers");
+    storage.catalog().register_model(&tenant(), chunks::spec()).await.expect("registers");
     let hash = ProfileHash::of(chunks::PROFILE);
-    storage.put_profile(&tenant(), &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
-    storage.root(&tenant(), &name("n"), &model_id()).await.expect("a root")
+    storage.ingest().put_profile(&tenant(), &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage.catalog().root(&tenant(), &name("n"), &model_id()).await.expect("a root")
 }
 
 pub(crate) async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> bool {
-    let stored = storage.put_chunk(&tenant(), &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
+    let stored = storage
+        .ingest()
+        .put_chunk(PutChunk::new(&tenant(), &model_id(), &chunk.seq_hash), body(&chunk.bytes))
+        .await;
     let stored = stored.expect("stores");
     assert_eq!((stored.object_digest, stored.bytes), (chunk.object_digest, chunk.bytes.len() as u64));
     stored.created
@@ -51,7 +55,11 @@ pub(crate) async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> bool {
 
 pub(crate) async fn matched(storage: &Arc<Storage>, tokens: &[u32]) -> u64 {
     let query = Query::Tokens(tokens.to_vec());
-    storage.lookup(&tenant(), &name("n"), &model_id(), query, true).await.expect("answers").matched_tokens
+    storage
+        .lookup(&Lookup::new(&tenant(), &name("n"), &model_id(), query).fresh(true))
+        .await
+        .expect("answers")
+        .matched_tokens
 }
 
 pub(crate) fn key(chunk: &Chunk) -> ChunkKey {
@@ -64,7 +72,8 @@ pub(crate) async fn read(
     chunk: &Chunk,
     range: ByteRange,
 ) -> Result<Bytes, StorageError> {
-    let parts: Vec<Bytes> = storage.read(&key(chunk), range).await?.bytes.try_collect().await?;
+    let parts: Vec<Bytes> =
+        storage.reads().read(&key(chunk), range, &RequestHint::default()).await?.bytes.try_collect().await?;
     Ok(parts.concat().into())
 }
 
@@ -83,9 +92,12 @@ pub(crate) async fn a_chunk_is_found_by_another_replica(backend: &Backend) {
         assert_eq!(matched(&reader, &tokens).await, count as u64, "{chunk_tokens}");
         let last = context.last().expect("not empty");
         assert_eq!(read(&reader, last, ByteRange::Whole).await.expect("reads"), last.bytes);
-        let level = reader.level_bytes(&key(last), Level(0)).await.expect("a level");
+        let level = reader.reads().level_bytes(&key(last), Level(0)).await.expect("a level");
         assert!(level < last.bytes.len() as u64);
-        assert_eq!(reader.level_bytes(&key(last), Level(1)).await.expect("a level"), last.bytes.len() as u64);
+        assert_eq!(
+            reader.reads().level_bytes(&key(last), Level(1)).await.expect("a level"),
+            last.bytes.len() as u64
+        );
         let part = read(&reader, last, ByteRange::Bounded(10, level - 1)).await.expect("reads");
         assert_eq!(part, last.bytes[10..level as usize]);
         let suffix = read(&backend.replica().await, last, ByteRange::Suffix(9)).await.expect("reads");
@@ -105,7 +117,7 @@ pub(crate) async fn blocks_match_after_a_rebuild(backend: &Backend) {
     let reader = backend.replica().await;
     assert_eq!(matched(&reader, &other).await, 0, "the store alone finds whole chunks");
     let mut last = None;
-    let done = reader.rebuild_index(|progress| last = Some(progress)).await.expect("rebuilds");
+    let done = reader.lifecycle().rebuild_index(|progress| last = Some(progress)).await.expect("rebuilds");
     assert_eq!(Some(done), last);
     assert!(done.indexed >= 2 && done.failed == 0, "{done:?}");
     assert_eq!(matched(&reader, &other).await, 992, "62 whole blocks lie before token 1000");
@@ -134,19 +146,19 @@ pub(crate) async fn uploads_that_nobody_finished_go(backend: &Backend) {
     let storage = backend.replica().await;
     let root = prepare(&storage).await;
     let chunk = chunks::chunk(root, &chunks::tokens(35, 256), 0, 256, 99);
-    let path = storage.store().layout.path(&Key::Chunk(key(&chunk)));
-    if storage.store().unfinished.is_none() {
+    let path = storage.store().layout().path(&Key::Chunk(key(&chunk)));
+    if storage.store().unfinished().is_none() {
         return;
     }
     // Writers that end in the middle, two of them with the same object.
-    let elsewhere = storage.store().layout.base().clone().join("not-ours");
+    let elsewhere = storage.store().layout().base().clone().join("not-ours");
     for path in [&path, &path, &elsewhere] {
-        let mut upload = storage.store().store.put_multipart(path).await.expect("begins");
+        let mut upload = storage.store().objects().put_multipart(path).await.expect("begins");
         upload.put_part(vec![7; 5 << 20].into()).await.expect("takes a part");
     }
     let policy = GcPolicy { actions_per_second: 0, ..GcPolicy::default() };
     let collect = async |policy: GcPolicy| {
-        let report = storage.collect_garbage(&policy, |_| {}).await.expect("collects");
+        let report = storage.lifecycle().collect_garbage(&policy, |_| {}).await.expect("collects");
         report.leftovers_deleted
     };
     assert_eq!(collect(policy.clone()).await, 0, "they are young");
@@ -177,26 +189,29 @@ pub(crate) async fn storing_twice_is_storing_once(backend: &Backend) {
         created += usize::from(writer.await.expect("no panic"));
     }
     assert!(created == 1 || !a.abilities().conditional_create, "{created} of 8");
-    let prefix = a.store().layout.chunk_prefix(&tenant(), &model_id(), &chunk.seq_hash);
-    let objects: Vec<_> = a.store().store.list(Some(&prefix)).try_collect().await.expect("lists");
+    let prefix = a.store().layout().chunk_prefix(&tenant(), &model_id(), &chunk.seq_hash);
+    let objects: Vec<_> = a.store().objects().list(Some(&prefix)).try_collect().await.expect("lists");
     assert_eq!(objects.len(), 1);
     assert_eq!(read(&b, &chunk, ByteRange::Whole).await.expect("reads"), chunk.bytes);
 }
 
 pub(crate) async fn replicas_agree_on_roots_and_objects(backend: &Backend) {
     let (a, b) = (backend.replica().await, backend.replica().await);
-    a.register_model(&tenant(), chunks::spec()).await.expect("registers");
+    a.catalog().register_model(&tenant(), chunks::spec()).await.expect("registers");
     let (x, y) = (name("x"), name("y"));
     let tenants = (tenant(), tenant());
     let model_id = model_id();
-    let (from_a, from_b) = tokio::join!(a.root(&tenants.0, &x, &model_id), b.root(&tenants.1, &x, &model_id));
+    let (from_a, from_b) = tokio::join!(
+        a.catalog().root(&tenants.0, &x, &model_id),
+        b.catalog().root(&tenants.1, &x, &model_id)
+    );
     let root = from_a.expect("a root");
     assert_eq!(root, from_b.expect("a root"));
-    assert_eq!(root, backend.replica().await.root(&tenant(), &x, &model_id).await.expect("a root"));
-    assert_ne!(root, a.root(&tenant(), &y, &model_id).await.expect("a root"));
+    assert_eq!(root, backend.replica().await.catalog().root(&tenant(), &x, &model_id).await.expect("a root"));
+    assert_ne!(root, a.catalog().root(&tenant(), &y, &model_id).await.expect("a root"));
     assert_ne!(
         root,
-        a.root(&name("someone-else"), &x, &model_id).await.err().map_or(root, |_| [0; 32].into())
+        a.catalog().root(&name("someone-else"), &x, &model_id).await.err().map_or(root, |_| [0; 32].into())
     );
     // Two valid objects of one chunk: every reader takes the same.
     let root = prepare(&a).await;
@@ -208,10 +223,11 @@ pub(crate) async fn replicas_agree_on_roots_and_objects(backend: &Backend) {
     put(&b, &two).await;
     let preferred = one.object_digest.min(two.object_digest);
     for replica in [backend.replica().await, backend.replica().await] {
-        let found = replica.preferred(&tenant(), &model_id, &one.seq_hash).await.expect("is there");
+        let found = replica.reads().preferred(&tenant(), &model_id, &one.seq_hash).await.expect("is there");
         assert_eq!(found.object_digest, preferred);
-        let found =
-            replica.lookup(&tenant(), &name("n"), &model_id, Query::Tokens(tokens.clone()), false).await;
+        let found = replica
+            .lookup(&Lookup::new(&tenant(), &name("n"), &model_id, Query::Tokens(tokens.clone())))
+            .await;
         assert_eq!(found.expect("answers").chunks[0].object_digest, preferred);
     }
 }
@@ -224,8 +240,8 @@ pub(crate) async fn a_vanished_object_becomes_a_miss(backend: &Backend) {
     for chunk in &context {
         put(&storage, chunk).await;
     }
-    let path = storage.store().layout.path(&Key::Chunk(key(&context[1])));
-    storage.store().store.delete(&path).await.expect("deletes");
+    let path = storage.store().layout().path(&Key::Chunk(key(&context[1])));
+    storage.store().objects().delete(&path).await.expect("deletes");
     assert_eq!(matched(&storage, &tokens).await, 2_000, "nobody has noticed yet");
     let gone = read(&storage, &context[1], ByteRange::Bounded(0, 9)).await;
     assert!(matches!(gone, Err(StorageError::UnknownChunk { .. })), "{gone:?}");
@@ -257,18 +273,25 @@ pub(crate) async fn invalid_bodies_leave_nothing(backend: &Backend) {
     ];
     let spool = backend.directory.path().join("spool");
     for (i, (bytes, expected)) in cases.into_iter().enumerate() {
-        let error = storage.put_chunk(&tenant(), &model_id(), &good.seq_hash, body(bytes)).await;
+        let error = storage
+            .ingest()
+            .put_chunk(PutChunk::new(&tenant(), &model_id(), &good.seq_hash), body(bytes))
+            .await;
         let error = error.expect_err("refused");
         assert!(expected(&error), "{i}: {error}");
         let broken = stream::iter([Ok(Bytes::copy_from_slice(short)), Err("reset")]);
-        let error = storage.put_chunk(&tenant(), &model_id(), &good.seq_hash, broken).await;
+        let error =
+            storage.ingest().put_chunk(PutChunk::new(&tenant(), &model_id(), &good.seq_hash), broken).await;
         assert!(matches!(error, Err(StorageError::Body { .. })), "{error:?}");
     }
     let unknown = ModelId::from([9; 32]);
-    let error = storage.put_chunk(&tenant(), &unknown, &good.seq_hash, body(&good.bytes)).await;
+    let error = storage
+        .ingest()
+        .put_chunk(PutChunk::new(&tenant(), &unknown, &good.seq_hash), body(&good.bytes))
+        .await;
     assert!(matches!(error, Err(StorageError::UnknownModel { .. })));
-    let prefix = storage.store().layout.chunk_prefix(&tenant(), &model_id(), &good.seq_hash);
-    let left: Vec<_> = storage.store().store.list(Some(&prefix)).try_collect().await.expect("lists");
+    let prefix = storage.store().layout().chunk_prefix(&tenant(), &model_id(), &good.seq_hash);
+    let left: Vec<_> = storage.store().objects().list(Some(&prefix)).try_collect().await.expect("lists");
     assert_eq!(left, vec![]);
     assert_eq!(matched(&storage, &tokens).await, 0);
     assert!(std::fs::read_dir(spool).map_or(0, Iterator::count) == 0, "spool files have no names");
@@ -280,9 +303,9 @@ pub(crate) async fn other_bytes_under_a_name_are_noticed(backend: &Backend) {
     let (one, two) = (chunks::tokens(80, 256), chunks::tokens(81, 256));
     let (one, two) = (chunks::chunk(root, &one, 0, 256, 99), chunks::chunk(root, &two, 0, 256, 999));
     // A store that misdirects: a valid object lies under another chunk's name.
-    let path = storage.store().layout.path(&Key::Chunk(key(&one)));
-    storage.store().store.put(&path, two.bytes.clone().into()).await.expect("writes");
-    let error = storage.row(&key(&one)).await.expect_err("noticed");
+    let path = storage.store().layout().path(&Key::Chunk(key(&one)));
+    storage.store().objects().put(&path, two.bytes.clone().into()).await.expect("writes");
+    let error = storage.reads().row(&key(&one)).await.expect_err("noticed");
     assert!(matches!(error, StorageError::Corrupt { .. }), "{error}");
     assert_eq!(matched(&storage, &chunks::tokens(80, 256)).await, 0, "a miss, never an answer");
     // Storing it mends it.

@@ -15,7 +15,7 @@ use crate::Backend;
 type Row = (&'static str, bool);
 
 fn path(backend: &Backend, name: &str) -> Path {
-    backend.open().layout.base().clone().join("table").join(name)
+    backend.open().layout().base().clone().join("table").join(name)
 }
 
 fn refused<T>(result: &object_store::Result<T>) -> bool {
@@ -26,7 +26,7 @@ fn refused<T>(result: &object_store::Result<T>) -> bool {
 }
 
 async fn writes(backend: &Backend) -> Vec<Row> {
-    let store = backend.open().store;
+    let store = backend.open().objects().clone();
     let at = path(backend, "create");
     let create = |text: &'static str| store.put_opts(&at, text.into(), PutMode::Create.into());
     let in_turn = create("one").await.is_ok() && refused(&create("two").await);
@@ -60,7 +60,7 @@ async fn writes(backend: &Backend) -> Vec<Row> {
 }
 
 async fn reads(backend: &Backend) -> Vec<Row> {
-    let store = backend.open().store;
+    let store = backend.open().objects().clone();
     let at = path(backend, "read");
     let bytes = Bytes::from((0..50_000u32).map(|i| (i * 7) as u8).collect::<Vec<_>>());
     store.put(&at, bytes.clone().into()).await.expect("writes");
@@ -85,7 +85,7 @@ async fn reads(backend: &Backend) -> Vec<Row> {
 }
 
 async fn listings(backend: &Backend) -> Vec<Row> {
-    let store = backend.open().store;
+    let store = backend.open().objects().clone();
     let folder = path(backend, "list");
     let names: BTreeSet<String> = (0..1_100).map(|i| format!("{:05}", i * 7919 % 100_000)).collect();
     let list = names.iter().map(|name| folder.clone().join(name.as_str()));
@@ -128,7 +128,7 @@ async fn listings(backend: &Backend) -> Vec<Row> {
 }
 
 async fn parts(backend: &Backend) -> Vec<Row> {
-    let store = backend.open().store;
+    let store = backend.open().objects().clone();
     let mut rows = Vec::new();
     for (name, completes) in [("parts: invisible until completed", true), ("parts: gone when aborted", false)]
     {

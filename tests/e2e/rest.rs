@@ -269,10 +269,10 @@ async fn deleted_chunks_are_hidden_and_a_rebuilt_index_finds_the_rest() {
     let mut config = kvasir_server::Config::embedded(&cache).expect("a path");
     config.store = file_store(&directory);
     let store = kvasir_server::open_store(&config, Arc::new(NoObserver)).expect("opens");
-    let index = Index::sled(config.cache.directory.clone(), store.identity, 1 << 20).expect("opens");
+    let index = Index::sled(config.cache.directory.clone(), store.identity(), 1 << 20).expect("opens");
     let abilities = store.probe().await.expect("answers");
-    let storage = Storage::new(store, abilities, index, config.storage.clone());
-    let done = storage.rebuild_index(|_| {}).await.expect("rebuilds");
+    let storage = Storage::new(store, abilities, index, config.storage.clone(), None);
+    let done = storage.lifecycle().rebuild_index(|_| {}).await.expect("rebuilds");
     assert_eq!((done.failed, done.indexed), (0, 2), "what has a tombstone is not indexed");
     drop(storage);
     let service = Service::start(file_store(&directory), &cache).await;

@@ -2,19 +2,19 @@
 //!
 //! Asserted on operations, not on time: whatever differs in them would differ in time for somebody who measures well.
 
-use std::sync::Arc;
-
-use bytes::Bytes;
-use futures::{FutureExt, future::LocalBoxFuture, stream};
-use kvasir_api::{ContextChange, ContextRequest, ExplainRequest};
 use kvasir_storage::{
-    ByteRange, Query, Selection, Settings, Storage,
+    ByteRange, Lookup, PutChunk, Query, Selection, Settings, Storage,
     hot::{HotSettings, HotTier, MonotonicClock, NoHotObserver, RequestHint},
     index::Index,
     layout::ChunkKey,
     observe::NoObserver,
     store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
 };
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{FutureExt, future::LocalBoxFuture, stream};
+use kvasir_api::{ContextChange, ContextRequest, ExplainRequest};
 use kvasir_tests::{
     chunks::{self, Chunk},
     recording::{Record, RecordingIndex, RecordingStore},
@@ -108,7 +108,7 @@ impl World {
         let index = Index::over(Arc::new(RecordingIndex::new(record.clone())));
         let settings = Settings::new(directory.path().join("spool"));
         let abilities = StoreAbilities { conditional_create: true };
-        let storage = Storage::with_hot(store, abilities, index, settings, Some(hot));
+        let storage = Storage::new(store, abilities, index, settings, Some(hot));
         let mut foreign = Ids::random(1);
         for (tenant, seed) in [("a", 1), ("b", 2)] {
             let (chunk, context) = Self::furnish(&storage, tenant, seed).await;
@@ -129,16 +129,19 @@ impl World {
     /// Stores a context of two chunks for a tenant, and reads and lists all of it.
     async fn furnish(storage: &Arc<Storage>, tenant: &str, seed: u64) -> (Vec<Chunk>, Uuid) {
         let (tenant, namespace, own) = (name(tenant), name("n"), own_model(tenant));
-        storage.register_model(&tenant, chunks::spec()).await.expect("registers");
-        storage.register_model(&tenant, own).await.expect("registers");
+        storage.catalog().register_model(&tenant, chunks::spec()).await.expect("registers");
+        storage.catalog().register_model(&tenant, own).await.expect("registers");
         for profile in [chunks::PROFILE.to_vec(), own_profile(&tenant)] {
             let hash = ProfileHash::of(&profile);
-            storage.put_profile(&tenant, &model_id(), &hash, body(&profile)).await.expect("stores");
+            storage.ingest().put_profile(&tenant, &model_id(), &hash, body(&profile)).await.expect("stores");
         }
-        let root = storage.open_namespace(&tenant, &namespace, &model_id()).await.expect("a root");
+        let root = storage.catalog().open_namespace(&tenant, &namespace, &model_id()).await.expect("a root");
         let context = chunks::context(root, &chunks::tokens(seed, 600), 256, 100);
         for chunk in &context {
-            let stored = storage.put_chunk(&tenant, &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await;
+            let stored = storage
+                .ingest()
+                .put_chunk(PutChunk::new(&tenant, &model_id(), &chunk.seq_hash), body(&chunk.bytes))
+                .await;
             stored.expect("stores");
         }
         let chunks: Vec<SeqHash> = context.iter().map(|chunk| chunk.seq_hash).collect();
@@ -150,8 +153,10 @@ impl World {
             ttl_s: None,
             pinned: false,
         };
-        let named = storage.create_context(&tenant, request).await.expect("a context");
-        let found = storage.lookup(&tenant, &namespace, &model_id(), Query::Chunks(chunks), true).await;
+        let named = storage.contexts().create(&tenant, request).await.expect("a context");
+        let found = storage
+            .lookup(&Lookup::new(&tenant, &namespace, &model_id(), Query::Chunks(chunks)).fresh(true))
+            .await;
         assert_eq!(found.expect("found").matched_tokens, 600);
         (context, named.context_id)
     }
@@ -175,7 +180,12 @@ macro_rules! tries {
 }
 
 async fn read(storage: &Storage, ids: Ids, range: ByteRange) -> Result<(), String> {
-    storage.read(&ids.chunk("b"), range).await.map(drop).map_err(|e| e.to_string())
+    storage
+        .reads()
+        .read(&ids.chunk("b"), range, &RequestHint::default())
+        .await
+        .map(drop)
+        .map_err(|e| e.to_string())
 }
 
 fn explained(ids: Ids) -> ExplainRequest {
@@ -183,40 +193,40 @@ fn explained(ids: Ids) -> ExplainRequest {
 }
 
 const TRIES: &[Try] = tries! {
-    "look up by blocks" => |storage, ids| storage.lookup(&name("b"), &name("n"), &model_id(), Query::Blocks(ids.key.to_vec()), true).await;
+    "look up by blocks" => |storage, ids| storage.lookup(&Lookup::new(&name("b"), &name("n"), &model_id(), Query::Blocks(ids.key.to_vec())).fresh(true)).await;
     "look up by blocks again" => |storage, ids| {
         let look = async || {
-            storage.lookup(&name("b"), &name("n"), &model_id(), Query::Blocks(ids.key.to_vec()), false).await
+            storage.lookup(&Lookup::new(&name("b"), &name("n"), &model_id(), Query::Blocks(ids.key.to_vec()))).await
         };
         (look().await, look().await)
     };
-    "look up by chunks" => |storage, ids| storage.lookup(&name("b"), &name("n"), &model_id(), Query::Chunks(ids.key.to_vec()), true).await;
-    "look up under a model" => |storage, ids| storage.lookup(&name("b"), &name("n"), &ids.model, Query::Tokens(chunks::tokens(1, 600)), true).await;
-    "find a chunk" => |storage, ids| storage.preferred(&name("b"), &model_id(), &ids.key[0]).await;
+    "look up by chunks" => |storage, ids| storage.lookup(&Lookup::new(&name("b"), &name("n"), &model_id(), Query::Chunks(ids.key.to_vec())).fresh(true)).await;
+    "look up under a model" => |storage, ids| storage.lookup(&Lookup::new(&name("b"), &name("n"), &ids.model, Query::Tokens(chunks::tokens(1, 600))).fresh(true)).await;
+    "find a chunk" => |storage, ids| storage.reads().preferred(&name("b"), &model_id(), &ids.key[0]).await;
     "read an object" => |storage, ids| read(storage, ids, ByteRange::Whole).await;
     "read a range" => |storage, ids| read(storage, ids, ByteRange::Bounded(5, 50)).await;
     "read a suffix" => |storage, ids| read(storage, ids, ByteRange::Suffix(5)).await;
     "read some tokens" => |storage, ids| {
         let selection = Selection { level: Some(Level(0)), tokens: Some(20), sections: None };
         let hint = RequestHint::default();
-        storage.read_selection(&ids.chunk("b"), &selection, ByteRange::Whole, &hint).await.map(drop)
+        storage.reads().read_selection(&ids.chunk("b"), &selection, ByteRange::Whole, &hint).await.map(drop)
     };
-    "ask for a size" => |storage, ids| storage.object_bytes(&ids.chunk("b")).await;
-    "ask for a level" => |storage, ids| storage.level_bytes(&ids.chunk("b"), Level(0)).await;
-    "ask for a URL" => |storage, ids| storage.object_url(&ids.chunk("b")).await;
-    "remove an object" => |storage, ids| storage.remove(&ids.chunk("b")).await;
-    "remove a chunk" => |storage, ids| storage.remove_chunk(&name("b"), &model_id(), &ids.key[0]).await;
-    "commit an upload" => |storage, ids| storage.commit_upload(&name("b"), ids.upload).await;
-    "read a model" => |storage, ids| storage.model(&name("b"), &ids.model).await;
-    "list profiles" => |storage, ids| storage.list_profiles(&name("b"), &ids.model).await;
-    "read a profile" => |storage, ids| storage.read_profile(&name("b"), &model_id(), &ids.profile).await.map(drop);
-    "open a namespace" => |storage, ids| storage.open_namespace(&name("b"), &name("n"), &ids.model).await;
+    "ask for a size" => |storage, ids| storage.reads().object_bytes(&ids.chunk("b")).await;
+    "ask for a level" => |storage, ids| storage.reads().level_bytes(&ids.chunk("b"), Level(0)).await;
+    "ask for a URL" => |storage, ids| storage.direct_reads().object_url(&ids.chunk("b")).await;
+    "remove an object" => |storage, ids| storage.lifecycle().remove(&ids.chunk("b")).await;
+    "remove a chunk" => |storage, ids| storage.lifecycle().remove_chunk(&name("b"), &model_id(), &ids.key[0]).await;
+    "commit an upload" => |storage, ids| storage.direct_uploads().commit_upload(&name("b"), ids.upload).await;
+    "read a model" => |storage, ids| storage.catalog().model(&name("b"), &ids.model).await;
+    "list profiles" => |storage, ids| storage.catalog().list_profiles(&name("b"), &ids.model).await;
+    "read a profile" => |storage, ids| storage.catalog().read_profile(&name("b"), &model_id(), &ids.profile).await.map(drop);
+    "open a namespace" => |storage, ids| storage.catalog().open_namespace(&name("b"), &name("n"), &ids.model).await;
     "explain" => |storage, ids| storage.explain(&name("b"), &explained(ids)).await;
-    "read a context" => |storage, ids| storage.context(&name("b"), ids.context, None).await;
-    "read a version" => |storage, ids| storage.context(&name("b"), ids.context, Some(1)).await;
-    "list versions" => |storage, ids| storage.context_versions(&name("b"), ids.context).await;
-    "change a context" => |storage, ids| storage.change_context(&name("b"), ids.context, ContextChange::default()).await;
-    "delete a context" => |storage, ids| storage.delete_context(&name("b"), ids.context).await;
+    "read a context" => |storage, ids| storage.contexts().get(&name("b"), ids.context, None).await;
+    "read a version" => |storage, ids| storage.contexts().get(&name("b"), ids.context, Some(1)).await;
+    "list versions" => |storage, ids| storage.contexts().versions(&name("b"), ids.context).await;
+    "change a context" => |storage, ids| storage.contexts().update(&name("b"), ids.context, ContextChange::default()).await;
+    "delete a context" => |storage, ids| storage.contexts().delete(&name("b"), ids.context).await;
     "make a context" => |storage, ids| {
         let request = ContextRequest {
             model_id: model_id(),
@@ -226,7 +236,7 @@ const TRIES: &[Try] = tries! {
             ttl_s: None,
             pinned: true,
         };
-        storage.create_context(&name("b"), request).await
+        storage.contexts().create(&name("b"), request).await
     };
 };
 

@@ -1,12 +1,14 @@
 //! Clients that believe nothing which is not covered by a checksum or a hash.
 
+use kvasir_storage::{
+    ByteRange, Lookup, PutChunk, Query, Storage, StorageError, hot::RequestHint, layout::ChunkKey,
+};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
-use kvasir_storage::{ByteRange, Query, Storage, StorageError, layout::ChunkKey};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, SeqHash, TokenChain};
 
@@ -31,14 +33,17 @@ pub(crate) fn body(
 /// Registers the model and its profile for a tenant, and asks for a root.
 pub(crate) async fn join(storage: &Arc<Storage>, tenant: &Name) -> Result<RootHash, StorageError> {
     let hash = ProfileHash::of(chunks::PROFILE);
-    storage.register_model(tenant, chunks::spec()).await?;
-    storage.put_profile(tenant, &model_id(), &hash, body(chunks::PROFILE)).await?;
-    storage.root(tenant, &namespace(), &model_id()).await
+    storage.catalog().register_model(tenant, chunks::spec()).await?;
+    storage.ingest().put_profile(tenant, &model_id(), &hash, body(chunks::PROFILE)).await?;
+    storage.catalog().root(tenant, &namespace(), &model_id()).await
 }
 
 /// Stores one chunk.
 pub(crate) async fn store(storage: &Arc<Storage>, chunk: &Chunk) -> Result<ObjectDigest, StorageError> {
-    let stored = storage.put_chunk(&tenant(), &model_id(), &chunk.seq_hash, body(&chunk.bytes)).await?;
+    let stored = storage
+        .ingest()
+        .put_chunk(PutChunk::new(&tenant(), &model_id(), &chunk.seq_hash), body(&chunk.bytes))
+        .await?;
     Ok(stored.object_digest)
 }
 
@@ -54,7 +59,8 @@ pub(crate) async fn store_context(storage: Arc<Storage>, chunks: Vec<Chunk>) -> 
 }
 
 async fn whole(storage: &Arc<Storage>, key: &ChunkKey, range: ByteRange) -> Result<Bytes, StorageError> {
-    let parts: Vec<Bytes> = storage.read(key, range).await?.bytes.try_collect().await?;
+    let parts: Vec<Bytes> =
+        storage.reads().read(key, range, &RequestHint::default()).await?.bytes.try_collect().await?;
     Ok(parts.concat().into())
 }
 
@@ -70,7 +76,9 @@ pub(crate) async fn load(
 ) -> Result<usize, String> {
     let chain = TokenChain::new(root, &tokens);
     let query = Query::Tokens(tokens.clone());
-    let Ok(found) = storage.lookup(&tenant(), &namespace(), &model_id(), query, fresh).await else {
+    let Ok(found) =
+        storage.lookup(&Lookup::new(&tenant(), &namespace(), &model_id(), query).fresh(fresh)).await
+    else {
         return Ok(0);
     };
     let mut delivered = 0;

@@ -1,6 +1,12 @@
 //! A replica's own disk after a crash: torn, dropped and reverted writes, lost files. Only a cache, so nothing may
 //! follow from it but colder lookups.
 
+use kvasir_storage::{
+    Lookup, Query, Settings, Storage,
+    index::Index,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig},
+};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -8,12 +14,6 @@ use std::{
 };
 
 use futures::TryStreamExt;
-use kvasir_storage::{
-    Query, Settings, Storage,
-    index::Index,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig},
-};
 use kvasir_tests::{chunks, faulty::Dice};
 use object_store::ObjectStore;
 
@@ -22,9 +22,9 @@ use crate::{client, wanted};
 const SECTOR: usize = 512;
 
 async fn replica(store: &OpenStore, directory: &Path) -> Arc<Storage> {
-    let index = Index::sled(directory.into(), store.identity, 1 << 20).expect("opens whatever it finds");
+    let index = Index::sled(directory.into(), store.identity(), 1 << 20).expect("opens whatever it finds");
     let abilities = store.probe().await.expect("memory answers");
-    Storage::new(store.clone(), abilities, index, Settings::new(directory.join("spool")))
+    Storage::new(store.clone(), abilities, index, Settings::new(directory.join("spool")), None)
 }
 
 fn files(directory: &Path) -> Vec<PathBuf> {
@@ -136,7 +136,7 @@ async fn a_crashed_disk_makes_lookups_colder_and_never_wrong() {
         for tokens in contexts.iter().rev().take(20) {
             let query = Query::Tokens(tokens.clone());
             let (tenant, namespace, model_id) = (client::tenant(), client::namespace(), client::model_id());
-            let found = crashed.lookup(&tenant, &namespace, &model_id, query, true).await;
+            let found = crashed.lookup(&Lookup::new(&tenant, &namespace, &model_id, query).fresh(true)).await;
             let matched = found.expect("answers").matched_tokens;
             assert_eq!(matched, tokens.len() as u64, "round {round} after {what}");
             let loaded = client::load(Arc::clone(&crashed), root, tokens.clone(), true).await;
@@ -149,7 +149,7 @@ async fn a_crashed_disk_makes_lookups_colder_and_never_wrong() {
         }
         at = after;
     }
-    let objects: Vec<_> = store.store.list(None).try_collect().await.expect("lists");
+    let objects: Vec<_> = store.objects().list(None).try_collect().await.expect("lists");
     assert!(objects.len() > contexts.len());
     println!("{rounds} crashed disks: {replaced} databases replaced, {colder} times colder, 0 wrong, 0 lost");
     assert!(colder > 0, "the damage never hit anything");

@@ -29,7 +29,7 @@ fn policy() -> GcPolicy {
 }
 
 async fn collect(storage: &Storage) -> GcReport {
-    storage.collect_garbage(&policy(), |_| {}).await.expect("nothing goes wrong")
+    storage.lifecycle().collect_garbage(&policy(), |_| {}).await.expect("nothing goes wrong")
 }
 
 fn key(chunk: &Chunk) -> ChunkKey {
@@ -39,7 +39,7 @@ fn key(chunk: &Chunk) -> ChunkKey {
 
 /// What is left beside the chunks: tombstones and notes.
 async fn tombstones(store: &FaultyStore, storage: &Storage) -> usize {
-    let folder = storage.store().layout.model_tombstones_prefix(&tenant(), &client::model_id());
+    let folder = storage.store().layout().model_tombstones_prefix(&tenant(), &client::model_id());
     store.inner().list(Some(&folder)).try_collect::<Vec<_>>().await.expect("memory").len()
 }
 
@@ -53,7 +53,7 @@ fn the_retention_of_a_tombstone_begins_when_its_bytes_are_gone() {
         let root = client::join(storage, &tenant()).await.expect("joins");
         let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 50);
         client::store(storage, &chunk).await.expect("stores");
-        storage.remove(&key(&chunk)).await.expect("removes");
+        storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
         // Nobody collects for days. Then two passes follow each other, and a collector of the first may still be on its
         // way to the object that it decided about.
         sleep(DAY * 3).await;
@@ -62,24 +62,24 @@ fn the_retention_of_a_tombstone_begins_when_its_bytes_are_gone() {
         assert_eq!(collect(storage).await.tombstones_deleted, 0, "the bytes went two minutes ago");
         let again = client::store(storage, &chunk).await.expect("stores");
         assert_ne!(again, chunk.object_digest, "the name is not used again yet");
-        let decided = storage.store().layout.path(&Key::Chunk(key(&chunk)));
+        let decided = storage.store().layout().path(&Key::Chunk(key(&chunk)));
         let _ = store.inner().delete(&decided).await;
         let stays = ChunkKey { object_digest: again, ..key(&chunk) };
-        assert!(storage.object_bytes(&stays).await.is_ok());
+        assert!(storage.reads().object_bytes(&stays).await.is_ok());
         sleep(DAY).await;
         assert_eq!(collect(storage).await.tombstones_deleted, 1);
         assert_eq!(tombstones(&store, storage).await, 0);
 
         // A note of an earlier life of the name says nothing of this one.
-        let note = storage.store().layout.path(&Key::Gone(stays.clone()));
-        storage.store().store.put(&note, "".into()).await.expect("writes");
+        let note = storage.store().layout().path(&Key::Gone(stays.clone()));
+        storage.store().objects().put(&note, "".into()).await.expect("writes");
         sleep(DAY + MINUTE * 2).await;
-        storage.remove(&stays).await.expect("removes");
+        storage.lifecycle().remove(&stays).await.expect("removes");
         sleep(DAY * 3).await;
         assert_eq!(collect(storage).await.deleted, 1);
         assert_eq!(collect(storage).await.tombstones_deleted, 0);
         // One whose collector ended before it could write the note is counted from the pass that finds it out.
-        storage.store().store.delete(&note).await.expect("deletes");
+        storage.store().objects().delete(&note).await.expect("deletes");
         sleep(DAY).await;
         assert_eq!(collect(storage).await.tombstones_deleted, 0);
         sleep(DAY).await;
@@ -87,7 +87,7 @@ fn the_retention_of_a_tombstone_begins_when_its_bytes_are_gone() {
         assert_eq!(tombstones(&store, storage).await, 0);
 
         // And a note without a tombstone goes by itself.
-        storage.store().store.put(&note, "".into()).await.expect("writes");
+        storage.store().objects().put(&note, "".into()).await.expect("writes");
         sleep(DAY * 3).await;
         collect(storage).await;
         assert_eq!(tombstones(&store, storage).await, 0);

@@ -106,7 +106,7 @@ impl Node {
         settings.salt_rotations_fresh = std::time::Duration::MAX;
         settings.crash_points = Arc::new(Cutter { life: life.clone(), at: cut, cuts: Arc::clone(cuts) });
         let index = Index::over(Arc::clone(&disk.0) as Arc<_>);
-        let storage = Storage::with_hot(open, abilities, index, settings, is_hot.then(hot_tier));
+        let storage = Storage::new(open, abilities, index, settings, is_hot.then(hot_tier));
         Self { storage, life, disk }
     }
 

@@ -76,7 +76,7 @@ impl World {
         let cuts = Cuts::default();
         let first = Node::start(&store, &mut dice, None, &cuts);
         // What is written once, in peace; with a salt that the seed decides.
-        let salt = first.storage.store().layout.path(&Key::Salt { tenant: tenant() });
+        let salt = first.storage.store().layout().path(&Key::Salt { tenant: tenant() });
         let record = salt_record(&tenant(), &[seed as u8; 32]);
         store.inner().put(&salt, record.into()).await.expect("memory");
         let root = loop {
@@ -165,12 +165,12 @@ impl World {
         let collects = self.dice.chance(400);
         let (keeper, collector) = (self.any(), self.any());
         let keeping = keeper.run(async {
-            let _ = keeper.storage.journal_append().await;
-            let _ = keeper.storage.journal_tail().await;
+            let _ = keeper.storage.changes().journal_append().await;
+            let _ = keeper.storage.changes().journal_tail().await;
         });
         let collecting = collector.run(async {
             if collects {
-                let _ = collector.storage.collect_garbage(&policy(), |_| {}).await;
+                let _ = collector.storage.lifecycle().collect_garbage(&policy(), |_| {}).await;
             }
         });
         let puts = puts.into_iter().map(|(node, at)| (node, self.contexts[at].1.clone()));
@@ -208,7 +208,7 @@ impl World {
         let chunks = &self.contexts[at].1;
         let seq_hash = chunks[self.dice.below(chunks.len())].seq_hash;
         let (tenant, model_id) = (tenant(), client::model_id());
-        let _ = node.run(node.storage.remove_chunk(&tenant, &model_id, &seq_hash)).await;
+        let _ = node.run(node.storage.lifecycle().remove_chunk(&tenant, &model_id, &seq_hash)).await;
         // Whether it went through or not: nobody may count on the chunk any more.
         self.acknowledged.remove(&seq_hash);
         self.removed.insert(seq_hash, Instant::now());
@@ -287,7 +287,7 @@ impl World {
 
     /// Whether the store itself has a sound object of the chunk that no tombstone hides.
     async fn is_there(&self, reader: &Node, seq_hash: &SeqHash) -> Result<(), String> {
-        let (layout, truth) = (&reader.storage.store().layout, self.store.inner());
+        let (layout, truth) = (&reader.storage.store().layout(), self.store.inner());
         let prefix = layout.chunk_prefix(&tenant(), &client::model_id(), seq_hash);
         let listed: Vec<_> = truth.list(Some(&prefix)).try_collect().await.map_err(|e| e.to_string())?;
         let mut hidden = 0;

@@ -54,6 +54,8 @@ pub const MEDIA_EVENTS: &str = "text/event-stream";
 pub const HEADER_REQUEST_TYPE: &str = "kvasir-request-type";
 /// Header of lookups, reads and writes of chunks: turn of the conversation, from 1, for eviction.
 pub const HEADER_TURN: &str = "kvasir-turn";
+/// Header of writes of chunks: the namespace of the chunk's chain, with which events are labelled.
+pub const HEADER_NAMESPACE: &str = "kvasir-namespace";
 
 /// Stands for a body of bytes in the OpenAPI document.
 #[derive(Debug)]

@@ -11,12 +11,19 @@ use kvasir_api::{
     ContextRequest, LABEL_VALUE_BYTES_MAX, Labels,
 };
 use kvasir_types::{ModelId, Name, RootHash, SeqHash};
-use object_store::{ObjectStoreExt, PutMode, PutPayload};
+use object_store::PutPayload;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
-    Storage, StorageError, events::now_ms, index::IndexEntry, layout::Key, limits, usage::context_digest,
+    StorageError,
+    catalog::Catalog,
+    changes::{Changes, context_digest, events::now_ms},
+    index::IndexEntry,
+    layout::Key,
+    limits,
+    read::Reads,
+    store::Bucket,
 };
 
 /// A version as it is stored.
@@ -35,18 +42,32 @@ impl StoredContext {
     }
 }
 
-impl Storage {
+/// Named contexts of all tenants.
+#[derive(Debug)]
+pub struct Contexts {
+    bucket: Arc<Bucket>,
+    catalog: Arc<Catalog>,
+    reads: Arc<Reads>,
+    changes: Arc<Changes>,
+}
+
+impl Contexts {
+    pub(crate) fn new(
+        bucket: Arc<Bucket>,
+        catalog: Arc<Catalog>,
+        reads: Arc<Reads>,
+        changes: Arc<Changes>,
+    ) -> Self {
+        Self { bucket, catalog, reads, changes }
+    }
+
     /// Creates a context from chunks that follow each other from the namespace's root on.
     ///
     /// # Errors
     /// [`StorageError::InvalidContext`], [`UnknownModel`](StorageError::UnknownModel),
     /// [`UnknownChunk`](StorageError::UnknownChunk), also for a chunk that was removed while it was pinned: then nothing is
     /// pinned; [`Store`](StorageError::Store).
-    pub async fn create_context(
-        &self,
-        tenant: &Name,
-        request: ContextRequest,
-    ) -> Result<Context, StorageError> {
+    pub async fn create(&self, tenant: &Name, request: ContextRequest) -> Result<Context, StorageError> {
         let ContextRequest { model_id, namespace, chunks, labels, ttl_s, pinned } = request;
         check_labels(&labels)?;
         let tokens = self.check_chunks(tenant, &namespace, &model_id, &chunks).await?;
@@ -70,14 +91,14 @@ impl Storage {
     ///
     /// # Errors
     /// [`StorageError::UnknownContext`], [`ContextConflict`](StorageError::ContextConflict), and as
-    /// [`create_context`](Self::create_context).
-    pub async fn change_context(
+    /// [`create`](Self::create).
+    pub async fn update(
         &self,
         tenant: &Name,
         context_id: Uuid,
         change: ContextChange,
     ) -> Result<Context, StorageError> {
-        let mut context = self.context(tenant, context_id, None).await?;
+        let mut context = self.get(tenant, context_id, None).await?;
         context.version += 1;
         context.created_at_ms = now_ms();
         if let Some(chunks) = change.chunks {
@@ -102,14 +123,14 @@ impl Storage {
     /// Writes a version. A pin is written first and tombstones are looked for then: the collector, which writes its tombstone
     /// first and reads pins then, sees this one where this one does not see its tombstone.
     async fn write_version(&self, tenant: &Name, context: Context) -> Result<Context, StorageError> {
-        let context = self.write_context(tenant, StoredContext { context, deleted: false }).await?;
+        let context = self.write(tenant, StoredContext { context, deleted: false }).await?;
         if !context.pinned {
             return Ok(context);
         }
         if let Err(error) = self.check_offered(tenant, &context).await {
             let Context { context_id, version, .. } = context;
-            let path = self.store.layout.path(&Key::Context { tenant: tenant.clone(), context_id, version });
-            if let Err(error) = self.store.store.delete(&path).await {
+            let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
+            if let Err(error) = self.bucket.delete(&path).await {
                 tracing::warn!(%error, %path, "a pin that was refused could not be withdrawn");
             }
             return Err(error);
@@ -121,7 +142,7 @@ impl Storage {
     async fn check_offered(&self, tenant: &Name, context: &Context) -> Result<(), StorageError> {
         let mut looks = stream::iter(context.chunks.clone())
             .map(async |seq_hash| {
-                let offered = self.offered_objects(tenant, &context.model_id, &seq_hash).await?;
+                let offered = self.reads.offered_objects(tenant, &context.model_id, &seq_hash).await?;
                 let unknown = StorageError::UnknownChunk { seq_hash, object_digest: None };
                 if offered.is_empty() { Err(unknown) } else { Ok(()) }
             })
@@ -135,19 +156,19 @@ impl Storage {
     /// # Errors
     /// [`StorageError::UnknownContext`], [`ContextConflict`](StorageError::ContextConflict),
     /// [`Store`](StorageError::Store).
-    pub async fn delete_context(&self, tenant: &Name, context_id: Uuid) -> Result<(), StorageError> {
-        let mut context = self.context(tenant, context_id, None).await?;
+    pub async fn delete(&self, tenant: &Name, context_id: Uuid) -> Result<(), StorageError> {
+        let mut context = self.get(tenant, context_id, None).await?;
         context.version += 1;
         context.created_at_ms = now_ms();
         context.pinned = false;
-        self.write_context(tenant, StoredContext { context, deleted: true }).await.map(|_| ())
+        self.write(tenant, StoredContext { context, deleted: true }).await.map(|_| ())
     }
 
     /// A context: its newest version, or the one that is named.
     ///
     /// # Errors
     /// [`StorageError::UnknownContext`], [`Store`](StorageError::Store), [`Damaged`](StorageError::Damaged).
-    pub async fn context(
+    pub async fn get(
         &self,
         tenant: &Name,
         context_id: Uuid,
@@ -156,7 +177,7 @@ impl Storage {
         let unknown = StorageError::UnknownContext { context_id, version };
         let versions = self.all_versions(tenant, context_id).await?;
         let newest = match versions.last() {
-            Some(&newest) => self.read_context(tenant, context_id, newest).await?,
+            Some(&newest) => self.read(tenant, context_id, newest).await?,
             None => return Err(unknown),
         };
         // What is over is over in all its versions.
@@ -165,7 +186,7 @@ impl Storage {
         }
         match version {
             Some(version) if !versions.contains(&version) => Err(unknown),
-            Some(version) => Ok(self.read_context(tenant, context_id, version).await?.context),
+            Some(version) => Ok(self.read(tenant, context_id, version).await?.context),
             None => Ok(newest.context),
         }
     }
@@ -173,9 +194,9 @@ impl Storage {
     /// The versions of a context that are still there, oldest first.
     ///
     /// # Errors
-    /// As [`context`](Self::context).
-    pub async fn context_versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StorageError> {
-        self.context(tenant, context_id, None).await?;
+    /// As [`get`](Self::get).
+    pub async fn versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StorageError> {
+        self.get(tenant, context_id, None).await?;
         self.all_versions(tenant, context_id).await
     }
 
@@ -183,7 +204,7 @@ impl Storage {
     ///
     /// # Errors
     /// [`StorageError::Store`]. A version that cannot be read is left out and logged.
-    pub async fn list_contexts(
+    pub async fn list(
         &self,
         tenant: &Name,
         labels: &Labels,
@@ -194,7 +215,7 @@ impl Storage {
         let now = now_ms();
         let newest = self.newest_versions(tenant, after).await?;
         let reads = stream::iter(newest)
-            .map(|(id, version)| self.read_context(tenant, id, version))
+            .map(|(id, version)| self.read(tenant, id, version))
             .buffered(limits::CONTEXTS_PARALLEL);
         let mut reads = std::pin::pin!(reads);
         let mut page = ContextList { contexts: Vec::new(), next: None };
@@ -220,16 +241,6 @@ impl Storage {
         Ok(page)
     }
 
-    /// All tenants that have anything in the store.
-    pub(crate) async fn tenants(&self) -> Result<Vec<Name>, StorageError> {
-        let listed = self.store.store.list_with_delimiter(Some(&self.store.layout.tenants_prefix())).await;
-        let listed = listed.map_err(StorageError::store("listing tenants"))?;
-        let names = listed.common_prefixes.iter().filter_map(|folder| {
-            folder.parts().next_back().and_then(|part| part.as_ref().parse::<Name>().ok())
-        });
-        Ok(names.collect())
-    }
-
     /// Checks that chunks follow each other from the root on. Gives their tokens.
     async fn check_chunks(
         &self,
@@ -242,7 +253,7 @@ impl Storage {
         if chunks.is_empty() || chunks.len() > CONTEXT_CHUNKS_MAX {
             return invalid(format!("a context has 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}", chunks.len()));
         }
-        let (newest, earlier) = self.roots(tenant, namespace, model_id).await?;
+        let (newest, earlier) = self.catalog.roots(tenant, namespace, model_id).await?;
         let entries = stream::iter(chunks.to_vec())
             .map(|chunk| self.preferred_entry(tenant, model_id, chunk))
             .buffered(limits::CONTEXTS_PARALLEL);
@@ -269,68 +280,51 @@ impl Storage {
         model_id: &ModelId,
         chunk: SeqHash,
     ) -> Result<Arc<IndexEntry>, StorageError> {
-        let key = self.preferred(tenant, model_id, &chunk).await?;
-        self.entry(&key).await
+        let key = self.reads.preferred(tenant, model_id, &chunk).await?;
+        self.reads.entry(&key).await
     }
 
-    async fn write_context(&self, tenant: &Name, stored: StoredContext) -> Result<Context, StorageError> {
+    async fn write(&self, tenant: &Name, stored: StoredContext) -> Result<Context, StorageError> {
         let Context { context_id, version, .. } = stored.context;
         if version > limits::CONTEXT_VERSIONS_MAX as u64 {
             let problem = format!("a context has at most {} versions", limits::CONTEXT_VERSIONS_MAX);
             return Err(StorageError::InvalidContext { problem });
         }
-        let path = self.store.layout.path(&Key::Context { tenant: tenant.clone(), context_id, version });
+        let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
         let json = serde_json::to_vec(&stored)
             .map_err(|e| StorageError::Damaged { what: "a context", reason: e.to_string() })?;
         let bytes = json.len() as u64;
-        match self.store.store.put_opts(&path, PutPayload::from(json), PutMode::Create.into()).await {
-            Ok(_) => {
-                self.note_stored(tenant, context_digest(&context_id, version), bytes);
-                Ok(stored.context)
-            }
-            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-                // A retry inside the store's client may have met its own write.
-                match self.read_context(tenant, context_id, version).await {
-                    Ok(there) if there == stored => Ok(stored.context),
-                    _ => Err(StorageError::ContextConflict { context_id, version }),
-                }
-            }
-            Err(error) => Err(StorageError::store("writing a context")(error)),
+        if self.bucket.create(&path, PutPayload::from(json), "writing a context").await? {
+            self.changes.note_stored(tenant, context_digest(&context_id, version), bytes);
+            return Ok(stored.context);
+        }
+        // A retry inside the store's client may have met its own write.
+        match self.read(tenant, context_id, version).await {
+            Ok(there) if there == stored => Ok(stored.context),
+            _ => Err(StorageError::ContextConflict { context_id, version }),
         }
     }
 
-    pub(crate) async fn read_context(
+    pub(crate) async fn read(
         &self,
         tenant: &Name,
         context_id: Uuid,
         version: u64,
     ) -> Result<StoredContext, StorageError> {
-        let path = self.store.layout.path(&Key::Context { tenant: tenant.clone(), context_id, version });
-        let failed = StorageError::store("reading a context");
-        let json = match self.store.store.get(&path).await {
-            Ok(found) => found.bytes().await.map_err(failed)?,
-            Err(object_store::Error::NotFound { .. }) => {
-                return Err(StorageError::UnknownContext { context_id, version: Some(version) });
-            }
-            Err(error) => return Err(failed(error)),
-        };
+        let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
+        let unknown = StorageError::UnknownContext { context_id, version: Some(version) };
+        let json = self.bucket.get(&path, "reading a context").await?.ok_or(unknown)?;
         let reason = |e: serde_json::Error| format!("version {version} of {context_id}: {e}");
         serde_json::from_slice(&json)
             .map_err(|e| StorageError::Damaged { what: "a context", reason: reason(e) })
     }
 
     async fn all_versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StorageError> {
-        let prefix = self.store.layout.context_prefix(tenant, context_id);
-        let listed: Vec<_> = self
-            .store
-            .store
-            .list(Some(&prefix))
-            .take(limits::CONTEXT_VERSIONS_MAX)
-            .try_collect()
-            .await
-            .map_err(StorageError::store("listing a context's versions"))?;
-        let versions = listed.iter().filter_map(|meta| match self.store.layout.parse(&meta.location) {
-            Some(Key::Context { version, .. }) => Some(version),
+        let prefix = self.bucket.layout().context_prefix(tenant, context_id);
+        let listed = self.bucket.list(&prefix, "listing a context's versions");
+        let listed: Vec<_> = listed.take(limits::CONTEXT_VERSIONS_MAX).try_collect().await?;
+        let versions = listed.into_iter().filter_map(|(key, _)| match key {
+            Key::Context { version, .. } => Some(version),
             _ => None,
         });
         let mut versions: Vec<u64> = versions.collect();
@@ -344,19 +338,19 @@ impl Storage {
         tenant: &Name,
         after: Option<Uuid>,
     ) -> Result<BTreeMap<Uuid, u64>, StorageError> {
-        let prefix = self.store.layout.contexts_prefix(tenant);
+        let prefix = self.bucket.layout().contexts_prefix(tenant);
+        let listing = "listing contexts";
         // Behind every version of that context.
         let mut listing = match after {
             Some(id) => {
                 let last = Key::Context { tenant: tenant.clone(), context_id: id, version: u64::MAX };
-                self.store.store.list_with_offset(Some(&prefix), &self.store.layout.path(&last))
+                self.bucket.list_behind(&prefix, &self.bucket.path(&last), listing)
             }
-            None => self.store.store.list(Some(&prefix)),
+            None => self.bucket.list(&prefix, listing),
         };
-        let failed = StorageError::store("listing contexts");
         let mut newest = BTreeMap::new();
-        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
-            if let Some(Key::Context { context_id, version, .. }) = self.store.layout.parse(&meta.location) {
+        while let Some((key, _)) = listing.try_next().await? {
+            if let Key::Context { context_id, version, .. } = key {
                 let known = newest.entry(context_id).or_insert(version);
                 *known = version.max(*known);
             }

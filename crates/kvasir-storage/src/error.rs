@@ -21,7 +21,7 @@ pub enum StorageError {
     },
     /// The replica's own disk failed.
     #[error("spooling an upload: {0}")]
-    Spool(#[from] std::io::Error),
+    Spool(#[source] std::io::Error),
     /// The caller's body broke off.
     #[error("the body broke off after {bytes} bytes: {reason}")]
     Body {
@@ -199,19 +199,10 @@ impl StorageError {
         matches!(self, Self::UnknownChunk { .. } | Self::Corrupt { .. } | Self::KeyLost { .. })
     }
 
-    /// A read that did not bring what it should have, without words of the store.
-    pub(crate) fn broken_off(reason: &str) -> Self {
+    /// A failure of this replica that is to be taken like one of the store: it may be tried again.
+    pub(crate) fn own(operation: &'static str, reason: &str) -> Self {
         let source = object_store::Error::Generic { store: "kvasir", source: reason.into() };
-        Self::Store { operation: "reading an object", source }
-    }
-
-    /// Each name that a chunk was stored under was removed before it could be acknowledged.
-    pub(crate) fn removed_meanwhile() -> Self {
-        let source = object_store::Error::Generic {
-            store: "kvasir",
-            source: "the chunk was removed each time it was stored".into(),
-        };
-        Self::Store { operation: "storing an object", source }
+        Self::Store { operation, source }
     }
 
     /// The same failure for another of those who waited for one request.
@@ -224,7 +215,7 @@ impl StorageError {
                 Self::Corrupt { seq_hash: *seq_hash, object_digest: *object_digest, reason: reason.clone() }
             }
             Self::KeyLost { reason } => Self::KeyLost { reason: reason.clone() },
-            other => Self::broken_off(&other.to_string()),
+            other => Self::own("reading an object", &other.to_string()),
         }
     }
 

@@ -79,7 +79,7 @@ pub const USES_MAX: usize = 262_144;
 /// Objects among which one pass chooses what to evict: ~400 bytes each while it chooses.
 pub const COLD_OBJECTS_MAX: usize = 1_000_000;
 /// Objects remembered as gone or corrupt, so that their index rows die when met.
-pub const DEAD_ENTRIES_MAX: usize = 65_536;
+pub const GONE_ENTRIES_MAX: usize = 65_536;
 /// Registered models remembered: one key each.
 pub const MODELS_CACHED_MAX: usize = 4_096;
 /// Profiles listed for one model.

@@ -13,11 +13,13 @@ use kvasir_types::{
 };
 
 use crate::{
-    Storage, StorageError,
+    StorageError,
+    catalog::Catalog,
     hot::RequestHint,
-    index::{MatchedChunk, Scope, Walk},
+    index::{IndexEntry, MatchedChunk, Scope, Walk},
     layout::ChunkKey,
     limits,
+    read::Reads,
 };
 
 /// What is looked up.
@@ -44,6 +46,8 @@ struct LookupScope<'a> {
     tenant: &'a Name,
     model_id: &'a ModelId,
     scope: Scope,
+    /// Whether remembered misses are bypassed.
+    fresh: bool,
 }
 
 impl LookupScope<'_> {
@@ -53,46 +57,78 @@ impl LookupScope<'_> {
     }
 }
 
-impl Storage {
-    /// The longest usable prefix of `query` in a namespace. `fresh` bypasses remembered misses.
+/// A lookup of a request.
+#[derive(Debug, Clone)]
+pub struct Lookup {
+    /// Whose.
+    pub tenant: Name,
+    /// Where.
+    pub namespace: Name,
+    /// The model.
+    pub model_id: ModelId,
+    /// What is looked up.
+    pub query: Query,
+    /// Bypasses remembered misses.
+    pub fresh: bool,
+    /// What the request is.
+    pub hint: RequestHint,
+}
+
+impl Lookup {
+    /// A lookup of which nothing else is said.
+    pub fn new(tenant: &Name, namespace: &Name, model_id: &ModelId, query: Query) -> Self {
+        let (tenant, namespace, hint) = (tenant.clone(), namespace.clone(), RequestHint::default());
+        Self { tenant, namespace, model_id: *model_id, query, fresh: false, hint }
+    }
+
+    /// The same, bypassing remembered misses.
+    #[must_use]
+    pub fn fresh(self, fresh: bool) -> Self {
+        Self { fresh, ..self }
+    }
+}
+
+/// How the store is asked for chunks that the index does not know.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Probes {
+    /// Tokens of a chunk that are assumed first.
+    pub(crate) chunk_tokens: usize,
+    /// Whether the other chunk lengths that the format allows are tried too.
+    pub(crate) all_lengths: bool,
+    /// Requests of one lookup at once.
+    pub(crate) parallel: usize,
+}
+
+/// Finds stored prefixes.
+#[derive(Debug)]
+pub(crate) struct Lookups {
+    catalog: Arc<Catalog>,
+    reads: Arc<Reads>,
+    probes: Probes,
+}
+
+impl Lookups {
+    pub(crate) fn new(catalog: Arc<Catalog>, reads: Arc<Reads>, probes: Probes) -> Self {
+        Self { catalog, reads, probes }
+    }
+
+    /// The longest usable prefix of what is looked up.
     ///
     /// # Errors
     /// [`StorageError::UnknownModel`]; [`Store`](StorageError::Store) when the store cannot be asked and the index
     /// knows nothing.
-    pub async fn lookup(
-        &self,
-        tenant: &Name,
-        namespace: &Name,
-        model_id: &ModelId,
-        query: Query,
-        fresh: bool,
-    ) -> Result<LookupResponse, StorageError> {
-        self.lookup_for(tenant, namespace, model_id, query, fresh, &RequestHint::default()).await
-    }
-
-    /// As [`lookup`](Self::lookup), by a caller who says what its request is.
-    ///
-    /// # Errors
-    /// As [`lookup`](Self::lookup).
-    pub async fn lookup_for(
-        &self,
-        tenant: &Name,
-        namespace: &Name,
-        model_id: &ModelId,
-        query: Query,
-        fresh: bool,
-        hint: &RequestHint,
-    ) -> Result<LookupResponse, StorageError> {
-        let (newest, earlier) = self.roots(tenant, namespace, model_id).await?;
-        let reuse = self.model(tenant, model_id).await?.reuse;
-        let lookup = LookupScope { tenant, model_id, scope: Scope::new(tenant, model_id) };
-        let mut best = self.look(lookup, newest, &query, fresh).await?;
+    pub(crate) async fn lookup(&self, lookup: &Lookup) -> Result<LookupResponse, StorageError> {
+        let Lookup { tenant, namespace, model_id, query, fresh, hint } = lookup;
+        let (newest, earlier) = self.catalog.roots(tenant, namespace, model_id).await?;
+        let reuse = self.catalog.model(tenant, model_id).await?.reuse;
+        let within = LookupScope { tenant, model_id, scope: Scope::new(tenant, model_id), fresh: *fresh };
+        let mut best = self.look(within, newest, query).await?;
         // Until they expire, earlier salts of the namespace are as good where the newest one does not lead as far.
         for root in earlier {
             if best.is_whole {
                 break;
             }
-            let other = self.look(lookup, root, &query, fresh).await?;
+            let other = self.look(within, root, query).await?;
             if other.is_whole || other.walk.matched_blocks() > best.walk.matched_blocks() {
                 best = other;
             }
@@ -103,12 +139,12 @@ impl Storage {
         if !usable {
             return Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() });
         }
-        let found: Arc<[ChunkKey]> = walk.chunks.iter().map(|chunk| lookup.key(chunk)).collect();
+        let found: Arc<[ChunkKey]> = walk.chunks.iter().map(|chunk| within.key(chunk)).collect();
         let mut answer = response(&walk);
-        let class = self.note_lookup(tenant, lookup.scope, hint, &blocks, &walk, &found);
+        let class = self.reads.note_lookup(tenant, within.scope, hint, &blocks, &walk, &found);
         for (chunk, key) in answer.chunks.iter_mut().zip(found.iter()) {
-            self.used(lookup.scope, key.object_digest, class);
-            chunk.medium = self.medium(lookup.scope, key, &chunk.level_bytes);
+            self.reads.index().note_use(within.scope, key.object_digest, class);
+            chunk.medium = self.reads.medium(within.scope, key, &chunk.level_bytes);
         }
         Ok(answer)
     }
@@ -118,18 +154,17 @@ impl Storage {
         lookup: LookupScope<'_>,
         root: RootHash,
         query: &'a Query,
-        fresh: bool,
     ) -> Result<RootMatch<'a>, StorageError> {
         let blocks = match query {
             Query::Chunks(chunks) => {
-                let walk = self.walk_chunks(lookup, root.as_bytes(), chunks, fresh).await?;
+                let walk = self.walk_chunks(lookup, root.as_bytes(), chunks).await?;
                 let is_whole = walk.chunks.len() == chunks.len();
                 return Ok(RootMatch { blocks: chunks.into(), walk, is_whole });
             }
             Query::Blocks(blocks) => Cow::from(blocks),
             Query::Tokens(tokens) => Cow::from(TokenChain::new(root, tokens).blocks().to_vec()),
         };
-        let walk = self.walk(lookup, root.as_bytes(), &blocks, fresh).await?;
+        let walk = self.walk(lookup, root.as_bytes(), &blocks).await?;
         let is_whole = walk.whole_blocks == blocks.len();
         Ok(RootMatch { blocks, walk, is_whole })
     }
@@ -139,17 +174,15 @@ impl Storage {
         lookup: LookupScope<'_>,
         root: &[u8; 32],
         blocks: &[SeqHash],
-        fresh: bool,
     ) -> Result<Walk, StorageError> {
-        let usable = |row: &crate::index::IndexRow| !self.dead.contains(&(lookup.scope, row.object_digest));
         let mut asked = HashSet::new();
         let mut round = 0;
         loop {
-            let walk = self.index.walk(lookup.scope, root, blocks, &usable);
+            let walk = self.reads.index().walk(lookup.scope, root, blocks);
             if walk.whole_blocks >= blocks.len() {
                 return Ok(walk);
             }
-            let found = self.probe_round(lookup, blocks, walk.whole_blocks, round, fresh, &mut asked).await;
+            let found = self.probe_round(lookup, blocks, walk.whole_blocks, round, &mut asked).await;
             match found {
                 Ok(0) => return Ok(walk),
                 Ok(_) => round += 1,
@@ -168,19 +201,17 @@ impl Storage {
         lookup: LookupScope<'_>,
         root: &[u8; 32],
         chunks: &[SeqHash],
-        fresh: bool,
     ) -> Result<Walk, StorageError> {
-        let usable = |row: &crate::index::IndexRow| !self.dead.contains(&(lookup.scope, row.object_digest));
         let mut asked = HashSet::new();
         for round in 0.. {
-            let rows = self.index.walk_chunks(lookup.scope, root, chunks, &usable);
+            let rows = self.reads.index().walk_chunks(lookup.scope, root, chunks);
             let known = rows.len();
             if known == chunks.len() {
                 return Ok(Walk::of_rows(rows));
             }
             let count = limits::PROBE_ROUNDS[round.min(limits::PROBE_ROUNDS.len() - 1)];
             let ends = ends(known, chunks.len(), 1, count);
-            match self.probe(lookup, chunks, &ends, fresh, &mut asked).await {
+            match self.probe(lookup, chunks, &ends, &mut asked).await {
                 Ok(0) => return Ok(Walk::of_rows(rows)),
                 Ok(_) => {}
                 Err(error) if known > 0 => {
@@ -200,19 +231,18 @@ impl Storage {
         blocks: &[SeqHash],
         from: usize,
         round: usize,
-        fresh: bool,
         asked: &mut HashSet<usize>,
     ) -> Result<usize, StorageError> {
         let chunks = limits::PROBE_ROUNDS[round.min(limits::PROBE_ROUNDS.len() - 1)];
-        let stride = (self.settings.probe_chunk_tokens / BLOCK_TOKENS).max(1);
+        let stride = (self.probes.chunk_tokens / BLOCK_TOKENS).max(1);
         let likely = ends(from, blocks.len(), stride, chunks);
-        let found = self.probe(lookup, blocks, &likely, fresh, asked).await?;
-        if found > 0 || !self.settings.probe_all_lengths {
+        let found = self.probe(lookup, blocks, &likely, asked).await?;
+        if found > 0 || !self.probes.all_lengths {
             return Ok(found);
         }
         let step = CHUNK_TOKENS_STEP / BLOCK_TOKENS;
         let other = ends(from, blocks.len(), step, stride / step);
-        self.probe(lookup, blocks, &other, fresh, asked).await
+        self.probe(lookup, blocks, &other, asked).await
     }
 
     async fn probe(
@@ -220,18 +250,18 @@ impl Storage {
         lookup: LookupScope<'_>,
         blocks: &[SeqHash],
         ends: &[usize],
-        fresh: bool,
         asked: &mut HashSet<usize>,
     ) -> Result<usize, StorageError> {
         let wanted = ends.iter().filter_map(|&end| {
             let seq_hash = *blocks.get(end.checked_sub(1)?)?;
-            let skip = !asked.insert(end) || (!fresh && self.missing.contains(&(lookup.scope, seq_hash)));
+            let skip = !asked.insert(end)
+                || (!lookup.fresh && self.reads.index().is_missing(lookup.scope, seq_hash));
             (!skip).then_some(seq_hash)
         });
         let wanted: Vec<SeqHash> = wanted.collect();
         let mut answers = stream::iter(wanted)
             .map(|seq_hash| self.fill(lookup, seq_hash))
-            .buffer_unordered(self.settings.lookup_parallel.max(1));
+            .buffer_unordered(self.probes.parallel.max(1));
         let mut found = 0;
         while let Some(answer) = answers.next().await {
             found += answer?;
@@ -241,10 +271,11 @@ impl Storage {
 
     /// Brings the objects of a chunk that have no tombstone from the store into the index.
     async fn fill(&self, lookup: LookupScope<'_>, seq_hash: SeqHash) -> Result<usize, StorageError> {
-        let keys = self.offered_objects(lookup.tenant, lookup.model_id, &seq_hash).await?;
+        let removals = self.reads.index().removals();
+        let keys = self.reads.offered_objects(lookup.tenant, lookup.model_id, &seq_hash).await?;
         let (mut found, mut lost_key) = (0, None);
         for key in &keys {
-            match self.fill_one(lookup, key).await {
+            match self.fill_one(lookup, key, removals).await {
                 Ok(()) => found += 1,
                 Err(StorageError::UnknownChunk { .. }) => {}
                 Err(error @ StorageError::Corrupt { .. }) => {
@@ -257,20 +288,25 @@ impl Storage {
         if let Some(error) = lost_key.filter(|_| found == 0) {
             return Err(error);
         }
-        if found == 0 && !self.settings.negative_ttl.is_zero() {
-            self.missing.insert((lookup.scope, seq_hash), ());
+        if found == 0 {
+            self.reads.index().note_missing(lookup.scope, seq_hash);
         }
         Ok(found)
     }
 
-    async fn fill_one(&self, lookup: LookupScope<'_>, key: &ChunkKey) -> Result<(), StorageError> {
-        let entry = match self.entries.get(&(lookup.scope, key.object_digest)) {
+    async fn fill_one(
+        &self,
+        lookup: LookupScope<'_>,
+        key: &ChunkKey,
+        removals: u64,
+    ) -> Result<(), StorageError> {
+        let index = self.reads.index();
+        let entry = match index.entry(lookup.scope, key.object_digest) {
             Some(entry) => entry,
-            None => Arc::new(crate::chunks::entry_of(&self.read_head(key).await?, key.object_digest)),
+            None => Arc::new(IndexEntry::of_head(&self.reads.read_head(key).await?, key.object_digest)),
         };
-        // The store lists it: whatever was believed of it is out of date.
-        self.dead.remove(&(lookup.scope, key.object_digest));
-        self.remember(lookup.scope, &entry);
+        index.insert_listed(lookup.scope, &entry, removals);
+        index.note_row(lookup.scope, &entry.row);
         Ok(())
     }
 }

@@ -1,29 +1,25 @@
-//! The storage core: one store, its caches, and the operations over them in the modules beside this one.
+//! The storage core: its settings and its parts.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use kvasir_api::StoredChunk;
-use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
-use uuid::Uuid;
+use kvasir_api::{ExplainRequest, ExplainResponse, LookupResponse};
+use kvasir_types::Name;
 
 use crate::{
-    cache::BoundedMap,
-    events::EventLog,
-    eviction::ClassId,
+    StorageError,
+    catalog::Catalog,
+    changes::Changes,
+    contexts::Contexts,
+    explain::Explain,
     hot::{HotCache, HotTier},
-    index::{Index, IndexEntry, IndexRow, Scope},
-    journal::Journal,
-    ledger::Ledger,
+    index::{Index, PrefixIndex},
+    ingest::{DirectUploads, Ingest},
+    lifecycle::Lifecycle,
     limits,
-    memory::MemoryBudget,
-    salt_rotation::SaltRotations,
-    spool::SpoolPool,
-    store::{OpenStore, StoreAbilities},
-    transitions::{CrashPointObserver, NoCrashPointObserver, Transition},
+    lookup::{Lookup, Lookups, Probes},
+    read::{DirectPath, DirectReads, Reads, Tombstones},
+    store::{Bucket, OpenStore, StoreAbilities},
+    transitions::{CrashPointObserver, NoCrashPointObserver},
 };
 
 /// What an operator may set.
@@ -92,101 +88,71 @@ impl Settings {
     }
 }
 
-/// The last use of an object of the cold tier.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LastUse {
-    pub(crate) at: tokio::time::Instant,
-    pub(crate) class: ClassId,
-}
-
-/// The storage core. Cheap to share; every method may be called at once from anywhere.
+/// The storage core: its parts, each behind a method. Cheap to share; every method may be called at once from anywhere.
 #[derive(Debug)]
 pub struct Storage {
-    pub(crate) store: OpenStore,
-    pub(crate) abilities: StoreAbilities,
-    pub(crate) index: Index,
-    pub(crate) settings: Settings,
-    pub(crate) spools: Arc<SpoolPool>,
-    /// Objects met, so that a ranged read or a level needs no second request.
-    pub(crate) catalog: BoundedMap<(Scope, ObjectDigest), Arc<IndexRow>>,
-    /// What the index took in lately, so that it can be taken out again.
-    pub(crate) entries: BoundedMap<(Scope, ObjectDigest), Arc<IndexEntry>>,
-    /// When objects were last found or read, and for whom; empty unless the cold tier has a capacity.
-    pub(crate) uses: BoundedMap<(Scope, ObjectDigest), LastUse>,
-    /// Chunks that were not in the store a moment ago.
-    pub(crate) missing: BoundedMap<(Scope, SeqHash), ()>,
-    /// Objects that turned out to be gone: their index rows are removed when met.
-    pub(crate) dead: BoundedMap<(Scope, ObjectDigest), ()>,
-    pub(crate) models: BoundedMap<(Name, ModelId), Arc<kvasir_types::ModelSpec>>,
-    pub(crate) profiles: BoundedMap<(Scope, kvasir_types::ProfileHash), ()>,
-    pub(crate) salts: BoundedMap<Name, [u8; limits::SALT_BYTES]>,
-    /// Later salts of namespaces, and when they were looked at.
-    pub(crate) salt_rotations: BoundedMap<(Name, Name), (tokio::time::Instant, SaltRotations)>,
-    /// Expired salts whose chunks this replica has marked deleted.
-    pub(crate) swept: BoundedMap<(Name, Name, [u8; limits::SALT_BYTES]), ()>,
-    /// Chunks that were sent and not taken, and why.
-    pub(crate) refused: BoundedMap<(Scope, SeqHash), Arc<str>>,
-    /// Namespaces by the hashes that are known to be in them: their roots, and chunks that follow one.
-    pub(crate) namespaces: BoundedMap<(Scope, [u8; 32]), Name>,
-    /// Namespaces that are in the registry.
-    pub(crate) registered: BoundedMap<(Name, Name), ()>,
-    /// Direct uploads that were announced here, whose bytes this replica counts.
-    pub(crate) announced: BoundedMap<(Name, Uuid), ()>,
-    /// Direct uploads that were committed here, so that a commit may be sent again.
-    pub(crate) committed: BoundedMap<(Name, Uuid), StoredChunk>,
-    /// Objects whose URL was asked for once.
-    pub(crate) direct_seen: BoundedMap<(Scope, ObjectDigest), ()>,
-    pub(crate) events: EventLog,
-    pub(crate) journal: Journal,
-    /// What each tenant has in the store.
-    pub(crate) ledger: Arc<Ledger>,
-    pub(crate) hot: Option<HotCache>,
-    /// Itself, for what goes on beside the requests that began it.
-    pub(crate) this: Weak<Self>,
+    bucket: Arc<Bucket>,
+    settings: Settings,
+    catalog: Arc<Catalog>,
+    reads: Arc<Reads>,
+    direct_reads: DirectReads,
+    lookups: Arc<Lookups>,
+    changes: Arc<Changes>,
+    ingest: Arc<Ingest>,
+    uploads: Arc<DirectUploads>,
+    contexts: Arc<Contexts>,
+    lifecycle: Lifecycle,
+    explain: Explain,
 }
 
 impl Storage {
-    /// Over an open store that was probed, with an index and no hot tier.
-    pub fn new(store: OpenStore, abilities: StoreAbilities, index: Index, settings: Settings) -> Arc<Self> {
-        Self::with_hot(store, abilities, index, settings, None)
-    }
-
-    /// As [`new`](Self::new), reading through a hot tier.
-    pub fn with_hot(
+    /// Over an open store that was probed, with an index, reading through a hot tier where there is one.
+    pub fn new(
         store: OpenStore,
         abilities: StoreAbilities,
         index: Index,
         settings: Settings,
-        hot: Option<Arc<HotTier>>,
+        tier: Option<Arc<HotTier>>,
     ) -> Arc<Self> {
-        let journal = Journal::new();
-        Arc::new_cyclic(|this| Self {
-            hot: hot.map(HotCache::new),
-            this: Weak::clone(this),
-            store,
-            abilities,
-            index,
-            spools: Arc::new(SpoolPool::new(&settings)),
-            catalog: BoundedMap::new(limits::CATALOG_ENTRIES_MAX, None),
-            entries: BoundedMap::new(limits::INDEX_ENTRIES_MAX, None),
-            uses: BoundedMap::new(limits::USES_MAX, None),
-            missing: BoundedMap::new(limits::NEGATIVE_ENTRIES_MAX, Some(settings.negative_ttl)),
-            dead: BoundedMap::new(limits::DEAD_ENTRIES_MAX, None),
-            models: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
-            profiles: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
-            salts: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
-            salt_rotations: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
-            swept: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
-            refused: BoundedMap::new(limits::REFUSALS_MAX, Some(limits::REFUSALS_KEPT)),
-            namespaces: BoundedMap::new(limits::LINEAGE_MAX, None),
-            registered: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
-            announced: BoundedMap::new(limits::COMMITS_KEPT, None),
-            committed: BoundedMap::new(limits::COMMITS_KEPT, None),
-            direct_seen: BoundedMap::new(limits::DIRECT_SEEN_MAX, None),
-            events: EventLog::new(journal.replica.as_str()),
-            journal,
-            ledger: Arc::default(),
+        let bucket = Arc::new(Bucket::new(store, abilities, Arc::clone(&settings.crash_points)));
+        let catalog = Arc::new(Catalog::new(Arc::clone(&bucket), settings.salt_rotations_fresh));
+        let index = Arc::new(PrefixIndex::new(index, settings.negative_ttl, settings.track_uses));
+        let tombstones = Arc::new(Tombstones::new(Arc::clone(&bucket)));
+        let tier = tier.map(|tier| Arc::new(HotCache::new(tier)));
+        let reads = Arc::new(Reads::new(Arc::clone(&bucket), Arc::clone(&catalog), index, tombstones, tier));
+        let parts = || (Arc::clone(&bucket), Arc::clone(&catalog), Arc::clone(&reads));
+        let probes = Probes {
+            chunk_tokens: settings.probe_chunk_tokens,
+            all_lengths: settings.probe_all_lengths,
+            parallel: settings.lookup_parallel,
+        };
+        let lookups = Arc::new(Lookups::new(Arc::clone(&catalog), Arc::clone(&reads), probes));
+        let changes = Arc::new(Changes::new(Arc::clone(&bucket), Arc::clone(&catalog), Arc::clone(&reads)));
+        let (b, c, r) = parts();
+        let ingest = Arc::new(Ingest::new(b, c, r, Arc::clone(&changes), &settings));
+        let path = Arc::new(DirectPath::new(Arc::clone(&bucket), settings.direct.clone()));
+        let direct_reads = DirectReads::new(Arc::clone(&path), Arc::clone(&bucket), Arc::clone(&reads));
+        let uploads = Arc::new(DirectUploads::new(Arc::clone(&bucket), path, Arc::clone(&ingest)));
+        let (b, c, r) = parts();
+        let contexts = Arc::new(Contexts::new(b, c, r, Arc::clone(&changes)));
+        let (b, c, r) = parts();
+        let lifecycle =
+            Lifecycle::new(b, c, r, Arc::clone(&changes), Arc::clone(&contexts), Arc::clone(&uploads));
+        let (b, c, r) = parts();
+        let explain = Explain::new(b, c, r, Arc::clone(&lookups), Arc::clone(&ingest));
+        Arc::new(Self {
+            bucket,
             settings,
+            catalog,
+            reads,
+            direct_reads,
+            lookups,
+            changes,
+            ingest,
+            uploads,
+            contexts,
+            lifecycle,
+            explain,
         })
     }
 
@@ -197,56 +163,82 @@ impl Storage {
 
     /// The store.
     pub fn store(&self) -> &OpenStore {
-        &self.store
+        self.bucket.open()
     }
 
     /// What the store was found able to do.
     pub fn abilities(&self) -> StoreAbilities {
-        self.abilities
-    }
-
-    /// What bodies of unfinished uploads may hold in memory, and do; parts on their way to the store are beside it.
-    pub fn upload_memory(&self) -> &Arc<MemoryBudget> {
-        self.spools.memory()
+        self.bucket.abilities()
     }
 
     /// The hot index.
     pub fn index(&self) -> &Index {
-        &self.index
+        self.reads.index().index()
     }
 
-    /// Reports a transition to the crash-point observer.
-    pub(crate) fn reached(&self, transition: Transition) {
-        self.settings.crash_points.reached(transition);
+    /// The hot tier, where there is one.
+    pub fn tier(&self) -> Option<&Arc<HotCache>> {
+        self.reads.tier()
     }
 
-    /// Takes note of a use by a request of `class`; where that is not known, of the class of the use before.
-    pub(crate) fn used(&self, scope: Scope, object: ObjectDigest, class: Option<ClassId>) {
-        if self.settings.track_uses {
-            let before = || self.uses.get(&(scope, object)).map(|before| before.class);
-            let class = class.or_else(before).unwrap_or(ClassId::OTHER);
-            self.uses.insert((scope, object), LastUse { at: tokio::time::Instant::now(), class });
-        }
+    /// The longest usable prefix of what is looked up.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownModel`]; [`Store`](StorageError::Store) when the store cannot be asked and the index
+    /// knows nothing.
+    pub async fn lookup(&self, lookup: &Lookup) -> Result<LookupResponse, StorageError> {
+        self.lookups.lookup(lookup).await
     }
 
-    /// Takes note of an object that is there.
-    pub(crate) fn remember(&self, scope: Scope, entry: &Arc<IndexEntry>) {
-        self.index.insert(scope, entry);
-        self.missing.remove(&(scope, entry.row.seq_hash));
-        self.catalog.insert((scope, entry.row.object_digest), Arc::clone(&entry.row));
-        self.entries.insert((scope, entry.row.object_digest), Arc::clone(entry));
+    /// Explains a lookup of tokens, to the tenant itself and about nothing but its own.
+    ///
+    /// # Errors
+    /// [`StorageError::InvalidSpec`] for a spec that cannot be; [`Store`](StorageError::Store).
+    pub async fn explain(
+        &self,
+        tenant: &Name,
+        request: &ExplainRequest,
+    ) -> Result<ExplainResponse, StorageError> {
+        self.explain.explain(tenant, request).await
     }
 
-    /// Takes note of an object that is not there any more.
-    pub(crate) fn forget(&self, scope: Scope, object: ObjectDigest) {
-        if let Some(entry) = self.entries.get(&(scope, object)) {
-            self.index.remove(scope, &entry);
-            self.entries.remove(&(scope, object));
-        }
-        self.catalog.remove(&(scope, object));
-        self.dead.insert((scope, object), ());
-        if let Some(hot) = &self.hot {
-            hot.forget(scope, object);
-        }
+    /// Models, profiles, namespaces.
+    pub fn catalog(&self) -> &Arc<Catalog> {
+        &self.catalog
+    }
+
+    /// Reads of objects through the service.
+    pub fn reads(&self) -> &Arc<Reads> {
+        &self.reads
+    }
+
+    /// Reads of objects by presigned URLs.
+    pub fn direct_reads(&self) -> &DirectReads {
+        &self.direct_reads
+    }
+
+    /// Writes of chunk objects and profiles.
+    pub fn ingest(&self) -> &Arc<Ingest> {
+        &self.ingest
+    }
+
+    /// Uploads that clients send to the store.
+    pub fn direct_uploads(&self) -> &DirectUploads {
+        &self.uploads
+    }
+
+    /// Named contexts.
+    pub fn contexts(&self) -> &Contexts {
+        &self.contexts
+    }
+
+    /// Journal, events, and what tenants use.
+    pub fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    /// Removal, the collector, scrubbing, rebuilding the index.
+    pub fn lifecycle(&self) -> &Lifecycle {
+        &self.lifecycle
     }
 }

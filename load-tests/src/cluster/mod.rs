@@ -129,7 +129,7 @@ impl Cluster {
 
     /// What the store is called in an index.
     pub(crate) fn store_identity(&self) -> Result<[u8; 32]> {
-        Ok(OpenStore::open(&self.config, Arc::new(NoObserver))?.identity)
+        Ok(OpenStore::open(&self.config, Arc::new(NoObserver))?.identity())
     }
 
     /// Where requests go.

@@ -125,7 +125,7 @@ fn one(runtime: &Runtime, common: &SpeedArguments, count: usize, connections: us
         let open = OpenStore::open(&store.config, Arc::new(NoObserver))?;
         let location = IndexLocation {
             cache: &directory.path().join("cache"),
-            store_identity: open.identity,
+            store_identity: open.identity(),
             memory_bytes: kvasir_storage::limits::INDEX_CACHE_BYTES,
             model_id,
         };

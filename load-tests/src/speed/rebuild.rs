@@ -1,5 +1,11 @@
 //! How fast a lost index comes back: from the heads of all objects in the store, and from the journal.
 
+use kvasir_storage::{
+    PutChunk, Settings, Storage,
+    index::Index,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig},
+};
 use std::{
     path::Path,
     process::{Command, Stdio},
@@ -10,12 +16,6 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures::stream;
-use kvasir_storage::{
-    Settings, Storage,
-    index::Index,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig},
-};
 use kvasir_tests::chunks;
 use kvasir_types::{Name, ProfileHash, RootHash};
 use serde_json::{Value, json};
@@ -37,22 +37,26 @@ fn body(bytes: Vec<u8>) -> impl futures::Stream<Item = Result<Bytes, std::io::Er
 async fn fill(store: &StoreConfig, directory: &Path, count: usize) -> Result<()> {
     let open = OpenStore::open(store, Arc::new(NoObserver))?;
     let abilities = open.probe().await?;
-    let storage = Storage::new(open, abilities, Index::memory(), Settings::new(directory.join("spool")));
+    let storage =
+        Storage::new(open, abilities, Index::memory(), Settings::new(directory.join("spool")), None);
     let (tenant, namespace): (Name, Name) = ("default".parse()?, "n".parse()?);
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
-    storage.register_model(&tenant, chunks::spec()).await?;
-    storage.put_profile(&tenant, &model_id, &hash, body(chunks::PROFILE.to_vec())).await?;
-    let root: RootHash = storage.root(&tenant, &namespace, &model_id).await?;
+    storage.catalog().register_model(&tenant, chunks::spec()).await?;
+    storage.ingest().put_profile(&tenant, &model_id, &hash, body(chunks::PROFILE.to_vec())).await?;
+    let root: RootHash = storage.catalog().root(&tenant, &namespace, &model_id).await?;
     for context in 0..count / CONTEXT_CHUNKS {
         let tokens = chunks::tokens(context as u64, CONTEXT_CHUNKS * CHUNK_TOKENS);
         for chunk in chunks::context(root, &tokens, CHUNK_TOKENS, PIECE_BYTES) {
-            storage.put_chunk(&tenant, &model_id, &chunk.seq_hash, body(chunk.bytes)).await?;
+            storage
+                .ingest()
+                .put_chunk(PutChunk::new(&tenant, &model_id, &chunk.seq_hash), body(chunk.bytes))
+                .await?;
         }
         if context % 50 == 49 {
-            storage.journal_append().await?;
+            storage.changes().journal_append().await?;
         }
     }
-    storage.journal_append().await?;
+    storage.changes().journal_append().await?;
     Ok(())
 }
 

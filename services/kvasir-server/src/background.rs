@@ -58,18 +58,18 @@ async fn reload(state: AppState) {
 }
 
 async fn sync_journal(metrics: &Metrics, storage: &Storage) {
-    match storage.journal_append().await {
+    match storage.changes().journal_append().await {
         Ok(entries) => metrics.journal("appended", entries),
         Err(error) => tracing::warn!(%error, "the journal waits"),
     }
-    match storage.journal_tail().await {
+    match storage.changes().journal_tail().await {
         Ok(entries) => metrics.journal("applied", entries),
         Err(error) => tracing::warn!(%error, "other replicas' journals wait"),
     }
 }
 
 async fn collect_garbage(metrics: &Metrics, storage: &Storage, policy: &GcPolicy) {
-    match storage.collect_garbage(policy, |now| metrics.collecting(now)).await {
+    match storage.lifecycle().collect_garbage(policy, |now| metrics.collecting(now)).await {
         Ok(report) if report.led => {
             metrics.collected(&report);
             tracing::info!(?report, dry_run = policy.dry_run, "garbage collected");
@@ -83,7 +83,7 @@ async fn collect_garbage(metrics: &Metrics, storage: &Storage, policy: &GcPolicy
 
 async fn scrub(metrics: &Metrics, storage: &Storage, rate: u64) {
     let mut before = ScrubReport::default();
-    let scrubbed = storage.scrub(rate, false, |now| {
+    let scrubbed = storage.lifecycle().scrub(rate, false, |now| {
         metrics.scrubbed(&before, now);
         before = *now;
     });
@@ -96,7 +96,8 @@ async fn scrub(metrics: &Metrics, storage: &Storage, rate: u64) {
 /// At shutdown, writes the journal's last batch and the index.
 pub(crate) async fn flush(state: &AppState) {
     let Some(storage) = state.ready_storage() else { return };
-    let append = tokio::time::timeout(limits::FINAL_JOURNAL_BATCH_TIME_MAX, storage.journal_append());
+    let append =
+        tokio::time::timeout(limits::FINAL_JOURNAL_BATCH_TIME_MAX, storage.changes().journal_append());
     if !matches!(append.await, Ok(Ok(_))) {
         tracing::warn!("the last journal batch was not written; other replicas find its chunks in the store");
     }

@@ -107,7 +107,7 @@ pub(crate) fn start(
                     metrics.collecting(report);
                     jobs.update(job_id, |job| job.counts = gc_counts(report));
                 };
-                let collected = storage.collect_garbage(&policy, progress).await;
+                let collected = storage.lifecycle().collect_garbage(&policy, progress).await;
                 // What would have been done counts for whoever asked, and is no work of the collector.
                 if let Some(report) = collected.as_ref().ok().filter(|report| report.led && !policy.dry_run) {
                     metrics.collected(report);
@@ -121,7 +121,8 @@ pub(crate) fn start(
                     before = *report;
                     jobs.update(job_id, |job| job.counts = scrub_counts(report));
                 };
-                let scrubbed = storage.scrub(request.bytes_per_second, request.dry_run, progress).await;
+                let scrubbed =
+                    storage.lifecycle().scrub(request.bytes_per_second, request.dry_run, progress).await;
                 scrubbed.map(|report| scrub_counts(&report))
             }
         };

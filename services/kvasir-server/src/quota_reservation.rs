@@ -20,7 +20,7 @@ pub(crate) async fn reserve(
     if quota.is_open() {
         return Ok(None);
     }
-    let reserved = state.storage()?.reserve(&principal.tenant, quota, Stored::one(bytes)).await;
+    let reserved = state.storage()?.changes().reserve(&principal.tenant, quota, Stored::one(bytes)).await;
     let reserved = reserved.inspect_err(|error| {
         if let StorageError::Full { limit, .. } = error {
             state.metrics().throttled(limit);
@@ -42,7 +42,7 @@ pub(crate) async fn reserve_commit(
     if state.authenticator().quota(&principal.tenant).stored().is_open() {
         return Ok(None);
     }
-    let bytes = state.storage()?.uncounted_bytes(&principal.tenant, upload_id).await?;
+    let bytes = state.storage()?.direct_uploads().uncounted_bytes(&principal.tenant, upload_id).await?;
     reserve(state, principal, bytes).await
 }
 

@@ -141,7 +141,7 @@ fn with_encryption(store: OpenStore, keys: Option<&EncryptionKeys>) -> OpenStore
 
 fn open_index(config: &Config, store: &OpenStore) -> Result<Index, RunError> {
     let directory = config.cache.directory.clone();
-    Index::sled(directory, store.identity, config.cache.index_memory_bytes)
+    Index::sled(directory, store.identity(), config.cache.index_memory_bytes)
         .map_err(|source| RunError::Index { directory: config.cache.directory.display().to_string(), source })
 }
 
@@ -187,9 +187,9 @@ async fn connect_store(
     if let Err(error) = store.probe_direct().await {
         tracing::warn!(%error, "whether the store checks uploads is not known: direct uploads are read whole");
     }
-    let storage = Storage::with_hot(store, abilities, index, config.storage, hot);
+    let storage = Storage::new(store, abilities, index, config.storage, hot);
     let retention = config.gc.policy.journal_retention;
-    if storage.empty_outdated_index(retention) {
+    if storage.changes().empty_outdated_index(retention) {
         tracing::warn!(
             ?retention,
             "the hot index was emptied: this replica was away for longer than journal.retention keeps removals; it fills again from \

@@ -1,5 +1,15 @@
 //! The collector at work: paused between deciding and deleting, twice at once, and each thing it collects.
 
+use kvasir_storage::{
+    ByteRange, Lookup, PutChunk, Query, Settings, Storage,
+    eviction::PolicyKind,
+    gc::{GcPolicy, GcReport},
+    hot::RequestHint,
+    index::Index,
+    layout::ChunkKey,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig, StoreKind},
+};
 use std::{
     fmt,
     sync::{
@@ -12,15 +22,6 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
-use kvasir_storage::{
-    ByteRange, Query, Settings, Storage,
-    eviction::PolicyKind,
-    gc::{GcPolicy, GcReport},
-    index::Index,
-    layout::ChunkKey,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig, StoreKind},
-};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{Name, ProfileHash, RootHash};
 use object_store::{
@@ -101,14 +102,14 @@ fn storage_over(store: impl ObjectStore, change: impl FnOnce(&mut Settings)) -> 
     let mut settings = Settings::new(std::env::temp_dir().join("kvasir-collector-spool"));
     change(&mut settings);
     let abilities = kvasir_storage::store::StoreAbilities { conditional_create: true };
-    Storage::new(store, abilities, Index::memory(), settings)
+    Storage::new(store, abilities, Index::memory(), settings, None)
 }
 
 async fn prepare(storage: &Arc<Storage>) -> RootHash {
-    storage.register_model(&tenant(), chunks::spec()).await.expect("registers");
+    storage.catalog().register_model(&tenant(), chunks::spec()).await.expect("registers");
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
-    storage.put_profile(&tenant(), &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
-    storage.root(&tenant(), &"n".parse().expect("a name"), &model_id).await.expect("a root")
+    storage.ingest().put_profile(&tenant(), &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage.catalog().root(&tenant(), &"n".parse().expect("a name"), &model_id).await.expect("a root")
 }
 
 fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Error>> + Send + use<> {
@@ -117,7 +118,10 @@ fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Erro
 
 async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
     let model_id = chunks::spec().model_id();
-    let stored = storage.put_chunk(&tenant(), &model_id, &chunk.seq_hash, body(&chunk.bytes)).await;
+    let stored = storage
+        .ingest()
+        .put_chunk(PutChunk::new(&tenant(), &model_id, &chunk.seq_hash), body(&chunk.bytes))
+        .await;
     let object_digest = stored.expect("stores").object_digest;
     ChunkKey { tenant: tenant(), model_id, seq_hash: chunk.seq_hash, object_digest }
 }
@@ -125,12 +129,14 @@ async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
 async fn matched(storage: &Arc<Storage>, tokens: &[u32]) -> u64 {
     let query = Query::Tokens(tokens.to_vec());
     let namespace = "n".parse().expect("a name");
-    let found = storage.lookup(&tenant(), &namespace, &chunks::spec().model_id(), query, true).await;
+    let found = storage
+        .lookup(&Lookup::new(&tenant(), &namespace, &chunks::spec().model_id(), query).fresh(true))
+        .await;
     found.expect("answers").matched_tokens
 }
 
 async fn whole(storage: &Arc<Storage>, key: &ChunkKey) -> Vec<u8> {
-    let read = storage.read(key, ByteRange::Whole).await.expect("is there");
+    let read = storage.reads().read(key, ByteRange::Whole, &RequestHint::default()).await.expect("is there");
     read.bytes.try_collect::<Vec<Bytes>>().await.expect("reads").concat()
 }
 
@@ -139,7 +145,7 @@ fn at_once() -> GcPolicy {
 }
 
 async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
-    storage.collect_garbage(policy, |_| {}).await.expect("collects")
+    storage.lifecycle().collect_garbage(policy, |_| {}).await.expect("collects")
 }
 
 #[tokio::test]
@@ -152,7 +158,7 @@ async fn a_collector_paused_before_its_deletion_wakes_up_and_harms_nothing() {
     let tokens = chunks::tokens(1, 600);
     let chunk = chunks::chunk(root, &tokens, 0, 600, 500);
     let doomed = put(&other, &chunk).await;
-    other.remove(&doomed).await.expect("removes");
+    other.lifecycle().remove(&doomed).await.expect("removes");
     pausing.is_armed.store(true, Ordering::SeqCst);
     let asleep = {
         let sleeper = Arc::clone(&sleeper);
@@ -171,7 +177,7 @@ async fn a_collector_paused_before_its_deletion_wakes_up_and_harms_nothing() {
     assert_eq!(matched(&other, &tokens).await, 600);
     assert_eq!(whole(&other, &again).await.len(), chunk.bytes.len());
     // One that slept for longer than tombstones live knows nothing any more, and deletes nothing.
-    other.remove(&again).await.expect("removes");
+    other.lifecycle().remove(&again).await.expect("removes");
     let forgotten = GcPolicy { tombstone_retention: Duration::ZERO, ..at_once() };
     assert_eq!(collect(&sleeper, &forgotten).await.deleted, 0);
 }
@@ -256,14 +262,19 @@ async fn the_capacity_holds_and_what_is_used_stays() {
 /// Stores a chunk for each seed in a tenant's name; gives the bytes of one.
 async fn furnish(storage: &Arc<Storage>, tenant: &Name, seeds: std::ops::Range<u64>) -> u64 {
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
-    storage.register_model(tenant, chunks::spec()).await.expect("registers");
-    storage.put_profile(tenant, &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
-    let root = storage.root(tenant, &"n".parse().expect("a name"), &model_id).await.expect("a root");
+    storage.catalog().register_model(tenant, chunks::spec()).await.expect("registers");
+    storage.ingest().put_profile(tenant, &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
+    let root =
+        storage.catalog().root(tenant, &"n".parse().expect("a name"), &model_id).await.expect("a root");
     let mut bytes = 0;
     for seed in seeds {
         let chunk = chunks::chunk(root, &chunks::tokens(seed, 256), 0, 256, 2_000);
         bytes = chunk.bytes.len() as u64;
-        storage.put_chunk(tenant, &model_id, &chunk.seq_hash, body(&chunk.bytes)).await.expect("stores");
+        storage
+            .ingest()
+            .put_chunk(PutChunk::new(tenant, &model_id, &chunk.seq_hash), body(&chunk.bytes))
+            .await
+            .expect("stores");
     }
     bytes
 }
@@ -276,7 +287,7 @@ async fn a_full_store_takes_from_the_tenant_that_holds_most() {
     let bytes = furnish(&storage, &small, 0..3).await;
     tokio::time::sleep(Duration::from_millis(20)).await;
     furnish(&storage, &large, 10..20).await;
-    let objects = async |tenant: &Name| storage.usage(tenant).await.expect("lists").objects;
+    let objects = async |tenant: &Name| storage.changes().usage(tenant).await.expect("lists").objects;
     let full = |chunks: u64| GcPolicy {
         capacity_bytes: Some(chunks * bytes),
         eviction: PolicyKind::Lru,

@@ -1,18 +1,19 @@
 //! Sealed tenants over a store that loses, damages and forges objects: replicas share the store, nothing else.
 
-use std::{sync::Arc, time::Duration};
-
-use bytes::Bytes;
-use futures::TryStreamExt;
 use kvasir_storage::{
-    ByteRange, Query, Settings, Storage, StorageError,
+    ByteRange, Lookup, PutChunk, Query, Settings, Storage, StorageError,
     gc::GcPolicy,
+    hot::RequestHint,
     index::Index,
     layout::{ChunkKey, Key},
     observe::NoObserver,
     seal::FileKeys,
     store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
 };
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{Name, ProfileHash, RootHash};
 use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
@@ -33,7 +34,7 @@ fn replica_with(truth: &Arc<InMemory>, keys: FileKeys) -> Arc<Storage> {
     let store = OpenStore::with(truth, &Path::default(), StoreKind::Memory, &config, Arc::new(NoObserver));
     let settings = Settings::new(std::env::temp_dir().join("kvasir-sealed-spool"));
     let abilities = StoreAbilities { conditional_create: true };
-    Storage::new(store.sealed(Arc::new(keys)), abilities, Index::memory(), settings)
+    Storage::new(store.sealed(Arc::new(keys)), abilities, Index::memory(), settings, None)
 }
 
 /// A replica that has read nothing yet.
@@ -46,33 +47,48 @@ fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Erro
 }
 
 async fn prepare(storage: &Arc<Storage>) -> RootHash {
-    storage.register_model(&name("default"), chunks::spec()).await.expect("registers");
+    storage.catalog().register_model(&name("default"), chunks::spec()).await.expect("registers");
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
-    storage.put_profile(&name("default"), &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
-    storage.root(&name("default"), &name("n"), &model_id).await.expect("a root")
+    storage
+        .ingest()
+        .put_profile(&name("default"), &model_id, &hash, body(chunks::PROFILE))
+        .await
+        .expect("stores");
+    storage.catalog().root(&name("default"), &name("n"), &model_id).await.expect("a root")
 }
 
 async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
     let (tenant, model_id) = (name("default"), chunks::spec().model_id());
-    let stored = storage.put_chunk(&tenant, &model_id, &chunk.seq_hash, body(&chunk.bytes)).await;
+    let stored = storage
+        .ingest()
+        .put_chunk(PutChunk::new(&tenant, &model_id, &chunk.seq_hash), body(&chunk.bytes))
+        .await;
     let object_digest = stored.expect("stores").object_digest;
     ChunkKey { tenant, model_id, seq_hash: chunk.seq_hash, object_digest }
 }
 
 async fn lookup(storage: &Arc<Storage>, seed: u64, count: usize) -> Result<u64, StorageError> {
     let query = Query::Tokens(chunks::tokens(seed, count));
-    let found = storage.lookup(&name("default"), &name("n"), &chunks::spec().model_id(), query, true).await;
+    let found = storage
+        .lookup(&Lookup::new(&name("default"), &name("n"), &chunks::spec().model_id(), query).fresh(true))
+        .await;
     found.map(|found| found.matched_tokens)
 }
 
 async fn whole(storage: &Arc<Storage>, key: &ChunkKey) -> Result<Vec<u8>, StorageError> {
-    let parts: Vec<Bytes> = storage.read(key, ByteRange::Whole).await?.bytes.try_collect().await?;
+    let parts: Vec<Bytes> = storage
+        .reads()
+        .read(key, ByteRange::Whole, &RequestHint::default())
+        .await?
+        .bytes
+        .try_collect()
+        .await?;
     Ok(parts.concat())
 }
 
 /// Where the two forms of an object lie in the store.
 fn places(storage: &Storage, key: &ChunkKey) -> (Path, Path) {
-    let plain = storage.store().layout.path(&Key::Chunk(key.clone()));
+    let plain = storage.store().layout().path(&Key::Chunk(key.clone()));
     let sealed = Path::from(plain.as_ref().replace(".kvc", ".kvs"));
     (plain, sealed)
 }
@@ -95,17 +111,17 @@ async fn plain_objects_of_a_sealed_tenant_are_collected_and_take_nothing_with_th
     // The two forms are one object, not two of one chunk.
     let at_once = GcPolicy { grace: Duration::ZERO, actions_per_second: 0, ..GcPolicy::default() };
     for _ in 0..2 {
-        let report = storage.collect_garbage(&at_once, |_| {}).await.expect("collects");
+        let report = storage.lifecycle().collect_garbage(&at_once, |_| {}).await.expect("collects");
         assert_eq!((report.duplicates, report.deleted), (0, 0), "{report:?}");
     }
     assert_eq!(whole(&replica(&truth), &both).await.expect("reads"), sealed.bytes);
-    let scrubbed = storage.scrub(0, false, |_| {}).await.expect("scrubs");
+    let scrubbed = storage.lifecycle().scrub(0, false, |_| {}).await.expect("scrubs");
     assert_eq!((scrubbed.unread, scrubbed.quarantined), (0, 0), "{scrubbed:?}");
     // A plain object goes with its age, although no reader finds it.
     let expired =
         GcPolicy { ttl: Some(Duration::ZERO), tombstone_retention: Duration::from_millis(200), ..at_once };
     for _ in 0..4 {
-        storage.collect_garbage(&expired, |_| {}).await.expect("collects");
+        storage.lifecycle().collect_garbage(&expired, |_| {}).await.expect("collects");
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
     for key in [&both, &left] {
@@ -148,7 +164,7 @@ async fn a_sealed_object_that_does_not_open_is_damaged_and_the_next_put_heals_it
         assert_eq!(lookup(&cold, 1, 256).await.expect(what), offered, "{what}");
         let error = whole(&cold, &key).await.expect_err(what);
         assert!(matches!(error, StorageError::Corrupt { .. }), "{what}: {error}");
-        let found = replica(&truth).scrub(0, true, |_| {}).await.expect("scrubs");
+        let found = replica(&truth).lifecycle().scrub(0, true, |_| {}).await.expect("scrubs");
         assert_eq!((found.objects, found.quarantined, found.unread), (2, 1, 0), "{what}");
         // By a replica that has not met it.
         assert_eq!(put(&replica(&truth), &chunk).await, key, "{what}");
@@ -177,10 +193,10 @@ async fn a_lost_key_is_an_error_that_names_it() {
     named(whole(&other, &key).await.expect_err("no key"));
     named(lookup(&other, 1, 256).await.expect_err("no key"));
     // It is no damage, and stops neither a scrub nor the collector.
-    let scrubbed = other.scrub(0, false, |_| {}).await.expect("scrubs");
+    let scrubbed = other.lifecycle().scrub(0, false, |_| {}).await.expect("scrubs");
     assert_eq!((scrubbed.unread, scrubbed.quarantined), (1, 0));
     put(&storage, &chunks::variant(root, &chunks::tokens(1, 256), 0, 256, 500, 8)).await;
-    other.collect_garbage(&GcPolicy::default(), |_| {}).await.expect("collects");
+    other.lifecycle().collect_garbage(&GcPolicy::default(), |_| {}).await.expect("collects");
     assert_eq!(whole(&replica(&truth), &key).await.expect("the key is there again"), chunk.bytes);
 }
 
@@ -194,8 +210,13 @@ async fn an_object_that_another_replica_wrote_anew_is_read() {
     for range in [ByteRange::Whole, ByteRange::Bounded(100, 40_000)] {
         assert_eq!(whole(&reader, &key).await.expect("reads"), chunk.bytes);
         // Of the same size, under another data key.
-        writer.store().store.put(&places(&writer, &key).0, chunk.bytes.clone().into()).await.expect("puts");
-        let read = reader.read(&key, range).await.expect("reads");
+        writer
+            .store()
+            .objects()
+            .put(&places(&writer, &key).0, chunk.bytes.clone().into())
+            .await
+            .expect("puts");
+        let read = reader.reads().read(&key, range, &RequestHint::default()).await.expect("reads");
         let expected = chunk.bytes[read.range.start as usize..read.range.end as usize].to_vec();
         assert_eq!(read.bytes.try_collect::<Vec<Bytes>>().await.expect("reads").concat(), expected);
     }

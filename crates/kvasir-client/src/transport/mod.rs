@@ -16,8 +16,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use kvasir_api::{
-    ConfigResponse, LookupRequest, LookupResponse, MEDIA_CHUNK, MEDIA_PROFILE, NamespaceRequest,
-    NamespaceResponse, ProfileList, RegisteredModel, StoredChunk, routes,
+    ConfigResponse, HEADER_NAMESPACE, LookupRequest, LookupResponse, MEDIA_CHUNK, MEDIA_PROFILE,
+    NamespaceRequest, NamespaceResponse, ProfileList, RegisteredModel, StoredChunk, routes,
 };
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash, RootHash, SeqHash};
 use reqwest::{
@@ -342,12 +342,13 @@ impl Client {
         seq_hash: &SeqHash,
         object: Bytes,
     ) -> Result<StoredChunk, ClientError> {
-        self.put_chunk_paced(model_id, seq_hash, object, None).await
+        self.put_chunk_of(None, model_id, seq_hash, object, None).await
     }
 
-    /// As [`put_chunk`](Self::put_chunk), with an optional pacer.
-    pub(crate) async fn put_chunk_paced(
+    /// As [`put_chunk`](Self::put_chunk), of a namespace, with a pacer.
+    pub(crate) async fn put_chunk_of(
         &self,
+        namespace: Option<&Name>,
         model_id: &ModelId,
         seq_hash: &SeqHash,
         object: Bytes,
@@ -356,7 +357,11 @@ impl Client {
         let length = object.len();
         let request = || {
             let body = pacer.map_or_else(|| object.clone().into(), |pacer| pacer.body(object.clone()));
-            self.request(Method::PUT, &routes::chunk(model_id, seq_hash))
+            let mut request = self.request(Method::PUT, &routes::chunk(model_id, seq_hash));
+            if let Some(namespace) = namespace {
+                request = request.header(HEADER_NAMESPACE, namespace.as_str());
+            }
+            request
                 .header(CONTENT_TYPE, MEDIA_CHUNK)
                 .header(CONTENT_LENGTH, length)
                 .timeout(limits::UPLOAD_TIMEOUT)

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use kvasir_api::{ChunkEviction, LookupResponse};
 use kvasir_types::{Medium, ModelId, Name, SeqHash};
 
+use super::Explain;
 use crate::{
-    Storage,
     hot::{FrameEviction, HotCache},
     layout::ChunkKey,
     limits,
 };
 
-impl Storage {
+impl Explain {
     /// When and why the chunks of a lookup's answer were evicted from this replica's memory and disk, in the order of the
     /// context: one entry for each chunk and medium, at most [`limits::EVICTIONS_LISTED_MAX`].
     pub(super) fn recent_evictions(
@@ -21,7 +21,7 @@ impl Storage {
         model_id: &ModelId,
         found: &LookupResponse,
     ) -> Vec<ChunkEviction> {
-        let Some(hot) = &self.hot else { return Vec::new() };
+        let Some(hot) = self.reads.tier() else { return Vec::new() };
         let not_in_memory: Vec<_> = found.chunks.iter().filter(|chunk| chunk.medium != Medium::Cpu).collect();
         let keys: Vec<ChunkKey> = not_in_memory
             .iter()

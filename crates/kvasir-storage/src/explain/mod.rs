@@ -3,7 +3,7 @@
 
 mod evictions;
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use futures::{StreamExt, TryStreamExt};
 use kvasir_api::{Cause, ExplainRequest, ExplainResponse, FieldDifference, LookupResponse, MissReason};
@@ -12,10 +12,16 @@ use object_store::ObjectMeta;
 use serde_json::Value;
 
 use crate::{
-    Query, Removal, Storage, StorageError,
+    StorageError,
+    catalog::Catalog,
     index::Scope,
+    ingest::Ingest,
     layout::{ChunkKey, Key},
     limits,
+    lookup::{Lookup, Lookups, Query},
+    read::Reads,
+    removal::Removal,
+    store::Bucket,
 };
 
 /// Most differing fields that are listed.
@@ -29,12 +35,32 @@ struct Question<'a> {
     matched: u64,
 }
 
-impl Storage {
+/// Explains lookups.
+#[derive(Debug)]
+pub(crate) struct Explain {
+    bucket: Arc<Bucket>,
+    catalog: Arc<Catalog>,
+    reads: Arc<Reads>,
+    lookups: Arc<Lookups>,
+    ingest: Arc<Ingest>,
+}
+
+impl Explain {
+    pub(crate) fn new(
+        bucket: Arc<Bucket>,
+        catalog: Arc<Catalog>,
+        reads: Arc<Reads>,
+        lookups: Arc<Lookups>,
+        ingest: Arc<Ingest>,
+    ) -> Self {
+        Self { bucket, catalog, reads, lookups, ingest }
+    }
+
     /// Explains a lookup of tokens, to the tenant itself and about nothing but its own.
     ///
     /// # Errors
     /// [`StorageError::InvalidSpec`] for a spec that cannot be; [`Store`](StorageError::Store).
-    pub async fn explain(
+    pub(crate) async fn explain(
         &self,
         tenant: &Name,
         request: &ExplainRequest,
@@ -42,7 +68,7 @@ impl Storage {
         if let Some(spec) = &request.spec {
             spec.validate()?;
         }
-        let spec = match self.model(tenant, &request.model_id).await {
+        let spec = match self.catalog.model(tenant, &request.model_id).await {
             Ok(spec) => Some(ModelSpec::clone(&spec)),
             Err(StorageError::UnknownModel { .. }) => request.spec.clone(),
             Err(error) => return Err(error),
@@ -77,7 +103,8 @@ impl Storage {
         model_id: &ModelId,
         tokens: &[u32],
     ) -> Result<LookupResponse, StorageError> {
-        match self.lookup(tenant, namespace, model_id, Query::Tokens(tokens.to_vec()), true).await {
+        let query = Query::Tokens(tokens.to_vec());
+        match self.lookups.lookup(&Lookup::new(tenant, namespace, model_id, query).fresh(true)).await {
             Err(StorageError::UnknownModel { .. }) => {
                 Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() })
             }
@@ -93,12 +120,12 @@ impl Storage {
     ) -> Result<(), StorageError> {
         let Question { tenant, request, .. } = question;
         let model_id = &request.model_id;
-        let spec = match self.model(tenant, model_id).await {
+        let spec = match self.catalog.model(tenant, model_id).await {
             Ok(spec) => spec,
             Err(StorageError::UnknownModel { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let (newest, earlier) = self.roots(tenant, &request.namespace, model_id).await?;
+        let (newest, earlier) = self.catalog.roots(tenant, &request.namespace, model_id).await?;
         for root in std::iter::once(newest).chain(earlier) {
             self.explain_under(root, &spec, question, causes).await?;
         }
@@ -125,14 +152,8 @@ impl Storage {
             block.map_or(0, |block| chain.tokens_through(block) as u64)
         };
         if spec.reuse == Reuse::Whole {
-            let walk = self.index.walk(
-                Scope::new(tenant, model_id),
-                root.as_bytes(),
-                chain.blocks(),
-                &|row: &crate::index::IndexRow| {
-                    !self.dead.contains(&(Scope::new(tenant, model_id), row.object_digest))
-                },
-            );
+            let scope = Scope::new(tenant, model_id);
+            let walk = self.reads.index().walk(scope, root.as_bytes(), chain.blocks());
             if walk.matched_blocks() > 0 {
                 let detail = "a prefix is stored, but this model's caches are thinned by looking ahead and match only \
                               as a whole; look up exactly what was stored";
@@ -142,7 +163,7 @@ impl Storage {
         }
         self.explain_refusals(question, &missing, tokens_of, causes);
         for (key, meta) in self.tombstones(tenant, model_id, &missing).await? {
-            let Some(reason) = self.removal_at(&meta.location).await? else { continue };
+            let Some(reason) = self.reads.tombstones().reason_at(&meta.location).await? else { continue };
             causes.push(Cause { tokens: tokens_of(&key.seq_hash), ..removed(reason, &key, &meta) });
         }
         for (key, meta) in self.waiting(tenant, model_id, &missing).await? {
@@ -168,7 +189,7 @@ impl Storage {
     ) {
         let scope = Scope::new(question.tenant, &question.request.model_id);
         for seq_hash in missing {
-            let Some(why) = self.refused.get(&(scope, *seq_hash)) else { continue };
+            let Some(why) = self.ingest.refusal(scope, *seq_hash) else { continue };
             causes.push(Cause {
                 detail: format!("it was sent and not taken: {why}"),
                 tokens: tokens_of(seq_hash),
@@ -186,12 +207,11 @@ impl Storage {
         model_id: &ModelId,
         missing: &HashSet<SeqHash>,
     ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StorageError> {
-        let prefix = self.store.layout.model_tombstones_prefix(tenant, model_id);
-        let mut listing = self.store.store.list(Some(&prefix)).take(limits::TRACES_LISTED_MAX);
-        let failed = StorageError::store("listing tombstones");
+        let prefix = self.bucket.layout().model_tombstones_prefix(tenant, model_id);
+        let mut listing = self.bucket.list(&prefix, "listing tombstones").take(limits::TRACES_LISTED_MAX);
         let mut found = Vec::new();
-        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
-            if let Some(Key::Tombstone(key)) = self.store.layout.parse(&meta.location)
+        while let Some((key, meta)) = listing.try_next().await? {
+            if let Key::Tombstone(key) = key
                 && missing.contains(&key.seq_hash)
             {
                 found.push((key, meta));
@@ -207,12 +227,11 @@ impl Storage {
         model_id: &ModelId,
         missing: &HashSet<SeqHash>,
     ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StorageError> {
-        let prefix = self.store.layout.uploads_prefix(tenant);
-        let mut listing = self.store.store.list(Some(&prefix)).take(limits::TRACES_LISTED_MAX);
-        let failed = StorageError::store("listing uploads");
+        let prefix = self.bucket.layout().uploads_prefix(tenant);
+        let mut listing = self.bucket.list(&prefix, "listing uploads").take(limits::TRACES_LISTED_MAX);
         let mut found = Vec::new();
-        while let Some(meta) = listing.try_next().await.map_err(&failed)? {
-            if let Some(Key::Upload(upload)) = self.store.layout.parse(&meta.location)
+        while let Some((key, meta)) = listing.try_next().await? {
+            if let Key::Upload(upload) = key
                 && upload.chunk.model_id == *model_id
                 && missing.contains(&upload.chunk.seq_hash)
             {
@@ -228,7 +247,7 @@ impl Storage {
         causes: &mut Vec<Cause>,
     ) -> Result<(), StorageError> {
         let Question { tenant, request, matched } = question;
-        let others = self.list_namespaces(tenant).await?;
+        let others = self.catalog.list_namespaces(tenant).await?;
         let others = others.into_iter().filter(|name| *name != request.namespace);
         for namespace in others.take(limits::NAMESPACES_COMPARED_MAX) {
             let found = self.found(tenant, &namespace, &request.model_id, &request.tokens).await?;
@@ -252,7 +271,8 @@ impl Storage {
         causes: &mut Vec<Cause>,
     ) -> Result<(), StorageError> {
         let Question { tenant, request, matched } = question;
-        for model_id in self.list_models(tenant).await? {
+        let models = self.catalog.list_models(tenant).await?;
+        for model_id in models.into_iter().take(limits::MODELS_COMPARED_MAX) {
             if model_id == request.model_id {
                 continue;
             }
@@ -261,7 +281,7 @@ impl Storage {
             if tokens <= *matched {
                 continue;
             }
-            let other = self.model(tenant, &model_id).await?;
+            let other = self.catalog.model(tenant, &model_id).await?;
             let differences = spec.map(|spec| differences(spec, &other)).unwrap_or_default();
             let fields: Vec<_> = differences.iter().map(|d| d.field.as_str()).collect();
             let detail = match fields.as_slice() {
@@ -279,18 +299,6 @@ impl Storage {
             causes.push(Cause { detail, tokens, model_id, differences, ..cause(MissReason::OtherModel) });
         }
         Ok(())
-    }
-
-    /// The models of a tenant, the first [`limits::MODELS_COMPARED_MAX`].
-    async fn list_models(&self, tenant: &Name) -> Result<Vec<ModelId>, StorageError> {
-        let prefix = self.store.layout.models_prefix(tenant);
-        let listed = self.store.store.list_with_delimiter(Some(&prefix)).await;
-        let listed = listed.map_err(StorageError::store("listing models"))?;
-        let ids = listed
-            .common_prefixes
-            .iter()
-            .filter_map(|folder| folder.parts().next_back().and_then(|part| part.as_ref().parse().ok()));
-        Ok(ids.take(limits::MODELS_COMPARED_MAX).collect())
     }
 }
 

@@ -157,7 +157,10 @@ impl ObjectReading {
                     FrameLocation::Started(receivers) => {
                         self.pending = receivers.into();
                         let Some((_, receiver)) = self.pending.pop_front() else {
-                            return Err(Arc::new(StorageError::broken_off("no fetch was started")));
+                            return Err(Arc::new(StorageError::own(
+                                "reading an object",
+                                "no fetch was started",
+                            )));
                         };
                         (received(receiver).await, false)
                     }

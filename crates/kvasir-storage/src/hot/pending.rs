@@ -34,6 +34,6 @@ pub(super) fn frame_channel() -> (oneshot::Sender<FrameResult>, FrameReceiver) {
 
 /// Waits for a frame's result.
 pub(super) async fn received(receiver: FrameReceiver) -> FrameResult {
-    let dropped = |_| Err(Arc::new(StorageError::broken_off("the task that read it ended")));
+    let dropped = |_| Err(Arc::new(StorageError::own("reading an object", "the task that read it ended")));
     receiver.await.unwrap_or_else(dropped)
 }

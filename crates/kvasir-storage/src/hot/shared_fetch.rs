@@ -109,7 +109,7 @@ impl SharedFetch {
         if self.pending.is_empty() {
             Ok(())
         } else {
-            Err(StorageError::broken_off("the store's answer ended early"))
+            Err(StorageError::own("reading an object", "the store's answer ended early"))
         }
     }
 }

@@ -25,6 +25,7 @@ mod memory;
 mod packed_lineage;
 mod placement;
 mod position;
+mod prefix_index;
 mod row;
 mod scope;
 mod sled_index;
@@ -34,6 +35,7 @@ mod walk;
 pub use database::{HotIndex, Visit};
 pub use hot::Index;
 pub use memory::MemoryIndex;
+pub(crate) use prefix_index::PrefixIndex;
 pub(crate) use row::prefer;
 #[cfg(test)]
 pub(crate) use row::tests as tests_support;

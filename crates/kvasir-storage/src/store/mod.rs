@@ -5,10 +5,12 @@
 
 mod body;
 mod breaker;
+mod bucket;
 mod budget;
 mod concurrency_limit;
 mod config;
 mod error_class;
+mod object_read;
 mod open_store;
 mod probe;
 mod request_executor;
@@ -17,10 +19,11 @@ mod s3;
 mod unfinished;
 mod upload;
 
-pub(crate) use self::resilient::once;
+pub(crate) use self::{bucket::Bucket, resilient::once};
 pub use self::{
     config::{OpenError, StoreConfig, StoreKind},
     error_class::CallError,
+    object_read::{ByteRange, ObjectRead},
     open_store::OpenStore,
     probe::StoreAbilities,
     resilient::ResilientStore,

@@ -25,24 +25,16 @@ use crate::{
 /// An open store.
 #[derive(Debug, Clone)]
 pub struct OpenStore {
-    /// The store, with its decorators.
-    pub store: Arc<dyn ObjectStore>,
-    /// Its keys.
-    pub layout: Layout,
-    /// Its backend.
-    pub kind: StoreKind,
-    /// Tells one store from another: an index of one is no index of the other.
-    pub identity: [u8; 32],
-    /// Signs URLs, where the backend has such.
-    pub presigner: Option<Presigner>,
-    /// Keys of tenants whose objects are sealed.
-    pub keys: Option<Arc<dyn KeyService>>,
-    /// Where it is, if it is a directory.
-    pub directory: Option<PathBuf>,
-    /// Uploads in parts that nobody finished, where the backend has such.
-    pub unfinished: Option<UnfinishedUploads>,
+    objects: Arc<dyn ObjectStore>,
+    layout: Layout,
+    kind: StoreKind,
+    identity: [u8; 32],
+    presigner: Option<Presigner>,
+    keys: Option<Arc<dyn KeyService>>,
+    directory: Option<PathBuf>,
+    unfinished: Option<UnfinishedUploads>,
     /// Set once the store was found to refuse conditional creates altogether: they are made without the condition.
-    pub(crate) plain_creates: Arc<AtomicBool>,
+    pub(super) plain_creates: Arc<AtomicBool>,
     /// The store's time at a moment of this process, once it was probed.
     pub(super) probed_at: Arc<OnceLock<(i64, Instant)>>,
 }
@@ -83,8 +75,48 @@ impl OpenStore {
     /// Seals chunk objects of the tenants that `keys` has a key for. They have no direct path: clients hold no keys.
     #[must_use]
     pub fn sealed(self, keys: Arc<dyn KeyService>) -> Self {
-        let store = SealedStore::new(Arc::clone(&self.store), self.layout.clone(), Arc::clone(&keys));
-        Self { store: Arc::new(store), keys: Some(keys), ..self }
+        let objects = SealedStore::new(Arc::clone(&self.objects), self.layout.clone(), Arc::clone(&keys));
+        Self { objects: Arc::new(objects), keys: Some(keys), ..self }
+    }
+
+    /// Its objects, through all decorators.
+    pub fn objects(&self) -> &Arc<dyn ObjectStore> {
+        &self.objects
+    }
+
+    /// Its keys.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Its backend.
+    pub fn kind(&self) -> StoreKind {
+        self.kind
+    }
+
+    /// Tells one store from another: an index of one is no index of the other.
+    pub fn identity(&self) -> [u8; 32] {
+        self.identity
+    }
+
+    /// Signs URLs, where the backend has such.
+    pub fn presigner(&self) -> Option<&Presigner> {
+        self.presigner.as_ref()
+    }
+
+    /// Keys of tenants whose objects are sealed.
+    pub fn keys(&self) -> Option<&Arc<dyn KeyService>> {
+        self.keys.as_ref()
+    }
+
+    /// Where it is, if it is a directory.
+    pub fn directory(&self) -> Option<&PathBuf> {
+        self.directory.as_ref()
+    }
+
+    /// Uploads in parts that nobody finished, where the backend has such.
+    pub fn unfinished(&self) -> Option<&UnfinishedUploads> {
+        self.unfinished.as_ref()
     }
 
     /// Whether chunk objects of `tenant` are sealed.
@@ -114,7 +146,7 @@ impl OpenStore {
         let resilient = ResilientStore::new(observed, config, ordered, observer);
         let plain_creates = resilient.plain_creates();
         Self {
-            store: Arc::new(resilient),
+            objects: Arc::new(resilient),
             layout: Layout::new(root),
             kind,
             identity: *blake3::hash(identity.as_bytes()).as_bytes(),
@@ -144,7 +176,7 @@ mod tests {
         for url in ["memory://", &format!("file://{}/new", directory.path().display())] {
             let store = open(url).expect("opens");
             assert!(store.probe().await.expect("probes").conditional_create, "{url}");
-            let left = futures::TryStreamExt::try_collect::<Vec<_>>(store.store.list(None)).await;
+            let left = futures::TryStreamExt::try_collect::<Vec<_>>(store.objects().list(None)).await;
             assert_eq!(left.expect("lists"), vec![]);
         }
     }

@@ -29,7 +29,7 @@ impl OpenStore {
     /// # Errors
     /// The store's own error when it cannot be reached, read and written.
     pub async fn probe(&self) -> Result<StoreAbilities> {
-        let path = || self.layout.path(&Key::Probe(Uuid::new_v4()));
+        let path = || self.layout().path(&Key::Probe(Uuid::new_v4()));
         let (after, race) = (path(), path());
         let mut sequential = Vec::new();
         for n in 0..2 {
@@ -46,7 +46,7 @@ impl OpenStore {
     /// Whether the store let the n-th create through.
     async fn create(&self, path: &Path, n: usize) -> Result<bool> {
         let payload = PutPayload::from(content(n));
-        match self.store.put_opts(path, payload, PutMode::Create.into()).await {
+        match self.objects().put_opts(path, payload, PutMode::Create.into()).await {
             Ok(_) => Ok(true),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
             Err(error) => Err(error),
@@ -55,10 +55,10 @@ impl OpenStore {
 
     /// Whether exactly one create went through and its bytes are there. Leaves nothing behind.
     async fn won(&self, path: &Path, created: &[bool]) -> Result<bool> {
-        let found = self.store.get(path).await?;
+        let found = self.objects().get(path).await?;
         let _ = self.probed_at.set((found.meta.last_modified.timestamp_millis(), Instant::now()));
         let left = found.bytes().await?;
-        self.store.delete(path).await?;
+        self.objects().delete(path).await?;
         let mut winners = created.iter().enumerate().filter(|(_, won)| **won).map(|(n, _)| n);
         let first = winners.next();
         Ok(first.is_some_and(|n| left == content(n)) && winners.next().is_none())
@@ -69,9 +69,9 @@ impl OpenStore {
     /// # Errors
     /// When the store cannot be reached by the URLs we sign.
     pub async fn probe_direct(&self) -> Result<()> {
-        let Some(presigner) = &self.presigner else { return Ok(()) };
-        let path = self.layout.path(&Key::Probe(Uuid::new_v4()));
-        let probing = presigner.probe(&*self.store, &path);
+        let Some(presigner) = self.presigner() else { return Ok(()) };
+        let path = self.layout().path(&Key::Probe(Uuid::new_v4()));
+        let probing = presigner.probe(&**self.objects(), &path);
         let late = |_| Error::Generic { store: "presigned URL", source: "no answer".into() };
         tokio::time::timeout(limits::DIRECT_PROBE_TIME, probing).await.map_err(late)?.map(|_| ())
     }

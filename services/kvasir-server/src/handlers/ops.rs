@@ -29,8 +29,8 @@ pub(crate) async fn readyz(State(state): State<AppState>) -> Result<&'static str
 pub(crate) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
     if let Some(storage) = state.ready_storage() {
         state.metrics().index(storage.index().len(), storage.index().replaced());
-        state.metrics().upload_memory(storage.upload_memory().used());
-        if let Some(hot) = storage.hot() {
+        state.metrics().upload_memory(storage.ingest().upload_memory().used());
+        if let Some(hot) = storage.tier() {
             state.metrics().hot().refresh(hot);
         }
     }

@@ -14,7 +14,7 @@ pub(super) async fn storage(config: &Config, index: Option<Index>) -> CliResult<
         Some(index) => index,
         None => {
             let directory = config.cache.directory.clone();
-            Index::sled(directory, store.identity, config.cache.index_memory_bytes).map_err(|error| {
+            Index::sled(directory, store.identity(), config.cache.index_memory_bytes).map_err(|error| {
                 let advice =
                     "Stop the service that uses this directory first, or name another: --cache.directory.";
                 CliError::new(Exit::Unavailable, error, advice)
@@ -22,5 +22,5 @@ pub(super) async fn storage(config: &Config, index: Option<Index>) -> CliResult<
         }
     };
     let abilities = store.probe().await.map_err(CliError::unavailable)?;
-    Ok(Storage::new(store, abilities, index, config.storage.clone()))
+    Ok(Storage::new(store, abilities, index, config.storage.clone(), None))
 }

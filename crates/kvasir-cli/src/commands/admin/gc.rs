@@ -82,10 +82,11 @@ fn collect_directly(arguments: &GcArguments) -> CliResult {
     let report = runtime()?.block_on(async {
         // What a service's index knows of siblings comes from the journal here.
         let storage = storage(&config, Some(Index::memory())).await?;
-        storage.journal_replay().await.map_err(CliError::unavailable)?;
+        storage.changes().journal_replay().await.map_err(CliError::unavailable)?;
         let progress = |now: &GcReport| step.count(&format!("{} objects, {}", now.objects, bytes(now.bytes)));
-        let report = storage.collect_garbage(&policy, progress).await.map_err(CliError::unavailable)?;
-        storage.journal_append().await.map_err(CliError::unavailable)?;
+        let report =
+            storage.lifecycle().collect_garbage(&policy, progress).await.map_err(CliError::unavailable)?;
+        storage.changes().journal_append().await.map_err(CliError::unavailable)?;
         Ok::<_, CliError>(report)
     })?;
     if !report.led {

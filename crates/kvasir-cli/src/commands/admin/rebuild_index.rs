@@ -36,13 +36,13 @@ pub(crate) fn run(arguments: &RebuildIndexArguments) -> CliResult {
         let storage = storage(&config, None).await?;
         storage.index().clear();
         if arguments.journal {
-            storage.journal_replay().await.map_err(CliError::unavailable)?;
+            storage.changes().journal_replay().await.map_err(CliError::unavailable)?;
             storage.index().flush();
             let indexed = storage.index().len();
             return Ok(RebuildProgress { objects: indexed, indexed, failed: 0 });
         }
         let progress = |p: RebuildProgress| step.count(&format!("{} objects", p.objects));
-        storage.rebuild_index(progress).await.map_err(CliError::unavailable)
+        storage.lifecycle().rebuild_index(progress).await.map_err(CliError::unavailable)
     })?;
     let RebuildProgress { objects, indexed, failed } = done;
     let seconds = started.elapsed().as_secs_f64();

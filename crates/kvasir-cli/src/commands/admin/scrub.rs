@@ -86,8 +86,12 @@ fn scrub_directly(arguments: &ScrubArguments) -> CliResult {
             step.count(&format!("{} objects, {}, {wrong} wrong", now.objects, bytes(now.bytes)));
         };
         let rate = config.scrub.bytes_per_second;
-        let report = storage.scrub(rate, arguments.dry_run, progress).await.map_err(CliError::unavailable)?;
-        storage.journal_append().await.map_err(CliError::unavailable)?;
+        let report = storage
+            .lifecycle()
+            .scrub(rate, arguments.dry_run, progress)
+            .await
+            .map_err(CliError::unavailable)?;
+        storage.changes().journal_append().await.map_err(CliError::unavailable)?;
         Ok::<_, CliError>(report)
     })?;
     let ScrubReport { objects, bytes: read, quarantined, unread, misread } = report;

@@ -222,8 +222,8 @@ impl KvClient {
         }
         let (object, encode) = tokio::task::spawn_blocking(move || job.run()).await??;
         let started = Instant::now();
-        let stored =
-            self.client.put_chunk_paced(&self.model_id, &hash, object.into(), pacer.as_ref()).await?;
+        let (namespace, pacer) = (Some(&self.namespace), pacer.as_ref());
+        let stored = self.client.put_chunk_of(namespace, &self.model_id, &hash, object.into(), pacer).await?;
         if stored.seq_hash != hash {
             return Err(ClientError::protocol("it acknowledged another chunk than the one that was sent"));
         }

@@ -124,7 +124,7 @@ impl Store {
                 let mut parts: Vec<Result<_, StorageError>> = all.chunks(60_000).map(part).collect();
                 if fails {
                     parts.truncate(parts.len() / 2);
-                    parts.push(Err(StorageError::broken_off("a test")));
+                    parts.push(Err(StorageError::own("reading an object", "a test")));
                 }
                 Ok(stream::iter(parts).boxed())
             }

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_MAX, LEVELS_MAX, ObjectDigest, ProfileHash, SeqHash};
+use kvasir_container::Head;
+use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_MAX, LEVELS_MAX, Level, ObjectDigest, ProfileHash, SeqHash};
 
 use super::{
     IndexError,
@@ -63,6 +64,27 @@ pub(super) struct Decoded<'a> {
 }
 
 impl IndexEntry {
+    /// Of a verified head.
+    pub(crate) fn of_head(head: &Head, object_digest: ObjectDigest) -> Self {
+        let header = &head.header;
+        let levels = (0..header.level_count).map(Level);
+        Self {
+            parent_hash: header.parent_hash,
+            blocks: Self::short_blocks(head.block_hashes.iter().map(|hash| &hash[..])),
+            row: Arc::new(IndexRow {
+                seq_hash: header.seq_hash,
+                object_digest,
+                profile_hash: header.profile_hash,
+                first_position: header.first_position,
+                token_count: header.token_count,
+                kl_beneath: header.kl_beneath,
+                head_bytes: u32::try_from(header.head_bytes()).unwrap_or(u32::MAX),
+                object_bytes: header.object_bytes(),
+                level_bytes: levels.filter_map(|level| head.level_bytes(level)).collect(),
+            }),
+        }
+    }
+
     /// Cuts full block hashes, or the container's 8-byte ones, to the index's length.
     pub fn short_blocks<'a>(hashes: impl IntoIterator<Item = &'a [u8]>) -> Vec<[u8; BLOCK_BYTES]> {
         hashes.into_iter().map(short).collect()

@@ -21,7 +21,7 @@ pub(in crate::handlers) async fn usage(
     principal: Principal,
 ) -> Result<Json<UsageResponse>, ApiError> {
     let quota = state.authenticator().quota(&principal.tenant).stored();
-    let usage = state.storage()?.usage(&principal.tenant).await?;
+    let usage = state.storage()?.changes().usage(&principal.tenant).await?;
     Ok(Json(UsageResponse { stored_objects_max: quota.objects, stored_bytes_max: quota.bytes, ..usage }))
 }
 

@@ -8,7 +8,9 @@ use axum::{
     response::Response,
 };
 use kvasir_api::{ChunkQuery, MEDIA_CHUNK, ObjectUrl, StoredChunk, routes};
-use kvasir_storage::{ByteRange, ObjectRead, Selection, StorageError, hot::RequestHint, layout::ChunkKey};
+use kvasir_storage::{
+    ByteRange, ObjectRead, PutChunk, Selection, StorageError, hot::RequestHint, layout::ChunkKey,
+};
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 
 use super::{body, conditional, hint, path::id, selection};
@@ -31,10 +33,16 @@ pub(in crate::handlers) async fn put(
     let storage = state.storage()?;
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
-    let hint = hint::parse(&headers)?;
+    let put = PutChunk {
+        tenant: principal.tenant.clone(),
+        model_id,
+        seq_hash,
+        namespace: hint::namespace(&headers)?,
+        hint: hint::parse(&headers)?,
+    };
     let _reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
     let mut upload = body::upload(&state, request_body);
-    match storage.put_chunk_for(&principal.tenant, &model_id, &seq_hash, &mut upload, hint).await {
+    match storage.ingest().put_chunk(put, &mut upload).await {
         Ok(stored) => {
             state.metrics().stored(stored.created, stored.bytes);
             Ok(body::created_or_ok(stored.created, stored))
@@ -62,7 +70,7 @@ pub(in crate::handlers) async fn get_preferred(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
-    let key = state.storage()?.preferred(&principal.tenant, &model_id, &seq_hash).await?;
+    let key = state.storage()?.reads().preferred(&principal.tenant, &model_id, &seq_hash).await?;
     answer(&state, &key, selection::parse(query)?, &method, &headers).await
 }
 
@@ -97,7 +105,7 @@ pub(in crate::handlers) async fn delete(
     Path((model_id, seq_hash)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
-    state.storage()?.remove_chunk(&principal.tenant, &model_id, &seq_hash).await?;
+    state.storage()?.lifecycle().remove_chunk(&principal.tenant, &model_id, &seq_hash).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -112,7 +120,7 @@ pub(in crate::handlers) async fn delete_object(
     principal: Principal,
     Path(names): Path<(String, String, String)>,
 ) -> Result<StatusCode, ApiError> {
-    state.storage()?.remove(&object_key(&principal, &names)?).await?;
+    state.storage()?.lifecycle().remove(&object_key(&principal, &names)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -128,7 +136,7 @@ pub(in crate::handlers) async fn url(
     Path(names): Path<(String, String, String)>,
 ) -> Result<Json<ObjectUrl>, ApiError> {
     let storage = state.storage()?;
-    let (url, expires_in_s) = storage.object_url(&object_key(&principal, &names)?).await?;
+    let (url, expires_in_s) = storage.direct_reads().object_url(&object_key(&principal, &names)?).await?;
     Ok(Json(ObjectUrl { url, expires_in_s }))
 }
 
@@ -189,20 +197,20 @@ async fn open(
 ) -> Result<ObjectRead, ApiError> {
     let storage = state.storage()?;
     if selection.is_scattered() {
-        return Ok(storage.read_selection(key, selection, range, hint).await?);
+        return Ok(storage.reads().read_selection(key, selection, range, hint).await?);
     }
     let length = match selection.level {
-        Some(level) => Some(storage.level_bytes(key, level).await?),
-        None if method == Method::HEAD => Some(storage.object_bytes(key).await?),
+        Some(level) => Some(storage.reads().level_bytes(key, level).await?),
+        None if method == Method::HEAD => Some(storage.reads().object_bytes(key).await?),
         None => None,
     };
-    let Some(length) = length else { return Ok(storage.read_for(key, range, hint).await?) };
+    let Some(length) = length else { return Ok(storage.reads().read(key, range, hint).await?) };
     let within = range.resolve(length).ok_or(StorageError::Range { object_bytes: length })?;
     if method == Method::HEAD {
         return Ok(ObjectRead::empty(within, length));
     }
     let range = ByteRange::Bounded(within.start, within.end.saturating_sub(1));
-    let read = storage.read_for(key, range, hint).await?;
+    let read = storage.reads().read(key, range, hint).await?;
     Ok(ObjectRead { object_bytes: length, ..read })
 }
 

@@ -22,10 +22,10 @@ pub(in crate::handlers) async fn get(
         chunk_bytes_max: storage.settings().chunk_bytes_max,
         lookup_tokens_max: LOOKUP_TOKENS_MAX as u64,
         store: StoreCapabilities {
-            kind: storage.store().kind.as_str().to_owned(),
+            kind: storage.store().kind().as_str().to_owned(),
             conditional_create: storage.abilities().conditional_create,
-            direct: storage.is_direct(&principal.tenant),
-            checksums: storage.has_checksums(),
+            direct: storage.direct_reads().is_direct(&principal.tenant),
+            checksums: storage.direct_reads().has_checksums(),
         },
     }))
 }

@@ -28,7 +28,7 @@ pub(in crate::handlers) async fn create(
 ) -> Result<(StatusCode, Json<Context>), ApiError> {
     let request: ContextRequest = body::json(request_body).await?;
     let _reservation = quota_reservation::reserve(&state, &principal, 0).await?;
-    let context = state.storage()?.create_context(&principal.tenant, request).await?;
+    let context = state.storage()?.contexts().create(&principal.tenant, request).await?;
     Ok((StatusCode::CREATED, Json(context)))
 }
 
@@ -44,7 +44,7 @@ pub(in crate::handlers) async fn list(
     let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
     let labels = labels(query.labels.as_deref().unwrap_or_default())?;
     let limit = query.limit.unwrap_or(PAGE);
-    Ok(Json(state.storage()?.list_contexts(&principal.tenant, &labels, limit, query.after).await?))
+    Ok(Json(state.storage()?.contexts().list(&principal.tenant, &labels, limit, query.after).await?))
 }
 
 fn labels(text: &str) -> Result<Labels, ApiError> {
@@ -68,7 +68,7 @@ pub(in crate::handlers) async fn get(
 ) -> Result<Json<Context>, ApiError> {
     let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
     let context_id = id("context_id", &context_id)?;
-    Ok(Json(state.storage()?.context(&principal.tenant, context_id, query.version).await?))
+    Ok(Json(state.storage()?.contexts().get(&principal.tenant, context_id, query.version).await?))
 }
 
 /// Writes a context's next version: other chunks, labels, life or pin.
@@ -84,7 +84,7 @@ pub(in crate::handlers) async fn change(
 ) -> Result<Json<Context>, ApiError> {
     let context_id = id("context_id", &context_id)?;
     let change: ContextChange = body::json(request_body).await?;
-    Ok(Json(state.storage()?.change_context(&principal.tenant, context_id, change).await?))
+    Ok(Json(state.storage()?.contexts().update(&principal.tenant, context_id, change).await?))
 }
 
 /// Deletes a context and its pin. Its chunks stay.
@@ -97,7 +97,7 @@ pub(in crate::handlers) async fn delete(
     Path(context_id): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let context_id = id("context_id", &context_id)?;
-    state.storage()?.delete_context(&principal.tenant, context_id).await?;
+    state.storage()?.contexts().delete(&principal.tenant, context_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -111,6 +111,6 @@ pub(in crate::handlers) async fn versions(
     Path(context_id): Path<String>,
 ) -> Result<Json<ContextVersions>, ApiError> {
     let context_id = id("context_id", &context_id)?;
-    let versions = state.storage()?.context_versions(&principal.tenant, context_id).await?;
+    let versions = state.storage()?.contexts().versions(&principal.tenant, context_id).await?;
     Ok(Json(ContextVersions { versions }))
 }

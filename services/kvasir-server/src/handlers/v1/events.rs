@@ -78,11 +78,11 @@ pub(in crate::handlers) async fn stream(
     let filter = EventFilter::new(principal, &query)?;
     let header = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let last = header.filter(|id| !id.is_empty()).or(query.after);
-    let log = storage.events();
+    let log = storage.changes().events();
     let (position, batch) = match last.as_deref().map(|id| log.after(id)) {
         None => (log.end(), VecDeque::new()),
         Some(Some(position)) => (position, VecDeque::new()),
-        Some(None) => (log.end(), VecDeque::from([storage.cleared_event(&filter.tenant)])),
+        Some(None) => (log.end(), VecDeque::from([storage.changes().cleared_event(&filter.tenant)])),
     };
     let changes = log.changes();
     state.metrics().api().event_reader(1);
@@ -109,7 +109,7 @@ impl EventReader {
             }
             // Before the look: a change in between wakes the wait.
             self.changes.borrow_and_update();
-            match self.storage.events().read(&mut self.position) {
+            match self.storage.changes().events().read(&mut self.position) {
                 Portion::Events(events) if events.is_empty() => {
                     let _ = tokio::time::timeout(limits::EVENTS_TICK, self.changes.changed()).await;
                     self.is_over = self.state.is_draining();

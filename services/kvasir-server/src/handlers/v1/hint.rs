@@ -1,8 +1,9 @@
 //! What a caller says of the request that it serves.
 
 use axum::http::HeaderMap;
-use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN};
+use kvasir_api::{HEADER_NAMESPACE, HEADER_REQUEST_TYPE, HEADER_TURN};
 use kvasir_storage::hot::RequestHint;
+use kvasir_types::Name;
 
 use crate::api_error::ApiError;
 
@@ -11,10 +12,7 @@ use crate::api_error::ApiError;
 /// # Errors
 /// `bad_request` for a type that is no name, and a turn that is no number from 1.
 pub(super) fn parse(headers: &HeaderMap) -> Result<RequestHint, ApiError> {
-    let kind = match text(headers, HEADER_REQUEST_TYPE)? {
-        Some(text) => Some(text.parse().map_err(|e| wrong(HEADER_REQUEST_TYPE, &format!("{e}")))?),
-        None => None,
-    };
+    let kind = name(headers, HEADER_REQUEST_TYPE)?;
     let turn = match text(headers, HEADER_TURN)? {
         Some(text) => match text.parse() {
             Ok(turn @ 1..) => Some(turn),
@@ -23,6 +21,19 @@ pub(super) fn parse(headers: &HeaderMap) -> Result<RequestHint, ApiError> {
         None => None,
     };
     Ok(RequestHint { kind, turn })
+}
+
+/// The namespace that a writer names.
+///
+/// # Errors
+/// `bad_request` for one that is no name.
+pub(super) fn namespace(headers: &HeaderMap) -> Result<Option<Name>, ApiError> {
+    name(headers, HEADER_NAMESPACE)
+}
+
+fn name(headers: &HeaderMap, header: &'static str) -> Result<Option<Name>, ApiError> {
+    let parsed = text(headers, header)?.map(str::parse);
+    parsed.transpose().map_err(|e| wrong(header, &format!("{e}")))
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, ApiError> {

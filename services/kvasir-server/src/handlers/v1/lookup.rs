@@ -9,7 +9,7 @@ use axum::{
 use kvasir_api::{
     LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, MEDIA_TOKENS, routes,
 };
-use kvasir_storage::{Query, layout::ChunkKey};
+use kvasir_storage::{Lookup, Query, layout::ChunkKey};
 use kvasir_types::BLOCK_TOKENS;
 
 use super::{body, hint};
@@ -34,7 +34,8 @@ pub(in crate::handlers) async fn post(
         (target, Query::Tokens(read_binary_tokens(request_body).await?))
     } else {
         let request: LookupRequest = body::json(request_body).await?;
-        let LookupRequest { model_id, namespace, fresh, direct, .. } = request.clone();
+        let (model_id, namespace) = (request.model_id, request.namespace.clone());
+        let (fresh, direct) = (request.fresh, request.direct);
         (LookupQuery { model_id, namespace, fresh, direct }, query_from_json(request)?)
     };
     let asked = match &query {
@@ -45,15 +46,14 @@ pub(in crate::handlers) async fn post(
     };
     let LookupQuery { model_id, namespace, fresh, direct } = target;
     let storage = state.storage()?;
-    let mut found = storage
-        .lookup_for(&principal.tenant, &namespace, &model_id, query, fresh, &hint::parse(&headers)?)
-        .await?;
+    let (tenant, hint) = (principal.tenant.clone(), hint::parse(&headers)?);
+    let mut found = storage.lookup(&Lookup { tenant, namespace, model_id, query, fresh, hint }).await?;
     if direct {
         for chunk in &mut found.chunks {
             let (tenant, seq_hash, object_digest) =
                 (principal.tenant.clone(), chunk.seq_hash, chunk.object_digest);
             let key = ChunkKey { tenant, model_id, seq_hash, object_digest };
-            chunk.via = storage.via(&key, true).await;
+            chunk.via = storage.direct_reads().via(&key, true).await;
         }
     }
     state.metrics().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);

@@ -25,10 +25,10 @@ pub(in crate::handlers) async fn register(
     // Readers say which model they have; a new one is for writers to bring.
     if principal.role < Role::Write {
         let model_id = spec.model_id();
-        state.storage()?.model(&principal.tenant, &model_id).await?;
+        state.storage()?.catalog().model(&principal.tenant, &model_id).await?;
         return Ok(body::created_or_ok(false, RegisteredModel { model_id, created: false }));
     }
-    let registered = state.storage()?.register_model(&principal.tenant, spec).await?;
+    let registered = state.storage()?.catalog().register_model(&principal.tenant, spec).await?;
     Ok(body::created_or_ok(registered.created, registered))
 }
 
@@ -42,6 +42,6 @@ pub(in crate::handlers) async fn get(
     Path(model_id): Path<String>,
 ) -> Result<Json<ModelSpec>, ApiError> {
     let model_id = id("model_id", &model_id)?;
-    let spec = state.storage()?.model(&principal.tenant, &model_id).await?;
+    let spec = state.storage()?.catalog().model(&principal.tenant, &model_id).await?;
     Ok(Json(ModelSpec::clone(&spec)))
 }

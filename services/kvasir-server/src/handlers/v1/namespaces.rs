@@ -18,7 +18,7 @@ pub(in crate::handlers) async fn post(
     request_body: Body,
 ) -> Result<Json<NamespaceResponse>, ApiError> {
     let NamespaceRequest { namespace, model_id } = body::json(request_body).await?;
-    let root = state.storage()?.open_namespace(&principal.tenant, &namespace, &model_id).await?;
+    let root = state.storage()?.catalog().open_namespace(&principal.tenant, &namespace, &model_id).await?;
     Ok(Json(NamespaceResponse { root }))
 }
 
@@ -39,7 +39,9 @@ pub(in crate::handlers) async fn rotate(
         return Err(ApiError::bad_request(format!("keep_s is {keep}, at most {most} (ten years) is taken")));
     }
     let storage = state.storage()?;
-    let root =
-        storage.rotate_namespace(&principal.tenant, &namespace, &model_id, Duration::from_secs(keep)).await?;
+    let root = storage
+        .catalog()
+        .rotate_namespace(&principal.tenant, &namespace, &model_id, Duration::from_secs(keep))
+        .await?;
     Ok(Json(NamespaceResponse { root }))
 }

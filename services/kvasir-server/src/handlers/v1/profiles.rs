@@ -23,7 +23,7 @@ pub(in crate::handlers) async fn list(
     Path(model_id): Path<String>,
 ) -> Result<Json<ProfileList>, ApiError> {
     let model_id = id("model_id", &model_id)?;
-    Ok(Json(state.storage()?.list_profiles(&principal.tenant, &model_id).await?))
+    Ok(Json(state.storage()?.catalog().list_profiles(&principal.tenant, &model_id).await?))
 }
 
 /// Stores a profile under the hash of its bytes. Idempotent.
@@ -45,7 +45,7 @@ pub(in crate::handlers) async fn put(
     body::check_length(&headers, storage.settings().profile_bytes_max)?;
     let _reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
     let mut upload = body::upload(&state, request_body);
-    match storage.put_profile(&principal.tenant, &model_id, &profile_hash, &mut upload).await {
+    match storage.ingest().put_profile(&principal.tenant, &model_id, &profile_hash, &mut upload).await {
         Ok((created, bytes)) => Ok(body::created_or_ok(created, ProfileInfo { profile_hash, bytes })),
         Err(error) => {
             body::drain(upload).await;
@@ -65,7 +65,7 @@ pub(in crate::handlers) async fn get(
     Path((model_id, profile_hash)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let (model_id, profile_hash) = (id("model_id", &model_id)?, id("profile_hash", &profile_hash)?);
-    let read = state.storage()?.read_profile(&principal.tenant, &model_id, &profile_hash).await?;
+    let read = state.storage()?.catalog().read_profile(&principal.tenant, &model_id, &profile_hash).await?;
     let length = read.object_bytes;
     let mut response = Response::new(body::download(&state, read));
     let headers = response.headers_mut();

@@ -23,7 +23,7 @@ pub(in crate::handlers) async fn announce(
 ) -> Result<(StatusCode, Json<UploadTicket>), ApiError> {
     let request: UploadRequest = body::json(request_body).await?;
     let _reservation = quota_reservation::reserve(&state, &principal, request.bytes).await?;
-    let ticket = state.storage()?.announce_upload(&principal.tenant, &request).await?;
+    let ticket = state.storage()?.direct_uploads().announce_upload(&principal.tenant, &request).await?;
     Ok((StatusCode::CREATED, Json(ticket)))
 }
 
@@ -39,7 +39,7 @@ pub(in crate::handlers) async fn commit(
 ) -> Result<Response, ApiError> {
     let upload_id = id("upload_id", &upload_id)?;
     let _reservation = quota_reservation::reserve_commit(&state, &principal, upload_id).await?;
-    let stored = state.storage()?.commit_upload(&principal.tenant, upload_id).await?;
+    let stored = state.storage()?.direct_uploads().commit_upload(&principal.tenant, upload_id).await?;
     state.metrics().stored(stored.created, stored.bytes);
     Ok(body::created_or_ok(stored.created, stored))
 }

@@ -1,0 +1,47 @@
+//! What a tenant has beside chunks: models, profiles, namespaces, and the salts at which their chains start.
+
+mod models;
+mod namespaces;
+mod recompute;
+mod salt_rotation;
+mod salts;
+
+use std::{sync::Arc, time::Duration};
+
+use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash};
+
+use self::salt_rotation::CachedRotations;
+pub(crate) use self::salts::Salt;
+pub use self::salts::salt_record;
+use crate::{cache::BoundedMap, index::Scope, limits, store::Bucket};
+
+/// Models, profiles, namespaces and salts: read from the bucket, and remembered.
+#[derive(Debug)]
+pub struct Catalog {
+    bucket: Arc<Bucket>,
+    models: BoundedMap<(Name, ModelId), Arc<ModelSpec>>,
+    profiles: BoundedMap<(Scope, ProfileHash), ()>,
+    salts: BoundedMap<Name, Salt>,
+    salt_rotations: BoundedMap<(Name, Name), CachedRotations>,
+    /// Age at which the salts of a namespace are looked at again.
+    salt_rotations_fresh: Duration,
+    /// Namespaces that the bucket has a record of.
+    registered: BoundedMap<(Name, Name), ()>,
+    /// Namespaces by the hashes that are known to be in them: their roots, and chunks that follow one.
+    labels: BoundedMap<(Scope, [u8; 32]), Name>,
+}
+
+impl Catalog {
+    pub(crate) fn new(bucket: Arc<Bucket>, salt_rotations_fresh: Duration) -> Self {
+        Self {
+            bucket,
+            models: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            profiles: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            salts: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            salt_rotations: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            salt_rotations_fresh,
+            registered: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            labels: BoundedMap::new(limits::LINEAGE_MAX, None),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Models and profiles: immutable, named by their content.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt, future};
+use kvasir_api::{ProfileInfo, ProfileList, RegisteredModel};
+use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash};
+use object_store::GetOptions;
+
+use super::Catalog;
+use crate::{StorageError, index::Scope, layout::Key, limits, store::ObjectRead, transitions::Transition};
+
+impl Catalog {
+    /// Registers a model. Idempotent.
+    ///
+    /// # Errors
+    /// [`StorageError::InvalidSpec`], [`Store`](StorageError::Store).
+    pub async fn register_model(
+        &self,
+        tenant: &Name,
+        spec: ModelSpec,
+    ) -> Result<RegisteredModel, StorageError> {
+        spec.validate()?;
+        let model_id = spec.model_id();
+        let path = self.bucket.path(&Key::Spec { tenant: tenant.clone(), model_id });
+        let json = serde_json::to_vec_pretty(&spec)
+            .map_err(|e| StorageError::Damaged { what: "a model spec", reason: e.to_string() })?;
+        let created = match self.model(tenant, &model_id).await {
+            Ok(_) => false,
+            // Two spellings of one spec have one id: whichever is there says the same.
+            Err(StorageError::UnknownModel { .. }) => {
+                self.bucket.create(&path, json.into(), "storing a model spec").await?
+            }
+            Err(error) => return Err(error),
+        };
+        if created {
+            self.bucket.reached(Transition::SpecWritten);
+        }
+        self.models.insert((tenant.clone(), model_id), Arc::new(spec));
+        Ok(RegisteredModel { model_id, created })
+    }
+
+    /// A registered model.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownModel`], [`Store`](StorageError::Store), [`Damaged`](StorageError::Damaged).
+    pub async fn model(&self, tenant: &Name, model_id: &ModelId) -> Result<Arc<ModelSpec>, StorageError> {
+        let key = (tenant.clone(), *model_id);
+        if let Some(spec) = self.models.get(&key) {
+            return Ok(spec);
+        }
+        let path = self.bucket.path(&Key::Spec { tenant: tenant.clone(), model_id: *model_id });
+        let json = self.bucket.get(&path, "reading a model spec").await?;
+        let json = json.ok_or(StorageError::UnknownModel { model_id: *model_id })?;
+        let damaged = |reason: String| StorageError::Damaged { what: "a model spec", reason };
+        let spec: ModelSpec = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
+        if spec.model_id() != *model_id {
+            return Err(damaged(format!("it is of {}", spec.model_id())));
+        }
+        let spec = Arc::new(spec);
+        self.models.insert(key, Arc::clone(&spec));
+        Ok(spec)
+    }
+
+    /// Opens a profile for reading.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownProfile`], [`Store`](StorageError::Store).
+    pub async fn read_profile(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        profile_hash: &ProfileHash,
+    ) -> Result<ObjectRead, StorageError> {
+        let path = self.profile_path(tenant, model_id, profile_hash);
+        let found = self.bucket.open_object(&path, GetOptions::default(), "reading a profile").await?;
+        let unknown = StorageError::UnknownProfile { model_id: *model_id, profile_hash: *profile_hash };
+        found.map(ObjectRead::whole).ok_or(unknown)
+    }
+
+    /// A model's profiles, by hash.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownModel`], [`Store`](StorageError::Store).
+    pub async fn list_profiles(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+    ) -> Result<ProfileList, StorageError> {
+        self.model(tenant, model_id).await?;
+        let prefix = self.bucket.layout().profiles_prefix(tenant, model_id);
+        let listed = self.bucket.list(&prefix, "listing profiles").take(limits::PROFILES_LISTED_MAX);
+        let infos = listed.try_filter_map(|(key, meta)| {
+            future::ready(Ok(match key {
+                Key::Profile { profile_hash, .. } => Some(ProfileInfo { profile_hash, bytes: meta.size }),
+                _ => None,
+            }))
+        });
+        let mut profiles: Vec<_> = infos.try_collect().await?;
+        profiles.sort_by_key(|info| info.profile_hash);
+        Ok(ProfileList { profiles })
+    }
+
+    pub(crate) async fn profile_exists(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        profile_hash: &ProfileHash,
+    ) -> Result<(), StorageError> {
+        let key = (Scope::new(tenant, model_id), *profile_hash);
+        if self.profiles.contains(&key) {
+            return Ok(());
+        }
+        let path = self.profile_path(tenant, model_id, profile_hash);
+        if self.bucket.head(&path, "asking for a profile").await?.is_none() {
+            let (model_id, profile_hash) = (*model_id, *profile_hash);
+            return Err(StorageError::UnknownProfile { model_id, profile_hash });
+        }
+        self.profiles.insert(key, ());
+        Ok(())
+    }
+
+    /// Takes note of a profile that is in the store.
+    pub(crate) fn remember_profile(&self, scope: Scope, profile_hash: ProfileHash) {
+        self.profiles.insert((scope, profile_hash), ());
+    }
+
+    /// A model that was met lately.
+    pub(crate) fn known_model(&self, tenant: &Name, model_id: &ModelId) -> Option<Arc<ModelSpec>> {
+        self.models.get(&(tenant.clone(), *model_id))
+    }
+
+    /// The models of a tenant.
+    pub(crate) async fn list_models(&self, tenant: &Name) -> Result<Vec<ModelId>, StorageError> {
+        self.bucket.folders(&self.bucket.layout().models_prefix(tenant), "listing models").await
+    }
+
+    /// All tenants that have anything in the store.
+    pub(crate) async fn tenants(&self) -> Result<Vec<Name>, StorageError> {
+        self.bucket.folders(&self.bucket.layout().tenants_prefix(), "listing tenants").await
+    }
+
+    pub(crate) fn profile_path(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        profile_hash: &ProfileHash,
+    ) -> object_store::path::Path {
+        let (tenant, model_id, profile_hash) = (tenant.clone(), *model_id, *profile_hash);
+        self.bucket.path(&Key::Profile { tenant, model_id, profile_hash })
+    }
+}

@@ -1,0 +1,142 @@
+//! Roots of token chains. The salt behind them is the tenant's, lives in the store, and never leaves the service: who
+//! does not get a root from us cannot guess the name of any chunk.
+
+use std::sync::Arc;
+
+use futures::TryStreamExt;
+use kvasir_types::{ModelId, Name, RootHash};
+use object_store::PutPayload;
+
+use super::Catalog;
+use crate::{StorageError, index::Scope, layout::Key, limits, store::once, transitions::Transition};
+
+pub(crate) type Salt = [u8; limits::SALT_BYTES];
+
+impl Catalog {
+    /// The root of a namespace under a registered model; the namespace comes into being by being asked for.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownModel`], [`Store`](StorageError::Store), [`Damaged`](StorageError::Damaged).
+    pub async fn root(
+        self: &Arc<Self>,
+        tenant: &Name,
+        namespace: &Name,
+        model_id: &ModelId,
+    ) -> Result<RootHash, StorageError> {
+        Ok(self.roots(tenant, namespace, model_id).await?.0)
+    }
+
+    /// The root where new chains of a namespace start, and those of earlier salts under which lookups still find
+    /// chunks, the newest first.
+    pub(crate) async fn roots(
+        self: &Arc<Self>,
+        tenant: &Name,
+        namespace: &Name,
+        model_id: &ModelId,
+    ) -> Result<(RootHash, Vec<RootHash>), StorageError> {
+        self.model(tenant, model_id).await?;
+        let rotations = self.salt_rotations(tenant, namespace).await?;
+        let mut salts = rotations.live();
+        if rotations.has_first() {
+            salts.push(self.salt(tenant).await?);
+        }
+        let scope = Scope::new(tenant, model_id);
+        let mut roots = salts.iter().map(|salt| {
+            let root = RootHash::derive(tenant.as_str(), namespace.as_str(), salt, model_id);
+            self.note_label(scope, *root.as_bytes(), namespace);
+            root
+        });
+        let newest = roots.next().expect("without later salts the first one is live");
+        Ok((newest, roots.collect()))
+    }
+
+    pub(crate) async fn salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
+        if let Some(salt) = self.salts.get(tenant) {
+            return Ok(salt);
+        }
+        let salt = match self.read_salt(tenant).await? {
+            Some(salt) => salt,
+            None => self.first_salt(tenant).await?,
+        };
+        self.salts.insert(tenant.clone(), salt);
+        Ok(salt)
+    }
+
+    /// Writes a salt, unless another replica was first, and gives the one that is there then.
+    async fn first_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
+        if !self.bucket.abilities().conditional_create {
+            return self.agreed_salt(tenant).await;
+        }
+        let path = self.bucket.path(&Key::Salt { tenant: tenant.clone() });
+        let salt: Salt = rand::random();
+        let payload = PutPayload::from(salt_record(tenant, &salt));
+        if self.bucket.create(&path, payload, "storing a salt").await? {
+            self.bucket.reached(Transition::SaltWritten);
+        }
+        self.written_salt(tenant).await
+    }
+
+    /// Agrees with other first writers where a create is no decision. Each proposes a salt under a name of its own,
+    /// written once; everyone waits until proposals of the same moment are there, and takes the one that the store
+    /// dates first. A proposal that comes late, however late, is dated late, so all take the same.
+    async fn agreed_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
+        if self.first_proposal(tenant).await?.is_none() {
+            let salt: Salt = rand::random();
+            let path = self.bucket.path(&Key::SaltProposal { tenant: tenant.clone(), salt });
+            let proposal =
+                self.bucket.objects().put_opts(&path, PutPayload::from_static(b"proposed"), once());
+            // Not made again where its outcome is unknown: that would date it anew.
+            proposal.await.map_err(StorageError::store("proposing a salt"))?;
+            self.bucket.reached(Transition::SaltProposed);
+        }
+        tokio::time::sleep(limits::FIRST_WRITER_SETTLE).await;
+        if let Some(salt) = self.read_salt(tenant).await? {
+            return Ok(salt);
+        }
+        let gone =
+            StorageError::Damaged { what: "a tenant's salt", reason: "its proposals vanished".to_owned() };
+        let salt = self.first_proposal(tenant).await?.ok_or(gone)?;
+        let path = self.bucket.path(&Key::Salt { tenant: tenant.clone() });
+        self.bucket.put(&path, PutPayload::from(salt_record(tenant, &salt)), "storing a salt").await?;
+        self.bucket.reached(Transition::SaltWritten);
+        self.written_salt(tenant).await
+    }
+
+    /// The proposal that the store dates first; of those of one instant, the first by name.
+    async fn first_proposal(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
+        let listed = self.bucket.list(&self.bucket.layout().salts_prefix(tenant), "listing salts");
+        let listed: Vec<_> = listed.try_collect().await?;
+        let salts = listed.into_iter().filter_map(|(key, meta)| match key {
+            Key::SaltProposal { salt, .. } => Some((meta.last_modified, salt)),
+            _ => None,
+        });
+        Ok(salts.min().map(|(_, salt)| salt))
+    }
+
+    async fn written_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
+        let gone = StorageError::Damaged { what: "a tenant's salt", reason: "it vanished".to_owned() };
+        self.read_salt(tenant).await?.ok_or(gone)
+    }
+
+    async fn read_salt(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
+        let path = self.bucket.path(&Key::Salt { tenant: tenant.clone() });
+        let mut reason = String::new();
+        // Once wrong may be the way here, twice is the store.
+        for _ in 0..limits::SALT_READS {
+            let Some(bytes) = self.bucket.get(&path, "reading a salt").await? else { return Ok(None) };
+            match bytes.first_chunk().filter(|salt| salt_record(tenant, salt) == bytes) {
+                Some(salt) => return Ok(Some(*salt)),
+                None => reason = format!("its {} bytes do not match their checksum", bytes.len()),
+            }
+        }
+        Err(StorageError::Damaged { what: "a tenant's salt", reason })
+    }
+}
+
+/// What lies under [`Key::Salt`]: the salt, and a hash of it and of whose it is. A wrong salt would hide all that a tenant
+/// has, so another's or a flipped one must not pass.
+pub fn salt_record(tenant: &Name, salt: &[u8; limits::SALT_BYTES]) -> Vec<u8> {
+    let mut hash = blake3::Hasher::new_derive_key("kvasir/1 salt record");
+    hash.update(tenant.as_str().as_bytes()).update(salt);
+    [&salt[..], hash.finalize().as_bytes()].concat()
+}

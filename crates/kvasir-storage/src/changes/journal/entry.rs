@@ -1,0 +1,271 @@
+//! What the journal's batches hold, and their bytes.
+//!
+//! ```text
+//! batch = "KVSJ" · version 3 · entry … · CRC32C of all before
+//! entry = kind 1 (1 stored, 2 removed, 3 counted) · length of the rest 4 · tenant length 1 · tenant · model_id 32 · field …
+//! field = length 2 · bytes
+//! ```
+//! Fields of a stored chunk: its `parent_hash`, its index row, the first 8 bytes of each block's hash, its namespace or
+//! nothing. Of a removed one: `seq_hash · object_digest`, the reason. A count has no model; its fields are `objects 8 · bytes
+//! 8`, and how far it reaches, `(length 1 · replica · batch 8)…`.
+//!
+//! A reader skips entries of kinds that it does not know, and fields behind those that it knows: a newer version may write
+//! both.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
+
+use crate::{
+    changes::ledger::{Reach, Stored},
+    index::{IndexEntry, IndexRow},
+    removal::Removal,
+};
+
+const MAGIC: &[u8; 5] = b"KVSJ\x03";
+
+/// Something that other replicas should know.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum JournalEntry {
+    /// A chunk object is there.
+    Stored {
+        /// Whose.
+        tenant: Name,
+        /// The model.
+        model_id: ModelId,
+        /// What the index keeps of it.
+        entry: Arc<IndexEntry>,
+        /// The first 8 bytes of each block's hash: what routers are told.
+        block_hashes: Vec<[u8; 8]>,
+        /// The namespace that its writer named, or that the chunk before it is known to be in.
+        namespace: Option<Name>,
+    },
+    /// A chunk object is gone or going.
+    Removed {
+        /// Whose.
+        tenant: Name,
+        /// The model.
+        model_id: ModelId,
+        /// The chunk.
+        seq_hash: SeqHash,
+        /// The object.
+        object_digest: ObjectDigest,
+        /// Why.
+        reason: Removal,
+    },
+    /// The collector has counted what a tenant has in the store.
+    Counted {
+        /// Whose.
+        tenant: Name,
+        /// What it has.
+        stored: Stored,
+        /// By replica, the last batch that is in it.
+        reach: Reach,
+    },
+}
+
+/// What a batch holds.
+#[derive(Debug, PartialEq)]
+pub(super) struct Batch {
+    pub(super) entries: Vec<JournalEntry>,
+    /// Entries of kinds that this version does not know.
+    pub(super) unknown: usize,
+}
+
+/// A batch as bytes.
+pub(super) fn encode(entries: &[JournalEntry]) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    for entry in entries {
+        let (kind, tenant, model_id, fields) = match entry {
+            JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace } => {
+                let namespace = namespace.as_ref().map_or("", Name::as_str).as_bytes().to_vec();
+                let row = entry.row.to_bytes();
+                (1, tenant, model_id, vec![entry.parent_hash.to_vec(), row, block_hashes.concat(), namespace])
+            }
+            JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
+                let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
+                (2, tenant, model_id, vec![key, reason.as_str().as_bytes().to_vec()])
+            }
+            JournalEntry::Counted { tenant, stored, reach } => {
+                let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
+                (3, tenant, &ModelId::from([0; 32]), vec![key, encode_reach(reach)])
+            }
+        };
+        out.push(kind);
+        let start = out.len();
+        // A name has at most 128 bytes, a field at most 8 · 1,024: lengths fit.
+        out.extend([0; 4]);
+        out.push(tenant.as_str().len() as u8);
+        out.extend(tenant.as_str().as_bytes());
+        out.extend(model_id.as_bytes());
+        for field in fields {
+            out.extend((field.len() as u16).to_le_bytes());
+            out.extend(field);
+        }
+        let length = (out.len() - start - 4) as u32;
+        out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+    }
+    let crc = crc32c::crc32c(&out);
+    out.extend(crc.to_le_bytes());
+    out
+}
+
+/// What is in a batch; `None` where its bytes are not those of one.
+pub(super) fn decode(bytes: &Bytes) -> Option<Batch> {
+    let (body, crc) = bytes.split_last_chunk::<4>()?;
+    if crc32c::crc32c(body) != u32::from_le_bytes(*crc) {
+        return None;
+    }
+    let mut rest = body.strip_prefix(MAGIC)?;
+    let mut batch = Batch { entries: Vec::new(), unknown: 0 };
+    while let Some((kind, after)) = rest.split_first() {
+        let (length, after) = after.split_first_chunk::<4>()?;
+        let (entry, after) = after.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
+        rest = after;
+        match kind {
+            1..=3 => batch.entries.push(decode_entry(*kind, entry)?),
+            _ => batch.unknown += 1,
+        }
+    }
+    Some(batch)
+}
+
+fn decode_entry(kind: u8, bytes: &[u8]) -> Option<JournalEntry> {
+    let (length, after) = bytes.split_first()?;
+    let (tenant, after) = after.split_at_checked(usize::from(*length))?;
+    let (model_id, mut rest) = after.split_first_chunk::<32>()?;
+    let tenant: Name = str::from_utf8(tenant).ok()?.parse().ok()?;
+    let model_id = ModelId::from(*model_id);
+    let key = field(&mut rest)?;
+    let value = field(&mut rest)?;
+    Some(match kind {
+        1 => {
+            let (block_hashes, []) = field(&mut rest)?.as_chunks::<8>() else { return None };
+            let namespace = match field(&mut rest)? {
+                [] => None,
+                namespace => Some(str::from_utf8(namespace).ok()?.parse().ok()?),
+            };
+            let entry = IndexEntry {
+                parent_hash: key.try_into().ok()?,
+                blocks: IndexEntry::short_blocks(block_hashes.iter().map(|hash| &hash[..])),
+                row: Arc::new(IndexRow::from_bytes(value)?),
+            };
+            let (entry, block_hashes) = (Arc::new(entry), block_hashes.to_vec());
+            JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace }
+        }
+        2 => {
+            let (seq, object) = key.split_first_chunk::<32>()?;
+            let object: [u8; 32] = object.try_into().ok()?;
+            let reason = Removal::parse(str::from_utf8(value).ok()?)?;
+            let (seq_hash, object_digest) = ((*seq).into(), object.into());
+            JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
+        }
+        _ => {
+            let (objects, bytes) = key.split_first_chunk::<8>()?;
+            let (objects, bytes) = (u64::from_le_bytes(*objects), u64::from_le_bytes(bytes.try_into().ok()?));
+            JournalEntry::Counted { tenant, stored: Stored { objects, bytes }, reach: decode_reach(value)? }
+        }
+    })
+}
+
+fn encode_reach(reach: &[(Name, u64)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (replica, n) in reach {
+        out.push(replica.as_str().len() as u8);
+        out.extend(replica.as_str().as_bytes());
+        out.extend(n.to_le_bytes());
+    }
+    out
+}
+
+fn decode_reach(mut rest: &[u8]) -> Option<Reach> {
+    let mut reach = Vec::new();
+    while let Some((length, after)) = rest.split_first() {
+        let (replica, after) = after.split_at_checked(usize::from(*length))?;
+        let (n, after) = after.split_first_chunk::<8>()?;
+        reach.push((str::from_utf8(replica).ok()?.parse().ok()?, u64::from_le_bytes(*n)));
+        rest = after;
+    }
+    Some(reach.into())
+}
+
+/// Takes the next field off `rest`.
+fn field<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, after) = rest.split_first_chunk::<2>()?;
+    let (field, after) = after.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+    *rest = after;
+    Some(field)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::index::tests_support::any_entry as any_indexed;
+
+    fn any_entry() -> impl Strategy<Value = JournalEntry> {
+        let place = ("[a-z]{1,9}", any::<[u8; 32]>(), 0..3, any::<[u8; 32]>());
+        let reach = prop::collection::vec(("[a-z0-9-]{1,36}", any::<u64>()), 0..4);
+        (place, any_indexed(), reach).prop_map(|((tenant, model, kind, object), entry, reach)| {
+            let (tenant, model_id): (Name, _) = (tenant.parse().expect("a name"), model.into());
+            if kind == 0 {
+                let stored = Stored { objects: entry.row.object_bytes, bytes: entry.row.first_position };
+                let reach = reach.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
+                JournalEntry::Counted { tenant, stored, reach }
+            } else if kind == 1 {
+                let whole = |short: &[u8]| {
+                    let mut hash = [1, 2, 3, 4, 5, 6, 7, 8];
+                    hash[..short.len()].copy_from_slice(short);
+                    hash
+                };
+                let block_hashes: Vec<[u8; 8]> = entry.blocks.iter().map(|b| whole(b)).collect();
+                let namespace = (model[0] % 2 == 0).then(|| tenant.clone());
+                JournalEntry::Stored { tenant, model_id, entry: Arc::new(entry), block_hashes, namespace }
+            } else {
+                let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
+                let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
+                JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn batches_round_trip_and_damage_is_noticed(
+            entries in prop::collection::vec(any_entry(), 0..8), at in any::<prop::sample::Index>(), bit in 0u8..8,
+        ) {
+            let bytes = encode(&entries);
+            prop_assert_eq!(decode(&bytes.clone().into()), Some(Batch { entries, unknown: 0 }));
+            let mut flipped = bytes.clone();
+            flipped[at.index(bytes.len())] ^= 1u8 << bit;
+            prop_assert_eq!(decode(&flipped.into()), None);
+            prop_assert_eq!(decode(&bytes[..at.index(bytes.len())].to_vec().into()), None);
+        }
+    }
+
+    #[test]
+    fn what_a_newer_version_adds_is_skipped_and_counted() {
+        let (tenant, model_id): (Name, ModelId) = ("a".parse().expect("a name"), [1; 32].into());
+        let entry = JournalEntry::Removed {
+            tenant,
+            model_id,
+            seq_hash: [2; 32].into(),
+            object_digest: [3; 32].into(),
+            reason: Removal::Removed,
+        };
+        let mut bytes = encode(std::slice::from_ref(&entry));
+        bytes.truncate(bytes.len() - 4);
+        // One more field behind those that are known, then an entry of an unknown kind, then a known one again.
+        let first = bytes[MAGIC.len()..].to_vec();
+        let length = u32::from_le_bytes(first[1..5].try_into().expect("4 bytes")) + 3;
+        bytes[MAGIC.len() + 1..MAGIC.len() + 5].copy_from_slice(&length.to_le_bytes());
+        bytes.extend([1, 0, 77]);
+        bytes.extend([200, 2, 0, 0, 0, 9, 9]);
+        bytes.extend(first);
+        bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+        let entries = vec![entry.clone(), entry];
+        assert_eq!(decode(&bytes.into()), Some(Batch { entries, unknown: 1 }));
+    }
+}

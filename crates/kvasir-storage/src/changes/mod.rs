@@ -1,0 +1,82 @@
+//! What changes, and who is told: the journal for other replicas, events for routers, the ledger for quotas.
+//!
+//! [`Changes::publish`] is the one place where a change of this replica goes to all of them. It touches memory alone, so an
+//! acknowledgement never waits for it.
+
+pub mod events;
+pub(crate) mod journal;
+pub(crate) mod ledger;
+mod usage;
+
+use std::sync::Arc;
+
+use kvasir_types::{ModelId, Name};
+
+pub(crate) use self::usage::context_digest;
+use self::{
+    events::EventLog,
+    journal::{Journal, JournalEntry},
+    ledger::{Ledger, Stored},
+};
+use crate::{
+    catalog::Catalog,
+    index::{IndexEntry, Scope},
+    read::Reads,
+    store::Bucket,
+};
+
+/// The changes that this replica makes, and those that it hears of.
+#[derive(Debug)]
+pub struct Changes {
+    bucket: Arc<Bucket>,
+    catalog: Arc<Catalog>,
+    reads: Arc<Reads>,
+    events: EventLog,
+    journal: Journal,
+    /// What each tenant has in the store.
+    ledger: Arc<Ledger>,
+}
+
+impl Changes {
+    pub(crate) fn new(bucket: Arc<Bucket>, catalog: Arc<Catalog>, reads: Arc<Reads>) -> Self {
+        let journal = Journal::new();
+        let events = EventLog::new(journal.replica().as_str());
+        Self { bucket, catalog, reads, events, journal, ledger: Arc::default() }
+    }
+
+    /// Tells everybody of a chunk object that this replica has stored. Its namespace is the one that its writer named, else
+    /// that of the chunk before it, where this replica has met that.
+    pub(crate) fn publish_stored(
+        &self,
+        tenant: Name,
+        model_id: ModelId,
+        entry: &Arc<IndexEntry>,
+        block_hashes: Vec<[u8; 8]>,
+        namespace: Option<Name>,
+    ) {
+        let scope = Scope::new(&tenant, &model_id);
+        let known = || self.catalog.label(scope, &entry.row.seq_hash, Some(entry.parent_hash));
+        let namespace = namespace.or_else(known);
+        let entry = Arc::clone(entry);
+        self.publish(JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace });
+    }
+
+    /// Tells everybody of a change that this replica has made.
+    pub(crate) fn publish(&self, entry: JournalEntry) {
+        self.note_labels(&entry);
+        if let Some(event) = self.event_of(&entry, self.journal.replica()) {
+            self.events.push(event);
+        }
+        let stored = match &entry {
+            JournalEntry::Stored { tenant, entry, .. } => {
+                let row = &entry.row;
+                Some((tenant.clone(), *row.object_digest.as_bytes(), Stored::one(row.object_bytes)))
+            }
+            JournalEntry::Removed { .. } | JournalEntry::Counted { .. } => None,
+        };
+        let n = self.journal.push(entry);
+        if let Some((tenant, digest, stored)) = stored {
+            self.ledger.note(&tenant, digest, stored, self.journal.replica(), n);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What a tenant keeps in the store: by a listing, which is the truth.
+
+use futures::TryStreamExt;
+use kvasir_api::UsageResponse;
+use kvasir_types::Name;
+use uuid::Uuid;
+
+use super::{
+    Changes,
+    journal::JournalEntry,
+    ledger::{Count, Full, Reservation, Stored, StoredQuota},
+};
+use crate::{StorageError, layout::Key};
+
+/// Tells a version of a context from everything else in a count.
+pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {
+    let mut hash = blake3::Hasher::new();
+    *hash.update(context_id.as_bytes()).update(&version.to_le_bytes()).finalize().as_bytes()
+}
+
+impl Changes {
+    /// Reserves storage for a write of `wanted` until the reservation is dropped.
+    ///
+    /// # Errors
+    /// [`StorageError::Full`] where `quota` has none; [`Store`](StorageError::Store) where nobody has counted yet and
+    /// the store does not list.
+    pub async fn reserve(
+        &self,
+        tenant: &Name,
+        quota: StoredQuota,
+        wanted: Stored,
+    ) -> Result<Reservation, StorageError> {
+        if !self.ledger.is_counted(tenant) {
+            let reach = self.journal.reach();
+            let usage = self.usage(tenant).await?;
+            let counted = Stored {
+                objects: usage.objects
+                    + usage.removed_objects
+                    + usage.context_versions
+                    + usage.waiting_uploads
+                    + usage.profiles,
+                bytes: usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes,
+            };
+            self.ledger.take_count(tenant, counted, &reach);
+        }
+        let full = |Full { limit, max, used }| StorageError::Full { limit, max, used };
+        self.ledger.reserve(tenant, quota, wanted).map_err(full)
+    }
+
+    /// Takes note of something that is not in the journal: other replicas hear of it by the next count.
+    pub(crate) fn note_stored(&self, tenant: &Name, digest: [u8; 32], bytes: u64) {
+        let (replica, n) = (self.journal.replica(), self.journal.next());
+        self.ledger.note(tenant, digest, Stored::one(bytes), replica, n);
+    }
+
+    /// The collector begins to list.
+    pub(crate) fn begin_count(&self) {
+        self.ledger.begin_count();
+    }
+
+    /// Tells everybody what the collector's listing came to.
+    pub(crate) fn publish_count(&self, count: Count) {
+        let reach = self.journal.reach();
+        for (tenant, stored) in self.ledger.end_count(count) {
+            self.ledger.take_count(&tenant, stored, &reach);
+            self.journal.push(JournalEntry::Counted { tenant, stored, reach: reach.clone() });
+        }
+    }
+
+    /// Counts everything of a tenant: one listing, a request for every thousand objects.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`].
+    pub async fn usage(&self, tenant: &Name) -> Result<UsageResponse, StorageError> {
+        let mut usage = UsageResponse {
+            objects: 0,
+            bytes: 0,
+            removed_objects: 0,
+            removed_bytes: 0,
+            profiles: 0,
+            profile_bytes: 0,
+            context_versions: 0,
+            waiting_uploads: 0,
+            other_bytes: 0,
+            stored_objects_max: None,
+            stored_bytes_max: None,
+            bytes_by_model: Default::default(),
+            as_of_s_ago: 0,
+        };
+        let mut removed = std::collections::HashSet::new();
+        let mut chunks = Vec::new();
+        let prefix = self.bucket.layout().tenant(tenant);
+        let mut listing = self.bucket.list(&prefix, "listing a tenant's objects");
+        while let Some((key, meta)) = listing.try_next().await? {
+            match key {
+                Key::Chunk(key) => chunks.push((key, meta.size)),
+                Key::Tombstone(key) => drop(removed.insert(key)),
+                Key::Profile { .. } => {
+                    usage.profiles += 1;
+                    usage.profile_bytes += meta.size;
+                }
+                Key::Context { .. } => {
+                    usage.context_versions += 1;
+                    usage.other_bytes += meta.size;
+                }
+                Key::Upload(_) => {
+                    usage.waiting_uploads += 1;
+                    usage.other_bytes += meta.size;
+                }
+                _ => {}
+            }
+        }
+        for (key, bytes) in chunks {
+            if removed.contains(&key) {
+                usage.removed_objects += 1;
+                usage.removed_bytes += bytes;
+            } else {
+                usage.objects += 1;
+                usage.bytes += bytes;
+                *usage.bytes_by_model.entry(key.model_id).or_default() += bytes;
+            }
+        }
+        Ok(usage)
+    }
+}

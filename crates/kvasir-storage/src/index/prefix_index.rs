@@ -1,0 +1,155 @@
+//! What this replica knows of chunk objects: the hot index, and the memories that must move with it.
+//!
+//! One rule joins them: **an object that is known to be gone is not offered**, whatever a row or a late journal batch says.
+//! Its index row is removed when a walk meets it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use kvasir_types::{ObjectDigest, SeqHash};
+use tokio::time::Instant;
+
+use super::{Index, IndexEntry, IndexRow, Scope, Walk};
+use crate::{cache::BoundedMap, eviction::ClassId, limits};
+
+/// The last use of an object of the cold tier.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LastUse {
+    pub(crate) at: Instant,
+    pub(crate) class: ClassId,
+}
+
+/// The hot index and the memories beside it.
+#[derive(Debug)]
+pub(crate) struct PrefixIndex {
+    index: Index,
+    /// Objects met, so that a ranged read or a level needs no second request.
+    rows: BoundedMap<(Scope, ObjectDigest), Arc<IndexRow>>,
+    /// What the index took in lately, so that it can be taken out again.
+    entries: BoundedMap<(Scope, ObjectDigest), Arc<IndexEntry>>,
+    /// Chunks that were not in the store a moment ago; none are remembered without a time to live.
+    missing: Option<BoundedMap<(Scope, SeqHash), ()>>,
+    /// Objects that are known to be gone.
+    gone: BoundedMap<(Scope, ObjectDigest), ()>,
+    removals: AtomicU64,
+    /// When objects were last found or read, and for whom; only where the cold tier has a capacity.
+    uses: Option<BoundedMap<(Scope, ObjectDigest), LastUse>>,
+}
+
+impl PrefixIndex {
+    pub(crate) fn new(index: Index, negative_ttl: Duration, track_uses: bool) -> Self {
+        let missing = || BoundedMap::new(limits::NEGATIVE_ENTRIES_MAX, Some(negative_ttl));
+        Self {
+            index,
+            rows: BoundedMap::new(limits::CATALOG_ENTRIES_MAX, None),
+            entries: BoundedMap::new(limits::INDEX_ENTRIES_MAX, None),
+            missing: (!negative_ttl.is_zero()).then(missing),
+            gone: BoundedMap::new(limits::GONE_ENTRIES_MAX, None),
+            removals: AtomicU64::new(0),
+            uses: track_uses.then(|| BoundedMap::new(limits::USES_MAX, None)),
+        }
+    }
+
+    pub(crate) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The longest match of `blocks` behind `parent`, of objects that are not known to be gone.
+    pub(crate) fn walk(&self, scope: Scope, parent: &[u8; 32], blocks: &[SeqHash]) -> Walk {
+        self.index.walk(scope, parent, blocks, &|row| !self.is_gone(scope, row.object_digest))
+    }
+
+    /// As [`walk`](Self::walk), of whole chunks, each the child of the one before.
+    pub(crate) fn walk_chunks(&self, scope: Scope, parent: &[u8; 32], chunks: &[SeqHash]) -> Vec<IndexRow> {
+        self.index.walk_chunks(scope, parent, chunks, &|row| !self.is_gone(scope, row.object_digest))
+    }
+
+    /// Takes in an object that this replica has stored: what was believed of it before is out of date.
+    pub(crate) fn insert(&self, scope: Scope, entry: &Arc<IndexEntry>) {
+        self.gone.remove(&(scope, entry.row.object_digest));
+        self.insert_unless_gone(scope, entry);
+    }
+
+    /// Takes in an object that the store listed without a tombstone, after [`removals`](Self::removals) were `before`. A
+    /// removal since then may be younger than the listing: then what is known to be gone stays so.
+    pub(crate) fn insert_listed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
+        if self.removals() == before {
+            self.gone.remove(&(scope, entry.row.object_digest));
+        }
+        self.insert_unless_gone(scope, entry);
+    }
+
+    /// Takes in an object that was read, or that another replica stored, unless it is known to be gone: a removal that was
+    /// heard of first wins.
+    pub(crate) fn insert_unless_gone(&self, scope: Scope, entry: &Arc<IndexEntry>) {
+        if self.is_gone(scope, entry.row.object_digest) {
+            return;
+        }
+        self.index.insert(scope, entry);
+        if let Some(missing) = &self.missing {
+            missing.remove(&(scope, entry.row.seq_hash));
+        }
+        self.entries.insert((scope, entry.row.object_digest), Arc::clone(entry));
+    }
+
+    /// Takes out an object that is gone.
+    pub(crate) fn remove(&self, scope: Scope, object: ObjectDigest) {
+        if let Some(entry) = self.entries.get(&(scope, object)) {
+            self.index.remove(scope, &entry);
+            self.entries.remove(&(scope, object));
+        }
+        self.rows.remove(&(scope, object));
+        self.gone.insert((scope, object), ());
+        self.removals.fetch_add(1, Ordering::Release);
+    }
+
+    /// How many objects were taken out so far.
+    pub(crate) fn removals(&self) -> u64 {
+        self.removals.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_gone(&self, scope: Scope, object: ObjectDigest) -> bool {
+        self.gone.contains(&(scope, object))
+    }
+
+    pub(crate) fn row(&self, scope: Scope, object: ObjectDigest) -> Option<Arc<IndexRow>> {
+        self.rows.get(&(scope, object))
+    }
+
+    pub(crate) fn note_row(&self, scope: Scope, row: &Arc<IndexRow>) {
+        self.rows.insert((scope, row.object_digest), Arc::clone(row));
+    }
+
+    pub(crate) fn entry(&self, scope: Scope, object: ObjectDigest) -> Option<Arc<IndexEntry>> {
+        self.entries.get(&(scope, object))
+    }
+
+    /// Whether the store did not have the chunk a moment ago.
+    pub(crate) fn is_missing(&self, scope: Scope, seq_hash: SeqHash) -> bool {
+        self.missing.as_ref().is_some_and(|missing| missing.contains(&(scope, seq_hash)))
+    }
+
+    pub(crate) fn note_missing(&self, scope: Scope, seq_hash: SeqHash) {
+        if let Some(missing) = &self.missing {
+            missing.insert((scope, seq_hash), ());
+        }
+    }
+
+    pub(crate) fn last_use(&self, scope: Scope, object: ObjectDigest) -> Option<LastUse> {
+        self.uses.as_ref()?.get(&(scope, object))
+    }
+
+    /// Takes note of a use by a request of `class`; where that is not known, of the class of the use before.
+    pub(crate) fn note_use(&self, scope: Scope, object: ObjectDigest, class: Option<ClassId>) {
+        if let Some(uses) = &self.uses {
+            let before = || uses.get(&(scope, object)).map(|before| before.class);
+            let class = class.or_else(before).unwrap_or(ClassId::OTHER);
+            uses.insert((scope, object), LastUse { at: Instant::now(), class });
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Storing chunk objects: a body is verified as it streams in and becomes visible only as a whole.
+
+use std::{collections::HashSet, sync::Arc};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use kvasir_api::StoredChunk;
+use kvasir_container::{ChunkHeader, Head, ObjectVerifier};
+use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
+use tokio::sync::oneshot;
+
+use super::{Ingest, limited, spool::Spool};
+use crate::{
+    StorageError,
+    hot::RequestHint,
+    index::{IndexEntry, IndexRow, Scope},
+    layout::{ChunkKey, Key},
+    limits,
+    trace::carry,
+    transitions::Transition,
+};
+
+/// Which chunk a body is to become, and for whom.
+#[derive(Debug, Clone)]
+pub struct PutChunk {
+    /// Whose.
+    pub tenant: Name,
+    /// The model.
+    pub model_id: ModelId,
+    /// The chunk.
+    pub seq_hash: SeqHash,
+    /// The namespace of its chain, where the writer names it: events are labelled with it.
+    pub namespace: Option<Name>,
+    /// What the request is.
+    pub hint: RequestHint,
+}
+
+impl PutChunk {
+    /// A chunk of which nothing else is said.
+    pub fn new(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> Self {
+        let (tenant, hint) = (tenant.clone(), RequestHint::default());
+        Self { tenant, model_id: *model_id, seq_hash: *seq_hash, namespace: None, hint }
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::new(&self.tenant, &self.model_id)
+    }
+}
+
+/// A verified body on its way to a name.
+struct Upload {
+    put: PutChunk,
+    head: Head,
+    entry: Arc<IndexEntry>,
+    spool: Spool,
+    /// How often its name was taken.
+    incarnation: u16,
+}
+
+impl Upload {
+    fn key(&self) -> ChunkKey {
+        let PutChunk { tenant, model_id, seq_hash, .. } = &self.put;
+        let object_digest = self.entry.row.object_digest;
+        ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash: *seq_hash, object_digest }
+    }
+
+    /// Finds an object name without a tombstone. While the name has one, the object is reissued under the next incarnation
+    /// number in its header, which gives it another digest and so another name.
+    async fn avoid(&mut self, removed: &HashSet<ObjectDigest>) -> Result<(), StorageError> {
+        while removed.contains(&self.entry.row.object_digest) && self.incarnation < u16::MAX {
+            self.incarnation += 1;
+            let object_digest = self.spool.reissue(self.incarnation).await?;
+            let flags = &mut self.head.header.flags;
+            *flags = *flags & 0xffff | u32::from(self.incarnation) << 16;
+            let row = IndexRow { object_digest, ..IndexRow::clone(&self.entry.row) };
+            self.entry = Arc::new(IndexEntry { row: Arc::new(row), ..IndexEntry::clone(&self.entry) });
+        }
+        Ok(())
+    }
+}
+
+impl Ingest {
+    /// Stores a chunk object. Everything about the body is verified before any of it is visible: header, directory,
+    /// checksums, lengths, and that its tokens hash to the chunk's `seq_hash`. Idempotent.
+    ///
+    /// Runs on when the caller goes away after its last byte: an upload is finished or aborted, not left.
+    ///
+    /// # Errors
+    /// [`StorageError::InvalidChunk`], [`ChunkMismatch`](StorageError::ChunkMismatch),
+    /// [`TooLarge`](StorageError::TooLarge), [`UnknownModel`](StorageError::UnknownModel),
+    /// [`UnknownProfile`](StorageError::UnknownProfile), [`Body`](StorageError::Body): nothing is stored.
+    /// [`Store`](StorageError::Store): may be stored; the same request may be sent again.
+    pub async fn put_chunk<E: std::fmt::Display>(
+        self: &Arc<Self>,
+        put: PutChunk,
+        body: impl Stream<Item = Result<Bytes, E>> + Send,
+    ) -> Result<StoredChunk, StorageError> {
+        self.catalog.model(&put.tenant, &put.model_id).await?;
+        let received = self.receive(&put, body).await;
+        let (head, object_digest, spool) =
+            received.inspect_err(|error| self.note_refusal(put.scope(), put.seq_hash, error))?;
+        let entry = Arc::new(IndexEntry::of_head(&head, object_digest));
+        let mut upload = Upload { put, head, entry, spool, incarnation: 0 };
+        let this = Arc::clone(self);
+        let (ack, acknowledged) = oneshot::channel();
+        let storing = tokio::spawn(carry(async move {
+            let stored = this.commit(&mut upload).await;
+            let is_stored = stored.is_ok();
+            // The caller may be gone.
+            let _ = ack.send(stored);
+            if is_stored && let Err(error) = this.offer_base(upload).await {
+                tracing::warn!(%error, "a stored chunk could not be read back from the spool for the hot tier");
+            }
+        }));
+        match acknowledged.await {
+            Ok(stored) => stored,
+            Err(_) => Err(storing.await.map_or_else(StorageError::Task, |()| {
+                StorageError::own("storing an object", "its task ended without an answer")
+            })),
+        }
+    }
+
+    async fn receive<E: std::fmt::Display>(
+        &self,
+        put: &PutChunk,
+        body: impl Stream<Item = Result<Bytes, E>> + Send,
+    ) -> Result<(Head, ObjectDigest, Spool), StorageError> {
+        let mut spool = self.spools.spool(self.bucket.seals(&put.tenant));
+        let mut verifier = ObjectVerifier::new();
+        let mut digest = blake3::Hasher::new();
+        let mut header_checked = false;
+        let mut body = std::pin::pin!(limited(body, self.chunk_bytes_max));
+        while let Some(part) = body.next().await {
+            let part = part?;
+            verifier.push(&part)?;
+            if let (false, Some(header)) = (header_checked, verifier.header()) {
+                self.check_header(&put.tenant, &put.model_id, &put.seq_hash, header).await?;
+                header_checked = true;
+            }
+            digest.update(&part);
+            spool.push(&part).await.map_err(StorageError::Spool)?;
+        }
+        let head = verifier.finish()?;
+        head.verify_chain()?;
+        Ok((head, (*digest.finalize().as_bytes()).into(), spool))
+    }
+
+    /// Refuses early what could only be refused later.
+    pub(super) async fn check_header(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        header: &ChunkHeader,
+    ) -> Result<(), StorageError> {
+        let limit = self.chunk_bytes_max;
+        if header.object_bytes() > limit {
+            return Err(StorageError::TooLarge { limit });
+        }
+        let differs = |field, found: String, expected: String| {
+            if found == expected {
+                Ok(())
+            } else {
+                Err(StorageError::ChunkMismatch { field, found, expected })
+            }
+        };
+        differs("model_id", header.model_id.to_string(), model_id.to_string())?;
+        differs("seq_hash", header.seq_hash.to_string(), seq_hash.to_string())?;
+        self.catalog.profile_exists(tenant, model_id, &header.profile_hash).await
+    }
+
+    /// Stores a verified upload under a name that has no tombstone after its last byte is durable. Then it is in the index,
+    /// in the ledger and on its way to the other replicas; nothing but memory stands between its durability and the
+    /// acknowledgement.
+    async fn commit(&self, upload: &mut Upload) -> Result<StoredChunk, StorageError> {
+        self.bucket.reached(Transition::UploadVerified);
+        let PutChunk { tenant, model_id, seq_hash, .. } = upload.put.clone();
+        let scope = upload.put.scope();
+        let tombstones = self.reads.tombstones();
+        let mut removed = tombstones.of_chunk(&tenant, &model_id, &seq_hash).await?;
+        for _ in 0..limits::PUT_ATTEMPTS_MAX {
+            upload.avoid(&removed).await?;
+            let key = upload.key();
+            let path = self.bucket.path(&Key::Chunk(key.clone()));
+            // What a read found broken is written again, whatever the store says of it.
+            let is_broken = self.reads.index().is_gone(scope, key.object_digest);
+            let head_bytes = upload.head.header.head_bytes();
+            let created = upload.spool.send(self.bucket.objects(), &path, head_bytes, is_broken).await?;
+            self.bucket.reached(Transition::ObjectWritten);
+            self.indexed(scope, &upload.entry);
+            removed = tombstones.of_chunk(&tenant, &model_id, &seq_hash).await?;
+            if removed.contains(&key.object_digest) {
+                self.reads.forget(scope, key.object_digest);
+                continue;
+            }
+            let block_hashes = std::mem::take(&mut upload.head.block_hashes);
+            let namespace = upload.put.namespace.take();
+            return Ok(self.stored(key, &upload.entry, block_hashes, namespace, created));
+        }
+        Err(StorageError::own("storing an object", "the chunk was removed each time it was stored"))
+    }
+
+    /// Takes note of an object that is in the store, before its tombstone is looked for a last time: a removal that comes
+    /// later then finds the row and takes it out.
+    pub(super) fn indexed(&self, scope: Scope, entry: &Arc<IndexEntry>) {
+        self.reads.index().insert(scope, entry);
+        self.bucket.reached(Transition::IndexWritten);
+    }
+
+    /// Takes note of an object that is durable and [`indexed`](Self::indexed) and has no tombstone.
+    pub(super) fn stored(
+        &self,
+        key: ChunkKey,
+        entry: &Arc<IndexEntry>,
+        block_hashes: Vec<[u8; 8]>,
+        namespace: Option<Name>,
+        created: bool,
+    ) -> StoredChunk {
+        let ChunkKey { tenant, model_id, seq_hash, object_digest } = key;
+        self.refused.remove(&(Scope::new(&tenant, &model_id), seq_hash));
+        if created {
+            self.changes.publish_stored(tenant, model_id, entry, block_hashes, namespace);
+        }
+        StoredChunk { seq_hash, object_digest, bytes: entry.row.object_bytes, created }
+    }
+
+    /// Offers the base of a stored object to the hot tier, frame by frame, as far as there is memory for it.
+    async fn offer_base(&self, mut upload: Upload) -> std::io::Result<()> {
+        let base = self.reads.offered_bytes(&upload.entry.row.level_bytes);
+        let Some(hot) = self.reads.tier().filter(|_| base > 0) else { return Ok(()) };
+        upload.spool.settle().await?;
+        let object = self.reads.register_object(hot, &upload.key(), &upload.head);
+        let context = hot.requests().context(&object, &upload.put.hint, hot.tier().now());
+        for frame in (0..object.frames()).take_while(|frame| object.range(*frame).end <= base) {
+            let Some(space) = hot.tier().space(&object, frame) else { break };
+            let bytes = upload.spool.fill(object.range(frame).start, space).await?;
+            hot.tier().offer(&object, frame, context, bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,276 @@
+//! The direct path: bytes that never pass through the service.
+//!
+//! An upload is announced, sent to a staging name by a presigned URL, and committed. The staging name says all that
+//! was announced, so any replica can commit and nothing has to be remembered. The signature covers that name, the length
+//! in it, and the SHA-256: where the store compares them, the bytes behind the staging name are pinned, and header, directory,
+//! lengths and chain are checked by ranged reads; the object is then copied within the store to its own name. Where
+//! the store does not, the service reads the upload whole, as if it had been sent through it.
+//!
+//! With a store that compares, the object's name (its BLAKE3) is the uploader's word, within its own tenant: pieces
+//! have checksums that every reader checks, and a scrub compares the name. What is stored under a name is never replaced
+//! on that word.
+
+use std::sync::Arc;
+
+use futures::TryStreamExt;
+use kvasir_api::{StoredChunk, UploadRequest, UploadTicket};
+use kvasir_container::HEADER_BYTES;
+use kvasir_types::Name;
+use object_store::{ObjectMeta, ObjectStoreExt};
+use uuid::Uuid;
+
+use super::{Ingest, PutChunk};
+use crate::{
+    StorageError,
+    cache::BoundedMap,
+    index::{IndexEntry, Scope},
+    layout::{ChunkKey, Key, UploadKey},
+    limits,
+    read::DirectPath,
+    store::Bucket,
+};
+
+/// Uploads that clients send to the store, and the service commits.
+#[derive(Debug)]
+pub struct DirectUploads {
+    bucket: Arc<Bucket>,
+    path: Arc<DirectPath>,
+    ingest: Arc<Ingest>,
+    /// Uploads that were announced here, whose bytes this replica counts.
+    announced: BoundedMap<(Name, Uuid), ()>,
+    /// Uploads that were committed here, so that a commit may be sent again.
+    committed: BoundedMap<(Name, Uuid), StoredChunk>,
+}
+
+impl DirectUploads {
+    pub(crate) fn new(bucket: Arc<Bucket>, path: Arc<DirectPath>, ingest: Arc<Ingest>) -> Self {
+        let kept = limits::COMMITS_KEPT;
+        let (announced, committed) = (BoundedMap::new(kept, None), BoundedMap::new(kept, None));
+        Self { bucket, path, ingest, announced, committed }
+    }
+
+    /// Announces a direct upload.
+    ///
+    /// # Errors
+    /// [`StorageError::DirectUnavailable`], also where an object of this name is being deleted;
+    /// [`UnknownModel`](StorageError::UnknownModel), [`TooLarge`](StorageError::TooLarge),
+    /// [`UploadMismatch`](StorageError::UploadMismatch) for a SHA-256 that is none, [`Store`](StorageError::Store).
+    pub async fn announce_upload(
+        &self,
+        tenant: &Name,
+        request: &UploadRequest,
+    ) -> Result<UploadTicket, StorageError> {
+        let presigner = self.path.presigner(tenant)?;
+        self.ingest.catalog.model(tenant, &request.model_id).await?;
+        let limit = self.ingest.chunk_bytes_max;
+        if request.bytes < HEADER_BYTES as u64 {
+            let (found, expected) = (request.bytes.to_string(), format!("at least {HEADER_BYTES}"));
+            return Err(StorageError::UploadMismatch { field: "length", found, expected });
+        }
+        if request.bytes > limit {
+            return Err(StorageError::TooLarge { limit });
+        }
+        let sha256 = request.sha256.parse::<kvasir_types::ObjectDigest>();
+        let sha256 = sha256.map_err(|e| StorageError::UploadMismatch {
+            field: "sha256",
+            found: e.to_string(),
+            expected: "64 hex digits".to_owned(),
+        })?;
+        let chunk = ChunkKey {
+            tenant: tenant.clone(),
+            model_id: request.model_id,
+            seq_hash: request.seq_hash,
+            object_digest: request.object_digest,
+        };
+        if self.ingest.reads.tombstones().has(&chunk).await? {
+            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
+        }
+        let upload_id = Uuid::now_v7();
+        let key = UploadKey { chunk, upload_id, bytes: request.bytes, sha256: *sha256.as_bytes() };
+        let path = self.bucket.path(&Key::Upload(key));
+        let life = self.path.url_ttl();
+        let signed = presigner.put(&path, sha256.as_bytes(), life).await;
+        let (url, headers) = signed.map_err(StorageError::store("signing a URL"))?;
+        // Its bytes may lie there until the collector comes, committed or not.
+        self.ingest.changes.note_stored(
+            tenant,
+            *blake3::hash(upload_id.as_bytes()).as_bytes(),
+            request.bytes,
+        );
+        self.announced.insert((tenant.clone(), upload_id), ());
+        Ok(UploadTicket { upload_id, url: url.into(), headers, expires_in_s: life.as_secs() })
+    }
+
+    /// Checks an upload and makes it visible. May be sent again.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownUpload`]; [`UploadMismatch`](StorageError::UploadMismatch),
+    /// [`InvalidChunk`](StorageError::InvalidChunk), [`ChunkMismatch`](StorageError::ChunkMismatch),
+    /// [`UnknownProfile`](StorageError::UnknownProfile); [`DirectUnavailable`](StorageError::DirectUnavailable) where
+    /// another object has the name, or one with it is being deleted: nothing is stored, and the upload is deleted.
+    /// [`Store`](StorageError::Store): send it again.
+    pub async fn commit_upload(&self, tenant: &Name, upload_id: Uuid) -> Result<StoredChunk, StorageError> {
+        let presigner = self.path.presigner(tenant)?;
+        let again = (tenant.clone(), upload_id);
+        if let Some(stored) = self.committed.get(&again) {
+            return Ok(StoredChunk { created: false, ..stored });
+        }
+        let (upload, meta) = self.find_upload(tenant, upload_id).await?;
+        let checked = if presigner.has_checksums() {
+            self.adopt(&upload, &meta).await
+        } else {
+            self.read_in(&upload, &meta).await
+        };
+        let final_refusal = |error: &StorageError| !error.code().is_retryable();
+        if let Err(error) = &checked
+            && final_refusal(error)
+        {
+            let scope = Scope::new(tenant, &upload.chunk.model_id);
+            self.ingest.note_refusal(scope, upload.chunk.seq_hash, error);
+        }
+        if checked.as_ref().err().is_none_or(final_refusal) {
+            // Left behind, it is collected.
+            if let Err(error) = self.bucket.delete(&meta.location).await {
+                tracing::warn!(%error, "a committed upload's staging object stays for the collector");
+            }
+        }
+        let stored = checked?;
+        self.committed.insert(again, stored.clone());
+        Ok(stored)
+    }
+
+    /// Bytes of an upload that this replica does not count yet: those of one that another announced, until the commit.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownUpload`], [`Store`](StorageError::Store).
+    pub async fn uncounted_bytes(&self, tenant: &Name, upload_id: Uuid) -> Result<u64, StorageError> {
+        let key = (tenant.clone(), upload_id);
+        if self.announced.contains(&key) || self.committed.contains(&key) {
+            return Ok(0);
+        }
+        Ok(self.find_upload(tenant, upload_id).await?.0.bytes)
+    }
+
+    async fn find_upload(
+        &self,
+        tenant: &Name,
+        upload_id: Uuid,
+    ) -> Result<(UploadKey, ObjectMeta), StorageError> {
+        let prefix = self.bucket.layout().upload_prefix(tenant, upload_id);
+        let mut listing = self.bucket.list(&prefix, "looking for an upload");
+        while let Some((key, meta)) = listing.try_next().await? {
+            if let Key::Upload(upload) = key {
+                return Ok((upload, meta));
+            }
+        }
+        Err(StorageError::UnknownUpload { upload_id })
+    }
+
+    /// The store has compared the bytes with what was signed: ranged reads, and a copy within the store.
+    async fn adopt(&self, upload: &UploadKey, meta: &ObjectMeta) -> Result<StoredChunk, StorageError> {
+        same_length(upload, meta.size)?;
+        let key = &upload.chunk;
+        let (reads, ingest) = (&self.ingest.reads, &self.ingest);
+        let head = reads.head_at(&meta.location, key).await?;
+        ingest.check_header(&key.tenant, &key.model_id, &key.seq_hash, &head.header).await?;
+        same_length(upload, head.header.object_bytes())?;
+        if reads.tombstones().has(key).await? {
+            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
+        }
+        let path = self.bucket.path(&Key::Chunk(key.clone()));
+        let there = self.bucket.head(&path, "asking for an object").await?;
+        if let Some(there) = &there {
+            let is_same = match reads.head_at(&path, key).await {
+                // The directory has the checksum of every piece.
+                Ok(stored) => there.size == meta.size && stored == head,
+                Err(error @ StorageError::Store { .. }) => return Err(error),
+                Err(_) => false,
+            };
+            if !is_same {
+                // Also where that one is damaged: the service replaces it by what it has read itself.
+                return Err(StorageError::DirectUnavailable { reason: NAME_TAKEN });
+            }
+        } else {
+            let copied = self.bucket.objects().copy(&meta.location, &path).await;
+            copied.map_err(StorageError::store("copying an upload to its name"))?;
+        }
+        let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        ingest.indexed(scope, &entry);
+        if reads.tombstones().has(key).await? {
+            reads.forget(scope, key.object_digest);
+            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
+        }
+        Ok(ingest.stored(key.clone(), &entry, head.block_hashes, None, there.is_none()))
+    }
+
+    /// The store may hold any bytes: all are read, verified and stored by the service.
+    async fn read_in(&self, upload: &UploadKey, meta: &ObjectMeta) -> Result<StoredChunk, StorageError> {
+        same_length(upload, meta.size)?;
+        let key = &upload.chunk;
+        let read = self.bucket.objects().get(&meta.location).await;
+        let body = read.map_err(StorageError::store("reading an upload"))?.into_stream();
+        let digest = Arc::new(parking_lot::Mutex::new(blake3::Hasher::new()));
+        let hashed = {
+            let digest = Arc::clone(&digest);
+            body.inspect_ok(move |part| {
+                digest.lock().update(part);
+            })
+        };
+        // A wrong digest is noticed before anything is visible: the body fails at its end.
+        let expected = *key.object_digest.as_bytes();
+        let checked = futures::StreamExt::chain(hashed.map_err(|e| e.to_string()), {
+            futures::stream::once(async move {
+                let found = *digest.lock().finalize().as_bytes();
+                if found == expected { Ok(bytes::Bytes::new()) } else { Err(MISMATCH.to_owned()) }
+            })
+        });
+        let put = PutChunk::new(&key.tenant, &key.model_id, &key.seq_hash);
+        match self.ingest.put_chunk(put, checked).await {
+            Err(StorageError::Body { reason, .. }) if reason == MISMATCH => {
+                Err(StorageError::UploadMismatch {
+                    field: "BLAKE3",
+                    found: "another one".to_owned(),
+                    expected: key.object_digest.to_string(),
+                })
+            }
+            other => other,
+        }
+    }
+
+    /// Deletes uploads that were not committed in time. Gives how many.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]; what was deleted stays deleted.
+    pub(crate) async fn collect_uploads(&self, now_ms: i64, dry_run: bool) -> Result<u64, StorageError> {
+        let life = i64::try_from(self.path.upload_ttl().as_millis()).unwrap_or(i64::MAX);
+        let mut collected = 0;
+        for tenant in self.ingest.catalog.tenants().await? {
+            let prefix = self.bucket.layout().uploads_prefix(&tenant);
+            let mut listing = self.bucket.list(&prefix, "collecting uploads");
+            while let Some((key, meta)) = listing.try_next().await? {
+                let age = now_ms.saturating_sub(meta.last_modified.timestamp_millis());
+                if !matches!(key, Key::Upload(_)) || age < life {
+                    continue;
+                }
+                collected += 1;
+                if !dry_run {
+                    self.bucket.delete(&meta.location).await?;
+                }
+            }
+        }
+        Ok(collected)
+    }
+}
+
+const NAME_TAKEN: &str = "another object is stored under this name";
+const BEING_DELETED: &str = "an object of this name is being deleted";
+const MISMATCH: &str = "the bytes have another BLAKE3 than was announced";
+
+fn same_length(upload: &UploadKey, bytes: u64) -> Result<(), StorageError> {
+    if bytes == upload.bytes {
+        return Ok(());
+    }
+    let (found, expected) = (bytes.to_string(), upload.bytes.to_string());
+    Err(StorageError::UploadMismatch { field: "length", found, expected })
+}

@@ -1,0 +1,177 @@
+//! Keeps the cold tier within its capacity with the same eviction policies as the hot tier. Eviction is fair between
+//! tenants: the largest tenants lose objects down to one common level, and a tenant below an equal share loses none.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use kvasir_types::{Name, ObjectDigest, SeqHash};
+use object_store::ObjectMeta;
+
+use super::{super::Lifecycle, GcPass, StoreTime};
+use crate::{
+    StorageError,
+    eviction::{ClassId, ColdObject, Moment, victims},
+    index::Scope,
+    layout::ChunkKey,
+    limits,
+    removal::Removal,
+};
+
+/// The objects that the pass has listed and may evict.
+#[derive(Debug, Default)]
+pub(super) struct CapacityPlan {
+    objects: Vec<(ChunkKey, u64, StoreTime)>,
+    excluded: HashSet<ObjectDigest>,
+    /// Bytes of all objects met, tombstones or not.
+    bytes: u64,
+}
+
+impl CapacityPlan {
+    /// Adds a listed object.
+    pub(super) fn observe(&mut self, key: &ChunkKey, meta: &ObjectMeta) {
+        self.bytes += meta.size;
+        if self.objects.len() < limits::COLD_OBJECTS_MAX {
+            self.objects.push((key.clone(), meta.size, StoreTime::of(meta)));
+        }
+    }
+
+    /// Excludes an object that has a tombstone, or gets one in this pass.
+    pub(super) fn exclude(&mut self, object: ObjectDigest) {
+        self.excluded.insert(object);
+    }
+}
+
+impl Lifecycle {
+    /// Marks the policy's victims as deleted until the remaining objects fit the capacity.
+    pub(super) async fn evict_to_capacity(
+        &self,
+        pass: &mut GcPass<'_>,
+        plan: CapacityPlan,
+    ) -> Result<(), StorageError> {
+        let Some(capacity) = pass.policy.capacity_bytes else { return Ok(()) };
+        let CapacityPlan { objects, excluded, bytes, .. } = plan;
+        let leaving: u64 =
+            objects.iter().filter(|(key, ..)| excluded.contains(&key.object_digest)).map(|o| o.1).sum();
+        let staying = bytes - leaving;
+        if staying <= capacity {
+            return Ok(());
+        }
+        let numbered: HashMap<(Scope, SeqHash), u32> = objects
+            .iter()
+            .enumerate()
+            .map(|(i, (key, ..))| ((Scope::new(&key.tenant, &key.model_id), key.seq_hash), i as u32))
+            .collect();
+        let candidates = objects
+            .iter()
+            .enumerate()
+            .filter(|(_, (key, ..))| !excluded.contains(&key.object_digest) && !pass.pins.contains(key));
+        let candidates: Vec<_> = candidates
+            .map(|(i, (key, bytes, stored))| {
+                let scope = Scope::new(&key.tenant, &key.model_id);
+                let entry = self.reads.index().entry(scope, key.object_digest);
+                let parent =
+                    entry.as_ref().and_then(|e| numbered.get(&(scope, e.parent_hash.into())).copied());
+                let used = self.reads.index().last_use(scope, key.object_digest);
+                let read = used.map(|used| pass.now.before(used.at.elapsed()));
+                let row = entry.as_ref().map(|entry| &entry.row);
+                ColdObject {
+                    key: i as u32,
+                    bytes: *bytes,
+                    stored: stored.moment(),
+                    last_read: read.map_or(stored.moment(), |read| read.moment().max(stored.moment())),
+                    class: used.map_or(ClassId::OTHER, |used| used.class),
+                    offset: row.map_or(0, |row| u32::try_from(row.first_position).unwrap_or(u32::MAX)),
+                    parent,
+                    recompute_seconds: row.map_or(
+                        *bytes as f32 * limits::COLD_SECONDS_PER_BYTE_UNKNOWN,
+                        |row| {
+                            self.catalog.recompute_seconds(
+                                &key.tenant,
+                                &key.model_id,
+                                row.first_position,
+                                row.token_count,
+                            )
+                        },
+                    ),
+                }
+            })
+            .collect();
+        let mut tenants: BTreeMap<&Name, Holding> = BTreeMap::new();
+        for (key, bytes, _) in objects.iter().filter(|(key, ..)| !excluded.contains(&key.object_digest)) {
+            tenants.entry(&key.tenant).or_default().bytes += bytes;
+        }
+        for candidate in candidates {
+            let Some((key, ..)) = objects.get(candidate.key as usize) else { continue };
+            tenants.entry(&key.tenant).or_default().candidates.push(candidate);
+        }
+        // What was not noted down stays, and leaves less for everybody.
+        let noted: u64 = tenants.values().map(|holding| holding.bytes).sum();
+        let level = water_level(
+            tenants.values().map(|holding| holding.bytes).collect(),
+            capacity.saturating_sub(staying.saturating_sub(noted)),
+        );
+        for holding in tenants.into_values().filter(|holding| holding.bytes > level) {
+            let candidate_bytes: u64 = holding.candidates.iter().map(|object| object.bytes).sum();
+            // What is pinned leaves less for the rest of its tenant, and for nobody else.
+            let allowed = level.saturating_sub(holding.bytes - candidate_bytes);
+            for victim in victims(pass.policy.eviction, allowed, &holding.candidates, pass.now.moment()) {
+                let Some((key, bytes, _)) = objects.get(victim as usize) else { continue };
+                pass.report.evicted += 1;
+                pass.report.evicted_bytes += bytes;
+                self.mark_deleted(pass, key, Removal::Evicted).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a tenant holds, and what of it may go.
+#[derive(Default)]
+struct Holding {
+    bytes: u64,
+    candidates: Vec<ColdObject<u32>>,
+}
+
+/// The bytes that every tenant may keep, so that all of them together fit `capacity`: an equal share, and more as far
+/// as others hold less.
+fn water_level(mut holdings: Vec<u64>, capacity: u64) -> u64 {
+    holdings.sort_unstable();
+    let (mut rest, count) = (capacity, holdings.len() as u64);
+    for (holding, before) in holdings.into_iter().zip(0..) {
+        let equal_part = rest / (count - before);
+        if holding > equal_part {
+            return equal_part;
+        }
+        rest -= holding;
+    }
+    u64::MAX
+}
+
+impl StoreTime {
+    fn moment(self) -> Moment {
+        Moment::from_millis(u64::try_from(self.0).unwrap_or(0))
+    }
+
+    fn before(self, age: std::time::Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// All fits, nothing is left that somebody could have kept, and nobody below an equal share gives anything.
+        #[test]
+        fn the_level_is_fair_and_tight(holdings in prop::collection::vec(0u64..1_000, 1..12), capacity in 0u64..6_000) {
+            let level = water_level(holdings.clone(), capacity);
+            let kept: u64 = holdings.iter().map(|holding| (*holding).min(level)).sum();
+            let (all, count) = (holdings.iter().sum::<u64>(), holdings.len() as u64);
+            prop_assert!(kept <= capacity);
+            prop_assert!(kept == all || kept + count > capacity, "{kept} of {all}, level {level}");
+            prop_assert!(kept == all || level >= capacity / count);
+        }
+    }
+}

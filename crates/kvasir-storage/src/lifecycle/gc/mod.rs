@@ -1,0 +1,407 @@
+//! Deletion: tombstones, and the garbage collector that turns them into free space.
+//!
+//! Removing an object is writing a tombstone: from then on lookups do not offer it, while reads under way go on. After
+//! [`GcPolicy::grace`] its bytes go, and [`GcPolicy::tombstone_retention`] after that the tombstone: counted from when the
+//! bytes went, however late that was, because only then does the time begin in which a slow collector may still delete.
+//! **While a tombstone is there, its name is never written again** (a chunk stored again gets a new incarnation
+//! number in its header, hence another name). So any number of collectors may run at once, and a collector that stalls
+//! between deciding and deleting is still safe: it can only delete the object that it decided on. Leadership only saves listings.
+//!
+//! Ages are by the store's clock alone: that of the epoch object written at the start of the pass against those of the
+//! objects it lists. Replicas' clocks may be wrong by any amount.
+
+mod capacity;
+mod contexts;
+mod expired_salts;
+mod leftovers;
+mod sweep;
+mod tails;
+mod tenant_budget;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use futures::TryStreamExt;
+use kvasir_types::Name;
+use object_store::{ObjectMeta, PutPayload};
+use tokio::time::Instant;
+
+use self::{
+    capacity::CapacityPlan,
+    contexts::{KnownContexts, Pins, Unconfirmed},
+    tenant_budget::TenantActionBudget,
+};
+use super::Lifecycle;
+use crate::{
+    StorageError,
+    changes::{context_digest, ledger::Count},
+    eviction::PolicyKind,
+    index::prefer,
+    layout::{ChunkKey, Key},
+    limits,
+    removal::Removal,
+    transitions::Transition,
+};
+
+/// What a collector does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GcPolicy {
+    /// Time from a tombstone to the end of its bytes: at least the longest load.
+    pub grace: Duration,
+    /// Time from the end of the bytes to the end of the tombstone: longer than any pause of a process.
+    pub tombstone_retention: Duration,
+    /// Age at which chunks go; none: never.
+    pub ttl: Option<Duration>,
+    /// Age at which journal batches go.
+    pub journal_retention: Duration,
+    /// Bytes of chunk objects that stay; none: no limit.
+    pub capacity_bytes: Option<u64>,
+    /// What goes first where there are more.
+    pub eviction: PolicyKind,
+    /// Time without a write after which an unfinished upload's remains go.
+    pub leftovers_age: Duration,
+    /// Deletions and tombstones a second; zero: no limit.
+    pub actions_per_second: u32,
+    /// Only count.
+    pub dry_run: bool,
+}
+
+impl Default for GcPolicy {
+    fn default() -> Self {
+        Self {
+            grace: Duration::from_secs(15 * 60),
+            tombstone_retention: Duration::from_secs(24 * 3600),
+            ttl: None,
+            journal_retention: Duration::from_secs(3600),
+            capacity_bytes: None,
+            eviction: PolicyKind::DEFAULT,
+            leftovers_age: Duration::from_secs(24 * 3600),
+            actions_per_second: 100,
+            dry_run: false,
+        }
+    }
+}
+
+/// What a pass did, or would have done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GcReport {
+    /// Whether the pass took place; not when another replica leads.
+    pub led: bool,
+    /// Chunk objects met.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Tombstones written for chunks past their time to live.
+    pub expired: u64,
+    /// Tombstones written for objects of a chunk that has a preferred one.
+    pub duplicates: u64,
+    /// Tombstones written for tails that a longer chunk contains.
+    pub contained: u64,
+    /// Tombstones written to keep within the capacity.
+    pub evicted: u64,
+    /// Bytes of their objects.
+    pub evicted_bytes: u64,
+    /// Remains of unfinished uploads deleted.
+    pub leftovers_deleted: u64,
+    /// Chunk objects deleted.
+    pub deleted: u64,
+    /// Their bytes.
+    pub deleted_bytes: u64,
+    /// Tombstones deleted.
+    pub tombstones_deleted: u64,
+    /// Journal batches deleted.
+    pub batches_deleted: u64,
+    /// Direct uploads deleted that were not committed in time.
+    pub uploads_deleted: u64,
+    /// Versions of contexts deleted: superseded, expired or of deleted contexts.
+    pub context_versions_deleted: u64,
+    /// Chunks spared because a context pins them, or may.
+    pub pinned: u64,
+    /// Contexts that cannot be read: nothing of their tenants expires or is evicted.
+    pub contexts_unreadable: u64,
+    /// Chunk objects that cannot be read and were left as they are.
+    pub unread: u64,
+    /// Tombstones lifted because a context had pinned the chunk before they were written.
+    pub lifted: u64,
+}
+
+/// A pass under way.
+struct GcPass<'a> {
+    policy: &'a GcPolicy,
+    now: StoreTime,
+    started: Instant,
+    report: GcReport,
+    actions: u32,
+    contexts: KnownContexts,
+    pins: Pins,
+    unconfirmed: Unconfirmed,
+    capacity_plan: CapacityPlan,
+    /// Namespaces with later salts.
+    rotated: BTreeSet<(Name, Name)>,
+    count: Count,
+    tenant_budget: TenantActionBudget,
+}
+
+/// Milliseconds of the store's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StoreTime(i64);
+
+impl StoreTime {
+    fn of(meta: &ObjectMeta) -> Self {
+        Self(meta.last_modified.timestamp_millis())
+    }
+
+    /// How much older `meta` is; nothing where it is younger.
+    fn age(self, meta: &ObjectMeta) -> Duration {
+        self.since(Self::of(meta))
+    }
+
+    /// How long ago `before` was; nothing where it is to come.
+    fn since(self, before: Self) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(before.0)).unwrap_or(0))
+    }
+}
+
+impl Lifecycle {
+    /// One pass over the whole store. Any number may run at once, anywhere.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]; what was done stays done, the next pass goes on.
+    pub async fn collect_garbage(
+        &self,
+        policy: &GcPolicy,
+        mut progress: impl FnMut(&GcReport),
+    ) -> Result<GcReport, StorageError> {
+        let Some(epoch) = self.begin_epoch().await? else { return Ok(GcReport::default()) };
+        let mut pass = GcPass {
+            policy,
+            now: StoreTime::of(&epoch),
+            started: Instant::now(),
+            report: GcReport { led: true, ..GcReport::default() },
+            actions: 0,
+            contexts: KnownContexts::default(),
+            pins: Pins::default(),
+            unconfirmed: Unconfirmed::default(),
+            capacity_plan: CapacityPlan::default(),
+            rotated: BTreeSet::new(),
+            count: Count::default(),
+            tenant_budget: TenantActionBudget::default(),
+        };
+        self.collect_beside_chunks(&mut pass, epoch.last_modified.timestamp_millis()).await?;
+        self.changes.begin_count();
+        // Adjacent in every listing: a store lists by key or walks folder by folder.
+        let mut group: Vec<(ChunkKey, ObjectMeta)> = Vec::new();
+        let prefix = self.bucket.layout().tenants_prefix();
+        let mut listing = self.bucket.list(&prefix, "listing the store for the collector");
+        while let Some((key, meta)) = listing.try_next().await? {
+            pass.count(&key, &meta);
+            match key {
+                Key::Chunk(key) => {
+                    if group.first().is_some_and(|(first, _)| first.seq_hash != key.seq_hash) {
+                        self.evaluate_chunk(&mut pass, std::mem::take(&mut group)).await?;
+                        progress(&pass.report);
+                    }
+                    group.push((key, meta));
+                }
+                Key::Tombstone(key) => {
+                    pass.capacity_plan.exclude(key.object_digest);
+                    self.sweep_tombstone(&mut pass, &key, &meta).await?;
+                }
+                Key::Gone(key) => self.delete_stray_note(&mut pass, &key, &meta).await?,
+                Key::SaltRotation { tenant, namespace, .. } => {
+                    pass.rotated.insert((tenant, namespace));
+                }
+                _ => {}
+            }
+            self.confirm_due(&mut pass).await?;
+        }
+        self.evaluate_chunk(&mut pass, group).await?;
+        self.changes.publish_count(std::mem::take(&mut pass.count));
+        self.collect_expired_salts(&mut pass).await;
+        let plan = std::mem::take(&mut pass.capacity_plan);
+        self.evict_to_capacity(&mut pass, plan).await?;
+        self.confirm_all(&mut pass).await?;
+        progress(&pass.report);
+        self.compact_journal(&mut pass).await?;
+        self.sweep_leftovers(&mut pass).await?;
+        progress(&pass.report);
+        Ok(pass.report)
+    }
+
+    /// Writes the next epoch. None when another collector has just done so.
+    async fn begin_epoch(&self) -> Result<Option<ObjectMeta>, StorageError> {
+        const BEGINNING: &str = "beginning a collector's epoch";
+        let listed = self.bucket.list(&self.bucket.layout().epochs_prefix(), BEGINNING);
+        let listed: Vec<_> = listed.try_collect().await?;
+        let numbers = listed.into_iter().filter_map(|(key, _)| match key {
+            Key::GcEpoch { n } => Some(n),
+            _ => None,
+        });
+        let mut epochs: Vec<u64> = numbers.collect();
+        epochs.sort_unstable();
+        let n = epochs.last().map_or(0, |last| last + 1);
+        let path = self.bucket.path(&Key::GcEpoch { n });
+        if !self.bucket.create(&path, PutPayload::new(), BEGINNING).await? {
+            return Ok(None);
+        }
+        self.bucket.reached(Transition::EpochBegun);
+        for old in epochs.iter().rev().skip(limits::EPOCHS_KEPT) {
+            self.bucket.delete(&self.bucket.path(&Key::GcEpoch { n: *old })).await?;
+        }
+        self.bucket.head(&path, BEGINNING).await
+    }
+
+    /// Decides which objects of one chunk are deleted.
+    async fn evaluate_chunk(
+        &self,
+        pass: &mut GcPass<'_>,
+        mut group: Vec<(ChunkKey, ObjectMeta)>,
+    ) -> Result<(), StorageError> {
+        // A plain form beside the sealed one is the same object: the younger date is that of the form in use.
+        group.sort_by_key(|(key, meta)| (key.object_digest, std::cmp::Reverse(meta.last_modified)));
+        group.dedup_by(|(key, _), (before, _)| key == before);
+        let several = group.len() > 1;
+        let mut sound = Vec::new();
+        for (key, meta) in group {
+            pass.report.objects += 1;
+            pass.report.bytes += meta.size;
+            let is_old = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
+            let is_expired = is_old && !pass.pins.contains(&key);
+            pass.report.pinned += u64::from(is_old && !is_expired);
+            if pass.policy.capacity_bytes.is_some() {
+                pass.capacity_plan.observe(&key, &meta);
+            }
+            // The usual chunk, one object, young and without a longer sibling, costs no request.
+            if !(is_expired || several) {
+                let is_settled = pass.now.age(&meta) >= pass.policy.grace && !pass.pins.contains(&key);
+                if !is_settled {
+                    continue;
+                }
+                let contained = self.is_contained_tail(pass, &key).await;
+                if pass.read_or_left(&key, contained).unwrap_or(false) {
+                    pass.report.contained += 1;
+                    self.mark_deleted(pass, &key, Removal::Contained).await?;
+                }
+                continue;
+            }
+            if self.reads.tombstones().has(&key).await? {
+                continue;
+            }
+            if is_expired {
+                pass.report.expired += 1;
+                self.mark_deleted(pass, &key, Removal::Expired).await?;
+                continue;
+            }
+            match self.reads.row(&key).await {
+                Ok(row) => sound.push((key, meta, row)),
+                // Of no use, but no reason to lose the other one over it either.
+                Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
+                Err(error) => {
+                    pass.read_or_left::<()>(&key, Err(error));
+                }
+            }
+        }
+        sound.sort_by(
+            |(_, _, a), (_, _, b)| {
+                if prefer(a, b) { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
+            },
+        );
+        // The one that stays is read whole before any other goes: a name is no proof of its bytes.
+        let Some((survivor, ..)) = sound.first() else { return Ok(()) };
+        if sound.len() > 1 {
+            let is_sound = self.reads.is_what_it_is_called(survivor).await;
+            if !pass.read_or_left(survivor, is_sound).unwrap_or(false) {
+                return Ok(());
+            }
+        }
+        for (key, meta, _) in sound.into_iter().skip(1) {
+            if pass.now.age(&meta) >= pass.policy.grace {
+                pass.report.duplicates += 1;
+                self.mark_deleted(pass, &key, Removal::Duplicate).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a tombstone, unless this is a dry run or the tenant's budget is spent.
+    async fn mark_deleted(
+        &self,
+        pass: &mut GcPass<'_>,
+        key: &ChunkKey,
+        reason: Removal,
+    ) -> Result<(), StorageError> {
+        pass.capacity_plan.exclude(key.object_digest);
+        if pass.policy.dry_run || !pass.tenant_budget.try_take(&key.tenant, pass.policy) {
+            return Ok(());
+        }
+        pass.pace().await;
+        self.write_tombstone(key, reason).await?;
+        pass.unconfirmed.push(key);
+        self.confirm_due(pass).await
+    }
+
+    /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
+    async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StorageError> {
+        let dry_run = pass.policy.dry_run;
+        self.read_contexts(pass).await?;
+        pass.report.uploads_deleted = self.uploads.collect_uploads(now_ms, dry_run).await?;
+        Ok(())
+    }
+
+    async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
+        let folder = self.bucket.layout().journal_prefix();
+        let mut listing = self.bucket.list(&folder, "listing the journal for the collector");
+        while let Some((key, meta)) = listing.try_next().await? {
+            let is_batch = matches!(key, Key::Journal { .. });
+            if is_batch && pass.now.age(&meta) >= pass.policy.journal_retention {
+                pass.report.batches_deleted += 1;
+                if !pass.policy.dry_run {
+                    pass.pace().await;
+                    self.bucket.delete(&meta.location).await?;
+                    self.bucket.reached(Transition::BatchDeleted);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl GcPass<'_> {
+    /// Whether it was paused for longer than tombstones live, and knows nothing any more.
+    fn is_stale(&self) -> bool {
+        self.started.elapsed() >= self.policy.tombstone_retention
+    }
+
+    /// Counts what a tenant has in the store.
+    fn count(&mut self, key: &Key, meta: &ObjectMeta) {
+        let (tenant, digest) = match key {
+            Key::Chunk(key) => (&key.tenant, *key.object_digest.as_bytes()),
+            Key::Profile { tenant, profile_hash, .. } => (tenant, *profile_hash.as_bytes()),
+            Key::Upload(key) => (&key.chunk.tenant, *blake3::hash(key.upload_id.as_bytes()).as_bytes()),
+            Key::Context { tenant, context_id, version } => (tenant, context_digest(context_id, *version)),
+            _ => return,
+        };
+        let is_recent = self.now.age(meta) < limits::LEDGER_RECENT;
+        self.count.met(tenant, meta.size, is_recent.then_some(digest));
+    }
+
+    /// What was read of an object; none, with a warning and a count, where it could not be: one object, or one tenant's lost
+    /// key, must not stop the collector of all others.
+    fn read_or_left<T>(&mut self, key: &ChunkKey, read: Result<T, StorageError>) -> Option<T> {
+        let warn = |error: StorageError| {
+            let ChunkKey { tenant, seq_hash, object_digest, .. } = key;
+            tracing::warn!(%error, %tenant, %seq_hash, %object_digest, "the collector leaves an object that it cannot read");
+            self.report.unread += 1;
+        };
+        read.map_err(warn).ok()
+    }
+
+    /// Waits as long as the rate wants it.
+    async fn pace(&mut self) {
+        self.actions += 1;
+        if self.policy.actions_per_second > 0 {
+            let due =
+                Duration::from_secs_f64(f64::from(self.actions) / f64::from(self.policy.actions_per_second));
+            tokio::time::sleep_until(self.started + due).await;
+        }
+    }
+}

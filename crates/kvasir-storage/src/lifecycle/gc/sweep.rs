@@ -1,0 +1,156 @@
+//! From a tombstone to free space: the bytes go after the grace, the tombstone after its retention.
+//!
+//! The retention begins when the bytes are gone. That moment is written down as an empty object beside the tombstone,
+//! dated by the store. Counted from the tombstone's own date, a pass that comes late could end both within a minute,
+//! and a collector that had decided with it and was slow would meet a name that is in use again. A note that comes too
+//! late, or twice, only makes the tombstone live longer; one that is older than the tombstone is of an earlier life of
+//! the name and does not count.
+
+use object_store::{ObjectMeta, PutPayload};
+
+use super::{super::Lifecycle, GcPass, StoreTime};
+use crate::{
+    StorageError,
+    blocking::blocking,
+    layout::{ChunkKey, Key},
+    limits,
+    transitions::Transition,
+};
+
+impl Lifecycle {
+    /// Deletes the bytes of a tombstone past its grace, and the tombstone after its retention.
+    pub(super) async fn sweep_tombstone(
+        &self,
+        pass: &mut GcPass<'_>,
+        key: &ChunkKey,
+        tombstone: &ObjectMeta,
+    ) -> Result<(), StorageError> {
+        let age = pass.now.age(tombstone);
+        if age < pass.policy.grace || pass.is_stale() || !pass.tenant_budget.has_remaining(&key.tenant) {
+            return Ok(());
+        }
+        let path = self.bucket.path(&Key::Chunk(key.clone()));
+        match self.meta_of(&path).await? {
+            Some(meta) => {
+                if self.is_held(pass, key, tombstone).await? {
+                    return Ok(());
+                }
+                if !pass.policy.dry_run && pass.tenant_budget.try_take(&key.tenant, pass.policy) {
+                    pass.pace().await;
+                    if pass.is_stale() {
+                        return Ok(());
+                    }
+                    self.bucket.delete(&path).await?;
+                    // A walk of folders may not have come to it yet; the next count is right.
+                    if self.bucket.open().directory().is_none() {
+                        pass.count.deleted(&key.tenant, meta.size);
+                    }
+                    self.bucket.reached(Transition::ObjectDeleted);
+                    self.note_gone(key).await?;
+                }
+                pass.report.deleted += 1;
+                pass.report.deleted_bytes += meta.size;
+            }
+            None if age >= pass.policy.grace + pass.policy.tombstone_retention => {
+                self.expire_tombstone(pass, key, tombstone).await?;
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Deletes a tombstone whose retention has ended; starts the retention where no collector has recorded it.
+    async fn expire_tombstone(
+        &self,
+        pass: &mut GcPass<'_>,
+        key: &ChunkKey,
+        tombstone: &ObjectMeta,
+    ) -> Result<(), StorageError> {
+        let note = self.bucket.path(&Key::Gone(key.clone()));
+        // Of the same moment, the one that was listed may look younger than the one that was asked for.
+        let younger = |note: &ObjectMeta| {
+            StoreTime::of(tombstone).since(StoreTime::of(note)) <= limits::STORE_DATE_UNIT
+        };
+        let noted = self.meta_of(&note).await?.filter(younger);
+        let Some(noted) = noted else {
+            if !pass.policy.dry_run && !pass.is_stale() {
+                // Whoever deleted the bytes ended before it could say so; or all there is is a plain form that nobody reads.
+                self.bucket.delete(&self.bucket.path(&Key::Chunk(key.clone()))).await?;
+                self.note_gone(key).await?;
+            }
+            return Ok(());
+        };
+        if pass.now.age(&noted) < pass.policy.tombstone_retention {
+            return Ok(());
+        }
+        pass.report.tombstones_deleted += 1;
+        if !pass.policy.dry_run {
+            pass.pace().await;
+            self.bucket.delete(&tombstone.location).await?;
+            self.bucket.reached(Transition::TombstoneDeleted);
+            self.bucket.delete(&note).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a note that has outlived its tombstone: its collector stopped between the two deletions.
+    pub(super) async fn delete_stray_note(
+        &self,
+        pass: &mut GcPass<'_>,
+        key: &ChunkKey,
+        note: &ObjectMeta,
+    ) -> Result<(), StorageError> {
+        // As long as it may still be on its tombstone's way, nobody asks.
+        let is_late =
+            pass.now.age(note) >= pass.policy.grace + pass.policy.tombstone_retention.saturating_mul(2);
+        let tombstone = self.bucket.path(&Key::Tombstone(key.clone()));
+        if is_late && !pass.policy.dry_run && self.meta_of(&tombstone).await?.is_none() {
+            self.bucket.delete(&note.location).await?;
+        }
+        Ok(())
+    }
+
+    async fn note_gone(&self, key: &ChunkKey) -> Result<(), StorageError> {
+        let path = self.bucket.path(&Key::Gone(key.clone()));
+        self.bucket.put(&path, PutPayload::new(), "writing down that an object is gone").await?;
+        self.bucket.reached(Transition::GoneNoted);
+        Ok(())
+    }
+
+    async fn meta_of(&self, path: &object_store::path::Path) -> Result<Option<ObjectMeta>, StorageError> {
+        self.bucket.head(path, "asking for an object under a tombstone").await
+    }
+
+    /// What writers that ended left behind: staging files of a directory, uploads in parts of a bucket.
+    pub(super) async fn sweep_leftovers(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
+        if let Some(directory) = self.bucket.open().directory().cloned() {
+            let (age, dry_run) = (pass.policy.leftovers_age, pass.policy.dry_run);
+            let swept = blocking(move || super::leftovers::sweep(&directory, age, dry_run));
+            match swept.await? {
+                Ok(count) => pass.report.leftovers_deleted += count,
+                Err(error) => tracing::warn!(%error, "the store's directory cannot be looked through"),
+            }
+        }
+        if let Err(error) = self.abort_unfinished(pass).await {
+            // Nothing rests on it, and many stores have rules of their own for this.
+            tracing::warn!(%error, "unfinished uploads in parts stay; is s3:ListBucketMultipartUploads allowed?");
+        }
+        Ok(())
+    }
+
+    /// Aborts uploads in parts that are older than any writer lives.
+    async fn abort_unfinished(&self, pass: &mut GcPass<'_>) -> object_store::Result<()> {
+        let Some(uploads) = self.bucket.open().unfinished() else { return Ok(()) };
+        for upload in uploads.list(&self.bucket.layout().tenants_prefix()).await? {
+            if pass.now.since(StoreTime(upload.begun_ms)) < pass.policy.leftovers_age {
+                continue;
+            }
+            if !pass.policy.dry_run {
+                pass.pace().await;
+                uploads.abort(&upload).await?;
+            }
+            pass.report.leftovers_deleted += 1;
+        }
+        Ok(())
+    }
+}

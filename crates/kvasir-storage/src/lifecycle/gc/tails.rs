@@ -1,0 +1,66 @@
+//! Tails that a longer chunk contains: a conversation's end is stored, goes on, and is stored longer. The shorter one is
+//! of no use any more.
+//!
+//! They are found in the hot index of whoever leads the pass, where siblings are neighbours; what it does not know is
+//! left for a leader who does. What is found is proved from the store: both heads are read, the longer object is read
+//! whole, and the tokens decide.
+
+use kvasir_types::{BLOCK_TOKENS, Reuse};
+
+use super::{super::Lifecycle, GcPass};
+use crate::{
+    StorageError,
+    index::Scope,
+    layout::{ChunkKey, Key},
+};
+
+impl Lifecycle {
+    /// Whether a longer sibling holds all of `key`, proved from the store.
+    pub(super) async fn is_contained_tail(
+        &self,
+        pass: &GcPass<'_>,
+        key: &ChunkKey,
+    ) -> Result<bool, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        let Some(entry) = self.reads.index().entry(scope, key.object_digest) else { return Ok(false) };
+        let index = self.reads.index().index();
+        let Some(longer) = index.longer_sibling(scope, &entry) else { return Ok(false) };
+        // Whoever begins behind this chunk would lose what it stands on; and whole caches are of use only whole.
+        let is_whole = self.catalog.model(&key.tenant, &key.model_id).await?.reuse == Reuse::Whole;
+        if is_whole || index.has_children(scope, &entry.row.seq_hash) {
+            return Ok(false);
+        }
+        let longer =
+            ChunkKey { seq_hash: longer.seq_hash, object_digest: longer.object_digest, ..key.clone() };
+        match self.contains(pass, &longer, key).await {
+            Err(error) if error.is_of_one_object() => Ok(false),
+            proved => proved,
+        }
+    }
+
+    /// Whether `longer` stays, is sound, and holds all of `shorter`'s tokens behind the same parent.
+    async fn contains(
+        &self,
+        pass: &GcPass<'_>,
+        longer: &ChunkKey,
+        shorter: &ChunkKey,
+    ) -> Result<bool, StorageError> {
+        let path = self.bucket.path(&Key::Chunk(longer.clone()));
+        let Some(meta) = self.bucket.head(&path, "asking for a longer sibling").await? else {
+            return Ok(false);
+        };
+        let tombstones = self.reads.tombstones();
+        let is_settled = pass.now.age(&meta) >= pass.policy.grace;
+        if !is_settled || tombstones.has(longer).await? || tombstones.has(shorter).await? {
+            return Ok(false);
+        }
+        let (long, short) = (self.reads.read_head(longer).await?, self.reads.read_head(shorter).await?);
+        let holds = long.header.parent_hash == short.header.parent_hash
+            && long.tokens.len() > short.tokens.len()
+            && long.tokens.starts_with(&short.tokens)
+            && long.header.kl_beneath <= short.header.kl_beneath
+            && long.header.profile_hash == short.header.profile_hash
+            && short.tokens.len() >= BLOCK_TOKENS;
+        Ok(holds && self.reads.is_what_it_is_called(longer).await?)
+    }
+}

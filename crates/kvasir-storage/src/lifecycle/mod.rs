@@ -1,0 +1,49 @@
+//! The end of chunk objects, and the care of those that stay: removal, collection, scrubbing, rebuilding the index.
+
+pub mod gc;
+mod rebuild;
+mod removals;
+mod scrub;
+
+use std::sync::Arc;
+
+pub use self::{rebuild::RebuildProgress, scrub::ScrubReport};
+use kvasir_types::Name;
+
+use crate::{
+    cache::BoundedMap,
+    catalog::{Catalog, Salt},
+    changes::Changes,
+    contexts::Contexts,
+    ingest::DirectUploads,
+    limits,
+    read::Reads,
+    store::Bucket,
+};
+
+/// Removes, collects, scrubs and rebuilds.
+#[derive(Debug)]
+pub struct Lifecycle {
+    bucket: Arc<Bucket>,
+    catalog: Arc<Catalog>,
+    reads: Arc<Reads>,
+    changes: Arc<Changes>,
+    contexts: Arc<Contexts>,
+    uploads: Arc<DirectUploads>,
+    /// Expired salts whose chunks this replica has marked deleted.
+    swept: BoundedMap<(Name, Name, Salt), ()>,
+}
+
+impl Lifecycle {
+    pub(crate) fn new(
+        bucket: Arc<Bucket>,
+        catalog: Arc<Catalog>,
+        reads: Arc<Reads>,
+        changes: Arc<Changes>,
+        contexts: Arc<Contexts>,
+        uploads: Arc<DirectUploads>,
+    ) -> Self {
+        let swept = BoundedMap::new(limits::MODELS_CACHED_MAX, None);
+        Self { bucket, catalog, reads, changes, contexts, uploads, swept }
+    }
+}

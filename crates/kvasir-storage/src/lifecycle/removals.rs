@@ -1,0 +1,73 @@
+//! Removal: by request, and the tombstones of all who remove.
+
+use futures::TryStreamExt;
+use kvasir_types::{ModelId, Name, SeqHash};
+use object_store::PutPayload;
+
+use super::Lifecycle;
+use crate::{
+    StorageError,
+    changes::journal::JournalEntry,
+    index::Scope,
+    layout::{ChunkKey, Key},
+    removal::Removal,
+    transitions::Transition,
+};
+
+impl Lifecycle {
+    /// Removes one object of a chunk: hidden from lookups now, gone after the grace. Idempotent. Durable in the journal when
+    /// it returns, so that the other replicas learn it whatever happens to this one.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store): then it may be sent again.
+    pub async fn remove(&self, key: &ChunkKey) -> Result<(), StorageError> {
+        self.reads.object_bytes(key).await?;
+        let dropped = self.changes.dropped_entries();
+        self.write_tombstone(key, Removal::Removed).await?;
+        self.changes.append_all_since(dropped).await
+    }
+
+    /// Removes all objects of a chunk, as [`remove`](Self::remove) does. Gives how many there were.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store): then it may be sent again.
+    pub async fn remove_chunk(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Result<usize, StorageError> {
+        let prefix = self.bucket.layout().chunk_prefix(tenant, model_id, seq_hash);
+        let mut listing = self.bucket.list(&prefix, "listing a chunk's objects");
+        let (mut removed, dropped) = (0, self.changes.dropped_entries());
+        while let Some((key, _)) = listing.try_next().await? {
+            if let Key::Chunk(key) = key {
+                self.write_tombstone(&key, Removal::Removed).await?;
+                removed += 1;
+            }
+        }
+        self.changes.append_all_since(dropped).await?;
+        let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
+        if removed == 0 { Err(unknown) } else { Ok(removed) }
+    }
+
+    /// Writes an object's tombstone, forgets the object, and announces the removal.
+    pub(super) async fn write_tombstone(&self, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
+        let path = self.bucket.path(&Key::Tombstone(key.clone()));
+        let payload = || PutPayload::from_static(reason.as_str().as_bytes());
+        const WRITING: &str = "writing a tombstone";
+        // The first one counts: a later one must not make an object younger. But a removal by request is never lifted, so it
+        // takes the place of one that may be.
+        if !self.bucket.create(&path, payload(), WRITING).await? && !reason.is_the_collectors() {
+            let there = self.reads.tombstones().reason_at(&path).await?;
+            if there.is_none_or(Removal::is_the_collectors) {
+                self.bucket.put(&path, payload(), WRITING).await?;
+            }
+        }
+        self.bucket.reached(Transition::TombstoneWritten);
+        self.reads.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+        let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
+        self.changes.publish(JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason });
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! Reading stored objects again, and comparing their bytes with their names.
+
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use tokio::time::Instant;
+
+use super::Lifecycle;
+use crate::{StorageError, layout::Key, removal::Removal};
+
+/// What a scrub found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ScrubReport {
+    /// Objects read.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Objects that were wrong twice and have a tombstone now.
+    pub quarantined: u64,
+    /// Objects that could not be read.
+    pub unread: u64,
+    /// Objects that were read wrongly once and rightly the second time.
+    pub misread: u64,
+}
+
+impl Lifecycle {
+    /// Reads every chunk object at `bytes_per_second` (zero: as fast as it goes) and compares it with its name. One that
+    /// is wrong twice is quarantined: hidden from lookups now, deleted after the grace; in a dry run it is only counted.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`] when the store cannot be listed. Single objects that fail are counted.
+    pub async fn scrub(
+        &self,
+        bytes_per_second: u64,
+        dry_run: bool,
+        mut progress: impl FnMut(&ScrubReport),
+    ) -> Result<ScrubReport, StorageError> {
+        let prefix = self.bucket.layout().tenants_prefix();
+        let mut listing = self.bucket.list(&prefix, "listing the store for a scrub");
+        let (start, mut report) = (Instant::now(), ScrubReport::default());
+        while let Some((key, meta)) = listing.try_next().await? {
+            let Key::Chunk(key) = key else { continue };
+            match self.reads.is_what_it_is_called(&key).await {
+                Ok(true) => {}
+                Ok(false) => match self.reads.is_what_it_is_called(&key).await {
+                    Ok(false) => {
+                        tracing::error!(
+                            ?key,
+                            dry_run,
+                            "an object is corrupt in the store and is quarantined"
+                        );
+                        if !dry_run {
+                            self.write_tombstone(&key, Removal::Corrupt).await?;
+                        }
+                        report.quarantined += 1;
+                    }
+                    Ok(true) => {
+                        tracing::warn!(?key, "an object was read wrongly once");
+                        report.misread += 1;
+                    }
+                    Err(_) => report.unread += 1,
+                },
+                // It went meanwhile, or is a plain object of a tenant that has a key by now.
+                Err(StorageError::UnknownChunk { .. }) => continue,
+                Err(_) => report.unread += 1,
+            }
+            report.objects += 1;
+            report.bytes += meta.size;
+            progress(&report);
+            if bytes_per_second > 0 {
+                let due = Duration::from_secs_f64(report.bytes as f64 / bytes_per_second as f64);
+                tokio::time::sleep_until(start + due).await;
+            }
+        }
+        Ok(report)
+    }
+}

@@ -1,0 +1,120 @@
+//! Reads of objects by presigned URLs: the store serves the bytes, not the service.
+
+use std::{sync::Arc, time::Duration};
+
+use kvasir_api::Via;
+use kvasir_types::{Name, ObjectDigest};
+
+use super::Reads;
+use crate::{
+    DirectSettings, StorageError,
+    cache::BoundedMap,
+    index::Scope,
+    layout::{ChunkKey, Key},
+    limits,
+    presign::Presigner,
+    store::Bucket,
+};
+
+/// Whether clients may reach the store, and for how long.
+#[derive(Debug)]
+pub(crate) struct DirectPath {
+    bucket: Arc<Bucket>,
+    settings: DirectSettings,
+}
+
+impl DirectPath {
+    pub(crate) fn new(bucket: Arc<Bucket>, settings: DirectSettings) -> Self {
+        Self { bucket, settings }
+    }
+
+    pub(crate) fn url_ttl(&self) -> Duration {
+        self.settings.url_ttl
+    }
+
+    pub(crate) fn upload_ttl(&self) -> Duration {
+        self.settings.upload_ttl
+    }
+
+    /// What signs URLs for `tenant`.
+    pub(crate) fn presigner(&self, tenant: &Name) -> Result<&Presigner, StorageError> {
+        let reason = match self.bucket.open().presigner() {
+            // Clients hold no keys.
+            _ if self.bucket.seals(tenant) => "the tenant's objects are encrypted at rest",
+            _ if !self.settings.enabled => "the direct path is switched off (direct.enabled)",
+            None => "this kind of store has no presigned URLs",
+            Some(presigner) => return Ok(presigner),
+        };
+        Err(StorageError::DirectUnavailable { reason })
+    }
+}
+
+/// Reads by URL.
+#[derive(Debug)]
+pub struct DirectReads {
+    path: Arc<DirectPath>,
+    bucket: Arc<Bucket>,
+    reads: Arc<Reads>,
+    /// Objects whose URL was asked for once.
+    seen: BoundedMap<(Scope, ObjectDigest), ()>,
+}
+
+impl DirectReads {
+    pub(crate) fn new(path: Arc<DirectPath>, bucket: Arc<Bucket>, reads: Arc<Reads>) -> Self {
+        Self { path, bucket, reads, seen: BoundedMap::new(limits::DIRECT_SEEN_MAX, None) }
+    }
+
+    /// Whether clients may reach the store directly.
+    pub fn is_direct(&self, tenant: &Name) -> bool {
+        self.path.presigner(tenant).is_ok()
+    }
+
+    /// Whether the store compares uploads with their signed checksum.
+    pub fn has_checksums(&self) -> bool {
+        self.bucket.open().presigner().is_some_and(Presigner::has_checksums)
+    }
+
+    /// A presigned URL of an object that is there and not being deleted, and its life in seconds.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`DirectUnavailable`](StorageError::DirectUnavailable),
+    /// [`Store`](StorageError::Store).
+    pub async fn object_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
+        self.reads.object_bytes(key).await?;
+        if self.reads.tombstones().has(key).await? {
+            let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
+            return Err(StorageError::UnknownChunk { seq_hash, object_digest });
+        }
+        self.sign(key).await
+    }
+
+    /// How to read an object: by URL where it can be, else through the service.
+    pub async fn via(&self, key: &ChunkKey, direct: bool) -> Via {
+        if !direct {
+            return Via::Proxy;
+        }
+        match self.sign(key).await {
+            Ok((url, expires_in_s)) => Via::Direct { url, expires_in_s },
+            Err(StorageError::DirectUnavailable { .. }) => Via::Proxy,
+            Err(error) => {
+                tracing::warn!(%error, "a URL could not be signed; the object is read through the service");
+                Via::Proxy
+            }
+        }
+    }
+
+    async fn sign(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
+        let life = self.path.url_ttl();
+        let path = self.bucket.path(&Key::Chunk(key.clone()));
+        let url = self.path.presigner(&key.tenant)?.get(&path, life).await;
+        let url = url.map_err(StorageError::store("signing a URL"))?;
+        // One URL is no sign that the object is read again. Of the second on, the tier keeps the base.
+        let object = (Scope::new(&key.tenant, &key.model_id), key.object_digest);
+        if self.seen.contains(&object) {
+            self.reads.prefetch_base(key);
+        } else {
+            self.seen.insert(object, ());
+        }
+        Ok((url.into(), life.as_secs()))
+    }
+}

@@ -1,0 +1,277 @@
+//! Reads of objects and their heads, from the store where the hot tier has nothing.
+
+use std::{ops::Range, sync::Arc};
+
+use futures::TryStreamExt;
+use kvasir_container::{ChunkHeader, HEADER_BYTES, Head};
+use kvasir_types::{Level, ModelId, Name, ObjectDigest, SeqHash};
+use object_store::{GetOptions, GetRange, ObjectStoreExt};
+
+use super::Reads;
+use crate::{
+    StorageError,
+    hot::RequestHint,
+    index::{IndexEntry, IndexRow, Scope, prefer},
+    layout::{ChunkKey, Key},
+    limits,
+    seal::SealError,
+    store::{ByteRange, ObjectRead},
+};
+
+impl Reads {
+    /// Opens a read of one object, through the hot tier where there is one. A missing object corrects the index.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Range`](StorageError::Range), [`Corrupt`](StorageError::Corrupt),
+    /// [`Store`](StorageError::Store).
+    pub async fn read(
+        self: &Arc<Self>,
+        key: &ChunkKey,
+        range: ByteRange,
+        hint: &RequestHint,
+    ) -> Result<ObjectRead, StorageError> {
+        self.index.note_use(Scope::new(&key.tenant, &key.model_id), key.object_digest, None);
+        match &self.tier {
+            Some(hot) => self.read_hot(hot, key, range, hint).await,
+            None => self.read_store(key, range).await,
+        }
+    }
+
+    /// Opens a read of the store itself.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn read_store(
+        self: &Arc<Self>,
+        key: &ChunkKey,
+        range: ByteRange,
+    ) -> Result<ObjectRead, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        let known = self.index.row(scope, key.object_digest).map(|row| row.object_bytes);
+        let object_bytes = match (known, range) {
+            (Some(bytes), _) => Some(bytes),
+            // Stores differ in what they answer to suffixes and to ranges past the end: ask for the size first.
+            (None, ByteRange::Suffix(_) | ByteRange::From(_) | ByteRange::Bounded(..)) => {
+                Some(self.object_bytes(key).await?)
+            }
+            (None, ByteRange::Whole) => None,
+        };
+        let wanted = match object_bytes {
+            Some(bytes) => Some(range.resolve(bytes).ok_or(StorageError::Range { object_bytes: bytes })?),
+            None => None,
+        };
+        self.open(key, wanted, object_bytes).await
+    }
+
+    /// Reads `wanted`, or all, of an object in the store, whose size is known or not.
+    pub(super) async fn open(
+        self: &Arc<Self>,
+        key: &ChunkKey,
+        wanted: Option<Range<u64>>,
+        object_bytes: Option<u64>,
+    ) -> Result<ObjectRead, StorageError> {
+        let whole = wanted.as_ref().is_none_or(|w| w.start == 0 && Some(w.end) == object_bytes);
+        let options = GetOptions {
+            range: wanted.clone().filter(|_| !whole).map(GetRange::Bounded),
+            ..GetOptions::default()
+        };
+        let path = self.bucket.path(&Key::Chunk(key.clone()));
+        let result = self.bucket.objects().get_opts(&path, options).await;
+        let result = result.map_err(|e| self.read_failed(key, "reading an object", e))?;
+        let object_bytes = object_bytes.unwrap_or(result.meta.size);
+        let wanted = wanted.unwrap_or(0..object_bytes);
+        if result.meta.size != object_bytes || result.range != wanted {
+            return Err(self.corrupt(key, format!("{} bytes instead of {object_bytes}", result.meta.size)));
+        }
+        let (this, key) = (Arc::clone(self), key.clone());
+        let failed = move |error| this.read_failed(&key, "reading an object", error);
+        Ok(ObjectRead::of(result, wanted, object_bytes, failed))
+    }
+
+    /// Size of an object.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
+    pub async fn object_bytes(&self, key: &ChunkKey) -> Result<u64, StorageError> {
+        let meta = self.bucket.objects().head(&self.bucket.path(&Key::Chunk(key.clone()))).await;
+        Ok(meta.map_err(|e| self.read_failed(key, "asking for an object", e))?.size)
+    }
+
+    /// Length of the object's prefix that decodes to `level`.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownLevel`], and as [`row`](Self::row).
+    pub async fn level_bytes(&self, key: &ChunkKey, level: Level) -> Result<u64, StorageError> {
+        let row = self.row(key).await?;
+        let unknown = StorageError::UnknownLevel { level, levels: row.level_bytes.len() };
+        row.level_bytes.get(level.index()).copied().ok_or(unknown)
+    }
+
+    /// What a chunk object's head says, remembered or read.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Corrupt`](StorageError::Corrupt), [`Store`](StorageError::Store).
+    pub async fn row(&self, key: &ChunkKey) -> Result<Arc<IndexRow>, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        match self.index.row(scope, key.object_digest) {
+            Some(row) => Ok(row),
+            None => Ok(Arc::clone(&self.entry(key).await?.row)),
+        }
+    }
+
+    /// As [`row`](Self::row), and what the chunk follows.
+    pub(crate) async fn entry(&self, key: &ChunkKey) -> Result<Arc<IndexEntry>, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        if let Some(entry) = self.index.entry(scope, key.object_digest) {
+            return Ok(entry);
+        }
+        let entry = Arc::new(IndexEntry::of_head(&self.head(key).await?, key.object_digest));
+        self.index.insert_unless_gone(scope, &entry);
+        self.index.note_row(scope, &entry.row);
+        Ok(entry)
+    }
+
+    /// Reads and verifies a head: header, directory, tokens, chain, and that it is the chunk its key names.
+    pub(crate) async fn read_head(&self, key: &ChunkKey) -> Result<Head, StorageError> {
+        let path = self.bucket.path(&Key::Chunk(key.clone()));
+        match self.head_at(&path, key).await {
+            Err(StorageError::Store { operation, source }) => Err(self.read_failed(key, operation, source)),
+            Err(StorageError::InvalidChunk(error)) => Err(self.corrupt(key, error.to_string())),
+            Err(error @ StorageError::ChunkMismatch { .. }) => Err(self.corrupt(key, error.to_string())),
+            other => other,
+        }
+    }
+
+    /// As [`read_head`](Self::read_head), of an object that lies elsewhere.
+    pub(crate) async fn head_at(
+        &self,
+        path: &object_store::path::Path,
+        key: &ChunkKey,
+    ) -> Result<Head, StorageError> {
+        let front = async |bytes: u64| {
+            let front = self.bucket.objects().get_range(path, 0..bytes.max(HEADER_BYTES as u64)).await;
+            front.map_err(StorageError::store("reading an object's head"))
+        };
+        let first = front(limits::HEAD_GUESS_BYTES).await?;
+        let head_bytes = ChunkHeader::parse(&first)?.head_bytes();
+        let bytes = if head_bytes <= first.len() as u64 { first } else { front(head_bytes).await? };
+        let head = Head::parse(&bytes)?;
+        head.verify_chain()?;
+        let differs = |field, found: String, expected: String| {
+            if found == expected {
+                Ok(())
+            } else {
+                Err(StorageError::ChunkMismatch { field, found, expected })
+            }
+        };
+        differs("model_id", head.header.model_id.to_string(), key.model_id.to_string())?;
+        differs("seq_hash", head.header.seq_hash.to_string(), key.seq_hash.to_string())?;
+        Ok(head)
+    }
+
+    /// The object of a chunk that readers prefer: the smallest error beneath, then the smallest digest.
+    ///
+    /// # Errors
+    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
+    pub async fn preferred(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Result<ChunkKey, StorageError> {
+        let mut best: Option<(ChunkKey, Arc<IndexRow>)> = None;
+        let mut keys = self.offered_objects(tenant, model_id, seq_hash).await?;
+        if keys.len() == 1 {
+            return keys.pop().ok_or(StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None });
+        }
+        let mut lost_key = None;
+        for key in keys {
+            match self.row(&key).await {
+                Ok(row) if best.as_ref().is_none_or(|(_, other)| prefer(&row, other)) => {
+                    best = Some((key, row))
+                }
+                Err(error @ StorageError::KeyLost { .. }) => lost_key = Some(error),
+                Ok(_) | Err(StorageError::UnknownChunk { .. } | StorageError::Corrupt { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let none = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
+        best.map(|(key, _)| key).ok_or(lost_key.unwrap_or(none))
+    }
+
+    /// The objects of a chunk that the store lists and that have no tombstone, in the order of their digests.
+    pub(crate) async fn offered_objects(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Result<Vec<ChunkKey>, StorageError> {
+        let prefix = self.bucket.layout().chunk_prefix(tenant, model_id, seq_hash);
+        let mut listing = self.bucket.list(&prefix, "listing a chunk's objects");
+        let (mut keys, mut removed) = (Vec::new(), None);
+        while keys.len() < limits::OBJECTS_PER_SEQ_MAX
+            && let Some((key, _)) = listing.try_next().await?
+        {
+            let Key::Chunk(key) = key else { continue };
+            // Most chunks that are looked for are not there: their tombstones are not listed.
+            if removed.is_none() {
+                removed = Some(self.tombstones.of_chunk(tenant, model_id, seq_hash).await?);
+            }
+            if removed.as_ref().is_none_or(|removed| !removed.contains(&key.object_digest)) {
+                keys.push(key);
+            }
+        }
+        keys.sort();
+        // An object is listed twice where its plain form lies beside the sealed one.
+        keys.dedup();
+        Ok(keys)
+    }
+
+    fn read_failed(
+        &self,
+        key: &ChunkKey,
+        operation: &'static str,
+        error: object_store::Error,
+    ) -> StorageError {
+        if let object_store::Error::NotFound { .. } = error {
+            self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+            let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
+            return StorageError::UnknownChunk { seq_hash, object_digest };
+        }
+        match SealError::of(&error) {
+            Some(SealError::Altered) => self.corrupt(key, SealError::Altered.to_string()),
+            _ => StorageError::store(operation)(error),
+        }
+    }
+
+    /// A corrupt object is as good as gone: hidden from lookups here, and written anew when it is stored again.
+    fn corrupt(&self, key: &ChunkKey, reason: String) -> StorageError {
+        self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+        StorageError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason }
+    }
+
+    /// Takes an object that is gone or broken out of the index and the hot tier.
+    pub(crate) fn forget(&self, scope: Scope, object: ObjectDigest) {
+        self.index.remove(scope, object);
+        if let Some(hot) = &self.tier {
+            hot.forget(scope, object);
+        }
+    }
+
+    /// Reads all of an object: is the hash of its bytes its name?
+    pub(crate) async fn is_what_it_is_called(self: &Arc<Self>, key: &ChunkKey) -> Result<bool, StorageError> {
+        let digest = async {
+            let mut read = self.read_store(key, ByteRange::Whole).await?.bytes;
+            let mut digest = blake3::Hasher::new();
+            while let Some(part) = read.try_next().await? {
+                digest.update(&part);
+            }
+            Ok(digest.finalize())
+        };
+        match digest.await {
+            Ok(digest) => Ok(digest == *key.object_digest.as_bytes()),
+            Err(StorageError::Corrupt { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

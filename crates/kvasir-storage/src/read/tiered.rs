@@ -1,0 +1,175 @@
+//! Reads through the hot tier, and what lookups tell it.
+
+use std::{ops::Range, sync::Arc};
+
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use kvasir_container::{ChunkHeader, Head};
+use kvasir_types::{Level, Medium, Name, SeqHash};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::Reads;
+use crate::{
+    StorageError,
+    eviction::ClassId,
+    hot::{FrameKey, HotCache, HotContext, HotObject, RangeReader, RequestHint},
+    index::{Scope, Walk},
+    layout::ChunkKey,
+    limits,
+    store::{ByteRange, ObjectRead},
+};
+
+impl Reads {
+    /// The hot tier, where there is one.
+    pub fn tier(&self) -> Option<&Arc<HotCache>> {
+        self.tier.as_ref()
+    }
+
+    /// Reads from the hot tier what is there, and the rest from the store, once for all who ask.
+    pub(super) async fn read_hot(
+        self: &Arc<Self>,
+        hot: &Arc<HotCache>,
+        key: &ChunkKey,
+        range: ByteRange,
+        hint: &RequestHint,
+    ) -> Result<ObjectRead, StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        let object = match hot.object(scope, key.object_digest) {
+            Some(object) => object,
+            None => self.register_object(hot, key, &self.head(key).await?),
+        };
+        let object_bytes = object.bytes();
+        let range = range.resolve(object_bytes).ok_or(StorageError::Range { object_bytes })?;
+        let context = hot.requests().context(&object, hint, hot.tier().now());
+        self.read_ahead(hot, &object, context, range.end);
+        let mut bytes =
+            hot.tier().read(&object, range.clone(), context, self.range_reader(key, object_bytes));
+        // The first bytes before the answer begins: what is not there is said, rather than cut off.
+        let first = bytes.try_next().await.inspect_err(|error| self.evict_if_corrupt(scope, error))?;
+        let this = Arc::clone(self);
+        let rest = bytes.inspect_err(move |error| this.evict_if_corrupt(scope, error));
+        Ok(ObjectRead { range, object_bytes, bytes: stream::iter(first.map(Ok)).chain(rest).boxed() })
+    }
+
+    /// Registers with the hot tier how an object is cut into frames, and what its tokens cost.
+    pub(crate) fn register_object(&self, hot: &HotCache, key: &ChunkKey, head: &Head) -> Arc<HotObject> {
+        let ChunkHeader { first_position, token_count, .. } = head.header;
+        let seconds = self.catalog.recompute_seconds(&key.tenant, &key.model_id, first_position, token_count);
+        hot.register_object(Scope::new(&key.tenant, &key.model_id), key, head, seconds)
+    }
+
+    /// A head from the hot tier or the store, verified.
+    pub(crate) async fn head(&self, key: &ChunkKey) -> Result<Head, StorageError> {
+        if let Some(hot) = &self.tier
+            && let Some(frame) = hot.tier().first_frame(key).await
+            && let Ok(head) = Head::parse(&frame)
+        {
+            return Ok(head);
+        }
+        self.read_head(key).await
+    }
+
+    /// Forgets the object that an error says is corrupt in the store.
+    fn evict_if_corrupt(&self, scope: Scope, error: &StorageError) {
+        if let StorageError::Corrupt { object_digest, .. } = error {
+            self.forget(scope, *object_digest);
+        }
+    }
+
+    /// Reads ranges of an object from the store, for the hot tier.
+    fn range_reader(self: &Arc<Self>, key: &ChunkKey, object_bytes: u64) -> RangeReader {
+        let (this, key) = (Arc::clone(self), key.clone());
+        Arc::new(move |range: Range<u64>| {
+            let (this, key) = (Arc::clone(&this), key.clone());
+            async move { Ok(this.open(&key, Some(range), Some(object_bytes)).await?.bytes) }.boxed()
+        })
+    }
+
+    /// Brings the chunks behind one that is read, as much of each as is read of this one.
+    fn read_ahead(
+        self: &Arc<Self>,
+        hot: &Arc<HotCache>,
+        object: &Arc<HotObject>,
+        context: HotContext,
+        end: u64,
+    ) {
+        let count = hot.tier().settings().read_ahead_chunks;
+        if count == 0 {
+            return;
+        }
+        let levels = object.levels_within(end).max(1);
+        for key in hot.requests().behind(object, &context, count) {
+            let scope = Scope::new(&key.tenant, &key.model_id);
+            let row = self.index.row(scope, key.object_digest);
+            let wanted =
+                row.and_then(|row| row.level_bytes.get(levels - 1).or(row.level_bytes.last()).copied());
+            let Some(wanted) = wanted else { continue };
+            if matches!(hot.tier().medium_of_prefix(&key, wanted), Medium::Cpu) {
+                continue;
+            }
+            let Some(permit) = hot.tier().prefetch_permit() else { return };
+            self.spawn_read_ahead(hot, key, permit, move |_, _| (wanted, context));
+        }
+    }
+
+    /// Takes in the base of an object that clients read directly, if the tier has capacity for prefetches.
+    pub(super) fn prefetch_base(self: &Arc<Self>, key: &ChunkKey) {
+        let Some(hot) = &self.tier else { return };
+        let Some(permit) = hot.tier().prefetch_permit() else { return };
+        let (this, requests) = (Arc::clone(self), Arc::clone(hot));
+        self.spawn_read_ahead(hot, key.clone(), permit, move |head, object| {
+            let base = this.offered_bytes(&[head.level_bytes(Level::BASE).unwrap_or(0)]);
+            (base, requests.requests().context(object, &RequestHint::default(), requests.tier().now()))
+        });
+    }
+
+    /// Reads the head of an object, and then as much of it into the tier as `wanted` says.
+    fn spawn_read_ahead(
+        self: &Arc<Self>,
+        hot: &Arc<HotCache>,
+        key: ChunkKey,
+        permit: OwnedSemaphorePermit,
+        wanted: impl FnOnce(&Head, &Arc<HotObject>) -> (u64, HotContext) + Send + 'static,
+    ) {
+        let (this, hot) = (Arc::clone(self), Arc::clone(hot));
+        tokio::spawn(async move {
+            let Ok(head) = this.head(&key).await else { return };
+            let object = this.register_object(&hot, &key, &head);
+            let (bytes, context) = wanted(&head, &object);
+            let source = this.range_reader(&key, object.bytes());
+            hot.tier().read_ahead(&object, 0..bytes, context, source).await;
+            drop(permit);
+        });
+    }
+
+    /// Bytes of an object's prefix that are taken in when it is stored: its base, if a hot tier wants it.
+    pub(crate) fn offered_bytes(&self, level_bytes: &[u64]) -> u64 {
+        let base = level_bytes.first().copied().unwrap_or(0);
+        if self.tier.is_some() { base.min(limits::HOT_FETCH_BYTES) } else { 0 }
+    }
+
+    /// Tells the hot tier of a lookup and what it found. Gives the request's class.
+    pub(crate) fn note_lookup(
+        &self,
+        tenant: &Name,
+        scope: Scope,
+        hint: &RequestHint,
+        blocks: &[SeqHash],
+        walk: &Walk,
+        found: &Arc<[ChunkKey]>,
+    ) -> Option<ClassId> {
+        let hot = self.tier.as_ref()?;
+        for chunk in &walk.chunks {
+            if self.index.row(scope, chunk.row.object_digest).is_none() {
+                self.index.note_row(scope, &Arc::new(chunk.row.clone()));
+            }
+        }
+        Some(hot.requests().record_lookup(tenant, hint, blocks, found, hot.tier().now()))
+    }
+
+    /// Where the base of an object is.
+    pub(crate) fn medium(&self, scope: Scope, key: &ChunkKey, level_bytes: &[u64]) -> Medium {
+        let base = level_bytes.first().copied().unwrap_or(0);
+        let Some(hot) = &self.tier else { return Medium::Object };
+        hot.tier().medium_from(FrameKey::first_of(scope, &key.seq_hash, &key.object_digest), base)
+    }
+}

@@ -1,0 +1,56 @@
+//! Tombstones, as readers and writers look for them: what has one is not offered, and its name is not written again.
+
+use std::{collections::HashSet, sync::Arc};
+
+use futures::TryStreamExt;
+use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
+use object_store::path::Path;
+
+use crate::{
+    StorageError,
+    layout::{ChunkKey, Key},
+    removal::Removal,
+    store::Bucket,
+};
+
+/// The tombstones in the bucket.
+#[derive(Debug)]
+pub(crate) struct Tombstones {
+    bucket: Arc<Bucket>,
+}
+
+impl Tombstones {
+    pub(crate) fn new(bucket: Arc<Bucket>) -> Self {
+        Self { bucket }
+    }
+
+    /// Whether an object has one.
+    pub(crate) async fn has(&self, key: &ChunkKey) -> Result<bool, StorageError> {
+        let path = self.bucket.path(&Key::Tombstone(key.clone()));
+        Ok(self.bucket.head(&path, "asking for a tombstone").await?.is_some())
+    }
+
+    /// The objects of a chunk that have one: one listing, however many there are.
+    pub(crate) async fn of_chunk(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Result<HashSet<ObjectDigest>, StorageError> {
+        let prefix = self.bucket.layout().tombstones_prefix(tenant, model_id, seq_hash);
+        let mut listing = self.bucket.list(&prefix, "listing a chunk's tombstones");
+        let mut removed = HashSet::new();
+        while let Some((key, _)) = listing.try_next().await? {
+            if let Key::Tombstone(key) = key {
+                removed.insert(key.object_digest);
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Why the one at `path` is there; none where it is not, or gives no known reason.
+    pub(crate) async fn reason_at(&self, path: &Path) -> Result<Option<Removal>, StorageError> {
+        let text = self.bucket.get(path, "reading a tombstone").await?;
+        Ok(text.and_then(|text| Removal::parse(str::from_utf8(&text).ok()?)))
+    }
+}

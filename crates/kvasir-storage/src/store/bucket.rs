@@ -1,0 +1,176 @@
+//! The store as the rest of the crate uses it: objects by their keys, and errors that name the operation.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, future, stream::BoxStream};
+use kvasir_types::Name;
+use object_store::{
+    Error, GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path,
+};
+
+use super::{OpenStore, StoreAbilities};
+use crate::{
+    StorageError,
+    layout::{Key, Layout},
+    transitions::{CrashPointObserver, Transition},
+};
+
+/// An open store with what it can do, for the parts of the storage core.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    open: OpenStore,
+    abilities: StoreAbilities,
+    crash_points: Arc<dyn CrashPointObserver>,
+}
+
+/// Objects of a listing whose names are keys of the layout, with their metadata.
+pub(crate) type Listing = BoxStream<'static, Result<(Key, ObjectMeta), StorageError>>;
+
+impl Bucket {
+    pub(crate) fn new(
+        open: OpenStore,
+        abilities: StoreAbilities,
+        crash_points: Arc<dyn CrashPointObserver>,
+    ) -> Self {
+        Self { open, abilities, crash_points }
+    }
+
+    pub(crate) fn open(&self) -> &OpenStore {
+        &self.open
+    }
+
+    pub(crate) fn abilities(&self) -> StoreAbilities {
+        self.abilities
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        self.open.layout()
+    }
+
+    pub(crate) fn objects(&self) -> &Arc<dyn ObjectStore> {
+        self.open.objects()
+    }
+
+    pub(crate) fn path(&self, key: &Key) -> Path {
+        self.layout().path(key)
+    }
+
+    /// Whether what is stored of `tenant` is sealed.
+    pub(crate) fn seals(&self, tenant: &Name) -> bool {
+        self.open.seals(tenant)
+    }
+
+    /// The store's time in ms; see [`OpenStore::now_ms`].
+    pub(crate) fn now_ms(&self) -> Option<i64> {
+        self.open.now_ms()
+    }
+
+    /// Reports a transition to the crash-point observer.
+    pub(crate) fn reached(&self, transition: Transition) {
+        self.crash_points.reached(transition);
+    }
+
+    /// The bytes of an object; none where it is not there.
+    pub(crate) async fn get(
+        &self,
+        path: &Path,
+        operation: &'static str,
+    ) -> Result<Option<Bytes>, StorageError> {
+        let failed = StorageError::store(operation);
+        match self.open_object(path, GetOptions::default(), operation).await? {
+            Some(found) => Ok(Some(found.bytes().await.map_err(failed)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Opens an object for reading; none where it is not there.
+    pub(crate) async fn open_object(
+        &self,
+        path: &Path,
+        options: GetOptions,
+        operation: &'static str,
+    ) -> Result<Option<GetResult>, StorageError> {
+        present(self.objects().get_opts(path, options).await).map_err(StorageError::store(operation))
+    }
+
+    /// Metadata of an object; none where it is not there.
+    pub(crate) async fn head(
+        &self,
+        path: &Path,
+        operation: &'static str,
+    ) -> Result<Option<ObjectMeta>, StorageError> {
+        present(self.objects().head(path).await).map_err(StorageError::store(operation))
+    }
+
+    /// Writes an object, whatever was there.
+    pub(crate) async fn put(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        operation: &'static str,
+    ) -> Result<(), StorageError> {
+        self.objects().put(path, payload).await.map(drop).map_err(StorageError::store(operation))
+    }
+
+    /// Writes an object unless there is one. Says whether it did.
+    pub(crate) async fn create(
+        &self,
+        path: &Path,
+        payload: PutPayload,
+        operation: &'static str,
+    ) -> Result<bool, StorageError> {
+        match self.objects().put_opts(path, payload, PutMode::Create.into()).await {
+            Ok(_) => Ok(true),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
+            Err(error) => Err(StorageError::store(operation)(error)),
+        }
+    }
+
+    /// Deletes an object; one that is not there is deleted.
+    pub(crate) async fn delete(&self, path: &Path) -> Result<(), StorageError> {
+        let deleted = present(self.objects().delete(path).await);
+        deleted.map(drop).map_err(StorageError::store("deleting an object"))
+    }
+
+    /// Lists what lies under `prefix` and is named by a key of the layout.
+    pub(crate) fn list(&self, prefix: &Path, operation: &'static str) -> Listing {
+        self.keyed(self.objects().list(Some(prefix)), operation)
+    }
+
+    /// As [`list`](Self::list), behind `offset`.
+    pub(crate) fn list_behind(&self, prefix: &Path, offset: &Path, operation: &'static str) -> Listing {
+        self.keyed(self.objects().list_with_offset(Some(prefix), offset), operation)
+    }
+
+    fn keyed(
+        &self,
+        listing: BoxStream<'static, object_store::Result<ObjectMeta>>,
+        operation: &'static str,
+    ) -> Listing {
+        let layout = self.layout().clone();
+        let keyed =
+            move |meta: ObjectMeta| future::ready(Ok(layout.parse(&meta.location).map(|key| (key, meta))));
+        listing.map_err(StorageError::store(operation)).try_filter_map(keyed).boxed()
+    }
+
+    /// Names of the folders right under `prefix`, those that are no `T` left out.
+    pub(crate) async fn folders<T: std::str::FromStr>(
+        &self,
+        prefix: &Path,
+        operation: &'static str,
+    ) -> Result<Vec<T>, StorageError> {
+        let listed = self.objects().list_with_delimiter(Some(prefix)).await;
+        let folders = listed.map_err(StorageError::store(operation))?.common_prefixes;
+        Ok(folders.iter().filter_map(|folder| folder.parts().next_back()?.as_ref().parse().ok()).collect())
+    }
+}
+
+/// What a call brought; none where the object is not there.
+fn present<T>(result: object_store::Result<T>) -> object_store::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,119 @@
+//! Bytes of one object, as they are read: all of them, or a range.
+
+use std::{ops::Range, os::unix::fs::FileExt, sync::Arc};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use object_store::{GetResult, GetResultPayload};
+
+use crate::{StorageError, blocking::blocking, limits};
+
+/// Which bytes of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ByteRange {
+    /// All.
+    Whole,
+    /// From the first to the last, both included; an end past the object's is cut.
+    Bounded(u64, u64),
+    /// From an offset on.
+    From(u64),
+    /// The last so many.
+    Suffix(u64),
+}
+
+impl ByteRange {
+    /// As offsets into an object of that size; `None` where it holds none of its bytes.
+    pub fn resolve(self, object_bytes: u64) -> Option<Range<u64>> {
+        let range = match self {
+            Self::Whole => return Some(0..object_bytes),
+            Self::Bounded(first, last) => first..last.saturating_add(1).min(object_bytes),
+            Self::From(first) => first..object_bytes,
+            Self::Suffix(count) => object_bytes.saturating_sub(count)..object_bytes,
+        };
+        (range.start < range.end).then_some(range)
+    }
+}
+
+/// An open read.
+pub struct ObjectRead {
+    /// The bytes that follow, as offsets into the object.
+    pub range: Range<u64>,
+    /// Size of the whole object.
+    pub object_bytes: u64,
+    /// The bytes; exactly as many as the range has, or an error.
+    pub bytes: BoxStream<'static, Result<Bytes, StorageError>>,
+}
+
+impl ObjectRead {
+    /// Says what would be read, and reads nothing.
+    pub fn empty(range: Range<u64>, object_bytes: u64) -> Self {
+        Self { range, object_bytes, bytes: futures::stream::empty().boxed() }
+    }
+
+    pub(crate) fn whole(result: GetResult) -> Self {
+        let object_bytes = result.meta.size;
+        let failed = StorageError::store("reading an object");
+        Self::of(result, 0..object_bytes, object_bytes, failed)
+    }
+
+    /// The bytes of `range` of an object, from the store's answer.
+    pub(crate) fn of(
+        result: GetResult,
+        range: Range<u64>,
+        object_bytes: u64,
+        failed: impl Fn(object_store::Error) -> StorageError + Send + 'static,
+    ) -> Self {
+        Self { range: range.clone(), object_bytes, bytes: exactly(result, range, failed) }
+    }
+}
+
+impl std::fmt::Debug for ObjectRead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ObjectRead({:?} of {})", self.range, self.object_bytes)
+    }
+}
+
+/// The bytes of a range and nothing else: too few are an error at the end, too many are an error at once.
+fn exactly(
+    result: GetResult,
+    range: Range<u64>,
+    failed: impl Fn(object_store::Error) -> StorageError + Send + 'static,
+) -> BoxStream<'static, Result<Bytes, StorageError>> {
+    let bytes = match result.payload {
+        GetResultPayload::File(file, _) => file_stream(file, range.clone()),
+        GetResultPayload::Stream(stream) => stream.boxed(),
+    };
+    let state = (bytes, range.end - range.start, failed);
+    futures::stream::try_unfold(state, |(mut bytes, left, failed)| async move {
+        let short = |reason| StorageError::own("reading an object", reason);
+        match bytes.try_next().await.map_err(&failed)? {
+            Some(part) => match left.checked_sub(part.len() as u64) {
+                Some(left) => Ok(Some((part, (bytes, left, failed)))),
+                None => Err(short("the store sent more bytes than asked for")),
+            },
+            None if left == 0 => Ok(None),
+            None => Err(short("the store's answer ended early")),
+        }
+    })
+    .boxed()
+}
+
+/// A local file in pieces large enough that the hop to a blocking thread does not count.
+fn file_stream(file: std::fs::File, range: Range<u64>) -> BoxStream<'static, object_store::Result<Bytes>> {
+    let state = (Arc::new(file), range);
+    futures::stream::try_unfold(state, |(file, range)| async move {
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let bytes = limits::PASSED_BYTES.min(range.end - range.start);
+        let (reader, start) = (Arc::clone(&file), range.start);
+        let part = blocking(move || {
+            let mut part = vec![0; bytes as usize];
+            reader.read_exact_at(&mut part, start).map(|()| Bytes::from(part))
+        });
+        let part =
+            part.await?.map_err(|e| object_store::Error::Generic { store: "file", source: e.into() })?;
+        Ok(Some((part, (file, range.start + bytes..range.end))))
+    })
+    .boxed()
+}
