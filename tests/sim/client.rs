@@ -120,6 +120,6 @@ fn is_of(head: &Head, hit: &ChunkMatch, chain: &TokenChain, tokens: Option<&[u32
         && header.seq_hash == hit.seq_hash
         && header.first_position == hit.first_token
         && header.object_bytes() == hit.bytes
-        && chain.prefix_hash(hit.first_token as usize) == Some(header.parent_hash)
+        && chain.link(hit.first_token as usize) == Some(header.link())
         && tokens.is_some_and(|tokens| head.tokens.get(..tokens.len()) == Some(tokens))
 }

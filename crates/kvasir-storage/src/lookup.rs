@@ -122,14 +122,14 @@ impl Storage {
     ) -> Result<RootMatch<'a>, StorageError> {
         let blocks = match query {
             Query::Chunks(chunks) => {
-                let walk = self.walk_chunks(lookup, root.as_bytes(), chunks, fresh).await?;
+                let walk = self.walk_chunks(lookup, &root.first_parent(), chunks, fresh).await?;
                 let is_whole = walk.chunks.len() == chunks.len();
                 return Ok(RootMatch { blocks: chunks.into(), walk, is_whole });
             }
             Query::Blocks(blocks) => Cow::from(blocks),
             Query::Tokens(tokens) => Cow::from(TokenChain::new(root, tokens).blocks().to_vec()),
         };
-        let walk = self.walk(lookup, root.as_bytes(), &blocks, fresh).await?;
+        let walk = self.walk(lookup, &root.first_parent(), &blocks, fresh).await?;
         let is_whole = walk.whole_blocks == blocks.len();
         Ok(RootMatch { blocks, walk, is_whole })
     }

@@ -41,7 +41,7 @@ impl Storage {
         let mut roots = salts.iter().map(|salt| {
             let root = RootHash::derive(tenant.as_str(), namespace.as_str(), salt, model_id);
             // Chunks do not name their namespace: this is how events tell.
-            self.namespaces.insert((scope, *root.as_bytes()), namespace.clone());
+            self.namespaces.insert((scope, root.first_parent()), namespace.clone());
             root
         });
         let newest = roots.next().expect("without later salts the first one is live");

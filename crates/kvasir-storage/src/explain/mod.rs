@@ -127,7 +127,7 @@ impl Storage {
         if spec.reuse == Reuse::Whole {
             let walk = self.index.walk(
                 Scope::new(tenant, model_id),
-                root.as_bytes(),
+                &root.first_parent(),
                 chain.blocks(),
                 &|row: &crate::index::IndexRow| {
                     !self.dead.contains(&(Scope::new(tenant, model_id), row.object_digest))
