@@ -48,7 +48,7 @@ impl SyntheticContext {
     }
 
     fn entries(&self) -> impl Iterator<Item = IndexEntry> {
-        let mut parent_hash = *self.root.as_bytes();
+        let mut parent_hash = self.root.first_parent();
         self.blocks.chunks_exact(CHUNK_BLOCKS).enumerate().map(move |(chunk, blocks)| {
             let last = blocks[CHUNK_BLOCKS - 1];
             let row = Arc::new(IndexRow {
@@ -116,7 +116,7 @@ mod tests {
         ] {
             let (ids, entries): (_, Vec<_>) = (context.chunk_ids(), context.entries().collect());
             assert_eq!(entries.len(), 3);
-            assert_eq!(entries[0].parent_hash, *root.as_bytes());
+            assert_eq!(entries[0].parent_hash, root.first_parent());
             for (nth, pair) in entries.windows(2).enumerate() {
                 assert_eq!(pair[1].parent_hash, *ids[nth].as_bytes());
             }

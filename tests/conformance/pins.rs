@@ -1,7 +1,6 @@
 //! Pins and the collector: an acknowledged pin holds the bytes, whatever collects meanwhile; what cannot be read holds its
 //! own tenant's bytes and nobody else's.
 
-use kvasir_storage::{ByteRange, PutChunk, Storage, StorageError, gc::GcPolicy, layout::Key};
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -9,6 +8,7 @@ use std::{
 
 use futures::FutureExt;
 use kvasir_api::{Context, ContextRequest};
+use kvasir_storage::{ByteRange, PutChunk, Storage, StorageError, gc::GcPolicy, layout::Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
     hooked::{Hook, Hooked},

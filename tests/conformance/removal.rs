@@ -1,12 +1,12 @@
 //! Removal: what a request removed is hidden, whatever else of its chunk there is and whoever writes beside it.
 
-use kvasir_storage::{PutChunk, StorageError};
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
 use futures::FutureExt;
+use kvasir_storage::{PutChunk, StorageError};
 use kvasir_tests::{
     chunks,
     hooked::{Hook, Hooked},

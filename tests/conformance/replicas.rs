@@ -1,13 +1,13 @@
 //! Deletion and the journal, between replicas.
 
+use std::{sync::Arc, task::Poll, time::Duration};
+
 use kvasir_storage::{
     ByteRange, PutChunk, Storage, StorageError,
     gc::{GcPolicy, GcReport},
     hot::RequestHint,
     layout::{ChunkKey, Key},
 };
-use std::{sync::Arc, task::Poll, time::Duration};
-
 use kvasir_tests::chunks::{self, Chunk};
 use object_store::ObjectStoreExt;
 

@@ -1,15 +1,15 @@
 //! The storage core over each store.
 
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{TryStreamExt, stream};
 use kvasir_storage::{
     ByteRange, Lookup, PutChunk, Query, Storage, StorageError,
     gc::GcPolicy,
     hot::RequestHint,
     layout::{ChunkKey, Key},
 };
-use std::{sync::Arc, time::Duration};
-
-use bytes::Bytes;
-use futures::{TryStreamExt, stream};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{Level, ModelId, Name, ProfileHash, RootHash};
 use object_store::ObjectStoreExt;

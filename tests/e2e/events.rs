@@ -56,7 +56,7 @@ async fn stores_and_removals_are_told_in_the_routers_words_and_streams_resume() 
     assert_eq!(second.block_hashes, hashes[16..]);
     assert_eq!((first.base_block_idx, second.base_block_idx), (Some(0), Some(16)));
     assert_eq!(second.parent_hash, first.seq_hash);
-    assert_eq!(first.parent_hash.map(|hash| *hash.as_bytes()), Some(*root.as_bytes()));
+    assert_eq!(first.parent_hash.map(|hash| *hash.as_bytes()), Some(root.first_parent()));
     assert_eq!(first.level.map(|level| level.0), Some(1));
     assert_eq!(first.namespace.as_ref().map(|n| n.as_str()), Some("n"));
     assert_eq!(second.namespace, first.namespace, "by the chain");

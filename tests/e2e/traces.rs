@@ -2,6 +2,11 @@
 //!
 //! Asserted on operations, not on time: whatever differs in them would differ in time for somebody who measures well.
 
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{FutureExt, future::LocalBoxFuture, stream};
+use kvasir_api::{ContextChange, ContextRequest, ExplainRequest};
 use kvasir_storage::{
     ByteRange, Lookup, PutChunk, Query, Selection, Settings, Storage,
     hot::{HotSettings, HotTier, MonotonicClock, NoHotObserver, RequestHint},
@@ -10,11 +15,6 @@ use kvasir_storage::{
     observe::NoObserver,
     store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
 };
-use std::sync::Arc;
-
-use bytes::Bytes;
-use futures::{FutureExt, future::LocalBoxFuture, stream};
-use kvasir_api::{ContextChange, ContextRequest, ExplainRequest};
 use kvasir_tests::{
     chunks::{self, Chunk},
     recording::{Record, RecordingIndex, RecordingStore},

@@ -1,14 +1,14 @@
 //! Clients that believe nothing which is not covered by a checksum or a hash.
 
-use kvasir_storage::{
-    ByteRange, Lookup, PutChunk, Query, Storage, StorageError, hot::RequestHint, layout::ChunkKey,
-};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
+use kvasir_storage::{
+    ByteRange, Lookup, PutChunk, Query, Storage, StorageError, hot::RequestHint, layout::ChunkKey,
+};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, SeqHash, TokenChain};
 
@@ -128,6 +128,6 @@ fn is_of(head: &Head, hit: &ChunkMatch, chain: &TokenChain, tokens: Option<&[u32
         && header.seq_hash == hit.seq_hash
         && header.first_position == hit.first_token
         && header.object_bytes() == hit.bytes
-        && chain.prefix_hash(hit.first_token as usize) == Some(header.parent_hash)
+        && chain.link(hit.first_token as usize) == Some(header.link())
         && tokens.is_some_and(|tokens| head.tokens.get(..tokens.len()) == Some(tokens))
 }

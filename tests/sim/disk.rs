@@ -1,12 +1,6 @@
 //! A replica's own disk after a crash: torn, dropped and reverted writes, lost files. Only a cache, so nothing may
 //! follow from it but colder lookups.
 
-use kvasir_storage::{
-    Lookup, Query, Settings, Storage,
-    index::Index,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig},
-};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -14,6 +8,12 @@ use std::{
 };
 
 use futures::TryStreamExt;
+use kvasir_storage::{
+    Lookup, Query, Settings, Storage,
+    index::Index,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig},
+};
 use kvasir_tests::{chunks, faulty::Dice};
 use object_store::ObjectStore;
 

@@ -85,8 +85,8 @@ fn build(
     variant: u8,
 ) -> Chunk {
     let chain = TokenChain::new(root, &tokens[..end]);
-    let parent = chain.prefix_hash(start).expect("chunks start at blocks");
-    let mut meta = ChunkMeta::new(spec.model_id(), ProfileHash::of(PROFILE), parent);
+    let link = chain.link(start).expect("chunks start at blocks");
+    let mut meta = ChunkMeta::new(spec.model_id(), ProfileHash::of(PROFILE), link);
     meta.first_position = start as u64;
     meta.level_count = 2;
     let mut builder = ChunkBuilder::new(meta, tokens[start..end].to_vec()).expect("within limits");

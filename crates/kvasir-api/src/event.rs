@@ -68,7 +68,7 @@ pub struct Event {
     /// The object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_digest: Option<ObjectDigest>,
-    /// Hash of the block before the chunk, or the root.
+    /// Hash of the block before the chunk; of a first chunk, what the root derives for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_hash: Option<SeqHash>,
     /// Index in the context of the first block.

@@ -60,7 +60,7 @@ impl NamespaceRotation {
     pub const KEEP_S_DEFAULT: u64 = 86_400;
 }
 
-/// The root that a caller's token chains start at. The salt behind it never leaves the server.
+/// The root that a caller derives token chains from. The salt behind it never leaves the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NamespaceResponse {
     /// Start of every chain in this namespace.

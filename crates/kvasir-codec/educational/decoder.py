@@ -18,7 +18,7 @@ M, L, LANES, ESC = 4096, 1 << 15, 32, 15
 
 
 class Bad(Exception):
-    """Bytes that the format forbids; `name` is the error of FORMAT.md §3.7 and of the golden files."""
+    """Bytes that the format forbids; `name` is the error of FORMAT.md §3.8 and of the golden files."""
 
     def __init__(self, name, text=""):
         super().__init__(f"{name}: {text}")
@@ -73,23 +73,24 @@ def check(ok, field, actual):
 
 def parse_header(data):
     """§3.1."""
-    if len(data) < 192:
+    if len(data) < 256:
         raise Bad("Truncated", "header")
     if data[:4] != b"KVSC":
         raise Bad("Magic")
-    if (data[4], data[5]) != (1, 0):
+    if (data[4], data[5]) != (1, 1):
         raise Bad("Version", f"{data[4]}.{data[5]}")
-    if crc32c(data[:188]) != struct.unpack_from("<I", data, 188)[0]:
+    if crc32c(data[:252]) != struct.unpack_from("<I", data, 252)[0]:
         raise Bad("Checksum", "header")
     h = dict(model_id=data[16:48], profile_hash=data[48:80], parent_hash=data[80:112], seq_hash=data[112:144])
+    h["chain_key"] = data[192:224]
     h["sections"], h["flags"], h["tokens"] = struct.unpack_from("<HII", data, 6)
     h["first"], h["preceding"], kl_bits, h["spans"], h["levels"], h["exact"] = struct.unpack_from("<QIIHBB", data, 144)
-    h["tokens_bytes"], h["directory_crc"], h["tokens_crc"], h["object_bytes"], reserved = struct.unpack_from(
-        "<IIIQI", data, 164
+    h["tokens_bytes"], h["directory_crc"], h["tokens_crc"], h["object_bytes"], h["extension_bytes"], reserved = struct.unpack_from(
+        "<IIIQII", data, 164
     )
     h["kl"] = struct.unpack("<f", struct.pack("<I", kl_bits))[0]
     check(h["flags"] & 1 or h["preceding"] == 0, "preceding_token", h["preceding"])
-    check(reserved == 0, "reserved", reserved)
+    check(reserved == 0 and not any(data[224:252]), "reserved", reserved)
     check(h["flags"] & 0xFFFE == 0, "flags", h["flags"])
     check(1 <= h["tokens"] <= 16384, "token_count", h["tokens"])
     check(h["sections"] <= 16384, "section_count", h["sections"])
@@ -100,8 +101,10 @@ def parse_header(data):
     check(h["exact"] <= min(16, h["tokens"]), "exact_tokens", h["exact"])
     check(h["tokens_bytes"] <= 4 * h["tokens"] + 1024, "tokens_bytes", h["tokens_bytes"])
     h["blocks"] = -(-h["tokens"] // 16)
-    h["directory_at"] = 192 + 8 * h["blocks"]
-    h["tokens_at"] = h["directory_at"] + h["sections"] * (6 + 8 * h["spans"])
+    check(h["extension_bytes"] <= 65536, "extension_bytes", h["extension_bytes"])
+    h["directory_at"] = 256 + 8 * h["blocks"]
+    h["extensions_at"] = h["directory_at"] + h["sections"] * (6 + 8 * h["spans"])
+    h["tokens_at"] = h["extensions_at"] + h["extension_bytes"]
     h["head"] = h["tokens_at"] + h["tokens_bytes"]
     check(h["head"] <= h["object_bytes"] <= 5 << 30, "object_bytes", h["object_bytes"])
     return h
@@ -132,12 +135,29 @@ def parse_directory(data, h):
     return sections, pieces
 
 
+def parse_extensions(data, at, end):
+    """§3.4: (kind, data) of each; no kind is known."""
+    found = []
+    while at < end:
+        check(end - at >= 8, "extension", end - at)
+        kind, flags, reserved, size = struct.unpack_from("<HBBI", data, at)
+        check(not found or found[-1][0] < kind, "extension.kind", kind)
+        check(flags & 0xFE == 0, "extension.flags", flags)
+        check(reserved == 0, "extension.reserved", reserved)
+        check(size <= end - at - 8, "extension.bytes", size)
+        if flags & 1:
+            raise Bad("Extension", str(kind))
+        found.append((kind, data[at + 8 : at + 8 + size]))
+        at += 8 + size
+    return found
+
+
 def parse_object(data):
-    """§3: verifies a whole object in the order of §3.7."""
+    """§3: verifies a whole object in the order of §3.8."""
     h = parse_header(data)
     if len(data) < h["tokens_at"]:
         raise Bad("Truncated", "directory")
-    if crc32c(data[192 : h["tokens_at"]]) != h["directory_crc"]:
+    if crc32c(data[256 : h["tokens_at"]]) != h["directory_crc"]:
         raise Bad("Checksum", "directory")
     if len(data) < h["head"]:
         raise Bad("Truncated", "tokens")
@@ -145,6 +165,7 @@ def parse_object(data):
     if crc32c(packed) != h["tokens_crc"]:
         raise Bad("Checksum", "tokens")
     h["section_list"], h["piece_list"] = parse_directory(data, h)
+    h["extension_list"] = parse_extensions(data, h["extensions_at"], h["tokens_at"])
     n = h["tokens"]
     planes = unzstd(packed, 4 * n)
     h["token_list"] = planes and [sum(planes[p * n + i] << 8 * p for p in range(4)) for i in range(n)]
@@ -692,7 +713,9 @@ def describe(h):
     spans = h["spans"]
     pieces = [f"{i // spans}.{i % spans}@{at}+{n}" for i, (at, n, _) in enumerate(h["piece_list"]) if n]
     sections = [".".join(map(str, s)) for s in h["section_list"]]
+    extensions = [f"{kind}+{len(data)}" for kind, data in h["extension_list"]]
     return (
+        f"link_crc32c={crc32c(h['chain_key'] + h['parent_hash']):08x} extensions={','.join(extensions)} "
         f"tokens={h['tokens']} tokens_crc32c={crc} preceding={h['preceding'] if h['flags'] & 1 else 'none'} "
         f"first={h['first']} exact={h['exact']} kl={h['kl']:g} head={h['head']} "
         f"sections={','.join(sections)} pieces={','.join(pieces)}"

@@ -3,12 +3,11 @@
 use std::ops::Range;
 
 use kvasir_container::Head;
-use kvasir_types::{Level, ProfileHash};
+use kvasir_types::{ChainLink, Level, ProfileHash};
 
 use crate::{DecodeError, EncodeError, KvSink, KvSource};
 
-/// Everything that becomes one chunk object. Block hashes and `seq_hash` are derived from `parent_hash` and
-/// `tokens`; model and profile are the encoder's.
+/// Everything that becomes one chunk object. Block hashes and `seq_hash` are derived from `link` and `tokens`; model and profile are the encoder's.
 #[derive(Clone, Copy)]
 pub struct ChunkInput<'a> {
     /// The chunk's tokens, 1 to [`kvasir_types::CHUNK_TOKENS_MAX`].
@@ -17,8 +16,8 @@ pub struct ChunkInput<'a> {
     pub preceding_token: Option<u32>,
     /// Absolute position of the first token.
     pub first_position: u64,
-    /// Identity of everything before the chunk (a root's bytes at position 0).
-    pub parent_hash: [u8; 32],
+    /// Where the chunk joins its chain.
+    pub link: ChainLink,
     /// Sum of the predicted KL, in nats per token, of the lossy prefix this KV was computed over; 0 over an
     /// exact prefix.
     pub kl_beneath: f32,

@@ -8,9 +8,9 @@ use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, EncodeError, KvBuffer,
     Profile, ProfileError,
 };
-use kvasir_container::{ContainerError, Head};
+use kvasir_container::{ContainerError, HEADER_BYTES, Head};
 use kvasir_train::{BasisRecipe, Recipe, TrainError, TrainingContext, train};
-use kvasir_types::{KvDtype, Level, ModelSpec};
+use kvasir_types::{ChainLink, KvDtype, Level, ModelSpec};
 use proptest::prelude::*;
 
 fn small_object(setup: &Setup) -> Vec<u8> {
@@ -111,17 +111,17 @@ proptest! {
 fn reseal(head: &Head, object: &mut [u8]) {
     let blocks = head.header.block_count() * 8;
     let sections = head.sections().len();
-    let entries = 192 + blocks + sections * 6;
+    let entries = HEADER_BYTES + blocks + sections * 6;
     let spans = head.span_count();
     for (section, span, entry) in head.pieces() {
         let crc = crc32c::crc32c(&object[entry.range.start as usize..entry.range.end as usize]);
         let at = entries + (section * spans + span) * 8 + 4;
         object[at..at + 4].copy_from_slice(&crc.to_le_bytes());
     }
-    let directory = crc32c::crc32c(&object[192..entries + sections * spans * 8]);
+    let directory = crc32c::crc32c(&object[HEADER_BYTES..entries + sections * spans * 8]);
     object[168..172].copy_from_slice(&directory.to_le_bytes());
-    let header = crc32c::crc32c(&object[..188]);
-    object[188..192].copy_from_slice(&header.to_le_bytes());
+    let header = crc32c::crc32c(&object[..252]);
+    object[252..256].copy_from_slice(&header.to_le_bytes());
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn misuse_says_what_to_do() {
         tokens,
         preceding_token: None,
         first_position: 0,
-        parent_hash: [0; 32],
+        link: ChainLink::first([0; 32].into()),
         kl_beneath,
         kv: &kv,
     };

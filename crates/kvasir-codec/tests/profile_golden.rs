@@ -9,7 +9,7 @@ use std::{fs, path::PathBuf};
 
 use common::{Setup, cache, contexts};
 use kvasir_codec::{DecodeError, KvBuffer, Profile};
-use kvasir_container::Head;
+use kvasir_container::{HEADER_BYTES, Head};
 use kvasir_train::{BasisRecipe, Recipe, pack, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope};
 
@@ -102,14 +102,14 @@ fn with_damaged_piece(object: &[u8], damage: fn(&mut [u8])) -> Vec<u8> {
     let (section, span, entry) = head.pieces().next().expect("has pieces");
     let range = entry.range.start as usize..entry.range.end as usize;
     damage(&mut object[range.clone()]);
-    let entries = 192 + 8 * head.header.block_count() + 6 * head.sections().len();
+    let entries = HEADER_BYTES + 8 * head.header.block_count() + 6 * head.sections().len();
     let mut crc_at = |at: usize, range: std::ops::Range<usize>| {
         let crc = crc32c::crc32c(&object[range]);
         object[at..at + 4].copy_from_slice(&crc.to_le_bytes());
     };
     crc_at(entries + 8 * (section * spans + span) + 4, range);
-    crc_at(168, 192..entries + 8 * spans * head.sections().len());
-    crc_at(188, 0..188);
+    crc_at(168, HEADER_BYTES..entries + 8 * spans * head.sections().len());
+    crc_at(252, 0..252);
     object
 }
 

@@ -5,7 +5,7 @@ mod common;
 use common::{Noise, cache, error, setups};
 use kvasir_codec::{Bf16Buffer, ChunkDecoder, CpuDecoder, DecodePath, KvBuffer};
 use kvasir_container::Head;
-use kvasir_types::{Level, Plane};
+use kvasir_types::{ChainLink, Level, Plane};
 use proptest::prelude::*;
 
 #[test]
@@ -127,7 +127,7 @@ fn spans_with_non_finite_values_are_exact_and_reported() {
             tokens: &text,
             preceding_token: None,
             first_position: 0,
-            parent_hash: [0; 32],
+            link: ChainLink::first([0; 32].into()),
             kl_beneath: 0.0,
             kv: &kv,
         };

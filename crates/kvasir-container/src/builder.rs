@@ -1,10 +1,11 @@
 //! Writing chunk objects.
 
-use kvasir_types::{BLOCK_TOKENS, ModelId, ProfileHash, SPAN_TOKENS, SeqHash};
+use kvasir_types::{ChainLink, ModelId, ProfileHash, SPAN_TOKENS, SeqHash};
 
 use crate::{
     directory::{SectionId, check_order},
     error::{ContainerError, Part},
+    extensions::{self, Extension},
     fields::wide,
     header::ChunkHeader,
     limits::{BLOCK_HASH_BYTES, PIECE_BYTES_MAX},
@@ -18,8 +19,8 @@ pub struct ChunkMeta {
     pub model_id: ModelId,
     /// The profile that the pieces were coded with.
     pub profile_hash: ProfileHash,
-    /// Identity of everything before the chunk.
-    pub parent_hash: [u8; 32],
+    /// Where the chunk joins its chain.
+    pub link: ChainLink,
     /// Position of the first token in its context.
     pub first_position: u64,
     /// The token before the chunk.
@@ -34,11 +35,11 @@ pub struct ChunkMeta {
 
 impl ChunkMeta {
     /// The first chunk of a context: position 0, nothing before it, one level.
-    pub fn new(model_id: ModelId, profile_hash: ProfileHash, parent_hash: [u8; 32]) -> Self {
+    pub fn new(model_id: ModelId, profile_hash: ProfileHash, link: ChainLink) -> Self {
         Self {
             model_id,
             profile_hash,
-            parent_hash,
+            link,
             first_position: 0,
             preceding_token: None,
             level_count: 1,
@@ -55,6 +56,8 @@ pub struct ChunkBuilder {
     tokens: Vec<u32>,
     sections: Vec<SectionId>,
     pieces: Vec<Option<Vec<u8>>>,
+    extensions: Vec<u8>,
+    last_kind: Option<u16>,
 }
 
 impl ChunkBuilder {
@@ -63,7 +66,14 @@ impl ChunkBuilder {
     /// # Errors
     /// [`ContainerError::Field`] where the metadata or the number of tokens is outside the format's limits.
     pub fn new(meta: ChunkMeta, tokens: Vec<u32>) -> Result<Self, ContainerError> {
-        let builder = Self { meta, tokens, sections: Vec::new(), pieces: Vec::new() };
+        let builder = Self {
+            meta,
+            tokens,
+            sections: Vec::new(),
+            pieces: Vec::new(),
+            extensions: Vec::new(),
+            last_kind: None,
+        };
         let mut header = builder.header(&[])?;
         header.object_bytes = header.head_bytes();
         header.check()?;
@@ -106,6 +116,19 @@ impl ChunkBuilder {
         Ok(self)
     }
 
+    /// Adds an extension; kinds ascend.
+    ///
+    /// # Errors
+    /// [`ContainerError::ExtensionOrder`]. [`finish`](Self::finish) checks their length.
+    pub fn extension(&mut self, extension: &Extension) -> Result<&mut Self, ContainerError> {
+        if self.last_kind.is_some_and(|before| before >= extension.kind) {
+            return Err(ContainerError::ExtensionOrder { kind: extension.kind });
+        }
+        self.last_kind = Some(extension.kind);
+        extensions::write(extension, &mut self.extensions);
+        Ok(self)
+    }
+
     /// The object's bytes.
     ///
     /// # Errors
@@ -114,9 +137,9 @@ impl ChunkBuilder {
         check_order(&self.sections, self.meta.level_count)?;
         let packed = tokens::compress(&self.tokens)?;
         let mut header = self.header(&packed)?;
-        let (hashes, seq_hash) = block_hashes(&self.meta.parent_hash, &self.tokens);
+        let (hashes, seq_hash) = block_hashes(self.meta.link, &self.tokens);
         header.seq_hash = seq_hash;
-        let directory = [hashes, self.directory()].concat();
+        let directory = [hashes, self.directory(), self.extensions.clone()].concat();
         header.directory_crc = crc32c::crc32c(&directory);
         header.tokens_crc = crc32c::crc32c(&packed);
         let pieces = self.pieces.iter().flatten();
@@ -140,8 +163,9 @@ impl ChunkBuilder {
             flags: u32::from(meta.preceding_token.is_some()),
             model_id: meta.model_id,
             profile_hash: meta.profile_hash,
-            parent_hash: meta.parent_hash,
-            seq_hash: meta.parent_hash.into(),
+            parent_hash: meta.link.parent,
+            chain_key: meta.link.key,
+            seq_hash: meta.link.parent.into(),
             first_position: meta.first_position,
             token_count: u32::try_from(count)
                 .map_err(|_| field(12, "token_count", "must be 1 to 16384", wide(count)))?,
@@ -154,6 +178,7 @@ impl ChunkBuilder {
             exact_tokens: meta.exact_tokens,
             kl_beneath: meta.kl_beneath,
             tokens_bytes: u32::try_from(packed.len()).map_err(|_| ContainerError::Compress)?,
+            extension_bytes: u32::try_from(self.extensions.len()).unwrap_or(u32::MAX),
             directory_crc: 0,
             tokens_crc: 0,
             object_bytes: 0,
@@ -178,12 +203,12 @@ impl ChunkBuilder {
 }
 
 /// The truncated hash of every block, and the hash of the last one.
-fn block_hashes(parent: &[u8; 32], tokens: &[u32]) -> (Vec<u8>, SeqHash) {
-    let mut hash = SeqHash::from(*parent);
-    let mut out = Vec::with_capacity(tokens.len().div_ceil(BLOCK_TOKENS).saturating_mul(BLOCK_HASH_BYTES));
-    for block in tokens.chunks(BLOCK_TOKENS) {
-        hash = SeqHash::next(hash.as_bytes(), block, &[]);
+fn block_hashes(link: ChainLink, tokens: &[u32]) -> (Vec<u8>, SeqHash) {
+    let mut last = SeqHash::from(link.parent);
+    let mut out = Vec::new();
+    for hash in link.blocks(tokens) {
         out.extend(hash.as_bytes().iter().take(BLOCK_HASH_BYTES));
+        last = hash;
     }
-    (out, hash)
+    (out, last)
 }

@@ -7,9 +7,9 @@ use crate::limits::FORMAT_VERSION;
 /// A part of an object that has a checksum of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// The 192-byte header.
+    /// The 256-byte header.
     Header,
-    /// Block hashes and directory.
+    /// Block hashes, directory and extensions.
     Directory,
     /// The compressed tokens.
     Tokens,
@@ -97,6 +97,20 @@ pub enum ContainerError {
         section: usize,
         /// The rule it breaks.
         rule: &'static str,
+    },
+    /// An extension of a kind that this build does not know, and must not skip.
+    #[error(
+        "extension {kind} is not supported, and the object cannot be read without it; upgrade the reader"
+    )]
+    Extension {
+        /// Its kind.
+        kind: u16,
+    },
+    /// Extensions of a builder that do not ascend by kind.
+    #[error("extension {kind}: kinds must ascend")]
+    ExtensionOrder {
+        /// The kind that is out of order.
+        kind: u16,
     },
     /// A piece of another length than its directory entry says.
     #[error("{part}: has {actual} bytes, the directory says {expected}")]

@@ -1,12 +1,13 @@
-//! Header, block hashes, directory and tokens: everything a reader needs before it fetches a piece.
+//! Header, block hashes, directory, extensions and tokens: everything a reader needs before it fetches a piece.
 
 use std::ops::Range;
 
-use kvasir_types::{BLOCK_TOKENS, Level, SeqHash};
+use kvasir_types::Level;
 
 use crate::{
     directory::{self, SectionId, StoredPiece},
     error::{ContainerError, Part},
+    extensions::{self, Extension},
     fields::wide,
     header::ChunkHeader,
     limits::{BLOCK_HASH_BYTES, HEADER_BYTES},
@@ -29,6 +30,8 @@ pub struct Head {
     pub header: ChunkHeader,
     /// First 8 bytes of the `seq_hash` of every block, the last one included.
     pub block_hashes: Vec<[u8; BLOCK_HASH_BYTES]>,
+    /// What the writer added to the format, by ascending kind.
+    pub extensions: Vec<Extension>,
     /// The chunk's tokens.
     pub tokens: Vec<u32>,
     sections: Vec<SectionId>,
@@ -40,7 +43,7 @@ impl Head {
     ///
     /// # Errors
     /// As [`ChunkHeader::parse`]; [`ContainerError::Truncated`] where the head is not all there; checksums, limits and
-    /// order of the directory; tokens that do not decompress to `token_count`.
+    /// order of directory and extensions; an extension that must not be skipped; tokens that do not decompress to `token_count`.
     pub fn parse(bytes: &[u8]) -> Result<Self, ContainerError> {
         let header = ChunkHeader::parse(bytes)?;
         let cut = |part, end: usize| {
@@ -55,10 +58,13 @@ impl Head {
         let packed = cut(Part::Tokens, end)?.get(tokens_at..).unwrap_or_default();
         check_crc(Part::Tokens, header.tokens_crc, Some(packed))?;
         let hashes = directory.get(HEADER_BYTES..directory_at).unwrap_or_default();
-        let entries = directory.get(directory_at..).unwrap_or_default();
+        let extensions_at = header.extensions_offset();
+        let entries = directory.get(directory_at..extensions_at).unwrap_or_default();
         let (sections, pieces) = directory::read(&header, entries, directory_at)?;
+        let extensions = directory.get(extensions_at..).unwrap_or_default();
+        let extensions = extensions::read(extensions, extensions_at)?;
         let tokens = tokens::decompress(packed, usize::try_from(header.token_count).unwrap_or(usize::MAX))?;
-        Ok(Self { block_hashes: hashes.as_chunks().0.to_vec(), tokens, sections, pieces, header })
+        Ok(Self { block_hashes: hashes.as_chunks().0.to_vec(), extensions, tokens, sections, pieces, header })
     }
 
     /// The sections in fetch order.
@@ -133,22 +139,19 @@ impl Head {
         check_crc(part, piece.crc, Some(bytes))
     }
 
-    /// Recomputes the block hashes from `parent_hash` over the tokens, and the chunk's `seq_hash`.
+    /// Recomputes the block hashes from `chain_key` and `parent_hash` over the tokens, and the chunk's `seq_hash`.
     ///
     /// # Errors
     /// [`ContainerError::Chain`] with the first block that differs.
     pub fn verify_chain(&self) -> Result<(), ContainerError> {
-        let mut parent = self.header.parent_hash;
-        let mut hash = None;
-        for (block, tokens) in self.tokens.chunks(BLOCK_TOKENS).enumerate() {
-            let next = SeqHash::next(&parent, tokens, &[]);
-            if self.block_hashes.get(block) != next.as_bytes().first_chunk() {
+        let mut last = None;
+        for (block, hash) in self.header.link().blocks(&self.tokens).enumerate() {
+            if self.block_hashes.get(block) != hash.as_bytes().first_chunk() {
                 return Err(ContainerError::Chain { block });
             }
-            parent = *next.as_bytes();
-            hash = Some(next);
+            last = Some(hash);
         }
-        match hash {
+        match last {
             Some(hash) if hash == self.header.seq_hash => Ok(()),
             _ => Err(ContainerError::Chain { block: self.header.block_count().saturating_sub(1) }),
         }

@@ -1,22 +1,26 @@
-//! The 192-byte header.
+//! The 256-byte header.
 //!
 //! ```text
 //!   0  4 magic           16 32 model_id       144  8 first_position    164  4 tokens_bytes
 //!   4  2 version         48 32 profile_hash   152  4 preceding_token   168  4 directory_crc
 //!   6  2 section_count   80 32 parent_hash    156  4 kl_beneath        172  4 tokens_crc
 //!   8  4 flags          112 32 seq_hash       160  2 span_count        176  8 object_bytes
-//!  12  4 token_count                          162  1 level_count       184  4 reserved
-//!                                             163  1 exact_tokens      188  4 header_crc
+//!  12  4 token_count                          162  1 level_count       184  4 extension_bytes
+//!                                             163  1 exact_tokens      188  4 reserved
+//! 192 32 chain_key    224 28 reserved         252  4 header_crc
 //! ```
 
-use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_MAX, LEVELS_MAX, ModelId, ProfileHash, SPAN_TOKENS, SeqHash};
+use kvasir_types::{
+    BLOCK_TOKENS, CHUNK_TOKENS_MAX, ChainKey, ChainLink, LEVELS_MAX, ModelId, ProfileHash, SPAN_TOKENS,
+    SeqHash,
+};
 
 use crate::{
     error::{ContainerError, Part},
     fields::{array, put, u16_at, u32_at, u64_at, wide},
     limits::{
-        BLOCK_HASH_BYTES, EXACT_TOKENS_MAX, FORMAT_VERSION, HEADER_BYTES, MAGIC, OBJECT_BYTES_MAX,
-        PIECE_ENTRY_BYTES, SECTION_ENTRY_BYTES, SECTIONS_MAX, TOKENS_SLACK_BYTES,
+        BLOCK_HASH_BYTES, EXACT_TOKENS_MAX, EXTENSIONS_BYTES_MAX, FORMAT_VERSION, HEADER_BYTES, MAGIC,
+        OBJECT_BYTES_MAX, PIECE_ENTRY_BYTES, SECTION_ENTRY_BYTES, SECTIONS_MAX, TOKENS_SLACK_BYTES,
     },
 };
 
@@ -24,6 +28,8 @@ use crate::{
 const FLAG_PRECEDING: u32 = 1;
 /// Bits 1 to 15 are reserved: a reader refuses what it does not know. Bits 16 to 31 are unused: it ignores them.
 const FLAGS_RESERVED: u32 = 0xfffe;
+/// Where the header's checksum lies, which covers all before it.
+const CRC_AT: usize = 252;
 
 /// A parsed and verified header.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,8 +40,10 @@ pub struct ChunkHeader {
     pub model_id: ModelId,
     /// The profile that decodes it.
     pub profile_hash: ProfileHash,
-    /// Identity of everything before the chunk: the `seq_hash` of the block before, or the root.
+    /// Identity of everything before the chunk: the `seq_hash` of the block before, or the root's first parent.
     pub parent_hash: [u8; 32],
+    /// What the chunk's block hashes are keyed by.
+    pub chain_key: ChainKey,
     /// Identity of the chunk: that of its last block.
     pub seq_hash: SeqHash,
     /// Position of the first token in its context.
@@ -56,7 +64,9 @@ pub struct ChunkHeader {
     pub kl_beneath: f32,
     /// Bytes of the compressed tokens.
     pub tokens_bytes: u32,
-    /// CRC32C of block hashes and directory.
+    /// Bytes of the extensions.
+    pub extension_bytes: u32,
+    /// CRC32C of block hashes, directory and extensions.
     pub directory_crc: u32,
     /// CRC32C of the compressed tokens.
     pub tokens_crc: u32,
@@ -83,7 +93,7 @@ impl ChunkHeader {
         if (major, minor) != FORMAT_VERSION {
             return Err(ContainerError::Version { found: (major, minor) });
         }
-        let (expected, actual) = (u32_at(bytes, 188), header_crc(bytes));
+        let (expected, actual) = (u32_at(bytes, CRC_AT), header_crc(bytes));
         if expected != actual {
             return Err(ContainerError::Checksum { part: Part::Header, expected, actual });
         }
@@ -93,6 +103,7 @@ impl ChunkHeader {
             model_id: array(bytes, 16).into(),
             profile_hash: array(bytes, 48).into(),
             parent_hash: array(bytes, 80),
+            chain_key: array(bytes, 192).into(),
             seq_hash: array(bytes, 112).into(),
             first_position: u64_at(bytes, 144),
             token_count: u32_at(bytes, 12),
@@ -106,16 +117,21 @@ impl ChunkHeader {
             directory_crc: u32_at(bytes, 168),
             tokens_crc: u32_at(bytes, 172),
             object_bytes: u64_at(bytes, 176),
+            extension_bytes: u32_at(bytes, 184),
         };
-        let unused = (u32_at(bytes, 152), u32_at(bytes, 184));
+        let unused = u32_at(bytes, 152);
         check(
-            header.preceding_token.is_some() || unused.0 == 0,
+            header.preceding_token.is_some() || unused == 0,
             152,
             "preceding_token",
             "must be 0 without flag 0",
-            unused.0,
+            unused,
         )?;
-        check(unused.1 == 0, 184, "reserved", "must be 0", unused.1)?;
+        let reserved = u32_at(bytes, 188);
+        check(reserved == 0, 188, "reserved", "must be 0", reserved)?;
+        let reserved = bytes.get(224..CRC_AT).unwrap_or_default();
+        let nonzero = reserved.iter().copied().find(|&byte| byte != 0).unwrap_or(0);
+        check(nonzero == 0, 224, "reserved", "must be 0", nonzero)?;
         header.check()?;
         Ok(header)
     }
@@ -174,8 +190,20 @@ impl ChunkHeader {
             "must be at most 4 token_count + 1024",
             self.tokens_bytes,
         )?;
+        check(
+            size(self.extension_bytes) <= EXTENSIONS_BYTES_MAX,
+            184,
+            "extension_bytes",
+            "must be at most 65536",
+            self.extension_bytes,
+        )?;
         let object_ok = (self.head_bytes()..=OBJECT_BYTES_MAX).contains(&self.object_bytes);
         check(object_ok, 176, "object_bytes", "must hold the head and be at most 5 GiB", self.object_bytes)
+    }
+
+    /// Where the chunk joins its chain.
+    pub fn link(&self) -> ChainLink {
+        ChainLink { key: self.chain_key, parent: self.parent_hash }
     }
 
     /// Blocks of 16 tokens, the last one possibly partial.
@@ -196,9 +224,14 @@ impl ChunkHeader {
         usize::from(self.section_count).saturating_mul(entry)
     }
 
-    /// Offset of the compressed tokens: header, block hashes and directory lie before.
-    pub(crate) fn tokens_offset(&self) -> usize {
+    /// Offset of the extensions: header, block hashes and directory lie before.
+    pub(crate) fn extensions_offset(&self) -> usize {
         HEADER_BYTES.saturating_add(self.block_hash_bytes()).saturating_add(self.directory_bytes())
+    }
+
+    /// Offset of the compressed tokens.
+    pub(crate) fn tokens_offset(&self) -> usize {
+        self.extensions_offset().saturating_add(usize::try_from(self.extension_bytes).unwrap_or(usize::MAX))
     }
 
     /// Bytes of everything before the first piece: what [`Head::parse`](crate::Head::parse) needs.
@@ -211,7 +244,7 @@ impl ChunkHeader {
         self.object_bytes
     }
 
-    /// The 192 bytes.
+    /// The 256 bytes.
     pub(crate) fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         let flags = match self.preceding_token {
@@ -236,15 +269,17 @@ impl ChunkHeader {
         put(&mut out, 168, &self.directory_crc.to_le_bytes());
         put(&mut out, 172, &self.tokens_crc.to_le_bytes());
         put(&mut out, 176, &self.object_bytes.to_le_bytes());
+        put(&mut out, 184, &self.extension_bytes.to_le_bytes());
+        put(&mut out, 192, self.chain_key.as_bytes());
         let crc = header_crc(&out);
-        put(&mut out, 188, &crc.to_le_bytes());
+        put(&mut out, CRC_AT, &crc.to_le_bytes());
         out
     }
 }
 
 /// CRC32C of the bytes before the field that stores it.
 fn header_crc(bytes: &[u8; HEADER_BYTES]) -> u32 {
-    crc32c::crc32c(bytes.get(..188).unwrap_or_default())
+    crc32c::crc32c(bytes.get(..CRC_AT).unwrap_or_default())
 }
 
 fn check(
@@ -269,6 +304,6 @@ pub fn reissue_header(header: &mut [u8; HEADER_BYTES], incarnation: u16) -> Resu
     let flags = (parsed.flags & 0xffff) | (u32::from(incarnation) << 16);
     put(header, 8, &flags.to_le_bytes());
     let crc = header_crc(header);
-    put(header, 188, &crc.to_le_bytes());
+    put(header, CRC_AT, &crc.to_le_bytes());
     Ok(())
 }

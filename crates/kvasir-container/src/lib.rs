@@ -8,6 +8,7 @@
 mod builder;
 mod directory;
 mod error;
+mod extensions;
 mod fields;
 mod head;
 mod header;
@@ -18,10 +19,11 @@ mod verify;
 pub use builder::{ChunkBuilder, ChunkMeta};
 pub use directory::SectionId;
 pub use error::{ContainerError, Part};
+pub use extensions::Extension;
 pub use head::{Head, PieceEntry};
 pub use header::{ChunkHeader, reissue_header};
 pub use limits::{
-    BLOCK_HASH_BYTES, EXACT_TOKENS_MAX, FORMAT_VERSION, HEAD_BYTES_MAX, HEADER_BYTES, MAGIC,
-    OBJECT_BYTES_MAX, PIECE_BYTES_MAX, SECTIONS_MAX,
+    BLOCK_HASH_BYTES, EXACT_TOKENS_MAX, EXTENSIONS_BYTES_MAX, FORMAT_VERSION, HEAD_BYTES_MAX, HEADER_BYTES,
+    MAGIC, OBJECT_BYTES_MAX, PIECE_BYTES_MAX, SECTIONS_MAX,
 };
 pub use verify::ObjectVerifier;

@@ -4,10 +4,10 @@ use kvasir_types::{CHUNK_TOKENS_MAX, SPAN_TOKENS};
 
 /// First four bytes of a chunk object.
 pub const MAGIC: [u8; 4] = *b"KVSC";
-/// Major and minor version written by this crate. Readers refuse other majors, and other minors below 1.0.
-pub const FORMAT_VERSION: (u8, u8) = (1, 0);
+/// Major and minor version written by this crate. Readers refuse every other.
+pub const FORMAT_VERSION: (u8, u8) = (1, 1);
 /// Size of the header.
-pub const HEADER_BYTES: usize = 192;
+pub const HEADER_BYTES: usize = 256;
 /// Size of a stored block hash: the first bytes of the block's `seq_hash`. Against accidents, not adversaries:
 /// the full `seq_hash` of the chunk is in the header.
 pub const BLOCK_HASH_BYTES: usize = 8;
@@ -15,6 +15,10 @@ pub const BLOCK_HASH_BYTES: usize = 8;
 pub(crate) const SECTION_ENTRY_BYTES: usize = 6;
 /// Size of a piece's entry in the directory.
 pub(crate) const PIECE_ENTRY_BYTES: usize = 8;
+/// Size of an extension before its data.
+pub(crate) const EXTENSION_ENTRY_BYTES: usize = 8;
+/// Most bytes of all extensions of an object: they are in the head, which is read before anything else.
+pub const EXTENSIONS_BYTES_MAX: usize = 64 << 10;
 /// Most sections: 256 layers × 2 planes × 8 levels × 4 scopes each; a full directory stays below 8.5 MB.
 pub const SECTIONS_MAX: usize = 16_384;
 /// Most spans of a chunk.
@@ -27,7 +31,7 @@ pub const OBJECT_BYTES_MAX: u64 = 5 << 30;
 pub const EXACT_TOKENS_MAX: u8 = 16;
 /// Room for the frame that zstd adds to incompressible tokens.
 pub(crate) const TOKENS_SLACK_BYTES: usize = 1024;
-/// Longest head (header, block hashes, directory, tokens): bounds what a reader holds before it has seen a piece.
+/// Longest head (header, block hashes, directory, extensions, tokens): bounds what a reader holds before it has seen a piece.
 pub const HEAD_BYTES_MAX: usize = 10 << 20;
 /// zstd level for tokens: a chunk has a few kilobytes of them.
 pub(crate) const TOKENS_ZSTD_LEVEL: i32 = 19;
@@ -36,6 +40,7 @@ const _: () = assert!(
     HEADER_BYTES
         + CHUNK_TOKENS_MAX / kvasir_types::BLOCK_TOKENS * BLOCK_HASH_BYTES
         + SECTIONS_MAX * (SECTION_ENTRY_BYTES + SPANS_MAX * PIECE_ENTRY_BYTES)
+        + EXTENSIONS_BYTES_MAX
         + CHUNK_TOKENS_MAX * 4
         + TOKENS_SLACK_BYTES
         <= HEAD_BYTES_MAX

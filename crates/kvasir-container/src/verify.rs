@@ -117,7 +117,7 @@ impl ObjectVerifier {
         Ok(taken)
     }
 
-    /// The header, as soon as its 192 bytes have been seen and verified.
+    /// The header, as soon as its 256 bytes have been seen and verified.
     pub fn header(&self) -> Option<&ChunkHeader> {
         self.header.as_ref()
     }

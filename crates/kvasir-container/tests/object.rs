@@ -1,9 +1,10 @@
 //! Properties of whole objects: round trip, detection of damage, independence of cuts.
 
 use kvasir_container::{
-    ChunkBuilder, ChunkMeta, ContainerError, HEADER_BYTES, Head, ObjectVerifier, SectionId,
+    ChunkBuilder, ChunkMeta, ContainerError, EXTENSIONS_BYTES_MAX, Extension, HEADER_BYTES, Head,
+    ObjectVerifier, SectionId,
 };
-use kvasir_types::{BLOCK_TOKENS, Level};
+use kvasir_types::{BLOCK_TOKENS, ChainLink, Level};
 use proptest::prelude::*;
 
 /// One section: scope, band, flags, and its pieces.
@@ -14,6 +15,7 @@ struct Chunk {
     meta: ChunkMeta,
     tokens: Vec<u32>,
     levels: Vec<Vec<Section>>,
+    extensions: Vec<Extension>,
 }
 
 impl Chunk {
@@ -26,6 +28,9 @@ impl Chunk {
                 let id = SectionId { scope, band: *band, level: Level(level as u8), flags: *flags };
                 builder.section(id, pieces.clone())?;
             }
+        }
+        for extension in &self.extensions {
+            builder.extension(extension)?;
         }
         builder.finish()
     }
@@ -41,7 +46,7 @@ fn chunk(tokens_max: usize, piece_max: usize) -> impl Strategy<Value = Chunk> {
         let meta = (
             any::<[u8; 32]>(),
             any::<[u8; 32]>(),
-            any::<[u8; 32]>(),
+            any::<([u8; 32], [u8; 32])>(),
             any::<u32>(),
             any::<Option<u32>>(),
             0.0f32..9.0,
@@ -49,17 +54,20 @@ fn chunk(tokens_max: usize, piece_max: usize) -> impl Strategy<Value = Chunk> {
         );
         let tokens = prop::collection::vec(prop_oneof![0u32..4096, any::<u32>()], count);
         let levels = prop::collection::vec(prop::collection::vec(section, 0..4), levels);
-        (meta, tokens, levels).prop_map(|(meta, tokens, levels)| {
-            let (model, profile, parent, first, preceding_token, kl_beneath, exact) = meta;
+        let data = prop::collection::vec(any::<u8>(), 0..50);
+        let extensions = prop::collection::btree_map(any::<u16>(), data, 0..4);
+        (meta, tokens, levels, extensions).prop_map(|(meta, tokens, levels, extensions)| {
+            let (model, profile, (key, parent), first, preceding_token, kl_beneath, exact) = meta;
             let meta = ChunkMeta {
                 first_position: first.into(),
                 preceding_token,
                 level_count: levels.len() as u8,
                 exact_tokens: exact as u8,
                 kl_beneath,
-                ..ChunkMeta::new(model.into(), profile.into(), parent)
+                ..ChunkMeta::new(model.into(), profile.into(), ChainLink { key: key.into(), parent })
             };
-            Chunk { meta, tokens, levels }
+            let extension = |(kind, data)| Extension { kind, required: false, data };
+            Chunk { meta, tokens, levels, extensions: extensions.into_iter().map(extension).collect() }
         })
     })
 }
@@ -89,6 +97,8 @@ proptest! {
         prop_assert_eq!(&head.tokens, &chunk.tokens);
         prop_assert_eq!(head.header.preceding_token, chunk.meta.preceding_token);
         prop_assert_eq!(head.header.kl_beneath, chunk.meta.kl_beneath);
+        prop_assert_eq!(head.header.link(), chunk.meta.link);
+        prop_assert_eq!(&head.extensions, &chunk.extensions);
         prop_assert_eq!(head.block_hashes.len(), chunk.tokens.len().div_ceil(BLOCK_TOKENS));
         head.verify_chain().unwrap();
         let mut at = head.header.head_bytes();
@@ -147,9 +157,9 @@ proptest! {
     #[test]
     fn strangers_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..600), seal in any::<bool>()) {
         if seal && bytes.len() >= HEADER_BYTES {
-            bytes[..6].copy_from_slice(b"KVSC\x00\x01");
-            let crc = crc32c::crc32c(&bytes[..188]);
-            bytes[188..192].copy_from_slice(&crc.to_le_bytes());
+            bytes[..6].copy_from_slice(b"KVSC\x01\x01");
+            let crc = crc32c::crc32c(&bytes[..252]);
+            bytes[252..256].copy_from_slice(&crc.to_le_bytes());
         }
         prop_assert!(Head::parse(&bytes).is_err());
         prop_assert!(verify(&bytes, &[7]).is_err());
@@ -158,13 +168,13 @@ proptest! {
     /// Fields out of their limits behind a valid checksum: what an attacker, not a bad disk, produces.
     #[test]
     fn sealed_lies_never_panic_or_pass_as_another_object(
-        chunk in chunk(300, 20), at in 6usize..188, value in any::<u8>(),
+        chunk in chunk(300, 20), at in 6usize..252, value in any::<u8>(),
     ) {
         let mut object = chunk.build().unwrap();
         prop_assume!(object[at] != value);
         object[at] = value;
-        let crc = crc32c::crc32c(&object[..188]);
-        object[188..192].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c::crc32c(&object[..252]);
+        object[252..256].copy_from_slice(&crc.to_le_bytes());
         let first = verify(&object, &[object.len()]);
         prop_assert_eq!(&first, &verify(&object, &[13]));
         if let Ok(head) = first {
@@ -178,10 +188,11 @@ fn small() -> Vec<u8> {
     let meta = ChunkMeta {
         preceding_token: Some(5),
         level_count: 2,
-        ..ChunkMeta::new([1; 32].into(), [2; 32].into(), [3; 32])
+        ..ChunkMeta::new([1; 32].into(), [2; 32].into(), ChainLink::first([3; 32].into()))
     };
     let tokens = (0..270).map(|i| i * i).collect();
-    Chunk { meta, tokens, levels: vec![vec![section(0), section(1)], vec![section(2)]] }
+    let extensions = vec![Extension { kind: 7, required: false, data: vec![1, 2, 3] }];
+    Chunk { meta, tokens, levels: vec![vec![section(0), section(1)], vec![section(2)]], extensions }
         .build()
         .expect("a legal chunk")
 }
@@ -218,13 +229,16 @@ fn a_foreign_chain_is_detected() {
     head.tokens[20] ^= 1;
     assert_eq!(head.verify_chain(), Err(ContainerError::Chain { block: 1 }));
     head.tokens[20] ^= 1;
+    let key = std::mem::replace(&mut head.header.chain_key, [9; 32].into());
+    assert_eq!(head.verify_chain(), Err(ContainerError::Chain { block: 0 }));
+    head.header.chain_key = key;
     head.header.seq_hash = [9; 32].into();
     assert_eq!(head.verify_chain(), Err(ContainerError::Chain { block: 16 }));
 }
 
 #[test]
 fn builders_refuse_what_readers_would() {
-    let meta = ChunkMeta::new([1; 32].into(), [2; 32].into(), [3; 32]);
+    let meta = ChunkMeta::new([1; 32].into(), [2; 32].into(), ChainLink::first([3; 32].into()));
     let id = |level| SectionId { scope: 0, band: 0, level: Level(level), flags: 0 };
     assert!(ChunkBuilder::new(meta.clone(), vec![]).is_err());
     assert!(ChunkBuilder::new(meta.clone(), vec![0; 16_385]).is_err());
@@ -253,4 +267,28 @@ fn builders_refuse_what_readers_would() {
     let mut builder = ChunkBuilder::new(meta, vec![1]).unwrap();
     assert!(builder.section(id(0), vec![]).is_err());
     assert!(builder.section(id(0), vec![Some(vec![])]).is_err());
+}
+
+#[test]
+fn extensions_are_skipped_or_refuse() {
+    let built = |extensions: &[(u16, bool, usize)]| {
+        let meta = ChunkMeta::new([1; 32].into(), [2; 32].into(), ChainLink::first([3; 32].into()));
+        let mut builder = ChunkBuilder::new(meta, vec![1])?;
+        for &(kind, required, bytes) in extensions {
+            builder.extension(&Extension { kind, required, data: vec![5; bytes] })?;
+        }
+        builder.finish()
+    };
+    let parsed = |extensions| built(extensions).and_then(|object| Head::parse(&object));
+    let head = parsed(&[(0, false, 0), (9, false, 3)]).expect("skipped");
+    assert_eq!(head.extensions.iter().map(|e| e.data.len()).collect::<Vec<_>>(), [0, 3]);
+    assert_eq!(parsed(&[(3, false, 1), (9, true, 0)]), Err(ContainerError::Extension { kind: 9 }));
+    for twice in [[(3, false, 0), (3, false, 0)], [(4, false, 0), (3, false, 0)]] {
+        assert_eq!(built(&twice), Err(ContainerError::ExtensionOrder { kind: 3 }));
+    }
+    assert!(parsed(&[(3, false, EXTENSIONS_BYTES_MAX - 8)]).is_ok());
+    assert!(matches!(
+        built(&[(3, false, EXTENSIONS_BYTES_MAX - 7)]),
+        Err(ContainerError::Field { field: "extension_bytes", .. })
+    ));
 }

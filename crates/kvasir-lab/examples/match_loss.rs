@@ -11,7 +11,9 @@ use kvasir_storage::{
     index::{Index, IndexEntry, IndexRow, Scope},
     limits::INDEX_CACHE_BYTES,
 };
-use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_STEP, ModelId, RootHash, SeqHash};
+use kvasir_types::{
+    BLOCK_TOKENS, CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_STEP, ChainLink, ModelId, RootHash, SeqHash,
+};
 
 const ROOT: [u8; 32] = [9; 32];
 const CHUNK_BLOCKS: usize = CHUNK_TOKENS_DEFAULT / BLOCK_TOKENS;
@@ -44,15 +46,15 @@ fn open(directory: &Path) -> Result<Index, Failure> {
 /// The whole blocks of a request. A trace tells which runs of tokens are equal, not what they are.
 fn blocks_of(request: &Request, trace_block_tokens: usize) -> Vec<SeqHash> {
     let count = request.input_tokens as usize / BLOCK_TOKENS;
-    let mut parent = *RootHash::from(ROOT).as_bytes();
+    let mut link = ChainLink::first(ROOT.into());
     let blocks = (0..count.min(request.blocks.len() * trace_block_tokens / BLOCK_TOKENS)).map(|block| {
         let (run, at) =
             (block * BLOCK_TOKENS / trace_block_tokens, block * BLOCK_TOKENS % trace_block_tokens);
         let id = request.blocks[run];
         let token = |i: usize| (id as u32) ^ ((id >> 32) as u32).rotate_left(7) ^ ((at + i) as u32) << 20;
         let tokens: [u32; BLOCK_TOKENS] = std::array::from_fn(token);
-        let hash = SeqHash::next(&parent, &tokens, &[]);
-        parent = *hash.as_bytes();
+        let hash = link.next(&tokens, &[]);
+        link.parent = *hash.as_bytes();
         hash
     });
     blocks.collect()
@@ -62,7 +64,9 @@ fn entry(blocks: &[SeqHash], first: usize, end: usize) -> IndexEntry {
     let (own, last) = (&blocks[first..end], blocks[end - 1]);
     let tokens = (own.len() * BLOCK_TOKENS) as u32;
     IndexEntry {
-        parent_hash: first.checked_sub(1).map_or(ROOT, |i| *blocks[i].as_bytes()),
+        parent_hash: first
+            .checked_sub(1)
+            .map_or(RootHash::from(ROOT).first_parent(), |i| *blocks[i].as_bytes()),
         blocks: IndexEntry::short_blocks(own.iter().map(|b| &b.as_bytes()[..])),
         row: Arc::new(IndexRow {
             seq_hash: last,
@@ -103,7 +107,7 @@ impl Comparison {
             self.index = Index::memory();
             self.index = open(self.directory.path())?;
         }
-        let walk = self.index.walk(self.scope, &ROOT, blocks, &|_| true);
+        let walk = self.index.walk(self.scope, &RootHash::from(ROOT).first_parent(), blocks, &|_| true);
         let exact = blocks.iter().take_while(|hash| self.exact.contains(hash)).count();
         let matched = walk.matched_blocks();
         self.asked += blocks.len() as u64;

@@ -260,8 +260,8 @@ impl Contexts {
         let entries: Vec<_> = entries.try_collect().await?;
         // A context may have begun under an earlier salt of its namespace.
         let begins =
-            |root: &&RootHash| entries.first().is_some_and(|entry| entry.parent_hash == *root.as_bytes());
-        let mut parent = *earlier.iter().find(begins).unwrap_or(&newest).as_bytes();
+            |root: &&RootHash| entries.first().is_some_and(|entry| entry.parent_hash == root.first_parent());
+        let mut parent = earlier.iter().find(begins).unwrap_or(&newest).first_parent();
         let mut tokens = 0;
         for (i, (entry, chunk)) in entries.iter().zip(chunks).enumerate() {
             if entry.parent_hash != parent {

@@ -157,14 +157,14 @@ impl Lookups {
     ) -> Result<RootMatch<'a>, StorageError> {
         let blocks = match query {
             Query::Chunks(chunks) => {
-                let walk = self.walk_chunks(lookup, root.as_bytes(), chunks).await?;
+                let walk = self.walk_chunks(lookup, &root.first_parent(), chunks).await?;
                 let is_whole = walk.chunks.len() == chunks.len();
                 return Ok(RootMatch { blocks: chunks.into(), walk, is_whole });
             }
             Query::Blocks(blocks) => Cow::from(blocks),
             Query::Tokens(tokens) => Cow::from(TokenChain::new(root, tokens).blocks().to_vec()),
         };
-        let walk = self.walk(lookup, root.as_bytes(), &blocks).await?;
+        let walk = self.walk(lookup, &root.first_parent(), &blocks).await?;
         let is_whole = walk.whole_blocks == blocks.len();
         Ok(RootMatch { blocks, walk, is_whole })
     }

@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc};
 
 use kvasir_codec::container::Head;
-use kvasir_types::{CHUNK_TOKENS_DEFAULT, Level, ModelSpec, Plane};
+use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, ModelSpec, Plane};
 
 use super::{TrainError, data::Corpus, sensitivity::Sensitivity};
 use kvasir_codec::{
@@ -36,7 +36,7 @@ pub(super) fn note_levels(
             tokens: &source.tokens[range.clone()],
             preceding_token: range.start.checked_sub(1).map(|t| source.tokens[t]),
             first_position: range.start as u64,
-            parent_hash: [0; 32],
+            link: ChainLink::first([0; 32].into()),
             kl_beneath: 0.0,
             kv: &Tokens::from(&source.kv, range.start),
         };

@@ -181,7 +181,7 @@ fn each_segment(
                     tokens: text,
                     preceding_token: preceding,
                     first_position: range.start as u64,
-                    parent_hash: [0; 32],
+                    link: kvasir_types::ChainLink::first([0; 32].into()),
                     kl_beneath: 0.0,
                     kv: &Tokens::from(&context.kv, range.start),
                 })?;

@@ -1,14 +1,82 @@
 //! The `seq_hash` chain: what makes two prefixes the same.
 
+use std::fmt;
+
 use crate::{BLOCK_TOKENS, ModelId, RootHash, SeqHash, hash::FieldHasher};
 
+/// Keys the block hashes of a namespace and model; derived from their [`RootHash`].
+///
+/// Without it nobody can check a guessed text against hashes. Chunk objects carry it, and nothing else does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ChainKey([u8; 32]);
+
+impl ChainKey {
+    /// The 32 bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl From<[u8; 32]> for ChainKey {
+    fn from(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for ChainKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ChainKey(***)")
+    }
+}
+
+/// Where a chunk joins its chain: what its tokens have to be hashed with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChainLink {
+    /// The key of the chain's hashes.
+    pub key: ChainKey,
+    /// The `seq_hash` of the block before the chunk, or [`RootHash::first_parent`].
+    pub parent: [u8; 32],
+}
+
+impl ChainLink {
+    /// The link of a context's first chunk.
+    pub fn first(root: RootHash) -> Self {
+        Self { key: root.chain_key(), parent: root.first_parent() }
+    }
+
+    /// The hash of a block of 1 to [`BLOCK_TOKENS`] tokens that follows `self.parent`:
+    /// `H keyed by self.key(parent, tokens as u32 LE, digest of the block's non-token inputs)`.
+    ///
+    /// The number of tokens enters the hash, so a shorter tail never equals a full block. `extra` is empty when the block
+    /// has no images or other non-token inputs.
+    pub fn next(&self, tokens: &[u32], extra: &[u8]) -> SeqHash {
+        debug_assert!((1..=BLOCK_TOKENS).contains(&tokens.len()), "a block has 1 to 16 tokens");
+        let mut bytes = [0; BLOCK_TOKENS * 4];
+        for (slot, token) in bytes.chunks_exact_mut(4).zip(tokens) {
+            slot.copy_from_slice(&token.to_le_bytes());
+        }
+        let used = bytes.get(..tokens.len() * 4).unwrap_or(&bytes);
+        let hasher = FieldHasher::keyed(&self.key.0, "kvasir/2/block");
+        hasher.field(&self.parent).field(used).field(extra).finish().into()
+    }
+
+    /// The hashes of the blocks of `tokens`, the last of them possibly partial.
+    pub fn blocks(mut self, tokens: &[u32]) -> impl Iterator<Item = SeqHash> {
+        tokens.chunks(BLOCK_TOKENS).map(move |block| {
+            let hash = self.next(block, &[]);
+            self.parent = *hash.as_bytes();
+            hash
+        })
+    }
+}
+
 impl RootHash {
-    /// `H("kvasir/1", tenant, namespace, salt, model_id)`, every field length-prefixed.
+    /// `H("kvasir/2", tenant, namespace, salt, model_id)`, every field length-prefixed.
     ///
     /// Only the server calls this: the salt never leaves it. Callers get the root from
     /// `POST /v1/namespaces` and hash by themselves from then on.
     pub fn derive(tenant: &str, namespace: &str, salt: &[u8], model_id: &ModelId) -> Self {
-        FieldHasher::new("kvasir/1")
+        FieldHasher::new("kvasir/2")
             .field(tenant.as_bytes())
             .field(namespace.as_bytes())
             .field(salt)
@@ -16,21 +84,15 @@ impl RootHash {
             .finish()
             .into()
     }
-}
 
-impl SeqHash {
-    /// The next link: `H(parent, tokens as u32 LE, digest of the block's non-token inputs)`.
-    ///
-    /// `tokens` has 1 to [`BLOCK_TOKENS`] entries; its length enters the hash, so a shorter tail never
-    /// equals a full block. `extra` is empty when the block has no images or other non-token inputs.
-    pub fn next(parent: &[u8; 32], tokens: &[u32], extra: &[u8]) -> Self {
-        debug_assert!((1..=BLOCK_TOKENS).contains(&tokens.len()), "a block has 1 to 16 tokens");
-        let mut bytes = [0; BLOCK_TOKENS * 4];
-        for (slot, token) in bytes.chunks_exact_mut(4).zip(tokens) {
-            slot.copy_from_slice(&token.to_le_bytes());
-        }
-        let used = bytes.get(..tokens.len() * 4).unwrap_or(&bytes);
-        FieldHasher::new("kvasir/1/block").field(parent).field(used).field(extra).finish().into()
+    /// What the hashes of this root's chains are keyed by.
+    pub fn chain_key(&self) -> ChainKey {
+        ChainKey(blake3::derive_key("kvasir 2 chain key", self.as_bytes()))
+    }
+
+    /// What stands before a context's first block. The root itself is in no object, row, name or journal entry.
+    pub fn first_parent(&self) -> [u8; 32] {
+        blake3::derive_key("kvasir 2 first parent", self.as_bytes())
     }
 }
 
@@ -39,7 +101,7 @@ impl SeqHash {
 /// The last block may be partial. Block `i` covers tokens `16 i .. min(16 (i + 1), tokens)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenChain {
-    root: RootHash,
+    start: ChainLink,
     blocks: Vec<SeqHash>,
     token_count: usize,
 }
@@ -47,23 +109,13 @@ pub struct TokenChain {
 impl TokenChain {
     /// Hashes `tokens` block by block, starting at `root`.
     pub fn new(root: RootHash, tokens: &[u32]) -> Self {
-        let mut parent = *root.as_bytes();
-        let blocks = tokens.chunks(BLOCK_TOKENS).map(|block| {
-            let hash = SeqHash::next(&parent, block, &[]);
-            parent = *hash.as_bytes();
-            hash
-        });
-        Self { root, blocks: blocks.collect(), token_count: tokens.len() }
+        let start = ChainLink::first(root);
+        Self { start, blocks: start.blocks(tokens).collect(), token_count: tokens.len() }
     }
 
     /// Hash of every block, in order.
     pub fn blocks(&self) -> &[SeqHash] {
         &self.blocks
-    }
-
-    /// The root the chain starts at.
-    pub fn root(&self) -> RootHash {
-        self.root
     }
 
     /// Number of tokens hashed.
@@ -76,11 +128,16 @@ impl TokenChain {
         index.saturating_add(1).saturating_mul(BLOCK_TOKENS).min(self.token_count)
     }
 
-    /// Identity of the prefix of `tokens` tokens, or `None` where no block ends there. The empty prefix is
-    /// the root, as bytes, so that a first chunk's `parent_hash` is the root.
+    /// Where a chunk after the first `tokens` tokens joins the chain, or `None` where no block ends there.
+    pub fn link(&self, tokens: usize) -> Option<ChainLink> {
+        Some(ChainLink { parent: self.prefix_hash(tokens)?, ..self.start })
+    }
+
+    /// Identity of the prefix of `tokens` tokens, or `None` where no block ends there. That of the empty prefix is
+    /// [`RootHash::first_parent`].
     pub fn prefix_hash(&self, tokens: usize) -> Option<[u8; 32]> {
         if tokens == 0 {
-            return Some(*self.root.as_bytes());
+            return Some(self.start.parent);
         }
         let ends_a_block = tokens.is_multiple_of(BLOCK_TOKENS) || tokens == self.token_count;
         let block = self.blocks.get(tokens.div_ceil(BLOCK_TOKENS) - 1)?;
@@ -117,15 +174,45 @@ mod tests {
                 let whole = TokenChain::new(root(), &tokens[..n]);
                 prop_assert_eq!(chain.prefix_hash(n), whole.blocks().last().map(|h| *h.as_bytes()));
             }
-            prop_assert_eq!(chain.prefix_hash(0), Some(*root().as_bytes()));
+            prop_assert_eq!(chain.prefix_hash(0), Some(root().first_parent()));
             prop_assert_eq!(chain.prefix_hash(tokens.len() + 1), None);
         }
     }
 
     #[test]
     fn a_tail_is_not_the_block_it_could_become() {
-        assert_ne!(SeqHash::next(&[0; 32], &[0], &[]), SeqHash::next(&[0; 32], &[0, 0], &[]));
-        assert_ne!(SeqHash::next(&[0; 32], &[0], &[]), SeqHash::next(&[0; 32], &[0], &[1]));
+        let link = ChainLink::first(root());
+        assert_ne!(link.next(&[0], &[]), link.next(&[0, 0], &[]));
+        assert_ne!(link.next(&[0], &[]), link.next(&[0], &[1]));
+    }
+
+    /// FORMAT.md 3.2, computed by another implementation (Python's `blake3`).
+    #[test]
+    fn known_answers_of_a_chain() {
+        let root = RootHash::from([7; 32]);
+        let tokens: Vec<u32> = (0..20).collect();
+        let chain = TokenChain::new(root, &tokens);
+        let hashes = [
+            SeqHash::from(*root.chain_key().as_bytes()),
+            root.first_parent().into(),
+            chain.blocks()[0],
+            chain.blocks()[1],
+        ];
+        let known = [
+            "50dde5cc95135ee7ccd20a9fc6506d37c5999004d9ff351650a9b3f8a0a71a85",
+            "1e2bbbbca8a1d1affb58bca78577eb5defe973b74451aa9a2f90b9574bdf6f57",
+            "a206d67966f35e2e1f046d64e31b7e88dd931b61d47379f72babb0d22d0bdfd2",
+            "f3ecbc7ce96a7ca90aa49741641b316e7be11333ca904f7668810027ae31bd85",
+        ];
+        assert_eq!(hashes.map(|hash| hash.to_string()), known);
+    }
+
+    #[test]
+    fn a_chain_needs_its_key() {
+        let link = ChainLink::first(root());
+        let other = ChainLink { key: ChainKey::from(link.parent), ..link };
+        assert_ne!(link.next(&[1], &[]), other.next(&[1], &[]));
+        assert!(!format!("{link:?}").contains(&format!("{:?}", link.key.as_bytes())), "keys are not printed");
     }
 
     #[test]

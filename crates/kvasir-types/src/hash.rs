@@ -140,7 +140,8 @@ hash_type! {
     ModelId
 }
 hash_type! {
-    /// Start of a token chain: binds tenant, namespace, server-held salt and model.
+    /// What the token chains of a namespace and model are derived from: binds tenant, namespace, server-held salt and
+    /// model.
     RootHash
 }
 hash_type! {
@@ -176,6 +177,10 @@ pub(crate) struct FieldHasher(blake3::Hasher);
 impl FieldHasher {
     pub(crate) fn new(domain: &str) -> Self {
         Self(blake3::Hasher::new()).field(domain.as_bytes())
+    }
+
+    pub(crate) fn keyed(key: &[u8; 32], domain: &str) -> Self {
+        Self(blake3::Hasher::new_keyed(key)).field(domain.as_bytes())
     }
 
     pub(crate) fn field(mut self, bytes: &[u8]) -> Self {

@@ -23,7 +23,7 @@ mod name;
 mod schema;
 mod units;
 
-pub use chain::TokenChain;
+pub use chain::{ChainKey, ChainLink, TokenChain};
 pub use hash::{ModelId, ObjectDigest, ParseHashError, ProfileHash, RootHash, SeqHash};
 pub use limits::{
     BLOCK_TOKENS, CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_MAX, CHUNK_TOKENS_STEP, LAYERS_MAX, LEVELS_MAX,

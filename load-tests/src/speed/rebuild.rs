@@ -1,11 +1,5 @@
 //! How fast a lost index comes back: from the heads of all objects in the store, and from the journal.
 
-use kvasir_storage::{
-    PutChunk, Settings, Storage,
-    index::Index,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig},
-};
 use std::{
     path::Path,
     process::{Command, Stdio},
@@ -16,6 +10,12 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures::stream;
+use kvasir_storage::{
+    PutChunk, Settings, Storage,
+    index::Index,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig},
+};
 use kvasir_tests::chunks;
 use kvasir_types::{Name, ProfileHash, RootHash};
 use serde_json::{Value, json};

@@ -76,8 +76,8 @@ impl Pool {
         let all = chunks::tokens(self.seed ^ id.wrapping_mul(0xd134_2543_de82_ef95), count * tokens);
         let chain = TokenChain::new(root, &all);
         let one = |nth: usize| {
-            let parent = chain.prefix_hash(nth * tokens).context("chunks start at blocks")?;
-            let mut meta = ChunkMeta::new(model_id, ProfileHash::of(chunks::PROFILE), parent);
+            let link = chain.link(nth * tokens).context("chunks start at blocks")?;
+            let mut meta = ChunkMeta::new(model_id, ProfileHash::of(chunks::PROFILE), link);
             meta.first_position = (nth * tokens) as u64;
             meta.level_count = LEVELS;
             let ends = ((nth + 1) * tokens).div_ceil(kvasir_types::BLOCK_TOKENS);

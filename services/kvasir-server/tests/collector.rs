@@ -1,15 +1,5 @@
 //! The collector at work: paused between deciding and deleting, twice at once, and each thing it collects.
 
-use kvasir_storage::{
-    ByteRange, Lookup, PutChunk, Query, Settings, Storage,
-    eviction::PolicyKind,
-    gc::{GcPolicy, GcReport},
-    hot::RequestHint,
-    index::Index,
-    layout::ChunkKey,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig, StoreKind},
-};
 use std::{
     fmt,
     sync::{
@@ -22,6 +12,16 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use kvasir_storage::{
+    ByteRange, Lookup, PutChunk, Query, Settings, Storage,
+    eviction::PolicyKind,
+    gc::{GcPolicy, GcReport},
+    hot::RequestHint,
+    index::Index,
+    layout::ChunkKey,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig, StoreKind},
+};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{Name, ProfileHash, RootHash};
 use object_store::{

@@ -1,5 +1,9 @@
 //! Sealed tenants over a store that loses, damages and forges objects: replicas share the store, nothing else.
 
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
 use kvasir_storage::{
     ByteRange, Lookup, PutChunk, Query, Settings, Storage, StorageError,
     gc::GcPolicy,
@@ -10,12 +14,8 @@ use kvasir_storage::{
     seal::FileKeys,
     store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
 };
-use std::{sync::Arc, time::Duration};
-
-use bytes::Bytes;
-use futures::TryStreamExt;
 use kvasir_tests::chunks::{self, Chunk};
-use kvasir_types::{Name, ProfileHash, RootHash};
+use kvasir_types::{ChainLink, Name, ObjectDigest, ProfileHash, RootHash, TokenChain};
 use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
 
 fn name(text: &str) -> Name {
@@ -219,5 +219,56 @@ async fn an_object_that_another_replica_wrote_anew_is_read() {
         let read = reader.reads().read(&key, range, &RequestHint::default()).await.expect("reads");
         let expected = chunk.bytes[read.range.start as usize..read.range.end as usize].to_vec();
         assert_eq!(read.bytes.try_collect::<Vec<Bytes>>().await.expect("reads").concat(), expected);
+    }
+}
+
+/// Everything that a reader of the bucket sees, but the tenant's salt: bytes, and the hashes that names are written with.
+async fn seen(truth: &InMemory) -> Vec<u8> {
+    let mut seen = Vec::new();
+    for meta in truth.list(None).try_collect::<Vec<_>>().await.expect("lists") {
+        if !meta.location.as_ref().ends_with("/salt") {
+            seen.extend(raw(truth, &meta.location).await);
+        }
+        for part in meta.location.parts() {
+            let stem = part.as_ref().split('.').next().unwrap_or_default();
+            seen.extend(stem.parse::<ObjectDigest>().iter().flat_map(|hash| *hash.as_bytes()));
+        }
+    }
+    seen
+}
+
+/// The text, tenant, namespace and model are known; the root of the namespace is not.
+#[tokio::test]
+async fn who_reads_the_bucket_of_a_sealed_tenant_cannot_check_text() {
+    let truth = Arc::new(InMemory::new());
+    let storage = replica(&truth);
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(1, 512);
+    for chunk in chunks::context(root, &tokens, 256, 500) {
+        put(&storage, &chunk).await;
+    }
+    assert!(storage.changes().journal_append().await.expect("appends") > 0);
+    let seen = seen(&truth).await;
+    let hashes: HashSet<&[u8]> = seen.windows(8).collect();
+    let chain = TokenChain::new(root, &tokens);
+    assert!(
+        chain.blocks().iter().any(|block| hashes.contains(&block.as_bytes()[..8])),
+        "nothing to check against"
+    );
+    for window in seen.windows(32) {
+        let guess = RootHash::from(<[u8; 32]>::try_from(window).expect("32 bytes"));
+        for start in [0, 256] {
+            let block = TokenChain::new(guess, &tokens[start..start + 16]).blocks()[0];
+            assert!(
+                !hashes.contains(&block.as_bytes()[..8]),
+                "token {start} follows {guess}, which the bucket tells"
+            );
+        }
+        // As a chain's key, after each hash that the bucket tells.
+        for (parent, start) in [(root.first_parent(), 0), (*chain.blocks()[15].as_bytes(), 256)] {
+            let block =
+                ChainLink { key: (*guess.as_bytes()).into(), parent }.next(&tokens[start..start + 16], &[]);
+            assert!(!hashes.contains(&block.as_bytes()[..8]), "{guess} keys the chain");
+        }
     }
 }

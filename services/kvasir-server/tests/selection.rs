@@ -19,8 +19,8 @@ const TOKENS: usize = 1536;
 /// A chunk of 1,536 tokens of the shape of an 8B model's: 8 scopes, 4 levels, pieces growing with the level.
 fn large(root: RootHash, tokens: &[u32]) -> (Vec<u8>, SeqHash) {
     let chain = TokenChain::new(root, tokens);
-    let parent = chain.prefix_hash(0).expect("the root");
-    let mut meta = ChunkMeta::new(chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE), parent);
+    let link = chain.link(0).expect("the start");
+    let mut meta = ChunkMeta::new(chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE), link);
     meta.level_count = LEVELS;
     let mut builder = ChunkBuilder::new(meta, tokens.to_vec()).expect("within limits");
     for level in 0..LEVELS {

@@ -16,8 +16,8 @@ fn verify(object: &[u8], cut: usize) -> Result<Head, ContainerError> {
 /// Makes the checksums before the pieces fit.
 fn seal(object: &mut [u8]) {
     let header_crc = |object: &mut [u8]| {
-        let crc = crc32c::crc32c(&object[..188]);
-        object[188..192].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c::crc32c(&object[..252]);
+        object[252..256].copy_from_slice(&crc.to_le_bytes());
     };
     header_crc(object);
     let Ok(header) = ChunkHeader::parse(object) else { return };
@@ -36,7 +36,7 @@ fn seal(object: &mut [u8]) {
 fuzz_target!(|data: &[u8]| {
     let mut object = data.to_vec();
     if object.len() >= HEADER_BYTES {
-        object[..6].copy_from_slice(b"KVSC\x01\x00");
+        object[..6].copy_from_slice(b"KVSC\x01\x01");
         seal(&mut object);
     }
     let verdict = verify(&object, object.len().max(1));

@@ -7,7 +7,7 @@
 use std::sync::{Arc, LazyLock};
 
 use kvasir_codec::{ChunkDecoder, CpuDecoder, DecodePath, KvSink, Profile};
-use kvasir_container::Head;
+use kvasir_container::{HEADER_BYTES, Head};
 use kvasir_codec_fuzz as _;
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Plane, Reuse, Rope};
 use libfuzzer_sys::fuzz_target;
@@ -58,17 +58,17 @@ impl KvSink for Rows {
 }
 
 fn reseal(head: &Head, object: &mut [u8]) {
-    let entries = 192 + head.header.block_count() * 8 + head.sections().len() * 6;
+    let entries = HEADER_BYTES + head.header.block_count() * 8 + head.sections().len() * 6;
     let spans = head.span_count();
     for (section, span, entry) in head.pieces() {
         let crc = crc32c::crc32c(&object[entry.range.start as usize..entry.range.end as usize]);
         let at = entries + (section * spans + span) * 8 + 4;
         object[at..at + 4].copy_from_slice(&crc.to_le_bytes());
     }
-    let directory = crc32c::crc32c(&object[192..entries + head.sections().len() * spans * 8]);
+    let directory = crc32c::crc32c(&object[HEADER_BYTES..entries + head.sections().len() * spans * 8]);
     object[168..172].copy_from_slice(&directory.to_le_bytes());
-    let header = crc32c::crc32c(&object[..188]);
-    object[188..192].copy_from_slice(&header.to_le_bytes());
+    let header = crc32c::crc32c(&object[..252]);
+    object[252..256].copy_from_slice(&header.to_le_bytes());
 }
 
 fuzz_target!(|data: &[u8]| {

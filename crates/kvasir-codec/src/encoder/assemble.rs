@@ -20,7 +20,7 @@ impl CpuEncoder {
         let meta = ChunkMeta {
             model_id: self.profile.model_id(),
             profile_hash: self.profile.hash(),
-            parent_hash: input.parent_hash,
+            link: input.link,
             first_position: input.first_position,
             preceding_token: input.preceding_token,
             level_count: self.profile.level_count() as u8,

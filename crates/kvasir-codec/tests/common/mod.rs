@@ -8,7 +8,7 @@ use kvasir_codec::{
 };
 use kvasir_container::Head;
 use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
-use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Plane, Reuse, Rope};
+use kvasir_types::{ChainLink, KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Plane, Reuse, Rope};
 
 mod noise;
 
@@ -129,7 +129,7 @@ impl Setup {
             tokens,
             preceding_token: preceding,
             first_position,
-            parent_hash: [9; 32],
+            link: ChainLink::first([9; 32].into()),
             kl_beneath: 0.0,
             kv,
         };

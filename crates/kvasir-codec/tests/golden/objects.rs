@@ -1,12 +1,12 @@
 //! Golden chunk objects, good and bad, and the index of what a reader has to find.
 
-use kvasir_container::{ChunkBuilder, ChunkMeta, Head, ObjectVerifier, SectionId};
-use kvasir_types::Level;
+use kvasir_container::{ChunkBuilder, ChunkMeta, Extension, HEADER_BYTES, Head, ObjectVerifier, SectionId};
+use kvasir_types::{ChainLink, Level};
 
 use crate::{Files, variant};
 
 fn meta() -> ChunkMeta {
-    ChunkMeta::new([0x11; 32].into(), [0x22; 32].into(), [0x33; 32])
+    ChunkMeta::new([0x11; 32].into(), [0x22; 32].into(), ChainLink::first([0x33; 32].into()))
 }
 
 /// One token, no section: the smallest object.
@@ -14,7 +14,7 @@ fn smallest() -> Vec<u8> {
     ChunkBuilder::new(meta(), vec![42]).and_then(ChunkBuilder::finish).expect("legal")
 }
 
-/// Two spans, two levels, an absent piece, a token before, everything set.
+/// Two spans, two levels, an absent piece, a token before, two extensions that a reader skips, everything set.
 fn two_levels() -> Vec<u8> {
     let meta = ChunkMeta {
         first_position: 1536,
@@ -32,6 +32,9 @@ fn two_levels() -> Vec<u8> {
     {
         builder.section(id(scope, level, flags), pieces(index as u8)).expect("legal");
     }
+    for (kind, data) in [(7, vec![1, 2, 3, 4, 5]), (0x1234, Vec::new())] {
+        builder.extension(&Extension { kind, required: false, data }).expect("legal");
+    }
     builder.finish().expect("legal")
 }
 
@@ -39,16 +42,18 @@ fn two_levels() -> Vec<u8> {
 type Damage = fn(&mut Vec<u8>);
 
 /// 300 tokens: 19 block hashes.
-const DIRECTORY_AT: usize = 192 + 19 * 8;
+const DIRECTORY_AT: usize = HEADER_BYTES + 19 * 8;
 const PIECES_AT: usize = DIRECTORY_AT + 4 * 6;
-const TOKENS_AT: usize = PIECES_AT + 4 * 2 * 8;
+const EXTENSIONS_AT: usize = PIECES_AT + 4 * 2 * 8;
+/// One extension of 5 bytes, one of none.
+const TOKENS_AT: usize = EXTENSIONS_AT + 8 + 5 + 8;
 
 /// Makes the checksums of header and directory fit again, so that the rule behind them is what fails.
 fn seal(object: &mut [u8]) {
-    let directory = crc32c::crc32c(&object[192..TOKENS_AT]);
+    let directory = crc32c::crc32c(&object[HEADER_BYTES..TOKENS_AT]);
     object[168..172].copy_from_slice(&directory.to_le_bytes());
-    let header = crc32c::crc32c(&object[..188]);
-    object[188..192].copy_from_slice(&header.to_le_bytes());
+    let header = crc32c::crc32c(&object[..252]);
+    object[252..256].copy_from_slice(&header.to_le_bytes());
 }
 
 fn bad() -> Vec<(&'static str, Damage, &'static str)> {
@@ -60,6 +65,7 @@ fn bad() -> Vec<(&'static str, Damage, &'static str)> {
         ("magic", |o| o[0] = b'Z', "Magic"),
         ("version-major", |o| sealed(o, 4, 9), "Version"),
         ("version-minor", |o| sealed(o, 5, 2), "Version"),
+        ("version-1-0", |o| sealed(o, 5, 0), "Version"),
         ("header-bit", |o| o[20] ^= 1, "Checksum"),
         ("flag-reserved", |o| sealed(o, 8, 3), "Field"),
         ("preceding-token-without-flag", |o| sealed(o, 8, 0), "Field"),
@@ -84,7 +90,23 @@ fn bad() -> Vec<(&'static str, Damage, &'static str)> {
             },
             "Field",
         ),
-        ("header-reserved", |o| sealed(o, 184, 1), "Field"),
+        ("header-reserved", |o| sealed(o, 188, 1), "Field"),
+        ("header-reserved-end", |o| sealed(o, 251, 1), "Field"),
+        ("extensions-too-long", |o| sealed(o, 186, 1), "Field"),
+        ("extension-required", |o| sealed(o, EXTENSIONS_AT + 2, 1), "Extension"),
+        ("extension-flags", |o| sealed(o, EXTENSIONS_AT + 2, 2), "Field"),
+        ("extension-reserved", |o| sealed(o, EXTENSIONS_AT + 3, 1), "Field"),
+        (
+            "extension-twice",
+            |o| {
+                o[EXTENSIONS_AT + 14] = 0;
+                sealed(o, EXTENSIONS_AT + 13, 7);
+            },
+            "Field",
+        ),
+        ("extension-past-its-end", |o| sealed(o, EXTENSIONS_AT + 17, 1), "Field"),
+        ("extension-cut", |o| sealed(o, EXTENSIONS_AT + 4, 6), "Field"),
+        ("extension-bit", |o| o[EXTENSIONS_AT + 9] ^= 1, "Checksum"),
         (
             "object-bytes",
             |o| {
@@ -101,7 +123,7 @@ fn bad() -> Vec<(&'static str, Damage, &'static str)> {
             },
             "Field",
         ),
-        ("block-hash-bit", |o| o[200] ^= 4, "Checksum"),
+        ("block-hash-bit", |o| o[HEADER_BYTES + 8] ^= 4, "Checksum"),
         ("directory-bit", |o| o[DIRECTORY_AT] ^= 1, "Checksum"),
         ("section-level-too-high", |o| sealed(o, DIRECTORY_AT + 3 * 6 + 3, 2), "SectionOrder"),
         ("section-order", |o| sealed(o, DIRECTORY_AT + 3, 1), "SectionOrder"),
@@ -130,7 +152,7 @@ fn bad() -> Vec<(&'static str, Damage, &'static str)> {
             "Checksum",
         ),
         ("truncated", |o| o.truncate(o.len() - 1), "Truncated"),
-        ("truncated-head", |o| o.truncate(200), "Truncated"),
+        ("truncated-head", |o| o.truncate(HEADER_BYTES + 8), "Truncated"),
         ("trailing", |o| o.push(0), "Trailing"),
     ]
 }
@@ -162,8 +184,12 @@ fn describe(head: &Head) -> String {
         .pieces()
         .map(|(s, t, e)| format!("{s}.{t}@{}+{}", e.range.start, e.range.end - e.range.start))
         .collect();
+    let extensions: Vec<_> = head.extensions.iter().map(|e| format!("{}+{}", e.kind, e.data.len())).collect();
+    let link = crc32c::crc32c(&[*head.header.chain_key.as_bytes(), head.header.parent_hash].concat());
     format!(
-        "tokens={} tokens_crc32c={:08x} preceding={} first={} exact={} kl={} head={} sections={} pieces={}",
+        "link_crc32c={:08x} extensions={} tokens={} tokens_crc32c={:08x} preceding={} first={} exact={} kl={} head={} sections={} pieces={}",
+        link,
+        extensions.join(","),
         head.tokens.len(),
         crc32c::crc32c(&tokens),
         head.header.preceding_token.map_or("none".into(), |t| t.to_string()),

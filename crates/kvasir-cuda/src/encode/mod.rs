@@ -11,7 +11,7 @@ use std::{ops::Range, sync::Arc};
 use kvasir_codec::{
     ChunkEncoder, ChunkInput, CpuEncoder, EncodeError, EncodeReport, KvSource, Profile, ProfileError,
 };
-use kvasir_types::{ModelSpec, Plane, ProfileHash};
+use kvasir_types::{ChainLink, ModelSpec, Plane, ProfileHash};
 
 use self::{
     batch::{EncodeBatch, EncodeChunk, EncodePhase},
@@ -40,8 +40,8 @@ pub struct EncodeRequest<'a> {
     pub preceding_token: Option<u32>,
     /// Absolute position of the first token.
     pub first_position: u64,
-    /// Identity of everything before the chunk.
-    pub parent_hash: [u8; 32],
+    /// Where the chunk joins its chain.
+    pub link: ChainLink,
     /// Predicted KL of the prefix that the KV was computed over.
     pub kl_beneath: f32,
     /// The sequence's block table.
@@ -65,7 +65,7 @@ impl<'a> EncodeRequest<'a> {
             tokens: self.tokens,
             preceding_token: self.preceding_token,
             first_position: self.first_position,
-            parent_hash: self.parent_hash,
+            link: self.link,
             kl_beneath: self.kl_beneath,
             kv: &DeviceResidentKv,
         }
@@ -211,7 +211,7 @@ impl<D: Device> KernelEncoder<D> {
             tokens: input.tokens,
             preceding_token: input.preceding_token,
             first_position: input.first_position,
-            parent_hash: input.parent_hash,
+            link: input.link,
             kl_beneath: input.kl_beneath,
             blocks: &[0],
             first_slot: 0,

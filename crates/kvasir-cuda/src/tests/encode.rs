@@ -8,7 +8,7 @@ use kvasir_codec::{
     container::Head,
     rans::{Coding, PieceDecoder, PiecePlan, encode_piece},
 };
-use kvasir_types::{Level, Plane};
+use kvasir_types::{ChainLink, Level, Plane};
 
 use super::{
     common::{Noise, Setup, cache, setups},
@@ -24,7 +24,14 @@ fn encoder(setup: &Setup) -> KernelEncoder<EmulatedDevice> {
 
 fn input<'a>(tokens: &'a [u32], first_position: u64, kv: &'a KvBuffer) -> ChunkInput<'a> {
     let preceding_token = (first_position > 0).then_some(3);
-    ChunkInput { tokens, preceding_token, first_position, parent_hash: [9; 32], kl_beneath: 0.0, kv }
+    ChunkInput {
+        tokens,
+        preceding_token,
+        first_position,
+        link: ChainLink::first([9; 32].into()),
+        kl_beneath: 0.0,
+        kv,
+    }
 }
 
 /// Quantised values of the finest level of every scope and span, and a check that every piece is what the CPU's coder makes
@@ -140,7 +147,7 @@ fn requests_that_make_no_sense_are_typed_errors() {
         tokens: &[1; 20],
         preceding_token: None,
         first_position: 0,
-        parent_hash: [0; 32],
+        link: ChainLink::first([0; 32].into()),
         kl_beneath: 0.0,
         blocks: &[0, 4],
         first_slot: 0,

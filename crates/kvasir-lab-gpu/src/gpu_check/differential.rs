@@ -8,7 +8,7 @@ use kvasir_codec::{
     rans::{PieceDecoder, PiecePlan, TableBank},
 };
 use kvasir_cuda::{CudaDevice, KernelDecoder, KernelEncoder, decode_piece};
-use kvasir_types::Level;
+use kvasir_types::{ChainLink, Level};
 
 use crate::{
     common::{Noise, Setup, cache, setups},
@@ -66,7 +66,7 @@ fn chunk(device: &Arc<CudaDevice>, setup: &Setup, tokens: usize, first: u64) -> 
         tokens: &text,
         preceding_token: (first > 0).then_some(3),
         first_position: first,
-        parent_hash: [9; 32],
+        link: ChainLink::first([9; 32].into()),
         kl_beneath: 0.0,
         kv: &kv,
     };

@@ -9,7 +9,7 @@ use kvasir_cuda::{
     ChunkRequest, CudaDevice, CudaMemory, Device, DeviceMemory, DeviceReadback, Dtype, EncodeRequest,
     KernelDecoder, KernelEncoder, PageShape, PagedKv, PlaneLayout,
 };
-use kvasir_types::{KvLayout, Level, Plane};
+use kvasir_types::{ChainLink, KvLayout, Level, Plane};
 
 use crate::{
     common::Noise,
@@ -170,7 +170,7 @@ pub(crate) fn run(
             tokens: &text,
             preceding_token: None,
             first_position: 0,
-            parent_hash: [9; 32],
+            link: ChainLink::first([9; 32].into()),
             kl_beneath: 0.0,
             blocks: &blocks,
             first_slot: 0,

@@ -8,7 +8,7 @@ use kvasir_codec::{
 };
 use kvasir_container::Head;
 use kvasir_train::{Recipe, TrainingContext, train};
-use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Rope};
+use kvasir_types::{ChainLink, KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Rope};
 
 use crate::BenchError;
 
@@ -83,7 +83,14 @@ impl Workload {
 }
 
 fn input<'a>(tokens: &'a [u32], kv: &'a KvBuffer) -> ChunkInput<'a> {
-    ChunkInput { tokens, preceding_token: None, first_position: 0, parent_hash: [0; 32], kl_beneath: 0.0, kv }
+    ChunkInput {
+        tokens,
+        preceding_token: None,
+        first_position: 0,
+        link: ChainLink::first([0; 32].into()),
+        kl_beneath: 0.0,
+        kv,
+    }
 }
 
 /// The level at which most coefficients enter.

@@ -43,7 +43,7 @@ impl Catalog {
         let scope = Scope::new(tenant, model_id);
         let mut roots = salts.iter().map(|salt| {
             let root = RootHash::derive(tenant.as_str(), namespace.as_str(), salt, model_id);
-            self.note_label(scope, *root.as_bytes(), namespace);
+            self.note_label(scope, root.first_parent(), namespace);
             root
         });
         let newest = roots.next().expect("without later salts the first one is live");

@@ -153,7 +153,7 @@ impl Explain {
         };
         if spec.reuse == Reuse::Whole {
             let scope = Scope::new(tenant, model_id);
-            let walk = self.reads.index().walk(scope, root.as_bytes(), chain.blocks());
+            let walk = self.reads.index().walk(scope, &root.first_parent(), chain.blocks());
             if walk.matched_blocks() > 0 {
                 let detail = "a prefix is stored, but this model's caches are thinned by looking ahead and match only \
                               as a whole; look up exactly what was stored";

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
 use kvasir_codec::{ChunkEncoder as _, ChunkInput, CpuEncoder};
-use kvasir_types::{CHUNK_TOKENS_MAX, RootHash};
+use kvasir_types::{CHUNK_TOKENS_MAX, ChainLink, RootHash};
 
 use crate::{
     error::{CliError, CliResult, Exit, write_file},
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &EncodeArguments) -> CliResult {
         tokens: &dump.tokens,
         preceding_token: None,
         first_position: 0,
-        parent_hash: *root.as_bytes(),
+        link: ChainLink::first(root),
         kl_beneath: 0.0,
         kv: &dump.kv,
     };

@@ -24,7 +24,7 @@ impl ExpectedTokens {
         let ours = self.tokens.get(first..first + matched);
         let wrong = if ours.is_none() || head.tokens.get(..matched) != ours {
             "it holds other tokens"
-        } else if self.chain.prefix_hash(first) != Some(head.header.parent_hash) {
+        } else if self.chain.link(first) != Some(head.header.link()) {
             "it continues another prefix"
         } else if head.header.first_position != object.first_token {
             "its KV is of other positions"

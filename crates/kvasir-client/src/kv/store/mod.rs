@@ -7,7 +7,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use futures::StreamExt;
 use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, KvSource, Tokens};
-use kvasir_types::{ObjectDigest, Plane, SeqHash, TokenChain, TokenRange};
+use kvasir_types::{ChainLink, ObjectDigest, Plane, SeqHash, TokenChain, TokenRange};
 use tokio::time::Instant;
 
 pub use admission::{AdmissionPolicy, StoreRefusal};
@@ -212,7 +212,7 @@ impl KvClient {
             tokens: tokens[range.clone()].to_vec(),
             preceding_token: range.start.checked_sub(1).map(|before| tokens[before]),
             first_position: range.start as u64,
-            parent_hash: chain.prefix_hash(range.start).ok_or_else(|| cut_error(range.start))?,
+            link: chain.link(range.start).ok_or_else(|| cut_error(range.start))?,
             kv: self.copy_rows(kv, &range).await,
             kl_beneath: options.kl_beneath as f32,
             encoder: Arc::clone(&self.encoder),
@@ -275,7 +275,7 @@ struct EncodeJob {
     tokens: Vec<u32>,
     preceding_token: Option<u32>,
     first_position: u64,
-    parent_hash: [u8; 32],
+    link: ChainLink,
     kv: KvBuffer,
     kl_beneath: f32,
     encoder: Arc<dyn ChunkEncoder>,
@@ -288,7 +288,7 @@ impl EncodeJob {
             tokens: &self.tokens,
             preceding_token: self.preceding_token,
             first_position: self.first_position,
-            parent_hash: self.parent_hash,
+            link: self.link,
             kl_beneath: self.kl_beneath,
             kv: &self.kv,
         };

@@ -9,7 +9,7 @@ use std::sync::{
 
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use kvasir_container::{ChunkBuilder, ChunkMeta, Head, SectionId};
-use kvasir_types::{Level, Medium};
+use kvasir_types::{ChainLink, Level, Medium};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
@@ -56,7 +56,8 @@ fn sample_of(tenant: &str, seed: u64, levels: &[u64]) -> Sample {
     let model_id = kvasir_types::ModelId::from([7; 32]);
     let tokens: Vec<u32> = (0..16).map(|token| token + 100 * seed as u32).collect();
     let build = |first: u64| {
-        let mut meta = ChunkMeta::new(model_id, kvasir_types::ProfileHash::of(b"p"), [3; 32]);
+        let mut meta =
+            ChunkMeta::new(model_id, kvasir_types::ProfileHash::of(b"p"), ChainLink::first([3; 32].into()));
         meta.level_count = levels.len() as u8;
         let mut builder = ChunkBuilder::new(meta, tokens.clone()).unwrap();
         let mut start = levels[0] - first;

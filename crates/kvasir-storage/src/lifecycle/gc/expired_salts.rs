@@ -85,7 +85,7 @@ impl Lifecycle {
                 }
             }
         }
-        let mut next: Vec<[u8; 32]> = roots.iter().map(|root| *root.as_bytes()).collect();
+        let mut next: Vec<[u8; 32]> = roots.iter().map(RootHash::first_parent).collect();
         while let Some(hash) = next.pop() {
             for key in behind.remove(&hash).unwrap_or_default() {
                 next.push(*key.seq_hash.as_bytes());
