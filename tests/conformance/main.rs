@@ -102,12 +102,14 @@ impl Backend {
     }
 
     /// The replica that has the only disk, started anew.
-    async fn replica_on_disk(&self) -> Arc<Storage> {
+    async fn replica_on_disk(&self, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {
         let store = self.open();
         let abilities = store.probe().await.expect("the store answers");
         let index =
             Index::sled(self.directory.path().join("index"), store.identity(), 1 << 20).expect("opens");
-        Storage::new(store, abilities, index, Settings::new(self.directory.path().join("spool")), None)
+        let mut settings = Settings::new(self.directory.path().join("spool"));
+        change(&mut settings);
+        Storage::new(store, abilities, index, settings, None)
     }
 
     async fn replica_with(&self, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {
@@ -189,6 +191,7 @@ suite! {
     replicas::an_acknowledged_removal_survives_its_replica,
     replicas::an_append_that_is_dropped_is_made_again,
     replicas::an_index_older_than_the_journal_is_emptied,
+    replicas::a_removal_outlives_its_batch_in_the_index,
     removal::removing_a_chunk_hides_however_many_objects_it_has,
     removal::a_chunk_stored_after_many_removals_is_found_and_removed_again,
 }

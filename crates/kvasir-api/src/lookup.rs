@@ -26,7 +26,7 @@ pub struct LookupRequest {
     /// `seq_hash` of consecutive chunks from the root on: of a context whose chunks the caller knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk_ids: Option<Vec<SeqHash>>,
-    /// Bypass remembered misses and ask the store.
+    /// Bypass remembered misses and ask the store, also for tombstones of what is matched.
     #[serde(default)]
     pub fresh: bool,
     /// Ask for presigned URLs where the store can make them; otherwise every chunk is read through the service.

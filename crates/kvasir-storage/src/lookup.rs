@@ -20,6 +20,7 @@ use crate::{
     layout::ChunkKey,
     limits,
     read::Reads,
+    removal::Removal,
 };
 
 /// What is looked up.
@@ -68,7 +69,7 @@ pub struct Lookup {
     pub model_id: ModelId,
     /// What is looked up.
     pub query: Query,
-    /// Bypasses remembered misses.
+    /// Bypasses remembered misses, and asks the store for tombstones of what is matched.
     pub fresh: bool,
     /// What the request is.
     pub hint: RequestHint,
@@ -81,7 +82,7 @@ impl Lookup {
         Self { tenant, namespace, model_id: *model_id, query, fresh: false, hint }
     }
 
-    /// The same, bypassing remembered misses.
+    /// The same, fresh or not.
     #[must_use]
     pub fn fresh(self, fresh: bool) -> Self {
         Self { fresh, ..self }
@@ -122,16 +123,12 @@ impl Lookups {
         let (newest, earlier) = self.catalog.roots(tenant, namespace, model_id).await?;
         let reuse = self.catalog.model(tenant, model_id).await?.reuse;
         let within = LookupScope { tenant, model_id, scope: Scope::new(tenant, model_id), fresh: *fresh };
-        let mut best = self.look(within, newest, query).await?;
-        // Until they expire, earlier salts of the namespace are as good where the newest one does not lead as far.
-        for root in earlier {
-            if best.is_whole {
+        let mut best = self.find(within, newest, &earlier, query).await?;
+        for _ in 0..limits::FRESH_LOOKS_MAX {
+            if !*fresh || !self.forget_removed(within, &best.walk).await {
                 break;
             }
-            let other = self.look(within, root, query).await?;
-            if other.is_whole || other.walk.matched_blocks() > best.walk.matched_blocks() {
-                best = other;
-            }
+            best = self.find(within, newest, &earlier, query).await?;
         }
         let RootMatch { blocks, walk, is_whole } = best;
         // A cache thinned by looking ahead is of use only as a whole.
@@ -147,6 +144,51 @@ impl Lookups {
             chunk.medium = self.reads.medium(within.scope, key, &chunk.level_bytes);
         }
         Ok(answer)
+    }
+
+    /// The longest match under the roots of a namespace.
+    async fn find<'a>(
+        &self,
+        lookup: LookupScope<'_>,
+        newest: RootHash,
+        earlier: &[RootHash],
+        query: &'a Query,
+    ) -> Result<RootMatch<'a>, StorageError> {
+        let mut best = self.look(lookup, newest, query).await?;
+        // Until they expire, earlier salts of the namespace are as good where the newest one does not lead as far.
+        for root in earlier {
+            if best.is_whole {
+                break;
+            }
+            let other = self.look(lookup, *root, query).await?;
+            if other.is_whole || other.walk.matched_blocks() > best.walk.matched_blocks() {
+                best = other;
+            }
+        }
+        Ok(best)
+    }
+
+    /// Asks the store for tombstones of what was matched, and takes out of the index what has one. Says whether any has.
+    async fn forget_removed(&self, lookup: LookupScope<'_>, walk: &Walk) -> bool {
+        let keys: Vec<ChunkKey> = walk.chunks.iter().map(|chunk| lookup.key(chunk)).collect();
+        let mut answers = stream::iter(keys)
+            .map(async |key| (self.reads.tombstones().has(&key).await, key))
+            .buffer_unordered(self.probes.parallel.max(1));
+        let mut is_any = false;
+        while let Some((answer, key)) = answers.next().await {
+            match answer {
+                Ok(true) => {
+                    self.reads.forget_removed(lookup.scope, key.object_digest, Removal::Removed);
+                    is_any = true;
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a fresh lookup could not ask for tombstones and answers from the index");
+                    break;
+                }
+            }
+        }
+        is_any
     }
 
     async fn look<'a>(

@@ -14,7 +14,7 @@ use crate::{
     hot::{HotCache, HotTier},
     index::{Index, PrefixIndex},
     ingest::{DirectUploads, Ingest},
-    lifecycle::Lifecycle,
+    lifecycle::{Lifecycle, gc::GcPolicy},
     limits,
     lookup::{Lookup, Lookups, Probes},
     read::{DirectPath, DirectReads, Reads, Tombstones},
@@ -43,6 +43,8 @@ pub struct Settings {
     pub lookup_parallel: usize,
     /// Whether to remember when objects were used: a collector with a capacity wants to know.
     pub track_uses: bool,
+    /// How long removals are remembered: [`GcPolicy::removals_kept`](crate::gc::GcPolicy::removals_kept) of the collector.
+    pub removals_kept: Duration,
     /// Age at which the salts of a namespace are looked at again.
     pub salt_rotations_fresh: Duration,
     /// Sees every named state transition; tests cut there.
@@ -81,6 +83,7 @@ impl Settings {
             probe_all_lengths: true,
             lookup_parallel: limits::LOOKUP_PARALLEL,
             track_uses: false,
+            removals_kept: GcPolicy::default().removals_kept(),
             salt_rotations_fresh: limits::SALT_ROTATIONS_FRESH,
             crash_points: Arc::new(NoCrashPointObserver),
             direct: DirectSettings::default(),
@@ -119,7 +122,8 @@ impl Storage {
         let index = Arc::new(PrefixIndex::new(index, settings.negative_ttl, settings.track_uses));
         let tombstones = Arc::new(Tombstones::new(Arc::clone(&bucket)));
         let tier = tier.map(|tier| Arc::new(HotCache::new(tier)));
-        let reads = Arc::new(Reads::new(Arc::clone(&bucket), Arc::clone(&catalog), index, tombstones, tier));
+        let (b, c) = (Arc::clone(&bucket), Arc::clone(&catalog));
+        let reads = Arc::new(Reads::new(b, c, index, tombstones, tier, settings.removals_kept));
         let parts = || (Arc::clone(&bucket), Arc::clone(&catalog), Arc::clone(&reads));
         let probes = Probes {
             chunk_tokens: settings.probe_chunk_tokens,
@@ -127,7 +131,12 @@ impl Storage {
             parallel: settings.lookup_parallel,
         };
         let lookups = Arc::new(Lookups::new(Arc::clone(&catalog), Arc::clone(&reads), probes));
-        let changes = Arc::new(Changes::new(Arc::clone(&bucket), Arc::clone(&catalog), Arc::clone(&reads)));
+        let changes = Arc::new(Changes::new(
+            Arc::clone(&bucket),
+            Arc::clone(&catalog),
+            Arc::clone(&reads),
+            settings.removals_kept,
+        ));
         let (b, c, r) = parts();
         let ingest = Arc::new(Ingest::new(b, c, r, Arc::clone(&changes), &settings));
         let path = Arc::new(DirectPath::new(Arc::clone(&bucket), settings.direct.clone()));

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use kvasir_storage::{ScrubReport, Storage, gc::GcPolicy};
 use tokio::task::JoinSet;
 
-use crate::{config::Config, limits, metrics::Metrics, state::AppState};
+use crate::{config::Config, journal_sync::JournalSync, limits, metrics::Metrics, state::AppState};
 
 /// Starts all of it. Each task begins once the store was reached, and ends with the set.
 pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
@@ -13,10 +13,13 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
     tasks.spawn(run_every(state.clone(), limits::INDEX_FLUSH_EVERY, async |_, storage| {
         let _ = tokio::task::spawn_blocking(move || storage.index().flush()).await;
     }));
+    tasks.spawn(run_every(state.clone(), limits::REMOVALS_EXPIRE_EVERY, async |_, storage| {
+        let _ = tokio::task::spawn_blocking(move || storage.changes().expire_removals()).await;
+    }));
     tasks.spawn(reload(state.clone()));
-    let interval = config.journal.interval;
-    tasks.spawn(run_every(state.clone(), interval, async |metrics, storage| {
-        sync_journal(&metrics, &storage).await
+    let journal = state.clone();
+    tasks.spawn(run_every(state.clone(), state.journal().interval(), async move |metrics, storage| {
+        sync_journal(journal.journal(), &metrics, &storage).await;
     }));
     let policy = config.gc.policy.clone();
     tasks.spawn(run_every(state.clone(), config.gc.interval, async move |metrics, storage| {
@@ -57,14 +60,13 @@ async fn reload(state: AppState) {
     }
 }
 
-async fn sync_journal(metrics: &Metrics, storage: &Storage) {
+async fn sync_journal(journal: &JournalSync, metrics: &Metrics, storage: &Storage) {
     match storage.changes().journal_append().await {
         Ok(entries) => metrics.journal("appended", entries),
         Err(error) => tracing::warn!(%error, "the journal waits"),
     }
-    match storage.changes().journal_tail().await {
-        Ok(entries) => metrics.journal("applied", entries),
-        Err(error) => tracing::warn!(%error, "other replicas' journals wait"),
+    if journal.is_due(storage) {
+        journal.read(metrics, storage).await;
     }
 }
 

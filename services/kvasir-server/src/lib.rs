@@ -12,6 +12,7 @@ mod encryption_keys;
 mod handlers;
 mod idle_timer;
 mod jobs;
+mod journal_sync;
 mod limits;
 mod metrics;
 mod middleware;

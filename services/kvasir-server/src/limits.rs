@@ -55,6 +55,15 @@ pub(crate) const STORE_WAIT_AT_START_MAX: Duration = Duration::from_secs(5);
 pub(crate) const STORE_RETRY_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How often the hot index is written out.
 pub(crate) const INDEX_FLUSH_EVERY: Duration = Duration::from_secs(10);
+/// How often rows of removals whose names may be used again are deleted from the hot index.
+pub(crate) const REMOVALS_EXPIRE_EVERY: Duration = Duration::from_secs(3600);
+/// How often a replica reads the journal while it serves no requests.
+pub(crate) const JOURNAL_IDLE_INTERVAL: Duration = Duration::from_secs(60);
+/// Age of the last read of the journal at which a lookup reads first: with the read itself well within the 30 seconds in
+/// which a removal reaches every route.
+pub(crate) const JOURNAL_AGE_MAX: Duration = Duration::from_secs(10);
+/// How long a lookup waits for that read.
+pub(crate) const JOURNAL_CATCH_UP_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long the last journal batch may take at shutdown.
 pub(crate) const FINAL_JOURNAL_BATCH_TIME_MAX: Duration = Duration::from_secs(3);
 /// What a refused client should wait, in seconds.

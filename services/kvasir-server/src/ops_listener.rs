@@ -59,7 +59,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::{auth::Authenticator, metrics::Metrics};
+    use crate::{auth::Authenticator, journal_sync::JournalSync, metrics::Metrics};
 
     async fn status(address: std::net::SocketAddr, path: &str) -> String {
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
@@ -73,7 +73,14 @@ mod tests {
     #[tokio::test]
     async fn probes_and_metrics_and_nothing_else_through_a_drain_too() {
         let authenticator = Authenticator::open(&Config::default().auth).expect("no files");
-        let state = AppState::new(Arc::new(Metrics::new()), authenticator, None, None, None);
+        let state = AppState::new(
+            Arc::new(Metrics::new()),
+            authenticator,
+            None,
+            None,
+            None,
+            JournalSync::new(Duration::ZERO),
+        );
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let mut task = JoinSet::new();

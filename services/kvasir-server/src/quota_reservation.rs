@@ -20,7 +20,12 @@ pub(crate) async fn reserve(
     if quota.is_open() {
         return Ok(None);
     }
-    let reserved = state.storage()?.changes().reserve(&principal.tenant, quota, Stored::one(bytes)).await;
+    let reserved = state
+        .caught_up_storage()
+        .await?
+        .changes()
+        .reserve(&principal.tenant, quota, Stored::one(bytes))
+        .await;
     let reserved = reserved.inspect_err(|error| {
         if let StorageError::Full { limit, .. } = error {
             state.metrics().throttled(limit);

@@ -17,6 +17,7 @@ use crate::{
     connection_limiter::ConnectionLimiter,
     egress::EgressScheduler,
     encryption_keys::EncryptionKeys,
+    journal_sync::JournalSync,
     limits,
     metrics::Metrics,
     middleware::authorize::PeerAddress,
@@ -81,7 +82,14 @@ pub async fn run(
     }
     let egress = config.server.egress_bytes_per_second;
     let egress = (egress > 0).then(|| EgressScheduler::new(egress));
-    let state = AppState::new(Arc::clone(&metrics), authenticator, tls, keys, egress);
+    let state = AppState::new(
+        Arc::clone(&metrics),
+        authenticator,
+        tls,
+        keys,
+        egress,
+        JournalSync::new(config.journal.interval),
+    );
     state.jobs().set_gc_policy(config.gc.policy.clone());
     let store = with_encryption(OpenStore::open(&config.store, metrics)?, state.keys());
     let index = open_index(&config, &store)?;
@@ -188,11 +196,11 @@ async fn connect_store(
         tracing::warn!(%error, "whether the store checks uploads is not known: direct uploads are read whole");
     }
     let storage = Storage::new(store, abilities, index, config.storage, hot);
-    let retention = config.gc.policy.journal_retention;
-    if storage.changes().empty_outdated_index(retention) {
+    let kept = config.gc.policy.removals_kept();
+    if storage.changes().empty_outdated_index() {
         tracing::warn!(
-            ?retention,
-            "the hot index was emptied: this replica was away for longer than journal.retention keeps removals; it fills again from \
+            ?kept,
+            "the hot index was emptied: this replica was away for longer than the journal keeps removals; it fills again from \
              the store"
         );
     }

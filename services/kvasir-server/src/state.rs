@@ -10,7 +10,7 @@ use kvasir_storage::Storage;
 
 use crate::{
     api_error::ApiError, auth::Authenticator, egress::EgressScheduler, encryption_keys::EncryptionKeys,
-    jobs::Jobs, metrics::Metrics, quota::QuotaLimiter, tls::Tls,
+    jobs::Jobs, journal_sync::JournalSync, metrics::Metrics, quota::QuotaLimiter, tls::Tls,
 };
 
 /// Shared state; cheap to clone.
@@ -29,6 +29,7 @@ struct SharedState {
     keys: Option<EncryptionKeys>,
     egress: Option<EgressScheduler>,
     jobs: Arc<Jobs>,
+    journal: JournalSync,
 }
 
 impl AppState {
@@ -38,6 +39,7 @@ impl AppState {
         tls: Option<Tls>,
         keys: Option<EncryptionKeys>,
         egress: Option<EgressScheduler>,
+        journal: JournalSync,
     ) -> Self {
         let draining = AtomicBool::new(false);
         let storage = OnceLock::new();
@@ -52,6 +54,7 @@ impl AppState {
             keys,
             egress,
             jobs,
+            journal,
         }))
     }
 
@@ -98,6 +101,17 @@ impl AppState {
                 "the store has not answered since this replica started; try again, or another replica";
             Problem::new(ErrorCode::StoreUnavailable, detail).into()
         })
+    }
+
+    /// As [`storage`](Self::storage), for requests whose answer other replicas' removals must be in.
+    pub(crate) async fn caught_up_storage(&self) -> Result<&Arc<Storage>, ApiError> {
+        let storage = self.storage()?;
+        self.0.journal.catch_up(self.metrics(), storage).await;
+        Ok(storage)
+    }
+
+    pub(crate) fn journal(&self) -> &JournalSync {
+        &self.0.journal
     }
 
     pub(crate) fn jobs(&self) -> &Arc<Jobs> {

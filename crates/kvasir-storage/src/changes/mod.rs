@@ -8,7 +8,7 @@ pub(crate) mod journal;
 pub(crate) mod ledger;
 mod usage;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kvasir_types::{ModelId, Name};
 
@@ -35,13 +35,20 @@ pub struct Changes {
     journal: Journal,
     /// What each tenant has in the store.
     ledger: Arc<Ledger>,
+    /// How long removals are kept in the journal.
+    removals_kept: Duration,
 }
 
 impl Changes {
-    pub(crate) fn new(bucket: Arc<Bucket>, catalog: Arc<Catalog>, reads: Arc<Reads>) -> Self {
-        let journal = Journal::new();
+    pub(crate) fn new(
+        bucket: Arc<Bucket>,
+        catalog: Arc<Catalog>,
+        reads: Arc<Reads>,
+        removals_kept: Duration,
+    ) -> Self {
+        let journal = Journal::new(&reads.index().index().log_positions());
         let events = EventLog::new(journal.replica().as_str());
-        Self { bucket, catalog, reads, events, journal, ledger: Arc::default() }
+        Self { bucket, catalog, reads, events, journal, ledger: Arc::default(), removals_kept }
     }
 
     /// Tells everybody of a chunk object that this replica has stored. Its namespace is the one that its writer named, else
@@ -72,7 +79,7 @@ impl Changes {
                 let row = &entry.row;
                 Some((tenant.clone(), *row.object_digest.as_bytes(), Stored::one(row.object_bytes)))
             }
-            JournalEntry::Removed { .. } | JournalEntry::Counted { .. } => None,
+            _ => None,
         };
         let n = self.journal.push(entry);
         if let Some((tenant, digest, stored)) = stored {

@@ -1,6 +1,7 @@
 //! The hot index: which chunks there are, matched block by block. A cache of the store, never the truth.
 //!
-//! One sorted map holds two kinds of rows. A *position* says where the chunks after one parent lie (`position`): a context's
+//! One sorted map holds the rows of objects, those of removals (`removed`) and the positions in other replicas' journals
+//! (`log_position`). Objects have two kinds of rows. A *position* says where the chunks after one parent lie (`position`): a context's
 //! chunks are neighbours.
 //!
 //! ```text
@@ -21,11 +22,13 @@ mod database;
 mod hot;
 mod key;
 mod lineage;
+mod log_position;
 mod memory;
 mod packed_lineage;
 mod placement;
 mod position;
 mod prefix_index;
+mod removed;
 mod row;
 mod scope;
 mod sled_index;
@@ -34,8 +37,10 @@ mod walk;
 
 pub use database::{HotIndex, Visit};
 pub use hot::Index;
+pub(crate) use log_position::LogPosition;
 pub use memory::MemoryIndex;
 pub(crate) use prefix_index::PrefixIndex;
+pub(crate) use removed::RemovedRow;
 pub(crate) use row::prefer;
 #[cfg(test)]
 pub(crate) use row::tests as tests_support;

@@ -14,7 +14,7 @@ use std::{
 use kvasir_types::{ObjectDigest, SeqHash};
 use tokio::time::Instant;
 
-use super::{Index, IndexEntry, IndexRow, Scope, Walk};
+use super::{Index, IndexEntry, IndexRow, RemovedRow, Scope, Walk};
 use crate::{cache::BoundedMap, eviction::ClassId, limits};
 
 /// The last use of an object of the cold tier.
@@ -71,15 +71,20 @@ impl PrefixIndex {
 
     /// Takes in an object that this replica has stored: what was believed of it before is out of date.
     pub(crate) fn insert(&self, scope: Scope, entry: &Arc<IndexEntry>) {
-        self.gone.remove(&(scope, entry.row.object_digest));
+        self.clear_gone(scope, &entry.row.object_digest);
         self.insert_unless_gone(scope, entry);
+    }
+
+    fn clear_gone(&self, scope: Scope, object: &ObjectDigest) {
+        self.gone.remove(&(scope, *object));
+        self.index.clear_removed(scope, object);
     }
 
     /// Takes in an object that the store listed without a tombstone, after [`removals`](Self::removals) were `before`. A
     /// removal since then may be younger than the listing: then what is known to be gone stays so.
     pub(crate) fn insert_listed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
         if self.removals() == before {
-            self.gone.remove(&(scope, entry.row.object_digest));
+            self.clear_gone(scope, &entry.row.object_digest);
         }
         self.insert_unless_gone(scope, entry);
     }
@@ -97,7 +102,20 @@ impl PrefixIndex {
         self.entries.insert((scope, entry.row.object_digest), Arc::clone(entry));
     }
 
-    /// Takes out an object that is gone.
+    /// Takes out an object that was removed, and keeps a row of that until its name may be used again.
+    pub(crate) fn remove_for_good(&self, scope: Scope, object: ObjectDigest, row: RemovedRow) {
+        self.index.put_removed(scope, &object, row);
+        self.remove(scope, object);
+    }
+
+    /// The collector lifted the tombstone of an object: it may be taken in again. What a request removed stays removed.
+    pub(crate) fn lift(&self, scope: Scope, object: &ObjectDigest) {
+        if self.index.removed(scope, object).is_none_or(|row| !row.by_request) {
+            self.clear_gone(scope, object);
+        }
+    }
+
+    /// Takes out an object that is gone or broken. Only this process remembers it: it may be written again under its name.
     pub(crate) fn remove(&self, scope: Scope, object: ObjectDigest) {
         if let Some(entry) = self.entries.get(&(scope, object)) {
             self.index.remove(scope, &entry);
@@ -114,7 +132,7 @@ impl PrefixIndex {
     }
 
     pub(crate) fn is_gone(&self, scope: Scope, object: ObjectDigest) -> bool {
-        self.gone.contains(&(scope, object))
+        self.gone.contains(&(scope, object)) || self.index.removed(scope, &object).is_some()
     }
 
     pub(crate) fn row(&self, scope: Scope, object: ObjectDigest) -> Option<Arc<IndexRow>> {

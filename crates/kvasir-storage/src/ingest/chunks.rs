@@ -16,6 +16,7 @@ use crate::{
     index::{IndexEntry, IndexRow, Scope},
     layout::{ChunkKey, Key},
     limits,
+    removal::Removal,
     trace::carry,
     transitions::Transition,
 };
@@ -190,7 +191,7 @@ impl Ingest {
             self.indexed(scope, &upload.entry);
             removed = tombstones.of_chunk(&tenant, &model_id, &seq_hash).await?;
             if removed.contains(&key.object_digest) {
-                self.reads.forget(scope, key.object_digest);
+                self.reads.forget_removed(scope, key.object_digest, Removal::Removed);
                 continue;
             }
             let block_hashes = std::mem::take(&mut upload.head.block_hashes);

@@ -27,6 +27,7 @@ use crate::{
     layout::{ChunkKey, Key, UploadKey},
     limits,
     read::DirectPath,
+    removal::Removal,
     store::Bucket,
 };
 
@@ -198,7 +199,7 @@ impl DirectUploads {
         let scope = Scope::new(&key.tenant, &key.model_id);
         ingest.indexed(scope, &entry);
         if reads.tombstones().has(key).await? {
-            reads.forget(scope, key.object_digest);
+            reads.forget_removed(scope, key.object_digest, Removal::Removed);
             return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
         }
         Ok(ingest.stored(key.clone(), &entry, head.block_hashes, None, there.is_none()))

@@ -22,9 +22,9 @@ impl Lifecycle {
     /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store): then it may be sent again.
     pub async fn remove(&self, key: &ChunkKey) -> Result<(), StorageError> {
         self.reads.object_bytes(key).await?;
-        let dropped = self.changes.dropped_entries();
+        let dropped = self.changes.dropped_removals();
         self.write_tombstone(key, Removal::Removed).await?;
-        self.changes.append_all_since(dropped).await
+        self.changes.append_removals(dropped).await
     }
 
     /// Removes all objects of a chunk, as [`remove`](Self::remove) does. Gives how many there were.
@@ -39,14 +39,14 @@ impl Lifecycle {
     ) -> Result<usize, StorageError> {
         let prefix = self.bucket.layout().chunk_prefix(tenant, model_id, seq_hash);
         let mut listing = self.bucket.list(&prefix, "listing a chunk's objects");
-        let (mut removed, dropped) = (0, self.changes.dropped_entries());
+        let (mut removed, dropped) = (0, self.changes.dropped_removals());
         while let Some((key, _)) = listing.try_next().await? {
             if let Key::Chunk(key) = key {
                 self.write_tombstone(&key, Removal::Removed).await?;
                 removed += 1;
             }
         }
-        self.changes.append_all_since(dropped).await?;
+        self.changes.append_removals(dropped).await?;
         let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
         if removed == 0 { Err(unknown) } else { Ok(removed) }
     }
@@ -65,7 +65,7 @@ impl Lifecycle {
             }
         }
         self.bucket.reached(Transition::TombstoneWritten);
-        self.reads.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+        self.reads.forget_removed(Scope::new(&key.tenant, &key.model_id), key.object_digest, reason);
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
         self.changes.publish(JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason });
         Ok(())

@@ -6,7 +6,7 @@ mod select;
 mod tiered;
 mod tombstones;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 pub(crate) use self::{direct::DirectPath, tombstones::Tombstones};
 pub use self::{direct::DirectReads, select::Selection};
@@ -20,6 +20,8 @@ pub struct Reads {
     index: Arc<PrefixIndex>,
     tombstones: Arc<Tombstones>,
     tier: Option<Arc<HotCache>>,
+    /// How long the row of a removal stays: until the object's name may be used again.
+    removals_kept: Duration,
 }
 
 impl Reads {
@@ -29,8 +31,9 @@ impl Reads {
         index: Arc<PrefixIndex>,
         tombstones: Arc<Tombstones>,
         tier: Option<Arc<HotCache>>,
+        removals_kept: Duration,
     ) -> Self {
-        Self { bucket, catalog, index, tombstones, tier }
+        Self { bucket, catalog, index, tombstones, tier, removals_kept }
     }
 
     pub(crate) fn index(&self) -> &PrefixIndex {

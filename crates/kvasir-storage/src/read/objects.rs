@@ -11,9 +11,10 @@ use super::Reads;
 use crate::{
     StorageError,
     hot::RequestHint,
-    index::{IndexEntry, IndexRow, Scope, prefer},
+    index::{IndexEntry, IndexRow, RemovedRow, Scope, prefer},
     layout::{ChunkKey, Key},
     limits,
+    removal::Removal,
     seal::SealError,
     store::{ByteRange, ObjectRead},
 };
@@ -253,6 +254,20 @@ impl Reads {
     /// Takes an object that is gone or broken out of the index and the hot tier.
     pub(crate) fn forget(&self, scope: Scope, object: ObjectDigest) {
         self.index.remove(scope, object);
+        self.forget_frames(scope, object);
+    }
+
+    /// As [`forget`](Self::forget), of an object that was removed for `reason`. The index remembers it over restarts, until
+    /// the object's name may be used again.
+    pub(crate) fn forget_removed(&self, scope: Scope, object: ObjectDigest, reason: Removal) {
+        let kept = i64::try_from(self.removals_kept.as_millis()).unwrap_or(i64::MAX);
+        let expires_ms = self.bucket.now_ms().map_or(i64::MAX, |now| now.saturating_add(kept));
+        let row = RemovedRow { expires_ms, by_request: !reason.is_the_collectors() };
+        self.index.remove_for_good(scope, object, row);
+        self.forget_frames(scope, object);
+    }
+
+    fn forget_frames(&self, scope: Scope, object: ObjectDigest) {
         if let Some(hot) = &self.tier {
             hot.forget(scope, object);
         }

@@ -197,7 +197,7 @@ impl Default for Config {
             storage: Settings::new("kvasir-data/spool".into()),
             gc: GcConfig { interval: Duration::from_secs(600), policy: GcPolicy::default() },
             scrub: ScrubConfig { interval: Duration::ZERO, bytes_per_second: 16 << 20 },
-            journal: JournalConfig { interval: Duration::from_secs(2) },
+            journal: JournalConfig { interval: Duration::from_secs(1) },
             log: LogConfig { filter: "info".to_owned(), format: LogFormat::Text },
             warnings: Vec::new(),
         }
@@ -244,6 +244,7 @@ impl Config {
         }
         self.storage.spool_directory = self.cache.directory.join("spool");
         self.storage.track_uses = self.gc.policy.capacity_bytes.is_some();
+        self.storage.removals_kept = self.gc.policy.removals_kept();
     }
 
     fn check_auth(&self, mistakes: &mut Vec<Mistake>) {

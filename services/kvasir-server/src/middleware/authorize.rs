@@ -47,6 +47,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
         let detail = format!("this needs the role {needed}, the credential has {held}");
         return ApiError::from(Problem::new(ErrorCode::Forbidden, detail)).into_response();
     }
+    state.journal().note_request();
     let permit =
         match state.quota_limiter().admit(&principal.tenant, &state.authenticator().quota(&principal.tenant))
         {

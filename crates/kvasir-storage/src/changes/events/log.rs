@@ -103,6 +103,11 @@ impl EventLog {
         Portion::Events(events)
     }
 
+    /// Whether anybody waits for events.
+    pub fn has_readers(&self) -> bool {
+        self.changed.receiver_count() > 0
+    }
+
     /// Tells of changes: the number of the next event.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()

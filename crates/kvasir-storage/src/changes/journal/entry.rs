@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! batch = "KVSJ" · version 3 · entry … · CRC32C of all before
-//! entry = kind 1 (1 stored, 2 removed, 3 counted) · length of the rest 4 · tenant length 1 · tenant · model_id 32 · field …
+//! entry = kind 1 (1 stored, 2 removed, 3 counted, 4 lifted) · length of the rest 4 · tenant length 1 · tenant · model_id 32 · field …
 //! field = length 2 · bytes
 //! ```
 //! Fields of a stored chunk: its `parent_hash`, its index row, the first 8 bytes of each block's hash, its namespace or
-//! nothing. Of a removed one: `seq_hash · object_digest`, the reason. A count has no model; its fields are `objects 8 · bytes
+//! nothing. Of a removed one: `seq_hash · object_digest`, the reason; of a lifted one `seq_hash · object_digest`, nothing. A count has no model; its fields are `objects 8 · bytes
 //! 8`, and how far it reaches, `(length 1 · replica · batch 8)…`.
 //!
 //! A reader skips entries of kinds that it does not know, and fields behind those that it knows: a newer version may write
@@ -20,6 +20,7 @@ use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 use crate::{
     changes::ledger::{Reach, Stored},
     index::{IndexEntry, IndexRow},
+    layout::JournalLog,
     removal::Removal,
 };
 
@@ -54,6 +55,17 @@ pub(crate) enum JournalEntry {
         /// Why.
         reason: Removal,
     },
+    /// The collector lifted the tombstone of a chunk object that a context pins.
+    Lifted {
+        /// Whose.
+        tenant: Name,
+        /// The model.
+        model_id: ModelId,
+        /// The chunk.
+        seq_hash: SeqHash,
+        /// The object.
+        object_digest: ObjectDigest,
+    },
     /// The collector has counted what a tenant has in the store.
     Counted {
         /// Whose.
@@ -73,6 +85,16 @@ pub(super) struct Batch {
     pub(super) unknown: usize,
 }
 
+impl JournalEntry {
+    /// The log that it belongs to.
+    pub(super) fn log(&self) -> JournalLog {
+        match self {
+            Self::Removed { .. } | Self::Lifted { .. } => JournalLog::Removed,
+            Self::Stored { .. } | Self::Counted { .. } => JournalLog::Stored,
+        }
+    }
+}
+
 /// A batch as bytes.
 pub(super) fn encode(entries: &[JournalEntry]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
@@ -86,6 +108,10 @@ pub(super) fn encode(entries: &[JournalEntry]) -> Vec<u8> {
             JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
                 (2, tenant, model_id, vec![key, reason.as_str().as_bytes().to_vec()])
+            }
+            JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest } => {
+                let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
+                (4, tenant, model_id, vec![key, Vec::new()])
             }
             JournalEntry::Counted { tenant, stored, reach } => {
                 let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
@@ -124,7 +150,7 @@ pub(super) fn decode(bytes: &Bytes) -> Option<Batch> {
         let (entry, after) = after.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
         rest = after;
         match kind {
-            1..=3 => batch.entries.push(decode_entry(*kind, entry)?),
+            1..=4 => batch.entries.push(decode_entry(*kind, entry)?),
             _ => batch.unknown += 1,
         }
     }
@@ -154,11 +180,14 @@ fn decode_entry(kind: u8, bytes: &[u8]) -> Option<JournalEntry> {
             let (entry, block_hashes) = (Arc::new(entry), block_hashes.to_vec());
             JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace }
         }
-        2 => {
+        2 | 4 => {
             let (seq, object) = key.split_first_chunk::<32>()?;
             let object: [u8; 32] = object.try_into().ok()?;
-            let reason = Removal::parse(str::from_utf8(value).ok()?)?;
             let (seq_hash, object_digest) = ((*seq).into(), object.into());
+            if kind == 4 {
+                return Some(JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest });
+            }
+            let reason = Removal::parse(str::from_utf8(value).ok()?)?;
             JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
         }
         _ => {
@@ -206,7 +235,7 @@ mod tests {
     use crate::index::tests_support::any_entry as any_indexed;
 
     fn any_entry() -> impl Strategy<Value = JournalEntry> {
-        let place = ("[a-z]{1,9}", any::<[u8; 32]>(), 0..3, any::<[u8; 32]>());
+        let place = ("[a-z]{1,9}", any::<[u8; 32]>(), 0..4, any::<[u8; 32]>());
         let reach = prop::collection::vec(("[a-z0-9-]{1,36}", any::<u64>()), 0..4);
         (place, any_indexed(), reach).prop_map(|((tenant, model, kind, object), entry, reach)| {
             let (tenant, model_id): (Name, _) = (tenant.parse().expect("a name"), model.into());
@@ -223,6 +252,9 @@ mod tests {
                 let block_hashes: Vec<[u8; 8]> = entry.blocks.iter().map(|b| whole(b)).collect();
                 let namespace = (model[0] % 2 == 0).then(|| tenant.clone());
                 JournalEntry::Stored { tenant, model_id, entry: Arc::new(entry), block_hashes, namespace }
+            } else if kind == 2 {
+                let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
+                JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest }
             } else {
                 let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
                 let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());

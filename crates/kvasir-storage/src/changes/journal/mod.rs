@@ -2,14 +2,14 @@
 //!
 //! Each replica appends batches under a name of its own and tails those of the others. What was stored does not rest on it: a
 //! lost, late, doubled or damaged batch costs hits inside chunks until the store is asked. What was removed does: a removal by
-//! request is in a batch before it is acknowledged. Batches go after their retention.
+//! request is in a batch before it is acknowledged, in a log of its own, which is read first and kept as long as tombstones
+//! are. The index has the rows of removals and how far each log was read, so a replica that comes back goes on where it was.
 
 mod entry;
 
 use std::{
     collections::{BTreeMap, HashMap},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
-    time::Duration,
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
@@ -24,7 +24,13 @@ use super::{
     Changes,
     ledger::{Reach, Stored},
 };
-use crate::{StorageError, index::Scope, layout::Key, limits, transitions::Transition};
+use crate::{
+    StorageError,
+    index::{LogPosition, Scope},
+    layout::{JournalLog, Key},
+    limits,
+    transitions::Transition,
+};
 
 const READING: &str = "reading the journal";
 
@@ -32,33 +38,38 @@ const READING: &str = "reading the journal";
 #[derive(Debug)]
 pub(crate) struct Journal {
     replica: Name,
+    removed: Log,
+    stored: Log,
+    /// Looks that are yet to be taken folder by folder, because the journal has more than a page of batches.
+    looks_by_folder: AtomicU32,
+}
+
+/// One of its logs.
+#[derive(Debug)]
+struct Log {
+    log: JournalLog,
     next: AtomicU64,
     waiting: Mutex<Vec<JournalEntry>>,
     /// Held while a batch is on its way: whoever has it and finds nothing waiting knows that all before is durable.
     appending: tokio::sync::Mutex<()>,
     dropped: AtomicU64,
-    /// The last batch seen of each replica.
+    /// The last batch read of each replica.
     seen: Mutex<HashMap<Name, u64>>,
-    /// Looks that are yet to be taken folder by folder, because the journal has more than a page of batches.
-    looks_by_folder: AtomicU32,
 }
 
-/// Where batches lie, by replica, in their order.
-type Batches = BTreeMap<Name, Vec<u64>>;
+/// Where batches lie, by log and replica, in their order.
+type Batches = BTreeMap<(JournalLog, Name), Vec<u64>>;
 
 impl Journal {
-    pub(crate) fn new() -> Self {
+    /// One that goes on reading behind `positions`.
+    pub(crate) fn new(positions: &[LogPosition]) -> Self {
         // A name of this process alone: numbers never clash, whatever happened to the disk.
         let replica = Uuid::now_v7().to_string().parse().unwrap_or_else(|_| unreachable!("hex and dashes"));
-        Self {
-            replica,
-            next: AtomicU64::new(0),
-            waiting: Mutex::default(),
-            appending: tokio::sync::Mutex::default(),
-            dropped: AtomicU64::new(0),
-            seen: Mutex::default(),
-            looks_by_folder: AtomicU32::new(0),
-        }
+        let [removed, stored] = JournalLog::ALL.map(|log| {
+            let seen = positions.iter().filter(|(of, ..)| *of == log).map(|(_, name, n)| (name.clone(), *n));
+            Log::new(log, seen.collect())
+        });
+        Self { replica, removed, stored, looks_by_folder: AtomicU32::new(0) }
     }
 
     /// The name that this process writes under.
@@ -66,9 +77,48 @@ impl Journal {
         &self.replica
     }
 
-    /// Takes an entry for the next batch; drops it when too many wait.
-    /// Gives the number of that batch.
+    fn log(&self, log: JournalLog) -> &Log {
+        match log {
+            JournalLog::Removed => &self.removed,
+            JournalLog::Stored => &self.stored,
+        }
+    }
+
+    /// Takes an entry for the next batch of its log; drops it when too many wait. Gives the number of that batch.
     pub(super) fn push(&self, entry: JournalEntry) -> u64 {
+        self.log(entry.log()).push(entry)
+    }
+
+    /// The number of the next batch that says what was stored.
+    pub(super) fn next(&self) -> u64 {
+        self.stored.next()
+    }
+
+    /// How far the journals of what was stored were read, this replica's own to its last batch and what waits for the next
+    /// one.
+    pub(super) fn reach(&self) -> Reach {
+        let mut seen: Vec<_> = self.stored.seen.lock().iter().map(|(name, n)| (name.clone(), *n)).collect();
+        // Replicas' names begin with their start: the youngest, which are those that live.
+        seen.sort_by(|a, b| b.0.as_str().cmp(a.0.as_str()));
+        seen.truncate(limits::LEDGER_REPLICAS_MAX - 1);
+        seen.push((self.replica.clone(), self.next()));
+        seen.into()
+    }
+}
+
+impl Log {
+    fn new(log: JournalLog, seen: HashMap<Name, u64>) -> Self {
+        Self {
+            log,
+            next: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            appending: tokio::sync::Mutex::default(),
+            dropped: AtomicU64::new(0),
+            seen: Mutex::new(seen),
+        }
+    }
+
+    fn push(&self, entry: JournalEntry) -> u64 {
         let mut waiting = self.waiting.lock();
         if waiting.len() < limits::JOURNAL_WAITING_MAX {
             waiting.push(entry);
@@ -78,13 +128,7 @@ impl Journal {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// Entries that were dropped because too many waited.
-    fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
-    }
-
-    /// The number of the next batch.
-    pub(super) fn next(&self) -> u64 {
+    fn next(&self) -> u64 {
         let _waiting = self.waiting.lock();
         self.next.load(Ordering::Relaxed)
     }
@@ -96,23 +140,13 @@ impl Journal {
             return None;
         }
         let n = self.next.fetch_add(1, Ordering::Relaxed);
-        Some(Unsent { journal: self, n, entries: std::mem::take(&mut *waiting) })
-    }
-
-    /// How far all journals were heard, this replica's own to its last batch and what waits for the next one.
-    pub(super) fn reach(&self) -> Reach {
-        let mut seen: Vec<_> = self.seen.lock().iter().map(|(name, n)| (name.clone(), *n)).collect();
-        // Replicas' names begin with their start: the youngest, which are those that live.
-        seen.sort_by(|a, b| b.0.as_str().cmp(a.0.as_str()));
-        seen.truncate(limits::LEDGER_REPLICAS_MAX - 1);
-        seen.push((self.replica.clone(), self.next()));
-        seen.into()
+        Some(Unsent { log: self, n, entries: std::mem::take(&mut *waiting) })
     }
 }
 
 /// Entries on their way to the store. Those that are still here when it is dropped wait again.
 struct Unsent<'a> {
-    journal: &'a Journal,
+    log: &'a Log,
     n: u64,
     entries: Vec<JournalEntry>,
 }
@@ -120,43 +154,57 @@ struct Unsent<'a> {
 impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         if !self.entries.is_empty() {
-            let mut waiting = self.journal.waiting.lock();
+            let mut waiting = self.log.waiting.lock();
             self.entries.append(&mut waiting);
             let excess = self.entries.len().saturating_sub(limits::JOURNAL_WAITING_MAX);
-            self.journal.dropped.fetch_add(excess as u64, Ordering::Relaxed);
+            self.log.dropped.fetch_add(excess as u64, Ordering::Relaxed);
             self.entries.truncate(limits::JOURNAL_WAITING_MAX);
             *waiting = std::mem::take(&mut self.entries);
         }
     }
 }
 
+/// What was read of a batch.
+enum ReadBatch {
+    Entries(Vec<JournalEntry>),
+    /// Compacted since it was listed.
+    Gone,
+    Damaged,
+}
+
 impl Changes {
-    /// Appends what waits as one batch. Gives the number of entries. When it returns, all that waited when it was called is
-    /// durable; where it is dropped, the entries wait on.
+    /// Appends what waits, as one batch of each log. Gives the number of entries. When it returns, all that waited when it was
+    /// called is durable; where it is dropped, the entries wait on.
     ///
     /// # Errors
     /// [`StorageError::Store`]; the entries wait on.
     pub async fn journal_append(&self) -> Result<usize, StorageError> {
-        let _one_at_a_time = self.journal.appending.lock().await;
-        let Some(mut batch) = self.journal.take() else { return Ok(0) };
-        let path = self.bucket.path(&Key::Journal { replica: self.journal.replica.clone(), n: batch.n });
+        Ok(self.append(&self.journal.removed).await? + self.append(&self.journal.stored).await?)
+    }
+
+    async fn append(&self, log: &Log) -> Result<usize, StorageError> {
+        let _one_at_a_time = log.appending.lock().await;
+        let Some(mut batch) = log.take() else { return Ok(0) };
+        let (replica, n) = (self.journal.replica.clone(), batch.n);
+        let path = self.bucket.path(&Key::Journal { log: log.log, replica, n });
         self.bucket.put(&path, encode(&batch.entries).into(), "appending to the journal").await?;
         self.bucket.reached(Transition::JournalAppended);
         Ok(std::mem::take(&mut batch.entries).len())
     }
 
-    /// Entries that were dropped so far because too many waited.
-    pub(crate) fn dropped_entries(&self) -> u64 {
-        self.journal.dropped()
+    /// Removals that were dropped so far because too many waited.
+    pub(crate) fn dropped_removals(&self) -> u64 {
+        self.journal.removed.dropped.load(Ordering::Relaxed)
     }
 
-    /// Appends what waits, where none of it was dropped since there were `dropped` ones: what was published since is durable.
+    /// Appends the removals that wait, where none was dropped since there were `dropped` ones: those that were published
+    /// since are durable. Many that come at once share a batch.
     ///
     /// # Errors
-    /// [`StorageError::Store`]: some of it may not be durable, and has to be pushed again.
-    pub(crate) async fn append_all_since(&self, dropped: u64) -> Result<(), StorageError> {
-        self.journal_append().await?;
-        if self.journal.dropped() == dropped {
+    /// [`StorageError::Store`]: some of it may not be durable, and has to be published again.
+    pub(crate) async fn append_removals(&self, dropped: u64) -> Result<(), StorageError> {
+        self.append(&self.journal.removed).await?;
+        if self.dropped_removals() == dropped {
             return Ok(());
         }
         Err(StorageError::own("appending to the journal", "too many entries waited"))
@@ -179,40 +227,64 @@ impl Changes {
         self.tail(false).await
     }
 
-    /// Empties the index where removals may have left the journal, which keeps them for `retention`, since this replica last
-    /// heard all of it: it would offer what is gone. Says whether that was so. To be called before the first lookup, on a store
-    /// that was probed.
-    pub fn empty_outdated_index(&self, retention: Duration) -> bool {
+    /// Empties the index where removals may have left the journal since this replica last read all of it. Says whether that was
+    /// so. To be called before the first lookup, on a store that was probed.
+    pub fn empty_outdated_index(&self) -> bool {
         let Some(now) = self.bucket.now_ms() else { return false };
         let index = self.reads.index().index();
         let heard_until = index.heard_until();
         // A tenth is left for the first look at the journal.
-        let limit = i64::try_from(retention.as_millis() * 9 / 10).unwrap_or(i64::MAX);
+        let limit = i64::try_from(self.removals_kept.as_millis() * 9 / 10).unwrap_or(i64::MAX);
         if heard_until.is_some_and(|heard| now.saturating_sub(heard) < limit) {
             return false;
         }
         // A new one is emptied, too: then it lacks no removal up to now.
-        index.clear();
-        index.set_heard_until(now);
+        self.empty_index(now);
         heard_until.is_some()
     }
 
+    /// Removes the rows of removals whose names may be used again. Gives how many.
+    pub fn expire_removals(&self) -> u64 {
+        self.bucket.now_ms().map_or(0, |now| self.reads.index().index().expire_removed(now))
+    }
+
+    /// Empties the index, which then lacks no removal up to `now_ms`: what it takes in was looked for in the store.
+    fn empty_index(&self, now_ms: i64) {
+        let index = self.reads.index().index();
+        index.clear();
+        index.set_heard_until(now_ms);
+        for log in JournalLog::ALL {
+            self.journal.log(log).seen.lock().clear();
+        }
+    }
+
     async fn tail(&self, tells: bool) -> Result<usize, StorageError> {
+        let index = self.reads.index().index();
         let begun = self.bucket.now_ms();
         let mut applied = 0;
-        for (replica, numbers) in self.fresh_batches().await? {
-            let batches = stream::iter(numbers).map(|n| self.read_batch(&replica, n));
+        for ((log, replica), numbers) in self.fresh_batches().await? {
+            let batches = stream::iter(numbers).map(|n| self.read_batch(log, &replica, n));
             let mut batches = batches.buffered(limits::JOURNAL_BATCHES_AHEAD);
-            while let Some((n, entries)) = batches.try_next().await? {
-                if let Some(entries) = entries {
-                    applied += self.apply(&replica, n, entries, tells).await;
-                    self.bucket.reached(Transition::JournalApplied);
+            while let Some((n, batch)) = batches.try_next().await? {
+                match batch {
+                    ReadBatch::Entries(entries) => {
+                        applied += self.apply(&replica, n, entries, tells).await;
+                        self.bucket.reached(Transition::JournalApplied);
+                    }
+                    ReadBatch::Gone => {}
+                    ReadBatch::Damaged if log == JournalLog::Stored => {}
+                    // It may have said what rows of the index must not be offered any more.
+                    ReadBatch::Damaged => {
+                        tracing::warn!(%replica, n, "the hot index was emptied: a batch of removals is damaged; it fills again from the store");
+                        self.empty_index(begun.unwrap_or(0));
+                    }
                 }
-                self.journal.seen.lock().insert(replica.clone(), n);
+                self.journal.log(log).seen.lock().insert(replica.clone(), n);
+                index.set_log_position(&(log, replica.clone(), n));
             }
         }
         if let Some(begun) = begun {
-            self.reads.index().index().set_heard_until(begun);
+            index.set_heard_until(begun);
         }
         Ok(applied)
     }
@@ -231,63 +303,83 @@ impl Changes {
             journal.looks_by_folder.store(limits::JOURNAL_LOOKS_BY_FOLDER, Ordering::Relaxed);
             return self.batches_by_folder().await;
         }
+        for log in JournalLog::ALL {
+            self.keep_positions_of(log, |replica| {
+                listed.iter().any(|(key, _)| matches!(key, Key::Journal { log: l, replica: of, .. } if *l == log && of == replica))
+            });
+        }
         Ok(self.fresh(&listed))
     }
 
     async fn batches_by_folder(&self) -> Result<Batches, StorageError> {
-        let prefix = self.bucket.layout().journal_prefix();
         let mut batches = Batches::new();
-        for replica in self.bucket.folders::<Name>(&prefix, READING).await? {
-            if replica == self.journal.replica {
-                continue;
-            }
-            let folder = prefix.clone().join(replica.as_str());
-            let seen = self.journal.seen.lock().get(&replica).copied();
-            let listing = match seen {
-                Some(n) => {
-                    let after = self.bucket.path(&Key::Journal { replica, n });
-                    self.bucket.list_behind(&folder, &after, READING)
+        for log in JournalLog::ALL {
+            let prefix = self.bucket.layout().log_prefix(log);
+            let replicas = self.bucket.folders::<Name>(&prefix, READING).await?;
+            self.keep_positions_of(log, |replica| replicas.contains(replica));
+            for replica in replicas {
+                if replica == self.journal.replica {
+                    continue;
                 }
-                None => self.bucket.list(&folder, READING),
-            };
-            let listed: Vec<_> = listing.try_collect().await?;
-            batches.append(&mut self.fresh(&listed));
+                let folder = prefix.clone().join(replica.as_str());
+                let seen = self.journal.log(log).seen.lock().get(&replica).copied();
+                let listing = match seen {
+                    Some(n) => {
+                        let after = self.bucket.path(&Key::Journal { log, replica, n });
+                        self.bucket.list_behind(&folder, &after, READING)
+                    }
+                    None => self.bucket.list(&folder, READING),
+                };
+                let listed: Vec<_> = listing.try_collect().await?;
+                batches.append(&mut self.fresh(&listed));
+            }
         }
         Ok(batches)
     }
 
+    /// Forgets the positions in logs of which no batch is left: their replicas are gone, or go on with a later batch.
+    fn keep_positions_of(&self, log: JournalLog, is_listed: impl Fn(&Name) -> bool) {
+        let index = self.reads.index().index();
+        self.journal.log(log).seen.lock().retain(|replica, _| {
+            let stays = is_listed(replica);
+            if !stays {
+                index.remove_log_position(log, replica);
+            }
+            stays
+        });
+    }
+
     /// Of what was listed, the batches of others that this replica has not seen.
     fn fresh(&self, listed: &[(Key, ObjectMeta)]) -> Batches {
-        let seen = self.journal.seen.lock();
         let mut batches = Batches::new();
         for (key, meta) in listed {
-            let Key::Journal { replica, n } = key else { continue };
-            let is_new = seen.get(replica).is_none_or(|seen| n > seen);
+            let Key::Journal { log, replica, n } = key else { continue };
+            let is_new = self.journal.log(*log).seen.lock().get(replica).is_none_or(|seen| n > seen);
             if is_new && *replica != self.journal.replica && meta.size <= limits::JOURNAL_BATCH_BYTES_MAX {
-                batches.entry(replica.clone()).or_default().push(*n);
+                batches.entry((*log, replica.clone())).or_default().push(*n);
             }
         }
         batches.values_mut().for_each(|numbers| numbers.sort_unstable());
         batches
     }
 
-    /// A batch, if it is there and sound, with its number.
+    /// A batch, with its number.
     async fn read_batch(
         &self,
+        log: JournalLog,
         replica: &Name,
         n: u64,
-    ) -> Result<(u64, Option<Vec<JournalEntry>>), StorageError> {
-        let path = self.bucket.path(&Key::Journal { replica: replica.clone(), n });
-        // One that is not there was compacted meanwhile.
-        let Some(bytes) = self.bucket.get(&path, READING).await? else { return Ok((n, None)) };
+    ) -> Result<(u64, ReadBatch), StorageError> {
+        let path = self.bucket.path(&Key::Journal { log, replica: replica.clone(), n });
+        let Some(bytes) = self.bucket.get(&path, READING).await? else { return Ok((n, ReadBatch::Gone)) };
         let Some(batch) = decode(&bytes) else {
             tracing::warn!(%path, "a damaged journal batch is skipped");
-            return Ok((n, None));
+            return Ok((n, ReadBatch::Damaged));
         };
         if batch.unknown > 0 {
             tracing::info!(%path, entries = batch.unknown, "journal entries of kinds that this version does not know are skipped");
         }
-        Ok((n, Some(batch.entries)))
+        Ok((n, ReadBatch::Entries(batch.entries)))
     }
 
     /// Applies a batch to index and ledger, and then tells readers of events.
@@ -301,8 +393,11 @@ impl Changes {
                     self.ledger.note(tenant, digest, one, replica, n);
                     self.reads.index().insert_unless_gone(Scope::new(tenant, model_id), entry);
                 }
-                JournalEntry::Removed { tenant, model_id, object_digest, .. } => {
-                    self.reads.forget(Scope::new(tenant, model_id), *object_digest);
+                JournalEntry::Removed { tenant, model_id, object_digest, reason, .. } => {
+                    self.reads.forget_removed(Scope::new(tenant, model_id), *object_digest, *reason);
+                }
+                JournalEntry::Lifted { tenant, model_id, object_digest, .. } => {
+                    self.reads.index().lift(Scope::new(tenant, model_id), object_digest);
                 }
                 JournalEntry::Counted { tenant, stored, reach } => {
                     self.ledger.take_count(tenant, *stored, reach);
@@ -362,9 +457,12 @@ mod tests {
         };
         let path = storage.store().layout().path(&Key::Chunk(key.clone()));
         storage.store().objects().put(&path, PutPayload::from_static(b"bytes")).await.expect("writes");
-        for _ in 0..limits::JOURNAL_WAITING_MAX {
-            let (stored, reach) = (Stored::one(1), Vec::new().into());
-            storage.changes().publish(JournalEntry::Counted { tenant: tenant.clone(), stored, reach });
+        for n in 0..limits::JOURNAL_WAITING_MAX {
+            let ChunkKey { tenant, model_id, seq_hash, .. } = key.clone();
+            let object_digest = blake3::hash(&n.to_le_bytes()).as_bytes().to_owned().into();
+            let reason = crate::Removal::Expired;
+            let entry = JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason };
+            storage.changes().publish(entry);
         }
         let refused = storage.lifecycle().remove(&key).await.expect_err("its entry was dropped");
         assert!(refused.code().is_retryable(), "{refused}");

@@ -8,20 +8,23 @@ use std::{
     },
 };
 
-use kvasir_types::SeqHash;
+use kvasir_types::{Name, ObjectDigest, SeqHash};
 use parking_lot::{Mutex, RwLock};
 
 use super::{
     IndexError,
     database::HotIndex,
+    log_position::{self, LogPosition},
     memory::MemoryIndex,
     placement,
     position::PositionCache,
+    removed::{self, RemovedFilter, RemovedRow},
     row::{IndexEntry, IndexRow},
     scope::Scope,
     sled_index::SledIndex,
     walk::{Walk, walk, walk_chunks},
 };
+use crate::layout::JournalLog;
 
 /// Where a fresh database comes from.
 #[derive(Debug, Clone)]
@@ -39,6 +42,8 @@ pub struct Index {
     home: Option<SledHome>,
     replaced: AtomicU64,
     positions: PositionCache,
+    /// Which objects may have the row of a removal; none before the first one is asked for.
+    removed: RwLock<Option<Arc<RemovedFilter>>>,
     /// Held by insertions and removals, which look before they write.
     writing: Mutex<()>,
 }
@@ -60,6 +65,7 @@ impl Index {
             home,
             replaced: replaced.into(),
             positions: PositionCache::new(),
+            removed: RwLock::default(),
             writing: Mutex::default(),
         }
     }
@@ -143,6 +149,42 @@ impl Index {
     /// Removes all rows.
     pub fn clear(&self) {
         self.with(HotIndex::clear);
+        *self.removed.write() = None;
+    }
+
+    /// Writes the row of a removal.
+    pub(crate) fn put_removed(&self, scope: Scope, digest: &ObjectDigest, row: RemovedRow) {
+        self.with_removed(|index, removed| removed.put(index, scope, digest, row));
+    }
+
+    /// The row of an object's removal.
+    pub(crate) fn removed(&self, scope: Scope, digest: &ObjectDigest) -> Option<RemovedRow> {
+        self.with_removed(|index, removed| removed.get(index, scope, digest)).flatten()
+    }
+
+    /// Removes the row of an object's removal.
+    pub(crate) fn clear_removed(&self, scope: Scope, digest: &ObjectDigest) {
+        self.with_removed(|index, removed| removed.remove(index, scope, digest));
+    }
+
+    /// Removes the rows of removals that expired at `now_ms` of the store's clock. Gives how many.
+    pub(crate) fn expire_removed(&self, now_ms: i64) -> u64 {
+        self.with(|index| removed::expire(index, now_ms)).unwrap_or(0)
+    }
+
+    /// How far other replicas' journals are in the rows.
+    pub(crate) fn log_positions(&self) -> Vec<LogPosition> {
+        self.with(log_position::all).unwrap_or_default()
+    }
+
+    /// Takes note of a position, after the rows that it is about.
+    pub(crate) fn set_log_position(&self, position: &LogPosition) {
+        self.with(|index| log_position::put(index, position));
+    }
+
+    /// Forgets a position.
+    pub(crate) fn remove_log_position(&self, log: JournalLog, replica: &Name) {
+        self.with(|index| log_position::remove(index, log, replica));
     }
 
     /// The time of the store, in ms, up to which all removals are in the rows; none where that is not known.
@@ -175,12 +217,29 @@ impl Index {
         }
     }
 
+    fn with_removed<R>(
+        &self,
+        operation: impl FnOnce(&dyn HotIndex, &RemovedFilter) -> Result<R, IndexError>,
+    ) -> Option<R> {
+        let known = self.removed.read().clone();
+        let filter = match known {
+            Some(filter) => filter,
+            None => {
+                let filter = Arc::new(self.with(RemovedFilter::of)?);
+                // Two that come first at once build it twice; the one that is kept must be the one that is written to.
+                Arc::clone(self.removed.write().get_or_insert(filter))
+            }
+        };
+        self.with(|index| operation(index, &filter))
+    }
+
     fn replace(&self, failed: &Arc<dyn HotIndex>, error: &IndexError) {
         let mut current = self.current.write();
         if !Arc::ptr_eq(&current, failed) {
             return;
         }
         self.replaced.fetch_add(1, Ordering::Relaxed);
+        *self.removed.write() = None;
         failed.abandon();
         let fresh = self.home.as_ref().map(|home| home.open(|_| {}));
         *current = match fresh {

@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::{super::Lifecycle, GcPass, StoreTime};
 use crate::{
     StorageError,
+    changes::journal::JournalEntry,
     contexts::StoredContext,
     index::{IndexEntry, Scope},
     layout::{ChunkKey, Key},
@@ -224,6 +225,8 @@ impl Lifecycle {
         self.bucket.delete(&path).await?;
         self.bucket.reached(Transition::TombstoneDeleted);
         pass.report.lifted += 1;
+        let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
+        self.changes.publish(JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest });
         match self.reads.read_head(key).await {
             Ok(head) => {
                 let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));

@@ -36,7 +36,7 @@ use crate::{
     changes::{context_digest, ledger::Count},
     eviction::PolicyKind,
     index::prefer,
-    layout::{ChunkKey, Key},
+    layout::{ChunkKey, JournalLog, Key},
     limits,
     removal::Removal,
     transitions::Transition,
@@ -51,7 +51,7 @@ pub struct GcPolicy {
     pub tombstone_retention: Duration,
     /// Age at which chunks go; none: never.
     pub ttl: Option<Duration>,
-    /// Age at which journal batches go.
+    /// Age at which journal batches go that say what was stored. Those of removals stay as long as their tombstones.
     pub journal_retention: Duration,
     /// Bytes of chunk objects that stay; none: no limit.
     pub capacity_bytes: Option<u64>,
@@ -63,6 +63,13 @@ pub struct GcPolicy {
     pub actions_per_second: u32,
     /// Only count.
     pub dry_run: bool,
+}
+
+impl GcPolicy {
+    /// How long removals are remembered: until the removed name may be used again.
+    pub fn removals_kept(&self) -> Duration {
+        self.grace.saturating_add(self.tombstone_retention)
+    }
 }
 
 impl Default for GcPolicy {
@@ -351,8 +358,12 @@ impl Lifecycle {
         let folder = self.bucket.layout().journal_prefix();
         let mut listing = self.bucket.list(&folder, "listing the journal for the collector");
         while let Some((key, meta)) = listing.try_next().await? {
-            let is_batch = matches!(key, Key::Journal { .. });
-            if is_batch && pass.now.age(&meta) >= pass.policy.journal_retention {
+            let retention = match key {
+                Key::Journal { log: JournalLog::Stored, .. } => pass.policy.journal_retention,
+                Key::Journal { log: JournalLog::Removed, .. } => pass.policy.removals_kept(),
+                _ => continue,
+            };
+            if pass.now.age(&meta) >= retention {
                 pass.report.batches_deleted += 1;
                 if !pass.policy.dry_run {
                     pass.pace().await;

@@ -431,14 +431,14 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "journal.interval",
-        help: "Pause between journal batches, and between looks at other replicas' ones; 0s: no journal.",
+        help: "Pause between journal batches, and between reads of other replicas' ones while requests come; 0s: no journal.",
         example: "",
         set: |c, t| duration(&mut c.journal.interval, t),
         get: |c| duration_text(c.journal.interval),
     },
     Setting {
         key: "journal.retention",
-        help: "Age at which journal batches are deleted.",
+        help: "Age at which journal batches of stored chunks are deleted; those of removals stay as long as tombstones.",
         example: "",
         set: |c, t| duration(&mut c.gc.policy.journal_retention, t),
         get: |c| duration_text(c.gc.policy.journal_retention),

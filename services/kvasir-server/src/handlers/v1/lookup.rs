@@ -45,7 +45,7 @@ pub(in crate::handlers) async fn post(
         Query::Chunks(_) => 0,
     };
     let LookupQuery { model_id, namespace, fresh, direct } = target;
-    let storage = state.storage()?;
+    let storage = state.caught_up_storage().await?;
     let (tenant, hint) = (principal.tenant.clone(), hint::parse(&headers)?);
     let mut found = storage.lookup(&Lookup { tenant, namespace, model_id, query, fresh, hint }).await?;
     if direct {

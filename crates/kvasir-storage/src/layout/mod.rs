@@ -13,7 +13,7 @@
 //! {root}/1/t/{tenant}/salt                                            start of the tenant's token chains
 //! {root}/1/t/{tenant}/g/{namespace}/{id}                              later salts of a namespace, one each rotation
 //! {root}/1/t/{tenant}/salts/{hex}                                     proposals for it, without conditional creates
-//! {root}/1/j/{replica}/{n}                                            journal batches
+//! {root}/1/j/{log}/{replica}/{n}                                      journal batches: removed, stored
 //! {root}/1/gc/epoch/{n}                                               GC leadership
 //! {root}/1/probe/{uuid}                                               start-up probes
 //! ```
@@ -101,6 +101,8 @@ pub enum Key {
     },
     /// A journal batch.
     Journal {
+        /// Of which log.
+        log: JournalLog,
         /// Who wrote it.
         replica: Name,
         /// Its number.
@@ -113,6 +115,32 @@ pub enum Key {
     },
     /// A start-up probe.
     Probe(Uuid),
+}
+
+/// The logs of the journal. Removals have their own, because they are kept for longer and are read first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum JournalLog {
+    /// What was removed, and what was lifted again.
+    Removed,
+    /// What was stored and counted.
+    Stored,
+}
+
+impl JournalLog {
+    /// All of them, in the order of their folders, which is that of reading.
+    pub const ALL: [Self; 2] = [Self::Removed, Self::Stored];
+
+    /// As in keys.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Removed => "removed",
+            Self::Stored => "stored",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|log| log.as_str() == text)
+    }
 }
 
 /// Names a chunk object completely.
@@ -193,8 +221,8 @@ impl Layout {
             Key::SaltRotation { tenant, namespace, id } => {
                 self.salt_rotations_prefix(tenant, namespace).join(id.to_string())
             }
-            Key::Journal { replica, n } => {
-                self.journal_prefix().join(replica.as_str()).join(format!("{n:020}"))
+            Key::Journal { log, replica, n } => {
+                self.log_prefix(*log).join(replica.as_str()).join(format!("{n:020}"))
             }
             Key::GcEpoch { n } => self.epochs_prefix().join(format!("{n:020}")),
             Key::Probe(id) => self.base.clone().join("probe").join(id.to_string()),
@@ -247,7 +275,9 @@ impl Layout {
                 namespace: namespace.parse().ok()?,
                 id: id.parse().ok()?,
             },
-            ["j", replica, n] => Key::Journal { replica: replica.parse().ok()?, n: counter(n)? },
+            ["j", log, replica, n] => {
+                Key::Journal { log: JournalLog::parse(log)?, replica: replica.parse().ok()?, n: counter(n)? }
+            }
             ["gc", "epoch", n] => Key::GcEpoch { n: counter(n)? },
             ["probe", id] => Key::Probe(id.parse().ok()?),
             _ => return None,
@@ -341,6 +371,11 @@ impl Layout {
         self.base.clone().join("j")
     }
 
+    /// All journals of one log.
+    pub fn log_prefix(&self, log: JournalLog) -> Path {
+        self.journal_prefix().join(log.as_str())
+    }
+
     /// All GC epochs.
     pub fn epochs_prefix(&self) -> Path {
         self.base.clone().join("gc").join("epoch")
@@ -385,100 +420,4 @@ fn counter(digits: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn any_chunk() -> impl Strategy<Value = ChunkKey> {
-        (any_name(), any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>()).prop_map(
-            |(tenant, model, seq, object)| ChunkKey {
-                tenant,
-                model_id: model.into(),
-                seq_hash: seq.into(),
-                object_digest: object.into(),
-            },
-        )
-    }
-
-    fn any_name() -> impl Strategy<Value = Name> {
-        "[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,40}".prop_map(|s| s.parse().expect("of the alphabet"))
-    }
-
-    fn any_key() -> impl Strategy<Value = Key> {
-        let id = || any::<[u8; 32]>();
-        prop_oneof![
-            any_chunk().prop_map(Key::Chunk),
-            any_chunk().prop_map(Key::Tombstone),
-            any_chunk().prop_map(Key::Gone),
-            (any_name(), id()).prop_map(|(tenant, m)| Key::Spec { tenant, model_id: m.into() }),
-            (any_name(), id(), id()).prop_map(|(tenant, m, p)| Key::Profile {
-                tenant,
-                model_id: m.into(),
-                profile_hash: p.into()
-            }),
-            (any_name(), any::<u128>(), any::<u64>()).prop_map(|(tenant, c, version)| Key::Context {
-                tenant,
-                context_id: Uuid::from_u128(c),
-                version
-            }),
-            (any_chunk(), any::<u128>(), any::<u64>(), id()).prop_map(|(chunk, upload, bytes, sha256)| {
-                Key::Upload(UploadKey { chunk, upload_id: Uuid::from_u128(upload), bytes, sha256 })
-            }),
-            (any_name(), any_name()).prop_map(|(tenant, namespace)| Key::Namespace { tenant, namespace }),
-            (any_name(), any::<[u8; 16]>(), any_name()).prop_map(|(tenant, id, wrapped_by)| Key::TenantKey {
-                tenant,
-                id,
-                wrapped_by
-            }),
-            any_name().prop_map(|tenant| Key::Salt { tenant }),
-            (any_name(), id()).prop_map(|(tenant, salt)| Key::SaltProposal { tenant, salt }),
-            (any_name(), any_name(), any::<u128>()).prop_map(|(tenant, namespace, id)| Key::SaltRotation {
-                tenant,
-                namespace,
-                id: Uuid::from_u128(id)
-            }),
-            (any_name(), any::<u64>()).prop_map(|(replica, n)| Key::Journal { replica, n }),
-            any::<u64>().prop_map(|n| Key::GcEpoch { n }),
-            any::<u128>().prop_map(|id| Key::Probe(Uuid::from_u128(id))),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn every_key_round_trips_under_any_root(key in any_key(), root in "([a-z0-9]{1,8}(/[a-z0-9]{1,8}){0,2})?") {
-            let layout = Layout::new(&Path::from(root.as_str()));
-            let path = layout.path(&key);
-            prop_assert_eq!(layout.parse(&path), Some(key));
-            prop_assert_eq!(Layout::new(&Path::from("elsewhere")).parse(&path), None);
-            prop_assert!(path.as_ref().starts_with(layout.base().as_ref()));
-        }
-
-        #[test]
-        fn journal_batches_list_in_order(a: u64, b: u64) {
-            let layout = Layout::new(&Path::default());
-            let path = |n| layout.path(&Key::Journal { replica: "r".parse().expect("a name"), n });
-            prop_assert_eq!(a.cmp(&b), path(a).cmp(&path(b)));
-        }
-
-        #[test]
-        fn no_path_panics(path in "[ -~]{0,200}") {
-            let _ = Layout::new(&Path::default()).parse(&Path::from(path));
-        }
-    }
-
-    #[test]
-    fn the_design_s_keys() {
-        let layout = Layout::new(&Path::from("kv"));
-        let chunk = ChunkKey {
-            tenant: "acme".parse().expect("a name"),
-            model_id: [0xaa; 32].into(),
-            seq_hash: [0xbb; 32].into(),
-            object_digest: [0xcc; 32].into(),
-        };
-        let (m, s, o) = ("aa".repeat(32), "bb".repeat(32), "cc".repeat(32));
-        assert_eq!(layout.path(&Key::Chunk(chunk)).as_ref(), format!("kv/1/t/acme/m/{m}/c/{s}/{o}.kvc"));
-        let upper = format!("kv/1/t/acme/m/{m}/c/{s}/{}.kvc", "CC".repeat(32));
-        assert_eq!(layout.parse(&Path::from(upper)), None);
-    }
-}
+mod tests;
