@@ -22,7 +22,7 @@ pub use self::{
     config::{OpenError, StoreConfig, StoreKind},
     error_class::CallError,
     open_store::OpenStore,
-    probe::StoreAbilities,
+    probe::{FormerLayout, StoreAbilities},
     resilient::ResilientStore,
     unfinished::UnfinishedUploads,
 };

@@ -6,15 +6,15 @@ use serde_json::{Map, Value, json};
 
 const MODEL_ID: &str = "32d592866195a18bc464f1d261f02d8339737604cb81c12ad220974ee23c4b44";
 const PROFILE_HASH: &str = "8c7ca581adbed37354278223c2f53b2cc4a1f347598be32ffb899c32512f1300";
-const ROOT: &str = "d7b0936b3f7db8621e502bf48c311fbc2c6d3dd3e86e8a2bccd88ce7b8fc5109";
+const ROOT: &str = "359638c51e6d1efce75d55cfa81a4b88f003b01415d8519abbb23a9643dfa808";
 /// Some root: no salt of a rotation is known beforehand.
 const ROTATED: &str = "5b1a2c9d3e4f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9";
-const SEQ_HASH: &str = "6a4c0790e435254353fe024af00e74c931c65692f0888d7fb8e5608c61da41f8";
-const OBJECT_DIGEST: &str = "9fd9ac2310c4644a6f2d2bde53ea612ab6c38bafd5541b025a28d21c3a2f5d7b";
-const SHA256: &str = "cd65f8bf1eb930269c25e60e2c9ce8e146fc06f8ab621390bd43b076215776fc";
-const OBJECT_BYTES: u64 = 419;
-const HEAD_BYTES: u64 = 291;
-const LEVEL_0_BYTES: u64 = 355;
+const SEQ_HASH: &str = "3de327b8c283ec80fcfe40ee573fcccfe4286adf90023504e2091a0a51f54afc";
+const OBJECT_DIGEST: &str = "8b9aec3a641833c775dfb622b81dc9538e5e9ec6839ed18f65c3b47eaa070c9b";
+const SHA256: &str = "062509cdecf0cb52dbb7dc4de437e7e996b450306d1fe465662cf7c965c624bc";
+const OBJECT_BYTES: u64 = 483;
+const HEAD_BYTES: u64 = 355;
+const LEVEL_0_BYTES: u64 = 419;
 const UUID: &str = "0199f0c4-5b7e-7c3a-9d1e-3f8a2b6c4d50";
 
 /// Examples by operation.
@@ -153,13 +153,13 @@ fn direct() -> Value {
             "status": 201,
             "response": {
                 "upload_id": UUID,
-                "url": "https://s3.example.com/bucket/1/t/default/u/0199f0c4?X-Amz-Signature=e3b0",
+                "url": "https://s3.example.com/bucket/2/t/default/u/0199f0c4?X-Amz-Signature=e3b0",
                 "headers": {"x-amz-checksum-sha256": "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="}, "expires_in_s": 300,
             },
         },
         "commit_upload": {"status": 200, "response": stored()},
         "get_object_url": {"status": 200, "response": {
-            "url": "https://s3.example.com/bucket/1/t/default/m/object.kvc?X-Amz-Signature=e3b0", "expires_in_s": 300,
+            "url": "https://s3.example.com/bucket/2/t/default/m/object.kvc?X-Amz-Signature=e3b0", "expires_in_s": 300,
         }},
     })
 }
