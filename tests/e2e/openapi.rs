@@ -106,7 +106,7 @@ impl Bench {
     /// A service whose tenant has a salt of zeros: the hashes of the examples are those of a real exchange.
     async fn start(directory: &TempDir, server: &S3Server) -> Self {
         let tenant = "default".parse().expect("a name");
-        server.overwrite("o/1/t/default/salt", kvasir_storage::salt_record(&tenant, &[0; 32]));
+        server.overwrite("o/2/t/default/salt", kvasir_storage::salt_record(&tenant, &[0; 32]));
         let service = Service::start(server.config("o"), directory.path()).await;
         let model_id = chunks::spec().model_id();
         let root = RootHash::derive("default", "team-a", &[0; 32], &model_id);

@@ -18,6 +18,21 @@ fn file_store(directory: &TempDir) -> StoreConfig {
 }
 
 #[tokio::test]
+async fn a_bucket_of_the_former_layout_is_refused() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    server.overwrite("pre/fix/1/t/default/salt", vec![1; 64]);
+    let mut config = kvasir_server::Config::embedded(directory.path()).expect("a path");
+    config.server.listen = ([127, 0, 0, 1], 0).into();
+    config.store = server.config("pre/fix");
+    let listener = kvasir_server::listen(&config).await.expect("a free port");
+    let run = kvasir_server::run(config, listener, std::future::pending());
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(20), run).await;
+    let refusal = ended.expect("it ends").expect_err("refused").to_string();
+    assert!(refusal.contains("pre/fix/1") && refusal.contains("another prefix"), "{refusal}");
+}
+
+#[tokio::test]
 async fn store_find_read_restart_over_files() {
     let directory = TempDir::new().expect("a directory");
     store_find_read_restart(file_store(&directory), &directory).await;

@@ -114,7 +114,7 @@ async fn old_generations_are_found_until_they_expire_on_every_replica() {
         let path = routes::chunk(&model_id, &chunk.seq_hash);
         expect_problem(a.get(&path, &[]).await, "unknown_chunk").await;
     }
-    let salts = std::fs::read_dir(directory.path().join("store/1/t/default/g/n")).expect("lists").count();
+    let salts = std::fs::read_dir(directory.path().join("store/2/t/default/g/n")).expect("lists").count();
     assert_eq!(salts, 1, "the expired ones are gone, the newest one stays");
     a.stop().await;
     b.stop().await;

@@ -242,7 +242,7 @@ def guesses():
 
 def probing():
     """Another tenant's ids, known to the last digit, must answer as ids that nobody has, and its data stay as they are."""
-    base = STORE / "1/t/default"
+    base = STORE / "2/t/default"
     names = lambda pattern: sorted(path.relative_to(base).parts for path in base.glob(pattern))
     (_, model, *_), *_ = names("m/*/spec.json")
     (_, _, _, profile), *_ = names("m/*/p/*.kvp")

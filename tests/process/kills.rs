@@ -83,8 +83,8 @@ async fn killed_at_random(name: &str, store: &StoreConfig, kills: u64) {
     assert!(metrics.contains("kvasir_ready 1\n"), "{metrics}");
     if let Ok(path) = store.url.to_file_path() {
         // The work that was to be cut took place.
-        assert!(path.join("1/gc/epoch").read_dir().is_ok_and(|mut d| d.next().is_some()), "no pass");
-        assert!(path.join("1/j").exists(), "no journal");
+        assert!(path.join("2/gc/epoch").read_dir().is_ok_and(|mut d| d.next().is_some()), "no pass");
+        assert!(path.join("2/j").exists(), "no journal");
     }
 }
 

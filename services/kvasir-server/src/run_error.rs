@@ -2,7 +2,10 @@
 
 use std::net::SocketAddr;
 
-use kvasir_storage::{index::IndexError, store::OpenError};
+use kvasir_storage::{
+    index::IndexError,
+    store::{FormerLayout, OpenError},
+};
 
 use crate::{auth::AuthError, encryption_keys::EncryptionKeysError, tls::TlsError};
 
@@ -33,6 +36,9 @@ pub enum RunError {
     /// The store's settings are impossible.
     #[error(transparent)]
     Store(#[from] OpenError),
+    /// The store has a bucket of an earlier layout.
+    #[error(transparent)]
+    Layout(#[from] FormerLayout),
     /// The hot tier's folder cannot be made or listed.
     #[error("the hot tier under {directory}: {source}; check hot.directory, or set hot.disk = 0")]
     Hot {

@@ -2,9 +2,15 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use futures::{FutureExt, future::FusedFuture};
 use hyper_util::server::graceful::GracefulShutdown;
 use kvasir_storage::{
-    Storage, hot::HotTier, index::Index, observe::StoreObserver, seal::KeyService, store::OpenStore,
+    Storage,
+    hot::HotTier,
+    index::Index,
+    observe::StoreObserver,
+    seal::KeyService,
+    store::{FormerLayout, OpenStore},
 };
 use tokio::{net::TcpListener, sync::Semaphore};
 use tower::ServiceExt;
@@ -97,19 +103,30 @@ pub async fn run(
     warn_if_unprotected(&config, address);
     let hot = open_hot_tier(&config, &state).await?;
     let _ops = ops_listener::open(&config, &state).await?;
-    let mut starting = tokio::spawn(connect_store(state.clone(), store, index, config.clone(), hot));
+    let starting = tokio::spawn(connect_store(state.clone(), store, index, config.clone(), hot));
+    let abort = starting.abort_handle();
+    let mut starting = starting.fuse();
     // Whoever connects now waits a little, rather than being told that the store has not answered yet.
-    let early = tokio::time::timeout(limits::STORE_WAIT_AT_START_MAX, &mut starting).await.is_ok();
+    if let Ok(Ok(Err(refused))) = tokio::time::timeout(limits::STORE_WAIT_AT_START_MAX, &mut starting).await {
+        return Err(refused.into());
+    }
     let mut background = background::start(&state, &config);
-    serve(&config, &state, listener, shutdown).await;
+    let mut refused = Ok(());
+    let stop = async {
+        tokio::select! {
+            () = shutdown => {}
+            Ok(Err(error)) = &mut starting => refused = Err(error.into()),
+        }
+    };
+    serve(&config, &state, listener, stop).await;
     background.shutdown().await;
-    if !early {
-        starting.abort();
+    if !starting.is_terminated() {
+        abort.abort();
         let _ = starting.await;
     }
     background::flush(&state).await;
     tracing::info!("stopped");
-    Ok(())
+    refused
 }
 
 fn warn_if_unprotected(config: &Config, address: SocketAddr) {
@@ -176,11 +193,12 @@ async fn connect_store(
     index: Index,
     config: Config,
     hot: Option<Arc<HotTier>>,
-) {
+) -> Result<(), FormerLayout> {
     let mut pause = Duration::from_millis(200);
     let abilities = loop {
-        match store.probe().await {
-            Ok(abilities) => break abilities,
+        match futures::try_join!(store.former_layout(), store.probe()) {
+            Ok((Some(former), _)) => return Err(former),
+            Ok((None, abilities)) => break abilities,
             Err(error) => tracing::error!(%error, "the store does not answer; trying again"),
         }
         tokio::time::sleep(pause).await;
@@ -206,6 +224,7 @@ async fn connect_store(
     }
     state.set_storage(storage);
     tracing::info!("ready");
+    Ok(())
 }
 
 async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdown: impl Future<Output = ()>) {

@@ -1,30 +1,32 @@
 //! Where everything lives in the object store: the only module that builds or reads keys.
 //!
 //! ```text
-//! {root}/1/t/{tenant}/m/{model_id}/c/{seq_hash}/{object_digest}.kvc   chunk objects, named by their bytes
-//! {root}/1/t/{tenant}/m/{model_id}/spec.json                          the model
-//! {root}/1/t/{tenant}/m/{model_id}/p/{profile_hash}.kvp               its profiles, named by their bytes
-//! {root}/1/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}       tombstones
-//! {root}/1/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}.gone  since when a tombstone's object is gone
-//! {root}/1/t/{tenant}/x/{context_id}/{version}.json                   named contexts
-//! {root}/1/t/{tenant}/u/{upload_id}/{model_id}/{seq_hash}/{announced}   direct uploads before their commit
-//! {root}/1/t/{tenant}/n/{namespace}                                   namespaces that were asked for
-//! {root}/1/t/{tenant}/k/{key_id}/{wrapping_key}                        the tenant's keys, wrapped (sealed chunks end in .kvs)
-//! {root}/1/t/{tenant}/salt                                            start of the tenant's token chains
-//! {root}/1/t/{tenant}/g/{namespace}/{id}                              later salts of a namespace, one each rotation
-//! {root}/1/t/{tenant}/salts/{hex}                                     proposals for it, without conditional creates
-//! {root}/1/j/{log}/{replica}/{n}                                      journal batches: removed, stored
-//! {root}/1/gc/epoch/{n}                                               GC leadership
-//! {root}/1/probe/{uuid}                                               start-up probes
+//! {root}/2/t/{tenant}/m/{model_id}/c/{seq_hash}/{object_digest}.kvc   chunk objects, named by their bytes
+//! {root}/2/t/{tenant}/m/{model_id}/spec.json                          the model
+//! {root}/2/t/{tenant}/m/{model_id}/p/{profile_hash}.kvp               its profiles, named by their bytes
+//! {root}/2/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}       tombstones
+//! {root}/2/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}.gone  since when a tombstone's object is gone
+//! {root}/2/t/{tenant}/x/{context_id}/{version}.json                   named contexts
+//! {root}/2/t/{tenant}/u/{upload_id}/{model_id}/{seq_hash}/{announced}   direct uploads before their commit
+//! {root}/2/t/{tenant}/n/{namespace}                                   namespaces that were asked for
+//! {root}/2/t/{tenant}/k/{key_id}/{wrapping_key}                        the tenant's keys, wrapped (sealed chunks end in .kvs)
+//! {root}/2/t/{tenant}/salt                                            start of the tenant's token chains
+//! {root}/2/t/{tenant}/g/{namespace}/{id}                              later salts of a namespace, one each rotation
+//! {root}/2/t/{tenant}/salts/{hex}                                     proposals for it, without conditional creates
+//! {root}/2/j/{log}/{replica}/{n}                                      journal batches: removed, stored
+//! {root}/2/gc/epoch/{n}                                               GC leadership
+//! {root}/2/probe/{uuid}                                               start-up probes
 //! ```
-//! The `1` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
+//! The `2` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
 
 use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, SeqHash};
 use object_store::path::Path;
 use uuid::Uuid;
 
 /// Version of the layout: the first segment under the root.
-pub const LAYOUT_VERSION: &str = "1";
+pub const LAYOUT_VERSION: &str = "2";
+/// The version before, of which nothing is read.
+const FORMER_LAYOUT_VERSION: &str = "1";
 
 /// One object of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -173,12 +175,13 @@ pub struct UploadKey {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     base: Path,
+    former: Path,
 }
 
 impl Layout {
     /// A layout under `root`; the empty path is the store's own root.
     pub fn new(root: &Path) -> Self {
-        Self { base: root.clone().join(LAYOUT_VERSION) }
+        Self { base: root.clone().join(LAYOUT_VERSION), former: root.clone().join(FORMER_LAYOUT_VERSION) }
     }
 
     /// The path of a key.
@@ -289,6 +292,11 @@ impl Layout {
     /// Everything of this layout.
     pub fn base(&self) -> &Path {
         &self.base
+    }
+
+    /// Everything of the layout before this one.
+    pub fn former(&self) -> &Path {
+        &self.former
     }
 
     /// All tenants.

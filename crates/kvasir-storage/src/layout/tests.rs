@@ -93,7 +93,7 @@ fn the_design_s_keys() {
         object_digest: [0xcc; 32].into(),
     };
     let (m, s, o) = ("aa".repeat(32), "bb".repeat(32), "cc".repeat(32));
-    assert_eq!(layout.path(&Key::Chunk(chunk)).as_ref(), format!("kv/1/t/acme/m/{m}/c/{s}/{o}.kvc"));
-    let upper = format!("kv/1/t/acme/m/{m}/c/{s}/{}.kvc", "CC".repeat(32));
+    assert_eq!(layout.path(&Key::Chunk(chunk)).as_ref(), format!("kv/2/t/acme/m/{m}/c/{s}/{o}.kvc"));
+    let upper = format!("kv/2/t/acme/m/{m}/c/{s}/{}.kvc", "CC".repeat(32));
     assert_eq!(layout.parse(&Path::from(upper)), None);
 }

@@ -25,7 +25,7 @@ pub use self::{
     error_class::CallError,
     object_read::{ByteRange, ObjectRead},
     open_store::OpenStore,
-    probe::StoreAbilities,
+    probe::{FormerLayout, StoreAbilities},
     resilient::ResilientStore,
     unfinished::UnfinishedUploads,
 };

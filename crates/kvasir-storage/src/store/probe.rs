@@ -3,13 +3,16 @@
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use futures::future::join_all;
+use futures::{TryStreamExt, future::join_all};
 use object_store::{Error, ObjectStoreExt, PutMode, PutPayload, Result, path::Path};
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::open_store::OpenStore;
-use crate::{layout::Key, limits};
+use crate::{
+    layout::{Key, LAYOUT_VERSION},
+    limits,
+};
 
 /// Writers that race for one key in a probe.
 const RACING: usize = 4;
@@ -19,6 +22,17 @@ const RACING: usize = 4;
 pub struct StoreAbilities {
     /// Conditional creates are honoured. Correctness does not need them.
     pub conditional_create: bool,
+}
+
+/// A bucket of an earlier layout, which this version does not read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the store has objects of an earlier layout under {prefix}/ and none of layout {LAYOUT_VERSION}; it is a cache that fills anew: \
+     give store.url another prefix, or delete what lies under {prefix}/"
+)]
+pub struct FormerLayout {
+    /// Where they lie.
+    pub prefix: Path,
 }
 
 impl OpenStore {
@@ -41,6 +55,22 @@ impl OpenStore {
         // A race without conditions may look as if one writer had won.
         let refused = self.plain_creates.load(Ordering::Relaxed);
         Ok(StoreAbilities { conditional_create: honoured && !refused })
+    }
+
+    /// What makes a service refuse to start over a store: objects of the layout before, and none of this one. An empty cache
+    /// would be taken for a lost one.
+    ///
+    /// # Errors
+    /// The store's own, while it cannot be listed.
+    pub async fn former_layout(&self) -> Result<Option<FormerLayout>> {
+        let prefix = self.layout.former();
+        let is_former = self.has_any(&prefix.clone().join("t")).await?
+            && !self.has_any(&self.layout.tenants_prefix()).await?;
+        Ok(is_former.then(|| FormerLayout { prefix: prefix.clone() }))
+    }
+
+    async fn has_any(&self, prefix: &Path) -> Result<bool> {
+        Ok(self.store.list(Some(prefix)).try_next().await?.is_some())
     }
 
     /// Whether the store let the n-th create through.

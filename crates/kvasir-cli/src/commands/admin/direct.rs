@@ -21,6 +21,9 @@ pub(super) async fn storage(config: &Config, index: Option<Index>) -> CliResult<
             })?
         }
     };
+    if let Some(former) = store.former_layout().await.map_err(CliError::unavailable)? {
+        return Err(CliError::unavailable(former));
+    }
     let abilities = store.probe().await.map_err(CliError::unavailable)?;
     Ok(Storage::new(store, abilities, index, config.storage.clone(), None))
 }

@@ -153,13 +153,13 @@ fn direct() -> Value {
             "status": 201,
             "response": {
                 "upload_id": UUID,
-                "url": "https://s3.example.com/bucket/1/t/default/u/0199f0c4?X-Amz-Signature=e3b0",
+                "url": "https://s3.example.com/bucket/2/t/default/u/0199f0c4?X-Amz-Signature=e3b0",
                 "headers": {"x-amz-checksum-sha256": "47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="}, "expires_in_s": 300,
             },
         },
         "commit_upload": {"status": 200, "response": stored()},
         "get_object_url": {"status": 200, "response": {
-            "url": "https://s3.example.com/bucket/1/t/default/m/object.kvc?X-Amz-Signature=e3b0", "expires_in_s": 300,
+            "url": "https://s3.example.com/bucket/2/t/default/m/object.kvc?X-Amz-Signature=e3b0", "expires_in_s": 300,
         }},
     })
 }
