@@ -63,14 +63,14 @@ impl OpenStore {
     /// # Errors
     /// The store's own, while it cannot be listed.
     pub async fn former_layout(&self) -> Result<Option<FormerLayout>> {
-        let prefix = self.layout.former();
+        let prefix = self.layout().former();
         let is_former = self.has_any(&prefix.clone().join("t")).await?
-            && !self.has_any(&self.layout.tenants_prefix()).await?;
+            && !self.has_any(&self.layout().tenants_prefix()).await?;
         Ok(is_former.then(|| FormerLayout { prefix: prefix.clone() }))
     }
 
     async fn has_any(&self, prefix: &Path) -> Result<bool> {
-        Ok(self.store.list(Some(prefix)).try_next().await?.is_some())
+        Ok(self.objects().list(Some(prefix)).try_next().await?.is_some())
     }
 
     /// Whether the store let the n-th create through.
