@@ -3,7 +3,8 @@
 
 use futures::TryStreamExt;
 use kvasir_types::{ModelId, Name, RootHash};
-use object_store::{ObjectStoreExt, PutMode, PutPayload};
+use object_store::{ObjectStoreExt, PutMode, PutPayload, path::Path};
+use uuid::Uuid;
 
 use crate::{Storage, StorageError, index::Scope, layout::Key, limits, store::once, transitions::Transition};
 
@@ -82,8 +83,10 @@ impl Storage {
     async fn agreed_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
         if self.first_proposal(tenant).await?.is_none() {
             let salt: Salt = rand::random();
-            let path = self.store.layout.path(&Key::SaltProposal { tenant: tenant.clone(), salt });
-            let proposal = self.store.store.put_opts(&path, PutPayload::from_static(b"proposed"), once());
+            let path =
+                self.store.layout.path(&Key::SaltProposal { tenant: tenant.clone(), id: Uuid::new_v4() });
+            let record = PutPayload::from(salt_record(tenant, &salt));
+            let proposal = self.store.store.put_opts(&path, record, once());
             // Not made again where its outcome is unknown: that would date it anew.
             proposal.await.map_err(StorageError::store("proposing a salt"))?;
             self.reached(Transition::SaltProposed);
@@ -93,8 +96,9 @@ impl Storage {
             return Ok(salt);
         }
         let gone =
-            StorageError::Damaged { what: "a tenant's salt", reason: "its proposals vanished".to_owned() };
-        let salt = self.first_proposal(tenant).await?.ok_or(gone)?;
+            || StorageError::Damaged { what: "a tenant's salt", reason: "its proposals vanished".to_owned() };
+        let first = self.first_proposal(tenant).await?.ok_or_else(gone)?;
+        let salt = self.salt_at(tenant, &first).await?.ok_or_else(gone)?;
         let path = self.store.layout.path(&Key::Salt { tenant: tenant.clone() });
         let written = self.store.store.put(&path, PutPayload::from(salt_record(tenant, &salt))).await;
         written.map_err(StorageError::store("storing a salt"))?;
@@ -103,14 +107,13 @@ impl Storage {
     }
 
     /// The proposal that the store dates first; of those of one instant, the first by name.
-    async fn first_proposal(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
+    async fn first_proposal(&self, tenant: &Name) -> Result<Option<Path>, StorageError> {
         let listed = self.store.store.list(Some(&self.store.layout.salts_prefix(tenant)));
         let listed: Vec<_> = listed.try_collect().await.map_err(StorageError::store("listing salts"))?;
-        let salts = listed.iter().filter_map(|meta| match self.store.layout.parse(&meta.location) {
-            Some(Key::SaltProposal { salt, .. }) => Some((meta.last_modified, salt)),
-            _ => None,
-        });
-        Ok(salts.min().map(|(_, salt)| salt))
+        let proposals = listed
+            .into_iter()
+            .filter(|meta| matches!(self.store.layout.parse(&meta.location), Some(Key::SaltProposal { .. })));
+        Ok(proposals.map(|meta| (meta.last_modified, meta.location)).min().map(|(_, place)| place))
     }
 
     async fn written_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
@@ -119,12 +122,15 @@ impl Storage {
     }
 
     async fn read_salt(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
-        let path = self.store.layout.path(&Key::Salt { tenant: tenant.clone() });
+        self.salt_at(tenant, &self.store.layout.path(&Key::Salt { tenant: tenant.clone() })).await
+    }
+
+    async fn salt_at(&self, tenant: &Name, path: &Path) -> Result<Option<Salt>, StorageError> {
         let failed = StorageError::store("reading a salt");
         let mut reason = String::new();
         // Once wrong may be the way here, twice is the store.
         for _ in 0..limits::SALT_READS {
-            let bytes = match self.store.store.get(&path).await {
+            let bytes = match self.store.store.get(path).await {
                 Ok(found) => found.bytes().await.map_err(&failed)?,
                 Err(object_store::Error::NotFound { .. }) => return Ok(None),
                 Err(error) => return Err(failed(error)),

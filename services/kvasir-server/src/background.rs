@@ -63,7 +63,10 @@ async fn sync_journal(metrics: &Metrics, storage: &Storage) {
         Err(error) => tracing::warn!(%error, "the journal waits"),
     }
     match storage.journal_tail().await {
-        Ok(entries) => metrics.journal("applied", entries),
+        Ok(entries) => {
+            metrics.journal("applied", entries);
+            metrics.journal_skipped(storage.journal_skipped());
+        }
         Err(error) => tracing::warn!(%error, "other replicas' journals wait"),
     }
 }

@@ -5,6 +5,7 @@
 //! request is in a batch before it is acknowledged. Batches go after their retention.
 
 mod entry;
+mod sealed;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,7 +23,6 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 pub use self::entry::JournalEntry;
-use self::entry::{decode, encode};
 use crate::{
     Storage, StorageError,
     index::Scope,
@@ -41,6 +41,8 @@ pub(crate) struct Journal {
     /// Held while a batch is on its way: whoever has it and finds nothing waiting knows that all before is durable.
     appending: tokio::sync::Mutex<()>,
     dropped: AtomicU64,
+    /// Parts of other replicas' batches that were left out.
+    skipped: AtomicU64,
     /// The last batch seen of each replica.
     seen: Mutex<HashMap<Name, u64>>,
     /// Looks that are yet to be taken folder by folder, because the journal has more than a page of batches.
@@ -60,6 +62,7 @@ impl Journal {
             waiting: Mutex::default(),
             appending: tokio::sync::Mutex::default(),
             dropped: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
             seen: Mutex::default(),
             looks_by_folder: AtomicU32::new(0),
         }
@@ -140,8 +143,8 @@ impl Storage {
         let Some(mut batch) = self.journal.take() else { return Ok(0) };
         let path =
             self.store.layout.path(&Key::Journal { replica: self.journal.replica.clone(), n: batch.n });
-        let appended =
-            self.store.store.put_opts(&path, encode(&batch.entries).into(), PutMode::Overwrite.into()).await;
+        let bytes = self.encode_batch(&path, &batch.entries).await?;
+        let appended = self.store.store.put_opts(&path, bytes.into(), PutMode::Overwrite.into()).await;
         appended.map_err(StorageError::store("appending to the journal"))?;
         self.reached(Transition::JournalAppended);
         Ok(std::mem::take(&mut batch.entries).len())
@@ -159,6 +162,12 @@ impl Storage {
         let source =
             object_store::Error::Generic { store: "kvasir", source: "too many entries waited".into() };
         Err(StorageError::store("appending to the journal")(source))
+    }
+
+    /// Parts of other replicas' batches that were left out: of tenants whose key is not here, in the clear of tenants with a
+    /// key, or of kinds that this version does not know.
+    pub fn journal_skipped(&self) -> u64 {
+        self.journal.skipped.load(Ordering::Relaxed)
     }
 
     /// Reads what other replicas have appended since the last call. Gives the number of entries.
@@ -281,11 +290,12 @@ impl Storage {
             Err(object_store::Error::NotFound { .. }) => return Ok((n, None)),
             Err(error) => return Err(failed(error)),
         };
-        let entries = decode(&bytes);
-        if entries.is_none() {
+        let Some((entries, skipped)) = self.decode_batch(&path, &bytes).await? else {
             tracing::warn!(%path, "a damaged journal batch is skipped");
-        }
-        Ok((n, entries))
+            return Ok((n, None));
+        };
+        self.journal.skipped.fetch_add(skipped, Ordering::Relaxed);
+        Ok((n, Some(entries)))
     }
 
     async fn apply(&self, replica: &Name, n: u64, entries: Vec<JournalEntry>, tells: bool) -> usize {

@@ -19,7 +19,7 @@ use crate::{
     layout::Layout,
     observe::{ObservedStore, StoreObserver},
     presign::Presigner,
-    seal::{KeyService, SealedStore},
+    seal::{KeyService, Keyring, SealedStore},
 };
 
 /// An open store.
@@ -35,8 +35,8 @@ pub struct OpenStore {
     pub identity: [u8; 32],
     /// Signs URLs, where the backend has such.
     pub presigner: Option<Presigner>,
-    /// Keys of tenants whose objects are sealed.
-    pub keys: Option<Arc<dyn KeyService>>,
+    /// Keys of tenants that are sealed.
+    pub(crate) keyring: Arc<Keyring>,
     /// Where it is, if it is a directory.
     pub directory: Option<PathBuf>,
     /// Uploads in parts that nobody finished, where the backend has such.
@@ -80,16 +80,16 @@ impl OpenStore {
         }
     }
 
-    /// Seals chunk objects of the tenants that `keys` has a key for. They have no direct path: clients hold no keys.
+    /// Seals chunk objects and records of the tenants that `keys` has a key for. They have no direct path: clients hold no keys.
     #[must_use]
     pub fn sealed(self, keys: Arc<dyn KeyService>) -> Self {
-        let store = SealedStore::new(Arc::clone(&self.store), self.layout.clone(), Arc::clone(&keys));
-        Self { store: Arc::new(store), keys: Some(keys), ..self }
+        let keyring = Arc::new(self.keyring.with(keys));
+        Self { store: Arc::new(SealedStore::new(Arc::clone(&keyring))), keyring, ..self }
     }
 
-    /// Whether chunk objects of `tenant` are sealed.
+    /// Whether what is new of `tenant` is sealed.
     pub fn seals(&self, tenant: &Name) -> bool {
-        self.keys.as_ref().is_some_and(|keys| keys.current(tenant).is_some())
+        self.keyring.seals(tenant)
     }
 
     /// The store's time in ms, as it was when the store was probed and has gone on since by this process's clock, which no
@@ -113,13 +113,15 @@ impl OpenStore {
         let ordered = kind != StoreKind::File;
         let resilient = ResilientStore::new(observed, config, ordered, observer);
         let plain_creates = resilient.plain_creates();
+        let layout = Layout::new(root);
+        let keyring = Arc::new(Keyring::new(Arc::new(resilient), layout.clone(), None));
         Self {
-            store: Arc::new(resilient),
-            layout: Layout::new(root),
+            store: Arc::new(SealedStore::new(Arc::clone(&keyring))),
+            layout,
             kind,
             identity: *blake3::hash(identity.as_bytes()).as_bytes(),
             presigner: None,
-            keys: None,
+            keyring,
             directory: None,
             unfinished: None,
             plain_creates,

@@ -1,0 +1,91 @@
+//! Entries of sealed tenants: in a batch they are in boxes, one for each tenant.
+
+use std::{collections::BTreeMap, sync::atomic::Ordering};
+
+use bytes::Bytes;
+use kvasir_types::Name;
+use object_store::path::Path;
+
+use super::{
+    JournalEntry,
+    entry::{Batch, decode, decode_entries, encode, encode_entries},
+};
+use crate::{
+    Storage, StorageError,
+    seal::{Purpose, SealError},
+};
+
+impl Storage {
+    /// A batch as bytes. Entries of a tenant whose key cannot be had are left out and count as dropped, so that they stop
+    /// nobody else's.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`].
+    pub(super) async fn encode_batch(
+        &self,
+        path: &Path,
+        entries: &[JournalEntry],
+    ) -> Result<Vec<u8>, StorageError> {
+        let keyring = &self.store.keyring;
+        let mut batch = Batch::default();
+        let mut to_seal: BTreeMap<&Name, Vec<&JournalEntry>> = BTreeMap::new();
+        for entry in entries {
+            match keyring.seals(entry.tenant()) {
+                true => to_seal.entry(entry.tenant()).or_default().push(entry),
+                false => batch.entries.push(entry.clone()),
+            }
+        }
+        for (tenant, entries) in to_seal {
+            let (place, count) = (self.place_of(path, tenant), entries.len() as u64);
+            match keyring.seal(tenant, Purpose::Journal, &place, &encode_entries(entries)).await {
+                Ok(sealed) => batch.sealed.push((tenant.clone(), sealed.into())),
+                Err(error) if SealError::of(&error).is_some() => {
+                    tracing::error!(%error, %tenant, count, "journal entries of a tenant cannot be sealed and are dropped");
+                    self.journal.dropped.fetch_add(count, Ordering::Relaxed);
+                }
+                Err(error) => return Err(StorageError::store("appending to the journal")(error)),
+            }
+        }
+        Ok(encode(&batch))
+    }
+
+    /// The entries of a batch that this replica may use, and how many parts it left out: boxes that it cannot open, and what is
+    /// in the clear of tenants with a key. `None` where the bytes are not those of a batch.
+    ///
+    /// # Errors
+    /// [`StorageError::Store`]: a key could not be asked for.
+    pub(super) async fn decode_batch(
+        &self,
+        path: &Path,
+        bytes: &Bytes,
+    ) -> Result<Option<(Vec<JournalEntry>, u64)>, StorageError> {
+        let keyring = &self.store.keyring;
+        let Some(Batch { mut entries, sealed, unknown: mut skipped }) = decode(bytes) else {
+            return Ok(None);
+        };
+        let before = entries.len();
+        entries.retain(|entry| !keyring.seals(entry.tenant()));
+        skipped += (before - entries.len()) as u64;
+        for (tenant, sealed) in sealed {
+            let place = self.place_of(path, &tenant);
+            match keyring.open(&tenant, Purpose::Journal, &place, &sealed).await {
+                Ok(opened) => {
+                    let inner = decode_entries(&opened).unwrap_or_default();
+                    let own = inner.entries.into_iter().filter(|entry| *entry.tenant() == tenant);
+                    entries.extend(own);
+                    skipped += inner.unknown;
+                }
+                Err(error) if SealError::of(&error).is_some() => {
+                    tracing::debug!(%error, %path, %tenant, "a sealed part of a journal batch is skipped");
+                    skipped += 1;
+                }
+                Err(error) => return Err(StorageError::store("reading the journal")(error)),
+            }
+        }
+        Ok(Some((entries, skipped)))
+    }
+
+    fn place_of(&self, batch: &Path, tenant: &Name) -> String {
+        format!("{}\n{tenant}", self.store.keyring.place(batch))
+    }
+}
