@@ -190,6 +190,9 @@ impl StorageError {
     pub(crate) fn store(operation: &'static str) -> impl Fn(object_store::Error) -> Self {
         move |source| match SealError::of(&source) {
             Some(error) if error.is_lost_key() => Self::KeyLost { reason: error.to_string() },
+            Some(error @ (SealError::Plain { .. } | SealError::AlteredRecord { .. })) => {
+                Self::Damaged { what: "a record of a sealed tenant", reason: error.to_string() }
+            }
             _ => Self::Store { operation, source },
         }
     }

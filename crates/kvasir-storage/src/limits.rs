@@ -230,8 +230,12 @@ pub const LEDGER_RECENT: Duration = Duration::from_secs(120);
 pub const LEDGER_REPLICAS_MAX: usize = 400;
 /// Keys of a keys file.
 pub const SEAL_KEYS_MAX: usize = 100_000;
-/// Fronts of sealed objects kept in memory, about 400 bytes each.
-pub const SEAL_PREFIXES_MAX: usize = 1 << 16;
+/// Tenants without a key here of which a replica remembers whether they have one elsewhere.
+pub const SEAL_TENANTS_REMEMBERED_MAX: usize = 4_096;
+/// How long it remembers that: as long may what it stores be in the clear after the tenant got its first key elsewhere.
+pub const SEAL_LOOKED_AT_AGAIN: Duration = Duration::from_secs(30);
+/// Longest record of a tenant, sealed or not: a context of the most chunks has 0.3 MB.
+pub const SEALED_RECORD_BYTES_MAX: u64 = 4 << 20;
 /// How long the probe of direct uploads may take.
 pub const DIRECT_PROBE_TIME: Duration = Duration::from_secs(10);
 /// Objects remembered as read directly once: the second time, a hot tier takes their base in.

@@ -86,6 +86,7 @@ impl JournalSync {
         match storage.changes().journal_tail().await {
             Ok(entries) => {
                 metrics.journal("applied", entries);
+                metrics.journal_skipped(storage.changes().journal_skipped());
                 *self.last_read.lock() = Some(begun);
             }
             Err(error) => tracing::warn!(%error, "other replicas' journals wait"),

@@ -4,6 +4,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
+use kvasir_api::ContextRequest;
 use kvasir_storage::{
     ByteRange, Lookup, PutChunk, Query, Settings, Storage, StorageError,
     gc::GcPolicy,
@@ -29,12 +30,21 @@ fn keys(id: &str) -> FileKeys {
 }
 
 fn replica_with(truth: &Arc<InMemory>, keys: FileKeys) -> Arc<Storage> {
+    storage(truth, |store| store.sealed(Arc::new(keys)))
+}
+
+fn storage(truth: &Arc<InMemory>, with: impl FnOnce(OpenStore) -> OpenStore) -> Arc<Storage> {
     let config = StoreConfig::new("memory://".parse().expect("a url"));
     let truth: Arc<dyn ObjectStore> = Arc::clone(truth) as _;
     let store = OpenStore::with(truth, &Path::default(), StoreKind::Memory, &config, Arc::new(NoObserver));
     let settings = Settings::new(std::env::temp_dir().join("kvasir-sealed-spool"));
     let abilities = StoreAbilities { conditional_create: true };
-    Storage::new(store.sealed(Arc::new(keys)), abilities, Index::memory(), settings, None)
+    Storage::new(with(store), abilities, Index::memory(), settings, None)
+}
+
+/// A replica without any keys.
+fn keyless(truth: &Arc<InMemory>) -> Arc<Storage> {
+    storage(truth, |store| store)
 }
 
 /// A replica that has read nothing yet.
@@ -222,13 +232,11 @@ async fn an_object_that_another_replica_wrote_anew_is_read() {
     }
 }
 
-/// Everything that a reader of the bucket sees, but the tenant's salt: bytes, and the hashes that names are written with.
+/// Everything that a reader of the bucket sees: bytes, and the hashes that names are written with.
 async fn seen(truth: &InMemory) -> Vec<u8> {
     let mut seen = Vec::new();
     for meta in truth.list(None).try_collect::<Vec<_>>().await.expect("lists") {
-        if !meta.location.as_ref().ends_with("/salt") {
-            seen.extend(raw(truth, &meta.location).await);
-        }
+        seen.extend(raw(truth, &meta.location).await);
         for part in meta.location.parts() {
             let stem = part.as_ref().split('.').next().unwrap_or_default();
             seen.extend(stem.parse::<ObjectDigest>().iter().flat_map(|hash| *hash.as_bytes()));
@@ -247,6 +255,11 @@ async fn who_reads_the_bucket_of_a_sealed_tenant_cannot_check_text() {
     for chunk in chunks::context(root, &tokens, 256, 500) {
         put(&storage, &chunk).await;
     }
+    storage
+        .catalog()
+        .rotate_namespace(&name("default"), &name("n"), &chunks::spec().model_id(), Duration::from_secs(60))
+        .await
+        .expect("rotates");
     assert!(storage.changes().journal_append().await.expect("appends") > 0);
     let seen = seen(&truth).await;
     let hashes: HashSet<&[u8]> = seen.windows(8).collect();
@@ -257,6 +270,10 @@ async fn who_reads_the_bucket_of_a_sealed_tenant_cannot_check_text() {
     );
     for window in seen.windows(32) {
         let guess = RootHash::from(<[u8; 32]>::try_from(window).expect("32 bytes"));
+        // As the salt behind it, that of the tenant or of a rotation.
+        let derived = RootHash::derive("default", "n", guess.as_bytes(), &chunks::spec().model_id());
+        let block = TokenChain::new(derived, &tokens[..16]).blocks()[0];
+        assert!(!hashes.contains(&block.as_bytes()[..8]), "the salt is in the clear");
         for start in [0, 256] {
             let block = TokenChain::new(guess, &tokens[start..start + 16]).blocks()[0];
             assert!(
@@ -271,4 +288,191 @@ async fn who_reads_the_bucket_of_a_sealed_tenant_cannot_check_text() {
             assert!(!hashes.contains(&block.as_bytes()[..8]), "{guess} keys the chain");
         }
     }
+}
+
+/// What lies in the bucket under a part of a path.
+async fn found(truth: &InMemory, part: &str) -> Vec<Path> {
+    let listed = truth.list(None).map_ok(|meta| meta.location).try_collect::<Vec<_>>().await.expect("lists");
+    listed.into_iter().filter(|path| path.as_ref().contains(part)).collect()
+}
+
+fn named(chunk: &Chunk) -> ContextRequest {
+    ContextRequest {
+        model_id: chunks::spec().model_id(),
+        namespace: name("n"),
+        chunks: vec![chunk.seq_hash],
+        labels: [(name("who"), "a-label-in-the-clear".to_owned())].into(),
+        ttl_s: None,
+        pinned: true,
+    }
+}
+
+#[tokio::test]
+async fn two_replicas_write_the_same_sealed_bytes_under_one_tenant_key() {
+    let truth = Arc::new(InMemory::new());
+    let root = prepare(&replica(&truth)).await;
+    for (seed, bytes) in [(1, 500), (2, 60_000)] {
+        let chunk = chunks::chunk(root, &chunks::tokens(seed, 256), 0, 256, bytes);
+        let mut written = HashSet::new();
+        for storage in [replica(&truth), replica(&truth), replica(&truth)] {
+            let storage = &storage;
+            let key = put(storage, &chunk).await;
+            let place = places(storage, &key).1;
+            written.insert(raw(&truth, &place).await);
+            truth.delete(&place).await.expect("deletes");
+        }
+        assert_eq!(written.len(), 1, "{bytes}");
+    }
+    // First writers of another tenant, all at once.
+    let seed = Arc::new(InMemory::new());
+    let firsts: Vec<_> = (0..6).map(|_| replica(&seed)).collect();
+    futures::future::join_all(firsts.iter().map(prepare)).await;
+    let puts = firsts.iter().enumerate().map(async |(n, storage)| {
+        let root = storage
+            .catalog()
+            .root(&name("default"), &name("n"), &chunks::spec().model_id())
+            .await
+            .expect("a root");
+        put(storage, &chunks::chunk(root, &chunks::tokens(n as u64, 256), 0, 256, 500)).await
+    });
+    futures::future::join_all(puts).await;
+    let mut ids = HashSet::new();
+    for path in found(&seed, ".kvs").await {
+        ids.insert(raw(&seed, &path).await[8..24].to_vec());
+    }
+    assert_eq!(ids.len(), 1, "of the tenant keys that were made, one is used");
+}
+
+#[tokio::test]
+async fn records_of_a_sealed_tenant_are_sealed_and_others_are_not_used() {
+    let truth = Arc::new(InMemory::new());
+    let storage = replica(&truth);
+    let root = prepare(&storage).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 500);
+    put(&storage, &chunk).await;
+    let (tenant, model_id) = (name("default"), chunks::spec().model_id());
+    let context = storage.contexts().create(&tenant, named(&chunk)).await.expect("creates");
+    let other = storage.contexts().create(&tenant, named(&chunk)).await.expect("creates");
+    storage
+        .catalog()
+        .rotate_namespace(&tenant, &name("n"), &model_id, Duration::from_secs(60))
+        .await
+        .expect("rotates");
+    storage
+        .catalog()
+        .rotate_namespace(&tenant, &name("m"), &model_id, Duration::from_secs(60))
+        .await
+        .expect("rotates");
+    let clear = seen(&truth).await;
+    assert!(!clear.windows(20).any(|window| window == b"a-label-in-the-clear"));
+
+    let (salt, rotations) = (found(&truth, "default/salt").await, found(&truth, "/g/n/").await);
+    let contexts = found(&truth, &format!("/x/{}", context.context_id)).await;
+    let [salt, rotation, version] = [&salt[..], &rotations, &contexts].map(|paths| paths[0].clone());
+    let elsewhere = async |part: String| found(&truth, &part).await.swap_remove(0);
+    let others = [
+        (&salt, rotation.clone()),
+        (&rotation, elsewhere("/g/m/".to_owned()).await),
+        (&version, elsewhere(format!("/x/{}", other.context_id)).await),
+    ];
+    let tenant_salt =
+        async |storage: Arc<Storage>| storage.catalog().root(&name("default"), &name("z"), &model_id).await;
+    let rotated =
+        async |storage: Arc<Storage>| storage.catalog().root(&name("default"), &name("n"), &model_id).await;
+    let before =
+        (tenant_salt(replica(&truth)).await.expect("opens"), rotated(replica(&truth)).await.expect("opens"));
+    for (place, other) in others {
+        let good = raw(&truth, place).await;
+        let mut flipped = good.clone();
+        *flipped.last_mut().expect("not empty") ^= 1;
+        let plain = match place == &version {
+            true => serde_json::to_vec(&context).expect("json"),
+            false => kvasir_storage::salt_record(&tenant, &[3; 32]),
+        };
+        let bad = [flipped, raw(&truth, &other).await, plain, good[..20].to_vec(), Vec::new()];
+        for (n, bytes) in bad.into_iter().enumerate() {
+            truth.put(place, bytes.clone().into()).await.expect("puts");
+            let cold = replica(&truth);
+            let error = match place {
+                place if place == &salt => tenant_salt(cold).await.err(),
+                place if place == &rotation => rotated(cold).await.err(),
+                _ => cold.contexts().get(&tenant, context.context_id, None).await.err(),
+            };
+            let error = error.unwrap_or_else(|| panic!("{place}, {n}")).to_string();
+            assert_eq!(
+                error.contains("kvasir admin seal --tenant default"),
+                n == 2 || n == 4,
+                "{place}, {n}: {error}"
+            );
+            assert_eq!(raw(&truth, place).await, bytes, "nothing takes its place");
+        }
+        truth.put(place, good.into()).await.expect("puts");
+    }
+    let after =
+        (tenant_salt(replica(&truth)).await.expect("opens"), rotated(replica(&truth)).await.expect("opens"));
+    assert_eq!(after, before);
+    assert_eq!(
+        replica(&truth).contexts().get(&tenant, context.context_id, None).await.expect("opens"),
+        context
+    );
+}
+
+#[tokio::test]
+async fn the_journal_of_a_sealed_tenant_is_read_by_who_has_its_key() {
+    let truth = Arc::new(InMemory::new());
+    let (storage, heard) = (replica(&truth), replica(&truth));
+    let root = prepare(&storage).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 500);
+    put(&storage, &chunk).await;
+    assert_eq!(storage.changes().journal_append().await.expect("appends"), 1);
+    let batch = found(&truth, "/j/").await.swap_remove(0);
+    let good = raw(&truth, &batch).await;
+    assert!(!good.windows(8).any(|window| window == &chunk.seq_hash.as_bytes()[..8]), "in the clear");
+    assert_eq!(heard.changes().journal_tail().await.expect("reads"), 1);
+    assert_eq!(heard.index().len(), 1);
+    let without = [keyless(&truth), replica_with(&truth, keys("two"))];
+    for other in without {
+        assert_eq!((other.changes().journal_tail().await.expect("reads"), other.index().len()), (0, 0));
+        assert_eq!(other.changes().journal_skipped(), 1);
+    }
+    // Under another name it is not that batch; what is in the clear of a tenant with a key is nobody's.
+    let moved = Path::from(batch.as_ref().replace("00000000000000000000", "00000000000000000007"));
+    truth.put(&moved, good.into()).await.expect("puts");
+    truth.delete(&batch).await.expect("deletes");
+    let plain_truth = Arc::new(InMemory::new());
+    let plain = keyless(&plain_truth);
+    let root = prepare(&plain).await;
+    put(&plain, &chunks::chunk(root, &chunks::tokens(3, 256), 0, 256, 500)).await;
+    plain.changes().journal_append().await.expect("appends");
+    let forged = found(&plain_truth, "/j/").await.swap_remove(0);
+    truth.put(&forged, raw(&plain_truth, &forged).await.into()).await.expect("puts");
+    let cold = replica(&truth);
+    assert_eq!((cold.changes().journal_tail().await.expect("reads"), cold.index().len()), (0, 0));
+    assert_eq!(cold.changes().journal_skipped(), 2);
+}
+
+#[tokio::test]
+async fn who_lacks_the_key_of_a_sealed_tenant_refuses_its_writes() {
+    let truth = Arc::new(InMemory::new());
+    let sealed = replica(&truth);
+    let root = prepare(&sealed).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 500);
+    put(&sealed, &chunk).await;
+    let (tenant, model_id) = (name("default"), chunks::spec().model_id());
+    let elsewhere = "5".repeat(64);
+    let elsewhere = format!("[[key]]\ntenant = \"other\"\nid = \"one\"\nkey = \"{elsewhere}\"\n");
+    for storage in [keyless(&truth), replica_with(&truth, FileKeys::parse(&elsewhere).expect("keys"))] {
+        let chunk = chunks::chunk(root, &chunks::tokens(2, 256), 0, 256, 500);
+        let stored = storage
+            .ingest()
+            .put_chunk(PutChunk::new(&tenant, &model_id, &chunk.seq_hash), body(&chunk.bytes))
+            .await;
+        let error = stored.expect_err("refused");
+        assert!(matches!(error, StorageError::KeyLost { .. }), "{error}");
+        assert!(error.to_string().contains("tenant default"), "{error}");
+        let rotated =
+            storage.catalog().rotate_namespace(&tenant, &name("n"), &model_id, Duration::from_secs(60)).await;
+        assert!(matches!(rotated, Err(StorageError::KeyLost { .. })), "{rotated:?}");
+    }
+    assert_eq!(found(&truth, ".kvc").await, []);
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use futures::TryStreamExt;
 use kvasir_types::{ModelId, Name, RootHash};
-use object_store::PutPayload;
+use object_store::{PutPayload, path::Path};
+use uuid::Uuid;
 
 use super::Catalog;
 use crate::{StorageError, index::Scope, layout::Key, limits, store::once, transitions::Transition};
@@ -82,9 +83,9 @@ impl Catalog {
     async fn agreed_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
         if self.first_proposal(tenant).await?.is_none() {
             let salt: Salt = rand::random();
-            let path = self.bucket.path(&Key::SaltProposal { tenant: tenant.clone(), salt });
-            let proposal =
-                self.bucket.objects().put_opts(&path, PutPayload::from_static(b"proposed"), once());
+            let path = self.bucket.path(&Key::SaltProposal { tenant: tenant.clone(), id: Uuid::new_v4() });
+            let record = PutPayload::from(salt_record(tenant, &salt));
+            let proposal = self.bucket.objects().put_opts(&path, record, once());
             // Not made again where its outcome is unknown: that would date it anew.
             proposal.await.map_err(StorageError::store("proposing a salt"))?;
             self.bucket.reached(Transition::SaltProposed);
@@ -94,8 +95,9 @@ impl Catalog {
             return Ok(salt);
         }
         let gone =
-            StorageError::Damaged { what: "a tenant's salt", reason: "its proposals vanished".to_owned() };
-        let salt = self.first_proposal(tenant).await?.ok_or(gone)?;
+            || StorageError::Damaged { what: "a tenant's salt", reason: "its proposals vanished".to_owned() };
+        let first = self.first_proposal(tenant).await?.ok_or_else(gone)?;
+        let salt = self.salt_at(tenant, &first).await?.ok_or_else(gone)?;
         let path = self.bucket.path(&Key::Salt { tenant: tenant.clone() });
         self.bucket.put(&path, PutPayload::from(salt_record(tenant, &salt)), "storing a salt").await?;
         self.bucket.reached(Transition::SaltWritten);
@@ -103,14 +105,11 @@ impl Catalog {
     }
 
     /// The proposal that the store dates first; of those of one instant, the first by name.
-    async fn first_proposal(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
+    async fn first_proposal(&self, tenant: &Name) -> Result<Option<Path>, StorageError> {
         let listed = self.bucket.list(&self.bucket.layout().salts_prefix(tenant), "listing salts");
         let listed: Vec<_> = listed.try_collect().await?;
-        let salts = listed.into_iter().filter_map(|(key, meta)| match key {
-            Key::SaltProposal { salt, .. } => Some((meta.last_modified, salt)),
-            _ => None,
-        });
-        Ok(salts.min().map(|(_, salt)| salt))
+        let proposals = listed.into_iter().filter(|(key, _)| matches!(key, Key::SaltProposal { .. }));
+        Ok(proposals.map(|(_, meta)| (meta.last_modified, meta.location)).min().map(|(_, path)| path))
     }
 
     async fn written_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
@@ -119,11 +118,14 @@ impl Catalog {
     }
 
     async fn read_salt(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
-        let path = self.bucket.path(&Key::Salt { tenant: tenant.clone() });
+        self.salt_at(tenant, &self.bucket.path(&Key::Salt { tenant: tenant.clone() })).await
+    }
+
+    async fn salt_at(&self, tenant: &Name, path: &Path) -> Result<Option<Salt>, StorageError> {
         let mut reason = String::new();
         // Once wrong may be the way here, twice is the store.
         for _ in 0..limits::SALT_READS {
-            let Some(bytes) = self.bucket.get(&path, "reading a salt").await? else { return Ok(None) };
+            let Some(bytes) = self.bucket.get(path, "reading a salt").await? else { return Ok(None) };
             match bytes.first_chunk().filter(|salt| salt_record(tenant, salt) == bytes) {
                 Some(salt) => return Ok(Some(*salt)),
                 None => reason = format!("its {} bytes do not match their checksum", bytes.len()),

@@ -10,16 +10,17 @@
 //! {root}/2/t/{tenant}/u/{upload_id}/{model_id}/{seq_hash}/{announced}   direct uploads before their commit
 //! {root}/2/t/{tenant}/n/{namespace}                                   namespaces that were asked for
 //! {root}/2/t/{tenant}/k/{key_id}/{wrapping_key}                        the tenant's keys, wrapped (sealed chunks end in .kvs)
+//! {root}/2/t/{tenant}/k/current                                        which of them is for what is new
 //! {root}/2/t/{tenant}/salt                                            start of the tenant's token chains
 //! {root}/2/t/{tenant}/g/{namespace}/{id}                              later salts of a namespace, one each rotation
-//! {root}/2/t/{tenant}/salts/{hex}                                     proposals for it, without conditional creates
+//! {root}/2/t/{tenant}/salts/{id}                                      proposals for it, without conditional creates
 //! {root}/2/j/{log}/{replica}/{n}                                      journal batches: removed, stored
 //! {root}/2/gc/epoch/{n}                                               GC leadership
 //! {root}/2/probe/{uuid}                                               start-up probes
 //! ```
 //! The `2` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
 
-use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, SeqHash};
+use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
 use object_store::path::Path;
 use uuid::Uuid;
 
@@ -80,17 +81,22 @@ pub enum Key {
         /// By which key it is wrapped.
         wrapped_by: Name,
     },
+    /// Says which tenant key is for what is new.
+    TenantKeyChoice {
+        /// Whose.
+        tenant: Name,
+    },
     /// The salt of a tenant's chains.
     Salt {
         /// Whose.
         tenant: Name,
     },
-    /// A proposal for the salt, named by itself; only on stores without conditional creates.
+    /// A proposal for the salt; only on stores without conditional creates.
     SaltProposal {
         /// Whose.
         tenant: Name,
-        /// The salt.
-        salt: [u8; 32],
+        /// Its own.
+        id: Uuid,
     },
     /// A later salt of a namespace.
     SaltRotation {
@@ -217,10 +223,9 @@ impl Layout {
             Key::TenantKey { tenant, id, wrapped_by } => {
                 self.tenant_keys_prefix(tenant).join(hex16(id)).join(wrapped_by.as_str())
             }
+            Key::TenantKeyChoice { tenant } => self.tenant_keys_prefix(tenant).join("current"),
             Key::Salt { tenant } => self.tenant(tenant).join("salt"),
-            Key::SaltProposal { tenant, salt } => {
-                self.salts_prefix(tenant).join(RootHash::from(*salt).to_string())
-            }
+            Key::SaltProposal { tenant, id } => self.salts_prefix(tenant).join(id.to_string()),
             Key::SaltRotation { tenant, namespace, id } => {
                 self.salt_rotations_prefix(tenant, namespace).join(id.to_string())
             }
@@ -268,11 +273,11 @@ impl Layout {
                 id: u128::from_str_radix(id, 16).ok()?.to_be_bytes(),
                 wrapped_by: wrapped_by.parse().ok()?,
             },
+            ["t", tenant, "k", "current"] => Key::TenantKeyChoice { tenant: tenant.parse().ok()? },
             ["t", tenant, "salt"] => Key::Salt { tenant: tenant.parse().ok()? },
-            ["t", tenant, "salts", salt] => Key::SaltProposal {
-                tenant: tenant.parse().ok()?,
-                salt: *salt.parse::<RootHash>().ok()?.as_bytes(),
-            },
+            ["t", tenant, "salts", id] => {
+                Key::SaltProposal { tenant: tenant.parse().ok()?, id: id.parse().ok()? }
+            }
             ["t", tenant, "g", namespace, id] => Key::SaltRotation {
                 tenant: tenant.parse().ok()?,
                 namespace: namespace.parse().ok()?,

@@ -44,7 +44,9 @@ fn any_key() -> impl Strategy<Value = Key> {
             wrapped_by
         }),
         any_name().prop_map(|tenant| Key::Salt { tenant }),
-        (any_name(), id()).prop_map(|(tenant, salt)| Key::SaltProposal { tenant, salt }),
+        any_name().prop_map(|tenant| Key::TenantKeyChoice { tenant }),
+        (any_name(), any::<u128>())
+            .prop_map(|(tenant, id)| Key::SaltProposal { tenant, id: Uuid::from_u128(id) }),
         (any_name(), any_name(), any::<u128>()).prop_map(|(tenant, namespace, id)| Key::SaltRotation {
             tenant,
             namespace,

@@ -1,47 +1,29 @@
-//! The prefix of a sealed object: its data key, wrapped by a tenant key.
+//! What a sealed object begins with: which tenant key its own is derived from. And keys under keys.
 //!
-//! `magic 8 · tenant key's id 16 · nonce 12 · wrapped data key 32 · tag 16 · zero 12`
+//! `magic 8 · tenant key's id 16 · zero 8`
 
-use aws_lc_rs::aead::{Aad, NONCE_LEN, Nonce};
+use aws_lc_rs::aead::{Aad, Nonce};
 use zeroize::Zeroizing;
 
 use super::segments::{KeyBytes, PLAIN_PREFIX_BYTES, gcm};
 
-const MAGIC: &[u8; 8] = b"KVSEAL\x01\n";
-const ID: std::ops::Range<usize> = 8..24;
-const NONCE: std::ops::Range<usize> = 24..36;
-const WRAPPED: std::ops::Range<usize> = 36..84;
+const MAGIC: &[u8; 8] = b"KVSEAL\x02\n";
 
 /// Names a tenant key.
 pub(super) type TenantKeyId = [u8; 16];
 
-/// The prefix of a new object at `place`.
-pub(super) fn write(
-    id: &TenantKeyId,
-    tenant_key: &KeyBytes,
-    data_key: &KeyBytes,
-    place: &str,
-) -> [u8; PLAIN_PREFIX_BYTES as usize] {
+/// The prefix of an object whose key is derived from a tenant key.
+pub(super) fn write(id: &TenantKeyId) -> [u8; PLAIN_PREFIX_BYTES as usize] {
     let mut prefix = [0; PLAIN_PREFIX_BYTES as usize];
     prefix[..8].copy_from_slice(MAGIC);
-    prefix[ID].copy_from_slice(id);
-    prefix[NONCE].copy_from_slice(&rand::random::<[u8; NONCE_LEN]>());
-    let wrapped = wrap(tenant_key, data_key, &prefix[NONCE], place.as_bytes());
-    prefix[WRAPPED].copy_from_slice(&wrapped);
+    prefix[8..24].copy_from_slice(id);
     prefix
 }
 
 /// The tenant key that a prefix names; none where it is no prefix.
 pub(super) fn tenant_key_id(prefix: &[u8]) -> Option<TenantKeyId> {
-    let is_prefix =
-        prefix.len() == PLAIN_PREFIX_BYTES as usize && prefix.starts_with(MAGIC) && prefix[84..] == [0; 12];
-    is_prefix.then(|| prefix[ID].try_into().ok())?
-}
-
-/// The data key of the object at `place`; none where the prefix is not that object's.
-pub(super) fn data_key(prefix: &[u8], tenant_key: &KeyBytes, place: &str) -> Option<KeyBytes> {
-    tenant_key_id(prefix)?;
-    unwrap(tenant_key, &prefix[WRAPPED], &prefix[NONCE], place.as_bytes())
+    let id = prefix.get(8..24)?.try_into().ok()?;
+    (prefix == write(&id)).then_some(id)
 }
 
 /// `key` under `by`: 32 bytes and a tag. Nonces are random: a key wraps far fewer than 2³² others.

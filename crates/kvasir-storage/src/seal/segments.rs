@@ -10,7 +10,7 @@ pub(super) const SEGMENT_BYTES: u64 = 16 << 10;
 /// GCM's tag behind each segment.
 pub(super) const TAG_BYTES: u64 = 16;
 /// What stands before the first segment.
-pub(super) const PLAIN_PREFIX_BYTES: u64 = 96;
+pub(super) const PLAIN_PREFIX_BYTES: u64 = 32;
 const STRIDE: u64 = SEGMENT_BYTES + TAG_BYTES;
 
 /// Bytes of the sealed object for `plain` bytes.
@@ -31,10 +31,9 @@ pub(super) fn covering(plain: &Range<u64>) -> Range<u64> {
     first..plain.end.div_ceil(SEGMENT_BYTES).max(first + 1)
 }
 
-/// Where segments lie in a sealed object of `sealed` bytes.
-pub(super) fn located(segments: &Range<u64>, sealed: u64) -> Range<u64> {
-    let start = |segment: u64| PLAIN_PREFIX_BYTES.saturating_add(segment.saturating_mul(STRIDE)).min(sealed);
-    start(segments.start)..start(segments.end)
+/// Where a segment begins in a sealed object; the prefix belongs to the first one.
+pub(super) fn start(segment: u64) -> u64 {
+    if segment == 0 { 0 } else { PLAIN_PREFIX_BYTES.saturating_add(segment.saturating_mul(STRIDE)) }
 }
 
 /// A 256-bit key, forgotten after use.
@@ -44,13 +43,12 @@ pub type KeyBytes = Zeroizing<[u8; 32]>;
 #[derive(Debug)]
 pub(super) struct Segments {
     key: LessSafeKey,
-    /// The object's path in the store.
-    place: Vec<u8>,
 }
 
 impl Segments {
-    pub(super) fn new(key: &KeyBytes, place: &str) -> Self {
-        Self { key: gcm(key), place: place.as_bytes().to_vec() }
+    /// Under the key that was derived for the object's place.
+    pub(super) fn new(key: &KeyBytes) -> Self {
+        Self { key: gcm(key) }
     }
 
     /// Appends `plain` sealed as segment `n` to `out`.
@@ -58,18 +56,18 @@ impl Segments {
         let start = out.len();
         out.extend_from_slice(plain);
         let sealed = &mut out[start..];
-        let tag = self.key.seal_in_place_separate_tag(nonce(n), self.aad(last), sealed);
+        let tag = self.key.seal_in_place_separate_tag(nonce(n), aad(last), sealed);
         out.extend_from_slice(tag.expect("a segment is far below GCM's limit").as_ref());
     }
 
     /// Opens segment `n` in place; none where it is not that segment of this object.
     pub(super) fn open<'a>(&self, n: u64, last: bool, sealed: &'a mut [u8]) -> Option<&'a [u8]> {
-        self.key.open_in_place(nonce(n), self.aad(last), sealed).ok().map(|plain| &*plain)
+        self.key.open_in_place(nonce(n), aad(last), sealed).ok().map(|plain| &*plain)
     }
+}
 
-    fn aad(&self, last: bool) -> Aad<Vec<u8>> {
-        Aad::from([self.place.as_slice(), &[u8::from(last)]].concat())
-    }
+fn aad(last: bool) -> Aad<[u8; 1]> {
+    Aad::from([u8::from(last)])
 }
 
 /// AES-256-GCM under a key.
@@ -113,13 +111,13 @@ mod tests {
         }
     }
 
-    /// Computed by another implementation (Python's `cryptography`): key 00..1f, nonce 7, AAD "a/b\x01".
+    /// Computed by another implementation (Python's `cryptography`): key 00..1f, nonce 7, AAD 01.
     #[test]
     fn a_known_answer() {
         let key = Zeroizing::new(std::array::from_fn(|i| i as u8));
         let mut sealed = Vec::new();
-        Segments::new(&key, "a/b").seal(7, true, b"kvasir", &mut sealed);
+        Segments::new(&key).seal(7, true, b"kvasir", &mut sealed);
         let hex: String = sealed.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, "8b1b726c7e65c54c6d71e5089c5286cfcec39dd093a6");
+        assert_eq!(hex, "8b1b726c7e65a8fcdefb7159e3cd6b7ca604e1f20cf0");
     }
 }

@@ -1,6 +1,6 @@
 //! The decorator that seals and opens chunk objects.
 
-use std::{collections::HashMap, fmt, ops::Range, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -11,122 +11,90 @@ use object_store::{
     ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
     path::Path,
 };
-use parking_lot::Mutex;
-use zeroize::Zeroizing;
 
 use super::{
-    KeyService,
+    boxes::{Purpose, is_box, object_key},
     keyring::{Keyring, SealError},
     plain_prefix,
     segments::{self, KeyBytes, PLAIN_PREFIX_BYTES, SEGMENT_BYTES, Segments, TAG_BYTES},
     upload::SealedUpload,
 };
 use crate::{
-    layout::{Key, Layout},
+    layout::{ChunkKey, Key},
     limits,
     store::CallError,
 };
 
-/// Seals what is new of tenants with a key, opens what is sealed, passes everything else through.
+/// Seals what is new of tenants with a key, opens what is sealed, passes everything else through. Without a key service it
+/// only refuses to write for tenants that are sealed elsewhere.
 ///
 /// Of a tenant with a key a plain object is none: it is not read, and a create is not refused for it. Listings show both
-/// forms, under one name, and a deletion takes both.
+/// forms, under one name, and a deletion takes both. Records keep their names, and a plain one is an error.
 pub(crate) struct SealedStore {
     inner: Arc<dyn ObjectStore>,
-    layout: Layout,
-    keyring: Keyring,
-    prefixes: Arc<PrefixCache>,
-}
-
-/// Data keys and sealed sizes of objects read before: what else would cost one more request each. Another replica may
-/// have written an object anew since, under another key: what does not open is read again without the cache.
-#[derive(Default)]
-pub(super) struct PrefixCache(Mutex<HashMap<Path, PlainPrefix>>);
-
-#[derive(Clone)]
-struct PlainPrefix {
-    data_key: Arc<KeyBytes>,
-    meta: ObjectMeta,
-}
-
-impl PrefixCache {
-    fn get(&self, place: &Path) -> Option<PlainPrefix> {
-        self.0.lock().get(place).cloned()
-    }
-
-    fn insert(&self, place: &Path, prefix: PlainPrefix) {
-        let mut prefixes = self.0.lock();
-        if prefixes.len() >= limits::SEAL_PREFIXES_MAX {
-            prefixes.clear();
-        }
-        prefixes.insert(place.clone(), prefix);
-    }
-
-    /// After a write, not before it: a reader beside it could bring the old one back.
-    pub(super) fn remove(&self, place: &Path) {
-        self.0.lock().remove(place);
-    }
-}
-
-impl fmt::Debug for PrefixCache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PrefixCache({})", self.0.lock().len())
-    }
+    keyring: Arc<Keyring>,
 }
 
 impl SealedStore {
-    pub(crate) fn new(inner: Arc<dyn ObjectStore>, layout: Layout, keys: Arc<dyn KeyService>) -> Self {
-        let keyring = Keyring::new(keys, layout.clone());
-        Self { inner, layout, keyring, prefixes: Arc::default() }
+    pub(crate) fn new(keyring: Arc<Keyring>) -> Self {
+        Self { inner: Arc::clone(&keyring.store), keyring }
     }
 
-    /// Whose chunk object lies at `location`, if that is one.
+    /// Whose chunk object lies at `location`, if that is one and there are keys at all.
     fn owner(&self, location: &Path) -> Option<Name> {
-        match self.layout.parse(location) {
+        self.keyring.service()?;
+        match self.keyring.layout.parse(location) {
             Some(Key::Chunk(chunk)) => Some(chunk.tenant),
             _ => None,
         }
     }
 
-    /// Whose new object `location` is, if it is to be sealed.
-    fn sealing(&self, location: &Path) -> Option<Name> {
-        self.owner(location).filter(|tenant| self.keyring.service.current(tenant).is_some())
+    /// Whose record lies at `location`, and what it is for.
+    fn record(&self, location: &Path) -> Option<(Name, Purpose)> {
+        match self.keyring.layout.parse(location)? {
+            Key::Salt { tenant } | Key::SaltProposal { tenant, .. } => Some((tenant, Purpose::Salt)),
+            Key::SaltRotation { tenant, .. } => Some((tenant, Purpose::SaltRotation)),
+            Key::Context { tenant, .. } => Some((tenant, Purpose::Context)),
+            _ => None,
+        }
     }
 
-    /// A key for a new object at `place`, and the prefix that holds it.
-    async fn new_prefix(
+    /// Whose new chunk object `location` is, if it is to be sealed.
+    async fn sealing(&self, location: &Path) -> Result<Option<Name>> {
+        match self.keyring.layout.parse(location) {
+            Some(Key::Chunk(ChunkKey { tenant, .. })) => {
+                Ok((!self.keyring.is_plain(&tenant).await?).then_some(tenant))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// What seals the new object at `place`, and its prefix.
+    async fn sealer(
         &self,
         tenant: &Name,
         place: &Path,
     ) -> Result<(Segments, [u8; PLAIN_PREFIX_BYTES as usize])> {
-        let (id, tenant_key) = self.keyring.newest(&*self.inner, tenant).await?;
-        let data_key: KeyBytes = Zeroizing::new(rand::random());
-        let prefix = plain_prefix::write(&id, &tenant_key, &data_key, place.as_ref());
-        Ok((Segments::new(&data_key, place.as_ref()), prefix))
+        let (id, tenant_key) = self.keyring.newest(tenant).await?;
+        Ok((self.segments(&tenant_key, place), plain_prefix::write(&id)))
     }
 
-    async fn prefix(&self, tenant: &Name, place: &Path) -> Result<PlainPrefix> {
-        if let Some(prefix) = self.prefixes.get(place) {
-            return Ok(prefix);
-        }
-        let options =
-            GetOptions { range: Some(GetRange::Bounded(0..PLAIN_PREFIX_BYTES)), ..GetOptions::default() };
-        let found = match self.inner.get_opts(place, options).await {
-            Err(error) => return Err(self.unless_cut(place, error).await),
-            found => found?,
-        };
-        let meta = found.meta.clone();
-        let bytes = found.bytes().await?;
-        let id = plain_prefix::tenant_key_id(&bytes).ok_or(SealError::Altered)?;
-        let tenant_key = self.keyring.key(&*self.inner, tenant, &id).await?;
-        let data_key =
-            plain_prefix::data_key(&bytes, &tenant_key, place.as_ref()).ok_or(SealError::Altered)?;
-        let prefix = PlainPrefix { data_key: Arc::new(data_key), meta };
-        self.prefixes.insert(place, prefix.clone());
-        Ok(prefix)
+    fn segments(&self, tenant_key: &KeyBytes, place: &Path) -> Segments {
+        Segments::new(&object_key(tenant_key, self.keyring.place(place)))
     }
 
-    /// Why a prefix could not be read. Of an object that is shorter than one, stores refuse the range in words of their own.
+    /// What opens the object at `place` whose prefix this is.
+    async fn opener(&self, tenant: &Name, place: &Path, prefix: &[u8]) -> Result<Segments> {
+        let id = plain_prefix::tenant_key_id(prefix).ok_or(SealError::Altered)?;
+        Ok(self.segments(&*self.keyring.key(tenant, &id).await?, place))
+    }
+
+    async fn prefix(&self, place: &Path) -> Result<Bytes> {
+        let range = Some(GetRange::Bounded(0..PLAIN_PREFIX_BYTES));
+        self.inner.get_opts(place, GetOptions { range, ..GetOptions::default() }).await?.bytes().await
+    }
+
+    /// Why a read failed. Of an object that is shorter than it says, stores refuse the range in words of their own.
     async fn unless_cut(&self, place: &Path, error: Error) -> Error {
         if CallError::of(&error).is_some() || matches!(error, Error::NotFound { .. }) {
             return error;
@@ -137,30 +105,9 @@ impl SealedStore {
         }
     }
 
-    /// Reads the sealed object at `place` as if it were the plain one at `location`; once more where it does not open, for
-    /// it may have been written anew since its prefix was read.
-    async fn read(
-        &self,
-        tenant: &Name,
-        place: &Path,
-        location: &Path,
-        options: GetOptions,
-    ) -> Result<GetResult> {
-        match self.read_once(tenant, place, location, options.clone()).await {
-            Err(error) => {
-                self.prefixes.remove(place);
-                match SealError::of(&error) {
-                    Some(SealError::Altered) => self.read_once(tenant, place, location, options).await,
-                    _ => Err(error),
-                }
-            }
-            read => read,
-        }
-    }
-
     /// Asks for the object at `location`. Needs no key: the sealed size tells the plain one.
     async fn head_opts(&self, tenant: &Name, location: &Path, options: GetOptions) -> Result<GetResult> {
-        if self.keyring.service.current(tenant).is_none() {
+        if !self.keyring.seals(tenant) {
             match self.inner.get_opts(location, options.clone()).await {
                 Err(Error::NotFound { .. }) => {}
                 plain => return plain,
@@ -172,84 +119,186 @@ impl SealedStore {
         Ok(found)
     }
 
-    async fn read_once(
+    /// Reads the sealed object at `place` as if it were the plain one at `location`.
+    async fn read(
         &self,
         tenant: &Name,
         place: &Path,
         location: &Path,
         options: GetOptions,
     ) -> Result<GetResult> {
-        let prefix = self.prefix(tenant, place).await?;
-        let sealed = prefix.meta.size;
-        let size = segments::plain_bytes(sealed).ok_or(SealError::Altered)?;
-        let mut meta = ObjectMeta { location: location.clone(), size, ..prefix.meta.clone() };
-        let range = match &options.range {
-            None => 0..size,
-            Some(range) => range
-                .as_range(size)
-                .map_err(|e| Error::Generic { store: "sealed", source: e.to_string().into() })?,
+        let asked = match options.range.clone() {
+            // Where the last bytes begin, the size tells.
+            Some(suffix @ GetRange::Suffix(_)) => {
+                let sealed = self.inner.head(place).await?.size;
+                let size = segments::plain_bytes(sealed).ok_or(SealError::Altered)?;
+                Some(GetRange::Bounded(suffix.as_range(size).map_err(impossible)?))
+            }
+            asked => asked,
         };
-        let wanted = segments::covering(&range);
-        let inner = GetRange::Bounded(segments::located(&wanted, sealed));
-        let found = self.inner.get_opts(place, GetOptions { range: Some(inner), ..options }).await?;
-        if found.meta.size != sealed {
-            return Err(SealError::Altered.into());
-        }
-        (meta.e_tag, meta.last_modified) = (found.meta.e_tag.clone(), found.meta.last_modified);
+        let (first, inner) = match &asked {
+            Some(GetRange::Bounded(range)) => {
+                let wanted = segments::covering(range);
+                let inner = segments::start(wanted.start)..segments::start(wanted.end);
+                (wanted.start, Some(GetRange::Bounded(inner)))
+            }
+            Some(GetRange::Offset(offset)) => {
+                let first = offset / SEGMENT_BYTES;
+                (first, Some(GetRange::Offset(segments::start(first))))
+            }
+            _ => (0, None),
+        };
+        let found = match self.inner.get_opts(place, GetOptions { range: inner, ..options }).await {
+            Err(error) => return Err(self.unless_cut(place, error).await),
+            Ok(found) => found,
+        };
+        let size = segments::plain_bytes(found.meta.size).ok_or(SealError::Altered)?;
+        let range = match &asked {
+            None => 0..size,
+            Some(asked) => asked.as_range(size).map_err(impossible)?,
+        };
+        let mut meta = found.meta.clone();
+        (meta.location, meta.size) = (location.clone(), size);
         let (attributes, extensions) = (found.attributes.clone(), found.extensions.clone());
-        let opening = Opening {
-            segments: Segments::new(&prefix.data_key, place.as_ref()),
-            next: wanted.start,
-            end: wanted.end,
+        let mut opening = Opening {
+            next: first,
+            end: segments::covering(&range).end,
             last: size.div_ceil(SEGMENT_BYTES).max(1) - 1,
             size,
             range: range.clone(),
+            held: BytesMut::new(),
+            sealed: found.into_stream(),
         };
-        // One answer of the store is of one write: where its first segment opens, the key is that of the others.
-        let mut opened = opening.stream(found.into_stream()).boxed();
-        let first = opened.try_next().await?;
-        let opened = futures::stream::iter(first.map(Ok)).chain(opened);
-        let payload = GetResultPayload::Stream(opened.boxed());
+        let segments = self.opener_of(tenant, place, &mut opening).await?;
+        let payload = GetResultPayload::Stream(opening.stream(segments).boxed());
         Ok(GetResult { payload, meta, range, attributes, extensions })
     }
+
+    /// What opens an object that is being read, found out with its first segment here.
+    async fn opener_of(&self, tenant: &Name, place: &Path, opening: &mut Opening) -> Result<Segments> {
+        if opening.next == 0 {
+            opening.hold(PLAIN_PREFIX_BYTES as usize).await?;
+            let prefix = opening.held.split_to(PLAIN_PREFIX_BYTES as usize);
+            let segments = self.opener(tenant, place, &prefix).await?;
+            opening.hold_segment().await?;
+            return if opening.opens(&segments) { Ok(segments) } else { Err(SealError::Altered.into()) };
+        }
+        opening.hold_segment().await?;
+        // There is rarely another key than the one that is known: the prefix need not be asked for.
+        for key in self.keyring.opened(tenant) {
+            let segments = self.segments(&key, place);
+            if opening.opens(&segments) {
+                return Ok(segments);
+            }
+        }
+        let segments = self.opener(tenant, place, &self.prefix(place).await?).await?;
+        if opening.opens(&segments) { Ok(segments) } else { Err(SealError::Altered.into()) }
+    }
+
+    /// Reads a record whole, and opens it where it is one of a sealed tenant.
+    async fn read_record(
+        &self,
+        (tenant, purpose): (Name, Purpose),
+        location: &Path,
+        options: GetOptions,
+    ) -> Result<GetResult> {
+        let altered = || SealError::AlteredRecord { place: location.clone() };
+        let mut outcome = Err(altered().into());
+        // Once wrong may be the way here, twice is the store.
+        for _ in 0..limits::SALT_READS {
+            let whole = GetOptions { range: None, ..options.clone() };
+            let found = self.inner.get_opts(location, whole).await?;
+            if found.meta.size > limits::SEALED_RECORD_BYTES_MAX {
+                return Err(altered().into());
+            }
+            let (mut meta, attributes, extensions) =
+                (found.meta.clone(), found.attributes.clone(), found.extensions.clone());
+            let bytes = found.bytes().await?;
+            let opened = if is_box(&bytes) {
+                self.keyring.open(&tenant, purpose, self.keyring.place(location), &bytes).await
+            } else if !self.keyring.seals(&tenant) {
+                Ok(bytes)
+            } else {
+                let (place, folder) = (location.clone(), self.keyring.layout.tenant(&tenant));
+                Err(SealError::Plain { tenant: tenant.clone(), place, folder }.into())
+            };
+            match opened {
+                Ok(bytes) => {
+                    meta.size = bytes.len() as u64;
+                    let range = 0..meta.size;
+                    let payload = GetResultPayload::Stream(futures::stream::iter([Ok(bytes)]).boxed());
+                    return Ok(GetResult { payload, meta, range, attributes, extensions });
+                }
+                Err(error) if matches!(SealError::of(&error), Some(SealError::Altered)) => {}
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
+    }
+}
+
+impl SealedStore {
+    /// How listed objects look from above: without keys sealed ones are nobody's.
+    fn presenting(&self) -> fn(ObjectMeta) -> ObjectMeta {
+        if self.keyring.service().is_some() { presented } else { std::convert::identity }
+    }
+}
+
+fn impossible(error: impl fmt::Display) -> Error {
+    Error::Generic { store: "sealed", source: error.to_string().into() }
 }
 
 /// Opens segments as they arrive and gives out the part of them that was asked for.
 struct Opening {
-    segments: Segments,
     next: u64,
     end: u64,
     last: u64,
     size: u64,
     range: Range<u64>,
+    /// Sealed bytes that arrived and are not opened.
+    held: BytesMut,
+    sealed: BoxStream<'static, Result<Bytes>>,
 }
 
 impl Opening {
-    fn stream(
-        self,
-        sealed: impl Stream<Item = Result<Bytes>> + Send + 'static,
-    ) -> impl Stream<Item = Result<Bytes>> + Send {
-        let state = (self, Box::pin(sealed), BytesMut::new());
-        futures::stream::try_unfold(state, |(mut this, mut sealed, mut held)| async move {
+    async fn hold(&mut self, bytes: usize) -> Result<()> {
+        while self.held.len() < bytes {
+            // A body that ends early is the layer below's to resume; here it is an altered object.
+            let more = self.sealed.try_next().await?.ok_or(SealError::Altered)?;
+            self.held.extend_from_slice(&more);
+        }
+        Ok(())
+    }
+
+    /// Plain bytes of the next segment.
+    fn plain(&self) -> u64 {
+        SEGMENT_BYTES.min(self.size.saturating_sub(self.next * SEGMENT_BYTES))
+    }
+
+    async fn hold_segment(&mut self) -> Result<()> {
+        self.hold((self.plain() + TAG_BYTES) as usize).await
+    }
+
+    /// Whether the next segment, which is held, opens.
+    fn opens(&self, segments: &Segments) -> bool {
+        let mut sealed = self.held[..(self.plain() + TAG_BYTES) as usize].to_vec();
+        segments.open(self.next, self.next == self.last, &mut sealed).is_some()
+    }
+
+    fn stream(self, segments: Segments) -> impl Stream<Item = Result<Bytes>> + Send {
+        futures::stream::try_unfold((self, segments), |(mut this, segments)| async move {
             while this.next < this.end {
-                let plain = SEGMENT_BYTES.min(this.size - this.next * SEGMENT_BYTES);
-                let wanted = (plain + TAG_BYTES) as usize;
-                while held.len() < wanted {
-                    // A body that ends early is the layer below's to resume; here it is an altered object.
-                    let more = sealed.try_next().await?.ok_or(SealError::Altered)?;
-                    held.extend_from_slice(&more);
-                }
-                let mut segment = held.split_to(wanted);
+                let plain = this.plain();
+                this.hold_segment().await?;
+                let mut segment = this.held.split_to((plain + TAG_BYTES) as usize);
                 let start = this.next * SEGMENT_BYTES;
-                this.segments
-                    .open(this.next, this.next == this.last, &mut segment)
-                    .ok_or(SealError::Altered)?;
+                segments.open(this.next, this.next == this.last, &mut segment).ok_or(SealError::Altered)?;
                 this.next += 1;
                 let from = this.range.start.saturating_sub(start).min(plain) as usize;
                 let to = this.range.end.saturating_sub(start).min(plain) as usize;
                 let piece = segment.freeze().slice(from..to);
                 if !piece.is_empty() {
-                    return Ok(Some((piece, (this, sealed, held))));
+                    return Ok(Some((piece, (this, segments))));
                 }
             }
             Ok(None)
@@ -290,11 +339,19 @@ impl fmt::Display for SealedStore {
 #[async_trait]
 impl ObjectStore for SealedStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        let Some(tenant) = self.sealing(location) else {
+        if let Some((tenant, purpose)) = self.record(location) {
+            if self.keyring.is_plain(&tenant).await? {
+                return self.inner.put_opts(location, payload, opts).await;
+            }
+            let (place, plain) = (self.keyring.place(location), Bytes::from(payload));
+            let sealed = self.keyring.seal(&tenant, purpose, place, &plain).await?;
+            return self.inner.put_opts(location, PutPayload::from(sealed), opts).await;
+        }
+        let Some(tenant) = self.sealing(location).await? else {
             return self.inner.put_opts(location, payload, opts).await;
         };
         let place = sealed_place(location);
-        let (segments, prefix) = self.new_prefix(&tenant, &place).await?;
+        let (segments, prefix) = self.sealer(&tenant, &place).await?;
         let plain = Bytes::from(payload);
         let mut sealed = Vec::with_capacity(segments::sealed_bytes(plain.len() as u64) as usize);
         sealed.extend_from_slice(&prefix);
@@ -304,9 +361,7 @@ impl ObjectStore for SealedStore {
             let end = plain.len().min(start + SEGMENT_BYTES as usize);
             segments.seal(n, n == last, &plain[start..end], &mut sealed);
         }
-        let written = self.inner.put_opts(&place, PutPayload::from(sealed), opts).await;
-        self.prefixes.remove(&place);
-        written
+        self.inner.put_opts(&place, PutPayload::from(sealed), opts).await
     }
 
     async fn put_multipart_opts(
@@ -314,17 +369,21 @@ impl ObjectStore for SealedStore {
         location: &Path,
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        let Some(tenant) = self.sealing(location) else {
+        let Some(tenant) = self.sealing(location).await? else {
             return self.inner.put_multipart_opts(location, opts).await;
         };
         let place = sealed_place(location);
-        let (segments, prefix) = self.new_prefix(&tenant, &place).await?;
+        let (segments, prefix) = self.sealer(&tenant, &place).await?;
         let inner = self.inner.put_multipart_opts(&place, opts).await?;
-        let written = (Arc::clone(&self.prefixes), place);
-        Ok(Box::new(SealedUpload::new(inner, segments, &prefix, written)))
+        Ok(Box::new(SealedUpload::new(inner, segments, &prefix)))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        if !options.head
+            && let Some(record) = self.record(location)
+        {
+            return self.read_record(record, location, options).await;
+        }
         let Some(tenant) = self.owner(location) else {
             return self.inner.get_opts(location, options).await;
         };
@@ -332,7 +391,7 @@ impl ObjectStore for SealedStore {
             return self.head_opts(&tenant, location, options).await;
         }
         let place = sealed_place(location);
-        if self.keyring.service.current(&tenant).is_some() {
+        if self.keyring.seals(&tenant) {
             // A plain object has no tag: whoever can write to the bucket could have put it there.
             return self.read(&tenant, &place, location, options).await;
         }
@@ -348,7 +407,10 @@ impl ObjectStore for SealedStore {
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        let (inner, layout) = (Arc::clone(&self.inner), self.layout.clone());
+        if self.keyring.service().is_none() {
+            return self.inner.delete_stream(locations);
+        }
+        let (inner, layout) = (Arc::clone(&self.inner), self.keyring.layout.clone());
         let deleted = locations.then(move |location| {
             let (inner, layout) = (Arc::clone(&inner), layout.clone());
             async move {
@@ -370,6 +432,7 @@ impl ObjectStore for SealedStore {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let presented = self.presenting();
         self.inner.list(prefix).map_ok(presented).boxed()
     }
 
@@ -379,18 +442,21 @@ impl ObjectStore for SealedStore {
         offset: &Path,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
         // The sealed form is the later by name: behind it neither form comes again.
+        let presented = self.presenting();
         self.inner.list_with_offset(prefix, &sealed_place(offset)).map_ok(presented).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         let mut listed = self.inner.list_with_delimiter(prefix).await?;
-        listed.objects = listed.objects.into_iter().map(presented).collect();
+        listed.objects = listed.objects.into_iter().map(self.presenting()).collect();
         Ok(listed)
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        if self.sealing(from).is_some() || self.sealing(to).is_some() {
-            return Err(SealError::Copied.into());
+        for location in [from, to] {
+            if self.sealing(location).await?.is_some() {
+                return Err(SealError::Copied.into());
+            }
         }
         self.inner.copy_opts(from, to, options).await
     }

@@ -8,7 +8,7 @@ use object_store::{
 };
 use proptest::prelude::*;
 
-use super::{FileKeys, KeyService, SealedStore, plain_prefix, segments};
+use super::{FileKeys, KeyService, Keyring, SealedStore, plain_prefix, segments};
 use crate::layout::{ChunkKey, Key, Layout};
 
 const FIRST: &str = "[[key]]\ntenant = \"a\"\nid = \"one\"\nkey = \"0101010101010101010101010101010101010101010101010101010101010101\"\n";
@@ -20,7 +20,8 @@ fn layout() -> Layout {
 
 fn sealed(inner: &Arc<InMemory>, keys: &str) -> SealedStore {
     let keys = FileKeys::parse(keys).expect("keys");
-    SealedStore::new(Arc::clone(inner) as Arc<dyn ObjectStore>, layout(), Arc::new(keys))
+    let inner = Arc::clone(inner) as Arc<dyn ObjectStore>;
+    SealedStore::new(Arc::new(Keyring::new(inner, layout(), Some(Arc::new(keys)))))
 }
 
 fn place(tenant: &str, n: u8) -> Path {
@@ -127,11 +128,11 @@ async fn a_moved_a_cut_and_a_shuffled_object_do_not_open() {
     let bytes = read(&*inner, &raw(&one), None).await.expect("is there");
     let stride = 16_384 + 16;
     let mut shuffled = bytes.clone();
-    let (a, b) = shuffled[96..].split_at_mut(stride);
+    let (a, b) = shuffled[32..].split_at_mut(stride);
     a.swap_with_slice(&mut b[..stride]);
-    let cut = bytes[..96 + 2 * stride].to_vec();
+    let cut = bytes[..32 + 2 * stride].to_vec();
     for wrong in
-        [read(&*inner, &raw(&two), None).await.expect("is there"), shuffled, cut, vec![0; 96], Vec::new()]
+        [read(&*inner, &raw(&two), None).await.expect("is there"), shuffled, cut, vec![0; 32], Vec::new()]
     {
         inner.put(&raw(&one), wrong.into()).await.expect("puts");
         assert!(read(&sealed(&inner, FIRST), &one, None).await.is_err());
@@ -275,22 +276,61 @@ fn known_answers_of_a_wrapped_key_and_of_a_whole_segment() {
     assert_eq!(plain_prefix::unwrap(&by, &wrapped, &[9; 12], b"root/1/t/a"), Some(data.clone()));
     assert_eq!(plain_prefix::unwrap(&by, &wrapped, &[9; 12], b"root/1/t/b"), None);
     let mut sealed = Vec::new();
-    segments::Segments::new(&data, "place").seal(0, false, &plain(16 << 10), &mut sealed);
+    segments::Segments::new(&data).seal(0, false, &plain(16 << 10), &mut sealed);
     let sha256 = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &sealed);
-    assert_eq!(hex(sha256.as_ref()), "4d4dfc0071559f2042d8abfc62975cbc2c977c8f3754cdd596f30a7f8182b334");
+    assert_eq!(hex(sha256.as_ref()), "8871dcdfa84263e3532c477adf48f3f40bbd739a7aa9b5d3efe58b68a9190182");
 }
 
-/// Every write has a data key of its own, so that no nonce comes twice under one: equal objects have nothing in common.
+/// A key belongs to a place, and a place to one content: equal segments of two objects have nothing in common.
 #[tokio::test]
-async fn storing_an_object_again_makes_another_key() {
-    let (inner, path) = (Arc::new(InMemory::new()), place("a", 1));
+async fn whoever_writes_an_object_writes_the_same_bytes_and_no_other_object_has_them() {
+    let inner = Arc::new(InMemory::new());
     let mut seen = std::collections::HashSet::new();
-    for _ in 0..4 {
+    let mut again = Vec::new();
+    for n in [1, 2, 1] {
+        let path = place("a", n);
         sealed(&inner, FIRST).put(&path, vec![0; 40_000].into()).await.expect("puts");
         let stored = read(&*inner, &raw(&path), None).await.expect("is there");
-        for (n, block) in stored[96..].chunks_exact(16).enumerate() {
+        inner.delete(&raw(&path)).await.expect("deletes");
+        again.push(stored);
+    }
+    assert_eq!(again[0], again[2]);
+    for stored in &again[..2] {
+        for (n, block) in stored[32..].chunks_exact(16).enumerate() {
             assert!(seen.insert(block.to_vec()), "block {n} was seen before");
         }
-        assert!(seen.insert(stored[24..36].to_vec()), "the nonce of the wrapped key");
+    }
+    // In parts as well.
+    let store = sealed(&inner, FIRST);
+    let mut upload = store.put_multipart(&place("a", 1)).await.expect("starts");
+    for part in [39_000, 1_000] {
+        upload.put_part(PutPayload::from(vec![0; part])).await.expect("a part");
+    }
+    upload.complete().await.expect("completes");
+    assert_eq!(read(&*inner, &raw(&place("a", 1)), None).await.expect("is there"), again[0]);
+}
+
+/// Held back between its listing and its choice, a writer meets a choice that is made.
+#[tokio::test]
+async fn first_writers_agree_on_one_tenant_key() {
+    let inner = Arc::new(InMemory::new());
+    let keyring = || {
+        let keys = FileKeys::parse(FIRST).expect("keys");
+        Arc::new(Keyring::new(Arc::clone(&inner) as Arc<dyn ObjectStore>, layout(), Some(Arc::new(keys))))
+    };
+    let tenant: Name = "a".parse().expect("a name");
+    let writers: Vec<_> = (0..8).map(|_| keyring()).collect();
+    let newest = futures::future::try_join_all(writers.iter().map(|writer| writer.newest(&tenant)));
+    let ids: std::collections::HashSet<_> =
+        newest.await.expect("keys").into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ids.len(), 1);
+    // A choice that was altered is not followed, and makes no new key.
+    let choice = layout().path(&Key::TenantKeyChoice { tenant: tenant.clone() });
+    let keys = async || inner.list(None).try_collect::<Vec<_>>().await.expect("lists").len();
+    let before = keys().await;
+    for altered in [&b"zz"[..], &[b'0'; 32]] {
+        inner.put(&choice, altered.to_vec().into()).await.expect("puts");
+        keyring().newest(&tenant).await.err();
+        assert_eq!(keys().await, before);
     }
 }

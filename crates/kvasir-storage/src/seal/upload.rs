@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::FutureExt;
-use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart, path::Path};
+use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart};
 
-use super::{
-    segments::{SEGMENT_BYTES, Segments},
-    store::PrefixCache,
-};
+use super::segments::{SEGMENT_BYTES, Segments};
 
 /// Seals what passes through. The last segment is marked as such, so one is always held back.
 #[derive(Debug)]
@@ -21,19 +18,12 @@ pub(super) struct SealedUpload {
     /// Sealed bytes that wait for the next part: the prefix, at the start.
     ready: Vec<u8>,
     next: u64,
-    /// What to forget once it is written.
-    written: (Arc<PrefixCache>, Path),
 }
 
 impl SealedUpload {
-    pub(super) fn new(
-        inner: Box<dyn MultipartUpload>,
-        segments: Segments,
-        prefix: &[u8],
-        written: (Arc<PrefixCache>, Path),
-    ) -> Self {
+    pub(super) fn new(inner: Box<dyn MultipartUpload>, segments: Segments, prefix: &[u8]) -> Self {
         let (segments, ready) = (Arc::new(segments), prefix.to_vec());
-        Self { inner, segments, held: Vec::new(), ready, next: 0, written }
+        Self { inner, segments, held: Vec::new(), ready, next: 0 }
     }
 
     fn seal_whole(&mut self) {
@@ -64,10 +54,7 @@ impl MultipartUpload for SealedUpload {
         self.segments.seal(self.next, true, &last, &mut self.ready);
         let rest = std::mem::take(&mut self.ready);
         self.inner.put_part(PutPayload::from(rest)).await?;
-        let completed = self.inner.complete().await;
-        let (prefixes, place) = &self.written;
-        prefixes.remove(place);
-        completed
+        self.inner.complete().await
     }
 
     async fn abort(&mut self) -> Result<()> {

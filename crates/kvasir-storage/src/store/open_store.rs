@@ -19,7 +19,7 @@ use crate::{
     layout::Layout,
     observe::{ObservedStore, StoreObserver},
     presign::Presigner,
-    seal::{KeyService, SealedStore},
+    seal::{KeyService, Keyring, SealedStore},
 };
 
 /// An open store.
@@ -30,7 +30,7 @@ pub struct OpenStore {
     kind: StoreKind,
     identity: [u8; 32],
     presigner: Option<Presigner>,
-    keys: Option<Arc<dyn KeyService>>,
+    keyring: Arc<Keyring>,
     directory: Option<PathBuf>,
     unfinished: Option<UnfinishedUploads>,
     /// Set once the store was found to refuse conditional creates altogether: they are made without the condition.
@@ -72,11 +72,11 @@ impl OpenStore {
         }
     }
 
-    /// Seals chunk objects of the tenants that `keys` has a key for. They have no direct path: clients hold no keys.
+    /// Seals chunk objects and records of the tenants that `keys` has a key for. They have no direct path: clients hold no keys.
     #[must_use]
     pub fn sealed(self, keys: Arc<dyn KeyService>) -> Self {
-        let objects = SealedStore::new(Arc::clone(&self.objects), self.layout.clone(), Arc::clone(&keys));
-        Self { objects: Arc::new(objects), keys: Some(keys), ..self }
+        let keyring = Arc::new(self.keyring.with(keys));
+        Self { objects: Arc::new(SealedStore::new(Arc::clone(&keyring))), keyring, ..self }
     }
 
     /// Its objects, through all decorators.
@@ -104,9 +104,9 @@ impl OpenStore {
         self.presigner.as_ref()
     }
 
-    /// Keys of tenants whose objects are sealed.
-    pub fn keys(&self) -> Option<&Arc<dyn KeyService>> {
-        self.keys.as_ref()
+    /// Keys of tenants that are sealed.
+    pub(crate) fn keyring(&self) -> &Keyring {
+        &self.keyring
     }
 
     /// Where it is, if it is a directory.
@@ -119,9 +119,9 @@ impl OpenStore {
         self.unfinished.as_ref()
     }
 
-    /// Whether chunk objects of `tenant` are sealed.
+    /// Whether what is new of `tenant` is sealed.
     pub fn seals(&self, tenant: &Name) -> bool {
-        self.keys.as_ref().is_some_and(|keys| keys.current(tenant).is_some())
+        self.keyring.seals(tenant)
     }
 
     /// The store's time in ms, as it was when the store was probed and has gone on since by this process's clock, which no
@@ -145,13 +145,15 @@ impl OpenStore {
         let ordered = kind != StoreKind::File;
         let resilient = ResilientStore::new(observed, config, ordered, observer);
         let plain_creates = resilient.plain_creates();
+        let layout = Layout::new(root);
+        let keyring = Arc::new(Keyring::new(Arc::new(resilient), layout.clone(), None));
         Self {
-            objects: Arc::new(resilient),
-            layout: Layout::new(root),
+            objects: Arc::new(SealedStore::new(Arc::clone(&keyring))),
+            layout,
             kind,
             identity: *blake3::hash(identity.as_bytes()).as_bytes(),
             presigner: None,
-            keys: None,
+            keyring,
             directory: None,
             unfinished: None,
             plain_creates,

@@ -174,7 +174,7 @@ impl Metrics {
             ready: gauge("kvasir_ready", "1 while traffic should come here."),
             journal_entries: counters(
                 "kvasir_journal_entries_total",
-                "Entries appended to the own journal, and applied from others'.",
+                "Entries appended to the own journal, applied from others', and parts of others' that were skipped.",
                 &["direction"],
             ),
             gc_passes: counter("kvasir_gc_passes_total", "Passes of the collector led by this replica."),
@@ -324,6 +324,12 @@ impl Metrics {
 
     pub(crate) fn ready(&self, ready: bool) {
         self.ready.set(ready.into());
+    }
+
+    /// Takes over the number of parts that were left out so far.
+    pub(crate) fn journal_skipped(&self, parts: u64) {
+        let skipped = self.journal_entries.with_label_values(&["skipped"]);
+        skipped.inc_by(parts.saturating_sub(skipped.get()));
     }
 
     pub(crate) fn journal(&self, direction: &'static str, entries: usize) {

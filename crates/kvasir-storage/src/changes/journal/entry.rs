@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! batch = "KVSJ" · version 3 · entry … · CRC32C of all before
-//! entry = kind 1 (1 stored, 2 removed, 3 counted, 4 lifted) · length of the rest 4 · tenant length 1 · tenant · model_id 32 · field …
+//! entry = kind 1 · length of the rest 4 · tenant length 1 · tenant · content
+//! content = model_id 32 · field …                 of kinds 1 stored, 2 removed, 3 counted, 4 lifted
+//!         | a box of entries of that tenant       of kind 5
 //! field = length 2 · bytes
 //! ```
 //! Fields of a stored chunk: its `parent_hash`, its index row, the first 8 bytes of each block's hash, its namespace or
@@ -25,6 +27,8 @@ use crate::{
 };
 
 const MAGIC: &[u8; 5] = b"KVSJ\x03";
+/// The kind of a box.
+const SEALED: u8 = 5;
 
 /// Something that other replicas should know.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,15 +81,17 @@ pub(crate) enum JournalEntry {
     },
 }
 
-/// What a batch holds.
-#[derive(Debug, PartialEq)]
-pub(super) struct Batch {
-    pub(super) entries: Vec<JournalEntry>,
-    /// Entries of kinds that this version does not know.
-    pub(super) unknown: usize,
-}
-
 impl JournalEntry {
+    /// Whose it is.
+    pub(super) fn tenant(&self) -> &Name {
+        match self {
+            Self::Stored { tenant, .. }
+            | Self::Removed { tenant, .. }
+            | Self::Lifted { tenant, .. }
+            | Self::Counted { tenant, .. } => tenant,
+        }
+    }
+
     /// The log that it belongs to.
     pub(super) fn log(&self) -> JournalLog {
         match self {
@@ -95,46 +101,70 @@ impl JournalEntry {
     }
 }
 
+/// What a batch holds.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Batch {
+    /// In the clear, in their order.
+    pub(super) entries: Vec<JournalEntry>,
+    /// Boxes: whose, and what.
+    pub(super) sealed: Vec<(Name, Bytes)>,
+    /// Entries of kinds that this version does not know.
+    pub(super) unknown: u64,
+}
+
 /// A batch as bytes.
-pub(super) fn encode(entries: &[JournalEntry]) -> Vec<u8> {
+pub(super) fn encode(batch: &Batch) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
-    for entry in entries {
-        let (kind, tenant, model_id, fields) = match entry {
-            JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace } => {
-                let namespace = namespace.as_ref().map_or("", Name::as_str).as_bytes().to_vec();
-                let row = entry.row.to_bytes();
-                (1, tenant, model_id, vec![entry.parent_hash.to_vec(), row, block_hashes.concat(), namespace])
-            }
-            JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason } => {
-                let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
-                (2, tenant, model_id, vec![key, reason.as_str().as_bytes().to_vec()])
-            }
-            JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest } => {
-                let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
-                (4, tenant, model_id, vec![key, Vec::new()])
-            }
-            JournalEntry::Counted { tenant, stored, reach } => {
-                let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
-                (3, tenant, &ModelId::from([0; 32]), vec![key, encode_reach(reach)])
-            }
-        };
-        out.push(kind);
-        let start = out.len();
-        // A name has at most 128 bytes, a field at most 8 · 1,024: lengths fit.
-        out.extend([0; 4]);
-        out.push(tenant.as_str().len() as u8);
-        out.extend(tenant.as_str().as_bytes());
-        out.extend(model_id.as_bytes());
-        for field in fields {
-            out.extend((field.len() as u16).to_le_bytes());
-            out.extend(field);
-        }
-        let length = (out.len() - start - 4) as u32;
-        out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+    out.extend(encode_entries(&batch.entries));
+    for (tenant, sealed) in &batch.sealed {
+        frame(SEALED, tenant, sealed, &mut out);
     }
     let crc = crc32c::crc32c(&out);
     out.extend(crc.to_le_bytes());
     out
+}
+
+/// Entries as they are in a batch or a box.
+pub(super) fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a JournalEntry>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for entry in entries {
+        let (kind, model_id, fields) = match entry {
+            JournalEntry::Stored { model_id, entry, block_hashes, namespace, .. } => {
+                let namespace = namespace.as_ref().map_or("", Name::as_str).as_bytes().to_vec();
+                let row = entry.row.to_bytes();
+                (1, model_id, vec![entry.parent_hash.to_vec(), row, block_hashes.concat(), namespace])
+            }
+            JournalEntry::Removed { model_id, seq_hash, object_digest, reason, .. } => {
+                let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
+                (2, model_id, vec![key, reason.as_str().as_bytes().to_vec()])
+            }
+            JournalEntry::Lifted { model_id, seq_hash, object_digest, .. } => {
+                let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
+                (4, model_id, vec![key, Vec::new()])
+            }
+            JournalEntry::Counted { stored, reach, .. } => {
+                let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
+                (3, &ModelId::from([0; 32]), vec![key, encode_reach(reach)])
+            }
+        };
+        let mut content = model_id.as_bytes().to_vec();
+        for field in fields {
+            // A field has at most 8 · 1,024 bytes.
+            content.extend((field.len() as u16).to_le_bytes());
+            content.extend(field);
+        }
+        frame(kind, entry.tenant(), &content, &mut out);
+    }
+    out
+}
+
+fn frame(kind: u8, tenant: &Name, content: &[u8], out: &mut Vec<u8>) {
+    // A name has at most 128 bytes; a batch is far below 4 GiB.
+    out.push(kind);
+    out.extend(((1 + tenant.as_str().len() + content.len()) as u32).to_le_bytes());
+    out.push(tenant.as_str().len() as u8);
+    out.extend(tenant.as_str().as_bytes());
+    out.extend(content);
 }
 
 /// What is in a batch; `None` where its bytes are not those of one.
@@ -143,25 +173,33 @@ pub(super) fn decode(bytes: &Bytes) -> Option<Batch> {
     if crc32c::crc32c(body) != u32::from_le_bytes(*crc) {
         return None;
     }
-    let mut rest = body.strip_prefix(MAGIC)?;
-    let mut batch = Batch { entries: Vec::new(), unknown: 0 };
+    decode_entries(body.strip_prefix(MAGIC)?)
+}
+
+/// What [`encode_entries`] gave, boxes with it.
+pub(super) fn decode_entries(mut rest: &[u8]) -> Option<Batch> {
+    let mut batch = Batch::default();
     while let Some((kind, after)) = rest.split_first() {
         let (length, after) = after.split_first_chunk::<4>()?;
         let (entry, after) = after.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
         rest = after;
-        match kind {
-            1..=4 => batch.entries.push(decode_entry(*kind, entry)?),
-            _ => batch.unknown += 1,
+        if !(1..=SEALED).contains(kind) {
+            batch.unknown += 1;
+            continue;
+        }
+        let (length, entry) = entry.split_first()?;
+        let (tenant, content) = entry.split_at_checked(usize::from(*length))?;
+        let tenant: Name = str::from_utf8(tenant).ok()?.parse().ok()?;
+        match *kind {
+            SEALED => batch.sealed.push((tenant, Bytes::copy_from_slice(content))),
+            kind => batch.entries.push(decode_entry(kind, tenant, content)?),
         }
     }
     Some(batch)
 }
 
-fn decode_entry(kind: u8, bytes: &[u8]) -> Option<JournalEntry> {
-    let (length, after) = bytes.split_first()?;
-    let (tenant, after) = after.split_at_checked(usize::from(*length))?;
-    let (model_id, mut rest) = after.split_first_chunk::<32>()?;
-    let tenant: Name = str::from_utf8(tenant).ok()?.parse().ok()?;
+fn decode_entry(kind: u8, tenant: Name, content: &[u8]) -> Option<JournalEntry> {
+    let (model_id, mut rest) = content.split_first_chunk::<32>()?;
     let model_id = ModelId::from(*model_id);
     let key = field(&mut rest)?;
     let value = field(&mut rest)?;
@@ -266,10 +304,14 @@ mod tests {
     proptest! {
         #[test]
         fn batches_round_trip_and_damage_is_noticed(
-            entries in prop::collection::vec(any_entry(), 0..8), at in any::<prop::sample::Index>(), bit in 0u8..8,
+            entries in prop::collection::vec(any_entry(), 0..8),
+            sealed in prop::collection::vec(("[a-z]{1,9}", prop::collection::vec(any::<u8>(), 0..60)), 0..3),
+            at in any::<prop::sample::Index>(), bit in 0u8..8,
         ) {
-            let bytes = encode(&entries);
-            prop_assert_eq!(decode(&bytes.clone().into()), Some(Batch { entries, unknown: 0 }));
+            let sealed = sealed.into_iter().map(|(tenant, bytes)| (tenant.parse().expect("a name"), bytes.into()));
+            let batch = Batch { entries, sealed: sealed.collect(), unknown: 0 };
+            let bytes = encode(&batch);
+            prop_assert_eq!(decode(&bytes.clone().into()), Some(batch));
             let mut flipped = bytes.clone();
             flipped[at.index(bytes.len())] ^= 1u8 << bit;
             prop_assert_eq!(decode(&flipped.into()), None);
@@ -287,7 +329,7 @@ mod tests {
             object_digest: [3; 32].into(),
             reason: Removal::Removed,
         };
-        let mut bytes = encode(std::slice::from_ref(&entry));
+        let mut bytes = encode(&Batch { entries: vec![entry.clone()], ..Batch::default() });
         bytes.truncate(bytes.len() - 4);
         // One more field behind those that are known, then an entry of an unknown kind, then a known one again.
         let first = bytes[MAGIC.len()..].to_vec();
@@ -298,6 +340,6 @@ mod tests {
         bytes.extend(first);
         bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
         let entries = vec![entry.clone(), entry];
-        assert_eq!(decode(&bytes.into()), Some(Batch { entries, unknown: 1 }));
+        assert_eq!(decode(&bytes.into()), Some(Batch { entries, unknown: 1, ..Batch::default() }));
     }
 }

@@ -6,6 +6,7 @@
 //! are. The index has the rows of removals and how far each log was read, so a replica that comes back goes on where it was.
 
 mod entry;
+mod sealed;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,7 +20,6 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 pub(crate) use self::entry::JournalEntry;
-use self::entry::{decode, encode};
 use super::{
     Changes,
     ledger::{Reach, Stored},
@@ -42,6 +42,8 @@ pub(crate) struct Journal {
     stored: Log,
     /// Looks that are yet to be taken folder by folder, because the journal has more than a page of batches.
     looks_by_folder: AtomicU32,
+    /// Parts of other replicas' batches that were left out.
+    skipped: AtomicU64,
 }
 
 /// One of its logs.
@@ -69,7 +71,7 @@ impl Journal {
             let seen = positions.iter().filter(|(of, ..)| *of == log).map(|(_, name, n)| (name.clone(), *n));
             Log::new(log, seen.collect())
         });
-        Self { replica, removed, stored, looks_by_folder: AtomicU32::new(0) }
+        Self { replica, removed, stored, looks_by_folder: AtomicU32::new(0), skipped: AtomicU64::new(0) }
     }
 
     /// The name that this process writes under.
@@ -187,9 +189,16 @@ impl Changes {
         let Some(mut batch) = log.take() else { return Ok(0) };
         let (replica, n) = (self.journal.replica.clone(), batch.n);
         let path = self.bucket.path(&Key::Journal { log: log.log, replica, n });
-        self.bucket.put(&path, encode(&batch.entries).into(), "appending to the journal").await?;
+        let bytes = self.encode_batch(log, &path, &batch.entries).await?;
+        self.bucket.put(&path, bytes.into(), "appending to the journal").await?;
         self.bucket.reached(Transition::JournalAppended);
         Ok(std::mem::take(&mut batch.entries).len())
+    }
+
+    /// Parts of other replicas' batches that were left out so far: of kinds that this version does not know, of tenants whose
+    /// key is not here, in the clear of tenants with a key, or damaged.
+    pub fn journal_skipped(&self) -> u64 {
+        self.journal.skipped.load(Ordering::Relaxed)
     }
 
     /// Removals that were dropped so far because too many waited.
@@ -372,14 +381,13 @@ impl Changes {
     ) -> Result<(u64, ReadBatch), StorageError> {
         let path = self.bucket.path(&Key::Journal { log, replica: replica.clone(), n });
         let Some(bytes) = self.bucket.get(&path, READING).await? else { return Ok((n, ReadBatch::Gone)) };
-        let Some(batch) = decode(&bytes) else {
+        let Some((entries, skipped)) = self.decode_batch(&path, &bytes).await? else {
             tracing::warn!(%path, "a damaged journal batch is skipped");
+            self.journal.skipped.fetch_add(1, Ordering::Relaxed);
             return Ok((n, ReadBatch::Damaged));
         };
-        if batch.unknown > 0 {
-            tracing::info!(%path, entries = batch.unknown, "journal entries of kinds that this version does not know are skipped");
-        }
-        Ok((n, ReadBatch::Entries(batch.entries)))
+        self.journal.skipped.fetch_add(skipped, Ordering::Relaxed);
+        Ok((n, ReadBatch::Entries(entries)))
     }
 
     /// Applies a batch to index and ledger, and then tells readers of events.
