@@ -110,7 +110,7 @@ impl Storage {
         let record = PutPayload::from(record(tenant, namespace, &id, &salt, retention));
         self.store.store.put(&path, record).await.map_err(StorageError::store("storing a salt"))?;
         self.reached(crate::transitions::Transition::SaltWritten);
-        self.salt_rotations.remove(&(tenant.clone(), namespace.clone()));
+        self.salt_rotations.remove(&self.rotations_key(tenant, namespace));
         self.root(tenant, namespace, model_id).await
     }
 
@@ -120,7 +120,7 @@ impl Storage {
         tenant: &Name,
         namespace: &Name,
     ) -> Result<SaltRotations, StorageError> {
-        let key = (tenant.clone(), namespace.clone());
+        let key = self.rotations_key(tenant, namespace);
         let Some((since, known)) = self.salt_rotations.get(&key) else {
             return self.load_salt_rotations(tenant, namespace).await;
         };
@@ -150,7 +150,7 @@ impl Storage {
         tenant: &Name,
         namespace: &Name,
     ) -> Result<SaltRotations, StorageError> {
-        let key = (tenant.clone(), namespace.clone());
+        let key = self.rotations_key(tenant, namespace);
         let known = self.salt_rotations.get(&key).map(|(_, known)| known.all).unwrap_or_default();
         let failed = StorageError::store("looking at the salts of a namespace");
         let prefix = self.store.layout.salt_rotations_prefix(tenant, namespace);
@@ -170,6 +170,11 @@ impl Storage {
         let found = SaltRotations::new(all, now_ms());
         self.salt_rotations.insert(key, (Instant::now(), found.clone()));
         Ok(found)
+    }
+
+    /// What was read in the clear is not known any more once the tenant has a key.
+    fn rotations_key(&self, tenant: &Name, namespace: &Name) -> (Name, Name, bool) {
+        (tenant.clone(), namespace.clone(), self.store.seals(tenant))
     }
 
     async fn read_salt_rotation(

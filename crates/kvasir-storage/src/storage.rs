@@ -119,9 +119,10 @@ pub struct Storage {
     pub(crate) dead: BoundedMap<(Scope, ObjectDigest), ()>,
     pub(crate) models: BoundedMap<(Name, ModelId), Arc<kvasir_types::ModelSpec>>,
     pub(crate) profiles: BoundedMap<(Scope, kvasir_types::ProfileHash), ()>,
-    pub(crate) salts: BoundedMap<Name, [u8; limits::SALT_BYTES]>,
+    /// By tenant, and whether it was sealed when its salt was read: a tenant that gets a key gets another salt.
+    pub(crate) salts: BoundedMap<(Name, bool), [u8; limits::SALT_BYTES]>,
     /// Later salts of namespaces, and when they were looked at.
-    pub(crate) salt_rotations: BoundedMap<(Name, Name), (tokio::time::Instant, SaltRotations)>,
+    pub(crate) salt_rotations: BoundedMap<(Name, Name, bool), (tokio::time::Instant, SaltRotations)>,
     /// Expired salts whose chunks this replica has marked deleted.
     pub(crate) swept: BoundedMap<(Name, Name, [u8; limits::SALT_BYTES]), ()>,
     /// Chunks that were sent and not taken, and why.

@@ -26,6 +26,7 @@ mod keys;
 mod plain_prefix;
 mod segments;
 mod store;
+mod tenant;
 mod upload;
 
 pub(crate) use boxes::Purpose;
@@ -34,6 +35,7 @@ pub(crate) use keyring::{Keyring, SealError};
 pub use keys::{FileKeys, KeyService, KeyServiceError};
 pub use segments::KeyBytes;
 pub(crate) use store::SealedStore;
+pub use tenant::SealReport;
 
 #[cfg(test)]
 mod tests;
