@@ -116,6 +116,25 @@ fn a_store_is_maintained_directly() {
 }
 
 #[test]
+fn a_tenant_is_moved_over_to_its_first_key() {
+    let bench = empty_bench();
+    dump(&bench, &prose(5, 400), 300, "kv.safetensors");
+    let service = serve(&bench);
+    bench.ok(&format!("context put --url {} --kv kv.safetensors", service.url));
+    bench.ok(&format!("context create --url {} --kv kv.safetensors --pin", service.url));
+    drop(service);
+    let key = "7".repeat(64);
+    bench.write("keys.toml", format!("[[key]]\ntenant = \"default\"\nid = \"one\"\nkey = \"{key}\"\n"));
+    let store = format!("--store.url file://{}", bench.path("store").display());
+    bench.run(&format!("admin seal --tenant default {store}")).fails(exit::UNAVAILABLE, &["keys_file"]);
+    let keys = format!("--encryption.keys_file {}", bench.path("keys.toml").display());
+    let sealed = json(&bench.ok(&format!("admin seal --tenant default --json {store} {keys}")));
+    assert_eq!((&sealed["salts"], &sealed["records"], &sealed["objects"]), (&1.into(), &1.into(), &1.into()));
+    let again = json(&bench.ok(&format!("admin seal --tenant default --json {store} {keys}")));
+    assert_eq!((&again["salts"], &again["objects"]), (&0.into(), &0.into()), "{again}");
+}
+
+#[test]
 fn old_names_of_commands_answer_with_the_new() {
     let bench = empty_bench();
     bench.run("maintain scrub --json").fails(exit::USAGE, &["kvasir admin scrub --direct"]);

@@ -37,7 +37,7 @@ pub use contexts::Contexts;
 pub use error::StorageError;
 pub use ingest::{DirectUploads, Ingest, PutChunk};
 pub use kvasir_container::FORMAT_VERSION;
-pub use lifecycle::{Lifecycle, RebuildProgress, ScrubReport, gc};
+pub use lifecycle::{Lifecycle, RebuildProgress, ScrubReport, SealReport, gc};
 pub use lookup::{Lookup, Query};
 pub use read::{DirectReads, Reads, Selection};
 pub use removal::Removal;

@@ -21,8 +21,9 @@ pub struct Catalog {
     bucket: Arc<Bucket>,
     models: BoundedMap<(Name, ModelId), Arc<ModelSpec>>,
     profiles: BoundedMap<(Scope, ProfileHash), ()>,
-    salts: BoundedMap<Name, Salt>,
-    salt_rotations: BoundedMap<(Name, Name), CachedRotations>,
+    /// By tenant, and whether it was sealed when its salt was read: a tenant that gets a key gets another salt.
+    salts: BoundedMap<(Name, bool), Salt>,
+    salt_rotations: BoundedMap<(Name, Name, bool), CachedRotations>,
     /// Age at which the salts of a namespace are looked at again.
     salt_rotations_fresh: Duration,
     /// Namespaces that the bucket has a record of.

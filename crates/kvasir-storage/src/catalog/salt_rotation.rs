@@ -121,7 +121,7 @@ impl Catalog {
         let record = PutPayload::from(record(tenant, namespace, &id, &salt, retention));
         self.bucket.put(&path, record, "storing a salt").await?;
         self.bucket.reached(crate::transitions::Transition::SaltWritten);
-        self.salt_rotations.remove(&(tenant.clone(), namespace.clone()));
+        self.salt_rotations.remove(&self.rotations_key(tenant, namespace));
         self.root(tenant, namespace, model_id).await
     }
 
@@ -131,7 +131,7 @@ impl Catalog {
         tenant: &Name,
         namespace: &Name,
     ) -> Result<SaltRotations, StorageError> {
-        let key = (tenant.clone(), namespace.clone());
+        let key = self.rotations_key(tenant, namespace);
         let Some(CachedRotations { since, rotations: known }) = self.salt_rotations.get(&key) else {
             return self.load_salt_rotations(tenant, namespace).await;
         };
@@ -159,7 +159,7 @@ impl Catalog {
         tenant: &Name,
         namespace: &Name,
     ) -> Result<SaltRotations, StorageError> {
-        let key = (tenant.clone(), namespace.clone());
+        let key = self.rotations_key(tenant, namespace);
         let known = self.salt_rotations.get(&key).map(|cached| cached.rotations.all).unwrap_or_default();
         let prefix = self.bucket.layout().salt_rotations_prefix(tenant, namespace);
         let listed = self.bucket.list(&prefix, "looking at the salts of a namespace");
@@ -176,6 +176,11 @@ impl Catalog {
         let found = SaltRotations::new(all, now_ms());
         self.salt_rotations.insert(key, CachedRotations::now(found.clone()));
         Ok(found)
+    }
+
+    /// What was read in the clear is not known any more once the tenant has a key.
+    fn rotations_key(&self, tenant: &Name, namespace: &Name) -> (Name, Name, bool) {
+        (tenant.clone(), namespace.clone(), self.bucket.seals(tenant))
     }
 
     async fn read_salt_rotation(

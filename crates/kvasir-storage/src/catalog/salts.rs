@@ -52,14 +52,15 @@ impl Catalog {
     }
 
     pub(crate) async fn salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
-        if let Some(salt) = self.salts.get(tenant) {
+        let known = (tenant.clone(), self.bucket.seals(tenant));
+        if let Some(salt) = self.salts.get(&known) {
             return Ok(salt);
         }
         let salt = match self.read_salt(tenant).await? {
             Some(salt) => salt,
             None => self.first_salt(tenant).await?,
         };
-        self.salts.insert(tenant.clone(), salt);
+        self.salts.insert(known, salt);
         Ok(salt)
     }
 

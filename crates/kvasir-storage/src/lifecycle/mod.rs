@@ -4,10 +4,11 @@ pub mod gc;
 mod rebuild;
 mod removals;
 mod scrub;
+mod seal_tenant;
 
 use std::sync::Arc;
 
-pub use self::{rebuild::RebuildProgress, scrub::ScrubReport};
+pub use self::{rebuild::RebuildProgress, scrub::ScrubReport, seal_tenant::SealReport};
 use kvasir_types::Name;
 
 use crate::{

@@ -47,8 +47,14 @@ pub(super) fn object_key(tenant_key: &KeyBytes, place: &str) -> KeyBytes {
     Zeroizing::new(*blake3::keyed_hash(&key, place.as_bytes()).as_bytes())
 }
 
+/// The salt of a tenant that was stored in the clear, after its move to a key.
+pub(crate) fn derived_salt(tenant_key: &KeyBytes, plain: &[u8]) -> [u8; 32] {
+    let key = Zeroizing::new(blake3::derive_key("kvasir 2 salt of a moved tenant", &tenant_key[..]));
+    *blake3::keyed_hash(&key, plain).as_bytes()
+}
+
 /// Whether bytes claim to be a box.
-pub(super) fn is_box(bytes: &[u8]) -> bool {
+pub(crate) fn is_box(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 

@@ -157,8 +157,13 @@ impl Keyring {
         own.map(|(_, opened)| Arc::clone(&opened.key)).collect()
     }
 
+    /// The store itself, where nothing is sealed or opened.
+    pub(crate) fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
     /// The key for what is new of `tenant`, made if there is none.
-    pub(super) async fn newest(&self, tenant: &Name) -> Result<(TenantKeyId, Arc<KeyBytes>)> {
+    pub(crate) async fn newest(&self, tenant: &Name) -> Result<(TenantKeyId, Arc<KeyBytes>)> {
         let known = self.chosen.lock().get(tenant).copied();
         let id = match known {
             Some(id) => id,

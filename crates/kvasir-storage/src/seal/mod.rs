@@ -28,7 +28,7 @@ mod segments;
 mod store;
 mod upload;
 
-pub(crate) use boxes::Purpose;
+pub(crate) use boxes::{Purpose, derived_salt, is_box};
 pub(crate) use ephemeral::Sealer;
 pub(crate) use keyring::{Keyring, SealError};
 pub use keys::{FileKeys, KeyService, KeyServiceError};

@@ -6,6 +6,7 @@ mod gc;
 mod job;
 mod rebuild_index;
 mod scrub;
+mod seal;
 mod top;
 mod usage;
 
@@ -22,6 +23,8 @@ pub(crate) enum AdminCommand {
     Scrub(scrub::ScrubArguments),
     /// Build a service's index again, from the object store or (`--journal`) from the journal.
     RebuildIndex(rebuild_index::RebuildIndexArguments),
+    /// Move a tenant that was stored in the clear over to its first key: a new salt, and what is in the clear goes.
+    Seal(seal::SealArguments),
     /// Say what is kept in the store.
     Usage(usage::UsageArguments),
     /// Show what happens to chunks, as it happens.
@@ -36,6 +39,7 @@ pub(crate) fn run(command: &AdminCommand) -> CliResult {
         AdminCommand::Gc(arguments) => gc::run(arguments),
         AdminCommand::Scrub(arguments) => scrub::run(arguments),
         AdminCommand::RebuildIndex(arguments) => rebuild_index::run(arguments),
+        AdminCommand::Seal(arguments) => seal::run(arguments),
         AdminCommand::Usage(arguments) => usage::run(arguments),
         AdminCommand::Events(arguments) => events::run(arguments),
         AdminCommand::Top(arguments) => top::run(arguments),

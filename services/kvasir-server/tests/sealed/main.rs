@@ -1,5 +1,7 @@
 //! Sealed tenants over a store that loses, damages and forges objects: replicas share the store, nothing else.
 
+mod move_over;
+
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
