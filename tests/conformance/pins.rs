@@ -227,3 +227,32 @@ async fn an_unreadable_object_stops_no_pass() {
         collector.lifecycle().collect_garbage(&at_once(), |_| {}).await.expect("one object stops no pass");
     assert_eq!((report.duplicates, report.deleted), (0, 1), "{report:?}");
 }
+
+/// Two engines cut one context differently: two chunks end at one block, and one of them begins later.
+#[tokio::test]
+async fn chunks_that_end_alike_and_begin_elsewhere_are_no_duplicates() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    for seed in 170..174 {
+        let tokens = chunks::tokens(seed, 512);
+        let cuts = [(0, 512), (0, 256), (256, 512)];
+        let chunks = cuts.map(|(first, end)| chunks::chunk(root, &tokens, first, end, 50));
+        assert_eq!(chunks[0].seq_hash, chunks[2].seq_hash);
+        for chunk in &chunks {
+            put(&storage, chunk).await;
+        }
+        // A collector that took them for duplicates.
+        let tombstone = storage.store().layout().path(&Key::Tombstone(key(&chunks[2])));
+        pin(&storage, chunks[1].seq_hash).await.expect("pins");
+        if pin(&storage, chunks[0].seq_hash).await.is_ok() {
+            storage.store().objects().put(&tombstone, "duplicate".into()).await.expect("writes");
+        }
+        for _ in 0..2 {
+            let report = collect(&storage, &at_once()).await;
+            assert_eq!((report.duplicates, report.deleted), (0, 0), "{report:?}");
+        }
+        let is_there = storage.reads().read_store(&key(&chunks[2]), ByteRange::Whole).await.is_ok();
+        assert!(is_there, "nothing else holds the second half behind the first");
+    }
+}

@@ -14,6 +14,7 @@ use super::{
 #[derive(Debug, Default)]
 pub struct MemoryIndex {
     rows: RwLock<BTreeMap<Vec<u8>, Vec<u8>>>,
+    heard_until: RwLock<Option<i64>>,
 }
 
 impl HotIndex for MemoryIndex {
@@ -57,10 +58,20 @@ impl HotIndex for MemoryIndex {
 
     fn clear(&self) -> Result<(), IndexError> {
         self.rows.write().clear();
+        *self.heard_until.write() = None;
         Ok(())
     }
 
     fn flush(&self) -> Result<(), IndexError> {
+        Ok(())
+    }
+
+    fn heard_until(&self) -> Result<Option<i64>, IndexError> {
+        Ok(*self.heard_until.read())
+    }
+
+    fn set_heard_until(&self, store_ms: i64) -> Result<(), IndexError> {
+        *self.heard_until.write() = Some(store_ms);
         Ok(())
     }
 }

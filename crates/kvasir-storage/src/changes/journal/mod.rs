@@ -237,7 +237,7 @@ impl Changes {
     }
 
     /// Empties the index where removals may have left the journal since this replica last read all of it. Says whether that was
-    /// so. To be called before the first lookup, on a store that was probed.
+    /// so. To be called before the first lookup, on a store that was probed; each read of the journal looks again.
     pub fn empty_outdated_index(&self) -> bool {
         let Some(now) = self.bucket.now_ms() else { return false };
         let index = self.reads.index().index();
@@ -249,6 +249,8 @@ impl Changes {
         }
         // A new one is emptied, too: then it lacks no removal up to now.
         self.empty_index(now);
+        // What was stored that long ago may be gone as well, and who heard of that may have ended.
+        self.journal.stored.waiting.lock().retain(|entry| !matches!(entry, JournalEntry::Stored { .. }));
         heard_until.is_some()
     }
 
@@ -269,6 +271,12 @@ impl Changes {
 
     async fn tail(&self, tells: bool) -> Result<usize, StorageError> {
         let index = self.reads.index().index();
+        // A replica may have stood still, or have been cut off from the journal.
+        if index.heard_until().is_some() && self.empty_outdated_index() {
+            tracing::warn!(
+                "the hot index was emptied: this replica was cut off for longer than the journal keeps removals; it fills again from the store"
+            );
+        }
         let begun = self.bucket.now_ms();
         let mut applied = 0;
         for ((log, replica), numbers) in self.fresh_batches().await? {

@@ -203,18 +203,31 @@ impl Lifecycle {
         Ok(reason.is_some_and(Removal::is_the_collectors))
     }
 
+    /// Whether another object of the chunk is offered that begins where this one does.
+    async fn has_stand_in(&self, key: &ChunkKey) -> Result<bool, StorageError> {
+        let first_position = match self.reads.row(key).await {
+            Ok(row) => row.first_position,
+            // What cannot be read serves no pin.
+            Err(error) if error.is_of_one_object() => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        for other in self.reads.offered_objects(&key.tenant, &key.model_id, &key.seq_hash).await? {
+            match self.reads.row(&other).await {
+                Ok(row) if row.first_position == first_position => return Ok(true),
+                Err(error) if !error.is_of_one_object() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(false)
+    }
+
     /// Lifts the collector's tombstone of a pinned chunk. Gives whether the object stays.
     async fn lift(&self, pass: &mut GcPass<'_>, key: &ChunkKey) -> Result<bool, StorageError> {
         let path = self.bucket.path(&Key::Tombstone(key.clone()));
         match self.reads.tombstones().reason_at(&path).await? {
             Some(reason) if !reason.is_the_collectors() => return Ok(false),
-            // A pin is one of a chunk: the object that made this one superfluous serves it.
-            Some(Removal::Duplicate) => {
-                let others = self.reads.offered_objects(&key.tenant, &key.model_id, &key.seq_hash).await?;
-                if !others.is_empty() {
-                    return Ok(false);
-                }
-            }
+            // The object that made this one superfluous serves the pin as well.
+            Some(Removal::Duplicate) if self.has_stand_in(key).await? => return Ok(false),
             Some(_) => {}
             // Lifted by another collector.
             None => return Ok(true),

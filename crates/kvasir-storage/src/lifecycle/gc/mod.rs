@@ -18,7 +18,7 @@ mod sweep;
 mod tails;
 mod tenant_budget;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{cmp::Ordering, collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_types::Name;
@@ -35,7 +35,7 @@ use crate::{
     StorageError,
     changes::{context_digest, ledger::Count},
     eviction::PolicyKind,
-    index::prefer,
+    index::{IndexRow, prefer},
     layout::{ChunkKey, JournalLog, Key},
     limits,
     removal::Removal,
@@ -307,23 +307,35 @@ impl Lifecycle {
                 }
             }
         }
-        sound.sort_by(
-            |(_, _, a), (_, _, b)| {
-                if prefer(a, b) { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
-            },
-        );
+        // Objects of one `seq_hash` end alike. Only those that begin alike, too, can stand for each other.
+        sound.sort_by(|(_, _, a), (_, _, b)| {
+            let prefers = if prefer(a, b) { Ordering::Less } else { Ordering::Greater };
+            a.first_position.cmp(&b.first_position).then(prefers)
+        });
+        for alike in sound.chunk_by(|(_, _, a), (_, _, b)| a.first_position == b.first_position) {
+            self.mark_duplicates(pass, alike).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks all but the first of objects that stand for each other.
+    async fn mark_duplicates(
+        &self,
+        pass: &mut GcPass<'_>,
+        alike: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
+    ) -> Result<(), StorageError> {
+        let Some(((survivor, ..), others)) = alike.split_first() else { return Ok(()) };
         // The one that stays is read whole before any other goes: a name is no proof of its bytes.
-        let Some((survivor, ..)) = sound.first() else { return Ok(()) };
-        if sound.len() > 1 {
+        if !others.is_empty() {
             let is_sound = self.reads.is_what_it_is_called(survivor).await;
             if !pass.read_or_left(survivor, is_sound).unwrap_or(false) {
                 return Ok(());
             }
         }
-        for (key, meta, _) in sound.into_iter().skip(1) {
-            if pass.now.age(&meta) >= pass.policy.grace {
+        for (key, meta, _) in others {
+            if pass.now.age(meta) >= pass.policy.grace {
                 pass.report.duplicates += 1;
-                self.mark_deleted(pass, &key, Removal::Duplicate).await?;
+                self.mark_deleted(pass, key, Removal::Duplicate).await?;
             }
         }
         Ok(())
