@@ -27,6 +27,8 @@ fn first_writers_agree_without_conditional_creates() {
                     if let Ok(root) = client::join(&node.storage, &client::tenant()).await {
                         return root;
                     }
+                    // While the breaker is open answers come at once: without a pause simulated time would stand still.
+                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
                 }
             });
             join_all(joins).await

@@ -84,6 +84,8 @@ impl World {
             if let Ok(root) = client::join(&first.storage, &tenant()).await {
                 break root;
             }
+            // While the breaker is open answers come at once: without a pause simulated time would stand still.
+            sleep(Duration::from_secs(1)).await;
         };
         let contexts = (0..CONTEXTS).map(|i| {
             let chunk_tokens = [256, 512, 1536][dice.below(3)];
