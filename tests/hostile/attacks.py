@@ -246,7 +246,9 @@ def probing():
     names = lambda pattern: sorted(path.relative_to(base).parts for path in base.glob(pattern))
     (_, model, *_), *_ = names("m/*/spec.json")
     (_, _, _, profile), *_ = names("m/*/p/*.kvp")
-    (_, _, _, chunk, digest), *others = names("m/*/c/*/*.kvc")
+    removed = {place[3:] for place in names("m/*/d/*/*")}
+    offered = [place for place in names("m/*/c/*/*.kvc") if (place[3], place[4].split(".")[0]) not in removed]
+    (_, _, _, chunk, digest), *others = offered
     (_, context, _), *_ = names("x/*/*.json")
     profile, digest = profile.split(".")[0], digest.split(".")[0]
     spec, body = (base / "m" / model / "spec.json").read_bytes(), (base / "m" / model / "c" / chunk / f"{digest}.kvc").read_bytes()
