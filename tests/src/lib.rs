@@ -4,6 +4,7 @@ pub mod chunks;
 pub mod command;
 pub mod faulty;
 pub mod hooked;
+pub mod model;
 pub mod process;
 pub mod proxy;
 pub mod recording;

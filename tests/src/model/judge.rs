@@ -1,0 +1,297 @@
+//! What an answer may be.
+
+use std::collections::BTreeSet;
+
+use kvasir_api::{ChunkMatch, LookupResponse};
+use kvasir_types::{BLOCK_TOKENS, ObjectDigest, SeqHash, TokenChain};
+
+use super::{Interval, Model, Pin, Put, Removed, Replica, Segment};
+
+/// A lookup that was answered.
+#[derive(Debug, Clone, Copy)]
+pub struct Lookup<'a> {
+    /// Who answered.
+    pub by: Replica,
+    /// When.
+    pub at: Interval,
+    /// Whether remembered misses were not to count.
+    pub fresh: bool,
+    /// Whether the replica reached the store with every request meanwhile.
+    pub reached: bool,
+    /// The hashes of the tokens.
+    pub chain: &'a TokenChain,
+    /// What was looked up.
+    pub tokens: &'a [u32],
+    /// What was found.
+    pub answer: &'a LookupResponse,
+}
+
+impl Model {
+    /// Judges a lookup: it offers chunks of these tokens in their order, nothing that is removed, and what is owed.
+    ///
+    /// # Errors
+    /// What it must not have answered.
+    pub fn lookup(&mut self, lookup: Lookup<'_>) -> Result<(), String> {
+        self.count("lookup");
+        self.lookup_ends(lookup.by, lookup.at);
+        let mut at = 0;
+        for hit in &lookup.answer.chunks {
+            self.is_of_these_tokens(&lookup, hit, at)?;
+            at += u64::from(hit.matched_tokens);
+        }
+        if at != lookup.answer.matched_tokens {
+            return Err(format!("{} tokens matched, its chunks have {at}", lookup.answer.matched_tokens));
+        }
+        for hit in &lookup.answer.chunks {
+            let heard = |removal: &Removed, this: &Self| {
+                let is_own = removal.by == lookup.by && lookup.at.begun >= removal.at.ended;
+                let knows = |look: &Interval| look.begun >= removal.at.ended && look.ended <= lookup.at.begun;
+                let is_heard = this.heard.get(&lookup.by).is_some_and(|looks| looks.iter().any(knows));
+                if this.may_have_put_back(lookup.by, removal) {
+                    return false;
+                }
+                let bound = this.bounds.removal.is_some_and(|b| lookup.at.begun >= removal.at.ended + b);
+                is_own || is_heard || bound
+            };
+            self.is_not_removed(hit.seq_hash, hit.object_digest, lookup.at, heard)
+                .map_err(|wrong| format!("a lookup by {} offers {wrong}", lookup.by))?;
+        }
+        if !lookup.reached {
+            return Ok(());
+        }
+        let (owed, why) = self.owed_of(&lookup);
+        if owed > 0 {
+            self.count("lookup that owed something");
+        }
+        if lookup.answer.matched_tokens < owed {
+            let Lookup { by, at, fresh, answer, .. } = lookup;
+            let matched = answer.matched_tokens;
+            return Err(format!(
+                "a lookup by {by} ({at:?}, fresh: {fresh}) matches {matched} tokens, {owed} are owed: {why:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    fn is_of_these_tokens(
+        &mut self,
+        lookup: &Lookup<'_>,
+        hit: &ChunkMatch,
+        expected_first: u64,
+    ) -> Result<(), String> {
+        let wrong = |what: &str| Err(format!("{what}: {hit:?}"));
+        let Some(object) = self.truth.object(&hit.seq_hash, &hit.object_digest) else {
+            return wrong("a lookup names an object that was never sent");
+        };
+        let first = hit.first_token as usize;
+        let matched = lookup.tokens.get(first..first + hit.matched_tokens as usize);
+        if hit.first_token != expected_first || hit.first_token != object.segment.first_token {
+            return wrong("a chunk does not begin where the one before ends");
+        }
+        if lookup.chain.prefix_hash(first) != Some(object.parent_hash) {
+            return wrong("a chunk does not follow these tokens");
+        }
+        let is_of = matched.is_some_and(|tokens| object.tokens.starts_with(tokens));
+        if !is_of || hit.tokens as usize != object.tokens.len() || hit.matched_tokens == 0 {
+            return wrong("a chunk is not of these tokens");
+        }
+        Ok(())
+    }
+
+    /// Judges whatever else names an object of a chunk: a read without a digest, a URL, a context. These ask the store for tombstones.
+    ///
+    /// # Errors
+    /// The object was removed before.
+    pub fn named(&mut self, at: Interval, seq_hash: SeqHash, object: ObjectDigest) -> Result<(), String> {
+        self.count("named");
+        if self.truth.object(&seq_hash, &object).is_none() {
+            return Err(format!("{object} of {seq_hash} was never sent"));
+        }
+        let heard = |removal: &Removed, _: &Self| at.begun >= removal.at.ended;
+        self.is_not_removed(seq_hash, object, at, heard)
+    }
+
+    /// An object that is offered was not removed by what the replica has `heard` of, or was stored again.
+    fn is_not_removed(
+        &mut self,
+        seq_hash: SeqHash,
+        object: ObjectDigest,
+        at: Interval,
+        heard: impl Fn(&Removed, &Self) -> bool,
+    ) -> Result<(), String> {
+        let sent = self.truth.sent_as(&seq_hash, &object);
+        let removals: Vec<&Removed> = self
+            .removals
+            .iter()
+            .filter(|r| r.is_acknowledged && r.covers(&seq_hash, Some(object)) && heard(r, self))
+            .collect();
+        let Some(last) = removals.iter().map(|r| r.at.begun).max() else { return Ok(()) };
+        let may_be = |put: &&Put| {
+            let is_it = put.object.map_or(Some(put.sent) == sent, |name| name == object);
+            put.segment.seq_hash == seq_hash && is_it && put.settled >= last
+        };
+        if !self.puts.iter().any(|put| may_be(&put)) {
+            let removal = removals.iter().max_by_key(|r| r.at.begun);
+            return Err(format!("{object} of {seq_hash} at {at:?}, after its removal {removal:?}"));
+        }
+        // What ran beside its removal, and is offered by who knows of both, came after it: from now on it is owed.
+        let done = removals.iter().map(|r| r.at.ended).max().unwrap_or_default();
+        for put in &mut self.puts {
+            if put.object == Some(object)
+                && put.at.ended <= at.begun
+                && done <= at.begun
+                && put.settled >= last
+            {
+                put.outlived = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a lookup ran at the replica while it removed or heard of a removal. One that has listed the store's objects before
+    /// takes them into the index after, and the replica offers them from then on. The promise says otherwise: this goes once a
+    /// lookup looks again at what was removed meanwhile.
+    fn may_have_put_back(&self, by: Replica, removal: &Removed) -> bool {
+        let none = Vec::new();
+        let known = self.heard.get(&by).unwrap_or(&none).iter().find(|look| look.begun >= removal.at.ended);
+        let until = if removal.by == by { Some(removal.at.ended) } else { known.map(|look| look.ended) };
+        let overlaps =
+            |at: &Interval| at.ended >= removal.at.begun && until.is_some_and(|until| at.begun < until);
+        self.lookups.get(&by).unwrap_or(&none).iter().any(overlaps)
+    }
+
+    /// How many tokens must match at least, and by which chunks.
+    fn owed_of(&self, lookup: &Lookup<'_>) -> (u64, Vec<Segment>) {
+        let by = (!lookup.fresh).then_some(lookup.by);
+        let ends = |segment: &Segment, tokens: usize| {
+            let end = segment.first_token as usize + tokens;
+            let blocks = lookup.chain.blocks();
+            let hash = match end {
+                _ if end == lookup.tokens.len() => blocks.last(),
+                _ if end.is_multiple_of(BLOCK_TOKENS) => blocks.get((end / BLOCK_TOKENS).wrapping_sub(1)),
+                _ => None,
+            };
+            (hash == Some(&segment.seq_hash)).then_some(end as u64)
+        };
+        let of_these = self.truth.objects().filter_map(|sent| {
+            let end = ends(&sent.segment, sent.tokens.len())?;
+            self.is_owed(&sent.segment, by, lookup.at).then_some((sent.segment, end))
+        });
+        let mut of_these: Vec<_> = of_these.collect();
+        of_these.sort();
+        let (mut owed, mut why) = (0, Vec::new());
+        let mut reached = BTreeSet::from([0]);
+        while let Some(at) = reached.pop_first() {
+            owed = at;
+            for (segment, end) in of_these.iter().filter(|(segment, _)| segment.first_token == at) {
+                reached.insert(*end);
+                why.push(*segment);
+            }
+        }
+        (owed, why)
+    }
+
+    /// Whether a chunk must be found by `by` (none: by whoever remembers no misses) throughout a request.
+    pub(super) fn is_owed(&self, segment: &Segment, by: Option<Replica>, at: Interval) -> bool {
+        if self.is_contained(segment) {
+            return false;
+        }
+        let stored = self.puts.iter().any(|put| {
+            let found = match by {
+                Some(by) if by != put.by => put.at.ended.saturating_add(self.bounds.negative_ttl),
+                _ => put.at.ended,
+            };
+            put.segment == *segment && put.object.is_some() && found <= at.begun && self.stays(put, at)
+        });
+        stored && (self.is_young(segment, at) || self.pins.values().any(|pin| self.shows(pin, segment, at)))
+    }
+
+    /// Whether no removal can have come after `put`.
+    fn stays(&self, put: &Put, at: Interval) -> bool {
+        let after = |removal: &&Removed| {
+            let ran_beside = removal.at.begun <= put.at.ended;
+            removal.covers(&put.segment.seq_hash, put.object)
+                && removal.settled >= put.at.begun
+                && removal.at.begun <= at.ended
+                && !(put.outlived && ran_beside && removal.is_acknowledged)
+        };
+        !self.removals.iter().any(|removal| after(&removal))
+    }
+
+    /// Whether a longer chunk holds all of it: the collector may take it.
+    fn is_contained(&self, segment: &Segment) -> bool {
+        let Some(own) = self.truth.objects().find(|sent| sent.segment == *segment) else { return false };
+        self.truth.objects().any(|other| {
+            other.parent_hash == own.parent_hash
+                && other.tokens.len() > own.tokens.len()
+                && other.tokens.starts_with(&own.tokens)
+        })
+    }
+
+    /// Whether no age lets the collector take it.
+    fn is_young(&self, segment: &Segment, at: Interval) -> bool {
+        let first = self.puts.iter().filter(|put| put.segment == *segment).map(|put| put.at.begun).min();
+        self.bounds.ttl.is_none_or(|ttl| first.is_some_and(|first| at.ended < first + ttl))
+    }
+
+    /// Whether a pin holds the bytes of a chunk throughout a request.
+    fn holds(&self, pin: &Pin, segment: &Segment, at: Interval) -> bool {
+        let removed = |removal: &Removed| {
+            removal.covers(&segment.seq_hash, removal.object)
+                && removal.settled >= pin.at.begun
+                && removal.at.begun <= at.ended
+        };
+        pin.segments.contains(segment)
+            && pin.at.ended <= at.begun
+            && pin.until.is_none_or(|until| at.ended < until)
+            && !self.removals.iter().any(removed)
+    }
+
+    /// Whether a pinned chunk must be found, too: once every pass that began before the pin was there has ended.
+    fn shows(&self, pin: &Pin, segment: &Segment, at: Interval) -> bool {
+        let before = |pass: &&super::Pass| pass.begun <= pin.at.ended;
+        let ended = |pass: &super::Pass| pass.ended.is_some_and(|ended| ended < at.begun);
+        self.holds(pin, segment, at) && self.passes.iter().filter(before).all(ended)
+    }
+
+    /// Judges bytes that passed whatever checks their reader makes.
+    ///
+    /// # Errors
+    /// They are not the object's.
+    pub fn read(
+        &mut self,
+        seq_hash: &SeqHash,
+        object: &ObjectDigest,
+        first: u64,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        self.count("read");
+        match self.truth.bytes(seq_hash, object, first, bytes.len()) {
+            Some(truth) if truth == bytes => Ok(()),
+            Some(_) => Err(format!("{} bytes of {object} from {first} on are wrong", bytes.len())),
+            None => Err(format!("{object} of {seq_hash} has no {} bytes from {first} on", bytes.len())),
+        }
+    }
+
+    /// Judges what the bucket holds: of each pinned chunk the bytes. `held` are the sound objects that are there at `at`.
+    ///
+    /// # Errors
+    /// The pinned chunks that are not there.
+    pub fn held(&mut self, at: Interval, held: &[(SeqHash, ObjectDigest)]) -> Result<(), String> {
+        let mut there = BTreeSet::new();
+        for (seq_hash, object) in held {
+            there.extend(self.truth.object(seq_hash, object).map(|sent| sent.segment));
+        }
+        self.count("bucket");
+        for (n, pin) in &self.pins {
+            let lost = pin.segments.iter().find(|s| self.holds(pin, s, at) && !there.contains(s));
+            if let Some(lost) = lost {
+                return Err(format!(
+                    "the bytes of {lost:?} are gone at {at:?}, pinned by {n} at {:?}",
+                    pin.at
+                ));
+            }
+        }
+        Ok(())
+    }
+}

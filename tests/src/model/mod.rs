@@ -1,0 +1,268 @@
+//! The promises of the service as a model in memory, which judges every answer.
+//!
+//! A test tells it what it asked for, when each request began and ended, and how it ended; the model says whether the answer may
+//! be. It judges an answer by the requests that ended before it began. A request whose outcome is unknown widens what is legal: it
+//! may take effect until [`Bounds::unknown`] after its end, or never.
+//!
+//! The collector may hide what an age ([`Bounds::ttl`]) or a longer chunk gives it a right to. A chunk that several objects hold is
+//! there while one of them is. What no pin holds and what a request removed owes nothing.
+
+mod judge;
+#[cfg(test)]
+mod tests;
+mod truth;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use kvasir_types::{ObjectDigest, SeqHash};
+
+pub use self::judge::Lookup;
+use self::truth::Truth;
+use crate::chunks::Chunk;
+
+/// One life of one replica: a process that starts again is another.
+pub type Replica = u64;
+
+/// When a request began and ended, since the history began.
+#[derive(Debug, Clone, Copy)]
+pub struct Interval {
+    /// Before it was sent.
+    pub begun: Duration,
+    /// After its answer, or after nobody waited for one any more.
+    pub ended: Duration,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// With a success.
+    Acknowledged,
+    /// With an answer that says that nothing was done.
+    Refused,
+    /// Without an answer, or with one that leaves it open.
+    Unknown,
+}
+
+/// Times that the promises name.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// How long after its end a request of unknown outcome may take effect.
+    pub unknown: Duration,
+    /// How long another replica may remember a miss.
+    pub negative_ttl: Duration,
+    /// How long another replica may offer what a request removed; none: until it has heard ([`Model::heard`]).
+    pub removal: Option<Duration>,
+    /// Age at which the collector may take what no pin holds; none: never.
+    pub ttl: Option<Duration>,
+}
+
+/// A chunk with its beginning: objects of one `SeqHash` end at one block, but may begin at different ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Segment {
+    first_token: u64,
+    seq_hash: SeqHash,
+}
+
+#[derive(Debug)]
+struct Put {
+    segment: Segment,
+    /// The name, where it was acknowledged.
+    object: Option<ObjectDigest>,
+    /// What was sent.
+    sent: ObjectDigest,
+    by: Replica,
+    at: Interval,
+    /// When it can take effect at the latest; for ever while it runs.
+    settled: Duration,
+    /// It was offered after the removals that ran beside it, so it came after them.
+    outlived: bool,
+}
+
+#[derive(Debug)]
+struct Removed {
+    seq_hash: SeqHash,
+    /// None: all of the chunk.
+    object: Option<ObjectDigest>,
+    by: Replica,
+    at: Interval,
+    is_acknowledged: bool,
+    settled: Duration,
+}
+
+impl Removed {
+    fn covers(&self, seq_hash: &SeqHash, object: Option<ObjectDigest>) -> bool {
+        self.seq_hash == *seq_hash && (self.object.is_none() || self.object == object)
+    }
+}
+
+#[derive(Debug)]
+struct Pin {
+    segments: Vec<Segment>,
+    at: Interval,
+    /// When its end was asked for.
+    until: Option<Duration>,
+}
+
+/// A pass of a collector.
+#[derive(Debug)]
+struct Pass {
+    begun: Duration,
+    /// None: it still runs, or broke off.
+    ended: Option<Duration>,
+}
+
+/// The promises and the history so far.
+#[derive(Debug)]
+pub struct Model {
+    bounds: Bounds,
+    truth: Truth,
+    puts: Vec<Put>,
+    removals: Vec<Removed>,
+    pins: BTreeMap<u64, Pin>,
+    passes: Vec<Pass>,
+    /// Looks at all removals that a replica brought to an end.
+    heard: BTreeMap<Replica, Vec<Interval>>,
+    /// Lookups so far; those that were not answered run for ever.
+    lookups: BTreeMap<Replica, Vec<Interval>>,
+    judged: BTreeMap<&'static str, u64>,
+}
+
+impl Model {
+    /// Of an empty bucket.
+    pub fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            truth: Truth::default(),
+            puts: Vec::new(),
+            removals: Vec::new(),
+            pins: BTreeMap::new(),
+            passes: Vec::new(),
+            heard: BTreeMap::new(),
+            lookups: BTreeMap::new(),
+            judged: BTreeMap::new(),
+        }
+    }
+
+    /// How many answers of each kind were judged, and how many of them owed anything.
+    pub fn judged(&self) -> &BTreeMap<&'static str, u64> {
+        &self.judged
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.judged.entry(what).or_default() += 1;
+    }
+
+    fn settled(&self, ended: Duration, outcome: Outcome) -> Duration {
+        if outcome == Outcome::Unknown { ended + self.bounds.unknown } else { ended }
+    }
+
+    /// A chunk is sent. Gives the number of the request.
+    pub fn put_begins(&mut self, by: Replica, begun: Duration, chunk: &Chunk) -> usize {
+        let (segment, sent) = (self.truth.learn(chunk), chunk.object_digest);
+        let at = Interval { begun, ended: Duration::MAX };
+        self.puts.push(Put { segment, object: None, sent, by, at, settled: Duration::MAX, outlived: false });
+        self.puts.len() - 1
+    }
+
+    /// It was answered. `object` is the name that was acknowledged.
+    ///
+    /// # Errors
+    /// The name is not one of the bytes that were sent.
+    pub fn put_ends(
+        &mut self,
+        put: usize,
+        ended: Duration,
+        outcome: Outcome,
+        object: Option<ObjectDigest>,
+    ) -> Result<(), String> {
+        self.count("put");
+        let settled = self.settled(ended, outcome);
+        let put = &mut self.puts[put];
+        (put.at.ended, put.object) = (ended, object);
+        put.settled = if outcome == Outcome::Refused { Duration::ZERO } else { settled };
+        let (seq_hash, sent) = (put.segment.seq_hash, put.sent);
+        match object {
+            Some(object) if self.truth.sent_as(&seq_hash, &object) != Some(sent) => {
+                Err(format!("{seq_hash} was acknowledged under {object}, which are other bytes"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A removal of a chunk, or of one object of it, is asked for. Gives the number of the request.
+    pub fn removal_begins(
+        &mut self,
+        by: Replica,
+        begun: Duration,
+        seq_hash: SeqHash,
+        object: Option<ObjectDigest>,
+    ) -> usize {
+        let (at, settled) = (Interval { begun, ended: Duration::MAX }, Duration::MAX);
+        self.removals.push(Removed { seq_hash, object, by, at, is_acknowledged: false, settled });
+        self.removals.len() - 1
+    }
+
+    /// It was answered.
+    pub fn removal_ends(&mut self, removal: usize, ended: Duration, outcome: Outcome) {
+        self.count("removal");
+        let settled = self.settled(ended, outcome);
+        let removal = &mut self.removals[removal];
+        removal.at.ended = ended;
+        removal.is_acknowledged = outcome == Outcome::Acknowledged;
+        removal.settled = if outcome == Outcome::Refused { Duration::ZERO } else { settled };
+    }
+
+    /// A lookup begins. It ends when it is judged.
+    pub fn lookup_begins(&mut self, by: Replica, begun: Duration) {
+        self.lookups.entry(by).or_default().push(Interval { begun, ended: Duration::MAX });
+    }
+
+    fn lookup_ends(&mut self, by: Replica, at: Interval) {
+        let lookups = self.lookups.entry(by).or_default();
+        let known = lookups.iter_mut().find(|known| known.begun == at.begun && known.ended == Duration::MAX);
+        match known {
+            Some(known) => *known = at,
+            None => lookups.push(at),
+        }
+    }
+
+    /// A replica has taken in all removals that were acknowledged before `at` began.
+    pub fn heard(&mut self, by: Replica, at: Interval) {
+        self.heard.entry(by).or_default().push(at);
+    }
+
+    /// A pin of chunks that follow each other from the root on was acknowledged.
+    pub fn pin(&mut self, pin: u64, at: Interval, chunks: &[&Chunk]) {
+        self.count("pin");
+        let segments = chunks.iter().map(|chunk| self.truth.learn(chunk)).collect();
+        self.pins.insert(pin, Pin { segments, at, until: None });
+    }
+
+    /// The end of a pin was asked for, with whatever outcome.
+    pub fn unpin(&mut self, pin: u64, begun: Duration) {
+        if let Some(pin) = self.pins.get_mut(&pin) {
+            pin.until = Some(begun);
+        }
+    }
+
+    /// A collector begins a pass. Gives its number.
+    pub fn pass_begins(&mut self, begun: Duration) -> usize {
+        self.passes.push(Pass { begun, ended: None });
+        self.passes.len() - 1
+    }
+
+    /// It came to its end; one that broke off never does.
+    pub fn pass_ends(&mut self, pass: usize, ended: Duration) {
+        self.passes[pass].ended = Some(ended);
+    }
+
+    /// The chunks that must be there at `now`, for every replica that reaches the store.
+    pub fn owed(&self, now: Duration) -> BTreeSet<SeqHash> {
+        let segments: BTreeSet<Segment> = self.puts.iter().map(|put| put.segment).collect();
+        let is_owed = |segment: &Segment| self.is_owed(segment, None, Interval { begun: now, ended: now });
+        segments.into_iter().filter(is_owed).map(|segment| segment.seq_hash).collect()
+    }
+}
