@@ -1,4 +1,4 @@
-//! Rotated salts of a namespace. A tenant's first salt is that of [`salts`](crate::Storage::root); each rotation writes
+//! Rotated salts of a namespace. A tenant's first salt is that of [`salts`](crate::Catalog::root); each rotation writes
 //! another one for one namespace, under a name of its own and once, so that no two can take a place from each other.
 //!
 //! The store's dates order them: the newest one is where chains start, and each says how long those before are still
