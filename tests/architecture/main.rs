@@ -21,11 +21,12 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvasir-kernels-emulator", &["kvasir-kernels"]),
     ("kvasir-cuda", &["kvasir-codec", "kvasir-kernels", "kvasir-types"]),
     ("kvasir-api", &["kvasir-types"]),
-    ("kvasir-storage", &["kvasir-api", "kvasir-container", "kvasir-types"]),
-    ("kvasir-replay", &["kvasir-storage"]),
+    ("kvasir-eviction", &[]),
+    ("kvasir-storage", &["kvasir-api", "kvasir-container", "kvasir-eviction", "kvasir-types"]),
+    ("kvasir-replay", &["kvasir-eviction"]),
     ("kvasir-client", &["kvasir-api", "kvasir-codec", "kvasir-container", "kvasir-types"]),
     ("kvasir-engine", &["kvasir-client", "kvasir-codec", "kvasir-train", "kvasir-types"]),
-    ("kvasir-server", &["kvasir-api", "kvasir-storage", "kvasir-types"]),
+    ("kvasir-server", &["kvasir-api", "kvasir-eviction", "kvasir-storage", "kvasir-types"]),
     (
         "kvasir-cli",
         &[
@@ -56,7 +57,8 @@ const TOPS: &[&str] = &["kvasir-lab", "kvasir-lab-gpu", "kvasir-load-tests", "kv
 const FOLDERS: &[&str] = &["crates", "deploy", "helm", "kernels", "load-tests", "services", "tests"];
 
 /// The codec side of the house: no IO, no async, no environment, no logging.
-const PURE: &[&str] = &["kvasir-types", "kvasir-container", "kvasir-codec", "kvasir-train"];
+const PURE: &[&str] =
+    &["kvasir-types", "kvasir-container", "kvasir-codec", "kvasir-eviction", "kvasir-train"];
 const IMPURE_DEPENDENCIES: &[&str] = &[
     "tokio",
     "tokio-util",

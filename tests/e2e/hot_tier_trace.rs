@@ -9,13 +9,10 @@ use std::{
 };
 
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, LookupResponse, routes};
+use kvasir_eviction::{Moment, PolicyKind};
 use kvasir_lab::eviction::{ComparedPolicy, RecomputeModel, ReplayOptions, replay};
 use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceFormat, TraceReader};
-use kvasir_storage::{
-    eviction::{Moment, PolicyKind},
-    hot::HotClock,
-    store::StoreConfig,
-};
+use kvasir_storage::{hot::HotClock, store::StoreConfig};
 use kvasir_tests::{chunks, service::Service};
 use kvasir_types::{CHUNK_TOKENS_STEP, Medium, ModelId, RootHash};
 

@@ -99,7 +99,7 @@ impl World {
             ram_bytes: 64 << 20,
             disk_bytes: 0,
             directory: directory.path().join("hot"),
-            policy: kvasir_storage::eviction::PolicyKind::Lru,
+            policy: kvasir_eviction::PolicyKind::Lru,
             tenant_share_max: 1.0,
             read_ahead_chunks: 0,
             keys: None,

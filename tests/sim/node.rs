@@ -5,9 +5,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use kvasir_eviction::{Moment, PolicyKind};
 use kvasir_storage::{
     Settings, Storage,
-    eviction::{Moment, PolicyKind},
     hot::{HotClock, HotSettings, HotTier, NoHotObserver},
     index::{Index, MemoryIndex},
     observe::NoObserver,

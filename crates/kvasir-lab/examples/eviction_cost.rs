@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kvasir_eviction::{Access, ClassId, ClassTable, Moment, RequestClass, TurnBucket};
 use kvasir_lab::eviction::ComparedPolicy;
-use kvasir_storage::eviction::{Access, ClassId, ClassTable, Moment, RequestClass, TurnBucket};
 
 /// Blocks of a request.
 const BLOCKS: u64 = 64;

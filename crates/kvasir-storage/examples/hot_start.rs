@@ -3,10 +3,8 @@
 
 use std::{io::Write, sync::Arc, time::Instant};
 
-use kvasir_storage::{
-    eviction::PolicyKind,
-    hot::{HotSettings, HotTier, MonotonicClock, NoHotObserver},
-};
+use kvasir_eviction::PolicyKind;
+use kvasir_storage::hot::{HotSettings, HotTier, MonotonicClock, NoHotObserver};
 
 /// Bytes of a frame: small, since none is read.
 const FRAME_BYTES: u64 = 64;

@@ -7,7 +7,6 @@ mod catalog;
 mod changes;
 mod contexts;
 mod error;
-pub mod eviction;
 mod explain;
 pub mod hot;
 pub mod index;

@@ -12,9 +12,9 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use kvasir_eviction::PolicyKind;
 use kvasir_storage::{
     ByteRange, Lookup, PutChunk, Query, Settings, Storage,
-    eviction::PolicyKind,
     gc::{GcPolicy, GcReport},
     hot::RequestHint,
     index::Index,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvasir_storage::eviction::{Access, ClassId, EvictionPolicy};
+use kvasir_eviction::{Access, ClassId, EvictionPolicy};
 
 use kvasir_replay::trace::Request;
 

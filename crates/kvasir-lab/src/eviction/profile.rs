@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
-use kvasir_storage::eviction::{ClassId, Moment};
+use kvasir_eviction::{ClassId, Moment};
 use serde::Serialize;
 
 use kvasir_replay::trace::Request;

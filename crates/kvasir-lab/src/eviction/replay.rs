@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kvasir_storage::eviction::{ClassId, ClassTable, RequestClass, TurnBucket};
+use kvasir_eviction::{ClassId, ClassTable, RequestClass, TurnBucket};
 
 use super::{
     ComparedPolicy, RecomputeModel, Tally,

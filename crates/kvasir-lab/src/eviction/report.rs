@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Replay, ReplayRow, TimeHistogram, lane::Tally};
-use kvasir_storage::eviction::PolicyKind;
+use kvasir_eviction::PolicyKind;
 
 /// Gap to Belady's MIN, in hit ratio, below which its closing is not judged.
 const GAP_JUDGED: f64 = 0.10;

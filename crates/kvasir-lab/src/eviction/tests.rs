@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use kvasir_storage::eviction::PolicyKind;
+use kvasir_eviction::PolicyKind;
 use proptest::prelude::*;
 
 use kvasir_replay::trace::{BadLine, TraceError, TraceFormat};

@@ -14,7 +14,7 @@ use std::{
     str::FromStr,
 };
 
-use kvasir_storage::eviction::{Moment, TurnInference};
+use kvasir_eviction::{Moment, TurnInference};
 use serde::Deserialize;
 
 /// Longest line that is read: a 2 M-token request in 16-token blocks with 8-digit ids is under 2 MB.

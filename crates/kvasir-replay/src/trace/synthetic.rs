@@ -17,7 +17,7 @@ use std::{
     io::{self, Write},
 };
 
-use kvasir_storage::eviction::Moment;
+use kvasir_eviction::Moment;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

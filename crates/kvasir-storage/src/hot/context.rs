@@ -5,10 +5,8 @@ use std::{ops::Range, sync::Arc};
 use bytes::Bytes;
 use futures::{future::BoxFuture, stream::BoxStream};
 
-use crate::{
-    StorageError,
-    eviction::{ClassId, Moment},
-};
+use crate::StorageError;
+use kvasir_eviction::{ClassId, Moment};
 
 use super::frames::FrameKey;
 

@@ -2,10 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::{
-    eviction::{Access, EvictionPolicy, Moment, PolicyKind},
-    limits,
-};
+use crate::limits;
+use kvasir_eviction::{Access, EvictionPolicy, Moment, PolicyKind};
 
 use super::FrameKey;
 
@@ -118,7 +116,7 @@ impl TenantNumbers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eviction::ClassId;
+    use kvasir_eviction::ClassId;
 
     fn key(tenant: u8, frame: u32) -> FrameKey {
         FrameKey { object: [tenant; 16], frame }

@@ -4,11 +4,8 @@ use std::collections::{HashMap, VecDeque};
 
 use kvasir_types::Medium;
 
-use crate::{
-    eviction::{ClassId, Moment},
-    layout::ChunkKey,
-    limits,
-};
+use crate::{layout::ChunkKey, limits};
+use kvasir_eviction::{ClassId, Moment};
 
 use super::{frame_record::FrameRecord, frames::FrameKey, observe::EvictReason};
 

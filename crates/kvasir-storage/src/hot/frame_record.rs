@@ -2,10 +2,8 @@
 
 use bytes::Bytes;
 
-use crate::{
-    eviction::{Access, Moment},
-    limits,
-};
+use crate::limits;
+use kvasir_eviction::{Access, Moment};
 
 use super::{context::HotContext, disk::FrameFile, eviction_index::TenantIndex, frames::FrameKey};
 

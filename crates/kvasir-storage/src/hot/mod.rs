@@ -16,7 +16,7 @@
 //! A frame is paid for from one budget, the memory that was configured, as long as anybody has it: kept, on its way, waiting for
 //! the disk, or on its way out to a slow reader. Where there is none left, reads pass the tier by in small pieces.
 //!
-//! Each tenant has an [`EvictionPolicy`](crate::eviction::EvictionPolicy) of its own; when a medium is full the tenant
+//! Each tenant has an [`EvictionPolicy`](kvasir_eviction::EvictionPolicy) of its own; when a medium is full the tenant
 //! that holds most loses a frame, so no tenant can push another below its equal part.
 //!
 //! Why not foyer (0.22): its memory caches choose from a closed list of algorithms, and its disk engine evicts
@@ -56,10 +56,8 @@ pub use observe::{EvictReason, HotObserver, HotUsage, NoHotObserver};
 pub use requests::{RequestHint, RequestLog};
 pub use tier::HotTier;
 
-use crate::{
-    eviction::{Moment, PolicyKind},
-    seal::KeyService,
-};
+use crate::seal::KeyService;
+use kvasir_eviction::{Moment, PolicyKind};
 
 /// What an operator may set.
 #[derive(Debug, Clone)]

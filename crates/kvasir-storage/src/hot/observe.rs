@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use kvasir_types::Medium;
 
-use crate::eviction::ClassId;
+use kvasir_eviction::ClassId;
 
 /// Why a frame was evicted from a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

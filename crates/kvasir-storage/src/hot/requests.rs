@@ -10,12 +10,8 @@ use std::sync::Arc;
 use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_STEP, Name, SeqHash};
 use parking_lot::Mutex;
 
-use crate::{
-    cache::BoundedMap,
-    eviction::{ClassId, ClassTable, Moment, RequestClass, TurnBucket, TurnInference},
-    layout::ChunkKey,
-    limits,
-};
+use crate::{cache::BoundedMap, layout::ChunkKey, limits};
+use kvasir_eviction::{ClassId, ClassTable, Moment, RequestClass, TurnBucket, TurnInference};
 
 use super::{FrameKey, HotContext, HotObject};
 
@@ -165,7 +161,7 @@ fn class_of(tenant: &Name, hint: &RequestHint, turn: u32) -> RequestClass {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eviction::limits::{CLASSES_MAX, CLASSES_PER_TENANT_MAX};
+    use kvasir_eviction::limits::{CLASSES_MAX, CLASSES_PER_TENANT_MAX};
 
     fn name(text: &str) -> Name {
         text.parse().unwrap()

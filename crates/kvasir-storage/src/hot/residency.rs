@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kvasir_types::Medium;
 
-use crate::{blocking::blocking, eviction::Moment, limits, memory::Region};
+use crate::{blocking::blocking, limits, memory::Region};
+use kvasir_eviction::Moment;
 
 use super::{
     context::HotContext,

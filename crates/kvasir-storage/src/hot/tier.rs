@@ -9,11 +9,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     blocking::blocking,
-    eviction::Moment,
     layout::ChunkKey,
     limits,
     memory::{Lease, MemoryBudget, Region},
 };
+use kvasir_eviction::Moment;
 
 use super::{
     HotClock, HotSettings,

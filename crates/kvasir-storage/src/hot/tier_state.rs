@@ -14,7 +14,7 @@ use super::{
     pending::FrameReceiver,
     prefetch_buffer::PrefetchBuffer,
 };
-use crate::eviction::Access;
+use kvasir_eviction::Access;
 
 #[derive(Debug)]
 pub(super) struct TierState {

@@ -12,10 +12,8 @@ use kvasir_types::ProfileHash;
 use parking_lot::Mutex;
 
 use super::{position::LineageId, row::IndexRow};
-use crate::{
-    eviction::{Access, ClassId, EvictionPolicy, Lru, Moment},
-    limits,
-};
+use crate::limits;
+use kvasir_eviction::{Access, ClassId, EvictionPolicy, Lru, Moment};
 
 /// Parts of the memory, so that lookups seldom wait for each other.
 const SHARDS: usize = 16;

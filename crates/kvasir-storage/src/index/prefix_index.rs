@@ -15,7 +15,8 @@ use kvasir_types::{ObjectDigest, SeqHash};
 use tokio::time::Instant;
 
 use super::{Index, IndexEntry, IndexRow, RemovedRow, Scope, Walk};
-use crate::{cache::BoundedMap, eviction::ClassId, limits};
+use crate::{cache::BoundedMap, limits};
+use kvasir_eviction::ClassId;
 
 /// The last use of an object of the cold tier.
 #[derive(Debug, Clone, Copy)]

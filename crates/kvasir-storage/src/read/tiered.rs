@@ -10,13 +10,13 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::Reads;
 use crate::{
     StorageError,
-    eviction::ClassId,
     hot::{FrameKey, HotCache, HotContext, HotObject, RangeReader, RequestHint},
     index::{Scope, Walk},
     layout::ChunkKey,
     limits,
     store::{ByteRange, ObjectRead},
 };
+use kvasir_eviction::ClassId;
 
 impl Reads {
     /// The hot tier, where there is one.

@@ -5,8 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use kvasir_eviction::PolicyKind;
 use kvasir_storage::{
-    eviction::PolicyKind,
     hot::{HotClock, HotSettings, MonotonicClock},
     limits,
     seal::KeyService,

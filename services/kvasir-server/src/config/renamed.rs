@@ -102,7 +102,7 @@ pub(super) fn by_value(key: &str, value: &str) -> Option<&'static RetiredValues>
 
 #[cfg(test)]
 mod tests {
-    use kvasir_storage::eviction::PolicyKind;
+    use kvasir_eviction::PolicyKind;
 
     use super::*;
     use crate::config::{Config, Layers, Mistake};

@@ -2,10 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvasir_storage::{
-    eviction::{ClassId, limits::CLASSES_MAX},
-    hot::{EvictReason, HotCache, HotObserver},
-};
+use kvasir_eviction::{ClassId, limits::CLASSES_MAX};
+use kvasir_storage::hot::{EvictReason, HotCache, HotObserver};
 use kvasir_types::Medium;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 

@@ -459,7 +459,7 @@ mod tests {
         metrics.journal("appended", 1);
         metrics.collected(&GcReport::default());
         let hot = HotCache::new(hot_tier(&metrics));
-        let class = kvasir_storage::eviction::ClassId::OTHER;
+        let class = kvasir_eviction::ClassId::OTHER;
         metrics.hot().served(kvasir_types::Medium::Cpu, class, 1);
         metrics.hot().evicted(kvasir_types::Medium::Disk, EvictReason::Capacity, 1.0, 1.0);
         metrics.hot().refresh(&hot);

@@ -1,6 +1,6 @@
 //! First in, first out.
 
-use kvasir_storage::eviction::{Access, EntryKey, EvictionPolicy, Moment, intrusive_queue::IntrusiveQueue};
+use kvasir_eviction::{Access, EntryKey, EvictionPolicy, Moment, intrusive_queue::IntrusiveQueue};
 
 /// Evicts in order of insertion, whatever was used since.
 #[derive(Debug)]

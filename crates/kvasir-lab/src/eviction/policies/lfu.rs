@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvasir_storage::eviction::{
+use kvasir_eviction::{
     Access, EntryKey, EvictionPolicy, Moment,
     table::{List, NONE, Slot, Table},
 };

@@ -14,7 +14,7 @@ mod workload;
 
 use std::{fmt, str::FromStr};
 
-use kvasir_storage::eviction::{EntryKey, EvictionPolicy, PolicyKind};
+use kvasir_eviction::{EntryKey, EvictionPolicy, PolicyKind};
 
 pub use fifo::Fifo;
 pub use gdsf::Gdsf;

@@ -1,6 +1,6 @@
 //! The entry that a policy does not evict for its own sake.
 
-use kvasir_storage::eviction::table::{NONE, Slot};
+use kvasir_eviction::table::{NONE, Slot};
 
 /// The entry that came in last, until another is used.
 ///

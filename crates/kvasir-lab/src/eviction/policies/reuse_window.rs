@@ -1,6 +1,6 @@
 //! A sliding window of reuse times and the exponential that fits it: what [`Workload`](super::Workload) learns of a class.
 
-use kvasir_storage::eviction::{Moment, limits::REUSE_WINDOW_SECONDS};
+use kvasir_eviction::{Moment, limits::REUSE_WINDOW_SECONDS};
 
 use super::limits;
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use foldhash::fast::RandomState;
 
-use kvasir_storage::eviction::{
+use kvasir_eviction::{
     Access, EntryKey, EvictionPolicy, Moment,
     table::{List, Slot, Table},
 };

@@ -1,6 +1,6 @@
 //! SIEVE (Zhang et al., NSDI'24): lazy promotion, quick demotion, one queue and a hand.
 
-use kvasir_storage::eviction::{
+use kvasir_eviction::{
     Access, EntryKey, EvictionPolicy, Moment,
     table::{List, NONE, Slot, Table},
 };

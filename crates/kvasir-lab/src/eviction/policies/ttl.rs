@@ -1,6 +1,6 @@
 //! Time to live, renewed by use.
 
-use kvasir_storage::eviction::{Access, EntryKey, EvictionPolicy, Moment, intrusive_queue::IntrusiveQueue};
+use kvasir_eviction::{Access, EntryKey, EvictionPolicy, Moment, intrusive_queue::IntrusiveQueue};
 
 /// Entries expire a fixed time after their last use, as prompt caches of hosted LLMs do; when space is short
 /// the one that would expire first goes.

@@ -1,6 +1,6 @@
 //! The workload-aware policy of "KVCache Cache in the Wild" (ATC'25, §5).
 
-use kvasir_storage::eviction::{
+use kvasir_eviction::{
     Access, ClassId, EntryKey, EvictionPolicy, Moment,
     limits::{CLASSES_MAX, REUSE_WINDOW_SECONDS},
     reuse_sampler::ReuseSampler,

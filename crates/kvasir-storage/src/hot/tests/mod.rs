@@ -35,7 +35,7 @@ impl HotClock for ManualClock {
 struct Counts(Mutex<Vec<(Medium, u64)>>, Mutex<Vec<(Medium, EvictReason)>>);
 
 impl HotObserver for Counts {
-    fn served(&self, medium: Medium, _: crate::eviction::ClassId, bytes: u64) {
+    fn served(&self, medium: Medium, _: kvasir_eviction::ClassId, bytes: u64) {
         self.0.lock().push((medium, bytes));
     }
 

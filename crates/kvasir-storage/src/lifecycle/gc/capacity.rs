@@ -7,14 +7,8 @@ use kvasir_types::{Name, ObjectDigest, SeqHash};
 use object_store::ObjectMeta;
 
 use super::{super::Lifecycle, GcPass, StoreTime};
-use crate::{
-    StorageError,
-    eviction::{ClassId, ColdObject, Moment, victims},
-    index::Scope,
-    layout::ChunkKey,
-    limits,
-    removal::Removal,
-};
+use crate::{StorageError, index::Scope, layout::ChunkKey, limits, removal::Removal};
+use kvasir_eviction::{ClassId, ColdObject, Moment, victims};
 
 /// The objects that the pass has listed and may evict.
 #[derive(Debug, Default)]

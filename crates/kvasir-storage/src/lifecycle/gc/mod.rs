@@ -34,13 +34,13 @@ use super::Lifecycle;
 use crate::{
     StorageError,
     changes::{context_digest, ledger::Count},
-    eviction::PolicyKind,
     index::{IndexRow, prefer},
     layout::{ChunkKey, JournalLog, Key},
     limits,
     removal::Removal,
     transitions::Transition,
 };
+use kvasir_eviction::PolicyKind;
 
 /// What a collector does.
 #[derive(Debug, Clone, PartialEq, Eq)]

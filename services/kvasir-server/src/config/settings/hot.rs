@@ -34,7 +34,7 @@ pub(super) const POLICY: Setting = Setting {
     help: "What goes first: adaptive, adaptive-cost or lru.",
     example: "",
     set: |c, t| {
-        c.hot.policy = t.parse().map_err(|e: kvasir_storage::eviction::ParsePolicyError| e.to_string())?;
+        c.hot.policy = t.parse().map_err(|e: kvasir_eviction::ParsePolicyError| e.to_string())?;
         Ok(())
     },
     get: |c| quoted(c.hot.policy.name()),

@@ -12,7 +12,7 @@ use self::forms::{
 };
 use super::{Config, LogFormat, setting::Setting};
 use crate::limits;
-use kvasir_storage::eviction::ParsePolicyError;
+use kvasir_eviction::ParsePolicyError;
 
 /// Finds a setting by `section.key`.
 pub(super) fn find(key: &str) -> Option<&'static Setting> {

@@ -228,7 +228,7 @@ fn text(report: &EvictReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_storage::eviction::PolicyKind;
+    use kvasir_eviction::PolicyKind;
 
     use super::*;
 

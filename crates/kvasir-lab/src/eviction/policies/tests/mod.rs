@@ -2,10 +2,10 @@
 
 mod published;
 
-#[path = "../../../../../kvasir-storage/src/eviction/tests/property_suite.rs"]
+#[path = "../../../../../kvasir-eviction/src/tests/property_suite.rs"]
 mod property_suite;
 
-use kvasir_storage::eviction::{Access, ClassId, ClassTable, Moment, RequestClass, TurnBucket};
+use kvasir_eviction::{Access, ClassId, ClassTable, Moment, RequestClass, TurnBucket};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,25 +1,5 @@
-//! Which entry of a bounded tier goes first.
-//!
-//! One small trait, [`EvictionPolicy`], is driven unchanged by the hot tier (entries are sections), by the
-//! capacity-bounded cold tier (entries are objects) and by the trace simulator (entries are blocks). A policy
-//! only keeps book: it never does IO, never reads a clock (time is a parameter) and never draws random numbers,
-//! so equal calls give equal victims.
-//!
-//! The policies here are those that a tier can be told to use ([`PolicyKind`]). Those that exist only to be compared
-//! with are in `kvasir-lab`. They stand on the same building blocks: [`table`] (entries in a slab, and lists over it),
-//! [`intrusive_queue`] (one queue of entries), [`reuse_sampler`] (a sample of keys, observed whether cached or not)
-//! and [`limits`].
-//!
-//! ```
-//! use kvasir_storage::eviction::{Access, ClassId, Moment, PolicyKind};
-//!
-//! let mut policy = PolicyKind::Lru.build::<u64>();
-//! for key in [1, 2, 3] {
-//!     policy.insert(key, &Access::new(Moment::from_millis(key), ClassId::OTHER).bytes(40));
-//! }
-//! assert!(policy.bytes() > 100);
-//! assert_eq!(policy.evict(Moment::from_millis(4)), Some(1));
-//! ```
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
 
 mod adaptive;
 mod class;

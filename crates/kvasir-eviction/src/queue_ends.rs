@@ -122,7 +122,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::eviction::hazard::{Hazards, LifeTable};
+    use crate::hazard::{Hazards, LifeTable};
 
     #[derive(Debug, Clone)]
     enum Op {

@@ -42,7 +42,7 @@ impl<K> ColdObject<K> {
 /// policy's book, some 200 bytes each.
 ///
 /// ```
-/// use kvasir_storage::eviction::{ClassId, ColdObject, Moment, PolicyKind, victims};
+/// use kvasir_eviction::{ClassId, ColdObject, Moment, PolicyKind, victims};
 ///
 /// let object = |key: u64, read: u64| ColdObject {
 ///     key,
