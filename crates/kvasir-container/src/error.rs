@@ -45,7 +45,7 @@ pub enum ContainerError {
     },
     /// Written by a format that this build does not read.
     #[error(
-        "format {}.{} is not supported, this build reads {}.{}; upgrade the reader or encode the chunk again",
+        "format {}.{} is not supported, this build reads {}.{} and later minor versions; upgrade the reader or encode the chunk again",
         found.0, found.1, FORMAT_VERSION.0, FORMAT_VERSION.1
     )]
     Version {

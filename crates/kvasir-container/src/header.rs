@@ -90,7 +90,7 @@ impl ChunkHeader {
             return Err(ContainerError::Magic { found });
         }
         let [major, minor] = array(bytes, 4);
-        if (major, minor) != FORMAT_VERSION {
+        if major != FORMAT_VERSION.0 || minor < FORMAT_VERSION.1 {
             return Err(ContainerError::Version { found: (major, minor) });
         }
         let (expected, actual) = (u32_at(bytes, CRC_AT), header_crc(bytes));

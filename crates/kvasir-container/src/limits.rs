@@ -4,7 +4,8 @@ use kvasir_types::{CHUNK_TOKENS_MAX, SPAN_TOKENS};
 
 /// First four bytes of a chunk object.
 pub const MAGIC: [u8; 4] = *b"KVSC";
-/// Major and minor version written by this crate. Readers refuse every other.
+/// Major and minor version written by this crate. Readers take this and every later minor version: what those add is in
+/// extensions, each of which says whether a reader that does not know it refuses the object.
 pub const FORMAT_VERSION: (u8, u8) = (1, 1);
 /// Size of the header.
 pub const HEADER_BYTES: usize = 256;

@@ -11,8 +11,9 @@
 //! nothing. Of a removed one: `seq_hash · object_digest`, the reason; of a lifted one `seq_hash · object_digest`, nothing. A count has no model; its fields are `objects 8 · bytes
 //! 8`, and how far it reaches, `(length 1 · replica · batch 8)…`.
 //!
-//! A reader skips entries of kinds that it does not know, and fields behind those that it knows: a newer version may write
-//! both.
+//! A newer version may write more. A reader skips and counts entries of kinds that it does not know, and chunks whose row
+//! has another form (lookups find them in the store); it skips fields behind those that it knows. A removal is never skipped:
+//! a reason that it does not know counts as a request's, and one without its key makes the batch a damaged one.
 
 use std::sync::Arc;
 
@@ -27,6 +28,8 @@ use crate::{
 };
 
 const MAGIC: &[u8; 5] = b"KVSJ\x03";
+/// The kind of a removal.
+const REMOVED: u8 = 2;
 /// The kind of a box.
 const SEALED: u8 = 5;
 
@@ -136,7 +139,7 @@ pub(super) fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a JournalEn
             }
             JournalEntry::Removed { model_id, seq_hash, object_digest, reason, .. } => {
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
-                (2, model_id, vec![key, reason.as_str().as_bytes().to_vec()])
+                (REMOVED, model_id, vec![key, reason.as_str().as_bytes().to_vec()])
             }
             JournalEntry::Lifted { model_id, seq_hash, object_digest, .. } => {
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
@@ -192,7 +195,11 @@ pub(super) fn decode_entries(mut rest: &[u8]) -> Option<Batch> {
         let tenant: Name = str::from_utf8(tenant).ok()?.parse().ok()?;
         match *kind {
             SEALED => batch.sealed.push((tenant, Bytes::copy_from_slice(content))),
-            kind => batch.entries.push(decode_entry(kind, tenant, content)?),
+            kind => match decode_entry(kind, tenant, content) {
+                Some(entry) => batch.entries.push(entry),
+                None if kind == REMOVED => return None,
+                None => batch.unknown += 1,
+            },
         }
     }
     Some(batch)
@@ -218,14 +225,14 @@ fn decode_entry(kind: u8, tenant: Name, content: &[u8]) -> Option<JournalEntry> 
             let (entry, block_hashes) = (Arc::new(entry), block_hashes.to_vec());
             JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace }
         }
-        2 | 4 => {
+        REMOVED | 4 => {
             let (seq, object) = key.split_first_chunk::<32>()?;
             let object: [u8; 32] = object.try_into().ok()?;
             let (seq_hash, object_digest) = ((*seq).into(), object.into());
             if kind == 4 {
                 return Some(JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest });
             }
-            let reason = Removal::parse(str::from_utf8(value).ok()?)?;
+            let reason = str::from_utf8(value).ok().and_then(Removal::parse).unwrap_or(Removal::Removed);
             JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
         }
         _ => {
@@ -317,6 +324,35 @@ mod tests {
             prop_assert_eq!(decode(&flipped.into()), None);
             prop_assert_eq!(decode(&bytes[..at.index(bytes.len())].to_vec().into()), None);
         }
+    }
+
+    #[test]
+    fn no_removal_of_a_newer_version_is_skipped() {
+        let frame_of = |kind, fields: &[&[u8]]| {
+            let mut content = vec![1; 32];
+            for field in fields {
+                content.extend((field.len() as u16).to_le_bytes());
+                content.extend(*field);
+            }
+            let mut out = MAGIC.to_vec();
+            frame(kind, &"a".parse().expect("a name"), &content, &mut out);
+            out.extend(crc32c::crc32c(&out).to_le_bytes());
+            Bytes::from(out)
+        };
+        let batch = decode(&frame_of(REMOVED, &[&[2; 64], b"reorganised"])).expect("a batch");
+        let reasons: Vec<_> = batch
+            .entries
+            .iter()
+            .map(|entry| match entry {
+                JournalEntry::Removed { reason, .. } => Some(*reason),
+                _ => None,
+            })
+            .collect();
+        assert_eq!((reasons, batch.unknown), (vec![Some(Removal::Removed)], 0));
+        assert_eq!(decode(&frame_of(REMOVED, &[&[2; 65], b"removed"])), None);
+        // A row of another form.
+        let batch = decode(&frame_of(1, &[&[2; 32], &[99; 80], &[3; 16], b""])).expect("a batch");
+        assert_eq!((batch.entries, batch.unknown), (vec![], 1));
     }
 
     #[test]
