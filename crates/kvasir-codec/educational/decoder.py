@@ -77,7 +77,7 @@ def parse_header(data):
         raise Bad("Truncated", "header")
     if data[:4] != b"KVSC":
         raise Bad("Magic")
-    if (data[4], data[5]) != (1, 1):
+    if data[4] != 1 or data[5] < 1:
         raise Bad("Version", f"{data[4]}.{data[5]}")
     if crc32c(data[:252]) != struct.unpack_from("<I", data, 252)[0]:
         raise Bad("Checksum", "header")
