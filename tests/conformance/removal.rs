@@ -6,15 +6,16 @@ use std::sync::{
 };
 
 use futures::FutureExt;
-use kvasir_storage::{PutChunk, StorageError};
+use kvasir_storage::{Lookup, PutChunk, Query, StorageError, layout::Key};
 use kvasir_tests::{
     chunks,
     hooked::{Hook, Hooked},
 };
+use object_store::ObjectStoreExt;
 
 use crate::{
     Backend,
-    replicas::put_any,
+    replicas::{at_once, collect, put_any},
     storage_core::{body, key, matched, model_id, prepare, put, tenant},
 };
 
@@ -103,4 +104,48 @@ async fn a_chunk_removed_while_it_is_stored_is_never_acknowledged_under_a_remove
             Err(error) => assert!(removals == usize::MAX && error.code().is_retryable(), "{error}"),
         }
     }
+}
+
+/// A replica ended between the tombstone and its announcement.
+pub(crate) async fn a_removal_that_was_never_announced_is_heard_of_when_the_bytes_go(backend: &Backend) {
+    let (storage, other) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(122, 64);
+    let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+    put(&storage, &chunk).await;
+    storage.changes().journal_append().await.expect("appends");
+    other.changes().journal_tail().await.expect("reads");
+    assert_eq!(matched(&other, &tokens).await, 64);
+    let tombstone = storage.store().layout().path(&Key::Tombstone(key(&chunk)));
+    storage.store().objects().put(&tombstone, "removed".into()).await.expect("writes");
+    assert_eq!(collect(&storage, &at_once()).await.deleted, 1);
+    storage.changes().journal_append().await.expect("appends");
+    other.changes().journal_tail().await.expect("reads");
+    // Not fresh: that would ask for the tombstone.
+    let (tenant, namespace, model_id) = (tenant(), "n".parse().expect("a name"), model_id());
+    let lookup = Lookup::new(&tenant, &namespace, &model_id, Query::Tokens(tokens));
+    for replica in [&storage, &other] {
+        let found = replica.lookup(&lookup).await.expect("answers");
+        assert_eq!(found.matched_tokens, 0, "what is gone is not offered");
+    }
+}
+
+/// The collector's tombstone is there, its announcement was not heard, and the bytes are gone when the request comes.
+pub(crate) async fn removing_a_chunk_hides_objects_that_only_have_a_tombstone(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(123, 64);
+    let (gone, other) =
+        (chunks::variant(root, &tokens, 0, 64, 50, 0), chunks::variant(root, &tokens, 0, 64, 50, 8));
+    put(&storage, &gone).await;
+    let (layout, objects) = (storage.store().layout(), storage.store().objects());
+    let tombstone = layout.path(&Key::Tombstone(key(&gone)));
+    objects.put(&tombstone, "expired".into()).await.expect("writes");
+    objects.delete(&layout.path(&Key::Chunk(key(&gone)))).await.expect("deletes");
+    put(&backend.replica().await, &other).await;
+    let removed = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &gone.seq_hash).await;
+    assert_eq!(removed.expect("removes"), 1, "the one that has bytes");
+    let (tenant, namespace, model_id) = (tenant(), "n".parse().expect("a name"), model_id());
+    let lookup = Lookup::new(&tenant, &namespace, &model_id, Query::Tokens(tokens));
+    assert_eq!(storage.lookup(&lookup).await.expect("answers").matched_tokens, 0);
 }

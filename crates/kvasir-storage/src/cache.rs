@@ -43,7 +43,15 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
     }
 
     pub(crate) fn insert(&self, key: K, value: V) {
-        let entry = (self.ttl.map(|_| Instant::now()), value);
+        self.insert_aged(key, (self.ttl.map(|_| Instant::now()), value));
+    }
+
+    /// As [`insert`](Self::insert), of what was learnt at `since`: its time to live began then.
+    pub(crate) fn insert_since(&self, key: K, value: V, since: Instant) {
+        self.insert_aged(key, (self.ttl.map(|_| since), value));
+    }
+
+    fn insert_aged(&self, key: K, entry: (Option<Instant>, V)) {
         let mut generations = self.generations.lock();
         generations[1].remove(&key);
         Self::insert_young(&mut generations, self.half, key, entry);
@@ -97,6 +105,9 @@ mod tests {
         assert!(map.contains(&"k"));
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(!map.contains(&"k"), "reading does not renew it");
+        map.insert_since("k", (), Instant::now() - Duration::from_millis(600));
+        tokio::time::advance(Duration::from_millis(400)).await;
+        assert!(!map.contains(&"k"), "it was learnt a second ago");
         map.insert("k", ());
         map.remove(&"k");
         assert!(!map.contains(&"k"));

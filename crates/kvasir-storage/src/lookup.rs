@@ -11,6 +11,7 @@ use kvasir_api::{ChunkMatch, LookupResponse, Via};
 use kvasir_types::{
     BLOCK_TOKENS, CHUNK_TOKENS_STEP, Medium, ModelId, Name, Reuse, RootHash, SeqHash, TokenChain,
 };
+use tokio::time::Instant;
 
 use crate::{
     StorageError,
@@ -313,7 +314,7 @@ impl Lookups {
 
     /// Brings the objects of a chunk that have no tombstone from the store into the index.
     async fn fill(&self, lookup: LookupScope<'_>, seq_hash: SeqHash) -> Result<usize, StorageError> {
-        let removals = self.reads.index().removals();
+        let (removals, asked) = (self.reads.index().removals(), Instant::now());
         let keys = self.reads.offered_objects(lookup.tenant, lookup.model_id, &seq_hash).await?;
         let (mut found, mut lost_key) = (0, None);
         for key in &keys {
@@ -331,7 +332,7 @@ impl Lookups {
             return Err(error);
         }
         if found == 0 {
-            self.reads.index().note_missing(lookup.scope, seq_hash);
+            self.reads.index().note_missing(lookup.scope, seq_hash, asked);
         }
         Ok(found)
     }

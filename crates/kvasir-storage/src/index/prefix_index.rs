@@ -12,6 +12,7 @@ use std::{
 };
 
 use kvasir_types::{ObjectDigest, SeqHash};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Index, IndexEntry, IndexRow, RemovedRow, Scope, Walk};
@@ -35,9 +36,11 @@ pub(crate) struct PrefixIndex {
     entries: BoundedMap<(Scope, ObjectDigest), Arc<IndexEntry>>,
     /// Chunks that were not in the store a moment ago; none are remembered without a time to live.
     missing: Option<BoundedMap<(Scope, SeqHash), ()>>,
-    /// Objects that are known to be gone.
-    gone: BoundedMap<(Scope, ObjectDigest), ()>,
+    /// Objects that are known to be gone, and how many were taken out when they were.
+    gone: BoundedMap<(Scope, ObjectDigest), u64>,
     removals: AtomicU64,
+    /// Held where an object changes between gone and offered, so that no removal falls between a look and what it decides.
+    turning: Mutex<()>,
     /// When objects were last found or read, and for whom; only where the cold tier has a capacity.
     uses: Option<BoundedMap<(Scope, ObjectDigest), LastUse>>,
 }
@@ -52,6 +55,7 @@ impl PrefixIndex {
             missing: (!negative_ttl.is_zero()).then(missing),
             gone: BoundedMap::new(limits::GONE_ENTRIES_MAX, None),
             removals: AtomicU64::new(0),
+            turning: Mutex::default(),
             uses: track_uses.then(|| BoundedMap::new(limits::USES_MAX, None)),
         }
     }
@@ -81,11 +85,19 @@ impl PrefixIndex {
         self.index.clear_removed(scope, object);
     }
 
-    /// Takes in an object that the store listed without a tombstone, after [`removals`](Self::removals) were `before`. A
-    /// removal since then may be younger than the listing: then what is known to be gone stays so.
+    /// Takes in an object that the store listed without a tombstone, after [`removals`](Self::removals) were `before`. Where
+    /// it was removed since then, the removal may be younger than the listing, and stands.
     pub(crate) fn insert_listed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
-        if self.removals() == before {
-            self.clear_gone(scope, &entry.row.object_digest);
+        let object = entry.row.object_digest;
+        {
+            let _turning = self.turning.lock();
+            if self.is_gone(scope, object) {
+                // Not among the last ones that are remembered: any removal may have been its own.
+                let at = self.gone.get(&(scope, object)).unwrap_or_else(|| self.removals());
+                if at <= before {
+                    self.clear_gone(scope, &object);
+                }
+            }
         }
         self.insert_unless_gone(scope, entry);
     }
@@ -105,8 +117,12 @@ impl PrefixIndex {
 
     /// Takes out an object that was removed, and keeps a row of that until its name may be used again.
     pub(crate) fn remove_for_good(&self, scope: Scope, object: ObjectDigest, row: RemovedRow) {
-        self.index.put_removed(scope, &object, row);
-        self.remove(scope, object);
+        {
+            let _turning = self.turning.lock();
+            self.note_gone(scope, object);
+            self.index.put_removed(scope, &object, row);
+        }
+        self.take_out(scope, object);
     }
 
     /// The collector lifted the tombstone of an object: it may be taken in again. What a request removed stays removed.
@@ -118,13 +134,21 @@ impl PrefixIndex {
 
     /// Takes out an object that is gone or broken. Only this process remembers it: it may be written again under its name.
     pub(crate) fn remove(&self, scope: Scope, object: ObjectDigest) {
+        self.note_gone(scope, object);
+        self.take_out(scope, object);
+    }
+
+    fn note_gone(&self, scope: Scope, object: ObjectDigest) {
+        let at = self.removals.fetch_add(1, Ordering::AcqRel) + 1;
+        self.gone.insert((scope, object), at);
+    }
+
+    fn take_out(&self, scope: Scope, object: ObjectDigest) {
         if let Some(entry) = self.entries.get(&(scope, object)) {
             self.index.remove(scope, &entry);
             self.entries.remove(&(scope, object));
         }
         self.rows.remove(&(scope, object));
-        self.gone.insert((scope, object), ());
-        self.removals.fetch_add(1, Ordering::Release);
     }
 
     /// How many objects were taken out so far.
@@ -153,9 +177,10 @@ impl PrefixIndex {
         self.missing.as_ref().is_some_and(|missing| missing.contains(&(scope, seq_hash)))
     }
 
-    pub(crate) fn note_missing(&self, scope: Scope, seq_hash: SeqHash) {
+    /// The store did not have the chunk when it was asked, at `since`: its answer may have taken long.
+    pub(crate) fn note_missing(&self, scope: Scope, seq_hash: SeqHash, since: Instant) {
         if let Some(missing) = &self.missing {
-            missing.insert((scope, seq_hash), ());
+            missing.insert_since((scope, seq_hash), (), since);
         }
     }
 
@@ -170,5 +195,43 @@ impl PrefixIndex {
             let class = class.or_else(before).unwrap_or(ClassId::OTHER);
             uses.insert((scope, object), LastUse { at: Instant::now(), class });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::IndexRow;
+
+    #[test]
+    fn only_its_own_removal_keeps_a_listed_object_out() {
+        let index = PrefixIndex::new(Index::memory(), Duration::ZERO, false);
+        let scope = Scope::new(&"a".parse().expect("a name"), &[1; 32].into());
+        let row = IndexRow {
+            seq_hash: [2; 32].into(),
+            object_digest: [3; 32].into(),
+            profile_hash: [4; 32].into(),
+            first_position: 0,
+            token_count: 16,
+            kl_beneath: 0.0,
+            head_bytes: 300,
+            object_bytes: 400,
+            level_bytes: vec![400],
+        };
+        let blocks = IndexEntry::short_blocks([&[2; 32][..]]);
+        let entry = Arc::new(IndexEntry { parent_hash: [5; 32], blocks, row: Arc::new(row) });
+        let object = entry.row.object_digest;
+        let is_offered = || index.walk(scope, &[5; 32], &[[2; 32].into()]).whole_blocks == 1;
+        let removal = RemovedRow { expires_ms: i64::MAX, by_request: true };
+        index.remove_for_good(scope, object, removal);
+        // The store lists it again: another replica stored it. Meanwhile another object is removed.
+        let before = index.removals();
+        index.remove_for_good(scope, [9; 32].into(), removal);
+        index.insert_listed(scope, &entry, before);
+        assert!(is_offered());
+        let before = index.removals();
+        index.remove_for_good(scope, object, removal);
+        index.insert_listed(scope, &entry, before);
+        assert!(!is_offered());
     }
 }

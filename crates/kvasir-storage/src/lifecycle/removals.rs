@@ -1,5 +1,7 @@
 //! Removal: by request, and the tombstones of all who remove.
 
+use std::collections::BTreeSet;
+
 use futures::TryStreamExt;
 use kvasir_types::{ModelId, Name, SeqHash};
 use object_store::PutPayload;
@@ -39,12 +41,20 @@ impl Lifecycle {
     ) -> Result<usize, StorageError> {
         let prefix = self.bucket.layout().chunk_prefix(tenant, model_id, seq_hash);
         let mut listing = self.bucket.list(&prefix, "listing a chunk's objects");
-        let (mut removed, dropped) = (0, self.changes.dropped_removals());
+        let dropped = self.changes.dropped_removals();
+        let mut objects = BTreeSet::new();
         while let Some((key, _)) = listing.try_next().await? {
             if let Key::Chunk(key) = key {
-                self.write_tombstone(&key, Removal::Removed).await?;
-                removed += 1;
+                objects.insert(key.object_digest);
             }
+        }
+        let removed = objects.len();
+        // A replica that has not heard of it may still offer an object that only has its tombstone left.
+        objects.extend(self.reads.tombstones().of_chunk(tenant, model_id, seq_hash).await?);
+        for object_digest in objects {
+            let (tenant, model_id, seq_hash) = (tenant.clone(), *model_id, *seq_hash);
+            let key = ChunkKey { tenant, model_id, seq_hash, object_digest };
+            self.write_tombstone(&key, Removal::Removed).await?;
         }
         self.changes.append_removals(dropped).await?;
         let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
@@ -65,9 +75,14 @@ impl Lifecycle {
             }
         }
         self.bucket.reached(Transition::TombstoneWritten);
+        self.announce_removed(key, reason);
+        Ok(())
+    }
+
+    /// Forgets an object and tells the other replicas.
+    pub(super) fn announce_removed(&self, key: &ChunkKey, reason: Removal) {
         self.reads.forget_removed(Scope::new(&key.tenant, &key.model_id), key.object_digest, reason);
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
         self.changes.publish(JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason });
-        Ok(())
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     blocking::blocking,
     layout::{ChunkKey, Key},
     limits,
+    removal::Removal,
     transitions::Transition,
 };
 
@@ -114,6 +115,10 @@ impl Lifecycle {
         let path = self.bucket.path(&Key::Gone(key.clone()));
         self.bucket.put(&path, PutPayload::new(), "writing down that an object is gone").await?;
         self.bucket.reached(Transition::GoneNoted);
+        // Once more: whoever removed the object may have ended between the tombstone and its announcement.
+        let tombstone = self.bucket.path(&Key::Tombstone(key.clone()));
+        let reason = self.reads.tombstones().reason_at(&tombstone).await?.unwrap_or(Removal::Removed);
+        self.announce_removed(key, reason);
         Ok(())
     }
 
