@@ -1,16 +1,24 @@
-//! Clients that believe nothing which is not covered by a checksum or a hash.
+//! Clients that believe nothing which is not covered by a checksum or a hash, and the book in which the model judges what they get.
 
-use std::sync::Arc;
+use std::{
+    cell::{Cell, RefCell},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
-use kvasir_storage::{
-    ByteRange, Lookup, PutChunk, Query, Storage, StorageError, hot::RequestHint, layout::ChunkKey,
+use kvasir_storage::{ByteRange, PutChunk, Query, Storage, StorageError, hot::RequestHint, layout::ChunkKey};
+use kvasir_tests::{
+    chunks::{self, Chunk},
+    model::{Interval, Lookup, Model, Outcome},
 };
-use kvasir_tests::chunks::{self, Chunk};
-use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, SeqHash, TokenChain};
+use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, TokenChain};
+use tokio::time::Instant;
+
+use crate::node::Node;
 
 pub(crate) fn tenant() -> Name {
     "default".parse().expect("a name")
@@ -47,77 +55,168 @@ pub(crate) async fn store(storage: &Arc<Storage>, chunk: &Chunk) -> Result<Objec
     Ok(stored.object_digest)
 }
 
-/// Stores a context chunk by chunk, and gives what was acknowledged.
-pub(crate) async fn store_context(storage: Arc<Storage>, chunks: Vec<Chunk>) -> Vec<SeqHash> {
-    let mut acknowledged = Vec::new();
-    for chunk in chunks {
-        if store(&storage, &chunk).await.is_ok() {
-            acknowledged.push(chunk.seq_hash);
-        }
-    }
-    acknowledged
+/// What was asked for and answered, judged by the model.
+#[derive(Debug)]
+pub(crate) struct Book {
+    begun: Instant,
+    pub(crate) model: RefCell<Model>,
+    pub(crate) wrong: RefCell<Vec<String>>,
+    /// Chunks that a client got whole.
+    pub(crate) delivered: Cell<usize>,
 }
 
-async fn whole(storage: &Arc<Storage>, key: &ChunkKey, range: ByteRange) -> Result<Bytes, StorageError> {
+impl Book {
+    pub(crate) fn new(model: Model) -> Self {
+        Self {
+            begun: Instant::now(),
+            model: RefCell::new(model),
+            wrong: RefCell::default(),
+            delivered: Cell::new(0),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    pub(crate) fn since(&self, begun: Duration) -> Interval {
+        Interval { begun, ended: self.now() }
+    }
+
+    pub(crate) fn judge(&self, judged: Result<(), String>) {
+        if let Err(wrong) = judged {
+            self.wrong.borrow_mut().push(wrong);
+        }
+    }
+
+    /// Stores chunks one after the other, until the replica dies.
+    pub(crate) async fn store(&self, node: &Node, chunks: &[Chunk]) {
+        for chunk in chunks {
+            let put = self.model.borrow_mut().put_begins(node.id, self.now(), chunk);
+            let answer = node.run(store(&node.storage, chunk)).await;
+            let object = answer.as_ref().and_then(|answer| answer.as_ref().ok()).copied();
+            let outcome = object.map_or(Outcome::Unknown, |_| Outcome::Acknowledged);
+            self.judge(self.model.borrow_mut().put_ends(put, self.now(), outcome, object));
+            if answer.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Removes all objects of a chunk.
+    pub(crate) async fn remove(&self, node: &Node, chunk: &Chunk) {
+        let seq_hash = chunk.seq_hash;
+        let removal = self.model.borrow_mut().removal_begins(node.id, self.now(), seq_hash, None);
+        let (tenant, model_id) = (tenant(), model_id());
+        let answer = node.run(node.storage.lifecycle().remove_chunk(&tenant, &model_id, &seq_hash)).await;
+        let outcome = match answer {
+            Some(Ok(_)) => Outcome::Acknowledged,
+            // There was nothing, and it has not begun to remove anything.
+            Some(Err(StorageError::UnknownChunk { .. })) => Outcome::Refused,
+            _ => Outcome::Unknown,
+        };
+        self.model.borrow_mut().removal_ends(removal, self.now(), outcome);
+    }
+
+    /// Asks for the object of a chunk without naming it.
+    pub(crate) async fn name(&self, node: &Node, chunk: &Chunk) {
+        let (begun, tenant, model_id) = (self.now(), tenant(), model_id());
+        let named = node.run(node.storage.reads().preferred(&tenant, &model_id, &chunk.seq_hash)).await;
+        if let Some(Ok(key)) = named {
+            self.judge(self.model.borrow_mut().named(self.since(begun), key.seq_hash, key.object_digest));
+        }
+    }
+
+    /// Appends to the journal and reads it, as the service does every few seconds.
+    pub(crate) async fn sync(&self, node: &Node) {
+        // Its disk may be another's once it is dead.
+        if node.life.is_over() {
+            return;
+        }
+        if node.storage.changes().empty_outdated_index() {
+            // A lookup under way may have found some of it before.
+            node.life.note_fault();
+        }
+        let _ = node.run(node.storage.changes().journal_append()).await;
+        let begun = self.now();
+        let read = node.run(node.storage.changes().journal_tail()).await;
+        if !matches!(read, Some(Ok(0))) {
+            // A removal that is read late hides what was stored again since, until the next lookup asks the store: a lookup that
+            // ran meanwhile owes nothing.
+            node.life.note_fault();
+        }
+        if let Some(Ok(_)) = read {
+            self.model.borrow_mut().heard(node.id, self.since(begun));
+        }
+    }
+
+    /// Looks up, reads heads and pieces, and has all that passes a client's checks judged.
+    pub(crate) async fn load(&self, node: &Node, root: RootHash, tokens: &[u32], fresh: bool) {
+        let chain = TokenChain::new(root, tokens);
+        let query = Query::Tokens(tokens.to_vec());
+        let (begun, asked, faults) = (self.now(), Instant::now(), node.life.faults());
+        let (tenant, namespace, model_id) = (tenant(), namespace(), model_id());
+        self.model.borrow_mut().lookup_begins(node.id, begun);
+        let asking = kvasir_storage::Lookup::new(&tenant, &namespace, &model_id, query).fresh(fresh);
+        let found = node.run(node.storage.lookup(&asking)).await;
+        let reached = node.life.has_reached_the_store(asked, faults);
+        let answer = match found {
+            None => return,
+            Some(Err(error)) => {
+                let refused = Err(format!("a lookup by {} of a store that answers: {error}", node.id));
+                return self.judge(if reached { refused } else { Ok(()) });
+            }
+            Some(Ok(answer)) => answer,
+        };
+        let (by, at, chain, answer) = (node.id, self.since(begun), &chain, &answer);
+        let lookup = Lookup { by, at, fresh, reached, chain, tokens, answer };
+        self.judge(self.model.borrow_mut().lookup(lookup));
+        for hit in &answer.chunks {
+            let delivered = node.run(self.load_chunk(&node.storage, hit, chain, tokens)).await;
+            self.delivered.set(self.delivered.get() + usize::from(delivered == Some(true)));
+        }
+    }
+
+    /// Reads every piece by its own range. What does not verify is a miss.
+    async fn load_chunk(
+        &self,
+        storage: &Arc<Storage>,
+        hit: &ChunkMatch,
+        chain: &TokenChain,
+        tokens: &[u32],
+    ) -> bool {
+        let (tenant, model_id) = (tenant(), model_id());
+        let key = ChunkKey { tenant, model_id, seq_hash: hit.seq_hash, object_digest: hit.object_digest };
+        let Ok(head) = whole(storage, &key, ByteRange::Bounded(0, hit.head_bytes - 1)).await else {
+            return false;
+        };
+        let Ok(head) = Head::parse(&head) else { return false };
+        let first = hit.first_token as usize;
+        if !is_of(&head, hit, chain, tokens.get(first..first + hit.matched_tokens as usize)) {
+            return false;
+        }
+        for (section, span, entry) in head.pieces() {
+            let range = ByteRange::Bounded(entry.range.start, entry.range.end - 1);
+            let Ok(bytes) = whole(storage, &key, range).await else { return false };
+            if head.check_piece(section, span, &bytes).is_err() {
+                return false;
+            }
+            let (name, first) = (&key.object_digest, entry.range.start);
+            self.judge(self.model.borrow_mut().read(&key.seq_hash, name, first, &bytes));
+        }
+        true
+    }
+}
+
+/// All bytes of a range.
+pub(crate) async fn whole(
+    storage: &Arc<Storage>,
+    key: &ChunkKey,
+    range: ByteRange,
+) -> Result<Bytes, StorageError> {
     let parts: Vec<Bytes> =
         storage.reads().read(key, range, &RequestHint::default()).await?.bytes.try_collect().await?;
     Ok(parts.concat().into())
-}
-
-/// Looks up, reads heads and pieces, and compares what passes all checks with the truth.
-///
-/// # Errors
-/// What was wrong and got past all checks.
-pub(crate) async fn load(
-    storage: Arc<Storage>,
-    root: RootHash,
-    tokens: Vec<u32>,
-    fresh: bool,
-) -> Result<usize, String> {
-    let chain = TokenChain::new(root, &tokens);
-    let query = Query::Tokens(tokens.clone());
-    let Ok(found) =
-        storage.lookup(&Lookup::new(&tenant(), &namespace(), &model_id(), query).fresh(fresh)).await
-    else {
-        return Ok(0);
-    };
-    let mut delivered = 0;
-    for hit in &found.chunks {
-        let first = hit.first_token as usize;
-        let end = first + hit.tokens as usize;
-        let (tenant, model_id) = (tenant(), model_id());
-        let key = ChunkKey { tenant, model_id, seq_hash: hit.seq_hash, object_digest: hit.object_digest };
-        let Ok(head) = whole(&storage, &key, ByteRange::Bounded(0, hit.head_bytes - 1)).await else { break };
-        // What does not verify is a miss.
-        let Ok(head) = Head::parse(&head) else { break };
-        let usable = first + hit.matched_tokens as usize;
-        if !is_of(&head, hit, &chain, tokens.get(first..usable)) {
-            break;
-        }
-        let truth = (end <= tokens.len() && hit.matched_tokens == hit.tokens)
-            .then(|| TokenChain::new(root, &tokens[..end]).blocks().last().copied());
-        if truth.flatten().is_some_and(|truth| truth != hit.seq_hash) {
-            return Err(format!("{hit:?} is not the chunk of these tokens"));
-        }
-        delivered += usize::from(load_pieces(&storage, &key, &head).await?);
-    }
-    Ok(delivered)
-}
-
-/// Reads every piece by its own range and compares what passes its checksum with what was written.
-async fn load_pieces(storage: &Arc<Storage>, key: &ChunkKey, head: &Head) -> Result<bool, String> {
-    for (section, span, entry) in head.pieces() {
-        let range = ByteRange::Bounded(entry.range.start, entry.range.end - 1);
-        let Ok(bytes) = whole(storage, key, range).await else { return Ok(false) };
-        if head.check_piece(section, span, &bytes).is_err() {
-            return Ok(false);
-        }
-        let expected = chunks::piece(head.sections()[section].level.0, span, bytes.len());
-        if bytes != expected {
-            return Err(format!("section {section}, span {span} of {key:?} passed with wrong bytes"));
-        }
-    }
-    Ok(true)
 }
 
 /// What the client crate compares before it decodes: the sections of a tail that ends where this chunk does, which a misdirected
@@ -128,6 +227,6 @@ fn is_of(head: &Head, hit: &ChunkMatch, chain: &TokenChain, tokens: Option<&[u32
         && header.seq_hash == hit.seq_hash
         && header.first_position == hit.first_token
         && header.object_bytes() == hit.bytes
-        && chain.link(hit.first_token as usize) == Some(header.link())
+        && chain.prefix_hash(hit.first_token as usize) == Some(header.parent_hash)
         && tokens.is_some_and(|tokens| head.tokens.get(..tokens.len()) == Some(tokens))
 }

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use crate::{
     client::{self, tenant},
-    node::{Cuts, Node},
+    node::Node,
     on_simulated_time,
 };
 
@@ -48,7 +48,7 @@ fn the_retention_of_a_tombstone_begins_when_its_bytes_are_gone() {
     on_simulated_time(async {
         let store = FaultyStore::new(5, 0, false);
         let mut dice = Dice::new(5);
-        let node = Node::start(&store, &mut dice, None, &Cuts::default());
+        let node = Node::cold(1, &store, &mut dice).await;
         let storage = &node.storage;
         let root = client::join(storage, &tenant()).await.expect("joins");
         let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 50);

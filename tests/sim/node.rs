@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use kvasir_eviction::{Moment, PolicyKind};
@@ -10,15 +11,23 @@ use kvasir_storage::{
     Settings, Storage,
     hot::{HotClock, HotSettings, HotTier, NoHotObserver},
     index::{Index, MemoryIndex},
-    observe::NoObserver,
+    observe::{RequestOutcome, StoreEvent, StoreObserver, StoreOp},
     store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
     transitions::{CrashPointObserver, Transition},
 };
-use kvasir_tests::faulty::{Dice, FaultyStore, Life};
+use kvasir_tests::{
+    faulty::{Dice, FaultyStore, Life},
+    model::Replica,
+};
 use object_store::path::Path;
 
 /// How often each transition was the last thing that a replica did.
 pub(crate) type Cuts = Arc<Mutex<BTreeMap<Transition, u64>>>;
+
+/// How long batches of the journal stay.
+pub(crate) const JOURNAL_RETENTION: Duration = Duration::from_secs(30);
+/// How long removals are remembered: the grace and the retention of tombstones.
+pub(crate) const REMOVALS_KEPT: Duration = Duration::from_secs(220);
 
 /// Kills its replica at one transition.
 #[derive(Debug)]
@@ -34,6 +43,20 @@ impl CrashPointObserver for Cutter {
             // From here on nothing of it reaches the store, and its memory is thrown away.
             self.life.end();
             *self.cuts.lock().expect("not poisoned").entry(transition).or_default() += 1;
+        }
+    }
+}
+
+/// Takes note of requests that the store's client does not even send.
+#[derive(Debug)]
+struct Watcher(Life);
+
+impl StoreObserver for Watcher {
+    fn request(&self, _: StoreOp, _: RequestOutcome, _: u64, _: Duration) {}
+
+    fn event(&self, event: StoreEvent) {
+        if matches!(event, StoreEvent::RefusedByBreaker | StoreEvent::Busy) {
+            self.0.note_fault();
         }
     }
 }
@@ -70,44 +93,62 @@ fn hot_tier() -> Arc<HotTier> {
     HotTier::open(settings, clock, Arc::new(NoHotObserver)).expect("no folder is needed")
 }
 
+/// How a replica starts.
+pub(crate) struct Start {
+    pub(crate) id: Replica,
+    /// May be out of date in any way.
+    pub(crate) disk: Disk,
+    pub(crate) is_hot: bool,
+    /// Where it will end.
+    pub(crate) cut: Option<Transition>,
+    pub(crate) tracks_uses: bool,
+}
+
+impl Start {
+    /// Starts it as the service does: it reaches the store and empties an index that is too old.
+    pub(crate) async fn over(self, store: &FaultyStore, dice: &mut Dice, cuts: &Cuts) -> Node {
+        let Self { id, disk, is_hot, cut, tracks_uses } = self;
+        let (store, life) = store.for_replica();
+        let url = "memory://".parse().expect("a url");
+        let config = StoreConfig { jitter_seed: dice.number(), ..StoreConfig::new(url) };
+        let abilities = StoreAbilities { conditional_create: !store.ignores_conditions() };
+        let observer = Arc::new(Watcher(life.clone()));
+        let open = OpenStore::with(store, &Path::default(), StoreKind::Memory, &config, observer);
+        // For the store's time alone: what a store that fails seems to be able to do is another test's matter.
+        while open.probe().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let mut settings = Settings::new(std::env::temp_dir());
+        // Large bodies go in parts, as they do where memory is short.
+        settings.spool_memory_bytes = 1 << 20;
+        settings.track_uses = tracks_uses;
+        settings.removals_kept = REMOVALS_KEPT;
+        // Looked at again beside the requests, salts would be read at moments that no seed decides.
+        settings.salt_rotations_fresh = Duration::MAX;
+        settings.crash_points = Arc::new(Cutter { life: life.clone(), at: cut, cuts: Arc::clone(cuts) });
+        let index = Index::over(Arc::clone(&disk.0) as Arc<_>);
+        let storage = Storage::new(open, abilities, index, settings, is_hot.then(hot_tier));
+        storage.changes().empty_outdated_index();
+        Node { id, storage, life, disk }
+    }
+}
+
 /// A replica, its life and its disk.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
+    /// Of this life.
+    pub(crate) id: Replica,
     pub(crate) storage: Arc<Storage>,
     pub(crate) life: Life,
     pub(crate) disk: Disk,
 }
 
 impl Node {
-    /// A replica with nothing but the store, doomed to end at `cut`.
-    pub(crate) fn start(store: &FaultyStore, dice: &mut Dice, cut: Option<Transition>, cuts: &Cuts) -> Self {
-        Self::start_on(Disk::default(), false, store, dice, cut, cuts)
-    }
-
-    /// A replica with what is on `disk`, which may be out of date in any way, with or without a hot tier.
-    pub(crate) fn start_on(
-        disk: Disk,
-        is_hot: bool,
-        store: &FaultyStore,
-        dice: &mut Dice,
-        cut: Option<Transition>,
-        cuts: &Cuts,
-    ) -> Self {
-        let (store, life) = store.for_replica();
-        let url = "memory://".parse().expect("a url");
-        let config = StoreConfig { jitter_seed: dice.number(), ..StoreConfig::new(url) };
-        let abilities = StoreAbilities { conditional_create: !store.ignores_conditions() };
-        let observer = Arc::new(NoObserver);
-        let open = OpenStore::with(store, &Path::default(), StoreKind::Memory, &config, observer);
-        let mut settings = Settings::new(std::env::temp_dir());
-        // Large bodies go in parts, as they do where memory is short.
-        settings.spool_memory_bytes = 1 << 20;
-        // Looked at again beside the requests, salts would be read at moments that no seed decides.
-        settings.salt_rotations_fresh = std::time::Duration::MAX;
-        settings.crash_points = Arc::new(Cutter { life: life.clone(), at: cut, cuts: Arc::clone(cuts) });
-        let index = Index::over(Arc::clone(&disk.0) as Arc<_>);
-        let storage = Storage::new(open, abilities, index, settings, is_hot.then(hot_tier));
-        Self { storage, life, disk }
+    /// A replica with nothing but the store.
+    pub(crate) async fn cold(id: Replica, store: &FaultyStore, dice: &mut Dice) -> Self {
+        let cuts = Cuts::default();
+        let cold = Start { id, disk: Disk::default(), is_hot: false, cut: None, tracks_uses: false };
+        cold.over(store, dice, &cuts).await
     }
 
     /// What the replica answers; nothing when it dies before.
@@ -120,11 +161,18 @@ impl Node {
     }
 }
 
-/// The transition that was cut least, of those that can be passed here.
-pub(crate) fn least_cut(cuts: &Cuts, pending: &[Option<Transition>], store: &FaultyStore) -> Transition {
+/// The transition that was cut least, of those that can be passed here; of several the first from `turn` on.
+pub(crate) fn least_cut(
+    cuts: &Cuts,
+    pending: &[Option<Transition>],
+    store: &FaultyStore,
+    turn: usize,
+) -> Transition {
     let cuts = cuts.lock().expect("not poisoned");
-    let possible =
-        Transition::ALL.into_iter().filter(|t| *t != Transition::SaltProposed || store.ignores_conditions());
+    let all = Transition::ALL.into_iter().cycle().skip(turn % Transition::ALL.len());
+    let possible = all
+        .take(Transition::ALL.len())
+        .filter(|t| *t != Transition::SaltProposed || store.ignores_conditions());
     let weight = |t: &Transition| {
         let aimed_at = pending.iter().filter(|p| **p == Some(*t)).count() as u64;
         cuts.get(t).copied().unwrap_or(0) + aimed_at

@@ -5,11 +5,7 @@ use std::collections::BTreeSet;
 use futures::future::join_all;
 use kvasir_tests::faulty::{Dice, FaultyStore};
 
-use crate::{
-    client,
-    node::{Cuts, Node},
-    on_simulated_time,
-};
+use crate::{client, node::Node, on_simulated_time};
 
 #[test]
 fn first_writers_agree_without_conditional_creates() {
@@ -18,8 +14,10 @@ fn first_writers_agree_without_conditional_creates() {
         let roots = on_simulated_time(async {
             let store = FaultyStore::new(seed, if seed % 2 == 0 { 0 } else { 150 }, true);
             let mut dice = Dice::new(seed);
-            let nodes: Vec<_> =
-                (0..4).map(|_| Node::start(&store, &mut dice, None, &Cuts::default())).collect();
+            let mut nodes = Vec::new();
+            for id in 0..4 {
+                nodes.push(Node::cold(id, &store, &mut dice).await);
+            }
             let starts: Vec<u64> = nodes.iter().map(|_| dice.below(3_000) as u64).collect();
             let joins = nodes.iter().zip(starts).map(|(node, start)| async move {
                 tokio::time::sleep(std::time::Duration::from_millis(start)).await;

@@ -1,8 +1,8 @@
-//! Replicas that die, a store that fails, clients that check what they get, and the book of what was acknowledged.
+//! Replicas that die, are paused and cut off, a store that fails, and the model that judges what they answer.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, rc::Rc, time::Duration};
 
-use futures::{TryStreamExt, future::join_all};
+use futures::TryStreamExt;
 use kvasir_container::Head;
 use kvasir_storage::{
     gc::GcPolicy,
@@ -13,33 +13,39 @@ use kvasir_storage::{
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::{Dice, Fault, FaultyStore, ZOMBIE_MAX},
+    model::{Bounds, Model},
 };
 use kvasir_types::{Name, ObjectDigest, RootHash, SeqHash};
 use object_store::{ObjectStore, ObjectStoreExt};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
+use uuid::Uuid;
 
 use crate::{
-    client::{self, tenant},
-    node::{Cuts, Disk, Node, least_cut},
+    client::{self, Book, tenant},
+    node::{Cuts, Disk, JOURNAL_RETENTION, Node, Start, least_cut},
 };
 
-const REPLICAS: usize = 3;
-const CONTEXTS: usize = 14;
+pub(crate) const REPLICAS: usize = 3;
+pub(crate) const CONTEXTS: usize = 14;
 /// Requests that go wrong, of a thousand.
 const FAULTS: usize = 120;
-/// How long a removal that was not answered may still take effect: its last retry, and the store's own delay.
-const REMOVING: Duration = Duration::from_secs(100 + ZOMBIE_MAX.as_secs());
-
-/// How long what a hot tier reads ahead may take: a head and a run of frames, each with all its retries and timeouts.
-const READING_AHEAD: Duration = Duration::from_secs(400);
+/// How long a request that was not answered may still take effect: its last retry, and the store's own delay.
+const UNKNOWN: Duration = Duration::from_secs(100 + ZOMBIE_MAX.as_secs());
+/// Twice as long as misses are remembered.
+const NEGATIVE_TTL: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_secs(20);
 
 /// How a simulation ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    pub lost: Vec<String>,
     pub wrong: Vec<String>,
     pub kept: usize,
     pub delivered: usize,
+    /// Answers that were judged.
+    pub judged: BTreeMap<&'static str, u64>,
     /// Bodies that were handed out wrong, and of these the misdirected ones.
     pub corruptions: (u64, u64),
     pub injected: [u64; Fault::ALL.len()],
@@ -49,32 +55,48 @@ pub(crate) struct Outcome {
     pub restarts: [u64; 2],
 }
 
+/// What the collector may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    Everything,
+    Until(Duration),
+    /// At most so many bytes.
+    Bytes(u64),
+}
+
 pub(crate) struct World {
-    store: FaultyStore,
-    dice: Dice,
-    nodes: Vec<(Node, Option<Transition>)>,
+    pub(crate) store: FaultyStore,
+    pub(crate) dice: Dice,
+    pub(crate) book: Rc<Book>,
+    pub(crate) nodes: Vec<(Node, Option<Transition>)>,
+    keeps: Keeps,
+    /// Where the transitions to be cut begin.
+    turn: usize,
+    lives: u64,
     /// Of replicas that ended, until a successor gets them or they are wiped.
     disks: Vec<Disk>,
-    root: RootHash,
-    contexts: Vec<(Vec<u32>, Vec<Chunk>)>,
-    /// Acknowledged and not removed since: what must be there at the end.
-    acknowledged: BTreeMap<SeqHash, Instant>,
-    removed: BTreeMap<SeqHash, Instant>,
-    roots: BTreeMap<Name, RootHash>,
+    pub(crate) root: RootHash,
+    pub(crate) contexts: Vec<(Vec<u32>, Vec<Chunk>)>,
+    pub(crate) pins: Vec<(u64, Uuid)>,
+    pub(crate) pinned: u64,
+    /// Passes beside everything, of replicas that may be paused meanwhile.
+    pub(crate) passes: Vec<(usize, JoinHandle<bool>)>,
+    pub(crate) paused: Vec<(Node, Instant)>,
+    pub(crate) cut_off: Vec<(Node, Instant)>,
+    pub(crate) roots: BTreeMap<Name, RootHash>,
     cuts: Cuts,
-    wrong: Vec<String>,
-    delivered: usize,
-    large: u8,
-    /// Replicas that began with a disk of another, and with an empty one.
+    pub(crate) large: u8,
     restarts: [u64; 2],
 }
 
 impl World {
     pub(crate) async fn new(seed: u64) -> Self {
         let store = FaultyStore::new(seed, FAULTS, seed % 2 == 1);
+        if seed.is_multiple_of(3) {
+            store.be_honest();
+        }
         let mut dice = Dice::new(!seed);
-        let cuts = Cuts::default();
-        let first = Node::start(&store, &mut dice, None, &cuts);
+        let first = Node::cold(0, &store, &mut dice).await;
         // What is written once, in peace; with a salt that the seed decides.
         let salt = first.storage.store().layout().path(&Key::Salt { tenant: tenant() });
         let record = salt_record(&tenant(), &[seed as u8; 32]);
@@ -89,7 +111,9 @@ impl World {
         };
         let contexts = (0..CONTEXTS).map(|i| {
             let chunk_tokens = [256, 512, 1536][dice.below(3)];
-            let mut tokens = chunks::tokens(seed * 100 + i as u64 / 2, 300 + dice.below(1_800));
+            // Ends of contexts are no ends of blocks: behind one, a lookup would not ask for the longer chunks of others.
+            let count = (300 + dice.below(1_800)) | 1;
+            let mut tokens = chunks::tokens(seed * 100 + i as u64 / 2, count);
             // Pairs share a beginning.
             let split = dice.below(tokens.len());
             tokens[split] ^= 1;
@@ -97,171 +121,152 @@ impl World {
             (tokens, chunks)
         });
         let contexts = contexts.collect();
+        let keeps = match seed / 2 % 4 {
+            0 | 1 => Keeps::Everything,
+            2 => Keeps::Until(Duration::from_secs(120)),
+            _ => Keeps::Bytes(12_000),
+        };
+        let ttl = match keeps {
+            Keeps::Everything => None,
+            Keeps::Until(ttl) => Some(ttl),
+            Keeps::Bytes(_) => Some(Duration::ZERO),
+        };
+        let bounds = Bounds { unknown: UNKNOWN, negative_ttl: NEGATIVE_TTL, removal: None, ttl };
         let mut this = Self {
             store,
             dice,
+            book: Rc::new(Book::new(Model::new(bounds))),
             nodes: Vec::new(),
+            keeps,
+            turn: 5 * seed as usize,
+            lives: 0,
             disks: Vec::new(),
             root,
             contexts,
-            acknowledged: BTreeMap::new(),
-            removed: BTreeMap::new(),
+            pins: Vec::new(),
+            pinned: 0,
+            passes: Vec::new(),
+            paused: Vec::new(),
+            cut_off: Vec::new(),
             roots: BTreeMap::new(),
-            cuts,
-            wrong: Vec::new(),
-            delivered: 0,
+            cuts: Cuts::default(),
             large: 0,
             restarts: [0; 2],
         };
         for _ in 0..REPLICAS {
-            this.add();
+            this.add().await;
         }
         this
     }
 
+    pub(crate) fn policy(&self) -> GcPolicy {
+        GcPolicy {
+            grace: GRACE,
+            tombstone_retention: Duration::from_secs(200),
+            journal_retention: JOURNAL_RETENTION,
+            ttl: if let Keeps::Until(ttl) = self.keeps { Some(ttl) } else { None },
+            capacity_bytes: if let Keeps::Bytes(bytes) = self.keeps { Some(bytes) } else { None },
+            actions_per_second: 0,
+            ..GcPolicy::default()
+        }
+    }
+
+    fn life(&mut self) -> u64 {
+        self.lives += 1;
+        self.lives
+    }
+
     /// A new replica, mostly one that will die at a chosen transition: with the disk of one that ended, however long ago,
     /// or with an empty one.
-    fn add(&mut self) {
+    async fn add(&mut self) {
         let pending: Vec<_> = self.nodes.iter().map(|(_, cut)| *cut).collect();
-        let cut = self.dice.chance(850).then(|| least_cut(&self.cuts, &pending, &self.store));
+        let cut = self.dice.chance(600).then(|| least_cut(&self.cuts, &pending, &self.store, self.turn));
         let wiped = self.disks.is_empty() || self.dice.chance(400);
         let disk =
             if wiped { Disk::default() } else { self.disks.swap_remove(self.dice.below(self.disks.len())) };
         let is_hot = self.dice.chance(500);
-        let node = Node::start_on(disk, is_hot, &self.store, &mut self.dice, cut, &self.cuts);
+        let tracks_uses = matches!(self.keeps, Keeps::Bytes(_));
+        let start = Start { id: self.life(), disk, is_hot, cut, tracks_uses };
+        let node = start.over(&self.store, &mut self.dice, &self.cuts).await;
         self.restarts[usize::from(wiped)] += 1;
         self.nodes.push((node, cut));
     }
 
-    fn any(&mut self) -> Node {
+    /// A replica that has nothing and takes part in nothing else.
+    pub(crate) async fn cold(&mut self) -> Node {
+        let id = self.life();
+        Node::cold(id, &self.store, &mut self.dice).await
+    }
+
+    pub(crate) fn any(&mut self) -> Node {
         let at = self.dice.below(self.nodes.len());
         self.nodes[at].0.clone()
     }
 
-    /// Several requests at once, and now and then a mishap.
-    pub(crate) async fn round(&mut self) {
+    /// Buries the dead, ends pauses, and brings new replicas.
+    pub(crate) async fn renew(&mut self) {
+        let now = Instant::now();
+        for (node, _) in self.paused.extract_if(.., |(_, until)| *until <= now) {
+            node.life.pause(false);
+            self.nodes.push((node, None));
+        }
+        for (node, _) in self.cut_off.extract_if(.., |(_, until)| *until <= now) {
+            node.life.cut_off_from_journal(false);
+        }
         let ended = self.nodes.extract_if(.., |(node, _)| node.life.is_over());
         self.disks.extend(ended.map(|(node, _)| node.disk));
         let wanted = REPLICAS + self.dice.below(2);
         while self.nodes.len() < wanted {
-            self.add();
+            self.add().await;
         }
-        match self.dice.below(12) {
-            // Killed between two instructions of its choice.
-            0 => self.any().life.end(),
-            1 => self.remove().await,
-            2 | 3 | 6 | 7 => self.newcomer().await,
-            4 | 5 => self.store_large().await,
-            _ => {}
-        }
-        Box::pin(self.traffic()).await;
-        let pause = self.dice.below(12_000);
-        sleep(Duration::from_millis(pause as u64)).await;
+        self.note_passes().await;
     }
 
-    async fn traffic(&mut self) {
-        let puts: Vec<_> = (0..3).map(|_| (self.any(), self.dice.below(CONTEXTS))).collect();
-        let loads: Vec<_> =
-            (0..4).map(|_| (self.any(), self.dice.below(CONTEXTS), self.dice.chance(500))).collect();
-        let root = self.root;
-        let collects = self.dice.chance(400);
-        let (keeper, collector) = (self.any(), self.any());
-        let keeping = keeper.run(async {
-            let _ = keeper.storage.changes().journal_append().await;
-            let _ = keeper.storage.changes().journal_tail().await;
-        });
-        let collecting = collector.run(async {
-            if collects {
-                let _ = collector.storage.lifecycle().collect_garbage(&policy(), |_| {}).await;
-            }
-        });
-        let puts = puts.into_iter().map(|(node, at)| (node, self.contexts[at].1.clone()));
-        let puts = puts.map(|(node, chunks)| async move {
-            node.run(client::store_context(node.storage.clone(), chunks)).await.unwrap_or_default()
-        });
-        let loads = loads.into_iter().map(|(node, at, fresh)| (node, self.contexts[at].0.clone(), fresh));
-        let loads = loads.map(|(node, tokens, fresh)| async move {
-            node.run(client::load(node.storage.clone(), root, tokens, fresh)).await.unwrap_or(Ok(0))
-        });
-        let begun = Instant::now();
-        let (stored, loaded, ..) = tokio::join!(join_all(puts), join_all(loads), keeping, collecting);
-        for seq_hash in stored.into_iter().flatten() {
-            self.acknowledge(seq_hash, begun);
-        }
-        for loaded in loaded {
-            match loaded {
-                Ok(count) => self.delivered += count,
-                Err(wrong) => self.wrong.push(wrong),
+    /// Takes note of passes that have ended.
+    pub(crate) async fn note_passes(&mut self) {
+        let ended: Vec<_> = self.passes.extract_if(.., |(_, pass)| pass.is_finished()).collect();
+        for (pass, collecting) in ended {
+            if collecting.await.expect("no panic") {
+                self.book.model.borrow_mut().pass_ends(pass, self.book.now());
             }
         }
     }
 
-    /// Takes note of what was stored by a request that began at `begun`.
-    fn acknowledge(&mut self, seq_hash: SeqHash, begun: Instant) {
-        // A removal of unknown outcome may still come through: whose it is, nobody can count on.
-        if self.removed.get(&seq_hash).is_none_or(|removed| begun > *removed + REMOVING) {
-            self.acknowledged.insert(seq_hash, begun);
+    /// Everything heals; what is owed must be found by everybody, and be in the store byte for byte.
+    pub(crate) async fn end(mut self) -> Outcome {
+        for (node, _) in std::mem::take(&mut self.paused) {
+            node.life.pause(false);
+            self.nodes.push((node, None));
         }
-    }
-
-    async fn remove(&mut self) {
-        let node = self.any();
-        let at = self.dice.below(CONTEXTS);
-        let chunks = &self.contexts[at].1;
-        let seq_hash = chunks[self.dice.below(chunks.len())].seq_hash;
-        let (tenant, model_id) = (tenant(), client::model_id());
-        let _ = node.run(node.storage.lifecycle().remove_chunk(&tenant, &model_id, &seq_hash)).await;
-        // Whether it went through or not: nobody may count on the chunk any more.
-        self.acknowledged.remove(&seq_hash);
-        self.removed.insert(seq_hash, Instant::now());
-    }
-
-    /// A tenant that several replicas meet for the first time in the same moment.
-    async fn newcomer(&mut self) {
-        let name: Name = format!("t{}", self.dice.below(1_000)).parse().expect("a name");
-        let nodes: Vec<_> = (0..REPLICAS).map(|_| self.any()).collect();
-        let joins = nodes.iter().map(|node| node.run(client::join(&node.storage, &name)));
-        for root in join_all(joins).await.into_iter().flatten().flatten() {
-            let known = *self.roots.entry(name.clone()).or_insert(root);
-            if known != root {
-                self.wrong.push(format!("replicas disagree about the root of {name}"));
-            }
-        }
-    }
-
-    /// An upload in parts. Alone: its spool file is on a disk that no simulated clock waits for, and whatever hot tiers still
-    /// read ahead in that while would ask the store at moments that no seed decides.
-    async fn store_large(&mut self) {
-        sleep(READING_AHEAD).await;
-        let node = self.any();
-        let tokens = chunks::tokens(999, 16);
-        self.large = self.large.wrapping_add(2);
-        let chunk = chunks::variant(self.root, &tokens, 0, 16, 4_400_000, self.large);
-        let begun = Instant::now();
-        if let Some(Ok(_)) = node.run(client::store(&node.storage, &chunk)).await {
-            self.acknowledge(chunk.seq_hash, begun);
-        }
-    }
-
-    /// Everything heals; what was acknowledged must be there, byte for byte.
-    pub(crate) async fn end(self) -> Outcome {
+        self.nodes.iter().for_each(|(node, _)| node.life.cut_off_from_journal(false));
         self.store.heal();
-        sleep(ZOMBIE_MAX * 2).await;
-        let mut dice = self.dice.clone();
-        let reader = Node::start(&self.store, &mut dice, None, &Cuts::default());
-        let mut lost = Vec::new();
-        for seq_hash in self.acknowledged.keys() {
-            if let Err(problem) = self.is_there(&reader, seq_hash).await
-                && !self.is_contained(&reader, seq_hash).await
-            {
-                lost.push(format!("{seq_hash}: {problem}"));
+        sleep(UNKNOWN * 2).await;
+        self.note_passes().await;
+        let cold = self.cold().await;
+        let policy = self.policy();
+        for pass in 0..4 {
+            let nodes: Vec<Node> = self.nodes.iter().map(|(node, _)| node.clone()).collect();
+            for node in nodes.iter().chain([&cold]) {
+                self.book.sync(node).await;
+                for (tokens, _) in &self.contexts {
+                    self.book.load(node, self.root, tokens, pass % 2 == 0).await;
+                }
+            }
+            self.hold().await;
+            self.book.collect(&cold, &policy).await;
+            sleep(GRACE + Duration::from_secs(2)).await;
+        }
+        let owed = self.book.model.borrow().owed(self.book.now());
+        for seq_hash in &owed {
+            if let Err(problem) = self.is_there(&cold, seq_hash).await {
+                self.book.judge(Err(format!("{seq_hash} is lost: {problem}")));
             }
         }
         Outcome {
-            lost,
-            wrong: self.wrong,
-            kept: self.acknowledged.len(),
-            delivered: self.delivered,
+            wrong: self.book.wrong.take(),
+            kept: owed.len(),
+            delivered: self.book.delivered.get(),
+            judged: self.book.model.borrow().judged().clone(),
             corruptions: self.store.corruptions(),
             injected: self.store.injected(),
             cuts: self.cuts.lock().expect("not poisoned").clone(),
@@ -270,21 +275,24 @@ impl World {
         }
     }
 
-    /// Whether a longer chunk that is there holds all of this one: then the collector may have taken it.
-    async fn is_contained(&self, reader: &Node, seq_hash: &SeqHash) -> bool {
-        let all = || self.contexts.iter().flat_map(|(_, chunks)| chunks);
-        let Some(own) = all().find(|chunk| chunk.seq_hash == *seq_hash) else { return false };
-        let own = Head::parse(&own.bytes).expect("made by this test");
-        for chunk in all().filter(|chunk| chunk.seq_hash != *seq_hash) {
-            let other = Head::parse(&chunk.bytes).expect("made by this test");
-            if other.header.parent_hash == own.header.parent_hash
-                && other.tokens.starts_with(&own.tokens)
-                && self.is_there(reader, &chunk.seq_hash).await.is_ok()
-            {
-                return true;
+    /// Has the model judge what the bucket holds.
+    pub(crate) async fn hold(&self) {
+        if self.pins.is_empty() {
+            return;
+        }
+        let begun = self.book.now();
+        let Some((node, _)) = self.nodes.first() else { return };
+        let (layout, truth) = (&node.storage.store().layout(), self.store.inner());
+        let listed: Vec<_> = truth.list(None).try_collect().await.expect("memory");
+        let mut held = Vec::new();
+        for meta in listed {
+            let Some(Key::Chunk(key)) = layout.parse(&meta.location) else { continue };
+            let bytes = truth.get(&meta.location).await.expect("memory").bytes().await.expect("memory");
+            if ObjectDigest::of(&bytes) == key.object_digest {
+                held.push((key.seq_hash, key.object_digest));
             }
         }
-        false
+        self.book.judge(self.book.model.borrow_mut().held(self.book.since(begun), &held));
     }
 
     /// Whether the store itself has a sound object of the chunk that no tombstone hides.
@@ -308,15 +316,5 @@ impl World {
             }
         }
         Err(format!("no object, {hidden} hidden"))
-    }
-}
-
-fn policy() -> GcPolicy {
-    GcPolicy {
-        grace: Duration::from_secs(20),
-        tombstone_retention: Duration::from_secs(200),
-        journal_retention: Duration::from_secs(30),
-        actions_per_second: 0,
-        ..GcPolicy::default()
     }
 }

@@ -2,6 +2,7 @@
 
 mod dice;
 mod fault;
+mod life;
 mod spoil;
 
 use std::{
@@ -21,12 +22,13 @@ use object_store::{
     ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
     UploadPart, memory::InMemory, path::Path,
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::time::Instant;
 
 use self::fault::Weather;
 pub use self::{
     dice::Dice,
     fault::{Fault, ZOMBIE_MAX},
+    life::Life,
 };
 
 /// A request that is never answered takes so long.
@@ -36,8 +38,12 @@ const SILENCE: Duration = Duration::from_secs(3_600);
 struct Plan {
     dice: Dice,
     per_mille: usize,
+    /// Bodies are what is there, or break off.
+    is_honest: bool,
     weather: Weather,
     weather_until: Instant,
+    /// Nothing goes wrong before.
+    calm_until: Instant,
     injected: [u64; Fault::ALL.len()],
     corruptions: u64,
     misdirections: u64,
@@ -62,37 +68,6 @@ pub struct FaultyStore {
     life: Life,
 }
 
-/// Whether a replica lives. What a dead one asks for is neither done nor answered.
-#[derive(Debug, Clone)]
-pub struct Life(Arc<watch::Sender<bool>>);
-
-impl Life {
-    fn new() -> Self {
-        Self(Arc::new(watch::Sender::new(false)))
-    }
-
-    /// Kills.
-    pub fn end(&self) {
-        self.0.send_replace(true);
-    }
-
-    /// Whether it is over.
-    pub fn is_over(&self) -> bool {
-        *self.0.borrow()
-    }
-
-    /// Resolves when it is over.
-    pub async fn over(&self) {
-        let _ = self.0.subscribe().wait_for(|over| *over).await;
-    }
-
-    async fn alive(&self) {
-        if self.is_over() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
 impl FaultyStore {
     /// Goes wrong in `per_mille` of a thousand requests. Must be made in the simulation's runtime.
     pub fn new(seed: u64, per_mille: usize, ignores_conditions: bool) -> Self {
@@ -100,8 +75,10 @@ impl FaultyStore {
         let plan = Plan {
             dice: Dice::new(seed),
             per_mille,
+            is_honest: false,
             weather: Weather::Fair,
             weather_until: now + Duration::from_secs(30),
+            calm_until: now,
             injected: [0; Fault::ALL.len()],
             corruptions: 0,
             misdirections: 0,
@@ -130,6 +107,16 @@ impl FaultyStore {
         plan.per_mille = 0;
         plan.weather = Weather::Fair;
         plan.weather_until = Instant::now() + SILENCE * 1_000;
+    }
+
+    /// From now on no body is other than what is there.
+    pub fn be_honest(&self) {
+        self.plan().is_honest = true;
+    }
+
+    /// For a while nothing goes wrong.
+    pub fn calm(&self, time: Duration) {
+        self.plan().calm_until = Instant::now() + time;
     }
 
     /// How often each fault was injected, in the order of [`Fault::ALL`].
@@ -164,14 +151,21 @@ impl FaultyStore {
         self.life.alive().await;
         let (fault, delay) = {
             let mut plan = self.plan();
-            let fault = plan.decide(possible, writes);
+            let fault = match self.life.is_cut_off_from(path) {
+                true => Some(Fault::Before),
+                false => plan.decide(possible, writes),
+            };
+            if fault.is_some() {
+                self.life.note_fault();
+            }
             let delay = plan.dice.below(40);
             plan.requests += 1;
             // Probes, journals and salts are named at random: their names are no part of the trace.
             let named = path
                 .parts()
                 .next_back()
-                .filter(|_| path.as_ref().contains("/c/") || path.as_ref().contains("/d/"));
+                .filter(|_| path.as_ref().contains("/c/") || path.as_ref().contains("/d/"))
+                .filter(|_| what != "list");
             let name = named.map(|part| part.as_ref().to_owned()).unwrap_or_default();
             plan.trace.update(format!("{what} {name} {fault:?} {delay};").as_bytes());
             if let Some(fault) = fault {
@@ -262,6 +256,9 @@ impl FaultyStore {
 impl Plan {
     fn decide(&mut self, possible: &[Fault], writes: bool) -> Option<Fault> {
         let now = Instant::now();
+        if now < self.calm_until {
+            return None;
+        }
         if self.per_mille > 0 && now >= self.weather_until {
             // Mostly fair, and never bad for long.
             let (weather, seconds) = match self.dice.below(10) {
@@ -280,7 +277,8 @@ impl Plan {
             _ => {}
         }
         let hit = self.dice.chance(self.per_mille);
-        hit.then(|| possible[self.dice.below(possible.len())])
+        let fault = hit.then(|| possible[self.dice.below(possible.len())]);
+        fault.map(|fault| if self.is_honest && fault.corrupts() { Fault::Reset } else { fault })
     }
 }
 
@@ -344,6 +342,7 @@ impl ObjectStore for FaultyStore {
         if differs && fault.corrupts() {
             let mut plan = self.plan();
             plan.corruptions += 1;
+            self.life.note_misled();
             plan.misdirections += u64::from(fault.misdirects());
         }
         Ok(GetResult { payload: GetResultPayload::Stream(body), meta, range, attributes, extensions })
@@ -367,7 +366,7 @@ impl ObjectStore for FaultyStore {
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let (this, prefix) = (self.clone(), prefix.cloned().unwrap_or_default());
         let listing = async move {
-            let fault = this.ask("list", &Path::default(), &Fault::ASKING).await;
+            let fault = this.ask("list", &prefix, &Fault::ASKING).await;
             let mut listed: Vec<_> = this.shared.inner.list(Some(&prefix)).collect().await;
             listed.iter_mut().flatten().for_each(|meta| *meta = this.dated(meta.clone()));
             // A listing may fail between its pages, too.
@@ -382,7 +381,7 @@ impl ObjectStore for FaultyStore {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.ask("list", &Path::default(), &Fault::ASKING).await?;
+        self.ask("list", &prefix.cloned().unwrap_or_default(), &Fault::ASKING).await?;
         self.shared.inner.list_with_delimiter(prefix).await
     }
 

@@ -1,0 +1,262 @@
+//! What clients, operators and collectors do in a round, and what befalls the replicas meanwhile.
+
+use std::{rc::Rc, sync::Arc, time::Duration};
+
+use futures::future::join_all;
+use kvasir_api::ContextRequest;
+use kvasir_storage::gc::GcPolicy;
+use kvasir_tests::chunks::{self, Chunk};
+use kvasir_types::Name;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    client::{self, Book, tenant},
+    node::Node,
+    world::{CONTEXTS, REPLICAS, World},
+};
+
+/// How long what a hot tier reads ahead may take: a head and a run of frames, each with all its retries and timeouts.
+const READING_AHEAD: Duration = Duration::from_secs(400);
+/// More objects of one chunk than a reader considers, and more names than one upload tries.
+const MANY: u8 = 10;
+
+impl Book {
+    /// One pass of the collector.
+    pub(crate) async fn collect(&self, node: &Node, policy: &GcPolicy) {
+        let pass = self.model.borrow_mut().pass_begins(self.now());
+        if let Some(Ok(_)) = node.run(node.storage.lifecycle().collect_garbage(policy, |_| {})).await {
+            self.model.borrow_mut().pass_ends(pass, self.now());
+        }
+    }
+}
+
+impl World {
+    /// Several requests at once, and now and then a mishap.
+    pub(crate) async fn round(&mut self) {
+        self.renew().await;
+        if self.dice.chance(400) {
+            self.store.calm(Duration::from_secs(15));
+        }
+        match self.dice.below(24) {
+            // Killed between two instructions of its choice.
+            0 | 1 => self.any().life.end(),
+            2..4 => self.newcomer().await,
+            4 => self.store_large().await,
+            5 | 6 => self.duel().await,
+            7 => self.many_objects().await,
+            8 => self.many_cycles().await,
+            9 | 10 => self.pause(),
+            11 | 12 => self.cut_off(),
+            13 => self.unpin().await,
+            _ => {}
+        }
+        Box::pin(self.traffic()).await;
+        if self.dice.chance(300) {
+            self.hold().await;
+        }
+        let pause = self.dice.below(12_000);
+        sleep(Duration::from_millis(pause as u64)).await;
+    }
+
+    fn any_chunk(&mut self) -> Chunk {
+        let at = self.dice.below(CONTEXTS);
+        let chunks = &self.contexts[at].1;
+        chunks[self.dice.below(chunks.len())].clone()
+    }
+
+    async fn traffic(&mut self) {
+        let book = Rc::clone(&self.book);
+        let puts: Vec<_> = (0..3).map(|_| (self.any(), self.dice.below(CONTEXTS))).collect();
+        let loads: Vec<_> =
+            (0..4).map(|_| (self.any(), self.dice.below(CONTEXTS), self.dice.chance(500))).collect();
+        let removals = self.dice.below(12).saturating_sub(9);
+        let removals: Vec<_> = (0..removals).map(|_| (self.any(), self.any_chunk())).collect();
+        let (namer, named) = (self.any(), self.any_chunk());
+        let collectors = self.dice.below(3).saturating_sub(usize::from(self.dice.chance(600)));
+        let collectors: Vec<_> = (0..collectors).map(|_| self.any()).collect();
+        let keepers: Vec<_> = self.nodes.iter().map(|(node, _)| node.clone()).collect();
+        let (pinner, pins) = (self.any(), self.dice.chance(350));
+        let (pinned, delay) = (self.dice.below(CONTEXTS), self.dice.below(4_000));
+        let policy = self.policy();
+        let (root, contexts) = (self.root, &self.contexts);
+        let puts = puts.iter().map(|(node, at)| book.store(node, &contexts[*at].1));
+        let loads = loads.iter().map(|(node, at, fresh)| book.load(node, root, &contexts[*at].0, *fresh));
+        let removals = removals.iter().map(|(node, chunk)| book.remove(node, chunk));
+        let collecting = collectors.iter().map(|node| book.collect(node, &policy));
+        let keeping = keepers.iter().map(|node| book.sync(node));
+        let pinning = async {
+            if pins {
+                // While passes run.
+                sleep(Duration::from_millis(delay as u64)).await;
+                return book.pin(&pinner, self.pinned, &contexts[pinned].1).await;
+            }
+            None
+        };
+        let (.., pin) = tokio::join!(
+            join_all(puts),
+            join_all(loads),
+            join_all(removals),
+            join_all(collecting),
+            join_all(keeping),
+            book.name(&namer, &named),
+            pinning
+        );
+        if let Some(context) = pin {
+            self.pins.push((self.pinned, context));
+            self.pinned += 1;
+        }
+    }
+
+    /// A chunk that is stored and removed in the same moment, mostly by one replica.
+    async fn duel(&mut self) {
+        let (book, chunk) = (Rc::clone(&self.book), self.any_chunk());
+        let (writer, other) = (self.any(), self.any());
+        let remover = if self.dice.chance(700) { writer.clone() } else { other };
+        let delay = Duration::from_millis(self.dice.below(400) as u64);
+        let remove = async {
+            sleep(delay).await;
+            book.remove(&remover, &chunk).await;
+        };
+        tokio::join!(book.store(&writer, std::slice::from_ref(&chunk)), remove);
+        let context = self.contexts.iter().find(|(_, all)| all.iter().any(|c| c.seq_hash == chunk.seq_hash));
+        let Some((tokens, _)) = context.cloned() else { return };
+        let cold = self.cold().await;
+        for node in [&writer, &cold] {
+            book.load(node, self.root, &tokens, true).await;
+        }
+    }
+
+    fn short(&self, n: u64) -> (Vec<u32>, Chunk) {
+        let tokens = chunks::tokens(777 + n, 256);
+        let chunk = chunks::chunk(self.root, &tokens, 0, 256, 20);
+        (tokens, chunk)
+    }
+
+    /// More objects of one chunk than a reader considers; then the chunk is removed.
+    async fn many_objects(&mut self) {
+        self.store.calm(Duration::from_secs(15));
+        let book = Rc::clone(&self.book);
+        let which = self.dice.below(3) as u64;
+        let (tokens, _) = self.short(which);
+        let writer = self.any();
+        let variants: Vec<Chunk> =
+            (0..MANY).map(|v| chunks::variant(self.root, &tokens, 0, 256, 20, v * 8)).collect();
+        book.store(&writer, &variants).await;
+        let remover = self.any();
+        book.remove(&remover, &variants[0]).await;
+        book.name(&self.any(), &variants[0]).await;
+        let cold = self.cold().await;
+        book.sync(&cold).await;
+        for node in [&remover, &cold] {
+            book.load(node, self.root, &tokens, true).await;
+        }
+    }
+
+    /// A chunk that is stored and removed again and again, within the grace.
+    async fn many_cycles(&mut self) {
+        self.store.calm(Duration::from_secs(18));
+        let book = Rc::clone(&self.book);
+        let which = 10 + self.dice.below(2) as u64;
+        let (tokens, chunk) = self.short(which);
+        let (writer, remover) = (self.any(), self.any());
+        for _ in 0..MANY {
+            book.store(&writer, std::slice::from_ref(&chunk)).await;
+            book.remove(&remover, &chunk).await;
+        }
+        book.store(&writer, std::slice::from_ref(&chunk)).await;
+        let cold = self.cold().await;
+        book.load(&cold, self.root, &tokens, true).await;
+        book.name(&cold, &chunk).await;
+    }
+
+    /// A replica whose requests and answers hang for a while, mostly in the middle of a pass.
+    fn pause(&mut self) {
+        if self.nodes.len() < 2 {
+            return;
+        }
+        let at = self.dice.below(self.nodes.len());
+        let (node, _) = self.nodes.swap_remove(at);
+        let pass = self.book.model.borrow_mut().pass_begins(self.book.now());
+        let (collector, policy) = (node.clone(), self.policy());
+        let collecting = tokio::spawn(async move {
+            let storage = Arc::clone(&collector.storage);
+            let done = collector.run(storage.lifecycle().collect_garbage(&policy, |_| {})).await;
+            matches!(done, Some(Ok(_)))
+        });
+        self.passes.push((pass, collecting));
+        let (pause, after) = (self.dice.below(400), self.dice.below(600));
+        let life = node.life.clone();
+        tokio::spawn(async move {
+            sleep(Duration::from_millis(after as u64)).await;
+            life.pause(true);
+        });
+        self.paused.push((node, Instant::now() + Duration::from_secs(2 + pause as u64)));
+    }
+
+    /// A replica that cannot reach the journal for a while, and everything else.
+    fn cut_off(&mut self) {
+        let node = self.any();
+        node.life.cut_off_from_journal(true);
+        let seconds = self.dice.below(120) as u64;
+        self.cut_off.push((node, Instant::now() + Duration::from_secs(seconds)));
+    }
+
+    async fn unpin(&mut self) {
+        if self.pins.is_empty() {
+            return;
+        }
+        let (pin, context) = self.pins.swap_remove(self.dice.below(self.pins.len()));
+        self.book.model.borrow_mut().unpin(pin, self.book.now());
+        let node = self.any();
+        let _ = node.run(node.storage.contexts().delete(&tenant(), context)).await;
+    }
+
+    /// A tenant that several replicas meet for the first time in the same moment.
+    async fn newcomer(&mut self) {
+        let name: Name = format!("t{}", self.dice.below(1_000)).parse().expect("a name");
+        let nodes: Vec<_> = (0..REPLICAS).map(|_| self.any()).collect();
+        let joins = nodes.iter().map(|node| node.run(client::join(&node.storage, &name)));
+        for root in join_all(joins).await.into_iter().flatten().flatten() {
+            let known = *self.roots.entry(name.clone()).or_insert(root);
+            if known != root {
+                self.book.judge(Err(format!("replicas disagree about the root of {name}")));
+            }
+        }
+    }
+
+    /// An upload in parts. Alone: its spool file is on a disk that no simulated clock waits for, and whatever hot tiers still
+    /// read ahead in that while would ask the store at moments that no seed decides.
+    async fn store_large(&mut self) {
+        let until = Instant::now() + READING_AHEAD;
+        while Instant::now() < until {
+            self.renew().await;
+            join_all(self.nodes.iter().map(|(node, _)| self.book.sync(node))).await;
+            sleep(Duration::from_secs(8)).await;
+        }
+        let node = self.any();
+        let tokens = chunks::tokens(999, 16);
+        self.large = self.large.wrapping_add(2);
+        let chunk = chunks::variant(self.root, &tokens, 0, 16, 4_400_000, self.large);
+        self.book.store(&node, std::slice::from_ref(&chunk)).await;
+    }
+}
+
+impl Book {
+    /// Pins the first chunks of a context. Gives the context, where it was acknowledged.
+    async fn pin(&self, node: &Node, pin: u64, chunks: &[Chunk]) -> Option<uuid::Uuid> {
+        let chunks = &chunks[..chunks.len().min(2)];
+        let request = ContextRequest {
+            model_id: client::model_id(),
+            namespace: client::namespace(),
+            chunks: chunks.iter().map(|chunk| chunk.seq_hash).collect(),
+            labels: Default::default(),
+            ttl_s: None,
+            pinned: true,
+        };
+        let begun = self.now();
+        let context = node.run(node.storage.contexts().create(&tenant(), request)).await?.ok()?;
+        let chunks: Vec<&Chunk> = chunks.iter().collect();
+        self.model.borrow_mut().pin(pin, self.since(begun), &chunks);
+        Some(context.context_id)
+    }
+}

@@ -1,0 +1,105 @@
+//! One replica's end of the store: whether it lives, is paused, is cut off, and how often it met a fault.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use object_store::path::Path;
+use tokio::{sync::watch, time::Instant};
+
+/// How long after a wrong body was handed out the service may find that out, and hide the object until it is asked for again.
+const FINDING_OUT: Duration = Duration::from_secs(20);
+
+/// Whether a replica lives. What a dead one asks for is neither done nor answered.
+#[derive(Debug, Clone)]
+pub struct Life(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    over: watch::Sender<bool>,
+    paused: watch::Sender<bool>,
+    without_journal: AtomicBool,
+    faults: AtomicU64,
+    misled: Mutex<Option<Instant>>,
+}
+
+impl Life {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(State {
+            over: watch::Sender::new(false),
+            paused: watch::Sender::new(false),
+            without_journal: AtomicBool::new(false),
+            faults: AtomicU64::new(0),
+            misled: Mutex::new(None),
+        }))
+    }
+
+    /// Kills.
+    pub fn end(&self) {
+        self.0.over.send_replace(true);
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        *self.0.over.borrow()
+    }
+
+    /// Resolves when it is over.
+    pub async fn over(&self) {
+        let _ = self.0.over.subscribe().wait_for(|over| *over).await;
+    }
+
+    /// Holds back what it asks for, and what it is answered.
+    pub fn pause(&self, paused: bool) {
+        self.0.paused.send_replace(paused);
+    }
+
+    /// Whether it is paused.
+    pub fn is_paused(&self) -> bool {
+        *self.0.paused.borrow()
+    }
+
+    /// Lets it no longer list, read or write the journal, or again.
+    pub fn cut_off_from_journal(&self, is_cut_off: bool) {
+        self.0.without_journal.store(is_cut_off, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_cut_off_from(&self, path: &Path) -> bool {
+        self.0.without_journal.load(Ordering::Relaxed) && path.parts().any(|part| part.as_ref() == "j")
+    }
+
+    pub(super) async fn alive(&self) {
+        if self.is_paused() {
+            let _ = self.0.paused.subscribe().wait_for(|paused| !*paused).await;
+        }
+        if self.is_over() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// One of its requests went wrong, or was not sent at all because others had.
+    pub fn note_fault(&self) {
+        self.0.faults.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It got a body that is not what is there.
+    pub(super) fn note_misled(&self) {
+        *self.0.misled.lock().expect("not poisoned") = Some(Instant::now());
+    }
+
+    /// Whether all that it asked for since `begun`, when `faults` had gone wrong, was done and answered, and it knows of nothing
+    /// else.
+    pub fn has_reached_the_store(&self, begun: Instant, faults: u64) -> bool {
+        let misled = *self.0.misled.lock().expect("not poisoned");
+        self.faults() == faults && !self.is_paused() && misled.is_none_or(|at| at + FINDING_OUT < begun)
+    }
+
+    /// Requests that went wrong so far.
+    pub fn faults(&self) -> u64 {
+        self.0.faults.load(Ordering::Relaxed)
+    }
+}
