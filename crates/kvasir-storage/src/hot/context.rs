@@ -4,9 +4,9 @@ use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use futures::{future::BoxFuture, stream::BoxStream};
+use kvasir_eviction::{ClassId, Moment};
 
 use crate::StorageError;
-use kvasir_eviction::{ClassId, Moment};
 
 use super::frames::FrameKey;
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::limits;
 use kvasir_eviction::{Access, EvictionPolicy, Moment, PolicyKind};
+
+use crate::limits;
 
 use super::FrameKey;
 

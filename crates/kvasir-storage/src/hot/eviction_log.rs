@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use kvasir_eviction::{ClassId, Moment};
 use kvasir_types::Medium;
 
 use crate::{layout::ChunkKey, limits};
-use kvasir_eviction::{ClassId, Moment};
 
 use super::{frame_record::FrameRecord, frames::FrameKey, observe::EvictReason};
 

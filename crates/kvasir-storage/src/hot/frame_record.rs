@@ -1,9 +1,9 @@
 //! What a medium records of a frame that it holds.
 
 use bytes::Bytes;
+use kvasir_eviction::{Access, Moment};
 
 use crate::limits;
-use kvasir_eviction::{Access, Moment};
 
 use super::{context::HotContext, disk::FrameFile, eviction_index::TenantIndex, frames::FrameKey};
 

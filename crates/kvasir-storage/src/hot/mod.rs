@@ -56,8 +56,9 @@ pub use observe::{EvictReason, HotObserver, HotUsage, NoHotObserver};
 pub use requests::{RequestHint, RequestLog};
 pub use tier::HotTier;
 
-use crate::seal::KeyService;
 use kvasir_eviction::{Moment, PolicyKind};
+
+use crate::seal::KeyService;
 
 /// What an operator may set.
 #[derive(Debug, Clone)]

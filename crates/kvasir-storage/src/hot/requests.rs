@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
+use kvasir_eviction::{ClassId, ClassTable, Moment, RequestClass, TurnBucket, TurnInference};
 use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_STEP, Name, SeqHash};
 use parking_lot::Mutex;
 
 use crate::{cache::BoundedMap, layout::ChunkKey, limits};
-use kvasir_eviction::{ClassId, ClassTable, Moment, RequestClass, TurnBucket, TurnInference};
 
 use super::{FrameKey, HotContext, HotObject};
 

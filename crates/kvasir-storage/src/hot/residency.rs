@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvasir_eviction::Moment;
 use kvasir_types::Medium;
 
 use crate::{blocking::blocking, limits, memory::Region};
-use kvasir_eviction::Moment;
 
 use super::{
     context::HotContext,

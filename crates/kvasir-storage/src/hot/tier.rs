@@ -3,6 +3,7 @@
 use std::{collections::HashMap, fmt, io, sync::Arc};
 
 use bytes::Bytes;
+use kvasir_eviction::Moment;
 use kvasir_types::Medium;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -13,7 +14,6 @@ use crate::{
     limits,
     memory::{Lease, MemoryBudget, Region},
 };
-use kvasir_eviction::Moment;
 
 use super::{
     HotClock, HotSettings,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use kvasir_eviction::Access;
 
 use super::{
     context::HotContext,
@@ -14,7 +15,6 @@ use super::{
     pending::FrameReceiver,
     prefetch_buffer::PrefetchBuffer,
 };
-use kvasir_eviction::Access;
 
 #[derive(Debug)]
 pub(super) struct TierState {

@@ -8,12 +8,12 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use kvasir_eviction::{Access, ClassId, EvictionPolicy, Lru, Moment};
 use kvasir_types::ProfileHash;
 use parking_lot::Mutex;
 
 use super::{position::LineageId, row::IndexRow};
 use crate::limits;
-use kvasir_eviction::{Access, ClassId, EvictionPolicy, Lru, Moment};
 
 /// Parts of the memory, so that lookups seldom wait for each other.
 const SHARDS: usize = 16;

@@ -11,13 +11,13 @@ use std::{
     time::Duration,
 };
 
+use kvasir_eviction::ClassId;
 use kvasir_types::{ObjectDigest, SeqHash};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Index, IndexEntry, IndexRow, RemovedRow, Scope, Walk};
 use crate::{cache::BoundedMap, limits};
-use kvasir_eviction::ClassId;
 
 /// The last use of an object of the cold tier.
 #[derive(Debug, Clone, Copy)]

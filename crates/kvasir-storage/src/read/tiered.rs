@@ -4,6 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use kvasir_container::{ChunkHeader, Head};
+use kvasir_eviction::ClassId;
 use kvasir_types::{Level, Medium, Name, SeqHash};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -16,7 +17,6 @@ use crate::{
     limits,
     store::{ByteRange, ObjectRead},
 };
-use kvasir_eviction::ClassId;
 
 impl Reads {
     /// The hot tier, where there is one.

@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use kvasir_eviction::{ClassId, ColdObject, Moment, victims};
 use kvasir_types::{Name, ObjectDigest, SeqHash};
 use object_store::ObjectMeta;
 
 use super::{super::Lifecycle, GcPass, StoreTime};
 use crate::{StorageError, index::Scope, layout::ChunkKey, limits, removal::Removal};
-use kvasir_eviction::{ClassId, ColdObject, Moment, victims};
 
 /// The objects that the pass has listed and may evict.
 #[derive(Debug, Default)]

@@ -21,6 +21,7 @@ mod tenant_budget;
 use std::{cmp::Ordering, collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::TryStreamExt;
+use kvasir_eviction::PolicyKind;
 use kvasir_types::Name;
 use object_store::{ObjectMeta, PutPayload};
 use tokio::time::Instant;
@@ -40,7 +41,6 @@ use crate::{
     removal::Removal,
     transitions::Transition,
 };
-use kvasir_eviction::PolicyKind;
 
 /// What a collector does.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,9 +10,10 @@ use self::forms::{
     bytes, bytes_or_none, bytes_text, duration, duration_text, jwt, parsed, path, path_text, positive,
     quoted, secret_text, text,
 };
+use kvasir_eviction::ParsePolicyError;
+
 use super::{Config, LogFormat, setting::Setting};
 use crate::limits;
-use kvasir_eviction::ParsePolicyError;
 
 /// Finds a setting by `section.key`.
 pub(super) fn find(key: &str) -> Option<&'static Setting> {
