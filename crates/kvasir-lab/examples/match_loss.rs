@@ -8,7 +8,7 @@ use std::{collections::HashSet, io::Write as _, path::Path, sync::Arc};
 
 use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceReader};
 use kvasir_storage::{
-    index::{Index, IndexEntry, IndexRow, Scope},
+    index::{Index, IndexEntry, IndexRow, Scope, Search},
     limits::INDEX_CACHE_BYTES,
 };
 use kvasir_types::{
@@ -107,7 +107,9 @@ impl Comparison {
             self.index = Index::memory();
             self.index = open(self.directory.path())?;
         }
-        let walk = self.index.walk(self.scope, &RootHash::from(ROOT).first_parent(), blocks, &|_| true);
+        let walk =
+            self.index
+                .walk(self.scope, &RootHash::from(ROOT).first_parent(), blocks, Search::Fast, &|_| true);
         let exact = blocks.iter().take_while(|hash| self.exact.contains(hash)).count();
         let matched = walk.matched_blocks();
         self.asked += blocks.len() as u64;

@@ -4,7 +4,7 @@
 
 use std::{path::Path, sync::Arc, time::Instant};
 
-use kvasir_storage::index::{Index, IndexEntry, IndexRow, Scope};
+use kvasir_storage::index::{Index, IndexEntry, IndexRow, Scope, Search};
 use kvasir_types::{ModelId, SeqHash};
 
 /// Chunks of a context: 98 K tokens in chunks of 1,536.
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .iter()
             .map(|blocks| {
                 let start = Instant::now();
-                let walk = index.walk(scope, &[9; 32], blocks, &|_| true);
+                let walk = index.walk(scope, &[9; 32], blocks, Search::Fast, &|_| true);
                 assert_eq!(walk.whole_blocks, BLOCKS * CHUNKS);
                 start.elapsed()
             })

@@ -4,12 +4,13 @@
 //! which a chunk could end: the next 4 chunks, then 60, then the rest, each round in parallel, until one brings
 //! nothing. What is found fills the index; what is not is remembered for `negative_ttl`.
 
-use std::{borrow::Cow, collections::HashSet, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use futures::{StreamExt, stream};
 use kvasir_api::{ChunkMatch, LookupResponse, Via};
 use kvasir_types::{
-    BLOCK_TOKENS, CHUNK_TOKENS_STEP, Medium, ModelId, Name, Reuse, RootHash, SeqHash, TokenChain,
+    BLOCK_TOKENS, CHUNK_TOKENS_STEP, Medium, ModelId, Name, ObjectDigest, Reuse, RootHash, SeqHash,
+    TokenChain,
 };
 use tokio::time::Instant;
 
@@ -17,7 +18,7 @@ use crate::{
     StorageError,
     catalog::Catalog,
     hot::RequestHint,
-    index::{IndexEntry, MatchedChunk, Scope, Walk},
+    index::{IndexEntry, MatchedChunk, Scope, Search, Walk},
     layout::ChunkKey,
     limits,
     read::Reads,
@@ -99,6 +100,32 @@ pub(crate) struct Probes {
     pub(crate) all_lengths: bool,
     /// Requests of one lookup at once.
     pub(crate) parallel: usize,
+}
+
+/// What a lookup has asked the store for.
+#[derive(Debug, Default)]
+struct Asked {
+    /// By the block at which a chunk may end: the objects that the store listed.
+    ends: HashMap<usize, Vec<ObjectDigest>>,
+    /// How often the store was asked for an end that it had been asked for before.
+    again: usize,
+}
+
+impl Asked {
+    /// Whether the store is to be asked for an end. Where a removal was heard of meanwhile it is, once more: the removal may be
+    /// older than what the store listed.
+    fn wants(&mut self, end: usize, is_gone: impl FnMut(&ObjectDigest) -> bool) -> bool {
+        let Some(listed) = self.ends.get(&end) else { return true };
+        let is_again =
+            self.again < limits::FRESH_LOOKS_MAX && !listed.is_empty() && listed.iter().all(is_gone);
+        self.again += usize::from(is_again);
+        is_again
+    }
+
+    /// Whether the store listed an object of a chunk that ends behind block `at`.
+    fn lists_behind(&self, at: usize) -> bool {
+        self.ends.iter().any(|(end, listed)| *end > at && !listed.is_empty())
+    }
 }
 
 /// Finds stored prefixes.
@@ -218,15 +245,18 @@ impl Lookups {
         root: &[u8; 32],
         blocks: &[SeqHash],
     ) -> Result<Walk, StorageError> {
-        let mut asked = HashSet::new();
-        let mut round = 0;
+        let mut asked = Asked::default();
+        let (mut round, mut search) = (0, Search::Fast);
         loop {
-            let walk = self.reads.index().walk(lookup.scope, root, blocks);
+            let walk = self.reads.index().walk(lookup.scope, root, blocks, search);
             if walk.whole_blocks >= blocks.len() {
                 return Ok(walk);
             }
             let found = self.probe_round(lookup, blocks, walk.whole_blocks, round, &mut asked).await;
             match found {
+                Ok(0) if search == Search::Fast && asked.lists_behind(walk.whole_blocks) => {
+                    search = Search::Thorough;
+                }
                 Ok(0) => return Ok(walk),
                 Ok(_) => round += 1,
                 // The index still knows something: better than nothing, and its reads will tell.
@@ -245,7 +275,7 @@ impl Lookups {
         root: &[u8; 32],
         chunks: &[SeqHash],
     ) -> Result<Walk, StorageError> {
-        let mut asked = HashSet::new();
+        let mut asked = Asked::default();
         for round in 0.. {
             let rows = self.reads.index().walk_chunks(lookup.scope, root, chunks);
             let known = rows.len();
@@ -274,7 +304,7 @@ impl Lookups {
         blocks: &[SeqHash],
         from: usize,
         round: usize,
-        asked: &mut HashSet<usize>,
+        asked: &mut Asked,
     ) -> Result<usize, StorageError> {
         let chunks = limits::PROBE_ROUNDS[round.min(limits::PROBE_ROUNDS.len() - 1)];
         let stride = (self.probes.chunk_tokens / BLOCK_TOKENS).max(1);
@@ -293,33 +323,40 @@ impl Lookups {
         lookup: LookupScope<'_>,
         blocks: &[SeqHash],
         ends: &[usize],
-        asked: &mut HashSet<usize>,
+        asked: &mut Asked,
     ) -> Result<usize, StorageError> {
+        let index = self.reads.index();
         let wanted = ends.iter().filter_map(|&end| {
             let seq_hash = *blocks.get(end.checked_sub(1)?)?;
-            let skip = !asked.insert(end)
-                || (!lookup.fresh && self.reads.index().is_missing(lookup.scope, seq_hash));
-            (!skip).then_some(seq_hash)
+            let wants = asked.wants(end, |object| index.is_gone(lookup.scope, *object))
+                && (lookup.fresh || !index.is_missing(lookup.scope, seq_hash));
+            wants.then_some((end, seq_hash))
         });
-        let wanted: Vec<SeqHash> = wanted.collect();
+        let wanted: Vec<(usize, SeqHash)> = wanted.collect();
         let mut answers = stream::iter(wanted)
-            .map(|seq_hash| self.fill(lookup, seq_hash))
+            .map(async |(end, seq_hash)| (end, self.fill(lookup, seq_hash).await))
             .buffer_unordered(self.probes.parallel.max(1));
         let mut found = 0;
-        while let Some(answer) = answers.next().await {
-            found += answer?;
+        while let Some((end, listed)) = answers.next().await {
+            let listed = listed?;
+            found += listed.len();
+            asked.ends.insert(end, listed);
         }
         Ok(found)
     }
 
-    /// Brings the objects of a chunk that have no tombstone from the store into the index.
-    async fn fill(&self, lookup: LookupScope<'_>, seq_hash: SeqHash) -> Result<usize, StorageError> {
+    /// Brings the objects of a chunk that have no tombstone from the store into the index. Gives which.
+    async fn fill(
+        &self,
+        lookup: LookupScope<'_>,
+        seq_hash: SeqHash,
+    ) -> Result<Vec<ObjectDigest>, StorageError> {
         let (removals, asked) = (self.reads.index().removals(), Instant::now());
         let keys = self.reads.offered_objects(lookup.tenant, lookup.model_id, &seq_hash).await?;
-        let (mut found, mut lost_key) = (0, None);
+        let (mut found, mut lost_key) = (Vec::new(), None);
         for key in &keys {
             match self.fill_one(lookup, key, removals).await {
-                Ok(()) => found += 1,
+                Ok(()) => found.push(key.object_digest),
                 Err(StorageError::UnknownChunk { .. }) => {}
                 Err(error @ StorageError::Corrupt { .. }) => {
                     tracing::warn!(%error, "an object is skipped");
@@ -328,10 +365,10 @@ impl Lookups {
                 Err(error) => return Err(error),
             }
         }
-        if let Some(error) = lost_key.filter(|_| found == 0) {
+        if let Some(error) = lost_key.filter(|_| found.is_empty()) {
             return Err(error);
         }
-        if found == 0 {
+        if found.is_empty() {
             self.reads.index().note_missing(lookup.scope, seq_hash, asked);
         }
         Ok(found)

@@ -33,7 +33,6 @@ impl Model {
     /// What it must not have answered.
     pub fn lookup(&mut self, lookup: Lookup<'_>) -> Result<(), String> {
         self.count("lookup");
-        self.lookup_ends(lookup.by, lookup.at);
         let mut at = 0;
         for hit in &lookup.answer.chunks {
             self.is_of_these_tokens(&lookup, hit, at)?;
@@ -47,9 +46,6 @@ impl Model {
                 let is_own = removal.by == lookup.by && lookup.at.begun >= removal.at.ended;
                 let knows = |look: &Interval| look.begun >= removal.at.ended && look.ended <= lookup.at.begun;
                 let is_heard = this.heard.get(&lookup.by).is_some_and(|looks| looks.iter().any(knows));
-                if this.may_have_put_back(lookup.by, removal) {
-                    return false;
-                }
                 let bound = this.bounds.removal.is_some_and(|b| lookup.at.begun >= removal.at.ended + b);
                 is_own || is_heard || bound
             };
@@ -146,18 +142,6 @@ impl Model {
             }
         }
         Ok(())
-    }
-
-    /// Whether a lookup ran at the replica while it removed or heard of a removal. One that has listed the store's objects before
-    /// takes them into the index after, and the replica offers them from then on. The promise says otherwise: this goes once a
-    /// lookup looks again at what was removed meanwhile.
-    fn may_have_put_back(&self, by: Replica, removal: &Removed) -> bool {
-        let none = Vec::new();
-        let known = self.heard.get(&by).unwrap_or(&none).iter().find(|look| look.begun >= removal.at.ended);
-        let until = if removal.by == by { Some(removal.at.ended) } else { known.map(|look| look.ended) };
-        let overlaps =
-            |at: &Interval| at.ended >= removal.at.begun && until.is_some_and(|until| at.begun < until);
-        self.lookups.get(&by).unwrap_or(&none).iter().any(overlaps)
     }
 
     /// How many tokens must match at least, and by which chunks.

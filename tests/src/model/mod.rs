@@ -125,8 +125,6 @@ pub struct Model {
     passes: Vec<Pass>,
     /// Looks at all removals that a replica brought to an end.
     heard: BTreeMap<Replica, Vec<Interval>>,
-    /// Lookups so far; those that were not answered run for ever.
-    lookups: BTreeMap<Replica, Vec<Interval>>,
     judged: BTreeMap<&'static str, u64>,
 }
 
@@ -141,7 +139,6 @@ impl Model {
             pins: BTreeMap::new(),
             passes: Vec::new(),
             heard: BTreeMap::new(),
-            lookups: BTreeMap::new(),
             judged: BTreeMap::new(),
         }
     }
@@ -213,20 +210,6 @@ impl Model {
         removal.at.ended = ended;
         removal.is_acknowledged = outcome == Outcome::Acknowledged;
         removal.settled = if outcome == Outcome::Refused { Duration::ZERO } else { settled };
-    }
-
-    /// A lookup begins. It ends when it is judged.
-    pub fn lookup_begins(&mut self, by: Replica, begun: Duration) {
-        self.lookups.entry(by).or_default().push(Interval { begun, ended: Duration::MAX });
-    }
-
-    fn lookup_ends(&mut self, by: Replica, at: Interval) {
-        let lookups = self.lookups.entry(by).or_default();
-        let known = lookups.iter_mut().find(|known| known.begun == at.begun && known.ended == Duration::MAX);
-        match known {
-            Some(known) => *known = at,
-            None => lookups.push(at),
-        }
     }
 
     /// A replica has taken in all removals that were acknowledged before `at` began.

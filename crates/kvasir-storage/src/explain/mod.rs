@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::{
     StorageError,
     catalog::Catalog,
-    index::Scope,
+    index::{Scope, Search},
     ingest::Ingest,
     layout::{ChunkKey, Key},
     limits,
@@ -153,7 +153,7 @@ impl Explain {
         };
         if spec.reuse == Reuse::Whole {
             let scope = Scope::new(tenant, model_id);
-            let walk = self.reads.index().walk(scope, &root.first_parent(), chain.blocks());
+            let walk = self.reads.index().walk(scope, &root.first_parent(), chain.blocks(), Search::Thorough);
             if walk.matched_blocks() > 0 {
                 let detail = "a prefix is stored, but this model's caches are thinned by looking ahead and match only \
                               as a whole; look up exactly what was stored";

@@ -47,7 +47,7 @@ pub(crate) use row::tests as tests_support;
 pub use row::{IndexEntry, IndexRow};
 pub use scope::Scope;
 pub use sled_index::SledIndex;
-pub use walk::{MatchedChunk, Walk};
+pub use walk::{MatchedChunk, Search, Walk};
 
 /// An index that cannot go on.
 #[derive(Debug, thiserror::Error)]

@@ -16,7 +16,7 @@ use kvasir_types::{ObjectDigest, SeqHash};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Index, IndexEntry, IndexRow, RemovedRow, Scope, Walk};
+use super::{Index, IndexEntry, IndexRow, RemovedRow, Scope, Search, Walk};
 use crate::{cache::BoundedMap, limits};
 
 /// The last use of an object of the cold tier.
@@ -65,8 +65,8 @@ impl PrefixIndex {
     }
 
     /// The longest match of `blocks` behind `parent`, of objects that are not known to be gone.
-    pub(crate) fn walk(&self, scope: Scope, parent: &[u8; 32], blocks: &[SeqHash]) -> Walk {
-        self.index.walk(scope, parent, blocks, &|row| !self.is_gone(scope, row.object_digest))
+    pub(crate) fn walk(&self, scope: Scope, parent: &[u8; 32], blocks: &[SeqHash], search: Search) -> Walk {
+        self.index.walk(scope, parent, blocks, search, &|row| !self.is_gone(scope, row.object_digest))
     }
 
     /// As [`walk`](Self::walk), of whole chunks, each the child of the one before.
@@ -221,7 +221,7 @@ mod tests {
         let blocks = IndexEntry::short_blocks([&[2; 32][..]]);
         let entry = Arc::new(IndexEntry { parent_hash: [5; 32], blocks, row: Arc::new(row) });
         let object = entry.row.object_digest;
-        let is_offered = || index.walk(scope, &[5; 32], &[[2; 32].into()]).whole_blocks == 1;
+        let is_offered = || index.walk(scope, &[5; 32], &[[2; 32].into()], Search::Fast).whole_blocks == 1;
         let removal = RemovedRow { expires_ms: i64::MAX, by_request: true };
         index.remove_for_good(scope, object, removal);
         // The store lists it again: another replica stored it. Meanwhile another object is removed.

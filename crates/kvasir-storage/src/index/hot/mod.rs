@@ -22,7 +22,7 @@ use super::{
     row::{IndexEntry, IndexRow},
     scope::Scope,
     sled_index::SledIndex,
-    walk::{Walk, walk, walk_chunks},
+    walk::{Search, Walk, walk, walk_chunks},
 };
 use crate::layout::JournalLog;
 
@@ -118,9 +118,11 @@ impl Index {
         scope: Scope,
         root: &[u8; 32],
         blocks: &[SeqHash],
+        search: Search,
         usable: &dyn Fn(&IndexRow) -> bool,
     ) -> Walk {
-        self.with(|index| walk(index, &self.positions, scope, root, blocks, usable)).unwrap_or_default()
+        self.with(|index| walk(index, &self.positions, scope, root, blocks, search, usable))
+            .unwrap_or_default()
     }
 
     /// The leading ones of `chunks`, each the child of the one before and the first of `root`; rows that are not `usable`

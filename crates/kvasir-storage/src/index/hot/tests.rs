@@ -46,7 +46,7 @@ fn open(directory: &TempDir) -> Index {
 fn found(index: &Index, count: u32) -> u32 {
     let mut found = 0;
     for seed in 0..count {
-        let walk = index.walk(scope(), &ROOT, chain(seed).blocks(), &|_| true);
+        let walk = index.walk(scope(), &ROOT, chain(seed).blocks(), Search::Fast, &|_| true);
         match walk.chunks.first().filter(|chunk| chunk.matched_blocks == 20) {
             Some(chunk) => {
                 assert_eq!(chunk.row, *row(seed).row);

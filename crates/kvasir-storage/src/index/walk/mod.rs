@@ -88,6 +88,16 @@ struct PartialMatch {
     row: IndexRow,
 }
 
+/// How a walk looks for the children of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Search {
+    /// A chunk that has no siblings where the walk is counts as the only child of its parent. It nearly always is.
+    Fast,
+    /// Everywhere, because the store has a chunk that the fast walk did not find: children of one parent may lie at two
+    /// positions, where a parent was met again in another order.
+    Thorough,
+}
+
 /// Walks from `root` along `blocks`. Chunks of any lengths are combined; where several ways reach as far, the one of
 /// fewest chunks wins, then the preferred object, so that readers choose alike.
 pub(super) fn walk(
@@ -96,6 +106,7 @@ pub(super) fn walk(
     scope: Scope,
     root: &[u8; 32],
     blocks: &[SeqHash],
+    search: Search,
     usable: &dyn Fn(&IndexRow) -> bool,
 ) -> Result<Walk, IndexError> {
     // Reached positions in order, each with the number of chunks so far.
@@ -109,7 +120,7 @@ pub(super) fn walk(
         let positions =
             cursors.get(&at).map_or([Some(RowPosition::under(root)), None], |cursor| cursor.children);
         let [Some(first), second] = positions else { continue };
-        if !only_children.contains_key(&at) {
+        if search == Search::Fast && !only_children.contains_key(&at) {
             only_children = only_children_from(index, scope, first, at, blocks, usable)?;
         }
         let only_child = only_children.remove(&at);
@@ -251,13 +262,17 @@ fn child_matches(
     let mut query = key::matches(scope, position);
     query.extend(blocks.iter().take(BLOCKS_MAX).flat_map(|b| short(b.as_bytes())));
     let mut found = ChildMatches::default();
-    if let Some((child, common)) = only_child(index, scope, position, &query)? {
-        if !usable(&child.row) {
-            objects(index, scope, position, &child.row.seq_hash, usable)?;
-        } else if common < child.row.block_count() {
-            found.offer_partial(common, child.row);
-        } else if blocks.get(common - 1) == Some(&child.row.seq_hash) {
-            found.whole.push(child);
+    if let Some((first, common)) = only_child(index, scope, position, &query)? {
+        let seq_hash = first.row.seq_hash;
+        // Of its objects the first one may be gone, and another one not.
+        let child = match usable(&first.row) {
+            true => Some(first),
+            false => objects(index, scope, position, &seq_hash, usable)?,
+        };
+        match child {
+            Some(child) if common < child.row.block_count() => found.offer_partial(common, child.row),
+            Some(child) if blocks.get(common - 1) == Some(&seq_hash) => found.whole.push(child),
+            _ => {}
         }
         return Ok(found);
     }

@@ -59,7 +59,8 @@ impl<T: HotIndex> Rows<T> {
     }
 
     fn walk(&self, blocks: &[SeqHash]) -> Walk {
-        walk(&self.index, &self.positions, scope(), &start(), blocks, &|_| true).expect("memory")
+        walk(&self.index, &self.positions, scope(), &start(), blocks, Search::Fast, &|_| true)
+            .expect("memory")
     }
 
     fn walk_chunks(&self, ids: &[SeqHash]) -> Vec<IndexRow> {
@@ -191,9 +192,41 @@ proptest! {
         let alive = |row: &IndexRow| row.object_digest.as_bytes()[0].is_multiple_of(2);
         let living: Vec<_> = rows.iter().filter(|entry| alive(&entry.row)).cloned().collect();
         let chain = TokenChain::new(ROOT.into(), &query);
-        let walk = walk(&index.index, &index.positions, scope(), &start(), chain.blocks(), &alive).expect("memory");
+        let walk = walk(&index.index, &index.positions, scope(), &start(), chain.blocks(), Search::Fast, &alive).expect("memory");
         prop_assert_eq!(walk.matched_blocks(), exhaustive(&living, &start(), chain.blocks()));
     }
+}
+
+#[test]
+fn a_chunk_of_which_one_object_is_gone_is_found() {
+    let tokens = [1; 40];
+    for gone in [1, 2] {
+        let index = Rows::new(MemoryIndex::default());
+        [1, 2].iter().for_each(|&object| index.insert(&row(&tokens, 0, 40, object)));
+        let chain = TokenChain::new(ROOT.into(), &tokens);
+        let alive = |row: &IndexRow| row.object_digest.as_bytes()[0] != gone;
+        let walk =
+            walk(&index.index, &index.positions, scope(), &start(), chain.blocks(), Search::Fast, &alive)
+                .expect("memory");
+        assert_eq!(walk.whole_blocks, 3, "{gone} is gone");
+    }
+}
+
+#[test]
+fn a_thorough_walk_finds_children_that_lie_at_two_positions() {
+    let tokens = [1; 64];
+    let chunk = |start, end| row(&tokens, start, end, 1);
+    let mut index = Rows::new(MemoryIndex::default());
+    // The child of 16..32 lies beside it. After a restart, what follows the same hash lies under its name.
+    [(0, 16), (16, 32), (32, 48)].iter().for_each(|&(start, end)| index.insert(&chunk(start, end)));
+    index.forget_positions();
+    [(32, 64), (0, 32)].iter().for_each(|&(start, end)| index.insert(&chunk(start, end)));
+    let chain = TokenChain::new(ROOT.into(), &tokens);
+    let found = |search| {
+        let walk = walk(&index.index, &index.positions, scope(), &start(), chain.blocks(), search, &|_| true);
+        walk.expect("memory").whole_blocks
+    };
+    assert_eq!((found(Search::Fast), found(Search::Thorough)), (3, 4));
 }
 
 #[test]
@@ -217,7 +250,8 @@ fn another_tenant_s_rows_are_not_met() {
     let chain = TokenChain::new(ROOT.into(), &tokens);
     let other = Scope::new(&"u".parse().expect("a name"), &ModelId::from([1; 32]));
     assert_eq!(
-        walk(&index.index, &index.positions, other, &start(), chain.blocks(), &|_| true).expect("memory"),
+        walk(&index.index, &index.positions, other, &start(), chain.blocks(), Search::Fast, &|_| true)
+            .expect("memory"),
         Walk::default()
     );
 }
