@@ -367,20 +367,22 @@ impl Lifecycle {
     }
 
     async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
-        let folder = self.bucket.layout().journal_prefix();
-        let mut listing = self.bucket.list(&folder, "listing the journal for the collector");
-        while let Some((key, meta)) = listing.try_next().await? {
-            let retention = match key {
-                Key::Journal { log: JournalLog::Stored, .. } => pass.policy.journal_retention,
-                Key::Journal { log: JournalLog::Removed, .. } => pass.policy.removals_kept(),
-                _ => continue,
-            };
-            if pass.now.age(&meta) >= retention {
-                pass.report.batches_deleted += 1;
-                if !pass.policy.dry_run {
-                    pass.pace().await;
-                    self.bucket.delete(&meta.location).await?;
-                    self.bucket.reached(Transition::BatchDeleted);
+        // Removals go last: who reads that a chunk was stored must find that it was removed since.
+        let logs = [
+            (JournalLog::Stored, pass.policy.journal_retention),
+            (JournalLog::Removed, pass.policy.removals_kept()),
+        ];
+        for (log, retention) in logs {
+            let folder = self.bucket.layout().log_prefix(log);
+            let mut listing = self.bucket.list(&folder, "listing the journal for the collector");
+            while let Some((key, meta)) = listing.try_next().await? {
+                if matches!(key, Key::Journal { .. }) && pass.now.age(&meta) >= retention {
+                    pass.report.batches_deleted += 1;
+                    if !pass.policy.dry_run {
+                        pass.pace().await;
+                        self.bucket.delete(&meta.location).await?;
+                        self.bucket.reached(Transition::BatchDeleted);
+                    }
                 }
             }
         }
