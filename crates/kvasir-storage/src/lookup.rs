@@ -116,8 +116,7 @@ impl Asked {
     /// older than what the store listed.
     fn wants(&mut self, end: usize, is_gone: impl FnMut(&ObjectDigest) -> bool) -> bool {
         let Some(listed) = self.ends.get(&end) else { return true };
-        let is_again =
-            self.again < limits::FRESH_LOOKS_MAX && !listed.is_empty() && listed.iter().all(is_gone);
+        let is_again = self.again < limits::FRESH_LOOKS_MAX && listed.iter().any(is_gone);
         self.again += usize::from(is_again);
         is_again
     }

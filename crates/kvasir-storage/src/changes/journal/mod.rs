@@ -11,12 +11,14 @@ mod sealed;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Duration,
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_types::Name;
 use object_store::ObjectMeta;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 pub(crate) use self::entry::JournalEntry;
@@ -44,6 +46,8 @@ pub(crate) struct Journal {
     looks_by_folder: AtomicU32,
     /// Parts of other replicas' batches that were left out.
     skipped: AtomicU64,
+    /// Until when the index takes in no chunk on the word of a batch, because a batch that may have removed it was damaged.
+    distrusted_until: Mutex<Option<Instant>>,
 }
 
 /// One of its logs.
@@ -71,7 +75,14 @@ impl Journal {
             let seen = positions.iter().filter(|(of, ..)| *of == log).map(|(_, name, n)| (name.clone(), *n));
             Log::new(log, seen.collect())
         });
-        Self { replica, removed, stored, looks_by_folder: AtomicU32::new(0), skipped: AtomicU64::new(0) }
+        Self {
+            replica,
+            removed,
+            stored,
+            looks_by_folder: AtomicU32::new(0),
+            skipped: AtomicU64::new(0),
+            distrusted_until: Mutex::default(),
+        }
     }
 
     /// The name that this process writes under.
@@ -84,6 +95,14 @@ impl Journal {
             JournalLog::Removed => &self.removed,
             JournalLog::Stored => &self.stored,
         }
+    }
+
+    fn distrust_for(&self, duration: Duration) {
+        *self.distrusted_until.lock() = Instant::now().checked_add(duration);
+    }
+
+    fn is_distrusted(&self) -> bool {
+        self.distrusted_until.lock().is_some_and(|until| Instant::now() < until)
     }
 
     /// Takes an entry for the next batch of its log; drops it when too many wait. Gives the number of that batch.
@@ -290,10 +309,12 @@ impl Changes {
                     }
                     ReadBatch::Gone => {}
                     ReadBatch::Damaged if log == JournalLog::Stored => {}
-                    // It may have said what rows of the index must not be offered any more.
+                    // It may have said what must not be offered any more: rows of the index, and chunks of which a batch
+                    // says that they were stored.
                     ReadBatch::Damaged => {
                         tracing::warn!(%replica, n, "the hot index was emptied: a batch of removals is damaged; it fills again from the store");
                         self.empty_index(begun.unwrap_or(0));
+                        self.journal.distrust_for(self.removals_kept);
                     }
                 }
                 self.journal.log(log).seen.lock().insert(replica.clone(), n);
@@ -407,7 +428,9 @@ impl Changes {
                     let row = &entry.row;
                     let (digest, one) = (*row.object_digest.as_bytes(), Stored::one(row.object_bytes));
                     self.ledger.note(tenant, digest, one, replica, n);
-                    self.reads.index().insert_unless_gone(Scope::new(tenant, model_id), entry);
+                    if !self.journal.is_distrusted() {
+                        self.reads.index().insert_unless_gone(Scope::new(tenant, model_id), entry);
+                    }
                 }
                 JournalEntry::Removed { tenant, model_id, object_digest, reason, .. } => {
                     self.reads.forget_removed(Scope::new(tenant, model_id), *object_digest, *reason);
