@@ -6,10 +6,11 @@
 //! are. The index has the rows of removals and how far each log was read, so a replica that comes back goes on where it was.
 
 mod entry;
+mod log;
 mod sealed;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 pub(crate) use self::entry::JournalEntry;
+use self::log::Log;
 use super::{
     Changes,
     ledger::{Reach, Stored},
@@ -48,19 +50,6 @@ pub(crate) struct Journal {
     skipped: AtomicU64,
     /// Until when the index takes in no chunk on the word of a batch, because a batch that may have removed it was damaged.
     distrusted_until: Mutex<Option<Instant>>,
-}
-
-/// One of its logs.
-#[derive(Debug)]
-struct Log {
-    log: JournalLog,
-    next: AtomicU64,
-    waiting: Mutex<Vec<JournalEntry>>,
-    /// Held while a batch is on its way: whoever has it and finds nothing waiting knows that all before is durable.
-    appending: tokio::sync::Mutex<()>,
-    dropped: AtomicU64,
-    /// The last batch read of each replica.
-    seen: Mutex<HashMap<Name, u64>>,
 }
 
 /// Where batches lie, by log and replica, in their order.
@@ -124,64 +113,6 @@ impl Journal {
         seen.truncate(limits::LEDGER_REPLICAS_MAX - 1);
         seen.push((self.replica.clone(), self.next()));
         seen.into()
-    }
-}
-
-impl Log {
-    fn new(log: JournalLog, seen: HashMap<Name, u64>) -> Self {
-        Self {
-            log,
-            next: AtomicU64::new(0),
-            waiting: Mutex::default(),
-            appending: tokio::sync::Mutex::default(),
-            dropped: AtomicU64::new(0),
-            seen: Mutex::new(seen),
-        }
-    }
-
-    fn push(&self, entry: JournalEntry) -> u64 {
-        let mut waiting = self.waiting.lock();
-        if waiting.len() < limits::JOURNAL_WAITING_MAX {
-            waiting.push(entry);
-        } else {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-        }
-        self.next.load(Ordering::Relaxed)
-    }
-
-    fn next(&self) -> u64 {
-        let _waiting = self.waiting.lock();
-        self.next.load(Ordering::Relaxed)
-    }
-
-    /// What waits, and the number of its batch.
-    fn take(&self) -> Option<Unsent<'_>> {
-        let mut waiting = self.waiting.lock();
-        if waiting.is_empty() {
-            return None;
-        }
-        let n = self.next.fetch_add(1, Ordering::Relaxed);
-        Some(Unsent { log: self, n, entries: std::mem::take(&mut *waiting) })
-    }
-}
-
-/// Entries on their way to the store. Those that are still here when it is dropped wait again.
-struct Unsent<'a> {
-    log: &'a Log,
-    n: u64,
-    entries: Vec<JournalEntry>,
-}
-
-impl Drop for Unsent<'_> {
-    fn drop(&mut self) {
-        if !self.entries.is_empty() {
-            let mut waiting = self.log.waiting.lock();
-            self.entries.append(&mut waiting);
-            let excess = self.entries.len().saturating_sub(limits::JOURNAL_WAITING_MAX);
-            self.log.dropped.fetch_add(excess as u64, Ordering::Relaxed);
-            self.entries.truncate(limits::JOURNAL_WAITING_MAX);
-            *waiting = std::mem::take(&mut self.entries);
-        }
     }
 }
 

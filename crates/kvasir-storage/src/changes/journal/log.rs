@@ -1,0 +1,83 @@
+//! What waits to be appended to one log, and how far the same log of the others was read.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use kvasir_types::Name;
+use parking_lot::Mutex;
+
+use super::JournalEntry;
+use crate::{layout::JournalLog, limits};
+
+/// One of the logs of a replica's journal.
+#[derive(Debug)]
+pub(super) struct Log {
+    pub(super) log: JournalLog,
+    next: AtomicU64,
+    pub(super) waiting: Mutex<Vec<JournalEntry>>,
+    /// Held while a batch is on its way: whoever has it and finds nothing waiting knows that all before is durable.
+    pub(super) appending: tokio::sync::Mutex<()>,
+    pub(super) dropped: AtomicU64,
+    /// The last batch read of each replica.
+    pub(super) seen: Mutex<HashMap<Name, u64>>,
+}
+
+impl Log {
+    pub(super) fn new(log: JournalLog, seen: HashMap<Name, u64>) -> Self {
+        Self {
+            log,
+            next: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            appending: tokio::sync::Mutex::default(),
+            dropped: AtomicU64::new(0),
+            seen: Mutex::new(seen),
+        }
+    }
+
+    pub(super) fn push(&self, entry: JournalEntry) -> u64 {
+        let mut waiting = self.waiting.lock();
+        if waiting.len() < limits::JOURNAL_WAITING_MAX {
+            waiting.push(entry);
+        } else {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        self.next.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn next(&self) -> u64 {
+        let _waiting = self.waiting.lock();
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// What waits, and the number of its batch.
+    pub(super) fn take(&self) -> Option<Unsent<'_>> {
+        let mut waiting = self.waiting.lock();
+        if waiting.is_empty() {
+            return None;
+        }
+        let n = self.next.fetch_add(1, Ordering::Relaxed);
+        Some(Unsent { log: self, n, entries: std::mem::take(&mut *waiting) })
+    }
+}
+
+/// Entries on their way to the store. Those that are still here when it is dropped wait again.
+pub(super) struct Unsent<'a> {
+    log: &'a Log,
+    pub(super) n: u64,
+    pub(super) entries: Vec<JournalEntry>,
+}
+
+impl Drop for Unsent<'_> {
+    fn drop(&mut self) {
+        if !self.entries.is_empty() {
+            let mut waiting = self.log.waiting.lock();
+            self.entries.append(&mut waiting);
+            let excess = self.entries.len().saturating_sub(limits::JOURNAL_WAITING_MAX);
+            self.log.dropped.fetch_add(excess as u64, Ordering::Relaxed);
+            self.entries.truncate(limits::JOURNAL_WAITING_MAX);
+            *waiting = std::mem::take(&mut self.entries);
+        }
+    }
+}
