@@ -1,12 +1,19 @@
 //! Removal: what a request removed is hidden, whatever else of its chunk there is and whoever writes beside it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use futures::FutureExt;
-use kvasir_storage::{Lookup, PutChunk, Query, StorageError, layout::Key};
+use futures::{FutureExt, TryStreamExt};
+use kvasir_storage::{
+    Lookup, PutChunk, Query, Storage, StorageError,
+    gc::GcPolicy,
+    layout::{JournalLog, Key},
+};
 use kvasir_tests::{
     chunks,
     hooked::{Hook, Hooked},
@@ -148,4 +155,66 @@ pub(crate) async fn removing_a_chunk_hides_objects_that_only_have_a_tombstone(ba
     let (tenant, namespace, model_id) = (tenant(), "n".parse().expect("a name"), model_id());
     let lookup = Lookup::new(&tenant, &namespace, &model_id, Query::Tokens(tokens));
     assert_eq!(storage.lookup(&lookup).await.expect("answers").matched_tokens, 0);
+}
+
+/// A lookup as engines ask: it does not ask for tombstones of what the index has.
+async fn offered(storage: &Storage, tokens: &[u32]) -> u64 {
+    let (tenant, namespace, model_id) = (tenant(), "n".parse().expect("a name"), model_id());
+    let lookup = Lookup::new(&tenant, &namespace, &model_id, Query::Tokens(tokens.to_vec()));
+    storage.lookup(&lookup).await.expect("answers").matched_tokens
+}
+
+/// What an unreadable batch may have removed does not come back by the batch that says it was stored.
+#[tokio::test]
+async fn a_damaged_batch_of_removals_brings_nothing_back() {
+    let backend = Backend::memory();
+    let (storage, other) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&storage).await;
+    let tokens = [124, 125].map(|seed| chunks::tokens(seed, 64));
+    let [removed, late] = [0, 1].map(|i| chunks::chunk(root, &tokens[i], 0, 64, 50));
+    put(&storage, &removed).await;
+    storage.changes().journal_append().await.expect("appends");
+    storage.lifecycle().remove(&key(&removed)).await.expect("removes");
+    let objects = storage.store().objects();
+    let folder = storage.store().layout().log_prefix(JournalLog::Removed);
+    let batches: Vec<_> = objects.list(Some(&folder)).try_collect().await.expect("lists");
+    assert_eq!(batches.len(), 1);
+    objects.put(&batches[0].location, "nothing of the kind".into()).await.expect("writes");
+    other.changes().journal_tail().await.expect("reads");
+    assert_eq!(offered(&other, &tokens[0]).await, 0);
+    // Nor by a later one; what the store lists is found.
+    put(&storage, &late).await;
+    storage.changes().journal_append().await.expect("appends");
+    other.changes().journal_tail().await.expect("reads");
+    assert_eq!(other.index().len(), 0);
+    assert_eq!(offered(&other, &tokens[1]).await, 64);
+}
+
+/// A collector ended while it shortened the journal: a replica that reads what is left does not offer what was removed.
+#[tokio::test]
+async fn what_says_that_a_chunk_was_stored_goes_before_what_says_that_it_was_removed() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(126, 64);
+    let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+    put(&storage, &chunk).await;
+    storage.changes().journal_append().await.expect("appends");
+    storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
+    let stored = storage.store().layout().log_prefix(JournalLog::Stored);
+    let hook: Hook = Arc::new(move |request, path| {
+        let fails = request == Hooked::Deleting && path.prefix_matches(&stored);
+        let source = "the collector ended".into();
+        let failed = object_store::Error::PermissionDenied { path: path.to_string(), source };
+        futures::future::ready(if fails { Err(failed) } else { Ok(()) }).boxed()
+    });
+    let collector = backend.hooked_replica(hook).await;
+    let forgetful =
+        GcPolicy { tombstone_retention: Duration::ZERO, journal_retention: Duration::ZERO, ..at_once() };
+    for _ in 0..3 {
+        assert!(collector.lifecycle().collect_garbage(&forgetful, |_| {}).await.is_err());
+    }
+    let other = backend.replica().await;
+    other.changes().journal_tail().await.expect("reads");
+    assert_eq!(offered(&other, &tokens).await, 0);
 }

@@ -1,10 +1,10 @@
-//! A store that tells a test of each write that took effect and each read that begins: whatever has to happen between two
+//! A store that tells a test of each write that took effect, and of each read and each deletion that begins: whatever has to happen between two
 //! requests of the service happens in the hook.
 
 use std::{fmt, sync::Arc};
 
 use async_trait::async_trait;
-use futures::{future::BoxFuture, stream::BoxStream};
+use futures::{StreamExt, TryStreamExt, future::BoxFuture, stream::BoxStream};
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, path::Path,
@@ -17,6 +17,8 @@ pub enum Hooked {
     Written,
     /// A read that begins; the hook's error is its answer.
     Reading,
+    /// A deletion that begins; the hook's error is its answer.
+    Deleting,
 }
 
 /// What a test does meanwhile.
@@ -70,7 +72,12 @@ impl ObjectStore for HookedStore {
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
+        let hook = Arc::clone(&self.hook);
+        let told = locations.and_then(move |path| {
+            let told = hook(Hooked::Deleting, path.clone());
+            async move { told.await.map(|()| path) }
+        });
+        self.inner.delete_stream(told.boxed())
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
