@@ -138,7 +138,7 @@ impl Model {
                 && done <= at.begun
                 && put.settled >= last
             {
-                put.outlived = true;
+                put.outlived = put.outlived.max(done);
             }
         }
         Ok(())
@@ -197,7 +197,7 @@ impl Model {
             removal.covers(&put.segment.seq_hash, put.object)
                 && removal.settled >= put.at.begun
                 && removal.at.begun <= at.ended
-                && !(put.outlived && ran_beside && removal.is_acknowledged)
+                && !(removal.at.ended <= put.outlived && ran_beside && removal.is_acknowledged)
         };
         !self.removals.iter().any(|removal| after(&removal))
     }

@@ -77,8 +77,8 @@ struct Put {
     at: Interval,
     /// When it can take effect at the latest; for ever while it runs.
     settled: Duration,
-    /// It was offered after the removals that ran beside it, so it came after them.
-    outlived: bool,
+    /// It came after the removals that ran beside it and had ended by then: who knew of them offered it.
+    outlived: Duration,
 }
 
 #[derive(Debug)]
@@ -160,7 +160,15 @@ impl Model {
     pub fn put_begins(&mut self, by: Replica, begun: Duration, chunk: &Chunk) -> usize {
         let (segment, sent) = (self.truth.learn(chunk), chunk.object_digest);
         let at = Interval { begun, ended: Duration::MAX };
-        self.puts.push(Put { segment, object: None, sent, by, at, settled: Duration::MAX, outlived: false });
+        self.puts.push(Put {
+            segment,
+            object: None,
+            sent,
+            by,
+            at,
+            settled: Duration::MAX,
+            outlived: Duration::ZERO,
+        });
         self.puts.len() - 1
     }
 

@@ -199,6 +199,18 @@ fn a_put_beside_a_removal_came_before_or_after_it_and_stays_so() {
 }
 
 #[test]
+fn a_put_that_outlived_one_removal_may_have_come_before_the_next() {
+    let mut h = removed();
+    h.put(A, at(4, 7), 0);
+    h.remove(B, at(6, 8), 0, Outcome::Acknowledged);
+    assert!(
+        h.looks(A, at(9, 10), 1).is_ok(),
+        "it came after the first one, and of the second it has not heard"
+    );
+    assert!(h.looks(A, at(11, 12), 0).is_ok(), "now it has");
+}
+
+#[test]
 fn an_age_lets_the_collector_take_what_no_pin_holds() {
     let mut h = history(Some(10));
     h.put(A, at(0, 1), 0);
