@@ -193,6 +193,7 @@ suite! {
     replicas::an_index_older_than_the_journal_is_emptied,
     replicas::a_removal_outlives_its_batch_in_the_index,
     removal::removing_a_chunk_hides_however_many_objects_it_has,
+    removal::a_removed_object_is_served_by_no_name,
     removal::a_chunk_stored_after_many_removals_is_found_and_removed_again,
     removal::removing_a_chunk_hides_objects_that_only_have_a_tombstone,
     removal::a_removal_that_was_never_announced_is_heard_of_when_the_bytes_go,

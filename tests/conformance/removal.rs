@@ -10,20 +10,22 @@ use std::{
 
 use futures::{FutureExt, TryStreamExt};
 use kvasir_storage::{
-    Lookup, PutChunk, Query, Storage, StorageError,
+    ByteRange, Lookup, PutChunk, Query, Selection, Storage, StorageError,
     gc::GcPolicy,
+    hot::RequestHint,
     layout::{JournalLog, Key},
 };
 use kvasir_tests::{
     chunks,
     hooked::{Hook, Hooked},
 };
+use kvasir_types::Level;
 use object_store::ObjectStoreExt;
 
 use crate::{
     Backend,
     replicas::{at_once, collect, put_any},
-    storage_core::{body, key, matched, model_id, prepare, put, tenant},
+    storage_core::{body, key, matched, model_id, prepare, put, read, tenant},
 };
 
 /// More objects of one chunk than a reader considers.
@@ -48,6 +50,41 @@ pub(crate) async fn removing_a_chunk_hides_however_many_objects_it_has(backend: 
     }
     let again = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await;
     assert_eq!(again.expect("twice is once"), usize::from(OBJECTS));
+}
+
+pub(crate) async fn a_removed_object_is_served_by_no_name(backend: &Backend) {
+    let (storage, other) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(140, 64);
+    let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+    put(&storage, &chunk).await;
+    assert_eq!(read(&other, &chunk, ByteRange::Whole).await.expect("is there"), chunk.bytes);
+    storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
+    other.changes().journal_tail().await.expect("reads");
+    for replica in [&storage, &other] {
+        let (reads, key) = (replica.reads(), key(&chunk));
+        let selection = Selection { level: Some(Level(0)), ..Selection::default() };
+        let selected =
+            reads.read_selection(&key, &selection, ByteRange::Whole, &RequestHint::default()).await;
+        let refusals = [
+            read(replica, &chunk, ByteRange::Whole).await.err(),
+            selected.err(),
+            reads.object_bytes(&key).await.err(),
+            reads.level_bytes(&key, Level(0)).await.err(),
+        ];
+        for refusal in refusals {
+            assert!(matches!(refusal, Some(StorageError::UnknownChunk { .. })), "{refusal:?}");
+        }
+    }
+    // What the collector took is read to its end by who was offered it.
+    let short = chunks::chunk(root, &tokens, 0, 48, 50);
+    put(&storage, &short).await;
+    let policy =
+        GcPolicy { ttl: Some(Duration::ZERO), grace: Duration::from_secs(3600), ..GcPolicy::default() };
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let report = collect(&storage, &policy).await;
+    assert_eq!(report.expired, 1, "{report:?}");
+    assert_eq!(read(&storage, &short, ByteRange::Whole).await.expect("stays for the grace"), short.bytes);
 }
 
 pub(crate) async fn a_chunk_stored_after_many_removals_is_found_and_removed_again(backend: &Backend) {
@@ -182,6 +219,8 @@ async fn a_damaged_batch_of_removals_brings_nothing_back() {
     objects.put(&batches[0].location, "nothing of the kind".into()).await.expect("writes");
     other.changes().journal_tail().await.expect("reads");
     assert_eq!(offered(&other, &tokens[0]).await, 0);
+    let served = read(&other, &removed, ByteRange::Whole).await;
+    assert!(matches!(served, Err(StorageError::UnknownChunk { .. })), "{served:?}");
     // Nor by a later one; what the store lists is found.
     put(&storage, &late).await;
     storage.changes().journal_append().await.expect("appends");

@@ -165,20 +165,14 @@ impl Book {
         let lookup = Lookup { by, at, fresh, reached, chain, tokens, answer };
         self.judge(self.model.borrow_mut().lookup(lookup));
         for hit in &answer.chunks {
-            let delivered = node.run(self.load_chunk(&node.storage, hit, chain, tokens)).await;
+            let delivered = node.run(self.load_chunk(node, hit, chain, tokens)).await;
             self.delivered.set(self.delivered.get() + usize::from(delivered == Some(true)));
         }
     }
 
     /// Reads every piece by its own range. What does not verify is a miss.
-    async fn load_chunk(
-        &self,
-        storage: &Arc<Storage>,
-        hit: &ChunkMatch,
-        chain: &TokenChain,
-        tokens: &[u32],
-    ) -> bool {
-        let (tenant, model_id) = (tenant(), model_id());
+    async fn load_chunk(&self, node: &Node, hit: &ChunkMatch, chain: &TokenChain, tokens: &[u32]) -> bool {
+        let (storage, tenant, model_id) = (&node.storage, tenant(), model_id());
         let key = ChunkKey { tenant, model_id, seq_hash: hit.seq_hash, object_digest: hit.object_digest };
         let Ok(head) = whole(storage, &key, ByteRange::Bounded(0, hit.head_bytes - 1)).await else {
             return false;
@@ -190,12 +184,19 @@ impl Book {
         }
         for (section, span, entry) in head.pieces() {
             let range = ByteRange::Bounded(entry.range.start, entry.range.end - 1);
+            let begun = self.now();
             let Ok(bytes) = whole(storage, &key, range).await else { return false };
             if head.check_piece(section, span, &bytes).is_err() {
                 return false;
             }
             let (name, first) = (&key.object_digest, entry.range.start);
-            self.judge(self.model.borrow_mut().read(&key.seq_hash, name, first, &bytes));
+            self.judge(self.model.borrow_mut().read(
+                (node.id, self.since(begun)),
+                &key.seq_hash,
+                name,
+                first,
+                &bytes,
+            ));
         }
         true
     }

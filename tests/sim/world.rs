@@ -37,6 +37,7 @@ const UNKNOWN: Duration = Duration::from_secs(100 + ZOMBIE_MAX.as_secs());
 /// Twice as long as misses are remembered.
 const NEGATIVE_TTL: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(20);
+const TOMBSTONE_RETENTION: Duration = Duration::from_secs(200);
 
 /// How a simulation ended.
 #[derive(Debug)]
@@ -131,7 +132,13 @@ impl World {
             Keeps::Until(ttl) => Some(ttl),
             Keeps::Bytes(_) => Some(Duration::ZERO),
         };
-        let bounds = Bounds { unknown: UNKNOWN, negative_ttl: NEGATIVE_TTL, removal: None, ttl };
+        let bounds = Bounds {
+            unknown: UNKNOWN,
+            negative_ttl: NEGATIVE_TTL,
+            removal: None,
+            tombstone: TOMBSTONE_RETENTION,
+            ttl,
+        };
         let mut this = Self {
             store,
             dice,
@@ -162,7 +169,7 @@ impl World {
     pub(crate) fn policy(&self) -> GcPolicy {
         GcPolicy {
             grace: GRACE,
-            tombstone_retention: Duration::from_secs(200),
+            tombstone_retention: TOMBSTONE_RETENTION,
             journal_retention: JOURNAL_RETENTION,
             ttl: if let Keeps::Until(ttl) = self.keeps { Some(ttl) } else { None },
             capacity_bytes: if let Keeps::Bytes(bytes) = self.keeps { Some(bytes) } else { None },

@@ -43,11 +43,10 @@ impl Model {
         }
         for hit in &lookup.answer.chunks {
             let heard = |removal: &Removed, this: &Self| {
-                let is_own = removal.by == lookup.by && lookup.at.begun >= removal.at.ended;
-                let knows = |look: &Interval| look.begun >= removal.at.ended && look.ended <= lookup.at.begun;
-                let is_heard = this.heard.get(&lookup.by).is_some_and(|looks| looks.iter().any(knows));
-                let bound = this.bounds.removal.is_some_and(|b| lookup.at.begun >= removal.at.ended + b);
-                is_own || is_heard || bound
+                let since = lookup.at.ended.saturating_sub(removal.at.begun);
+                let is_old_enough = lookup.at.begun >= removal.at.ended;
+                let asks = lookup.fresh && lookup.reached && is_old_enough && since < this.bounds.tombstone;
+                asks || this.has_heard(lookup.by, lookup.at, removal)
             };
             self.is_not_removed(hit.seq_hash, hit.object_digest, lookup.at, heard)
                 .map_err(|wrong| format!("a lookup by {} offers {wrong}", lookup.by))?;
@@ -92,6 +91,15 @@ impl Model {
             return wrong("a chunk is not of these tokens");
         }
         Ok(())
+    }
+
+    /// Whether a replica knows of a removal when it is asked: it was asked for it, has read of it, or the bound is over.
+    fn has_heard(&self, by: Replica, at: Interval, removal: &Removed) -> bool {
+        let is_own = removal.by == by && at.begun >= removal.at.ended;
+        let knows = |look: &Interval| look.begun >= removal.at.ended && look.ended <= at.begun;
+        let is_heard = self.heard.get(&by).is_some_and(|looks| looks.iter().any(knows));
+        let bound = self.bounds.removal.is_some_and(|bound| at.begun >= removal.at.ended + bound);
+        is_own || is_heard || bound
     }
 
     /// Judges whatever else names an object of a chunk: a read without a digest, a URL, a context. These ask the store for tombstones.
@@ -238,12 +246,13 @@ impl Model {
         self.holds(pin, segment, at) && self.passes.iter().filter(before).all(ended)
     }
 
-    /// Judges bytes that passed whatever checks their reader makes.
+    /// Judges bytes of an object that `by` gave, and that passed whatever checks their reader makes.
     ///
     /// # Errors
-    /// They are not the object's.
+    /// They are not the object's, or a request had removed it.
     pub fn read(
         &mut self,
+        (by, at): (Replica, Interval),
         seq_hash: &SeqHash,
         object: &ObjectDigest,
         first: u64,
@@ -251,10 +260,14 @@ impl Model {
     ) -> Result<(), String> {
         self.count("read");
         match self.truth.bytes(seq_hash, object, first, bytes.len()) {
-            Some(truth) if truth == bytes => Ok(()),
-            Some(_) => Err(format!("{} bytes of {object} from {first} on are wrong", bytes.len())),
-            None => Err(format!("{object} of {seq_hash} has no {} bytes from {first} on", bytes.len())),
+            Some(truth) if truth == bytes => {}
+            Some(_) => return Err(format!("{} bytes of {object} from {first} on are wrong", bytes.len())),
+            None => {
+                return Err(format!("{object} of {seq_hash} has no {} bytes from {first} on", bytes.len()));
+            }
         }
+        self.is_not_removed(*seq_hash, *object, at, |removal, this| this.has_heard(by, at, removal))
+            .map_err(|wrong| format!("a read by {by} gives {wrong}"))
     }
 
     /// Judges what the bucket holds: of each pinned chunk the bytes. `held` are the sound objects that are there at `at`.

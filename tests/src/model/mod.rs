@@ -55,6 +55,8 @@ pub struct Bounds {
     pub negative_ttl: Duration,
     /// How long another replica may offer what a request removed; none: until it has heard ([`Model::heard`]).
     pub removal: Option<Duration>,
+    /// How long a tombstone stays at least, for fresh lookups to find it.
+    pub tombstone: Duration,
     /// Age at which the collector may take what no pin holds; none: never.
     pub ttl: Option<Duration>,
 }

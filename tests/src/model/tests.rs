@@ -33,7 +33,13 @@ fn history(ttl: Option<u64>) -> History {
     let root = RootHash::derive("t", "n", b"salt", &chunks::spec().model_id());
     let tokens = chunks::tokens(1, 612);
     let chunks = chunks::context(root, &tokens, 256, 10);
-    let bounds = Bounds { unknown: s(100), negative_ttl: s(2), removal: Some(s(30)), ttl: ttl.map(s) };
+    let bounds = Bounds {
+        unknown: s(100),
+        negative_ttl: s(2),
+        removal: Some(s(30)),
+        tombstone: s(200),
+        ttl: ttl.map(s),
+    };
     History { model: Model::new(bounds), root, chain: TokenChain::new(root, &tokens), tokens, chunks }
 }
 
@@ -261,9 +267,23 @@ fn bytes_are_those_of_the_name() {
     let mut h = history(None);
     h.put(A, at(0, 1), 0);
     let Chunk { bytes, seq_hash, object_digest } = h.chunks[0].clone();
-    assert!(h.model.read(&seq_hash, &object_digest, 300, &bytes[300..320]).is_ok());
-    assert!(h.model.read(&seq_hash, &object_digest, 301, &bytes[300..320]).is_err());
-    assert!(h.model.read(&seq_hash, &h.chunks[1].object_digest, 300, &bytes[300..320]).is_err());
+    let (by, other) = ((A, at(2, 3)), h.chunks[1].object_digest);
+    assert!(h.model.read(by, &seq_hash, &object_digest, 300, &bytes[300..320]).is_ok());
+    assert!(h.model.read(by, &seq_hash, &object_digest, 301, &bytes[300..320]).is_err());
+    assert!(h.model.read(by, &seq_hash, &other, 300, &bytes[300..320]).is_err());
+}
+
+#[test]
+fn who_knows_of_a_removal_gives_no_bytes_of_it() {
+    let mut h = history(None);
+    h.put(A, at(0, 1), 0);
+    h.remove(A, at(2, 3), 0, Outcome::Acknowledged);
+    let Chunk { bytes, seq_hash, object_digest } = h.chunks[0].clone();
+    let mut read = |by, at| h.model.read((by, at), &seq_hash, &object_digest, 300, &bytes[300..320]);
+    assert!(read(A, at(2, 4)).is_ok(), "it began before");
+    assert!(read(A, at(3, 4)).is_err());
+    assert!(read(B, at(32, 34)).is_ok(), "within the bound");
+    assert!(read(B, at(33, 34)).is_err());
 }
 
 #[test]

@@ -127,7 +127,7 @@ impl PrefixIndex {
 
     /// The collector lifted the tombstone of an object: it may be taken in again. What a request removed stays removed.
     pub(crate) fn lift(&self, scope: Scope, object: &ObjectDigest) {
-        if self.index.removed(scope, object).is_none_or(|row| !row.by_request) {
+        if !self.is_removed_by_request(scope, object) {
             self.clear_gone(scope, object);
         }
     }
@@ -158,6 +158,11 @@ impl PrefixIndex {
 
     pub(crate) fn is_gone(&self, scope: Scope, object: ObjectDigest) -> bool {
         self.gone.contains(&(scope, object)) || self.index.removed(scope, &object).is_some()
+    }
+
+    /// Whether it was a request, or a damaged object, that took it out.
+    pub(crate) fn is_removed_by_request(&self, scope: Scope, object: &ObjectDigest) -> bool {
+        self.index.removed(scope, object).is_some_and(|row| row.by_request)
     }
 
     pub(crate) fn row(&self, scope: Scope, object: ObjectDigest) -> Option<Arc<IndexRow>> {

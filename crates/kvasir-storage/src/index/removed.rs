@@ -19,6 +19,8 @@ use super::{
 };
 
 const REMOVED: u8 = b'd';
+/// `u → ms of the store's clock 8`: until then removals may be missing from the rows, because a batch of them was damaged.
+const MISSED: u8 = b'u';
 const KEY_BYTES: usize = 1 + 8 + NAME_BYTES;
 /// Bits of the filter: 1 MiB, so that of a million removals one in nine lookups of a row asks in vain.
 const FILTER_BITS: usize = 1 << 23;
@@ -120,6 +122,16 @@ pub(super) fn expire(index: &dyn HotIndex, now_ms: i64) -> Result<u64, IndexErro
         index.remove(key)?;
     }
     Ok(expired.len() as u64)
+}
+
+pub(super) fn put_missed_until(index: &dyn HotIndex, store_ms: i64) -> Result<(), IndexError> {
+    index.put(&[MISSED], &store_ms.to_le_bytes())
+}
+
+pub(super) fn missed_until(index: &dyn HotIndex) -> Result<Option<i64>, IndexError> {
+    let Some(value) = index.get(&[MISSED])? else { return Ok(None) };
+    let corrupt = |_| IndexError::Corrupt { what: "the row of missed removals".to_owned() };
+    Ok(Some(i64::from_le_bytes(value.as_slice().try_into().map_err(corrupt)?)))
 }
 
 fn key(scope: Scope, digest: &ObjectDigest) -> Vec<u8> {

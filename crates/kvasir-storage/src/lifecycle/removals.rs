@@ -23,7 +23,7 @@ impl Lifecycle {
     /// # Errors
     /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store): then it may be sent again.
     pub async fn remove(&self, key: &ChunkKey) -> Result<(), StorageError> {
-        self.reads.object_bytes(key).await?;
+        self.reads.stored_bytes(key).await?;
         let dropped = self.changes.dropped_removals();
         self.write_tombstone(key, Removal::Removed).await?;
         self.changes.append_removals(dropped).await

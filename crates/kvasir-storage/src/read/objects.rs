@@ -31,6 +31,7 @@ impl Reads {
         range: ByteRange,
         hint: &RequestHint,
     ) -> Result<ObjectRead, StorageError> {
+        self.refuse_removed(key).await?;
         self.index.note_use(Scope::new(&key.tenant, &key.model_id), key.object_digest, None);
         match &self.tier {
             Some(hot) => self.read_hot(hot, key, range, hint).await,
@@ -53,7 +54,7 @@ impl Reads {
             (Some(bytes), _) => Some(bytes),
             // Stores differ in what they answer to suffixes and to ranges past the end: ask for the size first.
             (None, ByteRange::Suffix(_) | ByteRange::From(_) | ByteRange::Bounded(..)) => {
-                Some(self.object_bytes(key).await?)
+                Some(self.stored_bytes(key).await?)
             }
             (None, ByteRange::Whole) => None,
         };
@@ -89,11 +90,35 @@ impl Reads {
         Ok(ObjectRead::of(result, wanted, object_bytes, failed))
     }
 
+    /// What a request removed is not served, though its bytes stay for the grace. What the collector took is, until they go:
+    /// whoever was offered it a moment ago reads it to its end.
+    pub(super) async fn refuse_removed(&self, key: &ChunkKey) -> Result<(), StorageError> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        let is_removed = self.index.is_removed_by_request(scope, &key.object_digest);
+        if is_removed || (self.may_miss_removals() && self.tombstones.has(key).await?) {
+            let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
+            return Err(StorageError::UnknownChunk { seq_hash, object_digest });
+        }
+        Ok(())
+    }
+
+    /// Whether the index may lack a removal, because a batch of removals was damaged: then the store is asked for tombstones.
+    pub(crate) fn may_miss_removals(&self) -> bool {
+        let until = self.index.index().missed_until();
+        until.is_some_and(|until| self.bucket.now_ms().is_none_or(|now| now < until))
+    }
+
     /// Size of an object.
     ///
     /// # Errors
     /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
     pub async fn object_bytes(&self, key: &ChunkKey) -> Result<u64, StorageError> {
+        self.refuse_removed(key).await?;
+        self.stored_bytes(key).await
+    }
+
+    /// As [`object_bytes`](Self::object_bytes), of one that may be removed and not gone yet.
+    pub(crate) async fn stored_bytes(&self, key: &ChunkKey) -> Result<u64, StorageError> {
         let meta = self.bucket.objects().head(&self.bucket.path(&Key::Chunk(key.clone()))).await;
         Ok(meta.map_err(|e| self.read_failed(key, "asking for an object", e))?.size)
     }
@@ -103,6 +128,7 @@ impl Reads {
     /// # Errors
     /// [`StorageError::UnknownLevel`], and as [`row`](Self::row).
     pub async fn level_bytes(&self, key: &ChunkKey, level: Level) -> Result<u64, StorageError> {
+        self.refuse_removed(key).await?;
         let row = self.row(key).await?;
         let unknown = StorageError::UnknownLevel { level, levels: row.level_bytes.len() };
         row.level_bytes.get(level.index()).copied().ok_or(unknown)

@@ -111,6 +111,7 @@ impl Reads {
         range: ByteRange,
         hint: &RequestHint,
     ) -> Result<ObjectRead, StorageError> {
+        self.refuse_removed(key).await?;
         let ranges = selection.ranges(&self.head(key).await?)?;
         let length = ranges.iter().map(|range| range.end - range.start).sum();
         let wanted = range.resolve(length).ok_or(StorageError::Range { object_bytes: length })?;

@@ -12,14 +12,11 @@ mod sealed;
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
-    time::Duration,
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_types::Name;
 use object_store::ObjectMeta;
-use parking_lot::Mutex;
-use tokio::time::Instant;
 use uuid::Uuid;
 
 pub(crate) use self::entry::JournalEntry;
@@ -48,8 +45,6 @@ pub(crate) struct Journal {
     looks_by_folder: AtomicU32,
     /// Parts of other replicas' batches that were left out.
     skipped: AtomicU64,
-    /// Until when the index takes in no chunk on the word of a batch, because a batch that may have removed it was damaged.
-    distrusted_until: Mutex<Option<Instant>>,
 }
 
 /// Where batches lie, by log and replica, in their order.
@@ -64,14 +59,7 @@ impl Journal {
             let seen = positions.iter().filter(|(of, ..)| *of == log).map(|(_, name, n)| (name.clone(), *n));
             Log::new(log, seen.collect())
         });
-        Self {
-            replica,
-            removed,
-            stored,
-            looks_by_folder: AtomicU32::new(0),
-            skipped: AtomicU64::new(0),
-            distrusted_until: Mutex::default(),
-        }
+        Self { replica, removed, stored, looks_by_folder: AtomicU32::new(0), skipped: AtomicU64::new(0) }
     }
 
     /// The name that this process writes under.
@@ -84,14 +72,6 @@ impl Journal {
             JournalLog::Removed => &self.removed,
             JournalLog::Stored => &self.stored,
         }
-    }
-
-    fn distrust_for(&self, duration: Duration) {
-        *self.distrusted_until.lock() = Instant::now().checked_add(duration);
-    }
-
-    fn is_distrusted(&self) -> bool {
-        self.distrusted_until.lock().is_some_and(|until| Instant::now() < until)
     }
 
     /// Takes an entry for the next batch of its log; drops it when too many wait. Gives the number of that batch.
@@ -193,7 +173,7 @@ impl Changes {
         let index = self.reads.index().index();
         let heard_until = index.heard_until();
         // A tenth is left for the first look at the journal.
-        let limit = i64::try_from(self.removals_kept.as_millis() * 9 / 10).unwrap_or(i64::MAX);
+        let limit = self.removals_kept_ms() / 10 * 9;
         if heard_until.is_some_and(|heard| now.saturating_sub(heard) < limit) {
             return false;
         }
@@ -202,6 +182,10 @@ impl Changes {
         // What was stored that long ago may be gone as well, and who heard of that may have ended.
         self.journal.stored.waiting.lock().retain(|entry| !matches!(entry, JournalEntry::Stored { .. }));
         heard_until.is_some()
+    }
+
+    fn removals_kept_ms(&self) -> i64 {
+        i64::try_from(self.removals_kept.as_millis()).unwrap_or(i64::MAX)
     }
 
     /// Removes the rows of removals whose names may be used again. Gives how many.
@@ -222,7 +206,7 @@ impl Changes {
     async fn tail(&self, tells: bool) -> Result<usize, StorageError> {
         let index = self.reads.index().index();
         // A replica may have stood still, or have been cut off from the journal.
-        if index.heard_until().is_some() && self.empty_outdated_index() {
+        if self.empty_outdated_index() {
             tracing::warn!(
                 "the hot index was emptied: this replica was cut off for longer than the journal keeps removals; it fills again from the store"
             );
@@ -245,7 +229,9 @@ impl Changes {
                     ReadBatch::Damaged => {
                         tracing::warn!(%replica, n, "the hot index was emptied: a batch of removals is damaged; it fills again from the store");
                         self.empty_index(begun.unwrap_or(0));
-                        self.journal.distrust_for(self.removals_kept);
+                        index.set_missed_until(
+                            begun.map_or(i64::MAX, |now| now.saturating_add(self.removals_kept_ms())),
+                        );
                     }
                 }
                 self.journal.log(log).seen.lock().insert(replica.clone(), n);
@@ -359,7 +345,7 @@ impl Changes {
                     let row = &entry.row;
                     let (digest, one) = (*row.object_digest.as_bytes(), Stored::one(row.object_bytes));
                     self.ledger.note(tenant, digest, one, replica, n);
-                    if !self.journal.is_distrusted() {
+                    if !self.reads.may_miss_removals() {
                         self.reads.index().insert_unless_gone(Scope::new(tenant, model_id), entry);
                     }
                 }

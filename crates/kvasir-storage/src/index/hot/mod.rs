@@ -199,6 +199,16 @@ impl Index {
         self.with(|index| index.set_heard_until(store_ms));
     }
 
+    /// Until when, in ms of the store's clock, removals may be missing from the rows; none where none is.
+    pub(crate) fn missed_until(&self) -> Option<i64> {
+        self.with(removed::missed_until).flatten()
+    }
+
+    /// Takes note of that time.
+    pub(crate) fn set_missed_until(&self, store_ms: i64) {
+        self.with(|index| removed::put_missed_until(index, store_ms));
+    }
+
     /// Writes what is only in memory; called now and then and at shutdown.
     pub fn flush(&self) {
         self.with(HotIndex::flush);

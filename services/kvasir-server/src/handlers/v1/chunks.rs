@@ -94,7 +94,7 @@ pub(in crate::handlers) async fn get_object(
     answer(&state, &key, selection::parse(query)?, &method, &headers).await
 }
 
-/// Removes all objects of a chunk: hidden now, deleted after the grace.
+/// Removes all objects of a chunk: refused now, deleted after the grace.
 #[utoipa::path(delete, path = routes::CHUNK, operation_id = "delete_chunk", tag = "chunks",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("seq_hash" = SeqHash, Path, description = "the chunk")),
@@ -109,7 +109,7 @@ pub(in crate::handlers) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Removes one object of a chunk: hidden now, deleted after the grace.
+/// Removes one object of a chunk: refused now, deleted after the grace.
 #[utoipa::path(delete, path = routes::CHUNK_OBJECT, operation_id = "delete_object", tag = "chunks",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("seq_hash" = SeqHash, Path, description = "the chunk"),
@@ -195,7 +195,7 @@ async fn open(
     method: &Method,
     hint: &RequestHint,
 ) -> Result<ObjectRead, ApiError> {
-    let storage = state.storage()?;
+    let storage = state.caught_up_storage().await?;
     if selection.is_scattered() {
         return Ok(storage.reads().read_selection(key, selection, range, hint).await?);
     }
