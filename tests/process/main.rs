@@ -10,6 +10,7 @@ mod audit;
 mod careless;
 mod drain;
 mod full_disk;
+mod judged;
 mod kills;
 mod load;
 mod proxied;

@@ -125,8 +125,7 @@ impl Model {
     ) -> Result<(), String> {
         let sent = self.truth.sent_as(&seq_hash, &object);
         let removals: Vec<&Removed> = self
-            .removals
-            .iter()
+            .removals_of(&seq_hash)
             .filter(|r| r.is_acknowledged && r.covers(&seq_hash, Some(object)) && heard(r, self))
             .collect();
         let Some(last) = removals.iter().map(|r| r.at.begun).max() else { return Ok(()) };
@@ -134,13 +133,15 @@ impl Model {
             let is_it = put.object.map_or(Some(put.sent) == sent, |name| name == object);
             put.segment.seq_hash == seq_hash && is_it && put.settled >= last
         };
-        if !self.puts.iter().any(|put| may_be(&put)) {
+        if !self.puts_of(&seq_hash).any(|put| may_be(&put)) {
             let removal = removals.iter().max_by_key(|r| r.at.begun);
             return Err(format!("{object} of {seq_hash} at {at:?}, after its removal {removal:?}"));
         }
         // What ran beside its removal, and is offered by who knows of both, came after it: from now on it is owed.
         let done = removals.iter().map(|r| r.at.ended).max().unwrap_or_default();
-        for put in &mut self.puts {
+        let of_chunk = self.of_chunk.get(&seq_hash).map(|of| of.puts.as_slice()).unwrap_or_default();
+        for n in of_chunk {
+            let put = &mut self.puts[*n];
             if put.object == Some(object)
                 && put.at.ended <= at.begun
                 && done <= at.begun
@@ -188,7 +189,7 @@ impl Model {
         if self.is_contained(segment) {
             return false;
         }
-        let stored = self.puts.iter().any(|put| {
+        let stored = self.puts_of(&segment.seq_hash).any(|put| {
             let found = match by {
                 Some(by) if by != put.by => put.at.ended.saturating_add(self.bounds.negative_ttl),
                 _ => put.at.ended,
@@ -207,7 +208,7 @@ impl Model {
                 && removal.at.begun <= at.ended
                 && !(removal.at.ended <= put.outlived && ran_beside && removal.is_acknowledged)
         };
-        !self.removals.iter().any(|removal| after(&removal))
+        !self.removals_of(&put.segment.seq_hash).any(|removal| after(&removal))
     }
 
     /// Whether a longer chunk holds all of it: the collector may take it.
@@ -222,7 +223,11 @@ impl Model {
 
     /// Whether no age lets the collector take it.
     fn is_young(&self, segment: &Segment, at: Interval) -> bool {
-        let first = self.puts.iter().filter(|put| put.segment == *segment).map(|put| put.at.begun).min();
+        let first = self
+            .puts_of(&segment.seq_hash)
+            .filter(|put| put.segment == *segment)
+            .map(|put| put.at.begun)
+            .min();
         self.bounds.ttl.is_none_or(|ttl| first.is_some_and(|first| at.ended < first + ttl))
     }
 
@@ -236,7 +241,7 @@ impl Model {
         pin.segments.contains(segment)
             && pin.at.ended <= at.begun
             && pin.until.is_none_or(|until| at.ended < until)
-            && !self.removals.iter().any(removed)
+            && !self.removals_of(&segment.seq_hash).any(removed)
     }
 
     /// Whether a pinned chunk must be found, too: once every pass that began before the pin was there has ended.

@@ -116,6 +116,12 @@ struct Pass {
     ended: Option<Duration>,
 }
 
+#[derive(Debug, Default)]
+struct OfChunk {
+    puts: Vec<usize>,
+    removals: Vec<usize>,
+}
+
 /// The promises and the history so far.
 #[derive(Debug)]
 pub struct Model {
@@ -123,6 +129,8 @@ pub struct Model {
     truth: Truth,
     puts: Vec<Put>,
     removals: Vec<Removed>,
+    /// Which of them are of a chunk.
+    of_chunk: BTreeMap<SeqHash, OfChunk>,
     pins: BTreeMap<u64, Pin>,
     passes: Vec<Pass>,
     /// Looks at all removals that a replica brought to an end.
@@ -138,6 +146,7 @@ impl Model {
             truth: Truth::default(),
             puts: Vec::new(),
             removals: Vec::new(),
+            of_chunk: BTreeMap::new(),
             pins: BTreeMap::new(),
             passes: Vec::new(),
             heard: BTreeMap::new(),
@@ -171,7 +180,9 @@ impl Model {
             settled: Duration::MAX,
             outlived: Duration::ZERO,
         });
-        self.puts.len() - 1
+        let put = self.puts.len() - 1;
+        self.of_chunk.entry(segment.seq_hash).or_default().puts.push(put);
+        put
     }
 
     /// It was answered. `object` is the name that was acknowledged.
@@ -209,7 +220,17 @@ impl Model {
     ) -> usize {
         let (at, settled) = (Interval { begun, ended: Duration::MAX }, Duration::MAX);
         self.removals.push(Removed { seq_hash, object, by, at, is_acknowledged: false, settled });
-        self.removals.len() - 1
+        let removal = self.removals.len() - 1;
+        self.of_chunk.entry(seq_hash).or_default().removals.push(removal);
+        removal
+    }
+
+    fn puts_of(&self, seq_hash: &SeqHash) -> impl Iterator<Item = &Put> {
+        self.of_chunk.get(seq_hash).into_iter().flat_map(|of| &of.puts).map(|n| &self.puts[*n])
+    }
+
+    fn removals_of(&self, seq_hash: &SeqHash) -> impl Iterator<Item = &Removed> {
+        self.of_chunk.get(seq_hash).into_iter().flat_map(|of| &of.removals).map(|n| &self.removals[*n])
     }
 
     /// It was answered.

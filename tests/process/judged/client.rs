@@ -1,0 +1,198 @@
+//! A client: stores, removes, looks up, reads, names and pins, and has the model judge every answer.
+
+use std::{cell::RefCell, time::Duration};
+
+use kvasir_api::{Context, ContextRequest, LookupRequest, LookupResponse, StoredChunk, routes};
+use kvasir_tests::{
+    chunks::Chunk,
+    faulty::Dice,
+    model::{Lookup, Outcome, Replica},
+    service::Api,
+};
+use kvasir_types::{ObjectDigest, TokenChain};
+use reqwest::{Method, Response, StatusCode};
+use serde::de::DeserializeOwned;
+use tokio::time::sleep;
+
+use super::{History, group::Group, judge};
+
+/// Longest pause between two requests.
+const PAUSE: usize = 80;
+
+pub(super) struct Client<'a> {
+    history: &'a History,
+    group: &'a Group<'a>,
+    dice: RefCell<Dice>,
+}
+
+impl<'a> Client<'a> {
+    pub(super) fn new(history: &'a History, group: &'a Group<'a>, seed: u64) -> Self {
+        Self { history, group, dice: RefCell::new(Dice::new(seed)) }
+    }
+
+    fn below(&self, n: usize) -> usize {
+        self.dice.borrow_mut().below(n)
+    }
+
+    /// Until the history is over.
+    pub(super) async fn run(self) {
+        let mut pins = Vec::new();
+        while !self.history.is_over.get() {
+            sleep(Duration::from_millis(self.below(PAUSE) as u64)).await;
+            let live = self.group.live();
+            if live.is_empty() {
+                continue;
+            }
+            let (life, api) = &live[self.below(live.len())];
+            let (tokens, chunks) = &self.history.contexts[self.below(self.history.contexts.len())];
+            let chunk = &chunks[self.below(chunks.len())];
+            match self.below(20) {
+                0..6 => self.store(*life, api, chunks).await,
+                6 => self.remove(*life, api, chunk).await,
+                7 => self.store_and_remove(*life, api, chunk).await,
+                8 | 9 => self.name(api, chunk).await,
+                10 => pins.extend(self.pin(api, chunks).await),
+                11 if !pins.is_empty() => {
+                    let pin = pins.swap_remove(self.below(pins.len()));
+                    self.unpin(api, pin).await;
+                }
+                _ => self.load(*life, api, tokens, self.below(2) == 0).await,
+            }
+        }
+    }
+
+    /// Stores chunks one after the other.
+    async fn store(&self, life: Replica, api: &Api, chunks: &[Chunk]) {
+        for chunk in &chunks[..1 + self.below(chunks.len())] {
+            self.store_one(life, api, chunk).await;
+        }
+    }
+
+    async fn store_one(&self, life: Replica, api: &Api, chunk: &Chunk) {
+        let history = self.history;
+        let put = history.model.borrow_mut().put_begins(life, history.now(), chunk);
+        let path = routes::chunk(&history.model_id, &chunk.seq_hash);
+        let answer = api.try_send(Method::PUT, &path, chunk.bytes.clone()).await;
+        let stored: Option<StoredChunk> = self.expect(life, answer).await;
+        let object = stored.map(|stored| stored.object_digest);
+        let outcome = object.map_or(Outcome::Unknown, |_| Outcome::Acknowledged);
+        judge(history.model.borrow_mut().put_ends(put, history.now(), outcome, object));
+    }
+
+    async fn remove(&self, life: Replica, api: &Api, chunk: &Chunk) {
+        let history = self.history;
+        let removal = history.model.borrow_mut().removal_begins(life, history.now(), chunk.seq_hash, None);
+        let path = routes::chunk(&history.model_id, &chunk.seq_hash);
+        let outcome = match api.try_send(Method::DELETE, &path, "").await {
+            Ok(answer) if answer.status() == StatusCode::NO_CONTENT => Outcome::Acknowledged,
+            // There was nothing, and it has not begun to remove anything.
+            Ok(answer) if answer.status() == StatusCode::NOT_FOUND => Outcome::Refused,
+            _ => Outcome::Unknown,
+        };
+        history.model.borrow_mut().removal_ends(removal, history.now(), outcome);
+    }
+
+    /// In the same moment.
+    async fn store_and_remove(&self, life: Replica, api: &Api, chunk: &Chunk) {
+        let remove = async {
+            sleep(Duration::from_millis(self.below(10) as u64)).await;
+            self.remove(life, api, chunk).await;
+        };
+        tokio::join!(self.store_one(life, api, chunk), remove);
+    }
+
+    /// Asks for the object of a chunk without naming it.
+    async fn name(&self, api: &Api, chunk: &Chunk) {
+        let (history, begun) = (self.history, self.history.now());
+        let path = routes::chunk(&history.model_id, &chunk.seq_hash);
+        let Ok(answer) = api.try_send(Method::HEAD, &path, "").await else { return };
+        if answer.status() != StatusCode::OK {
+            return;
+        }
+        let etag = answer.headers()["etag"].to_str().expect("text").trim_matches('"').to_owned();
+        let object: ObjectDigest = etag.parse().expect("a digest");
+        judge(history.model.borrow_mut().named(history.since(begun), chunk.seq_hash, object));
+    }
+
+    /// Pins the first chunks of a context. Gives the pin and the context, where it was acknowledged.
+    async fn pin(&self, api: &Api, chunks: &[Chunk]) -> Option<(u64, uuid::Uuid)> {
+        let (history, begun) = (self.history, self.history.now());
+        let chunks: Vec<&Chunk> = chunks.iter().take(2).collect();
+        let request = ContextRequest {
+            model_id: history.model_id,
+            namespace: history.namespace.parse().expect("a name"),
+            chunks: chunks.iter().map(|chunk| chunk.seq_hash).collect(),
+            labels: Default::default(),
+            ttl_s: None,
+            pinned: true,
+        };
+        let body = serde_json::to_vec(&request).expect("serialises");
+        let answer = api.try_send(Method::POST, routes::CONTEXTS, body).await.ok()?;
+        if answer.status() != StatusCode::CREATED {
+            return None;
+        }
+        let context: Context = answer.json().await.ok()?;
+        let pin = history.pins.get();
+        history.pins.set(pin + 1);
+        history.model.borrow_mut().pin(pin, history.since(begun), &chunks);
+        Some((pin, context.context_id))
+    }
+
+    async fn unpin(&self, api: &Api, (pin, context): (u64, uuid::Uuid)) {
+        self.history.model.borrow_mut().unpin(pin, self.history.now());
+        let _ = api.try_send(Method::DELETE, &routes::context(&context), "").await;
+    }
+
+    /// Looks up, and reads what is offered.
+    pub(super) async fn load(&self, life: Replica, api: &Api, tokens: &[u32], fresh: bool) {
+        let history = self.history;
+        let request = LookupRequest {
+            model_id: history.model_id,
+            namespace: history.namespace.parse().expect("a name"),
+            tokens: Some(tokens.to_vec()),
+            block_hashes: None,
+            chunk_ids: None,
+            fresh,
+            direct: false,
+        };
+        let begun = history.now();
+        let body = serde_json::to_vec(&request).expect("serialises");
+        let answer = api.try_send(Method::POST, routes::LOOKUP, body).await;
+        let Some(answer) = self.expect::<LookupResponse>(life, answer).await else { return };
+        let chain = TokenChain::new(history.root, tokens);
+        let (by, at, answer, chain) = (life, history.since(begun), &answer, &chain);
+        let lookup = Lookup { by, at, fresh, reached: true, chain, tokens, answer };
+        let judged = history.model.borrow_mut().lookup(lookup);
+        judge(judged.map_err(|wrong| format!("{wrong}\n{}", self.group.log(life))));
+        for hit in &answer.chunks {
+            let path = routes::chunk_object(&history.model_id, &hit.seq_hash, &hit.object_digest);
+            let begun = history.now();
+            let Ok(answer) = api.try_send(Method::GET, &path, "").await else { return };
+            if answer.status() != StatusCode::OK {
+                assert_eq!(answer.status(), StatusCode::NOT_FOUND, "{}", self.group.log(life));
+                continue;
+            }
+            // An answer that breaks off is none.
+            let Ok(bytes) = answer.bytes().await else { return };
+            let by = (life, history.since(begun));
+            let read = history.model.borrow_mut().read(by, &hit.seq_hash, &hit.object_digest, 0, &bytes);
+            judge(read.map_err(|wrong| format!("{wrong}\n{}", self.group.log(life))));
+        }
+    }
+
+    /// The body of a success. A replica that is killed or drained need not answer; one that runs does.
+    async fn expect<T: DeserializeOwned>(
+        &self,
+        life: Replica,
+        answer: reqwest::Result<Response>,
+    ) -> Option<T> {
+        let answer = answer.ok()?;
+        let status = answer.status();
+        let text = answer.text().await.ok()?;
+        if status.is_success() {
+            return Some(serde_json::from_str(&text).expect("its JSON"));
+        }
+        assert!(status == StatusCode::SERVICE_UNAVAILABLE, "{status} {text}\n{}", self.group.log(life));
+        None
+    }
+}

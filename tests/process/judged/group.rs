@@ -1,0 +1,179 @@
+//! Replicas, what befalls them, and what is in their store.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::TryStreamExt;
+use kvasir_storage::{
+    layout::Key,
+    observe::NoObserver,
+    store::{OpenStore, StoreConfig},
+};
+use kvasir_tests::{
+    faulty::Dice,
+    model::Replica,
+    process::{Process, Start},
+    service::Api,
+};
+use kvasir_types::{ObjectDigest, SeqHash};
+use tokio::time::sleep;
+
+use crate::SERVER;
+
+const REPLICAS: usize = 3;
+/// As in the flags.
+pub(super) const GRACE: Duration = Duration::from_secs(2);
+pub(super) const TOMBSTONE_RETENTION: Duration = Duration::from_secs(60);
+pub(super) const TTL: Duration = Duration::from_secs(20);
+const FLAGS: [&str; 9] = [
+    "--gc.interval=500ms",
+    "--gc.grace=2s",
+    "--gc.tombstone_retention=1m",
+    "--gc.ttl=20s",
+    "--gc.actions_per_second=0",
+    // URLs must not outlive what they name.
+    "--direct.enabled=false",
+    "--journal.interval=200ms",
+    "--journal.retention=1s",
+    "--lookup.negative_ttl=1s",
+];
+/// Removals leave the log before.
+const LONG_AWAY: Duration = Duration::from_secs(63);
+
+/// The replica of one place.
+struct Member {
+    life: Replica,
+    process: Process,
+    disk: PathBuf,
+}
+
+pub(super) struct Group<'a> {
+    store: &'a StoreConfig,
+    directory: &'a Path,
+    members: RefCell<[Option<Member>; REPLICAS]>,
+    /// Disks that nobody uses, and since when.
+    away: RefCell<Vec<(PathBuf, Instant)>>,
+    lives: Cell<Replica>,
+    disks: Cell<u64>,
+    mishaps: RefCell<BTreeMap<&'static str, u64>>,
+}
+
+impl<'a> Group<'a> {
+    pub(super) async fn start(store: &'a StoreConfig, directory: &'a Path) -> Self {
+        let this = Self {
+            store,
+            directory,
+            members: RefCell::default(),
+            away: RefCell::default(),
+            lives: Cell::default(),
+            disks: Cell::default(),
+            mishaps: RefCell::default(),
+        };
+        for place in 0..REPLICAS {
+            this.begin(place, this.empty_disk()).await;
+        }
+        this
+    }
+
+    fn empty_disk(&self) -> PathBuf {
+        self.disks.set(self.disks.get() + 1);
+        self.directory.join(self.disks.get().to_string())
+    }
+
+    async fn begin(&self, place: usize, disk: PathBuf) {
+        let process = Start::new(SERVER, self.store, &disk).flags(&FLAGS).start().await;
+        process.ready().await;
+        self.lives.set(self.lives.get() + 1);
+        self.members.borrow_mut()[place] = Some(Member { life: self.lives.get(), process, disk });
+    }
+
+    fn end(&self, place: usize) -> Member {
+        self.members.borrow_mut()[place].take().expect("one mishap at a time")
+    }
+
+    /// Those that run.
+    pub(super) fn live(&self) -> Vec<(Replica, Api)> {
+        let members = self.members.borrow();
+        members.iter().flatten().map(|member| (member.life, member.process.api().clone())).collect()
+    }
+
+    /// The end of the log of a replica, for the report of a failure.
+    pub(super) fn log(&self, life: Replica) -> String {
+        let members = self.members.borrow();
+        let of = members.iter().flatten().find(|member| member.life == life);
+        of.map_or_else(|| "it has ended".to_owned(), |member| member.process.log())
+    }
+
+    /// How often each mishap was.
+    pub(super) fn mishaps(&self) -> BTreeMap<&'static str, u64> {
+        self.mishaps.borrow().clone()
+    }
+
+    /// Mishaps, one after the other, for `time`.
+    pub(super) async fn suffer(&self, dice: &mut Dice, time: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            let pause = Duration::from_millis(300 + dice.below(2_000) as u64);
+            sleep(pause.min(time.saturating_sub(begun.elapsed()))).await;
+            let what = self.mishap(dice).await;
+            *self.mishaps.borrow_mut().entry(what).or_default() += 1;
+        }
+    }
+
+    async fn mishap(&self, dice: &mut Dice) -> &'static str {
+        let place = dice.below(REPLICAS);
+        let Member { mut process, disk, .. } = self.end(place);
+        match dice.below(5) {
+            0 => {
+                process.kill();
+                self.begin(place, disk).await;
+                "killed"
+            }
+            1 => {
+                process.kill();
+                self.begin(place, self.empty_disk()).await;
+                "killed and wiped"
+            }
+            2 => {
+                process.terminate();
+                let status = process.wait().await;
+                assert!(status.success(), "{status}: {}", process.log());
+                self.begin(place, disk).await;
+                "drained"
+            }
+            _ => {
+                process.kill();
+                self.away.borrow_mut().push((disk, Instant::now()));
+                let long_away = |(_, since): &mut (PathBuf, Instant)| since.elapsed() > LONG_AWAY;
+                let back = self.away.borrow_mut().extract_if(.., long_away).next();
+                let what = if back.is_some() { "back after the logs' retention" } else { "gone for long" };
+                self.begin(place, back.map_or_else(|| self.empty_disk(), |(disk, _)| disk)).await;
+                what
+            }
+        }
+    }
+
+    /// The objects in the store whose bytes are those of their name.
+    pub(super) async fn sound_objects(&self) -> Vec<(SeqHash, ObjectDigest)> {
+        let store = OpenStore::open(self.store, Arc::new(NoObserver)).expect("opens");
+        let listed: Vec<_> = store.objects().list(None).try_collect().await.expect("lists");
+        let mut sound = Vec::new();
+        for meta in listed {
+            let Some(Key::Chunk(key)) = store.layout().parse(&meta.location) else { continue };
+            // A collector may be faster.
+            let Ok(found) = store.objects().get_opts(&meta.location, Default::default()).await else {
+                continue;
+            };
+            let Ok(bytes) = found.bytes().await else { continue };
+            if ObjectDigest::of(&bytes) == key.object_digest {
+                sound.push((key.seq_hash, key.object_digest));
+            }
+        }
+        sound
+    }
+}

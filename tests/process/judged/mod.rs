@@ -1,0 +1,180 @@
+//! Three replicas over one store, and the model of the promises that judges what they answer: killed, drained, started on the
+//! disk that they left, on an empty one, or on one of before the logs' retention.
+//!
+//! Longer by `KVASIR_TEST_PROCESS_SECONDS`.
+
+mod client;
+mod group;
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use kvasir_storage::store::StoreConfig;
+use kvasir_tests::{
+    chunks::{self, Chunk},
+    faulty::Dice,
+    model::{Bounds, Interval, Model},
+    s3::S3Server,
+    servers::RealServer,
+};
+use kvasir_types::{ModelId, RootHash};
+use tempfile::TempDir;
+
+use self::{
+    client::Client,
+    group::{GRACE, Group, TOMBSTONE_RETENTION, TTL},
+};
+use crate::{file_store, wanted};
+
+const SECONDS: u64 = 20;
+/// A history begins with a namespace of its own: what is judged stays small.
+const HISTORY: Duration = Duration::from_secs(150);
+const CLIENTS: u64 = 4;
+const CONTEXTS: u64 = 8;
+/// How long a request whose answer did not arrive may still take effect: the store answers at once.
+const UNKNOWN: Duration = Duration::from_secs(5);
+/// Twice what the replicas are told.
+const NEGATIVE_TTL: Duration = Duration::from_secs(2);
+/// A third of the default bound: the store is there all the time, and the processors are shared with other tests.
+const REMOVAL_BOUND: Duration = Duration::from_secs(10);
+/// The store's dates are whole seconds.
+const DATES: Duration = Duration::from_secs(2);
+
+/// What is asked for and answered in one history.
+struct History {
+    begun: Instant,
+    model: RefCell<Model>,
+    namespace: String,
+    model_id: ModelId,
+    root: RootHash,
+    contexts: Vec<(Vec<u32>, Vec<Chunk>)>,
+    pins: Cell<u64>,
+    is_over: Cell<bool>,
+}
+
+impl History {
+    fn new(n: u64, namespace: String, (model_id, root): (ModelId, RootHash)) -> Self {
+        let bounds = Bounds {
+            unknown: UNKNOWN,
+            negative_ttl: NEGATIVE_TTL,
+            removal: Some(REMOVAL_BOUND),
+            tombstone: TOMBSTONE_RETENTION - DATES,
+            ttl: Some(TTL - DATES),
+        };
+        let mut model = Model::new(bounds);
+        // Passes run all the time, and nobody sees when: what only a pin keeps is judged by its bytes.
+        model.pass_begins(Duration::ZERO);
+        let mut dice = Dice::new(n);
+        let contexts = (0..CONTEXTS).map(|i| {
+            // Ends of contexts are no ends of blocks, and pairs share a beginning.
+            let mut tokens = chunks::tokens(n * 100 + i / 2, (300 + dice.below(1_200)) | 1);
+            let split = dice.below(tokens.len());
+            tokens[split] ^= 1;
+            let chunks = chunks::context(root, &tokens, [256, 512][dice.below(2)], 20 + dice.below(2_000));
+            (tokens, chunks)
+        });
+        let contexts = contexts.collect();
+        let (begun, model) = (Instant::now(), RefCell::new(model));
+        Self {
+            begun,
+            model,
+            namespace,
+            model_id,
+            root,
+            contexts,
+            pins: Cell::default(),
+            is_over: Cell::default(),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    fn since(&self, begun: Duration) -> Interval {
+        Interval { begun, ended: self.now() }
+    }
+
+    /// Clients and mishaps beside each other for a while, and then what is owed.
+    async fn run(&self, group: &Group<'_>, dice: &mut Dice, time: Duration) {
+        let clients: Vec<_> = (0..CLIENTS).map(|_| Client::new(self, group, dice.number()).run()).collect();
+        let mishaps = async {
+            group.suffer(dice, time).await;
+            self.is_over.set(true);
+        };
+        tokio::join!(join_all(clients), mishaps);
+        // What one acknowledged, all find.
+        tokio::time::sleep(NEGATIVE_TTL).await;
+        for (life, api) in group.live() {
+            let reader = Client::new(self, group, life);
+            for (tokens, _) in &self.contexts {
+                reader.load(life, &api, tokens, life % 2 == 0).await;
+            }
+        }
+        let begun = self.now();
+        let held = group.sound_objects().await;
+        judge(self.model.borrow_mut().held(self.since(begun), &held));
+    }
+}
+
+/// Ends the test with the first wrong answer.
+fn judge(judged: Result<(), String>) {
+    if let Err(wrong) = judged {
+        panic!("{wrong}");
+    }
+}
+
+async fn three_replicas(name: &str, store: &StoreConfig) {
+    let directory = TempDir::new().expect("a directory");
+    let group = Group::start(store, directory.path()).await;
+    let time = Duration::from_secs(wanted("KVASIR_TEST_PROCESS_SECONDS", SECONDS));
+    let (begun, mut dice, mut judged) = (Instant::now(), Dice::new(time.as_secs()), BTreeMap::new());
+    let mut histories = 0;
+    while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| *left > Duration::from_secs(5)) {
+        let namespace = format!("n{histories}");
+        let registered = group.live()[0].1.prepare(&namespace).await;
+        let history = History::new(histories, namespace, registered);
+        history.run(&group, &mut dice, left.min(HISTORY)).await;
+        for (what, count) in history.model.borrow().judged() {
+            *judged.entry(*what).or_insert(0) += count;
+        }
+        histories += 1;
+        println!(
+            "{name}: {histories} histories after {:?}, {:?}: {judged:?}",
+            begun.elapsed(),
+            group.mishaps()
+        );
+    }
+    // The test is of no use if it does not get to the point.
+    let least =
+        [("put", 100), ("lookup that owed something", 30), ("removal", 5), ("read", 100), ("named", 10)];
+    for (what, least) in least {
+        assert!(judged.get(what).is_some_and(|count| *count >= least), "{what}: {judged:?}");
+    }
+    assert!(group.mishaps().values().sum::<u64>() >= 3, "{:?}", group.mishaps());
+    assert!(TTL > GRACE, "what is judged young outlives what is removed");
+}
+
+#[tokio::test]
+async fn over_files() {
+    let directory = TempDir::new().expect("a directory");
+    three_replicas("files", &file_store(directory.path())).await;
+}
+
+#[tokio::test]
+async fn over_s3() {
+    let server = S3Server::start(Default::default()).await;
+    three_replicas("in-process S3", &server.config("judged")).await;
+}
+
+#[tokio::test]
+async fn over_real_servers() {
+    for server in RealServer::all() {
+        let store = server.config(&format!("judged-{}", std::process::id()));
+        three_replicas(&server.name, &store).await;
+    }
+}
