@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -256,4 +256,43 @@ async fn what_says_that_a_chunk_was_stored_goes_before_what_says_that_it_was_rem
     let other = backend.replica().await;
     other.changes().journal_tail().await.expect("reads");
     assert_eq!(offered(&other, &tokens).await, 0);
+}
+
+/// A pass is slow: since it listed a tombstone, another one has ended its retention, and the name is in use again.
+#[tokio::test]
+async fn a_slow_pass_spares_a_name_that_is_in_use_again() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(127, 64), 0, 64, 50);
+    put(&storage, &chunk).await;
+    storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
+    assert_eq!(collect(&storage, &at_once()).await.deleted, 1);
+    let retention = Duration::from_secs(2);
+    let end = GcPolicy { tombstone_retention: retention, ..at_once() };
+    tokio::time::sleep(retention + Duration::from_millis(1_500)).await;
+    let path = storage.store().layout().path(&Key::Chunk(key(&chunk)));
+    let (is_first, other, again, policy) =
+        (Arc::new(AtomicBool::new(true)), Arc::clone(&storage), chunk.clone(), end.clone());
+    let hook: Hook = Arc::new(move |request, read| {
+        let meanwhile = request == Hooked::Reading && read == path && is_first.swap(false, Ordering::Relaxed);
+        let (other, again, policy) = (Arc::clone(&other), again.clone(), policy.clone());
+        async move {
+            if meanwhile {
+                let report = other.lifecycle().collect_garbage(&policy, |_| {}).await.expect("collects");
+                assert_eq!(report.tombstones_deleted, 1, "{report:?}");
+                assert_eq!(
+                    put_any(&other, &again).await.object_digest,
+                    again.object_digest,
+                    "the name is free"
+                );
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    let slow = backend.hooked_replica(hook).await;
+    let report = slow.lifecycle().collect_garbage(&end, |_| {}).await.expect("collects");
+    assert_eq!(report.deleted, 0, "{report:?}");
+    assert_eq!(read(&storage, &chunk, ByteRange::Whole).await.expect("stays"), chunk.bytes);
 }

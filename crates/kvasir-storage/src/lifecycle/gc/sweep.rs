@@ -38,7 +38,10 @@ impl Lifecycle {
                 }
                 if !pass.policy.dry_run && pass.tenant_budget.try_take(&key.tenant, pass.policy) {
                     pass.pace().await;
-                    if pass.is_stale() {
+                    // Another pass may have ended the retention since this one listed it, and the name be in use again.
+                    let now = self.meta_of(&tombstone.location).await?;
+                    let stands = now.is_some_and(|now| !is_younger(&now, tombstone));
+                    if pass.is_stale() || !stands {
                         return Ok(());
                     }
                     self.bucket.delete(&path).await?;
@@ -68,11 +71,8 @@ impl Lifecycle {
         tombstone: &ObjectMeta,
     ) -> Result<(), StorageError> {
         let note = self.bucket.path(&Key::Gone(key.clone()));
-        // Of the same moment, the one that was listed may look younger than the one that was asked for.
-        let younger = |note: &ObjectMeta| {
-            StoreTime::of(tombstone).since(StoreTime::of(note)) <= limits::STORE_DATE_UNIT
-        };
-        let noted = self.meta_of(&note).await?.filter(younger);
+        // One that is older than the tombstone is of an earlier life of the name.
+        let noted = self.meta_of(&note).await?.filter(|note| !is_younger(tombstone, note));
         let Some(noted) = noted else {
             if !pass.policy.dry_run && !pass.is_stale() {
                 // Whoever deleted the bytes ended before it could say so; or all there is is a plain form that nobody reads.
@@ -158,4 +158,9 @@ impl Lifecycle {
         }
         Ok(())
     }
+}
+
+/// Whether `one` was written after `other`. Of the same moment, what was listed may look younger than what was asked for.
+fn is_younger(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+    StoreTime::of(one).since(StoreTime::of(other)) > limits::STORE_DATE_UNIT
 }
