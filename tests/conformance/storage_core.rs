@@ -308,7 +308,12 @@ pub(crate) async fn other_bytes_under_a_name_are_noticed(backend: &Backend) {
     let error = storage.reads().row(&key(&one)).await.expect_err("noticed");
     assert!(matches!(error, StorageError::Corrupt { .. }), "{error}");
     assert_eq!(matched(&storage, &chunks::tokens(80, 256)).await, 0, "a miss, never an answer");
-    // Storing it mends it.
+    // Storing it mends it, also where only a byte behind the head is wrong and nobody has noticed.
+    put(&storage, &one).await;
+    assert_eq!(read(&backend.replica().await, &one, ByteRange::Whole).await.expect("reads"), one.bytes);
+    let mut flipped = one.bytes.clone();
+    *flipped.last_mut().expect("not empty") ^= 1;
+    storage.store().objects().put(&path, flipped.into()).await.expect("writes");
     put(&storage, &one).await;
     assert_eq!(read(&backend.replica().await, &one, ByteRange::Whole).await.expect("reads"), one.bytes);
 }

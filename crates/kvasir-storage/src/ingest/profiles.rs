@@ -38,7 +38,7 @@ impl Ingest {
         let path = self.catalog.profile_path(tenant, model_id, profile_hash);
         let (bucket, bytes) = (Arc::clone(&self.bucket), spool.bytes());
         // It goes on when the caller goes away: an upload is finished or aborted, not left.
-        let sending = tokio::spawn(async move { spool.send(bucket.objects(), &path, bytes, false).await });
+        let sending = tokio::spawn(async move { spool.send(bucket.objects(), &path, false).await });
         let created = sending.await??;
         self.bucket.reached(Transition::ProfileWritten);
         if created {

@@ -11,9 +11,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use kvasir_container::{HEADER_BYTES, reissue_header};
 use kvasir_types::ObjectDigest;
-use object_store::{
-    GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path,
-};
+use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use self::{
@@ -169,13 +167,12 @@ impl Spool {
     /// Writes everything to `path`. True when it was not there before.
     ///
     /// Names are digests, so what another writer wrote there are these very bytes, and a lost race is a success. What the
-    /// store has is compared all the same: an object that differs in its length or in its first `compared` bytes (a chunk
-    /// object's head has the checksums of all the rest) is overwritten, and so is a sealed one that does not open.
+    /// store has is compared all the same: whoever is told that it is stored may rest on it. An object that differs, or that
+    /// is sealed and does not open, is overwritten.
     pub(crate) async fn send(
         &mut self,
         store: &Arc<dyn ObjectStore>,
         path: &Path,
-        compared: u64,
         overwrite: bool,
     ) -> Result<bool, StorageError> {
         let failed = StorageError::store("storing an object");
@@ -185,7 +182,7 @@ impl Spool {
             Err(object_store::Error::NotFound { .. }) => None,
             Err(error) => return Err(failed(error)),
         };
-        if existing == Some(bytes) && !overwrite && self.is_at(store, path, compared).await? {
+        if existing == Some(bytes) && !overwrite && self.is_at(store, path).await? {
             return Ok(false);
         }
         match &mut self.content {
@@ -208,16 +205,9 @@ impl Spool {
         }
     }
 
-    /// Whether the object at `path` begins with the same `compared` bytes, and, where it is sealed, opens to its end.
-    async fn is_at(
-        &mut self,
-        store: &Arc<dyn ObjectStore>,
-        path: &Path,
-        compared: u64,
-    ) -> Result<bool, StorageError> {
-        let range = (!self.sealed).then_some(GetRange::Bounded(0..compared));
-        let options = GetOptions { range, ..GetOptions::default() };
-        let mut theirs = match store.get_opts(path, options).await {
+    /// Whether the object at `path` has the same bytes.
+    async fn is_at(&mut self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool, StorageError> {
+        let mut theirs = match store.get(path).await {
             Ok(found) => found.into_stream(),
             Err(error) => return differs(error),
         };
@@ -228,14 +218,17 @@ impl Spool {
                 Ok(part) => part,
                 Err(error) => return differs(error),
             };
-            let wanted = compared.saturating_sub(at).min(part.len() as u64) as usize;
-            let ours = self.fill(at, Region::new(wanted, None)).await.map_err(StorageError::Spool)?;
-            if ours[..] != part[..wanted] {
+            let end = at + part.len() as u64;
+            if end > self.bytes {
                 return Ok(false);
             }
-            at += part.len() as u64;
+            let ours = self.fill(at, Region::new(part.len(), None)).await.map_err(StorageError::Spool)?;
+            if ours[..] != part[..] {
+                return Ok(false);
+            }
+            at = end;
         }
-        Ok(at >= compared)
+        Ok(at == self.bytes)
     }
 }
 
@@ -371,7 +364,7 @@ mod tests {
                 }
                 let in_memory = matches!(spool.content, SpoolContent::Memory(_));
                 let path = Path::from(format!("object-{n}"));
-                spool.send(&store, &path, 100, false).await.map_err(std::io::Error::other)?;
+                spool.send(&store, &path, false).await.map_err(std::io::Error::other)?;
                 spool.settle().await?;
                 let prefix = spool.fill(700_000, Region::new(1_000_000, None)).await?;
                 assert_eq!(prefix[..], body[700_000..1_700_000]);
