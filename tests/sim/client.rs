@@ -1,7 +1,8 @@
 //! Clients that believe nothing which is not covered by a checksum or a hash, and the book in which the model judges what they get.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, RefCell, RefMut},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
 };
@@ -10,15 +11,21 @@ use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
-use kvasir_storage::{ByteRange, PutChunk, Query, Storage, StorageError, hot::RequestHint, layout::ChunkKey};
+use kvasir_storage::{
+    ByteRange, PutChunk, Query, Storage, StorageError,
+    hot::RequestHint,
+    layout::{ChunkKey, Key},
+};
 use kvasir_tests::{
     chunks::{self, Chunk},
+    faulty::{FINDING_OUT, FaultyStore, Tampered},
     model::{Interval, Lookup, Model, Outcome},
 };
 use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, TokenChain};
 use tokio::time::Instant;
+use uuid::Uuid;
 
-use crate::node::Node;
+use crate::node::{Node, REMOVALS_KEPT};
 
 pub(crate) fn tenant() -> Name {
     "default".parse().expect("a name")
@@ -59,17 +66,24 @@ pub(crate) async fn store(storage: &Arc<Storage>, chunk: &Chunk) -> Result<Objec
 #[derive(Debug)]
 pub(crate) struct Book {
     begun: Instant,
-    pub(crate) model: RefCell<Model>,
+    store: FaultyStore,
+    model: RefCell<Model>,
+    pins: RefCell<BTreeMap<Uuid, u64>>,
+    /// Contexts with a version that the adversary changed.
+    changed_contexts: RefCell<BTreeSet<Uuid>>,
     pub(crate) wrong: RefCell<Vec<String>>,
     /// Chunks that a client got whole.
     pub(crate) delivered: Cell<usize>,
 }
 
 impl Book {
-    pub(crate) fn new(model: Model) -> Self {
+    pub(crate) fn new(store: FaultyStore, model: Model) -> Self {
         Self {
             begun: Instant::now(),
+            store,
             model: RefCell::new(model),
+            pins: RefCell::default(),
+            changed_contexts: RefCell::default(),
             wrong: RefCell::default(),
             delivered: Cell::new(0),
         }
@@ -83,6 +97,38 @@ impl Book {
         Interval { begun, ended: self.now() }
     }
 
+    /// The model, which knows what the adversary has done so far.
+    pub(crate) fn model(&self) -> RefMut<'_, Model> {
+        let mut model = self.model.borrow_mut();
+        for Tampered { key, at, .. } in self.store.tampered() {
+            let at = at.duration_since(self.begun);
+            match key {
+                Key::Chunk(key) => model.tampered(key.seq_hash, at, at + FINDING_OUT),
+                // A collector that had decided about the name may come as late as tombstones live.
+                Key::Tombstone(key) | Key::Gone(key) => model.tampered(key.seq_hash, at, at + REMOVALS_KEPT),
+                // The batch has a new date: it is kept once more, and so is what is learnt of it.
+                Key::Journal { .. } => model.tampered_journal(at, at + REMOVALS_KEPT * 2),
+                Key::Context { context_id, .. } => {
+                    self.changed_contexts.borrow_mut().insert(context_id);
+                    if let Some(pin) = self.pins.borrow().get(&context_id) {
+                        model.unpin(*pin, at);
+                    }
+                }
+                _ => {}
+            }
+        }
+        model
+    }
+
+    /// A pin was acknowledged.
+    pub(crate) fn pinned(&self, pin: u64, context: Uuid, at: Interval, chunks: &[&Chunk]) {
+        let mut model = self.model();
+        if !self.changed_contexts.borrow().contains(&context) {
+            self.pins.borrow_mut().insert(context, pin);
+            model.pin(pin, at, chunks);
+        }
+    }
+
     pub(crate) fn judge(&self, judged: Result<(), String>) {
         if let Err(wrong) = judged {
             self.wrong.borrow_mut().push(wrong);
@@ -92,11 +138,11 @@ impl Book {
     /// Stores chunks one after the other, until the replica dies.
     pub(crate) async fn store(&self, node: &Node, chunks: &[Chunk]) {
         for chunk in chunks {
-            let put = self.model.borrow_mut().put_begins(node.id, self.now(), chunk);
+            let put = self.model().put_begins(node.id, self.now(), chunk);
             let answer = node.run(store(&node.storage, chunk)).await;
             let object = answer.as_ref().and_then(|answer| answer.as_ref().ok()).copied();
             let outcome = object.map_or(Outcome::Unknown, |_| Outcome::Acknowledged);
-            self.judge(self.model.borrow_mut().put_ends(put, self.now(), outcome, object));
+            self.judge(self.model().put_ends(put, self.now(), outcome, object));
             if answer.is_none() {
                 return;
             }
@@ -106,7 +152,7 @@ impl Book {
     /// Removes all objects of a chunk.
     pub(crate) async fn remove(&self, node: &Node, chunk: &Chunk) {
         let seq_hash = chunk.seq_hash;
-        let removal = self.model.borrow_mut().removal_begins(node.id, self.now(), seq_hash, None);
+        let removal = self.model().removal_begins(node.id, self.now(), seq_hash, None);
         let (tenant, model_id) = (tenant(), model_id());
         let answer = node.run(node.storage.lifecycle().remove_chunk(&tenant, &model_id, &seq_hash)).await;
         let outcome = match answer {
@@ -115,7 +161,7 @@ impl Book {
             Some(Err(StorageError::UnknownChunk { .. })) => Outcome::Refused,
             _ => Outcome::Unknown,
         };
-        self.model.borrow_mut().removal_ends(removal, self.now(), outcome);
+        self.model().removal_ends(removal, self.now(), outcome);
     }
 
     /// Asks for the object of a chunk without naming it.
@@ -123,7 +169,7 @@ impl Book {
         let (begun, tenant, model_id) = (self.now(), tenant(), model_id());
         let named = node.run(node.storage.reads().preferred(&tenant, &model_id, &chunk.seq_hash)).await;
         if let Some(Ok(key)) = named {
-            self.judge(self.model.borrow_mut().named(self.since(begun), key.seq_hash, key.object_digest));
+            self.judge(self.model().named(self.since(begun), key.seq_hash, key.object_digest));
         }
     }
 
@@ -133,14 +179,11 @@ impl Book {
         if node.life.is_over() {
             return;
         }
-        if node.storage.changes().empty_outdated_index() {
-            // A lookup under way may have found some of it before.
-            node.life.note_fault();
-        }
+        node.storage.changes().empty_outdated_index();
         let _ = node.run(node.storage.changes().journal_append()).await;
         let begun = self.now();
         if let Some(Ok(_)) = node.run(node.storage.changes().journal_tail()).await {
-            self.model.borrow_mut().heard(node.id, self.since(begun));
+            self.model().heard(node.id, self.since(begun));
         }
     }
 
@@ -163,7 +206,7 @@ impl Book {
         };
         let (by, at, chain, answer) = (node.id, self.since(begun), &chain, &answer);
         let lookup = Lookup { by, at, fresh, reached, chain, tokens, answer };
-        self.judge(self.model.borrow_mut().lookup(lookup));
+        self.judge(self.model().lookup(lookup));
         for hit in &answer.chunks {
             let delivered = node.run(self.load_chunk(node, hit, chain, tokens)).await;
             self.delivered.set(self.delivered.get() + usize::from(delivered == Some(true)));
@@ -190,13 +233,7 @@ impl Book {
                 return false;
             }
             let (name, first) = (&key.object_digest, entry.range.start);
-            self.judge(self.model.borrow_mut().read(
-                (node.id, self.since(begun)),
-                &key.seq_hash,
-                name,
-                first,
-                &bytes,
-            ));
+            self.judge(self.model().read((node.id, self.since(begun)), &key.seq_hash, name, first, &bytes));
         }
         true
     }

@@ -23,9 +23,9 @@ const MANY: u8 = 10;
 impl Book {
     /// One pass of the collector.
     pub(crate) async fn collect(&self, node: &Node, policy: &GcPolicy) {
-        let pass = self.model.borrow_mut().pass_begins(self.now());
+        let pass = self.model().pass_begins(self.now());
         if let Some(Ok(_)) = node.run(node.storage.lifecycle().collect_garbage(policy, |_| {})).await {
-            self.model.borrow_mut().pass_ends(pass, self.now());
+            self.model().pass_ends(pass, self.now());
         }
     }
 }
@@ -176,7 +176,7 @@ impl World {
         }
         let at = self.dice.below(self.nodes.len());
         let (node, _) = self.nodes.swap_remove(at);
-        let pass = self.book.model.borrow_mut().pass_begins(self.book.now());
+        let pass = self.book.model().pass_begins(self.book.now());
         let (collector, policy) = (node.clone(), self.policy());
         let collecting = tokio::spawn(async move {
             let storage = Arc::clone(&collector.storage);
@@ -206,7 +206,7 @@ impl World {
             return;
         }
         let (pin, context) = self.pins.swap_remove(self.dice.below(self.pins.len()));
-        self.book.model.borrow_mut().unpin(pin, self.book.now());
+        self.book.model().unpin(pin, self.book.now());
         let node = self.any();
         let _ = node.run(node.storage.contexts().delete(&tenant(), context)).await;
     }
@@ -256,7 +256,7 @@ impl Book {
         let begun = self.now();
         let context = node.run(node.storage.contexts().create(&tenant(), request)).await?.ok()?;
         let chunks: Vec<&Chunk> = chunks.iter().collect();
-        self.model.borrow_mut().pin(pin, self.since(begun), &chunks);
+        self.pinned(pin, context.context_id, self.since(begun), &chunks);
         Some(context.context_id)
     }
 }

@@ -96,6 +96,9 @@ impl World {
         if seed.is_multiple_of(3) {
             store.be_honest();
         }
+        if seed % 5 == 4 {
+            store.let_in_an_adversary(seed).await;
+        }
         let mut dice = Dice::new(!seed);
         let first = Node::cold(0, &store, &mut dice).await;
         // What is written once, in peace; with a salt that the seed decides.
@@ -139,10 +142,11 @@ impl World {
             tombstone: TOMBSTONE_RETENTION,
             ttl,
         };
+        let book = Book::new(store.clone(), Model::new(bounds));
         let mut this = Self {
             store,
             dice,
-            book: Rc::new(Book::new(Model::new(bounds))),
+            book: Rc::new(book),
             nodes: Vec::new(),
             keeps,
             turn: 5 * seed as usize,
@@ -234,7 +238,7 @@ impl World {
         let ended: Vec<_> = self.passes.extract_if(.., |(_, pass)| pass.is_finished()).collect();
         for (pass, collecting) in ended {
             if collecting.await.expect("no panic") {
-                self.book.model.borrow_mut().pass_ends(pass, self.book.now());
+                self.book.model().pass_ends(pass, self.book.now());
             }
         }
     }
@@ -263,7 +267,7 @@ impl World {
             self.book.collect(&cold, &policy).await;
             sleep(GRACE + Duration::from_secs(2)).await;
         }
-        let owed = self.book.model.borrow().owed(self.book.now());
+        let owed = self.book.model().owed(self.book.now());
         for seq_hash in &owed {
             if let Err(problem) = self.is_there(&cold, seq_hash).await {
                 self.book.judge(Err(format!("{seq_hash} is lost: {problem}")));
@@ -273,7 +277,7 @@ impl World {
             wrong: self.book.wrong.take(),
             kept: owed.len(),
             delivered: self.book.delivered.get(),
-            judged: self.book.model.borrow().judged().clone(),
+            judged: self.book.model().judged().clone(),
             corruptions: self.store.corruptions(),
             injected: self.store.injected(),
             cuts: self.cuts.lock().expect("not poisoned").clone(),
@@ -299,7 +303,7 @@ impl World {
                 held.push((key.seq_hash, key.object_digest));
             }
         }
-        self.book.judge(self.book.model.borrow_mut().held(self.book.since(begun), &held));
+        self.book.judge(self.book.model().held(self.book.since(begun), &held));
     }
 
     /// Whether the store itself has a sound object of the chunk that no tombstone hides.
@@ -307,21 +311,20 @@ impl World {
         let (layout, truth) = (&reader.storage.store().layout(), self.store.inner());
         let prefix = layout.chunk_prefix(&tenant(), &client::model_id(), seq_hash);
         let listed: Vec<_> = truth.list(Some(&prefix)).try_collect().await.map_err(|e| e.to_string())?;
-        let mut hidden = 0;
+        let (mut hidden, mut unsound) = (0, 0);
         for meta in listed {
             let Some(Key::Chunk(key)) = layout.parse(&meta.location) else { continue };
             let bytes = truth.get(&meta.location).await.map_err(|e| e.to_string())?;
             let bytes = bytes.bytes().await.map_err(|e| e.to_string())?;
-            let head = Head::parse(&bytes).map_err(|e| e.to_string())?;
-            if ObjectDigest::of(&bytes) != key.object_digest || head.header.seq_hash != *seq_hash {
-                return Err("other bytes under a name".to_owned());
-            }
-            let buried = truth.head(&layout.path(&Key::Tombstone(ChunkKey { ..key }))).await.is_ok();
-            hidden += usize::from(buried);
-            if !buried {
+            let is_sound = Head::parse(&bytes).is_ok_and(|head| head.header.seq_hash == *seq_hash)
+                && ObjectDigest::of(&bytes) == key.object_digest;
+            let is_hidden = truth.head(&layout.path(&Key::Tombstone(ChunkKey { ..key }))).await.is_ok();
+            unsound += usize::from(!is_sound);
+            hidden += usize::from(is_sound && is_hidden);
+            if is_sound && !is_hidden {
                 return Ok(());
             }
         }
-        Err(format!("no object, {hidden} hidden"))
+        Err(format!("no sound object, {hidden} hidden, {unsound} unsound"))
     }
 }

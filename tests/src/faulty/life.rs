@@ -12,7 +12,7 @@ use object_store::path::Path;
 use tokio::{sync::watch, time::Instant};
 
 /// How long after a wrong body was handed out the service may find that out, and hide the object until it is asked for again.
-const FINDING_OUT: Duration = Duration::from_secs(20);
+pub const FINDING_OUT: Duration = Duration::from_secs(20);
 
 /// Whether a replica lives. What a dead one asks for is neither done nor answered.
 #[derive(Debug, Clone)]

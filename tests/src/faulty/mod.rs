@@ -4,6 +4,7 @@ mod dice;
 mod fault;
 mod life;
 mod spoil;
+mod tamper;
 
 use std::{
     collections::HashMap,
@@ -24,13 +25,16 @@ use object_store::{
 };
 use tokio::time::Instant;
 
-use self::fault::Weather;
 pub use self::{
     dice::Dice,
     fault::{Fault, ZOMBIE_MAX},
-    life::Life,
+    life::{FINDING_OUT, Life},
+    tamper::{Tampered, Tampering},
 };
+use self::{fault::Weather, tamper::Adversary};
 
+/// Requests of a thousand before which the adversary acts.
+const ADVERSE: usize = 3;
 /// A request that is never answered takes so long.
 const SILENCE: Duration = Duration::from_secs(3_600);
 
@@ -51,10 +55,12 @@ struct Plan {
     requests: u64,
     /// When what is there was written, by the store's clock.
     written: HashMap<Path, Instant>,
+    tampered: Vec<Tampered>,
 }
 
 #[derive(Debug)]
 struct Shared {
+    adversary: tokio::sync::Mutex<Option<Adversary>>,
     inner: InMemory,
     plan: Mutex<Plan>,
     begun: Instant,
@@ -85,9 +91,16 @@ impl FaultyStore {
             trace: blake3::Hasher::new(),
             requests: 0,
             written: HashMap::new(),
+            tampered: Vec::new(),
         };
         let inner = InMemory::new();
-        let shared = Shared { inner, plan: Mutex::new(plan), begun: now, ignores_conditions };
+        let shared = Shared {
+            adversary: Default::default(),
+            inner,
+            plan: Mutex::new(plan),
+            begun: now,
+            ignores_conditions,
+        };
         Self { shared: Arc::new(shared), life: Life::new() }
     }
 
@@ -112,6 +125,41 @@ impl FaultyStore {
     /// From now on no body is other than what is there.
     pub fn be_honest(&self) {
         self.plan().is_honest = true;
+    }
+
+    /// From now on somebody else writes into it, until it heals.
+    pub async fn let_in_an_adversary(&self, seed: u64) {
+        *self.shared.adversary.lock().await = Some(Adversary::new(seed));
+    }
+
+    /// What the adversary has done since this was last asked for.
+    pub fn tampered(&self) -> Vec<Tampered> {
+        std::mem::take(&mut self.plan().tampered)
+    }
+
+    async fn tamper(&self) {
+        if let Some(adversary) = &mut *self.shared.adversary.lock().await {
+            let acts = {
+                let mut plan = self.plan();
+                plan.per_mille > 0 && Instant::now() >= plan.calm_until && plan.dice.chance(ADVERSE)
+            };
+            if acts {
+                let tampered = adversary.act(&self.shared.inner).await;
+                let mut plan = self.plan();
+                for Tampered { what, key, at } in &tampered {
+                    plan.written.insert(adversary.path(key), *at);
+                    plan.trace.update(format!("{what:?};").as_bytes());
+                }
+                plan.tampered.extend(tampered);
+            }
+        }
+    }
+
+    /// What is about to be deleted: the adversary may bring it back.
+    async fn remember(&self, path: &Path) {
+        if let Some(adversary) = &mut *self.shared.adversary.lock().await {
+            adversary.remember(&self.shared.inner, path).await;
+        }
     }
 
     /// For a while nothing goes wrong.
@@ -176,6 +224,7 @@ impl FaultyStore {
         };
         tokio::time::sleep(Duration::from_millis(delay as u64)).await;
         self.life.alive().await;
+        self.tamper().await;
         fault
     }
 
@@ -356,7 +405,10 @@ impl ObjectStore for FaultyStore {
                 async move {
                     let location = location?;
                     let (store, path) = (this.clone(), location.clone());
-                    let effect = async move { store.shared.inner.delete(&path).await };
+                    let effect = async move {
+                        store.remember(&path).await;
+                        store.shared.inner.delete(&path).await
+                    };
                     this.change("delete", &location, effect).await.map(|()| location)
                 }
             })

@@ -26,6 +26,9 @@ use crate::chunks::Chunk;
 /// One life of one replica: a process that starts again is another.
 pub type Replica = u64;
 
+/// Who is none of the replicas.
+const NOBODY: Replica = Replica::MAX;
+
 /// When a request began and ended, since the history began.
 #[derive(Debug, Clone, Copy)]
 pub struct Interval {
@@ -133,6 +136,8 @@ pub struct Model {
     of_chunk: BTreeMap<SeqHash, OfChunk>,
     pins: BTreeMap<u64, Pin>,
     passes: Vec<Pass>,
+    /// Until then nobody need have heard of any removal: the journal was tampered with.
+    unheard_until: Duration,
     /// Looks at all removals that a replica brought to an end.
     heard: BTreeMap<Replica, Vec<Interval>>,
     judged: BTreeMap<&'static str, u64>,
@@ -149,6 +154,7 @@ impl Model {
             of_chunk: BTreeMap::new(),
             pins: BTreeMap::new(),
             passes: Vec::new(),
+            unheard_until: Duration::ZERO,
             heard: BTreeMap::new(),
             judged: BTreeMap::new(),
         }
@@ -169,17 +175,14 @@ impl Model {
 
     /// A chunk is sent. Gives the number of the request.
     pub fn put_begins(&mut self, by: Replica, begun: Duration, chunk: &Chunk) -> usize {
-        let (segment, sent) = (self.truth.learn(chunk), chunk.object_digest);
+        let segment = self.truth.learn(chunk);
+        self.put(by, begun, segment, chunk.object_digest)
+    }
+
+    fn put(&mut self, by: Replica, begun: Duration, segment: Segment, sent: ObjectDigest) -> usize {
         let at = Interval { begun, ended: Duration::MAX };
-        self.puts.push(Put {
-            segment,
-            object: None,
-            sent,
-            by,
-            at,
-            settled: Duration::MAX,
-            outlived: Duration::ZERO,
-        });
+        let (settled, outlived) = (Duration::MAX, Duration::ZERO);
+        self.puts.push(Put { segment, object: None, sent, by, at, settled, outlived });
         let put = self.puts.len() - 1;
         self.of_chunk.entry(segment.seq_hash).or_default().puts.push(put);
         put
@@ -260,6 +263,29 @@ impl Model {
         if let Some(pin) = self.pins.get_mut(&pin) {
             pin.until = Some(begun);
         }
+    }
+
+    /// Somebody else changed, at `at`, an object or a tombstone of a chunk: from then until `until` it may be gone, and it may be
+    /// back. Bytes stay judged, and so does what is stored anew afterwards.
+    pub fn tampered(&mut self, seq_hash: SeqHash, at: Duration, until: Duration) {
+        self.count("tampered chunk");
+        let removal = self.removal_begins(NOBODY, at, seq_hash, None);
+        self.removals[removal].at.ended = at;
+        self.removals[removal].settled = until;
+        for (segment, sent) in self.truth.of(&seq_hash) {
+            let put = self.put(NOBODY, at, segment, sent);
+            self.puts[put].at.ended = at;
+            self.puts[put].settled = until;
+        }
+    }
+
+    /// Somebody else changed a batch of the journal at `at`: what it said is not heard of, and what it says from then until `until`
+    /// may be about any chunk that was ever removed.
+    pub fn tampered_journal(&mut self, at: Duration, until: Duration) {
+        self.count("tampered journal");
+        self.unheard_until = self.unheard_until.max(until);
+        let removed: BTreeSet<SeqHash> = self.removals.iter().map(|removal| removal.seq_hash).collect();
+        removed.into_iter().for_each(|seq_hash| self.tampered(seq_hash, at, until));
     }
 
     /// A collector begins a pass. Gives its number.

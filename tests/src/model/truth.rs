@@ -9,7 +9,7 @@ use super::Segment;
 use crate::chunks::Chunk;
 
 /// Names that an object is looked for under: it gets the next one where its name was removed.
-const INCARNATIONS_MAX: u16 = 64;
+const INCARNATIONS_MAX: u16 = 1_000;
 
 /// One object as it was sent.
 #[derive(Debug)]
@@ -59,6 +59,12 @@ impl Truth {
 
     pub(super) fn objects(&self) -> impl Iterator<Item = &Sent> {
         self.objects.values()
+    }
+
+    /// The objects of a chunk that were sent, by the digest of their bytes.
+    pub(super) fn of(&self, seq_hash: &SeqHash) -> Vec<(Segment, ObjectDigest)> {
+        let sent = self.of_chunk.get(seq_hash).into_iter().flatten();
+        sent.map(|digest| (self.objects[digest].segment, *digest)).collect()
     }
 
     /// The bytes as they were sent that `name` names, by their digest.

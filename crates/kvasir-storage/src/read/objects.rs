@@ -141,7 +141,7 @@ impl Reads {
     pub async fn row(&self, key: &ChunkKey) -> Result<Arc<IndexRow>, StorageError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         match self.index.row(scope, key.object_digest) {
-            Some(row) => Ok(row),
+            Some(row) => is_of(key, &row).map(|()| row),
             None => Ok(Arc::clone(&self.entry(key).await?.row)),
         }
     }
@@ -150,7 +150,7 @@ impl Reads {
     pub(crate) async fn entry(&self, key: &ChunkKey) -> Result<Arc<IndexEntry>, StorageError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         if let Some(entry) = self.index.entry(scope, key.object_digest) {
-            return Ok(entry);
+            return is_of(key, &entry.row).map(|()| entry);
         }
         let entry = Arc::new(IndexEntry::of_head(&self.head(key).await?, key.object_digest));
         self.index.insert_unless_gone(scope, &entry);
@@ -207,10 +207,7 @@ impl Reads {
         seq_hash: &SeqHash,
     ) -> Result<ChunkKey, StorageError> {
         let mut best: Option<(ChunkKey, Arc<IndexRow>)> = None;
-        let mut keys = self.offered_objects(tenant, model_id, seq_hash).await?;
-        if keys.len() == 1 {
-            return keys.pop().ok_or(StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None });
-        }
+        let keys = self.offered_objects(tenant, model_id, seq_hash).await?;
         let mut lost_key = None;
         for key in keys {
             match self.row(&key).await {
@@ -273,7 +270,11 @@ impl Reads {
 
     /// A corrupt object is as good as gone: hidden from lookups here, and written anew when it is stored again.
     fn corrupt(&self, key: &ChunkKey, reason: String) -> StorageError {
-        self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        // Not the object itself, where it is one of another chunk that somebody laid beside the objects of this one.
+        if self.index.row(scope, key.object_digest).is_none_or(|row| row.seq_hash == key.seq_hash) {
+            self.forget(scope, key.object_digest);
+        }
         StorageError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason }
     }
 
@@ -315,4 +316,12 @@ impl Reads {
             Err(error) => Err(error),
         }
     }
+}
+
+/// An object of another chunk that somebody laid beside the objects of this one is none of them.
+fn is_of(key: &ChunkKey, row: &IndexRow) -> Result<(), StorageError> {
+    if row.seq_hash == key.seq_hash {
+        return Ok(());
+    }
+    Err(StorageError::UnknownChunk { seq_hash: key.seq_hash, object_digest: Some(key.object_digest) })
 }

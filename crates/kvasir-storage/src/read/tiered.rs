@@ -62,6 +62,7 @@ impl Reads {
         if let Some(hot) = &self.tier
             && let Some(frame) = hot.tier().first_frame(key).await
             && let Ok(head) = Head::parse(&frame)
+            && head.header.seq_hash == key.seq_hash
         {
             return Ok(head);
         }

@@ -41,6 +41,7 @@ pub struct Index {
     current: RwLock<Arc<dyn HotIndex>>,
     home: Option<SledHome>,
     replaced: AtomicU64,
+    emptied: AtomicU64,
     positions: PositionCache,
     /// Which objects may have the row of a removal; none before the first one is asked for.
     removed: RwLock<Option<Arc<RemovedFilter>>>,
@@ -64,6 +65,7 @@ impl Index {
             current: RwLock::new(index),
             home,
             replaced: replaced.into(),
+            emptied: AtomicU64::new(0),
             positions: PositionCache::new(),
             removed: RwLock::default(),
             writing: Mutex::default(),
@@ -152,6 +154,12 @@ impl Index {
     pub fn clear(&self) {
         self.with(HotIndex::clear);
         *self.removed.write() = None;
+        self.emptied.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often all rows went so far.
+    pub(crate) fn emptied(&self) -> u64 {
+        self.emptied.load(Ordering::Acquire) + self.replaced()
     }
 
     /// Writes the row of a removal.
