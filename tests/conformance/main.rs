@@ -5,6 +5,7 @@
 
 #![allow(clippy::print_stdout, reason = "what a store lacks is the suite's result; --nocapture shows it")]
 
+mod backup;
 mod pins;
 mod removal;
 mod replicas;
