@@ -27,7 +27,6 @@ use crate::SERVER;
 
 const REPLICAS: usize = 3;
 /// As in the flags.
-pub(super) const GRACE: Duration = Duration::from_secs(2);
 pub(super) const TOMBSTONE_RETENTION: Duration = Duration::from_secs(60);
 pub(super) const TTL: Duration = Duration::from_secs(20);
 const FLAGS: [&str; 9] = [

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::Dice;
 
-/// Deleted and overwritten objects that may come back.
+/// Deleted objects that may come back.
 const PAST_MAX: usize = 64;
 
 /// What was done to an object.
@@ -23,7 +23,7 @@ pub enum Tampering {
     Swapped,
     /// Another's bytes lie under a name beside it.
     Duplicated,
-    /// What was deleted or overwritten is back.
+    /// What was deleted is back.
     RolledBack,
 }
 
@@ -73,7 +73,7 @@ impl Adversary {
         self.layout.path(key)
     }
 
-    /// What is about to be deleted or overwritten may come back.
+    /// What is about to be deleted may come back.
     pub(super) async fn remember(&mut self, store: &InMemory, path: &Path) {
         let Some(bytes) = get(store, path).await.filter(|_| self.key(path).is_some()) else { return };
         if self.past.len() == PAST_MAX {

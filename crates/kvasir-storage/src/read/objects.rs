@@ -32,6 +32,16 @@ impl Reads {
         hint: &RequestHint,
     ) -> Result<ObjectRead, StorageError> {
         self.refuse_removed(key).await?;
+        self.read_on(key, range, hint).await
+    }
+
+    /// As [`read`](Self::read), for an answer that has begun: a removal that comes meanwhile does not cut it off.
+    pub(super) async fn read_on(
+        self: &Arc<Self>,
+        key: &ChunkKey,
+        range: ByteRange,
+        hint: &RequestHint,
+    ) -> Result<ObjectRead, StorageError> {
         self.index.note_use(Scope::new(&key.tenant, &key.model_id), key.object_digest, None);
         match &self.tier {
             Some(hot) => self.read_hot(hot, key, range, hint).await,

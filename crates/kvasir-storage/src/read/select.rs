@@ -131,7 +131,7 @@ impl Reads {
         hint: &RequestHint,
     ) -> Result<BoxStream<'static, Result<Bytes, StorageError>>, StorageError> {
         let (start, end) = (run.first().map_or(0, |r| r.start), run.last().map_or(0, |r| r.end));
-        let read = self.read(key, ByteRange::Bounded(start, end.saturating_sub(1)), hint).await?;
+        let read = self.read_on(key, ByteRange::Bounded(start, end.saturating_sub(1)), hint).await?;
         let mut at = start;
         let cut = read.bytes.map_ok(move |part| {
             let here = at..at + part.len() as u64;

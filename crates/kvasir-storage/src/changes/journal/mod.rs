@@ -205,7 +205,7 @@ impl Changes {
 
     async fn tail(&self, tells: bool) -> Result<usize, StorageError> {
         let index = self.reads.index().index();
-        // A replica may have stood still, or have been cut off from the journal.
+        // A replica may have stood still, have been cut off from the journal, or have a new index in place of a damaged one.
         if self.empty_outdated_index() {
             tracing::warn!(
                 "the hot index was emptied: this replica was cut off for longer than the journal keeps removals; it fills again from the store"

@@ -196,11 +196,11 @@ impl Spool {
                 let _permit = self.pool.parts.acquire().await;
                 file.flush().await.map_err(StorageError::Spool)?;
                 let payload = read(file, 0..bytes).await.map_err(StorageError::Spool)?.into();
-                put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
+                put(store, path, payload, existing.is_some()).await.map_err(failed)
             }
             SpoolContent::Memory(blocks) => {
                 let payload = blocks.payload();
-                put(store, path, payload, existing.is_some(), bytes).await.map_err(failed)
+                put(store, path, payload, existing.is_some()).await.map_err(failed)
             }
         }
     }
@@ -254,16 +254,13 @@ async fn put(
     path: &Path,
     payload: PutPayload,
     overwrite: bool,
-    bytes: u64,
 ) -> object_store::Result<bool> {
     let mode = if overwrite { PutMode::Overwrite } else { PutMode::Create };
     match store.put_opts(path, payload.clone(), mode.into()).await {
         Ok(_) => Ok(!overwrite),
-        // Another writer of the same bytes, or our own first attempt whose answer was lost.
+        // Another writer of the same bytes, or our own first attempt whose answer was lost: these bytes are known to be right.
         Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-            if store.head(path).await?.size != bytes {
-                store.put(path, payload).await?;
-            }
+            store.put(path, payload).await?;
             Ok(false)
         }
         Err(error) => Err(error),
