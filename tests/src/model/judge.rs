@@ -1,6 +1,7 @@
 //! What an answer may be.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use kvasir_api::{ChunkMatch, LookupResponse};
 use kvasir_types::{BLOCK_TOKENS, ObjectDigest, SeqHash, TokenChain};
@@ -243,6 +244,19 @@ impl Model {
             && pin.at.ended <= at.begun
             && pin.until.is_none_or(|until| at.ended < until)
             && !self.removals_of(&segment.seq_hash).any(removed)
+            && self.is_sound(segment, at.begun)
+    }
+
+    /// Whether a chunk was stored after the last time that somebody else changed its bytes.
+    fn is_sound(&self, segment: &Segment, now: Duration) -> bool {
+        let damaged =
+            self.damaged.get(&segment.seq_hash).into_iter().flatten().filter(|at| **at <= now).max();
+        damaged.is_none_or(|damaged| {
+            self.puts_of(&segment.seq_hash).any(|put| {
+                let is_whole = put.object.is_some() && put.segment == *segment;
+                is_whole && put.at.begun > *damaged && put.at.ended <= now
+            })
+        })
     }
 
     /// Whether a pinned chunk must be found, too: once every pass that began before the pin was there has ended.

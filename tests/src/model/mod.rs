@@ -135,6 +135,8 @@ pub struct Model {
     /// Which of them are of a chunk.
     of_chunk: BTreeMap<SeqHash, OfChunk>,
     pins: BTreeMap<u64, Pin>,
+    /// When somebody else changed bytes of a chunk.
+    damaged: BTreeMap<SeqHash, Vec<Duration>>,
     passes: Vec<Pass>,
     /// Until then nobody need have heard of any removal: the journal was tampered with.
     unheard_until: Duration,
@@ -153,6 +155,7 @@ impl Model {
             removals: Vec::new(),
             of_chunk: BTreeMap::new(),
             pins: BTreeMap::new(),
+            damaged: BTreeMap::new(),
             passes: Vec::new(),
             unheard_until: Duration::ZERO,
             heard: BTreeMap::new(),
@@ -277,6 +280,13 @@ impl Model {
             self.puts[put].at.ended = at;
             self.puts[put].settled = until;
         }
+    }
+
+    /// [`Model::tampered`], of the bytes themselves: a pin that comes later holds nothing before the chunk is stored anew. No replica
+    /// need have found out, and a sound copy may have gone as the worse of two.
+    pub fn damaged(&mut self, seq_hash: SeqHash, at: Duration, until: Duration) {
+        self.tampered(seq_hash, at, until);
+        self.damaged.entry(seq_hash).or_default().push(at);
     }
 
     /// Somebody else changed a batch of the journal at `at`: what it said is not heard of, and what it says from then until `until`

@@ -254,6 +254,21 @@ fn pinned_bytes_stay_until_the_pin_ends() {
 }
 
 #[test]
+fn a_pin_of_damaged_bytes_holds_what_is_stored_anew() {
+    let mut h = history(None);
+    h.put(A, at(0, 1), 0);
+    let chunk = h.chunks[0].clone();
+    let there = [(chunk.seq_hash, chunk.object_digest)];
+    h.model.damaged(chunk.seq_hash, s(2), s(4));
+    h.model.pin(1, at(50, 51), &[&chunk]);
+    assert!(h.model.held(at(60, 60), &[]).is_ok(), "nobody found out");
+    h.put(A, at(70, 71), 0);
+    assert!(h.model.held(at(70, 80), &[]).is_ok(), "not stored yet");
+    assert!(h.model.held(at(80, 80), &there).is_ok());
+    assert!(h.model.held(at(80, 80), &[]).is_err());
+}
+
+#[test]
 fn a_removal_takes_pinned_bytes_too() {
     let mut h = history(None);
     h.put(A, at(0, 1), 0);
