@@ -52,7 +52,8 @@ impl Changes {
     }
 
     /// Tells everybody of a chunk object that this replica has stored. Its namespace is the one that its writer named, else
-    /// that of the chunk before it, where this replica has met that.
+    /// that of the chunk before it, where this replica has met that. `since_ms` is the store's time when the object was there and
+    /// its tombstone yet to be looked for.
     pub(crate) fn publish_stored(
         &self,
         tenant: Name,
@@ -60,12 +61,13 @@ impl Changes {
         entry: &Arc<IndexEntry>,
         block_hashes: Vec<[u8; 8]>,
         namespace: Option<Name>,
+        since_ms: Option<i64>,
     ) {
         let scope = Scope::new(&tenant, &model_id);
         let known = || self.catalog.label(scope, &entry.row.seq_hash, Some(entry.parent_hash));
         let namespace = namespace.or_else(known);
         let entry = Arc::clone(entry);
-        self.publish(JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace });
+        self.publish(JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms });
     }
 
     /// Tells everybody of a change that this replica has made.

@@ -187,7 +187,7 @@ impl Ingest {
             let is_broken = self.reads.index().is_gone(scope, key.object_digest);
             let created = upload.spool.send(self.bucket.objects(), &path, is_broken).await?;
             self.bucket.reached(Transition::ObjectWritten);
-            self.indexed(scope, &upload.entry);
+            let since_ms = self.indexed(scope, &upload.entry);
             removed = tombstones.of_chunk(&tenant, &model_id, &seq_hash).await?;
             if removed.contains(&key.object_digest) {
                 self.reads.forget_removed(scope, key.object_digest, Removal::Removed);
@@ -195,31 +195,33 @@ impl Ingest {
             }
             let block_hashes = std::mem::take(&mut upload.head.block_hashes);
             let namespace = upload.put.namespace.take();
-            return Ok(self.stored(key, &upload.entry, block_hashes, namespace, created));
+            return Ok(self.stored(key, &upload.entry, block_hashes, namespace, since_ms, created));
         }
         Err(StorageError::own("storing an object", "the chunk was removed each time it was stored"))
     }
 
     /// Takes note of an object that is in the store, before its tombstone is looked for a last time: a removal that comes
-    /// later then finds the row and takes it out.
-    pub(super) fn indexed(&self, scope: Scope, entry: &Arc<IndexEntry>) {
+    /// later then finds the row and takes it out. Gives the store's time in ms.
+    pub(super) fn indexed(&self, scope: Scope, entry: &Arc<IndexEntry>) -> Option<i64> {
         self.reads.index().insert(scope, entry);
         self.bucket.reached(Transition::IndexWritten);
+        self.bucket.now_ms()
     }
 
-    /// Takes note of an object that is durable and [`indexed`](Self::indexed) and has no tombstone.
+    /// Takes note of an object that is durable, was [`indexed`](Self::indexed) at `since_ms` and has no tombstone.
     pub(super) fn stored(
         &self,
         key: ChunkKey,
         entry: &Arc<IndexEntry>,
         block_hashes: Vec<[u8; 8]>,
         namespace: Option<Name>,
+        since_ms: Option<i64>,
         created: bool,
     ) -> StoredChunk {
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key;
         self.refused.remove(&(Scope::new(&tenant, &model_id), seq_hash));
         if created {
-            self.changes.publish_stored(tenant, model_id, entry, block_hashes, namespace);
+            self.changes.publish_stored(tenant, model_id, entry, block_hashes, namespace, since_ms);
         }
         StoredChunk { seq_hash, object_digest, bytes: entry.row.object_bytes, created }
     }

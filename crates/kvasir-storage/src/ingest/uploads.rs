@@ -197,12 +197,12 @@ impl DirectUploads {
         }
         let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));
         let scope = Scope::new(&key.tenant, &key.model_id);
-        ingest.indexed(scope, &entry);
+        let since_ms = ingest.indexed(scope, &entry);
         if reads.tombstones().has(key).await? {
             reads.forget_removed(scope, key.object_digest, Removal::Removed);
             return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
         }
-        Ok(ingest.stored(key.clone(), &entry, head.block_hashes, None, there.is_none()))
+        Ok(ingest.stored(key.clone(), &entry, head.block_hashes, None, since_ms, there.is_none()))
     }
 
     /// The store may hold any bytes: all are read, verified and stored by the service.

@@ -38,7 +38,7 @@ impl Changes {
         match entry {
             // What is lifted is stored again.
             JournalEntry::Counted { .. } | JournalEntry::Lifted { .. } => None,
-            JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace } => {
+            JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, .. } => {
                 let (row, parent) = (&entry.row, entry.parent_hash);
                 let level = row.level_bytes.len().checked_sub(1).map(|top| Level(top as u8));
                 Some(Event {

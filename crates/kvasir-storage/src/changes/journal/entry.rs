@@ -8,7 +8,7 @@
 //! field = length 2 · bytes
 //! ```
 //! Fields of a stored chunk: its `parent_hash`, its index row, the first 8 bytes of each block's hash, its namespace or
-//! nothing. Of a removed one: `seq_hash · object_digest`, the reason; of a lifted one `seq_hash · object_digest`, nothing. A count has no model; its fields are `objects 8 · bytes
+//! nothing, since when it was there (the store's ms 8) or nothing. Of a removed one: `seq_hash · object_digest`, the reason; of a lifted one `seq_hash · object_digest`, nothing. A count has no model; its fields are `objects 8 · bytes
 //! 8`, and how far it reaches, `(length 1 · replica · batch 8)…`.
 //!
 //! A newer version may write more. A reader skips and counts entries of kinds that it does not know, and chunks whose row
@@ -48,6 +48,9 @@ pub(crate) enum JournalEntry {
         block_hashes: Vec<[u8; 8]>,
         /// The namespace that its writer named, or that the chunk before it is known to be in.
         namespace: Option<Name>,
+        /// The store's time in ms: the object was there, and its tombstone was looked for afterwards. None where the writer did
+        /// not say.
+        since_ms: Option<i64>,
     },
     /// A chunk object is gone or going.
     Removed {
@@ -132,10 +135,11 @@ pub(super) fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a JournalEn
     let mut out = Vec::new();
     for entry in entries {
         let (kind, model_id, fields) = match entry {
-            JournalEntry::Stored { model_id, entry, block_hashes, namespace, .. } => {
+            JournalEntry::Stored { model_id, entry, block_hashes, namespace, since_ms, .. } => {
                 let namespace = namespace.as_ref().map_or("", Name::as_str).as_bytes().to_vec();
-                let row = entry.row.to_bytes();
-                (1, model_id, vec![entry.parent_hash.to_vec(), row, block_hashes.concat(), namespace])
+                let since = since_ms.map_or_else(Vec::new, |ms| ms.to_le_bytes().to_vec());
+                let (parent, row) = (entry.parent_hash.to_vec(), entry.row.to_bytes());
+                (1, model_id, vec![parent, row, block_hashes.concat(), namespace, since])
             }
             JournalEntry::Removed { model_id, seq_hash, object_digest, reason, .. } => {
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
@@ -217,13 +221,15 @@ fn decode_entry(kind: u8, tenant: Name, content: &[u8]) -> Option<JournalEntry> 
                 [] => None,
                 namespace => Some(str::from_utf8(namespace).ok()?.parse().ok()?),
             };
+            let since_ms =
+                field(&mut rest).and_then(|since| Some(i64::from_le_bytes(since.try_into().ok()?)));
             let entry = IndexEntry {
                 parent_hash: key.try_into().ok()?,
                 blocks: IndexEntry::short_blocks(block_hashes.iter().map(|hash| &hash[..])),
                 row: Arc::new(IndexRow::from_bytes(value)?),
             };
             let (entry, block_hashes) = (Arc::new(entry), block_hashes.to_vec());
-            JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace }
+            JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms }
         }
         REMOVED | 4 => {
             let (seq, object) = key.split_first_chunk::<32>()?;
@@ -296,7 +302,9 @@ mod tests {
                 };
                 let block_hashes: Vec<[u8; 8]> = entry.blocks.iter().map(|b| whole(b)).collect();
                 let namespace = (model[0] % 2 == 0).then(|| tenant.clone());
-                JournalEntry::Stored { tenant, model_id, entry: Arc::new(entry), block_hashes, namespace }
+                let since_ms = (object[0] % 2 == 0).then(|| i64::from(object[1]) << 32);
+                let entry = Arc::new(entry);
+                JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms }
             } else if kind == 2 {
                 let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
                 JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest }

@@ -337,7 +337,9 @@ impl Changes {
     }
 
     /// Applies a batch to index and ledger, and then tells readers of events.
-    async fn apply(&self, replica: &Name, n: u64, entries: Vec<JournalEntry>, tells: bool) -> usize {
+    async fn apply(&self, replica: &Name, n: u64, mut entries: Vec<JournalEntry>, tells: bool) -> usize {
+        let read = entries.len();
+        entries.retain(|entry| !self.may_be_forgotten(entry));
         for entry in &entries {
             self.note_labels(entry);
             match entry {
@@ -363,7 +365,15 @@ impl Changes {
         if tells {
             self.tell(replica, &entries).await;
         }
-        entries.len()
+        read
+    }
+
+    /// Whether an entry says of a chunk that it was stored so long ago that its removal may be remembered no more: its writer
+    /// hung, or its batch lay on the way. Lookups find the chunk in the store.
+    fn may_be_forgotten(&self, entry: &JournalEntry) -> bool {
+        let JournalEntry::Stored { since_ms: Some(since), .. } = entry else { return false };
+        // Half of it: a removal is dated by who hears of it.
+        self.bucket.now_ms().is_none_or(|now| now.saturating_sub(*since) > self.removals_kept_ms() / 2)
     }
 
     /// Puts into the event log what another replica did. Models that this one has not met are read once, for their names.
@@ -386,24 +396,70 @@ impl Changes {
 mod tests {
     use std::sync::Arc;
 
+    use kvasir_types::ModelId;
     use object_store::{ObjectStoreExt, PutPayload};
 
     use super::*;
     use crate::{
         Settings, Storage,
-        index::Index,
+        index::{Index, IndexEntry, IndexRow},
         layout::ChunkKey,
         observe::NoObserver,
         store::{OpenStore, StoreConfig},
     };
 
-    #[tokio::test]
-    async fn a_removal_that_the_full_journal_drops_is_not_acknowledged() {
+    async fn storage() -> Arc<Storage> {
         let config = StoreConfig::new("memory://".parse().expect("a url"));
         let store = OpenStore::open(&config, Arc::new(NoObserver)).expect("opens");
         let abilities = store.probe().await.expect("answers");
-        let storage =
-            Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()), None);
+        Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()), None)
+    }
+
+    #[tokio::test]
+    async fn what_was_stored_longer_ago_than_removals_are_remembered_is_not_offered() {
+        let storage = storage().await;
+        let changes = storage.changes();
+        let (tenant, model_id): (Name, ModelId) = ("default".parse().expect("a name"), [1; 32].into());
+        changes.journal_tail().await.expect("reads");
+        let (now, kept) = (storage.store().now_ms().expect("was probed"), changes.removals_kept_ms());
+        let of = |object: u8, since_ms| {
+            let row = IndexRow {
+                seq_hash: [2; 32].into(),
+                object_digest: [object; 32].into(),
+                profile_hash: [0; 32].into(),
+                first_position: 0,
+                token_count: 16,
+                kl_beneath: 0.0,
+                head_bytes: 300,
+                object_bytes: 1000,
+                level_bytes: vec![1000],
+            };
+            let entry = IndexEntry {
+                parent_hash: [3; 32],
+                blocks: IndexEntry::short_blocks([&[7; 8][..]]),
+                row: Arc::new(row),
+            };
+            let (tenant, entry) = (tenant.clone(), Arc::new(entry));
+            JournalEntry::Stored {
+                tenant,
+                model_id,
+                entry,
+                block_hashes: vec![[7; 8]],
+                namespace: None,
+                since_ms,
+            }
+        };
+        let entries = vec![of(1, Some(now - kept)), of(2, Some(now - kept / 4)), of(3, None)];
+        let read = changes.apply(&"other".parse().expect("a name"), 1, entries, false).await;
+        let index = storage.reads().index();
+        let is_offered =
+            |object: u8| index.entry(Scope::new(&tenant, &model_id), [object; 32].into()).is_some();
+        assert_eq!((read, [1, 2, 3].map(is_offered)), (3, [false, true, true]));
+    }
+
+    #[tokio::test]
+    async fn a_removal_that_the_full_journal_drops_is_not_acknowledged() {
+        let storage = storage().await;
         let tenant: Name = "default".parse().expect("a name");
         let key = ChunkKey {
             tenant: tenant.clone(),

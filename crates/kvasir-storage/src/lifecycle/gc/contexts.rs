@@ -240,13 +240,14 @@ impl Lifecycle {
         pass.report.lifted += 1;
         let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
         self.changes.publish(JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest });
+        let since_ms = self.bucket.now_ms();
         match self.reads.read_head(key).await {
             Ok(head) => {
                 let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));
                 self.reads.index().insert(Scope::new(&key.tenant, &key.model_id), &entry);
                 self.bucket.reached(Transition::IndexWritten);
                 let (tenant, model_id) = (key.tenant.clone(), key.model_id);
-                self.changes.publish_stored(tenant, model_id, &entry, head.block_hashes, None);
+                self.changes.publish_stored(tenant, model_id, &entry, head.block_hashes, None, since_ms);
             }
             // It stays, and lookups ask the store for it.
             Err(error) => tracing::warn!(%error, "a pinned object cannot be read"),
