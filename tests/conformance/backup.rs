@@ -56,13 +56,14 @@ impl Bucket {
         listed.into_iter().map(|meta| meta.location).collect()
     }
 
-    /// Copies `paths` in an order that the dice decide. What is gone meanwhile is not copied.
+    /// Copies `paths` in an order that the dice decide, each at a moment of its own. What is gone meanwhile is not copied.
     async fn copied(&self, mut paths: Vec<Path>, dice: &mut Dice) -> Self {
         let copy = Self::default();
         while !paths.is_empty() {
             let path = paths.swap_remove(dice.below(paths.len()));
             let Ok(found) = self.0.get(&path).await else { continue };
             copy.0.put(&path, found.bytes().await.expect("reads").into()).await.expect("writes");
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
         copy
     }
@@ -156,6 +157,29 @@ async fn a_copy_in_any_order_without_the_newest_hour_owes_what_is_older() {
     for seed in 0..20 {
         judged(None, seed).await;
         judged(Some(KEYS), seed).await;
+    }
+}
+
+#[tokio::test]
+async fn the_newest_salt_of_a_namespace_is_that_of_its_copy() {
+    let (backend, bucket) = (Backend::memory(), Bucket::default());
+    let storage = bucket.replica(&backend, None).await;
+    let mut newest = prepare(&storage).await;
+    let (namespace, keep) = (name("n"), Duration::from_secs(3600));
+    for _ in 0..3 {
+        let before = newest;
+        newest = storage
+            .catalog()
+            .rotate_namespace(&tenant(), &namespace, &model_id(), keep)
+            .await
+            .expect("a salt");
+        assert_ne!(newest, before);
+    }
+    for seed in 0..20 {
+        let copy = bucket.copied(bucket.paths().await, &mut Dice::new(seed)).await;
+        let copied = copy.replica(&backend, None).await;
+        let root = copied.catalog().root(&tenant(), &namespace, &model_id()).await.expect("a root");
+        assert_eq!(root, newest, "copy {seed}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Rotated salts of a namespace. A tenant's first salt is that of [`salts`](crate::Catalog::root); each rotation writes
 //! another one for one namespace, under a name of its own and once, so that no two can take a place from each other.
 //!
-//! The store's dates order them: the newest one is where chains start, and each says how long those before are still
-//! looked under. Other replicas see a rotation when they look again, at most [`limits::SALT_ROTATIONS_FRESH`] and one
+//! The times in their names order them, which a copy of the bucket keeps: the newest one is where chains start, and each says
+//! how long those before are still looked under. Other replicas see a rotation when they look again, at most [`limits::SALT_ROTATIONS_FRESH`] and one
 //! lookup later. What an expired salt led to is collected (`gc/expired_salts.rs`), and then the salt itself.
 
 use std::{sync::Arc, time::Duration};
@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 use futures::TryStreamExt;
 use kvasir_api::NamespaceRotation;
 use kvasir_types::{ModelId, Name, RootHash};
-use object_store::{ObjectMeta, PutPayload};
+use object_store::{PutPayload, path::Path};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -25,7 +25,7 @@ const RECORD_BYTES: usize = limits::SALT_BYTES + 8 + 32;
 pub(crate) struct SaltRotation {
     pub(crate) id: Uuid,
     pub(crate) salt: Salt,
-    /// When it was written, by the store's clock, in milliseconds.
+    /// When it was written, in milliseconds of the store's clock; see [`id_after`].
     written_ms: i64,
     /// How long those before are still looked under.
     retention: Duration,
@@ -48,7 +48,7 @@ impl SaltRotation {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SaltRotations {
     all: Arc<[SaltRotation]>,
-    /// Milliseconds since 1970 when they were looked at.
+    /// The store's time in milliseconds when they were looked at.
     now_ms: i64,
 }
 
@@ -115,7 +115,8 @@ impl Catalog {
     ) -> Result<RootHash, StorageError> {
         self.open_namespace(tenant, namespace, model_id).await?;
         let retention = retention.min(Duration::from_secs(NamespaceRotation::KEEP_S_MAX));
-        let (id, salt): (Uuid, Salt) = (Uuid::now_v7(), rand::random());
+        let before = self.load_salt_rotations(tenant, namespace).await?;
+        let (id, salt): (Uuid, Salt) = (id_after(&before), rand::random());
         let path =
             self.bucket.path(&Key::SaltRotation { tenant: tenant.clone(), namespace: namespace.clone(), id });
         let record = PutPayload::from(record(tenant, namespace, &id, &salt, retention));
@@ -170,12 +171,17 @@ impl Catalog {
             let found = known.iter().find(|rotation| rotation.id == id).cloned();
             match found {
                 Some(rotation) => all.push(rotation),
-                None => all.extend(self.read_salt_rotation(tenant, namespace, id, &meta).await?),
+                None => all.extend(self.read_salt_rotation(tenant, namespace, id, &meta.location).await?),
             }
         }
-        let found = SaltRotations::new(all, now_ms());
+        let found = SaltRotations::new(all, self.now_ms());
         self.salt_rotations.insert(key, CachedRotations::now(found.clone()));
         Ok(found)
+    }
+
+    /// The store's time; before the store was asked for it, nothing has expired.
+    fn now_ms(&self) -> i64 {
+        self.bucket.now_ms().unwrap_or(0)
     }
 
     /// What was read in the clear is not known any more once the tenant has a key.
@@ -188,14 +194,14 @@ impl Catalog {
         tenant: &Name,
         namespace: &Name,
         id: Uuid,
-        meta: &ObjectMeta,
+        path: &Path,
     ) -> Result<Option<SaltRotation>, StorageError> {
         // Once wrong may be the way here, twice is the store.
         for _ in 0..limits::SALT_READS {
-            let read = self.bucket.get(&meta.location, "reading a salt").await?;
+            let read = self.bucket.get(path, "reading a salt").await?;
             let Some(bytes) = read else { return Ok(None) };
             if let Some((salt, retention)) = parse(tenant, namespace, &id, &bytes) {
-                let written_ms = meta.last_modified.timestamp_millis();
+                let written_ms = written_ms(id);
                 return Ok(Some(SaltRotation { id, salt, written_ms, retention }));
             }
         }
@@ -204,10 +210,20 @@ impl Catalog {
     }
 }
 
-/// This machine's clock: rotations last for hours, and minutes of skew move their end by as much.
-fn now_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+/// A name for a rotation after those `before`: a version 7 UUID of the store's time, or of the moment after theirs where the
+/// store's clock was set back.
+fn id_after(before: &SaltRotations) -> Uuid {
+    let newest = before.all.first().map_or(i64::MIN, |rotation| rotation.written_ms);
+    let ms = before.now_ms.max(newest.saturating_add(1));
+    uuid::Builder::from_unix_timestamp_millis(u64::try_from(ms).unwrap_or(0), &rand::random()).into_uuid()
+}
+
+/// The time in a name that [`id_after`] gave; a name of another form is older than all.
+fn written_ms(id: Uuid) -> i64 {
+    let (seconds, nanos) = id.get_timestamp().map_or((0, 0), |time| time.to_unix());
+    i64::try_from(seconds.saturating_mul(1000))
+        .unwrap_or(i64::MAX)
+        .saturating_add(i64::from(nanos / 1_000_000))
 }
 
 fn record(tenant: &Name, namespace: &Name, id: &Uuid, salt: &Salt, retention: Duration) -> Vec<u8> {
@@ -251,6 +267,18 @@ mod tests {
         assert_eq!((ended.live(), ended.has_first(), ended.expired().count()), (vec![[3; 32]], false, 2));
         let none = SaltRotations::default();
         assert!(none.live().is_empty() && none.has_first());
+    }
+
+    #[test]
+    fn a_later_one_has_a_later_name_whatever_the_clock_says() {
+        let mut all = Vec::new();
+        for now_ms in [1_764_000_000_000, 1_764_000_000_000, 1_000, 1_764_000_500_000, -5] {
+            let id = id_after(&SaltRotations::new(all.clone(), now_ms));
+            all.insert(0, SaltRotation { written_ms: written_ms(id), ..rotation(1, 0, 9) });
+            assert!(written_ms(id) >= now_ms);
+        }
+        assert!(all.is_sorted_by(|later, before| later.written_ms > before.written_ms));
+        assert_eq!(written_ms(Uuid::from_u128(7)), 0);
     }
 
     #[test]
