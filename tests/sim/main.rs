@@ -107,7 +107,9 @@ fn all_seeds(first: u64, wanted: u64, most: u64, simulate: fn(u64) -> Outcome) -
             }
             let mut outcome = simulate(seed);
             if !outcome.wrong.is_empty() {
-                failed.lock().expect("not poisoned").push((seed, outcome.wrong.swap_remove(0)));
+                let wrong = outcome.wrong.swap_remove(0);
+                println!("seed {seed}: {wrong}");
+                failed.lock().expect("not poisoned").push((seed, wrong));
             }
             let mut sums = sums.lock().expect("not poisoned");
             sums.add(outcome);
