@@ -97,7 +97,8 @@ impl Model {
     /// Whether a replica knows of a removal when it is asked: it was asked for it, has read of it, or the bound is over.
     fn has_heard(&self, by: Replica, at: Interval, removal: &Removed) -> bool {
         let is_own = removal.by == by && at.begun >= removal.at.ended;
-        let knows = |look: &Interval| look.begun >= removal.at.ended && look.ended <= at.begun;
+        // What ends and what begins at one moment of the simulation's clock may be in either order.
+        let knows = |look: &Interval| look.begun >= removal.at.ended && look.ended < at.begun;
         let is_journal_sound = removal.at.begun > self.unheard_until;
         let is_heard = is_journal_sound && self.heard.get(&by).is_some_and(|looks| looks.iter().any(knows));
         let bound = self.bounds.removal.is_some_and(|bound| at.begun >= removal.at.ended + bound);

@@ -39,6 +39,8 @@ pub(crate) struct PrefixIndex {
     /// Objects that are known to be gone, and how many were taken out when they were.
     gone: BoundedMap<(Scope, ObjectDigest), u64>,
     removals: AtomicU64,
+    /// How many they were when the last one was taken out for good.
+    last_for_good: AtomicU64,
     /// Held where an object changes between gone and offered, so that no removal falls between a look and what it decides.
     turning: Mutex<()>,
     /// When objects were last found or read, and for whom; only where the cold tier has a capacity.
@@ -55,6 +57,7 @@ impl PrefixIndex {
             missing: (!negative_ttl.is_zero()).then(missing),
             gone: BoundedMap::new(limits::GONE_ENTRIES_MAX, None),
             removals: AtomicU64::new(0),
+            last_for_good: AtomicU64::new(0),
             turning: Mutex::default(),
             uses: track_uses.then(|| BoundedMap::new(limits::USES_MAX, None)),
         }
@@ -92,8 +95,9 @@ impl PrefixIndex {
         {
             let _turning = self.turning.lock();
             if self.is_gone(scope, object) {
-                // Not among the last ones that are remembered: any removal may have been its own.
-                let at = self.gone.get(&(scope, object)).unwrap_or_else(|| self.removals());
+                // Not among the last ones that are remembered, but a row says so: any removal for good may have been its own.
+                let last = || self.last_for_good.load(Ordering::Acquire);
+                let at = self.gone.get(&(scope, object)).unwrap_or_else(last);
                 if at <= before {
                     self.clear_gone(scope, &object);
                 }
@@ -119,7 +123,8 @@ impl PrefixIndex {
     pub(crate) fn remove_for_good(&self, scope: Scope, object: ObjectDigest, row: RemovedRow) {
         {
             let _turning = self.turning.lock();
-            self.note_gone(scope, object);
+            let at = self.note_gone(scope, object);
+            self.last_for_good.fetch_max(at, Ordering::AcqRel);
             self.index.put_removed(scope, &object, row);
         }
         self.take_out(scope, object);
@@ -138,9 +143,10 @@ impl PrefixIndex {
         self.take_out(scope, object);
     }
 
-    fn note_gone(&self, scope: Scope, object: ObjectDigest) {
+    fn note_gone(&self, scope: Scope, object: ObjectDigest) -> u64 {
         let at = self.removals.fetch_add(1, Ordering::AcqRel) + 1;
         self.gone.insert((scope, object), at);
+        at
     }
 
     fn take_out(&self, scope: Scope, object: ObjectDigest) {
@@ -208,9 +214,7 @@ mod tests {
     use super::*;
     use crate::index::IndexRow;
 
-    #[test]
-    fn only_its_own_removal_keeps_a_listed_object_out() {
-        let index = PrefixIndex::new(Index::memory(), Duration::ZERO, false);
+    fn entry() -> (Scope, Arc<IndexEntry>) {
         let scope = Scope::new(&"a".parse().expect("a name"), &[1; 32].into());
         let row = IndexRow {
             seq_hash: [2; 32].into(),
@@ -224,7 +228,13 @@ mod tests {
             level_bytes: vec![400],
         };
         let blocks = IndexEntry::short_blocks([&[2; 32][..]]);
-        let entry = Arc::new(IndexEntry { parent_hash: [5; 32], blocks, row: Arc::new(row) });
+        (scope, Arc::new(IndexEntry { parent_hash: [5; 32], blocks, row: Arc::new(row) }))
+    }
+
+    #[test]
+    fn only_its_own_removal_keeps_a_listed_object_out() {
+        let index = PrefixIndex::new(Index::memory(), Duration::ZERO, false);
+        let (scope, entry) = entry();
         let object = entry.row.object_digest;
         let is_offered = || index.walk(scope, &[5; 32], &[[2; 32].into()], Search::Fast).whole_blocks == 1;
         let removal = RemovedRow { expires_ms: i64::MAX, by_request: true };
@@ -238,5 +248,18 @@ mod tests {
         index.remove_for_good(scope, object, removal);
         index.insert_listed(scope, &entry, before);
         assert!(!is_offered());
+    }
+
+    #[test]
+    fn a_broken_sibling_does_not_keep_a_listed_object_out() {
+        let index = PrefixIndex::new(Index::memory(), Duration::ZERO, false);
+        let (scope, entry) = entry();
+        let object = entry.row.object_digest;
+        // A row of an earlier process.
+        index.index().put_removed(scope, &object, RemovedRow { expires_ms: i64::MAX, by_request: true });
+        let before = index.removals();
+        index.remove(scope, [9; 32].into());
+        index.insert_listed(scope, &entry, before);
+        assert!(!index.is_gone(scope, object));
     }
 }
