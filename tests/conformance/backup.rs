@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use futures::TryStreamExt;
 use kvasir_api::ContextRequest;
 use kvasir_storage::{
-    ByteRange, Storage, StorageError,
+    ByteRange, ChunkError, Storage, StoreError,
     gc::GcPolicy,
     layout::{ChunkKey, Key},
     observe::NoObserver,
@@ -84,7 +84,7 @@ async fn is_served(storage: &Arc<Storage>, (tokens, chunk): &(Vec<u32>, Chunk)) 
             assert!(bytes == chunk.bytes);
             true
         }
-        Err(StorageError::UnknownChunk { .. }) => false,
+        Err(ChunkError::Unknown { .. }) => false,
         Err(error) => panic!("{error}"),
     };
     assert!(offered == 64 || !served, "{offered} tokens were offered of what is there");
@@ -218,7 +218,7 @@ async fn without_its_key_a_sealed_tenant_is_an_error_that_names_the_key() {
     let object = ChunkKey { tenant: tenant(), ..key(&chunk.1) };
     let refused = restored.reads().preferred(&tenant(), &model_id(), &object.seq_hash).await;
     assert!(
-        matches!(&refused, Err(StorageError::KeyLost { reason }) if reason.contains("k1")),
+        matches!(&refused, Err(ChunkError::Store(StoreError::KeyLost { reason })) if reason.contains("k1")),
         "{refused:?}"
     );
     // With the key everything is there again.

@@ -8,7 +8,7 @@ use std::{
 
 use futures::FutureExt;
 use kvasir_api::{Context, ContextRequest};
-use kvasir_storage::{ByteRange, PutChunk, Storage, StorageError, gc::GcPolicy, layout::Key};
+use kvasir_storage::{ByteRange, ChunkError, ContextError, PutChunk, Storage, gc::GcPolicy, layout::Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
     hooked::{Hook, Hooked},
@@ -27,7 +27,7 @@ fn all_expired() -> GcPolicy {
     GcPolicy { ttl: Some(Duration::ZERO), ..at_once() }
 }
 
-async fn pin(storage: &Storage, chunk: SeqHash) -> Result<Context, StorageError> {
+async fn pin(storage: &Storage, chunk: SeqHash) -> Result<Context, ContextError> {
     let request = ContextRequest {
         model_id: model_id(),
         namespace: name("n"),
@@ -85,7 +85,10 @@ async fn a_pin_acknowledged_during_a_pass_holds() {
         answers.iter().filter(|(_, answer)| answer.is_ok()).map(|(id, _)| *id).collect();
     assert_eq!((answers.len(), acknowledged.len()), (4, 3), "{answers:?}");
     for (_, answer) in answers {
-        assert!(matches!(answer, Ok(()) | Err(StorageError::UnknownChunk { .. })), "{answer:?}");
+        assert!(
+            matches!(answer, Ok(()) | Err(ContextError::Chunk(ChunkError::Unknown { .. }))),
+            "{answer:?}"
+        );
     }
     // Who hears of a tombstone and of its end offers the chunk again, too.
     collector.changes().journal_append().await.expect("appends");
@@ -152,7 +155,7 @@ async fn a_pin_beside_a_removal_is_withdrawn() {
         .boxed()
     });
     let refused = pin(&*backend.hooked_replica(hook).await, seq_hash).await;
-    assert!(matches!(refused, Err(StorageError::UnknownChunk { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(ContextError::Chunk(ChunkError::Unknown { .. }))), "{refused:?}");
     assert_eq!(pinned(&other).await, []);
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use futures::{FutureExt, TryStreamExt};
 use kvasir_storage::{
-    ByteRange, Lookup, PutChunk, Query, Selection, Storage, StorageError,
+    ByteRange, ChunkError, Lookup, PutChunk, Query, Selection, Storage,
     gc::GcPolicy,
     hot::RequestHint,
     layout::{JournalLog, Key},
@@ -46,7 +46,7 @@ pub(crate) async fn removing_a_chunk_hides_however_many_objects_it_has(backend: 
     for replica in [&storage, &backend.replica().await] {
         assert_eq!(matched(replica, &tokens).await, 0, "all objects are hidden");
         let found = replica.reads().preferred(&tenant(), &model_id(), &seq_hash).await;
-        assert!(matches!(found, Err(StorageError::UnknownChunk { .. })), "{found:?}");
+        assert!(matches!(found, Err(ChunkError::Unknown { .. })), "{found:?}");
     }
     let again = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await;
     assert_eq!(again.expect("twice is once"), usize::from(OBJECTS));
@@ -73,7 +73,7 @@ pub(crate) async fn a_removed_object_is_served_by_no_name(backend: &Backend) {
             reads.level_bytes(&key, Level(0)).await.err(),
         ];
         for refusal in refusals {
-            assert!(matches!(refusal, Some(StorageError::UnknownChunk { .. })), "{refusal:?}");
+            assert!(matches!(refusal, Some(ChunkError::Unknown { .. })), "{refusal:?}");
         }
     }
     // What the collector took is read to its end by who was offered it.
@@ -104,7 +104,7 @@ pub(crate) async fn a_chunk_stored_after_many_removals_is_found_and_removed_agai
         }
     }
     let unknown = storage.lifecycle().remove(&key(&chunks::chunk(root, &tokens, 0, 48, 50))).await;
-    assert!(matches!(unknown, Err(StorageError::UnknownChunk { .. })), "{unknown:?}");
+    assert!(matches!(unknown, Err(ChunkError::Unknown { .. })), "{unknown:?}");
 }
 
 /// Somebody removes the chunk each time its bytes have come into the store, before they are acknowledged.
@@ -220,7 +220,7 @@ async fn a_damaged_batch_of_removals_brings_nothing_back() {
     other.changes().journal_tail().await.expect("reads");
     assert_eq!(offered(&other, &tokens[0]).await, 0);
     let served = read(&other, &removed, ByteRange::Whole).await;
-    assert!(matches!(served, Err(StorageError::UnknownChunk { .. })), "{served:?}");
+    assert!(matches!(served, Err(ChunkError::Unknown { .. })), "{served:?}");
     // Nor by a later one; what the store lists is found.
     put(&storage, &late).await;
     storage.changes().journal_append().await.expect("appends");

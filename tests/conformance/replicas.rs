@@ -4,7 +4,7 @@ use std::{sync::Arc, task::Poll, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_storage::{
-    ByteRange, Lookup, PutChunk, Query, Settings, Storage, StorageError,
+    ByteRange, ChunkError, Lookup, PutChunk, Query, Settings, Storage,
     gc::{GcPolicy, GcReport},
     hot::RequestHint,
     layout::{ChunkKey, JournalLog, Key},
@@ -65,7 +65,7 @@ pub(crate) async fn removed_chunks_hide_and_go_and_come_back_under_another_name(
         let report = collect(&storage, &at_once()).await;
         assert!(report.led && report.deleted >= 1, "{report:?}");
         let gone = read(&backend.replica().await, &chunk, ByteRange::Whole).await;
-        assert!(matches!(gone, Err(StorageError::UnknownChunk { .. })), "{gone:?}");
+        assert!(matches!(gone, Err(ChunkError::Unknown { .. })), "{gone:?}");
         let bytes =
             storage.reads().read(&again, ByteRange::Whole, &RequestHint::default()).await.expect("is there");
         let parts: Vec<bytes::Bytes> = bytes.bytes.try_collect().await.expect("reads");
@@ -77,7 +77,7 @@ pub(crate) async fn removed_chunks_hide_and_go_and_come_back_under_another_name(
         assert_eq!(matched(&backend.replica().await, &tokens).await, 600);
     }
     let unknown = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &[1; 32].into()).await;
-    assert!(matches!(unknown, Err(StorageError::UnknownChunk { .. })));
+    assert!(matches!(unknown, Err(ChunkError::Unknown { .. })));
     // With its time, the tombstone goes too, and the name is free.
     let end = GcPolicy { tombstone_retention: Duration::ZERO, ..at_once() };
     // A pass that is as old as tombstones live does nothing: zero makes every pass so.

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use kvasir_storage::{
-    ByteRange, Lookup, PutChunk, Query, Storage, StorageError,
+    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Storage,
     gc::GcPolicy,
     hot::RequestHint,
     layout::{ChunkKey, Key},
@@ -71,7 +71,7 @@ pub(crate) async fn read(
     storage: &Arc<Storage>,
     chunk: &Chunk,
     range: ByteRange,
-) -> Result<Bytes, StorageError> {
+) -> Result<Bytes, ChunkError> {
     let parts: Vec<Bytes> =
         storage.reads().read(&key(chunk), range, &RequestHint::default()).await?.bytes.try_collect().await?;
     Ok(parts.concat().into())
@@ -244,7 +244,7 @@ pub(crate) async fn a_vanished_object_becomes_a_miss(backend: &Backend) {
     storage.store().objects().delete(&path).await.expect("deletes");
     assert_eq!(matched(&storage, &tokens).await, 2_000, "nobody has noticed yet");
     let gone = read(&storage, &context[1], ByteRange::Bounded(0, 9)).await;
-    assert!(matches!(gone, Err(StorageError::UnknownChunk { .. })), "{gone:?}");
+    assert!(matches!(gone, Err(ChunkError::Unknown { .. })), "{gone:?}");
     assert_eq!(matched(&storage, &tokens).await, 1536);
     put(&storage, &context[1]).await;
     assert_eq!(matched(&storage, &tokens).await, 2_000);
@@ -261,15 +261,15 @@ pub(crate) async fn invalid_bodies_leave_nothing(backend: &Backend) {
     *flipped.last_mut().expect("not empty") ^= 1;
     let longer = [&good.bytes[..], b"x"].concat();
     let short = &good.bytes[..good.bytes.len() - 1];
-    type Check = fn(&StorageError) -> bool;
-    let invalid: Check = |e| matches!(e, StorageError::InvalidChunk(_));
+    type Check = fn(&PutError) -> bool;
+    let invalid: Check = |e| matches!(e, PutError::InvalidChunk(_));
     let cases: [(&[u8], Check); 6] = [
         (short, invalid),
         (&flipped, invalid),
         (&longer, invalid),
         (b"", invalid),
-        (&other.bytes, |e| matches!(e, StorageError::ChunkMismatch { field: "seq_hash", .. })),
-        (&large.bytes, |e| matches!(e, StorageError::TooLarge { limit: 100_000 })),
+        (&other.bytes, |e| matches!(e, PutError::ChunkMismatch(differs) if differs.field == "seq_hash")),
+        (&large.bytes, |e| matches!(e, PutError::TooLarge { limit: 100_000 })),
     ];
     let spool = backend.directory.path().join("spool");
     for (i, (bytes, expected)) in cases.into_iter().enumerate() {
@@ -282,14 +282,14 @@ pub(crate) async fn invalid_bodies_leave_nothing(backend: &Backend) {
         let broken = stream::iter([Ok(Bytes::copy_from_slice(short)), Err("reset")]);
         let error =
             storage.ingest().put_chunk(PutChunk::new(&tenant(), &model_id(), &good.seq_hash), broken).await;
-        assert!(matches!(error, Err(StorageError::Body { .. })), "{error:?}");
+        assert!(matches!(error, Err(PutError::Body { .. })), "{error:?}");
     }
     let unknown = ModelId::from([9; 32]);
     let error = storage
         .ingest()
         .put_chunk(PutChunk::new(&tenant(), &unknown, &good.seq_hash), body(&good.bytes))
         .await;
-    assert!(matches!(error, Err(StorageError::UnknownModel { .. })));
+    assert!(matches!(error, Err(PutError::Catalog(CatalogError::UnknownModel { .. }))));
     let prefix = storage.store().layout().chunk_prefix(&tenant(), &model_id(), &good.seq_hash);
     let left: Vec<_> = storage.store().objects().list(Some(&prefix)).try_collect().await.expect("lists");
     assert_eq!(left, vec![]);
@@ -306,7 +306,7 @@ pub(crate) async fn other_bytes_under_a_name_are_noticed(backend: &Backend) {
     let path = storage.store().layout().path(&Key::Chunk(key(&one)));
     storage.store().objects().put(&path, two.bytes.clone().into()).await.expect("writes");
     let error = storage.reads().row(&key(&one)).await.expect_err("noticed");
-    assert!(matches!(error, StorageError::Corrupt { .. }), "{error}");
+    assert!(matches!(error, ChunkError::Corrupt { .. }), "{error}");
     assert_eq!(matched(&storage, &chunks::tokens(80, 256)).await, 0, "a miss, never an answer");
     // Storing it mends it, also where only a byte behind the head is wrong and nobody has noticed.
     put(&storage, &one).await;

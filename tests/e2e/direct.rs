@@ -277,6 +277,23 @@ async fn the_client_uploads_directly_and_falls_back_by_itself() {
     }
 }
 
+/// A store that does not compare checksums is read whole at the commit. Where that fails, the upload is as good as before.
+#[tokio::test]
+async fn a_store_that_fails_during_a_commit_costs_no_upload() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks { checksums: true, ..Lacks::default() }).await;
+    let service = served(&server, &directory, |_| {}).await;
+    let (model_id, root) = service.prepare("n").await;
+    let chunk = chunks::chunk(root, &chunks::tokens(11, 512), 0, 512, 2_000);
+    let ticket = announce(&service, &announced(model_id, &chunk)).await;
+    assert!(put(&service, &ticket, &chunk.bytes).await.status().is_success());
+    server.break_reads_of("/u/");
+    expect_problem(commit(&service, &ticket).await, "store_unavailable").await;
+    server.break_reads_of("");
+    assert_eq!(commit(&service, &ticket).await.status(), StatusCode::CREATED);
+    service.stop().await;
+}
+
 /// An object of the same chunk with other bytes, of another length or of the same, announced under the stored one's name.
 #[tokio::test]
 async fn a_commit_never_replaces_a_stored_object() {

@@ -12,7 +12,7 @@ use futures::{TryStreamExt, stream};
 use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
 use kvasir_storage::{
-    ByteRange, PutChunk, Query, Storage, StorageError,
+    ByteRange, ChunkError, PutChunk, PutError, Query, Storage,
     hot::RequestHint,
     layout::{ChunkKey, Key},
 };
@@ -46,15 +46,15 @@ pub(crate) fn body(
 }
 
 /// Registers the model and its profile for a tenant, and asks for a root.
-pub(crate) async fn join(storage: &Arc<Storage>, tenant: &Name) -> Result<RootHash, StorageError> {
+pub(crate) async fn join(storage: &Arc<Storage>, tenant: &Name) -> Result<RootHash, PutError> {
     let hash = ProfileHash::of(chunks::PROFILE);
     storage.catalog().register_model(tenant, chunks::spec()).await?;
     storage.ingest().put_profile(tenant, &model_id(), &hash, body(chunks::PROFILE)).await?;
-    storage.catalog().root(tenant, &namespace(), &model_id()).await
+    Ok(storage.catalog().root(tenant, &namespace(), &model_id()).await?)
 }
 
 /// Stores one chunk.
-pub(crate) async fn store(storage: &Arc<Storage>, chunk: &Chunk) -> Result<ObjectDigest, StorageError> {
+pub(crate) async fn store(storage: &Arc<Storage>, chunk: &Chunk) -> Result<ObjectDigest, PutError> {
     let stored = storage
         .ingest()
         .put_chunk(PutChunk::new(&tenant(), &model_id(), &chunk.seq_hash), body(&chunk.bytes))
@@ -158,7 +158,7 @@ impl Book {
         let outcome = match answer {
             Some(Ok(_)) => Outcome::Acknowledged,
             // There was nothing, and it has not begun to remove anything.
-            Some(Err(StorageError::UnknownChunk { .. })) => Outcome::Refused,
+            Some(Err(ChunkError::Unknown { .. })) => Outcome::Refused,
             _ => Outcome::Unknown,
         };
         self.model().removal_ends(removal, self.now(), outcome);
@@ -244,7 +244,7 @@ pub(crate) async fn whole(
     storage: &Arc<Storage>,
     key: &ChunkKey,
     range: ByteRange,
-) -> Result<Bytes, StorageError> {
+) -> Result<Bytes, ChunkError> {
     let parts: Vec<Bytes> =
         storage.reads().read(key, range, &RequestHint::default()).await?.bytes.try_collect().await?;
     Ok(parts.concat().into())

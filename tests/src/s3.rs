@@ -13,7 +13,7 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{TryStreamExt, stream};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
@@ -70,7 +70,7 @@ impl S3Server {
 
     /// As [`start`](Self::start), at an address.
     pub async fn start_at(address: SocketAddr, lacks: Lacks) -> Self {
-        let objects = Objects { lacks, state: Arc::default(), next: Arc::default() };
+        let objects = Objects { lacks, state: Arc::default(), next: Arc::default(), broken: Arc::default() };
         let mut builder = S3ServiceBuilder::new(objects.clone());
         builder.set_auth(SimpleAuth::from_single(KEY_ID, SECRET));
         let service = builder.build();
@@ -117,6 +117,11 @@ impl S3Server {
         self.objects.write(key.to_owned(), bytes.into(), None, None).expect("no condition");
     }
 
+    /// From now on, reads of objects whose keys contain a text break off in the middle and go on nowhere; empty: none do.
+    pub fn break_reads_of(&self, part: &str) {
+        part.clone_into(&mut self.objects.broken.lock().expect("not poisoned"));
+    }
+
     /// Multipart uploads neither completed nor aborted.
     pub fn open_uploads(&self) -> usize {
         self.objects.state.lock().expect("not poisoned").uploads.len()
@@ -134,6 +139,8 @@ struct Objects {
     lacks: Lacks,
     state: Arc<Mutex<State>>,
     next: Arc<AtomicU64>,
+    /// Reads of keys that contain this break off; of none where it is empty.
+    broken: Arc<Mutex<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -163,6 +170,11 @@ async fn collect(body: Option<StreamingBlob>) -> S3Result<Bytes> {
 }
 
 impl Objects {
+    fn breaks(&self, key: &str) -> bool {
+        let broken = self.broken.lock().expect("not poisoned");
+        !broken.is_empty() && key.contains(&*broken)
+    }
+
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().expect("not poisoned")
     }
@@ -241,10 +253,19 @@ impl S3 for Objects {
         let range = input.range.map(|range| range.check(total)).transpose()?;
         let part = range.clone().unwrap_or(0..total);
         let bytes = stored.bytes.slice(part.start as usize..part.end as usize);
+        let length = bytes.len();
+        let body = match self.breaks(&input.key) {
+            true if range.is_some() => return Err(s3_error!(InternalError)),
+            true => StreamingBlob::wrap(stream::iter([
+                Ok(bytes.slice(..length / 2)),
+                Err(std::io::Error::other("a broken disk")),
+            ])),
+            false => StreamingBlob::from(Body::from(bytes)),
+        };
         Ok(S3Response::new(GetObjectOutput {
-            content_length: Some(bytes.len() as i64),
+            content_length: Some(length as i64),
             content_range: range.map(|r| format!("bytes {}-{}/{total}", r.start, r.end - 1)),
-            body: Some(StreamingBlob::from(Body::from(bytes))),
+            body: Some(body),
             e_tag: Some(etag),
             last_modified: Some(stored.modified),
             ..Default::default()

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
-    StorageError,
     catalog::Catalog,
     changes::{Changes, context_digest, events::now_ms},
+    error::{ChunkError, ContextError, StoreError},
     index::IndexEntry,
     layout::Key,
     limits,
@@ -64,10 +64,10 @@ impl Contexts {
     /// Creates a context from chunks that follow each other from the namespace's root on.
     ///
     /// # Errors
-    /// [`StorageError::InvalidContext`], [`UnknownModel`](StorageError::UnknownModel),
-    /// [`UnknownChunk`](StorageError::UnknownChunk), also for a chunk that was removed while it was pinned: then nothing is
-    /// pinned; [`Store`](StorageError::Store).
-    pub async fn create(&self, tenant: &Name, request: ContextRequest) -> Result<Context, StorageError> {
+    /// [`ContextError::Invalid`], [`Catalog`](ContextError::Catalog) for a model that is not there,
+    /// [`Chunk`](ContextError::Chunk) for a chunk that is not, also for one that was removed while it was pinned: then nothing
+    /// is pinned.
+    pub async fn create(&self, tenant: &Name, request: ContextRequest) -> Result<Context, ContextError> {
         let ContextRequest { model_id, namespace, chunks, labels, ttl_s, pinned } = request;
         check_labels(&labels)?;
         let tokens = self.check_chunks(tenant, &namespace, &model_id, &chunks).await?;
@@ -90,14 +90,14 @@ impl Contexts {
     /// Writes the next version of a context.
     ///
     /// # Errors
-    /// [`StorageError::UnknownContext`], [`ContextConflict`](StorageError::ContextConflict), and as
+    /// [`ContextError::Unknown`], [`Conflict`](ContextError::Conflict), and as
     /// [`create`](Self::create).
     pub async fn update(
         &self,
         tenant: &Name,
         context_id: Uuid,
         change: ContextChange,
-    ) -> Result<Context, StorageError> {
+    ) -> Result<Context, ContextError> {
         let mut context = self.get(tenant, context_id, None).await?;
         context.version += 1;
         context.created_at_ms = now_ms();
@@ -122,7 +122,7 @@ impl Contexts {
 
     /// Writes a version. A pin is written first and tombstones are looked for then: the collector, which writes its tombstone
     /// first and reads pins then, sees this one where this one does not see its tombstone.
-    async fn write_version(&self, tenant: &Name, context: Context) -> Result<Context, StorageError> {
+    async fn write_version(&self, tenant: &Name, context: Context) -> Result<Context, ContextError> {
         let context = self.write(tenant, StoredContext { context, deleted: false }).await?;
         if !context.pinned {
             return Ok(context);
@@ -139,11 +139,11 @@ impl Contexts {
     }
 
     /// Checks that each chunk of a context has an object without a tombstone.
-    async fn check_offered(&self, tenant: &Name, context: &Context) -> Result<(), StorageError> {
+    async fn check_offered(&self, tenant: &Name, context: &Context) -> Result<(), ContextError> {
         let mut looks = stream::iter(context.chunks.clone())
             .map(async |seq_hash| {
                 let offered = self.reads.offered_objects(tenant, &context.model_id, &seq_hash).await?;
-                let unknown = StorageError::UnknownChunk { seq_hash, object_digest: None };
+                let unknown = ChunkError::Unknown { seq_hash, object_digest: None };
                 if offered.is_empty() { Err(unknown) } else { Ok(()) }
             })
             .buffer_unordered(limits::CONTEXTS_PARALLEL);
@@ -154,9 +154,8 @@ impl Contexts {
     /// Deletes a context, its pin with it. Its chunks stay, for other contexts and lookups.
     ///
     /// # Errors
-    /// [`StorageError::UnknownContext`], [`ContextConflict`](StorageError::ContextConflict),
-    /// [`Store`](StorageError::Store).
-    pub async fn delete(&self, tenant: &Name, context_id: Uuid) -> Result<(), StorageError> {
+    /// [`ContextError::Unknown`], [`Conflict`](ContextError::Conflict), and the store's.
+    pub async fn delete(&self, tenant: &Name, context_id: Uuid) -> Result<(), ContextError> {
         let mut context = self.get(tenant, context_id, None).await?;
         context.version += 1;
         context.created_at_ms = now_ms();
@@ -167,63 +166,63 @@ impl Contexts {
     /// A context: its newest version, or the one that is named.
     ///
     /// # Errors
-    /// [`StorageError::UnknownContext`], [`Store`](StorageError::Store), [`Damaged`](StorageError::Damaged).
+    /// [`ContextError::Unknown`], and the store's.
     pub async fn get(
         &self,
         tenant: &Name,
         context_id: Uuid,
         version: Option<u64>,
-    ) -> Result<Context, StorageError> {
-        let unknown = StorageError::UnknownContext { context_id, version };
+    ) -> Result<Context, ContextError> {
         let versions = self.all_versions(tenant, context_id).await?;
         let newest = match versions.last() {
-            Some(&newest) => self.read(tenant, context_id, newest).await?,
-            None => return Err(unknown),
+            Some(&newest) => self.stored(tenant, context_id, newest).await?,
+            None => None,
         };
         // What is over is over in all its versions.
-        if newest.is_over(now_ms()) {
-            return Err(unknown);
-        }
-        match version {
-            Some(version) if !versions.contains(&version) => Err(unknown),
-            Some(version) => Ok(self.read(tenant, context_id, version).await?.context),
-            None => Ok(newest.context),
-        }
+        let newest = newest.filter(|newest| !newest.is_over(now_ms()));
+        let wanted = match (newest, version) {
+            (Some(_), Some(version)) if versions.contains(&version) => {
+                self.stored(tenant, context_id, version).await?
+            }
+            (newest, None) => newest,
+            _ => None,
+        };
+        wanted.map(|wanted| wanted.context).ok_or(ContextError::Unknown { context_id, version })
     }
 
     /// The versions of a context that are still there, oldest first.
     ///
     /// # Errors
     /// As [`get`](Self::get).
-    pub async fn versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StorageError> {
+    pub async fn versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, ContextError> {
         self.get(tenant, context_id, None).await?;
-        self.all_versions(tenant, context_id).await
+        Ok(self.all_versions(tenant, context_id).await?)
     }
 
     /// A page of contexts in the order of their ids (which is that of their creation), newest versions.
     ///
     /// # Errors
-    /// [`StorageError::Store`]. A version that cannot be read is left out and logged.
+    /// [`StoreError::Request`]. A version that cannot be read is left out and logged.
     pub async fn list(
         &self,
         tenant: &Name,
         labels: &Labels,
         limit: usize,
         after: Option<Uuid>,
-    ) -> Result<ContextList, StorageError> {
+    ) -> Result<ContextList, StoreError> {
         let limit = limit.clamp(1, CONTEXTS_PAGE_MAX);
         let now = now_ms();
         let newest = self.newest_versions(tenant, after).await?;
         let reads = stream::iter(newest)
-            .map(|(id, version)| self.read(tenant, id, version))
+            .map(|(id, version)| self.stored(tenant, id, version))
             .buffered(limits::CONTEXTS_PARALLEL);
         let mut reads = std::pin::pin!(reads);
         let mut page = ContextList { contexts: Vec::new(), next: None };
         while let Some(read) = reads.next().await {
             let stored = match read {
-                Ok(stored) if !stored.is_over(now) => stored,
-                Ok(_) | Err(StorageError::UnknownContext { .. }) => continue,
-                Err(error @ StorageError::Damaged { .. }) => {
+                Ok(Some(stored)) if !stored.is_over(now) => stored,
+                Ok(_) => continue,
+                Err(error @ StoreError::Damaged { .. }) => {
                     tracing::warn!(%error, "a context is left out of a list");
                     continue;
                 }
@@ -248,8 +247,8 @@ impl Contexts {
         namespace: &Name,
         model_id: &ModelId,
         chunks: &[SeqHash],
-    ) -> Result<u64, StorageError> {
-        let invalid = |problem: String| Err(StorageError::InvalidContext { problem });
+    ) -> Result<u64, ContextError> {
+        let invalid = |problem: String| Err(ContextError::Invalid { problem });
         if chunks.is_empty() || chunks.len() > CONTEXT_CHUNKS_MAX {
             return invalid(format!("a context has 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}", chunks.len()));
         }
@@ -279,47 +278,48 @@ impl Contexts {
         tenant: &Name,
         model_id: &ModelId,
         chunk: SeqHash,
-    ) -> Result<Arc<IndexEntry>, StorageError> {
+    ) -> Result<Arc<IndexEntry>, ChunkError> {
         let key = self.reads.preferred(tenant, model_id, &chunk).await?;
         self.reads.entry(&key).await
     }
 
-    async fn write(&self, tenant: &Name, stored: StoredContext) -> Result<Context, StorageError> {
+    async fn write(&self, tenant: &Name, stored: StoredContext) -> Result<Context, ContextError> {
         let Context { context_id, version, .. } = stored.context;
         if version > limits::CONTEXT_VERSIONS_MAX as u64 {
             let problem = format!("a context has at most {} versions", limits::CONTEXT_VERSIONS_MAX);
-            return Err(StorageError::InvalidContext { problem });
+            return Err(ContextError::Invalid { problem });
         }
         let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
         let json = serde_json::to_vec(&stored)
-            .map_err(|e| StorageError::Damaged { what: "a context", reason: e.to_string() })?;
+            .map_err(|e| StoreError::Damaged { what: "a context", reason: e.to_string() })?;
         let bytes = json.len() as u64;
         if self.bucket.create(&path, PutPayload::from(json), "writing a context").await? {
             self.changes.note_stored(tenant, context_digest(&context_id, version), bytes);
             return Ok(stored.context);
         }
         // A retry inside the store's client may have met its own write.
-        match self.read(tenant, context_id, version).await {
-            Ok(there) if there == stored => Ok(stored.context),
-            _ => Err(StorageError::ContextConflict { context_id, version }),
+        match self.stored(tenant, context_id, version).await {
+            Ok(Some(there)) if there == stored => Ok(stored.context),
+            _ => Err(ContextError::Conflict { context_id, version }),
         }
     }
 
-    pub(crate) async fn read(
+    /// A version as it is stored; none where it is not there.
+    pub(crate) async fn stored(
         &self,
         tenant: &Name,
         context_id: Uuid,
         version: u64,
-    ) -> Result<StoredContext, StorageError> {
+    ) -> Result<Option<StoredContext>, StoreError> {
         let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
-        let unknown = StorageError::UnknownContext { context_id, version: Some(version) };
-        let json = self.bucket.get(&path, "reading a context").await?.ok_or(unknown)?;
+        let Some(json) = self.bucket.get(&path, "reading a context").await? else { return Ok(None) };
         let reason = |e: serde_json::Error| format!("version {version} of {context_id}: {e}");
         serde_json::from_slice(&json)
-            .map_err(|e| StorageError::Damaged { what: "a context", reason: reason(e) })
+            .map(Some)
+            .map_err(|e| StoreError::Damaged { what: "a context", reason: reason(e) })
     }
 
-    async fn all_versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StorageError> {
+    async fn all_versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StoreError> {
         let prefix = self.bucket.layout().context_prefix(tenant, context_id);
         let listed = self.bucket.list(&prefix, "listing a context's versions");
         let listed: Vec<_> = listed.take(limits::CONTEXT_VERSIONS_MAX).try_collect().await?;
@@ -337,7 +337,7 @@ impl Contexts {
         &self,
         tenant: &Name,
         after: Option<Uuid>,
-    ) -> Result<BTreeMap<Uuid, u64>, StorageError> {
+    ) -> Result<BTreeMap<Uuid, u64>, StoreError> {
         let prefix = self.bucket.layout().contexts_prefix(tenant);
         let listing = "listing contexts";
         // Behind every version of that context.
@@ -363,8 +363,8 @@ fn expiry(from_ms: u64, ttl_s: u64) -> Option<u64> {
     (ttl_s > 0).then(|| from_ms.saturating_add(ttl_s.saturating_mul(1_000)))
 }
 
-fn check_labels(labels: &Labels) -> Result<(), StorageError> {
-    let invalid = |problem: String| Err(StorageError::InvalidContext { problem });
+fn check_labels(labels: &Labels) -> Result<(), ContextError> {
+    let invalid = |problem: String| Err(ContextError::Invalid { problem });
     if labels.len() > CONTEXT_LABELS_MAX {
         return invalid(format!("a context has at most {CONTEXT_LABELS_MAX} labels, not {}", labels.len()));
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller does about it.
+//! What can go wrong, by operation and by what the caller does about it.
 
 use kvasir_api::ErrorCode;
 use kvasir_container::ContainerError;
@@ -7,160 +7,17 @@ use uuid::Uuid;
 
 use crate::seal::SealError;
 
-/// A failed operation. [`code`](Self::code) is what the wire says.
+/// The store, or what this replica does with its answers, failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum StorageError {
+pub enum StoreError {
     /// The object store failed or cannot be reached.
     #[error("{operation}: {source}")]
-    Store {
+    Request {
         /// What was being done.
         operation: &'static str,
         /// The store's words.
-        source: object_store::Error,
-    },
-    /// The replica's own disk failed.
-    #[error("spooling an upload: {0}")]
-    Spool(#[source] std::io::Error),
-    /// The caller's body broke off.
-    #[error("the body broke off after {bytes} bytes: {reason}")]
-    Body {
-        /// Bytes that had arrived.
-        bytes: u64,
-        /// Why.
-        reason: String,
-    },
-    /// A body over its limit.
-    #[error("the body is larger than the limit of {limit} bytes")]
-    TooLarge {
-        /// The limit.
-        limit: u64,
-    },
-    /// The tenant has stored as much as it may.
-    #[error(
-        "the tenant has {used} of the {max} that its {limit} allows; remove chunks and wait for the collector, or ask for more"
-    )]
-    Full {
-        /// As in the tenants file.
-        limit: &'static str,
-        /// How much that is.
-        max: u64,
-        /// How much is in use.
-        used: u64,
-    },
-    /// The model was never registered.
-    #[error("model {model_id} is not registered; POST its spec to /v1/models first")]
-    UnknownModel {
-        /// The model.
-        model_id: ModelId,
-    },
-    /// The profile is not stored.
-    #[error("profile {profile_hash} of model {model_id} is not stored; PUT its bytes first")]
-    UnknownProfile {
-        /// The model.
-        model_id: ModelId,
-        /// The profile.
-        profile_hash: ProfileHash,
-    },
-    /// The chunk, or this object of it, is not stored.
-    #[error("chunk {seq_hash} is not stored here{}; look the context up again", object_note(object_digest))]
-    UnknownChunk {
-        /// The chunk.
-        seq_hash: SeqHash,
-        /// The object, where one was named.
-        object_digest: Option<ObjectDigest>,
-    },
-    /// The upload is not there: never sent, committed, or collected.
-    #[error("upload {upload_id} is not there: PUT its bytes to the ticket's URL before the commit, once")]
-    UnknownUpload {
-        /// The upload.
-        upload_id: Uuid,
-    },
-    /// What was sent directly is not what was announced.
-    #[error("the upload's {field} is {found}, {expected} was announced; nothing was stored")]
-    UploadMismatch {
-        /// What differs.
-        field: &'static str,
-        /// What was sent.
-        found: String,
-        /// What was announced.
-        expected: String,
-    },
-    /// No presigned URLs here.
-    #[error("{reason}; read and write through the service")]
-    DirectUnavailable {
-        /// Why.
-        reason: &'static str,
-    },
-    /// The context, or this version of it, is not there.
-    #[error("context {context_id} is not there{}", version.map(|v| format!(" in version {v}")).unwrap_or_default())]
-    UnknownContext {
-        /// The context.
-        context_id: Uuid,
-        /// The version, where one was named.
-        version: Option<u64>,
-    },
-    /// A context that cannot be.
-    #[error("{problem}")]
-    InvalidContext {
-        /// What is wrong, and what to do.
-        problem: String,
-    },
-    /// Another writer was first.
-    #[error("another request wrote version {version} of context {context_id}; read it and change it again")]
-    ContextConflict {
-        /// The context.
-        context_id: Uuid,
-        /// The version that is taken.
-        version: u64,
-    },
-    /// The object has no such level.
-    #[error("the object has levels 0 to {}, not {level}", levels.saturating_sub(1))]
-    UnknownLevel {
-        /// What was asked for.
-        level: Level,
-        /// Levels there are.
-        levels: usize,
-    },
-    /// A range that lies outside the object.
-    #[error("the range lies outside the object's {object_bytes} bytes")]
-    Range {
-        /// Size of the object.
-        object_bytes: u64,
-    },
-    /// An impossible spec.
-    #[error("{0}")]
-    InvalidSpec(#[from] SpecError),
-    /// The body is no sound chunk object.
-    #[error("{0}; encode the chunk again and send all of it")]
-    InvalidChunk(#[from] ContainerError),
-    /// A sound object, but not of the chunk or model that the path names.
-    #[error("the object says {field} {found}, the path says {expected}")]
-    ChunkMismatch {
-        /// What differs.
-        field: &'static str,
-        /// In the object.
-        found: String,
-        /// In the path.
-        expected: String,
-    },
-    /// A profile's bytes do not hash to its name.
-    #[error("the body hashes to {found}, the path names profile {expected}")]
-    ProfileMismatch {
-        /// Hash of the body.
-        found: ProfileHash,
-        /// In the path.
-        expected: ProfileHash,
-    },
-    /// Stored bytes that are not what was stored.
-    #[error("object {object_digest} of chunk {seq_hash} is corrupt in the store: {reason}")]
-    Corrupt {
-        /// The chunk.
-        seq_hash: SeqHash,
-        /// The object.
-        object_digest: ObjectDigest,
-        /// What was found.
-        reason: String,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// An object is sealed under a key that is not there.
     #[error("{reason}")]
@@ -181,72 +38,346 @@ pub enum StorageError {
     Task(#[from] tokio::task::JoinError),
 }
 
+/// A model, its spec or its profile is not there, or not fit.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CatalogError {
+    /// The model was never registered.
+    #[error("model {model_id} is not registered; POST its spec to /v1/models first")]
+    UnknownModel {
+        /// The model.
+        model_id: ModelId,
+    },
+    /// The profile is not stored.
+    #[error("profile {profile_hash} of model {model_id} is not stored; PUT its bytes first")]
+    UnknownProfile {
+        /// The model.
+        model_id: ModelId,
+        /// The profile.
+        profile_hash: ProfileHash,
+    },
+    /// An impossible spec.
+    #[error(transparent)]
+    InvalidSpec(#[from] SpecError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A stored chunk cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChunkError {
+    /// The chunk, or this object of it, is not stored.
+    #[error("chunk {seq_hash} is not stored here{}; look the context up again", object_note(object_digest))]
+    Unknown {
+        /// The chunk.
+        seq_hash: SeqHash,
+        /// The object, where one was named.
+        object_digest: Option<ObjectDigest>,
+    },
+    /// The object has no such level.
+    #[error("the object has levels 0 to {}, not {level}", levels.saturating_sub(1))]
+    UnknownLevel {
+        /// What was asked for.
+        level: Level,
+        /// Levels there are.
+        levels: usize,
+    },
+    /// A range that lies outside the object.
+    #[error("the range lies outside the object's {object_bytes} bytes")]
+    Range {
+        /// Size of the object.
+        object_bytes: u64,
+    },
+    /// Stored bytes that are not what was stored.
+    #[error("object {object_digest} of chunk {seq_hash} is corrupt in the store: {reason}")]
+    Corrupt {
+        /// The chunk.
+        seq_hash: SeqHash,
+        /// The object.
+        object_digest: ObjectDigest,
+        /// What was found.
+        reason: String,
+    },
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A body was not stored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PutError {
+    /// The replica's own disk failed.
+    #[error("spooling an upload: {0}")]
+    Spool(#[source] std::io::Error),
+    /// The caller's body broke off.
+    #[error("the body broke off after {bytes} bytes: {reason}")]
+    Body {
+        /// Bytes that had arrived.
+        bytes: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A body over its limit.
+    #[error("the body is larger than the limit of {limit} bytes")]
+    TooLarge {
+        /// The limit.
+        limit: u64,
+    },
+    /// The body is no sound chunk object.
+    #[error("{0}; encode the chunk again and send all of it")]
+    InvalidChunk(#[from] ContainerError),
+    /// A sound object of another chunk or model.
+    #[error(transparent)]
+    ChunkMismatch(#[from] ChunkMismatch),
+    /// A profile's bytes do not hash to its name.
+    #[error("the body hashes to {found}, the path names profile {expected}")]
+    ProfileMismatch {
+        /// Hash of the body.
+        found: ProfileHash,
+        /// In the path.
+        expected: ProfileHash,
+    },
+    /// The model or the profile is not there.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A sound object, but not of the chunk or model that the path names.
+#[derive(Debug, thiserror::Error)]
+#[error("the object says {field} {found}, the path says {expected}")]
+pub struct ChunkMismatch {
+    /// What differs.
+    pub field: &'static str,
+    /// In the object.
+    pub found: String,
+    /// In the path.
+    pub expected: String,
+}
+
+/// A direct upload was not announced or not committed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UploadError {
+    /// The upload is not there: never sent, committed, or collected.
+    #[error("upload {upload_id} is not there: PUT its bytes to the ticket's URL before the commit, once")]
+    Unknown {
+        /// The upload.
+        upload_id: Uuid,
+    },
+    /// What was sent directly is not what was announced.
+    #[error("the upload's {field} is {found}, {expected} was announced; nothing was stored")]
+    Mismatch {
+        /// What differs.
+        field: &'static str,
+        /// What was sent.
+        found: String,
+        /// What was announced.
+        expected: String,
+    },
+    /// No direct uploads, or not under this name.
+    #[error(transparent)]
+    Unavailable(#[from] DirectUnavailable),
+    /// It cannot be stored.
+    #[error(transparent)]
+    Put(#[from] PutError),
+}
+
+/// No presigned URLs here.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}; read and write through the service")]
+pub struct DirectUnavailable {
+    /// Why.
+    pub reason: &'static str,
+}
+
+/// There is no presigned URL of an object.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UrlError {
+    /// No URLs here.
+    #[error(transparent)]
+    Unavailable(#[from] DirectUnavailable),
+    /// The object is not there.
+    #[error(transparent)]
+    Chunk(#[from] ChunkError),
+}
+
+/// A named context cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ContextError {
+    /// The context, or this version of it, is not there.
+    #[error("context {context_id} is not there{}", version.map(|v| format!(" in version {v}")).unwrap_or_default())]
+    Unknown {
+        /// The context.
+        context_id: Uuid,
+        /// The version, where one was named.
+        version: Option<u64>,
+    },
+    /// A context that cannot be.
+    #[error("{problem}")]
+    Invalid {
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// Another writer was first.
+    #[error("another request wrote version {version} of context {context_id}; read it and change it again")]
+    Conflict {
+        /// The context.
+        context_id: Uuid,
+        /// The version that is taken.
+        version: u64,
+    },
+    /// The model is not there.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// One of its chunks is not there.
+    #[error(transparent)]
+    Chunk(#[from] ChunkError),
+}
+
+/// A tenant's storage was not reserved.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuotaError {
+    /// The tenant has stored as much as it may.
+    #[error(
+        "the tenant has {used} of the {max} that its {limit} allows; remove chunks and wait for the collector, or ask for more"
+    )]
+    Full {
+        /// As in the tenants file.
+        limit: &'static str,
+        /// How much that is.
+        max: u64,
+        /// How much is in use.
+        used: u64,
+    },
+    /// The store failed while the tenant's objects were counted.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
 fn object_note(object: &Option<ObjectDigest>) -> String {
     object.map(|digest| format!(" as object {digest}")).unwrap_or_default()
 }
 
-impl StorageError {
+/// Each failure's code on the wire: of its own, or that of its cause.
+macro_rules! codes {
+    ($($error:ident { $($variant:ident => $code:ident),* $(; $($cause:ident),*)? })*) => {
+        $(impl $error {
+            /// The code on the wire.
+            pub fn code(&self) -> ErrorCode {
+                match self {
+                    $(Self::$variant { .. } => ErrorCode::$code,)*
+                    $($(Self::$cause(error) => error.code(),)*)?
+                }
+            }
+        })*
+    };
+}
+
+codes! {
+    StoreError { Request => StoreUnavailable, KeyLost => KeyLost, Damaged => Internal, Task => Internal }
+    CatalogError {
+        UnknownModel => UnknownModel, UnknownProfile => UnknownProfile, InvalidSpec => InvalidModelSpec; Store
+    }
+    ChunkError {
+        Unknown => UnknownChunk, UnknownLevel => UnknownLevel, Range => RangeNotSatisfiable,
+        Corrupt => CorruptChunk; Store
+    }
+    PutError {
+        Spool => StoreUnavailable, Body => BadRequest, TooLarge => BodyTooLarge, InvalidChunk => InvalidChunk,
+        ChunkMismatch => ChunkMismatch, ProfileMismatch => InvalidProfile; Catalog, Store
+    }
+    UploadError { Unknown => UnknownUpload, Mismatch => UploadMismatch, Unavailable => DirectUnavailable; Put }
+    UrlError { Unavailable => DirectUnavailable; Chunk }
+    ContextError {
+        Unknown => UnknownContext, Invalid => InvalidContext, Conflict => ContextConflict; Catalog, Chunk
+    }
+    QuotaError { Full => StorageQuota; Store }
+}
+
+/// Conversions over two steps.
+macro_rules! through {
+    ($($from:ident => $by:ident => $to:ident;)*) => {
+        $(impl From<$from> for $to {
+            fn from(error: $from) -> Self {
+                $by::from(error).into()
+            }
+        })*
+    };
+}
+
+through! {
+    StoreError => PutError => UploadError;
+    CatalogError => PutError => UploadError;
+    ContainerError => PutError => UploadError;
+    StoreError => ChunkError => UrlError;
+    StoreError => CatalogError => ContextError;
+}
+
+impl StoreError {
     /// Names the operation that the store failed in; for `map_err`.
-    pub(crate) fn store(operation: &'static str) -> impl Fn(object_store::Error) -> Self {
+    pub(crate) fn request(operation: &'static str) -> impl Fn(object_store::Error) -> Self {
         move |source| match SealError::of(&source) {
             Some(error) if error.is_lost_key() => Self::KeyLost { reason: error.to_string() },
             Some(error @ (SealError::Plain { .. } | SealError::AlteredRecord { .. })) => {
                 Self::Damaged { what: "a record of a sealed tenant", reason: error.to_string() }
             }
-            _ => Self::Store { operation, source },
+            _ => Self::Request { operation, source: source.into() },
         }
-    }
-
-    /// Whether only this object cannot be read, so that work on many goes on without it.
-    pub(crate) fn is_of_one_object(&self) -> bool {
-        matches!(self, Self::UnknownChunk { .. } | Self::Corrupt { .. } | Self::KeyLost { .. })
     }
 
     /// A failure of this replica that is to be taken like one of the store: it may be tried again.
     pub(crate) fn own(operation: &'static str, reason: &str) -> Self {
-        let source = object_store::Error::Generic { store: "kvasir", source: reason.into() };
-        Self::Store { operation, source }
+        Self::Request { operation, source: reason.into() }
+    }
+}
+
+impl ChunkError {
+    /// Nothing where only this object cannot be read, so that work on many goes on without it; else the store's failure.
+    pub(crate) fn only_this_object(self) -> Result<(), StoreError> {
+        match self {
+            Self::Store(StoreError::KeyLost { .. }) => Ok(()),
+            Self::Store(error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// The same failure for another of those who waited for one request.
     pub(crate) fn shared(&self) -> Self {
         match self {
-            Self::UnknownChunk { seq_hash, object_digest } => {
-                Self::UnknownChunk { seq_hash: *seq_hash, object_digest: *object_digest }
+            Self::Unknown { seq_hash, object_digest } => {
+                Self::Unknown { seq_hash: *seq_hash, object_digest: *object_digest }
             }
             Self::Corrupt { seq_hash, object_digest, reason } => {
                 Self::Corrupt { seq_hash: *seq_hash, object_digest: *object_digest, reason: reason.clone() }
             }
-            Self::KeyLost { reason } => Self::KeyLost { reason: reason.clone() },
-            other => Self::own("reading an object", &other.to_string()),
+            Self::Store(StoreError::KeyLost { reason }) => {
+                StoreError::KeyLost { reason: reason.clone() }.into()
+            }
+            other => StoreError::own("reading an object", &other.to_string()).into(),
         }
     }
+}
 
-    /// The code on the wire.
-    pub fn code(&self) -> ErrorCode {
-        match self {
-            Self::Store { .. } | Self::Spool(_) => ErrorCode::StoreUnavailable,
-            Self::Body { .. } => ErrorCode::BadRequest,
-            Self::TooLarge { .. } => ErrorCode::BodyTooLarge,
-            Self::Full { .. } => ErrorCode::StorageQuota,
-            Self::UnknownModel { .. } => ErrorCode::UnknownModel,
-            Self::UnknownProfile { .. } => ErrorCode::UnknownProfile,
-            Self::UnknownChunk { .. } => ErrorCode::UnknownChunk,
-            Self::UnknownUpload { .. } => ErrorCode::UnknownUpload,
-            Self::UploadMismatch { .. } => ErrorCode::UploadMismatch,
-            Self::DirectUnavailable { .. } => ErrorCode::DirectUnavailable,
-            Self::UnknownContext { .. } => ErrorCode::UnknownContext,
-            Self::InvalidContext { .. } => ErrorCode::InvalidContext,
-            Self::ContextConflict { .. } => ErrorCode::ContextConflict,
-            Self::UnknownLevel { .. } => ErrorCode::UnknownLevel,
-            Self::Range { .. } => ErrorCode::RangeNotSatisfiable,
-            Self::InvalidSpec(_) => ErrorCode::InvalidModelSpec,
-            Self::InvalidChunk(_) => ErrorCode::InvalidChunk,
-            Self::ChunkMismatch { .. } => ErrorCode::ChunkMismatch,
-            Self::ProfileMismatch { .. } => ErrorCode::InvalidProfile,
-            Self::Corrupt { .. } => ErrorCode::CorruptChunk,
-            Self::KeyLost { .. } => ErrorCode::KeyLost,
-            Self::Damaged { .. } | Self::Task(_) => ErrorCode::Internal,
-        }
+impl ChunkMismatch {
+    /// Compares the model and the chunk that an object's header names with those of its path.
+    pub(crate) fn check(
+        header: &kvasir_container::ChunkHeader,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Result<(), Self> {
+        let same = |field, found: String, expected: String| {
+            if found == expected { Ok(()) } else { Err(Self { field, found, expected }) }
+        };
+        same("model_id", header.model_id.to_string(), model_id.to_string())?;
+        same("seq_hash", header.seq_hash.to_string(), seq_hash.to_string())
     }
 }

@@ -17,7 +17,7 @@ pub mod limits;
 mod lookup;
 pub mod memory;
 pub mod observe;
-pub mod presign;
+mod presign;
 mod read;
 mod removal;
 pub mod seal;
@@ -33,7 +33,10 @@ pub use changes::{
     ledger::{Reservation, Stored, StoredQuota},
 };
 pub use contexts::Contexts;
-pub use error::StorageError;
+pub use error::{
+    CatalogError, ChunkError, ChunkMismatch, ContextError, DirectUnavailable, PutError, QuotaError,
+    StoreError, UploadError, UrlError,
+};
 pub use ingest::{DirectUploads, Ingest, PutChunk};
 pub use kvasir_container::FORMAT_VERSION;
 pub use lifecycle::{Lifecycle, RebuildProgress, ScrubReport, SealReport, gc};

@@ -15,8 +15,8 @@ use kvasir_types::{
 use tokio::time::Instant;
 
 use crate::{
-    StorageError,
     catalog::Catalog,
+    error::{CatalogError, ChunkError, StoreError},
     hot::RequestHint,
     index::{IndexEntry, MatchedChunk, Scope, Search, Walk},
     layout::ChunkKey,
@@ -143,9 +143,9 @@ impl Lookups {
     /// The longest usable prefix of what is looked up.
     ///
     /// # Errors
-    /// [`StorageError::UnknownModel`]; [`Store`](StorageError::Store) when the store cannot be asked and the index
+    /// [`CatalogError::UnknownModel`]; [`Store`](CatalogError::Store) when the store cannot be asked and the index
     /// knows nothing.
-    pub(crate) async fn lookup(&self, lookup: &Lookup) -> Result<LookupResponse, StorageError> {
+    pub(crate) async fn lookup(&self, lookup: &Lookup) -> Result<LookupResponse, CatalogError> {
         let Lookup { tenant, namespace, model_id, query, fresh, hint } = lookup;
         let (newest, earlier) = self.catalog.roots(tenant, namespace, model_id).await?;
         let reuse = self.catalog.model(tenant, model_id).await?.reuse;
@@ -180,7 +180,7 @@ impl Lookups {
         newest: RootHash,
         earlier: &[RootHash],
         query: &'a Query,
-    ) -> Result<RootMatch<'a>, StorageError> {
+    ) -> Result<RootMatch<'a>, StoreError> {
         let mut best = self.look(lookup, newest, query).await?;
         // Until they expire, earlier salts of the namespace are as good where the newest one does not lead as far.
         for root in earlier {
@@ -223,7 +223,7 @@ impl Lookups {
         lookup: LookupScope<'_>,
         root: RootHash,
         query: &'a Query,
-    ) -> Result<RootMatch<'a>, StorageError> {
+    ) -> Result<RootMatch<'a>, StoreError> {
         let index = self.reads.index().index();
         let mut emptied = index.emptied();
         let mut found = self.look_once(lookup, root, query).await?;
@@ -243,7 +243,7 @@ impl Lookups {
         lookup: LookupScope<'_>,
         root: RootHash,
         query: &'a Query,
-    ) -> Result<RootMatch<'a>, StorageError> {
+    ) -> Result<RootMatch<'a>, StoreError> {
         let blocks = match query {
             Query::Chunks(chunks) => {
                 let walk = self.walk_chunks(lookup, &root.first_parent(), chunks).await?;
@@ -263,7 +263,7 @@ impl Lookups {
         lookup: LookupScope<'_>,
         root: &[u8; 32],
         blocks: &[SeqHash],
-    ) -> Result<Walk, StorageError> {
+    ) -> Result<Walk, StoreError> {
         let mut asked = Asked::default();
         let (mut round, mut search) = (0, Search::Fast);
         loop {
@@ -293,7 +293,7 @@ impl Lookups {
         lookup: LookupScope<'_>,
         root: &[u8; 32],
         chunks: &[SeqHash],
-    ) -> Result<Walk, StorageError> {
+    ) -> Result<Walk, StoreError> {
         let mut asked = Asked::default();
         for round in 0.. {
             let rows = self.reads.index().walk_chunks(lookup.scope, root, chunks);
@@ -324,7 +324,7 @@ impl Lookups {
         from: usize,
         round: usize,
         asked: &mut Asked,
-    ) -> Result<usize, StorageError> {
+    ) -> Result<usize, StoreError> {
         let chunks = limits::PROBE_ROUNDS[round.min(limits::PROBE_ROUNDS.len() - 1)];
         let stride = (self.probes.chunk_tokens / BLOCK_TOKENS).max(1);
         let likely = ends(from, blocks.len(), stride, chunks);
@@ -343,7 +343,7 @@ impl Lookups {
         blocks: &[SeqHash],
         ends: &[usize],
         asked: &mut Asked,
-    ) -> Result<usize, StorageError> {
+    ) -> Result<usize, StoreError> {
         let index = self.reads.index();
         let wanted = ends.iter().filter_map(|&end| {
             let seq_hash = *blocks.get(end.checked_sub(1)?)?;
@@ -369,19 +369,17 @@ impl Lookups {
         &self,
         lookup: LookupScope<'_>,
         seq_hash: SeqHash,
-    ) -> Result<Vec<ObjectDigest>, StorageError> {
+    ) -> Result<Vec<ObjectDigest>, StoreError> {
         let (removals, asked) = (self.reads.index().removals(), Instant::now());
         let keys = self.reads.offered_objects(lookup.tenant, lookup.model_id, &seq_hash).await?;
         let (mut found, mut lost_key) = (Vec::new(), None);
         for key in &keys {
             match self.fill_one(lookup, key, removals).await {
                 Ok(()) => found.push(key.object_digest),
-                Err(StorageError::UnknownChunk { .. }) => {}
-                Err(error @ StorageError::Corrupt { .. }) => {
-                    tracing::warn!(%error, "an object is skipped");
-                }
-                Err(error @ StorageError::KeyLost { .. }) => lost_key = Some(error),
-                Err(error) => return Err(error),
+                Err(ChunkError::Store(error @ StoreError::KeyLost { .. })) => lost_key = Some(error),
+                Err(ChunkError::Store(error)) => return Err(error),
+                Err(ChunkError::Unknown { .. }) => {}
+                Err(error) => tracing::warn!(%error, "an object is skipped"),
             }
         }
         if let Some(error) = lost_key.filter(|_| found.is_empty()) {
@@ -398,7 +396,7 @@ impl Lookups {
         lookup: LookupScope<'_>,
         key: &ChunkKey,
         removals: u64,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), ChunkError> {
         let index = self.reads.index();
         let known = index.entry(lookup.scope, key.object_digest);
         let entry = match known.filter(|entry| entry.row.seq_hash == key.seq_hash) {

@@ -6,10 +6,10 @@ use kvasir_api::{ExplainRequest, ExplainResponse, LookupResponse};
 use kvasir_types::Name;
 
 use crate::{
-    StorageError,
     catalog::Catalog,
     changes::Changes,
     contexts::Contexts,
+    error::CatalogError,
     explain::Explain,
     hot::{HotCache, HotTier},
     index::{Index, PrefixIndex},
@@ -193,21 +193,21 @@ impl Storage {
     /// The longest usable prefix of what is looked up.
     ///
     /// # Errors
-    /// [`StorageError::UnknownModel`]; [`Store`](StorageError::Store) when the store cannot be asked and the index
+    /// [`CatalogError::UnknownModel`]; [`Store`](CatalogError::Store) when the store cannot be asked and the index
     /// knows nothing.
-    pub async fn lookup(&self, lookup: &Lookup) -> Result<LookupResponse, StorageError> {
+    pub async fn lookup(&self, lookup: &Lookup) -> Result<LookupResponse, CatalogError> {
         self.lookups.lookup(lookup).await
     }
 
     /// Explains a lookup of tokens, to the tenant itself and about nothing but its own.
     ///
     /// # Errors
-    /// [`StorageError::InvalidSpec`] for a spec that cannot be; [`Store`](StorageError::Store).
+    /// [`CatalogError::InvalidSpec`] for a spec that cannot be; [`Store`](CatalogError::Store).
     pub async fn explain(
         &self,
         tenant: &Name,
         request: &ExplainRequest,
-    ) -> Result<ExplainResponse, StorageError> {
+    ) -> Result<ExplainResponse, CatalogError> {
         self.explain.explain(tenant, request).await
     }
 

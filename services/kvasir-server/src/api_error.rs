@@ -6,7 +6,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use kvasir_api::{ErrorCode, MEDIA_PROBLEM, Problem};
-use kvasir_storage::StorageError;
+use kvasir_storage::{
+    CatalogError, ChunkError, ContextError, PutError, QuotaError, StoreError, UploadError, UrlError,
+};
 
 use crate::limits;
 
@@ -24,13 +26,31 @@ impl From<Problem> for ApiError {
     }
 }
 
-impl From<StorageError> for ApiError {
-    fn from(error: StorageError) -> Self {
-        let code = error.code();
+/// A failure of storage as a problem.
+macro_rules! from_storage {
+    ($($error:ident),*) => {
+        $(impl From<$error> for ApiError {
+            fn from(error: $error) -> Self {
+                Self::of_storage(error.code(), &error)
+            }
+        })*
+    };
+}
+
+from_storage!(CatalogError, ContextError, PutError, QuotaError, StoreError, UploadError, UrlError);
+
+impl From<ChunkError> for ApiError {
+    fn from(error: ChunkError) -> Self {
         let object_bytes = match error {
-            StorageError::Range { object_bytes } => Some(object_bytes),
+            ChunkError::Range { object_bytes } => Some(object_bytes),
             _ => None,
         };
+        Self { object_bytes, ..Self::of_storage(error.code(), &error) }
+    }
+}
+
+impl ApiError {
+    fn of_storage(code: ErrorCode, error: &dyn std::error::Error) -> Self {
         // What went wrong inside is for the log, not for the caller.
         let detail = match code {
             ErrorCode::StoreUnavailable => {
@@ -48,11 +68,9 @@ impl From<StorageError> for ApiError {
             }
             _ => error.to_string(),
         };
-        Self { problem: Problem::new(code, detail), object_bytes }
+        Problem::new(code, detail).into()
     }
-}
 
-impl ApiError {
     pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
         Problem::new(ErrorCode::BadRequest, detail).into()
     }

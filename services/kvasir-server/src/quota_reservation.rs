@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderMap, header};
 use kvasir_api::{ErrorCode, Problem};
-use kvasir_storage::{Reservation, StorageError, Stored};
+use kvasir_storage::{QuotaError, Reservation, Stored};
 use uuid::Uuid;
 
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
@@ -27,7 +27,7 @@ pub(crate) async fn reserve(
         .reserve(&principal.tenant, quota, Stored::one(bytes))
         .await;
     let reserved = reserved.inspect_err(|error| {
-        if let StorageError::Full { limit, .. } = error {
+        if let QuotaError::Full { limit, .. } = error {
             state.metrics().throttled(limit);
         }
     });

@@ -8,27 +8,34 @@ use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash};
 use object_store::GetOptions;
 
 use super::Catalog;
-use crate::{StorageError, index::Scope, layout::Key, limits, store::ObjectRead, transitions::Transition};
+use crate::{
+    error::{CatalogError, StoreError},
+    index::Scope,
+    layout::Key,
+    limits,
+    store::ObjectRead,
+    transitions::Transition,
+};
 
 impl Catalog {
     /// Registers a model. Idempotent.
     ///
     /// # Errors
-    /// [`StorageError::InvalidSpec`], [`Store`](StorageError::Store).
+    /// [`CatalogError::InvalidSpec`], [`Store`](CatalogError::Store).
     pub async fn register_model(
         &self,
         tenant: &Name,
         spec: ModelSpec,
-    ) -> Result<RegisteredModel, StorageError> {
+    ) -> Result<RegisteredModel, CatalogError> {
         spec.validate()?;
         let model_id = spec.model_id();
         let path = self.bucket.path(&Key::Spec { tenant: tenant.clone(), model_id });
         let json = serde_json::to_vec_pretty(&spec)
-            .map_err(|e| StorageError::Damaged { what: "a model spec", reason: e.to_string() })?;
+            .map_err(|e| StoreError::Damaged { what: "a model spec", reason: e.to_string() })?;
         let created = match self.model(tenant, &model_id).await {
             Ok(_) => false,
             // Two spellings of one spec have one id: whichever is there says the same.
-            Err(StorageError::UnknownModel { .. }) => {
+            Err(CatalogError::UnknownModel { .. }) => {
                 self.bucket.create(&path, json.into(), "storing a model spec").await?
             }
             Err(error) => return Err(error),
@@ -43,19 +50,19 @@ impl Catalog {
     /// A registered model.
     ///
     /// # Errors
-    /// [`StorageError::UnknownModel`], [`Store`](StorageError::Store), [`Damaged`](StorageError::Damaged).
-    pub async fn model(&self, tenant: &Name, model_id: &ModelId) -> Result<Arc<ModelSpec>, StorageError> {
+    /// [`CatalogError::UnknownModel`], [`Store`](CatalogError::Store).
+    pub async fn model(&self, tenant: &Name, model_id: &ModelId) -> Result<Arc<ModelSpec>, CatalogError> {
         let key = (tenant.clone(), *model_id);
         if let Some(spec) = self.models.get(&key) {
             return Ok(spec);
         }
         let path = self.bucket.path(&Key::Spec { tenant: tenant.clone(), model_id: *model_id });
         let json = self.bucket.get(&path, "reading a model spec").await?;
-        let json = json.ok_or(StorageError::UnknownModel { model_id: *model_id })?;
-        let damaged = |reason: String| StorageError::Damaged { what: "a model spec", reason };
+        let json = json.ok_or(CatalogError::UnknownModel { model_id: *model_id })?;
+        let damaged = |reason: String| StoreError::Damaged { what: "a model spec", reason };
         let spec: ModelSpec = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
         if spec.model_id() != *model_id {
-            return Err(damaged(format!("it is of {}", spec.model_id())));
+            return Err(damaged(format!("it is of {}", spec.model_id())).into());
         }
         let spec = Arc::new(spec);
         self.models.insert(key, Arc::clone(&spec));
@@ -65,28 +72,28 @@ impl Catalog {
     /// Opens a profile for reading.
     ///
     /// # Errors
-    /// [`StorageError::UnknownProfile`], [`Store`](StorageError::Store).
+    /// [`CatalogError::UnknownProfile`], [`Store`](CatalogError::Store).
     pub async fn read_profile(
         &self,
         tenant: &Name,
         model_id: &ModelId,
         profile_hash: &ProfileHash,
-    ) -> Result<ObjectRead, StorageError> {
+    ) -> Result<ObjectRead, CatalogError> {
         let path = self.profile_path(tenant, model_id, profile_hash);
         let found = self.bucket.open_object(&path, GetOptions::default(), "reading a profile").await?;
-        let unknown = StorageError::UnknownProfile { model_id: *model_id, profile_hash: *profile_hash };
+        let unknown = CatalogError::UnknownProfile { model_id: *model_id, profile_hash: *profile_hash };
         found.map(ObjectRead::whole).ok_or(unknown)
     }
 
     /// A model's profiles, by hash.
     ///
     /// # Errors
-    /// [`StorageError::UnknownModel`], [`Store`](StorageError::Store).
+    /// [`CatalogError::UnknownModel`], [`Store`](CatalogError::Store).
     pub async fn list_profiles(
         &self,
         tenant: &Name,
         model_id: &ModelId,
-    ) -> Result<ProfileList, StorageError> {
+    ) -> Result<ProfileList, CatalogError> {
         self.model(tenant, model_id).await?;
         let prefix = self.bucket.layout().profiles_prefix(tenant, model_id);
         let listed = self.bucket.list(&prefix, "listing profiles").take(limits::PROFILES_LISTED_MAX);
@@ -106,7 +113,7 @@ impl Catalog {
         tenant: &Name,
         model_id: &ModelId,
         profile_hash: &ProfileHash,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), CatalogError> {
         let key = (Scope::new(tenant, model_id), *profile_hash);
         if self.profiles.contains(&key) {
             return Ok(());
@@ -114,7 +121,7 @@ impl Catalog {
         let path = self.profile_path(tenant, model_id, profile_hash);
         if self.bucket.head(&path, "asking for a profile").await?.is_none() {
             let (model_id, profile_hash) = (*model_id, *profile_hash);
-            return Err(StorageError::UnknownProfile { model_id, profile_hash });
+            return Err(CatalogError::UnknownProfile { model_id, profile_hash });
         }
         self.profiles.insert(key, ());
         Ok(())
@@ -131,12 +138,12 @@ impl Catalog {
     }
 
     /// The models of a tenant.
-    pub(crate) async fn list_models(&self, tenant: &Name) -> Result<Vec<ModelId>, StorageError> {
+    pub(crate) async fn list_models(&self, tenant: &Name) -> Result<Vec<ModelId>, StoreError> {
         self.bucket.folders(&self.bucket.layout().models_prefix(tenant), "listing models").await
     }
 
     /// All tenants that have anything in the store.
-    pub(crate) async fn tenants(&self) -> Result<Vec<Name>, StorageError> {
+    pub(crate) async fn tenants(&self) -> Result<Vec<Name>, StoreError> {
         self.bucket.folders(&self.bucket.layout().tenants_prefix(), "listing tenants").await
     }
 

@@ -11,7 +11,12 @@ use kvasir_types::{ModelId, Name, RootHash, SeqHash};
 use object_store::PutPayload;
 
 use super::Catalog;
-use crate::{StorageError, index::Scope, layout::Key, limits};
+use crate::{
+    error::{CatalogError, StoreError},
+    index::Scope,
+    layout::Key,
+    limits,
+};
 
 impl Catalog {
     /// The root of a namespace, which is written down as one that was asked for.
@@ -23,7 +28,7 @@ impl Catalog {
         tenant: &Name,
         namespace: &Name,
         model_id: &ModelId,
-    ) -> Result<RootHash, StorageError> {
+    ) -> Result<RootHash, CatalogError> {
         let root = self.root(tenant, namespace, model_id).await?;
         let known = (tenant.clone(), namespace.clone());
         if self.registered.contains(&known) {
@@ -39,8 +44,8 @@ impl Catalog {
     /// The namespaces that a tenant asked for, in order; the first [`limits::NAMESPACES_LISTED_MAX`].
     ///
     /// # Errors
-    /// [`StorageError::Store`].
-    pub async fn list_namespaces(&self, tenant: &Name) -> Result<Vec<Name>, StorageError> {
+    /// [`StoreError::Request`].
+    pub async fn list_namespaces(&self, tenant: &Name) -> Result<Vec<Name>, StoreError> {
         let prefix = self.bucket.layout().namespaces_prefix(tenant);
         let listed = self.bucket.list(&prefix, "listing namespaces").take(limits::NAMESPACES_LISTED_MAX);
         let names = listed.try_filter_map(|(key, _)| {

@@ -15,7 +15,11 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Catalog, Salt};
-use crate::{StorageError, layout::Key, limits};
+use crate::{
+    error::{CatalogError, StoreError},
+    layout::Key,
+    limits,
+};
 
 /// Salt, seconds that those before are kept, and a hash of both and of whose they are.
 const RECORD_BYTES: usize = limits::SALT_BYTES + 8 + 32;
@@ -112,7 +116,7 @@ impl Catalog {
         namespace: &Name,
         model_id: &ModelId,
         retention: Duration,
-    ) -> Result<RootHash, StorageError> {
+    ) -> Result<RootHash, CatalogError> {
         self.open_namespace(tenant, namespace, model_id).await?;
         let retention = retention.min(Duration::from_secs(NamespaceRotation::KEEP_S_MAX));
         let before = self.load_salt_rotations(tenant, namespace).await?;
@@ -131,7 +135,7 @@ impl Catalog {
         self: &Arc<Self>,
         tenant: &Name,
         namespace: &Name,
-    ) -> Result<SaltRotations, StorageError> {
+    ) -> Result<SaltRotations, StoreError> {
         let key = self.rotations_key(tenant, namespace);
         let Some(CachedRotations { since, rotations: known }) = self.salt_rotations.get(&key) else {
             return self.load_salt_rotations(tenant, namespace).await;
@@ -159,7 +163,7 @@ impl Catalog {
         &self,
         tenant: &Name,
         namespace: &Name,
-    ) -> Result<SaltRotations, StorageError> {
+    ) -> Result<SaltRotations, StoreError> {
         let key = self.rotations_key(tenant, namespace);
         let known = self.salt_rotations.get(&key).map(|cached| cached.rotations.all).unwrap_or_default();
         let prefix = self.bucket.layout().salt_rotations_prefix(tenant, namespace);
@@ -195,7 +199,7 @@ impl Catalog {
         namespace: &Name,
         id: Uuid,
         path: &Path,
-    ) -> Result<Option<SaltRotation>, StorageError> {
+    ) -> Result<Option<SaltRotation>, StoreError> {
         // Once wrong may be the way here, twice is the store.
         for _ in 0..limits::SALT_READS {
             let read = self.bucket.get(path, "reading a salt").await?;
@@ -206,7 +210,7 @@ impl Catalog {
             }
         }
         let reason = "its bytes do not match their checksum".to_owned();
-        Err(StorageError::Damaged { what: "a namespace's salt", reason })
+        Err(StoreError::Damaged { what: "a namespace's salt", reason })
     }
 }
 

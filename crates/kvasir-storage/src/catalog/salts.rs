@@ -9,7 +9,14 @@ use object_store::{PutPayload, path::Path};
 use uuid::Uuid;
 
 use super::Catalog;
-use crate::{StorageError, index::Scope, layout::Key, limits, store::once, transitions::Transition};
+use crate::{
+    error::{CatalogError, StoreError},
+    index::Scope,
+    layout::Key,
+    limits,
+    store::once,
+    transitions::Transition,
+};
 
 pub(crate) type Salt = [u8; limits::SALT_BYTES];
 
@@ -17,13 +24,13 @@ impl Catalog {
     /// The root of a namespace under a registered model; the namespace comes into being by being asked for.
     ///
     /// # Errors
-    /// [`StorageError::UnknownModel`], [`Store`](StorageError::Store), [`Damaged`](StorageError::Damaged).
+    /// [`CatalogError::UnknownModel`], [`Store`](CatalogError::Store).
     pub async fn root(
         self: &Arc<Self>,
         tenant: &Name,
         namespace: &Name,
         model_id: &ModelId,
-    ) -> Result<RootHash, StorageError> {
+    ) -> Result<RootHash, CatalogError> {
         Ok(self.roots(tenant, namespace, model_id).await?.0)
     }
 
@@ -34,7 +41,7 @@ impl Catalog {
         tenant: &Name,
         namespace: &Name,
         model_id: &ModelId,
-    ) -> Result<(RootHash, Vec<RootHash>), StorageError> {
+    ) -> Result<(RootHash, Vec<RootHash>), CatalogError> {
         self.model(tenant, model_id).await?;
         let rotations = self.salt_rotations(tenant, namespace).await?;
         let mut salts = rotations.live();
@@ -51,7 +58,7 @@ impl Catalog {
         Ok((newest, roots.collect()))
     }
 
-    pub(crate) async fn salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
+    pub(crate) async fn salt(&self, tenant: &Name) -> Result<Salt, StoreError> {
         let known = (tenant.clone(), self.bucket.seals(tenant));
         if let Some(salt) = self.salts.get(&known) {
             return Ok(salt);
@@ -65,7 +72,7 @@ impl Catalog {
     }
 
     /// Writes a salt, unless another replica was first, and gives the one that is there then.
-    async fn first_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
+    async fn first_salt(&self, tenant: &Name) -> Result<Salt, StoreError> {
         if !self.bucket.abilities().conditional_create {
             return self.agreed_salt(tenant).await;
         }
@@ -81,14 +88,14 @@ impl Catalog {
     /// Agrees with other first writers where a create is no decision. Each proposes a salt under a name of its own,
     /// written once; everyone waits until proposals of the same moment are there, and takes the one that the store
     /// dates first. A proposal that comes late, however late, is dated late, so all take the same.
-    async fn agreed_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
+    async fn agreed_salt(&self, tenant: &Name) -> Result<Salt, StoreError> {
         if self.first_proposal(tenant).await?.is_none() {
             let salt: Salt = rand::random();
             let path = self.bucket.path(&Key::SaltProposal { tenant: tenant.clone(), id: Uuid::new_v4() });
             let record = PutPayload::from(salt_record(tenant, &salt));
             let proposal = self.bucket.objects().put_opts(&path, record, once());
             // Not made again where its outcome is unknown: that would date it anew.
-            proposal.await.map_err(StorageError::store("proposing a salt"))?;
+            proposal.await.map_err(StoreError::request("proposing a salt"))?;
             self.bucket.reached(Transition::SaltProposed);
         }
         tokio::time::sleep(limits::FIRST_WRITER_SETTLE).await;
@@ -96,7 +103,7 @@ impl Catalog {
             return Ok(salt);
         }
         let gone =
-            || StorageError::Damaged { what: "a tenant's salt", reason: "its proposals vanished".to_owned() };
+            || StoreError::Damaged { what: "a tenant's salt", reason: "its proposals vanished".to_owned() };
         let first = self.first_proposal(tenant).await?.ok_or_else(gone)?;
         let salt = self.salt_at(tenant, &first).await?.ok_or_else(gone)?;
         let path = self.bucket.path(&Key::Salt { tenant: tenant.clone() });
@@ -106,23 +113,23 @@ impl Catalog {
     }
 
     /// The proposal that the store dates first; of those of one instant, the first by name.
-    async fn first_proposal(&self, tenant: &Name) -> Result<Option<Path>, StorageError> {
+    async fn first_proposal(&self, tenant: &Name) -> Result<Option<Path>, StoreError> {
         let listed = self.bucket.list(&self.bucket.layout().salts_prefix(tenant), "listing salts");
         let listed: Vec<_> = listed.try_collect().await?;
         let proposals = listed.into_iter().filter(|(key, _)| matches!(key, Key::SaltProposal { .. }));
         Ok(proposals.map(|(_, meta)| (meta.last_modified, meta.location)).min().map(|(_, path)| path))
     }
 
-    async fn written_salt(&self, tenant: &Name) -> Result<Salt, StorageError> {
-        let gone = StorageError::Damaged { what: "a tenant's salt", reason: "it vanished".to_owned() };
+    async fn written_salt(&self, tenant: &Name) -> Result<Salt, StoreError> {
+        let gone = StoreError::Damaged { what: "a tenant's salt", reason: "it vanished".to_owned() };
         self.read_salt(tenant).await?.ok_or(gone)
     }
 
-    async fn read_salt(&self, tenant: &Name) -> Result<Option<Salt>, StorageError> {
+    async fn read_salt(&self, tenant: &Name) -> Result<Option<Salt>, StoreError> {
         self.salt_at(tenant, &self.bucket.path(&Key::Salt { tenant: tenant.clone() })).await
     }
 
-    async fn salt_at(&self, tenant: &Name, path: &Path) -> Result<Option<Salt>, StorageError> {
+    async fn salt_at(&self, tenant: &Name, path: &Path) -> Result<Option<Salt>, StoreError> {
         let mut reason = String::new();
         // Once wrong may be the way here, twice is the store.
         for _ in 0..limits::SALT_READS {
@@ -132,7 +139,7 @@ impl Catalog {
                 None => reason = format!("its {} bytes do not match their checksum", bytes.len()),
             }
         }
-        Err(StorageError::Damaged { what: "a tenant's salt", reason })
+        Err(StoreError::Damaged { what: "a tenant's salt", reason })
     }
 }
 

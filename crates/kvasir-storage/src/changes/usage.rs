@@ -10,7 +10,10 @@ use super::{
     journal::JournalEntry,
     ledger::{Count, Full, Reservation, Stored, StoredQuota},
 };
-use crate::{StorageError, layout::Key};
+use crate::{
+    error::{QuotaError, StoreError},
+    layout::Key,
+};
 
 /// Tells a version of a context from everything else in a count.
 pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {
@@ -22,14 +25,14 @@ impl Changes {
     /// Reserves storage for a write of `wanted` until the reservation is dropped.
     ///
     /// # Errors
-    /// [`StorageError::Full`] where `quota` has none; [`Store`](StorageError::Store) where nobody has counted yet and
+    /// [`QuotaError::Full`] where `quota` has none; [`Store`](QuotaError::Store) where nobody has counted yet and
     /// the store does not list.
     pub async fn reserve(
         &self,
         tenant: &Name,
         quota: StoredQuota,
         wanted: Stored,
-    ) -> Result<Reservation, StorageError> {
+    ) -> Result<Reservation, QuotaError> {
         if !self.ledger.is_counted(tenant) {
             let reach = self.journal.reach();
             let usage = self.usage(tenant).await?;
@@ -43,7 +46,7 @@ impl Changes {
             };
             self.ledger.take_count(tenant, counted, &reach);
         }
-        let full = |Full { limit, max, used }| StorageError::Full { limit, max, used };
+        let full = |Full { limit, max, used }| QuotaError::Full { limit, max, used };
         self.ledger.reserve(tenant, quota, wanted).map_err(full)
     }
 
@@ -70,8 +73,8 @@ impl Changes {
     /// Counts everything of a tenant: one listing, a request for every thousand objects.
     ///
     /// # Errors
-    /// [`StorageError::Store`].
-    pub async fn usage(&self, tenant: &Name) -> Result<UsageResponse, StorageError> {
+    /// [`StoreError::Request`].
+    pub async fn usage(&self, tenant: &Name) -> Result<UsageResponse, StoreError> {
         let mut usage = UsageResponse {
             objects: 0,
             bytes: 0,

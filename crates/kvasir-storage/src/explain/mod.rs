@@ -12,8 +12,8 @@ use object_store::ObjectMeta;
 use serde_json::Value;
 
 use crate::{
-    StorageError,
     catalog::Catalog,
+    error::{CatalogError, StoreError},
     index::{Scope, Search},
     ingest::Ingest,
     layout::{ChunkKey, Key},
@@ -59,18 +59,18 @@ impl Explain {
     /// Explains a lookup of tokens, to the tenant itself and about nothing but its own.
     ///
     /// # Errors
-    /// [`StorageError::InvalidSpec`] for a spec that cannot be; [`Store`](StorageError::Store).
+    /// [`CatalogError::InvalidSpec`] for a spec that cannot be; [`Store`](CatalogError::Store).
     pub(crate) async fn explain(
         &self,
         tenant: &Name,
         request: &ExplainRequest,
-    ) -> Result<ExplainResponse, StorageError> {
+    ) -> Result<ExplainResponse, CatalogError> {
         if let Some(spec) = &request.spec {
             spec.validate()?;
         }
         let spec = match self.catalog.model(tenant, &request.model_id).await {
             Ok(spec) => Some(ModelSpec::clone(&spec)),
-            Err(StorageError::UnknownModel { .. }) => request.spec.clone(),
+            Err(CatalogError::UnknownModel { .. }) => request.spec.clone(),
             Err(error) => return Err(error),
         };
         let found = self.found(tenant, &request.namespace, &request.model_id, &request.tokens).await?;
@@ -102,10 +102,10 @@ impl Explain {
         namespace: &Name,
         model_id: &ModelId,
         tokens: &[u32],
-    ) -> Result<LookupResponse, StorageError> {
+    ) -> Result<LookupResponse, CatalogError> {
         let query = Query::Tokens(tokens.to_vec());
         match self.lookups.lookup(&Lookup::new(tenant, namespace, model_id, query).fresh(true)).await {
-            Err(StorageError::UnknownModel { .. }) => {
+            Err(CatalogError::UnknownModel { .. }) => {
                 Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() })
             }
             answer => answer,
@@ -117,12 +117,12 @@ impl Explain {
         &self,
         question: &Question<'_>,
         causes: &mut Vec<Cause>,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), CatalogError> {
         let Question { tenant, request, .. } = question;
         let model_id = &request.model_id;
         let spec = match self.catalog.model(tenant, model_id).await {
             Ok(spec) => spec,
-            Err(StorageError::UnknownModel { .. }) => return Ok(()),
+            Err(CatalogError::UnknownModel { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
         let (newest, earlier) = self.catalog.roots(tenant, &request.namespace, model_id).await?;
@@ -141,7 +141,7 @@ impl Explain {
         spec: &ModelSpec,
         question: &Question<'_>,
         causes: &mut Vec<Cause>,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), CatalogError> {
         let Question { tenant, request, matched } = question;
         let model_id = &request.model_id;
         let chain = TokenChain::new(root, &request.tokens);
@@ -206,7 +206,7 @@ impl Explain {
         tenant: &Name,
         model_id: &ModelId,
         missing: &HashSet<SeqHash>,
-    ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StorageError> {
+    ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StoreError> {
         let prefix = self.bucket.layout().model_tombstones_prefix(tenant, model_id);
         let mut listing = self.bucket.list(&prefix, "listing tombstones").take(limits::TRACES_LISTED_MAX);
         let mut found = Vec::new();
@@ -226,7 +226,7 @@ impl Explain {
         tenant: &Name,
         model_id: &ModelId,
         missing: &HashSet<SeqHash>,
-    ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StorageError> {
+    ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StoreError> {
         let prefix = self.bucket.layout().uploads_prefix(tenant);
         let mut listing = self.bucket.list(&prefix, "listing uploads").take(limits::TRACES_LISTED_MAX);
         let mut found = Vec::new();
@@ -245,7 +245,7 @@ impl Explain {
         &self,
         question: &Question<'_>,
         causes: &mut Vec<Cause>,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), CatalogError> {
         let Question { tenant, request, matched } = question;
         let others = self.catalog.list_namespaces(tenant).await?;
         let others = others.into_iter().filter(|name| *name != request.namespace);
@@ -269,7 +269,7 @@ impl Explain {
         question: &Question<'_>,
         spec: Option<&ModelSpec>,
         causes: &mut Vec<Cause>,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), CatalogError> {
         let Question { tenant, request, matched } = question;
         let models = self.catalog.list_models(tenant).await?;
         for model_id in models.into_iter().take(limits::MODELS_COMPARED_MAX) {

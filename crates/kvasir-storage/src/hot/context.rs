@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::{future::BoxFuture, stream::BoxStream};
 use kvasir_eviction::{ClassId, Moment};
 
-use crate::StorageError;
+use crate::error::ChunkError;
 
 use super::frames::FrameKey;
 
@@ -14,8 +14,7 @@ use super::frames::FrameKey;
 pub type RangeReader = Arc<
     dyn Fn(
             Range<u64>,
-        )
-            -> BoxFuture<'static, Result<BoxStream<'static, Result<Bytes, StorageError>>, StorageError>>
+        ) -> BoxFuture<'static, Result<BoxStream<'static, Result<Bytes, ChunkError>>, ChunkError>>
         + Send
         + Sync,
 >;

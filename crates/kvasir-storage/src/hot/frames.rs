@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvasir_container::{ChunkHeader, Head};
 use kvasir_types::{Level, Name, ObjectDigest, SeqHash};
 
-use crate::{StorageError, index::Scope, layout::ChunkKey, limits};
+use crate::{error::ChunkError, index::Scope, layout::ChunkKey, limits};
 
 /// Bytes of an object's id that name its chunk; the others name the object.
 const CHUNK_ID_BYTES: usize = 6;
@@ -188,8 +188,8 @@ impl HotObject {
     }
 
     /// The error for bytes of it that are not what its head promises.
-    pub(super) fn corrupt(&self, frame: u32) -> StorageError {
-        StorageError::Corrupt {
+    pub(super) fn corrupt(&self, frame: u32) -> ChunkError {
+        ChunkError::Corrupt {
             seq_hash: self.key.seq_hash,
             object_digest: self.key.object_digest,
             reason: format!("bytes {:?} do not have the checksums of its directory", self.range(frame)),

@@ -9,7 +9,7 @@ use futures::{
 };
 use kvasir_types::Medium;
 
-use crate::StorageError;
+use crate::error::{ChunkError, StoreError};
 
 use super::{
     context::{HotContext, RangeReader},
@@ -39,7 +39,7 @@ struct ObjectReading {
     /// Frames that are on their way on this reader's account, in order.
     pending: VecDeque<(u32, FrameReceiver)>,
     /// Bytes that the store sends and nobody keeps, because there is no memory for their frames.
-    bypass: Option<BoxStream<'static, Result<Bytes, StorageError>>>,
+    bypass: Option<BoxStream<'static, Result<Bytes, ChunkError>>>,
 }
 
 impl HotTier {
@@ -51,7 +51,7 @@ impl HotTier {
         range: Range<u64>,
         context: HotContext,
         source: RangeReader,
-    ) -> BoxStream<'static, Result<Bytes, StorageError>> {
+    ) -> BoxStream<'static, Result<Bytes, ChunkError>> {
         stream(self, object, range, context, source, true)
     }
 
@@ -76,7 +76,7 @@ fn stream(
     context: HotContext,
     source: RangeReader,
     used: bool,
-) -> BoxStream<'static, Result<Bytes, StorageError>> {
+) -> BoxStream<'static, Result<Bytes, ChunkError>> {
     let at = context.at.unwrap_or_else(|| tier.now());
     let reading = ObjectReading {
         tier: Arc::clone(tier),
@@ -99,7 +99,7 @@ fn stream(
 
 impl ObjectReading {
     /// The next bytes; `None` at the end.
-    async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
+    async fn next(&mut self) -> Result<Option<Bytes>, ChunkError> {
         loop {
             if let Some(bypass) = &mut self.bypass {
                 match bypass.try_next().await? {
@@ -114,7 +114,7 @@ impl ObjectReading {
             let Some(frame) = self.frames.next() else { return Ok(None) };
             let read = match self.frame(frame).await {
                 // Read once more before it is called corrupt: the store, or what is between, may have erred.
-                Err(error) if matches!(*error, StorageError::Corrupt { .. }) => {
+                Err(error) if matches!(*error, ChunkError::Corrupt { .. }) => {
                     self.pending.clear();
                     self.frame(frame).await
                 }
@@ -144,7 +144,7 @@ impl ObjectReading {
         self.range.start.max(range.start)..self.range.end.min(range.end)
     }
 
-    async fn frame(&mut self, frame: u32) -> Result<FrameRead, Arc<StorageError>> {
+    async fn frame(&mut self, frame: u32) -> Result<FrameRead, Arc<ChunkError>> {
         let (tier, context, used) = (Arc::clone(&self.tier), self.context, self.used);
         let last = self.frames.end.saturating_sub(1);
         let (result, joined) = match self.pending.pop_front().filter(|(next, _)| *next == frame) {
@@ -157,10 +157,9 @@ impl ObjectReading {
                     FrameLocation::Started(receivers) => {
                         self.pending = receivers.into();
                         let Some((_, receiver)) = self.pending.pop_front() else {
-                            return Err(Arc::new(StorageError::own(
-                                "reading an object",
-                                "no fetch was started",
-                            )));
+                            return Err(Arc::new(
+                                StoreError::own("reading an object", "no fetch was started").into(),
+                            ));
                         };
                         (received(receiver).await, false)
                     }

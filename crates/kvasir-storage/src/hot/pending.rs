@@ -6,10 +6,13 @@ use bytes::Bytes;
 use futures::{FutureExt, channel::oneshot, future::Shared};
 use kvasir_types::Medium;
 
-use crate::{StorageError, memory::Lease};
+use crate::{
+    error::{ChunkError, StoreError},
+    memory::Lease,
+};
 
 /// The outcome of a frame's fetch: its bytes and the medium they came from, or the error.
-pub(super) type FrameResult = Result<(Bytes, Medium), Arc<StorageError>>;
+pub(super) type FrameResult = Result<(Bytes, Medium), Arc<ChunkError>>;
 
 /// Receives a frame's result; cancelled when its fetch was dropped. Receivers are woken in a fixed order, where a watch
 /// would choose at random: simulations rely on it.
@@ -34,6 +37,7 @@ pub(super) fn frame_channel() -> (oneshot::Sender<FrameResult>, FrameReceiver) {
 
 /// Waits for a frame's result.
 pub(super) async fn received(receiver: FrameReceiver) -> FrameResult {
-    let dropped = |_| Err(Arc::new(StorageError::own("reading an object", "the task that read it ended")));
+    let dropped =
+        |_| Err(Arc::new(StoreError::own("reading an object", "the task that read it ended").into()));
     receiver.await.unwrap_or_else(dropped)
 }

@@ -6,7 +6,11 @@ use bytes::Bytes;
 use futures::StreamExt;
 use kvasir_types::Medium;
 
-use crate::{StorageError, blocking::blocking, memory::Region};
+use crate::{
+    blocking::blocking,
+    error::{ChunkError, StoreError},
+    memory::Region,
+};
 
 use super::{
     context::{HotContext, RangeReader},
@@ -78,7 +82,7 @@ impl SharedFetch {
         }
     }
 
-    async fn try_fetch_from_store(&mut self, source: RangeReader) -> Result<(), StorageError> {
+    async fn try_fetch_from_store(&mut self, source: RangeReader) -> Result<(), ChunkError> {
         let (Some(last), Some(first)) = (self.pending.first(), self.pending.last()) else { return Ok(()) };
         let range = self.object.range(first.frame).start..self.object.range(last.frame).end;
         let mut parts = source(range).await?;
@@ -109,7 +113,7 @@ impl SharedFetch {
         if self.pending.is_empty() {
             Ok(())
         } else {
-            Err(StorageError::own("reading an object", "the store's answer ended early"))
+            Err(StoreError::own("reading an object", "the store's answer ended early").into())
         }
     }
 }

@@ -9,9 +9,9 @@ use kvasir_container::{ChunkHeader, Head, ObjectVerifier};
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 use tokio::sync::oneshot;
 
-use super::{Ingest, limited, spool::Spool};
+use super::{Ingest, limited, sent, spool::Spool};
 use crate::{
-    StorageError,
+    error::{ChunkMismatch, PutError, StoreError},
     hot::RequestHint,
     index::{IndexEntry, IndexRow, Scope},
     layout::{ChunkKey, Key},
@@ -48,6 +48,9 @@ impl PutChunk {
     }
 }
 
+/// A verified body: its head, the digest of all its bytes, and the bytes.
+pub(super) type Received = (Head, ObjectDigest, Spool);
+
 /// A verified body on its way to a name.
 struct Upload {
     put: PutChunk,
@@ -67,7 +70,7 @@ impl Upload {
 
     /// Finds an object name without a tombstone. While the name has one, the object is reissued under the next incarnation
     /// number in its header, which gives it another digest and so another name.
-    async fn avoid(&mut self, removed: &HashSet<ObjectDigest>) -> Result<(), StorageError> {
+    async fn avoid(&mut self, removed: &HashSet<ObjectDigest>) -> Result<(), PutError> {
         while removed.contains(&self.entry.row.object_digest) && self.incarnation < u16::MAX {
             self.incarnation += 1;
             let object_digest = self.spool.reissue(self.incarnation).await?;
@@ -87,19 +90,28 @@ impl Ingest {
     /// Runs on when the caller goes away after its last byte: an upload is finished or aborted, not left.
     ///
     /// # Errors
-    /// [`StorageError::InvalidChunk`], [`ChunkMismatch`](StorageError::ChunkMismatch),
-    /// [`TooLarge`](StorageError::TooLarge), [`UnknownModel`](StorageError::UnknownModel),
-    /// [`UnknownProfile`](StorageError::UnknownProfile), [`Body`](StorageError::Body): nothing is stored.
-    /// [`Store`](StorageError::Store): may be stored; the same request may be sent again.
+    /// [`PutError::InvalidChunk`], [`ChunkMismatch`](PutError::ChunkMismatch),
+    /// [`TooLarge`](PutError::TooLarge), [`Body`](PutError::Body), [`Catalog`](PutError::Catalog) for a model or a profile that
+    /// is not there: nothing is stored.
+    /// [`Store`](PutError::Store): may be stored; the same request may be sent again.
     pub async fn put_chunk<E: std::fmt::Display>(
         self: &Arc<Self>,
         put: PutChunk,
         body: impl Stream<Item = Result<Bytes, E>> + Send,
-    ) -> Result<StoredChunk, StorageError> {
+    ) -> Result<StoredChunk, PutError> {
         self.catalog.model(&put.tenant, &put.model_id).await?;
-        let received = self.receive(&put, body).await;
-        let (head, object_digest, spool) =
-            received.inspect_err(|error| self.note_refusal(put.scope(), put.seq_hash, error))?;
+        let received = self.receive(&put, sent(body)).await.inspect_err(|error| {
+            self.note_refusal(put.scope(), put.seq_hash, error.code(), error);
+        })?;
+        self.store(put, received).await
+    }
+
+    /// Stores a verified body.
+    pub(super) async fn store(
+        self: &Arc<Self>,
+        put: PutChunk,
+        (head, object_digest, spool): Received,
+    ) -> Result<StoredChunk, PutError> {
         let entry = Arc::new(IndexEntry::of_head(&head, object_digest));
         let mut upload = Upload { put, head, entry, spool, incarnation: 0 };
         let this = Arc::clone(self);
@@ -115,17 +127,18 @@ impl Ingest {
         }));
         match acknowledged.await {
             Ok(stored) => stored,
-            Err(_) => Err(storing.await.map_or_else(StorageError::Task, |()| {
-                StorageError::own("storing an object", "its task ended without an answer")
-            })),
+            Err(_) => Err(storing.await.map_or_else(StoreError::Task, |()| {
+                StoreError::own("storing an object", "its task ended without an answer")
+            }))?,
         }
     }
 
-    async fn receive<E: std::fmt::Display>(
+    /// Verifies a body while it comes in.
+    pub(super) async fn receive(
         &self,
         put: &PutChunk,
-        body: impl Stream<Item = Result<Bytes, E>> + Send,
-    ) -> Result<(Head, ObjectDigest, Spool), StorageError> {
+        body: impl Stream<Item = Result<Bytes, PutError>> + Send,
+    ) -> Result<Received, PutError> {
         let mut spool = self.spools.spool(self.bucket.seals(&put.tenant));
         let mut verifier = ObjectVerifier::new();
         let mut digest = blake3::Hasher::new();
@@ -139,7 +152,7 @@ impl Ingest {
                 header_checked = true;
             }
             digest.update(&part);
-            spool.push(&part).await.map_err(StorageError::Spool)?;
+            spool.push(&part).await.map_err(PutError::Spool)?;
         }
         let head = verifier.finish()?;
         head.verify_chain()?;
@@ -153,27 +166,19 @@ impl Ingest {
         model_id: &ModelId,
         seq_hash: &SeqHash,
         header: &ChunkHeader,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), PutError> {
         let limit = self.chunk_bytes_max;
         if header.object_bytes() > limit {
-            return Err(StorageError::TooLarge { limit });
+            return Err(PutError::TooLarge { limit });
         }
-        let differs = |field, found: String, expected: String| {
-            if found == expected {
-                Ok(())
-            } else {
-                Err(StorageError::ChunkMismatch { field, found, expected })
-            }
-        };
-        differs("model_id", header.model_id.to_string(), model_id.to_string())?;
-        differs("seq_hash", header.seq_hash.to_string(), seq_hash.to_string())?;
-        self.catalog.profile_exists(tenant, model_id, &header.profile_hash).await
+        ChunkMismatch::check(header, model_id, seq_hash)?;
+        Ok(self.catalog.profile_exists(tenant, model_id, &header.profile_hash).await?)
     }
 
     /// Stores a verified upload under a name that has no tombstone after its last byte is durable. Then it is in the index,
     /// in the ledger and on its way to the other replicas; nothing but memory stands between its durability and the
     /// acknowledgement.
-    async fn commit(&self, upload: &mut Upload) -> Result<StoredChunk, StorageError> {
+    async fn commit(&self, upload: &mut Upload) -> Result<StoredChunk, PutError> {
         self.bucket.reached(Transition::UploadVerified);
         let PutChunk { tenant, model_id, seq_hash, .. } = upload.put.clone();
         let scope = upload.put.scope();
@@ -197,7 +202,7 @@ impl Ingest {
             let namespace = upload.put.namespace.take();
             return Ok(self.stored(key, &upload.entry, block_hashes, namespace, since_ms, created));
         }
-        Err(StorageError::own("storing an object", "the chunk was removed each time it was stored"))
+        Err(StoreError::own("storing an object", "the chunk was removed each time it was stored").into())
     }
 
     /// Takes note of an object that is in the store, before its tombstone is looked for a last time: a removal that comes

@@ -5,16 +5,17 @@ mod profiles;
 pub(crate) mod spool;
 mod uploads;
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
+use kvasir_api::ErrorCode;
 use kvasir_types::SeqHash;
 
 use self::spool::SpoolPool;
 pub use self::{chunks::PutChunk, uploads::DirectUploads};
 use crate::{
-    Settings, StorageError, cache::BoundedMap, catalog::Catalog, changes::Changes, index::Scope, limits,
+    Settings, cache::BoundedMap, catalog::Catalog, changes::Changes, error::PutError, index::Scope, limits,
     memory::MemoryBudget, read::Reads, store::Bucket,
 };
 
@@ -63,23 +64,37 @@ impl Ingest {
     }
 
     /// Remembers for `explain` that a chunk was sent and not taken.
-    fn note_refusal(&self, scope: Scope, seq_hash: SeqHash, error: &StorageError) {
-        // An outage or a broken connection says nothing of the chunk.
-        if !error.code().is_retryable() && !matches!(error, StorageError::Body { .. }) {
+    fn note_refusal(&self, scope: Scope, seq_hash: SeqHash, code: ErrorCode, error: &impl Display) {
+        // An outage or a body that broke off says nothing of the chunk.
+        if !code.is_retryable() && code != ErrorCode::BadRequest {
             self.refused.insert((scope, seq_hash), error.to_string().into());
         }
     }
 }
 
-/// A body whose errors name how far it came, and that ends with an error behind `limit` bytes.
-fn limited<E: std::fmt::Display>(
+/// A body from a caller: its errors name how far it came.
+fn sent<E: Display>(
     body: impl Stream<Item = Result<Bytes, E>>,
+) -> impl Stream<Item = Result<Bytes, PutError>> {
+    let mut bytes = 0;
+    body.map(move |part| match part {
+        Ok(part) => {
+            bytes += part.len() as u64;
+            Ok(part)
+        }
+        Err(error) => Err(PutError::Body { bytes, reason: error.to_string() }),
+    })
+}
+
+/// A body that ends with an error behind `limit` bytes.
+fn limited(
+    body: impl Stream<Item = Result<Bytes, PutError>>,
     limit: u64,
-) -> impl Stream<Item = Result<Bytes, StorageError>> {
+) -> impl Stream<Item = Result<Bytes, PutError>> {
     let mut bytes = 0;
     body.map(move |part| {
-        let part = part.map_err(|e| StorageError::Body { bytes, reason: e.to_string() })?;
+        let part = part?;
         bytes += part.len() as u64;
-        if bytes > limit { Err(StorageError::TooLarge { limit }) } else { Ok(part) }
+        if bytes > limit { Err(PutError::TooLarge { limit }) } else { Ok(part) }
     })
 }

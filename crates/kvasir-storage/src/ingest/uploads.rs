@@ -21,8 +21,8 @@ use uuid::Uuid;
 
 use super::{Ingest, PutChunk};
 use crate::{
-    StorageError,
     cache::BoundedMap,
+    error::{DirectUnavailable, PutError, StoreError, UploadError},
     index::{IndexEntry, Scope},
     layout::{ChunkKey, Key, UploadKey},
     limits,
@@ -53,26 +53,25 @@ impl DirectUploads {
     /// Announces a direct upload.
     ///
     /// # Errors
-    /// [`StorageError::DirectUnavailable`], also where an object of this name is being deleted;
-    /// [`UnknownModel`](StorageError::UnknownModel), [`TooLarge`](StorageError::TooLarge),
-    /// [`UploadMismatch`](StorageError::UploadMismatch) for a SHA-256 that is none, [`Store`](StorageError::Store).
+    /// [`UploadError::Unavailable`], also where an object of this name is being deleted; [`Mismatch`](UploadError::Mismatch)
+    /// for a SHA-256 that is none; [`Put`](UploadError::Put) for a model that is not there, or too many bytes.
     pub async fn announce_upload(
         &self,
         tenant: &Name,
         request: &UploadRequest,
-    ) -> Result<UploadTicket, StorageError> {
+    ) -> Result<UploadTicket, UploadError> {
         let presigner = self.path.presigner(tenant)?;
         self.ingest.catalog.model(tenant, &request.model_id).await?;
         let limit = self.ingest.chunk_bytes_max;
         if request.bytes < HEADER_BYTES as u64 {
             let (found, expected) = (request.bytes.to_string(), format!("at least {HEADER_BYTES}"));
-            return Err(StorageError::UploadMismatch { field: "length", found, expected });
+            return Err(UploadError::Mismatch { field: "length", found, expected });
         }
         if request.bytes > limit {
-            return Err(StorageError::TooLarge { limit });
+            return Err(PutError::TooLarge { limit }.into());
         }
         let sha256 = request.sha256.parse::<kvasir_types::ObjectDigest>();
-        let sha256 = sha256.map_err(|e| StorageError::UploadMismatch {
+        let sha256 = sha256.map_err(|e| UploadError::Mismatch {
             field: "sha256",
             found: e.to_string(),
             expected: "64 hex digits".to_owned(),
@@ -84,14 +83,14 @@ impl DirectUploads {
             object_digest: request.object_digest,
         };
         if self.ingest.reads.tombstones().has(&chunk).await? {
-            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
+            return Err(DirectUnavailable { reason: BEING_DELETED }.into());
         }
         let upload_id = Uuid::now_v7();
         let key = UploadKey { chunk, upload_id, bytes: request.bytes, sha256: *sha256.as_bytes() };
         let path = self.bucket.path(&Key::Upload(key));
         let life = self.path.url_ttl();
         let signed = presigner.put(&path, sha256.as_bytes(), life).await;
-        let (url, headers) = signed.map_err(StorageError::store("signing a URL"))?;
+        let (url, headers) = signed.map_err(StoreError::request("signing a URL"))?;
         // Its bytes may lie there until the collector comes, committed or not.
         self.ingest.changes.note_stored(
             tenant,
@@ -105,12 +104,10 @@ impl DirectUploads {
     /// Checks an upload and makes it visible. May be sent again.
     ///
     /// # Errors
-    /// [`StorageError::UnknownUpload`]; [`UploadMismatch`](StorageError::UploadMismatch),
-    /// [`InvalidChunk`](StorageError::InvalidChunk), [`ChunkMismatch`](StorageError::ChunkMismatch),
-    /// [`UnknownProfile`](StorageError::UnknownProfile); [`DirectUnavailable`](StorageError::DirectUnavailable) where
-    /// another object has the name, or one with it is being deleted: nothing is stored, and the upload is deleted.
-    /// [`Store`](StorageError::Store): send it again.
-    pub async fn commit_upload(&self, tenant: &Name, upload_id: Uuid) -> Result<StoredChunk, StorageError> {
+    /// [`UploadError::Unknown`]; [`Mismatch`](UploadError::Mismatch); [`Unavailable`](UploadError::Unavailable) where another
+    /// object has the name, or one with it is being deleted; [`Put`](UploadError::Put) where the chunk is refused: nothing is
+    /// stored, and the upload is deleted. Where the store failed it stays: send the commit again.
+    pub async fn commit_upload(&self, tenant: &Name, upload_id: Uuid) -> Result<StoredChunk, UploadError> {
         let presigner = self.path.presigner(tenant)?;
         let again = (tenant.clone(), upload_id);
         if let Some(stored) = self.committed.get(&again) {
@@ -122,12 +119,12 @@ impl DirectUploads {
         } else {
             self.read_in(&upload, &meta).await
         };
-        let final_refusal = |error: &StorageError| !error.code().is_retryable();
+        let final_refusal = |error: &UploadError| !error.code().is_retryable();
         if let Err(error) = &checked
             && final_refusal(error)
         {
             let scope = Scope::new(tenant, &upload.chunk.model_id);
-            self.ingest.note_refusal(scope, upload.chunk.seq_hash, error);
+            self.ingest.note_refusal(scope, upload.chunk.seq_hash, error.code(), error);
         }
         if checked.as_ref().err().is_none_or(final_refusal) {
             // Left behind, it is collected.
@@ -143,8 +140,8 @@ impl DirectUploads {
     /// Bytes of an upload that this replica does not count yet: those of one that another announced, until the commit.
     ///
     /// # Errors
-    /// [`StorageError::UnknownUpload`], [`Store`](StorageError::Store).
-    pub async fn uncounted_bytes(&self, tenant: &Name, upload_id: Uuid) -> Result<u64, StorageError> {
+    /// [`UploadError::Unknown`], and the store's.
+    pub async fn uncounted_bytes(&self, tenant: &Name, upload_id: Uuid) -> Result<u64, UploadError> {
         let key = (tenant.clone(), upload_id);
         if self.announced.contains(&key) || self.committed.contains(&key) {
             return Ok(0);
@@ -156,7 +153,7 @@ impl DirectUploads {
         &self,
         tenant: &Name,
         upload_id: Uuid,
-    ) -> Result<(UploadKey, ObjectMeta), StorageError> {
+    ) -> Result<(UploadKey, ObjectMeta), UploadError> {
         let prefix = self.bucket.layout().upload_prefix(tenant, upload_id);
         let mut listing = self.bucket.list(&prefix, "looking for an upload");
         while let Some((key, meta)) = listing.try_next().await? {
@@ -164,86 +161,68 @@ impl DirectUploads {
                 return Ok((upload, meta));
             }
         }
-        Err(StorageError::UnknownUpload { upload_id })
+        Err(UploadError::Unknown { upload_id })
     }
 
     /// The store has compared the bytes with what was signed: ranged reads, and a copy within the store.
-    async fn adopt(&self, upload: &UploadKey, meta: &ObjectMeta) -> Result<StoredChunk, StorageError> {
+    async fn adopt(&self, upload: &UploadKey, meta: &ObjectMeta) -> Result<StoredChunk, UploadError> {
         same_length(upload, meta.size)?;
         let key = &upload.chunk;
         let (reads, ingest) = (&self.ingest.reads, &self.ingest);
-        let head = reads.head_at(&meta.location, key).await?;
+        let failed = StoreError::request("reading an object's head");
+        let head = reads.head_at(&meta.location, key).await.map_err(&failed)??;
         ingest.check_header(&key.tenant, &key.model_id, &key.seq_hash, &head.header).await?;
         same_length(upload, head.header.object_bytes())?;
         if reads.tombstones().has(key).await? {
-            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
+            return Err(DirectUnavailable { reason: BEING_DELETED }.into());
         }
         let path = self.bucket.path(&Key::Chunk(key.clone()));
         let there = self.bucket.head(&path, "asking for an object").await?;
         if let Some(there) = &there {
-            let is_same = match reads.head_at(&path, key).await {
+            let is_same = match reads.head_at(&path, key).await.map_err(&failed)? {
                 // The directory has the checksum of every piece.
                 Ok(stored) => there.size == meta.size && stored == head,
-                Err(error @ StorageError::Store { .. }) => return Err(error),
                 Err(_) => false,
             };
             if !is_same {
                 // Also where that one is damaged: the service replaces it by what it has read itself.
-                return Err(StorageError::DirectUnavailable { reason: NAME_TAKEN });
+                return Err(DirectUnavailable { reason: NAME_TAKEN }.into());
             }
         } else {
             let copied = self.bucket.objects().copy(&meta.location, &path).await;
-            copied.map_err(StorageError::store("copying an upload to its name"))?;
+            copied.map_err(StoreError::request("copying an upload to its name"))?;
         }
         let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));
         let scope = Scope::new(&key.tenant, &key.model_id);
         let since_ms = ingest.indexed(scope, &entry);
         if reads.tombstones().has(key).await? {
             reads.forget_removed(scope, key.object_digest, Removal::Removed);
-            return Err(StorageError::DirectUnavailable { reason: BEING_DELETED });
+            return Err(DirectUnavailable { reason: BEING_DELETED }.into());
         }
         Ok(ingest.stored(key.clone(), &entry, head.block_hashes, None, since_ms, there.is_none()))
     }
 
     /// The store may hold any bytes: all are read, verified and stored by the service.
-    async fn read_in(&self, upload: &UploadKey, meta: &ObjectMeta) -> Result<StoredChunk, StorageError> {
+    async fn read_in(&self, upload: &UploadKey, meta: &ObjectMeta) -> Result<StoredChunk, UploadError> {
         same_length(upload, meta.size)?;
         let key = &upload.chunk;
-        let read = self.bucket.objects().get(&meta.location).await;
-        let body = read.map_err(StorageError::store("reading an upload"))?.into_stream();
-        let digest = Arc::new(parking_lot::Mutex::new(blake3::Hasher::new()));
-        let hashed = {
-            let digest = Arc::clone(&digest);
-            body.inspect_ok(move |part| {
-                digest.lock().update(part);
-            })
-        };
-        // A wrong digest is noticed before anything is visible: the body fails at its end.
-        let expected = *key.object_digest.as_bytes();
-        let checked = futures::StreamExt::chain(hashed.map_err(|e| e.to_string()), {
-            futures::stream::once(async move {
-                let found = *digest.lock().finalize().as_bytes();
-                if found == expected { Ok(bytes::Bytes::new()) } else { Err(MISMATCH.to_owned()) }
-            })
-        });
+        let failed = StoreError::request("reading an upload");
+        let body = self.bucket.objects().get(&meta.location).await.map_err(&failed)?.into_stream();
         let put = PutChunk::new(&key.tenant, &key.model_id, &key.seq_hash);
-        match self.ingest.put_chunk(put, checked).await {
-            Err(StorageError::Body { reason, .. }) if reason == MISMATCH => {
-                Err(StorageError::UploadMismatch {
-                    field: "BLAKE3",
-                    found: "another one".to_owned(),
-                    expected: key.object_digest.to_string(),
-                })
-            }
-            other => other,
+        let received = self.ingest.receive(&put, body.map_err(move |error| failed(error).into())).await?;
+        let (found, expected) = (received.1, key.object_digest);
+        if found != expected {
+            let (found, expected) = (found.to_string(), expected.to_string());
+            return Err(UploadError::Mismatch { field: "BLAKE3", found, expected });
         }
+        Ok(self.ingest.store(put, received).await?)
     }
 
     /// Deletes uploads that were not committed in time. Gives how many.
     ///
     /// # Errors
-    /// [`StorageError::Store`]; what was deleted stays deleted.
-    pub(crate) async fn collect_uploads(&self, now_ms: i64, dry_run: bool) -> Result<u64, StorageError> {
+    /// [`StoreError::Request`]; what was deleted stays deleted.
+    pub(crate) async fn collect_uploads(&self, now_ms: i64, dry_run: bool) -> Result<u64, StoreError> {
         let life = i64::try_from(self.path.upload_ttl().as_millis()).unwrap_or(i64::MAX);
         let mut collected = 0;
         for tenant in self.ingest.catalog.tenants().await? {
@@ -266,12 +245,11 @@ impl DirectUploads {
 
 const NAME_TAKEN: &str = "another object is stored under this name";
 const BEING_DELETED: &str = "an object of this name is being deleted";
-const MISMATCH: &str = "the bytes have another BLAKE3 than was announced";
 
-fn same_length(upload: &UploadKey, bytes: u64) -> Result<(), StorageError> {
+fn same_length(upload: &UploadKey, bytes: u64) -> Result<(), UploadError> {
     if bytes == upload.bytes {
         return Ok(());
     }
     let (found, expected) = (bytes.to_string(), upload.bytes.to_string());
-    Err(StorageError::UploadMismatch { field: "length", found, expected })
+    Err(UploadError::Mismatch { field: "length", found, expected })
 }

@@ -4,7 +4,7 @@ use futures::{TryStreamExt, future};
 
 use super::Lifecycle;
 use crate::{
-    StorageError,
+    error::{ChunkError, StoreError},
     index::{IndexEntry, Scope},
     layout::Key,
     limits,
@@ -26,11 +26,11 @@ impl Lifecycle {
     /// found out by reads.
     ///
     /// # Errors
-    /// [`StorageError::Store`] when the listing fails. Single objects that fail are counted.
+    /// [`StoreError::Request`] when the listing fails. Single objects that fail are counted.
     pub async fn rebuild_index(
         &self,
         mut progress: impl FnMut(RebuildProgress),
-    ) -> Result<RebuildProgress, StorageError> {
+    ) -> Result<RebuildProgress, StoreError> {
         let begun = self.bucket.now_ms();
         let listed = self.bucket.list(&self.bucket.layout().tenants_prefix(), "listing the store");
         let keys = listed.try_filter_map(|(key, _)| {
@@ -45,7 +45,7 @@ impl Lifecycle {
                 let head = match self.reads.tombstones().has(&key).await {
                     Ok(true) => None,
                     Ok(false) => Some(self.reads.read_head(&key).await),
-                    Err(error) => Some(Err(error)),
+                    Err(error) => Some(Err(error.into())),
                 };
                 Ok((key, head))
             })
@@ -56,7 +56,7 @@ impl Lifecycle {
             // What has a tombstone is on its way out.
             let Some(head) = head else { continue };
             // It went meanwhile, or is a plain object of a tenant that has a key by now.
-            if matches!(head, Err(StorageError::UnknownChunk { .. })) {
+            if matches!(head, Err(ChunkError::Unknown { .. })) {
                 continue;
             }
             state.objects += 1;

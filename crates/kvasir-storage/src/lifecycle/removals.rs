@@ -8,8 +8,8 @@ use object_store::PutPayload;
 
 use super::Lifecycle;
 use crate::{
-    StorageError,
     changes::journal::JournalEntry,
+    error::{ChunkError, StoreError},
     index::Scope,
     layout::{ChunkKey, Key},
     removal::Removal,
@@ -21,24 +21,24 @@ impl Lifecycle {
     /// it returns, so that the other replicas learn it whatever happens to this one.
     ///
     /// # Errors
-    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store): then it may be sent again.
-    pub async fn remove(&self, key: &ChunkKey) -> Result<(), StorageError> {
+    /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store): then it may be sent again.
+    pub async fn remove(&self, key: &ChunkKey) -> Result<(), ChunkError> {
         self.reads.stored_bytes(key).await?;
         let dropped = self.changes.dropped_removals();
         self.write_tombstone(key, Removal::Removed).await?;
-        self.changes.append_removals(dropped).await
+        Ok(self.changes.append_removals(dropped).await?)
     }
 
     /// Removes all objects of a chunk, as [`remove`](Self::remove) does. Gives how many there were.
     ///
     /// # Errors
-    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store): then it may be sent again.
+    /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store): then it may be sent again.
     pub async fn remove_chunk(
         &self,
         tenant: &Name,
         model_id: &ModelId,
         seq_hash: &SeqHash,
-    ) -> Result<usize, StorageError> {
+    ) -> Result<usize, ChunkError> {
         let prefix = self.bucket.layout().chunk_prefix(tenant, model_id, seq_hash);
         let mut listing = self.bucket.list(&prefix, "listing a chunk's objects");
         let dropped = self.changes.dropped_removals();
@@ -57,12 +57,12 @@ impl Lifecycle {
             self.write_tombstone(&key, Removal::Removed).await?;
         }
         self.changes.append_removals(dropped).await?;
-        let unknown = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
+        let unknown = ChunkError::Unknown { seq_hash: *seq_hash, object_digest: None };
         if removed == 0 { Err(unknown) } else { Ok(removed) }
     }
 
     /// Writes an object's tombstone, forgets the object, and announces the removal.
-    pub(super) async fn write_tombstone(&self, key: &ChunkKey, reason: Removal) -> Result<(), StorageError> {
+    pub(super) async fn write_tombstone(&self, key: &ChunkKey, reason: Removal) -> Result<(), StoreError> {
         let path = self.bucket.path(&Key::Tombstone(key.clone()));
         let payload = || PutPayload::from_static(reason.as_str().as_bytes());
         const WRITING: &str = "writing a tombstone";

@@ -6,7 +6,11 @@ use futures::TryStreamExt;
 use tokio::time::Instant;
 
 use super::Lifecycle;
-use crate::{StorageError, layout::Key, removal::Removal};
+use crate::{
+    error::{ChunkError, StoreError},
+    layout::Key,
+    removal::Removal,
+};
 
 /// What a scrub found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,13 +32,13 @@ impl Lifecycle {
     /// is wrong twice is quarantined: hidden from lookups now, deleted after the grace; in a dry run it is only counted.
     ///
     /// # Errors
-    /// [`StorageError::Store`] when the store cannot be listed. Single objects that fail are counted.
+    /// [`StoreError::Request`] when the store cannot be listed. Single objects that fail are counted.
     pub async fn scrub(
         &self,
         bytes_per_second: u64,
         dry_run: bool,
         mut progress: impl FnMut(&ScrubReport),
-    ) -> Result<ScrubReport, StorageError> {
+    ) -> Result<ScrubReport, StoreError> {
         let prefix = self.bucket.layout().tenants_prefix();
         let mut listing = self.bucket.list(&prefix, "listing the store for a scrub");
         let (start, mut report) = (Instant::now(), ScrubReport::default());
@@ -61,7 +65,7 @@ impl Lifecycle {
                     Err(_) => report.unread += 1,
                 },
                 // It went meanwhile, or is a plain object of a tenant that has a key by now.
-                Err(StorageError::UnknownChunk { .. }) => continue,
+                Err(ChunkError::Unknown { .. }) => continue,
                 Err(_) => report.unread += 1,
             }
             report.objects += 1;

@@ -11,8 +11,8 @@ use object_store::{ObjectStoreExt, PutPayload, path::Path};
 
 use super::Lifecycle;
 use crate::{
-    StorageError,
     catalog::salt_record,
+    error::StoreError,
     layout::Key,
     seal::{Keyring, derived_salt, is_box},
 };
@@ -38,25 +38,25 @@ impl Lifecycle {
     /// `progress` is told after each step.
     ///
     /// # Errors
-    /// [`StorageError::KeyLost`] where the tenant has no key here, [`Store`](StorageError::Store),
-    /// [`Damaged`](StorageError::Damaged) for a plain salt that cannot be read.
+    /// [`StoreError::KeyLost`] where the tenant has no key here, [`Request`](StoreError::Request),
+    /// [`Damaged`](StoreError::Damaged) for a plain salt that cannot be read.
     pub async fn seal_tenant(
         &self,
         tenant: &Name,
         mut progress: impl FnMut(SealReport),
-    ) -> Result<SealReport, StorageError> {
+    ) -> Result<SealReport, StoreError> {
         let keyring = self.bucket.open().keyring();
         if !keyring.seals(tenant) {
             let reason =
                 format!("tenant {tenant} has no key here: give it one in encryption.keys_file first");
-            return Err(StorageError::KeyLost { reason });
+            return Err(StoreError::KeyLost { reason });
         }
         let mut report = SealReport::default();
         if self.seal_salt(tenant).await? {
             report.salts += 1;
             progress(report);
         }
-        let failed = StorageError::store("sealing a tenant");
+        let failed = StoreError::request("sealing a tenant");
         let listing = || keyring.store().list(Some(&self.bucket.layout().tenant(tenant)));
         let mut records = listing();
         while let Some(meta) = records.try_next().await.map_err(&failed)? {
@@ -87,9 +87,9 @@ impl Lifecycle {
     }
 
     /// Puts a new salt in the place of a plain one. It is derived from that and the tenant's key: two runs write the same.
-    async fn seal_salt(&self, tenant: &Name) -> Result<bool, StorageError> {
+    async fn seal_salt(&self, tenant: &Name) -> Result<bool, StoreError> {
         let keyring = self.bucket.open().keyring();
-        let failed = StorageError::store("sealing a salt");
+        let failed = StoreError::request("sealing a salt");
         let place = self.bucket.path(&Key::Salt { tenant: tenant.clone() });
         let plain = match keyring.store().get(&place).await {
             Ok(found) => found.bytes().await.map_err(&failed)?,

@@ -7,8 +7,9 @@ use kvasir_types::{Name, ObjectDigest};
 
 use super::Reads;
 use crate::{
-    DirectSettings, StorageError,
+    DirectSettings,
     cache::BoundedMap,
+    error::{ChunkError, DirectUnavailable, StoreError, UrlError},
     index::Scope,
     layout::{ChunkKey, Key},
     limits,
@@ -37,7 +38,7 @@ impl DirectPath {
     }
 
     /// What signs URLs for `tenant`.
-    pub(crate) fn presigner(&self, tenant: &Name) -> Result<&Presigner, StorageError> {
+    pub(crate) fn presigner(&self, tenant: &Name) -> Result<&Presigner, DirectUnavailable> {
         let reason = match self.bucket.open().presigner() {
             // Clients hold no keys.
             _ if self.bucket.seals(tenant) => "the tenant's objects are encrypted at rest",
@@ -45,7 +46,7 @@ impl DirectPath {
             None => "this kind of store has no presigned URLs",
             Some(presigner) => return Ok(presigner),
         };
-        Err(StorageError::DirectUnavailable { reason })
+        Err(DirectUnavailable { reason })
     }
 }
 
@@ -77,13 +78,12 @@ impl DirectReads {
     /// A presigned URL of an object that is there and not being deleted, and its life in seconds.
     ///
     /// # Errors
-    /// [`StorageError::UnknownChunk`], [`DirectUnavailable`](StorageError::DirectUnavailable),
-    /// [`Store`](StorageError::Store).
-    pub async fn object_url(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
+    /// [`UrlError::Chunk`], [`Unavailable`](UrlError::Unavailable).
+    pub async fn object_url(&self, key: &ChunkKey) -> Result<(String, u64), UrlError> {
         self.reads.object_bytes(key).await?;
         if self.reads.tombstones().has(key).await? {
             let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
-            return Err(StorageError::UnknownChunk { seq_hash, object_digest });
+            return Err(ChunkError::Unknown { seq_hash, object_digest }.into());
         }
         self.sign(key).await
     }
@@ -95,7 +95,7 @@ impl DirectReads {
         }
         match self.sign(key).await {
             Ok((url, expires_in_s)) => Via::Direct { url, expires_in_s },
-            Err(StorageError::DirectUnavailable { .. }) => Via::Proxy,
+            Err(UrlError::Unavailable(_)) => Via::Proxy,
             Err(error) => {
                 tracing::warn!(%error, "a URL could not be signed; the object is read through the service");
                 Via::Proxy
@@ -103,11 +103,11 @@ impl DirectReads {
         }
     }
 
-    async fn sign(&self, key: &ChunkKey) -> Result<(String, u64), StorageError> {
+    async fn sign(&self, key: &ChunkKey) -> Result<(String, u64), UrlError> {
         let life = self.path.url_ttl();
         let path = self.bucket.path(&Key::Chunk(key.clone()));
         let url = self.path.presigner(&key.tenant)?.get(&path, life).await;
-        let url = url.map_err(StorageError::store("signing a URL"))?;
+        let url = url.map_err(StoreError::request("signing a URL"))?;
         // One URL is no sign that the object is read again. Of the second on, the tier keeps the base.
         let object = (Scope::new(&key.tenant, &key.model_id), key.object_digest);
         if self.seen.contains(&object) {

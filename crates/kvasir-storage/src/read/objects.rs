@@ -9,7 +9,7 @@ use object_store::{GetOptions, GetRange, ObjectStoreExt};
 
 use super::Reads;
 use crate::{
-    StorageError,
+    error::{ChunkError, ChunkMismatch, PutError, StoreError},
     hot::RequestHint,
     index::{IndexEntry, IndexRow, RemovedRow, Scope, prefer},
     layout::{ChunkKey, Key},
@@ -23,14 +23,14 @@ impl Reads {
     /// Opens a read of one object, through the hot tier where there is one. A missing object corrects the index.
     ///
     /// # Errors
-    /// [`StorageError::UnknownChunk`], [`Range`](StorageError::Range), [`Corrupt`](StorageError::Corrupt),
-    /// [`Store`](StorageError::Store).
+    /// [`ChunkError::Unknown`], [`Range`](ChunkError::Range), [`Corrupt`](ChunkError::Corrupt),
+    /// [`Store`](ChunkError::Store).
     pub async fn read(
         self: &Arc<Self>,
         key: &ChunkKey,
         range: ByteRange,
         hint: &RequestHint,
-    ) -> Result<ObjectRead, StorageError> {
+    ) -> Result<ObjectRead, ChunkError> {
         self.refuse_removed(key).await?;
         self.read_on(key, range, hint).await
     }
@@ -41,7 +41,7 @@ impl Reads {
         key: &ChunkKey,
         range: ByteRange,
         hint: &RequestHint,
-    ) -> Result<ObjectRead, StorageError> {
+    ) -> Result<ObjectRead, ChunkError> {
         self.index.note_use(Scope::new(&key.tenant, &key.model_id), key.object_digest, None);
         match &self.tier {
             Some(hot) => self.read_hot(hot, key, range, hint).await,
@@ -57,7 +57,7 @@ impl Reads {
         self: &Arc<Self>,
         key: &ChunkKey,
         range: ByteRange,
-    ) -> Result<ObjectRead, StorageError> {
+    ) -> Result<ObjectRead, ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let known = self.index.row(scope, key.object_digest).map(|row| row.object_bytes);
         let object_bytes = match (known, range) {
@@ -69,7 +69,7 @@ impl Reads {
             (None, ByteRange::Whole) => None,
         };
         let wanted = match object_bytes {
-            Some(bytes) => Some(range.resolve(bytes).ok_or(StorageError::Range { object_bytes: bytes })?),
+            Some(bytes) => Some(range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes })?),
             None => None,
         };
         self.open(key, wanted, object_bytes).await
@@ -81,7 +81,7 @@ impl Reads {
         key: &ChunkKey,
         wanted: Option<Range<u64>>,
         object_bytes: Option<u64>,
-    ) -> Result<ObjectRead, StorageError> {
+    ) -> Result<ObjectRead, ChunkError> {
         let whole = wanted.as_ref().is_none_or(|w| w.start == 0 && Some(w.end) == object_bytes);
         let options = GetOptions {
             range: wanted.clone().filter(|_| !whole).map(GetRange::Bounded),
@@ -102,12 +102,12 @@ impl Reads {
 
     /// What a request removed is not served, though its bytes stay for the grace. What the collector took is, until they go:
     /// whoever was offered it a moment ago reads it to its end.
-    pub(super) async fn refuse_removed(&self, key: &ChunkKey) -> Result<(), StorageError> {
+    pub(super) async fn refuse_removed(&self, key: &ChunkKey) -> Result<(), ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let is_removed = self.index.is_removed_by_request(scope, &key.object_digest);
         if is_removed || (self.may_miss_removals() && self.tombstones.has(key).await?) {
             let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
-            return Err(StorageError::UnknownChunk { seq_hash, object_digest });
+            return Err(ChunkError::Unknown { seq_hash, object_digest });
         }
         Ok(())
     }
@@ -121,14 +121,14 @@ impl Reads {
     /// Size of an object.
     ///
     /// # Errors
-    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
-    pub async fn object_bytes(&self, key: &ChunkKey) -> Result<u64, StorageError> {
+    /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store).
+    pub async fn object_bytes(&self, key: &ChunkKey) -> Result<u64, ChunkError> {
         self.refuse_removed(key).await?;
         self.stored_bytes(key).await
     }
 
     /// As [`object_bytes`](Self::object_bytes), of one that may be removed and not gone yet.
-    pub(crate) async fn stored_bytes(&self, key: &ChunkKey) -> Result<u64, StorageError> {
+    pub(crate) async fn stored_bytes(&self, key: &ChunkKey) -> Result<u64, ChunkError> {
         let meta = self.bucket.objects().head(&self.bucket.path(&Key::Chunk(key.clone()))).await;
         Ok(meta.map_err(|e| self.read_failed(key, "asking for an object", e))?.size)
     }
@@ -136,19 +136,19 @@ impl Reads {
     /// Length of the object's prefix that decodes to `level`.
     ///
     /// # Errors
-    /// [`StorageError::UnknownLevel`], and as [`row`](Self::row).
-    pub async fn level_bytes(&self, key: &ChunkKey, level: Level) -> Result<u64, StorageError> {
+    /// [`ChunkError::UnknownLevel`], and as [`row`](Self::row).
+    pub async fn level_bytes(&self, key: &ChunkKey, level: Level) -> Result<u64, ChunkError> {
         self.refuse_removed(key).await?;
         let row = self.row(key).await?;
-        let unknown = StorageError::UnknownLevel { level, levels: row.level_bytes.len() };
+        let unknown = ChunkError::UnknownLevel { level, levels: row.level_bytes.len() };
         row.level_bytes.get(level.index()).copied().ok_or(unknown)
     }
 
     /// What a chunk object's head says, remembered or read.
     ///
     /// # Errors
-    /// [`StorageError::UnknownChunk`], [`Corrupt`](StorageError::Corrupt), [`Store`](StorageError::Store).
-    pub async fn row(&self, key: &ChunkKey) -> Result<Arc<IndexRow>, StorageError> {
+    /// [`ChunkError::Unknown`], [`Corrupt`](ChunkError::Corrupt), [`Store`](ChunkError::Store).
+    pub async fn row(&self, key: &ChunkKey) -> Result<Arc<IndexRow>, ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         match self.index.row(scope, key.object_digest) {
             Some(row) => is_of(key, &row).map(|()| row),
@@ -157,7 +157,7 @@ impl Reads {
     }
 
     /// As [`row`](Self::row), and what the chunk follows.
-    pub(crate) async fn entry(&self, key: &ChunkKey) -> Result<Arc<IndexEntry>, StorageError> {
+    pub(crate) async fn entry(&self, key: &ChunkKey) -> Result<Arc<IndexEntry>, ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         if let Some(entry) = self.index.entry(scope, key.object_digest) {
             return is_of(key, &entry.row).map(|()| entry);
@@ -169,53 +169,40 @@ impl Reads {
     }
 
     /// Reads and verifies a head: header, directory, tokens, chain, and that it is the chunk its key names.
-    pub(crate) async fn read_head(&self, key: &ChunkKey) -> Result<Head, StorageError> {
+    pub(crate) async fn read_head(&self, key: &ChunkKey) -> Result<Head, ChunkError> {
         let path = self.bucket.path(&Key::Chunk(key.clone()));
-        match self.head_at(&path, key).await {
-            Err(StorageError::Store { operation, source }) => Err(self.read_failed(key, operation, source)),
-            Err(StorageError::InvalidChunk(error)) => Err(self.corrupt(key, error.to_string())),
-            Err(error @ StorageError::ChunkMismatch { .. }) => Err(self.corrupt(key, error.to_string())),
-            other => other,
-        }
+        let head = self.head_at(&path, key).await;
+        let head = head.map_err(|error| self.read_failed(key, "reading an object's head", error))?;
+        head.map_err(|error| self.corrupt(key, error.to_string()))
     }
 
-    /// As [`read_head`](Self::read_head), of an object that lies elsewhere.
+    /// As [`read_head`](Self::read_head), of an object that lies elsewhere: the store's failure, or what is wrong with the head.
     pub(crate) async fn head_at(
         &self,
         path: &object_store::path::Path,
         key: &ChunkKey,
-    ) -> Result<Head, StorageError> {
-        let front = async |bytes: u64| {
-            let front = self.bucket.objects().get_range(path, 0..bytes.max(HEADER_BYTES as u64)).await;
-            front.map_err(StorageError::store("reading an object's head"))
-        };
+    ) -> object_store::Result<Result<Head, PutError>> {
+        let front =
+            async |bytes: u64| self.bucket.objects().get_range(path, 0..bytes.max(HEADER_BYTES as u64)).await;
         let first = front(limits::HEAD_GUESS_BYTES).await?;
-        let head_bytes = ChunkHeader::parse(&first)?.head_bytes();
-        let bytes = if head_bytes <= first.len() as u64 { first } else { front(head_bytes).await? };
-        let head = Head::parse(&bytes)?;
-        head.verify_chain()?;
-        let differs = |field, found: String, expected: String| {
-            if found == expected {
-                Ok(())
-            } else {
-                Err(StorageError::ChunkMismatch { field, found, expected })
-            }
+        let head_bytes = match ChunkHeader::parse(&first) {
+            Ok(header) => header.head_bytes(),
+            Err(error) => return Ok(Err(error.into())),
         };
-        differs("model_id", head.header.model_id.to_string(), key.model_id.to_string())?;
-        differs("seq_hash", head.header.seq_hash.to_string(), key.seq_hash.to_string())?;
-        Ok(head)
+        let bytes = if head_bytes <= first.len() as u64 { first } else { front(head_bytes).await? };
+        Ok(verified_head(&bytes, key))
     }
 
     /// The object of a chunk that readers prefer: the smallest error beneath, then the smallest digest.
     ///
     /// # Errors
-    /// [`StorageError::UnknownChunk`], [`Store`](StorageError::Store).
+    /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store).
     pub async fn preferred(
         &self,
         tenant: &Name,
         model_id: &ModelId,
         seq_hash: &SeqHash,
-    ) -> Result<ChunkKey, StorageError> {
+    ) -> Result<ChunkKey, ChunkError> {
         let mut best: Option<(ChunkKey, Arc<IndexRow>)> = None;
         let keys = self.offered_objects(tenant, model_id, seq_hash).await?;
         let mut lost_key = None;
@@ -224,12 +211,12 @@ impl Reads {
                 Ok(row) if best.as_ref().is_none_or(|(_, other)| prefer(&row, other)) => {
                     best = Some((key, row))
                 }
-                Err(error @ StorageError::KeyLost { .. }) => lost_key = Some(error),
-                Ok(_) | Err(StorageError::UnknownChunk { .. } | StorageError::Corrupt { .. }) => {}
+                Err(ChunkError::Store(error @ StoreError::KeyLost { .. })) => lost_key = Some(error.into()),
+                Ok(_) | Err(ChunkError::Unknown { .. } | ChunkError::Corrupt { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        let none = StorageError::UnknownChunk { seq_hash: *seq_hash, object_digest: None };
+        let none = ChunkError::Unknown { seq_hash: *seq_hash, object_digest: None };
         best.map(|(key, _)| key).ok_or(lost_key.unwrap_or(none))
     }
 
@@ -239,7 +226,7 @@ impl Reads {
         tenant: &Name,
         model_id: &ModelId,
         seq_hash: &SeqHash,
-    ) -> Result<Vec<ChunkKey>, StorageError> {
+    ) -> Result<Vec<ChunkKey>, StoreError> {
         let prefix = self.bucket.layout().chunk_prefix(tenant, model_id, seq_hash);
         let mut listing = self.bucket.list(&prefix, "listing a chunk's objects");
         let (mut keys, mut removed) = (Vec::new(), None);
@@ -261,31 +248,26 @@ impl Reads {
         Ok(keys)
     }
 
-    fn read_failed(
-        &self,
-        key: &ChunkKey,
-        operation: &'static str,
-        error: object_store::Error,
-    ) -> StorageError {
+    fn read_failed(&self, key: &ChunkKey, operation: &'static str, error: object_store::Error) -> ChunkError {
         if let object_store::Error::NotFound { .. } = error {
             self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
             let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
-            return StorageError::UnknownChunk { seq_hash, object_digest };
+            return ChunkError::Unknown { seq_hash, object_digest };
         }
         match SealError::of(&error) {
             Some(SealError::Altered) => self.corrupt(key, SealError::Altered.to_string()),
-            _ => StorageError::store(operation)(error),
+            _ => StoreError::request(operation)(error).into(),
         }
     }
 
     /// A corrupt object is as good as gone: hidden from lookups here, and written anew when it is stored again.
-    fn corrupt(&self, key: &ChunkKey, reason: String) -> StorageError {
+    fn corrupt(&self, key: &ChunkKey, reason: String) -> ChunkError {
         let scope = Scope::new(&key.tenant, &key.model_id);
         // Not the object itself, where it is one of another chunk that somebody laid beside the objects of this one.
         if self.index.row(scope, key.object_digest).is_none_or(|row| row.seq_hash == key.seq_hash) {
             self.forget(scope, key.object_digest);
         }
-        StorageError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason }
+        ChunkError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason }
     }
 
     /// Takes an object that is gone or broken out of the index and the hot tier.
@@ -311,7 +293,7 @@ impl Reads {
     }
 
     /// Reads all of an object: is the hash of its bytes its name?
-    pub(crate) async fn is_what_it_is_called(self: &Arc<Self>, key: &ChunkKey) -> Result<bool, StorageError> {
+    pub(crate) async fn is_what_it_is_called(self: &Arc<Self>, key: &ChunkKey) -> Result<bool, ChunkError> {
         let digest = async {
             let mut read = self.read_store(key, ByteRange::Whole).await?.bytes;
             let mut digest = blake3::Hasher::new();
@@ -322,16 +304,24 @@ impl Reads {
         };
         match digest.await {
             Ok(digest) => Ok(digest == *key.object_digest.as_bytes()),
-            Err(StorageError::Corrupt { .. }) => Ok(false),
+            Err(ChunkError::Corrupt { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
 }
 
+/// The head of a chunk object, if it is of the chunk that `key` names.
+fn verified_head(bytes: &[u8], key: &ChunkKey) -> Result<Head, PutError> {
+    let head = Head::parse(bytes)?;
+    head.verify_chain()?;
+    ChunkMismatch::check(&head.header, &key.model_id, &key.seq_hash)?;
+    Ok(head)
+}
+
 /// An object of another chunk that somebody laid beside the objects of this one is none of them.
-fn is_of(key: &ChunkKey, row: &IndexRow) -> Result<(), StorageError> {
+fn is_of(key: &ChunkKey, row: &IndexRow) -> Result<(), ChunkError> {
     if row.seq_hash == key.seq_hash {
         return Ok(());
     }
-    Err(StorageError::UnknownChunk { seq_hash: key.seq_hash, object_digest: Some(key.object_digest) })
+    Err(ChunkError::Unknown { seq_hash: key.seq_hash, object_digest: Some(key.object_digest) })
 }

@@ -15,7 +15,7 @@ use kvasir_types::{Level, SPAN_TOKENS};
 
 use super::Reads;
 use crate::{
-    StorageError,
+    error::ChunkError,
     hot::RequestHint,
     layout::ChunkKey,
     limits,
@@ -52,11 +52,11 @@ impl Selection {
     /// The byte ranges of the object, in order and not touching.
     ///
     /// # Errors
-    /// [`StorageError::UnknownLevel`].
-    pub fn ranges(&self, head: &Head) -> Result<Vec<Range<u64>>, StorageError> {
+    /// [`ChunkError::UnknownLevel`].
+    pub fn ranges(&self, head: &Head) -> Result<Vec<Range<u64>>, ChunkError> {
         let levels = usize::from(head.header.level_count);
         if let Some(level) = self.level.filter(|level| level.index() >= levels) {
-            return Err(StorageError::UnknownLevel { level, levels });
+            return Err(ChunkError::UnknownLevel { level, levels });
         }
         let mut ranges: Vec<_> = std::iter::once(0..head.header.head_bytes()).collect();
         for (section, span, piece) in head.pieces() {
@@ -103,18 +103,18 @@ impl Reads {
     /// Opens a read of a selection. `range` and the answer's own range are of the selection, not of the object.
     ///
     /// # Errors
-    /// As [`read`](Self::read), and [`StorageError::UnknownLevel`].
+    /// As [`read`](Self::read), and [`ChunkError::UnknownLevel`].
     pub async fn read_selection(
         self: &Arc<Self>,
         key: &ChunkKey,
         selection: &Selection,
         range: ByteRange,
         hint: &RequestHint,
-    ) -> Result<ObjectRead, StorageError> {
+    ) -> Result<ObjectRead, ChunkError> {
         self.refuse_removed(key).await?;
         let ranges = selection.ranges(&self.head(key).await?)?;
         let length = ranges.iter().map(|range| range.end - range.start).sum();
-        let wanted = range.resolve(length).ok_or(StorageError::Range { object_bytes: length })?;
+        let wanted = range.resolve(length).ok_or(ChunkError::Range { object_bytes: length })?;
         let (this, key, hint) = (Arc::clone(self), key.clone(), hint.clone());
         let parts = stream::iter(requests(within(&ranges, &wanted))).then(move |run| {
             let (this, key, hint) = (Arc::clone(&this), key.clone(), hint.clone());
@@ -129,7 +129,7 @@ impl Reads {
         key: &ChunkKey,
         run: Vec<Range<u64>>,
         hint: &RequestHint,
-    ) -> Result<BoxStream<'static, Result<Bytes, StorageError>>, StorageError> {
+    ) -> Result<BoxStream<'static, Result<Bytes, ChunkError>>, ChunkError> {
         let (start, end) = (run.first().map_or(0, |r| r.start), run.last().map_or(0, |r| r.end));
         let read = self.read_on(key, ByteRange::Bounded(start, end.saturating_sub(1)), hint).await?;
         let mut at = start;
@@ -141,7 +141,7 @@ impl Reads {
                 let inside = || (start - here.start) as usize..(end - here.start) as usize;
                 (start < end).then(|| Ok(part.slice(inside())))
             });
-            stream::iter(wanted.collect::<Vec<Result<Bytes, StorageError>>>())
+            stream::iter(wanted.collect::<Vec<Result<Bytes, ChunkError>>>())
         });
         Ok(cut.try_flatten().boxed())
     }

@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::Reads;
 use crate::{
-    StorageError,
+    error::ChunkError,
     hot::{FrameKey, HotCache, HotContext, HotObject, RangeReader, RequestHint},
     index::{Scope, Walk},
     layout::ChunkKey,
@@ -31,14 +31,14 @@ impl Reads {
         key: &ChunkKey,
         range: ByteRange,
         hint: &RequestHint,
-    ) -> Result<ObjectRead, StorageError> {
+    ) -> Result<ObjectRead, ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let object = match hot.object(scope, key.object_digest) {
             Some(object) => object,
             None => self.register_object(hot, key, &self.head(key).await?),
         };
         let object_bytes = object.bytes();
-        let range = range.resolve(object_bytes).ok_or(StorageError::Range { object_bytes })?;
+        let range = range.resolve(object_bytes).ok_or(ChunkError::Range { object_bytes })?;
         let context = hot.requests().context(&object, hint, hot.tier().now());
         self.read_ahead(hot, &object, context, range.end);
         let mut bytes =
@@ -58,7 +58,7 @@ impl Reads {
     }
 
     /// A head from the hot tier or the store, verified.
-    pub(crate) async fn head(&self, key: &ChunkKey) -> Result<Head, StorageError> {
+    pub(crate) async fn head(&self, key: &ChunkKey) -> Result<Head, ChunkError> {
         if let Some(hot) = &self.tier
             && let Some(frame) = hot.tier().first_frame(key).await
             && let Ok(head) = Head::parse(&frame)
@@ -70,8 +70,8 @@ impl Reads {
     }
 
     /// Forgets the object that an error says is corrupt in the store.
-    fn evict_if_corrupt(&self, scope: Scope, error: &StorageError) {
-        if let StorageError::Corrupt { object_digest, .. } = error {
+    fn evict_if_corrupt(&self, scope: Scope, error: &ChunkError) {
+        if let ChunkError::Corrupt { object_digest, .. } = error {
             self.forget(scope, *object_digest);
         }
     }

@@ -7,7 +7,7 @@ use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 use object_store::path::Path;
 
 use crate::{
-    StorageError,
+    error::StoreError,
     layout::{ChunkKey, Key},
     removal::Removal,
     store::Bucket,
@@ -25,7 +25,7 @@ impl Tombstones {
     }
 
     /// Whether an object has one.
-    pub(crate) async fn has(&self, key: &ChunkKey) -> Result<bool, StorageError> {
+    pub(crate) async fn has(&self, key: &ChunkKey) -> Result<bool, StoreError> {
         let path = self.bucket.path(&Key::Tombstone(key.clone()));
         Ok(self.bucket.head(&path, "asking for a tombstone").await?.is_some())
     }
@@ -36,7 +36,7 @@ impl Tombstones {
         tenant: &Name,
         model_id: &ModelId,
         seq_hash: &SeqHash,
-    ) -> Result<HashSet<ObjectDigest>, StorageError> {
+    ) -> Result<HashSet<ObjectDigest>, StoreError> {
         let prefix = self.bucket.layout().tombstones_prefix(tenant, model_id, seq_hash);
         let mut listing = self.bucket.list(&prefix, "listing a chunk's tombstones");
         let mut removed = HashSet::new();
@@ -49,7 +49,7 @@ impl Tombstones {
     }
 
     /// Why the one at `path` is there; none where it is not, or gives no known reason.
-    pub(crate) async fn reason_at(&self, path: &Path) -> Result<Option<Removal>, StorageError> {
+    pub(crate) async fn reason_at(&self, path: &Path) -> Result<Option<Removal>, StoreError> {
         let text = self.bucket.get(path, "reading a tombstone").await?;
         Ok(text.and_then(|text| Removal::parse(str::from_utf8(&text).ok()?)))
     }

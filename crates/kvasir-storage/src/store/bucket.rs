@@ -11,7 +11,7 @@ use object_store::{
 
 use super::{OpenStore, StoreAbilities};
 use crate::{
-    StorageError,
+    error::StoreError,
     layout::{Key, Layout},
     transitions::{CrashPointObserver, Transition},
 };
@@ -25,7 +25,7 @@ pub(crate) struct Bucket {
 }
 
 /// Objects of a listing whose names are keys of the layout, with their metadata.
-pub(crate) type Listing = BoxStream<'static, Result<(Key, ObjectMeta), StorageError>>;
+pub(crate) type Listing = BoxStream<'static, Result<(Key, ObjectMeta), StoreError>>;
 
 impl Bucket {
     pub(crate) fn new(
@@ -76,8 +76,8 @@ impl Bucket {
         &self,
         path: &Path,
         operation: &'static str,
-    ) -> Result<Option<Bytes>, StorageError> {
-        let failed = StorageError::store(operation);
+    ) -> Result<Option<Bytes>, StoreError> {
+        let failed = StoreError::request(operation);
         match self.open_object(path, GetOptions::default(), operation).await? {
             Some(found) => Ok(Some(found.bytes().await.map_err(failed)?)),
             None => Ok(None),
@@ -90,8 +90,8 @@ impl Bucket {
         path: &Path,
         options: GetOptions,
         operation: &'static str,
-    ) -> Result<Option<GetResult>, StorageError> {
-        present(self.objects().get_opts(path, options).await).map_err(StorageError::store(operation))
+    ) -> Result<Option<GetResult>, StoreError> {
+        present(self.objects().get_opts(path, options).await).map_err(StoreError::request(operation))
     }
 
     /// Metadata of an object; none where it is not there.
@@ -99,8 +99,8 @@ impl Bucket {
         &self,
         path: &Path,
         operation: &'static str,
-    ) -> Result<Option<ObjectMeta>, StorageError> {
-        present(self.objects().head(path).await).map_err(StorageError::store(operation))
+    ) -> Result<Option<ObjectMeta>, StoreError> {
+        present(self.objects().head(path).await).map_err(StoreError::request(operation))
     }
 
     /// Writes an object, whatever was there.
@@ -109,8 +109,8 @@ impl Bucket {
         path: &Path,
         payload: PutPayload,
         operation: &'static str,
-    ) -> Result<(), StorageError> {
-        self.objects().put(path, payload).await.map(drop).map_err(StorageError::store(operation))
+    ) -> Result<(), StoreError> {
+        self.objects().put(path, payload).await.map(drop).map_err(StoreError::request(operation))
     }
 
     /// Writes an object unless there is one. Says whether it did.
@@ -119,18 +119,18 @@ impl Bucket {
         path: &Path,
         payload: PutPayload,
         operation: &'static str,
-    ) -> Result<bool, StorageError> {
+    ) -> Result<bool, StoreError> {
         match self.objects().put_opts(path, payload, PutMode::Create.into()).await {
             Ok(_) => Ok(true),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
-            Err(error) => Err(StorageError::store(operation)(error)),
+            Err(error) => Err(StoreError::request(operation)(error)),
         }
     }
 
     /// Deletes an object; one that is not there is deleted.
-    pub(crate) async fn delete(&self, path: &Path) -> Result<(), StorageError> {
+    pub(crate) async fn delete(&self, path: &Path) -> Result<(), StoreError> {
         let deleted = present(self.objects().delete(path).await);
-        deleted.map(drop).map_err(StorageError::store("deleting an object"))
+        deleted.map(drop).map_err(StoreError::request("deleting an object"))
     }
 
     /// Lists what lies under `prefix` and is named by a key of the layout.
@@ -151,7 +151,7 @@ impl Bucket {
         let layout = self.layout().clone();
         let keyed =
             move |meta: ObjectMeta| future::ready(Ok(layout.parse(&meta.location).map(|key| (key, meta))));
-        listing.map_err(StorageError::store(operation)).try_filter_map(keyed).boxed()
+        listing.map_err(StoreError::request(operation)).try_filter_map(keyed).boxed()
     }
 
     /// Names of the folders right under `prefix`, those that are no `T` left out.
@@ -159,9 +159,9 @@ impl Bucket {
         &self,
         prefix: &Path,
         operation: &'static str,
-    ) -> Result<Vec<T>, StorageError> {
+    ) -> Result<Vec<T>, StoreError> {
         let listed = self.objects().list_with_delimiter(Some(prefix)).await;
-        let folders = listed.map_err(StorageError::store(operation))?.common_prefixes;
+        let folders = listed.map_err(StoreError::request(operation))?.common_prefixes;
         Ok(folders.iter().filter_map(|folder| folder.parts().next_back()?.as_ref().parse().ok()).collect())
     }
 }

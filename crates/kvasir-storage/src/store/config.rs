@@ -105,5 +105,11 @@ pub enum OpenError {
     },
     /// The backend refused its settings.
     #[error("store settings: {0}")]
-    Backend(#[from] object_store::Error),
+    Backend(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl OpenError {
+    pub(super) fn backend(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Backend(Box::new(error))
+    }
 }

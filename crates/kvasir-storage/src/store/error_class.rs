@@ -46,7 +46,7 @@ impl From<CallError> for Error {
 
 impl CallError {
     /// The call error behind a store's error, where there is one.
-    pub fn of(error: &Error) -> Option<Self> {
+    pub(crate) fn of(error: &Error) -> Option<Self> {
         let Error::Generic { source, .. } = error else { return None };
         source.downcast_ref().copied()
     }

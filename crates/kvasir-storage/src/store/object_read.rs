@@ -6,7 +6,11 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use object_store::{GetResult, GetResultPayload};
 
-use crate::{StorageError, blocking::blocking, limits};
+use crate::{
+    blocking::blocking,
+    error::{ChunkError, StoreError},
+    limits,
+};
 
 /// Which bytes of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +45,7 @@ pub struct ObjectRead {
     /// Size of the whole object.
     pub object_bytes: u64,
     /// The bytes; exactly as many as the range has, or an error.
-    pub bytes: BoxStream<'static, Result<Bytes, StorageError>>,
+    pub bytes: BoxStream<'static, Result<Bytes, ChunkError>>,
 }
 
 impl ObjectRead {
@@ -52,8 +56,8 @@ impl ObjectRead {
 
     pub(crate) fn whole(result: GetResult) -> Self {
         let object_bytes = result.meta.size;
-        let failed = StorageError::store("reading an object");
-        Self::of(result, 0..object_bytes, object_bytes, failed)
+        let failed = StoreError::request("reading an object");
+        Self::of(result, 0..object_bytes, object_bytes, move |error| failed(error).into())
     }
 
     /// The bytes of `range` of an object, from the store's answer.
@@ -61,7 +65,7 @@ impl ObjectRead {
         result: GetResult,
         range: Range<u64>,
         object_bytes: u64,
-        failed: impl Fn(object_store::Error) -> StorageError + Send + 'static,
+        failed: impl Fn(object_store::Error) -> ChunkError + Send + 'static,
     ) -> Self {
         Self { range: range.clone(), object_bytes, bytes: exactly(result, range, failed) }
     }
@@ -77,15 +81,15 @@ impl std::fmt::Debug for ObjectRead {
 fn exactly(
     result: GetResult,
     range: Range<u64>,
-    failed: impl Fn(object_store::Error) -> StorageError + Send + 'static,
-) -> BoxStream<'static, Result<Bytes, StorageError>> {
+    failed: impl Fn(object_store::Error) -> ChunkError + Send + 'static,
+) -> BoxStream<'static, Result<Bytes, ChunkError>> {
     let bytes = match result.payload {
         GetResultPayload::File(file, _) => file_stream(file, range.clone()),
         GetResultPayload::Stream(stream) => stream.boxed(),
     };
     let state = (bytes, range.end - range.start, failed);
     futures::stream::try_unfold(state, |(mut bytes, left, failed)| async move {
-        let short = |reason| StorageError::own("reading an object", reason);
+        let short = |reason| ChunkError::from(StoreError::own("reading an object", reason));
         match bytes.try_next().await.map_err(&failed)? {
             Some(part) => match left.checked_sub(part.len() as u64) {
                 Some(left) => Ok(Some((part, (bytes, left, failed)))),

@@ -52,16 +52,18 @@ impl OpenStore {
                 let path = url.to_file_path().map_err(|()| wrong("is no local absolute path"))?;
                 std::fs::create_dir_all(&path)
                     .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
-                let store = LocalFileSystem::new_with_prefix(&path)?.with_fsync(true);
+                let store =
+                    LocalFileSystem::new_with_prefix(&path).map_err(OpenError::backend)?.with_fsync(true);
                 let open = Self::with(store, &Path::default(), StoreKind::File, config, observer);
                 Ok(Self { directory: Some(path), ..open })
             }
             "s3" => {
                 let bucket = url.host_str().filter(|h| !h.is_empty()).ok_or(wrong("names no bucket"))?;
-                let prefix = Path::from_url_path(url.path()).map_err(object_store::Error::from)?;
-                let store = s3::builder(config, bucket).build()?;
-                let presigner = s3::presigner(config, bucket, &store)?;
-                let unfinished = s3::unfinished(config, &store, Arc::clone(&observer))?;
+                let prefix = Path::from_url_path(url.path()).map_err(OpenError::backend)?;
+                let store = s3::builder(config, bucket).build().map_err(OpenError::backend)?;
+                let presigner = s3::presigner(config, bucket, &store).map_err(OpenError::backend)?;
+                let unfinished =
+                    s3::unfinished(config, &store, Arc::clone(&observer)).map_err(OpenError::backend)?;
                 let open = Self::with(store, &prefix, StoreKind::S3, config, observer);
                 Ok(Self { presigner: Some(presigner), unfinished: Some(unfinished), ..open })
             }

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::open_store::OpenStore;
 use crate::{
+    error::StoreError,
     layout::{Key, LAYOUT_VERSION},
     limits,
 };
@@ -41,17 +42,19 @@ impl OpenStore {
     /// them with 501 does not honour them either.
     ///
     /// # Errors
-    /// The store's own error when it cannot be reached, read and written.
-    pub async fn probe(&self) -> Result<StoreAbilities> {
+    /// [`StoreError::Request`] when it cannot be reached, read and written.
+    pub async fn probe(&self) -> Result<StoreAbilities, StoreError> {
+        let failed = StoreError::request("probing the store");
         let path = || self.layout().path(&Key::Probe(Uuid::new_v4()));
         let (after, race) = (path(), path());
         let mut sequential = Vec::new();
         for n in 0..2 {
-            sequential.push(self.create(&after, n).await?);
+            sequential.push(self.create(&after, n).await.map_err(&failed)?);
         }
         let racing = join_all((0..RACING).map(|n| self.create(&race, n))).await;
-        let racing: Vec<bool> = racing.into_iter().collect::<Result<_>>()?;
-        let honoured = self.won(&after, &sequential).await? & self.won(&race, &racing).await?;
+        let racing: Vec<bool> = racing.into_iter().collect::<Result<_>>().map_err(&failed)?;
+        let honoured = self.won(&after, &sequential).await.map_err(&failed)?
+            & self.won(&race, &racing).await.map_err(&failed)?;
         // A race without conditions may look as if one writer had won.
         let refused = self.plain_creates.load(Ordering::Relaxed);
         Ok(StoreAbilities { conditional_create: honoured && !refused })
@@ -61,11 +64,12 @@ impl OpenStore {
     /// would be taken for a lost one.
     ///
     /// # Errors
-    /// The store's own, while it cannot be listed.
-    pub async fn former_layout(&self) -> Result<Option<FormerLayout>> {
+    /// [`StoreError::Request`], while it cannot be listed.
+    pub async fn former_layout(&self) -> Result<Option<FormerLayout>, StoreError> {
+        let failed = StoreError::request("looking for a former layout");
         let prefix = self.layout().former();
-        let is_former = self.has_any(&prefix.clone().join("t")).await?
-            && !self.has_any(&self.layout().tenants_prefix()).await?;
+        let is_former = self.has_any(&prefix.clone().join("t")).await.map_err(&failed)?
+            && !self.has_any(&self.layout().tenants_prefix()).await.map_err(&failed)?;
         Ok(is_former.then(|| FormerLayout { prefix: prefix.clone() }))
     }
 

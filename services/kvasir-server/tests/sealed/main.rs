@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use kvasir_api::ContextRequest;
 use kvasir_storage::{
-    ByteRange, Lookup, PutChunk, Query, Settings, Storage, StorageError,
+    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Settings, Storage, StoreError,
     gc::GcPolicy,
     hot::RequestHint,
     index::Index,
@@ -79,7 +79,7 @@ async fn put(storage: &Arc<Storage>, chunk: &Chunk) -> ChunkKey {
     ChunkKey { tenant, model_id, seq_hash: chunk.seq_hash, object_digest }
 }
 
-async fn lookup(storage: &Arc<Storage>, seed: u64, count: usize) -> Result<u64, StorageError> {
+async fn lookup(storage: &Arc<Storage>, seed: u64, count: usize) -> Result<u64, CatalogError> {
     let query = Query::Tokens(chunks::tokens(seed, count));
     let found = storage
         .lookup(&Lookup::new(&name("default"), &name("n"), &chunks::spec().model_id(), query).fresh(true))
@@ -87,7 +87,7 @@ async fn lookup(storage: &Arc<Storage>, seed: u64, count: usize) -> Result<u64, 
     found.map(|found| found.matched_tokens)
 }
 
-async fn whole(storage: &Arc<Storage>, key: &ChunkKey) -> Result<Vec<u8>, StorageError> {
+async fn whole(storage: &Arc<Storage>, key: &ChunkKey) -> Result<Vec<u8>, ChunkError> {
     let parts: Vec<Bytes> = storage
         .reads()
         .read(key, ByteRange::Whole, &RequestHint::default())
@@ -175,7 +175,7 @@ async fn a_sealed_object_that_does_not_open_is_damaged_and_the_next_put_heals_it
         let cold = replica(&truth);
         assert_eq!(lookup(&cold, 1, 256).await.expect(what), offered, "{what}");
         let error = whole(&cold, &key).await.expect_err(what);
-        assert!(matches!(error, StorageError::Corrupt { .. }), "{what}: {error}");
+        assert!(matches!(error, ChunkError::Corrupt { .. }), "{what}: {error}");
         let found = replica(&truth).lifecycle().scrub(0, true, |_| {}).await.expect("scrubs");
         assert_eq!((found.objects, found.quarantined, found.unread), (2, 1, 0), "{what}");
         // By a replica that has not met it.
@@ -196,14 +196,20 @@ async fn a_lost_key_is_an_error_that_names_it() {
     let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 500);
     let key = put(&storage, &chunk).await;
     let other = replica_with(&truth, keys("two"));
-    let named = |error: StorageError| {
+    let named = |error: StoreError| {
         let text = error.to_string();
-        assert!(matches!(error, StorageError::KeyLost { .. }), "{text}");
+        assert!(matches!(error, StoreError::KeyLost { .. }), "{text}");
         assert!(text.contains("key one of tenant default"), "{text}");
         assert!(!error.code().is_retryable());
     };
-    named(whole(&other, &key).await.expect_err("no key"));
-    named(lookup(&other, 1, 256).await.expect_err("no key"));
+    match whole(&other, &key).await.expect_err("no key") {
+        ChunkError::Store(error) => named(error),
+        error => panic!("{error}"),
+    }
+    match lookup(&other, 1, 256).await.expect_err("no key") {
+        CatalogError::Store(error) => named(error),
+        error => panic!("{error}"),
+    }
     // It is no damage, and stops neither a scrub nor the collector.
     let scrubbed = other.lifecycle().scrub(0, false, |_| {}).await.expect("scrubs");
     assert_eq!((scrubbed.unread, scrubbed.quarantined), (1, 0));
@@ -396,11 +402,13 @@ async fn records_of_a_sealed_tenant_are_sealed_and_others_are_not_used() {
             truth.put(place, bytes.clone().into()).await.expect("puts");
             let cold = replica(&truth);
             let error = match place {
-                place if place == &salt => tenant_salt(cold).await.err(),
-                place if place == &rotation => rotated(cold).await.err(),
-                _ => cold.contexts().get(&tenant, context.context_id, None).await.err(),
+                place if place == &salt => tenant_salt(cold).await.err().map(|e| e.to_string()),
+                place if place == &rotation => rotated(cold).await.err().map(|e| e.to_string()),
+                _ => {
+                    cold.contexts().get(&tenant, context.context_id, None).await.err().map(|e| e.to_string())
+                }
             };
-            let error = error.unwrap_or_else(|| panic!("{place}, {n}")).to_string();
+            let error = error.unwrap_or_else(|| panic!("{place}, {n}"));
             assert_eq!(
                 error.contains("kvasir admin seal --tenant default"),
                 n == 2 || n == 4,
@@ -470,11 +478,11 @@ async fn who_lacks_the_key_of_a_sealed_tenant_refuses_its_writes() {
             .put_chunk(PutChunk::new(&tenant, &model_id, &chunk.seq_hash), body(&chunk.bytes))
             .await;
         let error = stored.expect_err("refused");
-        assert!(matches!(error, StorageError::KeyLost { .. }), "{error}");
+        assert!(matches!(error, PutError::Store(StoreError::KeyLost { .. })), "{error}");
         assert!(error.to_string().contains("tenant default"), "{error}");
         let rotated =
             storage.catalog().rotate_namespace(&tenant, &name("n"), &model_id, Duration::from_secs(60)).await;
-        assert!(matches!(rotated, Err(StorageError::KeyLost { .. })), "{rotated:?}");
+        assert!(matches!(rotated, Err(CatalogError::Store(StoreError::KeyLost { .. }))), "{rotated:?}");
     }
     assert_eq!(found(&truth, ".kvc").await, []);
 }

@@ -26,7 +26,7 @@ use super::{
     ledger::{Reach, Stored},
 };
 use crate::{
-    StorageError,
+    error::StoreError,
     index::{LogPosition, Scope},
     layout::{JournalLog, Key},
     limits,
@@ -109,12 +109,12 @@ impl Changes {
     /// called is durable; where it is dropped, the entries wait on.
     ///
     /// # Errors
-    /// [`StorageError::Store`]; the entries wait on.
-    pub async fn journal_append(&self) -> Result<usize, StorageError> {
+    /// [`StoreError::Request`]; the entries wait on.
+    pub async fn journal_append(&self) -> Result<usize, StoreError> {
         Ok(self.append(&self.journal.removed).await? + self.append(&self.journal.stored).await?)
     }
 
-    async fn append(&self, log: &Log) -> Result<usize, StorageError> {
+    async fn append(&self, log: &Log) -> Result<usize, StoreError> {
         let _one_at_a_time = log.appending.lock().await;
         let Some(mut batch) = log.take() else { return Ok(0) };
         let (replica, n) = (self.journal.replica.clone(), batch.n);
@@ -140,20 +140,20 @@ impl Changes {
     /// since are durable. Many that come at once share a batch.
     ///
     /// # Errors
-    /// [`StorageError::Store`]: some of it may not be durable, and has to be published again.
-    pub(crate) async fn append_removals(&self, dropped: u64) -> Result<(), StorageError> {
+    /// [`StoreError::Request`]: some of it may not be durable, and has to be published again.
+    pub(crate) async fn append_removals(&self, dropped: u64) -> Result<(), StoreError> {
         self.append(&self.journal.removed).await?;
         if self.dropped_removals() == dropped {
             return Ok(());
         }
-        Err(StorageError::own("appending to the journal", "too many entries waited"))
+        Err(StoreError::own("appending to the journal", "too many entries waited"))
     }
 
     /// Reads what other replicas have appended since the last call. Gives the number of entries.
     ///
     /// # Errors
-    /// [`StorageError::Store`]; what was not read is read by the next call. Damaged batches are skipped.
-    pub async fn journal_tail(&self) -> Result<usize, StorageError> {
+    /// [`StoreError::Request`]; what was not read is read by the next call. Damaged batches are skipped.
+    pub async fn journal_tail(&self) -> Result<usize, StoreError> {
         self.tail(true).await
     }
 
@@ -162,7 +162,7 @@ impl Changes {
     ///
     /// # Errors
     /// As [`journal_tail`](Self::journal_tail).
-    pub async fn journal_replay(&self) -> Result<usize, StorageError> {
+    pub async fn journal_replay(&self) -> Result<usize, StoreError> {
         self.tail(false).await
     }
 
@@ -203,7 +203,7 @@ impl Changes {
         }
     }
 
-    async fn tail(&self, tells: bool) -> Result<usize, StorageError> {
+    async fn tail(&self, tells: bool) -> Result<usize, StoreError> {
         let index = self.reads.index().index();
         // A replica may have stood still, have been cut off from the journal, or have a new index in place of a damaged one.
         if self.empty_outdated_index() {
@@ -246,7 +246,7 @@ impl Changes {
 
     /// Batches of other replicas behind those seen. One listing of everything while that is a page; where there is more, one of
     /// the replicas and one of each of them, for a while.
-    async fn fresh_batches(&self) -> Result<Batches, StorageError> {
+    async fn fresh_batches(&self) -> Result<Batches, StoreError> {
         let journal = &self.journal;
         let one_less = |looks: u32| looks.checked_sub(1);
         if journal.looks_by_folder.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
@@ -266,7 +266,7 @@ impl Changes {
         Ok(self.fresh(&listed))
     }
 
-    async fn batches_by_folder(&self) -> Result<Batches, StorageError> {
+    async fn batches_by_folder(&self) -> Result<Batches, StoreError> {
         let mut batches = Batches::new();
         for log in JournalLog::ALL {
             let prefix = self.bucket.layout().log_prefix(log);
@@ -324,7 +324,7 @@ impl Changes {
         log: JournalLog,
         replica: &Name,
         n: u64,
-    ) -> Result<(u64, ReadBatch), StorageError> {
+    ) -> Result<(u64, ReadBatch), StoreError> {
         let path = self.bucket.path(&Key::Journal { log, replica: replica.clone(), n });
         let Some(bytes) = self.bucket.get(&path, READING).await? else { return Ok((n, ReadBatch::Gone)) };
         let Some((entries, skipped)) = self.decode_batch(&path, &bytes).await? else {

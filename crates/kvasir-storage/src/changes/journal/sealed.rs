@@ -12,7 +12,7 @@ use super::{
     entry::{Batch, decode, decode_entries, encode, encode_entries},
 };
 use crate::{
-    StorageError,
+    error::StoreError,
     seal::{Purpose, SealError},
 };
 
@@ -21,13 +21,13 @@ impl Changes {
     /// nobody else's.
     ///
     /// # Errors
-    /// [`StorageError::Store`].
+    /// [`StoreError::Request`].
     pub(super) async fn encode_batch(
         &self,
         log: &Log,
         path: &Path,
         entries: &[JournalEntry],
-    ) -> Result<Vec<u8>, StorageError> {
+    ) -> Result<Vec<u8>, StoreError> {
         let keyring = self.bucket.open().keyring();
         let mut batch = Batch::default();
         let mut to_seal: BTreeMap<&Name, Vec<&JournalEntry>> = BTreeMap::new();
@@ -45,7 +45,7 @@ impl Changes {
                     tracing::error!(%error, %tenant, count, "journal entries of a tenant cannot be sealed and are dropped");
                     log.dropped.fetch_add(count, Ordering::Relaxed);
                 }
-                Err(error) => return Err(StorageError::store("appending to the journal")(error)),
+                Err(error) => return Err(StoreError::request("appending to the journal")(error)),
             }
         }
         Ok(encode(&batch))
@@ -56,12 +56,12 @@ impl Changes {
     /// tenant with a key was altered.
     ///
     /// # Errors
-    /// [`StorageError::Store`]: a key could not be asked for.
+    /// [`StoreError::Request`]: a key could not be asked for.
     pub(super) async fn decode_batch(
         &self,
         path: &Path,
         bytes: &Bytes,
-    ) -> Result<Option<(Vec<JournalEntry>, u64)>, StorageError> {
+    ) -> Result<Option<(Vec<JournalEntry>, u64)>, StoreError> {
         let keyring = self.bucket.open().keyring();
         let Some(Batch { mut entries, sealed, unknown: mut skipped }) = decode(bytes) else {
             return Ok(None);
@@ -83,7 +83,7 @@ impl Changes {
                     skipped += 1;
                 }
                 Err(error) if SealError::of(&error).is_some() => return Ok(None),
-                Err(error) => return Err(StorageError::store("reading the journal")(error)),
+                Err(error) => return Err(StoreError::request("reading the journal")(error)),
             }
         }
         Ok(Some((entries, skipped)))

@@ -14,7 +14,11 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{StorageError, layout::ChunkKey, limits};
+use crate::{
+    error::{ChunkError, StoreError},
+    layout::ChunkKey,
+    limits,
+};
 
 #[derive(Debug, Default)]
 struct ManualClock(AtomicU64);
@@ -122,10 +126,10 @@ impl Store {
                     all[middle] ^= 1;
                 }
                 let part = |bytes: &[u8]| Ok(bytes::Bytes::copy_from_slice(bytes));
-                let mut parts: Vec<Result<_, StorageError>> = all.chunks(60_000).map(part).collect();
+                let mut parts: Vec<Result<_, ChunkError>> = all.chunks(60_000).map(part).collect();
                 if fails {
                     parts.truncate(parts.len() / 2);
-                    parts.push(Err(StorageError::own("reading an object", "a test")));
+                    parts.push(Err(StoreError::own("reading an object", "a test").into()));
                 }
                 Ok(stream::iter(parts).boxed())
             }
@@ -172,7 +176,7 @@ fn bench_with(folder: tempfile::TempDir, settings: HotSettings) -> Bench {
 }
 
 impl Bench {
-    async fn read(&self, of: &Sample, range: std::ops::Range<u64>) -> Result<Vec<u8>, StorageError> {
+    async fn read(&self, of: &Sample, range: std::ops::Range<u64>) -> Result<Vec<u8>, ChunkError> {
         let parts = self.tier.read(&of.object, range, HotContext::UNKNOWN, self.store.fetch(&of.content));
         Ok(parts.try_collect::<Vec<_>>().await?.concat())
     }
@@ -317,7 +321,7 @@ async fn bytes_that_came_wrong_are_asked_for_again_and_never_kept() {
     let wrong_twice = sample(2, &[1_000, 90_000]);
     bench.store.flips.store(2, Ordering::SeqCst);
     let error = bench.read(&wrong_twice, 0..90_000).await.unwrap_err();
-    assert!(matches!(error, StorageError::Corrupt { .. }), "{error}");
+    assert!(matches!(error, ChunkError::Corrupt { .. }), "{error}");
     assert_eq!(bench.store.requests(), 4);
     bench.check(&wrong_twice, 0..90_000).await;
     // Another object's bytes in the place of its head.

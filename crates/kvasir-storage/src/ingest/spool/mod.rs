@@ -19,7 +19,9 @@ use self::{
     memory::{BLOCK_BYTES_MAX, Blocks},
 };
 use crate::{
-    Settings, StorageError, limits,
+    Settings,
+    error::{PutError, StoreError},
+    limits,
     memory::{MemoryBudget, Region, RegionPool},
     seal::SealError,
     trace::carry,
@@ -110,7 +112,7 @@ impl Spool {
     }
 
     /// Writes an incarnation number into the chunk object's header. Returns the object's new digest.
-    pub(crate) async fn reissue(&mut self, incarnation: u16) -> Result<ObjectDigest, StorageError> {
+    pub(crate) async fn reissue(&mut self, incarnation: u16) -> Result<ObjectDigest, PutError> {
         let mut digest = blake3::Hasher::new();
         match &mut self.content {
             SpoolContent::Memory(blocks) => {
@@ -123,14 +125,13 @@ impl Spool {
                 }
             }
             SpoolContent::File(file) => {
-                file.flush().await.map_err(StorageError::Spool)?;
-                let mut header =
-                    read(file, 0..HEADER_BYTES as u64).await.map_err(StorageError::Spool)?.to_vec();
+                file.flush().await.map_err(PutError::Spool)?;
+                let mut header = read(file, 0..HEADER_BYTES as u64).await.map_err(PutError::Spool)?.to_vec();
                 set_incarnation(&mut header, incarnation)?;
                 file.overwrite_prefix(header);
                 let (mut at, _turn) = (0, self.pool.parts.acquire().await);
                 while at < self.bytes {
-                    let part = read_part(file, at, self.bytes).await.map_err(StorageError::Spool)?;
+                    let part = read_part(file, at, self.bytes).await.map_err(PutError::Spool)?;
                     at += part.len() as u64;
                     digest.update(&part);
                 }
@@ -174,55 +175,55 @@ impl Spool {
         store: &Arc<dyn ObjectStore>,
         path: &Path,
         overwrite: bool,
-    ) -> Result<bool, StorageError> {
-        let failed = StorageError::store("storing an object");
+    ) -> Result<bool, PutError> {
+        let failed = StoreError::request("storing an object");
         let bytes = self.bytes;
         let existing = match store.head(path).await {
             Ok(meta) => Some(meta.size),
             Err(object_store::Error::NotFound { .. }) => None,
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(failed(error).into()),
         };
         if existing == Some(bytes) && !overwrite && self.is_at(store, path).await? {
             return Ok(false);
         }
         match &mut self.content {
             SpoolContent::File(file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
-                file.flush().await.map_err(StorageError::Spool)?;
+                file.flush().await.map_err(PutError::Spool)?;
                 send_parts(file, &self.pool, store, path, bytes).await?;
                 self.pool.crash_points.reached(Transition::PartsCompleted);
                 Ok(existing.is_none())
             }
             SpoolContent::File(file) => {
                 let _permit = self.pool.parts.acquire().await;
-                file.flush().await.map_err(StorageError::Spool)?;
-                let payload = read(file, 0..bytes).await.map_err(StorageError::Spool)?.into();
-                put(store, path, payload, existing.is_some()).await.map_err(failed)
+                file.flush().await.map_err(PutError::Spool)?;
+                let payload = read(file, 0..bytes).await.map_err(PutError::Spool)?.into();
+                put(store, path, payload, existing.is_some()).await.map_err(|e| failed(e).into())
             }
             SpoolContent::Memory(blocks) => {
                 let payload = blocks.payload();
-                put(store, path, payload, existing.is_some()).await.map_err(failed)
+                put(store, path, payload, existing.is_some()).await.map_err(|e| failed(e).into())
             }
         }
     }
 
     /// Whether the object at `path` has the same bytes.
-    async fn is_at(&mut self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool, StorageError> {
+    async fn is_at(&mut self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool, PutError> {
         let mut theirs = match store.get(path).await {
             Ok(found) => found.into_stream(),
-            Err(error) => return differs(error),
+            Err(error) => return Ok(differs(error)?),
         };
-        self.settle().await.map_err(StorageError::Spool)?;
+        self.settle().await.map_err(PutError::Spool)?;
         let mut at = 0;
         while let Some(part) = theirs.next().await {
             let part = match part {
                 Ok(part) => part,
-                Err(error) => return differs(error),
+                Err(error) => return Ok(differs(error)?),
             };
             let end = at + part.len() as u64;
             if end > self.bytes {
                 return Ok(false);
             }
-            let ours = self.fill(at, Region::new(part.len(), None)).await.map_err(StorageError::Spool)?;
+            let ours = self.fill(at, Region::new(part.len(), None)).await.map_err(PutError::Spool)?;
             if ours[..] != part[..] {
                 return Ok(false);
             }
@@ -233,15 +234,15 @@ impl Spool {
 }
 
 /// An object that is not there any more, or does not open, is not the one that is to be stored.
-fn differs(error: object_store::Error) -> Result<bool, StorageError> {
+fn differs(error: object_store::Error) -> Result<bool, StoreError> {
     match error {
         object_store::Error::NotFound { .. } => Ok(false),
         error if SealError::of(&error).is_some_and(|error| !error.is_lost_key()) => Ok(false),
-        error => Err(StorageError::store("comparing a stored object")(error)),
+        error => Err(StoreError::request("comparing a stored object")(error)),
     }
 }
 
-fn set_incarnation(object: &mut [u8], incarnation: u16) -> Result<(), StorageError> {
+fn set_incarnation(object: &mut [u8], incarnation: u16) -> Result<(), PutError> {
     match object.first_chunk_mut::<HEADER_BYTES>() {
         Some(header) => Ok(reissue_header(header, incarnation)?),
         // Unreachable: the object was verified. A header of nothing says the rest.
@@ -284,8 +285,8 @@ async fn send_parts(
     store: &Arc<dyn ObjectStore>,
     path: &Path,
     bytes: u64,
-) -> Result<(), StorageError> {
-    let failed = StorageError::store("storing an object in parts");
+) -> Result<(), PutError> {
+    let failed = StoreError::request("storing an object in parts");
     let mut upload = store.put_multipart(path).await.map_err(&failed)?;
     pool.crash_points.reached(Transition::PartsBegun);
     let sent = match send_each(file, bytes, pool, &mut *upload).await {
@@ -294,7 +295,7 @@ async fn send_parts(
             // It may have taken effect: names are digests, so what is there whole is ours.
             Err(error) => match store.head(path).await {
                 Ok(meta) if meta.size == bytes => return Ok(()),
-                _ => Err(failed(error)),
+                _ => Err(failed(error).into()),
             },
         },
         Err(error) => Err(error),
@@ -311,12 +312,12 @@ async fn send_each(
     bytes: u64,
     pool: &SpoolPool,
     upload: &mut dyn MultipartUpload,
-) -> Result<(), StorageError> {
-    let failed = StorageError::store("storing a part");
+) -> Result<(), PutError> {
+    let failed = StoreError::request("storing a part");
     let (mut sending, mut at) = (JoinSet::new(), 0);
     while at < bytes {
         let permit = Arc::clone(&pool.parts).acquire_owned().await;
-        let part = read_part(file, at, bytes).await.map_err(StorageError::Spool)?;
+        let part = read_part(file, at, bytes).await.map_err(PutError::Spool)?;
         at += part.len() as u64;
         let (request, crash_points) = (upload.put_part(part.into()), Arc::clone(&pool.crash_points));
         sending.spawn(carry(async move {
@@ -324,11 +325,11 @@ async fn send_each(
             request.await.inspect(|()| crash_points.reached(Transition::PartWritten))
         }));
         while let Some(done) = sending.try_join_next() {
-            done?.map_err(&failed)?;
+            done.map_err(StoreError::from)?.map_err(&failed)?;
         }
     }
     while let Some(done) = sending.join_next().await {
-        done?.map_err(&failed)?;
+        done.map_err(StoreError::from)?.map_err(&failed)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use kvasir_types::{Name, ObjectDigest, SeqHash};
 use object_store::ObjectMeta;
 
 use super::{super::Lifecycle, GcPass, StoreTime};
-use crate::{StorageError, index::Scope, layout::ChunkKey, limits, removal::Removal};
+use crate::{error::StoreError, index::Scope, layout::ChunkKey, limits, removal::Removal};
 
 /// The objects that the pass has listed and may evict.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl Lifecycle {
         &self,
         pass: &mut GcPass<'_>,
         plan: CapacityPlan,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), StoreError> {
         let Some(capacity) = pass.policy.capacity_bytes else { return Ok(()) };
         let CapacityPlan { objects, excluded, bytes, .. } = plan;
         let leaving: u64 =

@@ -18,9 +18,9 @@ use uuid::Uuid;
 
 use super::{super::Lifecycle, GcPass, StoreTime};
 use crate::{
-    StorageError,
     changes::journal::JournalEntry,
     contexts::StoredContext,
+    error::StoreError,
     index::{IndexEntry, Scope},
     layout::{ChunkKey, Key},
     limits,
@@ -73,7 +73,7 @@ impl Unconfirmed {
 
 impl Lifecycle {
     /// Looks at all contexts of all tenants: what they pin, and which versions nobody needs any more.
-    pub(super) async fn read_contexts(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
+    pub(super) async fn read_contexts(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         let before = std::mem::take(&mut pass.contexts);
         let mut pins = Pins::default();
         let mut unreadable = 0;
@@ -92,7 +92,7 @@ impl Lifecycle {
         tenant: &Name,
         before: &KnownContexts,
         pins: &mut Pins,
-    ) -> Result<u64, StorageError> {
+    ) -> Result<u64, StoreError> {
         let prefix = self.bucket.layout().contexts_prefix(tenant);
         let mut contexts: BTreeMap<Uuid, BTreeMap<u64, ObjectMeta>> = BTreeMap::new();
         let mut unreadable = 0;
@@ -144,16 +144,15 @@ impl Lifecycle {
         context_id: Uuid,
         versions: &BTreeMap<u64, ObjectMeta>,
         before: &KnownContexts,
-    ) -> Result<Option<(u64, Arc<StoredContext>)>, StorageError> {
+    ) -> Result<Option<(u64, Arc<StoredContext>)>, StoreError> {
         for (version, meta) in versions.iter().rev() {
             let date = StoreTime::of(meta);
             let known = before.0.get(&meta.location).filter(|(read, _)| *read == date);
             let stored = match known {
                 Some((_, stored)) => Arc::clone(stored),
-                None => match self.contexts.read(tenant, context_id, *version).await {
-                    Ok(stored) => Arc::new(stored),
-                    Err(StorageError::UnknownContext { .. }) => continue,
-                    Err(error) => return Err(error),
+                None => match self.contexts.stored(tenant, context_id, *version).await? {
+                    Some(stored) => Arc::new(stored),
+                    None => continue,
                 },
             };
             pass.contexts.0.insert(meta.location.clone(), (date, Arc::clone(&stored)));
@@ -163,12 +162,12 @@ impl Lifecycle {
     }
 
     /// Reads pins again where this pass's tombstones have waited for it long enough.
-    pub(super) async fn confirm_due(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
+    pub(super) async fn confirm_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         if pass.unconfirmed.is_due() { self.confirm_all(pass).await } else { Ok(()) }
     }
 
     /// Reads pins again, and lifts this pass's tombstones of what was pinned meanwhile.
-    pub(super) async fn confirm_all(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
+    pub(super) async fn confirm_all(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         let tombstones = std::mem::take(&mut pass.unconfirmed).tombstones;
         if tombstones.is_empty() {
             return Ok(());
@@ -188,7 +187,7 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         key: &ChunkKey,
         tombstone: &ObjectMeta,
-    ) -> Result<bool, StorageError> {
+    ) -> Result<bool, StoreError> {
         // Pins were read when the pass began. A tombstone can be younger only where there is next to no grace.
         if pass.now.age(tombstone) <= limits::STORE_DATE_UNIT {
             self.read_contexts(pass).await?;
@@ -204,25 +203,24 @@ impl Lifecycle {
     }
 
     /// Whether another object of the chunk is offered that begins where this one does.
-    async fn has_stand_in(&self, key: &ChunkKey) -> Result<bool, StorageError> {
+    async fn has_stand_in(&self, key: &ChunkKey) -> Result<bool, StoreError> {
         let first_position = match self.reads.row(key).await {
             Ok(row) => row.first_position,
             // What cannot be read serves no pin.
-            Err(error) if error.is_of_one_object() => return Ok(true),
-            Err(error) => return Err(error),
+            Err(error) => return error.only_this_object().map(|()| true),
         };
         for other in self.reads.offered_objects(&key.tenant, &key.model_id, &key.seq_hash).await? {
             match self.reads.row(&other).await {
                 Ok(row) if row.first_position == first_position => return Ok(true),
-                Err(error) if !error.is_of_one_object() => return Err(error),
-                _ => {}
+                Ok(_) => {}
+                Err(error) => error.only_this_object()?,
             }
         }
         Ok(false)
     }
 
     /// Lifts the collector's tombstone of a pinned chunk. Gives whether the object stays.
-    async fn lift(&self, pass: &mut GcPass<'_>, key: &ChunkKey) -> Result<bool, StorageError> {
+    async fn lift(&self, pass: &mut GcPass<'_>, key: &ChunkKey) -> Result<bool, StoreError> {
         let path = self.bucket.path(&Key::Tombstone(key.clone()));
         match self.reads.tombstones().reason_at(&path).await? {
             Some(reason) if !reason.is_the_collectors() => return Ok(false),

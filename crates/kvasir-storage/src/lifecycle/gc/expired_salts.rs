@@ -11,8 +11,8 @@ use kvasir_types::{ModelId, Name, RootHash};
 
 use super::{super::Lifecycle, GcPass};
 use crate::{
-    StorageError,
     catalog::Salt,
+    error::{ChunkError, StoreError},
     layout::{ChunkKey, Key},
     removal::Removal,
 };
@@ -33,7 +33,7 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         tenant: &Name,
         namespace: &Name,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), StoreError> {
         let rotations = self.catalog.load_salt_rotations(tenant, namespace).await?.at(pass.now.0);
         let mut salts: Vec<Salt> = rotations.expired().map(|rotation| rotation.salt).collect();
         if !rotations.has_first() {
@@ -70,7 +70,7 @@ impl Lifecycle {
         tenant: &Name,
         model_id: &ModelId,
         roots: Vec<RootHash>,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), StoreError> {
         let prefix = self.bucket.layout().model_chunks_prefix(tenant, model_id);
         let mut listing = self.bucket.list(&prefix, "listing chunks for the collector");
         let mut behind: HashMap<[u8; 32], Vec<ChunkKey>> = HashMap::new();
@@ -79,7 +79,7 @@ impl Lifecycle {
             match self.reads.entry(&key).await {
                 Ok(entry) => behind.entry(entry.parent_hash).or_default().push(key),
                 // Nobody can read it: a scrub or its age will tell.
-                Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
+                Err(ChunkError::Corrupt { .. } | ChunkError::Unknown { .. }) => {}
                 Err(error) => {
                     pass.read_or_left::<()>(&key, Err(error));
                 }

@@ -18,7 +18,7 @@ mod sweep;
 mod tails;
 mod tenant_budget;
 
-use std::{cmp::Ordering, collections::BTreeSet, sync::Arc, time::Duration};
+use std::{cmp::Ordering, collections::BTreeSet, fmt::Display, sync::Arc, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_eviction::PolicyKind;
@@ -33,8 +33,8 @@ use self::{
 };
 use super::Lifecycle;
 use crate::{
-    StorageError,
     changes::{context_digest, ledger::Count},
+    error::{ChunkError, StoreError},
     index::{IndexRow, prefer},
     layout::{ChunkKey, JournalLog, Key},
     limits,
@@ -172,12 +172,12 @@ impl Lifecycle {
     /// One pass over the whole store. Any number may run at once, anywhere.
     ///
     /// # Errors
-    /// [`StorageError::Store`]; what was done stays done, the next pass goes on.
+    /// [`StoreError::Request`]; what was done stays done, the next pass goes on.
     pub async fn collect_garbage(
         &self,
         policy: &GcPolicy,
         mut progress: impl FnMut(&GcReport),
-    ) -> Result<GcReport, StorageError> {
+    ) -> Result<GcReport, StoreError> {
         let Some(epoch) = self.begin_epoch().await? else { return Ok(GcReport::default()) };
         let mut pass = GcPass {
             policy,
@@ -235,7 +235,7 @@ impl Lifecycle {
     }
 
     /// Writes the next epoch. None when another collector has just done so.
-    async fn begin_epoch(&self) -> Result<Option<ObjectMeta>, StorageError> {
+    async fn begin_epoch(&self) -> Result<Option<ObjectMeta>, StoreError> {
         const BEGINNING: &str = "beginning a collector's epoch";
         let listed = self.bucket.list(&self.bucket.layout().epochs_prefix(), BEGINNING);
         let listed: Vec<_> = listed.try_collect().await?;
@@ -262,7 +262,7 @@ impl Lifecycle {
         &self,
         pass: &mut GcPass<'_>,
         mut group: Vec<(ChunkKey, ObjectMeta)>,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), StoreError> {
         // A plain form beside the sealed one is the same object: the younger date is that of the form in use.
         group.sort_by_key(|(key, meta)| (key.object_digest, std::cmp::Reverse(meta.last_modified)));
         group.dedup_by(|(key, _), (before, _)| key == before);
@@ -301,7 +301,7 @@ impl Lifecycle {
             match self.reads.row(&key).await {
                 Ok(row) => sound.push((key, meta, row)),
                 // Of no use, but no reason to lose the other one over it either.
-                Err(StorageError::Corrupt { .. } | StorageError::UnknownChunk { .. }) => {}
+                Err(ChunkError::Corrupt { .. } | ChunkError::Unknown { .. }) => {}
                 Err(error) => {
                     pass.read_or_left::<()>(&key, Err(error));
                 }
@@ -323,7 +323,7 @@ impl Lifecycle {
         &self,
         pass: &mut GcPass<'_>,
         alike: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), StoreError> {
         let Some(((survivor, ..), others)) = alike.split_first() else { return Ok(()) };
         // The one that stays is read whole before any other goes: a name is no proof of its bytes.
         if !others.is_empty() {
@@ -347,7 +347,7 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         key: &ChunkKey,
         reason: Removal,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), StoreError> {
         pass.capacity_plan.exclude(key.object_digest);
         if pass.policy.dry_run || !pass.tenant_budget.try_take(&key.tenant, pass.policy) {
             return Ok(());
@@ -359,14 +359,14 @@ impl Lifecycle {
     }
 
     /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
-    async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StorageError> {
+    async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StoreError> {
         let dry_run = pass.policy.dry_run;
         self.read_contexts(pass).await?;
         pass.report.uploads_deleted = self.uploads.collect_uploads(now_ms, dry_run).await?;
         Ok(())
     }
 
-    async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
+    async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         // Removals go last: who reads that a chunk was stored must find that it was removed since.
         let logs = [
             (JournalLog::Stored, pass.policy.journal_retention),
@@ -411,8 +411,8 @@ impl GcPass<'_> {
 
     /// What was read of an object; none, with a warning and a count, where it could not be: one object, or one tenant's lost
     /// key, must not stop the collector of all others.
-    fn read_or_left<T>(&mut self, key: &ChunkKey, read: Result<T, StorageError>) -> Option<T> {
-        let warn = |error: StorageError| {
+    fn read_or_left<T>(&mut self, key: &ChunkKey, read: Result<T, impl Display>) -> Option<T> {
+        let warn = |error| {
             let ChunkKey { tenant, seq_hash, object_digest, .. } = key;
             tracing::warn!(%error, %tenant, %seq_hash, %object_digest, "the collector leaves an object that it cannot read");
             self.report.unread += 1;

@@ -10,8 +10,8 @@ use object_store::{ObjectMeta, PutPayload};
 
 use super::{super::Lifecycle, GcPass, StoreTime};
 use crate::{
-    StorageError,
     blocking::blocking,
+    error::StoreError,
     layout::{ChunkKey, Key},
     limits,
     removal::Removal,
@@ -25,7 +25,7 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         key: &ChunkKey,
         tombstone: &ObjectMeta,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), StoreError> {
         let age = pass.now.age(tombstone);
         if age < pass.policy.grace || pass.is_stale() || !pass.tenant_budget.has_remaining(&key.tenant) {
             return Ok(());
@@ -69,7 +69,7 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         key: &ChunkKey,
         tombstone: &ObjectMeta,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), StoreError> {
         let note = self.bucket.path(&Key::Gone(key.clone()));
         // One that is older than the tombstone is of an earlier life of the name.
         let noted = self.meta_of(&note).await?.filter(|note| !is_younger(tombstone, note));
@@ -100,7 +100,7 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         key: &ChunkKey,
         note: &ObjectMeta,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), StoreError> {
         // As long as it may still be on its tombstone's way, nobody asks.
         let is_late =
             pass.now.age(note) >= pass.policy.grace + pass.policy.tombstone_retention.saturating_mul(2);
@@ -111,7 +111,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    async fn note_gone(&self, key: &ChunkKey) -> Result<(), StorageError> {
+    async fn note_gone(&self, key: &ChunkKey) -> Result<(), StoreError> {
         let path = self.bucket.path(&Key::Gone(key.clone()));
         self.bucket.put(&path, PutPayload::new(), "writing down that an object is gone").await?;
         self.bucket.reached(Transition::GoneNoted);
@@ -122,12 +122,12 @@ impl Lifecycle {
         Ok(())
     }
 
-    async fn meta_of(&self, path: &object_store::path::Path) -> Result<Option<ObjectMeta>, StorageError> {
+    async fn meta_of(&self, path: &object_store::path::Path) -> Result<Option<ObjectMeta>, StoreError> {
         self.bucket.head(path, "asking for an object under a tombstone").await
     }
 
     /// What writers that ended left behind: staging files of a directory, uploads in parts of a bucket.
-    pub(super) async fn sweep_leftovers(&self, pass: &mut GcPass<'_>) -> Result<(), StorageError> {
+    pub(super) async fn sweep_leftovers(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         if let Some(directory) = self.bucket.open().directory().cloned() {
             let (age, dry_run) = (pass.policy.leftovers_age, pass.policy.dry_run);
             let swept = blocking(move || super::leftovers::sweep(&directory, age, dry_run));

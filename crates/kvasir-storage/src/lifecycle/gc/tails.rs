@@ -9,7 +9,7 @@ use kvasir_types::{BLOCK_TOKENS, Reuse};
 
 use super::{super::Lifecycle, GcPass};
 use crate::{
-    StorageError,
+    error::{CatalogError, ChunkError, StoreError},
     index::Scope,
     layout::{ChunkKey, Key},
 };
@@ -20,21 +20,26 @@ impl Lifecycle {
         &self,
         pass: &GcPass<'_>,
         key: &ChunkKey,
-    ) -> Result<bool, StorageError> {
+    ) -> Result<bool, StoreError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let Some(entry) = self.reads.index().entry(scope, key.object_digest) else { return Ok(false) };
         let index = self.reads.index().index();
         let Some(longer) = index.longer_sibling(scope, &entry) else { return Ok(false) };
         // Whoever begins behind this chunk would lose what it stands on; and whole caches are of use only whole.
-        let is_whole = self.catalog.model(&key.tenant, &key.model_id).await?.reuse == Reuse::Whole;
+        let is_whole = match self.catalog.model(&key.tenant, &key.model_id).await {
+            Ok(model) => model.reuse == Reuse::Whole,
+            Err(CatalogError::Store(error)) => return Err(error),
+            // Nobody can tell.
+            Err(_) => true,
+        };
         if is_whole || index.has_children(scope, &entry.row.seq_hash) {
             return Ok(false);
         }
         let longer =
             ChunkKey { seq_hash: longer.seq_hash, object_digest: longer.object_digest, ..key.clone() };
         match self.contains(pass, &longer, key).await {
-            Err(error) if error.is_of_one_object() => Ok(false),
-            proved => proved,
+            Ok(is_proved) => Ok(is_proved),
+            Err(error) => error.only_this_object().map(|()| false),
         }
     }
 
@@ -44,7 +49,7 @@ impl Lifecycle {
         pass: &GcPass<'_>,
         longer: &ChunkKey,
         shorter: &ChunkKey,
-    ) -> Result<bool, StorageError> {
+    ) -> Result<bool, ChunkError> {
         let path = self.bucket.path(&Key::Chunk(longer.clone()));
         let Some(meta) = self.bucket.head(&path, "asking for a longer sibling").await? else {
             return Ok(false);

@@ -9,7 +9,7 @@ use axum::{
 };
 use kvasir_api::{ChunkQuery, MEDIA_CHUNK, ObjectUrl, StoredChunk, routes};
 use kvasir_storage::{
-    ByteRange, ObjectRead, PutChunk, Selection, StorageError, hot::RequestHint, layout::ChunkKey,
+    ByteRange, ChunkError, ObjectRead, PutChunk, Selection, hot::RequestHint, layout::ChunkKey,
 };
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 
@@ -205,7 +205,7 @@ async fn open(
         None => None,
     };
     let Some(length) = length else { return Ok(storage.reads().read(key, range, hint).await?) };
-    let within = range.resolve(length).ok_or(StorageError::Range { object_bytes: length })?;
+    let within = range.resolve(length).ok_or(ChunkError::Range { object_bytes: length })?;
     if method == Method::HEAD {
         return Ok(ObjectRead::empty(within, length));
     }
