@@ -25,7 +25,7 @@ use object_store::ObjectStoreExt;
 use crate::{
     Backend,
     replicas::{at_once, collect, put_any},
-    storage_core::{body, key, matched, model_id, prepare, put, read, tenant},
+    storage_core::{body, key, matched, model_id, name, prepare, put, read, tenant},
 };
 
 /// More objects of one chunk than a reader considers.
@@ -295,4 +295,27 @@ async fn a_slow_pass_spares_a_name_that_is_in_use_again() {
     let report = slow.lifecycle().collect_garbage(&end, |_| {}).await.expect("collects");
     assert_eq!(report.deleted, 0, "{report:?}");
     assert_eq!(read(&storage, &chunk, ByteRange::Whole).await.expect("stays"), chunk.bytes);
+}
+
+/// Two collectors that end before their next append, one after its tombstone and one after the bytes: the note that the
+/// tombstone's retention waits for comes after the removal is in the journal.
+#[tokio::test]
+async fn what_is_noted_as_gone_is_announced() {
+    let backend = Backend::memory();
+    let (storage, reader) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(128, 64);
+    let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+    put(&storage, &chunk).await;
+    storage.changes().journal_append().await.expect("appends");
+    reader.changes().journal_tail().await.expect("reads");
+    assert_eq!(matched(&reader, &tokens).await, 64);
+    let old = GcPolicy { ttl: Some(Duration::ZERO), ..at_once() };
+    assert_eq!(collect(&*backend.replica().await, &old).await.expired, 1);
+    assert_eq!(collect(&*backend.replica().await, &at_once()).await.deleted, 1);
+    let note = storage.store().layout().path(&Key::Gone(key(&chunk)));
+    storage.store().objects().head(&note).await.expect("is noted");
+    reader.changes().journal_tail().await.expect("reads");
+    let lookup = Lookup::new(&tenant(), &name("n"), &model_id(), Query::Tokens(tokens));
+    assert_eq!(reader.lookup(&lookup).await.expect("answers").matched_tokens, 0, "its bytes are gone");
 }

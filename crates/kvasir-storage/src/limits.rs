@@ -114,6 +114,9 @@ pub const GC_UNCONFIRMED_MAX: usize = 1_000;
 /// Age of such a tombstone at which it does so however few there are: how long a chunk that was pinned at that moment may
 /// be hidden.
 pub const GC_UNCONFIRMED_AGE_MAX: Duration = Duration::from_secs(10);
+
+/// Deleted objects that wait for the note of it before the collector announces them and writes their notes.
+pub const GC_GONE_WAITING_MAX: usize = 1_000;
 /// Epochs of the collector that are kept, for whoever looks.
 pub const EPOCHS_KEPT: usize = 8;
 /// Unfinished uploads in parts that one pass of the collector looks at: ten pages of a listing.

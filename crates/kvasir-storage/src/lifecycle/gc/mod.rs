@@ -141,6 +141,8 @@ struct GcPass<'a> {
     contexts: KnownContexts,
     pins: Pins,
     unconfirmed: Unconfirmed,
+    /// Objects whose bytes it deleted and that have no note of it yet.
+    gone: Vec<ChunkKey>,
     capacity_plan: CapacityPlan,
     /// Namespaces with later salts.
     rotated: BTreeSet<(Name, Name)>,
@@ -188,6 +190,7 @@ impl Lifecycle {
             contexts: KnownContexts::default(),
             pins: Pins::default(),
             unconfirmed: Unconfirmed::default(),
+            gone: Vec::new(),
             capacity_plan: CapacityPlan::default(),
             rotated: BTreeSet::new(),
             count: Count::default(),
@@ -220,6 +223,7 @@ impl Lifecycle {
                 _ => {}
             }
             self.confirm_due(&mut pass).await?;
+            self.note_gone_due(&mut pass).await?;
         }
         self.evaluate_chunk(&mut pass, group).await?;
         self.changes.publish_count(std::mem::take(&mut pass.count));
@@ -227,6 +231,7 @@ impl Lifecycle {
         let plan = std::mem::take(&mut pass.capacity_plan);
         self.evict_to_capacity(&mut pass, plan).await?;
         self.confirm_all(&mut pass).await?;
+        self.note_gone(&mut pass).await?;
         progress(&pass.report);
         self.compact_journal(&mut pass).await?;
         self.sweep_leftovers(&mut pass).await?;

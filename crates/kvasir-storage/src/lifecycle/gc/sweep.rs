@@ -50,7 +50,7 @@ impl Lifecycle {
                         pass.count.deleted(&key.tenant, meta.size);
                     }
                     self.bucket.reached(Transition::ObjectDeleted);
-                    self.note_gone(key).await?;
+                    pass.gone.push(key.clone());
                 }
                 pass.report.deleted += 1;
                 pass.report.deleted_bytes += meta.size;
@@ -77,7 +77,7 @@ impl Lifecycle {
             if !pass.policy.dry_run && !pass.is_stale() {
                 // Whoever deleted the bytes ended before it could say so; or all there is is a plain form that nobody reads.
                 self.bucket.delete(&self.bucket.path(&Key::Chunk(key.clone()))).await?;
-                self.note_gone(key).await?;
+                pass.gone.push(key.clone());
             }
             return Ok(());
         };
@@ -111,14 +111,32 @@ impl Lifecycle {
         Ok(())
     }
 
-    async fn note_gone(&self, key: &ChunkKey) -> Result<(), StoreError> {
-        let path = self.bucket.path(&Key::Gone(key.clone()));
-        self.bucket.put(&path, PutPayload::new(), "writing down that an object is gone").await?;
-        self.bucket.reached(Transition::GoneNoted);
-        // Once more: whoever removed the object may have ended between the tombstone and its announcement.
-        let tombstone = self.bucket.path(&Key::Tombstone(key.clone()));
-        let reason = self.reads.tombstones().reason_at(&tombstone).await?.unwrap_or(Removal::Removed);
-        self.announce_removed(key, reason);
+    /// As [`note_gone`](Self::note_gone), where many wait for it.
+    pub(super) async fn note_gone_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        if pass.gone.len() >= limits::GC_GONE_WAITING_MAX { self.note_gone(pass).await } else { Ok(()) }
+    }
+
+    /// Announces objects whose bytes this pass deleted, and writes a note of each when that is durable: whoever removed one may
+    /// have ended between its tombstone and the announcement. The retention of a tombstone begins with the note, so when the
+    /// tombstone goes, the other replicas have read of the removal or were away for too long.
+    pub(super) async fn note_gone(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        let gone = std::mem::take(&mut pass.gone);
+        // What has no note gets one from the next pass.
+        if gone.is_empty() || pass.is_stale() {
+            return Ok(());
+        }
+        let dropped = self.changes.dropped_removals();
+        for key in &gone {
+            let tombstone = self.bucket.path(&Key::Tombstone(key.clone()));
+            let reason = self.reads.tombstones().reason_at(&tombstone).await?.unwrap_or(Removal::Removed);
+            self.announce_removed(key, reason);
+        }
+        self.changes.append_removals(dropped).await?;
+        for key in gone {
+            let path = self.bucket.path(&Key::Gone(key));
+            self.bucket.put(&path, PutPayload::new(), "writing down that an object is gone").await?;
+            self.bucket.reached(Transition::GoneNoted);
+        }
         Ok(())
     }
 
