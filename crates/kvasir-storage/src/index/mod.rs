@@ -19,6 +19,8 @@
 //! readers compare the tokens that the object holds. What a chunk costs is measured by `examples/index_cost.rs`.
 
 mod database;
+#[cfg(test)]
+mod hooked;
 mod hot;
 mod key;
 mod lineage;

@@ -41,7 +41,8 @@ pub(crate) struct PrefixIndex {
     removals: AtomicU64,
     /// How many they were when the last one was taken out for good.
     last_for_good: AtomicU64,
-    /// Held where an object changes between gone and offered, so that no removal falls between a look and what it decides.
+    /// Held where an object changes between gone and offered: no removal falls between a look and what it decides, and none
+    /// leaves a row behind that outlives the memory of it.
     turning: Mutex<()>,
     /// When objects were last found or read, and for whom; only where the cold tier has a capacity.
     uses: Option<BoundedMap<(Scope, ObjectDigest), LastUse>>,
@@ -79,8 +80,9 @@ impl PrefixIndex {
 
     /// Takes in an object that this replica has stored: what was believed of it before is out of date.
     pub(crate) fn insert(&self, scope: Scope, entry: &Arc<IndexEntry>) {
+        let _turning = self.turning.lock();
         self.clear_gone(scope, &entry.row.object_digest);
-        self.insert_unless_gone(scope, entry);
+        self.take_in(scope, entry);
     }
 
     fn clear_gone(&self, scope: Scope, object: &ObjectDigest) {
@@ -92,26 +94,28 @@ impl PrefixIndex {
     /// it was removed since then, the removal may be younger than the listing, and stands.
     pub(crate) fn insert_listed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
         let object = entry.row.object_digest;
-        {
-            let _turning = self.turning.lock();
-            if self.is_gone(scope, object) {
-                // Not among the last ones that are remembered, but a row says so: any removal for good may have been its own.
-                let last = || self.last_for_good.load(Ordering::Acquire);
-                let at = self.gone.get(&(scope, object)).unwrap_or_else(last);
-                if at <= before {
-                    self.clear_gone(scope, &object);
-                }
+        let _turning = self.turning.lock();
+        if self.is_gone(scope, object) {
+            // Not among the last ones that are remembered, but a row says so: any removal for good may have been its own.
+            let last = || self.last_for_good.load(Ordering::Acquire);
+            if self.gone.get(&(scope, object)).unwrap_or_else(last) > before {
+                return;
             }
+            self.clear_gone(scope, &object);
         }
-        self.insert_unless_gone(scope, entry);
+        self.take_in(scope, entry);
     }
 
     /// Takes in an object that was read, or that another replica stored, unless it is known to be gone: a removal that was
     /// heard of first wins.
     pub(crate) fn insert_unless_gone(&self, scope: Scope, entry: &Arc<IndexEntry>) {
-        if self.is_gone(scope, entry.row.object_digest) {
-            return;
+        let _turning = self.turning.lock();
+        if !self.is_gone(scope, entry.row.object_digest) {
+            self.take_in(scope, entry);
         }
+    }
+
+    fn take_in(&self, scope: Scope, entry: &Arc<IndexEntry>) {
         self.index.insert(scope, entry);
         if let Some(missing) = &self.missing {
             missing.remove(&(scope, entry.row.seq_hash));
@@ -121,17 +125,16 @@ impl PrefixIndex {
 
     /// Takes out an object that was removed, and keeps a row of that until its name may be used again.
     pub(crate) fn remove_for_good(&self, scope: Scope, object: ObjectDigest, row: RemovedRow) {
-        {
-            let _turning = self.turning.lock();
-            let at = self.note_gone(scope, object);
-            self.last_for_good.fetch_max(at, Ordering::AcqRel);
-            self.index.put_removed(scope, &object, row);
-        }
+        let _turning = self.turning.lock();
+        let at = self.note_gone(scope, object);
+        self.last_for_good.fetch_max(at, Ordering::AcqRel);
+        self.index.put_removed(scope, &object, row);
         self.take_out(scope, object);
     }
 
     /// The collector lifted the tombstone of an object: it may be taken in again. What a request removed stays removed.
     pub(crate) fn lift(&self, scope: Scope, object: &ObjectDigest) {
+        let _turning = self.turning.lock();
         if !self.is_removed_by_request(scope, object) {
             self.clear_gone(scope, object);
         }
@@ -139,6 +142,7 @@ impl PrefixIndex {
 
     /// Takes out an object that is gone or broken. Only this process remembers it: it may be written again under its name.
     pub(crate) fn remove(&self, scope: Scope, object: ObjectDigest) {
+        let _turning = self.turning.lock();
         self.note_gone(scope, object);
         self.take_out(scope, object);
     }
@@ -211,8 +215,13 @@ impl PrefixIndex {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::OnceLock;
+
     use super::*;
-    use crate::index::IndexRow;
+    use crate::index::{
+        IndexRow,
+        hooked::{HookedIndex, Operation},
+    };
 
     fn entry() -> (Scope, Arc<IndexEntry>) {
         let scope = Scope::new(&"a".parse().expect("a name"), &[1; 32].into());
@@ -261,5 +270,38 @@ mod tests {
         index.remove(scope, [9; 32].into());
         index.insert_listed(scope, &entry, before);
         assert!(!index.is_gone(scope, object));
+    }
+
+    /// As the index itself has it, without the rule.
+    fn has_row(index: &PrefixIndex, scope: Scope) -> bool {
+        index.index().walk(scope, &[5; 32], &[[2; 32].into()], Search::Fast, &|_| true).whole_blocks == 1
+    }
+
+    #[test]
+    fn a_removal_while_an_object_is_taken_in_leaves_no_row() {
+        let (scope, entry) = entry();
+        let object = entry.row.object_digest;
+        let remove = move |index: &PrefixIndex| {
+            index.remove_for_good(scope, object, RemovedRow { expires_ms: i64::MAX, by_request: true });
+        };
+        // The removal comes when the object's row is about to be written, or where it has to wait, afterwards.
+        let shared: Arc<OnceLock<PrefixIndex>> = Arc::default();
+        let hook = Arc::clone(&shared);
+        let database = HookedIndex::new(move |operation| {
+            if let Some(index) = hook.get().filter(|index| {
+                operation == Operation::Put && !index.is_gone(scope, object) && !index.turning.is_locked()
+            }) {
+                remove(index);
+            }
+            Ok(())
+        });
+        let index =
+            shared.get_or_init(|| PrefixIndex::new(Index::over(Arc::new(database)), Duration::ZERO, false));
+        index.insert_unless_gone(scope, &entry);
+        if !index.is_gone(scope, object) {
+            assert!(has_row(index, scope));
+            remove(index);
+        }
+        assert!(index.is_gone(scope, object) && !has_row(index, scope));
     }
 }

@@ -4,7 +4,7 @@ use kvasir_types::{BLOCK_TOKENS, ModelId, TokenChain};
 use tempfile::TempDir;
 
 use super::*;
-use crate::index::database::{Pair, Visit};
+use crate::index::hooked::HookedIndex;
 
 const ROOT: [u8; 32] = [9; 32];
 const CACHE: u64 = 1 << 20;
@@ -122,63 +122,14 @@ fn hurt(file: &std::path::Path, damage: u64) {
     std::fs::write(file, bytes).expect("writes");
 }
 
-/// Fails after a number of operations.
-#[derive(Debug)]
-struct Failing {
-    rows: MemoryIndex,
-    left: AtomicU64,
-}
-
-impl Failing {
-    fn step(&self) -> Result<(), IndexError> {
-        match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(IndexError::Corrupt { what: "as the test wants it".to_owned() }),
-        }
-    }
-}
-
-impl HotIndex for Failing {
-    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
-        self.step()?;
-        self.rows.put(key, value)
-    }
-    fn remove(&self, key: &[u8]) -> Result<(), IndexError> {
-        self.step()?;
-        self.rows.remove(key)
-    }
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        self.step()?;
-        self.rows.get(key)
-    }
-    fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError> {
-        self.step()?;
-        self.rows.scan(from, visit)
-    }
-    fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
-        self.step()?;
-        self.rows.below(key)
-    }
-    fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
-        self.step()?;
-        self.rows.at_or_above(key)
-    }
-    fn len(&self) -> u64 {
-        self.rows.len()
-    }
-    fn clear(&self) -> Result<(), IndexError> {
-        self.step()?;
-        self.rows.clear()
-    }
-    fn flush(&self) -> Result<(), IndexError> {
-        self.step()
-    }
-}
-
 #[test]
 fn a_failure_under_use_replaces_the_database_once() {
     for left in 0..40 {
-        let index = Index::over(Arc::new(Failing { rows: MemoryIndex::default(), left: left.into() }));
+        let steps = AtomicU64::new(0);
+        let index = Index::over(Arc::new(HookedIndex::new(move |_| {
+            let corrupt = || IndexError::Corrupt { what: "as the test wants it".to_owned() };
+            (steps.fetch_add(1, Ordering::Relaxed) < left).then_some(()).ok_or_else(corrupt)
+        })));
         std::thread::scope(|scope_| {
             for _ in 0..4 {
                 scope_.spawn(|| (0..10).for_each(|seed| index.insert(scope(), &row(seed))));

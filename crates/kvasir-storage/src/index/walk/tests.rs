@@ -4,9 +4,17 @@ use kvasir_types::{ModelId, RootHash, TokenChain};
 use proptest::prelude::*;
 
 use super::*;
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
-use crate::index::{IndexEntry, MemoryIndex, Visit, placement, position::PositionCache};
+use crate::index::{
+    IndexEntry, MemoryIndex,
+    hooked::{HookedIndex, Operation},
+    placement,
+    position::PositionCache,
+};
 
 const ROOT: [u8; 32] = [9; 32];
 
@@ -256,9 +264,20 @@ fn another_tenant_s_rows_are_not_met() {
     );
 }
 
+/// An empty index, and its seeks since they were last asked for.
+fn counting() -> (Rows<impl HotIndex>, impl Fn() -> usize) {
+    let seeks = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&seeks);
+    let index = HookedIndex::new(move |operation| {
+        counted.fetch_add(usize::from(operation == Operation::Seek), Ordering::Relaxed);
+        Ok(())
+    });
+    (Rows::new(index), move || seeks.swap(0, Ordering::Relaxed))
+}
+
 #[test]
 fn seeks_do_not_grow_with_the_number_of_siblings() {
-    let index = Rows::new(CountingIndex::default());
+    let (index, seeks) = counting();
     let shared = vec![7; 8 * BLOCK_TOKENS];
     for i in 0..2_000u32 {
         let tokens = [&shared[..], &[i; 8 * BLOCK_TOKENS]].concat();
@@ -266,15 +285,15 @@ fn seeks_do_not_grow_with_the_number_of_siblings() {
     }
     let query = [&shared[..], &[9_999; 64]].concat();
     let chain = TokenChain::new(ROOT.into(), &query);
-    index.index.seeks.store(0, std::sync::atomic::Ordering::Relaxed);
+    seeks();
     let walk = index.walk(chain.blocks());
     assert_eq!(walk.matched_blocks(), 8);
-    assert!(index.index.seeks.load(std::sync::atomic::Ordering::Relaxed) <= 8);
+    assert!(seeks() <= 8);
 }
 
 #[test]
 fn a_long_context_is_a_few_seeks_and_a_scan() {
-    let index = Rows::new(CountingIndex::default());
+    let (index, seeks) = counting();
     // Conversations that share their first chunk; and one that is alone.
     for conversation in 0..20u32 {
         let tokens: Vec<u32> =
@@ -287,7 +306,6 @@ fn a_long_context_is_a_few_seeks_and_a_scan() {
         let tokens: Vec<u32> =
             (0..64 * 32).map(|i| if i < 32 { i } else { i ^ (conversation << 16) }).collect();
         let chain = TokenChain::new(ROOT.into(), &tokens);
-        let seeks = || index.index.seeks.swap(0, std::sync::atomic::Ordering::Relaxed);
         seeks();
         let walk = index.walk(chain.blocks());
         assert_eq!((walk.chunks.len(), walk.whole_blocks), (64, 128));
@@ -295,44 +313,5 @@ fn a_long_context_is_a_few_seeks_and_a_scan() {
         let ids: Vec<_> = walk.chunks.iter().map(|chunk| chunk.row.seq_hash).collect();
         assert_eq!(index.walk_chunks(&ids).len(), 64);
         assert!(seeks() <= 5, "conversation {conversation}, by ids");
-    }
-}
-
-#[derive(Debug, Default)]
-struct CountingIndex {
-    rows: MemoryIndex,
-    seeks: std::sync::atomic::AtomicUsize,
-}
-
-impl HotIndex for CountingIndex {
-    fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
-        self.rows.put(key, value)
-    }
-    fn remove(&self, key: &[u8]) -> Result<(), IndexError> {
-        self.rows.remove(key)
-    }
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        self.rows.get(key)
-    }
-    fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError> {
-        self.seeks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.rows.scan(from, visit)
-    }
-    fn below(&self, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>, IndexError> {
-        self.seeks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.rows.below(key)
-    }
-    fn at_or_above(&self, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>, IndexError> {
-        self.seeks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.rows.at_or_above(key)
-    }
-    fn len(&self) -> u64 {
-        self.rows.len()
-    }
-    fn clear(&self) -> Result<(), IndexError> {
-        self.rows.clear()
-    }
-    fn flush(&self) -> Result<(), IndexError> {
-        self.rows.flush()
     }
 }
