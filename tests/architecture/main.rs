@@ -22,11 +22,15 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvasir-cuda", &["kvasir-codec", "kvasir-kernels", "kvasir-types"]),
     ("kvasir-api", &["kvasir-types"]),
     ("kvasir-eviction", &[]),
-    ("kvasir-storage", &["kvasir-api", "kvasir-container", "kvasir-eviction", "kvasir-types"]),
+    ("kvasir-store", &["kvasir-api", "kvasir-types"]),
+    (
+        "kvasir-storage",
+        &["kvasir-api", "kvasir-container", "kvasir-eviction", "kvasir-store", "kvasir-types"],
+    ),
     ("kvasir-replay", &["kvasir-eviction"]),
     ("kvasir-client", &["kvasir-api", "kvasir-codec", "kvasir-container", "kvasir-types"]),
     ("kvasir-engine", &["kvasir-client", "kvasir-codec", "kvasir-train", "kvasir-types"]),
-    ("kvasir-server", &["kvasir-api", "kvasir-eviction", "kvasir-storage", "kvasir-types"]),
+    ("kvasir-server", &["kvasir-api", "kvasir-eviction", "kvasir-storage", "kvasir-store", "kvasir-types"]),
     (
         "kvasir-cli",
         &[

@@ -5,13 +5,12 @@ use std::{sync::Arc, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_api::ContextRequest;
-use kvasir_storage::{
-    ByteRange, ChunkError, Storage, StoreError,
-    gc::GcPolicy,
+use kvasir_storage::{ByteRange, ChunkError, Storage, gc::GcPolicy};
+use kvasir_store::{
+    OpenStore, StoreError, StoreKind,
     layout::{ChunkKey, Key},
     observe::NoObserver,
     seal::FileKeys,
-    store::{OpenStore, StoreKind},
 };
 use kvasir_tests::{
     chunks::{self, Chunk},

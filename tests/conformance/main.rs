@@ -16,12 +16,8 @@ mod table;
 use std::sync::Arc;
 
 use kvasir_server::Layers;
-use kvasir_storage::{
-    Settings, Storage,
-    index::Index,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig, StoreKind},
-};
+use kvasir_storage::{Settings, Storage, index::Index};
+use kvasir_store::{OpenStore, StoreConfig, StoreKind, observe::NoObserver};
 use kvasir_tests::{
     hooked::{Hook, HookedStore},
     s3::{Conditions, Lacks, S3Server},

@@ -8,7 +8,8 @@ use std::{
 
 use futures::FutureExt;
 use kvasir_api::{Context, ContextRequest};
-use kvasir_storage::{ByteRange, ChunkError, ContextError, PutChunk, Storage, gc::GcPolicy, layout::Key};
+use kvasir_storage::{ByteRange, ChunkError, ContextError, PutChunk, Storage, gc::GcPolicy};
+use kvasir_store::layout::Key;
 use kvasir_tests::{
     chunks::{self, Chunk},
     hooked::{Hook, Hooked},
@@ -185,7 +186,7 @@ async fn a_damaged_context_holds_its_tenants_chunks_and_stops_nobody() {
     let damaged = storage.store().layout().path(&damaged);
     storage.store().objects().put(&damaged, "{".into()).await.expect("writes");
     // A collector had decided on it before.
-    let key = |tenant: &Name, chunk: &Chunk| kvasir_storage::layout::ChunkKey {
+    let key = |tenant: &Name, chunk: &Chunk| kvasir_store::layout::ChunkKey {
         tenant: tenant.clone(),
         ..key(chunk)
     };

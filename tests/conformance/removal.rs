@@ -10,11 +10,9 @@ use std::{
 
 use futures::{FutureExt, TryStreamExt};
 use kvasir_storage::{
-    ByteRange, ChunkError, Lookup, PutChunk, Query, Selection, Storage,
-    gc::GcPolicy,
-    hot::RequestHint,
-    layout::{JournalLog, Key},
+    ByteRange, ChunkError, Lookup, PutChunk, Query, Selection, Storage, gc::GcPolicy, hot::RequestHint,
 };
+use kvasir_store::layout::{JournalLog, Key};
 use kvasir_tests::{
     chunks,
     hooked::{Hook, Hooked},

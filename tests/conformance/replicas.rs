@@ -7,8 +7,8 @@ use kvasir_storage::{
     ByteRange, ChunkError, Lookup, PutChunk, Query, Settings, Storage,
     gc::{GcPolicy, GcReport},
     hot::RequestHint,
-    layout::{ChunkKey, JournalLog, Key},
 };
+use kvasir_store::layout::{ChunkKey, JournalLog, Key};
 use kvasir_tests::chunks::{self, Chunk};
 use object_store::ObjectStoreExt;
 

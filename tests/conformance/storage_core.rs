@@ -5,11 +5,10 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use kvasir_storage::{
-    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Storage,
-    gc::GcPolicy,
+    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Storage, gc::GcPolicy,
     hot::RequestHint,
-    layout::{ChunkKey, Key},
 };
+use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{Level, ModelId, Name, ProfileHash, RootHash};
 use object_store::ObjectStoreExt;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use kvasir_api::{Role, routes};
 use kvasir_client::{BearerToken, Client, ClientConfig};
 use kvasir_server::TlsConfig;
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     service::{Service, expect_problem},

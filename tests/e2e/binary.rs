@@ -28,7 +28,7 @@ async fn a_store_that_does_not_answer_leaves_the_service_alive_and_not_ready() {
 async fn two_replicas_in_one_cache_directory_and_a_damaged_index() {
     let directory = TempDir::new().expect("a directory");
     let url = format!("file://{}/store", directory.path().display());
-    let store = kvasir_storage::store::StoreConfig::new(url.parse().expect("a url"));
+    let store = kvasir_store::StoreConfig::new(url.parse().expect("a url"));
     let cache = directory.path().join("same");
     let a = Service::start(store.clone(), &cache).await;
     let b = Service::start(store.clone(), &cache).await;

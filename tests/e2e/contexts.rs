@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_api::{Context, ContextList, ContextVersions, routes};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     s3::{Lacks, S3Server},

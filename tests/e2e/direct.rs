@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvasir_api::{
     LookupRequest, LookupResponse, ObjectUrl, StoredChunk, UploadRequest, UploadTicket, Via, routes,
 };
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},
     s3::{Lacks, S3Server},

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvasir_api::{Event, EventType, EventsQuery, routes};
 use kvasir_client::{Client, EventMessage, EventStream};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     service::{Service, expect_problem},

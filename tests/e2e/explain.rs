@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use kvasir_api::{Cause, ExplainResponse, MissReason, routes};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     s3::{Lacks, S3Server},

@@ -2,7 +2,7 @@
 
 use kvasir_api::{NamespaceRequest, NamespaceResponse, Role, routes};
 use kvasir_server::{Config, NewToken};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{chunks, service::Service};
 use kvasir_types::{ModelId, ProfileHash, RootHash};
 use reqwest::{Method, Response};

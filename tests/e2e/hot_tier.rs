@@ -2,7 +2,7 @@
 
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, routes};
 use kvasir_client::{Client, ClientConfig, RequestClass};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},
     service::{Service, expect_problem},

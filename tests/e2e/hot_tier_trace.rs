@@ -12,7 +12,8 @@ use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, LookupResponse
 use kvasir_eviction::{Moment, PolicyKind};
 use kvasir_lab::eviction::{ComparedPolicy, RecomputeModel, ReplayOptions, replay};
 use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceFormat, TraceReader};
-use kvasir_storage::{hot::HotClock, store::StoreConfig};
+use kvasir_storage::hot::HotClock;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{chunks, service::Service};
 use kvasir_types::{CHUNK_TOKENS_STEP, Medium, ModelId, RootHash};
 

@@ -248,7 +248,7 @@ async fn every_example_is_what_the_service_does() {
 async fn routes_and_document_are_the_same_set() {
     let directory = TempDir::new().expect("a directory");
     let file = format!("file://{}/store", directory.path().display()).parse().expect("a url");
-    let service = Service::start(kvasir_storage::store::StoreConfig::new(file), directory.path()).await;
+    let service = Service::start(kvasir_store::StoreConfig::new(file), directory.path()).await;
     let document: Value = service.get(routes::OPENAPI, &[]).await.json().await.expect("its JSON");
     let paths = document["paths"].as_object().expect("paths");
     assert_eq!(paths.len(), routes::ALL.len());
@@ -271,7 +271,7 @@ async fn routes_and_document_are_the_same_set() {
 async fn the_page_works_offline_and_over_both_versions_of_http() {
     let directory = TempDir::new().expect("a directory");
     let file = format!("file://{}/store", directory.path().display()).parse().expect("a url");
-    let mut service = Service::start(kvasir_storage::store::StoreConfig::new(file), directory.path()).await;
+    let mut service = Service::start(kvasir_store::StoreConfig::new(file), directory.path()).await;
     let h2 = reqwest::Client::builder().http2_prior_knowledge().build().expect("a client");
     let h1 = std::mem::replace(&mut service.http, h2);
     for (http, version) in [(h1, Version::HTTP_11), (service.http.clone(), Version::HTTP_2)] {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_api::{Role, UploadTicket, UsageResponse, routes};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},
     s3::{Lacks, S3Server},

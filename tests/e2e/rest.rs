@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use kvasir_api::{ConfigResponse, LookupRequest, ProfileList, StoredChunk, routes};
-use kvasir_storage::{Storage, index::Index, observe::NoObserver, store::StoreConfig};
+use kvasir_storage::{Storage, index::Index};
+use kvasir_store::{StoreConfig, observe::NoObserver};
 use kvasir_tests::{
     chunks,
     s3::{Lacks, S3Server},

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kvasir_api::{LookupRequest, NamespaceRequest, NamespaceResponse, NamespaceRotation, routes};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     service::{Service, expect_problem},

@@ -6,7 +6,7 @@ use kvasir_client::{Client, ClientConfig};
 use kvasir_codec::KvBuffer;
 use kvasir_engine::{Model, PagedKv};
 use kvasir_lab::budget::{H2o, Keep, PrefixStatistics, StreamingLlm, ThinClass, ThinnedStore, TokenPolicy};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::service::Service;
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{Level, Plane, Thinning};

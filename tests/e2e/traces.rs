@@ -11,9 +11,9 @@ use kvasir_storage::{
     ByteRange, Lookup, PutChunk, Query, Selection, Settings, Storage,
     hot::{HotSettings, HotTier, MonotonicClock, NoHotObserver, RequestHint},
     index::Index,
-    layout::ChunkKey,
-    observe::NoObserver,
-    store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
+};
+use kvasir_store::{
+    OpenStore, StoreAbilities, StoreConfig, StoreKind, layout::ChunkKey, observe::NoObserver,
 };
 use kvasir_tests::{
     chunks::{self, Chunk},

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use futures::stream;
 use kvasir_api::routes;
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     service::{Service, expect_problem},

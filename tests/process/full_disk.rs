@@ -3,7 +3,7 @@
 use std::{path::Path, process::Command};
 
 use kvasir_api::routes;
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     process::{Process, Start},

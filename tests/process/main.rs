@@ -17,7 +17,7 @@ mod proxied;
 mod replicas;
 
 use kvasir_server::Layers;
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 
 /// The binary under test.
 const SERVER: &str = env!("CARGO_BIN_EXE_kvasir");

@@ -4,7 +4,7 @@
 use std::{path::Path, process::Command, time::Duration};
 
 use kvasir_api::LookupRequest;
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     process::{Process, Start},

@@ -11,11 +11,8 @@ use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
-use kvasir_storage::{
-    ByteRange, ChunkError, PutChunk, PutError, Query, Storage,
-    hot::RequestHint,
-    layout::{ChunkKey, Key},
-};
+use kvasir_storage::{ByteRange, ChunkError, PutChunk, PutError, Query, Storage, hot::RequestHint};
+use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::{FINDING_OUT, FaultyStore, Tampered},

@@ -8,13 +8,8 @@ use std::{
 };
 
 use futures::TryStreamExt;
-use kvasir_storage::{
-    ByteRange, Lookup, Query, Settings, Storage,
-    index::Index,
-    layout::ChunkKey,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig},
-};
+use kvasir_storage::{ByteRange, Lookup, Query, Settings, Storage, index::Index};
+use kvasir_store::{OpenStore, StoreConfig, layout::ChunkKey, observe::NoObserver};
 use kvasir_tests::{chunks, faulty::Dice};
 use kvasir_types::ObjectDigest;
 use object_store::ObjectStore;

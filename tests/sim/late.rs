@@ -6,8 +6,8 @@ use futures::TryStreamExt;
 use kvasir_storage::{
     Storage,
     gc::{GcPolicy, GcReport},
-    layout::{ChunkKey, Key},
 };
+use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::{Dice, FaultyStore},

@@ -11,9 +11,11 @@ use kvasir_storage::{
     Settings, Storage,
     hot::{HotClock, HotSettings, HotTier, NoHotObserver},
     index::{Index, MemoryIndex},
-    observe::{RequestOutcome, StoreEvent, StoreObserver, StoreOp},
-    store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
     transitions::{CrashPointObserver, Transition},
+};
+use kvasir_store::{
+    OpenStore, StoreAbilities, StoreConfig, StoreKind,
+    observe::{RequestOutcome, StoreEvent, StoreObserver, StoreOp},
 };
 use kvasir_tests::{
     faulty::{Dice, FaultyStore, Life},

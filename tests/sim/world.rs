@@ -4,12 +4,8 @@ use std::{collections::BTreeMap, rc::Rc, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_container::Head;
-use kvasir_storage::{
-    gc::GcPolicy,
-    layout::{ChunkKey, Key},
-    salt_record,
-    transitions::Transition,
-};
+use kvasir_storage::{gc::GcPolicy, salt_record, transitions::Transition};
+use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::{Dice, Fault, FaultyStore, ZOMBIE_MAX},

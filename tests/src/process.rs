@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 
 use crate::service::Api;
 

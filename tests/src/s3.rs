@@ -18,7 +18,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use s3s::{
     Body, S3, S3Request, S3Response, S3Result, auth::SimpleAuth, dto::*, s3_error, service::S3ServiceBuilder,
 };

@@ -3,7 +3,7 @@
 use std::sync::Once;
 
 use kvasir_server::Layers;
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 
 /// Servers that are asked for; those that `KVASIR_REQUIRE_SERVERS` names must be there.
 pub const EXPECTED: [&str; 2] = ["minio", "radosgw"];

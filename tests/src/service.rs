@@ -10,7 +10,7 @@ use kvasir_api::{
     Job, JobState, LookupRequest, LookupResponse, NamespaceRequest, NamespaceResponse, Problem, routes,
 };
 use kvasir_server::{Config, listen, run};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_types::{ModelId, ModelSpec, ProfileHash, RootHash};
 use reqwest::{Method, Response, StatusCode};
 use tokio::{sync::oneshot, task::JoinHandle};

@@ -10,20 +10,20 @@ use kvasir_api::{
     CONTEXT_CHUNKS_MAX, CONTEXT_LABELS_MAX, CONTEXTS_PAGE_MAX, Context, ContextChange, ContextList,
     ContextRequest, LABEL_VALUE_BYTES_MAX, Labels,
 };
+use kvasir_store::{StoreError, layout::Key};
 use kvasir_types::{ModelId, Name, RootHash, SeqHash};
 use object_store::PutPayload;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
+    bucket::Bucket,
     catalog::Catalog,
     changes::{Changes, context_digest, events::now_ms},
-    error::{ChunkError, ContextError, StoreError},
+    error::{ChunkError, ContextError},
     index::IndexEntry,
-    layout::Key,
     limits,
     read::Reads,
-    store::Bucket,
 };
 
 /// A version as it is stored.

@@ -2,41 +2,9 @@
 
 use kvasir_api::ErrorCode;
 use kvasir_container::ContainerError;
+use kvasir_store::StoreError;
 use kvasir_types::{Level, ModelId, ObjectDigest, ProfileHash, SeqHash, SpecError};
 use uuid::Uuid;
-
-use crate::seal::SealError;
-
-/// The store, or what this replica does with its answers, failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StoreError {
-    /// The object store failed or cannot be reached.
-    #[error("{operation}: {source}")]
-    Request {
-        /// What was being done.
-        operation: &'static str,
-        /// The store's words.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// An object is sealed under a key that is not there.
-    #[error("{reason}")]
-    KeyLost {
-        /// Which key, and whose.
-        reason: String,
-    },
-    /// Something of ours in the store cannot be read.
-    #[error("{what} in the store cannot be read: {reason}")]
-    Damaged {
-        /// What.
-        what: &'static str,
-        /// Why.
-        reason: String,
-    },
-    /// A task of ours died: a bug.
-    #[error("an internal task failed: {0}")]
-    Task(#[from] tokio::task::JoinError),
-}
 
 /// A model, its spec or its profile is not there, or not fit.
 #[derive(Debug, thiserror::Error)]
@@ -283,7 +251,6 @@ macro_rules! codes {
 }
 
 codes! {
-    StoreError { Request => StoreUnavailable, KeyLost => KeyLost, Damaged => Internal, Task => Internal }
     CatalogError {
         UnknownModel => UnknownModel, UnknownProfile => UnknownProfile, InvalidSpec => InvalidModelSpec; Store
     }
@@ -320,24 +287,6 @@ through! {
     ContainerError => PutError => UploadError;
     StoreError => ChunkError => UrlError;
     StoreError => CatalogError => ContextError;
-}
-
-impl StoreError {
-    /// Names the operation that the store failed in; for `map_err`.
-    pub(crate) fn request(operation: &'static str) -> impl Fn(object_store::Error) -> Self {
-        move |source| match SealError::of(&source) {
-            Some(error) if error.is_lost_key() => Self::KeyLost { reason: error.to_string() },
-            Some(error @ (SealError::Plain { .. } | SealError::AlteredRecord { .. })) => {
-                Self::Damaged { what: "a record of a sealed tenant", reason: error.to_string() }
-            }
-            _ => Self::Request { operation, source: source.into() },
-        }
-    }
-
-    /// A failure of this replica that is to be taken like one of the store: it may be tried again.
-    pub(crate) fn own(operation: &'static str, reason: &str) -> Self {
-        Self::Request { operation, source: reason.into() }
-    }
 }
 
 impl ChunkError {

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod blocking;
-mod cache;
+mod bucket;
 mod catalog;
 mod changes;
 mod contexts;
@@ -11,20 +11,14 @@ mod explain;
 pub mod hot;
 pub mod index;
 mod ingest;
-pub mod layout;
 mod lifecycle;
 pub mod limits;
 mod lookup;
 pub mod memory;
-pub mod observe;
-mod presign;
+mod object_read;
 mod read;
 mod removal;
-pub mod seal;
-mod secret;
 mod storage;
-pub mod store;
-pub mod trace;
 pub mod transitions;
 
 pub use catalog::{Catalog, salt_record};
@@ -35,14 +29,15 @@ pub use changes::{
 pub use contexts::Contexts;
 pub use error::{
     CatalogError, ChunkError, ChunkMismatch, ContextError, DirectUnavailable, PutError, QuotaError,
-    StoreError, UploadError, UrlError,
+    UploadError, UrlError,
 };
 pub use ingest::{DirectUploads, Ingest, PutChunk};
 pub use kvasir_container::FORMAT_VERSION;
+/// What sees the requests to the store.
+pub use kvasir_store::observe;
 pub use lifecycle::{Lifecycle, RebuildProgress, ScrubReport, SealReport, gc};
 pub use lookup::{Lookup, Query};
+pub use object_read::{ByteRange, ObjectRead};
 pub use read::{DirectReads, Reads, Selection};
 pub use removal::Removal;
-pub use secret::Secret;
 pub use storage::{DirectSettings, Settings, Storage};
-pub use store::{ByteRange, ObjectRead};

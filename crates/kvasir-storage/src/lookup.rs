@@ -8,6 +8,7 @@ use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use futures::{StreamExt, stream};
 use kvasir_api::{ChunkMatch, LookupResponse, Via};
+use kvasir_store::{StoreError, layout::ChunkKey};
 use kvasir_types::{
     BLOCK_TOKENS, CHUNK_TOKENS_STEP, Medium, ModelId, Name, ObjectDigest, Reuse, RootHash, SeqHash,
     TokenChain,
@@ -16,10 +17,9 @@ use tokio::time::Instant;
 
 use crate::{
     catalog::Catalog,
-    error::{CatalogError, ChunkError, StoreError},
+    error::{CatalogError, ChunkError},
     hot::RequestHint,
     index::{IndexEntry, MatchedChunk, Scope, Search, Walk},
-    layout::ChunkKey,
     limits,
     read::Reads,
     removal::Removal,

@@ -3,9 +3,11 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use kvasir_api::{ExplainRequest, ExplainResponse, LookupResponse};
+use kvasir_store::{OpenStore, StoreAbilities};
 use kvasir_types::Name;
 
 use crate::{
+    bucket::Bucket,
     catalog::Catalog,
     changes::Changes,
     contexts::Contexts,
@@ -18,7 +20,6 @@ use crate::{
     limits,
     lookup::{Lookup, Lookups, Probes},
     read::{DirectPath, DirectReads, Reads, Tombstones},
-    store::{Bucket, OpenStore, StoreAbilities},
     transitions::{CrashPointObserver, NoCrashPointObserver},
 };
 

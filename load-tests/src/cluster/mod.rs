@@ -13,10 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kvasir_storage::{
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig},
-};
+use kvasir_store::{OpenStore, StoreConfig, observe::NoObserver};
 use kvasir_tests::{
     process::{Process, Start},
     proxy::{FaultProxy, Weather},

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, ensure};
 use futures::TryStreamExt as _;
 use kvasir_api::routes;
-use kvasir_storage::layout::Layout;
+use kvasir_store::layout::Layout;
 use kvasir_tests::{chunks, service::Api};
 use object_store::{ObjectStore, path::Path as StorePath, signer::Signer as _};
 use reqwest::Method;

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use kvasir_api::{MEDIA_TOKENS, routes};
-use kvasir_storage::{observe::NoObserver, store::OpenStore};
+use kvasir_store::{OpenStore, observe::NoObserver};
 use kvasir_tests::{chunks, service::Api};
 use kvasir_types::{ModelId, RootHash};
 use serde_json::{Value, json};

@@ -10,12 +10,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures::stream;
-use kvasir_storage::{
-    PutChunk, Settings, Storage,
-    index::Index,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig},
-};
+use kvasir_storage::{PutChunk, Settings, Storage, index::Index};
+use kvasir_store::{OpenStore, StoreConfig, observe::NoObserver};
 use kvasir_tests::chunks;
 use kvasir_types::{Name, ProfileHash, RootHash};
 use serde_json::{Value, json};

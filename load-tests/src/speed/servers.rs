@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::Path, process::Command};
 
 use anyhow::{Context as _, Result};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::s3::{Lacks, S3Server};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use tokio::runtime::Runtime;

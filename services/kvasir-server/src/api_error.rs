@@ -6,9 +6,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use kvasir_api::{ErrorCode, MEDIA_PROBLEM, Problem};
-use kvasir_storage::{
-    CatalogError, ChunkError, ContextError, PutError, QuotaError, StoreError, UploadError, UrlError,
-};
+use kvasir_storage::{CatalogError, ChunkError, ContextError, PutError, QuotaError, UploadError, UrlError};
+use kvasir_store::StoreError;
 
 use crate::limits;
 

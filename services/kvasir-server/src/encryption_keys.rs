@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use async_trait::async_trait;
-use kvasir_storage::seal::{FileKeys, KeyBytes, KeyService, KeyServiceError};
+use kvasir_store::seal::{FileKeys, KeyBytes, KeyService, KeyServiceError};
 use kvasir_types::Name;
 
 use crate::{config::Config, limits, reload::ReloadableFiles};

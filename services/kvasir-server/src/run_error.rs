@@ -2,10 +2,8 @@
 
 use std::net::SocketAddr;
 
-use kvasir_storage::{
-    index::IndexError,
-    store::{FormerLayout, OpenError},
-};
+use kvasir_storage::index::IndexError;
+use kvasir_store::{FormerLayout, OpenError};
 
 use crate::{auth::AuthError, encryption_keys::EncryptionKeysError, tls::TlsError};
 

@@ -4,14 +4,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::FusedFuture};
 use hyper_util::server::graceful::GracefulShutdown;
-use kvasir_storage::{
-    Storage,
-    hot::HotTier,
-    index::Index,
-    observe::StoreObserver,
-    seal::KeyService,
-    store::{FormerLayout, OpenStore},
-};
+use kvasir_storage::{Storage, hot::HotTier, index::Index};
+use kvasir_store::{FormerLayout, OpenStore, observe::StoreObserver, seal::KeyService};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tower::ServiceExt;
 

@@ -18,10 +18,8 @@ use kvasir_storage::{
     gc::{GcPolicy, GcReport},
     hot::RequestHint,
     index::Index,
-    layout::ChunkKey,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig, StoreKind},
 };
+use kvasir_store::{OpenStore, StoreConfig, StoreKind, layout::ChunkKey, observe::NoObserver};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{Name, ProfileHash, RootHash};
 use object_store::{
@@ -101,7 +99,7 @@ fn storage_over(store: impl ObjectStore, change: impl FnOnce(&mut Settings)) -> 
     let store = OpenStore::with(store, &Path::default(), StoreKind::Memory, &config, Arc::new(NoObserver));
     let mut settings = Settings::new(std::env::temp_dir().join("kvasir-collector-spool"));
     change(&mut settings);
-    let abilities = kvasir_storage::store::StoreAbilities { conditional_create: true };
+    let abilities = kvasir_store::StoreAbilities { conditional_create: true };
     Storage::new(store, abilities, Index::memory(), settings, None)
 }
 

@@ -2,7 +2,7 @@
 
 use kvasir_api::routes;
 use kvasir_container::{ChunkBuilder, ChunkMeta, Head, SectionId};
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     service::{Service, expect_problem},

@@ -9,11 +9,7 @@ use std::{
 };
 
 use futures::TryStreamExt;
-use kvasir_storage::{
-    layout::Key,
-    observe::NoObserver,
-    store::{OpenStore, StoreConfig},
-};
+use kvasir_store::{OpenStore, StoreConfig, layout::Key, observe::NoObserver};
 use kvasir_tests::{
     faulty::Dice,
     model::Replica,

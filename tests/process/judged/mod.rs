@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures::future::join_all;
-use kvasir_storage::store::StoreConfig;
+use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::Dice,

@@ -1,7 +1,7 @@
 //! Somebody else who writes into the bucket: drops, replaces, swaps, duplicates and brings back objects, between any two requests.
 
 use futures::TryStreamExt;
-use kvasir_storage::layout::{Key, Layout};
+use kvasir_store::layout::{Key, Layout};
 use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
 use tokio::time::Instant;
 

@@ -8,12 +8,13 @@ mod salts;
 
 use std::{sync::Arc, time::Duration};
 
+use kvasir_store::cache::BoundedMap;
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash};
 
 use self::salt_rotation::CachedRotations;
 pub(crate) use self::salts::Salt;
 pub use self::salts::salt_record;
-use crate::{cache::BoundedMap, index::Scope, limits, store::Bucket};
+use crate::{bucket::Bucket, index::Scope, limits};
 
 /// Models, profiles, namespaces and salts: read from the bucket, and remembered.
 #[derive(Debug)]

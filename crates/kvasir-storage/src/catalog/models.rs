@@ -4,18 +4,12 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, future};
 use kvasir_api::{ProfileInfo, ProfileList, RegisteredModel};
+use kvasir_store::{StoreError, layout::Key};
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash};
 use object_store::GetOptions;
 
 use super::Catalog;
-use crate::{
-    error::{CatalogError, StoreError},
-    index::Scope,
-    layout::Key,
-    limits,
-    store::ObjectRead,
-    transitions::Transition,
-};
+use crate::{error::CatalogError, index::Scope, limits, object_read::ObjectRead, transitions::Transition};
 
 impl Catalog {
     /// Registers a model. Idempotent.

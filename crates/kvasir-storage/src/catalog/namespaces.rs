@@ -7,16 +7,12 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, future};
+use kvasir_store::{StoreError, layout::Key};
 use kvasir_types::{ModelId, Name, RootHash, SeqHash};
 use object_store::PutPayload;
 
 use super::Catalog;
-use crate::{
-    error::{CatalogError, StoreError},
-    index::Scope,
-    layout::Key,
-    limits,
-};
+use crate::{error::CatalogError, index::Scope, limits};
 
 impl Catalog {
     /// The root of a namespace, which is written down as one that was asked for.

@@ -9,17 +9,14 @@ use std::{sync::Arc, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_api::NamespaceRotation;
+use kvasir_store::{StoreError, layout::Key};
 use kvasir_types::{ModelId, Name, RootHash};
 use object_store::{PutPayload, path::Path};
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Catalog, Salt};
-use crate::{
-    error::{CatalogError, StoreError},
-    layout::Key,
-    limits,
-};
+use crate::{error::CatalogError, limits};
 
 /// Salt, seconds that those before are kept, and a hash of both and of whose they are.
 const RECORD_BYTES: usize = limits::SALT_BYTES + 8 + 32;

@@ -4,19 +4,13 @@
 use std::sync::Arc;
 
 use futures::TryStreamExt;
+use kvasir_store::{StoreError, layout::Key, once};
 use kvasir_types::{ModelId, Name, RootHash};
 use object_store::{PutPayload, path::Path};
 use uuid::Uuid;
 
 use super::Catalog;
-use crate::{
-    error::{CatalogError, StoreError},
-    index::Scope,
-    layout::Key,
-    limits,
-    store::once,
-    transitions::Transition,
-};
+use crate::{error::CatalogError, index::Scope, limits, transitions::Transition};
 
 pub(crate) type Salt = [u8; limits::SALT_BYTES];
 

@@ -19,10 +19,10 @@ use self::{
     ledger::{Ledger, Stored},
 };
 use crate::{
+    bucket::Bucket,
     catalog::Catalog,
     index::{IndexEntry, Scope},
     read::Reads,
-    store::Bucket,
 };
 
 /// The changes that this replica makes, and those that it hears of.

@@ -2,6 +2,7 @@
 
 use futures::TryStreamExt;
 use kvasir_api::UsageResponse;
+use kvasir_store::{StoreError, layout::Key};
 use kvasir_types::Name;
 use uuid::Uuid;
 
@@ -10,10 +11,7 @@ use super::{
     journal::JournalEntry,
     ledger::{Count, Full, Reservation, Stored, StoredQuota},
 };
-use crate::{
-    error::{QuotaError, StoreError},
-    layout::Key,
-};
+use crate::error::QuotaError;
 
 /// Tells a version of a context from everything else in a count.
 pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {

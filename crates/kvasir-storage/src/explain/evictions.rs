@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use kvasir_api::{ChunkEviction, LookupResponse};
+use kvasir_store::layout::ChunkKey;
 use kvasir_types::{Medium, ModelId, Name, SeqHash};
 
 use super::Explain;
 use crate::{
     hot::{FrameEviction, HotCache},
-    layout::ChunkKey,
     limits,
 };
 

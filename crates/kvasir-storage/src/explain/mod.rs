@@ -7,21 +7,24 @@ use std::{collections::HashSet, sync::Arc};
 
 use futures::{StreamExt, TryStreamExt};
 use kvasir_api::{Cause, ExplainRequest, ExplainResponse, FieldDifference, LookupResponse, MissReason};
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+};
 use kvasir_types::{BLOCK_TOKENS, ModelId, ModelSpec, Name, Reuse, RootHash, SeqHash, TokenChain};
 use object_store::ObjectMeta;
 use serde_json::Value;
 
 use crate::{
+    bucket::Bucket,
     catalog::Catalog,
-    error::{CatalogError, StoreError},
+    error::CatalogError,
     index::{Scope, Search},
     ingest::Ingest,
-    layout::{ChunkKey, Key},
     limits,
     lookup::{Lookup, Lookups, Query},
     read::Reads,
     removal::Removal,
-    store::Bucket,
 };
 
 /// Most differing fields that are listed.

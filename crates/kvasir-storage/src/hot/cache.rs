@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use kvasir_container::Head;
+use kvasir_store::{cache::BoundedMap, layout::ChunkKey};
 use kvasir_types::ObjectDigest;
 
-use crate::{cache::BoundedMap, index::Scope, layout::ChunkKey, limits};
+use crate::{index::Scope, limits};
 
 use super::{HotObject, HotTier, RequestLog};
 

@@ -23,13 +23,13 @@ use std::{
 };
 
 use bytes::Bytes;
+use kvasir_store::seal::{KeyService, Sealer};
 use kvasir_types::Name;
 use parking_lot::Mutex;
 
 use crate::{
     limits,
     memory::{Lease, Region},
-    seal::{KeyService, Sealer},
 };
 
 use super::FrameKey;
@@ -254,7 +254,7 @@ mod tests {
     fn frames_of_tenants_with_a_key_are_sealed_and_end_with_the_process() {
         let folder = tempfile::tempdir().unwrap();
         let keys = format!("[[key]]\ntenant = \"acme\"\nid = \"one\"\nkey = \"{}\"\n", "01".repeat(32));
-        let keys: Arc<dyn KeyService> = Arc::new(crate::seal::FileKeys::parse(&keys).unwrap());
+        let keys: Arc<dyn KeyService> = Arc::new(kvasir_store::seal::FileKeys::parse(&keys).unwrap());
         let open = FrameFolder::new(folder.path().to_owned(), None);
         let content = b"words that nobody else may read".repeat(40);
         let (first, second) = (file(1, content.len() as u32), file(2, content.len() as u32));

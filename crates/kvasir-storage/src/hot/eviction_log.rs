@@ -3,9 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 
 use kvasir_eviction::{ClassId, Moment};
+use kvasir_store::layout::ChunkKey;
 use kvasir_types::Medium;
 
-use crate::{layout::ChunkKey, limits};
+use crate::limits;
 
 use super::{frame_record::FrameRecord, frames::FrameKey, observe::EvictReason};
 

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use kvasir_container::{ChunkHeader, Head};
+use kvasir_store::layout::ChunkKey;
 use kvasir_types::{Level, Name, ObjectDigest, SeqHash};
 
-use crate::{error::ChunkError, index::Scope, layout::ChunkKey, limits};
+use crate::{error::ChunkError, index::Scope, limits};
 
 /// Bytes of an object's id that name its chunk; the others name the object.
 const CHUNK_ID_BYTES: usize = 6;

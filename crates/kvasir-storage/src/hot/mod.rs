@@ -57,8 +57,7 @@ pub use requests::{RequestHint, RequestLog};
 pub use tier::HotTier;
 
 use kvasir_eviction::{Moment, PolicyKind};
-
-use crate::seal::KeyService;
+use kvasir_store::seal::KeyService;
 
 /// What an operator may set.
 #[derive(Debug, Clone)]

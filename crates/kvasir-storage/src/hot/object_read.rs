@@ -7,9 +7,10 @@ use futures::{
     StreamExt, TryStreamExt,
     stream::{self, BoxStream},
 };
+use kvasir_store::StoreError;
 use kvasir_types::Medium;
 
-use crate::error::{ChunkError, StoreError};
+use crate::error::ChunkError;
 
 use super::{
     context::{HotContext, RangeReader},

@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{FutureExt, channel::oneshot, future::Shared};
+use kvasir_store::StoreError;
 use kvasir_types::Medium;
 
-use crate::{
-    error::{ChunkError, StoreError},
-    memory::Lease,
-};
+use crate::{error::ChunkError, memory::Lease};
 
 /// The outcome of a frame's fetch: its bytes and the medium they came from, or the error.
 pub(super) type FrameResult = Result<(Bytes, Medium), Arc<ChunkError>>;

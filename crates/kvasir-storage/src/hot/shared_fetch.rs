@@ -4,13 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::StreamExt;
+use kvasir_store::StoreError;
 use kvasir_types::Medium;
 
-use crate::{
-    blocking::blocking,
-    error::{ChunkError, StoreError},
-    memory::Region,
-};
+use crate::{blocking::blocking, error::ChunkError, memory::Region};
 
 use super::{
     context::{HotContext, RangeReader},

@@ -4,13 +4,13 @@ use std::{collections::HashMap, fmt, io, sync::Arc};
 
 use bytes::Bytes;
 use kvasir_eviction::Moment;
+use kvasir_store::layout::ChunkKey;
 use kvasir_types::Medium;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     blocking::blocking,
-    layout::ChunkKey,
     limits,
     memory::{Lease, MemoryBudget, Region},
 };

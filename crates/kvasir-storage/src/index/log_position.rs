@@ -1,9 +1,9 @@
 //! Rows that say how far other replicas' journals were read: `p · log · replica → number of the last batch`.
 
+use kvasir_store::layout::JournalLog;
 use kvasir_types::Name;
 
 use super::{IndexError, database::HotIndex};
-use crate::layout::JournalLog;
 
 const POSITION: u8 = b'p';
 

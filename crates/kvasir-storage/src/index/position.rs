@@ -8,10 +8,11 @@
 //!
 //! Nothing rests on it: a chunk whose position is not found is unknown, and the store is asked.
 
+use kvasir_store::cache::BoundedMap;
 use kvasir_types::SeqHash;
 
 use super::{scope::Scope, truncated::name};
-use crate::{cache::BoundedMap, limits};
+use crate::limits;
 
 /// The greatest depth; what is deeper begins a new lineage.
 pub(super) const DEPTH_MAX: u32 = (1 << 24) - 1;

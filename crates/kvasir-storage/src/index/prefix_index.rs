@@ -12,12 +12,13 @@ use std::{
 };
 
 use kvasir_eviction::ClassId;
+use kvasir_store::cache::BoundedMap;
 use kvasir_types::{ObjectDigest, SeqHash};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Index, IndexEntry, IndexRow, RemovedRow, Scope, Search, Walk};
-use crate::{cache::BoundedMap, limits};
+use crate::limits;
 
 /// The last use of an object of the cold tier.
 #[derive(Debug, Clone, Copy)]

@@ -6,18 +6,21 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use kvasir_api::StoredChunk;
 use kvasir_container::{ChunkHeader, Head, ObjectVerifier};
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+    trace::carry,
+};
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 use tokio::sync::oneshot;
 
 use super::{Ingest, limited, sent, spool::Spool};
 use crate::{
-    error::{ChunkMismatch, PutError, StoreError},
+    error::{ChunkMismatch, PutError},
     hot::RequestHint,
     index::{IndexEntry, IndexRow, Scope},
-    layout::{ChunkKey, Key},
     limits,
     removal::Removal,
-    trace::carry,
     transitions::Transition,
 };
 

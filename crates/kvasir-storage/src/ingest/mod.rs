@@ -10,13 +10,14 @@ use std::{fmt::Display, sync::Arc};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use kvasir_api::ErrorCode;
+use kvasir_store::cache::BoundedMap;
 use kvasir_types::SeqHash;
 
 use self::spool::SpoolPool;
 pub use self::{chunks::PutChunk, uploads::DirectUploads};
 use crate::{
-    Settings, cache::BoundedMap, catalog::Catalog, changes::Changes, error::PutError, index::Scope, limits,
-    memory::MemoryBudget, read::Reads, store::Bucket,
+    Settings, bucket::Bucket, catalog::Catalog, changes::Changes, error::PutError, index::Scope, limits,
+    memory::MemoryBudget, read::Reads,
 };
 
 /// Takes chunk objects and profiles in: verified as they stream, visible only as a whole.

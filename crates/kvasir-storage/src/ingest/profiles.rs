@@ -4,14 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
+use kvasir_store::StoreError;
 use kvasir_types::{ModelId, Name, ProfileHash};
 
 use super::{Ingest, limited, sent};
-use crate::{
-    error::{PutError, StoreError},
-    index::Scope,
-    transitions::Transition,
-};
+use crate::{error::PutError, index::Scope, transitions::Transition};
 
 impl Ingest {
     /// Stores a profile. Gives whether it was new, and its size.

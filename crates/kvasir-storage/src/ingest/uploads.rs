@@ -15,20 +15,23 @@ use std::sync::Arc;
 use futures::TryStreamExt;
 use kvasir_api::{StoredChunk, UploadRequest, UploadTicket};
 use kvasir_container::HEADER_BYTES;
+use kvasir_store::{
+    StoreError,
+    cache::BoundedMap,
+    layout::{ChunkKey, Key, UploadKey},
+};
 use kvasir_types::Name;
 use object_store::{ObjectMeta, ObjectStoreExt};
 use uuid::Uuid;
 
 use super::{Ingest, PutChunk};
 use crate::{
-    cache::BoundedMap,
-    error::{DirectUnavailable, PutError, StoreError, UploadError},
+    bucket::Bucket,
+    error::{DirectUnavailable, PutError, UploadError},
     index::{IndexEntry, Scope},
-    layout::{ChunkKey, Key, UploadKey},
     limits,
     read::DirectPath,
     removal::Removal,
-    store::Bucket,
 };
 
 /// Uploads that clients send to the store, and the service commits.

@@ -9,17 +9,17 @@ mod seal_tenant;
 use std::sync::Arc;
 
 pub use self::{rebuild::RebuildProgress, scrub::ScrubReport, seal_tenant::SealReport};
+use kvasir_store::cache::BoundedMap;
 use kvasir_types::Name;
 
 use crate::{
-    cache::BoundedMap,
+    bucket::Bucket,
     catalog::{Catalog, Salt},
     changes::Changes,
     contexts::Contexts,
     ingest::DirectUploads,
     limits,
     read::Reads,
-    store::Bucket,
 };
 
 /// Removes, collects, scrubs and rebuilds.

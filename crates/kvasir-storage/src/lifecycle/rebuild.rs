@@ -1,12 +1,12 @@
 //! Building the hot index anew from what the store holds.
 
 use futures::{TryStreamExt, future};
+use kvasir_store::{StoreError, layout::Key};
 
 use super::Lifecycle;
 use crate::{
-    error::{ChunkError, StoreError},
+    error::ChunkError,
     index::{IndexEntry, Scope},
-    layout::Key,
     limits,
 };
 

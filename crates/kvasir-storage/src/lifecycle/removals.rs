@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 
 use futures::TryStreamExt;
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+};
 use kvasir_types::{ModelId, Name, SeqHash};
 use object_store::PutPayload;
 
 use super::Lifecycle;
 use crate::{
-    changes::journal::JournalEntry,
-    error::{ChunkError, StoreError},
-    index::Scope,
-    layout::{ChunkKey, Key},
-    removal::Removal,
+    changes::journal::JournalEntry, error::ChunkError, index::Scope, removal::Removal,
     transitions::Transition,
 };
 

@@ -3,14 +3,11 @@
 use std::time::Duration;
 
 use futures::TryStreamExt;
+use kvasir_store::{StoreError, layout::Key};
 use tokio::time::Instant;
 
 use super::Lifecycle;
-use crate::{
-    error::{ChunkError, StoreError},
-    layout::Key,
-    removal::Removal,
-};
+use crate::{error::ChunkError, removal::Removal};
 
 /// What a scrub found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -6,16 +6,16 @@
 
 use bytes::Bytes;
 use futures::TryStreamExt;
+use kvasir_store::{
+    StoreError,
+    layout::Key,
+    seal::{Keyring, derived_salt, is_box},
+};
 use kvasir_types::Name;
 use object_store::{ObjectStoreExt, PutPayload, path::Path};
 
 use super::Lifecycle;
-use crate::{
-    catalog::salt_record,
-    error::StoreError,
-    layout::Key,
-    seal::{Keyring, derived_salt, is_box},
-};
+use crate::catalog::salt_record;
 
 /// What moving a tenant over has done so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -3,18 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use kvasir_api::Via;
+use kvasir_store::{
+    Presigner, StoreError,
+    cache::BoundedMap,
+    layout::{ChunkKey, Key},
+};
 use kvasir_types::{Name, ObjectDigest};
 
 use super::Reads;
 use crate::{
     DirectSettings,
-    cache::BoundedMap,
-    error::{ChunkError, DirectUnavailable, StoreError, UrlError},
+    bucket::Bucket,
+    error::{ChunkError, DirectUnavailable, UrlError},
     index::Scope,
-    layout::{ChunkKey, Key},
     limits,
-    presign::Presigner,
-    store::Bucket,
 };
 
 /// Whether clients may reach the store, and for how long.

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 pub(crate) use self::{direct::DirectPath, tombstones::Tombstones};
 pub use self::{direct::DirectReads, select::Selection};
-use crate::{catalog::Catalog, hot::HotCache, index::PrefixIndex, store::Bucket};
+use crate::{bucket::Bucket, catalog::Catalog, hot::HotCache, index::PrefixIndex};
 
 /// Reads of chunk objects: from the hot tier, else from the store; what they find out corrects the index.
 #[derive(Debug)]

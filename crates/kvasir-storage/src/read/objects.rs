@@ -4,19 +4,22 @@ use std::{ops::Range, sync::Arc};
 
 use futures::TryStreamExt;
 use kvasir_container::{ChunkHeader, HEADER_BYTES, Head};
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+    seal::SealError,
+};
 use kvasir_types::{Level, ModelId, Name, ObjectDigest, SeqHash};
 use object_store::{GetOptions, GetRange, ObjectStoreExt};
 
 use super::Reads;
 use crate::{
-    error::{ChunkError, ChunkMismatch, PutError, StoreError},
+    error::{ChunkError, ChunkMismatch, PutError},
     hot::RequestHint,
     index::{IndexEntry, IndexRow, RemovedRow, Scope, prefer},
-    layout::{ChunkKey, Key},
     limits,
+    object_read::{ByteRange, ObjectRead},
     removal::Removal,
-    seal::SealError,
-    store::{ByteRange, ObjectRead},
 };
 
 impl Reads {

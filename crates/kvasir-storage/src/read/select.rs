@@ -11,15 +11,15 @@ use futures::{
     stream::{self, BoxStream},
 };
 use kvasir_container::Head;
+use kvasir_store::layout::ChunkKey;
 use kvasir_types::{Level, SPAN_TOKENS};
 
 use super::Reads;
 use crate::{
     error::ChunkError,
     hot::RequestHint,
-    layout::ChunkKey,
     limits,
-    store::{ByteRange, ObjectRead},
+    object_read::{ByteRange, ObjectRead},
 };
 
 /// What is selected; everything that is `None` is not restricted.

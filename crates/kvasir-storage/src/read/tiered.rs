@@ -5,6 +5,7 @@ use std::{ops::Range, sync::Arc};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use kvasir_container::{ChunkHeader, Head};
 use kvasir_eviction::ClassId;
+use kvasir_store::layout::ChunkKey;
 use kvasir_types::{Level, Medium, Name, SeqHash};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -13,9 +14,8 @@ use crate::{
     error::ChunkError,
     hot::{FrameKey, HotCache, HotContext, HotObject, RangeReader, RequestHint},
     index::{Scope, Walk},
-    layout::ChunkKey,
     limits,
-    store::{ByteRange, ObjectRead},
+    object_read::{ByteRange, ObjectRead},
 };
 
 impl Reads {

@@ -3,15 +3,14 @@
 use std::{collections::HashSet, sync::Arc};
 
 use futures::TryStreamExt;
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+};
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 use object_store::path::Path;
 
-use crate::{
-    error::StoreError,
-    layout::{ChunkKey, Key},
-    removal::Removal,
-    store::Bucket,
-};
+use crate::{bucket::Bucket, removal::Removal};
 
 /// The tombstones in the bucket.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use kvasir_eviction::PolicyKind;
 use kvasir_storage::{
     hot::{HotClock, HotSettings, MonotonicClock},
     limits,
-    seal::KeyService,
 };
+use kvasir_store::seal::KeyService;
 
 /// Memory for frames unless told otherwise: bases of some hundred chunks of an 8B model.
 const MEMORY_BYTES: u64 = 256 << 20;

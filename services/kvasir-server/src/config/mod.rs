@@ -16,7 +16,8 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::{Secret, Settings, gc::GcPolicy, limits, store::StoreConfig};
+use kvasir_storage::{Settings, gc::GcPolicy, limits};
+use kvasir_store::{Secret, StoreConfig};
 use url::Url;
 
 pub use hot::HotConfig;

@@ -8,11 +8,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use kvasir_storage::{
-    ScrubReport,
-    gc::GcReport,
-    observe::{RequestOutcome, StoreEvent, StoreObserver, StoreOp},
-};
+use kvasir_storage::{ScrubReport, gc::GcReport};
+use kvasir_store::observe::{RequestOutcome, StoreEvent, StoreObserver, StoreOp};
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder, core::Collector,

@@ -10,7 +10,7 @@ use axum::{
 };
 use futures::FutureExt;
 use kvasir_api::{ErrorCode, Problem};
-use kvasir_storage::trace::{self, TRACEPARENT, TraceContext};
+use kvasir_store::trace::{self, TRACEPARENT, TraceContext};
 use tracing::Instrument;
 use uuid::Uuid;
 

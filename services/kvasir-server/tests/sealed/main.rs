@@ -8,14 +8,14 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use kvasir_api::ContextRequest;
 use kvasir_storage::{
-    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Settings, Storage, StoreError,
-    gc::GcPolicy,
-    hot::RequestHint,
-    index::Index,
+    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Settings, Storage, gc::GcPolicy,
+    hot::RequestHint, index::Index,
+};
+use kvasir_store::{
+    OpenStore, StoreAbilities, StoreConfig, StoreError, StoreKind,
     layout::{ChunkKey, Key},
     observe::NoObserver,
     seal::FileKeys,
-    store::{OpenStore, StoreAbilities, StoreConfig, StoreKind},
 };
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::{ChainLink, Name, ObjectDigest, ProfileHash, RootHash, TokenChain};

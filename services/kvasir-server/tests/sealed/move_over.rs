@@ -9,10 +9,8 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::{
-    SealReport,
-    seal::{KeyBytes, KeyService, KeyServiceError},
-};
+use kvasir_storage::SealReport;
+use kvasir_store::seal::{KeyBytes, KeyService, KeyServiceError};
 use kvasir_tests::chunks;
 use kvasir_types::{Name, RootHash};
 use object_store::memory::InMemory;

@@ -18,12 +18,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvasir_store::layout::JournalLog;
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 
 use crate::{
     changes::ledger::{Reach, Stored},
     index::{IndexEntry, IndexRow},
-    layout::JournalLog,
     removal::Removal,
 };
 

@@ -5,11 +5,12 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use kvasir_store::layout::JournalLog;
 use kvasir_types::Name;
 use parking_lot::Mutex;
 
 use super::JournalEntry;
-use crate::{layout::JournalLog, limits};
+use crate::limits;
 
 /// One of the logs of a replica's journal.
 #[derive(Debug)]

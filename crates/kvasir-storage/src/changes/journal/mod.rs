@@ -15,6 +15,10 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
+use kvasir_store::{
+    StoreError,
+    layout::{JournalLog, Key},
+};
 use kvasir_types::Name;
 use object_store::ObjectMeta;
 use uuid::Uuid;
@@ -26,9 +30,7 @@ use super::{
     ledger::{Reach, Stored},
 };
 use crate::{
-    error::StoreError,
     index::{LogPosition, Scope},
-    layout::{JournalLog, Key},
     limits,
     transitions::Transition,
 };
@@ -396,6 +398,7 @@ impl Changes {
 mod tests {
     use std::sync::Arc;
 
+    use kvasir_store::{OpenStore, StoreConfig, layout::ChunkKey, observe::NoObserver};
     use kvasir_types::ModelId;
     use object_store::{ObjectStoreExt, PutPayload};
 
@@ -403,9 +406,6 @@ mod tests {
     use crate::{
         Settings, Storage,
         index::{Index, IndexEntry, IndexRow},
-        layout::ChunkKey,
-        observe::NoObserver,
-        store::{OpenStore, StoreConfig},
     };
 
     async fn storage() -> Arc<Storage> {

@@ -3,6 +3,10 @@
 use std::{collections::BTreeMap, sync::atomic::Ordering};
 
 use bytes::Bytes;
+use kvasir_store::{
+    StoreError,
+    seal::{Purpose, SealError},
+};
 use kvasir_types::Name;
 use object_store::path::Path;
 
@@ -10,10 +14,6 @@ use super::super::Changes;
 use super::{
     JournalEntry, Log,
     entry::{Batch, decode, decode_entries, encode, encode_entries},
-};
-use crate::{
-    error::StoreError,
-    seal::{Purpose, SealError},
 };
 
 impl Changes {

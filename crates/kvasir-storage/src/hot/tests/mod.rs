@@ -9,16 +9,13 @@ use std::sync::{
 
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use kvasir_container::{ChunkBuilder, ChunkMeta, Head, SectionId};
+use kvasir_store::{StoreError, layout::ChunkKey};
 use kvasir_types::{ChainLink, Level, Medium};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    error::{ChunkError, StoreError},
-    layout::ChunkKey,
-    limits,
-};
+use crate::{error::ChunkError, limits};
 
 #[derive(Debug, Default)]
 struct ManualClock(AtomicU64);

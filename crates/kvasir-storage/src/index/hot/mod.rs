@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use kvasir_store::layout::JournalLog;
 use kvasir_types::{Name, ObjectDigest, SeqHash};
 use parking_lot::{Mutex, RwLock};
 
@@ -24,7 +25,6 @@ use super::{
     sled_index::SledIndex,
     walk::{Search, Walk, walk, walk_chunks},
 };
-use crate::layout::JournalLog;
 
 /// Where a fresh database comes from.
 #[derive(Debug, Clone)]

@@ -2,13 +2,13 @@
 
 use std::{io, ops::Range, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
+use kvasir_store::seal::Sealer;
 use tokio::task::JoinHandle;
 
 use crate::{
     blocking::blocking,
     limits,
     memory::{Lease, Region},
-    seal::Sealer,
 };
 
 /// Written behind the upload: one buffer fills while the other is on its way to the disk.

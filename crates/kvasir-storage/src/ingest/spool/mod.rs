@@ -10,6 +10,7 @@ use std::{ops::Range, path::PathBuf, sync::Arc};
 use bytes::Bytes;
 use futures::StreamExt;
 use kvasir_container::{HEADER_BYTES, reissue_header};
+use kvasir_store::{StoreError, seal::SealError, trace::carry};
 use kvasir_types::ObjectDigest;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
 use tokio::{sync::Semaphore, task::JoinSet};
@@ -20,11 +21,9 @@ use self::{
 };
 use crate::{
     Settings,
-    error::{PutError, StoreError},
+    error::PutError,
     limits,
     memory::{MemoryBudget, Region, RegionPool},
-    seal::SealError,
-    trace::carry,
     transitions::{CrashPointObserver, Transition},
 };
 

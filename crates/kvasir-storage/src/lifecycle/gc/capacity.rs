@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use kvasir_eviction::{ClassId, ColdObject, Moment, victims};
+use kvasir_store::{StoreError, layout::ChunkKey};
 use kvasir_types::{Name, ObjectDigest, SeqHash};
 use object_store::ObjectMeta;
 
 use super::{super::Lifecycle, GcPass, StoreTime};
-use crate::{error::StoreError, index::Scope, layout::ChunkKey, limits, removal::Removal};
+use crate::{index::Scope, limits, removal::Removal};
 
 /// The objects that the pass has listed and may evict.
 #[derive(Debug, Default)]

@@ -11,6 +11,10 @@ use std::{
 };
 
 use futures::TryStreamExt;
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+};
 use kvasir_types::{ModelId, Name, SeqHash};
 use object_store::{ObjectMeta, path::Path};
 use tokio::time::Instant;
@@ -20,9 +24,7 @@ use super::{super::Lifecycle, GcPass, StoreTime};
 use crate::{
     changes::journal::JournalEntry,
     contexts::StoredContext,
-    error::StoreError,
     index::{IndexEntry, Scope},
-    layout::{ChunkKey, Key},
     limits,
     removal::Removal,
     transitions::Transition,

@@ -7,15 +7,14 @@
 use std::collections::HashMap;
 
 use futures::TryStreamExt;
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+};
 use kvasir_types::{ModelId, Name, RootHash};
 
 use super::{super::Lifecycle, GcPass};
-use crate::{
-    catalog::Salt,
-    error::{ChunkError, StoreError},
-    layout::{ChunkKey, Key},
-    removal::Removal,
-};
+use crate::{catalog::Salt, error::ChunkError, removal::Removal};
 
 impl Lifecycle {
     /// Marks the chunks that only expired salts lead to as deleted, then deletes these salts. A namespace where that fails

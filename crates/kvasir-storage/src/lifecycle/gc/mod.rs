@@ -22,6 +22,10 @@ use std::{cmp::Ordering, collections::BTreeSet, fmt::Display, sync::Arc, time::D
 
 use futures::TryStreamExt;
 use kvasir_eviction::PolicyKind;
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, JournalLog, Key},
+};
 use kvasir_types::Name;
 use object_store::{ObjectMeta, PutPayload};
 use tokio::time::Instant;
@@ -34,9 +38,8 @@ use self::{
 use super::Lifecycle;
 use crate::{
     changes::{context_digest, ledger::Count},
-    error::{ChunkError, StoreError},
+    error::ChunkError,
     index::{IndexRow, prefer},
-    layout::{ChunkKey, JournalLog, Key},
     limits,
     removal::Removal,
     transitions::Transition,

@@ -6,17 +6,14 @@
 //! late, or twice, only makes the tombstone live longer; one that is older than the tombstone is of an earlier life of
 //! the name and does not count.
 
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+};
 use object_store::{ObjectMeta, PutPayload};
 
 use super::{super::Lifecycle, GcPass, StoreTime};
-use crate::{
-    blocking::blocking,
-    error::StoreError,
-    layout::{ChunkKey, Key},
-    limits,
-    removal::Removal,
-    transitions::Transition,
-};
+use crate::{blocking::blocking, limits, removal::Removal, transitions::Transition};
 
 impl Lifecycle {
     /// Deletes the bytes of a tombstone past its grace, and the tombstone after its retention.

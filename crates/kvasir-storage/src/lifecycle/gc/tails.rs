@@ -5,13 +5,16 @@
 //! left for a leader who does. What is found is proved from the store: both heads are read, the longer object is read
 //! whole, and the tokens decide.
 
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+};
 use kvasir_types::{BLOCK_TOKENS, Reuse};
 
 use super::{super::Lifecycle, GcPass};
 use crate::{
-    error::{CatalogError, ChunkError, StoreError},
+    error::{CatalogError, ChunkError},
     index::Scope,
-    layout::{ChunkKey, Key},
 };
 
 impl Lifecycle {

@@ -48,7 +48,7 @@ pub(super) const KEYS: Setting = Setting {
     example: "\"team-a:2026-11:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\"",
     set: |c, t| {
         c.keys = Some(t.to_owned().into());
-        kvasir_storage::seal::FileKeys::parse_list(t).map(|_| ())
+        kvasir_store::seal::FileKeys::parse_list(t).map(|_| ())
     },
     get: |c| secret_text(&c.keys),
 };

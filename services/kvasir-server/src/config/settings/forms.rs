@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::Secret;
+use kvasir_store::Secret;
 
 use crate::config::{Config, JwtConfig};
 

@@ -8,9 +8,8 @@ use axum::{
     response::Response,
 };
 use kvasir_api::{ChunkQuery, MEDIA_CHUNK, ObjectUrl, StoredChunk, routes};
-use kvasir_storage::{
-    ByteRange, ChunkError, ObjectRead, PutChunk, Selection, hot::RequestHint, layout::ChunkKey,
-};
+use kvasir_storage::{ByteRange, ChunkError, ObjectRead, PutChunk, Selection, hot::RequestHint};
+use kvasir_store::layout::ChunkKey;
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 
 use super::{body, conditional, hint, path::id, selection};

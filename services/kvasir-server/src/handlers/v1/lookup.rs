@@ -9,7 +9,8 @@ use axum::{
 use kvasir_api::{
     LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, MEDIA_TOKENS, routes,
 };
-use kvasir_storage::{Lookup, Query, layout::ChunkKey};
+use kvasir_storage::{Lookup, Query};
+use kvasir_store::layout::ChunkKey;
 use kvasir_types::BLOCK_TOKENS;
 
 use super::{body, hint};

@@ -9,11 +9,11 @@ use object_store::{
 };
 use tokio::time::Instant;
 
-use super::request_executor::{RequestExecutor, RequestSide, Retries};
+use crate::request_executor::{RequestExecutor, RequestSide, Retries};
 
 /// The backend asks here whether a part is sent again: only it can send the same part again.
 #[derive(Debug)]
-pub(super) struct PartRetries(pub(super) Arc<RequestExecutor>);
+pub(crate) struct PartRetries(pub(crate) Arc<RequestExecutor>);
 
 #[async_trait]
 impl RetryPolicy for PartRetries {
@@ -32,9 +32,9 @@ impl RetryPolicy for PartRetries {
 
 /// An upload whose requests are bounded in number and time.
 #[derive(Debug)]
-pub(super) struct BoundedUpload {
-    pub(super) inner: Box<dyn MultipartUpload>,
-    pub(super) executor: Arc<RequestExecutor>,
+pub(crate) struct BoundedUpload {
+    pub(crate) inner: Box<dyn MultipartUpload>,
+    pub(crate) executor: Arc<RequestExecutor>,
 }
 
 #[async_trait]

@@ -20,9 +20,9 @@ use super::{
     upload::SealedUpload,
 };
 use crate::{
+    CallError,
     layout::{ChunkKey, Key},
     limits,
-    store::CallError,
 };
 
 /// Seals what is new of tenants with a key, opens what is sealed, passes everything else through. Without a key service it
@@ -205,7 +205,7 @@ impl SealedStore {
         let altered = || SealError::AlteredRecord { place: location.clone() };
         let mut outcome = Err(altered().into());
         // Once wrong may be the way here, twice is the store.
-        for _ in 0..limits::SALT_READS {
+        for _ in 0..limits::SEALED_RECORD_READS {
             let whole = GetOptions { range: None, ..options.clone() };
             let found = self.inner.get_opts(location, whole).await?;
             if found.meta.size > limits::SEALED_RECORD_BYTES_MAX {

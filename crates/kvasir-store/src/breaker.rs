@@ -21,22 +21,22 @@ enum BreakerState {
 
 /// A change that others may want to know of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BreakerChange {
+pub(crate) enum BreakerChange {
     Opened,
     Closed,
 }
 
 /// A breaker; shared by everything that asks the store for the same kind of thing.
 #[derive(Debug)]
-pub(super) struct Breaker(Mutex<BreakerState>);
+pub(crate) struct Breaker(Mutex<BreakerState>);
 
 impl Breaker {
-    pub(super) fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self(Mutex::new(BreakerState::Closed { faults: 0 })))
     }
 
     /// Lets a request through, or says how long to wait.
-    pub(super) fn admit(self: &Arc<Self>) -> Result<BreakerPermit, Duration> {
+    pub(crate) fn admit(self: &Arc<Self>) -> Result<BreakerPermit, Duration> {
         let mut state = self.0.lock();
         match *state {
             BreakerState::Closed { .. } => {}
@@ -60,7 +60,7 @@ impl Breaker {
 
 /// A request that was let through; it reports how it ended.
 #[derive(Debug)]
-pub(super) struct BreakerPermit {
+pub(crate) struct BreakerPermit {
     breaker: Arc<Breaker>,
     probes: bool,
     settled: bool,
@@ -68,7 +68,7 @@ pub(super) struct BreakerPermit {
 
 impl BreakerPermit {
     /// The store answered, or did not.
-    pub(super) fn settle(mut self, answered: bool) -> Option<BreakerChange> {
+    pub(crate) fn settle(mut self, answered: bool) -> Option<BreakerChange> {
         self.settled = true;
         let mut state = self.breaker.0.lock();
         match (*state, answered) {

@@ -12,18 +12,20 @@ type Generation<K, V> = HashMap<K, (Option<Instant>, V), RandomState>;
 /// A bounded map with approximate LRU: two generations of half the capacity each. What is used moves to the young
 /// one; when that is full, the old one is dropped. With a time to live, older entries are as good as gone.
 #[derive(Debug)]
-pub(crate) struct BoundedMap<K, V> {
+pub struct BoundedMap<K, V> {
     generations: Mutex<[Generation<K, V>; 2]>,
     half: usize,
     ttl: Option<Duration>,
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
-    pub(crate) fn new(capacity: usize, ttl: Option<Duration>) -> Self {
+    /// Of at most `capacity` entries, each of which lives for `ttl`, where there is one.
+    pub fn new(capacity: usize, ttl: Option<Duration>) -> Self {
         Self { generations: Mutex::default(), half: (capacity / 2).max(1), ttl }
     }
 
-    pub(crate) fn get(&self, key: &K) -> Option<V> {
+    /// The value of a key.
+    pub fn get(&self, key: &K) -> Option<V> {
         let mut generations = self.generations.lock();
         let [young, old] = &mut *generations;
         let (since, value) = young.get(key).or_else(|| old.get(key))?.clone();
@@ -38,16 +40,18 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
         Some(value)
     }
 
-    pub(crate) fn contains(&self, key: &K) -> bool {
+    /// Whether there is a value of a key.
+    pub fn contains(&self, key: &K) -> bool {
         self.get(key).is_some()
     }
 
-    pub(crate) fn insert(&self, key: K, value: V) {
+    /// Takes in a value, whatever was there.
+    pub fn insert(&self, key: K, value: V) {
         self.insert_aged(key, (self.ttl.map(|_| Instant::now()), value));
     }
 
     /// As [`insert`](Self::insert), of what was learnt at `since`: its time to live began then.
-    pub(crate) fn insert_since(&self, key: K, value: V, since: Instant) {
+    pub fn insert_since(&self, key: K, value: V, since: Instant) {
         self.insert_aged(key, (self.ttl.map(|_| since), value));
     }
 
@@ -57,7 +61,8 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
         Self::insert_young(&mut generations, self.half, key, entry);
     }
 
-    pub(crate) fn remove(&self, key: &K) {
+    /// Forgets a key.
+    pub fn remove(&self, key: &K) {
         self.generations.lock().iter_mut().for_each(|generation| drop(generation.remove(key)));
     }
 

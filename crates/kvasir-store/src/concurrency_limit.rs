@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// At most `at_once` permits, and a bounded queue for them.
 #[derive(Debug)]
-pub(super) struct ConcurrencyLimit {
+pub(crate) struct ConcurrencyLimit {
     permits: Arc<Semaphore>,
     waiting: AtomicUsize,
     waiting_max: usize,
@@ -22,16 +22,16 @@ pub(super) struct ConcurrencyLimit {
 
 /// Too many wait, or this one has waited for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Busy;
+pub(crate) struct Busy;
 
 impl ConcurrencyLimit {
-    pub(super) fn new(at_once: usize, waiting_max: usize, wait_max: Duration) -> Self {
+    pub(crate) fn new(at_once: usize, waiting_max: usize, wait_max: Duration) -> Self {
         let permits = Arc::new(Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS)));
         Self { permits, waiting: AtomicUsize::new(0), waiting_max, wait_max }
     }
 
     /// Acquires a permit, at once or after a bounded wait.
-    pub(super) async fn acquire(&self) -> Result<OwnedSemaphorePermit, Busy> {
+    pub(crate) async fn acquire(&self) -> Result<OwnedSemaphorePermit, Busy> {
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return Ok(permit);
         }

@@ -31,13 +31,13 @@ const URL_LIFE: Duration = Duration::from_secs(60);
 
 /// An upload that was begun and neither completed nor aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Unfinished {
+pub struct Unfinished {
     /// What it was to become.
-    pub(crate) path: Path,
+    pub path: Path,
     /// The store's name of it.
     upload_id: String,
     /// When it was begun, in milliseconds since 1970 by the store's clock.
-    pub(crate) begun_ms: i64,
+    pub begun_ms: i64,
 }
 
 /// The unfinished uploads of one bucket.
@@ -50,7 +50,7 @@ pub struct UnfinishedUploads {
 }
 
 impl UnfinishedUploads {
-    pub(super) fn new(
+    pub(crate) fn new(
         store: AmazonS3,
         options: &ClientOptions,
         wait_max: Duration,
@@ -63,7 +63,7 @@ impl UnfinishedUploads {
     ///
     /// # Errors
     /// When the store does not answer, or does not know such listings.
-    pub(crate) async fn list(&self, prefix: &Path) -> Result<Vec<Unfinished>> {
+    pub async fn list(&self, prefix: &Path) -> Result<Vec<Unfinished>> {
         let mut all = Vec::new();
         let mut after: Option<[String; 2]> = None;
         while all.len() < limits::UNFINISHED_LISTED_MAX {
@@ -82,7 +82,7 @@ impl UnfinishedUploads {
     ///
     /// # Errors
     /// When the store does not answer.
-    pub(crate) async fn abort(&self, upload: &Unfinished) -> Result<()> {
+    pub async fn abort(&self, upload: &Unfinished) -> Result<()> {
         let aborting = self.store.abort_multipart(&upload.path, &upload.upload_id);
         match observed(&*self.observer, StoreOp::Multipart, |()| 0, self.with_deadline(aborting)).await {
             Err(Error::NotFound { .. }) => Ok(()),

@@ -9,17 +9,15 @@ use kvasir_types::Name;
 use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory, path::Path};
 use tokio::time::Instant;
 
-use super::{
-    config::{OpenError, StoreConfig, StoreKind},
-    resilient::ResilientStore,
-    s3,
-    unfinished::UnfinishedUploads,
-};
 use crate::{
+    config::{OpenError, StoreConfig, StoreKind},
     layout::Layout,
     observe::{ObservedStore, StoreObserver},
     presign::Presigner,
+    resilient::ResilientStore,
+    s3,
     seal::{KeyService, Keyring, SealedStore},
+    unfinished::UnfinishedUploads,
 };
 
 /// An open store.
@@ -34,9 +32,9 @@ pub struct OpenStore {
     directory: Option<PathBuf>,
     unfinished: Option<UnfinishedUploads>,
     /// Set once the store was found to refuse conditional creates altogether: they are made without the condition.
-    pub(super) plain_creates: Arc<AtomicBool>,
+    pub(crate) plain_creates: Arc<AtomicBool>,
     /// The store's time at a moment of this process, once it was probed.
-    pub(super) probed_at: Arc<OnceLock<(i64, Instant)>>,
+    pub(crate) probed_at: Arc<OnceLock<(i64, Instant)>>,
 }
 
 impl OpenStore {
@@ -107,7 +105,7 @@ impl OpenStore {
     }
 
     /// Keys of tenants that are sealed.
-    pub(crate) fn keyring(&self) -> &Keyring {
+    pub fn keyring(&self) -> &Keyring {
         &self.keyring
     }
 

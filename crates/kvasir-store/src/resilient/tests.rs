@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::*;
-use crate::{observe::RequestOutcome, observe::StoreOp, store::CallError};
+use crate::{CallError, observe::RequestOutcome, observe::StoreOp};
 
 /// What the next request meets.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -9,22 +9,22 @@ use super::segments::{TAG_BYTES, gcm};
 
 /// Seals under a random key that nobody else has, and numbers what it seals: no nonce comes twice before 2⁶⁴.
 #[derive(Debug)]
-pub(crate) struct Sealer {
+pub struct Sealer {
     key: LessSafeKey,
     sealed: AtomicU64,
 }
 
 impl Sealer {
     /// Bytes that sealing adds.
-    pub(crate) const OVERHEAD: usize = TAG_BYTES as usize + 8;
+    pub const OVERHEAD: usize = TAG_BYTES as usize + 8;
 
     /// With a key of its own.
-    pub(crate) fn random() -> Self {
+    pub fn random() -> Self {
         Self { key: gcm(&Zeroizing::new(rand::random())), sealed: AtomicU64::new(0) }
     }
 
     /// `plain` sealed, bound to `place`.
-    pub(crate) fn seal(&self, place: &[u8], plain: &[u8]) -> Vec<u8> {
+    pub fn seal(&self, place: &[u8], plain: &[u8]) -> Vec<u8> {
         let number = self.sealed.fetch_add(1, Ordering::Relaxed).to_be_bytes();
         let mut out = Vec::with_capacity(plain.len() + Self::OVERHEAD);
         out.extend_from_slice(plain);
@@ -35,7 +35,7 @@ impl Sealer {
     }
 
     /// Opens what [`seal`](Self::seal) gave, in place, and gives what it was. None where it is not that.
-    pub(crate) fn open<'a>(&self, place: &[u8], sealed: &'a mut [u8]) -> Option<&'a [u8]> {
+    pub fn open<'a>(&self, place: &[u8], sealed: &'a mut [u8]) -> Option<&'a [u8]> {
         let (bytes, number) = sealed.split_last_chunk_mut::<8>()?;
         self.key.open_in_place(nonce(*number), Aad::from(place), bytes).ok().map(|plain| &*plain)
     }

@@ -8,7 +8,7 @@ use crate::limits;
 
 /// A bucket of retries that calls and time fill.
 #[derive(Debug)]
-pub(super) struct RetryBudget(Mutex<Bucket>);
+pub(crate) struct RetryBudget(Mutex<Bucket>);
 
 #[derive(Debug)]
 struct Bucket {
@@ -18,18 +18,18 @@ struct Bucket {
 
 impl RetryBudget {
     /// Full.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Mutex::new(Bucket { retries: limits::RETRY_BUDGET_MAX, filled: Instant::now() }))
     }
 
     /// A call begins: a share of a retry is earned.
-    pub(super) fn deposit(&self) {
+    pub(crate) fn deposit(&self) {
         let mut bucket = self.0.lock();
         bucket.retries = (bucket.retries + limits::RETRIES_PER_CALL).min(limits::RETRY_BUDGET_MAX);
     }
 
     /// Takes one retry, if there is one.
-    pub(super) fn withdraw(&self) -> bool {
+    pub(crate) fn withdraw(&self) -> bool {
         let mut bucket = self.0.lock();
         let now = Instant::now();
         let earned = now.duration_since(bucket.filled).as_secs_f64() * limits::RETRIES_PER_SECOND;

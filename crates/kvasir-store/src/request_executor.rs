@@ -14,28 +14,26 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{
+use crate::{
     breaker::{Breaker, BreakerChange, BreakerPermit},
     budget::RetryBudget,
     concurrency_limit::ConcurrencyLimit,
     config::StoreConfig,
     error_class::{CallError, ErrorClass},
-};
-use crate::{
     limits,
     observe::{StoreEvent, StoreObserver},
 };
 
 /// What a call is for; reads and writes fail apart from each other (a full store still reads).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RequestSide {
+pub(crate) enum RequestSide {
     Read,
     Write,
 }
 
 /// Executes the calls to one store.
 #[derive(Debug)]
-pub(super) struct RequestExecutor {
+pub(crate) struct RequestExecutor {
     requests: ConcurrencyLimit,
     bodies: ConcurrencyLimit,
     reads: Arc<Breaker>,
@@ -49,13 +47,13 @@ pub(super) struct RequestExecutor {
 }
 
 /// A result, and how many attempts it took.
-pub(super) struct CallResult<T> {
-    pub(super) result: Result<T>,
-    pub(super) attempts: usize,
+pub(crate) struct CallResult<T> {
+    pub(crate) result: Result<T>,
+    pub(crate) attempts: usize,
 }
 
 impl RequestExecutor {
-    pub(super) fn new(config: &StoreConfig, observer: Arc<dyn StoreObserver>) -> Self {
+    pub(crate) fn new(config: &StoreConfig, observer: Arc<dyn StoreObserver>) -> Self {
         let limit =
             |at_once| ConcurrencyLimit::new(at_once, limits::STORE_WAITING_MAX, limits::STORE_WAIT_MAX);
         Self {
@@ -72,11 +70,11 @@ impl RequestExecutor {
         }
     }
 
-    pub(super) fn observer(&self) -> &Arc<dyn StoreObserver> {
+    pub(crate) fn observer(&self) -> &Arc<dyn StoreObserver> {
         &self.observer
     }
 
-    pub(super) fn request_timeout(&self) -> Duration {
+    pub(crate) fn request_timeout(&self) -> Duration {
         self.request_timeout
     }
 
@@ -88,7 +86,7 @@ impl RequestExecutor {
     }
 
     /// Acquires a permit of the concurrency limit and of the breaker for one request.
-    pub(super) async fn enter(&self, side: RequestSide) -> Result<(OwnedSemaphorePermit, BreakerPermit)> {
+    pub(crate) async fn enter(&self, side: RequestSide) -> Result<(OwnedSemaphorePermit, BreakerPermit)> {
         let Ok(permit) = self.requests.acquire().await else {
             self.observer.event(StoreEvent::Busy);
             return Err(CallError::Busy.into());
@@ -103,7 +101,7 @@ impl RequestExecutor {
     }
 
     /// Acquires a permit for a body that is being read.
-    pub(super) async fn body(&self) -> Result<OwnedSemaphorePermit> {
+    pub(crate) async fn body(&self) -> Result<OwnedSemaphorePermit> {
         let entered = self.bodies.acquire().await;
         entered.map_err(|_| {
             self.observer.event(StoreEvent::Busy);
@@ -111,7 +109,7 @@ impl RequestExecutor {
         })
     }
 
-    pub(super) fn settle(&self, side: RequestSide, breaker_permit: BreakerPermit, class: ErrorClass) {
+    pub(crate) fn settle(&self, side: RequestSide, breaker_permit: BreakerPermit, class: ErrorClass) {
         match breaker_permit.settle(class == ErrorClass::Definitive) {
             Some(BreakerChange::Opened) => {
                 tracing::error!(?side, "the store fails every request; it is left alone for a while");
@@ -127,7 +125,7 @@ impl RequestExecutor {
 
     /// Makes a call: `attempt` is made again as long as it fails in a way that may breaker_permit, for so many times and so
     /// long, as far as the budget goes.
-    pub(super) async fn call<T, F>(&self, side: RequestSide, mut attempt: impl FnMut() -> F) -> CallResult<T>
+    pub(crate) async fn call<T, F>(&self, side: RequestSide, mut attempt: impl FnMut() -> F) -> CallResult<T>
     where
         F: Future<Output = Result<T>>,
     {
@@ -159,7 +157,7 @@ impl RequestExecutor {
     }
 
     /// One attempt, whatever comes of it.
-    pub(super) async fn once<T>(
+    pub(crate) async fn once<T>(
         &self,
         side: RequestSide,
         attempt: impl Future<Output = Result<T>>,
@@ -171,7 +169,7 @@ impl RequestExecutor {
     }
 
     /// As [`call`](Self::call), without counting.
-    pub(super) async fn ask<T, F>(&self, side: RequestSide, attempt: impl FnMut() -> F) -> Result<T>
+    pub(crate) async fn ask<T, F>(&self, side: RequestSide, attempt: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
@@ -179,7 +177,7 @@ impl RequestExecutor {
     }
 
     /// Waits for `request` no longer than the request timeout.
-    pub(super) async fn with_deadline<T>(&self, request: impl Future<Output = T>) -> Result<T> {
+    pub(crate) async fn with_deadline<T>(&self, request: impl Future<Output = T>) -> Result<T> {
         timeout(self.request_timeout, request).await.map_err(|_| {
             self.observer.event(StoreEvent::DeadlinePassed);
             CallError::Deadline(self.request_timeout).into()
@@ -196,7 +194,7 @@ impl RequestExecutor {
 }
 
 /// The retries of one call.
-pub(super) struct Retries<'a> {
+pub(crate) struct Retries<'a> {
     executor: &'a RequestExecutor,
     begun: Instant,
     made: usize,
@@ -204,18 +202,18 @@ pub(super) struct Retries<'a> {
 
 impl<'a> Retries<'a> {
     /// A call begins.
-    pub(super) fn new(executor: &'a RequestExecutor) -> Self {
+    pub(crate) fn new(executor: &'a RequestExecutor) -> Self {
         executor.budget.deposit();
         Self { executor, begun: Instant::now(), made: 0 }
     }
 
     /// Continues a call that has made so many retries in this time.
-    pub(super) fn resumed(executor: &'a RequestExecutor, begun: Instant, made: usize) -> Self {
+    pub(crate) fn resumed(executor: &'a RequestExecutor, begun: Instant, made: usize) -> Self {
         Self { executor, begun, made }
     }
 
     /// Whether there is to be another attempt; waits for its time.
-    pub(super) async fn next(&mut self) -> bool {
+    pub(crate) async fn next(&mut self) -> bool {
         let executor = self.executor;
         if self.made >= executor.retries_max || self.begun.elapsed() >= executor.retry_timeout {
             return false;

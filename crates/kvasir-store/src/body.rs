@@ -10,11 +10,12 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{
+use crate::{
     error_class::CallError,
+    limits,
+    observe::StoreEvent,
     request_executor::{RequestExecutor, RequestSide, Retries},
 };
-use crate::{limits, observe::StoreEvent};
 
 /// A body under way.
 struct Body<T> {
@@ -34,7 +35,7 @@ struct Body<T> {
 }
 
 /// Makes the body of `result` one that is bounded in time, exact in length, and resumed after faults.
-pub(super) async fn resumed<T: ObjectStore>(
+pub(crate) async fn resumed<T: ObjectStore>(
     inner: &Arc<T>,
     executor: &Arc<RequestExecutor>,
     location: &Path,

@@ -15,16 +15,14 @@ use object_store::{
     ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, path::Path,
 };
 
-use super::{
+use crate::{
     body::resumed,
     config::StoreConfig,
     error_class::{ErrorClass, is_not_implemented},
-    request_executor::{CallResult, RequestExecutor, RequestSide, Retries},
-    upload::{BoundedUpload, PartRetries},
-};
-use crate::{
     limits,
     observe::{StoreEvent, StoreObserver},
+    request_executor::{CallResult, RequestExecutor, RequestSide, Retries},
+    upload::{BoundedUpload, PartRetries},
 };
 
 /// Marks a write that must not be made twice.
@@ -32,7 +30,7 @@ use crate::{
 struct Once;
 
 /// Options of a write that is attempted once: for what may be dated only once.
-pub(crate) fn once() -> PutOptions {
+pub fn once() -> PutOptions {
     let mut options = PutOptions::default();
     options.extensions.insert(Once);
     options
@@ -63,7 +61,7 @@ impl<T: ObjectStore> ResilientStore<T> {
     }
 
     /// Turns true once the store has refused a conditional create as something that it does not know.
-    pub(super) fn plain_creates(&self) -> Arc<AtomicBool> {
+    pub(crate) fn plain_creates(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.plain_creates)
     }
 

@@ -109,7 +109,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    pub(super) fn backend(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+    pub(crate) fn backend(error: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::Backend(Box::new(error))
     }
 }

@@ -28,9 +28,9 @@ mod segments;
 mod store;
 mod upload;
 
-pub(crate) use boxes::{Purpose, derived_salt, is_box};
-pub(crate) use ephemeral::Sealer;
-pub(crate) use keyring::{Keyring, SealError};
+pub use boxes::{Purpose, derived_salt, is_box};
+pub use ephemeral::Sealer;
+pub use keyring::{Keyring, SealError};
 pub use keys::{FileKeys, KeyService, KeyServiceError};
 pub use segments::KeyBytes;
 pub(crate) use store::SealedStore;

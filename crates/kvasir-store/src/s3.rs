@@ -8,11 +8,13 @@ use object_store::{
     signer::Signer,
 };
 
-use super::{config::StoreConfig, unfinished::UnfinishedUploads};
-use crate::{observe::StoreObserver, presign::Presigner, trace::TracedConnector};
+use crate::{
+    config::StoreConfig, observe::StoreObserver, presign::Presigner, trace::TracedConnector,
+    unfinished::UnfinishedUploads,
+};
 
 /// Signs for the address that clients use, and probes by the one that the service uses.
-pub(super) fn presigner(
+pub(crate) fn presigner(
     config: &StoreConfig,
     bucket: &str,
     store: &AmazonS3,
@@ -28,7 +30,7 @@ pub(super) fn presigner(
 }
 
 /// Lists and aborts uploads in parts.
-pub(super) fn unfinished(
+pub(crate) fn unfinished(
     config: &StoreConfig,
     store: &AmazonS3,
     observer: Arc<dyn StoreObserver>,
@@ -44,7 +46,7 @@ fn client_options(config: &StoreConfig) -> ClientOptions {
         .with_allow_http(config.endpoint.as_deref().is_some_and(|e| e.starts_with("http://")))
 }
 
-pub(super) fn builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
+pub(crate) fn builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
     let client = client_options(config);
     let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     let mut builder =

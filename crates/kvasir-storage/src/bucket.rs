@@ -4,17 +4,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, future, stream::BoxStream};
+use kvasir_store::{
+    OpenStore, StoreAbilities, StoreError,
+    layout::{Key, Layout},
+};
 use kvasir_types::Name;
 use object_store::{
     Error, GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path,
 };
 
-use super::{OpenStore, StoreAbilities};
-use crate::{
-    error::StoreError,
-    layout::{Key, Layout},
-    transitions::{CrashPointObserver, Transition},
-};
+use crate::transitions::{CrashPointObserver, Transition};
 
 /// An open store with what it can do, for the parts of the storage core.
 #[derive(Debug)]

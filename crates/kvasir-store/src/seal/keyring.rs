@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The tenant keys that this process has opened. None of what it remembers changes.
-pub(crate) struct Keyring {
+pub struct Keyring {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) layout: Layout,
     service: Option<Arc<dyn KeyService>>,
@@ -45,25 +45,51 @@ impl std::fmt::Debug for Opened {
 
 /// Why a sealed object cannot be read or written; travels as the source of a store's error.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SealError {
+#[non_exhaustive]
+pub enum SealError {
+    /// The key service has no key, or does not answer.
     #[error(transparent)]
     Key(#[from] KeyServiceError),
+    /// A tenant key is gone.
     #[error(
         "the tenant key {id} of tenant {tenant} is not in the store, and what was sealed under it stays closed; remove those chunks"
     )]
-    Lost { tenant: Name, id: String },
+    Lost {
+        /// Whose.
+        tenant: Name,
+        /// Which.
+        id: String,
+    },
+    /// A tenant has a key, which this replica was not given.
     #[error(
         "tenant {tenant} is sealed, and this replica has no key of it; give it the tenant's key, or nothing of that tenant is stored or opened here"
     )]
-    Missing { tenant: Name },
+    Missing {
+        /// Whose.
+        tenant: Name,
+    },
+    /// A record of a sealed tenant is in the clear.
     #[error(
         "{place} is in the clear, although tenant {tenant} has a key: run `kvasir admin seal --tenant {tenant}`, or remove what lies under {folder}/"
     )]
-    Plain { tenant: Name, place: Path, folder: Path },
+    Plain {
+        /// Whose.
+        tenant: Name,
+        /// Where it lies.
+        place: Path,
+        /// All that the tenant has.
+        folder: Path,
+    },
+    /// An object does not open.
     #[error("the object does not open: it was altered, or is not the one that was asked for")]
     Altered,
+    /// A record does not open.
     #[error("{place} does not open: it was altered, or is another record")]
-    AlteredRecord { place: Path },
+    AlteredRecord {
+        /// Where it lies.
+        place: Path,
+    },
+    /// Copies are refused.
     #[error("sealed objects are not copied: their place is part of what was sealed")]
     Copied,
 }
@@ -74,12 +100,12 @@ impl SealError {
     }
 
     /// Whether a key is missing, rather than the object wrong.
-    pub(crate) fn is_lost_key(&self) -> bool {
+    pub fn is_lost_key(&self) -> bool {
         matches!(self, Self::Key(_) | Self::Lost { .. } | Self::Missing { .. })
     }
 
     /// The sealing error behind a store's error, where there is one.
-    pub(crate) fn of(error: &Error) -> Option<&Self> {
+    pub fn of(error: &Error) -> Option<&Self> {
         let Error::Generic { source, .. } = error else { return None };
         source.downcast_ref()
     }
@@ -115,12 +141,12 @@ impl Keyring {
     }
 
     /// The key service, where there is one.
-    pub(crate) fn service(&self) -> Option<&Arc<dyn KeyService>> {
+    pub fn service(&self) -> Option<&Arc<dyn KeyService>> {
         self.service.as_ref()
     }
 
     /// Whether what is new of `tenant` is sealed.
-    pub(crate) fn seals(&self, tenant: &Name) -> bool {
+    pub fn seals(&self, tenant: &Name) -> bool {
         self.current(tenant).is_some()
     }
 
@@ -146,7 +172,7 @@ impl Keyring {
     }
 
     /// Where something lies below the layout's version: what it is bound to, so that a bucket may be copied elsewhere whole.
-    pub(crate) fn place<'a>(&self, path: &'a Path) -> &'a str {
+    pub fn place<'a>(&self, path: &'a Path) -> &'a str {
         path.as_ref().strip_prefix(self.layout.base().as_ref()).unwrap_or(path.as_ref())
     }
 
@@ -158,12 +184,12 @@ impl Keyring {
     }
 
     /// The store itself, where nothing is sealed or opened.
-    pub(crate) fn store(&self) -> &Arc<dyn ObjectStore> {
+    pub fn store(&self) -> &Arc<dyn ObjectStore> {
         &self.store
     }
 
     /// The key for what is new of `tenant`, made if there is none.
-    pub(crate) async fn newest(&self, tenant: &Name) -> Result<(TenantKeyId, Arc<KeyBytes>)> {
+    pub async fn newest(&self, tenant: &Name) -> Result<(TenantKeyId, Arc<KeyBytes>)> {
         let known = self.chosen.lock().get(tenant).copied();
         let id = match known {
             Some(id) => id,

@@ -4,13 +4,10 @@ use std::{ops::Range, os::unix::fs::FileExt, sync::Arc};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use kvasir_store::StoreError;
 use object_store::{GetResult, GetResultPayload};
 
-use crate::{
-    blocking::blocking,
-    error::{ChunkError, StoreError},
-    limits,
-};
+use crate::{blocking::blocking, error::ChunkError, limits};
 
 /// Which bytes of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,11 +19,16 @@ const SEALED_AT: usize = 8 + 16 + NONCE_LEN;
 
 /// What a key is for. None serves two purposes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub enum Purpose {
+    /// Chunk objects.
     Object,
+    /// The salt of a tenant.
     Salt,
+    /// Later salts of a namespace.
     SaltRotation,
+    /// Records of contexts.
     Context,
+    /// Entries of the journal.
     Journal,
 }
 
@@ -48,25 +53,19 @@ pub(super) fn object_key(tenant_key: &KeyBytes, place: &str) -> KeyBytes {
 }
 
 /// The salt of a tenant that was stored in the clear, after its move to a key.
-pub(crate) fn derived_salt(tenant_key: &KeyBytes, plain: &[u8]) -> [u8; 32] {
+pub fn derived_salt(tenant_key: &KeyBytes, plain: &[u8]) -> [u8; 32] {
     let key = Zeroizing::new(blake3::derive_key("kvasir 2 salt of a moved tenant", &tenant_key[..]));
     *blake3::keyed_hash(&key, plain).as_bytes()
 }
 
 /// Whether bytes claim to be a box.
-pub(crate) fn is_box(bytes: &[u8]) -> bool {
+pub fn is_box(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
 impl Keyring {
     /// `plain` in a box of a tenant with a key, bound to `place`.
-    pub(crate) async fn seal(
-        &self,
-        tenant: &Name,
-        purpose: Purpose,
-        place: &str,
-        plain: &[u8],
-    ) -> Result<Vec<u8>> {
+    pub async fn seal(&self, tenant: &Name, purpose: Purpose, place: &str, plain: &[u8]) -> Result<Vec<u8>> {
         let (id, tenant_key) = self.newest(tenant).await?;
         // Random: a key makes far fewer than 2³² boxes.
         let nonce: [u8; NONCE_LEN] = rand::random();
@@ -79,13 +78,7 @@ impl Keyring {
     }
 
     /// What a box of a tenant holds, if it is of that purpose and place.
-    pub(crate) async fn open(
-        &self,
-        tenant: &Name,
-        purpose: Purpose,
-        place: &str,
-        sealed: &[u8],
-    ) -> Result<Bytes> {
+    pub async fn open(&self, tenant: &Name, purpose: Purpose, place: &str, sealed: &[u8]) -> Result<Bytes> {
         let id = sealed.strip_prefix(MAGIC).and_then(|rest| rest.first_chunk::<16>());
         let tenant_key = self.key(tenant, id.ok_or(SealError::Altered)?).await?;
         let nonce = sealed.get(SEALED_AT - NONCE_LEN..SEALED_AT).ok_or(SealError::Altered)?;

@@ -8,11 +8,11 @@ use object_store::{Error, ObjectStoreExt, PutMode, PutPayload, Result, path::Pat
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::open_store::OpenStore;
 use crate::{
     error::StoreError,
     layout::{Key, LAYOUT_VERSION},
     limits,
+    open_store::OpenStore,
 };
 
 /// Writers that race for one key in a probe.

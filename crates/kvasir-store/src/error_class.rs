@@ -4,7 +4,7 @@ use object_store::Error;
 
 /// Whether a retry of a request could help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ErrorClass {
+pub(crate) enum ErrorClass {
     /// The store answered, if only with an error: the same request gets the same answer.
     Definitive,
     /// The store failed or could not be reached; whether a write took effect is unknown.
@@ -53,7 +53,7 @@ impl CallError {
 }
 
 impl ErrorClass {
-    pub(super) fn of<T>(result: &object_store::Result<T>) -> Self {
+    pub(crate) fn of<T>(result: &object_store::Result<T>) -> Self {
         let Err(Error::Generic { store, source }) = result else { return Self::Definitive };
         // A local disk that is full or gone is so at the next attempt, too.
         if *store == "LocalFileSystem" {
@@ -70,7 +70,7 @@ impl ErrorClass {
 }
 
 /// Whether the store does not know this kind of request at all.
-pub(super) fn is_not_implemented(error: &Error) -> bool {
+pub(crate) fn is_not_implemented(error: &Error) -> bool {
     match error {
         Error::NotImplemented { .. } => true,
         Error::Generic { source, .. } => status(&**source) == Some(501),

@@ -1,0 +1,35 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod body;
+mod breaker;
+mod budget;
+pub mod cache;
+mod concurrency_limit;
+mod config;
+mod error;
+mod error_class;
+pub mod layout;
+pub mod limits;
+pub mod observe;
+mod open_store;
+mod presign;
+mod probe;
+mod request_executor;
+mod resilient;
+mod s3;
+pub mod seal;
+mod secret;
+pub mod trace;
+mod unfinished;
+mod upload;
+
+pub use config::{OpenError, StoreConfig, StoreKind};
+pub use error::StoreError;
+pub use error_class::CallError;
+pub use open_store::OpenStore;
+pub use presign::Presigner;
+pub use probe::{FormerLayout, StoreAbilities};
+pub use resilient::{ResilientStore, once};
+pub use secret::Secret;
+pub use unfinished::{Unfinished, UnfinishedUploads};
