@@ -22,7 +22,7 @@ use super::{
     token_ranges::{context_range, covers, insert_range, remove_range},
 };
 use crate::{
-    fetcher::{ChunkTimeline, Fetcher, FetcherAction, FetcherEvent, PlannedChunk, RequestId, TextMode},
+    fetcher::{ChunkFetchState, Fetcher, FetcherAction, FetcherEvent, PlannedChunk, RequestId, TextMode},
     kv::learned_costs::LearnedCosts,
     limits::{DECODE_CONCURRENCY, REPAIR_TIME_MAX, REPAIRS_PER_CHUNK},
     transport::{ActiveLoadGuard, ObjectName, Routes},
@@ -395,18 +395,17 @@ impl LoadDriver {
     /// The report of a load that is over.
     fn into_report(self) -> LoadReport {
         let plan = self.fetcher.plan();
-        let timeline = self.fetcher.timeline();
-        let of = |(line, plan): (&ChunkTimeline, &PlannedChunk)| ChunkReport {
+        let of = |(chunk, plan): (&ChunkFetchState, &PlannedChunk)| ChunkReport {
             tokens: plan.tokens,
-            level: line.level,
-            loss: line.level.map_or(0.0, |level| plan.loss_at(level)),
-            bytes: line.bytes,
-            started: line.started,
-            fetched: line.fetched,
-            resolved: line.resolved,
-            requests: line.requests,
+            level: chunk.level(),
+            loss: chunk.level().map_or(0.0, |level| plan.loss_at(level)),
+            bytes: chunk.have_bytes,
+            started: chunk.started,
+            fetched: chunk.fetched,
+            resolved: chunk.resolved,
+            requests: chunk.requests,
         };
-        let chunks: Vec<ChunkReport> = timeline.iter().zip(&plan.chunks).map(of).collect();
+        let chunks: Vec<ChunkReport> = self.fetcher.chunks().iter().zip(&plan.chunks).map(of).collect();
         let beneath = |((line, state), assembly): ((&ChunkReport, &ChunkLoadState), &ObjectAssembly)| {
             line.level.map_or(0.0, |_| state.loss + f64::from(assembly.object().kl_beneath))
         };
