@@ -5,9 +5,9 @@ use std::time::Duration;
 use kvasir_types::{Level, TokenRange};
 
 use super::{
-    ChunkFetchState, ChunkStatus, ChunkTimeline, FetchPlan, Policy, PolicyStep,
+    ChunkFetchState, ChunkStatus, FetchPlan, Policy, PolicyStep,
     byte_rate::ByteRate,
-    config::FetcherConfig,
+    config::{FetcherConfig, TextMode},
     cost::{DecodeModel, RecomputeModel},
     event::{FetcherAction, FetcherEvent},
     state::LoadState,
@@ -205,8 +205,18 @@ impl Fetcher {
     }
 
     /// What became of each chunk so far.
-    pub fn timeline(&self) -> &[ChunkTimeline] {
-        &self.state.timeline
+    pub fn chunks(&self) -> &[ChunkFetchState] {
+        &self.state.chunks
+    }
+
+    /// Name of the policy.
+    pub fn policy(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    /// When text chunks are computed.
+    pub fn text_mode(&self) -> TextMode {
+        self.state.config.text_mode
     }
 
     /// Throughput samples: when, and how much.

@@ -28,6 +28,7 @@
 //! ```
 
 mod byte_rate;
+mod chunk;
 mod chunk_rates;
 mod config;
 mod core;
@@ -39,21 +40,18 @@ mod meter;
 mod plan;
 mod policy;
 mod state;
-mod timeline;
 mod transfer_rate;
 mod transfers;
 
 pub use self::core::{Fetcher, InvalidPlan};
 pub use byte_rate::ByteRate;
+pub use chunk::{ChunkFetchState, ChunkStatus};
 pub use config::{FETCH_ATTEMPTS_MAX, FetcherConfig, TextMode};
 pub use cost::{DecodeModel, RecomputeModel};
 pub use estimator::{Estimator, EstimatorKind, ThroughputSample, TimedBytes, WINDOW_SAMPLES};
 pub use event::{FetcherAction, FetcherEvent, Neighbours, RequestId};
 pub use plan::{FetchPlan, PlannedChunk};
-pub use policy::{
-    CacheGen, ChunkFetchState, ChunkStatus, Fixed, Policy, PolicyStep, PolicyView, Progressive,
-};
-pub use timeline::ChunkTimeline;
+pub use policy::{CacheGen, Fixed, Policy, PolicyStep, PolicyView, Progressive};
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,6 @@ use super::{
     event::{FetcherAction, FetcherEvent, Neighbours, RequestId},
     in_flight::InFlightRequest,
     meter::{Meter, after_silence},
-    timeline::ChunkTimeline,
 };
 
 /// What an overdue text chunk is taken to need still.
@@ -24,10 +23,8 @@ pub(super) struct LoadState {
     pub(super) config: FetcherConfig,
     pub(super) meter: Meter,
     pub(super) chunks: Vec<ChunkFetchState>,
-    pub(super) timeline: Vec<ChunkTimeline>,
     pub(super) requests: BTreeMap<RequestId, InFlightRequest>,
     pub(super) rates: ChunkRates,
-    pub(super) attempts: Vec<u32>,
     pub(super) next_request: u64,
     text_started: Duration,
     deferred: Duration,
@@ -38,10 +35,8 @@ impl LoadState {
     pub(super) fn new(plan: FetchPlan, config: FetcherConfig) -> Self {
         let count = plan.chunks.len();
         Self {
-            chunks: vec![ChunkFetchState { status: ChunkStatus::Idle, have_bytes: 0 }; count],
-            attempts: vec![0; count],
+            chunks: vec![ChunkFetchState::default(); count],
             rates: ChunkRates::new(count),
-            timeline: vec![ChunkTimeline::default(); count],
             meter: Meter::new(config.estimator),
             requests: BTreeMap::new(),
             next_request: 0,
@@ -70,9 +65,7 @@ impl LoadState {
                 if let Some(ChunkStatus::Decoding { level }) = self.status(chunk) {
                     let plan = &self.plan.chunks[chunk];
                     self.config.decode.observe(plan.tokens.len(), plan.bytes_at(level), took);
-                    self.chunks[chunk].status = ChunkStatus::Ready { level };
-                    self.timeline[chunk].level = Some(level);
-                    self.timeline[chunk].resolved = Some(now);
+                    self.chunks[chunk].resolve(ChunkStatus::Ready { level }, now);
                 }
             }
             FetcherEvent::DecodeFailed { chunk } => {
@@ -88,8 +81,7 @@ impl LoadState {
                         Some(took) => self.config.recompute.observe(tokens, took),
                         None => self.deferred += self.config.recompute.predict(tokens),
                     }
-                    self.chunks[chunk].status = ChunkStatus::Text { done: true };
-                    self.timeline[chunk].resolved = Some(now);
+                    self.chunks[chunk].resolve(ChunkStatus::Text { done: true }, now);
                     self.text_started = now;
                 }
             }

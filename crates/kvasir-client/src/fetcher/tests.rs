@@ -208,14 +208,14 @@ proptest! {
         let policy = if which == 3 { Box::new(RandomPolicy(seed)) } else { policy(which) };
         let load = SimulatedLoad::new(plan(&sizes, ms(slo), prior), policy, config(per_token)).run(&choices);
         let mut text_tokens = 0;
-        for (i, line) in load.fetcher.timeline().iter().enumerate() {
+        for (i, line) in load.fetcher.chunks().iter().enumerate() {
             prop_assert!(line.resolved.is_some());
             let texts = load.texts[i] - load.withdrawn[i];
             prop_assert!(load.decodes[i] <= 1 && texts <= 1 && load.withdrawn[i] <= load.decodes[i]);
             // Both only when decoding failed; text has no level, everything else has the decoded one.
             prop_assert!(load.decodes[i] + texts >= 1);
-            prop_assert_eq!(line.level.is_none(), texts == 1);
-            text_tokens += if line.level.is_none() { 1536 } else { 0 };
+            prop_assert_eq!(line.level().is_none(), texts == 1);
+            text_tokens += if line.level().is_none() { 1536 } else { 0 };
         }
         let ranges = load.fetcher.text_ranges();
         prop_assert_eq!(ranges.iter().map(|r| r.len()).sum::<u64>(), text_tokens);

@@ -37,10 +37,8 @@ impl LoadState {
         request.last = now;
         request.transfer.bytes += bytes;
         state.have_bytes += bytes;
+        state.fetched = Some(now);
         let rate = request.progress.rate();
-        let line = &mut self.timeline[chunk];
-        line.bytes += bytes;
-        line.fetched = Some(now);
         self.meter.on_bytes(now, bytes);
         if let Some(rate) = rate {
             self.rates.record(chunk, rate, now);
@@ -68,7 +66,7 @@ impl LoadState {
                 if self.chunks[chunk].have_bytes >= request.end {
                     return;
                 }
-                if permanent || self.attempts[chunk] >= FETCH_ATTEMPTS_MAX {
+                if permanent || self.chunks[chunk].attempts >= FETCH_ATTEMPTS_MAX {
                     self.settle_with_what_is_here(chunk, now, actions);
                 } else {
                     self.fetch(chunk, level, now, actions);
@@ -112,15 +110,16 @@ impl LoadState {
 
     fn fetch(&mut self, chunk: usize, level: Level, now: Duration, actions: &mut Vec<FetcherAction>) {
         let end = self.plan.chunks[chunk].bytes_at(level);
-        let start = self.chunks[chunk].have_bytes;
         let id = RequestId(self.next_request);
         self.next_request += 1;
-        self.attempts[chunk] += 1;
-        let hedged = matches!(self.chunks[chunk].status, ChunkStatus::Hedged { .. });
-        self.chunks[chunk].status =
+        let state = &mut self.chunks[chunk];
+        let start = state.have_bytes;
+        let hedged = matches!(state.status, ChunkStatus::Hedged { .. });
+        state.status =
             if hedged { ChunkStatus::Hedged { reading: true } } else { ChunkStatus::Fetching { level } };
-        self.timeline[chunk].requests += 1;
-        self.timeline[chunk].started.get_or_insert(now);
+        state.attempts += 1;
+        state.requests += 1;
+        state.started.get_or_insert(now);
         let transfer = Transfer { sent: now, first: None, bytes: 0 };
         self.requests.insert(
             id,
@@ -137,7 +136,7 @@ impl LoadState {
         now: Duration,
         actions: &mut Vec<FetcherAction>,
     ) {
-        self.attempts[chunk] = 0;
+        self.chunks[chunk].attempts = 0;
         self.fetch(chunk, level, now, actions);
     }
 

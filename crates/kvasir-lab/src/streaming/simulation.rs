@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use kvasir_client::fetcher::{Fetcher, FetcherAction, FetcherEvent, InvalidPlan, Neighbours, RequestId};
+use kvasir_client::fetcher::{
+    ChunkFetchState, Fetcher, FetcherAction, FetcherEvent, InvalidPlan, Neighbours, RequestId,
+};
 use kvasir_client::limits::NEIGHBOUR_STEP_BYTES;
 use kvasir_types::Level;
 
@@ -287,7 +289,7 @@ impl ActiveLoad {
     fn outcome(&self) -> Outcome {
         let plan = self.fetcher.plan();
         let ttft = self.finished.unwrap_or(Duration::MAX).saturating_add(plan.suffix_time);
-        let levels: Vec<_> = self.fetcher.timeline().iter().map(|line| line.level).collect();
+        let levels: Vec<_> = self.fetcher.chunks().iter().map(ChunkFetchState::level).collect();
         Outcome {
             ttft,
             met: ttft <= plan.slo,

@@ -16,68 +16,10 @@ pub use fixed::Fixed;
 pub use progressive::Progressive;
 
 use super::{
-    FetchPlan, Neighbours, PlannedChunk, TextMode,
+    ChunkFetchState, ChunkStatus, FetchPlan, Neighbours, PlannedChunk, TextMode,
     byte_rate::ByteRate,
     cost::{DecodeModel, RecomputeModel},
 };
-
-/// The fetch status of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChunkStatus {
-    /// Nothing is under way; bytes of an earlier request may be there.
-    Idle,
-    /// A request for the prefix of `level` is in flight.
-    Fetching {
-        /// The level asked for.
-        level: Level,
-    },
-    /// Handed to the decoder at `level`; final.
-    Decoding {
-        /// The level.
-        level: Level,
-    },
-    /// Decoded at `level`; final.
-    Ready {
-        /// The level.
-        level: Level,
-    },
-    /// Being computed from text, and read at the coarsest level too: whichever is there first counts.
-    Hedged {
-        /// Whether a request is in flight.
-        reading: bool,
-    },
-    /// To be computed from text; final. `done` once it was computed or taken over by the engine.
-    Text {
-        /// Whether it is resolved.
-        done: bool,
-    },
-}
-
-/// The fetch state of a chunk, as policies see it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ChunkFetchState {
-    /// Its status.
-    pub status: ChunkStatus,
-    /// Bytes of its object's prefix that are here.
-    pub have_bytes: u64,
-}
-
-impl ChunkFetchState {
-    /// Whether its fate is decided, or out of the policy's hands but for its reading.
-    pub const fn is_settled(&self) -> bool {
-        !matches!(self.status, ChunkStatus::Idle | ChunkStatus::Fetching { .. })
-    }
-
-    /// Whether the GPU has it, or is to have it.
-    pub const fn is_computing(&self) -> bool {
-        matches!(self.status, ChunkStatus::Text { done: false } | ChunkStatus::Hedged { .. })
-    }
-
-    /// Whether its KV is where the engine wants it, or was given to the engine to compute.
-    pub const fn is_resolved(&self) -> bool {
-        matches!(self.status, ChunkStatus::Ready { .. } | ChunkStatus::Text { done: true })
-    }
-}
 
 /// A read-only view of a load, for its policy.
 #[derive(Debug, Clone, Copy)]

@@ -6,19 +6,23 @@ use bytes::Bytes;
 use kvasir_types::TokenRange;
 use tokio::time::Instant;
 
-use super::decode::DecodeOutcome;
 use crate::{ClientError, fetcher::RequestId};
 
-/// A message to the load's task, from the tasks it started or from the engine.
+/// One read of one object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ReadId {
+    /// Asked for by the core.
+    Request(RequestId),
+    /// Of damaged bytes, beside the core; numbered over the load.
+    Repair(u64),
+}
+
+/// A message to the load's task, from its reads or from the engine.
 pub(super) enum Arrival {
-    /// Bytes of a request of the core, or (`request` absent) of a repair.
-    Bytes { request: Option<RequestId>, chunk: usize, at: Instant, offset: u64, bytes: Bytes },
-    /// A request is over.
-    Ended { request: RequestId, chunk: usize, at: Instant, result: Result<(), ClientError> },
-    /// A repair ended, successfully or not.
-    Repaired { chunk: usize, at: Instant },
-    /// A decode unit ended.
-    Decoded(DecodeOutcome),
+    /// Bytes of a read.
+    Bytes { read: ReadId, at: Instant, offset: u64, bytes: Bytes },
+    /// A read is over.
+    Ended { read: ReadId, at: Instant, result: Result<(), ClientError> },
     /// The engine computed tokens from text.
     Computed { range: TokenRange, took: Duration },
 }

@@ -8,11 +8,12 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     Load, LoadEvent, LoadOptions, LoadReport,
-    assembly::{ExpectedTokens, ObjectAssembly},
+    assembly::ExpectedTokens,
     decode::{DecodeContext, Destination},
+    decode_queue::DecodeQueue,
     driver::LoadDriver,
-    progress::LayerProgress,
-    state::{ChunkLoadState, DriverState},
+    network::Network,
+    progress::LoadProgress,
     stream::LoadOutput,
 };
 use crate::{
@@ -119,9 +120,7 @@ impl KvClient {
             text_mode: options.text,
         };
         let fetch_plan = fetch_plan(plan, &decoders, &options);
-        let policy = options.policy.name();
         let started = Instant::now();
-        let active = self.client.active_loads.begin(started + fetch_plan.deadline());
         let fetcher = Fetcher::new(fetch_plan, options.policy, config).map_err(|_| ClientError::Config {
             what: "the level losses must be as many as the objects' levels, and not increase".into(),
         })?;
@@ -129,31 +128,20 @@ impl KvClient {
         let gate = Arc::default();
         let (sender, arrivals) = mpsc::channel(ARRIVALS_QUEUE);
         let (outputs, receiver) = mpsc::unbounded_channel();
-        let driver = LoadDriver {
-            policy,
-            model_id: self.model_id,
-            expected: ExpectedTokens { tokens: Arc::clone(&plan.tokens), chain: Arc::clone(&plan.chain) },
-            decoders,
-            routes: Arc::new(Routes::new(self.client.clone(), plan.request.clone(), &vias, plan.looked_up)),
-            context: Arc::new(DecodeContext {
-                spec: Arc::clone(&self.spec),
-                destination,
-                gate: Arc::clone(&gate),
-            }),
-            text: options.text,
-            kl_bound: options.kl_bound.unwrap_or(f64::INFINITY),
-            fetcher,
-            assemblies: plan.chunks.iter().cloned().map(ObjectAssembly::new).collect(),
-            chunks: plan.chunks.iter().map(|_| ChunkLoadState::default()).collect(),
-            progress: LayerProgress::new(held, layers, plan.matched_tokens()),
-            sender: sender.clone(),
-            outputs,
-            started,
-            state: DriverState::default(),
-            learned: Arc::clone(&self.learned),
-            active,
-        };
-        let task = self.runtime.spawn(driver.run(arrivals, Some(tail)));
+        let network = Network::new(
+            Routes::new(self.client.clone(), plan.request.clone(), &vias, plan.looked_up),
+            self.model_id,
+            ExpectedTokens { tokens: Arc::clone(&plan.tokens), chain: Arc::clone(&plan.chain) },
+            plan.chunks.iter().cloned(),
+            sender.clone(),
+        );
+        let context = DecodeContext { spec: Arc::clone(&self.spec), destination, gate: Arc::clone(&gate) };
+        let decodes = DecodeQueue::new(context, decoders);
+        let kl_bound = options.kl_bound.unwrap_or(f64::INFINITY);
+        let progress = LoadProgress::new(held, layers, plan.matched_tokens(), kl_bound);
+        let learned = Arc::clone(&self.learned);
+        let driver = LoadDriver::new(started, fetcher, network, decodes, progress, outputs, learned);
+        let task = self.runtime.spawn(driver.run(arrivals, tail));
         Ok(Load { outputs: receiver, commands: sender, task, gate })
     }
 }

@@ -1,12 +1,12 @@
-//! Decodes verified chunks on blocking threads, a few units at a time, early layers first.
+//! Decode units: some layers of some tokens of a verified chunk, for one rank.
 
-use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use kvasir_codec::{ChunkDecoder, KvBuffer, LayerGroup, container::Head};
 use kvasir_types::{Level, ModelSpec, TokenRange};
 use tokio::time::Instant;
 
-use super::{LoadError, assembly::VerifiedChunk};
+use super::{LoadError, assembly::VerifiedChunk, token_ranges::context_range};
 use crate::kv::table::{BlockTable, WriteGate};
 
 /// Where decoded rows go.
@@ -42,14 +42,20 @@ pub(super) struct DecodeUnit {
     pub(super) decoder: Arc<dyn ChunkDecoder>,
 }
 
-/// How a decode unit ended.
-pub(super) struct DecodeOutcome {
+/// What a decode unit is of.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct UnitScope {
     pub(super) chunk: usize,
     pub(super) rank: usize,
     pub(super) layers: Range<usize>,
     /// Of the context.
     pub(super) tokens: TokenRange,
     pub(super) level: Level,
+}
+
+/// How a decode unit ended.
+pub(super) struct DecodeOutcome {
+    pub(super) scope: UnitScope,
     pub(super) took: Duration,
     /// When it ended.
     pub(super) at: Instant,
@@ -67,29 +73,28 @@ pub(super) enum DecodedUnit {
 impl DecodeUnit {
     /// What to decode first: early layers of everything before later layers of anything, so that an engine can start
     /// on the suffix; then the order of tokens.
-    fn key(&self) -> (usize, usize, usize, usize) {
+    pub(super) fn key(&self) -> (usize, usize, usize, usize) {
         (self.layers.start, self.chunk, self.tokens.start, self.rank)
     }
 
-    pub(super) fn context_tokens(&self) -> TokenRange {
-        let at = |token: usize| self.first_token + token as u64;
-        TokenRange { start: at(self.tokens.start), end: at(self.tokens.end) }
-    }
-
-    pub(super) fn run(self, context: &DecodeContext) -> DecodeOutcome {
-        let started = Instant::now();
-        let result = self.decode(context);
-        let at = Instant::now();
-        DecodeOutcome {
+    /// Decodes on a blocking thread.
+    pub(super) async fn run(self, context: Arc<DecodeContext>) -> DecodeOutcome {
+        let scope = UnitScope {
             chunk: self.chunk,
             rank: self.rank,
             layers: self.layers.clone(),
-            tokens: self.context_tokens(),
+            tokens: context_range(self.first_token, &self.tokens),
             level: self.level,
-            took: at - started,
-            at,
-            result,
-        }
+        };
+        let decode = move || {
+            let started = Instant::now();
+            let result = self.decode(&context);
+            (started.elapsed(), Instant::now(), result)
+        };
+        let (took, at, result) = tokio::task::spawn_blocking(decode)
+            .await
+            .unwrap_or_else(|panic| (Duration::ZERO, Instant::now(), Err(LoadError::Read(panic.into()))));
+        DecodeOutcome { scope, took, at, result }
     }
 
     fn decode(&self, context: &DecodeContext) -> Result<DecodedUnit, LoadError> {
@@ -181,40 +186,4 @@ pub(super) fn decode_units(
 
 fn meets(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
-}
-
-/// Units that wait for a thread, in the order of [`DecodeUnit::key`].
-#[derive(Default)]
-pub(super) struct DecodeQueue {
-    heap: BinaryHeap<Reverse<QueuedUnit>>,
-}
-
-/// A queued unit, ordered by [`DecodeUnit::key`].
-struct QueuedUnit(DecodeUnit);
-
-impl PartialEq for QueuedUnit {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-impl Eq for QueuedUnit {}
-impl PartialOrd for QueuedUnit {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for QueuedUnit {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.key().cmp(&other.0.key())
-    }
-}
-
-impl DecodeQueue {
-    pub(super) fn push(&mut self, unit: DecodeUnit) {
-        self.heap.push(Reverse(QueuedUnit(unit)));
-    }
-
-    pub(super) fn pop(&mut self) -> Option<DecodeUnit> {
-        self.heap.pop().map(|Reverse(QueuedUnit(unit))| unit)
-    }
 }

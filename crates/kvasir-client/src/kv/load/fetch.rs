@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use tokio::{sync::mpsc, time::Instant};
 
-use super::arrival::Arrival;
+use super::arrival::{Arrival, ReadId};
 use crate::{
     ClientError,
     fetcher::{ByteRate, RequestId},
@@ -55,7 +55,6 @@ impl PartSizing {
 pub(super) struct FetchTask {
     pub(super) routes: Arc<Routes>,
     pub(super) object: ObjectName,
-    pub(super) chunk: usize,
     pub(super) request: RequestId,
     pub(super) parts: Vec<Range<u64>>,
     pub(super) concurrency: usize,
@@ -68,7 +67,7 @@ impl FetchTask {
     /// retry budget, and goes through the service.
     pub(super) async fn run(self, arrivals: mpsc::Sender<Arrival>) {
         let result = self.read(&arrivals).await;
-        let end = Arrival::Ended { request: self.request, chunk: self.chunk, at: Instant::now(), result };
+        let end = Arrival::Ended { read: ReadId::Request(self.request), at: Instant::now(), result };
         // Nobody listens any more when the load was dropped.
         let _ = arrivals.send(end).await;
     }
@@ -81,8 +80,7 @@ impl FetchTask {
             tokio::time::sleep(backoff(self.failures, None).unwrap_or_default()).await;
         }
         let read = |part: Range<u64>| async move {
-            let mut sink =
-                ArrivalSink { request: Some(self.request), chunk: self.chunk, arrivals: arrivals.clone() };
+            let mut sink = ArrivalSink { read: ReadId::Request(self.request), arrivals: arrivals.clone() };
             self.routes.read(&self.object, part, self.failures > 0, &mut sink).await
         };
         let reads: Vec<_> = self.parts.iter().cloned().map(read).collect();
@@ -103,15 +101,14 @@ impl FetchTask {
 
 /// Sends bytes that arrive to the load's task.
 pub(super) struct ArrivalSink {
-    pub(super) request: Option<RequestId>,
-    pub(super) chunk: usize,
+    pub(super) read: ReadId,
     pub(super) arrivals: mpsc::Sender<Arrival>,
 }
 
 impl ByteSink for ArrivalSink {
     async fn write(&mut self, offset: u64, bytes: Bytes) {
         let at = Instant::now();
-        let arrival = Arrival::Bytes { request: self.request, chunk: self.chunk, at, offset, bytes };
+        let arrival = Arrival::Bytes { read: self.read, at, offset, bytes };
         let _ = self.arrivals.send(arrival).await;
     }
 }

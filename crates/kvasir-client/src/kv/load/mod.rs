@@ -1,24 +1,31 @@
 //! A load: the tokio shell around the fetcher core.
 //!
 //! ```text
-//! core ──Fetch──► FetchTask: parts, hedges, routes ──bytes──► ObjectAssembly: every piece checked as it completes
-//!   ▲                                                              │ damaged: read once more, beside the core
-//!   └──events── LoadDriver ◄──DecodeOutcome── DecodeQueue (blocking threads) ◄── DecodeUnit: runs of spans × groups of layers
-//!                  │
-//!                  └──► LayerReady, Recompute, Withdrawn, Done
+//!            ┌─ Fetch, Cancel ─► Network: FetchTasks fill ObjectAssemblies, repairs beside them ──┐ VerifiedChunk
+//! Fetcher ─► LoadDriver ─────────► DecodeQueue: DecodeUnits on blocking threads ◄─────────────────┘
+//!   ▲         │    │ what is in place, what is to be computed
+//!   └─events──┘    ├─► LoadProgress ─► LayerReady, Recompute, Withdrawn
+//!                  └─► LoadRecorder ─► LoadReport in Done
 //! ```
+//!
+//! Each part has its own state; the driver passes on what one of them gives.
 
 mod arrival;
 mod assembly;
 mod begin;
+mod clock;
 mod decode;
+mod decode_queue;
 mod driver;
 mod error;
 mod fetch;
+mod network;
 mod options;
 mod progress;
+mod recorder;
 mod report;
-mod state;
+#[cfg(test)]
+mod sample;
 mod stream;
 mod token_ranges;
 
