@@ -2,7 +2,7 @@
 
 use kvasir_types::{ModelSpec, Plane};
 
-use super::page_checks::PageChecks;
+use super::page_checks::{PageChecks, planes};
 use crate::{BlockTable, Shard, pages::check_dtype};
 
 /// An engine's pages for one context, as [`check_page_store`] needs them.
@@ -56,6 +56,9 @@ pub fn check_page_store<P: TestedPages>(
     make: impl Fn(&ModelSpec, usize) -> P,
 ) -> Result<(), PageStoreFault> {
     check_dtype(spec).map_err(|error| PageStoreFault(error.to_string()))?;
+    if planes(spec).is_empty() {
+        return Err(PageStoreFault("the spec has no layer with a cache: give one that has".into()));
+    }
     let page_tokens = make(spec, 1).table().page_tokens();
     // three pages and a part of one
     let tokens = page_tokens * 3 + page_tokens / 2 + 1;
