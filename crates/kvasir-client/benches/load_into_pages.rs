@@ -53,7 +53,7 @@ fn spec() -> ModelSpec {
         revision: "1".into(),
         adapter: None,
         kv_dtype: KvDtype::Bf16,
-        ropes: vec![Rope::plain(Pairing::Half, DIM as u32, 10_000.0)],
+        ropes: vec![Rope::plain(Pairing::Half, DIM, 10_000.0)],
         layers: vec![LayerKv { layout, rope: Some(0) }; LAYERS],
         thinning: None,
         reuse: Reuse::Prefix,
