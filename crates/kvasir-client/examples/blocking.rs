@@ -10,7 +10,7 @@ mod toy;
 
 use std::{error::Error, sync::Arc, time::Duration};
 
-use kvasir_client::{Client, ClientConfig, LoadEvent, Shard, StoreOptions, blocking::KvClient};
+use kvasir_client::{Client, ClientConfig, HostPages, LoadEvent, Shard, StoreOptions, blocking::KvClient};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::args().nth(1).ok_or("usage: blocking URL")?;
@@ -21,12 +21,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stored = kvasir.store_kv(&prompt, &toy::prefill(&prompt), &StoreOptions::default(), |_| ())?;
     println!("stored {} bytes in {} chunks", stored.bytes(), stored.chunks.len());
 
-    // Two tensor-parallel ranks: the bytes are fetched once, each decodes its own head from them. (The toy's pages
-    // have room for both heads; a rank's own would have room for one.)
-    let ranks = [toy::Pages::new(prompt.len()), toy::Pages::new(prompt.len())];
+    // Two tensor-parallel ranks: the bytes are fetched once, each decodes its own head from them into
+    // pages that have room for that one.
     let mut tables = Vec::new();
-    for (rank, pages) in ranks.iter().enumerate() {
-        tables.push(pages.table()?.with_shard(Shard::tensor_parallel(rank, 2, 2)));
+    for shard in [0, 1].map(|rank| Shard::tensor_parallel(rank, 2, 2)) {
+        let pages = HostPages::new(&shard.part_of(&toy::spec()), 16, prompt.len())?;
+        tables.push(pages.table().with_shard(shard));
     }
     let plan = kvasir.lookup(&prompt)?;
     for event in kvasir.load(plan, tables, kvasir.options(Duration::from_secs(1)))? {

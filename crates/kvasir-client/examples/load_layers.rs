@@ -11,8 +11,8 @@ mod toy;
 use std::{error::Error, sync::Arc, time::Duration};
 
 use kvasir_client::{
-    Client, ClientConfig, KvClient, LoadEvent, QueueConfig, StoreOptions, StoreOutcome, StoreQueue,
-    fetcher::RecomputeModel,
+    Client, ClientConfig, HostPages, KvClient, LoadEvent, QueueConfig, StoreOptions, StoreOutcome,
+    StoreQueue, fetcher::RecomputeModel,
 };
 
 #[tokio::main]
@@ -29,11 +29,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let prompt = toy::prompt(1000);
     for round in ["first", "second"] {
-        let pages = toy::Pages::new(prompt.len());
+        let pages = HostPages::new(&toy::spec(), 16, prompt.len())?;
         let plan = kvasir.lookup(&prompt).await?;
         println!("{round} time: {} of {} tokens are stored", plan.matched_tokens(), prompt.len());
         let stored_tokens = plan.matched_tokens() as usize;
-        let mut load = kvasir.load(plan, [pages.table()?], kvasir.options(Duration::from_millis(500)))?;
+        let mut load = kvasir.load(plan, [pages.table()], kvasir.options(Duration::from_millis(500)))?;
         let mut kl_beneath = 0.0;
         while let Some(event) = load.next().await {
             match event {

@@ -9,6 +9,7 @@ mod buffer_pool;
 mod chunk;
 mod decoder;
 mod direct_rows;
+pub mod e4m3;
 mod encoder;
 mod error;
 mod exact_piece;
@@ -32,7 +33,7 @@ pub use decoder::{
 };
 pub use encoder::{CodedSpan, CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError};
-pub use kv::{Bf16Buffer, KvBuffer, KvSink, KvSource, Tokens};
+pub use kv::{Bf16Buffer, HeadRows, KvBuffer, KvSink, KvSource, Tokens};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};
 
 #[cfg(test)]

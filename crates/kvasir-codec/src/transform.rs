@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvasir_types::{KvLayout, ModelSpec, Plane, Rope};
 
 use crate::{
-    KvSource, MemberView, ScopeReach,
+    HeadRows, KvSource, MemberView, ScopeReach,
     arch::RowKernel,
     direct_rows::{Scaling, scale_rows},
     profile::Scope,
@@ -55,12 +55,12 @@ struct MemberSlice {
     rope: Option<usize>,
 }
 
-/// Rows of one member, ready for a sink: `[token][element]`.
+/// Rows of members that are consecutive heads of one layer and plane, ready for a sink.
 pub(crate) struct MemberRows<'a, T> {
     pub(crate) layer: usize,
     pub(crate) plane: Plane,
-    pub(crate) head: usize,
-    pub(crate) rows: &'a [T],
+    pub(crate) first_head: usize,
+    pub(crate) rows: HeadRows<'a, T>,
 }
 
 impl Elements {
@@ -243,17 +243,21 @@ impl Elements {
         }
     }
 
-    /// Cuts `rows`, `[member][token][element]` of `tokens` tokens, into members, keeping `kept` tokens.
-    pub(crate) fn members<'a, T>(
+    /// Cuts `rows`, `[member][token][element]` of `tokens` tokens, into runs of consecutive heads, keeping `kept` tokens.
+    pub(crate) fn members<'a, T: Copy>(
         &'a self,
         tokens: usize,
         kept: &'a Range<usize>,
         rows: &'a [T],
     ) -> impl Iterator<Item = MemberRows<'a, T>> {
-        self.members.iter().map(move |slot| {
-            let start = slot.start * tokens;
-            let rows = &rows[start + kept.start * slot.dim..start + kept.end * slot.dim];
-            MemberRows { layer: slot.layer, plane: slot.plane, head: slot.head, rows }
+        let follows = |a: &MemberSlice, b: &MemberSlice| {
+            (a.layer, a.plane, a.head + 1, a.dim) == (b.layer, b.plane, b.head, b.dim)
+        };
+        self.members.chunk_by(follows).map(move |run| {
+            let MemberSlice { layer, plane, head, dim, start, .. } = run[0];
+            let rows = &rows[start * tokens..(start + run.len() * dim) * tokens];
+            let rows = HeadRows::dense(rows, run.len(), dim).part(0..run.len(), kept.clone());
+            MemberRows { layer, plane, first_head: head, rows }
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
-use kvasir_codec::{ChunkDecoder, DecodeError, KvSink, LayerGroup, container::Head};
+use kvasir_codec::{ChunkDecoder, DecodeError, HeadRows, KvSink, LayerGroup, container::Head};
 use kvasir_types::{Level, Plane};
 
 use crate::{ChunkRequest, CudaError, Device, DeviceMemory, DeviceReadback, KernelDecoder, dense::Dense};
@@ -42,18 +42,18 @@ impl<D: Device> KernelDecoder<D> {
         tokens: Range<usize>,
         sink: &mut dyn KvSink,
     ) {
-        let mut rows = Vec::new();
         for (layer, kv) in self.cpu.spec().layers.iter().enumerate() {
             for plane in Plane::ALL {
                 let (heads, dim) = kv.layout.planes()[plane as usize];
                 let start = starts[2 * layer + plane as usize];
-                for head in (0..heads).filter(|head| wanted.contains(&(layer, plane as usize, *head))) {
-                    rows.clear();
-                    for token in 0..tokens.len() {
-                        let at = start + (token * heads + head) * dim;
-                        rows.extend_from_slice(&values[at..at + dim]);
+                let wanted: Vec<usize> =
+                    (0..heads).filter(|head| wanted.contains(&(layer, plane as usize, *head))).collect();
+                for run in wanted.chunk_by(|a, b| a + 1 == *b) {
+                    let values = &values[start + run[0] * dim..];
+                    let shape = [run.len(), tokens.len(), dim];
+                    if let Some(rows) = HeadRows::strided(values, shape, dim, heads * dim) {
+                        sink.write_heads(layer, plane, run[0], tokens.start, rows);
                     }
-                    sink.write(layer, plane, head, tokens.start, &rows);
                 }
             }
         }

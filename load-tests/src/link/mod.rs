@@ -12,14 +12,14 @@ use std::{cell::Cell, collections::BTreeMap, path::PathBuf, sync::Arc, time::Dur
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use kvasir_client::{
-    BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
+    BlockTable, Client, ClientConfig, KvClient, PageRef, PageRows, PageStore, StoreOptions,
     fetcher::{Fixed, RecomputeModel},
 };
 use kvasir_codec::{KvBuffer, Profile};
 use kvasir_plot::{Bar, Bars, Page, number};
 use kvasir_replay::link::{BandwidthSeries, LinkOptions, ShapedLink};
 use kvasir_train::{Recipe, TrainingContext, train};
-use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
+use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Reuse};
 use serde::{Deserialize, Serialize};
 
 use self::{
@@ -82,6 +82,8 @@ pub(crate) struct Links {
 }
 
 const PAGE_TOKENS: usize = 16;
+/// Bytes of a slot: one layer and plane of a token in bf16.
+const SLOT_BYTES: usize = HEADS * DIM * 2;
 /// Tokens that the profile is trained on.
 const SAMPLE_TOKENS: usize = 256;
 /// Tokens of a chunk of LMCache: by default, and in what its makers measured CacheGen with.
@@ -102,18 +104,20 @@ fn spec(layers: usize) -> ModelSpec {
     }
 }
 
-/// Pages of bf16, as an engine has them. Each thread writes over one page: memory for all is not what is measured.
+/// Pages of bf16, as an engine has them: `[slot][head][element]`. Each thread writes over one page: memory for all is not what is
+/// measured.
 struct DiscardingPages;
 
 thread_local! {
-    static PAGE: std::cell::RefCell<Vec<u16>> = const { std::cell::RefCell::new(Vec::new()) };
+    static PAGE: std::cell::RefCell<[u8; PAGE_TOKENS * SLOT_BYTES]> =
+        const { std::cell::RefCell::new([0; PAGE_TOKENS * SLOT_BYTES]) };
 }
 
 impl PageStore for DiscardingPages {
-    fn write(&self, _: PageRef, _: usize, _: usize, _: Plane, _: usize, rows: &[f32]) -> bool {
+    fn write(&self, _: PageRef, rows: &PageRows<'_>) -> bool {
         PAGE.with_borrow_mut(|page| {
-            page.clear();
-            page.extend(rows.iter().map(|value| (value.to_bits() >> 16) as u16));
+            let first = rows.slots().start * SLOT_BYTES + rows.heads().start * DIM * 2;
+            rows.copy_to_bytes(&mut page[first..], DIM * 2, SLOT_BYTES);
             std::hint::black_box(&page);
         });
         true

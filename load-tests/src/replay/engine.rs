@@ -12,7 +12,8 @@ use std::{
 
 use anyhow::Result;
 use kvasir_client::{
-    BearerToken, BlockTable, Client, ClientConfig, KvClient, PageRef, PageStore, StoreOptions,
+    BearerToken, BlockTable, Client, ClientConfig, KvClient, PageRef, PageRows, PageStore, Rows,
+    StoreOptions,
     fetcher::{Fixed, RecomputeModel},
 };
 use kvasir_codec::{KvBuffer, KvSource, Profile};
@@ -83,22 +84,19 @@ struct VerifyingPages {
 }
 
 impl PageStore for VerifyingPages {
-    fn write(
-        &self,
-        page: PageRef,
-        slot: usize,
-        layer: usize,
-        plane: Plane,
-        head: usize,
-        rows: &[f32],
-    ) -> bool {
-        let (first, place) = (page.index as usize * PAGE_TOKENS + slot, place(layer, plane, head));
-        for (nth, row) in rows.chunks_exact(DIM).enumerate() {
-            let right = self.tokens.get(first + nth).is_some_and(|token| {
-                row.iter().enumerate().all(|(dim, value)| *value == element(*token, place, dim))
-            });
-            self.rows.fetch_add(1, Ordering::Relaxed);
-            self.wrong.fetch_add(u64::from(!right), Ordering::Relaxed);
+    fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool {
+        let Rows::F16(values) = rows.values() else { return false };
+        let first = page.index as usize * PAGE_TOKENS + rows.slots().start;
+        for (row_head, head) in rows.heads().enumerate() {
+            let place = place(rows.layer(), rows.plane(), head);
+            for nth in 0..values.tokens() {
+                let row = values.row(row_head, nth);
+                let right = self.tokens.get(first + nth).is_some_and(|token| {
+                    row.iter().enumerate().all(|(dim, value)| value.to_f32() == element(*token, place, dim))
+                });
+                self.rows.fetch_add(1, Ordering::Relaxed);
+                self.wrong.fetch_add(u64::from(!right), Ordering::Relaxed);
+            }
         }
         true
     }

@@ -5,7 +5,6 @@ mod load;
 mod lookup;
 mod ranges;
 mod store;
-mod table;
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
@@ -24,7 +23,6 @@ pub use store::{
     AdmissionPolicy, ChunkOutcome, ChunkStoreReport, DropPolicy, QueueConfig, QueueStats, StoreOptions,
     StoreOutcome, StoreProgress, StoreQueue, StoreRefusal, StoreReport, StoreTicket, Urgency,
 };
-pub use table::{BlockTable, PageRef, PageStore, Shard};
 
 use crate::{Client, ClientError, RequestClass, fetcher::RecomputeModel, limits::PROFILES_MAX};
 

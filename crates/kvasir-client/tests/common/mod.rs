@@ -127,6 +127,7 @@ pub(crate) async fn start() -> (SocketAddr, Shared) {
         .route(routes::LOOKUP, post(lookup))
         .route(routes::CHUNK, put(put_chunk))
         .route(routes::CHUNK_OBJECT, get(get_object))
+        .layer(axum::extract::DefaultBodyLimit::disable())
         .with_state(Arc::clone(&service));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -2,27 +2,33 @@
 
 use std::{
     ops::Range,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use kvasir_client::{BlockTable, PageRef, PageStore};
-use kvasir_codec::{KvBuffer, KvSink};
+use half::f16;
+use kvasir_client::{BlockTable, HostPages, PageRef, PageRows, PageStore as _, Rows};
+use kvasir_codec::{HeadRows, KvBuffer, KvSource as _};
 use kvasir_types::{ModelSpec, Plane};
 
 use super::spec;
 
-/// Pages of a model (or of a rank's part of one), each with a generation.
+/// Pages of a model with an f16 cache (or of a rank's part of one).
 pub(crate) struct Pages {
     pub spec: ModelSpec,
     page_tokens: usize,
-    inner: Mutex<Vec<(u64, KvBuffer)>>,
+    pages: Arc<HostPages>,
+    count: usize,
+    generation: AtomicU64,
 }
 
 impl Pages {
     pub(crate) fn new(spec: ModelSpec, page_tokens: usize, tokens: usize) -> Arc<Self> {
-        let page = || (0, KvBuffer::new(&spec, page_tokens));
-        let inner = (0..tokens.div_ceil(page_tokens)).map(|_| page()).collect();
-        Arc::new(Self { page_tokens, inner: Mutex::new(inner), spec })
+        let pages = HostPages::new(&spec, page_tokens, tokens).unwrap();
+        let count = tokens.div_ceil(page_tokens);
+        Arc::new(Self { page_tokens, pages, count, spec, generation: AtomicU64::new(0) })
     }
 
     pub(crate) fn toy(tokens: usize) -> Arc<Self> {
@@ -30,64 +36,51 @@ impl Pages {
     }
 
     /// All pages, in order, as they are now.
-    pub(crate) fn table(self: &Arc<Self>) -> BlockTable {
-        let inner = self.inner.lock().unwrap();
-        let page = |(index, (generation, _)): (usize, &(u64, KvBuffer))| PageRef {
-            index: index as u32,
-            generation: *generation,
-        };
-        let pages: Vec<PageRef> = inner.iter().enumerate().map(page).collect();
-        BlockTable::new(Arc::clone(self) as Arc<dyn PageStore>, pages, self.page_tokens).unwrap()
+    pub(crate) fn table(&self) -> BlockTable {
+        self.pages.table()
     }
 
     /// Gives every page to somebody else, who fills it with `value`.
     pub(crate) fn reassign(&self, value: f32) {
-        for (generation, page) in self.inner.lock().unwrap().iter_mut() {
-            *generation += 1;
-            page.as_mut_slice().fill(value);
+        self.pages.reassign();
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        for (layer, plane, (heads, elements)) in self.planes() {
+            let values = vec![f16::from_f32(value); heads * self.page_tokens * elements];
+            let rows = Rows::F16(HeadRows::dense(&values, heads, elements));
+            for index in 0..self.count as u32 {
+                let page = PageRef { index, generation };
+                assert!(self.pages.write(page, &PageRows::new(layer, plane, 0, 0, rows)));
+            }
         }
     }
 
     /// Whether every value of every page is `value`.
     pub(crate) fn all(&self, value: f32) -> bool {
-        self.inner.lock().unwrap().iter().all(|(_, page)| page.as_slice().iter().all(|v| *v == value))
+        let tokens = 0..self.count * self.page_tokens;
+        self.planes().all(|(layer, plane, (heads, _))| {
+            (0..heads)
+                .all(|head| self.rows(layer, plane, head, tokens.clone()).iter().all(|found| *found == value))
+        })
+    }
+
+    fn planes(&self) -> impl Iterator<Item = (usize, Plane, (usize, usize))> {
+        let layers = self.spec.layers.iter().enumerate();
+        let planes = layers.flat_map(|(layer, kv)| {
+            Plane::ALL.into_iter().zip(kv.layout.planes()).map(move |(plane, shape)| (layer, plane, shape))
+        });
+        planes.filter(|(_, _, (heads, elements))| heads * elements > 0)
     }
 
     /// One head's rows of some tokens.
     pub(crate) fn rows(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>) -> Vec<f32> {
-        let inner = self.inner.lock().unwrap();
-        let mut out = Vec::new();
-        for token in tokens {
-            let rows = inner[token / self.page_tokens].1.rows(layer, plane, head);
-            let dim = rows.len() / self.page_tokens;
-            let slot = token % self.page_tokens;
-            out.extend_from_slice(&rows[slot * dim..(slot + 1) * dim]);
-        }
+        let (_, elements) = self.spec.layers[layer].layout.planes()[plane as usize];
+        let mut out = vec![0.0; tokens.len() * elements];
+        self.pages.read(layer, plane, head, tokens, &mut out);
         out
     }
 }
 
-impl PageStore for Pages {
-    fn write(
-        &self,
-        page: PageRef,
-        slot: usize,
-        layer: usize,
-        plane: Plane,
-        head: usize,
-        rows: &[f32],
-    ) -> bool {
-        let mut inner = self.inner.lock().unwrap();
-        let (generation, buffer) = &mut inner[page.index as usize];
-        let ours = *generation == page.generation;
-        if ours {
-            buffer.write(layer, plane, head, slot, rows);
-        }
-        ours
-    }
-}
-
-/// One head's rows of some tokens of a dense buffer.
+/// One head's rows of some tokens of a dense buffer, as f16 pages hold them.
 pub(crate) fn rows_of(
     kv: &KvBuffer,
     layer: usize,
@@ -95,5 +88,5 @@ pub(crate) fn rows_of(
     head: usize,
     tokens: Range<usize>,
 ) -> Vec<f32> {
-    kv.slice(tokens).rows(layer, plane, head).to_vec()
+    kv.slice(tokens).rows(layer, plane, head).iter().map(|x| f16::from_f32(*x).to_f32()).collect()
 }

@@ -11,7 +11,7 @@ use super::{
     window::{Window, narrow_stride},
 };
 use crate::{
-    DecodeError, KvSink,
+    DecodeError, HeadRows, KvSink,
     arch::{RowKernel, StreamCell},
     direct_rows::{
         QuantisedRows, Scaling, bf16_rows, bf16_rows_portable,
@@ -98,7 +98,13 @@ impl SinkRows<'_> {
         for m in members {
             let values = &values[m.start * exact..][kept.start * m.dim..kept.end * m.dim];
             let rows: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
-            self.sink.write_bf16(m.layer, m.plane, m.head, self.first + kept.start, &rows);
+            self.sink.write_bf16(
+                m.layer,
+                m.plane,
+                m.head,
+                self.first + kept.start,
+                HeadRows::dense(&rows, 1, m.dim),
+            );
         }
     }
 }
@@ -112,7 +118,13 @@ impl RowDestination for SinkRows<'_> {
 
     fn take(&mut self, m: &MemberView, rows: &[bf16]) {
         let rows = &rows[self.kept.start * m.dim..self.kept.end * m.dim];
-        self.sink.write_bf16(m.layer, m.plane, m.head, self.first + self.kept.start, rows);
+        self.sink.write_bf16(
+            m.layer,
+            m.plane,
+            m.head,
+            self.first + self.kept.start,
+            HeadRows::dense(rows, 1, m.dim),
+        );
     }
 }
 

@@ -31,10 +31,10 @@ impl DecodedRows {
         match self {
             Self::Full(rows) => elements
                 .members(tokens, kept, rows)
-                .for_each(|m| sink.write(m.layer, m.plane, m.head, first, m.rows)),
+                .for_each(|m| sink.write_heads(m.layer, m.plane, m.first_head, first, m.rows)),
             Self::Half(rows) => elements
                 .members(tokens, kept, rows)
-                .for_each(|m| sink.write_bf16(m.layer, m.plane, m.head, first, m.rows)),
+                .for_each(|m| sink.write_bf16(m.layer, m.plane, m.first_head, first, m.rows)),
         }
     }
 }

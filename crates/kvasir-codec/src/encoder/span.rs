@@ -165,7 +165,7 @@ impl<'a> SpanJob<'a> {
     fn exact_piece(&self, tokens: usize) -> Vec<u8> {
         let ((raw, _), whole) = (self.read(tokens), 0..tokens);
         let members = self.prepared.elements.members(tokens, &whole, &raw);
-        exact_piece::encode(self.encoder.exact_dtype, tokens, members.flat_map(|m| m.rows.iter().copied()))
+        exact_piece::encode(self.encoder.exact_dtype, tokens, members.flat_map(|m| m.rows.values()))
     }
 
     /// The piece of the exact tokens; `None` where there are none.

@@ -3,7 +3,7 @@
 use half::bf16;
 use kvasir_types::{ModelSpec, Plane};
 
-use super::{KvBuffer, KvSink};
+use super::{HeadRows, KvBuffer, KvSink};
 
 /// A dense bf16 cache in memory, `[layer][plane][head][token][element]`: what a decoder writes for an engine whose cache is
 /// bf16, at half the traffic of [`KvBuffer`].
@@ -49,16 +49,33 @@ impl Bf16Buffer {
 impl KvSink for Bf16Buffer {
     fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]) {
         let rows: Vec<bf16> = rows.iter().map(|x| bf16::from_f32(*x)).collect();
-        self.write_bf16(layer, plane, head, first_token, &rows);
+        self.write_bf16(
+            layer,
+            plane,
+            head,
+            first_token,
+            HeadRows::dense(&rows, 1, self.shape.dim(layer, plane)),
+        );
     }
 
     fn wants_bf16(&self) -> bool {
         true
     }
 
-    fn write_bf16(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[bf16]) {
-        let from = self.shape.range(layer, plane, head).start + first_token * self.shape.dim(layer, plane);
-        self.values_mut(from)[..rows.len()].copy_from_slice(rows);
+    fn write_bf16(
+        &mut self,
+        layer: usize,
+        plane: Plane,
+        first_head: usize,
+        first_token: usize,
+        rows: HeadRows<'_, bf16>,
+    ) {
+        for head in 0..rows.heads() {
+            let from = self.shape.range(layer, plane, first_head + head).start
+                + first_token * self.shape.dim(layer, plane);
+            let rows = rows.head(head);
+            self.values_mut(from)[..rows.len()].copy_from_slice(&rows);
+        }
     }
 
     fn place_bf16(

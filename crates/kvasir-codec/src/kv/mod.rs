@@ -1,6 +1,7 @@
 //! KV tensors at the codec's border: where rows come from and where they go.
 
 mod dense16;
+mod head_rows;
 
 use std::ops::Range;
 
@@ -28,19 +29,42 @@ pub trait KvSink {
     /// Takes `rows`, `[token][element]`, of one head; `first_token` is relative to the chunk's start.
     fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]);
 
-    /// Whether this sink keeps bf16 and would round what [`write`](Self::write) brings: decoders then call
-    /// [`write_bf16`](Self::write_bf16) alone, and have half as much to move.
+    /// Takes rows of consecutive heads, `first_head` the first of them.
+    fn write_heads(
+        &mut self,
+        layer: usize,
+        plane: Plane,
+        first_head: usize,
+        first_token: usize,
+        rows: HeadRows<'_, f32>,
+    ) {
+        for head in 0..rows.heads() {
+            self.write(layer, plane, first_head + head, first_token, &rows.head(head));
+        }
+    }
+
+    /// Whether this sink keeps bf16 and would round what [`write`](Self::write) brings: decoders that can then call
+    /// [`write_bf16`](Self::write_bf16), and have half as much to move.
     fn wants_bf16(&self) -> bool {
         false
     }
 
-    /// Takes rows rounded to nearest even, denormals kept; otherwise as [`write`](Self::write).
-    fn write_bf16(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[bf16]) {
-        let rows: Vec<f32> = rows.iter().map(|x| x.to_f32()).collect();
-        self.write(layer, plane, head, first_token, &rows);
+    /// Takes rows rounded to nearest even, denormals kept; otherwise as [`write_heads`](Self::write_heads).
+    fn write_bf16(
+        &mut self,
+        layer: usize,
+        plane: Plane,
+        first_head: usize,
+        first_token: usize,
+        rows: HeadRows<'_, bf16>,
+    ) {
+        for head in 0..rows.heads() {
+            let rows: Vec<f32> = rows.head(head).iter().map(|x| x.to_f32()).collect();
+            self.write(layer, plane, first_head + head, first_token, &rows);
+        }
     }
 
-    /// Where [`write_bf16`](Self::write_bf16) would put `[token][element]` of `tokens` tokens, if they are one behind the other
+    /// Where [`write_bf16`](Self::write_bf16) would put `[token][element]` of `tokens` tokens, if those of one head are one behind the other
     /// there: a decoder then makes them in place. What it holds after an error is undefined.
     fn place_bf16(
         &mut self,
@@ -55,6 +79,7 @@ pub trait KvSink {
 }
 
 pub use dense16::Bf16Buffer;
+pub use head_rows::HeadRows;
 
 /// A dense f32 cache in memory, `[layer][plane][head][token][element]`.
 ///

@@ -5,6 +5,8 @@ use half::{
     slice::{HalfBitsSliceExt, HalfFloatSliceExt},
 };
 
+use crate::e4m3;
+
 /// A float type of at most 16 bits: sign, exponent, mantissa.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FloatFormat {
@@ -49,7 +51,7 @@ impl FloatFormat {
         match self {
             Self::Bf16 => bf16::from_bits(bits as u16).to_f32(),
             Self::F16 => f16::from_bits(bits as u16).to_f32(),
-            Self::E4m3 => e4m3_value(bits),
+            Self::E4m3 => e4m3::decode(bits as u8),
         }
     }
 
@@ -68,7 +70,7 @@ impl FloatFormat {
             Self::Bf16 => patterns.reinterpret_cast::<bf16>().convert_to_f32_slice(out),
             Self::F16 => patterns.reinterpret_cast::<f16>().convert_to_f32_slice(out),
             Self::E4m3 => {
-                out.iter_mut().zip(patterns).for_each(|(out, bits)| *out = e4m3_value((*bits).into()))
+                out.iter_mut().zip(patterns).for_each(|(out, bits)| *out = e4m3::decode(*bits as u8))
             }
         }
     }
@@ -97,27 +99,10 @@ impl FloatFormat {
     }
 }
 
-fn e4m3_value(bits: u32) -> f32 {
-    let (exponent, mantissa) = (bits >> 3 & 15, (bits & 7) as f32);
-    let magnitude = match (exponent, bits & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa * 2f32.powi(-9),
-        _ => (8.0 + mantissa) * 2f32.powi(exponent.cast_signed() - 10),
-    };
-    if bits >> 7 & 1 == 1 { -magnitude } else { magnitude }
-}
-
+/// Past the halfway point between the largest value and what would come next, there is only NaN to say so.
 fn e4m3_bits(value: f32) -> u32 {
-    let sign = u32::from(value.is_sign_negative()) << 7;
-    let magnitude = value.abs();
-    if magnitude.is_nan() || magnitude > 464.0 {
-        return sign | 0x7f;
-    }
-    // Patterns of positive values are in order, 126 at most: the number of values halfway below is the nearest.
-    let exponent = (magnitude.max(2f32.powi(-6)).log2().floor() as i32).clamp(-6, 8);
-    let steps = (magnitude / 2f32.powi(exponent - 3)).round_ties_even() as u32; // 8 to 16, fewer below 2^-6
-    let pattern = ((exponent + 6) << 3).cast_unsigned() + steps;
-    sign | pattern.min(0x7e)
+    let beyond = value.abs() > 464.0;
+    u32::from(if beyond { e4m3::encode(f32::NAN.copysign(value)) } else { e4m3::encode(value) })
 }
 
 #[cfg(test)]
@@ -142,7 +127,7 @@ mod tests {
             }
             assert_eq!(float.pattern(false, 1 << float.exponent_bits(), 0), None);
         }
-        assert_eq!((e4m3_value(0x7e), e4m3_value(0x38), e4m3_value(1)), (448.0, 1.0, 2f32.powi(-9)));
+        assert_eq!((e4m3_bits(464.0), e4m3_bits(464.1), e4m3_bits(-1e9)), (0x7e, 0x7f, 0xff));
         assert_eq!(e4m3_bits(1.0625), 0x38, "a tie goes to the even mantissa");
     }
 }

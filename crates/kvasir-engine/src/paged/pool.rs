@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvasir_client::{self as client, PageRows, PageStore};
 use kvasir_types::{ModelSpec, Plane};
 use parking_lot::RwLock;
 
@@ -189,6 +190,20 @@ impl PagePool {
         stale
     }
 
+    /// The bytes of one row of a sequence.
+    #[cfg(test)]
+    pub(super) fn row_bytes(
+        &self,
+        table: &[PageRef],
+        (layer, plane, head): (usize, Plane, usize),
+        token: usize,
+    ) -> Vec<u8> {
+        let (heads, elements) = self.shape(layer, plane);
+        let slot =
+            table[token / self.page_tokens].index as usize * self.page_tokens + token % self.page_tokens;
+        self.inner.read().planes[layer][plane as usize].bytes((slot * heads + head) * elements, elements)
+    }
+
     /// Writes whole tokens `[token][head][element]` of a sequence that holds its pages.
     pub(super) fn write_tokens(
         &self,
@@ -206,5 +221,28 @@ impl PagePool {
             let slot = page.index as usize * self.page_tokens + token % self.page_tokens;
             store.write(slot * heads * elements, row);
         }
+    }
+}
+
+impl PageStore for PagePool {
+    /// Copies the rows: they are of the cache's type.
+    fn write(&self, page: client::PageRef, rows: &PageRows<'_>) -> bool {
+        let Some(shape) = self.shapes.get(rows.layer()) else { return false };
+        let (heads, elements) = shape[rows.plane() as usize];
+        if rows.heads().end > heads || rows.slots().end > self.page_tokens || rows.elements() != elements {
+            return false;
+        }
+        // One lock for the check and the write: the page cannot be reassigned in between.
+        let mut inner = self.inner.write();
+        let Inner { planes, pages, .. } = &mut *inner;
+        let ours = pages.get(page.index as usize).is_some_and(|state| state.generation == page.generation);
+        let slot = page.index as usize * self.page_tokens + rows.slots().start;
+        let first = (slot * heads + rows.heads().start) * elements;
+        ours && planes[rows.layer()][rows.plane() as usize].copy_rows(
+            first,
+            rows.values(),
+            elements,
+            heads * elements,
+        )
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use kvasir_client::{self as client, PageStore};
 use kvasir_codec::KvSink;
 use kvasir_types::Plane;
 
@@ -43,21 +42,5 @@ impl KvSink for PagedSink {
     fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]) {
         let first = self.first_token + first_token;
         self.stale_rows += self.pool.write_head(&self.table, (layer, plane, head), first, rows);
-    }
-}
-
-impl PageStore for PagePool {
-    fn write(
-        &self,
-        page: client::PageRef,
-        slot: usize,
-        layer: usize,
-        plane: Plane,
-        head: usize,
-        rows: &[f32],
-    ) -> bool {
-        let page = PageRef { index: page.index, generation: page.generation };
-        // One lock for the check and the write: the page cannot be reassigned in between.
-        self.write_head(&[page], (layer, plane, head), slot, rows) == 0
     }
 }

@@ -1,6 +1,7 @@
-//! Elements of one (layer, plane) in the model's KV type, read and written as f32 rows.
+//! Elements of one (layer, plane) in the model's KV type.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
+use kvasir_client::Rows;
 use kvasir_types::KvDtype;
 
 use crate::error::PagedError;
@@ -48,6 +49,35 @@ impl PlaneStore {
             Self::F16(v) => v[range].convert_from_f32_slice(values),
             Self::Bf16(v) => v[range].convert_from_f32_slice(values),
             Self::F32(v) => v[range].copy_from_slice(values),
+        }
+    }
+
+    /// Copies rows of the same type to where the first of them begins at `start`, with strides in elements; `false` for rows of
+    /// another type.
+    pub(super) fn copy_rows(
+        &mut self,
+        start: usize,
+        rows: Rows<'_>,
+        head_stride: usize,
+        token_stride: usize,
+    ) -> bool {
+        match (self, rows) {
+            (Self::F16(v), Rows::F16(rows)) => rows.copy_to(&mut v[start..], head_stride, token_stride),
+            (Self::Bf16(v), Rows::Bf16(rows)) => rows.copy_to(&mut v[start..], head_stride, token_stride),
+            (Self::F32(v), Rows::F32(rows)) => rows.copy_to(&mut v[start..], head_stride, token_stride),
+            (Self::F16(_) | Self::Bf16(_) | Self::F32(_), _) => return false,
+        }
+        true
+    }
+
+    /// `elements` elements from `start` on, as they are.
+    #[cfg(test)]
+    pub(super) fn bytes(&self, start: usize, elements: usize) -> Vec<u8> {
+        let range = start..start + elements;
+        match self {
+            Self::F16(v) => v[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
+            Self::Bf16(v) => v[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
+            Self::F32(v) => v[range].iter().flat_map(|x| x.to_ne_bytes()).collect(),
         }
     }
 

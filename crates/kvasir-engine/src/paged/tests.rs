@@ -1,5 +1,10 @@
+use kvasir_client::{
+    BlockTable,
+    testing::{TestedPages, check_page_store},
+};
 use kvasir_codec::KvSink;
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Plane, Reuse};
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
@@ -118,4 +123,37 @@ fn limits_are_typed_errors() {
     let mut late = kv.sink(5).unwrap();
     late.write(0, Plane::K, 0, 3, &[1.0; 3]);
     assert_eq!(late.finish(), Err(PagedError::Stale { rows: 1 }), "past the reserved pages");
+}
+
+/// A sequence of a pool that has pages for just one.
+struct OnlySequence(Mutex<PagedKv>, usize);
+
+impl TestedPages for OnlySequence {
+    fn table(&self) -> BlockTable {
+        self.0.lock().load_table().unwrap()
+    }
+
+    fn row(&self, layer: usize, plane: Plane, head: usize, token: usize) -> Vec<u8> {
+        let kv = self.0.lock();
+        kv.pool().row_bytes(kv.pages(), (layer, plane, head), token)
+    }
+
+    fn reassign(&self) {
+        let mut kv = self.0.lock();
+        kv.truncate(0);
+        kv.reserve(self.1).unwrap();
+    }
+}
+
+#[test]
+fn a_pool_is_a_page_store() {
+    for dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::F32] {
+        let made = |spec: &ModelSpec, tokens: usize| {
+            let pool = PagePool::new(spec, 5, tokens.div_ceil(5)).unwrap();
+            let mut kv = PagedKv::new(pool);
+            kv.reserve(tokens).unwrap();
+            OnlySequence(Mutex::new(kv), tokens)
+        };
+        check_page_store(&spec(dtype), made).unwrap();
+    }
 }

@@ -19,8 +19,9 @@ use super::{
 use crate::{
     ClientError,
     fetcher::{FetchPlan, Fetcher, FetcherConfig, PlannedChunk},
-    kv::{BlockTable, KvClient, LoadPlan, table::Shard},
+    kv::{KvClient, LoadPlan},
     limits::ARRIVALS_QUEUE,
+    pages::{BlockTable, Shard, check_dtype},
     transport::Routes,
 };
 
@@ -45,13 +46,15 @@ impl KvClient {
     /// up in time.
     ///
     /// # Errors
-    /// [`ClientError::Config`] when a table is too short for the plan, or the options' losses are not one a level.
+    /// [`ClientError::Config`] when the model's cache is of 8-bit integers, a table is too short for the plan, or the
+    /// options' losses are not one a level.
     pub fn load(
         &self,
         plan: LoadPlan,
         into: impl IntoIterator<Item = BlockTable>,
         options: LoadOptions,
     ) -> Result<Load, ClientError> {
+        check_dtype(&self.spec)?;
         let tables: Arc<[BlockTable]> = into.into_iter().collect();
         let tokens = plan.tokens().len() as u64;
         let plan = plan.truncated(tokens.saturating_sub(1));

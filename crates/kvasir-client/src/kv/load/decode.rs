@@ -7,7 +7,7 @@ use kvasir_types::{Level, ModelSpec, TokenRange};
 use tokio::time::Instant;
 
 use super::{LoadError, assembly::VerifiedChunk, token_ranges::context_range};
-use crate::kv::table::{BlockTable, WriteGate};
+use crate::pages::{BlockTable, WriteGate};
 
 /// Where decoded rows go.
 #[derive(Debug, Clone)]

@@ -14,7 +14,7 @@ use kvasir_types::{Level, TokenRange};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::{LoadReport, arrival::Arrival};
-use crate::kv::table::WriteGate;
+use crate::pages::WriteGate;
 
 /// KV that is in its pages.
 #[derive(Debug, Clone, PartialEq)]

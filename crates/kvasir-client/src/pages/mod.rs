@@ -1,0 +1,75 @@
+//! Where loads write: an engine's pages, in the type of its cache.
+
+mod host;
+mod rows;
+mod sink;
+mod table;
+
+use kvasir_types::{KvDtype, ModelSpec};
+
+use crate::ClientError;
+
+pub use host::HostPages;
+pub use rows::{PageRows, Rows};
+pub(crate) use sink::TableSink;
+pub(crate) use table::WriteGate;
+pub use table::{BlockTable, Shard};
+
+/// A page of an engine's KV memory, as a block table names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PageRef {
+    /// Which page.
+    pub index: u32,
+    /// How often it had been reassigned when the table was made.
+    pub generation: u64,
+}
+
+/// An engine's page memory, of one device. Its values are of the model's type
+/// ([`ModelSpec::kv_dtype`](kvasir_types::ModelSpec)), so a write is a copy and converts nothing. With the feature `testing`,
+/// `testing::check_page_store` checks an implementation.
+///
+/// ```
+/// use std::sync::Mutex;
+/// use kvasir_client::{PageRef, PageRows, PageStore};
+///
+/// /// Pages of 16 slots, of a model with one layer of 2 heads × 64 values in 16 bits: `[plane][slot][head][element]`.
+/// struct Pages(Mutex<Vec<(u64, Vec<u8>)>>);
+/// const ROW: usize = 64 * 2;
+///
+/// impl PageStore for Pages {
+///     fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool {
+///         let Ok(mut pages) = self.0.lock() else { return false };
+///         match pages.get_mut(page.index as usize) {
+///             Some((generation, bytes)) if *generation == page.generation => {
+///                 let slot = rows.plane() as usize * 16 + rows.slots().start;
+///                 rows.copy_to_bytes(&mut bytes[(slot * 2 + rows.heads().start) * ROW..], ROW, 2 * ROW);
+///                 true
+///             }
+///             _ => false,
+///         }
+///     }
+/// }
+/// ```
+pub trait PageStore: Send + Sync {
+    /// Writes rows into one page.
+    ///
+    /// Where the page has another generation by now, or there is no such page, nothing is written and the answer is false.
+    /// Checking and writing must be one step against reassignment. Layer and heads of `rows` are the device's own, as the
+    /// table's [`Shard`] says; its values are of the model's type. Several threads write at the same time.
+    fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool;
+}
+
+/// Refuses models whose caches cannot be written into pages.
+///
+/// # Errors
+/// [`ClientError::Config`] for caches of 8-bit integers.
+pub(crate) fn check_dtype(spec: &ModelSpec) -> Result<(), ClientError> {
+    match spec.kv_dtype {
+        KvDtype::Bf16 | KvDtype::F16 | KvDtype::F32 | KvDtype::Fp8E4m3 => Ok(()),
+        KvDtype::Int8 => Err(ClientError::Config {
+            what: "an int8 cache cannot be loaded into pages, because the model's spec holds no scales for it: register \
+                   the model with a cache of bf16, f16, f32 or fp8_e4m3, and quantise in the engine"
+                .into(),
+        }),
+    }
+}

@@ -1,0 +1,155 @@
+//! Rows in a cache's own type.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+use kvasir_codec::HeadRows;
+use kvasir_types::{KvDtype, Plane};
+
+/// Rows of consecutive heads and tokens, in the type of the model's cache ([`ModelSpec::kv_dtype`](kvasir_types::ModelSpec)).
+#[derive(Debug, Clone, Copy)]
+pub enum Rows<'a> {
+    /// bfloat16.
+    Bf16(HeadRows<'a, bf16>),
+    /// IEEE half.
+    F16(HeadRows<'a, f16>),
+    /// IEEE single.
+    F32(HeadRows<'a, f32>),
+    /// FP8 with 4 exponent bits, as patterns.
+    Fp8E4m3(HeadRows<'a, u8>),
+}
+
+macro_rules! of_any_type {
+    ($rows:expr, $name:ident => $answer:expr) => {
+        match $rows {
+            Rows::Bf16($name) => $answer,
+            Rows::F16($name) => $answer,
+            Rows::F32($name) => $answer,
+            Rows::Fp8E4m3($name) => $answer,
+        }
+    };
+}
+
+impl Rows<'_> {
+    /// Type of the values.
+    pub const fn dtype(&self) -> KvDtype {
+        match self {
+            Self::Bf16(_) => KvDtype::Bf16,
+            Self::F16(_) => KvDtype::F16,
+            Self::F32(_) => KvDtype::F32,
+            Self::Fp8E4m3(_) => KvDtype::Fp8E4m3,
+        }
+    }
+
+    /// Number of heads.
+    pub const fn heads(&self) -> usize {
+        of_any_type!(self, rows => rows.heads())
+    }
+
+    /// Tokens of each head.
+    pub const fn tokens(&self) -> usize {
+        of_any_type!(self, rows => rows.tokens())
+    }
+
+    /// Values of a row.
+    pub const fn elements(&self) -> usize {
+        of_any_type!(self, rows => rows.elements())
+    }
+
+    /// Some of the heads and tokens, counted from the first of each. Ranges that reach past the end are cut.
+    #[must_use]
+    pub fn part(&self, heads: Range<usize>, tokens: Range<usize>) -> Self {
+        match self {
+            Self::Bf16(rows) => Self::Bf16(rows.part(heads, tokens)),
+            Self::F16(rows) => Self::F16(rows.part(heads, tokens)),
+            Self::F32(rows) => Self::F32(rows.part(heads, tokens)),
+            Self::Fp8E4m3(rows) => Self::Fp8E4m3(rows.part(heads, tokens)),
+        }
+    }
+}
+
+/// What [`PageStore::write`](crate::PageStore::write) puts into one page: rows of one layer and plane, for consecutive heads and
+/// consecutive slots.
+#[derive(Debug, Clone, Copy)]
+pub struct PageRows<'a> {
+    layer: usize,
+    plane: Plane,
+    first_head: usize,
+    first_slot: usize,
+    rows: Rows<'a>,
+}
+
+impl<'a> PageRows<'a> {
+    /// Rows whose first head and token are `first_head` and `first_slot`.
+    pub const fn new(
+        layer: usize,
+        plane: Plane,
+        first_head: usize,
+        first_slot: usize,
+        rows: Rows<'a>,
+    ) -> Self {
+        Self { layer, plane, first_head, first_slot, rows }
+    }
+
+    /// The layer, counted from the device's first.
+    pub const fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// The plane.
+    pub const fn plane(&self) -> Plane {
+        self.plane
+    }
+
+    /// The heads, counted from the device's first: a rank that holds heads 4..8 is given heads 0..4.
+    pub const fn heads(&self) -> Range<usize> {
+        self.first_head..self.first_head + self.rows.heads()
+    }
+
+    /// The slots of the page: a slot is a token's place in it.
+    pub const fn slots(&self) -> Range<usize> {
+        self.first_slot..self.first_slot + self.rows.tokens()
+    }
+
+    /// Values of a row.
+    pub const fn elements(&self) -> usize {
+        self.rows.elements()
+    }
+
+    /// The values. Head and token 0 of them are the first of [`heads`](Self::heads) and [`slots`](Self::slots).
+    pub const fn values(&self) -> Rows<'a> {
+        self.rows
+    }
+
+    /// Copies the rows to memory that is kept as bytes, in the machine's byte order. `to` begins with the first row; strides
+    /// are in bytes, from one head and from one slot to the next.
+    ///
+    /// # Panics
+    /// Where the rows reach past `to`.
+    pub fn copy_to_bytes(&self, to: &mut [u8], head_stride: usize, slot_stride: usize) {
+        match self.rows {
+            Rows::Bf16(rows) => copy(rows, to, head_stride, slot_stride, |x| x.to_ne_bytes()),
+            Rows::F16(rows) => copy(rows, to, head_stride, slot_stride, |x| x.to_ne_bytes()),
+            Rows::F32(rows) => copy(rows, to, head_stride, slot_stride, f32::to_ne_bytes),
+            Rows::Fp8E4m3(rows) => rows.copy_to(to, head_stride, slot_stride),
+        }
+    }
+}
+
+fn copy<T: Copy, const BYTES: usize>(
+    rows: HeadRows<'_, T>,
+    to: &mut [u8],
+    head_stride: usize,
+    slot_stride: usize,
+    bytes: impl Fn(T) -> [u8; BYTES],
+) {
+    for head in 0..rows.heads() {
+        for token in 0..rows.tokens() {
+            let start = head * head_stride + token * slot_stride;
+            let to = &mut to[start..start + rows.elements() * BYTES];
+            for (to, value) in to.as_chunks_mut().0.iter_mut().zip(rows.row(head, token)) {
+                *to = bytes(*value);
+            }
+        }
+    }
+}

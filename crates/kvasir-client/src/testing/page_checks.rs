@@ -1,0 +1,306 @@
+//! The single checks of [`check_page_store`](super::check_page_store), for one rank's pages.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use kvasir_types::{ModelSpec, Plane};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+
+use super::{PageStoreFault, TestedPages, values::RandomRows};
+use crate::{BlockTable, PageRef, PageRows, Rows, Shard, pages::WriteGate};
+
+/// Writes of random cuts.
+const WRITES: usize = 48;
+/// Times that pages are taken away from a thread that writes.
+const RACES: usize = 24;
+/// Seed of everything random: a fault is found again.
+const SEED: u64 = 22;
+
+/// Layer, plane, head and token of a row on the device.
+type Place = (usize, Plane, usize, usize);
+
+/// A run of rows: layer, plane, heads, tokens.
+type Cut = (usize, Plane, Range<usize>, Range<usize>);
+
+pub(super) struct PageChecks<'a, P> {
+    spec: &'a ModelSpec,
+    device: ModelSpec,
+    shard: Shard,
+    tokens: usize,
+    pages: P,
+    random: StdRng,
+    /// What the pages hold.
+    expected: BTreeMap<(usize, usize, usize, usize), Vec<u8>>,
+}
+
+impl<'a, P: TestedPages> PageChecks<'a, P> {
+    pub(super) fn new(spec: &'a ModelSpec, device: ModelSpec, shard: Shard, tokens: usize, pages: P) -> Self {
+        let random = StdRng::seed_from_u64(SEED);
+        Self { spec, device, shard, tokens, pages, random, expected: BTreeMap::new() }
+    }
+
+    pub(super) fn run(mut self) -> Result<(), PageStoreFault> {
+        let (tokens, room) = (self.tokens as u64, self.pages.table().tokens());
+        if room < tokens {
+            return self
+                .fault(&format!("pages for {tokens} tokens were asked for, the table has room for {room}"));
+        }
+        self.look()?;
+        self.cuts()?;
+        self.stale_tables()?;
+        self.other_pages()?;
+        self.threads_side_by_side()?;
+        (0..RACES).try_for_each(|_| self.race())
+    }
+
+    fn fault<T>(&self, what: &str) -> Result<T, PageStoreFault> {
+        let part = if self.shard == Shard::ALL { String::new() } else { format!(" (as {:?})", self.shard) };
+        Err(PageStoreFault(format!("{what}{part}")))
+    }
+
+    fn table(&self) -> BlockTable {
+        self.pages.table().with_shard(self.shard.clone())
+    }
+
+    /// Every row of every plane of the device.
+    fn places(&self) -> Vec<Place> {
+        let of_plane = |(layer, plane, heads, _)| {
+            let rows = (0..heads).flat_map(|head| (0..self.tokens).map(move |token| (head, token)));
+            rows.map(move |(head, token)| (layer, plane, head, token)).collect::<Vec<Place>>()
+        };
+        planes(&self.device).into_iter().flat_map(of_plane).collect()
+    }
+
+    /// Notes what the pages hold.
+    fn look(&mut self) -> Result<(), PageStoreFault> {
+        for place @ (layer, plane, head, token) in self.places() {
+            let row = self.pages.row(layer, plane, head, token);
+            let bytes =
+                self.device.layers[layer].layout.planes()[plane as usize].1 * self.spec.kv_dtype.bytes();
+            if row.len() != bytes {
+                let (name, found) = (name(place), row.len());
+                return self.fault(&format!("the row of {name} was read as {found} bytes; it has {bytes}"));
+            }
+            self.expected.insert(key(place), row);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, (layer, plane, heads, tokens): Cut, rows: &RandomRows) {
+        for (row_head, head) in heads.enumerate() {
+            for (row_token, token) in tokens.clone().enumerate() {
+                self.expected.insert(key((layer, plane, head, token)), rows.bytes(row_head, row_token));
+            }
+        }
+    }
+
+    /// Compares what the pages hold with what was noted.
+    fn holds(&self, when: &str) -> Result<(), PageStoreFault> {
+        for place @ (layer, plane, head, token) in self.places() {
+            let (found, right) = (self.pages.row(layer, plane, head, token), &self.expected[&key(place)]);
+            if found == *right {
+                continue;
+            }
+            let elsewhere = self
+                .places()
+                .into_iter()
+                .find(|other| self.expected[&key(*other)] == found && found.iter().any(|byte| *byte != 0));
+            let hint =
+                elsewhere.map_or(String::new(), |other| format!(", which is the row of {}", name(other)));
+            let (name, found, right) = (name(place), hex(&found), hex(right));
+            return self
+                .fault(&format!("{when}: the row of {name} reads {found}.. instead of {right}..{hint}"));
+        }
+        Ok(())
+    }
+
+    fn random_rows(&mut self, (layer, plane, heads, tokens): &Cut) -> RandomRows {
+        let elements = self.device.layers[*layer].layout.planes()[*plane as usize].1;
+        RandomRows::new(self.spec.kv_dtype, [heads.len(), tokens.len(), elements], &mut self.random)
+    }
+
+    /// Writes rows of the device's layers and heads as a load does; gives the rows that were refused.
+    fn write(&mut self, table: &BlockTable, (layer, plane, heads, tokens): &Cut, rows: Rows<'_>) -> usize {
+        let layer = layer + self.shard.layers.start;
+        let count = self.spec.layers[layer].layout.planes()[*plane as usize].0;
+        let first_head = self.shard.heads_of(count).start + heads.start;
+        let first_token = self.random.random_range(0..=tokens.start);
+        let gate = WriteGate::default();
+        let mut sink = table.sink(self.spec, first_token as u64, &gate);
+        sink.write_rows(layer, *plane, first_head, tokens.start - first_token, rows);
+        sink.stale_rows
+    }
+
+    fn random_range(&mut self, count: usize) -> Range<usize> {
+        let start = self.random.random_range(0..count);
+        start..self.random.random_range(start..count) + 1
+    }
+
+    /// Everything, then heads and tokens cut anyhow.
+    fn cuts(&mut self) -> Result<(), PageStoreFault> {
+        let planes = planes(&self.device);
+        if planes.is_empty() {
+            // a rank of layers without a cache
+            return Ok(());
+        }
+        let mut cuts: Vec<Cut> =
+            planes.iter().map(|&(layer, plane, heads, _)| (layer, plane, 0..heads, 0..self.tokens)).collect();
+        for _ in 0..WRITES {
+            let (layer, plane, heads, _) = planes[self.random.random_range(0..planes.len())];
+            cuts.push((layer, plane, self.random_range(heads), self.random_range(self.tokens)));
+        }
+        let table = self.table();
+        for cut in cuts {
+            let rows = self.random_rows(&cut);
+            let refused = self.write(&table, &cut, rows.rows());
+            let (layer, plane, heads, tokens) = cut.clone();
+            let what =
+                format!("after a write of layer {layer}, {plane:?}, heads {heads:?}, tokens {tokens:?}");
+            if refused > 0 {
+                return self.fault(&format!(
+                    "{what}: {refused} rows were refused although the pages are the table's"
+                ));
+            }
+            self.note(cut, &rows);
+            self.holds(&what)?;
+        }
+        Ok(())
+    }
+
+    /// Tables from before a reassignment.
+    fn stale_tables(&mut self) -> Result<(), PageStoreFault> {
+        let old = self.table();
+        self.pages.reassign();
+        self.look()?;
+        for (layer, plane, heads, _) in planes(&self.device) {
+            let cut = (layer, plane, 0..heads, 0..self.tokens);
+            let rows = self.random_rows(&cut);
+            if self.write(&old, &cut, rows.rows()) != heads * self.tokens {
+                return self
+                    .fault("a table from before a reassignment still writes: compare the page's generation");
+            }
+            self.holds("after a table from before a reassignment was refused")?;
+        }
+        Ok(())
+    }
+
+    /// Pages of a generation that is not yet, and pages that do not exist.
+    fn other_pages(&mut self) -> Result<(), PageStoreFault> {
+        let table = self.table();
+        let Some(page) = table.pages().first().copied() else { return Ok(()) };
+        let others = [
+            (PageRef { generation: page.generation.wrapping_add(1), ..page }, "a later generation of a page"),
+            (PageRef { index: u32::MAX, ..page }, "a page that does not exist"),
+        ];
+        for (other, what) in others {
+            for (layer, plane, heads, _) in planes(&self.device) {
+                let rows = self.random_rows(&(layer, plane, 0..heads, 0..1));
+                if table.store().write(other, &PageRows::new(layer, plane, 0, 0, rows.rows())) {
+                    return self.fault(&format!("{what} was written: write nothing and answer false"));
+                }
+                self.holds(&format!("after {what} was refused"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Two threads write different heads of the same pages.
+    fn threads_side_by_side(&mut self) -> Result<(), PageStoreFault> {
+        let table = self.table();
+        for (layer, plane, heads, _) in planes(&self.device) {
+            let cuts = [0..heads / 2, heads / 2..heads].map(|heads| (layer, plane, heads, 0..self.tokens));
+            let rows = [self.random_rows(&cuts[0]), self.random_rows(&cuts[1])];
+            let refused = std::thread::scope(|scope| {
+                let threads = [0, 1].map(|of| {
+                    let (table, cut, rows) = (&table, &cuts[of], &rows[of]);
+                    scope.spawn(move || write_pages(table, cut, rows.rows()))
+                });
+                threads.map(|thread| thread.join().unwrap_or(usize::MAX))
+            });
+            if refused != [0, 0] {
+                return self
+                    .fault("of two threads that wrote heads of the same pages, one was refused or panicked");
+            }
+            cuts.into_iter().zip(&rows).for_each(|(cut, rows)| self.note(cut, rows));
+            self.holds("after two threads wrote heads of the same pages")?;
+        }
+        Ok(())
+    }
+
+    /// Pages are taken away from a thread that writes, and written by their next owner.
+    fn race(&mut self) -> Result<(), PageStoreFault> {
+        let Some((layer, plane, heads, _)) = planes(&self.device).first().copied() else { return Ok(()) };
+        let cut = (layer, plane, 0..heads, 0..self.tokens);
+        let (theirs, ours, old) = (self.random_rows(&cut), self.random_rows(&cut), self.table());
+        let (over, started) = (AtomicBool::new(false), Barrier::new(2));
+        let refused = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                write_pages(&old, &cut, theirs.rows());
+                started.wait();
+                while !over.load(Ordering::Relaxed) {
+                    write_pages(&old, &cut, theirs.rows());
+                }
+            });
+            started.wait();
+            std::thread::yield_now();
+            self.pages.reassign();
+            let refused = write_pages(&self.table(), &cut, ours.rows());
+            over.store(true, Ordering::Relaxed);
+            refused
+        });
+        if refused > 0 {
+            return self.fault("a table that was made after a reassignment was refused");
+        }
+        // The thread has ended, and with it the write that the reassignment met.
+        let places = (0..heads).flat_map(|head| (0..self.tokens).map(move |token| (head, token)));
+        for (head, token) in places {
+            if self.pages.row(layer, plane, head, token) != ours.bytes(head, token) {
+                return self.fault(
+                    "a thread with a table from before a reassignment wrote over the next owner's rows: compare the \
+                     generation and write in one step, under one lock",
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Layer, plane, heads and elements of every plane that holds anything.
+pub(super) fn planes(spec: &ModelSpec) -> Vec<(usize, Plane, usize, usize)> {
+    let planes = spec.layers.iter().enumerate().flat_map(|(layer, kv)| {
+        Plane::ALL
+            .into_iter()
+            .zip(kv.layout.planes())
+            .map(move |(plane, (heads, elements))| (layer, plane, heads, elements))
+    });
+    planes.filter(|(.., heads, elements)| heads * elements > 0).collect()
+}
+
+/// Writes straight into the pages of a table; gives the rows that were refused.
+fn write_pages(table: &BlockTable, (layer, plane, heads, tokens): &Cut, rows: Rows<'_>) -> usize {
+    let mut refused = 0;
+    for (page, first) in table.pages().iter().zip(tokens.clone().step_by(table.page_tokens())) {
+        let part = rows.part(0..heads.len(), first..first + table.page_tokens());
+        let (count, part) = (part.tokens(), PageRows::new(*layer, *plane, heads.start, 0, part));
+        refused += if table.store().write(*page, &part) { 0 } else { count * heads.len() };
+    }
+    refused
+}
+
+const fn key((layer, plane, head, token): Place) -> (usize, usize, usize, usize) {
+    (layer, plane as usize, head, token)
+}
+
+fn name((layer, plane, head, token): Place) -> String {
+    format!("layer {layer}, {plane:?}, head {head}, token {token}")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}

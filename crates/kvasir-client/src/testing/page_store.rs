@@ -1,0 +1,80 @@
+//! Whether an engine's pages do what loads rely on.
+
+use kvasir_types::{ModelSpec, Plane};
+
+use super::page_checks::{PageChecks, planes};
+use crate::{BlockTable, Shard, pages::check_dtype};
+
+/// An engine's pages for one context, as [`check_page_store`] needs them.
+pub trait TestedPages: Send + Sync {
+    /// The pages of the context that holds them now, in order.
+    fn table(&self) -> BlockTable;
+
+    /// The bytes of one row of that context, in the machine's byte order; layer and head are the device's own.
+    fn row(&self, layer: usize, plane: Plane, head: usize, token: usize) -> Vec<u8>;
+
+    /// Ends the context and gives its pages, all of them, to another: tables made before write nothing any more.
+    fn reassign(&self);
+}
+
+/// What is wrong with an engine's [`PageStore`](crate::PageStore).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PageStoreFault(pub(super) String);
+
+/// Checks an engine's [`PageStore`](crate::PageStore): rows of every cut of layers, heads and tokens, for a whole model and for
+/// ranks, come back bit for bit and disturb no others; pages that were reassigned, while threads write to them too, are not written;
+/// nor are pages that do not exist. `make` gives pages for so many tokens of a model with the device's own layers and heads.
+/// What is random is the same in every run but for the timing of threads.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Plane};
+/// use kvasir_client::{BlockTable, HostPages, testing::{TestedPages, check_page_store}};
+///
+/// struct Tested(Arc<HostPages>); // your own pages here
+///
+/// impl TestedPages for Tested {
+///     fn table(&self) -> BlockTable { self.0.table() }
+///     fn row(&self, layer: usize, plane: Plane, head: usize, token: usize) -> Vec<u8> {
+///         self.0.row(layer, plane, head, token)
+///     }
+///     fn reassign(&self) { self.0.reassign() }
+/// }
+/// # let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 4, head_dim: 8 }, rope: None };
+/// # let spec = ModelSpec {
+/// #     weights: "toy".into(), revision: "1".into(), adapter: None, kv_dtype: KvDtype::Bf16,
+/// #     ropes: vec![], layers: vec![layer; 3], thinning: None, reuse: Default::default(),
+/// # };
+/// check_page_store(&spec, |spec, tokens| Tested(HostPages::new(spec, 16, tokens).unwrap())).unwrap();
+/// ```
+///
+/// # Errors
+/// The first fault that was found.
+pub fn check_page_store<P: TestedPages>(
+    spec: &ModelSpec,
+    make: impl Fn(&ModelSpec, usize) -> P,
+) -> Result<(), PageStoreFault> {
+    check_dtype(spec).map_err(|error| PageStoreFault(error.to_string()))?;
+    if planes(spec).is_empty() {
+        return Err(PageStoreFault("the spec has no layer with a cache: give one that has".into()));
+    }
+    let page_tokens = make(spec, 1).table().page_tokens();
+    // three pages and a part of one
+    let tokens = page_tokens * 3 + page_tokens / 2 + 1;
+    let heads = spec.layers.iter().map(|layer| layer.layout.planes()[0].0).max().unwrap_or(0);
+    let layers = spec.layers.len();
+    let mut shards = vec![Shard::ALL];
+    if heads > 1 {
+        shards.extend([0, 1].map(|rank| Shard::tensor_parallel(rank, 2, heads)));
+    }
+    if layers > 1 {
+        shards.push(Shard { layers: layers / 2..layers, ..Shard::ALL });
+    }
+    for shard in shards {
+        let device = shard.part_of(spec);
+        let pages = make(&device, tokens);
+        PageChecks::new(spec, device, shard, tokens, pages).run()?;
+    }
+    Ok(())
+}
