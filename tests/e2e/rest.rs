@@ -257,6 +257,16 @@ async fn raw_tokens_and_empty_lookups() {
     expect_problem(send(raw[1..].to_vec()).await, "bad_request").await;
     let none: kvasir_api::LookupResponse = send(Vec::new()).await.json().await.expect("its JSON");
     assert_eq!((none.matched_tokens, none.chunks.len()), (0, 0));
+    // Block hashes, as bytes: the same answer.
+    let chain = TokenChain::new(root, &tokens);
+    let hashes: Vec<u8> = chain.blocks().iter().flat_map(|block| *block.as_bytes()).collect();
+    let send = async |body: Vec<u8>| {
+        let request = service.http.post(&url).header("content-type", kvasir_api::MEDIA_BLOCKS).body(body);
+        request.send().await.expect("an answer")
+    };
+    let by_hashes: kvasir_api::LookupResponse = send(hashes.clone()).await.json().await.expect("its JSON");
+    assert_eq!(by_hashes, found);
+    expect_problem(send(hashes[1..].to_vec()).await, "bad_request").await;
     service.stop().await;
 }
 

@@ -168,6 +168,7 @@ def body_bombs():
         ("26 MB of spaces in chunks", request("POST", "/v1/lookup", "transfer-encoding: chunked\r\n", chunked)),
         ("3 M brackets", sized("POST", "/v1/models", deep)),
         ("64 MiB deflated", sized("POST", "/v1/lookup", bomb, "content-encoding: deflate\r\n")),
+        ("100 K block hashes", sized("POST", token_path, b"\0" * (32 * 100_000), "content-type: application/vnd.kvasir.blocks\r\n")),
         ("2 M tokens", sized("POST", token_path, b"\0" * (8 << 20), "content-type: application/vnd.kvasir.tokens\r\n")),
         ("a string of 15 MB", sized("POST", "/v1/namespaces", b'{"namespace":"' + b"a" * 15_000_000 + b'"}')),
         ("numbers of 1 MB", sized("POST", "/v1/loads", b'{"slo_ms":' + b"9" * 1_000_000 + b"}")),

@@ -45,6 +45,8 @@ pub const MEDIA_CHUNK: &str = "application/vnd.kvasir.chunk";
 pub const MEDIA_PROFILE: &str = "application/vnd.kvasir.profile";
 /// Media type of raw tokens: u32 little endian, one after the other.
 pub const MEDIA_TOKENS: &str = "application/vnd.kvasir.tokens";
+/// Media type of block hashes: 32 bytes each, one after the other.
+pub const MEDIA_BLOCKS: &str = "application/vnd.kvasir.blocks";
 /// Media type of an error.
 pub const MEDIA_PROBLEM: &str = "application/problem+json";
 /// Media type of server-sent events.

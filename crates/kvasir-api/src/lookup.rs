@@ -34,7 +34,8 @@ pub struct LookupRequest {
     pub direct: bool,
 }
 
-/// Query of a lookup whose body is [`MEDIA_TOKENS`](crate::MEDIA_TOKENS): the tokens as u32 little endian.
+/// Query of a lookup whose body is binary: tokens ([`MEDIA_TOKENS`](crate::MEDIA_TOKENS)) or block hashes
+/// ([`MEDIA_BLOCKS`](crate::MEDIA_BLOCKS)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -113,6 +113,22 @@ impl TokenChain {
         Self { start, blocks: start.blocks(tokens).collect(), token_count: tokens.len() }
     }
 
+    /// Makes this the chain of `tokens`, which share with the former ones all that both have: a sequence that grew, or a prefix
+    /// of it. Only blocks that are new or partial are hashed.
+    pub fn resize(&mut self, tokens: &[u32]) {
+        let shared = self.token_count.min(tokens.len());
+        let unchanged = if self.token_count == tokens.len() {
+            shared.div_ceil(BLOCK_TOKENS)
+        } else {
+            shared / BLOCK_TOKENS
+        };
+        self.blocks.truncate(unchanged);
+        let parent = self.blocks.last().map_or(self.start.parent, |block| *block.as_bytes());
+        let rest = tokens.get(unchanged * BLOCK_TOKENS..).unwrap_or_default();
+        self.blocks.extend(ChainLink { parent, ..self.start }.blocks(rest));
+        self.token_count = tokens.len();
+    }
+
     /// Hash of every block, in order.
     pub fn blocks(&self) -> &[SeqHash] {
         &self.blocks
@@ -165,6 +181,18 @@ mod tests {
             let (x, y) = (chain(a), chain(b));
             let shared = x.blocks().iter().zip(y.blocks()).take_while(|(p, q)| p == q).count();
             prop_assert_eq!(shared, common.len() / BLOCK_TOKENS);
+        }
+
+        #[test]
+        fn a_resized_chain_is_that_of_its_tokens(
+            tokens in prop::collection::vec(any::<u32>(), 0..120), sizes in prop::collection::vec(0usize..120, 1..6),
+        ) {
+            let mut chain = TokenChain::new(root(), &[]);
+            for size in sizes {
+                let now = &tokens[..size.min(tokens.len())];
+                chain.resize(now);
+                prop_assert_eq!(&chain, &TokenChain::new(root(), now));
+            }
         }
 
         #[test]

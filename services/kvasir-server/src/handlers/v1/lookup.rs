@@ -7,19 +7,21 @@ use axum::{
     http::{HeaderMap, header},
 };
 use kvasir_api::{
-    LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, MEDIA_TOKENS, routes,
+    LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, MEDIA_BLOCKS,
+    MEDIA_TOKENS, routes,
 };
 use kvasir_storage::{Lookup, Query};
 use kvasir_store::layout::ChunkKey;
-use kvasir_types::BLOCK_TOKENS;
+use kvasir_types::{BLOCK_TOKENS, SeqHash};
 
 use super::{body, hint};
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// The longest usable prefix of a token sequence, as JSON or as raw tokens with the rest in the query.
+/// The longest usable prefix of a token sequence: as JSON, or as raw tokens or block hashes with the rest in the query.
 #[utoipa::path(post, path = routes::LOOKUP, operation_id = "lookup", tag = "chunks",
-    request_body(content((LookupRequest = "application/json"), (inline(kvasir_api::Binary) = "application/vnd.kvasir.tokens")),
-        description = "JSON; or the tokens as u32 little endian, with model_id, namespace, fresh and direct in the query"),
+    request_body(content((LookupRequest = "application/json"), (inline(kvasir_api::Binary) = "application/vnd.kvasir.tokens"),
+        (inline(kvasir_api::Binary) = "application/vnd.kvasir.blocks")),
+        description = "JSON; or the tokens as u32 little endian, or the block hashes as 32 bytes each, with model_id, namespace, fresh and direct in the query"),
     responses((status = 200, description = "chunk by chunk; empty where nothing matches", body = LookupResponse)))]
 pub(in crate::handlers) async fn post(
     State(state): State<AppState>,
@@ -28,16 +30,17 @@ pub(in crate::handlers) async fn post(
     headers: HeaderMap,
     request_body: Body,
 ) -> Result<Json<LookupResponse>, ApiError> {
-    let is_binary =
-        headers.get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes() == MEDIA_TOKENS.as_bytes());
-    let (target, query) = if is_binary {
+    let media = headers.get(header::CONTENT_TYPE).map_or(&[][..], |value| value.as_bytes());
+    let (target, query) = if media == MEDIA_TOKENS.as_bytes() || media == MEDIA_BLOCKS.as_bytes() {
         let UrlQuery(target) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
-        (target, Query::Tokens(read_binary_tokens(request_body).await?))
+        let query = if media == MEDIA_TOKENS.as_bytes() {
+            Query::Tokens(read_tokens(request_body).await?)
+        } else {
+            Query::Blocks(read_blocks(request_body).await?)
+        };
+        (target, query)
     } else {
-        let request: LookupRequest = body::json(request_body).await?;
-        let (model_id, namespace) = (request.model_id, request.namespace.clone());
-        let (fresh, direct) = (request.fresh, request.direct);
-        (LookupQuery { model_id, namespace, fresh, direct }, query_from_json(request)?)
+        from_json(body::json(request_body).await?)?
     };
     let asked = match &query {
         Query::Tokens(tokens) => tokens.len(),
@@ -61,32 +64,47 @@ pub(in crate::handlers) async fn post(
     Ok(Json(found))
 }
 
-fn query_from_json(request: LookupRequest) -> Result<Query, ApiError> {
+fn from_json(request: LookupRequest) -> Result<(LookupQuery, Query), ApiError> {
+    let LookupRequest { model_id, namespace, tokens, block_hashes, chunk_ids, fresh, direct } = request;
     let over = |what: &str, limit: usize| {
         ApiError::bad_request(format!("more than {limit} {what}; look up in parts"))
     };
-    match (request.tokens, request.block_hashes, request.chunk_ids) {
+    let query = match (tokens, block_hashes, chunk_ids) {
         (Some(tokens), None, None) if tokens.len() > LOOKUP_TOKENS_MAX => {
-            Err(over("tokens", LOOKUP_TOKENS_MAX))
+            return Err(over("tokens", LOOKUP_TOKENS_MAX));
         }
-        (Some(tokens), None, None) => Ok(Query::Tokens(tokens)),
+        (Some(tokens), None, None) => Query::Tokens(tokens),
         (None, Some(blocks), None) if blocks.len() > LOOKUP_BLOCKS_MAX => {
-            Err(over("block hashes", LOOKUP_BLOCKS_MAX))
+            return Err(over("block hashes", LOOKUP_BLOCKS_MAX));
         }
-        (None, Some(blocks), None) => Ok(Query::Blocks(blocks)),
+        (None, Some(blocks), None) => Query::Blocks(blocks),
         (None, None, Some(chunks)) if chunks.len() > LOOKUP_BLOCKS_MAX => {
-            Err(over("chunk ids", LOOKUP_BLOCKS_MAX))
+            return Err(over("chunk ids", LOOKUP_BLOCKS_MAX));
         }
-        (None, None, Some(chunks)) => Ok(Query::Chunks(chunks)),
-        _ => Err(ApiError::bad_request("give one of tokens, block_hashes and chunk_ids, and only one")),
-    }
+        (None, None, Some(chunks)) => Query::Chunks(chunks),
+        _ => {
+            return Err(ApiError::bad_request(
+                "give one of tokens, block_hashes and chunk_ids, and only one",
+            ));
+        }
+    };
+    Ok((LookupQuery { model_id, namespace, fresh, direct }, query))
 }
 
-async fn read_binary_tokens(request_body: Body) -> Result<Vec<u32>, ApiError> {
+async fn read_tokens(request_body: Body) -> Result<Vec<u32>, ApiError> {
     let bytes = body::read(request_body, LOOKUP_TOKENS_MAX * 4).await?;
     let (tokens, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
         return Err(ApiError::bad_request("a body of raw tokens has four bytes for each"));
     }
     Ok(tokens.iter().map(|token| u32::from_le_bytes(*token)).collect())
+}
+
+async fn read_blocks(request_body: Body) -> Result<Vec<SeqHash>, ApiError> {
+    let bytes = body::read(request_body, LOOKUP_BLOCKS_MAX * 32).await?;
+    let (hashes, rest) = bytes.as_chunks::<32>();
+    if !rest.is_empty() {
+        return Err(ApiError::bad_request("a body of block hashes has 32 bytes for each"));
+    }
+    Ok(hashes.iter().map(|hash| SeqHash::from(*hash)).collect())
 }
