@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use kvasir_api::{Role, routes};
-use kvasir_client::{BearerToken, Client, ClientConfig};
+use kvasir_client::rest::{BearerToken, Client, ClientConfig};
 use kvasir_server::TlsConfig;
 use kvasir_store::StoreConfig;
 use kvasir_tests::{

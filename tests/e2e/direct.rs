@@ -264,7 +264,7 @@ async fn the_client_uploads_directly_and_falls_back_by_itself() {
         let (model_id, root) = service.prepare("n").await;
         let chunk = chunks::chunk(root, &chunks::tokens(8, 256), 0, 256, 100);
         let base = format!("http://{}", service.address).parse().expect("a url");
-        let client = kvasir_client::Client::new(base, Default::default()).expect("a client");
+        let client = kvasir_client::rest::Client::new(base, Default::default()).expect("a client");
         let stored = client.put_chunk_direct(&model_id, &chunk.seq_hash, chunk.bytes.clone().into()).await;
         let stored = stored.expect("stores");
         assert_eq!(

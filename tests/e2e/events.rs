@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_api::{Event, EventType, EventsQuery, routes};
-use kvasir_client::{Client, EventMessage, EventStream};
+use kvasir_client::rest::{Client, EventMessage, EventStream};
 use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,

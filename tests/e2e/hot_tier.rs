@@ -1,7 +1,7 @@
 //! The hot tier behind the real service.
 
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, routes};
-use kvasir_client::{Client, ClientConfig, RequestClass};
+use kvasir_client::rest::{Client, ClientConfig, RequestClass};
 use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},

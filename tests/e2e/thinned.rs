@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use kvasir_client::{Client, ClientConfig};
 use kvasir_codec::KvBuffer;
 use kvasir_engine::{Model, PagedKv};
 use kvasir_lab::budget::{H2o, Keep, PrefixStatistics, StreamingLlm, ThinClass, ThinnedStore, TokenPolicy};
@@ -21,7 +20,7 @@ const UNTOUCHED: f32 = 7.5;
 
 struct Bench {
     model: Model,
-    client: Client,
+    url: String,
     tokens: Vec<u32>,
     kv: PagedKv,
     statistics: PrefixStatistics,
@@ -30,13 +29,12 @@ struct Bench {
 impl Bench {
     fn new(service: &Service) -> Self {
         let model = Model::kvasir_tiny().expect("embedded");
-        let url = format!("http://{}", service.address).parse().expect("a URL");
-        let client = Client::new(url, ClientConfig::default()).expect("a client");
+        let url = format!("http://{}", service.address);
         let mut tokens = model.tokenizer().encode(TEXT).expect("tokens");
         tokens.truncate(CONTEXT);
         let mut kv = model.new_kv().expect("a cache");
         let statistics = PrefixStatistics::gather(&model, &mut kv, &tokens, 32).expect("a prefill");
-        Self { model, client, tokens, kv, statistics }
+        Self { model, url, tokens, kv, statistics }
     }
 
     /// Stores and loads what a policy keeps, with a lossless profile for every class.
@@ -55,7 +53,7 @@ impl Bench {
         };
         let profiles = classes.iter().map(exact).collect();
         let namespace = "thinned".parse().expect("a name");
-        let store = ThinnedStore::connect(&self.client, (spec, &thinning), &namespace, classes, profiles);
+        let store = ThinnedStore::connect(&self.url, (spec, &thinning), &namespace, classes, profiles);
         let store = store.await.expect("it is there");
 
         let mut loaded = self.untouched();

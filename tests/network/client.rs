@@ -8,11 +8,12 @@ use std::{
 
 use anyhow::{Context, ensure};
 use kvasir_client::{
-    Client, ClientConfig, LoadEvent, LoadOptions, LoadReport,
-    fetcher::{CacheGen, EstimatorKind, Fixed, Policy, Progressive, RecomputeModel},
+    Deadline, Kvasir,
+    report::LoadReport,
+    tuning::{CacheGen, Fixed, LoadOptions, Policy, Progressive, RecomputeModel},
 };
 use kvasir_codec::Profile;
-use kvasir_engine::{Model, Sampling, TINY_PROFILE, remote::RemoteKv};
+use kvasir_engine::{Model, Sampling, TINY_PROFILE};
 
 use kvasir_types::Level;
 
@@ -49,7 +50,7 @@ pub(crate) struct Run {
 
 struct Bench {
     model: Arc<Model>,
-    remote: RemoteKv,
+    kvasir: Kvasir,
     prompt: Vec<u32>,
     namespace: String,
     step: Duration,
@@ -101,13 +102,13 @@ impl Bench {
         prompt.truncate(TOKENS);
         // Storing is not what this is about: it has the wire for itself.
         shape(&namespace, 100_000.0)?;
-        let client = Client::new(server.parse()?, ClientConfig::default())?;
-        let remote = RemoteKv::connect(Arc::clone(&model), client, "network".parse()?, profile).await?;
-        let remote = remote.with_chunk_tokens(CHUNK_TOKENS)?;
+        let builder = Kvasir::builder(server).model(Arc::clone(model.spec()), profile).namespace("network");
+        let kvasir = builder.chunk_tokens(CHUNK_TOKENS).connect().await?;
         let kv = model.calculate_kv(&prompt)?;
-        let stored = remote.store(&prompt, &kv, 0.0, |_| ()).await?;
+        let session = kvasir.session(&prompt).without_lookup().await;
+        let stored = session.save_now(&kv, prompt.len(), |_| ()).await?;
         println!("network: stored {} bytes in {} chunks", stored.bytes(), stored.chunks.len());
-        let mut bench = Self { model, remote, prompt, namespace, step: Duration::ZERO };
+        let mut bench = Self { model, kvasir, prompt, namespace, step: Duration::ZERO };
         // An engine in use knows its link, its decoder and its model's step from what it did before.
         shape(&bench.namespace, SCHEDULE[0].1)?;
         let (_, step) =
@@ -117,12 +118,8 @@ impl Bench {
     }
 
     fn options(&self, policy: Box<dyn Policy>, slo: Duration) -> LoadOptions {
-        let mut options = self.remote.client().options(slo);
-        options.policy = policy;
-        options.suffix_time = self.step;
-        options.recompute = stated_recompute();
-        options.estimator = EstimatorKind::Harmonic;
-        options
+        let (suffix_time, recompute) = (Some(self.step), Some(stated_recompute()));
+        LoadOptions { policy, suffix_time, recompute, ..Deadline::within(slo).into() }
     }
 
     /// Loads all but the last token and takes the first step; the report and how long the step took.
@@ -133,22 +130,17 @@ impl Bench {
         let started = Instant::now();
         let mut kv = self.model.new_kv()?;
         kv.reserve(self.prompt.len())?;
-        let plan = self.remote.client().lookup(&self.prompt).await?;
-        let looked_up = started.elapsed();
-        let slo = options.slo.saturating_sub(looked_up);
-        let table = kv.load_table()?;
-        let mut load = self.remote.client().load(plan, [table], LoadOptions { slo, ..options })?;
+        let session = self.kvasir.session(&self.prompt).await;
+        let mut load = session.load([kv.load_table()?], options)?;
         let mut ready = Vec::new();
-        let report = loop {
-            match load.next().await.context("a load ends with its report")? {
-                LoadEvent::LayerReady(layers) => ready.push((started.elapsed(), layers.token_range.end)),
-                LoadEvent::Recompute { .. } | LoadEvent::Withdrawn { .. } => {}
-                LoadEvent::Done { report } => break *report,
-            }
-        };
+        while let Some(layers) = load.next_layers().await {
+            ready.push((started.elapsed(), layers.token_range.end));
+        }
+        let loaded = load.finish().await;
         let wanted = &self.prompt[..self.prompt.len() - 1];
         let computing = Instant::now();
-        self.model.complete_kv(&mut kv, wanted, wanted.len(), &report.recompute)?;
+        self.model.complete_kv(&mut kv, wanted, loaded.missing())?;
+        let report = loaded.into_report().context("the context is stored")?;
         // The stated model takes longer than the demo's.
         let stated: Duration = report.recompute.iter().map(|hole| stated_recompute().predict(*hole)).sum();
         tokio::time::sleep(stated.saturating_sub(computing.elapsed())).await;
@@ -176,7 +168,7 @@ impl Bench {
         let mut options = self.options(policy, Duration::from_millis(SLO_MS));
         if options.policy.name() == "fixed" {
             // The row without any adaptation: it never falls back on computing either.
-            options.recompute = RecomputeModel::from_seconds(1e6, 0.0, 0.0);
+            options.recompute = Some(RecomputeModel::from_seconds(1e6, 0.0, 0.0));
         }
         let ((report, ready), _) = self.load(options).await?;
         let ttft = started.elapsed();

@@ -72,7 +72,7 @@ fn plot(run: &Run, end: f64) -> Plot {
 fn spans(run: &Run, level: Option<usize>) -> Vec<Point> {
     let chunks = run.report.chunks.iter().enumerate();
     let of_level = chunks.filter(|(_, chunk)| chunk.level.map(|l| l.index().min(LEVELS - 1)) == level);
-    let span = |(nth, chunk): (usize, &kvasir_client::ChunkReport)| Point {
+    let span = |(nth, chunk): (usize, &kvasir_client::report::ChunkReport)| Point {
         x: chunk.started.unwrap_or_default().as_secs_f64(),
         x_end: chunk.fetched.or(chunk.resolved).unwrap_or_default().as_secs_f64(),
         y: nth as f64,

@@ -6,8 +6,11 @@ use std::{
 };
 
 use clap::Args;
-use kvasir_client::{BearerToken, Client, ClientConfig, ClientError, KvClient};
-use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
+use kvasir_client::{
+    Builder, Error, Kvasir, Session,
+    rest::{BearerToken, Client, ClientConfig},
+};
+use kvasir_codec::Profile;
 use kvasir_types::{ModelSpec, Name};
 use url::Url;
 
@@ -41,20 +44,31 @@ pub struct CredentialArguments {
     pub token_from_environment: Option<String>,
 }
 
+/// A connection to a service for one model, with one profile.
+pub fn connection(
+    service: &ServiceArguments,
+    spec: &Arc<ModelSpec>,
+    profile: &Arc<Profile>,
+) -> CliResult<Builder> {
+    let rest = client_config(&service.credential)?;
+    let builder = Kvasir::builder(service.url.as_str()).rest(rest).namespace(service.namespace.as_str());
+    Ok(builder.model(Arc::clone(spec), Arc::clone(profile)))
+}
+
 /// Connects to a service for one model, with one profile.
 pub async fn connect(
     service: &ServiceArguments,
     spec: &Arc<ModelSpec>,
     profile: &Arc<Profile>,
-) -> CliResult<KvClient> {
-    let wrong_profile =
-        |error| CliError::new(Exit::Data, error, "Give a profile of this model with --profile.");
-    let encoder = CpuEncoder::new(Arc::clone(spec), Arc::clone(profile)).map_err(wrong_profile)?;
-    let decoder = CpuDecoder::new(Arc::clone(spec), Arc::clone(profile)).map_err(wrong_profile)?;
-    let client = client(service)?;
-    KvClient::new(client, Arc::clone(spec), service.namespace.clone(), Arc::new(encoder), Arc::new(decoder))
-        .await
-        .map_err(client_error)
+) -> CliResult<Kvasir> {
+    connection(service, spec, profile)?.connect().await.map_err(client_error)
+}
+
+/// Looks a token sequence up. A command that only reads tells why a lookup failed.
+pub async fn look_up(kvasir: &Kvasir, tokens: &[u32]) -> CliResult<Session> {
+    let mut session = kvasir.session(tokens).without_lookup().await;
+    session.lookup().await.map_err(client_error)?;
+    Ok(session)
 }
 
 /// A client of the service, with the credential that is there.
@@ -69,6 +83,11 @@ pub fn open_client_at(url: Url) -> CliResult<Client> {
 
 /// A client of the service at `url`, with the credential that is there.
 pub fn client_at(url: Url, credential: &CredentialArguments) -> CliResult<Client> {
+    Client::new(url, client_config(credential)?).map_err(client_error)
+}
+
+/// How requests are made with the credential that is there.
+pub fn client_config(credential: &CredentialArguments) -> CliResult<ClientConfig> {
     let CredentialArguments { token_file, ca_file, token_from_environment } = credential;
     let read = |path: &Path| {
         std::fs::read(path).map_err(|error| {
@@ -82,8 +101,7 @@ pub fn client_at(url: Url, credential: &CredentialArguments) -> CliResult<Client
     };
     let token = token.as_deref().map(BearerToken::new).transpose().map_err(client_error)?;
     let ca_certificates = ca_file.as_deref().map(read).transpose()?;
-    let config = ClientConfig { token, ca_certificates, ..ClientConfig::default() };
-    Client::new(url, config).map_err(client_error)
+    Ok(ClientConfig { token, ca_certificates, ..ClientConfig::default() })
 }
 
 /// The runtime of commands that talk to somebody.
@@ -96,11 +114,14 @@ pub fn runtime() -> CliResult<tokio::runtime::Runtime> {
 
 /// Errors of the client, sorted by what the user can do.
 #[allow(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
-pub fn client_error(error: ClientError) -> CliError {
+pub fn client_error(error: Error) -> CliError {
     let exit = match &error {
-        ClientError::Transport(_) | ClientError::Task(_) => Exit::Unavailable,
-        ClientError::Api(api) if api.retryable => Exit::Unavailable,
-        ClientError::Config { .. } => Exit::Config,
+        Error::Transport(_) | Error::Task(_) => Exit::Unavailable,
+        Error::Api(api) if api.retryable => Exit::Unavailable,
+        Error::Config { .. } => Exit::Config,
+        Error::Profile(_) => {
+            return CliError::new(Exit::Data, error, "Give a profile of this model with --profile.");
+        }
         _ => Exit::Data,
     };
     let remedy = error.remedy();

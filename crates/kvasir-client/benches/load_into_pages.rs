@@ -8,15 +8,9 @@
 //! process, so its part is in the figure.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark")]
 
-#[path = "../tests/common/mod.rs"]
-mod common;
+use std::{ops::Range, sync::Arc};
 
-use std::{ops::Range, sync::Arc, time::Duration};
-
-use kvasir_client::{
-    Client, ClientConfig, HostPages, KvClient, StoreOptions,
-    fetcher::{Fixed, RecomputeModel},
-};
+use kvasir_client::{Kvasir, pages::HostPages, testing::Server, tuning::LoadOptions};
 use kvasir_codec::{KvBuffer, KvSource};
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Plane, Reuse, Rope};
@@ -70,29 +64,22 @@ fn cpu_seconds() -> f64 {
 
 #[tokio::main]
 async fn main() {
-    let (address, _service) = common::start().await;
+    let server = Server::start().await.unwrap();
     let spec = Arc::new(spec());
     let kv = KvBuffer::from_source(&spec, SAMPLE_TOKENS, &Synthetic);
     let context = TrainingContext { tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
-    let profile = Arc::new(train(&spec, &[context], &Recipe::Direct, &mut |_, _| ()).unwrap());
-    let client = Client::new(format!("http://{address}").parse().unwrap(), ClientConfig::default()).unwrap();
-    let decoder = Arc::new(kvasir_codec::CpuDecoder::new(Arc::clone(&spec), Arc::clone(&profile)).unwrap());
-    let encoder = Arc::new(kvasir_codec::CpuEncoder::new(Arc::clone(&spec), profile).unwrap());
-    let client = KvClient::new(client, Arc::clone(&spec), "bench".parse().unwrap(), encoder, decoder)
-        .await
-        .unwrap()
-        .with_recompute_model(RecomputeModel::from_seconds(100.0, 1.0, 0.0));
+    let profile = train(&spec, &[context], &Recipe::Direct, &mut |_, _| ()).unwrap();
+    let kvasir = Kvasir::builder(server.url()).model(Arc::clone(&spec), profile).connect().await.unwrap();
     let tokens: Vec<u32> = (0..TOKENS as u32).collect();
-    client.store_kv_with(&tokens, &Synthetic, &StoreOptions::default(), |_| ()).await.unwrap();
+    let session = kvasir.session(&tokens).await;
+    session.save_now(&Synthetic, TOKENS, |_| ()).await.unwrap();
 
     let pages = HostPages::new(&spec, PAGE_TOKENS, TOKENS).unwrap();
     let load = async || {
-        let plan = client.lookup(&tokens).await.unwrap();
-        let mut options = client.options(Duration::from_secs(600));
-        options.policy = Box::new(Fixed::new(Level(1)).without_giving_up());
-        let report = client.load(plan, [pages.table()], options).unwrap().report().await.unwrap();
-        assert_eq!(report.loaded_tokens(), TOKENS as u64 - 1);
-        report.loaded_tokens() as f64 * (spec.elements_per_token() * 2) as f64 / 1e9
+        let session = kvasir.session(&tokens).await;
+        let load = session.load([pages.table()], LoadOptions::at_level(Level(1))).unwrap();
+        assert_eq!(load.finish().await.missing(), []);
+        TOKENS as f64 * (spec.elements_per_token() * 2) as f64 / 1e9
     };
     load().await;
     let (before, mut gigabytes) = (cpu_seconds(), 0.0);

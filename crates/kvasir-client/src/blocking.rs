@@ -1,157 +1,212 @@
-//! The same calls for engines without an async runtime: each waits for its answer, on a runtime of its own.
+//! The same for engines without an async runtime: what waits there, blocks here. What does not wait is the async type's own
+//! method, which the types here lead to by `Deref`.
 //!
 //! ```no_run
-//! use std::{sync::Arc, time::Duration};
-//! use kvasir_client::{BlockTable, Client, ClientConfig, LoadEvent, StoreOptions, blocking::KvClient};
-//! # fn example(spec: Arc<kvasir_types::ModelSpec>, profile: Arc<kvasir_codec::Profile>, prompt: &[u32],
-//! #     table: BlockTable, kv: &dyn kvasir_codec::KvSource) -> Result<(), Box<dyn std::error::Error>> {
-//! let client = Client::new("http://127.0.0.1:7480".parse()?, ClientConfig::default())?;
-//! let store = KvClient::connect(client, spec, "chat".parse()?, profile)?;
-//! let plan = store.lookup(prompt)?;
-//! for event in store.load(plan, [table], store.options(Duration::from_millis(500)))? {
-//!     match event {
-//!         LoadEvent::LayerReady(layers) => { /* layers.layers of layers.token_range are in their pages */ }
-//!         LoadEvent::Recompute { range, .. } => { /* compute these tokens */ }
-//!         LoadEvent::Withdrawn { range } => { /* or not: they came first */ }
-//!         LoadEvent::Done { report } => drop(report),
-//!     }
-//! }
+//! use std::time::Duration;
+//! use kvasir_client::{Deadline, Kvasir, blocking, pages::BlockTable};
+//! # use kvasir_codec::{KvSource, Profile};
+//! # use kvasir_types::ModelSpec;
+//! # fn example(spec: ModelSpec, profile: Profile, prompt: &[u32], table: BlockTable, kv: &dyn KvSource)
+//! #     -> Result<(), Box<dyn std::error::Error>> {
+//! let kvasir = blocking::Kvasir::connect(Kvasir::builder("http://127.0.0.1:7480").model(spec, profile))?;
+//! let session = kvasir.session(prompt);
+//! let loaded = session.load([table], Deadline::within(Duration::from_millis(500)))?.finish();
+//! for range in loaded.missing() { /* prefill it */ }
+//! session.save(kv, prompt.len()).in_background();
 //! # Ok(()) }
 //! ```
 
-use std::{sync::Arc, time::Duration};
-
-use kvasir_codec::{KvSource, Profile};
-use kvasir_types::{ModelSpec, Name, TokenRange};
-use tokio::runtime::{Builder, Runtime};
-
-use crate::{
-    BlockTable, Client, ClientError, LoadEvent, LoadOptions, LoadPlan, LoadReport, QueueConfig, RequestClass,
-    StoreOptions, StoreProgress, StoreQueue, StoreReport, limits::BLOCKING_WORKERS,
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::Duration,
 };
 
-/// [`crate::KvClient`] with a small runtime of its own. Cheap to clone, `Send + Sync`. Not to be used, nor dropped last,
-/// from within an async task.
+use kvasir_codec::KvSource;
+use kvasir_types::TokenRange;
+use tokio::runtime::{Builder as RuntimeBuilder, Runtime};
+
+use crate::{
+    Builder, Error, LayerReady, Loaded,
+    limits::BLOCKING_WORKERS,
+    overlapped::LoadEvent,
+    pages::BlockTable,
+    report::{SaveProgress, SaveReport},
+    session::SessionRequest,
+    tuning::LoadOptions,
+};
+
+/// As [`crate::Kvasir`], with a runtime of its own. It must not be used or dropped inside of another runtime.
 #[derive(Debug, Clone)]
-pub struct KvClient {
-    inner: crate::KvClient,
+pub struct Kvasir {
+    inner: crate::Kvasir,
     runtime: Arc<Runtime>,
 }
 
-impl KvClient {
-    /// As [`crate::KvClient::connect`].
+impl Deref for Kvasir {
+    type Target = crate::Kvasir;
+
+    fn deref(&self) -> &crate::Kvasir {
+        &self.inner
+    }
+}
+
+impl Kvasir {
+    /// As [`Builder::connect`].
     ///
     /// # Errors
-    /// As there; [`ClientError::Config`] when no thread can be started.
-    pub fn connect(
-        client: Client,
-        spec: Arc<ModelSpec>,
-        namespace: Name,
-        profile: Arc<Profile>,
-    ) -> Result<Self, ClientError> {
-        let mut builder = Builder::new_multi_thread();
-        let runtime =
-            builder.worker_threads(BLOCKING_WORKERS).thread_name("kvasir-client").enable_all().build();
-        let runtime =
-            runtime.map_err(|e| ClientError::Config { what: format!("no runtime could be started: {e}") })?;
-        let inner = runtime.block_on(crate::KvClient::connect(client, spec, namespace, profile))?;
+    /// As there; [`Error::Config`] when no thread can be started.
+    pub fn connect(builder: Builder) -> Result<Self, Error> {
+        let mut threads = RuntimeBuilder::new_multi_thread();
+        let threads = threads.worker_threads(BLOCKING_WORKERS).thread_name("kvasir-client").enable_all();
+        let runtime = threads
+            .build()
+            .map_err(|e| Error::Config { what: format!("no runtime could be started: {e}") })?;
+        let inner = runtime.block_on(builder.connect())?;
         Ok(Self { inner, runtime: Arc::new(runtime) })
     }
 
-    /// The same client with other settings (chunk length, bounds, decoders).
-    ///
-    /// # Errors
-    /// Those of `change`.
-    pub fn configured(
-        self,
-        change: impl FnOnce(crate::KvClient) -> Result<crate::KvClient, ClientError>,
-    ) -> Result<Self, ClientError> {
-        let inner = change(self.inner)?;
-        Ok(Self { inner, runtime: self.runtime })
+    /// As [`crate::Kvasir::session`], opened.
+    pub fn session(&self, tokens: &[u32]) -> Session {
+        self.session_with(tokens, |request| request)
     }
 
-    /// As [`crate::KvClient::for_request`].
-    #[must_use]
-    pub fn for_request(&self, class: RequestClass) -> Self {
-        Self { inner: self.inner.for_request(class), runtime: Arc::clone(&self.runtime) }
+    /// As [`session`](Self::session), for a request that says more than its tokens.
+    pub fn session_with<'a>(
+        &self,
+        tokens: &'a [u32],
+        describe: impl FnOnce(SessionRequest<'a>) -> SessionRequest<'a>,
+    ) -> Session {
+        let request = describe(self.inner.session(tokens));
+        let inner = self.runtime.block_on(request.into_future());
+        Session { inner, runtime: Arc::clone(&self.runtime) }
     }
 
-    /// The async client beneath.
-    pub const fn inner(&self) -> &crate::KvClient {
-        &self.inner
-    }
-
-    /// As [`crate::KvClient::options`].
-    pub fn options(&self, slo: Duration) -> LoadOptions {
-        self.inner.options(slo)
-    }
-
-    /// As [`crate::KvClient::lookup`].
+    /// As [`crate::Kvasir::preload_profiles`].
     ///
     /// # Errors
     /// As there.
-    pub fn lookup(&self, tokens: &[u32]) -> Result<LoadPlan, ClientError> {
-        self.runtime.block_on(self.inner.lookup(tokens))
+    pub fn preload_profiles(&self) -> Result<(), Error> {
+        self.runtime.block_on(self.inner.preload_profiles())
     }
 
-    /// As [`crate::KvClient::load`]; the load goes on in the background between the iterator's steps.
+    /// As [`crate::Kvasir::drain`].
+    pub fn drain(&self) {
+        self.runtime.block_on(self.inner.drain());
+    }
+}
+
+/// As [`crate::Session`].
+#[derive(Debug)]
+pub struct Session {
+    inner: crate::Session,
+    runtime: Arc<Runtime>,
+}
+
+impl Deref for Session {
+    type Target = crate::Session;
+
+    fn deref(&self) -> &crate::Session {
+        &self.inner
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut crate::Session {
+        &mut self.inner
+    }
+}
+
+impl Session {
+    /// As [`crate::Session::lookup`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lookup(&mut self) -> Result<u64, Error> {
+        self.runtime.block_on(self.inner.lookup())
+    }
+
+    /// As [`crate::Session::load`].
     ///
     /// # Errors
     /// As there.
     pub fn load(
         &self,
-        plan: LoadPlan,
-        into: impl IntoIterator<Item = BlockTable>,
-        options: LoadOptions,
-    ) -> Result<Load, ClientError> {
-        let load = self.inner.load(plan, into, options)?;
-        Ok(Load { load, runtime: Arc::clone(&self.runtime) })
+        tables: impl IntoIterator<Item = BlockTable>,
+        options: impl Into<LoadOptions>,
+    ) -> Result<Load, Error> {
+        Ok(Load { inner: self.inner.load(tables, options)?, runtime: Arc::clone(&self.runtime) })
     }
 
-    /// As [`crate::KvClient::store_kv_with`].
+    /// As [`crate::Session::load_overlapped`].
     ///
     /// # Errors
     /// As there.
-    pub fn store_kv(
+    pub fn load_overlapped(
         &self,
-        tokens: &[u32],
-        kv: &dyn KvSource,
-        options: &StoreOptions,
-        progress: impl FnMut(StoreProgress) + Send,
-    ) -> Result<StoreReport, ClientError> {
-        self.runtime.block_on(self.inner.store_kv_with(tokens, kv, options, progress))
+        tables: impl IntoIterator<Item = BlockTable>,
+        options: impl Into<LoadOptions>,
+    ) -> Result<OverlappedLoad, Error> {
+        let inner = self.inner.load_overlapped(tables, options)?;
+        Ok(OverlappedLoad { inner, runtime: Arc::clone(&self.runtime) })
     }
 
-    /// A queue that stores in the background; none of its calls waits, but for
-    /// [`StoreTicket::wait`](crate::StoreTicket::wait).
-    pub fn store_queue(&self, config: QueueConfig) -> StoreQueue {
-        StoreQueue::new(self.inner.clone(), config)
+    /// As [`crate::Session::save_now`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn save_now(
+        &self,
+        kv: &dyn KvSource,
+        tokens: usize,
+        progress: impl FnMut(SaveProgress) + Send,
+    ) -> Result<SaveReport, Error> {
+        self.runtime.block_on(self.inner.save_now(kv, tokens, progress))
     }
 }
 
-/// A load under way; each step waits for the next event. Dropping it cancels the load, as [`crate::Load`] says.
+/// As [`crate::Load`]: it goes on in the background between calls.
 #[derive(Debug)]
+#[must_use = "dropping a load cancels it"]
 pub struct Load {
-    load: crate::Load,
+    inner: crate::Load,
     runtime: Arc<Runtime>,
 }
 
 impl Load {
-    /// As [`crate::Load::computed`].
-    pub fn computed(&self, range: TokenRange, took: Duration) {
-        self.runtime.block_on(self.load.computed(range, took));
+    /// As [`crate::Load::next_layers`].
+    pub fn next_layers(&mut self) -> Option<LayerReady> {
+        self.runtime.block_on(self.inner.next_layers())
     }
 
-    /// Waits for the end and gives the report alone; `None` when that was taken already.
-    pub fn report(self) -> Option<LoadReport> {
-        self.runtime.block_on(self.load.report())
+    /// As [`crate::Load::finish`].
+    pub fn finish(self) -> Loaded {
+        self.runtime.block_on(self.inner.finish())
     }
 }
 
-impl Iterator for Load {
-    type Item = LoadEvent;
+/// As [`crate::overlapped::OverlappedLoad`].
+#[derive(Debug)]
+#[must_use = "dropping a load cancels it"]
+pub struct OverlappedLoad {
+    inner: crate::overlapped::OverlappedLoad,
+    runtime: Arc<Runtime>,
+}
 
-    fn next(&mut self) -> Option<LoadEvent> {
-        self.runtime.block_on(self.load.next())
+impl OverlappedLoad {
+    /// As [`crate::overlapped::OverlappedLoad::next`].
+    #[allow(clippy::should_implement_trait, reason = "the name of its twin, which waits")]
+    pub fn next(&mut self) -> Option<LoadEvent> {
+        self.runtime.block_on(self.inner.next())
+    }
+
+    /// As [`crate::overlapped::OverlappedLoad::computed`].
+    pub fn computed(&mut self, range: TokenRange, took: Duration) {
+        self.runtime.block_on(self.inner.computed(range, took));
+    }
+
+    /// As [`crate::overlapped::OverlappedLoad::finish`].
+    pub fn finish(self) -> Loaded {
+        self.runtime.block_on(self.inner.finish())
     }
 }

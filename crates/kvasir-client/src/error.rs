@@ -27,7 +27,7 @@ pub struct ApiError {
 /// A failed request, store or load.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ClientError {
+pub enum Error {
     /// The service answered with an error.
     #[error(transparent)]
     Api(#[from] ApiError),
@@ -75,7 +75,7 @@ fn chain(error: &reqwest::Error) -> String {
     text
 }
 
-impl ClientError {
+impl Error {
     /// The stable code, when the service sent one that this build knows.
     pub fn code(&self) -> Option<ErrorCode> {
         match self {

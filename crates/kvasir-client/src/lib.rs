@@ -3,23 +3,26 @@
 
 pub mod blocking;
 mod error;
-pub mod fetcher;
-mod kv;
+mod fetcher;
+mod kvasir;
 pub mod limits;
-mod pages;
-#[cfg(any(test, feature = "testing"))]
+mod load;
+mod lookup;
+mod model;
+mod options;
+pub mod overlapped;
+pub mod pages;
+pub mod report;
+pub mod rest;
+mod save;
+mod session;
+#[cfg(feature = "testing")]
 pub mod testing;
-mod transport;
+pub mod tuning;
 
-pub use error::{ApiError, ClientError};
-pub use kv::{
-    AdmissionPolicy, ChunkOutcome, ChunkReport, ChunkStoreReport, DropPolicy, KvClient, LayerReady, Load,
-    LoadError, LoadEvent, LoadFailure, LoadOptions, LoadPlan, LoadReport, QueueConfig, QueueStats,
-    ReadReport, RecomputeCause, StoreOptions, StoreOutcome, StoreProgress, StoreQueue, StoreRefusal,
-    StoreReport, StoreTicket, Urgency,
-};
-pub use pages::{BlockTable, HostPages, PageRef, PageRows, PageStore, Rows, Shard};
-pub use transport::{
-    BearerToken, Client, ClientConfig, DirectStore, EventMessage, EventStream, ObjectRange, ObjectRead,
-    RequestClass,
-};
+pub use error::Error;
+pub use kvasir::{Builder, Kvasir};
+pub use load::{LayerReady, Load, Loaded};
+pub use options::{Deadline, Quality};
+pub use save::SaveTicket;
+pub use session::{Session, SessionRequest};

@@ -75,8 +75,16 @@ pub const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
 pub const H2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// HTTP/2 receive window of a connection: the parts of three chunks at 1 MiB, or 130 ms at 1 Gb/s.
 pub const H2_CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-/// Profiles that a client loads in advance.
+/// Profiles of one model that a client holds.
 pub const PROFILES_MAX: usize = 16;
+/// Wait before a profile that could not be fetched is asked for again.
+pub const PROFILE_RETRY: Duration = Duration::from_secs(60);
+/// Age at which the root of a namespace is asked for again: well within the day that lookups find what a rotated salt led to.
+pub const ROOT_FRESH: Duration = Duration::from_secs(60);
+/// Adapters and salts whose namespaces a client remembers; others are asked for again.
+pub const BINDINGS_MAX: usize = 1024;
+/// What "no deadline" means: an hour.
+pub const DEADLINE_NONE: Duration = Duration::from_secs(3600);
 /// Shortest context that is stored by default: one span; computing it takes about as long as looking it up.
 pub const STORE_TOKENS_MIN: usize = 256;
 /// Jobs that wait in a store queue.
@@ -97,6 +105,8 @@ pub const UPLOAD_PIECE_BYTES: usize = 64 << 10;
 pub const UPLOAD_PAUSE: Duration = Duration::from_millis(250);
 /// Longest silence of a direct read before it goes on through the service: far past any store's tail latency.
 pub const DIRECT_SILENCE_MAX: Duration = Duration::from_millis(800);
+/// Longest silence of another load that reads the same bytes, before a load reads them itself: its policy may have paused.
+pub const SHARED_SILENCE_MAX: Duration = Duration::from_millis(250);
 /// Direct reads of a load that may fail before the rest goes through the service at once.
 pub const DIRECT_FAILURES_MAX: u32 = 2;
 /// Threads of a blocking client's runtime: one for the network, one for what must not wait for it.

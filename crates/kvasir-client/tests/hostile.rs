@@ -6,56 +6,55 @@ mod common;
 use std::{sync::Arc, time::Duration};
 
 use common::{
-    Fault, LAYERS, client, kv,
+    Fault, LAYERS, builder, connect, find,
     pages::{Pages, rows_of},
-    spec, start,
+    range, reference, save, start,
     store::{Answer, Script, start as start_store},
     tokens,
 };
 use kvasir_client::{
-    KvClient, LoadEvent, LoadOptions, LoadReport,
-    fetcher::{Fixed, RecomputeModel},
+    Deadline, Kvasir,
+    report::LoadReport,
+    testing::Server,
+    tuning::{Fixed, LoadOptions, Progressive, RecomputeModel},
 };
 use kvasir_codec::KvBuffer;
-use kvasir_types::{Level, Plane, TokenRange};
+use kvasir_types::{Level, Plane};
 
 const TOKENS: usize = 768;
 
 fn at(level: u8) -> LoadOptions {
-    let recompute = RecomputeModel::from_seconds(100.0, 1.0, 0.0);
+    let recompute = Some(RecomputeModel::from_seconds(100.0, 1.0, 0.0));
     let policy = Box::new(Fixed::new(Level(level)));
-    LoadOptions { policy, ..LoadOptions::new(Duration::from_secs(30), recompute) }
+    LoadOptions { policy, recompute, ..Deadline::within(Duration::from_secs(30)).into() }
+}
+
+/// A client that reads from the store where the service says so.
+async fn direct(server: &Server) -> Kvasir {
+    builder(server).direct_reads(true).connect().await.unwrap()
 }
 
 /// What a load at each level brings when nothing goes wrong. The profile is a direct one: decoding is exact.
-async fn references(client: &KvClient, text: &[u32]) -> Vec<KvBuffer> {
-    let plan = client.lookup(text).await.unwrap();
+async fn references(kvasir: &Kvasir, text: &[u32]) -> Vec<KvBuffer> {
     let mut all = Vec::new();
-    for level in 0..plan.chunks()[0].level_bytes.len() {
-        let mut back = KvBuffer::new(&spec(), TOKENS);
-        client.get_kv(&plan, at(level as u8), &mut back).await.unwrap();
-        all.push(back);
+    for level in 0..find(kvasir, text).await.chunks()[0].level_bytes.len() {
+        all.push(reference(kvasir, text, level as u8).await);
     }
     all
 }
 
 /// Loads, and compares everything that was handed over with what it has to be, and the rest with what was there.
-async fn check(client: &KvClient, text: &[u32], references: &[KvBuffer], what: &str) -> LoadReport {
+async fn check(kvasir: &Kvasir, text: &[u32], references: &[KvBuffer], what: &str) -> LoadReport {
     let top = references.len() as u8 - 1;
     let pages = Pages::toy(TOKENS);
     pages.reassign(7.5);
-    let plan = client.lookup(text).await.unwrap();
-    let mut load = client.load(plan, [pages.table()], at(top)).unwrap();
-    let (mut ready, mut holes) = (Vec::new(), Vec::<TokenRange>::new());
+    let mut load = find(kvasir, text).await.load([pages.table()], at(top)).unwrap();
     let end = Duration::from_secs(25);
-    let report = loop {
-        match tokio::time::timeout(end, load.next()).await.expect(what).expect("it ends with a report") {
-            LoadEvent::LayerReady(layers) => ready.push(layers),
-            LoadEvent::Recompute { range, .. } => holes.push(range),
-            LoadEvent::Withdrawn { range } => panic!("{range:?} is not computed meanwhile"),
-            LoadEvent::Done { report } => break *report,
-        }
-    };
+    let mut ready = Vec::new();
+    while let Some(layers) = tokio::time::timeout(end, load.next_layers()).await.expect(what) {
+        ready.push(layers);
+    }
+    let loaded = load.finish().await;
     for (layer, plane, head) in
         (0..LAYERS).flat_map(|l| Plane::ALL.into_iter().flat_map(move |p| [(l, p, 0), (l, p, 1)]))
     {
@@ -68,28 +67,28 @@ async fn check(client: &KvClient, text: &[u32], references: &[KvBuffer], what: &
                 "{what}: layer {layer} {plane:?} {head}"
             );
         }
-        for hole in &holes {
+        for hole in loaded.missing() {
             let rows = pages.rows(layer, plane, head, hole.start as usize..hole.end as usize);
             assert!(rows.iter().all(|v| *v == 7.5), "{what}: nothing is written where nothing was loaded");
         }
     }
     let handed: u64 = ready.iter().filter(|r| r.layers.start == 0).map(|r| r.token_range.len()).sum();
-    let left: u64 = holes.iter().map(|hole| hole.len()).sum();
-    assert_eq!(handed + left, TOKENS as u64, "{what}: every token is loaded or given back");
-    report
+    let left: u64 = loaded.missing().iter().map(|hole| hole.len()).sum();
+    assert_eq!(handed + left, TOKENS as u64, "{what}: every token is loaded or missing");
+    loaded.into_report().unwrap()
 }
 
 #[tokio::test]
 async fn whatever_a_store_sends_the_right_bytes_come_through_the_service() {
-    let (address, service) = start().await;
-    let client = client(address).await.with_direct_reads(true);
+    let server = start().await;
+    let kvasir = direct(&server).await;
     let text = tokens(TOKENS, 1);
-    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
-    let references = references(&client, &text).await;
+    save(&kvasir, &text).await;
+    let references = references(&kvasir, &text).await;
     let good = Script::of(&[], Answer::Good);
-    let store = start_store(Arc::clone(&service), Arc::clone(&good)).await;
-    *service.presigned.lock().unwrap() = Some((store, 600));
-    let report = check(&client, &text, &references, "good").await;
+    let store = start_store(&server, Arc::clone(&good)).await;
+    server.presign(store, 600);
+    let report = check(&kvasir, &text, &references, "good").await;
     assert_eq!(
         (report.reads.direct_bytes, report.reads.proxy_bytes),
         (report.bytes, 0),
@@ -97,9 +96,9 @@ async fn whatever_a_store_sends_the_right_bytes_come_through_the_service() {
     );
     for bad in Answer::BAD {
         let script = Script::of(&[], bad);
-        let store = start_store(Arc::clone(&service), Arc::clone(&script)).await;
-        *service.presigned.lock().unwrap() = Some((store, 600));
-        let report = check(&client, &text, &references, &format!("{bad:?}")).await;
+        let store = start_store(&server, Arc::clone(&script)).await;
+        server.presign(store, 600);
+        let report = check(&kvasir, &text, &references, &format!("{bad:?}")).await;
         assert!(script.lock().unwrap().served > 0);
         // One bit or another object is only noticed when it is verified; then pieces are read again, up to a bound.
         match bad {
@@ -123,45 +122,45 @@ async fn whatever_a_store_sends_the_right_bytes_come_through_the_service() {
 
 #[tokio::test]
 async fn expired_urls_are_renewed_once_for_all_reads() {
-    let (address, service) = start().await;
-    let client = client(address).await.with_direct_reads(true);
+    let server = start().await;
+    let kvasir = direct(&server).await;
     let text = tokens(TOKENS, 2);
-    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
-    let references = references(&client, &text).await;
+    save(&kvasir, &text).await;
+    let references = references(&kvasir, &text).await;
     let script = Script::of(&[], Answer::Good);
-    let store = start_store(Arc::clone(&service), Arc::clone(&script)).await;
+    let store = start_store(&server, Arc::clone(&script)).await;
     // URLs say that they are valid, but the store accepts only those of the lookup after this one.
-    *service.presigned.lock().unwrap() = Some((store, 600));
-    script.lock().unwrap().accepts_from = *service.presigned_lookups.lock().unwrap() + 2;
-    let report = check(&client, &text, &references, "refused").await;
+    server.presign(store, 600);
+    script.lock().unwrap().accepts_from = server.lookups() + 2;
+    let report = check(&kvasir, &text, &references, "refused").await;
     assert_eq!((report.reads.renewals, report.reads.fallbacks), (1, 0), "{:?}", report.reads);
     assert_eq!(report.reads.direct_bytes, report.bytes);
     // URLs that say they end at once are renewed before they are used, a bounded number of times.
-    *service.presigned.lock().unwrap() = Some((store, 1));
-    let report = check(&client, &text, &references, "short-lived").await;
+    server.presign(store, 1);
+    let report = check(&kvasir, &text, &references, "short-lived").await;
     assert!((1..=8).contains(&report.reads.renewals), "{:?}", report.reads);
     assert_eq!(report.loaded_tokens(), 767);
 }
 
 #[tokio::test]
 async fn a_late_first_byte_is_hedged() {
-    let (address, service) = start().await;
-    let client = client(address).await.with_direct_reads(true);
+    let server = start().await;
+    let kvasir = direct(&server).await;
     let text = tokens(TOKENS, 3);
-    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
-    let references = references(&client, &text).await;
+    save(&kvasir, &text).await;
+    let references = references(&kvasir, &text).await;
     let script = Script::of(&[], Answer::Good);
-    let store = start_store(Arc::clone(&service), Arc::clone(&script)).await;
-    *service.presigned.lock().unwrap() = Some((store, 600));
+    let store = start_store(&server, Arc::clone(&script)).await;
+    server.presign(store, 600);
     // Enough reads to know what is late and to have earned a hedge.
     for _ in 0..8 {
-        check(&client, &text, &references, "warming").await;
+        check(&kvasir, &text, &references, "warming").await;
     }
     // What is late is learned from the reads before, and on a busy machine those were late themselves.
     for attempt in 0.. {
-        check(&client, &text, &references, "warming again").await;
+        check(&kvasir, &text, &references, "warming again").await;
         script.lock().unwrap().answers = vec![Answer::Good, Answer::Late];
-        let report = check(&client, &text, &references, "late").await;
+        let report = check(&kvasir, &text, &references, "late").await;
         assert!(report.failures.is_empty(), "{:?}", report.failures);
         if report.reads.hedges_won > 0 {
             assert!(report.reads.hedges >= report.reads.hedges_won && report.reads.proxy_bytes > 0);
@@ -173,17 +172,18 @@ async fn a_late_first_byte_is_hedged() {
 
 #[tokio::test]
 async fn whatever_the_service_sends_wrong_bytes_never_reach_a_sink() {
-    let (address, service) = start().await;
-    let client = client(address).await;
+    let server = start().await;
+    let kvasir = connect(&server).await;
     let text = tokens(TOKENS, 4);
-    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
-    let references = references(&client, &text).await;
+    save(&kvasir, &text).await;
+    let references = references(&kvasir, &text).await;
     let faults: [fn(u32) -> Fault; 5] =
         [Fault::Misdirected, Fault::TooLong, Fault::OtherRange, Fault::BreakOff, Fault::Unavailable];
     for (i, fault) in faults.into_iter().enumerate() {
         for times in [1, 1000] {
-            *service.faults.lock().unwrap() = vec![fault(times)];
-            let report = check(&client, &text, &references, &format!("fault {i} × {times}")).await;
+            server.release();
+            server.fail(fault(times));
+            let report = check(&kvasir, &text, &references, &format!("fault {i} × {times}")).await;
             if times == 1 && i < 2 {
                 assert_eq!(report.loaded_tokens(), 767, "fault {i} once is made good");
             }
@@ -194,11 +194,11 @@ async fn whatever_the_service_sends_wrong_bytes_never_reach_a_sink() {
 /// Any mixture: the store's answers drawn from a seed, and a service that breaks off now and then.
 #[tokio::test]
 async fn any_script_ends_with_the_right_bytes_or_none() {
-    let (address, service) = start().await;
-    let client = client(address).await.with_direct_reads(true);
+    let server = start().await;
+    let kvasir = direct(&server).await;
     let text = tokens(TOKENS, 5);
-    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
-    let references = references(&client, &text).await;
+    save(&kvasir, &text).await;
+    let references = references(&kvasir, &text).await;
     for seed in 0..24u64 {
         let mut state = seed * 2 + 1;
         let mut draw = |n: u64| {
@@ -212,31 +212,32 @@ async fn any_script_ends_with_the_right_bytes_or_none() {
             .map(|_| if draw(3) == 0 { Answer::Good } else { bad[draw(bad.len() as u64) as usize] })
             .collect();
         let script = Script::of(&answers, Answer::Good);
-        let store = start_store(Arc::clone(&service), script).await;
-        *service.presigned.lock().unwrap() = Some((store, 600));
+        let store = start_store(&server, script).await;
+        server.presign(store, 600);
         let broken = draw(3) as u32;
-        *service.faults.lock().unwrap() = vec![Fault::BreakOff(broken), Fault::Misdirected(draw(2) as u32)];
-        check(&client, &text, &references, &format!("seed {seed}: {answers:?}, {broken} broken")).await;
+        server.release();
+        server.fail(Fault::BreakOff(broken));
+        server.fail(Fault::Misdirected(draw(2) as u32));
+        check(&kvasir, &text, &references, &format!("seed {seed}: {answers:?}, {broken} broken")).await;
     }
 }
 
 /// A service that falls silent mid-body: the load ends when computing is the better choice.
 #[tokio::test]
 async fn a_service_that_falls_silent_is_given_up() {
-    let (address, service) = start().await;
-    let client = client(address).await;
+    let server = start().await;
+    let kvasir = connect(&server).await;
     let text = tokens(TOKENS, 6);
-    client.store_kv(&text, &kv(&text), |_| ()).await.unwrap();
-    *service.faults.lock().unwrap() = vec![Fault::Stall(1000)];
+    save(&kvasir, &text).await;
+    server.fail(Fault::Stall(1000));
     let pages = Pages::toy(TOKENS);
     let quick = RecomputeModel::from_seconds(0.0, 2e-4, 0.0);
     let options = LoadOptions {
-        policy: Box::new(kvasir_client::fetcher::Progressive::new()),
-        ..LoadOptions::new(Duration::from_millis(100), quick)
+        policy: Box::new(Progressive::new()),
+        recompute: Some(quick),
+        ..Deadline::within(Duration::from_millis(100)).into()
     };
-    let plan = client.lookup(&text).await.unwrap();
-    let load = client.load(plan, [pages.table()], options).unwrap();
-    let report =
-        tokio::time::timeout(Duration::from_secs(10), load.report()).await.expect("bounded").unwrap();
-    assert_eq!(report.recompute, [TokenRange { start: 0, end: 767 }]);
+    let load = find(&kvasir, &text).await.load([pages.table()], options).unwrap();
+    let loaded = tokio::time::timeout(Duration::from_secs(10), load.finish()).await.expect("bounded");
+    assert_eq!(loaded.missing(), [range(0, TOKENS as u64)]);
 }

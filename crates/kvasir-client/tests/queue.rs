@@ -1,120 +1,127 @@
-//! Stores in the background.
+//! Saves in the background.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use common::{Fault, client, kv, start, tokens};
+use common::{Fault, builder, connect, find, kv, save, start, tokens};
 use kvasir_client::{
-    AdmissionPolicy, ChunkOutcome, DropPolicy, QueueConfig, StoreOptions, StoreOutcome, StoreQueue,
-    StoreRefusal, StoreTicket,
+    Kvasir, SaveTicket,
+    report::{ChunkOutcome, SaveOutcome, SaveRefusal},
+    tuning::{AdmissionPolicy, DropPolicy, QueueConfig},
 };
 
-async fn refusal(ticket: StoreTicket) -> StoreRefusal {
+async fn refusal(ticket: SaveTicket) -> SaveRefusal {
     match ticket.outcome().await {
-        StoreOutcome::Refused(refusal) => refusal,
+        SaveOutcome::Refused(refusal) => refusal,
         other => panic!("not refused: {other:?}"),
     }
 }
 
-fn of_class(class: &str) -> StoreOptions {
-    StoreOptions { class: class.into(), ..StoreOptions::default() }
+/// Offers the toy's cache of a text.
+async fn offer(kvasir: &Kvasir, text: &[u32]) -> SaveTicket {
+    kvasir.session(text).without_lookup().await.save(&kv(text), text.len())
 }
 
 #[tokio::test]
 async fn what_is_offered_is_stored_and_found_again() {
-    let (address, service) = start().await;
-    let client = client(address).await;
-    let queue = StoreQueue::new(client.clone(), QueueConfig::default());
+    let server = start().await;
+    let kvasir = connect(&server).await;
     let text = tokens(700, 1);
-    let cache = kv(&text);
-    let first = queue.store(&text[..512], &cache.slice(0..512), StoreOptions::default());
-    let grown = StoreOptions { stored_tokens: 512, ..StoreOptions::default() };
-    let second = queue.store_shared(&text, Arc::new(cache), grown);
-    assert!(matches!(first.outcome().await, StoreOutcome::Stored(report) if report.chunks.len() == 2));
-    let StoreOutcome::Stored(report) = second.outcome().await else { panic!("stored") };
-    let there = |c: &kvasir_client::ChunkStoreReport| c.outcome == ChunkOutcome::AlreadyThere;
-    assert_eq!(report.chunks.iter().map(there).collect::<Vec<_>>(), [true, true, false]);
-    assert_eq!(client.lookup(&text).await.unwrap().matched_tokens(), 700);
+    let first = offer(&kvasir, &text[..512]).await;
+    let session = kvasir.session(&text).await;
+    let second = session.save_shared(Arc::new(kv(&text)), 700);
+    assert!(matches!(first.outcome().await, SaveOutcome::Saved(report) if report.chunks.len() == 2));
+    let SaveOutcome::Saved(report) = second.outcome().await else { panic!("saved") };
+    let there: Vec<_> = report.chunks.iter().map(|c| c.outcome == ChunkOutcome::AlreadyThere).collect();
+    assert_eq!(there, [true, true, false]);
+    assert_eq!(find(&kvasir, &text).await.matched_tokens(), 700);
     // What is stored already is not sent again.
-    let puts = *service.puts.lock().unwrap();
-    drop(queue.store(&text, &kv(&text), StoreOptions::default()));
-    queue.drain().await;
-    let stats = queue.stats();
-    assert_eq!((*service.puts.lock().unwrap(), stats.stored, stats.bytes, stats.waiting), (puts, 3, 0, 0));
+    let puts = server.puts();
+    offer(&kvasir, &text).await.in_background();
+    kvasir.drain().await;
+    let stats = kvasir.saves();
+    assert_eq!((server.puts(), stats.saved, stats.bytes, stats.waiting), (puts, 3, 0, 0));
 }
 
 #[tokio::test]
 async fn only_what_is_likely_to_be_reused_is_admitted() {
-    let (address, _service) = start().await;
+    let server = start().await;
     let admission = AdmissionPolicy {
         tokens_min: 300,
-        classes: Some(BTreeSet::from(["chat".to_owned()])),
+        classes: Some(BTreeSet::from(["chat".parse().unwrap()])),
         kl_beneath_max: Some(0.01),
     };
-    let queue = StoreQueue::new(client(address).await, QueueConfig { admission, ..QueueConfig::default() });
+    let config = QueueConfig { admission, ..QueueConfig::default() };
+    let kvasir = builder(&server).save_queue(config).connect().await.unwrap();
     let text = tokens(400, 2);
     let cache = kv(&text);
-    let short = queue.store(&text[..256], &cache.slice(0..256), of_class("chat"));
-    assert_eq!(refusal(short).await, StoreRefusal::TooShort { tokens: 256, tokens_min: 300 });
-    assert_eq!(refusal(queue.store(&text, &cache, of_class("batch"))).await, StoreRefusal::Class);
-    let lossy = StoreOptions { kl_beneath: 0.02, ..of_class("chat") };
-    assert!(matches!(refusal(queue.store(&text, &cache, lossy)).await, StoreRefusal::KlBeneath { .. }));
-    assert!(matches!(queue.store(&text, &cache, of_class("chat")).outcome().await, StoreOutcome::Stored(_)));
-    assert_eq!((queue.stats().refused, queue.stats().stored), (3, 1));
+    let chat = kvasir.session(&text).class("chat".parse().unwrap()).await;
+    let short = chat.save(&cache, 256);
+    assert_eq!(refusal(short).await, SaveRefusal::TooShort { tokens: 256, tokens_min: 300 });
+    let batch = kvasir.session(&text).class("batch".parse().unwrap()).await;
+    assert_eq!(refusal(batch.save(&cache, 400)).await, SaveRefusal::Class);
+    assert_eq!(refusal(kvasir.session(&text).await.save(&cache, 400)).await, SaveRefusal::Class);
+    assert!(matches!(chat.save(&cache, 400).outcome().await, SaveOutcome::Saved(_)));
+    chat.reused(0.02);
+    assert!(matches!(refusal(chat.save(&cache, 400)).await, SaveRefusal::KlBeneath { .. }));
+    assert_eq!((kvasir.saves().refused, kvasir.saves().saved), (4, 1));
 }
 
 #[tokio::test]
 async fn a_full_queue_drops_by_its_policy_and_says_so() {
-    let (address, _service) = start().await;
-    let client = client(address).await;
+    let server = start().await;
     let texts: Vec<Vec<u32>> = (0..4).map(|i| tokens(256, 30 + i)).collect();
     for policy in [DropPolicy::Oldest, DropPolicy::Newest] {
         let config = QueueConfig { jobs_max: 2, drop_policy: policy, ..QueueConfig::default() };
-        let queue = StoreQueue::new(client.clone(), config);
+        let kvasir = builder(&server).save_queue(config).connect().await.unwrap();
+        let mut sessions = Vec::new();
+        for text in &texts {
+            sessions.push(kvasir.session(text).without_lookup().await);
+        }
         // Nothing is awaited between the offers, so the worker cannot take one: two wait, two find it full.
         let tickets: Vec<_> =
-            texts.iter().map(|text| queue.store(text, &kv(text), StoreOptions::default())).collect();
+            sessions.iter().zip(&texts).map(|(session, text)| session.save(&kv(text), 256)).collect();
         let mut kept = Vec::new();
         for ticket in tickets {
-            kept.push(matches!(ticket.outcome().await, StoreOutcome::Stored(_)));
+            kept.push(matches!(ticket.outcome().await, SaveOutcome::Saved(_)));
         }
         let expected = match policy {
             DropPolicy::Oldest => [false, false, true, true],
             DropPolicy::Newest => [true, true, false, false],
         };
         assert_eq!(kept, expected, "{policy:?}");
-        assert_eq!((queue.stats().dropped, queue.stats().bytes), (2, 0));
+        assert_eq!((kvasir.saves().dropped, kvasir.saves().bytes), (2, 0));
     }
     // One job that is larger than all the memory there is.
-    let queue = StoreQueue::new(client, QueueConfig { bytes_max: 1000, ..QueueConfig::default() });
-    let ticket = queue.store(&texts[0], &kv(&texts[0]), StoreOptions::default());
-    assert_eq!(refusal(ticket).await, StoreRefusal::QueueFull);
+    let config = QueueConfig { bytes_max: 1000, ..QueueConfig::default() };
+    let kvasir = builder(&server).save_queue(config).connect().await.unwrap();
+    assert_eq!(refusal(offer(&kvasir, &texts[0]).await).await, SaveRefusal::QueueFull);
 }
 
 #[tokio::test]
-async fn an_interrupted_store_is_resumed_where_it_stopped() {
-    let (address, service) = start().await;
-    let client = client(address).await;
+async fn an_interrupted_save_is_resumed_where_it_stopped() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
     let text = tokens(512, 4);
-    client.store_kv(&text[..256], &kv(&text[..256]), |_| ()).await.unwrap();
+    save(&kvasir, &text[..256]).await;
     // More failures than one request retries.
-    service.faults.lock().unwrap().push(Fault::PutUnavailable(5));
-    let queue = StoreQueue::new(client, QueueConfig::default());
-    let outcome = queue.store(&text, &kv(&text), StoreOptions::default()).outcome().await;
-    let StoreOutcome::Stored(report) = outcome else { panic!("{outcome:?}") };
+    server.fail(Fault::PutUnavailable(5));
+    let outcome = offer(&kvasir, &text).await.outcome().await;
+    let SaveOutcome::Saved(report) = outcome else { panic!("{outcome:?}") };
     assert_eq!(report.chunks[0].outcome, ChunkOutcome::AlreadyThere);
-    assert_eq!(queue.stats().resumed, 1);
-    assert_eq!(*service.puts.lock().unwrap(), 2, "each chunk was stored once");
+    assert_eq!(kvasir.saves().resumed, 1);
+    assert_eq!(server.puts(), 2, "each chunk was stored once");
 }
 
 #[tokio::test]
-async fn dropping_the_queue_ends_what_waits() {
-    let (address, _service) = start().await;
-    let queue = StoreQueue::new(client(address).await, QueueConfig::default());
+async fn dropping_the_connection_ends_what_waits() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
     let text = tokens(256, 5);
-    let ticket = queue.store(&text, &kv(&text), StoreOptions::default());
-    drop(queue);
-    assert_eq!(refusal(ticket).await, StoreRefusal::Closed);
+    let session = kvasir.session(&text).without_lookup().await;
+    let ticket = session.save(&kv(&text), 256);
+    drop((session, kvasir));
+    assert_eq!(refusal(ticket).await, SaveRefusal::Closed);
 }

@@ -18,6 +18,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod calibration;
 mod error;
 pub mod limits;
 pub mod logits;
@@ -25,11 +26,11 @@ mod model;
 pub mod openai;
 pub mod paged;
 pub mod quality;
-pub mod remote;
 pub mod serving;
 mod tokenizer;
 pub mod training;
 
+pub use calibration::calibrate;
 pub use error::{ConfigError, EngineError, PagedError};
 pub use logits::Logits;
 pub use model::{LlamaConfig, Model, Observer, Sampling, StepItem, TINY_PROFILE, Unobserved};

@@ -12,8 +12,9 @@ use std::{cell::Cell, collections::BTreeMap, path::PathBuf, sync::Arc, time::Dur
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use kvasir_client::{
-    BlockTable, Client, ClientConfig, KvClient, PageRef, PageRows, PageStore, StoreOptions,
-    fetcher::{Fixed, RecomputeModel},
+    Kvasir,
+    pages::{BlockTable, PageRef, PageRows, PageStore},
+    tuning::LoadOptions,
 };
 use kvasir_codec::{KvBuffer, Profile};
 use kvasir_plot::{Bar, Bars, Page, number};
@@ -154,30 +155,30 @@ async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<En
     let address = cluster.replicas[0].address;
     let tokens: Vec<u32> = (0..arguments.tokens as u32).collect();
     let connect = async |address: std::net::SocketAddr| {
-        let client = Client::new(format!("http://{address}").parse()?, ClientConfig::default())?;
-        let kv = KvClient::connect(client, Arc::clone(spec), "link".parse()?, Arc::clone(&profile)).await?;
-        anyhow::Ok(kv.with_recompute_model(RecomputeModel::from_seconds(100.0, 1.0, 0.0)))
+        let builder = Kvasir::builder(format!("http://{address}"))
+            .model(Arc::clone(spec), Arc::clone(&profile))
+            .namespace("link");
+        anyhow::Ok(builder.connect().await?)
     };
-    let stored = connect(address).await?;
-    stored.store_kv_with(&tokens, &SyntheticKv, &StoreOptions::default(), |_| ()).await?;
+    let kvasir = connect(address).await?;
+    let session = kvasir.session(&tokens).without_lookup().await;
+    session.save_now(&SyntheticKv, tokens.len(), |_| ()).await?;
     let mut rows = Vec::new();
     for level in 0..profile.level_count() {
         let bytes = Cell::new(0);
         let took = median(arguments.rounds, async || {
             let shaped = ShapedLink::start(address, link(arguments.mbps)?).await?;
-            let kv = connect(shaped.address()).await?;
+            let kvasir = connect(shaped.address()).await?;
             let pages = 0..arguments.tokens.div_ceil(PAGE_TOKENS) as u32;
             let pages: Vec<_> = pages.map(|index| PageRef { index, generation: 0 }).collect();
             let table = BlockTable::new(Arc::new(DiscardingPages), pages, PAGE_TOKENS)?;
             shaped.restart();
             let begun = tokio::time::Instant::now();
-            let plan = kv.lookup(&tokens).await?;
-            ensure!(plan.matched_tokens() + 1 >= tokens.len() as u64, "{} found", plan.matched_tokens());
-            let mut options = kv.options(Duration::from_secs(120));
-            options.policy = Box::new(Fixed::new(Level(level as u8)).without_giving_up());
-            let report = kv.load(plan, [table], options)?.report().await.context("a report")?;
-            ensure!(report.loaded_tokens() + 1 >= tokens.len() as u64, "{} loaded", report.loaded_tokens());
-            bytes.set(report.bytes);
+            let session = kvasir.session(&tokens).await;
+            let options = LoadOptions { last_token: false, ..LoadOptions::at_level(Level(level as u8)) };
+            let loaded = session.load([table], options)?.finish().await;
+            ensure!(loaded.loaded_tokens() + 1 >= tokens.len() as u64, "{} loaded", loaded.loaded_tokens());
+            bytes.set(loaded.report().context("a report")?.bytes);
             Ok(begun.elapsed())
         });
         let (name, took) = (format!("kvasir level {level}"), took.await?);

@@ -12,9 +12,9 @@ use std::{
 
 use anyhow::Result;
 use kvasir_client::{
-    BearerToken, BlockTable, Client, ClientConfig, KvClient, PageRef, PageRows, PageStore, Rows,
-    StoreOptions,
-    fetcher::{Fixed, RecomputeModel},
+    Deadline, Error, Kvasir, Session,
+    pages::{BlockTable, PageRef, PageRows, PageStore, Rows},
+    tuning::{LoadOptions, RecomputeModel},
 };
 use kvasir_codec::{KvBuffer, KvSource, Profile};
 use kvasir_train::{Recipe, TrainingContext, train};
@@ -104,7 +104,7 @@ impl PageStore for VerifyingPages {
 
 /// What replays share.
 pub(crate) struct Engine {
-    kv: KvClient,
+    kvasir: Kvasir,
     layers: usize,
     /// Tokens that were asked for and loaded, and bytes stored.
     asked: AtomicU64,
@@ -123,14 +123,15 @@ fn profile(layers: usize) -> Result<Arc<Profile>> {
 impl Engine {
     /// Registers model and profile.
     pub(crate) async fn connect(url: &str, token: Option<&str>, layers: usize) -> Result<Arc<Self>> {
-        let token = token.map(BearerToken::new).transpose()?;
-        let client = Client::new(url.parse()?, ClientConfig { token, ..ClientConfig::default() })?;
-        let kv =
-            KvClient::connect(client, Arc::new(spec(layers)), "load-test".parse()?, profile(layers)?).await?;
+        let mut builder = Kvasir::builder(url).model(spec(layers), profile(layers)?).namespace("load-test");
+        if let Some(token) = token {
+            builder = builder.token(token);
+        }
         // An engine on which computing never pays: what is stored is loaded.
-        let kv = kv.with_recompute_model(RecomputeModel::from_seconds(10.0, 0.1, 0.0));
+        let builder = builder.recompute_model(RecomputeModel::from_seconds(10.0, 0.1, 0.0));
+        let kvasir = builder.connect().await?;
         let zero = || AtomicU64::new(0);
-        Ok(Arc::new(Self { kv, layers, asked: zero(), loaded: zero(), stored_bytes: zero() }))
+        Ok(Arc::new(Self { kvasir, layers, asked: zero(), loaded: zero(), stored_bytes: zero() }))
     }
 
     /// What replays came to, by name.
@@ -147,16 +148,15 @@ impl Engine {
 
     /// A prompt: what is stored is loaded and checked, the rest "computed" and stored.
     pub(crate) async fn prompt(&self, tokens: Vec<u32>) -> Result<Completion, Failure> {
-        let failed = |error: kvasir_client::ClientError| Failure::new(cause(&error));
-        let plan = self.kv.lookup(&tokens).await.map_err(failed)?;
-        let found = plan.matched_tokens() as usize;
+        let failed = |error: Error| Failure::new(cause(&error));
+        let session = self.look_up(&tokens).await?;
+        let found = session.matched_tokens() as usize;
         let mut bytes = 0;
         if found > 1 {
-            bytes += self.load(plan, &tokens).await?;
+            bytes += self.load(&session).await?;
         }
-        let options = StoreOptions { stored_tokens: found, ..StoreOptions::default() };
         let source = ComputedKv(&tokens);
-        let report = self.kv.store_kv_with(&tokens, &source, &options, |_| ()).await.map_err(failed)?;
+        let report = session.save_now(&source, tokens.len(), |_| ()).await.map_err(failed)?;
         self.asked.fetch_add(tokens.len() as u64, Ordering::Relaxed);
         self.loaded.fetch_add(found as u64, Ordering::Relaxed);
         self.stored_bytes.fetch_add(report.bytes(), Ordering::Relaxed);
@@ -166,28 +166,34 @@ impl Engine {
     /// Whether a prompt that was acknowledged is still there, but for what the client does not store by design, and every row of it
     /// right.
     pub(crate) async fn check(&self, tokens: &[u32]) -> Result<u64, Failure> {
-        let failed = |error: kvasir_client::ClientError| Failure::new(cause(&error));
-        let plan = self.kv.lookup(tokens).await.map_err(failed)?;
-        let found = plan.matched_tokens() as usize;
+        let session = self.look_up(tokens).await?;
+        let found = session.matched_tokens() as usize;
         if found + NOT_STORED_MAX <= tokens.len() {
             return Err(Failure::new("not found"));
         }
-        if found > 1 { self.load(plan, tokens).await } else { Ok(0) }
+        if found > 1 { self.load(&session).await } else { Ok(0) }
     }
 
-    /// Loads a plan into pages that check every row.
-    async fn load(&self, plan: kvasir_client::LoadPlan, tokens: &[u32]) -> Result<u64, Failure> {
-        let matched = plan.matched_tokens().min(tokens.len() as u64 - 1);
+    async fn look_up(&self, tokens: &[u32]) -> Result<Session, Failure> {
+        let mut session = self.kvasir.session(tokens).without_lookup().await;
+        session.lookup().await.map_err(|error| Failure::new(cause(&error)))?;
+        Ok(session)
+    }
+
+    /// Loads what a session matches into pages that check every row.
+    async fn load(&self, session: &Session) -> Result<u64, Failure> {
+        let tokens = session.tokens();
+        let matched = session.matched_tokens().min(tokens.len() as u64 - 1);
         let pages = Arc::new(VerifyingPages { tokens: tokens.to_vec(), rows: 0.into(), wrong: 0.into() });
         let refs =
             (0..tokens.len().div_ceil(PAGE_TOKENS) as u32).map(|index| PageRef { index, generation: 0 });
         let store: Arc<dyn PageStore> = Arc::<VerifyingPages>::clone(&pages);
-        let failed = |error: kvasir_client::ClientError| Failure::new(cause(&error));
+        let failed = |error: Error| Failure::new(cause(&error));
         let table = BlockTable::new(store, refs.collect::<Vec<_>>(), PAGE_TOKENS).map_err(failed)?;
-        let mut options = self.kv.options(SLO);
-        options.policy = Box::new(Fixed::new(Level(u8::MAX)).without_giving_up());
-        let load = self.kv.load(plan, [table], options).map_err(failed)?;
-        let report = load.report().await.ok_or_else(|| Failure::new("a load without an end"))?;
+        let deadline = Deadline::within(SLO);
+        let options = LoadOptions { deadline, last_token: false, ..LoadOptions::at_level(Level(u8::MAX)) };
+        let loaded = session.load([table], options).map_err(failed)?.finish().await;
+        let report = loaded.into_report().ok_or_else(|| Failure::new("a load without an end"))?;
         let (rows, wrong) = (pages.rows.load(Ordering::Relaxed), pages.wrong.load(Ordering::Relaxed));
         if wrong > 0 {
             return Err(Failure::wrong(format!("{wrong} of {rows} rows are wrong")));
@@ -205,11 +211,11 @@ impl Engine {
 }
 
 /// A bounded number of causes.
-fn cause(error: &kvasir_client::ClientError) -> String {
+fn cause(error: &Error) -> String {
     match error {
-        kvasir_client::ClientError::Api(error) => format!("{} {}", error.status, error.code),
-        kvasir_client::ClientError::Transport(_) => "connection broke".into(),
-        kvasir_client::ClientError::Protocol { .. } => "an answer that makes no sense".into(),
+        Error::Api(error) => format!("{} {}", error.status, error.code),
+        Error::Transport(_) => "connection broke".into(),
+        Error::Protocol { .. } => "an answer that makes no sense".into(),
         _ => "client".into(),
     }
 }

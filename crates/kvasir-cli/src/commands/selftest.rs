@@ -11,7 +11,12 @@ use std::{
 };
 
 use clap::Args;
-use kvasir_client::{Client, KvClient, LoadOptions, LoadPlan, fetcher::Fixed, fetcher::RecomputeModel};
+use kvasir_client::{
+    Kvasir, Session,
+    pages::HostPages,
+    rest::Client,
+    tuning::{LoadOptions, RecomputeModel},
+};
 use kvasir_codec::{KvBuffer, Profile};
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Reuse, Rope, SeqHash};
@@ -21,7 +26,7 @@ use crate::{
     error::{CliError, CliResult, Exit},
     output::print_json,
     progress::Step,
-    service::{ServiceArguments, client, client_error, connect, runtime},
+    service::{ServiceArguments, client, client_error, connection, runtime},
 };
 
 /// Tokens of the chunk: the shortest there is.
@@ -78,21 +83,22 @@ pub(crate) fn run(arguments: &SelftestArguments) -> CliResult {
     let mut timings = Timings::default();
     let bytes = runtime()?.block_on(async {
         timings.of("ready", ready(&client, patience)).await?;
-        let kv = connect(&arguments.service, &sample.spec, &sample.profile).await?;
-        let kv = kv.with_chunk_tokens(TOKENS).map_err(client_error)?;
-        let (chunk, bytes) = timings.of("put", put(&kv, &sample)).await?;
+        let builder = connection(&arguments.service, &sample.spec, &sample.profile)?.chunk_tokens(TOKENS);
+        let kvasir = builder.connect().await.map_err(client_error)?;
+        let (chunk, bytes) = timings.of("put", put(&kvasir, &sample)).await?;
         let tested = async {
-            let plan = timings.of("lookup", matched(&kv, &sample.tokens, TOKENS as u64, patience)).await?;
-            timings.of("get", get(&kv, &plan, &sample)).await
+            let found =
+                timings.of("lookup", matched(&kvasir, &sample.tokens, TOKENS as u64, patience)).await?;
+            timings.of("get", get(&found, &sample)).await
         }
         .await;
         if arguments.keep {
             return tested.map(|()| bytes);
         }
         // Removed whether it came back or not; what went wrong first is what is told.
-        let removed = timings.of("delete", delete(&client, &kv, chunk)).await;
+        let removed = timings.of("delete", delete(&kvasir, chunk)).await;
         tested.and(removed)?;
-        timings.of("gone", matched(&kv, &sample.tokens, 0, patience)).await?;
+        timings.of("gone", matched(&kvasir, &sample.tokens, 0, patience)).await?;
         Ok::<_, CliError>(bytes)
     })?;
     if !arguments.json {
@@ -161,9 +167,9 @@ async fn ready(client: &Client, patience: Duration) -> CliResult {
     }
 }
 
-async fn put(kv: &KvClient, sample: &Sample) -> CliResult<(SeqHash, u64)> {
-    kv.client().put_profile(&kv.model_id(), sample.profile.to_bytes()).await.map_err(client_error)?;
-    let report = kv.store_kv(&sample.tokens, &sample.kv, |_| {}).await.map_err(client_error)?;
+async fn put(kvasir: &Kvasir, sample: &Sample) -> CliResult<(SeqHash, u64)> {
+    let session = kvasir.session(&sample.tokens).without_lookup().await;
+    let report = session.save_now(&sample.kv, TOKENS, |_| {}).await.map_err(client_error)?;
     match report.chunks.first() {
         Some(chunk) if report.bytes() > 0 => Ok((chunk.seq_hash, report.bytes())),
         _ => Err(wrong("random tokens were said to be stored already")),
@@ -171,13 +177,13 @@ async fn put(kv: &KvClient, sample: &Sample) -> CliResult<(SeqHash, u64)> {
 }
 
 /// Waits until a lookup matches as many tokens as it should: other replicas may need a moment.
-async fn matched(kv: &KvClient, tokens: &[u32], expected: u64, patience: Duration) -> CliResult<LoadPlan> {
+async fn matched(kvasir: &Kvasir, tokens: &[u32], expected: u64, patience: Duration) -> CliResult<Session> {
     let started = Instant::now();
+    let mut session = kvasir.session(tokens).without_lookup().await;
     loop {
-        let plan = kv.lookup(tokens).await.map_err(client_error)?;
-        let found = plan.matched_tokens();
+        let found = session.lookup().await.map_err(client_error)?;
         if found == expected {
-            return Ok(plan);
+            return Ok(session);
         }
         if started.elapsed() >= patience {
             return Err(wrong(&format!("a lookup matches {found} tokens where {expected} are stored")));
@@ -186,21 +192,21 @@ async fn matched(kv: &KvClient, tokens: &[u32], expected: u64, patience: Duratio
     }
 }
 
-async fn get(kv: &KvClient, plan: &LoadPlan, sample: &Sample) -> CliResult {
-    // Nobody would compute this: computing is unattractive, and what is loaded saves no GPU anything.
+async fn get(found: &Session, sample: &Sample) -> CliResult {
+    let pages = HostPages::new(&sample.spec, TOKENS, TOKENS).map_err(client_error)?;
+    // Nobody would compute this: what is loaded saves no GPU anything.
     let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
-    let mut options = LoadOptions::new(Duration::from_secs(60), never);
-    options.policy = Box::new(Fixed::new(finest(&sample.profile)));
-    let mut got = KvBuffer::new(&sample.spec, sample.tokens.len());
-    let report = kv.get_kv(plan, options, &mut got).await.map_err(client_error)?;
-    if let Some(failure) = report.failures.first() {
+    let options = LoadOptions { recompute: Some(never), ..LoadOptions::at_level(finest(&sample.profile)) };
+    let loaded = found.load([pages.table()], options).map_err(client_error)?.finish().await;
+    if let Some(failure) = loaded.report().and_then(|report| report.failures.first()) {
         return Err(wrong(&format!("the chunk does not load: {}", failure.error)));
     }
+    let got = KvBuffer::from_source(&sample.spec, TOKENS, &*pages);
     if got == sample.kv { Ok(()) } else { Err(wrong("what came back is not what was stored")) }
 }
 
-async fn delete(client: &Client, kv: &KvClient, chunk: SeqHash) -> CliResult {
-    client.delete_chunk(&kv.model_id(), &chunk).await.map_err(client_error)
+async fn delete(kvasir: &Kvasir, chunk: SeqHash) -> CliResult {
+    kvasir.rest().delete_chunk(&kvasir.model_id(), &chunk).await.map_err(client_error)
 }
 
 fn wrong(message: &str) -> CliError {

@@ -156,7 +156,7 @@ fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
     let below_top = Level(coder.profile.top_level().0.saturating_sub(1));
     shaped.restart();
     costs.learn_rate(&runtime, &engine, (&model, tokens), below_top)?;
-    let loaded = path::load(&runtime, &shaped, &engine, (&model, &coder), tokens, (slo, &costs))?;
+    let loaded = path::load(&runtime, &shaped, &engine, &model, tokens, (slo, &costs))?;
     step.done(&format!(
         "{} fetched, first token after {} ms",
         bytes(loaded.report.bytes),
@@ -326,7 +326,7 @@ fn summarise(found: Findings<'_>) -> CliResult<(Outcome, Evidence)> {
 }
 
 fn chunk_events(loaded: &Loaded, looked_up: Duration) -> Vec<ChunkEvent> {
-    let event = |chunk: &kvasir_client::ChunkReport| ChunkEvent {
+    let event = |chunk: &kvasir_client::report::ChunkReport| ChunkEvent {
         level: chunk.level.map(|l| l.0),
         bytes: chunk.bytes,
         from: looked_up + chunk.started.unwrap_or_default(),

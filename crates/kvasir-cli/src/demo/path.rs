@@ -8,25 +8,23 @@ use std::{
 };
 
 use kvasir_client::{
-    KvClient, LoadOptions, LoadReport, StoreReport,
-    fetcher::{ByteRate, DecodeModel, EstimatorKind, Fixed, RecomputeModel},
+    Deadline, Kvasir,
+    report::{LoadReport, SaveReport},
+    tuning::{ByteRate, DecodeModel, EstimatorKind, LoadOptions, RecomputeModel},
 };
 use kvasir_codec::{CpuDecoder, CpuEncoder, Profile};
 use kvasir_engine::{Model, PagedKv};
 
 use kvasir_replay::link::{LinkOptions, ShapedLink};
 use kvasir_server::{Config, RunError, listen, run};
-use kvasir_types::{Level, Name};
+use kvasir_types::Level;
 use tokio::{runtime::Runtime, sync::oneshot, task::JoinHandle};
 use url::Url;
 
-use super::{
-    baseline::{first_token, into_pages},
-    text::CHUNK_TOKENS,
-};
+use super::{baseline::first_token, text::CHUNK_TOKENS};
 use crate::{
     error::{CliError, CliResult, Exit},
-    service::{CredentialArguments, client_at, client_error},
+    service::{CredentialArguments, client_config, client_error, look_up},
     shipped::engine_error,
 };
 
@@ -99,8 +97,6 @@ impl Service {
 pub(crate) struct Coder {
     /// The profile.
     pub(crate) profile: Arc<Profile>,
-    /// Its file.
-    pub(crate) file: &'static [u8],
     /// Encoder.
     pub(crate) encoder: Arc<CpuEncoder>,
     /// Decoder.
@@ -110,12 +106,11 @@ pub(crate) struct Coder {
 impl Coder {
     /// The profile that ships with the model.
     pub(crate) fn shipped(model: &Model) -> CliResult<Self> {
-        let file = kvasir_engine::TINY_PROFILE;
-        let profile = Arc::new(Profile::from_bytes(file).map_err(CliError::internal)?);
+        let profile = Arc::new(Profile::from_bytes(kvasir_engine::TINY_PROFILE).map_err(CliError::internal)?);
         let spec = model.spec();
         let encoder = CpuEncoder::new(Arc::clone(spec), Arc::clone(&profile)).map_err(CliError::internal)?;
         let decoder = CpuDecoder::new(Arc::clone(spec), Arc::clone(&profile)).map_err(CliError::internal)?;
-        Ok(Self { profile, file, encoder: Arc::new(encoder), decoder: Arc::new(decoder) })
+        Ok(Self { profile, encoder: Arc::new(encoder), decoder: Arc::new(decoder) })
     }
 }
 
@@ -130,30 +125,28 @@ pub(crate) struct Login<'a> {
 }
 
 /// Connects as an engine does when it starts: model, namespace, profile.
-pub(crate) fn connect(runtime: &Runtime, address: SocketAddr, login: &Login<'_>) -> CliResult<KvClient> {
+pub(crate) fn connect(runtime: &Runtime, address: SocketAddr, login: &Login<'_>) -> CliResult<Kvasir> {
     let Login { credential, coder, model } = login;
-    let url = Url::parse(&format!("http://{address}")).map_err(CliError::internal)?;
-    let namespace: Name = "demo".parse().map_err(CliError::internal)?;
-    let client = client_at(url, credential)?;
-    runtime.block_on(async {
-        let (encoder, decoder) = (Arc::clone(&coder.encoder), Arc::clone(&coder.decoder));
-        let kv = KvClient::new(client, Arc::clone(model.spec()), namespace, encoder, decoder)
-            .await
-            .and_then(|kv| kv.with_chunk_tokens(CHUNK_TOKENS))
-            .map_err(client_error)?;
-        kv.client().put_profile(&kv.model_id(), coder.file.to_vec()).await.map_err(client_error)?;
-        Ok(kv)
-    })
+    let builder = Kvasir::builder(format!("http://{address}"))
+        .rest(client_config(credential)?)
+        .model(Arc::clone(model.spec()), Arc::clone(&coder.profile))
+        .namespace("demo")
+        .chunk_tokens(CHUNK_TOKENS);
+    runtime.block_on(builder.connect()).map_err(client_error)
 }
 
 /// Encodes and stores a context.
 pub(crate) fn store(
     runtime: &Runtime,
-    client: &KvClient,
+    kvasir: &Kvasir,
     tokens: &[u32],
     kv: &PagedKv,
-) -> CliResult<StoreReport> {
-    runtime.block_on(client.store_kv(tokens, kv, |_| ())).map_err(client_error)
+) -> CliResult<SaveReport> {
+    let save = async {
+        let session = kvasir.session(tokens).without_lookup().await;
+        session.save_now(kv, tokens.len(), |_| ()).await
+    };
+    runtime.block_on(save).map_err(client_error)
 }
 
 /// What an engine knows from the loads before: how fast it computes, decodes and receives.
@@ -172,16 +165,16 @@ impl Costs {
     /// Measures decoding by loading the context once, at the finest level and without a shaped link.
     pub(crate) fn measure(
         runtime: &Runtime,
-        client: &KvClient,
+        kvasir: &Kvasir,
         (model, tokens): (&Model, &[u32]),
         prefill: Duration,
         top: Level,
     ) -> CliResult<Self> {
         let recompute = RecomputeModel::from_seconds(0.0, prefill.as_secs_f64() / tokens.len() as f64, 0.0);
-        let (mut kv, report) = load_fixed(runtime, client, (model, tokens), &recompute, top)?;
+        let mut kv = load_fixed(runtime, kvasir, (model, tokens), &recompute, top)?;
         let started = Instant::now();
         first_token(model, &mut kv, tokens)?;
-        Ok(Self { recompute, decode: report.decode_model, step: started.elapsed(), rate: None })
+        Ok(Self { recompute, decode: kvasir.costs().decode, step: started.elapsed(), rate: None })
     }
 
     /// Learns what the link brings, from a load at `level` over it. The coarsest is too short to tell bandwidth from
@@ -189,12 +182,12 @@ impl Costs {
     pub(crate) fn learn_rate(
         &mut self,
         runtime: &Runtime,
-        client: &KvClient,
+        kvasir: &Kvasir,
         (model, tokens): (&Model, &[u32]),
         level: Level,
     ) -> CliResult {
-        let (_, report) = load_fixed(runtime, client, (model, tokens), &self.recompute, level)?;
-        self.rate = report.rate();
+        load_fixed(runtime, kvasir, (model, tokens), &self.recompute, level)?;
+        self.rate = kvasir.costs().rate;
         Ok(())
     }
 }
@@ -202,20 +195,27 @@ impl Costs {
 /// Loads the whole context at one level, however long it takes.
 fn load_fixed(
     runtime: &Runtime,
-    client: &KvClient,
+    kvasir: &Kvasir,
     (model, tokens): (&Model, &[u32]),
     recompute: &RecomputeModel,
     level: Level,
-) -> CliResult<(PagedKv, LoadReport)> {
-    let mut options = LoadOptions::new(Duration::from_secs(60), recompute.clone());
-    options.policy = Box::new(Fixed::new(level));
-    let mut report = None;
-    let kv = into_pages(model, tokens.len(), |sink| {
-        let load = async { client.get_kv(&client.lookup(tokens).await?, options, sink).await };
-        report = Some(runtime.block_on(load).map_err(client_error)?);
-        Ok(())
+) -> CliResult<PagedKv> {
+    let options = LoadOptions { recompute: Some(recompute.clone()), ..LoadOptions::at_level(level) };
+    let mut kv = model.new_kv().map_err(engine_error)?;
+    kv.reserve(tokens.len()).map_err(CliError::internal)?;
+    let table = kv.load_table().map_err(CliError::internal)?;
+    runtime.block_on(async {
+        let session = look_up(kvasir, tokens).await?;
+        let loaded = session.load([table], options).map_err(client_error)?.finish().await;
+        match loaded.missing().first() {
+            Some(range) => {
+                Err(CliError::internal(format!("tokens {}..{} were not loaded", range.start, range.end)))
+            }
+            None => Ok(()),
+        }
     })?;
-    Ok((kv, report.ok_or_else(|| CliError::internal("nothing was loaded"))?))
+    kv.commit(tokens.len()).map_err(CliError::internal)?;
+    Ok(kv)
 }
 
 /// A load over the link, with the time of its parts.
@@ -236,38 +236,38 @@ pub(crate) struct Loaded {
 pub(crate) fn load(
     runtime: &Runtime,
     link: &ShapedLink,
-    client: &KvClient,
-    (model, coder): (&Model, &Coder),
+    kvasir: &Kvasir,
+    model: &Model,
     tokens: &[u32],
     (slo, costs): (Duration, &Costs),
 ) -> CliResult<Loaded> {
     let mut kv = model.new_kv().map_err(engine_error)?;
     kv.reserve(tokens.len()).map_err(CliError::internal)?;
     link.restart();
-    let started = Instant::now();
-    let plan = runtime.block_on(client.lookup(tokens)).map_err(client_error)?;
+    let (started, deadline) = (Instant::now(), Deadline::within(slo));
+    let session = runtime.block_on(look_up(kvasir, tokens))?;
     let looked_up = started.elapsed();
-    if plan.matched_tokens() != tokens.len() as u64 {
-        return Err(CliError::internal(format!(
-            "{} of {} tokens were found",
-            plan.matched_tokens(),
-            tokens.len()
-        )));
+    let found = session.matched_tokens();
+    if found != tokens.len() as u64 {
+        return Err(CliError::internal(format!("{found} of {} tokens were found", tokens.len())));
     }
-    let mut options = LoadOptions::new(slo.saturating_sub(looked_up), costs.recompute.clone());
-    options.suffix_time = costs.step;
-    options.decode = costs.decode.clone();
-    options.prior_rate = costs.rate;
-    // Chunks of 256 tokens are a few kilobytes at the coarsest level: a mean over such samples measures round trips.
-    options.estimator = EstimatorKind::LastChunk;
-    options.level_loss = coder.profile.levels().iter().map(|l| l.kl.map(f64::from)).collect();
-    let mut sink = kv.sink(0).map_err(CliError::internal)?;
-    let report = runtime.block_on(client.get_kv(&plan, options, &mut sink)).map_err(client_error)?;
-    sink.finish().map_err(CliError::internal)?;
+    let options = LoadOptions {
+        suffix_time: Some(costs.step),
+        recompute: Some(costs.recompute.clone()),
+        decode: Some(costs.decode.clone()),
+        rate: costs.rate,
+        // Chunks of 256 tokens are a few kilobytes at the coarsest level: a mean over such samples measures round trips.
+        estimator: EstimatorKind::LastChunk,
+        last_token: true,
+        ..deadline.into()
+    };
+    let table = kv.load_table().map_err(CliError::internal)?;
+    let loaded = runtime.block_on(async {
+        let load = session.load([table], options).map_err(client_error)?;
+        Ok::<_, CliError>(load.finish().await)
+    })?;
     let streamed = started.elapsed();
-    model
-        .complete_kv(&mut kv, tokens, plan.matched_tokens() as usize, &report.recompute)
-        .map_err(engine_error)?;
+    model.complete_kv(&mut kv, tokens, loaded.missing()).map_err(engine_error)?;
     let complete = started.elapsed();
     first_token(model, &mut kv, tokens)?;
     let ttft = started.elapsed();
@@ -277,7 +277,8 @@ pub(crate) fn load(
         ("recompute", complete - streamed),
         ("first token", ttft - complete),
     ];
-    let level_bytes = plan.chunks().iter().map(|c| c.level_bytes.clone()).collect();
+    let level_bytes = session.chunks().iter().map(|c| c.level_bytes.clone()).collect();
+    let report = loaded.into_report().ok_or_else(|| CliError::internal("a load without a report"))?;
     Ok(Loaded { kv, report, level_bytes, ttft, parts })
 }
 

@@ -1,5 +1,4 @@
 //! A toy model, so that the examples run without one: its "KV cache" is a function of the tokens.
-#![allow(dead_code, reason = "each example uses its part")]
 
 use std::{error::Error, sync::Arc};
 
@@ -23,8 +22,8 @@ pub(crate) fn spec() -> ModelSpec {
 }
 
 /// Some text.
-pub(crate) fn prompt(tokens: usize) -> Vec<u32> {
-    (0..tokens as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 7 & 31).collect()
+pub(crate) fn prompt(tokens: usize, seed: u32) -> Vec<u32> {
+    (0..tokens as u32).map(|i| (i + seed * 10_007).wrapping_mul(2_654_435_761) >> 7 & 31).collect()
 }
 
 /// What the model computes.
@@ -38,7 +37,7 @@ pub(crate) fn prefill(tokens: &[u32]) -> KvBuffer {
 
 /// A profile for it; a real one is trained once, with `kvasir profile train`.
 pub(crate) fn profile() -> Result<Arc<Profile>, Box<dyn Error>> {
-    let tokens = prompt(1024);
+    let tokens = prompt(1024, 0);
     let context = TrainingContext { kv: prefill(&tokens), tokens };
     Ok(Arc::new(train(&spec(), &[context], &Recipe::Direct, &mut |_, _| ())?))
 }

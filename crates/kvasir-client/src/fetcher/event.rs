@@ -31,6 +31,13 @@ pub enum FetcherEvent {
         /// How many arrived.
         bytes: u64,
     },
+    /// `bytes` more of a request were here already: another load had brought them. They say nothing of the link.
+    Found {
+        /// The request.
+        request: RequestId,
+        /// How many.
+        bytes: u64,
+    },
     /// A request is over. Only the bytes reported by [`FetcherEvent::Bytes`] count: a short answer is a failure.
     Completed {
         /// The request.

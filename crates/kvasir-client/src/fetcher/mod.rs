@@ -1,11 +1,11 @@
 //! The fetcher: a sans-IO core that decides, for every chunk of a load, which bytes to read and when to stop.
 //!
 //! [`Fetcher::on`] takes an [`FetcherEvent`] and the time since the load began, and answers with [`FetcherAction`]s. The tokio
-//! shell of [`KvClient`](crate::KvClient) and the simulator of `kvasir-lab` run this very core.
+//! shell of [`Session`](crate::Session) and the simulator of `kvasir-lab` run this very core.
 //!
 //! ```
 //! use std::time::Duration;
-//! use kvasir_client::fetcher::*;
+//! use kvasir_client::tuning::*;
 //! use kvasir_types::{Level, TokenRange};
 //!
 //! let chunk = PlannedChunk::with_default_loss(TokenRange { start: 0, end: 1536 }, vec![1_000_000, 2_000_000]);

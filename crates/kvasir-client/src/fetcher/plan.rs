@@ -22,9 +22,13 @@ impl PlannedChunk {
     /// A chunk whose losses are not known: each level is taken to divide the step by three, and a rung to be
     /// worth about a factor of three in KL (bitstream design, section 3).
     pub fn with_default_loss(tokens: TokenRange, level_bytes: Vec<u64>) -> Self {
-        let top = level_bytes.len().saturating_sub(1);
-        let loss = (0..level_bytes.len()).map(|l| 3e-4 * 3f64.powi((top - l) as i32)).collect();
+        let loss = Self::default_loss(level_bytes.len());
         Self { tokens, level_bytes, loss }
+    }
+
+    /// Losses of so many levels, where the profile does not say.
+    pub(crate) fn default_loss(levels: usize) -> Vec<f64> {
+        (1..=levels).rev().map(|from_top| 3e-4 * 3f64.powi(from_top as i32 - 1)).collect()
     }
 
     /// The finest level.

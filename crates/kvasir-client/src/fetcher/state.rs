@@ -59,6 +59,7 @@ impl LoadState {
             FetcherEvent::Start | FetcherEvent::Tick => {}
             FetcherEvent::Neighbours(neighbours) => self.neighbours = neighbours,
             FetcherEvent::Bytes { request, bytes } => self.on_bytes(request, bytes, now, actions),
+            FetcherEvent::Found { request, bytes } => self.on_found(request, bytes, now, actions),
             FetcherEvent::Completed { request } => self.on_end(request, now, false, actions),
             FetcherEvent::Failed { request, permanent } => self.on_end(request, now, permanent, actions),
             FetcherEvent::Decoded { chunk, took } => {

@@ -48,6 +48,22 @@ impl LoadState {
         self.withdraw_if_here(chunk, now, actions);
     }
 
+    /// Bytes were here already.
+    pub(super) fn on_found(
+        &mut self,
+        id: RequestId,
+        bytes: u64,
+        now: Duration,
+        actions: &mut Vec<FetcherAction>,
+    ) {
+        let Some(request) = self.requests.get(&id) else { return };
+        let chunk = request.chunk;
+        let state = &mut self.chunks[chunk];
+        state.have_bytes += bytes.min(request.end - state.have_bytes);
+        state.fetched = Some(now);
+        self.withdraw_if_here(chunk, now, actions);
+    }
+
     pub(super) fn on_end(
         &mut self,
         id: RequestId,

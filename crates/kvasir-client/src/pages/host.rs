@@ -10,7 +10,7 @@ use kvasir_codec::{KvSource, e4m3};
 use kvasir_types::{KvDtype, ModelSpec, Plane};
 
 use super::{BlockTable, PageRef, PageRows, PageStore, Shard, check_dtype};
-use crate::ClientError;
+use crate::Error;
 
 /// Pages in host memory, in the type of the model's cache: for tools, tests, and engines that have no pages of their own.
 /// What loads wrote is read through [`KvSource`], as f32.
@@ -44,10 +44,10 @@ impl HostPages {
     /// ([`Shard::part_of`]).
     ///
     /// # Errors
-    /// [`ClientError::Config`] for pages of no tokens, pages that no memory holds, and caches of 8-bit integers.
-    pub fn new(spec: &ModelSpec, page_tokens: usize, tokens: usize) -> Result<Arc<Self>, ClientError> {
+    /// [`Error::Config`] for pages of no tokens, pages that no memory holds, and caches of 8-bit integers.
+    pub fn new(spec: &ModelSpec, page_tokens: usize, tokens: usize) -> Result<Arc<Self>, Error> {
         check_dtype(spec)?;
-        let config = |what: &str| ClientError::Config { what: what.into() };
+        let config = |what: &str| Error::Config { what: what.into() };
         if page_tokens == 0 {
             return Err(config("a page holds at least one token"));
         }

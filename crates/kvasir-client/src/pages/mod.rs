@@ -7,7 +7,7 @@ mod table;
 
 use kvasir_types::{KvDtype, ModelSpec};
 
-use crate::ClientError;
+use crate::Error;
 
 pub use host::HostPages;
 pub use rows::{PageRows, Rows};
@@ -30,7 +30,7 @@ pub struct PageRef {
 ///
 /// ```
 /// use std::sync::Mutex;
-/// use kvasir_client::{PageRef, PageRows, PageStore};
+/// use kvasir_client::pages::{PageRef, PageRows, PageStore};
 ///
 /// /// Pages of 16 slots, of a model with one layer of 2 heads × 64 values in 16 bits: `[plane][slot][head][element]`.
 /// struct Pages(Mutex<Vec<(u64, Vec<u8>)>>);
@@ -62,11 +62,11 @@ pub trait PageStore: Send + Sync {
 /// Refuses models whose caches cannot be written into pages.
 ///
 /// # Errors
-/// [`ClientError::Config`] for caches of 8-bit integers.
-pub(crate) fn check_dtype(spec: &ModelSpec) -> Result<(), ClientError> {
+/// [`Error::Config`] for caches of 8-bit integers.
+pub(crate) fn check_dtype(spec: &ModelSpec) -> Result<(), Error> {
     match spec.kv_dtype {
         KvDtype::Bf16 | KvDtype::F16 | KvDtype::F32 | KvDtype::Fp8E4m3 => Ok(()),
-        KvDtype::Int8 => Err(ClientError::Config {
+        KvDtype::Int8 => Err(Error::Config {
             what: "an int8 cache cannot be loaded into pages, because the model's spec holds no scales for it: register \
                    the model with a cache of bf16, f16, f32 or fp8_e4m3, and quantise in the engine"
                 .into(),

@@ -68,7 +68,7 @@ impl Rows<'_> {
     }
 }
 
-/// What [`PageStore::write`](crate::PageStore::write) puts into one page: rows of one layer and plane, for consecutive heads and
+/// What [`PageStore::write`](crate::pages::PageStore::write) puts into one page: rows of one layer and plane, for consecutive heads and
 /// consecutive slots.
 #[derive(Debug, Clone, Copy)]
 pub struct PageRows<'a> {

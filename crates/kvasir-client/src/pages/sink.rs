@@ -178,7 +178,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::HostPages;
+    use crate::pages::HostPages;
     use kvasir_types::{KvLayout, LayerKv, Reuse};
 
     fn spec(kv_dtype: KvDtype) -> ModelSpec {
@@ -237,6 +237,6 @@ mod tests {
 
     #[test]
     fn int8_caches_are_refused() {
-        assert!(matches!(HostPages::new(&spec(KvDtype::Int8), 4, 8), Err(crate::ClientError::Config { .. })));
+        assert!(matches!(HostPages::new(&spec(KvDtype::Int8), 4, 8), Err(crate::Error::Config { .. })));
     }
 }

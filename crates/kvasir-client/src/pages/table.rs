@@ -8,7 +8,7 @@ use std::{
 use kvasir_types::{KvLayout, LayerKv, ModelSpec};
 
 use super::{PageRef, PageStore, TableSink};
-use crate::ClientError;
+use crate::Error;
 
 /// The part of a cache that one tensor- or pipeline-parallel rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,14 +78,14 @@ impl BlockTable {
     /// A table whose page `i` holds tokens `i × page_tokens ..` of the context.
     ///
     /// # Errors
-    /// [`ClientError::Config`] for pages of no tokens.
+    /// [`Error::Config`] for pages of no tokens.
     pub fn new(
         store: Arc<dyn PageStore>,
         pages: impl Into<Arc<[PageRef]>>,
         page_tokens: usize,
-    ) -> Result<Self, ClientError> {
+    ) -> Result<Self, Error> {
         if page_tokens == 0 {
-            return Err(ClientError::Config { what: "a page holds at least one token".into() });
+            return Err(Error::Config { what: "a page holds at least one token".into() });
         }
         Ok(Self { store, pages: pages.into(), page_tokens, shard: Shard::ALL })
     }

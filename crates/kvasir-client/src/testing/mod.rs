@@ -1,7 +1,9 @@
-//! Checks of an engine's side, for its tests: the feature `testing`.
+//! What engines test themselves with: the feature `testing`.
 
 mod page_checks;
 mod page_store;
+mod server;
 mod values;
 
 pub use page_store::{PageStoreFault, TestedPages, check_page_store};
+pub use server::{Fault, Server};

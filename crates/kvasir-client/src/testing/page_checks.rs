@@ -13,7 +13,7 @@ use kvasir_types::{ModelSpec, Plane};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use super::{PageStoreFault, TestedPages, values::RandomRows};
-use crate::{BlockTable, PageRef, PageRows, Rows, Shard, pages::WriteGate};
+use crate::pages::{BlockTable, PageRef, PageRows, Rows, Shard, WriteGate};
 
 /// Writes of random cuts.
 const WRITES: usize = 48;

@@ -3,7 +3,7 @@
 use kvasir_types::{ModelSpec, Plane};
 
 use super::page_checks::{PageChecks, planes};
-use crate::{BlockTable, Shard, pages::check_dtype};
+use crate::pages::{BlockTable, Shard, check_dtype};
 
 /// An engine's pages for one context, as [`check_page_store`] needs them.
 pub trait TestedPages: Send + Sync {
@@ -17,12 +17,12 @@ pub trait TestedPages: Send + Sync {
     fn reassign(&self);
 }
 
-/// What is wrong with an engine's [`PageStore`](crate::PageStore).
+/// What is wrong with an engine's [`PageStore`](crate::pages::PageStore).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PageStoreFault(pub(super) String);
 
-/// Checks an engine's [`PageStore`](crate::PageStore): rows of every cut of layers, heads and tokens, for a whole model and for
+/// Checks an engine's [`PageStore`](crate::pages::PageStore): rows of every cut of layers, heads and tokens, for a whole model and for
 /// ranks, come back bit for bit and disturb no others; pages that were reassigned, while threads write to them too, are not written;
 /// nor are pages that do not exist. `make` gives pages for so many tokens of a model with the device's own layers and heads.
 /// What is random is the same in every run but for the timing of threads.
@@ -30,7 +30,7 @@ pub struct PageStoreFault(pub(super) String);
 /// ```
 /// # use std::sync::Arc;
 /// # use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Plane};
-/// use kvasir_client::{BlockTable, HostPages, testing::{TestedPages, check_page_store}};
+/// use kvasir_client::{pages::{BlockTable, HostPages}, testing::{TestedPages, check_page_store}};
 ///
 /// struct Tested(Arc<HostPages>); // your own pages here
 ///

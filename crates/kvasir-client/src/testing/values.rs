@@ -5,7 +5,7 @@ use kvasir_codec::HeadRows;
 use kvasir_types::KvDtype;
 use rand::{RngExt as _, rngs::StdRng};
 
-use crate::Rows;
+use crate::pages::Rows;
 
 /// Random rows.
 pub(super) struct RandomRows {

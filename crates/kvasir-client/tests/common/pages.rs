@@ -9,7 +9,7 @@ use std::{
 };
 
 use half::f16;
-use kvasir_client::{BlockTable, HostPages, PageRef, PageRows, PageStore as _, Rows};
+use kvasir_client::pages::{BlockTable, HostPages, PageRef, PageRows, PageStore as _, Rows};
 use kvasir_codec::{HeadRows, KvBuffer, KvSource as _};
 use kvasir_types::{ModelSpec, Plane};
 

@@ -1,17 +1,19 @@
 //! A store behind presigned URLs that follows a script, byte by byte: what no HTTP library would send.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, Mutex},
 };
 
+use bytes::Bytes;
 use kvasir_types::ObjectDigest;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
 };
 
-use super::Service;
+use kvasir_client::testing::Server;
 
 /// How one request is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,20 +79,26 @@ impl Script {
 }
 
 /// Starts the store; it stops with the test's runtime.
-pub(crate) async fn start(service: Arc<Service>, script: Arc<Mutex<Script>>) -> SocketAddr {
+pub(crate) async fn start(server: &Server, script: Arc<Mutex<Script>>) -> SocketAddr {
+    let objects = server.digests().into_iter().map(|digest| (digest, server.object(&digest).unwrap()));
+    let objects: Arc<BTreeMap<ObjectDigest, Bytes>> = Arc::new(objects.collect());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let (service, script) = (Arc::clone(&service), Arc::clone(&script));
+            let (objects, script) = (Arc::clone(&objects), Arc::clone(&script));
             // A client that goes away is what the test is about.
-            tokio::spawn(async move { serve(stream, &service, &script).await.ok() });
+            tokio::spawn(async move { serve(stream, &objects, &script).await.ok() });
         }
     });
     address
 }
 
-async fn serve(mut stream: TcpStream, service: &Service, script: &Mutex<Script>) -> std::io::Result<()> {
+async fn serve(
+    mut stream: TcpStream,
+    objects: &BTreeMap<ObjectDigest, Bytes>,
+    script: &Mutex<Script>,
+) -> std::io::Result<()> {
     let (read, mut write) = stream.split();
     let mut lines = BufReader::new(read).lines();
     loop {
@@ -111,7 +119,7 @@ async fn serve(mut stream: TcpStream, service: &Service, script: &Mutex<Script>)
         };
         let refused = lookup.parse::<u32>().unwrap() < accepts_from;
         let answer = if refused { Answer::Refused } else { answer };
-        let object = object(service, digest.parse().unwrap(), answer == Answer::Misdirected);
+        let object = object(objects, digest.parse().unwrap(), answer == Answer::Misdirected);
         if !respond(&mut write, &object, range.unwrap(), answer).await? {
             return Ok(());
         }
@@ -119,10 +127,9 @@ async fn serve(mut stream: TcpStream, service: &Service, script: &Mutex<Script>)
     }
 }
 
-fn object(service: &Service, digest: ObjectDigest, other: bool) -> Vec<u8> {
-    let objects = service.objects.lock().unwrap();
+fn object(objects: &BTreeMap<ObjectDigest, Bytes>, digest: ObjectDigest, other: bool) -> Vec<u8> {
     let found = objects.iter().find(|(name, _)| (**name == digest) != other);
-    let mut bytes = found.unwrap().1.1.clone();
+    let mut bytes = found.unwrap().1.to_vec();
     if other {
         bytes.resize(1 << 20, 3);
     }

@@ -173,9 +173,9 @@ impl Model {
         Ok(())
     }
 
-    /// Completes a cache that a load filled in part: the KV of `tokens[..matched]` was written into the reserved
-    /// pages, but for the ranges `holes` (ascending, disjoint), and nothing was committed yet. Prefills the holes
-    /// in place, each over everything before it, then the tokens after `matched`.
+    /// Completes a cache that a load filled in part: the KV of `tokens` was written into the reserved pages, but for the ranges
+    /// `missing` (ascending, disjoint), and nothing was committed yet. Prefills these in place, each over everything before it.
+    /// What of them lies behind `tokens` is left out.
     ///
     /// # Errors
     /// As [`extend_kv`](Self::extend_kv); [`EngineError::Paged`] when pages were not reserved.
@@ -183,19 +183,16 @@ impl Model {
         &self,
         kv: &mut PagedKv,
         tokens: &[u32],
-        matched: usize,
-        holes: &[TokenRange],
+        missing: &[TokenRange],
     ) -> Result<(), EngineError> {
-        let matched = matched.min(tokens.len());
-        for hole in holes {
-            let (start, end) = (hole.start as usize, (hole.end as usize).min(matched));
+        for range in missing {
+            let (start, end) = (range.start as usize, (range.end as usize).min(tokens.len()));
             if start < end {
                 kv.commit(start)?;
                 self.extend_kv(kv, &tokens[start..end])?;
             }
         }
-        kv.commit(matched)?;
-        self.extend_kv(kv, &tokens[kv.len()..])
+        Ok(kv.commit(tokens.len())?)
     }
 
     /// Teacher forcing: appends `tokens` and returns the logits after each of them.

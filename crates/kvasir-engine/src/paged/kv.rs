@@ -2,11 +2,11 @@
 
 use std::{ops::Range, sync::Arc};
 
-use kvasir_client::{self as client, BlockTable, PageStore};
+use kvasir_client::pages::{BlockTable, PageRef, PageStore};
 use kvasir_codec::KvSource;
 use kvasir_types::Plane;
 
-use super::{PagePool, PagedSink, pool::PageRef};
+use super::{PagePool, PagedSink};
 use crate::error::PagedError;
 
 /// A sequence's KV cache: a block table over pages of a [`PagePool`]. Dropping it gives the pages back.
@@ -15,19 +15,21 @@ pub struct PagedKv {
     pool: Arc<PagePool>,
     table: Vec<PageRef>,
     len: usize,
+    /// Worst predicted KL, nats a token, at which any of it was loaded.
+    kl: f64,
 }
 
 impl PagedKv {
     /// An empty cache.
     pub fn new(pool: Arc<PagePool>) -> Self {
-        Self { pool, table: Vec::new(), len: 0 }
+        Self { pool, table: Vec::new(), len: 0, kl: 0.0 }
     }
 
-    /// A sequence of whole pages that others hold too.
-    pub(crate) fn sharing(pool: &Arc<PagePool>, pages: &[PageRef]) -> Self {
+    /// A sequence of whole pages that others hold too, of which the coarsest was loaded at `kl`.
+    pub(crate) fn sharing(pool: &Arc<PagePool>, pages: &[PageRef], kl: f64) -> Self {
         pages.iter().for_each(|page| pool.share(*page));
         let len = pages.len() * pool.page_tokens();
-        Self { pool: Arc::clone(pool), table: pages.to_vec(), len }
+        Self { pool: Arc::clone(pool), table: pages.to_vec(), len, kl }
     }
 
     /// The pages, in order of their tokens.
@@ -43,6 +45,16 @@ impl PagedKv {
     /// Whether no token's KV is there.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Worst predicted KL, in nats a token, at which any of it was loaded: what lies beneath all that is computed over it.
+    pub fn kl(&self) -> f64 {
+        self.kl
+    }
+
+    /// Says at which predicted KL it was loaded.
+    pub fn set_kl(&mut self, kl: f64) {
+        self.kl = kl;
     }
 
     /// The pool its pages come from.
@@ -79,7 +91,7 @@ impl PagedKv {
         Ok(PagedSink::new(Arc::clone(&self.pool), self.table.clone(), first_token))
     }
 
-    /// The reserved pages as a table for [`KvClient::load`](kvasir_client::KvClient::load), each with its generation:
+    /// The reserved pages as a table for [`Session::load`](kvasir_client::Session::load), each with its generation:
     /// a load that outlives this sequence cannot write into what its pages have become.
     ///
     /// # Errors
@@ -89,10 +101,8 @@ impl PagedKv {
         if self.len > 0 {
             return Err(PagedError::OutOfRange { token: 0, len: self.len });
         }
-        let page = |page: &PageRef| client::PageRef { index: page.index, generation: page.generation };
-        let pages: Vec<client::PageRef> = self.table.iter().map(page).collect();
         let store = Arc::clone(&self.pool) as Arc<dyn PageStore>;
-        BlockTable::new(store, pages, self.pool.page_tokens())
+        BlockTable::new(store, self.table.as_slice(), self.pool.page_tokens())
             .map_err(|_| PagedError::PageTokens { page_tokens: self.pool.page_tokens() })
     }
 
@@ -142,7 +152,7 @@ impl PagedKv {
             fork.table.push(tail);
             self.pool.copy_page(self.table[tokens / page_tokens], tail, tokens % page_tokens);
         }
-        fork.len = tokens;
+        (fork.len, fork.kl) = (tokens, self.kl);
         Ok(fork)
     }
 

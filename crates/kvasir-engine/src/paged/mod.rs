@@ -5,7 +5,7 @@
 //! ```text
 //! PagePool   layer 0 K: │page 0│page 1│page 2│…   layer 0 V: │page 0│…    …
 //! PagedKv    block table [2, 0, …], len 21  ──►  token 17 lives in page 0, slot 1 (pages of 16)
-//! PagedSink  (page, generation) pairs: a page that went back to the pool meanwhile has a newer generation,
+//! BlockTable (page, generation) pairs: a page that went back to the pool meanwhile has a newer generation,
 //!            so a load that was cancelled, or outlived its sequence, cannot write into another's memory
 //! ```
 
@@ -16,7 +16,6 @@ mod store;
 
 pub use kv::PagedKv;
 pub use pool::PagePool;
-pub(crate) use pool::PageRef;
 pub use sink::PagedSink;
 
 #[cfg(test)]

@@ -2,19 +2,12 @@
 
 use std::sync::Arc;
 
-use kvasir_client::{self as client, PageRows, PageStore};
+use kvasir_client::pages::{PageRef, PageRows, PageStore};
 use kvasir_types::{ModelSpec, Plane};
 use parking_lot::RwLock;
 
 use super::store::PlaneStore;
 use crate::{error::PagedError, limits::PAGE_TOKENS_MAX};
-
-/// A page as a sequence holds it: valid as long as the pool's generation of that page is the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PageRef {
-    pub(super) index: u32,
-    pub(super) generation: u64,
-}
 
 /// Pages of one model, shared by any number of sequences. Memory grows with use, up to `pages_max`.
 #[derive(Debug)]
@@ -226,7 +219,7 @@ impl PagePool {
 
 impl PageStore for PagePool {
     /// Copies the rows: they are of the cache's type.
-    fn write(&self, page: client::PageRef, rows: &PageRows<'_>) -> bool {
+    fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool {
         let Some(shape) = self.shapes.get(rows.layer()) else { return false };
         let (heads, elements) = shape[rows.plane() as usize];
         if rows.heads().end > heads || rows.slots().end > self.page_tokens || rows.elements() != elements {

@@ -1,14 +1,15 @@
-//! The writing end of a load.
+//! Rows of other sources than Kvasir, in f32.
 
 use std::sync::Arc;
 
+use kvasir_client::pages::PageRef;
 use kvasir_codec::KvSink;
 use kvasir_types::Plane;
 
-use super::{PagePool, pool::PageRef};
+use super::PagePool;
 use crate::error::PagedError;
 
-/// Scatters decoded rows into the pages of a [`PagedKv`](super::PagedKv).
+/// Scatters f32 rows into the pages of a [`PagedKv`](super::PagedKv).
 ///
 /// It may outlive the sequence: rows for pages that were given back meanwhile are dropped and counted,
 /// [`finish`](Self::finish) reports them.

@@ -1,7 +1,7 @@
 //! Elements of one (layer, plane) in the model's KV type.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
-use kvasir_client::Rows;
+use kvasir_client::pages::Rows;
 use kvasir_types::KvDtype;
 
 use crate::error::PagedError;

@@ -1,5 +1,5 @@
 use kvasir_client::{
-    BlockTable,
+    pages::BlockTable,
     testing::{TestedPages, check_page_store},
 };
 use kvasir_codec::KvSink;

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kvasir_client::{QueueConfig, QueueStats, StoreOptions, StoreQueue};
+use kvasir_client::{Kvasir, Session, tuning::QueueStats};
 use serde::Serialize;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
@@ -22,7 +22,6 @@ use crate::{
     limits::{COMMANDS_QUEUE, LOAD_GAIN_TOKENS_MIN, LOADS_AT_ONCE, PAGE_TOKENS_DEFAULT},
     model::Model,
     paged::{PagePool, PagedKv},
-    remote::RemoteKv,
 };
 
 /// Memory and concurrency of an engine.
@@ -65,9 +64,8 @@ struct EngineShared {
 
 #[derive(Debug)]
 struct RemoteCache {
-    kv: RemoteKv,
+    kvasir: Kvasir,
     how: RemoteUse,
-    queue: Option<StoreQueue>,
 }
 
 /// Where the time to the first token went. The parts add up to `total`.
@@ -125,7 +123,7 @@ impl PrefixUse {
             computed_tokens: prompt_tokens - reused + computed_ahead,
             loaded_bytes: outcome.bytes,
             levels: std::mem::take(&mut outcome.levels),
-            kl_beneath: outcome.kl_beneath,
+            kl_beneath: outcome.kl,
             layer_wise: outcome.layer_wise,
             gave_up: outcome.gave_up,
         }
@@ -199,14 +197,14 @@ impl Drop for Completion {
 }
 
 impl Engine {
-    /// Starts the scheduler's thread. Needs a tokio runtime for stores in the background.
+    /// Starts the scheduler's thread.
     ///
     /// # Errors
     /// [`EngineError::Paged`] for pages that cannot be; [`EngineError::Read`] when the thread cannot be started.
     pub fn start(
         model: Arc<Model>,
         config: EngineConfig,
-        remote: Option<(RemoteKv, RemoteUse)>,
+        remote: Option<(Kvasir, RemoteUse)>,
     ) -> Result<Self, EngineError> {
         let pool = PagePool::new(model.spec(), config.page_tokens, config.pages)?;
         let limits = config.limits;
@@ -219,10 +217,7 @@ impl Engine {
             .name("kvasir-engine".to_owned())
             .spawn(move || driver::run(scheduler, received))
             .map_err(|source| EngineError::Read { path: "the scheduler's thread".to_owned(), source })?;
-        let remote = remote.map(|(kv, how)| {
-            let queue = how.store.then(|| StoreQueue::new(kv.client().clone(), QueueConfig::default()));
-            RemoteCache { kv, how, queue }
-        });
+        let remote = remote.map(|(kvasir, how)| RemoteCache { kvasir, how });
         let (places, loads) = (Arc::new(Semaphore::new(places_max)), Semaphore::new(LOADS_AT_ONCE));
         Ok(Self {
             shared: Arc::new(EngineShared { model, pool, commands, places, places_max, loads, remote }),
@@ -239,15 +234,15 @@ impl Engine {
         self.shared.places_max - self.shared.places.available_permits()
     }
 
-    /// Stores so far; none where nothing is stored.
-    pub fn stores(&self) -> Option<QueueStats> {
-        Some(self.shared.remote.as_ref()?.queue.as_ref()?.stats())
+    /// Saves so far; none without Kvasir.
+    pub fn saves(&self) -> Option<QueueStats> {
+        Some(self.shared.remote.as_ref()?.kvasir.saves())
     }
 
-    /// Waits until every store that was begun is done: for a shutdown.
+    /// Waits until every save that was begun is done: for a shutdown.
     pub async fn drain(&self) {
-        if let Some(queue) = self.shared.remote.as_ref().and_then(|remote| remote.queue.as_ref()) {
-            queue.drain().await;
+        if let Some(remote) = &self.shared.remote {
+            remote.kvasir.drain().await;
         }
     }
 
@@ -348,8 +343,8 @@ impl RequestGuard {
     async fn run(self, outcome: Option<LoadOutcome>, mut stopped: oneshot::Receiver<()>) {
         let prompt: Arc<[u32]> = self.request.prompt.as_slice().into();
         let mut ttft = TtftBreakdown::default();
-        let mut outcome = match outcome {
-            Some(outcome) => outcome,
+        let (mut outcome, session) = match outcome {
+            Some(outcome) => (outcome, None),
             None => self.load_prefix(&prompt, &mut ttft).await,
         };
         (ttft.fetch_ms, ttft.decode_ms) = (ms(outcome.fetch), ms(outcome.decode));
@@ -394,38 +389,38 @@ impl RequestGuard {
         let prefix = PrefixUse::new(prompt.len(), reused, &mut outcome);
         let kv_digest = if self.digest { self.kv_digest(&prompt).await } else { None };
         if reason != FinishReason::Cancelled {
-            self.store(tokens, prefix.loaded_tokens, outcome.kl_beneath).await;
+            self.save(session, tokens, prompt.len()).await;
         }
         // The caller may have gone away by now: then nobody wants the summary.
         let _ = self.outputs.send(Output::Done(Box::new(Summary { reason, ttft, prefix, kv_digest }))).await;
     }
 
-    /// Looks up the prompt in memory, then in Kvasir, and loads what Kvasir holds beyond memory.
-    async fn load_prefix(&self, prompt: &Arc<[u32]>, ttft: &mut TtftBreakdown) -> LoadOutcome {
-        let Some(remote) = &self.shared.remote else { return LoadOutcome::default() };
+    /// Looks up the prompt in memory, then in Kvasir, and loads what Kvasir holds beyond memory. The session is that of the
+    /// prompt; none where memory held enough.
+    async fn load_prefix(
+        &self,
+        prompt: &Arc<[u32]>,
+        ttft: &mut TtftBreakdown,
+    ) -> (LoadOutcome, Option<Session>) {
+        let nothing = LoadOutcome::default;
+        let Some(remote) = &self.shared.remote else { return (nothing(), None) };
         let held = self.shared.ask(|reply| Command::Held { tokens: Arc::clone(prompt), reply });
         let held = held.await.unwrap_or(0);
         let wanted = prompt.len() - 1;
         if held + LOAD_GAIN_TOKENS_MIN > wanted {
-            return LoadOutcome::default();
+            return (nothing(), None);
         }
-        let Ok(_turn) = self.shared.loads.acquire().await else { return LoadOutcome::default() };
+        let Ok(_turn) = self.shared.loads.acquire().await else { return (nothing(), None) };
         let asked = Instant::now();
-        let plan = remote.kv.client().lookup(prompt).await;
+        let session = remote.kvasir.session(prompt).await;
         ttft.lookup_ms = ms(asked.elapsed());
-        let plan = match plan {
-            Ok(plan) => plan,
-            Err(error) => {
-                tracing::warn!(%error, "a lookup failed: the prompt is computed");
-                return LoadOutcome::default();
-            }
-        };
-        if (plan.matched_tokens() as usize).min(wanted) < held + LOAD_GAIN_TOKENS_MIN {
-            return LoadOutcome::default();
+        if (session.matched_tokens() as usize).min(wanted) < held + LOAD_GAIN_TOKENS_MIN {
+            return (nothing(), Some(session));
         }
         let pages = self.shared.ask(|reply| Command::Allocate { tokens: prompt.len(), reply });
-        let Some(kv) = pages.await.flatten() else { return LoadOutcome::default() };
-        load::load((&self.shared.model, remote.kv.client()), plan, kv, prompt, &remote.how).await
+        let Some(kv) = pages.await.flatten() else { return (nothing(), Some(session)) };
+        let outcome = load::load((&self.shared.model, &session), kv, prompt, &remote.how).await;
+        (outcome, Some(session))
     }
 
     fn first_token(&self, ttft: &mut TtftBreakdown, started: Instant, step: Instant, reused: usize) {
@@ -441,7 +436,7 @@ impl RequestGuard {
             && computed >= LOAD_GAIN_TOKENS_MIN
         {
             let range = kvasir_types::TokenRange { start: reused as u64, end: (reused + computed) as u64 };
-            remote.kv.client().observe_prefill(range, prefill);
+            remote.kvasir.observe_prefill(range, prefill);
         }
     }
 
@@ -456,15 +451,20 @@ impl RequestGuard {
         Some(kv.digest())
     }
 
-    /// Offers the sequence's whole pages to the store queue, which copies what it takes.
-    async fn store(&self, mut tokens: Vec<u32>, stored_tokens: usize, kl_beneath: f64) {
-        let Some(queue) = self.shared.remote.as_ref().and_then(|remote| remote.queue.as_ref()) else {
-            return;
-        };
+    /// Saves the sequence's whole pages in the background, which are copied as far as they are not stored.
+    async fn save(&self, session: Option<Session>, tokens: Vec<u32>, prompt_tokens: usize) {
+        let Some(remote) = self.shared.remote.as_ref().filter(|remote| remote.how.store) else { return };
         let Some(kv) = self.kept(&tokens).await else { return };
-        tokens.truncate(kv.len());
-        let options = StoreOptions { kl_beneath, stored_tokens, ..StoreOptions::default() };
-        // The queue counts what it refuses.
-        drop(queue.store(&tokens, &kv, options));
+        let session = match session {
+            Some(mut session) => {
+                session.extend(&tokens[prompt_tokens..]);
+                session
+            }
+            // Nothing was asked for it: the save finds out what is stored.
+            None => remote.kvasir.session(&tokens).without_lookup().await,
+        };
+        // Pages from this engine's memory may have been loaded for an earlier request.
+        session.reused(kv.kl());
+        session.save(&kv, kv.len()).in_background();
     }
 }

@@ -9,7 +9,9 @@ use std::{
     sync::Arc,
 };
 
-use crate::paged::{PagePool, PageRef, PagedKv};
+use kvasir_client::pages::PageRef;
+
+use crate::paged::{PagePool, PagedKv};
 
 /// Identity of a page's tokens and of all before them, within this process.
 type PageKey = [u8; 32];
@@ -27,6 +29,8 @@ pub struct PrefixCache {
 #[derive(Debug)]
 struct Node {
     page: PageRef,
+    /// Predicted KL at which it, or what is before it, was loaded.
+    kl: f64,
     parent: Option<PageKey>,
     children: u32,
     used: u64,
@@ -60,8 +64,9 @@ impl PrefixCache {
             return None;
         }
         self.touch(&path);
-        let pages: Vec<PageRef> = path.iter().filter_map(|key| self.nodes.get(key)).map(|n| n.page).collect();
-        Some(PagedKv::sharing(&self.pool, &pages))
+        let nodes = || path.iter().filter_map(|key| self.nodes.get(key));
+        let pages: Vec<PageRef> = nodes().map(|node| node.page).collect();
+        Some(PagedKv::sharing(&self.pool, &pages, nodes().map(|node| node.kl).fold(0.0, f64::max)))
     }
 
     /// Keeps the whole pages of `tokens`, all of which `kv` holds. What is held already stays as it is.
@@ -71,7 +76,7 @@ impl PrefixCache {
         for (key, page) in path.iter().zip(kv.pages()) {
             if !self.nodes.contains_key(key) {
                 self.pool.share(*page);
-                self.nodes.insert(*key, Node { page: *page, parent, children: 0, used: 0 });
+                self.nodes.insert(*key, Node { page: *page, kl: kv.kl(), parent, children: 0, used: 0 });
                 if let Some(above) = parent.and_then(|parent| self.nodes.get_mut(&parent)) {
                     above.children += 1;
                     self.leaves.remove(&above.used);

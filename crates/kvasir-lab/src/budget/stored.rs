@@ -17,10 +17,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use kvasir_client::{
-    Client, ClientError, KvClient, LoadOptions, ObjectRange,
-    fetcher::{Fixed, RecomputeModel},
-};
+use kvasir_client::{Error, Kvasir, Session, pages::HostPages, rest::ObjectRange, tuning::LoadOptions};
 use kvasir_codec::{KvBuffer, KvSink, KvSource, Profile, container::Head};
 use kvasir_types::{
     BLOCK_TOKENS, CHUNK_TOKENS_MAX, KvLayout, LayerKv, Level, ModelSpec, Name, Plane, Reuse, Thinning,
@@ -30,8 +27,6 @@ use super::{Keep, TokenPolicy};
 
 /// Tokens of a label: one block, the unit of matching.
 const LABEL: usize = BLOCK_TOKENS;
-/// Time a load of a class may take; there is nothing to fall back to.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// A thinned cache that cannot be stored or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +34,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 pub enum ThinnedError {
     /// The service or the way to it.
     #[error(transparent)]
-    Client(#[from] ClientError),
+    Client(#[from] Error),
     /// More rows than an object holds.
     #[error("a head keeps {rows} tokens; a class is one object of at most {max}")]
     TooLong {
@@ -175,7 +170,7 @@ impl KvSource for ClassRows<'_> {
 /// Thinned caches of one model and method in one namespace.
 #[derive(Debug)]
 pub struct ThinnedStore {
-    classes: Vec<(ThinClass, KvClient)>,
+    classes: Vec<(ThinClass, Kvasir)>,
 }
 
 impl ThinnedStore {
@@ -184,7 +179,7 @@ impl ThinnedStore {
     /// # Errors
     /// [`ThinnedError::Profiles`], [`ThinnedError::Client`].
     pub async fn connect(
-        client: &Client,
+        url: &str,
         (spec, thinning): (&ModelSpec, &Thinning),
         namespace: &Name,
         classes: Vec<ThinClass>,
@@ -196,8 +191,8 @@ impl ThinnedStore {
         let mut connected = Vec::with_capacity(classes.len());
         for (class, profile) in classes.into_iter().zip(profiles) {
             let spec = Arc::new(class.spec(spec, thinning));
-            let kv = KvClient::connect(client.clone(), spec, namespace.clone(), profile).await?;
-            connected.push((class, kv.with_chunk_tokens(CHUNK_TOKENS_MAX)?));
+            let builder = Kvasir::builder(url).model(spec, profile).namespace(namespace.as_str());
+            connected.push((class, builder.chunk_tokens(CHUNK_TOKENS_MAX).connect().await?));
         }
         Ok(Self { classes: connected })
     }
@@ -208,13 +203,14 @@ impl ThinnedStore {
     /// [`ThinnedError::TooLong`], [`ThinnedError::Client`].
     pub async fn store(&self, context: &[u32], kv: &dyn KvSource, keep: &Keep) -> Result<u64, ThinnedError> {
         let mut bytes = 0;
-        for (class, client) in &self.classes {
+        for (class, kvasir) in &self.classes {
             let kept = keep.head(class.layer, class.heads.start);
             let slots = class.slots(context, kept);
             if slots.len() > CHUNK_TOKENS_MAX {
                 return Err(ThinnedError::TooLong { rows: kept.len(), max: CHUNK_TOKENS_MAX - LABEL });
             }
-            bytes += client.store_kv(&slots, &class.rows(kv, kept), |_| ()).await?.bytes();
+            let session = kvasir.session(&slots).without_lookup().await;
+            bytes += session.save_now(&class.rows(kv, kept), slots.len(), |_| ()).await?.bytes();
         }
         Ok(bytes)
     }
@@ -233,8 +229,8 @@ impl ThinnedStore {
         let layers = self.classes.iter().map(|(class, _)| class.layer + 1).max().unwrap_or(0);
         let mut kept = vec![Vec::new(); layers];
         let mut bytes = 0;
-        for (class, client) in &self.classes {
-            let Some((positions, rows, read)) = load_class(class, client, context, level).await? else {
+        for (class, kvasir) in &self.classes {
+            let Some((positions, rows, read)) = load_class(class, kvasir, context, level).await? else {
                 return Ok(None);
             };
             bytes += read;
@@ -254,22 +250,22 @@ impl ThinnedStore {
 /// Positions, rows (label rows included) and bytes of one class.
 async fn load_class(
     class: &ThinClass,
-    client: &KvClient,
+    kvasir: &Kvasir,
     context: &[u32],
     level: Level,
 ) -> Result<Option<(Vec<usize>, KvBuffer, u64)>, ThinnedError> {
     let wrong = || ThinnedError::Object { class: class.clone() };
     let label = class.label(context);
-    let found = client.lookup(&label).await?;
+    let found = look_up(kvasir, &label).await?;
     let Some(object) = found.chunks().first() else { return Ok(None) };
     let range = ObjectRange {
-        model_id: client.model_id(),
+        model_id: kvasir.model_id(),
         seq_hash: object.seq_hash,
         object_digest: object.object_digest,
         start: 0,
         end: object.head_bytes,
     };
-    let mut read = client.client().get_object(&range, &object.via).await?;
+    let mut read = kvasir.rest().get_object(&range, &object.via).await?;
     let mut head = Vec::new();
     while let Some(piece) = read.next().await? {
         head.extend_from_slice(&piece);
@@ -282,16 +278,22 @@ async fn load_class(
         return Err(wrong());
     }
     // From here on it is a load like any other: identity, checksums and repairs included.
-    let plan = client.lookup(&slots).await?;
-    if plan.matched_tokens() != slots.len() as u64 {
+    let session = look_up(kvasir, &slots).await?;
+    let bytes = session
+        .chunks()
+        .iter()
+        .filter_map(|c| c.level_bytes.get(usize::from(level.0)).or(c.level_bytes.last()))
+        .sum();
+    let pages = HostPages::new(kvasir.spec(), slots.len(), slots.len())?;
+    let loaded = session.load([pages.table()], LoadOptions::at_level(level))?.finish().await;
+    if !loaded.missing().is_empty() {
         return Ok(None);
     }
-    let bytes =
-        plan.chunks().iter().filter_map(|c| c.level_bytes.get(usize::from(level.0)).or(c.level_bytes.last()));
-    let bytes = bytes.sum();
-    let mut options = LoadOptions::new(PATIENCE, RecomputeModel::from_seconds(0.0, 1.0, 0.0));
-    options.policy = Box::new(Fixed::new(level).without_giving_up());
-    let mut rows = KvBuffer::new(client.spec(), slots.len());
-    let report = client.get_kv(&plan, options, &mut rows).await?;
-    if report.recompute.is_empty() { Ok(Some((positions, rows, bytes))) } else { Ok(None) }
+    Ok(Some((positions, KvBuffer::from_source(kvasir.spec(), slots.len(), &*pages), bytes)))
+}
+
+async fn look_up(kvasir: &Kvasir, tokens: &[u32]) -> Result<Session, Error> {
+    let mut session = kvasir.session(tokens).without_lookup().await;
+    session.lookup().await?;
+    Ok(session)
 }

@@ -3,9 +3,9 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{Args, Subcommand};
+use kvasir_client::Kvasir;
 use kvasir_engine::{
-    Model, openai,
-    remote::{RemoteKv, calibrate},
+    Model, calibrate, openai,
     serving::{Engine, EngineConfig, LoadPolicy, RemoteUse, SchedulerLimits},
 };
 
@@ -19,7 +19,7 @@ use kvasir_cli::{
     error::{CliError, CliResult, Exit},
     inputs::profile,
     progress::note,
-    service::{CredentialArguments, client_at, runtime},
+    service::{CredentialArguments, client_config, client_error, runtime},
     shipped::engine_error,
 };
 
@@ -116,8 +116,7 @@ async fn connect(
     arguments: &EngineServeArguments,
     url: &Url,
     model: &Arc<Model>,
-) -> CliResult<(RemoteKv, RemoteUse)> {
-    let client = client_at(url.clone(), &arguments.credential)?;
+) -> CliResult<(Kvasir, RemoteUse)> {
     let profile = profile(arguments.profile.as_deref())?;
     if arguments.level.is_some_and(|level| usize::from(level) >= profile.level_count()) {
         let message = format!("the profile has levels 0 to {}", profile.level_count() - 1);
@@ -132,22 +131,18 @@ async fn connect(
         } else {
             CHUNK_TOKENS_DEFAULT
         });
-    let remote = RemoteKv::connect(Arc::clone(model), client, arguments.namespace.clone(), profile)
-        .await
-        .and_then(|remote| remote.with_chunk_tokens(chunk_tokens))
-        .map_err(|error| {
-            CliError::new(
-                Exit::Unavailable,
-                error,
-                "Check the address of --kvasir, and that --profile is of this model.",
-            )
-        })?
-        .with_recompute_model(recompute);
+    let builder = Kvasir::builder(url.as_str())
+        .rest(client_config(&arguments.credential)?)
+        .model(Arc::clone(model.spec()), profile)
+        .namespace(arguments.namespace.as_str())
+        .chunk_tokens(chunk_tokens)
+        .recompute_model(recompute);
+    let kvasir = builder.connect().await.map_err(client_error)?;
     let how = RemoteUse {
         slo: Duration::from_millis(arguments.slo_ms),
         policy: arguments.level.map_or(LoadPolicy::Progressive, |level| LoadPolicy::Level(Level(level))),
         store: !arguments.no_store,
         ..RemoteUse::default()
     };
-    Ok((remote, how))
+    Ok((kvasir, how))
 }

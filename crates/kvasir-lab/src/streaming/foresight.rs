@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::fetcher::{ByteRate, Policy, PolicyStep, PolicyView, TextMode};
+use kvasir_client::tuning::{ByteRate, Policy, PolicyStep, PolicyView, TextMode};
 
 use super::LinkRate;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::fetcher::{ByteRate, FetchPlan, PlannedChunk, RecomputeModel};
+use kvasir_client::tuning::{ByteRate, FetchPlan, PlannedChunk, RecomputeModel};
 use kvasir_types::TokenRange;
 
 /// A ladder that every policy runs on, so that what is compared is the policy.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::fetcher::FetchPlan;
+use kvasir_client::tuning::FetchPlan;
 use kvasir_types::Level;
 
 use super::spec::{Outcome, SimulationConfig, quality};

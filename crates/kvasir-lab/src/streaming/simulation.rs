@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use kvasir_client::fetcher::{
+use kvasir_client::limits::NEIGHBOUR_STEP_BYTES;
+use kvasir_client::tuning::{
     ChunkFetchState, Fetcher, FetcherAction, FetcherEvent, InvalidPlan, Neighbours, RequestId,
 };
-use kvasir_client::limits::NEIGHBOUR_STEP_BYTES;
 use kvasir_types::Level;
 
 use super::spec::{LoadSpec, Outcome, Sharing, SimulationConfig, quality};

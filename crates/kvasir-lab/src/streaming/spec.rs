@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::fetcher::{DecodeModel, FetchPlan, FetcherConfig, Policy, RecomputeModel};
+use kvasir_client::tuning::{DecodeModel, FetchPlan, FetcherConfig, Policy, RecomputeModel};
 use kvasir_types::Level;
 
 use kvasir_replay::link::BandwidthSeries;

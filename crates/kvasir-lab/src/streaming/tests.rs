@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use kvasir_client::fetcher::{DecodeModel, EstimatorKind, FetcherConfig, Fixed, Progressive, TextMode};
+use kvasir_client::tuning::{DecodeModel, EstimatorKind, FetcherConfig, Fixed, Progressive, TextMode};
 use kvasir_types::Level;
 use proptest::prelude::*;
 
@@ -98,8 +98,8 @@ fn with_eight_requests_none_starves() {
                     && *at < Duration::from_millis(700)
                     && matches!(
                         action,
-                        kvasir_client::fetcher::FetcherAction::Decode { .. }
-                            | kvasir_client::fetcher::FetcherAction::Recompute { .. }
+                        kvasir_client::tuning::FetcherAction::Decode { .. }
+                            | kvasir_client::tuning::FetcherAction::Recompute { .. }
                     )
             });
             assert!(served, "{mbps} {sharing:?}: load {load} waits");
@@ -201,8 +201,8 @@ proptest! {
             let plan = engine.plan(&ladder, tokens, 1536, Duration::from_millis(slo));
             let best = oracle(&plan, &simulation, Duration::ZERO);
             for (policy, estimator) in [
-                (Box::new(Progressive::new()) as Box<dyn kvasir_client::fetcher::Policy>, EstimatorKind::Harmonic),
-                (Box::new(kvasir_client::fetcher::CacheGen::default()), EstimatorKind::LastChunk),
+                (Box::new(Progressive::new()) as Box<dyn kvasir_client::tuning::Policy>, EstimatorKind::Harmonic),
+                (Box::new(kvasir_client::tuning::CacheGen::default()), EstimatorKind::LastChunk),
             ] {
                 let config = FetcherConfig { estimator, ..config(&engine) };
                 let load = LoadSpec { arrival: Duration::ZERO, plan: plan.clone(), policy, config };
@@ -222,9 +222,9 @@ proptest! {
         let simulation = simulation(&engine, LinkRate::Series(BandwidthSeries::steps("s", "n", 0.2, &rates).unwrap()));
         let plan = engine.plan(&Ladder::paper(), tokens, 1536, Duration::from_millis(slo));
         let compute: Duration = plan.chunks.iter().map(|c| engine.recompute.predict(c.tokens)).sum();
-        let policy: Box<dyn kvasir_client::fetcher::Policy> = match which {
+        let policy: Box<dyn kvasir_client::tuning::Policy> = match which {
             0 => Box::new(Progressive::new()),
-            _ => Box::new(kvasir_client::fetcher::CacheGen::default()),
+            _ => Box::new(kvasir_client::tuning::CacheGen::default()),
         };
         let load = LoadSpec { arrival: Duration::ZERO, plan: plan.clone(), policy, config: config(&engine) };
         let (outcomes, _) = Simulation::run(simulation, vec![load]).unwrap();

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kvasir_api::{Event, EventType, EventsQuery};
-use kvasir_client::EventMessage;
+use kvasir_client::rest::EventMessage;
 use kvasir_types::Name;
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvasir_api::{Job, JobRequest, JobState};
-use kvasir_client::Client;
+use kvasir_client::rest::Client;
 
 use crate::{
     error::{CliError, CliResult, Exit},

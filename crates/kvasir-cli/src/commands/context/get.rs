@@ -4,8 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use kvasir_client::{
-    LoadOptions,
-    fetcher::{Fixed, RecomputeModel},
+    Deadline,
+    pages::HostPages,
+    tuning::{LoadOptions, RecomputeModel},
 };
 use kvasir_codec::KvBuffer;
 use kvasir_types::Level;
@@ -17,11 +18,8 @@ use crate::{
     inputs::{self, ContextArguments, profile},
     output::{bytes, print_json, write_dump},
     progress::Step,
-    service::{ServiceArguments, client_error, connect, runtime},
+    service::{ServiceArguments, client_error, connect, look_up, runtime},
 };
-
-/// Longest a load without a time budget may take.
-const LOAD_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Arguments of `kvasir context get`.
 #[derive(Debug, Args)]
@@ -57,22 +55,24 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
     let step = Step::start("loading");
     // A command line cannot compute: what the load gives up on is missing, so computing is made unattractive.
     let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
-    let mut options = LoadOptions::new(arguments.slo_ms.map_or(LOAD_TIME_MAX, Duration::from_millis), never);
-    if arguments.slo_ms.is_none() {
-        options.policy = Box::new(Fixed::new(level));
-    }
-    let (report, kv, count) = runtime()?.block_on(async {
-        let client = connect(&arguments.service, &context.spec, &profile).await?;
-        let plan = client.lookup(&context.tokens).await.map_err(client_error)?;
-        let count = plan.matched_tokens() as usize;
+    let options = match arguments.slo_ms {
+        Some(ms) => LoadOptions { last_token: true, ..Deadline::within(Duration::from_millis(ms)).into() },
+        None => LoadOptions::at_level(level),
+    };
+    let options = LoadOptions { recompute: Some(never), ..options };
+    let (loaded, pages, count) = runtime()?.block_on(async {
+        let kvasir = connect(&arguments.service, &context.spec, &profile).await?;
+        let session = look_up(&kvasir, &context.tokens).await?;
+        let count = session.matched_tokens() as usize;
         if count == 0 {
             return Err(nothing_stored());
         }
-        let mut kv = KvBuffer::new(&context.spec, count);
-        let report = client.get_kv(&plan, options, &mut kv).await.map_err(client_error)?;
-        Ok((report, kv, count))
+        let pages = HostPages::new(&context.spec, count, count).map_err(client_error)?;
+        let load = session.load([pages.table()], options).map_err(client_error)?;
+        Ok((load.finish().await, pages, count))
     })?;
-    if let Some(range) = report.recompute.first() {
+    let report = loaded.report().ok_or_else(|| CliError::internal("a load without a report"))?;
+    if let Some(range) = loaded.missing().first().filter(|range| range.start < count as u64) {
         let why = report
             .failures
             .first()
@@ -81,6 +81,7 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
         return Err(CliError::new(Exit::Unavailable, message, "Try again, or with a larger --slo-ms."));
     }
     let tokens = &context.tokens[..count];
+    let kv = KvBuffer::from_source(&context.spec, count, &*pages);
     write_dump(&arguments.output, &context.spec, tokens, &kv)?;
     step.done(&format!(
         "{count} of {} tokens, {}, written to {}",

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kvasir_client::LoadPlan;
+use kvasir_client::Session;
 use serde_json::json;
 
 use super::nothing_stored;
@@ -11,7 +11,7 @@ use crate::{
     error::CliResult,
     inputs::{self, Context, ContextArguments, profile},
     output::{columns, print, print_json},
-    service::{ServiceArguments, client_error, connect, runtime},
+    service::{ServiceArguments, connect, look_up, runtime},
 };
 
 /// Arguments of `kvasir context lookup`.
@@ -35,24 +35,24 @@ pub(crate) struct LookupArguments {
 pub(crate) fn run(arguments: &LookupArguments) -> CliResult {
     let context = inputs::context(&arguments.context)?;
     let profile = profile(arguments.profile.as_deref())?;
-    let plan = runtime()?.block_on(async {
-        let kv = connect(&arguments.service, &context.spec, &profile).await?;
-        kv.lookup(&context.tokens).await.map_err(client_error)
+    let found = runtime()?.block_on(async {
+        let kvasir = connect(&arguments.service, &context.spec, &profile).await?;
+        look_up(&kvasir, &context.tokens).await
     })?;
     if arguments.json {
         print_json(
-            &json!({"tokens": context.tokens.len(), "matched_tokens": plan.matched_tokens(), "chunks": plan.chunks()}),
+            &json!({"tokens": context.tokens.len(), "matched_tokens": found.matched_tokens(), "chunks": found.chunks()}),
         )?;
     } else {
-        print(&plan_table(&plan, &context))?;
+        print(&chunk_table(&found, &context))?;
     }
-    if plan.matched_tokens() == 0 { Err(nothing_stored()) } else { Ok(()) }
+    if found.matched_tokens() == 0 { Err(nothing_stored()) } else { Ok(()) }
 }
 
-fn plan_table(plan: &LoadPlan, context: &Context) -> String {
+fn chunk_table(found: &Session, context: &Context) -> String {
     let mut rows =
         vec![["chunk", "first token", "tokens", "matched", "bytes", "by level"].map(str::to_owned).to_vec()];
-    for chunk in plan.chunks() {
+    for chunk in found.chunks() {
         rows.push(vec![
             chunk.seq_hash.to_string().chars().take(16).collect(),
             chunk.first_token.to_string(),
@@ -62,5 +62,5 @@ fn plan_table(plan: &LoadPlan, context: &Context) -> String {
             chunk.level_bytes.iter().map(u64::to_string).collect::<Vec<_>>().join(" "),
         ]);
     }
-    format!("{} of {} tokens are stored\n{}", plan.matched_tokens(), context.tokens.len(), columns(&rows))
+    format!("{} of {} tokens are stored\n{}", found.matched_tokens(), context.tokens.len(), columns(&rows))
 }

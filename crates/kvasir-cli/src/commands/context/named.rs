@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kvasir_api::{Context, ContextChange, ContextRequest, ContextsQuery, Labels, LookupRequest};
-use kvasir_client::Client;
+use kvasir_client::rest::Client;
 use uuid::Uuid;
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
-use kvasir_client::ChunkOutcome;
+use kvasir_client::report::{ChunkOutcome, SaveProgress};
 use serde_json::json;
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     inputs::{self, profile},
     output::{bytes, print_json},
     progress::Step,
-    service::{ServiceArguments, client_error, connect, runtime},
+    service::{ServiceArguments, client_error, connection, runtime},
 };
 
 /// Arguments of `kvasir context put`.
@@ -41,13 +41,14 @@ pub(crate) fn run(arguments: &PutArguments) -> CliResult {
     let spec = Arc::new(dump.spec);
     let step = Step::start("storing");
     let report = runtime()?.block_on(async {
-        let kv = connect(&arguments.service, &spec, &profile_of).await?;
-        let kv = kv.with_chunk_tokens(arguments.chunk_tokens).map_err(client_error)?;
-        kv.client().put_profile(&kv.model_id(), profile_of.to_bytes()).await.map_err(client_error)?;
-        let progress = |p: kvasir_client::StoreProgress| {
+        let builder =
+            connection(&arguments.service, &spec, &profile_of)?.chunk_tokens(arguments.chunk_tokens);
+        let kvasir = builder.connect().await.map_err(client_error)?;
+        let progress = |p: SaveProgress| {
             step.at(&bytes(p.bytes), p.finished as f32 / p.chunks.max(1) as f32);
         };
-        kv.store_kv(&dump.tokens, &dump.kv, progress).await.map_err(client_error)
+        let session = kvasir.session(&dump.tokens).without_lookup().await;
+        session.save_now(&dump.kv, dump.tokens.len(), progress).await.map_err(client_error)
     })?;
     let there = report.chunks.iter().filter(|c| c.outcome == ChunkOutcome::AlreadyThere).count();
     step.done(&format!(

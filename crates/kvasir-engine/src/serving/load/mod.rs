@@ -1,7 +1,7 @@
 //! Bringing a prompt's KV from Kvasir before it is prefilled.
 //!
 //! ```text
-//! held in memory? ── no ──► lookup ──► pages ──► load ─┬─ layers 0..k of everything in place: the suffix starts on them
+//! held in memory? ── no ──► session ──► pages ──► load ─┬─ layers 0..k of everything in place: the suffix starts on them
 //!                                                      └─ done: what is missing is a list of holes for the scheduler
 //! ```
 
@@ -11,10 +11,10 @@ use std::{
 };
 
 use kvasir_client::{
-    KvClient, LayerReady, Load, LoadEvent, LoadOptions, LoadPlan, LoadReport,
-    fetcher::{CacheGen, Fixed},
+    Deadline, LayerReady, Load, Loaded, Session,
+    tuning::{CacheGen, Fixed, LoadOptions},
 };
-use kvasir_types::{Level, TokenRange};
+use kvasir_types::Level;
 use tokio::task::JoinHandle;
 
 use super::{
@@ -60,10 +60,8 @@ impl Default for RemoteUse {
 }
 
 impl RemoteUse {
-    fn options(&self, client: &KvClient, suffix: TokenRange) -> LoadOptions {
-        let mut options = client.options(self.slo);
-        options.suffix_time = options.recompute.predict(suffix);
-        options.kl_bound = Some(self.kl_shared_max);
+    fn options(&self, deadline: Deadline) -> LoadOptions {
+        let mut options = LoadOptions::from(deadline);
         match self.policy {
             LoadPolicy::Progressive => {}
             LoadPolicy::CacheGen => options.policy = Box::new(CacheGen::default()),
@@ -83,7 +81,8 @@ pub(super) struct LoadOutcome {
     pub(super) bytes: u64,
     /// Level of every chunk; none for those that are to be computed.
     pub(super) levels: Vec<Option<u8>>,
-    pub(super) kl_beneath: f64,
+    /// Worst predicted KL of what came, nats a token.
+    pub(super) kl: f64,
     /// Whether the suffix was computed while the prefix was still being decoded.
     pub(super) layer_wise: bool,
     pub(super) gave_up: bool,
@@ -95,19 +94,16 @@ pub(super) struct LoadOutcome {
     pub(super) recompute: Duration,
 }
 
-/// Loads a plan into `kv`, whose pages are reserved for the whole prompt. A load that fails delivers nothing.
+/// Loads what a session matches into `kv`, whose pages are reserved for the whole prompt. A load that fails delivers nothing.
 pub(super) async fn load(
-    (model, client): (&Arc<Model>, &KvClient),
-    plan: LoadPlan,
+    (model, session): (&Arc<Model>, &Session),
     kv: PagedKv,
     prompt: &Arc<[u32]>,
     how: &RemoteUse,
 ) -> LoadOutcome {
-    let computed = prompt.len() - 1;
-    let matched = (plan.matched_tokens() as usize).min(computed);
-    let suffix = TokenRange { start: matched as u64, end: computed as u64 };
+    let matched = (session.matched_tokens() as usize).min(prompt.len() - 1);
     let Ok(table) = kv.load_table() else { return LoadOutcome::default() };
-    let begun = match client.load(plan, [table], how.options(client, suffix)) {
+    let begun = match session.load([table], how.options(Deadline::within(how.slo))) {
         Ok(load) => load,
         Err(error) => {
             tracing::warn!(%error, "the load could not begin");
@@ -115,32 +111,34 @@ pub(super) async fn load(
         }
     };
     let mut start = LayerWiseStart::new(model, kv, Arc::clone(prompt), matched);
-    let Some(report) = start.follow(begun).await else {
-        tracing::warn!("a load lost its pages: the prompt is computed");
+    let loaded = start.follow(begun).await;
+    let done = Instant::now();
+    let Some(report) = loaded.report().filter(|_| loaded.loaded_tokens() > 0) else {
         return LoadOutcome::default();
     };
-    let done = Instant::now();
-    let holes: Vec<_> = report
-        .recompute
+    let holes: Vec<_> = loaded
+        .missing()
         .iter()
         .map(|range| range.start as usize..(range.end as usize).min(matched))
         .filter(|hole| !hole.is_empty())
         .collect();
-    let shareable = report.flagged.first().map_or(usize::MAX, |first| first.start as usize);
     let layer_wise = start.is_under_way() && holes.is_empty();
-    let Some(kv) = start.finish(holes.is_empty()).await else {
+    let Some(mut kv) = start.finish(holes.is_empty()).await else {
         tracing::warn!("the suffix could not be computed ahead of its prefix: the prompt is computed");
         return LoadOutcome::default();
     };
+    // Tokens above the bound are not kept in memory, so nothing else is computed over them.
+    kv.set_kl(loaded.kl().min(how.kl_shared_max));
     let matched = if layer_wise { kv.len() } else { matched };
-    let loaded = LoadedPrefix { kv, matched, holes, shareable };
+    let shareable = loaded.tokens_within(how.kl_shared_max) as usize;
+    let prefix = LoadedPrefix { kv, matched, holes, shareable };
     let fetch = report.chunks.iter().filter_map(|chunk| chunk.fetched).max().unwrap_or(report.elapsed);
     LoadOutcome {
-        loaded_tokens: report.loaded_tokens() as usize,
-        prefix: Some(loaded),
+        loaded_tokens: loaded.loaded_tokens() as usize,
+        prefix: Some(prefix),
         bytes: report.bytes,
         levels: report.chunks.iter().map(|chunk| chunk.level.map(|level| level.0)).collect(),
-        kl_beneath: report.kl_beneath,
+        kl: loaded.kl(),
         layer_wise,
         gave_up: report.gave_up,
         fetch,
@@ -178,32 +176,18 @@ impl LayerWiseStart {
         matches!(self.state, SuffixState::UnderWay(_))
     }
 
-    /// Waits for the load; its pages are good only if there is a report without stale rows.
-    async fn follow(&mut self, mut load: Load) -> Option<LoadReport> {
-        let mut whole = true;
-        loop {
-            match load.next().await? {
-                LoadEvent::LayerReady(ready) => self.ready(&ready, whole),
-                LoadEvent::Recompute { range, .. } if range.start < self.matched as u64 => {
-                    whole = false;
-                    self.gate.0.abort();
-                }
-                // Nothing is computed while the load goes on, so nothing is withdrawn.
-                LoadEvent::Recompute { .. } | LoadEvent::Withdrawn { .. } => {}
-                LoadEvent::Done { report } if report.stale_rows == 0 => return Some(*report),
-                LoadEvent::Done { .. } => return None,
-            }
+    /// Waits for the load, and begins the suffix on the first layers.
+    async fn follow(&mut self, mut load: Load) -> Loaded {
+        while let Some(ready) = load.next_layers().await {
+            self.ready(&ready);
         }
+        load.finish().await
     }
 
-    fn ready(&mut self, ready: &LayerReady, whole: bool) {
+    fn ready(&mut self, ready: &LayerReady) {
         self.gate.0.open(ready.layers_complete);
         let some = (1..self.layers).contains(&ready.layers_complete);
-        if whole
-            && some
-            && matches!(self.state, SuffixState::Waiting(_))
-            && self.matched + 1 < self.prompt.len()
-        {
+        if some && matches!(self.state, SuffixState::Waiting(_)) && self.matched + 1 < self.prompt.len() {
             self.begin();
         }
     }

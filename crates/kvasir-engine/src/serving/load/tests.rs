@@ -1,5 +1,5 @@
 use kvasir_codec::KvSink as _;
-use kvasir_types::Plane;
+use kvasir_types::{Plane, TokenRange};
 
 use super::{
     super::{
@@ -37,12 +37,11 @@ async fn layer_wise(hole: Option<std::ops::Range<usize>>) {
         token_range: TokenRange { start: 0, end: MATCHED as u64 },
         level: Level(0),
         predicted_kl: 0.0,
-        flagged: false,
         layers_complete: 1,
     };
-    start.ready(&first, false);
+    start.ready(&LayerReady { layers_complete: 0, ..first.clone() });
     assert!(!start.is_under_way(), "never on a prefix of which something is missing already");
-    start.ready(&first, true);
+    start.ready(&first);
     assert!(start.is_under_way());
     let whole = hole.is_none();
     let kv = start.finish(whole).await.unwrap();

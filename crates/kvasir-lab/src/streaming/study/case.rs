@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::fetcher::{DecodeModel, FetchPlan, FetcherConfig, TextMode};
+use kvasir_client::tuning::{DecodeModel, FetchPlan, FetcherConfig, TextMode};
 use kvasir_types::CHUNK_TOKENS_DEFAULT;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -75,7 +75,7 @@ impl Cost {
         let plan = |ladder: &Ladder| engine.plan(ladder, 9_400, 1_536, Duration::from_secs(1));
         let ladder = Ladder::paper();
         let gigabytes = |levels: usize| -> f64 {
-            let chunk_bytes = |c: &kvasir_client::fetcher::PlannedChunk| -> u64 {
+            let chunk_bytes = |c: &kvasir_client::tuning::PlannedChunk| -> u64 {
                 c.level_bytes.iter().rev().take(levels).sum()
             };
             plan(&ladder).chunks.iter().map(chunk_bytes).sum::<u64>() as f64 / 1e9

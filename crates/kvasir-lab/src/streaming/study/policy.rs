@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::fetcher::{
+use kvasir_client::tuning::{
     CacheGen, ChunkStatus, EstimatorKind, Fixed, Policy, PolicyStep, PolicyView, Progressive, TextMode,
 };
 use kvasir_types::Level;

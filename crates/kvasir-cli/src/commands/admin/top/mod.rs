@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Args;
-use kvasir_client::Client;
+use kvasir_client::rest::Client;
 
 use self::{sample::Sample, view::View};
 use crate::{

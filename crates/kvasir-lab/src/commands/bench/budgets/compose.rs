@@ -3,23 +3,19 @@
 use std::sync::Arc;
 
 use crate::budget::{PromptCompressor as _, SurprisalCompressor, ThinClass, ThinnedStore, TokenPolicy};
-use kvasir_client::{
-    KvClient, LoadOptions,
-    fetcher::{Fixed, RecomputeModel},
-};
+use kvasir_client::tuning::LoadOptions;
 use kvasir_codec::{KvBuffer, Profile};
 use kvasir_engine::{Model, PagedKv, TINY_PROFILE};
 use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
 use kvasir_types::{Level, Name, Thinning};
 use tokio::runtime::Runtime;
-use url::Url;
 
 use super::case::{BudgetRow, Case, SQUEEZE_P, Tally, policies};
 use kvasir_cli::{
     demo::{Plain, Service, into_pages},
     error::{CliError, CliResult},
     progress::Step,
-    service::client_error,
+    service::{client_error, look_up},
     shipped::engine_error,
 };
 
@@ -31,9 +27,6 @@ pub(super) struct Settings<'a> {
     pub(super) quick: bool,
 }
 
-/// Time a load may take: only bytes and quality count here.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
-
 pub(super) fn compose(
     runtime: &Runtime,
     model: &Model,
@@ -42,9 +35,8 @@ pub(super) fn compose(
 ) -> CliResult<Vec<BudgetRow>> {
     let folder = tempfile::tempdir().map_err(CliError::internal)?;
     let service = Service::start(runtime, folder.path())?;
-    let url = Url::parse(&format!("http://{}", service.address)).map_err(CliError::internal)?;
-    let client = kvasir_cli::service::open_client_at(url)?;
-    let kvasir = Kvasir { runtime, client, namespace: "budgets".parse().map_err(CliError::internal)? };
+    let url = format!("http://{}", service.address);
+    let kvasir = Testbed { runtime, url, namespace: "budgets".parse().map_err(CliError::internal)? };
     let step = Step::start("whole caches, and dropped text");
     let mut rows = whole(&kvasir, model, cases)?;
     rows.extend(dropped_text(&kvasir, model, cases, settings.share)?);
@@ -71,48 +63,46 @@ pub(super) fn compose(
     Ok(rows)
 }
 
-struct Kvasir<'a> {
+struct Testbed<'a> {
     runtime: &'a Runtime,
-    client: kvasir_client::Client,
+    url: String,
     namespace: Name,
 }
 
-impl Kvasir<'_> {
-    fn shipped(&self, model: &Model) -> CliResult<(Arc<Profile>, KvClient)> {
+impl Testbed<'_> {
+    fn shipped(&self, model: &Model) -> CliResult<(Arc<Profile>, kvasir_client::Kvasir)> {
         let profile = Arc::new(Profile::from_bytes(TINY_PROFILE).map_err(CliError::internal)?);
-        let connect = KvClient::connect(
-            self.client.clone(),
-            Arc::clone(model.spec()),
-            self.namespace.clone(),
-            Arc::clone(&profile),
-        );
-        let kv = self.runtime.block_on(connect).map_err(client_error)?;
-        Ok((profile, kv))
+        let builder = kvasir_client::Kvasir::builder(self.url.as_str())
+            .model(Arc::clone(model.spec()), Arc::clone(&profile))
+            .namespace(self.namespace.as_str());
+        let kvasir = self.runtime.block_on(builder.connect()).map_err(client_error)?;
+        Ok((profile, kvasir))
     }
 
     /// A context, back from the service at every level, with its bytes.
     fn there_and_back(
         &self,
         model: &Model,
-        (client, levels): (&KvClient, usize),
+        (client, levels): (&kvasir_client::Kvasir, usize),
         tokens: &[u32],
         kv: &PagedKv,
     ) -> CliResult<Vec<(PagedKv, f64)>> {
-        self.runtime.block_on(client.store_kv(tokens, kv, |_| ())).map_err(client_error)?;
-        let plan = self.runtime.block_on(client.lookup(tokens)).map_err(client_error)?;
+        let session = self.runtime.block_on(async {
+            let session = client.session(tokens).without_lookup().await;
+            session.save_now(kv, tokens.len(), |_| ()).await.map_err(client_error)?;
+            look_up(client, tokens).await
+        })?;
         let load = |level: usize| {
-            let mut options = LoadOptions::new(PATIENCE, RecomputeModel::from_seconds(0.0, 1.0, 0.0));
-            options.policy = Box::new(Fixed::new(Level(level as u8)).without_giving_up());
-            let pages = into_pages(model, tokens.len(), |sink| {
-                let report =
-                    self.runtime.block_on(client.get_kv(&plan, options, sink)).map_err(client_error)?;
-                if report.recompute.is_empty() {
-                    Ok(())
-                } else {
-                    Err(CliError::internal("a load left tokens out"))
-                }
-            })?;
-            let bytes = plan.chunks().iter().filter_map(|chunk| chunk.level_bytes.get(level)).sum::<u64>();
+            let mut pages = model.new_kv().map_err(engine_error)?;
+            pages.reserve(tokens.len()).map_err(CliError::internal)?;
+            let table = pages.load_table().map_err(CliError::internal)?;
+            let options = LoadOptions::at_level(Level(level as u8));
+            let load = session.load([table], options).map_err(client_error)?;
+            if !self.runtime.block_on(load.finish()).missing().is_empty() {
+                return Err(CliError::internal("a load left tokens out"));
+            }
+            pages.commit(tokens.len()).map_err(CliError::internal)?;
+            let bytes = session.chunks().iter().filter_map(|chunk| chunk.level_bytes.get(level)).sum::<u64>();
             Ok((pages, bytes as f64))
         };
         (0..levels).map(load).collect()
@@ -120,7 +110,7 @@ impl Kvasir<'_> {
 }
 
 /// The whole cache: 8 bits, and ours at every level.
-fn whole(kvasir: &Kvasir<'_>, model: &Model, cases: &[Case<'_>]) -> CliResult<Vec<BudgetRow>> {
+fn whole(kvasir: &Testbed<'_>, model: &Model, cases: &[Case<'_>]) -> CliResult<Vec<BudgetRow>> {
     let (profile, client) = kvasir.shipped(model)?;
     let (mut int8, mut ours) = (Tally::default(), Vec::new());
     ours.resize_with(profile.level_count(), Tally::default);
@@ -154,7 +144,7 @@ fn rounded(model: &Model, case: &Case<'_>) -> CliResult<(PagedKv, f64)> {
 
 /// A prompt without the tokens that the model found easiest: what is cached is an ordinary cache.
 fn dropped_text(
-    kvasir: &Kvasir<'_>,
+    kvasir: &Testbed<'_>,
     model: &Model,
     cases: &[Case<'_>],
     share: f64,
@@ -200,7 +190,7 @@ impl Thin<'_> {
 
     fn rows(
         &self,
-        kvasir: &Kvasir<'_>,
+        kvasir: &Testbed<'_>,
         model: &Model,
         cases: &[Case<'_>],
         training: &[Case<'_>],
@@ -213,7 +203,7 @@ impl Thin<'_> {
         let levels_count = profiles.iter().map(|profile| profile.level_count()).min().unwrap_or(0);
         let thinning = self.thinning();
         let connect = ThinnedStore::connect(
-            &kvasir.client,
+            &kvasir.url,
             (model.spec(), &thinning),
             &kvasir.namespace,
             classes.clone(),

@@ -5,10 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kvasir_client::Kvasir;
 use kvasir_codec::Profile;
 use kvasir_engine::{
-    EngineError, Model, PagedKv, Sampling, TINY_PROFILE,
-    remote::{RemoteKv, calibrate},
+    EngineError, Model, PagedKv, Sampling, TINY_PROFILE, calibrate,
     serving::{
         Completion, Delivery, Engine, EngineConfig, LoadPolicy, LoadedPrefix, Output, RemoteUse, Request,
         Summary, TtftBreakdown,
@@ -16,15 +16,13 @@ use kvasir_engine::{
 };
 
 use kvasir_replay::link::{BandwidthSeries, LinkOptions, ShapedLink};
-use kvasir_types::Name;
 use tokio::runtime::Runtime;
-use url::Url;
 
 use super::TtftRow;
 use kvasir_cli::{
     demo::{BytesSource, Plain, Service, read_all},
     error::{CliError, CliResult},
-    service::open_client_at,
+    service::client_error,
     shipped::engine_error,
 };
 
@@ -138,7 +136,11 @@ impl<'a> Testbed<'a> {
             let start = last * index / count.max(2).saturating_sub(1);
             let prompt: Arc<[u32]> = text[start.min(last)..][..tokens].into();
             let kv = model.calculate_kv(&prompt).map_err(engine_error)?;
-            runtime.block_on(remote.store(&prompt, &kv, 0.0, |_| ())).map_err(CliError::internal)?;
+            let save = async {
+                let session = remote.session(&prompt).without_lookup().await;
+                session.save_now(&kv, prompt.len(), |_| ()).await
+            };
+            runtime.block_on(save).map_err(client_error)?;
             contexts.push((prompt, kv));
         }
         Ok(Self { runtime, model, service, contexts, _folder: folder })
@@ -212,7 +214,7 @@ impl<'a> Testbed<'a> {
         Ok(samples)
     }
 
-    fn engine(&self, remote: Option<(RemoteKv, RemoteUse)>) -> CliResult<Engine> {
+    fn engine(&self, remote: Option<(Kvasir, RemoteUse)>) -> CliResult<Engine> {
         let config = EngineConfig::for_contexts(self.model, self.contexts.len() + 1);
         // Inside the runtime: the engine may start tasks.
         let _entered = self.runtime.enter();
@@ -300,19 +302,16 @@ async fn summary(mut completion: Completion) -> CliResult<Summary> {
     Err(CliError::internal("the engine gave a request up"))
 }
 
-fn connect(runtime: &Runtime, model: &Arc<Model>, address: std::net::SocketAddr) -> CliResult<RemoteKv> {
-    let url = Url::parse(&format!("http://{address}")).map_err(CliError::internal)?;
-    let namespace: Name = "ttft".parse().map_err(CliError::internal)?;
+fn connect(runtime: &Runtime, model: &Arc<Model>, address: std::net::SocketAddr) -> CliResult<Kvasir> {
     let profile = Arc::new(Profile::from_bytes(TINY_PROFILE).map_err(CliError::internal)?);
     let mut sample = model.tokenizer().encode(TEXT).map_err(engine_error)?;
     sample.truncate(CHUNK_TOKENS);
-    let recompute = calibrate(model, &sample).map_err(engine_error)?;
-    let client = open_client_at(url)?;
-    let remote = runtime
-        .block_on(RemoteKv::connect(Arc::clone(model), client, namespace, profile))
-        .and_then(|remote| remote.with_chunk_tokens(CHUNK_TOKENS))
-        .map_err(CliError::internal)?;
-    Ok(remote.with_recompute_model(recompute))
+    let builder = Kvasir::builder(format!("http://{address}"))
+        .model(Arc::clone(model.spec()), profile)
+        .namespace("ttft")
+        .chunk_tokens(CHUNK_TOKENS)
+        .recompute_model(calibrate(model, &sample).map_err(engine_error)?);
+    runtime.block_on(builder.connect()).map_err(client_error)
 }
 
 /// Samples of one setting as a row; a time there is one here divided by `time`.

@@ -1,0 +1,156 @@
+//! How a connection is described.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use kvasir_codec::Profile;
+use kvasir_types::{CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_MAX, CHUNK_TOKENS_STEP, ModelSpec};
+use tokio::runtime::Handle;
+
+use super::{Kvasir, Shared};
+use crate::{
+    Error,
+    fetcher::RecomputeModel,
+    load::LearnedCosts,
+    model::{Binding, Codec},
+    options::Quality,
+    rest::{BearerToken, Client, ClientConfig},
+    save::{QueueConfig, SaveQueue},
+};
+
+/// Describes a [`Kvasir`]; [`connect`](Self::connect) opens it. Only [`model`](Self::model) has to be called.
+#[derive(Debug)]
+#[must_use = "nothing is connected before `connect`"]
+pub struct Builder {
+    url: String,
+    model: Option<(Arc<ModelSpec>, Arc<Profile>)>,
+    namespace: String,
+    token: Option<String>,
+    rest: ClientConfig,
+    quality: Quality,
+    chunk_tokens: usize,
+    direct_reads: bool,
+    recompute: RecomputeModel,
+    saves: QueueConfig,
+}
+
+fn config_error(what: impl Into<String>) -> Error {
+    Error::Config { what: what.into() }
+}
+
+impl Builder {
+    pub(super) fn new(url: String) -> Self {
+        Self {
+            url,
+            model: None,
+            namespace: "default".to_owned(),
+            token: None,
+            rest: ClientConfig::default(),
+            quality: Quality::default(),
+            chunk_tokens: CHUNK_TOKENS_DEFAULT,
+            direct_reads: false,
+            // Until a prefill was seen: a 7 B model at 60 TFLOPS.
+            recompute: RecomputeModel::from_flops(7.2e9, 32, 4096, 6e13),
+            saves: QueueConfig::default(),
+        }
+    }
+
+    /// The model, and the profile that its caches are encoded with.
+    pub fn model(mut self, spec: impl Into<Arc<ModelSpec>>, profile: impl Into<Arc<Profile>>) -> Self {
+        self.model = Some((spec.into(), profile.into()));
+        self
+    }
+
+    /// Namespace: caches of different namespaces never match. `default` unless said.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// A token of the service, or a JSON Web Token.
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// Timeouts, certificates and the other settings of HTTP.
+    pub fn rest(mut self, config: ClientConfig) -> Self {
+        self.rest = config;
+        self
+    }
+
+    /// The worst quality that loads may bring; whatever the deadline allows unless said.
+    pub const fn quality(mut self, quality: Quality) -> Self {
+        self.quality = quality;
+        self
+    }
+
+    /// Tokens of a stored chunk: a multiple of 256 up to 16,384; 1,536 unless said.
+    pub const fn chunk_tokens(mut self, tokens: usize) -> Self {
+        self.chunk_tokens = tokens;
+        self
+    }
+
+    /// Reads objects straight from the store where the service can presign URLs, and through the service otherwise or where
+    /// a direct read fails. Past the service's hot tier, so for stores that are nearer or wider than the service.
+    pub const fn direct_reads(mut self, direct: bool) -> Self {
+        self.direct_reads = direct;
+        self
+    }
+
+    /// The engine's prefill times to start from; loads and [`Kvasir::observe_prefill`] fit them further. A 7 B model at
+    /// 60 TFLOPS unless said.
+    pub fn recompute_model(mut self, recompute: RecomputeModel) -> Self {
+        self.recompute = recompute;
+        self
+    }
+
+    /// What the save queue takes, and its bounds.
+    pub fn save_queue(mut self, config: QueueConfig) -> Self {
+        self.saves = config;
+        self
+    }
+
+    /// Connects: registers the model and asks for the namespace's root.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a description that cannot work, [`Error::Profile`] for a profile of another model,
+    /// [`Error::Spec`] for an impossible model; those of [`Client::register_model`] and [`Client::namespace_root`].
+    pub async fn connect(self) -> Result<Kvasir, Error> {
+        let (spec, profile) =
+            self.model.ok_or_else(|| config_error("no model is given: call `model` before `connect`"))?;
+        let tokens = self.chunk_tokens;
+        if tokens == 0 || tokens > CHUNK_TOKENS_MAX || !tokens.is_multiple_of(CHUNK_TOKENS_STEP) {
+            return Err(config_error(format!(
+                "chunks of {tokens} tokens are not possible: use a multiple of {CHUNK_TOKENS_STEP} up to {CHUNK_TOKENS_MAX}"
+            )));
+        }
+        let url = self.url.parse().map_err(|error| {
+            config_error(format!("{} is no address of a service ({error}): use http://host:port", self.url))
+        })?;
+        let namespace =
+            self.namespace.parse().map_err(|error| config_error(format!("namespace: {error}")))?;
+        let mut rest = self.rest;
+        if let Some(token) = &self.token {
+            rest.token = Some(BearerToken::new(token)?);
+        }
+        let client = Client::new(url, rest)?;
+        let codec = Arc::new(Codec::new(spec, profile)?);
+        let own = Arc::new(Binding::open(&client, codec, namespace).await?);
+        let runtime = Handle::current();
+        Ok(Kvasir {
+            shared: Arc::new(Shared {
+                saves: SaveQueue::new(self.saves, tokens, &runtime),
+                client,
+                own,
+                others: Mutex::new(VecDeque::new()),
+                direct_reads: self.direct_reads,
+                quality: self.quality,
+                learned: Arc::new(LearnedCosts::new(self.recompute)),
+                runtime,
+            }),
+        })
+    }
+}

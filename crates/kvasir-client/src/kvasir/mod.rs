@@ -1,0 +1,199 @@
+//! The connection that an engine holds.
+
+mod builder;
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use kvasir_types::{ModelId, ModelSpec, Name, TokenRange};
+use sha2::{Digest as _, Sha256};
+use tokio::runtime::Handle;
+
+pub use builder::Builder;
+
+use crate::{
+    Error,
+    limits::BINDINGS_MAX,
+    load::{CostModels, LearnedCosts},
+    model::{Binding, Codec},
+    options::Quality,
+    rest::{Client, RequestClass},
+    save::{QueueStats, SaveQueue},
+};
+
+/// A connection to a Kvasir service for one model: open one for each process, and a [`Session`](crate::Session) for each
+/// request. Cheap to clone, `Send + Sync`; clones share connections, the save queue, and what loads have taught about costs.
+///
+/// Dropping the last clone drops what waits to be saved; [`drain`](Self::drain) first to keep it.
+#[derive(Clone)]
+pub struct Kvasir {
+    shared: Arc<Shared>,
+}
+
+/// What says apart the caches of one model: an adapter, and a secret that several users do not share.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct BindingKey {
+    pub(crate) adapter: Option<String>,
+    pub(crate) salt: Option<Vec<u8>>,
+}
+
+struct Shared {
+    client: Client,
+    own: Arc<Binding>,
+    /// Bindings of other adapters and salts, the one used last in front; at most [`BINDINGS_MAX`].
+    others: Mutex<VecDeque<(BindingKey, Arc<Binding>)>>,
+    direct_reads: bool,
+    quality: Quality,
+    learned: Arc<LearnedCosts>,
+    saves: SaveQueue,
+    runtime: Handle,
+}
+
+impl fmt::Debug for Kvasir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kvasir")
+            .field("model_id", &self.model_id())
+            .field("namespace", &self.namespace())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Kvasir {
+    /// Describes a connection to the service at `url`, e.g. `http://127.0.0.1:7480`.
+    pub fn builder(url: impl Into<String>) -> Builder {
+        Builder::new(url.into())
+    }
+
+    /// Tells what a prefill of `range`, behind everything before it, took: what a load is weighed against.
+    pub fn observe_prefill(&self, range: TokenRange, took: Duration) {
+        self.shared.learned.observe_prefill(range, took);
+    }
+
+    /// Cost models as learned so far from loads and prefills.
+    pub fn costs(&self) -> CostModels {
+        self.shared.learned.models()
+    }
+
+    /// Fetches the model's profiles that the service has, at most 16. Otherwise each is fetched in the background when a lookup
+    /// first meets it, and that lookup ends before the chunks that need it.
+    ///
+    /// # Errors
+    /// Those of [`Client::list_profiles`] and [`Client::get_profile`]; [`Error::Profile`] for a profile that is not of this model.
+    pub async fn preload_profiles(&self) -> Result<(), Error> {
+        self.shared.own.codec.preload(&self.shared.client).await
+    }
+
+    /// Waits until everything that was saved in the background is stored or has failed: for a shutdown.
+    pub async fn drain(&self) {
+        self.shared.saves.drain().await;
+    }
+
+    /// What the save queue has done so far.
+    pub fn saves(&self) -> QueueStats {
+        self.shared.saves.stats()
+    }
+
+    /// The service's REST API.
+    pub fn rest(&self) -> &Client {
+        &self.shared.client
+    }
+
+    /// Layout of the model's KV.
+    pub fn spec(&self) -> &Arc<ModelSpec> {
+        &self.shared.own.codec.spec
+    }
+
+    /// The model.
+    pub fn model_id(&self) -> ModelId {
+        self.shared.own.codec.model_id
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &Name {
+        &self.shared.own.namespace
+    }
+
+    pub(crate) fn client(&self, class: &RequestClass) -> Client {
+        self.shared.client.for_request(class.clone())
+    }
+
+    pub(crate) fn direct_reads(&self) -> bool {
+        self.shared.direct_reads
+    }
+
+    pub(crate) fn quality(&self) -> Quality {
+        self.shared.quality
+    }
+
+    pub(crate) fn learned(&self) -> &Arc<LearnedCosts> {
+        &self.shared.learned
+    }
+
+    pub(crate) fn save_queue(&self) -> &SaveQueue {
+        &self.shared.saves
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.shared.runtime
+    }
+
+    fn with_others<T>(&self, f: impl FnOnce(&mut VecDeque<(BindingKey, Arc<Binding>)>) -> T) -> T {
+        f(&mut self.shared.others.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The binding of an adapter and salt. The first use of each asks the service.
+    pub(crate) async fn binding(&self, key: &BindingKey) -> Result<Arc<Binding>, Error> {
+        if *key == BindingKey::default() {
+            return Ok(Arc::clone(&self.shared.own));
+        }
+        if let Some(known) = self.known_binding(key) {
+            return Ok(known);
+        }
+        let codec = self.codec_for(key.adapter.as_deref())?;
+        let namespace = match &key.salt {
+            Some(salt) => salted(&self.shared.own.namespace, salt)?,
+            None => self.shared.own.namespace.clone(),
+        };
+        let opened = Arc::new(Binding::open(&self.shared.client, codec, namespace).await?);
+        self.with_others(|others| {
+            others.push_front((key.clone(), Arc::clone(&opened)));
+            others.truncate(BINDINGS_MAX);
+        });
+        Ok(opened)
+    }
+
+    fn known_binding(&self, key: &BindingKey) -> Option<Arc<Binding>> {
+        self.with_others(|others| {
+            let at = others.iter().position(|(known, _)| known == key)?;
+            let found = others.remove(at)?;
+            let binding = Arc::clone(&found.1);
+            others.push_front(found);
+            Some(binding)
+        })
+    }
+
+    /// Salts share the codec of their adapter.
+    fn codec_for(&self, adapter: Option<&str>) -> Result<Arc<Codec>, Error> {
+        let own = &self.shared.own.codec;
+        let Some(adapter) = adapter else { return Ok(Arc::clone(own)) };
+        let known = self.with_others(|others| {
+            let of_adapter = |(key, _): &&(BindingKey, Arc<Binding>)| key.adapter.as_deref() == Some(adapter);
+            others.iter().find(of_adapter).map(|(_, binding)| Arc::clone(&binding.codec))
+        });
+        known.map_or_else(|| Ok(Arc::new(own.with_adapter(adapter)?)), Ok)
+    }
+}
+
+/// The namespace of a salt: the service derives an unguessable root for it, as for every namespace.
+fn salted(namespace: &Name, salt: &[u8]) -> Result<Name, Error> {
+    let mut hash = Sha256::new_with_prefix(b"kvasir session salt\0");
+    hash.update(salt);
+    let digest: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("{namespace}.{digest}").parse().map_err(|error| Error::Config {
+        what: format!("the namespace {namespace} is too long for sessions with a salt: {error}"),
+    })
+}

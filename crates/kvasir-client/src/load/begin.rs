@@ -1,0 +1,177 @@
+//! Starts loads.
+
+use std::{sync::Arc, time::Duration};
+
+use kvasir_api::ChunkMatch;
+use kvasir_codec::ChunkDecoder;
+use kvasir_types::{Level, TokenRange};
+use tokio::{runtime::Handle, sync::mpsc, time::Instant};
+
+use super::{
+    Beneath, LearnedCosts, LoadOptions, Running, assembly::ExpectedTokens, decode::DecodeContext,
+    decode_queue::DecodeQueue, driver::LoadDriver, network::Network, progress::LoadProgress,
+};
+use crate::{
+    Error,
+    fetcher::{FetchPlan, Fetcher, FetcherConfig, PlannedChunk, TextMode},
+    limits::ARRIVALS_QUEUE,
+    lookup::Matched,
+    model::Binding,
+    pages::{BlockTable, WriteGate, check_dtype},
+    rest::{BlockLookup, Client, Routes},
+};
+
+/// The levels of a stored chunk that are good enough, and what each is worth.
+#[derive(Debug)]
+pub(crate) struct PlannedLevels {
+    /// Predicted loss of each level, in nats a token, coarsest first; as long as the chunk's levels.
+    loss: Vec<f64>,
+    /// The coarsest level that may be used.
+    floor: Level,
+}
+
+impl PlannedLevels {
+    /// Of a chunk that may be at most `kl_max` nats a token from exact, with what lies beneath it; `None` when no level is that good.
+    pub(crate) fn new(chunk: &ChunkMatch, decoder: &dyn ChunkDecoder, kl_max: f64) -> Option<Self> {
+        let count = chunk.level_bytes.len();
+        let known = decoder.level_kl().filter(|kl| kl.len() == count);
+        if known.is_none() && kl_max.is_finite() {
+            return None;
+        }
+        let loss = known.unwrap_or_else(|| PlannedChunk::default_loss(count));
+        let beneath = f64::from(chunk.kl_beneath);
+        let floor = loss.iter().position(|loss| loss + beneath <= kl_max)?;
+        Some(Self { loss, floor: Level(floor as u8) })
+    }
+
+    /// The chunk for the fetcher. Levels below the floor cost what the floor costs.
+    fn plan(mut self, chunk: &ChunkMatch) -> PlannedChunk {
+        let floor = self.floor.index();
+        let mut level_bytes = chunk.level_bytes.clone();
+        for level in 0..floor {
+            level_bytes[level] = level_bytes[floor];
+            self.loss[level] = self.loss[floor];
+        }
+        let tokens =
+            TokenRange { start: chunk.first_token, end: chunk.first_token + u64::from(chunk.matched_tokens) };
+        PlannedChunk { tokens, level_bytes, loss: self.loss }
+    }
+}
+
+/// What a session loads.
+pub(crate) struct LoadTask<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) binding: &'a Binding,
+    pub(crate) runtime: &'a Handle,
+    pub(crate) learned: &'a Arc<LearnedCosts>,
+    /// Worst quality that may be loaded, nats a token.
+    pub(crate) kl_max: f64,
+    pub(crate) tokens: &'a Arc<Vec<u32>>,
+    /// What was asked: asking again renews presigned URLs.
+    pub(crate) lookup: BlockLookup,
+    pub(crate) matched: Matched,
+    pub(crate) beneath: &'a Arc<Beneath>,
+}
+
+impl LoadTask<'_> {
+    /// Starts the load.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when a table is too short, or the model's caches cannot be written into pages.
+    pub(crate) fn begin(
+        mut self,
+        tables: Vec<BlockTable>,
+        options: LoadOptions,
+        text_mode: TextMode,
+    ) -> Result<Running, Error> {
+        let codec = &self.binding.codec;
+        check_dtype(&codec.spec)?;
+        let count = self.tokens.len() as u64;
+        if !options.last_token {
+            self.matched.truncate(count.saturating_sub(1));
+        }
+        let mut chunks = Vec::with_capacity(self.matched.chunks.len());
+        for chunk in &self.matched.chunks {
+            let decoder = codec.decoder(&chunk.profile_hash);
+            let levels = decoder.as_ref().and_then(|d| PlannedLevels::new(chunk, &**d, self.kl_max));
+            // The lookup ended before chunks that cannot be decoded or are too coarse.
+            let (Some(decoder), Some(levels)) = (decoder, levels) else { break };
+            chunks.push((decoder, levels));
+        }
+        self.matched.chunks.truncate(chunks.len());
+        let found = self.matched.tokens();
+        if let Some(table) = tables.iter().find(|table| table.tokens() < found) {
+            let what = format!(
+                "a block table has room for {} tokens, the load brings {found}: reserve pages for all of them",
+                table.tokens()
+            );
+            return Err(Error::Config { what });
+        }
+        if found == 0 {
+            return Ok(Running::miss(count, self.beneath));
+        }
+        self.spawn(tables, options, text_mode, chunks)
+    }
+
+    fn spawn(
+        self,
+        tables: Vec<BlockTable>,
+        options: LoadOptions,
+        text_mode: TextMode,
+        levels: Vec<(Arc<dyn ChunkDecoder>, PlannedLevels)>,
+    ) -> Result<Running, Error> {
+        let (codec, tail) =
+            (&self.binding.codec, TokenRange { start: self.matched.tokens(), end: self.tokens.len() as u64 });
+        let learned = self.learned.models();
+        let recompute = options.recompute.unwrap_or(learned.recompute);
+        let suffix_time = options.suffix_time.unwrap_or_else(|| match tail.end.saturating_sub(1) {
+            end if end > tail.start => recompute.predict(TokenRange { start: tail.start, end }),
+            _ => Duration::ZERO,
+        });
+        let objects = self.matched.chunks;
+        let vias: Vec<_> = objects.iter().map(|chunk| (chunk.object_digest, chunk.via.clone())).collect();
+        let floors: Vec<Level> = levels.iter().map(|(_, levels)| levels.floor).collect();
+        let (decoders, levels): (Vec<_>, Vec<_>) = levels.into_iter().unzip();
+        let plan = FetchPlan {
+            chunks: levels.into_iter().zip(&objects).map(|(levels, chunk)| levels.plan(chunk)).collect(),
+            slo: options.deadline.left(),
+            suffix_time,
+            prior_rate: options.rate.or(learned.rate),
+        };
+        let config = FetcherConfig {
+            estimator: options.estimator,
+            recompute,
+            decode: options.decode.unwrap_or(learned.decode),
+            text_mode,
+        };
+        let (sender, arrivals) = mpsc::channel(ARRIVALS_QUEUE);
+        let (events, received) = mpsc::unbounded_channel();
+        let (chain, direct) = (Arc::clone(self.lookup.chain()), self.lookup.is_direct());
+        let lookup = direct.then_some(self.lookup);
+        let network = Network::new(
+            Routes::new(self.client.clone(), lookup, &vias, self.matched.looked_up),
+            codec.model_id,
+            ExpectedTokens { tokens: Arc::clone(self.tokens), chain },
+            objects.into_iter().zip(floors),
+            sender.clone(),
+        );
+        let held = tables.iter().map(|table| table.shard().layers.clone()).collect();
+        let progress = LoadProgress::new(held, codec.spec.layers.len(), tail.start);
+        let gate = Arc::<WriteGate>::default();
+        let context = DecodeContext { spec: Arc::clone(&codec.spec), tables, gate: Arc::clone(&gate) };
+        let decodes = DecodeQueue::new(context, decoders);
+        let fetcher = Fetcher::new(plan, options.policy, config)
+            .map_err(|error| Error::protocol(format!("the lookup's chunks make no plan: {error}")))?;
+        let driver = LoadDriver::new(
+            Instant::now(),
+            fetcher,
+            network,
+            decodes,
+            progress,
+            events,
+            Arc::clone(self.learned),
+        );
+        let task = self.runtime.spawn(driver.run(arrivals, tail));
+        Ok(Running::new((received, sender), task, gate, self.beneath, (tail.start, tail.end)))
+    }
+}

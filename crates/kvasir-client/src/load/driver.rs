@@ -1,0 +1,237 @@
+//! The task of a load: executes the actions of the fetcher core and feeds it the events of the load's parts.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use kvasir_types::{Level, TokenRange};
+use tokio::{sync::mpsc, time::Instant};
+
+use super::{
+    DriverEvent, LearnedCosts, RecomputeCause,
+    arrival::Arrival,
+    clock::LoadClock,
+    decode::{DecodeOutcome, UnitScope},
+    decode_queue::{ChunkDecode, DecodeQueue},
+    network::{ChunkBytes, Network, ReadEnd, ReceivedBytes},
+    progress::LoadProgress,
+    recorder::LoadRecorder,
+};
+use crate::{
+    fetcher::{ChunkFetchState, Fetcher, FetcherAction, FetcherEvent, TextMode},
+    rest::ActiveLoadGuard,
+};
+
+/// Runs one load. The core decides, and each part keeps its own state.
+pub(super) struct LoadDriver {
+    fetcher: Fetcher,
+    network: Network,
+    decodes: DecodeQueue,
+    progress: LoadProgress,
+    recorder: LoadRecorder,
+    clock: LoadClock,
+    events: mpsc::UnboundedSender<DriverEvent>,
+    learned: Arc<LearnedCosts>,
+    /// Registers this load: uploads yield to it, and other loads share the link with it.
+    active: ActiveLoadGuard,
+}
+
+impl LoadDriver {
+    pub(super) fn new(
+        started: Instant,
+        fetcher: Fetcher,
+        network: Network,
+        decodes: DecodeQueue,
+        progress: LoadProgress,
+        events: mpsc::UnboundedSender<DriverEvent>,
+        learned: Arc<LearnedCosts>,
+    ) -> Self {
+        let active = network.client().active_loads.begin(started + fetcher.plan().deadline());
+        let recorder = LoadRecorder::new(fetcher.chunks().len());
+        let clock = LoadClock::new(started);
+        Self { fetcher, network, decodes, progress, recorder, clock, events, learned, active }
+    }
+
+    /// Loads, and reports; `tail` is what the plan does not hold.
+    pub(super) async fn run(mut self, mut arrivals: mpsc::Receiver<Arrival>, tail: TokenRange) {
+        if !tail.is_empty() {
+            self.send(DriverEvent::Recompute { range: tail, cause: RecomputeCause::NotStored });
+        }
+        self.dispatch(FetcherEvent::Start);
+        // Rows whose pages are another's: the request is gone, and there is nobody to load for.
+        while !self.fetcher.is_done() && !self.recorder.has_stale_rows() {
+            self.active.set_missing_bytes(self.fetcher.missing_bytes());
+            tokio::select! {
+                // The network holds a sender itself, so the channel never closes.
+                Some(arrival) = arrivals.recv() => self.on_arrival(arrival),
+                (outcome, chunk) = self.decodes.next() => self.on_decoded(outcome, chunk),
+                neighbours = self.active.neighbours() => {
+                    self.clock.advance(Instant::now());
+                    self.dispatch(FetcherEvent::Neighbours(neighbours));
+                }
+                () = self.clock.wake() => self.dispatch(FetcherEvent::Tick),
+            }
+        }
+        self.finish();
+    }
+
+    fn finish(self) {
+        let (client, slo) = (self.network.client().clone(), self.fetcher.plan().slo);
+        let reads = self.network.finish();
+        let report = self.recorder.report(&self.fetcher, self.progress, reads, self.clock.now());
+        self.learned.learn(&report);
+        // What operators see of SLOs comes from here. Nobody waits for it, and one that is lost is no loss.
+        let record = report.record(slo);
+        tokio::spawn(async move { client.report_load(&record).await });
+        // A load that was dropped has no use for it.
+        let _ = self.events.send(DriverEvent::Done { report: Box::new(report) });
+    }
+
+    fn send(&self, event: DriverEvent) {
+        // Bounded by the plan: a few events a chunk. A load that was dropped has no use for them.
+        let _ = self.events.send(event);
+    }
+
+    fn on_arrival(&mut self, arrival: Arrival) {
+        match arrival {
+            Arrival::Bytes { read, at, offset, bytes, from_link } => {
+                self.clock.advance(at);
+                let left = self.fetcher.plan().deadline().saturating_sub(self.clock.now());
+                let received = self.network.on_bytes(read, offset, &bytes, left);
+                let Some(ReceivedBytes { chunk, fresh, defects }) = received else { return };
+                for error in defects {
+                    self.recorder.record_failure(chunk, self.clock.now(), error);
+                }
+                if let Some((request, bytes)) = fresh {
+                    self.dispatch(if from_link {
+                        FetcherEvent::Bytes { request, bytes }
+                    } else {
+                        FetcherEvent::Found { request, bytes }
+                    });
+                }
+            }
+            Arrival::Ended { read, at, result } => {
+                self.clock.advance(at);
+                match self.network.on_ended(read, result) {
+                    Some(ReadEnd::Completed { request }) => {
+                        self.dispatch(FetcherEvent::Completed { request })
+                    }
+                    Some(ReadEnd::Failed { request, chunk, error }) => {
+                        let permanent = !error.is_retryable();
+                        self.recorder.record_failure(chunk, self.clock.now(), error.into());
+                        self.dispatch(FetcherEvent::Failed { request, permanent });
+                    }
+                    Some(ReadEnd::Repaired { chunk, level }) => self.decode(chunk, level),
+                    None => {}
+                }
+            }
+            Arrival::Computed { range, took } => {
+                self.clock.advance(Instant::now());
+                self.on_computed(range, took);
+            }
+        }
+    }
+
+    /// Passes an event to the core and executes its actions.
+    fn dispatch(&mut self, event: FetcherEvent) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for action in self.fetcher.on(event, self.clock.now()) {
+                match action {
+                    FetcherAction::Fetch { request, chunk, end, .. } => {
+                        let measured = self.fetcher.samples().last().map(|(_, rate)| *rate);
+                        let rate = measured.or(self.fetcher.plan().prior_rate);
+                        self.network.fetch(request, chunk, end, rate);
+                    }
+                    FetcherAction::Cancel { request } => self.network.cancel(request),
+                    FetcherAction::Decode { chunk, level } => self.decode(chunk, level),
+                    FetcherAction::Recompute { chunk } => events.extend(self.choose_recompute(chunk)),
+                    FetcherAction::Withdraw { chunk } => {
+                        let withdrawn = self.progress.withdraw(self.tokens(chunk));
+                        self.send(withdrawn);
+                    }
+                    FetcherAction::WakeAt(at) => self.clock.wake_at(at),
+                    FetcherAction::Done => {}
+                }
+            }
+        }
+    }
+
+    fn tokens(&self, chunk: usize) -> TokenRange {
+        self.fetcher.plan().chunks[chunk].tokens
+    }
+
+    fn decode(&mut self, chunk: usize, level: Level) {
+        let queued = match self.network.take_verified(chunk, level) {
+            ChunkBytes::Verified(verified) => self.decodes.push(chunk, self.tokens(chunk).start, &verified),
+            ChunkBytes::Unusable => None,
+            ChunkBytes::Repairing => return,
+        };
+        let Some(damaged) = queued else { return self.dispatch(FetcherEvent::DecodeFailed { chunk }) };
+        for tokens in damaged {
+            self.return_for_recompute(tokens, RecomputeCause::Failed);
+        }
+    }
+
+    fn on_decoded(&mut self, outcome: DecodeOutcome, chunk_decode: Option<ChunkDecode>) {
+        self.clock.advance(outcome.at);
+        let DecodeOutcome { scope, result, .. } = outcome;
+        let chunk = scope.chunk;
+        match result {
+            Ok(0) => self.report_layers(scope),
+            Ok(stale_rows) => return self.recorder.record_stale_rows(stale_rows),
+            Err(error) => self.recorder.record_failure(chunk, self.clock.now(), error),
+        }
+        let Some(ChunkDecode { took, undecodable, .. }) = chunk_decode else { return };
+        for tokens in undecodable {
+            self.return_for_recompute(tokens, RecomputeCause::Failed);
+        }
+        self.dispatch(if self.progress.is_recomputed(self.tokens(chunk)) {
+            FetcherEvent::DecodeFailed { chunk }
+        } else {
+            FetcherEvent::Decoded { chunk, took }
+        });
+    }
+
+    /// Reports layers that are in place.
+    fn report_layers(&mut self, scope: UnitScope) {
+        let loss = self.fetcher.plan().chunks[scope.chunk].loss_at(scope.level);
+        let predicted_kl = loss + self.network.kl_beneath(scope.chunk);
+        self.recorder.record_kl(scope.chunk, predicted_kl);
+        let ready = self.progress.layers_ready(scope, predicted_kl);
+        self.send(ready);
+    }
+
+    /// Reports tokens that the engine must compute, once.
+    fn return_for_recompute(&mut self, range: TokenRange, cause: RecomputeCause) {
+        if let Some(event) = self.progress.recompute(range, cause) {
+            self.send(event);
+        }
+    }
+
+    /// Has the engine compute a chunk, during the load or after it.
+    fn choose_recompute(&mut self, chunk: usize) -> Option<FetcherEvent> {
+        let failed = self.recorder.has_failed(chunk);
+        let cause = if failed { RecomputeCause::Failed } else { RecomputeCause::Text };
+        self.return_for_recompute(self.tokens(chunk), cause);
+        // Deferred, the engine computes it after the load.
+        (self.fetcher.text_mode() == TextMode::Deferred)
+            .then_some(FetcherEvent::Recomputed { chunk, took: None })
+    }
+
+    /// The engine computed a range, in `took`: chunks of it that it was given, or something else that the cost model
+    /// learns from.
+    fn on_computed(&mut self, range: TokenRange, took: Duration) {
+        let mut within = false;
+        for chunk in 0..self.fetcher.chunks().len() {
+            let tokens = self.tokens(chunk);
+            let inside = range.start <= tokens.start && tokens.end <= range.end;
+            if inside && self.fetcher.chunks().get(chunk).is_some_and(ChunkFetchState::is_computing) {
+                within = true;
+                let share = tokens.len() as f64 / range.len().max(1) as f64;
+                self.dispatch(FetcherEvent::Recomputed { chunk, took: Some(took.mul_f64(share)) });
+            }
+        }
+        if !within {
+            self.recorder.record_prefill(range, took);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Cost models that loads fit for later loads: the engine's prefill times, this node's decode times, the link's throughput.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use kvasir_types::TokenRange;
+
+use super::LoadReport;
+use crate::fetcher::{ByteRate, DecodeModel, RecomputeModel};
+
+/// The cost models of a client, shared by its clones.
+#[derive(Debug)]
+pub(crate) struct LearnedCosts(Mutex<CostModels>);
+
+/// Cost models as fitted so far.
+#[derive(Debug, Clone)]
+pub struct CostModels {
+    /// What computing from text costs on this engine.
+    pub recompute: RecomputeModel,
+    /// What decoding costs here.
+    pub decode: DecodeModel,
+    /// What the link brought in the last load; `None` before the first.
+    pub rate: Option<ByteRate>,
+}
+
+impl LearnedCosts {
+    pub(crate) fn new(recompute: RecomputeModel) -> Self {
+        let decode = DecodeModel::from_seconds(5e-6, 1e-8);
+        Self(Mutex::new(CostModels { recompute, decode, rate: None }))
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut CostModels) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn models(&self) -> CostModels {
+        self.with(|models| models.clone())
+    }
+
+    /// Takes over what a load has fitted. Of two loads at a time, the later end counts.
+    pub(crate) fn learn(&self, report: &LoadReport) {
+        self.with(|models| {
+            models.recompute = report.recompute_model.clone();
+            models.decode = report.decode_model.clone();
+            models.rate = report.rate().or(models.rate);
+        });
+    }
+
+    pub(crate) fn observe_prefill(&self, range: TokenRange, took: Duration) {
+        self.with(|models| models.recompute.observe(range, took));
+    }
+}

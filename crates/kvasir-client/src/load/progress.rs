@@ -1,0 +1,163 @@
+//! What the engine was handed of a load: layers that are in place, and tokens that it computes.
+
+use std::ops::Range;
+
+use kvasir_types::TokenRange;
+
+use super::{
+    DriverEvent, LayerReady, RecomputeCause,
+    decode::UnitScope,
+    token_ranges::{covers, insert_range, remove_range},
+};
+
+/// What the engine was told of a load. Each change is the event to tell it.
+#[derive(Debug)]
+pub(super) struct LoadProgress {
+    layers: LayerProgress,
+    /// Given to the engine to compute. Sorted, disjoint.
+    recompute: Vec<TokenRange>,
+}
+
+impl LoadProgress {
+    /// A load of `tokens`, for ranks that hold the layers `held` of a model with so many `layers`.
+    pub(super) fn new(held: Vec<Range<usize>>, layers: usize, tokens: u64) -> Self {
+        let layers = LayerProgress::new(held, layers, tokens);
+        Self { layers, recompute: Vec::new() }
+    }
+
+    /// Layers of some tokens are in place, and `predicted_kl` is that of their level and of what lies beneath.
+    pub(super) fn layers_ready(&mut self, scope: UnitScope, predicted_kl: f64) -> DriverEvent {
+        let UnitScope { rank, layers, tokens: token_range, level, .. } = scope;
+        self.layers.add(rank, layers.clone(), token_range);
+        let layers_complete = self.layers.complete(rank);
+        DriverEvent::Ready(LayerReady { rank, layers, token_range, level, predicted_kl, layers_complete })
+    }
+
+    /// Gives tokens to the engine to compute; `None` where it has them already.
+    pub(super) fn recompute(&mut self, range: TokenRange, cause: RecomputeCause) -> Option<DriverEvent> {
+        if self.is_recomputed(range) {
+            return None;
+        }
+        insert_range(&mut self.recompute, range);
+        self.layers.exclude(range);
+        Some(DriverEvent::Recompute { range, cause })
+    }
+
+    /// Takes tokens back from the engine: they are loaded after all.
+    pub(super) fn withdraw(&mut self, range: TokenRange) -> DriverEvent {
+        remove_range(&mut self.recompute, range);
+        self.layers.include(range);
+        DriverEvent::Withdrawn { range }
+    }
+
+    /// Whether the engine computes all of `range`.
+    pub(super) fn is_recomputed(&self, range: TokenRange) -> bool {
+        covers(&self.recompute, range)
+    }
+
+    /// All that the engine computes.
+    pub(super) fn into_recompute(self) -> Vec<TokenRange> {
+        self.recompute
+    }
+}
+
+/// Keeps, for every rank and layer, the tokens that need not be waited for any more.
+#[derive(Debug)]
+struct LayerProgress {
+    /// `[rank][layer]`: in place, or given to the engine to compute. Sorted, disjoint.
+    settled: Vec<Vec<Vec<TokenRange>>>,
+    /// Layers that each rank holds.
+    held: Vec<Range<usize>>,
+    /// Tokens of the load.
+    tokens: u64,
+}
+
+impl LayerProgress {
+    fn new(held: Vec<Range<usize>>, layers: usize, tokens: u64) -> Self {
+        let held: Vec<_> = held.into_iter().map(|h| h.start.min(layers)..h.end.min(layers)).collect();
+        Self { settled: vec![vec![Vec::new(); layers]; held.len()], held, tokens }
+    }
+
+    /// Excludes tokens that the engine computes: they need not be in place.
+    fn exclude(&mut self, tokens: TokenRange) {
+        self.settled.iter_mut().flatten().for_each(|layer| insert_range(layer, tokens));
+    }
+
+    /// Includes tokens again that the engine was to compute: they are loaded after all.
+    fn include(&mut self, tokens: TokenRange) {
+        self.settled.iter_mut().flatten().for_each(|layer| remove_range(layer, tokens));
+    }
+
+    /// Layers of some tokens are in place on a rank.
+    fn add(&mut self, rank: usize, layers: Range<usize>, tokens: TokenRange) {
+        let layers = self.settled.get_mut(rank).and_then(|rank| rank.get_mut(layers));
+        layers.into_iter().flatten().for_each(|layer| insert_range(layer, tokens));
+    }
+
+    /// Layers, from the first that the rank holds, for which no token of the load is missing.
+    fn complete(&self, rank: usize) -> usize {
+        let (Some(layers), Some(held)) = (self.settled.get(rank), self.held.get(rank)) else { return 0 };
+        let whole = |layer: &&Vec<TokenRange>| match layer.as_slice() {
+            [only] => only.start == 0 && only.end >= self.tokens,
+            _ => false,
+        };
+        layers.get(held.clone()).map_or(0, |layers| layers.iter().take_while(whole).count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_types::Level;
+
+    use super::*;
+
+    fn tokens(start: u64, end: u64) -> TokenRange {
+        TokenRange { start, end }
+    }
+
+    fn ready(progress: &mut LoadProgress, token_range: TokenRange, kl: f64) -> LayerReady {
+        let scope = UnitScope { chunk: 0, rank: 0, layers: 0..2, tokens: token_range, level: Level(1) };
+        match progress.layers_ready(scope, kl) {
+            DriverEvent::Ready(ready) => ready,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_engine_is_told_once_what_it_computes() {
+        let mut progress = LoadProgress::new(vec![0..2, 0..2], 2, 100);
+        let given = progress.recompute(tokens(50, 100), RecomputeCause::Text);
+        let expected = tokens(50, 100);
+        assert!(
+            matches!(given, Some(DriverEvent::Recompute { range, cause: RecomputeCause::Text }) if range == expected)
+        );
+        assert!(progress.recompute(tokens(60, 90), RecomputeCause::Failed).is_none());
+        assert!(progress.is_recomputed(tokens(60, 100)) && !progress.is_recomputed(tokens(40, 60)));
+        assert_eq!(ready(&mut progress, tokens(0, 50), 0.0).layers_complete, 2);
+        // What is withdrawn is waited for, and may be given back once more.
+        progress.withdraw(tokens(50, 100));
+        assert_eq!(ready(&mut progress, tokens(50, 80), 0.0).layers_complete, 0);
+        assert!(progress.recompute(tokens(80, 100), RecomputeCause::Failed).is_some());
+        assert_eq!(ready(&mut progress, tokens(50, 80), 0.0).layers_complete, 2);
+        assert_eq!(progress.into_recompute(), [tokens(80, 100)]);
+    }
+
+    #[test]
+    fn leading_layers_are_complete_when_no_token_is_missing() {
+        let mut progress = LayerProgress::new(vec![0..usize::MAX, 2..4], 4, 100);
+        progress.add(0, 0..2, tokens(0, 60));
+        assert_eq!(progress.complete(0), 0);
+        progress.add(0, 0..1, tokens(60, 100));
+        assert_eq!(progress.complete(0), 1);
+        // What failed after some of its layers were in place counts once.
+        progress.exclude(tokens(0, 60));
+        assert_eq!(progress.complete(0), 1);
+        progress.exclude(tokens(60, 100));
+        assert_eq!((progress.complete(0), progress.complete(1)), (4, 2));
+        // What is loaded after all is waited for again.
+        progress.include(tokens(20, 60));
+        assert_eq!(progress.complete(0), 0);
+        progress.add(0, 0..2, tokens(20, 60));
+        assert_eq!(progress.complete(0), 2);
+    }
+}

@@ -1,0 +1,185 @@
+//! Collects what a load's report says.
+
+use std::time::Duration;
+
+use kvasir_types::TokenRange;
+
+use super::{
+    LoadError, LoadFailure,
+    progress::LoadProgress,
+    report::{ChunkReport, LoadReport},
+};
+use crate::{
+    fetcher::{ChunkFetchState, Fetcher, PlannedChunk},
+    rest::ReadReport,
+};
+
+/// What happened in a load, beside what its fetcher and its progress know.
+#[derive(Debug)]
+pub(super) struct LoadRecorder {
+    failures: Vec<LoadFailure>,
+    /// Prefills of the engine that were not of this load's chunks.
+    prefills: Vec<(TokenRange, Duration)>,
+    /// `[chunk]`: worst predicted KL of what was handed over, with what lies beneath.
+    chunk_kl: Vec<f64>,
+    stale_rows: usize,
+}
+
+impl LoadRecorder {
+    pub(super) fn new(chunks: usize) -> Self {
+        Self { failures: Vec::new(), prefills: Vec::new(), chunk_kl: vec![0.0; chunks], stale_rows: 0 }
+    }
+
+    pub(super) fn record_failure(&mut self, chunk: usize, at: Duration, error: LoadError) {
+        tracing::debug!(chunk, %error, "a part of a load failed");
+        self.failures.push(LoadFailure { chunk, at, error });
+    }
+
+    pub(super) fn has_failed(&self, chunk: usize) -> bool {
+        self.failures.iter().any(|failure| failure.chunk == chunk)
+    }
+
+    pub(super) fn record_prefill(&mut self, range: TokenRange, took: Duration) {
+        self.prefills.push((range, took));
+    }
+
+    /// Part of a chunk was handed over.
+    pub(super) fn record_kl(&mut self, chunk: usize, predicted_kl: f64) {
+        if let Some(worst) = self.chunk_kl.get_mut(chunk) {
+            *worst = worst.max(predicted_kl);
+        }
+    }
+
+    /// Rows were not written because their pages are another's.
+    pub(super) fn record_stale_rows(&mut self, rows: usize) {
+        self.stale_rows += rows;
+    }
+
+    pub(super) const fn has_stale_rows(&self) -> bool {
+        self.stale_rows > 0
+    }
+
+    /// The report of a load that is over after `elapsed`.
+    pub(super) fn report(
+        self,
+        fetcher: &Fetcher,
+        progress: LoadProgress,
+        reads: ReadReport,
+        elapsed: Duration,
+    ) -> LoadReport {
+        let chunks = fetcher.chunks().iter().zip(&fetcher.plan().chunks);
+        let chunks: Vec<_> = chunks.map(|(chunk, plan)| chunk_report(chunk, plan)).collect();
+        let loaded = chunks.iter().zip(&self.chunk_kl).filter(|(chunk, _)| chunk.level.is_some());
+        let (recompute_model, decode_model) = fetcher.models();
+        let mut recompute_model = recompute_model.clone();
+        for (range, took) in &self.prefills {
+            recompute_model.observe(*range, *took);
+        }
+        LoadReport {
+            policy: fetcher.policy(),
+            bytes: chunks.iter().map(|chunk| chunk.bytes).sum(),
+            kl_beneath: loaded.map(|(_, kl)| *kl).fold(0.0, f64::max),
+            chunks,
+            recompute: progress.into_recompute(),
+            samples: fetcher.samples().to_vec(),
+            elapsed,
+            gave_up: fetcher.gave_up(),
+            recompute_model,
+            decode_model: decode_model.clone(),
+            failures: self.failures,
+            reads,
+            stale_rows: self.stale_rows,
+        }
+    }
+}
+
+fn chunk_report(chunk: &ChunkFetchState, plan: &PlannedChunk) -> ChunkReport {
+    ChunkReport {
+        tokens: plan.tokens,
+        level: chunk.level(),
+        loss: chunk.level().map_or(0.0, |level| plan.loss_at(level)),
+        bytes: chunk.have_bytes,
+        started: chunk.started,
+        fetched: chunk.fetched,
+        resolved: chunk.resolved,
+        requests: chunk.requests,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_types::Level;
+
+    use super::*;
+    use crate::{
+        Error,
+        fetcher::{
+            DecodeModel, EstimatorKind, FetchPlan, FetcherConfig, FetcherEvent, Fixed, RecomputeModel,
+            RequestId, TextMode,
+        },
+    };
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A load of two chunks: the first is decoded, the second cannot be read.
+    fn fetcher() -> Fetcher {
+        let chunk =
+            |start| PlannedChunk::with_default_loss(TokenRange { start, end: start + 256 }, vec![100]);
+        let plan = FetchPlan {
+            chunks: vec![chunk(0), chunk(256)],
+            slo: 1000 * MS,
+            suffix_time: Duration::ZERO,
+            prior_rate: None,
+        };
+        let config = FetcherConfig {
+            estimator: EstimatorKind::Harmonic,
+            recompute: RecomputeModel::from_seconds(0.0, 1e-2, 0.0),
+            decode: DecodeModel::from_seconds(1e-6, 0.0),
+            text_mode: TextMode::Overlapped,
+        };
+        let mut fetcher = Fetcher::new(plan, Box::new(Fixed::new(Level(0))), config).unwrap();
+        let [first, second] = [0, 1].map(RequestId);
+        let events = [
+            FetcherEvent::Start,
+            FetcherEvent::Bytes { request: first, bytes: 100 },
+            FetcherEvent::Completed { request: first },
+            FetcherEvent::Failed { request: second, permanent: true },
+            FetcherEvent::Decoded { chunk: 0, took: MS },
+            FetcherEvent::Recomputed { chunk: 1, took: Some(MS) },
+        ];
+        for (at, event) in (0..).zip(events) {
+            fetcher.on(event, at * MS);
+        }
+        assert!(fetcher.is_done());
+        fetcher
+    }
+
+    #[test]
+    fn the_report_counts_what_was_loaded() {
+        let mut recorder = LoadRecorder::new(2);
+        // Part of the second chunk was handed over before it turned out to be of no use.
+        for (chunk, kl) in [(0, 0.2), (0, 0.3), (0, 0.1), (1, 0.9)] {
+            recorder.record_kl(chunk, kl);
+        }
+        recorder.record_failure(1, 3 * MS, Error::protocol("gone").into());
+        assert!(recorder.has_failed(1) && !recorder.has_failed(0) && !recorder.has_stale_rows());
+        let fetcher = fetcher();
+        let prefill = TokenRange { start: 512, end: 1024 };
+        recorder.record_prefill(prefill, 1000 * MS);
+        let mut progress = LoadProgress::new(vec![0..1, 0..1], 1, 512);
+        progress.recompute(TokenRange { start: 256, end: 512 }, super::super::RecomputeCause::Failed);
+        let report = recorder.report(&fetcher, progress, ReadReport::default(), 6 * MS);
+        assert_eq!((report.policy, report.bytes, report.loaded_tokens()), ("fixed", 100, 256));
+        assert_eq!(report.kl_beneath, 0.3, "of what is used");
+        let levels: Vec<_> = report.chunks.iter().map(|chunk| (chunk.level, chunk.resolved)).collect();
+        assert_eq!(levels, [(Some(Level(0)), Some(4 * MS)), (None, Some(5 * MS))]);
+        assert_eq!((report.chunks[0].fetched, report.chunks[0].requests), (Some(MS), 1));
+        assert_eq!((report.failures.len(), report.elapsed), (1, 6 * MS));
+        let predict = |model: &RecomputeModel| model.predict(prefill);
+        assert_ne!(
+            predict(&report.recompute_model),
+            predict(fetcher.models().0),
+            "the prefill was learned from"
+        );
+    }
+}

@@ -1,0 +1,112 @@
+//! What a load did.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kvasir_api::LoadRecord;
+use kvasir_types::{Level, TokenRange};
+
+use super::LoadFailure;
+use crate::{
+    fetcher::{ByteRate, DecodeModel, RecomputeModel},
+    rest::ReadReport,
+};
+
+/// One chunk of a load.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChunkReport {
+    /// Tokens of the context that it brought, or that are to be computed.
+    pub tokens: TokenRange,
+    /// The level it was decoded at (single spans may be at a lower one, or to be computed, where pieces were
+    /// damaged); `None` when its tokens are to be computed.
+    pub level: Option<Level>,
+    /// Predicted loss (logit KL, nats a token); 0 for text.
+    pub loss: f64,
+    /// Bytes that arrived for it.
+    pub bytes: u64,
+    /// First request sent, since the load began.
+    pub started: Option<Duration>,
+    /// Last byte arrived, since the load began.
+    pub fetched: Option<Duration>,
+    /// Decoded and handed over, or given back as text, since the load began.
+    pub resolved: Option<Duration>,
+    /// Requests sent for it.
+    pub requests: u32,
+}
+
+/// What a load did: enough to draw its timeline and to plan the next one.
+#[derive(Debug)]
+pub struct LoadReport {
+    /// Name of the policy.
+    pub policy: &'static str,
+    /// One entry per chunk of the plan.
+    pub chunks: Vec<ChunkReport>,
+    /// Tokens of the chunks that the engine computes: failed, too coarse, or cheaper as text. Neighbours are joined.
+    pub recompute: Vec<TokenRange>,
+    /// Throughput samples: when, and how much.
+    pub samples: Vec<(Duration, ByteRate)>,
+    /// From the start to the last chunk resolved.
+    pub elapsed: Duration,
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// Whether the load was given up because computing was predicted to be sooner.
+    pub gave_up: bool,
+    /// What failed on the way.
+    pub failures: Vec<LoadFailure>,
+    /// How the bytes came.
+    pub reads: ReadReport,
+    /// Predicted KL, in nats a token, beneath whatever is computed over this prefix: the worst chunk's own
+    /// `kl_beneath` plus the loss of the level it was loaded at.
+    pub kl_beneath: f64,
+    /// Rows that were not written because their pages were another request's by then. Above 0, nothing of this load
+    /// may be used.
+    pub stale_rows: usize,
+    /// Prefill times as fitted so far, for the next load.
+    pub recompute_model: RecomputeModel,
+    /// Decode times as fitted so far, for the next load.
+    pub decode_model: DecodeModel,
+}
+
+impl LoadReport {
+    /// Tokens that were loaded.
+    pub fn loaded_tokens(&self) -> u64 {
+        let chunks: u64 = self.chunks.iter().map(|c| c.tokens.len()).sum();
+        chunks - self.recompute.iter().map(|range| range.len()).sum::<u64>()
+    }
+
+    /// GPU-seconds that computing what was loaded would have taken, as the engine's own model predicts.
+    pub fn saved_gpu_seconds(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.chunks.first(), self.chunks.last()) else { return 0.0 };
+        let all = TokenRange { start: first.tokens.start, end: last.tokens.end };
+        let computed: f64 = self.recompute.iter().map(|range| self.recompute_model.gpu_seconds(*range)).sum();
+        (self.recompute_model.gpu_seconds(all) - computed).max(0.0)
+    }
+
+    /// What the service is told of this load, which had `slo` to take.
+    pub(super) fn record(&self, slo: Duration) -> LoadRecord {
+        let (mut bytes_by_level, mut tokens_by_level) = (BTreeMap::new(), BTreeMap::new());
+        for chunk in &self.chunks {
+            if let Some(level) = chunk.level {
+                *bytes_by_level.entry(level).or_default() += chunk.bytes;
+                *tokens_by_level.entry(level).or_default() += chunk.tokens.len();
+            }
+        }
+        LoadRecord {
+            slo_ms: slo.as_millis() as u64,
+            elapsed_ms: self.elapsed.as_millis() as u64,
+            loaded_tokens: self.loaded_tokens(),
+            recomputed_tokens: self.recompute.iter().map(|range| range.len()).sum(),
+            bytes_by_level,
+            direct_bytes: self.reads.direct_bytes,
+            tokens_by_level,
+            saved_gpu_ms: (self.saved_gpu_seconds() * 1e3) as u64,
+        }
+    }
+
+    /// Throughput to expect of the next load: the harmonic mean of the last samples.
+    pub fn rate(&self) -> Option<ByteRate> {
+        let last = self.samples.iter().rev().take(crate::fetcher::WINDOW_SAMPLES);
+        let (count, inverse) =
+            last.fold((0.0, 0.0), |(n, sum), (_, r)| (n + 1.0, sum + r.bytes_per_second().recip()));
+        ByteRate::new(count / inverse)
+    }
+}

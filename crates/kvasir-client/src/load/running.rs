@@ -1,0 +1,164 @@
+//! A load under way, as its owner holds it.
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use kvasir_types::{Level, TokenRange};
+use tokio::{sync::mpsc, task::JoinHandle};
+
+use super::{
+    Beneath, LoadReport, Loaded,
+    arrival::Arrival,
+    token_ranges::{insert_range, remove_range},
+};
+use crate::pages::WriteGate;
+
+/// KV that is in its pages.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerReady {
+    /// The rank whose table was written, as an index into the tables of the load.
+    pub rank: usize,
+    /// Layers of the model.
+    pub layers: Range<usize>,
+    /// Tokens of the context.
+    pub token_range: TokenRange,
+    /// The level it was decoded at.
+    pub level: Level,
+    /// Predicted logit KL of that level and of what lies beneath the chunk, in nats a token.
+    pub predicted_kl: f64,
+    /// Leading layers that are in place now for *all* tokens of the load (those to be computed apart), on this rank. The suffix
+    /// may be started on these.
+    pub layers_complete: usize,
+}
+
+/// Why tokens are to be computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecomputeCause {
+    /// They are not stored, or are the last token, whose logits no cache holds.
+    NotStored,
+    /// Computing was predicted to be sooner than fetching, or to be no worse within the time there is.
+    Text,
+    /// Reading failed, or what was read is damaged.
+    Failed,
+}
+
+/// What the load's task tells its owner, in the order in which it happened.
+#[derive(Debug)]
+pub(crate) enum DriverEvent {
+    /// Layers of some tokens are in their pages.
+    Ready(LayerReady),
+    /// These tokens are to be computed. Supersedes a `Ready` for some of their layers.
+    Recompute { range: TokenRange, cause: RecomputeCause },
+    /// These tokens, given to be computed before, are decoded into their pages after all.
+    Withdrawn { range: TokenRange },
+    /// The load is over. Comes once, last.
+    Done { report: Box<LoadReport> },
+}
+
+/// The task of a load and the channels to it.
+#[derive(Debug)]
+struct Task {
+    events: mpsc::UnboundedReceiver<DriverEvent>,
+    commands: mpsc::Sender<Arrival>,
+    handle: JoinHandle<()>,
+    gate: Arc<WriteGate>,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.handle.abort();
+        // From here on nothing is written.
+        self.gate.close();
+    }
+}
+
+/// A load under way. It goes on by itself, whether or not it is polled. Dropping it cancels it: its requests are given up at
+/// once, and when `drop` returns nothing is written to the tables any more.
+#[derive(Debug)]
+pub(crate) struct Running {
+    /// None for a miss.
+    task: Option<Task>,
+    beneath: Arc<Beneath>,
+    /// Tokens of the session, and how many leading ones the load is about.
+    tokens: u64,
+    matched: u64,
+    /// Ranges that were handed over at a quality below the exact one, with their predicted KL.
+    lossy: Vec<(TokenRange, f64)>,
+    /// What the engine said that it has computed.
+    computed: Vec<TokenRange>,
+    report: Option<Box<LoadReport>>,
+}
+
+impl Running {
+    /// A load of nothing: all is to be computed.
+    pub(crate) fn miss(tokens: u64, beneath: &Arc<Beneath>) -> Self {
+        Self {
+            task: None,
+            beneath: Arc::clone(beneath),
+            tokens,
+            matched: 0,
+            lossy: Vec::new(),
+            computed: Vec::new(),
+            report: None,
+        }
+    }
+
+    /// A load that `handle` runs.
+    pub(super) fn new(
+        (events, commands): (mpsc::UnboundedReceiver<DriverEvent>, mpsc::Sender<Arrival>),
+        handle: JoinHandle<()>,
+        gate: Arc<WriteGate>,
+        beneath: &Arc<Beneath>,
+        (matched, tokens): (u64, u64),
+    ) -> Self {
+        let task = Some(Task { events, commands, handle, gate });
+        Self { task, matched, ..Self::miss(tokens, beneath) }
+    }
+
+    /// Leading tokens of the session that the load is about.
+    pub(crate) const fn matched_tokens(&self) -> u64 {
+        self.matched
+    }
+
+    /// The next event but `Done`; `None` when the load is over. May be dropped and called again.
+    pub(crate) async fn next(&mut self) -> Option<DriverEvent> {
+        match self.task.as_mut()?.events.recv().await? {
+            DriverEvent::Ready(ready) => {
+                if ready.predicted_kl > 0.0 {
+                    self.lossy.push((ready.token_range, ready.predicted_kl));
+                    self.beneath.handed_over(ready.predicted_kl);
+                }
+                Some(DriverEvent::Ready(ready))
+            }
+            DriverEvent::Done { report } => {
+                self.beneath.settle(if report.stale_rows == 0 { report.kl_beneath } else { 0.0 });
+                self.report = Some(report);
+                None
+            }
+            event @ (DriverEvent::Recompute { .. } | DriverEvent::Withdrawn { .. }) => Some(event),
+        }
+    }
+
+    pub(crate) async fn computed(&mut self, range: TokenRange, took: Duration) {
+        insert_range(&mut self.computed, range);
+        if let Some(task) = &self.task {
+            // A load that is over has no use for it.
+            let _ = task.commands.send(Arrival::Computed { range, took }).await;
+        }
+    }
+
+    pub(crate) async fn finish(mut self) -> Loaded {
+        while self.next().await.is_some() {}
+        let (report, all) = (self.report.take(), TokenRange { start: 0, end: self.tokens });
+        let is_usable = report.as_ref().is_some_and(|report| report.stale_rows == 0);
+        let mut missing = match &report {
+            Some(report) if is_usable => report.recompute.clone(),
+            _ => Vec::new(),
+        };
+        insert_range(&mut missing, TokenRange { start: if is_usable { self.matched } else { 0 }, ..all });
+        for range in &self.computed {
+            remove_range(&mut missing, *range);
+        }
+        let lossy = if is_usable { std::mem::take(&mut self.lossy) } else { Vec::new() };
+        Loaded::new(all.end, missing, lossy, report)
+    }
+}

@@ -1,0 +1,7 @@
+//! A model as the service knows it: its codec, and the namespaces that its token chains begin in.
+
+mod binding;
+mod codec;
+
+pub(crate) use binding::Binding;
+pub(crate) use codec::Codec;

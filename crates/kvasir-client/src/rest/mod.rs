@@ -1,0 +1,404 @@
+//! The service's REST API: one method for each route, typed errors, retries under a shared budget. For tools; an engine needs
+//! [`Kvasir`](crate::Kvasir).
+
+mod active_loads;
+mod block_lookup;
+mod body;
+mod class;
+mod first_byte;
+mod object;
+mod problem;
+mod read;
+mod retry;
+mod route;
+mod service;
+mod shared_reads;
+mod upload_pacer;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use kvasir_api::{
+    ConfigResponse, HEADER_NAMESPACE, LookupQuery, LookupRequest, LookupResponse, MEDIA_BLOCKS, MEDIA_CHUNK,
+    MEDIA_PROFILE, NamespaceRequest, NamespaceResponse, ProfileList, RegisteredModel, StoredChunk, routes,
+};
+use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash, RootHash, SeqHash};
+use reqwest::{
+    Certificate, Method, RequestBuilder,
+    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue},
+};
+use url::Url;
+
+pub(crate) use active_loads::{ActiveLoadGuard, ActiveLoads};
+pub(crate) use block_lookup::BlockLookup;
+pub use class::RequestClass;
+pub use object::{ObjectRange, ObjectRead};
+pub(crate) use read::{ByteSink, ObjectName};
+pub(crate) use retry::backoff;
+pub use route::ReadReport;
+pub(crate) use route::Routes;
+pub use service::{DirectStore, EventMessage, EventStream};
+pub(crate) use shared_reads::{SharedObject, SharedReads};
+pub(crate) use upload_pacer::UploadPacer;
+
+pub use crate::error::ApiError;
+use crate::{Error, limits};
+
+/// How requests are made.
+#[derive(Debug, Clone)]
+pub struct ClientConfig {
+    /// Longest wait for a connection.
+    pub connect_timeout: Duration,
+    /// Longest silence on an answer.
+    pub read_timeout: Duration,
+    /// Longest control request.
+    pub control_timeout: Duration,
+    /// Speak HTTP/2 without negotiating it (plain-text services behind a trusted network). Otherwise TLS
+    /// negotiates, and plain text is HTTP/1.1 with kept connections.
+    pub http2_prior_knowledge: bool,
+    /// Sent as `Authorization: Bearer …` to the service, and to nobody else.
+    pub token: Option<BearerToken>,
+    /// CA certificates to trust beside the system's, as PEM.
+    pub ca_certificates: Option<Vec<u8>>,
+    /// What requests are for, unless [`Client::for_request`] says otherwise.
+    pub class: RequestClass,
+}
+
+/// A credential; its text appears in no log.
+#[derive(Clone)]
+pub struct BearerToken(HeaderValue);
+
+impl BearerToken {
+    /// A token of the service, or a JSON Web Token; space around it is ignored.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when it is empty or has characters that no header can have.
+    pub fn new(text: &str) -> Result<Self, Error> {
+        let text = text.trim();
+        let what = || "the token is empty or has characters that a header cannot have".to_owned();
+        let value = HeaderValue::try_from(format!("Bearer {text}")).ok().filter(|_| !text.is_empty());
+        let mut value = value.ok_or_else(|| Error::Config { what: what() })?;
+        value.set_sensitive(true);
+        Ok(Self(value))
+    }
+}
+
+impl fmt::Debug for BearerToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            connect_timeout: limits::CONNECT_TIMEOUT,
+            read_timeout: limits::READ_TIMEOUT,
+            control_timeout: limits::CONTROL_TIMEOUT,
+            http2_prior_knowledge: false,
+            token: None,
+            ca_certificates: None,
+            class: RequestClass::default(),
+        }
+    }
+}
+
+/// Connections that are kept and, over HTTP/2, take a whole part without waiting for credit.
+fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, Error> {
+    let mut builder = reqwest::Client::builder()
+        .connect_timeout(config.connect_timeout)
+        .read_timeout(config.read_timeout)
+        .tcp_nodelay(true)
+        .pool_max_idle_per_host(limits::IDLE_CONNECTIONS)
+        .pool_idle_timeout(limits::IDLE_TIME_MAX)
+        .http2_initial_stream_window_size(limits::H2_STREAM_WINDOW_BYTES)
+        .http2_initial_connection_window_size(limits::H2_CONNECTION_WINDOW_BYTES)
+        .user_agent(concat!("kvasir-client/", env!("CARGO_PKG_VERSION")));
+    if let Some(pem) = &config.ca_certificates {
+        let what = |e| Error::Config { what: format!("ca_certificates are no PEM: {e}") };
+        for certificate in Certificate::from_pem_bundle(pem).map_err(what)? {
+            builder = builder.add_root_certificate(certificate);
+        }
+    }
+    Ok(builder)
+}
+
+/// The service's REST API. Cheap to clone; clones share connections and the retry budget.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    /// For presigned URLs: the store's connections, and never the service's credentials.
+    direct: reqwest::Client,
+    base: String,
+    config: ClientConfig,
+    budget: Arc<retry::RetryBudget>,
+    pub(crate) first_byte_latencies: Arc<first_byte::FirstByteLatencies>,
+    pub(crate) active_loads: Arc<ActiveLoads>,
+    pub(crate) shared_reads: Arc<SharedReads>,
+}
+
+impl Client {
+    /// A client of the service at `base`, e.g. `http://127.0.0.1:7480`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when `base` is no HTTP address.
+    #[allow(clippy::needless_pass_by_value, reason = "kept by the client")]
+    pub fn new(base: Url, config: ClientConfig) -> Result<Self, Error> {
+        if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
+            let what =
+                format!("{base} is no address of a service: use http://host:port or https://host:port");
+            return Err(Error::Config { what });
+        }
+        let mut builder = connections(&config)?;
+        if config.http2_prior_knowledge {
+            builder = builder.http2_prior_knowledge();
+        }
+        let http = builder.build().map_err(Error::Transport)?;
+        let direct = connections(&config)?.build().map_err(Error::Transport)?;
+        let base = base.as_str().trim_end_matches('/').to_owned();
+        Ok(Self {
+            http,
+            direct,
+            base,
+            config,
+            budget: Arc::new(retry::RetryBudget::new()),
+            first_byte_latencies: Arc::default(),
+            active_loads: Arc::default(),
+            shared_reads: Arc::default(),
+        })
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        let request = match &self.config.token {
+            Some(BearerToken(value)) => request.header(AUTHORIZATION, value),
+            None => request,
+        };
+        self.config.class.apply(request)
+    }
+
+    /// What requests are for, unless a request says otherwise.
+    pub(crate) const fn class(&self) -> &RequestClass {
+        &self.config.class
+    }
+
+    /// The same client on behalf of one request of an engine: it says so to the service.
+    #[must_use]
+    pub fn for_request(&self, class: RequestClass) -> Self {
+        let mut this = self.clone();
+        this.config.class = class;
+        this
+    }
+
+    /// Sends an idempotent request until it succeeds, its error is final, or attempts or budget run out.
+    async fn send(&self, request: RequestBuilder) -> Result<reqwest::Response, Error> {
+        let Some(first) = request.try_clone() else {
+            return Err(Error::Config { what: "a streaming body is made anew for each attempt".into() });
+        };
+        let mut first = Some(first);
+        self.send_again(|| {
+            let next = request.try_clone();
+            first.take().or(next).expect("it was cloned before, so it can be cloned")
+        })
+        .await
+    }
+
+    /// As [`send`](Self::send), of a request that is made anew for each attempt.
+    async fn send_again(
+        &self,
+        mut request: impl FnMut() -> RequestBuilder,
+    ) -> Result<reqwest::Response, Error> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let one = request();
+            let error = match one.send().await {
+                Ok(response) => match problem::check(response).await {
+                    Ok(response) => {
+                        self.budget.on_success();
+                        return Ok(response);
+                    }
+                    Err(error) => error,
+                },
+                Err(error) => Error::Transport(error),
+            };
+            let again = error.is_retryable() && attempt < limits::ATTEMPTS_MAX && self.budget.take();
+            match backoff(attempt, Some(&error)).filter(|_| again) {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => return Err(error),
+            }
+        }
+    }
+
+    async fn json<T: serde::de::DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, Error> {
+        let response = self.send(request.timeout(self.config.control_timeout)).await?;
+        let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
+        serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
+    }
+
+    fn with_json(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<RequestBuilder, Error> {
+        let body = serde_json::to_vec(body).map_err(|e| Error::Config { what: e.to_string() })?;
+        Ok(self.request(method, path).header(CONTENT_TYPE, "application/json").body(body))
+    }
+
+    /// What the service is and allows.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn config(&self) -> Result<ConfigResponse, Error> {
+        self.json(self.request(Method::GET, routes::CONFIG)).await
+    }
+
+    /// Whether the service wants traffic.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.send(self.request(Method::GET, routes::READYZ).timeout(self.config.control_timeout))
+            .await
+            .map(|_| ())
+    }
+
+    /// Registers a model; doing it again is no error.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] before anything is sent, `invalid_model_spec` from the service.
+    pub async fn register_model(&self, spec: &ModelSpec) -> Result<RegisteredModel, Error> {
+        spec.validate()?;
+        let registered: RegisteredModel =
+            self.json(self.with_json(Method::POST, routes::MODELS, spec)?).await?;
+        if registered.model_id != spec.model_id() {
+            return Err(Error::protocol("it computes another model_id for this spec"));
+        }
+        Ok(registered)
+    }
+
+    /// The spec of a registered model, as JSON.
+    ///
+    /// # Errors
+    /// `unknown_model`.
+    pub async fn model(&self, model_id: &ModelId) -> Result<ModelSpec, Error> {
+        self.json(self.request(Method::GET, &routes::model(model_id))).await
+    }
+
+    /// Stores a profile under its hash.
+    ///
+    /// # Errors
+    /// `unknown_model`, `invalid_profile`.
+    pub async fn put_profile(
+        &self,
+        model_id: &ModelId,
+        profile: impl Into<Bytes>,
+    ) -> Result<ProfileHash, Error> {
+        let profile = profile.into();
+        let hash = ProfileHash::of(&profile);
+        let request = self.request(Method::PUT, &routes::profile(model_id, &hash));
+        let request =
+            request.header(CONTENT_TYPE, MEDIA_PROFILE).timeout(limits::UPLOAD_TIMEOUT).body(profile);
+        self.send(request).await?;
+        Ok(hash)
+    }
+
+    /// A profile's bytes, checked against its hash.
+    ///
+    /// # Errors
+    /// `unknown_profile`; [`Error::Protocol`] when the bytes are not those of the hash.
+    pub async fn get_profile(&self, model_id: &ModelId, hash: &ProfileHash) -> Result<Vec<u8>, Error> {
+        let response = self.send(self.request(Method::GET, &routes::profile(model_id, hash))).await?;
+        let bytes = body::read_bounded(response, limits::PROFILE_BYTES_MAX).await?;
+        if ProfileHash::of(&bytes) != *hash {
+            return Err(Error::protocol(format!("the bytes are not those of profile {hash}")));
+        }
+        Ok(bytes)
+    }
+
+    /// The profiles of a model.
+    ///
+    /// # Errors
+    /// `unknown_model`.
+    pub async fn list_profiles(&self, model_id: &ModelId) -> Result<ProfileList, Error> {
+        self.json(self.request(Method::GET, &routes::profiles(model_id))).await
+    }
+
+    /// Where token chains of a namespace start.
+    ///
+    /// # Errors
+    /// `unknown_model`.
+    pub async fn namespace_root(&self, model_id: ModelId, namespace: &Name) -> Result<RootHash, Error> {
+        let body = NamespaceRequest { namespace: namespace.clone(), model_id };
+        let answer: NamespaceResponse =
+            self.json(self.with_json(Method::POST, routes::NAMESPACES, &body)?).await?;
+        Ok(answer.root)
+    }
+
+    /// The longest usable prefix.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`]. A miss is an empty answer.
+    pub async fn lookup(&self, request: &LookupRequest) -> Result<LookupResponse, Error> {
+        self.json(self.with_json(Method::POST, routes::LOOKUP, request)?).await
+    }
+
+    /// As [`lookup`](Self::lookup), by block hashes alone and without JSON on the way there.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn lookup_blocks(
+        &self,
+        target: &LookupQuery,
+        blocks: &[SeqHash],
+    ) -> Result<LookupResponse, Error> {
+        let body: Vec<u8> = blocks.iter().flat_map(|block| *block.as_bytes()).collect();
+        let request = self.request(Method::POST, &service::with_query(routes::LOOKUP, target)?);
+        self.json(request.header(CONTENT_TYPE, MEDIA_BLOCKS).body(body)).await
+    }
+
+    /// Stores a chunk object. When this returns, it is durable.
+    ///
+    /// # Errors
+    /// `invalid_chunk`, `chunk_mismatch`, `unknown_profile`, `body_too_large`, `store_unavailable`.
+    pub async fn put_chunk(
+        &self,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        object: Bytes,
+    ) -> Result<StoredChunk, Error> {
+        self.put_chunk_of(None, model_id, seq_hash, object, None).await
+    }
+
+    /// As [`put_chunk`](Self::put_chunk), of a namespace, with a pacer.
+    pub(crate) async fn put_chunk_of(
+        &self,
+        namespace: Option<&Name>,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        object: Bytes,
+        pacer: Option<&UploadPacer>,
+    ) -> Result<StoredChunk, Error> {
+        let length = object.len();
+        let request = || {
+            let body = pacer.map_or_else(|| object.clone().into(), |pacer| pacer.body(object.clone()));
+            let mut request = self.request(Method::PUT, &routes::chunk(model_id, seq_hash));
+            if let Some(namespace) = namespace {
+                request = request.header(HEADER_NAMESPACE, namespace.as_str());
+            }
+            request
+                .header(CONTENT_TYPE, MEDIA_CHUNK)
+                .header(CONTENT_LENGTH, length)
+                .timeout(limits::UPLOAD_TIMEOUT)
+                .body(body)
+        };
+        let response = self.send_again(request).await?;
+        let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
+        serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
+    }
+
+    pub(crate) fn take_retry(&self) -> bool {
+        self.budget.take()
+    }
+}

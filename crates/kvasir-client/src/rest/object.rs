@@ -1,0 +1,96 @@
+//! Ranged reads of chunk objects.
+
+use bytes::Bytes;
+use kvasir_api::{Via, routes};
+use kvasir_types::{ModelId, ObjectDigest, SeqHash};
+use reqwest::{
+    Method, Response, StatusCode,
+    header::{CONTENT_RANGE, RANGE},
+};
+
+use super::{Client, problem};
+use crate::Error;
+
+/// Some bytes of one object.
+#[derive(Debug, Clone)]
+pub struct ObjectRange {
+    /// The model.
+    pub model_id: ModelId,
+    /// The chunk.
+    pub seq_hash: SeqHash,
+    /// The object.
+    pub object_digest: ObjectDigest,
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte; above `start`.
+    pub end: u64,
+}
+
+/// An answer that arrives piece by piece: exactly the bytes asked for, or an error.
+#[derive(Debug)]
+pub struct ObjectRead {
+    response: Response,
+    /// Bytes that are still due.
+    left: u64,
+}
+
+impl Client {
+    /// Opens a read of a range, once: retries are the fetcher's decision. `via` is how the lookup said to read it.
+    ///
+    /// # Errors
+    /// `unknown_chunk`, `range_not_satisfiable`, `corrupt_chunk`, `store_unavailable`; transport errors;
+    /// [`Error::Protocol`] when the answer is of another range.
+    pub async fn get_object(&self, range: &ObjectRange, via: &Via) -> Result<ObjectRead, Error> {
+        let ObjectRange { start, end, .. } = *range;
+        if start >= end {
+            return Err(Error::Config { what: format!("bytes {start}..{end} are no range to read") });
+        }
+        let request = match via {
+            Via::Direct { url, .. } => self.direct.get(url),
+            Via::Proxy => {
+                let path = routes::chunk_object(&range.model_id, &range.seq_hash, &range.object_digest);
+                self.request(Method::GET, &path)
+            }
+        };
+        let request = request.header(RANGE, format!("bytes={start}-{}", end - 1));
+        let response = request.send().await.map_err(Error::Transport)?;
+        let response = problem::check(response).await?;
+        let first = match response.status() {
+            StatusCode::PARTIAL_CONTENT => content_range_start(&response),
+            // A store that ignores `Range` sends the object from its first byte on.
+            StatusCode::OK => Some(0),
+            _ => None,
+        };
+        if first != Some(start) {
+            return Err(Error::protocol(format!(
+                "bytes from {start} on were asked for, the answer starts at {first:?}"
+            )));
+        }
+        Ok(ObjectRead { response, left: end - start })
+    }
+}
+
+fn content_range_start(response: &Response) -> Option<u64> {
+    let text = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
+    text.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
+}
+
+impl ObjectRead {
+    /// The next bytes; `None` once all that were asked for have arrived.
+    ///
+    /// # Errors
+    /// When the answer breaks off or ends early.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        match self.response.chunk().await.map_err(Error::Transport)? {
+            None => Err(Error::protocol(format!("the answer ended {} bytes early", self.left))),
+            Some(mut bytes) => {
+                bytes.truncate(usize::try_from(self.left).unwrap_or(usize::MAX));
+                self.left -= bytes.len() as u64;
+                Ok(Some(bytes))
+            }
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The routes beside lookups and chunks: direct uploads, contexts, explain, usage, jobs, events.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use kvasir_api::{
+    Context, ContextChange, ContextList, ContextRequest, ContextVersions, ContextsQuery, Event,
+    EventsDropped, EventsQuery, ExplainRequest, ExplainResponse, Job, JobList, JobRequest, LoadRecord,
+    ObjectUrl, StoredChunk, UploadRequest, UploadTicket, UsageResponse, routes,
+};
+use kvasir_types::{ModelId, ObjectDigest, SeqHash};
+use reqwest::{Method, Response};
+use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
+
+use super::Client;
+use crate::{Error, limits};
+
+impl Client {
+    /// Announces an upload that goes to the object store directly.
+    ///
+    /// # Errors
+    /// `direct_unavailable` where the store has no presigned URLs: store through the service then.
+    pub async fn announce_upload(&self, request: &UploadRequest) -> Result<UploadTicket, Error> {
+        self.json(self.with_json(Method::POST, routes::UPLOADS, request)?).await
+    }
+
+    /// Makes an upload visible.
+    ///
+    /// # Errors
+    /// `unknown_upload`, `upload_mismatch`, `invalid_chunk`, `chunk_mismatch`.
+    pub async fn commit_upload(&self, upload_id: &Uuid) -> Result<StoredChunk, Error> {
+        self.json(self.request(Method::POST, &routes::upload_commit(upload_id))).await
+    }
+
+    /// Stores a chunk object without its bytes passing through the service, or through it where that is not possible.
+    ///
+    /// # Errors
+    /// As [`put_chunk`](Self::put_chunk).
+    pub async fn put_chunk_direct(
+        &self,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        object: Bytes,
+    ) -> Result<DirectStore, Error> {
+        let request = UploadRequest {
+            model_id: *model_id,
+            seq_hash: *seq_hash,
+            object_digest: ObjectDigest::of(&object),
+            bytes: object.len() as u64,
+            sha256: ObjectDigest::from(<[u8; 32]>::from(Sha256::digest(&object))).to_string(),
+        };
+        let why = match self.upload(&request, object.clone()).await {
+            Ok(stored) => return Ok(DirectStore { stored, fallback: None }),
+            Err(error) => error.to_string(),
+        };
+        let stored = self.put_chunk(model_id, seq_hash, object).await?;
+        Ok(DirectStore { stored, fallback: Some(why) })
+    }
+
+    async fn upload(&self, request: &UploadRequest, object: Bytes) -> Result<StoredChunk, Error> {
+        let ticket = self.announce_upload(request).await?;
+        // No credential of the service goes to the store.
+        let mut put = self.direct.put(&ticket.url).timeout(limits::UPLOAD_TIMEOUT).body(object);
+        for (name, value) in &ticket.headers {
+            put = put.header(name, value);
+        }
+        let answer = put.send().await.map_err(Error::Transport)?;
+        if !answer.status().is_success() {
+            return Err(Error::protocol(format!("the store answered {} to the upload", answer.status())));
+        }
+        self.commit_upload(&ticket.upload_id).await
+    }
+
+    /// A presigned URL of an object, or a new one for an expired.
+    ///
+    /// # Errors
+    /// `unknown_chunk`, `direct_unavailable`.
+    pub async fn object_url(
+        &self,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+        object: &ObjectDigest,
+    ) -> Result<ObjectUrl, Error> {
+        self.json(self.request(Method::GET, &routes::object_url(model_id, seq_hash, object))).await
+    }
+
+    /// Why a lookup misses.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn explain(&self, request: &ExplainRequest) -> Result<ExplainResponse, Error> {
+        self.json(self.with_json(Method::POST, routes::EXPLAIN, request)?).await
+    }
+
+    /// Creates a context.
+    ///
+    /// # Errors
+    /// `unknown_chunk`, `invalid_context`.
+    pub async fn create_context(&self, request: &ContextRequest) -> Result<Context, Error> {
+        self.json(self.with_json(Method::POST, routes::CONTEXTS, request)?).await
+    }
+
+    /// A page of contexts.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn list_contexts(&self, query: &ContextsQuery) -> Result<ContextList, Error> {
+        self.json(self.request(Method::GET, &with_query(routes::CONTEXTS, query)?)).await
+    }
+
+    /// A context's newest version, or another one.
+    ///
+    /// # Errors
+    /// `unknown_context`.
+    pub async fn context(&self, context_id: &Uuid, version: Option<u64>) -> Result<Context, Error> {
+        let query = kvasir_api::ContextQuery { version };
+        self.json(self.request(Method::GET, &with_query(&routes::context(context_id), &query)?)).await
+    }
+
+    /// The versions of a context.
+    ///
+    /// # Errors
+    /// `unknown_context`.
+    pub async fn context_versions(&self, context_id: &Uuid) -> Result<ContextVersions, Error> {
+        self.json(self.request(Method::GET, &routes::context_versions(context_id))).await
+    }
+
+    /// Writes a context's next version.
+    ///
+    /// # Errors
+    /// `unknown_context`, `invalid_context`, `context_conflict`.
+    pub async fn change_context(&self, context_id: &Uuid, change: &ContextChange) -> Result<Context, Error> {
+        self.json(self.with_json(Method::PATCH, &routes::context(context_id), change)?).await
+    }
+
+    /// Deletes a context.
+    ///
+    /// # Errors
+    /// `unknown_context`.
+    pub async fn delete_context(&self, context_id: &Uuid) -> Result<(), Error> {
+        let request = self.request(Method::DELETE, &routes::context(context_id));
+        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+    }
+
+    /// Removes all objects of a chunk: lookups stop offering it now, its bytes go after the grace.
+    ///
+    /// # Errors
+    /// `unknown_chunk`.
+    pub async fn delete_chunk(&self, model_id: &ModelId, seq_hash: &SeqHash) -> Result<(), Error> {
+        let request = self.request(Method::DELETE, &routes::chunk(model_id, seq_hash));
+        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+    }
+
+    /// What the caller's tenant keeps in the store.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn usage(&self) -> Result<UsageResponse, Error> {
+        self.json(self.request(Method::GET, routes::USAGE)).await
+    }
+
+    /// Tells the service how a load went.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn report_load(&self, record: &LoadRecord) -> Result<(), Error> {
+        let request = self.with_json(Method::POST, routes::LOADS, record)?;
+        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+    }
+
+    /// Starts a job on the replica that answers.
+    ///
+    /// # Errors
+    /// `job_running`.
+    pub async fn start_job(&self, request: &JobRequest) -> Result<Job, Error> {
+        self.json(self.with_json(Method::POST, routes::JOBS, request)?).await
+    }
+
+    /// A job's progress.
+    ///
+    /// # Errors
+    /// `unknown_job`.
+    pub async fn job(&self, job_id: &Uuid) -> Result<Job, Error> {
+        self.json(self.request(Method::GET, &routes::job(job_id))).await
+    }
+
+    /// The jobs that the replica remembers.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn jobs(&self) -> Result<JobList, Error> {
+        self.json(self.request(Method::GET, routes::JOBS)).await
+    }
+
+    /// The service's metrics, in Prometheus' text format.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn metrics(&self) -> Result<String, Error> {
+        let request = self.request(Method::GET, routes::METRICS).timeout(self.config.control_timeout);
+        let body = super::body::read_bounded(self.send(request).await?, limits::CONTROL_BYTES_MAX).await?;
+        String::from_utf8(body).map_err(|e| Error::protocol(e.to_string()))
+    }
+
+    /// Opens the stream of events; it ends only with the service or a break of the connection.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn events(&self, query: &EventsQuery) -> Result<EventStream, Error> {
+        let response = self.send(self.request(Method::GET, &with_query(routes::EVENTS, query)?)).await?;
+        Ok(EventStream { response, bytes: Vec::new(), ready: VecDeque::new() })
+    }
+}
+
+/// A path with a query, whose absent fields are left out.
+pub(super) fn with_query(path: &str, query: &impl serde::Serialize) -> Result<String, Error> {
+    let fields = serde_json::to_value(query).map_err(|e| Error::Config { what: e.to_string() })?;
+    let mut pairs = url::form_urlencoded::Serializer::new(String::new());
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        match value {
+            serde_json::Value::Null => {}
+            serde_json::Value::String(text) => {
+                pairs.append_pair(name, text);
+            }
+            other => {
+                pairs.append_pair(name, &other.to_string());
+            }
+        }
+    }
+    Ok(format!("{path}?{}", pairs.finish()))
+}
+
+/// How a chunk was stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirectStore {
+    /// What the service says of it.
+    pub stored: StoredChunk,
+    /// Whether its bytes went to the object store directly; otherwise why not.
+    pub fallback: Option<String>,
+}
+
+/// A message of the event stream.
+#[derive(Debug, Clone, PartialEq)]
+pub enum EventMessage {
+    /// An event.
+    Event(Box<Event>),
+    /// The service ends the stream: this reader was too slow.
+    Dropped(EventsDropped),
+}
+
+/// An open stream of server-sent events.
+#[derive(Debug)]
+pub struct EventStream {
+    response: Response,
+    bytes: Vec<u8>,
+    ready: VecDeque<EventMessage>,
+}
+
+impl EventStream {
+    /// The next event; `None` once the service has ended the stream.
+    ///
+    /// # Errors
+    /// When the connection breaks, or what arrives is no event.
+    pub async fn next(&mut self) -> Result<Option<EventMessage>, Error> {
+        loop {
+            if let Some(message) = self.ready.pop_front() {
+                return Ok(Some(message));
+            }
+            let Some(part) = self.response.chunk().await.map_err(Error::Transport)? else {
+                return Ok(None);
+            };
+            self.bytes.extend_from_slice(&part);
+            while let Some(end) = self.bytes.windows(2).position(|two| two == b"\n\n") {
+                let text: Vec<u8> = self.bytes.drain(..end + 2).collect();
+                self.ready.extend(parse(&text)?);
+            }
+            if self.bytes.len() > limits::EVENT_BYTES_MAX {
+                return Err(Error::protocol("an event without an end"));
+            }
+        }
+    }
+}
+
+/// One message; none for a comment.
+fn parse(message: &[u8]) -> Result<Option<EventMessage>, Error> {
+    let text = str::from_utf8(message).map_err(|e| Error::protocol(e.to_string()))?;
+    let field = |name: &str| {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        lines.map(|value| value.strip_prefix(' ').unwrap_or(value)).next()
+    };
+    let Some(data) = field("data") else { return Ok(None) };
+    let wrong = |e: serde_json::Error| Error::protocol(format!("an event: {e}"));
+    Ok(Some(match field("event") {
+        Some("dropped") => EventMessage::Dropped(serde_json::from_str(data).map_err(wrong)?),
+        _ => EventMessage::Event(serde_json::from_str(data).map_err(wrong)?),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_and_comments_are_not() {
+        assert_eq!(parse(b":\n\n").expect("a comment"), None);
+        let dropped =
+            parse(b"event: dropped\ndata: {\"missed\":3,\"detail\":\"slow\"}\n\n").expect("an event");
+        assert_eq!(
+            dropped,
+            Some(EventMessage::Dropped(EventsDropped { missed: 3, detail: "slow".to_owned() }))
+        );
+        assert!(parse(b"event: stored\ndata: {}\n\n").is_err(), "an event has an id");
+        assert!(parse(b"\xff\n\n").is_err());
+    }
+}

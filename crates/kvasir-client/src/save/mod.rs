@@ -1,0 +1,279 @@
+//! Saving: cut, encode off the caller's path, upload what is not there yet.
+
+mod admission;
+mod queue;
+mod report;
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::StreamExt;
+use kvasir_api::ErrorCode;
+use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, KvSource, Tokens};
+use kvasir_types::{ChainLink, Name, Plane, SeqHash, TokenChain, TokenRange};
+use tokio::time::Instant;
+
+pub use admission::{AdmissionPolicy, SaveRefusal};
+pub(crate) use queue::SaveQueue;
+pub use queue::{DropPolicy, QueueConfig, QueueStats, SaveOutcome, SaveTicket};
+pub use report::{ChunkOutcome, ChunkSaveReport, SaveProgress, SaveReport};
+
+use crate::{
+    Error,
+    fetcher::ByteRate,
+    limits::{ENCODE_PATIENCE, STORE_CONCURRENCY, TAIL_GROWTH_MIN},
+    lookup::Matched,
+    model::Binding,
+    rest::{Client, UploadPacer},
+};
+
+/// Leading tokens of a session that it has stored itself.
+#[derive(Debug, Default)]
+pub(crate) struct StoredTokens(AtomicUsize);
+
+/// What is saved, besides the KV.
+#[derive(Debug, Clone)]
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) binding: Arc<Binding>,
+    /// Type of the request, for admission.
+    pub(crate) kind: Option<Name>,
+    /// The tokens; the chain says how many of them are saved.
+    pub(crate) tokens: Arc<Vec<u32>>,
+    pub(crate) chain: Arc<TokenChain>,
+    /// Predicted KL, in nats a token, of what the KV was computed over. It is kept with the chunks.
+    pub(crate) kl_beneath: f64,
+    pub(crate) stored: Arc<StoredTokens>,
+    /// Leading tokens that the session's lookup found.
+    pub(crate) matched: usize,
+}
+
+impl Context {
+    fn tokens(&self) -> &[u32] {
+        &self.tokens[..self.chain.token_count()]
+    }
+
+    /// Leading tokens that are known to be stored: their KV is not read.
+    pub(crate) fn stored_tokens(&self) -> usize {
+        self.matched.max(self.stored.0.load(Ordering::Relaxed)).min(self.chain.token_count())
+    }
+}
+
+/// How a save shares CPU and network.
+#[derive(Debug, Clone, Copy)]
+enum Urgency {
+    /// As fast as it can: two chunks at a time.
+    Now,
+    /// One chunk at a time, stepping aside while the client loads something.
+    Background {
+        /// Most bytes a second, even when nothing is loaded.
+        rate: Option<ByteRate>,
+    },
+}
+
+/// Stores contexts.
+#[derive(Debug, Clone, Copy)]
+struct Saver {
+    chunk_tokens: usize,
+    urgency: Urgency,
+    /// Chunks over a prefix of more predicted KL are not stored; when absent, twice that of the profile's finest level.
+    kl_beneath_max: Option<f64>,
+}
+
+impl Saver {
+    /// Asks what is there, encodes the missing chunks on blocking threads and uploads them. Resuming is calling it again.
+    async fn save(
+        &self,
+        context: &Context,
+        kv: &dyn KvSource,
+        mut progress: impl FnMut(SaveProgress) + Send,
+    ) -> Result<SaveReport, Error> {
+        let codec = &context.binding.codec;
+        let too_lossy = context.kl_beneath > self.kl_beneath_max.unwrap_or_else(|| codec.kl_beneath_max());
+        let at_once = match self.urgency {
+            Urgency::Now => STORE_CONCURRENCY,
+            Urgency::Background { .. } => 1,
+        };
+        let started = Instant::now();
+        let (chain, count) = (&context.chain, context.chain.token_count());
+        let lookup = context.binding.lookup(chain, false);
+        let found = Matched::ask(&context.client, &lookup).await?;
+        let matched = found.tokens().max(context.stored_tokens() as u64);
+        let cuts: Vec<Range<usize>> = (0..count)
+            .step_by(self.chunk_tokens)
+            .map(|start| start..(start + self.chunk_tokens).min(count))
+            .collect();
+        let total = cuts.len();
+        let parts = cuts.into_iter().map(|range| async move {
+            let outcome = if is_there(&range, matched, self.chunk_tokens) {
+                ChunkOutcome::AlreadyThere
+            } else if too_lossy {
+                ChunkOutcome::TooLossy
+            } else {
+                self.save_chunk(context, range.clone(), kv).await?
+            };
+            Ok::<_, Error>((range, outcome))
+        });
+        let mut parts = futures::stream::iter(parts).buffered(at_once);
+        let mut chunks = Vec::with_capacity(total);
+        let mut bytes = 0;
+        while let Some(part) = parts.next().await {
+            let (range, outcome) = part?;
+            if let ChunkOutcome::Stored { bytes: more, .. } = outcome {
+                bytes += more;
+                context.stored.0.fetch_max(range.end, Ordering::Relaxed);
+            }
+            chunks.push(ChunkSaveReport {
+                tokens: TokenRange { start: range.start as u64, end: range.end as u64 },
+                seq_hash: seq_hash(chain, range.end)?,
+                outcome,
+            });
+            progress(SaveProgress { finished: chunks.len(), chunks: total, bytes });
+        }
+        Ok(SaveReport { chunks, elapsed: started.elapsed() })
+    }
+
+    async fn save_chunk(
+        &self,
+        context: &Context,
+        range: Range<usize>,
+        kv: &dyn KvSource,
+    ) -> Result<ChunkOutcome, Error> {
+        let Context { client, binding, chain, .. } = context;
+        let (codec, tokens) = (&binding.codec, context.tokens());
+        codec.publish(client).await?;
+        let pacer = match self.urgency {
+            Urgency::Now => None,
+            Urgency::Background { rate } => {
+                Some(UploadPacer { active_loads: Arc::clone(&client.active_loads), rate })
+            }
+        };
+        let hash = seq_hash(chain, range.end)?;
+        let job = EncodeJob {
+            tokens: tokens[range.clone()].to_vec(),
+            preceding_token: range.start.checked_sub(1).map(|before| tokens[before]),
+            first_position: range.start as u64,
+            link: chain.link(range.start).ok_or_else(|| cut_error(range.start))?,
+            kv: copy_rows(binding, kv, &range).await,
+            kl_beneath: context.kl_beneath as f32,
+            encoder: Arc::clone(codec.encoder()),
+        };
+        if let Some(pacer) = &pacer {
+            pacer.before_encoding(ENCODE_PATIENCE).await;
+        }
+        let (object, encode) = tokio::task::spawn_blocking(move || job.run()).await??;
+        let (object, started) = (bytes::Bytes::from(object), Instant::now());
+        let put = || {
+            client.put_chunk_of(
+                Some(&binding.namespace),
+                &codec.model_id,
+                &hash,
+                object.clone(),
+                pacer.as_ref(),
+            )
+        };
+        let stored = match put().await {
+            // The service's bucket was emptied since.
+            Err(error)
+                if matches!(error.code(), Some(ErrorCode::UnknownModel | ErrorCode::UnknownProfile)) =>
+            {
+                codec.publish_again(client).await?;
+                put().await?
+            }
+            stored => stored?,
+        };
+        if stored.seq_hash != hash {
+            return Err(Error::protocol("it acknowledged another chunk than the one that was sent"));
+        }
+        let upload = started.elapsed();
+        Ok(ChunkOutcome::Stored {
+            // Not always the digest of what was sent: a name under deletion is not used again.
+            object_digest: stored.object_digest,
+            bytes: stored.bytes,
+            created: stored.created,
+            encode,
+            upload,
+        })
+    }
+}
+
+/// A copy that outlives the caller's borrow, so that encoding can go on elsewhere; one chunk at a time.
+async fn copy_rows(binding: &Binding, kv: &dyn KvSource, range: &Range<usize>) -> KvBuffer {
+    let spec = &binding.codec.spec;
+    let mut rows = KvBuffer::new(spec, range.len());
+    let source = Tokens::from(kv, range.start);
+    for layer in 0..spec.layers.len() {
+        for plane in Plane::ALL {
+            for head in 0..rows.heads(layer, plane) {
+                source.read(layer, plane, head, 0..range.len(), rows.rows_mut(layer, plane, head));
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+    rows
+}
+
+/// Whether a chunk need not be stored: covered, or a tail that grew too little.
+fn is_there(range: &Range<usize>, matched: u64, chunk_tokens: usize) -> bool {
+    let end = range.end as u64;
+    let grown_little = range.len() < chunk_tokens
+        && matched > range.start as u64
+        && end - matched.min(end) < TAIL_GROWTH_MIN;
+    end <= matched || grown_little
+}
+
+fn seq_hash(chain: &TokenChain, end: usize) -> Result<SeqHash, Error> {
+    chain.prefix_hash(end).map(SeqHash::from).ok_or_else(|| cut_error(end))
+}
+
+fn cut_error(at: usize) -> Error {
+    Error::protocol(format!("no block ends at token {at}"))
+}
+
+struct EncodeJob {
+    tokens: Vec<u32>,
+    preceding_token: Option<u32>,
+    first_position: u64,
+    link: ChainLink,
+    kv: KvBuffer,
+    kl_beneath: f32,
+    encoder: Arc<dyn ChunkEncoder>,
+}
+
+impl EncodeJob {
+    fn run(self) -> Result<(Vec<u8>, Duration), Error> {
+        let started = Instant::now();
+        let input = ChunkInput {
+            tokens: &self.tokens,
+            preceding_token: self.preceding_token,
+            first_position: self.first_position,
+            link: self.link,
+            kl_beneath: self.kl_beneath,
+            kv: &self.kv,
+        };
+        let object = self.encoder.encode(&input);
+        let object = object.map_err(|source| Error::Encode { first_token: self.first_position, source })?;
+        Ok((object, started.elapsed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_missing_is_stored() {
+        assert!(is_there(&(0..1536), 1536, 1536));
+        assert!(!is_there(&(0..1536), 1520, 1536));
+        assert!(!is_there(&(1536..1600), 1536, 1536)); // a new tail
+        assert!(is_there(&(1536..1700), 1600, 1536)); // a tail with 100 new tokens
+        assert!(!is_there(&(1536..1900), 1600, 1536)); // a tail with 300
+        assert!(is_there(&(0..100), 5000, 1536));
+    }
+}

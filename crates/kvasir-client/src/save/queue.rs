@@ -1,0 +1,444 @@
+//! Saves in the background: nothing in the engine waits for one.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use kvasir_codec::{KvBuffer, KvSource, Tokens};
+use kvasir_types::Plane;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot},
+    task::JoinHandle,
+};
+
+use super::{AdmissionPolicy, Context, SaveProgress, SaveRefusal, SaveReport, Saver, Urgency};
+use crate::{
+    Error,
+    fetcher::ByteRate,
+    limits::{
+        STORE_ATTEMPTS_MAX, STORE_BACKOFF_BASE, STORE_BACKOFF_MAX, STORE_QUEUE_BYTES, STORE_QUEUE_JOBS,
+    },
+};
+
+/// Which job goes when there is no room for a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DropPolicy {
+    /// The one that has waited longest, and as many more as it takes: what was used last is asked for soonest.
+    #[default]
+    Oldest,
+    /// The new one.
+    Newest,
+}
+
+/// How a queue works.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QueueConfig {
+    /// What is taken.
+    pub admission: AdmissionPolicy,
+    /// Most jobs that wait.
+    pub jobs_max: usize,
+    /// Most bytes of copied KV that wait.
+    pub bytes_max: u64,
+    /// What goes when it is full.
+    pub drop_policy: DropPolicy,
+    /// Most bytes a second that uploads take, even when nothing is loaded.
+    pub rate: Option<ByteRate>,
+}
+
+impl Default for QueueConfig {
+    fn default() -> Self {
+        Self {
+            admission: AdmissionPolicy::default(),
+            jobs_max: STORE_QUEUE_JOBS,
+            bytes_max: STORE_QUEUE_BYTES,
+            drop_policy: DropPolicy::default(),
+            rate: None,
+        }
+    }
+}
+
+/// What became of a save.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SaveOutcome {
+    /// Everything that was missing is durable now.
+    Saved(SaveReport),
+    /// It was not taken, or dropped to make room.
+    Refused(SaveRefusal),
+    /// It failed for good; chunks acknowledged before stay stored.
+    Failed(Error),
+}
+
+/// What a queue has done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueueStats {
+    /// Saves that wait.
+    pub waiting: usize,
+    /// Bytes of copied KV that wait or are being saved.
+    pub bytes: u64,
+    /// Saves done.
+    pub saved: u64,
+    /// Saves not admitted.
+    pub refused: u64,
+    /// Saves dropped because the queue was full.
+    pub dropped: u64,
+    /// Saves that failed for good.
+    pub failed: u64,
+    /// Saves cancelled by dropping their tickets.
+    pub cancelled: u64,
+    /// Attempts after the first: interrupted uploads that were resumed.
+    pub resumed: u64,
+}
+
+/// A save in the background. Dropping it cancels the save: chunks that were acknowledged stay stored, and nothing is sent
+/// afterwards.
+#[derive(Debug)]
+#[must_use = "dropping the ticket cancels the save: call `in_background`, or wait for `outcome`"]
+pub struct SaveTicket {
+    outcome: oneshot::Receiver<SaveOutcome>,
+    job: Option<TicketJob>,
+}
+
+/// The job of a ticket, for as long as the ticket may cancel it.
+#[derive(Debug)]
+struct TicketJob {
+    id: u64,
+    queue: Weak<QueueShared>,
+}
+
+impl Drop for TicketJob {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue.upgrade() {
+            queue.cancel(self.id);
+        }
+    }
+}
+
+impl SaveTicket {
+    /// A save that cannot be taken.
+    pub(crate) fn refused() -> Self {
+        let (sender, outcome) = oneshot::channel();
+        // The receiver is here.
+        let _ = sender.send(SaveOutcome::Refused(SaveRefusal::NotConnected));
+        Self { outcome, job: None }
+    }
+
+    /// Lets the save go on without the ticket.
+    pub fn in_background(mut self) {
+        if let Some(mut job) = self.job.take() {
+            job.queue = Weak::new();
+        }
+    }
+
+    /// Waits for the outcome.
+    pub async fn outcome(mut self) -> SaveOutcome {
+        (&mut self.outcome).await.unwrap_or(SaveOutcome::Refused(SaveRefusal::Closed))
+    }
+
+    /// Blocks until the outcome is there; for engines without an async runtime.
+    pub fn wait(self) -> SaveOutcome {
+        let Self { outcome, job } = self;
+        let outcome = outcome.blocking_recv().unwrap_or(SaveOutcome::Refused(SaveRefusal::Closed));
+        drop(job);
+        outcome
+    }
+
+    /// The outcome, if it is there already.
+    pub fn try_outcome(&mut self) -> Option<SaveOutcome> {
+        self.outcome.try_recv().ok()
+    }
+}
+
+/// A context that waits to be saved.
+struct SaveJob {
+    id: u64,
+    context: Context,
+    kv: Arc<dyn KvSource + Send + Sync>,
+    bytes: u64,
+    ticket: oneshot::Sender<SaveOutcome>,
+}
+
+/// Jobs and counters of a queue.
+#[derive(Default)]
+struct QueueState {
+    jobs: VecDeque<SaveJob>,
+    /// The job that is being saved.
+    working: Option<u64>,
+    next_id: u64,
+    stats: QueueStats,
+    closed: bool,
+}
+
+/// What the queue and its worker share.
+struct QueueShared {
+    config: QueueConfig,
+    chunk_tokens: usize,
+    state: Mutex<QueueState>,
+    /// Something to do, or nothing any more.
+    changed: Notify,
+    /// The job that is being saved was cancelled.
+    cancelled: Notify,
+}
+
+impl std::fmt::Debug for QueueShared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QueueShared").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// Encodes and uploads in the background, one context at a time, in the order of their arrival.
+///
+/// Memory is bounded, uploads are paced and step aside while the client loads something, and what is stored already is found by
+/// a lookup and not sent. An upload that breaks off is resumed after a wait: what was acknowledged is found by the next lookup.
+/// Dropping the queue drops what waits.
+#[derive(Debug)]
+pub(crate) struct SaveQueue {
+    shared: Arc<QueueShared>,
+    worker: JoinHandle<()>,
+}
+
+impl SaveQueue {
+    pub(crate) fn new(config: QueueConfig, chunk_tokens: usize, runtime: &Handle) -> Self {
+        let state = Mutex::default();
+        let shared =
+            QueueShared { config, chunk_tokens, state, changed: Notify::new(), cancelled: Notify::new() };
+        let shared = Arc::new(shared);
+        let worker = runtime.spawn(run_worker(Arc::clone(&shared)));
+        Self { shared, worker }
+    }
+
+    /// Offers a context. What has to be kept of `kv` is copied before this returns.
+    pub(crate) fn save(&self, context: Context, kv: &dyn KvSource) -> SaveTicket {
+        let chunk = self.shared.chunk_tokens;
+        let spec = Arc::clone(&context.binding.codec.spec);
+        let first = context.stored_tokens() / chunk * chunk;
+        let count = context.chain.token_count() - first;
+        let bytes = (count * spec.elements_per_token() * size_of::<f32>()) as u64;
+        self.offer(context, bytes, || {
+            let rows = KvBuffer::from_source(&spec, count, &Tokens::from(kv, first));
+            Arc::new(SuffixSource { rows, first })
+        })
+    }
+
+    /// Offers a context whose KV is read when its turn comes.
+    pub(crate) fn save_shared(&self, context: Context, kv: Arc<dyn KvSource + Send + Sync>) -> SaveTicket {
+        self.offer(context, 0, || kv)
+    }
+
+    /// Saves at once, beside the queue.
+    pub(crate) async fn save_now(
+        &self,
+        context: &Context,
+        kv: &dyn KvSource,
+        progress: impl FnMut(SaveProgress) + Send,
+    ) -> Result<SaveReport, Error> {
+        self.shared.saver(Urgency::Now).save(context, kv, progress).await
+    }
+
+    fn offer(
+        &self,
+        context: Context,
+        bytes: u64,
+        kv: impl FnOnce() -> Arc<dyn KvSource + Send + Sync>,
+    ) -> SaveTicket {
+        let (ticket, outcome) = oneshot::channel();
+        match self.admit(&context, bytes) {
+            Ok(id) => {
+                let job = SaveJob { id, context, kv: kv(), bytes, ticket };
+                self.shared.with(|state| state.jobs.push_back(job));
+                self.shared.changed.notify_waiters();
+                let queue = Arc::downgrade(&self.shared);
+                SaveTicket { outcome, job: Some(TicketJob { id, queue }) }
+            }
+            Err(refusal) => {
+                // The receiver is here.
+                let _ = ticket.send(SaveOutcome::Refused(refusal));
+                SaveTicket { outcome, job: None }
+            }
+        }
+    }
+
+    /// Makes room, or says why not. The room is taken before the copy is made.
+    fn admit(&self, context: &Context, bytes: u64) -> Result<u64, SaveRefusal> {
+        let config = &self.shared.config;
+        let (tokens, kl_max) = (context.chain.token_count(), context.binding.codec.kl_beneath_max());
+        let admitted = config.admission.check(tokens, context.kind.as_ref(), context.kl_beneath, kl_max);
+        self.shared.with(|state| {
+            if let Err(refusal) = admitted {
+                state.stats.refused += 1;
+                return Err(refusal);
+            }
+            if state.closed {
+                return Err(SaveRefusal::Closed);
+            }
+            let full = |state: &QueueState| {
+                state.jobs.len() >= config.jobs_max || state.stats.bytes + bytes > config.bytes_max
+            };
+            while full(state) {
+                let oldest = match config.drop_policy {
+                    DropPolicy::Oldest if bytes <= config.bytes_max => state.jobs.pop_front(),
+                    DropPolicy::Oldest | DropPolicy::Newest => None,
+                };
+                state.stats.dropped += 1;
+                let Some(oldest) = oldest else { return Err(SaveRefusal::QueueFull) };
+                state.stats.bytes -= oldest.bytes;
+                let _ = oldest.ticket.send(SaveOutcome::Refused(SaveRefusal::QueueFull));
+            }
+            state.stats.bytes += bytes;
+            state.next_id += 1;
+            Ok(state.next_id)
+        })
+    }
+
+    /// What it has done so far.
+    pub(crate) fn stats(&self) -> QueueStats {
+        self.shared.with(|state| QueueStats { waiting: state.jobs.len(), ..state.stats })
+    }
+
+    /// Waits until nothing waits or is being saved.
+    pub(crate) async fn drain(&self) {
+        loop {
+            let changed = self.shared.changed.notified();
+            if self.shared.with(|state| state.jobs.is_empty() && state.working.is_none()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Drop for SaveQueue {
+    fn drop(&mut self) {
+        self.shared.with(|state| {
+            state.closed = true;
+            state.jobs.clear();
+        });
+        self.worker.abort();
+    }
+}
+
+impl QueueShared {
+    fn with<T>(&self, f: impl FnOnce(&mut QueueState) -> T) -> T {
+        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn saver(&self, urgency: Urgency) -> Saver {
+        Saver {
+            chunk_tokens: self.chunk_tokens,
+            urgency,
+            kl_beneath_max: self.config.admission.kl_beneath_max,
+        }
+    }
+
+    /// Ends a job that waits or is being saved; one that is over is none.
+    fn cancel(&self, id: u64) {
+        let dropped = self.with(|state| {
+            if state.working == Some(id) {
+                state.working = None;
+                self.cancelled.notify_waiters();
+                return None;
+            }
+            let at = state.jobs.iter().position(|job| job.id == id)?;
+            let job = state.jobs.remove(at)?;
+            state.stats.bytes -= job.bytes;
+            state.stats.cancelled += 1;
+            Some(job)
+        });
+        if dropped.is_some() {
+            self.changed.notify_waiters();
+        }
+    }
+}
+
+/// Saves queued jobs one at a time.
+async fn run_worker(shared: Arc<QueueShared>) {
+    loop {
+        let changed = shared.changed.notified();
+        let job = shared.with(|state| {
+            let job = state.jobs.pop_front();
+            state.working = job.as_ref().map(|job| job.id);
+            job
+        });
+        let Some(job) = job else {
+            changed.await;
+            continue;
+        };
+        let outcome = tokio::select! {
+            outcome = save_with_retries(&shared, &job) => Some(outcome),
+            () = cancellation(&shared, job.id) => None,
+        };
+        shared.with(|state| {
+            state.working = None;
+            state.stats.bytes -= job.bytes;
+            match &outcome {
+                Some(SaveOutcome::Saved(_)) => state.stats.saved += 1,
+                Some(SaveOutcome::Refused(_)) => state.stats.refused += 1,
+                Some(SaveOutcome::Failed(_)) => state.stats.failed += 1,
+                None => state.stats.cancelled += 1,
+            }
+        });
+        if let Some(outcome) = outcome {
+            // The ticket may be gone.
+            let _ = job.ticket.send(outcome);
+        }
+        shared.changed.notify_waiters();
+    }
+}
+
+/// Ends when the job that is being saved is cancelled.
+async fn cancellation(shared: &QueueShared, id: u64) {
+    loop {
+        let cancelled = shared.cancelled.notified();
+        if shared.with(|state| state.working != Some(id)) {
+            return;
+        }
+        cancelled.await;
+    }
+}
+
+/// Saves a job and resumes it after an interruption: the next attempt's lookup finds what was acknowledged.
+async fn save_with_retries(shared: &QueueShared, job: &SaveJob) -> SaveOutcome {
+    let saver = shared.saver(Urgency::Background { rate: shared.config.rate });
+    for attempt in 1.. {
+        match saver.save(&job.context, &*job.kv, |_| ()).await {
+            Ok(report) => return SaveOutcome::Saved(report),
+            Err(error) if error.is_retryable() && attempt < STORE_ATTEMPTS_MAX => {
+                tracing::debug!(%error, attempt, "a save broke off and will be resumed");
+                shared.with(|state| state.stats.resumed += 1);
+                tokio::time::sleep(retry_delay(attempt)).await;
+            }
+            Err(error) => return SaveOutcome::Failed(error),
+        }
+    }
+    SaveOutcome::Refused(SaveRefusal::Closed)
+}
+
+fn retry_delay(attempt: u32) -> Duration {
+    (STORE_BACKOFF_BASE * 2u32.saturating_pow(attempt.min(16) - 1)).min(STORE_BACKOFF_MAX)
+}
+
+/// A source of a whole context that holds a copy of the tokens from `first` on.
+struct SuffixSource {
+    rows: KvBuffer,
+    first: usize,
+}
+
+impl KvSource for SuffixSource {
+    fn read(&self, layer: usize, plane: Plane, head: usize, tokens: std::ops::Range<usize>, out: &mut [f32]) {
+        let tokens = tokens.start - self.first..tokens.end - self.first;
+        self.rows.read(layer, plane, head, tokens, out);
+    }
+
+    fn held(
+        &self,
+        layer: usize,
+        plane: Plane,
+        head: usize,
+        tokens: std::ops::Range<usize>,
+    ) -> Option<&[f32]> {
+        self.rows.held(layer, plane, head, tokens.start - self.first..tokens.end - self.first)
+    }
+}
