@@ -1,10 +1,11 @@
-//! What the hot index costs: disk and memory a chunk, and lookups a second, at growing numbers of chunks.
+//! What the hot index costs: disk and memory a chunk, and lookups a second, at growing numbers of chunks; and disk a chunk where
+//! as many were removed lately as there are.
 //!
 //! `cargo run --release -p kvasir-storage --example index_cost -- 10000 1000000`
 
 use std::{path::Path, sync::Arc, time::Instant};
 
-use kvasir_storage::index::{Index, IndexEntry, IndexRow, Scope, Search};
+use kvasir_storage::index::{Index, IndexEntry, IndexRow, RemovedRow, Scope, Search};
 use kvasir_types::{ModelId, SeqHash};
 
 /// Chunks of a context: 98 K tokens in chunks of 1,536.
@@ -44,11 +45,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             })
             .collect();
         times.sort();
+        for context in contexts..contexts + count / CHUNKS {
+            for last in context_blocks(context).chunks_exact(BLOCKS).map(|blocks| blocks[BLOCKS - 1]) {
+                let removal = RemovedRow { expires_ms: i64::MAX, by_request: true };
+                index.put_removed(scope, &(*last.as_bytes()).into(), removal);
+            }
+        }
+        index.flush();
+        let with_removals = bytes_under(&directory);
         use std::io::Write;
         writeln!(
             out,
-            "{count} chunks: {:.0} B a chunk on disk, {} MiB resident, {:.0} inserts/s, lookup of 64 chunks p50 {:?} p99 {:?}",
+            "{count} chunks: {:.0} B a chunk on disk, {:.0} B with as many removals, {} MiB resident, {:.0} inserts/s, lookup of 64 chunks p50 {:?} p99 {:?}",
             disk as f64 / count as f64,
+            with_removals as f64 / count as f64,
             memory >> 20,
             count as f64 / inserted.as_secs_f64(),
             times[LOOKUPS / 2],

@@ -7,6 +7,7 @@ mod memory;
 pub(crate) mod page;
 mod put;
 mod rebuild;
+mod replicas;
 mod servers;
 mod stats;
 
@@ -30,6 +31,8 @@ pub(crate) enum SpeedCommand {
     Memory(MemoryArguments),
     /// `kvasir admin rebuild-index`, from the store and from the journal.
     Rebuild(RebuildArguments),
+    /// How soon three replicas see a removal, and what they ask of the store when nobody asks them.
+    Replicas(ReplicasArguments),
     /// An S3 server of its own process, until it is killed.
     #[command(hide = true)]
     S3Server {
@@ -60,6 +63,18 @@ pub(crate) struct RebuildArguments {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ReplicasArguments {
+    #[command(flatten)]
+    common: SpeedArguments,
+    /// Removals that are timed.
+    #[arg(long, default_value_t = 60)]
+    removals: usize,
+    /// How long nobody asks.
+    #[arg(long, default_value_t = 300.0)]
+    quiet_seconds: f64,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct MemoryArguments {
     #[command(flatten)]
     common: SpeedArguments,
@@ -84,6 +99,9 @@ pub(crate) fn run(command: SpeedCommand) -> Result<()> {
             memory::measure(&runtime, &arguments.common, arguments.at_once, arguments.mebibytes << 20)?
         }
         SpeedCommand::Rebuild(arguments) => rebuild::measure(&runtime, &arguments.common, arguments.chunks)?,
+        SpeedCommand::Replicas(arguments) => {
+            replicas::measure(&runtime, &arguments.common, arguments.removals, arguments.quiet_seconds)?
+        }
         SpeedCommand::S3Server { listen } => return servers::serve_s3(&runtime, listen),
     };
     writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&result)?)?;

@@ -42,7 +42,7 @@ pub use hot::Index;
 pub(crate) use log_position::LogPosition;
 pub use memory::MemoryIndex;
 pub(crate) use prefix_index::PrefixIndex;
-pub(crate) use removed::RemovedRow;
+pub use removed::RemovedRow;
 pub(crate) use row::prefer;
 #[cfg(test)]
 pub(crate) use row::tests as tests_support;

@@ -31,11 +31,11 @@ pub(super) struct RemovedFilter(Box<[AtomicU64]>);
 
 /// A removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RemovedRow {
+pub struct RemovedRow {
     /// When its name may be used again, in ms of the store's clock.
-    pub(crate) expires_ms: i64,
+    pub expires_ms: i64,
     /// Whether a request asked for it: then it is never lifted.
-    pub(crate) by_request: bool,
+    pub by_request: bool,
 }
 
 impl RemovedFilter {

@@ -163,7 +163,7 @@ impl Index {
     }
 
     /// Writes the row of a removal.
-    pub(crate) fn put_removed(&self, scope: Scope, digest: &ObjectDigest, row: RemovedRow) {
+    pub fn put_removed(&self, scope: Scope, digest: &ObjectDigest, row: RemovedRow) {
         self.with_removed(|index, removed| removed.put(index, scope, digest, row));
     }
 
