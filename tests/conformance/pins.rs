@@ -2,20 +2,23 @@
 //! own tenant's bytes and nobody else's.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use futures::FutureExt;
+use futures::{FutureExt, TryStreamExt};
 use kvasir_api::{Context, ContextRequest};
 use kvasir_storage::{ByteRange, ChunkError, ContextError, PutChunk, Storage, gc::GcPolicy};
-use kvasir_store::layout::Key;
+use kvasir_store::layout::{JournalLog, Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
     hooked::{Hook, Hooked},
 };
 use kvasir_types::{Name, ProfileHash, SeqHash};
-use object_store::ObjectStoreExt;
+use object_store::{ObjectStore, ObjectStoreExt};
 
 use crate::{
     Backend,
@@ -29,10 +32,14 @@ fn all_expired() -> GcPolicy {
 }
 
 async fn pin(storage: &Storage, chunk: SeqHash) -> Result<Context, ContextError> {
+    pin_context(storage, vec![chunk]).await
+}
+
+async fn pin_context(storage: &Storage, chunks: Vec<SeqHash>) -> Result<Context, ContextError> {
     let request = ContextRequest {
         model_id: model_id(),
         namespace: name("n"),
-        chunks: vec![chunk],
+        chunks,
         labels: Default::default(),
         ttl_s: None,
         pinned: true,
@@ -107,6 +114,68 @@ async fn a_pin_acknowledged_during_a_pass_holds() {
         );
     }
     assert_eq!(pinned(&cold).await, acknowledged, "what was refused pins nothing");
+}
+
+/// A replica reads that the collector buried a pinned chunk and dug it out again, in the middle of a lookup that has just found
+/// the chunk in the store.
+#[tokio::test]
+async fn a_lookup_beside_the_news_of_a_lifted_tombstone_finds_the_chunk() {
+    let backend = Backend::memory();
+    let other = backend.replica().await;
+    let root = prepare(&other).await;
+    let tokens = chunks::tokens(135, 300);
+    let context = chunks::context(root, &tokens, 256, 50);
+    let first_buried = (200..)
+        .map(|seed| chunks::chunk(root, &chunks::tokens(seed, 64), 0, 64, 50))
+        .find(|chunk| context.iter().all(|of| chunk.seq_hash < of.seq_hash))
+        .expect("hashes are spread");
+    for chunk in context.iter().chain([&first_buried]) {
+        put(&other, chunk).await;
+    }
+    let beginning = other.store().layout().path(&Key::Chunk(key(&context[0])));
+    let (reader, is_told) = (Arc::new(OnceLock::<Arc<Storage>>::new()), Arc::new(AtomicBool::new(false)));
+    let (asking, telling) = (Arc::clone(&reader), Arc::clone(&is_told));
+    let hook: Hook = Arc::new(move |request, path| {
+        let (asking, telling) = (Arc::clone(&asking), Arc::clone(&telling));
+        let is_beginning = request == Hooked::Reading && path == beginning;
+        async move {
+            // The end of a context is asked for first, so it is found already.
+            if is_beginning && !telling.swap(true, Ordering::Relaxed) {
+                let news = asking.get().expect("is there").changes().journal_tail().await;
+                assert_eq!(news.expect("tails"), 5, "three were buried, two dug out");
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    let storage = backend.hooked_replica(hook).await;
+    reader.set(Arc::clone(&storage)).expect("is set once");
+    storage.changes().journal_tail().await.expect("tails");
+    let (ids, pinner) = (context.iter().map(|c| c.seq_hash).collect::<Vec<_>>(), Arc::clone(&other));
+    let is_first = Arc::new(AtomicBool::new(true));
+    let hook: Hook = Arc::new(move |request, path| {
+        let (ids, pinner, is_first) = (ids.clone(), Arc::clone(&pinner), Arc::clone(&is_first));
+        async move {
+            let is_tombstone = request == Hooked::Written && path.as_ref().contains("/d/");
+            if is_tombstone && is_first.swap(false, Ordering::Relaxed) {
+                pin_context(&pinner, ids).await.expect("none has a tombstone yet");
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    let collector = backend.hooked_replica(hook).await;
+    assert_eq!(collect(&collector, &all_expired()).await.lifted, 2);
+    collector.changes().journal_append().await.expect("appends");
+    // Removals are remembered for longer than what was stored.
+    let (objects, log) =
+        (collector.store().objects(), collector.store().layout().log_prefix(JournalLog::Stored));
+    let batches: Vec<_> = objects.list(Some(&log)).try_collect().await.expect("lists");
+    for batch in batches {
+        objects.delete(&batch.location).await.expect("deletes");
+    }
+    assert_eq!(matched(&storage, &tokens).await, 300);
+    assert!(is_told.load(Ordering::Relaxed));
 }
 
 /// A collector ended between its tombstone and its second look at the pins.

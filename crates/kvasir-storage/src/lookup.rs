@@ -112,11 +112,11 @@ struct Asked {
 }
 
 impl Asked {
-    /// Whether the store is to be asked for an end. Where a removal was heard of meanwhile it is, once more: the removal may be
-    /// older than what the store listed.
-    fn wants(&mut self, end: usize, is_gone: impl FnMut(&ObjectDigest) -> bool) -> bool {
+    /// Whether the store is to be asked for an end. Where the index has lost what the store listed it is, once more: the removal
+    /// that was heard of meanwhile may be older than that, or be lifted already.
+    fn wants(&mut self, end: usize, is_lost: impl FnMut(&ObjectDigest) -> bool) -> bool {
         let Some(listed) = self.ends.get(&end) else { return true };
-        let is_again = self.again < limits::FRESH_LOOKS_MAX && listed.iter().any(is_gone);
+        let is_again = self.again < limits::FRESH_LOOKS_MAX && listed.iter().any(is_lost);
         self.again += usize::from(is_again);
         is_again
     }
@@ -347,7 +347,7 @@ impl Lookups {
         let index = self.reads.index();
         let wanted = ends.iter().filter_map(|&end| {
             let seq_hash = *blocks.get(end.checked_sub(1)?)?;
-            let wants = asked.wants(end, |object| index.is_gone(lookup.scope, *object))
+            let wants = asked.wants(end, |object| index.entry(lookup.scope, *object).is_none())
                 && (lookup.fresh || !index.is_missing(lookup.scope, seq_hash));
             wants.then_some((end, seq_hash))
         });
