@@ -180,6 +180,7 @@ suite! {
     storage_core::replicas_agree_on_roots_and_objects,
     storage_core::a_vanished_object_becomes_a_miss,
     storage_core::invalid_bodies_leave_nothing,
+    storage_core::an_object_that_was_cut_is_damaged,
     storage_core::other_bytes_under_a_name_are_noticed,
     replicas::removed_chunks_hide_and_go_and_come_back_under_another_name,
     replicas::duplicates_and_expired_chunks_go,

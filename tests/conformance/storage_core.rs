@@ -296,6 +296,29 @@ pub(crate) async fn invalid_bodies_leave_nothing(backend: &Backend) {
     assert!(std::fs::read_dir(spool).map_or(0, Iterator::count) == 0, "spool files have no names");
 }
 
+/// An object that ends before what is asked of it: stores refuse such ranges, each in its words. It is damaged, not a store that
+/// fails.
+pub(crate) async fn an_object_that_was_cut_is_damaged(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(82, 256);
+    let chunk = chunks::chunk(root, &tokens, 0, 256, 999);
+    let path = storage.store().layout().path(&Key::Chunk(key(&chunk)));
+    for left in [0, 1_000] {
+        put(&storage, &chunk).await;
+        let reader = backend.replica().await;
+        assert_eq!(matched(&reader, &tokens).await, 256);
+        storage.store().objects().put(&path, chunk.bytes[..left].to_vec().into()).await.expect("writes");
+        assert_eq!(matched(&backend.replica().await, &tokens).await, 0, "a miss of who does not know it");
+        let range = ByteRange::From(chunk.bytes.len() as u64 - 10);
+        let error = read(&reader, &chunk, range).await.expect_err("noticed");
+        assert!(matches!(error, ChunkError::Corrupt { .. }), "{left} bytes: {error}");
+        assert_eq!(matched(&reader, &tokens).await, 0, "a miss of who did");
+    }
+    put(&storage, &chunk).await;
+    assert_eq!(matched(&backend.replica().await, &tokens).await, 256);
+}
+
 pub(crate) async fn other_bytes_under_a_name_are_noticed(backend: &Backend) {
     let storage = backend.replica().await;
     let root = prepare(&storage).await;

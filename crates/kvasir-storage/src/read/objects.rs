@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use bytes::Bytes;
 use futures::TryStreamExt;
 use kvasir_container::{ChunkHeader, HEADER_BYTES, Head};
 use kvasir_store::{
@@ -10,7 +11,7 @@ use kvasir_store::{
     seal::SealError,
 };
 use kvasir_types::{Level, ModelId, Name, ObjectDigest, SeqHash};
-use object_store::{GetOptions, GetRange, ObjectStoreExt};
+use object_store::{GetOptions, GetRange, ObjectStoreExt, path::Path};
 
 use super::Reads;
 use crate::{
@@ -91,8 +92,13 @@ impl Reads {
             ..GetOptions::default()
         };
         let path = self.bucket.path(&Key::Chunk(key.clone()));
-        let result = self.bucket.objects().get_opts(&path, options).await;
-        let result = result.map_err(|e| self.read_failed(key, "reading an object", e))?;
+        let start = wanted.as_ref().map_or(0, |wanted| wanted.start);
+        let result = match self.bucket.objects().get_opts(&path, options).await {
+            Err(error) if self.ends_at(&path, start, &error).await => {
+                return Err(self.corrupt(key, format!("it ends before byte {start}")));
+            }
+            result => result.map_err(|e| self.read_failed(key, "reading an object", e))?,
+        };
         let object_bytes = object_bytes.unwrap_or(result.meta.size);
         let wanted = wanted.unwrap_or(0..object_bytes);
         if result.meta.size != object_bytes || result.range != wanted {
@@ -182,18 +188,27 @@ impl Reads {
     /// As [`read_head`](Self::read_head), of an object that lies elsewhere: the store's failure, or what is wrong with the head.
     pub(crate) async fn head_at(
         &self,
-        path: &object_store::path::Path,
+        path: &Path,
         key: &ChunkKey,
     ) -> object_store::Result<Result<Head, PutError>> {
         let front =
             async |bytes: u64| self.bucket.objects().get_range(path, 0..bytes.max(HEADER_BYTES as u64)).await;
-        let first = front(limits::HEAD_GUESS_BYTES).await?;
+        let first = match front(limits::HEAD_GUESS_BYTES).await {
+            Err(error) if self.ends_at(path, 0, &error).await => Bytes::new(),
+            first => first?,
+        };
         let head_bytes = match ChunkHeader::parse(&first) {
             Ok(header) => header.head_bytes(),
             Err(error) => return Ok(Err(error.into())),
         };
         let bytes = if head_bytes <= first.len() as u64 { first } else { front(head_bytes).await? };
         Ok(verified_head(&bytes, key))
+    }
+
+    /// Whether a read failed because there is no byte at `start`: stores refuse such a range in words of their own.
+    async fn ends_at(&self, path: &Path, start: u64, error: &object_store::Error) -> bool {
+        !matches!(error, object_store::Error::NotFound { .. })
+            && self.bucket.objects().head(path).await.is_ok_and(|meta| meta.size <= start)
     }
 
     /// The object of a chunk that readers prefer: the smallest error beneath, then the smallest digest.
