@@ -19,7 +19,7 @@ use kvasir_cli::{
     error::{CliError, CliResult, Exit},
     inputs::profile,
     progress::note,
-    service::{CredentialArguments, client_config, client_error, runtime},
+    service::{CredentialArguments, client_config, runtime},
     shipped::engine_error,
 };
 
@@ -137,7 +137,13 @@ async fn connect(
         .namespace(arguments.namespace.as_str())
         .chunk_tokens(chunk_tokens)
         .recompute_model(recompute);
-    let kvasir = builder.connect().await.map_err(client_error)?;
+    let kvasir = builder.connect().await.map_err(|error| {
+        CliError::new(
+            Exit::Unavailable,
+            error,
+            "Check the address of --kvasir, and that --profile is of this model.",
+        )
+    })?;
     let how = RemoteUse {
         slo: Duration::from_millis(arguments.slo_ms),
         policy: arguments.level.map_or(LoadPolicy::Progressive, |level| LoadPolicy::Level(Level(level))),
