@@ -127,9 +127,12 @@ impl Model {
         heard: impl Fn(&Removed, &Self) -> bool,
     ) -> Result<(), String> {
         let sent = self.truth.sent_as(&seq_hash, &object);
+        // A removal of a chunk takes what the bucket lists: not an object that somebody else had taken from it by then.
+        let segment = sent.and_then(|sent| self.truth.segment(&sent));
         let removals: Vec<&Removed> = self
             .removals_of(&seq_hash)
             .filter(|r| r.is_acknowledged && r.covers(&seq_hash, Some(object)) && heard(r, self))
+            .filter(|r| r.object.is_some() || segment.is_none_or(|s| self.is_sound(&s, r.at.begun)))
             .collect();
         let Some(last) = removals.iter().map(|r| r.at.begun).max() else { return Ok(()) };
         let may_be = |put: &&Put| {

@@ -270,6 +270,19 @@ fn a_pin_of_damaged_bytes_holds_what_is_stored_anew() {
 }
 
 #[test]
+fn a_removal_of_a_chunk_takes_what_the_bucket_lists() {
+    let mut h = history(None);
+    h.put(A, at(0, 1), 0);
+    let chunk = h.chunks[0].clone();
+    h.model.damaged(chunk.seq_hash, s(2), s(4));
+    h.remove(A, at(50, 51), 0, Outcome::Acknowledged);
+    assert!(h.looks(A, at(52, 53), 1).is_ok(), "it was gone");
+    h.put(A, at(60, 61), 0);
+    h.remove(A, at(62, 63), 0, Outcome::Acknowledged);
+    assert!(h.looks(A, at(64, 65), 1).is_err());
+}
+
+#[test]
 fn a_removal_takes_pinned_bytes_too() {
     let mut h = history(None);
     h.put(A, at(0, 1), 0);
