@@ -49,7 +49,7 @@ impl Bench {
             let tokens = class.slots(&self.tokens, kept);
             let kv = KvBuffer::from_source(&spec, tokens.len(), &class.rows(&self.kv, kept));
             let contexts = [TrainingContext { tokens, kv }];
-            Arc::new(train(&spec, &contexts, &Recipe::Exact, &mut |_, _| ()).expect("a profile"))
+            Arc::new(train(&spec, &contexts, &Recipe::Exact, 0.01, &mut |_, _| ()).expect("a profile"))
         };
         let profiles = classes.iter().map(exact).collect();
         let namespace = "thinned".parse().expect("a name");

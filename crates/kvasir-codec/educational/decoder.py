@@ -13,6 +13,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from operator import mul
 
 M, L, LANES, ESC = 4096, 1 << 15, 32, 15
 
@@ -432,6 +433,11 @@ def parse_profile(data):
     return p
 
 
+def take_codings(r, rank):
+    codings = [r.take("bBBB8B") for _ in range(rank)]
+    return [dict(entry=c[0], stage=c[1], inner=c[2], trits=c[4:]) for c in codings]
+
+
 def parse_scope(r, levels):
     s = dict(zip(("unrope", "basis", "predictor", "exact"), r.take("4B")))
     members, rank = r.take("II")
@@ -439,9 +445,12 @@ def parse_scope(r, levels):
     elements = sum(m[3] for m in s["members"])
     s["loss"] = r.take(f"{levels}f")
     s["mean"] = r.take(f"{elements}f")
-    s["coding"] = [(lambda c: dict(entry=c[0], stage=c[1], inner=c[2], trits=c[4:]))(r.take("bBBB8B")) for _ in range(rank)]
+    s["coding"] = take_codings(r, rank)
     if s["exact"]:
         s["exact_elements"] = [r.take("BB") for _ in range(elements)]
+    if s["predictor"] == 1:
+        s["group"], s["ratio"] = r.take("II")
+        s["anchors"] = take_codings(r, rank)
     if s["predictor"] == 2:
         vocabulary, k1, k2, bits1, bits2 = r.take("IHHBB")
         s["tables"] = [
@@ -496,17 +505,24 @@ def rotate(row, position, rope):
 
 
 def piece_of(h, data, key, span):
-    index = [s[:3] for s in h["section_list"]].index(key)
+    """The bytes of a piece; none where it is absent, or its section."""
+    sections = [s[:3] for s in h["section_list"]]
+    if key not in sections:
+        return b""
+    index = sections.index(key)
     offset, size, _ = h["piece_list"][index * h["spans"] + span]
     return data[offset : offset + size]
 
 
-def predictions(h, scope, first, tokens):
-    """§7.2 without anchors: [coefficient][token] in finest steps."""
+def predictions(h, scope, span, tokens, anchors):
+    """§7.2: [coefficient][token] in finest steps."""
+    if scope["predictor"] == 1:
+        group, ratio = scope["group"], scope["ratio"]
+        return [[(row[t // group] + ratio // 2) // ratio for t in range(tokens)] for row in anchors]
     if scope["predictor"] == 0:
         return [[0] * tokens for _ in scope["coding"]]
     rows = []
-    for t in range(first, first + tokens):
+    for t in range(256 * span, 256 * span + tokens):
         before = h["token_list"][t - 1] if t else (h["preceding"] if h["flags"] & 1 else None)
         factors = []
         for table, token in zip(scope["tables"], (h["token_list"][t], before)):
@@ -520,41 +536,66 @@ def predictions(h, scope, first, tokens):
     return out
 
 
-def decode_direct(h, data, profile, rope, level):
-    """§7 for profiles with identity bases, no anchors and nothing exact but the exact level:
-    {(layer, plane, head): rows}."""
+def section(codings, level):
+    """§6: which coefficients the section of a level codes, and how."""
+    plan = []
+    for c, coding in enumerate(codings):
+        first = max(coding["entry"], 0)
+        if coding["entry"] != 127 and first == level:
+            plan.append((c, ("stage", coding["stage"], max(-coding["entry"], 0), coding["inner"])))
+        elif coding["entry"] != 127 and first < level:
+            plan.append((c, ("trit", coding["trits"][level])))
+    return plan
+
+
+def refine(bank, plan, tokens, piece, values):
+    """§7.1: one level more, in place."""
+    rows = decode_piece(bank, [coding for _, coding in plan], tokens, piece, [values[c] for c, _ in plan])
+    for (c, _), row in zip(plan, rows):
+        values[c] = row
+
+
+def coefficients(h, data, profile, number, span, tokens, level, lossy):
+    """§7.1 to §7.3: [coefficient][token]."""
+    scope = profile["scopes"][number]
+    is_anchor = [scope["predictor"] == 1 and t % scope["group"] == 0 for t in range(tokens)]
+    main = [t for t in range(tokens) if not is_anchor[t]]
+    values, anchors = [[0] * len(main) for _ in scope["coding"]], None
+    for at in range(level + 1):
+        refine(profile["bank"], section(scope["coding"], at), len(main), piece_of(h, data, (number, 0, at), span), values)
+    if scope["predictor"] == 1:
+        anchors = [[0] * sum(is_anchor) for _ in scope["coding"]]
+        refine(profile["bank"], section(scope["anchors"], 0), sum(is_anchor), piece_of(h, data, (number, 1, 0), span), anchors)
+    predicted = predictions(h, scope, span, tokens, anchors)
+    up = 3 ** (lossy - 1 - level) if lossy else 1
+    out = []
+    for c, coding in enumerate(scope["coding"]):
+        shift = 0
+        if coding["entry"] <= level:
+            shift = profile["shifts"][coding["stage"]][min(level - coding["entry"], 7)]
+        inward = (shift * up + 128) >> 8
+        row = [0.0] * tokens
+        for t, q in zip(main, values[c]):
+            row[t] = f32(up * q - ((q > 0) - (q < 0)) * inward + predicted[c][t])
+        if anchors:
+            for i, a in enumerate(anchors[c]):
+                row[i * scope["group"]] = f32(f32(a) / f32(scope["ratio"]))
+        out.append(row)
+    return out
+
+
+def decode_rows(h, data, profile, rope, level):
+    """§7, of f16 caches: {(layer, plane, head): rows}. Sums of a basis are in double precision."""
     out = {}
-    exact = profile["scopes"][0]["exact"]
-    lossy = profile["levels"] - (1 if exact else 0)
+    lossy = profile["levels"] - (1 if profile["scopes"][0]["exact"] else 0)
     for number, scope in enumerate(profile["scopes"]):
         for span in range(h["spans"]):
             tokens = min(256, h["tokens"] - 256 * span)
-            l = min(level, lossy - 1)
-            values = [[0] * tokens for _ in scope["coding"]]
-            for at in range(l + 1):
-                plan, codings = [], []
-                for c, coding in enumerate(scope["coding"]):
-                    first = max(coding["entry"], 0)
-                    if coding["entry"] != 127 and first == at:
-                        plan.append(c)
-                        codings.append(("stage", coding["stage"], max(-coding["entry"], 0), coding["inner"]))
-                    elif coding["entry"] != 127 and first < at:
-                        plan.append(c)
-                        codings.append(("trit", coding["trits"][at]))
-                piece = piece_of(h, data, (number, 0, at), span)
-                rows = decode_piece(profile["bank"], codings, tokens, piece, [values[c] for c in plan])
-                for c, row in zip(plan, rows):
-                    values[c] = row
-            up = 3 ** (lossy - 1 - l) if lossy else 1
-            predicted = predictions(h, scope, 256 * span, tokens)
-            elements = []
-            for c, (coding, row) in enumerate(zip(scope["coding"], values)):
-                shift = 0
-                if coding["entry"] <= l:
-                    shift = profile["shifts"][coding["stage"]][min(l - coding["entry"], 7)]
-                inward = (shift * up + 128) >> 8
-                steps = [up * q - ((q > 0) - (q < 0)) * inward for q in row]
-                elements.append([q + p for q, p in zip(steps, predicted[c])])
+            elements = coefficients(h, data, profile, number, span, tokens, min(level, lossy - 1), lossy)
+            if scope["basis"]:
+                columns = list(zip(*scope["synthesis"]))
+                sums = [[sum(map(mul, token, column)) for token in zip(*elements)] for column in columns]
+                elements = [[f32(x) for x in row] for row in sums]
             start = 0
             for layer, plane, head, size, gain in scope["members"]:
                 rows = out.setdefault((layer, plane, head), [])
@@ -564,9 +605,23 @@ def decode_direct(h, data, profile, rope, level):
                         rotate(row, h["first"] + 256 * span + t, rope)
                     rows.append(row)
                 start += size
-            if level == lossy:
-                decode_exact(h, data, profile, number, span, tokens, out)
+            known = exact_tokens(scope, span, piece_of(h, data, (number, 2, 0), span), out)
+            if level == lossy and known < tokens:
+                decode_exact(h, data, profile, number, span, (known, tokens), out)
     return out
+
+
+def exact_tokens(scope, span, piece, out):
+    """§7.5, in place: how many tokens of the span are as they were cached."""
+    if not piece:
+        return 0
+    mode, zero, tokens = struct.unpack_from("<BBH", piece)
+    check((mode, zero) == (0, 0), "mode", mode)
+    values = iter(struct.unpack(f"<{(len(piece) - 4) // 2}e", piece[4:]))
+    for layer, plane, head, size, _ in scope["members"]:
+        for t in range(tokens):
+            out[(layer, plane, head)][256 * span + t] = [next(values) for _ in range(size)]
+    return tokens
 
 
 def fields(pattern):
@@ -623,8 +678,9 @@ def pattern_of(cell, floor, raw):
     return sign << 15 | e << 10 | m
 
 
-def decode_exact(h, data, profile, number, span, tokens, out):
-    """§7.7 for f16, in place."""
+def decode_exact(h, data, profile, number, span, known_and_tokens, out):
+    """§7.7 for f16, in place; the first `known` tokens are known."""
+    known, tokens = known_and_tokens
     scope = profile["scopes"][number]
     piece = piece_of(h, data, (number, 3, profile["levels"] - 1), span)
     size = struct.unpack_from("<I", piece)[0]
@@ -638,7 +694,7 @@ def decode_exact(h, data, profile, number, span, tokens, out):
         rows = out[(layer, plane, head)]
         for i in range(dim):
             _, floor = scope["exact_elements"][start + i]
-            for t in range(tokens):
+            for t in range(known, tokens):
                 r = struct.unpack("<H", struct.pack("<e", rows[256 * span + t][i]))[0]
                 bits = pattern_of(cells[start + i][t] + cell_of(r, floor), floor, raw)
                 rows[256 * span + t][i] = struct.unpack("<e", struct.pack("<H", bits))[0]
@@ -648,29 +704,36 @@ def decode_exact(h, data, profile, number, span, tokens, out):
 
 
 def check_profiles(folder):
-    """Objects of direct profiles to the last bit of every row, at every level; others are read."""
+    """Objects to the last bit of every row at every level; of bases, whose sums may be in any order, to 1e-4 of sums of rows."""
     kind, offset, factor, *freqs = (folder / "model.txt").read_text().split()
     rope = dict(offset=int(offset), factor=float(factor), freqs=list(map(int, freqs)))
     assert kind == "half"
     for name in ("basis", "packed"):
-        scopes = parse_profile((folder / f"{name}.kvp").read_bytes())["scopes"]
-        norms = [sum(v * v for v in row) for scope in scopes for row in scope["synthesis"]]
-        yield folder / f"{name}.kvp", all(abs(norm - 1) < 0.01 for norm in norms), True
+        profile = parse_profile((folder / f"{name}.kvp").read_bytes())
+        data = (folder / f"{name}.kvc").read_bytes()
+        h = parse_object(data)
+        for level, line in enumerate((folder / f"{name}.sums.txt").read_text().splitlines()):
+            rows = decode_rows(h, data, profile, rope, level)
+            found = [sum(column) for key in sorted(rows) for column in zip(*rows[key])]
+            found.append(sum(x * x for key in rows for row in rows[key] for x in row))
+            expected = list(map(float, line.split()))
+            close = all(abs(x - y) <= 1e-4 * (1 + abs(y)) for x, y in zip(found, expected, strict=True))
+            yield folder / f"{name}.kvc", "close" if close else found, "close"
     profile = parse_profile((folder / "exact-only.kvp").read_bytes())
     for path in sorted(folder.glob("exact-*-*.kvc")):
         data = path.read_bytes()
         try:
-            found = decode_direct(parse_object(data), data, profile, rope, 0) and "rows"
+            found = decode_rows(parse_object(data), data, profile, rope, 0) and "rows"
         except Bad as bad:
             found = bad.name
         yield path, found, "Exact"
-    for name in ("direct", "exact", "exact-only"):
+    for name in ("direct", "exact", "exact-only", "anchors"):
         profile = parse_profile((folder / f"{name}.kvp").read_bytes())
         data = (folder / f"{name}.kvc").read_bytes()
         h = parse_object(data)
         expected = (folder / f"{name}.rows.txt").read_text().split()
         for level in range(profile["levels"]):
-            rows = decode_direct(h, data, profile, rope, level)
+            rows = decode_rows(h, data, profile, rope, level)
             flat = [x for key in sorted(rows) for row in rows[key] for x in row]
             yield folder / f"{name}.kvc", f"{crc32c(struct.pack(f'<{len(flat)}f', *flat)):08x}", expected[level]
 

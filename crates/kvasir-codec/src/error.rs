@@ -73,6 +73,14 @@ pub enum EncodeError {
     /// `kl_beneath` is not a finite number ≥ 0.
     #[error("kl_beneath must be a finite number of nats, 0 or more")]
     KlBeneath,
+    /// A value is too large for the type of the model's cache.
+    #[error(
+        "{value} does not fit the model's KV type: let `kv_dtype` of the model spec be the type that the engine caches"
+    )]
+    Value {
+        /// The value.
+        value: String,
+    },
     /// A piece could not be coded.
     #[error("a piece could not be coded: {0}")]
     Piece(#[from] PieceError),

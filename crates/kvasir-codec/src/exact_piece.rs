@@ -6,6 +6,8 @@
 use half::{bf16, f16};
 use kvasir_types::KvDtype;
 
+use crate::EncodeError;
+
 /// Bytes before the values.
 const HEAD_BYTES: usize = 4;
 
@@ -36,17 +38,39 @@ impl ExactDtype {
 }
 
 /// The piece that holds `rows`, `[member][token][element]` of `tokens` tokens.
-pub(crate) fn encode(dtype: ExactDtype, tokens: usize, rows: impl Iterator<Item = f32>) -> Vec<u8> {
+///
+/// # Errors
+/// [`EncodeError::Value`]: the type would make a finite value infinite.
+pub(crate) fn encode(
+    dtype: ExactDtype,
+    tokens: usize,
+    rows: impl Iterator<Item = f32>,
+) -> Result<Vec<u8>, EncodeError> {
     let mut piece = vec![0, 0];
     piece.extend_from_slice(&(tokens as u16).to_le_bytes());
     for value in rows {
-        match dtype {
-            ExactDtype::Bf16 => piece.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
-            ExactDtype::F16 => piece.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
-            ExactDtype::F32 => piece.extend_from_slice(&value.to_le_bytes()),
+        let fits = |narrowed: f32| narrowed.is_finite() || !value.is_finite();
+        let fits = match dtype {
+            ExactDtype::Bf16 => {
+                let narrowed = bf16::from_f32(value);
+                piece.extend_from_slice(&narrowed.to_le_bytes());
+                fits(narrowed.to_f32())
+            }
+            ExactDtype::F16 => {
+                let narrowed = f16::from_f32(value);
+                piece.extend_from_slice(&narrowed.to_le_bytes());
+                fits(narrowed.to_f32())
+            }
+            ExactDtype::F32 => {
+                piece.extend_from_slice(&value.to_le_bytes());
+                true
+            }
+        };
+        if !fits {
+            return Err(EncodeError::Value { value: value.to_string() });
         }
     }
-    piece
+    Ok(piece)
 }
 
 /// The number of exact tokens and their values as stored, `[member][token][element]`; `None` where the piece is

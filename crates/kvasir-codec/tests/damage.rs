@@ -171,7 +171,7 @@ fn checksums_are_looked_at_before_pieces_are() {
 fn training_refuses_what_cannot_work() {
     let spec = mixed_spec(KvDtype::F16);
     let train = |contexts: &[TrainingContext], recipe: Recipe| {
-        train(&spec, contexts, &recipe, &mut |_, _| {}).expect_err("refused")
+        train(&spec, contexts, &recipe, 0.01, &mut |_, _| {}).expect_err("refused")
     };
     assert!(matches!(train(&[], Recipe::Direct), TrainError::TooFewTokens { found: 0, .. }));
     let mut data = contexts(&spec, 1, 60);
@@ -190,7 +190,7 @@ fn constant_and_empty_caches_train() {
         for value in [0.0, 5.5, 1e-42, 6e4] {
             let mut data = contexts(&spec, 2, 80);
             data.iter_mut().for_each(|c| c.kv.as_mut_slice().fill(value));
-            let profile = train(&spec, &data, &recipe, &mut |_, _| {}).expect("trains");
+            let profile = train(&spec, &data, &recipe, 0.01, &mut |_, _| {}).expect("trains");
             let setup = Setup::of(spec.clone(), profile);
             let object = setup.encode(&data[0].tokens, 0, &data[0].kv);
             let top = setup.profile.level_count() - 1;

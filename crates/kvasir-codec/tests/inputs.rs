@@ -70,7 +70,7 @@ fn fp8_and_int8_caches_go_through_every_lossy_recipe() {
         };
         let contexts: Vec<_> = (0..6).map(context).collect();
         for recipe in recipes() {
-            let profile = train(&spec, &contexts, &recipe, &mut |_, _| {}).expect("trains");
+            let profile = train(&spec, &contexts, &recipe, 0.01, &mut |_, _| {}).expect("trains");
             let setup = Setup::of(spec.clone(), profile);
             for tokens in [1, 33, 300] {
                 let tokens = Noise::new(9).tokens(tokens);
@@ -113,7 +113,7 @@ fn thinned_caches_come_back_and_their_tokens_make_no_table() {
     };
     let contexts: Vec<_> = (0..6).map(context).collect();
     for recipe in recipes().into_iter().filter(|r| *r != Recipe::CacheGen) {
-        let profile = train(&spec, &contexts, &recipe, &mut |_, _| {}).expect("trains");
+        let profile = train(&spec, &contexts, &recipe, 0.01, &mut |_, _| {}).expect("trains");
         // At most 1,536 distinct ids, 16 rows for each, 12 factors of a byte.
         let bytes = profile.to_bytes().len();
         assert!(bytes < 1_536 * 16 * 12 + 50_000, "{}: {bytes}", recipe.name());
@@ -167,7 +167,7 @@ fn tokens_beyond_any_vocabulary_are_no_reason_to_fail() {
     };
     let contexts: Vec<_> = (0..6).map(context).collect();
     for recipe in recipes() {
-        let profile = train(&spec, &contexts, &recipe, &mut |_, _| {}).expect("trains");
+        let profile = train(&spec, &contexts, &recipe, 0.01, &mut |_, _| {}).expect("trains");
         let setup = Setup::of(spec.clone(), profile);
         let tokens: Vec<u32> = far(99, 100);
         levels_get_better(&setup, &tokens, &rounded_cache(&setup.spec, &tokens, 7));

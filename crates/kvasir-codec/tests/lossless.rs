@@ -36,7 +36,7 @@ fn setup(dtype: KvDtype, recipe: &Recipe) -> Setup {
             TrainingContext { kv: typed(&spec, &tokens, 70 + i), tokens }
         })
         .collect();
-    let profile = train(&spec, &contexts, recipe, &mut |_, _| ()).expect("trains");
+    let profile = train(&spec, &contexts, recipe, 0.01, &mut |_, _| ()).expect("trains");
     Setup::of(spec, profile)
 }
 

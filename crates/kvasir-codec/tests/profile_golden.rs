@@ -11,7 +11,7 @@ use common::{Setup, cache, contexts};
 use kvasir_codec::{DecodeError, KvBuffer, Profile};
 use kvasir_container::{HEADER_BYTES, Head};
 use kvasir_train::{BasisRecipe, Recipe, pack, train};
-use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope};
+use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Plane, Reuse, Rope};
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/profile")
@@ -36,6 +36,18 @@ fn tiny_spec() -> ModelSpec {
 
 fn tokens() -> Vec<u32> {
     common::Noise::new(3).tokens(300)
+}
+
+/// Objects whose rows are golden to the last bit, with the position of their first token.
+const EXACT_ROWS: [(&str, u64); 4] = [("direct", 512), ("exact", 512), ("exact-only", 512), ("anchors", 0)];
+
+/// The cache of one of them. No quantiser takes what `anchors` has in its second span.
+fn kv_of(name: &str, spec: &ModelSpec) -> KvBuffer {
+    let mut kv = kv(spec);
+    if name == "anchors" {
+        kv.rows_mut(1, Plane::V, 0)[4 * 280] = f32::INFINITY;
+    }
+    kv
 }
 
 /// The cache, rounded so that it is the same whatever the order of its sums.
@@ -123,7 +135,7 @@ fn seal(profile: &mut [u8], at: usize, bytes: &[u8]) {
 
 #[test]
 fn good_profiles_read_and_write_back_the_same() {
-    for name in ["direct.kvp", "basis.kvp", "packed.kvp", "exact.kvp", "exact-only.kvp"] {
+    for name in ["direct.kvp", "basis.kvp", "packed.kvp", "exact.kvp", "exact-only.kvp", "anchors.kvp"] {
         let bytes = stored(name);
         let profile = Profile::from_bytes(&bytes).expect("reads");
         assert_eq!(profile.to_bytes(), bytes, "{name}");
@@ -166,16 +178,47 @@ fn bad_pieces_of_the_exact_level_are_refused() {
 
 #[test]
 fn direct_objects_are_byte_for_byte_what_this_build_writes() {
-    for name in ["direct", "exact", "exact-only"] {
+    for (name, position) in EXACT_ROWS {
         let profile = Profile::from_bytes(&stored(&format!("{name}.kvp"))).expect("reads");
         let setup = Setup::of(tiny_spec(), profile);
-        let (object, golden) =
-            (setup.encode(&tokens(), 512, &kv(&setup.spec)), stored(&format!("{name}.kvc")));
+        let object = setup.encode(&tokens(), position, &kv_of(name, &setup.spec));
+        let golden = stored(&format!("{name}.kvc"));
         // zstd versions may compress tokens differently: compare the pieces.
         assert_eq!(pieces(&object), pieces(&golden), "{name}");
         let expected = String::from_utf8(stored(&format!("{name}.rows.txt"))).expect("text");
         assert_eq!(rows(&setup, &golden), expected.trim(), "{name}");
     }
+}
+
+#[test]
+fn objects_of_bases_decode_to_what_they_did() {
+    for name in BASES {
+        let profile = Profile::from_bytes(&stored(&format!("{name}.kvp"))).expect("reads");
+        let found = sums(&Setup::of(tiny_spec(), profile), &stored(&format!("{name}.kvc")));
+        let expected = String::from_utf8(stored(&format!("{name}.sums.txt"))).expect("text");
+        let numbers =
+            |text: &str| text.split_whitespace().map(|n| n.parse().expect("a number")).collect::<Vec<f64>>();
+        let (found, expected) = (numbers(&found), numbers(&expected));
+        assert_eq!(found.len(), expected.len(), "{name}");
+        let close = |(x, y): (&f64, &f64)| (x - y).abs() <= 1e-4 * (1.0 + y.abs());
+        assert!(found.iter().zip(&expected).all(close), "{name}: {found:?} {expected:?}");
+    }
+}
+
+/// Objects whose rows are golden but for the order of their sums.
+const BASES: [&str; 2] = ["basis", "packed"];
+
+/// Of each head and element the sum over all tokens, and the sum of all squares; a line a level.
+fn sums(setup: &Setup, object: &[u8]) -> String {
+    let of_level = |level| {
+        let kv = setup.decode(object, level).expect("decodes");
+        let heads = (0..2).flat_map(|layer| Plane::ALL.map(|plane| kv.rows(layer, plane, 0)));
+        let sum = |rows: &[f32], i: usize| rows.iter().skip(i).step_by(4).map(|x| f64::from(*x)).sum::<f64>();
+        let mut line: Vec<f64> = heads.flat_map(|rows| (0..4).map(move |i| sum(rows, i))).collect();
+        line.push(kv.as_slice().iter().map(|x| f64::from(*x).powi(2)).sum());
+        line.iter().map(|x| format!("{x:.6}")).collect::<Vec<_>>().join(" ")
+    };
+    (0..setup.profile.level_count()).map(of_level).collect::<Vec<_>>().join("\n")
 }
 
 /// The CRC of all rows of an object, a line a level.
@@ -198,11 +241,17 @@ fn regenerate() {
     let spec = tiny_spec();
     let data = contexts(&spec, 5, 300);
     let recipe = Recipe::Basis(BasisRecipe { token_factors: [3, 2], ..BasisRecipe::default() });
-    let direct = train(&spec, &data, &Recipe::Direct, &mut |_, _| {}).expect("trains");
-    let basis = train(&spec, &data, &recipe, &mut |_, _| {}).expect("trains").to_bytes();
-    let packed =
-        pack(&train(&spec, &data, &recipe, &mut |_, _| {}).expect("trains"), 3_000, 4).expect("packs");
+    let direct = train(&spec, &data, &Recipe::Direct, 0.01, &mut |_, _| {}).expect("trains");
+    let basis = train(&spec, &data, &recipe, 0.01, &mut |_, _| {}).expect("trains").to_bytes();
+    let packed = pack(&Profile::from_bytes(&basis).expect("was written"), 3_000, 4).expect("packs");
     write("packed.kvp", &packed.to_bytes());
+    for (name, profile) in BASES.into_iter().zip([Profile::from_bytes(&basis).expect("was written"), packed])
+    {
+        let setup = Setup::of(spec.clone(), profile);
+        let object = setup.encode(&tokens(), 512, &kv(&setup.spec));
+        write(&format!("{name}.kvc"), &object);
+        write(&format!("{name}.sums.txt"), sums(&setup, &object).as_bytes());
+    }
     let rope = &spec.ropes[0];
     let freqs: Vec<String> = rope.freqs.iter().map(u64::to_string).collect();
     write(
@@ -216,16 +265,19 @@ fn regenerate() {
         damage(&mut bytes);
         write(name, &bytes);
     }
-    let exact = train(&spec, &data, &Recipe::DirectExact, &mut |_, _| {}).expect("trains");
+    let exact = train(&spec, &data, &Recipe::DirectExact, 0.01, &mut |_, _| {}).expect("trains");
     write("exact.kvp", &exact.to_bytes());
     let mut old = exact.to_bytes();
     seal(&mut old, 8, &[2]);
     write("exact-of-version-2.kvp", &old);
-    let only = train(&spec, &data, &Recipe::Exact, &mut |_, _| {}).expect("trains");
+    let only = train(&spec, &data, &Recipe::Exact, 0.01, &mut |_, _| {}).expect("trains");
     write("exact-only.kvp", &only.to_bytes());
-    for (name, profile) in [("direct", direct), ("exact", exact), ("exact-only", only)] {
+    let anchors = train(&spec, &data, &Recipe::CacheGen, 0.01, &mut |_, _| {}).expect("trains");
+    let anchors = anchors.with_exact_tokens(3).expect("few");
+    write("anchors.kvp", &anchors.to_bytes());
+    for ((name, position), profile) in EXACT_ROWS.into_iter().zip([direct, exact, only, anchors]) {
         let setup = Setup::of(spec.clone(), profile);
-        let object = setup.encode(&tokens(), 512, &kv(&setup.spec));
+        let object = setup.encode(&tokens(), position, &kv_of(name, &setup.spec));
         write(&format!("{name}.kvc"), &object);
         write(&format!("{name}.rows.txt"), rows(&setup, &object).as_bytes());
         if name == "exact-only" {

@@ -13,7 +13,7 @@ use super::{
     tokens::TokenModel,
 };
 use kvasir_codec::{
-    authoring::{Matrix, Scope},
+    authoring::{Matrix, Scope, packed_bytes},
     limits::{EXACT_TOKENS_MAX, TOKEN_FACTORS_MAX},
     rans::{COEFFICIENTS_MAX, STAGE_TABLES_MAX, TRIT_TABLES_MAX},
 };
@@ -78,6 +78,11 @@ fn fit_scope(
     set_mean_and_scale(corpus, &mut scope);
     // All scopes together: each may have as many multiply-adds an element as the whole.
     let share = elements as f64 / corpus.spec.elements_per_token() as f64;
+    let bytes = recipe.budget_bytes.map(|bytes| {
+        let room = (bytes.saturating_sub(FIXED_BYTES) as f64 * share) as usize;
+        (bytes, room.saturating_sub(scope_bytes(&scope)))
+    });
+    let recipe = &BasisRecipe { token_factors: affordable(corpus, recipe, bytes), ..recipe.clone() };
     let factors = recipe.token_factors.iter().sum::<usize>();
     let macs = recipe.budget_macs.map(|macs| (macs as f64 * share) as usize / (elements + factors));
     let rank = recipe.rank_max.unwrap_or(elements).min(macs.unwrap_or(elements).max(1));
@@ -92,16 +97,29 @@ fn fit_scope(
         fit_dense(corpus, recipe, &scope, rank, tell)
     };
     let Fitted { tokens, rows, spectrum } = fitted.ok_or(TrainError::Decomposition { scope: index })?;
-    let bits = recipe.budget_bytes.map(|bytes| {
-        let own = tokens.as_ref().map_or(0, TokenModel::table_bytes) + scope_bytes(&scope);
-        let bytes = (bytes.saturating_sub(FIXED_BYTES) as f64 * share) as usize;
-        bit_allocation::allocate(&spectrum, elements, factors, bytes.saturating_sub(own), rank)
+    let bits = bytes.map(|(bytes, room)| {
+        let room = room.saturating_sub(tokens.as_ref().map_or(0, TokenModel::table_bytes));
+        let allocation = bit_allocation::allocate(&spectrum, elements, factors, room, rank);
+        bit_allocation::within(bytes, allocation).map(|allocation| allocation.bits)
     });
+    let bits = bits.transpose()?;
     scope.basis = match &recipe.metric {
         None => bit_allocation::basis(&rows, elements, bits.as_deref()),
         Some(metric) => bit_allocation::weighed_basis(metric, &scope, &rows, bits.as_deref()),
     };
     Ok(ScopeDraft { scope, tokens })
+}
+
+/// As many of the recipe's factors as have tables in half of a scope's room.
+fn affordable(corpus: &Corpus<'_>, recipe: &BasisRecipe, bytes: Option<(usize, usize)>) -> [usize; 2] {
+    let Some((_, room)) = bytes else { return recipe.token_factors };
+    let vocabulary = TokenModel::vocabulary(corpus);
+    let tables = |factors: &[usize; 2]| {
+        factors.iter().map(|count| vocabulary * packed_bytes(*count, recipe.table_bits)).sum::<usize>()
+    };
+    let share = |part: usize| recipe.token_factors.map(|count| count * part / FACTOR_PARTS);
+    let parts = (0..=FACTOR_PARTS).rev().map(share);
+    parts.into_iter().find(|factors| tables(factors) <= room / 2).unwrap_or([0, 0])
 }
 
 /// What a scope's data say.
@@ -177,8 +195,15 @@ fn fit_wide(
 const DENSE_ELEMENTS_MAX: usize = 8_192;
 /// Tokens that each direction of a basis is estimated from.
 const TOKENS_PER_RANK: usize = 10;
-/// Header, texts and a full table bank.
-pub(super) const FIXED_BYTES: usize = 1_024 + STAGE_TABLES_MAX * (128 + 8) + TRIT_TABLES_MAX * 8;
+/// In how many steps factors are given up to a budget.
+const FACTOR_PARTS: usize = 32;
+/// What every profile may have: header, texts and a full table bank.
+const FIXED_BYTES: usize = 1_024 + bank_bytes(STAGE_TABLES_MAX, TRIT_TABLES_MAX);
+
+/// Bytes of a bank of so many tables, and of its shifts.
+pub(super) const fn bank_bytes(stage_tables: usize, trit_tables: usize) -> usize {
+    stage_tables * (128 + 8) + trit_tables * 8
+}
 
 /// Bytes of a scope besides its coefficients and tables.
 pub(super) fn scope_bytes(scope: &Scope) -> usize {

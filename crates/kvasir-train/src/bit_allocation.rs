@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::Metric;
+use super::{Metric, TrainError};
 use kvasir_codec::{
     authoring::{Basis, PackedRows, Scope, packed_bytes},
     limits::ROW_BITS_MAX,
@@ -11,20 +11,31 @@ use kvasir_codec::{
 /// Share of a unit Gaussian's power that uniform quantisers of 0, 1, 2, … bits lose (Max 1960).
 const LOST: [f64; ROW_BITS_MAX as usize + 1] =
     [1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 3.04e-4, 8.77e-5, 2.49e-5, 7e-6, 1.9e-6];
+/// Most of a scope's power that a budget may lose: a quarter is what levels lose that nobody reads.
+const LOST_MAX: f64 = 0.25;
 /// Bytes of a coefficient besides its row: coding, unit, bits, shift, bits of the predictor's weights.
 const COEFFICIENT_BYTES: usize = 12 + 4 + 1 + 1 + 1;
-/// Bits of a weight of the predictor that are allowed for before they are known.
-const WEIGHT_BITS: usize = 6;
+/// Most bits of a weight of the predictor: how many it takes is known only when the basis is.
+const WEIGHT_BITS: usize = 8;
 
-/// Bits of every row, leading ones first, within `bytes`: as long as there is room, a bit goes to where it takes
-/// away most power a byte. What a row loses leaks out of the subspace that the basis spans, at every level.
+/// What a budget buys.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Allocation {
+    /// Bits of every row, leading ones first; none where not even one row fits.
+    pub(super) bits: Vec<u8>,
+    /// Share of the spectrum's power that is lost: to rows that do not fit, and to the rounding of the others.
+    pub(super) lost: f64,
+}
+
+/// Bits of every row within `bytes`: as long as there is room, a bit goes to where it takes away most power a byte. What a
+/// row loses leaks out of the subspace that the basis spans, at every level.
 pub(super) fn allocate(
     spectrum: &[f32],
     elements: usize,
     factors: usize,
     bytes: usize,
     rank_max: usize,
-) -> Vec<u8> {
+) -> Allocation {
     let mut bits = vec![0u8; spectrum.len().min(rank_max)];
     let price = |from: u8| {
         let row = packed_bytes(elements, from + 1) - packed_bytes(elements, from);
@@ -45,10 +56,23 @@ pub(super) fn allocate(
             queue.push((PowerGain(gain(row, bits[row])), std::cmp::Reverse(row)));
         }
     }
-    let rank = bits.iter().take_while(|bits| **bits > 0).count().max(1);
+    let rank = bits.iter().take_while(|bits| **bits > 0).count();
     bits.truncate(rank);
-    bits.iter_mut().for_each(|bits| *bits = (*bits).max(1));
-    bits
+    let kept: f64 =
+        spectrum.iter().zip(&bits).map(|(s, bits)| f64::from(*s) * (1.0 - LOST[usize::from(*bits)])).sum();
+    let power: f64 = spectrum.iter().map(|s| f64::from(*s)).sum();
+    let lost = if power > 0.0 { 1.0 - kept / power } else { 0.0 };
+    Allocation { bits, lost }
+}
+
+/// Refuses an allocation that would ruin the profile.
+///
+/// # Errors
+/// [`TrainError::Budget`].
+pub(super) fn within(bytes: usize, allocation: Allocation) -> Result<Allocation, TrainError> {
+    let is_ruin = allocation.bits.is_empty() || allocation.lost > LOST_MAX;
+    let lost = if allocation.bits.is_empty() { 1.0 } else { allocation.lost };
+    if is_ruin { Err(TrainError::Budget { bytes, lost: lost as f32 }) } else { Ok(allocation) }
 }
 
 /// The basis of some rows, packed where bits are given.
@@ -109,7 +133,8 @@ mod tests {
     fn a_budget_is_kept_and_leading_rows_get_more() {
         let spectrum: Vec<f32> = (0..200).map(|i| 1000.0 / (1.0 + i as f32).powi(2)).collect();
         for budget in [2_000, 10_000, 40_000] {
-            let bits = allocate(&spectrum, 512, 0, budget, 150);
+            let Allocation { bits, lost } = allocate(&spectrum, 512, 0, budget, 150);
+            assert!((0.0..0.3).contains(&lost), "{lost}");
             let bytes: usize = bits.iter().map(|b| packed_bytes(512, *b) + COEFFICIENT_BYTES).sum();
             assert!(bytes <= budget && bytes + 200 > budget.min(150 * 64), "{bytes} of {budget}");
             assert!(bits.is_sorted_by(|a, b| a >= b), "{bits:?}");

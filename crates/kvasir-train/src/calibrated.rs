@@ -5,7 +5,8 @@
 use kvasir_types::ModelSpec;
 
 use super::{
-    QualityOracle, Recipe, Session, TrainError, TrainingContext, search::bits_at, sensitivity::Sensitivity,
+    FINEST_NMSE, QualityOracle, Recipe, Session, TrainError, TrainingContext, search::bits_at,
+    sensitivity::Sensitivity,
 };
 use kvasir_codec::Profile;
 
@@ -52,13 +53,16 @@ fn of(
     progress: &mut dyn FnMut(&str, f32),
 ) -> Result<(Profile, Vec<f32>), TrainError> {
     let session = Session::new(spec, contexts, recipe, sensitivity, progress)?;
-    let parts = match recipe {
-        Recipe::CacheGen | Recipe::Exact => session.parts(session.default_step())?,
+    let (parts, step) = match recipe {
+        Recipe::CacheGen | Recipe::Exact => {
+            let step = session.step_of(FINEST_NMSE);
+            (session.parts(step)?, step)
+        }
         Recipe::Direct | Recipe::DirectExact | Recipe::Basis(_) => {
-            session.calibrate(oracle, finest_kl, progress)?.0
+            session.calibrate(oracle, finest_kl, progress)?
         }
     };
-    let profile = session.finish(parts, progress)?;
+    let profile = session.finish(parts, step, progress)?;
     progress("measuring the quality of every level", 0.98);
     let kl = oracle.kl_by_level(&profile);
     Ok((profile.with_predicted_kl(&kl)?, kl))

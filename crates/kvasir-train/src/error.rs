@@ -33,6 +33,18 @@ pub enum TrainError {
         /// What is wrong and what would be right.
         why: String,
     },
+    /// The budget does not hold a basis that is worth having.
+    #[error(
+        "within {bytes} bytes the basis loses {:.0} % of the cache's power: allow more, or have scopes of fewer layers \
+         or the recipe without a basis",
+        100.0 * lost
+    )]
+    Budget {
+        /// Most bytes of the profile.
+        bytes: usize,
+        /// Share of the power that would be lost, 0 to 1.
+        lost: f32,
+    },
     /// The spec is impossible, or has no KV at all.
     #[error("the model spec is not possible: {0}")]
     Spec(#[from] SpecError),

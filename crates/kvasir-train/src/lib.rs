@@ -152,10 +152,11 @@ pub trait QualityOracle {
 const BASIS_LEVELS: usize = 4;
 /// Levels of a direct profile.
 const DIRECT_LEVELS: usize = 3;
-/// Power of the finest level's error over the signal's, where no oracle says better.
-const FINEST_NMSE: f64 = 0.01;
+/// Error of the finest level that tools ask for where nobody says better: about that of an 8-bit cache.
+pub const FINEST_NMSE: f64 = 2.5e-4;
 
-/// Trains a profile; its finest step is chosen by a fixed target of the error's power.
+/// Trains a profile whose finest level has an error of about `finest_nmse`: its power over that of the cache about its mean. A
+/// truncated basis may not reach it; [`Profile::levels`] says what was reached on held-out text.
 ///
 /// `progress` is told what is going on and how far it is, 0 to 1.
 ///
@@ -165,12 +166,18 @@ pub fn train(
     spec: &ModelSpec,
     contexts: &[TrainingContext],
     recipe: &Recipe,
+    finest_nmse: f64,
     progress: &mut dyn FnMut(&str, f32),
 ) -> Result<Profile, TrainError> {
+    if !(finest_nmse > 0.0 && finest_nmse < 1.0) {
+        let why = format!("it is a share of the power, above 0 and below 1, not {finest_nmse}");
+        return Err(TrainError::Recipe { field: "finest error", why });
+    }
     let session = Session::new(spec, contexts, recipe, Sensitivity::unknown(), progress)?;
     progress("choosing entry levels and tables", 0.8);
-    let parts = session.parts(session.default_step())?;
-    session.finish(parts, progress)
+    let step = session.step_of(finest_nmse);
+    let parts = session.parts(step)?;
+    session.finish(parts, step, progress)
 }
 
 /// As [`train`], with the finest step calibrated so that its KL is about `finest_kl` (3e-4 by design), and the
@@ -228,14 +235,15 @@ impl<'a> Session<'a> {
         Ok(Self { spec, corpus, draft, recipe, exact_tokens, sensitivity })
     }
 
-    fn default_step(&self) -> f32 {
+    /// The step of a finest error.
+    fn step_of(&self, nmse: f64) -> f32 {
         match self.recipe {
             // The paper's bins are in the gains.
             Recipe::CacheGen => 1.0,
             // Nothing is quantised: a step is what predictions are rounded to.
             Recipe::Exact => lossless_level::PREDICTION_STEP,
             Recipe::Direct | Recipe::DirectExact | Recipe::Basis(_) => {
-                self.draft.step_for_nmse(&self.corpus, FINEST_NMSE)
+                self.draft.step_for_nmse(&self.corpus, nmse)
             }
         }
     }
@@ -256,17 +264,29 @@ impl<'a> Session<'a> {
         Ok(parts)
     }
 
+    /// The profile of `parts`, which are of `step`, with what the held-out check tells. A coarsest level that is worse than
+    /// nothing, or no smaller than the next one, is left out.
     fn finish(
-        &self,
-        parts: ProfileParts,
+        mut self,
+        mut parts: ProfileParts,
+        step: f32,
         progress: &mut dyn FnMut(&str, f32),
     ) -> Result<Profile, TrainError> {
-        let parts = match self.recipe {
-            Recipe::Exact | Recipe::DirectExact => lossless_level::add(&self.corpus, parts)?,
-            Recipe::Direct | Recipe::CacheGen | Recipe::Basis(_) => parts,
-        };
-        progress("coding held-out chunks", 0.9);
-        check::note_levels(self.spec, &self.corpus, parts, &self.sensitivity)
+        loop {
+            let exact_tokens = parts.exact_tokens;
+            let all = match self.recipe {
+                Recipe::Exact | Recipe::DirectExact => lossless_level::add(&self.corpus, parts)?,
+                Recipe::Direct | Recipe::CacheGen | Recipe::Basis(_) => parts,
+            };
+            progress("coding held-out chunks", 0.9);
+            let profile = check::note_levels(self.spec, &self.corpus, all, &self.sensitivity)?;
+            if *self.recipe == Recipe::CacheGen || !has_idle_level(&profile) {
+                return Ok(profile);
+            }
+            self.draft.level_count -= 1;
+            parts = self.parts(step)?;
+            parts.exact_tokens = exact_tokens;
+        }
     }
 
     /// Stores as many tokens exactly as lower the KL of the finest level, `best` without any, by more than they cost: a
@@ -307,9 +327,11 @@ impl<'a> Session<'a> {
     ) -> Result<(ProfileParts, f32), TrainError> {
         /// Rounds of calibration.
         const ROUNDS: usize = 4;
+        /// Error at which calibration begins.
+        const FIRST_NMSE: f64 = 0.01;
         /// Close enough, in logarithms.
         const TOLERANCE: f32 = 0.15;
-        let mut step = self.default_step();
+        let mut step = self.step_of(FIRST_NMSE);
         for round in 1..=ROUNDS {
             progress("calibrating the finest step", 0.55 + 0.06 * round as f32);
             let mut parts = self.parts(step)?;
@@ -332,6 +354,19 @@ impl<'a> Session<'a> {
             }
         }
         Ok((self.parts(step)?, step))
+    }
+}
+
+/// Whether nobody would read the coarsest of several lossy levels.
+fn has_idle_level(profile: &Profile) -> bool {
+    /// Share of bits below which two levels are one.
+    const SAME_BITS: f32 = 0.01;
+    match profile.levels().get(..profile.lossy_levels()) {
+        Some([coarsest, next, ..]) => {
+            let is_same = coarsest.bits_per_element > next.bits_per_element * (1.0 - SAME_BITS);
+            coarsest.nmse >= 1.0 || is_same
+        }
+        _ => false,
     }
 }
 

@@ -4,8 +4,9 @@ use half::f16;
 
 use super::{
     TrainError,
-    basis::{FIXED_BYTES, scope_bytes},
-    bit_allocation, weights,
+    basis::{bank_bytes, scope_bytes},
+    bit_allocation::{self, Allocation},
+    weights,
 };
 use kvasir_codec::{
     Profile,
@@ -13,15 +14,19 @@ use kvasir_codec::{
     rans::{ALPHABET, TableBank},
 };
 
+/// Fields of a profile's own: magic to levels, without texts, and the checksum.
+const HEADER_BYTES: usize = 96;
+/// What packing adds to the note: whose it was.
+const NOTE_BYTES: usize = 80;
 /// Power of a coefficient that no level codes, in squared finest steps: it is below what the coarsest level would see.
 const SILENT_POWER: f64 = 0.25;
 
 /// Packs trained bases to fit a profile of `bytes`, and the token predictor's tables to `table_bits` bits; ranks fall
-/// where not all rows fit. Levels keep their steps. What they cost has to be measured again: the result says it is
-/// not known, and keeps the bits of the original, which are about right.
+/// where not all rows fit. Levels keep their steps. What they cost has to be measured again: the result says that their KL is
+/// not known, keeps the bits of the original, which are about right, and adds to their error what the basis loses.
 ///
 /// # Errors
-/// [`TrainError::Recipe`] for a number of bits that is not 2 to 8.
+/// [`TrainError::Recipe`] for a number of bits that is not 2 to 8, [`TrainError::Budget`].
 pub fn pack(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, TrainError> {
     if !(2..=8).contains(&table_bits) {
         return Err(TrainError::Recipe { field: "table_bits", why: "factors have 2 to 8 bits".to_owned() });
@@ -33,6 +38,7 @@ pub fn pack(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, 
         // How many bits the predictor's weights take is known only now.
         match room.checked_sub((found + 1).saturating_sub(bytes)) {
             Some(less) if found > bytes && less < room => room = less,
+            _ if found > bytes => return Err(TrainError::Budget { bytes, lost: 1.0 }),
             _ => return Ok(packed),
         }
     }
@@ -42,19 +48,34 @@ fn pack_to(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, T
     let mut parts = profile.parts();
     let all: usize = parts.scopes.iter().map(Scope::elements).sum();
     let levels = parts.levels.len();
+    let texts = parts.training.recipe.len() + parts.training.note.len() + NOTE_BYTES;
+    let fixed = HEADER_BYTES
+        + texts
+        + 12 * levels
+        + bank_bytes(parts.bank.stage_tables().len(), parts.bank.trit_tables().len());
+    let mut lost = 0.0;
     for scope in &mut parts.scopes {
         let share = scope.elements() as f64 / all as f64;
-        let bytes = (bytes.saturating_sub(FIXED_BYTES) as f64 * share) as usize;
-        pack_scope(scope, &parts.bank, levels, bytes, table_bits);
+        let room = (bytes.saturating_sub(fixed) as f64 * share) as usize;
+        lost += share * pack_scope(scope, &parts.bank, levels, (bytes, room), table_bits)?;
     }
-    parts.levels.iter_mut().for_each(|level| level.kl = None);
+    for level in &mut parts.levels {
+        (level.kl, level.nmse) = (None, level.nmse + lost as f32);
+    }
     parts.training.note = format!("packed from {} {}", profile.hash(), parts.training.note).trim().to_owned();
     Ok(Profile::assemble(parts)?)
 }
 
-fn pack_scope(scope: &mut Scope, bank: &TableBank, levels: usize, bytes: usize, table_bits: u8) {
+/// Packs one scope into its share of a budget, `(all bytes, its own)`. Gives the share of its power that is lost.
+fn pack_scope(
+    scope: &mut Scope,
+    bank: &TableBank,
+    levels: usize,
+    (bytes, room): (usize, usize),
+    table_bits: u8,
+) -> Result<f64, TrainError> {
     let elements = scope.elements();
-    let Basis::Trained { synthesis, analysis: None, .. } = &scope.basis else { return };
+    let Basis::Trained { synthesis, analysis: None, .. } = &scope.basis else { return Ok(0.0) };
     let rows: Vec<f32> = synthesis.iter().copied().map(f16::to_f32).collect();
     let mut powers: Vec<f64> = scope.coding.iter().map(|coding| coded_power(coding, bank, levels)).collect();
     let (mut own, mut factors) = (scope_bytes(scope), 0);
@@ -78,15 +99,12 @@ fn pack_scope(scope: &mut Scope, bank: &TableBank, levels: usize, bytes: usize, 
             least
         })
         .collect();
-    let bits = bit_allocation::allocate(
-        &spectrum,
-        elements,
-        factors,
-        bytes.saturating_sub(own),
-        rows.len() / elements,
-    );
+    let rank = rows.len() / elements;
+    let allocation = bit_allocation::allocate(&spectrum, elements, factors, room.saturating_sub(own), rank);
+    let Allocation { bits, lost } = bit_allocation::within(bytes, allocation)?;
     super::draft::truncate(scope, bits.len());
     scope.basis = bit_allocation::basis(&rows, elements, Some(&bits));
+    Ok(lost)
 }
 
 /// Power of what a coefficient's stage codes, in squared finest steps.

@@ -3,7 +3,7 @@
 
 use kvasir_types::ModelSpec;
 
-use super::{BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, train};
+use super::{BasisRecipe, FINEST_NMSE, QualityOracle, Recipe, TrainError, TrainingContext, train};
 use kvasir_codec::Profile;
 
 /// Contexts that trials are trained on: enough to tell candidates apart, few enough to try them all.
@@ -23,10 +23,10 @@ pub struct Trial {
 }
 
 /// Tries scopes (all layers, half of them, one; planes joint or apart) with and without the token predictor, best first.
-/// Budgets, factors and bits are those of `base`.
+/// Budgets, factors and bits are those of `base`; candidates that it does not hold are left out.
 ///
 /// # Errors
-/// As [`train`].
+/// As [`train`]; of budgets where they hold no candidate.
 pub fn search(
     spec: &ModelSpec,
     contexts: &[TrainingContext],
@@ -37,13 +37,20 @@ pub fn search(
 ) -> Result<Vec<Trial>, TrainError> {
     let candidates = candidates(spec.layers.len(), base);
     let contexts = &contexts[..contexts.len().min(TRIAL_CONTEXTS)];
-    let mut trials = Vec::with_capacity(candidates.len());
+    let (mut trials, mut too_large) = (Vec::with_capacity(candidates.len()), None);
     for (index, recipe) in candidates.iter().enumerate() {
         let scope = recipe.scope_layers.map_or("all layers".to_owned(), |n| format!("{n} layers a scope"));
         let planes = if recipe.joint { "joint" } else { "apart" };
         let what = format!("trying {scope}, planes {planes}, token factors {:?}", recipe.token_factors);
         progress(&what, index as f32 / candidates.len() as f32);
-        let profile = train(spec, contexts, &Recipe::Basis(recipe.clone()), &mut |_, _| ())?;
+        let profile = match train(spec, contexts, &Recipe::Basis(recipe.clone()), FINEST_NMSE, &mut |_, _| ())
+        {
+            Err(error @ TrainError::Budget { .. }) => {
+                too_large = Some(error);
+                continue;
+            }
+            profile => profile?,
+        };
         let curve = curve(&profile, &mut oracle);
         let target = if oracle.is_some() { target_kl } else { TARGET_NMSE };
         trials.push(Trial {
@@ -51,6 +58,9 @@ pub fn search(
             bits_per_element: bits_at(&curve, target).unwrap_or(f32::INFINITY),
             profile_bytes: profile.to_bytes().len(),
         });
+    }
+    if let (true, Some(error)) = (trials.is_empty(), too_large) {
+        return Err(error);
     }
     trials.sort_by(|a, b| a.bits_per_element.total_cmp(&b.bits_per_element));
     Ok(trials)

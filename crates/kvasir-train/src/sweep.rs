@@ -6,7 +6,10 @@ use super::{Recipe, Session, TrainingContext, sensitivity::Sensitivity};
 use crate::TrainError;
 use kvasir_codec::Profile;
 
-/// As [`train`](super::train()), with every step `factor` times what the recipe would choose; [`Recipe::CacheGen`] sweeps the paper's bins
+/// Error whose step a sweep's factors are of.
+const SWEPT_NMSE: f64 = 0.01;
+
+/// As [`train`](super::train()), with every step `factor` times that of an error of 1 %; [`Recipe::CacheGen`] sweeps the paper's bins
 /// this way.
 ///
 /// # Errors
@@ -19,6 +22,7 @@ pub fn train_at_scale(
     progress: &mut dyn FnMut(&str, f32),
 ) -> Result<Profile, TrainError> {
     let session = Session::new(spec, contexts, recipe, Sensitivity::unknown(), progress)?;
-    let parts = session.parts(session.default_step() * factor)?;
-    session.finish(parts, progress)
+    let step = session.step_of(SWEPT_NMSE) * factor;
+    let parts = session.parts(step)?;
+    session.finish(parts, step, progress)
 }

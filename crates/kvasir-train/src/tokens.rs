@@ -66,6 +66,12 @@ impl TokenModel {
         model
     }
 
+    /// Rows of a table: up to the largest token that has one.
+    pub(super) fn vocabulary(corpus: &Corpus<'_>) -> usize {
+        let ids = ids_with_rows(corpus.contexts.iter().flat_map(|c| &c.tokens).copied());
+        ids.last().map_or(0, |id| *id as usize + 1)
+    }
+
     /// Bytes of both tables in a profile.
     pub(super) fn table_bytes(&self) -> usize {
         self.factors.iter().map(|count| self.vocabulary * packed_bytes(*count, self.bits)).sum()

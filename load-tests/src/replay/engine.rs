@@ -117,7 +117,13 @@ fn profile(layers: usize) -> Result<Arc<Profile>> {
     // Small ids: the profile's token table reaches to the largest, and these numbers are not to be predicted from tokens anyway.
     let tokens: Vec<u32> = (0..512).collect();
     let kv = KvBuffer::from_source(&spec(layers), tokens.len(), &ComputedKv(&tokens));
-    Ok(Arc::new(train(&spec(layers), &[TrainingContext { tokens, kv }], &Recipe::Exact, &mut |_, _| ())?))
+    Ok(Arc::new(train(
+        &spec(layers),
+        &[TrainingContext { tokens, kv }],
+        &Recipe::Exact,
+        0.01,
+        &mut |_, _| (),
+    )?))
 }
 
 impl Engine {

@@ -116,8 +116,8 @@ impl Sample {
         // The same tokens each time, so that every run has the same profile.
         let trained =
             TrainingContext { tokens: (0..TOKENS as u32).collect(), kv: cache(&spec, 0..TOKENS as u32) };
-        let profile =
-            train(&spec, &[trained], &Recipe::DirectExact, &mut |_, _| ()).map_err(CliError::internal)?;
+        let profile = train(&spec, &[trained], &Recipe::DirectExact, 0.01, &mut |_, _| ())
+            .map_err(CliError::internal)?;
         let random = || uuid::Uuid::new_v4().as_u128() as u32 >> 12;
         let tokens: Vec<u32> = (0..TOKENS).map(|_| random()).collect();
         let kv = cache(&spec, tokens.iter().copied());

@@ -39,5 +39,5 @@ pub(crate) fn prefill(tokens: &[u32]) -> KvBuffer {
 pub(crate) fn profile() -> Result<Arc<Profile>, Box<dyn Error>> {
     let tokens = prompt(1024, 0);
     let context = TrainingContext { kv: prefill(&tokens), tokens };
-    Ok(Arc::new(train(&spec(), &[context], &Recipe::Direct, &mut |_, _| ())?))
+    Ok(Arc::new(train(&spec(), &[context], &Recipe::Direct, 0.01, &mut |_, _| ())?))
 }

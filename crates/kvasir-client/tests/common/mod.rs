@@ -115,7 +115,7 @@ pub(crate) fn profile() -> Arc<Profile> {
     let make = || {
         let text = tokens(1024, 99);
         let context = TrainingContext { kv: kv(&text), tokens: text };
-        let profile = train(&spec(), &[context], &Recipe::Direct, &mut |_, _| ()).unwrap();
+        let profile = train(&spec(), &[context], &Recipe::Direct, 0.01, &mut |_, _| ()).unwrap();
         let kl: Vec<f32> = (0..profile.level_count()).map(|level| 0.1 / 3f32.powi(level as i32)).collect();
         Arc::new(profile.with_predicted_kl(&kl).unwrap())
     };
@@ -126,5 +126,5 @@ pub(crate) fn profile() -> Arc<Profile> {
 pub(crate) fn other_profile() -> Arc<Profile> {
     let text = tokens(1024, 98);
     let context = TrainingContext { kv: kv(&text), tokens: text };
-    Arc::new(train(&spec(), &[context], &Recipe::Exact, &mut |_, _| ()).unwrap())
+    Arc::new(train(&spec(), &[context], &Recipe::Exact, 0.01, &mut |_, _| ()).unwrap())
 }

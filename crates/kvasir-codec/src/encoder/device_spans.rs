@@ -61,7 +61,10 @@ impl CpuEncoder {
     }
 
     /// The piece that holds `rows` as they are: `[member][token][element]` of the first `tokens` tokens of a span.
-    pub fn exact_piece(&self, tokens: usize, rows: &[f32]) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// [`EncodeError::Value`].
+    pub fn exact_piece(&self, tokens: usize, rows: &[f32]) -> Result<Vec<u8>, EncodeError> {
         exact_piece::encode(self.exact_dtype, tokens, rows.iter().copied())
     }
 

@@ -61,24 +61,24 @@ impl<'a> SpanJob<'a> {
     /// Its pieces. Where a value is not finite or out of range, all of it is stored exactly.
     ///
     /// # Errors
-    /// [`EncodeError`] where a piece would exceed the format's limits.
+    /// [`EncodeError`] where a piece would exceed the format's limits, or a value those of the cache's type.
     pub(super) fn pieces(&self) -> Result<SpanPieces, EncodeError> {
         if self.prepared.levels.is_empty() {
             // Nothing but the exact level.
             return Ok(match self.lossless(None)? {
-                None => self.all_exact(),
-                lossless => SpanPieces { exact: self.exact_prefix(), lossless, ..SpanPieces::default() },
+                None => self.all_exact()?,
+                lossless => SpanPieces { exact: self.exact_prefix()?, lossless, ..SpanPieces::default() },
             });
         }
         if let Some(pieces) = self.pieces_of_blocks()? {
             return Ok(pieces);
         }
-        let Some(values) = self.values() else { return Ok(self.all_exact()) };
+        let Some(values) = self.values() else { return self.all_exact() };
         let mut lossless = None;
         if self.scope.lossless.is_some() {
             lossless = self.lossless(Some(&finest_values(self.scope, self.prepared, &values)))?;
             if lossless.is_none() {
-                return Ok(self.all_exact());
+                return self.all_exact();
             }
         }
         let mut blocks = self.encoder.blocks.take();
@@ -88,7 +88,7 @@ impl<'a> SpanJob<'a> {
         let fine = if narrow { FinestValues::Narrow(&blocks) } else { FinestValues::Wide(&values.main) };
         let anchors = FinestValues::Wide(&values.anchors);
         let pieces = SpanPieces {
-            exact: self.exact_prefix(),
+            exact: self.exact_prefix()?,
             anchors: self.section(&self.prepared.anchors, anchors, values.anchor_tokens, 0)?,
             levels: self.levels(fine, values.main_tokens)?,
             lossless,
@@ -111,8 +111,8 @@ impl<'a> SpanJob<'a> {
         let fit = self.direct_values(QuantiseTarget::Narrow(&mut blocks, 0));
         let levels = fit.then(|| self.levels(FinestValues::Narrow(&blocks), tokens)).transpose()?;
         self.encoder.blocks.give(blocks);
-        let of_levels = |levels| SpanPieces { exact: self.exact_prefix(), levels, ..SpanPieces::default() };
-        Ok(levels.map(of_levels))
+        let Some(levels) = levels else { return Ok(None) };
+        Ok(Some(SpanPieces { exact: self.exact_prefix()?, levels, ..SpanPieces::default() }))
     }
 
     /// Whether coefficients are elements, and predicted by their mean.
@@ -162,25 +162,25 @@ impl<'a> SpanJob<'a> {
     }
 
     /// The piece that holds the span's first tokens as they are.
-    fn exact_piece(&self, tokens: usize) -> Vec<u8> {
+    fn exact_piece(&self, tokens: usize) -> Result<Vec<u8>, EncodeError> {
         let ((raw, _), whole) = (self.read(tokens), 0..tokens);
         let members = self.prepared.elements.members(tokens, &whole, &raw);
         exact_piece::encode(self.encoder.exact_dtype, tokens, members.flat_map(|m| m.rows.values()))
     }
 
     /// The piece of the exact tokens; `None` where there are none.
-    fn exact_prefix(&self) -> Option<Vec<u8>> {
-        (self.exact > 0).then(|| self.exact_piece(self.exact))
+    fn exact_prefix(&self) -> Result<Option<Vec<u8>>, EncodeError> {
+        (self.exact > 0).then(|| self.exact_piece(self.exact)).transpose()
     }
 
     /// The whole span as it is.
-    fn all_exact(&self) -> SpanPieces {
-        SpanPieces {
-            exact: Some(self.exact_piece(self.ropes.tokens())),
+    fn all_exact(&self) -> Result<SpanPieces, EncodeError> {
+        Ok(SpanPieces {
+            exact: Some(self.exact_piece(self.ropes.tokens())?),
             levels: vec![None; self.prepared.levels.len()],
             forced_exact: true,
             ..SpanPieces::default()
-        }
+        })
     }
 
     /// The piece of every lossy level, coarsest first.

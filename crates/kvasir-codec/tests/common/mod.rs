@@ -112,7 +112,7 @@ pub struct Setup {
 impl Setup {
     pub fn new(spec: ModelSpec, recipe: &Recipe) -> Self {
         let data = contexts(&spec, 6, 400);
-        let profile = train(&spec, &data, recipe, &mut |_, _| {}).expect("trains");
+        let profile = train(&spec, &data, recipe, 0.01, &mut |_, _| {}).expect("trains");
         Self::of(spec, profile)
     }
 

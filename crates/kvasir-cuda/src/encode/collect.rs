@@ -92,10 +92,10 @@ impl<D: Device> KernelEncoder<D> {
         for (index, (site, span)) in batch.sites.iter().zip(&mut coded).enumerate() {
             if results.flags[index] != 0 {
                 let rows = whole.get(&index).ok_or(CudaError::RowsMissing { spans: 1 })?;
-                span.exact = Some(self.cpu.exact_piece(site.tokens, rows));
+                span.exact = Some(self.cpu.exact_piece(site.tokens, rows)?);
                 span.forced_exact = true;
             } else if let Some(rows) = exact.get(&index) {
-                span.exact = Some(self.cpu.exact_piece(site.masked, rows));
+                span.exact = Some(self.cpu.exact_piece(site.masked, rows)?);
             }
         }
         for (piece, (index, section)) in batch.names.iter().enumerate() {

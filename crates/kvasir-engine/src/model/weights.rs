@@ -36,10 +36,15 @@ impl Weights {
     pub(super) fn from_safetensors(bytes: &[u8], config: &LlamaConfig) -> Result<Self, EngineError> {
         let source = Source(SafeTensors::deserialize(bytes)?);
         let hidden = config.hidden;
-        let embedding = source.matrix("model.embed_tokens", [config.vocab, hidden])?;
+        let vocabulary = |name| source.matrix(name, [config.vocab, hidden]);
+        // One matrix with two names is stored under either.
+        let embedding = vocabulary("model.embed_tokens").or_else(|missing| match config.tied {
+            true => vocabulary("lm_head").map_err(|_| missing),
+            false => Err(missing),
+        })?;
         let layers = (0..config.layers).map(|i| layer(&source, i, config)).collect::<Result<_, _>>()?;
         let norm = source.values("model.norm", &[hidden])?;
-        let head = (!config.tied).then(|| source.matrix("lm_head", [config.vocab, hidden])).transpose()?;
+        let head = (!config.tied).then(|| vocabulary("lm_head")).transpose()?;
         Ok(Self { embedding, layers, norm, head })
     }
 

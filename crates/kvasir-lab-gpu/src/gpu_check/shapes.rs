@@ -33,7 +33,8 @@ fn spec(name: &str, layers: usize, kv_heads: u32, head_dim: u32, base: f64) -> M
 
 fn shape(name: &'static str, spec: ModelSpec, tokens: &[usize], chunks: &[usize]) -> Shape {
     // Few tokens: only rates are wanted of the profile, and its tables hold symbols of the usual entropy all the same.
-    let profile = train(&spec, &contexts(&spec, 4, 256), &Recipe::Direct, &mut |_, _| {}).expect("it trains");
+    let profile =
+        train(&spec, &contexts(&spec, 4, 256), &Recipe::Direct, 0.01, &mut |_, _| {}).expect("it trains");
     Shape { name, spec, profile, tokens: tokens.to_vec(), chunks: chunks.to_vec() }
 }
 
@@ -60,7 +61,7 @@ fn basis(name: &'static str, spec: ModelSpec, layers: usize, rank: usize, tokens
         ..BasisRecipe::default()
     };
     let contexts = contexts(&spec, rank.div_ceil(tokens) + 1, tokens);
-    let profile = train(&spec, &contexts, &Recipe::Basis(recipe), &mut |_, _| {}).expect("it trains");
+    let profile = train(&spec, &contexts, &Recipe::Basis(recipe), 0.01, &mut |_, _| {}).expect("it trains");
     Shape { name, spec, profile, tokens: vec![tokens], chunks: vec![1, 4, 16] }
 }
 

@@ -45,8 +45,8 @@ fn error(a: &KvBuffer, b: &KvBuffer) -> f64 {
 fn every_codec_decodes_what_it_counts() {
     let spec = Arc::new(spec());
     let contexts: Vec<_> = (0..5).map(|seed| context(&spec, seed)).collect();
-    let paper = train(&spec, &contexts, &Recipe::CacheGen, &mut |_, _| ()).unwrap();
-    let direct = train(&spec, &contexts, &Recipe::Direct, &mut |_, _| ()).unwrap();
+    let paper = train(&spec, &contexts, &Recipe::CacheGen, 0.01, &mut |_, _| ()).unwrap();
+    let direct = train(&spec, &contexts, &Recipe::Direct, 0.01, &mut |_, _| ()).unwrap();
     let paper = ProfileCodec::new("cachegen_paper", "", &spec, Arc::new(paper)).unwrap();
     let direct = ProfileCodec::new("kvasir", "direct", &spec, Arc::new(direct)).unwrap();
     let deflated = SymbolsThroughDeflate(&direct);

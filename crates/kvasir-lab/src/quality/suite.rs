@@ -86,7 +86,8 @@ impl Suite {
             ours.push(ProfileCodec::new("kvasir", variant, spec, Arc::clone(profile))?);
         }
         if ours_run && ours.iter().all(|codec| codec.variant() != DIRECT) {
-            let profile = train(spec, contexts, &Recipe::Direct, &mut |what, at| progress(what, at * 0.3))?;
+            let profile =
+                train(spec, contexts, &Recipe::Direct, 0.01, &mut |what, at| progress(what, at * 0.3))?;
             ours.push(ProfileCodec::new("kvasir", DIRECT, spec, Arc::new(profile))?);
         }
         let mut cachegen = Vec::new();
@@ -112,7 +113,7 @@ impl Suite {
         let mut lossless = None;
         if options.wants("lossless") {
             let profile =
-                train(spec, contexts, &Recipe::Exact, &mut |what, at| progress(what, 0.9 + 0.1 * at))?;
+                train(spec, contexts, &Recipe::Exact, 0.01, &mut |what, at| progress(what, 0.9 + 0.1 * at))?;
             lossless = Some(ProfileCodec::new("lossless", "", spec, Arc::new(profile))?);
         }
         let cachegen = (!cachegen.is_empty()).then_some(Sweep(cachegen));

@@ -62,7 +62,7 @@ impl Workload {
     pub(super) fn new() -> Result<Self, BenchError> {
         let spec = Arc::new(spec());
         let contexts: Vec<_> = (1..4).map(|seed| context(&spec, seed, TRAINING_TOKENS)).collect();
-        let profile = Arc::new(train(&spec, &contexts, &Recipe::Direct, &mut |_, _| ())?);
+        let profile = Arc::new(train(&spec, &contexts, &Recipe::Direct, 0.01, &mut |_, _| ())?);
         let TrainingContext { tokens, kv } = context(&spec, 9, TOKENS);
         let encoder = CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
         let decoder = CpuDecoder::new(Arc::clone(&spec), Arc::clone(&profile))?;

@@ -7,14 +7,14 @@
 //! | metadata `model_spec` | | JSON of [`ModelSpec`] |
 //!
 //! MLA layers have the latent as `k.{layer}` `[1, tokens, latent]` and the rotary key as `v.{layer}`; layers
-//! without a cache have no tensors. Other tensors and metadata are ignored. Files are read as hostile bytes:
+//! without a cache have no tensors. A type wider than the model's is fine where its values are the model's. Other tensors and metadata are ignored. Files are read as hostile bytes:
 //! sizes are checked before anything is allocated by them.
 
 mod read;
 mod write;
 
 use kvasir_codec::KvBuffer;
-use kvasir_types::{ModelSpec, Plane, SpecError};
+use kvasir_types::{KvDtype, ModelSpec, Plane, SpecError};
 use safetensors::SafeTensorError;
 
 pub use read::{parse_dump, read_dump};
@@ -101,6 +101,19 @@ pub enum DumpError {
         expected: &'static str,
         /// Type found.
         found: String,
+    },
+    /// A value that the model's cache cannot hold.
+    #[error(
+        "tensor `{name}` holds {value:e}, which is no value of a {kv_dtype:?} cache: let `kv_dtype` of `model_spec` be the type \
+         that the engine caches, and dump its values unrounded"
+    )]
+    Value {
+        /// Its name.
+        name: String,
+        /// The first such value.
+        value: f32,
+        /// The type of the model's cache.
+        kv_dtype: KvDtype,
     },
     /// No token, or more than the limit.
     #[error("a dump holds 1 to {max} tokens, this one {tokens}")]

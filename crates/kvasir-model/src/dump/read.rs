@@ -4,7 +4,7 @@ use std::{fs::File, io::Read, path::Path};
 
 use half::{bf16, f16};
 use kvasir_codec::KvBuffer;
-use kvasir_types::{ModelSpec, Plane};
+use kvasir_types::{KvDtype, ModelSpec, Plane};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::{DumpError, KvDump, MODEL_SPEC_KEY, TOKENS_NAME, tensor_name};
@@ -46,7 +46,9 @@ pub fn parse_dump(bytes: &[u8]) -> Result<KvDump, DumpError> {
         let view = tensor(&file, &tensor_name(layer, plane))?;
         let head_bytes = tokens.len() * dim * view.dtype().bitsize() / 8;
         for (head, rows) in (0..heads).zip(view.data().chunks_exact(head_bytes)) {
-            widen(view.dtype(), rows, kv.rows_mut(layer, plane, head));
+            let values = kv.rows_mut(layer, plane, head);
+            widen(view.dtype(), rows, values);
+            check_values(&spec, layer, plane, values)?;
         }
         Ok(())
     })?;
@@ -83,6 +85,20 @@ fn check_plane(file: &SafeTensors<'_>, name: &str, expected: &[usize]) -> Result
         return Err(DumpError::Dtype { name: name.to_owned(), expected: "bf16, f16 or f32", found });
     }
     Ok(())
+}
+
+/// A cache of a 16-bit type holds values of that type alone. Others would be rounded, or become infinite, in silence.
+fn check_values(spec: &ModelSpec, layer: usize, plane: Plane, values: &[f32]) -> Result<(), DumpError> {
+    let narrowed: fn(f32) -> f32 = match spec.kv_dtype {
+        KvDtype::Bf16 => |value| bf16::from_f32(value).to_f32(),
+        KvDtype::F16 => |value| f16::from_f32(value).to_f32(),
+        // What scales make of 8 bits has no type of its own.
+        KvDtype::F32 | KvDtype::Fp8E4m3 | KvDtype::Int8 => return Ok(()),
+    };
+    let foreign = values.iter().find(|value| !value.is_nan() && narrowed(**value) != **value);
+    foreign.map_or(Ok(()), |value| {
+        Err(DumpError::Value { name: tensor_name(layer, plane), value: *value, kv_dtype: spec.kv_dtype })
+    })
 }
 
 fn read_tokens(view: &TensorView<'_>) -> Result<Vec<u32>, DumpError> {

@@ -86,6 +86,31 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
+fn values_that_the_cache_cannot_hold_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kv.safetensors");
+    for (kv_dtype, value, fits) in [
+        (KvDtype::F16, 1e5, false),
+        (KvDtype::F16, 1.0 + 1.0 / 2048.0, false),
+        (KvDtype::F16, f32::INFINITY, true),
+        (KvDtype::Bf16, 1e5, false),
+        (KvDtype::Bf16, 99_840.0, true),
+        (KvDtype::F32, 1e5, true),
+        (KvDtype::Fp8E4m3, 0.3, true),
+    ] {
+        let mut dump = dump(3);
+        dump.spec.kv_dtype = kv_dtype;
+        dump.kv.as_mut_slice()[30] = value;
+        write_dump(&path, &dump.spec, &dump.tokens, &dump.kv, DumpDtype::F32).unwrap();
+        let found = read_dump(&path);
+        assert_eq!(found.is_ok(), fits, "{kv_dtype:?} {value}");
+        if let Err(error) = found {
+            assert!(matches!(error, DumpError::Value { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
 fn every_truncation_is_an_error() {
     let bytes = written(&dump(2), DumpDtype::F16);
     for end in 0..bytes.len() {

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use kvasir_codec::Profile;
-use kvasir_train::{BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train};
+use kvasir_train::{
+    BasisRecipe, FINEST_NMSE, QualityOracle, Recipe, TrainError, TrainingContext, search, train,
+};
 use kvasir_types::ModelSpec;
 
 use super::levels::levels_table;
@@ -96,9 +98,14 @@ pub(crate) struct TrainArguments {
     /// Tokens stored exactly at the start of a context; measured where it is not given.
     #[arg(long, value_name = "N")]
     exact_tokens: Option<usize>,
-    /// Logit KL of the finest level, in nats a token.
-    #[arg(long, value_name = "NATS", default_value_t = 3e-4)]
+    /// Logit KL of the finest level, in nats a token; by the model that judges, so only of texts.
+    #[cfg(feature = "demo")]
+    #[arg(long, value_name = "NATS", default_value_t = 3e-4, conflicts_with = "kv")]
     finest_kl: f32,
+    /// Error of the finest level where no model judges: its power over that of the cache about its mean.
+    #[arg(long, value_name = "SHARE", default_value_t = FINEST_NMSE)]
+    #[cfg_attr(feature = "demo", arg(requires = "kv"))]
+    finest_nmse: f64,
     /// Print the levels as JSON.
     #[arg(long)]
     json: bool,
@@ -150,7 +157,8 @@ fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
     let step = Step::start("training");
     let mut tell = |what: &str, part| step.at(what, part);
     let recipe = recipe(arguments, base, &spec, &contexts, None, &mut tell)?;
-    let profile = train(&spec, &contexts, &recipe, &mut tell).map_err(training_error)?;
+    let profile =
+        train(&spec, &contexts, &recipe, arguments.finest_nmse, &mut tell).map_err(training_error)?;
     step.done("");
     Ok(profile)
 }
@@ -236,7 +244,10 @@ fn recipe(
         RecipeName::Basis if !arguments.search => return Ok(Recipe::Basis(base)),
         RecipeName::Basis => {}
     }
+    #[cfg(feature = "demo")]
     let target = arguments.finest_kl * 10.0; // about where caches are read: two levels above the finest
+    #[cfg(not(feature = "demo"))]
+    let target = 0.0; // nobody measures any
     let trials = search(spec, contexts, &base, oracle, target, tell).map_err(training_error)?;
     for trial in &trials {
         let layers = trial.recipe.scope_layers.map_or("all".to_owned(), |n| n.to_string());

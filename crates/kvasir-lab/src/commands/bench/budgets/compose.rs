@@ -255,7 +255,7 @@ impl Thin<'_> {
             exact_tokens: Some(0),
             ..BasisRecipe::default()
         });
-        let profile = train(&spec, &contexts, &recipe, &mut |_, _| ()).map_err(CliError::internal)?;
+        let profile = train(&spec, &contexts, &recipe, 0.01, &mut |_, _| ()).map_err(CliError::internal)?;
         Ok(Arc::new(profile))
     }
 }

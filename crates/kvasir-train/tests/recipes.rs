@@ -1,0 +1,86 @@
+//! What a recipe asks for is what the profile keeps: its error, its bytes, levels that differ.
+
+#[path = "../../kvasir-codec/tests/common/mod.rs"]
+mod common;
+
+use common::{Noise, cache, contexts, mixed_spec};
+use kvasir_codec::Profile;
+use kvasir_train::{BasisRecipe, FINEST_NMSE, Recipe, TrainError, TrainingContext, pack, train};
+use kvasir_types::{KvDtype, ModelSpec};
+
+/// Texts of a vocabulary whose tables alone are larger than what a profile of a tenth of a small model may have.
+fn wordy(spec: &ModelSpec) -> Vec<TrainingContext> {
+    const VOCABULARY: u32 = 2_048;
+    let context = |seed: u64| {
+        let mut noise = Noise::new(seed);
+        let word = |_| ((noise.uniform() + 0.5) * VOCABULARY as f32) as u32;
+        let tokens: Vec<u32> = (0..600).map(word).map(|word| word.min(VOCABULARY - 1)).collect();
+        TrainingContext { kv: cache(spec, &tokens, 50 + seed), tokens }
+    };
+    (0..6).map(context).collect()
+}
+
+fn finest(profile: &Profile) -> f32 {
+    profile.levels().last().expect("has levels").nmse
+}
+
+#[test]
+fn a_budget_charges_everything() {
+    let spec = mixed_spec(KvDtype::Bf16);
+    let data = wordy(&spec);
+    for bytes in [60_000, 131_000, 400_000] {
+        let recipe = BasisRecipe { budget_bytes: Some(bytes), ..BasisRecipe::default() };
+        let profile =
+            train(&spec, &data, &Recipe::Basis(recipe), FINEST_NMSE, &mut |_, _| ()).expect("trains");
+        assert!(profile.to_bytes().len() <= bytes, "{} of {bytes}", profile.to_bytes().len());
+        assert!(finest(&profile) < 0.1, "{:?}", profile.levels());
+    }
+}
+
+#[test]
+fn a_budget_that_cannot_be_kept_is_an_error() {
+    let spec = mixed_spec(KvDtype::Bf16);
+    let data = wordy(&spec);
+    let of = |budget_bytes, token_factors| {
+        let recipe = BasisRecipe { budget_bytes, token_factors, ..BasisRecipe::default() };
+        train(&spec, &data, &Recipe::Basis(recipe), FINEST_NMSE, &mut |_, _| ())
+    };
+    let error = of(Some(21_200), [256, 128]).expect_err("no room for a basis");
+    assert!(matches!(error, TrainError::Budget { bytes: 21_200, .. }), "{error}");
+    let whole = of(None, [8, 4]).expect("trains");
+    assert!(matches!(pack(&whole, 5_000, 4), Err(TrainError::Budget { bytes: 5_000, .. })));
+    let packed = pack(&whole, 40_000, 4).expect("packs");
+    assert!(packed.to_bytes().len() <= 40_000 && finest(&packed) >= finest(&whole));
+}
+
+#[test]
+fn the_finest_error_is_what_was_asked_for() {
+    let spec = mixed_spec(KvDtype::Bf16);
+    let data = contexts(&spec, 6, 400);
+    for recipe in [Recipe::Direct, Recipe::Basis(BasisRecipe::default())] {
+        for wanted in [1e-2, 1e-3, 1e-4] {
+            let profile = train(&spec, &data, &recipe, wanted, &mut |_, _| ()).expect("trains");
+            let ratio = f64::from(finest(&profile)) / wanted;
+            assert!((0.3..2.0).contains(&ratio), "{}: {ratio} of {wanted}", recipe.name());
+        }
+    }
+    let none = train(&spec, &data, &Recipe::Direct, 0.0, &mut |_, _| ());
+    assert!(matches!(none, Err(TrainError::Recipe { field: "finest error", .. })));
+}
+
+#[test]
+fn every_level_is_better_than_the_one_before_and_than_nothing() {
+    let spec = mixed_spec(KvDtype::Bf16);
+    let data = contexts(&spec, 6, 400);
+    for recipe in [Recipe::Direct, Recipe::Basis(BasisRecipe { levels: 6, ..BasisRecipe::default() })] {
+        for finest in [0.2, 0.02] {
+            let profile = train(&spec, &data, &recipe, finest, &mut |_, _| ()).expect("trains");
+            let levels = profile.levels();
+            assert!(levels[0].nmse < 1.0, "{}: {levels:?}", recipe.name());
+            let is_better = |pair: &[kvasir_codec::LevelNote]| {
+                pair[1].nmse < pair[0].nmse && pair[1].bits_per_element > pair[0].bits_per_element
+            };
+            assert!(levels.windows(2).all(is_better), "{}: {levels:?}", recipe.name());
+        }
+    }
+}
