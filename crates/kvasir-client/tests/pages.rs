@@ -1,12 +1,9 @@
 //! The check of page stores: sound ones pass, and each way to be wrong is seen.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use half::{bf16, f16};
@@ -88,6 +85,8 @@ struct Wrong {
     heads: usize,
     page_count: u32,
     generation: AtomicU64,
+    /// Since the last reassignment.
+    owners_writes: AtomicU64,
     mistake: Mistake,
 }
 
@@ -122,20 +121,19 @@ impl PageStore for Wrong {
             Mistake::WritesWhatItRefuses => self.pages.write(current(), rows) && current() == page,
             Mistake::ChecksBeforeItWrites => {
                 let ours = current() == page;
-                // A thread that is put aside at the wrong moment.
-                if ours
-                    && (0..100).any(|_| {
-                        std::thread::yield_now();
-                        current() != page
-                    })
-                {
-                    #[allow(
-                        clippy::disallowed_methods,
-                        reason = "a store that writes late is what is tested"
-                    )]
-                    std::thread::sleep(Duration::from_millis(3));
+                let is_taken = || {
+                    std::thread::yield_now();
+                    current() != page
+                };
+                if ours && (0..100).any(|_| is_taken()) {
+                    // Put aside at the wrong moment, until the next owner has written.
+                    let is_over = || self.owners_writes.load(Ordering::SeqCst) >= u64::from(self.page_count);
+                    let _ = (0..100_000).any(|_| is_taken() && is_over());
                 }
-                ours && self.pages.write(current(), rows)
+                let is_owner = current() == page;
+                let written = ours && self.pages.write(current(), rows);
+                self.owners_writes.fetch_add(u64::from(is_owner), Ordering::SeqCst);
+                written
             }
             Mistake::TakesTheLastPageForOthers => {
                 self.pages.write(PageRef { index: page.index.min(self.page_count - 1), ..page }, rows)
@@ -157,6 +155,7 @@ impl TestedPages for TestedWrong {
     }
 
     fn reassign(&self) {
+        self.0.owners_writes.store(0, Ordering::SeqCst);
         self.0.generation.fetch_add(1, Ordering::SeqCst);
         self.0.pages.reassign();
     }
@@ -183,6 +182,7 @@ fn every_mistake_is_seen() {
                 heads: spec.layers[0].layout.planes()[0].0,
                 page_count: tokens.div_ceil(4) as u32,
                 generation: AtomicU64::new(0),
+                owners_writes: AtomicU64::new(0),
                 mistake,
             }))
         };

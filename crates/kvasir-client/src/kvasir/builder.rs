@@ -9,7 +9,7 @@ use kvasir_codec::Profile;
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_MAX, CHUNK_TOKENS_STEP, ModelSpec};
 use tokio::runtime::Handle;
 
-use super::{Kvasir, Shared};
+use super::{Kvasir, Shared, lookup_log::LookupLog};
 use crate::{
     Error,
     fetcher::RecomputeModel,
@@ -149,6 +149,7 @@ impl Builder {
                 direct_reads: self.direct_reads,
                 quality: self.quality,
                 learned: Arc::new(LearnedCosts::new(self.recompute)),
+                lookup_log: LookupLog::default(),
                 runtime,
             }),
         })

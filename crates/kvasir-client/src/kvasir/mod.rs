@@ -1,6 +1,7 @@
 //! The connection that an engine holds.
 
 mod builder;
+mod lookup_log;
 
 use std::{
     collections::VecDeque,
@@ -14,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::runtime::Handle;
 
 pub use builder::Builder;
+use lookup_log::LookupLog;
 
 use crate::{
     Error,
@@ -50,6 +52,7 @@ struct Shared {
     quality: Quality,
     learned: Arc<LearnedCosts>,
     saves: SaveQueue,
+    lookup_log: LookupLog,
     runtime: Handle,
 }
 
@@ -115,6 +118,10 @@ impl Kvasir {
     /// The namespace.
     pub fn namespace(&self) -> &Name {
         &self.shared.own.namespace
+    }
+
+    pub(crate) fn lookup_log(&self) -> &LookupLog {
+        &self.shared.lookup_log
     }
 
     pub(crate) fn client(&self, class: &RequestClass) -> Client {

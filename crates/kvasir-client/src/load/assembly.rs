@@ -89,11 +89,11 @@ pub(super) enum Defect {
         /// What is wrong.
         what: String,
     },
-    /// One piece failed its checksum.
+    /// A piece, or several in a row, failed their checksums.
     Piece {
-        /// Where it lies.
+        /// Where they lie.
         range: Range<u64>,
-        /// What failed.
+        /// What failed first.
         what: String,
     },
 }
@@ -206,7 +206,16 @@ impl ObjectAssembly {
                 Ok(()) => piece.status = PieceStatus::Valid,
                 Err(error) => {
                     piece.status = PieceStatus::Corrupt;
-                    defects.push(Defect::Piece { range: piece.range.clone(), what: error.to_string() });
+                    match defects.last_mut() {
+                        // Of a whole answer that was wrong: one read mends it.
+                        Some(Defect::Piece { range, .. }) if range.end == piece.range.start => {
+                            range.end = piece.range.end;
+                        }
+                        _ => {
+                            let range = piece.range.clone();
+                            defects.push(Defect::Piece { range, what: error.to_string() });
+                        }
+                    }
                 }
             }
         }

@@ -77,9 +77,13 @@ impl Session {
             Ok(result) => result,
             Err(_) => Err(Error::protocol("the lookup was not answered before the deadline")),
         };
-        if let Err(error) = result {
-            tracing::warn!(%error, "a lookup failed: the session is a miss");
-            session.lookup_error = Some(error);
+        match result {
+            Ok(()) if looks_up => session.kvasir.lookup_log().answered(),
+            Ok(()) => {}
+            Err(error) => {
+                session.kvasir.lookup_log().failed(&error);
+                session.lookup_error = Some(error);
+            }
         }
         session
     }
