@@ -92,7 +92,8 @@ fn frequencies_are_those_of_transformers() {
     let golden: Value = serde_json::from_str(include_str!("transformers.json")).unwrap();
     let (mut worst, mut phase, mut ropes) = (0f64, 0f64, 0);
     for (case, kinds) in golden["ropes"].as_object().unwrap() {
-        let (name, context) = case.split_once('@').map_or((case.as_str(), None), |(n, c)| (n, c.parse().ok()));
+        let (name, context) =
+            case.split_once('@').map_or((case.as_str(), None), |(n, c)| (n, c.parse().ok()));
         let spec = spec(name, context).unwrap_or_else(|e| panic!("{name}: {e}"));
         for (kind, rope) in kinds.as_object().unwrap() {
             let of_kind = |layer: &&LayerKv| {

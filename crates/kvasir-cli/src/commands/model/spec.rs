@@ -96,7 +96,8 @@ pub(crate) fn run(arguments: &SpecArguments) -> CliResult {
 }
 
 fn refused(path: &Path, error: &HfError) -> CliError {
-    CliError::data(path, error)
+    let advice = "What a config.json leaves open has a flag: --kv-dtype, --pairing, --context.";
+    CliError::new(Exit::Data, format!("{}: {error}", path.display()), advice)
 }
 
 /// Name and commit of the weights whose file lies in a cache of Hugging Face's:

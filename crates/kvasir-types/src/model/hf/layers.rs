@@ -201,7 +201,8 @@ fn reaches(text: &Fields<'_>, architecture: &Architecture, count: usize) -> Resu
             Box::new(move |layer| layer >= first)
         }
         Windows::AllBut(each) => {
-            let each = text.uint("sliding_window_pattern")?.unwrap_or(each).max(1) as usize;
+            let said = text.get("sliding_window_pattern").map(|_| text.required("sliding_window_pattern"));
+            let each = said.transpose()?.unwrap_or(each) as usize;
             Box::new(move |layer| !(layer + 1).is_multiple_of(each))
         }
         Windows::ChunkedRotary => {
