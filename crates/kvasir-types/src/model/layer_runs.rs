@@ -25,7 +25,6 @@ fn one() -> u32 {
     1
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
 fn is_one(count: &u32) -> bool {
     *count == 1
 }

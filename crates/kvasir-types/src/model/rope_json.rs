@@ -35,7 +35,6 @@ struct RopeJson {
     attention_factor: Option<f32>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
 fn is_zero(offset: &u32) -> bool {
     *offset == 0
 }

@@ -228,7 +228,7 @@ fn dynamic(
     }
     let stretch = factor * context as f64 / f64::from(original) - (factor - 1.0);
     let dims = f64::from(plain.rotary_dims);
-    if !(stretch >= 1.0 && stretch < 1e9 && dims > 2.0) {
+    if !((1.0..1e9).contains(&stretch) && dims > 2.0) {
         return Err(own.refused("factor", "must be from 1, and fit the context"));
     }
     Ok(RopeFormula { theta: plain.theta * pow(stretch, dims / (dims - 2.0)), ..plain.clone() })

@@ -167,6 +167,20 @@ fn what_is_not_known_is_refused_by_name() {
     }
 }
 
+#[test]
+fn the_document_names_what_is_known() {
+    let document = include_str!("../../../MODEL-SPEC.md");
+    let known =
+        document.split_once("Known are `model_type` ").expect("a list").1.split_once(". ").expect("an end").0;
+    let mut listed: Vec<_> =
+        known.split([',', ' ', '\n']).filter(|word| !["", "and"].contains(word)).collect();
+    let names = architecture::names();
+    let mut names: Vec<_> = names.split(", ").collect();
+    listed.sort_unstable();
+    names.sort_unstable();
+    assert_eq!(listed, names);
+}
+
 /// Whatever stands in a field, the answer is a spec or an error.
 #[test]
 fn no_configuration_makes_it_panic() {
