@@ -145,10 +145,14 @@ fn list(json: bool) -> CliResult {
             .iter()
             .map(|m| cells(&m.name, format!("{:.3}, {:.3}", m.parameters, m.active_parameters), &m.source)),
     );
-    rows.push(cells("GPU", "10¹² FLOP/s".into(), "source"));
-    rows.extend(
-        GPUS.iter().map(|g| cells(g.name, format!("{}", g.flops.value / 1e12), source(g.flops.source))),
-    );
+    rows.push(cells("GPU", "memory, 10¹² FLOP/s".into(), "source"));
+    rows.extend(GPUS.iter().map(|g| {
+        cells(
+            g.name,
+            format!("{} GB, {}", g.memory.value / 1e9, g.flops.value / 1e12),
+            source(g.flops.source),
+        )
+    }));
     print(&columns(&rows))
 }
 
