@@ -2,7 +2,7 @@
 
 use super::{
     super::{
-        Pairing, Rope, RopeFormula, RopeScaling,
+        Pairing, Rope, RopeError, RopeFormula, RopeScaling,
         precise::{ln, pow},
         rope::yarn_magnitude,
     },
@@ -73,7 +73,16 @@ pub(super) fn read(
         None => (plain, None),
     };
     let rope = Rope::of(pairing(text, architecture, options)?, formula);
-    let rope = rope.map_err(|e| own.unwrap_or(text).refused("rope_theta", e.to_string()))?;
+    let rope = rope.map_err(|error| {
+        let has = |fields: &&Fields<'_>, name| fields.get(name).is_some();
+        let (fields, name) = match error {
+            RopeError::Dims(_) => (text, "head_dim"),
+            RopeError::Theta => (own.filter(|own| has(own, "rope_theta")).unwrap_or(text), "rope_theta"),
+            // Only a factor can give what is no frequency; the lists' lengths were checked.
+            RopeError::Factors { .. } | RopeError::Frequency { .. } => (own.unwrap_or(text), "factor"),
+        };
+        fields.refused(name, error.to_string())
+    })?;
     let attention_factor = attention_factor.map_or(rope.attention_factor, |factor| factor as f32);
     Ok(Rope { attention_factor, ..rope })
 }
@@ -184,6 +193,10 @@ fn scaled(
         "longrope" | "su" => {
             let original = original()?;
             let list = |name| match own.list(name, "a list of numbers", serde_json::Value::as_f64)? {
+                Some(list) if list.len() != plain.rotary_dims as usize / 2 => {
+                    let pairs = plain.rotary_dims / 2;
+                    Err(own.refused(name, format!("must have {pairs} entries, one for each rotary pair")))
+                }
                 Some(list) => Ok(list.into_iter().map(|v| v as f32).collect::<Vec<_>>()),
                 None => Err(own.refused(name, "needed in a rope of type longrope")),
             };

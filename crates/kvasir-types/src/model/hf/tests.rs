@@ -145,6 +145,15 @@ fn what_is_not_known_is_refused_by_name() {
             "rope_scaling.mrope_section: [1]",
         ),
         (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor: missing"),
+        (
+            json!({"rope_scaling": {"type": "linear", "factor": 0}}),
+            "rope_scaling.factor: 0: scaling gives pair 0",
+        ),
+        (
+            json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}),
+            "rope_scaling.short_factor: [1.0]: must have 32 entries",
+        ),
+        (json!({"head_dim": 4096, "num_attention_heads": 2}), "head_dim: 4096: rotary_dims must be"),
         (yarn(("alpha", json!(1))), "rope_scaling.alpha: 1: not known here in a rope of type yarn"),
         (yarn(("truncate", json!("no"))), "rope_scaling.truncate: \"no\""),
         (json!({"rope_parameters": {"sliding_attention": {}}}), "rope_parameters.full_attention: missing"),
