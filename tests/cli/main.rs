@@ -1,6 +1,7 @@
 //! The `kvasir` binary from outside: what a user types, what comes back, and what happens with bad input.
 
 mod demo;
+mod models;
 mod offline;
 mod operate;
 mod service;

@@ -7,8 +7,8 @@ use crate::demo::DemoArguments;
 use crate::{
     commands::{
         admin::AdminCommand, completions::CompletionsArguments, config::ConfigArguments,
-        context::ContextCommand, object::ObjectCommand, plan::PlanArguments, profile::ProfileCommand,
-        selftest::SelftestArguments, serve::ServeArguments, token::TokenArguments,
+        context::ContextCommand, model::ModelCommand, object::ObjectCommand, plan::PlanArguments,
+        profile::ProfileCommand, selftest::SelftestArguments, serve::ServeArguments, token::TokenArguments,
     },
     error::EXIT_CODES,
 };
@@ -46,6 +46,9 @@ pub(crate) enum Command {
     /// Encode, decode and look at chunk objects, without a service.
     #[command(subcommand)]
     Object(ObjectCommand),
+    /// Say what a model's KV cache looks like.
+    #[command(subcommand)]
+    Model(ModelCommand),
     /// Calculate: size of a model's KV, cost of keeping it, the level that fits a link and an SLO.
     Plan(PlanArguments),
     /// Make a bearer token and the entry of the tenants file that lets it in.

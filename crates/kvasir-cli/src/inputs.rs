@@ -29,6 +29,16 @@ pub struct ContextArguments {
     pub kv: Option<PathBuf>,
 }
 
+/// Reads a Hugging Face config.json, or that of a folder, and says where it lies.
+///
+/// # Errors
+/// A file that cannot be read, or is not UTF-8.
+pub fn hf_config(path: &Path) -> CliResult<(PathBuf, String)> {
+    let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    let text = String::from_utf8(read_file(&path)?).map_err(|e| CliError::data(&path, e))?;
+    Ok((path, text))
+}
+
 /// Reads a KV dump.
 ///
 /// # Errors

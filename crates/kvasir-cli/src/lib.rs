@@ -17,6 +17,7 @@ pub mod service;
 mod settings;
 pub mod shipped;
 pub mod training;
+mod units;
 
 use std::process::ExitCode;
 
@@ -56,6 +57,7 @@ fn run(command: &Command) -> CliResult {
         Command::Admin(command) => commands::admin::run(command),
         Command::Profile(command) => commands::profile::run(command),
         Command::Object(command) => commands::object::run(command),
+        Command::Model(command) => commands::model::run(command),
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Token(arguments) => commands::token::run(arguments),
         Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),

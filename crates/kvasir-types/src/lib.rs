@@ -27,8 +27,11 @@ pub use chain::{ChainKey, ChainLink, TokenChain};
 pub use hash::{ModelId, ObjectDigest, ParseHashError, ProfileHash, RootHash, SeqHash};
 pub use limits::{
     BLOCK_TOKENS, CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_MAX, CHUNK_TOKENS_STEP, LAYERS_MAX, LEVELS_MAX,
-    NAME_BYTES_MAX, SPAN_TOKENS,
+    NAME_BYTES_MAX, ROTARY_DIMS_MAX, SPAN_TOKENS,
 };
-pub use model::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope, SpecError, Thinning};
+pub use model::{
+    KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope, RopeError, RopeFormula, RopeScaling,
+    SpecError, Thinning, hf,
+};
 pub use name::{Name, NameError};
 pub use units::{Level, Medium, Plane, TokenRange};

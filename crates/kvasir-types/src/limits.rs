@@ -14,6 +14,9 @@ pub const CHUNK_TOKENS_MAX: usize = 64 * SPAN_TOKENS;
 pub const LEVELS_MAX: usize = 8;
 /// Most layers of a model spec: the largest public models have 126; room for twice that.
 pub const LAYERS_MAX: usize = 256;
+/// Most rotated elements of a head that a formula gives; the widest public models rotate 512. Bounds what a few bytes of
+/// JSON grow to.
+pub const ROTARY_DIMS_MAX: u32 = 1024;
 /// Longest tenant, namespace, model or label name in bytes: a path segment on every store we support.
 pub const NAME_BYTES_MAX: usize = 128;
 

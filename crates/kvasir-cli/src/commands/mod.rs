@@ -4,6 +4,7 @@ pub(crate) mod admin;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod context;
+pub(crate) mod model;
 pub(crate) mod object;
 pub(crate) mod plan;
 pub(crate) mod profile;

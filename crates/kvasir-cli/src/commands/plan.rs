@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kvasir_model::plan::{
-    Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, PRESETS, Plan, Rate, Request, Source, gpu, plan,
-    preset,
+    Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, Plan, Rate, Request, Source, gpu, plan, preset,
+    presets,
 };
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, ModelSpec};
 
@@ -13,25 +13,29 @@ use crate::{
     error::{CliError, CliResult, Exit, read_file},
     inputs,
     output::{bytes, columns, print, print_json},
+    units,
 };
 
 /// Arguments of `kvasir plan`.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArguments {
     /// Name of a well-known model (`kvasir plan --list`), or a model spec as JSON.
-    #[arg(long, value_name = "NAME|FILE", required_unless_present = "list")]
+    #[arg(long, value_name = "NAME|FILE", required_unless_present_any = ["config", "list"])]
     model: Option<String>,
+    /// A Hugging Face config.json, or the folder that has one, in place of a model.
+    #[arg(long, value_name = "FILE|FOLDER", conflicts_with = "model")]
+    config: Option<PathBuf>,
     /// Print the known models and GPUs, with sources.
     #[arg(long)]
     list: bool,
     /// Tokens of the context.
     #[arg(long, default_value_t = 8192)]
     tokens: u64,
-    /// Bandwidths of the links in question, in Gb/s, separated by commas.
-    #[arg(long, value_name = "GBPS", value_delimiter = ',', default_values_t = [3.0])]
+    /// Bandwidths of the links in question with their units, separated by commas: 3gbit, 400MB/s.
+    #[arg(long, value_delimiter = ',', value_parser = units::bandwidth, default_value = "3gbit")]
     bandwidth: Vec<f64>,
-    /// Time to first token to meet, in milliseconds.
-    #[arg(long, value_name = "MS")]
+    /// Time to first token to meet, with its unit: 250ms, 1s.
+    #[arg(long, value_name = "TIME", value_parser = units::seconds)]
     slo: Option<f64>,
     /// GPU that would compute the context otherwise.
     #[arg(long, default_value = "h100")]
@@ -39,7 +43,7 @@ pub(crate) struct PlanArguments {
     /// GPUs that compute one request together.
     #[arg(long, default_value_t = 1)]
     gpus: u32,
-    /// Parameters a token passes through, in 10⁹; needed with a model spec.
+    /// Parameters a token passes through, in 10⁹; needed with a model spec, which does not have them.
     #[arg(long, value_name = "BILLIONS")]
     parameters: Option<f64>,
     /// A profile whose measured levels count. Without it: the shipped one for kvasir-tiny, assumptions for others.
@@ -52,13 +56,13 @@ pub(crate) struct PlanArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
-    let Some(name) = arguments.model.as_deref().filter(|_| !arguments.list) else {
+    if arguments.list {
         return list(arguments.json);
-    };
-    if !arguments.bandwidth.iter().all(|gbps| gbps.is_finite() && *gbps > 0.0) || arguments.tokens == 0 {
-        return Err(usage("--bandwidth and --tokens must be above 0"));
     }
-    let model = model(name, arguments.parameters)?;
+    if arguments.tokens == 0 {
+        return Err(usage("--tokens must be above 0"));
+    }
+    let model = model(arguments)?;
     let card = gpu(&arguments.gpu)
         .ok_or_else(|| usage(format!("no GPU is called {}; see `kvasir plan --list`", arguments.gpu)))?;
     let answer = plan(Request {
@@ -66,8 +70,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
         model,
         tokens: arguments.tokens,
         chunk_tokens: CHUNK_TOKENS_DEFAULT as u64,
-        bandwidths: arguments.bandwidth.iter().map(|gbps| Rate::assumed(gbps * 1e9)).collect(),
-        slo: arguments.slo.map(|ms| ms / 1e3),
+        bandwidths: arguments.bandwidth.iter().map(|bits| Rate::assumed(*bits)).collect(),
+        slo: arguments.slo,
         deployment: Deployment { gpus: arguments.gpus.max(1), ..Deployment::on(*card) },
     });
     if arguments.json { print_json(&answer) } else { print(&text(&answer)) }
@@ -77,20 +81,34 @@ fn usage(message: impl std::fmt::Display) -> CliError {
     CliError::new(Exit::Data, message, "")
 }
 
-fn model(name: &str, parameters: Option<f64>) -> CliResult<ModelPreset> {
+fn model(arguments: &PlanArguments) -> CliResult<ModelPreset> {
+    if let Some(path) = &arguments.config {
+        let (path, config) = inputs::hf_config(path)?;
+        let name = path.display().to_string();
+        let model = ModelPreset::from_config(&name, &config).map_err(|e| CliError::data(&path, e))?;
+        return Ok(with_parameters(model, arguments.parameters));
+    }
+    let name = arguments.model.as_deref().unwrap_or_default();
     if let Some(known) = preset(name) {
-        return Ok(known.clone());
+        return Ok(with_parameters(known.clone(), arguments.parameters));
     }
     let path = Path::new(name);
     if !path.exists() {
         return Err(usage(format!("{name} is neither a known model nor a file; see `kvasir plan --list`")));
     }
-    let spec: ModelSpec = serde_json::from_slice(&read_file(path)?)
-        .map_err(|e| CliError::data(path, format!("no model spec: {e}")))?;
+    let spec: ModelSpec = serde_json::from_slice(&read_file(path)?).map_err(|e| {
+        let advice = "A Hugging Face config.json goes to --config.";
+        CliError::new(Exit::Data, format!("{}: no model spec: {e}", path.display()), advice)
+    })?;
     spec.validate().map_err(|e| CliError::data(path, e))?;
-    let parameters =
-        parameters.ok_or_else(|| usage("a model spec does not say how many parameters; add --parameters"))?;
+    let parameters = arguments
+        .parameters
+        .ok_or_else(|| usage("a model spec does not say how many parameters; add --parameters"))?;
     Ok(ModelPreset::from_spec(&spec, parameters, u64::MAX))
+}
+
+fn with_parameters(model: ModelPreset, given: Option<f64>) -> ModelPreset {
+    ModelPreset { active_parameters: given.unwrap_or(model.active_parameters), ..model }
 }
 
 /// Levels of a profile are measured; without one, sizes are the CacheGen paper's (2.29 bits an element on
@@ -118,15 +136,23 @@ fn levels(model: &ModelPreset, profile: Option<&Path>) -> CliResult<Vec<LevelRat
 
 fn list(json: bool) -> CliResult {
     if json {
-        return print_json(&serde_json::json!({ "models": PRESETS, "gpus": GPUS }));
+        return print_json(&serde_json::json!({ "models": presets(), "gpus": GPUS }));
     }
     let cells = |a: &str, b: String, c: &str| vec![a.to_owned(), b, c.to_owned()];
-    let mut rows = vec![cells("model", "10⁹ active".into(), "source")];
-    rows.extend(PRESETS.iter().map(|m| cells(&m.name, format!("{}", m.active_parameters), &m.source)));
-    rows.push(cells("GPU", "10¹² FLOP/s".into(), "source"));
+    let mut rows = vec![cells("model", "10⁹, active".into(), "source")];
     rows.extend(
-        GPUS.iter().map(|g| cells(g.name, format!("{}", g.flops.value / 1e12), source(g.flops.source))),
+        presets()
+            .iter()
+            .map(|m| cells(&m.name, format!("{:.3}, {:.3}", m.parameters, m.active_parameters), &m.source)),
     );
+    rows.push(cells("GPU", "memory, 10¹² FLOP/s".into(), "source"));
+    rows.extend(GPUS.iter().map(|g| {
+        cells(
+            g.name,
+            format!("{} GB, {}", g.memory.value / 1e9, g.flops.value / 1e12),
+            source(g.flops.source),
+        )
+    }));
     print(&columns(&rows))
 }
 
@@ -139,7 +165,7 @@ const fn source(source: Source) -> &'static str {
 }
 
 fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
-    let title = format!("over {} Gb/s", link.bandwidth.value / 1e9);
+    let title = format!("over {} gbit/s", link.bandwidth.value / 1e9);
     let mut rows =
         vec![[title.as_str(), "bytes", "seconds", "fits", "bits/element"].map(str::to_owned).to_vec()];
     for (index, way) in link.ways.iter().enumerate() {
@@ -156,6 +182,28 @@ fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
     rows
 }
 
+/// What makes the plan one for machines or contexts that are not these.
+fn warnings(plan: &Plan) -> String {
+    let Request { model, deployment: d, tokens, .. } = &plan.request;
+    let mut text = String::new();
+    if plan.gpus_needed > u64::from(d.gpus) {
+        text += &format!(
+            "does not fit  {} of weights ({} bits a parameter) and this KV need {} {}s of {} each, not {}: times below are \
+             arithmetic only\n",
+            bytes(plan.weight_bytes),
+            model.weight_bits,
+            plan.gpus_needed,
+            d.gpu.name,
+            bytes(d.gpu.memory.value as u64),
+            d.gpus,
+        );
+    }
+    if *tokens > model.context {
+        text += &format!("too long      the model's longest context has {} tokens\n", model.context);
+    }
+    text
+}
+
 fn text(plan: &Plan) -> String {
     let r = &plan.request;
     let d = &r.deployment;
@@ -168,13 +216,14 @@ fn text(plan: &Plan) -> String {
         |n| format!("above {n:.4} reuses a month"),
     );
     format!(
-        "{} ({}), {} tokens\nKV a token   {}\nKV           {}\nstored       {} in all levels\n\n{}\n\n\
+        "{} ({}), {} tokens\n{}KV a token   {}\nKV           {}\nstored       {} in all levels\n\n{}\n\n\
          recompute    {:.3e} FLOP, {:.4} s, ${:.6} on {} {} ({} % of {:.0} TFLOP/s, the share {})\n\
          a month      ${:.6} to keep, ${:.8} a load\nkeeping pays {reuses}\n\
          Rates: bandwidth as given; GPU-hour ${} {}; GB-month ${} {}; round trip {} s {}; decoding {:.0e} B/s {}.",
         r.model.name,
         r.model.source,
         r.tokens,
+        warnings(plan),
         size(&plan.bytes_per_token),
         size(&plan.bytes),
         bytes(plan.bytes_stored),

@@ -1,6 +1,6 @@
 //! `config.json` in Hugging Face's Llama vocabulary, narrowed to what the engine runs.
 
-use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope};
+use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, ROTARY_DIMS_MAX, Reuse, Rope};
 use serde::Deserialize;
 
 use crate::error::ConfigError;
@@ -98,6 +98,9 @@ impl LlamaConfig {
         if head_dim == 0 || !head_dim.is_multiple_of(2) {
             return Err(ConfigError::Shape("head_dim must be even and positive"));
         }
+        if head_dim > ROTARY_DIMS_MAX as usize || !(raw.rope_theta > 1.0 && raw.rope_theta.is_finite()) {
+            return Err(ConfigError::Shape("head_dim must be at most 1024 and rope_theta above 1"));
+        }
         let sizes = [raw.hidden_size, raw.intermediate_size, raw.vocab_size, raw.max_position_embeddings];
         if sizes.into_iter().any(|n| n == 0 || n > 1 << 24) {
             return Err(ConfigError::Shape("sizes must be 1 to 2^24"));
@@ -192,6 +195,8 @@ mod tests {
             ("\"float16\"", "\"int4\"", "torch_dtype"),
             ("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", "num_key_value_heads"),
             ("\"head_dim\": 64", "\"head_dim\": 63", "head_dim"),
+            ("\"head_dim\": 64", "\"head_dim\": 2048", "head_dim"),
+            ("\"rope_theta\": 10000.0", "\"rope_theta\": 0.5", "rope_theta"),
             ("\"num_hidden_layers\": 8", "\"num_hidden_layers\": 0", "layers"),
             ("\"vocab_size\": 2048", "\"vocab_size\": 0", "sizes"),
         ];

@@ -7,8 +7,10 @@
 //! | metadata `model_spec` | | JSON of [`ModelSpec`] |
 //!
 //! MLA layers have the latent as `k.{layer}` `[1, tokens, latent]` and the rotary key as `v.{layer}`; layers
-//! without a cache have no tensors. A type wider than the model's is fine where its values are the model's. Other tensors and metadata are ignored. Files are read as hostile bytes:
-//! sizes are checked before anything is allocated by them.
+//! without a cache have no tensors. A type wider than the model's is fine where its values are the model's. Layers with a
+//! window have rows of all tokens, too, not of the last ones alone: any prefix may be loaded, and each needs the window
+//! before its own end. A `k.` or `v.` of a layer that the spec does not have is an error; other tensors and metadata are
+//! ignored. Files are read as hostile bytes: sizes are checked before anything is allocated by them.
 
 mod read;
 mod write;
@@ -79,6 +81,12 @@ pub enum DumpError {
     /// A tensor that the spec asks for is not there.
     #[error("tensor `{name}` is missing")]
     Missing {
+        /// Its name.
+        name: String,
+    },
+    /// A tensor of a layer that has no such plane.
+    #[error("tensor `{name}` is of no layer with a cache that the spec has")]
+    Unexpected {
         /// Its name.
         name: String,
     },

@@ -1,6 +1,6 @@
 //! Reading, byte by hostile byte.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{collections::BTreeSet, fs::File, io::Read, path::Path};
 
 use half::{bf16, f16};
 use kvasir_codec::KvBuffer;
@@ -37,6 +37,7 @@ pub fn parse_dump(bytes: &[u8]) -> Result<KvDump, DumpError> {
     spec.validate()?;
     let file = SafeTensors::deserialize(bytes)?;
     let tokens = read_tokens(&tensor(&file, TOKENS_NAME)?)?;
+    check_names(&file, &spec)?;
     // Every tensor is checked before the buffer is allocated, so its size is bounded by the file's.
     for_each_plane(&spec, |layer, plane, (heads, dim)| {
         check_plane(&file, &tensor_name(layer, plane), &[heads, tokens.len(), dim])
@@ -53,6 +54,20 @@ pub fn parse_dump(bytes: &[u8]) -> Result<KvDump, DumpError> {
         Ok(())
     })?;
     Ok(KvDump { spec, tokens, kv })
+}
+
+/// Whether every tensor of a plane is one of the spec's: a file of more layers is of another model.
+fn check_names(file: &SafeTensors<'_>, spec: &ModelSpec) -> Result<(), DumpError> {
+    let mut expected = BTreeSet::new();
+    for_each_plane(spec, |layer, plane, _| {
+        expected.insert(tensor_name(layer, plane));
+        Ok(())
+    })?;
+    let of_plane = |name: &&str| name.starts_with("k.") || name.starts_with("v.");
+    match file.names().into_iter().filter(of_plane).find(|name| !expected.contains(*name)) {
+        Some(name) => Err(DumpError::Unexpected { name: name.to_owned() }),
+        None => Ok(()),
+    }
 }
 
 /// Visits the planes that have a cache, with `(heads, elements of a head)`.

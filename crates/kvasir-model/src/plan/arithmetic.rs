@@ -18,7 +18,7 @@ pub struct KvBytes {
 
 impl KvBytes {
     fn of(elements: u64) -> Self {
-        Self { fp16: elements * 2, fp8: elements, int4: elements.div_ceil(2) }
+        Self { fp16: elements.saturating_mul(2), fp8: elements, int4: elements.div_ceil(2) }
     }
 }
 
@@ -29,11 +29,12 @@ fn layer_elements(run: &LayerRun, tokens: u64) -> u64 {
         KvLayout::SlidingWindow { window, .. } => tokens.min(u64::from(window)),
         KvLayout::Gqa { .. } | KvLayout::Mla { .. } | KvLayout::None => tokens,
     };
-    per_token * held
+    per_token.saturating_mul(held)
 }
 
 fn elements_at(model: &ModelPreset, tokens: u64) -> u64 {
-    model.layers.iter().map(|run| u64::from(run.count) * layer_elements(run, tokens)).sum()
+    let run = |run: &LayerRun| u64::from(run.count).saturating_mul(layer_elements(run, tokens));
+    model.layers.iter().map(run).fold(0, u64::saturating_add)
 }
 
 /// Bytes of a model's KV after `tokens` tokens.
@@ -72,6 +73,8 @@ pub fn plan(request: Request) -> Plan {
     let month_cost = bytes_stored as f64 / 1e9 * d.gigabyte_month.value;
     let saved = recompute_cost - load_cost;
 
+    let weight_bytes = (model.parameters * 1e9 * model.weight_bits / 8.0) as u64;
+    let gpus_needed = (weight_bytes.saturating_add(bytes.fp16) as f64 / d.gpu.memory.value).ceil() as u64;
     let context = Context { elements, bytes, recompute_seconds };
     let links =
         request.bandwidths.iter().map(|bandwidth| link_plan(&request, &context, *bandwidth)).collect();
@@ -79,6 +82,8 @@ pub fn plan(request: Request) -> Plan {
         bytes_per_token: KvBytes::of(elements_at(model, 1)),
         bytes,
         bytes_stored,
+        weight_bytes,
+        gpus_needed,
         prefill_flops: flops,
         recompute_seconds,
         recompute_cost,
@@ -120,7 +125,7 @@ fn link_plan(request: &Request, context: &Context, bandwidth: Rate) -> LinkPlan 
     let within_slo = within(context.recompute_seconds);
     ways.push(Way {
         name: "recompute".to_owned(),
-        bytes: request.tokens * 4,
+        bytes: request.tokens.saturating_mul(4),
         seconds: context.recompute_seconds,
         within_slo,
     });

@@ -8,6 +8,7 @@
 //! - prefill: `2 × active parameters × tokens + 2 × layers × heads × head_dim × tokens²` FLOP (causal attention,
 //!   scores and values), over the GPU's peak × the share of it that prefill reaches;
 //! - load: `round trip + bytes ÷ bandwidth`, decoding overlapped with it and bounded by the decoder's rate;
+//! - weights: `parameters × bits a parameter`; they and one context's KV have to fit the GPUs;
 //! - a month of keeping pays when reuses × (recompute cost − fetch cost) exceed it (CacheGen §8).
 
 mod arithmetic;
@@ -16,7 +17,7 @@ mod presets;
 use serde::Serialize;
 
 pub use arithmetic::{KvBytes, bytes_at, plan, prefill_flops};
-pub use presets::{GPUS, Gpu, LayerRun, ModelPreset, PRESETS, gpu, preset};
+pub use presets::{GPUS, Gpu, LayerRun, ModelPreset, gpu, preset, presets};
 
 /// Where a number comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -136,6 +137,10 @@ pub struct Plan {
     pub bytes: KvBytes,
     /// Bytes stored: all levels.
     pub bytes_stored: u64,
+    /// Bytes of the model's weights as they are stored.
+    pub weight_bytes: u64,
+    /// GPUs of the named kind that hold the weights and this context's KV in 16 bits.
+    pub gpus_needed: u64,
     /// Prefill FLOP of the context.
     pub prefill_flops: f64,
     /// Seconds to recompute it.

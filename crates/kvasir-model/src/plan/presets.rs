@@ -1,11 +1,15 @@
 //! Well-known models and GPUs, each with where its numbers stand.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::LazyLock};
 
-use kvasir_types::{KvLayout, ModelSpec};
+use kvasir_types::{
+    KvDtype, KvLayout, ModelSpec,
+    hf::{HfError, HfOptions},
+};
 use serde::Serialize;
 
 use super::Rate;
+use crate::config::ModelSizes;
 
 /// A run of equal layers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -23,8 +27,12 @@ pub struct ModelPreset {
     pub name: Cow<'static, str>,
     /// Layers by kind; the order among kinds does not matter to sizes.
     pub layers: Cow<'static, [LayerRun]>,
+    /// All parameters, in units of 10⁹.
+    pub parameters: f64,
     /// Parameters that a token passes through, in units of 10⁹.
     pub active_parameters: f64,
+    /// Bits a parameter as the weights are stored.
+    pub weight_bits: f64,
     /// Query heads × elements of a head, for the attention's FLOP.
     pub query_elements: u64,
     /// Longest context in tokens.
@@ -37,18 +45,10 @@ const fn gqa(count: u32, kv_heads: u32, head_dim: u32) -> LayerRun {
     LayerRun { count, layout: KvLayout::Gqa { kv_heads, head_dim } }
 }
 
-const fn window(count: u32, kv_heads: u32, head_dim: u32, window: u32) -> LayerRun {
-    LayerRun { count, layout: KvLayout::SlidingWindow { kv_heads, head_dim, window } }
-}
-
-const fn mla(count: u32, latent: u32, rope_dims: u32) -> LayerRun {
-    LayerRun { count, layout: KvLayout::Mla { latent, rope_dims } }
-}
-
-const fn model(
+const fn dense(
     name: &'static str,
     layers: &'static [LayerRun],
-    active_parameters: f64,
+    parameters: f64,
     query_elements: u64,
     context: u64,
     source: &'static str,
@@ -56,35 +56,67 @@ const fn model(
     ModelPreset {
         name: Cow::Borrowed(name),
         layers: Cow::Borrowed(layers),
-        active_parameters,
+        parameters,
+        active_parameters: parameters,
+        weight_bits: 16.0,
         query_elements,
         context,
         source: Cow::Borrowed(source),
     }
 }
 
+/// Equal neighbours as one run.
+fn runs(spec: &ModelSpec) -> Cow<'static, [LayerRun]> {
+    let run = |layers: &[kvasir_types::LayerKv]| {
+        layers.first().map(|layer| LayerRun { count: layers.len() as u32, layout: layer.layout })
+    };
+    spec.layers.chunk_by(|a, b| a.layout == b.layout).filter_map(run).collect()
+}
+
 impl ModelPreset {
     /// A model that is no preset, from its spec. Query heads are not in a spec; as many elements as the widest
     /// plane of KV has are counted, which understates the attention's FLOP of a GQA model a little.
-    pub fn from_spec(spec: &ModelSpec, active_parameters: f64, context: u64) -> Self {
-        let layers = spec.layers.iter().map(|layer| LayerRun { count: 1, layout: layer.layout });
+    pub fn from_spec(spec: &ModelSpec, parameters: f64, context: u64) -> Self {
         let widest =
             spec.layers.iter().flat_map(|layer| layer.layout.planes()).map(|(heads, dim)| heads * dim);
         Self {
             name: Cow::Owned(spec.weights.clone()),
-            layers: layers.collect(),
-            active_parameters,
+            layers: runs(spec),
+            parameters,
+            active_parameters: parameters,
+            weight_bits: 16.0,
             query_elements: widest.max().unwrap_or(0) as u64,
             context,
             source: Cow::Borrowed("the given model spec"),
         }
     }
+
+    /// A model that is no preset, from the text of its Hugging Face `config.json`.
+    ///
+    /// # Errors
+    /// As [`ModelSpec::from_hf`].
+    pub fn from_config(name: &str, config: &str) -> Result<Self, HfError> {
+        // Sizes are the same for every length and every type of 16 bits.
+        let options = HfOptions { kv_dtype: Some(KvDtype::Bf16), context: Some(1), ..HfOptions::default() };
+        let spec = ModelSpec::from_hf(config, &options)?;
+        let sizes = ModelSizes::from_hf(config).map_err(|e| HfError::Json(e.to_string()))?;
+        Ok(Self {
+            name: Cow::Owned(name.to_owned()),
+            layers: runs(&spec),
+            parameters: sizes.parameters,
+            active_parameters: sizes.active_parameters,
+            weight_bits: sizes.weight_bits,
+            query_elements: sizes.query_elements,
+            context: sizes.context,
+            source: Cow::Borrowed("the given config.json"),
+        })
+    }
 }
 
-/// The presets, by family. Shapes and contexts are those of the named `config.json`, parameters of its card.
-pub static PRESETS: &[ModelPreset] = &[
-    model("llama-2-7b", &[gqa(32, 32, 128)], 6.74, 4096, 4096, "meta-llama/Llama-2-7b-hf config.json (MHA)"),
-    model(
+/// Presets that are no file in `configs`. Shapes and contexts are those of the named `config.json`, parameters of its card.
+const TABLE: &[ModelPreset] = &[
+    dense("llama-2-7b", &[gqa(32, 32, 128)], 6.74, 4096, 4096, "meta-llama/Llama-2-7b-hf config.json (MHA)"),
+    dense(
         "llama-2-13b",
         &[gqa(40, 40, 128)],
         13.0,
@@ -92,64 +124,79 @@ pub static PRESETS: &[ModelPreset] = &[
         4096,
         "meta-llama/Llama-2-13b-hf config.json (MHA)",
     ),
-    model("llama-2-70b", &[gqa(80, 8, 128)], 69.0, 8192, 4096, "meta-llama/Llama-2-70b-hf config.json"),
-    model("codellama-34b", &[gqa(48, 8, 128)], 33.7, 8192, 16384, "codellama/CodeLlama-34b-hf config.json"),
-    model("llama-3-8b", &[gqa(32, 8, 128)], 8.03, 4096, 8192, "meta-llama/Meta-Llama-3-8B config.json"),
-    model("llama-3-70b", &[gqa(80, 8, 128)], 70.6, 8192, 8192, "meta-llama/Meta-Llama-3-70B config.json"),
-    model("llama-3.1-8b", &[gqa(32, 8, 128)], 8.03, 4096, 131_072, "meta-llama/Llama-3.1-8B config.json"),
-    model("llama-3.1-70b", &[gqa(80, 8, 128)], 70.6, 8192, 131_072, "meta-llama/Llama-3.1-70B config.json"),
-    model(
-        "llama-3.1-405b",
-        &[gqa(126, 8, 128)],
-        405.9,
-        16384,
-        131_072,
-        "meta-llama/Llama-3.1-405B config.json",
-    ),
-    model("mistral-7b", &[gqa(32, 8, 128)], 7.24, 4096, 32768, "mistralai/Mistral-7B-v0.3 config.json"),
-    model(
-        "mistral-7b-v0.1",
-        &[window(32, 8, 128, 4096)],
-        7.24,
-        4096,
-        32768,
-        "mistralai/Mistral-7B-v0.1 config.json (sliding window 4096)",
-    ),
-    model(
-        "mixtral-8x7b",
-        &[gqa(32, 8, 128)],
-        12.9,
-        4096,
-        32768,
-        "mistralai/Mixtral-8x7B-v0.1 config.json; active parameters: arXiv 2401.04088",
-    ),
-    model("qwen2-7b", &[gqa(28, 4, 128)], 7.62, 3584, 131_072, "Qwen/Qwen2-7B config.json"),
-    model("qwen2-72b", &[gqa(80, 8, 128)], 72.7, 8192, 131_072, "Qwen/Qwen2-72B config.json"),
-    model(
-        "gemma-2-9b",
-        &[gqa(21, 8, 256), window(21, 8, 256, 4096)],
-        9.24,
-        4096,
-        8192,
-        "google/gemma-2-9b config.json (every other layer: sliding window 4096)",
-    ),
-    model("falcon-7b", &[gqa(32, 1, 64)], 7.22, 4544, 2048, "tiiuae/falcon-7b config.json (MQA)"),
-    model("bloom-176b", &[gqa(70, 112, 128)], 176.2, 14336, 2048, "bigscience/bloom config.json (MHA)"),
-    model(
-        "deepseek-v3",
-        &[mla(61, 512, 64)],
-        37.0,
-        // Scores run over 128 + 64 elements, values over 128: (192 + 128) / 2 × 128 heads.
-        20480,
-        163_840,
-        "deepseek-ai/DeepSeek-V3 config.json (MLA); active parameters: arXiv 2412.19437",
-    ),
-    model("kvasir-tiny", &[gqa(8, 2, 64)], 0.00603, 256, 1024, "assets/kvasir-tiny/README.md"),
+    dense("llama-2-70b", &[gqa(80, 8, 128)], 69.0, 8192, 4096, "meta-llama/Llama-2-70b-hf config.json"),
+    dense("codellama-34b", &[gqa(48, 8, 128)], 33.7, 8192, 16384, "codellama/CodeLlama-34b-hf config.json"),
+    dense("llama-3-8b", &[gqa(32, 8, 128)], 8.03, 4096, 8192, "meta-llama/Meta-Llama-3-8B config.json"),
+    dense("llama-3-70b", &[gqa(80, 8, 128)], 70.6, 8192, 8192, "meta-llama/Meta-Llama-3-70B config.json"),
+    dense("qwen2-7b", &[gqa(28, 4, 128)], 7.62, 3584, 131_072, "Qwen/Qwen2-7B config.json"),
+    dense("qwen2-72b", &[gqa(80, 8, 128)], 72.7, 8192, 131_072, "Qwen/Qwen2-72B config.json"),
+    dense("bloom-176b", &[gqa(70, 112, 128)], 176.2, 14336, 2048, "bigscience/bloom config.json (MHA)"),
+    dense("kvasir-tiny", &[gqa(8, 2, 64)], 0.00603, 256, 1024, "assets/kvasir-tiny/README.md"),
 ];
+
+macro_rules! configs {
+    ($($name:literal),* $(,)?) => {
+        /// Published configurations, by preset. `_source` in each says where it is from.
+        const CONFIGS: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../configs/", $name, ".json")))),*];
+    };
+}
+
+configs!(
+    "deepseek-r1",
+    "deepseek-v3",
+    "deepseek-v3.1",
+    "devstral-small-2",
+    "falcon-7b",
+    "gemma-2-9b",
+    "gemma-3-12b",
+    "glm-4-9b",
+    "glm-4.5-air",
+    "gpt-neox-20b",
+    "gpt-oss-120b",
+    "gpt-oss-20b",
+    "kimi-k2",
+    "llama-3.1-405b",
+    "llama-3.1-70b",
+    "llama-3.1-8b",
+    "llama-4-maverick",
+    "llama-4-scout",
+    "minimax-m2.5",
+    "mistral-7b",
+    "mistral-7b-v0.1",
+    "mixtral-8x22b",
+    "mixtral-8x7b",
+    "olmo-2-7b",
+    "olmo-3.1-32b",
+    "phi-3.5-vision",
+    "phi-4",
+    "qwen2.5-7b",
+    "qwen3-235b-a22b",
+    "qwen3-30b-a3b",
+    "qwen3-32b",
+    "qwen3-8b",
+    "smollm3-3b",
+);
+
+static PRESETS: LazyLock<Vec<ModelPreset>> = LazyLock::new(|| {
+    let parsed = CONFIGS.iter().map(|(name, text)| {
+        let mut preset = ModelPreset::from_config(name, text).expect("a test reads every configuration");
+        let json: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+        preset.source = json["_source"].as_str().unwrap_or_default().to_owned().into();
+        preset
+    });
+    let mut all: Vec<_> = TABLE.iter().cloned().chain(parsed).collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+});
+
+/// The known models, by name.
+pub fn presets() -> &'static [ModelPreset] {
+    &PRESETS
+}
 
 /// The preset of a name.
 pub fn preset(name: &str) -> Option<&'static ModelPreset> {
-    PRESETS.iter().find(|preset| preset.name == name)
+    presets().iter().find(|preset| preset.name == name)
 }
 
 /// A GPU as the arithmetic sees it.
@@ -157,19 +204,37 @@ pub fn preset(name: &str) -> Option<&'static ModelPreset> {
 pub struct Gpu {
     /// Name to ask for.
     pub name: &'static str,
+    /// Memory, bytes.
+    pub memory: Rate,
     /// Peak dense 16-bit FLOP a second.
     pub flops: Rate,
     /// Dollars an hour.
     pub hour: Rate,
 }
 
-/// Peaks are the makers' dense bf16 (A40: fp16) figures; prices are round figures of mid-2025 clouds.
+const fn card(name: &'static str, gigabytes: f64, teraflops: f64, hour: f64) -> Gpu {
+    Gpu {
+        name,
+        memory: Rate::published(gigabytes * 1e9),
+        flops: Rate::published(teraflops * 1e12),
+        hour: Rate::assumed(hour),
+    }
+}
+
+/// Memory and peaks are those of one GPU in the makers' data sheets, dense bf16 (A40: fp16): of NVIDIA's HGX B200 and
+/// B300, GB200 NVL72 and RTX PRO 6000 Blackwell, and of AMD's MI300X and MI355X. Prices are round figures.
 pub static GPUS: &[Gpu] = &[
-    Gpu { name: "h200", flops: Rate::published(989e12), hour: Rate::assumed(3.5) },
-    Gpu { name: "h100", flops: Rate::published(989e12), hour: Rate::assumed(3.0) },
-    Gpu { name: "a100", flops: Rate::published(312e12), hour: Rate::assumed(1.8) },
-    Gpu { name: "l40s", flops: Rate::published(362e12), hour: Rate::assumed(1.2) },
-    Gpu { name: "a40", flops: Rate::published(149.7e12), hour: Rate::assumed(0.6) },
+    card("b300", 288.0, 2250.0, 6.0),
+    card("gb200", 186.0, 2500.0, 6.0),
+    card("b200", 180.0, 2250.0, 5.0),
+    card("h200", 141.0, 989.0, 3.5),
+    card("h100", 80.0, 989.0, 3.0),
+    card("a100", 80.0, 312.0, 1.8),
+    card("l40s", 48.0, 362.0, 1.2),
+    card("a40", 48.0, 149.7, 0.6),
+    card("rtx-pro-6000", 96.0, 503.8, 1.8),
+    card("mi355x", 288.0, 2516.6, 4.0),
+    card("mi300x", 192.0, 1307.4, 2.5),
 ];
 
 /// The GPU of a name.

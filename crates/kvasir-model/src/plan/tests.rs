@@ -80,7 +80,7 @@ fn keeping_pays_above_the_break_even() {
 
 #[test]
 fn presets_are_distinct_and_sourced() {
-    let names: std::collections::BTreeSet<_> = PRESETS.iter().map(|p| p.name.as_ref()).collect();
-    assert_eq!(names.len(), PRESETS.len());
-    assert!(PRESETS.iter().all(|p| !p.source.is_empty() && p.active_parameters > 0.0 && p.context > 0));
+    let names: std::collections::BTreeSet<_> = presets().iter().map(|p| p.name.as_ref()).collect();
+    assert_eq!(names.len(), presets().len());
+    assert!(presets().iter().all(|p| !p.source.is_empty() && p.active_parameters > 0.0 && p.context > 0));
 }

@@ -11,9 +11,9 @@ use kvasir_store::{
     StoreError,
     layout::{ChunkKey, Key},
 };
-use kvasir_types::{BLOCK_TOKENS, ModelId, ModelSpec, Name, Reuse, RootHash, SeqHash, TokenChain};
+use kvasir_types::{BLOCK_TOKENS, LayerKv, ModelId, ModelSpec, Name, Reuse, RootHash, SeqHash, TokenChain};
 use object_store::ObjectMeta;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     bucket::Bucket,
@@ -350,9 +350,21 @@ fn at_ms(meta: &ObjectMeta) -> Option<u64> {
     u64::try_from(meta.last_modified.timestamp_millis()).ok()
 }
 
-/// The fields in which two specs differ, as paths.
+/// The fields in which two specs differ, as paths: of each layer, and of ropes as both have them.
 fn differences(asked: &ModelSpec, stored: &ModelSpec) -> Vec<FieldDifference> {
-    let json = |spec: &ModelSpec| serde_json::to_value(spec).unwrap_or_default();
+    let (mut asked, mut stored) = (asked.clone(), stored.clone());
+    for (a, b) in asked.ropes.iter_mut().zip(&mut stored.ropes) {
+        if a == b || a.formula.is_none() || b.formula.is_none() {
+            (a.formula, b.formula) = (None, None);
+        }
+    }
+    let json = |spec: &ModelSpec| {
+        let layer = |layer: &LayerKv| json!({"layout": layer.layout, "rope": layer.rope});
+        let mut json = serde_json::to_value(spec).unwrap_or_default();
+        json["layers"] = spec.layers.iter().map(layer).collect();
+        json
+    };
+    let (asked, stored) = (&asked, &stored);
     let mut found = Vec::new();
     differ(String::new(), &json(asked), &json(stored), &mut found);
     found

@@ -1,8 +1,18 @@
 //! What a model's KV cache looks like, exactly enough that engines which agree on it may share bytes.
+//!
+//! The JSON of a spec is documented field by field, with examples, in `MODEL-SPEC.md` of this crate.
+
+pub mod hf;
+mod layer_runs;
+mod precise;
+mod rope;
+mod rope_json;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{LAYERS_MAX, ModelId, hash::FieldHasher};
+
+pub use rope::{Pairing, Rope, RopeError, RopeFormula, RopeScaling};
 
 /// Identity and layout of a model's KV cache. Hashes to [`ModelId`]; holds nothing about tensor or pipeline
 /// parallelism.
@@ -20,9 +30,11 @@ pub struct ModelSpec {
     /// Type of the cached values.
     pub kv_dtype: KvDtype,
     /// Rotary embeddings that layers refer to by index.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "rope_json::ropes")]
     pub ropes: Vec<Rope>,
-    /// One entry per layer, in order.
+    /// One entry per layer, in order. In JSON equal neighbours are one entry with a `count`.
+    #[serde(with = "layer_runs")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<layer_runs::LayerRun>))]
     pub layers: Vec<LayerKv>,
     /// Method by which tokens were dropped, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,14 +73,11 @@ impl KvDtype {
 }
 
 /// One layer's cache.
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerKv {
     /// Shape of the layer's cache.
     pub layout: KvLayout,
     /// Index into [`ModelSpec::ropes`]; absent where keys are not rotated.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope: Option<u8>,
 }
 
@@ -114,57 +123,6 @@ impl KvLayout {
             Self::Mla { latent, rope_dims } => [(1, latent as usize), (1, rope_dims as usize)],
             Self::None => [(0, 0); 2],
         }
-    }
-}
-
-/// How rotary pairs lie in a head.
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pairing {
-    /// Element `i` pairs with `i + rotary_dims / 2` (Hugging Face Llama).
-    Half,
-    /// Element `2 i` pairs with `2 i + 1` (original Llama, GPT-J).
-    Interleaved,
-}
-
-/// A *resolved* rotary embedding: no formula is left to be re-derived differently elsewhere.
-///
-/// Phase of pair `i` at position `p` is `p × freqs[i] mod 2^64`, in units of `2^-64` turn: exact integers.
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Rope {
-    /// How pairs lie in a head.
-    pub pairing: Pairing,
-    /// First rotated element of a head.
-    #[serde(default)]
-    pub offset: u32,
-    /// Frequencies as fractions of a turn, one per pair; `rotary_dims = 2 × freqs.len()`.
-    #[serde(with = "u64_strings")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
-    pub freqs: Vec<u64>,
-    /// Factor on rotated keys (YaRN's attention factor), positive and finite; 1 where there is none.
-    #[serde(default = "one")]
-    #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0.0))]
-    pub attention_factor: f32,
-}
-
-fn one() -> f32 {
-    1.0
-}
-
-impl Rope {
-    /// The plain embedding of base `theta`: `freq_i = theta^(-2 i / rotary_dims)` radians a position.
-    pub fn plain(pairing: Pairing, rotary_dims: usize, theta: f64) -> Self {
-        let turn = 2f64.powi(64) / std::f64::consts::TAU;
-        let freq = |i: usize| (theta.powf(-2.0 * i as f64 / rotary_dims as f64) * turn) as u64;
-        Self { pairing, offset: 0, freqs: (0..rotary_dims / 2).map(freq).collect(), attention_factor: 1.0 }
-    }
-
-    /// Number of rotated elements of a head.
-    pub fn rotary_dims(&self) -> usize {
-        2 * self.freqs.len()
     }
 }
 
@@ -335,22 +293,6 @@ impl ModelSpec {
             .field(parameters.as_bytes())
             .finish()
             .into()
-    }
-}
-
-/// Ids longer than 53 bits are strings in JSON.
-mod u64_strings {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(values: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(values.iter().map(u64::to_string))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
-        Vec::<String>::deserialize(deserializer)?
-            .iter()
-            .map(|s| s.parse().map_err(D::Error::custom))
-            .collect()
     }
 }
 

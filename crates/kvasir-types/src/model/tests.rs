@@ -97,3 +97,110 @@ fn a_rope_is_checked_whether_a_layer_names_it_or_not() {
     empty.ropes.push(Rope { freqs: Vec::new(), ..Rope::plain(Pairing::Half, 64, 1e4) });
     assert_eq!(empty.validate(), Err(SpecError::Rope { rope: 1 }));
 }
+
+/// However a spec is written, it is one model, and what is written is short.
+#[test]
+fn spellings_of_json_are_one_model() {
+    let rope = r#"{"pairing":"half","rotary_dims":64,"theta":10000.0}"#;
+    let layer = r#"{"layout":{"kind":"gqa","kv_heads":2,"head_dim":64},"rope":0}"#;
+    let run = layer.replacen('{', r#"{"count":8,"#, 1);
+    let written = |rope: &str, layers: &str| {
+        format!(
+            r#"{{"weights":"kvasir-tiny","revision":"1","kv_dtype":"f16","ropes":[{rope}],"layers":[{layers}],"reuse":"prefix"}}"#
+        )
+    };
+    let short = written(rope, &run);
+    assert_eq!(serde_json::to_string(&spec()).expect("serialises"), short);
+    let freqs: Vec<String> = spec().ropes[0].freqs.iter().map(|f| format!("\"{f}\"")).collect();
+    let raw =
+        format!(r#"{{"pairing":"half","offset":0,"freqs":[{}],"attention_factor":1.0}}"#, freqs.join(","));
+    for text in [
+        short,
+        written(&raw, &[layer; 8].join(",")),
+        written(&raw, &run),
+        written(rope, &[layer; 8].join(",")),
+    ] {
+        let read: ModelSpec = serde_json::from_str(&text).expect("parses");
+        assert_eq!((read.model_id(), &read), (spec().model_id(), &spec()), "{text}");
+    }
+    let mut moved = spec();
+    moved.ropes[0].freqs[1] ^= 1;
+    let json = serde_json::to_string(&moved).expect("serialises");
+    assert!(json.contains("freqs") && !json.contains("theta"), "a formula that no longer gives them: {json}");
+    assert_eq!(serde_json::from_str::<ModelSpec>(&json).expect("parses"), moved);
+}
+
+#[test]
+fn a_yarn_rope_has_its_attention_factor() {
+    let read = |more: &str| -> Result<Rope, serde_json::Error> {
+        let scaling = r#"{"type":"yarn","factor":40.0,"original_max_position_embeddings":4096}"#;
+        let text =
+            format!(r#"{{"pairing":"half","rotary_dims":64,"theta":10000.0,"scaling":{scaling}{more}}}"#);
+        let rope: Rope = serde_json::from_str(&text)?;
+        assert_eq!(serde_json::to_string(&rope).expect("serialises"), text);
+        Ok(rope)
+    };
+    assert_eq!(read("").expect("known").attention_factor, (0.1 * 40f64.ln() + 1.0) as f32);
+    assert_eq!(read(r#","attention_factor":1.0"#).expect("known").attention_factor, 1.0);
+}
+
+#[test]
+fn impossible_json_is_refused_by_name() {
+    for (rope, names) in [
+        (r#"{"pairing":"half"}"#, "either `freqs`"),
+        (r#"{"pairing":"half","theta":1e4}"#, "either `freqs`"),
+        (r#"{"pairing":"half","freqs":["1"],"theta":1e4,"rotary_dims":2}"#, "either `freqs`"),
+        (r#"{"pairing":"half","freqs":["1"],"scaling":{"type":"linear","factor":2.0}}"#, "either `freqs`"),
+        (r#"{"pairing":"half","freqs":["x"]}"#, "freqs: invalid digit"),
+        (r#"{"pairing":"half","theta":1e4,"rotary_dims":3}"#, "rotary_dims must be even"),
+        (r#"{"pairing":"half","theta":1e4,"rotary_dims":4294967294}"#, "rotary_dims must be even"),
+        (r#"{"pairing":"half","theta":1.0,"rotary_dims":2}"#, "theta must be above 1"),
+        (
+            r#"{"pairing":"half","theta":1e4,"rotary_dims":2,"scaling":{"type":"linear","factor":0.0}}"#,
+            "gives pair 0 no frequency",
+        ),
+        (
+            r#"{"pairing":"half","theta":1e4,"rotary_dims":4,"scaling":{"type":"longrope","factors":[1.0]}}"#,
+            "each of 2 pairs, found 1",
+        ),
+        (
+            r#"{"pairing":"half","theta":1e4,"rotary_dims":2,"scaling":{"type":"ntk","factor":2.0}}"#,
+            "unknown variant",
+        ),
+    ] {
+        let error = serde_json::from_str::<Rope>(rope).expect_err(rope).to_string();
+        assert!(error.contains(names), "{rope}: {error}");
+    }
+    let json = serde_json::to_string(&spec()).expect("serialises");
+    for count in ["0", "257", "4294967295"] {
+        let error =
+            serde_json::from_str::<ModelSpec>(&json.replace("\"count\":8", &format!("\"count\":{count}")));
+        assert!(error.expect_err(count).to_string().contains("runs have 1 to 256 layers together"));
+    }
+    let rope = r#"{"pairing":"half","rotary_dims":1024,"theta":10000.0}"#;
+    let many = json.replacen("\"ropes\":[", &format!("\"ropes\":[{}", format!("{rope},").repeat(300)), 1);
+    assert!(serde_json::from_str::<ModelSpec>(&many).expect_err("many").to_string().contains("301 ropes"));
+}
+
+/// Every example of the document is a spec, of the size that stands before it.
+#[test]
+fn examples_of_the_document_are_specs() {
+    let document = include_str!("../../MODEL-SPEC.md");
+    let mut examples = 0;
+    for block in document.split("```json\n").skip(1) {
+        let (json, rest) = block.split_once("```").expect("a block ends");
+        let spec: ModelSpec = serde_json::from_str(json).unwrap_or_else(|e| panic!("{json}: {e}"));
+        spec.validate().expect("possible");
+        let said = rest.split_once(" bytes a token").and_then(|(text, _)| text.split_whitespace().last());
+        let said: usize = said.expect("a size follows").replace(',', "").parse().expect("a number");
+        assert_eq!(spec.bytes_per_token(), said, "{json}");
+        let written = serde_json::to_value(&spec).expect("serialises");
+        assert_eq!(
+            written,
+            serde_json::from_str::<serde_json::Value>(json).expect("JSON"),
+            "the shortest form"
+        );
+        examples += 1;
+    }
+    assert_eq!(examples, 3);
+}

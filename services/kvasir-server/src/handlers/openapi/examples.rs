@@ -70,8 +70,8 @@ fn tokens() -> Value {
 }
 
 fn spec() -> Value {
-    let layer = json!({"layout": {"kind": "gqa", "kv_heads": 2, "head_dim": 64}});
-    json!({"weights": "kvasir/synthetic", "revision": "1", "kv_dtype": "bf16", "ropes": [], "layers": [layer, layer],
+    let layers = json!({"count": 2, "layout": {"kind": "gqa", "kv_heads": 2, "head_dim": 64}});
+    json!({"weights": "kvasir/synthetic", "revision": "1", "kv_dtype": "bf16", "ropes": [], "layers": [layers],
            "reuse": "prefix"})
 }
 

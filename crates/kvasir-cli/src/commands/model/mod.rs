@@ -1,0 +1,21 @@
+//! `kvasir model`: what a model's KV cache looks like.
+
+mod spec;
+
+use clap::Subcommand;
+
+use crate::error::CliResult;
+
+/// What to say about models.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelCommand {
+    /// Print the model spec that a Hugging Face config.json gives.
+    Spec(spec::SpecArguments),
+}
+
+/// Runs the command.
+pub(crate) fn run(command: &ModelCommand) -> CliResult {
+    match command {
+        ModelCommand::Spec(arguments) => spec::run(arguments),
+    }
+}
