@@ -16,7 +16,7 @@
 //! among any number of them is one seek and its two neighbours. `scope` is of (tenant, model), so that no tenant's rows
 //! are met in another's lookups. Block hashes are cut to 4 bytes (0 becomes 1: 0 ends the list), so a false part needs a
 //! 32-bit collision at exactly the divergence (one lookup in 4 billion for each sibling there), costs at most a block, and
-//! readers compare the tokens that the object holds. What a chunk costs is measured by `examples/index_cost.rs`.
+//! readers compare the tokens that the object holds. On disk a row names its profile by two bytes (`profile_ids`). What a chunk costs is measured by `examples/index_cost.rs`.
 
 mod database;
 #[cfg(test)]
@@ -30,6 +30,7 @@ mod packed_lineage;
 mod placement;
 mod position;
 mod prefix_index;
+mod profile_ids;
 mod removed;
 mod row;
 mod scope;

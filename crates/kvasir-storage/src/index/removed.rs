@@ -2,18 +2,22 @@
 //! than the memories of one process: a row of the object that is met, or an entry that comes late, does not offer it again.
 //!
 //! ```text
-//! d · scope 8 · digest 8 → expires (ms of the store's clock) 8 · by request 1 · CRC32C of key and value
+//! d · bucket 2 → entry … · CRC32C of key and value
+//! entry = scope 8 · digest 8 · expires (s of the store's clock, 4) · by request 1
 //! ```
+//! A row holds the removals whose digests begin alike: alone, each would take five times its bytes in the database's pages.
 //! Every row that a lookup meets is asked for here, so a filter in memory answers first: a bit for each value of a digest's
-//! leading bits. A set bit without a row costs one read of the index.
+//! leading bits. A set bit without an entry costs one read of the index.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvasir_types::ObjectDigest;
+use parking_lot::Mutex;
 
 use super::{
     IndexError,
     database::HotIndex,
+    row::checksum,
     scope::Scope,
     truncated::{NAME_BYTES, name},
 };
@@ -21,18 +25,24 @@ use super::{
 const REMOVED: u8 = b'd';
 /// `u → ms of the store's clock 8`: until then removals may be missing from the rows, because a batch of them was damaged.
 const MISSED: u8 = b'u';
-const KEY_BYTES: usize = 1 + 8 + NAME_BYTES;
+/// Leading bits of a digest that name a bucket: of a million removals one has about 60.
+const BUCKET_BITS: u32 = 14;
+const ENTRY_BYTES: usize = 8 + NAME_BYTES + 4 + 1;
 /// Bits of the filter: 1 MiB, so that of a million removals one in nine lookups of a row asks in vain.
 const FILTER_BITS: usize = 1 << 23;
 
-/// Which digests may have a row.
+/// The removals in an index, and which digests may have one.
 #[derive(Debug)]
-pub(super) struct RemovedFilter(Box<[AtomicU64]>);
+pub(super) struct RemovedFilter {
+    bits: Box<[AtomicU64]>,
+    /// Held by whoever changes a bucket: it is read and written.
+    changing: Mutex<()>,
+}
 
 /// A removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemovedRow {
-    /// When its name may be used again, in ms of the store's clock.
+    /// When its name may be used again, in ms of the store's clock; kept in whole seconds, rounded up.
     pub expires_ms: i64,
     /// Whether a request asked for it: then it is never lifted.
     pub by_request: bool,
@@ -41,27 +51,27 @@ pub struct RemovedRow {
 impl RemovedFilter {
     /// Of the rows in `index`.
     pub(super) fn of(index: &dyn HotIndex) -> Result<Self, IndexError> {
-        let this = Self((0..FILTER_BITS / 64).map(|_| AtomicU64::new(0)).collect());
-        index.scan(&[REMOVED], &mut |key, _| {
-            let digest = key.get(KEY_BYTES - NAME_BYTES..KEY_BYTES).filter(|_| key[0] == REMOVED);
-            let Some(digest) = digest else { return Ok(false) };
-            this.bit(digest, |word, bit| word.fetch_or(bit, Ordering::Relaxed));
-            Ok(true)
+        let bits = (0..FILTER_BITS / 64).map(|_| AtomicU64::new(0)).collect();
+        let this = Self { bits, changing: Mutex::default() };
+        for_each_bucket(index, |_, bucket| {
+            for entry in bucket.entries() {
+                this.bit(&entry.digest, |word, bit| word.fetch_or(bit, Ordering::Relaxed));
+            }
         })?;
         Ok(this)
     }
 
-    fn bit<R>(&self, digest: &[u8], with: impl FnOnce(&AtomicU64, u64) -> R) -> R {
-        let leading = digest.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-        let bit = leading as usize % FILTER_BITS;
-        with(&self.0[bit / 64], 1 << (bit % 64))
+    fn bit<R>(&self, digest: &[u8; NAME_BYTES], with: impl FnOnce(&AtomicU64, u64) -> R) -> R {
+        let [a, b, c, d, ..] = *digest;
+        let bit = u32::from_le_bytes([a, b, c, d]) as usize % FILTER_BITS;
+        with(&self.bits[bit / 64], 1 << (bit % 64))
     }
 
     fn may_have(&self, digest: &ObjectDigest) -> bool {
-        self.bit(digest.as_bytes(), |word, bit| word.load(Ordering::Relaxed) & bit != 0)
+        self.bit(name(digest.as_bytes()), |word, bit| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// Writes a row. A removal by request takes the place of another one, never the other way round.
+    /// Takes note of a removal. One by request takes the place of another one, never the other way round.
     pub(super) fn put(
         &self,
         index: &dyn HotIndex,
@@ -69,18 +79,20 @@ impl RemovedFilter {
         digest: &ObjectDigest,
         row: RemovedRow,
     ) -> Result<(), IndexError> {
-        let by_request = row.by_request || self.get(index, scope, digest)?.is_some_and(|row| row.by_request);
-        let key = key(scope, digest);
-        let mut value = row.expires_ms.to_le_bytes().to_vec();
-        value.push(u8::from(by_request));
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&key), &value);
-        value.extend(crc.to_le_bytes());
-        index.put(&key, &value)?;
-        self.bit(digest.as_bytes(), |word, bit| word.fetch_or(bit, Ordering::Release));
+        let _one_at_a_time = self.changing.lock();
+        let (key, digest) = (key(digest), *name(digest.as_bytes()));
+        let mut bucket = Bucket::read(index, &key)?;
+        let before = bucket.take(scope, &digest);
+        let by_request = row.by_request || before.is_some_and(|row| row.by_request);
+        bucket.0.extend(
+            Entry { scope: *scope.as_bytes(), digest, row: RemovedRow { by_request, ..row } }.to_bytes(),
+        );
+        bucket.write(index, &key)?;
+        self.bit(&digest, |word, bit| word.fetch_or(bit, Ordering::Release));
         Ok(())
     }
 
-    /// The row of an object.
+    /// The removal of an object.
     pub(super) fn get(
         &self,
         index: &dyn HotIndex,
@@ -90,38 +102,140 @@ impl RemovedFilter {
         if !self.may_have(digest) {
             return Ok(None);
         }
-        let key = key(scope, digest);
-        let Some(value) = index.get(&key)? else { return Ok(None) };
-        decode(&key, &value).map(Some)
+        let bucket = Bucket::read(index, &key(digest))?;
+        let found = bucket.entries().find(|entry| entry.is_of(scope, name(digest.as_bytes())));
+        Ok(found.map(|entry| entry.row))
     }
 
-    /// Removes the row of an object. Its bit stays until the index is opened again.
+    /// Forgets the removal of an object. Its bit stays until the index is opened again.
     pub(super) fn remove(
         &self,
         index: &dyn HotIndex,
         scope: Scope,
         digest: &ObjectDigest,
     ) -> Result<(), IndexError> {
-        if self.may_have(digest) { index.remove(&key(scope, digest)) } else { Ok(()) }
+        if !self.may_have(digest) {
+            return Ok(());
+        }
+        let _one_at_a_time = self.changing.lock();
+        let key = key(digest);
+        let mut bucket = Bucket::read(index, &key)?;
+        match bucket.take(scope, name(digest.as_bytes())) {
+            Some(_) => bucket.write(index, &key),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets the removals that expired at `now_ms`. Gives how many.
+    pub(super) fn expire(&self, index: &dyn HotIndex, now_ms: i64) -> Result<u64, IndexError> {
+        let is_over = |entry: &Entry| entry.row.expires_ms <= now_ms;
+        let mut keys = Vec::new();
+        for_each_bucket(index, |key, bucket| {
+            if bucket.entries().any(|entry| is_over(&entry)) {
+                keys.push(key.to_vec());
+            }
+        })?;
+        let mut expired = 0;
+        for key in keys {
+            // Not for all of them at once: a pass over many must not keep a removal by request waiting.
+            let _one_at_a_time = self.changing.lock();
+            let bucket = Bucket::read(index, &key)?;
+            let left: Vec<Entry> = bucket.entries().filter(|entry| !is_over(entry)).collect();
+            expired += (bucket.0.len() / ENTRY_BYTES - left.len()) as u64;
+            Bucket(left.iter().flat_map(Entry::to_bytes).collect()).write(index, &key)?;
+        }
+        Ok(expired)
     }
 }
 
-/// Removes the rows that expired at `now_ms`. Gives how many.
-pub(super) fn expire(index: &dyn HotIndex, now_ms: i64) -> Result<u64, IndexError> {
-    let mut expired = Vec::new();
+/// A removal in its bucket.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Entry {
+    scope: [u8; 8],
+    digest: [u8; NAME_BYTES],
+    row: RemovedRow,
+}
+
+impl Entry {
+    fn is_of(&self, scope: Scope, digest: &[u8; NAME_BYTES]) -> bool {
+        self.scope == *scope.as_bytes() && self.digest == *digest
+    }
+
+    fn to_bytes(&self) -> [u8; ENTRY_BYTES] {
+        let seconds =
+            u32::try_from(self.row.expires_ms.max(0).cast_unsigned().div_ceil(1_000)).unwrap_or(NEVER);
+        let mut bytes = [0; ENTRY_BYTES];
+        let (scope, rest) = bytes.split_at_mut(8);
+        let (digest, rest) = rest.split_at_mut(NAME_BYTES);
+        let (expires, by_request) = rest.split_at_mut(4);
+        scope.copy_from_slice(&self.scope);
+        digest.copy_from_slice(&self.digest);
+        expires.copy_from_slice(&seconds.to_le_bytes());
+        by_request.fill(u8::from(self.row.by_request));
+        bytes
+    }
+
+    fn of_bytes(bytes: &[u8; ENTRY_BYTES]) -> Option<Self> {
+        let (scope, rest) = bytes.split_first_chunk()?;
+        let (digest, rest) = rest.split_first_chunk()?;
+        let (seconds, by_request) = rest.split_first_chunk::<4>()?;
+        let seconds = u32::from_le_bytes(*seconds);
+        let expires_ms = if seconds == NEVER { i64::MAX } else { i64::from(seconds) * 1_000 };
+        let row = RemovedRow { expires_ms, by_request: by_request == [1] };
+        Some(Self { scope: *scope, digest: *digest, row })
+    }
+}
+
+/// When removals expire whose time nobody knew.
+const NEVER: u32 = u32::MAX;
+
+/// The entries of a row, one behind the other.
+#[derive(Debug)]
+struct Bucket(Vec<u8>);
+
+impl Bucket {
+    fn read(index: &dyn HotIndex, key: &[u8]) -> Result<Self, IndexError> {
+        index.get(key)?.map_or(Ok(Self(Vec::new())), |value| Self::decode(key, &value))
+    }
+
+    fn decode(key: &[u8], value: &[u8]) -> Result<Self, IndexError> {
+        let corrupt = || IndexError::Corrupt { what: "a row of removals".to_owned() };
+        let (entries, crc) = value.split_last_chunk::<4>().ok_or_else(corrupt)?;
+        let is_sound = checksum(key, entries) == u32::from_le_bytes(*crc)
+            && entries.len().is_multiple_of(ENTRY_BYTES)
+            && key.len() == 3;
+        if is_sound { Ok(Self(entries.to_vec())) } else { Err(corrupt()) }
+    }
+
+    fn write(mut self, index: &dyn HotIndex, key: &[u8]) -> Result<(), IndexError> {
+        if self.0.is_empty() {
+            return index.remove(key);
+        }
+        let crc = checksum(key, &self.0);
+        self.0.extend(crc.to_le_bytes());
+        index.put(key, &self.0)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Entry> {
+        self.0.as_chunks().0.iter().filter_map(Entry::of_bytes)
+    }
+
+    /// Takes an object's entry out.
+    fn take(&mut self, scope: Scope, digest: &[u8; NAME_BYTES]) -> Option<RemovedRow> {
+        let at = self.entries().position(|entry| entry.is_of(scope, digest))?;
+        let bytes: Vec<u8> = self.0.drain(at * ENTRY_BYTES..(at + 1) * ENTRY_BYTES).collect();
+        Entry::of_bytes(bytes.first_chunk()?).map(|entry| entry.row)
+    }
+}
+
+fn for_each_bucket(index: &dyn HotIndex, mut visit: impl FnMut(&[u8], &Bucket)) -> Result<(), IndexError> {
     index.scan(&[REMOVED], &mut |key, value| {
         if key.first() != Some(&REMOVED) {
             return Ok(false);
         }
-        if decode(key, value)?.expires_ms <= now_ms {
-            expired.push(key.to_vec());
-        }
+        visit(key, &Bucket::decode(key, value)?);
         Ok(true)
-    })?;
-    for key in &expired {
-        index.remove(key)?;
-    }
-    Ok(expired.len() as u64)
+    })
 }
 
 pub(super) fn put_missed_until(index: &dyn HotIndex, store_ms: i64) -> Result<(), IndexError> {
@@ -134,58 +248,112 @@ pub(super) fn missed_until(index: &dyn HotIndex) -> Result<Option<i64>, IndexErr
     Ok(Some(i64::from_le_bytes(value.as_slice().try_into().map_err(corrupt)?)))
 }
 
-fn key(scope: Scope, digest: &ObjectDigest) -> Vec<u8> {
-    let mut key = Vec::with_capacity(KEY_BYTES);
-    key.push(REMOVED);
-    key.extend(scope.as_bytes());
-    key.extend(name(digest.as_bytes()));
-    key
-}
-
-fn decode(key: &[u8], value: &[u8]) -> Result<RemovedRow, IndexError> {
-    let corrupt = || IndexError::Corrupt { what: "the row of a removal".to_owned() };
-    let (row, crc) = value.split_last_chunk::<4>().ok_or_else(corrupt)?;
-    if crc32c::crc32c_append(crc32c::crc32c(key), row) != u32::from_le_bytes(*crc) {
-        return Err(corrupt());
-    }
-    let (expires, by_request) = row.split_first_chunk::<8>().ok_or_else(corrupt)?;
-    Ok(RemovedRow { expires_ms: i64::from_le_bytes(*expires), by_request: by_request == [1] })
+/// `d · bucket 2`.
+fn key(digest: &ObjectDigest) -> [u8; 3] {
+    let [a, b, ..] = *digest.as_bytes();
+    let [a, b] = (u16::from_be_bytes([a, b]) >> (u16::BITS - BUCKET_BITS)).to_be_bytes();
+    [REMOVED, a, b]
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::index::MemoryIndex;
 
+    fn scope(name: &str) -> Scope {
+        Scope::new(&name.parse().expect("a name"), &[1; 32].into())
+    }
+
+    fn digest(n: u8) -> ObjectDigest {
+        // Four to a bucket.
+        let mut bytes = [n; 32];
+        bytes[..2].copy_from_slice(&u16::from(n).to_be_bytes());
+        bytes.into()
+    }
+
     #[test]
-    fn rows_are_found_until_they_expire_and_over_a_restart() {
-        let (index, scope) =
-            (MemoryIndex::default(), Scope::new(&"a".parse().expect("a name"), &[1; 32].into()));
+    fn removals_are_found_until_they_expire_and_over_a_restart() {
+        let (index, scope, other) = (MemoryIndex::default(), scope("a"), scope("b"));
         let filter = RemovedFilter::of(&index).expect("memory");
-        let digest = |n: u8| ObjectDigest::from([n; 32]);
+        let row = |n: u8| RemovedRow { expires_ms: 1_000 * i64::from(n), by_request: n.is_multiple_of(2) };
         for n in 0..10 {
-            let row = RemovedRow { expires_ms: i64::from(n), by_request: n % 2 == 0 };
-            filter.put(&index, scope, &digest(n), row).expect("memory");
+            filter.put(&index, scope, &digest(n), row(n)).expect("memory");
         }
         let again = RemovedFilter::of(&index).expect("memory");
         for n in 0..10 {
-            let row = Some(RemovedRow { expires_ms: i64::from(n), by_request: n % 2 == 0 });
-            assert_eq!(again.get(&index, scope, &digest(n)).expect("memory"), row);
-            assert_eq!(filter.get(&index, scope, &digest(n)).expect("memory"), row);
+            assert_eq!(again.get(&index, scope, &digest(n)).expect("memory"), Some(row(n)));
+            assert_eq!(filter.get(&index, scope, &digest(n)).expect("memory"), Some(row(n)));
         }
-        let other = Scope::new(&"b".parse().expect("a name"), &[1; 32].into());
         assert_eq!(again.get(&index, other, &digest(1)).expect("memory"), None);
         assert_eq!(again.get(&index, scope, &digest(77)).expect("memory"), None);
         // The collector's reason does not take the place of a request's.
-        again
-            .put(&index, scope, &digest(8), RemovedRow { expires_ms: 99, by_request: false })
-            .expect("memory");
-        let row = again.get(&index, scope, &digest(8)).expect("memory").expect("a row");
-        assert_eq!(row, RemovedRow { expires_ms: 99, by_request: true });
-        assert_eq!(expire(&index, 5).expect("memory"), 6);
+        let late = RemovedRow { expires_ms: 99_001, by_request: false };
+        again.put(&index, scope, &digest(8), late).expect("memory");
+        let found = again.get(&index, scope, &digest(8)).expect("memory").expect("an entry");
+        assert_eq!(found, RemovedRow { expires_ms: 100_000, by_request: true });
+        assert_eq!(again.expire(&index, 5_000).expect("memory"), 6);
         assert_eq!(again.get(&index, scope, &digest(5)).expect("memory"), None);
         assert!(again.get(&index, scope, &digest(6)).expect("memory").is_some());
         again.remove(&index, scope, &digest(6)).expect("memory");
         assert_eq!(again.get(&index, scope, &digest(6)).expect("memory"), None);
+        let never = RemovedRow { expires_ms: i64::MAX, by_request: true };
+        again.put(&index, scope, &digest(6), never).expect("memory");
+        assert_eq!(again.expire(&index, i64::MAX - 1).expect("memory"), 3);
+        assert_eq!(again.get(&index, scope, &digest(6)).expect("memory"), Some(never));
+    }
+
+    #[test]
+    fn a_flipped_bit_is_noticed() {
+        let (index, scope) = (MemoryIndex::default(), scope("a"));
+        let filter = RemovedFilter::of(&index).expect("memory");
+        let row = RemovedRow { expires_ms: 7_000, by_request: true };
+        filter.put(&index, scope, &digest(4), row).expect("memory");
+        let key = key(&digest(4));
+        let value = index.get(&key).expect("memory").expect("a row");
+        for bit in 0..8 * value.len() {
+            let mut bad = value.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Bucket::decode(&key, &bad).is_err(), "bit {bit}");
+        }
+    }
+
+    proptest! {
+        /// Against a plain map: whatever is put, removed and expired, over restarts.
+        #[test]
+        fn buckets_are_a_map(steps in prop::collection::vec((0u8..12, any::<bool>(), 0i64..8, 0u8..8), 0..60)) {
+            let index = MemoryIndex::default();
+            let mut filter = RemovedFilter::of(&index).expect("memory");
+            let mut map = std::collections::BTreeMap::new();
+            for (n, by_request, seconds, what) in steps {
+                let of = (n % 2, n);
+                let scope = scope(if of.0 == 0 { "a" } else { "b" });
+                match what {
+                    0 => {
+                        let before = map.len();
+                        map.retain(|_, row: &mut RemovedRow| row.expires_ms > 1_000 * seconds);
+                        let expired = filter.expire(&index, 1_000 * seconds).expect("memory");
+                        prop_assert_eq!(expired as usize, before - map.len());
+                    }
+                    1 => {
+                        map.remove(&of);
+                        filter.remove(&index, scope, &digest(n)).expect("memory");
+                    }
+                    2 => filter = RemovedFilter::of(&index).expect("memory"),
+                    _ => {
+                        let row = RemovedRow { expires_ms: 1_000 * seconds, by_request };
+                        let kept = map.get(&of).is_some_and(|row| row.by_request);
+                        map.insert(of, RemovedRow { by_request: by_request || kept, ..row });
+                        filter.put(&index, scope, &digest(n), row).expect("memory");
+                    }
+                }
+                for n in 0..12 {
+                    let scope = self::scope(if n % 2 == 0 { "a" } else { "b" });
+                    let found = filter.get(&index, scope, &digest(n)).expect("memory");
+                    prop_assert_eq!(found, map.get(&(n % 2, n)).copied());
+                }
+            }
+        }
     }
 }

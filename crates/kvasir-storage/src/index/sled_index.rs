@@ -14,11 +14,12 @@ use super::{
     database::{HotIndex, Pair, Visit},
     key,
     packed_lineage::{LineageCache, divided},
+    profile_ids::ProfileIds,
 };
 use crate::limits;
 
 /// Form of rows and keys; a database of another one is started anew.
-const FORMAT: u8 = 3;
+const FORMAT: u8 = 4;
 const META_IDENTITY: &[u8] = b"identity";
 const META_ROWS: &[u8] = b"rows";
 const META_HEARD: &[u8] = b"heard";
@@ -30,6 +31,7 @@ const ABANDONED: &str = "KVASIR_ABANDONED";
 pub struct SledIndex {
     db: sled::Db,
     rows: sled::Tree,
+    profiles: ProfileIds,
     row_count: AtomicU64,
     lineages: LineageCache,
     path: PathBuf,
@@ -50,9 +52,11 @@ impl SledIndex {
             .mode(sled::Mode::LowSpace);
         let db = config.open().map_err(error)?;
         let rows = db.open_tree("rows").map_err(error)?;
+        let profiles = db.open_tree("profiles").map_err(error)?;
         let stamp = [&[FORMAT][..], identity].concat();
         if db.get(META_IDENTITY).map_err(error)?.as_deref() != Some(&stamp[..]) {
             rows.clear().map_err(error)?;
+            profiles.clear().map_err(error)?;
             db.remove(META_ROWS).map_err(error)?;
             db.remove(META_HEARD).map_err(error)?;
             db.insert(META_IDENTITY, stamp).map_err(error)?;
@@ -60,7 +64,8 @@ impl SledIndex {
         let row_count = db.get(META_ROWS).map_err(error)?;
         let row_count = row_count.and_then(|v| Some(u64::from_le_bytes(*v.first_chunk()?))).unwrap_or(0);
         let lineages = LineageCache::new(lineages_bytes);
-        Ok(Self { db, rows, row_count: row_count.into(), lineages, path: path.to_owned() })
+        let profiles = ProfileIds::open(profiles)?;
+        Ok(Self { db, rows, profiles, row_count: row_count.into(), lineages, path: path.to_owned() })
     }
 
     /// Opens the first slot under `directory` that no other process holds, deleting a corrupt database on the way.
@@ -92,6 +97,12 @@ impl SledIndex {
         Err(IndexError::Locked)
     }
 
+    /// A row as it was put.
+    fn pair(&self, (key, value): (sled::IVec, sled::IVec)) -> Result<Pair, IndexError> {
+        let value = self.profiles.lengthen(&key, &value)?.unwrap_or_else(|| value.to_vec());
+        Ok((key.to_vec(), value))
+    }
+
     /// After a row changed: what was read of its lineage before is not kept.
     fn changed(&self, key: &[u8]) {
         if let Some((lineage, depth)) = key::lineage_of_info(key) {
@@ -105,7 +116,7 @@ impl SledIndex {
     }
 }
 
-fn error(error: sled::Error) -> IndexError {
+pub(super) fn error(error: sled::Error) -> IndexError {
     match error {
         sled::Error::Io(io) if io.to_string().contains("lock") => IndexError::Locked,
         // A kind of its own for what a damaged file looks like to the file system, too.
@@ -119,13 +130,11 @@ fn error(error: sled::Error) -> IndexError {
     }
 }
 
-fn pair((key, value): (sled::IVec, sled::IVec)) -> Pair {
-    (key.to_vec(), value.to_vec())
-}
-
 impl HotIndex for SledIndex {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
-        if self.rows.insert(key, value).map_err(error)?.is_none() && key::is_info(key) {
+        let short = self.profiles.shorten(key, value)?;
+        let stored = short.as_deref().unwrap_or(value);
+        if self.rows.insert(key, stored).map_err(error)?.is_none() && key::is_info(key) {
             self.row_count.fetch_add(1, Ordering::Relaxed);
         }
         self.changed(key);
@@ -142,21 +151,23 @@ impl HotIndex for SledIndex {
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        Ok(self.rows.get(key).map_err(error)?.map(|value| value.to_vec()))
+        let found = self.rows.get(key).map_err(error)?;
+        found.map(|value| Ok(self.pair((key.into(), value))?.1)).transpose()
     }
 
     fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
-        Ok(self.rows.get_lt(key).map_err(error)?.map(pair))
+        self.rows.get_lt(key).map_err(error)?.map(|row| self.pair(row)).transpose()
     }
 
     fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
-        self.rows.range(key..).next().transpose().map(|p| p.map(pair)).map_err(error)
+        self.rows.range(key..).next().transpose().map_err(error)?.map(|row| self.pair(row)).transpose()
     }
 
     fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError> {
         for row in self.rows.range(from..) {
             let (key, value) = row.map_err(error)?;
-            if !visit(&key, &value)? {
+            let long = self.profiles.lengthen(&key, &value)?;
+            if !visit(&key, long.as_deref().unwrap_or(&value))? {
                 break;
             }
         }

@@ -162,24 +162,24 @@ impl Index {
         self.emptied.load(Ordering::Acquire) + self.replaced()
     }
 
-    /// Writes the row of a removal.
+    /// Takes note of a removal.
     pub fn put_removed(&self, scope: Scope, digest: &ObjectDigest, row: RemovedRow) {
         self.with_removed(|index, removed| removed.put(index, scope, digest, row));
     }
 
-    /// The row of an object's removal.
+    /// The removal of an object.
     pub(crate) fn removed(&self, scope: Scope, digest: &ObjectDigest) -> Option<RemovedRow> {
         self.with_removed(|index, removed| removed.get(index, scope, digest)).flatten()
     }
 
-    /// Removes the row of an object's removal.
+    /// Forgets the removal of an object.
     pub(crate) fn clear_removed(&self, scope: Scope, digest: &ObjectDigest) {
         self.with_removed(|index, removed| removed.remove(index, scope, digest));
     }
 
-    /// Removes the rows of removals that expired at `now_ms` of the store's clock. Gives how many.
+    /// Forgets the removals that expired at `now_ms` of the store's clock. Gives how many.
     pub(crate) fn expire_removed(&self, now_ms: i64) -> u64 {
-        self.with(|index| removed::expire(index, now_ms)).unwrap_or(0)
+        self.with_removed(|index, removed| removed.expire(index, now_ms)).unwrap_or(0)
     }
 
     /// How far other replicas' journals are in the rows.

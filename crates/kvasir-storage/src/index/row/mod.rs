@@ -16,6 +16,11 @@ const VALUE_VERSION: u8 = 2;
 const CONTINUES: u8 = 0x80;
 /// Set where the block hashes follow the row: the chunk is alone at its position.
 const BLOCKS: u8 = 0x40;
+/// Where a value has the profile.
+pub(super) const PROFILE: std::ops::Range<usize> = {
+    let start = 1 + 2 * (32 - NAME_BYTES);
+    start..start + 32
+};
 /// Most blocks of a chunk.
 pub(super) const BLOCKS_MAX: usize = CHUNK_TOKENS_MAX / BLOCK_TOKENS;
 
