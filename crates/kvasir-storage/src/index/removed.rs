@@ -142,7 +142,7 @@ impl RemovedFilter {
             let bucket = Bucket::read(index, &key)?;
             let left: Vec<Entry> = bucket.entries().filter(|entry| !is_over(entry)).collect();
             expired += (bucket.0.len() / ENTRY_BYTES - left.len()) as u64;
-            Bucket(left.iter().flat_map(Entry::to_bytes).collect()).write(index, &key)?;
+            Bucket(left.into_iter().flat_map(Entry::to_bytes).collect()).write(index, &key)?;
         }
         Ok(expired)
     }
@@ -161,7 +161,7 @@ impl Entry {
         self.scope == *scope.as_bytes() && self.digest == *digest
     }
 
-    fn to_bytes(&self) -> [u8; ENTRY_BYTES] {
+    fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let seconds =
             u32::try_from(self.row.expires_ms.max(0).cast_unsigned().div_ceil(1_000)).unwrap_or(NEVER);
         let mut bytes = [0; ENTRY_BYTES];
