@@ -13,7 +13,7 @@ pub use deflate::SymbolsThroughDeflate;
 pub use kvtc::{Calibration, KvtcLike};
 pub use lmcache::Lmcache;
 pub use object::{ProfileCodec, Sweep};
-pub use plain::{Plain, Storage};
+pub use plain::{Plain, Storage, Zeros};
 pub use uniform::Uniform;
 
 use kvasir_codec::KvBuffer;

@@ -1,4 +1,4 @@
-//! The cache in 16 bits, as it is and through general-purpose compressors.
+//! The cache in 16 bits, as it is and through general-purpose compressors; and none of it.
 
 use half::{bf16, f16};
 use kvasir_codec::KvBuffer;
@@ -76,5 +76,23 @@ impl KvCodec for Plain {
             *value = from_bits(dtype, u16::from_le_bytes(bytes));
         }
         Ok(vec![Coded { bytes: stored.len() as u64, kv }])
+    }
+}
+
+/// `zeros`: nothing is stored, and zeros come back. What that loses is what the prefix is worth.
+#[derive(Debug, Clone, Copy)]
+pub struct Zeros;
+
+impl KvCodec for Zeros {
+    fn name(&self) -> &'static str {
+        "zeros"
+    }
+
+    fn levels(&self) -> usize {
+        1
+    }
+
+    fn code(&self, chunk: &Chunk<'_>) -> Result<Vec<Coded>, BenchError> {
+        Ok(vec![Coded { bytes: 0, kv: KvBuffer::new(chunk.spec, chunk.tokens.len()) }])
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     BenchError, KvCodec,
     codecs::{
         Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, Storage, Sweep, SymbolsThroughDeflate, Uniform,
+        Zeros,
     },
 };
 
@@ -35,7 +36,7 @@ pub struct SuiteOptions {
 }
 
 /// Every name that [`SuiteOptions::codecs`] may have.
-pub const CODECS: [&str; 12] = [
+pub const CODECS: [&str; 13] = [
     "kvasir",
     "kvasir_deflate",
     "kvtc_like",
@@ -48,6 +49,7 @@ pub const CODECS: [&str; 12] = [
     "raw16",
     "zstd19",
     "zstd19_split",
+    "zeros",
 ];
 
 impl SuiteOptions {
@@ -138,6 +140,7 @@ impl Suite {
             codecs.extend(Uniform::ALL.iter().map(|codec| codec as &dyn KvCodec));
             codecs.extend(self.lossless.iter().map(|codec| codec as &dyn KvCodec));
             codecs.extend(plain.iter().map(|codec| codec as &dyn KvCodec));
+            codecs.push(&Zeros);
         }
         codecs.retain(|codec| self.options.wants(codec.name()));
         with(&codecs)

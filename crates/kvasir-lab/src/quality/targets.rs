@@ -23,9 +23,12 @@ pub struct Crossing {
     pub chunk_tokens: usize,
     /// The KL.
     pub kl: f64,
-    /// Bits an element, log-log between the two measured points around it; `None` where none lie around it.
+    /// Bits an element where the chunks of a context are divided between levels so that their mean KL is this; `None` where
+    /// no level is as good.
     pub bits_per_element: Option<f64>,
-    /// The same on the curve of the KL's lower ends: least bits within the interval.
+    /// Bits an element of the smallest single level that is as good.
+    pub level_bits_per_element: Option<f64>,
+    /// As `bits_per_element`, on the curve of the KL's lower ends: least bits within the interval.
     pub bits_low: Option<f64>,
     /// The same on the curve of the upper ends.
     pub bits_high: Option<f64>,
@@ -40,7 +43,7 @@ pub struct Verdict {
     pub chunk_tokens: usize,
     /// The KL.
     pub kl: f64,
-    /// Bytes over the other's bytes; `None` where one of the two was not measured around this KL.
+    /// Bytes over the other's bytes; `None` where one of the two has no level as good.
     pub ratio: Option<f64>,
     /// Why there is no ratio.
     pub note: String,
@@ -50,21 +53,36 @@ pub struct Verdict {
     pub pass: Option<bool>,
 }
 
-/// `bits` at which a curve of (bits, kl) reaches `kl`: between neighbours, in logarithms, never beyond the ends. Points
-/// that cost more bits than another and are no better are left out.
-fn interpolate(points: &[(f64, f64)], kl: f64) -> Option<f64> {
-    let mut sorted = points.to_vec();
+/// Least bits of levels, as (bits, kl), mixed so that their mean KL is `kl`: on the lower convex hull, never beyond its ends.
+///
+/// A chord between two levels in logarithms would be what nobody gets, and flatters codecs whose levels lie far apart.
+fn mixed(levels: &[(f64, f64)], kl: f64) -> Option<f64> {
+    let mut sorted = levels.to_vec();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut front: Vec<(f64, f64)> = Vec::new();
-    for point in sorted {
-        if front.last().is_none_or(|last| point.1 < last.1) {
-            front.push(point);
+    let mut hull: Vec<(f64, f64)> = Vec::new();
+    for (bits, loss) in sorted {
+        if hull.last().is_some_and(|last| loss >= last.1) {
+            continue;
         }
+        // What lies on or above the chord around it is no corner.
+        while let [.., (x0, y0), (x1, y1)] = hull[..]
+            && (y1 - y0) * (bits - x0) >= (loss - y0) * (x1 - x0)
+        {
+            hull.pop();
+        }
+        hull.push((bits, loss));
     }
-    let pair = front.windows(2).find(|pair| pair[0].1 >= kl && kl >= pair[1].1)?;
-    let [(x0, y0), (x1, y1)] = [pair[0], pair[1]].map(|(x, y)| (x.ln(), y.max(f64::MIN_POSITIVE).ln()));
-    let share = if y0 == y1 { 0.0 } else { (y0 - kl.ln()) / (y0 - y1) };
-    Some((x0 + share * (x1 - x0)).exp())
+    let coarsest = hull.first().filter(|(_, loss)| *loss <= kl).map(|(bits, _)| *bits);
+    coarsest.or_else(|| {
+        let pair = hull.windows(2).find(|pair| pair[1].1 <= kl)?;
+        let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
+        Some(x0 + (y0 - kl) / (y0 - y1) * (x1 - x0))
+    })
+}
+
+/// Bits of the smallest level whose KL is `kl` or less.
+fn whole(levels: &[(f64, f64)], kl: f64) -> Option<f64> {
+    levels.iter().filter(|(_, loss)| *loss <= kl).map(|(bits, _)| *bits).min_by(f64::total_cmp)
 }
 
 /// Sizes at equal quality of every codec, variant, text and chunk length.
@@ -87,9 +105,10 @@ pub fn crossings(rows: &[QualityRow]) -> Vec<Crossing> {
                 domain,
                 chunk_tokens,
                 kl,
-                bits_per_element: interpolate(&curve(|r| r.kl), kl),
-                bits_low: interpolate(&curve(|r| r.kl_low), kl),
-                bits_high: interpolate(&curve(|r| r.kl_high), kl),
+                bits_per_element: mixed(&curve(|r| r.kl), kl),
+                level_bits_per_element: whole(&curve(|r| r.kl), kl),
+                bits_low: mixed(&curve(|r| r.kl_low), kl),
+                bits_high: mixed(&curve(|r| r.kl_high), kl),
             });
         }
     }
@@ -134,9 +153,9 @@ pub fn verdicts(crossings: &[Crossing], domains: &[String], chunk_tokens: &[usiz
             let pass = ratio.map(|ratio| ratio <= at_most);
             let note = match (bits(ours, length, kl), bits(theirs, length, kl)) {
                 (Some(_), Some(_)) => "",
-                (Some(_), None) => "the other has no points around it",
-                (None, Some(_)) => "ours has no points around it",
-                (None, None) => "neither has points around it",
+                (Some(_), None) => "the other has no level as good",
+                (None, Some(_)) => "ours has no level as good",
+                (None, None) => "neither has a level as good",
             };
             let (target, note) = (target.clone(), note.to_owned());
             out.push(Verdict { target, chunk_tokens: length, kl, ratio, note, at_most, pass });
@@ -175,14 +194,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_between_points_and_never_beyond() {
-        let curve = [(1.0, 1e-2), (2.0, 1e-3), (4.0, 1e-4)];
-        assert!((interpolate(&curve, 1e-3).unwrap() - 2.0).abs() < 1e-9);
-        let middle = interpolate(&curve, 10f64.powf(-2.5)).unwrap();
-        assert!((middle - 2f64.sqrt()).abs() < 1e-9, "{middle}");
-        assert_eq!((interpolate(&curve, 2e-2), interpolate(&curve, 5e-5)), (None, None));
-        // A point that is larger and worse than another does not bend the curve.
-        let with_bad = [(1.0, 1e-2), (1.5, 2e-2), (2.0, 1e-3)];
-        assert_eq!(interpolate(&with_bad, 3e-3), interpolate(&curve[..2], 3e-3));
+    fn levels_are_mixed_and_nothing_is_read_beyond_them() {
+        let levels = [(1.0, 1e-2), (2.0, 1e-3), (4.0, 1e-4)];
+        for (kl, mix, level) in [
+            (1e-3, Some(2.0), Some(2.0)),
+            (5.5e-3, Some(1.5), Some(2.0)),
+            (2e-2, Some(1.0), Some(1.0)),
+            (5e-5, None, None),
+        ] {
+            let near = |bits: f64| mix.is_some_and(|mix: f64| (mix - bits).abs() < 1e-9);
+            let found = mixed(&levels, kl);
+            assert!(found == mix || found.is_some_and(near), "{kl}: {found:?}");
+            assert_eq!(whole(&levels, kl), level, "{kl}");
+        }
+        // A level that is larger and worse than a mixture of others changes nothing.
+        for other in [(1.5, 2e-2), (1.5, 9e-3)] {
+            let with_bad = [levels[0], other, levels[1]];
+            assert_eq!(mixed(&with_bad, 3e-3), mixed(&levels[..2], 3e-3));
+        }
+        // Of one level there is no mixture.
+        assert_eq!((mixed(&levels[1..2], 2e-3), mixed(&levels[1..2], 1e-4)), (Some(2.0), None));
     }
 }

@@ -26,6 +26,7 @@ pub(super) fn size_against_quality(report: &QualityReport) -> Plot {
                 && Some(row.chunk_tokens) == longest
                 && Some(&row.domain) == domain
                 && row.kl >= KL_MIN
+                && row.bits_per_element > 0.0
         });
         let points: Vec<_> = own.map(|row| (row.bits_per_element, row.kl).into()).collect();
         // Deflate has the points of ours, a little to the right: the table has them.
@@ -75,8 +76,11 @@ pub(super) fn render(report: &QualityReport) -> String {
     page.heading("Targets");
     page.table(&table(verdict_table(report)));
     page.heading("Bits an element at equal quality");
-    let mut sizes =
-        vec![["codec", "text", "chunk", "KL", "bits", "least", "most"].map(str::to_owned).to_vec()];
+    let mut sizes = vec![
+        ["codec", "text", "chunk", "KL", "bits, levels mixed", "least", "most", "one level"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     sizes.extend(report.crossings.iter().map(|crossing| {
         vec![
             label(&crossing.codec, &crossing.variant),
@@ -86,6 +90,7 @@ pub(super) fn render(report: &QualityReport) -> String {
             ratio(crossing.bits_per_element),
             ratio(crossing.bits_low),
             ratio(crossing.bits_high),
+            ratio(crossing.level_bits_per_element),
         ]
     }));
     page.table(&table(sizes));
