@@ -1,12 +1,15 @@
-//! What an engine's log hears of lookups: an outage is one line a minute, not one a request.
+//! What an engine's log hears of lookups: an outage, or a service that comes and goes, is one line a minute, not one a request.
 
-use std::{sync::Mutex, sync::PoisonError, time::Duration};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
 use crate::Error;
 
-/// How often a failure that goes on is told.
+/// How often failures are told at most.
 const EVERY: Duration = Duration::from_secs(60);
 
 /// Whether lookups fail at the moment.
@@ -15,38 +18,48 @@ pub(crate) struct LookupLog(Mutex<Failures>);
 
 #[derive(Debug, Default)]
 struct Failures {
-    /// Since the last lookup that was answered.
+    /// Not told yet.
     count: u64,
     told: Option<Instant>,
+    /// Whether the log says that lookups fail.
+    is_open: bool,
 }
 
 impl LookupLog {
     /// A lookup failed: its session is a miss.
     pub(crate) fn failed(&self, error: &Error) {
-        match self.count_failure(Instant::now()) {
-            Some(1) => tracing::warn!(%error, "a lookup failed: the session is a miss"),
-            Some(failed) => tracing::warn!(%error, failed, "lookups still fail: their sessions are misses"),
+        match self.failures().fail(Instant::now()) {
+            Some(failed) => tracing::warn!(%error, failed, "lookups fail: their sessions are misses"),
             None => tracing::debug!(%error, "a lookup failed: the session is a miss"),
         }
     }
 
     /// A lookup was answered.
     pub(crate) fn answered(&self) {
-        let failed = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).count;
-        if failed > 0 {
-            tracing::info!(failed, "lookups are answered again");
+        if self.failures().answer() {
+            tracing::info!("lookups are answered again");
         }
     }
 
-    /// How many have failed so far, where that is to be told.
-    fn count_failure(&self, now: Instant) -> Option<u64> {
-        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.count += 1;
-        let is_due = failures.told.is_none_or(|told| now.duration_since(told) >= EVERY);
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Failures {
+    /// How many failed since it was told last, where it is to be told now.
+    fn fail(&mut self, now: Instant) -> Option<u64> {
+        self.count += 1;
+        let is_due = self.told.is_none_or(|told| now.duration_since(told) >= EVERY);
         is_due.then(|| {
-            failures.told = Some(now);
-            failures.count
+            (self.told, self.is_open) = (Some(now), true);
+            std::mem::take(&mut self.count)
         })
+    }
+
+    /// Whether the end of failures is to be told.
+    fn answer(&mut self) -> bool {
+        std::mem::take(&mut self.is_open)
     }
 }
 
@@ -54,13 +67,24 @@ impl LookupLog {
 mod tests {
     use super::*;
 
+    /// What is told of five lookups a second over two minutes: failures with their counts, and ends of failures.
+    fn told(is_answered: fn(u32) -> bool) -> (Vec<u64>, usize) {
+        let (mut failures, start) = (Failures::default(), Instant::now());
+        let (mut warned, mut ended) = (Vec::new(), 0);
+        for n in 0..600 {
+            if is_answered(n) {
+                ended += usize::from(failures.answer());
+            } else {
+                warned.extend(failures.fail(start + n * Duration::from_millis(200)));
+            }
+        }
+        (warned, ended)
+    }
+
     #[test]
-    fn an_outage_is_told_once_a_minute() {
-        let (log, start) = (LookupLog::default(), Instant::now());
-        let told: Vec<u64> =
-            (0..600).filter_map(|n| log.count_failure(start + n * Duration::from_millis(200))).collect();
-        assert_eq!(told, [1, 301]);
-        log.answered();
-        assert_eq!(log.count_failure(start), Some(1));
+    fn failures_are_told_once_a_minute() {
+        assert_eq!(told(|_| false), (vec![1, 300], 0));
+        assert_eq!(told(|n| n >= 10), (vec![1], 1));
+        assert_eq!(told(|n| n % 2 == 1), (vec![1, 150], 2), "a service that comes and goes");
     }
 }
