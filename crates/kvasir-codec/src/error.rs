@@ -73,7 +73,7 @@ pub enum EncodeError {
     /// `kl_beneath` is not a finite number ≥ 0.
     #[error("kl_beneath must be a finite number of nats, 0 or more")]
     KlBeneath,
-    /// A value is too large for the type of the model's cache.
+    /// A value is too large for the type of the model's cache, or would be rounded to it where an exact level promises every bit.
     #[error(
         "{value} does not fit the model's KV type: let `kv_dtype` of the model spec be the type that the engine caches"
     )]

@@ -29,6 +29,19 @@ impl ExactDtype {
         }
     }
 
+    fn narrowed(self, value: f32) -> f32 {
+        match self {
+            Self::Bf16 => bf16::from_f32(value).to_f32(),
+            Self::F16 => f16::from_f32(value).to_f32(),
+            Self::F32 => value,
+        }
+    }
+
+    /// Whether the type has this value.
+    pub(crate) fn holds(self, value: f32) -> bool {
+        value.is_nan() || self.narrowed(value) == value
+    }
+
     fn bytes(self) -> usize {
         match self {
             Self::Bf16 | Self::F16 => 2,
@@ -49,24 +62,12 @@ pub(crate) fn encode(
     let mut piece = vec![0, 0];
     piece.extend_from_slice(&(tokens as u16).to_le_bytes());
     for value in rows {
-        let fits = |narrowed: f32| narrowed.is_finite() || !value.is_finite();
-        let fits = match dtype {
-            ExactDtype::Bf16 => {
-                let narrowed = bf16::from_f32(value);
-                piece.extend_from_slice(&narrowed.to_le_bytes());
-                fits(narrowed.to_f32())
-            }
-            ExactDtype::F16 => {
-                let narrowed = f16::from_f32(value);
-                piece.extend_from_slice(&narrowed.to_le_bytes());
-                fits(narrowed.to_f32())
-            }
-            ExactDtype::F32 => {
-                piece.extend_from_slice(&value.to_le_bytes());
-                true
-            }
-        };
-        if !fits {
+        match dtype {
+            ExactDtype::Bf16 => piece.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
+            ExactDtype::F16 => piece.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
+            ExactDtype::F32 => piece.extend_from_slice(&value.to_le_bytes()),
+        }
+        if value.is_finite() && !dtype.narrowed(value).is_finite() {
             return Err(EncodeError::Value { value: value.to_string() });
         }
     }

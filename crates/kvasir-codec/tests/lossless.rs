@@ -4,10 +4,10 @@ mod common;
 
 use common::{Noise, Setup, cache, mixed_spec};
 use half::{bf16, f16};
-use kvasir_codec::KvBuffer;
+use kvasir_codec::{ChunkEncoder as _, ChunkInput, EncodeError, KvBuffer};
 use kvasir_container::Head;
 use kvasir_train::{Recipe, TrainingContext, train};
-use kvasir_types::{KvDtype, Level, ModelSpec};
+use kvasir_types::{ChainLink, KvDtype, Level, ModelSpec};
 
 /// A cache of the model's own type.
 fn typed(spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
@@ -79,6 +79,36 @@ fn values_that_the_type_does_not_hold_are_stored_all_the_same() {
     kv.as_mut_slice()[3] = f32::INFINITY;
     let back = setup.decode(&setup.encode(&tokens, 0, &kv), 3).expect("decodes");
     assert_eq!(back.as_slice(), kv.as_slice());
+}
+
+#[test]
+fn an_exact_level_rounds_nothing() {
+    let tokens = Noise::new(6).tokens(40);
+    let encoded = |setup: &Setup, value: f32| {
+        let mut kv = typed(&setup.spec, &tokens, 2);
+        kv.as_mut_slice()[3] = value;
+        let input = ChunkInput {
+            tokens: &tokens,
+            preceding_token: None,
+            first_position: 0,
+            link: ChainLink::first([9; 32].into()),
+            kl_beneath: 0.0,
+            kv: &kv,
+        };
+        setup.encoder.encode(&input)
+    };
+    for recipe in [Recipe::Exact, Recipe::DirectExact] {
+        let setup = setup(KvDtype::F16, &recipe);
+        for value in [1e5, -1.0 - 1.0 / 4096.0, 1e-9] {
+            let error = encoded(&setup, value).expect_err("no f16");
+            assert!(matches!(error, EncodeError::Value { .. }), "{recipe:?} {value}: {error}");
+        }
+        assert!(encoded(&setup, f32::NAN).is_ok());
+    }
+    // Without one, what is stored exactly by the way is rounded as the levels are; but no number becomes infinite.
+    let direct = setup(KvDtype::F16, &Recipe::Direct);
+    assert!(encoded(&direct, -1.0 - 1.0 / 4096.0).is_ok());
+    assert!(matches!(encoded(&direct, 1e9), Err(EncodeError::Value { .. })));
 }
 
 #[test]

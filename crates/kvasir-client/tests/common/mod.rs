@@ -104,8 +104,9 @@ pub(crate) fn kv(tokens: &[u32]) -> KvBuffer {
     let count = buffer.as_slice().len();
     for (i, value) in buffer.as_mut_slice().iter_mut().enumerate() {
         let token = tokens[i / 8 % tokens.len()] as f32;
-        *value =
+        let exact =
             (token * 0.37 + (i % 8) as f32).sin() + ((i * 7919 % count) as f32 / count as f32 - 0.5) * 0.3;
+        *value = half::f16::from_f32(exact).to_f32();
     }
     buffer
 }

@@ -66,7 +66,7 @@ impl<'a> SpanJob<'a> {
         if self.prepared.levels.is_empty() {
             // Nothing but the exact level.
             return Ok(match self.lossless(None)? {
-                None => self.all_exact()?,
+                None => self.all_told()?,
                 lossless => SpanPieces { exact: self.exact_prefix()?, lossless, ..SpanPieces::default() },
             });
         }
@@ -78,7 +78,7 @@ impl<'a> SpanJob<'a> {
         if self.scope.lossless.is_some() {
             lossless = self.lossless(Some(&finest_values(self.scope, self.prepared, &values)))?;
             if lossless.is_none() {
-                return self.all_exact();
+                return self.all_told();
             }
         }
         let mut blocks = self.encoder.blocks.take();
@@ -181,6 +181,13 @@ impl<'a> SpanJob<'a> {
             forced_exact: true,
             ..SpanPieces::default()
         })
+    }
+
+    /// As [`all_exact`](Self::all_exact), of a span that its exact level cannot tell: bit for bit, or not at all.
+    fn all_told(&self) -> Result<SpanPieces, EncodeError> {
+        let rows = self.read(self.ropes.tokens()).0;
+        let unheld = rows.iter().find(|value| !self.encoder.exact_dtype.holds(**value));
+        unheld.map_or_else(|| self.all_exact(), |value| Err(EncodeError::Value { value: value.to_string() }))
     }
 
     /// The piece of every lossy level, coarsest first.

@@ -21,6 +21,8 @@ pub(super) const UNLIMITED: &str = "unlimited";
 /// Variant of profiles without a basis.
 pub(super) const DIRECT: &str = "direct";
 
+/// Error of the direct profile's finest level: that of the published tables. An exact profile quantises nothing.
+const DIRECT_NMSE: f64 = 0.01;
 /// The paper's bins and half of them, three levels at 3:1 each.
 const CACHEGEN_SCALES: [f32; 2] = [1.0, 0.5];
 
@@ -88,8 +90,9 @@ impl Suite {
             ours.push(ProfileCodec::new("kvasir", variant, spec, Arc::clone(profile))?);
         }
         if ours_run && ours.iter().all(|codec| codec.variant() != DIRECT) {
-            let profile =
-                train(spec, contexts, &Recipe::Direct, 0.01, &mut |what, at| progress(what, at * 0.3))?;
+            let profile = train(spec, contexts, &Recipe::Direct, DIRECT_NMSE, &mut |what, at| {
+                progress(what, at * 0.3)
+            })?;
             ours.push(ProfileCodec::new("kvasir", DIRECT, spec, Arc::new(profile))?);
         }
         let mut cachegen = Vec::new();
@@ -114,8 +117,9 @@ impl Suite {
         }
         let mut lossless = None;
         if options.wants("lossless") {
-            let profile =
-                train(spec, contexts, &Recipe::Exact, 0.01, &mut |what, at| progress(what, 0.9 + 0.1 * at))?;
+            let profile = train(spec, contexts, &Recipe::Exact, DIRECT_NMSE, &mut |what, at| {
+                progress(what, 0.9 + 0.1 * at)
+            })?;
             lossless = Some(ProfileCodec::new("lossless", "", spec, Arc::new(profile))?);
         }
         let cachegen = (!cachegen.is_empty()).then_some(Sweep(cachegen));
