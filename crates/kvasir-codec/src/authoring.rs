@@ -3,6 +3,7 @@
 //!
 //! A trainer fills [`ProfileParts`] and calls [`Profile::assemble`](crate::Profile::assemble). There are:
 //!
+//! * which heads share a scope: [`scopes`];
 //! * parts: [`Scope`] with its [`Member`]s, [`Basis`], [`Predictor`] and one [`CoefficientCoding`] a coefficient;
 //! * the transform of a scope: [`Elements`] (rows to normalised elements), [`Matrix`] and [`analysis`] (elements to
 //!   coefficients), [`TextPredictor`] and the anchors (what is subtracted);
@@ -19,6 +20,7 @@ pub use crate::{
         Basis, CoefficientCoding, Member, PackedRows, Predictor, ProfileParts, Scope, TokenPredictor,
         packed_bytes,
     },
+    scope_layout::{scope_of, scopes},
     span_ropes::SpanRopes,
     transform::{Elements, Rotations},
 };

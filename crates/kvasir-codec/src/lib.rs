@@ -22,7 +22,9 @@ mod prepared_scope;
 mod profile;
 pub mod rans;
 pub mod rope;
+mod scope_layout;
 mod span_ropes;
+mod starter;
 mod transform;
 
 pub use kvasir_container as container;
@@ -35,6 +37,7 @@ pub use encoder::{CodedSpan, CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError};
 pub use kv::{Bf16Buffer, HeadRows, KvBuffer, KvSink, KvSource, Tokens};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};
+pub use starter::{STARTER_RECIPE, STARTER_TOKENS_MAX, STARTER_TOKENS_MIN, StarterError, starter};
 
 #[cfg(test)]
 extern crate self as kvasir_codec;

@@ -6,14 +6,13 @@ use super::{
     BasisRecipe, TrainError, bit_allocation,
     data::Corpus,
     draft::{Draft, ScopeDraft},
-    layout::scopes,
     linear::Covariance,
     moments::set_mean_and_scale,
     sketch::Sketch,
     tokens::TokenModel,
 };
 use kvasir_codec::{
-    authoring::{Matrix, Scope, packed_bytes},
+    authoring::{Matrix, Scope, packed_bytes, scopes},
     limits::{EXACT_TOKENS_MAX, TOKEN_FACTORS_MAX},
     rans::{COEFFICIENTS_MAX, STAGE_TABLES_MAX, TRIT_TABLES_MAX},
 };

@@ -5,12 +5,11 @@ use kvasir_types::Plane;
 use super::{
     data::Corpus,
     draft::{Draft, ScopeDraft},
-    layout::{scope_of, scopes},
     moments::set_mean_and_scale,
     tokens::TokenModel,
 };
 use kvasir_codec::{
-    authoring::{Predictor, Scope},
+    authoring::{Predictor, Scope, scope_of, scopes},
     limits::ANCHOR_RATIO_MAX,
     rans::STAGE_TABLES_MAX,
 };

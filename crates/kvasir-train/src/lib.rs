@@ -10,7 +10,6 @@ mod data;
 mod direct;
 mod draft;
 mod error;
-mod layout;
 mod linear;
 mod lossless_level;
 mod metric;

@@ -88,7 +88,7 @@ impl Metric {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::scopes;
+    use kvasir_codec::authoring::scopes;
 
     #[test]
     fn analysis_and_synthesis_invert_each_other_and_keep_costs() {

@@ -2,11 +2,11 @@
 
 use kvasir_types::{ModelSpec, Plane};
 
-use kvasir_codec::authoring::{Basis, Member, Predictor, Scope};
+use crate::profile::{Basis, Member, Predictor, Scope};
 
 /// Every head of `layers` and `planes` as a scope of its own with unit gains and zero means; `None` where
 /// those layers have no KV.
-pub(super) fn scope_of(
+pub fn scope_of(
     spec: &ModelSpec,
     layers: std::ops::Range<usize>,
     planes: &[Plane],
@@ -33,7 +33,7 @@ pub(super) fn scope_of(
 }
 
 /// Scopes of `layers` layers each, planes joint or apart.
-pub(super) fn scopes(spec: &ModelSpec, layers: usize, joint: bool, unrope: bool) -> Vec<Scope> {
+pub fn scopes(spec: &ModelSpec, layers: usize, joint: bool, unrope: bool) -> Vec<Scope> {
     let planes: &[&[Plane]] = if joint { &[&Plane::ALL] } else { &[&[Plane::K], &[Plane::V]] };
     let count = spec.layers.len();
     let starts = (0..count).step_by(layers.max(1));

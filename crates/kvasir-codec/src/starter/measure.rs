@@ -1,0 +1,87 @@
+//! What the levels of a starter cost and lose on its sample.
+
+use std::sync::Arc;
+
+use kvasir_container::Head;
+use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, ModelSpec, Plane};
+
+use super::{StarterError, error_of, error_ratio};
+use crate::{
+    ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, KvBuffer, KvSource, Profile,
+    authoring::{Member, ProfileParts},
+};
+
+/// Encodes and decodes the sample and notes bits an element and error by level.
+pub(super) fn note_levels(
+    spec: &ModelSpec,
+    mut parts: ProfileParts,
+    tokens: &[u32],
+    first_position: u64,
+    kv: &dyn KvSource,
+) -> Result<Profile, StarterError> {
+    for scope in &mut parts.scopes {
+        // The error summed over planes, which is what encoders order sections by: a member has its share of its plane's.
+        let of_member = |member: &Member| {
+            let (heads, _) = spec.layers[member.layer].layout.planes()[member.plane as usize];
+            error_of(spec, member.layer, member.plane) / heads.max(1) as f64
+        };
+        let finest: f64 = scope.members.iter().map(of_member).sum();
+        for (level, loss) in scope.loss.iter_mut().enumerate() {
+            *loss = finest as f32 * error_ratio(level);
+        }
+    }
+    let profile = Arc::new(Profile::assemble(parts.clone())?);
+    let spec = Arc::new(spec.clone());
+    let encoder = CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
+    let decoder = CpuDecoder::new(Arc::clone(&spec), profile)?;
+    let count = tokens.len().min(CHUNK_TOKENS_DEFAULT);
+    let input = ChunkInput {
+        tokens: &tokens[..count],
+        preceding_token: None,
+        first_position,
+        link: ChainLink::first([0; 32].into()),
+        kl_beneath: 0.0,
+        kv,
+    };
+    let object = encoder.encode(&input)?;
+    let head = Head::parse(&object).map_err(|error| StarterError::Decode(DecodeError::from(error)))?;
+    let truth = KvBuffer::from_source(&spec, count, kv);
+    let elements = (count * spec.elements_per_token()).max(1) as f64;
+    for (level, note) in parts.levels.iter_mut().enumerate() {
+        let level = Level(level as u8);
+        let mut decoded = KvBuffer::new(&spec, count);
+        decoder.decode(&head, &object, level, 0..count, &mut decoded).map_err(StarterError::Decode)?;
+        note.bits_per_element = (8.0 * head.level_bytes(level).unwrap_or(0) as f64 / elements) as f32;
+        note.nmse = mean_error(&spec, &truth, &decoded) as f32;
+    }
+    Ok(Profile::assemble(parts)?)
+}
+
+/// Error over power about the mean, by plane, averaged so that all elements count alike.
+fn mean_error(spec: &ModelSpec, truth: &KvBuffer, decoded: &KvBuffer) -> f64 {
+    let (mut sum, mut elements) = (0f64, 0usize);
+    for (layer, kv) in spec.layers.iter().enumerate() {
+        for plane in Plane::ALL {
+            let (heads, dim) = kv.layout.planes()[plane as usize];
+            let (mut power, mut error) = (0f64, 0f64);
+            for head in 0..heads {
+                let rows = truth.rows(layer, plane, head);
+                power += power_about_mean(rows, dim);
+                let pairs = rows.iter().zip(decoded.rows(layer, plane, head));
+                error += pairs.map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
+            }
+            if power > 0.0 && (error / power).is_finite() {
+                sum += error / power * (heads * dim) as f64;
+                elements += heads * dim;
+            }
+        }
+    }
+    sum / elements.max(1) as f64
+}
+
+fn power_about_mean(rows: &[f32], dim: usize) -> f64 {
+    let tokens = (rows.len() / dim.max(1)).max(1);
+    let mut mean = vec![0f64; dim];
+    rows.iter().enumerate().for_each(|(i, x)| mean[i % dim] += f64::from(*x) / tokens as f64);
+    rows.iter().enumerate().map(|(i, x)| (f64::from(*x) - mean[i % dim]).powi(2)).sum()
+}

@@ -1,0 +1,141 @@
+//! The first profile of a model, made of one cache: good for any text, small for none.
+//!
+//! Only means and scales are taken from the sample. Coefficients are elements, every one is coded at the finest level, and
+//! tables follow from a distribution instead of counts. So the error of a level is that of its step, whatever is encoded
+//! later: text that differs from the sample costs bits, never quality.
+
+mod measure;
+mod statistics;
+mod tables;
+
+use kvasir_types::{KvLayout, ModelSpec, Plane};
+
+use crate::{
+    DecodeError, EncodeError, KvSource, Profile, ProfileError, TrainingNote,
+    authoring::{ProfileParts, scopes},
+    levels::ratio,
+    profile::LevelNote,
+};
+
+/// Name of the recipe in a starter's training note.
+pub const STARTER_RECIPE: &str = "starter";
+/// Most tokens of a sample that are looked at: scales do not change any more behind them.
+pub const STARTER_TOKENS_MAX: usize = 1_024;
+/// Fewest tokens that means and scales can be taken from.
+pub const STARTER_TOKENS_MIN: usize = 128;
+/// Fewest different tokens among them: the KV of a repeated token says nothing about the spread of others.
+const DISTINCT_TOKENS_MIN: usize = 16;
+/// Levels: the finest, and two with a step three times as wide each.
+const LEVELS: usize = 3;
+/// Layers of a scope: they decode together.
+const SCOPE_LAYERS: usize = 4;
+/// Error of keys at the finest level, over their power about their mean. Keys cost 2 to 18 times what values do: they go through
+/// a softmax.
+const KEY_ERROR: f64 = 2.5e-4;
+/// The same of values.
+const VALUE_ERROR: f64 = 1e-3;
+/// What is left for rows that are not as the model of a quantiser has them, and for the rounding of the cache's own type.
+const ERROR_MARGIN: f64 = 0.9;
+
+/// Why a cache gives no starter.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StarterError {
+    /// Too short, or too much of the same.
+    #[error(
+        "a first profile needs a cache of {STARTER_TOKENS_MIN} tokens with {DISTINCT_TOKENS_MIN} different ones and finite values, \
+         this one has {usable} usable tokens, {distinct} different ones"
+    )]
+    Sample {
+        /// Tokens whose KV is finite.
+        usable: usize,
+        /// Different ones among all tokens looked at.
+        distinct: usize,
+    },
+    /// The spec is impossible or has no KV.
+    #[error("a first profile does not fit the format: {0}")]
+    Profile(#[from] ProfileError),
+    /// The sample could not be encoded.
+    #[error("a first profile failed on its own sample: {0}")]
+    Encode(#[from] EncodeError),
+    /// The sample could not be decoded again.
+    #[error("a first profile failed on its own sample: {0}")]
+    Decode(#[source] DecodeError),
+}
+
+/// The starter of a model, made of the KV of `tokens`, which begin at `first_position` of their context. `kv` counts from
+/// there. The first [`STARTER_TOKENS_MAX`] tokens are looked at.
+///
+/// The finest level's error is below 2.5e-4 of the power of keys and 1e-3 of that of values about their means in the sample, by
+/// layer and without positions; a level below it has 9 times as much. Rows that do not vary within a step may have three times
+/// that: all of them may lie at an edge of its cell.
+///
+/// # Errors
+/// [`StarterError::Sample`] for a cache that says too little; the others do not happen with a valid spec.
+pub fn starter(
+    spec: &ModelSpec,
+    tokens: &[u32],
+    first_position: u64,
+    kv: &dyn KvSource,
+) -> Result<Profile, StarterError> {
+    let tokens = &tokens[..tokens.len().min(STARTER_TOKENS_MAX)];
+    let mut distinct = tokens.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let distinct = distinct.len();
+    let mut tables = tables::Tables::new(LEVELS);
+    let mut scopes = scopes(spec, SCOPE_LAYERS, false, true);
+    for scope in &mut scopes {
+        let found = statistics::of(spec, scope, tokens.len(), first_position, kv);
+        if found.tokens < STARTER_TOKENS_MIN || distinct < DISTINCT_TOKENS_MIN {
+            return Err(StarterError::Sample { usable: found.tokens, distinct });
+        }
+        scope.mean.clone_from(&found.mean);
+        let mut start = 0;
+        for member in &mut scope.members {
+            let power = found.plane_power(member.layer);
+            let error = ERROR_MARGIN * error_of(spec, member.layer, member.plane);
+            // A quantiser of step s has an error of s²/12.
+            member.gain = (12.0 * error * power).sqrt().clamp(GAIN_MIN, GAIN_MAX) as f32;
+            let variances = &found.variance[start..start + member.dim];
+            let widths = variances.iter().map(|variance| variance.sqrt() / f64::from(member.gain));
+            scope.coding.extend(widths.map(|width| tables.coding(width)));
+            start += member.dim;
+        }
+        scope.loss = vec![0.0; LEVELS];
+    }
+    let (bank, shifts) = tables.finish();
+    let usable = tokens.len() as u64;
+    let parts = ProfileParts {
+        model_id: spec.model_id(),
+        exact_tokens: 0,
+        scopes,
+        bank,
+        shifts,
+        levels: vec![LevelNote::default(); LEVELS],
+        training: TrainingNote {
+            recipe: STARTER_RECIPE.to_owned(),
+            note: "levels were measured on the sample itself".to_owned(),
+            tokens: usable,
+            held_out_tokens: 0,
+        },
+    };
+    measure::note_levels(spec, parts, tokens, first_position, kv)
+}
+
+/// Gains stay normal numbers whose inverses are finite.
+const GAIN_MIN: f64 = 1e-30;
+const GAIN_MAX: f64 = 1e30;
+
+/// The finest level's error, over the plane's power.
+fn error_of(spec: &ModelSpec, layer: usize, plane: Plane) -> f64 {
+    // A latent row is keys and values at once.
+    let is_latent = spec.layers.get(layer).is_some_and(|kv| matches!(kv.layout, KvLayout::Mla { .. }));
+    if plane == Plane::K || is_latent { KEY_ERROR } else { VALUE_ERROR }
+}
+
+/// The error of a level over that of the finest.
+fn error_ratio(level: usize) -> f32 {
+    let ratio = ratio((LEVELS - 1 - level) as u32) as f32;
+    ratio * ratio
+}
