@@ -20,6 +20,9 @@ pub struct ProfileInfo {
     pub profile_hash: ProfileHash,
     /// Its size.
     pub bytes: u64,
+    /// When it was stored, by the store's clock: milliseconds since 1970. Lists say it, answers to a `PUT` do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_at_ms: Option<u64>,
 }
 
 /// A model's profiles, sorted by hash.

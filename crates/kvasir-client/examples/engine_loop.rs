@@ -67,7 +67,7 @@ impl Request {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::args().nth(1).ok_or("usage: engine_loop URL")?;
-    let builder = Kvasir::builder(url).model(toy::spec(), toy::profile()?).namespace("examples");
+    let builder = Kvasir::builder(url).model(toy::spec()).profile(toy::profile()?).namespace("examples");
     let kvasir = builder.chunk_tokens(256).connect().await?;
     let mut conversations: Vec<Vec<u32>> = (2..5).map(|seed| toy::prompt(600, seed)).collect();
     for turn in ["first", "second"] {

@@ -15,7 +15,7 @@ use kvasir_client::{Deadline, Kvasir, pages::HostPages};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::args().nth(1).ok_or("usage: first URL")?;
-    let builder = Kvasir::builder(url).model(toy::spec(), toy::profile()?).namespace("examples");
+    let builder = Kvasir::builder(url).model(toy::spec()).profile(toy::profile()?).namespace("examples");
     let kvasir = builder.connect().await?;
     let prompt = toy::prompt(1000, 1);
     for round in ["first", "second"] {

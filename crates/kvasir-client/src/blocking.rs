@@ -8,7 +8,7 @@
 //! # use kvasir_types::ModelSpec;
 //! # fn example(spec: ModelSpec, profile: Profile, prompt: &[u32], table: BlockTable, kv: &dyn KvSource)
 //! #     -> Result<(), Box<dyn std::error::Error>> {
-//! let kvasir = blocking::Kvasir::connect(Kvasir::builder("http://127.0.0.1:7480").model(spec, profile))?;
+//! let kvasir = blocking::Kvasir::connect(Kvasir::builder("http://127.0.0.1:7480").model(spec).profile(profile))?;
 //! let session = kvasir.session(prompt);
 //! let loaded = session.load([table], Deadline::within(Duration::from_millis(500)))?.finish();
 //! for range in loaded.missing() { /* prefill it */ }

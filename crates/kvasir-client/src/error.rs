@@ -60,6 +60,9 @@ pub enum Error {
     /// A profile that is damaged or of another model.
     #[error("a profile cannot be used: {0}")]
     Profile(#[from] kvasir_codec::ProfileError),
+    /// No profile could be made of the cache that was to be saved.
+    #[error(transparent)]
+    Starter(#[from] kvasir_codec::StarterError),
     /// A blocking task was cancelled or panicked: the runtime is shutting down, or there is a bug.
     #[error("a blocking task did not finish: {0}")]
     Task(#[from] tokio::task::JoinError),
@@ -102,6 +105,9 @@ impl Error {
             Self::Profile(_) => "publish a profile that was trained for this model",
             Self::Config { .. } | Self::Spec(_) => "correct the setting",
             Self::Encode { .. } => "check the KV cache and the profile; the context is simply not stored",
+            Self::Starter(_) => {
+                "give a profile, or save a longer context first; this one is simply not stored"
+            }
             Self::Task(_) => "try again; if it happens outside a shutdown, report it",
         }
     }

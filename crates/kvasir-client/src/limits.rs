@@ -79,6 +79,11 @@ pub const H2_CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 pub const PROFILES_MAX: usize = 16;
 /// Wait before a profile that could not be fetched is asked for again.
 pub const PROFILE_RETRY: Duration = Duration::from_secs(60);
+/// Age from which a profile is in force: readers met it at a lookup and fetched it. As often is the service asked which one is.
+pub const PROFILE_ANNOUNCED: Duration = Duration::from_secs(300);
+/// Largest error of a profile's finest level, over the power of the cache, with which a client encodes without being told: that of
+/// an 8-bit cache and a little more.
+pub const PROFILE_ERROR_MAX: f32 = 1e-3;
 /// Age at which the root of a namespace is asked for again: well within the day that lookups find what a rotated salt led to.
 pub const ROOT_FRESH: Duration = Duration::from_secs(60);
 /// Adapters and salts whose namespaces a client remembers; others are asked for again.

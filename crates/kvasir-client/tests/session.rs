@@ -239,7 +239,7 @@ async fn a_profile_that_is_met_is_fetched_for_the_next_lookup() {
     let text = tokens(512, 10);
     save(&writer, &text).await;
     let profile = common::other_profile();
-    let reader = Kvasir::builder(server.url()).model(common::spec(), profile).namespace("test");
+    let reader = Kvasir::builder(server.url()).model(common::spec()).profile(profile).namespace("test");
     let reader = reader.connect().await.unwrap();
     assert_eq!(find(&reader, &text).await.matched_tokens(), 0, "its profile is not here yet");
     let begun = Instant::now();

@@ -220,7 +220,7 @@ async fn descriptions_that_cannot_work_are_refused() {
     refused(builder(&server).chunk_tokens(100), "multiple of 256").await;
     refused(builder(&server).namespace("../other"), "namespace").await;
     refused(builder(&server).token(""), "token").await;
-    let elsewhere = |url: &str| Kvasir::builder(url).model(spec(), common::profile());
+    let elsewhere = |url: &str| Kvasir::builder(url).model(spec()).profile(common::profile());
     refused(elsewhere("ftp://host/"), "http://host:port").await;
     refused(elsewhere("no address"), "http://host:port").await;
 }

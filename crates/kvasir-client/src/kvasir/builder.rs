@@ -25,7 +25,8 @@ use crate::{
 #[must_use = "nothing is connected before `connect`"]
 pub struct Builder {
     url: String,
-    model: Option<(Arc<ModelSpec>, Arc<Profile>)>,
+    model: Option<Arc<ModelSpec>>,
+    profile: Option<Arc<Profile>>,
     namespace: String,
     token: Option<String>,
     rest: ClientConfig,
@@ -45,6 +46,7 @@ impl Builder {
         Self {
             url,
             model: None,
+            profile: None,
             namespace: "default".to_owned(),
             token: None,
             rest: ClientConfig::default(),
@@ -57,9 +59,17 @@ impl Builder {
         }
     }
 
-    /// The model, and the profile that its caches are encoded with.
-    pub fn model(mut self, spec: impl Into<Arc<ModelSpec>>, profile: impl Into<Arc<Profile>>) -> Self {
-        self.model = Some((spec.into(), profile.into()));
+    /// The model. What its caches are encoded with makes itself unless [`profile`](Self::profile) is called: the profile that is
+    /// in force at the service, which is the newest that is five minutes old; where there is none, one is made of the first
+    /// cache that is saved.
+    pub fn model(mut self, spec: impl Into<Arc<ModelSpec>>) -> Self {
+        self.model = Some(spec.into());
+        self
+    }
+
+    /// The profile that caches are encoded with.
+    pub fn profile(mut self, profile: impl Into<Arc<Profile>>) -> Self {
+        self.profile = Some(profile.into());
         self
     }
 
@@ -119,7 +129,7 @@ impl Builder {
     /// [`Error::Config`] for a description that cannot work, [`Error::Profile`] for a profile of another model,
     /// [`Error::Spec`] for an impossible model; those of [`Client::register_model`] and [`Client::namespace_root`].
     pub async fn connect(self) -> Result<Kvasir, Error> {
-        let (spec, profile) =
+        let spec =
             self.model.ok_or_else(|| config_error("no model is given: call `model` before `connect`"))?;
         let tokens = self.chunk_tokens;
         if tokens == 0 || tokens > CHUNK_TOKENS_MAX || !tokens.is_multiple_of(CHUNK_TOKENS_STEP) {
@@ -137,7 +147,7 @@ impl Builder {
             rest.token = Some(BearerToken::new(token)?);
         }
         let client = Client::new(url, rest)?;
-        let codec = Arc::new(Codec::new(spec, profile)?);
+        let codec = Arc::new(Codec::new(spec, self.profile.clone())?);
         let own = Arc::new(Binding::open(&client, codec, namespace).await?);
         let runtime = Handle::current();
         Ok(Kvasir {
@@ -148,6 +158,7 @@ impl Builder {
                 others: Mutex::new(VecDeque::new()),
                 direct_reads: self.direct_reads,
                 quality: self.quality,
+                profile: self.profile,
                 learned: Arc::new(LearnedCosts::new(self.recompute)),
                 lookup_log: LookupLog::default(),
                 runtime,

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use kvasir_codec::Profile;
 use kvasir_types::{ModelId, ModelSpec, Name, TokenRange};
 use sha2::{Digest as _, Sha256};
 use tokio::runtime::Handle;
@@ -48,6 +49,8 @@ struct Shared {
     own: Arc<Binding>,
     /// Bindings of other adapters and salts, the one used last in front; at most [`BINDINGS_MAX`].
     others: Mutex<VecDeque<(BindingKey, Arc<Binding>)>>,
+    /// What caches are encoded with, where the caller said so.
+    profile: Option<Arc<Profile>>,
     direct_reads: bool,
     quality: Quality,
     learned: Arc<LearnedCosts>,
@@ -113,6 +116,11 @@ impl Kvasir {
     /// The model.
     pub fn model_id(&self) -> ModelId {
         self.shared.own.codec.model_id
+    }
+
+    /// The profile that caches are encoded with; `None` before the first save where it makes itself.
+    pub fn profile(&self) -> Option<Arc<Profile>> {
+        self.shared.own.codec.writer().map(|writer| Arc::clone(writer.profile()))
     }
 
     /// The namespace.
@@ -191,7 +199,7 @@ impl Kvasir {
             let of_adapter = |(key, _): &&(BindingKey, Arc<Binding>)| key.adapter.as_deref() == Some(adapter);
             others.iter().find(of_adapter).map(|(_, binding)| Arc::clone(&binding.codec))
         });
-        known.map_or_else(|| Ok(Arc::new(own.with_adapter(adapter)?)), Ok)
+        known.map_or_else(|| Ok(Arc::new(own.with_adapter(adapter, self.shared.profile.as_deref())?)), Ok)
     }
 }
 

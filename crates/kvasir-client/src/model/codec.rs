@@ -1,18 +1,15 @@
-//! One model's encoder, and its decoders by profile.
+//! One model's writer, and its decoders by profile.
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
 };
 
-use kvasir_codec::{
-    ChunkDecoder, ChunkEncoder, CpuDecoder, CpuEncoder, Profile, ProfileError, authoring::ProfileParts,
-};
+use kvasir_codec::{ChunkDecoder, CpuDecoder, Profile, authoring::ProfileParts};
 use kvasir_types::{ModelId, ModelSpec, ProfileHash};
 use tokio::{runtime::Handle, time::Instant};
+
+use super::writer::{self, Sample, Writer};
 
 use crate::{
     Error,
@@ -28,42 +25,81 @@ enum DecoderState {
     Failed(Instant),
 }
 
-/// Encoder and decoders of a model, with or without an adapter.
+/// Writer and decoders of a model, with or without an adapter.
 pub(crate) struct Codec {
     pub(crate) spec: Arc<ModelSpec>,
     pub(crate) model_id: ModelId,
-    profile: Arc<Profile>,
-    encoder: Arc<dyn ChunkEncoder>,
+    /// None before the first save of a model whose profile makes itself.
+    writer: Mutex<Option<Arc<Writer>>>,
+    /// Held while the service is asked for a profile or one is made.
+    choosing: tokio::sync::Mutex<()>,
     decoders: Mutex<BTreeMap<ProfileHash, DecoderState>>,
-    /// Whether the service has the profile that chunks are encoded with.
-    published: AtomicBool,
 }
 
 impl Codec {
+    /// Of a model whose profile is given, or makes itself.
+    ///
     /// # Errors
-    /// [`ProfileError`] when the profile is of another model.
-    pub(crate) fn new(spec: Arc<ModelSpec>, profile: Arc<Profile>) -> Result<Self, ProfileError> {
-        let encoder = Arc::new(CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?);
-        let decoder = CpuDecoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
-        let own = (encoder.profile_hash(), DecoderState::Ready(Arc::new(decoder)));
-        let (model_id, decoders) = (spec.model_id(), Mutex::new(BTreeMap::from([own])));
-        Ok(Self { spec, model_id, profile, encoder, decoders, published: AtomicBool::new(false) })
+    /// [`Error::Profile`] when the profile is of another model, [`Error::Spec`] for an impossible model.
+    pub(crate) fn new(spec: Arc<ModelSpec>, profile: Option<Arc<Profile>>) -> Result<Self, Error> {
+        spec.validate()?;
+        let codec = Self {
+            model_id: spec.model_id(),
+            spec,
+            writer: Mutex::default(),
+            choosing: tokio::sync::Mutex::default(),
+            decoders: Mutex::default(),
+        };
+        if let Some(profile) = profile {
+            codec.take(Writer::given(&codec.spec, profile)?)?;
+        }
+        Ok(codec)
     }
 
-    /// The codec of the model with an adapter: with the same profile, which is another file because it names the model.
-    pub(crate) fn with_adapter(&self, adapter: &str) -> Result<Self, ProfileError> {
+    /// The codec of the model with an adapter: with the same profile where one is given, which is another file because it names the
+    /// model.
+    pub(crate) fn with_adapter(&self, adapter: &str, profile: Option<&Profile>) -> Result<Self, Error> {
         let spec = ModelSpec { adapter: Some(adapter.to_owned()), ..ModelSpec::clone(&self.spec) };
-        let parts = ProfileParts { model_id: spec.model_id(), ..self.profile.parts() };
-        Self::new(Arc::new(spec), Arc::new(Profile::assemble(parts)?))
+        let model_id = spec.model_id();
+        let renamed = |given: &Profile| Profile::assemble(ProfileParts { model_id, ..given.parts() });
+        let profile = profile.map(renamed).transpose()?.map(Arc::new);
+        Self::new(Arc::new(spec), profile)
     }
 
-    pub(crate) const fn encoder(&self) -> &Arc<dyn ChunkEncoder> {
-        &self.encoder
+    /// What chunks are encoded with, if that is known already.
+    pub(crate) fn writer(&self) -> Option<Arc<Writer>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What chunks are encoded with: found at the service, or made of a sample. The service has its profile.
+    pub(crate) async fn writer_for(&self, client: &Client, sample: Sample<'_>) -> Result<Arc<Writer>, Error> {
+        let settled = || self.writer().filter(|writer| !writer.is_stale());
+        if let Some(writer) = settled() {
+            writer.publish(client).await?;
+            return Ok(writer);
+        }
+        let _choosing = self.choosing.lock().await;
+        if let Some(writer) = settled() {
+            return Ok(writer);
+        }
+        self.take(Writer::choose(client, &self.spec, self.writer().as_deref(), sample).await?)
+    }
+
+    /// Encodes with `writer` from now on.
+    fn take(&self, writer: Writer) -> Result<Arc<Writer>, Error> {
+        let (hash, writer) = (writer.profile().hash(), Arc::new(writer));
+        if self.decoder(&hash).is_none() {
+            let decoder = CpuDecoder::new(Arc::clone(&self.spec), Arc::clone(writer.profile()))?;
+            self.with_decoders(|decoders| decoders.insert(hash, DecoderState::Ready(Arc::new(decoder))));
+        }
+        *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&writer));
+        Ok(writer)
     }
 
     /// Most predicted KL beneath what is stored, unless the queue's admission says otherwise: twice the finest level's.
     pub(crate) fn kl_beneath_max(&self) -> f64 {
-        let own = self.decoder(&self.encoder.profile_hash()).and_then(|decoder| decoder.level_kl());
+        let own = self.writer().and_then(|writer| self.decoder(&writer.profile().hash()));
+        let own = own.and_then(|decoder| decoder.level_kl());
         own.and_then(|kl| kl.last().map(|finest| 2.0 * finest)).unwrap_or(f64::INFINITY)
     }
 
@@ -114,9 +150,8 @@ impl Codec {
     }
 
     async fn fetch(&self, client: &Client, profile: ProfileHash) -> Result<Arc<dyn ChunkDecoder>, Error> {
-        let bytes = client.get_profile(&self.model_id, &profile).await?;
-        let profile = Arc::new(Profile::from_bytes(&bytes)?);
-        Ok(Arc::new(CpuDecoder::new(Arc::clone(&self.spec), profile)?))
+        let profile = writer::fetch(client, &self.model_id, &profile).await?;
+        Ok(Arc::new(CpuDecoder::new(Arc::clone(&self.spec), Arc::new(profile))?))
     }
 
     /// Fetches the profiles of the model that the service has and this client has not, at most [`PROFILES_MAX`].
@@ -131,21 +166,5 @@ impl Codec {
             }
         }
         Ok(())
-    }
-
-    /// Publishes the profile that chunks are encoded with, once.
-    pub(crate) async fn publish(&self, client: &Client) -> Result<(), Error> {
-        if !self.published.load(Ordering::Acquire) {
-            client.put_profile(&self.model_id, self.profile.to_bytes()).await?;
-            self.published.store(true, Ordering::Release);
-        }
-        Ok(())
-    }
-
-    /// Registers the model and publishes the profile again: the service has lost them.
-    pub(crate) async fn publish_again(&self, client: &Client) -> Result<(), Error> {
-        client.register_model(&self.spec).await?;
-        self.published.store(false, Ordering::Release);
-        self.publish(client).await
     }
 }

@@ -2,6 +2,8 @@
 
 mod binding;
 mod codec;
+mod writer;
 
 pub(crate) use binding::Binding;
 pub(crate) use codec::Codec;
+pub(crate) use writer::Sample;

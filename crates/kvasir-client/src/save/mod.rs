@@ -29,7 +29,7 @@ use crate::{
     fetcher::ByteRate,
     limits::{ENCODE_PATIENCE, STORE_CONCURRENCY, TAIL_GROWTH_MIN},
     lookup::Matched,
-    model::Binding,
+    model::{Binding, Sample},
     rest::{Client, UploadPacer},
 };
 
@@ -147,7 +147,6 @@ impl Saver {
     ) -> Result<ChunkOutcome, Error> {
         let Context { client, binding, chain, .. } = context;
         let (codec, tokens) = (&binding.codec, context.tokens());
-        codec.publish(client).await?;
         let pacer = match self.urgency {
             Urgency::Now => None,
             Urgency::Background { rate } => {
@@ -155,14 +154,17 @@ impl Saver {
             }
         };
         let hash = seq_hash(chain, range.end)?;
+        let kv = Arc::new(copy_rows(binding, kv, &range).await);
+        let sample = Sample { tokens: &tokens[range.clone()], first_position: range.start as u64, kv: &kv };
+        let writer = codec.writer_for(client, sample).await?;
         let job = EncodeJob {
             tokens: tokens[range.clone()].to_vec(),
             preceding_token: range.start.checked_sub(1).map(|before| tokens[before]),
             first_position: range.start as u64,
             link: chain.link(range.start).ok_or_else(|| cut_error(range.start))?,
-            kv: copy_rows(binding, kv, &range).await,
+            kv,
             kl_beneath: context.kl_beneath as f32,
-            encoder: Arc::clone(codec.encoder()),
+            encoder: Arc::clone(writer.encoder()),
         };
         if let Some(pacer) = &pacer {
             pacer.before_encoding(ENCODE_PATIENCE).await;
@@ -183,7 +185,7 @@ impl Saver {
             Err(error)
                 if matches!(error.code(), Some(ErrorCode::UnknownModel | ErrorCode::UnknownProfile)) =>
             {
-                codec.publish_again(client).await?;
+                writer.publish_again(client).await?;
                 put().await?
             }
             stored => stored?,
@@ -241,7 +243,7 @@ struct EncodeJob {
     preceding_token: Option<u32>,
     first_position: u64,
     link: ChainLink,
-    kv: KvBuffer,
+    kv: Arc<KvBuffer>,
     kl_beneath: f32,
     encoder: Arc<dyn ChunkEncoder>,
 }
@@ -255,7 +257,7 @@ impl EncodeJob {
             first_position: self.first_position,
             link: self.link,
             kl_beneath: self.kl_beneath,
-            kv: &self.kv,
+            kv: &*self.kv,
         };
         let object = self.encoder.encode(&input);
         let object = object.map_err(|source| Error::Encode { first_token: self.first_position, source })?;

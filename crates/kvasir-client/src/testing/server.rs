@@ -274,6 +274,7 @@ async fn list_profiles(State(shared): State<Arc<Shared>>, Path(model): Path<Mode
     let info = |((_, hash), bytes): (&(_, ProfileHash), &Bytes)| ProfileInfo {
         profile_hash: *hash,
         bytes: bytes.len() as u64,
+        stored_at_ms: None,
     };
     Json(ProfileList { profiles: of_model.map(info).collect() })
 }

@@ -29,7 +29,7 @@ pub(crate) async fn start() -> Server {
 }
 
 pub(crate) fn builder(server: &Server) -> Builder {
-    Kvasir::builder(server.url()).model(spec(), profile()).namespace("test").chunk_tokens(256)
+    Kvasir::builder(server.url()).model(spec()).profile(profile()).namespace("test").chunk_tokens(256)
 }
 
 pub(crate) async fn connect(server: &Server) -> Kvasir {

@@ -191,7 +191,7 @@ impl ThinnedStore {
         let mut connected = Vec::with_capacity(classes.len());
         for (class, profile) in classes.into_iter().zip(profiles) {
             let spec = Arc::new(class.spec(spec, thinning));
-            let builder = Kvasir::builder(url).model(spec, profile).namespace(namespace.as_str());
+            let builder = Kvasir::builder(url).model(spec).profile(profile).namespace(namespace.as_str());
             connected.push((class, builder.chunk_tokens(CHUNK_TOKENS_MAX).connect().await?));
         }
         Ok(Self { classes: connected })

@@ -93,7 +93,11 @@ impl Catalog {
         let listed = self.bucket.list(&prefix, "listing profiles").take(limits::PROFILES_LISTED_MAX);
         let infos = listed.try_filter_map(|(key, meta)| {
             future::ready(Ok(match key {
-                Key::Profile { profile_hash, .. } => Some(ProfileInfo { profile_hash, bytes: meta.size }),
+                Key::Profile { profile_hash, .. } => Some(ProfileInfo {
+                    profile_hash,
+                    bytes: meta.size,
+                    stored_at_ms: u64::try_from(meta.last_modified.timestamp_millis()).ok(),
+                }),
                 _ => None,
             }))
         });

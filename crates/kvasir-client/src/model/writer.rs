@@ -1,0 +1,207 @@
+//! What a model's caches are encoded with: a profile that the caller gives, or one that makes itself.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use kvasir_api::{ErrorCode, ProfileInfo};
+use kvasir_codec::{ChunkEncoder, CpuEncoder, KvBuffer, LevelNote, Profile, ProfileError, starter};
+use kvasir_types::{ModelId, ModelSpec, ProfileHash};
+use tokio::time::Instant;
+
+use crate::{
+    Error,
+    limits::{PROFILE_ANNOUNCED, PROFILE_ERROR_MAX, PROFILES_MAX},
+    rest::Client,
+};
+
+/// A profile and its encoder.
+pub(crate) struct Writer {
+    spec: Arc<ModelSpec>,
+    profile: Arc<Profile>,
+    encoder: Arc<dyn ChunkEncoder>,
+    /// Whether the service has the profile.
+    published: AtomicBool,
+    /// When the service was asked which profile is in force; `None` where the caller gave one.
+    chosen_at: Option<Instant>,
+}
+
+impl Writer {
+    /// With the profile that the caller gives.
+    ///
+    /// # Errors
+    /// [`ProfileError`] when the profile is of another model.
+    pub(crate) fn given(spec: &Arc<ModelSpec>, profile: Arc<Profile>) -> Result<Self, ProfileError> {
+        let encoder = Arc::new(CpuEncoder::new(Arc::clone(spec), Arc::clone(&profile))?);
+        let (spec, published) = (Arc::clone(spec), AtomicBool::new(false));
+        Ok(Self { spec, profile, encoder, published, chosen_at: None })
+    }
+
+    /// With the profile that is in force at the service: where there is none, one is made of a sample of the model's KV and
+    /// published.
+    pub(crate) async fn choose(
+        client: &Client,
+        spec: &Arc<ModelSpec>,
+        current: Option<&Self>,
+        sample: Sample<'_>,
+    ) -> Result<Self, Error> {
+        if let Some(found) = Self::in_force(client, spec, current).await? {
+            return Ok(found);
+        }
+        let profile = sample.train(spec).await?;
+        // Training takes seconds, and other clients begin at the same time.
+        if let Some(found) = Self::in_force(client, spec, None).await? {
+            return Ok(found);
+        }
+        let made = Self { chosen_at: Some(Instant::now()), ..Self::given(spec, Arc::new(profile))? };
+        made.publish(client).await?;
+        let level = made.profile.levels().last().copied().unwrap_or_default();
+        tracing::info!(
+            profile = %made.profile.hash(),
+            bits_per_element = level.bits_per_element,
+            error = level.nmse,
+            "the model had no profile: one was made of its first cache and published"
+        );
+        Ok(made)
+    }
+
+    /// With the profile that is in force at the service, if there is one.
+    async fn in_force(
+        client: &Client,
+        spec: &Arc<ModelSpec>,
+        current: Option<&Self>,
+    ) -> Result<Option<Self>, Error> {
+        let model = spec.model_id();
+        let listed = match client.list_profiles(&model).await {
+            // The service's bucket was emptied since.
+            Err(error) if error.code() == Some(ErrorCode::UnknownModel) => {
+                client.register_model(spec).await?;
+                Vec::new()
+            }
+            listed => listed?.profiles,
+        };
+        let chosen_at = Some(Instant::now());
+        for hash in by_preference(listed, SystemTime::now()).into_iter().take(PROFILES_MAX) {
+            if let Some(Self { profile, encoder, .. }) = current.filter(|now| now.profile.hash() == hash) {
+                let (spec, profile, encoder) = (Arc::clone(spec), Arc::clone(profile), Arc::clone(encoder));
+                let published = AtomicBool::new(true);
+                return Ok(Some(Self { spec, profile, encoder, published, chosen_at }));
+            }
+            let fetched = async {
+                let profile = fetch(client, &model, &hash).await?;
+                Ok::<_, Error>((is_fine(&profile), Self::given(spec, Arc::new(profile))?))
+            };
+            match fetched.await {
+                Ok((true, found)) => {
+                    found.published.store(true, Ordering::Release);
+                    return Ok(Some(Self { chosen_at, ..found }));
+                }
+                Ok((false, _)) => {}
+                // Whoever stored it has another version, or no good intentions; chunks need not be encoded with it.
+                Err(Error::Profile(error)) => tracing::debug!(%error, %hash, "a profile is passed over"),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the service should be asked again which profile is in force.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.chosen_at.is_some_and(|at| at.elapsed() >= PROFILE_ANNOUNCED)
+    }
+
+    pub(crate) const fn profile(&self) -> &Arc<Profile> {
+        &self.profile
+    }
+
+    pub(crate) const fn encoder(&self) -> &Arc<dyn ChunkEncoder> {
+        &self.encoder
+    }
+
+    /// Publishes the profile, once.
+    pub(crate) async fn publish(&self, client: &Client) -> Result<(), Error> {
+        if !self.published.load(Ordering::Acquire) {
+            client.put_profile(&self.spec.model_id(), self.profile.to_bytes()).await?;
+            self.published.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Registers the model and publishes the profile again: the service has lost them.
+    pub(crate) async fn publish_again(&self, client: &Client) -> Result<(), Error> {
+        client.register_model(&self.spec).await?;
+        self.published.store(false, Ordering::Release);
+        self.publish(client).await
+    }
+}
+
+/// KV of a model, for its first profile.
+#[derive(Clone, Copy)]
+pub(crate) struct Sample<'a> {
+    pub(crate) tokens: &'a [u32],
+    pub(crate) first_position: u64,
+    pub(crate) kv: &'a Arc<KvBuffer>,
+}
+
+impl Sample<'_> {
+    async fn train(self, spec: &Arc<ModelSpec>) -> Result<Profile, Error> {
+        let (spec, kv, tokens) = (Arc::clone(spec), Arc::clone(self.kv), self.tokens.to_vec());
+        let first_position = self.first_position;
+        let trained = tokio::task::spawn_blocking(move || starter(&spec, &tokens, first_position, &*kv));
+        Ok(trained.await??)
+    }
+}
+
+/// A profile of the model, by hash.
+pub(crate) async fn fetch(client: &Client, model: &ModelId, hash: &ProfileHash) -> Result<Profile, Error> {
+    Ok(Profile::from_bytes(&client.get_profile(model, hash).await?)?)
+}
+
+/// Whether what is stored with a profile can be read back nearly as it was: others are for whoever names them.
+fn is_fine(profile: &Profile) -> bool {
+    let is_fine = |level: &LevelNote| level.nmse <= PROFILE_ERROR_MAX;
+    profile.is_lossless() || profile.levels().last().is_some_and(is_fine)
+}
+
+/// Profiles in the order in which they are in force: the newest of those that readers had time to fetch, then the oldest of the
+/// others, so that clients that begin together end with the same one.
+fn by_preference(profiles: Vec<ProfileInfo>, now: SystemTime) -> Vec<ProfileHash> {
+    let age = |info: &ProfileInfo| {
+        let stored_at = SystemTime::UNIX_EPOCH + Duration::from_millis(info.stored_at_ms.unwrap_or(0));
+        now.duration_since(stored_at).unwrap_or_default()
+    };
+    let (mut known, mut young): (Vec<_>, Vec<_>) =
+        profiles.into_iter().partition(|info| age(info) >= PROFILE_ANNOUNCED);
+    known.sort_by_key(|info| (std::cmp::Reverse(info.stored_at_ms), info.profile_hash));
+    young.sort_by_key(|info| (info.stored_at_ms, info.profile_hash));
+    known.into_iter().chain(young).map(|info| info.profile_hash).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_that_readers_know_is_in_force_and_the_first_of_those_that_are_new() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(10_000);
+        let info = |name: u8, seconds: u64| ProfileInfo {
+            profile_hash: [name; 32].into(),
+            bytes: 1,
+            stored_at_ms: Some(seconds * 1000),
+        };
+        let order = |listed: &[ProfileInfo]| {
+            let names = by_preference(listed.to_vec(), now);
+            names.iter().map(|hash| hash.as_bytes()[0]).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&[]), [0; 0]);
+        assert_eq!(order(&[info(1, 9_990), info(2, 9_980), info(3, 9_980)]), [2, 3, 1]);
+        assert_eq!(order(&[info(1, 9_990), info(2, 5_000), info(3, 6_000), info(4, 9_800)]), [3, 2, 4, 1]);
+        // A service of an earlier version does not say, and a store's clock may be ahead.
+        let unsaid = ProfileInfo { stored_at_ms: None, ..info(5, 0) };
+        assert_eq!(order(&[info(1, 20_000), unsaid, info(2, 9_000)]), [2, 5, 1]);
+    }
+}

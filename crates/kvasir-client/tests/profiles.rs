@@ -1,0 +1,120 @@
+//! Profiles that make themselves: a model that nobody trained anything for is stored from its first request.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{Fault, Server, find, kv, load, range, save, spec, start, tokens};
+use kvasir_client::{Builder, Deadline, Error, Kvasir, report::ChunkOutcome, tuning::LoadOptions};
+use kvasir_codec::{KvBuffer, STARTER_RECIPE};
+use kvasir_types::Level;
+
+fn builder(server: &Server) -> Builder {
+    Kvasir::builder(server.url()).model(spec()).namespace("test").chunk_tokens(256)
+}
+
+async fn profiles(kvasir: &Kvasir) -> usize {
+    kvasir.rest().list_profiles(&kvasir.model_id()).await.unwrap().profiles.len()
+}
+
+/// Error of `found` over the power of `truth` about its mean.
+fn error(truth: &KvBuffer, found: &KvBuffer) -> f64 {
+    let truth = truth.as_slice();
+    let mean = truth.iter().map(|x| f64::from(*x)).sum::<f64>() / truth.len() as f64;
+    let power: f64 = truth.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum();
+    let error: f64 = truth.iter().zip(found.as_slice()).map(|(x, y)| f64::from(x - y).powi(2)).sum();
+    error / power
+}
+
+#[tokio::test]
+async fn a_model_without_a_profile_is_stored_from_its_first_cache() {
+    let server = start().await;
+    let first = builder(&server).connect().await.unwrap();
+    assert!(first.profile().is_none());
+    let text = tokens(600, 1);
+    assert_eq!(find(&first, &text).await.matched_tokens(), 0);
+    assert_eq!(profiles(&first).await, 0, "nothing is made before something is saved");
+    let report = save(&first, &text).await;
+    assert!(report.chunks.iter().all(|chunk| matches!(chunk.outcome, ChunkOutcome::Stored { .. })));
+    let made = first.profile().unwrap();
+    assert_eq!((made.training().recipe.as_str(), profiles(&first).await), (STARTER_RECIPE, 1));
+    // Another client takes it, for reading and for writing.
+    let second = builder(&server).connect().await.unwrap();
+    second.preload_profiles().await.unwrap();
+    let session = find(&second, &text).await;
+    assert_eq!(session.matched_tokens(), 600);
+    let (loaded, found) = load(&session, LoadOptions::at_level(Level(2))).await;
+    assert_eq!(loaded.loaded_tokens(), 600);
+    let found = error(&kv(&text), &found);
+    assert!(found < 6.25e-4, "{found:.2e}");
+    let (loaded, _) = load(&session, LoadOptions::from(Deadline::none())).await;
+    assert_eq!(loaded.missing(), [range(599, 600)]);
+    save(&second, &tokens(600, 2)).await;
+    assert_eq!((second.profile().unwrap().hash(), profiles(&second).await), (made.hash(), 1));
+}
+
+#[tokio::test]
+async fn clients_that_begin_together_read_each_other() {
+    let server = start().await;
+    let clients = [builder(&server).connect().await.unwrap(), builder(&server).connect().await.unwrap()];
+    let texts = [tokens(600, 3), tokens(600, 4)];
+    tokio::join!(save(&clients[0], &texts[0]), save(&clients[1], &texts[1]));
+    for (client, text) in clients.iter().zip(texts.iter().rev()) {
+        client.preload_profiles().await.unwrap();
+        assert_eq!(find(client, text).await.matched_tokens(), 600);
+    }
+    // Later ones agree on one of the two.
+    let later = [builder(&server).connect().await.unwrap(), builder(&server).connect().await.unwrap()];
+    for (i, client) in later.iter().enumerate() {
+        save(client, &tokens(600, 5 + i as u32)).await;
+    }
+    assert_eq!(later[0].profile().unwrap().hash(), later[1].profile().unwrap().hash());
+    assert!(profiles(&later[0]).await <= 2);
+}
+
+#[tokio::test]
+async fn a_profile_that_loses_much_is_not_taken_over() {
+    let server = start().await;
+    // Its finest level has an error of 1e-2.
+    let coarse = common::connect(&server).await;
+    save(&coarse, &tokens(600, 7)).await;
+    let careful = builder(&server).connect().await.unwrap();
+    save(&careful, &tokens(600, 8)).await;
+    assert_ne!(careful.profile().unwrap().hash(), coarse.profile().unwrap().hash());
+    assert_eq!(careful.profile().unwrap().training().recipe, STARTER_RECIPE);
+}
+
+#[tokio::test]
+async fn a_cache_that_makes_no_profile_is_not_stored_and_the_next_one_is() {
+    let server = start().await;
+    let kvasir = builder(&server).connect().await.unwrap();
+    let same = vec![7; 600];
+    let session = kvasir.session(&same).await;
+    let error = session.save_now(&kv(&same), 600, |_| ()).await.unwrap_err();
+    assert!(matches!(error, Error::Starter(_)), "{error}");
+    assert!(!error.is_retryable());
+    assert_eq!((profiles(&kvasir).await, server.puts()), (0, 0));
+    save(&kvasir, &tokens(600, 9)).await;
+    save(&kvasir, &same).await;
+    assert_eq!(find(&kvasir, &same).await.matched_tokens(), 600);
+}
+
+#[tokio::test]
+async fn a_service_that_lost_everything_gets_the_profile_again() {
+    let server = start().await;
+    let kvasir = builder(&server).connect().await.unwrap();
+    let text = tokens(600, 10);
+    save(&kvasir, &text).await;
+    server.clear();
+    save(&kvasir, &text).await;
+    assert_eq!(find(&kvasir, &text).await.matched_tokens(), 600);
+    // An adapter is a model of its own, with a profile of its own.
+    let session = kvasir.session(&text).adapter("style@1").await;
+    session.save_now(&kv(&text), 600, |_| ()).await.unwrap();
+    assert_eq!(kvasir.session(&text).adapter("style@1").await.matched_tokens(), 600);
+    // A service that does not answer makes no profile, and loses no later one.
+    let other = Kvasir::builder(server.url()).model(kvasir_types::ModelSpec { revision: "2".into(), ..spec() });
+    let other = other.namespace("test").connect().await.unwrap();
+    server.fail(Fault::PutUnavailable(1));
+    save(&other, &text).await;
+    assert_eq!(find(&other, &text).await.matched_tokens(), 600);
+}
