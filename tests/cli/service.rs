@@ -39,6 +39,33 @@ fn a_context_is_stored_found_and_fetched() {
         .fails(exit::DATA, &["level 99 does not exist"]);
 }
 
+/// The shipped model's cache under another name: a model for which nobody has trained a profile.
+#[test]
+fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
+    let bench = empty_bench();
+    dump(&bench, &prose(5, 700), 600, "shipped.safetensors");
+    let known = kvasir_model::dump::parse_dump(&bench.read("shipped.safetensors")).expect("a dump");
+    let spec = kvasir_types::ModelSpec { revision: "tuned".into(), ..known.spec };
+    let dtype = kvasir_model::dump::DumpDtype::of(spec.kv_dtype);
+    kvasir_model::dump::write_dump(&bench.path("kv.safetensors"), &spec, &known.tokens, &known.kv, dtype)
+        .expect("written");
+    let service = serve(&bench);
+    let url = &service.url;
+    let stored = json(&bench.ok(&format!("context put --url {url} --kv kv.safetensors --json")));
+    assert!(stored["profile_hash"].is_string(), "{stored}");
+    bench.ok(&format!("context get --url {url} --kv kv.safetensors -o back.safetensors"));
+    let back = kvasir_model::dump::parse_dump(&bench.read("back.safetensors")).expect("a dump");
+    let pairs = || known.kv.as_slice().iter().zip(back.kv.as_slice());
+    let error: f64 = pairs().map(|(x, y)| f64::from(x - y).powi(2)).sum();
+    let power: f64 = pairs().map(|(x, _)| f64::from(*x).powi(2)).sum();
+    // Of raw power, which is larger than that about the mean.
+    assert!(error < 6.25e-4 * power, "{:.1e}", error / power);
+    // The shipped model's contexts are its own.
+    bench
+        .run(&format!("context lookup --url {url} --kv shipped.safetensors"))
+        .fails(exit::NOTHING, &["nothing is stored"]);
+}
+
 #[test]
 fn the_index_can_be_lost_and_rebuilt() {
     let bench = empty_bench();

@@ -50,6 +50,29 @@ pub(crate) async fn removing_a_chunk_hides_however_many_objects_it_has(backend: 
     assert_eq!(again.expect("twice is once"), usize::from(OBJECTS));
 }
 
+/// A replica whose index has all objects of a chunk, and that has not heard of their removal, asks the store for a fresh lookup: one
+/// tombstone after the other is not enough where there are many.
+pub(crate) async fn a_fresh_lookup_offers_none_of_many_removed_objects(backend: &Backend) {
+    let (storage, other) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(121, 128);
+    let first: Vec<_> =
+        (0..OBJECTS).map(|variant| chunks::variant(root, &tokens, 0, 64, 50, variant * 8)).collect();
+    for object in first.iter().chain([&chunks::chunk(root, &tokens, 64, 128, 50)]) {
+        put(&storage, object).await;
+    }
+    storage.changes().journal_append().await.expect("appends");
+    other.changes().journal_tail().await.expect("tails");
+    assert_eq!(matched(&other, &tokens).await, 128);
+    let seq_hash = first[0].seq_hash;
+    storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
+    assert_eq!(matched(&other, &tokens).await, 0, "it has not heard of the removal, and the store has");
+    // What is stored afterwards is found at once.
+    let later = chunks::variant(root, &tokens, 0, 64, 50, 200);
+    put(&storage, &later).await;
+    assert_eq!(matched(&other, &tokens).await, 128);
+}
+
 pub(crate) async fn a_removed_object_is_served_by_no_name(backend: &Backend) {
     let (storage, other) = (backend.replica().await, backend.replica().await);
     let root = prepare(&storage).await;

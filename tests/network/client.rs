@@ -102,7 +102,8 @@ impl Bench {
         prompt.truncate(TOKENS);
         // Storing is not what this is about: it has the wire for itself.
         shape(&namespace, 100_000.0)?;
-        let builder = Kvasir::builder(server).model(Arc::clone(model.spec())).profile(profile).namespace("network");
+        let builder =
+            Kvasir::builder(server).model(Arc::clone(model.spec())).profile(profile).namespace("network");
         let kvasir = builder.chunk_tokens(CHUNK_TOKENS).connect().await?;
         let kv = model.calculate_kv(&prompt)?;
         let session = kvasir.session(&prompt).without_lookup().await;

@@ -60,6 +60,16 @@ pub fn profile(file: Option<&Path>) -> CliResult<Arc<Profile>> {
     Profile::from_bytes(&bytes).map(Arc::new).map_err(|e| CliError::data(path, e))
 }
 
+/// The profile to encode a model's caches with: from a file, else the one of the shipped model. `Ok(None)` when no file was given
+/// and the model is another.
+///
+/// # Errors
+/// As [`profile`].
+pub fn profile_of(model_id: ModelId, file: Option<&Path>) -> CliResult<Option<Arc<Profile>>> {
+    let is_shipped = shipped::spec()?.is_some_and(|spec| spec.model_id() == model_id);
+    if file.is_some() || is_shipped { profile(file).map(Some) } else { Ok(None) }
+}
+
 /// The spec of `model_id`: from a file (JSON, or the metadata of any KV dump), else that of the shipped model.
 /// `Ok(None)` when no file was given and the model is another.
 ///

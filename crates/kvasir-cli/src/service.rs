@@ -10,7 +10,6 @@ use kvasir_client::{
     Builder, Error, Kvasir, Session,
     rest::{BearerToken, Client, ClientConfig},
 };
-use kvasir_codec::Profile;
 use kvasir_types::{ModelSpec, Name};
 use url::Url;
 
@@ -44,24 +43,19 @@ pub struct CredentialArguments {
     pub token_from_environment: Option<String>,
 }
 
-/// A connection to a service for one model, with one profile.
-pub fn connection(
-    service: &ServiceArguments,
-    spec: &Arc<ModelSpec>,
-    profile: &Arc<Profile>,
-) -> CliResult<Builder> {
+/// A connection to a service for one model.
+pub fn connection(service: &ServiceArguments, spec: &Arc<ModelSpec>) -> CliResult<Builder> {
     let rest = client_config(&service.credential)?;
     let builder = Kvasir::builder(service.url.as_str()).rest(rest).namespace(service.namespace.as_str());
-    Ok(builder.model(Arc::clone(spec), Arc::clone(profile)))
+    Ok(builder.model(Arc::clone(spec)))
 }
 
-/// Connects to a service for one model, with one profile.
-pub async fn connect(
-    service: &ServiceArguments,
-    spec: &Arc<ModelSpec>,
-    profile: &Arc<Profile>,
-) -> CliResult<Kvasir> {
-    connection(service, spec, profile)?.connect().await.map_err(client_error)
+/// Connects to a service for one model, to read what is stored with any of its profiles.
+pub async fn connect(service: &ServiceArguments, spec: &Arc<ModelSpec>) -> CliResult<Kvasir> {
+    let kvasir = connection(service, spec)?.connect().await.map_err(client_error)?;
+    // A lookup ends before the first chunk whose profile is not here.
+    kvasir.preload_profiles().await.map_err(client_error)?;
+    Ok(kvasir)
 }
 
 /// Looks a token sequence up. A command that only reads tells why a lookup failed.

@@ -69,7 +69,8 @@ async fn main() {
     let kv = KvBuffer::from_source(&spec, SAMPLE_TOKENS, &Synthetic);
     let context = TrainingContext { tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
     let profile = train(&spec, &[context], &Recipe::Direct, 0.01, &mut |_, _| ()).unwrap();
-    let kvasir = Kvasir::builder(server.url()).model(Arc::clone(&spec)).profile(profile).connect().await.unwrap();
+    let kvasir =
+        Kvasir::builder(server.url()).model(Arc::clone(&spec)).profile(profile).connect().await.unwrap();
     let tokens: Vec<u32> = (0..TOKENS as u32).collect();
     let session = kvasir.session(&tokens).await;
     session.save_now(&Synthetic, TOKENS, |_| ()).await.unwrap();

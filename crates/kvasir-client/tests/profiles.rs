@@ -112,7 +112,8 @@ async fn a_service_that_lost_everything_gets_the_profile_again() {
     session.save_now(&kv(&text), 600, |_| ()).await.unwrap();
     assert_eq!(kvasir.session(&text).adapter("style@1").await.matched_tokens(), 600);
     // A service that does not answer makes no profile, and loses no later one.
-    let other = Kvasir::builder(server.url()).model(kvasir_types::ModelSpec { revision: "2".into(), ..spec() });
+    let other =
+        Kvasir::builder(server.url()).model(kvasir_types::ModelSpec { revision: "2".into(), ..spec() });
     let other = other.namespace("test").connect().await.unwrap();
     server.fail(Fault::PutUnavailable(1));
     save(&other, &text).await;

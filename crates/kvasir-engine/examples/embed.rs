@@ -35,7 +35,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Once per process. What computing costs on this machine decides when a load is not worth it; two prefills tell.
     let kvasir = Kvasir::builder(url)
-        .model(Arc::clone(model.spec())).profile(Profile::from_bytes(TINY_PROFILE)?)
+        .model(Arc::clone(model.spec()))
+        .profile(Profile::from_bytes(TINY_PROFILE)?)
         .namespace("embed-example")
         .chunk_tokens(CHUNK_TOKENS)
         .recompute_model(calibrate(&model, &prompt[..prompt.len() / 2])?)

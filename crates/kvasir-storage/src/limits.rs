@@ -48,8 +48,8 @@ pub const INDEX_ENTRIES_MAX: usize = 16_384;
 pub const USES_MAX: usize = 262_144;
 /// Objects among which one pass chooses what to evict: ~400 bytes each while it chooses.
 pub const COLD_OBJECTS_MAX: usize = 1_000_000;
-/// How often a fresh lookup looks again because something that it matched has a tombstone, and how often a lookup asks the
-/// store again for a chunk that a removal hid meanwhile, or begins anew because the index was emptied.
+/// How often a fresh lookup looks again because something that it matched has a tombstone; then it ends before that. And how often
+/// a lookup asks the store again for a chunk that a removal hid meanwhile, or begins anew because the index was emptied.
 pub const FRESH_LOOKS_MAX: usize = 4;
 /// Objects remembered as gone or corrupt, so that their index rows die when met.
 pub const GONE_ENTRIES_MAX: usize = 65_536;

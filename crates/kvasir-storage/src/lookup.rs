@@ -4,7 +4,11 @@
 //! which a chunk could end: the next 4 chunks, then 60, then the rest, each round in parallel, until one brings
 //! nothing. What is found fills the index; what is not is remembered for `negative_ttl`.
 
-use std::{borrow::Cow, collections::HashMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use futures::{StreamExt, stream};
 use kvasir_api::{ChunkMatch, LookupResponse, Via};
@@ -151,11 +155,17 @@ impl Lookups {
         let reuse = self.catalog.model(tenant, model_id).await?.reuse;
         let within = LookupScope { tenant, model_id, scope: Scope::new(tenant, model_id), fresh: *fresh };
         let mut best = self.find(within, newest, &earlier, query).await?;
-        for _ in 0..limits::FRESH_LOOKS_MAX {
-            if !*fresh || !self.forget_removed(within, &best.walk).await {
-                break;
+        if *fresh {
+            for look in 0.. {
+                let Some(removed) = self.forget_removed(within, &best.walk).await else { break };
+                if look == limits::FRESH_LOOKS_MAX {
+                    // Whoever stores and removes all the time gets less, and never what is removed.
+                    best.walk.truncate(removed);
+                    best.is_whole = false;
+                    break;
+                }
+                best = self.find(within, newest, &earlier, query).await?;
             }
-            best = self.find(within, newest, &earlier, query).await?;
         }
         let RootMatch { blocks, walk, is_whole } = best;
         // A cache thinned by looking ahead is of use only as a whole.
@@ -195,27 +205,45 @@ impl Lookups {
         Ok(best)
     }
 
-    /// Asks the store for tombstones of what was matched, and takes out of the index what has one. Says whether any has.
-    async fn forget_removed(&self, lookup: LookupScope<'_>, walk: &Walk) -> bool {
+    /// Asks the store for tombstones of what was matched. Of a chunk whose object has one, takes all objects that have one out of
+    /// the index. Gives the first such chunk of the walk.
+    async fn forget_removed(&self, lookup: LookupScope<'_>, walk: &Walk) -> Option<usize> {
         let keys: Vec<ChunkKey> = walk.chunks.iter().map(|chunk| lookup.key(chunk)).collect();
-        let mut answers = stream::iter(keys)
-            .map(async |key| (self.reads.tombstones().has(&key).await, key))
+        let mut answers = stream::iter(keys.into_iter().enumerate())
+            .map(async |(at, key)| self.removed_beside(&key).await.map(|removed| (at, removed)))
             .buffer_unordered(self.probes.parallel.max(1));
-        let mut is_any = false;
-        while let Some((answer, key)) = answers.next().await {
+        let mut first: Option<usize> = None;
+        while let Some(answer) = answers.next().await {
             match answer {
-                Ok(true) => {
-                    self.reads.forget_removed(lookup.scope, key.object_digest, Removal::Removed);
-                    is_any = true;
+                Ok((_, removed)) if removed.is_empty() => {}
+                Ok((at, removed)) => {
+                    let index = self.reads.index();
+                    let known =
+                        removed.into_iter().filter(|object| index.entry(lookup.scope, *object).is_some());
+                    known.for_each(|object| {
+                        self.reads.forget_removed(lookup.scope, object, Removal::Removed);
+                    });
+                    first = Some(first.map_or(at, |first| first.min(at)));
                 }
-                Ok(false) => {}
                 Err(error) => {
                     tracing::warn!(%error, "a fresh lookup could not ask for tombstones and answers from the index");
                     break;
                 }
             }
         }
-        is_any
+        first
+    }
+
+    /// Where an object has a tombstone: it, and the other objects of its chunk that have one. A replica that has not heard of a
+    /// removal would else offer them one after the other.
+    async fn removed_beside(&self, key: &ChunkKey) -> Result<HashSet<ObjectDigest>, StoreError> {
+        let tombstones = self.reads.tombstones();
+        if !tombstones.has(key).await? {
+            return Ok(HashSet::new());
+        }
+        let mut removed = tombstones.of_chunk(&key.tenant, &key.model_id, &key.seq_hash).await?;
+        removed.insert(key.object_digest);
+        Ok(removed)
     }
 
     async fn look<'a>(

@@ -156,7 +156,8 @@ async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<En
     let tokens: Vec<u32> = (0..arguments.tokens as u32).collect();
     let connect = async |address: std::net::SocketAddr| {
         let builder = Kvasir::builder(format!("http://{address}"))
-            .model(Arc::clone(spec)).profile(Arc::clone(&profile))
+            .model(Arc::clone(spec))
+            .profile(Arc::clone(&profile))
             .namespace("link");
         anyhow::Ok(builder.connect().await?)
     };

@@ -129,7 +129,8 @@ fn profile(layers: usize) -> Result<Arc<Profile>> {
 impl Engine {
     /// Registers model and profile.
     pub(crate) async fn connect(url: &str, token: Option<&str>, layers: usize) -> Result<Arc<Self>> {
-        let mut builder = Kvasir::builder(url).model(spec(layers)).profile(profile(layers)?).namespace("load-test");
+        let mut builder =
+            Kvasir::builder(url).model(spec(layers)).profile(profile(layers)?).namespace("load-test");
         if let Some(token) = token {
             builder = builder.token(token);
         }

@@ -83,7 +83,9 @@ pub(crate) fn run(arguments: &SelftestArguments) -> CliResult {
     let mut timings = Timings::default();
     let bytes = runtime()?.block_on(async {
         timings.of("ready", ready(&client, patience)).await?;
-        let builder = connection(&arguments.service, &sample.spec, &sample.profile)?.chunk_tokens(TOKENS);
+        let builder = connection(&arguments.service, &sample.spec)?
+            .profile(Arc::clone(&sample.profile))
+            .chunk_tokens(TOKENS);
         let kvasir = builder.connect().await.map_err(client_error)?;
         let (chunk, bytes) = timings.of("put", put(&kvasir, &sample)).await?;
         let tested = async {

@@ -129,7 +129,8 @@ pub(crate) fn connect(runtime: &Runtime, address: SocketAddr, login: &Login<'_>)
     let Login { credential, coder, model } = login;
     let builder = Kvasir::builder(format!("http://{address}"))
         .rest(client_config(credential)?)
-        .model(Arc::clone(model.spec())).profile(Arc::clone(&coder.profile))
+        .model(Arc::clone(model.spec()))
+        .profile(Arc::clone(&coder.profile))
         .namespace("demo")
         .chunk_tokens(CHUNK_TOKENS);
     runtime.block_on(builder.connect()).map_err(client_error)

@@ -133,7 +133,8 @@ async fn connect(
         });
     let builder = Kvasir::builder(url.as_str())
         .rest(client_config(&arguments.credential)?)
-        .model(Arc::clone(model.spec())).profile(profile)
+        .model(Arc::clone(model.spec()))
+        .profile(profile)
         .namespace(arguments.namespace.as_str())
         .chunk_tokens(chunk_tokens)
         .recompute_model(recompute);

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use kvasir_client::{
-    Deadline,
+    Deadline, Session,
     pages::HostPages,
     tuning::{LoadOptions, RecomputeModel},
 };
@@ -15,7 +15,7 @@ use serde_json::json;
 use super::nothing_stored;
 use crate::{
     error::{CliError, CliResult, Exit},
-    inputs::{self, ContextArguments, profile},
+    inputs::{self, ContextArguments},
     output::{bytes, print_json, write_dump},
     progress::Step,
     service::{ServiceArguments, client_error, connect, look_up, runtime},
@@ -30,9 +30,6 @@ pub(crate) struct GetArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
-    /// Profile that the context was encoded with; by default the one that ships with the model.
-    #[arg(long, value_name = "FILE")]
-    profile: Option<PathBuf>,
     /// Level to load; by default the finest.
     #[arg(long, value_name = "N", conflicts_with = "slo_ms")]
     level: Option<u8>,
@@ -50,23 +47,23 @@ pub(crate) struct GetArguments {
 /// Loads what is stored of a context into a dump.
 pub(crate) fn run(arguments: &GetArguments) -> CliResult {
     let context = inputs::context(&arguments.context)?;
-    let profile = profile(arguments.profile.as_deref())?;
-    let level = level_of(arguments.level, profile.level_count())?;
     let step = Step::start("loading");
     // A command line cannot compute: what the load gives up on is missing, so computing is made unattractive.
     let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
-    let options = match arguments.slo_ms {
-        Some(ms) => LoadOptions { last_token: true, ..Deadline::within(Duration::from_millis(ms)).into() },
-        None => LoadOptions::at_level(level),
-    };
-    let options = LoadOptions { recompute: Some(never), ..options };
     let (loaded, pages, count) = runtime()?.block_on(async {
-        let kvasir = connect(&arguments.service, &context.spec, &profile).await?;
+        let kvasir = connect(&arguments.service, &context.spec).await?;
         let session = look_up(&kvasir, &context.tokens).await?;
         let count = session.matched_tokens() as usize;
         if count == 0 {
             return Err(nothing_stored());
         }
+        let options = match arguments.slo_ms {
+            Some(ms) => {
+                LoadOptions { last_token: true, ..Deadline::within(Duration::from_millis(ms)).into() }
+            }
+            None => LoadOptions::at_level(level_of(arguments.level, &session)?),
+        };
+        let options = LoadOptions { recompute: Some(never), ..options };
         let pages = HostPages::new(&context.spec, count, count).map_err(client_error)?;
         let load = session.load([pages.table()], options).map_err(client_error)?;
         Ok((load.finish().await, pages, count))
@@ -98,12 +95,14 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
     )
 }
 
-fn level_of(asked: Option<u8>, count: usize) -> CliResult<Level> {
-    let top = count.saturating_sub(1) as u8;
+/// The level that is asked for, or the finest: a chunk that has fewer gives its own finest.
+fn level_of(asked: Option<u8>, session: &Session) -> CliResult<Level> {
+    let levels = session.chunks().iter().map(|chunk| chunk.level_bytes.len());
+    let top = levels.max().unwrap_or(1).saturating_sub(1) as u8;
     match asked {
         Some(level) if level > top => Err(CliError::new(
             Exit::Data,
-            format!("level {level} does not exist: the profile has levels 0 to {top}"),
+            format!("level {level} does not exist: the context has levels 0 to {top}"),
             "Ask for one of them, or leave --level away for the finest.",
         )),
         asked => Ok(Level(asked.unwrap_or(top))),

@@ -1,7 +1,5 @@
 //! `kvasir context lookup`: how much of a context is stored.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use kvasir_client::Session;
 use serde_json::json;
@@ -9,7 +7,7 @@ use serde_json::json;
 use super::nothing_stored;
 use crate::{
     error::CliResult,
-    inputs::{self, Context, ContextArguments, profile},
+    inputs::{self, Context, ContextArguments},
     output::{columns, print, print_json},
     service::{ServiceArguments, connect, look_up, runtime},
 };
@@ -23,9 +21,6 @@ pub(crate) struct LookupArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
-    /// Profile that the context was encoded with; by default the one that ships with the model.
-    #[arg(long, value_name = "FILE")]
-    profile: Option<PathBuf>,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -34,9 +29,8 @@ pub(crate) struct LookupArguments {
 /// Says how much of a context is stored.
 pub(crate) fn run(arguments: &LookupArguments) -> CliResult {
     let context = inputs::context(&arguments.context)?;
-    let profile = profile(arguments.profile.as_deref())?;
     let found = runtime()?.block_on(async {
-        let kvasir = connect(&arguments.service, &context.spec, &profile).await?;
+        let kvasir = connect(&arguments.service, &context.spec).await?;
         look_up(&kvasir, &context.tokens).await
     })?;
     if arguments.json {

@@ -7,8 +7,8 @@ use kvasir_client::report::{ChunkOutcome, SaveProgress};
 use serde_json::json;
 
 use crate::{
-    error::CliResult,
-    inputs::{self, profile},
+    error::{CliError, CliResult},
+    inputs,
     output::{bytes, print_json},
     progress::Step,
     service::{ServiceArguments, client_error, connection, runtime},
@@ -23,7 +23,8 @@ pub(crate) struct PutArguments {
     /// The KV dump to store.
     #[arg(long, value_name = "FILE")]
     kv: PathBuf,
-    /// Profile to encode with; by default the one that ships with the model.
+    /// Profile to encode with. By default the one that ships with the program, for its model; for others the one that is in
+    /// force at the service, or a first one made of this dump.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     /// Tokens of a chunk: a multiple of 256.
@@ -37,22 +38,26 @@ pub(crate) struct PutArguments {
 /// Encodes a dump and stores it.
 pub(crate) fn run(arguments: &PutArguments) -> CliResult {
     let dump = inputs::dump(&arguments.kv)?;
-    let profile_of = profile(arguments.profile.as_deref())?;
     let spec = Arc::new(dump.spec);
+    let given = inputs::profile_of(spec.model_id(), arguments.profile.as_deref())?;
     let step = Step::start("storing");
-    let report = runtime()?.block_on(async {
-        let builder =
-            connection(&arguments.service, &spec, &profile_of)?.chunk_tokens(arguments.chunk_tokens);
+    let (report, profile) = runtime()?.block_on(async {
+        let mut builder = connection(&arguments.service, &spec)?.chunk_tokens(arguments.chunk_tokens);
+        if let Some(profile) = given {
+            builder = builder.profile(profile);
+        }
         let kvasir = builder.connect().await.map_err(client_error)?;
         let progress = |p: SaveProgress| {
             step.at(&bytes(p.bytes), p.finished as f32 / p.chunks.max(1) as f32);
         };
         let session = kvasir.session(&dump.tokens).without_lookup().await;
-        session.save_now(&dump.kv, dump.tokens.len(), progress).await.map_err(client_error)
+        let report = session.save_now(&dump.kv, dump.tokens.len(), progress).await.map_err(client_error)?;
+        Ok::<_, CliError>((report, kvasir.profile()))
     })?;
     let there = report.chunks.iter().filter(|c| c.outcome == ChunkOutcome::AlreadyThere).count();
+    let recipe = profile.as_ref().map_or_else(String::new, |p| format!(", profile: {}", p.training().recipe));
     step.done(&format!(
-        "{} tokens in {} chunks, {} uploaded, {there} chunks were there already",
+        "{} tokens in {} chunks, {} uploaded, {there} chunks were there already{recipe}",
         dump.tokens.len(),
         report.chunks.len(),
         bytes(report.bytes())
@@ -70,7 +75,6 @@ pub(crate) fn run(arguments: &PutArguments) -> CliResult {
         json!({"first_token": chunk.tokens.start, "tokens": chunk.tokens.len(), "seq_hash": chunk.seq_hash,
                "stored": stored, "object_digest": object, "bytes": size})
     });
-    print_json(
-        &json!({"tokens": dump.tokens.len(), "bytes": report.bytes(), "chunks": chunks.collect::<Vec<_>>()}),
-    )
+    print_json(&json!({"tokens": dump.tokens.len(), "bytes": report.bytes(),
+                "profile_hash": profile.map(|profile| profile.hash().to_string()), "chunks": chunks.collect::<Vec<_>>()}))
 }

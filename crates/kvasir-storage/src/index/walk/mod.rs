@@ -63,6 +63,14 @@ impl Walk {
         Self { chunks, whole_blocks }
     }
 
+    /// Ends before the chunk `end`.
+    pub(crate) fn truncate(&mut self, end: usize) {
+        if let Some(cut) = self.chunks.get(end) {
+            self.whole_blocks = self.whole_blocks.min(cut.first_block);
+            self.chunks.truncate(end);
+        }
+    }
+
     /// Blocks covered in all.
     pub fn matched_blocks(&self) -> usize {
         self.chunks.last().map_or(0, MatchedChunk::end)

@@ -46,7 +46,9 @@ pub(in crate::handlers) async fn put(
     let _reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
     let mut upload = body::upload(&state, request_body);
     match storage.ingest().put_profile(&principal.tenant, &model_id, &profile_hash, &mut upload).await {
-        Ok((created, bytes)) => Ok(body::created_or_ok(created, ProfileInfo { profile_hash, bytes, stored_at_ms: None })),
+        Ok((created, bytes)) => {
+            Ok(body::created_or_ok(created, ProfileInfo { profile_hash, bytes, stored_at_ms: None }))
+        }
         Err(error) => {
             body::drain(upload).await;
             Err(error.into())

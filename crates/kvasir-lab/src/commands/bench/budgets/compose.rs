@@ -73,7 +73,8 @@ impl Testbed<'_> {
     fn shipped(&self, model: &Model) -> CliResult<(Arc<Profile>, kvasir_client::Kvasir)> {
         let profile = Arc::new(Profile::from_bytes(TINY_PROFILE).map_err(CliError::internal)?);
         let builder = kvasir_client::Kvasir::builder(self.url.as_str())
-            .model(Arc::clone(model.spec())).profile(Arc::clone(&profile))
+            .model(Arc::clone(model.spec()))
+            .profile(Arc::clone(&profile))
             .namespace(self.namespace.as_str());
         let kvasir = self.runtime.block_on(builder.connect()).map_err(client_error)?;
         Ok((profile, kvasir))

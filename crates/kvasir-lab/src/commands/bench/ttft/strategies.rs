@@ -307,7 +307,8 @@ fn connect(runtime: &Runtime, model: &Arc<Model>, address: std::net::SocketAddr)
     let mut sample = model.tokenizer().encode(TEXT).map_err(engine_error)?;
     sample.truncate(CHUNK_TOKENS);
     let builder = Kvasir::builder(format!("http://{address}"))
-        .model(Arc::clone(model.spec())).profile(profile)
+        .model(Arc::clone(model.spec()))
+        .profile(profile)
         .namespace("ttft")
         .chunk_tokens(CHUNK_TOKENS)
         .recompute_model(calibrate(model, &sample).map_err(engine_error)?);
