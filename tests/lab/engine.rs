@@ -92,8 +92,7 @@ fn two_engines_share_one_kvasir_bit_for_bit() {
     let begun = Instant::now();
     // The store runs in the background: until it is done the other engine is asked something else and then again.
     let loaded = loop {
-        let lookup =
-            format!("context lookup --url {} --kv kv.safetensors --profile exact.kvp --json", service.url);
+        let lookup = format!("context lookup --url {} --kv kv.safetensors --json", service.url);
         let looked = kvasir(&bench, &lookup);
         if looked.output.status.success() && parse(&looked.stdout())["matched_tokens"].as_u64() >= Some(688) {
             break second.complete(&prompt);

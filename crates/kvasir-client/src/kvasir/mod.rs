@@ -88,7 +88,7 @@ impl Kvasir {
     /// first meets it, and that lookup ends before the chunks that need it.
     ///
     /// # Errors
-    /// Those of [`Client::list_profiles`] and [`Client::get_profile`]; [`Error::Profile`] for a profile that is not of this model.
+    /// Those of [`Client::list_profiles`] and [`Client::get_profile`]. A profile that cannot be used is passed over.
     pub async fn preload_profiles(&self) -> Result<(), Error> {
         self.shared.own.codec.preload(&self.shared.client).await
     }

@@ -154,16 +154,24 @@ impl Codec {
         Ok(Arc::new(CpuDecoder::new(Arc::clone(&self.spec), Arc::new(profile))?))
     }
 
-    /// Fetches the profiles of the model that the service has and this client has not, at most [`PROFILES_MAX`].
+    /// Fetches the profiles of the model that the service has and this client has not, at most [`PROFILES_MAX`]. One that is of
+    /// no use is passed over.
     pub(crate) async fn preload(&self, client: &Client) -> Result<(), Error> {
         let listed = client.list_profiles(&self.model_id).await?.profiles;
         for info in listed.into_iter().take(PROFILES_MAX) {
-            if self.decoder(&info.profile_hash).is_none() {
-                let decoder = self.fetch(client, info.profile_hash).await?;
-                self.with_decoders(|decoders| {
-                    decoders.insert(info.profile_hash, DecoderState::Ready(decoder))
-                });
+            let profile = info.profile_hash;
+            if self.decoder(&profile).is_some() {
+                continue;
             }
+            let state = match self.fetch(client, profile).await {
+                Ok(decoder) => DecoderState::Ready(decoder),
+                Err(error @ Error::Profile(_)) => {
+                    tracing::warn!(%error, %profile, "a profile could not be loaded: chunks encoded with it are misses");
+                    DecoderState::Failed(Instant::now())
+                }
+                Err(error) => return Err(error),
+            };
+            self.with_decoders(|decoders| decoders.insert(profile, state));
         }
         Ok(())
     }

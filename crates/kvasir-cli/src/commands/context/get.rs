@@ -30,6 +30,9 @@ pub(crate) struct GetArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
+    /// Taken for one release and not used: profiles come from the service.
+    #[arg(long, value_name = "FILE", hide = true)]
+    profile: Option<PathBuf>,
     /// Level to load; by default the finest.
     #[arg(long, value_name = "N", conflicts_with = "slo_ms")]
     level: Option<u8>,

@@ -1,5 +1,7 @@
 //! `kvasir context lookup`: how much of a context is stored.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use kvasir_client::Session;
 use serde_json::json;
@@ -21,6 +23,9 @@ pub(crate) struct LookupArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
+    /// Taken for one release and not used: profiles come from the service.
+    #[arg(long, value_name = "FILE", hide = true)]
+    profile: Option<PathBuf>,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
