@@ -217,12 +217,10 @@ impl Lookups {
             match answer {
                 Ok((_, removed)) if removed.is_empty() => {}
                 Ok((at, removed)) => {
-                    let index = self.reads.index();
-                    let known =
-                        removed.into_iter().filter(|object| index.entry(lookup.scope, *object).is_some());
-                    known.for_each(|object| {
+                    // Those that the index does not have, too: the journal may be about to bring them.
+                    for object in removed {
                         self.reads.forget_removed(lookup.scope, object, Removal::Removed);
-                    });
+                    }
                     first = Some(first.map_or(at, |first| first.min(at)));
                 }
                 Err(error) => {
