@@ -108,7 +108,7 @@ fn setup() -> Value {
         "get_model": {"status": 200, "response": spec()},
         "put_profile": {"status": 201, "response": {"profile_hash": PROFILE_HASH, "bytes": 24}},
         "list_profiles": {
-            "status": 200, "response": {"profiles": [{"profile_hash": PROFILE_HASH, "bytes": 24, "stored_at_ms": 1_764_000_000_000u64}]},
+            "status": 200, "response": {"profiles": [{"profile_hash": PROFILE_HASH, "bytes": 24, "stored_at_ms": 1_763_740_800_000_u64}]},
         },
         "open_namespace": {
             "request": {"namespace": "team-a", "model_id": MODEL_ID}, "status": 200, "response": {"root": ROOT},
