@@ -17,7 +17,7 @@ use kvasir_tests::{
     chunks,
     hooked::{Hook, Hooked},
 };
-use kvasir_types::Level;
+use kvasir_types::{Level, RootHash, SeqHash};
 use object_store::ObjectStoreExt;
 
 use crate::{
@@ -29,16 +29,20 @@ use crate::{
 /// More objects of one chunk than a reader considers.
 const OBJECTS: u8 = 12;
 
+/// Stores [`OBJECTS`] objects of the chunk of `tokens`.
+async fn put_objects(storage: &Arc<Storage>, root: RootHash, tokens: &[u32]) -> SeqHash {
+    let variant = |n: u8| chunks::variant(root, tokens, 0, tokens.len(), 50, n * 8);
+    for n in 0..OBJECTS {
+        put(storage, &variant(n)).await;
+    }
+    variant(0).seq_hash
+}
+
 pub(crate) async fn removing_a_chunk_hides_however_many_objects_it_has(backend: &Backend) {
     let storage = backend.replica().await;
     let root = prepare(&storage).await;
     let tokens = chunks::tokens(120, 64);
-    let objects: Vec<_> =
-        (0..OBJECTS).map(|variant| chunks::variant(root, &tokens, 0, 64, 50, variant * 8)).collect();
-    for object in &objects {
-        put(&storage, object).await;
-    }
-    let seq_hash = objects[0].seq_hash;
+    let seq_hash = put_objects(&storage, root, &tokens).await;
     let removed = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
     assert_eq!(removed, usize::from(OBJECTS));
     for replica in [&storage, &backend.replica().await] {
@@ -56,21 +60,31 @@ pub(crate) async fn a_fresh_lookup_offers_none_of_many_removed_objects(backend: 
     let (storage, other) = (backend.replica().await, backend.replica().await);
     let root = prepare(&storage).await;
     let tokens = chunks::tokens(121, 64);
-    let objects: Vec<_> =
-        (0..OBJECTS).map(|variant| chunks::variant(root, &tokens, 0, 64, 50, variant * 8)).collect();
-    for object in &objects {
-        put(&storage, object).await;
-    }
+    let seq_hash = put_objects(&storage, root, &tokens).await;
     storage.changes().journal_append().await.expect("appends");
     other.changes().journal_tail().await.expect("tails");
     assert_eq!(matched(&other, &tokens).await, 64);
-    let seq_hash = objects[0].seq_hash;
     storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
     assert_eq!(matched(&other, &tokens).await, 0, "it has not heard of the removal, and the store has");
     // What is stored afterwards is found at once.
     let later = chunks::variant(root, &tokens, 0, 64, 50, 200);
     put(&storage, &later).await;
     assert_eq!(matched(&other, &tokens).await, 64);
+}
+
+/// What the collector took is offered no more, and read until its bytes go: whoever was offered it a moment ago is not cut off by
+/// another one's fresh lookup.
+pub(crate) async fn a_fresh_lookup_cuts_nobody_off_from_what_the_collector_took(backend: &Backend) {
+    let (storage, other) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(122, 64);
+    let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+    put(&storage, &chunk).await;
+    assert_eq!(matched(&other, &tokens).await, 64);
+    let old = GcPolicy { ttl: Some(Duration::ZERO), ..at_once() };
+    assert_eq!(collect(&storage, &old).await.expired, 1);
+    assert_eq!(matched(&other, &tokens).await, 0);
+    assert_eq!(read(&other, &chunk, ByteRange::Whole).await.expect("is read to its end"), chunk.bytes);
 }
 
 pub(crate) async fn a_removed_object_is_served_by_no_name(backend: &Backend) {

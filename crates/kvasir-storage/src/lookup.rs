@@ -4,11 +4,7 @@
 //! which a chunk could end: the next 4 chunks, then 60, then the rest, each round in parallel, until one brings
 //! nothing. What is found fills the index; what is not is remembered for `negative_ttl`.
 
-use std::{
-    borrow::Cow,
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use futures::{StreamExt, stream};
 use kvasir_api::{ChunkMatch, LookupResponse, Via};
@@ -210,16 +206,15 @@ impl Lookups {
     async fn forget_removed(&self, lookup: LookupScope<'_>, walk: &Walk) -> Option<usize> {
         let keys: Vec<ChunkKey> = walk.chunks.iter().map(|chunk| lookup.key(chunk)).collect();
         let mut answers = stream::iter(keys.into_iter().enumerate())
-            .map(async |(at, key)| self.removed_beside(&key).await.map(|removed| (at, removed)))
+            .map(async |(at, key)| self.removed_beside(lookup.scope, &key).await.map(|removed| (at, removed)))
             .buffer_unordered(self.probes.parallel.max(1));
         let mut first: Option<usize> = None;
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok((_, removed)) if removed.is_empty() => {}
-                Ok((at, removed)) => {
-                    // Those that the index does not have, too: the journal may be about to bring them.
-                    for object in removed {
-                        self.reads.forget_removed(lookup.scope, object, Removal::Removed);
+                Ok((_, None)) => {}
+                Ok((at, Some(removed))) => {
+                    for (object, reason) in removed {
+                        self.reads.forget_removed(lookup.scope, object, reason);
                     }
                     first = Some(first.map_or(at, |first| first.min(at)));
                 }
@@ -232,16 +227,25 @@ impl Lookups {
         first
     }
 
-    /// Where an object has a tombstone: it, and the other objects of its chunk that have one. A replica that has not heard of a
-    /// removal would else offer them one after the other.
-    async fn removed_beside(&self, key: &ChunkKey) -> Result<HashSet<ObjectDigest>, StoreError> {
-        let tombstones = self.reads.tombstones();
+    /// Where an object has a tombstone: all objects of its chunk that have one and are not known to, with the reasons. A replica
+    /// that has not heard of a removal would else offer them one after the other, those too that the journal is about to bring.
+    async fn removed_beside(
+        &self,
+        scope: Scope,
+        key: &ChunkKey,
+    ) -> Result<Option<Vec<(ObjectDigest, Removal)>>, StoreError> {
+        let (tombstones, index) = (self.reads.tombstones(), self.reads.index());
         if !tombstones.has(key).await? {
-            return Ok(HashSet::new());
+            return Ok(None);
         }
-        let mut removed = tombstones.of_chunk(&key.tenant, &key.model_id, &key.seq_hash).await?;
-        removed.insert(key.object_digest);
-        Ok(removed)
+        let mut removed = Vec::new();
+        for object_digest in tombstones.of_chunk(&key.tenant, &key.model_id, &key.seq_hash).await? {
+            if !index.is_gone(scope, object_digest) {
+                let reason = tombstones.reason(&ChunkKey { object_digest, ..key.clone() }).await?;
+                removed.push((object_digest, reason.unwrap_or(Removal::Removed)));
+            }
+        }
+        Ok(Some(removed))
     }
 
     async fn look<'a>(

@@ -47,6 +47,11 @@ impl Tombstones {
         Ok(removed)
     }
 
+    /// Why an object has one, as [`reason_at`](Self::reason_at) its path.
+    pub(crate) async fn reason(&self, key: &ChunkKey) -> Result<Option<Removal>, StoreError> {
+        self.reason_at(&self.bucket.path(&Key::Tombstone(key.clone()))).await
+    }
+
     /// Why the one at `path` is there; none where it is not, or gives no known reason.
     pub(crate) async fn reason_at(&self, path: &Path) -> Result<Option<Removal>, StoreError> {
         let text = self.bucket.get(path, "reading a tombstone").await?;
