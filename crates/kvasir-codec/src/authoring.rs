@@ -7,6 +7,7 @@
 //! * parts: [`Scope`] with its [`Member`]s, [`Basis`], [`Predictor`] and one [`CoefficientCoding`] a coefficient;
 //! * the transform of a scope: [`Elements`] (rows to normalised elements), [`Matrix`] and [`analysis`] (elements to
 //!   coefficients), [`TextPredictor`] and the anchors (what is subtracted);
+//! * what decoding loses: [`plane_errors`];
 //! * nested levels: [`ratio`], [`coarser_by`], [`reconstruct`];
 //! * the lossless level: [`Lossless`], [`ElementCoding`], [`FloatFormat`], and [`rows_beneath`] for what it starts from.
 
@@ -15,6 +16,7 @@ pub use crate::{
     levels::{coarser_by, ratio, reconstruct},
     lossless::{ElementCoding, FloatFormat, Lossless, float_of},
     matrix::Matrix,
+    plane_errors::plane_errors,
     prepared_scope::{TextPredictor, anchor_prediction, rows_beneath, split_anchors},
     profile::{
         Basis, CoefficientCoding, Member, PackedRows, Predictor, ProfileParts, Scope, TokenPredictor,

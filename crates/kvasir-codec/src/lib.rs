@@ -18,6 +18,7 @@ mod levels;
 pub mod limits;
 mod lossless;
 mod matrix;
+mod plane_errors;
 mod prepared_scope;
 mod profile;
 pub mod rans;

@@ -3,12 +3,12 @@
 use std::{ops::Range, sync::Arc};
 
 use kvasir_codec::container::Head;
-use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, ModelSpec, Plane};
+use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, ModelSpec};
 
 use super::{TrainError, data::Corpus, sensitivity::Sensitivity};
 use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, KvBuffer, Profile, Tokens,
-    authoring::{Member, ProfileParts},
+    authoring::{Member, ProfileParts, plane_errors},
 };
 
 /// Most held-out tokens coded for the check.
@@ -107,30 +107,13 @@ fn scope_loss(
     members.iter().map(of_member).sum()
 }
 
-/// Adds, by `2 · layer + plane`, the power of `truth - other` (of `truth` about its means without `other`) in units of
-/// the plane's own power times its elements, so that all elements count alike.
-fn add_scaled_powers(spec: &ModelSpec, truth: &KvBuffer, other: Option<&KvBuffer>, sums: &mut [f64]) {
-    for (layer, kv) in spec.layers.iter().enumerate() {
-        for plane in Plane::ALL {
-            let (heads, dim) = kv.layout.planes()[plane as usize];
-            let (mut power, mut error) = (0f64, 0f64);
-            for head in 0..heads {
-                let rows = truth.rows(layer, plane, head);
-                power += power_about_mean(rows, dim);
-                let others = other.map_or(rows, |o| o.rows(layer, plane, head));
-                error += rows.iter().zip(others).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
-            }
-            let finite = power.is_finite() && error.is_finite() && power > 0.0;
-            let share = if other.is_some() { error / power } else { 1.0 };
-            let weight = (heads * dim * truth.tokens()) as f64;
-            sums[2 * layer + plane as usize] += if finite { share * weight } else { 0.0 };
-        }
+/// Adds, by `2 · layer + plane`, the error of `decoded` (1 without it) times the plane's elements, so that all elements count
+/// alike.
+fn add_scaled_powers(spec: &ModelSpec, truth: &KvBuffer, decoded: Option<&KvBuffer>, sums: &mut [f64]) {
+    let sizes = spec.layers.iter().flat_map(|kv| kv.layout.planes()).map(|(heads, dim)| heads * dim);
+    let errors = plane_errors(spec, truth, decoded.unwrap_or(truth));
+    for ((sum, error), size) in sums.iter_mut().zip(errors).zip(sizes) {
+        let share = error.map_or(0.0, |error| if decoded.is_some() { error } else { 1.0 });
+        *sum += share * (size * truth.tokens()) as f64;
     }
-}
-
-fn power_about_mean(rows: &[f32], dim: usize) -> f64 {
-    let tokens = (rows.len() / dim).max(1);
-    let mut mean = vec![0f64; dim];
-    rows.iter().enumerate().for_each(|(i, x)| mean[i % dim] += f64::from(*x) / tokens as f64);
-    rows.iter().enumerate().map(|(i, x)| (f64::from(*x) - mean[i % dim]).powi(2)).sum()
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use kvasir_container::Head;
-use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, ModelSpec, Plane};
+use kvasir_types::{ChainLink, Level, ModelSpec};
 
 use super::{StarterError, error_of, error_ratio};
 use crate::{
     ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, KvBuffer, KvSource, Profile,
-    authoring::{Member, ProfileParts},
+    authoring::{Member, ProfileParts, plane_errors},
 };
 
 /// Encodes and decodes the sample and notes bits an element and error by level.
@@ -34,9 +34,9 @@ pub(super) fn note_levels(
     let spec = Arc::new(spec.clone());
     let encoder = CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
     let decoder = CpuDecoder::new(Arc::clone(&spec), profile)?;
-    let count = tokens.len().min(CHUNK_TOKENS_DEFAULT);
+    let count = tokens.len();
     let input = ChunkInput {
-        tokens: &tokens[..count],
+        tokens,
         preceding_token: None,
         first_position,
         link: ChainLink::first([0; 32].into()),
@@ -57,31 +57,13 @@ pub(super) fn note_levels(
     Ok(Profile::assemble(parts)?)
 }
 
-/// Error over power about the mean, by plane, averaged so that all elements count alike.
+/// The errors of all planes, averaged so that all elements count alike.
 fn mean_error(spec: &ModelSpec, truth: &KvBuffer, decoded: &KvBuffer) -> f64 {
-    let (mut sum, mut elements) = (0f64, 0usize);
-    for (layer, kv) in spec.layers.iter().enumerate() {
-        for plane in Plane::ALL {
-            let (heads, dim) = kv.layout.planes()[plane as usize];
-            let (mut power, mut error) = (0f64, 0f64);
-            for head in 0..heads {
-                let rows = truth.rows(layer, plane, head);
-                power += power_about_mean(rows, dim);
-                let pairs = rows.iter().zip(decoded.rows(layer, plane, head));
-                error += pairs.map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
-            }
-            if power > 0.0 && (error / power).is_finite() {
-                sum += error / power * (heads * dim) as f64;
-                elements += heads * dim;
-            }
-        }
-    }
+    let sizes = spec.layers.iter().flat_map(|kv| kv.layout.planes()).map(|(heads, dim)| heads * dim);
+    let errors = plane_errors(spec, truth, decoded).into_iter().zip(sizes);
+    let (sum, elements) = errors.fold((0f64, 0usize), |(sum, elements), (error, size)| match error {
+        Some(error) => (sum + error * size as f64, elements + size),
+        None => (sum, elements),
+    });
     sum / elements.max(1) as f64
-}
-
-fn power_about_mean(rows: &[f32], dim: usize) -> f64 {
-    let tokens = (rows.len() / dim.max(1)).max(1);
-    let mut mean = vec![0f64; dim];
-    rows.iter().enumerate().for_each(|(i, x)| mean[i % dim] += f64::from(*x) / tokens as f64);
-    rows.iter().enumerate().map(|(i, x)| (f64::from(*x) - mean[i % dim]).powi(2)).sum()
 }

@@ -37,6 +37,10 @@ const VALUE_ERROR: f64 = 1e-3;
 /// What is left for rows that are not as the model of a quantiser has them, and for the rounding of the cache's own type.
 const ERROR_MARGIN: f64 = 0.9;
 
+/// Gains stay normal numbers whose inverses are finite.
+const GAIN_MIN: f64 = 1e-30;
+const GAIN_MAX: f64 = 1e30;
+
 /// Why a cache gives no starter.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -105,7 +109,6 @@ pub fn starter(
         scope.loss = vec![0.0; LEVELS];
     }
     let (bank, shifts) = tables.finish();
-    let usable = tokens.len() as u64;
     let parts = ProfileParts {
         model_id: spec.model_id(),
         exact_tokens: 0,
@@ -116,16 +119,12 @@ pub fn starter(
         training: TrainingNote {
             recipe: STARTER_RECIPE.to_owned(),
             note: "levels were measured on the sample itself".to_owned(),
-            tokens: usable,
+            tokens: tokens.len() as u64,
             held_out_tokens: 0,
         },
     };
     measure::note_levels(spec, parts, tokens, first_position, kv)
 }
-
-/// Gains stay normal numbers whose inverses are finite.
-const GAIN_MIN: f64 = 1e-30;
-const GAIN_MAX: f64 = 1e30;
 
 /// The finest level's error, over the plane's power.
 fn error_of(spec: &ModelSpec, layer: usize, plane: Plane) -> f64 {
