@@ -119,3 +119,25 @@ async fn a_service_that_lost_everything_gets_the_profile_again() {
     save(&other, &text).await;
     assert_eq!(find(&other, &text).await.matched_tokens(), 600);
 }
+
+/// A client asks every five minutes which profile is in force.
+#[tokio::test]
+async fn a_profile_is_kept_until_a_newer_one_is_in_force() {
+    let server = start().await;
+    let kvasir = builder(&server).connect().await.unwrap();
+    save(&kvasir, &tokens(600, 11)).await;
+    let made = kvasir.profile().unwrap().hash();
+    let five_minutes_later = async || {
+        tokio::time::pause();
+        tokio::time::advance(std::time::Duration::from_secs(301)).await;
+        tokio::time::resume();
+    };
+    five_minutes_later().await;
+    save(&kvasir, &tokens(600, 12)).await;
+    assert_eq!((kvasir.profile().unwrap().hash(), profiles(&kvasir).await), (made, 1));
+    // The service has lost it: it gets the same one again, not another one of another text.
+    server.clear();
+    five_minutes_later().await;
+    save(&kvasir, &tokens(600, 13)).await;
+    assert_eq!((kvasir.profile().unwrap().hash(), profiles(&kvasir).await), (made, 1));
+}

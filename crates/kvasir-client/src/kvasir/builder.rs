@@ -147,7 +147,7 @@ impl Builder {
             rest.token = Some(BearerToken::new(token)?);
         }
         let client = Client::new(url, rest)?;
-        let codec = Arc::new(Codec::new(spec, self.profile.clone())?);
+        let codec = Arc::new(Codec::new(spec, self.profile)?);
         let own = Arc::new(Binding::open(&client, codec, namespace).await?);
         let runtime = Handle::current();
         Ok(Kvasir {
@@ -158,7 +158,6 @@ impl Builder {
                 others: Mutex::new(VecDeque::new()),
                 direct_reads: self.direct_reads,
                 quality: self.quality,
-                profile: self.profile,
                 learned: Arc::new(LearnedCosts::new(self.recompute)),
                 lookup_log: LookupLog::default(),
                 runtime,

@@ -49,8 +49,6 @@ struct Shared {
     own: Arc<Binding>,
     /// Bindings of other adapters and salts, the one used last in front; at most [`BINDINGS_MAX`].
     others: Mutex<VecDeque<(BindingKey, Arc<Binding>)>>,
-    /// What caches are encoded with, where the caller said so.
-    profile: Option<Arc<Profile>>,
     direct_reads: bool,
     quality: Quality,
     learned: Arc<LearnedCosts>,
@@ -199,7 +197,7 @@ impl Kvasir {
             let of_adapter = |(key, _): &&(BindingKey, Arc<Binding>)| key.adapter.as_deref() == Some(adapter);
             others.iter().find(of_adapter).map(|(_, binding)| Arc::clone(&binding.codec))
         });
-        known.map_or_else(|| Ok(Arc::new(own.with_adapter(adapter, self.shared.profile.as_deref())?)), Ok)
+        known.map_or_else(|| Ok(Arc::new(own.with_adapter(adapter)?)), Ok)
     }
 }
 

@@ -58,11 +58,13 @@ impl Codec {
 
     /// The codec of the model with an adapter: with the same profile where one is given, which is another file because it names the
     /// model.
-    pub(crate) fn with_adapter(&self, adapter: &str, profile: Option<&Profile>) -> Result<Self, Error> {
+    pub(crate) fn with_adapter(&self, adapter: &str) -> Result<Self, Error> {
         let spec = ModelSpec { adapter: Some(adapter.to_owned()), ..ModelSpec::clone(&self.spec) };
         let model_id = spec.model_id();
-        let renamed = |given: &Profile| Profile::assemble(ProfileParts { model_id, ..given.parts() });
-        let profile = profile.map(renamed).transpose()?.map(Arc::new);
+        let renamed = |given: &Arc<Profile>| Profile::assemble(ProfileParts { model_id, ..given.parts() });
+        let own = self.writer();
+        let given = own.as_ref().and_then(|writer| writer.given_profile());
+        let profile = given.map(renamed).transpose()?.map(Arc::new);
         Self::new(Arc::new(spec), profile)
     }
 

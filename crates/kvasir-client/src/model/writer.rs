@@ -52,6 +52,12 @@ impl Writer {
         if let Some(found) = Self::in_force(client, spec, current).await? {
             return Ok(found);
         }
+        if let Some(Self { profile, encoder, .. }) = current {
+            // The service has lost it.
+            let kept = Self::chosen(spec, profile, encoder);
+            kept.publish_again(client).await?;
+            return Ok(kept);
+        }
         let profile = sample.train(spec).await?;
         // Training takes seconds, and other clients begin at the same time.
         if let Some(found) = Self::in_force(client, spec, None).await? {
@@ -84,12 +90,9 @@ impl Writer {
             }
             listed => listed?.profiles,
         };
-        let chosen_at = Some(Instant::now());
         for hash in by_preference(listed, SystemTime::now()).into_iter().take(PROFILES_MAX) {
             if let Some(Self { profile, encoder, .. }) = current.filter(|now| now.profile.hash() == hash) {
-                let (spec, profile, encoder) = (Arc::clone(spec), Arc::clone(profile), Arc::clone(encoder));
-                let published = AtomicBool::new(true);
-                return Ok(Some(Self { spec, profile, encoder, published, chosen_at }));
+                return Ok(Some(Self::chosen(spec, profile, encoder)));
             }
             let fetched = async {
                 let profile = fetch(client, &model, &hash).await?;
@@ -97,8 +100,7 @@ impl Writer {
             };
             match fetched.await {
                 Ok((true, found)) => {
-                    found.published.store(true, Ordering::Release);
-                    return Ok(Some(Self { chosen_at, ..found }));
+                    return Ok(Some(Self::chosen(spec, &found.profile, &found.encoder)));
                 }
                 Ok((false, _)) => {}
                 // Whoever stored it has another version, or no good intentions; chunks need not be encoded with it.
@@ -107,6 +109,22 @@ impl Writer {
             }
         }
         Ok(None)
+    }
+
+    /// With a profile that the service has, as it said just now.
+    fn chosen(spec: &Arc<ModelSpec>, profile: &Arc<Profile>, encoder: &Arc<dyn ChunkEncoder>) -> Self {
+        Self {
+            spec: Arc::clone(spec),
+            profile: Arc::clone(profile),
+            encoder: Arc::clone(encoder),
+            published: AtomicBool::new(true),
+            chosen_at: Some(Instant::now()),
+        }
+    }
+
+    /// The profile, where it is the caller's.
+    pub(crate) fn given_profile(&self) -> Option<&Arc<Profile>> {
+        self.chosen_at.is_none().then_some(&self.profile)
     }
 
     /// Whether the service should be asked again which profile is in force.

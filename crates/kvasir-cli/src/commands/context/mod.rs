@@ -49,6 +49,6 @@ fn nothing_stored() -> CliError {
     CliError::new(
         Exit::Nothing,
         "nothing is stored for these tokens",
-        "Check model, namespace and profile, or store the context first.",
+        "Check model and namespace, or store the context first.",
     )
 }
