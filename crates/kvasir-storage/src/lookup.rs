@@ -6,7 +6,7 @@
 
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
-use futures::{StreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_api::{ChunkMatch, LookupResponse, Via};
 use kvasir_store::{StoreError, layout::ChunkKey};
 use kvasir_types::{
@@ -238,14 +238,16 @@ impl Lookups {
         if !tombstones.has(key).await? {
             return Ok(None);
         }
-        let mut removed = Vec::new();
-        for object_digest in tombstones.of_chunk(&key.tenant, &key.model_id, &key.seq_hash).await? {
-            if !index.is_gone(scope, object_digest) {
+        let removed = tombstones.of_chunk(&key.tenant, &key.model_id, &key.seq_hash).await?;
+        stream::iter(removed.into_iter().filter(|object| !index.is_gone(scope, *object)))
+            .map(async |object_digest| {
                 let reason = tombstones.reason(&ChunkKey { object_digest, ..key.clone() }).await?;
-                removed.push((object_digest, reason.unwrap_or(Removal::Removed)));
-            }
-        }
-        Ok(Some(removed))
+                Ok((object_digest, reason.unwrap_or(Removal::Removed)))
+            })
+            .buffer_unordered(self.probes.parallel.max(1))
+            .try_collect()
+            .await
+            .map(Some)
     }
 
     async fn look<'a>(
