@@ -100,7 +100,10 @@ impl Book {
         for Tampered { key, at, .. } in self.store.tampered() {
             let at = at.duration_since(self.begun);
             match key {
-                Key::Chunk(key) => model.damaged(key.seq_hash, at, at + FINDING_OUT),
+                Key::Chunk(key) => {
+                    model.planted(key.seq_hash, key.object_digest);
+                    model.damaged(key.seq_hash, at, at + FINDING_OUT);
+                }
                 // A collector that had decided about the name may come as late as tombstones live.
                 Key::Tombstone(key) | Key::Gone(key) => model.tampered(key.seq_hash, at, at + REMOVALS_KEPT),
                 // The batch has a new date: it is kept once more, and so is what is learnt of it.

@@ -142,12 +142,17 @@ impl World {
         let variants: Vec<Chunk> =
             (0..MANY).map(|v| chunks::variant(self.root, &tokens, 0, 256, 20, v * 8)).collect();
         book.store(&writer, &variants).await;
+        // One replica has read of the objects and not of their removal, one begins after it.
+        let unaware = self.cold().await;
+        for node in [&writer, &unaware] {
+            book.sync(node).await;
+        }
         let remover = self.any();
         book.remove(&remover, &variants[0]).await;
         book.name(&self.any(), &variants[0]).await;
         let cold = self.cold().await;
         book.sync(&cold).await;
-        for node in [&remover, &cold] {
+        for node in [&remover, &unaware, &cold] {
             book.load(node, self.root, &tokens, true).await;
         }
     }

@@ -137,6 +137,8 @@ pub struct Model {
     pins: BTreeMap<u64, Pin>,
     /// When somebody else changed bytes of a chunk.
     damaged: BTreeMap<SeqHash, Vec<Duration>>,
+    /// Names that somebody else gave objects of a chunk.
+    planted: BTreeSet<(SeqHash, ObjectDigest)>,
     passes: Vec<Pass>,
     /// Until then nobody need have heard of any removal: the journal was tampered with.
     unheard_until: Duration,
@@ -156,6 +158,7 @@ impl Model {
             of_chunk: BTreeMap::new(),
             pins: BTreeMap::new(),
             damaged: BTreeMap::new(),
+            planted: BTreeSet::new(),
             passes: Vec::new(),
             unheard_until: Duration::ZERO,
             heard: BTreeMap::new(),
@@ -287,6 +290,18 @@ impl Model {
     pub fn damaged(&mut self, seq_hash: SeqHash, at: Duration, until: Duration) {
         self.tampered(seq_hash, at, until);
         self.damaged.entry(seq_hash).or_default().push(at);
+    }
+
+    /// Somebody else put an object under a name that no service gave it. Readers that find sound bytes of the chunk there may
+    /// offer them: a name is verified by whoever reads all of its object. The bytes stay judged.
+    pub fn planted(&mut self, seq_hash: SeqHash, object: ObjectDigest) {
+        if self.truth.object(&seq_hash, &object).is_none() {
+            self.planted.insert((seq_hash, object));
+        }
+    }
+
+    fn is_planted(&self, seq_hash: &SeqHash, object: &ObjectDigest) -> bool {
+        self.planted.contains(&(*seq_hash, *object))
     }
 
     /// Somebody else changed a batch of the journal at `at`: what it said is not heard of, and what it says from then until `until`

@@ -303,6 +303,21 @@ fn bytes_are_those_of_the_name() {
 }
 
 #[test]
+fn a_name_of_somebody_elses_is_no_licence_for_other_bytes() {
+    let mut h = history(None);
+    h.put(A, at(0, 1), 0);
+    h.put(A, at(0, 1), 1);
+    let Chunk { bytes, seq_hash, .. } = h.chunks[0].clone();
+    let (other, foreign) = (h.chunks[1].bytes.clone(), h.chunks[1].object_digest);
+    assert!(h.model.named(at(2, 3), seq_hash, foreign).is_err());
+    h.model.planted(seq_hash, foreign);
+    assert!(h.model.named(at(2, 3), seq_hash, foreign).is_ok());
+    let mut read = |bytes: &[u8]| h.model.read((A, at(2, 3)), &seq_hash, &foreign, 300, bytes);
+    assert!(read(&bytes[300..340]).is_ok());
+    assert!(read(&other[300..340]).is_err());
+}
+
+#[test]
 fn who_knows_of_a_removal_gives_no_bytes_of_it() {
     let mut h = history(None);
     h.put(A, at(0, 1), 0);

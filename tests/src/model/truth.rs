@@ -99,6 +99,19 @@ impl Truth {
         self.objects.get(&sent)
     }
 
+    /// An object of a chunk, by any name, that begins at a token.
+    pub(super) fn beginning_at(&self, seq_hash: &SeqHash, first_token: u64) -> Option<&Sent> {
+        let sent = self.of_chunk.get(seq_hash)?.iter().map(|digest| &self.objects[digest]);
+        sent.into_iter().find(|sent| sent.segment.first_token == first_token)
+    }
+
+    /// Whether `bytes`, which lie behind the header, are some object's of a chunk from `first` on.
+    pub(super) fn has(&self, seq_hash: &SeqHash, first: u64, bytes: &[u8]) -> bool {
+        let range = first as usize..first as usize + bytes.len();
+        let mut sent = self.of_chunk.get(seq_hash).into_iter().flatten().map(|digest| &self.objects[digest]);
+        first >= HEADER_BYTES as u64 && sent.any(|sent| sent.bytes.get(range.clone()) == Some(bytes))
+    }
+
     /// The bytes of an object from `first` on, as many as `count`.
     pub(super) fn bytes(
         &mut self,
