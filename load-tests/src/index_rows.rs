@@ -58,6 +58,7 @@ impl SyntheticContext {
                 first_position: (chunk * CHUNK_TOKENS) as u64,
                 token_count: CHUNK_TOKENS as u32,
                 kl_beneath: 0.0,
+                errors: None,
                 head_bytes: HEAD_BYTES,
                 object_bytes: LEVEL_BYTES[LEVEL_BYTES.len() - 1],
                 level_bytes: LEVEL_BYTES.to_vec(),

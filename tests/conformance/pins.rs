@@ -3,22 +3,22 @@
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use futures::{FutureExt, TryStreamExt};
+use futures::FutureExt;
 use kvasir_api::{Context, ContextRequest};
 use kvasir_storage::{ByteRange, ChunkError, ContextError, PutChunk, Storage, gc::GcPolicy};
-use kvasir_store::layout::{JournalLog, Key};
+use kvasir_store::layout::Key;
 use kvasir_tests::{
     chunks::{self, Chunk},
     hooked::{Hook, Hooked},
 };
 use kvasir_types::{Name, ProfileHash, SeqHash};
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStoreExt;
 
 use crate::{
     Backend,
@@ -52,157 +52,203 @@ async fn pinned(storage: &Storage) -> Vec<SeqHash> {
     list.contexts.into_iter().filter(|context| context.pinned).flat_map(|context| context.chunks).collect()
 }
 
-/// While the collector writes its first tombstone, everything is pinned: what has none yet is held, what has one refused.
-#[tokio::test]
-async fn a_pin_acknowledged_during_a_pass_holds() {
-    let backend = Backend::memory();
-    let other = backend.replica().await;
-    let root = prepare(&other).await;
-    let contexts: Vec<(Vec<u32>, Chunk)> = (0..4)
+/// Four chunks that are past their time, each of a context of its own.
+async fn expired_chunks(storage: &Arc<Storage>, seed: u64) -> Vec<(Vec<u32>, Chunk)> {
+    let root = prepare(storage).await;
+    let contexts: Vec<_> = (0..4)
         .map(|i| {
-            let tokens = chunks::tokens(130 + i, 64);
+            let tokens = chunks::tokens(seed + i, 64);
             let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
             (tokens, chunk)
         })
         .collect();
     for (_, chunk) in &contexts {
-        put(&other, chunk).await;
+        put(storage, chunk).await;
     }
-    let (ids, pinner) = (contexts.iter().map(|(_, c)| c.seq_hash).collect::<Vec<_>>(), Arc::clone(&other));
-    let answers = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&answers);
-    let hook: Hook = Arc::new(move |request, path| {
-        let (ids, pinner, told) = (ids.clone(), Arc::clone(&pinner), Arc::clone(&told));
+    contexts
+}
+
+/// Does something once, when a write to a path that has a part in it has taken effect.
+fn once_written(
+    part: &'static str,
+    act: impl Fn() -> futures::future::BoxFuture<'static, ()> + Send + Sync + 'static,
+) -> Hook {
+    let is_first = AtomicBool::new(true);
+    Arc::new(move |request, path| {
+        let is_it = request == Hooked::Written && path.as_ref().contains(part);
+        let acts = (is_it && is_first.swap(false, Ordering::Relaxed)).then(&act);
         async move {
-            let is_first = told.lock().expect("not poisoned").is_empty();
-            if request == Hooked::Written && path.as_ref().contains("/d/") && is_first {
-                for id in ids {
-                    let answer = pin(&pinner, id).await;
-                    told.lock().expect("not poisoned").push((id, answer.map(|_| ())));
-                }
+            if let Some(acts) = acts {
+                acts.await;
             }
             Ok(())
         }
         .boxed()
-    });
-    let collector = backend.hooked_replica(hook).await;
-    collect(&collector, &all_expired()).await;
-    collect(&other, &all_expired()).await;
-    let answers = std::mem::take(&mut *answers.lock().expect("not poisoned"));
-    let acknowledged: Vec<SeqHash> =
-        answers.iter().filter(|(_, answer)| answer.is_ok()).map(|(id, _)| *id).collect();
-    assert_eq!((answers.len(), acknowledged.len()), (4, 3), "{answers:?}");
-    for (_, answer) in answers {
-        assert!(
-            matches!(answer, Ok(()) | Err(ContextError::Chunk(ChunkError::Unknown { .. }))),
-            "{answer:?}"
-        );
-    }
-    // Who hears of a tombstone and of its end offers the chunk again, too.
-    collector.changes().journal_append().await.expect("appends");
-    assert!(other.changes().journal_tail().await.expect("tails") >= 7);
-    let cold = backend.replica().await;
-    for (tokens, chunk) in &contexts {
-        let is_held = acknowledged.contains(&chunk.seq_hash);
-        for replica in [&other, &collector, &cold] {
-            assert_eq!(matched(replica, tokens).await, if is_held { 64 } else { 0 });
-        }
-        assert_eq!(
-            read(&cold, chunk, ByteRange::Whole).await.is_ok(),
-            is_held,
-            "the bytes stay with the pin"
-        );
-    }
-    assert_eq!(pinned(&cold).await, acknowledged, "what was refused pins nothing");
+    })
 }
 
-/// A replica reads that the collector buried a pinned chunk and dug it out again, in the middle of a lookup that has just found
-/// the chunk in the store.
+/// Between the collector's decisions and its intent everything is pinned: nothing gets a tombstone, not for a moment.
 #[tokio::test]
-async fn a_lookup_beside_the_news_of_a_lifted_tombstone_finds_the_chunk() {
+async fn a_pin_acknowledged_before_the_intent_holds() {
     let backend = Backend::memory();
     let other = backend.replica().await;
-    let root = prepare(&other).await;
-    let tokens = chunks::tokens(135, 300);
-    let context = chunks::context(root, &tokens, 256, 50);
-    let first_buried = (200..)
-        .map(|seed| chunks::chunk(root, &chunks::tokens(seed, 64), 0, 64, 50))
-        .find(|chunk| context.iter().all(|of| chunk.seq_hash < of.seq_hash))
-        .expect("hashes are spread");
-    for chunk in context.iter().chain([&first_buried]) {
-        put(&other, chunk).await;
-    }
-    let beginning = other.store().layout().path(&Key::Chunk(key(&context[0])));
-    let (reader, is_told) = (Arc::new(OnceLock::<Arc<Storage>>::new()), Arc::new(AtomicBool::new(false)));
-    let (asking, telling) = (Arc::clone(&reader), Arc::clone(&is_told));
-    let hook: Hook = Arc::new(move |request, path| {
-        let (asking, telling) = (Arc::clone(&asking), Arc::clone(&telling));
-        let is_beginning = request == Hooked::Reading && path == beginning;
+    let contexts = expired_chunks(&other, 130).await;
+    let (ids, pinner) = (contexts.iter().map(|(_, c)| c.seq_hash).collect::<Vec<_>>(), Arc::clone(&other));
+    let act = move || {
+        let (ids, pinner) = (ids.clone(), Arc::clone(&pinner));
         async move {
-            // The end of a context is asked for first, so it is found already.
-            if is_beginning && !telling.swap(true, Ordering::Relaxed) {
-                let news = asking.get().expect("is there").changes().journal_tail().await;
-                assert_eq!(news.expect("tails"), 5, "three were buried, two dug out");
+            for id in ids {
+                // The collector has written its epoch, and has the pins still to read; it must not see these yet.
+                let pinner = Arc::clone(&pinner);
+                pin(&pinner, id).await.expect("no intent is there");
             }
-            Ok(())
         }
         .boxed()
-    });
-    let storage = backend.hooked_replica(hook).await;
-    reader.set(Arc::clone(&storage)).expect("is set once");
-    storage.changes().journal_tail().await.expect("tails");
-    let (ids, pinner) = (context.iter().map(|c| c.seq_hash).collect::<Vec<_>>(), Arc::clone(&other));
-    let is_first = Arc::new(AtomicBool::new(true));
+    };
+    // The bytes of an object are read when the collector has read the pins and decides about it.
+    let first = other.store().layout().path(&Key::Tombstone(key(&contexts[0].1)));
+    let is_first = AtomicBool::new(true);
     let hook: Hook = Arc::new(move |request, path| {
-        let (ids, pinner, is_first) = (ids.clone(), Arc::clone(&pinner), Arc::clone(&is_first));
+        let acts = (request == Hooked::Reading && path == first && is_first.swap(false, Ordering::Relaxed))
+            .then(&act);
         async move {
-            let is_tombstone = request == Hooked::Written && path.as_ref().contains("/d/");
-            if is_tombstone && is_first.swap(false, Ordering::Relaxed) {
-                pin_context(&pinner, ids).await.expect("none has a tombstone yet");
+            if let Some(acts) = acts {
+                acts.await;
             }
             Ok(())
         }
         .boxed()
     });
     let collector = backend.hooked_replica(hook).await;
-    assert_eq!(collect(&collector, &all_expired()).await.lifted, 2);
-    collector.changes().journal_append().await.expect("appends");
-    // Removals are remembered for longer than what was stored.
-    let (objects, log) =
-        (collector.store().objects(), collector.store().layout().log_prefix(JournalLog::Stored));
-    let batches: Vec<_> = objects.list(Some(&log)).try_collect().await.expect("lists");
-    for batch in batches {
-        objects.delete(&batch.location).await.expect("deletes");
+    let report = collect(&collector, &all_expired()).await;
+    assert!(report.spared >= 1, "{report:?}");
+    let cold = backend.replica().await;
+    for (tokens, chunk) in &contexts {
+        assert_eq!(matched(&cold, tokens).await, 64);
+        assert!(read(&cold, chunk, ByteRange::Whole).await.is_ok());
     }
-    assert_eq!(matched(&storage, &tokens).await, 300);
-    assert!(is_told.load(Ordering::Relaxed));
 }
 
-/// A collector ended between its tombstone and its second look at the pins.
+/// The collector has said what it is about to delete: whoever pins that waits, and is refused.
 #[tokio::test]
-async fn a_tombstone_on_a_pinned_chunk_is_lifted_before_the_bytes_go() {
+async fn a_pin_beside_an_intent_waits_and_is_refused() {
+    let backend = Backend::memory();
+    let other = backend.replica().await;
+    let contexts = expired_chunks(&other, 134).await;
+    let (id, pinner) = (contexts[3].1.seq_hash, Arc::clone(&other));
+    let answer = Arc::new(Mutex::new(None));
+    let told = Arc::clone(&answer);
+    let act = move || {
+        let (pinner, told) = (Arc::clone(&pinner), Arc::clone(&told));
+        let begun = tokio::spawn(async move { pin(&pinner, id).await });
+        *told.lock().expect("not poisoned") = Some(begun);
+        // Until the pin is in the bucket, whose pins the collector reads next.
+        tokio::time::sleep(Duration::from_millis(50)).boxed()
+    };
+    let collector = backend.hooked_replica(once_written("/gc/intent/", act)).await;
+    let report = collect(&collector, &all_expired()).await;
+    let begun = answer.lock().expect("not poisoned").take().expect("it was begun");
+    let answer = begun.await.expect("it ends");
+    // What the collector saw it spared; what it did not see is refused. Never acknowledged and hidden.
+    match answer {
+        Ok(_) => assert_eq!((report.spared, matched(&other, &contexts[3].0).await), (1, 64)),
+        Err(error) => {
+            let is_unknown = matches!(error, ContextError::Chunk(ChunkError::Unknown { .. }));
+            assert!(is_unknown && pinned(&other).await.is_empty(), "{error:?}");
+        }
+    }
+}
+
+/// A collector ended between its intent and its tombstones: its chunks are not pinned until the intent is old.
+#[tokio::test(start_paused = true)]
+async fn the_intent_of_a_collector_that_ended_refuses_pins() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let contexts = expired_chunks(&storage, 138).await;
+    let hook: Hook = Arc::new(|request, path| {
+        let ends = request == Hooked::Written && path.as_ref().contains("/gc/intent/");
+        let failed =
+            object_store::Error::PermissionDenied { path: path.to_string(), source: "it ended".into() };
+        futures::future::ready(if ends { Err(failed) } else { Ok(()) }).boxed()
+    });
+    let collector = backend.hooked_replica(hook).await;
+    assert!(collector.lifecycle().collect_garbage(&all_expired(), |_| {}).await.is_err());
+    let refused = pin(&storage, contexts[0].1.seq_hash).await;
+    assert!(matches!(&refused, Err(error) if error.code().is_retryable()), "{refused:?}");
+    assert_eq!(pinned(&storage).await, []);
+    let unnamed = expired_chunks(&storage, 150).await;
+    pin(&storage, unnamed[0].1.seq_hash).await.expect("no intent names it");
+    assert_eq!(matched(&backend.replica().await, &contexts[0].0).await, 64, "nothing is hidden");
+}
+
+/// A request removes a chunk while a collector spares it for a pin: removed it stays.
+#[tokio::test]
+async fn a_removal_beside_a_pin_stays() {
+    let backend = Backend::memory();
+    let other = backend.replica().await;
+    let contexts = expired_chunks(&other, 142).await;
+    let removed = contexts[0].1.seq_hash;
+    pin(&other, contexts[1].1.seq_hash).await.expect("pins");
+    for part in ["/gc/epoch/", "/gc/intent/", "/d/"] {
+        let remover = Arc::clone(&other);
+        let act = move || {
+            let remover = Arc::clone(&remover);
+            async move {
+                let _ = pin(&remover, removed).await;
+                // What is removed already is not there.
+                let _ = remover.lifecycle().remove_chunk(&tenant(), &model_id(), &removed).await;
+            }
+            .boxed()
+        };
+        let collector = backend.hooked_replica(once_written(part, act)).await;
+        collect(&collector, &all_expired()).await;
+        collect(&other, &all_expired()).await;
+        for replica in [&other, &collector, &backend.replica().await] {
+            assert_eq!(matched(replica, &contexts[0].0).await, 0, "{part}");
+        }
+    }
+    assert_eq!(matched(&backend.replica().await, &contexts[1].0).await, 64);
+}
+
+/// A collector that knows nothing of intents, or was away for longer than they last.
+#[tokio::test]
+async fn the_bytes_of_a_pinned_chunk_stay_under_a_collectors_tombstone() {
     let backend = Backend::memory();
     let storage = backend.replica().await;
     let root = prepare(&storage).await;
-    let tokens = chunks::tokens(140, 64);
+    let tokens = chunks::tokens(146, 64);
     let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
     put(&storage, &chunk).await;
     pin(&storage, chunk.seq_hash).await.expect("pins");
     let tombstone = storage.store().layout().path(&Key::Tombstone(key(&chunk)));
     for reason in ["expired", "evicted", "contained", "duplicate"] {
         storage.store().objects().put(&tombstone, reason.into()).await.expect("writes");
-        assert_eq!(matched(&backend.replica().await, &tokens).await, 0);
         let report = collect(&storage, &at_once()).await;
         assert_eq!(report.deleted, 0, "{reason}: {report:?}");
-        for replica in [&storage, &backend.replica().await] {
-            assert_eq!(matched(replica, &tokens).await, 64, "{reason}");
-        }
+        assert!(storage.reads().read_store(&key(&chunk), ByteRange::Whole).await.is_ok(), "{reason}");
     }
     // A request removes what is pinned, also where the collector was first.
-    storage.store().objects().put(&tombstone, "expired".into()).await.expect("writes");
     storage.lifecycle().remove_chunk(&tenant(), &model_id(), &chunk.seq_hash).await.expect("removes");
     assert_eq!(collect(&storage, &at_once()).await.deleted, 1);
     assert_eq!(matched(&backend.replica().await, &tokens).await, 0);
+}
+
+/// A wrong bit of a pin's record must not let go of the chunk: it is a record that cannot be read.
+#[tokio::test]
+async fn a_record_with_a_wrong_bit_pins_all_of_its_tenant() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let contexts = expired_chunks(&storage, 154).await;
+    let context = pin(&storage, contexts[0].1.seq_hash).await.expect("pins");
+    let record = Key::Context { tenant: tenant(), context_id: context.context_id, version: 1 };
+    let (objects, path) = (storage.store().objects(), storage.store().layout().path(&record));
+    let mut bytes = objects.get(&path).await.expect("is there").bytes().await.expect("reads").to_vec();
+    let hash = contexts[0].1.seq_hash.to_string();
+    let at = bytes.windows(hash.len()).position(|part| part == hash.as_bytes()).expect("it names the chunk");
+    bytes[at] ^= 1;
+    objects.put(&path, bytes.into()).await.expect("writes");
+    let report = collect(&storage, &all_expired()).await;
+    assert_eq!((report.contexts_unreadable, report.expired), (1, 0), "{report:?}");
 }
 
 /// The chunk is removed after it was looked for and before the pin is in the store.

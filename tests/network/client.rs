@@ -80,7 +80,7 @@ pub(crate) fn run(out: &Path, server: &str, namespace: &str, claim: Claim) -> an
             run.name,
             run.ttft.as_millis(),
             run.report.bytes,
-            run.report.kl_beneath,
+            run.report.loss.kl,
         );
     }
     let ours = &runs[0];

@@ -28,7 +28,7 @@ pub(crate) fn page(runs: &[Run]) -> String {
         page.heading(&format!("{}: first token after {} ms", run.name, run.ttft.as_millis()));
         page.paragraph(&format!(
             "{} bytes in {} requests; predicted KL {:.1e} nats a token",
-            run.report.bytes, run.report.reads.requests, run.report.kl_beneath
+            run.report.bytes, run.report.reads.requests, run.report.loss.kl
         ));
         let verdict = if run.ttft.as_millis() <= u128::from(SLO_MS) { "met" } else { "missed" };
         let chunks = run.report.chunks.iter().enumerate();

@@ -23,10 +23,7 @@ const MANY: u8 = 10;
 impl Book {
     /// One pass of the collector.
     pub(crate) async fn collect(&self, node: &Node, policy: &GcPolicy) {
-        let pass = self.model().pass_begins(self.now());
-        if let Some(Ok(_)) = node.run(node.storage.lifecycle().collect_garbage(policy, |_| {})).await {
-            self.model().pass_ends(pass, self.now());
-        }
+        let _ = node.run(node.storage.lifecycle().collect_garbage(policy, |_| {})).await;
     }
 }
 
@@ -181,14 +178,11 @@ impl World {
         }
         let at = self.dice.below(self.nodes.len());
         let (node, _) = self.nodes.swap_remove(at);
-        let pass = self.book.model().pass_begins(self.book.now());
         let (collector, policy) = (node.clone(), self.policy());
-        let collecting = tokio::spawn(async move {
+        tokio::spawn(async move {
             let storage = Arc::clone(&collector.storage);
-            let done = collector.run(storage.lifecycle().collect_garbage(&policy, |_| {})).await;
-            matches!(done, Some(Ok(_)))
+            let _ = collector.run(storage.lifecycle().collect_garbage(&policy, |_| {})).await;
         });
-        self.passes.push((pass, collecting));
         let (pause, after) = (self.dice.below(400), self.dice.below(600));
         let life = node.life.clone();
         tokio::spawn(async move {

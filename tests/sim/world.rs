@@ -13,10 +13,7 @@ use kvasir_tests::{
 };
 use kvasir_types::{Name, ObjectDigest, RootHash, SeqHash};
 use object_store::{ObjectStore, ObjectStoreExt};
-use tokio::{
-    task::JoinHandle,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use crate::{
@@ -76,8 +73,6 @@ pub(crate) struct World {
     pub(crate) contexts: Vec<(Vec<u32>, Vec<Chunk>)>,
     pub(crate) pins: Vec<(u64, Uuid)>,
     pub(crate) pinned: u64,
-    /// Passes beside everything, of replicas that may be paused meanwhile.
-    pub(crate) passes: Vec<(usize, JoinHandle<bool>)>,
     pub(crate) paused: Vec<(Node, Instant)>,
     pub(crate) cut_off: Vec<(Node, Instant)>,
     pub(crate) roots: BTreeMap<Name, RootHash>,
@@ -152,7 +147,6 @@ impl World {
             contexts,
             pins: Vec::new(),
             pinned: 0,
-            passes: Vec::new(),
             paused: Vec::new(),
             cut_off: Vec::new(),
             roots: BTreeMap::new(),
@@ -226,17 +220,6 @@ impl World {
         while self.nodes.len() < wanted {
             self.add().await;
         }
-        self.note_passes().await;
-    }
-
-    /// Takes note of passes that have ended.
-    pub(crate) async fn note_passes(&mut self) {
-        let ended: Vec<_> = self.passes.extract_if(.., |(_, pass)| pass.is_finished()).collect();
-        for (pass, collecting) in ended {
-            if collecting.await.expect("no panic") {
-                self.book.model().pass_ends(pass, self.book.now());
-            }
-        }
     }
 
     /// Everything heals; what is owed must be found by everybody, and be in the store byte for byte.
@@ -248,7 +231,6 @@ impl World {
         self.nodes.iter().for_each(|(node, _)| node.life.cut_off_from_journal(false));
         self.store.heal();
         sleep(UNKNOWN * 2).await;
-        self.note_passes().await;
         let cold = self.cold().await;
         let policy = self.policy();
         for pass in 0..4 {

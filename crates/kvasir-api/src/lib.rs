@@ -28,7 +28,8 @@ pub use error::{ErrorCode, Problem};
 pub use event::{Event, EventType, EventsDropped, EventsQuery};
 pub use explain::{Cause, ChunkEviction, ExplainRequest, ExplainResponse, FieldDifference, MissReason};
 pub use lookup::{
-    ChunkMatch, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, Via,
+    ChunkErrors, ChunkMatch, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest,
+    LookupResponse, Via,
 };
 pub use model::{
     ConfigResponse, NamespaceRequest, NamespaceResponse, NamespaceRotation, ProfileInfo, ProfileList,

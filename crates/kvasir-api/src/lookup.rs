@@ -1,6 +1,6 @@
 //! The longest usable prefix of a token sequence.
 
-use kvasir_types::{Medium, ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
+use kvasir_types::{Level, LevelError, Loss, Medium, ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -84,10 +84,37 @@ pub struct ChunkMatch {
     pub level_bytes: Vec<u64>,
     /// Sum of the predicted logit KL (nats a token) of the prefixes this chunk was computed over.
     pub kl_beneath: f32,
+    /// What its levels lose, where its encoder measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub errors: Option<ChunkErrors>,
     /// Where its bytes live.
     pub medium: Medium,
     /// How to read it.
     pub via: Via,
+}
+
+/// What the levels of a chunk lose, as its encoder measured it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ChunkErrors {
+    /// Error of each level, coarsest first: of its worst plane.
+    pub levels: Vec<LevelError>,
+    /// Worst error of the KV that the chunk was computed over.
+    pub beneath: LevelError,
+    /// How many times KV beneath the chunk was computed over lossy KV, the chunk itself included.
+    pub hops: u8,
+}
+
+impl ChunkMatch {
+    /// What KV has lost that is decoded at a level whose predicted KL is `kl`. Where nobody measured, the error is unknown and no
+    /// hop is counted.
+    pub fn loss_at(&self, level: Level, kl: f64) -> Loss {
+        let beneath = f64::from(self.kl_beneath);
+        let Some(errors) = &self.errors else {
+            return Loss { kl: beneath + kl, error: LevelError::UNKNOWN, hops: 0 };
+        };
+        let own = errors.levels.get(level.index()).copied().unwrap_or(LevelError::UNKNOWN);
+        Loss { kl: beneath, error: errors.beneath, hops: errors.hops }.through(kl, own)
+    }
 }
 
 /// How a chunk is read.

@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use kvasir_client::{
-    Builder, Error, Kvasir, Session,
+    Builder, Error, Kvasir, QualityFloor, Session,
     rest::{BearerToken, Client, ClientConfig},
 };
 use kvasir_types::{ModelSpec, Name};
@@ -50,9 +50,13 @@ pub fn connection(service: &ServiceArguments, spec: &Arc<ModelSpec>) -> CliResul
     Ok(builder.model(Arc::clone(spec)))
 }
 
-/// Connects to a service for one model, to read what is stored with any of its profiles.
-pub async fn connect(service: &ServiceArguments, spec: &Arc<ModelSpec>) -> CliResult<Kvasir> {
-    let kvasir = connection(service, spec)?.connect().await.map_err(client_error)?;
+/// Connects to a service for one model, to read what is stored with any of its profiles and is at least as good as `floor`.
+pub async fn connect(
+    service: &ServiceArguments,
+    spec: &Arc<ModelSpec>,
+    floor: QualityFloor,
+) -> CliResult<Kvasir> {
+    let kvasir = connection(service, spec)?.quality(floor).connect().await.map_err(client_error)?;
     // A lookup ends before the first chunk whose profile is not here.
     kvasir.preload_profiles().await.map_err(client_error)?;
     Ok(kvasir)

@@ -23,6 +23,6 @@ pub mod tuning;
 pub use error::Error;
 pub use kvasir::{Builder, Kvasir};
 pub use load::{LayerReady, Load, Loaded};
-pub use options::{Deadline, Quality};
+pub use options::{Deadline, QualityFloor};
 pub use save::SaveTicket;
 pub use session::{Session, SessionRequest};

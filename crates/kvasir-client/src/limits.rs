@@ -90,6 +90,8 @@ pub const ROOT_FRESH: Duration = Duration::from_secs(60);
 pub const BINDINGS_MAX: usize = 1024;
 /// What "no deadline" means: an hour.
 pub const DEADLINE_NONE: Duration = Duration::from_secs(3600);
+/// Most lossy loads that lie over each other beneath what is stored, where nobody knows what they cost: each adds its errors.
+pub const HOPS_MAX: u8 = 2;
 /// Shortest context that is stored by default: one span; computing it takes about as long as looking it up.
 pub const STORE_TOKENS_MIN: usize = 256;
 /// Jobs that wait in a store queue.

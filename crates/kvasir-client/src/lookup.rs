@@ -112,6 +112,7 @@ mod tests {
             head_bytes: 10,
             level_bytes: vec![50, 100],
             kl_beneath: 0.0,
+            errors: None,
             medium: Medium::Object,
             via: Via::Proxy,
         };

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kvasir_types::Quality;
 use tokio::time::Instant;
 
 use crate::limits::DEADLINE_NONE;
@@ -36,25 +37,23 @@ impl Deadline {
     }
 }
 
-/// The worst quality that loads may bring. Quality is the profile's predicted logit KL of a level, plus that of the prefix that
-/// a chunk was computed over, in nats a token.
+/// The worst quality that loads may bring. What is stored beneath it is computed, whatever the deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[non_exhaustive]
-pub enum Quality {
+pub enum QualityFloor {
     /// Whatever the deadline allows: the finest level where there is time, a coarser one where there is not.
     #[default]
     Adaptive,
-    /// At most this predicted KL. What is stored beneath that quality is computed, whatever the deadline. Chunks of a profile
-    /// whose KL is not known are computed, too.
+    /// At most this predicted logit KL in nats a token: the profile's of the level, plus that of the prefix that the chunk was
+    /// computed over. Chunks of a profile whose KL is not known are computed.
     KlAtMost(f64),
+    /// At least this quality, by the errors that the encoder measured and those of what the chunk was computed over. Chunks that
+    /// nobody measured are computed.
+    Named(Quality),
 }
 
-impl Quality {
-    /// The bound, in nats a token.
-    pub(crate) const fn kl_max(self) -> f64 {
-        match self {
-            Self::Adaptive => f64::INFINITY,
-            Self::KlAtMost(nats) => nats,
-        }
+impl From<Quality> for QualityFloor {
+    fn from(quality: Quality) -> Self {
+        Self::Named(quality)
     }
 }

@@ -77,8 +77,8 @@ async fn layers_are_handed_over_and_the_rest_is_missing() {
     let given: usize = ready.iter().map(|r| r.layers.len() * r.token_range.len() as usize).sum();
     assert_eq!(given, LAYERS * 688, "each layer of each token once: {ready:?}");
     let kl = 0.1 / 3.0;
-    assert!(ready.iter().all(|r| r.level == Level(1) && (r.predicted_kl - kl).abs() < 1e-6));
-    assert!((done.kl() - kl).abs() < 1e-6);
+    assert!(ready.iter().all(|r| r.level == Level(1) && (r.loss.kl - kl).abs() < 1e-6));
+    assert!((done.loss().kl - kl).abs() < 1e-6);
     assert_eq!([0.02, 0.05].map(|kl| done.tokens_within(kl)), [0, 750]);
     holds(&pages, &reference(&kvasir, &prompt, 1).await, 0..688);
     // The last token is computed even where all of the prompt is stored.
@@ -156,7 +156,7 @@ async fn a_table_that_is_reassigned_mid_load_is_not_written_to() {
     let loaded = load.finish().await;
     assert!(pages.all(42.0), "the new owner's KV is as it left it");
     assert!(loaded.report().unwrap().stale_rows > 0);
-    assert_eq!((loaded.missing(), loaded.loaded_tokens(), loaded.kl()), (&[range(0, 1280)][..], 0, 0.0));
+    assert_eq!((loaded.missing(), loaded.loaded_tokens(), loaded.loss().kl), (&[range(0, 1280)][..], 0, 0.0));
 }
 
 /// Leaves a load after any number of turns of its task: the pages are somebody else's at once.

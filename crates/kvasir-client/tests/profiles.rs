@@ -4,9 +4,13 @@
 mod common;
 
 use common::{Fault, Server, find, kv, load, range, save, spec, start, tokens};
-use kvasir_client::{Builder, Deadline, Error, Kvasir, report::ChunkOutcome, tuning::LoadOptions};
+use kvasir_client::{
+    Builder, Deadline, Error, Kvasir,
+    report::{ChunkOutcome, SaveOutcome, SaveRefusal},
+    tuning::LoadOptions,
+};
 use kvasir_codec::{KvBuffer, STARTER_RECIPE};
-use kvasir_types::Level;
+use kvasir_types::{Level, LevelError, Loss, Quality};
 
 fn builder(server: &Server) -> Builder {
     Kvasir::builder(server.url()).model(spec()).namespace("test").chunk_tokens(256)
@@ -50,6 +54,61 @@ async fn a_model_without_a_profile_is_stored_from_its_first_cache() {
     assert_eq!(loaded.missing(), [range(599, 600)]);
     save(&second, &tokens(600, 2)).await;
     assert_eq!((second.profile().unwrap().hash(), profiles(&second).await), (made.hash(), 1));
+}
+
+/// The encoder measures, the lookup says it, the load keeps to it, and what is computed over it carries it.
+#[tokio::test]
+async fn a_named_quality_is_measured_and_kept() {
+    let server = start().await;
+    let first = builder(&server).connect().await.unwrap();
+    let text = tokens(600, 11);
+    save(&first, &text).await;
+    let level_of = async |quality: Quality| {
+        let kvasir = builder(&server).quality(quality).connect().await.unwrap();
+        kvasir.preload_profiles().await.unwrap();
+        let session = find(&kvasir, &text).await;
+        if session.matched_tokens() == 0 {
+            return None;
+        }
+        let (loaded, _) = load(&session, LoadOptions::at_level(Level::BASE)).await;
+        assert_eq!(loaded.loaded_tokens(), 600);
+        let levels: Vec<_> = loaded.report().unwrap().chunks.iter().map(|chunk| chunk.level).collect();
+        assert!(levels.iter().all(|level| *level == levels[0]), "{levels:?}");
+        assert!(loaded.loss().error <= quality.error_max());
+        levels[0]
+    };
+    assert_eq!(level_of(Quality::Small).await, Some(Level(0)));
+    assert_eq!(level_of(Quality::Balanced).await, Some(Level(1)));
+    assert_eq!(level_of(Quality::Transparent).await, Some(Level(2)));
+    assert_eq!(level_of(Quality::Exact).await, None, "a starter has no exact level");
+    let errors = find(&first, &text).await.chunks()[0].errors.clone().unwrap();
+    assert_eq!((errors.beneath, errors.hops, errors.levels.len()), (LevelError::NONE, 0, 3));
+
+    // Over two transparent loads the third turn is not stored: each adds its error, and nobody knows what they cost.
+    let (mut turn, mut stored) = (text.clone(), Vec::new());
+    for i in 0..3 {
+        turn.extend(tokens(256, 60 + i));
+        let session = find(&first, &turn).await;
+        let options = LoadOptions { last_token: false, ..LoadOptions::at_level(Level(2)) };
+        let _ = load(&session, options).await;
+        match session.save(&kv(&turn), turn.len()).outcome().await {
+            SaveOutcome::Saved(_) => {
+                stored.push(find(&first, &turn).await.chunks().last().unwrap().errors.clone().unwrap())
+            }
+            SaveOutcome::Refused(SaveRefusal::Beneath { hops, .. }) => assert_eq!((i, hops), (2, 3)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(stored.iter().map(|errors| errors.hops).collect::<Vec<_>>(), [1, 2]);
+    assert!(
+        stored.iter().all(|errors| Quality::of(errors.beneath) == Some(Quality::Transparent)),
+        "{stored:?}"
+    );
+    // And none over a coarse one.
+    let session = find(&first, &text).await;
+    session.reused(Loss { kl: 0.0, error: LevelError::at_least(8.0), hops: 1 });
+    let outcome = session.save(&kv(&text), text.len()).outcome().await;
+    assert!(matches!(outcome, SaveOutcome::Refused(SaveRefusal::Beneath { hops: 1, .. })), "{outcome:?}");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 
 mod common;
 
+use kvasir_types::Loss;
 use std::{collections::BTreeSet, sync::Arc};
 
 use common::{Fault, builder, connect, find, kv, save, start, tokens};
@@ -64,7 +65,7 @@ async fn only_what_is_likely_to_be_reused_is_admitted() {
     assert_eq!(refusal(batch.save(&cache, 400)).await, SaveRefusal::Class);
     assert_eq!(refusal(kvasir.session(&text).await.save(&cache, 400)).await, SaveRefusal::Class);
     assert!(matches!(chat.save(&cache, 400).outcome().await, SaveOutcome::Saved(_)));
-    chat.reused(0.02);
+    chat.reused(Loss { kl: 0.02, ..Loss::NONE });
     assert!(matches!(refusal(chat.save(&cache, 400)).await, SaveRefusal::KlBeneath { .. }));
     assert_eq!((kvasir.saves().refused, kvasir.saves().saved), (4, 1));
 }

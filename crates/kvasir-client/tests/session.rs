@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use common::{Fault, builder, connect, find, kv, load, range, save, start, tokens};
 use kvasir_client::{
-    Deadline, Error, Kvasir, Quality, SaveTicket,
+    Deadline, Error, Kvasir, QualityFloor, SaveTicket,
     pages::HostPages,
     report::{ChunkOutcome, SaveOutcome, SaveReport},
     tuning::{AdmissionPolicy, LoadOptions, QueueConfig},
 };
-use kvasir_types::Level;
+use kvasir_types::{Level, Loss};
 
 async fn saved(ticket: SaveTicket) -> SaveReport {
     match ticket.outcome().await {
@@ -82,7 +82,11 @@ async fn what_lies_beneath_is_carried_over_turns() {
         let pages = HostPages::new(kvasir.spec(), 16, text.len()).unwrap();
         let options = LoadOptions { last_token: false, ..LoadOptions::at_level(Level(1)) };
         let loaded = session.load([pages.table()], options).unwrap().finish().await;
-        assert!((loaded.kl() - 0.1 / 3.0 * f64::from(turn.min(1) + 1)).abs() < 1e-6, "{}", loaded.kl());
+        assert!(
+            (loaded.loss().kl - 0.1 / 3.0 * f64::from(turn.min(1) + 1)).abs() < 1e-6,
+            "{}",
+            loaded.loss().kl
+        );
         let outcome = session.save(&kv(&text), text.len()).outcome().await;
         match (turn, outcome) {
             (0, SaveOutcome::Saved(report)) => assert_eq!(stored(&report), [false, true]),
@@ -110,7 +114,7 @@ async fn layers_that_were_handed_over_count_even_if_the_load_is_left() {
     assert_eq!(report.chunks[2].outcome, ChunkOutcome::TooLossy, "the engine may have begun on them");
     // Pages of the engine's own cache count, too.
     let session = find(&kvasir, &longer).await;
-    session.reused(0.1);
+    session.reused(Loss { kl: 0.1, ..Loss::NONE });
     let report = session.save_now(&kv(&longer), 768, |_| ()).await.unwrap();
     assert_eq!(report.chunks[2].outcome, ChunkOutcome::TooLossy);
 }
@@ -122,7 +126,7 @@ async fn nothing_below_the_wanted_quality_is_loaded() {
     let text = tokens(512, 5);
     let report = save(&all, &text).await;
     // Levels of 0.1, 0.1 / 3, … nats.
-    let kvasir = builder(&server).quality(Quality::KlAtMost(0.04)).connect().await.unwrap();
+    let kvasir = builder(&server).quality(QualityFloor::KlAtMost(0.04)).connect().await.unwrap();
     let session = find(&kvasir, &text).await;
     assert_eq!(session.matched_tokens(), 512);
     let options = LoadOptions::at_level(Level(0));
@@ -142,7 +146,7 @@ async fn nothing_below_the_wanted_quality_is_loaded() {
     assert_eq!(damaged(&all).await, []);
     assert_eq!(damaged(&kvasir).await, [range(0, 256)]);
     // A bound that no level keeps makes all of it a miss.
-    let strict = builder(&server).quality(Quality::KlAtMost(1e-9)).connect().await.unwrap();
+    let strict = builder(&server).quality(QualityFloor::KlAtMost(1e-9)).connect().await.unwrap();
     assert_eq!(find(&strict, &text).await.matched_tokens(), 0);
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kvasir_container::Head;
-use kvasir_types::{ChainLink, Level, ProfileHash};
+use kvasir_types::{ChainLink, Level, Loss, ProfileHash};
 
 use crate::{DecodeError, EncodeError, KvSink, KvSource};
 
@@ -18,9 +18,8 @@ pub struct ChunkInput<'a> {
     pub first_position: u64,
     /// Where the chunk joins its chain.
     pub link: ChainLink,
-    /// Sum of the predicted KL, in nats per token, of the lossy prefix this KV was computed over; 0 over an
-    /// exact prefix.
-    pub kl_beneath: f32,
+    /// What the prefix lost that this KV was computed over.
+    pub beneath: Loss,
     /// The KV of `tokens`, relative to the chunk's start.
     pub kv: &'a dyn KvSource,
 }

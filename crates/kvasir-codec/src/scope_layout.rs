@@ -16,7 +16,7 @@ pub fn scope_of(
     for layer in layers {
         for &plane in planes {
             let (heads, dim) = spec.layers.get(layer)?.layout.planes()[plane as usize];
-            members.extend((0..heads).map(|head| Member { layer, plane, head, dim, gain: 1.0 }));
+            members.extend((0..heads).map(|head| Member { layer, plane, head, dim, gain: 1.0, power: 0.0 }));
         }
     }
     let elements: usize = members.iter().map(|m| m.dim).sum();

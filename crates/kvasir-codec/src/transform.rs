@@ -34,6 +34,11 @@ impl Rotations {
         let first = first_position.wrapping_add(tokens.start as u64);
         Self(ropes.iter().map(|rope| Rotation::new(rope, first, tokens.len())).collect())
     }
+
+    /// That of one of the model's ropes.
+    pub(crate) fn get(&self, rope: usize) -> Option<&Rotation> {
+        self.0.get(rope)
+    }
 }
 
 /// A scope's members as slices of its element vector, with their ropes resolved.
@@ -136,7 +141,7 @@ impl Elements {
         let stride = out.len().checked_div(tokens).unwrap_or(0);
         for slot in &self.members {
             let rows = &mut raw[slot.start * tokens..(slot.start + slot.dim) * tokens];
-            let rotation = slot.rope.and_then(|rope| rotations.0.get(rope));
+            let rotation = slot.rope.and_then(|rope| rotations.get(rope));
             let (mean, inverse) = (&mean[slot.start..slot.start + slot.dim], 1.0 / slot.gain);
             for (token, row) in rows.chunks_exact_mut(slot.dim).enumerate() {
                 if let Some(rotation) = rotation {
@@ -162,7 +167,7 @@ impl Elements {
     ) {
         for slot in &self.members {
             let rows = &mut out[slot.start * tokens..(slot.start + slot.dim) * tokens];
-            let rotation = slot.rope.and_then(|rope| rotations.0.get(rope));
+            let rotation = slot.rope.and_then(|rope| rotations.get(rope));
             let mean = &mean[slot.start..slot.start + slot.dim];
             for (token, row) in rows.chunks_exact_mut(slot.dim).enumerate() {
                 let start = token * self.count + slot.start;
@@ -194,7 +199,7 @@ impl Elements {
             let scaling = Scaling { up, shifts: &shifts[range.clone()], gain: slot.gain, mean: &mean[range] };
             let rows = &mut out[held.clone()];
             scale_rows(kernel, &scaling, tokens, &values[held], rows);
-            if let Some(rotation) = slot.rope.and_then(|rope| rotations.0.get(rope)) {
+            if let Some(rotation) = slot.rope.and_then(|rope| rotations.get(rope)) {
                 rows.chunks_exact_mut(slot.dim)
                     .enumerate()
                     .for_each(|(token, row)| rotation.rotate(token, row));

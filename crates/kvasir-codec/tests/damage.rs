@@ -10,7 +10,7 @@ use kvasir_codec::{
 };
 use kvasir_container::{ContainerError, HEADER_BYTES, Head};
 use kvasir_train::{BasisRecipe, Recipe, TrainError, TrainingContext, train};
-use kvasir_types::{ChainLink, KvDtype, Level, ModelSpec};
+use kvasir_types::{ChainLink, KvDtype, Level, Loss, ModelSpec};
 use proptest::prelude::*;
 
 fn small_object(setup: &Setup) -> Vec<u8> {
@@ -142,17 +142,17 @@ fn misuse_says_what_to_do() {
     assert!(matches!(refused, ProfileError::ForeignModel { .. }));
     assert!(CpuDecoder::new(elsewhere.into(), setup.profile.clone()).is_err());
 
-    let input = |tokens, kl_beneath| ChunkInput {
+    let input = |tokens, kl| ChunkInput {
         tokens,
         preceding_token: None,
         first_position: 0,
         link: ChainLink::first([0; 32].into()),
-        kl_beneath,
+        beneath: Loss { kl, ..Loss::NONE },
         kv: &kv,
     };
     let none = setup.encoder.encode(&input(&[], 0.0));
     assert!(matches!(none, Err(EncodeError::Tokens { tokens: 0, .. })));
-    let nan = setup.encoder.encode(&input(&[1], f32::NAN));
+    let nan = setup.encoder.encode(&input(&[1], f64::NAN));
     assert_eq!(nan, Err(EncodeError::KlBeneath));
 }
 

@@ -6,7 +6,7 @@ use common::{Noise, Setup, cache, error, mixed_spec, recipes};
 use kvasir_codec::{ChunkEncoder as _, ChunkInput, CpuEncoder, KvBuffer, rans::PieceEncoder};
 use kvasir_container::Head;
 use kvasir_train::{Recipe, TrainingContext, train};
-use kvasir_types::{ChainLink, KvDtype, KvLayout, LayerKv, Level, ModelSpec, Thinning};
+use kvasir_types::{ChainLink, KvDtype, KvLayout, LayerKv, Level, Loss, ModelSpec, Thinning};
 
 /// The 127 magnitudes of FP8 E4M3 (OCP 8-bit floating point, 2023): 3 mantissa bits, bias 7, no infinities.
 fn e4m3_magnitudes() -> Vec<f32> {
@@ -141,7 +141,7 @@ fn every_encoder_gives_the_same_object() {
                     preceding_token: None,
                     first_position: 0,
                     link: ChainLink::first([0; 32].into()),
-                    kl_beneath: 0.0,
+                    beneath: Loss::NONE,
                     kv: &kv,
                 };
                 let objects = PieceEncoder::available().into_iter().map(|pieces| {

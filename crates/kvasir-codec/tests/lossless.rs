@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use kvasir_codec::{ChunkEncoder as _, ChunkInput, EncodeError, KvBuffer};
 use kvasir_container::Head;
 use kvasir_train::{Recipe, TrainingContext, train};
-use kvasir_types::{ChainLink, KvDtype, Level, ModelSpec};
+use kvasir_types::{ChainLink, KvDtype, Level, Loss, ModelSpec};
 
 /// A cache of the model's own type.
 fn typed(spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
@@ -92,7 +92,7 @@ fn an_exact_level_rounds_nothing() {
             preceding_token: None,
             first_position: 0,
             link: ChainLink::first([9; 32].into()),
-            kl_beneath: 0.0,
+            beneath: Loss::NONE,
             kv: &kv,
         };
         setup.encoder.encode(&input)

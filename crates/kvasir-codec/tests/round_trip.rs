@@ -5,7 +5,7 @@ mod common;
 use common::{Noise, cache, error, setups};
 use kvasir_codec::{Bf16Buffer, ChunkDecoder, CpuDecoder, DecodePath, KvBuffer};
 use kvasir_container::Head;
-use kvasir_types::{ChainLink, Level, Plane};
+use kvasir_types::{ChainLink, Level, Loss, Plane};
 use proptest::prelude::*;
 
 #[test]
@@ -128,7 +128,7 @@ fn spans_with_non_finite_values_are_exact_and_reported() {
             preceding_token: None,
             first_position: 0,
             link: ChainLink::first([0; 32].into()),
-            kl_beneath: 0.0,
+            beneath: Loss::NONE,
             kv: &kv,
         };
         let (object, report) = setup.encoder.encode_with_report(&input).expect("encodes");

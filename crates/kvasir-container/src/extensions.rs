@@ -1,6 +1,6 @@
 //! Extensions: what later writers add to the format, and earlier readers skip or refuse.
 //!
-//! {`u16 kind`, `u8 flags`, `u8 reserved`, `u32 bytes`, data} one after the other, by ascending kind. No kind is defined yet.
+//! {`u16 kind`, `u8 flags`, `u8 reserved`, `u32 bytes`, data} one after the other, by ascending kind. Kind 1 is [`Measured`](crate::Measured).
 
 use crate::{
     error::ContainerError,
@@ -16,7 +16,7 @@ const FLAG_REQUIRED: u8 = 1;
 pub struct Extension {
     /// What it is.
     pub kind: u16,
-    /// Whether a reader that does not know the kind refuses the object. This build knows none.
+    /// Whether a reader that does not know the kind refuses the object. This build knows no kind that is required.
     pub required: bool,
     /// Its data.
     pub data: Vec<u8>,

@@ -11,6 +11,7 @@ use crate::{
     fields::wide,
     header::ChunkHeader,
     limits::{BLOCK_HASH_BYTES, HEADER_BYTES},
+    measured::Measured,
     tokens,
 };
 
@@ -36,6 +37,7 @@ pub struct Head {
     pub tokens: Vec<u32>,
     sections: Vec<SectionId>,
     pieces: Vec<StoredPiece>,
+    measured: Option<Measured>,
 }
 
 impl Head {
@@ -63,8 +65,18 @@ impl Head {
         let (sections, pieces) = directory::read(&header, entries, directory_at)?;
         let extensions = directory.get(extensions_at..).unwrap_or_default();
         let extensions = extensions::read(extensions, extensions_at)?;
+        let measured = extensions.iter().find(|extension| extension.kind == Measured::KIND);
+        let measured = measured
+            .map(|extension| Measured::read(&extension.data, header.level_count, wide(extensions_at)));
+        let measured = measured.transpose()?;
         let tokens = tokens::decompress(packed, usize::try_from(header.token_count).unwrap_or(usize::MAX))?;
-        Ok(Self { block_hashes: hashes.as_chunks().0.to_vec(), extensions, tokens, sections, pieces, header })
+        let block_hashes = hashes.as_chunks().0.to_vec();
+        Ok(Self { block_hashes, extensions, tokens, sections, pieces, measured, header })
+    }
+
+    /// What the encoder measured; `None` where it did not.
+    pub fn measured(&self) -> Option<&Measured> {
+        self.measured.as_ref()
     }
 
     /// The sections in fetch order.

@@ -13,6 +13,7 @@ mod fields;
 mod head;
 mod header;
 mod limits;
+mod measured;
 mod tokens;
 mod verify;
 
@@ -26,4 +27,5 @@ pub use limits::{
     BLOCK_HASH_BYTES, EXACT_TOKENS_MAX, EXTENSIONS_BYTES_MAX, FORMAT_VERSION, HEAD_BYTES_MAX, HEADER_BYTES,
     MAGIC, OBJECT_BYTES_MAX, PIECE_BYTES_MAX, SECTIONS_MAX,
 };
+pub use measured::Measured;
 pub use verify::ObjectVerifier;

@@ -1,10 +1,10 @@
 //! Properties of whole objects: round trip, detection of damage, independence of cuts.
 
 use kvasir_container::{
-    ChunkBuilder, ChunkMeta, ContainerError, EXTENSIONS_BYTES_MAX, Extension, HEADER_BYTES, Head,
+    ChunkBuilder, ChunkMeta, ContainerError, EXTENSIONS_BYTES_MAX, Extension, HEADER_BYTES, Head, Measured,
     ObjectVerifier, SectionId,
 };
-use kvasir_types::{BLOCK_TOKENS, ChainLink, Level};
+use kvasir_types::{BLOCK_TOKENS, ChainLink, Level, LevelError};
 use proptest::prelude::*;
 
 /// One section: scope, band, flags, and its pieces.
@@ -55,7 +55,7 @@ fn chunk(tokens_max: usize, piece_max: usize) -> impl Strategy<Value = Chunk> {
         let tokens = prop::collection::vec(prop_oneof![0u32..4096, any::<u32>()], count);
         let levels = prop::collection::vec(prop::collection::vec(section, 0..4), levels);
         let data = prop::collection::vec(any::<u8>(), 0..50);
-        let extensions = prop::collection::btree_map(any::<u16>(), data, 0..4);
+        let extensions = prop::collection::btree_map(2u16.., data, 0..4);
         (meta, tokens, levels, extensions).prop_map(|(meta, tokens, levels, extensions)| {
             let (model, profile, (key, parent), first, preceding_token, kl_beneath, exact) = meta;
             let meta = ChunkMeta {
@@ -291,4 +291,46 @@ fn extensions_are_skipped_or_refuse() {
         built(&[(3, false, EXTENSIONS_BYTES_MAX - 7)]),
         Err(ContainerError::Field { field: "extension_bytes", .. })
     ));
+}
+
+fn measured() -> impl Strategy<Value = Measured> {
+    let errors = (0usize..=3, 1usize..20).prop_flat_map(|(levels, planes)| {
+        let plane = any::<u8>().prop_map(LevelError::from_byte);
+        prop::collection::vec(prop::collection::vec(plane, planes), levels)
+    });
+    (any::<u8>(), any::<u8>(), errors).prop_map(|(beneath, hops, levels)| Measured {
+        beneath: LevelError::from_byte(beneath),
+        hops,
+        levels,
+    })
+}
+
+fn with_extension(extension: &Extension) -> Vec<u8> {
+    let link = ChainLink::first([1; 32].into());
+    let meta = ChunkMeta { level_count: 3, ..ChunkMeta::new([2; 32].into(), [3; 32].into(), link) };
+    let mut builder = ChunkBuilder::new(meta, vec![7; 20]).expect("within the limits");
+    builder.extension(extension).expect("the first");
+    builder.finish().expect("within the limits")
+}
+
+proptest! {
+    #[test]
+    fn what_was_measured_is_read_back(measured in measured()) {
+        let head = Head::parse(&with_extension(&measured.to_extension())).unwrap();
+        prop_assert_eq!(head.measured(), Some(&measured));
+        for level in 0..4 {
+            let worst = measured.levels.get(level).map(|planes| *planes.iter().max().expect("some"));
+            prop_assert_eq!(measured.error(Level(level as u8)), worst.unwrap_or(LevelError::NONE));
+        }
+    }
+
+    #[test]
+    fn a_measure_of_another_form_is_refused(data in prop::collection::vec(any::<u8>(), 0..40)) {
+        let object = with_extension(&Extension { kind: Measured::KIND, required: false, data: data.clone() });
+        let levels = data.get(2).map_or(0, |levels| usize::from(*levels));
+        let errors = data.len().saturating_sub(4);
+        let fits = if levels == 0 { errors == 0 } else { errors > 0 && errors % levels == 0 };
+        let is_sound = data.len() >= 4 && levels <= 3 && data[3] == 0 && fits;
+        prop_assert_eq!(Head::parse(&object).is_ok(), is_sound);
+    }
 }

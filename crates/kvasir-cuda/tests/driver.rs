@@ -12,7 +12,7 @@ use kvasir_cuda::{
     ChunkRequest, CudaDecoder, CudaDevice, CudaEncoder, CudaError, Device, DeviceError, DeviceEvent,
     DeviceMemory, DeviceReadback, Dtype, KernelDecoder, KernelEncoder, PageShape, PagedKv,
 };
-use kvasir_types::{ChainLink, Level};
+use kvasir_types::{ChainLink, Level, Loss};
 
 /// The device; `None` after the test ran in a process with the fake driver.
 fn device(test: &str) -> Option<(CudaDevice, tempfile::TempDir)> {
@@ -56,7 +56,7 @@ fn chunks_decode_and_encode_through_the_driver() {
                 preceding_token: None,
                 first_position: 0,
                 link: ChainLink::first([9; 32].into()),
-                kl_beneath: 0.0,
+                beneath: Loss::NONE,
                 kv: &kv,
             };
             let object = encoder.encode(&input).expect("encodes");

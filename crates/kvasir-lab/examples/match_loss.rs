@@ -75,6 +75,7 @@ fn entry(blocks: &[SeqHash], first: usize, end: usize) -> IndexEntry {
             first_position: (first * BLOCK_TOKENS) as u64,
             token_count: tokens,
             kl_beneath: 0.0,
+            errors: None,
             head_bytes: 4_000,
             object_bytes: u64::from(tokens) * 7_000,
             level_bytes: (1..=4).map(|level| u64::from(tokens) * level * 1_750).collect(),

@@ -92,6 +92,7 @@ fn entry(blocks: &[SeqHash], chunk: usize) -> IndexEntry {
             head_bytes: 4_000,
             object_bytes: 10 << 20,
             level_bytes: vec![1 << 20, 2 << 20, 5 << 20, 10 << 20],
+            errors: None,
         }),
     }
 }

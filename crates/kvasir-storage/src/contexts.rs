@@ -12,7 +12,7 @@ use kvasir_api::{
 };
 use kvasir_store::{StoreError, layout::Key};
 use kvasir_types::{ModelId, Name, RootHash, SeqHash};
-use object_store::PutPayload;
+use object_store::{PutPayload, path::Path};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -20,8 +20,10 @@ use crate::{
     bucket::Bucket,
     catalog::Catalog,
     changes::{Changes, context_digest, events::now_ms},
+    checked_json,
     error::{ChunkError, ContextError},
     index::IndexEntry,
+    lifecycle::gc::intents::{IntendedChunk, Intent},
     limits,
     read::Reads,
 };
@@ -120,14 +122,18 @@ impl Contexts {
         self.write_version(tenant, context).await
     }
 
-    /// Writes a version. A pin is written first and tombstones are looked for then: the collector, which writes its tombstone
-    /// first and reads pins then, sees this one where this one does not see its tombstone.
+    /// Writes a version. A pin is written first; then intents of collectors are looked for, and then tombstones: a collector, which
+    /// writes its intent first and reads pins then, sees this one where this one does not see its intent.
     async fn write_version(&self, tenant: &Name, context: Context) -> Result<Context, ContextError> {
         let context = self.write(tenant, StoredContext { context, deleted: false }).await?;
         if !context.pinned {
             return Ok(context);
         }
-        if let Err(error) = self.check_offered(tenant, &context).await {
+        let settled = async {
+            self.outlast_intents(tenant, &context).await?;
+            self.check_offered(tenant, &context).await
+        };
+        if let Err(error) = settled.await {
             let Context { context_id, version, .. } = context;
             let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
             if let Err(error) = self.bucket.delete(&path).await {
@@ -139,6 +145,59 @@ impl Contexts {
     }
 
     /// Checks that each chunk of a context has an object without a tombstone.
+    /// Waits until no intent is left that was there before the pin and names one of its chunks.
+    async fn outlast_intents(&self, tenant: &Name, context: &Context) -> Result<(), ContextError> {
+        const ASKING: &str = "looking for collectors' intents";
+        let mut due = Vec::new();
+        let mut listing = self.bucket.list(&self.bucket.layout().intents_prefix(), ASKING);
+        while let Some((key, meta)) = listing.try_next().await? {
+            let Key::GcIntent(id) = key else { continue };
+            if self.names(id, &meta.location, tenant, context).await? {
+                due.push(meta.location);
+            }
+        }
+        for look in 0.. {
+            let mut left = Vec::new();
+            for path in due {
+                if self.bucket.head(&path, ASKING).await?.is_some() {
+                    left.push(path);
+                }
+            }
+            if left.is_empty() {
+                return Ok(());
+            }
+            if look == limits::PIN_LOOKS_MAX {
+                break;
+            }
+            due = left;
+            tokio::time::sleep(limits::PIN_LOOK_EVERY).await;
+        }
+        let reason =
+            "the collector is about to delete one of its chunks; store the chunks again, or try again later";
+        Err(StoreError::own("pinning a context", reason).into())
+    }
+
+    /// Whether an intent names a chunk of a context. One that cannot be read may.
+    async fn names(
+        &self,
+        id: Uuid,
+        path: &Path,
+        tenant: &Name,
+        context: &Context,
+    ) -> Result<bool, StoreError> {
+        let Some(json) = self.bucket.get(path, "reading a collector's intent").await? else {
+            return Ok(false);
+        };
+        let read = checked_json::from_slice::<Intent>(&json);
+        let Some(intent) = read.ok().filter(|intent| intent.id == id) else { return Ok(true) };
+        let is_of = |chunk: &IntendedChunk| {
+            chunk.tenant == *tenant
+                && chunk.model_id == context.model_id
+                && context.chunks.contains(&chunk.seq_hash)
+        };
+        Ok(intent.chunks.iter().any(is_of))
+    }
+
     async fn check_offered(&self, tenant: &Name, context: &Context) -> Result<(), ContextError> {
         let mut looks = stream::iter(context.chunks.clone())
             .map(async |seq_hash| {
@@ -290,7 +349,7 @@ impl Contexts {
             return Err(ContextError::Invalid { problem });
         }
         let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
-        let json = serde_json::to_vec(&stored)
+        let json = checked_json::to_vec(&stored)
             .map_err(|e| StoreError::Damaged { what: "a context", reason: e.to_string() })?;
         let bytes = json.len() as u64;
         if self.bucket.create(&path, PutPayload::from(json), "writing a context").await? {
@@ -313,10 +372,15 @@ impl Contexts {
     ) -> Result<Option<StoredContext>, StoreError> {
         let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
         let Some(json) = self.bucket.get(&path, "reading a context").await? else { return Ok(None) };
-        let reason = |e: serde_json::Error| format!("version {version} of {context_id}: {e}");
-        serde_json::from_slice(&json)
-            .map(Some)
-            .map_err(|e| StoreError::Damaged { what: "a context", reason: reason(e) })
+        let damaged = |reason: &str| StoreError::Damaged {
+            what: "a context",
+            reason: format!("version {version} of {context_id}: {reason}"),
+        };
+        let stored: StoredContext = checked_json::from_slice(&json).map_err(|e| damaged(&e))?;
+        if (stored.context.context_id, stored.context.version) != (context_id, version) {
+            return Err(damaged("it is another one's record"));
+        }
+        Ok(Some(stored))
     }
 
     async fn all_versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StoreError> {

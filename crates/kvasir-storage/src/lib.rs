@@ -5,6 +5,7 @@ mod blocking;
 mod bucket;
 mod catalog;
 mod changes;
+mod checked_json;
 mod contexts;
 mod error;
 mod explain;

@@ -79,11 +79,18 @@ pub const JOURNAL_LOOKS_BY_FOLDER: u32 = 30;
 pub const STORE_DATE_UNIT: Duration = Duration::from_secs(1);
 /// Tombstones and deletions of one tenant in one pass of the collector: 100 s at the default rate.
 pub const GC_TENANT_ACTIONS_MAX: u32 = 10_000;
-/// Tombstones of one pass after which the collector reads pins again: one listing of the contexts for so many actions.
-pub const GC_UNCONFIRMED_MAX: usize = 1_000;
-/// Age of such a tombstone at which it does so however few there are: how long a chunk that was pinned at that moment may
-/// be hidden.
-pub const GC_UNCONFIRMED_AGE_MAX: Duration = Duration::from_secs(10);
+/// Chunks that one intent of the collector names: one listing of the contexts for so many tombstones. At the default rate they
+/// are written within a second, for which a pin of one of them waits.
+pub const GC_INTENT_CHUNKS_MAX: usize = 100;
+/// Time after which a collector writes no more tombstones of an intent.
+pub const GC_INTENT_USE: Duration = Duration::from_secs(5 * 60);
+/// Age at which the intent of a collector goes that ended before it had carried it out: longer than its use by more than any
+/// request to the store, or pause of a process, takes.
+pub const GC_INTENT_KEPT: Duration = Duration::from_secs(20 * 60);
+/// How often a pin looks whether the intents are gone that were there before it, and the time between two looks.
+pub const PIN_LOOKS_MAX: usize = 10;
+/// See [`PIN_LOOKS_MAX`].
+pub const PIN_LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Deleted objects that wait for the note of it before the collector announces them and writes their notes.
 pub const GC_GONE_WAITING_MAX: usize = 1_000;

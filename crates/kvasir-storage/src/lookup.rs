@@ -478,6 +478,7 @@ fn chunk_match(chunk: &MatchedChunk, first_token: u64) -> ChunkMatch {
         head_bytes: u64::from(row.head_bytes),
         level_bytes: row.level_bytes.clone(),
         kl_beneath: row.kl_beneath,
+        errors: row.errors.clone(),
         medium: Medium::Object,
         via: Via::Proxy,
     }

@@ -32,13 +32,15 @@ pub enum Transition {
     SaltWritten,
     /// An object has a tombstone: hidden, not yet gone.
     TombstoneWritten,
+    /// A collector has said which chunks it is about to delete; none has a tombstone.
+    IntentWritten,
     /// A collector leads an epoch.
     EpochBegun,
     /// An object's bytes are gone; its tombstone is not.
     ObjectDeleted,
     /// It is written down since when an object's bytes are gone.
     GoneNoted,
-    /// A tombstone is gone: its name is free, or offered again.
+    /// A tombstone is gone: its name is free.
     TombstoneDeleted,
     /// A journal batch is gone.
     BatchDeleted,
@@ -46,7 +48,7 @@ pub enum Transition {
 
 impl Transition {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::UploadVerified,
         Self::ObjectWritten,
         Self::PartsBegun,
@@ -60,6 +62,7 @@ impl Transition {
         Self::SaltProposed,
         Self::SaltWritten,
         Self::TombstoneWritten,
+        Self::IntentWritten,
         Self::EpochBegun,
         Self::ObjectDeleted,
         Self::GoneNoted,

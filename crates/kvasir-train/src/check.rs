@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc};
 
 use kvasir_codec::container::Head;
-use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, ModelSpec};
+use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, Loss, ModelSpec};
 
 use super::{TrainError, data::Corpus, sensitivity::Sensitivity};
 use kvasir_codec::{
@@ -37,7 +37,7 @@ pub(super) fn note_levels(
             preceding_token: range.start.checked_sub(1).map(|t| source.tokens[t]),
             first_position: range.start as u64,
             link: ChainLink::first([0; 32].into()),
-            kl_beneath: 0.0,
+            beneath: Loss::NONE,
             kv: &Tokens::from(&source.kv, range.start),
         };
         let object = encoder.encode(&input)?;

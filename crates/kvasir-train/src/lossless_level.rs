@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kvasir_codec::container::Head;
+use kvasir_types::Loss;
 
 use super::{
     TrainError,
@@ -182,7 +183,7 @@ fn each_segment(
                     preceding_token: preceding,
                     first_position: range.start as u64,
                     link: kvasir_types::ChainLink::first([0; 32].into()),
-                    kl_beneath: 0.0,
+                    beneath: Loss::NONE,
                     kv: &Tokens::from(&context.kv, range.start),
                 })?;
                 let head = Head::parse(&object).map_err(|e| TrainError::Check(DecodeError::from(e)))?;

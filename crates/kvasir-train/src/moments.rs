@@ -6,8 +6,11 @@ use kvasir_codec::authoring::Scope;
 /// Smallest scale: below it a plane is constant for all purposes, and its inverse must stay finite.
 const SCALE_MIN: f64 = 1e-30;
 
-/// Sets a scope's means, and its gains to the root mean square of every (layer, plane) about them over the root of
-/// what its error costs: then equal errors in units of the gain cost alike, and one step serves all.
+/// Smallest power that errors are compared with: a normal number.
+const POWER_MIN: f64 = 1e-36;
+
+/// Sets a scope's means, the powers of its (layer, plane) pairs about them, and its gains to the roots of the powers over the root of
+/// what an error costs: then equal errors in units of the gain cost alike, and one step serves all.
 pub(super) fn set_mean_and_scale(corpus: &Corpus<'_>, scope: &mut Scope) {
     let elements = scope.elements();
     let (mut sum, mut square, mut count) = (vec![0f64; elements], vec![0f64; elements], 0u64);
@@ -38,6 +41,8 @@ pub(super) fn set_mean_and_scale(corpus: &Corpus<'_>, scope: &mut Scope) {
     for member in &mut scope.members {
         let (total, dims) = plane_variance[&(member.layer, member.plane)];
         let weight = f64::from(corpus.weight(member.layer, member.plane));
-        member.gain = (total / dims as f64 / weight).sqrt().clamp(SCALE_MIN, 1e30) as f32;
+        let power = total / dims as f64;
+        member.gain = (power / weight).sqrt().clamp(SCALE_MIN, 1e30) as f32;
+        member.power = power.clamp(POWER_MIN, 1e36) as f32;
     }
 }

@@ -19,6 +19,7 @@ mod hash;
 mod limits;
 mod model;
 mod name;
+mod quality;
 #[cfg(feature = "openapi")]
 mod schema;
 mod units;
@@ -34,4 +35,5 @@ pub use model::{
     SpecError, Thinning, hf,
 };
 pub use name::{Name, NameError};
+pub use quality::{LevelError, Loss, Quality, QualityError};
 pub use units::{Level, Medium, Plane, TokenRange};

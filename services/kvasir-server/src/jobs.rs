@@ -156,7 +156,7 @@ fn gc_counts(report: &GcReport) -> BTreeMap<String, u64> {
         ("evicted", report.evicted),
         ("evicted_bytes", report.evicted_bytes),
         ("pinned", report.pinned),
-        ("lifted", report.lifted),
+        ("spared", report.spared),
         ("contexts_unreadable", report.contexts_unreadable),
         ("unread", report.unread),
         ("deleted", report.deleted),

@@ -65,9 +65,7 @@ impl History {
             tombstone: TOMBSTONE_RETENTION - DATES,
             ttl: Some(TTL - DATES),
         };
-        let mut model = Model::new(bounds);
-        // Passes run all the time, and nobody sees when: what only a pin keeps is judged by its bytes.
-        model.pass_begins(Duration::ZERO);
+        let model = Model::new(bounds);
         let mut dice = Dice::new(n);
         let contexts = (0..CONTEXTS).map(|i| {
             // Ends of contexts are no ends of blocks, and pairs share a beginning.

@@ -214,7 +214,7 @@ impl Model {
             };
             put.segment == *segment && put.object.is_some() && found <= at.begun && self.stays(put, at)
         });
-        stored && (self.is_young(segment, at) || self.pins.values().any(|pin| self.shows(pin, segment, at)))
+        stored && (self.is_young(segment, at) || self.pins.values().any(|pin| self.holds(pin, segment, at)))
     }
 
     /// Whether no removal can have come after `put`.
@@ -273,13 +273,6 @@ impl Model {
                 is_whole && put.at.begun > *damaged && put.at.ended <= now
             })
         })
-    }
-
-    /// Whether a pinned chunk must be found, too: once every pass that began before the pin was there has ended.
-    fn shows(&self, pin: &Pin, segment: &Segment, at: Interval) -> bool {
-        let before = |pass: &&super::Pass| pass.begun <= pin.at.ended;
-        let ended = |pass: &super::Pass| pass.ended.is_some_and(|ended| ended < at.begun);
-        self.holds(pin, segment, at) && self.passes.iter().filter(before).all(ended)
     }
 
     /// Judges bytes of an object that `by` gave, and that passed whatever checks their reader makes.

@@ -111,14 +111,6 @@ struct Pin {
     until: Option<Duration>,
 }
 
-/// A pass of a collector.
-#[derive(Debug)]
-struct Pass {
-    begun: Duration,
-    /// None: it still runs, or broke off.
-    ended: Option<Duration>,
-}
-
 #[derive(Debug, Default)]
 struct OfChunk {
     puts: Vec<usize>,
@@ -139,7 +131,6 @@ pub struct Model {
     damaged: BTreeMap<SeqHash, Vec<Duration>>,
     /// Names that somebody else gave objects of a chunk.
     planted: BTreeSet<(SeqHash, ObjectDigest)>,
-    passes: Vec<Pass>,
     /// Until then nobody need have heard of any removal: the journal was tampered with.
     unheard_until: Duration,
     /// Looks at all removals that a replica brought to an end.
@@ -159,7 +150,6 @@ impl Model {
             pins: BTreeMap::new(),
             damaged: BTreeMap::new(),
             planted: BTreeSet::new(),
-            passes: Vec::new(),
             unheard_until: Duration::ZERO,
             heard: BTreeMap::new(),
             judged: BTreeMap::new(),
@@ -311,17 +301,6 @@ impl Model {
         self.unheard_until = self.unheard_until.max(until);
         let removed: BTreeSet<SeqHash> = self.removals.iter().map(|removal| removal.seq_hash).collect();
         removed.into_iter().for_each(|seq_hash| self.tampered(seq_hash, at, until));
-    }
-
-    /// A collector begins a pass. Gives its number.
-    pub fn pass_begins(&mut self, begun: Duration) -> usize {
-        self.passes.push(Pass { begun, ended: None });
-        self.passes.len() - 1
-    }
-
-    /// It came to its end; one that broke off never does.
-    pub fn pass_ends(&mut self, pass: usize, ended: Duration) {
-        self.passes[pass].ended = Some(ended);
     }
 
     /// The chunks that must be there at `now`, for every replica that reaches the store.

@@ -80,6 +80,7 @@ impl History {
             head_bytes: 1,
             level_bytes: vec![1],
             kl_beneath: 0.0,
+            errors: None,
             medium: Medium::Object,
             via: Via::Proxy,
         }
@@ -225,20 +226,8 @@ fn an_age_lets_the_collector_take_what_no_pin_holds() {
     assert!(h.looks(A, at(9, 10), 0).is_ok());
     h.model.pin(1, at(5, 6), &[&h.chunks[0]]);
     assert!(h.looks(A, at(20, 21), 0).is_err(), "it is pinned");
-    h.model.pass_begins(s(5));
-    assert!(h.looks(A, at(20, 21), 0).is_ok(), "a pass that knows nothing of the pin may hide it");
-}
-
-#[test]
-fn a_pass_that_ended_hides_no_pinned_chunk() {
-    let mut h = history(Some(10));
-    h.put(A, at(0, 1), 0);
-    let pass = h.model.pass_begins(s(5));
-    h.model.pin(1, at(5, 6), &[&h.chunks[0]]);
+    h.model.unpin(1, s(30));
     assert!(h.looks(A, at(29, 31), 0).is_ok());
-    h.model.pass_ends(pass, s(30));
-    assert!(h.looks(A, at(29, 31), 0).is_ok());
-    assert!(h.looks(A, at(31, 32), 0).is_err());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use kvasir_engine::{
     quality::{Quality, Samples, compare_prefixes},
 };
 
-use kvasir_types::{ChainLink, Level, ModelSpec, Plane};
+use kvasir_types::{ChainLink, Level, Loss, ModelSpec, Plane};
 
 use super::{baseline::into_pages, outcome::QualityPoint, plain::Plain};
 use crate::{
@@ -121,7 +121,7 @@ fn encode(codec: Codec<'_>, tokens: &[u32], kv: &PagedKv) -> CliResult<Vec<Encod
             preceding_token: first.checked_sub(1).and_then(|before| tokens.get(before)).copied(),
             first_position: first as u64,
             link: ChainLink::first([0; 32].into()), // nothing is looked up by it here
-            kl_beneath: 0.0,
+            beneath: Loss::NONE,
             kv: &Tokens::from(kv, first),
         });
         let object = object.map_err(CliError::internal)?;

@@ -15,7 +15,7 @@ use crate::{
     fetcher::RecomputeModel,
     load::LearnedCosts,
     model::{Binding, Codec},
-    options::Quality,
+    options::QualityFloor,
     rest::{BearerToken, Client, ClientConfig},
     save::{QueueConfig, SaveQueue},
 };
@@ -30,7 +30,7 @@ pub struct Builder {
     namespace: String,
     token: Option<String>,
     rest: ClientConfig,
-    quality: Quality,
+    quality: QualityFloor,
     chunk_tokens: usize,
     direct_reads: bool,
     recompute: RecomputeModel,
@@ -50,7 +50,7 @@ impl Builder {
             namespace: "default".to_owned(),
             token: None,
             rest: ClientConfig::default(),
-            quality: Quality::default(),
+            quality: QualityFloor::default(),
             chunk_tokens: CHUNK_TOKENS_DEFAULT,
             direct_reads: false,
             // Until a prefill was seen: a 7 B model at 60 TFLOPS.
@@ -92,8 +92,8 @@ impl Builder {
     }
 
     /// The worst quality that loads may bring; whatever the deadline allows unless said.
-    pub const fn quality(mut self, quality: Quality) -> Self {
-        self.quality = quality;
+    pub fn quality(mut self, quality: impl Into<QualityFloor>) -> Self {
+        self.quality = quality.into();
         self
     }
 

@@ -23,7 +23,7 @@ use crate::{
     limits::BINDINGS_MAX,
     load::{CostModels, LearnedCosts},
     model::{Binding, Codec},
-    options::Quality,
+    options::QualityFloor,
     rest::{Client, RequestClass},
     save::{QueueStats, SaveQueue},
 };
@@ -50,7 +50,7 @@ struct Shared {
     /// Bindings of other adapters and salts, the one used last in front; at most [`BINDINGS_MAX`].
     others: Mutex<VecDeque<(BindingKey, Arc<Binding>)>>,
     direct_reads: bool,
-    quality: Quality,
+    quality: QualityFloor,
     learned: Arc<LearnedCosts>,
     saves: SaveQueue,
     lookup_log: LookupLog,
@@ -138,7 +138,7 @@ impl Kvasir {
         self.shared.direct_reads
     }
 
-    pub(crate) fn quality(&self) -> Quality {
+    pub(crate) fn quality(&self) -> QualityFloor {
         self.shared.quality
     }
 

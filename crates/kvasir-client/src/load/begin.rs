@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use kvasir_api::ChunkMatch;
 use kvasir_codec::ChunkDecoder;
-use kvasir_types::{Level, TokenRange};
+use kvasir_types::{Level, Loss, TokenRange};
 use tokio::{runtime::Handle, sync::mpsc, time::Instant};
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     decode_queue::DecodeQueue, driver::LoadDriver, network::Network, progress::LoadProgress,
 };
 use crate::{
-    Error,
+    Error, QualityFloor,
     fetcher::{FetchPlan, Fetcher, FetcherConfig, PlannedChunk, TextMode},
     limits::ARRIVALS_QUEUE,
     lookup::Matched,
@@ -24,37 +24,53 @@ use crate::{
 /// The levels of a stored chunk that are good enough, and what each is worth.
 #[derive(Debug)]
 pub(crate) struct PlannedLevels {
-    /// Predicted loss of each level, in nats a token, coarsest first; as long as the chunk's levels.
-    loss: Vec<f64>,
+    /// Predicted KL of each level, in nats a token, coarsest first; `None` where it is not known.
+    kl: Option<Vec<f64>>,
     /// The coarsest level that may be used.
-    floor: Level,
+    pub(super) floor: Level,
 }
 
 impl PlannedLevels {
-    /// Of a chunk that may be at most `kl_max` nats a token from exact, with what lies beneath it; `None` when no level is that good.
-    pub(crate) fn new(chunk: &ChunkMatch, decoder: &dyn ChunkDecoder, kl_max: f64) -> Option<Self> {
+    /// All levels of a chunk whose KL nobody knows.
+    #[cfg(test)]
+    pub(super) const fn all() -> Self {
+        Self { kl: None, floor: Level(0) }
+    }
+
+    /// What KV of the chunk has lost that was decoded at a level.
+    pub(super) fn loss_of(&self, chunk: &ChunkMatch, level: Level) -> Loss {
+        let kl = self.kl.as_ref().and_then(|kl| kl.get(level.index()));
+        // What is not known adds nothing here; the error and the hops say that there is something.
+        chunk.loss_at(level, kl.copied().unwrap_or(0.0))
+    }
+
+    /// Of a chunk that may be as bad as `floor`, with what lies beneath it; `None` when no level is that good.
+    pub(crate) fn new(chunk: &ChunkMatch, decoder: &dyn ChunkDecoder, floor: QualityFloor) -> Option<Self> {
         let count = chunk.level_bytes.len();
-        let known = decoder.level_kl().filter(|kl| kl.len() == count);
-        if known.is_none() && kl_max.is_finite() {
-            return None;
-        }
-        let loss = known.unwrap_or_else(|| PlannedChunk::default_loss(count));
-        let beneath = f64::from(chunk.kl_beneath);
-        let floor = loss.iter().position(|loss| loss + beneath <= kl_max)?;
-        Some(Self { loss, floor: Level(floor as u8) })
+        let kl = decoder.level_kl().filter(|kl| kl.len() == count);
+        let is_good_enough = |level: &Level| match floor {
+            QualityFloor::Adaptive => true,
+            QualityFloor::KlAtMost(max) => {
+                kl.as_ref().is_some_and(|kl| chunk.loss_at(*level, kl[level.index()]).kl <= max)
+            }
+            QualityFloor::Named(quality) => chunk.loss_at(*level, 0.0).error <= quality.error_max(),
+        };
+        let floor = (0..count as u8).map(Level).find(is_good_enough)?;
+        Some(Self { kl, floor })
     }
 
     /// The chunk for the fetcher. Levels below the floor cost what the floor costs.
-    fn plan(mut self, chunk: &ChunkMatch) -> PlannedChunk {
+    fn plan(&self, chunk: &ChunkMatch) -> PlannedChunk {
         let floor = self.floor.index();
         let mut level_bytes = chunk.level_bytes.clone();
+        let mut loss = self.kl.clone().unwrap_or_else(|| PlannedChunk::default_loss(level_bytes.len()));
         for level in 0..floor {
             level_bytes[level] = level_bytes[floor];
-            self.loss[level] = self.loss[floor];
+            loss[level] = loss[floor];
         }
         let tokens =
             TokenRange { start: chunk.first_token, end: chunk.first_token + u64::from(chunk.matched_tokens) };
-        PlannedChunk { tokens, level_bytes, loss: self.loss }
+        PlannedChunk { tokens, level_bytes, loss }
     }
 }
 
@@ -64,8 +80,8 @@ pub(crate) struct LoadTask<'a> {
     pub(crate) binding: &'a Binding,
     pub(crate) runtime: &'a Handle,
     pub(crate) learned: &'a Arc<LearnedCosts>,
-    /// Worst quality that may be loaded, nats a token.
-    pub(crate) kl_max: f64,
+    /// Worst quality that may be loaded.
+    pub(crate) floor: QualityFloor,
     pub(crate) tokens: &'a Arc<Vec<u32>>,
     /// What was asked: asking again renews presigned URLs.
     pub(crate) lookup: BlockLookup,
@@ -93,7 +109,7 @@ impl LoadTask<'_> {
         let mut chunks = Vec::with_capacity(self.matched.chunks.len());
         for chunk in &self.matched.chunks {
             let decoder = codec.decoder(&chunk.profile_hash);
-            let levels = decoder.as_ref().and_then(|d| PlannedLevels::new(chunk, &**d, self.kl_max));
+            let levels = decoder.as_ref().and_then(|d| PlannedLevels::new(chunk, &**d, self.floor));
             // The lookup ended before chunks that cannot be decoded or are too coarse.
             let (Some(decoder), Some(levels)) = (decoder, levels) else { break };
             chunks.push((decoder, levels));
@@ -130,10 +146,9 @@ impl LoadTask<'_> {
         });
         let objects = self.matched.chunks;
         let vias: Vec<_> = objects.iter().map(|chunk| (chunk.object_digest, chunk.via.clone())).collect();
-        let floors: Vec<Level> = levels.iter().map(|(_, levels)| levels.floor).collect();
         let (decoders, levels): (Vec<_>, Vec<_>) = levels.into_iter().unzip();
         let plan = FetchPlan {
-            chunks: levels.into_iter().zip(&objects).map(|(levels, chunk)| levels.plan(chunk)).collect(),
+            chunks: levels.iter().zip(&objects).map(|(levels, chunk)| levels.plan(chunk)).collect(),
             slo: options.deadline.left(),
             suffix_time,
             prior_rate: options.rate.or(learned.rate),
@@ -152,7 +167,7 @@ impl LoadTask<'_> {
             Routes::new(self.client.clone(), lookup, &vias, self.matched.looked_up),
             codec.model_id,
             ExpectedTokens { tokens: Arc::clone(self.tokens), chain },
-            objects.into_iter().zip(floors),
+            objects.into_iter().zip(levels),
             sender.clone(),
         );
         let held = tables.iter().map(|table| table.shard().layers.clone()).collect();

@@ -2,37 +2,45 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// Worst predicted KL, in nats a token, beneath whatever the engine computes in a session. Loads note it by themselves, so that
-/// what is saved over them carries it and errors cannot grow over turns unseen.
-#[derive(Debug, Default)]
-pub(crate) struct Beneath(Mutex<Kl>);
+use kvasir_types::Loss;
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Kl {
+/// What the KV has lost that lies beneath whatever the engine computes in a session. Loads note it by themselves, so that
+/// what is saved over them carries it and errors cannot grow over turns unseen.
+#[derive(Debug)]
+pub(crate) struct Beneath(Mutex<Losses>);
+
+#[derive(Debug, Clone, Copy)]
+struct Losses {
     /// Of loads that are over, and of what the engine had.
-    settled: f64,
+    settled: Loss,
     /// Of layers that were handed over by a load that has not ended: the engine may have begun on them.
-    under_way: f64,
+    under_way: Loss,
+}
+
+impl Default for Beneath {
+    fn default() -> Self {
+        Self(Mutex::new(Losses { settled: Loss::NONE, under_way: Loss::NONE }))
+    }
 }
 
 impl Beneath {
-    fn with<T>(&self, f: impl FnOnce(&mut Kl) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut Losses) -> T) -> T {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Layers of this quality were handed over.
-    pub(crate) fn handed_over(&self, kl: f64) {
-        self.with(|this| this.under_way = this.under_way.max(kl));
+    /// Layers that have lost this were handed over.
+    pub(crate) fn handed_over(&self, loss: Loss) {
+        self.with(|this| this.under_way = this.under_way.worst(loss));
     }
 
-    /// A load has ended; of what it handed over, what stays in use has this quality.
-    pub(crate) fn settle(&self, kl: f64) {
-        self.with(|this| *this = Kl { settled: this.settled.max(kl), under_way: 0.0 });
+    /// A load has ended; of what it handed over, what stays in use has lost this.
+    pub(crate) fn settle(&self, loss: Loss) {
+        self.with(|this| *this = Losses { settled: this.settled.worst(loss), under_way: Loss::NONE });
     }
 
     /// The worst so far.
-    pub(crate) fn kl(&self) -> f64 {
-        self.with(|this| this.settled.max(this.under_way))
+    pub(crate) fn loss(&self) -> Loss {
+        self.with(|this| this.settled.worst(this.under_way))
     }
 }
 
@@ -43,12 +51,13 @@ mod tests {
     #[test]
     fn a_load_that_is_left_counts_as_used_and_one_that_ends_says_what_stayed() {
         let beneath = Beneath::default();
-        beneath.handed_over(0.2);
-        assert_eq!(beneath.kl(), 0.2);
+        let kl = |kl| Loss { kl, ..Loss::NONE };
+        beneath.handed_over(kl(0.2));
+        assert_eq!(beneath.loss().kl, 0.2);
         // The coarse part was computed instead.
-        beneath.settle(0.05);
-        assert_eq!(beneath.kl(), 0.05);
-        beneath.settle(0.0);
-        assert_eq!(beneath.kl(), 0.05, "what an earlier load brought is still there");
+        beneath.settle(kl(0.05));
+        assert_eq!(beneath.loss().kl, 0.05);
+        beneath.settle(Loss::NONE);
+        assert_eq!(beneath.loss().kl, 0.05, "what an earlier load brought is still there");
     }
 }

@@ -193,10 +193,9 @@ impl LoadDriver {
 
     /// Reports layers that are in place.
     fn report_layers(&mut self, scope: UnitScope) {
-        let loss = self.fetcher.plan().chunks[scope.chunk].loss_at(scope.level);
-        let predicted_kl = loss + self.network.kl_beneath(scope.chunk);
-        self.recorder.record_kl(scope.chunk, predicted_kl);
-        let ready = self.progress.layers_ready(scope, predicted_kl);
+        let loss = self.network.loss_of(scope.chunk, scope.level);
+        self.recorder.record_loss(scope.chunk, loss);
+        let ready = self.progress.layers_ready(scope, loss);
         self.send(ready);
     }
 

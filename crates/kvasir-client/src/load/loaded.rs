@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_types::TokenRange;
+use kvasir_types::{Loss, TokenRange};
 
 use super::{DriverEvent, LayerReady, LoadReport, Running, token_ranges::remove_range};
 
@@ -53,7 +53,7 @@ impl Load {
 pub struct Loaded {
     tokens: u64,
     missing: Vec<TokenRange>,
-    lossy: Vec<(TokenRange, f64)>,
+    lossy: Vec<(TokenRange, Loss)>,
     report: Option<Box<LoadReport>>,
 }
 
@@ -61,7 +61,7 @@ impl Loaded {
     pub(super) const fn new(
         tokens: u64,
         missing: Vec<TokenRange>,
-        lossy: Vec<(TokenRange, f64)>,
+        lossy: Vec<(TokenRange, Loss)>,
         report: Option<Box<LoadReport>>,
     ) -> Self {
         Self { tokens, missing, lossy, report }
@@ -79,25 +79,29 @@ impl Loaded {
         self.tokens - self.missing.iter().map(|range| range.len()).sum::<u64>()
     }
 
-    /// Worst predicted KL of what is in place, in nats a token. The session knows it: what it saves carries it.
-    pub fn kl(&self) -> f64 {
-        self.parts().map(|(_, kl)| kl).fold(0.0, f64::max)
+    /// The worst of what is in place has lost this. The session knows it: what it saves carries it.
+    pub fn loss(&self) -> Loss {
+        self.parts().map(|(_, loss)| loss).fold(Loss::NONE, Loss::worst)
     }
 
     /// Leading tokens up to the first whose predicted KL is above `kl_max` nats a token: as many as an engine may share with
     /// other requests that ask for this quality. Tokens that are [missing](Self::missing) count as exact.
     pub fn tokens_within(&self, kl_max: f64) -> u64 {
-        self.parts().filter(|(_, kl)| *kl > kl_max).map(|(range, _)| range.start).min().unwrap_or(self.tokens)
+        self.parts()
+            .filter(|(_, loss)| loss.kl > kl_max)
+            .map(|(range, _)| range.start)
+            .min()
+            .unwrap_or(self.tokens)
     }
 
     /// Ranges in place that are not exact.
-    fn parts(&self) -> impl Iterator<Item = (TokenRange, f64)> {
-        self.lossy.iter().flat_map(|(range, kl)| {
+    fn parts(&self) -> impl Iterator<Item = (TokenRange, Loss)> {
+        self.lossy.iter().flat_map(|(range, loss)| {
             let mut left = vec![*range];
             for missing in &self.missing {
                 remove_range(&mut left, *missing);
             }
-            left.into_iter().map(|range| (range, *kl))
+            left.into_iter().map(|range| (range, *loss))
         })
     }
 
@@ -127,11 +131,12 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_neither_loaded_nor_lossy() {
-        let lossy = vec![(range(0, 64), 0.01), (range(64, 128), 0.2), (range(128, 160), 0.05)];
+        let kl = |kl| Loss { kl, ..Loss::NONE };
+        let lossy = vec![(range(0, 64), kl(0.01)), (range(64, 128), kl(0.2)), (range(128, 160), kl(0.05))];
         let loaded = Loaded::new(200, vec![range(64, 128), range(160, 200)], lossy.clone(), None);
-        assert_eq!((loaded.loaded_tokens(), loaded.kl()), (96, 0.05));
+        assert_eq!((loaded.loaded_tokens(), loaded.loss().kl), (96, 0.05));
         assert_eq!([0.001, 0.01, 0.1].map(|kl| loaded.tokens_within(kl)), [0, 128, 200]);
         let loaded = Loaded::new(200, vec![range(100, 128)], lossy, None);
-        assert_eq!((loaded.kl(), loaded.tokens_within(0.1)), (0.2, 64));
+        assert_eq!((loaded.loss().kl, loaded.tokens_within(0.1)), (0.2, 64));
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
 
 use kvasir_api::ChunkMatch;
-use kvasir_types::{Level, ModelId};
+use kvasir_types::{Level, Loss, ModelId};
 use tokio::{
     sync::mpsc,
     task::{AbortHandle, JoinSet},
@@ -14,6 +14,7 @@ use super::{
     LoadError,
     arrival::{Arrival, ReadId},
     assembly::{Defect, ExpectedTokens, ObjectAssembly, VerifiedChunk},
+    begin::PlannedLevels,
     fetch::{ArrivalSink, FetchTask, PartSizing},
 };
 use crate::{
@@ -40,6 +41,7 @@ pub(super) struct Network {
 /// A chunk while it is read.
 struct ChunkRead {
     assembly: ObjectAssembly,
+    levels: PlannedLevels,
     /// What other loads of this client have of it.
     shared: Arc<SharedObject>,
     /// Requests that failed.
@@ -95,12 +97,13 @@ impl Network {
         routes: Routes,
         model_id: ModelId,
         expected: ExpectedTokens,
-        objects: impl IntoIterator<Item = (ChunkMatch, Level)>,
+        objects: impl IntoIterator<Item = (ChunkMatch, PlannedLevels)>,
         arrivals: mpsc::Sender<Arrival>,
     ) -> Self {
-        let chunk = |(object, floor): (ChunkMatch, Level)| ChunkRead {
+        let chunk = |(object, levels): (ChunkMatch, PlannedLevels)| ChunkRead {
             shared: routes.client().shared_reads.open(object.object_digest),
-            assembly: ObjectAssembly::new(object, floor),
+            assembly: ObjectAssembly::new(object, levels.floor),
+            levels,
             failures: 0,
             repairs: 0,
             awaited: None,
@@ -122,9 +125,10 @@ impl Network {
         self.routes.client()
     }
 
-    /// Predicted KL of what lies beneath a chunk.
-    pub(super) fn kl_beneath(&self, chunk: usize) -> f64 {
-        f64::from(self.chunks[chunk].assembly.object().kl_beneath)
+    /// What KV of a chunk has lost that was decoded at a level.
+    pub(super) fn loss_of(&self, chunk: usize, level: Level) -> Loss {
+        let ChunkRead { assembly, levels, .. } = &self.chunks[chunk];
+        levels.loss_of(assembly.object(), level)
     }
 
     /// Reads what is missing of `0..end` of a chunk, in parts as a link of `rate` takes them.
@@ -263,7 +267,13 @@ mod tests {
         let routes = Routes::new(client, None, &[], Instant::now());
         let (arrivals, _) = mpsc::channel(1);
         let model = super::super::sample::MODEL.into();
-        Network::new(routes, model, sample.expected.clone(), [(sample.object.clone(), Level(0))], arrivals)
+        Network::new(
+            routes,
+            model,
+            sample.expected.clone(),
+            [(sample.object.clone(), PlannedLevels::all())],
+            arrivals,
+        )
     }
 
     fn fetching(sample: &SampleChunk) -> Network {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvasir_types::TokenRange;
+use kvasir_types::{Loss, TokenRange};
 
 use super::{
     DriverEvent, LayerReady, RecomputeCause,
@@ -25,12 +25,12 @@ impl LoadProgress {
         Self { layers, recompute: Vec::new() }
     }
 
-    /// Layers of some tokens are in place, and `predicted_kl` is that of their level and of what lies beneath.
-    pub(super) fn layers_ready(&mut self, scope: UnitScope, predicted_kl: f64) -> DriverEvent {
+    /// Layers of some tokens are in place, and have lost this, with what lies beneath.
+    pub(super) fn layers_ready(&mut self, scope: UnitScope, loss: Loss) -> DriverEvent {
         let UnitScope { rank, layers, tokens: token_range, level, .. } = scope;
         self.layers.add(rank, layers.clone(), token_range);
         let layers_complete = self.layers.complete(rank);
-        DriverEvent::Ready(LayerReady { rank, layers, token_range, level, predicted_kl, layers_complete })
+        DriverEvent::Ready(LayerReady { rank, layers, token_range, level, loss, layers_complete })
     }
 
     /// Gives tokens to the engine to compute; `None` where it has them already.
@@ -117,7 +117,7 @@ mod tests {
 
     fn ready(progress: &mut LoadProgress, token_range: TokenRange, kl: f64) -> LayerReady {
         let scope = UnitScope { chunk: 0, rank: 0, layers: 0..2, tokens: token_range, level: Level(1) };
-        match progress.layers_ready(scope, kl) {
+        match progress.layers_ready(scope, Loss { kl, ..Loss::NONE }) {
             DriverEvent::Ready(ready) => ready,
             other => panic!("{other:?}"),
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_types::TokenRange;
+use kvasir_types::{Loss, TokenRange};
 
 use super::{
     LoadError, LoadFailure,
@@ -21,13 +21,18 @@ pub(super) struct LoadRecorder {
     /// Prefills of the engine that were not of this load's chunks.
     prefills: Vec<(TokenRange, Duration)>,
     /// `[chunk]`: worst predicted KL of what was handed over, with what lies beneath.
-    chunk_kl: Vec<f64>,
+    chunk_loss: Vec<Loss>,
     stale_rows: usize,
 }
 
 impl LoadRecorder {
     pub(super) fn new(chunks: usize) -> Self {
-        Self { failures: Vec::new(), prefills: Vec::new(), chunk_kl: vec![0.0; chunks], stale_rows: 0 }
+        Self {
+            failures: Vec::new(),
+            prefills: Vec::new(),
+            chunk_loss: vec![Loss::NONE; chunks],
+            stale_rows: 0,
+        }
     }
 
     pub(super) fn record_failure(&mut self, chunk: usize, at: Duration, error: LoadError) {
@@ -44,9 +49,9 @@ impl LoadRecorder {
     }
 
     /// Part of a chunk was handed over.
-    pub(super) fn record_kl(&mut self, chunk: usize, predicted_kl: f64) {
-        if let Some(worst) = self.chunk_kl.get_mut(chunk) {
-            *worst = worst.max(predicted_kl);
+    pub(super) fn record_loss(&mut self, chunk: usize, loss: Loss) {
+        if let Some(worst) = self.chunk_loss.get_mut(chunk) {
+            *worst = worst.worst(loss);
         }
     }
 
@@ -69,7 +74,7 @@ impl LoadRecorder {
     ) -> LoadReport {
         let chunks = fetcher.chunks().iter().zip(&fetcher.plan().chunks);
         let chunks: Vec<_> = chunks.map(|(chunk, plan)| chunk_report(chunk, plan)).collect();
-        let loaded = chunks.iter().zip(&self.chunk_kl).filter(|(chunk, _)| chunk.level.is_some());
+        let loaded = chunks.iter().zip(&self.chunk_loss).filter(|(chunk, _)| chunk.level.is_some());
         let (recompute_model, decode_model) = fetcher.models();
         let mut recompute_model = recompute_model.clone();
         for (range, took) in &self.prefills {
@@ -78,7 +83,7 @@ impl LoadRecorder {
         LoadReport {
             policy: fetcher.policy(),
             bytes: chunks.iter().map(|chunk| chunk.bytes).sum(),
-            kl_beneath: loaded.map(|(_, kl)| *kl).fold(0.0, f64::max),
+            loss: loaded.map(|(_, loss)| *loss).fold(Loss::NONE, Loss::worst),
             chunks,
             recompute: progress.into_recompute(),
             samples: fetcher.samples().to_vec(),
@@ -159,7 +164,7 @@ mod tests {
         let mut recorder = LoadRecorder::new(2);
         // Part of the second chunk was handed over before it turned out to be of no use.
         for (chunk, kl) in [(0, 0.2), (0, 0.3), (0, 0.1), (1, 0.9)] {
-            recorder.record_kl(chunk, kl);
+            recorder.record_loss(chunk, Loss { kl, ..Loss::NONE });
         }
         recorder.record_failure(1, 3 * MS, Error::protocol("gone").into());
         assert!(recorder.has_failed(1) && !recorder.has_failed(0) && !recorder.has_stale_rows());
@@ -170,7 +175,7 @@ mod tests {
         progress.recompute(TokenRange { start: 256, end: 512 }, super::super::RecomputeCause::Failed);
         let report = recorder.report(&fetcher, progress, ReadReport::default(), 6 * MS);
         assert_eq!((report.policy, report.bytes, report.loaded_tokens()), ("fixed", 100, 256));
-        assert_eq!(report.kl_beneath, 0.3, "of what is used");
+        assert_eq!(report.loss.kl, 0.3, "of what is used");
         let levels: Vec<_> = report.chunks.iter().map(|chunk| (chunk.level, chunk.resolved)).collect();
         assert_eq!(levels, [(Some(Level(0)), Some(4 * MS)), (None, Some(5 * MS))]);
         assert_eq!((report.chunks[0].fetched, report.chunks[0].requests), (Some(MS), 1));

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use kvasir_api::LoadRecord;
-use kvasir_types::{Level, TokenRange};
+use kvasir_types::{Level, Loss, TokenRange};
 
 use super::LoadFailure;
 use crate::{
@@ -54,9 +54,8 @@ pub struct LoadReport {
     pub failures: Vec<LoadFailure>,
     /// How the bytes came.
     pub reads: ReadReport,
-    /// Predicted KL, in nats a token, beneath whatever is computed over this prefix: the worst chunk's own
-    /// `kl_beneath` plus the loss of the level it was loaded at.
-    pub kl_beneath: f64,
+    /// What the prefix has lost that whatever is computed over it lies on: the worst of its chunks, with what lies beneath them.
+    pub loss: Loss,
     /// Rows that were not written because their pages were another request's by then. Above 0, nothing of this load
     /// may be used.
     pub stale_rows: usize,

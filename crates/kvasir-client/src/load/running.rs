@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use kvasir_types::{Level, TokenRange};
+use kvasir_types::{Level, Loss, TokenRange};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::{
@@ -23,8 +23,8 @@ pub struct LayerReady {
     pub token_range: TokenRange,
     /// The level it was decoded at.
     pub level: Level,
-    /// Predicted logit KL of that level and of what lies beneath the chunk, in nats a token.
-    pub predicted_kl: f64,
+    /// What the KV has lost, with what lies beneath the chunk.
+    pub loss: Loss,
     /// Leading layers that are in place now for *all* tokens of the load (those to be computed apart), on this rank. The suffix
     /// may be started on these.
     pub layers_complete: usize,
@@ -81,8 +81,8 @@ pub(crate) struct Running {
     /// Tokens of the session, and how many leading ones the load is about.
     tokens: u64,
     matched: u64,
-    /// Ranges that were handed over at a quality below the exact one, with their predicted KL.
-    lossy: Vec<(TokenRange, f64)>,
+    /// Ranges that were handed over at a quality below the exact one, with what they have lost.
+    lossy: Vec<(TokenRange, Loss)>,
     /// What the engine said that it has computed.
     computed: Vec<TokenRange>,
     report: Option<Box<LoadReport>>,
@@ -123,14 +123,14 @@ impl Running {
     pub(crate) async fn next(&mut self) -> Option<DriverEvent> {
         match self.task.as_mut()?.events.recv().await? {
             DriverEvent::Ready(ready) => {
-                if ready.predicted_kl > 0.0 {
-                    self.lossy.push((ready.token_range, ready.predicted_kl));
-                    self.beneath.handed_over(ready.predicted_kl);
+                if ready.loss != Loss::NONE {
+                    self.lossy.push((ready.token_range, ready.loss));
+                    self.beneath.handed_over(ready.loss);
                 }
                 Some(DriverEvent::Ready(ready))
             }
             DriverEvent::Done { report } => {
-                self.beneath.settle(if report.stale_rows == 0 { report.kl_beneath } else { 0.0 });
+                self.beneath.settle(if report.stale_rows == 0 { report.loss } else { Loss::NONE });
                 self.report = Some(report);
                 None
             }

@@ -42,6 +42,7 @@ impl SampleChunk {
             head_bytes: head.header.head_bytes(),
             level_bytes: [0, 1].map(|l| head.level_bytes(Level(l)).unwrap()).to_vec(),
             kl_beneath: 0.25,
+            errors: None,
             medium: Medium::Object,
             via: Via::Proxy,
         };

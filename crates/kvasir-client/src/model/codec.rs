@@ -98,11 +98,12 @@ impl Codec {
         Ok(writer)
     }
 
-    /// Most predicted KL beneath what is stored, unless the queue's admission says otherwise: twice the finest level's.
-    pub(crate) fn kl_beneath_max(&self) -> f64 {
+    /// Most predicted KL beneath what is stored, unless the queue's admission says otherwise: twice the finest level's. `None`
+    /// where that is not known.
+    pub(crate) fn kl_beneath_max(&self) -> Option<f64> {
         let own = self.writer().and_then(|writer| self.decoder(&writer.profile().hash()));
         let own = own.and_then(|decoder| decoder.level_kl());
-        own.and_then(|kl| kl.last().map(|finest| 2.0 * finest)).unwrap_or(f64::INFINITY)
+        own.and_then(|kl| kl.last().map(|finest| 2.0 * finest))
     }
 
     fn with_decoders<T>(&self, f: impl FnOnce(&mut BTreeMap<ProfileHash, DecoderState>) -> T) -> T {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use kvasir_types::Name;
+use kvasir_types::{LevelError, Loss, Name, Quality};
 
-use crate::limits::STORE_TOKENS_MIN;
+use crate::limits::{HOPS_MAX, STORE_TOKENS_MIN};
 
 /// Which saves a queue takes: only what is likely to be asked for again.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,7 +14,8 @@ pub struct AdmissionPolicy {
     /// Types of request that are stored; all, when absent. A session that names no type is of none of them.
     pub classes: Option<BTreeSet<Name>>,
     /// Most predicted KL beneath what is stored, in nats a token: errors compound over turns. When absent, twice that
-    /// of the profile's finest level.
+    /// of the profile's finest level; where that is not known, KV is stored that was computed over loads of quality
+    /// [`Transparent`](kvasir_types::Quality::Transparent), at most two after each other.
     pub kl_beneath_max: Option<f64>,
 }
 
@@ -47,6 +48,17 @@ pub enum SaveRefusal {
         /// Most that is taken.
         kl_beneath_max: f64,
     },
+    /// Computed over a prefix that was loaded too coarsely, or too often over others, by the errors that were measured.
+    #[error(
+        "its prefix has an error of {error} times what `transparent` allows, after {hops} lossy loads; at most 1 and {HOPS_MAX} are \
+         stored"
+    )]
+    Beneath {
+        /// Error beneath it.
+        error: LevelError,
+        /// Lossy loads beneath it that lie over each other.
+        hops: u8,
+    },
     /// No room in the queue.
     #[error("the save queue is full")]
     QueueFull,
@@ -59,7 +71,8 @@ pub enum SaveRefusal {
 }
 
 impl AdmissionPolicy {
-    /// Whether a context of `tokens` tokens of a class, over a prefix of `kl_beneath`, is taken.
+    /// Whether a context of `tokens` tokens of a class, over a prefix that has lost `beneath`, is taken. `kl_beneath_max` is the
+    /// profile's.
     ///
     /// # Errors
     /// Why not.
@@ -67,8 +80,8 @@ impl AdmissionPolicy {
         &self,
         tokens: usize,
         class: Option<&Name>,
-        kl_beneath: f64,
-        kl_beneath_max: f64,
+        beneath: Loss,
+        kl_beneath_max: Option<f64>,
     ) -> Result<(), SaveRefusal> {
         if tokens < self.tokens_min {
             return Err(SaveRefusal::TooShort { tokens, tokens_min: self.tokens_min });
@@ -76,10 +89,22 @@ impl AdmissionPolicy {
         if self.classes.as_ref().is_some_and(|classes| !class.is_some_and(|class| classes.contains(class))) {
             return Err(SaveRefusal::Class);
         }
-        let kl_beneath_max = self.kl_beneath_max.unwrap_or(kl_beneath_max);
-        if kl_beneath > kl_beneath_max {
-            return Err(SaveRefusal::KlBeneath { kl_beneath, kl_beneath_max });
+        check_beneath(beneath, self.kl_beneath_max.or(kl_beneath_max))
+    }
+}
+
+/// Whether KV over a prefix that has lost `beneath` is stored, where the predicted KL of loads is known by at most
+/// `kl_beneath_max` nats a token, else by what was measured.
+pub(super) fn check_beneath(beneath: Loss, kl_beneath_max: Option<f64>) -> Result<(), SaveRefusal> {
+    let Loss { kl: kl_beneath, error, hops } = beneath;
+    match kl_beneath_max {
+        Some(kl_beneath_max) if kl_beneath > kl_beneath_max => {
+            Err(SaveRefusal::KlBeneath { kl_beneath, kl_beneath_max })
         }
-        Ok(())
+        Some(_) => Ok(()),
+        None if hops > HOPS_MAX || (hops > 0 && error > Quality::Transparent.error_max()) => {
+            Err(SaveRefusal::Beneath { error, hops })
+        }
+        None => Ok(()),
     }
 }

@@ -16,7 +16,7 @@ use std::{
 use futures::StreamExt;
 use kvasir_api::ErrorCode;
 use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, KvSource, Tokens};
-use kvasir_types::{ChainLink, Name, Plane, SeqHash, TokenChain, TokenRange};
+use kvasir_types::{ChainLink, Loss, Name, Plane, SeqHash, TokenChain, TokenRange};
 use tokio::time::Instant;
 
 pub use admission::{AdmissionPolicy, SaveRefusal};
@@ -47,8 +47,8 @@ pub(crate) struct Context {
     /// The tokens; the chain says how many of them are saved.
     pub(crate) tokens: Arc<Vec<u32>>,
     pub(crate) chain: Arc<TokenChain>,
-    /// Predicted KL, in nats a token, of what the KV was computed over. It is kept with the chunks.
-    pub(crate) kl_beneath: f64,
+    /// What the KV has lost that it was computed over. It is kept with the chunks.
+    pub(crate) beneath: Loss,
     pub(crate) stored: Arc<StoredTokens>,
     /// Leading tokens that the session's lookup found.
     pub(crate) matched: usize,
@@ -82,7 +82,7 @@ enum Urgency {
 struct Saver {
     chunk_tokens: usize,
     urgency: Urgency,
-    /// Chunks over a prefix of more predicted KL are not stored; when absent, twice that of the profile's finest level.
+    /// As [`AdmissionPolicy::kl_beneath_max`](super::AdmissionPolicy::kl_beneath_max).
     kl_beneath_max: Option<f64>,
 }
 
@@ -95,7 +95,8 @@ impl Saver {
         mut progress: impl FnMut(SaveProgress) + Send,
     ) -> Result<SaveReport, Error> {
         let codec = &context.binding.codec;
-        let too_lossy = context.kl_beneath > self.kl_beneath_max.unwrap_or_else(|| codec.kl_beneath_max());
+        let kl_max = self.kl_beneath_max.or_else(|| codec.kl_beneath_max());
+        let too_lossy = admission::check_beneath(context.beneath, kl_max).is_err();
         let at_once = match self.urgency {
             Urgency::Now => STORE_CONCURRENCY,
             Urgency::Background { .. } => 1,
@@ -163,7 +164,7 @@ impl Saver {
             first_position: range.start as u64,
             link: chain.link(range.start).ok_or_else(|| cut_error(range.start))?,
             kv,
-            kl_beneath: context.kl_beneath as f32,
+            beneath: context.beneath,
             encoder: Arc::clone(writer.encoder()),
         };
         if let Some(pacer) = &pacer {
@@ -244,7 +245,7 @@ struct EncodeJob {
     first_position: u64,
     link: ChainLink,
     kv: Arc<KvBuffer>,
-    kl_beneath: f32,
+    beneath: Loss,
     encoder: Arc<dyn ChunkEncoder>,
 }
 
@@ -256,7 +257,7 @@ impl EncodeJob {
             preceding_token: self.preceding_token,
             first_position: self.first_position,
             link: self.link,
-            kl_beneath: self.kl_beneath,
+            beneath: self.beneath,
             kv: &*self.kv,
         };
         let object = self.encoder.encode(&input);

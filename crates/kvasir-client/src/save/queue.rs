@@ -265,7 +265,7 @@ impl SaveQueue {
     fn admit(&self, context: &Context, bytes: u64) -> Result<u64, SaveRefusal> {
         let config = &self.shared.config;
         let (tokens, kl_max) = (context.chain.token_count(), context.binding.codec.kl_beneath_max());
-        let admitted = config.admission.check(tokens, context.kind.as_ref(), context.kl_beneath, kl_max);
+        let admitted = config.admission.check(tokens, context.kind.as_ref(), context.beneath, kl_max);
         self.shared.with(|state| {
             if let Err(refusal) = admitted {
                 state.stats.refused += 1;

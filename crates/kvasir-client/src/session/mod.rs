@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvasir_api::ChunkMatch;
 use kvasir_codec::KvSource;
-use kvasir_types::{RootHash, TokenChain};
+use kvasir_types::{Loss, RootHash, TokenChain};
 
 pub use request::SessionRequest;
 
@@ -126,9 +126,9 @@ impl Session {
         };
         let lookup = bound.binding.lookup(&bound.chain, self.kvasir.direct_reads());
         let mut matched = Matched::ask(&self.client, &lookup).await?;
-        let (codec, kl_max) = (&bound.binding.codec, self.kvasir.quality().kl_max());
+        let (codec, floor) = (&bound.binding.codec, self.kvasir.quality());
         matched.take_while(|chunk| match codec.decoder(&chunk.profile_hash) {
-            Some(decoder) => PlannedLevels::new(chunk, &*decoder, kl_max).is_some(),
+            Some(decoder) => PlannedLevels::new(chunk, &*decoder, floor).is_some(),
             None => {
                 codec.fetch_in_background(&self.client, chunk.profile_hash, self.kvasir.runtime());
                 false
@@ -147,10 +147,10 @@ impl Session {
         }
     }
 
-    /// Says that the engine already had KV for these tokens which was computed over, or loaded at, a quality of `kl` nats a
-    /// token: from its own prefix cache. What is saved carries it.
-    pub fn reused(&self, kl: f64) {
-        self.beneath.settle(kl);
+    /// Says that the engine already had KV for these tokens that has lost this: from its own prefix cache, into which a load had
+    /// brought it ([`Loaded::loss`](crate::Loaded::loss)). What is saved carries it.
+    pub fn reused(&self, loss: Loss) {
+        self.beneath.settle(loss);
     }
 
     /// Loads what is matched into an engine's pages by the deadline.
@@ -196,7 +196,7 @@ impl Session {
             binding: &bound.binding,
             runtime: self.kvasir.runtime(),
             learned: self.kvasir.learned(),
-            kl_max: self.kvasir.quality().kl_max(),
+            floor: self.kvasir.quality(),
             tokens: &self.tokens,
             lookup: bound.binding.lookup(&bound.chain, self.kvasir.direct_reads()),
             matched: bound.matched.clone(),
@@ -253,7 +253,7 @@ impl Session {
             kind: self.class.kind.clone(),
             tokens: Arc::clone(&self.tokens),
             chain: Arc::clone(&bound.chain),
-            kl_beneath: self.beneath.kl(),
+            beneath: self.beneath.loss(),
             stored: Arc::clone(&bound.stored),
             matched: bound.matched.tokens() as usize,
         };

@@ -18,8 +18,8 @@ use axum::{
 };
 use futures::StreamExt;
 use kvasir_api::{
-    ChunkMatch, ErrorCode, LookupQuery, LookupResponse, NamespaceRequest, NamespaceResponse, Problem,
-    ProfileInfo, ProfileList, RegisteredModel, StoredChunk, Via, routes,
+    ChunkErrors, ChunkMatch, ErrorCode, LookupQuery, LookupResponse, NamespaceRequest, NamespaceResponse,
+    Problem, ProfileInfo, ProfileList, RegisteredModel, StoredChunk, Via, routes,
 };
 use kvasir_codec::container::{Head, ObjectVerifier};
 use kvasir_types::{Level, Medium, ModelId, ModelSpec, ObjectDigest, ProfileHash, RootHash, SeqHash};
@@ -236,6 +236,11 @@ impl Contents {
             head_bytes: header.head_bytes(),
             level_bytes: (0..header.level_count).filter_map(|l| object.head.level_bytes(Level(l))).collect(),
             kl_beneath: header.kl_beneath,
+            errors: object.head.measured().map(|measured| ChunkErrors {
+                levels: (0..header.level_count).map(|l| measured.error(Level(l))).collect(),
+                beneath: measured.beneath,
+                hops: measured.hops,
+            }),
             medium: Medium::Disk,
             via: self.via(digest, direct),
         })

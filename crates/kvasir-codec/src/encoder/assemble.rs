@@ -3,7 +3,7 @@
 use kvasir_container::{ChunkBuilder, ChunkMeta, SectionId};
 use kvasir_types::Level;
 
-use super::{CpuEncoder, span::SpanPieces};
+use super::{CpuEncoder, measure, span::SpanPieces};
 use crate::{
     ChunkInput, EncodeError,
     prepared_scope::{BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN},
@@ -25,9 +25,13 @@ impl CpuEncoder {
             preceding_token: input.preceding_token,
             level_count: self.profile.level_count() as u8,
             exact_tokens: self.exact_tokens(input) as u8,
-            kl_beneath: input.kl_beneath,
+            kl_beneath: input.beneath.kl as f32,
         };
         let mut builder = ChunkBuilder::new(meta, input.tokens.to_vec())?;
+        let errors: Vec<_> = coded.iter_mut().map(|pieces| pieces.errors.take()).collect();
+        if let Some(levels) = measure::measured(&self.spec, &self.profile, spans, &errors) {
+            builder.extension(&measure::extension(input, levels).to_extension())?;
+        }
         for level in 0..self.profile.level_count() {
             let length = |pieces: &SpanPieces| pieces.at(level).map_or(0, Vec::len);
             let bytes: Vec<usize> = coded.chunks_exact(spans).map(|c| c.iter().map(length).sum()).collect();
@@ -39,7 +43,7 @@ impl CpuEncoder {
                         builder
                             .section(id(BAND_EXACT), coded.iter_mut().map(|p| p.exact.take()).collect())?;
                     }
-                    if !self.scopes[scope].0.anchors.codings.is_empty() {
+                    if !self.scopes[scope].prepared.anchors.codings.is_empty() {
                         let anchors = coded.iter_mut().map(|p| p.anchors.take()).collect();
                         builder.section(id(BAND_ANCHORS), anchors)?;
                     }

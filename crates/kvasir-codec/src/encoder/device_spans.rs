@@ -39,13 +39,12 @@ impl CpuEncoder {
 
     /// A scope as flat data; `None` where the profile has no such scope.
     pub fn scope_view(&self, scope: usize) -> Option<ScopeView<'_>> {
-        let (prepared, _) = self.scopes.get(scope)?;
-        Some(view_of(prepared, self.profile.scopes.get(scope)?))
+        Some(view_of(&self.scopes.get(scope)?.prepared, self.profile.scopes.get(scope)?))
     }
 
     /// The analysis matrix of a scope, `[coefficient][element]`; `None` where coefficients are elements.
     pub fn analysis_matrix(&self, scope: usize) -> Option<&[f32]> {
-        match &self.scopes.get(scope)?.1 {
+        match &self.scopes.get(scope)?.analysis {
             Matrix::Identity => None,
             Matrix::Dense(matrix) => Some(matrix),
         }
@@ -92,6 +91,7 @@ impl CpuEncoder {
             levels: span.levels,
             lossless: None,
             forced_exact: span.forced_exact,
+            errors: None,
         });
         let object = self.assemble(input, spans, pieces.collect())?;
         let drift = self.drift(input.tokens.len(), object.len());

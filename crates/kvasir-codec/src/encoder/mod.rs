@@ -2,6 +2,7 @@
 
 mod assemble;
 mod device_spans;
+mod measure;
 mod quantise;
 mod span;
 
@@ -28,11 +29,20 @@ pub use device_spans::CodedSpan;
 pub struct CpuEncoder {
     spec: Arc<ModelSpec>,
     profile: Arc<Profile>,
-    scopes: Vec<(PreparedScope, Matrix)>,
+    scopes: Vec<EncoderScope>,
     exact_dtype: ExactDtype,
     pieces: PieceEncoder,
     values: Arc<BufferPool<Vec<i32>>>,
     blocks: Arc<BufferPool<Blocks>>,
+}
+
+/// A scope as an encoder needs it.
+#[derive(Debug, Clone)]
+struct EncoderScope {
+    prepared: PreparedScope,
+    analysis: Matrix,
+    /// For what is measured: nothing where the profile does not say what errors are compared with.
+    synthesis: Matrix,
 }
 
 /// What an encoder noticed besides the bytes.
@@ -54,7 +64,13 @@ impl CpuEncoder {
     pub fn new(spec: Arc<ModelSpec>, profile: Arc<Profile>) -> Result<Self, ProfileError> {
         profile.check_model(&spec)?;
         let bind = |index: usize| {
-            (PreparedScope::new(&spec, &profile, index), Matrix::analysis(&profile.scopes[index]))
+            let scope = &profile.scopes[index];
+            let is_measured = scope.members.iter().all(|member| member.power > 0.0);
+            EncoderScope {
+                prepared: PreparedScope::new(&spec, &profile, index),
+                analysis: Matrix::analysis(scope),
+                synthesis: if is_measured { Matrix::synthesis(scope) } else { Matrix::Identity },
+            }
         };
         let scopes = (0..profile.scopes.len()).map(bind).collect();
         let exact_dtype = ExactDtype::of(spec.kv_dtype);
@@ -127,7 +143,7 @@ fn check_input(input: &ChunkInput<'_>) -> Result<(), EncodeError> {
     if !(1..=CHUNK_TOKENS_MAX).contains(&tokens) {
         return Err(EncodeError::Tokens { tokens, max: CHUNK_TOKENS_MAX });
     }
-    if !(input.kl_beneath.is_finite() && input.kl_beneath >= 0.0) {
+    if !(input.beneath.kl.is_finite() && input.beneath.kl >= 0.0) {
         return Err(EncodeError::KlBeneath);
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! One scope of one span: from its rows to its pieces.
 
 use super::{
-    CpuEncoder,
+    CpuEncoder, EncoderScope,
+    measure::ScopeErrors,
     quantise::{QuantisedSpan, direct_values, finest_values, quantise},
 };
 use crate::{
@@ -24,6 +25,8 @@ pub(super) struct SpanPieces {
     pub(super) levels: Vec<Option<Vec<u8>>>,
     pub(super) lossless: Option<Vec<u8>>,
     pub(super) forced_exact: bool,
+    /// What the lossy levels lose, where it was measured.
+    pub(super) errors: Option<ScopeErrors>,
 }
 
 impl SpanPieces {
@@ -36,13 +39,14 @@ impl SpanPieces {
 /// One scope of one span of an input.
 pub(super) struct SpanJob<'a> {
     encoder: &'a CpuEncoder,
-    prepared: &'a PreparedScope,
-    analysis: &'a Matrix,
-    scope: &'a Scope,
-    input: &'a ChunkInput<'a>,
-    ropes: &'a SpanRopes<'a>,
+    pub(super) prepared: &'a PreparedScope,
+    pub(super) analysis: &'a Matrix,
+    pub(super) synthesis: &'a Matrix,
+    pub(super) scope: &'a Scope,
+    pub(super) input: &'a ChunkInput<'a>,
+    pub(super) ropes: &'a SpanRopes<'a>,
     /// Tokens at the start of the span that are stored exactly.
-    exact: usize,
+    pub(super) exact: usize,
 }
 
 impl<'a> SpanJob<'a> {
@@ -53,16 +57,26 @@ impl<'a> SpanJob<'a> {
         input: &'a ChunkInput<'a>,
         ropes: &'a SpanRopes<'a>,
     ) -> Self {
-        let (prepared, analysis) = &encoder.scopes[scope];
+        let EncoderScope { prepared, analysis, synthesis } = &encoder.scopes[scope];
         let exact = encoder.exact_tokens(input).saturating_sub(ropes.span.start).min(ropes.tokens());
-        Self { encoder, prepared, analysis, scope: &encoder.profile.scopes[scope], input, ropes, exact }
+        let scope = &encoder.profile.scopes[scope];
+        Self { encoder, prepared, analysis, synthesis, scope, input, ropes, exact }
     }
 
-    /// Its pieces. Where a value is not finite or out of range, all of it is stored exactly.
+    /// Its pieces, and what they lose. Where a value is not finite or out of range, all of it is stored exactly.
     ///
     /// # Errors
     /// [`EncodeError`] where a piece would exceed the format's limits, or a value those of the cache's type.
     pub(super) fn pieces(&self) -> Result<SpanPieces, EncodeError> {
+        let mut pieces = self.coded()?;
+        pieces.errors = match pieces.forced_exact {
+            true => Some(ScopeErrors::exact(self.prepared)),
+            false => ScopeErrors::of(self),
+        };
+        Ok(pieces)
+    }
+
+    fn coded(&self) -> Result<SpanPieces, EncodeError> {
         if self.prepared.levels.is_empty() {
             // Nothing but the exact level.
             return Ok(match self.lossless(None)? {
@@ -92,7 +106,7 @@ impl<'a> SpanJob<'a> {
             anchors: self.section(&self.prepared.anchors, anchors, values.anchor_tokens, 0)?,
             levels: self.levels(fine, values.main_tokens)?,
             lossless,
-            forced_exact: false,
+            ..SpanPieces::default()
         };
         self.encoder.values.give(values.main);
         self.encoder.blocks.give(blocks);

@@ -20,9 +20,11 @@ use crate::{ProfileError, rans::TableBank};
 
 /// First bytes of a profile file.
 const MAGIC: [u8; 8] = *b"KVSRPROF";
-/// Version of profiles with an exact level.
-const VERSION: u16 = 3;
-/// Version of the others, which are as they were.
+/// Version of profiles whose members say what errors are compared with.
+const VERSION: u16 = 4;
+/// Version of others with an exact level.
+const VERSION_EXACT: u16 = 3;
+/// Version of others without.
 const VERSION_LOSSY: u16 = 2;
 
 /// Everything needed to code one model's KV. Immutable; named by the BLAKE3 of its bytes.
@@ -221,6 +223,11 @@ impl Profile {
     /// Whether the finest level gives the cache back bit for bit.
     pub fn is_lossless(&self) -> bool {
         self.scopes.iter().any(|scope| scope.lossless.is_some())
+    }
+
+    /// Whether chunks say what their levels lose.
+    pub fn is_measured(&self) -> bool {
+        self.scopes.iter().flat_map(|scope| &scope.members).all(|member| member.power > 0.0)
     }
 
     /// Whether reconstruction is bit-exact: no trained basis, no matrix product.

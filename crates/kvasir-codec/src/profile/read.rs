@@ -6,7 +6,7 @@ use kvasir_types::{LEVELS_MAX, ModelId, Plane};
 
 use super::{
     Basis, CoefficientCoding, LevelNote, MAGIC, Member, PackedRows, Predictor, ProfileParts, Scope,
-    TokenPredictor, TrainingNote, VERSION, VERSION_LOSSY, packed_bytes, unpack, write::NO_KL,
+    TokenPredictor, TrainingNote, VERSION, VERSION_EXACT, VERSION_LOSSY, packed_bytes, unpack, write::NO_KL,
 };
 use crate::{
     ProfileError,
@@ -54,7 +54,7 @@ fn checked_body(bytes: &[u8]) -> Result<&[u8], ProfileError> {
         return Err(ProfileError::Magic);
     }
     let version = r.u16("version")?;
-    if ![VERSION_LOSSY, VERSION].contains(&version) {
+    if ![VERSION_LOSSY, VERSION_EXACT, VERSION].contains(&version) {
         return Err(ProfileError::Version { found: version, expected: VERSION });
     }
     r.take(6, "header")?;
@@ -161,13 +161,14 @@ impl<'a> Reader<'a> {
 
     fn scope(&mut self, version: u16, level_count: usize) -> Result<Scope, ProfileError> {
         let [unrope, basis, predictor, lossless] = self.array::<4>("scope")?;
-        // Each version says which it has: a profile has one form.
-        if unrope > 1 || lossless > 2 || (version == VERSION) != (lossless > 0) {
+        // Earlier versions say whether there is an exact level: a profile has one form.
+        let is_as_said = version == VERSION || (version == VERSION_EXACT) == (lossless > 0);
+        if unrope > 1 || lossless > 2 || !is_as_said {
             return Err(invalid("scope flags", format!("{unrope}, {lossless}")));
         }
         let member_count = self.u32("scope")? as usize;
         let rank = self.u32("scope")? as usize;
-        let members = self.members(member_count)?;
+        let members = self.members(member_count, version)?;
         // At most 2^32 members (each 16 bytes of file) of 2^32 elements: no overflow in u64 = usize.
         let elements = members.iter().map(|m| m.dim).sum();
         let loss = self.f32s(level_count, "loss by level")?;
@@ -191,8 +192,9 @@ impl<'a> Reader<'a> {
         Ok(Scope { members, unrope: unrope == 1, mean, basis, predictor, coding, loss, lossless })
     }
 
-    fn members(&mut self, count: usize) -> Result<Vec<Member>, ProfileError> {
-        let mut r = Reader(self.items(count, 16, "members")?);
+    fn members(&mut self, count: usize, version: u16) -> Result<Vec<Member>, ProfileError> {
+        let is_measured = version == VERSION;
+        let mut r = Reader(self.items(count, if is_measured { 20 } else { 16 }, "members")?);
         let mut members = Vec::with_capacity(count);
         for _ in 0..count {
             members.push(Member {
@@ -205,6 +207,7 @@ impl<'a> Reader<'a> {
                 head: r.u32("members")? as usize,
                 dim: r.u32("members")? as usize,
                 gain: r.f32("members")?,
+                power: if is_measured { r.f32("members")? } else { 0.0 },
             });
         }
         Ok(members)

@@ -19,6 +19,9 @@ pub struct Member {
     pub dim: usize,
     /// Value of one finest step in the member's own units: static scale × finest step.
     pub gain: f32,
+    /// What errors of the member are compared with: the mean square of its plane's elements about their means, un-roped, in its own
+    /// units. 0 where nobody said; then chunks say nothing of their errors.
+    pub power: f32,
 }
 
 /// The transform of a scope's elements into coefficients.

@@ -34,6 +34,7 @@ pub(super) fn check(parts: &ProfileParts) -> Result<(), ProfileError> {
         require(row.iter().all(|shift| *shift < 128), "centroid shift", format!("{row:?}"))?;
     }
     check_lossless(parts)?;
+    check_powers(parts)?;
     parts.scopes.iter().try_for_each(|scope| check_scope(scope, &parts.bank, parts.levels.len()))
 }
 
@@ -60,6 +61,14 @@ fn check_lossless(parts: &ProfileParts) -> Result<(), ProfileError> {
         require(floor, "exact level", "a cell without a width")?;
     }
     Ok(())
+}
+
+/// All members say what errors are compared with, or none does.
+fn check_powers(parts: &ProfileParts) -> Result<(), ProfileError> {
+    let powers = || parts.scopes.iter().flat_map(|scope| &scope.members).map(|member| member.power);
+    let is_uniform =
+        powers().all(|power| power.is_normal() && power > 0.0) || powers().all(|power| power == 0.0);
+    require(is_uniform, "power", "not of all members alike, or no positive number")
 }
 
 fn check_scope(scope: &Scope, bank: &TableBank, level_count: usize) -> Result<(), ProfileError> {

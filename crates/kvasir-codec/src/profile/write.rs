@@ -5,14 +5,19 @@ use kvasir_types::LEVELS_MAX;
 
 use super::{
     Basis, CoefficientCoding, MAGIC, PackedRows, Predictor, Profile, Scope, TokenPredictor, VERSION,
-    VERSION_LOSSY, pack,
+    VERSION_EXACT, VERSION_LOSSY, pack,
 };
 
 /// The bytes of a profile.
 pub(super) fn serialise(profile: &Profile) -> Vec<u8> {
+    let version = match (profile.is_measured(), profile.is_lossless()) {
+        (true, _) => VERSION,
+        (false, true) => VERSION_EXACT,
+        (false, false) => VERSION_LOSSY,
+    };
     let mut w = Writer(Vec::new());
     w.bytes(&MAGIC);
-    w.u16(if profile.is_lossless() { VERSION } else { VERSION_LOSSY });
+    w.u16(version);
     w.u8(profile.levels.len() as u8);
     w.u8(profile.exact_tokens as u8);
     w.u32(profile.scopes.len() as u32);
@@ -30,7 +35,7 @@ pub(super) fn serialise(profile: &Profile) -> Vec<u8> {
     }
     w.bytes(&profile.bank.to_bytes());
     profile.shifts.iter().for_each(|row| w.bytes(row));
-    profile.scopes.iter().for_each(|scope| w.scope(scope));
+    profile.scopes.iter().for_each(|scope| w.scope(scope, version));
     let total = (w.0.len() + 4) as u64;
     w.0[total_at..total_at + 8].copy_from_slice(&total.to_le_bytes());
     let crc = crc32c::crc32c(&w.0);
@@ -77,7 +82,7 @@ impl Writer {
         self.bytes(text.as_bytes());
     }
 
-    fn scope(&mut self, scope: &Scope) {
+    fn scope(&mut self, scope: &Scope, version: u16) {
         let (basis, predictor) = (basis_kind(&scope.basis), predictor_kind(&scope.predictor));
         self.u8(u8::from(scope.unrope));
         self.u8(basis);
@@ -100,6 +105,9 @@ impl Writer {
             self.u32(member.head as u32);
             self.u32(member.dim as u32);
             self.f32(member.gain);
+            if version == VERSION {
+                self.f32(member.power);
+            }
         }
         scope.loss.iter().for_each(|v| self.f32(*v));
         scope.mean.iter().for_each(|v| self.f32(*v));

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use kvasir_container::Head;
-use kvasir_types::{ChainLink, Level, ModelSpec};
+use kvasir_types::{ChainLink, Level, Loss, ModelSpec, Quality};
 
-use super::{StarterError, error_of, error_ratio};
+use super::{StarterError, error_ratio};
 use crate::{
     ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, KvBuffer, KvSource, Profile,
     authoring::{Member, ProfileParts, plane_errors},
@@ -22,8 +22,9 @@ pub(super) fn note_levels(
     for scope in &mut parts.scopes {
         // The error summed over planes, which is what encoders order sections by: a member has its share of its plane's.
         let of_member = |member: &Member| {
-            let (heads, _) = spec.layers[member.layer].layout.planes()[member.plane as usize];
-            error_of(spec, member.layer, member.plane) / heads.max(1) as f64
+            let layout = spec.layers[member.layer].layout;
+            let (heads, _) = layout.planes()[member.plane as usize];
+            Quality::transparent_error(layout, member.plane) / heads.max(1) as f64
         };
         let finest: f64 = scope.members.iter().map(of_member).sum();
         for (level, loss) in scope.loss.iter_mut().enumerate() {
@@ -40,7 +41,7 @@ pub(super) fn note_levels(
         preceding_token: None,
         first_position,
         link: ChainLink::first([0; 32].into()),
-        kl_beneath: 0.0,
+        beneath: Loss::NONE,
         kv,
     };
     let object = encoder.encode(&input)?;

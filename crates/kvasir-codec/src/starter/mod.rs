@@ -8,7 +8,7 @@ mod measure;
 mod statistics;
 mod tables;
 
-use kvasir_types::{KvLayout, ModelSpec, Plane};
+use kvasir_types::{ModelSpec, Quality};
 
 use crate::{
     DecodeError, EncodeError, KvSource, Profile, ProfileError, TrainingNote,
@@ -29,17 +29,15 @@ const DISTINCT_TOKENS_MIN: usize = 16;
 const LEVELS: usize = 3;
 /// Layers of a scope: they decode together.
 const SCOPE_LAYERS: usize = 4;
-/// Error of keys at the finest level, over their power about their mean. Keys cost 2 to 18 times what values do: they go through
-/// a softmax.
-const KEY_ERROR: f64 = 2.5e-4;
-/// The same of values.
-const VALUE_ERROR: f64 = 1e-3;
 /// What is left for rows that are not as the model of a quantiser has them, and for the rounding of the cache's own type.
 const ERROR_MARGIN: f64 = 0.9;
 
 /// Gains stay normal numbers whose inverses are finite.
 const GAIN_MIN: f64 = 1e-30;
 const GAIN_MAX: f64 = 1e30;
+/// Powers are normal numbers, too.
+const POWER_MIN: f64 = 1e-36;
+const POWER_MAX: f64 = 1e36;
 
 /// Why a cache gives no starter.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -98,9 +96,11 @@ pub fn starter(
         let mut start = 0;
         for member in &mut scope.members {
             let power = found.plane_power(member.layer);
-            let error = ERROR_MARGIN * error_of(spec, member.layer, member.plane);
+            let error =
+                ERROR_MARGIN * Quality::transparent_error(spec.layers[member.layer].layout, member.plane);
             // A quantiser of step s has an error of s²/12.
             member.gain = (12.0 * error * power).sqrt().clamp(GAIN_MIN, GAIN_MAX) as f32;
+            member.power = power.clamp(POWER_MIN, POWER_MAX) as f32;
             let variances = &found.variance[start..start + member.dim];
             let widths = variances.iter().map(|variance| variance.sqrt() / f64::from(member.gain));
             scope.coding.extend(widths.map(|width| tables.coding(width)));
@@ -124,13 +124,6 @@ pub fn starter(
         },
     };
     measure::note_levels(spec, parts, tokens, first_position, kv)
-}
-
-/// The finest level's error, over the plane's power.
-fn error_of(spec: &ModelSpec, layer: usize, plane: Plane) -> f64 {
-    // A latent row is keys and values at once.
-    let is_latent = spec.layers.get(layer).is_some_and(|kv| matches!(kv.layout, KvLayout::Mla { .. }));
-    if plane == Plane::K || is_latent { KEY_ERROR } else { VALUE_ERROR }
 }
 
 /// The error of a level over that of the finest.

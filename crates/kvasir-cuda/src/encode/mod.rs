@@ -11,7 +11,7 @@ use std::{ops::Range, sync::Arc};
 use kvasir_codec::{
     ChunkEncoder, ChunkInput, CpuEncoder, EncodeError, EncodeReport, KvSource, Profile, ProfileError,
 };
-use kvasir_types::{ChainLink, ModelSpec, Plane, ProfileHash};
+use kvasir_types::{ChainLink, Loss, ModelSpec, Plane, ProfileHash};
 
 use self::{
     batch::{EncodeBatch, EncodeChunk, EncodePhase},
@@ -42,8 +42,8 @@ pub struct EncodeRequest<'a> {
     pub first_position: u64,
     /// Where the chunk joins its chain.
     pub link: ChainLink,
-    /// Predicted KL of the prefix that the KV was computed over.
-    pub kl_beneath: f32,
+    /// What the prefix lost that the KV was computed over.
+    pub beneath: Loss,
     /// The sequence's block table.
     pub blocks: &'a [i32],
     /// Position of the first token in the sequence's pages.
@@ -66,7 +66,7 @@ impl<'a> EncodeRequest<'a> {
             preceding_token: self.preceding_token,
             first_position: self.first_position,
             link: self.link,
-            kl_beneath: self.kl_beneath,
+            beneath: self.beneath,
             kv: &DeviceResidentKv,
         }
     }
@@ -212,7 +212,7 @@ impl<D: Device> KernelEncoder<D> {
             preceding_token: input.preceding_token,
             first_position: input.first_position,
             link: input.link,
-            kl_beneath: input.kl_beneath,
+            beneath: input.beneath,
             blocks: &[0],
             first_slot: 0,
         };

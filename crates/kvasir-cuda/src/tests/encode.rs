@@ -8,7 +8,7 @@ use kvasir_codec::{
     container::Head,
     rans::{Coding, PieceDecoder, PiecePlan, encode_piece},
 };
-use kvasir_types::{ChainLink, Level, Plane};
+use kvasir_types::{ChainLink, Level, Loss, Plane};
 
 use super::{
     common::{Noise, Setup, cache, setups},
@@ -29,7 +29,7 @@ fn input<'a>(tokens: &'a [u32], first_position: u64, kv: &'a KvBuffer) -> ChunkI
         preceding_token,
         first_position,
         link: ChainLink::first([9; 32].into()),
-        kl_beneath: 0.0,
+        beneath: Loss::NONE,
         kv,
     }
 }
@@ -148,7 +148,7 @@ fn requests_that_make_no_sense_are_typed_errors() {
         preceding_token: None,
         first_position: 0,
         link: ChainLink::first([0; 32].into()),
-        kl_beneath: 0.0,
+        beneath: Loss::NONE,
         blocks: &[0, 4],
         first_slot: 0,
     };

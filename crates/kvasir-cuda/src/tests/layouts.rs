@@ -6,7 +6,7 @@ use std::{ops::Range, sync::Arc};
 use half::{bf16, f16};
 use kvasir_codec::{KvBuffer, container::Head};
 use kvasir_kernels::Dtype;
-use kvasir_types::{ChainLink, KvLayout, Level, Plane};
+use kvasir_types::{ChainLink, KvLayout, Level, Loss, Plane};
 
 use super::{
     common::{Noise, Setup, cache, setups},
@@ -305,7 +305,7 @@ fn request<'a>(tokens: &'a [u32], cache: &'a Cache) -> EncodeRequest<'a> {
         preceding_token: Some(3),
         first_position: 9,
         link: ChainLink::first([9; 32].into()),
-        kl_beneath: 0.0,
+        beneath: Loss::NONE,
         blocks: &cache.table,
         first_slot: cache.first_slot,
     }

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use kvasir_client::pages::{BlockTable, PageRef, PageStore};
 use kvasir_codec::KvSource;
-use kvasir_types::Plane;
+use kvasir_types::{Loss, Plane};
 
 use super::{PagePool, PagedSink};
 use crate::error::PagedError;
@@ -15,21 +15,21 @@ pub struct PagedKv {
     pool: Arc<PagePool>,
     table: Vec<PageRef>,
     len: usize,
-    /// Worst predicted KL, nats a token, at which any of it was loaded.
-    kl: f64,
+    /// The most that any of it has lost.
+    loss: Loss,
 }
 
 impl PagedKv {
     /// An empty cache.
     pub fn new(pool: Arc<PagePool>) -> Self {
-        Self { pool, table: Vec::new(), len: 0, kl: 0.0 }
+        Self { pool, table: Vec::new(), len: 0, loss: Loss::NONE }
     }
 
-    /// A sequence of whole pages that others hold too, of which the coarsest was loaded at `kl`.
-    pub(crate) fn sharing(pool: &Arc<PagePool>, pages: &[PageRef], kl: f64) -> Self {
+    /// A sequence of whole pages that others hold too, of which the coarsest has lost this.
+    pub(crate) fn sharing(pool: &Arc<PagePool>, pages: &[PageRef], loss: Loss) -> Self {
         pages.iter().for_each(|page| pool.share(*page));
         let len = pages.len() * pool.page_tokens();
-        Self { pool: Arc::clone(pool), table: pages.to_vec(), len, kl }
+        Self { pool: Arc::clone(pool), table: pages.to_vec(), len, loss }
     }
 
     /// The pages, in order of their tokens.
@@ -47,14 +47,14 @@ impl PagedKv {
         self.len == 0
     }
 
-    /// Worst predicted KL, in nats a token, at which any of it was loaded: what lies beneath all that is computed over it.
-    pub fn kl(&self) -> f64 {
-        self.kl
+    /// The most that any of it has lost: what lies beneath all that is computed over it.
+    pub fn loss(&self) -> Loss {
+        self.loss
     }
 
-    /// Says at which predicted KL it was loaded.
-    pub fn set_kl(&mut self, kl: f64) {
-        self.kl = kl;
+    /// Says what it has lost.
+    pub fn set_loss(&mut self, loss: Loss) {
+        self.loss = loss;
     }
 
     /// The pool its pages come from.
@@ -152,7 +152,7 @@ impl PagedKv {
             fork.table.push(tail);
             self.pool.copy_page(self.table[tokens / page_tokens], tail, tokens % page_tokens);
         }
-        (fork.len, fork.kl) = (tokens, self.kl);
+        (fork.len, fork.loss) = (tokens, self.loss);
         Ok(fork)
     }
 

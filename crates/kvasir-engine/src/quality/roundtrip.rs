@@ -6,7 +6,7 @@ use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, EncodeError, Profile,
     ProfileError, container::Head,
 };
-use kvasir_types::{ChainLink, Level};
+use kvasir_types::{ChainLink, Level, Loss};
 
 use super::{Quality, Samples, compare_prefixes};
 use crate::{error::EngineError, model::Model, paged::PagedKv};
@@ -60,7 +60,7 @@ pub fn round_trip(
         preceding_token: None,
         first_position: 0,
         link: ChainLink::first([0; 32].into()), // nothing is looked up by it here
-        kl_beneath: 0.0,
+        beneath: Loss::NONE,
         kv,
     };
     let object = encoder.encode(&input)?;

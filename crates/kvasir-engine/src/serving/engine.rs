@@ -464,7 +464,7 @@ impl RequestGuard {
             None => remote.kvasir.session(&tokens).without_lookup().await,
         };
         // Pages from this engine's memory may have been loaded for an earlier request.
-        session.reused(kv.kl());
+        session.reused(kv.loss());
         session.save(&kv, kv.len()).in_background();
     }
 }

@@ -4,6 +4,7 @@
 //! prefix share its nodes; what a sequence has for itself hangs below. The leaf that was used longest ago goes first, so
 //! a prefix lives as long as anything that continues it.
 
+use kvasir_types::Loss;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -29,8 +30,8 @@ pub struct PrefixCache {
 #[derive(Debug)]
 struct Node {
     page: PageRef,
-    /// Predicted KL at which it, or what is before it, was loaded.
-    kl: f64,
+    /// What it, or what is before it, has lost.
+    loss: Loss,
     parent: Option<PageKey>,
     children: u32,
     used: u64,
@@ -66,7 +67,11 @@ impl PrefixCache {
         self.touch(&path);
         let nodes = || path.iter().filter_map(|key| self.nodes.get(key));
         let pages: Vec<PageRef> = nodes().map(|node| node.page).collect();
-        Some(PagedKv::sharing(&self.pool, &pages, nodes().map(|node| node.kl).fold(0.0, f64::max)))
+        Some(PagedKv::sharing(
+            &self.pool,
+            &pages,
+            nodes().map(|node| node.loss).fold(Loss::NONE, Loss::worst),
+        ))
     }
 
     /// Keeps the whole pages of `tokens`, all of which `kv` holds. What is held already stays as it is.
@@ -76,7 +81,7 @@ impl PrefixCache {
         for (key, page) in path.iter().zip(kv.pages()) {
             if !self.nodes.contains_key(key) {
                 self.pool.share(*page);
-                self.nodes.insert(*key, Node { page: *page, kl: kv.kl(), parent, children: 0, used: 0 });
+                self.nodes.insert(*key, Node { page: *page, loss: kv.loss(), parent, children: 0, used: 0 });
                 if let Some(above) = parent.and_then(|parent| self.nodes.get_mut(&parent)) {
                     above.children += 1;
                     self.leaves.remove(&above.used);

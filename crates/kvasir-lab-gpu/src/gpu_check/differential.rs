@@ -8,7 +8,7 @@ use kvasir_codec::{
     rans::{PieceDecoder, PiecePlan, TableBank},
 };
 use kvasir_cuda::{CudaDevice, KernelDecoder, KernelEncoder, decode_piece};
-use kvasir_types::{ChainLink, Level};
+use kvasir_types::{ChainLink, Level, Loss};
 
 use crate::{
     common::{Noise, Setup, cache, setups},
@@ -67,7 +67,7 @@ fn chunk(device: &Arc<CudaDevice>, setup: &Setup, tokens: usize, first: u64) -> 
         preceding_token: (first > 0).then_some(3),
         first_position: first,
         link: ChainLink::first([9; 32].into()),
-        kl_beneath: 0.0,
+        beneath: Loss::NONE,
         kv: &kv,
     };
     let ours = encoder.encode(&input)?;

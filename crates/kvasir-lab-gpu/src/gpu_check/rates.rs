@@ -9,7 +9,7 @@ use kvasir_cuda::{
     ChunkRequest, CudaDevice, CudaMemory, Device, DeviceMemory, DeviceReadback, Dtype, EncodeRequest,
     KernelDecoder, KernelEncoder, PageShape, PagedKv, PlaneLayout,
 };
-use kvasir_types::{ChainLink, KvLayout, Level, Plane};
+use kvasir_types::{ChainLink, KvLayout, Level, Loss, Plane};
 
 use crate::{
     common::Noise,
@@ -171,7 +171,7 @@ pub(crate) fn run(
             preceding_token: None,
             first_position: 0,
             link: ChainLink::first([9; 32].into()),
-            kl_beneath: 0.0,
+            beneath: Loss::NONE,
             blocks: &blocks,
             first_slot: 0,
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvasir_codec::{ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer, Profile};
 use kvasir_container::Head;
-use kvasir_types::{ChainLink, Level, ModelSpec};
+use kvasir_types::{ChainLink, Level, Loss, ModelSpec};
 
 use super::{Chunk, Coded, KvCodec};
 use crate::BenchError;
@@ -51,7 +51,7 @@ impl ProfileCodec {
             preceding_token: chunk.preceding_token,
             first_position: chunk.first_position as u64,
             link: ChainLink::first([0; 32].into()), // nothing is looked up by it here
-            kl_beneath: 0.0,
+            beneath: Loss::NONE,
             kv: chunk.kv,
         })?)
     }

@@ -8,7 +8,7 @@ use kvasir_codec::{
 };
 use kvasir_container::Head;
 use kvasir_train::{Recipe, TrainingContext, train};
-use kvasir_types::{ChainLink, KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Rope};
+use kvasir_types::{ChainLink, KvDtype, KvLayout, LayerKv, Level, Loss, ModelSpec, Pairing, Rope};
 
 use crate::BenchError;
 
@@ -88,7 +88,7 @@ fn input<'a>(tokens: &'a [u32], kv: &'a KvBuffer) -> ChunkInput<'a> {
         preceding_token: None,
         first_position: 0,
         link: ChainLink::first([0; 32].into()),
-        kl_beneath: 0.0,
+        beneath: Loss::NONE,
         kv,
     }
 }

@@ -133,14 +133,6 @@ impl PrefixIndex {
         self.take_out(scope, object);
     }
 
-    /// The collector lifted the tombstone of an object: it may be taken in again. What a request removed stays removed.
-    pub(crate) fn lift(&self, scope: Scope, object: &ObjectDigest) {
-        let _turning = self.turning.lock();
-        if !self.is_removed_by_request(scope, object) {
-            self.clear_gone(scope, object);
-        }
-    }
-
     /// Takes out an object that is gone or broken. Only this process remembers it: it may be written again under its name.
     pub(crate) fn remove(&self, scope: Scope, object: ObjectDigest) {
         let _turning = self.turning.lock();
@@ -236,6 +228,7 @@ mod tests {
             head_bytes: 300,
             object_bytes: 400,
             level_bytes: vec![400],
+            errors: None,
         };
         let blocks = IndexEntry::short_blocks([&[2; 32][..]]);
         (scope, Arc::new(IndexEntry { parent_hash: [5; 32], blocks, row: Arc::new(row) }))

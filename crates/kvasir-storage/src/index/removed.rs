@@ -44,7 +44,7 @@ pub(super) struct RemovedFilter {
 pub struct RemovedRow {
     /// When its name may be used again, in ms of the store's clock; kept in whole seconds, rounded up.
     pub expires_ms: i64,
-    /// Whether a request asked for it: then it is never lifted.
+    /// Whether a request asked for it: then reads under way end, too.
     pub by_request: bool,
 }
 

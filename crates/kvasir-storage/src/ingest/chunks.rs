@@ -1,6 +1,6 @@
 //! Storing chunk objects: a body is verified as it streams in and becomes visible only as a whole.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -73,7 +73,7 @@ impl Upload {
 
     /// Finds an object name without a tombstone. While the name has one, the object is reissued under the next incarnation
     /// number in its header, which gives it another digest and so another name.
-    async fn avoid(&mut self, removed: &HashSet<ObjectDigest>) -> Result<(), PutError> {
+    async fn avoid(&mut self, removed: &BTreeSet<ObjectDigest>) -> Result<(), PutError> {
         while removed.contains(&self.entry.row.object_digest) && self.incarnation < u16::MAX {
             self.incarnation += 1;
             let object_digest = self.spool.reissue(self.incarnation).await?;

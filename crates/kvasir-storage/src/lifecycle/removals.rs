@@ -66,8 +66,8 @@ impl Lifecycle {
         let path = self.bucket.path(&Key::Tombstone(key.clone()));
         let payload = || PutPayload::from_static(reason.as_str().as_bytes());
         const WRITING: &str = "writing a tombstone";
-        // The first one counts: a later one must not make an object younger. But a removal by request is never lifted, so it
-        // takes the place of one that may be.
+        // The first one counts: a later one must not make an object younger. But a removal by request ends reads under way, so it
+        // takes the place of one that does not.
         if !self.bucket.create(&path, payload(), WRITING).await? && !reason.is_the_collectors() {
             let there = self.reads.tombstones().reason_at(&path).await?;
             if there.is_none_or(Removal::is_the_collectors) {

@@ -1,6 +1,6 @@
 //! Tombstones, as readers and writers look for them: what has one is not offered, and its name is not written again.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use futures::TryStreamExt;
 use kvasir_store::{
@@ -29,16 +29,16 @@ impl Tombstones {
         Ok(self.bucket.head(&path, "asking for a tombstone").await?.is_some())
     }
 
-    /// The objects of a chunk that have one: one listing, however many there are.
+    /// The objects of a chunk that have one, in the order of their names: one listing, however many there are.
     pub(crate) async fn of_chunk(
         &self,
         tenant: &Name,
         model_id: &ModelId,
         seq_hash: &SeqHash,
-    ) -> Result<HashSet<ObjectDigest>, StoreError> {
+    ) -> Result<BTreeSet<ObjectDigest>, StoreError> {
         let prefix = self.bucket.layout().tombstones_prefix(tenant, model_id, seq_hash);
         let mut listing = self.bucket.list(&prefix, "listing a chunk's tombstones");
-        let mut removed = HashSet::new();
+        let mut removed = BTreeSet::new();
         while let Some((key, _)) = listing.try_next().await? {
             if let Key::Tombstone(key) = key {
                 removed.insert(key.object_digest);

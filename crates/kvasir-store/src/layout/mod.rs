@@ -16,6 +16,7 @@
 //! {root}/2/t/{tenant}/salts/{id}                                      proposals for it, without conditional creates
 //! {root}/2/j/{log}/{replica}/{n}                                      journal batches: removed, stored
 //! {root}/2/gc/epoch/{n}                                               GC leadership
+//! {root}/2/gc/intent/{uuid}                                           chunks that a collector is about to delete
 //! {root}/2/probe/{uuid}                                               start-up probes
 //! ```
 //! The `2` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
@@ -121,6 +122,8 @@ pub enum Key {
         /// Its number.
         n: u64,
     },
+    /// Chunks that a collector is about to give tombstones.
+    GcIntent(Uuid),
     /// A start-up probe.
     Probe(Uuid),
 }
@@ -128,7 +131,7 @@ pub enum Key {
 /// The logs of the journal. Removals have their own, because they are kept for longer and are read first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum JournalLog {
-    /// What was removed, and what was lifted again.
+    /// What was removed.
     Removed,
     /// What was stored and counted.
     Stored,
@@ -233,6 +236,7 @@ impl Layout {
                 self.log_prefix(*log).join(replica.as_str()).join(format!("{n:020}"))
             }
             Key::GcEpoch { n } => self.epochs_prefix().join(format!("{n:020}")),
+            Key::GcIntent(id) => self.intents_prefix().join(id.to_string()),
             Key::Probe(id) => self.base.clone().join("probe").join(id.to_string()),
         }
     }
@@ -287,6 +291,7 @@ impl Layout {
                 Key::Journal { log: JournalLog::parse(log)?, replica: replica.parse().ok()?, n: counter(n)? }
             }
             ["gc", "epoch", n] => Key::GcEpoch { n: counter(n)? },
+            ["gc", "intent", id] => Key::GcIntent(id.parse().ok()?),
             ["probe", id] => Key::Probe(id.parse().ok()?),
             _ => return None,
         };
@@ -387,6 +392,11 @@ impl Layout {
     /// All journals of one log.
     pub fn log_prefix(&self, log: JournalLog) -> Path {
         self.journal_prefix().join(log.as_str())
+    }
+
+    /// All GC intents.
+    pub fn intents_prefix(&self) -> Path {
+        self.base.clone().join("gc").join("intent")
     }
 
     /// All GC epochs.

@@ -363,7 +363,7 @@ impl Metrics {
             ("leftover_deleted", report.leftovers_deleted),
             ("deleted", report.deleted),
             ("tombstone_deleted", report.tombstones_deleted),
-            ("tombstone_lifted", report.lifted),
+            ("spared", report.spared),
             ("context_unreadable", report.contexts_unreadable),
             ("object_unread", report.unread),
             ("batch_deleted", report.batches_deleted),

@@ -4,12 +4,12 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use kvasir_client::{
-    Deadline, Session,
+    Deadline, QualityFloor, Session,
     pages::HostPages,
     tuning::{LoadOptions, RecomputeModel},
 };
 use kvasir_codec::KvBuffer;
-use kvasir_types::Level;
+use kvasir_types::{Level, Quality};
 use serde_json::json;
 
 use super::nothing_stored;
@@ -36,6 +36,10 @@ pub(crate) struct GetArguments {
     /// Level to load; by default the finest.
     #[arg(long, value_name = "N", conflicts_with = "slo_ms")]
     level: Option<u8>,
+    /// Worst quality to load: exact, transparent, balanced or small. Each chunk is loaded at the smallest level that its encoder
+    /// measured to be as good, whatever the level's number.
+    #[arg(long, value_name = "NAME", conflicts_with = "level")]
+    quality: Option<Quality>,
     /// Adapt levels so that the load takes at most this many milliseconds.
     #[arg(long, value_name = "MS")]
     slo_ms: Option<u64>,
@@ -54,16 +58,19 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
     // A command line cannot compute: what the load gives up on is missing, so computing is made unattractive.
     let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
     let (loaded, pages, count) = runtime()?.block_on(async {
-        let kvasir = connect(&arguments.service, &context.spec).await?;
+        let floor = arguments.quality.map_or(QualityFloor::Adaptive, QualityFloor::Named);
+        let kvasir = connect(&arguments.service, &context.spec, floor).await?;
         let session = look_up(&kvasir, &context.tokens).await?;
         let count = session.matched_tokens() as usize;
         if count == 0 {
-            return Err(nothing_stored());
+            return Err(arguments.quality.map_or_else(nothing_stored, nothing_as_good));
         }
         let options = match arguments.slo_ms {
             Some(ms) => {
                 LoadOptions { last_token: true, ..Deadline::within(Duration::from_millis(ms)).into() }
             }
+            // Levels below the floor are the floor.
+            None if arguments.quality.is_some() => LoadOptions::at_level(Level::BASE),
             None => LoadOptions::at_level(level_of(arguments.level, &session)?),
         };
         let options = LoadOptions { recompute: Some(never), ..options };
@@ -95,6 +102,15 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
     let chunks = report.chunks.iter().map(|c| json!({"first_token": c.tokens.start, "tokens": c.tokens.len(), "level": c.level, "bytes": c.bytes}));
     print_json(
         &json!({"tokens": count, "bytes": report.bytes, "elapsed_ms": report.elapsed.as_secs_f64() * 1e3, "chunks": chunks.collect::<Vec<_>>()}),
+    )
+}
+
+fn nothing_as_good(quality: Quality) -> CliError {
+    let message = format!("nothing of this context is stored in quality {quality}");
+    CliError::new(
+        Exit::Nothing,
+        message,
+        "`kvasir context lookup` shows what is stored; ask for a smaller quality, or store it again.",
     )
 }
 

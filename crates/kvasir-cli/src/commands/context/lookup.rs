@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kvasir_client::Session;
+use kvasir_client::{QualityFloor, Session};
+use kvasir_types::{Level, Quality};
 use serde_json::json;
 
 use super::nothing_stored;
@@ -35,7 +36,7 @@ pub(crate) struct LookupArguments {
 pub(crate) fn run(arguments: &LookupArguments) -> CliResult {
     let context = inputs::context(&arguments.context)?;
     let found = runtime()?.block_on(async {
-        let kvasir = connect(&arguments.service, &context.spec).await?;
+        let kvasir = connect(&arguments.service, &context.spec, QualityFloor::Adaptive).await?;
         look_up(&kvasir, &context.tokens).await
     })?;
     if arguments.json {
@@ -49,9 +50,13 @@ pub(crate) fn run(arguments: &LookupArguments) -> CliResult {
 }
 
 fn chunk_table(found: &Session, context: &Context) -> String {
-    let mut rows =
-        vec![["chunk", "first token", "tokens", "matched", "bytes", "by level"].map(str::to_owned).to_vec()];
+    let mut rows = vec![
+        ["chunk", "first token", "tokens", "matched", "bytes", "by level", "quality"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     for chunk in found.chunks() {
+        let name = |level| Quality::of(chunk.loss_at(Level(level), 0.0).error).map_or("-", Quality::name);
         rows.push(vec![
             chunk.seq_hash.to_string().chars().take(16).collect(),
             chunk.first_token.to_string(),
@@ -59,6 +64,7 @@ fn chunk_table(found: &Session, context: &Context) -> String {
             chunk.matched_tokens.to_string(),
             chunk.bytes.to_string(),
             chunk.level_bytes.iter().map(u64::to_string).collect::<Vec<_>>().join(" "),
+            (0..chunk.level_bytes.len() as u8).map(name).collect::<Vec<_>>().join(" "),
         ]);
     }
     format!("{} of {} tokens are stored\n{}", found.matched_tokens(), context.tokens.len(), columns(&rows))

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
 use kvasir_codec::{ChunkEncoder as _, ChunkInput, CpuEncoder};
-use kvasir_types::{CHUNK_TOKENS_MAX, ChainLink, RootHash};
+use kvasir_types::{CHUNK_TOKENS_MAX, ChainLink, Loss, RootHash};
 
 use crate::{
     error::{CliError, CliResult, Exit, write_file},
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &EncodeArguments) -> CliResult {
         preceding_token: None,
         first_position: 0,
         link: ChainLink::first(root),
-        kl_beneath: 0.0,
+        beneath: Loss::NONE,
         kv: &dump.kv,
     };
     let object = encoder.encode(&input).map_err(|e| CliError::data(&arguments.kv, e))?;

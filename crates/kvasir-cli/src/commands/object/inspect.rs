@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::Args;
 use kvasir_container::{ContainerError, Head, MAGIC, ObjectVerifier};
-use kvasir_types::Level;
+use kvasir_types::{Level, LevelError, Quality};
 use serde::Serialize;
 
 use crate::{
@@ -58,14 +58,29 @@ struct ChunkView {
     spans: u16,
     exact_tokens: u8,
     kl_beneath: f32,
+    /// What the chunk was computed over, where its encoder measured.
+    beneath: Option<BeneathView>,
     head_bytes: u64,
     object_bytes: u64,
     levels: Vec<LevelView>,
 }
 
+/// What a chunk was computed over.
+#[derive(Debug, Serialize)]
+struct BeneathView {
+    error: LevelError,
+    hops: u8,
+}
+
 #[derive(Debug, Serialize)]
 struct LevelView {
     level: Level,
+    /// The best name that its error has; absent where nobody measured it, or it is above all bounds.
+    quality: Option<Quality>,
+    /// Error over what `transparent` allows, of the worst plane.
+    error: LevelError,
+    /// The same of each layer's keys and values.
+    errors: Vec<[LevelError; 2]>,
     /// Length of the object's prefix that decodes to this level.
     prefix_bytes: u64,
     /// Of the prefix; absent when the model's spec is not known.
@@ -99,8 +114,15 @@ impl ChunkView {
         }
         let level = |level: Level| {
             let prefix_bytes = head.level_bytes(level).unwrap_or(0);
+            let measured = head.measured();
+            let error = measured.map_or(LevelError::UNKNOWN, |measured| measured.error(level));
+            let planes = measured.and_then(|measured| measured.levels.get(level.index()));
+            let errors = planes.map(|planes| planes.as_chunks().0.to_vec()).unwrap_or_default();
             LevelView {
                 level,
+                quality: Quality::of(error),
+                error,
+                errors,
                 prefix_bytes,
                 bits_per_element: elements.map(|e| prefix_bytes as f64 * 8.0 / e),
                 sections: by_level.remove(&level).unwrap_or_default(),
@@ -115,6 +137,7 @@ impl ChunkView {
             spans: header.span_count,
             exact_tokens: header.exact_tokens,
             kl_beneath: header.kl_beneath,
+            beneath: head.measured().map(|m| BeneathView { error: m.beneath, hops: m.hops }),
             head_bytes: header.head_bytes(),
             object_bytes: header.object_bytes,
             levels: (0..header.level_count).map(Level).map(level).collect(),
@@ -138,6 +161,13 @@ impl ChunkView {
             ),
             "checksums  all verified".to_owned(),
         ];
+        lines.push(match &self.beneath {
+            Some(BeneathView { hops: 0, .. }) => "beneath    exact".to_owned(),
+            Some(BeneathView { error, hops }) => {
+                format!("beneath    error {error} of what transparent allows, after {hops} lossy loads")
+            }
+            None => "beneath    not measured".to_owned(),
+        });
         for level in &self.levels {
             let rate = level.bits_per_element.map_or_else(
                 || {
@@ -148,7 +178,22 @@ impl ChunkView {
                 },
                 |bits| format!("{bits:.4} bits an element"),
             );
-            lines.push(format!("level {}    first {}, {rate}", level.level, bytes(level.prefix_bytes)));
+            let quality = match level.quality {
+                Some(quality) => format!("{quality}, error {}", level.error),
+                None => format!("no named quality, error {}", level.error),
+            };
+            lines.push(format!(
+                "level {}    first {}, {rate}; {quality}",
+                level.level,
+                bytes(level.prefix_bytes)
+            ));
+            if !level.errors.is_empty() {
+                let list = |plane: usize| {
+                    level.errors.iter().map(|of| of[plane].to_string()).collect::<Vec<_>>().join(" ")
+                };
+                lines.push(format!("  ├─ errors by layer, keys: {}", list(0)));
+                lines.push(format!("  ├─ errors by layer, values: {}", list(1)));
+            }
             for (index, section) in level.sections.iter().enumerate() {
                 let branch = if index + 1 == level.sections.len() { "└─" } else { "├─" };
                 let absent = if section.absent_pieces > 0 {

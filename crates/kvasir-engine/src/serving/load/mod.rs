@@ -14,7 +14,7 @@ use kvasir_client::{
     Deadline, LayerReady, Load, Loaded, Session,
     tuning::{CacheGen, Fixed, LoadOptions},
 };
-use kvasir_types::Level;
+use kvasir_types::{Level, Loss};
 use tokio::task::JoinHandle;
 
 use super::{
@@ -128,7 +128,8 @@ pub(super) async fn load(
         return LoadOutcome::default();
     };
     // Tokens above the bound are not kept in memory, so nothing else is computed over them.
-    kv.set_kl(loaded.kl().min(how.kl_shared_max));
+    let loss = loaded.loss();
+    kv.set_loss(Loss { kl: loss.kl.min(how.kl_shared_max), ..loss });
     let matched = if layer_wise { kv.len() } else { matched };
     let shareable = loaded.tokens_within(how.kl_shared_max) as usize;
     let prefix = LoadedPrefix { kv, matched, holes, shareable };
@@ -138,7 +139,7 @@ pub(super) async fn load(
         prefix: Some(prefix),
         bytes: report.bytes,
         levels: report.chunks.iter().map(|chunk| chunk.level.map(|level| level.0)).collect(),
-        kl: loaded.kl(),
+        kl: loss.kl,
         layer_wise,
         gave_up: report.gave_up,
         fetch,

@@ -1,5 +1,5 @@
 use kvasir_codec::KvSink as _;
-use kvasir_types::{Plane, TokenRange};
+use kvasir_types::{Loss, Plane, TokenRange};
 
 use super::{
     super::{
@@ -36,7 +36,7 @@ async fn layer_wise(hole: Option<std::ops::Range<usize>>) {
         layers: 0..1,
         token_range: TokenRange { start: 0, end: MATCHED as u64 },
         level: Level(0),
-        predicted_kl: 0.0,
+        loss: Loss::NONE,
         layers_complete: 1,
     };
     start.ready(&LayerReady { layers_complete: 0, ..first.clone() });

@@ -36,8 +36,7 @@ impl Changes {
     /// has not met is left out.
     pub(super) fn event_of(&self, entry: &JournalEntry, replica: &Name) -> Option<Event> {
         match entry {
-            // What is lifted is stored again.
-            JournalEntry::Counted { .. } | JournalEntry::Lifted { .. } => None,
+            JournalEntry::Counted { .. } => None,
             JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, .. } => {
                 let (row, parent) = (&entry.row, entry.parent_hash);
                 let level = row.level_bytes.len().checked_sub(1).map(|top| Level(top as u8));

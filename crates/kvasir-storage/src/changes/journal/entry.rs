@@ -3,12 +3,12 @@
 //! ```text
 //! batch = "KVSJ" · version 3 · entry … · CRC32C of all before
 //! entry = kind 1 · length of the rest 4 · tenant length 1 · tenant · content
-//! content = model_id 32 · field …                 of kinds 1 stored, 2 removed, 3 counted, 4 lifted
+//! content = model_id 32 · field …                 of kinds 1 stored, 2 removed, 3 counted
 //!         | a box of entries of that tenant       of kind 5
 //! field = length 2 · bytes
 //! ```
 //! Fields of a stored chunk: its `parent_hash`, its index row, the first 8 bytes of each block's hash, its namespace or
-//! nothing, since when it was there (the store's ms 8) or nothing. Of a removed one: `seq_hash · object_digest`, the reason; of a lifted one `seq_hash · object_digest`, nothing. A count has no model; its fields are `objects 8 · bytes
+//! nothing, since when it was there (the store's ms 8) or nothing. Of a removed one: `seq_hash · object_digest`, the reason. A count has no model; its fields are `objects 8 · bytes
 //! 8`, and how far it reaches, `(length 1 · replica · batch 8)…`.
 //!
 //! A newer version may write more. A reader skips and counts entries of kinds that it does not know, and chunks whose row
@@ -65,17 +65,6 @@ pub(crate) enum JournalEntry {
         /// Why.
         reason: Removal,
     },
-    /// The collector lifted the tombstone of a chunk object that a context pins.
-    Lifted {
-        /// Whose.
-        tenant: Name,
-        /// The model.
-        model_id: ModelId,
-        /// The chunk.
-        seq_hash: SeqHash,
-        /// The object.
-        object_digest: ObjectDigest,
-    },
     /// The collector has counted what a tenant has in the store.
     Counted {
         /// Whose.
@@ -91,17 +80,16 @@ impl JournalEntry {
     /// Whose it is.
     pub(super) fn tenant(&self) -> &Name {
         match self {
-            Self::Stored { tenant, .. }
-            | Self::Removed { tenant, .. }
-            | Self::Lifted { tenant, .. }
-            | Self::Counted { tenant, .. } => tenant,
+            Self::Stored { tenant, .. } | Self::Removed { tenant, .. } | Self::Counted { tenant, .. } => {
+                tenant
+            }
         }
     }
 
     /// The log that it belongs to.
     pub(super) fn log(&self) -> JournalLog {
         match self {
-            Self::Removed { .. } | Self::Lifted { .. } => JournalLog::Removed,
+            Self::Removed { .. } => JournalLog::Removed,
             Self::Stored { .. } | Self::Counted { .. } => JournalLog::Stored,
         }
     }
@@ -144,10 +132,6 @@ pub(super) fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a JournalEn
             JournalEntry::Removed { model_id, seq_hash, object_digest, reason, .. } => {
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
                 (REMOVED, model_id, vec![key, reason.as_str().as_bytes().to_vec()])
-            }
-            JournalEntry::Lifted { model_id, seq_hash, object_digest, .. } => {
-                let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
-                (4, model_id, vec![key, Vec::new()])
             }
             JournalEntry::Counted { stored, reach, .. } => {
                 let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
@@ -231,13 +215,10 @@ fn decode_entry(kind: u8, tenant: Name, content: &[u8]) -> Option<JournalEntry> 
             let (entry, block_hashes) = (Arc::new(entry), block_hashes.to_vec());
             JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms }
         }
-        REMOVED | 4 => {
+        REMOVED => {
             let (seq, object) = key.split_first_chunk::<32>()?;
             let object: [u8; 32] = object.try_into().ok()?;
             let (seq_hash, object_digest) = ((*seq).into(), object.into());
-            if kind == 4 {
-                return Some(JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest });
-            }
             let reason = str::from_utf8(value).ok().and_then(Removal::parse).unwrap_or(Removal::Removed);
             JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
         }
@@ -305,9 +286,6 @@ mod tests {
                 let since_ms = (object[0] % 2 == 0).then(|| i64::from(object[1]) << 32);
                 let entry = Arc::new(entry);
                 JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms }
-            } else if kind == 2 {
-                let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
-                JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest }
             } else {
                 let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
                 let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());

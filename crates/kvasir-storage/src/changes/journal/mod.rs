@@ -356,9 +356,6 @@ impl Changes {
                 JournalEntry::Removed { tenant, model_id, object_digest, reason, .. } => {
                     self.reads.forget_removed(Scope::new(tenant, model_id), *object_digest, *reason);
                 }
-                JournalEntry::Lifted { tenant, model_id, object_digest, .. } => {
-                    self.reads.index().lift(Scope::new(tenant, model_id), object_digest);
-                }
                 JournalEntry::Counted { tenant, stored, reach } => {
                     self.ledger.take_count(tenant, *stored, reach);
                 }
@@ -433,6 +430,7 @@ mod tests {
                 head_bytes: 300,
                 object_bytes: 1000,
                 level_bytes: vec![1000],
+                errors: None,
             };
             let entry = IndexEntry {
                 parent_hash: [3; 32],

@@ -34,6 +34,7 @@ fn row(seed: u32) -> IndexEntry {
             head_bytes: 1,
             object_bytes: 2,
             level_bytes: vec![2],
+            errors: None,
         }),
     }
 }

@@ -3,15 +3,20 @@
 
 use std::sync::Arc;
 
+use kvasir_api::ChunkErrors;
 use kvasir_container::Head;
-use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_MAX, LEVELS_MAX, Level, ObjectDigest, ProfileHash, SeqHash};
+use kvasir_types::{
+    BLOCK_TOKENS, CHUNK_TOKENS_MAX, LEVELS_MAX, Level, LevelError, ObjectDigest, ProfileHash, SeqHash,
+};
 
 use super::{
     IndexError,
     truncated::{BLOCK_BYTES, NAME_BYTES, short},
 };
 
-const VALUE_VERSION: u8 = 2;
+const VALUE_VERSION: u8 = 3;
+/// The version before: it ends with the levels.
+const VALUE_VERSION_BEFORE: u8 = 2;
 /// Set where a chunk's children lie beside it, see [`RowPosition`](super::position::RowPosition).
 const CONTINUES: u8 = 0x80;
 /// Set where the block hashes follow the row: the chunk is alone at its position.
@@ -45,6 +50,8 @@ pub struct IndexRow {
     pub object_bytes: u64,
     /// Prefix that decodes to each level.
     pub level_bytes: Vec<u64>,
+    /// What its levels lose, where its encoder measured it.
+    pub errors: Option<ChunkErrors>,
 }
 
 /// What the index takes in of a chunk object: the row, and what it is found by.
@@ -85,7 +92,12 @@ impl IndexEntry {
                 kl_beneath: header.kl_beneath,
                 head_bytes: u32::try_from(header.head_bytes()).unwrap_or(u32::MAX),
                 object_bytes: header.object_bytes(),
-                level_bytes: levels.filter_map(|level| head.level_bytes(level)).collect(),
+                level_bytes: levels.clone().filter_map(|level| head.level_bytes(level)).collect(),
+                errors: head.measured().map(|measured| ChunkErrors {
+                    levels: levels.map(|level| measured.error(level)).collect(),
+                    beneath: measured.beneath,
+                    hops: measured.hops,
+                }),
             }),
         }
     }
@@ -140,7 +152,7 @@ impl IndexRow {
             ([0], Some(before)) => *before,
             _ => reader.take::<32>()?.into(),
         };
-        let row = Self::read_numbers(&mut reader, seq.into(), digest.into(), profile_hash);
+        let row = Self::read_numbers(&mut reader, VALUE_VERSION, seq.into(), digest.into(), profile_hash);
         *bytes = reader.0;
         row
     }
@@ -160,6 +172,11 @@ impl IndexRow {
         varint(out, self.object_bytes);
         out.push(self.level_bytes.len() as u8);
         self.level_bytes.iter().for_each(|&bytes| varint(out, bytes));
+        let Some(errors) = &self.errors else { return out.push(0) };
+        out.extend([1, errors.beneath.to_byte(), errors.hops]);
+        // As many as there are levels, whatever made the row.
+        let known = errors.levels.iter().copied().chain(std::iter::repeat(LevelError::UNKNOWN));
+        out.extend(known.take(self.level_bytes.len()).map(LevelError::to_byte));
     }
 
     /// Reads a row back. The key ends with the leading bytes of seq_hash and digest.
@@ -175,12 +192,11 @@ impl IndexRow {
             let (key, digest) = key.split_last_chunk::<NAME_BYTES>()?;
             let (_, seq) = key.split_last_chunk::<NAME_BYTES>()?;
             let mut reader = ByteReader(rest);
-            let row = Self::read_rest(&mut reader, seq, digest)?;
+            let (continues, has_blocks) = (version & CONTINUES != 0, version & BLOCKS != 0);
+            let row = Self::read_rest(&mut reader, version & !(CONTINUES | BLOCKS), seq, digest)?;
             let (blocks, rest) = reader.0.as_chunks();
-            let expected = if version & BLOCKS == 0 { 0 } else { row.block_count() };
-            let sound = version & !(CONTINUES | BLOCKS) == VALUE_VERSION && rest.is_empty();
-            let continues = version & CONTINUES != 0;
-            (sound && blocks.len() == expected).then_some(Decoded { row, continues, blocks })
+            let expected = if has_blocks { row.block_count() } else { 0 };
+            (rest.is_empty() && blocks.len() == expected).then_some(Decoded { row, continues, blocks })
         };
         parsed().ok_or_else(|| corrupt("form"))
     }
@@ -189,23 +205,24 @@ impl IndexRow {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (version, rest) = bytes.split_first()?;
         let mut reader = ByteReader(rest);
-        let row = Self::read_rest(&mut reader, &[], &[])?;
-        (*version == VALUE_VERSION && reader.0.is_empty()).then_some(row)
+        let row = Self::read_rest(&mut reader, *version, &[], &[])?;
+        reader.0.is_empty().then_some(row)
     }
 
-    fn read_rest(reader: &mut ByteReader<'_>, seq: &[u8], digest: &[u8]) -> Option<Self> {
+    fn read_rest(reader: &mut ByteReader<'_>, version: u8, seq: &[u8], digest: &[u8]) -> Option<Self> {
         let (seq, digest) = (reader.hash(seq)?, reader.hash(digest)?);
         let profile_hash = reader.take::<32>()?.into();
-        Self::read_numbers(reader, seq.into(), digest.into(), profile_hash)
+        Self::read_numbers(reader, version, seq.into(), digest.into(), profile_hash)
     }
 
     fn read_numbers(
         reader: &mut ByteReader<'_>,
+        version: u8,
         seq_hash: SeqHash,
         object_digest: ObjectDigest,
         profile_hash: ProfileHash,
     ) -> Option<Self> {
-        Some(Self {
+        let mut row = Self {
             seq_hash,
             object_digest,
             profile_hash,
@@ -220,13 +237,25 @@ impl IndexRow {
                 let read = (0..levels).map(|_| reader.varint()).collect::<Option<Vec<u64>>>();
                 read.filter(|_| levels <= LEVELS_MAX)?
             },
-        })
+            errors: None,
+        };
+        row.errors = match version {
+            VALUE_VERSION_BEFORE => None,
+            VALUE_VERSION => reader.errors(row.level_bytes.len())?,
+            _ => return None,
+        };
+        Some(row)
     }
 }
 
-/// Whether readers prefer `a` to `b`: the smaller error beneath, then the smaller digest.
+/// Whether readers prefer `a` to `b`: the smaller loss beneath, then the smaller digest.
 pub(crate) fn prefer(a: &IndexRow, b: &IndexRow) -> bool {
-    a.kl_beneath.total_cmp(&b.kl_beneath).then_with(|| a.object_digest.cmp(&b.object_digest)).is_lt()
+    let beneath = |row: &IndexRow| row.errors.as_ref().map_or(LevelError::UNKNOWN, |errors| errors.beneath);
+    a.kl_beneath
+        .total_cmp(&b.kl_beneath)
+        .then_with(|| beneath(a).cmp(&beneath(b)))
+        .then_with(|| a.object_digest.cmp(&b.object_digest))
+        .is_lt()
 }
 
 /// CRC32C of a key and what precedes the checksum in its value.
@@ -250,6 +279,20 @@ impl ByteReader<'_> {
         let (head, tail) = self.0.split_first_chunk::<N>()?;
         self.0 = tail;
         Some(*head)
+    }
+
+    /// The errors of so many levels, where there are any; `None` for bytes that are neither.
+    fn errors(&mut self, levels: usize) -> Option<Option<ChunkErrors>> {
+        match self.take::<1>()? {
+            [0] => Some(None),
+            [1] => {
+                let [beneath, hops] = self.take()?;
+                let read = (0..levels).map(|_| self.take::<1>().map(|[byte]| LevelError::from_byte(byte)));
+                let levels = read.collect::<Option<Vec<_>>>()?;
+                Some(Some(ChunkErrors { levels, beneath: LevelError::from_byte(beneath), hops }))
+            }
+            _ => None,
+        }
     }
 
     /// A hash of which `front` is known.

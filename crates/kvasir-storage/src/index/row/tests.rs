@@ -7,8 +7,9 @@ pub(crate) fn any_entry() -> impl Strategy<Value = IndexEntry> {
     let hashes = (any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>(), any::<[u8; 32]>());
     let blocks = prop::collection::vec(any::<[u8; BLOCK_BYTES]>(), 1..130);
     let sizes = (any::<u64>(), any::<u32>(), 0f32..1.0, any::<u32>(), any::<u64>());
-    (hashes, blocks, sizes, prop::collection::vec(any::<u64>(), 0..=LEVELS_MAX)).prop_map(
-        |((parent_hash, seq, object, profile), blocks, sizes, level_bytes)| IndexEntry {
+    let levels = prop::collection::vec(any::<(u64, u8)>(), 0..=LEVELS_MAX);
+    (hashes, blocks, sizes, levels, any::<Option<(u8, u8)>>()).prop_map(
+        |((parent_hash, seq, object, profile), blocks, sizes, levels, errors)| IndexEntry {
             parent_hash,
             blocks: blocks.iter().map(|b| short(b)).collect(),
             row: Arc::new(IndexRow {
@@ -20,7 +21,12 @@ pub(crate) fn any_entry() -> impl Strategy<Value = IndexEntry> {
                 kl_beneath: sizes.2,
                 head_bytes: sizes.3,
                 object_bytes: sizes.4,
-                level_bytes,
+                level_bytes: levels.iter().map(|(bytes, _)| *bytes).collect(),
+                errors: errors.map(|(beneath, hops)| ChunkErrors {
+                    levels: levels.iter().map(|(_, error)| LevelError::from_byte(*error)).collect(),
+                    beneath: LevelError::from_byte(beneath),
+                    hops,
+                }),
             }),
         },
     )
@@ -46,6 +52,15 @@ proptest! {
             Some(at) => bad_value[at] ^= 1u8 << bit,
         }
         prop_assert!(IndexRow::decode(&bad_key, &bad_value).is_err());
+    }
+
+    #[test]
+    fn rows_of_the_version_before_are_read(entry in any_entry()) {
+        let row = IndexRow { errors: None, ..(*entry.row).clone() };
+        let mut before = row.to_bytes();
+        before[0] = VALUE_VERSION_BEFORE;
+        prop_assert_eq!(before.pop(), Some(0));
+        prop_assert_eq!(IndexRow::from_bytes(&before), Some(row));
     }
 
     #[test]

@@ -43,6 +43,7 @@ fn row(tokens: &[u32], start: usize, end: usize, object: u8) -> IndexEntry {
             head_bytes: 1,
             object_bytes: 2,
             level_bytes: vec![2],
+            errors: None,
         }),
     }
 }

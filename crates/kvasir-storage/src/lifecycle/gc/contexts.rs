@@ -1,9 +1,5 @@
-//! What contexts pin, as the collector sees it: read before it decides, again after it wrote tombstones, and never later
-//! than the deletion of bytes.
-//!
-//! Whoever pins writes the pin and then looks for tombstones, so an acknowledged pin is older than any tombstone of its
-//! chunks, and pins that are read after a tombstone was written have all that speaks against it. Where one does, the
-//! tombstone is lifted. Only the collector's own are: what a request removed, or a scrub, stays removed.
+//! What contexts pin, as the collector sees it: read before it decides, and again between its intent and its tombstones
+//! (see [`intents`](super::intents)).
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,18 +13,10 @@ use kvasir_store::{
 };
 use kvasir_types::{ModelId, Name, SeqHash};
 use object_store::{ObjectMeta, path::Path};
-use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{super::Lifecycle, GcPass, StoreTime};
-use crate::{
-    changes::journal::JournalEntry,
-    contexts::StoredContext,
-    index::{IndexEntry, Scope},
-    limits,
-    removal::Removal,
-    transitions::Transition,
-};
+use crate::{contexts::StoredContext, limits, removal::Removal};
 
 /// Chunks that contexts pin.
 #[derive(Debug, Default)]
@@ -52,26 +40,6 @@ impl Pins {
 /// What a pass remembers of contexts, so that a second look reads only the versions that are new.
 #[derive(Debug, Default)]
 pub(super) struct KnownContexts(HashMap<Path, (StoreTime, Arc<StoredContext>)>);
-
-/// Tombstones of this pass that are older than its last look at the pins.
-#[derive(Debug, Default)]
-pub(super) struct Unconfirmed {
-    tombstones: Vec<ChunkKey>,
-    since: Option<Instant>,
-}
-
-impl Unconfirmed {
-    /// Takes note of a tombstone.
-    pub(super) fn push(&mut self, key: &ChunkKey) {
-        self.since.get_or_insert_with(Instant::now);
-        self.tombstones.push(key.clone());
-    }
-
-    fn is_due(&self) -> bool {
-        self.tombstones.len() >= limits::GC_UNCONFIRMED_MAX
-            || self.since.is_some_and(|since| since.elapsed() >= limits::GC_UNCONFIRMED_AGE_MAX)
-    }
-}
 
 impl Lifecycle {
     /// Looks at all contexts of all tenants: what they pin, and which versions nobody needs any more.
@@ -163,27 +131,21 @@ impl Lifecycle {
         Ok(None)
     }
 
-    /// Reads pins again where this pass's tombstones have waited for it long enough.
-    pub(super) async fn confirm_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
-        if pass.unconfirmed.is_due() { self.confirm_all(pass).await } else { Ok(()) }
+    /// Whether a context pins a chunk, or may, and no other object of it serves the pin as well.
+    pub(super) async fn is_pinned(
+        &self,
+        pass: &GcPass<'_>,
+        key: &ChunkKey,
+        reason: Removal,
+    ) -> Result<bool, StoreError> {
+        if !pass.pins.contains(key) {
+            return Ok(false);
+        }
+        Ok(!(reason == Removal::Duplicate && self.has_stand_in(key).await?))
     }
 
-    /// Reads pins again, and lifts this pass's tombstones of what was pinned meanwhile.
-    pub(super) async fn confirm_all(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
-        let tombstones = std::mem::take(&mut pass.unconfirmed).tombstones;
-        if tombstones.is_empty() {
-            return Ok(());
-        }
-        self.read_contexts(pass).await?;
-        for key in tombstones {
-            if pass.pins.are_known_to_contain(&key) {
-                self.lift(pass, &key).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the bytes under a tombstone past its grace stay, because a context pins them, or may.
+    /// Whether the bytes under a tombstone past its grace stay. A collector gives no tombstone to what is pinned; one that does not
+    /// know of intents, or was away for longer than they last, may have.
     pub(super) async fn is_held(
         &self,
         pass: &mut GcPass<'_>,
@@ -194,14 +156,13 @@ impl Lifecycle {
         if pass.now.age(tombstone) <= limits::STORE_DATE_UNIT {
             self.read_contexts(pass).await?;
         }
-        if pass.pins.are_known_to_contain(key) {
-            return self.lift(pass, key).await;
+        if !pass.pins.contains(key) {
+            return Ok(false);
         }
-        let reason = match pass.pins.contains(key) {
-            true => self.reads.tombstones().reason_at(&tombstone.location).await?,
-            false => return Ok(false),
-        };
-        Ok(reason.is_some_and(Removal::is_the_collectors))
+        match self.reads.tombstones().reason_at(&tombstone.location).await? {
+            Some(reason) if reason.is_the_collectors() => self.is_pinned(pass, key, reason).await,
+            _ => Ok(false),
+        }
     }
 
     /// Whether another object of the chunk is offered that begins where this one does.
@@ -219,39 +180,5 @@ impl Lifecycle {
             }
         }
         Ok(false)
-    }
-
-    /// Lifts the collector's tombstone of a pinned chunk. Gives whether the object stays.
-    async fn lift(&self, pass: &mut GcPass<'_>, key: &ChunkKey) -> Result<bool, StoreError> {
-        let path = self.bucket.path(&Key::Tombstone(key.clone()));
-        match self.reads.tombstones().reason_at(&path).await? {
-            Some(reason) if !reason.is_the_collectors() => return Ok(false),
-            // The object that made this one superfluous serves the pin as well.
-            Some(Removal::Duplicate) if self.has_stand_in(key).await? => return Ok(false),
-            Some(_) => {}
-            // Lifted by another collector.
-            None => return Ok(true),
-        }
-        if pass.policy.dry_run {
-            return Ok(true);
-        }
-        self.bucket.delete(&path).await?;
-        self.bucket.reached(Transition::TombstoneDeleted);
-        pass.report.lifted += 1;
-        let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
-        self.changes.publish(JournalEntry::Lifted { tenant, model_id, seq_hash, object_digest });
-        let since_ms = self.bucket.now_ms();
-        match self.reads.read_head(key).await {
-            Ok(head) => {
-                let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));
-                self.reads.index().insert(Scope::new(&key.tenant, &key.model_id), &entry);
-                self.bucket.reached(Transition::IndexWritten);
-                let (tenant, model_id) = (key.tenant.clone(), key.model_id);
-                self.changes.publish_stored(tenant, model_id, &entry, head.block_hashes, None, since_ms);
-            }
-            // It stays, and lookups ask the store for it.
-            Err(error) => tracing::warn!(%error, "a pinned object cannot be read"),
-        }
-        Ok(true)
     }
 }

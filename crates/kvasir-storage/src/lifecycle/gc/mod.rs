@@ -13,6 +13,7 @@
 mod capacity;
 mod contexts;
 mod expired_salts;
+pub(crate) mod intents;
 mod leftovers;
 mod sweep;
 mod tails;
@@ -32,7 +33,8 @@ use tokio::time::Instant;
 
 use self::{
     capacity::CapacityPlan,
-    contexts::{KnownContexts, Pins, Unconfirmed},
+    contexts::{KnownContexts, Pins},
+    intents::Decided,
     tenant_budget::TenantActionBudget,
 };
 use super::Lifecycle;
@@ -130,8 +132,8 @@ pub struct GcReport {
     pub contexts_unreadable: u64,
     /// Chunk objects that cannot be read and were left as they are.
     pub unread: u64,
-    /// Tombstones lifted because a context had pinned the chunk before they were written.
-    pub lifted: u64,
+    /// Objects that were to be deleted and were spared, because a context had pinned them since the pass began.
+    pub spared: u64,
 }
 
 /// A pass under way.
@@ -143,7 +145,7 @@ struct GcPass<'a> {
     actions: u32,
     contexts: KnownContexts,
     pins: Pins,
-    unconfirmed: Unconfirmed,
+    decided: Decided,
     /// Objects whose bytes it deleted and that have no note of it yet.
     gone: Vec<ChunkKey>,
     capacity_plan: CapacityPlan,
@@ -192,7 +194,7 @@ impl Lifecycle {
             actions: 0,
             contexts: KnownContexts::default(),
             pins: Pins::default(),
-            unconfirmed: Unconfirmed::default(),
+            decided: Decided::default(),
             gone: Vec::new(),
             capacity_plan: CapacityPlan::default(),
             rotated: BTreeSet::new(),
@@ -225,7 +227,7 @@ impl Lifecycle {
                 }
                 _ => {}
             }
-            self.confirm_due(&mut pass).await?;
+            self.carry_out_due(&mut pass).await?;
             self.note_gone_due(&mut pass).await?;
         }
         self.evaluate_chunk(&mut pass, group).await?;
@@ -233,7 +235,7 @@ impl Lifecycle {
         self.collect_expired_salts(&mut pass).await;
         let plan = std::mem::take(&mut pass.capacity_plan);
         self.evict_to_capacity(&mut pass, plan).await?;
-        self.confirm_all(&mut pass).await?;
+        self.carry_out(&mut pass).await?;
         self.note_gone(&mut pass).await?;
         progress(&pass.report);
         self.compact_journal(&mut pass).await?;
@@ -349,7 +351,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Writes a tombstone, unless this is a dry run or the tenant's budget is spent.
+    /// Decides that an object gets a tombstone, unless this is a dry run or the tenant's budget is spent.
     async fn mark_deleted(
         &self,
         pass: &mut GcPass<'_>,
@@ -360,15 +362,14 @@ impl Lifecycle {
         if pass.policy.dry_run || !pass.tenant_budget.try_take(&key.tenant, pass.policy) {
             return Ok(());
         }
-        pass.pace().await;
-        self.write_tombstone(key, reason).await?;
-        pass.unconfirmed.push(key);
-        self.confirm_due(pass).await
+        pass.decided.push(key, reason);
+        self.carry_out_due(pass).await
     }
 
     /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
     async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StoreError> {
         let dry_run = pass.policy.dry_run;
+        self.delete_old_intents(pass).await?;
         self.read_contexts(pass).await?;
         pass.report.uploads_deleted = self.uploads.collect_uploads(now_ms, dry_run).await?;
         Ok(())

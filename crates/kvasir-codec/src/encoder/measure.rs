@@ -1,0 +1,311 @@
+//! The errors of a span's lossy levels, by head, as a decoder will have them.
+//!
+//! A scope without a basis is measured whole. A product with a basis costs as much as the analysis, at every level, so there a
+//! sample of tokens stands for the span, with three standard errors added.
+
+use std::ops::Range;
+
+use kvasir_container::Measured;
+use kvasir_types::{LevelError, ModelSpec, Plane, Quality};
+
+use super::span::SpanJob;
+use crate::{
+    MemberView,
+    levels::ratio,
+    matrix::Matrix,
+    prepared_scope::PreparedScope,
+    profile::{Predictor, Profile, Scope},
+};
+
+/// Tokens of a span that are measured where a basis has to be multiplied.
+const SAMPLE_TOKENS: usize = 16;
+/// Standard errors that are added to what a sample says.
+const STANDARD_ERRORS: f64 = 3.0;
+/// An error that is the same at all tokens is not averaged away by attention: it counts ten times.
+const CONSTANT_WEIGHT: f64 = 10.0;
+/// The error of one token may be this many times the bound.
+const TOKEN_ALLOWANCE: f64 = 16.0;
+
+/// Errors of one head at one level, in squares of the finest step.
+#[derive(Debug, Clone, Default)]
+struct HeadErrors {
+    /// Estimated sum over all tokens.
+    total: f64,
+    /// Variance of that estimate.
+    variance: f64,
+    /// The worst token's.
+    worst: f64,
+    /// Estimated sum over all tokens of the error itself, by element.
+    sums: Vec<f64>,
+}
+
+/// Errors of one scope, over the spans that were added.
+#[derive(Debug, Clone)]
+pub(super) struct ScopeErrors {
+    /// Tokens that are not stored exactly.
+    tokens: usize,
+    /// Those of them that were measured.
+    measured: usize,
+    /// `[level][member]`.
+    levels: Vec<Vec<HeadErrors>>,
+}
+
+impl ScopeErrors {
+    /// Of one span; `None` where the profile does not say what errors are compared with, or the scope has anchors.
+    pub(super) fn of(job: &SpanJob<'_>) -> Option<Self> {
+        let scope = job.scope;
+        let is_measured = scope.members.iter().all(|member| member.power > 0.0);
+        match &scope.predictor {
+            _ if !is_measured => None,
+            Predictor::AnchorFirst { .. } => None,
+            Predictor::Mean if matches!(job.analysis, Matrix::Identity) => Some(Self::direct(job)),
+            Predictor::Mean | Predictor::Token(_) => Some(Self::sampled(job)),
+        }
+    }
+
+    fn new(tokens: usize, measured: usize, heads: impl Iterator<Item = Vec<HeadErrors>>) -> Self {
+        Self { tokens, measured, levels: heads.collect() }
+    }
+
+    /// Of a span that is stored exactly.
+    pub(super) fn exact(prepared: &PreparedScope) -> Self {
+        let heads = prepared
+            .elements
+            .views()
+            .map(|member| HeadErrors { sums: vec![0.0; member.dim], ..HeadErrors::default() });
+        let heads: Vec<_> = heads.collect();
+        Self::new(0, 0, prepared.levels.iter().map(|_| heads.clone()))
+    }
+
+    fn direct(job: &SpanJob<'_>) -> Self {
+        let tokens = job.exact..job.ropes.tokens();
+        let levels: Vec<_> =
+            (0..job.prepared.levels.len()).map(|level| LevelSteps::new(job, level)).collect();
+        let mut heads = vec![Vec::new(); levels.len()];
+        let (mut rows, mut errors) = (Vec::new(), Vec::new());
+        for member in job.prepared.elements.views() {
+            rows.clear();
+            rows.resize(member.dim * tokens.len(), 0.0);
+            normalised(job, &member, tokens.clone(), &mut rows);
+            errors.resize(rows.len(), 0.0);
+            for (level, heads) in levels.iter().zip(&mut heads) {
+                let elements = member.start..member.start + member.dim;
+                let (present, shifts) = (&level.present[elements.clone()], &level.shifts[elements]);
+                for (errors, row) in errors.chunks_exact_mut(member.dim).zip(rows.chunks_exact(member.dim)) {
+                    for (((error, x), present), shift) in errors.iter_mut().zip(row).zip(present).zip(shifts)
+                    {
+                        *error = x - present * level.reconstruct(*x, *shift);
+                    }
+                }
+                heads.push(head_errors(member.dim, tokens.len(), &errors));
+            }
+        }
+        Self::new(tokens.len(), tokens.len(), heads.into_iter())
+    }
+
+    fn sampled(job: &SpanJob<'_>) -> Self {
+        let all = job.exact..job.ropes.tokens();
+        let stride = all.len().div_ceil(SAMPLE_TOKENS).max(1);
+        let tokens: Vec<usize> = all.clone().skip(stride / 2).step_by(stride).collect();
+        let (count, elements, rank) = (tokens.len(), job.prepared.elements.count(), job.scope.rank());
+        if count == 0 {
+            return Self::exact(job.prepared);
+        }
+        let mut truth = vec![0.0; count * elements];
+        let mut row = Vec::new();
+        for member in job.prepared.elements.views() {
+            row.resize(member.dim, 0.0);
+            for (token, truth) in tokens.iter().zip(truth.chunks_exact_mut(elements)) {
+                normalised(job, &member, *token..*token + 1, &mut row);
+                truth[member.start..member.start + member.dim].copy_from_slice(&row);
+            }
+        }
+        let mut coefficients = vec![0.0; rank * count];
+        job.analysis.analyse(count, &truth, &mut coefficients);
+        let mut predictions = vec![0.0; rank * count];
+        for (at, token) in tokens.iter().enumerate() {
+            let token = job.ropes.span.start + token;
+            let (text, preceding) = (job.input.tokens, job.input.preceding_token);
+            let predicted = job.prepared.text.predict(job.scope, text, preceding, &(token..token + 1));
+            predictions.iter_mut().skip(at).step_by(count).zip(predicted).for_each(|(to, x)| *to = x as f32);
+        }
+        let (mut decoded, mut values) = (vec![0.0; truth.len()], vec![0.0; coefficients.len()]);
+        let levels = (0..job.prepared.levels.len()).map(|level| {
+            let level = LevelSteps::new(job, level);
+            let rows = values.chunks_exact_mut(count).zip(coefficients.chunks_exact(count));
+            for (c, ((values, coefficients), predictions)) in
+                rows.zip(predictions.chunks_exact(count)).enumerate()
+            {
+                for ((value, coefficient), predicted) in values.iter_mut().zip(coefficients).zip(predictions)
+                {
+                    let rest = level.reconstruct(coefficient - predicted, level.shifts[c]);
+                    *value = predicted + level.present[c] * rest;
+                }
+            }
+            job.synthesis.synthesise(count, &values, &mut decoded);
+            let heads = job.prepared.elements.views().map(|member| {
+                let of = member.start..member.start + member.dim;
+                let rows = truth.chunks_exact(elements).zip(decoded.chunks_exact(elements));
+                let errors =
+                    rows.flat_map(|(x, y)| x[of.clone()].iter().zip(&y[of.clone()]).map(|(x, y)| x - y));
+                head_errors(member.dim, all.len(), &errors.collect::<Vec<f32>>())
+            });
+            heads.collect()
+        });
+        Self::new(all.len(), count, levels)
+    }
+
+    /// Adds another span of the scope.
+    fn add(&mut self, other: &Self) {
+        self.tokens += other.tokens;
+        self.measured += other.measured;
+        for (sum, head) in self.levels.iter_mut().flatten().zip(other.levels.iter().flatten()) {
+            sum.total += head.total;
+            sum.variance += head.variance;
+            sum.worst = sum.worst.max(head.worst);
+            sum.sums.iter_mut().zip(&head.sums).for_each(|(sum, x)| *sum += x);
+        }
+    }
+
+    /// The error of a head, in squares of the finest step an element, that the bounds are for.
+    fn bounded(&self, head: &HeadErrors) -> f64 {
+        if self.tokens == 0 {
+            return 0.0;
+        }
+        let (tokens, dim) = (self.tokens as f64, head.sums.len() as f64);
+        let mean = head.total / tokens;
+        let constant = head.sums.iter().map(|sum| (sum / tokens).powi(2)).sum::<f64>();
+        // Errors that are independent have this much in common by chance.
+        let constant = (constant - mean / self.measured.max(1) as f64).max(0.0);
+        let mean = mean + STANDARD_ERRORS * head.variance.sqrt() / tokens;
+        mean.max(constant * CONSTANT_WEIGHT).max(head.worst / TOKEN_ALLOWANCE) / dim
+    }
+}
+
+/// What the spans of all scopes, `[scope][span]`, say of a chunk; `None` where one of them was not measured.
+pub(super) fn measured(
+    spec: &ModelSpec,
+    profile: &Profile,
+    spans: usize,
+    coded: &[Option<ScopeErrors>],
+) -> Option<Vec<Vec<LevelError>>> {
+    let mut levels = vec![vec![LevelError::NONE; 2 * spec.layers.len()]; profile.lossy_levels()];
+    for (scope, spans) in profile.scopes.iter().zip(coded.chunks_exact(spans)) {
+        let mut spans = spans.iter();
+        let mut sum = spans.next()?.clone()?;
+        for span in spans {
+            sum.add(span.as_ref()?);
+        }
+        for (errors, heads) in levels.iter_mut().zip(&sum.levels) {
+            for (member, head) in scope.members.iter().zip(heads) {
+                let layout = spec.layers.get(member.layer)?.layout;
+                let power = f64::from(member.power) * Quality::transparent_error(layout, member.plane);
+                let error = sum.bounded(head) * f64::from(member.gain).powi(2) / power;
+                let plane = errors.get_mut(2 * member.layer + usize::from(member.plane == Plane::V))?;
+                *plane = (*plane).max(LevelError::at_least(error));
+            }
+        }
+    }
+    Some(levels)
+}
+
+/// Rows of one head, `[token][element]` of the span's `tokens`, in finest steps about the mean.
+fn normalised(job: &SpanJob<'_>, member: &MemberView, tokens: Range<usize>, rows: &mut [f32]) {
+    let start = job.ropes.span.start;
+    job.input.kv.read(
+        member.layer,
+        member.plane,
+        member.head,
+        start + tokens.start..start + tokens.end,
+        rows,
+    );
+    let rotation = member.rope.and_then(|rope| job.ropes.rotations().get(rope));
+    let (mean, inverse) = (&job.scope.mean[member.start..member.start + member.dim], 1.0 / member.gain);
+    for (token, row) in tokens.zip(rows.chunks_exact_mut(member.dim)) {
+        if let Some(rotation) = rotation {
+            rotation.unrotate(token, row);
+        }
+        row.iter_mut().zip(mean).for_each(|(x, mean)| *x = (*x - mean) * inverse);
+    }
+}
+
+/// Of the errors of some of a span's `tokens`, `[token][element]`.
+fn head_errors(dim: usize, tokens: usize, errors: &[f32]) -> HeadErrors {
+    let count = (errors.len() / dim.max(1)).max(1) as f64;
+    let (mut sum, mut square, mut worst) = (0f64, 0f64, 0f64);
+    let mut sums = vec![0f32; dim];
+    for row in errors.chunks_exact(dim) {
+        let power = f64::from(power_of(row));
+        sum += power;
+        square += power * power;
+        worst = worst.max(power);
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+    }
+    let tokens = tokens as f64;
+    let scale = tokens / count;
+    // Of a sample without replacement.
+    let spread = (square - sum * sum / count).max(0.0) / (count - 1.0).max(1.0);
+    let variance = tokens * tokens * (1.0 - count / tokens.max(1.0)).max(0.0) * spread / count;
+    HeadErrors {
+        total: sum * scale,
+        variance,
+        worst,
+        sums: sums.iter().map(|x| f64::from(*x) * scale).collect(),
+    }
+}
+
+/// The sum of squares, by lanes that a compiler can keep apart.
+fn power_of(row: &[f32]) -> f32 {
+    const LANES: usize = 8;
+    let (whole, rest) = row.as_chunks::<LANES>();
+    let mut lanes = [0f32; LANES];
+    for chunk in whole {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += x * x);
+    }
+    lanes.iter().sum::<f32>() + rest.iter().map(|x| x * x).sum::<f32>()
+}
+
+/// How a level of a scope rounds.
+struct LevelSteps {
+    ratio: f32,
+    inverse: f32,
+    /// 1 where the level has the coefficient, 0 where it is as predicted.
+    present: Vec<f32>,
+    /// Centroid shifts in finest steps.
+    shifts: Vec<f32>,
+}
+
+impl LevelSteps {
+    fn new(job: &SpanJob<'_>, level: usize) -> Self {
+        let (up, shifts) = job.prepared.reconstruction(level);
+        let ratio = ratio(up) as f32;
+        let is_present = |scope: &Scope| -> Vec<f32> {
+            let has = |entry: i8| if i32::from(entry) <= level as i32 { 1.0 } else { 0.0 };
+            scope.coding.iter().map(|coding| has(coding.entry)).collect()
+        };
+        Self {
+            ratio,
+            inverse: 1.0 / ratio,
+            present: is_present(job.scope),
+            shifts: shifts.iter().map(|shift| crate::levels::towards_zero(up, *shift) as f32).collect(),
+        }
+    }
+
+    /// What a decoder makes of a value, in finest steps. Ratios are odd, so no value of the finest level is a tie.
+    fn reconstruct(&self, value: f32, shift: f32) -> f32 {
+        let level = nearest(nearest(value) * self.inverse);
+        level * self.ratio - level.clamp(-1.0, 1.0) * shift
+    }
+}
+
+/// To the nearest integer, ties to even, of values below 2^22.
+fn nearest(value: f32) -> f32 {
+    /// 1.5 · 2^23: sums with it have no room for a fraction.
+    const WHOLE: f32 = 12_582_912.0;
+    (value + WHOLE) - WHOLE
+}
+
+/// What the extension says beside the levels' errors.
+pub(super) fn extension(input: &crate::ChunkInput<'_>, levels: Vec<Vec<LevelError>>) -> Measured {
+    Measured { beneath: input.beneath.error, hops: input.beneath.hops, levels }
+}

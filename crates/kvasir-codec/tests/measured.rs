@@ -1,0 +1,145 @@
+//! What an encoder says of a chunk's errors is what a decoder finds.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{Noise, Setup, cache, contexts, mixed_spec};
+use kvasir_codec::{KvBuffer, Profile, authoring::ProfileParts, container::Head, rope::Rotation, starter};
+use kvasir_train::{BasisRecipe, Recipe, train};
+use kvasir_types::{KvDtype, KvLayout, Level, LevelError, ModelSpec, Plane, Quality};
+
+const TOKENS: usize = 600;
+
+/// Errors by `2 · layer + plane` of rows that begin at position 0, as the format defines them; 0 where there is no KV.
+fn errors(spec: &ModelSpec, profile: &Profile, truth: &KvBuffer, decoded: &KvBuffer) -> Vec<f64> {
+    let ProfileParts { scopes, exact_tokens, .. } = profile.parts();
+    let mut found = vec![0f64; 2 * spec.layers.len()];
+    for member in scopes.iter().flat_map(|scope| &scope.members) {
+        let layer = &spec.layers[member.layer];
+        let turned = if matches!(layer.layout, KvLayout::Mla { .. }) { Plane::V } else { Plane::K };
+        let rope = layer.rope.filter(|_| member.plane == turned).map(|rope| &spec.ropes[usize::from(rope)]);
+        let rotation = rope.map(|rope| Rotation::new(rope, 0, truth.tokens()));
+        let rows = |kv: &KvBuffer| kv.rows(member.layer, member.plane, member.head).to_vec();
+        let mut rows: Vec<f32> = rows(truth).iter().zip(rows(decoded)).map(|(x, y)| x - y).collect();
+        if let Some(rotation) = &rotation {
+            rows.chunks_exact_mut(member.dim)
+                .enumerate()
+                .for_each(|(token, row)| rotation.unrotate(token, row));
+        }
+        let tokens: Vec<&[f32]> = rows.chunks_exact(member.dim).skip(exact_tokens).collect();
+        let count = tokens.len() as f64;
+        let power = |row: &[f32]| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+        let mean = tokens.iter().map(|row| power(row)).sum::<f64>() / count;
+        let worst = tokens.iter().map(|row| power(row)).fold(0.0, f64::max);
+        let sum = |element| tokens.iter().map(|row| f64::from(row[element])).sum::<f64>();
+        let constant =
+            (0..member.dim).map(|element| (sum(element) / count).powi(2)).sum::<f64>() - mean / count;
+        let bounded = mean.max(10.0 * constant).max(worst / 16.0) / member.dim as f64;
+        let unit = f64::from(member.power) * Quality::transparent_error(layer.layout, member.plane);
+        let plane = &mut found[2 * member.layer + usize::from(member.plane == Plane::V)];
+        *plane = plane.max(bounded / unit);
+    }
+    found
+}
+
+/// Rows times a factor, as the cache's type holds them.
+fn scale_rows(kv: &mut KvBuffer, scale: f32) {
+    kv.as_mut_slice().iter_mut().for_each(|x| *x = half::f16::from_f32(*x * scale).to_f32());
+}
+
+/// Encodes unseen text and compares: what is measured whole within a step of the scale, a sample from above.
+fn compare(spec: &ModelSpec, profile: Profile, is_whole: bool, scale: f32) {
+    let lossy = profile.lossy_levels();
+    let setup = Setup::of(spec.clone(), profile.clone());
+    let text = Noise::new(77).tokens(TOKENS);
+    let mut kv = cache(spec, &text, 2);
+    scale_rows(&mut kv, scale);
+    let object = setup.encode(&text, 0, &kv);
+    let head = Head::parse(&object).unwrap();
+    let measured = head.measured().unwrap();
+    assert_eq!((measured.levels.len(), measured.beneath, measured.hops), (lossy, LevelError::NONE, 0));
+    for level in 0..lossy {
+        let decoded = setup.decode(&object, level).unwrap();
+        let truth = errors(spec, &profile, &kv, &decoded);
+        for (plane, (said, truth)) in measured.levels[level].iter().zip(truth).enumerate() {
+            let said = said.get().unwrap();
+            let most = if is_whole { 1.1 } else { 2.0 };
+            // Decoded rows are rounded to nothing; those of a sample may leave the worst token out.
+            let least = if is_whole { 0.995 } else { 0.8 };
+            assert!(
+                said >= truth * least && said <= truth * most + 1e-4,
+                "level {level}, plane {plane}: said {said:.4}, is {truth:.4}"
+            );
+        }
+    }
+    for level in lossy..profile.level_count() {
+        assert_eq!(measured.error(Level(level as u8)), LevelError::NONE);
+    }
+}
+
+#[test]
+fn a_starter_says_what_it_loses_and_is_transparent() {
+    let spec = mixed_spec(KvDtype::F16);
+    let tokens = Noise::new(1).tokens(TOKENS);
+    let profile = starter(&spec, &tokens, 0, &cache(&spec, &tokens, 1)).unwrap();
+    for scale in [1.0, 3.0] {
+        compare(&spec, profile.clone(), true, scale);
+    }
+    let setup = Setup::of(spec.clone(), profile);
+    for (seed, count) in [(5, 600), (6, 256), (7, 17), (8, 1)] {
+        let text = Noise::new(seed).tokens(count);
+        let object = setup.encode(&text, 0, &cache(&spec, &text, seed));
+        let head = Head::parse(&object).unwrap();
+        let names = [0, 1, 2].map(|level| Quality::of(head.measured().unwrap().error(Level(level))));
+        if count > 17 {
+            assert_eq!(names, [Quality::Small, Quality::Balanced, Quality::Transparent].map(Some), "{count}");
+        }
+    }
+}
+
+#[test]
+fn trained_profiles_say_what_they_lose() {
+    let spec = mixed_spec(KvDtype::F16);
+    let mut contexts = contexts(&spec, 4, 700);
+    contexts.iter_mut().for_each(|context| scale_rows(&mut context.kv, 1.0));
+    let recipes = [
+        (Recipe::Basis(BasisRecipe::default()), false),
+        (Recipe::Direct, true),
+        (Recipe::DirectExact, false),
+    ];
+    for (recipe, is_whole) in recipes {
+        let profile = train(&spec, &contexts, &recipe, 1e-3, &mut |_, _| ()).unwrap();
+        assert!(profile.is_measured());
+        for scale in [1.0, 2.0] {
+            compare(&spec, profile.clone(), is_whole, scale);
+        }
+    }
+}
+
+#[test]
+fn spans_that_are_stored_exactly_lose_nothing() {
+    let spec = mixed_spec(KvDtype::F16);
+    let tokens = Noise::new(1).tokens(TOKENS);
+    let mut kv = cache(&spec, &tokens, 1);
+    let profile = starter(&spec, &tokens, 0, &kv).unwrap();
+    kv.as_mut_slice().fill(f32::INFINITY);
+    let object = Setup::of(spec, profile).encode(&tokens, 0, &kv);
+    let head = Head::parse(&object).unwrap();
+    assert_eq!(Quality::of(head.measured().unwrap().error(Level(0))), Some(Quality::Exact));
+}
+
+#[test]
+fn profiles_without_powers_say_nothing() {
+    let spec = mixed_spec(KvDtype::F16);
+    let tokens = Noise::new(1).tokens(TOKENS);
+    let kv = cache(&spec, &tokens, 1);
+    let mut parts = starter(&spec, &tokens, 0, &kv).unwrap().parts();
+    parts.scopes.iter_mut().flat_map(|scope| &mut scope.members).for_each(|member| member.power = 0.0);
+    let profile = Profile::assemble(parts.clone()).unwrap();
+    let read = Profile::from_bytes(&profile.to_bytes()).unwrap();
+    assert_eq!((read.hash(), read.is_measured()), (profile.hash(), false));
+    let object = Setup::of(spec, profile).encode(&tokens, 0, &kv);
+    assert!(Head::parse(&object).unwrap().measured().is_none());
+    parts.scopes[0].members[0].power = 1.0;
+    assert!(Profile::assemble(parts).is_err(), "all or none");
+}

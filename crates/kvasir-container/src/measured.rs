@@ -1,0 +1,63 @@
+//! What an encoder measured: the errors of a chunk's levels. Extension of kind 1 (FORMAT.md §3.4).
+
+use kvasir_types::{Level, LevelError};
+
+use crate::{error::ContainerError, extensions::Extension, fields::wide};
+
+/// Bytes before the errors.
+const PREFIX_BYTES: usize = 4;
+
+/// The errors of a chunk's lossy levels, and of what the chunk was computed over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Measured {
+    /// The worst error of the KV that the chunk was computed over.
+    pub beneath: LevelError,
+    /// How many times KV beneath the chunk was computed over lossy KV, the chunk itself included.
+    pub hops: u8,
+    /// `[lossy level][2 · layer + plane]`, coarsest first: the worst head of each plane.
+    pub levels: Vec<Vec<LevelError>>,
+}
+
+impl Measured {
+    /// The kind of the extension.
+    pub const KIND: u16 = 1;
+
+    /// The error of a level: that of its worst plane. Levels above the lossy ones are exact.
+    pub fn error(&self, level: Level) -> LevelError {
+        self.levels
+            .get(level.index())
+            .map_or(LevelError::NONE, |planes| planes.iter().copied().max().unwrap_or(LevelError::UNKNOWN))
+    }
+
+    /// The extension that holds it.
+    pub fn to_extension(&self) -> Extension {
+        let levels = u8::try_from(self.levels.len()).unwrap_or(u8::MAX);
+        let mut data = vec![self.beneath.to_byte(), self.hops, levels, 0];
+        data.extend(self.levels.iter().flatten().map(|error| error.to_byte()));
+        Extension { kind: Self::KIND, required: false, data }
+    }
+
+    /// Reads the extension, whose object has `level_count` levels and whose data begins at `offset` of it.
+    pub(crate) fn read(data: &[u8], level_count: u8, offset: u64) -> Result<Self, ContainerError> {
+        let field = |into, field, rule, actual| {
+            Err(ContainerError::Field { offset: offset.saturating_add(into), field, rule, actual })
+        };
+        let Some((&[beneath, hops, levels, reserved], errors)) = data.split_first_chunk::<PREFIX_BYTES>()
+        else {
+            return field(0, "measured", "must have 4 bytes before the errors", wide(data.len()));
+        };
+        if levels > level_count {
+            return field(2, "measured.levels", "must be at most level_count", levels.into());
+        }
+        if reserved != 0 {
+            return field(3, "measured.reserved", "must be 0", reserved.into());
+        }
+        let planes = errors.len().checked_div(levels.into()).unwrap_or(0);
+        if planes.saturating_mul(levels.into()) != errors.len() || (planes == 0) != (levels == 0) {
+            return field(4, "measured.errors", "must be as many for each level", wide(errors.len()));
+        }
+        let row = |row: &[u8]| row.iter().copied().map(LevelError::from_byte).collect();
+        let levels = errors.chunks_exact(planes.max(1)).map(row).collect();
+        Ok(Self { beneath: LevelError::from_byte(beneath), hops, levels })
+    }
+}

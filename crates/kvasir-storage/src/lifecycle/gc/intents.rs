@@ -1,0 +1,105 @@
+//! How the collector and whoever pins agree, without a lock.
+//!
+//! The collector says in the bucket which chunks it is about to delete, an *intent*, reads all pins then, and gives tombstones to
+//! what none holds. Whoever pins writes the pin, waits until no intent that it finds names its chunks, and looks for tombstones
+//! then. Of a pin and an intent one is there before the other is looked for: an acknowledged pin is seen by every collector
+//! whose intent comes later, and no tombstone comes of an earlier one any more. So no tombstone has ever to be taken back.
+
+use futures::TryStreamExt;
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+};
+use kvasir_types::{ModelId, Name, SeqHash};
+use object_store::PutPayload;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::{super::Lifecycle, GcPass};
+use crate::{checked_json, limits, removal::Removal, transitions::Transition};
+
+/// An intent, as it is stored.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Intent {
+    pub(crate) id: Uuid,
+    pub(crate) chunks: Vec<IntendedChunk>,
+}
+
+/// A chunk in an intent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct IntendedChunk {
+    pub(crate) tenant: Name,
+    pub(crate) model_id: ModelId,
+    pub(crate) seq_hash: SeqHash,
+}
+
+/// Objects that a pass has decided to delete, before it says so.
+#[derive(Debug, Default)]
+pub(super) struct Decided {
+    objects: Vec<(ChunkKey, Removal)>,
+}
+
+impl Decided {
+    pub(super) fn push(&mut self, key: &ChunkKey, reason: Removal) {
+        self.objects.push((key.clone(), reason));
+    }
+}
+
+impl Lifecycle {
+    /// Carries out what was decided, where it is enough for an intent.
+    pub(super) async fn carry_out_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        if pass.decided.objects.len() < limits::GC_INTENT_CHUNKS_MAX {
+            return Ok(());
+        }
+        self.carry_out(pass).await
+    }
+
+    /// Writes an intent, reads the pins, and gives tombstones to what none holds.
+    pub(super) async fn carry_out(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        let decided = std::mem::take(&mut pass.decided).objects;
+        if decided.is_empty() {
+            return Ok(());
+        }
+        let chunk = |(key, _): &(ChunkKey, Removal)| IntendedChunk {
+            tenant: key.tenant.clone(),
+            model_id: key.model_id,
+            seq_hash: key.seq_hash,
+        };
+        let intent = Intent { id: Uuid::now_v7(), chunks: decided.iter().map(chunk).collect() };
+        let json = checked_json::to_vec(&intent)
+            .map_err(|e| StoreError::own("writing an intent", &e.to_string()))?;
+        let path = self.bucket.path(&Key::GcIntent(intent.id));
+        let begun = Instant::now();
+        self.bucket.put(&path, PutPayload::from(json), "writing an intent").await?;
+        self.bucket.reached(Transition::IntentWritten);
+        self.read_contexts(pass).await?;
+        for (key, reason) in decided {
+            if self.is_pinned(pass, &key, reason).await? {
+                pass.report.spared += 1;
+                continue;
+            }
+            pass.pace().await;
+            // Who was paused for long may be the only one who still believes in the intent.
+            if begun.elapsed() >= limits::GC_INTENT_USE {
+                break;
+            }
+            self.write_tombstone(&key, reason).await?;
+        }
+        // After an error it stays until it is old: a tombstone may still be on its way.
+        self.bucket.delete(&path).await
+    }
+
+    /// Deletes the intents of collectors that ended before they had carried them out.
+    pub(super) async fn delete_old_intents(&self, pass: &GcPass<'_>) -> Result<(), StoreError> {
+        let prefix = self.bucket.layout().intents_prefix();
+        let mut listing = self.bucket.list(&prefix, "listing the collectors' intents");
+        while let Some((key, meta)) = listing.try_next().await? {
+            let is_old = pass.now.age(&meta) >= limits::GC_INTENT_KEPT;
+            if matches!(key, Key::GcIntent(_)) && is_old && !pass.policy.dry_run {
+                self.bucket.delete(&meta.location).await?;
+            }
+        }
+        Ok(())
+    }
+}
