@@ -48,7 +48,7 @@ fn scale_rows(kv: &mut KvBuffer, scale: f32) {
 }
 
 /// Encodes unseen text and compares: what is measured whole within a step of the scale, a sample from above.
-fn compare(spec: &ModelSpec, profile: Profile, is_whole: bool, scale: f32) {
+fn compare(spec: &ModelSpec, profile: &Profile, is_whole: bool, scale: f32) {
     let lossy = profile.lossy_levels();
     let setup = Setup::of(spec.clone(), profile.clone());
     let text = Noise::new(77).tokens(TOKENS);
@@ -60,7 +60,7 @@ fn compare(spec: &ModelSpec, profile: Profile, is_whole: bool, scale: f32) {
     assert_eq!((measured.levels.len(), measured.beneath, measured.hops), (lossy, LevelError::NONE, 0));
     for level in 0..lossy {
         let decoded = setup.decode(&object, level).unwrap();
-        let truth = errors(spec, &profile, &kv, &decoded);
+        let truth = errors(spec, profile, &kv, &decoded);
         for (plane, (said, truth)) in measured.levels[level].iter().zip(truth).enumerate() {
             let said = said.get().unwrap();
             let most = if is_whole { 1.1 } else { 2.0 };
@@ -83,7 +83,7 @@ fn a_starter_says_what_it_loses_and_is_transparent() {
     let tokens = Noise::new(1).tokens(TOKENS);
     let profile = starter(&spec, &tokens, 0, &cache(&spec, &tokens, 1)).unwrap();
     for scale in [1.0, 3.0] {
-        compare(&spec, profile.clone(), true, scale);
+        compare(&spec, &profile, true, scale);
     }
     let setup = Setup::of(spec.clone(), profile);
     for (seed, count) in [(5, 600), (6, 256), (7, 17), (8, 1)] {
@@ -111,7 +111,7 @@ fn trained_profiles_say_what_they_lose() {
         let profile = train(&spec, &contexts, &recipe, 1e-3, &mut |_, _| ()).unwrap();
         assert!(profile.is_measured());
         for scale in [1.0, 2.0] {
-            compare(&spec, profile.clone(), is_whole, scale);
+            compare(&spec, &profile, is_whole, scale);
         }
     }
 }
