@@ -210,6 +210,34 @@ async fn a_removal_beside_a_pin_stays() {
     assert_eq!(matched(&backend.replica().await, &contexts[1].0).await, 64);
 }
 
+/// One collector takes the object that was to stay, while another has decided on the superfluous one.
+#[tokio::test]
+async fn the_last_object_of_a_pinned_chunk_is_no_duplicate() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let tokens = chunks::tokens(148, 64);
+    let objects = [0, 8].map(|v| chunks::variant(root, &tokens, 0, 64, 50, v));
+    for object in &objects {
+        put(&storage, object).await;
+    }
+    pin(&storage, objects[0].seq_hash).await.expect("pins");
+    let other = Arc::clone(&storage);
+    let paths = objects.each_ref().map(|object| storage.store().layout().path(&Key::Tombstone(key(object))));
+    let survivor = usize::from(objects[1].object_digest < objects[0].object_digest);
+    let act = move || {
+        let (other, path) = (Arc::clone(&other), paths[survivor].clone());
+        async move {
+            other.store().objects().put(&path, "expired".into()).await.expect("writes");
+        }
+        .boxed()
+    };
+    let collector = backend.hooked_replica(once_written("/gc/intent/", act)).await;
+    let report = collect(&collector, &at_once()).await;
+    assert_eq!((report.duplicates, report.spared), (1, 1), "{report:?}");
+    assert_eq!(matched(&backend.replica().await, &tokens).await, 64);
+}
+
 /// A collector that knows nothing of intents, or was away for longer than they last.
 #[tokio::test]
 async fn the_bytes_of_a_pinned_chunk_stay_under_a_collectors_tombstone() {

@@ -123,7 +123,7 @@ def parse_directory(data, h):
 
 
 def parse_extensions(data, at, end):
-    """§3.4: (kind, data) of each; no kind is known."""
+    """§3.4: (kind, data) of each; kind 1 is what the encoder measured, and decodes to nothing."""
     found = []
     while at < end:
         check(end - at >= 8, "extension", end - at)

@@ -42,7 +42,7 @@ def check_profiles(folder):
         except Bad as bad:
             found = bad.name
         yield path, found, "Exact"
-    for name in ("direct", "exact", "exact-only", "anchors"):
+    for name in ("direct", "exact", "exact-only", "anchors", "starter"):
         profile = parse_profile((folder / f"{name}.kvp").read_bytes())
         data = (folder / f"{name}.kvc").read_bytes()
         h = parse_object(data)

@@ -38,7 +38,7 @@ def parse_profile(data):
     """§6, of a file that is known to be good."""
     r = Fields(data)
     magic, version = r.take("8sH")
-    if magic != b"KVSRPROF" or version not in (2, 3):
+    if magic != b"KVSRPROF" or version not in (2, 3, 4):
         raise Bad("Version")
     p = dict(zip(("levels", "exact_tokens", "scope_count", "bytes"), r.take("BBIQ")))
     if p["bytes"] != len(data) or crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
@@ -52,8 +52,8 @@ def parse_profile(data):
     p["bank"] = parse_bank(data[r.at : r.at + size])
     r.at += size
     p["shifts"] = [r.take("8B") for _ in range(stages)]
-    p["scopes"] = [parse_scope(r, p["levels"]) for _ in range(p["scope_count"])]
-    if any((scope["exact"] > 0) != (version == 3) for scope in p["scopes"]):
+    p["scopes"] = [parse_scope(r, p["levels"], version) for _ in range(p["scope_count"])]
+    if version < 4 and any((scope["exact"] > 0) != (version == 3) for scope in p["scopes"]):
         raise Bad("Invalid", "exact")
     if r.at != len(data) - 4:
         raise Bad("Length")
@@ -65,10 +65,11 @@ def take_codings(r, rank):
     return [dict(entry=c[0], stage=c[1], inner=c[2], trits=c[4:]) for c in codings]
 
 
-def parse_scope(r, levels):
+def parse_scope(r, levels, version):
     s = dict(zip(("unrope", "basis", "predictor", "exact"), r.take("4B")))
     members, rank = r.take("II")
-    s["members"] = [r.take("HHIIf") for _ in range(members)]
+    # Behind the gain, from version 4 on: the power that errors are compared with, which no decoder needs.
+    s["members"] = [r.take("HHIIff" if version >= 4 else "HHIIf") for _ in range(members)]
     elements = sum(m[3] for m in s["members"])
     s["loss"] = r.take(f"{levels}f")
     s["mean"] = r.take(f"{elements}f")

@@ -134,7 +134,7 @@ def decode_rows(h, data, profile, rope, level):
                 sums = [[sum(map(mul, token, column)) for token in zip(*elements)] for column in columns]
                 elements = [[f32(x) for x in row] for row in sums]
             start = 0
-            for layer, plane, head, size, gain in scope["members"]:
+            for layer, plane, head, size, gain, *_ in scope["members"]:
                 rows = out.setdefault((layer, plane, head), [])
                 for t in range(tokens):
                     row = [f32(f32(elements[start + i][t] * gain) + scope["mean"][start + i]) for i in range(size)]
@@ -155,7 +155,7 @@ def exact_tokens(scope, span, piece, out):
     mode, zero, tokens = struct.unpack_from("<BBH", piece)
     check((mode, zero) == (0, 0), "mode", mode)
     values = iter(struct.unpack(f"<{(len(piece) - 4) // 2}e", piece[4:]))
-    for layer, plane, head, size, _ in scope["members"]:
+    for layer, plane, head, size, *_ in scope["members"]:
         for t in range(tokens):
             out[(layer, plane, head)][256 * span + t] = [next(values) for _ in range(size)]
     return tokens
@@ -227,7 +227,7 @@ def decode_exact(h, data, profile, number, span, known_and_tokens, out):
     cells = decode_piece(profile["bank"], codings, tokens, piece[4 : 4 + size], [None] * len(codings))
     raw = Bits(piece[4 + size :])
     start = 0
-    for layer, plane, head, dim, _ in scope["members"]:
+    for layer, plane, head, dim, *_ in scope["members"]:
         rows = out[(layer, plane, head)]
         for i in range(dim):
             _, floor = scope["exact_elements"][start + i]

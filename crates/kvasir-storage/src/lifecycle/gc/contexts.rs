@@ -172,7 +172,8 @@ impl Lifecycle {
             // What cannot be read serves no pin.
             Err(error) => return error.only_this_object().map(|()| true),
         };
-        for other in self.reads.offered_objects(&key.tenant, &key.model_id, &key.seq_hash).await? {
+        let offered = self.reads.offered_objects(&key.tenant, &key.model_id, &key.seq_hash).await?;
+        for other in offered.into_iter().filter(|other| other.object_digest != key.object_digest) {
             match self.reads.row(&other).await {
                 Ok(row) if row.first_position == first_position => return Ok(true),
                 Ok(_) => {}
