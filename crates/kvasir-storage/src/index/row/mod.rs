@@ -248,14 +248,10 @@ impl IndexRow {
     }
 }
 
-/// Whether readers prefer `a` to `b`: the smaller loss beneath, then the smaller digest.
+/// Whether readers prefer `a` to `b`: the smaller KL beneath, then the smaller digest. All replicas must agree, or two collectors take
+/// each other's duplicate; what was measured is not in rows of the version before.
 pub(crate) fn prefer(a: &IndexRow, b: &IndexRow) -> bool {
-    let beneath = |row: &IndexRow| row.errors.as_ref().map_or(LevelError::UNKNOWN, |errors| errors.beneath);
-    a.kl_beneath
-        .total_cmp(&b.kl_beneath)
-        .then_with(|| beneath(a).cmp(&beneath(b)))
-        .then_with(|| a.object_digest.cmp(&b.object_digest))
-        .is_lt()
+    a.kl_beneath.total_cmp(&b.kl_beneath).then_with(|| a.object_digest.cmp(&b.object_digest)).is_lt()
 }
 
 /// CRC32C of a key and what precedes the checksum in its value.
