@@ -31,7 +31,7 @@ async fn named_and_working(conditional_writes: Conditions) {
             replica.get(routes::CONFIG, &[]).await.json().await.expect("a configuration");
         assert!(!config.store.conditional_create);
         assert!(replica.metrics().await.contains("kvasir_store_conditional_create 0\n"));
-        assert!(replica.log().contains("the store has no conditional creates"), "{}", replica.log());
+        replica.says("the store has no conditional creates").await;
     }
     // Two replicas meet the tenant for the first time in the same moment, and agree.
     let ((model_id, root), other) = tokio::join!(a.prepare("n"), b.prepare("n"));

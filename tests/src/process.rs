@@ -143,6 +143,15 @@ impl Process {
         self.log.lock().expect("not poisoned").iter().cloned().collect::<Vec<_>>().join("\n")
     }
 
+    /// Waits until its log says something: a pipe brings it later than answers come.
+    pub async fn says(&self, what: &str) {
+        let begun = Instant::now();
+        while !self.log().contains(what) {
+            assert!(begun.elapsed() < PATIENCE, "{what} is not in its log:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// Its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
