@@ -1,0 +1,539 @@
+"""A service and what is in it, for callers that wait. `kvasir.aio` has the same for ``asyncio``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from . import _kvasir
+from ._codec import Profile, profile_of
+from ._reports import Loaded, Saved
+from ._spec import KV, ModelSpec, spec_of, token_list
+
+Json = dict[str, Any]
+"""A document of the REST API."""
+
+ProfileLike = Profile | bytes | str | os.PathLike[str]
+"""A profile, its bytes, its path, or its id in the store."""
+
+_JOB_EVERY_S = 0.5
+
+
+def connect(url: str, token: str | None = None, namespace: str = "default") -> Store:
+    """Connect to a service.
+
+    Parameters
+    ----------
+    url : str
+        Its address, ``http://host:port``.
+    token : str, optional
+        A token of the service, or a JSON Web Token.
+    namespace : str
+        Caches of different namespaces never match.
+
+    Returns
+    -------
+    Store
+        Usable from many threads; not after a fork.
+
+    Raises
+    ------
+    UnavailableError
+        When the service does not answer.
+    AuthError
+        When it does not take the token.
+
+    Examples
+    --------
+    >>> with kvasir.testing.server() as s:
+    ...     kvasir.connect(s.url).usage()["objects"]
+    0
+    """
+    return Store(_kvasir.connect(url, token, namespace, False))
+
+
+class Store:
+    """A service, as one caller and in one namespace. Made by `connect`."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: _kvasir.Store) -> None:
+        self._core = core
+
+    def _request(self, name: str, **body: Any) -> Any:
+        return json.loads(self._core.request(name, request_body(body), False))
+
+    @property
+    def url(self) -> str:
+        """The service's address."""
+        return self._core.url
+
+    @property
+    def namespace(self) -> str:
+        """The namespace."""
+        return self._core.namespace
+
+    def model(
+        self,
+        model: Any,
+        profile: ProfileLike,
+        *,
+        weights: str | None = None,
+        revision: str | None = None,
+        adapter: str | None = None,
+        kv_dtype: str | None = None,
+        pairing: str | None = None,
+        context: int | None = None,
+        chunk_tokens: int | None = None,
+    ) -> Model:
+        """Register a model, to look up, load and save its caches.
+
+        Parameters
+        ----------
+        model : ModelSpec, dict, path, or object with ``to_dict``
+            A spec, or a Hugging Face configuration as `ModelSpec.from_config` reads it with the options below.
+        profile : Profile, bytes, path, or str
+            What caches are encoded with; a text of 64 hexadecimal digits is the id of a profile in the store.
+        weights, revision, adapter, kv_dtype, pairing, context
+            As `ModelSpec.from_config`. Weights, revision and adapter are part of the model's identity.
+        chunk_tokens : int, optional
+            Tokens of a stored chunk: a multiple of 256 up to 16,384; 1,536 unless said.
+
+        Raises
+        ------
+        InputError
+            ``invalid_config``, ``invalid_model_spec``, ``invalid_setting``.
+        DataError
+            ``invalid_profile`` for a profile of another model.
+        ServiceError, UnavailableError
+            What the service answers, or that it does not.
+
+        Examples
+        --------
+        >>> store.model(spec, profile).spec == spec
+        True
+        """
+        options = dict(weights=weights, revision=revision, adapter=adapter, kv_dtype=kv_dtype, pairing=pairing, context=context)
+        spec = spec_of(model, **options)
+        found = profile_of(profile)
+        core = found._core if isinstance(found, Profile) else self._core.profile(spec.model_id, found, False)
+        return Model(self, self._core.model(spec._core, core, chunk_tokens, False))
+
+    def usage(self) -> Json:
+        """Tell what the caller's tenant keeps in the store: objects, bytes, bytes by model.
+
+        Examples
+        --------
+        >>> store.usage()["bytes"] >= 0
+        True
+        """
+        found: Json = self._request("usage")
+        return found
+
+    def config(self) -> Json:
+        """Tell what the service is and allows.
+
+        Examples
+        --------
+        >>> store.config()["block_tokens"]
+        16
+        """
+        found: Json = self._request("config")
+        return found
+
+    def contexts(self, labels: Mapping[str, str] | None = None) -> Iterator[Json]:
+        """Go through named contexts, page by page.
+
+        Parameters
+        ----------
+        labels : mapping, optional
+            Only contexts with these labels.
+
+        Examples
+        --------
+        >>> [context["labels"] for context in store.contexts({"team": "search"})]
+        []
+        """
+        after = None
+        while True:
+            page = self._request("contexts", labels=label_query(labels), after=after)
+            yield from page["contexts"]
+            after = page.get("next")
+            if after is None:
+                return
+
+    def context(self, context_id: str, version: int | None = None) -> Json:
+        """Give a named context, the newest version unless said.
+
+        Raises
+        ------
+        ServiceError
+            ``unknown_context``.
+
+        Examples
+        --------
+        >>> try:
+        ...     store.context("00000000-0000-0000-0000-000000000000")
+        ... except kvasir.ServiceError as error:
+        ...     print(error.code)
+        unknown_context
+        """
+        found: Json = self._request("context", context_id=context_id, version=version)
+        return found
+
+    def change_context(self, context_id: str, **change: Any) -> Json:
+        """Write a context's next version: ``labels``, ``ttl_s``, ``pinned``, ``chunks``. What is not said stays.
+
+        Raises
+        ------
+        ServiceError
+            ``unknown_context``, ``invalid_context``, ``context_conflict``.
+
+        Examples
+        --------
+        >>> try:
+        ...     store.change_context("00000000-0000-0000-0000-000000000000", pinned=True)
+        ... except kvasir.ServiceError as error:
+        ...     print(error.code)
+        unknown_context
+        """
+        found: Json = self._request("change_context", context_id=context_id, change=change)
+        return found
+
+    def delete_context(self, context_id: str) -> None:
+        """Delete a named context.
+
+        Raises
+        ------
+        ServiceError
+            ``unknown_context``.
+
+        Examples
+        --------
+        >>> try:
+        ...     store.delete_context("00000000-0000-0000-0000-000000000000")
+        ... except kvasir.ServiceError as error:
+        ...     print(error.code)
+        unknown_context
+        """
+        self._request("delete_context", context_id=context_id)
+
+    def events(self, types: str | None = None, after: str | None = None) -> Iterator[Json]:
+        """Follow what happens to chunks. It ends only with the service; leave the loop to stop.
+
+        Parameters
+        ----------
+        types : str, optional
+            Only these, separated by commas: ``stored``, ``removed``, ``cleared``.
+        after : str, optional
+            Go on after the event of this ``event_id``.
+
+        Examples
+        --------
+        >>> events = store.events(types="stored")
+        """
+        stream = self._core.events(request_body({"types": types, "after": after}), False)
+
+        def follow() -> Iterator[Json]:
+            while (text := stream.next(False)) is not None:
+                yield json.loads(text)
+
+        return follow()
+
+    def run_job(self, kind: str, *, dry_run: bool = False, progress: Callable[[Mapping[str, int]], object] | None = None) -> Json:
+        """Run a job of the service, and wait for its end.
+
+        Parameters
+        ----------
+        kind : {"gc", "scrub"}
+            What it does.
+        dry_run : bool
+            Whether it only counts.
+        progress : callable, optional
+            Is given the job's counts twice a second.
+
+        Raises
+        ------
+        ServiceError
+            ``forbidden``, ``job_running``.
+
+        Examples
+        --------
+        >>> store.run_job("gc", dry_run=True)["state"]
+        'done'
+        """
+        job: Json = self._request("start_job", kind=kind, dry_run=dry_run)
+        while job["state"] == "running":
+            time.sleep(_JOB_EVERY_S)
+            job = self._request("job", job_id=job["job_id"])
+            if progress is not None:
+                progress(job["counts"])
+        return job
+
+    def __repr__(self) -> str:
+        return f"<Store {self.url}, namespace {self.namespace}>"
+
+
+class Model:
+    """A model in a service. Made by `Store.model`."""
+
+    __slots__ = ("_core", "_store")
+
+    def __init__(self, store: Store, core: _kvasir.Model) -> None:
+        self._store = store
+        self._core = core
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What its cache looks like."""
+        return ModelSpec(self._core.spec)
+
+    def session(
+        self,
+        tokens: Any,
+        *,
+        kind: str | None = None,
+        turn: int = 0,
+        salt: bytes | None = None,
+        adapter: str | None = None,
+        timeout: float | None = None,
+    ) -> Session:
+        """Open a session for a prompt, and look it up. A miss, a slow service and a dead one are all the same: it matches nothing.
+
+        Parameters
+        ----------
+        tokens : sequence of int, array or tensor
+            Token ids.
+        kind : str, optional
+            Type of the request, which the service keeps by: ``text``, ``file``, ``search``, ``agent``, ….
+        turn : int
+            Turn in its conversation, from 1; 0 leaves it to the service.
+        salt : bytes, optional
+            A secret of those who may share this cache.
+        adapter : str, optional
+            Name and digest of the adapter (LoRA) that this request runs with.
+        timeout : float, optional
+            Longest that the lookup may take, in seconds.
+
+        Examples
+        --------
+        >>> session = model.session(tokens)
+        >>> session.matched
+        0
+        """
+        ids = token_list(tokens)
+        return Session(self.spec, ids, self._core.session(ids, kind, turn, salt, adapter, timeout, False))
+
+    def explain(self, tokens: Any) -> Json:
+        """Tell why a lookup of these tokens ends where it ends.
+
+        Examples
+        --------
+        >>> model.explain([1] * 64)["causes"][0]["reason"]
+        'never_stored'
+        """
+        found: Json = self._store._request("explain", **explain_body(self.spec, self._store.namespace, tokens))
+        return found
+
+    def create_context(
+        self, saved: Saved, *, labels: Mapping[str, str] | None = None, ttl_s: int | None = None, pinned: bool = False
+    ) -> Json:
+        """Name what was saved from the first token on.
+
+        Parameters
+        ----------
+        saved : Saved
+            Report of the save.
+        labels : mapping, optional
+            Labels, for lists.
+        ttl_s : int, optional
+            Life in seconds; until it is deleted unless said.
+        pinned : bool
+            Whether its chunks stay, whatever is collected.
+
+        Examples
+        --------
+        >>> saved = model.session(tokens).save(kv)
+        >>> model.create_context(saved, labels={"team": "docs"})["tokens"] == len(tokens)
+        True
+        """
+        body = context_body(self.spec, self._store.namespace, saved)
+        found: Json = self._store._request("create_context", **body, labels=dict(labels or {}), ttl_s=ttl_s, pinned=pinned)
+        return found
+
+    def drain(self) -> None:
+        """Wait until nothing is left to be saved in the background.
+
+        Examples
+        --------
+        >>> model.drain()
+        """
+        self._core.drain(False)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.spec.model_id[:12]} at {self._store.url}>"
+
+
+class Session:
+    """One request, or one conversation turn by turn. Made by `Model.session`."""
+
+    def __init__(self, spec: ModelSpec, tokens: list[int], core: _kvasir.Session) -> None:
+        self._spec = spec
+        self._core = core
+        self.tokens = tokens
+        self.missing = [range(len(tokens))]
+        """Tokens to compute: all of them before a load, and what it left out after one."""
+
+    @property
+    def matched(self) -> int:
+        """Leading tokens that are stored; 0 for a miss."""
+        return self._core.matched
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the lookup failed, where it did."""
+        return self._core.lookup_error()
+
+    def load(self, into: KV = None, *, deadline: float | None = None, level: int | None = None) -> Loaded:
+        """Load what is matched.
+
+        A failing network or service is no error, only more that is `missing`. When the call returns, or is left by an exception,
+        nothing is written to the tensors any more.
+
+        Parameters
+        ----------
+        into : KV, optional
+            Tensors of the cache's type with room for `matched` tokens, written in place; numpy arrays unless said.
+        deadline : float, optional
+            Seconds until the first token is due; the quality is what there is time for.
+        level : int, optional
+            Load everything at this level, the last token included, however long it takes.
+
+        Raises
+        ------
+        InputError
+            ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor.
+
+        Examples
+        --------
+        >>> saved = model.session(tokens, salt=b"load").save(kv)
+        >>> loaded = model.session(tokens, salt=b"load").load(level=0)
+        >>> loaded.loaded_tokens == len(tokens), loaded.kv[0][0].shape
+        (True, (2, 512, 16))
+        """
+        target = self._spec.empty(self.matched) if into is None else into
+        loaded = Loaded._of(target, self._core.load(target, deadline, level, False))
+        self.missing = loaded.missing
+        return loaded
+
+    def save(self, kv: KV, tokens: int | None = None) -> Saved:
+        """Save the cache of the first tokens, and wait until it is durable. Only what is not stored is read, without a copy.
+
+        Parameters
+        ----------
+        kv : KV
+            The cache from token 0 on. Nobody may change it until the call returns.
+        tokens : int, optional
+            How many tokens of it; all of the session unless said.
+
+        Raises
+        ------
+        InputError
+            ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor; ``not_encodable``.
+        ServiceError, UnavailableError
+            What the service answers, or that it does not. Chunks that were acknowledged stay stored.
+
+        Examples
+        --------
+        >>> [chunk.outcome for chunk in model.session(tokens, salt=b"save").save(kv).chunks]
+        ['stored']
+        """
+        return Saved._of(self._core.save(kv, len(self.tokens) if tokens is None else tokens, False))
+
+    def save_in_background(self, kv: KV, tokens: int | None = None) -> Save:
+        """Save a copy of what is not stored, and return at once.
+
+        Parameters
+        ----------
+        kv, tokens
+            As `save`; the tensors are free again when the call returns.
+
+        Examples
+        --------
+        >>> model.session(tokens, salt=b"later").save_in_background(kv).wait().refused
+        """
+        return Save(self._core.save_in_background(kv, len(self.tokens) if tokens is None else tokens))
+
+    def extend(self, tokens: Any) -> None:
+        """Append tokens: what was generated, and the next turn.
+
+        Examples
+        --------
+        >>> session = model.session([1, 2, 3])
+        >>> session.extend([4])
+        >>> session.tokens
+        [1, 2, 3, 4]
+        """
+        more = token_list(tokens)
+        self._core.extend(more)
+        self.tokens = self.tokens + more
+
+    def __repr__(self) -> str:
+        return f"<Session: {self.matched} of {len(self.tokens)} tokens matched>"
+
+
+class Save:
+    """A save in the background. It goes on whether or not somebody waits. Made by `Session.save_in_background`."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: _kvasir.Save) -> None:
+        self._core = core
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is over."""
+        return self._core.is_done
+
+    def wait(self) -> Saved:
+        """Wait until it is durable.
+
+        Raises
+        ------
+        ServiceError, UnavailableError
+            Why it failed for good.
+
+        Examples
+        --------
+        >>> model.session(tokens, salt=b"wait").save_in_background(kv).wait().bytes > 0
+        True
+        """
+        return Saved._of(self._core.wait(False))
+
+
+def request_body(fields: Mapping[str, Any]) -> str:
+    """The JSON of a request; what is None is left out."""
+    return json.dumps({name: value for name, value in fields.items() if value is not None})
+
+
+def label_query(labels: Mapping[str, str] | None) -> str | None:
+    """Labels as a query has them."""
+    return None if labels is None else ",".join(f"{name}={value}" for name, value in labels.items())
+
+
+def explain_body(spec: ModelSpec, namespace: str, tokens: Any) -> Json:
+    """What explain asks."""
+    return {
+        "model_id": spec.model_id,
+        "spec": json.loads(spec.to_json()),
+        "namespace": namespace,
+        "tokens": token_list(tokens),
+    }
+
+
+def context_body(spec: ModelSpec, namespace: str, saved: Saved) -> Json:
+    """What names a context."""
+    return {"model_id": spec.model_id, "namespace": namespace, "chunks": [chunk.seq_hash for chunk in saved.chunks]}
