@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import _html, _kvasir
+from . import _kvasir
 from ._spec import KV, ModelSpec, _config, spec_of, token_list
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """What training measured of a level.
 
     Attributes
@@ -74,7 +71,8 @@ class Profile:
         >>> kvasir.Profile.load(folder / "toy.kvp") == profile
         True
         """
-        return cls(Path(path).read_bytes())
+        with open(path, "rb") as file:
+            return cls(file.read())
 
     @classmethod
     def train(
@@ -139,7 +137,8 @@ class Profile:
         --------
         >>> profile.save(folder / "again.kvp")
         """
-        Path(path).write_bytes(self.to_bytes())
+        with open(path, "wb") as file:
+            file.write(self.to_bytes())
 
     @property
     def profile_id(self) -> str:
@@ -171,6 +170,8 @@ class Profile:
         return f"<Profile {self.profile_id[:12]}: {self._core.recipe}, {len(self.levels)} levels>"
 
     def _repr_html_(self) -> str:
+        from . import _html
+
         def text(level: Level) -> str:
             kl = "" if level.kl is None else f", KL {level.kl:.1e}"
             return f"{level.bits_per_element:.3f} bits an element, NMSE {level.nmse:.1e}{kl}"
@@ -281,8 +282,7 @@ def decode(
     return target
 
 
-@dataclass(frozen=True)
-class Inspection:
+class Inspection(NamedTuple):
     """What is in a chunk object. Made by `inspect`.
 
     Attributes
@@ -313,6 +313,8 @@ class Inspection:
     level_bytes: list[int]
 
     def _repr_html_(self) -> str:
+        from . import _html
+
         rows = [
             (f"level {level}", count, f"{_html.size(count)}, {count / self.tokens:.1f} bytes a token")
             for level, count in enumerate(self.level_bytes)
@@ -346,6 +348,8 @@ class Plan(dict[str, Any]):
     """What `plan` found: the document that ``kvasir plan --json`` prints, with a table of the links in notebooks."""
 
     def _repr_html_(self) -> str:
+        from . import _html
+
         rows = [
             [
                 f"{link['bandwidth']['value'] / 1e9:g} Gbit/s",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class LoadedChunk:
+class LoadedChunk(NamedTuple):
     """One chunk of a load: its tokens, the level it was decoded at (None: to be computed), its predicted KL, and its bytes."""
 
     tokens: range
@@ -17,8 +15,7 @@ class LoadedChunk:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """What a load left in the tensors.
 
     Attributes
@@ -67,8 +64,7 @@ class Loaded:
         return cls(kv=kv, **report)
 
 
-@dataclass(frozen=True)
-class SavedChunk:
+class SavedChunk(NamedTuple):
     """One chunk of a save: its tokens, its identity, and ``stored``, ``already_there`` or ``too_lossy``; bytes that were sent."""
 
     tokens: range
@@ -77,8 +73,7 @@ class SavedChunk:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """What a save did.
 
     Attributes

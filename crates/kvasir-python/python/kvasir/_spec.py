@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from . import _kvasir
@@ -191,6 +190,9 @@ def _config(config: Any) -> tuple[str, str | None, str | None]:
     if not isinstance(config, (str, os.PathLike)):
         kind = type(config).__name__
         raise InputError(f"{kind} is no configuration", "invalid_config", "give a dict, a path, or an object with to_dict")
+    # Takes as long to import as the rest together.
+    from pathlib import Path
+
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
     # models--ORGANISATION--MODEL/snapshots/COMMIT/config.json
