@@ -125,7 +125,7 @@ def test_what_cannot_be_written_is_refused(spec, profile, object):
         return str(caught.value)
 
     fixed = np.zeros((2, TOKENS, 16), np.float16)
-    fixed.flags.writeable = False
+    fixed.setflags(write=False)
     assert "layer 0 K is read-only" in refused(change(spec.empty(TOKENS), 0, 0, fixed))
     assert "layer 0 K is read-only" in refused(change(spec.empty(TOKENS), 0, 0, OnlyDlpack(fixed)))
     array = np.zeros((2, TOKENS, 16), np.float16)

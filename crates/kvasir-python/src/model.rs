@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use kvasir_client::{
-    Deadline, Kvasir, Load, Loaded, SaveTicket, Session as ClientSession,
+    Deadline, Kvasir, Loaded, SaveTicket, Session as ClientSession,
     report::{ChunkOutcome, SaveOutcome, SaveReport},
     tuning::LoadOptions,
 };
@@ -101,11 +101,6 @@ pub(crate) struct Session {
     session: Arc<RwLock<ClientSession>>,
 }
 
-/// Waits for a load with the GIL released, or hands it to `asyncio`.
-async fn finish(load: Load) -> Result<String, Failure> {
-    loaded_json(&load.finish().await)
-}
-
 #[pymethods]
 impl Session {
     #[getter]
@@ -120,6 +115,7 @@ impl Session {
     }
 
     fn extend(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<()> {
+        check_process()?;
         let session = Arc::clone(&self.session);
         wait(py, async move { session.write().await.extend(&tokens) })
     }
@@ -144,7 +140,7 @@ impl Session {
                 None => LoadOptions::from(deadline),
             };
             let load = session.read().await.load([table], options)?;
-            finish(load).await
+            loaded_json(&load.finish().await)
         })
     }
 

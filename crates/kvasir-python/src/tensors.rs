@@ -160,7 +160,8 @@ impl Check<'_> {
         let (layers, shape) = (self.spec.layers.len(), &memory.shape);
         let strides: Vec<_> =
             memory.strides.iter().filter_map(|stride| usize::try_from(*stride).ok()).collect();
-        let (&[by_layer, by_side, _, _, _], true) = (&*strides, shape.len() == 5 && shape[..2] == [layers, 2])
+        let (&[by_layer, by_side, _, _, _], true) =
+            (&*strides, shape.len() == 5 && shape[..2] == [layers, 2])
         else {
             let message = format!(
                 "one tensor for a cache is [{layers}, 2, kv_heads, tokens, head_dim], this one is {shape:?}"

@@ -2,14 +2,31 @@
 
 from collections.abc import Awaitable, Callable
 from os import PathLike
-from typing import Any, Literal, overload
+from typing import Any, Literal, final, overload
 
+__all__ = [
+    "Events",
+    "Model",
+    "Profile",
+    "Save",
+    "Session",
+    "Spec",
+    "Store",
+    "__version__",
+    "connect",
+    "decode",
+    "encode",
+    "inspect",
+    "plan_json",
+    "tokens_of",
+]
 __version__: str
 
 _Yes = Literal[True]
 _No = Literal[False]
 _Progress = Callable[[str, float], object] | None
 
+@final
 class Spec:
     @staticmethod
     def from_json(text: str) -> Spec: ...
@@ -33,6 +50,7 @@ class Spec:
     @property
     def layers(self) -> list[tuple[str, tuple[tuple[int, int], tuple[int, int]]]]: ...
 
+@final
 class Profile:
     @staticmethod
     def from_bytes(data: bytes) -> Profile: ...
@@ -77,6 +95,7 @@ def connect(url: str, token: str | None, namespace: str, is_async: _No) -> Store
 @overload
 def connect(url: str, token: str | None, namespace: str, is_async: _Yes) -> Awaitable[Store]: ...
 
+@final
 class Store:
     @property
     def url(self) -> str: ...
@@ -99,12 +118,14 @@ class Store:
     @overload
     def model(self, spec: Spec, profile: Profile, chunk_tokens: int | None, is_async: _Yes) -> Awaitable[Model]: ...
 
+@final
 class Events:
     @overload
     def next(self, is_async: _No) -> str | None: ...
     @overload
     def next(self, is_async: _Yes) -> Awaitable[str | None]: ...
 
+@final
 class Model:
     @property
     def spec(self) -> Spec: ...
@@ -135,6 +156,7 @@ class Model:
     @overload
     def drain(self, is_async: _Yes) -> Awaitable[None]: ...
 
+@final
 class Session:
     @property
     def matched(self) -> int: ...
@@ -150,6 +172,7 @@ class Session:
     def save(self, kv: Any, tokens: int, is_async: _Yes) -> Awaitable[str]: ...
     def save_in_background(self, kv: Any, tokens: int) -> Save: ...
 
+@final
 class Save:
     @property
     def is_done(self) -> bool: ...
