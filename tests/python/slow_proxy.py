@@ -25,7 +25,11 @@ class SlowProxy:
     def _accept(self) -> None:
         while True:
             here, _ = self._listener.accept()
-            there = socket.create_connection(self._target)
+            try:
+                there = socket.create_connection(self._target)
+            except OSError:  # the service has ended, its clients may go on
+                here.close()
+                continue
             threading.Thread(target=self._pump, args=(here, there, False), daemon=True).start()
             threading.Thread(target=self._pump, args=(there, here, True), daemon=True).start()
 

@@ -76,6 +76,7 @@ fn describe(error: &kvasir_client::Error) -> Description {
         Error::Config { .. } => ("InputError", "invalid_setting", None),
         Error::Spec(_) => ("InputError", "invalid_model_spec", None),
         Error::Encode { .. } => ("InputError", "not_encodable", None),
+        Error::Starter(_) => ("InputError", "no_first_profile", None),
         _ => ("KvasirError", "internal", None),
     };
     let remedy = error.code().map_or_else(|| error.remedy(), ErrorCode::remedy);

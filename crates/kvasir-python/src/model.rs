@@ -15,6 +15,7 @@ use tokio::sync::{RwLock, watch};
 
 use crate::{
     error::{Failure, exception_of},
+    profile::Profile,
     runtime::{check_process, run, wait},
     spec::Spec,
     tensors::{Tensors, Use},
@@ -46,6 +47,23 @@ impl Model {
     #[getter]
     fn spec(&self) -> Spec {
         Spec(Arc::clone(self.0.spec()))
+    }
+
+    /// What caches are encoded with, where it is known by now.
+    #[getter]
+    fn profile(&self) -> Option<Profile> {
+        self.0.profile().map(Profile)
+    }
+
+    /// Tells what computing tokens took.
+    fn observe_prefill(&self, start: u64, end: u64, took: f64) -> Result<(), Failure> {
+        self.0.observe_prefill(TokenRange { start, end }, seconds(took)?);
+        Ok(())
+    }
+
+    /// Seconds that computing tokens is expected to take.
+    fn prefill_seconds(&self, start: u64, end: u64) -> f64 {
+        self.0.costs().recompute.predict(TokenRange { start, end }).as_secs_f64()
     }
 
     /// Opens a session, and looks its tokens up.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kvasir_client::{
     Kvasir,
     rest::{BearerToken, Client, ClientConfig, EventMessage, EventStream},
+    tuning::RecomputeModel,
 };
 use kvasir_types::{ModelId, ProfileHash};
 use pyo3::prelude::*;
@@ -126,25 +127,40 @@ impl Store {
         })
     }
 
-    /// Registers a model, and opens the namespace.
+    /// Registers a model, and opens the namespace. Without a profile, one makes itself.
+    #[pyo3(signature = (spec, profile, chunk_tokens, prefill_tokens_per_s, is_async))]
     fn model<'py>(
         &self,
         py: Python<'py>,
         spec: &Spec,
-        profile: &Profile,
+        profile: Option<&Profile>,
         chunk_tokens: Option<usize>,
+        prefill_tokens_per_s: Option<f64>,
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let mut builder = Kvasir::builder(self.url.as_str())
-            .model(Arc::clone(&spec.0), Arc::clone(&profile.0))
-            .namespace(self.namespace.as_str());
+        let mut builder =
+            Kvasir::builder(self.url.as_str()).model(Arc::clone(&spec.0)).namespace(self.namespace.as_str());
+        if let Some(profile) = profile {
+            builder = builder.profile(Arc::clone(&profile.0));
+        }
+        if let Some(speed) = prefill_tokens_per_s {
+            if !(speed.is_finite() && speed > 0.0) {
+                return Err(setting("prefill_tokens_per_s must be above 0").into());
+            }
+            builder = builder.recompute_model(RecomputeModel::from_seconds(0.0, 1.0 / speed, 0.0));
+        }
         if let Some(token) = &self.token {
             builder = builder.token(token.as_str());
         }
         if let Some(tokens) = chunk_tokens {
             builder = builder.chunk_tokens(tokens);
         }
-        run(py, is_async, async move { Ok(Model::new(builder.connect().await?)) })
+        run(py, is_async, async move {
+            let kvasir = builder.connect().await?;
+            // A process may end before the lookup that finds them fetched in the background.
+            kvasir.preload_profiles().await?;
+            Ok(Model::new(kvasir))
+        })
     }
 }
 

@@ -4,7 +4,7 @@ Examples
 --------
 >>> with kvasir.testing.server() as s:
 ...     store = kvasir.connect(s.url)
-...     model = store.model(spec, profile)
+...     model = store.model(spec)
 ...     saved = model.session(tokens).save(kv)
 ...     loaded = model.session(tokens).load(level=0)
 >>> loaded.loaded_tokens == len(tokens)
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 from ._codec import Inspection, Level, Plan, Profile, decode, encode, inspect, plan
 from ._kvasir import __version__
 from ._reports import Loaded, LoadedChunk, Saved, SavedChunk
+from ._session import Save, Session
 from ._spec import KV, ModelSpec
-from ._store import Model, Save, Session, Store, connect
+from ._store import Model, Store, connect
 from .errors import AuthError, DataError, ForkError, InputError, KvasirError, ServiceError, UnavailableError
 
 if TYPE_CHECKING:

@@ -114,9 +114,23 @@ class Store:
     @overload
     def profile(self, model_id: str, profile_id: str, is_async: _Yes) -> Awaitable[Profile]: ...
     @overload
-    def model(self, spec: Spec, profile: Profile, chunk_tokens: int | None, is_async: _No) -> Model: ...
+    def model(
+        self,
+        spec: Spec,
+        profile: Profile | None,
+        chunk_tokens: int | None,
+        prefill_tokens_per_s: float | None,
+        is_async: _No,
+    ) -> Model: ...
     @overload
-    def model(self, spec: Spec, profile: Profile, chunk_tokens: int | None, is_async: _Yes) -> Awaitable[Model]: ...
+    def model(
+        self,
+        spec: Spec,
+        profile: Profile | None,
+        chunk_tokens: int | None,
+        prefill_tokens_per_s: float | None,
+        is_async: _Yes,
+    ) -> Awaitable[Model]: ...
 
 @final
 class Events:
@@ -129,6 +143,10 @@ class Events:
 class Model:
     @property
     def spec(self) -> Spec: ...
+    @property
+    def profile(self) -> Profile | None: ...
+    def observe_prefill(self, start: int, end: int, took: float) -> None: ...
+    def prefill_seconds(self, start: int, end: int) -> float: ...
     @overload
     def session(
         self,

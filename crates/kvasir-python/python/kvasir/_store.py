@@ -10,8 +10,9 @@ from typing import Any
 
 from . import _kvasir
 from ._codec import Profile, profile_of
-from ._reports import Loaded, Saved
-from ._spec import KV, ModelSpec, spec_of, token_list
+from ._reports import Saved
+from ._session import Session
+from ._spec import ModelSpec, spec_of, token_list
 
 Json = dict[str, Any]
 """A document of the REST API."""
@@ -79,7 +80,7 @@ class Store:
     def model(
         self,
         model: Any,
-        profile: ProfileLike,
+        profile: ProfileLike | None = None,
         *,
         weights: str | None = None,
         revision: str | None = None,
@@ -88,6 +89,7 @@ class Store:
         pairing: str | None = None,
         context: int | None = None,
         chunk_tokens: int | None = None,
+        prefill_tokens_per_s: float | None = None,
     ) -> Model:
         """Register a model, to look up, load and save its caches.
 
@@ -95,12 +97,17 @@ class Store:
         ----------
         model : ModelSpec, dict, path, or object with ``to_dict``
             A spec, or a Hugging Face configuration as `ModelSpec.from_config` reads it with the options below.
-        profile : Profile, bytes, path, or str
-            What caches are encoded with; a text of 64 hexadecimal digits is the id of a profile in the store.
+        profile : Profile, bytes, path, or str, optional
+            What caches are encoded with; a text of 64 hexadecimal digits is the id of a profile in the store. Unless said,
+            the one in force at the service, and where there is none, one that is made of the first cache that is saved.
         weights, revision, adapter, kv_dtype, pairing, context
             As `ModelSpec.from_config`. Weights, revision and adapter are part of the model's identity.
         chunk_tokens : int, optional
             Tokens of a stored chunk: a multiple of 256 up to 16,384; 1,536 unless said.
+        prefill_tokens_per_s : float, optional
+            Tokens that the engine computes in a second, to start from; 4,200 unless said: a model of 7·10⁹ parameters on a GPU.
+            A load without a level is given up where the service is silent for longer than computing takes, and where a deadline
+            would be missed and computing is sooner.
 
         Raises
         ------
@@ -113,14 +120,16 @@ class Store:
 
         Examples
         --------
-        >>> store.model(spec, profile).spec == spec
+        >>> store.model(spec).spec == spec
         True
         """
         options = dict(weights=weights, revision=revision, adapter=adapter, kv_dtype=kv_dtype, pairing=pairing, context=context)
         spec = spec_of(model, **options)
-        found = profile_of(profile)
-        core = found._core if isinstance(found, Profile) else self._core.profile(spec.model_id, found, False)
-        return Model(self, self._core.model(spec._core, core, chunk_tokens, False))
+        found = None if profile is None else profile_of(profile)
+        if isinstance(found, str):
+            found = Profile._of(self._core.profile(spec.model_id, found, False))
+        core = None if found is None else found._core
+        return Model(self, self._core.model(spec._core, core, chunk_tokens, prefill_tokens_per_s, False))
 
     def usage(self) -> Json:
         """Tell what the caller's tenant keeps in the store: objects, bytes, bytes by model.
@@ -291,6 +300,44 @@ class Model:
         """What its cache looks like."""
         return ModelSpec(self._core.spec)
 
+    @property
+    def profile(self) -> Profile | None:
+        """What its caches are encoded with; None before the first save where no profile was given."""
+        return made_profile(self._core)
+
+    def observe_prefill(self, tokens: range, seconds: float) -> None:
+        """Tell what computing tokens took, over the cache of those before them: later loads are weighed against it.
+
+        Each observation moves the expectation a little; one that is wrong by far is better said as ``prefill_tokens_per_s``.
+
+        Parameters
+        ----------
+        tokens : range
+            Positions that were computed.
+        seconds : float
+            How long it took.
+
+        Raises
+        ------
+        InputError
+            ``invalid_setting`` for a negative number of seconds.
+
+        Examples
+        --------
+        >>> model.observe_prefill(range(0, 2048), 0.4)
+        """
+        self._core.observe_prefill(tokens.start, tokens.stop, seconds)
+
+    def prefill_seconds(self, tokens: range) -> float:
+        """Tell how long computing tokens is expected to take.
+
+        Examples
+        --------
+        >>> round(store.model(spec, prefill_tokens_per_s=1000).prefill_seconds(range(0, 2000)), 3)
+        2.0
+        """
+        return self._core.prefill_seconds(tokens.start, tokens.stop)
+
     def session(
         self,
         tokens: Any,
@@ -377,141 +424,10 @@ class Model:
         return f"<Model {self.spec.model_id[:12]} at {self._store.url}>"
 
 
-class Session:
-    """One request, or one conversation turn by turn. Made by `Model.session`."""
-
-    def __init__(self, spec: ModelSpec, tokens: list[int], core: _kvasir.Session) -> None:
-        self._spec = spec
-        self._core = core
-        self.tokens = tokens
-        self.missing = [range(len(tokens))]
-        """Tokens to compute: all of them before a load, and what it left out after one."""
-
-    @property
-    def matched(self) -> int:
-        """Leading tokens that are stored; 0 for a miss."""
-        return self._core.matched
-
-    @property
-    def error(self) -> Exception | None:
-        """Why the lookup failed, where it did."""
-        return self._core.lookup_error()
-
-    def load(self, into: KV = None, *, deadline: float | None = None, level: int | None = None) -> Loaded:
-        """Load what is matched.
-
-        A failing network or service is no error, only more that is `missing`. When the call returns, or is left by an exception,
-        nothing is written to the tensors any more.
-
-        Parameters
-        ----------
-        into : KV, optional
-            Tensors of the cache's type with room for `matched` tokens, written in place; numpy arrays unless said.
-        deadline : float, optional
-            Seconds until the first token is due; the quality is what there is time for.
-        level : int, optional
-            Load everything at this level, the last token included, however long it takes.
-
-        Raises
-        ------
-        InputError
-            ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor.
-
-        Examples
-        --------
-        >>> saved = model.session(tokens, salt=b"load").save(kv)
-        >>> loaded = model.session(tokens, salt=b"load").load(level=0)
-        >>> loaded.loaded_tokens == len(tokens), loaded.kv[0][0].shape
-        (True, (2, 512, 16))
-        """
-        target = self._spec.empty(self.matched) if into is None else into
-        loaded = Loaded._of(target, self._core.load(target, deadline, level, False))
-        self.missing = loaded.missing
-        return loaded
-
-    def save(self, kv: KV, tokens: int | None = None) -> Saved:
-        """Save the cache of the first tokens, and wait until it is durable. Only what is not stored is read, without a copy.
-
-        Parameters
-        ----------
-        kv : KV
-            The cache from token 0 on. Nobody may change it until the call returns.
-        tokens : int, optional
-            How many tokens of it; all of the session unless said.
-
-        Raises
-        ------
-        InputError
-            ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor; ``not_encodable``.
-        ServiceError, UnavailableError
-            What the service answers, or that it does not. Chunks that were acknowledged stay stored.
-
-        Examples
-        --------
-        >>> [chunk.outcome for chunk in model.session(tokens, salt=b"save").save(kv).chunks]
-        ['stored']
-        """
-        return Saved._of(self._core.save(kv, len(self.tokens) if tokens is None else tokens, False))
-
-    def save_in_background(self, kv: KV, tokens: int | None = None) -> Save:
-        """Save a copy of what is not stored, and return at once.
-
-        Parameters
-        ----------
-        kv, tokens
-            As `save`; the tensors are free again when the call returns.
-
-        Examples
-        --------
-        >>> model.session(tokens, salt=b"later").save_in_background(kv).wait().refused
-        """
-        return Save(self._core.save_in_background(kv, len(self.tokens) if tokens is None else tokens))
-
-    def extend(self, tokens: Any) -> None:
-        """Append tokens: what was generated, and the next turn.
-
-        Examples
-        --------
-        >>> session = model.session([1, 2, 3])
-        >>> session.extend([4])
-        >>> session.tokens
-        [1, 2, 3, 4]
-        """
-        more = token_list(tokens)
-        self._core.extend(more)
-        self.tokens = self.tokens + more
-
-    def __repr__(self) -> str:
-        return f"<Session: {self.matched} of {len(self.tokens)} tokens matched>"
-
-
-class Save:
-    """A save in the background. It goes on whether or not somebody waits. Made by `Session.save_in_background`."""
-
-    __slots__ = ("_core",)
-
-    def __init__(self, core: _kvasir.Save) -> None:
-        self._core = core
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it is over."""
-        return self._core.is_done
-
-    def wait(self) -> Saved:
-        """Wait until it is durable.
-
-        Raises
-        ------
-        ServiceError, UnavailableError
-            Why it failed for good.
-
-        Examples
-        --------
-        >>> model.session(tokens, salt=b"wait").save_in_background(kv).wait().bytes > 0
-        True
-        """
-        return Saved._of(self._core.wait(False))
+def made_profile(core: _kvasir.Model) -> Profile | None:
+    """The profile of a model, where it is known."""
+    found = core.profile
+    return None if found is None else Profile._of(found)
 
 
 def request_body(fields: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from . import _kvasir
 from ._codec import Profile, profile_of
 from ._reports import Loaded, Saved
 from ._spec import KV, ModelSpec, spec_of, token_list
-from ._store import Json, ProfileLike, context_body, explain_body, label_query, request_body
+from ._store import Json, ProfileLike, context_body, explain_body, label_query, made_profile, request_body
 
 __all__ = ["Model", "Save", "Session", "Store", "connect"]
 
@@ -51,12 +51,22 @@ class Store:
         """The namespace."""
         return self._core.namespace
 
-    async def model(self, model: Any, profile: ProfileLike, *, chunk_tokens: int | None = None, **options: Any) -> Model:
+    async def model(
+        self,
+        model: Any,
+        profile: ProfileLike | None = None,
+        *,
+        chunk_tokens: int | None = None,
+        prefill_tokens_per_s: float | None = None,
+        **options: Any,
+    ) -> Model:
         """As `kvasir.Store.model`."""
         spec = spec_of(model, **options)
-        found = profile_of(profile)
-        core = found._core if isinstance(found, Profile) else await self._core.profile(spec.model_id, found, True)
-        return Model(self, await self._core.model(spec._core, core, chunk_tokens, True))
+        found = None if profile is None else profile_of(profile)
+        if isinstance(found, str):
+            found = Profile._of(await self._core.profile(spec.model_id, found, True))
+        core = None if found is None else found._core
+        return Model(self, await self._core.model(spec._core, core, chunk_tokens, prefill_tokens_per_s, True))
 
     async def usage(self) -> Json:
         """As `kvasir.Store.usage`."""
@@ -113,6 +123,19 @@ class Model:
     def spec(self) -> ModelSpec:
         """What its cache looks like."""
         return ModelSpec(self._core.spec)
+
+    @property
+    def profile(self) -> Profile | None:
+        """As `kvasir.Model.profile`."""
+        return made_profile(self._core)
+
+    def observe_prefill(self, tokens: range, seconds: float) -> None:
+        """As `kvasir.Model.observe_prefill`."""
+        self._core.observe_prefill(tokens.start, tokens.stop, seconds)
+
+    def prefill_seconds(self, tokens: range) -> float:
+        """As `kvasir.Model.prefill_seconds`."""
+        return self._core.prefill_seconds(tokens.start, tokens.stop)
 
     async def session(
         self,

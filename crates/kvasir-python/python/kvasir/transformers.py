@@ -3,7 +3,7 @@
 ``` python
 from kvasir.transformers import KvasirCache
 
-kv = KvasirCache(store, model, tokenizer, profile="model.kvp")
+kv = KvasirCache(store, model, tokenizer)
 with kv.reuse(model):
     model.generate(**tokenizer(prompt, return_tensors="pt"))
 ```
@@ -21,8 +21,9 @@ import torch
 import transformers
 from transformers import DynamicCache
 
+from ._session import Save, Session
 from ._spec import ModelSpec
-from ._store import ProfileLike, Save, Session, Store
+from ._store import ProfileLike, Store
 from .errors import InputError, KvasirError
 
 __all__ = ["KvasirCache", "LastLoad"]
@@ -70,12 +71,14 @@ class KvasirCache:
         A causal decoder.
     tokenizer : PreTrainedTokenizerBase, optional
         Its padding token tells left padding apart where no attention mask is given.
-    profile : Profile, bytes, path, or str
-        What caches are encoded with; its file, or its id in the store.
+    profile : Profile, bytes, path, or str, optional
+        What caches are encoded with; its file, or its id in the store. Unless said, it makes itself as `Store.model` says.
     weights, revision, adapter : str, optional
         Identity of the weights, where the model's configuration does not say it.
     chunk_tokens : int, optional
         Tokens of a stored chunk.
+    prefill_tokens_per_s : float, optional
+        Tokens that the model computes in a second, as `Store.model` says.
     deadline : float, optional
         Seconds that a load may take; the quality is what there is time for.
     level : int, optional
@@ -93,18 +96,19 @@ class KvasirCache:
         model: Any,
         tokenizer: Any = None,
         *,
-        profile: ProfileLike,
+        profile: ProfileLike | None = None,
         weights: str | None = None,
         revision: str | None = None,
         adapter: str | None = None,
         chunk_tokens: int | None = None,
+        prefill_tokens_per_s: float | None = None,
         deadline: float | None = None,
         level: int | None = None,
     ) -> None:
         if getattr(model.config, "is_encoder_decoder", False):
             raise InputError("the model is an encoder-decoder", "unknown_layers", "use a causal decoder")
         spec = spec_of_model(model, weights=weights, revision=revision, adapter=adapter)
-        self._model = store.model(spec, profile, chunk_tokens=chunk_tokens)
+        self._model = store.model(spec, profile, chunk_tokens=chunk_tokens, prefill_tokens_per_s=prefill_tokens_per_s)
         self._spec = spec
         self._pad = getattr(tokenizer, "pad_token_id", None)
         self._dtype, self._device = model.dtype, model.device
@@ -194,8 +198,7 @@ class KvasirCache:
 
         def with_store(inputs: Any = None, **options: Any) -> Any:
             ids = options.pop("input_ids", inputs)
-            usual = all(options.get(name, value) == value for name, value in _UNKNOWN_WAYS.items())
-            if ids is None or not usual or options.get("past_key_values") is not None:
+            if ids is None or not _is_usual(model, options) or options.get("past_key_values") is not None:
                 return generate(ids, **options)
             mask = options.get("attention_mask")
             cache = self.load(ids, mask)
@@ -246,6 +249,12 @@ class KvasirCache:
             if session.tokens[: len(tokens)] == tokens:
                 return session
         return self._model.session(tokens)
+
+
+def _is_usual(model: Any, options: dict[str, Any]) -> bool:
+    """Whether a call of ``generate`` leaves each row of the cache what it is, by its options and the configuration beneath them."""
+    config = options.get("generation_config") or model.generation_config
+    return all(options.get(name, getattr(config, name, None)) in (None, usual) for name, usual in _UNKNOWN_WAYS.items())
 
 
 def spec_of_model(model: Any, *, weights: str | None = None, revision: str | None = None, adapter: str | None = None) -> ModelSpec:
