@@ -11,7 +11,19 @@ import pytest
 import kvasir
 from kvasir import aio
 from slow_proxy import SlowProxy
-from toy_model import TOKENS, make_kv, make_tokens, same
+from toy_model import CONFIG, TOKENS, make_kv, make_tokens, readme_examples, same
+
+
+def test_the_example_of_the_guide_runs(server, spec, kv, tokens, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    example = readme_examples()[0].replace("http://127.0.0.1:7480", server.url)
+    for is_stored in (False, True):
+        computed, into = [], [(k.copy(), v.copy()) for k, v in kv]
+        found = {"tokens": tokens, "kv": into, "prefill": computed.append}
+        exec(example, found)
+        assert found["session"].matched == (TOKENS if is_stored else 0)
+        assert computed == found["loaded"].missing and computed[-1].stop == TOKENS
 
 
 def names(kv: list) -> list[int]:

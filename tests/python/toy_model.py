@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,14 @@ CONFIG = {
     "rope_theta": 10_000.0,
     "torch_dtype": "float16",
 }
+
+
+README = Path(__file__).resolve().parents[2] / "crates" / "kvasir-python" / "README.md"
+
+
+def readme_examples() -> list[str]:
+    """The blocks of Python in the guide."""
+    return re.findall(r"^```python\n(.*?)^```$", README.read_text(), flags=re.M | re.S)
 
 
 def make_spec(kv_dtype: str = "float16", layers: int = 3) -> kvasir.ModelSpec:

@@ -6,10 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import DynamicCache
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import DynamicCache, GenerationConfig, PreTrainedTokenizerFast, pipeline
 
 import kvasir
 from kvasir.transformers import KvasirCache, spec_of_model
+from toy_model import readme_examples
 
 MODELS = Path(__file__).resolve().parents[1] / "models" / "check.py"
 NAMES = [
@@ -45,6 +49,15 @@ def small_models():
 
 def prompt(seed: int, count: int = PROMPT) -> torch.Tensor:
     return torch.randint(3, 64, (1, count), generator=torch.Generator().manual_seed(seed))
+
+
+def fast_tokenizer(largest: int) -> PreTrainedTokenizerFast:
+    """One whose words are the numbers of the tokens."""
+    words = {"[PAD]": 0, **{str(token): token for token in range(1, int(largest) + 1)}}
+    words["[UNK]"] = len(words)
+    made = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]")
 
 
 def rows(model, ids: torch.Tensor) -> list:
@@ -155,7 +168,51 @@ def test_lost_rows_and_strange_layers_are_refused(made):
         kv.store(ids, native)
 
 
+def test_what_changes_rows_is_left_alone(made):
+    """Beams and several answers, asked for by options or by a configuration, neither load nor store."""
+    kv, ids = cache_of(made), prompt(18)
+    beams = GenerationConfig(**{**made.model.generation_config.to_dict(), "num_beams": 2})
+    with kv.reuse(made.model):
+        for options in ({"num_beams": 2}, {"generation_config": beams}, {"num_return_sequences": 2, "num_beams": 2}):
+            made.model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0, **options)
+    kv.drain()
+    assert kv.load(ids).get_seq_length() == 0
+
+
+def test_a_pipeline_reuses(made):
+    """What wraps a pipeline of transformers, as LangChain's HuggingFacePipeline, needs no change."""
+    kv, ids = cache_of(made), prompt(19)
+    tokenizer = fast_tokenizer(ids.max())
+    text = tokenizer.decode(ids[0])
+    pipe = pipeline("text-generation", model=made.model, tokenizer=tokenizer)
+    plain = pipe(text, max_new_tokens=4, do_sample=False)
+    with kv.reuse(made.model):
+        assert pipe(text, max_new_tokens=4, do_sample=False) == plain
+        kv.drain()
+        pipe(text, max_new_tokens=4, do_sample=False)
+    assert kv.last.cached_tokens == whole_blocks(PROMPT)
+
+
+def test_the_examples_of_the_guide_run(made):
+    """With a profile that makes itself."""
+    made.model.config._name_or_path, made.model.config._commit_hash = "org/readme", "1"
+    ids = prompt(20)
+    names = {
+        "store": made.store,
+        "model": made.model,
+        "tokenizer": fast_tokenizer(ids.max()),
+        "input_ids": ids,
+        "prompt": " ".join(map(str, ids[0].tolist())),
+        "DynamicCache": DynamicCache,
+    }
+    for example in readme_examples()[1:]:
+        with torch.no_grad():
+            exec(example, names)
+    assert names["kv"].last.matched_tokens == [whole_blocks(PROMPT)]
+    assert names["output"].shape[1] > PROMPT
+
+
 def test_encoder_decoders_are_refused(store):
     model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
     with pytest.raises(kvasir.InputError, match="encoder-decoder"):
-        KvasirCache(store, model, profile=b"")
+        KvasirCache(store, model)
