@@ -96,3 +96,17 @@ def test_prefills_are_learned_from(store, spec, profile):
     assert model.prefill_seconds(range(1000, 1500)) == pytest.approx(1.0, rel=0.05)
     with pytest.raises(kvasir.InputError, match="-1"):
         model.observe_prefill(range(0, 10), -1.0)
+
+
+def test_a_named_quality_is_kept(empty, spec, kv, tokens):
+    store = kvasir.connect(empty.url)
+    store.model(spec).session(tokens, salt=b"quality").save(kv)
+    loads = {}
+    for quality in ("small", "balanced", "transparent", "exact"):
+        session = store.model(spec, quality=quality).session(tokens, salt=b"quality")
+        loads[quality] = session.load(level=0) if session.matched else None
+    assert loads["exact"] is None, "a first profile has no exact level"
+    levels = [loads[name].chunks[0].level for name in ("small", "balanced", "transparent")]
+    assert levels == [0, 1, 2]
+    with pytest.raises(kvasir.InputError, match="transparent"):
+        store.model(spec, quality="good")

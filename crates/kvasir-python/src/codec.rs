@@ -7,7 +7,7 @@ use kvasir_codec::{
     container::{Head, ObjectVerifier},
 };
 use kvasir_model::plan::{self, Deployment, LevelRate, ModelPreset, Rate, Request};
-use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, RootHash};
+use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, LevelError, Loss, Quality, RootHash};
 use pyo3::{prelude::*, types::PyBytes};
 
 use crate::{
@@ -37,7 +37,7 @@ pub(crate) fn encode<'py>(
             preceding_token: None,
             first_position: 0,
             link: ChainLink::first(root),
-            kl_beneath: 0.0,
+            beneath: Loss::NONE,
             kv: &*tensors,
         };
         Ok(encoder.encode(&input)?)
@@ -82,6 +82,11 @@ pub(crate) fn inspect(py: Python<'_>, object: &[u8]) -> PyResult<String> {
         let header = &head.header;
         let prefixes: Vec<u64> =
             (0..header.level_count).map(|level| head.level_bytes(Level(level)).unwrap_or(0)).collect();
+        let quality = |level| {
+            let error = head.measured().map_or(LevelError::UNKNOWN, |measured| measured.error(Level(level)));
+            Quality::of(error).map(Quality::name)
+        };
+        let qualities: Vec<_> = (0..header.level_count).map(quality).collect();
         crate::json(&serde_json::json!({
             "model_id": header.model_id.to_string(),
             "profile_id": header.profile_hash.to_string(),
@@ -93,6 +98,7 @@ pub(crate) fn inspect(py: Python<'_>, object: &[u8]) -> PyResult<String> {
             "head_bytes": header.head_bytes(),
             "object_bytes": header.object_bytes,
             "level_bytes": prefixes,
+            "qualities": qualities,
         }))
     })
 }

@@ -258,7 +258,7 @@ fn loaded_json(loaded: &Loaded) -> Result<String, Failure> {
     crate::json(&json!({
         "loaded_tokens": loaded.loaded_tokens(),
         "missing": loaded.missing().iter().map(|missing| range(*missing)).collect::<Vec<_>>(),
-        "kl": loaded.kl(),
+        "kl": loaded.loss().kl,
         "seconds": loaded.elapsed().as_secs_f64(),
         "bytes": report.map_or(0, |report| report.bytes),
         "gave_up": report.is_some_and(|report| report.gave_up),

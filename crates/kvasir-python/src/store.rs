@@ -7,7 +7,7 @@ use kvasir_client::{
     rest::{BearerToken, Client, ClientConfig, EventMessage, EventStream},
     tuning::RecomputeModel,
 };
-use kvasir_types::{ModelId, ProfileHash};
+use kvasir_types::{ModelId, ProfileHash, Quality};
 use pyo3::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -128,7 +128,8 @@ impl Store {
     }
 
     /// Registers a model, and opens the namespace. Without a profile, one makes itself.
-    #[pyo3(signature = (spec, profile, chunk_tokens, prefill_tokens_per_s, is_async))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of one Python function")]
+    #[pyo3(signature = (spec, profile, chunk_tokens, prefill_tokens_per_s, quality, is_async))]
     fn model<'py>(
         &self,
         py: Python<'py>,
@@ -136,6 +137,7 @@ impl Store {
         profile: Option<&Profile>,
         chunk_tokens: Option<usize>,
         prefill_tokens_per_s: Option<f64>,
+        quality: Option<&str>,
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let mut builder =
@@ -148,6 +150,9 @@ impl Store {
                 return Err(setting("prefill_tokens_per_s must be above 0").into());
             }
             builder = builder.recompute_model(RecomputeModel::from_seconds(0.0, 1.0 / speed, 0.0));
+        }
+        if let Some(quality) = quality {
+            builder = builder.quality(quality.parse::<Quality>().map_err(setting)?);
         }
         if let Some(token) = &self.token {
             builder = builder.token(token.as_str());

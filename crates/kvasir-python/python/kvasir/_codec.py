@@ -299,6 +299,8 @@ class Inspection(NamedTuple):
         Bytes of its head, and of all of it.
     level_bytes : list of int
         Bytes of the prefix that decodes to each level.
+    qualities : list of str or None
+        The best name that the measured error of each level has; none where nobody measured it, or it is above all bounds.
     """
 
     model_id: str
@@ -311,6 +313,7 @@ class Inspection(NamedTuple):
     head_bytes: int
     object_bytes: int
     level_bytes: list[int]
+    qualities: list[str | None]
 
     def _repr_html_(self) -> str:
         from . import _html

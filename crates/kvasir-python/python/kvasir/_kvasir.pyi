@@ -120,6 +120,7 @@ class Store:
         profile: Profile | None,
         chunk_tokens: int | None,
         prefill_tokens_per_s: float | None,
+        quality: str | None,
         is_async: _No,
     ) -> Model: ...
     @overload
@@ -129,6 +130,7 @@ class Store:
         profile: Profile | None,
         chunk_tokens: int | None,
         prefill_tokens_per_s: float | None,
+        quality: str | None,
         is_async: _Yes,
     ) -> Awaitable[Model]: ...
 

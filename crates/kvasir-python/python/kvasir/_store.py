@@ -90,6 +90,7 @@ class Store:
         context: int | None = None,
         chunk_tokens: int | None = None,
         prefill_tokens_per_s: float | None = None,
+        quality: str | None = None,
     ) -> Model:
         """Register a model, to look up, load and save its caches.
 
@@ -108,6 +109,9 @@ class Store:
             Tokens that the engine computes in a second, to start from; 4,200 unless said: a model of 7·10⁹ parameters on a GPU.
             A load without a level is given up where the service is silent for longer than computing takes, and where a deadline
             would be missed and computing is sooner.
+        quality : str, optional
+            Worst quality that lookups match and loads bring, by the errors that encoders measured: ``"exact"``, ``"transparent"``,
+            ``"balanced"`` or ``"small"``. Unless said, whatever the deadline allows.
 
         Raises
         ------
@@ -129,7 +133,7 @@ class Store:
         if isinstance(found, str):
             found = Profile._of(self._core.profile(spec.model_id, found, False))
         core = None if found is None else found._core
-        return Model(self, self._core.model(spec._core, core, chunk_tokens, prefill_tokens_per_s, False))
+        return Model(self, self._core.model(spec._core, core, chunk_tokens, prefill_tokens_per_s, quality, False))
 
     def usage(self) -> Json:
         """Tell what the caller's tenant keeps in the store: objects, bytes, bytes by model.

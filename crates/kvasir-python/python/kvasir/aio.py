@@ -58,6 +58,7 @@ class Store:
         *,
         chunk_tokens: int | None = None,
         prefill_tokens_per_s: float | None = None,
+        quality: str | None = None,
         **options: Any,
     ) -> Model:
         """As `kvasir.Store.model`."""
@@ -66,7 +67,8 @@ class Store:
         if isinstance(found, str):
             found = Profile._of(await self._core.profile(spec.model_id, found, True))
         core = None if found is None else found._core
-        return Model(self, await self._core.model(spec._core, core, chunk_tokens, prefill_tokens_per_s, True))
+        core_model = await self._core.model(spec._core, core, chunk_tokens, prefill_tokens_per_s, quality, True)
+        return Model(self, core_model)
 
     async def usage(self) -> Json:
         """As `kvasir.Store.usage`."""

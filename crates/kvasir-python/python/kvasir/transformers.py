@@ -79,6 +79,8 @@ class KvasirCache:
         Tokens of a stored chunk.
     prefill_tokens_per_s : float, optional
         Tokens that the model computes in a second, as `Store.model` says.
+    quality : str, optional
+        Worst quality that loads bring, as `Store.model` says.
     deadline : float, optional
         Seconds that a load may take; the quality is what there is time for.
     level : int, optional
@@ -102,13 +104,16 @@ class KvasirCache:
         adapter: str | None = None,
         chunk_tokens: int | None = None,
         prefill_tokens_per_s: float | None = None,
+        quality: str | None = None,
         deadline: float | None = None,
         level: int | None = None,
     ) -> None:
         if getattr(model.config, "is_encoder_decoder", False):
             raise InputError("the model is an encoder-decoder", "unknown_layers", "use a causal decoder")
         spec = spec_of_model(model, weights=weights, revision=revision, adapter=adapter)
-        self._model = store.model(spec, profile, chunk_tokens=chunk_tokens, prefill_tokens_per_s=prefill_tokens_per_s)
+        self._model = store.model(
+            spec, profile, chunk_tokens=chunk_tokens, prefill_tokens_per_s=prefill_tokens_per_s, quality=quality
+        )
         self._spec = spec
         self._pad = getattr(tokenizer, "pad_token_id", None)
         self._dtype, self._device = model.dtype, model.device
