@@ -30,6 +30,10 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvasir-replay", &["kvasir-eviction"]),
     ("kvasir-client", &["kvasir-api", "kvasir-codec", "kvasir-container", "kvasir-types"]),
     ("kvasir-engine", &["kvasir-client", "kvasir-codec", "kvasir-train", "kvasir-types"]),
+    (
+        "kvasir-python",
+        &["kvasir-api", "kvasir-client", "kvasir-codec", "kvasir-model", "kvasir-train", "kvasir-types"],
+    ),
     ("kvasir-server", &["kvasir-api", "kvasir-eviction", "kvasir-storage", "kvasir-store", "kvasir-types"]),
     (
         "kvasir-cli",

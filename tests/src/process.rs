@@ -145,7 +145,7 @@ impl Process {
 
     /// Waits until its log says something: a pipe brings it later than answers come.
     pub async fn says(&self, what: &str) {
-        let begun = Instant::now();
+        let begun = std::time::Instant::now();
         while !self.log().contains(what) {
             assert!(begun.elapsed() < PATIENCE, "{what} is not in its log:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(50)).await;

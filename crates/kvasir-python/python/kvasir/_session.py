@@ -1,0 +1,147 @@
+"""A request or a conversation, for callers that wait: what is stored of it, loads and saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _kvasir
+from ._reports import Loaded, Saved
+from ._spec import KV, ModelSpec, token_list
+
+
+class Session:
+    """One request, or one conversation turn by turn. Made by `Model.session`."""
+
+    def __init__(self, spec: ModelSpec, tokens: list[int], core: _kvasir.Session) -> None:
+        self._spec = spec
+        self._core = core
+        self.tokens = tokens
+        self.missing = [range(len(tokens))]
+        """Tokens to compute: all of them before a load, and what it left out after one."""
+
+    @property
+    def matched(self) -> int:
+        """Leading tokens that are stored; 0 for a miss."""
+        return self._core.matched
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the lookup failed, where it did."""
+        return self._core.lookup_error()
+
+    def load(self, into: KV = None, *, deadline: float | None = None, level: int | None = None) -> Loaded:
+        """Load what is matched.
+
+        A failing network or service is no error, only more that is `missing`. When the call returns, or is left by an exception,
+        nothing is written to the tensors any more.
+
+        Parameters
+        ----------
+        into : KV, optional
+            Tensors of the cache's type with room for `matched` tokens, written in place; numpy arrays unless said.
+        deadline : float, optional
+            Seconds until the first token is due; the quality is what there is time for.
+        level : int, optional
+            Load everything at this level, the last token included, however long it takes.
+
+        Raises
+        ------
+        InputError
+            ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor.
+
+        Examples
+        --------
+        >>> saved = model.session(tokens, salt=b"load").save(kv)
+        >>> loaded = model.session(tokens, salt=b"load").load(level=0)
+        >>> loaded.loaded_tokens == len(tokens), loaded.kv[0][0].shape
+        (True, (2, 512, 16))
+        """
+        target = self._spec.empty(self.matched) if into is None else into
+        loaded = Loaded._of(target, self._core.load(target, deadline, level, False))
+        self.missing = loaded.missing
+        return loaded
+
+    def save(self, kv: KV, tokens: int | None = None) -> Saved:
+        """Save the cache of the first tokens, and wait until it is durable. Only what is not stored is read, without a copy.
+
+        Parameters
+        ----------
+        kv : KV
+            The cache from token 0 on. Nobody may change it until the call returns.
+        tokens : int, optional
+            How many tokens of it; all of the session unless said.
+
+        Raises
+        ------
+        InputError
+            ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor; ``not_encodable``; ``no_first_profile``
+            where the model has none and the cache is too short or too uniform to make one of.
+        ServiceError, UnavailableError
+            What the service answers, or that it does not. Chunks that were acknowledged stay stored.
+
+        Examples
+        --------
+        >>> [chunk.outcome for chunk in model.session(tokens, salt=b"save").save(kv).chunks]
+        ['stored']
+        """
+        return Saved._of(self._core.save(kv, len(self.tokens) if tokens is None else tokens, False))
+
+    def save_in_background(self, kv: KV, tokens: int | None = None) -> Save:
+        """Save a copy of what is not stored, and return at once.
+
+        Parameters
+        ----------
+        kv, tokens
+            As `save`; the tensors are free again when the call returns.
+
+        Examples
+        --------
+        >>> model.session(tokens, salt=b"later").save_in_background(kv).wait().refused
+        """
+        return Save(self._core.save_in_background(kv, len(self.tokens) if tokens is None else tokens))
+
+    def extend(self, tokens: Any) -> None:
+        """Append tokens: what was generated, and the next turn.
+
+        Examples
+        --------
+        >>> session = model.session([1, 2, 3])
+        >>> session.extend([4])
+        >>> session.tokens
+        [1, 2, 3, 4]
+        """
+        more = token_list(tokens)
+        self._core.extend(more)
+        self.tokens = self.tokens + more
+
+    def __repr__(self) -> str:
+        return f"<Session: {self.matched} of {len(self.tokens)} tokens matched>"
+
+
+class Save:
+    """A save in the background. It goes on whether or not somebody waits. Made by `Session.save_in_background`."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: _kvasir.Save) -> None:
+        self._core = core
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is over."""
+        return self._core.is_done
+
+    def wait(self) -> Saved:
+        """Wait until it is durable.
+
+        Raises
+        ------
+        ServiceError, UnavailableError
+            Why it failed for good.
+
+        Examples
+        --------
+        >>> model.session(tokens, salt=b"wait").save_in_background(kv).wait().bytes > 0
+        True
+        """
+        return Saved._of(self._core.wait(False))

@@ -1,0 +1,221 @@
+"""Model specs, and what is read as one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _kvasir
+from .errors import InputError
+
+KV = Any
+"""A cache: a pair ``(k, v)`` a layer, each ``[kv_heads, tokens, head_dim]`` with or without a leading 1, or one tensor
+``[layers, 2, kv_heads, tokens, head_dim]``. A tensor has ``__dlpack__`` or the buffer protocol, or is
+``(address, nbytes, shape, dtype)`` of contiguous memory that the caller keeps."""
+
+
+class ModelSpec:
+    """What a model's cache looks like, and whose it is: engines whose specs are equal share what is stored.
+
+    Made by `from_config` or `from_json`.
+
+    Attributes
+    ----------
+    model_id : str
+        Hash of the spec.
+    kv_dtype : str
+        Type of the cached values: ``bfloat16``, ``float16``, ``float32`` or ``float8_e4m3fn``.
+    bytes_per_token : int
+        Bytes of one token's cache, uncompressed.
+
+    Examples
+    --------
+    >>> config = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    ...           "num_key_value_heads": 8, "rope_theta": 500000.0, "torch_dtype": "bfloat16"}
+    >>> spec = kvasir.ModelSpec.from_config(config, weights="meta-llama/Meta-Llama-3-8B", revision="8cde5ca")
+    >>> spec.bytes_per_token
+    131072
+    """
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: _kvasir.Spec) -> None:
+        self._core = core
+
+    @classmethod
+    def from_json(cls, text: str) -> ModelSpec:
+        """Read the JSON of a spec.
+
+        Parameters
+        ----------
+        text : str
+            As `to_json` or ``kvasir model spec`` gives it.
+
+        Raises
+        ------
+        InputError
+            ``invalid_model_spec`` for a spec that no cache can have.
+
+        Examples
+        --------
+        >>> kvasir.ModelSpec.from_json(spec.to_json()) == spec
+        True
+        """
+        return cls(_kvasir.Spec.from_json(text))
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Any,
+        *,
+        weights: str | None = None,
+        revision: str | None = None,
+        adapter: str | None = None,
+        kv_dtype: str | None = None,
+        pairing: str | None = None,
+        context: int | None = None,
+    ) -> ModelSpec:
+        """Read a Hugging Face configuration.
+
+        Parameters
+        ----------
+        config : dict, path, or object with ``to_dict``
+            The configuration, its ``config.json``, the folder of it, or ``model.config``.
+        weights, revision : str, optional
+            Name and commit of the weights. Without them, those that the configuration or its place in Hugging Face's cache says.
+        adapter : str, optional
+            Name and digest of an adapter (LoRA) that changes the cache.
+        kv_dtype : str, optional
+            Type of the cached values where it is not that of the weights.
+        pairing : {"half", "interleaved"}, optional
+            How rotary pairs lie in cached keys, where the engine has another order than the model.
+        context : int, optional
+            Tokens of the longest context that is served, where frequencies depend on it.
+
+        Raises
+        ------
+        InputError
+            ``invalid_config`` naming the field that shapes the cache and is missing or not known.
+
+        Examples
+        --------
+        >>> kvasir.ModelSpec.from_config(config, weights="toy", revision="1", kv_dtype="float16").kv_dtype
+        'float16'
+        """
+        text, name, commit = _config(config)
+        weights, revision = weights or name, revision or commit
+        missing = [what for what, value in (("weights", weights), ("revision", revision)) if not value]
+        if not weights or not revision:
+            what = " and ".join(missing)
+            raise InputError(f"the configuration does not say {what} of the weights", "invalid_config", f"give {what}=")
+        return cls(_kvasir.Spec.from_hf(text, weights, revision, adapter, _dtype(kv_dtype), pairing, context))
+
+    def to_json(self) -> str:
+        """Give the spec as JSON.
+
+        Examples
+        --------
+        >>> json.loads(spec.to_json())["weights"]
+        'toy'
+        """
+        return self._core.to_json()
+
+    @property
+    def model_id(self) -> str:
+        return self._core.model_id
+
+    @property
+    def kv_dtype(self) -> str:
+        return self._core.kv_dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self._core.bytes_per_token
+
+    @property
+    def layers(self) -> list[tuple[str, tuple[tuple[int, int], tuple[int, int]]]]:
+        """Of each layer its kind (``gqa``, ``sliding_window``, ``mla``, ``none``), and heads and elements of K and of V."""
+        return self._core.layers
+
+    def empty(self, tokens: int) -> list[Any]:
+        """Make numpy arrays for a cache: a pair ``(k, v)`` a layer, each ``[kv_heads, tokens, head_dim]``, of zeros.
+
+        numpy has no bfloat16 and no float8: such values are uint16 and uint8 that hold the bits.
+
+        Parameters
+        ----------
+        tokens : int
+            Tokens to make room for.
+
+        Examples
+        --------
+        >>> [array.shape for array in spec.empty(100)[0]]
+        [(2, 100, 16), (2, 100, 16)]
+        """
+        import numpy as np
+
+        names = {"bfloat16": "uint16", "float16": "float16", "float32": "float32", "float8_e4m3fn": "uint8"}
+        dtype = names.get(self.kv_dtype)
+        if dtype is None:
+            raise InputError(f"no arrays hold a cache of {self.kv_dtype}", "wrong_dtype", "use another type of cache")
+
+        def plane(shape: tuple[int, int]) -> Any:
+            return np.zeros((shape[0], tokens, shape[1]), dtype)
+
+        return [None if kind == "none" else (plane(k), plane(v)) for kind, (k, v) in self.layers]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModelSpec) and other.model_id == self.model_id
+
+    def __hash__(self) -> int:
+        return hash(self.model_id)
+
+    def __repr__(self) -> str:
+        return f"<ModelSpec {self.model_id[:12]}: {len(self.layers)} layers, {self.bytes_per_token} bytes a token, {self.kv_dtype}>"
+
+
+def _dtype(name: Any) -> str | None:
+    return None if name is None else str(name)
+
+
+def _config(config: Any) -> tuple[str, str | None, str | None]:
+    """Text of a configuration, and the weights' name and commit where they are known."""
+    if isinstance(config, Mapping):
+        return json.dumps(dict(config), default=str), config.get("_name_or_path"), config.get("_commit_hash")
+    if hasattr(config, "to_dict"):
+        text = json.dumps(config.to_dict(), default=str)
+        return text, getattr(config, "_name_or_path", None), getattr(config, "_commit_hash", None)
+    if not isinstance(config, (str, os.PathLike)):
+        kind = type(config).__name__
+        raise InputError(f"{kind} is no configuration", "invalid_config", "give a dict, a path, or an object with to_dict")
+    # Takes as long to import as the rest together.
+    from pathlib import Path
+
+    path = Path(config)
+    path = path / "config.json" if path.is_dir() else path
+    # models--ORGANISATION--MODEL/snapshots/COMMIT/config.json
+    folder = path.parent
+    if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
+        name = folder.parents[1].name.removeprefix("models--").replace("--", "/", 1)
+        return path.read_text(), name, folder.name
+    return path.read_text(), None, None
+
+
+def spec_of(model: Any, **options: Any) -> ModelSpec:
+    """A spec from whatever describes a model."""
+    if isinstance(model, ModelSpec):
+        return model
+    is_spec = isinstance(model, Mapping) and "layers" in model and "kv_dtype" in model
+    if is_spec or (isinstance(model, str) and model.lstrip().startswith("{")):
+        return ModelSpec.from_json(model if isinstance(model, str) else json.dumps(model))
+    return ModelSpec.from_config(model, **options)
+
+
+def token_list(tokens: Any) -> list[int]:
+    """Token ids from a list, an array or a tensor; a batch of one is taken, too."""
+    ids = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    if isinstance(ids, Sequence) and len(ids) == 1 and isinstance(ids[0], Sequence):
+        ids = ids[0]
+    return list(ids)

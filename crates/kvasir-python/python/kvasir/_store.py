@@ -1,0 +1,459 @@
+"""A service and what is in it, for callers that wait. `kvasir.aio` has the same for ``asyncio``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from . import _kvasir
+from ._codec import Profile, profile_of
+from ._reports import Saved
+from ._session import Session
+from ._spec import ModelSpec, spec_of, token_list
+
+Json = dict[str, Any]
+"""A document of the REST API."""
+
+ProfileLike = Profile | bytes | str | os.PathLike[str]
+"""A profile, its bytes, its path, or its id in the store."""
+
+_JOB_EVERY_S = 0.5
+
+
+def connect(url: str, token: str | None = None, namespace: str = "default") -> Store:
+    """Connect to a service.
+
+    Parameters
+    ----------
+    url : str
+        Its address, ``http://host:port``.
+    token : str, optional
+        A token of the service, or a JSON Web Token.
+    namespace : str
+        Caches of different namespaces never match.
+
+    Returns
+    -------
+    Store
+        Usable from many threads; not after a fork.
+
+    Raises
+    ------
+    UnavailableError
+        When the service does not answer.
+    AuthError
+        When it does not take the token.
+
+    Examples
+    --------
+    >>> with kvasir.testing.server() as s:
+    ...     kvasir.connect(s.url).usage()["objects"]
+    0
+    """
+    return Store(_kvasir.connect(url, token, namespace, False))
+
+
+class Store:
+    """A service, as one caller and in one namespace. Made by `connect`."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: _kvasir.Store) -> None:
+        self._core = core
+
+    def _request(self, name: str, **body: Any) -> Any:
+        return json.loads(self._core.request(name, request_body(body), False))
+
+    @property
+    def url(self) -> str:
+        """The service's address."""
+        return self._core.url
+
+    @property
+    def namespace(self) -> str:
+        """The namespace."""
+        return self._core.namespace
+
+    def model(
+        self,
+        model: Any,
+        profile: ProfileLike | None = None,
+        *,
+        weights: str | None = None,
+        revision: str | None = None,
+        adapter: str | None = None,
+        kv_dtype: str | None = None,
+        pairing: str | None = None,
+        context: int | None = None,
+        chunk_tokens: int | None = None,
+        prefill_tokens_per_s: float | None = None,
+        quality: str | None = None,
+    ) -> Model:
+        """Register a model, to look up, load and save its caches.
+
+        Parameters
+        ----------
+        model : ModelSpec, dict, path, or object with ``to_dict``
+            A spec, or a Hugging Face configuration as `ModelSpec.from_config` reads it with the options below.
+        profile : Profile, bytes, path, or str, optional
+            What caches are encoded with; a text of 64 hexadecimal digits is the id of a profile in the store. Unless said,
+            the one in force at the service, and where there is none, one that is made of the first cache that is saved.
+        weights, revision, adapter, kv_dtype, pairing, context
+            As `ModelSpec.from_config`. Weights, revision and adapter are part of the model's identity.
+        chunk_tokens : int, optional
+            Tokens of a stored chunk: a multiple of 256 up to 16,384; 1,536 unless said.
+        prefill_tokens_per_s : float, optional
+            Tokens that the engine computes in a second, to start from; 4,200 unless said: a model of 7·10⁹ parameters on a GPU.
+            A load without a level is given up where the service is silent for longer than computing takes, and where a deadline
+            would be missed and computing is sooner.
+        quality : str, optional
+            Worst quality that lookups match and loads bring, by the errors that encoders measured: ``"exact"``, ``"transparent"``,
+            ``"balanced"`` or ``"small"``. Unless said, whatever the deadline allows.
+
+        Raises
+        ------
+        InputError
+            ``invalid_config``, ``invalid_model_spec``, ``invalid_setting``.
+        DataError
+            ``invalid_profile`` for a profile of another model.
+        ServiceError, UnavailableError
+            What the service answers, or that it does not.
+
+        Examples
+        --------
+        >>> store.model(spec).spec == spec
+        True
+        """
+        options = dict(weights=weights, revision=revision, adapter=adapter, kv_dtype=kv_dtype, pairing=pairing, context=context)
+        spec = spec_of(model, **options)
+        found = None if profile is None else profile_of(profile)
+        if isinstance(found, str):
+            found = Profile._of(self._core.profile(spec.model_id, found, False))
+        core = None if found is None else found._core
+        return Model(self, self._core.model(spec._core, core, chunk_tokens, prefill_tokens_per_s, quality, False))
+
+    def usage(self) -> Json:
+        """Tell what the caller's tenant keeps in the store: objects, bytes, bytes by model.
+
+        Examples
+        --------
+        >>> store.usage()["bytes"] >= 0
+        True
+        """
+        found: Json = self._request("usage")
+        return found
+
+    def config(self) -> Json:
+        """Tell what the service is and allows.
+
+        Examples
+        --------
+        >>> store.config()["block_tokens"]
+        16
+        """
+        found: Json = self._request("config")
+        return found
+
+    def contexts(self, labels: Mapping[str, str] | None = None) -> Iterator[Json]:
+        """Go through named contexts, page by page.
+
+        Parameters
+        ----------
+        labels : mapping, optional
+            Only contexts with these labels.
+
+        Examples
+        --------
+        >>> [context["labels"] for context in store.contexts({"team": "search"})]
+        []
+        """
+        after = None
+        while True:
+            page = self._request("contexts", labels=label_query(labels), after=after)
+            yield from page["contexts"]
+            after = page.get("next")
+            if after is None:
+                return
+
+    def context(self, context_id: str, version: int | None = None) -> Json:
+        """Give a named context, the newest version unless said.
+
+        Raises
+        ------
+        ServiceError
+            ``unknown_context``.
+
+        Examples
+        --------
+        >>> try:
+        ...     store.context("00000000-0000-0000-0000-000000000000")
+        ... except kvasir.ServiceError as error:
+        ...     print(error.code)
+        unknown_context
+        """
+        found: Json = self._request("context", context_id=context_id, version=version)
+        return found
+
+    def change_context(self, context_id: str, **change: Any) -> Json:
+        """Write a context's next version: ``labels``, ``ttl_s``, ``pinned``, ``chunks``. What is not said stays.
+
+        Raises
+        ------
+        ServiceError
+            ``unknown_context``, ``invalid_context``, ``context_conflict``.
+
+        Examples
+        --------
+        >>> try:
+        ...     store.change_context("00000000-0000-0000-0000-000000000000", pinned=True)
+        ... except kvasir.ServiceError as error:
+        ...     print(error.code)
+        unknown_context
+        """
+        found: Json = self._request("change_context", context_id=context_id, change=change)
+        return found
+
+    def delete_context(self, context_id: str) -> None:
+        """Delete a named context.
+
+        Raises
+        ------
+        ServiceError
+            ``unknown_context``.
+
+        Examples
+        --------
+        >>> try:
+        ...     store.delete_context("00000000-0000-0000-0000-000000000000")
+        ... except kvasir.ServiceError as error:
+        ...     print(error.code)
+        unknown_context
+        """
+        self._request("delete_context", context_id=context_id)
+
+    def events(self, types: str | None = None, after: str | None = None) -> Iterator[Json]:
+        """Follow what happens to chunks. It ends only with the service; leave the loop to stop.
+
+        Parameters
+        ----------
+        types : str, optional
+            Only these, separated by commas: ``stored``, ``removed``, ``cleared``.
+        after : str, optional
+            Go on after the event of this ``event_id``.
+
+        Examples
+        --------
+        >>> events = store.events(types="stored")
+        """
+        stream = self._core.events(request_body({"types": types, "after": after}), False)
+
+        def follow() -> Iterator[Json]:
+            while (text := stream.next(False)) is not None:
+                yield json.loads(text)
+
+        return follow()
+
+    def run_job(self, kind: str, *, dry_run: bool = False, progress: Callable[[Mapping[str, int]], object] | None = None) -> Json:
+        """Run a job of the service, and wait for its end.
+
+        Parameters
+        ----------
+        kind : {"gc", "scrub"}
+            What it does.
+        dry_run : bool
+            Whether it only counts.
+        progress : callable, optional
+            Is given the job's counts twice a second.
+
+        Raises
+        ------
+        ServiceError
+            ``forbidden``, ``job_running``.
+
+        Examples
+        --------
+        >>> store.run_job("gc", dry_run=True)["state"]
+        'done'
+        """
+        job: Json = self._request("start_job", kind=kind, dry_run=dry_run)
+        while job["state"] == "running":
+            time.sleep(_JOB_EVERY_S)
+            job = self._request("job", job_id=job["job_id"])
+            if progress is not None:
+                progress(job["counts"])
+        return job
+
+    def __repr__(self) -> str:
+        return f"<Store {self.url}, namespace {self.namespace}>"
+
+
+class Model:
+    """A model in a service. Made by `Store.model`."""
+
+    __slots__ = ("_core", "_store")
+
+    def __init__(self, store: Store, core: _kvasir.Model) -> None:
+        self._store = store
+        self._core = core
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What its cache looks like."""
+        return ModelSpec(self._core.spec)
+
+    @property
+    def profile(self) -> Profile | None:
+        """What its caches are encoded with; None before the first save where no profile was given."""
+        return made_profile(self._core)
+
+    def observe_prefill(self, tokens: range, seconds: float) -> None:
+        """Tell what computing tokens took, over the cache of those before them: later loads are weighed against it.
+
+        Each observation moves the expectation a little; one that is wrong by far is better said as ``prefill_tokens_per_s``.
+
+        Parameters
+        ----------
+        tokens : range
+            Positions that were computed.
+        seconds : float
+            How long it took.
+
+        Raises
+        ------
+        InputError
+            ``invalid_setting`` for a negative number of seconds.
+
+        Examples
+        --------
+        >>> model.observe_prefill(range(0, 2048), 0.4)
+        """
+        self._core.observe_prefill(tokens.start, tokens.stop, seconds)
+
+    def prefill_seconds(self, tokens: range) -> float:
+        """Tell how long computing tokens is expected to take.
+
+        Examples
+        --------
+        >>> round(store.model(spec, prefill_tokens_per_s=1000).prefill_seconds(range(0, 2000)), 3)
+        2.0
+        """
+        return self._core.prefill_seconds(tokens.start, tokens.stop)
+
+    def session(
+        self,
+        tokens: Any,
+        *,
+        kind: str | None = None,
+        turn: int = 0,
+        salt: bytes | None = None,
+        adapter: str | None = None,
+        timeout: float | None = None,
+    ) -> Session:
+        """Open a session for a prompt, and look it up. A miss, a slow service and a dead one are all the same: it matches nothing.
+
+        Parameters
+        ----------
+        tokens : sequence of int, array or tensor
+            Token ids.
+        kind : str, optional
+            Type of the request, which the service keeps by: ``text``, ``file``, ``search``, ``agent``, ….
+        turn : int
+            Turn in its conversation, from 1; 0 leaves it to the service.
+        salt : bytes, optional
+            A secret of those who may share this cache.
+        adapter : str, optional
+            Name and digest of the adapter (LoRA) that this request runs with.
+        timeout : float, optional
+            Longest that the lookup may take, in seconds.
+
+        Examples
+        --------
+        >>> session = model.session(tokens)
+        >>> session.matched
+        0
+        """
+        ids = token_list(tokens)
+        return Session(self.spec, ids, self._core.session(ids, kind, turn, salt, adapter, timeout, False))
+
+    def explain(self, tokens: Any) -> Json:
+        """Tell why a lookup of these tokens ends where it ends.
+
+        Examples
+        --------
+        >>> model.explain([1] * 64)["causes"][0]["reason"]
+        'never_stored'
+        """
+        found: Json = self._store._request("explain", **explain_body(self.spec, self._store.namespace, tokens))
+        return found
+
+    def create_context(
+        self, saved: Saved, *, labels: Mapping[str, str] | None = None, ttl_s: int | None = None, pinned: bool = False
+    ) -> Json:
+        """Name what was saved from the first token on.
+
+        Parameters
+        ----------
+        saved : Saved
+            Report of the save.
+        labels : mapping, optional
+            Labels, for lists.
+        ttl_s : int, optional
+            Life in seconds; until it is deleted unless said.
+        pinned : bool
+            Whether its chunks stay, whatever is collected.
+
+        Examples
+        --------
+        >>> saved = model.session(tokens).save(kv)
+        >>> model.create_context(saved, labels={"team": "docs"})["tokens"] == len(tokens)
+        True
+        """
+        body = context_body(self.spec, self._store.namespace, saved)
+        found: Json = self._store._request("create_context", **body, labels=dict(labels or {}), ttl_s=ttl_s, pinned=pinned)
+        return found
+
+    def drain(self) -> None:
+        """Wait until nothing is left to be saved in the background.
+
+        Examples
+        --------
+        >>> model.drain()
+        """
+        self._core.drain(False)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.spec.model_id[:12]} at {self._store.url}>"
+
+
+def made_profile(core: _kvasir.Model) -> Profile | None:
+    """The profile of a model, where it is known."""
+    found = core.profile
+    return None if found is None else Profile._of(found)
+
+
+def request_body(fields: Mapping[str, Any]) -> str:
+    """The JSON of a request; what is None is left out."""
+    return json.dumps({name: value for name, value in fields.items() if value is not None})
+
+
+def label_query(labels: Mapping[str, str] | None) -> str | None:
+    """Labels as a query has them."""
+    return None if labels is None else ",".join(f"{name}={value}" for name, value in labels.items())
+
+
+def explain_body(spec: ModelSpec, namespace: str, tokens: Any) -> Json:
+    """What explain asks."""
+    return {
+        "model_id": spec.model_id,
+        "spec": json.loads(spec.to_json()),
+        "namespace": namespace,
+        "tokens": token_list(tokens),
+    }
+
+
+def context_body(spec: ModelSpec, namespace: str, saved: Saved) -> Json:
+    """What names a context."""
+    return {"model_id": spec.model_id, "namespace": namespace, "chunks": [chunk.seq_hash for chunk in saved.chunks]}

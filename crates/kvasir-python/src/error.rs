@@ -1,0 +1,124 @@
+//! What can go wrong, as the exceptions of `kvasir.errors`.
+
+use std::{fmt::Display, sync::Arc};
+
+use kvasir_api::ErrorCode;
+use kvasir_codec::{DecodeError, EncodeError, ProfileError, container::ContainerError};
+use kvasir_model::dump::DumpError;
+use kvasir_train::TrainError;
+use kvasir_types::{SpecError, hf::HfError};
+use pyo3::prelude::*;
+
+/// A failure before it is an exception.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The client's.
+    Client(kvasir_client::Error),
+    /// As above, of something that several may wait for.
+    Shared(Arc<kvasir_client::Error>),
+    /// What was given cannot be used.
+    Input { code: &'static str, message: String, remedy: &'static str },
+    /// Bytes that are damaged, or belong to something else.
+    Data { code: &'static str, message: String, remedy: &'static str },
+    /// The process was forked.
+    Forked,
+    /// An exception of Python's own.
+    Python(PyErr),
+}
+
+impl Failure {
+    pub(crate) fn input(code: &'static str, message: impl Display, remedy: &'static str) -> Self {
+        Self::Input { code, message: message.to_string(), remedy }
+    }
+
+    fn data(code: &'static str, message: impl Display, remedy: &'static str) -> Self {
+        Self::Data { code, message: message.to_string(), remedy }
+    }
+}
+
+macro_rules! from {
+    ($($error:ty => $error_name:ident $answer:expr;)*) => {
+        $(impl From<$error> for Failure {
+            fn from($error_name: $error) -> Self {
+                $answer
+            }
+        })*
+    };
+}
+
+from! {
+    kvasir_client::Error => error Self::Client(error);
+    PyErr => error Self::Python(error);
+    SpecError => error Self::input("invalid_model_spec", error, "correct the spec");
+    HfError => error Self::input(
+        "invalid_config", error, "what a config leaves open is said by weights=, revision=, kv_dtype=, pairing=, context="
+    );
+    EncodeError => error Self::input("not_encodable", error, "check the KV, its tokens and the profile");
+    DecodeError => error Self::data("not_decodable", error, "use the profile and the whole object it was encoded to");
+    ContainerError => error Self::data("invalid_object", error, "fetch or encode the object again");
+    ProfileError => error Self::data("invalid_profile", error, "use a profile that was trained for this model");
+    DumpError => error Self::data("invalid_dump", error, "write the dump again as the README of kvasir-model says");
+    TrainError => error Self::input("not_trainable", error, "give more contexts, or another recipe");
+}
+
+/// Class, code, remedy, whether it may work later, HTTP status.
+type Description = (&'static str, String, String, bool, Option<u16>);
+
+fn describe(error: &kvasir_client::Error) -> Description {
+    use kvasir_client::Error;
+    let (class, code, status) = match error {
+        Error::Api(api) => {
+            let class = if matches!(api.status, 401 | 403) { "AuthError" } else { "ServiceError" };
+            (class, api.code.as_str(), Some(api.status))
+        }
+        Error::Transport(_) => ("UnavailableError", "unavailable", None),
+        Error::Profile(_) => ("DataError", "invalid_profile", None),
+        Error::Config { .. } => ("InputError", "invalid_setting", None),
+        Error::Spec(_) => ("InputError", "invalid_model_spec", None),
+        Error::Encode { .. } => ("InputError", "not_encodable", None),
+        Error::Starter(_) => ("InputError", "no_first_profile", None),
+        _ => ("KvasirError", "internal", None),
+    };
+    let remedy = error.code().map_or_else(|| error.remedy(), ErrorCode::remedy);
+    (class, code.to_owned(), remedy.to_owned(), error.is_retryable(), status)
+}
+
+fn exception(
+    py: Python<'_>,
+    message: String,
+    (class, code, remedy, retryable, status): Description,
+) -> PyErr {
+    let make = || -> PyResult<PyErr> {
+        let class = py.import("kvasir.errors")?.getattr(class)?;
+        Ok(PyErr::from_value(class.call1((message, code, remedy, retryable, status))?))
+    };
+    make().unwrap_or_else(|error| error)
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        let own = |class, code: &str, message: String, remedy: &str| {
+            let description = (class, code.to_owned(), remedy.to_owned(), false, None);
+            Python::attach(|py| exception(py, message, description))
+        };
+        match failure {
+            Failure::Python(error) => error,
+            Failure::Client(error) => Python::attach(|py| exception_of(py, &error)),
+            Failure::Shared(error) => Python::attach(|py| exception_of(py, &error)),
+            Failure::Input { code, message, remedy } => own("InputError", code, message, remedy),
+            Failure::Data { code, message, remedy } => own("DataError", code, message, remedy),
+            Failure::Forked => own(
+                "ForkError",
+                "forked",
+                "this process was forked from one that uses kvasir, and its threads did not come along"
+                    .to_owned(),
+                "start processes by spawn (multiprocessing.set_start_method(\"spawn\")), or use kvasir only after the fork",
+            ),
+        }
+    }
+}
+
+/// The exception of a failed lookup, to look at.
+pub(crate) fn exception_of(py: Python<'_>, error: &kvasir_client::Error) -> PyErr {
+    exception(py, error.to_string(), describe(error))
+}

@@ -1,0 +1,52 @@
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+#![allow(clippy::needless_pass_by_value, reason = "Python's arguments come by value")]
+
+mod codec;
+mod error;
+#[allow(unsafe_code, reason = "memory of Python's tensors; every block has its proof")]
+mod memory;
+mod model;
+mod profile;
+mod runtime;
+mod spec;
+mod store;
+mod tensors;
+
+use pyo3::prelude::*;
+use serde::Serialize;
+
+use crate::error::Failure;
+
+/// Threads that wait for the network and decode; the codec has a pool of its own.
+const RUNTIME_WORKERS: usize = 2;
+
+/// An answer as JSON: the package makes its own types of it.
+fn json(answer: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(answer).map_err(|error| {
+        Failure::input("internal", format!("an answer cannot be told: {error}"), "report it")
+    })
+}
+
+/// The extension module. The package `kvasir` over it is what people use.
+#[pymodule(gil_used = true)]
+mod _kvasir {
+    use super::*;
+
+    #[pymodule_export]
+    use super::{
+        codec::{decode, encode, inspect, plan_json, tokens_of},
+        model::{Model, Save, Session},
+        profile::Profile,
+        spec::Spec,
+        store::{Events, Store, connect},
+    };
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let mut threads = tokio::runtime::Builder::new_multi_thread();
+        threads.worker_threads(RUNTIME_WORKERS).thread_name("kvasir").enable_all();
+        pyo3_async_runtimes::tokio::init(threads);
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,290 @@
+//! A model in a service, and the sessions over its prompts.
+
+use std::{sync::Arc, time::Duration};
+
+use kvasir_client::{
+    Deadline, Kvasir, Loaded, SaveTicket, Session as ClientSession,
+    report::{ChunkOutcome, SaveOutcome, SaveReport},
+    tuning::LoadOptions,
+};
+use kvasir_types::{Level, TokenRange};
+use pyo3::prelude::*;
+use pyo3_async_runtimes::tokio::get_runtime;
+use serde_json::json;
+use tokio::sync::{RwLock, watch};
+
+use crate::{
+    error::{Failure, exception_of},
+    profile::Profile,
+    runtime::{check_process, run, wait},
+    spec::Spec,
+    tensors::{Tensors, Use},
+};
+
+/// A model, registered.
+#[pyclass(frozen, module = "kvasir._kvasir")]
+pub(crate) struct Model(Kvasir);
+
+impl Model {
+    pub(crate) const fn new(kvasir: Kvasir) -> Self {
+        Self(kvasir)
+    }
+}
+
+/// A number of seconds from Python.
+fn seconds(seconds: f64) -> Result<Duration, Failure> {
+    Duration::try_from_secs_f64(seconds).map_err(|error| {
+        Failure::input("invalid_setting", format!("{seconds} s: {error}"), "correct the setting")
+    })
+}
+
+fn deadline(after: Option<f64>) -> Result<Deadline, Failure> {
+    Ok(after.map(seconds).transpose()?.map_or_else(Deadline::none, Deadline::within))
+}
+
+#[pymethods]
+impl Model {
+    #[getter]
+    fn spec(&self) -> Spec {
+        Spec(Arc::clone(self.0.spec()))
+    }
+
+    /// What caches are encoded with, where it is known by now.
+    #[getter]
+    fn profile(&self) -> Option<Profile> {
+        self.0.profile().map(Profile)
+    }
+
+    /// Tells what computing tokens took.
+    fn observe_prefill(&self, start: u64, end: u64, took: f64) -> Result<(), Failure> {
+        self.0.observe_prefill(TokenRange { start, end }, seconds(took)?);
+        Ok(())
+    }
+
+    /// Seconds that computing tokens is expected to take.
+    fn prefill_seconds(&self, start: u64, end: u64) -> f64 {
+        self.0.costs().recompute.predict(TokenRange { start, end }).as_secs_f64()
+    }
+
+    /// Opens a session, and looks its tokens up.
+    #[pyo3(signature = (tokens, kind, turn, salt, adapter, timeout, is_async))]
+    #[allow(clippy::too_many_arguments, reason = "the arguments of one method of Python's, in its order")]
+    fn session<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: Vec<u32>,
+        kind: Option<&str>,
+        turn: u32,
+        salt: Option<Vec<u8>>,
+        adapter: Option<String>,
+        timeout: Option<f64>,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kind = kind.map(str::parse).transpose().map_err(|error: kvasir_types::NameError| {
+            Failure::input("invalid_setting", format!("kind: {error}"), "correct the setting")
+        })?;
+        let (kvasir, deadline) = (self.0.clone(), deadline(timeout)?);
+        run(py, is_async, async move {
+            let mut request = kvasir.session(&tokens).turn(turn).deadline(deadline);
+            if let Some(kind) = kind {
+                request = request.class(kind);
+            }
+            if let Some(salt) = salt {
+                request = request.salt(salt);
+            }
+            if let Some(adapter) = adapter {
+                request = request.adapter(adapter);
+            }
+            let session = request.await;
+            let (spec, matched) = (Arc::clone(kvasir.spec()), session.matched_tokens());
+            Ok(Session { spec: Spec(spec), matched, session: Arc::new(RwLock::new(session)) })
+        })
+    }
+
+    /// Waits until nothing is left to be saved.
+    fn drain<'py>(&self, py: Python<'py>, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
+        let kvasir = self.0.clone();
+        run(py, is_async, async move {
+            kvasir.drain().await;
+            Ok(())
+        })
+    }
+}
+
+/// One request, or one conversation.
+#[pyclass(frozen, module = "kvasir._kvasir")]
+pub(crate) struct Session {
+    spec: Spec,
+    matched: u64,
+    session: Arc<RwLock<ClientSession>>,
+}
+
+#[pymethods]
+impl Session {
+    #[getter]
+    const fn matched(&self) -> u64 {
+        self.matched
+    }
+
+    /// Why the lookup failed.
+    fn lookup_error(&self, py: Python<'_>) -> Option<PyErr> {
+        let session = py.detach(|| self.session.blocking_read());
+        session.lookup_error().map(|error| exception_of(py, error))
+    }
+
+    fn extend(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<()> {
+        check_process()?;
+        let session = Arc::clone(&self.session);
+        wait(py, async move { session.write().await.extend(&tokens) })
+    }
+
+    /// Loads what is matched into tensors, and gives a report as JSON.
+    #[pyo3(signature = (into, deadline, level, is_async))]
+    fn load<'py>(
+        &self,
+        py: Python<'py>,
+        into: &Bound<'py, PyAny>,
+        deadline: Option<f64>,
+        level: Option<u8>,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let tensors = Tensors::borrow(&self.spec.0, into, self.matched as usize, Use::Write)?;
+        let table = tensors.table()?;
+        let deadline = self::deadline(deadline)?;
+        let session = Arc::clone(&self.session);
+        run(py, is_async, async move {
+            let options = match level {
+                Some(level) => LoadOptions { deadline, ..LoadOptions::at_level(Level(level)) },
+                None => LoadOptions::from(deadline),
+            };
+            let load = session.read().await.load([table], options)?;
+            loaded_json(&load.finish().await)
+        })
+    }
+
+    /// Saves from tensors and waits for it, without a copy of them. Gives a report as JSON.
+    fn save<'py>(
+        &self,
+        py: Python<'py>,
+        kv: &Bound<'py, PyAny>,
+        tokens: usize,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let tensors = Tensors::borrow(&self.spec.0, kv, tokens, Use::Read)?;
+        let session = Arc::clone(&self.session);
+        run(py, is_async, async move {
+            let session = session.read().await;
+            saved_json(&session.save_now(&*tensors, tokens, |_| ()).await?)
+        })
+    }
+
+    /// Saves a copy of what is not stored, in the background.
+    fn save_in_background(&self, py: Python<'_>, kv: &Bound<'_, PyAny>, tokens: usize) -> PyResult<Save> {
+        check_process()?;
+        let tensors = Tensors::borrow(&self.spec.0, kv, tokens, Use::Read)?;
+        let session = Arc::clone(&self.session);
+        let ticket = wait(py, async move { session.read().await.save(&*tensors, tokens) })?;
+        Ok(Save::of(ticket))
+    }
+}
+
+/// A save in the background: it goes on whether or not somebody waits for it.
+#[pyclass(frozen, module = "kvasir._kvasir")]
+pub(crate) struct Save(watch::Receiver<Option<Result<String, Arc<kvasir_client::Error>>>>);
+
+impl Save {
+    fn of(ticket: SaveTicket) -> Self {
+        let (sender, receiver) = watch::channel(None);
+        get_runtime().spawn(async move {
+            let outcome = match ticket.outcome().await {
+                SaveOutcome::Saved(report) => saved_json(&report).map_err(|_| unreadable()),
+                SaveOutcome::Failed(error) => Err(error),
+                SaveOutcome::Refused(refusal) => Ok(json!({ "refused": refusal.to_string() }).to_string()),
+                _ => Err(unreadable()),
+            };
+            // Whoever waits, hears it; nobody has to.
+            let _ = sender.send(Some(outcome.map_err(Arc::new)));
+        });
+        Self(receiver)
+    }
+}
+
+fn unreadable() -> kvasir_client::Error {
+    kvasir_client::Error::Protocol { what: "the outcome of a save is not known".to_owned() }
+}
+
+#[pymethods]
+impl Save {
+    #[getter]
+    fn is_done(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    /// Waits for the report, as JSON.
+    fn wait<'py>(&self, py: Python<'py>, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
+        let mut receiver = self.0.clone();
+        run(py, is_async, async move {
+            let outcome = match receiver.wait_for(Option::is_some).await {
+                Ok(outcome) => outcome.clone(),
+                Err(_) => None,
+            };
+            match outcome {
+                Some(Ok(report)) => Ok(report),
+                Some(Err(error)) => Err(Failure::Shared(error)),
+                None => Err(unreadable().into()),
+            }
+        })
+    }
+}
+
+fn range(range: TokenRange) -> [u64; 2] {
+    [range.start, range.end]
+}
+
+fn loaded_json(loaded: &Loaded) -> Result<String, Failure> {
+    let report = loaded.report();
+    let chunks: Vec<_> = (report.iter().flat_map(|report| &report.chunks))
+        .map(|chunk| {
+            json!({
+                "tokens": range(chunk.tokens),
+                "level": chunk.level.map(|level| level.0),
+                "kl": chunk.loss,
+                "bytes": chunk.bytes,
+            })
+        })
+        .collect();
+    let failures: Vec<_> =
+        report.iter().flat_map(|report| &report.failures).map(|failure| failure.error.to_string()).collect();
+    crate::json(&json!({
+        "loaded_tokens": loaded.loaded_tokens(),
+        "missing": loaded.missing().iter().map(|missing| range(*missing)).collect::<Vec<_>>(),
+        "kl": loaded.loss().kl,
+        "seconds": loaded.elapsed().as_secs_f64(),
+        "bytes": report.map_or(0, |report| report.bytes),
+        "gave_up": report.is_some_and(|report| report.gave_up),
+        "chunks": chunks,
+        "failures": failures,
+    }))
+}
+
+fn saved_json(report: &SaveReport) -> Result<String, Failure> {
+    let chunk = |chunk: &kvasir_client::report::ChunkSaveReport| {
+        let (outcome, bytes) = match chunk.outcome {
+            ChunkOutcome::Stored { bytes, .. } => ("stored", bytes),
+            ChunkOutcome::AlreadyThere => ("already_there", 0),
+            ChunkOutcome::TooLossy => ("too_lossy", 0),
+        };
+        json!({
+            "tokens": range(chunk.tokens),
+            "seq_hash": chunk.seq_hash.to_string(),
+            "outcome": outcome,
+            "bytes": bytes,
+        })
+    };
+    crate::json(&json!({
+        "chunks": report.chunks.iter().map(chunk).collect::<Vec<_>>(),
+        "bytes": report.bytes(),
+        "seconds": report.elapsed.as_secs_f64(),
+        "refused": null,
+    }))
+}

@@ -1,0 +1,189 @@
+//! A service: its REST routes, and the models in it.
+
+use std::sync::Arc;
+
+use kvasir_client::{
+    Kvasir,
+    rest::{BearerToken, Client, ClientConfig, EventMessage, EventStream},
+    tuning::RecomputeModel,
+};
+use kvasir_types::{ModelId, ProfileHash, Quality};
+use pyo3::prelude::*;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::Mutex;
+
+use crate::{error::Failure, json, model::Model, profile::Profile, runtime::run, spec::Spec};
+
+/// A service, as one caller.
+#[pyclass(frozen, module = "kvasir._kvasir")]
+pub(crate) struct Store {
+    client: Client,
+    url: String,
+    token: Option<String>,
+    namespace: String,
+}
+
+fn setting(message: impl std::fmt::Display) -> Failure {
+    Failure::input("invalid_setting", message, "correct the setting")
+}
+
+/// Makes a store, and asks the service whether it takes the credential.
+#[pyfunction]
+pub(crate) fn connect<'py>(
+    py: Python<'py>,
+    url: String,
+    token: Option<String>,
+    namespace: String,
+    is_async: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    run(py, is_async, async move {
+        let address = url.parse().map_err(|error| {
+            setting(format!("{url} is no address of a service ({error}): use http://host:port"))
+        })?;
+        let token_header = token.as_deref().map(BearerToken::new).transpose()?;
+        let client = Client::new(address, ClientConfig { token: token_header, ..ClientConfig::default() })?;
+        client.usage().await?;
+        Ok(Store { client, url, token, namespace })
+    })
+}
+
+fn parse<T: DeserializeOwned>(body: &Value) -> Result<T, Failure> {
+    T::deserialize(body).map_err(|error| Failure::input("bad_request", error, "correct the request"))
+}
+
+fn field<T: DeserializeOwned>(body: &Value, name: &str) -> Result<T, Failure> {
+    parse(&body[name])
+}
+
+/// One request of the REST API. Bodies are those of its documentation; what is in a path there, is a field beside them.
+async fn request(client: &Client, name: &str, mut body: Value) -> Result<String, Failure> {
+    match name {
+        "config" => json(&client.config().await?),
+        "usage" => json(&client.usage().await?),
+        "explain" => json(&client.explain(&parse(&body)?).await?),
+        "contexts" => json(&client.list_contexts(&parse(&body)?).await?),
+        "create_context" => json(&client.create_context(&parse(&body)?).await?),
+        "context" => json(&client.context(&field(&body, "context_id")?, field(&body, "version")?).await?),
+        "change_context" => {
+            let context = field(&body, "context_id")?;
+            json(&client.change_context(&context, &parse(&body["change"].take())?).await?)
+        }
+        "delete_context" => json(&client.delete_context(&field(&body, "context_id")?).await?),
+        "start_job" => json(&client.start_job(&parse(&body)?).await?),
+        "job" => json(&client.job(&field(&body, "job_id")?).await?),
+        _ => Err(setting(format!("no request is called {name}"))),
+    }
+}
+
+#[pymethods]
+impl Store {
+    #[getter]
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    #[getter]
+    fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// A request with a JSON body, and its answer as JSON.
+    fn request<'py>(
+        &self,
+        py: Python<'py>,
+        name: String,
+        body: &str,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let body: Value = serde_json::from_str(body).map_err(setting)?;
+        let client = self.client.clone();
+        run(py, is_async, async move { request(&client, &name, body).await })
+    }
+
+    fn events<'py>(&self, py: Python<'py>, query: &str, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
+        let query: Value = serde_json::from_str(query).map_err(setting)?;
+        let client = self.client.clone();
+        run(py, is_async, async move {
+            let stream = client.events(&parse(&query)?).await?;
+            Ok(Events(Arc::new(Mutex::new(stream))))
+        })
+    }
+
+    /// A stored profile.
+    fn profile<'py>(
+        &self,
+        py: Python<'py>,
+        model_id: &str,
+        profile_id: &str,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let model: ModelId = model_id.parse().map_err(setting)?;
+        let profile: ProfileHash = profile_id.parse().map_err(setting)?;
+        let client = self.client.clone();
+        run(py, is_async, async move {
+            let bytes = client.get_profile(&model, &profile).await?;
+            Ok(Profile(Arc::new(kvasir_codec::Profile::from_bytes(&bytes)?)))
+        })
+    }
+
+    /// Registers a model, and opens the namespace. Without a profile, one makes itself.
+    #[expect(clippy::too_many_arguments, reason = "keywords of one Python function")]
+    #[pyo3(signature = (spec, profile, chunk_tokens, prefill_tokens_per_s, quality, is_async))]
+    fn model<'py>(
+        &self,
+        py: Python<'py>,
+        spec: &Spec,
+        profile: Option<&Profile>,
+        chunk_tokens: Option<usize>,
+        prefill_tokens_per_s: Option<f64>,
+        quality: Option<&str>,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let mut builder =
+            Kvasir::builder(self.url.as_str()).model(Arc::clone(&spec.0)).namespace(self.namespace.as_str());
+        if let Some(profile) = profile {
+            builder = builder.profile(Arc::clone(&profile.0));
+        }
+        if let Some(speed) = prefill_tokens_per_s {
+            if !(speed.is_finite() && speed > 0.0) {
+                return Err(setting("prefill_tokens_per_s must be above 0").into());
+            }
+            builder = builder.recompute_model(RecomputeModel::from_seconds(0.0, 1.0 / speed, 0.0));
+        }
+        if let Some(quality) = quality {
+            builder = builder.quality(quality.parse::<Quality>().map_err(setting)?);
+        }
+        if let Some(token) = &self.token {
+            builder = builder.token(token.as_str());
+        }
+        if let Some(tokens) = chunk_tokens {
+            builder = builder.chunk_tokens(tokens);
+        }
+        run(py, is_async, async move {
+            let kvasir = builder.connect().await?;
+            // A process may end before the lookup that finds them fetched in the background.
+            kvasir.preload_profiles().await?;
+            Ok(Model::new(kvasir))
+        })
+    }
+}
+
+/// An open stream of events.
+#[pyclass(frozen, module = "kvasir._kvasir")]
+pub(crate) struct Events(Arc<Mutex<EventStream>>);
+
+#[pymethods]
+impl Events {
+    /// The next event as JSON; nothing where the service ended the stream.
+    fn next<'py>(&self, py: Python<'py>, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
+        let stream = Arc::clone(&self.0);
+        run(py, is_async, async move {
+            Ok(match stream.lock().await.next().await? {
+                Some(EventMessage::Event(event)) => Some(json(&event)?),
+                Some(EventMessage::Dropped(dropped)) => Some(json(&dropped)?),
+                None => None,
+            })
+        })
+    }
+}
