@@ -214,7 +214,12 @@ impl Model {
             };
             put.segment == *segment && put.object.is_some() && found <= at.begun && self.stays(put, at)
         });
-        stored && (self.is_young(segment, at) || self.pins.values().any(|pin| self.holds(pin, segment, at)))
+        // The pin may be of what was stored a moment ago, in place of what the collector had taken: whoever missed that then still
+        // remembers it.
+        let remembered = by.map_or(Duration::ZERO, |_| self.bounds.negative_ttl);
+        let shows =
+            |pin: &Pin| self.holds(pin, segment, at) && pin.at.ended.saturating_add(remembered) <= at.begun;
+        stored && (self.is_young(segment, at) || self.pins.values().any(shows))
     }
 
     /// Whether no removal can have come after `put`.

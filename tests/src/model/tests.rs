@@ -228,6 +228,9 @@ fn an_age_lets_the_collector_take_what_no_pin_holds() {
     assert!(h.looks(A, at(20, 21), 0).is_err(), "it is pinned");
     h.model.unpin(1, s(30));
     assert!(h.looks(A, at(29, 31), 0).is_ok());
+    h.model.pin(2, at(40, 41), &[&h.chunks[0]]);
+    assert!(h.looks(A, at(42, 43), 0).is_ok(), "who missed it a moment ago remembers that");
+    assert!(h.looks(A, at(43, 44), 0).is_err());
 }
 
 #[test]
