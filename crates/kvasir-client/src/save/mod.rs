@@ -82,7 +82,7 @@ enum Urgency {
 struct Saver {
     chunk_tokens: usize,
     urgency: Urgency,
-    /// As [`AdmissionPolicy::kl_beneath_max`](super::AdmissionPolicy::kl_beneath_max).
+    /// As that of the [`AdmissionPolicy`].
     kl_beneath_max: Option<f64>,
 }
 
