@@ -177,6 +177,22 @@ fn a_profile_with_an_exact_level_is_of_version_3() {
 }
 
 #[test]
+fn a_profile_of_version_4_says_its_powers() {
+    let bytes = stored("starter.kvp");
+    let profile = Profile::from_bytes(&bytes).expect("reads");
+    let powers: Vec<f32> =
+        profile.parts().scopes.iter().flat_map(|scope| &scope.members).map(|member| member.power).collect();
+    let mut none = bytes.clone();
+    for power in powers {
+        // Members are {u16, u16, u32, u32, f32 gain, f32 power}: a power stands behind its gain once.
+        let at = none.windows(4).position(|four| four == power.to_le_bytes()).expect("it is there");
+        seal(&mut none, at, &[0; 4]);
+    }
+    let error = Profile::from_bytes(&none).expect_err("version 2 without powers is the one form");
+    assert!(matches!(error, kvasir_codec::ProfileError::Invalid { field: "power", .. }), "{error:?}");
+}
+
+#[test]
 fn bad_pieces_of_the_exact_level_are_refused() {
     let setup = Setup::of(tiny_spec(), Profile::from_bytes(&stored("exact-only.kvp")).expect("reads"));
     for (name, damage) in piece_damages() {

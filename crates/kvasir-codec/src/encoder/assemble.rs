@@ -1,7 +1,7 @@
 //! A chunk's pieces, in fetch order, to its object.
 
-use kvasir_container::{ChunkBuilder, ChunkMeta, SectionId};
-use kvasir_types::Level;
+use kvasir_container::{ChunkBuilder, ChunkMeta, Measured, SectionId};
+use kvasir_types::{Level, Loss};
 
 use super::{CpuEncoder, measure, span::SpanPieces};
 use crate::{
@@ -30,7 +30,8 @@ impl CpuEncoder {
         let mut builder = ChunkBuilder::new(meta, input.tokens.to_vec())?;
         let errors: Vec<_> = coded.iter_mut().map(|pieces| pieces.errors.take()).collect();
         if let Some(levels) = measure::measured(&self.spec, &self.profile, spans, &errors) {
-            builder.extension(&measure::extension(input, levels).to_extension())?;
+            let Loss { error: beneath, hops, .. } = input.beneath;
+            builder.extension(&Measured { beneath, hops, levels }.to_extension())?;
         }
         for level in 0..self.profile.level_count() {
             let length = |pieces: &SpanPieces| pieces.at(level).map_or(0, Vec::len);

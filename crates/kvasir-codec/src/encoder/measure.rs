@@ -5,7 +5,6 @@
 
 use std::ops::Range;
 
-use kvasir_container::Measured;
 use kvasir_types::{LevelError, ModelSpec, Plane, Quality};
 
 use super::span::SpanJob;
@@ -14,7 +13,7 @@ use crate::{
     levels::ratio,
     matrix::Matrix,
     prepared_scope::PreparedScope,
-    profile::{Predictor, Profile, Scope},
+    profile::{Predictor, Profile},
 };
 
 /// Tokens of a span that are measured where a basis has to be multiplied.
@@ -54,9 +53,9 @@ impl ScopeErrors {
     /// Of one span; `None` where the profile does not say what errors are compared with, or the scope has anchors.
     pub(super) fn of(job: &SpanJob<'_>) -> Option<Self> {
         let scope = job.scope;
-        let is_measured = scope.members.iter().all(|member| member.power > 0.0);
         match &scope.predictor {
-            _ if !is_measured => None,
+            _ if !scope.is_measured() => None,
+            _ if job.prepared.levels.is_empty() => Some(Self::exact(job.prepared)),
             Predictor::AnchorFirst { .. } => None,
             Predictor::Mean if matches!(job.analysis, Matrix::Identity) => Some(Self::direct(job)),
             Predictor::Mean | Predictor::Token(_) => Some(Self::sampled(job)),
@@ -67,7 +66,7 @@ impl ScopeErrors {
         Self { tokens, measured, levels: heads.collect() }
     }
 
-    /// Of a span that is stored exactly.
+    /// Of a span that is stored exactly, or has no lossy level.
     pub(super) fn exact(prepared: &PreparedScope) -> Self {
         let heads = prepared
             .elements
@@ -279,14 +278,11 @@ impl LevelSteps {
     fn new(job: &SpanJob<'_>, level: usize) -> Self {
         let (up, shifts) = job.prepared.reconstruction(level);
         let ratio = ratio(up) as f32;
-        let is_present = |scope: &Scope| -> Vec<f32> {
-            let has = |entry: i8| if i32::from(entry) <= level as i32 { 1.0 } else { 0.0 };
-            scope.coding.iter().map(|coding| has(coding.entry)).collect()
-        };
+        let has = |entry: i8| if i32::from(entry) <= level as i32 { 1.0 } else { 0.0 };
         Self {
             ratio,
             inverse: 1.0 / ratio,
-            present: is_present(job.scope),
+            present: job.scope.coding.iter().map(|coding| has(coding.entry)).collect(),
             shifts: shifts.iter().map(|shift| crate::levels::towards_zero(up, *shift) as f32).collect(),
         }
     }
@@ -303,9 +299,4 @@ fn nearest(value: f32) -> f32 {
     /// 1.5 · 2^23: sums with it have no room for a fraction.
     const WHOLE: f32 = 12_582_912.0;
     (value + WHOLE) - WHOLE
-}
-
-/// What the extension says beside the levels' errors.
-pub(super) fn extension(input: &crate::ChunkInput<'_>, levels: Vec<Vec<LevelError>>) -> Measured {
-    Measured { beneath: input.beneath.error, hops: input.beneath.hops, levels }
 }

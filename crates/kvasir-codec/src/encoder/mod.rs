@@ -65,11 +65,10 @@ impl CpuEncoder {
         profile.check_model(&spec)?;
         let bind = |index: usize| {
             let scope = &profile.scopes[index];
-            let is_measured = scope.members.iter().all(|member| member.power > 0.0);
             EncoderScope {
                 prepared: PreparedScope::new(&spec, &profile, index),
                 analysis: Matrix::analysis(scope),
-                synthesis: if is_measured { Matrix::synthesis(scope) } else { Matrix::Identity },
+                synthesis: if scope.is_measured() { Matrix::synthesis(scope) } else { Matrix::Identity },
             }
         };
         let scopes = (0..profile.scopes.len()).map(bind).collect();

@@ -227,7 +227,7 @@ impl Profile {
 
     /// Whether chunks say what their levels lose.
     pub fn is_measured(&self) -> bool {
-        self.scopes.iter().flat_map(|scope| &scope.members).all(|member| member.power > 0.0)
+        self.scopes.iter().all(Scope::is_measured)
     }
 
     /// Whether reconstruction is bit-exact: no trained basis, no matrix product.

@@ -40,7 +40,10 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ProfileParts, ProfileError> {
     if scope_count == 0 || scope_count > SCOPES_MAX {
         return Err(invalid("scope count", scope_count));
     }
-    let scopes = (0..scope_count).map(|_| r.scope(version, level_count)).collect::<Result<_, _>>()?;
+    let scopes = (0..scope_count).map(|_| r.scope(version, level_count)).collect::<Result<Vec<_>, _>>()?;
+    if version == VERSION && !scopes.iter().all(Scope::is_measured) {
+        return Err(invalid("power", "none, which is of an earlier version: a profile has one form"));
+    }
     if !r.0.is_empty() {
         return Err(ProfileError::Trailing { extra_bytes: r.0.len() as u64 });
     }

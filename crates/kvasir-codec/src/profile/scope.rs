@@ -111,4 +111,9 @@ impl Scope {
     pub fn rank(&self) -> usize {
         self.coding.len()
     }
+
+    /// Whether its members say what errors are compared with.
+    pub fn is_measured(&self) -> bool {
+        self.members.iter().all(|member| member.power > 0.0)
+    }
 }
