@@ -58,7 +58,7 @@ impl Lifecycle {
         let candidates = objects
             .iter()
             .enumerate()
-            .filter(|(_, (key, ..))| !excluded.contains(&key.object_digest) && !pass.pins.contains(key));
+            .filter(|(_, (key, ..))| !excluded.contains(&key.object_digest) && !pass.contexts.may_pin(key));
         let candidates: Vec<_> = candidates
             .map(|(i, (key, bytes, stored))| {
                 let scope = Scope::new(&key.tenant, &key.model_id);

@@ -18,84 +18,86 @@ use uuid::Uuid;
 use super::{super::Lifecycle, GcPass, StoreTime};
 use crate::{contexts::StoredContext, limits, removal::Removal};
 
-/// Chunks that contexts pin.
+/// The contexts of all tenants, as a pass has last read them. Nobody pins another tenant's chunks.
 #[derive(Debug, Default)]
-pub(super) struct Pins {
-    chunks: HashSet<(Name, ModelId, SeqHash)>,
-    /// Tenants of whom a context cannot be read: any of their chunks may be pinned.
-    unknown: HashSet<Name>,
+pub(super) struct Contexts(HashMap<Name, TenantContexts>);
+
+/// The contexts of one tenant.
+#[derive(Debug, Default)]
+struct TenantContexts {
+    /// What was read, so that a second look reads only the versions that are new.
+    read: HashMap<Path, (StoreTime, Arc<StoredContext>)>,
+    pinned: HashSet<(ModelId, SeqHash)>,
+    /// How many cannot be read: where it is one, any chunk of the tenant may be pinned.
+    unreadable: u64,
 }
 
-impl Pins {
+impl Contexts {
     /// Whether the collector must spare this chunk's objects: they are pinned, or may be.
-    pub(super) fn contains(&self, key: &ChunkKey) -> bool {
-        self.unknown.contains(&key.tenant) || self.are_known_to_contain(key)
+    pub(super) fn may_pin(&self, key: &ChunkKey) -> bool {
+        self.0.get(&key.tenant).is_some_and(|of_tenant| {
+            of_tenant.unreadable > 0 || of_tenant.pinned.contains(&(key.model_id, key.seq_hash))
+        })
     }
 
-    fn are_known_to_contain(&self, key: &ChunkKey) -> bool {
-        !self.chunks.is_empty() && self.chunks.contains(&(key.tenant.clone(), key.model_id, key.seq_hash))
+    fn unreadable(&self) -> u64 {
+        self.0.values().map(|of_tenant| of_tenant.unreadable).sum()
     }
 }
-
-/// What a pass remembers of contexts, so that a second look reads only the versions that are new.
-#[derive(Debug, Default)]
-pub(super) struct KnownContexts(HashMap<Path, (StoreTime, Arc<StoredContext>)>);
 
 impl Lifecycle {
-    /// Looks at all contexts of all tenants: what they pin, and which versions nobody needs any more.
-    pub(super) async fn read_contexts(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
-        let before = std::mem::take(&mut pass.contexts);
-        let mut pins = Pins::default();
-        let mut unreadable = 0;
-        for tenant in self.catalog.tenants().await? {
-            unreadable += self.read_contexts_of(pass, &tenant, &before, &mut pins).await?;
+    /// Looks at all contexts of these tenants: what they pin, and which versions nobody needs any more.
+    pub(super) async fn read_contexts(
+        &self,
+        pass: &mut GcPass<'_>,
+        tenants: impl IntoIterator<Item = Name>,
+    ) -> Result<(), StoreError> {
+        for tenant in tenants {
+            let of_tenant = self.read_contexts_of(pass, &tenant).await?;
+            pass.contexts.0.insert(tenant, of_tenant);
         }
-        pass.report.contexts_unreadable = unreadable;
-        pass.pins = pins;
+        pass.report.contexts_unreadable = pass.contexts.unreadable();
         Ok(())
     }
 
-    /// Gives how many contexts cannot be read.
     async fn read_contexts_of(
         &self,
         pass: &mut GcPass<'_>,
         tenant: &Name,
-        before: &KnownContexts,
-        pins: &mut Pins,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<TenantContexts, StoreError> {
         let prefix = self.bucket.layout().contexts_prefix(tenant);
         let mut contexts: BTreeMap<Uuid, BTreeMap<u64, ObjectMeta>> = BTreeMap::new();
-        let mut unreadable = 0;
         let mut listing = self.bucket.list(&prefix, "collecting contexts");
         while let Some((key, meta)) = listing.try_next().await? {
             if let Key::Context { context_id, version, .. } = key {
                 contexts.entry(context_id).or_default().insert(version, meta);
             }
         }
+        let before =
+            pass.contexts.0.get_mut(tenant).map(|before| std::mem::take(&mut before.read)).unwrap_or_default();
+        let mut of_tenant = TenantContexts::default();
         for (context_id, versions) in contexts {
-            let (newest, stored) = match self
-                .newest_context(pass, tenant, context_id, &versions, before)
-                .await
-            {
+            let newest = self.newest_context(tenant, context_id, &versions, &before).await;
+            let (newest, meta, stored) = match newest {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(error) => {
                     tracing::warn!(%error, %tenant, %context_id,
                         "a context cannot be read: until it can be or is deleted, nothing of its tenant expires or is evicted");
-                    unreadable += 1;
-                    pins.unknown.insert(tenant.clone());
+                    of_tenant.unreadable += 1;
                     continue;
                 }
             };
             let over = stored.is_over(u64::try_from(pass.now.0).unwrap_or(0));
             if stored.context.pinned && !over {
                 let context = &stored.context;
-                pins.chunks.extend(context.chunks.iter().map(|c| (tenant.clone(), context.model_id, *c)));
+                of_tenant.pinned.extend(context.chunks.iter().map(|c| (context.model_id, *c)));
             }
-            for (version, meta) in versions {
+            of_tenant.read.insert(meta.location.clone(), (StoreTime::of(meta), stored));
+            for (version, meta) in &versions {
                 // Older versions are readable for a while; the last goes once it says that all is over.
-                let unneeded = version < newest || over;
-                if unneeded && pass.now.age(&meta) >= pass.policy.grace {
+                let unneeded = *version < newest || over;
+                if unneeded && pass.now.age(meta) >= pass.policy.grace {
                     pass.report.context_versions_deleted += 1;
                     if !pass.policy.dry_run {
                         self.bucket.delete(&meta.location).await?;
@@ -103,30 +105,25 @@ impl Lifecycle {
                 }
             }
         }
-        Ok(unreadable)
+        Ok(of_tenant)
     }
 
     /// The newest version of a context that is there, and its number. One that was listed may have been withdrawn since.
-    async fn newest_context(
+    async fn newest_context<'a>(
         &self,
-        pass: &mut GcPass<'_>,
         tenant: &Name,
         context_id: Uuid,
-        versions: &BTreeMap<u64, ObjectMeta>,
-        before: &KnownContexts,
-    ) -> Result<Option<(u64, Arc<StoredContext>)>, StoreError> {
+        versions: &'a BTreeMap<u64, ObjectMeta>,
+        before: &HashMap<Path, (StoreTime, Arc<StoredContext>)>,
+    ) -> Result<Option<(u64, &'a ObjectMeta, Arc<StoredContext>)>, StoreError> {
         for (version, meta) in versions.iter().rev() {
-            let date = StoreTime::of(meta);
-            let known = before.0.get(&meta.location).filter(|(read, _)| *read == date);
-            let stored = match known {
-                Some((_, stored)) => Arc::clone(stored),
-                None => match self.contexts.stored(tenant, context_id, *version).await? {
-                    Some(stored) => Arc::new(stored),
-                    None => continue,
-                },
-            };
-            pass.contexts.0.insert(meta.location.clone(), (date, Arc::clone(&stored)));
-            return Ok(Some((*version, stored)));
+            let known = before.get(&meta.location).filter(|(date, _)| *date == StoreTime::of(meta));
+            if let Some((_, stored)) = known {
+                return Ok(Some((*version, meta, Arc::clone(stored))));
+            }
+            if let Some(stored) = self.contexts.stored(tenant, context_id, *version).await? {
+                return Ok(Some((*version, meta, Arc::new(stored))));
+            }
         }
         Ok(None)
     }
@@ -138,7 +135,7 @@ impl Lifecycle {
         key: &ChunkKey,
         reason: Removal,
     ) -> Result<bool, StoreError> {
-        if !pass.pins.contains(key) {
+        if !pass.contexts.may_pin(key) {
             return Ok(false);
         }
         Ok(!(reason == Removal::Duplicate && self.has_stand_in(key).await?))
@@ -154,9 +151,9 @@ impl Lifecycle {
     ) -> Result<bool, StoreError> {
         // Pins were read when the pass began. A tombstone can be younger only where there is next to no grace.
         if pass.now.age(tombstone) <= limits::STORE_DATE_UNIT {
-            self.read_contexts(pass).await?;
+            self.read_contexts(pass, [key.tenant.clone()]).await?;
         }
-        if !pass.pins.contains(key) {
+        if !pass.contexts.may_pin(key) {
             return Ok(false);
         }
         match self.reads.tombstones().reason_at(&tombstone.location).await? {

@@ -88,7 +88,7 @@ impl Lifecycle {
         while let Some(hash) = next.pop() {
             for key in behind.remove(&hash).unwrap_or_default() {
                 next.push(*key.seq_hash.as_bytes());
-                if pass.pins.contains(&key) || self.reads.tombstones().has(&key).await? {
+                if pass.contexts.may_pin(&key) || self.reads.tombstones().has(&key).await? {
                     continue;
                 }
                 pass.report.expired += 1;

@@ -5,6 +5,8 @@
 //! then. Of a pin and an intent one is there before the other is looked for: an acknowledged pin is seen by every collector
 //! whose intent comes later, and no tombstone comes of an earlier one any more. So no tombstone has ever to be taken back.
 
+use std::collections::BTreeSet;
+
 use futures::TryStreamExt;
 use kvasir_store::{
     StoreError,
@@ -55,7 +57,7 @@ impl Lifecycle {
         self.carry_out(pass).await
     }
 
-    /// Writes an intent, reads the pins, and gives tombstones to what none holds.
+    /// Writes an intent, reads the pins of its tenants, and gives tombstones to what none holds.
     pub(super) async fn carry_out(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         let decided = std::mem::take(&mut pass.decided).objects;
         if decided.is_empty() {
@@ -73,7 +75,8 @@ impl Lifecycle {
         let begun = Instant::now();
         self.bucket.put(&path, PutPayload::from(json), "writing an intent").await?;
         self.bucket.reached(Transition::IntentWritten);
-        self.read_contexts(pass).await?;
+        let tenants: BTreeSet<Name> = decided.iter().map(|(key, _)| key.tenant.clone()).collect();
+        self.read_contexts(pass, tenants).await?;
         for (key, reason) in decided {
             if self.is_pinned(pass, &key, reason).await? {
                 pass.report.spared += 1;

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 use self::{
     capacity::CapacityPlan,
-    contexts::{KnownContexts, Pins},
+    contexts::Contexts,
     intents::Decided,
     tenant_budget::TenantActionBudget,
 };
@@ -143,8 +143,7 @@ struct GcPass<'a> {
     started: Instant,
     report: GcReport,
     actions: u32,
-    contexts: KnownContexts,
-    pins: Pins,
+    contexts: Contexts,
     decided: Decided,
     /// Objects whose bytes it deleted and that have no note of it yet.
     gone: Vec<ChunkKey>,
@@ -192,8 +191,7 @@ impl Lifecycle {
             started: Instant::now(),
             report: GcReport { led: true, ..GcReport::default() },
             actions: 0,
-            contexts: KnownContexts::default(),
-            pins: Pins::default(),
+            contexts: Contexts::default(),
             decided: Decided::default(),
             gone: Vec::new(),
             capacity_plan: CapacityPlan::default(),
@@ -282,14 +280,14 @@ impl Lifecycle {
             pass.report.objects += 1;
             pass.report.bytes += meta.size;
             let is_old = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
-            let is_expired = is_old && !pass.pins.contains(&key);
+            let is_expired = is_old && !pass.contexts.may_pin(&key);
             pass.report.pinned += u64::from(is_old && !is_expired);
             if pass.policy.capacity_bytes.is_some() {
                 pass.capacity_plan.observe(&key, &meta);
             }
             // The usual chunk, one object, young and without a longer sibling, costs no request.
             if !(is_expired || several) {
-                let is_settled = pass.now.age(&meta) >= pass.policy.grace && !pass.pins.contains(&key);
+                let is_settled = pass.now.age(&meta) >= pass.policy.grace && !pass.contexts.may_pin(&key);
                 if !is_settled {
                     continue;
                 }
@@ -370,7 +368,8 @@ impl Lifecycle {
     async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StoreError> {
         let dry_run = pass.policy.dry_run;
         self.delete_old_intents(pass).await?;
-        self.read_contexts(pass).await?;
+        let tenants = self.catalog.tenants().await?;
+        self.read_contexts(pass, tenants).await?;
         pass.report.uploads_deleted = self.uploads.collect_uploads(now_ms, dry_run).await?;
         Ok(())
     }
