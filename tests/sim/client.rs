@@ -59,10 +59,14 @@ pub(crate) async fn store(storage: &Arc<Storage>, chunk: &Chunk) -> Result<Objec
     Ok(stored.object_digest)
 }
 
+/// How fine the simulated clock is.
+const TICK: Duration = Duration::from_millis(1);
+
 /// What was asked for and answered, judged by the model.
 #[derive(Debug)]
 pub(crate) struct Book {
     begun: Instant,
+    last: Cell<Duration>,
     store: FaultyStore,
     model: RefCell<Model>,
     pins: RefCell<BTreeMap<Uuid, u64>>,
@@ -77,6 +81,7 @@ impl Book {
     pub(crate) fn new(store: FaultyStore, model: Model) -> Self {
         Self {
             begun: Instant::now(),
+            last: Cell::default(),
             store,
             model: RefCell::new(model),
             pins: RefCell::default(),
@@ -86,8 +91,12 @@ impl Book {
         }
     }
 
+    /// The simulated clock stands still while what is due at one moment happens, so each call gives a nanosecond more: what ended
+    /// before something else began is told from what ended after it.
     pub(crate) fn now(&self) -> Duration {
-        self.begun.elapsed()
+        let now = self.begun.elapsed().max(self.last.get() + Duration::from_nanos(1));
+        self.last.set(now);
+        now
     }
 
     pub(crate) fn since(&self, begun: Duration) -> Interval {
@@ -102,7 +111,10 @@ impl Book {
             match key {
                 Key::Chunk(key) => {
                     model.planted(key.seq_hash, key.object_digest);
-                    model.damaged(key.seq_hash, at, at + FINDING_OUT);
+                    // What else happened at that moment may have come before or after it.
+                    for at in [at, at + TICK] {
+                        model.damaged(key.seq_hash, at, at + FINDING_OUT);
+                    }
                 }
                 // A collector that had decided about the name may come as late as tombstones live.
                 Key::Tombstone(key) | Key::Gone(key) => model.tampered(key.seq_hash, at, at + REMOVALS_KEPT),

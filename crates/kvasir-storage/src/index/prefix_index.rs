@@ -39,6 +39,8 @@ pub(crate) struct PrefixIndex {
     missing: Option<BoundedMap<(Scope, SeqHash), ()>>,
     /// Objects that are known to be gone, and how many were taken out when they were.
     gone: BoundedMap<(Scope, ObjectDigest), u64>,
+    /// Objects that the store listed without a tombstone, and how many were taken out before it was asked.
+    listed: BoundedMap<(Scope, ObjectDigest), u64>,
     removals: AtomicU64,
     /// How many they were when the last one was taken out for good.
     last_for_good: AtomicU64,
@@ -58,6 +60,7 @@ impl PrefixIndex {
             entries: BoundedMap::new(limits::INDEX_ENTRIES_MAX, None),
             missing: (!negative_ttl.is_zero()).then(missing),
             gone: BoundedMap::new(limits::GONE_ENTRIES_MAX, None),
+            listed: BoundedMap::new(limits::GONE_ENTRIES_MAX, None),
             removals: AtomicU64::new(0),
             last_for_good: AtomicU64::new(0),
             turning: Mutex::default(),
@@ -104,6 +107,7 @@ impl PrefixIndex {
             }
             self.clear_gone(scope, &object);
         }
+        self.listed.insert((scope, object), before);
         self.take_in(scope, entry);
     }
 
@@ -124,10 +128,25 @@ impl PrefixIndex {
         self.entries.insert((scope, entry.row.object_digest), Arc::clone(entry));
     }
 
-    /// Takes out an object that was removed, and keeps a row of that until its name may be used again.
+    /// Takes out an object that is removed now, and keeps a row of that until its name may be used again.
     pub(crate) fn remove_for_good(&self, scope: Scope, object: ObjectDigest, row: RemovedRow) {
         let _turning = self.turning.lock();
-        let at = self.note_gone(scope, object);
+        let at = self.next_removal();
+        self.remove_at(scope, object, row, at);
+    }
+
+    /// As [`remove_for_good`](Self::remove_for_good), of a removal that was durable in the bucket when [`next_removal`](Self::next_removal)
+    /// gave `heard`. Where the store has listed the object since then without a tombstone, that was an earlier life of its name.
+    pub(crate) fn remove_heard(&self, scope: Scope, object: ObjectDigest, row: RemovedRow, heard: u64) {
+        let _turning = self.turning.lock();
+        if self.listed.get(&(scope, object)).is_none_or(|listed| listed < heard) {
+            self.remove_at(scope, object, row, heard);
+        }
+    }
+
+    fn remove_at(&self, scope: Scope, object: ObjectDigest, row: RemovedRow, at: u64) {
+        let before = self.gone.get(&(scope, object)).unwrap_or(0);
+        self.gone.insert((scope, object), at.max(before));
         self.last_for_good.fetch_max(at, Ordering::AcqRel);
         self.index.put_removed(scope, &object, row);
         self.take_out(scope, object);
@@ -136,14 +155,14 @@ impl PrefixIndex {
     /// Takes out an object that is gone or broken. Only this process remembers it: it may be written again under its name.
     pub(crate) fn remove(&self, scope: Scope, object: ObjectDigest) {
         let _turning = self.turning.lock();
-        self.note_gone(scope, object);
+        let at = self.next_removal();
+        self.gone.insert((scope, object), at);
         self.take_out(scope, object);
     }
 
-    fn note_gone(&self, scope: Scope, object: ObjectDigest) -> u64 {
-        let at = self.removals.fetch_add(1, Ordering::AcqRel) + 1;
-        self.gone.insert((scope, object), at);
-        at
+    /// A place in the order of removals: behind all that were before, and what was listed by then.
+    pub(crate) fn next_removal(&self) -> u64 {
+        self.removals.fetch_add(1, Ordering::AcqRel) + 1
     }
 
     fn take_out(&self, scope: Scope, object: ObjectDigest) {
@@ -154,7 +173,7 @@ impl PrefixIndex {
         self.rows.remove(&(scope, object));
     }
 
-    /// How many objects were taken out so far.
+    /// The last place in the order of removals.
     pub(crate) fn removals(&self) -> u64 {
         self.removals.load(Ordering::Acquire)
     }
@@ -249,6 +268,30 @@ mod tests {
         assert!(is_offered());
         let before = index.removals();
         index.remove_for_good(scope, object, removal);
+        index.insert_listed(scope, &entry, before);
+        assert!(!is_offered());
+    }
+
+    #[test]
+    fn what_was_removed_before_the_store_listed_it_stays() {
+        let index = PrefixIndex::new(Index::memory(), Duration::ZERO, false);
+        let (scope, entry) = entry();
+        let object = entry.row.object_digest;
+        let is_offered = || index.walk(scope, &[5; 32], &[[2; 32].into()], Search::Fast).whole_blocks == 1;
+        let removal = RemovedRow { expires_ms: i64::MAX, by_request: true };
+        let heard = index.next_removal();
+        // A listing that began afterwards, while the journal is read.
+        let before = index.removals();
+        index.remove_heard(scope, object, removal, heard);
+        assert!(!is_offered());
+        index.insert_listed(scope, &entry, before);
+        assert!(is_offered());
+        index.remove_heard(scope, object, removal, heard);
+        assert!(is_offered(), "said twice");
+        // One that began before the journal was read tells nothing.
+        let before = index.removals();
+        let heard = index.next_removal();
+        index.remove_heard(scope, object, removal, heard);
         index.insert_listed(scope, &entry, before);
         assert!(!is_offered());
     }

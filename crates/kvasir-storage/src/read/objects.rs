@@ -297,11 +297,20 @@ impl Reads {
     /// As [`forget`](Self::forget), of an object that was removed for `reason`. The index remembers it over restarts, until
     /// the object's name may be used again.
     pub(crate) fn forget_removed(&self, scope: Scope, object: ObjectDigest, reason: Removal) {
+        self.index.remove_for_good(scope, object, self.removed_row(reason));
+        self.forget_frames(scope, object);
+    }
+
+    /// As [`forget_removed`](Self::forget_removed), of a removal that the journal had when the index gave `heard`.
+    pub(crate) fn forget_heard(&self, scope: Scope, object: ObjectDigest, reason: Removal, heard: u64) {
+        self.index.remove_heard(scope, object, self.removed_row(reason), heard);
+        self.forget_frames(scope, object);
+    }
+
+    fn removed_row(&self, reason: Removal) -> RemovedRow {
         let kept = i64::try_from(self.removals_kept.as_millis()).unwrap_or(i64::MAX);
         let expires_ms = self.bucket.now_ms().map_or(i64::MAX, |now| now.saturating_add(kept));
-        let row = RemovedRow { expires_ms, by_request: !reason.is_the_collectors() };
-        self.index.remove_for_good(scope, object, row);
-        self.forget_frames(scope, object);
+        RemovedRow { expires_ms, by_request: !reason.is_the_collectors() }
     }
 
     fn forget_frames(&self, scope: Scope, object: ObjectDigest) {

@@ -215,13 +215,16 @@ impl Changes {
         }
         let begun = self.bucket.now_ms();
         let mut applied = 0;
-        for ((log, replica), numbers) in self.fresh_batches().await? {
+        let fresh = self.fresh_batches().await?;
+        // All of these batches are durable by now, and with them the tombstones of the removals that they tell of.
+        let heard = self.reads.index().next_removal();
+        for ((log, replica), numbers) in fresh {
             let batches = stream::iter(numbers).map(|n| self.read_batch(log, &replica, n));
             let mut batches = batches.buffered(limits::JOURNAL_BATCHES_AHEAD);
             while let Some((n, batch)) = batches.try_next().await? {
                 match batch {
                     ReadBatch::Entries(entries) => {
-                        applied += self.apply(&replica, n, entries, tells).await;
+                        applied += self.apply(&replica, n, entries, heard, tells).await;
                         self.bucket.reached(Transition::JournalApplied);
                     }
                     ReadBatch::Gone => {}
@@ -339,7 +342,14 @@ impl Changes {
     }
 
     /// Applies a batch to index and ledger, and then tells readers of events.
-    async fn apply(&self, replica: &Name, n: u64, mut entries: Vec<JournalEntry>, tells: bool) -> usize {
+    async fn apply(
+        &self,
+        replica: &Name,
+        n: u64,
+        mut entries: Vec<JournalEntry>,
+        heard: u64,
+        tells: bool,
+    ) -> usize {
         let read = entries.len();
         entries.retain(|entry| !self.may_be_forgotten(entry));
         for entry in &entries {
@@ -354,7 +364,8 @@ impl Changes {
                     }
                 }
                 JournalEntry::Removed { tenant, model_id, object_digest, reason, .. } => {
-                    self.reads.forget_removed(Scope::new(tenant, model_id), *object_digest, *reason);
+                    let scope = Scope::new(tenant, model_id);
+                    self.reads.forget_heard(scope, *object_digest, *reason, heard);
                 }
                 JournalEntry::Counted { tenant, stored, reach } => {
                     self.ledger.take_count(tenant, *stored, reach);
@@ -448,7 +459,7 @@ mod tests {
             }
         };
         let entries = vec![of(1, Some(now - kept)), of(2, Some(now - kept / 4)), of(3, None)];
-        let read = changes.apply(&"other".parse().expect("a name"), 1, entries, false).await;
+        let read = changes.apply(&"other".parse().expect("a name"), 1, entries, 1, false).await;
         let index = storage.reads().index();
         let is_offered =
             |object: u8| index.entry(Scope::new(&tenant, &model_id), [object; 32].into()).is_some();
