@@ -66,6 +66,41 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
         .fails(exit::NOTHING, &["nothing is stored"]);
 }
 
+/// What is stored of a model makes its next profile, which is smaller and as good.
+#[test]
+fn a_profile_is_trained_on_what_is_stored() {
+    let bench = empty_bench();
+    let service = serve(&bench);
+    let url = &service.url;
+    let mut spec = None;
+    for i in 0..12 {
+        dump(&bench, &prose(20 + i, 700), 600, "shipped.safetensors");
+        let known = kvasir_model::dump::parse_dump(&bench.read("shipped.safetensors")).expect("a dump");
+        let tuned = kvasir_types::ModelSpec { revision: "tuned".into(), ..known.spec };
+        let dtype = kvasir_model::dump::DumpDtype::of(tuned.kv_dtype);
+        let path = bench.path("kv.safetensors");
+        kvasir_model::dump::write_dump(&path, &tuned, &known.tokens, &known.kv, dtype).expect("written");
+        bench.ok(&format!("context put --url {url} --kv kv.safetensors --chunk-tokens 512"));
+        spec = Some(tuned);
+    }
+    let model = spec.expect("twelve").model_id();
+    // On a link of a terabit decoding alone counts.
+    let retrain = |rest: &str| {
+        json(&bench.ok(&format!("profile retrain --url {url} --model-id {model} --json {rest}")))
+    };
+    let kept = retrain("--bandwidth 1000gbit");
+    assert_eq!(kept["published"], false, "{kept}");
+    let tried = retrain("--bandwidth 1mbit --dry-run");
+    assert_eq!(tried["published"], false, "{tried}");
+    let made = retrain("--bandwidth 1mbit");
+    assert_eq!(made["published"], true, "{made}");
+    let bytes = |of: &str| made[of]["bytes"].as_f64().expect("bytes");
+    assert!(bytes("trained") < 0.9 * bytes("in_force"), "{made}");
+    bench
+        .run(&format!("profile retrain --url {url} --model-id {}", "0".repeat(64)))
+        .fails(exit::DATA, &["not registered"]);
+}
+
 #[test]
 fn the_index_can_be_lost_and_rebuilt() {
     let bench = empty_bench();

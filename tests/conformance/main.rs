@@ -192,6 +192,7 @@ suite! {
     replicas::a_removal_outlives_its_batch_in_the_index,
     removal::removing_a_chunk_hides_however_many_objects_it_has,
     removal::a_fresh_lookup_offers_none_of_many_removed_objects,
+    removal::a_sample_has_what_is_stored_and_not_what_is_removed,
     removal::a_fresh_lookup_cuts_nobody_off_from_what_the_collector_took,
     removal::a_removed_object_is_served_by_no_name,
     removal::a_chunk_stored_after_many_removals_is_found_and_removed_again,

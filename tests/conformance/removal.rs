@@ -10,7 +10,8 @@ use std::{
 
 use futures::{FutureExt, TryStreamExt};
 use kvasir_storage::{
-    ByteRange, ChunkError, Lookup, PutChunk, Query, Selection, Storage, gc::GcPolicy, hot::RequestHint,
+    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, Query, Selection, Storage, gc::GcPolicy,
+    hot::RequestHint,
 };
 use kvasir_store::layout::{JournalLog, Key};
 use kvasir_tests::{
@@ -52,6 +53,28 @@ pub(crate) async fn removing_a_chunk_hides_however_many_objects_it_has(backend: 
     }
     let again = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await;
     assert_eq!(again.expect("twice is once"), usize::from(OBJECTS));
+}
+
+/// A sample has the chunks with the smallest hashes, and none that a request removed.
+pub(crate) async fn a_sample_has_what_is_stored_and_not_what_is_removed(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let mut stored = Vec::new();
+    for seed in 0..5 {
+        let chunk = chunks::chunk(root, &chunks::tokens(700 + seed, 64), 0, 64, 50);
+        put(&storage, &chunk).await;
+        stored.push(chunk.seq_hash);
+    }
+    stored.sort_unstable();
+    let sample =
+        async |count| storage.reads().sample(&tenant(), &model_id(), count).await.expect("samples").chunks;
+    assert_eq!((sample(3).await, sample(9).await), (stored[..3].to_vec(), stored.clone()));
+    storage.lifecycle().remove_chunk(&tenant(), &model_id(), &stored[1]).await.expect("removes");
+    assert_eq!(sample(3).await, [stored[0], stored[2]]);
+    stored.remove(1);
+    assert_eq!(sample(9).await, stored);
+    let other = storage.reads().sample(&tenant(), &[7; 32].into(), 9).await;
+    assert!(matches!(other, Err(CatalogError::UnknownModel { .. })), "{other:?}");
 }
 
 /// A replica whose index has all objects of a chunk, and that has not heard of their removal, asks the store for a fresh lookup: one

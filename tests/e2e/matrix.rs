@@ -55,6 +55,7 @@ const TABLE: &[Row] = &[
     ("rotate_namespace", ADMIN, Is(200), Problem("unknown_model")),
     ("lookup", READ, Is(200), Problem("unknown_model")),
     ("explain", READ, Is(200), Is(200)),
+    ("sample_chunks", ADMIN, Is(200), Problem("unknown_model")),
     ("put_chunk", WRITE, Is(200), Problem("unknown_model")),
     ("get_chunk", READ, Is(200), Problem("unknown_chunk")),
     ("delete_chunk", WRITE, Is(204), Problem("unknown_chunk")),

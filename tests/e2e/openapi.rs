@@ -31,6 +31,7 @@ const ORDER: &[&str] = &[
     "get_chunk",
     "get_object",
     "get_object_url",
+    "sample_chunks",
     "announce_upload",
     "commit_upload",
     "lookup",

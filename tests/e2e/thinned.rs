@@ -48,7 +48,7 @@ impl Bench {
             let (spec, kept) = (class.spec(spec, &thinning), keep.head(class.layer, class.heads.start));
             let tokens = class.slots(&self.tokens, kept);
             let kv = KvBuffer::from_source(&spec, tokens.len(), &class.rows(&self.kv, kept));
-            let contexts = [TrainingContext { tokens, kv }];
+            let contexts = [TrainingContext { first_position: 0, tokens, kv }];
             Arc::new(train(&spec, &contexts, &Recipe::Exact, 0.01, &mut |_, _| ()).expect("a profile"))
         };
         let profiles = classes.iter().map(exact).collect();

@@ -218,6 +218,7 @@ const TRIES: &[Try] = tries! {
     "remove a chunk" => |storage, ids| storage.lifecycle().remove_chunk(&name("b"), &model_id(), &ids.key[0]).await;
     "commit an upload" => |storage, ids| storage.direct_uploads().commit_upload(&name("b"), ids.upload).await;
     "read a model" => |storage, ids| storage.catalog().model(&name("b"), &ids.model).await;
+    "sample chunks" => |storage, ids| storage.reads().sample(&name("b"), &ids.model, 8).await;
     "list profiles" => |storage, ids| storage.catalog().list_profiles(&name("b"), &ids.model).await;
     "read a profile" => |storage, ids| storage.catalog().read_profile(&name("b"), &model_id(), &ids.profile).await.map(drop);
     "open a namespace" => |storage, ids| storage.catalog().open_namespace(&name("b"), &name("n"), &ids.model).await;

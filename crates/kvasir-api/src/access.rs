@@ -12,7 +12,7 @@ pub enum Role {
     Read,
     /// Store and remove chunks, profiles and contexts.
     Write,
-    /// Also what changes the tenant as a whole: rotate the salts of its namespaces.
+    /// Also what concerns the tenant as a whole: rotate the salts of its namespaces, sample what it has stored.
     Admin,
     /// Also what concerns every tenant: jobs on the whole store. Sees no other tenant's data.
     Operator,
@@ -72,7 +72,8 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         // Registering is idempotent and names nothing that was not given.
         routes::MODELS => Role::Read,
         routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT => Role::Write,
-        routes::NAMESPACE_ROTATION => Role::Admin,
+        // A sample is of all namespaces, and readers of one are not told of the others.
+        routes::NAMESPACE_ROTATION | routes::SAMPLE => Role::Admin,
         // Jobs work on what is everybody's; and what nobody thought of is nobody else's.
         _ => Role::Operator,
     };

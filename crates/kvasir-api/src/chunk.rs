@@ -20,6 +20,32 @@ pub struct ChunkQuery {
     pub sections: Option<String>,
 }
 
+/// Query of a sample.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SampleQuery {
+    /// Most chunks, 1 to 1,024; 256 where it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(minimum = 1, maximum = 1_024)]
+    pub chunks: Option<usize>,
+}
+
+impl SampleQuery {
+    /// Most chunks of a sample.
+    pub const CHUNKS_MAX: usize = 1_024;
+    /// Chunks of a sample where the query does not say.
+    pub const CHUNKS_DEFAULT: usize = 256;
+}
+
+/// Stored chunks of a model in all namespaces of the tenant: those with the smallest hashes. Hashes are random, so they are a uniform
+/// sample of what is stored, and stay the same while nothing is stored or removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ChunkSample {
+    /// The chunks, by hash.
+    pub chunks: Vec<SeqHash>,
+}
+
 /// Answer to storing a chunk: from here on it is durable and visible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoredChunk {

@@ -19,7 +19,7 @@ mod upload;
 
 pub use access::{Role, required_role};
 pub use admin::{Job, JobKind, JobList, JobRequest, JobState, LoadRecord, UsageResponse};
-pub use chunk::{ChunkQuery, ObjectUrl, StoredChunk};
+pub use chunk::{ChunkQuery, ChunkSample, ObjectUrl, SampleQuery, StoredChunk};
 pub use context::{
     CONTEXT_CHUNKS_MAX, CONTEXT_LABELS_MAX, CONTEXTS_PAGE_MAX, Context, ContextChange, ContextList,
     ContextQuery, ContextRequest, ContextVersions, ContextsQuery, LABEL_VALUE_BYTES_MAX, Labels,

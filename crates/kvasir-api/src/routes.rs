@@ -26,6 +26,8 @@ pub const NAMESPACES: &str = "/v1/namespaces";
 pub const NAMESPACE_ROTATION: &str = "/v1/namespaces/rotate";
 /// `POST` a [`LookupRequest`](crate::LookupRequest).
 pub const LOOKUP: &str = "/v1/lookup";
+/// `GET` a [`ChunkSample`](crate::ChunkSample). For admins.
+pub const SAMPLE: &str = "/v1/models/{model_id}/sample";
 /// `PUT` an object; `GET`, `HEAD` the preferred object of a seq_hash.
 pub const CHUNK: &str = "/v1/models/{model_id}/chunks/{seq_hash}";
 /// `GET`, `HEAD` one object, whole, by `Range` or by `?level=`.
@@ -74,6 +76,7 @@ pub const ALL: &[&str] = &[
     NAMESPACES,
     NAMESPACE_ROTATION,
     LOOKUP,
+    SAMPLE,
     CHUNK,
     CHUNK_OBJECT,
     CHUNK_OBJECT_URL,
@@ -129,6 +132,11 @@ pub fn profiles(model_id: &ModelId) -> String {
 /// Path of a profile.
 pub fn profile(model_id: &ModelId, profile_hash: &ProfileHash) -> String {
     format!("{MODELS}/{model_id}/profiles/{profile_hash}")
+}
+
+/// Path of a model's sample of chunks.
+pub fn sample(model_id: &ModelId) -> String {
+    format!("{MODELS}/{model_id}/sample")
 }
 
 /// Path of a chunk.

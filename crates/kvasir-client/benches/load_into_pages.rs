@@ -67,7 +67,7 @@ async fn main() {
     let server = Server::start().await.unwrap();
     let spec = Arc::new(spec());
     let kv = KvBuffer::from_source(&spec, SAMPLE_TOKENS, &Synthetic);
-    let context = TrainingContext { tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
+    let context = TrainingContext { first_position: 0, tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
     let profile = train(&spec, &[context], &Recipe::Direct, 0.01, &mut |_, _| ()).unwrap();
     let kvasir =
         Kvasir::builder(server.url()).model(Arc::clone(&spec)).profile(profile).connect().await.unwrap();

@@ -25,6 +25,14 @@ pub const RETRY_REFILL: f64 = 0.1;
 pub const CONTROL_BYTES_MAX: usize = 16 << 20;
 /// Most bytes of a profile: 5 % of the weights of a 70 B model in bf16.
 pub const PROFILE_BYTES_MAX: usize = 7 << 30;
+/// Most bytes of a chunk object that is read whole.
+pub const OBJECT_BYTES_MAX: usize = 1 << 30;
+/// Chunks of a sample that are read at the same time.
+pub const SAMPLE_CONCURRENCY: usize = 4;
+/// Tokens of a sampled chunk that are decoded: contexts count alike, however long their chunks are.
+pub const SAMPLE_TOKENS_MAX: usize = 512;
+/// Bytes of KV in a sample, in f32: fewer tokens of each chunk are decoded where the model's are large.
+pub const SAMPLE_BYTES_MAX: usize = 8 << 30;
 /// Loads tell each other what they miss in steps of this many bytes: a base of some hundred tokens to a few thousand.
 pub const NEIGHBOUR_STEP_BYTES: u64 = 4 << 20;
 /// Chunks that are encoded or uploaded at the same time: one of each.

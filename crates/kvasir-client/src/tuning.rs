@@ -3,6 +3,7 @@
 
 pub use crate::{
     fetcher::*,
+    kvasir::StoredKv,
     load::{CostModels, LoadOptions},
     save::{AdmissionPolicy, DropPolicy, QueueConfig, QueueStats},
 };

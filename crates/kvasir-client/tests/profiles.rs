@@ -10,6 +10,7 @@ use kvasir_client::{
     tuning::LoadOptions,
 };
 use kvasir_codec::{KvBuffer, STARTER_RECIPE};
+use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train_transparent};
 use kvasir_types::{Level, LevelError, Loss, Quality};
 
 fn builder(server: &Server) -> Builder {
@@ -140,6 +141,49 @@ async fn a_profile_that_loses_much_is_not_taken_over() {
     save(&careful, &tokens(600, 8)).await;
     assert_ne!(careful.profile().unwrap().hash(), coarse.profile().unwrap().hash());
     assert_eq!(careful.profile().unwrap().training().recipe, STARTER_RECIPE);
+}
+
+/// KV of three directions, all of which a profile of a truncated basis holds, beside the toy model's, which it does not.
+#[tokio::test]
+async fn a_chunk_that_a_trained_profile_does_not_fit_is_stored_with_the_first_one() {
+    let smooth = |tokens: &[u32]| {
+        let mut kv = KvBuffer::new(&spec(), tokens.len());
+        let rows = kv.as_mut_slice().chunks_exact_mut(8).enumerate();
+        rows.for_each(|(i, row)| row.fill((tokens[i % tokens.len()] as f32 * 0.37).sin()));
+        kv
+    };
+    let context = |seed| {
+        let tokens = tokens(600, seed);
+        TrainingContext { first_position: 0, kv: smooth(&tokens), tokens }
+    };
+    let contexts: Vec<_> = (200..206).map(context).collect();
+    let basis = BasisRecipe {
+        rank_max: Some(3),
+        token_factors: [0, 0],
+        unrope: false,
+        exact_tokens: Some(0),
+        ..BasisRecipe::default()
+    };
+    let trained = train_transparent(&spec(), &contexts, &Recipe::Basis(basis), &mut |_, _| ()).unwrap();
+    let server = start().await;
+    let kvasir = builder(&server).connect().await.unwrap();
+    kvasir.rest().put_profile(&kvasir.model_id(), trained.to_bytes()).await.unwrap();
+    let profiles_of = async |text: &[u32]| {
+        let reader = builder(&server).quality(Quality::Transparent).connect().await.unwrap();
+        reader.preload_profiles().await.unwrap();
+        let session = find(&reader, text).await;
+        assert_eq!(session.matched_tokens(), 600);
+        session.chunks().iter().map(|chunk| chunk.profile_hash).collect::<Vec<_>>()
+    };
+    let text = tokens(600, 210);
+    let _ = kvasir.session(&text).await.save(&smooth(&text), text.len()).outcome().await;
+    assert_eq!(profiles_of(&text).await, [trained.hash(); 3]);
+    assert_eq!(profiles(&kvasir).await, 1);
+    let unlike = tokens(600, 211);
+    save(&kvasir, &unlike).await;
+    assert_eq!(profiles(&kvasir).await, 2, "it made one");
+    assert_eq!(kvasir.profile().unwrap().hash(), trained.hash(), "which is for what the other does not fit");
+    assert!(profiles_of(&unlike).await.iter().all(|profile| *profile != trained.hash()));
 }
 
 #[tokio::test]

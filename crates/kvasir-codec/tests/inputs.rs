@@ -66,7 +66,7 @@ fn fp8_and_int8_caches_go_through_every_lossy_recipe() {
         let spec = mixed_spec(dtype);
         let context = |seed: u64| {
             let tokens = Noise::new(seed).tokens(400);
-            TrainingContext { kv: rounded_cache(&spec, &tokens, 50 + seed), tokens }
+            TrainingContext { first_position: 0, kv: rounded_cache(&spec, &tokens, 50 + seed), tokens }
         };
         let contexts: Vec<_> = (0..6).map(context).collect();
         for recipe in recipes() {
@@ -109,7 +109,7 @@ fn thinned_caches_come_back_and_their_tokens_make_no_table() {
     let spec = thinned_spec();
     let context = |seed: u64| {
         let tokens = slots(seed, 240);
-        TrainingContext { kv: rounded_cache(&spec, &tokens, 50 + seed), tokens }
+        TrainingContext { first_position: 0, kv: rounded_cache(&spec, &tokens, 50 + seed), tokens }
     };
     let contexts: Vec<_> = (0..6).map(context).collect();
     for recipe in recipes().into_iter().filter(|r| *r != Recipe::CacheGen) {
@@ -163,7 +163,7 @@ fn tokens_beyond_any_vocabulary_are_no_reason_to_fail() {
     let far = |seed: u64, count| Noise::new(seed).tokens(count).into_iter().map(|t| u32::MAX - t).collect();
     let context = |seed: u64| {
         let tokens: Vec<u32> = far(seed, 240);
-        TrainingContext { kv: rounded_cache(&spec, &tokens, 50 + seed), tokens }
+        TrainingContext { first_position: 0, kv: rounded_cache(&spec, &tokens, 50 + seed), tokens }
     };
     let contexts: Vec<_> = (0..6).map(context).collect();
     for recipe in recipes() {

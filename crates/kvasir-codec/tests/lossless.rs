@@ -33,7 +33,7 @@ fn setup(dtype: KvDtype, recipe: &Recipe) -> Setup {
     let contexts: Vec<_> = (0..6)
         .map(|i| {
             let tokens = Noise::new(i).tokens(300);
-            TrainingContext { kv: typed(&spec, &tokens, 70 + i), tokens }
+            TrainingContext { first_position: 0, kv: typed(&spec, &tokens, 70 + i), tokens }
         })
         .collect();
     let profile = train(&spec, &contexts, recipe, 0.01, &mut |_, _| ()).expect("trains");

@@ -44,7 +44,7 @@ impl<'a> TrainingSet<'a> {
                 continue;
             }
             let kv = KvBuffer::from_source(model.spec(), tokens.len(), &model.calculate_kv(&tokens)?);
-            contexts.push(TrainingContext { tokens, kv });
+            contexts.push(TrainingContext { first_position: 0, tokens, kv });
             progress((index + 1) as f32 / count as f32);
         }
         if contexts.is_empty() || prefix == 0 || prefix == shortest {

@@ -111,7 +111,7 @@ impl Profile {
                     let message = format!("{} is of another model than the dumps before it", path.display());
                     return Err(Failure::input("mixed_dumps", message, "train on dumps of one model"));
                 }
-                contexts.push(TrainingContext { tokens: dump.tokens, kv: dump.kv });
+                contexts.push(TrainingContext { first_position: 0, tokens: dump.tokens, kv: dump.kv });
             }
             let none = || Failure::input("not_trainable", "there is nothing to train on", "give dumps");
             let spec = spec.ok_or_else(none)?;
@@ -140,7 +140,7 @@ impl Profile {
         compute(py, || {
             let context = |(tokens, tensors): (Vec<u32>, Arc<Tensors>)| {
                 let kv = KvBuffer::from_source(spec, tokens.len(), &*tensors);
-                TrainingContext { tokens, kv }
+                TrainingContext { first_position: 0, tokens, kv }
             };
             let contexts: Vec<_> = borrowed.into_iter().map(context).collect();
             trained(spec, &contexts, (&recipe, finest_nmse), progress.as_ref())

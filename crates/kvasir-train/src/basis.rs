@@ -112,7 +112,7 @@ fn fit_scope(
 /// As many of the recipe's factors as have tables in half of a scope's room.
 fn affordable(corpus: &Corpus<'_>, recipe: &BasisRecipe, bytes: Option<(usize, usize)>) -> [usize; 2] {
     let Some((_, room)) = bytes else { return recipe.token_factors };
-    let vocabulary = TokenModel::vocabulary(corpus);
+    let vocabulary = TokenModel::vocabulary(corpus, recipe.token_texts);
     let tables = |factors: &[usize; 2]| {
         factors.iter().map(|count| vocabulary * packed_bytes(*count, recipe.table_bits)).sum::<usize>()
     };
@@ -140,8 +140,7 @@ fn fit_dense(
 ) -> Option<Fitted> {
     let elements = scope.elements();
     tell("token predictor", 0.1);
-    let tokens = (recipe.token_factors != [0, 0])
-        .then(|| TokenModel::fit(corpus, scope, recipe.token_factors, recipe.table_bits, None));
+    let tokens = (recipe.token_factors != [0, 0]).then(|| TokenModel::fit(corpus, scope, recipe, None));
     tell("covariance of what is not predicted", 0.4);
     let mut covariance = Covariance::new(elements);
     corpus.stream(scope, &corpus.fit, |mut block| {
@@ -185,7 +184,7 @@ fn fit_wide(
     let tokens = (recipe.token_factors != [0, 0]).then(|| {
         let matrix = Matrix::Dense(rows.clone());
         let basis = Some((&matrix, spectrum.len()));
-        TokenModel::fit(corpus, scope, recipe.token_factors, recipe.table_bits, basis)
+        TokenModel::fit(corpus, scope, recipe, basis)
     });
     Some(Fitted { tokens, rows, spectrum })
 }

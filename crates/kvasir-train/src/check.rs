@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use kvasir_codec::container::Head;
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, ChainLink, Level, Loss, ModelSpec};
 
-use super::{TrainError, data::Corpus, sensitivity::Sensitivity};
+use super::{TrainError, TrainingContext, data::Corpus, sensitivity::Sensitivity};
 use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, KvBuffer, Profile, Tokens,
     authoring::{Member, ProfileParts, plane_errors},
@@ -32,17 +32,10 @@ pub(super) fn note_levels(
     let mut elements = 0f64;
     for (context, range) in chunks(corpus) {
         let source = &corpus.contexts[context];
-        let input = ChunkInput {
-            tokens: &source.tokens[range.clone()],
-            preceding_token: range.start.checked_sub(1).map(|t| source.tokens[t]),
-            first_position: range.start as u64,
-            link: ChainLink::first([0; 32].into()),
-            beneath: Loss::NONE,
-            kv: &Tokens::from(&source.kv, range.start),
-        };
-        let object = encoder.encode(&input)?;
+        let input = Tokens::from(&source.kv, range.start);
+        let object = encode(&encoder, source, &range)?;
         let head = Head::parse(&object).map_err(|e| TrainError::Check(DecodeError::from(e)))?;
-        let truth = KvBuffer::from_source(&spec, range.len(), input.kv);
+        let truth = KvBuffer::from_source(&spec, range.len(), &input);
         elements += (range.len() * spec.elements_per_token()) as f64;
         for level in 0..levels {
             let at = Level(level as u8);
@@ -64,6 +57,43 @@ pub(super) fn note_levels(
         }
     }
     Ok(Profile::assemble(parts)?)
+}
+
+/// The errors of the finest level of held-out chunks, over what `transparent` allows, as the encoder measures them; increasing.
+pub(super) fn finest_errors(
+    spec: &ModelSpec,
+    corpus: &Corpus<'_>,
+    parts: &ProfileParts,
+) -> Result<Vec<f64>, TrainError> {
+    let profile = Arc::new(Profile::assemble(parts.clone())?);
+    let finest = Level(profile.lossy_levels().saturating_sub(1) as u8);
+    let encoder = CpuEncoder::new(Arc::new(spec.clone()), profile)?;
+    let mut errors = Vec::new();
+    for (context, range) in chunks(corpus) {
+        let object = encode(&encoder, &corpus.contexts[context], &range)?;
+        let head = Head::parse(&object).map_err(|e| TrainError::Check(DecodeError::from(e)))?;
+        let error = head.measured().and_then(|measured| measured.error(finest).get());
+        errors.push(error.unwrap_or(f64::INFINITY));
+    }
+    errors.sort_by(f64::total_cmp);
+    Ok(errors)
+}
+
+/// A held-out chunk of a context.
+fn encode(
+    encoder: &CpuEncoder,
+    source: &TrainingContext,
+    range: &Range<usize>,
+) -> Result<Vec<u8>, TrainError> {
+    let input = ChunkInput {
+        tokens: &source.tokens[range.clone()],
+        preceding_token: range.start.checked_sub(1).map(|t| source.tokens[t]),
+        first_position: source.first_position + range.start as u64,
+        link: ChainLink::first([0; 32].into()),
+        beneath: Loss::NONE,
+        kv: &Tokens::from(&source.kv, range.start),
+    };
+    Ok(encoder.encode(&input)?)
 }
 
 /// Held-out chunks, longest first within the limit of the check.

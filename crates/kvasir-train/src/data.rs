@@ -91,6 +91,11 @@ impl<'a> Corpus<'a> {
         if held_out { self.held_out.push(segment) } else { self.fit.push(segment) }
     }
 
+    /// The contexts' tokens.
+    pub(super) fn texts(&self) -> impl Iterator<Item = &[u32]> {
+        self.contexts.iter().map(|context| context.tokens.as_slice())
+    }
+
     /// How much an error of a plane costs against the average one.
     pub(super) fn weight(&self, layer: usize, plane: Plane) -> f32 {
         self.weights.get(2 * layer + plane as usize).copied().unwrap_or(1.0)
@@ -119,7 +124,9 @@ impl<'a> Corpus<'a> {
     /// `None` where the segment has a non-finite value, or only exact tokens.
     fn block(&self, scope: &Scope, elements: &Elements, segment: &Segment) -> Option<Block> {
         let context = &self.contexts[segment.context];
-        let start = segment.tokens.start.max(self.exact_tokens);
+        // A context that begins later has fewer of them, or none.
+        let exact_tokens = (self.exact_tokens as u64).saturating_sub(context.first_position) as usize;
+        let start = segment.tokens.start.max(exact_tokens);
         let range = start..segment.tokens.end.max(start);
         let tokens = range.len();
         let mut raw = Vec::new();
@@ -127,7 +134,7 @@ impl<'a> Corpus<'a> {
             return None;
         }
         let mut out = vec![0.0; raw.len()];
-        let rotations = Rotations::new(&self.spec.ropes, 0, &range);
+        let rotations = Rotations::new(&self.spec.ropes, context.first_position, &range);
         elements.normalise(&scope.mean, &rotations, tokens, &mut raw, &mut out);
         let before = |token: usize| token.checked_sub(1).map(|t| context.tokens[t]);
         Some(Block {

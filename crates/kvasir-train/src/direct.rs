@@ -3,6 +3,7 @@
 use kvasir_types::Plane;
 
 use super::{
+    BasisRecipe,
     data::Corpus,
     draft::{Draft, ScopeDraft},
     moments::set_mean_and_scale,
@@ -34,7 +35,10 @@ pub(super) fn draft(
 ) -> Draft {
     let fit = |mut scope: Scope| {
         set_mean_and_scale(corpus, &mut scope);
-        let tokens = token_factors.map(|factors| TokenModel::fit(corpus, &scope, factors, TOKEN_BITS, None));
+        let tokens = token_factors.map(|token_factors| {
+            let recipe = BasisRecipe { token_factors, table_bits: TOKEN_BITS, ..BasisRecipe::default() };
+            TokenModel::fit(corpus, &scope, &recipe, None)
+        });
         ScopeDraft { scope, tokens }
     };
     let scopes = scopes(corpus.spec, SCOPE_LAYERS, false, true).into_iter().map(fit).collect();

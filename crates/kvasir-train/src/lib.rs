@@ -24,6 +24,7 @@ mod study;
 mod sweep;
 mod token_means;
 mod tokens;
+mod transparent;
 mod weights;
 
 use kvasir_types::{ModelSpec, Plane};
@@ -36,6 +37,7 @@ pub use self::{
     sketch::{Sketch, SketchedCovariance},
     study::Study,
     sweep::train_at_scale,
+    transparent::train_transparent,
 };
 
 use self::{data::Corpus, draft::Draft, sensitivity::Sensitivity};
@@ -47,11 +49,13 @@ extern crate self as kvasir_train;
 #[path = "../../kvasir-codec/tests/common/mod.rs"]
 mod common;
 
-/// A text and its KV, from position 0.
+/// A text and its KV.
 #[derive(Debug, Clone)]
 pub struct TrainingContext {
     /// The tokens.
     pub tokens: Vec<u32>,
+    /// Position of the first token; 0 for a whole text.
+    pub first_position: u64,
     /// Their KV, as the engine caches it (keys after RoPE).
     pub kv: KvBuffer,
 }
@@ -90,6 +94,9 @@ pub struct BasisRecipe {
     pub token_factors: [usize; 2],
     /// Bits of a factor of the token predictor, 2 to 8.
     pub table_bits: u8,
+    /// Fewest contexts that a token occurs in to have a row in the predictor's tables. A profile tells which tokens have rows to whoever
+    /// may read it: where it is trained of what users wrote, a rare name must have none.
+    pub token_texts: usize,
     /// Tokens stored exactly at the start of a context; `None`: as many as an oracle finds to matter, or as there are
     /// outliers among the first ones where there is no oracle.
     pub exact_tokens: Option<usize>,
@@ -120,6 +127,7 @@ impl Default for BasisRecipe {
             joint: true,
             token_factors: [256, 128],
             table_bits: 8,
+            token_texts: 1,
             exact_tokens: None,
             budget_bytes: None,
             budget_macs: None,

@@ -175,13 +175,14 @@ fn each_segment(
         left -= range.len();
         let text = &context.tokens[range.clone()];
         let preceding = range.start.checked_sub(1).map(|token| context.tokens[token]);
+        let first_position = context.first_position + range.start as u64;
         let coded = match &lossy {
             None => None,
             Some((encoder, decoder)) => {
                 let object = encoder.encode(&ChunkInput {
                     tokens: text,
                     preceding_token: preceding,
-                    first_position: range.start as u64,
+                    first_position,
                     link: kvasir_types::ChainLink::first([0; 32].into()),
                     beneath: Loss::NONE,
                     kv: &Tokens::from(&context.kv, range.start),
@@ -190,7 +191,7 @@ fn each_segment(
                 Some((decoder, object, head))
             }
         };
-        let ropes = SpanRopes::new(&spec, range.start as u64, 0..range.len());
+        let ropes = SpanRopes::new(&spec, first_position, 0..range.len());
         for (index, (scope, elements, words)) in bound.iter().enumerate() {
             let mut rows = Vec::new();
             elements.read(&context.kv, &range, &mut rows);

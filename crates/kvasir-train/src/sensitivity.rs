@@ -1,6 +1,6 @@
 //! What an error costs by where it is, measured on the model (bitstream design §3: "Gain").
 
-use kvasir_types::{ModelSpec, Plane};
+use kvasir_types::{KvLayout, ModelSpec, Plane, Quality};
 
 use super::QualityOracle;
 
@@ -21,6 +21,17 @@ impl Sensitivity {
     /// All planes alike.
     pub(super) fn unknown() -> Self {
         Self::default()
+    }
+
+    /// By what [`Quality::Transparent`] allows: an error costs the more, the smaller its bound.
+    pub(super) fn of_bounds(spec: &ModelSpec) -> Self {
+        let planes = spec.layers.iter().flat_map(|kv| Plane::ALL.map(|plane| (kv.layout, plane)));
+        let cost = |(layout, plane): (KvLayout, Plane)| {
+            let (heads, dim) = layout.planes()[plane as usize];
+            // As `relative` wants it: of a whole plane.
+            (heads * dim) as f32 / Quality::transparent_error(layout, plane) as f32
+        };
+        Self { absolute: Vec::new(), relative: relative(spec, &planes.map(cost).collect::<Vec<_>>()) }
     }
 
     /// Asks an oracle about every plane of every layer.

@@ -35,7 +35,9 @@ fn position_powers(
     let (mut powers, mut counts) = ([0f64; EXACT_TOKENS_MAX + 1], [0f64; EXACT_TOKENS_MAX + 1]);
     for head in 0..heads {
         let rows = || {
-            let rows = contexts.iter().map(move |c| c.kv.rows(layer, plane, head).chunks_exact(dim));
+            // Positions count from the start of a text.
+            let whole = contexts.iter().filter(|context| context.first_position == 0);
+            let rows = whole.map(move |c| c.kv.rows(layer, plane, head).chunks_exact(dim));
             rows.flat_map(Iterator::enumerate).filter(|(_, row)| row.iter().all(|x| x.is_finite()))
         };
         let (mut mean, mut count) = (vec![0f64; dim], 0f64);

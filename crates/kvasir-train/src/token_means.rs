@@ -1,5 +1,7 @@
 //! Mean KV by token, shrunken and of low rank: the tables of the token predictor.
 
+use std::collections::BTreeMap;
+
 use super::{
     data::Corpus,
     linear::{leading_subspace, product},
@@ -30,11 +32,19 @@ pub(super) struct TokenMeans<'a> {
     counts: Vec<u32>,
 }
 
-/// The distinct tokens up to the largest one below which a table has at most [`ROWS_A_TOKEN`] rows for each, increasing.
-pub(super) fn ids_with_rows(tokens: impl Iterator<Item = u32>) -> Vec<u32> {
-    let mut ids: Vec<u32> = tokens.filter(|token| (*token as usize) < VOCABULARY_MAX).collect();
-    ids.sort_unstable();
-    ids.dedup();
+/// The distinct tokens that occur in `texts_min` texts, up to the largest one below which a table has at most [`ROWS_A_TOKEN`]
+/// rows for each, increasing.
+pub(super) fn ids_with_rows<'a>(texts: impl Iterator<Item = &'a [u32]>, texts_min: usize) -> Vec<u32> {
+    let mut in_texts = BTreeMap::<u32, usize>::new();
+    for text in texts {
+        let mut of_text: Vec<u32> =
+            text.iter().copied().filter(|token| (*token as usize) < VOCABULARY_MAX).collect();
+        of_text.sort_unstable();
+        of_text.dedup();
+        of_text.into_iter().for_each(|token| *in_texts.entry(token).or_default() += 1);
+    }
+    let common = in_texts.into_iter().filter(|(_, texts)| *texts >= texts_min);
+    let mut ids: Vec<u32> = common.map(|(token, _)| token).collect();
     let warranted = |index: &usize| (ids[*index] as usize) < ROWS_A_TOKEN * (index + 1);
     let count = (0..ids.len()).rev().find(warranted).map_or(0, |last| last + 1);
     ids.truncate(count);
@@ -142,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_table_has_no_more_rows_than_the_tokens_seen_warrant() {
-        let rows = |tokens: &[u32]| ids_with_rows(tokens.iter().copied()).last().map_or(0, |id| id + 1);
+        let rows = |tokens: &[u32]| ids_with_rows([tokens].into_iter(), 1).last().map_or(0, |id| id + 1);
         assert_eq!(rows(&(0..2_048).collect::<Vec<_>>()), 2_048);
         assert_eq!(rows(&[3, 15, 3]), 16, "two ids may have 32 rows");
         // A thousand ids spread over 2^20, as hashes are: nothing but what lies near zero by chance.
@@ -152,5 +162,12 @@ mod tests {
         let stray: Vec<u32> = (0..500).chain([1_000_000]).collect();
         assert_eq!(rows(&stray), 500);
         assert_eq!((rows(&[]), rows(&[u32::MAX]), rows(&[16])), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_token_of_few_texts_has_no_row() {
+        let texts: [&[u32]; 3] = [&[1, 2, 2, 2], &[1, 3], &[1, 2]];
+        let ids = |texts_min| ids_with_rows(texts.into_iter(), texts_min);
+        assert_eq!((ids(1), ids(2), ids(3), ids(4)), (vec![1, 2, 3], vec![1, 2], vec![1], vec![]));
     }
 }

@@ -1,6 +1,7 @@
 //! The token predictor: KV given the current and the previous token, additive, shrunken, low-rank.
 
 use super::{
+    BasisRecipe,
     data::{Block, Corpus},
     linear::product,
     token_means::{TokenMeans, TokenPosition, ids_with_rows},
@@ -30,12 +31,12 @@ impl TokenModel {
     pub(super) fn fit(
         corpus: &Corpus<'_>,
         scope: &Scope,
-        factors: [usize; 2],
-        bits: u8,
+        recipe: &BasisRecipe,
         basis: Option<(&Matrix, usize)>,
     ) -> Self {
+        let BasisRecipe { token_factors: factors, table_bits: bits, token_texts, .. } = *recipe;
         let elements = basis.map_or(scope.elements(), |(_, rank)| rank);
-        let ids = ids_with_rows(corpus.contexts.iter().flat_map(|c| &c.tokens).copied());
+        let ids = ids_with_rows(corpus.texts(), token_texts);
         let vocabulary = ids.last().map_or(0, |id| *id as usize + 1);
         let mut tables: [Option<TokenMeans<'_>>; 2] = [None, None];
         for (which, other, wanted) in [
@@ -67,8 +68,8 @@ impl TokenModel {
     }
 
     /// Rows of a table: up to the largest token that has one.
-    pub(super) fn vocabulary(corpus: &Corpus<'_>) -> usize {
-        let ids = ids_with_rows(corpus.contexts.iter().flat_map(|c| &c.tokens).copied());
+    pub(super) fn vocabulary(corpus: &Corpus<'_>, token_texts: usize) -> usize {
+        let ids = ids_with_rows(corpus.texts(), token_texts);
         ids.last().map_or(0, |id| *id as usize + 1)
     }
 

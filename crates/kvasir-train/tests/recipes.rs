@@ -15,7 +15,7 @@ fn wordy(spec: &ModelSpec) -> Vec<TrainingContext> {
         let mut noise = Noise::new(seed);
         let word = |_| ((noise.uniform() + 0.5) * VOCABULARY as f32) as u32;
         let tokens: Vec<u32> = (0..600).map(word).map(|word| word.min(VOCABULARY - 1)).collect();
-        TrainingContext { kv: cache(spec, &tokens, 50 + seed), tokens }
+        TrainingContext { first_position: 0, kv: cache(spec, &tokens, 50 + seed), tokens }
     };
     (0..6).map(context).collect()
 }

@@ -147,7 +147,7 @@ fn row(
 
 async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<EncodingResult>> {
     let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &SyntheticKv);
-    let context = TrainingContext { tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
+    let context = TrainingContext { first_position: 0, tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
     let profile: Arc<Profile> = Arc::new(train(spec, &[context], &Recipe::Direct, 0.01, &mut |_, _| ())?);
     let settings = vec!["hot.memory=1GiB".to_owned(), "hot.disk=0".to_owned()];
     let service = ServiceSpec { store: "file".into(), settings, ..ServiceSpec::default() };

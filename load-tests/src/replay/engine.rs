@@ -119,7 +119,7 @@ fn profile(layers: usize) -> Result<Arc<Profile>> {
     let kv = KvBuffer::from_source(&spec(layers), tokens.len(), &ComputedKv(&tokens));
     Ok(Arc::new(train(
         &spec(layers),
-        &[TrainingContext { tokens, kv }],
+        &[TrainingContext { first_position: 0, tokens, kv }],
         &Recipe::Exact,
         0.01,
         &mut |_, _| (),

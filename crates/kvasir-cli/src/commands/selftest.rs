@@ -116,8 +116,11 @@ impl Sample {
     fn new() -> CliResult<Self> {
         let spec = spec();
         // The same tokens each time, so that every run has the same profile.
-        let trained =
-            TrainingContext { tokens: (0..TOKENS as u32).collect(), kv: cache(&spec, 0..TOKENS as u32) };
+        let trained = TrainingContext {
+            first_position: 0,
+            tokens: (0..TOKENS as u32).collect(),
+            kv: cache(&spec, 0..TOKENS as u32),
+        };
         let profile = train(&spec, &[trained], &Recipe::DirectExact, 0.01, &mut |_, _| ())
             .map_err(CliError::internal)?;
         let random = || uuid::Uuid::new_v4().as_u128() as u32 >> 12;

@@ -38,6 +38,6 @@ pub(crate) fn prefill(tokens: &[u32]) -> KvBuffer {
 /// A profile for it; a real one is trained once, with `kvasir profile train`.
 pub(crate) fn profile() -> Result<Arc<Profile>, Box<dyn Error>> {
     let tokens = prompt(1024, 0);
-    let context = TrainingContext { kv: prefill(&tokens), tokens };
+    let context = TrainingContext { first_position: 0, kv: prefill(&tokens), tokens };
     Ok(Arc::new(train(&spec(), &[context], &Recipe::Direct, 0.01, &mut |_, _| ())?))
 }

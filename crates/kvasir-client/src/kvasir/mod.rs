@@ -2,6 +2,7 @@
 
 mod builder;
 mod lookup_log;
+mod sample;
 
 use std::{
     collections::VecDeque,
@@ -17,6 +18,7 @@ use tokio::runtime::Handle;
 
 pub use builder::Builder;
 use lookup_log::LookupLog;
+pub use sample::StoredKv;
 
 use crate::{
     Error,

@@ -31,6 +31,8 @@ pub(crate) struct Codec {
     pub(crate) model_id: ModelId,
     /// None before the first save of a model whose profile makes itself.
     writer: Mutex<Option<Arc<Writer>>>,
+    /// For chunks that the writer's profile does not fit; none before the first.
+    starter: Mutex<Option<Arc<Writer>>>,
     /// Held while the service is asked for a profile or one is made.
     choosing: tokio::sync::Mutex<()>,
     decoders: Mutex<BTreeMap<ProfileHash, DecoderState>>,
@@ -47,6 +49,7 @@ impl Codec {
             model_id: spec.model_id(),
             spec,
             writer: Mutex::default(),
+            starter: Mutex::default(),
             choosing: tokio::sync::Mutex::default(),
             decoders: Mutex::default(),
         };
@@ -87,15 +90,41 @@ impl Codec {
         self.take(Writer::choose(client, &self.spec, self.writer().as_deref(), sample).await?)
     }
 
+    /// What a chunk is encoded with that the writer's profile does not fit.
+    pub(crate) async fn starter_for(
+        &self,
+        client: &Client,
+        sample: Sample<'_>,
+    ) -> Result<Arc<Writer>, Error> {
+        let known = || self.starter.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(known) = known() {
+            return Ok(known);
+        }
+        let _choosing = self.choosing.lock().await;
+        if let Some(known) = known() {
+            return Ok(known);
+        }
+        let found = Arc::new(Writer::starter(client, &self.spec, sample).await?);
+        self.prepare_decoder(&found)?;
+        *self.starter.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&found));
+        Ok(found)
+    }
+
     /// Encodes with `writer` from now on.
     fn take(&self, writer: Writer) -> Result<Arc<Writer>, Error> {
-        let (hash, writer) = (writer.profile().hash(), Arc::new(writer));
+        let writer = Arc::new(writer);
+        self.prepare_decoder(&writer)?;
+        *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&writer));
+        Ok(writer)
+    }
+
+    fn prepare_decoder(&self, writer: &Writer) -> Result<(), Error> {
+        let hash = writer.profile().hash();
         if self.decoder(&hash).is_none() {
             let decoder = CpuDecoder::new(Arc::clone(&self.spec), Arc::clone(writer.profile()))?;
             self.with_decoders(|decoders| decoders.insert(hash, DecoderState::Ready(Arc::new(decoder))));
         }
-        *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&writer));
-        Ok(writer)
+        Ok(())
     }
 
     /// Most predicted KL beneath what is stored, unless the queue's admission says otherwise: twice the finest level's. `None`

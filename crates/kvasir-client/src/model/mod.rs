@@ -6,4 +6,4 @@ mod writer;
 
 pub(crate) use binding::Binding;
 pub(crate) use codec::Codec;
-pub(crate) use writer::Sample;
+pub(crate) use writer::{Sample, Writer};

@@ -9,7 +9,9 @@ use std::{
 };
 
 use kvasir_api::{ErrorCode, ProfileInfo};
-use kvasir_codec::{ChunkEncoder, CpuEncoder, KvBuffer, LevelNote, Profile, ProfileError, starter};
+use kvasir_codec::{
+    ChunkEncoder, CpuEncoder, KvBuffer, LevelNote, Profile, ProfileError, STARTER_RECIPE, starter,
+};
 use kvasir_types::{ModelId, ModelSpec, ProfileHash};
 use tokio::time::Instant;
 
@@ -75,8 +77,38 @@ impl Writer {
         Ok(made)
     }
 
+    /// With the model's first profile, whose error does not depend on the text. Where the service has none, one is made of a sample
+    /// and published.
+    pub(crate) async fn starter(
+        client: &Client,
+        spec: &Arc<ModelSpec>,
+        sample: Sample<'_>,
+    ) -> Result<Self, Error> {
+        let model = spec.model_id();
+        let mut listed = client.list_profiles(&model).await?.profiles;
+        listed.sort_by_key(|info| (info.stored_at_ms, info.profile_hash));
+        for info in listed.into_iter().take(PROFILES_MAX) {
+            match fetch(client, &model, &info.profile_hash).await {
+                Ok(profile) if profile.training().recipe == STARTER_RECIPE => {
+                    let found = Self::given(spec, Arc::new(profile))?;
+                    return Ok(Self::chosen(spec, &found.profile, &found.encoder));
+                }
+                Ok(_) | Err(Error::Profile(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let made = Self::given(spec, Arc::new(sample.train(spec).await?))?;
+        made.publish(client).await?;
+        Ok(made)
+    }
+
+    /// Whether chunks may lose more than [`Quality::Transparent`](kvasir_types::Quality) allows without anybody having asked for it.
+    pub(crate) fn may_miss(&self) -> bool {
+        self.chosen_at.is_some() && self.profile.training().recipe != STARTER_RECIPE
+    }
+
     /// With the profile that is in force at the service, if there is one.
-    async fn in_force(
+    pub(crate) async fn in_force(
         client: &Client,
         spec: &Arc<ModelSpec>,
         current: Option<&Self>,

@@ -19,8 +19,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use kvasir_api::{
-    ConfigResponse, HEADER_NAMESPACE, LookupQuery, LookupRequest, LookupResponse, MEDIA_BLOCKS, MEDIA_CHUNK,
-    MEDIA_PROFILE, NamespaceRequest, NamespaceResponse, ProfileList, RegisteredModel, StoredChunk, routes,
+    ChunkSample, ConfigResponse, HEADER_NAMESPACE, LookupQuery, LookupRequest, LookupResponse, MEDIA_BLOCKS,
+    MEDIA_CHUNK, MEDIA_PROFILE, NamespaceRequest, NamespaceResponse, ProfileList, RegisteredModel,
+    SampleQuery, StoredChunk, routes,
 };
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash, RootHash, SeqHash};
 use reqwest::{
@@ -356,6 +357,25 @@ impl Client {
         let body: Vec<u8> = blocks.iter().flat_map(|block| *block.as_bytes()).collect();
         let request = self.request(Method::POST, &service::with_query(routes::LOOKUP, target)?);
         self.json(request.header(CONTENT_TYPE, MEDIA_BLOCKS).body(body)).await
+    }
+
+    /// Stored chunks of a model in all namespaces, a uniform sample of at most `chunks`. For admins.
+    ///
+    /// # Errors
+    /// `unknown_model`, `forbidden`.
+    pub async fn sample_chunks(&self, model_id: &ModelId, chunks: usize) -> Result<ChunkSample, Error> {
+        let query = SampleQuery { chunks: Some(chunks) };
+        let path = service::with_query(&routes::sample(model_id), &query)?;
+        self.json(self.request(Method::GET, &path)).await
+    }
+
+    /// The preferred object of a chunk, whole.
+    ///
+    /// # Errors
+    /// `unknown_chunk`.
+    pub async fn get_chunk(&self, model_id: &ModelId, seq_hash: &SeqHash) -> Result<Vec<u8>, Error> {
+        let request = self.request(Method::GET, &routes::chunk(model_id, seq_hash));
+        body::read_bounded(self.send(request).await?, limits::OBJECT_BYTES_MAX).await
     }
 
     /// Stores a chunk object. When this returns, it is durable.

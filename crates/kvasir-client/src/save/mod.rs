@@ -10,13 +10,12 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use futures::StreamExt;
 use kvasir_api::ErrorCode;
-use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, KvSource, Tokens};
-use kvasir_types::{ChainLink, Loss, Name, Plane, SeqHash, TokenChain, TokenRange};
+use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, KvSource, Tokens, container::Head};
+use kvasir_types::{ChainLink, Level, Loss, Name, Plane, Quality, SeqHash, TokenChain, TokenRange};
 use tokio::time::Instant;
 
 pub use admission::{AdmissionPolicy, SaveRefusal};
@@ -157,21 +156,33 @@ impl Saver {
         let hash = seq_hash(chain, range.end)?;
         let kv = Arc::new(copy_rows(binding, kv, &range).await);
         let sample = Sample { tokens: &tokens[range.clone()], first_position: range.start as u64, kv: &kv };
-        let writer = codec.writer_for(client, sample).await?;
-        let job = EncodeJob {
+        let mut writer = codec.writer_for(client, sample).await?;
+        let job = Arc::new(EncodeJob {
             tokens: tokens[range.clone()].to_vec(),
             preceding_token: range.start.checked_sub(1).map(|before| tokens[before]),
             first_position: range.start as u64,
             link: chain.link(range.start).ok_or_else(|| cut_error(range.start))?,
-            kv,
+            kv: Arc::clone(&kv),
             beneath: context.beneath,
-            encoder: Arc::clone(writer.encoder()),
-        };
+        });
         if let Some(pacer) = &pacer {
             pacer.before_encoding(ENCODE_PATIENCE).await;
         }
-        let (object, encode) = tokio::task::spawn_blocking(move || job.run()).await??;
-        let (object, started) = (bytes::Bytes::from(object), Instant::now());
+        let encoding = Instant::now();
+        let mut object = job.encode(writer.encoder()).await?;
+        // A trained profile is good for text like that which it was trained on.
+        if writer.may_miss() && misses_transparent(&object) {
+            match codec.starter_for(client, sample).await {
+                Ok(starter) => {
+                    object = job.encode(starter.encoder()).await?;
+                    writer = starter;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no first profile for a chunk that the trained one does not fit");
+                }
+            }
+        }
+        let (object, encode, started) = (bytes::Bytes::from(object), encoding.elapsed(), Instant::now());
         let put = || {
             client.put_chunk_of(
                 Some(&binding.namespace),
@@ -246,12 +257,24 @@ struct EncodeJob {
     link: ChainLink,
     kv: Arc<KvBuffer>,
     beneath: Loss,
-    encoder: Arc<dyn ChunkEncoder>,
+}
+
+/// Whether the encoder measured an error above that of [`Quality::Transparent`] at the finest level.
+fn misses_transparent(object: &[u8]) -> bool {
+    Head::parse(object).is_ok_and(|head| {
+        let finest = Level(head.header.level_count.saturating_sub(1));
+        let error = head.measured().map(|measured| measured.error(finest));
+        error.is_some_and(|error| error > Quality::Transparent.error_max())
+    })
 }
 
 impl EncodeJob {
-    fn run(self) -> Result<(Vec<u8>, Duration), Error> {
-        let started = Instant::now();
+    async fn encode(self: &Arc<Self>, encoder: &Arc<dyn ChunkEncoder>) -> Result<Vec<u8>, Error> {
+        let (job, encoder) = (Arc::clone(self), Arc::clone(encoder));
+        tokio::task::spawn_blocking(move || job.run(&*encoder)).await?
+    }
+
+    fn run(&self, encoder: &dyn ChunkEncoder) -> Result<Vec<u8>, Error> {
         let input = ChunkInput {
             tokens: &self.tokens,
             preceding_token: self.preceding_token,
@@ -260,9 +283,8 @@ impl EncodeJob {
             beneath: self.beneath,
             kv: &*self.kv,
         };
-        let object = self.encoder.encode(&input);
-        let object = object.map_err(|source| Error::Encode { first_token: self.first_position, source })?;
-        Ok((object, started.elapsed()))
+        let object = encoder.encode(&input);
+        object.map_err(|source| Error::Encode { first_token: self.first_position, source })
     }
 }
 

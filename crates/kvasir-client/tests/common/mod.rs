@@ -115,7 +115,7 @@ pub(crate) fn profile() -> Arc<Profile> {
     static PROFILE: OnceLock<Arc<Profile>> = OnceLock::new();
     let make = || {
         let text = tokens(1024, 99);
-        let context = TrainingContext { kv: kv(&text), tokens: text };
+        let context = TrainingContext { first_position: 0, kv: kv(&text), tokens: text };
         let profile = train(&spec(), &[context], &Recipe::Direct, 0.01, &mut |_, _| ()).unwrap();
         let kl: Vec<f32> = (0..profile.level_count()).map(|level| 0.1 / 3f32.powi(level as i32)).collect();
         Arc::new(profile.with_predicted_kl(&kl).unwrap())
@@ -126,6 +126,6 @@ pub(crate) fn profile() -> Arc<Profile> {
 /// Another profile of the same model.
 pub(crate) fn other_profile() -> Arc<Profile> {
     let text = tokens(1024, 98);
-    let context = TrainingContext { kv: kv(&text), tokens: text };
+    let context = TrainingContext { first_position: 0, kv: kv(&text), tokens: text };
     Arc::new(train(&spec(), &[context], &Recipe::Exact, 0.01, &mut |_, _| ()).unwrap())
 }

@@ -79,7 +79,7 @@ pub fn contexts(spec: &ModelSpec, count: usize, tokens: usize) -> Vec<TrainingCo
         .map(|i| {
             let tokens = Noise::new(i as u64).tokens(tokens);
             let kv = cache(spec, &tokens, 50 + i as u64);
-            TrainingContext { tokens, kv }
+            TrainingContext { first_position: 0, tokens, kv }
         })
         .collect()
 }

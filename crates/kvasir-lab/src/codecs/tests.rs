@@ -33,7 +33,7 @@ fn context(spec: &ModelSpec, seed: u32) -> TrainingContext {
         *x = (token as f32 * 0.05 + (channel as f32) * 0.3 + seed as f32).sin() * (1.0 + channel as f32)
             + 0.2 * noise;
     });
-    TrainingContext { tokens, kv }
+    TrainingContext { first_position: 0, tokens, kv }
 }
 
 fn error(a: &KvBuffer, b: &KvBuffer) -> f64 {

@@ -55,7 +55,7 @@ fn context(spec: &ModelSpec, seed: u64, tokens: usize) -> TrainingContext {
         let u = uniform();
         *x = -u.signum() * (1.0 - 2.0 * u.abs()).max(1e-6).ln();
     });
-    TrainingContext { tokens: (0..tokens as u32).collect(), kv }
+    TrainingContext { first_position: 0, tokens: (0..tokens as u32).collect(), kv }
 }
 
 impl Workload {
@@ -63,7 +63,7 @@ impl Workload {
         let spec = Arc::new(spec());
         let contexts: Vec<_> = (1..4).map(|seed| context(&spec, seed, TRAINING_TOKENS)).collect();
         let profile = Arc::new(train(&spec, &contexts, &Recipe::Direct, 0.01, &mut |_, _| ())?);
-        let TrainingContext { tokens, kv } = context(&spec, 9, TOKENS);
+        let TrainingContext { tokens, kv, .. } = context(&spec, 9, TOKENS);
         let encoder = CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
         let decoder = CpuDecoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
         let object = encoder.encode(&input(&tokens, &kv))?;

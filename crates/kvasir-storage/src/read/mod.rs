@@ -2,6 +2,7 @@
 
 mod direct;
 mod objects;
+mod sample;
 mod select;
 mod tiered;
 mod tombstones;

@@ -3,6 +3,7 @@
 mod inspect;
 mod levels;
 mod pack;
+mod retrain;
 mod train;
 
 use clap::Subcommand;
@@ -14,6 +15,8 @@ use crate::error::CliResult;
 pub(crate) enum ProfileCommand {
     /// Train a profile from KV dumps of one model, or for the shipped model from texts.
     Train(train::TrainArguments),
+    /// Train a profile on a sample of what a service has stored of a model, and publish it where loads get smaller and no slower.
+    Retrain(retrain::RetrainArguments),
     /// Show a profile (.kvp): levels, scopes, ranks, tables, what decoding costs.
     Inspect(inspect::InspectArguments),
     /// Pack a profile's bases and factors in few bits, so that it fits a budget.
@@ -24,6 +27,7 @@ pub(crate) enum ProfileCommand {
 pub(crate) fn run(command: &ProfileCommand) -> CliResult {
     match command {
         ProfileCommand::Train(arguments) => train::run(arguments),
+        ProfileCommand::Retrain(arguments) => retrain::run(arguments),
         ProfileCommand::Inspect(arguments) => inspect::run(arguments),
         ProfileCommand::Pack(arguments) => pack::run(arguments),
     }

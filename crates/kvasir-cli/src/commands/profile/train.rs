@@ -150,7 +150,7 @@ fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
                 format!("{} is of another model than {}", path.display(), arguments.kv[0].display());
             return Err(CliError::new(Exit::Data, message, "A profile is trained from dumps of one model."));
         }
-        contexts.push(TrainingContext { tokens: dump.tokens, kv: dump.kv });
+        contexts.push(TrainingContext { first_position: 0, tokens: dump.tokens, kv: dump.kv });
     }
     let Some(spec) = spec else { return Err(no_data()) };
     let base = basis_recipe(arguments, arguments.parameters.map(|n| n as f64))?;

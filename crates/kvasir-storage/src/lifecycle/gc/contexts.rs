@@ -73,8 +73,12 @@ impl Lifecycle {
                 contexts.entry(context_id).or_default().insert(version, meta);
             }
         }
-        let before =
-            pass.contexts.0.get_mut(tenant).map(|before| std::mem::take(&mut before.read)).unwrap_or_default();
+        let before = pass
+            .contexts
+            .0
+            .get_mut(tenant)
+            .map(|before| std::mem::take(&mut before.read))
+            .unwrap_or_default();
         let mut of_tenant = TenantContexts::default();
         for (context_id, versions) in contexts {
             let newest = self.newest_context(tenant, context_id, &versions, &before).await;

@@ -31,12 +31,7 @@ use kvasir_types::Name;
 use object_store::{ObjectMeta, PutPayload};
 use tokio::time::Instant;
 
-use self::{
-    capacity::CapacityPlan,
-    contexts::Contexts,
-    intents::Decided,
-    tenant_budget::TenantActionBudget,
-};
+use self::{capacity::CapacityPlan, contexts::Contexts, intents::Decided, tenant_budget::TenantActionBudget};
 use super::Lifecycle;
 use crate::{
     changes::{context_digest, ledger::Count},

@@ -123,6 +123,7 @@ fn setup() -> Value {
 fn chunks() -> Value {
     json!({
         "put_chunk": {"status": 201, "response": stored()},
+        "sample_chunks": {"status": 200, "response": {"chunks": [SEQ_HASH]}},
         "lookup": {
             "request": {"model_id": MODEL_ID, "namespace": "team-a", "tokens": tokens(), "fresh": false},
             "status": 200,

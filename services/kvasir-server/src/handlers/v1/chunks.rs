@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::Response,
 };
-use kvasir_api::{ChunkQuery, MEDIA_CHUNK, ObjectUrl, StoredChunk, routes};
+use kvasir_api::{ChunkQuery, ChunkSample, MEDIA_CHUNK, ObjectUrl, SampleQuery, StoredChunk, routes};
 use kvasir_storage::{ByteRange, ChunkError, ObjectRead, PutChunk, Selection, hot::RequestHint};
 use kvasir_store::layout::ChunkKey;
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
@@ -51,6 +51,26 @@ pub(in crate::handlers) async fn put(
             Err(error.into())
         }
     }
+}
+
+/// A sample of the chunks of a model, of all namespaces: for programs that train a profile.
+#[utoipa::path(get, path = routes::SAMPLE, operation_id = "sample_chunks", tag = "chunks",
+    params(("model_id" = ModelId, Path, description = "the model"), SampleQuery),
+    responses((status = 200, description = "the chunks", body = ChunkSample)))]
+pub(in crate::handlers) async fn sample(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(model_id): Path<String>,
+    query: Result<Query<SampleQuery>, QueryRejection>,
+) -> Result<Json<ChunkSample>, ApiError> {
+    let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
+    let model_id = id("model_id", &model_id)?;
+    let count = query.chunks.unwrap_or(SampleQuery::CHUNKS_DEFAULT);
+    if !(1..=SampleQuery::CHUNKS_MAX).contains(&count) {
+        let detail = format!("a sample has 1 to {} chunks, not {count}", SampleQuery::CHUNKS_MAX);
+        return Err(ApiError::bad_request(detail));
+    }
+    Ok(Json(state.storage()?.reads().sample(&principal.tenant, &model_id, count).await?))
 }
 
 /// The preferred object of a chunk: whole, by `Range`, or by level. `HEAD` as well.

@@ -248,7 +248,7 @@ impl Thin<'_> {
             let kept = keep.head(class.layer, class.heads.start);
             let tokens = class.slots(case.prefix, kept);
             let kv = KvBuffer::from_source(&spec, tokens.len(), &class.rows(&case.kv, kept));
-            TrainingContext { tokens, kv }
+            TrainingContext { first_position: 0, tokens, kv }
         };
         let contexts: Vec<_> = training.iter().map(context).collect();
         let recipe = Recipe::Basis(BasisRecipe {

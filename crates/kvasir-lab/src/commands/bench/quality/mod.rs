@@ -222,7 +222,7 @@ fn measured(
 fn training(model: &Model, tokens: &[u32]) -> CliResult<TrainingContext> {
     let kv = model.calculate_kv(tokens).map_err(engine_error)?;
     let kv = KvBuffer::from_source(model.spec(), tokens.len(), &kv);
-    Ok(TrainingContext { tokens: tokens.to_vec(), kv })
+    Ok(TrainingContext { first_position: 0, tokens: tokens.to_vec(), kv })
 }
 
 /// The profiles of some files, or the one that ships with the model.

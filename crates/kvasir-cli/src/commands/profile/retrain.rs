@@ -1,0 +1,289 @@
+//! `kvasir profile retrain`: a profile of what a service has stored, published where it pays.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use kvasir_client::{Kvasir, tuning::StoredKv};
+use kvasir_codec::{
+    ChunkDecoder as _, ChunkEncoder as _, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer, Profile,
+    container::Head,
+};
+use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train_transparent};
+use kvasir_types::{ChainLink, Level, Loss, ModelId, ModelSpec, Quality};
+use serde::Serialize;
+use url::Url;
+
+use crate::{
+    error::{CliError, CliResult, Exit},
+    output::{bytes, columns, print, print_json},
+    progress::{Step, note},
+    service::{CredentialArguments, ServiceArguments, client_at, client_error, connection, runtime},
+    units,
+};
+
+/// Fewest sampled tokens: a basis of fewer says nothing about the next text.
+const TOKENS_MIN: usize = 4_096;
+/// Most elements of a scope: its covariance is held, and decoding multiplies by all of them.
+const SCOPE_ELEMENTS_MAX: usize = 2_048;
+/// Contexts that a token occurs in before the profile says that it exists.
+const TOKEN_TEXTS: usize = 8;
+/// Of so many sampled chunks one is not trained on, but judges.
+const JUDGING: usize = 5;
+/// Share of the bytes that a new profile may need: one that saves less is not worth another download by every reader.
+const BYTES_MAX: f64 = 0.95;
+
+/// Arguments of `kvasir profile retrain`.
+#[derive(Debug, Args)]
+pub(crate) struct RetrainArguments {
+    /// The model, by its id: 64 hex digits, as `kvasir model spec` prints it.
+    #[arg(long, value_name = "ID")]
+    model_id: ModelId,
+    /// Most chunks of the sample.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=1_024))]
+    chunks: u16,
+    /// What readers receive, for instance 3gbit: a profile that saves bytes and costs more time to decode is not published.
+    #[arg(long, value_name = "RATE", default_value = "1gbit", value_parser = units::bandwidth)]
+    bandwidth: f64,
+    /// Train and compare; publish nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Address of the service.
+    #[arg(long, default_value = "http://127.0.0.1:7480")]
+    url: Url,
+    /// Who we are; the role `admin` is needed, because a sample is of all namespaces.
+    #[command(flatten)]
+    credential: CredentialArguments,
+    /// Print the comparison as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the chunks that judge need with a profile.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+struct Cost {
+    /// Bytes that decode to quality `transparent`.
+    bytes: u64,
+    /// Chunks that do not reach it, and count with the bytes of the profile in force.
+    chunks_missed: usize,
+    decode_ms: f64,
+    /// Transfer and decoding.
+    load_ms: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Comparison {
+    model_id: ModelId,
+    trained_tokens: usize,
+    judging_chunks: usize,
+    judging_elements: u64,
+    in_force: Cost,
+    trained: Cost,
+    profile_bytes: usize,
+    profile_hash: String,
+    published: bool,
+    why: String,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
+    let runtime = runtime()?;
+    let step = Step::start("sampling");
+    let (kvasir, in_force, sample) = runtime.block_on(sampled(arguments))?;
+    let tokens: usize = sample.iter().map(|kv| kv.tokens.len()).sum();
+    step.done(&format!("{} chunks, {tokens} tokens", sample.len()));
+    if tokens < TOKENS_MIN {
+        let message = format!("the sample has {tokens} tokens of at least {TOKENS_MIN}");
+        let advice =
+            "Store more of the model's caches in quality transparent, or sample more chunks with --chunks.";
+        return Err(CliError::new(Exit::Nothing, message, advice));
+    }
+    let (mut judging, mut contexts) = (Vec::new(), Vec::new());
+    // Chunks come by their hashes, so each fifth is as good as any.
+    for (index, StoredKv { tokens, first_position, kv }) in sample.into_iter().enumerate() {
+        let context = TrainingContext { tokens, first_position, kv };
+        if index % JUDGING == 0 { judging.push(context) } else { contexts.push(context) }
+    }
+    let spec = kvasir.spec();
+    let step = Step::start("training");
+    let mut tell = |what: &str, part| step.at(what, part);
+    let trained = train_transparent(spec, &contexts, &recipe(spec), &mut tell)
+        .map_err(|error| CliError::new(Exit::Data, error, ""))?;
+    step.done("");
+    let step = Step::start("comparing");
+    let trained_bytes = trained.to_bytes();
+    let trained = Arc::new(trained);
+    let (before, after) = compare(spec, [&in_force, &trained], &judging, arguments.bandwidth)?;
+    step.done(&format!("{} chunks", judging.len()));
+    let refusal = refusal(before, after);
+    let published = refusal.is_none() && !arguments.dry_run;
+    if published {
+        let model_id = kvasir.model_id();
+        let put = kvasir.rest().put_profile(&model_id, trained_bytes.clone());
+        runtime.block_on(put).map_err(client_error)?;
+    }
+    let why = match (&refusal, published) {
+        (Some(why), _) => format!("not published: {why}"),
+        (None, true) => "published: clients encode with it in five minutes, when readers have it".to_owned(),
+        (None, false) => "not published: this was a dry run".to_owned(),
+    };
+    let comparison = Comparison {
+        model_id: kvasir.model_id(),
+        trained_tokens: contexts.iter().map(|context| context.tokens.len()).sum(),
+        judging_chunks: judging.len(),
+        judging_elements: judging.iter().map(|kv| (kv.tokens.len() * spec.elements_per_token()) as u64).sum(),
+        in_force: before,
+        trained: after,
+        profile_bytes: trained_bytes.len(),
+        profile_hash: trained.hash().to_string(),
+        published,
+        why,
+    };
+    if arguments.json {
+        return print_json(&comparison);
+    }
+    note(&comparison.why);
+    print(&table(&comparison))
+}
+
+/// The connection, the profile in force, and KV to train and judge with.
+async fn sampled(arguments: &RetrainArguments) -> CliResult<(Kvasir, Arc<Profile>, Vec<StoredKv>)> {
+    let RetrainArguments { url, credential, model_id, .. } = arguments;
+    let spec = client_at(url.clone(), credential)?.model(model_id).await.map_err(client_error)?;
+    // A sample is of all namespaces; this one is only where the connection's own chains would begin.
+    let namespace = "default".parse().map_err(CliError::internal)?;
+    let service = ServiceArguments { url: url.clone(), namespace, credential: credential.clone() };
+    let kvasir = connection(&service, &Arc::new(spec))?.connect().await.map_err(client_error)?;
+    let in_force = kvasir.profile_in_force().await.map_err(client_error)?.ok_or_else(|| {
+        let advice = "Its first save makes its first profile; retrain when caches are stored.";
+        CliError::new(Exit::Nothing, "the model has no profile: nothing is stored of it", advice)
+    })?;
+    let sample = kvasir.sample(arguments.chunks.into()).await.map_err(client_error)?;
+    Ok((kvasir, in_force, sample))
+}
+
+/// A basis of as many layers as a scope holds. It is not truncated: text unlike the sample costs bits, not quality.
+fn recipe(spec: &ModelSpec) -> Recipe {
+    let of_layer = spec.elements_per_token() / spec.layers.len().max(1);
+    let scope_layers = (SCOPE_ELEMENTS_MAX / of_layer.max(1)).clamp(1, spec.layers.len().max(1));
+    Recipe::Basis(BasisRecipe {
+        scope_layers: Some(scope_layers),
+        token_texts: TOKEN_TEXTS,
+        ..BasisRecipe::default()
+    })
+}
+
+/// Why the trained profile is not worth having.
+fn refusal(before: Cost, after: Cost) -> Option<String> {
+    if after.bytes as f64 > BYTES_MAX * before.bytes as f64 {
+        let share = 100.0 * after.bytes as f64 / before.bytes.max(1) as f64;
+        return Some(format!("it needs {share:.0} % of the bytes of the profile in force"));
+    }
+    (after.load_ms > before.load_ms).then(|| {
+        format!(
+            "loads would take {:.1} ms instead of {:.1}: what it saves on the link, decoding costs",
+            after.load_ms, before.load_ms
+        )
+    })
+}
+
+/// What the judging chunks need with the profile in force and with the trained one.
+fn compare(
+    spec: &Arc<ModelSpec>,
+    [in_force, trained]: [&Arc<Profile>; 2],
+    judging: &[TrainingContext],
+    bandwidth: f64,
+) -> CliResult<(Cost, Cost)> {
+    let (in_force, trained) = (Judge::new(spec, in_force)?, Judge::new(spec, trained)?);
+    let (mut before, mut after) = (Cost::default(), Cost::default());
+    for context in judging {
+        let now = in_force.cost(context)?;
+        let then = trained.cost(context)?;
+        let missed = then.is_none();
+        for (total, cost) in [(&mut before, now), (&mut after, then.or(now))] {
+            let (bytes, decode) = cost.unwrap_or_default();
+            total.bytes += bytes;
+            total.decode_ms += decode.as_secs_f64() * 1e3;
+        }
+        before.chunks_missed += usize::from(now.is_none());
+        after.chunks_missed += usize::from(missed);
+    }
+    for cost in [&mut before, &mut after] {
+        cost.load_ms = cost.bytes as f64 * 8e3 / bandwidth + cost.decode_ms;
+    }
+    Ok((before, after))
+}
+
+/// A profile's encoder and decoder.
+struct Judge<'a> {
+    spec: &'a Arc<ModelSpec>,
+    encoder: CpuEncoder,
+    decoder: CpuDecoder,
+}
+
+impl<'a> Judge<'a> {
+    fn new(spec: &'a Arc<ModelSpec>, profile: &Arc<Profile>) -> CliResult<Self> {
+        let encoder = CpuEncoder::new(Arc::clone(spec), Arc::clone(profile)).map_err(CliError::internal)?;
+        let decoder = CpuDecoder::new(Arc::clone(spec), Arc::clone(profile)).map_err(CliError::internal)?;
+        Ok(Self { spec, encoder, decoder })
+    }
+
+    /// Bytes and decoding time of a chunk at the smallest level that is transparent; `None` where none is.
+    fn cost(&self, context: &TrainingContext) -> CliResult<Option<(u64, Duration)>> {
+        let input = ChunkInput {
+            tokens: &context.tokens,
+            preceding_token: None,
+            first_position: context.first_position,
+            link: ChainLink::first([0; 32].into()),
+            beneath: Loss::NONE,
+            kv: &context.kv,
+        };
+        let object = self.encoder.encode(&input).map_err(CliError::internal)?;
+        let head = Head::parse(&object).map_err(CliError::internal)?;
+        let bound = Quality::Transparent.error_max();
+        let is_good = |level: &Level| head.measured().is_some_and(|measured| measured.error(*level) <= bound);
+        let Some(level) = (0..head.header.level_count).map(Level).find(is_good) else { return Ok(None) };
+        let length = head.level_bytes(level).unwrap_or(object.len() as u64);
+        let mut rows = KvBuffer::new(self.spec, context.tokens.len());
+        let started = Instant::now();
+        let all = 0..context.tokens.len();
+        self.decoder.decode(&head, &object, level, all, &mut rows).map_err(CliError::internal)?;
+        Ok(Some((length, started.elapsed())))
+    }
+}
+
+fn table(comparison: &Comparison) -> String {
+    let header = ["", "bits/element", "bytes", "decoding", "load", "chunks missed"];
+    let row = |name: &str, cost: &Cost| {
+        vec![
+            name.to_owned(),
+            format!("{:.2}", 8.0 * cost.bytes as f64 / comparison.judging_elements.max(1) as f64),
+            bytes(cost.bytes),
+            format!("{:.1} ms", cost.decode_ms),
+            format!("{:.1} ms", cost.load_ms),
+            cost.chunks_missed.to_string(),
+        ]
+    };
+    let rows = [
+        header.map(str::to_owned).to_vec(),
+        row("in force", &comparison.in_force),
+        row("trained", &comparison.trained),
+    ];
+    columns(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_is_published_where_loads_get_smaller_and_no_slower() {
+        let cost = |bytes, load_ms| Cost { bytes, load_ms, ..Cost::default() };
+        assert_eq!(refusal(cost(1_000, 10.0), cost(900, 10.0)), None);
+        let refused = |after| refusal(cost(1_000, 10.0), after).unwrap_or_default();
+        assert!(refused(cost(960, 9.0)).contains("96 % of the bytes"));
+        assert!(refused(cost(500, 11.0)).contains("11.0 ms instead of 10.0"));
+    }
+}

@@ -1,0 +1,57 @@
+//! A sample of what is stored.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::TryStreamExt;
+use kvasir_api::ChunkSample;
+use kvasir_store::layout::Key;
+use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
+
+use super::Reads;
+use crate::error::CatalogError;
+
+const OPERATION: &str = "listing a model's chunks for a sample";
+
+impl Reads {
+    /// The chunks of a model with the smallest hashes, at most `count`; those that are removed are left out, and not replaced by
+    /// others.
+    ///
+    /// # Errors
+    /// [`CatalogError::UnknownModel`], [`Store`](CatalogError::Store).
+    pub async fn sample(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        count: usize,
+    ) -> Result<ChunkSample, CatalogError> {
+        self.catalog.model(tenant, model_id).await?;
+        let layout = self.bucket.layout();
+        // A folder's files come in any order, so all of them are looked at.
+        let is_sorted = self.bucket.open().directory().is_none();
+        let mut stored: BTreeMap<SeqHash, BTreeSet<ObjectDigest>> = BTreeMap::new();
+        let mut listing = self.bucket.list(&layout.model_chunks_prefix(tenant, model_id), OPERATION);
+        while let Some((key, _)) = listing.try_next().await? {
+            let Key::Chunk(key) = key else { continue };
+            stored.entry(key.seq_hash).or_default().insert(key.object_digest);
+            if stored.len() > count {
+                stored.pop_last();
+                if is_sorted {
+                    break;
+                }
+            }
+        }
+        // What was stored meanwhile has no tombstone: its name was not in use.
+        let mut listing = self.bucket.list(&layout.model_tombstones_prefix(tenant, model_id), OPERATION);
+        while let Some((key, _)) = listing.try_next().await? {
+            let Key::Tombstone(key) = key else { continue };
+            if is_sorted && stored.last_key_value().is_none_or(|(last, _)| key.seq_hash > *last) {
+                break;
+            }
+            if let Some(objects) = stored.get_mut(&key.seq_hash) {
+                objects.remove(&key.object_digest);
+            }
+        }
+        let offered = stored.into_iter().filter(|(_, objects)| !objects.is_empty());
+        Ok(ChunkSample { chunks: offered.map(|(chunk, _)| chunk).collect() })
+    }
+}
