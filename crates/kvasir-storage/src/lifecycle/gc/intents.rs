@@ -1,7 +1,7 @@
 //! How the collector and whoever pins agree, without a lock.
 //!
-//! The collector says in the bucket which chunks it is about to delete, an *intent*, reads all pins then, and gives tombstones to
-//! what none holds. Whoever pins writes the pin, waits until no intent that it finds names its chunks, and looks for tombstones
+//! The collector says in the bucket which chunks it is about to delete, an *intent*, reads the pins of their tenants then, and
+//! gives tombstones to what none holds. Whoever pins writes the pin, waits until no intent that it finds names its chunks, and looks for tombstones
 //! then. Of a pin and an intent one is there before the other is looked for: an acknowledged pin is seen by every collector
 //! whose intent comes later, and no tombstone comes of an earlier one any more. So no tombstone has ever to be taken back.
 
