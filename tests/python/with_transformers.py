@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -32,6 +33,7 @@ NAMES = [
     "olmo-2-7b",
 ]
 PROMPT, NEW = 300, 16
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 
 def whole_blocks(tokens: int) -> int:
@@ -75,6 +77,10 @@ def made(request, store):
     model = small.model_of(small.shrink(small.load(request.param))).to(torch.bfloat16).eval()
     model.generation_config.eos_token_id = None
     identity = {"weights": request.param, "revision": "1"}
+    if request.param == "deepseek-v3" and VERSION < (5, 15):
+        with pytest.raises(kvasir.KvasirError, match="does not keep the latent"):
+            KvasirCache(store, model, **identity)
+        pytest.skip("refused by name: transformers is older than 5.15")
     spec = spec_of_model(model, **identity)
     contexts = [(prompt(seed), rows(model, prompt(seed))) for seed in (1, 2, 3)]
     profile = kvasir.Profile.train(contexts, model=spec, recipe="exact-only")

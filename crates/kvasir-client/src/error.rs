@@ -102,7 +102,7 @@ impl Error {
             Self::Api(error) => error.known.map_or(UNKNOWN_REMEDY, remedy),
             Self::Transport(_) => "check that the service runs at this address and can be reached from here",
             Self::Protocol { .. } => "check that client and service are of compatible versions",
-            Self::Profile(_) => "publish a profile that was trained for this model",
+            Self::Profile(_) => "give a profile that was trained for this model",
             Self::Config { .. } | Self::Spec(_) => "correct the setting",
             Self::Encode { .. } => "check the KV cache and the profile; the context is simply not stored",
             Self::Starter(_) => {
@@ -119,19 +119,57 @@ impl Error {
 
 const UNKNOWN_REMEDY: &str = "read the detail; upgrade the client if the code is new";
 
+/// What somebody does who calls a client, in Rust, in Python or at the command line. `ErrorCode::remedy` speaks to those who make the requests themselves.
 fn remedy(code: ErrorCode) -> &'static str {
     match code {
+        ErrorCode::Unauthorized => "give a token that this service knows and that has not expired",
+        ErrorCode::Forbidden => "use a token with the role that the message names",
         ErrorCode::UnknownModel => "register the model first",
-        ErrorCode::UnknownProfile => "upload the profile first",
+        ErrorCode::UnknownProfile => {
+            "give the profile itself, which stores it, or the id of one that is stored"
+        }
         ErrorCode::UnknownChunk | ErrorCode::CorruptChunk | ErrorCode::KeyLost => {
             "treat it as a miss: compute the tokens and store them anew"
         }
-        ErrorCode::Throttled | ErrorCode::StoreUnavailable | ErrorCode::Draining => "try again later",
-        ErrorCode::BodyTooLarge => "use shorter chunks",
-        ErrorCode::ChunkMismatch | ErrorCode::InvalidChunk => {
-            "encode the chunk again and upload it once more"
+        ErrorCode::UnknownContext => "list the contexts; it may have expired or been deleted",
+        ErrorCode::ContextConflict => "read the newest version and change that",
+        ErrorCode::UnknownJob => "start it again; a service remembers only its last jobs",
+        ErrorCode::JobRunning => "wait until it has ended",
+        ErrorCode::UnknownLevel => "use a level that the profile has",
+        ErrorCode::BadRequest | ErrorCode::InvalidContext | ErrorCode::InvalidModelSpec => {
+            "correct what the message names"
         }
-        ErrorCode::Internal => "try again; if it persists, give the request id to the operator",
+        ErrorCode::StorageQuota => "remove chunks, or ask for more room; the message names the limit",
+        ErrorCode::Throttled | ErrorCode::StoreUnavailable | ErrorCode::Draining => "try again later",
+        ErrorCode::BodyTooSlow => "try again over a better connection",
+        ErrorCode::BodyTooLarge => "use shorter chunks",
+        ErrorCode::HeadersTooLarge | ErrorCode::UriTooLong => "use a shorter token, fewer or shorter labels",
+        ErrorCode::ChunkMismatch
+        | ErrorCode::InvalidChunk
+        | ErrorCode::UnknownUpload
+        | ErrorCode::UploadMismatch => "save it again; nothing was stored",
+        ErrorCode::InvalidProfile => "give a profile that was trained for this model",
+        ErrorCode::UnknownRoute | ErrorCode::MethodNotAllowed => {
+            "check that the address is that of a service of a compatible version"
+        }
+        ErrorCode::Internal => "try again; if it persists, tell the operator when it happened",
         _ => UNKNOWN_REMEDY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nobody who calls a client has made a request, a header or a path.
+    #[test]
+    fn remedies_do_not_speak_of_requests() {
+        for &code in ErrorCode::ALL {
+            let text = remedy(code);
+            let words = ["PUT", "POST", "/v1/", "eader", "request", "Retry-After", "`detail`", "the path"];
+            for word in words {
+                assert!(!text.contains(word), "{}: {text}", code.as_str());
+            }
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{fmt::Display, sync::Arc};
 
-use kvasir_api::ErrorCode;
 use kvasir_codec::{DecodeError, EncodeError, ProfileError, container::ContainerError};
 use kvasir_model::dump::DumpError;
 use kvasir_train::TrainError;
@@ -79,8 +78,7 @@ fn describe(error: &kvasir_client::Error) -> Description {
         Error::Starter(_) => ("InputError", "no_first_profile", None),
         _ => ("KvasirError", "internal", None),
     };
-    let remedy = error.code().map_or_else(|| error.remedy(), ErrorCode::remedy);
-    (class, code.to_owned(), remedy.to_owned(), error.is_retryable(), status)
+    (class, code.to_owned(), error.remedy().to_owned(), error.is_retryable(), status)
 }
 
 fn exception(

@@ -49,7 +49,8 @@ pub(crate) fn connect<'py>(
 }
 
 fn parse<T: DeserializeOwned>(body: &Value) -> Result<T, Failure> {
-    T::deserialize(body).map_err(|error| Failure::input("bad_request", error, "correct the request"))
+    T::deserialize(body)
+        .map_err(|error| Failure::input("bad_request", error, "correct what the message names"))
 }
 
 fn field<T: DeserializeOwned>(body: &Value, name: &str) -> Result<T, Failure> {

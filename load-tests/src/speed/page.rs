@@ -7,8 +7,13 @@ use serde_json::{Map, Value};
 use crate::report;
 
 /// Pairs of measurements by the field that holds them: which server is beside the service.
-const PAIRS: [(&str, &str); 3] =
-    [("kvasir_nginx", "nginx"), ("kvasir_s3", "s3"), ("kvasir_direct", "direct")];
+const PAIRS: [(&str, &str); 4] = [
+    ("kvasir_nginx", "nginx"),
+    ("kvasir_s3", "s3"),
+    ("kvasir_direct", "direct"),
+    // `load-tests/python-load`: the Python package beside the Rust client.
+    ("kvasir_rust", "rust"),
+];
 /// Fields that are no figures.
 const NO_FIGURES: [&str; 5] = ["what", "machine", "store", "s3_server", "raw"];
 

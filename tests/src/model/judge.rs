@@ -62,8 +62,10 @@ impl Model {
         if lookup.answer.matched_tokens < owed {
             let Lookup { by, at, fresh, answer, .. } = lookup;
             let matched = answer.matched_tokens;
+            let missed = why.iter().find(|segment| segment.first_token >= matched);
+            let known = missed.map(|segment| self.known_of(segment)).unwrap_or_default();
             return Err(format!(
-                "a lookup by {by} ({at:?}, fresh: {fresh}) matches {matched} tokens, {owed} are owed: {why:?}"
+                "a lookup by {by} ({at:?}, fresh: {fresh}) matches {matched} tokens, {owed} are owed: {why:?}; {known}"
             ));
         }
         Ok(())
@@ -220,6 +222,14 @@ impl Model {
         let shows =
             |pin: &Pin| self.holds(pin, segment, at) && pin.at.ended.saturating_add(remembered) <= at.begun;
         stored && (self.is_young(segment, at) || self.pins.values().any(shows))
+    }
+
+    /// What was done with a chunk, for whoever looks into a wrong answer.
+    fn known_of(&self, segment: &Segment) -> String {
+        let puts: Vec<&Put> = self.puts_of(&segment.seq_hash).collect();
+        let removals: Vec<&Removed> = self.removals_of(&segment.seq_hash).collect();
+        let pins: Vec<&Pin> = self.pins.values().filter(|pin| pin.segments.contains(segment)).collect();
+        format!("puts {puts:?}, removals {removals:?}, pins {pins:?}")
     }
 
     /// Whether no removal can have come after `put`.

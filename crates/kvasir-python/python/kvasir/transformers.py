@@ -31,6 +31,9 @@ __all__ = ["KvasirCache", "LastLoad"]
 if transformers.__version__.split(".")[0] != "5":
     raise KvasirError(f"transformers {transformers.__version__} is not known here", "wrong_version", "install transformers>=5,<6")
 
+_VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+# Before it, layers of latent attention kept the keys and values of all heads.
+_LATENT_SINCE = (5, 15)
 _KNOWN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 # What changes the rows of a cache while it generates.
 _UNKNOWN_WAYS = {"num_beams": 1, "num_return_sequences": 1, "assistant_model": None, "prompt_lookup_num_tokens": None}
@@ -289,6 +292,9 @@ def spec_of_model(model: Any, *, weights: str | None = None, revision: str | Non
         what = f"layer {kinds.index('none')} has no keys and values"
         raise InputError(what, "unknown_layers", "use a model whose layers all have")
     if "mla" in kinds:
+        if _VERSION < _LATENT_SINCE:
+            what = f"transformers {transformers.__version__} does not keep the latent of latent attention"
+            raise KvasirError(what, "wrong_version", "install transformers>=5.15,<6 for this model")
         # transformers keeps the rotary key of latent attention de-interleaved.
         return read("half")
     return spec

@@ -16,6 +16,7 @@ use kvasir_types::{ChainLink, Level, Loss, ModelId, ModelSpec, Quality};
 use serde::Serialize;
 use url::Url;
 
+use super::train::PARAMETER_BYTES;
 use crate::{
     error::{CliError, CliResult, Exit},
     output::{bytes, columns, print, print_json},
@@ -35,6 +36,11 @@ const JUDGING: usize = 5;
 /// Share of the bytes that a new profile may need: one that saves less is not worth another download by every reader.
 const BYTES_MAX: f64 = 0.95;
 
+/// Share of the weights' bytes that the profile may have.
+const WEIGHTS_SHARE: f64 = 0.1;
+/// Most bytes of the profile of a model whose size is not given: every reader and writer fetches it.
+const PROFILE_BYTES_MAX: usize = 256 << 20;
+
 /// Arguments of `kvasir profile retrain`.
 #[derive(Debug, Args)]
 pub(crate) struct RetrainArguments {
@@ -47,6 +53,9 @@ pub(crate) struct RetrainArguments {
     /// What readers receive, for instance 3gbit: a profile that saves bytes and costs more time to decode is not published.
     #[arg(long, value_name = "RATE", default_value = "1gbit", value_parser = units::bandwidth)]
     bandwidth: f64,
+    /// Parameters of the model, at 2 bytes each: the profile has at most a tenth of their bytes. 256 MiB where it is not given.
+    #[arg(long, value_name = "N")]
+    parameters: Option<u64>,
     /// Train and compare; publish nothing.
     #[arg(long)]
     dry_run: bool,
@@ -119,7 +128,7 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     let spec = kvasir.spec();
     let step = Step::start("training");
     let mut tell = |what: &str, part| step.at(what, part);
-    let trained = train_transparent(spec, &contexts, &recipe(spec), &mut tell)
+    let trained = train_transparent(spec, &contexts, &recipe(spec, arguments.parameters), &mut tell)
         .map_err(|error| CliError::new(Exit::Data, error, ""))?;
     step.done("");
     let step = Step::start("comparing");
@@ -154,7 +163,7 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     if arguments.json {
         return print_json(&comparison);
     }
-    note(&comparison.why);
+    note(&format!("a profile of {}, {}", bytes(comparison.profile_bytes as u64), comparison.why));
     print(&table(&comparison))
 }
 
@@ -174,13 +183,16 @@ async fn sampled(arguments: &RetrainArguments) -> CliResult<(Kvasir, Arc<Profile
     Ok((kvasir, in_force, sample))
 }
 
-/// A basis of as many layers as a scope holds. It is not truncated: text unlike the sample costs bits, not quality.
-fn recipe(spec: &ModelSpec) -> Recipe {
+/// A basis of as many layers as a scope holds, of full rank where the budget allows it: then text unlike the sample costs bits, not
+/// quality.
+fn recipe(spec: &ModelSpec, parameters: Option<u64>) -> Recipe {
+    let share = |parameters: u64| (WEIGHTS_SHARE * PARAMETER_BYTES * parameters as f64) as usize;
     let of_layer = spec.elements_per_token() / spec.layers.len().max(1);
     let scope_layers = (SCOPE_ELEMENTS_MAX / of_layer.max(1)).clamp(1, spec.layers.len().max(1));
     Recipe::Basis(BasisRecipe {
         scope_layers: Some(scope_layers),
         token_texts: TOKEN_TEXTS,
+        budget_bytes: Some(parameters.map_or(PROFILE_BYTES_MAX, share)),
         ..BasisRecipe::default()
     })
 }

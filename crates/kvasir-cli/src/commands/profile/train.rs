@@ -28,7 +28,7 @@ use {
 };
 
 /// Bytes of a parameter in a checkpoint of 16-bit floats.
-const PARAMETER_BYTES: f64 = 2.0;
+pub(super) const PARAMETER_BYTES: f64 = 2.0;
 
 /// How a profile codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
