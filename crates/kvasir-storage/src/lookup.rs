@@ -105,25 +105,34 @@ pub(crate) struct Probes {
 /// What a lookup has asked the store for.
 #[derive(Debug, Default)]
 struct Asked {
-    /// By the block at which a chunk may end: the objects that the store listed.
-    ends: HashMap<usize, Vec<ObjectDigest>>,
-    /// How often the store was asked for an end that it had been asked for before.
-    again: usize,
+    /// By the block at which a chunk may end.
+    ends: HashMap<usize, Listed>,
+}
+
+/// What the store answered for one end.
+#[derive(Debug, Default)]
+struct Listed {
+    objects: Vec<ObjectDigest>,
+    /// How often it was asked.
+    times: usize,
 }
 
 impl Asked {
+    fn note(&mut self, end: usize, objects: Vec<ObjectDigest>) {
+        let times = self.ends.get(&end).map_or(0, |before| before.times) + 1;
+        self.ends.insert(end, Listed { objects, times });
+    }
+
     /// Whether the store is to be asked for an end. Where the index has lost what the store listed it is, once more: the removal
     /// that was heard of meanwhile may be older than that, or be lifted already.
-    fn wants(&mut self, end: usize, is_lost: impl FnMut(&ObjectDigest) -> bool) -> bool {
+    fn wants(&self, end: usize, is_lost: impl FnMut(&ObjectDigest) -> bool) -> bool {
         let Some(listed) = self.ends.get(&end) else { return true };
-        let is_again = self.again < limits::FRESH_LOOKS_MAX && listed.iter().any(is_lost);
-        self.again += usize::from(is_again);
-        is_again
+        listed.times <= limits::FRESH_LOOKS_MAX && listed.objects.iter().any(is_lost)
     }
 
     /// Whether the store listed an object of a chunk that ends behind block `at`.
     fn lists_behind(&self, at: usize) -> bool {
-        self.ends.iter().any(|(end, listed)| *end > at && !listed.is_empty())
+        self.ends.iter().any(|(end, listed)| *end > at && !listed.objects.is_empty())
     }
 }
 
@@ -391,7 +400,7 @@ impl Lookups {
         while let Some((end, listed)) = answers.next().await {
             let listed = listed?;
             found += listed.len();
-            asked.ends.insert(end, listed);
+            asked.note(end, listed);
         }
         Ok(found)
     }

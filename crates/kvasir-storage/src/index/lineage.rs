@@ -1,5 +1,7 @@
 //! Reads objects: those of a lineage in order, and those of one chunk.
 
+use std::cell::RefCell;
+
 use kvasir_types::SeqHash;
 
 use super::{
@@ -12,6 +14,32 @@ use super::{
     scope::Scope,
     truncated::NAME_BYTES,
 };
+
+/// Which objects a walk may give, and the rows that it met of others.
+pub(super) struct Usable<'a> {
+    is_usable: &'a dyn Fn(&IndexRow) -> bool,
+    stale: RefCell<Vec<Vec<u8>>>,
+}
+
+impl<'a> Usable<'a> {
+    pub(super) fn of(is_usable: &'a dyn Fn(&IndexRow) -> bool) -> Self {
+        Self { is_usable, stale: RefCell::default() }
+    }
+
+    pub(super) fn has(&self, row: &IndexRow) -> bool {
+        (self.is_usable)(row)
+    }
+
+    /// Takes note of the key of a row that seems to be of no use.
+    pub(super) fn note_stale(&self, key: &[u8]) {
+        self.stale.borrow_mut().push(key.to_vec());
+    }
+
+    /// The keys of which note was taken.
+    pub(super) fn take_stale(&self) -> Vec<Vec<u8>> {
+        self.stale.take()
+    }
+}
 
 /// A chunk's preferred object, and where the chunk's children may lie: beside it, and under its own name.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,13 +134,13 @@ fn scanned(
     Ok(())
 }
 
-/// The preferred usable object of a chunk at a position; those that are not usable are removed on the way.
+/// The preferred usable object of a chunk at a position.
 pub(super) fn objects(
     index: &dyn HotIndex,
     scope: Scope,
     position: RowPosition,
     seq_hash: &SeqHash,
-    usable: &dyn Fn(&IndexRow) -> bool,
+    usable: &Usable<'_>,
 ) -> Result<Option<Child>, IndexError> {
     let prefix = key::infos_of(scope, position, seq_hash);
     Ok(objects_under(index, position, &prefix, usable)?.filter(|child| child.row.seq_hash == *seq_hash))
@@ -123,22 +151,21 @@ pub(super) fn objects_under(
     index: &dyn HotIndex,
     position: RowPosition,
     prefix: &[u8],
-    usable: &dyn Fn(&IndexRow) -> bool,
+    usable: &Usable<'_>,
 ) -> Result<Option<Child>, IndexError> {
     debug_assert_eq!(prefix.len(), PREFIX_BYTES + NAME_BYTES, "names one chunk");
-    let (mut best, mut dead): (Option<Child>, Vec<Vec<u8>>) = (None, Vec::new());
+    let mut best: Option<Child> = None;
     index.scan(prefix, &mut |key, value| {
         if !key.starts_with(prefix) {
             return Ok(false);
         }
         let Decoded { row, continues, .. } = IndexRow::decode(key, value)?;
-        if !usable(&row) {
-            dead.push(key.to_vec());
+        if !usable.has(&row) {
+            usable.note_stale(key);
         } else if best.as_ref().is_none_or(|best| prefer(&row, &best.row)) {
             best = Some(Child::new(position, row, continues));
         }
         Ok(true)
     })?;
-    dead.iter().try_for_each(|key| index.remove(key))?;
     Ok(best)
 }

@@ -6,7 +6,7 @@ use super::{
     IndexError,
     database::{HotIndex, Pair},
     key,
-    lineage::objects_under,
+    lineage::{Usable, objects_under},
     position::{DEPTH_MAX, PositionCache, RowPosition},
     row::{BLOCKS_MAX, Decoded, IndexEntry, IndexRow, checksum},
     scope::Scope,
@@ -129,6 +129,29 @@ pub(super) fn remove(
     Ok(())
 }
 
+/// Removes those of the rows that a walk took for `stale` that are: it may have met one while it was written, or one of an
+/// object that has come back since. Not at once with an insertion or removal.
+pub(super) fn sweep(index: &dyn HotIndex, stale: &[Vec<u8>], usable: &Usable<'_>) -> Result<(), IndexError> {
+    // The rows of a chunk's objects come before the one that matches its blocks.
+    for key in stale {
+        let is_stale = if key::is_info(key) {
+            match index.get(key)? {
+                Some(value) => !usable.has(&IndexRow::decode(key, &value)?.row),
+                None => false,
+            }
+        } else {
+            match key::infos_of_matching(key) {
+                Some(objects) => !is_any(index, &objects)?,
+                None => true,
+            }
+        };
+        if is_stale {
+            index.remove(key)?;
+        }
+    }
+    Ok(())
+}
+
 /// Candidates for a longer sibling that are looked at.
 const SIBLINGS_MAX: usize = 16;
 
@@ -155,7 +178,7 @@ pub(super) fn longer_sibling(
             Ok(is_candidate)
         })?;
         let Some(objects) = longest.and_then(|key| key::infos_of_matching(&key)) else { continue };
-        let found = objects_under(index, position, &objects, &|_| true)?;
+        let found = objects_under(index, position, &objects, &Usable::of(&|_| true))?;
         if let Some(found) = found.filter(|found| found.row.token_count > entry.row.token_count) {
             return Ok(Some(found.row));
         }

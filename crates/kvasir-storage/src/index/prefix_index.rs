@@ -1,7 +1,7 @@
 //! What this replica knows of chunk objects: the hot index, and the memories that must move with it.
 //!
 //! One rule joins them: **an object that is known to be gone is not offered**, whatever a row or a late journal batch says.
-//! Its index row is removed when a walk meets it.
+//! A walk that meets its row removes it.
 
 use std::{
     sync::{
@@ -107,7 +107,9 @@ impl PrefixIndex {
             }
             self.clear_gone(scope, &object);
         }
-        self.listed.insert((scope, object), before);
+        // What was asked earlier may be answered later.
+        let listed = self.listed.get(&(scope, object)).map_or(before, |listed| listed.max(before));
+        self.listed.insert((scope, object), listed);
         self.take_in(scope, entry);
     }
 
@@ -288,6 +290,9 @@ mod tests {
         assert!(is_offered());
         index.remove_heard(scope, object, removal, heard);
         assert!(is_offered(), "said twice");
+        index.insert_listed(scope, &entry, 0);
+        index.remove_heard(scope, object, removal, heard);
+        assert!(is_offered(), "the answer to a question of before");
         // One that began before the journal was read tells nothing.
         let before = index.removals();
         let heard = index.next_removal();

@@ -15,6 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use super::{
     IndexError,
     database::HotIndex,
+    lineage::Usable,
     log_position::{self, LogPosition},
     memory::MemoryIndex,
     placement,
@@ -114,7 +115,7 @@ impl Index {
         self.with(|index| placement::remove(index, &self.positions, scope, entry));
     }
 
-    /// The longest match of `blocks` from `root` on; rows that are not `usable` are removed on the way.
+    /// The longest match of `blocks` from `root` on, of objects that are `usable`.
     pub fn walk(
         &self,
         scope: Scope,
@@ -123,12 +124,13 @@ impl Index {
         search: Search,
         usable: &dyn Fn(&IndexRow) -> bool,
     ) -> Walk {
-        self.with(|index| walk(index, &self.positions, scope, root, blocks, search, usable))
-            .unwrap_or_default()
+        let usable = Usable::of(usable);
+        let walk = self.with(|index| walk(index, &self.positions, scope, root, blocks, search, &usable));
+        self.sweep(&usable);
+        walk.unwrap_or_default()
     }
 
-    /// The leading ones of `chunks`, each the child of the one before and the first of `root`; rows that are not `usable`
-    /// may be removed on the way.
+    /// The leading ones of `chunks` that are `usable`, each the child of the one before and the first of `root`.
     pub fn walk_chunks(
         &self,
         scope: Scope,
@@ -136,8 +138,22 @@ impl Index {
         chunks: &[SeqHash],
         usable: &dyn Fn(&IndexRow) -> bool,
     ) -> Vec<IndexRow> {
-        self.with(|index| walk_chunks(index, &self.positions, scope, root, chunks, usable))
-            .unwrap_or_default()
+        let usable = Usable::of(usable);
+        let rows = self.with(|index| walk_chunks(index, &self.positions, scope, root, chunks, &usable));
+        self.sweep(&usable);
+        rows.unwrap_or_default()
+    }
+
+    /// Removes what a walk met of objects that are not usable.
+    fn sweep(&self, usable: &Usable<'_>) {
+        let stale = usable.take_stale();
+        if stale.is_empty() {
+            return;
+        }
+        // Nobody waits for that: what stays is met again.
+        if let Some(_one_at_a_time) = self.writing.try_lock() {
+            self.with(|index| placement::sweep(index, &stale, usable));
+        }
     }
 
     /// A chunk that begins as this one does and goes on.

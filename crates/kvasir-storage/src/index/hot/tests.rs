@@ -1,10 +1,12 @@
 //! Damage to the database, before and under use.
 
+use std::{cell::Cell, fs::File, sync::OnceLock};
+
 use kvasir_types::{BLOCK_TOKENS, ModelId, TokenChain};
 use tempfile::TempDir;
 
 use super::*;
-use crate::index::hooked::HookedIndex;
+use crate::index::hooked::{HookedIndex, Operation};
 
 const ROOT: [u8; 32] = [9; 32];
 const CACHE: u64 = 1 << 20;
@@ -43,6 +45,13 @@ fn open(directory: &TempDir) -> Index {
     Index::sled(directory.path().into(), [5; 32], CACHE).expect("opens")
 }
 
+/// Threads of a database may hold its lock a moment longer than the index.
+fn close(index: Index, directory: &TempDir) {
+    drop(index);
+    let database = File::open(directory.path().join("hot-0.sled/db")).expect("a database");
+    database.lock().expect("its lock");
+}
+
 /// Rows of 0..count that are found; every one that is found is right.
 fn found(index: &Index, count: u32) -> u32 {
     let mut found = 0;
@@ -66,10 +75,10 @@ fn rows_outlive_the_process_and_belong_to_one_store() {
     (0..50).for_each(|seed| index.insert(scope(), &row(seed)));
     index.remove(scope(), &row(7));
     index.flush();
-    drop(index);
+    close(index, &directory);
     let index = open(&directory);
     assert_eq!((index.len(), found(&index, 50)), (49, 49));
-    drop(index);
+    close(index, &directory);
     let other = Index::sled(directory.path().into(), [6; 32], CACHE).expect("opens");
     assert_eq!((other.len(), found(&other, 50)), (0, 0), "an index of one store is none of another");
 }
@@ -92,7 +101,7 @@ fn any_damage_costs_rows_and_never_gives_wrong_ones() {
         let index = open(&directory);
         (0..200).for_each(|seed| index.insert(scope(), &row(seed)));
         index.flush();
-        drop(index);
+        close(index, &directory);
         hurt(&directory.path().join("hot-0.sled/db"), damage);
         let index = open(&directory);
         let left = found(&index, 200);
@@ -141,4 +150,35 @@ fn a_failure_under_use_replaces_the_database_once() {
         assert_eq!(found(&index, 10), 10);
         assert_eq!(index.replaced(), 1, "after {left} operations");
     }
+}
+
+#[test]
+fn a_walk_beside_an_insertion_takes_nothing_of_it() {
+    let shared: Arc<OnceLock<Index>> = Arc::default();
+    let hook = Arc::clone(&shared);
+    // A chunk with a sibling has two rows. Somebody looks it up before and between they are written.
+    let database = HookedIndex::new(move |operation| {
+        if let Some(index) = hook.get().filter(|_| operation == Operation::Put) {
+            index.walk(scope(), &ROOT, chain(1).blocks(), Search::Fast, &|_| true);
+        }
+        Ok(())
+    });
+    let index = shared.get_or_init(|| Index::over(Arc::new(database)));
+    index.insert(scope(), &row(0));
+    index.insert(scope(), &row(1));
+    assert_eq!(found(index, 2), 2);
+}
+
+#[test]
+fn a_walk_takes_no_row_that_came_back_while_it_looked() {
+    let index = Index::memory();
+    (0..2).for_each(|seed| index.insert(scope(), &row(seed)));
+    let has_come_back = Cell::new(false);
+    let walk =
+        |search| index.walk(scope(), &ROOT, chain(1).blocks(), search, &|_| has_come_back.replace(true));
+    assert_eq!(walk(Search::Thorough).whole_blocks, 0);
+    assert_eq!(walk(Search::Thorough).whole_blocks, 20);
+    assert_eq!((index.len(), found(&index, 2)), (2, 2));
+    index.walk(scope(), &ROOT, chain(1).blocks(), Search::Thorough, &|_| false);
+    assert_eq!((index.len(), found(&index, 2)), (1, 1), "what stays unusable goes");
 }

@@ -8,7 +8,7 @@ use super::{
     IndexError,
     database::HotIndex,
     key::{self, PREFIX_BYTES},
-    lineage::{Child, along, objects, objects_under},
+    lineage::{Child, Usable, along, objects, objects_under},
     placement::check_matching,
     position::{PositionCache, RowPosition},
     row::{BLOCKS_MAX, Decoded, IndexRow, prefer},
@@ -115,7 +115,7 @@ pub(super) fn walk(
     root: &[u8; 32],
     blocks: &[SeqHash],
     search: Search,
-    usable: &dyn Fn(&IndexRow) -> bool,
+    usable: &Usable<'_>,
 ) -> Result<Walk, IndexError> {
     // Reached positions in order, each with the number of chunks so far.
     let mut reached: BTreeMap<usize, usize> = BTreeMap::from([(0, 0)]);
@@ -186,12 +186,12 @@ fn only_children_from(
     position: RowPosition,
     at: usize,
     blocks: &[SeqHash],
-    usable: &dyn Fn(&IndexRow) -> bool,
+    usable: &Usable<'_>,
 ) -> Result<HashMap<usize, Child>, IndexError> {
     let (mut run, mut end) = (HashMap::new(), at);
     along(index, scope, position, true, &mut |child| {
         let next = end + child.row.block_count();
-        let fits = next > end && blocks.get(next - 1) == Some(&child.row.seq_hash) && usable(&child.row);
+        let fits = next > end && blocks.get(next - 1) == Some(&child.row.seq_hash) && usable.has(&child.row);
         if fits {
             run.insert(end, child);
             end = next;
@@ -208,7 +208,7 @@ pub(super) fn walk_chunks(
     scope: Scope,
     root: &[u8; 32],
     chunks: &[SeqHash],
-    usable: &dyn Fn(&IndexRow) -> bool,
+    usable: &Usable<'_>,
 ) -> Result<Vec<IndexRow>, IndexError> {
     let mut rows: Vec<IndexRow> = Vec::new();
     let mut positions = [Some(RowPosition::under(root)), None];
@@ -216,7 +216,7 @@ pub(super) fn walk_chunks(
         let known = rows.len();
         let [Some(first), second] = positions else { break };
         along(index, scope, first, false, &mut |child| {
-            let fits = chunks.get(rows.len()) == Some(&child.row.seq_hash) && usable(&child.row);
+            let fits = chunks.get(rows.len()) == Some(&child.row.seq_hash) && usable.has(&child.row);
             if fits {
                 rows.push(child.row);
                 positions = child.children;
@@ -265,7 +265,7 @@ fn child_matches(
     scope: Scope,
     position: RowPosition,
     blocks: &[SeqHash],
-    usable: &dyn Fn(&IndexRow) -> bool,
+    usable: &Usable<'_>,
 ) -> Result<ChildMatches, IndexError> {
     let mut query = key::matches(scope, position);
     query.extend(blocks.iter().take(BLOCKS_MAX).flat_map(|b| short(b.as_bytes())));
@@ -273,7 +273,7 @@ fn child_matches(
     if let Some((first, common)) = only_child(index, scope, position, &query)? {
         let seq_hash = first.row.seq_hash;
         // Of its objects the first one may be gone, and another one not.
-        let child = match usable(&first.row) {
+        let child = match usable.has(&first.row) {
             true => Some(first),
             false => objects(index, scope, position, &seq_hash, usable)?,
         };
@@ -284,12 +284,13 @@ fn child_matches(
         }
         return Ok(found);
     }
-    let mut bound = query.clone();
+    let (mut from, mut bound) = (query.clone(), query.clone());
     // Above the query: the row that extends it, its own (taken by the loop below), or a diverging one.
-    while let Some((key, value)) = index.at_or_above(&query)?.filter(|(k, _)| shares_position(k, &query)) {
+    while let Some((key, value)) = index.at_or_above(&from)?.filter(|(k, _)| shares_position(k, &query)) {
         check_matching(&key, &value)?;
         let Some(child) = named(index, position, &key, usable)? else {
-            index.remove(&key)?;
+            usable.note_stale(&key);
+            from = [&key[..], &[0]].concat();
             continue;
         };
         let common = common_blocks(&key, &query);
@@ -306,9 +307,9 @@ fn child_matches(
         if common == 0 {
             break;
         }
-        let child = named(index, position, &key, usable)?;
-        let Some(child) = child else {
-            index.remove(&key)?;
+        let Some(child) = named(index, position, &key, usable)? else {
+            usable.note_stale(&key);
+            bound = key;
             continue;
         };
         if is_end_at(&key, common) {
@@ -349,7 +350,7 @@ fn named(
     index: &dyn HotIndex,
     position: RowPosition,
     matching: &[u8],
-    usable: &dyn Fn(&IndexRow) -> bool,
+    usable: &Usable<'_>,
 ) -> Result<Option<Child>, IndexError> {
     match key::infos_of_matching(matching) {
         Some(prefix) => objects_under(index, position, &prefix, usable),

@@ -68,12 +68,13 @@ impl<T: HotIndex> Rows<T> {
     }
 
     fn walk(&self, blocks: &[SeqHash]) -> Walk {
-        walk(&self.index, &self.positions, scope(), &start(), blocks, Search::Fast, &|_| true)
+        walk(&self.index, &self.positions, scope(), &start(), blocks, Search::Fast, &Usable::of(&|_| true))
             .expect("memory")
     }
 
     fn walk_chunks(&self, ids: &[SeqHash]) -> Vec<IndexRow> {
-        walk_chunks(&self.index, &self.positions, scope(), &start(), ids, &|_| true).expect("memory")
+        walk_chunks(&self.index, &self.positions, scope(), &start(), ids, &Usable::of(&|_| true))
+            .expect("memory")
     }
 
     /// As after a restart.
@@ -195,13 +196,13 @@ proptest! {
     }
 
     #[test]
-    fn rows_of_dead_objects_are_skipped_and_removed(rows in any_rows(), query in any_context()) {
+    fn rows_of_dead_objects_are_skipped(rows in any_rows(), query in any_context()) {
         let index = Rows::new(MemoryIndex::default());
         rows.iter().for_each(|row| index.insert(row));
         let alive = |row: &IndexRow| row.object_digest.as_bytes()[0].is_multiple_of(2);
         let living: Vec<_> = rows.iter().filter(|entry| alive(&entry.row)).cloned().collect();
         let chain = TokenChain::new(ROOT.into(), &query);
-        let walk = walk(&index.index, &index.positions, scope(), &start(), chain.blocks(), Search::Fast, &alive).expect("memory");
+        let walk = walk(&index.index, &index.positions, scope(), &start(), chain.blocks(), Search::Fast, &Usable::of(&alive)).expect("memory");
         prop_assert_eq!(walk.matched_blocks(), exhaustive(&living, &start(), chain.blocks()));
     }
 }
@@ -214,9 +215,16 @@ fn a_chunk_of_which_one_object_is_gone_is_found() {
         [1, 2].iter().for_each(|&object| index.insert(&row(&tokens, 0, 40, object)));
         let chain = TokenChain::new(ROOT.into(), &tokens);
         let alive = |row: &IndexRow| row.object_digest.as_bytes()[0] != gone;
-        let walk =
-            walk(&index.index, &index.positions, scope(), &start(), chain.blocks(), Search::Fast, &alive)
-                .expect("memory");
+        let walk = walk(
+            &index.index,
+            &index.positions,
+            scope(),
+            &start(),
+            chain.blocks(),
+            Search::Fast,
+            &Usable::of(&alive),
+        )
+        .expect("memory");
         assert_eq!(walk.whole_blocks, 3, "{gone} is gone");
     }
 }
@@ -232,7 +240,15 @@ fn a_thorough_walk_finds_children_that_lie_at_two_positions() {
     [(32, 64), (0, 32)].iter().for_each(|&(start, end)| index.insert(&chunk(start, end)));
     let chain = TokenChain::new(ROOT.into(), &tokens);
     let found = |search| {
-        let walk = walk(&index.index, &index.positions, scope(), &start(), chain.blocks(), search, &|_| true);
+        let walk = walk(
+            &index.index,
+            &index.positions,
+            scope(),
+            &start(),
+            chain.blocks(),
+            search,
+            &Usable::of(&|_| true),
+        );
         walk.expect("memory").whole_blocks
     };
     assert_eq!((found(Search::Fast), found(Search::Thorough)), (3, 4));
@@ -259,8 +275,16 @@ fn another_tenant_s_rows_are_not_met() {
     let chain = TokenChain::new(ROOT.into(), &tokens);
     let other = Scope::new(&"u".parse().expect("a name"), &ModelId::from([1; 32]));
     assert_eq!(
-        walk(&index.index, &index.positions, other, &start(), chain.blocks(), Search::Fast, &|_| true)
-            .expect("memory"),
+        walk(
+            &index.index,
+            &index.positions,
+            other,
+            &start(),
+            chain.blocks(),
+            Search::Fast,
+            &Usable::of(&|_| true)
+        )
+        .expect("memory"),
         Walk::default()
     );
 }
