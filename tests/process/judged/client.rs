@@ -56,7 +56,7 @@ impl<'a> Client<'a> {
                     let pin = pins.swap_remove(self.below(pins.len()));
                     self.unpin(api, pin).await;
                 }
-                _ => self.load(*life, api, tokens, self.below(2) == 0).await,
+                _ => self.load(*life, api, (tokens, chunks), self.below(2) == 0).await,
             }
         }
     }
@@ -144,7 +144,13 @@ impl<'a> Client<'a> {
     }
 
     /// Looks up, and reads what is offered.
-    pub(super) async fn load(&self, life: Replica, api: &Api, tokens: &[u32], fresh: bool) {
+    pub(super) async fn load(
+        &self,
+        life: Replica,
+        api: &Api,
+        (tokens, chunks): (&[u32], &[Chunk]),
+        fresh: bool,
+    ) {
         let history = self.history;
         let request = LookupRequest {
             model_id: history.model_id,
@@ -157,13 +163,19 @@ impl<'a> Client<'a> {
         };
         let begun = history.now();
         let body = serde_json::to_vec(&request).expect("serialises");
-        let answer = api.try_send(Method::POST, routes::LOOKUP, body).await;
+        let answer = api.try_send(Method::POST, routes::LOOKUP, body.clone()).await;
         let Some(answer) = self.expect::<LookupResponse>(life, answer).await else { return };
         let chain = TokenChain::new(history.root, tokens);
         let (by, at, answer, chain) = (life, history.since(begun), &answer, &chain);
         let lookup = Lookup { by, at, fresh, reached: true, chain, tokens, answer };
         let judged = history.model.borrow_mut().lookup(lookup);
-        judge(judged.map_err(|wrong| format!("{wrong}\n{}", self.group.log(life))));
+        if let Err(wrong) = judged {
+            let stored = self.group.stored(chunks).await;
+            let again = api.try_send(Method::POST, routes::LOOKUP, body).await;
+            let again = self.expect::<LookupResponse>(life, again).await;
+            let log = self.group.log(life);
+            panic!("{wrong}\nin the bucket:\n{stored}asked again, it answers {again:?}\n{log}");
+        }
         for hit in &answer.chunks {
             let path = routes::chunk_object(&history.model_id, &hit.seq_hash, &hit.object_digest);
             let begun = history.now();

@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
+    fmt::Write as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -11,6 +12,7 @@ use std::{
 use futures::TryStreamExt;
 use kvasir_store::{OpenStore, StoreConfig, layout::Key, observe::NoObserver};
 use kvasir_tests::{
+    chunks::Chunk,
     faulty::Dice,
     model::Replica,
     process::{Process, Start},
@@ -102,6 +104,24 @@ impl<'a> Group<'a> {
         let members = self.members.borrow();
         let of = members.iter().flatten().find(|member| member.life == life);
         of.map_or_else(|| "it has ended".to_owned(), |member| member.process.log())
+    }
+
+    /// Objects and tombstones of chunks, as they lie in the bucket, for the report of a failure.
+    pub(super) async fn stored(&self, chunks: &[Chunk]) -> String {
+        let store = OpenStore::open(self.store, Arc::new(NoObserver)).expect("opens");
+        let listed: Vec<_> = store.objects().list(None).try_collect().await.expect("lists");
+        let mut found = String::new();
+        for meta in listed {
+            let of = match store.layout().parse(&meta.location) {
+                Some(Key::Chunk(key) | Key::Tombstone(key)) => key.seq_hash,
+                _ => continue,
+            };
+            if chunks.iter().any(|chunk| chunk.seq_hash == of) {
+                writeln!(found, "{} of {} bytes, {}", meta.location, meta.size, meta.last_modified)
+                    .expect("a text");
+            }
+        }
+        found
     }
 
     /// How often each mishap was.

@@ -109,8 +109,8 @@ impl History {
         tokio::time::sleep(NEGATIVE_TTL).await;
         for (life, api) in group.live() {
             let reader = Client::new(self, group, life);
-            for (tokens, _) in &self.contexts {
-                reader.load(life, &api, tokens, life % 2 == 0).await;
+            for (tokens, chunks) in &self.contexts {
+                reader.load(life, &api, (tokens, chunks), life % 2 == 0).await;
             }
         }
         let begun = self.now();

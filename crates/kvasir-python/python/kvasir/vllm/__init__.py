@@ -1,0 +1,143 @@
+"""Kvasir under vLLM: prefixes that another request, engine or day has computed are loaded instead of computed again.
+
+``` sh
+vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvasirConnector", "kv_connector_module_path": "kvasir.vllm",
+    "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"url": "http://kvasir:7480"}}'
+```
+
+vLLM makes the connector twice: in the scheduler, which looks prompts up and plans (`_scheduler`), and in each worker, which moves
+keys and values between vLLM's blocks and the service (`_worker`). `StepPlan` is what one sends the other at each step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    SupportsHMA,
+)
+
+from ._plan import StepPlan, WorkerReport
+from ._scheduler import Scheduler
+from ._settings import Settings
+from ._worker import Worker
+
+__all__ = ["KvasirConnector"]
+
+
+class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
+    """Loads and saves the caches of prompts, for ``--kv-transfer-config``.
+
+    Nothing waits for the service: lookups run aside, loads are asynchronous, saves are copied out and sent in the background. A
+    service that is slow or away costs a request at most its deadline.
+
+    Raises
+    ------
+    InputError
+        ``invalid_setting`` for a key of ``kv_connector_extra_config`` that is not known, or has no usable value.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        settings = Settings.of(self._kv_transfer_config.kv_connector_extra_config)
+        self._scheduler = self._worker = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = Scheduler(settings, vllm_config, kv_cache_config)
+        else:
+            self._worker = Worker(settings, vllm_config, kv_cache_config)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that is dropped is a miss later, and no request waits for one."""
+        return False
+
+    # In the scheduler.
+
+    def on_new_request(self, request: Any) -> None:
+        """Look a prompt up, aside."""
+        self._planner.begin(request, time.monotonic())
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that can be loaded behind those that vLLM has; None while the lookup runs."""
+        return self._planner.loadable(request, num_computed_tokens, time.monotonic())
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """StepPlan a load into the blocks of a request."""
+        if num_external_tokens > 0:
+            self._planner.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+        """Give the loads and saves of a step."""
+        return self._planner.plan(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take note of what the workers report."""
+        if isinstance(connector_output.kv_connector_worker_meta, WorkerReport):
+            self._planner.reported(connector_output.kv_connector_worker_meta)
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        """Save what was generated; its blocks stay until they are copied."""
+        return self._planner.finished(request, block_ids), None
+
+    # In a worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Learn where the blocks are, and check that they are understood."""
+        self._mover.register(kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begin the loads of a step, aside."""
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, StepPlan)
+        self._mover.load(plan)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: a request is scheduled when all its layers are there."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing: blocks are copied when a step is over."""
+
+    def wait_for_save(self) -> None:
+        """Copy what the step's plan saves."""
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, StepPlan)
+        self._mover.save(plan)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose blocks were copied, and requests whose loads are over."""
+        return self._mover.finished(time.monotonic())
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that a load left as they were."""
+        return self._mover.take_failed_blocks()
+
+    def build_connector_worker_meta(self) -> WorkerReport | None:
+        """What the scheduler has to know."""
+        return self._mover.take_report()
+
+    # In both.
+
+    def take_events(self) -> Iterable[Any]:
+        """Nothing yet."""
+        return ()
+
+    def shutdown(self) -> None:
+        """End the threads; what was copied is sent first, for a while."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if self._worker is not None:
+            self._worker.close()
+
+    @property
+    def _planner(self) -> Scheduler:
+        assert self._scheduler is not None, "vLLM called a method of the scheduler in a worker"
+        return self._scheduler
+
+    @property
+    def _mover(self) -> Worker:
+        assert self._worker is not None, "vLLM called a method of a worker in the scheduler"
+        return self._worker

@@ -1,0 +1,112 @@
+"""Whose cache it is: the model by its files, the adapter by its files, and what else than tokens went into a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .._spec import ModelSpec
+from ..errors import InputError
+from ._plan import Prompt
+from ._settings import Settings
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+# A file up to this many bytes is read whole; of a longer one the beginning, which names its tensors, and samples.
+_WHOLE_BYTES = 64 << 20
+_BEGIN_BYTES = 8 << 20
+_SAMPLES = 128
+_SAMPLE_BYTES = 64 << 10
+# No byte of UTF-8, which a salt of a request is: the two kinds of salts are never equal.
+_COMPOSED = b"\xff"
+
+
+def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
+    """Give the spec of the cache that vLLM makes of its model.
+
+    The revision is the commit of a model from the Hugging Face Hub, and a digest of the files of a model in a folder: another
+    training of the same architecture never matches, whatever it is called.
+
+    Raises
+    ------
+    InputError
+        ``invalid_config`` for a model whose cache is not known.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    if cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+        remedy = "serve without --kv-cache-dtype, or without Kvasir"
+        raise InputError(f"a cache of {cache.cache_dtype} is not known here", "invalid_config", remedy)
+    dtype = model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype
+    weights, revision = settings.weights, settings.revision
+    folder = Path(model.model)
+    if folder.is_dir():
+        if folder.parent.name != "snapshots":
+            weights, revision = weights or folder.resolve().name, revision or f"files:{files_digest(folder)}"
+    else:
+        weights, revision = weights or model.model, revision or getattr(model.hf_config, "_commit_hash", None)
+    source = folder if folder.is_dir() else model.hf_config
+    return ModelSpec.from_config(source, weights=weights, revision=revision, kv_dtype=str(dtype), context=model.max_model_len)
+
+
+def files_digest(folder: Path) -> str:
+    """Digest names, sizes and contents of the files of weights in a folder; of long ones samples, at most 16 MiB each."""
+    digest = hashlib.sha256()
+    files = sorted({file for pattern in _WEIGHTS for file in folder.glob(pattern)})
+    if not files:
+        raise InputError(f"{folder} holds no weights", "invalid_config", 'give "weights" and "revision"')
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as data:
+            for start, length in _parts(size):
+                data.seek(start)
+                digest.update(data.read(length))
+    return digest.hexdigest()[:32]
+
+
+def _parts(size: int) -> Iterator[tuple[int, int]]:
+    if size <= _WHOLE_BYTES:
+        yield 0, size
+        return
+    yield 0, _BEGIN_BYTES
+    for sample in range(1, _SAMPLES + 1):
+        yield (size - _SAMPLE_BYTES) * sample // _SAMPLES, _SAMPLE_BYTES
+
+
+@lru_cache(maxsize=256)
+def _adapter(name: str, path: str, lora_id: int) -> str:
+    return f"{name}@{files_digest(Path(path))}"
+
+
+def is_known_by_tokens(request: Any) -> bool:
+    """Whether a prompt is its tokens and what `prompt_of` makes a salt of."""
+    return request.prompt_token_ids is not None and request.prompt_embeds is None
+
+
+def prompt_of(request: Any, tokens: Iterable[int]) -> Prompt:
+    """Give tokens of a request as a prompt.
+
+    Raises
+    ------
+    InputError
+        Where the files of its adapter are not there.
+    """
+    lora = request.lora_request
+    adapter = None if lora is None else _adapter(lora.lora_name, lora.lora_path, lora.lora_int_id)
+    return Prompt(list(tokens), _salt(request.cache_salt, request.mm_features), adapter)
+
+
+def _salt(cache_salt: str | None, features: list[Any]) -> bytes | None:
+    """Give the request's own salt, or where images or sounds stand among the tokens, a digest of it and of what they are."""
+    own = None if cache_salt is None else cache_salt.encode()
+    if not features:
+        return own
+    digest = hashlib.sha256(b"\0" if own is None else b"\1" + len(own).to_bytes(8, "little") + own)
+    for feature in features:
+        identifier, position = feature.identifier.encode(), feature.mm_position
+        for number in (position.offset, position.length, len(identifier)):
+            digest.update(number.to_bytes(8, "little"))
+        digest.update(identifier)
+    return _COMPOSED + digest.digest()

@@ -1,0 +1,80 @@
+"""What the scheduler and the workers tell each other. Sent between processes: no objects of the extension in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens, and who may share their cache.
+
+    Attributes
+    ----------
+    tokens : list of int
+        Token ids.
+    salt : bytes or None
+        A secret of those who may share it, and whatever else than tokens went into it.
+    adapter : str or None
+        Name and digest of a LoRA.
+    """
+
+    tokens: list[int]
+    salt: bytes | None = None
+    adapter: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """A load of tokens ``start`` to ``end``, both ends of blocks, into ``blocks``."""
+
+    request_id: str
+    prompt: Prompt
+    start: int
+    end: int
+    blocks: list[int]
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """A save of tokens ``first`` to the last one of ``prompt``, which lie in ``blocks``; those before are stored.
+
+    Where it ``releases`` them, vLLM keeps the blocks of a finished request until they are copied.
+    """
+
+    request_id: str
+    prompt: Prompt
+    first: int
+    blocks: list[int]
+    releases: bool
+
+
+@dataclass
+class StepPlan(KVConnectorMetadata):
+    """Loads and saves of a step."""
+
+    loads: list[LoadPlan] = field(default_factory=list)
+    saves: list[SavePlan] = field(default_factory=list)
+
+
+@dataclass
+class WorkerReport(KVConnectorWorkerMetadata):
+    """What a worker tells the scheduler.
+
+    Attributes
+    ----------
+    failed : set of str
+        Requests whose load left blocks out: it is not tried again.
+    unusable : str or None
+        Why the worker does nothing.
+    """
+
+    failed: set[str] = field(default_factory=set)
+    unusable: str | None = None
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
+        """Join what two workers report."""
+        assert isinstance(other, WorkerReport)
+        return WorkerReport(self.failed | other.failed, self.unusable or other.unusable)

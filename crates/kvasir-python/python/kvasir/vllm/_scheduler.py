@@ -1,0 +1,158 @@
+"""The connector in vLLM's scheduler: looks prompts up aside, and plans what workers load and save."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.logger import init_logger
+
+from ..errors import InputError, KvasirError
+from ._identity import is_known_by_tokens, prompt_of
+from ._layout import check_groups
+from ._plan import LoadPlan, Prompt, SavePlan, StepPlan, WorkerReport
+from ._service import Service, service_of
+from ._settings import Settings
+
+logger = init_logger(__name__)
+
+_LOOKUPS_AT_ONCE = 8
+# Tokens that the client's tail of a context must grow by before it is stored again.
+_TAIL_GROWTH = 256
+
+
+@dataclass
+class _Tracked:
+    """A request, from its arrival to its end."""
+
+    request: Any
+    prompt: Prompt
+    asked_at: float
+    lookup: Future[int] | None
+    # Leading tokens that are stored, or given to a worker to be.
+    saved: int = 0
+    # Where the load that was offered last begins.
+    start: int = 0
+    has_failed: bool = False
+
+
+class Scheduler:
+    """Plans, and waits for nothing."""
+
+    def __init__(self, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
+        self._settings = settings
+        self._service: Service | None = None
+        self._tracked: dict[str, _Tracked] = {}
+        self._step = StepPlan()
+        self._lookups = ThreadPoolExecutor(_LOOKUPS_AT_ONCE, "kvasir-lookup")
+        try:
+            check_groups(vllm_config, kv_cache_config)
+            self._block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+            self._service = service_of(settings, vllm_config)
+        except InputError as error:
+            logger.error("vLLM runs without Kvasir: %s", error)
+
+    def begin(self, request: Any, now: float) -> None:
+        """Look a new request up."""
+        if self._service is None or not is_known_by_tokens(request):
+            return
+        try:
+            prompt = prompt_of(request, request.all_token_ids)
+        except (InputError, OSError) as error:
+            logger.error("request %s runs without Kvasir: %s", request.request_id, error)
+            return
+        service, timeout = self._service, self._settings.lookup_deadline_s
+        asks = service.is_connected and not request.skip_reading_prefix_cache
+        lookup = self._lookups.submit(_matched, service, prompt, timeout) if asks else None
+        self._tracked[request.request_id] = _Tracked(request, prompt, now, lookup)
+
+    def loadable(self, request: Any, computed: int, now: float) -> tuple[int | None, bool]:
+        """Tokens that can be loaded behind the first ones that vLLM has, in whole blocks, and whether asynchronously."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or tracked.lookup is None or tracked.has_failed:
+            return 0, False
+        if not tracked.lookup.done():
+            if now < tracked.asked_at + self._settings.lookup_deadline_s:
+                return None, False
+            tracked.lookup = None
+            return 0, False
+        matched = tracked.lookup.result()
+        tracked.saved = max(tracked.saved, matched)
+        # vLLM computes the last token, for its logits.
+        end = min(matched, request.num_tokens - 1) // self._block_tokens * self._block_tokens
+        tracked.start = computed
+        return (end - computed, True) if end > computed else (0, False)
+
+    def allocated(self, request: Any, blocks: tuple[list[int], ...], count: int) -> None:
+        """Plan the load of ``count`` tokens that was offered, into blocks that were allocated."""
+        tracked = self._tracked[request.request_id]
+        start, end = tracked.start, tracked.start + count
+        ids = blocks[0][start // self._block_tokens : end // self._block_tokens]
+        # The token behind, too: the last token of a prompt is not loaded.
+        prompt = Prompt(tracked.prompt.tokens[: end + 1], tracked.prompt.salt, tracked.prompt.adapter)
+        self._step.loads.append(LoadPlan(request.request_id, prompt, start, end, ids))
+
+    def plan(self, output: Any) -> StepPlan:
+        """Give what was planned since the last step, and what this step computes to be saved."""
+        for request_id, count in output.num_scheduled_tokens.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is None:
+                continue
+            request = tracked.request
+            # Tokens of drafts are not among those of the request until they are accepted.
+            computed = min(request.num_computed_tokens + count, request.num_tokens)
+            is_prompt_done = tracked.saved < request.num_prompt_tokens <= computed
+            chunk = self._settings.chunk_tokens
+            end = request.num_prompt_tokens if is_prompt_done else computed // chunk * chunk
+            if end > tracked.saved:
+                blocks = output.kv_connector_block_state.get_block_ids(request_id)
+                self._save(tracked, end, blocks, releases=False)
+        step, self._step = self._step, StepPlan()
+        return step
+
+    def finished(self, request: Any, blocks: tuple[list[int], ...]) -> bool:
+        """Plan the save of what a finished request has generated. Gives whether its blocks must stay until it is copied."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None or request.status.name not in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"):
+            return False
+        # The last token was sampled, and never computed.
+        end = min(request.num_computed_tokens, request.num_tokens - 1)
+        if end - tracked.saved < _TAIL_GROWTH:
+            return False
+        self._save(tracked, end, blocks, releases=True)
+        return True
+
+    def _save(self, tracked: _Tracked, end: int, blocks: tuple[list[int], ...], *, releases: bool) -> None:
+        request, chunk, size = tracked.request, self._settings.chunk_tokens, self._block_tokens
+        # A chunk that was stored in part is stored again as a whole.
+        first = tracked.saved // chunk * chunk
+        prompt = Prompt(list(request.all_token_ids[:end]), tracked.prompt.salt, tracked.prompt.adapter)
+        ids = blocks[0][first // size : -(-end // size)]
+        self._step.saves.append(SavePlan(request.request_id, prompt, first, ids, releases))
+        tracked.saved = end
+
+    def reported(self, report: WorkerReport) -> None:
+        """Take note of what the workers report."""
+        for request_id in report.failed:
+            if tracked := self._tracked.get(request_id):
+                tracked.has_failed = True
+        if report.unusable is not None:
+            self._service = None
+            for tracked in self._tracked.values():
+                tracked.lookup = None
+
+    def close(self) -> None:
+        """End the threads."""
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+        if self._service is not None:
+            self._service.close()
+
+
+def _matched(service: Service, prompt: Prompt, timeout: float) -> int:
+    """Leading tokens that are stored; none where the service does not say."""
+    try:
+        return service.session(prompt, timeout).matched
+    except KvasirError as error:
+        logger.debug("a lookup failed: %s", error)
+        return 0

@@ -1,0 +1,82 @@
+"""The model in the service, once a process; vLLM starts and runs whether or not the service is there."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from vllm.logger import init_logger
+
+from .._session import Session
+from .._store import Model, connect
+from ..errors import AuthError, InputError, KvasirError
+from ._identity import model_spec
+from ._plan import Prompt
+from ._settings import Settings
+
+logger = init_logger(__name__)
+
+_AGAIN_S = 1.0
+_AGAIN_MAX_S = 30.0
+
+
+class Service:
+    """Connects in the background, until it succeeds or cannot."""
+
+    def __init__(self, settings: Settings, vllm_config: Any) -> None:
+        self._settings = settings
+        self._spec = model_spec(settings, vllm_config)
+        self._model: Model | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._connect, name="kvasir-connect", daemon=True).start()
+
+    def session(self, prompt: Prompt, timeout: float) -> Session:
+        """Look a prompt up.
+
+        Raises
+        ------
+        KvasirError
+            ``not_connected`` while there is no service.
+        """
+        model = self._model
+        if model is None:
+            raise KvasirError("there is no connection to the service", "not_connected", "look at the log", True)
+        return model.session(prompt.tokens, salt=prompt.salt, adapter=prompt.adapter, timeout=timeout)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether lookups have somebody to ask."""
+        return self._model is not None
+
+    def close(self) -> None:
+        """Try no more."""
+        self._closed.set()
+
+    def _connect(self) -> None:
+        settings, wait = self._settings, _AGAIN_S
+        while not self._closed.is_set():
+            try:
+                store = connect(settings.url, settings.token, settings.namespace)
+                self._model = store.model(self._spec, quality=settings.quality, chunk_tokens=settings.chunk_tokens)
+                logger.info("Kvasir at %s keeps the cache of model %s", settings.url, self._spec.model_id[:12])
+                return
+            except (AuthError, InputError) as error:
+                logger.error("vLLM runs without Kvasir: %s", error)
+                return
+            except KvasirError as error:
+                logger.warning("Kvasir at %s cannot be used yet, and is tried again in %.0f s: %s", settings.url, wait, error)
+                self._closed.wait(wait)
+                wait = min(2 * wait, _AGAIN_MAX_S)
+
+
+_services: dict[tuple[Settings, str], Service] = {}
+_making = threading.Lock()
+
+
+def service_of(settings: Settings, vllm_config: Any) -> Service:
+    """Give the process's service: scheduler and worker share one where they share a process."""
+    key = (settings, vllm_config.model_config.model)
+    with _making:
+        if key not in _services:
+            _services[key] = Service(settings, vllm_config)
+        return _services[key]

@@ -1,0 +1,88 @@
+"""The keys of ``kv_connector_extra_config``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError
+
+_QUALITIES = ("exact", "transparent", "balanced", "small")
+_CHUNK_STEP = 256
+_CHUNK_MAX = 16_384
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user says.
+
+    Attributes
+    ----------
+    url : str
+        The service's address.
+    token : str or None
+        A token of the service; the environment's ``KVASIR_TOKEN`` unless said.
+    namespace : str
+        Caches of different namespaces never match.
+    quality : str
+        Worst quality that is loaded: ``exact``, ``transparent``, ``balanced`` or ``small``.
+    weights, revision : str or None
+        Identity of the weights, where that of their files is not wanted.
+    chunk_tokens : int
+        Tokens of a stored chunk: a multiple of 256.
+    lookup_deadline_s : float
+        Longest that a request is held back for its lookup.
+    load_deadline_s : float
+        Longest that a request waits for its load; then it is computed.
+    save_queue_mb : int
+        Most memory, in MiB, of what is copied and not stored yet; what comes then is not saved.
+    """
+
+    url: str
+    token: str | None = None
+    namespace: str = "default"
+    quality: str = "transparent"
+    weights: str | None = None
+    revision: str | None = None
+    chunk_tokens: int = 1_536
+    lookup_deadline_s: float = 0.5
+    load_deadline_s: float = 10.0
+    save_queue_mb: int = 1_024
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Settings:
+        """Check the keys and values.
+
+        Raises
+        ------
+        InputError
+            ``invalid_setting`` naming the key.
+        """
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            _refuse(f"{unknown[0]} is not known", f"known are {', '.join(known)}")
+        if not given.get("url"):
+            _refuse("url is missing", 'give "url": "http://HOST:7480", the address of `kvasir serve`')
+        for name, value in given.items():
+            kinds = _KINDS.get(str(known[name].type), (str,))
+            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+                _refuse(f"{name} is {value!r}", f"give a value of type {known[name].type}")
+        settings = cls(**{"token": os.environ.get("KVASIR_TOKEN"), **given})
+        if settings.quality not in _QUALITIES:
+            _refuse(f"quality is {settings.quality!r}", f"give one of {', '.join(_QUALITIES)}")
+        chunk = settings.chunk_tokens
+        if not (0 < chunk <= _CHUNK_MAX) or chunk % _CHUNK_STEP:
+            _refuse(f"chunk_tokens is {chunk}", f"give a multiple of {_CHUNK_STEP} up to {_CHUNK_MAX}")
+        for name in ("lookup_deadline_s", "load_deadline_s", "save_queue_mb"):
+            if getattr(settings, name) <= 0:
+                _refuse(f"{name} is {getattr(settings, name)}", "give more than 0")
+        return settings
+
+
+def _refuse(what: str, remedy: str) -> None:
+    raise InputError(f"kv_connector_extra_config: {what}", "invalid_setting", remedy)

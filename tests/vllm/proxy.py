@@ -1,0 +1,88 @@
+"""A TCP proxy in front of a service, with the faults of networks."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+
+MODES = ("sound", "away", "silent", "slow", "reset", "corrupt", "unavailable", "trickle")
+UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class FaultProxy:
+    """Forwards connections; `mode` is what befalls them.
+
+    ``away`` refuses, ``silent`` takes and never answers, ``slow`` answers 0.3 s late, ``trickle`` gives 4 KiB in 20 ms, ``reset``
+    breaks off at a random byte, ``corrupt`` changes a byte in a hundred thousand, ``unavailable`` answers 503.
+    """
+
+    def __init__(self, url: str, seed: int = 0) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self._target = (host, int(port))
+        self._dice = random.Random(seed)
+        self.mode = "sound"
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            here, _ = self._listener.accept()
+            threading.Thread(target=self._serve, args=(here,), daemon=True).start()
+
+    def _serve(self, here: socket.socket) -> None:
+        try:
+            if self.mode == "away":
+                here.close()
+                return
+            there = socket.create_connection(self._target)
+        except OSError:
+            here.close()
+            return
+        threading.Thread(target=self._pump, args=(there, here, True), daemon=True).start()
+        self._pump(here, there, False)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        try:
+            while data := source.recv(64 << 10):
+                if is_answer:
+                    self._answer(sink, data)
+                elif self.mode != "silent":
+                    sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for end in (sink, source):
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+                end.close()
+
+    def _answer(self, sink: socket.socket, data: bytes) -> None:
+        mode = self.mode
+        if mode == "silent":
+            return
+        if mode == "unavailable":
+            sink.sendall(UNAVAILABLE)
+            raise ConnectionError
+        if mode == "away":
+            raise ConnectionError
+        if mode == "slow":
+            time.sleep(0.3)
+        if mode == "reset":
+            sink.sendall(data[: self._dice.randrange(len(data) + 1)])
+            raise ConnectionError
+        if mode == "corrupt":
+            changed = bytearray(data)
+            for _ in range(1 + len(data) // 100_000):
+                changed[self._dice.randrange(len(changed))] ^= 1 << self._dice.randrange(8)
+            data = bytes(changed)
+        if mode == "trickle":
+            for at in range(0, len(data), 4 << 10):
+                sink.sendall(data[at : at + (4 << 10)])
+                time.sleep(0.02)
+            return
+        sink.sendall(data)

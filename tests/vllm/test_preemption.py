@@ -1,0 +1,26 @@
+"""A cache of blocks that is too small for the requests: vLLM takes blocks from some and computes, or loads, them again."""
+
+from __future__ import annotations
+
+import kvasir
+from engine import Engine, make_tokens, wait_until_stored
+
+
+def test_requests_that_lose_their_blocks():
+    with kvasir.testing.server() as service:
+        store = kvasir.connect(service.url)
+        # 40 blocks of 32 tokens: two of the requests at a time, until they have grown.
+        engine = Engine(service.url, num_gpu_blocks_override=41)
+        prompts = [make_tokens(400, seed=seed) for seed in range(6)]
+        expected = [engine.run(prompt, fresh=True, max_tokens=250, ignore_eos=True).tokens for prompt in prompts]
+        engine.settle()
+        wait_until_stored(store, len(prompts))
+        for _ in range(2):
+            engine.forget()
+            waiting = {engine.begin(prompt, max_tokens=250, ignore_eos=True): n for n, prompt in enumerate(prompts)}
+            while waiting:
+                for request_id, answer in engine.step().items():
+                    assert answer.tokens == expected[waiting.pop(request_id)]
+        engine.forget()
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1

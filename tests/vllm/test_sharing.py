@@ -1,0 +1,114 @@
+"""What one engine has computed, another one loads, and the text is the same to the token."""
+
+from __future__ import annotations
+
+import pytest
+from engine import BLOCK, Engine, make_tokens, wait_until_stored
+
+import kvasir
+
+
+@pytest.fixture(scope="module")
+def service():
+    with kvasir.testing.server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def store(service):
+    return kvasir.connect(service.url)
+
+
+@pytest.fixture(scope="module")
+def engine(service):
+    return Engine(service.url)
+
+
+def whole_blocks(tokens: list[int], block: int = BLOCK) -> int:
+    return (len(tokens) - 1) // block * block
+
+
+# Shorter than a chunk, longer, at the end of a chunk, of a block, and one behind.
+@pytest.mark.parametrize("length", [442, 100, 512, 513, 640, 1000])
+def test_warm_is_as_cold(engine, store, length):
+    tokens = make_tokens(length, seed=length)
+    before = store.usage()["objects"]
+    cold = engine.run(tokens, max_tokens=16)
+    wait_until_stored(store, before + 1)
+    engine.forget()
+    warm = engine.run(tokens, max_tokens=16)
+    assert cold.cached == 0 and warm.cached == whole_blocks(tokens)
+    assert warm.tokens == cold.tokens
+
+
+def test_behind_a_prefix_that_vllm_has(engine, store):
+    tokens = make_tokens(900, seed=1)
+    cold = engine.run(tokens)
+    wait_until_stored(store)
+    engine.forget()
+    # vLLM keeps the first part; the rest is loaded behind it.
+    engine.run(tokens[:300])
+    local = engine.run(tokens[:300] + make_tokens(64, seed=2), fresh=False).cached
+    warm = engine.run(tokens)
+    assert 0 < local < warm.cached == whole_blocks(tokens)
+    assert warm.tokens == cold.tokens
+
+
+def test_another_end_loads_what_is_shared(engine, store):
+    shared, ends = make_tokens(700, seed=3), [make_tokens(90, seed=seed) for seed in (4, 5)]
+    engine.run(shared + ends[0])
+    wait_until_stored(store)
+    engine.forget()
+    other = shared + ends[1]
+    cold, warm = engine.run(other, fresh=True), engine.run(other)
+    assert warm.cached == 700 // BLOCK * BLOCK and warm.tokens == cold.tokens
+
+
+def test_what_was_generated_is_loaded_in_the_next_turn(engine, store):
+    prompt = make_tokens(400, seed=6)
+    answer = engine.run(prompt, max_tokens=300, ignore_eos=True)
+    engine.settle()
+    wait_until_stored(store)
+    engine.forget()
+    turn = prompt + answer.tokens + make_tokens(50, seed=7)
+    cold, warm = engine.run(turn, fresh=True), engine.run(turn)
+    assert warm.cached >= (400 + 299) // BLOCK * BLOCK
+    assert warm.tokens == cold.tokens
+
+
+def test_several_answers_of_one_prompt(engine, store):
+    tokens = make_tokens(500, seed=8)
+    engine.run(tokens)
+    wait_until_stored(store)
+    engine.forget()
+    prompts = [engine.begin(tokens, max_tokens=12) for _ in range(4)]
+    answers: dict = {}
+    while len(answers) < len(prompts):
+        answers.update(engine.step())
+    cold = engine.run(tokens, fresh=True, max_tokens=12)
+    assert [answers[prompt].tokens for prompt in prompts] == 4 * [cold.tokens]
+
+
+def test_salts_isolate(engine, store):
+    tokens = make_tokens(400, seed=9)
+    engine.run(tokens, salt="a")
+    wait_until_stored(store)
+    for salt, is_known in [("a", True), ("b", False), (None, False)]:
+        engine.forget()
+        assert (engine.run(tokens, salt=salt).cached > 0) == is_known
+
+
+def test_another_engine_with_other_blocks(service, store, engine):
+    tokens = make_tokens(1000, seed=10)
+    cold = engine.run(tokens)
+    wait_until_stored(store)
+    other = Engine(service.url, block=64)
+    warm = other.run(tokens)
+    assert warm.cached == whole_blocks(tokens, 64) and warm.tokens == cold.tokens
+
+
+def test_no_block_is_lost(engine):
+    engine.forget()
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    # One block is vLLM's own null block.
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
