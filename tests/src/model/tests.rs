@@ -275,6 +275,35 @@ fn a_removal_of_a_chunk_takes_what_the_bucket_lists() {
 }
 
 #[test]
+fn a_removal_of_a_chunk_does_not_take_an_object_for_another_that_is_stored_since() {
+    let mut h = history(None);
+    h.put(A, at(0, 1), 0);
+    let first = h.chunks[0].clone();
+    h.model.damaged(first.seq_hash, s(2), s(4));
+    h.chunks[0] = chunks::variant(h.root, &h.tokens, 0, 256, 10, 1);
+    h.put(A, at(50, 51), 0);
+    h.remove(A, at(52, 53), 0, Outcome::Acknowledged);
+    assert!(h.looks(A, at(54, 55), 1).is_err());
+    h.chunks[0] = first;
+    assert!(h.looks(A, at(54, 55), 1).is_ok(), "the bucket did not list it");
+}
+
+#[test]
+fn exchanged_objects_of_a_chunk_give_each_other_s_bytes() {
+    let mut h = history(None);
+    h.put(A, at(0, 1), 0);
+    let (first, other) = (h.chunks[0].clone(), chunks::variant(h.root, &h.tokens, 0, 256, 10, 1));
+    h.puts(A, at(2, 3), &other, Outcome::Acknowledged, Some(other.object_digest)).expect("its name");
+    let from = first.bytes.len() - 10;
+    let mut read = |h: &mut History, bytes: &[u8]| {
+        h.model.read((A, at(5, 6)), &first.seq_hash, &first.object_digest, from as u64, bytes)
+    };
+    assert!(read(&mut h, &first.bytes[from..]).is_ok() && read(&mut h, &other.bytes[from..]).is_err());
+    h.model.damaged(first.seq_hash, s(4), s(5));
+    assert!(read(&mut h, &other.bytes[from..]).is_ok() && read(&mut h, &[0; 10]).is_err());
+}
+
+#[test]
 fn a_removal_takes_pinned_bytes_too() {
     let mut h = history(None);
     h.put(A, at(0, 1), 0);
