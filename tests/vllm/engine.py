@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.inputs import TokensPrompt
@@ -16,30 +23,59 @@ from vllm.inputs import TokensPrompt
 import kvasir
 
 MODEL = Path(__file__).resolve().parents[2] / "crates" / "kvasir-engine" / "assets" / "kvasir-tiny"
+WEIGHTS = "kvasir-tiny"
 VOCABULARY = 500
 BLOCK = 32
 CHUNK = 256
+# Nats between two tokens that rounding may exchange.
+TIE = 0.1
 
 
 def make_tokens(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCABULARY), k=count)
 
 
+def make_exact_profile(path: Path) -> str:
+    """Train a profile that loses nothing, on caches that transformers computes."""
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
+    spec = kvasir.ModelSpec.from_config(MODEL, weights=WEIGHTS, revision="test", kv_dtype="bfloat16", context=1024)
+    contexts = []
+    for seed in range(3):
+        tokens = make_tokens(512, seed)
+        with torch.no_grad():
+            cache = model(torch.tensor([tokens]), use_cache=True).past_key_values
+        contexts.append((tokens, [(layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in cache.layers]))
+    kvasir.Profile.train(contexts, model=spec, recipe="exact-only").save(path)
+    return str(path)
+
+
 @dataclass
 class Answer:
-    """Tokens that were generated, how many of the prompt's were not computed, and why it ended."""
+    """Tokens that were generated, how many of the prompt's were not computed, why it ended, and how far each token was the best."""
 
     tokens: list[int]
     cached: int
     reason: str
     seconds: float
+    margins: list[float]
+
+    def is_as(self, expected: Answer) -> bool:
+        """Whether the tokens are the expected ones, up to a place where two are as good.
+
+        vLLM computes in batches, whose numbers differ by what bfloat16 rounds.
+        """
+        pairs = zip(self.tokens, expected.tokens, expected.margins, strict=True)
+        first = next((margin for own, other, margin in pairs if own != other), None)
+        return first is None or first < TIE
 
 
 class Engine:
     """vLLM in this process."""
 
-    def __init__(self, url: str, *, policy: str = "recompute", block: int = BLOCK, extra: dict | None = None, **options: Any) -> None:
-        settings = {"url": url, "chunk_tokens": CHUNK, **(extra or {})}
+    def __init__(
+        self, url: str, *, policy: str = "recompute", block: int = BLOCK, extra: dict | None = None, **options: Any
+    ) -> None:
+        settings = {"url": url, "chunk_tokens": CHUNK, "weights": WEIGHTS, "revision": "test", **(extra or {})}
         transfer = KVTransferConfig(
             kv_connector="KvasirConnector",
             kv_connector_module_path="kvasir.vllm",
@@ -48,7 +84,7 @@ class Engine:
             kv_connector_extra_config=settings,
         )
         # Prompts are computed in parts: more tokens than a step takes.
-        options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "dtype": "float32", **options}
+        options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "dtype": "bfloat16", **options}
         self.llm = LLM(
             model=str(MODEL),
             enforce_eager=True,
@@ -83,7 +119,9 @@ class Engine:
         for output in self._core.step():
             if output.finished:
                 best = output.outputs[0]
-                over[output.request_id] = Answer(list(best.token_ids), output.num_cached_tokens or 0, best.finish_reason, 0.0)
+                margins = [margin_of(of_token) for of_token in best.logprobs or []]
+                cached = output.num_cached_tokens or 0
+                over[output.request_id] = Answer(list(best.token_ids), cached, best.finish_reason, 0.0, margins)
         return over
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -99,6 +137,13 @@ class Engine:
                     return answer
             time.sleep(0.001)
 
+    def wait_until_connected(self) -> None:
+        """Wait until lookups have somebody to ask; before, all is a miss."""
+        until = time.monotonic() + 30
+        while not self.scheduler.connector._scheduler._service.is_connected:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     def settle(self) -> None:
         """Do steps until vLLM has nothing left to do: blocks of finished requests are free again."""
         until = time.monotonic() + 30
@@ -113,6 +158,20 @@ class Engine:
         assert self.llm.reset_prefix_cache()
 
 
+def margin_of(of_token: dict[int, Any]) -> float:
+    """Nats between the best token and the next."""
+    best, second, *_ = sorted((found.logprob for found in of_token.values()), reverse=True)
+    return best - second
+
+
+def run_elsewhere(url: str, tokens: list[int], block: int, extra: dict) -> Answer:
+    """One request, by an engine in a process of its own: vLLM has one connector a process."""
+    order = json.dumps({"url": url, "tokens": tokens, "block": block, "extra": extra})
+    done = subprocess.run([sys.executable, __file__], check=False, input=order, text=True, capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return Answer(**json.loads(done.stdout.splitlines()[-1]))
+
+
 def wait_until_stored(store: kvasir.Store, least: int = 1) -> None:
     """Wait until as many objects are stored, and no more come."""
     before, since = -1, time.monotonic()
@@ -125,3 +184,12 @@ def wait_until_stored(store: kvasir.Store, least: int = 1) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"{before} objects are stored, {least} were expected")
+
+
+if __name__ == "__main__":
+    order = json.load(sys.stdin)
+    engine = Engine(order["url"], block=order["block"], extra=order["extra"])
+    engine.wait_until_connected()
+    print(json.dumps(dataclasses.asdict(engine.run(order["tokens"]))))
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's own end takes seconds

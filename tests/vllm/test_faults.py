@@ -7,7 +7,7 @@ import random
 import time
 
 import pytest
-from engine import Engine, make_tokens, wait_until_stored
+from engine import Engine, make_exact_profile, make_tokens, wait_until_stored
 from proxy import MODES, FaultProxy
 
 import kvasir
@@ -28,15 +28,17 @@ def make_prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
-def test_random_schedule(policy):
+def test_random_schedule(policy, tmp_path):
     dice = random.Random(policy)
-    counts = dict.fromkeys((*MODES, "loaded", "aborted", "failed"), 0)
+    counts = dict.fromkeys((*MODES, "loaded", "aborted", "failed", "ties"), 0)
     with kvasir.testing.server() as service:
         proxy, store = FaultProxy(service.url), kvasir.connect(service.url)
-        extra = {"lookup_deadline_s": 0.3, "load_deadline_s": LOAD_DEADLINE_S}
+        exact = {"quality": "exact", "profile": make_exact_profile(tmp_path / "exact.kvp")}
+        extra = {"lookup_deadline_s": 0.3, "load_deadline_s": LOAD_DEADLINE_S, **exact}
         engine = Engine(proxy.url, policy=policy, extra=extra)
+        engine.wait_until_connected()
         prompts = make_prompts()
-        expected = [engine.run(prompt, fresh=True).tokens for prompt in prompts]
+        expected = [engine.run(prompt, fresh=True, logprobs=2) for prompt in prompts]
         engine.settle()
         wait_until_stored(store, len(prompts))
         running: dict[str, tuple[int, float]] = {}
@@ -64,12 +66,13 @@ def test_random_schedule(policy):
                 if policy == "fail" and answer.reason == "error":
                     counts["failed"] += 1
                     continue
-                assert answer.tokens == expected[which], (proxy.mode, which)
+                assert answer.is_as(expected[which]), (proxy.mode, which, answer, expected[which])
                 counts["loaded"] += answer.cached > 0
+                counts["ties"] += answer.tokens != expected[which].tokens
             time.sleep(0.0005)
         proxy.mode = "sound"
         engine.forget()
         pool = engine.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
         print(policy, counts)
-        assert counts["loaded"] > REQUESTS // 10
+        assert counts["loaded"] > REQUESTS // 10 and counts["ties"] < REQUESTS // 5

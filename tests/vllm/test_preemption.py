@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from engine import Engine, make_exact_profile, make_tokens, wait_until_stored
+
 import kvasir
-from engine import Engine, make_tokens, wait_until_stored
 
 
-def test_requests_that_lose_their_blocks():
+def test_requests_that_lose_their_blocks(tmp_path):
     with kvasir.testing.server() as service:
         store = kvasir.connect(service.url)
         # 40 blocks of 32 tokens: two of the requests at a time, until they have grown.
-        engine = Engine(service.url, num_gpu_blocks_override=41)
+        extra = {"quality": "exact", "profile": make_exact_profile(tmp_path / "exact.kvp")}
+        engine = Engine(service.url, extra=extra, num_gpu_blocks_override=41)
+        engine.wait_until_connected()
         prompts = [make_tokens(400, seed=seed) for seed in range(6)]
-        expected = [engine.run(prompt, fresh=True, max_tokens=250, ignore_eos=True).tokens for prompt in prompts]
+        expected = [engine.run(prompt, fresh=True, max_tokens=250, ignore_eos=True, logprobs=2) for prompt in prompts]
         engine.settle()
         wait_until_stored(store, len(prompts))
         for _ in range(2):
@@ -20,7 +23,7 @@ def test_requests_that_lose_their_blocks():
             waiting = {engine.begin(prompt, max_tokens=250, ignore_eos=True): n for n, prompt in enumerate(prompts)}
             while waiting:
                 for request_id, answer in engine.step().items():
-                    assert answer.tokens == expected[waiting.pop(request_id)]
+                    assert answer.is_as(expected[waiting.pop(request_id)])
         engine.forget()
         pool = engine.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1

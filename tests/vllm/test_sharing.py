@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine import BLOCK, Engine, make_tokens, wait_until_stored
+from engine import BLOCK, Engine, make_exact_profile, make_tokens, run_elsewhere, wait_until_stored
 
 import kvasir
 
@@ -20,8 +20,15 @@ def store(service):
 
 
 @pytest.fixture(scope="module")
-def engine(service):
-    return Engine(service.url)
+def exact(tmp_path_factory):
+    return {"quality": "exact", "profile": make_exact_profile(tmp_path_factory.mktemp("profile") / "exact.kvp")}
+
+
+@pytest.fixture(scope="module")
+def engine(service, exact):
+    engine = Engine(service.url, extra=exact)
+    engine.wait_until_connected()
+    return engine
 
 
 def whole_blocks(tokens: list[int], block: int = BLOCK) -> int:
@@ -60,7 +67,7 @@ def test_another_end_loads_what_is_shared(engine, store):
     wait_until_stored(store)
     engine.forget()
     other = shared + ends[1]
-    cold, warm = engine.run(other, fresh=True), engine.run(other)
+    warm, cold = engine.run(other), engine.run(other, fresh=True)
     assert warm.cached == 700 // BLOCK * BLOCK and warm.tokens == cold.tokens
 
 
@@ -71,7 +78,7 @@ def test_what_was_generated_is_loaded_in_the_next_turn(engine, store):
     wait_until_stored(store)
     engine.forget()
     turn = prompt + answer.tokens + make_tokens(50, seed=7)
-    cold, warm = engine.run(turn, fresh=True), engine.run(turn)
+    warm, cold = engine.run(turn), engine.run(turn, fresh=True)
     assert warm.cached >= (400 + 299) // BLOCK * BLOCK
     assert warm.tokens == cold.tokens
 
@@ -98,12 +105,11 @@ def test_salts_isolate(engine, store):
         assert (engine.run(tokens, salt=salt).cached > 0) == is_known
 
 
-def test_another_engine_with_other_blocks(service, store, engine):
+def test_another_engine_with_other_blocks(service, store, engine, exact):
     tokens = make_tokens(1000, seed=10)
     cold = engine.run(tokens)
     wait_until_stored(store)
-    other = Engine(service.url, block=64)
-    warm = other.run(tokens)
+    warm = run_elsewhere(service.url, tokens, 64, exact)
     assert warm.cached == whole_blocks(tokens, 64) and warm.tokens == cold.tokens
 
 

@@ -43,7 +43,7 @@ def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
 
 
 class Blocks:
-    """vLLM's blocks of every layer, as keys and values ``[blocks, kv_heads, block_tokens, head_dim]``.
+    """vLLM's blocks of every layer.
 
     Raises
     ------
@@ -56,18 +56,16 @@ class Blocks:
         group = kv_cache_config.kv_cache_groups[0]
         self._spec = group.kv_cache_spec
         self.block_tokens: int = self._spec.block_size
-        self._check(vllm_config)
+        self._kernels = _kernels(self._spec, vllm_config.cache_config.cache_dtype)
+        self._check()
         self._layers = [self._views(caches[name]) for name in sorted(group.layer_names, key=_number)]
 
     def gather(self, blocks: Sequence[int], first: int, end: int) -> Rows:
         """Copy the rows of tokens ``first`` to ``end``, whose blocks these are, out. Rows before ``first`` are not written."""
-        index = torch.tensor(blocks, dtype=torch.int64)
-        rows = self.empty(end)
-        for layer, planes in enumerate(self._layers):
-            for plane, to in zip(planes, rows[layer], strict=True):
-                # [blocks, heads, tokens, dim] to [heads, blocks * tokens, dim]
-                found = plane[index].transpose(0, 1).flatten(1, 2)
-                to[:, first:end] = found[:, : end - first]
+        index, rows = torch.tensor(blocks, dtype=torch.int64), self.empty(end)
+        for planes, pair in zip(self._layers, rows, strict=True):
+            for plane, to in zip(planes, pair, strict=True):
+                to[:, first:end] = self._rows(plane[index])[:, : end - first]
         return rows
 
     def scatter(self, rows: Rows, blocks: Sequence[int], first: int) -> None:
@@ -76,7 +74,8 @@ class Blocks:
         end = first + len(blocks) * self.block_tokens
         for planes, pair in zip(self._layers, rows, strict=True):
             for plane, of in zip(planes, pair, strict=True):
-                plane[index] = of[:, first:end].unflatten(1, (len(blocks), self.block_tokens)).transpose(0, 1)
+                by_block = of[:, first:end].unflatten(1, (len(blocks), self.block_tokens)).transpose(0, 1)
+                plane[index] = by_block.reshape(len(blocks), *plane.shape[1:])
 
     def empty(self, tokens: int) -> Rows:
         """Memory for the rows of so many tokens. What is not written of it, the machine need not have."""
@@ -92,40 +91,85 @@ class Blocks:
         heads, dim, dtype = self._spec.num_kv_heads, self._spec.head_size, self._spec.dtype
         return int(2 * len(self._layers) * heads * tokens * dim * dtype.itemsize)
 
+    def _rows(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Rows ``[kv_heads, tokens, head_dim]`` of blocks that `_views` gave."""
+        heads, dim = self._spec.num_kv_heads, self._spec.head_size
+        return blocks.reshape(len(blocks), heads, self.block_tokens, dim).transpose(0, 1).flatten(1, 2)
+
     def _views(self, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give a layer's keys and values as views of its blocks.
+        """Give a layer's keys and values as views ``[blocks, kv_heads, block_tokens…, head_dim…]`` of its blocks.
 
         A block says that it is ``[kv_heads, block_tokens, 2 * head_dim]``. vLLM's CPU kernels keep in it for each head the keys,
-        transposed to ``[head_dim, block_tokens]``, and behind them the values, ``[block_tokens, head_dim]``.
+        and behind them the values, both in an order of their own.
         """
         heads, tokens, dim = self._spec.num_kv_heads, self.block_tokens, self._spec.head_size
         if cache.shape[1:] != (heads, tokens, 2 * dim) or cache.stride()[1:] != (2 * dim * tokens, 2 * dim, 1):
             what = f"vLLM's blocks have the shape {list(cache.shape[1:])} and strides {list(cache.stride()[1:])}"
             raise InputError(what, "unknown_layout", "report this with vLLM's version; vLLM goes on without Kvasir")
-        halves = cache.view(-1, heads, 2, tokens * dim)
-        keys = halves[:, :, 0].unflatten(-1, (dim, tokens)).transpose(-1, -2)
-        return keys, halves[:, :, 1].unflatten(-1, (tokens, dim))
+        keys, values = cache.view(-1, heads, 2, tokens * dim).unbind(2)
+        order = _ORDERS[self._kernels]
+        return order.keys(keys, tokens, dim), order.values(values, tokens, dim)
 
-    def _check(self, vllm_config: Any) -> None:
+    def _check(self) -> None:
         """Let vLLM write two blocks of rows, and read them by the table."""
         from vllm import _custom_ops as ops
-        from vllm.platforms import current_platform
-        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
         spec, tokens = self._spec, self.block_tokens
-        if not current_platform.is_cpu():
-            what = f"caches in the memory of {current_platform.device_type} devices are not known yet"
-            raise InputError(what, "unknown_layout", "vLLM goes on without Kvasir")
         heads, dim = spec.num_kv_heads, spec.head_size
         keys, values = (torch.randn(2 * tokens, heads, dim).to(spec.dtype) for _ in range(2))
         cache = torch.zeros(2, heads, tokens, 2 * dim, dtype=spec.dtype)
         halves = cache.view(2, heads, 2 * tokens, dim).chunk(2, dim=2)
-        isa = _get_attn_isa(spec.dtype, tokens, dim, vllm_config.cache_config.cache_dtype)
-        ops.cpu_attn_reshape_and_cache(keys, values, *halves, torch.arange(2 * tokens), isa)
+        ops.cpu_attn_reshape_and_cache(keys, values, *halves, torch.arange(2 * tokens), self._kernels)
         for wrote, view in zip((keys, values), self._views(cache), strict=True):
-            if not torch.equal(view.transpose(1, 2).flatten(0, 1), wrote):
-                what = f"vLLM's kernels for {isa} lay blocks out in a way that is not known"
+            if not torch.equal(self._rows(view).transpose(0, 1), wrote):
+                what = f"vLLM's kernels {self._kernels} lay blocks out in a way that is not known"
                 raise InputError(what, "unknown_layout", "report this with vLLM's version and the CPU; vLLM goes on without Kvasir")
+
+
+def _kernels(spec: Any, cache_dtype: str) -> str:
+    """Give the kernels that vLLM chooses for this CPU, which decide where rows lie."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        what = f"caches in the memory of {current_platform.device_type} devices are not known yet"
+        raise InputError(what, "unknown_layout", "vLLM goes on without Kvasir")
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    kernels = str(_get_attn_isa(spec.dtype, spec.block_size, spec.head_size, cache_dtype))
+    if kernels not in _ORDERS:
+        raise InputError(
+            f"where vLLM's kernels {kernels} keep rows is not known yet", "unknown_layout", "vLLM goes on without Kvasir"
+        )
+    return kernels
+
+
+class _Vector:
+    """Keys transposed, values as they are."""
+
+    @staticmethod
+    def keys(half: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
+        return half.unflatten(-1, (dim, tokens)).transpose(-1, -2)
+
+    @staticmethod
+    def values(half: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
+        return half.unflatten(-1, (tokens, dim))
+
+
+class _Tiles:
+    """Operands of AMX: tiles of 16 rows of pairs that are multiplied together."""
+
+    @staticmethod
+    def keys(half: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
+        # [tokens / 16, dim / 2, 16 tokens, 2 of dim]
+        return half.unflatten(-1, (tokens // 16, dim // 2, 16, 2)).permute(0, 1, 2, 4, 3, 5)
+
+    @staticmethod
+    def values(half: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
+        # [dim / 16, tokens / 2, 16 of dim, 2 tokens]
+        return half.unflatten(-1, (dim // 16, tokens // 2, 16, 2)).permute(0, 1, 3, 5, 2, 4)
+
+
+_ORDERS: dict[str, type[_Vector] | type[_Tiles]] = {"vec": _Vector, "vec16": _Vector, "amx": _Tiles}
 
 
 def _number(layer_name: str) -> int:

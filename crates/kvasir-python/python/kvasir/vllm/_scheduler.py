@@ -18,7 +18,7 @@ from ._settings import Settings
 logger = init_logger(__name__)
 
 _LOOKUPS_AT_ONCE = 8
-# Tokens that the client's tail of a context must grow by before it is stored again.
+# Tokens by which a tail of a context must have grown to be stored again, as in the client.
 _TAIL_GROWTH = 256
 
 
@@ -118,7 +118,8 @@ class Scheduler:
             return False
         # The last token was sampled, and never computed.
         end = min(request.num_computed_tokens, request.num_tokens - 1)
-        if end - tracked.saved < _TAIL_GROWTH:
+        has_part_of_last = tracked.saved % self._settings.chunk_tokens > 0
+        if end - tracked.saved < (_TAIL_GROWTH if has_part_of_last else self._block_tokens):
             return False
         self._save(tracked, end, blocks, releases=True)
         return True

@@ -57,7 +57,9 @@ class Service:
         while not self._closed.is_set():
             try:
                 store = connect(settings.url, settings.token, settings.namespace)
-                self._model = store.model(self._spec, quality=settings.quality, chunk_tokens=settings.chunk_tokens)
+                self._model = store.model(
+                    self._spec, settings.profile, quality=settings.quality, chunk_tokens=settings.chunk_tokens
+                )
                 logger.info("Kvasir at %s keeps the cache of model %s", settings.url, self._spec.model_id[:12])
                 return
             except (AuthError, InputError) as error:

@@ -30,6 +30,9 @@ class Settings:
         Caches of different namespaces never match.
     quality : str
         Worst quality that is loaded: ``exact``, ``transparent``, ``balanced`` or ``small``.
+    profile : str or None
+        What caches are encoded with: a file, or an id in the store. Unless said, the one in force at the service, and where there
+        is none, one that is made of the first cache that is saved.
     weights, revision : str or None
         Identity of the weights, where that of their files is not wanted.
     chunk_tokens : int
@@ -46,6 +49,7 @@ class Settings:
     token: str | None = None
     namespace: str = "default"
     quality: str = "transparent"
+    profile: str | None = None
     weights: str | None = None
     revision: str | None = None
     chunk_tokens: int = 1_536
