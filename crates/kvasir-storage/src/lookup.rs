@@ -306,7 +306,7 @@ impl Lookups {
         blocks: &[SeqHash],
     ) -> Result<Walk, StoreError> {
         let mut asked = Asked::default();
-        let (mut round, mut search) = (0, Search::Fast);
+        let (mut round, mut search, mut settled) = (0, Search::Fast, None);
         loop {
             let walk = self.reads.index().walk(lookup.scope, root, blocks, search);
             if walk.whole_blocks >= blocks.len() {
@@ -314,11 +314,15 @@ impl Lookups {
             }
             let found = self.probe_round(lookup, blocks, walk.whole_blocks, round, &mut asked).await;
             match found {
-                Ok(0) if search == Search::Fast && asked.lists_behind(walk.whole_blocks) => {
-                    search = Search::Thorough;
+                // A fast walk may not see it; or it was taken out before the walk, and in before the question.
+                Ok(0)
+                    if asked.lists_behind(walk.whole_blocks)
+                        && settled.is_none_or(|at| at < walk.whole_blocks) =>
+                {
+                    (search, settled) = (Search::Thorough, Some(walk.whole_blocks));
                 }
                 Ok(0) => return Ok(walk),
-                Ok(_) => round += 1,
+                Ok(_) => (round, settled) = (round + 1, None),
                 // The index still knows something: better than nothing, and its reads will tell.
                 Err(error) if walk.matched_blocks() > 0 => {
                     tracing::warn!(%error, "a lookup could not ask the store and answers from the index");
@@ -388,7 +392,7 @@ impl Lookups {
         let index = self.reads.index();
         let wanted = ends.iter().filter_map(|&end| {
             let seq_hash = *blocks.get(end.checked_sub(1)?)?;
-            let wants = asked.wants(end, |object| index.entry(lookup.scope, *object).is_none())
+            let wants = asked.wants(end, |object| index.has_lost(lookup.scope, *object))
                 && (lookup.fresh || !index.is_missing(lookup.scope, seq_hash));
             wants.then_some((end, seq_hash))
         });

@@ -201,6 +201,13 @@ impl PrefixIndex {
         self.entries.get(&(scope, object))
     }
 
+    /// Whether the index has lost an object that it had taken in. Waits for whoever takes it in or out: in between, its row may be
+    /// gone already and the memory of it not.
+    pub(crate) fn has_lost(&self, scope: Scope, object: ObjectDigest) -> bool {
+        let _turning = self.turning.lock();
+        !self.entries.contains(&(scope, object))
+    }
+
     /// Whether the store did not have the chunk a moment ago.
     pub(crate) fn is_missing(&self, scope: Scope, seq_hash: SeqHash) -> bool {
         self.missing.as_ref().is_some_and(|missing| missing.contains(&(scope, seq_hash)))
@@ -229,7 +236,7 @@ impl PrefixIndex {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::OnceLock;
+    use std::sync::{OnceLock, mpsc};
 
     use super::*;
     use crate::index::{
@@ -317,6 +324,38 @@ mod tests {
     /// As the index itself has it, without the rule.
     fn has_row(index: &PrefixIndex, scope: Scope) -> bool {
         index.index().walk(scope, &[5; 32], &[[2; 32].into()], Search::Fast, &|_| true).whole_blocks == 1
+    }
+
+    #[test]
+    fn an_object_is_lost_from_the_moment_that_its_row_is_gone() {
+        let (scope, entry) = entry();
+        let object = entry.row.object_digest;
+        let shared: Arc<OnceLock<PrefixIndex>> = Arc::default();
+        let (ask, asked) = mpsc::channel();
+        let hook = Arc::clone(&shared);
+        // Somebody asks when its row is gone and the rest is not.
+        let database = HookedIndex::new(move |operation| {
+            let is_row_gone = |index: &&PrefixIndex| operation == Operation::Remove && !has_row(index, scope);
+            if hook.get().filter(is_row_gone).is_some() {
+                let (answer, answered) = mpsc::channel();
+                let index = Arc::clone(&hook);
+                std::thread::spawn(move || {
+                    let is_lost = index.get().is_some_and(|index| index.has_lost(scope, object));
+                    answer.send(is_lost)
+                });
+                let early = answered.recv_timeout(Duration::from_millis(200)).ok();
+                let _ = ask.send((early, answered));
+            }
+            Ok(())
+        });
+        let index =
+            shared.get_or_init(|| PrefixIndex::new(Index::over(Arc::new(database)), Duration::ZERO, false));
+        index.insert(scope, &entry);
+        assert!(!index.has_lost(scope, object));
+        index.remove(scope, object);
+        let (early, answered) = asked.recv().expect("somebody asked");
+        assert_eq!(early, None, "the answer was there before the removal had ended");
+        assert_eq!(answered.recv(), Ok(true));
     }
 
     #[test]
