@@ -51,13 +51,16 @@ def make_exact_profile(path: Path) -> str:
 
 @dataclass
 class Answer:
-    """Tokens that were generated, how many of the prompt's were not computed, why it ended, and how far each token was the best."""
+    """Tokens that were generated, how many of the prompt's were not computed, and why it ended; by how much each token was the
+    best, and the logarithms of probabilities that were asked for.
+    """
 
     tokens: list[int]
     cached: int
     reason: str
     seconds: float
     margins: list[float]
+    distributions: list[dict[int, float]]
 
     def is_as(self, expected: Answer) -> bool:
         """Whether the tokens are the expected ones, up to a place where two are as good.
@@ -119,9 +122,10 @@ class Engine:
         for output in self._core.step():
             if output.finished:
                 best = output.outputs[0]
-                margins = [margin_of(of_token) for of_token in best.logprobs or []]
+                distributions = [{token: found.logprob for token, found in of_token.items()} for of_token in best.logprobs or []]
+                margins = [margin_of(logprobs) for logprobs in distributions]
                 cached = output.num_cached_tokens or 0
-                over[output.request_id] = Answer(list(best.token_ids), cached, best.finish_reason, 0.0, margins)
+                over[output.request_id] = Answer(list(best.token_ids), cached, best.finish_reason, 0.0, margins, distributions)
         return over
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -158,9 +162,9 @@ class Engine:
         assert self.llm.reset_prefix_cache()
 
 
-def margin_of(of_token: dict[int, Any]) -> float:
+def margin_of(logprobs: dict[int, float]) -> float:
     """Nats between the best token and the next."""
-    best, second, *_ = sorted((found.logprob for found in of_token.values()), reverse=True)
+    best, second, *_ = sorted(logprobs.values(), reverse=True)
     return best - second
 
 

@@ -323,10 +323,7 @@ impl Model {
         }
         match self.truth.bytes(seq_hash, object, first, bytes.len()) {
             Some(truth) if truth == bytes => {}
-            // Two objects of one chunk that somebody else has exchanged: both are sound, and no part tells which of them it is of.
-            Some(_)
-                if self.last_damaged(seq_hash, at.ended).is_some()
-                    && self.truth.has(seq_hash, first, bytes) => {}
+            _ if self.is_of_exchanged(seq_hash, at, first, bytes) => {}
             Some(_) => return Err(format!("{} bytes of {object} from {first} on are wrong", bytes.len())),
             None => {
                 return Err(format!("{object} of {seq_hash} has no {} bytes from {first} on", bytes.len()));
@@ -334,6 +331,12 @@ impl Model {
         }
         self.is_not_removed(*seq_hash, *object, at, |removal, this| this.has_heard(by, at, removal))
             .map_err(|wrong| format!("a read by {by} gives {wrong}"))
+    }
+
+    /// Whether bytes are another object's of a chunk whose bytes somebody else has changed: where two of its objects were exchanged,
+    /// both are sound, and no part tells which of them it is of.
+    fn is_of_exchanged(&self, seq_hash: &SeqHash, at: Interval, first: u64, bytes: &[u8]) -> bool {
+        self.last_damaged(seq_hash, at.ended).is_some() && self.truth.has(seq_hash, first, bytes)
     }
 
     /// Judges what the bucket holds: of each pinned chunk the bytes. `held` are the sound objects that are there at `at`.

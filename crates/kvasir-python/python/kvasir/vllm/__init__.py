@@ -15,18 +15,24 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
     SupportsHMA,
 )
 
+from ..errors import KvasirError
 from ._plan import StepPlan, WorkerReport
 from ._scheduler import Scheduler
 from ._settings import Settings
 from ._worker import Worker
 
 __all__ = ["KvasirConnector"]
+
+_SINCE = (0, 30)
+if tuple(int(part) for part in vllm.__version__.split(".")[:2] if part.isdigit()) < _SINCE:
+    raise KvasirError(f"vLLM {vllm.__version__} is not known here", "wrong_version", "install vllm>=0.30")
 
 
 class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
@@ -109,7 +115,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose blocks were copied, and requests whose loads are over."""
-        return self._mover.finished(time.monotonic())
+        return self._mover.finished(finished_req_ids, time.monotonic())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that a load left as they were."""

@@ -1,0 +1,68 @@
+"""Profiles that make themselves, and the quality that lookups promise."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from engine import CHUNK, Engine, make_tokens, wait_until_stored
+
+import kvasir
+
+# Nats a token: a tenth of what two tokens differ by that rounding may exchange.
+KL_MAX = 0.01
+
+
+@pytest.fixture(scope="module")
+def service():
+    with kvasir.testing.server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def store(service):
+    return kvasir.connect(service.url)
+
+
+@pytest.fixture(scope="module")
+def engine(service):
+    engine = Engine(service.url, max_logprobs=-1)
+    engine.wait_until_connected()
+    return engine
+
+
+def kl_of(cold, warm) -> float:
+    """Of the first token's distribution."""
+    p, q = cold.distributions[0], warm.distributions[0]
+    return sum(math.exp(p[token]) * (p[token] - q[token]) for token in p)
+
+
+def test_logits_are_nearly_those_of_what_was_computed(engine, store):
+    prompts = [make_tokens(300 + 97 * seed, seed=50 + seed) for seed in range(6)]
+    for prompt in prompts:
+        engine.run(prompt)
+    wait_until_stored(store, len(prompts))
+    engine.forget()
+    kls = []
+    for prompt in prompts:
+        warm = engine.run(prompt, logprobs=-1, max_tokens=1)
+        assert warm.cached > 0
+        kls.append(kl_of(engine.run(prompt, logprobs=-1, max_tokens=1, fresh=True), warm))
+    print("KL of the first token, nats:", [f"{kl:.1e}" for kl in kls])
+    assert max(kls) < KL_MAX
+
+
+def test_what_lies_over_another_requests_lossy_load_is_not_stored(engine, store):
+    shared = make_tokens(2 * CHUNK, seed=70)
+    engine.run(shared)
+    wait_until_stored(store)
+    engine.forget()
+    # The one that loads knows what it has lost, and stores what it computes over that.
+    before = store.usage()["objects"]
+    engine.run(shared + make_tokens(CHUNK, seed=71))
+    wait_until_stored(store, before + 1)
+    # The next one has vLLM's blocks of that load.
+    before = store.usage()["objects"]
+    assert engine.run(shared + make_tokens(CHUNK, seed=72)).cached == 2 * CHUNK
+    wait_until_stored(store)
+    assert store.usage()["objects"] == before
