@@ -61,11 +61,6 @@ impl Truth {
         self.objects.values()
     }
 
-    /// Where the object lies that was sent as `digest`.
-    pub(super) fn segment(&self, digest: &ObjectDigest) -> Option<Segment> {
-        self.objects.get(digest).map(|sent| sent.segment)
-    }
-
     /// The objects of a chunk that were sent, by the digest of their bytes.
     pub(super) fn of(&self, seq_hash: &SeqHash) -> Vec<(Segment, ObjectDigest)> {
         let sent = self.of_chunk.get(seq_hash).into_iter().flatten();
