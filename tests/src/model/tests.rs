@@ -295,7 +295,7 @@ fn exchanged_objects_of_a_chunk_give_each_other_s_bytes() {
     let (first, other) = (h.chunks[0].clone(), chunks::variant(h.root, &h.tokens, 0, 256, 10, 1));
     h.puts(A, at(2, 3), &other, Outcome::Acknowledged, Some(other.object_digest)).expect("its name");
     let from = first.bytes.len() - 10;
-    let mut read = |h: &mut History, bytes: &[u8]| {
+    let read = |h: &mut History, bytes: &[u8]| {
         h.model.read((A, at(5, 6)), &first.seq_hash, &first.object_digest, from as u64, bytes)
     };
     assert!(read(&mut h, &first.bytes[from..]).is_ok() && read(&mut h, &other.bytes[from..]).is_err());
