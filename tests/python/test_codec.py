@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -80,6 +81,29 @@ def test_an_exception_of_the_callback_is_raised(spec, tokens, kv):
 
     with pytest.raises(KeyError, match="enough"):
         kvasir.Profile.train([(tokens, kv)] * 3, model=spec, recipe="direct", progress=stop)
+
+
+class Bar:
+    """What is used of a tqdm."""
+
+    def __init__(self):
+        self.n, self.total, self.described = 0.0, 50, []
+
+    def set_description(self, what, refresh=True):
+        self.described.append(what)
+
+    def update(self, more):
+        self.n += more
+
+
+def test_progress_moves_a_bar_and_is_written_where_nothing_draws(spec, tokens, kv, monkeypatch, capsys):
+    bar, train = Bar(), lambda **options: kvasir.Profile.train([(tokens, kv)] * 3, model=spec, recipe="direct", **options)
+    train(progress=bar)
+    assert bar.n == pytest.approx(50) and bar.described
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    train(progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].endswith(": 100 %") and len(lines) == len(set(lines))
 
 
 def test_damage_and_strangers_are_named(spec, profile, tokens, kv):

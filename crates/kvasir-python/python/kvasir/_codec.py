@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import _kvasir
+from ._progress import Tell, told
 from ._spec import KV, ModelSpec, _config, spec_of, token_list
 
 
@@ -82,7 +83,7 @@ class Profile:
         model: Any = None,
         recipe: str = "basis",
         finest_nmse: float = 2.5e-4,
-        progress: Callable[[str, float], object] | None = None,
+        progress: Tell | Any = None,
     ) -> Profile:
         """Train a profile.
 
@@ -98,8 +99,9 @@ class Profile:
             How the profile codes. ``basis`` is the smallest, the two ``exact`` ones give the cache back bit for bit.
         finest_nmse : float
             Error of the finest level: its power over that of the cache about its mean, above 0 and below 1.
-        progress : callable, optional
-            Is told what is going on, and how far it is, 0 to 1.
+        progress : callable, tqdm, or True, optional
+            Is told what is going on, and how far it is, 0 to 1; a tqdm is moved. True draws a bar where rich is installed, and
+            writes lines to stderr where it is not.
 
         Raises
         ------
@@ -114,11 +116,12 @@ class Profile:
         True
         """
         contexts = [dump for dump in dumps if not isinstance(dump, (str, os.PathLike))]
-        if not contexts:
-            return cls._of(_kvasir.Profile.train_files(list(dumps), recipe, finest_nmse, progress)[0])
-        spec = spec_of(model)
-        pairs = [(token_list(tokens), kv) for tokens, kv in contexts]
-        return cls._of(_kvasir.Profile.train_tensors(spec._core, pairs, recipe, finest_nmse, progress))
+        with told(progress) as tell:
+            if not contexts:
+                return cls._of(_kvasir.Profile.train_files(list(dumps), recipe, finest_nmse, tell)[0])
+            spec = spec_of(model)
+            pairs = [(token_list(tokens), kv) for tokens, kv in contexts]
+            return cls._of(_kvasir.Profile.train_tensors(spec._core, pairs, recipe, finest_nmse, tell))
 
     def to_bytes(self) -> bytes:
         """Give the profile file.
