@@ -110,3 +110,16 @@ def test_a_named_quality_is_kept(empty, spec, kv, tokens):
     assert levels == [0, 1, 2]
     with pytest.raises(kvasir.InputError, match="transparent"):
         store.model(spec, quality="good")
+
+
+def test_what_lies_beneath_is_kept_with_what_is_saved_over_it(empty, spec, kv, tokens):
+    model = kvasir.connect(empty.url).model(spec)
+    model.session(tokens[:256]).save([(k[:, :256], v[:, :256]) for k, v in kv])
+    loaded = model.session(tokens[:256]).load(level=2)
+    assert [loss.hops for _, loss in loaded.losses] == [1] and loaded.losses[0][0] == range(0, 256)
+    # Another session of an engine that has kept these rows.
+    session = model.session(tokens)
+    session.reused(loaded.losses[0][1])
+    session.save(kv)
+    losses = model.session(tokens).load(level=2).losses
+    assert max(loss.hops for _, loss in losses) == 2

@@ -35,17 +35,21 @@ def make_tokens(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCABULARY), k=count)
 
 
+def make_spec() -> kvasir.ModelSpec:
+    """What the connector makes of the model."""
+    return kvasir.ModelSpec.from_config(MODEL, weights=WEIGHTS, revision="test", kv_dtype="bfloat16", context=1024)
+
+
 def make_exact_profile(path: Path) -> str:
     """Train a profile that loses nothing, on caches that transformers computes."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
-    spec = kvasir.ModelSpec.from_config(MODEL, weights=WEIGHTS, revision="test", kv_dtype="bfloat16", context=1024)
     contexts = []
     for seed in range(3):
         tokens = make_tokens(512, seed)
         with torch.no_grad():
             cache = model(torch.tensor([tokens]), use_cache=True).past_key_values
         contexts.append((tokens, [(layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in cache.layers]))
-    kvasir.Profile.train(contexts, model=spec, recipe="exact-only").save(path)
+    kvasir.Profile.train(contexts, model=make_spec(), recipe="exact-only").save(path)
     return str(path)
 
 

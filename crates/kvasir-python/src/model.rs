@@ -7,7 +7,7 @@ use kvasir_client::{
     report::{ChunkOutcome, SaveOutcome, SaveReport},
     tuning::LoadOptions,
 };
-use kvasir_types::{Level, TokenRange};
+use kvasir_types::{Level, LevelError, Loss, TokenRange};
 use pyo3::prelude::*;
 use pyo3_async_runtimes::tokio::get_runtime;
 use serde_json::json;
@@ -138,6 +138,14 @@ impl Session {
         wait(py, async move { session.write().await.extend(&tokens) })
     }
 
+    /// Says what rows have lost that the engine had already.
+    fn reused(&self, py: Python<'_>, kl: f64, error: u8, hops: u8) -> PyResult<()> {
+        check_process()?;
+        let loss = Loss { kl, error: LevelError::from_byte(error), hops };
+        py.detach(|| self.session.blocking_read()).reused(loss);
+        Ok(())
+    }
+
     /// Loads what is matched into tensors, and gives a report as JSON.
     #[pyo3(signature = (into, deadline, level, is_async))]
     fn load<'py>(
@@ -241,6 +249,11 @@ fn range(range: TokenRange) -> [u64; 2] {
     [range.start, range.end]
 }
 
+/// A range of tokens, and what its rows have lost.
+fn loss_json((tokens, loss): (TokenRange, Loss)) -> serde_json::Value {
+    json!([range(tokens), [loss.kl, loss.error.to_byte(), loss.hops]])
+}
+
 fn loaded_json(loaded: &Loaded) -> Result<String, Failure> {
     let report = loaded.report();
     let chunks: Vec<_> = (report.iter().flat_map(|report| &report.chunks))
@@ -259,6 +272,7 @@ fn loaded_json(loaded: &Loaded) -> Result<String, Failure> {
         "loaded_tokens": loaded.loaded_tokens(),
         "missing": loaded.missing().iter().map(|missing| range(*missing)).collect::<Vec<_>>(),
         "kl": loaded.loss().kl,
+        "losses": loaded.losses().map(loss_json).collect::<Vec<_>>(),
         "seconds": loaded.elapsed().as_secs_f64(),
         "bytes": report.map_or(0, |report| report.bytes),
         "gave_up": report.is_some_and(|report| report.gave_up),

@@ -81,21 +81,22 @@ impl Loaded {
 
     /// The worst of what is in place has lost this. The session knows it: what it saves carries it.
     pub fn loss(&self) -> Loss {
-        self.parts().map(|(_, loss)| loss).fold(Loss::NONE, Loss::worst)
+        self.losses().map(|(_, loss)| loss).fold(Loss::NONE, Loss::worst)
     }
 
     /// Leading tokens up to the first whose predicted KL is above `kl_max` nats a token: as many as an engine may share with
     /// other requests that ask for this quality. Tokens that are [missing](Self::missing) count as exact.
     pub fn tokens_within(&self, kl_max: f64) -> u64 {
-        self.parts()
+        self.losses()
             .filter(|(_, loss)| loss.kl > kl_max)
             .map(|(range, _)| range.start)
             .min()
             .unwrap_or(self.tokens)
     }
 
-    /// Ranges in place that are not exact.
-    fn parts(&self) -> impl Iterator<Item = (TokenRange, Loss)> {
+    /// Ranges in place that are not exact, and what they have lost. An engine that keeps pages for other requests keeps this with
+    /// them, for [`Session::reused`](crate::Session::reused).
+    pub fn losses(&self) -> impl Iterator<Item = (TokenRange, Loss)> {
         self.lossy.iter().flat_map(|(range, loss)| {
             let mut left = vec![*range];
             for missing in &self.missing {

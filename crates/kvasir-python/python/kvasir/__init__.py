@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ._codec import Inspection, Level, Plan, Profile, decode, encode, inspect, plan
 from ._kvasir import __version__
-from ._reports import Loaded, LoadedChunk, Saved, SavedChunk
+from ._reports import Loaded, LoadedChunk, Loss, Saved, SavedChunk
 from ._session import Save, Session
 from ._spec import KV, ModelSpec
 from ._store import Model, Store, connect
@@ -39,6 +39,7 @@ __all__ = [
     "Level",
     "Loaded",
     "LoadedChunk",
+    "Loss",
     "Model",
     "ModelSpec",
     "Plan",

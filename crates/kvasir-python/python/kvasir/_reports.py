@@ -6,6 +6,35 @@ import json
 from typing import Any, NamedTuple
 
 
+class Loss(NamedTuple):
+    """What rows have lost, against rows that were computed of the text alone.
+
+    Attributes
+    ----------
+    kl : float
+        Predicted KL, in nats a token, as far as it is known.
+    error : int
+        The worst measured error, in steps of an eighth of an octave: 0 for none, 128 for all that ``transparent`` allows, 255 for
+        one that is not known.
+    hops : int
+        How many times rows were computed over rows with a loss.
+    """
+
+    kl: float
+    error: int
+    hops: int
+
+    def worst(self, other: Loss) -> Loss:
+        """Give the worst of both, in every respect.
+
+        Examples
+        --------
+        >>> kvasir.Loss(0.1, 3, 1).worst(kvasir.Loss(0.2, 1, 1))
+        Loss(kl=0.2, error=3, hops=1)
+        """
+        return Loss(max(self.kl, other.kl), max(self.error, other.error), max(self.hops, other.hops))
+
+
 class LoadedChunk(NamedTuple):
     """One chunk of a load: its tokens, the level it was decoded at (None: to be computed), its predicted KL, and its bytes."""
 
@@ -29,6 +58,9 @@ class Loaded(NamedTuple):
         for, because no cache holds its logits.
     kl : float
         Worst predicted KL of what is in place, in nats a token.
+    losses : list of (range, Loss)
+        Tokens in place whose rows are not exact, and what they have lost. An engine that keeps rows for other requests keeps this
+        with them, for `Session.reused`.
     seconds : float
         How long the load took.
     bytes : int
@@ -45,6 +77,7 @@ class Loaded(NamedTuple):
     loaded_tokens: int
     missing: list[range]
     kl: float
+    losses: list[tuple[range, Loss]]
     seconds: float
     bytes: int
     gave_up: bool
@@ -60,6 +93,7 @@ class Loaded(NamedTuple):
     def _of(cls, kv: Any, text: str) -> Loaded:
         report = json.loads(text)
         report["missing"] = [range(*pair) for pair in report["missing"]]
+        report["losses"] = [(range(*tokens), Loss(*loss)) for tokens, loss in report["losses"]]
         report["chunks"] = [LoadedChunk(**{**chunk, "tokens": range(*chunk["tokens"])}) for chunk in report["chunks"]]
         return cls(kv=kv, **report)
 

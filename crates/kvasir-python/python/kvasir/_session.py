@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _kvasir
-from ._reports import Loaded, Saved
+from ._reports import Loaded, Loss, Saved
 from ._spec import KV, ModelSpec, token_list
 
 
@@ -99,6 +99,20 @@ class Session:
         >>> model.session(tokens, salt=b"later").save_in_background(kv).wait().refused
         """
         return Save(self._core.save_in_background(kv, len(self.tokens) if tokens is None else tokens))
+
+    def reused(self, loss: Loss) -> None:
+        """Say that the engine had rows already that have lost this, from a prefix cache of its own. What is saved carries it.
+
+        Parameters
+        ----------
+        loss : Loss
+            The worst of `Loaded.losses` of the load that brought them, as far as they lie beneath this session's tokens.
+
+        Examples
+        --------
+        >>> model.session(tokens).reused(kvasir.Loss(kl=0.0, error=128, hops=1))
+        """
+        self._core.reused(*loss)
 
     def extend(self, tokens: Any) -> None:
         """Append tokens: what was generated, and the next turn.

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import _kvasir
 from ._codec import Profile, profile_of
-from ._reports import Loaded, Saved
+from ._reports import Loaded, Loss, Saved
 from ._spec import KV, ModelSpec, spec_of, token_list
 from ._store import Json, ProfileLike, context_body, explain_body, label_query, made_profile, request_body
 
@@ -205,6 +205,10 @@ class Session:
     def save_in_background(self, kv: KV, tokens: int | None = None) -> Save:
         """As `kvasir.Session.save_in_background`."""
         return Save(self._core.save_in_background(kv, len(self.tokens) if tokens is None else tokens))
+
+    def reused(self, loss: Loss) -> None:
+        """As `kvasir.Session.reused`."""
+        self._core.reused(*loss)
 
     def extend(self, tokens: Any) -> None:
         """As `kvasir.Session.extend`."""

@@ -115,7 +115,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Requests whose blocks were copied, and requests whose loads are over."""
-        return self._mover.finished(finished_req_ids, time.monotonic())
+        return self._mover.finished(time.monotonic())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that a load left as they were."""

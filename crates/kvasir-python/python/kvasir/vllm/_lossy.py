@@ -1,4 +1,4 @@
-"""Which prefixes a worker has loaded with loss: vLLM's own cache may give their blocks to other requests."""
+"""What a worker has loaded with loss: vLLM's own cache may give these blocks to other requests, too."""
 
 from __future__ import annotations
 
@@ -8,44 +8,49 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
+from .._reports import Loss
 from ._plan import Prompt
 
-# Tokens of the smallest part of a chunk that two prompts can share.
+# Tokens of the smallest part of what is loaded that two prompts can share.
 _BLOCK = 16
 _PREFIXES_MAX = 1 << 16
 
 
 class LossyPrefixes:
-    """Remembers where chunks that were loaded with loss begin, by what all prompts that share them begin with."""
+    """Remembers where rows with a loss begin, by the tokens that all prompts that share them begin with."""
 
-    def __init__(self, chunk_tokens: int) -> None:
-        self._chunk_tokens = chunk_tokens
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Loss] = OrderedDict()
         self._lock = threading.Lock()
 
-    def note(self, prompt: Prompt, starts: Iterable[int]) -> None:
-        """Chunks of a prompt that begin at these tokens were loaded with loss."""
-        keys = [key for _, key in self._keys(prompt, sorted(starts))]
+    def note(self, prompt: Prompt, losses: list[tuple[range, Loss]]) -> None:
+        """Rows of a prompt were loaded with these losses."""
+        losses = sorted(losses, key=lambda found: found[0].start)
+        keys = list(_keys(prompt, [tokens.start for tokens, _ in losses]))
         with self._lock:
-            for key in keys:
-                self._known[key] = None
+            for key, (_, loss) in zip(keys, losses, strict=True):
+                self._known[key] = loss.worst(self._known.get(key, loss))
                 self._known.move_to_end(key)
             while len(self._known) > _PREFIXES_MAX:
                 self._known.popitem(last=False)
 
-    def lie_under(self, prompt: Prompt) -> bool:
-        """Whether rows of the prompt may have been computed over such a chunk."""
-        starts = range(0, len(prompt.tokens), self._chunk_tokens)
+    def beneath(self, prompt: Prompt) -> Loss | None:
+        """Give the worst loss over which rows of the prompt may have been computed."""
+        keys = list(_keys(prompt, range(0, len(prompt.tokens), _BLOCK)))
+        worst: Loss | None = None
         with self._lock:
-            return any(key in self._known for _, key in self._keys(prompt, starts))
+            for loss in (self._known[key] for key in keys if key in self._known):
+                worst = loss if worst is None else worst.worst(loss)
+        return worst
 
-    def _keys(self, prompt: Prompt, starts: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Digests of the tokens up to the first block of chunks, with all that tells caches of equal tokens apart."""
-        salt, adapter = prompt.salt or b"", (prompt.adapter or "").encode()
-        digest = hashlib.sha256(b"%d %d %d " % (prompt.salt is not None, len(salt), len(adapter)) + salt + adapter)
-        at = 0
-        for start in starts:
-            end = min(start + _BLOCK, len(prompt.tokens))
-            digest.update(array("I", prompt.tokens[at:end]).tobytes())
-            at = end
-            yield start, digest.copy().digest()
+
+def _keys(prompt: Prompt, starts: Iterable[int]) -> Iterator[bytes]:
+    """Digests of the tokens up to the first block behind each start, and of all that tells caches of equal tokens apart."""
+    salt, adapter = prompt.salt or b"", (prompt.adapter or "").encode()
+    digest = hashlib.sha256(b"%d %d %d " % (prompt.salt is not None, len(salt), len(adapter)) + salt + adapter)
+    at = 0
+    for start in starts:
+        end = min(start + _BLOCK, len(prompt.tokens))
+        digest.update(array("I", prompt.tokens[at:end]).tobytes())
+        at = max(at, end)
+        yield digest.copy().digest()

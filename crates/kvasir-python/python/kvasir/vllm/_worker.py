@@ -11,7 +11,6 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from .._session import Session
 from ..errors import InputError, KvasirError
 from ._layout import Blocks, Rows
 from ._lossy import LossyPrefixes
@@ -45,15 +44,6 @@ class _Copy:
     bytes: int
 
 
-@dataclass
-class _Loaded:
-    """The session of a request that has loaded: it knows what lies beneath what the request computes."""
-
-    session: Session
-    # Leading tokens that are stored.
-    stored: int
-
-
 class Worker:
     """Moves, and holds no step up for the service."""
 
@@ -69,12 +59,8 @@ class Worker:
         self._failed_blocks: set[int] = set()
         self._report = WorkerReport()
         self._pool = ThreadPoolExecutor(_LOADS_AT_ONCE, "kvasir-load")
-        # What is to be stored; requests that have ended, by their ids; and the end.
-        self._copies: Queue[_Copy | str | None] = Queue()
-        self._loaded: dict[str, _Loaded] = {}
-        # Requests that ended while they loaded.
-        self._ended: set[str] = set()
-        self._lossy = LossyPrefixes(settings.chunk_tokens)
+        self._copies: Queue[_Copy | None] = Queue()
+        self._lossy = LossyPrefixes()
         self._queued_bytes = 0
         self._saver = threading.Thread(target=self._store_all, name="kvasir-save", daemon=True)
 
@@ -106,9 +92,6 @@ class Worker:
         except Exception:
             logger.exception("the load of request %s failed, and vLLM computes it", plan.request_id)
         with self._lock:
-            if plan.request_id in self._ended:
-                self._ended.discard(plan.request_id)
-                self._loaded.pop(plan.request_id, None)
             if self._loads.pop(plan.request_id, None) is None:
                 return
             if rows is not None and self._blocks is not None:
@@ -127,10 +110,7 @@ class Worker:
             return None, plan.start
         rows = self._blocks.empty(session.matched)
         loaded = session.load(rows, deadline=max(due_at - time.monotonic(), 0.001))
-        if self._settings.quality != "exact":
-            self._lossy.note(plan.prompt, {chunk.tokens.start for chunk in loaded.chunks if chunk.level is not None})
-        with self._lock:
-            self._loaded[plan.request_id] = _Loaded(session, session.matched)
+        self._lossy.note(plan.prompt, loaded.losses)
         end = min(loaded.prefix_tokens, plan.end)
         return rows, max(end - end % self._blocks.block_tokens, plan.start)
 
@@ -159,10 +139,6 @@ class Worker:
     def _store_all(self) -> None:
         """Store copies, one after the other: those of one request build on each other."""
         while (copy := self._copies.get()) is not None:
-            if isinstance(copy, str):
-                with self._lock:
-                    self._loaded.pop(copy, None)
-                continue
             try:
                 self._store(copy)
             except KvasirError as error:
@@ -175,36 +151,19 @@ class Worker:
 
     def _store(self, copy: _Copy) -> None:
         assert self._service is not None
-        prompt = copy.plan.prompt
-        with self._lock:
-            own = self._loaded.get(copy.plan.request_id)
-        if own is not None:
-            own.session.extend(prompt.tokens[len(own.session.tokens) :])
-        elif self._lossy.lie_under(prompt):
-            # Blocks of that prefix may be vLLM's, as another request has loaded them: what was lost there is not known here.
-            logger.debug("a save was dropped, because another request has loaded a part of its prefix with loss")
-            return
-        else:
-            session = self._service.session(prompt, _SAVE_LOOKUP_S)
-            own = _Loaded(session, session.matched)
-        chunk_tokens = self._settings.chunk_tokens
-        if own.stored // chunk_tokens * chunk_tokens < copy.plan.first:
+        prompt, chunk_tokens = copy.plan.prompt, self._settings.chunk_tokens
+        session = self._service.session(prompt, _SAVE_LOOKUP_S)
+        if session.matched // chunk_tokens * chunk_tokens < copy.plan.first:
             # Rows before the first one were not copied.
             logger.debug("a save was dropped, because what it builds on is not stored")
             return
-        for chunk in own.session.save(copy.rows, len(prompt.tokens)).chunks:
-            if chunk.outcome != "too_lossy":
-                own.stored = max(own.stored, chunk.tokens.stop)
+        # Of this request's load, or of another one's whose blocks vLLM had.
+        if (loss := self._lossy.beneath(prompt)) is not None:
+            session.reused(loss)
+        session.save(copy.rows)
 
-    def finished(self, request_ids: set[str], now: float) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose blocks were copied, and requests whose loads are over. Gives up loads that are late.
-
-        The requests that are given have ended: what was copied of them is stored, and then they are forgotten.
-        """
-        for request_id in request_ids:
-            self._copies.put(request_id)
-        with self._lock:
-            self._ended |= request_ids & self._loads.keys()
+    def finished(self, now: float) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose blocks were copied, and requests whose loads are over. Gives up loads that are late."""
         with self._lock:
             for load in [load for load in self._loads.values() if load.due_at < now]:
                 del self._loads[load.plan.request_id]
