@@ -107,8 +107,11 @@ class Engine:
     def scheduler(self) -> Any:
         return self._core.engine_core.engine_core.scheduler
 
-    def free_blocks(self) -> int:
-        return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    def lost_blocks(self) -> int:
+        """Blocks that are not free when nothing runs, vLLM's own null block left out."""
+        self.forget()
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
 
     def begin(self, tokens: list[int], salt: str | None = None, **sampling: Any) -> str:
         """Add a request; `fresh` reads no cache of whatever kind."""

@@ -7,21 +7,8 @@ import math
 import pytest
 from engine import CHUNK, Engine, make_spec, make_tokens, wait_until_stored
 
-import kvasir
-
 # Nats a token: a tenth of what two tokens differ by that rounding may exchange.
 KL_MAX = 0.01
-
-
-@pytest.fixture(scope="module")
-def service():
-    with kvasir.testing.server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def store(service):
-    return kvasir.connect(service.url)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ keys and values between vLLM's blocks and the service (`_worker`). `StepPlan` is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import vllm
@@ -126,10 +125,6 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         return self._mover.take_report()
 
     # In both.
-
-    def take_events(self) -> Iterable[Any]:
-        """Nothing yet."""
-        return ()
 
     def shutdown(self) -> None:
         """End the threads; what was copied is sent first, for a while."""

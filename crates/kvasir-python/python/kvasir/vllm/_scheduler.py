@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.logger import init_logger
@@ -90,7 +90,7 @@ class Scheduler:
         start, end = tracked.start, tracked.start + count
         ids = blocks[0][start // self._block_tokens : end // self._block_tokens]
         # The token behind, too: the last token of a prompt is not loaded.
-        prompt = Prompt(tracked.prompt.tokens[: end + 1], tracked.prompt.salt, tracked.prompt.adapter)
+        prompt = replace(tracked.prompt, tokens=tracked.prompt.tokens[: end + 1])
         self._step.loads.append(LoadPlan(request.request_id, prompt, start, end, ids))
 
     def plan(self, output: Any) -> StepPlan:
@@ -128,7 +128,7 @@ class Scheduler:
         request, chunk, size = tracked.request, self._settings.chunk_tokens, self._block_tokens
         # A chunk that was stored in part is stored again as a whole.
         first = tracked.saved // chunk * chunk
-        prompt = Prompt(list(request.all_token_ids[:end]), tracked.prompt.salt, tracked.prompt.adapter)
+        prompt = replace(tracked.prompt, tokens=list(request.all_token_ids[:end]))
         ids = blocks[0][first // size : -(-end // size)]
         self._step.saves.append(SavePlan(request.request_id, prompt, first, ids, releases))
         tracked.saved = end

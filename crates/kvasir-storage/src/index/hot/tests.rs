@@ -1,4 +1,4 @@
-//! Damage to the database, before and under use.
+//! Damage to the database, before and under use; walks beside writes.
 
 use std::{cell::Cell, fs::File, sync::OnceLock};
 

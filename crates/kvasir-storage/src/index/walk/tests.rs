@@ -68,7 +68,11 @@ impl<T: HotIndex> Rows<T> {
     }
 
     fn walk(&self, blocks: &[SeqHash]) -> Walk {
-        walk(&self.index, &self.positions, scope(), &start(), blocks, Search::Fast, &Usable::of(&|_| true))
+        self.walk_as(blocks, Search::Fast, &|_| true)
+    }
+
+    fn walk_as(&self, blocks: &[SeqHash], search: Search, usable: &dyn Fn(&IndexRow) -> bool) -> Walk {
+        walk(&self.index, &self.positions, scope(), &start(), blocks, search, &Usable::of(usable))
             .expect("memory")
     }
 
@@ -202,7 +206,7 @@ proptest! {
         let alive = |row: &IndexRow| row.object_digest.as_bytes()[0].is_multiple_of(2);
         let living: Vec<_> = rows.iter().filter(|entry| alive(&entry.row)).cloned().collect();
         let chain = TokenChain::new(ROOT.into(), &query);
-        let walk = walk(&index.index, &index.positions, scope(), &start(), chain.blocks(), Search::Fast, &Usable::of(&alive)).expect("memory");
+        let walk = index.walk_as(chain.blocks(), Search::Fast, &alive);
         prop_assert_eq!(walk.matched_blocks(), exhaustive(&living, &start(), chain.blocks()));
     }
 }
@@ -215,16 +219,7 @@ fn a_chunk_of_which_one_object_is_gone_is_found() {
         [1, 2].iter().for_each(|&object| index.insert(&row(&tokens, 0, 40, object)));
         let chain = TokenChain::new(ROOT.into(), &tokens);
         let alive = |row: &IndexRow| row.object_digest.as_bytes()[0] != gone;
-        let walk = walk(
-            &index.index,
-            &index.positions,
-            scope(),
-            &start(),
-            chain.blocks(),
-            Search::Fast,
-            &Usable::of(&alive),
-        )
-        .expect("memory");
+        let walk = index.walk_as(chain.blocks(), Search::Fast, &alive);
         assert_eq!(walk.whole_blocks, 3, "{gone} is gone");
     }
 }
@@ -239,18 +234,7 @@ fn a_thorough_walk_finds_children_that_lie_at_two_positions() {
     index.forget_positions();
     [(32, 64), (0, 32)].iter().for_each(|&(start, end)| index.insert(&chunk(start, end)));
     let chain = TokenChain::new(ROOT.into(), &tokens);
-    let found = |search| {
-        let walk = walk(
-            &index.index,
-            &index.positions,
-            scope(),
-            &start(),
-            chain.blocks(),
-            search,
-            &Usable::of(&|_| true),
-        );
-        walk.expect("memory").whole_blocks
-    };
+    let found = |search| index.walk_as(chain.blocks(), search, &|_| true).whole_blocks;
     assert_eq!((found(Search::Fast), found(Search::Thorough)), (3, 4));
 }
 
