@@ -9,11 +9,26 @@ use tokio::time::Instant;
 /// Values, and where they have a time to live since when they are there: asking for the time is most of an insertion.
 type Generation<K, V> = HashMap<K, (Option<Instant>, V), RandomState>;
 
+/// The young one and the old one.
+#[derive(Debug)]
+struct Generations<K, V> {
+    young: Generation<K, V>,
+    old: Generation<K, V>,
+    /// How many went.
+    dropped: u64,
+}
+
+impl<K, V> Default for Generations<K, V> {
+    fn default() -> Self {
+        Self { young: Generation::default(), old: Generation::default(), dropped: 0 }
+    }
+}
+
 /// A bounded map with approximate LRU: two generations of half the capacity each. What is used moves to the young
 /// one; when that is full, the old one is dropped. With a time to live, older entries are as good as gone.
 #[derive(Debug)]
 pub struct BoundedMap<K, V> {
-    generations: Mutex<[Generation<K, V>; 2]>,
+    generations: Mutex<Generations<K, V>>,
     half: usize,
     ttl: Option<Duration>,
 }
@@ -27,7 +42,7 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
     /// The value of a key.
     pub fn get(&self, key: &K) -> Option<V> {
         let mut generations = self.generations.lock();
-        let [young, old] = &mut *generations;
+        let Generations { young, old, .. } = &mut *generations;
         let (since, value) = young.get(key).or_else(|| old.get(key))?.clone();
         if self.ttl.zip(since).is_some_and(|(ttl, since)| since.elapsed() >= ttl) {
             young.remove(key);
@@ -35,7 +50,7 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
             return None;
         }
         if let Some(entry) = old.remove(key) {
-            Self::insert_young(&mut generations, self.half, key.clone(), entry);
+            generations.insert_young(self.half, key.clone(), entry);
         }
         Some(value)
     }
@@ -57,30 +72,36 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
 
     fn insert_aged(&self, key: K, entry: (Option<Instant>, V)) {
         let mut generations = self.generations.lock();
-        generations[1].remove(&key);
-        Self::insert_young(&mut generations, self.half, key, entry);
+        generations.old.remove(&key);
+        generations.insert_young(self.half, key, entry);
     }
 
     /// Forgets a key.
     pub fn remove(&self, key: &K) {
-        self.generations.lock().iter_mut().for_each(|generation| drop(generation.remove(key)));
+        let mut generations = self.generations.lock();
+        generations.young.remove(key);
+        generations.old.remove(key);
+    }
+
+    /// How often entries were dropped so far to stay within the capacity.
+    pub fn dropped(&self) -> u64 {
+        self.generations.lock().dropped
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.generations.lock().iter().map(HashMap::len).sum()
+        let generations = self.generations.lock();
+        generations.young.len() + generations.old.len()
     }
+}
 
-    fn insert_young(
-        generations: &mut [Generation<K, V>; 2],
-        half: usize,
-        key: K,
-        entry: (Option<Instant>, V),
-    ) {
-        let [young, old] = generations;
+impl<K: Hash + Eq, V> Generations<K, V> {
+    fn insert_young(&mut self, half: usize, key: K, entry: (Option<Instant>, V)) {
+        let Self { young, old, dropped } = self;
         if young.len() >= half && !young.contains_key(&key) {
             // Its table is used again: one that grew anew would be laid out anew half a dozen times.
             std::mem::swap(young, old);
+            *dropped += u64::from(!young.is_empty());
             young.clear();
         }
         young.insert(key, entry);
@@ -95,11 +116,13 @@ mod tests {
     fn it_is_bounded_and_keeps_what_is_used() {
         let map = BoundedMap::new(100, None);
         map.insert(0, 0);
+        assert_eq!(map.dropped(), 0);
         for i in 1..10_000 {
             map.insert(i, i);
             assert_eq!(map.get(&0), Some(0), "used all the time");
         }
         assert!(map.len() <= 100);
+        assert!((200..=206).contains(&map.dropped()), "of 49 each, beside what is used: {}", map.dropped());
     }
 
     #[tokio::test(start_paused = true)]

@@ -27,6 +27,15 @@ pub(crate) struct LastUse {
     pub(crate) class: ClassId,
 }
 
+/// Removals that are no more among those in memory, where an index row may still tell of them.
+#[derive(Debug, Default)]
+struct Forgotten {
+    /// How often the memory had dropped some.
+    drops: u64,
+    /// The last place in the order of removals that one of them may have.
+    last: u64,
+}
+
 /// The hot index and the memories beside it.
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
@@ -42,11 +51,9 @@ pub(crate) struct PrefixIndex {
     /// Objects that the store listed without a tombstone, and how many were taken out before it was asked.
     listed: BoundedMap<(Scope, ObjectDigest), u64>,
     removals: AtomicU64,
-    /// How many they were when the last one was taken out for good.
-    last_for_good: AtomicU64,
     /// Held where an object changes between gone and offered: no removal falls between a look and what it decides, and none
     /// leaves a row behind that outlives the memory of it.
-    turning: Mutex<()>,
+    turning: Mutex<Forgotten>,
     /// When objects were last found or read, and for whom; only where the cold tier has a capacity.
     uses: Option<BoundedMap<(Scope, ObjectDigest), LastUse>>,
 }
@@ -62,7 +69,6 @@ impl PrefixIndex {
             gone: BoundedMap::new(limits::GONE_ENTRIES_MAX, None),
             listed: BoundedMap::new(limits::GONE_ENTRIES_MAX, None),
             removals: AtomicU64::new(0),
-            last_for_good: AtomicU64::new(0),
             turning: Mutex::default(),
             uses: track_uses.then(|| BoundedMap::new(limits::USES_MAX, None)),
         }
@@ -98,11 +104,15 @@ impl PrefixIndex {
     /// it was removed since then, the removal may be younger than the listing, and stands.
     pub(crate) fn insert_listed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
         let object = entry.row.object_digest;
-        let _turning = self.turning.lock();
+        let mut forgotten = self.turning.lock();
         if self.is_gone(scope, object) {
-            // Not among the last ones that are remembered, but a row says so: any removal for good may have been its own.
-            let last = || self.last_for_good.load(Ordering::Acquire);
-            if self.gone.get(&(scope, object)).unwrap_or_else(last) > before {
+            let remembered = self.gone.get(&(scope, object));
+            let drops = self.gone.dropped();
+            if drops > forgotten.drops {
+                *forgotten = Forgotten { drops, last: self.removals() };
+            }
+            // Where only a row tells of its removal, that was before this process began, or is one of the forgotten.
+            if remembered.unwrap_or(forgotten.last) > before {
                 return;
             }
             self.clear_gone(scope, &object);
@@ -149,7 +159,6 @@ impl PrefixIndex {
     fn remove_at(&self, scope: Scope, object: ObjectDigest, row: RemovedRow, at: u64) {
         let before = self.gone.get(&(scope, object)).unwrap_or(0);
         self.gone.insert((scope, object), at.max(before));
-        self.last_for_good.fetch_max(at, Ordering::AcqRel);
         self.index.put_removed(scope, &object, row);
         self.take_out(scope, object);
     }
@@ -306,6 +315,44 @@ mod tests {
         index.remove_heard(scope, object, removal, heard);
         index.insert_listed(scope, &entry, before);
         assert!(!is_offered());
+    }
+
+    /// Removals of other objects while the store is asked, as many as they are.
+    fn remove_others(index: &PrefixIndex, scope: Scope, count: usize) {
+        for n in 0..count as u64 {
+            let other = blake3::hash(&n.to_le_bytes()).as_bytes().to_owned();
+            index.remove_for_good(scope, other.into(), RemovedRow { expires_ms: i64::MAX, by_request: true });
+        }
+    }
+
+    #[test]
+    fn other_removals_do_not_keep_out_what_an_earlier_process_removed() {
+        let index = PrefixIndex::new(Index::memory(), Duration::ZERO, false);
+        let (scope, entry) = entry();
+        let object = entry.row.object_digest;
+        index.index().put_removed(scope, &object, RemovedRow { expires_ms: i64::MAX, by_request: true });
+        let before = index.removals();
+        remove_others(&index, scope, 10);
+        index.insert_listed(scope, &entry, before);
+        assert!(!index.is_gone(scope, object));
+    }
+
+    #[test]
+    fn a_removal_stands_that_is_forgotten_while_the_store_is_asked() {
+        let index = PrefixIndex::new(Index::memory(), Duration::ZERO, false);
+        let (scope, entry) = entry();
+        let object = entry.row.object_digest;
+        let before = index.removals();
+        index.remove_for_good(scope, object, RemovedRow { expires_ms: i64::MAX, by_request: true });
+        remove_others(&index, scope, limits::GONE_ENTRIES_MAX + 1);
+        assert!(!index.gone.contains(&(scope, object)), "only its row is left");
+        index.insert_listed(scope, &entry, before);
+        assert!(index.is_gone(scope, object));
+        // Of a store that is asked again, only the answer counts.
+        let before = index.removals();
+        remove_others(&index, scope, 10);
+        index.insert_listed(scope, &entry, before);
+        assert!(!index.is_gone(scope, object));
     }
 
     #[test]
