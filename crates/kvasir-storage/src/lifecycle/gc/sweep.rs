@@ -35,10 +35,7 @@ impl Lifecycle {
                 }
                 if !pass.policy.dry_run && pass.tenant_budget.try_take(&key.tenant, pass.policy) {
                     pass.pace().await;
-                    // Another pass may have ended the retention since this one listed it, and the name be in use again.
-                    let now = self.meta_of(&tombstone.location).await?;
-                    let stands = now.is_some_and(|now| !is_younger(&now, tombstone));
-                    if pass.is_stale() || !stands {
+                    if !self.stands(pass, tombstone).await? {
                         return Ok(());
                     }
                     self.bucket.delete(&path).await?;
@@ -60,6 +57,13 @@ impl Lifecycle {
         Ok(())
     }
 
+    /// Whether a tombstone is still there that this pass listed. Another one may have ended its retention since, and the name be in use
+    /// again.
+    async fn stands(&self, pass: &GcPass<'_>, tombstone: &ObjectMeta) -> Result<bool, StoreError> {
+        let now = self.meta_of(&tombstone.location).await?;
+        Ok(!pass.is_stale() && now.is_some_and(|now| !is_younger(&now, tombstone)))
+    }
+
     /// Deletes a tombstone whose retention has ended; starts the retention where no collector has recorded it.
     async fn expire_tombstone(
         &self,
@@ -71,7 +75,7 @@ impl Lifecycle {
         // One that is older than the tombstone is of an earlier life of the name.
         let noted = self.meta_of(&note).await?.filter(|note| !is_younger(tombstone, note));
         let Some(noted) = noted else {
-            if !pass.policy.dry_run && !pass.is_stale() {
+            if !pass.policy.dry_run && self.stands(pass, tombstone).await? {
                 // Whoever deleted the bytes ended before it could say so; or all there is is a plain form that nobody reads.
                 self.bucket.delete(&self.bucket.path(&Key::Chunk(key.clone()))).await?;
                 pass.gone.push(key.clone());
