@@ -12,7 +12,7 @@ use kvasir_client::{
     report::{ChunkOutcome, SaveOutcome, SaveReport},
     tuning::{AdmissionPolicy, LoadOptions, QueueConfig},
 };
-use kvasir_types::{Level, Loss};
+use kvasir_types::{Level, Loss, Plane, TokenRange};
 
 async fn saved(ticket: SaveTicket) -> SaveReport {
     match ticket.outcome().await {
@@ -117,6 +117,37 @@ async fn layers_that_were_handed_over_count_even_if_the_load_is_left() {
     session.reused(Loss { kl: 0.1, ..Loss::NONE });
     let report = session.save_now(&kv(&longer), 768, |_| ()).await.unwrap();
     assert_eq!(report.chunks[2].outcome, ChunkOutcome::TooLossy);
+}
+
+#[tokio::test]
+async fn chunks_that_the_engine_has_are_not_loaded() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let text = tokens(768, 5);
+    save(&kvasir, &text).await;
+    let longer = [&text[..], &[1, 2, 3]].concat();
+    let session = find(&kvasir, &longer).await;
+    let chunks = session.chunks().len() as u64;
+    assert_eq!(chunks, 3);
+    // (tokens that the engine has, chunks that are read, tokens that were loaded)
+    for (present, read, loaded_tokens) in
+        [(0, 3, 768), (255, 3, 513), (256, 2, 512), (600, 1, 168), (768, 0, 0)]
+    {
+        let pages = HostPages::new(kvasir.spec(), 16, longer.len()).unwrap();
+        let options = LoadOptions { present, ..LoadOptions::at_level(Level(2)) };
+        let mut load = session.load([pages.table()], options).unwrap();
+        let mut complete = 0;
+        while let Some(ready) = load.next_layers().await {
+            complete = ready.layers_complete;
+        }
+        let loaded = load.finish().await;
+        assert_eq!(loaded.report().map_or(0, |report| report.chunks.len()), read, "{present}");
+        assert_eq!(complete, if read > 0 { kvasir.spec().layers.len() } else { 0 }, "{present}");
+        assert_eq!((loaded.loaded_tokens(), loaded.prefix_tokens()), (loaded_tokens, 768), "{present}");
+        assert_eq!(loaded.missing(), [TokenRange { start: 768, end: 771 }], "{present}");
+        let row = |token| pages.row(0, Plane::K, 0, token).iter().any(|byte| *byte != 0);
+        assert_eq!([0, 256, 512, 767].map(row), [read > 2, read > 1, read > 0, read > 0], "{present}");
+    }
 }
 
 #[tokio::test]

@@ -147,13 +147,14 @@ impl Session {
     }
 
     /// Loads what is matched into tensors, and gives a report as JSON.
-    #[pyo3(signature = (into, deadline, level, is_async))]
+    #[pyo3(signature = (into, deadline, level, present, is_async))]
     fn load<'py>(
         &self,
         py: Python<'py>,
         into: &Bound<'py, PyAny>,
         deadline: Option<f64>,
         level: Option<u8>,
+        present: u64,
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let tensors = Tensors::borrow(&self.spec.0, into, self.matched as usize, Use::Write)?;
@@ -162,9 +163,10 @@ impl Session {
         let session = Arc::clone(&self.session);
         run(py, is_async, async move {
             let options = match level {
-                Some(level) => LoadOptions { deadline, ..LoadOptions::at_level(Level(level)) },
+                Some(level) => LoadOptions::at_level(Level(level)),
                 None => LoadOptions::from(deadline),
             };
+            let options = LoadOptions { deadline, present, ..options };
             let load = session.read().await.load([table], options)?;
             loaded_json(&load.finish().await)
         })
@@ -270,6 +272,7 @@ fn loaded_json(loaded: &Loaded) -> Result<String, Failure> {
         report.iter().flat_map(|report| &report.failures).map(|failure| failure.error.to_string()).collect();
     crate::json(&json!({
         "loaded_tokens": loaded.loaded_tokens(),
+        "prefix_tokens": loaded.prefix_tokens(),
         "missing": loaded.missing().iter().map(|missing| range(*missing)).collect::<Vec<_>>(),
         "kl": loaded.loss().kl,
         "losses": loaded.losses().map(loss_json).collect::<Vec<_>>(),

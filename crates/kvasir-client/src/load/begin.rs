@@ -123,8 +123,13 @@ impl LoadTask<'_> {
             );
             return Err(Error::Config { what });
         }
-        if found == 0 {
-            return Ok(Running::miss(count, self.beneath));
+        let is_present =
+            |chunk: &ChunkMatch| chunk.first_token + u64::from(chunk.matched_tokens) <= options.present;
+        let present = self.matched.chunks.partition_point(is_present);
+        self.matched.chunks.drain(..present);
+        chunks.drain(..present);
+        if chunks.is_empty() {
+            return Ok(Running::miss(options.present.min(count), count, self.beneath));
         }
         self.spawn(tables, options, text_mode, chunks)
     }
@@ -145,6 +150,7 @@ impl LoadTask<'_> {
             _ => Duration::ZERO,
         });
         let objects = self.matched.chunks;
+        let first = objects.first().map_or(tail.start, |chunk| chunk.first_token);
         let vias: Vec<_> = objects.iter().map(|chunk| (chunk.object_digest, chunk.via.clone())).collect();
         let (decoders, levels): (Vec<_>, Vec<_>) = levels.into_iter().unzip();
         let plan = FetchPlan {
@@ -171,7 +177,8 @@ impl LoadTask<'_> {
             sender.clone(),
         );
         let held = tables.iter().map(|table| table.shard().layers.clone()).collect();
-        let progress = LoadProgress::new(held, codec.spec.layers.len(), tail.start);
+        let progress =
+            LoadProgress::new(held, codec.spec.layers.len(), TokenRange { start: first, end: tail.start });
         let gate = Arc::<WriteGate>::default();
         let context = DecodeContext { spec: Arc::clone(&codec.spec), tables, gate: Arc::clone(&gate) };
         let decodes = DecodeQueue::new(context, decoders);
@@ -187,6 +194,7 @@ impl LoadTask<'_> {
             Arc::clone(self.learned),
         );
         let task = self.runtime.spawn(driver.run(arrivals, tail));
-        Ok(Running::new((received, sender), task, gate, self.beneath, (tail.start, tail.end)))
+        let running = Running::miss(options.present.min(tail.end), tail.end, self.beneath);
+        Ok(running.with((received, sender), task, gate, tail.start))
     }
 }

@@ -51,6 +51,8 @@ impl Load {
 #[derive(Debug)]
 #[must_use = "what is `missing` has to be computed"]
 pub struct Loaded {
+    /// Leading tokens that the engine had.
+    present: u64,
     tokens: u64,
     missing: Vec<TokenRange>,
     lossy: Vec<(TokenRange, Loss)>,
@@ -59,12 +61,12 @@ pub struct Loaded {
 
 impl Loaded {
     pub(super) const fn new(
-        tokens: u64,
+        (present, tokens): (u64, u64),
         missing: Vec<TokenRange>,
         lossy: Vec<(TokenRange, Loss)>,
         report: Option<Box<LoadReport>>,
     ) -> Self {
-        Self { tokens, missing, lossy, report }
+        Self { present, tokens, missing, lossy, report }
     }
 
     /// Every token of the session that is not in place, in order, neighbours joined: not stored, failed, too coarse, cheaper to
@@ -74,9 +76,14 @@ impl Loaded {
         &self.missing
     }
 
-    /// Tokens that were loaded and are in place.
+    /// Tokens that were loaded and are in place; those that the engine [had](crate::LoadOptions::present) are left out.
     pub fn loaded_tokens(&self) -> u64 {
-        self.tokens - self.missing.iter().map(|range| range.len()).sum::<u64>()
+        self.tokens - self.present - self.missing.iter().map(|range| range.len()).sum::<u64>()
+    }
+
+    /// Leading tokens that are in place, those that the engine had among them.
+    pub fn prefix_tokens(&self) -> u64 {
+        self.missing.first().map_or(self.tokens, |range| range.start)
     }
 
     /// The worst of what is in place has lost this. The session knows it: what it saves carries it.
@@ -134,10 +141,11 @@ mod tests {
     fn what_is_missing_is_neither_loaded_nor_lossy() {
         let kl = |kl| Loss { kl, ..Loss::NONE };
         let lossy = vec![(range(0, 64), kl(0.01)), (range(64, 128), kl(0.2)), (range(128, 160), kl(0.05))];
-        let loaded = Loaded::new(200, vec![range(64, 128), range(160, 200)], lossy.clone(), None);
-        assert_eq!((loaded.loaded_tokens(), loaded.loss().kl), (96, 0.05));
+        let loaded = Loaded::new((0, 200), vec![range(64, 128), range(160, 200)], lossy.clone(), None);
+        assert_eq!((loaded.loaded_tokens(), loaded.prefix_tokens(), loaded.loss().kl), (96, 64, 0.05));
         assert_eq!([0.001, 0.01, 0.1].map(|kl| loaded.tokens_within(kl)), [0, 128, 200]);
-        let loaded = Loaded::new(200, vec![range(100, 128)], lossy, None);
+        let loaded = Loaded::new((16, 200), vec![range(100, 128)], lossy, None);
         assert_eq!((loaded.loss().kl, loaded.tokens_within(0.1)), (0.2, 64));
+        assert_eq!((loaded.loaded_tokens(), loaded.prefix_tokens()), (156, 100));
     }
 }

@@ -29,6 +29,8 @@ pub struct LoadOptions {
     pub rate: Option<ByteRate>,
     /// Whether the session's last token is loaded, too. An engine computes it anyway, for its logits.
     pub last_token: bool,
+    /// Leading tokens that the engine has in place already. A chunk that holds no others is not loaded.
+    pub present: u64,
 }
 
 impl LoadOptions {
@@ -50,6 +52,7 @@ impl From<Deadline> for LoadOptions {
             decode: None,
             rate: None,
             last_token: false,
+            present: 0,
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct LoadProgress {
 
 impl LoadProgress {
     /// A load of `tokens`, for ranks that hold the layers `held` of a model with so many `layers`.
-    pub(super) fn new(held: Vec<Range<usize>>, layers: usize, tokens: u64) -> Self {
+    pub(super) fn new(held: Vec<Range<usize>>, layers: usize, tokens: TokenRange) -> Self {
         let layers = LayerProgress::new(held, layers, tokens);
         Self { layers, recompute: Vec::new() }
     }
@@ -69,11 +69,11 @@ struct LayerProgress {
     /// Layers that each rank holds.
     held: Vec<Range<usize>>,
     /// Tokens of the load.
-    tokens: u64,
+    tokens: TokenRange,
 }
 
 impl LayerProgress {
-    fn new(held: Vec<Range<usize>>, layers: usize, tokens: u64) -> Self {
+    fn new(held: Vec<Range<usize>>, layers: usize, tokens: TokenRange) -> Self {
         let held: Vec<_> = held.into_iter().map(|h| h.start.min(layers)..h.end.min(layers)).collect();
         Self { settled: vec![vec![Vec::new(); layers]; held.len()], held, tokens }
     }
@@ -98,7 +98,7 @@ impl LayerProgress {
     fn complete(&self, rank: usize) -> usize {
         let (Some(layers), Some(held)) = (self.settled.get(rank), self.held.get(rank)) else { return 0 };
         let whole = |layer: &&Vec<TokenRange>| match layer.as_slice() {
-            [only] => only.start == 0 && only.end >= self.tokens,
+            [only] => only.start <= self.tokens.start && only.end >= self.tokens.end,
             _ => false,
         };
         layers.get(held.clone()).map_or(0, |layers| layers.iter().take_while(whole).count())
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn the_engine_is_told_once_what_it_computes() {
-        let mut progress = LoadProgress::new(vec![0..2, 0..2], 2, 100);
+        let mut progress = LoadProgress::new(vec![0..2, 0..2], 2, tokens(0, 100));
         let given = progress.recompute(tokens(50, 100), RecomputeCause::Text);
         let expected = tokens(50, 100);
         assert!(
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn leading_layers_are_complete_when_no_token_is_missing() {
-        let mut progress = LayerProgress::new(vec![0..usize::MAX, 2..4], 4, 100);
+        let mut progress = LayerProgress::new(vec![0..usize::MAX, 2..4], 4, tokens(0, 100));
         progress.add(0, 0..2, tokens(0, 60));
         assert_eq!(progress.complete(0), 0);
         progress.add(0, 0..1, tokens(60, 100));

@@ -171,7 +171,7 @@ mod tests {
         let fetcher = fetcher();
         let prefill = TokenRange { start: 512, end: 1024 };
         recorder.record_prefill(prefill, 1000 * MS);
-        let mut progress = LoadProgress::new(vec![0..1, 0..1], 1, 512);
+        let mut progress = LoadProgress::new(vec![0..1, 0..1], 1, TokenRange { start: 0, end: 512 });
         progress.recompute(TokenRange { start: 256, end: 512 }, super::super::RecomputeCause::Failed);
         let report = recorder.report(&fetcher, progress, ReadReport::default(), 6 * MS);
         assert_eq!((report.policy, report.bytes, report.loaded_tokens()), ("fixed", 100, 256));

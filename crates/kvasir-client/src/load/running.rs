@@ -78,8 +78,9 @@ pub(crate) struct Running {
     /// None for a miss.
     task: Option<Task>,
     beneath: Arc<Beneath>,
-    /// Tokens of the session, and how many leading ones the load is about.
+    /// Tokens of the session; leading ones that the engine had in place, and up to where the load is.
     tokens: u64,
+    present: u64,
     matched: u64,
     /// Ranges that were handed over at a quality below the exact one, with what they have lost.
     lossy: Vec<(TokenRange, Loss)>,
@@ -89,12 +90,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// A load of nothing: all is to be computed.
-    pub(crate) fn miss(tokens: u64, beneath: &Arc<Beneath>) -> Self {
+    /// A load of nothing, of so many `tokens`: all is to be computed that is not `present`.
+    pub(crate) fn miss(present: u64, tokens: u64, beneath: &Arc<Beneath>) -> Self {
         Self {
             task: None,
             beneath: Arc::clone(beneath),
             tokens,
+            present,
             matched: 0,
             lossy: Vec::new(),
             computed: Vec::new(),
@@ -102,19 +104,18 @@ impl Running {
         }
     }
 
-    /// A load that `handle` runs.
-    pub(super) fn new(
+    /// The load that `handle` runs, which ends before token `matched`.
+    pub(super) fn with(
+        self,
         (events, commands): (mpsc::UnboundedReceiver<DriverEvent>, mpsc::Sender<Arrival>),
         handle: JoinHandle<()>,
         gate: Arc<WriteGate>,
-        beneath: &Arc<Beneath>,
-        (matched, tokens): (u64, u64),
+        matched: u64,
     ) -> Self {
-        let task = Some(Task { events, commands, handle, gate });
-        Self { task, matched, ..Self::miss(tokens, beneath) }
+        Self { task: Some(Task { events, commands, handle, gate }), matched, ..self }
     }
 
-    /// Leading tokens of the session that the load is about.
+    /// Up to which token the load is.
     pub(crate) const fn matched_tokens(&self) -> u64 {
         self.matched
     }
@@ -155,10 +156,11 @@ impl Running {
             _ => Vec::new(),
         };
         insert_range(&mut missing, TokenRange { start: if is_usable { self.matched } else { 0 }, ..all });
+        remove_range(&mut missing, TokenRange { start: 0, end: self.present });
         for range in &self.computed {
             remove_range(&mut missing, *range);
         }
         let lossy = if is_usable { std::mem::take(&mut self.lossy) } else { Vec::new() };
-        Loaded::new(all.end, missing, lossy, report)
+        Loaded::new((self.present, all.end), missing, lossy, report)
     }
 }

@@ -189,7 +189,8 @@ impl Session {
     ) -> Result<Running, Error> {
         let bound = self.bound.as_ref().filter(|bound| bound.matched.tokens() > 0);
         let Some(bound) = bound else {
-            return Ok(Running::miss(self.tokens.len() as u64, &self.beneath));
+            let count = self.tokens.len() as u64;
+            return Ok(Running::miss(options.present.min(count), count, &self.beneath));
         };
         let task = LoadTask {
             client: &self.client,
