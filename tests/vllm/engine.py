@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import random
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.inputs import TokensPrompt
+from vllm.lora.request import LoRARequest
 
 import kvasir
 
@@ -113,14 +113,16 @@ class Engine:
         pool = self.scheduler.kv_cache_manager.block_pool
         return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
 
-    def begin(self, tokens: list[int], salt: str | None = None, **sampling: Any) -> str:
-        """Add a request; `fresh` reads no cache of whatever kind."""
+    def begin(self, tokens: list[int], salt: str | None = None, lora: LoRARequest | None = None, **sampling: Any) -> str:
+        """Add a request; `fresh` reads no cache of whatever kind, `ttft_s` is its budget for the connector."""
         self._next += 1
         request_id = f"r{self._next}"
         fresh = sampling.pop("fresh", False)
+        if "ttft_s" in sampling:
+            sampling["extra_args"] = {"kv_transfer_params": {"kvasir_ttft_s": sampling.pop("ttft_s")}}
         params = SamplingParams(temperature=0, skip_reading_prefix_cache=fresh, **{"max_tokens": 8, **sampling})
         prompt = TokensPrompt(prompt_token_ids=tokens, **({} if salt is None else {"cache_salt": salt}))
-        self._core.add_request(request_id, prompt, params)
+        self._core.add_request(request_id, prompt, params, lora_request=lora)
         return request_id
 
     def step(self) -> dict[str, Answer]:
@@ -138,15 +140,25 @@ class Engine:
     def abort(self, request_ids: Iterable[str]) -> None:
         self._core.abort_request(list(request_ids))
 
-    def run(self, tokens: list[int], salt: str | None = None, **sampling: Any) -> Answer:
+    def run(self, tokens: list[int], **sampling: Any) -> Answer:
         """One request, to its end."""
-        request_id, begun = self.begin(tokens, salt, **sampling), time.monotonic()
+        request_id, begun = self.begin(tokens, **sampling), time.monotonic()
         while True:
             for over, answer in self.step().items():
                 if over == request_id:
                     answer.seconds = time.monotonic() - begun
                     return answer
             time.sleep(0.001)
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of the connector, and how many times were observed, by name and result."""
+        found = {}
+        for metric in self.llm.get_metrics():
+            if metric.name.startswith("vllm:kvasir_"):
+                result = metric.labels.get("result")
+                name = metric.name.removeprefix("vllm:kvasir_") + (f":{result}" if result else "")
+                found[name] = metric.count if hasattr(metric, "count") else metric.value
+        return found
 
     def wait_until_connected(self) -> None:
         """Wait until lookups have somebody to ask; before, all is a miss."""
@@ -175,12 +187,41 @@ def margin_of(logprobs: dict[int, float]) -> float:
     return best - second
 
 
-def run_elsewhere(url: str, tokens: list[int], block: int, extra: dict) -> Answer:
-    """One request, by an engine in a process of its own: vLLM has one connector a process."""
-    order = json.dumps({"url": url, "tokens": tokens, "block": block, "extra": extra})
-    done = subprocess.run([sys.executable, __file__], check=False, input=order, text=True, capture_output=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return Answer(**json.loads(done.stdout.splitlines()[-1]))
+class OtherEngine:
+    """An engine in a process of its own: vLLM has one connector a process."""
+
+    def __init__(self, url: str, *, block: int = BLOCK, extra: dict | None = None) -> None:
+        order = json.dumps({"url": url, "block": block, "extra": extra})
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, order], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def begin(self, tokens: list[int]) -> None:
+        """Send a request."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(tokens) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Answer:
+        """Wait for the answer to the next request that was sent."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            # Libraries print there, too.
+            if line.startswith("{"):
+                return Answer(**json.loads(line))
+        raise AssertionError("the other engine has ended")
+
+    def run(self, tokens: list[int]) -> Answer:
+        """One request, to its end."""
+        self.begin(tokens)
+        return self.answer()
+
+    def __enter__(self) -> OtherEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 def wait_until_stored(store: kvasir.Store, least: int = 1) -> None:
@@ -198,9 +239,8 @@ def wait_until_stored(store: kvasir.Store, least: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    order = json.load(sys.stdin)
-    engine = Engine(order["url"], block=order["block"], extra=order["extra"])
+    engine = Engine(**json.loads(sys.argv[1]))
     engine.wait_until_connected()
-    print(json.dumps(dataclasses.asdict(engine.run(order["tokens"]))))
-    sys.stdout.flush()
-    os._exit(0)  # vLLM's own end takes seconds
+    for line in sys.stdin:
+        engine.forget()
+        print(json.dumps(dataclasses.asdict(engine.run(json.loads(line)))), flush=True)

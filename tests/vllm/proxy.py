@@ -12,15 +12,14 @@ UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnect
 
 
 class FaultProxy:
-    """Forwards connections; `mode` is what befalls them.
+    """Forwards connections to `target`; `mode` is what befalls them.
 
     ``away`` refuses, ``silent`` takes and never answers, ``slow`` answers 0.3 s late, ``trickle`` gives 4 KiB in 20 ms, ``reset``
     breaks off at a random byte, ``corrupt`` changes a byte in a hundred thousand, ``unavailable`` answers 503.
     """
 
     def __init__(self, url: str, seed: int = 0) -> None:
-        host, port = url.removeprefix("http://").split(":")
-        self._target = (host, int(port))
+        self.target = url
         self._dice = random.Random(seed)
         self.mode = "sound"
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -37,7 +36,8 @@ class FaultProxy:
             if self.mode == "away":
                 here.close()
                 return
-            there = socket.create_connection(self._target)
+            host, port = self.target.removeprefix("http://").split(":")
+            there = socket.create_connection((host, int(port)))
         except OSError:
             here.close()
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine import BLOCK, Engine, make_exact_profile, make_tokens, run_elsewhere, wait_until_stored
+from engine import BLOCK, Engine, OtherEngine, make_exact_profile, make_tokens, wait_until_stored
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,8 @@ def test_another_engine_with_other_blocks(service, store, engine, exact):
     tokens = make_tokens(1000, seed=10)
     cold = engine.run(tokens)
     wait_until_stored(store)
-    warm = run_elsewhere(service.url, tokens, 64, exact)
+    with OtherEngine(service.url, block=64, extra=exact) as other:
+        warm = other.run(tokens)
     assert warm.cached == whole_blocks(tokens, 64) and warm.tokens == cold.tokens
 
 

@@ -52,7 +52,9 @@ class Loaded(NamedTuple):
     kv : KV
         The tensors.
     loaded_tokens : int
-        Tokens that are in place.
+        Tokens that were loaded and are in place.
+    prefix_tokens : int
+        Leading tokens that are in place, those that were before among them.
     missing : list of range
         Every token of the session that is not, in order: compute these. The last token is always missing unless a level was asked
         for, because no cache holds its logits.
@@ -75,6 +77,7 @@ class Loaded(NamedTuple):
 
     kv: Any
     loaded_tokens: int
+    prefix_tokens: int
     missing: list[range]
     kl: float
     losses: list[tuple[range, Loss]]
@@ -83,11 +86,6 @@ class Loaded(NamedTuple):
     gave_up: bool
     chunks: list[LoadedChunk]
     failures: list[str]
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Leading tokens that are in place."""
-        return self.missing[0].start if self.missing else self.loaded_tokens
 
     @classmethod
     def _of(cls, kv: Any, text: str) -> Loaded:

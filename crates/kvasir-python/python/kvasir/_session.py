@@ -29,7 +29,9 @@ class Session:
         """Why the lookup failed, where it did."""
         return self._core.lookup_error()
 
-    def load(self, into: KV = None, *, deadline: float | None = None, level: int | None = None) -> Loaded:
+    def load(
+        self, into: KV = None, *, deadline: float | None = None, level: int | None = None, present: int = 0
+    ) -> Loaded:
         """Load what is matched.
 
         A failing network or service is no error, only more that is `missing`. When the call returns, or is left by an exception,
@@ -43,6 +45,8 @@ class Session:
             Seconds until the first token is due; the quality is what there is time for.
         level : int, optional
             Load everything at this level, the last token included, however long it takes.
+        present : int, optional
+            Leading tokens that are in the tensors already. A chunk that holds no others is not loaded.
 
         Raises
         ------
@@ -57,7 +61,7 @@ class Session:
         (True, (2, 512, 16))
         """
         target = self._spec.empty(self.matched) if into is None else into
-        loaded = Loaded._of(target, self._core.load(target, deadline, level, False))
+        loaded = Loaded._of(target, self._core.load(target, deadline, level, present, False))
         self.missing = loaded.missing
         return loaded
 

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ..errors import KvasirError
+from ._metrics import PromMetrics, Stats
 from ._plan import StepPlan, WorkerReport
 from ._scheduler import Scheduler
 from ._settings import Settings
@@ -71,9 +72,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         return self._planner.loadable(request, num_computed_tokens, time.monotonic())
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """StepPlan a load into the blocks of a request."""
+        """Plan a load into the blocks of a request."""
         if num_external_tokens > 0:
-            self._planner.allocated(request, blocks.get_block_ids(), num_external_tokens)
+            self._planner.allocated(request, blocks.get_block_ids(), num_external_tokens, time.monotonic())
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """Give the loads and saves of a step."""
@@ -87,6 +88,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """Save what was generated; its blocks stay until they are copied."""
         return self._planner.finished(request, block_ids), None
+
+    def take_events(self) -> list[Any]:
+        """Give what is stored since the last call."""
+        return self._planner.events.take()
 
     # In a worker.
 
@@ -124,7 +129,24 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         """What the scheduler has to know."""
         return self._mover.take_report()
 
-    # In both.
+    # In both, and in the process that serves metrics.
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """Give what was counted since the last call."""
+        side = self._scheduler or self._worker
+        return None if side is None else side.metrics.take()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """Give stats as they were sent."""
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> PromMetrics:
+        """Register the metrics."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         """End the threads; what was copied is sent first, for a while."""

@@ -28,22 +28,25 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """A load of tokens ``start`` to ``end``, both ends of blocks, into ``blocks``."""
+    """A load of tokens ``start`` to ``end``, both ends of blocks, into ``blocks``, which may take ``budget_s`` seconds."""
 
     request_id: str
     prompt: Prompt
     start: int
     end: int
     blocks: list[int]
+    budget_s: float
 
 
 @dataclass(frozen=True)
 class SavePlan:
     """A save of tokens ``first`` to the last one of ``prompt``, which lie in ``blocks``; those before are stored.
 
-    Where it ``releases`` them, vLLM keeps the blocks of a finished request until they are copied.
+    Where it ``releases`` them, vLLM keeps the blocks of a finished request until they are copied. The worker reports its ``number``
+    when they are stored.
     """
 
+    number: int
     request_id: str
     prompt: Prompt
     first: int
@@ -67,14 +70,17 @@ class WorkerReport(KVConnectorWorkerMetadata):
     ----------
     failed : set of str
         Requests whose load left blocks out: it is not tried again.
+    stored : set of int
+        Numbers of saves that are durable.
     unusable : str or None
         Why the worker does nothing.
     """
 
     failed: set[str] = field(default_factory=set)
+    stored: set[int] = field(default_factory=set)
     unusable: str | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """Join what two workers report."""
         assert isinstance(other, WorkerReport)
-        return WorkerReport(self.failed | other.failed, self.unusable or other.unusable)
+        return WorkerReport(self.failed | other.failed, self.stored | other.stored, self.unusable or other.unusable)

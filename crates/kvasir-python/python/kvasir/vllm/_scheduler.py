@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 
 from ..errors import InputError, KvasirError
+from ._events import StoredEvents
 from ._identity import is_known_by_tokens, prompt_of
 from ._layout import check_groups
+from ._metrics import Collector
+from ._notices import Notices
 from ._plan import LoadPlan, Prompt, SavePlan, StepPlan, WorkerReport
 from ._service import Service, service_of
 from ._settings import Settings
@@ -20,6 +24,15 @@ logger = init_logger(__name__)
 _LOOKUPS_AT_ONCE = 8
 # Tokens by which a tail of a context must have grown to be stored again, as in the client.
 _TAIL_GROWTH = 256
+# In `kv_transfer_params` of a request: seconds from its arrival to its first token.
+_TTFT = "kvasir_ttft_s"
+
+
+class _Found(NamedTuple):
+    """Leading tokens that are stored, None where the service does not say; and how long the lookup took."""
+
+    tokens: int | None
+    seconds: float
 
 
 @dataclass
@@ -29,11 +42,14 @@ class _Tracked:
     request: Any
     prompt: Prompt
     asked_at: float
-    lookup: Future[int] | None
+    lookup: Future[_Found] | None
+    # When its first token is due, where it says so.
+    due_at: float | None
     # Leading tokens that are stored, or given to a worker to be.
     saved: int = 0
     # Where the load that was offered last begins.
     start: int = 0
+    is_counted: bool = False
     has_failed: bool = False
 
 
@@ -45,6 +61,10 @@ class Scheduler:
         self._service: Service | None = None
         self._tracked: dict[str, _Tracked] = {}
         self._step = StepPlan()
+        self._saves = 0
+        self.events = StoredEvents(vllm_config)
+        self.metrics = Collector()
+        self._notices = Notices(logger.warning)
         self._lookups = ThreadPoolExecutor(_LOOKUPS_AT_ONCE, "kvasir-lookup")
         try:
             check_groups(vllm_config, kv_cache_config)
@@ -60,12 +80,22 @@ class Scheduler:
         try:
             prompt = prompt_of(request, request.all_token_ids)
         except (InputError, OSError) as error:
-            logger.error("request %s runs without Kvasir: %s", request.request_id, error)
+            self._notices.say("prompt", "request %s runs without Kvasir: %s", request.request_id, error)
             return
         service, timeout = self._service, self._settings.lookup_deadline_s
         asks = service.is_connected and not request.skip_reading_prefix_cache
-        lookup = self._lookups.submit(_matched, service, prompt, timeout) if asks else None
-        self._tracked[request.request_id] = _Tracked(request, prompt, now, lookup)
+        lookup = self._lookups.submit(_look_up, service, prompt, timeout) if asks else None
+        self._tracked[request.request_id] = _Tracked(request, prompt, now, lookup, self._due_at(request, now))
+
+    def _due_at(self, request: Any, now: float) -> float | None:
+        """When the first token of a request that has just come is due."""
+        budget = (request.kv_transfer_params or {}).get(_TTFT)
+        if budget is None:
+            return None
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or budget <= 0:
+            self._notices.say("budget", "kv_transfer_params: %s is %r; give seconds, more than 0", _TTFT, budget)
+            return None
+        return now + float(budget)
 
     def loadable(self, request: Any, computed: int, now: float) -> tuple[int | None, bool]:
         """Tokens that can be loaded behind the first ones that vLLM has, in whole blocks, and whether asynchronously."""
@@ -76,22 +106,31 @@ class Scheduler:
             if now < tracked.asked_at + self._settings.lookup_deadline_s:
                 return None, False
             tracked.lookup = None
+            self.metrics.count("lookups:late")
             return 0, False
-        matched = tracked.lookup.result()
+        found = tracked.lookup.result()
+        matched = found.tokens or 0
+        if not tracked.is_counted:
+            tracked.is_counted = True
+            self.metrics.count("lookups:failed" if found.tokens is None else "lookups:hit" if matched else "lookups:miss")
+            self.metrics.took("lookup_seconds", found.seconds)
         tracked.saved = max(tracked.saved, matched)
         # vLLM computes the last token, for its logits.
         end = min(matched, request.num_tokens - 1) // self._block_tokens * self._block_tokens
         tracked.start = computed
         return (end - computed, True) if end > computed else (0, False)
 
-    def allocated(self, request: Any, blocks: tuple[list[int], ...], count: int) -> None:
+    def allocated(self, request: Any, blocks: tuple[list[int], ...], count: int, now: float) -> None:
         """Plan the load of ``count`` tokens that was offered, into blocks that were allocated."""
         tracked = self._tracked[request.request_id]
         start, end = tracked.start, tracked.start + count
         ids = blocks[0][start // self._block_tokens : end // self._block_tokens]
         # The token behind, too: the last token of a prompt is not loaded.
         prompt = replace(tracked.prompt, tokens=tracked.prompt.tokens[: end + 1])
-        self._step.loads.append(LoadPlan(request.request_id, prompt, start, end, ids))
+        budget = self._settings.load_deadline_s
+        if tracked.due_at is not None:
+            budget = min(budget, max(tracked.due_at - now, 0.0))
+        self._step.loads.append(LoadPlan(request.request_id, prompt, start, end, ids, budget))
 
     def plan(self, output: Any) -> StepPlan:
         """Give what was planned since the last step, and what this step computes to be saved."""
@@ -130,7 +169,9 @@ class Scheduler:
         first = tracked.saved // chunk * chunk
         prompt = replace(tracked.prompt, tokens=list(request.all_token_ids[:end]))
         ids = blocks[0][first // size : -(-end // size)]
-        self._step.saves.append(SavePlan(request.request_id, prompt, first, ids, releases))
+        self._saves += 1
+        self._step.saves.append(SavePlan(self._saves, request.request_id, prompt, first, ids, releases))
+        self.events.begin(self._saves, request, first, end, size)
         tracked.saved = end
 
     def reported(self, report: WorkerReport) -> None:
@@ -138,6 +179,8 @@ class Scheduler:
         for request_id in report.failed:
             if tracked := self._tracked.get(request_id):
                 tracked.has_failed = True
+        if report.stored:
+            self.events.stored(report.stored)
         if report.unusable is not None:
             self._service = None
             for tracked in self._tracked.values():
@@ -150,10 +193,15 @@ class Scheduler:
             self._service.close()
 
 
-def _matched(service: Service, prompt: Prompt, timeout: float) -> int:
-    """Leading tokens that are stored; none where the service does not say."""
+def _look_up(service: Service, prompt: Prompt, timeout: float) -> _Found:
+    begun = time.monotonic()
+    tokens = None
     try:
-        return service.session(prompt, timeout).matched
+        session = service.session(prompt, timeout)
+        if session.error is None:
+            tokens = session.matched
+        else:
+            logger.debug("a lookup failed: %s", session.error)
     except KvasirError as error:
         logger.debug("a lookup failed: %s", error)
-        return 0
+    return _Found(tokens, time.monotonic() - begun)

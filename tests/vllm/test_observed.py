@@ -1,0 +1,117 @@
+"""What an operator sees of the connector, and a request's own budget."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from engine import BLOCK, Engine, make_exact_profile, make_tokens, wait_until_stored
+from proxy import FaultProxy
+from vllm.config import KVEventsConfig
+from vllm.distributed.kv_events import BlockStored
+
+import kvasir
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("observed")
+    exact = {"quality": "exact", "profile": make_exact_profile(folder / "exact.kvp")}
+    with kvasir.testing.server() as service:
+        proxy = FaultProxy(service.url)
+        events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+        engine = Engine(proxy.url, extra=exact, disable_log_stats=False, kv_events_config=events)
+        engine.wait_until_connected()
+        yield engine, kvasir.connect(service.url), proxy
+
+
+def test_metrics_count_lookups_loads_and_saves(setting):
+    engine, store, proxy = setting
+    tokens = make_tokens(400, seed=1)
+    engine.run(tokens)
+    engine.settle()
+    wait_until_stored(store)
+    engine.forget()
+    assert engine.run(tokens).cached == 384
+    engine.settle()
+    engine.run(tokens)
+    proxy.mode = "unavailable"
+    engine.run(make_tokens(300, seed=2))
+    proxy.mode = "sound"
+    engine.settle()
+    found = engine.metrics()
+    # The third one had its blocks in vLLM, and was looked up all the same.
+    assert [found[f"lookups:{result}"] for result in ("hit", "miss")] == [2, 1], found
+    assert found.get("lookups:failed", 0) + found.get("lookups:late", 0) == 1, found
+    assert found["lookup_seconds"] >= 3 and found["load_seconds"] == 1
+    assert (found["loads:whole"], found["load_tokens"]) == (1, 384)
+    assert found["load_bytes"] > 10_000 and found["save_bytes"] > 10_000
+    assert found["saves:stored"] >= 1
+
+
+def test_only_what_vllm_does_not_have_is_fetched(setting):
+    engine, store, _ = setting
+    tokens = make_tokens(1_000, seed=3)
+    engine.run(tokens)
+    engine.settle()
+    wait_until_stored(store)
+    engine.forget()
+    before = engine.metrics()["load_bytes"]
+    engine.run(tokens)
+    engine.settle()
+    whole = engine.metrics()["load_bytes"] - before
+    # vLLM has 800 of these tokens by now: three of four chunks.
+    engine.forget()
+    engine.run(tokens[:801], fresh=True)
+    engine.settle()
+    before = engine.metrics()["load_bytes"]
+    assert engine.run(tokens).cached == 992
+    engine.settle()
+    part = engine.metrics()["load_bytes"] - before
+    assert 0 < part < whole / 3, (part, whole)
+
+
+def test_stored_blocks_are_told_to_routers(setting):
+    engine, store, _ = setting
+    published = []
+    engine.scheduler.kv_event_publisher.publish = lambda batch: published.extend(batch.events)
+    tokens = make_tokens(500, seed=4)
+    engine.run(tokens)
+    until = time.monotonic() + 30
+    hashes = []
+    while len(hashes) < 500 // BLOCK and time.monotonic() < until:
+        engine.run(make_tokens(20, seed=5), fresh=True)
+        stored = [event for event in published if isinstance(event, BlockStored) and event.medium == "STORAGE"]
+        hashes = [block for event in stored for block in event.block_hashes]
+    own = [event for event in published if isinstance(event, BlockStored) and event.medium != "STORAGE"]
+    assert len(hashes) == 500 // BLOCK
+    assert set(hashes) <= {block for event in own for block in event.block_hashes}
+    assert [token for event in stored for token in event.token_ids] == tokens[: len(hashes) * BLOCK]
+    assert stored[0].parent_block_hash is None and stored[1].parent_block_hash == stored[0].block_hashes[-1]
+    assert {event.block_size for event in stored} == {BLOCK}
+
+
+def test_a_request_that_has_less_time_waits_less(setting):
+    engine, store, proxy = setting
+    tokens = make_tokens(900, seed=6)
+    expected = engine.run(tokens, logprobs=2)
+    engine.settle()
+    wait_until_stored(store)
+    engine.forget()
+    # Its lookup is answered, and then nothing is.
+    request = engine.begin(tokens, ttft_s=0.3)
+    begun = time.monotonic()
+    [tracked] = engine.scheduler.connector._scheduler._tracked.values()
+    assert tracked.lookup.result().tokens == 900
+    proxy.mode = "silent"
+    late = engine.metrics().get("loads:late", 0) + engine.metrics().get("loads:failed", 0)
+    answers = {}
+    while request not in answers:
+        answers |= engine.step()
+        time.sleep(0.001)
+    proxy.mode = "sound"
+    assert time.monotonic() - begun < 5, "the deadline of all requests is ten seconds"
+    assert answers[request].is_as(expected)
+    engine.settle()
+    found = engine.metrics()
+    assert found.get("loads:late", 0) + found.get("loads:failed", 0) == late + 1, found
