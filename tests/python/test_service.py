@@ -51,6 +51,11 @@ def test_what_is_saved_is_loaded(store, spec, profile):
     assert session.missing == loaded.missing == [range(session.matched, 703)]
     assert same(into, kv, session.matched)
     assert all((array[:, session.matched :] == 0).all() for pair in into for array in pair)
+    into = spec.empty(800)
+    behind = model.session([*tokens, 1, 2, 3]).load(into, level=len(profile.levels) - 1, present=300)
+    assert behind.prefix_tokens == session.matched == behind.loaded_tokens + 300 and behind.missing == loaded.missing
+    assert [chunk.tokens.start for chunk in behind.chunks] == [256, 512] and behind.bytes < loaded.bytes
+    assert all((array[:, :256] == 0).all() and array[:, 256:512].any() for pair in into for array in pair)
 
 
 def test_a_load_by_deadline_and_a_coarse_one(model, spec, kv, tokens, profile):

@@ -72,7 +72,7 @@ def test_only_what_vllm_does_not_have_is_fetched(setting):
 
 
 def test_stored_blocks_are_told_to_routers(setting):
-    engine, store, _ = setting
+    engine, _, _ = setting
     published = []
     engine.scheduler.kv_event_publisher.publish = lambda batch: published.extend(batch.events)
     tokens = make_tokens(500, seed=4)

@@ -29,9 +29,7 @@ class Session:
         """Why the lookup failed, where it did."""
         return self._core.lookup_error()
 
-    def load(
-        self, into: KV = None, *, deadline: float | None = None, level: int | None = None, present: int = 0
-    ) -> Loaded:
+    def load(self, into: KV = None, *, deadline: float | None = None, level: int | None = None, present: int = 0) -> Loaded:
         """Load what is matched.
 
         A failing network or service is no error, only more that is `missing`. When the call returns, or is left by an exception,

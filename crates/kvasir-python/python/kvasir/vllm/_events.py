@@ -12,8 +12,9 @@ _WAITING_MAX = 10_000
 
 
 class StoredEvents:
-    """Events of saves, given when the workers report that they are durable. What the service removes is not told: a block that an
-    event names may be gone.
+    """Events of saves, given when the workers report that they are durable.
+
+    What the service removes is not told: a block that an event names may be gone.
     """
 
     def __init__(self, vllm_config: Any) -> None:

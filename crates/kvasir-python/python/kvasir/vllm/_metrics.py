@@ -25,8 +25,8 @@ COUNTERS = {
     "load_tokens": _Counted("Tokens that were loaded and are in vLLM's blocks."),
     "load_bytes": _Counted("Bytes that loads brought over the network."),
     "saves": _Counted(
-        "Saves: stored, present (stored already), lossy (too far from exact), dropped (the queue was full), orphaned (what they build "
-        "on is not stored), failed.",
+        "Saves: stored, present (stored already), lossy (too far from exact), dropped (the queue was full), "
+        "orphaned (what they build on is not stored), failed.",
         "result",
     ),
     "save_bytes": _Counted("Bytes that saves sent."),
@@ -43,6 +43,8 @@ _TIMES_MAX = 1_000
 
 class Stats(KVConnectorStats):
     """Counts by ``name`` or ``name:result``, and lists of seconds. Plain values: vLLM sends them between processes."""
+
+    data: dict[str, Any]
 
     def count(self, name: str, amount: float = 1) -> None:
         """Add to a counter of `COUNTERS`, named with its result where it has one."""
