@@ -76,7 +76,7 @@ impl Loaded {
         &self.missing
     }
 
-    /// Tokens that were loaded and are in place; those that the engine [had](crate::LoadOptions::present) are left out.
+    /// Tokens that were loaded and are in place; those that the engine [had](crate::tuning::LoadOptions::present) are left out.
     pub fn loaded_tokens(&self) -> u64 {
         self.tokens - self.present - self.missing.iter().map(|range| range.len()).sum::<u64>()
     }
