@@ -25,13 +25,19 @@ def setting(tmp_path_factory):
         yield engine, kvasir.connect(service.url), proxy
 
 
-def test_metrics_count_lookups_loads_and_saves(setting):
-    engine, store, proxy = setting
-    tokens = make_tokens(400, seed=1)
-    engine.run(tokens)
+def store_prompt(engine, store, tokens, **sampling):
+    """Run a prompt until it is stored, and vLLM has nothing of it."""
+    answer = engine.run(tokens, **sampling)
     engine.settle()
     wait_until_stored(store)
     engine.forget()
+    return answer
+
+
+def test_metrics_count_lookups_loads_and_saves(setting):
+    engine, store, proxy = setting
+    tokens = make_tokens(400, seed=1)
+    store_prompt(engine, store, tokens)
     assert engine.run(tokens).cached == 384
     engine.settle()
     engine.run(tokens)
@@ -52,10 +58,7 @@ def test_metrics_count_lookups_loads_and_saves(setting):
 def test_only_what_vllm_does_not_have_is_fetched(setting):
     engine, store, _ = setting
     tokens = make_tokens(1_000, seed=3)
-    engine.run(tokens)
-    engine.settle()
-    wait_until_stored(store)
-    engine.forget()
+    store_prompt(engine, store, tokens)
     before = engine.metrics()["load_bytes"]
     engine.run(tokens)
     engine.settle()
@@ -94,10 +97,7 @@ def test_stored_blocks_are_told_to_routers(setting):
 def test_a_request_that_has_less_time_waits_less(setting):
     engine, store, proxy = setting
     tokens = make_tokens(900, seed=6)
-    expected = engine.run(tokens, logprobs=2)
-    engine.settle()
-    wait_until_stored(store)
-    engine.forget()
+    expected = store_prompt(engine, store, tokens, logprobs=2)
     # Its lookup is answered, and then nothing is.
     request = engine.begin(tokens, ttft_s=0.3)
     begun = time.monotonic()

@@ -129,7 +129,7 @@ impl LoadTask<'_> {
         self.matched.chunks.drain(..present);
         chunks.drain(..present);
         if chunks.is_empty() {
-            return Ok(Running::miss(options.present.min(count), count, self.beneath));
+            return Ok(Running::miss(options.present, count, self.beneath));
         }
         self.spawn(tables, options, text_mode, chunks)
     }
@@ -194,7 +194,7 @@ impl LoadTask<'_> {
             Arc::clone(self.learned),
         );
         let task = self.runtime.spawn(driver.run(arrivals, tail));
-        let running = Running::miss(options.present.min(tail.end), tail.end, self.beneath);
+        let running = Running::miss(options.present, tail.end, self.beneath);
         Ok(running.with((received, sender), task, gate, tail.start))
     }
 }

@@ -96,7 +96,7 @@ impl Running {
             task: None,
             beneath: Arc::clone(beneath),
             tokens,
-            present,
+            present: present.min(tokens),
             matched: 0,
             lossy: Vec::new(),
             computed: Vec::new(),

@@ -189,8 +189,7 @@ impl Session {
     ) -> Result<Running, Error> {
         let bound = self.bound.as_ref().filter(|bound| bound.matched.tokens() > 0);
         let Some(bound) = bound else {
-            let count = self.tokens.len() as u64;
-            return Ok(Running::miss(options.present.min(count), count, &self.beneath));
+            return Ok(Running::miss(options.present, self.tokens.len() as u64, &self.beneath));
         };
         let task = LoadTask {
             client: &self.client,
