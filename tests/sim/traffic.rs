@@ -118,8 +118,9 @@ impl World {
         let context = self.contexts.iter().find(|(_, all)| all.iter().any(|c| c.seq_hash == chunk.seq_hash));
         let Some((tokens, _)) = context.cloned() else { return };
         let cold = self.cold().await;
-        for node in [&writer, &cold] {
-            book.load(node, self.root, &tokens, true).await;
+        // What the writer knows by itself comes first: if it offers the chunk, the chunk outlived its removal and is owed to all.
+        for (node, fresh) in [(&writer, false), (&writer, true), (&cold, true)] {
+            book.load(node, self.root, &tokens, fresh).await;
         }
     }
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
 
@@ -35,21 +36,23 @@ def make_tokens(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCABULARY), k=count)
 
 
-def make_spec() -> kvasir.ModelSpec:
-    """What the connector makes of the model."""
-    return kvasir.ModelSpec.from_config(MODEL, weights=WEIGHTS, revision="test", kv_dtype="bfloat16", context=1024)
+def make_spec(folder: Path = MODEL) -> kvasir.ModelSpec:
+    """What the connector makes of a model."""
+    return kvasir.ModelSpec.from_config(folder, weights=WEIGHTS, revision="test", kv_dtype="bfloat16", context=1024)
 
 
-def make_exact_profile(path: Path) -> str:
+def make_exact_profile(path: Path, folder: Path = MODEL) -> str:
     """Train a profile that loses nothing, on caches that transformers computes."""
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     contexts = []
     for seed in range(3):
         tokens = make_tokens(512, seed)
+        # One that does not know of windows keeps all rows.
+        cache = DynamicCache()
         with torch.no_grad():
-            cache = model(torch.tensor([tokens]), use_cache=True).past_key_values
+            model(torch.tensor([tokens]), past_key_values=cache)
         contexts.append((tokens, [(layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in cache.layers]))
-    kvasir.Profile.train(contexts, model=make_spec(), recipe="exact-only").save(path)
+    kvasir.Profile.train(contexts, model=make_spec(folder), recipe="exact-only").save(path)
     return str(path)
 
 
@@ -80,7 +83,14 @@ class Engine:
     """vLLM in this process."""
 
     def __init__(
-        self, url: str, *, policy: str = "recompute", block: int = BLOCK, extra: dict | None = None, **options: Any
+        self,
+        url: str,
+        *,
+        model: Path = MODEL,
+        policy: str = "recompute",
+        block: int = BLOCK,
+        extra: dict | None = None,
+        **options: Any,
     ) -> None:
         settings = {"url": url, "chunk_tokens": CHUNK, "weights": WEIGHTS, "revision": "test", **(extra or {})}
         transfer = KVTransferConfig(
@@ -93,7 +103,7 @@ class Engine:
         # Prompts are computed in parts: more tokens than a step takes.
         options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "dtype": "bfloat16", **options}
         self.llm = LLM(
-            model=str(MODEL),
+            model=str(model),
             enforce_eager=True,
             distributed_executor_backend="uni",
             block_size=block,
@@ -106,6 +116,11 @@ class Engine:
     @property
     def scheduler(self) -> Any:
         return self._core.engine_core.engine_core.scheduler
+
+    @property
+    def worker(self) -> Any:
+        """The connector's part in vLLM's worker."""
+        return get_kv_transfer_group()._worker
 
     def lost_blocks(self) -> int:
         """Blocks that are not free when nothing runs, vLLM's own null block left out."""

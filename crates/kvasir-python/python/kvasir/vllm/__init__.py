@@ -18,6 +18,7 @@ import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
+    KVConnectorTransferResults,
     SupportsHMA,
 )
 
@@ -117,9 +118,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(plan, StepPlan)
         self._mover.save(plan)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Requests whose blocks were copied, and requests whose loads are over."""
-        return self._mover.finished(time.monotonic())
+        return self._mover.finished(finished_req_ids, time.monotonic())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that a load left as they were."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from ..errors import InputError
 
@@ -14,6 +15,10 @@ logger = init_logger(__name__)
 
 Rows = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, ``[kv_heads, tokens, head_dim]``, in the CPU's memory."""
+BlockTables = tuple[list[int], ...]
+"""Of each group of layers the blocks of consecutive tokens."""
+NULL_BLOCK = 0
+"""What stands in a table for blocks that vLLM does not keep, because they lie behind a window."""
 
 
 def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
@@ -24,8 +29,6 @@ def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
     InputError
         ``unknown_layout`` naming it.
     """
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
     def refuse(what: str, remedy: str) -> None:
         raise InputError(what, "unknown_layout", remedy)
 
@@ -33,13 +36,84 @@ def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             refuse(f"{name} is {getattr(parallel, name)}", "Kvasir moves caches of one rank only so far")
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
-        refuse(f"the cache has {len(groups)} groups ({kinds})", "Kvasir moves caches of one group of full attention only so far")
-    spec = groups[0].kv_cache_spec
-    if type(spec) is not FullAttentionSpec or spec.sliding_window is not None or spec.attention_chunk_size is not None:
-        refuse(f"the cache is of {type(spec).__name__}", "Kvasir moves caches of full attention only so far")
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    for spec in specs:
+        # Where vLLM gives all layers the same blocks, a FullAttentionSpec may have a window: all rows are kept all the same.
+        if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
+            refuse(f"a cache is of {type(spec).__name__}", "Kvasir moves caches of full and sliding window attention only so far")
+    if len({spec.block_size for spec in specs}) != 1:
+        sizes = sorted({spec.block_size for spec in specs})
+        refuse(f"blocks have {sizes} tokens", "Kvasir moves caches whose blocks have all the same number of tokens so far")
+
+
+def window_of(kv_cache_config: Any) -> int | None:
+    """Give the shortest window behind which vLLM gives blocks up, in tokens; none where it keeps all."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return min((spec.sliding_window for spec in specs if isinstance(spec, SlidingWindowSpec)), default=None)
+
+
+class _Group:
+    """Layers that vLLM gives the same blocks."""
+
+    def __init__(self, group: Any, cache_dtype: str, caches: dict[str, torch.Tensor]) -> None:
+        self.spec = group.kv_cache_spec
+        self.is_windowed = isinstance(self.spec, SlidingWindowSpec)
+        self.block_tokens: int = self.spec.block_size
+        self._kernels = _kernels(self.spec, cache_dtype)
+        self._check()
+        # By number.
+        self.layers = {_number(name): self._views(caches[name]) for name in group.layer_names}
+
+    def gather(self, rows: Rows, blocks: Sequence[int], first: int, end: int, origin: int) -> None:
+        """Copy the rows of tokens ``first`` to ``end`` out, to rows from token ``origin`` on."""
+        index, skipped = torch.tensor(blocks, dtype=torch.int64), first % self.block_tokens
+        for layer, planes in self.layers.items():
+            for plane, to in zip(planes, rows[layer], strict=True):
+                to[:, first - origin : end - origin] = self._rows(plane[index])[:, skipped : skipped + end - first]
+
+    def scatter(self, rows: Rows, blocks: Sequence[int], first: int) -> None:
+        """Write whole blocks of rows from token ``first`` on, but those that vLLM left out behind a window."""
+        wanted = [n for n, block in enumerate(blocks) if block != NULL_BLOCK]
+        index = torch.tensor([blocks[n] for n in wanted], dtype=torch.int64)
+        end = first + len(blocks) * self.block_tokens
+        for layer, planes in self.layers.items():
+            for plane, of in zip(planes, rows[layer], strict=True):
+                by_block = of[:, first:end].unflatten(1, (len(blocks), self.block_tokens)).transpose(0, 1)[wanted]
+                plane[index] = by_block.reshape(len(wanted), *plane.shape[1:])
+
+    def _rows(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Rows ``[kv_heads, tokens, head_dim]`` of blocks that `_views` gave."""
+        heads, dim = self.spec.num_kv_heads, self.spec.head_size
+        return blocks.reshape(len(blocks), heads, self.block_tokens, dim).transpose(0, 1).flatten(1, 2)
+
+    def _views(self, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give a layer's keys and values as views ``[blocks, kv_heads, block_tokens…, head_dim…]`` of its blocks.
+
+        A block says that it is ``[kv_heads, block_tokens, 2 * head_dim]``. vLLM's CPU kernels keep in it for each head the keys,
+        and behind them the values, both in an order of their own.
+        """
+        heads, tokens, dim = self.spec.num_kv_heads, self.block_tokens, self.spec.head_size
+        if cache.shape[1:] != (heads, tokens, 2 * dim) or cache.stride()[1:] != (2 * dim * tokens, 2 * dim, 1):
+            what = f"vLLM's blocks have the shape {list(cache.shape[1:])} and strides {list(cache.stride()[1:])}"
+            raise InputError(what, "unknown_layout", "report this with vLLM's version; vLLM goes on without Kvasir")
+        keys, values = cache.view(-1, heads, 2, tokens * dim).unbind(2)
+        order = _ORDERS[self._kernels]
+        return order.keys(keys, tokens, dim), order.values(values, tokens, dim)
+
+    def _check(self) -> None:
+        """Let vLLM write two blocks of rows, and read them by the table."""
+        from vllm import _custom_ops as ops
+
+        spec, tokens = self.spec, self.block_tokens
+        heads, dim = spec.num_kv_heads, spec.head_size
+        keys, values = (torch.randn(2 * tokens, heads, dim).to(spec.dtype) for _ in range(2))
+        cache = torch.zeros(2, heads, tokens, 2 * dim, dtype=spec.dtype)
+        halves = cache.view(2, heads, 2 * tokens, dim).chunk(2, dim=2)
+        ops.cpu_attn_reshape_and_cache(keys, values, *halves, torch.arange(2 * tokens), self._kernels)
+        for wrote, view in zip((keys, values), self._views(cache), strict=True):
+            if not torch.equal(self._rows(view).transpose(0, 1), wrote):
+                what = f"vLLM's kernels {self._kernels} lay blocks out in a way that is not known"
+                raise InputError(what, "unknown_layout", "report this with vLLM's version and the CPU; vLLM goes on without Kvasir")
 
 
 class Blocks:
@@ -53,77 +127,53 @@ class Blocks:
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, caches: dict[str, torch.Tensor]) -> None:
         check_groups(vllm_config, kv_cache_config)
-        group = kv_cache_config.kv_cache_groups[0]
-        self._spec = group.kv_cache_spec
-        self.block_tokens: int = self._spec.block_size
-        self._kernels = _kernels(self._spec, vllm_config.cache_config.cache_dtype)
-        self._check()
-        self._layers = [self._views(caches[name]) for name in sorted(group.layer_names, key=_number)]
+        dtype = vllm_config.cache_config.cache_dtype
+        self._groups = [_Group(group, dtype, caches) for group in kv_cache_config.kv_cache_groups]
+        self.block_tokens = self._groups[0].block_tokens
+        self.has_windows = any(group.is_windowed for group in self._groups)
+        # vLLM asks for whole loads where it has more than one table, and behind a part of a load there is no window.
+        self.can_load_in_part = len(self._groups) == 1 and not self.has_windows
+        specs = {layer: group.spec for group in self._groups for layer in group.layers}
+        if sorted(specs) != list(range(len(specs))):
+            raise InputError(f"the cache is of layers {sorted(specs)}", "unknown_layout", "vLLM goes on without Kvasir")
+        self._specs = [specs[layer] for layer in range(len(specs))]
+        self._windowed_layers = [layer for group in self._groups if group.is_windowed for layer in group.layers]
 
-    def gather(self, blocks: Sequence[int], first: int, end: int) -> Rows:
-        """Copy the rows of tokens ``first`` to ``end``, whose blocks these are, out. Rows before ``first`` are not written."""
-        index, rows = torch.tensor(blocks, dtype=torch.int64), self.empty(end)
-        for planes, pair in zip(self._layers, rows, strict=True):
-            for plane, to in zip(planes, pair, strict=True):
-                to[:, first:end] = self._rows(plane[index])[:, : end - first]
-        return rows
+    def gather(self, rows: Rows, blocks: BlockTables, first: int, end: int, *, windowed: bool, origin: int = 0) -> None:
+        """Copy the rows of tokens ``first`` to ``end`` out of layers with a window, or of those without one.
 
-    def scatter(self, rows: Rows, blocks: Sequence[int], first: int) -> None:
+        The blocks of each such group begin with that of token ``first``, the rows with token ``origin``.
+        """
+        for group, of_group in zip(self._groups, blocks, strict=True):
+            if group.is_windowed == windowed and first < end:
+                group.gather(rows, of_group, first, end, origin)
+
+    # Rows that were copied during a step may be written in that mode alone.
+    @torch.inference_mode()
+    def copy_windowed(self, of: tuple[Rows, int], to: tuple[Rows, int], first: int, end: int) -> None:
+        """Copy the rows of tokens ``first`` to ``end`` in layers with a window. Both come with the token that they begin with."""
+        (of_rows, of_origin), (to_rows, to_origin) = of, to
+        for layer in self._windowed_layers:
+            for plane, copy in zip(of_rows[layer], to_rows[layer], strict=True):
+                copy[:, first - to_origin : end - to_origin] = plane[:, first - of_origin : end - of_origin]
+
+    def scatter(self, rows: Rows, blocks: BlockTables, first: int) -> None:
         """Write whole blocks of rows from token ``first`` on."""
-        index = torch.tensor(blocks, dtype=torch.int64)
-        end = first + len(blocks) * self.block_tokens
-        for planes, pair in zip(self._layers, rows, strict=True):
-            for plane, of in zip(planes, pair, strict=True):
-                by_block = of[:, first:end].unflatten(1, (len(blocks), self.block_tokens)).transpose(0, 1)
-                plane[index] = by_block.reshape(len(blocks), *plane.shape[1:])
+        for group, of_group in zip(self._groups, blocks, strict=True):
+            group.scatter(rows, of_group, first)
 
     def empty(self, tokens: int) -> Rows:
         """Memory for the rows of so many tokens. What is not written of it, the machine need not have."""
-        heads, dim, dtype = self._spec.num_kv_heads, self._spec.head_size, self._spec.dtype
 
-        def plane() -> torch.Tensor:
-            return torch.empty(heads, tokens, dim, dtype=dtype)
+        def plane(spec: Any) -> torch.Tensor:
+            return torch.empty(spec.num_kv_heads, tokens, spec.head_size, dtype=spec.dtype)
 
-        return [(plane(), plane()) for _ in self._layers]
+        return [(plane(spec), plane(spec)) for spec in self._specs]
 
-    def bytes_of(self, tokens: int) -> int:
-        """Bytes of the rows of so many tokens."""
-        heads, dim, dtype = self._spec.num_kv_heads, self._spec.head_size, self._spec.dtype
-        return int(2 * len(self._layers) * heads * tokens * dim * dtype.itemsize)
-
-    def _rows(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Rows ``[kv_heads, tokens, head_dim]`` of blocks that `_views` gave."""
-        heads, dim = self._spec.num_kv_heads, self._spec.head_size
-        return blocks.reshape(len(blocks), heads, self.block_tokens, dim).transpose(0, 1).flatten(1, 2)
-
-    def _views(self, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give a layer's keys and values as views ``[blocks, kv_heads, block_tokens…, head_dim…]`` of its blocks.
-
-        A block says that it is ``[kv_heads, block_tokens, 2 * head_dim]``. vLLM's CPU kernels keep in it for each head the keys,
-        and behind them the values, both in an order of their own.
-        """
-        heads, tokens, dim = self._spec.num_kv_heads, self.block_tokens, self._spec.head_size
-        if cache.shape[1:] != (heads, tokens, 2 * dim) or cache.stride()[1:] != (2 * dim * tokens, 2 * dim, 1):
-            what = f"vLLM's blocks have the shape {list(cache.shape[1:])} and strides {list(cache.stride()[1:])}"
-            raise InputError(what, "unknown_layout", "report this with vLLM's version; vLLM goes on without Kvasir")
-        keys, values = cache.view(-1, heads, 2, tokens * dim).unbind(2)
-        order = _ORDERS[self._kernels]
-        return order.keys(keys, tokens, dim), order.values(values, tokens, dim)
-
-    def _check(self) -> None:
-        """Let vLLM write two blocks of rows, and read them by the table."""
-        from vllm import _custom_ops as ops
-
-        spec, tokens = self._spec, self.block_tokens
-        heads, dim = spec.num_kv_heads, spec.head_size
-        keys, values = (torch.randn(2 * tokens, heads, dim).to(spec.dtype) for _ in range(2))
-        cache = torch.zeros(2, heads, tokens, 2 * dim, dtype=spec.dtype)
-        halves = cache.view(2, heads, 2 * tokens, dim).chunk(2, dim=2)
-        ops.cpu_attn_reshape_and_cache(keys, values, *halves, torch.arange(2 * tokens), self._kernels)
-        for wrote, view in zip((keys, values), self._views(cache), strict=True):
-            if not torch.equal(self._rows(view).transpose(0, 1), wrote):
-                what = f"vLLM's kernels {self._kernels} lay blocks out in a way that is not known"
-                raise InputError(what, "unknown_layout", "report this with vLLM's version and the CPU; vLLM goes on without Kvasir")
+    def bytes_of(self, tokens: int, *, windowed: bool | None = None) -> int:
+        """Bytes of the rows of so many tokens, in layers with a window, without one, or in all."""
+        specs = [group.spec for group in self._groups if windowed in (None, group.is_windowed) for _ in group.layers]
+        return tokens * sum(2 * spec.num_kv_heads * spec.head_size * spec.dtype.itemsize for spec in specs)
 
 
 def _kernels(spec: Any, cache_dtype: str) -> str:

@@ -28,19 +28,38 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """A load of tokens ``start`` to ``end``, both ends of blocks, into ``blocks``, which may take ``budget_s`` seconds."""
+    """A load of tokens ``start`` to ``end``, both ends of blocks, into ``blocks``, which may take ``budget_s`` seconds.
+
+    Of each group of layers, the blocks are those of these tokens.
+    """
 
     request_id: str
     prompt: Prompt
     start: int
     end: int
-    blocks: list[int]
+    blocks: tuple[list[int], ...]
     budget_s: float
 
 
 @dataclass(frozen=True)
+class CopyPlan:
+    """A copy of the rows of tokens ``first`` to ``end`` in layers with a window, before vLLM gives their blocks up.
+
+    Of each group of layers, the blocks begin with that of token ``first``; of layers without a window there are none.
+    """
+
+    request_id: str
+    first: int
+    end: int
+    blocks: tuple[list[int], ...]
+
+
+@dataclass(frozen=True)
 class SavePlan:
-    """A save of tokens ``first`` to the last one of ``prompt``, which lie in ``blocks``; those before are stored.
+    """A save of tokens ``first`` to the last one of ``prompt``; those before are stored.
+
+    Of each group of layers, the blocks begin with that of token ``first``; in layers with a window, with that of
+    token ``windowed_first``: rows before it were copied at earlier steps, or vLLM does not have them.
 
     Where it ``releases`` them, vLLM keeps the blocks of a finished request until they are copied. The worker reports its ``number``
     when they are stored.
@@ -50,15 +69,17 @@ class SavePlan:
     request_id: str
     prompt: Prompt
     first: int
-    blocks: list[int]
+    windowed_first: int
+    blocks: tuple[list[int], ...]
     releases: bool
 
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """Loads and saves of a step."""
+    """Loads, copies and saves of a step."""
 
     loads: list[LoadPlan] = field(default_factory=list)
+    copies: list[CopyPlan] = field(default_factory=list)
     saves: list[SavePlan] = field(default_factory=list)
 
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from ..errors import InputError, KvasirError
 from ._events import StoredEvents
 from ._identity import is_known_by_tokens, prompt_of
-from ._layout import check_groups
+from ._layout import NULL_BLOCK, BlockTables, check_groups, window_of
 from ._metrics import Collector
 from ._notices import Notices
-from ._plan import LoadPlan, Prompt, SavePlan, StepPlan, WorkerReport
+from ._plan import CopyPlan, LoadPlan, Prompt, SavePlan, StepPlan, WorkerReport
 from ._service import Service, service_of
 from ._settings import Settings
 
@@ -47,6 +48,8 @@ class _Tracked:
     due_at: float | None
     # Leading tokens that are stored, or given to a worker to be.
     saved: int = 0
+    # Leading tokens whose rows in layers with a window need not be copied any more.
+    copied: int = 0
     # Where the load that was offered last begins.
     start: int = 0
     is_counted: bool = False
@@ -69,6 +72,8 @@ class Scheduler:
         try:
             check_groups(vllm_config, kv_cache_config)
             self._block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+            self._window = window_of(kv_cache_config)
+            self._is_windowed = [isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in kv_cache_config.kv_cache_groups]
             self._service = service_of(settings, vllm_config)
         except InputError as error:
             logger.error("vLLM runs without Kvasir: %s", error)
@@ -120,11 +125,11 @@ class Scheduler:
         tracked.start = computed
         return (end - computed, True) if end > computed else (0, False)
 
-    def allocated(self, request: Any, blocks: tuple[list[int], ...], count: int, now: float) -> None:
+    def allocated(self, request: Any, blocks: BlockTables, count: int, now: float) -> None:
         """Plan the load of ``count`` tokens that was offered, into blocks that were allocated."""
         tracked = self._tracked[request.request_id]
         start, end = tracked.start, tracked.start + count
-        ids = blocks[0][start // self._block_tokens : end // self._block_tokens]
+        ids = tuple(of_group[start // self._block_tokens : end // self._block_tokens] for of_group in blocks)
         # The token behind, too: the last token of a prompt is not loaded.
         prompt = replace(tracked.prompt, tokens=tracked.prompt.tokens[: end + 1])
         budget = self._settings.load_deadline_s
@@ -147,10 +152,13 @@ class Scheduler:
             if end > tracked.saved:
                 blocks = output.kv_connector_block_state.get_block_ids(request_id)
                 self._save(tracked, end, blocks, releases=False)
+            # The next step begins by giving up what lies behind the window of the token that it computes.
+            elif self._window is not None and computed - self._window >= max(tracked.copied, self._first(tracked)):
+                self._copy(tracked, computed, output.kv_connector_block_state.get_block_ids(request_id))
         step, self._step = self._step, StepPlan()
         return step
 
-    def finished(self, request: Any, blocks: tuple[list[int], ...]) -> bool:
+    def finished(self, request: Any, blocks: BlockTables) -> bool:
         """Plan the save of what a finished request has generated. Gives whether its blocks must stay until it is copied."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None or request.status.name not in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"):
@@ -163,16 +171,43 @@ class Scheduler:
         self._save(tracked, end, blocks, releases=True)
         return True
 
-    def _save(self, tracked: _Tracked, end: int, blocks: tuple[list[int], ...], *, releases: bool) -> None:
-        request, chunk, size = tracked.request, self._settings.chunk_tokens, self._block_tokens
-        # A chunk that was stored in part is stored again as a whole.
-        first = tracked.saved // chunk * chunk
+    def _first(self, tracked: _Tracked) -> int:
+        """Where the next save of a request begins: a chunk that was stored in part is stored again as a whole."""
+        return tracked.saved // self._settings.chunk_tokens * self._settings.chunk_tokens
+
+    def _save(self, tracked: _Tracked, end: int, blocks: BlockTables, *, releases: bool) -> None:
+        request, first = tracked.request, self._first(tracked)
+        windowed_first = self._uncopied(tracked, blocks)
+        starts = [windowed_first if is_windowed else first for is_windowed in self._is_windowed]
         prompt = replace(tracked.prompt, tokens=list(request.all_token_ids[:end]))
-        ids = blocks[0][first // size : -(-end // size)]
+        ids = self._of_tokens(blocks, starts, end)
         self._saves += 1
-        self._step.saves.append(SavePlan(self._saves, request.request_id, prompt, first, ids, releases))
-        self.events.begin(self._saves, request, first, end, size)
-        tracked.saved = end
+        self._step.saves.append(SavePlan(self._saves, request.request_id, prompt, first, windowed_first, ids, releases))
+        self.events.begin(self._saves, request, first, end, self._block_tokens)
+        tracked.saved = tracked.copied = end
+
+    def _copy(self, tracked: _Tracked, end: int, blocks: BlockTables) -> None:
+        first = self._uncopied(tracked, blocks)
+        starts = [first if is_windowed else end for is_windowed in self._is_windowed]
+        ids = self._of_tokens(blocks, starts, end)
+        self._step.copies.append(CopyPlan(tracked.request.request_id, first, end, ids))
+        tracked.copied = end
+
+    def _of_tokens(self, blocks: BlockTables, starts: list[int], end: int) -> BlockTables:
+        """Blocks that hold the tokens from each group's start to ``end``."""
+        size = self._block_tokens
+        pairs = zip(blocks, starts, strict=True)
+        return tuple(ids[start // size : -(-end // size)] if start < end else [] for ids, start in pairs)
+
+    def _uncopied(self, tracked: _Tracked, blocks: BlockTables) -> int:
+        """The first token to be copied of layers with a window: behind what is copied, where vLLM still has what follows."""
+        first = max(tracked.copied, self._first(tracked))
+        windowed = [ids for ids, is_windowed in zip(blocks, self._is_windowed, strict=True) if is_windowed]
+        block = first // self._block_tokens
+        while any(ids[block : block + 1] == [NULL_BLOCK] for ids in windowed):
+            block += 1
+            first = block * self._block_tokens
+        return first
 
     def reported(self, report: WorkerReport) -> None:
         """Take note of what the workers report."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.logger import init_logger
 
 from ..errors import InputError, KvasirError
@@ -16,9 +17,10 @@ from ._layout import Blocks, Rows
 from ._lossy import LossyPrefixes
 from ._metrics import Collector
 from ._notices import Notices
-from ._plan import LoadPlan, SavePlan, StepPlan, WorkerReport
+from ._plan import CopyPlan, LoadPlan, SavePlan, StepPlan, WorkerReport
 from ._service import Service, service_of
 from ._settings import Settings
+from ._windows import CopiedRows
 
 logger = init_logger(__name__)
 
@@ -40,10 +42,11 @@ class _Load:
 
 @dataclass
 class _Copy:
-    """Rows that are to be stored."""
+    """Rows that are to be stored; of layers with a window those from token ``windowed_first`` on."""
 
     plan: SavePlan
     rows: Rows
+    windowed_first: int
     bytes: int
 
 
@@ -59,7 +62,10 @@ class Worker:
         self._loads: dict[str, _Load] = {}
         self._received: set[str] = set()
         self._sent: set[str] = set()
+        self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
+        # Of running requests.
+        self._copied: dict[str, CopiedRows] = {}
         self._report = WorkerReport()
         self.metrics = Collector()
         self._notices = Notices(logger.warning)
@@ -103,11 +109,11 @@ class Worker:
                 return
             count = 0
             if rows is not None and self._blocks is not None:
-                count = (usable - plan.start) // self._blocks.block_tokens
-                self._blocks.scatter(rows, plan.blocks[:count], plan.start)
-                self.metrics.count("load_tokens", count * self._blocks.block_tokens)
+                count = self._scatter(plan, rows, usable)
+                self.metrics.count("load_tokens", count)
             self._over(plan, count)
-        self.metrics.count("loads:whole" if count == len(plan.blocks) else "loads:partial" if count else "loads:failed")
+        whole = plan.end - plan.start
+        self.metrics.count("loads:whole" if count == whole else "loads:partial" if count else "loads:failed")
         self.metrics.took("load_seconds", time.monotonic() - load.begun_at)
 
     def _fetched(self, plan: LoadPlan, due_at: float) -> tuple[Rows | None, int]:
@@ -124,29 +130,96 @@ class Worker:
         end = min(loaded.prefix_tokens, plan.end)
         return rows, max(end - end % self._blocks.block_tokens, plan.start)
 
+    def _scatter(self, plan: LoadPlan, rows: Rows, usable: int) -> int:
+        """Write vLLM's blocks. Gives how many tokens of the load are in them."""
+        assert self._blocks is not None
+        if usable < plan.end and not self._blocks.can_load_in_part:
+            return 0
+        count = (usable - plan.start) // self._blocks.block_tokens
+        self._blocks.scatter(rows, tuple(ids[:count] for ids in plan.blocks), plan.start)
+        return count * self._blocks.block_tokens
+
     def _over(self, plan: LoadPlan, count: int) -> None:
-        """Say that a load is over, and that it filled the first ``count`` blocks. Under the lock."""
+        """Say that a load is over, and that its first ``count`` tokens are in vLLM's blocks. Under the lock."""
         self._received.add(plan.request_id)
-        if count < len(plan.blocks):
-            self._failed_blocks.update(plan.blocks[count:])
-            self._report.failed.add(plan.request_id)
+        if plan.start + count == plan.end:
+            return
+        self._report.failed.add(plan.request_id)
+        if self._blocks is not None and self._blocks.can_load_in_part:
+            self._failed_blocks.update(plan.blocks[0][count // self._blocks.block_tokens :])
+        else:
+            self._failed.add(plan.request_id)
 
     def save(self, plan: StepPlan) -> None:
-        """Copy what a step's plan saves. vLLM may use the blocks again when this returns."""
+        """Copy what a step's plan copies and saves. vLLM may use the blocks again when this returns."""
+        for copy in plan.copies:
+            self._copy_windowed(copy)
         for save in plan.saves:
             if save.releases:
                 self._sent.add(save.request_id)
+            copied = self._forget(save.request_id)
             if self._service is None or self._blocks is None or not self._service.is_connected:
                 continue
-            end = len(save.prompt.tokens)
-            size = self._blocks.bytes_of(end - save.first)
-            with self._lock:
-                if self._queued_bytes + size > self._settings.save_queue_mb << 20:
-                    self.metrics.count("saves:dropped")
-                    self._notices.say("queue", "a save was dropped: %d MiB wait to be stored", self._queued_bytes >> 20)
-                    continue
+            size = self._blocks.bytes_of(len(save.prompt.tokens) - save.first)
+            if self._has_room(size):
+                self._copies.put(self._gathered(save, copied, size))
+            else:
+                self.metrics.count("saves:dropped")
+
+    def _has_room(self, size: int) -> bool:
+        """Whether copies of so many bytes may be made; they count from then on."""
+        with self._lock:
+            if self._queued_bytes + size <= self._settings.save_queue_mb << 20:
                 self._queued_bytes += size
-            self._copies.put(_Copy(save, self._blocks.gather(save.blocks, save.first, end), size))
+                return True
+        self._notices.say("queue", "a save was dropped: %d MiB wait to be stored", self._queued_bytes >> 20)
+        return False
+
+    def _copy_windowed(self, plan: CopyPlan) -> None:
+        """Copy rows that vLLM is about to give up."""
+        if self._service is None or self._blocks is None or not self._service.is_connected:
+            return
+        if not self._has_room(self._blocks.bytes_of(plan.end - plan.first, windowed=True)):
+            self._forget(plan.request_id)
+            return
+        rows = self._blocks.empty(plan.end - plan.first)
+        self._blocks.gather(rows, plan.blocks, plan.first, plan.end, windowed=True, origin=plan.first)
+        self._keep(plan.request_id, plan.first, plan.end, rows)
+
+    def _keep(self, request_id: str, first: int, end: int, rows: Rows) -> None:
+        """Keep rows for the next save of a request. Their bytes count already."""
+        assert self._blocks is not None
+        copied = self._copied.setdefault(request_id, CopiedRows())
+        before = copied.bytes
+        copied.add(self._blocks, first, end, rows)
+        with self._lock:
+            self._queued_bytes -= before + self._blocks.bytes_of(end - first, windowed=True) - copied.bytes
+
+    def _forget(self, request_id: str) -> CopiedRows | None:
+        """Take what was copied of a request."""
+        copied = self._copied.pop(request_id, None)
+        if copied is not None:
+            with self._lock:
+                self._queued_bytes -= copied.bytes
+        return copied
+
+    def _gathered(self, plan: SavePlan, copied: CopiedRows | None, size: int) -> _Copy:
+        """Copy what a save stores, and keep what the next one of its request begins with."""
+        assert self._blocks is not None
+        end, first = len(plan.prompt.tokens), plan.windowed_first
+        rows = self._blocks.empty(end)
+        self._blocks.gather(rows, plan.blocks, plan.first, end, windowed=False)
+        self._blocks.gather(rows, plan.blocks, first, end, windowed=True)
+        if copied is not None and copied.end == first:
+            copied.give(self._blocks, rows, plan.first)
+            first = max(copied.first, plan.first)
+        begin = max(first, end - end % self._settings.chunk_tokens)
+        if self._blocks.has_windows and not plan.releases and begin < end:
+            if self._has_room(self._blocks.bytes_of(end - begin, windowed=True)):
+                part = self._blocks.empty(end - begin)
+                self._blocks.copy_windowed((rows, 0), (part, begin), begin, end)
+                self._keep(plan.request_id, begin, end, part)
+        return _Copy(plan, rows, first, size)
 
     def _store_all(self) -> None:
         """Store copies, one after the other: those of one request build on each other."""
@@ -166,12 +239,21 @@ class Worker:
 
     def _store(self, copy: _Copy) -> str:
         """Give what came of a save, as in `COUNTERS`."""
-        assert self._service is not None
+        assert self._service is not None and self._blocks is not None
         prompt, chunk_tokens = copy.plan.prompt, self._settings.chunk_tokens
         session = self._service.session(prompt, _SAVE_LOOKUP_S)
         if session.matched // chunk_tokens * chunk_tokens < copy.plan.first:
             # Rows before the first one were not copied.
             return "orphaned"
+        if copy.windowed_first > copy.plan.first and session.matched < len(prompt.tokens):
+            # vLLM did not have these rows: the chunk that they are of was stored in part, and is stored again as a whole.
+            if session.matched < copy.windowed_first:
+                return "orphaned"
+            stored = self._blocks.empty(session.matched)
+            loaded = session.load(stored, present=copy.plan.first)
+            if loaded.prefix_tokens < copy.windowed_first:
+                return "orphaned"
+            self._blocks.copy_windowed((stored, 0), (copy.rows, 0), copy.plan.first, copy.windowed_first)
         # Of this request's load, or of another one's whose blocks vLLM had.
         if (loss := self._lossy.beneath(prompt)) is not None:
             session.reused(loss)
@@ -184,8 +266,13 @@ class Worker:
             self._report.stored.add(copy.plan.number)
         return "stored" if "stored" in outcomes else "present"
 
-    def finished(self, now: float) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose blocks were copied, and requests whose loads are over. Gives up loads that are late."""
+    def finished(self, ended: set[str], now: float) -> KVConnectorTransferResults:
+        """Requests whose blocks were copied, and requests whose loads are over. Gives up loads that are late.
+
+        Forgets what was copied of requests that have ended.
+        """
+        for request_id in ended:
+            self._forget(request_id)
         with self._lock:
             for load in [load for load in self._loads.values() if load.due_at < now]:
                 del self._loads[load.plan.request_id]
@@ -194,8 +281,9 @@ class Worker:
                 self._notices.say("late", "the load of request %s is late, and vLLM computes it", load.plan.request_id)
                 self._over(load.plan, 0)
             received, self._received = self._received, set()
+            failed, self._failed = self._failed, set()
         sent, self._sent = self._sent, set()
-        return sent or None, received or None
+        return KVConnectorTransferResults(sent, received, failed)
 
     def take_failed_blocks(self) -> set[int]:
         """Blocks that loads left as they were."""
