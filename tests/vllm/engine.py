@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import subprocess
 import sys
@@ -36,12 +37,12 @@ def make_tokens(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(VOCABULARY), k=count)
 
 
-def make_spec(folder: Path = MODEL) -> kvasir.ModelSpec:
+def make_spec(folder: Path = MODEL, kv_dtype: torch.dtype = torch.bfloat16) -> kvasir.ModelSpec:
     """What the connector makes of a model."""
-    return kvasir.ModelSpec.from_config(folder, weights=WEIGHTS, revision="test", kv_dtype="bfloat16", context=1024)
+    return kvasir.ModelSpec.from_config(folder, weights=WEIGHTS, revision="test", kv_dtype=str(kv_dtype), context=1024)
 
 
-def make_exact_profile(path: Path, folder: Path = MODEL) -> str:
+def make_exact_profile(path: Path, folder: Path = MODEL, kv_dtype: torch.dtype = torch.bfloat16) -> str:
     """Train a profile that loses nothing, on caches that transformers computes."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     contexts = []
@@ -51,8 +52,9 @@ def make_exact_profile(path: Path, folder: Path = MODEL) -> str:
         cache = DynamicCache()
         with torch.no_grad():
             model(torch.tensor([tokens]), past_key_values=cache)
-        contexts.append((tokens, [(layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in cache.layers]))
-    kvasir.Profile.train(contexts, model=make_spec(folder), recipe="exact-only").save(path)
+        rows = [(layer.keys[0].to(kv_dtype).contiguous(), layer.values[0].to(kv_dtype).contiguous()) for layer in cache.layers]
+        contexts.append((tokens, rows))
+    kvasir.Profile.train(contexts, model=make_spec(folder, kv_dtype), recipe="exact-only").save(path)
     return str(path)
 
 
@@ -101,11 +103,11 @@ class Engine:
             kv_connector_extra_config=settings,
         )
         # Prompts are computed in parts: more tokens than a step takes.
-        options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "dtype": "bfloat16", **options}
+        options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "dtype": "bfloat16"} | options
+        options = {"distributed_executor_backend": "uni", **options}
         self.llm = LLM(
             model=str(model),
             enforce_eager=True,
-            distributed_executor_backend="uni",
             block_size=block,
             kv_transfer_config=transfer,
             **options,
@@ -182,6 +184,15 @@ class Engine:
             assert time.monotonic() < until
             time.sleep(0.01)
 
+    def looked_up(self, request_id: str) -> int | None:
+        """Wait for the lookup of a request that no step was done for; gives what is stored."""
+        until = time.monotonic() + 30
+        [tracked] = [found for name, found in self.scheduler.connector._scheduler._tracked.items() if name.startswith(request_id)]
+        while tracked.lookup.found is None:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        return tracked.lookup.found[0]
+
     def settle(self) -> None:
         """Do steps until vLLM has nothing left to do: blocks of finished requests are free again."""
         until = time.monotonic() + 30
@@ -205,10 +216,14 @@ def margin_of(logprobs: dict[int, float]) -> float:
 class OtherEngine:
     """An engine in a process of its own: vLLM has one connector a process."""
 
-    def __init__(self, url: str, *, block: int = BLOCK, extra: dict | None = None) -> None:
-        order = json.dumps({"url": url, "block": block, "extra": extra})
+    def __init__(self, url: str, environment: dict[str, str] | None = None, **options: Any) -> None:
+        order = json.dumps({"url": url, **options})
         self._process = subprocess.Popen(
-            [sys.executable, __file__, order], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, order],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | (environment or {}),
         )
 
     def begin(self, tokens: list[int]) -> None:
@@ -242,7 +257,7 @@ class OtherEngine:
 def wait_until_stored(store: kvasir.Store, least: int = 1) -> None:
     """Wait until as many objects are stored, and no more come."""
     before, since = -1, time.monotonic()
-    until = since + 60
+    until = since + 30
     while time.monotonic() < until:
         now = store.usage()["objects"]
         if now != before:

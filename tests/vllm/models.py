@@ -1,4 +1,4 @@
-"""Models of other architectures than kvasir-tiny's, with random weights, for what their caches are like and not for what they say."""
+"""Models of other architectures than kvasir-tiny's, with random weights: what counts is what their caches are like."""
 
 from __future__ import annotations
 

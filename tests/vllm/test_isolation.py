@@ -11,7 +11,7 @@ from engine import MODEL, Engine, make_exact_profile, make_tokens, wait_until_st
 from safetensors.torch import save_file
 from vllm.lora.request import LoRARequest
 
-from kvasir.vllm._identity import files_digest, prompt_of
+from kvasir.vllm._identity import Adapters, files_digest, prompt_of
 
 RANK = 8
 
@@ -57,7 +57,7 @@ def request(salt=None, *features):
         SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=offset, length=length))
         for name, offset, length in features
     ]
-    return SimpleNamespace(lora_request=None, cache_salt=salt, mm_features=features)
+    return SimpleNamespace(prompt_token_ids=[1, 2], lora_request=None, cache_salt=salt, mm_features=features)
 
 
 def test_images():
@@ -71,9 +71,10 @@ def test_images():
         request(None, ("cat", 4, 17)),
         request(None, ("cat", 4, 16), ("dog", 30, 16)),
     ]
-    salts = [prompt_of(each, [1, 2]).salt for each in requests]
+    adapters = Adapters()
+    salts = [prompt_of(each, adapters).salt for each in requests]
     assert len(set(salts)) == len(salts)
-    assert salts[2] == prompt_of(request(None, ("cat", 4, 16)), [3]).salt
+    assert salts[2] == prompt_of(request(None, ("cat", 4, 16)), adapters).salt
 
 
 def test_models(tmp_path):

@@ -101,8 +101,7 @@ def test_a_request_that_has_less_time_waits_less(setting):
     # Its lookup is answered, and then nothing is.
     request = engine.begin(tokens, ttft_s=0.3)
     begun = time.monotonic()
-    [tracked] = engine.scheduler.connector._scheduler._tracked.values()
-    assert tracked.lookup.result().tokens == 900
+    assert engine.looked_up(request) == 900
     proxy.mode = "silent"
     late = engine.metrics().get("loads:late", 0) + engine.metrics().get("loads:failed", 0)
     answers = {}

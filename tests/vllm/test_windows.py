@@ -102,8 +102,7 @@ def test_a_load_that_fails_is_computed(setting, mode):
     expected = store_prompt(engine, store, tokens) if mode == "away" else run(engine, tokens, fresh=True)
     engine.forget()
     request = engine.begin(tokens, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2)
-    [tracked] = engine.scheduler.connector._scheduler._tracked.values()
-    assert tracked.lookup.result().tokens == 600
+    assert engine.looked_up(request) == 600
     proxy.mode = mode
     answers = {}
     while request not in answers:

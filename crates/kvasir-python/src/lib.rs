@@ -36,7 +36,7 @@ mod _kvasir {
     #[pymodule_export]
     use super::{
         codec::{decode, encode, inspect, plan_json, tokens_of},
-        model::{Model, Save, Session},
+        model::{Lookup, Model, Save, Session},
         profile::Profile,
         spec::Spec,
         store::{Events, Store, connect},

@@ -1,9 +1,13 @@
 //! A model in a service, and the sessions over its prompts.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
 
 use kvasir_client::{
     Deadline, Kvasir, Loaded, SaveTicket, Session as ClientSession,
+    pages::Shard,
     report::{ChunkOutcome, SaveOutcome, SaveReport},
     tuning::LoadOptions,
 };
@@ -101,6 +105,35 @@ impl Model {
         })
     }
 
+    /// Looks tokens up in the background.
+    fn look_up(
+        &self,
+        tokens: Vec<u32>,
+        salt: Option<Vec<u8>>,
+        adapter: Option<String>,
+        timeout: f64,
+    ) -> PyResult<Lookup> {
+        check_process()?;
+        let (kvasir, timeout, found) = (self.0.clone(), seconds(timeout)?, Arc::new(OnceLock::new()));
+        let answer = Arc::clone(&found);
+        get_runtime().spawn(async move {
+            let begun = Instant::now();
+            let mut request = kvasir.session(&tokens).deadline(Deadline::within(timeout));
+            if let Some(salt) = salt {
+                request = request.salt(salt);
+            }
+            if let Some(adapter) = adapter {
+                request = request.adapter(adapter);
+            }
+            let session = request.await;
+            let error = session.lookup_error().map(ToString::to_string);
+            let matched = error.is_none().then(|| session.matched_tokens());
+            // It is set here alone.
+            let _ = answer.set((matched, begun.elapsed().as_secs_f64(), error));
+        });
+        Ok(Lookup(found))
+    }
+
     /// Waits until nothing is left to be saved.
     fn drain<'py>(&self, py: Python<'py>, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
         let kvasir = self.0.clone();
@@ -111,12 +144,42 @@ impl Model {
     }
 }
 
+/// Leading tokens that are stored, none where the service does not say; the seconds that it took; what went wrong.
+type Found = (Option<u64>, f64, Option<String>);
+
+/// A lookup in the background: it goes on whether or not somebody waits for it.
+#[pyclass(frozen, module = "kvasir._kvasir")]
+pub(crate) struct Lookup(Arc<OnceLock<Found>>);
+
+#[pymethods]
+impl Lookup {
+    /// What was found; none as long as it runs.
+    #[getter]
+    fn found(&self) -> Option<Found> {
+        self.0.get().cloned()
+    }
+}
+
 /// One request, or one conversation.
 #[pyclass(frozen, module = "kvasir._kvasir")]
 pub(crate) struct Session {
     spec: Spec,
     matched: u64,
     session: Arc<RwLock<ClientSession>>,
+}
+
+impl Session {
+    /// The part of the cache that one of several tensor-parallel ranks holds.
+    fn shard(&self, rank: Option<(usize, usize)>) -> Result<Shard, Failure> {
+        let Some((rank, of)) = rank else { return Ok(Shard::ALL) };
+        let mut planes = self.spec.0.layers.iter().flat_map(|layer| layer.layout.planes());
+        let heads = planes.find_map(|(heads, _)| (heads > 0).then_some(heads)).unwrap_or(0);
+        if rank >= of {
+            let message = format!("rank is {rank} of {of}");
+            return Err(Failure::input("invalid_setting", message, "ranks count from 0"));
+        }
+        Ok(Shard::tensor_parallel(rank, of, heads))
+    }
 }
 
 #[pymethods]
@@ -146,8 +209,9 @@ impl Session {
         Ok(())
     }
 
-    /// Loads what is matched into tensors, and gives a report as JSON.
-    #[pyo3(signature = (into, deadline, level, present, is_async))]
+    /// Loads what is matched into tensors, those of one tensor-parallel rank where it is said, and gives a report as JSON.
+    #[pyo3(signature = (into, deadline, level, present, rank, is_async))]
+    #[allow(clippy::too_many_arguments, reason = "the arguments of one method of Python's, in its order")]
     fn load<'py>(
         &self,
         py: Python<'py>,
@@ -155,10 +219,13 @@ impl Session {
         deadline: Option<f64>,
         level: Option<u8>,
         present: u64,
+        rank: Option<(usize, usize)>,
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let tensors = Tensors::borrow(&self.spec.0, into, self.matched as usize, Use::Write)?;
-        let table = tensors.table()?;
+        let shard = self.shard(rank)?;
+        let spec = shard.part_of(&self.spec.0);
+        let tensors = Tensors::borrow(&spec, into, self.matched as usize, Use::Write)?;
+        let table = tensors.table()?.with_shard(shard);
         let deadline = self::deadline(deadline)?;
         let session = Arc::clone(&self.session);
         run(py, is_async, async move {

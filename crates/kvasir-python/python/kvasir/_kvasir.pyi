@@ -6,6 +6,7 @@ from typing import Any, Literal, final, overload
 
 __all__ = [
     "Events",
+    "Lookup",
     "Model",
     "Profile",
     "Save",
@@ -171,10 +172,16 @@ class Model:
         timeout: float | None,
         is_async: _Yes,
     ) -> Awaitable[Session]: ...
+    def look_up(self, tokens: list[int], salt: bytes | None, adapter: str | None, timeout: float) -> Lookup: ...
     @overload
     def drain(self, is_async: _No) -> None: ...
     @overload
     def drain(self, is_async: _Yes) -> Awaitable[None]: ...
+
+@final
+class Lookup:
+    @property
+    def found(self) -> tuple[int | None, float, str | None] | None: ...
 
 @final
 class Session:
@@ -184,9 +191,13 @@ class Session:
     def extend(self, tokens: list[int]) -> None: ...
     def reused(self, kl: float, error: int, hops: int) -> None: ...
     @overload
-    def load(self, into: Any, deadline: float | None, level: int | None, present: int, is_async: _No) -> str: ...
+    def load(
+        self, into: Any, deadline: float | None, level: int | None, present: int, rank: tuple[int, int] | None, is_async: _No
+    ) -> str: ...
     @overload
-    def load(self, into: Any, deadline: float | None, level: int | None, present: int, is_async: _Yes) -> Awaitable[str]: ...
+    def load(
+        self, into: Any, deadline: float | None, level: int | None, present: int, rank: tuple[int, int] | None, is_async: _Yes
+    ) -> Awaitable[str]: ...
     @overload
     def save(self, kv: Any, tokens: int, is_async: _No) -> str: ...
     @overload

@@ -29,7 +29,15 @@ class Session:
         """Why the lookup failed, where it did."""
         return self._core.lookup_error()
 
-    def load(self, into: KV = None, *, deadline: float | None = None, level: int | None = None, present: int = 0) -> Loaded:
+    def load(
+        self,
+        into: KV = None,
+        *,
+        deadline: float | None = None,
+        level: int | None = None,
+        present: int = 0,
+        rank: tuple[int, int] | None = None,
+    ) -> Loaded:
         """Load what is matched.
 
         A failing network or service is no error, only more that is `missing`. When the call returns, or is left by an exception,
@@ -45,6 +53,8 @@ class Session:
             Load everything at this level, the last token included, however long it takes.
         present : int, optional
             Leading tokens that are in the tensors already. A chunk that holds no others is not loaded.
+        rank : (int, int), optional
+            A tensor-parallel rank and how many there are, for tensors that hold its heads alone.
 
         Raises
         ------
@@ -59,7 +69,7 @@ class Session:
         (True, (2, 512, 16))
         """
         target = self._spec.empty(self.matched) if into is None else into
-        loaded = Loaded._of(target, self._core.load(target, deadline, level, present, False))
+        loaded = Loaded._of(target, self._core.load(target, deadline, level, present, rank, False))
         self.missing = loaded.missing
         return loaded
 

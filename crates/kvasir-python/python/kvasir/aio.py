@@ -191,10 +191,18 @@ class Session:
         """Why the lookup failed, where it did."""
         return self._core.lookup_error()
 
-    async def load(self, into: KV = None, *, deadline: float | None = None, level: int | None = None, present: int = 0) -> Loaded:
+    async def load(
+        self,
+        into: KV = None,
+        *,
+        deadline: float | None = None,
+        level: int | None = None,
+        present: int = 0,
+        rank: tuple[int, int] | None = None,
+    ) -> Loaded:
         """As `kvasir.Session.load`."""
         target = self._spec.empty(self.matched) if into is None else into
-        loaded = Loaded._of(target, await self._core.load(target, deadline, level, present, True))
+        loaded = Loaded._of(target, await self._core.load(target, deadline, level, present, rank, True))
         self.missing = loaded.missing
         return loaded
 

@@ -79,7 +79,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """Give the loads and saves of a step."""
-        return self._planner.plan(scheduler_output)
+        return self._planner.plan(scheduler_output, time.monotonic())
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take note of what the workers report."""

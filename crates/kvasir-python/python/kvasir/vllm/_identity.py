@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,16 @@ _WHOLE_BYTES = 64 << 20
 _BEGIN_BYTES = 8 << 20
 _SAMPLES = 128
 _SAMPLE_BYTES = 64 << 10
+# Types of caches by vLLM's names. Scales of fp8 are of the weights, and the same wherever these are.
+_DTYPES = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+}
+# Whose digests are remembered.
+_ADAPTERS_MAX = 256
 # No byte of UTF-8, which a salt of a request is: the two kinds of salts are never equal.
 _COMPOSED = b"\xff"
 
@@ -35,10 +45,10 @@ def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
         ``invalid_config`` for a model whose cache is not known.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    if cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
-        remedy = "serve without --kv-cache-dtype, or without Kvasir"
+    kv_dtype = str(model.dtype) if cache.cache_dtype == "auto" else _DTYPES.get(cache.cache_dtype)
+    if kv_dtype is None:
+        remedy = f"serve with --kv-cache-dtype {', '.join(_DTYPES)}, or without Kvasir"
         raise InputError(f"a cache of {cache.cache_dtype} is not known here", "invalid_config", remedy)
-    dtype = model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype
     weights, revision = settings.weights, settings.revision
     folder = Path(model.model)
     if folder.is_dir():
@@ -47,7 +57,7 @@ def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
     else:
         weights, revision = weights or model.model, revision or getattr(model.hf_config, "_commit_hash", None)
     source = folder if folder.is_dir() else model.hf_config
-    return ModelSpec.from_config(source, weights=weights, revision=revision, kv_dtype=str(dtype), context=model.max_model_len)
+    return ModelSpec.from_config(source, weights=weights, revision=revision, kv_dtype=kv_dtype, context=model.max_model_len)
 
 
 def files_digest(folder: Path) -> str:
@@ -75,8 +85,35 @@ def _parts(size: int) -> Iterator[tuple[int, int]]:
         yield (size - _SAMPLE_BYTES) * sample // _SAMPLES, _SAMPLE_BYTES
 
 
-@lru_cache(maxsize=256)
-def _adapter(name: str, path: str, lora_id: int) -> str:
+class Adapters:
+    """Names and digests of LoRAs. Their files are read aside, the first time that a request runs with one."""
+
+    def __init__(self) -> None:
+        self._readers = ThreadPoolExecutor(1, "kvasir-adapter")
+        self._read: dict[tuple[str, str, int], Future[str]] = {}
+
+    def identity(self, lora: Any) -> str | None:
+        """Name and digest of an adapter, none while its files are read.
+
+        Raises
+        ------
+        InputError, OSError
+            Where the files are not there.
+        """
+        key = lora.lora_name, lora.lora_path, lora.lora_int_id
+        read = self._read.get(key)
+        if read is None:
+            read = self._read[key] = self._readers.submit(_identity, lora.lora_name, lora.lora_path)
+            if len(self._read) > _ADAPTERS_MAX:
+                del self._read[next(iter(self._read))]
+        return read.result() if read.done() else None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+
+def _identity(name: str, path: str) -> str:
     return f"{name}@{files_digest(Path(path))}"
 
 
@@ -85,17 +122,20 @@ def is_known_by_tokens(request: Any) -> bool:
     return request.prompt_token_ids is not None and request.prompt_embeds is None
 
 
-def prompt_of(request: Any, tokens: Iterable[int]) -> Prompt:
-    """Give tokens of a request as a prompt.
+def prompt_of(request: Any, adapters: Adapters) -> Prompt | None:
+    """Give the tokens that a request has come with as a prompt, none while the files of its adapter are read.
 
     Raises
     ------
-    InputError
+    InputError, OSError
         Where the files of its adapter are not there.
     """
-    lora = request.lora_request
-    adapter = None if lora is None else _adapter(lora.lora_name, lora.lora_path, lora.lora_int_id)
-    return Prompt(list(tokens), _salt(request.cache_salt, request.mm_features), adapter)
+    adapter = None
+    if request.lora_request is not None:
+        adapter = adapters.identity(request.lora_request)
+        if adapter is None:
+            return None
+    return Prompt(request.prompt_token_ids, _salt(request.cache_salt, request.mm_features), adapter)
 
 
 def _salt(cache_salt: str | None, features: list[Any]) -> bytes | None:

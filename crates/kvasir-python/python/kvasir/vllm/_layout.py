@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec
 
 from ..errors import InputError
 
@@ -29,18 +29,21 @@ def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
     InputError
         ``unknown_layout`` naming it.
     """
+
     def refuse(what: str, remedy: str) -> None:
         raise InputError(what, "unknown_layout", remedy)
 
     parallel = vllm_config.parallel_config
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"):
         if getattr(parallel, name, 1) > 1:
-            refuse(f"{name} is {getattr(parallel, name)}", "Kvasir moves caches of one rank only so far")
+            refuse(f"{name} is {getattr(parallel, name)}", "Kvasir knows tensor parallelism on one host only so far")
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     for spec in specs:
         # Where vLLM gives all layers the same blocks, a FullAttentionSpec may have a window: all rows are kept all the same.
         if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
             refuse(f"a cache is of {type(spec).__name__}", "Kvasir moves caches of full and sliding window attention only so far")
+        if spec.kv_quant_mode not in (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR):
+            refuse(f"a cache is quantized as {spec.kv_quant_mode.name}", "use --kv-cache-dtype auto or fp8")
     if len({spec.block_size for spec in specs}) != 1:
         sizes = sorted({spec.block_size for spec in specs})
         refuse(f"blocks have {sizes} tokens", "Kvasir moves caches whose blocks have all the same number of tokens so far")
@@ -55,12 +58,13 @@ def window_of(kv_cache_config: Any) -> int | None:
 class _Group:
     """Layers that vLLM gives the same blocks."""
 
-    def __init__(self, group: Any, cache_dtype: str, caches: dict[str, torch.Tensor]) -> None:
+    def __init__(self, vllm_config: Any, group: Any, caches: dict[str, torch.Tensor]) -> None:
         self.spec = group.kv_cache_spec
         self.is_windowed = isinstance(self.spec, SlidingWindowSpec)
         self.block_tokens: int = self.spec.block_size
-        self._kernels = _kernels(self.spec, cache_dtype)
-        self._check()
+        cache_dtype = vllm_config.cache_config.cache_dtype
+        self._kernels = _kernels(self.spec, vllm_config.model_config.dtype, cache_dtype)
+        self._check(vllm_config.model_config.dtype, cache_dtype)
         # By number.
         self.layers = {_number(name): self._views(caches[name]) for name in group.layer_names}
 
@@ -100,18 +104,25 @@ class _Group:
         order = _ORDERS[self._kernels]
         return order.keys(keys, tokens, dim), order.values(values, tokens, dim)
 
-    def _check(self) -> None:
-        """Let vLLM write two blocks of rows, and read them by the table."""
+    def _check(self, computed: torch.dtype, cache_dtype: str) -> None:
+        """Let vLLM write two blocks of rows that it has computed, and read them by the table."""
         from vllm import _custom_ops as ops
 
         spec, tokens = self.spec, self.block_tokens
         heads, dim = spec.num_kv_heads, spec.head_size
-        keys, values = (torch.randn(2 * tokens, heads, dim).to(spec.dtype) for _ in range(2))
+        keys, values = (torch.randn(2 * tokens, heads, dim).to(computed) for _ in range(2))
+        is_fp8 = spec.dtype == torch.uint8
+        if is_fp8:
+            # Without what vLLM's writer rounds.
+            keys, values = (rows.to(torch.float8_e4m3fn).to(computed) for rows in (keys, values))
         cache = torch.zeros(2, heads, tokens, 2 * dim, dtype=spec.dtype)
         halves = cache.view(2, heads, 2 * tokens, dim).chunk(2, dim=2)
-        ops.cpu_attn_reshape_and_cache(keys, values, *halves, torch.arange(2 * tokens), self._kernels)
+        slots = torch.arange(2 * tokens)
+        ops.cpu_attn_reshape_and_cache(keys, values, *halves, slots, self._kernels, kv_cache_dtype=cache_dtype)
         for wrote, view in zip((keys, values), self._views(cache), strict=True):
-            if not torch.equal(self._rows(view).transpose(0, 1), wrote):
+            found = self._rows(view).transpose(0, 1)
+            # As numbers: the writer does not keep the sign of 0.
+            if not torch.equal(found.view(torch.float8_e4m3fn).to(computed) if is_fp8 else found, wrote):
                 what = f"vLLM's kernels {self._kernels} lay blocks out in a way that is not known"
                 raise InputError(what, "unknown_layout", "report this with vLLM's version and the CPU; vLLM goes on without Kvasir")
 
@@ -127,8 +138,7 @@ class Blocks:
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, caches: dict[str, torch.Tensor]) -> None:
         check_groups(vllm_config, kv_cache_config)
-        dtype = vllm_config.cache_config.cache_dtype
-        self._groups = [_Group(group, dtype, caches) for group in kv_cache_config.kv_cache_groups]
+        self._groups = [_Group(vllm_config, group, caches) for group in kv_cache_config.kv_cache_groups]
         self.block_tokens = self._groups[0].block_tokens
         self.has_windows = any(group.is_windowed for group in self._groups)
         # vLLM asks for whole loads where it has more than one table, and behind a part of a load there is no window.
@@ -148,14 +158,14 @@ class Blocks:
             if group.is_windowed == windowed and first < end:
                 group.gather(rows, of_group, first, end, origin)
 
-    # Rows that were copied during a step may be written in that mode alone.
-    @torch.inference_mode()
     def copy_windowed(self, of: tuple[Rows, int], to: tuple[Rows, int], first: int, end: int) -> None:
         """Copy the rows of tokens ``first`` to ``end`` in layers with a window. Both come with the token that they begin with."""
         (of_rows, of_origin), (to_rows, to_origin) = of, to
-        for layer in self._windowed_layers:
-            for plane, copy in zip(of_rows[layer], to_rows[layer], strict=True):
-                copy[:, first - to_origin : end - to_origin] = plane[:, first - of_origin : end - of_origin]
+        # Rows that were copied during a step may be written in that mode alone.
+        with torch.inference_mode():
+            for layer in self._windowed_layers:
+                for plane, copy in zip(of_rows[layer], to_rows[layer], strict=True):
+                    copy[:, first - to_origin : end - to_origin] = plane[:, first - of_origin : end - of_origin]
 
     def scatter(self, rows: Rows, blocks: BlockTables, first: int) -> None:
         """Write whole blocks of rows from token ``first`` on."""
@@ -173,10 +183,10 @@ class Blocks:
     def bytes_of(self, tokens: int, *, windowed: bool | None = None) -> int:
         """Bytes of the rows of so many tokens, in layers with a window, without one, or in all."""
         specs = [group.spec for group in self._groups if windowed in (None, group.is_windowed) for _ in group.layers]
-        return tokens * sum(2 * spec.num_kv_heads * spec.head_size * spec.dtype.itemsize for spec in specs)
+        return int(tokens * sum(2 * spec.num_kv_heads * spec.head_size * spec.dtype.itemsize for spec in specs))
 
 
-def _kernels(spec: Any, cache_dtype: str) -> str:
+def _kernels(spec: Any, computed: torch.dtype, cache_dtype: str) -> str:
     """Give the kernels that vLLM chooses for this CPU, which decide where rows lie."""
     from vllm.platforms import current_platform
 
@@ -185,7 +195,7 @@ def _kernels(spec: Any, cache_dtype: str) -> str:
         raise InputError(what, "unknown_layout", "vLLM goes on without Kvasir")
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-    kernels = str(_get_attn_isa(spec.dtype, spec.block_size, spec.head_size, cache_dtype))
+    kernels = str(_get_attn_isa(computed, spec.block_size, spec.head_size, cache_dtype))
     if kernels not in _ORDERS:
         raise InputError(
             f"where vLLM's kernels {kernels} keep rows is not known yet", "unknown_layout", "vLLM goes on without Kvasir"

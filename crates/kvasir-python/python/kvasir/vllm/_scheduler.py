@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
+from .._kvasir import Lookup
 from ..errors import InputError, KvasirError
 from ._events import StoredEvents
-from ._identity import is_known_by_tokens, prompt_of
+from ._identity import Adapters, is_known_by_tokens, prompt_of
 from ._layout import NULL_BLOCK, BlockTables, check_groups, window_of
 from ._metrics import Collector
 from ._notices import Notices
@@ -22,18 +21,10 @@ from ._settings import Settings
 
 logger = init_logger(__name__)
 
-_LOOKUPS_AT_ONCE = 8
 # Tokens by which a tail of a context must have grown to be stored again, as in the client.
 _TAIL_GROWTH = 256
 # In `kv_transfer_params` of a request: seconds from its arrival to its first token.
 _TTFT = "kvasir_ttft_s"
-
-
-class _Found(NamedTuple):
-    """Leading tokens that are stored, None where the service does not say; and how long the lookup took."""
-
-    tokens: int | None
-    seconds: float
 
 
 @dataclass
@@ -41,11 +32,12 @@ class _Tracked:
     """A request, from its arrival to its end."""
 
     request: Any
-    prompt: Prompt
-    asked_at: float
-    lookup: Future[_Found] | None
+    came_at: float
+    # None while the files of its adapter are read.
+    prompt: Prompt | None = None
+    lookup: Lookup | None = None
     # When its first token is due, where it says so.
-    due_at: float | None
+    due_at: float | None = None
     # Leading tokens that are stored, or given to a worker to be.
     saved: int = 0
     # Leading tokens whose rows in layers with a window need not be copied any more.
@@ -53,7 +45,8 @@ class _Tracked:
     # Where the load that was offered last begins.
     start: int = 0
     is_counted: bool = False
-    has_failed: bool = False
+    # Nothing is loaded for it, or no more.
+    is_computed: bool = False
 
 
 class Scheduler:
@@ -68,7 +61,7 @@ class Scheduler:
         self.events = StoredEvents(vllm_config)
         self.metrics = Collector()
         self._notices = Notices(logger.warning)
-        self._lookups = ThreadPoolExecutor(_LOOKUPS_AT_ONCE, "kvasir-lookup")
+        self._adapters = Adapters()
         try:
             check_groups(vllm_config, kv_cache_config)
             self._block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
@@ -82,15 +75,24 @@ class Scheduler:
         """Look a new request up."""
         if self._service is None or not is_known_by_tokens(request):
             return
+        tracked = self._tracked[request.request_id] = _Tracked(request, now, due_at=self._due_at(request, now))
+        tracked.is_computed = not self._service.is_connected or request.skip_reading_prefix_cache
+        self._identify(tracked, now)
+
+    def _identify(self, tracked: _Tracked, now: float) -> Prompt | None:
+        """Give what a request's cache is known by, none while the files of its adapter are read. Its lookup begins then."""
+        if tracked.prompt is not None or self._service is None:
+            return tracked.prompt
+        request = tracked.request
         try:
-            prompt = prompt_of(request, request.all_token_ids)
-        except (InputError, OSError) as error:
+            tracked.prompt = prompt_of(request, self._adapters)
+            if tracked.prompt is not None and not tracked.is_computed:
+                left = tracked.came_at + self._settings.lookup_deadline_s - now
+                tracked.lookup = self._service.look_up(tracked.prompt, max(left, 0.001))
+        except (KvasirError, OSError) as error:
             self._notices.say("prompt", "request %s runs without Kvasir: %s", request.request_id, error)
-            return
-        service, timeout = self._service, self._settings.lookup_deadline_s
-        asks = service.is_connected and not request.skip_reading_prefix_cache
-        lookup = self._lookups.submit(_look_up, service, prompt, timeout) if asks else None
-        self._tracked[request.request_id] = _Tracked(request, prompt, now, lookup, self._due_at(request, now))
+            del self._tracked[request.request_id]
+        return tracked.prompt
 
     def _due_at(self, request: Any, now: float) -> float | None:
         """When the first token of a request that has just come is due."""
@@ -105,20 +107,24 @@ class Scheduler:
     def loadable(self, request: Any, computed: int, now: float) -> tuple[int | None, bool]:
         """Tokens that can be loaded behind the first ones that vLLM has, in whole blocks, and whether asynchronously."""
         tracked = self._tracked.get(request.request_id)
-        if tracked is None or tracked.lookup is None or tracked.has_failed:
+        if tracked is None or tracked.is_computed:
             return 0, False
-        if not tracked.lookup.done():
-            if now < tracked.asked_at + self._settings.lookup_deadline_s:
+        self._identify(tracked, now)
+        found = tracked.lookup and tracked.lookup.found
+        if found is None:
+            if now < tracked.came_at + self._settings.lookup_deadline_s:
                 return None, False
-            tracked.lookup = None
+            tracked.is_computed = True
             self.metrics.count("lookups:late")
             return 0, False
-        found = tracked.lookup.result()
-        matched = found.tokens or 0
+        stored, seconds, error = found
+        matched = stored or 0
         if not tracked.is_counted:
             tracked.is_counted = True
-            self.metrics.count("lookups:failed" if found.tokens is None else "lookups:hit" if matched else "lookups:miss")
-            self.metrics.took("lookup_seconds", found.seconds)
+            self.metrics.count("lookups:failed" if stored is None else "lookups:hit" if matched else "lookups:miss")
+            self.metrics.took("lookup_seconds", seconds)
+            if error is not None:
+                self._notices.say("lookup", "the lookup of request %s failed: %s", request.request_id, error)
         tracked.saved = max(tracked.saved, matched)
         # vLLM computes the last token, for its logits.
         end = min(matched, request.num_tokens - 1) // self._block_tokens * self._block_tokens
@@ -128,6 +134,7 @@ class Scheduler:
     def allocated(self, request: Any, blocks: BlockTables, count: int, now: float) -> None:
         """Plan the load of ``count`` tokens that was offered, into blocks that were allocated."""
         tracked = self._tracked[request.request_id]
+        assert tracked.prompt is not None
         start, end = tracked.start, tracked.start + count
         ids = tuple(of_group[start // self._block_tokens : end // self._block_tokens] for of_group in blocks)
         # The token behind, too: the last token of a prompt is not loaded.
@@ -137,11 +144,11 @@ class Scheduler:
             budget = min(budget, max(tracked.due_at - now, 0.0))
         self._step.loads.append(LoadPlan(request.request_id, prompt, start, end, ids, budget))
 
-    def plan(self, output: Any) -> StepPlan:
+    def plan(self, output: Any, now: float) -> StepPlan:
         """Give what was planned since the last step, and what this step computes to be saved."""
         for request_id, count in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
-            if tracked is None:
+            if tracked is None or self._identify(tracked, now) is None:
                 continue
             request = tracked.request
             # Tokens of drafts are not among those of the request until they are accepted.
@@ -161,7 +168,7 @@ class Scheduler:
     def finished(self, request: Any, blocks: BlockTables) -> bool:
         """Plan the save of what a finished request has generated. Gives whether its blocks must stay until it is copied."""
         tracked = self._tracked.pop(request.request_id, None)
-        if tracked is None or request.status.name not in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"):
+        if tracked is None or tracked.prompt is None or request.status.name not in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"):
             return False
         # The last token was sampled, and never computed.
         end = min(request.num_computed_tokens, request.num_tokens - 1)
@@ -177,6 +184,7 @@ class Scheduler:
 
     def _save(self, tracked: _Tracked, end: int, blocks: BlockTables, *, releases: bool) -> None:
         request, first = tracked.request, self._first(tracked)
+        assert tracked.prompt is not None
         windowed_first = self._uncopied(tracked, blocks)
         starts = [windowed_first if is_windowed else first for is_windowed in self._is_windowed]
         prompt = replace(tracked.prompt, tokens=list(request.all_token_ids[:end]))
@@ -213,30 +221,15 @@ class Scheduler:
         """Take note of what the workers report."""
         for request_id in report.failed:
             if tracked := self._tracked.get(request_id):
-                tracked.has_failed = True
+                tracked.is_computed = True
         if report.stored:
             self.events.stored(report.stored)
         if report.unusable is not None:
             self._service = None
-            for tracked in self._tracked.values():
-                tracked.lookup = None
+            self._tracked.clear()
 
     def close(self) -> None:
         """End the threads."""
-        self._lookups.shutdown(wait=False, cancel_futures=True)
+        self._adapters.close()
         if self._service is not None:
             self._service.close()
-
-
-def _look_up(service: Service, prompt: Prompt, timeout: float) -> _Found:
-    begun = time.monotonic()
-    tokens = None
-    try:
-        session = service.session(prompt, timeout)
-        if session.error is None:
-            tokens = session.matched
-        else:
-            logger.debug("a lookup failed: %s", session.error)
-    except KvasirError as error:
-        logger.debug("a lookup failed: %s", error)
-    return _Found(tokens, time.monotonic() - begun)

@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 
+from .._kvasir import Lookup
 from .._session import Session
 from .._store import Model, connect
 from ..errors import AuthError, InputError, KvasirError
@@ -38,10 +39,29 @@ class Service:
         KvasirError
             ``not_connected`` while there is no service.
         """
+        return self._connected.session(prompt.tokens, salt=prompt.salt, adapter=prompt.adapter, timeout=timeout)
+
+    def look_up(self, prompt: Prompt, timeout: float) -> Lookup:
+        """Look a prompt up in the background, without a thread of Python's.
+
+        Raises
+        ------
+        KvasirError
+            ``not_connected`` while there is no service.
+        """
+        return self._connected._core.look_up(prompt.tokens, prompt.salt, prompt.adapter, timeout)
+
+    @property
+    def _connected(self) -> Model:
         model = self._model
         if model is None:
             raise KvasirError("there is no connection to the service", "not_connected", "look at the log", True)
-        return model.session(prompt.tokens, salt=prompt.salt, adapter=prompt.adapter, timeout=timeout)
+        return model
+
+    @property
+    def heads(self) -> list[int]:
+        """KV heads of the model, by layer."""
+        return [keys[0] for _, (keys, _) in self._spec.layers]
 
     @property
     def is_connected(self) -> bool:

@@ -12,12 +12,14 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.logger import init_logger
 
-from ..errors import InputError, KvasirError
+from .._session import Session
+from ..errors import KvasirError
 from ._layout import Blocks, Rows
 from ._lossy import LossyPrefixes
 from ._metrics import Collector
 from ._notices import Notices
 from ._plan import CopyPlan, LoadPlan, SavePlan, StepPlan, WorkerReport
+from ._ranks import Gatherer, Part, Ranks, Sender
 from ._service import Service, service_of
 from ._settings import Settings
 from ._windows import CopiedRows
@@ -58,6 +60,9 @@ class Worker:
         self._configs = vllm_config, kv_cache_config
         self._blocks: Blocks | None = None
         self._service: Service | None = None
+        self._ranks: Ranks | None = None
+        self._sender: Sender | None = None
+        self._gatherer: Gatherer | None = None
         self._lock = threading.Lock()
         self._loads: dict[str, _Load] = {}
         self._received: set[str] = set()
@@ -80,8 +85,13 @@ class Worker:
         try:
             self._blocks = Blocks(*self._configs, caches)
             self._service = service_of(self._settings, self._configs[0])
+            self._ranks = Ranks.of(self._configs[0], self._service.heads)
+            if not self._ranks.is_first:
+                self._sender = Sender(self._ranks)
+            elif self._ranks.size > 1:
+                self._gatherer = Gatherer(self._ranks)
             self._saver.start()
-        except InputError as error:
+        except KvasirError as error:
             logger.error("vLLM runs without Kvasir: %s", error)
             self._report.unusable = error.message
 
@@ -110,25 +120,32 @@ class Worker:
             count = 0
             if rows is not None and self._blocks is not None:
                 count = self._scatter(plan, rows, usable)
-                self.metrics.count("load_tokens", count)
             self._over(plan, count)
         whole = plan.end - plan.start
-        self.metrics.count("loads:whole" if count == whole else "loads:partial" if count else "loads:failed")
-        self.metrics.took("load_seconds", time.monotonic() - load.begun_at)
+        result = "whole" if count == whole else "partial" if count else "failed"
+        self._count_load(result, time.monotonic() - load.begun_at, count)
 
     def _fetched(self, plan: LoadPlan, due_at: float) -> tuple[Rows | None, int]:
         """Rows from token 0 on, of which those that vLLM has are empty, and up to where whole blocks of them can be used."""
-        if self._service is None or self._blocks is None:
+        if self._service is None or self._blocks is None or self._ranks is None:
             return None, plan.start
         session = self._service.session(plan.prompt, max(due_at - time.monotonic(), 0.001))
         if session.matched <= plan.start:
             return None, plan.start
         rows = self._blocks.empty(session.matched)
-        loaded = session.load(rows, deadline=max(due_at - time.monotonic(), 0.001), present=plan.start)
+        loaded = session.load(rows, deadline=max(due_at - time.monotonic(), 0.001), present=plan.start, rank=self._ranks.part)
         self.metrics.count("load_bytes", loaded.bytes)
         self._lossy.note(plan.prompt, loaded.losses)
         end = min(loaded.prefix_tokens, plan.end)
         return rows, max(end - end % self._blocks.block_tokens, plan.start)
+
+    def _count_load(self, result: str, seconds: float, tokens: int = 0) -> None:
+        """Count a load that is over; one of several ranks once."""
+        if self._sender is None:
+            self.metrics.count(f"loads:{result}")
+            self.metrics.took("load_seconds", seconds)
+            if tokens:
+                self.metrics.count("load_tokens", tokens)
 
     def _scatter(self, plan: LoadPlan, rows: Rows, usable: int) -> int:
         """Write vLLM's blocks. Gives how many tokens of the load are in them."""
@@ -163,7 +180,7 @@ class Worker:
             size = self._blocks.bytes_of(len(save.prompt.tokens) - save.first)
             if self._has_room(size):
                 self._copies.put(self._gathered(save, copied, size))
-            else:
+            elif self._sender is None:
                 self.metrics.count("saves:dropped")
 
     def _has_room(self, size: int) -> bool:
@@ -222,42 +239,50 @@ class Worker:
         return _Copy(plan, rows, first, size)
 
     def _store_all(self) -> None:
-        """Store copies, one after the other: those of one request build on each other."""
+        """Store copies, one after the other: those of one request build on each other. Ranks but the first send it theirs."""
         while (copy := self._copies.get()) is not None:
             result, begun = "failed", time.monotonic()
             try:
-                result = self._store(copy)
-            except KvasirError as error:
+                if self._sender is not None:
+                    self._sender.send(self._part(copy), copy.rows)
+                else:
+                    result = self._store(copy)
+            except (KvasirError, OSError) as error:
                 self._notices.say("save", "a save failed: %s", error)
             except Exception:
                 logger.exception("a save failed")
-            self.metrics.count(f"saves:{result}")
-            self.metrics.took("save_seconds", time.monotonic() - begun)
+            if self._sender is None:
+                self.metrics.count(f"saves:{result}")
+                self.metrics.took("save_seconds", time.monotonic() - begun)
             with self._lock:
                 self._queued_bytes -= copy.bytes
             del copy
 
+    def _part(self, copy: _Copy) -> Part:
+        """What a rank says of its part of a save."""
+        # Of this request's load, or of another one's whose blocks vLLM had.
+        loss = self._lossy.beneath(copy.plan.prompt)
+        return Part(copy.plan.number, copy.plan.first, len(copy.plan.prompt.tokens), copy.windowed_first, loss)
+
     def _store(self, copy: _Copy) -> str:
         """Give what came of a save, as in `COUNTERS`."""
-        assert self._service is not None and self._blocks is not None
+        assert self._service is not None
         prompt, chunk_tokens = copy.plan.prompt, self._settings.chunk_tokens
+        part, rows = self._part(copy), copy.rows
+        if self._gatherer is not None:
+            gathered = self._gatherer.gather(part, rows)
+            if gathered is None:
+                return "dropped"
+            part, rows = gathered
         session = self._service.session(prompt, _SAVE_LOOKUP_S)
-        if session.matched // chunk_tokens * chunk_tokens < copy.plan.first:
+        if session.matched // chunk_tokens * chunk_tokens < part.first:
             # Rows before the first one were not copied.
             return "orphaned"
-        if copy.windowed_first > copy.plan.first and session.matched < len(prompt.tokens):
-            # vLLM did not have these rows: the chunk that they are of was stored in part, and is stored again as a whole.
-            if session.matched < copy.windowed_first:
-                return "orphaned"
-            stored = self._blocks.empty(session.matched)
-            loaded = session.load(stored, present=copy.plan.first)
-            if loaded.prefix_tokens < copy.windowed_first:
-                return "orphaned"
-            self._blocks.copy_windowed((stored, 0), (copy.rows, 0), copy.plan.first, copy.windowed_first)
-        # Of this request's load, or of another one's whose blocks vLLM had.
-        if (loss := self._lossy.beneath(prompt)) is not None:
-            session.reused(loss)
-        saved = session.save(copy.rows)
+        if part.windowed_first > part.first and session.matched < part.end and not self._complete(session, part, rows):
+            return "orphaned"
+        if part.loss is not None:
+            session.reused(part.loss)
+        saved = session.save(rows)
         self.metrics.count("save_bytes", saved.bytes)
         outcomes = {chunk.outcome for chunk in saved.chunks}
         if "too_lossy" in outcomes:
@@ -265,6 +290,18 @@ class Worker:
         with self._lock:
             self._report.stored.add(copy.plan.number)
         return "stored" if "stored" in outcomes else "present"
+
+    def _complete(self, session: Session, part: Part, rows: Rows) -> bool:
+        """Load the rows that vLLM has given up of a chunk that was stored in part, and is stored again as a whole."""
+        assert self._ranks is not None and self._blocks is not None
+        if session.matched < part.windowed_first:
+            return False
+        stored = self._ranks.empty(rows, session.matched)
+        loaded = session.load(stored, present=part.first)
+        if loaded.prefix_tokens < part.windowed_first:
+            return False
+        self._blocks.copy_windowed((stored, 0), (rows, 0), part.first, part.windowed_first)
+        return True
 
     def finished(self, ended: set[str], now: float) -> KVConnectorTransferResults:
         """Requests whose blocks were copied, and requests whose loads are over. Gives up loads that are late.
@@ -276,8 +313,7 @@ class Worker:
         with self._lock:
             for load in [load for load in self._loads.values() if load.due_at < now]:
                 del self._loads[load.plan.request_id]
-                self.metrics.count("loads:late")
-                self.metrics.took("load_seconds", now - load.begun_at)
+                self._count_load("late", now - load.begun_at)
                 self._notices.say("late", "the load of request %s is late, and vLLM computes it", load.plan.request_id)
                 self._over(load.plan, 0)
             received, self._received = self._received, set()
@@ -308,5 +344,7 @@ class Worker:
                     self._copies.get_nowait()
             except Empty:
                 pass
+        if self._gatherer is not None:
+            self._gatherer.close()
         if self._service is not None:
             self._service.close()

@@ -1,0 +1,245 @@
+"""Tensor-parallel ranks: each loads and holds some heads of a cache, and the first one stores all of them.
+
+So other engines read the same objects, with as many ranks or with others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed import get_tensor_model_parallel_rank
+
+from .._reports import Loss
+from ..errors import KvasirError
+from ._layout import Rows
+
+# Longest that the first rank waits for the rows of another one, which copies them at the same step.
+_PART_S = 10.0
+_CONNECT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A rank, and the others of its engine. All run on one host.
+
+    Attributes
+    ----------
+    heads : list of int
+        KV heads of all ranks together, by layer.
+    """
+
+    rank: int
+    size: int
+    heads: list[int]
+    engine: str
+
+    @classmethod
+    def of(cls, vllm_config: Any, heads: list[int]) -> Ranks:
+        """Find out which one this process is."""
+        size = vllm_config.parallel_config.tensor_parallel_size
+        rank = get_tensor_model_parallel_rank() if size > 1 else 0
+        return cls(rank, size, heads, vllm_config.kv_transfer_config.engine_id)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it stores what all ranks have copied."""
+        return self.rank == 0
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """Which part of a cache it loads; none: all of it."""
+        return (self.rank, self.size) if self.size > 1 else None
+
+    def heads_of(self, layer: int, rank: int) -> range:
+        """Heads that a rank holds. Of more ranks than heads, neighbours hold the same one."""
+        count = self.heads[layer]
+        start = rank * count // self.size
+        return range(start, max((rank + 1) * count // self.size, start + 1))
+
+    def empty(self, rows: Rows, tokens: int) -> Rows:
+        """Memory for so many tokens in the heads of all ranks, of the type of a rank's rows."""
+
+        def plane(layer: int, of: torch.Tensor) -> torch.Tensor:
+            return torch.empty(self.heads[layer], tokens, of.shape[-1], dtype=of.dtype)
+
+        return [(plane(layer, keys), plane(layer, values)) for layer, (keys, values) in enumerate(rows)]
+
+    @property
+    def address(self) -> str:
+        """Socket of the first rank, in a folder that no other user can enter."""
+        folder = Path(tempfile.gettempdir()) / f"kvasir-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            remedy = "remove it, or set TMPDIR to a folder of this user"
+            raise KvasirError(f"{folder} is not a folder that this user alone can enter", "unsafe_folder", remedy)
+        # Paths of sockets are short.
+        return str(folder / hashlib.sha256(self.engine.encode()).hexdigest()[:32])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank says before its rows: tokens ``first`` to ``end`` of a save, and what the rows beneath have lost.
+
+    In layers with a window, there are rows from ``windowed_first`` on.
+    """
+
+    number: int
+    first: int
+    end: int
+    windowed_first: int
+    loss: Loss | None
+
+    def to_json(self) -> bytes:
+        """Give it as it is sent."""
+        return json.dumps(self.__dict__).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Part:
+        """Read what was sent."""
+        found = json.loads(text)
+        loss = found.pop("loss")
+        return cls(**found, loss=None if loss is None else Loss(*loss))
+
+
+class Sender:
+    """Another rank's way to the first one."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._connection: Connection[Any, Any] | None = None
+
+    def send(self, part: Part, rows: Rows) -> None:
+        """Send the rows of a save, and wait until the first rank has taken them.
+
+        Raises
+        ------
+        OSError
+            When it is not there.
+        """
+        if self._connection is None:
+            self._connection = self._connect()
+        try:
+            self._connection.send_bytes(part.to_json())
+            for pair in rows:
+                for plane in pair:
+                    for head in plane:
+                        self._connection.send_bytes(_bytes_of(head[part.first : part.end]))
+        except OSError:
+            self._connection = None
+            raise
+
+    def _connect(self) -> Connection[Any, Any]:
+        until = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                connection = Client(self._ranks.address, "AF_UNIX")
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+            else:
+                connection.send_bytes(str(self._ranks.rank).encode())
+                return connection
+
+
+class Gatherer:
+    """The first rank's ear."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        address = Path(ranks.address)
+        address.unlink(missing_ok=True)
+        self._listener = Listener(str(address), "AF_UNIX")
+        self._connected = threading.Condition()
+        self._connections: dict[int, Connection[Any, Any]] = {}
+        # Said by a rank, of a save that the first one has not come to.
+        self._early: dict[int, Part] = {}
+        threading.Thread(target=self._accept, name="kvasir-ranks", daemon=True).start()
+
+    def gather(self, own: Part, rows: Rows) -> tuple[Part, Rows] | None:
+        """Give the rows of all ranks, and of what they say the worst; none where one has not copied them."""
+        whole, said = self._ranks.empty(rows, own.end), own
+        with torch.inference_mode():
+            of_own = (head for pair in rows for plane in pair for head in plane)
+            for head, of in zip(self._heads(whole, 0), of_own, strict=True):
+                head[own.first : own.end] = of[own.first : own.end]
+        for rank in range(1, self._ranks.size):
+            part = self._receive(rank, own, whole)
+            if part is None:
+                return None
+            losses = [loss for loss in (said.loss, part.loss) if loss is not None]
+            loss = losses[0].worst(losses[-1]) if losses else None
+            said = Part(own.number, own.first, own.end, max(said.windowed_first, part.windowed_first), loss)
+        return said, whole
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                return
+            try:
+                rank = int(connection.recv_bytes())
+            except (OSError, EOFError):
+                continue
+            with self._connected:
+                self._connections[rank] = connection
+                self._early.pop(rank, None)
+                self._connected.notify_all()
+
+    def _receive(self, rank: int, own: Part, whole: Rows) -> Part | None:
+        """Take the part of a rank into the rows of all. Parts of saves that the first rank has dropped are dropped."""
+        with self._connected:
+            self._connected.wait_for(lambda: rank in self._connections, _PART_S)
+            connection = self._connections.get(rank)
+        try:
+            while connection is not None:
+                part = self._early.pop(rank, None)
+                if part is None:
+                    if not connection.poll(_PART_S):
+                        return None
+                    part = Part.from_json(connection.recv_bytes())
+                if part.number > own.number:
+                    self._early[rank] = part
+                    return None
+                for head in self._heads(whole, rank):
+                    if part.number == own.number:
+                        connection.recv_bytes_into(_bytes_of(head[part.first : part.end]))
+                    else:
+                        connection.recv_bytes()
+                if part.number == own.number:
+                    return part
+        except (OSError, EOFError):
+            with self._connected:
+                if self._connections.get(rank) is connection:
+                    del self._connections[rank]
+        return None
+
+    def _heads(self, whole: Rows, rank: int) -> Iterator[torch.Tensor]:
+        """Give the rows of a rank's heads, in the order in which it sends them."""
+        for layer, pair in enumerate(whole):
+            heads = self._ranks.heads_of(layer, rank)
+            for plane in pair:
+                yield from plane[heads.start : heads.stop]
+
+
+def _bytes_of(rows: torch.Tensor) -> Any:
+    """A view of rows ``[tokens, head_dim]`` that lie together."""
+    return rows.view(torch.uint8).numpy().reshape(-1)
