@@ -15,13 +15,17 @@ class FaultProxy:
     """Forwards connections to `target`; `mode` is what befalls them.
 
     ``away`` refuses, ``silent`` takes and never answers, ``slow`` answers 0.3 s late, ``trickle`` gives 4 KiB in 20 ms, ``reset``
-    breaks off at a random byte, ``corrupt`` changes a byte in a hundred thousand, ``unavailable`` answers 503.
+    breaks off at a random byte, ``corrupt`` changes a byte in a hundred thousand, ``unavailable`` answers 503. Answers share
+    `rate` bits a second, where it is set.
     """
 
     def __init__(self, url: str, seed: int = 0) -> None:
         self.target = url
         self._dice = random.Random(seed)
         self.mode = "sound"
+        self.rate: float | None = None
+        self._link = threading.Lock()
+        self._free_at = 0.0
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -85,4 +89,13 @@ class FaultProxy:
                 sink.sendall(data[at : at + (4 << 10)])
                 time.sleep(0.02)
             return
+        if self.rate is not None:
+            self._pace(len(data))
         sink.sendall(data)
+
+    def _pace(self, size: int) -> None:
+        """Wait until the link has taken so many bytes, behind what it takes already."""
+        with self._link:
+            self._free_at = max(self._free_at, time.monotonic()) + 8 * size / self.rate
+            until = self._free_at
+        time.sleep(max(until - time.monotonic(), 0))
