@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+import torch
 from engine import BLOCK, Engine, OtherEngine, make_exact_profile, make_tokens, wait_until_stored
+
+from kvasir import Loss
+from kvasir.vllm._ranks import Gatherer, Part, Ranks, Sender
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +51,52 @@ def test_one_loads_what_two_have_stored(engines, store, length):
     warm, expected = run_single(engine, tokens), engine.run(tokens, fresh=True, logprobs=2)
     assert cold.cached == 0 and warm.cached == (length - 1) // BLOCK * BLOCK
     assert warm.is_as(expected) and cold.is_as(expected)
+
+
+HEADS, DIM, TOKENS = [2, 4], 8, 40
+
+
+def make_rows(seed):
+    """Rows of all ranks."""
+    dice = torch.Generator().manual_seed(seed)
+    return [tuple(torch.randn(heads, TOKENS, DIM, generator=dice).bfloat16() for _ in range(2)) for heads in HEADS]
+
+
+def rows_of(ranks, whole):
+    """Rows of one rank."""
+    parts = [ranks.heads_of(layer, ranks.rank) for layer in range(len(HEADS))]
+    return [tuple(plane[heads.start : heads.stop].clone() for plane in pair) for heads, pair in zip(parts, whole, strict=True)]
+
+
+def part(number, windowed_first=10, loss=None):
+    return Part(number, 10, TOKENS, windowed_first, loss)
+
+
+# As many ranks as heads, and more than the first layer has: neighbours hold the same one.
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_first_rank_gathers_what_each_has_copied(size):
+    ranks = [Ranks(rank, size, HEADS, f"engine-{size}") for rank in range(size)]
+    gatherer, saves = Gatherer(ranks[0]), {number: make_rows(number) for number in range(5)}
+
+    def send(own):
+        sender = Sender(own)
+        for number, whole in saves.items():
+            # The second rank has no room for the save with number 1, and the first one none for number 2.
+            has_room = (own.rank, number) != (1, 1)
+            loss = Loss(0.1 * own.rank, own.rank, 1)
+            sender.send(part(number, 10 + own.rank, loss), rows_of(own, whole) if has_room else None)
+
+    others = [threading.Thread(target=send, args=(own,)) for own in ranks[1:]]
+    for other in others:
+        other.start()
+    for number in (0, 1, 3, 4):
+        gathered = gatherer.gather(part(number), rows_of(ranks[0], saves[number]))
+        assert (gathered is None) == (number == 1)
+        if gathered is not None:
+            said, rows = gathered
+            assert said == part(number, 10 + size - 1, Loss(0.1 * (size - 1), size - 1, 1))
+            for pair, expected in zip(rows, saves[number], strict=True):
+                assert all(torch.equal(plane[:, 10:], of[:, 10:]) for plane, of in zip(pair, expected, strict=True))
+    for other in others:
+        other.join(10)
+    gatherer.close()

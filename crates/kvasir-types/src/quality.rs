@@ -1,6 +1,6 @@
 //! Quality by name, and the error that the names bound.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::LazyLock};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -183,18 +183,22 @@ impl Loss {
     }
 }
 
+/// Enough to tell the steps apart.
+fn three_digits(error: f64) -> f64 {
+    if error == 0.0 {
+        return 0.0;
+    }
+    let scale = 10f64.powi(2 - error.log10().floor() as i32);
+    (error * scale).round() / scale
+}
+
 /// As a number, `null` where it is not known.
 impl Serialize for LevelError {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // Three digits tell the steps apart.
-        let digits = |error: f64| match error {
-            0.0 => 0.0,
-            _ => {
-                let scale = 10f64.powi(2 - error.log10().floor() as i32);
-                (error * scale).round() / scale
-            }
-        };
-        self.get().map(digits).serialize(serializer)
+        // A lookup's answer has hundreds of them.
+        static NUMBERS: LazyLock<[Option<f64>; 256]> =
+            LazyLock::new(|| std::array::from_fn(|byte| LevelError(byte as u8).get().map(three_digits)));
+        NUMBERS[usize::from(self.0)].serialize(serializer)
     }
 }
 

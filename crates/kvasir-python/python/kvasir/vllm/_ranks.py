@@ -102,16 +102,16 @@ class Part:
     windowed_first: int
     loss: Loss | None
 
-    def to_json(self) -> bytes:
-        """Give it as it is sent."""
-        return json.dumps(self.__dict__).encode()
+    def to_json(self, *, has_rows: bool) -> bytes:
+        """Give it as it is sent, and whether rows follow."""
+        return json.dumps({"part": self.__dict__, "has_rows": has_rows}).encode()
 
     @classmethod
-    def from_json(cls, text: bytes) -> Part:
+    def from_json(cls, text: bytes) -> tuple[Part, bool]:
         """Read what was sent."""
         found = json.loads(text)
-        loss = found.pop("loss")
-        return cls(**found, loss=None if loss is None else Loss(*loss))
+        loss = found["part"].pop("loss")
+        return cls(**found["part"], loss=None if loss is None else Loss(*loss)), found["has_rows"]
 
 
 class Sender:
@@ -121,8 +121,8 @@ class Sender:
         self._ranks = ranks
         self._connection: Connection[Any, Any] | None = None
 
-    def send(self, part: Part, rows: Rows) -> None:
-        """Send the rows of a save, and wait until the first rank has taken them.
+    def send(self, part: Part, rows: Rows | None) -> None:
+        """Send the rows of a save, or that there are none, and wait until the first rank has taken them.
 
         Raises
         ------
@@ -132,8 +132,8 @@ class Sender:
         if self._connection is None:
             self._connection = self._connect()
         try:
-            self._connection.send_bytes(part.to_json())
-            for pair in rows:
+            self._connection.send_bytes(part.to_json(has_rows=rows is not None))
+            for pair in rows or []:
                 for plane in pair:
                     for head in plane:
                         self._connection.send_bytes(_bytes_of(head[part.first : part.end]))
@@ -166,7 +166,7 @@ class Gatherer:
         self._connected = threading.Condition()
         self._connections: dict[int, Connection[Any, Any]] = {}
         # Said by a rank, of a save that the first one has not come to.
-        self._early: dict[int, Part] = {}
+        self._early: dict[int, tuple[Part, bool]] = {}
         threading.Thread(target=self._accept, name="kvasir-ranks", daemon=True).start()
 
     def gather(self, own: Part, rows: Rows) -> tuple[Part, Rows] | None:
@@ -211,21 +211,20 @@ class Gatherer:
             connection = self._connections.get(rank)
         try:
             while connection is not None:
-                part = self._early.pop(rank, None)
-                if part is None:
-                    if not connection.poll(_PART_S):
-                        return None
-                    part = Part.from_json(connection.recv_bytes())
-                if part.number > own.number:
-                    self._early[rank] = part
+                early = self._early.pop(rank, None)
+                if early is None and not connection.poll(_PART_S):
                     return None
-                for head in self._heads(whole, rank):
+                part, has_rows = early or Part.from_json(connection.recv_bytes())
+                if part.number > own.number:
+                    self._early[rank] = part, has_rows
+                    return None
+                for head in self._heads(whole, rank) if has_rows else ():
                     if part.number == own.number:
                         connection.recv_bytes_into(_bytes_of(head[part.first : part.end]))
                     else:
                         connection.recv_bytes()
                 if part.number == own.number:
-                    return part
+                    return part if has_rows else None
         except (OSError, EOFError):
             with self._connected:
                 if self._connections.get(rank) is connection:

@@ -44,10 +44,10 @@ class _Load:
 
 @dataclass
 class _Copy:
-    """Rows that are to be stored; of layers with a window those from token ``windowed_first`` on."""
+    """Rows that are to be stored; of layers with a window those from token ``windowed_first`` on. None where there was no room."""
 
     plan: SavePlan
-    rows: Rows
+    rows: Rows | None
     windowed_first: int
     bytes: int
 
@@ -175,13 +175,21 @@ class Worker:
             if save.releases:
                 self._sent.add(save.request_id)
             copied = self._forget(save.request_id)
-            if self._service is None or self._blocks is None or not self._service.is_connected:
+            if self._blocks is None or not self._can_store:
                 continue
             size = self._blocks.bytes_of(len(save.prompt.tokens) - save.first)
             if self._has_room(size):
                 self._copies.put(self._gathered(save, copied, size))
             elif self._sender is None:
                 self.metrics.count("saves:dropped")
+            else:
+                # So that the first rank does not wait for it.
+                self._copies.put(_Copy(save, None, save.windowed_first, 0))
+
+    @property
+    def _can_store(self) -> bool:
+        """Whether there is somebody to give copies to: the service, or to ranks but the first, that one."""
+        return self._sender is not None or (self._service is not None and self._service.is_connected)
 
     def _has_room(self, size: int) -> bool:
         """Whether copies of so many bytes may be made; they count from then on."""
@@ -194,7 +202,7 @@ class Worker:
 
     def _copy_windowed(self, plan: CopyPlan) -> None:
         """Copy rows that vLLM is about to give up."""
-        if self._service is None or self._blocks is None or not self._service.is_connected:
+        if self._blocks is None or not self._can_store:
             return
         if not self._has_room(self._blocks.bytes_of(plan.end - plan.first, windowed=True)):
             self._forget(plan.request_id)
@@ -269,6 +277,7 @@ class Worker:
         assert self._service is not None
         prompt, chunk_tokens = copy.plan.prompt, self._settings.chunk_tokens
         part, rows = self._part(copy), copy.rows
+        assert rows is not None
         if self._gatherer is not None:
             gathered = self._gatherer.gather(part, rows)
             if gathered is None:
