@@ -28,7 +28,7 @@ def make_prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
-def test_random_schedule(policy, tmp_path):
+def test_random_schedule(policy, tmp_path, capsys):
     dice = random.Random(policy)
     counts = dict.fromkeys((*MODES, "loaded", "aborted", "failed", "ties"), 0)
     with kvasir.testing.server() as service:
@@ -72,5 +72,6 @@ def test_random_schedule(policy, tmp_path):
             time.sleep(0.0005)
         proxy.mode = "sound"
         assert engine.lost_blocks() == 0
-        print(policy, counts)
+        with capsys.disabled():
+            print(policy, counts)
         assert counts["loaded"] > REQUESTS // 10 and counts["ties"] < REQUESTS // 5

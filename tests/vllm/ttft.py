@@ -45,7 +45,7 @@ def train(windows: list[list[int]], path: Path) -> str:
         with torch.no_grad():
             model(torch.tensor([tokens]), past_key_values=cache)
         contexts.append((tokens, [(layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in cache.layers]))
-    kvasir.Profile.train(contexts, model=make_spec(), recipe="basis", finest_nmse=2e-4).save(path)
+    kvasir.Profile.train(contexts, model=make_spec(), recipe="basis", finest_nmse=3e-5).save(path)
     return str(path)
 
 
@@ -109,9 +109,11 @@ def main(which: str, rounds: int) -> None:
                     computed = engine.run(prompt, max_tokens=1, fresh=True)
                     times.setdefault((name, "computed"), []).append(computed.seconds)
                     times.setdefault((name, "raw bytes"), []).append(raw.seconds(raw_link.url, raw_bytes))
-        loaded = engine.metrics()["load_bytes"] - loaded
+        found = engine.metrics()
+        loaded = found["load_bytes"] - loaded
+        counts = {name: int(value) for name, value in found.items() if name.startswith(("lookups:", "loads:", "saves:"))}
     share = loaded / len(cached) / raw_bytes
-    print(f"tokens from Kvasir: {statistics.mean(cached):.1%}; bytes a load: {share:.2f} of the raw ones")
+    print(f"tokens from Kvasir: {statistics.mean(cached):.1%}; bytes a load: {share:.2f} of the raw ones; {counts}")
     print(f"{'ms':10} {'computed':>22} {'raw bytes':>22} {'Kvasir':>22}   Kvasir / raw, pair by pair")
     for name in LINKS:
         kinds = [times[name, kind] for kind in ("computed", "raw bytes", "Kvasir")]
