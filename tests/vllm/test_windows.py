@@ -10,15 +10,18 @@ from proxy import FaultProxy
 import kvasir
 
 
-@pytest.fixture(scope="module", params=[make_gemma, make_mistral], ids=["gemma", "mistral"])
+# A step takes as many tokens as a chunk has, or more of them than a window behind the end of one.
+@pytest.fixture(scope="module", params=[(make_gemma, 640), (make_mistral, 256)], ids=["gemma", "mistral"])
 def setting(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("windows")
-    model = request.param(folder / "model")
+    make_model, step_tokens = request.param
+    model = make_model(folder / "model")
     exact = {"quality": "exact", "profile": make_exact_profile(folder / "exact.kvp", model)}
     with kvasir.testing.server() as service:
         proxy = FaultProxy(service.url)
         extra = {"load_deadline_s": 2.0, **exact}
-        engine = Engine(proxy.url, model=model, extra=extra, skip_tokenizer_init=True)
+        options = {"max_num_batched_tokens": step_tokens, "skip_tokenizer_init": True}
+        engine = Engine(proxy.url, model=model, extra=extra, **options)
         engine.wait_until_connected()
         yield engine, kvasir.connect(service.url), proxy
 

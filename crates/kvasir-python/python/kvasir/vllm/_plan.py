@@ -76,11 +76,11 @@ class SavePlan:
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """Loads, copies and saves of a step."""
+    """Loads, saves and copies of a step. A copy lies behind a save of its request."""
 
     loads: list[LoadPlan] = field(default_factory=list)
-    copies: list[CopyPlan] = field(default_factory=list)
     saves: list[SavePlan] = field(default_factory=list)
+    copies: list[CopyPlan] = field(default_factory=list)
 
 
 @dataclass

@@ -160,7 +160,7 @@ class Scheduler:
                 blocks = output.kv_connector_block_state.get_block_ids(request_id)
                 self._save(tracked, end, blocks, releases=False)
             # The next step begins by giving up what lies behind the window of the token that it computes.
-            elif self._window is not None and computed - self._window >= max(tracked.copied, self._first(tracked)):
+            if self._window is not None and computed - self._window >= max(tracked.copied, self._first(tracked)):
                 self._copy(tracked, computed, output.kv_connector_block_state.get_block_ids(request_id))
         step, self._step = self._step, StepPlan()
         return step
@@ -209,6 +209,8 @@ class Scheduler:
 
     def _uncopied(self, tracked: _Tracked, blocks: BlockTables) -> int:
         """The first token to be copied of layers with a window: behind what is copied, where vLLM still has what follows."""
+        if self._window is None:
+            return self._first(tracked)
         first = max(tracked.copied, self._first(tracked))
         windowed = [ids for ids, is_windowed in zip(blocks, self._is_windowed, strict=True) if is_windowed]
         block = first // self._block_tokens

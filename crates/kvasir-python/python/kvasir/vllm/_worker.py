@@ -168,9 +168,7 @@ class Worker:
             self._failed.add(plan.request_id)
 
     def save(self, plan: StepPlan) -> None:
-        """Copy what a step's plan copies and saves. vLLM may use the blocks again when this returns."""
-        for copy in plan.copies:
-            self._copy_windowed(copy)
+        """Copy what a step's plan saves and copies. vLLM may use the blocks again when this returns."""
         for save in plan.saves:
             if save.releases:
                 self._sent.add(save.request_id)
@@ -185,6 +183,9 @@ class Worker:
             else:
                 # So that the first rank does not wait for it.
                 self._copies.put(_Copy(save, None, save.windowed_first, 0))
+        # What lies behind the end of a request's save.
+        for copy in plan.copies:
+            self._copy_windowed(copy)
 
     @property
     def _can_store(self) -> bool:
