@@ -42,18 +42,23 @@ def make_spec(folder: Path = MODEL, kv_dtype: torch.dtype = torch.bfloat16) -> k
     return kvasir.ModelSpec.from_config(folder, weights=WEIGHTS, revision="test", kv_dtype=str(kv_dtype), context=1024)
 
 
-def make_exact_profile(path: Path, folder: Path = MODEL, kv_dtype: torch.dtype = torch.bfloat16) -> str:
-    """Train a profile that loses nothing, on caches that transformers computes."""
+def compute_caches(texts: Iterable[list[int]], folder: Path = MODEL, kv_dtype: torch.dtype = torch.bfloat16) -> list[tuple]:
+    """Let transformers compute caches, each with its tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     contexts = []
-    for seed in range(3):
-        tokens = make_tokens(512, seed)
+    for tokens in texts:
         # One that does not know of windows keeps all rows.
         cache = DynamicCache()
         with torch.no_grad():
             model(torch.tensor([tokens]), past_key_values=cache)
         rows = [(layer.keys[0].to(kv_dtype).contiguous(), layer.values[0].to(kv_dtype).contiguous()) for layer in cache.layers]
         contexts.append((tokens, rows))
+    return contexts
+
+
+def make_exact_profile(path: Path, folder: Path = MODEL, kv_dtype: torch.dtype = torch.bfloat16) -> str:
+    """Train a profile that loses nothing."""
+    contexts = compute_caches((make_tokens(512, seed) for seed in range(3)), folder, kv_dtype)
     kvasir.Profile.train(contexts, model=make_spec(folder, kv_dtype), recipe="exact-only").save(path)
     return str(path)
 

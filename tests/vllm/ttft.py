@@ -13,10 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-import torch
-from engine import MODEL, Engine, make_spec, wait_until_stored
+from engine import MODEL, Engine, compute_caches, make_spec, wait_until_stored
 from proxy import FaultProxy
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 import kvasir
 
@@ -38,14 +37,7 @@ def make_texts() -> list[list[int]]:
 
 def train(windows: list[list[int]], path: Path) -> str:
     """Train a profile on other windows than those that are measured."""
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
-    contexts = []
-    for tokens in windows:
-        cache = DynamicCache()
-        with torch.no_grad():
-            model(torch.tensor([tokens]), past_key_values=cache)
-        contexts.append((tokens, [(layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in cache.layers]))
-    kvasir.Profile.train(contexts, model=make_spec(), recipe="basis", finest_nmse=3e-5).save(path)
+    kvasir.Profile.train(compute_caches(windows), model=make_spec(), recipe="basis", finest_nmse=3e-5).save(path)
     return str(path)
 
 

@@ -22,7 +22,7 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_rank
 
 from .._reports import Loss
-from ..errors import KvasirError
+from ..errors import InputError, KvasirError
 from ._layout import Rows
 
 # Longest that the first rank waits for the rows of another one, which copies them at the same step.
@@ -47,8 +47,18 @@ class Ranks:
 
     @classmethod
     def of(cls, vllm_config: Any, heads: list[int]) -> Ranks:
-        """Find out which one this process is."""
+        """Find out which one this process is.
+
+        Raises
+        ------
+        InputError
+            ``unknown_layout`` where layers have different numbers of heads.
+        """
         size = vllm_config.parallel_config.tensor_parallel_size
+        if size > 1 and len(set(heads)) != 1:
+            # A load's part of a cache is said by one range of heads.
+            what = f"layers have {sorted(set(heads))} KV heads, on {size} ranks"
+            raise InputError(what, "unknown_layout", "vLLM goes on without Kvasir")
         rank = get_tensor_model_parallel_rank() if size > 1 else 0
         return cls(rank, size, heads, vllm_config.kv_transfer_config.engine_id)
 
