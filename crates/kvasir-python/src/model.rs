@@ -6,7 +6,7 @@ use std::{
 };
 
 use kvasir_client::{
-    Deadline, Kvasir, Loaded, SaveTicket, Session as ClientSession,
+    Deadline, Kvasir, Loaded, SaveTicket, Session as ClientSession, SessionRequest,
     pages::Shard,
     report::{ChunkOutcome, SaveOutcome, SaveReport},
     tuning::LoadOptions,
@@ -44,6 +44,23 @@ fn seconds(seconds: f64) -> Result<Duration, Failure> {
 
 fn deadline(after: Option<f64>) -> Result<Deadline, Failure> {
     Ok(after.map(seconds).transpose()?.map_or_else(Deadline::none, Deadline::within))
+}
+
+/// A session over tokens, of those who share a secret and run with an adapter.
+fn request<'a>(
+    kvasir: &'a Kvasir,
+    tokens: &'a [u32],
+    salt: Option<Vec<u8>>,
+    adapter: Option<String>,
+) -> SessionRequest<'a> {
+    let mut request = kvasir.session(tokens);
+    if let Some(salt) = salt {
+        request = request.salt(salt);
+    }
+    if let Some(adapter) = adapter {
+        request = request.adapter(adapter);
+    }
+    request
 }
 
 #[pymethods]
@@ -89,15 +106,9 @@ impl Model {
         })?;
         let (kvasir, deadline) = (self.0.clone(), deadline(timeout)?);
         run(py, is_async, async move {
-            let mut request = kvasir.session(&tokens).turn(turn).deadline(deadline);
+            let mut request = request(&kvasir, &tokens, salt, adapter).turn(turn).deadline(deadline);
             if let Some(kind) = kind {
                 request = request.class(kind);
-            }
-            if let Some(salt) = salt {
-                request = request.salt(salt);
-            }
-            if let Some(adapter) = adapter {
-                request = request.adapter(adapter);
             }
             let session = request.await;
             let (spec, matched) = (Arc::clone(kvasir.spec()), session.matched_tokens());
@@ -118,14 +129,7 @@ impl Model {
         let answer = Arc::clone(&found);
         get_runtime().spawn(async move {
             let begun = Instant::now();
-            let mut request = kvasir.session(&tokens).deadline(Deadline::within(timeout));
-            if let Some(salt) = salt {
-                request = request.salt(salt);
-            }
-            if let Some(adapter) = adapter {
-                request = request.adapter(adapter);
-            }
-            let session = request.await;
+            let session = request(&kvasir, &tokens, salt, adapter).deadline(Deadline::within(timeout)).await;
             let error = session.lookup_error().map(ToString::to_string);
             let matched = error.is_none().then(|| session.matched_tokens());
             // It is set here alone.
