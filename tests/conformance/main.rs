@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, reason = "what a store lacks is the suite's result; --nocapture shows it")]
 
 mod backup;
+mod opaque;
 mod pins;
 mod removal;
 mod replicas;
@@ -190,6 +191,13 @@ suite! {
     replicas::an_append_that_is_dropped_is_made_again,
     replicas::an_index_older_than_the_journal_is_emptied,
     replicas::a_removal_outlives_its_batch_in_the_index,
+    opaque::a_key_keeps_its_bytes,
+    opaque::a_body_is_as_long_as_was_said,
+    opaque::the_leading_keys_that_are_there,
+    opaque::a_removed_key_takes_other_bytes,
+    opaque::of_writers_that_meet_one_wins,
+    opaque::damage_is_never_served,
+    opaque::objects_are_rebuilt_scrubbed_and_expire,
     removal::removing_a_chunk_hides_however_many_objects_it_has,
     removal::a_fresh_lookup_offers_none_of_many_removed_objects,
     removal::a_sample_has_what_is_stored_and_not_what_is_removed,

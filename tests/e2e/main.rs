@@ -11,6 +11,7 @@ mod hot_tier;
 mod hot_tier_trace;
 mod limits;
 mod matrix;
+mod objects;
 mod openapi;
 mod quota;
 mod rest;

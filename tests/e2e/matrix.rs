@@ -53,6 +53,12 @@ const TABLE: &[Row] = &[
     ("get_profile", READ, Is(200), Problem("unknown_profile")),
     ("open_namespace", READ, Is(200), Problem("unknown_model")),
     ("rotate_namespace", ADMIN, Is(200), Problem("unknown_model")),
+    // Keys are a tenant's own: another one's are there, or not, whatever these are.
+    ("put_opaque_object", WRITE, Is(200), Is(201)),
+    ("get_opaque_object", READ, Is(200), Problem("unknown_object")),
+    ("delete_opaque_object", WRITE, Is(204), Problem("unknown_object")),
+    ("lookup_opaque_objects", READ, Is(200), Is(200)),
+    ("read_opaque_objects", READ, Is(200), Is(200)),
     ("lookup", READ, Is(200), Problem("unknown_model")),
     ("explain", READ, Is(200), Is(200)),
     ("sample_chunks", ADMIN, Is(200), Problem("unknown_model")),
@@ -108,8 +114,15 @@ impl Ids {
         }
     }
 
-    fn texts(&self) -> [(&'static str, String); 7] {
+    /// Key of an opaque object in the namespace `n`.
+    fn key(&self) -> String {
+        format!("key-{}", self.cell)
+    }
+
+    fn texts(&self) -> [(&'static str, String); 9] {
         [
+            ("namespace", "n".to_owned()),
+            ("key", self.key()),
             ("model_id", self.model.to_string()),
             ("profile_hash", self.profile.to_string()),
             ("seq_hash", self.seq_hash.to_string()),
@@ -129,7 +142,8 @@ fn body(operation: &str, ids: &Ids, chunk: &Chunk) -> Option<Vec<u8>> {
             serde_json::to_value(spec).expect("serialises")
         }
         "put_profile" => return Some(chunks::PROFILE.to_vec()),
-        "put_chunk" => return Some(chunk.bytes.clone()),
+        "put_chunk" | "put_opaque_object" => return Some(chunk.bytes.clone()),
+        "lookup_opaque_objects" | "read_opaque_objects" => json!({"keys": [ids.key()]}),
         "open_namespace" | "rotate_namespace" => json!({"namespace": "other", "model_id": ids.model}),
         "lookup" => json!({"model_id": ids.model, "namespace": "n", "chunk_ids": [ids.seq_hash]}),
         "explain" => json!({"model_id": ids.model, "namespace": "n", "tokens": [1, 2, 3]}),
@@ -163,7 +177,7 @@ fn operations(document: &Value) -> Vec<Operation> {
             let mut add = |method| {
                 all.push(Operation { name: name.clone(), method, path: path.clone(), role: role.clone() });
             };
-            if matches!(name.as_str(), "get_chunk" | "get_object") {
+            if matches!(name.as_str(), "get_chunk" | "get_object" | "get_opaque_object") {
                 add(Method::HEAD);
             }
             add(method.to_uppercase().parse().expect("a method"));
@@ -245,6 +259,11 @@ impl Bench {
             object: chunk.object_digest,
             ..Ids::random(self.cells, Uuid::nil())
         };
+        if operation.contains("opaque") {
+            let path = format!("/v1/namespaces/n/objects/{}", ids.key());
+            let put = self.guarded.send(&writer, Method::PUT, &path, chunk.bytes.clone()).await;
+            assert_eq!(put.status(), 201, "{}", put.text().await.expect("text"));
+        }
         if operation.contains("context") {
             let request = body("create_context", &ids, &chunk).expect("has one");
             let made = self.guarded.send(&writer, Method::POST, routes::CONTEXTS, request).await;

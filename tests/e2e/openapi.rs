@@ -27,6 +27,11 @@ const ORDER: &[&str] = &[
     "list_profiles",
     "open_namespace",
     "rotate_namespace",
+    "put_opaque_object",
+    "get_opaque_object",
+    "lookup_opaque_objects",
+    "read_opaque_objects",
+    "delete_opaque_object",
     "put_chunk",
     "get_chunk",
     "get_object",
@@ -134,6 +139,7 @@ impl Bench {
         match name {
             "put_profile" => chunks::PROFILE.to_vec(),
             "put_chunk" => self.chunk.bytes.clone(),
+            "put_opaque_object" => b"page".to_vec(),
             _ => {
                 let content = &operation.spec["requestBody"]["content"]["application/json"];
                 if content.is_object() {

@@ -16,7 +16,7 @@ use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::{FINDING_OUT, FaultyStore, Tampered},
-    model::{Interval, Lookup, Model, Outcome},
+    model::{Interval, Keys, Lookup, Model, Outcome},
 };
 use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, RootHash, TokenChain};
 use tokio::time::Instant;
@@ -69,6 +69,7 @@ pub(crate) struct Book {
     last: Cell<Duration>,
     store: FaultyStore,
     model: RefCell<Model>,
+    pub(crate) keys: RefCell<Keys>,
     pins: RefCell<BTreeMap<Uuid, u64>>,
     /// Contexts with a version that the adversary changed.
     changed_contexts: RefCell<BTreeSet<Uuid>>,
@@ -78,12 +79,13 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    pub(crate) fn new(store: FaultyStore, model: Model) -> Self {
+    pub(crate) fn new(store: FaultyStore, model: Model, keys: Keys) -> Self {
         Self {
             begun: Instant::now(),
             last: Cell::default(),
             store,
             model: RefCell::new(model),
+            keys: RefCell::new(keys),
             pins: RefCell::default(),
             changed_contexts: RefCell::default(),
             wrong: RefCell::default(),

@@ -6,6 +6,7 @@
 
 mod client;
 mod disk;
+mod keys;
 mod late;
 mod node;
 mod salts;

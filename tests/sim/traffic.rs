@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     client::{self, Book, tenant},
+    keys::{KEYS, VALUES},
     node::Node,
     world::{CONTEXTS, REPLICAS, World},
 };
@@ -72,6 +73,11 @@ impl World {
         let collectors = self.dice.below(3).saturating_sub(usize::from(self.dice.chance(600)));
         let collectors: Vec<_> = (0..collectors).map(|_| self.any()).collect();
         let keepers: Vec<_> = self.nodes.iter().map(|(node, _)| node.clone()).collect();
+        let key = |world: &mut Self| world.dice.below(usize::from(KEYS)) as u8;
+        let key_puts: Vec<_> =
+            (0..3).map(|_| (self.any(), key(self), self.dice.below(usize::from(VALUES)) as u8)).collect();
+        let key_gets: Vec<_> = (0..3).map(|_| (self.any(), key(self))).collect();
+        let key_removal = self.dice.chance(150).then(|| (self.any(), key(self)));
         let (pinner, pins) = (self.any(), self.dice.chance(350));
         let (pinned, delay) = (self.dice.below(CONTEXTS), self.dice.below(4_000));
         let policy = self.policy();
@@ -89,6 +95,9 @@ impl World {
             }
             None
         };
+        let key_puts = key_puts.iter().map(|(node, key, value)| book.put_key(node, *key, *value));
+        let key_gets = key_gets.iter().map(|(node, key)| book.get_key(node, *key));
+        let key_removal = key_removal.iter().map(|(node, key)| book.remove_key(node, *key));
         let (.., pin) = tokio::join!(
             join_all(puts),
             join_all(loads),
@@ -96,6 +105,9 @@ impl World {
             join_all(collecting),
             join_all(keeping),
             book.name(&namer, &named),
+            join_all(key_puts),
+            join_all(key_gets),
+            join_all(key_removal),
             pinning
         );
         if let Some(context) = pin {

@@ -9,7 +9,7 @@ use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::{Dice, Fault, FaultyStore, ZOMBIE_MAX},
-    model::{Bounds, Model},
+    model::{Bounds, Keys, Model},
 };
 use kvasir_types::{Name, ObjectDigest, RootHash, SeqHash};
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -133,7 +133,7 @@ impl World {
             tombstone: TOMBSTONE_RETENTION,
             ttl,
         };
-        let book = Book::new(store.clone(), Model::new(bounds));
+        let book = Book::new(store.clone(), Model::new(bounds), Keys::new(bounds, GRACE));
         let mut this = Self {
             store,
             dice,
@@ -250,6 +250,10 @@ impl World {
             if let Err(problem) = self.is_there(&cold, seq_hash).await {
                 self.book.judge(Err(format!("{seq_hash} is lost: {problem}")));
             }
+        }
+        // An adversary may change any of their objects at any time.
+        if self.store.tampered().is_empty() {
+            self.book.find_owed_keys(&cold).await;
         }
         Outcome {
             wrong: self.book.wrong.take(),

@@ -58,8 +58,13 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
     let role = match route {
         routes::CONFIG => Role::Read,
         // Answers a question, and a namespace comes into being by being asked for.
-        routes::LOOKUP | routes::NAMESPACES => Role::Read,
-        routes::MODEL | routes::PROFILES | routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT
+        routes::LOOKUP | routes::NAMESPACES | routes::OBJECTS_LOOKUP | routes::OBJECTS_READ => Role::Read,
+        routes::MODEL
+        | routes::PROFILES
+        | routes::PROFILE
+        | routes::CHUNK
+        | routes::CHUNK_OBJECT
+        | routes::OBJECT
             if reads =>
         {
             Role::Read
@@ -71,7 +76,7 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         routes::CONTEXTS | routes::CONTEXT | routes::UPLOADS | routes::UPLOAD_COMMIT => Role::Write,
         // Registering is idempotent and names nothing that was not given.
         routes::MODELS => Role::Read,
-        routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT => Role::Write,
+        routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT | routes::OBJECT => Role::Write,
         // A sample is of all namespaces, and readers of one are not told of the others.
         routes::NAMESPACE_ROTATION | routes::SAMPLE => Role::Admin,
         // Jobs work on what is everybody's; and what nobody thought of is nobody else's.

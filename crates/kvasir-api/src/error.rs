@@ -63,6 +63,15 @@ error_codes! {
     /// A chunk or object that is not there.
     UnknownChunk = "unknown_chunk", 404, retryable false, "the chunk is not stored",
         remedy "look the context up again: it went meanwhile, or was never there";
+    /// A key under which nothing is stored.
+    UnknownObject = "unknown_object", 404, retryable false, "nothing is stored under this key",
+        remedy "store the object; it went meanwhile, or was never there";
+    /// A key that has other bytes.
+    ObjectExists = "object_exists", 412, retryable false, "the key has other bytes",
+        remedy "read the object, or remove it before other bytes are stored under its key";
+    /// A body of which the length is not said.
+    LengthRequired = "length_required", 411, retryable false, "the length of the body is not known",
+        remedy "send Content-Length";
     /// A route that is not there.
     UnknownRoute = "unknown_route", 404, retryable false, "there is no such route",
         remedy "correct the path; /v1/openapi.json lists them";

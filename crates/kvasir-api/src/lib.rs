@@ -14,6 +14,7 @@ mod event;
 mod explain;
 mod lookup;
 mod model;
+mod object;
 pub mod routes;
 mod upload;
 
@@ -35,7 +36,7 @@ pub use model::{
     ConfigResponse, NamespaceRequest, NamespaceResponse, NamespaceRotation, ProfileInfo, ProfileList,
     RegisteredModel, StoreCapabilities,
 };
-
+pub use object::{ObjectInfo, ObjectsRequest, ObjectsResponse, StoredObject};
 pub use upload::{UploadRequest, UploadTicket};
 
 pub use kvasir_types as types;
@@ -48,6 +49,8 @@ pub const MEDIA_PROFILE: &str = "application/vnd.kvasir.profile";
 pub const MEDIA_TOKENS: &str = "application/vnd.kvasir.tokens";
 /// Media type of block hashes: 32 bytes each, one after the other.
 pub const MEDIA_BLOCKS: &str = "application/vnd.kvasir.blocks";
+/// Media type of several opaque objects: the length of each as u64 little endian, then its bytes; one after the other.
+pub const MEDIA_OBJECTS: &str = "application/vnd.kvasir.objects";
 /// Media type of an error.
 pub const MEDIA_PROBLEM: &str = "application/problem+json";
 /// Media type of server-sent events.

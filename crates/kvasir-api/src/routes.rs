@@ -1,6 +1,6 @@
 //! Paths of the API, as templates for the server's router and as builders for the client.
 
-use kvasir_types::{ModelId, ObjectDigest, ProfileHash, SeqHash};
+use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey, ProfileHash, SeqHash};
 use uuid::Uuid;
 
 /// Is the process alive? Never depends on the store.
@@ -24,6 +24,12 @@ pub const NAMESPACES: &str = "/v1/namespaces";
 /// `POST` a [`NamespaceRotation`](crate::NamespaceRotation), answers [`NamespaceResponse`](crate::NamespaceResponse).
 /// For admins.
 pub const NAMESPACE_ROTATION: &str = "/v1/namespaces/rotate";
+/// `PUT`, `GET`, `HEAD`, `DELETE` an opaque object's bytes. The key is one segment: a slash in it is written `%2F`.
+pub const OBJECT: &str = "/v1/namespaces/{namespace}/objects/{key}";
+/// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), answers [`ObjectsResponse`](crate::ObjectsResponse).
+pub const OBJECTS_LOOKUP: &str = "/v1/namespaces/{namespace}/objects:lookup";
+/// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), answers the objects' bytes, see [`MEDIA_OBJECTS`](crate::MEDIA_OBJECTS).
+pub const OBJECTS_READ: &str = "/v1/namespaces/{namespace}/objects:read";
 /// `POST` a [`LookupRequest`](crate::LookupRequest).
 pub const LOOKUP: &str = "/v1/lookup";
 /// `GET` a [`ChunkSample`](crate::ChunkSample). For admins.
@@ -75,6 +81,9 @@ pub const ALL: &[&str] = &[
     PROFILE,
     NAMESPACES,
     NAMESPACE_ROTATION,
+    OBJECT,
+    OBJECTS_LOOKUP,
+    OBJECTS_READ,
     LOOKUP,
     SAMPLE,
     CHUNK,
@@ -117,6 +126,31 @@ pub fn job(job_id: &Uuid) -> String {
 /// Path of an object's presigned URL.
 pub fn object_url(model_id: &ModelId, seq_hash: &SeqHash, object: &ObjectDigest) -> String {
     format!("{}/url", chunk_object(model_id, seq_hash, object))
+}
+
+/// Path of an opaque object.
+pub fn object(namespace: &Name, key: &ObjectKey) -> String {
+    use std::fmt::Write;
+    let mut path = format!("/v1/namespaces/{namespace}/objects/");
+    for byte in key.as_str().bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            path.push(byte.into());
+        } else {
+            // Writing to a string does not fail.
+            let _ = write!(path, "%{byte:02X}");
+        }
+    }
+    path
+}
+
+/// Path of a lookup of opaque objects.
+pub fn objects_lookup(namespace: &Name) -> String {
+    format!("/v1/namespaces/{namespace}/objects:lookup")
+}
+
+/// Path of a read of opaque objects.
+pub fn objects_read(namespace: &Name) -> String {
+    format!("/v1/namespaces/{namespace}/objects:read")
 }
 
 /// Path of a model.

@@ -78,6 +78,7 @@ def parse_header(data):
     h["kl"] = struct.unpack("<f", struct.pack("<I", kl_bits))[0]
     check(h["flags"] & 1 or h["preceding"] == 0, "preceding_token", h["preceding"])
     check(reserved == 0 and not any(data[224:252]), "reserved", reserved)
+    # Bit 1 is an opaque object (§3.9): it holds no cache, and there is nothing to decode.
     check(h["flags"] & 0xFFFE == 0, "flags", h["flags"])
     check(1 <= h["tokens"] <= 16384, "token_count", h["tokens"])
     check(h["sections"] <= 16384, "section_count", h["sections"])

@@ -1,6 +1,7 @@
 //! Extensions: what later writers add to the format, and earlier readers skip or refuse.
 //!
-//! {`u16 kind`, `u8 flags`, `u8 reserved`, `u32 bytes`, data} one after the other, by ascending kind. Kind 1 is [`Measured`](crate::Measured).
+//! {`u16 kind`, `u8 flags`, `u8 reserved`, `u32 bytes`, data} one after the other, by ascending kind. Kind 1 is [`Measured`](crate::Measured), kind 2
+//! the key of an opaque object.
 
 use crate::{
     error::ContainerError,
@@ -11,12 +12,16 @@ use crate::{
 /// Flag bit 0: who does not know the kind refuses the object. The other bits are reserved.
 const FLAG_REQUIRED: u8 = 1;
 
+/// The key of an opaque object: whoever does not know it does not know what the object is.
+pub(crate) const KIND_KEY: u16 = 2;
+
 /// One extension of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension {
     /// What it is.
     pub kind: u16,
-    /// Whether a reader that does not know the kind refuses the object. This build knows no kind that is required.
+    /// Whether a reader that does not know the kind refuses the object. The key of an opaque object is the only one that this build
+    /// knows.
     pub required: bool,
     /// Its data.
     pub data: Vec<u8>,
@@ -51,7 +56,7 @@ pub(crate) fn read(bytes: &[u8], at: usize) -> Result<Vec<Extension>, ContainerE
         };
         rest = after;
         let required = flags & FLAG_REQUIRED != 0;
-        if required {
+        if required && kind != KIND_KEY {
             return Err(ContainerError::Extension { kind });
         }
         extensions.push(Extension { kind, required, data: data.to_vec() });

@@ -26,15 +26,17 @@ use crate::{
 
 /// Flag bit 0: `preceding_token` holds a token.
 const FLAG_PRECEDING: u32 = 1;
-/// Bits 1 to 15 are reserved: a reader refuses what it does not know. Bits 16 to 31 are unused: it ignores them.
-const FLAGS_RESERVED: u32 = 0xfffe;
+/// Flag bit 1: an opaque object, named by a key, without tokens.
+pub(crate) const FLAG_OPAQUE: u32 = 2;
+/// Bits 2 to 15 are reserved: a reader refuses what it does not know. Bits 16 to 31 are unused: it ignores them.
+const FLAGS_RESERVED: u32 = 0xfffc;
 /// Where the header's checksum lies, which covers all before it.
 const CRC_AT: usize = 252;
 
 /// A parsed and verified header.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkHeader {
-    /// Flags as stored. Bit 0 repeats `preceding_token.is_some()`.
+    /// Flags as stored. Bit 0 repeats `preceding_token.is_some()`; bit 1: see [`is_opaque`](Self::is_opaque).
     pub flags: u32,
     /// The model whose cache this is.
     pub model_id: ModelId,
@@ -48,7 +50,7 @@ pub struct ChunkHeader {
     pub seq_hash: SeqHash,
     /// Position of the first token in its context.
     pub first_position: u64,
-    /// Tokens, 1 to [`CHUNK_TOKENS_MAX`].
+    /// Tokens, 1 to [`CHUNK_TOKENS_MAX`]; 0 in an opaque object.
     pub token_count: u32,
     /// The token before the chunk, for predictors that look one token back.
     pub preceding_token: Option<u32>,
@@ -143,7 +145,10 @@ impl ChunkHeader {
         let spans = tokens.div_ceil(u32::try_from(SPAN_TOKENS).unwrap_or(u32::MAX));
         let tokens_bytes_max = size(tokens).saturating_mul(4).saturating_add(TOKENS_SLACK_BYTES);
         let in_range = |n: usize, max: usize| (1..=max).contains(&n);
-        check(self.flags & FLAGS_RESERVED == 0, 8, "flags", "bits 1 to 15 are reserved", self.flags)?;
+        check(self.flags & FLAGS_RESERVED == 0, 8, "flags", "bits 2 to 15 are reserved", self.flags)?;
+        if self.is_opaque() {
+            return self.check_opaque();
+        }
         check(in_range(size(tokens), CHUNK_TOKENS_MAX), 12, "token_count", "must be 1 to 16384", tokens)?;
         check(
             usize::from(self.section_count) <= SECTIONS_MAX,
@@ -190,15 +195,45 @@ impl ChunkHeader {
             "must be at most 4 token_count + 1024",
             self.tokens_bytes,
         )?;
-        check(
-            size(self.extension_bytes) <= EXTENSIONS_BYTES_MAX,
-            184,
-            "extension_bytes",
-            "must be at most 65536",
-            self.extension_bytes,
-        )?;
+        self.check_lengths()
+    }
+
+    /// As [`check`](Self::check), of an opaque object: what says something of a model or of tokens says nothing.
+    fn check_opaque(&self) -> Result<(), ContainerError> {
+        const RULE: &str = "an opaque object belongs to no model and has no tokens";
+        let zero = |holds: bool, offset, field, actual: u64| check(holds, offset, field, RULE, actual);
+        zero(self.model_id == ModelId::OPAQUE, 16, "model_id", 0)?;
+        zero(self.profile_hash == ProfileHash::from([0; 32]), 48, "profile_hash", 0)?;
+        zero(self.parent_hash == [0; 32], 80, "parent_hash", 0)?;
+        zero(self.token_count == 0, 12, "token_count", self.token_count.into())?;
+        zero(self.preceding_token.is_none(), 8, "flags", self.flags.into())?;
+        zero(self.first_position == 0, 144, "first_position", self.first_position)?;
+        zero(self.kl_beneath.to_bits() == 0, 156, "kl_beneath", self.kl_beneath.to_bits().into())?;
+        zero(self.span_count == 1, 160, "span_count", self.span_count.into())?;
+        zero(self.level_count == 1, 162, "level_count", self.level_count.into())?;
+        zero(self.exact_tokens == 0, 163, "exact_tokens", self.exact_tokens.into())?;
+        zero(self.tokens_bytes == 0, 164, "tokens_bytes", self.tokens_bytes.into())?;
+        let sections = usize::from(self.section_count);
+        check(sections <= SECTIONS_MAX, 6, "section_count", "must be at most 16384", self.section_count)?;
+        self.check_lengths()
+    }
+
+    fn check_lengths(&self) -> Result<(), ContainerError> {
+        let is_short = usize::try_from(self.extension_bytes).is_ok_and(|bytes| bytes <= EXTENSIONS_BYTES_MAX);
+        check(is_short, 184, "extension_bytes", "must be at most 65536", self.extension_bytes)?;
         let object_ok = (self.head_bytes()..=OBJECT_BYTES_MAX).contains(&self.object_bytes);
         check(object_ok, 176, "object_bytes", "must hold the head and be at most 5 GiB", self.object_bytes)
+    }
+
+    /// Whether it is of an opaque object: bytes under a key, in pieces of 1 MiB, without tokens.
+    pub fn is_opaque(&self) -> bool {
+        self.flags & FLAG_OPAQUE != 0
+    }
+
+    /// The number that [`reissue_header`] wrote.
+    pub fn incarnation(&self) -> u16 {
+        let [_, _, low, high] = self.flags.to_le_bytes();
+        u16::from_le_bytes([low, high])
     }
 
     /// Where the chunk joins its chain.
@@ -206,9 +241,9 @@ impl ChunkHeader {
         ChainLink { key: self.chain_key, parent: self.parent_hash }
     }
 
-    /// Blocks of 16 tokens, the last one possibly partial.
+    /// Blocks of 16 tokens, the last one possibly partial. An opaque object counts as one.
     pub fn block_count(&self) -> usize {
-        usize::try_from(self.token_count).unwrap_or(usize::MAX).div_ceil(BLOCK_TOKENS)
+        usize::try_from(self.token_count).unwrap_or(usize::MAX).div_ceil(BLOCK_TOKENS).max(1)
     }
 
     /// Bytes of the block hashes.

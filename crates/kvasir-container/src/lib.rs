@@ -14,6 +14,7 @@ mod head;
 mod header;
 mod limits;
 mod measured;
+mod opaque;
 mod tokens;
 mod verify;
 
@@ -25,7 +26,8 @@ pub use head::{Head, PieceEntry};
 pub use header::{ChunkHeader, reissue_header};
 pub use limits::{
     BLOCK_HASH_BYTES, EXACT_TOKENS_MAX, EXTENSIONS_BYTES_MAX, FORMAT_VERSION, HEAD_BYTES_MAX, HEADER_BYTES,
-    MAGIC, OBJECT_BYTES_MAX, PIECE_BYTES_MAX, SECTIONS_MAX,
+    MAGIC, OBJECT_BYTES_MAX, OPAQUE_PIECE_BYTES, PIECE_BYTES_MAX, SECTIONS_MAX,
 };
 pub use measured::Measured;
+pub use opaque::OpaqueHead;
 pub use verify::ObjectVerifier;

@@ -26,6 +26,8 @@ pub const SECTIONS_MAX: usize = 16_384;
 pub(crate) const SPANS_MAX: usize = CHUNK_TOKENS_MAX / SPAN_TOKENS;
 /// Longest piece: 256 tokens × 65,536 elements × 4 bytes, the widest layer a model spec allows, uncompressed.
 pub const PIECE_BYTES_MAX: u32 = 1 << 26;
+/// Length of an opaque object's pieces, the last one apart: the unit of its checksums, small beside a request's 4 to 32 MB.
+pub const OPAQUE_PIECE_BYTES: u32 = 1 << 20;
 /// Longest object: what S3 takes as a single PUT, because an object is written by one.
 pub const OBJECT_BYTES_MAX: u64 = 5 << 30;
 /// Most exact tokens at the start of a context (attention sinks): one block.

@@ -3,7 +3,7 @@
 use kvasir_api::ErrorCode;
 use kvasir_container::ContainerError;
 use kvasir_store::StoreError;
-use kvasir_types::{Level, ModelId, ObjectDigest, ProfileHash, SeqHash, SpecError};
+use kvasir_types::{Level, ModelId, ObjectDigest, ObjectKey, ProfileHash, SeqHash, SpecError};
 use uuid::Uuid;
 
 /// A model, its spec or its profile is not there, or not fit.
@@ -114,6 +114,33 @@ pub enum PutError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// An opaque object was not stored or cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObjectError {
+    /// Nothing is stored under the key.
+    #[error("nothing is stored under key {:?} in this namespace", key.as_str())]
+    Unknown {
+        /// The key.
+        key: ObjectKey,
+    },
+    /// Other bytes are stored under the key, or are being stored at this moment.
+    #[error("key {:?} has other bytes; objects are never overwritten: remove the object first, or use another key", key.as_str())]
+    Exists {
+        /// The key.
+        key: ObjectKey,
+    },
+    /// The namespace cannot be looked at.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// It cannot be read.
+    #[error(transparent)]
+    Chunk(#[from] ChunkError),
+    /// It cannot be stored.
+    #[error(transparent)]
+    Put(#[from] PutError),
 }
 
 /// A sound object, but not of the chunk or model that the path names.
@@ -262,6 +289,7 @@ codes! {
         Spool => StoreUnavailable, Body => BadRequest, TooLarge => BodyTooLarge, InvalidChunk => InvalidChunk,
         ChunkMismatch => ChunkMismatch, ProfileMismatch => InvalidProfile; Catalog, Store
     }
+    ObjectError { Unknown => UnknownObject, Exists => ObjectExists; Catalog, Chunk, Put }
     UploadError { Unknown => UnknownUpload, Mismatch => UploadMismatch, Unavailable => DirectUnavailable; Put }
     UrlError { Unavailable => DirectUnavailable; Chunk }
     ContextError {
@@ -286,6 +314,8 @@ through! {
     CatalogError => PutError => UploadError;
     ContainerError => PutError => UploadError;
     StoreError => ChunkError => UrlError;
+    StoreError => ChunkError => ObjectError;
+    ContainerError => PutError => ObjectError;
     StoreError => CatalogError => ContextError;
 }
 

@@ -36,6 +36,10 @@ pub const OBJECTS_PER_SEQ_MAX: usize = 8;
 /// Names under which one PUT stores its object, where each is removed before it is acknowledged: more removals than
 /// anybody sends beside one upload.
 pub const PUT_ATTEMPTS_MAX: usize = 8;
+/// First wait for writers of other bytes under the same key to give way; doubled each time.
+pub const OPAQUE_CONTEST_WAIT: Duration = Duration::from_millis(25);
+/// Longest of these waits, 775 ms in all: what does not give way by then is there to stay.
+pub const OPAQUE_CONTEST_WAIT_MAX: Duration = Duration::from_millis(400);
 /// Misses remembered at once: 40 bytes each.
 pub const NEGATIVE_ENTRIES_MAX: usize = 65_536;
 /// How long a miss is remembered.

@@ -157,6 +157,12 @@ hash_type! {
     ProfileHash
 }
 
+impl ModelId {
+    pub(crate) const fn of_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
+
 impl ObjectDigest {
     /// The digest of a whole object.
     pub fn of(bytes: &[u8]) -> Self {

@@ -19,6 +19,7 @@ mod hash;
 mod limits;
 mod model;
 mod name;
+mod object_key;
 mod quality;
 #[cfg(feature = "openapi")]
 mod schema;
@@ -28,12 +29,13 @@ pub use chain::{ChainKey, ChainLink, TokenChain};
 pub use hash::{ModelId, ObjectDigest, ParseHashError, ProfileHash, RootHash, SeqHash};
 pub use limits::{
     BLOCK_TOKENS, CHUNK_TOKENS_DEFAULT, CHUNK_TOKENS_MAX, CHUNK_TOKENS_STEP, LAYERS_MAX, LEVELS_MAX,
-    NAME_BYTES_MAX, ROTARY_DIMS_MAX, SPAN_TOKENS,
+    NAME_BYTES_MAX, OBJECT_KEY_BYTES_MAX, ROTARY_DIMS_MAX, SPAN_TOKENS,
 };
 pub use model::{
     KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope, RopeError, RopeFormula, RopeScaling,
     SpecError, Thinning, hf,
 };
 pub use name::{Name, NameError};
+pub use object_key::{ObjectKey, ObjectKeyError};
 pub use quality::{LevelError, Loss, Quality, QualityError};
 pub use units::{Level, Medium, Plane, TokenRange};

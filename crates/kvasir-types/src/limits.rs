@@ -19,6 +19,8 @@ pub const LAYERS_MAX: usize = 256;
 pub const ROTARY_DIMS_MAX: u32 = 1024;
 /// Longest tenant, namespace, model or label name in bytes: a path segment on every store we support.
 pub const NAME_BYTES_MAX: usize = 128;
+/// Longest key of an opaque object in bytes: what the connectors of engines make of hashes has at most 200.
+pub const OBJECT_KEY_BYTES_MAX: usize = 512;
 
 const _: () = assert!(SPAN_TOKENS.is_multiple_of(BLOCK_TOKENS) && SPAN_TOKENS.is_multiple_of(32));
 const _: () = assert!(CHUNK_TOKENS_DEFAULT.is_multiple_of(CHUNK_TOKENS_STEP));

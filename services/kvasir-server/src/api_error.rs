@@ -6,7 +6,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use kvasir_api::{ErrorCode, MEDIA_PROBLEM, Problem};
-use kvasir_storage::{CatalogError, ChunkError, ContextError, PutError, QuotaError, UploadError, UrlError};
+use kvasir_storage::{
+    CatalogError, ChunkError, ContextError, ObjectError, PutError, QuotaError, UploadError, UrlError,
+};
 use kvasir_store::StoreError;
 
 use crate::limits;
@@ -45,6 +47,15 @@ impl From<ChunkError> for ApiError {
             _ => None,
         };
         Self { object_bytes, ..Self::of_storage(error.code(), &error) }
+    }
+}
+
+impl From<ObjectError> for ApiError {
+    fn from(error: ObjectError) -> Self {
+        match error {
+            ObjectError::Chunk(error) => error.into(),
+            error => Self::of_storage(error.code(), &error),
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //! there while one of them is. What no pin holds and what a request removed owes nothing.
 
 mod judge;
+mod keys;
 #[cfg(test)]
 mod tests;
 mod truth;
@@ -19,8 +20,8 @@ use std::{
 
 use kvasir_types::{ObjectDigest, SeqHash};
 
-pub use self::judge::Lookup;
 use self::truth::Truth;
+pub use self::{judge::Lookup, keys::Keys};
 use crate::chunks::Chunk;
 
 /// One life of one replica: a process that starts again is another.

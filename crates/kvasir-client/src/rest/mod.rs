@@ -7,6 +7,7 @@ mod body;
 mod class;
 mod first_byte;
 mod object;
+mod opaque;
 mod problem;
 mod read;
 mod retry;

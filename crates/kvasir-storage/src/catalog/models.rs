@@ -46,6 +46,9 @@ impl Catalog {
     /// # Errors
     /// [`CatalogError::UnknownModel`], [`Store`](CatalogError::Store).
     pub async fn model(&self, tenant: &Name, model_id: &ModelId) -> Result<Arc<ModelSpec>, CatalogError> {
+        if *model_id == ModelId::OPAQUE {
+            return Err(CatalogError::UnknownModel { model_id: *model_id });
+        }
         let key = (tenant.clone(), *model_id);
         if let Some(spec) = self.models.get(&key) {
             return Ok(spec);
@@ -137,7 +140,10 @@ impl Catalog {
 
     /// The models of a tenant.
     pub(crate) async fn list_models(&self, tenant: &Name) -> Result<Vec<ModelId>, StoreError> {
-        self.bucket.folders(&self.bucket.layout().models_prefix(tenant), "listing models").await
+        let mut models: Vec<ModelId> =
+            self.bucket.folders(&self.bucket.layout().models_prefix(tenant), "listing models").await?;
+        models.retain(|model_id| *model_id != ModelId::OPAQUE);
+        Ok(models)
     }
 
     /// All tenants that have anything in the store.

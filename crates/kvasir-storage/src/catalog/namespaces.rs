@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, future};
 use kvasir_store::{StoreError, layout::Key};
-use kvasir_types::{ModelId, Name, RootHash, SeqHash};
+use kvasir_types::{ModelId, Name, ObjectKey, RootHash, SeqHash};
 use object_store::PutPayload;
 
 use super::Catalog;
@@ -35,6 +35,18 @@ impl Catalog {
         self.bucket.put(&self.bucket.path(&key), PutPayload::new(), "writing a namespace down").await?;
         self.registered.insert(known, ());
         Ok(root)
+    }
+
+    /// The names that an opaque object may have: under the newest salt of its namespace, then under those before it that are
+    /// still looked under.
+    pub(crate) async fn object_names(
+        self: &Arc<Self>,
+        tenant: &Name,
+        namespace: &Name,
+        key: &ObjectKey,
+    ) -> Result<Vec<SeqHash>, CatalogError> {
+        let (newest, before) = self.roots(tenant, namespace, &ModelId::OPAQUE).await?;
+        Ok(std::iter::once(newest).chain(before).map(|root| root.chain_key().object(key)).collect())
     }
 
     /// The namespaces that a tenant asked for, in order; the first [`limits::NAMESPACES_LISTED_MAX`].

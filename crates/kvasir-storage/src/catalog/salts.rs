@@ -36,7 +36,9 @@ impl Catalog {
         namespace: &Name,
         model_id: &ModelId,
     ) -> Result<(RootHash, Vec<RootHash>), CatalogError> {
-        self.model(tenant, model_id).await?;
+        if *model_id != ModelId::OPAQUE {
+            self.model(tenant, model_id).await?;
+        }
         let rotations = self.salt_rotations(tenant, namespace).await?;
         let mut salts = rotations.live();
         if rotations.has_first() {

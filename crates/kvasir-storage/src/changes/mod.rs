@@ -6,6 +6,7 @@
 pub mod events;
 pub(crate) mod journal;
 pub(crate) mod ledger;
+mod tombstones;
 mod usage;
 
 use std::{sync::Arc, time::Duration};

@@ -49,9 +49,13 @@ impl HotCache {
         scope: Scope,
         key: &ChunkKey,
         head: &Head,
-        recompute_seconds: f32,
+        recompute_seconds: Option<f32>,
     ) -> Arc<HotObject> {
-        let object = Arc::new(HotObject::new(key, head).with_recompute_seconds(recompute_seconds));
+        let object = HotObject::new(key, head);
+        let object = Arc::new(match recompute_seconds {
+            Some(seconds) => object.with_recompute_seconds(seconds),
+            None => object,
+        });
         self.objects.insert((scope, key.object_digest), Arc::clone(&object));
         object
     }

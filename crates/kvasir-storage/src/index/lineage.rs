@@ -146,6 +146,30 @@ pub(super) fn objects(
     Ok(objects_under(index, position, &prefix, usable)?.filter(|child| child.row.seq_hash == *seq_hash))
 }
 
+/// All usable objects of a chunk at a position.
+pub(super) fn all_objects(
+    index: &dyn HotIndex,
+    scope: Scope,
+    position: RowPosition,
+    seq_hash: &SeqHash,
+    usable: &Usable<'_>,
+) -> Result<Vec<IndexRow>, IndexError> {
+    let (prefix, mut rows) = (key::infos_of(scope, position, seq_hash), Vec::new());
+    index.scan(&prefix, &mut |key, value| {
+        if !key.starts_with(&prefix) {
+            return Ok(false);
+        }
+        let row = IndexRow::decode(key, value)?.row;
+        if !usable.has(&row) {
+            usable.note_stale(key);
+        } else if row.seq_hash == *seq_hash {
+            rows.push(row);
+        }
+        Ok(true)
+    })?;
+    Ok(rows)
+}
+
 /// As [`objects`], of the chunk whose rows begin with `prefix`.
 pub(super) fn objects_under(
     index: &dyn HotIndex,

@@ -88,6 +88,11 @@ impl PrefixIndex {
         self.index.walk_chunks(scope, parent, chunks, &|row| !self.is_gone(scope, row.object_digest))
     }
 
+    /// What is known of an opaque object's name, of objects that are not known to be gone.
+    pub(crate) fn opaque_objects(&self, scope: Scope, seq_hash: &SeqHash) -> Vec<IndexRow> {
+        self.index.opaque_objects(scope, seq_hash, &|row| !self.is_gone(scope, row.object_digest))
+    }
+
     /// Takes in an object that this replica has stored: what was believed of it before is out of date.
     pub(crate) fn insert(&self, scope: Scope, entry: &Arc<IndexEntry>) {
         let _turning = self.turning.lock();

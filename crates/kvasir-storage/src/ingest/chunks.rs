@@ -55,17 +55,20 @@ impl PutChunk {
 pub(super) type Received = (Head, ObjectDigest, Spool);
 
 /// A verified body on its way to a name.
-struct Upload {
-    put: PutChunk,
-    head: Head,
-    entry: Arc<IndexEntry>,
-    spool: Spool,
-    /// How often its name was taken.
-    incarnation: u16,
+pub(super) struct Upload {
+    pub(super) put: PutChunk,
+    pub(super) head: Head,
+    pub(super) entry: Arc<IndexEntry>,
+    pub(super) spool: Spool,
 }
 
 impl Upload {
-    fn key(&self) -> ChunkKey {
+    pub(super) fn new(put: PutChunk, (head, object_digest, spool): Received) -> Self {
+        let entry = Arc::new(IndexEntry::of_head(&head, object_digest));
+        Self { put, head, entry, spool }
+    }
+
+    pub(super) fn key(&self) -> ChunkKey {
         let PutChunk { tenant, model_id, seq_hash, .. } = &self.put;
         let object_digest = self.entry.row.object_digest;
         ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash: *seq_hash, object_digest }
@@ -73,15 +76,22 @@ impl Upload {
 
     /// Finds an object name without a tombstone. While the name has one, the object is reissued under the next incarnation
     /// number in its header, which gives it another digest and so another name.
-    async fn avoid(&mut self, removed: &BTreeSet<ObjectDigest>) -> Result<(), PutError> {
-        while removed.contains(&self.entry.row.object_digest) && self.incarnation < u16::MAX {
-            self.incarnation += 1;
-            let object_digest = self.spool.reissue(self.incarnation).await?;
-            let flags = &mut self.head.header.flags;
-            *flags = *flags & 0xffff | u32::from(self.incarnation) << 16;
-            let row = IndexRow { object_digest, ..IndexRow::clone(&self.entry.row) };
-            self.entry = Arc::new(IndexEntry { row: Arc::new(row), ..IndexEntry::clone(&self.entry) });
+    pub(super) async fn avoid(&mut self, removed: &BTreeSet<ObjectDigest>) -> Result<(), PutError> {
+        while removed.contains(&self.entry.row.object_digest)
+            && let Some(next) = self.head.header.incarnation().checked_add(1)
+        {
+            self.reissue(next).await?;
         }
+        Ok(())
+    }
+
+    /// Gives the object the name that it has under an incarnation number.
+    pub(super) async fn reissue(&mut self, incarnation: u16) -> Result<(), PutError> {
+        let object_digest = self.spool.reissue(incarnation).await?;
+        let flags = &mut self.head.header.flags;
+        *flags = *flags & 0xffff | u32::from(incarnation) << 16;
+        let row = IndexRow { object_digest, ..IndexRow::clone(&self.entry.row) };
+        self.entry = Arc::new(IndexEntry { row: Arc::new(row), ..IndexEntry::clone(&self.entry) });
         Ok(())
     }
 }
@@ -113,10 +123,9 @@ impl Ingest {
     pub(super) async fn store(
         self: &Arc<Self>,
         put: PutChunk,
-        (head, object_digest, spool): Received,
+        received: Received,
     ) -> Result<StoredChunk, PutError> {
-        let entry = Arc::new(IndexEntry::of_head(&head, object_digest));
-        let mut upload = Upload { put, head, entry, spool, incarnation: 0 };
+        let mut upload = Upload::new(put, received);
         let this = Arc::clone(self);
         let (ack, acknowledged) = oneshot::channel();
         let storing = tokio::spawn(carry(async move {
@@ -193,7 +202,7 @@ impl Ingest {
             let path = self.bucket.path(&Key::Chunk(key.clone()));
             // What a read found broken is written again, whatever the store says of it.
             let is_broken = self.reads.index().is_gone(scope, key.object_digest);
-            let created = upload.spool.send(self.bucket.objects(), &path, is_broken).await?;
+            let created = upload.spool.send(self.bucket.objects(), &path, is_broken).await?.created();
             self.bucket.reached(Transition::ObjectWritten);
             let since_ms = self.indexed(scope, &upload.entry);
             removed = tombstones.of_chunk(&tenant, &model_id, &seq_hash).await?;
@@ -235,7 +244,7 @@ impl Ingest {
     }
 
     /// Offers the base of a stored object to the hot tier, frame by frame, as far as there is memory for it.
-    async fn offer_base(&self, mut upload: Upload) -> std::io::Result<()> {
+    pub(super) async fn offer_base(&self, mut upload: Upload) -> std::io::Result<()> {
         let base = self.reads.offered_bytes(&upload.entry.row.level_bytes);
         let Some(hot) = self.reads.tier().filter(|_| base > 0) else { return Ok(()) };
         upload.spool.settle().await?;

@@ -1,6 +1,7 @@
 //! What is stored: bodies through the service, and uploads that clients sent to the store directly.
 
 mod chunks;
+mod opaque;
 mod profiles;
 pub(crate) mod spool;
 mod uploads;
@@ -14,7 +15,7 @@ use kvasir_store::cache::BoundedMap;
 use kvasir_types::SeqHash;
 
 use self::spool::SpoolPool;
-pub use self::{chunks::PutChunk, uploads::DirectUploads};
+pub use self::{chunks::PutChunk, opaque::PutObject, uploads::DirectUploads};
 use crate::{
     Settings, bucket::Bucket, catalog::Catalog, changes::Changes, error::PutError, index::Scope, limits,
     memory::MemoryBudget, read::Reads,

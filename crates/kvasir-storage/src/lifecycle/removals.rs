@@ -1,19 +1,15 @@
-//! Removal: by request, and the tombstones of all who remove.
+//! Removal by request.
 
 use std::collections::BTreeSet;
 
 use futures::TryStreamExt;
-use kvasir_store::{
-    StoreError,
-    layout::{ChunkKey, Key},
-};
-use kvasir_types::{ModelId, Name, SeqHash};
-use object_store::PutPayload;
+use kvasir_store::layout::{ChunkKey, Key};
+use kvasir_types::{ModelId, Name, ObjectKey, SeqHash};
 
 use super::Lifecycle;
 use crate::{
-    changes::journal::JournalEntry, error::ChunkError, index::Scope, removal::Removal,
-    transitions::Transition,
+    error::{ChunkError, ObjectError},
+    removal::Removal,
 };
 
 impl Lifecycle {
@@ -25,8 +21,29 @@ impl Lifecycle {
     pub async fn remove(&self, key: &ChunkKey) -> Result<(), ChunkError> {
         self.reads.stored_bytes(key).await?;
         let dropped = self.changes.dropped_removals();
-        self.write_tombstone(key, Removal::Removed).await?;
+        self.changes.write_tombstone(key, Removal::Removed).await?;
         Ok(self.changes.append_removals(dropped).await?)
+    }
+
+    /// Removes what lies under a key, as [`remove`](Self::remove) does.
+    ///
+    /// # Errors
+    /// [`ObjectError::Unknown`], [`Chunk`](ObjectError::Chunk): then it may be sent again.
+    pub async fn remove_object(
+        &self,
+        tenant: &Name,
+        namespace: &Name,
+        key: &ObjectKey,
+    ) -> Result<(), ObjectError> {
+        let mut was_there = false;
+        for name in self.catalog.object_names(tenant, namespace, key).await? {
+            match self.remove_chunk(tenant, &ModelId::OPAQUE, &name).await {
+                Ok(_) => was_there = true,
+                Err(ChunkError::Unknown { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if was_there { Ok(()) } else { Err(ObjectError::Unknown { key: key.clone() }) }
     }
 
     /// Removes all objects of a chunk, as [`remove`](Self::remove) does. Gives how many there were.
@@ -54,35 +71,10 @@ impl Lifecycle {
         for object_digest in objects {
             let (tenant, model_id, seq_hash) = (tenant.clone(), *model_id, *seq_hash);
             let key = ChunkKey { tenant, model_id, seq_hash, object_digest };
-            self.write_tombstone(&key, Removal::Removed).await?;
+            self.changes.write_tombstone(&key, Removal::Removed).await?;
         }
         self.changes.append_removals(dropped).await?;
         let unknown = ChunkError::Unknown { seq_hash: *seq_hash, object_digest: None };
         if removed == 0 { Err(unknown) } else { Ok(removed) }
-    }
-
-    /// Writes an object's tombstone, forgets the object, and announces the removal.
-    pub(super) async fn write_tombstone(&self, key: &ChunkKey, reason: Removal) -> Result<(), StoreError> {
-        let path = self.bucket.path(&Key::Tombstone(key.clone()));
-        let payload = || PutPayload::from_static(reason.as_str().as_bytes());
-        const WRITING: &str = "writing a tombstone";
-        // The first one counts: a later one must not make an object younger. But a removal by request ends reads under way, so it
-        // takes the place of one that does not.
-        if !self.bucket.create(&path, payload(), WRITING).await? && !reason.is_the_collectors() {
-            let there = self.reads.tombstones().reason_at(&path).await?;
-            if there.is_none_or(Removal::is_the_collectors) {
-                self.bucket.put(&path, payload(), WRITING).await?;
-            }
-        }
-        self.bucket.reached(Transition::TombstoneWritten);
-        self.announce_removed(key, reason);
-        Ok(())
-    }
-
-    /// Forgets an object and tells the other replicas.
-    pub(super) fn announce_removed(&self, key: &ChunkKey, reason: Removal) {
-        self.reads.forget_removed(Scope::new(&key.tenant, &key.model_id), key.object_digest, reason);
-        let ChunkKey { tenant, model_id, seq_hash, object_digest } = key.clone();
-        self.changes.publish(JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason });
     }
 }

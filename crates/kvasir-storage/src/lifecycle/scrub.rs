@@ -51,7 +51,7 @@ impl Lifecycle {
                             "an object is corrupt in the store and is quarantined"
                         );
                         if !dry_run {
-                            self.write_tombstone(&key, Removal::Corrupt).await?;
+                            self.changes.write_tombstone(&key, Removal::Corrupt).await?;
                         }
                         report.quarantined += 1;
                     }

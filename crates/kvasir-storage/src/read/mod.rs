@@ -2,6 +2,7 @@
 
 mod direct;
 mod objects;
+mod opaque;
 mod sample;
 mod select;
 mod tiered;
@@ -9,8 +10,8 @@ mod tombstones;
 
 use std::{sync::Arc, time::Duration};
 
-pub(crate) use self::{direct::DirectPath, tombstones::Tombstones};
-pub use self::{direct::DirectReads, select::Selection};
+pub(crate) use self::{direct::DirectPath, opaque::opaque_chunk, tombstones::Tombstones};
+pub use self::{direct::DirectReads, opaque::OpaqueObject, select::Selection};
 use crate::{bucket::Bucket, catalog::Catalog, hot::HotCache, index::PrefixIndex};
 
 /// Reads of chunk objects: from the hot tier, else from the store; what they find out corrects the index.

@@ -279,7 +279,7 @@ impl Reads {
     }
 
     /// A corrupt object is as good as gone: hidden from lookups here, and written anew when it is stored again.
-    fn corrupt(&self, key: &ChunkKey, reason: String) -> ChunkError {
+    pub(super) fn corrupt(&self, key: &ChunkKey, reason: String) -> ChunkError {
         let scope = Scope::new(&key.tenant, &key.model_id);
         // Not the object itself, where it is one of another chunk that somebody laid beside the objects of this one.
         if self.index.row(scope, key.object_digest).is_none_or(|row| row.seq_hash == key.seq_hash) {

@@ -52,9 +52,12 @@ impl Reads {
 
     /// Registers with the hot tier how an object is cut into frames, and what its tokens cost.
     pub(crate) fn register_object(&self, hot: &HotCache, key: &ChunkKey, head: &Head) -> Arc<HotObject> {
+        let scope = Scope::new(&key.tenant, &key.model_id);
         let ChunkHeader { first_position, token_count, .. } = head.header;
-        let seconds = self.catalog.recompute_seconds(&key.tenant, &key.model_id, first_position, token_count);
-        hot.register_object(Scope::new(&key.tenant, &key.model_id), key, head, seconds)
+        // What an opaque object's bytes cost to make is not known.
+        let seconds = (!head.header.is_opaque())
+            .then(|| self.catalog.recompute_seconds(&key.tenant, &key.model_id, first_position, token_count));
+        hot.register_object(scope, key, head, seconds)
     }
 
     /// A head from the hot tier or the store, verified.

@@ -37,6 +37,9 @@ impl Changes {
     pub(super) fn event_of(&self, entry: &JournalEntry, replica: &Name) -> Option<Event> {
         match entry {
             JournalEntry::Counted { .. } => None,
+            // Routers score prefixes by blocks of tokens; opaque objects have none.
+            JournalEntry::Stored { model_id: ModelId::OPAQUE, .. }
+            | JournalEntry::Removed { model_id: ModelId::OPAQUE, .. } => None,
             JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, .. } => {
                 let (row, parent) = (&entry.row, entry.parent_hash);
                 let level = row.level_bytes.len().checked_sub(1).map(|top| Level(top as u8));

@@ -15,13 +15,13 @@ use parking_lot::{Mutex, RwLock};
 use super::{
     IndexError,
     database::HotIndex,
-    lineage::Usable,
+    lineage::{Usable, all_objects},
     log_position::{self, LogPosition},
     memory::MemoryIndex,
     placement,
-    position::PositionCache,
+    position::{PositionCache, RowPosition},
     removed::{self, RemovedFilter, RemovedRow},
-    row::{IndexEntry, IndexRow},
+    row::{IndexEntry, IndexRow, parent_of_opaque},
     scope::Scope,
     sled_index::SledIndex,
     walk::{Search, Walk, walk, walk_chunks},
@@ -140,6 +140,20 @@ impl Index {
     ) -> Vec<IndexRow> {
         let usable = Usable::of(usable);
         let rows = self.with(|index| walk_chunks(index, &self.positions, scope, root, chunks, &usable));
+        self.sweep(&usable);
+        rows.unwrap_or_default()
+    }
+
+    /// The objects of an opaque object's name that are `usable`: one, or several where writers of other bytes met.
+    pub fn opaque_objects(
+        &self,
+        scope: Scope,
+        seq_hash: &SeqHash,
+        usable: &dyn Fn(&IndexRow) -> bool,
+    ) -> Vec<IndexRow> {
+        let usable = Usable::of(usable);
+        let position = RowPosition::under(&parent_of_opaque(seq_hash));
+        let rows = self.with(|index| all_objects(index, scope, position, seq_hash, &usable));
         self.sweep(&usable);
         rows.unwrap_or_default()
     }

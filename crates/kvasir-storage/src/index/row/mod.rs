@@ -57,7 +57,7 @@ pub struct IndexRow {
 /// What the index takes in of a chunk object: the row, and what it is found by.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IndexEntry {
-    /// Hash of the block before the chunk, or the root.
+    /// Hash of the block before the chunk, or the root; of an opaque object, [`parent_of_opaque`].
     pub parent_hash: [u8; 32],
     /// Leading bytes of the hash of each block.
     pub blocks: Vec<[u8; BLOCK_BYTES]>,
@@ -80,8 +80,10 @@ impl IndexEntry {
     pub(crate) fn of_head(head: &Head, object_digest: ObjectDigest) -> Self {
         let header = &head.header;
         let levels = (0..header.level_count).map(Level);
+        let parent_hash =
+            if header.is_opaque() { parent_of_opaque(&header.seq_hash) } else { header.parent_hash };
         Self {
-            parent_hash: header.parent_hash,
+            parent_hash,
             blocks: Self::short_blocks(head.block_hashes.iter().map(|hash| &hash[..])),
             row: Arc::new(IndexRow {
                 seq_hash: header.seq_hash,
@@ -109,9 +111,9 @@ impl IndexEntry {
 }
 
 impl IndexRow {
-    /// Blocks of the chunk.
+    /// Blocks of the chunk. An opaque object has no tokens, and counts as one block.
     pub fn block_count(&self) -> usize {
-        (self.token_count as usize).div_ceil(BLOCK_TOKENS)
+        (self.token_count as usize).div_ceil(BLOCK_TOKENS).max(1)
     }
 
     /// Everything but the names in the key; the checksum covers the key too.
@@ -246,6 +248,12 @@ impl IndexRow {
         };
         Some(row)
     }
+}
+
+/// What an opaque object counts as following: a hash of its own that nothing else has, so that it is found by its key alone and
+/// has no siblings. Not its own hash: that is where its children would be.
+pub(crate) fn parent_of_opaque(seq_hash: &SeqHash) -> [u8; 32] {
+    seq_hash.as_bytes().map(|byte| !byte)
 }
 
 /// Whether readers prefer `a` to `b`: the smaller KL beneath, then the smaller digest. All replicas must agree, or two collectors take

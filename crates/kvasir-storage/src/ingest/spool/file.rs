@@ -123,7 +123,10 @@ impl SpoolFile {
 
     /// Puts other bytes in place of the first ones. The file stays as it is: no part of it is sealed twice.
     pub(super) fn overwrite_prefix(&mut self, bytes: Vec<u8>) {
-        self.prefix = bytes;
+        match self.prefix.get_mut(..bytes.len()) {
+            Some(before) => before.copy_from_slice(&bytes),
+            None => self.prefix = bytes,
+        }
     }
 }
 
@@ -200,6 +203,8 @@ mod tests {
         assert_eq!(raw.windows(32).any(|window| window == &bytes[1_000..1_032]), !sealed, "in the clear");
         file.overwrite_prefix(vec![7; 9]);
         assert_eq!(read(&file, 8..10).await.expect("reads"), [7, bytes[9]]);
+        file.overwrite_prefix(vec![8; 2]);
+        assert_eq!(read(&file, 1..3).await.expect("reads"), [8, 7], "what was put behind it stays");
         assert!(read(&file, 699_999..700_001).await.is_err(), "there is no more");
     }
 }

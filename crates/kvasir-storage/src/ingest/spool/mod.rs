@@ -67,6 +67,25 @@ impl SpoolPool {
     }
 }
 
+/// How an object came to be in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// It was written.
+    Created,
+    /// It was not there when the store was asked, and was when it was to be written: another writer of the same bytes was quicker,
+    /// or an attempt of ours whose answer was lost.
+    Raced,
+    /// It was there before.
+    Known,
+}
+
+impl Sent {
+    /// Whether this upload made it, as far as is known.
+    pub(crate) fn created(self) -> bool {
+        self == Self::Created
+    }
+}
+
 /// One upload's bytes.
 #[derive(Debug)]
 pub(crate) struct Spool {
@@ -110,24 +129,28 @@ impl Spool {
         Ok(())
     }
 
-    /// Writes an incarnation number into the chunk object's header. Returns the object's new digest.
+    /// Writes an incarnation number into the object's header. Returns the object's new digest.
     pub(crate) async fn reissue(&mut self, incarnation: u16) -> Result<ObjectDigest, PutError> {
+        self.settle().await.map_err(PutError::Spool)?;
+        let header = self.fill(0, Region::new(HEADER_BYTES, None)).await.map_err(PutError::Spool)?;
+        let mut header = header.to_vec();
+        set_incarnation(&mut header, incarnation)?;
+        self.overwrite_prefix(header).await
+    }
+
+    /// Puts other bytes in place of the first ones. Returns the digest of all of them.
+    pub(crate) async fn overwrite_prefix(&mut self, prefix: Vec<u8>) -> Result<ObjectDigest, PutError> {
         let mut digest = blake3::Hasher::new();
         match &mut self.content {
             SpoolContent::Memory(blocks) => {
-                let first = blocks.parts().next().unwrap_or_default();
-                let mut header = first[..first.len().min(HEADER_BYTES)].to_vec();
-                set_incarnation(&mut header, incarnation)?;
-                blocks.overwrite_prefix(&header);
+                blocks.overwrite_prefix(&prefix);
                 for part in blocks.parts() {
                     digest.update(part);
                 }
             }
             SpoolContent::File(file) => {
                 file.flush().await.map_err(PutError::Spool)?;
-                let mut header = read(file, 0..HEADER_BYTES as u64).await.map_err(PutError::Spool)?.to_vec();
-                set_incarnation(&mut header, incarnation)?;
-                file.overwrite_prefix(header);
+                file.overwrite_prefix(prefix);
                 let (mut at, _turn) = (0, self.pool.parts.acquire().await);
                 while at < self.bytes {
                     let part = read_part(file, at, self.bytes).await.map_err(PutError::Spool)?;
@@ -164,7 +187,7 @@ impl Spool {
         }
     }
 
-    /// Writes everything to `path`. True when it was not there before.
+    /// Writes everything to `path`.
     ///
     /// Names are digests, so what another writer wrote there are these very bytes, and a lost race is a success. What the
     /// store has is compared all the same: whoever is told that it is stored may rest on it. An object that differs, or that
@@ -174,7 +197,7 @@ impl Spool {
         store: &Arc<dyn ObjectStore>,
         path: &Path,
         overwrite: bool,
-    ) -> Result<bool, PutError> {
+    ) -> Result<Sent, PutError> {
         let failed = StoreError::request("storing an object");
         let bytes = self.bytes;
         let existing = match store.head(path).await {
@@ -183,14 +206,14 @@ impl Spool {
             Err(error) => return Err(failed(error).into()),
         };
         if existing == Some(bytes) && !overwrite && self.is_at(store, path).await? {
-            return Ok(false);
+            return Ok(Sent::Known);
         }
         match &mut self.content {
             SpoolContent::File(file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
                 file.flush().await.map_err(PutError::Spool)?;
                 send_parts(file, &self.pool, store, path, bytes).await?;
                 self.pool.crash_points.reached(Transition::PartsCompleted);
-                Ok(existing.is_none())
+                Ok(if existing.is_none() { Sent::Created } else { Sent::Known })
             }
             SpoolContent::File(file) => {
                 let _permit = self.pool.parts.acquire().await;
@@ -254,14 +277,14 @@ async fn put(
     path: &Path,
     payload: PutPayload,
     overwrite: bool,
-) -> object_store::Result<bool> {
+) -> object_store::Result<Sent> {
     let mode = if overwrite { PutMode::Overwrite } else { PutMode::Create };
     match store.put_opts(path, payload.clone(), mode.into()).await {
-        Ok(_) => Ok(!overwrite),
+        Ok(_) => Ok(if overwrite { Sent::Known } else { Sent::Created }),
         // Another writer of the same bytes, or our own first attempt whose answer was lost: these bytes are known to be right.
         Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
             store.put(path, payload).await?;
-            Ok(false)
+            Ok(Sent::Raced)
         }
         Err(error) => Err(error),
     }

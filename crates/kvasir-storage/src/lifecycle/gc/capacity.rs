@@ -67,7 +67,8 @@ impl Lifecycle {
                     entry.as_ref().and_then(|e| numbered.get(&(scope, e.parent_hash.into())).copied());
                 let used = self.reads.index().last_use(scope, key.object_digest);
                 let read = used.map(|used| pass.now.before(used.at.elapsed()));
-                let row = entry.as_ref().map(|entry| &entry.row);
+                // An opaque object has no tokens: what its bytes cost to make is not known.
+                let row = entry.as_ref().map(|entry| &entry.row).filter(|row| row.token_count > 0);
                 ColdObject {
                     key: i as u32,
                     bytes: *bytes,

@@ -87,7 +87,7 @@ impl Lifecycle {
             if begun.elapsed() >= limits::GC_INTENT_USE {
                 break;
             }
-            self.write_tombstone(&key, reason).await?;
+            self.changes.write_tombstone(&key, reason).await?;
         }
         // After an error it stays until it is old: a tombstone may still be on its way.
         self.bucket.delete(&path).await

@@ -27,7 +27,7 @@ use kvasir_store::{
     StoreError,
     layout::{ChunkKey, JournalLog, Key},
 };
-use kvasir_types::Name;
+use kvasir_types::{ModelId, Name};
 use object_store::{ObjectMeta, PutPayload};
 use tokio::time::Instant;
 
@@ -310,6 +310,9 @@ impl Lifecycle {
                 }
             }
         }
+        if sound.len() > 1 && sound.iter().all(|(key, ..)| key.model_id == ModelId::OPAQUE) {
+            return self.mark_contested(pass, &sound).await;
+        }
         // Objects of one `seq_hash` end alike. Only those that begin alike, too, can stand for each other.
         sound.sort_by(|(_, _, a), (_, _, b)| {
             let prefers = if prefer(a, b) { Ordering::Less } else { Ordering::Greater };
@@ -317,6 +320,24 @@ impl Lifecycle {
         });
         for alike in sound.chunk_by(|(_, _, a), (_, _, b)| a.first_position == b.first_position) {
             self.mark_duplicates(pass, alike).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks all objects of a key whose writers met, and of which one ended before it gave way: which of them was acknowledged
+    /// nobody can tell, and the key is a miss until then.
+    async fn mark_contested(
+        &self,
+        pass: &mut GcPass<'_>,
+        contested: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
+    ) -> Result<(), StoreError> {
+        // Whoever is younger than the grace may be about to give way.
+        if contested.iter().any(|(_, meta, _)| pass.now.age(meta) < pass.policy.grace) {
+            return Ok(());
+        }
+        for (key, ..) in contested {
+            pass.report.duplicates += 1;
+            self.mark_deleted(pass, key, Removal::Duplicate).await?;
         }
         Ok(())
     }

@@ -130,7 +130,7 @@ impl Lifecycle {
         for key in &gone {
             let tombstone = self.bucket.path(&Key::Tombstone(key.clone()));
             let reason = self.reads.tombstones().reason_at(&tombstone).await?.unwrap_or(Removal::Removed);
-            self.announce_removed(key, reason);
+            self.changes.announce_removed(key, reason);
         }
         self.changes.append_removals(dropped).await?;
         for key in gone {

@@ -15,6 +15,7 @@ const SHA256: &str = "062509cdecf0cb52dbb7dc4de437e7e996b450306d1fe465662cf7c965
 const OBJECT_BYTES: u64 = 483;
 const HEAD_BYTES: u64 = 355;
 const LEVEL_0_BYTES: u64 = 419;
+const KEY: &str = "llama-7f3a";
 const UUID: &str = "0199f0c4-5b7e-7c3a-9d1e-3f8a2b6c4d50";
 
 /// Examples by operation.
@@ -59,6 +60,8 @@ fn parameter_value(name: &str) -> Option<Value> {
         "seq_hash" => SEQ_HASH,
         "object_digest" => OBJECT_DIGEST,
         "context_id" | "upload_id" | "job_id" => UUID,
+        "namespace" => "team-a",
+        "key" => KEY,
         _ => return None,
     };
     Some(value.into())
@@ -92,7 +95,7 @@ fn job() -> Value {
 /// All examples by operation: `request`, `status` of the answer, and the answer itself where it is JSON.
 pub(super) fn all() -> Examples {
     let mut all = Map::new();
-    for part in [setup(), chunks(), direct(), contexts(), service()] {
+    for part in [setup(), objects(), chunks(), direct(), contexts(), service()] {
         if let Value::Object(part) = part {
             all.extend(part);
         }
@@ -117,6 +120,15 @@ fn setup() -> Value {
             "request": {"namespace": "team-c", "model_id": MODEL_ID, "keep_s": 86_400}, "status": 200,
             "response": {"root": ROTATED},
         },
+    })
+}
+
+fn objects() -> Value {
+    let keys = json!({"keys": [KEY, "llama-81c0"]});
+    json!({
+        "put_opaque_object": {"status": 201, "response": {"key": KEY, "bytes": 4, "created": true}},
+        "lookup_opaque_objects": {"request": keys, "status": 200, "response": {"objects": [{"bytes": 4}]}},
+        "read_opaque_objects": {"request": keys, "status": 200},
     })
 }
 

@@ -3,7 +3,7 @@
 use axum::{
     Json,
     body::{Body, Bytes},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use futures::{Stream, StreamExt, TryStreamExt};
@@ -74,6 +74,30 @@ pub(super) fn download(state: &AppState, read: ObjectRead) -> Body {
     let metrics = state.metrics().clone();
     let bytes = read.bytes.inspect_ok(move |part| metrics.sent(part.len()));
     Body::from_stream(bytes.inspect_err(|error| tracing::warn!(%error, "a download was cut off")))
+}
+
+/// Completes the answer to a read: its length, its range where one was asked for, and its bytes unless the method is `HEAD`.
+pub(super) fn ranged(
+    state: &AppState,
+    mut response: Response,
+    read: ObjectRead,
+    is_partial: bool,
+    method: &Method,
+) -> Response {
+    let (range, object_bytes) = (read.range.clone(), read.object_bytes);
+    if method != Method::HEAD {
+        *response.body_mut() = download(state, read);
+    }
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_LENGTH, (range.end - range.start).into());
+    if is_partial {
+        let text = format!("bytes {}-{}/{object_bytes}", range.start, range.end.saturating_sub(1));
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.insert(header::CONTENT_RANGE, value);
+        }
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    }
+    response
 }
 
 /// 201 where something was created, else 200.

@@ -189,20 +189,7 @@ async fn answer(
     let range = conditional::range(headers, &etag)?;
     let is_partial = range != ByteRange::Whole;
     let read = open(state, key, &selection, range, method, &hint::parse(headers)?).await?;
-    let (range, object_bytes) = (read.range.clone(), read.object_bytes);
-    if method != Method::HEAD {
-        *response.body_mut() = body::download(state, read);
-    }
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_LENGTH, (range.end - range.start).into());
-    if is_partial {
-        let text = format!("bytes {}-{}/{object_bytes}", range.start, range.end.saturating_sub(1));
-        if let Ok(value) = HeaderValue::try_from(text) {
-            headers.insert(header::CONTENT_RANGE, value);
-        }
-        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-    }
-    Ok(response)
+    Ok(body::ranged(state, response, read, is_partial, method))
 }
 
 /// A read of what is asked for; for HEAD, one that was never opened.

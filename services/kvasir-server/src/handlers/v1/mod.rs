@@ -12,6 +12,7 @@ mod hint;
 pub(super) mod lookup;
 pub(super) mod models;
 pub(super) mod namespaces;
+pub(super) mod objects;
 mod path;
 pub(super) mod profiles;
 mod selection;

@@ -1,0 +1,196 @@
+//! Opaque objects: what lies under a key.
+//!
+//! A key has one value. Writers of different bytes that meet may leave several objects for a moment, and where one of them ended
+//! in the middle, until the collector comes: then nobody can tell which of them was acknowledged, and the key is a miss.
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::BytesMut;
+use futures::{StreamExt, TryStreamExt, stream};
+use kvasir_container::OPAQUE_PIECE_BYTES;
+use kvasir_store::StoreError;
+use kvasir_store::layout::ChunkKey;
+use kvasir_types::{ModelId, Name, ObjectKey, SeqHash};
+use tokio::time::Instant;
+
+use super::Reads;
+use crate::{
+    error::{ChunkError, ObjectError},
+    hot::RequestHint,
+    index::{IndexRow, Scope},
+    object_read::{ByteRange, ObjectRead},
+};
+
+/// An opaque object that is there.
+#[derive(Debug, Clone)]
+pub struct OpaqueObject {
+    chunk: ChunkKey,
+    /// Where its payload lies in the stored object.
+    payload: Range<u64>,
+}
+
+impl OpaqueObject {
+    fn new(chunk: ChunkKey, row: &IndexRow) -> Self {
+        Self { chunk, payload: row.head_bytes.into()..row.object_bytes }
+    }
+
+    /// Names its bytes: another value of the key has another one.
+    pub fn etag(&self) -> String {
+        format!("\"{}\"", self.chunk.object_digest)
+    }
+
+    /// Bytes of its payload.
+    pub fn bytes(&self) -> u64 {
+        self.payload.end - self.payload.start
+    }
+}
+
+impl Reads {
+    /// The object with a key.
+    ///
+    /// # Errors
+    /// [`ObjectError::Unknown`], [`Chunk`](ObjectError::Chunk) where it cannot be read.
+    pub async fn opaque(
+        self: &Arc<Self>,
+        tenant: &Name,
+        namespace: &Name,
+        key: &ObjectKey,
+    ) -> Result<OpaqueObject, ObjectError> {
+        for name in self.catalog.object_names(tenant, namespace, key).await? {
+            if let Some(found) = self.opaque_named(tenant, &name).await? {
+                return Ok(found);
+            }
+        }
+        Err(ObjectError::Unknown { key: key.clone() })
+    }
+
+    /// The objects of the leading ones of `keys`, up to the first that is not there.
+    ///
+    /// # Errors
+    /// [`ObjectError::Chunk`] where the store cannot be asked for one.
+    pub async fn opaque_run(
+        self: &Arc<Self>,
+        tenant: &Name,
+        namespace: &Name,
+        keys: &[ObjectKey],
+        parallel: usize,
+    ) -> Result<Vec<OpaqueObject>, ObjectError> {
+        let mut run = Vec::new();
+        let found: Vec<_> = keys.iter().map(|key| self.opaque(tenant, namespace, key)).collect();
+        let found = stream::iter(found).buffered(parallel.max(1));
+        let mut found = std::pin::pin!(found);
+        while let Some(found) = found.next().await {
+            match found {
+                Ok(object) => run.push(object),
+                Err(ObjectError::Unknown { .. }) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(run)
+    }
+
+    /// Opens a read of an object's payload.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn read_opaque(
+        self: &Arc<Self>,
+        object: &OpaqueObject,
+        range: ByteRange,
+        hint: &RequestHint,
+    ) -> Result<ObjectRead, ChunkError> {
+        let bytes = object.bytes();
+        let wanted = range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes })?;
+        if wanted.is_empty() {
+            self.refuse_removed(&object.chunk).await?;
+            return Ok(ObjectRead::empty(wanted, bytes));
+        }
+        let start = object.payload.start;
+        let stored = start + wanted.start..start + wanted.end;
+        let read = if self.tier.is_some() {
+            // Its frames are checked on the way in.
+            self.read(&object.chunk, ByteRange::Bounded(stored.start, stored.end - 1), hint).await?
+        } else {
+            self.read_checked(&object.chunk, stored, hint).await?
+        };
+        Ok(ObjectRead { range: wanted, object_bytes: bytes, ..read })
+    }
+
+    /// Reads a range of the payload in whole pieces and compares their checksums: who asks for a key has none to compare with.
+    async fn read_checked(
+        self: &Arc<Self>,
+        chunk: &ChunkKey,
+        wanted: Range<u64>,
+        hint: &RequestHint,
+    ) -> Result<ObjectRead, ChunkError> {
+        let head = self.head(chunk).await?;
+        let (payload, piece) = (head.header.head_bytes(), u64::from(OPAQUE_PIECE_BYTES));
+        let first = (wanted.start - payload) / piece;
+        let whole = payload + first * piece..payload + (wanted.end - payload).next_multiple_of(piece);
+        let range = ByteRange::Bounded(whole.start, whole.end - 1);
+        let ObjectRead { object_bytes, bytes, .. } = self.read(chunk, range, hint).await?;
+        let (this, key, answer) = (Arc::clone(self), chunk.clone(), wanted.clone());
+        let pieces = (head, BytesMut::new(), bytes, first as usize);
+        let checked = stream::try_unfold(pieces, move |(head, mut held, mut bytes, section)| {
+            let (this, key, wanted) = (Arc::clone(&this), key.clone(), wanted.clone());
+            async move {
+                let piece = head.piece(section, 0).filter(|piece| piece.range.start < wanted.end);
+                let Some(piece) = piece else { return Ok(None) };
+                let length = (piece.range.end - piece.range.start) as usize;
+                while held.len() < length {
+                    let early = || StoreError::own("reading an object", "the store's answer ended early");
+                    held.extend_from_slice(&bytes.try_next().await?.ok_or_else(early)?);
+                }
+                let part = held.split_to(length).freeze();
+                head.check_piece(section, 0, &part).map_err(|error| this.corrupt(&key, error.to_string()))?;
+                let inside =
+                    |at: u64| (at.clamp(piece.range.start, piece.range.end) - piece.range.start) as usize;
+                let part = part.slice(inside(wanted.start)..inside(wanted.end));
+                Ok(Some((part, (head, held, bytes, section + 1))))
+            }
+        });
+        Ok(ObjectRead { range: answer, object_bytes, bytes: checked.boxed() })
+    }
+
+    /// What lies under one name; none where there is nothing, or several objects that contradict each other.
+    async fn opaque_named(
+        self: &Arc<Self>,
+        tenant: &Name,
+        name: &SeqHash,
+    ) -> Result<Option<OpaqueObject>, ChunkError> {
+        let scope = Scope::new(tenant, &ModelId::OPAQUE);
+        let rows = self.index.opaque_objects(scope, name);
+        if let [row] = rows.as_slice() {
+            let chunk = opaque_chunk(tenant, name, row);
+            self.index.note_row(scope, &Arc::new(row.clone()));
+            return Ok(Some(OpaqueObject::new(chunk, row)));
+        }
+        if rows.is_empty() && self.index.is_missing(scope, *name) {
+            return Ok(None);
+        }
+        let (since, before) = (Instant::now(), self.index.removals());
+        let offered = self.offered_objects(tenant, &ModelId::OPAQUE, name).await?;
+        match offered.as_slice() {
+            [] => self.index.note_missing(scope, *name, since),
+            [chunk] => match self.entry(chunk).await {
+                Ok(entry) => {
+                    self.index.insert_listed(scope, &entry, before);
+                    return Ok(Some(OpaqueObject::new(chunk.clone(), &entry.row)));
+                }
+                // What cannot be read is a miss.
+                Err(ChunkError::Unknown { .. } | ChunkError::Corrupt { .. }) => {}
+                Err(error) => return Err(error),
+            },
+            [..] => {
+                tracing::warn!(%tenant, %name, objects = offered.len(), "a key has several objects; it is a miss")
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The stored object of a row.
+pub(crate) fn opaque_chunk(tenant: &Name, name: &SeqHash, row: &IndexRow) -> ChunkKey {
+    let (tenant, model_id, object_digest) = (tenant.clone(), ModelId::OPAQUE, row.object_digest);
+    ChunkKey { tenant, model_id, seq_hash: *name, object_digest }
+}

@@ -1,0 +1,190 @@
+//! Opaque objects: bytes under keys.
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::{Path, State},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures::{StreamExt, TryStreamExt, stream};
+use kvasir_api::{
+    ErrorCode, MEDIA_OBJECTS, ObjectInfo, ObjectsRequest, ObjectsResponse, Problem, StoredObject, routes,
+};
+use kvasir_storage::{ByteRange, ChunkError, ObjectRead, OpaqueObject, PutObject, Storage};
+use kvasir_types::{Name, ObjectKey};
+
+use super::{body, conditional, hint, path::id};
+use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
+
+const MEDIA_BYTES: &str = "application/octet-stream";
+
+/// Stores bytes under a key. They are never overwritten: the same bytes may be stored again, others are refused.
+#[utoipa::path(put, path = routes::OBJECT, operation_id = "put_opaque_object", tag = "objects",
+    params(("namespace" = Name, Path, description = "the key's namespace"),
+           ("key" = ObjectKey, Path, description = "the key, with %2F for a slash")),
+    request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_BYTES),
+    responses((status = 200, description = "the same bytes were there", body = StoredObject),
+              (status = 201, description = "durable and visible", body = StoredObject)))]
+pub(in crate::handlers) async fn put(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path((namespace, key)): Path<(String, String)>,
+    headers: HeaderMap,
+    request_body: Body,
+) -> Result<Response, ApiError> {
+    let storage = state.storage()?;
+    let (namespace, key) = (id("namespace", &namespace)?, id("key", &key)?);
+    body::check_length(&headers, storage.settings().chunk_bytes_max)?;
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let no_length = || {
+        let detail =
+            "the head of a stored object says its length: send the body with Content-Length, not in chunks";
+        Problem::new(ErrorCode::LengthRequired, detail)
+    };
+    let bytes = length.ok_or_else(no_length)?;
+    let (tenant, hint) = (principal.tenant.clone(), hint::parse(&headers)?);
+    let _reservation = quota_reservation::reserve(&state, &principal, bytes).await?;
+    let mut upload = body::upload(&state, request_body);
+    let put = PutObject { tenant, namespace, key, bytes, hint };
+    match storage.ingest().put_object(put, &mut upload).await {
+        Ok(stored) => {
+            state.metrics().stored(stored.created, stored.bytes);
+            Ok(body::created_or_ok(stored.created, stored))
+        }
+        Err(error) => {
+            body::drain(upload).await;
+            Err(error.into())
+        }
+    }
+}
+
+/// The bytes under a key: all, or by `Range`. `HEAD` as well.
+#[utoipa::path(get, path = routes::OBJECT, operation_id = "get_opaque_object", tag = "objects",
+    params(("namespace" = Name, Path, description = "the key's namespace"),
+           ("key" = ObjectKey, Path, description = "the key, with %2F for a slash")),
+    responses((status = 200, description = "the bytes", body = inline(kvasir_api::Binary), content_type = MEDIA_BYTES),
+              (status = 206, description = "the range", body = inline(kvasir_api::Binary), content_type = MEDIA_BYTES),
+              (status = 304, description = "the ETag that was named is current")))]
+pub(in crate::handlers) async fn get(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path((namespace, key)): Path<(String, String)>,
+    method: Method,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let (namespace, key) = (id("namespace", &namespace)?, id("key", &key)?);
+    let storage = state.caught_up_storage().await?;
+    let object = storage.reads().opaque(&principal.tenant, &namespace, &key).await?;
+    let etag = object.etag();
+    let mut response = Response::new(Body::empty());
+    let answer = response.headers_mut();
+    answer.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_BYTES));
+    answer.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    if let Ok(etag) = HeaderValue::try_from(&etag) {
+        answer.insert(header::ETAG, etag);
+    }
+    if conditional::is_not_modified(&headers, &etag) {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        return Ok(response);
+    }
+    let range = conditional::range(&headers, &etag)?;
+    let read = if method == Method::HEAD {
+        let bytes = object.bytes();
+        let wanted = range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes })?;
+        ObjectRead::empty(wanted, bytes)
+    } else {
+        storage.reads().read_opaque(&object, range, &hint::parse(&headers)?).await?
+    };
+    Ok(body::ranged(&state, response, read, range != ByteRange::Whole, &method))
+}
+
+/// Removes the bytes under a key: refused now, deleted after the grace. Other bytes may be stored under it then.
+#[utoipa::path(delete, path = routes::OBJECT, operation_id = "delete_opaque_object", tag = "objects",
+    params(("namespace" = Name, Path, description = "the key's namespace"),
+           ("key" = ObjectKey, Path, description = "the key, with %2F for a slash")),
+    responses((status = 204, description = "removed")))]
+pub(in crate::handlers) async fn delete(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path((namespace, key)): Path<(String, String)>,
+) -> Result<StatusCode, ApiError> {
+    let (namespace, key) = (id("namespace", &namespace)?, id("key", &key)?);
+    state.storage()?.lifecycle().remove_object(&principal.tenant, &namespace, &key).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// How many of the leading keys there are, and the sizes of their objects: up to the first that is not there.
+#[utoipa::path(post, path = routes::OBJECTS_LOOKUP, operation_id = "lookup_opaque_objects", tag = "objects",
+    params(("namespace" = Name, Path, description = "the keys' namespace")),
+    request_body = ObjectsRequest,
+    responses((status = 200, description = "those that are there", body = ObjectsResponse)))]
+pub(in crate::handlers) async fn lookup(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(namespace): Path<String>,
+    request_body: Body,
+) -> Result<Json<ObjectsResponse>, ApiError> {
+    let storage = state.caught_up_storage().await?;
+    let found = run(storage, &principal, &namespace, request_body).await?;
+    let objects = found.iter().map(|object| ObjectInfo { bytes: object.bytes() }).collect();
+    Ok(Json(ObjectsResponse { objects }))
+}
+
+/// The bytes of the leading keys, up to the first that is not there.
+#[utoipa::path(post, path = routes::OBJECTS_READ, operation_id = "read_opaque_objects", tag = "objects",
+    params(("namespace" = Name, Path, description = "the keys' namespace")),
+    request_body = ObjectsRequest,
+    responses((status = 200, description = "each as its length, u64 little endian, and its bytes",
+               body = inline(kvasir_api::Binary), content_type = MEDIA_OBJECTS)))]
+pub(in crate::handlers) async fn read(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(namespace): Path<String>,
+    headers: HeaderMap,
+    request_body: Body,
+) -> Result<Response, ApiError> {
+    let storage = state.caught_up_storage().await?;
+    let found = run(storage, &principal, &namespace, request_body).await?;
+    let total: u64 = found.iter().map(|object| LENGTH_BYTES + object.bytes()).sum();
+    let (reads, hint) = (std::sync::Arc::clone(storage.reads()), hint::parse(&headers)?);
+    // Those behind are opened while the first is sent.
+    let parallel = storage.settings().lookup_parallel.max(1);
+    let bytes = stream::iter(found).map(move |object| {
+        let (reads, hint) = (std::sync::Arc::clone(&reads), hint.clone());
+        async move {
+            let read = reads.read_opaque(&object, ByteRange::Whole, &hint).await?;
+            let length = Bytes::copy_from_slice(&object.bytes().to_le_bytes());
+            Ok::<_, ChunkError>(stream::iter([Ok(length)]).chain(read.bytes))
+        }
+    });
+    let read = ObjectRead {
+        range: 0..total,
+        object_bytes: total,
+        bytes: bytes.buffered(parallel).try_flatten().boxed(),
+    };
+    let headers =
+        [(header::CONTENT_TYPE, MEDIA_OBJECTS.to_owned()), (header::CONTENT_LENGTH, total.to_string())];
+    Ok((headers, body::download(&state, read)).into_response())
+}
+
+/// Bytes of a length before an object.
+const LENGTH_BYTES: u64 = 8;
+
+async fn run(
+    storage: &Storage,
+    principal: &Principal,
+    namespace: &str,
+    request_body: Body,
+) -> Result<Vec<OpaqueObject>, ApiError> {
+    let namespace: Name = id("namespace", namespace)?;
+    let ObjectsRequest { keys } = body::json(request_body).await?;
+    if keys.len() > ObjectsRequest::KEYS_MAX {
+        let detail = format!("more than {} keys; ask in parts", ObjectsRequest::KEYS_MAX);
+        return Err(ApiError::bad_request(detail));
+    }
+    Ok(storage
+        .reads()
+        .opaque_run(&principal.tenant, &namespace, &keys, storage.settings().lookup_parallel)
+        .await?)
+}

@@ -1,0 +1,280 @@
+//! Opaque objects: a key has one value, whoever writes, reads, removes and collects, and whatever breaks.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use bytes::Bytes;
+use futures::{FutureExt, TryStreamExt, future::join_all};
+use kvasir_storage::{
+    ByteRange, ChunkError, ObjectError, OpaqueObject, PutError, PutObject, Storage, hot::RequestHint,
+};
+use kvasir_store::layout::Key;
+use kvasir_tests::hooked::{Hook, Hooked};
+use kvasir_types::{ModelId, ObjectKey};
+use object_store::ObjectStoreExt;
+
+use crate::{
+    Backend,
+    replicas::{at_once, collect},
+    storage_core::{body, name, tenant},
+};
+
+fn key(text: &str) -> ObjectKey {
+    text.parse().expect("a key")
+}
+
+fn payload(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
+}
+
+/// Stores `bytes` under a key of the namespace `n`. Says whether they were new.
+async fn put(storage: &Arc<Storage>, text: &str, bytes: &[u8]) -> Result<bool, ObjectError> {
+    let (hint, length) = (RequestHint::default(), bytes.len() as u64);
+    let put = PutObject { tenant: tenant(), namespace: name("n"), key: key(text), bytes: length, hint };
+    Ok(storage.ingest().put_object(put, body(bytes)).await?.created)
+}
+
+async fn find(storage: &Arc<Storage>, text: &str) -> Result<OpaqueObject, ObjectError> {
+    storage.reads().opaque(&tenant(), &name("n"), &key(text)).await
+}
+
+async fn get(storage: &Arc<Storage>, text: &str, range: ByteRange) -> Result<Vec<u8>, ObjectError> {
+    let object = find(storage, text).await?;
+    let read = storage.reads().read_opaque(&object, range, &RequestHint::default()).await?;
+    let length = read.range.end - read.range.start;
+    let parts: Vec<Bytes> = read.bytes.try_collect().await?;
+    assert_eq!(parts.iter().map(|part| part.len() as u64).sum::<u64>(), length);
+    Ok(parts.concat())
+}
+
+async fn is_missing(storage: &Arc<Storage>, text: &str) -> bool {
+    matches!(find(storage, text).await, Err(ObjectError::Unknown { .. }))
+}
+
+fn exists<T>(result: &Result<T, ObjectError>) -> bool {
+    matches!(result, Err(ObjectError::Exists { .. }))
+}
+
+pub(crate) async fn a_key_keeps_its_bytes(backend: &Backend) {
+    let writer = backend.replica_with(|settings| settings.spool_memory_bytes = 1 << 20).await;
+    for (text, bytes) in [("empty", 0), ("one", 1), ("a/b c%", 1 << 20), ("ä", (3 << 20) + 7)] {
+        let stored = payload(1, bytes);
+        assert!(put(&writer, text, &stored).await.expect("stores"));
+        assert!(!put(&writer, text, &stored).await.expect("the same bytes again"));
+        let other = put(&writer, text, &payload(2, bytes + 1)).await;
+        assert!(exists(&other), "{other:?}");
+        let cold = backend.replica().await;
+        assert_eq!(find(&cold, text).await.expect("is there").bytes(), bytes as u64);
+        assert!(get(&cold, text, ByteRange::Whole).await.expect("reads") == stored);
+        // A replica that knows nothing of it finds out by what it has written, and leaves nothing behind.
+        let cold = backend.replica().await;
+        assert!(!put(&cold, text, &stored).await.expect("the same bytes again"));
+        let cold = backend.replica().await;
+        let other = put(&cold, text, &payload(2, bytes + 1)).await;
+        assert!(exists(&other), "{other:?}");
+        assert!(get(&backend.replica().await, text, ByteRange::Whole).await.expect("reads") == stored);
+    }
+    let (stored, reader) = (payload(1, (3 << 20) + 7), backend.replica().await);
+    for (first, last) in [(0, 0), (5, (1 << 20) + 5), (1 << 20, (2 << 20) - 1), (3 << 20, 9 << 20)] {
+        let part = get(&reader, "ä", ByteRange::Bounded(first, last)).await.expect("reads");
+        assert!(part == stored[first as usize..stored.len().min(last as usize + 1)], "{first}-{last}");
+    }
+    assert!(get(&reader, "ä", ByteRange::Suffix(9)).await.expect("reads") == stored[stored.len() - 9..]);
+    let outside = get(&reader, "one", ByteRange::From(1)).await;
+    assert!(matches!(outside, Err(ObjectError::Chunk(ChunkError::Range { object_bytes: 1 }))), "{outside:?}");
+    assert!(is_missing(&reader, "two").await);
+    // Another namespace and another tenant have other keys.
+    for (tenant, namespace) in [(tenant(), name("m")), (name("other"), name("n"))] {
+        let found = reader.reads().opaque(&tenant, &namespace, &key("one")).await;
+        assert!(matches!(found, Err(ObjectError::Unknown { .. })), "{found:?}");
+    }
+}
+
+pub(crate) async fn a_body_is_as_long_as_was_said(backend: &Backend) {
+    let storage = backend.replica().await;
+    for length in [2, 4] {
+        let put = PutObject {
+            tenant: tenant(),
+            namespace: name("n"),
+            key: key("three"),
+            bytes: length,
+            hint: RequestHint::default(),
+        };
+        let stored = storage.ingest().put_object(put, body(b"abc")).await;
+        let refused =
+            matches!(stored, Err(ObjectError::Put(PutError::TooLarge { .. } | PutError::InvalidChunk(_))));
+        assert!(refused, "{stored:?}");
+    }
+    assert!(is_missing(&storage, "three").await);
+}
+
+pub(crate) async fn the_leading_keys_that_are_there(backend: &Backend) {
+    let writer = backend.replica().await;
+    for text in ["a", "b", "d"] {
+        put(&writer, text, text.as_bytes()).await.expect("stores");
+    }
+    let keys: Vec<ObjectKey> = ["a", "b", "c", "d"].map(key).to_vec();
+    for replica in [&writer, &backend.replica().await] {
+        let run = async |keys: &[ObjectKey]| {
+            let run = replica.reads().opaque_run(&tenant(), &name("n"), keys, 3).await.expect("answers");
+            run.iter().map(OpaqueObject::bytes).collect::<Vec<_>>()
+        };
+        assert_eq!(run(&keys).await, [1, 1]);
+        assert_eq!(run(&keys[3..]).await, [1]);
+        assert_eq!(run(&keys[2..]).await, [0; 0]);
+        assert_eq!(run(&[]).await, [0; 0]);
+    }
+}
+
+pub(crate) async fn a_removed_key_takes_other_bytes(backend: &Backend) {
+    let storage = backend.replica().await;
+    for round in 0..3 {
+        put(&storage, "k", &payload(round, 100)).await.expect("stores");
+        storage.lifecycle().remove_object(&tenant(), &name("n"), &key("k")).await.expect("removes");
+        for replica in [&storage, &backend.replica().await] {
+            assert!(is_missing(replica, "k").await);
+        }
+        let again = storage.lifecycle().remove_object(&tenant(), &name("n"), &key("k")).await;
+        assert!(again.is_ok() || matches!(again, Err(ObjectError::Unknown { .. })), "{again:?}");
+    }
+    // The very bytes of a removed object, by a replica that did not hear of it.
+    let cold = backend.replica().await;
+    assert!(put(&cold, "k", &payload(1, 100)).await.expect("stores"));
+    assert!(!put(&storage, "k", &payload(1, 100)).await.expect("the same bytes under its second name"));
+    assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
+    collect(&storage, &at_once()).await;
+    assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
+    let never = storage.lifecycle().remove_object(&tenant(), &name("n"), &key("never")).await;
+    assert!(matches!(never, Err(ObjectError::Unknown { .. })), "{never:?}");
+}
+
+/// Writers of different bytes at once: at most one is acknowledged, and the key has his bytes for everybody.
+pub(crate) async fn of_writers_that_meet_one_wins(backend: &Backend) {
+    let replicas = join_all((0..4).map(|_| backend.replica())).await;
+    let mut acknowledged = 0;
+    for round in 0..6 {
+        let text = format!("round-{round}");
+        let writers = replicas.iter().enumerate().map(|(i, replica)| {
+            let (text, bytes) = (&text, payload(i as u8, 2_000));
+            async move { put(replica, text, &bytes).await }
+        });
+        let done = join_all(writers).await;
+        let won: Vec<usize> = (0..done.len()).filter(|&i| done[i].is_ok()).collect();
+        assert!(won.len() <= 1, "{done:?}");
+        assert!(done.iter().all(|done| done.is_ok() || exists(done)), "{done:?}");
+        acknowledged += won.len();
+        let cold = backend.replica().await;
+        match won.first() {
+            Some(&i) => {
+                for replica in [&replicas[i], &cold] {
+                    let found = get(replica, &text, ByteRange::Whole).await.expect("reads");
+                    assert!(found == payload(i as u8, 2_000));
+                }
+            }
+            None => assert!(is_missing(&cold, &text).await),
+        }
+    }
+    assert!(acknowledged > 0, "not all of them gave way each time");
+}
+
+/// A hook that loses the answer to the first write of an object, which is there; and, where the writer `dies`, all that come after.
+fn losing_answers(dies: bool) -> Hook {
+    let (lost, is_dead) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    Arc::new(move |what, path| {
+        let is_object = what == Hooked::Written && path.as_ref().ends_with(".kvc");
+        let is_first = is_object && !lost.swap(true, Ordering::Relaxed);
+        let fails = is_first || is_dead.load(Ordering::Relaxed);
+        is_dead.fetch_or(is_first && dies, Ordering::Relaxed);
+        async move {
+            let lost = || object_store::Error::Generic { store: "test", source: "the answer is lost".into() };
+            if fails { Err(lost()) } else { Ok(()) }
+        }
+        .boxed()
+    })
+}
+
+/// A writer whose first answer was lost gives way like every other: what it wrote is its own.
+#[tokio::test]
+async fn a_writer_whose_answer_was_lost_gives_way() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    put(&storage, "k", &payload(1, 100)).await.expect("stores");
+    let other = backend.hooked_replica(losing_answers(false)).await;
+    let refused = put(&other, "k", &payload(2, 100)).await;
+    assert!(exists(&refused), "{refused:?}");
+    assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
+}
+
+/// A writer ends between its write and giving way: what it left is served by nobody.
+#[tokio::test]
+async fn what_a_writer_left_behind_is_not_served() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    put(&storage, "k", &payload(1, 100)).await.expect("stores");
+    let other = backend.hooked_replica(losing_answers(true)).await;
+    let lost = put(&other, "k", &payload(2, 100)).await;
+    assert!(matches!(lost, Err(ObjectError::Put(PutError::Store(_)))), "{lost:?}");
+    assert!(get(&storage, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
+    let cold = backend.replica().await;
+    assert!(is_missing(&cold, "k").await, "which of the two was acknowledged is not known here");
+    // The collector takes both, and the key is free.
+    assert_eq!(collect(&cold, &at_once()).await.duplicates, 2);
+    for replica in [&cold, &backend.replica().await] {
+        assert!(is_missing(replica, "k").await);
+    }
+    assert!(put(&cold, "k", &payload(3, 100)).await.expect("stores"));
+    assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(3, 100));
+}
+
+/// Bytes that went wrong in the store are an error and never an answer, and do not keep the key from its next writer.
+pub(crate) async fn damage_is_never_served(backend: &Backend) {
+    let storage = backend.replica().await;
+    for (text, next) in [("same", 1), ("other", 2)] {
+        put(&storage, text, &payload(1, (1 << 20) + 50)).await.expect("stores");
+        damage(&storage, text).await;
+        for replica in [&storage, &backend.replica().await] {
+            let start = get(replica, text, ByteRange::Bounded(0, 9)).await.expect("the first piece is sound");
+            assert!(start == payload(1, 10));
+            let read = get(replica, text, ByteRange::Whole).await;
+            assert!(matches!(read, Err(ObjectError::Chunk(ChunkError::Corrupt { .. }))), "{read:?}");
+        }
+        put(&storage, text, &payload(next, (1 << 20) + 50)).await.expect("stores");
+        for replica in [&storage, &backend.replica().await] {
+            let read = get(replica, text, ByteRange::Whole).await.expect("reads");
+            assert!(read == payload(next, (1 << 20) + 50));
+        }
+    }
+}
+
+/// Changes the last byte of what is stored under a key.
+async fn damage(storage: &Arc<Storage>, text: &str) {
+    let root = storage.catalog().root(&tenant(), &name("n"), &ModelId::OPAQUE).await.expect("a root");
+    let layout = storage.store().layout().clone();
+    let prefix = layout.chunk_prefix(&tenant(), &ModelId::OPAQUE, &root.chain_key().object(&key(text)));
+    let objects = storage.store().objects();
+    let listed: Vec<_> = objects.list(Some(&prefix)).try_collect().await.expect("lists");
+    let [found] = listed.as_slice() else { panic!("one object, not {listed:?}") };
+    assert!(matches!(layout.parse(&found.location), Some(Key::Chunk(_))));
+    let mut bytes = objects.get(&found.location).await.expect("reads").bytes().await.expect("reads").to_vec();
+    *bytes.last_mut().expect("not empty") ^= 1;
+    objects.put(&found.location, bytes.into()).await.expect("writes");
+}
+
+pub(crate) async fn objects_are_rebuilt_scrubbed_and_expire(backend: &Backend) {
+    let storage = backend.replica().await;
+    put(&storage, "k", &payload(1, 100)).await.expect("stores");
+    let cold = backend.replica().await;
+    let rebuilt = cold.lifecycle().rebuild_index(|_| {}).await.expect("rebuilds");
+    assert_eq!((rebuilt.indexed, rebuilt.failed), (1, 0));
+    assert!(get(&cold, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
+    let scrubbed = cold.lifecycle().scrub(0, false, |_| {}).await.expect("scrubs");
+    assert_eq!((scrubbed.objects, scrubbed.quarantined, scrubbed.unread), (1, 0, 0));
+    assert_eq!(collect(&cold, &at_once()).await.duplicates, 0);
+    let old = kvasir_storage::gc::GcPolicy { ttl: Some(std::time::Duration::ZERO), ..at_once() };
+    assert_eq!(collect(&cold, &old).await.expired, 1);
+    for replica in [&cold, &backend.replica().await] {
+        assert!(is_missing(replica, "k").await);
+    }
+}

@@ -1,0 +1,95 @@
+//! Objects by key, over HTTP and through the client's crate.
+
+use kvasir_client::rest::{Client, ClientConfig};
+use kvasir_tests::{
+    s3::{Lacks, S3Server},
+    service::{Service, expect_problem},
+};
+use kvasir_types::{Name, ObjectKey};
+use reqwest::{Body, Method, StatusCode};
+use tempfile::TempDir;
+
+const PATH: &str = "/v1/namespaces/n/objects/page";
+
+fn key(text: &str) -> ObjectKey {
+    text.parse().expect("a key")
+}
+
+/// A body of more than a frame of the hot tier.
+fn payload(seed: u8) -> Vec<u8> {
+    (0..5_000_000u32).map(|i| (i.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
+}
+
+#[tokio::test]
+async fn a_key_is_a_resource() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let service = Service::start(server.config("o"), directory.path()).await;
+    let stored = payload(0);
+    let put = service.send(Method::PUT, PATH, stored.clone()).await;
+    assert_eq!(put.status(), StatusCode::CREATED);
+    assert_eq!(put.text().await.expect("text"), r#"{"key":"page","bytes":5000000,"created":true}"#);
+    assert_eq!(service.send(Method::PUT, PATH, stored.clone()).await.status(), StatusCode::OK);
+    expect_problem(service.send(Method::PUT, PATH, payload(1)).await, "object_exists").await;
+    for _ in 0..2 {
+        // From the hot tier the second time.
+        let whole = service.get(PATH, &[]).await;
+        let (etag, length) = (whole.headers()["etag"].clone(), whole.headers()["content-length"].clone());
+        assert_eq!((whole.status(), &length.as_bytes()[..]), (StatusCode::OK, &b"5000000"[..]));
+        assert!(whole.bytes().await.expect("bytes") == stored);
+        let part = service.get(PATH, &[("range", "bytes=1048570-1048585")]).await;
+        assert_eq!(part.status(), StatusCode::PARTIAL_CONTENT);
+        assert_eq!(part.headers()["content-range"], "bytes 1048570-1048585/5000000");
+        assert!(part.bytes().await.expect("bytes") == stored[1_048_570..1_048_586]);
+        let current = service.get(PATH, &[("if-none-match", etag.to_str().expect("ASCII"))]).await;
+        assert_eq!(current.status(), StatusCode::NOT_MODIFIED);
+        let head = service.send(Method::HEAD, PATH, Body::default()).await;
+        assert_eq!((head.status(), &head.headers()["content-length"]), (StatusCode::OK, &length));
+        expect_problem(service.get(PATH, &[("range", "bytes=5000000-")]).await, "range_not_satisfiable")
+            .await;
+    }
+    let unsized_body = Body::wrap_stream(futures::stream::iter([Ok::<_, std::io::Error>("page")]));
+    let refused = service.send(Method::PUT, "/v1/namespaces/n/objects/other", unsized_body).await;
+    expect_problem(refused, "length_required").await;
+    let long = format!("/v1/namespaces/n/objects/{}", "k".repeat(513));
+    expect_problem(service.send(Method::PUT, &long, "page").await, "bad_request").await;
+    assert_eq!(service.send(Method::DELETE, PATH, Body::default()).await.status(), StatusCode::NO_CONTENT);
+    expect_problem(service.get(PATH, &[]).await, "unknown_object").await;
+    assert_eq!(service.send(Method::PUT, PATH, payload(1)).await.status(), StatusCode::CREATED);
+    assert!(service.get(PATH, &[]).await.bytes().await.expect("bytes") == payload(1));
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn the_client_stores_finds_and_reads_many() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let service = Service::start(server.config("o"), directory.path()).await;
+    let url = format!("http://{}", service.address).parse().expect("a url");
+    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    let namespace: Name = "team-a".parse().expect("a name");
+    let keys = ["llama/7f3a:0", "ä %2F?#", "...", "empty"].map(key);
+    let values = [payload(3), b"short".to_vec(), vec![7; 70_000], Vec::new()];
+    for (key, value) in keys.iter().zip(&values) {
+        let stored = client.put_opaque(&namespace, key, value.clone().into()).await.expect("stores");
+        assert_eq!((&stored.key, stored.bytes, stored.created), (key, value.len() as u64, true));
+        assert!(client.get_opaque(&namespace, key).await.expect("reads") == *value);
+    }
+    let asked = [&keys[..], &[key("missing")], &keys[..1]].concat();
+    let found = client.lookup_opaque(&namespace, &asked).await.expect("answers");
+    assert_eq!(found, values.each_ref().map(|value| value.len() as u64));
+    assert!(client.read_opaque(&namespace, &asked).await.expect("reads") == values);
+    assert!(client.read_opaque(&namespace, &asked[4..]).await.expect("answers").is_empty());
+    let many = vec![key("k"); 257];
+    let refused = client.lookup_opaque(&namespace, &many).await.expect_err("too many");
+    assert!(refused.to_string().contains("256"), "{refused}");
+    client.delete_opaque(&namespace, &keys[1]).await.expect("removes");
+    assert_eq!(client.lookup_opaque(&namespace, &asked).await.expect("answers"), [5_000_000]);
+    // Nothing of it is lost with the process.
+    service.stop().await;
+    let service = Service::start(server.config("o"), &directory.path().join("another")).await;
+    let url = format!("http://{}", service.address).parse().expect("a url");
+    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    assert!(client.get_opaque(&namespace, &keys[0]).await.expect("reads") == values[0]);
+    service.stop().await;
+}

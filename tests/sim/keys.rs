@@ -1,0 +1,96 @@
+//! Clients of opaque objects.
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use kvasir_storage::{ByteRange, ObjectError, PutObject, Storage, hot::RequestHint};
+use kvasir_tests::model::Outcome;
+use kvasir_types::ObjectKey;
+use std::sync::Arc;
+
+use crate::{
+    client::{Book, body, namespace, tenant},
+    node::Node,
+};
+
+/// Keys of a history, and values that are written under each.
+pub(crate) const KEYS: u8 = 3;
+pub(crate) const VALUES: u8 = 3;
+
+fn key(number: u8) -> ObjectKey {
+    format!("key-{number}").parse().expect("a key")
+}
+
+/// The bytes of a value say which key and value they are of.
+fn payload(key: u8, value: u8) -> Vec<u8> {
+    vec![key * VALUES + value; 40 + usize::from(value)]
+}
+
+async fn get(storage: &Arc<Storage>, number: u8) -> Result<Bytes, ObjectError> {
+    let object = storage.reads().opaque(&tenant(), &namespace(), &key(number)).await?;
+    let read = storage.reads().read_opaque(&object, ByteRange::Whole, &RequestHint::default()).await?;
+    let parts: Vec<Bytes> = read.bytes.try_collect().await?;
+    Ok(parts.concat().into())
+}
+
+impl Book {
+    /// Stores a value under a key.
+    pub(crate) async fn put_key(&self, node: &Node, number: u8, value: u8) {
+        let bytes = payload(number, value);
+        let put = PutObject {
+            tenant: tenant(),
+            namespace: namespace(),
+            key: key(number),
+            bytes: bytes.len() as u64,
+            hint: RequestHint::default(),
+        };
+        let begun = self.keys.borrow_mut().put_begins(number, value, self.now());
+        let answer = node.run(node.storage.ingest().put_object(put, body(&bytes))).await;
+        let outcome = match answer {
+            Some(Ok(_)) => Outcome::Acknowledged,
+            Some(Err(ObjectError::Exists { .. })) => Outcome::Refused,
+            _ => Outcome::Unknown,
+        };
+        let judged = self.keys.borrow_mut().put_ends(begun, self.now(), outcome);
+        self.judge(judged);
+    }
+
+    /// Reads a key; nothing and an error are what a cache may always answer.
+    pub(crate) async fn get_key(&self, node: &Node, number: u8) {
+        let begun = self.now();
+        let Some(Ok(bytes)) = node.run(get(&node.storage, number)).await else { return };
+        let value = (0..VALUES).find(|value| payload(number, *value) == bytes);
+        let judged = match value {
+            Some(value) => self.keys.borrow().got(number, self.since(begun), value),
+            None => Err(format!("key {number} has bytes of nobody")),
+        };
+        self.judge(judged);
+    }
+
+    /// Removes a key.
+    pub(crate) async fn remove_key(&self, node: &Node, number: u8) {
+        let begun = self.keys.borrow_mut().removal_begins(number, self.now());
+        let removal = node.storage.lifecycle();
+        let answer = node.run(removal.remove_object(&tenant(), &namespace(), &key(number))).await;
+        let outcome = match answer {
+            Some(Ok(())) => Outcome::Acknowledged,
+            Some(Err(ObjectError::Unknown { .. })) => Outcome::Refused,
+            _ => Outcome::Unknown,
+        };
+        self.keys.borrow_mut().removal_ends(begun, self.now(), outcome);
+    }
+
+    /// What is owed at the end is found by a replica that knows nothing.
+    pub(crate) async fn find_owed_keys(&self, cold: &Node) {
+        let owed = self.keys.borrow().owed(self.now());
+        for (number, value) in owed {
+            let found = node_result(cold, number).await;
+            if found.as_deref() != Some(&payload(number, value)[..]) {
+                self.judge(Err(format!("key {number} owes value {value} and has {found:?}")));
+            }
+        }
+    }
+}
+
+async fn node_result(node: &Node, number: u8) -> Option<Bytes> {
+    node.run(get(&node.storage, number)).await?.ok()
+}
