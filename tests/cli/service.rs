@@ -53,6 +53,7 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
     let url = &service.url;
     let stored = json(&bench.ok(&format!("context put --url {url} --kv kv.safetensors --json")));
     assert!(stored["profile_hash"].is_string(), "{stored}");
+    assert_eq!(stored["chunks"][0]["profile_hash"], stored["profile_hash"]);
     bench.ok(&format!("context get --url {url} --kv kv.safetensors -o back.safetensors"));
     let back = kvasir_model::dump::parse_dump(&bench.read("back.safetensors")).expect("a dump");
     let pairs = || known.kv.as_slice().iter().zip(back.kv.as_slice());
