@@ -23,6 +23,8 @@ logger = init_logger(__name__)
 
 # Tokens by which a tail of a context must have grown to be stored again, as in the client.
 _TAIL_GROWTH = 256
+# How requests end whose text is saved. What a stop string ends, vLLM's front end aborts.
+_SAVED_ENDS = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED")
 # In `kv_transfer_params` of a request: seconds from its arrival to its first token.
 _TTFT = "kvasir_ttft_s"
 
@@ -168,7 +170,7 @@ class Scheduler:
     def finished(self, request: Any, blocks: BlockTables) -> bool:
         """Plan the save of what a finished request has generated. Gives whether its blocks must stay until it is copied."""
         tracked = self._tracked.pop(request.request_id, None)
-        if tracked is None or tracked.prompt is None or request.status.name not in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"):
+        if tracked is None or tracked.prompt is None or not request.num_output_tokens or request.status.name not in _SAVED_ENDS:
             return False
         # The last token was sampled, and never computed.
         end = min(request.num_computed_tokens, request.num_tokens - 1)
