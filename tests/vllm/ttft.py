@@ -179,12 +179,11 @@ def print_table(found: dict) -> None:
             cells.append(f"{f'{median:.0f} ({low:.0f}-{high:.0f})':>18}")
         hits = [rows[link, request, system]["hits"] for system in ("LMCache", "Kvasir")]
         print(f"{link:9} {request:12} {' '.join(cells)}   {hits}")
+    print("Kvasir / others, turns 2 to 4 and again:")
     for of in found["quotients"]:
         low, median, high = of["kvasir_by_other"]
         if len(of["requests"]) > 1:
-            print(
-                f"{of['link']:9} turns 2 to 4, and again, Kvasir / {of['other']:9}: {median:.2f} ({low:.2f}-{high:.2f}), {of['pairs']} pairs"
-            )
+            print(f"{of['link']:9} {of['other']:9} {median:.2f} ({low:.2f}-{high:.2f}), {of['pairs']} pairs")
 
 
 def versions_of(packages: str, redis: str) -> dict[str, str]:
