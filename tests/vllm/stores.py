@@ -19,9 +19,15 @@ from proxy import FaultProxy
 
 
 class Link(FaultProxy):
-    """A link whose answers share `rate` bits a second, and are counted."""
+    """A link whose answers share `rate` bits a second, and are counted. It holds no small piece back until the one before has been
+    acknowledged: services and clients do not either.
+    """
 
     answered = 0
+
+    def _pump(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super()._pump(source, sink, is_answer)
 
     def _answer(self, sink: socket.socket, data: bytes) -> None:
         self.answered += len(data)
