@@ -41,7 +41,8 @@ REQUESTS = (
 BLOCK = 32
 # From an answer to the next prompt: what was computed is stored meanwhile.
 THINKING_S = 1.0
-# A round in which LMCache loads less than this does not count against it.
+# Chats of which LMCache loads less than this do not count against it, and those of which Kvasir does not count for it: where the
+# link is slower than computing, what is not loaded comes sooner.
 LEAST_LOADED = 0.9
 REFUSERS = {
     "OffloadingConnector": {"cpu_bytes_to_use": 1 << 30},
@@ -152,21 +153,23 @@ def evaluate(samples: list[Sample], rounds: int) -> dict[str, object]:
     keys = [(link, request, system) for link in LINKS for request in kinds for system in SYSTEMS]
     chosen = {key: [found for found in samples if (found.link, found.request, found.system) == key] for key in keys}
     rows = [row_of(of_key, expected) for of_key in chosen.values() if of_key]
-    shares: dict[tuple[int, str], list[float]] = {}
+    shares: dict[tuple[int, str], dict[str, list[float]]] = {}
     for found in samples:
-        if found.system == "LMCache" and found.share is not None:
-            shares.setdefault((found.round, found.link), []).append(found.share)
-    counting = {cell for cell, of_cell in shares.items() if statistics.mean(of_cell) >= LEAST_LOADED}
+        if found.share is not None:
+            shares.setdefault((found.round, found.link), {}).setdefault(found.system, []).append(found.share)
+    loaded = {system: {cell for cell in shares if statistics.mean(shares[cell][system]) >= LEAST_LOADED} for system in SYSTEMS[1:]}
     quotients = []
     for link, other in itertools.product(LINKS, SYSTEMS[:-1]):
-        cells = [(number, link) for number in range(rounds) if other != "LMCache" or (number, link) in counting]
+        both = loaded["Kvasir"] & loaded[other] if other in loaded else set(shares)
+        cells = [(number, link) for number in range(rounds) if (number, link) in both]
         for requests in [[name] for name in kinds] + [[name for name in kinds if name != "turn 1"]]:
             places = [(*cell, name) for cell in cells for name in requests if (*cell, name, other) in seconds]
             pairs = [seconds[*place, "Kvasir"] / seconds[*place, other] for place in places]
-            if len(pairs) > 1:
+            if len(pairs) > 3:
                 of = {"link": link, "requests": requests, "other": other, "pairs": len(pairs)}
                 quotients.append(of | {"kvasir_by_other": quartiles(pairs, 2)})
-    return {"rows": rows, "lmcache_chats": len(shares), "lmcache_chats_that_count": len(counting), "quotients": quotients}
+    counts = {system: len(cells) for system, cells in loaded.items()}
+    return {"rows": rows, "chats": len(shares), "chats_loaded": counts, "quotients": quotients}
 
 
 def print_table(found: dict) -> None:
@@ -226,7 +229,7 @@ def main(which: str, rounds: int, packages: str, redis: str, out: str) -> None:
     found |= {"profile": which, "rounds": rounds, "interval": "first quartile, median, third", "refused": refusals}
     found |= evaluate(samples, rounds)
     print_table(found)
-    print(f"LMCache loaded {LEAST_LOADED:.0%} or more in {found['lmcache_chats_that_count']} of {found['lmcache_chats']} chats")
+    print(f"of {found['chats']} chats {LEAST_LOADED:.0%} or more was loaded: {found['chats_loaded']}")
     for name, sentence in refusals.items():
         print(f"{name}: {sentence}")
     write(out, found)
