@@ -20,7 +20,7 @@ def setting(request, tmp_path_factory):
     model = make_model(folder / "model")
     exact = {"quality": "exact", "profile": make_exact_profile(folder / "exact.kvp", model)}
     with kvasir.testing.server() as service:
-        engine = Engine(service.url, model=model, extra=exact, skip_tokenizer_init=True, **options)
+        engine = Engine(service.url, model=model, extra=exact, skip_tokenizer_init=True, disable_log_stats=False, **options)
         engine.wait_until_connected()
         yield engine, kvasir.connect(service.url)
 
@@ -50,6 +50,18 @@ def test_a_load_is_as_what_vllm_has(setting, length):
     tokens = make_tokens(length, seed=length)
     own = store_prompt(engine, store, tokens)
     warm = run(engine, tokens)
+    assert (warm.tokens, warm.cached) == (own.tokens, own.cached)
+
+
+def test_behind_a_prefix_that_vllm_has(setting):
+    engine, store = setting
+    tokens = make_tokens(900, seed=1)
+    own = store_prompt(engine, store, tokens)
+    # Loaded, too: computed again, its rows would be rounded otherwise.
+    run(engine, tokens[:300])
+    before = engine.metrics()["load_tokens"]
+    warm = run(engine, tokens)
+    assert engine.metrics()["load_tokens"] - before == 896 - 288
     assert (warm.tokens, warm.cached) == (own.tokens, own.cached)
 
 
