@@ -1,6 +1,37 @@
 //! Commands for whoever looks after a running service: context, admin, selftest, completions.
 
+use std::fs;
+
 use crate::{dump, empty_bench, exit, json, prose, serve};
+
+#[test]
+fn what_became_of_a_request_of_an_engine_on_this_host() {
+    let bench = empty_bench();
+    let folder = bench.path("engines");
+    fs::create_dir(&folder).expect("created");
+    let line = |request: &str, ended_at_ms: u64, reason: &str| {
+        let counts = r#""prompt_tokens":600,"in_vllm_tokens":0,"planned_tokens":576,"saved_tokens":600"#;
+        format!(
+            "{{\"request\":\"{request}\",\"ended_at_ms\":{ended_at_ms},{counts},\"stored_tokens\":null,\"reason\":\"{reason}\",\"detail\":\"why\"}}\n"
+        )
+    };
+    fs::write(folder.join("requests-b.jsonl"), line("cmpl-7-9f0a", 2, "loaded") + "{\"request\":\"cmpl-7-")
+        .expect("written");
+    fs::write(folder.join("requests-a.old"), line("cmpl-7-1b2c", 1, "miss") + &line("cmpl-70-1", 3, "miss"))
+        .expect("written");
+    let text = bench.ok("context explain --request cmpl-7 --folder engines");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!((lines[1], lines[4]), ("miss: why", "loaded: why"), "{text}");
+    assert!(lines[2].contains("stored were not known, a load of 576 was planned"), "{text}");
+    assert_eq!(
+        json(&bench.ok("context explain --request cmpl-70 --folder engines --json"))[0]["ended_at_ms"],
+        3
+    );
+    bench
+        .run("context explain --request cmpl-8 --folder engines")
+        .fails(exit::NOTHING, &["remembers a request cmpl-8"]);
+    bench.run("context explain --folder engines").fails(exit::USAGE, &[]);
+}
 
 #[test]
 fn a_service_is_looked_after() {

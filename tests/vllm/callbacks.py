@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from circumstances import describe_run, write
 from engine import Engine, make_tokens
 
 import kvasir
@@ -41,7 +42,7 @@ def quantile(times: list[int], share: float) -> float:
     return sorted(times)[min(int(len(times) * share), len(times) - 1)] / 1e3
 
 
-def main(requests: int) -> None:
+def main(requests: int, out: str) -> None:
     dice = random.Random(1)
     prompts = [make_tokens(dice.randrange(300, 900), seed=seed) for seed in range(PROMPTS)]
     times: dict[str, list[int]] = {name: [] for name in METHODS}
@@ -65,11 +66,19 @@ def main(requests: int) -> None:
             since = time.perf_counter_ns()
             running -= engine.step().keys()
             steps.append(time.perf_counter_ns() - since)
+    found = describe_run(f"tests/vllm/bench callbacks {requests}") | {
+        "share_of_steps": round(sum(map(sum, times.values())) / sum(steps), 5)
+    }
+    found["methods"] = {
+        name: {"calls": len(of), "us_p50": round(quantile(of, 0.5), 1), "us_p99": round(quantile(of, 0.99), 1)}
+        for name, of in times.items()
+    }
     for name, of in times.items():
         print(f"{name:28} {len(of):6} calls, p50 {quantile(of, 0.5):7.1f} us, p99 {quantile(of, 0.99):7.1f} us")
-    share = sum(map(sum, times.values())) / sum(steps)
-    print(f"{'a step':28} {len(steps):6}, p50 {quantile(steps, 0.5):11.1f} us; the connector's share of all steps {share:.2%}")
+    step = f"{len(steps):6}, p50 {quantile(steps, 0.5):11.1f} us"
+    print(f"{'a step':28} {step}; the connector's share of all steps {found['share_of_steps']:.2%}")
+    write(out, found)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -139,12 +139,12 @@ class Engine:
         """Add a request; `fresh` reads no cache of whatever kind, `ttft_s` is its budget for the connector."""
         self._next += 1
         request_id = f"r{self._next}"
-        fresh = sampling.pop("fresh", False)
+        fresh, priority = sampling.pop("fresh", False), sampling.pop("priority", 0)
         if "ttft_s" in sampling:
             sampling["extra_args"] = {"kv_transfer_params": {"kvasir_ttft_s": sampling.pop("ttft_s")}}
         params = SamplingParams(temperature=0, skip_reading_prefix_cache=fresh, **{"max_tokens": 8, **sampling})
         prompt = TokensPrompt(prompt_token_ids=tokens, **({} if salt is None else {"cache_salt": salt}))
-        self._core.add_request(request_id, prompt, params, lora_request=lora)
+        self._core.add_request(request_id, prompt, params, lora_request=lora, priority=priority)
         return request_id
 
     def step(self) -> dict[str, Answer]:

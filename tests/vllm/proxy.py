@@ -7,16 +7,19 @@ import socket
 import threading
 import time
 
-MODES = ("sound", "away", "silent", "slow", "reset", "corrupt", "unavailable", "trickle")
-UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+MODES = ("sound", "away", "silent", "slow", "reset", "corrupt", "unavailable", "unauthorized", "trickle")
+REFUSALS = {
+    mode: f"HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
+    for mode, status in [("unavailable", "503 Service Unavailable"), ("unauthorized", "401 Unauthorized")]
+}
 
 
 class FaultProxy:
     """Forwards connections to `target`; `mode` is what befalls them.
 
     ``away`` refuses, ``silent`` takes and never answers, ``slow`` answers 0.3 s late, ``trickle`` gives 4 KiB in 20 ms, ``reset``
-    breaks off at a random byte, ``corrupt`` changes a byte in a hundred thousand, ``unavailable`` answers 503. Answers share
-    `rate` bits a second, where it is set.
+    breaks off at a random byte, ``corrupt`` changes a byte in a hundred thousand, ``unavailable`` answers 503, and ``unauthorized``
+    401, as where a token has expired. Answers share `rate` bits a second, where it is set.
     """
 
     def __init__(self, url: str, seed: int = 0) -> None:
@@ -69,8 +72,8 @@ class FaultProxy:
         mode = self.mode
         if mode == "silent":
             return
-        if mode == "unavailable":
-            sink.sendall(UNAVAILABLE)
+        if mode in REFUSALS:
+            sink.sendall(REFUSALS[mode])
             raise ConnectionError
         if mode == "away":
             raise ConnectionError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 
 import pytest
@@ -72,6 +74,51 @@ def test_only_what_vllm_does_not_have_is_fetched(setting):
     engine.settle()
     part = engine.metrics()["load_bytes"] - before
     assert 0 < part < whole / 3, (part, whole)
+
+
+def explained(request_id, since):
+    """What `kvasir context explain` says of a request, once it is written. Engines of other runs may have had one of its name."""
+    until = time.monotonic() + 10
+    command = ["kvasir", "context", "explain", "--request", request_id, "--json"]
+    while True:
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode == 0 and (record := json.loads(run.stdout)[-1])["ended_at_ms"] >= since * 1000 - 1:
+            return record
+        assert time.monotonic() < until, run.stderr
+        time.sleep(0.1)
+
+
+def test_an_operator_asks_what_became_of_a_request(setting):
+    engine, store, proxy = setting
+    tokens = make_tokens(600, seed=8)
+
+    def run(mode="sound", **sampling):
+        """What became of a request that is looked up, and then loaded under a fault."""
+        since, request_id = time.time(), engine.begin(tokens, **sampling)
+        if mode != "sound":
+            assert engine.looked_up(request_id) == 600
+            proxy.mode = mode
+        while request_id not in engine.step():
+            time.sleep(0.001)
+        proxy.mode = "sound"
+        engine.settle()
+        return explained(request_id, since)
+
+    missed = run()
+    assert (missed["reason"], missed["stored_tokens"], missed["planned_tokens"]) == ("miss", 0, 0)
+    assert missed["prompt_tokens"] == missed["saved_tokens"] == 600
+    wait_until_stored(store)
+    assert run()["reason"] == "in_vllm"
+    engine.forget()
+    loaded = run()
+    assert (loaded["reason"], loaded["in_vllm_tokens"], loaded["stored_tokens"]) == ("loaded", 0, 600)
+    assert loaded["planned_tokens"] == 576
+    engine.forget()
+    assert run("unavailable")["reason"] == "load_failed"
+    assert run(fresh=True)["reason"] == "not_read"
+    proxy.mode = "unauthorized"
+    refused = run()
+    assert refused["reason"] in ("lookup_failed", "lookup_late") and refused["stored_tokens"] is None
 
 
 def test_stored_blocks_are_told_to_routers(setting):

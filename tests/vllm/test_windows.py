@@ -98,7 +98,7 @@ def test_behind_a_prefix_that_vllm_has(setting):
     assert is_warm(warm, longer) and warm.is_as(cold)
 
 
-@pytest.mark.parametrize("mode", ["away", "silent", "unavailable"])
+@pytest.mark.parametrize("mode", ["away", "silent", "unavailable", "unauthorized"])
 def test_a_load_that_fails_is_computed(setting, mode):
     engine, store, proxy = setting
     tokens = make_tokens(600, seed=6)

@@ -1,9 +1,12 @@
-//! `kvasir context explain`: why a lookup ends where it ends.
+//! `kvasir context explain`: why a lookup ends where it ends, or what became of an engine's request.
+
+use std::path::PathBuf;
 
 use clap::Args;
 use kvasir_api::ExplainRequest;
 use kvasir_types::Medium;
 
+use super::request;
 use crate::{
     error::CliResult,
     inputs::{self, ContextArguments},
@@ -17,17 +20,48 @@ pub(crate) struct ExplainArguments {
     /// The service.
     #[command(flatten)]
     service: ServiceArguments,
-    /// The context.
+    /// What to explain.
     #[command(flatten)]
-    context: ContextArguments,
+    subject: Subject,
+    /// Folder with what engines remember of their requests; those in the folder for temporary files unless said.
+    #[arg(long, value_name = "FOLDER", requires = "request")]
+    folder: Option<PathBuf>,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
 
+/// Tokens, or a request.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Subject {
+    /// A text file, tokenised by the shipped model.
+    #[cfg(feature = "demo")]
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// A KV dump (safetensors); its tokens are used.
+    #[arg(long, value_name = "FILE")]
+    kv: Option<PathBuf>,
+    /// A request of vLLM on this host that has ended, by the id that its client sees. No service is asked.
+    #[arg(long, value_name = "ID")]
+    request: Option<String>,
+}
+
 /// Runs the command.
 pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
-    let context = inputs::context(&arguments.context)?;
+    let subject = &arguments.subject;
+    if let Some(id) = &subject.request {
+        let records = request::find(id, arguments.folder.as_deref())?;
+        if arguments.json {
+            return print_json(&records);
+        }
+        return print(&records.iter().map(request::RequestRecord::text).collect::<Vec<_>>().join("\n"));
+    }
+    let context = inputs::context(&ContextArguments {
+        #[cfg(feature = "demo")]
+        text: subject.text.clone(),
+        kv: subject.kv.clone(),
+    })?;
     let request = ExplainRequest {
         model_id: context.spec.model_id(),
         spec: Some((*context.spec).clone()),

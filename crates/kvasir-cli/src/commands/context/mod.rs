@@ -5,6 +5,7 @@ mod get;
 mod lookup;
 mod named;
 mod put;
+mod request;
 
 use clap::Subcommand;
 
@@ -19,7 +20,7 @@ pub(crate) enum ContextCommand {
     Get(get::GetArguments),
     /// Say how much of a context is stored.
     Lookup(lookup::LookupArguments),
-    /// Say why a lookup of a context misses.
+    /// Say why a lookup of a context misses, or what became of a request of vLLM.
     Explain(explain::ExplainArguments),
     /// Name what is stored of a context: labels, life, pin.
     Create(named::CreateArguments),

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVQuantMode,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 
 from ..errors import InputError
 
@@ -19,6 +26,14 @@ BlockTables = tuple[list[int], ...]
 """Of each group of layers the blocks of consecutive tokens."""
 NULL_BLOCK = 0
 """What stands in a table for blocks that vLLM does not keep, because they lie behind a window."""
+# What layers of a kind are called, and what to do about them.
+_DECLINED = {
+    MambaSpec: ("the model has Mamba layers, which keep one state and no rows of tokens", "serve this model without Kvasir"),
+    ChunkedLocalAttentionSpec: (
+        "vLLM gives up blocks of chunked local attention",
+        "serve with --disable-hybrid-kv-cache-manager: vLLM keeps them then",
+    ),
+}
 
 
 def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
@@ -39,9 +54,21 @@ def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
             refuse(f"{name} is {getattr(parallel, name)}", "Kvasir knows tensor parallelism on one host only so far")
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     for spec in specs:
-        # Where vLLM gives all layers the same blocks, a FullAttentionSpec may have a window: all rows are kept all the same.
-        if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
-            refuse(f"a cache is of {type(spec).__name__}", "Kvasir moves caches of full and sliding window attention only so far")
+        if type(spec) in _DECLINED:
+            refuse(*_DECLINED[type(spec)])
+        # Where vLLM gives all layers the same blocks, a FullAttentionSpec may have a window, or chunks (Llama 4): all rows are
+        # kept all the same.
+        if type(spec) not in (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec):
+            remedy = "Kvasir moves caches of full, latent and sliding window attention only so far"
+            refuse(f"a cache is of {type(spec).__name__}", remedy)
+        if isinstance(spec, MLAAttentionSpec):
+            if parallel.tensor_parallel_size > 1:
+                refuse(f"latent attention on {parallel.tensor_parallel_size} ranks", "Kvasir knows it on one rank only so far")
+            if not vllm_config.cache_config.enable_prefix_caching:
+                # The reference kernels of vLLM's CPU build cannot begin behind a prefix.
+                refuse("vLLM runs latent attention without prefix caching", "use a CPU with AMX, and --enable-prefix-caching")
+            if spec.model_version is not None or spec.state_content_bytes is not None or spec.tokens_per_state != 1:
+                refuse("the cache of latent attention is packed", "Kvasir moves latents of one token each, as the model has them")
         if spec.kv_quant_mode not in (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR):
             refuse(f"a cache is quantized as {spec.kv_quant_mode.name}", "use --kv-cache-dtype auto or fp8")
     if len({spec.block_size for spec in specs}) != 1:
@@ -62,6 +89,12 @@ class _Group:
         self.spec = group.kv_cache_spec
         self.is_windowed = isinstance(self.spec, SlidingWindowSpec)
         self.block_tokens: int = self.spec.block_size
+        # Elements of a row of keys and of values; of latent attention, of the latent and of the rotary key.
+        self.dims: tuple[int, int] = (self.spec.head_size, self.spec.head_size)
+        self.is_latent = isinstance(self.spec, MLAAttentionSpec)
+        if self.is_latent:
+            text = vllm_config.model_config.hf_text_config
+            self.dims = text.kv_lora_rank, text.qk_rope_head_dim
         cache_dtype = vllm_config.cache_config.cache_dtype
         self._kernels = _kernels(self.spec, vllm_config.model_config.dtype, cache_dtype)
         self._check(vllm_config.model_config.dtype, cache_dtype)
@@ -87,16 +120,20 @@ class _Group:
 
     def _rows(self, blocks: torch.Tensor) -> torch.Tensor:
         """Rows ``[kv_heads, tokens, head_dim]`` of blocks that `_views` gave."""
-        heads, dim = self.spec.num_kv_heads, self.spec.head_size
-        return blocks.reshape(len(blocks), heads, self.block_tokens, dim).transpose(0, 1).flatten(1, 2)
+        heads = self.spec.num_kv_heads
+        return blocks.reshape(len(blocks), heads, self.block_tokens, -1).transpose(0, 1).flatten(1, 2)
 
     def _views(self, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Give a layer's keys and values as views ``[blocks, kv_heads, block_tokens…, head_dim…]`` of its blocks.
 
         A block says that it is ``[kv_heads, block_tokens, 2 * head_dim]``. vLLM's CPU kernels keep in it for each head the keys,
-        and behind them the values, both in an order of their own.
+        and behind them the values, both in an order of their own. A block of latents is what it says: ``[1, block_tokens,
+        latent + rotary key]``.
         """
         heads, tokens, dim = self.spec.num_kv_heads, self.block_tokens, self.spec.head_size
+        if self.is_latent and cache.shape[1:] == (1, tokens, sum(self.dims)) and cache.stride()[2:] == (dim, 1):
+            latents, rotary = cache.split(self.dims, dim=-1)
+            return latents, rotary
         if cache.shape[1:] != (heads, tokens, 2 * dim) or cache.stride()[1:] != (2 * dim * tokens, 2 * dim, 1):
             what = f"vLLM's blocks have the shape {list(cache.shape[1:])} and strides {list(cache.stride()[1:])}"
             raise InputError(what, "unknown_layout", "report this with vLLM's version; vLLM goes on without Kvasir")
@@ -115,10 +152,15 @@ class _Group:
         if is_fp8:
             # Without what vLLM's writer rounds.
             keys, values = (rows.to(torch.float8_e4m3fn).to(computed) for rows in (keys, values))
-        cache = torch.zeros(2, heads, tokens, 2 * dim, dtype=spec.dtype)
-        halves = cache.view(2, heads, 2 * tokens, dim).chunk(2, dim=2)
         slots = torch.arange(2 * tokens)
-        ops.cpu_attn_reshape_and_cache(keys, values, *halves, slots, self._kernels, kv_cache_dtype=cache_dtype)
+        if self.is_latent:
+            keys, values = (torch.randn(2 * tokens, 1, of).to(computed) for of in self.dims)
+            cache = torch.zeros(2, 1, tokens, dim, dtype=spec.dtype)
+            ops.amx_mla_concat_and_cache(keys[:, 0], values[:, 0], cache.squeeze(1), slots)
+        else:
+            cache = torch.zeros(2, heads, tokens, 2 * dim, dtype=spec.dtype)
+            halves = cache.view(2, heads, 2 * tokens, dim).chunk(2, dim=2)
+            ops.cpu_attn_reshape_and_cache(keys, values, *halves, slots, self._kernels, kv_cache_dtype=cache_dtype)
         for wrote, view in zip((keys, values), self._views(cache), strict=True):
             found = self._rows(view).transpose(0, 1)
             # As numbers: the writer does not keep the sign of 0.
@@ -143,10 +185,11 @@ class Blocks:
         self.has_windows = any(group.is_windowed for group in self._groups)
         # vLLM asks for whole loads where it has more than one table, and behind a part of a load there is no window.
         self.can_load_in_part = len(self._groups) == 1 and not self.has_windows
-        specs = {layer: group.spec for group in self._groups for layer in group.layers}
-        if sorted(specs) != list(range(len(specs))):
-            raise InputError(f"the cache is of layers {sorted(specs)}", "unknown_layout", "vLLM goes on without Kvasir")
-        self._specs = [specs[layer] for layer in range(len(specs))]
+        groups = {layer: group for group in self._groups for layer in group.layers}
+        names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
+        if sorted(groups) != list(range(len(names))):
+            raise InputError(f"the cache is of layers {sorted(names)}", "unknown_layout", "vLLM goes on without Kvasir")
+        self._group_of = [groups[layer] for layer in range(len(names))]
         self._windowed_layers = [layer for group in self._groups if group.is_windowed for layer in group.layers]
 
     def gather(self, rows: Rows, blocks: BlockTables, first: int, end: int, *, windowed: bool, origin: int = 0) -> None:
@@ -175,15 +218,15 @@ class Blocks:
     def empty(self, tokens: int) -> Rows:
         """Memory for the rows of so many tokens. What is not written of it, the machine need not have."""
 
-        def plane(spec: Any) -> torch.Tensor:
-            return torch.empty(spec.num_kv_heads, tokens, spec.head_size, dtype=spec.dtype)
+        def plane(spec: Any, dim: int) -> torch.Tensor:
+            return torch.empty(spec.num_kv_heads, tokens, dim, dtype=spec.dtype)
 
-        return [(plane(spec), plane(spec)) for spec in self._specs]
+        return [(plane(group.spec, group.dims[0]), plane(group.spec, group.dims[1])) for group in self._group_of]
 
     def bytes_of(self, tokens: int, *, windowed: bool | None = None) -> int:
         """Bytes of the rows of so many tokens, in layers with a window, without one, or in all."""
-        specs = [group.spec for group in self._groups if windowed in (None, group.is_windowed) for _ in group.layers]
-        return int(tokens * sum(2 * spec.num_kv_heads * spec.head_size * spec.dtype.itemsize for spec in specs))
+        groups = [group for group in self._group_of if windowed in (None, group.is_windowed)]
+        return int(tokens * sum(group.spec.num_kv_heads * sum(group.dims) * group.spec.dtype.itemsize for group in groups))
 
 
 def _kernels(spec: Any, computed: torch.dtype, cache_dtype: str) -> str:
@@ -193,6 +236,8 @@ def _kernels(spec: Any, computed: torch.dtype, cache_dtype: str) -> str:
     if not current_platform.is_cpu():
         what = f"caches in the memory of {current_platform.device_type} devices are not known yet"
         raise InputError(what, "unknown_layout", "vLLM goes on without Kvasir")
+    if isinstance(spec, MLAAttentionSpec):
+        return "amx_mla"
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     kernels = str(_get_attn_isa(computed, spec.block_size, spec.head_size, cache_dtype))

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,8 +19,9 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_rank
 
 from .._reports import Loss
-from ..errors import InputError, KvasirError
+from ..errors import InputError
 from ._layout import Rows
+from ._requests import private_folder
 
 # Longest that the first rank waits for the rows of another one, which copies them at the same step.
 _PART_S = 10.0
@@ -89,14 +87,8 @@ class Ranks:
     @property
     def address(self) -> str:
         """Socket of the first rank, in a folder that no other user can enter."""
-        folder = Path(tempfile.gettempdir()) / f"kvasir-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            remedy = "remove it, or set TMPDIR to a folder of this user"
-            raise KvasirError(f"{folder} is not a folder that this user alone can enter", "unsafe_folder", remedy)
         # Paths of sockets are short.
-        return str(folder / hashlib.sha256(self.engine.encode()).hexdigest()[:32])
+        return str(private_folder() / hashlib.sha256(self.engine.encode()).hexdigest()[:32])
 
 
 @dataclass(frozen=True)

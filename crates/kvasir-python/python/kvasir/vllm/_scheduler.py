@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from ._layout import NULL_BLOCK, BlockTables, check_groups, window_of
 from ._metrics import Collector
 from ._notices import Notices
 from ._plan import CopyPlan, LoadPlan, Prompt, SavePlan, StepPlan, WorkerReport
+from ._requests import RequestLog
 from ._service import Service, service_of
 from ._settings import Settings
 
@@ -23,6 +25,20 @@ logger = init_logger(__name__)
 
 # Tokens by which a tail of a context must have grown to be stored again, as in the client.
 _TAIL_GROWTH = 256
+# How requests end whose text is saved. What a stop string ends, vLLM's front end aborts.
+_SAVED_ENDS = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED")
+# Why tokens of a request were loaded, or not, as `kvasir context explain --request` says it.
+_REASONS = {
+    "not_connected": "there was no connection to the service when it came; the log says why",
+    "not_read": "it asks for no cache (skip_reading_prefix_cache)",
+    "waiting": "it ended before its lookup was answered",
+    "lookup_late": "its lookup was not answered by lookup_deadline_s, and vLLM computed it",
+    "lookup_failed": "its lookup failed, and vLLM computed it",
+    "miss": "nothing of its beginning was stored; `kvasir context explain --kv` with its tokens says why",
+    "in_vllm": "vLLM had all whole blocks of it that are stored",
+    "load_failed": "its load failed, was late or broke off, and vLLM computed the rest",
+    "loaded": "its load was planned, and no worker said that it failed",
+}
 # In `kv_transfer_params` of a request: seconds from its arrival to its first token.
 _TTFT = "kvasir_ttft_s"
 
@@ -47,6 +63,13 @@ class _Tracked:
     is_counted: bool = False
     # Nothing is loaded for it, or no more.
     is_computed: bool = False
+    # One of `_REASONS`, and what the service said.
+    reason: str = "waiting"
+    error: str | None = None
+    # Leading tokens that vLLM had, and that were stored, when it was looked up; and how many were to be loaded last.
+    in_vllm: int = 0
+    stored: int | None = None
+    planned: int = 0
 
 
 class Scheduler:
@@ -62,12 +85,14 @@ class Scheduler:
         self.metrics = Collector()
         self._notices = Notices(logger.warning)
         self._adapters = Adapters()
+        self._requests: RequestLog | None = None
         try:
             check_groups(vllm_config, kv_cache_config)
             self._block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
             self._window = window_of(kv_cache_config)
             self._is_windowed = [isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in kv_cache_config.kv_cache_groups]
             self._service = service_of(settings, vllm_config)
+            self._requests = RequestLog(vllm_config.kv_transfer_config.engine_id)
         except InputError as error:
             logger.error("vLLM runs without Kvasir: %s", error)
 
@@ -76,7 +101,9 @@ class Scheduler:
         if self._service is None or not is_known_by_tokens(request):
             return
         tracked = self._tracked[request.request_id] = _Tracked(request, now, due_at=self._due_at(request, now))
-        tracked.is_computed = not self._service.is_connected or request.skip_reading_prefix_cache
+        if not self._service.is_connected or request.skip_reading_prefix_cache:
+            tracked.is_computed = True
+            tracked.reason = "not_read" if self._service.is_connected else "not_connected"
         self._identify(tracked, now)
 
     def _identify(self, tracked: _Tracked, now: float) -> Prompt | None:
@@ -115,6 +142,7 @@ class Scheduler:
             if now < tracked.came_at + self._settings.lookup_deadline_s:
                 return None, False
             tracked.is_computed = True
+            tracked.reason = "lookup_late"
             self.metrics.count("lookups:late")
             return 0, False
         stored, seconds, error = found
@@ -123,6 +151,8 @@ class Scheduler:
             tracked.is_counted = True
             self.metrics.count("lookups:failed" if stored is None else "lookups:hit" if matched else "lookups:miss")
             self.metrics.took("lookup_seconds", seconds)
+            tracked.in_vllm, tracked.stored, tracked.error = computed, stored, error
+            tracked.reason = "lookup_failed" if stored is None else "in_vllm" if matched else "miss"
             if error is not None:
                 self._notices.say("lookup", "the lookup of request %s failed: %s", request.request_id, error)
         tracked.saved = max(tracked.saved, matched)
@@ -136,6 +166,7 @@ class Scheduler:
         tracked = self._tracked[request.request_id]
         assert tracked.prompt is not None
         start, end = tracked.start, tracked.start + count
+        tracked.reason, tracked.planned = "loaded", count
         ids = tuple(of_group[start // self._block_tokens : end // self._block_tokens] for of_group in blocks)
         # The token behind, too: the last token of a prompt is not loaded.
         prompt = replace(tracked.prompt, tokens=tracked.prompt.tokens[: end + 1])
@@ -168,7 +199,14 @@ class Scheduler:
     def finished(self, request: Any, blocks: BlockTables) -> bool:
         """Plan the save of what a finished request has generated. Gives whether its blocks must stay until it is copied."""
         tracked = self._tracked.pop(request.request_id, None)
-        if tracked is None or tracked.prompt is None or request.status.name not in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"):
+        releases = self._save_end(tracked, request, blocks)
+        if tracked is not None and self._requests is not None:
+            self._requests.add(_record_of(tracked))
+        return releases
+
+    def _save_end(self, tracked: _Tracked | None, request: Any, blocks: BlockTables) -> bool:
+        """Plan the save of what a finished request has generated. Gives whether there is one."""
+        if tracked is None or tracked.prompt is None or not request.num_output_tokens or request.status.name not in _SAVED_ENDS:
             return False
         # The last token was sampled, and never computed.
         end = min(request.num_computed_tokens, request.num_tokens - 1)
@@ -224,6 +262,7 @@ class Scheduler:
         for request_id in report.failed:
             if tracked := self._tracked.get(request_id):
                 tracked.is_computed = True
+                tracked.reason = "load_failed"
         if report.stored:
             self.events.stored(report.stored)
         if report.unusable is not None:
@@ -233,5 +272,23 @@ class Scheduler:
     def close(self) -> None:
         """End the threads."""
         self._adapters.close()
+        if self._requests is not None:
+            self._requests.close()
         if self._service is not None:
             self._service.close()
+
+
+def _record_of(tracked: _Tracked) -> dict[str, Any]:
+    """What became of a request. No tokens: who reads this may not be who may read them."""
+    detail = _REASONS[tracked.reason]
+    return {
+        "request": tracked.request.request_id,
+        "ended_at_ms": time.time_ns() // 1_000_000,
+        "prompt_tokens": tracked.request.num_prompt_tokens,
+        "in_vllm_tokens": tracked.in_vllm,
+        "stored_tokens": tracked.stored,
+        "planned_tokens": tracked.planned,
+        "saved_tokens": tracked.saved,
+        "reason": tracked.reason,
+        "detail": detail if tracked.error is None else f"{detail}: {tracked.error}",
+    }
