@@ -35,7 +35,7 @@ async fn a_key_is_a_resource() {
         // From the hot tier the second time.
         let whole = service.get(PATH, &[]).await;
         let (etag, length) = (whole.headers()["etag"].clone(), whole.headers()["content-length"].clone());
-        assert_eq!((whole.status(), &length.as_bytes()[..]), (StatusCode::OK, &b"5000000"[..]));
+        assert_eq!((whole.status(), length.as_bytes()), (StatusCode::OK, &b"5000000"[..]));
         assert!(whole.bytes().await.expect("bytes") == stored);
         let part = service.get(PATH, &[("range", "bytes=1048570-1048585")]).await;
         assert_eq!(part.status(), StatusCode::PARTIAL_CONTENT);
