@@ -57,7 +57,7 @@ pub struct IndexRow {
 /// What the index takes in of a chunk object: the row, and what it is found by.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IndexEntry {
-    /// Hash of the block before the chunk, or the root; of an opaque object, [`parent_of_opaque`].
+    /// Hash of the block before the chunk, or the root; of an opaque object, a hash of its own.
     pub parent_hash: [u8; 32],
     /// Leading bytes of the hash of each block.
     pub blocks: Vec<[u8; BLOCK_BYTES]>,
