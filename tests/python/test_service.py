@@ -139,6 +139,43 @@ def test_the_rest_of_the_api(store, model, spec, kv, tokens):
     assert store.config()["block_tokens"] == 16
 
 
+def test_objects_by_key(store, server):
+    assert (
+        store.put_object("a/1", b"one") and store.put_object("a/2", bytearray(b"")) and store.put_object("ä", memoryview(b"three"))
+    )
+    assert not store.put_object("a/1", b"one")
+    with pytest.raises(kvasir.ServiceError) as refused:
+        store.put_object("a/1", b"other")
+    assert refused.value.code == "object_exists"
+    assert store.get_object("a/1") == b"one"
+    assert store.find_objects(["a/1", "a/2", "ä", "none", "a/1"]) == [3, 0, 5]
+    assert (
+        store.read_objects(["ä", "a/2", "none"])
+        == [
+            b"three",
+            b"",
+        ]
+        and store.read_objects([]) == []
+    )
+    with pytest.raises(kvasir.ServiceError) as missing:
+        kvasir.connect(server.url, namespace="other").get_object("a/1")
+    assert missing.value.code == "unknown_object"
+    with pytest.raises(kvasir.InputError):
+        store.put_object("", b"one")
+    store.delete_object("a/1")
+    assert store.put_object("a/1", b"other")
+
+    async def main():
+        again = await kvasir.aio.connect(server.url, namespace=store.namespace)
+        assert await again.put_object("b", b"four")
+        assert await again.get_object("b") == b"four" and await again.read_objects(["b"]) == [b"four"]
+        assert await again.find_objects(["b", "c"]) == [4]
+        await again.delete_object("b")
+        assert await again.find_objects(["b"]) == []
+
+    asyncio.run(main())
+
+
 def test_a_service_that_is_gone_is_a_miss(spec, profile, kv, tokens):
     with kvasir.testing.server() as running:
         model = kvasir.connect(running.url).model(spec, profile)

@@ -7,8 +7,8 @@ use kvasir_client::{
     rest::{BearerToken, Client, ClientConfig, EventMessage, EventStream},
     tuning::RecomputeModel,
 };
-use kvasir_types::{ModelId, ProfileHash, Quality};
-use pyo3::prelude::*;
+use kvasir_types::{ModelId, Name, ObjectKey, ProfileHash, Quality};
+use pyo3::{buffer::PyBuffer, prelude::*};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Mutex;
@@ -71,6 +71,13 @@ async fn request(client: &Client, name: &str, mut body: Value) -> Result<String,
             json(&client.change_context(&context, &parse(&body["change"].take())?).await?)
         }
         "delete_context" => json(&client.delete_context(&field(&body, "context_id")?).await?),
+        "find_objects" => {
+            let keys: Vec<ObjectKey> = field(&body, "keys")?;
+            json(&client.lookup_opaque(&field(&body, "namespace")?, &keys).await?)
+        }
+        "delete_object" => {
+            json(&client.delete_opaque(&field(&body, "namespace")?, &field(&body, "key")?).await?)
+        }
         "start_job" => json(&client.start_job(&parse(&body)?).await?),
         "job" => json(&client.job(&field(&body, "job_id")?).await?),
         _ => Err(setting(format!("no request is called {name}"))),
@@ -100,6 +107,40 @@ impl Store {
         let body: Value = serde_json::from_str(body).map_err(setting)?;
         let client = self.client.clone();
         run(py, is_async, async move { request(&client, &name, body).await })
+    }
+
+    /// Stores bytes under a key; gives whether they were new. They are copied: the caller may change its own when this returns.
+    fn put_object<'py>(
+        &self,
+        py: Python<'py>,
+        key: &str,
+        data: &Bound<'py, PyAny>,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (namespace, key) = self.object_name(key)?;
+        let bytes = PyBuffer::<u8>::get(data)?.to_vec(py)?;
+        let client = self.client.clone();
+        run(py, is_async, async move { Ok(client.put_opaque(&namespace, &key, bytes.into()).await?.created) })
+    }
+
+    /// The bytes under a key.
+    fn get_object<'py>(&self, py: Python<'py>, key: &str, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
+        let (namespace, key) = self.object_name(key)?;
+        let client = self.client.clone();
+        run(py, is_async, async move { Ok(client.get_opaque(&namespace, &key).await?) })
+    }
+
+    /// The bytes of the leading keys, up to the first that is not there.
+    fn read_objects<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<String>,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let namespace: Name = self.namespace.parse().map_err(setting)?;
+        let keys = keys.into_iter().map(ObjectKey::try_from).collect::<Result<Vec<_>, _>>().map_err(setting)?;
+        let client = self.client.clone();
+        run(py, is_async, async move { Ok(client.read_opaque(&namespace, &keys).await?) })
     }
 
     fn events<'py>(&self, py: Python<'py>, query: &str, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
@@ -167,6 +208,12 @@ impl Store {
             kvasir.preload_profiles().await?;
             Ok(Model::new(kvasir))
         })
+    }
+}
+
+impl Store {
+    fn object_name(&self, key: &str) -> Result<(Name, ObjectKey), Failure> {
+        Ok((self.namespace.parse().map_err(setting)?, key.parse().map_err(setting)?))
     }
 }
 

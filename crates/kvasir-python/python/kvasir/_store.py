@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _kvasir
@@ -233,6 +233,103 @@ class Store:
         unknown_context
         """
         self._request("delete_context", context_id=context_id)
+
+    def put_object(self, key: str, data: bytes | bytearray | memoryview) -> bool:
+        """Store bytes under a key of your own, and wait until they are durable. A key keeps its bytes.
+
+        Parameters
+        ----------
+        key : str
+            1 to 512 bytes of UTF-8, in the store's namespace.
+        data : bytes, bytearray, or memoryview
+            Contiguous bytes.
+
+        Returns
+        -------
+        bool
+            False where the same bytes were there.
+
+        Raises
+        ------
+        ServiceError
+            ``object_exists`` where the key has other bytes, ``body_too_large``, ``storage_quota``.
+        InputError
+            ``invalid_setting`` for a key that cannot be.
+
+        Examples
+        --------
+        >>> store.put_object("page/1", b"bytes"), store.put_object("page/1", b"bytes")
+        (True, False)
+        """
+        return self._core.put_object(key, data, False)
+
+    def get_object(self, key: str) -> bytes:
+        """Give the bytes under a key.
+
+        Raises
+        ------
+        ServiceError
+            ``unknown_object``.
+
+        Examples
+        --------
+        >>> store.put_object("page/2", b"bytes")
+        True
+        >>> store.get_object("page/2")
+        b'bytes'
+        """
+        return self._core.get_object(key, False)
+
+    def find_objects(self, keys: Sequence[str]) -> list[int]:
+        """Give the sizes of the objects of the leading keys, up to the first that is not there.
+
+        Parameters
+        ----------
+        keys : sequence of str
+            At most 256, in the order in which they are of use.
+
+        Examples
+        --------
+        >>> store.put_object("page/3", b"bytes")
+        True
+        >>> store.find_objects(["page/3", "page/4"])
+        [5]
+        """
+        found: list[int] = self._request("find_objects", namespace=self.namespace, keys=list(keys))
+        return found
+
+    def read_objects(self, keys: Sequence[str]) -> list[bytes]:
+        """Give the bytes of the leading keys, up to the first that is not there, in one request.
+
+        Parameters
+        ----------
+        keys : sequence of str
+            At most 256.
+
+        Examples
+        --------
+        >>> store.put_object("page/5", b"bytes")
+        True
+        >>> store.read_objects(["page/5", "page/6"])
+        [b'bytes']
+        """
+        return self._core.read_objects(list(keys), False)
+
+    def delete_object(self, key: str) -> None:
+        """Remove the bytes under a key; other bytes may be stored under it then.
+
+        Raises
+        ------
+        ServiceError
+            ``unknown_object``.
+
+        Examples
+        --------
+        >>> store.put_object("page/7", b"bytes")
+        True
+        >>> store.delete_object("page/7")
+        """
+        self._request("delete_object", namespace=self.namespace, key=key)
 
     def events(self, types: str | None = None, after: str | None = None) -> Iterator[Json]:
         """Follow what happens to chunks. It ends only with the service; leave the loop to stop.

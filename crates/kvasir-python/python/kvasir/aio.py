@@ -13,7 +13,7 @@ True
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from . import _kvasir
@@ -79,6 +79,27 @@ class Store:
         """As `kvasir.Store.config`."""
         found: Json = await self._request("config")
         return found
+
+    async def put_object(self, key: str, data: bytes | bytearray | memoryview) -> bool:
+        """As `kvasir.Store.put_object`."""
+        return await self._core.put_object(key, data, True)
+
+    async def get_object(self, key: str) -> bytes:
+        """As `kvasir.Store.get_object`."""
+        return await self._core.get_object(key, True)
+
+    async def find_objects(self, keys: Sequence[str]) -> list[int]:
+        """As `kvasir.Store.find_objects`."""
+        found: list[int] = await self._request("find_objects", namespace=self.namespace, keys=list(keys))
+        return found
+
+    async def read_objects(self, keys: Sequence[str]) -> list[bytes]:
+        """As `kvasir.Store.read_objects`."""
+        return await self._core.read_objects(list(keys), True)
+
+    async def delete_object(self, key: str) -> None:
+        """As `kvasir.Store.delete_object`."""
+        await self._request("delete_object", namespace=self.namespace, key=key)
 
     async def contexts(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[Json]:
         """As `kvasir.Store.contexts`."""
