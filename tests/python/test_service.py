@@ -176,6 +176,12 @@ def test_objects_by_key(store, server):
     asyncio.run(main())
 
 
+def test_the_example_of_objects_runs(store):
+    found = {"store": store}
+    exec(readme_examples()[1], found)
+    assert found["found"] == [5] and found["pages"] == [b"bytes"]
+
+
 def test_a_service_that_is_gone_is_a_miss(spec, profile, kv, tokens):
     with kvasir.testing.server() as running:
         model = kvasir.connect(running.url).model(spec, profile)
