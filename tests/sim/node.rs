@@ -123,6 +123,7 @@ impl Start {
         let mut settings = Settings::new(std::env::temp_dir());
         // Large bodies go in parts, as they do where memory is short.
         settings.spool_memory_bytes = 1 << 20;
+        settings.writer = dice.number();
         settings.track_uses = tracks_uses;
         settings.removals_kept = REMOVALS_KEPT;
         // Looked at again beside the requests, salts would be read at moments that no seed decides.

@@ -1,7 +1,7 @@
 //! Extensions: what later writers add to the format, and earlier readers skip or refuse.
 //!
-//! {`u16 kind`, `u8 flags`, `u8 reserved`, `u32 bytes`, data} one after the other, by ascending kind. Kind 1 is [`Measured`](crate::Measured), kind 2
-//! the key of an opaque object.
+//! {`u16 kind`, `u8 flags`, `u8 reserved`, `u32 bytes`, data} one after the other, by ascending kind. Kind 1 is [`Measured`](crate::Measured); kinds 2 and
+//! 3 are the key and the content of an opaque object.
 
 use crate::{
     error::ContainerError,
@@ -14,14 +14,15 @@ const FLAG_REQUIRED: u8 = 1;
 
 /// The key of an opaque object: whoever does not know it does not know what the object is.
 pub(crate) const KIND_KEY: u16 = 2;
+/// The hash of an opaque object's payload, and what tells it from others of the same key and payload.
+pub(crate) const KIND_CONTENT: u16 = 3;
 
 /// One extension of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension {
     /// What it is.
     pub kind: u16,
-    /// Whether a reader that does not know the kind refuses the object. The key of an opaque object is the only one that this build
-    /// knows.
+    /// Whether a reader that does not know the kind refuses the object. This build knows none but those of opaque objects.
     pub required: bool,
     /// Its data.
     pub data: Vec<u8>,
@@ -56,7 +57,7 @@ pub(crate) fn read(bytes: &[u8], at: usize) -> Result<Vec<Extension>, ContainerE
         };
         rest = after;
         let required = flags & FLAG_REQUIRED != 0;
-        if required && kind != KIND_KEY {
+        if required && kind != KIND_KEY && kind != KIND_CONTENT {
             return Err(ContainerError::Extension { kind });
         }
         extensions.push(Extension { kind, required, data: data.to_vec() });

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvasir_types::{Level, ObjectKey};
+use kvasir_types::Level;
 
 use crate::{
     directory::{self, SectionId, StoredPiece},
@@ -12,6 +12,7 @@ use crate::{
     header::ChunkHeader,
     limits::{BLOCK_HASH_BYTES, HEADER_BYTES},
     measured::Measured,
+    opaque::Opaque,
     tokens,
 };
 
@@ -38,7 +39,7 @@ pub struct Head {
     sections: Vec<SectionId>,
     pieces: Vec<StoredPiece>,
     measured: Option<Measured>,
-    key: Option<ObjectKey>,
+    opaque: Option<Opaque>,
 }
 
 impl Head {
@@ -70,18 +71,18 @@ impl Head {
         let measured = measured
             .map(|extension| Measured::read(&extension.data, header.level_count, wide(extensions_at)));
         let measured = measured.transpose()?;
-        let key = key_of(&header, &extensions, wide(extensions_at))?;
-        let tokens = match &key {
+        let opaque = Opaque::of(&header, &extensions, wide(extensions_at))?;
+        let tokens = match &opaque {
             Some(_) => Vec::new(),
             None => tokens::decompress(packed, usize::try_from(header.token_count).unwrap_or(usize::MAX))?,
         };
         let block_hashes = hashes.as_chunks().0.to_vec();
-        Ok(Self { block_hashes, extensions, tokens, sections, pieces, measured, key, header })
+        Ok(Self { block_hashes, extensions, tokens, sections, pieces, measured, opaque, header })
     }
 
-    /// The key of an opaque object; `None` of a chunk.
-    pub fn key(&self) -> Option<&ObjectKey> {
-        self.key.as_ref()
+    /// What an opaque object says of itself; `None` of a chunk.
+    pub fn opaque(&self) -> Option<&Opaque> {
+        self.opaque.as_ref()
     }
 
     /// What the encoder measured; `None` where it did not.
@@ -168,7 +169,7 @@ impl Head {
     /// [`ContainerError::Chain`] with the first block that differs.
     pub fn verify_chain(&self) -> Result<(), ContainerError> {
         let mut last = None;
-        let of_key = self.key.iter().map(|key| self.header.chain_key.object(key));
+        let of_key = self.opaque.iter().map(|opaque| self.header.chain_key.object(opaque.key()));
         for (block, hash) in of_key.chain(self.header.link().blocks(&self.tokens)).enumerate() {
             if self.block_hashes.get(block) != hash.as_bytes().first_chunk() {
                 return Err(ContainerError::Chain { block });
@@ -179,26 +180,6 @@ impl Head {
             Some(hash) if hash == self.header.seq_hash => Ok(()),
             _ => Err(ContainerError::Chain { block: self.header.block_count().saturating_sub(1) }),
         }
-    }
-}
-
-/// The key of an opaque object. It has one, and nothing else does.
-fn key_of(
-    header: &ChunkHeader,
-    extensions: &[Extension],
-    at: u64,
-) -> Result<Option<ObjectKey>, ContainerError> {
-    let found = extensions.iter().find(|extension| extension.kind == extensions::KIND_KEY);
-    let field = |rule, actual| ContainerError::Field { offset: at, field: "extension.key", rule, actual };
-    match found {
-        Some(extension) if header.is_opaque() => {
-            let text = str::from_utf8(&extension.data).ok();
-            let key = text.and_then(|text| text.parse().ok());
-            let rule = "must be a key of 1 to 512 bytes of UTF-8";
-            key.map(Some).ok_or(field(rule, wide(extension.data.len())))
-        }
-        None if !header.is_opaque() => Ok(None),
-        _ => Err(field("is in opaque objects, and nowhere else", u64::from(found.is_some()))),
     }
 }
 

@@ -29,5 +29,5 @@ pub use limits::{
     MAGIC, OBJECT_BYTES_MAX, OPAQUE_PIECE_BYTES, PIECE_BYTES_MAX, SECTIONS_MAX,
 };
 pub use measured::Measured;
-pub use opaque::OpaqueHead;
+pub use opaque::{Opaque, OpaqueHead};
 pub use verify::ObjectVerifier;

@@ -7,17 +7,76 @@ use kvasir_types::{ChainKey, Level, ModelId, ObjectKey, ProfileHash};
 
 use crate::{
     error::{ContainerError, Part},
-    extensions::{self, Extension, KIND_KEY},
+    extensions::{self, Extension, KIND_CONTENT, KIND_KEY},
     fields::{put, wide},
     header::{ChunkHeader, FLAG_OPAQUE},
-    limits::{BLOCK_HASH_BYTES, OPAQUE_PIECE_BYTES, PIECE_ENTRY_BYTES, SECTION_ENTRY_BYTES, SECTIONS_MAX},
+    limits::{
+        BLOCK_HASH_BYTES, EXTENSION_ENTRY_BYTES, OPAQUE_PIECE_BYTES, PIECE_ENTRY_BYTES, SECTION_ENTRY_BYTES,
+        SECTIONS_MAX,
+    },
 };
+
+/// What an opaque object says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opaque {
+    key: ObjectKey,
+    payload_digest: [u8; 32],
+}
+
+impl Opaque {
+    /// Its key.
+    pub fn key(&self) -> &ObjectKey {
+        &self.key
+    }
+
+    /// BLAKE3 of its bytes, without the head.
+    pub fn payload_digest(&self) -> &[u8; 32] {
+        &self.payload_digest
+    }
+
+    /// Reads the extensions of an opaque object, which has both, and nothing else has one; they begin at offset `at`.
+    pub(crate) fn of(
+        header: &ChunkHeader,
+        extensions: &[Extension],
+        at: u64,
+    ) -> Result<Option<Self>, ContainerError> {
+        let data =
+            |kind| extensions.iter().find(|extension| extension.kind == kind).map(|found| &found.data[..]);
+        let bad = |field, rule, actual: usize| ContainerError::Field {
+            offset: at,
+            field,
+            rule,
+            actual: wide(actual),
+        };
+        match (data(KIND_KEY), data(KIND_CONTENT)) {
+            (Some(key), Some(content)) if header.is_opaque() => {
+                let text = str::from_utf8(key).ok().and_then(|text| text.parse().ok());
+                let rule = "must be a key of 1 to 512 bytes of UTF-8";
+                let key = text.ok_or(bad("extension.key", rule, key.len()))?;
+                let [payload_digest @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] =
+                    <[u8; CONTENT_BYTES]>::try_from(content)
+                        .map_err(|_| bad("extension.content", "must have 48 bytes", content.len()))?;
+                Ok(Some(Self { key, payload_digest }))
+            }
+            (None, None) if !header.is_opaque() => Ok(None),
+            (key, content) => {
+                let found = usize::from(key.is_some()) + usize::from(content.is_some());
+                Err(bad("extension", "an opaque object has a key and a content, and nothing else has", found))
+            }
+        }
+    }
+}
+
+/// The payload's digest, and a number of its writer's.
+const CONTENT_BYTES: usize = 32 + NONCE_BYTES;
+const NONCE_BYTES: usize = 16;
 
 /// Makes the head of an opaque object from its bytes while they stream by; it holds none of them.
 #[derive(Debug)]
 pub struct OpaqueHead {
     header: ChunkHeader,
-    extension: Vec<u8>,
+    /// The key; the content follows.
+    extensions: Vec<u8>,
     /// Length and CRC32C of the pieces so far; the last one may be short of its end.
     pieces: Vec<(u32, u32)>,
     left: u64,
@@ -29,9 +88,11 @@ impl OpaqueHead {
     /// # Errors
     /// [`ContainerError::Field`] for more than an object may have.
     pub fn new(chain_key: ChainKey, key: &ObjectKey, payload_bytes: u64) -> Result<Self, ContainerError> {
-        let mut extension = Vec::new();
+        let mut extensions = Vec::new();
         let data = key.as_str().as_bytes().to_vec();
-        extensions::write(&Extension { kind: KIND_KEY, required: true, data }, &mut extension);
+        extensions::write(&Extension { kind: KIND_KEY, required: true, data }, &mut extensions);
+        let extension_bytes =
+            extensions.len().saturating_add(EXTENSION_ENTRY_BYTES).saturating_add(CONTENT_BYTES);
         let sections = payload_bytes.div_ceil(u64::from(OPAQUE_PIECE_BYTES));
         let too_many = ContainerError::Field {
             offset: 6,
@@ -56,14 +117,14 @@ impl OpaqueHead {
             exact_tokens: 0,
             kl_beneath: 0.0,
             tokens_bytes: 0,
-            extension_bytes: u32::try_from(extension.len()).unwrap_or(u32::MAX),
+            extension_bytes: u32::try_from(extension_bytes).unwrap_or(u32::MAX),
             directory_crc: 0,
             tokens_crc: 0,
             object_bytes: 0,
         };
         header.object_bytes = header.head_bytes().saturating_add(payload_bytes);
         header.check()?;
-        Ok(Self { header, extension, pieces: Vec::new(), left: payload_bytes })
+        Ok(Self { header, extensions, pieces: Vec::new(), left: payload_bytes })
     }
 
     /// Bytes of the head, which come before the payload's.
@@ -100,11 +161,12 @@ impl OpaqueHead {
         Ok(())
     }
 
-    /// The bytes of the head.
+    /// The bytes of the head. `payload_digest` is the BLAKE3 of the payload; the `nonce` makes the object another one than those that
+    /// others write of the same key and payload.
     ///
     /// # Errors
     /// [`ContainerError::Truncated`] where the payload is shorter than was announced.
-    pub fn finish(mut self) -> Result<Vec<u8>, ContainerError> {
+    pub fn finish(mut self, payload_digest: [u8; 32], nonce: [u8; 16]) -> Result<Vec<u8>, ContainerError> {
         if self.left > 0 {
             let (section, expected) = (self.pieces.len().saturating_sub(1), self.header.object_bytes);
             let (part, actual) = (Part::Piece { section, span: 0 }, expected.saturating_sub(self.left));
@@ -123,7 +185,9 @@ impl OpaqueHead {
             directory.extend(bytes.to_le_bytes());
             directory.extend(crc.to_le_bytes());
         }
-        directory.append(&mut self.extension);
+        let data = [&payload_digest[..], &nonce].concat();
+        extensions::write(&Extension { kind: KIND_CONTENT, required: true, data }, &mut self.extensions);
+        directory.append(&mut self.extensions);
         self.header.directory_crc = crc32c::crc32c(&directory);
         Ok([&self.header.to_bytes()[..], &directory].concat())
     }
@@ -146,7 +210,7 @@ mod tests {
         let mut head = OpaqueHead::new(chain_key, &key(text), wide(payload.len())).expect("fits");
         let head_bytes = head.head_bytes();
         payload.chunks(cut).for_each(|part| head.push(part).expect("as announced"));
-        let head = head.finish().expect("whole");
+        let head = head.finish([5; 32], [6; 16]).expect("whole");
         assert_eq!(head.len(), head_bytes);
         [&head[..], payload].concat()
     }
@@ -171,7 +235,8 @@ mod tests {
             let whole = object(&text, &payload, cut);
             prop_assert_eq!(&whole, &object(&text, &payload, 4_096));
             let head = verified(&whole).expect("sound");
-            prop_assert_eq!(head.key().map(ObjectKey::as_str), Some(&text[..]));
+            let opaque = head.opaque().expect("is one");
+            prop_assert_eq!((opaque.key().as_str(), opaque.payload_digest()), (&text[..], &[5; 32]));
             prop_assert_eq!(&whole[head.header.head_bytes() as usize..], &payload[..]);
             prop_assert_eq!(head.level_bytes(Level::BASE), Some(wide(whole.len())));
             let mut flipped = whole;
@@ -189,7 +254,7 @@ mod tests {
         assert!(matches!(head.push(b"cd"), Err(ContainerError::Trailing { .. })));
         let mut head = OpaqueHead::new(chain_key, &key("a"), 3).expect("fits");
         head.push(b"ab").expect("fits");
-        assert!(matches!(head.finish(), Err(ContainerError::Truncated { .. })));
+        assert!(matches!(head.finish([0; 32], [0; 16]), Err(ContainerError::Truncated { .. })));
         assert!(OpaqueHead::new(chain_key, &key("a"), 6 << 30).is_err());
     }
 
@@ -214,7 +279,7 @@ mod tests {
         let mut other = whole.clone();
         let at = HEADER_BYTES + BLOCK_HASH_BYTES + SECTION_ENTRY_BYTES + PIECE_ENTRY_BYTES + 8;
         other[at] = b'b';
-        let head_bytes = at + 1;
+        let head_bytes = at + 1 + EXTENSION_ENTRY_BYTES + CONTENT_BYTES;
         let crc = crc32c::crc32c(&other[HEADER_BYTES..head_bytes]);
         other[168..172].copy_from_slice(&crc.to_le_bytes());
         let crc = crc32c::crc32c(&other[..HEADER_BYTES - 4]);

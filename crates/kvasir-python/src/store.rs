@@ -138,7 +138,8 @@ impl Store {
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let namespace: Name = self.namespace.parse().map_err(setting)?;
-        let keys = keys.into_iter().map(ObjectKey::try_from).collect::<Result<Vec<_>, _>>().map_err(setting)?;
+        let keys =
+            keys.into_iter().map(ObjectKey::try_from).collect::<Result<Vec<_>, _>>().map_err(setting)?;
         let client = self.client.clone();
         run(py, is_async, async move { Ok(client.read_opaque(&namespace, &keys).await?) })
     }

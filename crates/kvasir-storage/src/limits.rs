@@ -38,6 +38,16 @@ pub const OBJECTS_PER_SEQ_MAX: usize = 8;
 pub const PUT_ATTEMPTS_MAX: usize = 8;
 /// First wait for writers of other bytes under the same key to give way; doubled each time.
 pub const OPAQUE_CONTEST_WAIT: Duration = Duration::from_millis(25);
+/// How often an opaque object is read that seems to be damaged, before it is taken for that.
+pub const OPAQUE_READS: usize = 5;
+/// Longest time after its write in which a writer takes its object back.
+pub const OPAQUE_RETRACT_MAX: Duration = Duration::from_secs(60);
+/// Age at which nobody takes an object back any more: twice as long, for the store's dates and the write itself.
+pub const OPAQUE_SETTLED_AFTER: Duration = Duration::from_secs(120);
+/// Most objects of a key that are looked at: writers of the same bytes each write one, and the collector leaves one.
+pub const OPAQUE_OBJECTS_MAX: usize = 256;
+/// Opaque objects that are remembered as acknowledged; what is forgotten is written once more when it comes again.
+pub const ACKNOWLEDGED_ENTRIES_MAX: usize = 65_536;
 /// Longest of these waits, 775 ms in all: what does not give way by then is there to stay.
 pub const OPAQUE_CONTEST_WAIT_MAX: Duration = Duration::from_millis(400);
 /// Misses remembered at once: 40 bytes each.

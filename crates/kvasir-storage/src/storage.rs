@@ -48,6 +48,8 @@ pub struct Settings {
     pub removals_kept: Duration,
     /// Age at which the salts of a namespace are looked at again.
     pub salt_rotations_fresh: Duration,
+    /// Tells the opaque objects of this replica from those that others write of the same bytes; random unless a test decides.
+    pub writer: u64,
     /// Sees every named state transition; tests cut there.
     pub crash_points: Arc<dyn CrashPointObserver>,
     /// The direct path.
@@ -86,6 +88,7 @@ impl Settings {
             track_uses: false,
             removals_kept: GcPolicy::default().removals_kept(),
             salt_rotations_fresh: limits::SALT_ROTATIONS_FRESH,
+            writer: rand::random(),
             crash_points: Arc::new(NoCrashPointObserver),
             direct: DirectSettings::default(),
         }

@@ -99,16 +99,23 @@ impl Keys {
         if !of_key().any(|put| put.value == value && put.begun <= at.ended) {
             return Err(format!("at {:?}: key {key} has value {value}, which nobody wrote", at.ended));
         }
+        // Who has not heard of a removal has what was there before.
+        let was_removed = |removal: &Removal| {
+            let before =
+                |put: &Put| put.value == value && removal.ended.is_none_or(|(ended, _)| put.begun <= ended);
+            removal.key == key && removal.begun <= at.ended && of_key().any(before)
+        };
+        let is_stale = self.removals.iter().any(was_removed);
         let stands = |put: &&Put| {
             let is_acknowledged =
                 matches!(put.ended, Some((ended, Outcome::Acknowledged)) if ended < at.begun);
             put.value != value && is_acknowledged && !self.may_be_gone(put, at.ended)
         };
         match of_key().find(stands) {
-            Some(put) => {
+            Some(put) if !is_stale => {
                 Err(format!("at {:?}: key {key} has value {value} in place of {}", at.ended, put.value))
             }
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 
@@ -159,13 +166,7 @@ impl Keys {
             is_there && late >= put.begun && !std::ptr::eq(*other, put)
         };
         let is_contested = self.puts.iter().filter(met).any(|other| other.value != put.value);
-        let has_twin = self.puts.iter().filter(met).any(|other| other.value == put.value);
-        match (is_contested, has_twin) {
-            (false, _) => Gone::No,
-            // A twin that gave way took the object with it.
-            (true, true) => Gone::Yes,
-            (true, false) => Gone::After(put.begun + self.grace),
-        }
+        if is_contested { Gone::After(put.begun + self.grace) } else { Gone::No }
     }
 }
 

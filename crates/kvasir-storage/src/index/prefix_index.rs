@@ -50,6 +50,8 @@ pub(crate) struct PrefixIndex {
     gone: BoundedMap<(Scope, ObjectDigest), u64>,
     /// Objects that the store listed without a tombstone, and how many were taken out before it was asked.
     listed: BoundedMap<(Scope, ObjectDigest), u64>,
+    /// Opaque objects whose writers were told that they are stored, as far as this replica knows: they do not give way any more.
+    acknowledged: BoundedMap<(Scope, ObjectDigest), ()>,
     removals: AtomicU64,
     /// Held where an object changes between gone and offered: no removal falls between a look and what it decides, and none
     /// leaves a row behind that outlives the memory of it.
@@ -68,6 +70,7 @@ impl PrefixIndex {
             missing: (!negative_ttl.is_zero()).then(missing),
             gone: BoundedMap::new(limits::GONE_ENTRIES_MAX, None),
             listed: BoundedMap::new(limits::GONE_ENTRIES_MAX, None),
+            acknowledged: BoundedMap::new(limits::ACKNOWLEDGED_ENTRIES_MAX, None),
             removals: AtomicU64::new(0),
             turning: Mutex::default(),
             uses: track_uses.then(|| BoundedMap::new(limits::USES_MAX, None)),
@@ -135,6 +138,16 @@ impl PrefixIndex {
         if !self.is_gone(scope, entry.row.object_digest) {
             self.take_in(scope, entry);
         }
+    }
+
+    /// Takes note that the writer of an opaque object was acknowledged.
+    pub(crate) fn note_acknowledged(&self, scope: Scope, object: ObjectDigest) {
+        self.acknowledged.insert((scope, object), ());
+    }
+
+    /// Whether that is known.
+    pub(crate) fn is_acknowledged(&self, scope: Scope, object: ObjectDigest) -> bool {
+        self.acknowledged.contains(&(scope, object))
     }
 
     fn take_in(&self, scope: Scope, entry: &Arc<IndexEntry>) {

@@ -202,7 +202,7 @@ impl Ingest {
             let path = self.bucket.path(&Key::Chunk(key.clone()));
             // What a read found broken is written again, whatever the store says of it.
             let is_broken = self.reads.index().is_gone(scope, key.object_digest);
-            let created = upload.spool.send(self.bucket.objects(), &path, is_broken).await?.created();
+            let created = upload.spool.send(self.bucket.objects(), &path, is_broken).await?;
             self.bucket.reached(Transition::ObjectWritten);
             let since_ms = self.indexed(scope, &upload.entry);
             removed = tombstones.of_chunk(&tenant, &model_id, &seq_hash).await?;

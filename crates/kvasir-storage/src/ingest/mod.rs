@@ -6,7 +6,10 @@ mod profiles;
 pub(crate) mod spool;
 mod uploads;
 
-use std::{fmt::Display, sync::Arc};
+use std::{
+    fmt::Display,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -31,6 +34,9 @@ pub struct Ingest {
     spools: Arc<SpoolPool>,
     chunk_bytes_max: u64,
     profile_bytes_max: u64,
+    writer: u64,
+    /// Opaque objects that this replica has written.
+    written: AtomicU64,
     /// Chunks that were sent and not taken, and why.
     refused: BoundedMap<(Scope, SeqHash), Arc<str>>,
 }
@@ -51,6 +57,8 @@ impl Ingest {
             spools: Arc::new(SpoolPool::new(settings)),
             chunk_bytes_max: settings.chunk_bytes_max,
             profile_bytes_max: settings.profile_bytes_max,
+            writer: settings.writer,
+            written: AtomicU64::new(0),
             refused: BoundedMap::new(limits::REFUSALS_MAX, Some(limits::REFUSALS_KEPT)),
         }
     }

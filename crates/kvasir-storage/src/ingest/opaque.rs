@@ -1,12 +1,13 @@
 //! Storing opaque objects: bytes under a key that is never overwritten.
 //!
 //! Nothing in a bucket decides between two writers of one key, so they find each other: whoever has written his object lists
-//! the key's objects, and is acknowledged where his is the only one. Of two that were acknowledged, the later one listed after
+//! the key's objects, and is acknowledged where none has another payload. Of two that were acknowledged, the later one listed after
 //! both had written, and would have seen the other. Where writers meet, all but the one with the smallest name give way at once;
-//! that one waits for them, and gives way to an object that stays. A writer that ends before it gave way leaves an object that
-//! nobody was promised: the key is a miss until the collector has removed both.
+//! that one waits for them, and gives way to an object that stays. Each writes an object of its own, told from others by a number,
+//! also of the same bytes: so nobody rests on an object whose writer may give way. A writer that ends before it gave way leaves an
+//! object that nobody was promised: the key is a miss until the collector has removed all.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
@@ -18,12 +19,12 @@ use kvasir_store::{
     trace::carry,
 };
 use kvasir_types::{ModelId, Name, ObjectKey};
+use tokio::time::Instant;
 
 use super::{
     Ingest,
     chunks::{PutChunk, Upload},
     limited, sent,
-    spool::Sent,
 };
 use crate::{
     error::{ChunkError, ObjectError, PutError},
@@ -73,13 +74,18 @@ impl Ingest {
         let mut spool = self.spools.spool(self.bucket.seals(&tenant));
         // Its place: what it says follows from the bytes behind it.
         spool.push(&vec![0; head.head_bytes()]).await.map_err(PutError::Spool)?;
+        let mut payload_digest = blake3::Hasher::new();
         let mut body = std::pin::pin!(limited(sent(body), bytes));
         while let Some(part) = body.next().await {
             let part = part?;
             head.push(&part)?;
+            payload_digest.update(&part);
             spool.push(&part).await.map_err(PutError::Spool)?;
         }
-        let head = head.finish()?;
+        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let nonce = [self.writer.to_le_bytes(), number.to_le_bytes()].concat();
+        let head =
+            head.finish(*payload_digest.finalize().as_bytes(), nonce.try_into().unwrap_or_default())?;
         let object_digest = spool.overwrite_prefix(head.clone()).await?;
         let head = Head::parse(&head)?;
         let put = PutChunk {
@@ -108,35 +114,41 @@ impl Ingest {
         let ChunkKey { tenant, model_id, seq_hash: name, .. } = upload.key();
         let scope = Scope::new(&tenant, &model_id);
         let exists = || ObjectError::Exists { key: key.clone() };
+        let payload = upload.head.opaque().map(|opaque| *opaque.payload_digest());
         let tombstones = self.reads.tombstones();
         for _ in 0..limits::PUT_ATTEMPTS_MAX {
             let removed = tombstones.of_chunk(&tenant, &model_id, &name).await?;
-            // What this replica knows of spares a write that would have to give way.
+            // What this replica knows of spares a write.
             for row in self.reads.index().opaque_objects(scope, &name) {
                 let there = opaque_chunk(&tenant, &name, &row);
-                if !removed.contains(&row.object_digest) && self.differs(upload, &there).await? {
-                    return Err(exists());
+                if removed.contains(&row.object_digest) {
+                    continue;
+                }
+                match self.reads.payload_digest(&there).await? {
+                    Some(other) if Some(other) != payload => return Err(exists()),
+                    // Who was acknowledged does not give way any more.
+                    Some(_) if self.rests_on(scope, &there).await? => return Ok(false),
+                    _ => {}
                 }
             }
             upload.avoid(&removed).await?;
-            let mine = upload.key();
+            let (mine, begun) = (upload.key(), Instant::now());
             let path = self.bucket.path(&Key::Chunk(mine.clone()));
-            // What a read found broken is written again, whatever the store says of it.
-            let is_broken = self.reads.index().is_gone(scope, mine.object_digest);
-            let sent = upload.spool.send(self.bucket.objects(), &path, is_broken).await?;
+            upload.spool.send(self.bucket.objects(), &path, false).await?;
             self.bucket.reached(Transition::ObjectWritten);
-            match self.settle(&mine).await? {
-                Standing::Alone { before, since_ms } => {
+            match self.settle(&mine, payload).await? {
+                Standing::Alone { is_first, before, since_ms } => {
                     self.reads.index().insert_listed(scope, &upload.entry, before);
                     self.bucket.reached(Transition::IndexWritten);
+                    self.reads.index().note_acknowledged(scope, mine.object_digest);
                     let block_hashes = std::mem::take(&mut upload.head.block_hashes);
                     let namespace = upload.put.namespace.take();
-                    self.stored(mine, &upload.entry, block_hashes, namespace, since_ms, sent.created());
-                    return Ok(sent.created());
+                    self.stored(mine, &upload.entry, block_hashes, namespace, since_ms, true);
+                    return Ok(is_first);
                 }
                 Standing::Contested => {
-                    // What was there before is somebody else's.
-                    if sent != Sent::Known {
+                    // Nobody else was acknowledged for it: no two writers have one object. But after a while readers rest on it.
+                    if begun.elapsed() < limits::OPAQUE_RETRACT_MAX {
                         self.changes.write_tombstone(&mine, Removal::Duplicate).await?;
                     }
                     return Err(exists());
@@ -147,53 +159,48 @@ impl Ingest {
         Err(StoreError::own("storing an object", "it was removed each time it was stored").into())
     }
 
-    /// Whether an object under the same key has other bytes. Where it has the same, the upload gets its name.
-    async fn differs(&self, upload: &mut Upload, there: &ChunkKey) -> Result<bool, ObjectError> {
-        let own = upload.head.header.incarnation();
-        if upload.entry.row.object_digest == there.object_digest {
+    /// Whether an object is known to be acknowledged, and is in the store as it was stored. One that is not is forgotten.
+    async fn rests_on(&self, scope: Scope, there: &ChunkKey) -> Result<bool, ObjectError> {
+        if !self.reads.index().is_acknowledged(scope, there.object_digest) {
             return Ok(false);
         }
-        let head = match self.reads.head(there).await {
-            Ok(head) => head,
-            // It is not there any more, or of no use.
-            Err(ChunkError::Unknown { .. } | ChunkError::Corrupt { .. }) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        };
-        // The checksums of all pieces lie under that of the directory.
-        let is_alike = head.header.directory_crc == upload.head.header.directory_crc
-            && head.header.object_bytes == upload.head.header.object_bytes;
-        if is_alike {
-            upload.reissue(head.header.incarnation()).await?;
-            if upload.entry.row.object_digest == there.object_digest {
-                return Ok(false);
+        match self.reads.is_what_it_is_called(there).await {
+            Ok(is_sound) => {
+                if !is_sound {
+                    self.reads.forget(scope, there.object_digest);
+                }
+                Ok(is_sound)
             }
-            upload.reissue(own).await?;
+            Err(ChunkError::Unknown { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
         }
-        Ok(true)
     }
 
-    /// Looks for other objects of the key after `mine` was written; waits for them to give way where that is theirs to do.
-    async fn settle(&self, mine: &ChunkKey) -> Result<Standing, ObjectError> {
+    /// Looks for objects of the key with another payload after `mine` was written; waits for them to give way where that is theirs
+    /// to do.
+    async fn settle(&self, mine: &ChunkKey, payload: Option<[u8; 32]>) -> Result<Standing, ObjectError> {
         let mut wait = limits::OPAQUE_CONTEST_WAIT;
         loop {
             let (before, since_ms) = (self.reads.index().removals(), self.bucket.now_ms());
             let offered = self.reads.offered_objects(&mine.tenant, &mine.model_id, &mine.seq_hash).await?;
-            let mut others = Vec::new();
-            for other in &offered {
-                if other != mine && self.is_sound(other).await? {
-                    others.push(other);
+            let (mut is_first, mut others) = (true, Vec::new());
+            for other in offered.iter().filter(|other| *other != mine) {
+                match self.sound_payload(other).await? {
+                    Some(found) if Some(found) == payload => is_first = false,
+                    Some(_) => others.push(other),
+                    None => {}
                 }
             }
-            // So many that the others are not even listed.
-            let is_full = offered.len() >= limits::OBJECTS_PER_SEQ_MAX;
+            // So many that not all were listed.
+            let is_full = offered.len() >= limits::OPAQUE_OBJECTS_MAX;
             if !offered.contains(mine) && !is_full {
                 return Ok(Standing::Removed);
             }
-            if others.is_empty() {
-                return Ok(Standing::Alone { before, since_ms });
+            if others.is_empty() && !is_full {
+                return Ok(Standing::Alone { is_first, before, since_ms });
             }
-            let is_first = others.iter().all(|other| mine.object_digest < other.object_digest);
-            if !is_first || wait > limits::OPAQUE_CONTEST_WAIT_MAX {
+            let waits = others.iter().all(|other| mine.object_digest < other.object_digest) && !is_full;
+            if !waits || wait > limits::OPAQUE_CONTEST_WAIT_MAX {
                 return Ok(Standing::Contested);
             }
             tokio::time::sleep(wait).await;
@@ -201,34 +208,36 @@ impl Ingest {
         }
     }
 
-    /// Whether an object counts. One whose head is broken, or that this replica has found broken before, is read whole, and
-    /// quarantined where it is: it would be in the way of its key.
-    async fn is_sound(&self, other: &ChunkKey) -> Result<bool, ObjectError> {
+    /// The payload of an object that counts. One whose head is damaged, or that this replica has found damaged before, is read whole,
+    /// and quarantined where it is: it would be in the way of its key.
+    async fn sound_payload(&self, other: &ChunkKey) -> Result<Option<[u8; 32]>, ObjectError> {
         let scope = Scope::new(&other.tenant, &other.model_id);
         let was_broken = self.reads.index().is_gone(scope, other.object_digest);
-        match self.reads.row(other).await {
-            Ok(_) if !was_broken => return Ok(true),
-            Ok(_) | Err(ChunkError::Corrupt { .. }) => {}
-            Err(ChunkError::Unknown { .. }) => return Ok(false),
-            Err(error) => return Err(error.into()),
+        let payload = self.reads.payload_digest(other).await?;
+        if payload.is_some() && !was_broken {
+            return Ok(payload);
         }
-        match self.reads.is_what_it_is_called(other).await {
-            Ok(true) => Ok(true),
-            Ok(false) => {
-                self.changes.write_tombstone(other, Removal::Corrupt).await?;
-                Ok(false)
+        for _ in 0..limits::OPAQUE_READS {
+            match self.reads.is_what_it_is_called(other).await {
+                // Its head was misread before: read now, it is there.
+                Ok(true) if payload.is_none() => return Ok(self.reads.payload_digest(other).await?),
+                Ok(true) => return Ok(payload),
+                Ok(false) => {}
+                Err(ChunkError::Unknown { .. }) => return Ok(None),
+                Err(error) => return Err(error.into()),
             }
-            Err(ChunkError::Unknown { .. }) => Ok(false),
-            Err(error) => Err(error.into()),
         }
+        self.changes.write_tombstone(other, Removal::Corrupt).await?;
+        Ok(None)
     }
 }
 
 /// How an object stands under its key.
 enum Standing {
-    /// It is the only one. With it, how many removals this replica had heard of before it looked, and the store's time then.
-    Alone { before: u64, since_ms: Option<i64> },
-    /// There are others.
+    /// There is none with another payload. With it, whether there is none with the same, how many removals this replica had heard
+    /// of before it looked, and the store's time then.
+    Alone { is_first: bool, before: u64, since_ms: Option<i64> },
+    /// There are some.
     Contested,
     /// It has a tombstone.
     Removed,

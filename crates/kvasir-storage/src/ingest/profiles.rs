@@ -7,7 +7,7 @@ use futures::{Stream, StreamExt};
 use kvasir_store::StoreError;
 use kvasir_types::{ModelId, Name, ProfileHash};
 
-use super::{Ingest, limited, sent, spool::Sent};
+use super::{Ingest, limited, sent};
 use crate::{error::PutError, index::Scope, transitions::Transition};
 
 impl Ingest {
@@ -39,8 +39,7 @@ impl Ingest {
         let path = self.catalog.profile_path(tenant, model_id, profile_hash);
         let (bucket, bytes) = (Arc::clone(&self.bucket), spool.bytes());
         // It goes on when the caller goes away: an upload is finished or aborted, not left.
-        let sending =
-            tokio::spawn(async move { spool.send(bucket.objects(), &path, false).await.map(Sent::created) });
+        let sending = tokio::spawn(async move { spool.send(bucket.objects(), &path, false).await });
         let created = sending.await.map_err(StoreError::from)??;
         self.bucket.reached(Transition::ProfileWritten);
         if created {

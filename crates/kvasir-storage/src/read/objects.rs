@@ -11,7 +11,7 @@ use kvasir_store::{
     seal::SealError,
 };
 use kvasir_types::{Level, ModelId, Name, ObjectDigest, SeqHash};
-use object_store::{GetOptions, GetRange, ObjectStoreExt, path::Path};
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt, path::Path};
 
 use super::Reads;
 use crate::{
@@ -245,11 +245,25 @@ impl Reads {
         model_id: &ModelId,
         seq_hash: &SeqHash,
     ) -> Result<Vec<ChunkKey>, StoreError> {
+        let offered = self.offered(tenant, model_id, seq_hash).await?;
+        Ok(offered.into_iter().map(|(key, _)| key).collect())
+    }
+
+    /// As [`offered_objects`](Self::offered_objects), each with what the store says of it.
+    pub(super) async fn offered(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        seq_hash: &SeqHash,
+    ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StoreError> {
+        // Writers of one key each write an object; of a chunk, those of other profiles and levels do.
+        let is_opaque = *model_id == ModelId::OPAQUE;
+        let most = if is_opaque { limits::OPAQUE_OBJECTS_MAX } else { limits::OBJECTS_PER_SEQ_MAX };
         let prefix = self.bucket.layout().chunk_prefix(tenant, model_id, seq_hash);
         let mut listing = self.bucket.list(&prefix, "listing a chunk's objects");
-        let (mut keys, mut removed) = (Vec::new(), None);
-        while keys.len() < limits::OBJECTS_PER_SEQ_MAX
-            && let Some((key, _)) = listing.try_next().await?
+        let (mut found, mut removed) = (Vec::new(), None);
+        while found.len() < most
+            && let Some((key, meta)) = listing.try_next().await?
         {
             let Key::Chunk(key) = key else { continue };
             // Most chunks that are looked for are not there: their tombstones are not listed.
@@ -257,13 +271,13 @@ impl Reads {
                 removed = Some(self.tombstones.of_chunk(tenant, model_id, seq_hash).await?);
             }
             if removed.as_ref().is_none_or(|removed| !removed.contains(&key.object_digest)) {
-                keys.push(key);
+                found.push((key, meta));
             }
         }
-        keys.sort();
-        // An object is listed twice where its plain form lies beside the sealed one.
-        keys.dedup();
-        Ok(keys)
+        // An object is listed twice where its plain form lies beside the sealed one: the younger date is that of the form in use.
+        found.sort_by(|(a, of_a), (b, of_b)| a.cmp(b).then(of_b.last_modified.cmp(&of_a.last_modified)));
+        found.dedup_by(|(key, _), (before, _)| key == before);
+        Ok(found)
     }
 
     fn read_failed(&self, key: &ChunkKey, operation: &'static str, error: object_store::Error) -> ChunkError {

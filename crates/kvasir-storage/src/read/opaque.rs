@@ -1,7 +1,8 @@
 //! Opaque objects: what lies under a key.
 //!
-//! A key has one value. Writers of different bytes that meet may leave several objects for a moment, and where one of them ended
-//! in the middle, until the collector comes: then nobody can tell which of them was acknowledged, and the key is a miss.
+//! A key has one value. Writers of the same bytes each write an object, and any of them is the value. Writers of different bytes that
+//! meet leave objects that differ for a moment, and where one of them ended in the middle, until the collector comes: then nobody can
+//! tell which of them was acknowledged, and the key is a miss.
 
 use std::{ops::Range, sync::Arc};
 
@@ -11,6 +12,7 @@ use kvasir_container::OPAQUE_PIECE_BYTES;
 use kvasir_store::StoreError;
 use kvasir_store::layout::ChunkKey;
 use kvasir_types::{ModelId, Name, ObjectKey, SeqHash};
+use object_store::ObjectMeta;
 use tokio::time::Instant;
 
 use super::Reads;
@@ -18,6 +20,7 @@ use crate::{
     error::{ChunkError, ObjectError},
     hot::RequestHint,
     index::{IndexRow, Scope},
+    limits,
     object_read::{ByteRange, ObjectRead},
 };
 
@@ -160,29 +163,82 @@ impl Reads {
     ) -> Result<Option<OpaqueObject>, ChunkError> {
         let scope = Scope::new(tenant, &ModelId::OPAQUE);
         let rows = self.index.opaque_objects(scope, name);
-        if let [row] = rows.as_slice() {
-            let chunk = opaque_chunk(tenant, name, row);
+        // Objects whose writers were acknowledged are alike, and stay.
+        let is_settled = rows.iter().all(|row| self.index.is_acknowledged(scope, row.object_digest));
+        if let Some(row) = rows.iter().min_by_key(|row| row.object_digest).filter(|_| is_settled) {
             self.index.note_row(scope, &Arc::new(row.clone()));
-            return Ok(Some(OpaqueObject::new(chunk, row)));
+            return Ok(Some(OpaqueObject::new(opaque_chunk(tenant, name, row), row)));
         }
         if rows.is_empty() && self.index.is_missing(scope, *name) {
             return Ok(None);
         }
         let (since, before) = (Instant::now(), self.index.removals());
-        let offered = self.offered_objects(tenant, &ModelId::OPAQUE, name).await?;
-        match offered.as_slice() {
-            [] => self.index.note_missing(scope, *name, since),
-            [chunk] => match self.entry(chunk).await {
-                Ok(entry) => {
-                    self.index.insert_listed(scope, &entry, before);
-                    return Ok(Some(OpaqueObject::new(chunk.clone(), &entry.row)));
-                }
-                // What cannot be read is a miss.
-                Err(ChunkError::Unknown { .. } | ChunkError::Corrupt { .. }) => {}
+        let offered = self.offered(tenant, &ModelId::OPAQUE, name).await?;
+        if offered.is_empty() {
+            self.index.note_missing(scope, *name, since);
+            return Ok(None);
+        }
+        let keys: Vec<ChunkKey> = offered.iter().map(|(chunk, _)| chunk.clone()).collect();
+        let Some(chunk) = self.one_of_alike(&keys).await? else {
+            tracing::warn!(%tenant, %name, objects = keys.len(), "a key has no object that can be read, or objects that differ: a miss");
+            return Ok(None);
+        };
+        let entry = match self.entry(&chunk).await {
+            Ok(entry) => entry,
+            // What cannot be read is a miss.
+            Err(ChunkError::Unknown { .. } | ChunkError::Corrupt { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        self.index.insert_listed(scope, &entry, before);
+        // A young one may give way yet: the store is asked again.
+        if offered.iter().any(|(listed, meta)| *listed == chunk && self.is_settled(meta)) {
+            self.index.note_acknowledged(scope, chunk.object_digest);
+        }
+        Ok(Some(OpaqueObject::new(chunk, &entry.row)))
+    }
+
+    /// Whether an object is so old that its writer, acknowledged or not, does not take it back.
+    fn is_settled(&self, meta: &ObjectMeta) -> bool {
+        let age = self.bucket.now_ms().map(|now| now.saturating_sub(meta.last_modified.timestamp_millis()));
+        age.is_some_and(|age| {
+            age >= i64::try_from(limits::OPAQUE_SETTLED_AFTER.as_millis()).unwrap_or(i64::MAX)
+        })
+    }
+}
+
+impl Reads {
+    /// The first of objects of a key, where all have the same payload: writers of the same bytes each write one.
+    async fn one_of_alike(&self, objects: &[ChunkKey]) -> Result<Option<ChunkKey>, ChunkError> {
+        let mut first: Option<(ChunkKey, [u8; 32])> = None;
+        for chunk in objects {
+            let Some(payload) = self.payload_digest(chunk).await? else { continue };
+            match &first {
+                Some((_, before)) if *before != payload => return Ok(None),
+                Some(_) => {}
+                None => first = Some((chunk.clone(), payload)),
+            }
+        }
+        Ok(first.map(|(chunk, _)| chunk))
+    }
+
+    /// Whether objects of a key have the same payload, those that can be read.
+    pub(crate) async fn are_alike(&self, objects: &[ChunkKey]) -> Result<bool, StoreError> {
+        match self.one_of_alike(objects).await {
+            Ok(one) => Ok(one.is_some()),
+            // Nobody can tell.
+            Err(error) => error.only_this_object().map(|()| true),
+        }
+    }
+
+    /// The hash of an opaque object's payload; none where the object is not there or is damaged. Once wrong may be the way here: what
+    /// is taken for damaged does not count against others, so it is read several times.
+    pub(crate) async fn payload_digest(&self, chunk: &ChunkKey) -> Result<Option<[u8; 32]>, ChunkError> {
+        for _ in 0..limits::OPAQUE_READS {
+            match self.head(chunk).await {
+                Ok(head) => return Ok(head.opaque().map(|opaque| *opaque.payload_digest())),
+                Err(ChunkError::Unknown { .. }) => return Ok(None),
+                Err(ChunkError::Corrupt { .. }) => {}
                 Err(error) => return Err(error),
-            },
-            [..] => {
-                tracing::warn!(%tenant, %name, objects = offered.len(), "a key has several objects; it is a miss")
             }
         }
         Ok(None)

@@ -19,7 +19,7 @@ use kvasir_store::{
     StoreError,
     layout::{JournalLog, Key},
 };
-use kvasir_types::Name;
+use kvasir_types::{ModelId, Name};
 use object_store::ObjectMeta;
 use uuid::Uuid;
 
@@ -360,7 +360,11 @@ impl Changes {
                     let (digest, one) = (*row.object_digest.as_bytes(), Stored::one(row.object_bytes));
                     self.ledger.note(tenant, digest, one, replica, n);
                     if !self.reads.may_miss_removals() {
-                        self.reads.index().insert_unless_gone(Scope::new(tenant, model_id), entry);
+                        let scope = Scope::new(tenant, model_id);
+                        self.reads.index().insert_unless_gone(scope, entry);
+                        if *model_id == ModelId::OPAQUE {
+                            self.reads.index().note_acknowledged(scope, entry.row.object_digest);
+                        }
                     }
                 }
                 JournalEntry::Removed { tenant, model_id, object_digest, reason, .. } => {

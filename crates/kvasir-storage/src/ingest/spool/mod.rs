@@ -67,25 +67,6 @@ impl SpoolPool {
     }
 }
 
-/// How an object came to be in the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sent {
-    /// It was written.
-    Created,
-    /// It was not there when the store was asked, and was when it was to be written: another writer of the same bytes was quicker,
-    /// or an attempt of ours whose answer was lost.
-    Raced,
-    /// It was there before.
-    Known,
-}
-
-impl Sent {
-    /// Whether this upload made it, as far as is known.
-    pub(crate) fn created(self) -> bool {
-        self == Self::Created
-    }
-}
-
 /// One upload's bytes.
 #[derive(Debug)]
 pub(crate) struct Spool {
@@ -187,7 +168,7 @@ impl Spool {
         }
     }
 
-    /// Writes everything to `path`.
+    /// Writes everything to `path`. True when it was not there before.
     ///
     /// Names are digests, so what another writer wrote there are these very bytes, and a lost race is a success. What the
     /// store has is compared all the same: whoever is told that it is stored may rest on it. An object that differs, or that
@@ -197,7 +178,7 @@ impl Spool {
         store: &Arc<dyn ObjectStore>,
         path: &Path,
         overwrite: bool,
-    ) -> Result<Sent, PutError> {
+    ) -> Result<bool, PutError> {
         let failed = StoreError::request("storing an object");
         let bytes = self.bytes;
         let existing = match store.head(path).await {
@@ -206,14 +187,14 @@ impl Spool {
             Err(error) => return Err(failed(error).into()),
         };
         if existing == Some(bytes) && !overwrite && self.is_at(store, path).await? {
-            return Ok(Sent::Known);
+            return Ok(false);
         }
         match &mut self.content {
             SpoolContent::File(file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
                 file.flush().await.map_err(PutError::Spool)?;
                 send_parts(file, &self.pool, store, path, bytes).await?;
                 self.pool.crash_points.reached(Transition::PartsCompleted);
-                Ok(if existing.is_none() { Sent::Created } else { Sent::Known })
+                Ok(existing.is_none())
             }
             SpoolContent::File(file) => {
                 let _permit = self.pool.parts.acquire().await;
@@ -277,14 +258,14 @@ async fn put(
     path: &Path,
     payload: PutPayload,
     overwrite: bool,
-) -> object_store::Result<Sent> {
+) -> object_store::Result<bool> {
     let mode = if overwrite { PutMode::Overwrite } else { PutMode::Create };
     match store.put_opts(path, payload.clone(), mode.into()).await {
-        Ok(_) => Ok(if overwrite { Sent::Known } else { Sent::Created }),
+        Ok(_) => Ok(!overwrite),
         // Another writer of the same bytes, or our own first attempt whose answer was lost: these bytes are known to be right.
         Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
             store.put(path, payload).await?;
-            Ok(Sent::Raced)
+            Ok(false)
         }
         Err(error) => Err(error),
     }

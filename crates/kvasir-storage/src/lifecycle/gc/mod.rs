@@ -311,7 +311,10 @@ impl Lifecycle {
             }
         }
         if sound.len() > 1 && sound.iter().all(|(key, ..)| key.model_id == ModelId::OPAQUE) {
-            return self.mark_contested(pass, &sound).await;
+            let keys: Vec<ChunkKey> = sound.iter().map(|(key, ..)| key.clone()).collect();
+            if !self.reads.are_alike(&keys).await? {
+                return self.mark_contested(pass, &sound).await;
+            }
         }
         // Objects of one `seq_hash` end alike. Only those that begin alike, too, can stand for each other.
         sound.sort_by(|(_, _, a), (_, _, b)| {
