@@ -50,18 +50,18 @@ impl Opaque {
         };
         match (data(KIND_KEY), data(KIND_CONTENT)) {
             (Some(key), Some(content)) if header.is_opaque() => {
-                let text = str::from_utf8(key).ok().and_then(|text| text.parse().ok());
+                let parsed = str::from_utf8(key).ok().and_then(|text| text.parse().ok());
                 let rule = "must be a key of 1 to 512 bytes of UTF-8";
-                let key = text.ok_or(bad("extension.key", rule, key.len()))?;
-                let [payload_digest @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] =
-                    <[u8; CONTENT_BYTES]>::try_from(content)
-                        .map_err(|_| bad("extension.content", "must have 48 bytes", content.len()))?;
+                let key = parsed.ok_or(bad("extension.key", rule, key.len()))?;
+                let digest = content.first_chunk::<32>().filter(|_| content.len() == CONTENT_BYTES);
+                let payload_digest =
+                    *digest.ok_or(bad("extension.content", "must have 48 bytes", content.len()))?;
                 Ok(Some(Self { key, payload_digest }))
             }
             (None, None) if !header.is_opaque() => Ok(None),
-            (key, content) => {
-                let found = usize::from(key.is_some()) + usize::from(content.is_some());
-                Err(bad("extension", "an opaque object has a key and a content, and nothing else has", found))
+            (key, _) => {
+                let rule = "an opaque object has a key and a content, and nothing else has one";
+                Err(bad("extension", rule, usize::from(key.is_some())))
             }
         }
     }
