@@ -53,6 +53,17 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
     let url = &service.url;
     let stored = json(&bench.ok(&format!("context put --url {url} --kv kv.safetensors --json")));
     assert!(stored["profile_hash"].is_string(), "{stored}");
+    assert_eq!(stored["chunks"][0]["profile_hash"], stored["profile_hash"]);
+    let model = spec.model_id();
+    let status = json(&bench.ok(&format!("profile status --url {url} --model-id {model} --json")));
+    assert_eq!(status["in_force"], stored["profile_hash"]);
+    let profile = &status["profiles"][0];
+    assert_eq!((profile["state"].as_str(), profile["made"].as_str()), (Some("in_force"), Some("first_save")));
+    let bits = profile["transparent_bits"].as_f64().expect("recorded");
+    assert!((4.0..7.0).contains(&bits), "{status}");
+    assert_eq!(status["sample_chunks"], stored["chunks"].as_array().expect("chunks").len());
+    let text = bench.ok(&format!("profile status --url {url} --model-id {model}"));
+    assert!(text.contains("in force") && text.contains("profile retrain"), "{text}");
     bench.ok(&format!("context get --url {url} --kv kv.safetensors -o back.safetensors"));
     let back = kvasir_model::dump::parse_dump(&bench.read("back.safetensors")).expect("a dump");
     let pairs = || known.kv.as_slice().iter().zip(back.kv.as_slice());
@@ -96,6 +107,13 @@ fn a_profile_is_trained_on_what_is_stored() {
     assert_eq!(made["published"], true, "{made}");
     let bytes = |of: &str| made[of]["bytes"].as_f64().expect("bytes");
     assert!(bytes("trained") < 0.9 * bytes("in_force"), "{made}");
+    let status = json(&bench.ok(&format!("profile status --url {url} --model-id {model} --json")));
+    let said = |key: &str| [0, 1].map(|index| status["profiles"][index][key].as_str().unwrap_or_default());
+    // Both are young: the first one stays in force until readers had time to fetch the other.
+    assert_eq!(said("state"), ["in_force", "announced"]);
+    assert_eq!(said("made"), ["first_save", "retrain"]);
+    assert_eq!(status["profiles"][1]["profile_hash"], made["profile_hash"]);
+    assert!(status["next"].as_str().is_some_and(|next| next.contains("comes into force in")), "{status}");
     bench
         .run(&format!("profile retrain --url {url} --model-id {}", "0".repeat(64)))
         .fails(exit::DATA, &["not registered"]);

@@ -5,5 +5,6 @@ pub use crate::{
     fetcher::*,
     kvasir::StoredKv,
     load::{CostModels, LoadOptions},
+    model::{ProfileState, StoredProfile, stored_profiles},
     save::{AdmissionPolicy, DropPolicy, QueueConfig, QueueStats},
 };

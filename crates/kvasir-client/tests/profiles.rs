@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Fault, Server, find, kv, load, range, save, spec, start, tokens};
+use common::{Fault, Server, find, kv, load, range, save, save_kv, spec, start, tokens};
 use kvasir_client::{
     Builder, Deadline, Error, Kvasir,
     report::{ChunkOutcome, SaveOutcome, SaveRefusal},
@@ -11,7 +11,7 @@ use kvasir_client::{
 };
 use kvasir_codec::{KvBuffer, STARTER_RECIPE};
 use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train_transparent};
-use kvasir_types::{Level, LevelError, Loss, Quality};
+use kvasir_types::{Level, LevelError, Loss, Plane, Quality};
 
 fn builder(server: &Server) -> Builder {
     Kvasir::builder(server.url()).model(spec()).namespace("test").chunk_tokens(256)
@@ -184,6 +184,41 @@ async fn a_chunk_that_a_trained_profile_does_not_fit_is_stored_with_the_first_on
     assert_eq!(profiles(&kvasir).await, 2, "it made one");
     assert_eq!(kvasir.profile().unwrap().hash(), trained.hash(), "which is for what the other does not fit");
     assert!(profiles_of(&unlike).await.iter().all(|profile| *profile != trained.hash()));
+}
+
+/// Values that repeat have the same error at all tokens, which does not average out.
+#[tokio::test]
+async fn what_repeats_is_found_by_a_client_with_a_floor_and_stored_once() {
+    let server = start().await;
+    let careful = || builder(&server).quality(Quality::Transparent).connect();
+    let kvasir = careful().await.unwrap();
+    save(&kvasir, &tokens(600, 1)).await;
+    let (text, mut rows) = (tokens(600, 2), kv(&tokens(600, 2)));
+    for layer in 0..spec().layers.len() {
+        rows.rows_mut(layer, Plane::V, 0)[256 * 8..512 * 8].fill(half::f16::from_f32(0.1234).to_f32());
+    }
+    let uploaded = server.puts();
+    save_kv(&kvasir, &text, &rows).await;
+    assert_eq!(server.puts(), uploaded + 3);
+    let reader = careful().await.unwrap();
+    reader.preload_profiles().await.unwrap();
+    let session = find(&reader, &text).await;
+    assert_eq!(session.matched_tokens(), 600);
+    let again = session.save_now(&rows, text.len(), |_| ()).await.unwrap();
+    assert!(again.chunks.iter().all(|chunk| chunk.outcome == ChunkOutcome::AlreadyThere), "{again:?}");
+}
+
+/// Encoding it again would give the same.
+#[tokio::test]
+async fn a_chunk_below_the_floor_is_not_encoded_again() {
+    let server = start().await;
+    let coarse = common::builder(&server).quality(Quality::Transparent).connect().await.unwrap();
+    let text = tokens(600, 1);
+    save(&coarse, &text).await;
+    let session = find(&coarse, &text).await;
+    assert_eq!(session.matched_tokens(), 0, "its profile is coarser than that");
+    let again = session.save_now(&kv(&text), text.len(), |_| ()).await.unwrap();
+    assert!(again.chunks.iter().all(|chunk| chunk.outcome == ChunkOutcome::AlreadyThere), "{again:?}");
 }
 
 #[tokio::test]

@@ -1,17 +1,14 @@
 //! Which heads share a scope.
 
+use std::ops::Range;
+
 use kvasir_types::{ModelSpec, Plane};
 
 use crate::profile::{Basis, Member, Predictor, Scope};
 
 /// Every head of `layers` and `planes` as a scope of its own with unit gains and zero means; `None` where
 /// those layers have no KV.
-pub fn scope_of(
-    spec: &ModelSpec,
-    layers: std::ops::Range<usize>,
-    planes: &[Plane],
-    unrope: bool,
-) -> Option<Scope> {
+pub fn scope_of(spec: &ModelSpec, layers: Range<usize>, planes: &[Plane], unrope: bool) -> Option<Scope> {
     let mut members = Vec::new();
     for layer in layers {
         for &plane in planes {
@@ -34,13 +31,22 @@ pub fn scope_of(
 
 /// Scopes of `layers` layers each, planes joint or apart.
 pub fn scopes(spec: &ModelSpec, layers: usize, joint: bool, unrope: bool) -> Vec<Scope> {
-    let planes: &[&[Plane]] = if joint { &[&Plane::ALL] } else { &[&[Plane::K], &[Plane::V]] };
     let count = spec.layers.len();
     let starts = (0..count).step_by(layers.max(1));
-    starts
-        .flat_map(|start| {
-            let end = (start + layers.max(1)).min(count);
-            planes.iter().filter_map(move |planes| scope_of(spec, start..end, planes, unrope))
+    scopes_of(spec, starts.map(|start| start..(start + layers.max(1)).min(count)), joint, unrope)
+}
+
+/// Scopes of these layers each, planes joint or apart.
+pub(crate) fn scopes_of(
+    spec: &ModelSpec,
+    layers: impl Iterator<Item = Range<usize>>,
+    joint: bool,
+    unrope: bool,
+) -> Vec<Scope> {
+    let planes: &[&[Plane]] = if joint { &[&Plane::ALL] } else { &[&[Plane::K], &[Plane::V]] };
+    layers
+        .flat_map(|layers| {
+            planes.iter().filter_map(move |planes| scope_of(spec, layers.clone(), planes, unrope))
         })
         .collect()
 }

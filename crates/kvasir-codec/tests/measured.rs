@@ -97,6 +97,37 @@ fn a_starter_says_what_it_loses_and_is_transparent() {
     }
 }
 
+/// One token again and again has the same rows again and again, and rounding gives all of them the same error.
+#[test]
+fn a_starter_is_transparent_where_rows_repeat() {
+    let spec = mixed_spec(KvDtype::F16);
+    let tokens = Noise::new(1).tokens(TOKENS);
+    let profile = starter(&spec, &tokens, 0, &cache(&spec, &tokens, 1)).unwrap();
+    let setup = Setup::of(spec.clone(), profile.clone());
+    let text = Noise::new(77).tokens(TOKENS);
+    let mut kv = cache(&spec, &text, 2);
+    scale_rows(&mut kv, 1.0);
+    // Values of a layer, in the second of three spans.
+    let (layer, dim, span) = (0, 8, 256..512);
+    for head in 0..2 {
+        let rows = kv.rows_mut(layer, Plane::V, head);
+        rows.copy_within(span.start * dim..(span.start + 1) * dim, 0);
+        let row = rows[..dim].to_vec();
+        rows[span.start * dim..span.end * dim].chunks_exact_mut(dim).for_each(|to| to.copy_from_slice(&row));
+    }
+    let object = setup.encode(&text, 0, &kv);
+    let head = Head::parse(&object).unwrap();
+    let measured = head.measured().unwrap();
+    let finest = Level(profile.lossy_levels() as u8 - 1);
+    assert_eq!(Quality::of(measured.error(finest)), Some(Quality::Transparent), "{:?}", measured.levels);
+    let decoded = setup.decode(&object, finest.index()).unwrap();
+    let rows = |kv: &KvBuffer| kv.rows(layer, Plane::V, 1)[span.start * dim..span.end * dim].to_vec();
+    assert_eq!(rows(&decoded), rows(&kv));
+    // The other spans are coded as ever, and what is said of them is what a decoder finds.
+    assert_ne!(decoded.rows(layer, Plane::V, 1), kv.rows(layer, Plane::V, 1));
+    assert_ne!(decoded.rows(layer, Plane::K, 1), kv.rows(layer, Plane::K, 1));
+}
+
 #[test]
 fn trained_profiles_say_what_they_lose() {
     let spec = mixed_spec(KvDtype::F16);

@@ -26,7 +26,7 @@ pub enum TrainError {
         kv_tokens: usize,
     },
     /// The recipe asks for something impossible.
-    #[error("the recipe's {field} is not possible: {why}")]
+    #[error("no profile can be trained with this {field}: {why}")]
     Recipe {
         /// The field.
         field: &'static str,

@@ -10,6 +10,9 @@ const TEST_NMSE: f32 = 0.02;
 /// No plane counts less than this share of the average: a measurement of nearly nothing is mostly noise.
 const LEAST: f32 = 0.02;
 
+/// Note of profiles whose steps follow the bounds of [`Quality::Transparent`]: their finest level is made for it.
+pub const TRANSPARENT_NOTE: &str = "errors follow the bounds of transparent";
+
 /// Nats a token and unit of NMSE, by `2 · layer + plane`; empty where nothing was measured.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sensitivity {
@@ -65,7 +68,8 @@ impl Sensitivity {
     /// What a profile says of it.
     pub(super) fn note(&self) -> &'static str {
         match (self.absolute.is_empty(), self.relative.is_empty()) {
-            (true, _) => "",
+            (true, true) => "",
+            (true, false) => TRANSPARENT_NOTE,
             (false, true) => "all planes count alike",
             (false, false) => "planes count by what errors in them cost",
         }

@@ -2,8 +2,10 @@
 
 mod binding;
 mod codec;
+mod stored;
 mod writer;
 
 pub(crate) use binding::Binding;
 pub(crate) use codec::Codec;
+pub use stored::{ProfileState, StoredProfile, stored_profiles};
 pub(crate) use writer::{Sample, Writer};

@@ -212,14 +212,14 @@ pub(crate) async fn fetch(client: &Client, model: &ModelId, hash: &ProfileHash) 
 }
 
 /// Whether what is stored with a profile can be read back nearly as it was: others are for whoever names them.
-fn is_fine(profile: &Profile) -> bool {
+pub(super) fn is_fine(profile: &Profile) -> bool {
     let is_fine = |level: &LevelNote| level.nmse <= PROFILE_ERROR_MAX;
     profile.is_lossless() || profile.levels().last().is_some_and(is_fine)
 }
 
 /// Profiles in the order in which they are in force: the newest of those that readers had time to fetch, then the oldest of the
 /// others, so that clients that begin together end with the same one.
-fn by_preference(profiles: Vec<ProfileInfo>, now: SystemTime) -> Vec<ProfileHash> {
+pub(super) fn by_preference(profiles: Vec<ProfileInfo>, now: SystemTime) -> Vec<ProfileHash> {
     let age = |info: &ProfileInfo| {
         let stored_at = SystemTime::UNIX_EPOCH + Duration::from_millis(info.stored_at_ms.unwrap_or(0));
         now.duration_since(stored_at).unwrap_or_default()

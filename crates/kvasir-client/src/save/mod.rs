@@ -209,6 +209,7 @@ impl Saver {
         Ok(ChunkOutcome::Stored {
             // Not always the digest of what was sent: a name under deletion is not used again.
             object_digest: stored.object_digest,
+            profile_hash: writer.profile().hash(),
             bytes: stored.bytes,
             created: stored.created,
             encode,

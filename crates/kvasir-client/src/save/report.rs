@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_types::{ObjectDigest, SeqHash, TokenRange};
+use kvasir_types::{ObjectDigest, ProfileHash, SeqHash, TokenRange};
 
 /// One finished chunk of a save, as it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub enum ChunkOutcome {
     Stored {
         /// Its object.
         object_digest: ObjectDigest,
+        /// What it was encoded with: not the profile in force where that one does not fit the chunk.
+        profile_hash: ProfileHash,
         /// Size of the object.
         bytes: u64,
         /// False when the very same object was there already.

@@ -13,7 +13,7 @@ use crate::{
     levels::ratio,
     matrix::Matrix,
     prepared_scope::PreparedScope,
-    profile::{Predictor, Profile},
+    profile::{Member, Predictor, Profile, Scope},
 };
 
 /// Tokens of a span that are measured where a basis has to be multiplied.
@@ -154,8 +154,31 @@ impl ScopeErrors {
         Self::new(all.len(), count, levels)
     }
 
+    /// Of the finest lossy level alone.
+    pub(super) fn finest(&self) -> Self {
+        Self { levels: self.levels.last().cloned().into_iter().collect(), ..*self }
+    }
+
+    /// Tokens that are not stored exactly.
+    pub(super) const fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The worst error of a head of the scope, over what `transparent` allows.
+    pub(super) fn worst(&self, spec: &ModelSpec, scope: &Scope) -> f64 {
+        let heads = self.levels.iter().flat_map(|heads| scope.members.iter().zip(heads));
+        heads.filter_map(|(member, head)| self.relative(spec, member, head)).fold(0.0, f64::max)
+    }
+
+    /// The error of a head, over what `transparent` allows.
+    fn relative(&self, spec: &ModelSpec, member: &Member, head: &HeadErrors) -> Option<f64> {
+        let layout = spec.layers.get(member.layer)?.layout;
+        let power = f64::from(member.power) * Quality::transparent_error(layout, member.plane);
+        Some(self.bounded(head) * f64::from(member.gain).powi(2) / power)
+    }
+
     /// Adds another span of the scope.
-    fn add(&mut self, other: &Self) {
+    pub(super) fn add(&mut self, other: &Self) {
         self.tokens += other.tokens;
         self.measured += other.measured;
         for (sum, head) in self.levels.iter_mut().flatten().zip(other.levels.iter().flatten()) {
@@ -197,9 +220,7 @@ pub(super) fn measured(
         }
         for (errors, heads) in levels.iter_mut().zip(&sum.levels) {
             for (member, head) in scope.members.iter().zip(heads) {
-                let layout = spec.layers.get(member.layer)?.layout;
-                let power = f64::from(member.power) * Quality::transparent_error(layout, member.plane);
-                let error = sum.bounded(head) * f64::from(member.gain).powi(2) / power;
+                let error = sum.relative(spec, member, head)?;
                 let plane = errors.get_mut(2 * member.layer + usize::from(member.plane == Plane::V))?;
                 *plane = (*plane).max(LevelError::at_least(error));
             }

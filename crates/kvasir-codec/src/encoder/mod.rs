@@ -1,6 +1,7 @@
 //! The encoder on the CPU.
 
 mod assemble;
+mod bound;
 mod device_spans;
 mod measure;
 mod quantise;
@@ -12,7 +13,7 @@ use kvasir_types::{CHUNK_TOKENS_MAX, ModelSpec, ProfileHash, SPAN_TOKENS};
 use rayon::prelude::*;
 
 use crate::{
-    ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError,
+    ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError, STARTER_RECIPE,
     buffer_pool::BufferPool,
     exact_piece::ExactDtype,
     matrix::Matrix,
@@ -48,7 +49,8 @@ struct EncoderScope {
 /// What an encoder noticed besides the bytes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct EncodeReport {
-    /// Scope and span of everything stored exactly because a value was not finite or out of range.
+    /// Scope and span of everything stored exactly because a value was not finite or out of range, or because a model's first
+    /// profile would not have been `transparent` there.
     pub exact_spans: Vec<(usize, usize)>,
     /// Bits an element of the whole object over those of held-out text in training, head and tokens included. Well
     /// above 1 on chunks of the usual length the profile no longer fits what is stored: retrain it on this traffic.
@@ -101,7 +103,10 @@ impl CpuEncoder {
             .par_iter()
             .map(|&(scope, span)| SpanJob::new(self, scope, input, &ropes[span]).pieces())
             .collect();
-        let coded = coded?;
+        let mut coded = coded?;
+        if self.profile.training().recipe == STARTER_RECIPE {
+            self.keep_transparent(input, &ropes, &mut coded)?;
+        }
         let forced = tasks.iter().zip(&coded).filter(|(_, pieces)| pieces.forced_exact);
         let exact_spans = forced.map(|(task, _)| *task).collect();
         let object = self.assemble(input, spans.len(), coded)?;

@@ -197,6 +197,17 @@ impl<'a> SpanJob<'a> {
         })
     }
 
+    /// As [`all_exact`](Self::all_exact), of a span whose values the cache's type holds; `None` of another one.
+    ///
+    /// # Errors
+    /// As [`pieces`](Self::pieces).
+    pub(super) fn exactly(&self) -> Result<Option<SpanPieces>, EncodeError> {
+        let (rows, _) = self.read(self.ropes.tokens());
+        let holds = rows.iter().all(|value| self.encoder.exact_dtype.holds(*value));
+        let errors = Some(ScopeErrors::exact(self.prepared));
+        holds.then(|| Ok(SpanPieces { errors, ..self.all_exact()? })).transpose()
+    }
+
     /// As [`all_exact`](Self::all_exact), of a span that its exact level cannot tell: bit for bit, or not at all.
     fn all_told(&self) -> Result<SpanPieces, EncodeError> {
         let rows = self.read(self.ropes.tokens()).0;

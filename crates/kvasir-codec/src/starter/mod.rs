@@ -8,13 +8,13 @@ mod measure;
 mod statistics;
 mod tables;
 
+use std::ops::Range;
+
 use kvasir_types::{ModelSpec, Quality};
 
 use crate::{
-    DecodeError, EncodeError, KvSource, Profile, ProfileError, TrainingNote,
-    authoring::{ProfileParts, scopes},
-    levels::ratio,
-    profile::LevelNote,
+    DecodeError, EncodeError, KvSource, Profile, ProfileError, TrainingNote, authoring::ProfileParts,
+    levels::ratio, profile::LevelNote, scope_layout::scopes_of,
 };
 
 /// Name of the recipe in a starter's training note.
@@ -69,8 +69,8 @@ pub enum StarterError {
 /// there. The first [`STARTER_TOKENS_MAX`] tokens are looked at.
 ///
 /// The finest level's error is below 2.5e-4 of the power of keys and 1e-3 of that of values about their means in the sample, by
-/// layer and without positions; a level below it has 9 times as much. Rows that do not vary within a step may have three times
-/// that: all of them may lie at an edge of its cell.
+/// layer and without positions; a level below it has 9 times as much. Rows that repeat may have more, and errors that do not
+/// average out: an encoder stores a span exactly whose finest level would not be `transparent`.
 ///
 /// # Errors
 /// [`StarterError::Sample`] for a cache that says too little; the others do not happen with a valid spec.
@@ -86,7 +86,7 @@ pub fn starter(
     distinct.dedup();
     let distinct = distinct.len();
     let mut tables = tables::Tables::new(LEVELS);
-    let mut scopes = scopes(spec, SCOPE_LAYERS, false, true);
+    let mut scopes = scopes_of(spec, scope_layers(spec.layers.len()), false, true);
     for scope in &mut scopes {
         let found = statistics::of(spec, scope, tokens.len(), first_position, kv);
         if found.tokens < STARTER_TOKENS_MIN || distinct < DISTINCT_TOKENS_MIN {
@@ -124,6 +124,13 @@ pub fn starter(
         },
     };
     measure::note_levels(spec, parts, tokens, first_position, kv)
+}
+
+/// Layers of each scope. The first layer's cache depends on the token alone, so that its errors repeat where tokens do and it is
+/// stored exactly there: nothing else should be.
+fn scope_layers(count: usize) -> impl Iterator<Item = Range<usize>> {
+    let later = (1..count).step_by(SCOPE_LAYERS).map(move |start| start..(start + SCOPE_LAYERS).min(count));
+    std::iter::once(0..1).chain(later)
 }
 
 /// The error of a level over that of the finest.

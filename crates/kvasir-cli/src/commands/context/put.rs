@@ -66,14 +66,14 @@ pub(crate) fn run(arguments: &PutArguments) -> CliResult {
         return Ok(());
     }
     let chunks = report.chunks.iter().map(|chunk| {
-        let (stored, object, size) = match &chunk.outcome {
-            ChunkOutcome::Stored { object_digest, bytes, .. } => {
-                (true, Some(object_digest.to_string()), Some(*bytes))
+        let (stored, object, profile, size) = match &chunk.outcome {
+            ChunkOutcome::Stored { object_digest, profile_hash, bytes, .. } => {
+                (true, Some(object_digest.to_string()), Some(profile_hash), Some(*bytes))
             }
-            ChunkOutcome::AlreadyThere | ChunkOutcome::TooLossy => (false, None, None),
+            ChunkOutcome::AlreadyThere | ChunkOutcome::TooLossy => (false, None, None, None),
         };
         json!({"first_token": chunk.tokens.start, "tokens": chunk.tokens.len(), "seq_hash": chunk.seq_hash,
-               "stored": stored, "object_digest": object, "bytes": size})
+               "stored": stored, "object_digest": object, "profile_hash": profile, "bytes": size})
     });
     print_json(&json!({"tokens": dump.tokens.len(), "bytes": report.bytes(),
                 "profile_hash": profile.map(|profile| profile.hash().to_string()), "chunks": chunks.collect::<Vec<_>>()}))

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Fewest sampled tokens: a basis of fewer says nothing about the next text.
-const TOKENS_MIN: usize = 4_096;
+pub(super) const TOKENS_MIN: usize = 4_096;
 /// Most elements of a scope: its covariance is held, and decoding multiplies by all of them.
 const SCOPE_ELEMENTS_MAX: usize = 2_048;
 /// Contexts that a token occurs in before the profile says that it exists.

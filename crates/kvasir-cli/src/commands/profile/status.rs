@@ -1,0 +1,192 @@
+//! `kvasir profile status`: the profiles that a service has of a model.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use kvasir_api::{ErrorCode, SampleQuery};
+use kvasir_client::{
+    limits::PROFILE_ANNOUNCED,
+    rest::Client,
+    tuning::{ProfileState, StoredProfile, stored_profiles},
+};
+use kvasir_codec::{Profile, STARTER_RECIPE};
+use kvasir_train::TRANSPARENT_NOTE;
+use kvasir_types::{ModelId, ProfileHash};
+use serde::Serialize;
+use url::Url;
+
+use super::retrain::TOKENS_MIN;
+use crate::{
+    error::CliResult,
+    output::{bytes, columns, print, print_json},
+    service::{CredentialArguments, client_at, client_error, runtime},
+};
+
+/// Arguments of `kvasir profile status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArguments {
+    /// The model, by its id: 64 hex digits, as `kvasir model spec` prints it.
+    #[arg(long, value_name = "ID")]
+    model_id: ModelId,
+    /// Address of the service.
+    #[arg(long, default_value = "http://127.0.0.1:7480")]
+    url: Url,
+    /// Who we are. With the role `admin` it says how much there is to train on.
+    #[command(flatten)]
+    credential: CredentialArguments,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct StatusView {
+    model_id: ModelId,
+    /// What caches are encoded with now, by clients that are given no profile.
+    in_force: Option<ProfileHash>,
+    /// The one in force first.
+    profiles: Vec<ProfileView>,
+    /// Stored chunks that `profile retrain` may sample, at most 1,024; absent without the role `admin`.
+    sample_chunks: Option<usize>,
+    /// What has to happen before another profile is in force.
+    next: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ProfileView {
+    profile_hash: ProfileHash,
+    state: &'static str,
+    bytes: u64,
+    /// When it was stored, by the store's clock: milliseconds since 1970.
+    stored_at_ms: Option<u64>,
+    /// What is in it; absent where this program cannot read it.
+    #[serde(flatten)]
+    made: Option<MadeView>,
+}
+
+/// What a profile says of itself.
+#[derive(Debug, Serialize)]
+struct MadeView {
+    made: &'static str,
+    recipe: String,
+    trained_tokens: u64,
+    held_out_tokens: u64,
+    /// Of the finest level that is not exact, as measured when it was made.
+    bits_per_element: Option<f32>,
+    /// Error of that level over the power of the cache.
+    nmse: Option<f32>,
+    /// Bits an element at quality `transparent`, where the profile was made for that.
+    transparent_bits: Option<f32>,
+}
+
+impl MadeView {
+    fn of(profile: &Profile) -> Self {
+        let training = profile.training();
+        let (made, is_transparent) = match (training.recipe.as_str(), training.note.as_str()) {
+            (STARTER_RECIPE, _) => ("first_save", true),
+            (_, TRANSPARENT_NOTE) => ("retrain", true),
+            _ => ("by_hand", false),
+        };
+        let finest = profile.levels()[..profile.lossy_levels()].last();
+        let bits = finest.map(|level| level.bits_per_element);
+        Self {
+            made,
+            recipe: training.recipe.clone(),
+            trained_tokens: training.tokens,
+            held_out_tokens: training.held_out_tokens,
+            bits_per_element: bits,
+            nmse: finest.map(|level| level.nmse),
+            transparent_bits: bits.filter(|_| is_transparent),
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &StatusArguments) -> CliResult {
+    let client = client_at(arguments.url.clone(), &arguments.credential)?;
+    let (profiles, sample_chunks) = runtime()?.block_on(asked(&client, &arguments.model_id))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let view = StatusView {
+        model_id: arguments.model_id,
+        in_force: profiles.iter().find(|of| of.state == ProfileState::InForce).map(|of| of.info.profile_hash),
+        next: next(&profiles, sample_chunks, now),
+        profiles: profiles.iter().map(profile_view).collect(),
+        sample_chunks,
+    };
+    if arguments.json { print_json(&view) } else { print(&text(&view, now)) }
+}
+
+async fn asked(client: &Client, model: &ModelId) -> CliResult<(Vec<StoredProfile>, Option<usize>)> {
+    let spec = client.model(model).await.map_err(client_error)?;
+    let profiles = stored_profiles(client, &spec).await.map_err(client_error)?;
+    let sample = match client.sample_chunks(model, SampleQuery::CHUNKS_MAX).await {
+        Ok(sample) => Some(sample.chunks.len()),
+        Err(error) if error.code() == Some(ErrorCode::Forbidden) => None,
+        Err(error) => return Err(client_error(error)),
+    };
+    Ok((profiles, sample))
+}
+
+fn profile_view(of: &StoredProfile) -> ProfileView {
+    ProfileView {
+        profile_hash: of.info.profile_hash,
+        state: match of.state {
+            ProfileState::InForce => "in_force",
+            ProfileState::Announced => "announced",
+            ProfileState::Earlier => "earlier",
+            ProfileState::PassedOver => "passed_over",
+        },
+        bytes: of.info.bytes,
+        stored_at_ms: of.info.stored_at_ms,
+        made: of.profile.as_ref().map(MadeView::of),
+    }
+}
+
+/// What has to happen before another profile is in force.
+fn next(profiles: &[StoredProfile], sample_chunks: Option<usize>, now: Duration) -> String {
+    if let Some(of) = profiles.iter().find(|of| of.state == ProfileState::Announced) {
+        let stored = Duration::from_millis(of.info.stored_at_ms.unwrap_or(0));
+        let left = (stored + PROFILE_ANNOUNCED).saturating_sub(now).as_secs();
+        return format!("the announced profile comes into force in {left} s");
+    }
+    if !profiles.iter().any(|of| of.state == ProfileState::InForce) {
+        return "the next save makes the model's first profile".to_owned();
+    }
+    let there = match sample_chunks {
+        Some(SampleQuery::CHUNKS_MAX) => format!("{} chunks or more are stored", SampleQuery::CHUNKS_MAX),
+        Some(count) => format!("{count} chunks are stored"),
+        None => "a credential with the role `admin` sees how much is stored".to_owned(),
+    };
+    format!("run `kvasir profile retrain`, which needs a sample of {TOKENS_MIN} tokens: {there}")
+}
+
+fn text(view: &StatusView, now: Duration) -> String {
+    let header = ["profile", "state", "made", "trained on", "size", "stored", "bits/element", "error"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for of in &view.profiles {
+        let said = |say: &dyn Fn(&MadeView) -> Option<String>| {
+            of.made.as_ref().and_then(say).unwrap_or_else(|| "–".to_owned())
+        };
+        rows.push(vec![
+            of.profile_hash.to_string()[..16].to_owned(),
+            of.state.replace('_', " "),
+            said(&|made| Some(made.made.replace('_', " "))),
+            said(&|made| Some(format!("{} tokens", made.trained_tokens))),
+            bytes(of.bytes),
+            of.stored_at_ms.map_or_else(|| "–".to_owned(), |at| ago(Duration::from_millis(at), now)),
+            said(&|made| Some(format!("{:.2}", made.bits_per_element?))),
+            said(&|made| Some(format!("{:.1e}", made.nmse?))),
+        ]);
+    }
+    let table = if view.profiles.is_empty() { String::new() } else { columns(&rows) + "\n" };
+    format!("model {}\n{table}next: {}", view.model_id, view.next)
+}
+
+fn ago(at: Duration, now: Duration) -> String {
+    match now.saturating_sub(at).as_secs() {
+        seconds @ 0..120 => format!("{seconds} s ago"),
+        seconds @ 120..7_200 => format!("{} min ago", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{} h ago", seconds / 3_600),
+        seconds => format!("{} d ago", seconds / 86_400),
+    }
+}
