@@ -125,7 +125,11 @@ impl Running {
         match self.task.as_mut()?.events.recv().await? {
             DriverEvent::Ready(ready) => {
                 if ready.loss != Loss::NONE {
-                    self.lossy.push((ready.token_range, ready.loss));
+                    // Layers come apart; what tokens have lost is the worst of their layers.
+                    match self.lossy.iter_mut().find(|(range, _)| *range == ready.token_range) {
+                        Some((_, loss)) => *loss = loss.worst(ready.loss),
+                        None => self.lossy.push((ready.token_range, ready.loss)),
+                    }
                     self.beneath.handed_over(ready.loss);
                 }
                 Some(DriverEvent::Ready(ready))
