@@ -165,8 +165,12 @@ impl Keys {
             };
             is_there && late >= put.begun && !std::ptr::eq(*other, put)
         };
-        let is_contested = self.puts.iter().filter(met).any(|other| other.value != put.value);
-        if is_contested { Gone::After(put.begun + self.grace) } else { Gone::No }
+        // The collector waits until all that contradict each other are old.
+        let others = self.puts.iter().filter(met).filter(|other| other.value != put.value);
+        let Some(met) = others.map(|other| other.begun).min() else { return Gone::No };
+        let alike = self.puts.iter().filter(|made| made.key == put.key && made.value == put.value);
+        let made = alike.map(|made| made.begun).min().unwrap_or(put.begun);
+        Gone::After(made.max(met) + self.grace)
     }
 }
 

@@ -126,8 +126,14 @@ impl Ingest {
                 }
                 match self.reads.payload_digest(&there).await? {
                     Some(other) if Some(other) != payload => return Err(exists()),
-                    // Who was acknowledged does not give way any more.
-                    Some(_) if self.rests_on(scope, &there).await? => return Ok(false),
+                    // Who was acknowledged does not give way any more. But what another writer left may be beside it.
+                    Some(_) if self.is_kept(scope, &there).await? => {
+                        match self.settle(&there, payload).await? {
+                            Standing::Alone { .. } => return Ok(false),
+                            Standing::Contested => return Err(exists()),
+                            Standing::Removed => {}
+                        }
+                    }
                     _ => {}
                 }
             }
@@ -160,7 +166,7 @@ impl Ingest {
     }
 
     /// Whether an object is known to be acknowledged, and is in the store as it was stored. One that is not is forgotten.
-    async fn rests_on(&self, scope: Scope, there: &ChunkKey) -> Result<bool, ObjectError> {
+    async fn is_kept(&self, scope: Scope, there: &ChunkKey) -> Result<bool, ObjectError> {
         if !self.reads.index().is_acknowledged(scope, there.object_digest) {
             return Ok(false);
         }
