@@ -131,7 +131,7 @@ pub fn object_url(model_id: &ModelId, seq_hash: &SeqHash, object: &ObjectDigest)
 /// Path of an opaque object.
 pub fn object(namespace: &Name, key: &ObjectKey) -> String {
     use std::fmt::Write;
-    let mut path = format!("/v1/namespaces/{namespace}/objects/");
+    let mut path = format!("{NAMESPACES}/{namespace}/objects/");
     for byte in key.as_str().bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             path.push(byte.into());
@@ -145,12 +145,12 @@ pub fn object(namespace: &Name, key: &ObjectKey) -> String {
 
 /// Path of a lookup of opaque objects.
 pub fn objects_lookup(namespace: &Name) -> String {
-    format!("/v1/namespaces/{namespace}/objects:lookup")
+    format!("{NAMESPACES}/{namespace}/objects:lookup")
 }
 
 /// Path of a read of opaque objects.
 pub fn objects_read(namespace: &Name) -> String {
-    format!("/v1/namespaces/{namespace}/objects:read")
+    format!("{NAMESPACES}/{namespace}/objects:read")
 }
 
 /// Path of a model.

@@ -154,18 +154,11 @@ pub(super) fn all_objects(
     seq_hash: &SeqHash,
     usable: &Usable<'_>,
 ) -> Result<Vec<IndexRow>, IndexError> {
-    let (prefix, mut rows) = (key::infos_of(scope, position, seq_hash), Vec::new());
-    index.scan(&prefix, &mut |key, value| {
-        if !key.starts_with(&prefix) {
-            return Ok(false);
-        }
-        let row = IndexRow::decode(key, value)?.row;
-        if !usable.has(&row) {
-            usable.note_stale(key);
-        } else if row.seq_hash == *seq_hash {
+    let mut rows = Vec::new();
+    usable_under(index, &key::infos_of(scope, position, seq_hash), usable, &mut |row, _| {
+        if row.seq_hash == *seq_hash {
             rows.push(row);
         }
-        Ok(true)
     })?;
     Ok(rows)
 }
@@ -179,17 +172,31 @@ pub(super) fn objects_under(
 ) -> Result<Option<Child>, IndexError> {
     debug_assert_eq!(prefix.len(), PREFIX_BYTES + NAME_BYTES, "names one chunk");
     let mut best: Option<Child> = None;
+    usable_under(index, prefix, usable, &mut |row, continues| {
+        if best.as_ref().is_none_or(|best| prefer(&row, &best.row)) {
+            best = Some(Child::new(position, row, continues));
+        }
+    })?;
+    Ok(best)
+}
+
+/// Takes the usable rows that begin with `prefix`, each with whether its chunk's children lie beside it, and notes the others.
+fn usable_under(
+    index: &dyn HotIndex,
+    prefix: &[u8],
+    usable: &Usable<'_>,
+    take: &mut dyn FnMut(IndexRow, bool),
+) -> Result<(), IndexError> {
     index.scan(prefix, &mut |key, value| {
         if !key.starts_with(prefix) {
             return Ok(false);
         }
         let Decoded { row, continues, .. } = IndexRow::decode(key, value)?;
-        if !usable.has(&row) {
+        if usable.has(&row) {
+            take(row, continues);
+        } else {
             usable.note_stale(key);
-        } else if best.as_ref().is_none_or(|best| prefer(&row, &best.row)) {
-            best = Some(Child::new(position, row, continues));
         }
         Ok(true)
-    })?;
-    Ok(best)
+    })
 }

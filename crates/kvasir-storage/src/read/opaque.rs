@@ -9,8 +9,7 @@ use std::{ops::Range, sync::Arc};
 use bytes::BytesMut;
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_container::OPAQUE_PIECE_BYTES;
-use kvasir_store::StoreError;
-use kvasir_store::layout::ChunkKey;
+use kvasir_store::{StoreError, layout::ChunkKey};
 use kvasir_types::{ModelId, Name, ObjectKey, SeqHash};
 use object_store::ObjectMeta;
 use tokio::time::Instant;
@@ -204,9 +203,7 @@ impl Reads {
             age >= i64::try_from(limits::OPAQUE_SETTLED_AFTER.as_millis()).unwrap_or(i64::MAX)
         })
     }
-}
 
-impl Reads {
     /// The first of objects of a key, where all have the same payload: writers of the same bytes each write one.
     async fn one_of_alike(&self, objects: &[ChunkKey]) -> Result<Option<ChunkKey>, ChunkError> {
         let mut first: Option<(ChunkKey, [u8; 32])> = None;

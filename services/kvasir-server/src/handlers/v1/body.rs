@@ -40,10 +40,14 @@ fn too_large(limit: u64) -> ApiError {
         .into()
 }
 
+/// The length that the headers declare.
+pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok())
+}
+
 /// Refuses by the declared length, before a byte of the body is read.
 pub(super) fn check_length(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > limit) { Err(too_large(limit)) } else { Ok(()) }
+    if declared_length(headers).is_some_and(|length| length > limit) { Err(too_large(limit)) } else { Ok(()) }
 }
 
 /// An upload, counted.

@@ -36,13 +36,12 @@ pub(in crate::handlers) async fn put(
     let storage = state.storage()?;
     let (namespace, key) = (id("namespace", &namespace)?, id("key", &key)?);
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let no_length = || {
         let detail =
             "the head of a stored object says its length: send the body with Content-Length, not in chunks";
         Problem::new(ErrorCode::LengthRequired, detail)
     };
-    let bytes = length.ok_or_else(no_length)?;
+    let bytes = body::declared_length(&headers).ok_or_else(no_length)?;
     let (tenant, hint) = (principal.tenant.clone(), hint::parse(&headers)?);
     let _reservation = quota_reservation::reserve(&state, &principal, bytes).await?;
     let mut upload = body::upload(&state, request_body);
