@@ -10,6 +10,7 @@ PAGE = PACKAGE / "API.md"
 # Files in the order of the page, and what their names begin with. Those of `kvasir` hold what `__init__.py` exports.
 FILES = [
     ("_store.py", "kvasir"),
+    ("_model.py", "kvasir"),
     ("_session.py", "kvasir"),
     ("_reports.py", "kvasir"),
     ("_spec.py", "kvasir"),

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from ._codec import Inspection, Level, Plan, Profile, decode, encode, inspect, plan
 from ._kvasir import __version__
+from ._model import Model
 from ._reports import Loaded, LoadedChunk, Loss, Saved, SavedChunk
 from ._session import Save, Session
 from ._spec import KV, ModelSpec
-from ._store import Model, Store, connect
+from ._store import Store, connect
 from .errors import AuthError, DataError, ForkError, InputError, KvasirError, ServiceError, UnavailableError
 
 if TYPE_CHECKING:

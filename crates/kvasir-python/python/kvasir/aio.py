@@ -18,9 +18,10 @@ from typing import Any
 
 from . import _kvasir
 from ._codec import Profile, profile_of
+from ._model import Json, context_body, explain_body, made_profile
 from ._reports import Loaded, Loss, Saved
 from ._spec import KV, ModelSpec, spec_of, token_list
-from ._store import Json, ProfileLike, context_body, explain_body, label_query, made_profile, request_body
+from ._store import ProfileLike, label_query, request_body
 
 __all__ = ["Model", "Save", "Session", "Store", "connect"]
 

@@ -8,8 +8,9 @@ from typing import Any
 from vllm.logger import init_logger
 
 from .._kvasir import Lookup
+from .._model import Model
 from .._session import Session
-from .._store import Model, connect
+from .._store import connect
 from ..errors import AuthError, InputError, KvasirError
 from ._identity import model_spec
 from ._plan import Prompt
