@@ -137,10 +137,6 @@ fn add_common_fields(method: &str, path: &str, operation: &mut Value) {
         None => json!([]),
     };
     operation["security"] = security;
-    // An object may have no bytes.
-    if operation["operationId"] == "put_opaque_object" {
-        operation["requestBody"]["required"] = false.into();
-    }
 }
 
 /// Answers the document.

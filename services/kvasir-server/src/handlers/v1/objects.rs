@@ -23,7 +23,7 @@ const MEDIA_BYTES: &str = "application/octet-stream";
 #[utoipa::path(put, path = routes::OBJECT, operation_id = "put_opaque_object", tag = "objects",
     params(("namespace" = Name, Path, description = "the key's namespace"),
            ("key" = ObjectKey, Path, description = "the key, with %2F for a slash")),
-    request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_BYTES),
+    request_body(content = inline(Option<kvasir_api::Binary>), content_type = MEDIA_BYTES, description = "an object may have no bytes"),
     responses((status = 200, description = "the same bytes were there", body = StoredObject),
               (status = 201, description = "durable and visible", body = StoredObject)))]
 pub(in crate::handlers) async fn put(
