@@ -6,6 +6,8 @@
 #![allow(clippy::print_stdout, reason = "what a store lacks is the suite's result; --nocapture shows it")]
 
 mod backup;
+mod listing;
+mod multipart;
 mod opaque;
 mod pins;
 mod removal;
@@ -16,6 +18,7 @@ mod table;
 
 use std::sync::Arc;
 
+use futures::TryStreamExt;
 use kvasir_server::Layers;
 use kvasir_storage::{Settings, Storage, index::Index};
 use kvasir_store::{OpenStore, StoreConfig, StoreKind, observe::NoObserver};
@@ -92,6 +95,14 @@ impl Backend {
     fn open(&self) -> OpenStore {
         let open = || OpenStore::open(&self.config, Arc::new(NoObserver)).expect("opens");
         self.shared.clone().unwrap_or_else(open)
+    }
+
+    /// Where everything lies whose path has `part` in it.
+    async fn paths(&self, part: &str) -> Vec<String> {
+        let open = self.open();
+        let listed = open.objects().list(Some(open.layout().base()));
+        let paths = listed.map_ok(|meta| meta.location.to_string()).try_collect::<Vec<_>>().await;
+        paths.expect("lists").into_iter().filter(|path| path.contains(part)).collect()
     }
 
     /// A replica of its own: nothing shared but the store.
@@ -191,6 +202,9 @@ suite! {
     replicas::an_append_that_is_dropped_is_made_again,
     replicas::an_index_older_than_the_journal_is_emptied,
     replicas::a_removal_outlives_its_batch_in_the_index,
+    listing::lists_are_in_order_and_whole,
+    listing::lists_have_what_can_be_read,
+    multipart::parts_become_an_object,
     opaque::a_key_keeps_its_bytes,
     opaque::a_body_is_as_long_as_was_said,
     opaque::the_leading_keys_that_are_there,

@@ -32,7 +32,14 @@ fn payload(seed: u8, bytes: usize) -> Vec<u8> {
 /// Stores `bytes` under a key of the namespace `n`. Says whether they were new.
 async fn put(storage: &Arc<Storage>, text: &str, bytes: &[u8]) -> Result<bool, ObjectError> {
     let (hint, length) = (RequestHint::default(), bytes.len() as u64);
-    let put = PutObject { tenant: tenant(), namespace: name("n"), key: key(text), bytes: length, hint };
+    let put = PutObject {
+        tenant: tenant(),
+        namespace: name("n"),
+        key: key(text),
+        bytes: length,
+        hint,
+        listed: false,
+    };
     Ok(storage.ingest().put_object(put, body(bytes)).await?.created)
 }
 
@@ -101,6 +108,7 @@ pub(crate) async fn a_body_is_as_long_as_was_said(backend: &Backend) {
             key: key("three"),
             bytes: length,
             hint: RequestHint::default(),
+            listed: false,
         };
         let stored = storage.ingest().put_object(put, body(b"abc")).await;
         let refused =

@@ -45,7 +45,7 @@ pub(crate) async fn removing_a_chunk_hides_however_many_objects_it_has(backend: 
     let tokens = chunks::tokens(120, 64);
     let seq_hash = put_objects(&storage, root, &tokens).await;
     let removed = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
-    assert_eq!(removed, usize::from(OBJECTS));
+    assert_eq!(removed.len(), usize::from(OBJECTS));
     for replica in [&storage, &backend.replica().await] {
         assert_eq!(matched(replica, &tokens).await, 0, "all objects are hidden");
         let found = replica.reads().preferred(&tenant(), &model_id(), &seq_hash).await;
@@ -246,7 +246,7 @@ pub(crate) async fn removing_a_chunk_hides_objects_that_only_have_a_tombstone(ba
     objects.delete(&layout.path(&Key::Chunk(key(&gone)))).await.expect("deletes");
     put(&backend.replica().await, &other).await;
     let removed = storage.lifecycle().remove_chunk(&tenant(), &model_id(), &gone.seq_hash).await;
-    assert_eq!(removed.expect("removes"), 1, "the one that has bytes");
+    assert_eq!(removed.expect("removes").len(), 1, "the one that has bytes");
     let (tenant, namespace, model_id) = (tenant(), "n".parse().expect("a name"), model_id());
     let lookup = Lookup::new(&tenant, &namespace, &model_id, Query::Tokens(tokens));
     assert_eq!(storage.lookup(&lookup).await.expect("answers").matched_tokens, 0);

@@ -68,8 +68,8 @@ async fn an_address_that_is_not_loopback_is_refused() {
     ];
     let mut config = Layers::default().with_flags(flags).load().expect("allowed");
     config.cache.directory = directory.path().into();
-    let listener = listen(&config).await.expect("a port");
+    let listeners = listen(&config).await.expect("a port");
     config.server.allow_unauthenticated = false;
-    let refused = run(config, listener, std::future::ready(())).await;
+    let refused = run(config, listeners, std::future::ready(())).await;
     assert!(matches!(refused, Err(RunError::Address(_))), "{refused:?}");
 }

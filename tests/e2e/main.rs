@@ -15,6 +15,7 @@ mod objects;
 mod openapi;
 mod quota;
 mod rest;
+mod s3_front;
 mod salts;
 mod thinned;
 mod traces;

@@ -93,3 +93,51 @@ async fn the_client_stores_finds_and_reads_many() {
     assert!(client.get_opaque(&namespace, &keys[0]).await.expect("reads") == values[0]);
     service.stop().await;
 }
+
+#[tokio::test]
+async fn several_objects_are_stored_at_once() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let service = Service::start_with(server.config("o"), directory.path(), |config| {
+        config.storage.chunk_bytes_max = 6 << 20;
+    });
+    let service = service.await;
+    let url = format!("http://{}", service.address).parse().expect("a url");
+    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    let namespace: Name = "team-a".parse().expect("a name");
+    let mut objects: Vec<(ObjectKey, bytes::Bytes)> =
+        (0..60).map(|n| (key(&format!("k{n}")), vec![n as u8; n * 1_000].into())).collect();
+    client.put_opaque(&namespace, &key("k1"), "other".into()).await.expect("stores");
+    let created: Vec<_> =
+        client.write_opaque(&namespace, &objects).await.expect("answers").iter().map(|w| w.created).collect();
+    assert!(created.iter().enumerate().all(|(n, created)| *created == (n != 1)), "{created:?}");
+    objects.push((key("large"), payload(1)[..4 << 20].to_vec().into()));
+    let again = client.write_opaque(&namespace, &objects).await.expect("answers");
+    let code = |n: usize| again[n].problem.as_ref().map(|problem| problem.code.as_str());
+    assert_eq!((code(0), code(1), code(60)), (None, Some("object_exists"), None));
+    assert_eq!((again[0].created, again[60].created), (false, true));
+    let keys: Vec<_> = objects[2..].iter().map(|(key, _)| key.clone()).collect();
+    let read = client.read_opaque(&namespace, &keys).await.expect("reads");
+    assert!(read.iter().zip(&objects[2..]).all(|(read, (_, stored))| read == stored), "as they were sent");
+    assert!(client.write_opaque(&namespace, &[]).await.expect("nothing").is_empty());
+    let many = vec![(key("k"), bytes::Bytes::new()); 257];
+    assert!(client.write_opaque(&namespace, &many).await.expect_err("too many").to_string().contains("256"));
+    let large = [(key("a"), payload(1).into()), (key("b"), payload(2).into())];
+    let refused = client.write_opaque(&namespace, &large).await.expect_err("too large").to_string();
+    assert!(refused.contains("larger than the limit"), "{refused}");
+    // Bodies that are none leave nothing behind.
+    let path = "/v1/namespaces/team-a/objects:write";
+    let head = br#"{"objects": [{"key": "cut", "bytes": 9}]}"#;
+    let body = |length: usize, bytes: &[u8]| [&(length as u32).to_le_bytes()[..], head, bytes].concat();
+    for wrong in [
+        vec![],
+        vec![1, 2],
+        body(head.len(), b"too short"[..8].as_ref()),
+        body(head.len(), b"one too many bytes"),
+        body(3, b"123456789"),
+        body(2 << 20, b"123456789"),
+    ] {
+        expect_problem(service.send(Method::POST, path, wrong).await, "bad_request").await;
+    }
+    service.stop().await;
+}

@@ -31,6 +31,7 @@ const ORDER: &[&str] = &[
     "get_opaque_object",
     "lookup_opaque_objects",
     "read_opaque_objects",
+    "write_opaque_objects",
     "delete_opaque_object",
     "put_chunk",
     "get_chunk",
@@ -140,6 +141,7 @@ impl Bench {
             "put_profile" => chunks::PROFILE.to_vec(),
             "put_chunk" => self.chunk.bytes.clone(),
             "put_opaque_object" => b"page".to_vec(),
+            "write_opaque_objects" => b"\x10\0\0\0{\"objects\": []}\n".to_vec(),
             _ => {
                 let content = &operation.spec["requestBody"]["content"]["application/json"];
                 if content.is_object() {

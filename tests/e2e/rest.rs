@@ -26,8 +26,8 @@ async fn a_bucket_of_the_former_layout_is_refused() {
     let mut config = kvasir_server::Config::embedded(directory.path()).expect("a path");
     config.server.listen = ([127, 0, 0, 1], 0).into();
     config.store = server.config("pre/fix");
-    let listener = kvasir_server::listen(&config).await.expect("a free port");
-    let run = kvasir_server::run(config, listener, std::future::pending());
+    let listeners = kvasir_server::listen(&config).await.expect("a free port");
+    let run = kvasir_server::run(config, listeners, std::future::pending());
     let ended = tokio::time::timeout(std::time::Duration::from_secs(20), run).await;
     let refusal = ended.expect("it ends").expect_err("refused").to_string();
     assert!(refusal.contains("pre/fix/1") && refusal.contains("another prefix"), "{refusal}");

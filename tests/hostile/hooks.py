@@ -2,5 +2,5 @@
 
 import schemathesis
 
-for media in ("chunk", "profile", "tokens"):
+for media in ("chunk", "profile", "tokens", "new-objects"):
     schemathesis.serializer.alias(f"application/vnd.kvasir.{media}", "application/octet-stream")

@@ -164,6 +164,12 @@ def test_objects_by_key(store, server):
         store.put_object("", b"one")
     store.delete_object("a/1")
     assert store.put_object("a/1", b"other")
+    many = {f"many/{n}": bytes([n]) * n for n in range(256)}
+    assert store.put_objects(many) == {} == store.put_objects(many)
+    assert store.read_objects(list(many)) == list(many.values())
+    assert store.put_objects({"many/1": b"other", "many/new": b"new"}) == {"many/1": "object_exists"}
+    assert store.get_object("many/new") == b"new"
+    assert store.put_objects({}) == {}
 
     async def main():
         again = await kvasir.aio.connect(server.url, namespace=store.namespace)

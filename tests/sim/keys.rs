@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use kvasir_storage::{ByteRange, ObjectError, PutObject, Storage, hot::RequestHint};
+use kvasir_storage::{ByteRange, KeyListing, ObjectError, PutObject, Storage, hot::RequestHint};
 use kvasir_tests::model::Outcome;
 use kvasir_types::ObjectKey;
 use std::sync::Arc;
@@ -32,6 +32,12 @@ async fn get(storage: &Arc<Storage>, number: u8) -> Result<Bytes, ObjectError> {
     Ok(parts.concat().into())
 }
 
+async fn list(storage: &Arc<Storage>) -> Result<Vec<ObjectKey>, ObjectError> {
+    let all = KeyListing { limit: 1_000, ..KeyListing::default() };
+    let page = storage.reads().list_keys(&tenant(), &namespace(), &all).await?;
+    Ok(page.objects.into_iter().map(|listed| listed.key).collect())
+}
+
 impl Book {
     /// Stores a value under a key.
     pub(crate) async fn put_key(&self, node: &Node, number: u8, value: u8) {
@@ -42,6 +48,7 @@ impl Book {
             key: key(number),
             bytes: bytes.len() as u64,
             hint: RequestHint::default(),
+            listed: true,
         };
         let begun = self.keys.borrow_mut().put_begins(number, value, self.now());
         let answer = node.run(node.storage.ingest().put_object(put, body(&bytes))).await;
@@ -79,9 +86,16 @@ impl Book {
         self.keys.borrow_mut().removal_ends(begun, self.now(), outcome);
     }
 
-    /// What is owed at the end is found by a replica that knows nothing.
+    /// What is owed at the end is found by a replica that knows nothing, and listed.
     pub(crate) async fn find_owed_keys(&self, cold: &Node) {
         let owed = self.keys.borrow().owed(self.now());
+        let listed = cold.run(list(&cold.storage)).await.and_then(Result::ok).unwrap_or_default();
+        let is_sealed = cold.storage.store().seals(&tenant());
+        for (number, value) in &owed {
+            if !is_sealed && !listed.contains(&key(*number)) {
+                self.judge(Err(format!("key {number} owes value {value} and is not listed: {listed:?}")));
+            }
+        }
         for (number, value) in owed {
             let found = node_result(cold, number).await;
             if found.as_deref() != Some(&payload(number, value)[..]) {

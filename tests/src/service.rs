@@ -30,6 +30,7 @@ pub struct Api {
 #[derive(Debug)]
 pub struct Service {
     api: Api,
+    s3: Option<SocketAddr>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), kvasir_server::RunError>>,
 }
@@ -46,11 +47,17 @@ impl Service {
         config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
         config.store = store;
         change(&mut config);
-        let listener = listen(&config).await.expect("a free port");
-        let address = listener.local_addr().expect("bound");
+        let listeners = listen(&config).await.expect("a free port");
+        let address = listeners.address().expect("bound");
+        let s3 = listeners.s3_address();
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(run(config, listener, async { drop(stopped.await) }));
-        Self { api: Api::at(address), stop: Some(stop), task }
+        let task = tokio::spawn(run(config, listeners, async { drop(stopped.await) }));
+        Self { api: Api::at(address), s3, stop: Some(stop), task }
+    }
+
+    /// Where its S3 front listens, if it has one.
+    pub fn s3(&self) -> Option<SocketAddr> {
+        self.s3
     }
 
     /// Shuts down and waits for the end.

@@ -76,7 +76,9 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         routes::CONTEXTS | routes::CONTEXT | routes::UPLOADS | routes::UPLOAD_COMMIT => Role::Write,
         // Registering is idempotent and names nothing that was not given.
         routes::MODELS => Role::Read,
-        routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT | routes::OBJECT => Role::Write,
+        routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT | routes::OBJECT | routes::OBJECTS_WRITE => {
+            Role::Write
+        }
         // A sample is of all namespaces, and readers of one are not told of the others.
         routes::NAMESPACE_ROTATION | routes::SAMPLE => Role::Admin,
         // Jobs work on what is everybody's; and what nobody thought of is nobody else's.

@@ -36,7 +36,10 @@ pub use model::{
     ConfigResponse, NamespaceRequest, NamespaceResponse, NamespaceRotation, ProfileInfo, ProfileList,
     RegisteredModel, StoreCapabilities,
 };
-pub use object::{ObjectInfo, ObjectsRequest, ObjectsResponse, StoredObject};
+pub use object::{
+    NewObject, ObjectInfo, ObjectsRequest, ObjectsResponse, StoredObject, WriteObjectsRequest,
+    WriteObjectsResponse, WrittenObject,
+};
 pub use upload::{UploadRequest, UploadTicket};
 
 pub use kvasir_types as types;
@@ -51,6 +54,9 @@ pub const MEDIA_TOKENS: &str = "application/vnd.kvasir.tokens";
 pub const MEDIA_BLOCKS: &str = "application/vnd.kvasir.blocks";
 /// Media type of several opaque objects: the length of each as u64 little endian, then its bytes; one after the other.
 pub const MEDIA_OBJECTS: &str = "application/vnd.kvasir.objects";
+/// Media type of several opaque objects that are to be stored: the length of a [`WriteObjectsRequest`] as u32 little endian, the request
+/// as JSON, then the objects' bytes, one after the other.
+pub const MEDIA_NEW_OBJECTS: &str = "application/vnd.kvasir.new-objects";
 /// Media type of an error.
 pub const MEDIA_PROBLEM: &str = "application/problem+json";
 /// Media type of server-sent events.

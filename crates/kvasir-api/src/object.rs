@@ -4,6 +4,8 @@ use kvasir_types::ObjectKey;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::Problem;
+
 /// Answer to storing an object: from here on it is durable and visible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoredObject {
@@ -13,6 +15,42 @@ pub struct StoredObject {
     pub bytes: u64,
     /// False when the very same bytes were there already.
     pub created: bool,
+}
+
+/// Head of a request that stores several objects, whose bytes follow it in the same order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WriteObjectsRequest {
+    /// What they are.
+    #[schema(max_items = 256)]
+    pub objects: Vec<NewObject>,
+}
+
+/// An object that is to be stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewObject {
+    /// Its key.
+    pub key: ObjectKey,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// What became of each object of a request, in its order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct WriteObjectsResponse {
+    /// One for each.
+    pub objects: Vec<WrittenObject>,
+}
+
+/// What became of an object.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct WrittenObject {
+    /// False when the very same bytes were there already, or it was refused.
+    pub created: bool,
+    /// Why it was not stored; none: it is durable and visible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
 }
 
 /// Asks which objects there are.

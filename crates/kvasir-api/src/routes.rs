@@ -28,6 +28,9 @@ pub const NAMESPACE_ROTATION: &str = "/v1/namespaces/rotate";
 pub const OBJECT: &str = "/v1/namespaces/{namespace}/objects/{key}";
 /// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), answers [`ObjectsResponse`](crate::ObjectsResponse).
 pub const OBJECTS_LOOKUP: &str = "/v1/namespaces/{namespace}/objects:lookup";
+/// `POST` objects, see [`MEDIA_NEW_OBJECTS`](crate::MEDIA_NEW_OBJECTS), answers
+/// [`WriteObjectsResponse`](crate::WriteObjectsResponse).
+pub const OBJECTS_WRITE: &str = "/v1/namespaces/{namespace}/objects:write";
 /// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), answers the objects' bytes, see [`MEDIA_OBJECTS`](crate::MEDIA_OBJECTS).
 pub const OBJECTS_READ: &str = "/v1/namespaces/{namespace}/objects:read";
 /// `POST` a [`LookupRequest`](crate::LookupRequest).
@@ -84,6 +87,7 @@ pub const ALL: &[&str] = &[
     OBJECT,
     OBJECTS_LOOKUP,
     OBJECTS_READ,
+    OBJECTS_WRITE,
     LOOKUP,
     SAMPLE,
     CHUNK,
@@ -151,6 +155,11 @@ pub fn objects_lookup(namespace: &Name) -> String {
 /// Path of a read of opaque objects.
 pub fn objects_read(namespace: &Name) -> String {
     format!("{NAMESPACES}/{namespace}/objects:read")
+}
+
+/// Path of a write of opaque objects.
+pub fn objects_write(namespace: &Name) -> String {
+    format!("{NAMESPACES}/{namespace}/objects:write")
 }
 
 /// Path of a model.

@@ -21,6 +21,7 @@ use crate::{
 pub struct Opaque {
     key: ObjectKey,
     payload_digest: [u8; 32],
+    written_ms: u64,
 }
 
 impl Opaque {
@@ -32,6 +33,11 @@ impl Opaque {
     /// BLAKE3 of its bytes, without the head.
     pub fn payload_digest(&self) -> &[u8; 32] {
         &self.payload_digest
+    }
+
+    /// When it was written, in milliseconds since 1970 by the store's clock, as far as its writer knew it.
+    pub fn written_ms(&self) -> u64 {
+        self.written_ms
     }
 
     /// Reads the extensions of an opaque object, which has both, and nothing else has one; they begin at offset `at`.
@@ -53,10 +59,11 @@ impl Opaque {
                 let parsed = str::from_utf8(key).ok().and_then(|text| text.parse().ok());
                 let rule = "must be a key of 1 to 512 bytes of UTF-8";
                 let key = parsed.ok_or(bad("extension.key", rule, key.len()))?;
-                let digest = content.first_chunk::<32>().filter(|_| content.len() == CONTENT_BYTES);
-                let payload_digest =
-                    *digest.ok_or(bad("extension.content", "must have 48 bytes", content.len()))?;
-                Ok(Some(Self { key, payload_digest }))
+                let fields = content.split_first_chunk::<32>().filter(|_| content.len() == CONTENT_BYTES);
+                let fields = fields.and_then(|(digest, nonce)| Some((digest, nonce.first_chunk::<8>()?)));
+                let (digest, written) =
+                    fields.ok_or(bad("extension.content", "must have 48 bytes", content.len()))?;
+                Ok(Some(Self { key, payload_digest: *digest, written_ms: u64::from_le_bytes(*written) }))
             }
             (None, None) if !header.is_opaque() => Ok(None),
             (key, _) => {
@@ -67,9 +74,8 @@ impl Opaque {
     }
 }
 
-/// The payload's digest, and a number of its writer's.
-const CONTENT_BYTES: usize = 32 + NONCE_BYTES;
-const NONCE_BYTES: usize = 16;
+/// The payload's digest, when it was written, and a number of its writer's.
+const CONTENT_BYTES: usize = 32 + 8 + 8;
 
 /// Makes the head of an opaque object from its bytes while they stream by; it holds none of them.
 #[derive(Debug)]
@@ -161,12 +167,17 @@ impl OpaqueHead {
         Ok(())
     }
 
-    /// The bytes of the head. `payload_digest` is the BLAKE3 of the payload; the `nonce` makes the object another one than those that
-    /// others write of the same key and payload.
+    /// The bytes of the head. `payload_digest` is the BLAKE3 of the payload. `written_ms`, the store's time in milliseconds since 1970,
+    /// and a random `nonce` make the object another one than all others of the same key and payload.
     ///
     /// # Errors
     /// [`ContainerError::Truncated`] where the payload is shorter than was announced.
-    pub fn finish(mut self, payload_digest: [u8; 32], nonce: [u8; 16]) -> Result<Vec<u8>, ContainerError> {
+    pub fn finish(
+        mut self,
+        payload_digest: [u8; 32],
+        written_ms: u64,
+        nonce: u64,
+    ) -> Result<Vec<u8>, ContainerError> {
         if self.left > 0 {
             let (section, expected) = (self.pieces.len().saturating_sub(1), self.header.object_bytes);
             let (part, actual) = (Part::Piece { section, span: 0 }, expected.saturating_sub(self.left));
@@ -185,7 +196,7 @@ impl OpaqueHead {
             directory.extend(bytes.to_le_bytes());
             directory.extend(crc.to_le_bytes());
         }
-        let data = [&payload_digest[..], &nonce].concat();
+        let data = [&payload_digest[..], &written_ms.to_le_bytes(), &nonce.to_le_bytes()].concat();
         extensions::write(&Extension { kind: KIND_CONTENT, required: true, data }, &mut self.extensions);
         directory.append(&mut self.extensions);
         self.header.directory_crc = crc32c::crc32c(&directory);
@@ -210,7 +221,7 @@ mod tests {
         let mut head = OpaqueHead::new(chain_key, &key(text), wide(payload.len())).expect("fits");
         let head_bytes = head.head_bytes();
         payload.chunks(cut).for_each(|part| head.push(part).expect("as announced"));
-        let head = head.finish([5; 32], [6; 16]).expect("whole");
+        let head = head.finish([5; 32], 6, 7).expect("whole");
         assert_eq!(head.len(), head_bytes);
         [&head[..], payload].concat()
     }
@@ -237,6 +248,7 @@ mod tests {
             let head = verified(&whole).expect("sound");
             let opaque = head.opaque().expect("is one");
             prop_assert_eq!((opaque.key().as_str(), opaque.payload_digest()), (&text[..], &[5; 32]));
+            prop_assert_eq!(opaque.written_ms(), 6);
             prop_assert_eq!(&whole[head.header.head_bytes() as usize..], &payload[..]);
             prop_assert_eq!(head.level_bytes(Level::BASE), Some(wide(whole.len())));
             let mut flipped = whole;
@@ -254,7 +266,7 @@ mod tests {
         assert!(matches!(head.push(b"cd"), Err(ContainerError::Trailing { .. })));
         let mut head = OpaqueHead::new(chain_key, &key("a"), 3).expect("fits");
         head.push(b"ab").expect("fits");
-        assert!(matches!(head.finish([0; 32], [0; 16]), Err(ContainerError::Truncated { .. })));
+        assert!(matches!(head.finish([0; 32], 0, 0), Err(ContainerError::Truncated { .. })));
         assert!(OpaqueHead::new(chain_key, &key("a"), 6 << 30).is_err());
     }
 

@@ -123,6 +123,30 @@ impl Store {
         run(py, is_async, async move { Ok(client.put_opaque(&namespace, &key, bytes.into()).await?.created) })
     }
 
+    /// Stores several objects. Gives the codes of those that were refused, by their keys.
+    fn put_objects<'py>(
+        &self,
+        py: Python<'py>,
+        objects: Vec<(String, Bound<'py, PyAny>)>,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let namespace: Name = self.namespace.parse().map_err(setting)?;
+        let owned = objects.into_iter().map(|(key, data)| {
+            let key = ObjectKey::try_from(key).map_err(setting)?;
+            Ok((key, PyBuffer::<u8>::get(&data)?.to_vec(py)?.into()))
+        });
+        let objects = owned.collect::<PyResult<Vec<_>>>()?;
+        let client = self.client.clone();
+        run(py, is_async, async move {
+            let written = client.write_opaque(&namespace, &objects).await?;
+            let refused = objects
+                .into_iter()
+                .zip(written)
+                .filter_map(|((key, _), written)| Some((String::from(key), written.problem?.code.as_str())));
+            Ok(refused.collect::<std::collections::HashMap<_, _>>())
+        })
+    }
+
     /// The bytes under a key.
     fn get_object<'py>(&self, py: Python<'py>, key: &str, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
         let (namespace, key) = self.object_name(key)?;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, future, stream::BoxStream};
 use kvasir_store::{
     OpenStore, StoreAbilities, StoreError,
-    layout::{Key, Layout},
+    layout::{Key, Layout, ListedKey},
 };
 use kvasir_types::Name;
 use object_store::{
@@ -110,6 +110,14 @@ impl Bucket {
         operation: &'static str,
     ) -> Result<(), StoreError> {
         self.objects().put(path, payload).await.map(drop).map_err(StoreError::request(operation))
+    }
+
+    /// Writes the marker of an opaque object that is to be listed.
+    pub(crate) async fn write_listed(&self, listed: ListedKey) -> Result<(), StoreError> {
+        let path = self.path(&Key::Listed(listed));
+        self.put(&path, PutPayload::new(), "writing an object's key down").await?;
+        self.reached(Transition::KeyListed);
+        Ok(())
     }
 
     /// Writes an object unless there is one. Says whether it did.

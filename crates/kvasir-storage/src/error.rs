@@ -108,6 +108,12 @@ pub enum PutError {
         /// In the path.
         expected: ProfileHash,
     },
+    /// A part of an upload is not there, or no longer.
+    #[error("part {number} of the upload is not there; send it again")]
+    UnknownPart {
+        /// Its number.
+        number: u16,
+    },
     /// The model or the profile is not there.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
@@ -287,7 +293,8 @@ codes! {
     }
     PutError {
         Spool => StoreUnavailable, Body => BadRequest, TooLarge => BodyTooLarge, InvalidChunk => InvalidChunk,
-        ChunkMismatch => ChunkMismatch, ProfileMismatch => InvalidProfile; Catalog, Store
+        ChunkMismatch => ChunkMismatch, ProfileMismatch => InvalidProfile,
+        UnknownPart => UnknownUpload; Catalog, Store
     }
     ObjectError { Unknown => UnknownObject, Exists => ObjectExists; Catalog, Chunk, Put }
     UploadError { Unknown => UnknownUpload, Mismatch => UploadMismatch, Unavailable => DirectUnavailable; Put }

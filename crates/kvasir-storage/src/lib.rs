@@ -32,13 +32,13 @@ pub use error::{
     CatalogError, ChunkError, ChunkMismatch, ContextError, DirectUnavailable, ObjectError, PutError,
     QuotaError, UploadError, UrlError,
 };
-pub use ingest::{DirectUploads, Ingest, PutChunk, PutObject};
+pub use ingest::{DirectUploads, Ingest, PartContent, PutChunk, PutObject, StoredPart};
 pub use kvasir_container::FORMAT_VERSION;
 /// What sees the requests to the store.
 pub use kvasir_store::observe;
 pub use lifecycle::{Lifecycle, RebuildProgress, ScrubReport, SealReport, gc};
 pub use lookup::{Lookup, Query};
 pub use object_read::{ByteRange, ObjectRead};
-pub use read::{DirectReads, OpaqueObject, Reads, Selection};
+pub use read::{DirectReads, KeyListing, KeyPage, ListedObject, OpaqueObject, Reads, Selection};
 pub use removal::Removal;
 pub use storage::{DirectSettings, Settings, Storage};

@@ -46,6 +46,8 @@ pub const OPAQUE_RETRACT_MAX: Duration = Duration::from_secs(60);
 pub const OPAQUE_SETTLED_AFTER: Duration = Duration::from_secs(120);
 /// Most objects of a key that are looked at: writers of the same bytes each write one, and the collector leaves one.
 pub const OPAQUE_OBJECTS_MAX: usize = 256;
+/// Objects of a list of keys that are looked up at once.
+pub const LISTED_PARALLEL: usize = 32;
 /// Opaque objects that are remembered as acknowledged; what is forgotten is written once more when it comes again.
 pub const ACKNOWLEDGED_ENTRIES_MAX: usize = 65_536;
 /// Longest of these waits, 775 ms in all: what does not give way by then is there to stay.

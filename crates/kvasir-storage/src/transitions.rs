@@ -18,6 +18,8 @@ pub enum Transition {
     PartsCompleted,
     /// The index knows an object that the store has.
     IndexWritten,
+    /// The marker of an object that is to be listed is in the store.
+    KeyListed,
     /// A journal batch is in the store.
     JournalAppended,
     /// Another replica's batch was applied here.
@@ -48,13 +50,14 @@ pub enum Transition {
 
 impl Transition {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::UploadVerified,
         Self::ObjectWritten,
         Self::PartsBegun,
         Self::PartWritten,
         Self::PartsCompleted,
         Self::IndexWritten,
+        Self::KeyListed,
         Self::JournalAppended,
         Self::JournalApplied,
         Self::SpecWritten,

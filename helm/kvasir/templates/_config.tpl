@@ -35,6 +35,15 @@ server:
   {{- if .Values.auth.allowUnauthenticated }}
   allow_unauthenticated: true
   {{- end }}
+{{- with .Values.s3Front }}
+{{- if .enabled }}
+s3:
+  listen: {{ printf "%s:%d" $.Values.listenAddress (int $.Values.ports.s3) | quote }}
+  {{- with .domains }}
+  domains: {{ join "," . | quote }}
+  {{- end }}
+{{- end }}
+{{- end }}
 {{- with $auth }}
 auth:
   {{- toYaml . | nindent 2 }}

@@ -43,6 +43,8 @@ Called by what is always rendered: the StatefulSet and the ConfigMap.
 {{- define "kvasir.owners" -}}
 server.listen: listenAddress and ports.http
 server.ops_listen: listenAddress and ports.ops
+s3.listen: s3Front.enabled and ports.s3
+s3.domains: s3Front.domains
 server.drain_grace: drain.graceSeconds
 server.allow_unauthenticated: auth.allowUnauthenticated
 auth.tenants_file: auth.tenants
@@ -214,6 +216,14 @@ cache.directory: cache
 {{- end -}}
 {{- if eq (int .Values.ports.http) (int .Values.ports.ops) }}
   ports.http and ports.ops are both {{ .Values.ports.http }}: give probes and metrics a port of their own
+{{- end -}}
+{{- if .Values.s3Front.enabled -}}
+{{- if has (int .Values.ports.s3) (list (int .Values.ports.http) (int .Values.ports.ops)) }}
+  ports.s3 is {{ .Values.ports.s3 }}, as another port is: give the S3 front a port of its own
+{{- end -}}
+{{- if not (or .Values.auth.tenants.existingSecret.name .Values.auth.allowUnauthenticated) }}
+  s3Front.enabled without auth.tenants.existingSecret lets nobody in: access keys have secrets, and are in a Secret's tenants file
+{{- end -}}
 {{- end -}}
 {{- with .Values.service -}}
 {{- if eq .type "ClusterIP" -}}

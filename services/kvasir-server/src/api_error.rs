@@ -81,6 +81,16 @@ impl ApiError {
         Problem::new(code, detail).into()
     }
 
+    /// A failure that is ours.
+    pub(crate) fn internal(error: &dyn std::error::Error) -> Self {
+        Self::of_storage(ErrorCode::Internal, error)
+    }
+
+    /// What it says.
+    pub(crate) fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
     pub(crate) fn bad_request(detail: impl Into<String>) -> Self {
         Problem::new(ErrorCode::BadRequest, detail).into()
     }

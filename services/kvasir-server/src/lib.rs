@@ -22,12 +22,13 @@ mod quota_reservation;
 mod reload;
 mod router;
 mod run_error;
+mod s3;
 mod server;
 mod state;
 pub mod telemetry;
 mod tls;
 
-pub use auth::{AuthError, NewToken};
+pub use auth::{AuthError, NewAccessKey, NewToken};
 pub use config::{
     AuthConfig, CacheConfig, Config, ConfigError, GcConfig, HotConfig, JournalConfig, JwtConfig, Layers,
     LogConfig, LogFormat, Mistake, RENAMED_SETTINGS, RenamedSetting, SETTINGS, ScrubConfig, ServerConfig,
@@ -35,5 +36,5 @@ pub use config::{
 };
 pub use encryption_keys::EncryptionKeysError;
 pub use run_error::RunError;
-pub use server::{listen, open_store, run, shutdown_signal};
+pub use server::{Listeners, listen, open_store, run, shutdown_signal};
 pub use tls::TlsError;

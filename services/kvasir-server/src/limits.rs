@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// Longest JSON body: a lookup of 1 M tokens as decimal numbers, or of 64 K block hashes as hex.
 pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
+/// Longest JSON in front of objects that are stored together: 256 keys of 512 bytes, each byte an escape.
+pub(crate) const NEW_OBJECTS_HEAD_BYTES_MAX: usize = 1 << 20;
 /// How long a client may take for a request's head; longer ones hold connections for nothing.
 pub(crate) const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long nothing may move on a connection: longer than the keep-alive pings of HTTP/2 and of event streams.
@@ -98,5 +100,13 @@ pub(crate) const EVENTS_KEEP_ALIVE: Duration = Duration::from_secs(15);
 pub(crate) const EVENTS_TICK: Duration = Duration::from_millis(500);
 /// Least life of a tombstone after its bytes: a collector's pass stops deleting when it has taken as long.
 pub(crate) const TOMBSTONE_RETENTION_MIN: Duration = Duration::from_secs(60);
+/// Longest XML body over S3: a list of all the parts of an object.
+pub(crate) const S3_XML_BYTES_MAX: usize = 4 << 20;
+/// Keys of a page of a list over S3, as in AWS.
+pub(crate) const S3_LIST_KEYS_MAX: usize = 1_000;
+/// Keys that one request over S3 removes, as in AWS.
+pub(crate) const S3_DELETE_KEYS_MAX: usize = 1_000;
+/// Parts of an object over S3, as in AWS.
+pub(crate) const S3_PARTS_MAX: u16 = 10_000;
 /// Jobs that are remembered.
 pub(crate) const JOBS_KEPT: usize = 32;

@@ -4,7 +4,7 @@ use axum::{
     Router,
     extract::DefaultBodyLimit,
     http::{Method, Uri},
-    middleware::{from_fn, from_fn_with_state},
+    middleware::from_fn_with_state,
     routing::get,
 };
 use kvasir_api::{ErrorCode, Problem, routes};
@@ -13,7 +13,9 @@ use crate::{
     api_error::ApiError,
     handlers::{openapi, ops},
     middleware::{
-        authorize::authorize, observe_request::observe_request, request_limits::enforce_request_limits,
+        authorize::authorize,
+        observe_request::observe_request,
+        request_limits::{AcceptedEncodings, enforce_request_limits},
     },
     state::AppState,
 };
@@ -42,7 +44,7 @@ pub(crate) fn router(state: AppState) -> Router {
         // Every handler has a limit of its own.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(state.clone(), authorize))
-        .layer(from_fn(enforce_request_limits))
+        .layer(from_fn_with_state(AcceptedEncodings(&["identity"]), enforce_request_limits))
         .layer(from_fn_with_state(state.clone(), observe_request))
         .with_state(state)
 }

@@ -2,8 +2,15 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use futures::{FutureExt, future::FusedFuture};
-use hyper_util::server::graceful::GracefulShutdown;
+use axum::Router;
+use futures::{
+    FutureExt,
+    future::{FusedFuture, join_all},
+};
+use hyper_util::{
+    rt::TokioExecutor,
+    server::{conn::auto, graceful::GracefulShutdown},
+};
 use kvasir_storage::{Storage, hot::HotTier, index::Index};
 use kvasir_store::{FormerLayout, OpenStore, observe::StoreObserver, seal::KeyService};
 use tokio::{net::TcpListener, sync::Semaphore};
@@ -24,17 +31,46 @@ use crate::{
     ops_listener,
     router::router,
     run_error::RunError,
+    s3,
     state::AppState,
     tls::Tls,
 };
+
+/// Where the service listens.
+#[derive(Debug)]
+pub struct Listeners {
+    api: TcpListener,
+    s3: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// The address of the API.
+    ///
+    /// # Errors
+    /// As of a socket that does not know its own.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.api.local_addr()
+    }
+
+    /// The address of the S3 front; none: there is none.
+    pub fn s3_address(&self) -> Option<SocketAddr> {
+        self.s3.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+}
 
 /// Listens where the configuration says.
 ///
 /// # Errors
 /// [`RunError::Listen`].
-pub async fn listen(config: &Config) -> Result<TcpListener, RunError> {
-    let address = config.server.listen;
-    TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })
+pub async fn listen(config: &Config) -> Result<Listeners, RunError> {
+    let bind = |address| async move {
+        TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })
+    };
+    let s3 = match config.server.s3_listen {
+        Some(address) => Some(bind(address).await?),
+        None => None,
+    };
+    Ok(Listeners { api: bind(config.server.listen).await?, s3 })
 }
 
 /// Resolves on SIGTERM or SIGINT.
@@ -61,12 +97,15 @@ pub async fn shutdown_signal() {
 /// [`RunError`] when the service cannot start.
 pub async fn run(
     config: Config,
-    listener: TcpListener,
+    listeners: Listeners,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), RunError> {
     let address =
-        listener.local_addr().map_err(|source| RunError::Listen { address: config.server.listen, source })?;
-    if let Some(problem) = config.refuses_to_bind(address) {
+        listeners.address().map_err(|source| RunError::Listen { address: config.server.listen, source })?;
+    let s3_address = listeners.s3_address();
+    if let Some(problem) =
+        [Some(address), s3_address].into_iter().flatten().find_map(|address| config.refuses_to_bind(address))
+    {
         return Err(RunError::Address(problem));
     }
     for warning in &config.warnings {
@@ -97,6 +136,12 @@ pub async fn run(
     warn_if_unprotected(&config, address);
     let hot = open_hot_tier(&config, &state).await?;
     let _ops = ops_listener::open(&config, &state).await?;
+    let mut served = vec![(listeners.api, router(state.clone()))];
+    if let Some(listener) = listeners.s3 {
+        tracing::info!(address = ?s3_address, "listening for S3 clients");
+        let front = s3::router(state.clone(), &config.server.s3_domains).map_err(RunError::Address)?;
+        served.push((listener, front));
+    }
     let starting = tokio::spawn(connect_store(state.clone(), store, index, config.clone(), hot));
     let abort = starting.abort_handle();
     let mut starting = starting.fuse();
@@ -112,7 +157,7 @@ pub async fn run(
             Ok(Err(error)) = &mut starting => refused = Err(error.into()),
         }
     };
-    serve(&config, &state, listener, stop).await;
+    serve(&config, &state, served, stop).await;
     background.shutdown().await;
     if !starting.is_terminated() {
         abort.abort();
@@ -221,31 +266,52 @@ async fn connect_store(
     Ok(())
 }
 
-async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdown: impl Future<Output = ()>) {
-    let router = router(state.clone());
-    let connections = Arc::new(Semaphore::new(config.server.connections_max));
-    let limiter = ConnectionLimiter::new(config.server.connections_per_address);
-    let graceful = GracefulShutdown::new();
-    let builder = connection_builder(config.server.connection_memory_bytes);
-    let mut shutdown = std::pin::pin!(shutdown);
+/// What all listeners share: limits on their connections, and the way to their end.
+struct Connections {
+    all: Arc<Semaphore>,
+    of_addresses: ConnectionLimiter,
+    graceful: GracefulShutdown,
+    builder: auto::Builder<TokioExecutor>,
+}
+
+async fn serve(
+    config: &Config,
+    state: &AppState,
+    listeners: Vec<(TcpListener, Router)>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let connections = Connections {
+        all: Arc::new(Semaphore::new(config.server.connections_max)),
+        of_addresses: ConnectionLimiter::new(config.server.connections_per_address),
+        graceful: GracefulShutdown::new(),
+        builder: connection_builder(config.server.connection_memory_bytes),
+    };
+    let accepting =
+        listeners.into_iter().map(|(listener, router)| accept(state, listener, router, &connections));
+    tokio::select! {
+        _ = join_all(accepting) => {}
+        () = shutdown => {}
+    }
+    state.drain();
+    tracing::info!(grace = ?config.server.drain_grace, "draining");
+    if tokio::time::timeout(config.server.drain_grace, connections.graceful.shutdown()).await.is_err() {
+        tracing::warn!("requests were cut off at the end of the grace");
+    }
+}
+
+/// Serves the connections of one listener, which is closed when the future is dropped.
+async fn accept(state: &AppState, listener: TcpListener, router: Router, connections: &Connections) {
     loop {
-        let accepted = async {
-            let permit = Arc::clone(&connections).acquire_owned().await;
-            (listener.accept().await, permit)
-        };
-        let (accepted, permit) = tokio::select! {
-            accepted = accepted => accepted,
-            () = &mut shutdown => break,
-        };
-        match (accepted, permit) {
+        let permit = Arc::clone(&connections.all).acquire_owned().await;
+        match (listener.accept().await, permit) {
             (Ok((stream, peer)), Ok(permit)) => {
-                let Some(permit_of_address) = limiter.try_acquire(peer.ip()) else {
+                let Some(permit_of_address) = connections.of_addresses.try_acquire(peer.ip()) else {
                     tracing::debug!(%peer, "an address has as many connections as it may");
                     continue;
                 };
                 let router = router.clone().map_request(with_peer_address(PeerAddress(peer.ip())));
-                let serving =
-                    serve_connection(state.clone(), stream, router, builder.clone(), graceful.watcher());
+                let (builder, watcher) = (connections.builder.clone(), connections.graceful.watcher());
+                let serving = serve_connection(state.clone(), stream, router, builder, watcher);
                 tokio::spawn(track_connection(state.clone(), (permit, permit_of_address), serving));
             }
             (Err(error), _) => {
@@ -253,13 +319,7 @@ async fn serve(config: &Config, state: &AppState, listener: TcpListener, shutdow
                 tracing::warn!(%error, "accepting a connection");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            (_, Err(_)) => break,
+            (_, Err(_)) => return,
         }
-    }
-    state.drain();
-    drop(listener);
-    tracing::info!(grace = ?config.server.drain_grace, "draining");
-    if tokio::time::timeout(config.server.drain_grace, graceful.shutdown()).await.is_err() {
-        tracing::warn!("requests were cut off at the end of the grace");
     }
 }

@@ -22,7 +22,7 @@ pub(crate) fn run(arguments: &ServeArguments) -> CliResult {
     let config = arguments.settings.config()?;
     telemetry::init(&config.log);
     runtime()?.block_on(async {
-        let listener = listen(&config).await.map_err(CliError::unavailable)?;
-        serve(config, listener, shutdown_signal()).await.map_err(CliError::unavailable)
+        let listeners = listen(&config).await.map_err(CliError::unavailable)?;
+        serve(config, listeners, shutdown_signal()).await.map_err(CliError::unavailable)
     })
 }

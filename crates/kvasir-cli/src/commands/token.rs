@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kvasir_api::Role;
-use kvasir_server::NewToken;
+use kvasir_server::{NewAccessKey, NewToken};
 use kvasir_types::Name;
 use serde_json::json;
 
@@ -20,6 +20,9 @@ pub(crate) struct TokenArguments {
     /// What the audit log calls it.
     #[arg(long, default_value = "token")]
     name: Name,
+    /// An access key for S3 clients instead of a bearer token.
+    #[arg(long)]
+    s3: bool,
     /// Print one JSON document.
     #[arg(long)]
     json: bool,
@@ -27,7 +30,16 @@ pub(crate) struct TokenArguments {
 
 /// Makes it; nothing is written anywhere but to stdout.
 pub(crate) fn run(arguments: &TokenArguments) -> CliResult {
-    let TokenArguments { tenant, role, name, json } = arguments;
+    let TokenArguments { tenant, role, name, s3, json } = arguments;
+    if *s3 {
+        let NewAccessKey { id, secret, entry } = NewAccessKey::generate(name.as_str(), tenant, *role);
+        if *json {
+            return output::print_json(&json!({ "id": id, "secret": secret, "entry": entry }));
+        }
+        return output::print(&format!(
+            "# For the S3 client:\n# AWS_ACCESS_KEY_ID={id}\n# AWS_SECRET_ACCESS_KEY={secret}\n\n{entry}"
+        ));
+    }
     let NewToken { token, entry } = NewToken::generate(name.as_str(), tenant, *role);
     if *json {
         return output::print_json(&json!({ "token": token, "entry": entry }));

@@ -48,10 +48,10 @@ impl Service {
         let mut config = Config::embedded(folder).map_err(CliError::internal)?;
         config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
         runtime.block_on(async {
-            let listener = listen(&config).await.map_err(CliError::internal)?;
-            let address = listener.local_addr().map_err(CliError::internal)?;
+            let listeners = listen(&config).await.map_err(CliError::internal)?;
+            let address = listeners.address().map_err(CliError::internal)?;
             let (stop, stopped) = oneshot::channel();
-            let task = tokio::spawn(run(config, listener, async { drop(stopped.await) }));
+            let task = tokio::spawn(run(config, listeners, async { drop(stopped.await) }));
             Ok(Self { address, ours: Some((stop, task)) })
         })
     }

@@ -1,9 +1,15 @@
 //! Opaque objects: bytes under keys of the caller's.
 
 use bytes::Bytes;
-use kvasir_api::{ObjectsRequest, ObjectsResponse, StoredObject, routes};
+use kvasir_api::{
+    MEDIA_NEW_OBJECTS, NewObject, ObjectsRequest, ObjectsResponse, StoredObject, WriteObjectsRequest,
+    WriteObjectsResponse, WrittenObject, routes,
+};
 use kvasir_types::{Name, ObjectKey};
-use reqwest::{Method, header::CONTENT_LENGTH};
+use reqwest::{
+    Method,
+    header::{CONTENT_LENGTH, CONTENT_TYPE},
+};
 
 use super::{Client, body};
 use crate::{Error, limits};
@@ -27,6 +33,43 @@ impl Client {
         let response = self.send_again(request).await?;
         let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
         serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
+    }
+
+    /// Stores several objects with one request, at most [`ObjectsRequest::KEYS_MAX`] and as many bytes together as one may have. Says of
+    /// each what became of it; those without a problem are durable.
+    ///
+    /// # Errors
+    /// Where nothing is known of them all: the same request may be sent again.
+    pub async fn write_opaque(
+        &self,
+        namespace: &Name,
+        objects: &[(ObjectKey, Bytes)],
+    ) -> Result<Vec<WrittenObject>, Error> {
+        let new =
+            |(key, bytes): &(ObjectKey, Bytes)| NewObject { key: key.clone(), bytes: bytes.len() as u64 };
+        let head = WriteObjectsRequest { objects: objects.iter().map(new).collect() };
+        let head = serde_json::to_vec(&head).map_err(|e| Error::protocol(e.to_string()))?;
+        let length = u32::try_from(head.len()).map_err(|e| Error::protocol(e.to_string()))?;
+        let head = Bytes::from([&length.to_le_bytes()[..], &head].concat());
+        let parts: Vec<Bytes> =
+            std::iter::once(head).chain(objects.iter().map(|(_, bytes)| bytes.clone())).collect();
+        let total: usize = parts.iter().map(Bytes::len).sum();
+        let path = routes::objects_write(namespace);
+        let request = || {
+            let body = futures::stream::iter(parts.clone().into_iter().map(Ok::<_, std::io::Error>));
+            let request = self.request(Method::POST, &path).header(CONTENT_TYPE, MEDIA_NEW_OBJECTS);
+            let request = request.header(CONTENT_LENGTH, total).timeout(limits::UPLOAD_TIMEOUT);
+            request.body(reqwest::Body::wrap_stream(body))
+        };
+        let response = self.send_again(request).await?;
+        let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
+        let WriteObjectsResponse { objects: written } =
+            serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))?;
+        if written.len() == objects.len() {
+            Ok(written)
+        } else {
+            Err(Error::protocol("the answer is not one for each object".to_owned()))
+        }
     }
 
     /// The bytes under a key.

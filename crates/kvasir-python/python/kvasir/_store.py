@@ -259,6 +259,31 @@ class Store:
         """
         return self._core.put_object(key, data, False)
 
+    def put_objects(self, objects: Mapping[str, bytes | bytearray | memoryview]) -> dict[str, str]:
+        """Store several objects with one request, each as `put_object` does.
+
+        Parameters
+        ----------
+        objects : Mapping[str, bytes, bytearray, or memoryview]
+            At most 256, and as many bytes together as one may have.
+
+        Returns
+        -------
+        dict[str, str]
+            Codes of those that were not stored, by their keys; empty where all are durable.
+
+        Raises
+        ------
+        ServiceError
+            ``body_too_large`` for more bytes than the service takes.
+
+        Examples
+        --------
+        >>> store.put_objects({"run/1": b"one", "run/2": b"two"}), store.put_objects({"run/1": b"other"})
+        ({}, {'run/1': 'object_exists'})
+        """
+        return self._core.put_objects(list(objects.items()), False)
+
     def get_object(self, key: str) -> bytes:
         """Give the bytes under a key.
 

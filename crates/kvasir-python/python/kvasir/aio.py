@@ -85,6 +85,10 @@ class Store:
         """As `kvasir.Store.put_object`."""
         return await self._core.put_object(key, data, True)
 
+    async def put_objects(self, objects: Mapping[str, bytes | bytearray | memoryview]) -> dict[str, str]:
+        """As `kvasir.Store.put_objects`."""
+        return await self._core.put_objects(list(objects.items()), True)
+
     async def get_object(self, key: str) -> bytes:
         """As `kvasir.Store.get_object`."""
         return await self._core.get_object(key, True)

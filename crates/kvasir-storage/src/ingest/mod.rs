@@ -1,6 +1,7 @@
 //! What is stored: bodies through the service, and uploads that clients sent to the store directly.
 
 mod chunks;
+mod multipart;
 mod opaque;
 mod profiles;
 pub(crate) mod spool;
@@ -18,7 +19,12 @@ use kvasir_store::cache::BoundedMap;
 use kvasir_types::SeqHash;
 
 use self::spool::SpoolPool;
-pub use self::{chunks::PutChunk, opaque::PutObject, uploads::DirectUploads};
+pub use self::{
+    chunks::PutChunk,
+    multipart::{PartContent, StoredPart},
+    opaque::PutObject,
+    uploads::DirectUploads,
+};
 use crate::{
     Settings, bucket::Bucket, catalog::Catalog, changes::Changes, error::PutError, index::Scope, limits,
     memory::MemoryBudget, read::Reads,

@@ -15,10 +15,10 @@ use kvasir_api::StoredObject;
 use kvasir_container::{Head, OpaqueHead};
 use kvasir_store::{
     StoreError,
-    layout::{ChunkKey, Key},
+    layout::{ChunkKey, Key, ListedKey},
     trace::carry,
 };
-use kvasir_types::{ModelId, Name, ObjectKey};
+use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey};
 use tokio::time::Instant;
 
 use super::{
@@ -49,6 +49,8 @@ pub struct PutObject {
     pub bytes: u64,
     /// What the request is.
     pub hint: RequestHint,
+    /// Whether lists of the namespace's keys are to have it. Of a sealed tenant there are none: they would tell its keys.
+    pub listed: bool,
 }
 
 impl Ingest {
@@ -65,7 +67,7 @@ impl Ingest {
         put: PutObject,
         body: impl Stream<Item = Result<Bytes, E>> + Send,
     ) -> Result<StoredObject, ObjectError> {
-        let PutObject { tenant, namespace, key, bytes, hint } = put;
+        let PutObject { tenant, namespace, key, bytes, hint, listed } = put;
         if bytes > self.chunk_bytes_max {
             return Err(PutError::TooLarge { limit: self.chunk_bytes_max }.into());
         }
@@ -82,23 +84,27 @@ impl Ingest {
             payload_digest.update(&part);
             spool.push(&part).await.map_err(PutError::Spool)?;
         }
-        let number = self.written.fetch_add(1, Ordering::Relaxed);
-        let nonce = [self.writer.to_le_bytes(), number.to_le_bytes()].concat();
-        let head =
-            head.finish(*payload_digest.finalize().as_bytes(), nonce.try_into().unwrap_or_default())?;
+        let nonce = self.writer.wrapping_add(self.written.fetch_add(1, Ordering::Relaxed));
+        let written_ms = self.bucket.now_ms().map_or(0, i64::cast_unsigned);
+        let head = head.finish(*payload_digest.finalize().as_bytes(), written_ms, nonce)?;
         let object_digest = spool.overwrite_prefix(head.clone()).await?;
         let head = Head::parse(&head)?;
         let put = PutChunk {
             tenant,
             model_id: ModelId::OPAQUE,
             seq_hash: head.header.seq_hash,
-            namespace: Some(namespace),
+            namespace: Some(namespace.clone()),
             hint,
         };
         let mut upload = Upload::new(put, (head, object_digest, spool));
         let (this, of_key) = (Arc::clone(self), key.clone());
         let storing = tokio::spawn(carry(async move {
-            let created = this.commit_opaque(&mut upload, &of_key).await?;
+            let tenant = upload.put.tenant.clone();
+            let (created, object_digest) = this.commit_opaque(&mut upload, &of_key).await?;
+            if listed && !this.bucket.seals(&tenant) {
+                let listed = ListedKey { tenant, namespace, key: of_key, object_digest };
+                this.bucket.write_listed(listed).await?;
+            }
             if created && let Err(error) = this.offer_base(upload).await {
                 tracing::warn!(%error, "a stored object could not be read back from the spool for the hot tier");
             }
@@ -108,8 +114,12 @@ impl Ingest {
         Ok(StoredObject { key, bytes, created })
     }
 
-    /// Stores a body under its key, or finds that the same bytes are there. Says whether it was new.
-    async fn commit_opaque(&self, upload: &mut Upload, key: &ObjectKey) -> Result<bool, ObjectError> {
+    /// Stores a body under its key, or finds that the same bytes are there. Says whether it was new, and which object stands.
+    async fn commit_opaque(
+        &self,
+        upload: &mut Upload,
+        key: &ObjectKey,
+    ) -> Result<(bool, ObjectDigest), ObjectError> {
         self.bucket.reached(Transition::UploadVerified);
         let ChunkKey { tenant, model_id, seq_hash: name, .. } = upload.key();
         let scope = Scope::new(&tenant, &model_id);
@@ -129,7 +139,7 @@ impl Ingest {
                     // Who was acknowledged does not give way any more. But what another writer left may be beside it.
                     Some(_) if self.is_kept(scope, &there).await? => {
                         match self.settle(&there, payload).await? {
-                            Standing::Alone { .. } => return Ok(false),
+                            Standing::Alone { .. } => return Ok((false, there.object_digest)),
                             Standing::Contested => return Err(exists()),
                             Standing::Removed => {}
                         }
@@ -149,8 +159,9 @@ impl Ingest {
                     self.reads.index().note_acknowledged(scope, mine.object_digest);
                     let block_hashes = std::mem::take(&mut upload.head.block_hashes);
                     let namespace = upload.put.namespace.take();
+                    let object_digest = mine.object_digest;
                     self.stored(mine, &upload.entry, block_hashes, namespace, since_ms, true);
-                    return Ok(is_first);
+                    return Ok((is_first, object_digest));
                 }
                 Standing::Contested => {
                     // Nobody else was acknowledged for it: no two writers have one object. But after a while readers rest on it.

@@ -221,7 +221,7 @@ impl DirectUploads {
         Ok(self.ingest.store(put, received).await?)
     }
 
-    /// Deletes uploads that were not committed in time. Gives how many.
+    /// Deletes uploads that were not committed in time, and parts of those that were not completed. Gives how many.
     ///
     /// # Errors
     /// [`StoreError::Request`]; what was deleted stays deleted.
@@ -233,7 +233,7 @@ impl DirectUploads {
             let mut listing = self.bucket.list(&prefix, "collecting uploads");
             while let Some((key, meta)) = listing.try_next().await? {
                 let age = now_ms.saturating_sub(meta.last_modified.timestamp_millis());
-                if !matches!(key, Key::Upload(_)) || age < life {
+                if !matches!(key, Key::Upload(_) | Key::Part(_)) || age < life {
                     continue;
                 }
                 collected += 1;

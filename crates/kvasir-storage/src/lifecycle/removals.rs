@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use futures::TryStreamExt;
-use kvasir_store::layout::{ChunkKey, Key};
-use kvasir_types::{ModelId, Name, ObjectKey, SeqHash};
+use kvasir_store::layout::{ChunkKey, Key, ListedKey};
+use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey, SeqHash};
 
 use super::Lifecycle;
 use crate::{
@@ -38,7 +38,12 @@ impl Lifecycle {
         let mut was_there = false;
         for name in self.catalog.object_names(tenant, namespace, key).await? {
             match self.remove_chunk(tenant, &ModelId::OPAQUE, &name).await {
-                Ok(_) => was_there = true,
+                Ok(removed) => {
+                    was_there = true;
+                    if !self.bucket.seals(tenant) {
+                        self.delete_listed(tenant, namespace, key, removed).await;
+                    }
+                }
                 Err(ChunkError::Unknown { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -46,7 +51,24 @@ impl Lifecycle {
         if was_there { Ok(()) } else { Err(ObjectError::Unknown { key: key.clone() }) }
     }
 
-    /// Removes all objects of a chunk, as [`remove`](Self::remove) does. Gives how many there were.
+    /// Deletes the markers of objects that were removed. Those that stay are left to the collector.
+    async fn delete_listed(
+        &self,
+        tenant: &Name,
+        namespace: &Name,
+        key: &ObjectKey,
+        objects: BTreeSet<ObjectDigest>,
+    ) {
+        for object_digest in objects {
+            let (tenant, namespace, key) = (tenant.clone(), namespace.clone(), key.clone());
+            let listed = Key::Listed(ListedKey { tenant, namespace, key, object_digest });
+            if let Err(error) = self.bucket.delete(&self.bucket.path(&listed)).await {
+                tracing::warn!(%error, "the marker of a removed object stays for the collector");
+            }
+        }
+    }
+
+    /// Removes all objects of a chunk, as [`remove`](Self::remove) does. Gives those that there were.
     ///
     /// # Errors
     /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store): then it may be sent again.
@@ -55,7 +77,7 @@ impl Lifecycle {
         tenant: &Name,
         model_id: &ModelId,
         seq_hash: &SeqHash,
-    ) -> Result<usize, ChunkError> {
+    ) -> Result<BTreeSet<ObjectDigest>, ChunkError> {
         let prefix = self.bucket.layout().chunk_prefix(tenant, model_id, seq_hash);
         let mut listing = self.bucket.list(&prefix, "listing a chunk's objects");
         let dropped = self.changes.dropped_removals();
@@ -65,7 +87,7 @@ impl Lifecycle {
                 objects.insert(key.object_digest);
             }
         }
-        let removed = objects.len();
+        let removed = objects.clone();
         // A replica that has not heard of it may still offer an object that only has its tombstone left.
         objects.extend(self.reads.tombstones().of_chunk(tenant, model_id, seq_hash).await?);
         for object_digest in objects {
@@ -75,6 +97,6 @@ impl Lifecycle {
         }
         self.changes.append_removals(dropped).await?;
         let unknown = ChunkError::Unknown { seq_hash: *seq_hash, object_digest: None };
-        if removed == 0 { Err(unknown) } else { Ok(removed) }
+        if removed.is_empty() { Err(unknown) } else { Ok(removed) }
     }
 }

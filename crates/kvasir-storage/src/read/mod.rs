@@ -1,6 +1,7 @@
 //! Reading chunk objects: whole, by range, by level, by URL; and their heads.
 
 mod direct;
+mod listing;
 mod objects;
 mod opaque;
 mod sample;
@@ -11,7 +12,12 @@ mod tombstones;
 use std::{sync::Arc, time::Duration};
 
 pub(crate) use self::{direct::DirectPath, opaque::opaque_chunk, tombstones::Tombstones};
-pub use self::{direct::DirectReads, opaque::OpaqueObject, select::Selection};
+pub use self::{
+    direct::DirectReads,
+    listing::{KeyListing, KeyPage, ListedObject},
+    opaque::OpaqueObject,
+    select::Selection,
+};
 use crate::{bucket::Bucket, catalog::Catalog, hot::HotCache, index::PrefixIndex};
 
 /// Reads of chunk objects: from the hot tier, else from the store; what they find out corrects the index.

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_container::OPAQUE_PIECE_BYTES;
 use kvasir_store::{StoreError, layout::ChunkKey};
-use kvasir_types::{ModelId, Name, ObjectKey, SeqHash};
+use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey, SeqHash};
 use object_store::ObjectMeta;
 use tokio::time::Instant;
 
@@ -39,6 +39,11 @@ impl OpaqueObject {
     /// Names its bytes: another value of the key has another one.
     pub fn etag(&self) -> String {
         format!("\"{}\"", self.chunk.object_digest)
+    }
+
+    /// Names the stored object.
+    pub(crate) fn digest(&self) -> ObjectDigest {
+        self.chunk.object_digest
     }
 
     /// Bytes of its payload.
@@ -89,6 +94,15 @@ impl Reads {
             }
         }
         Ok(run)
+    }
+
+    /// When an object was written, in milliseconds since 1970 by the store's clock.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head).
+    pub async fn opaque_written_ms(self: &Arc<Self>, object: &OpaqueObject) -> Result<u64, ChunkError> {
+        let head = self.head(&object.chunk).await?;
+        Ok(head.opaque().map_or(0, |opaque| opaque.written_ms()))
     }
 
     /// Opens a read of an object's payload.

@@ -8,8 +8,10 @@
 //! {root}/2/t/{tenant}/m/{model_id}/d/{seq_hash}/{object_digest}.gone  since when a tombstone's object is gone
 //! {root}/2/t/{tenant}/x/{context_id}/{version}.json                   named contexts
 //! {root}/2/t/{tenant}/u/{upload_id}/{model_id}/{seq_hash}/{announced}   direct uploads before their commit
+//! {root}/2/t/{tenant}/u/{upload_id}/{number}.{bytes}.{blake3}.kvc     parts of multipart uploads over S3
+//! {root}/2/t/{tenant}/o/{namespace}/{key}/{object_digest}             opaque objects that S3 clients list
 //! {root}/2/t/{tenant}/n/{namespace}                                   namespaces that were asked for
-//! {root}/2/t/{tenant}/k/{key_id}/{wrapping_key}                        the tenant's keys, wrapped (sealed chunks end in .kvs)
+//! {root}/2/t/{tenant}/k/{key_id}/{wrapping_key}                        the tenant's keys, wrapped (sealed chunks and parts end in .kvs)
 //! {root}/2/t/{tenant}/k/current                                        which of them is for what is new
 //! {root}/2/t/{tenant}/salt                                            start of the tenant's token chains
 //! {root}/2/t/{tenant}/g/{namespace}/{id}                              later salts of a namespace, one each rotation
@@ -21,9 +23,13 @@
 //! ```
 //! The `2` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
 
+mod listed;
+
 use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
 use object_store::path::Path;
 use uuid::Uuid;
+
+pub use self::listed::ListedKey;
 
 /// Version of the layout: the first segment under the root.
 pub const LAYOUT_VERSION: &str = "2";
@@ -66,6 +72,10 @@ pub enum Key {
     },
     /// A direct upload before its commit.
     Upload(UploadKey),
+    /// A part of a multipart upload over S3 before its completion.
+    Part(PartKey),
+    /// Says that an opaque object is to be listed; empty. See [`ListedKey`].
+    Listed(ListedKey),
     /// A namespace that was asked for; empty.
     Namespace {
         /// Whose.
@@ -180,6 +190,21 @@ pub struct UploadKey {
     pub sha256: [u8; 32],
 }
 
+/// Names a part of a multipart upload, and says all that its completion has to know of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PartKey {
+    /// Whose.
+    pub tenant: Name,
+    /// The upload.
+    pub upload_id: Uuid,
+    /// Its place among the upload's parts.
+    pub number: u16,
+    /// Its size.
+    pub bytes: u64,
+    /// BLAKE3 of its bytes.
+    pub digest: ObjectDigest,
+}
+
 /// The keys under one root prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -222,6 +247,10 @@ impl Layout {
                     upload.bytes,
                     ObjectDigest::from(upload.sha256)
                 )),
+            Key::Part(part) => self
+                .upload_prefix(&part.tenant, part.upload_id)
+                .join(format!("{:05}.{:020}.{}.kvc", part.number, part.bytes, part.digest)),
+            Key::Listed(listed) => listed.path(self),
             Key::Namespace { tenant, namespace } => self.namespaces_prefix(tenant).join(namespace.as_str()),
             Key::TenantKey { tenant, id, wrapped_by } => {
                 self.tenant_keys_prefix(tenant).join(hex16(id)).join(wrapped_by.as_str())
@@ -268,6 +297,12 @@ impl Layout {
             },
             ["t", tenant, "u", upload, model, seq, file] => {
                 Key::Upload(upload_key(tenant, upload, model, seq, file)?)
+            }
+            ["t", tenant, "u", upload, file] => {
+                Key::Part(part_key(tenant, upload, file.strip_suffix(".kvc")?)?)
+            }
+            ["t", tenant, "o", namespace, ref key @ .., object] => {
+                Key::Listed(ListedKey::parse(tenant, namespace, key, object)?)
             }
             ["t", tenant, "n", namespace] => {
                 Key::Namespace { tenant: tenant.parse().ok()?, namespace: namespace.parse().ok()? }
@@ -347,6 +382,11 @@ impl Layout {
     /// One direct upload.
     pub fn upload_prefix(&self, tenant: &Name, upload_id: Uuid) -> Path {
         self.uploads_prefix(tenant).join(upload_id.to_string())
+    }
+
+    /// All opaque objects of a namespace that are listed.
+    pub fn listed_prefix(&self, tenant: &Name, namespace: &Name) -> Path {
+        self.tenant(tenant).join("o").join(namespace.as_str())
     }
 
     /// All namespaces of a tenant.
@@ -435,6 +475,18 @@ fn upload_key(tenant: &str, upload: &str, model: &str, seq: &str, file: &str) ->
         upload_id: upload.parse().ok()?,
         bytes: counter(bytes)?,
         sha256: *sha256.parse::<ObjectDigest>().ok()?.as_bytes(),
+    })
+}
+
+fn part_key(tenant: &str, upload: &str, file: &str) -> Option<PartKey> {
+    let (number, rest) = file.split_once('.')?;
+    let (bytes, digest) = rest.split_once('.')?;
+    Some(PartKey {
+        tenant: tenant.parse().ok()?,
+        upload_id: upload.parse().ok()?,
+        number: number.parse().ok()?,
+        bytes: counter(bytes)?,
+        digest: digest.parse().ok()?,
     })
 }
 

@@ -1,3 +1,4 @@
+use kvasir_types::ObjectKey;
 use proptest::prelude::*;
 
 use super::*;
@@ -15,6 +16,18 @@ fn any_chunk() -> impl Strategy<Value = ChunkKey> {
 
 fn any_name() -> impl Strategy<Value = Name> {
     "[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,40}".prop_map(|s| s.parse().expect("of the alphabet"))
+}
+
+fn any_listed() -> impl Strategy<Value = ListedKey> {
+    let key = "[a-c/ä]{1,6}|[ -~]{1,512}".prop_filter_map("a dot is none", |key| key.parse().ok());
+    (any_name(), any_name(), key, any::<[u8; 32]>()).prop_map(
+        |(tenant, namespace, key, object): (_, _, ObjectKey, [u8; 32])| ListedKey {
+            tenant,
+            namespace,
+            key,
+            object_digest: object.into(),
+        },
+    )
 }
 
 fn any_key() -> impl Strategy<Value = Key> {
@@ -37,6 +50,16 @@ fn any_key() -> impl Strategy<Value = Key> {
         (any_chunk(), any::<u128>(), any::<u64>(), id()).prop_map(|(chunk, upload, bytes, sha256)| {
             Key::Upload(UploadKey { chunk, upload_id: Uuid::from_u128(upload), bytes, sha256 })
         }),
+        (any_name(), any::<u128>(), any::<u16>(), any::<u64>(), id()).prop_map(
+            |(tenant, upload, number, bytes, digest)| Key::Part(PartKey {
+                tenant,
+                upload_id: Uuid::from_u128(upload),
+                number,
+                bytes,
+                digest: digest.into()
+            })
+        ),
+        any_listed().prop_map(Key::Listed),
         (any_name(), any_name()).prop_map(|(tenant, namespace)| Key::Namespace { tenant, namespace }),
         (any_name(), any::<[u8; 16]>(), any_name()).prop_map(|(tenant, id, wrapped_by)| Key::TenantKey {
             tenant,
@@ -99,4 +122,22 @@ fn the_design_s_keys() {
     assert_eq!(layout.path(&Key::Chunk(chunk)).as_ref(), format!("kv/2/t/acme/m/{m}/c/{s}/{o}.kvc"));
     let upper = format!("kv/2/t/acme/m/{m}/c/{s}/{}.kvc", "CC".repeat(32));
     assert_eq!(layout.parse(&Path::from(upper)), None);
+}
+
+proptest! {
+    /// A store lists markers in the order of the bytes of their paths, and that is the order of the keys.
+    #[test]
+    fn markers_are_in_the_order_of_their_keys(a in any_listed(), b in any_listed(), cut in any::<prop::sample::Index>()) {
+        let layout = Layout::new(&Path::default());
+        let b = ListedKey { tenant: a.tenant.clone(), namespace: a.namespace.clone(), ..b };
+        let path = |listed: &ListedKey| layout.path(&Key::Listed(listed.clone())).to_string();
+        if a.key != b.key {
+            prop_assert_eq!(path(&a).cmp(&path(&b)), a.key.cmp(&b.key));
+        }
+        // Whatever begins with a prefix is behind the prefix's place.
+        let text = b.key.as_str();
+        let cut = (0..=cut.index(text.len() + 1)).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        let start = ListedKey::key_prefix(&layout, &b.tenant, &b.namespace, &text[..cut]).to_string();
+        prop_assert!(path(&b) > start);
+    }
 }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     CallError,
-    layout::{ChunkKey, Key},
+    layout::{ChunkKey, Key, PartKey},
     limits,
 };
 
@@ -44,7 +44,7 @@ impl SealedStore {
     fn owner(&self, location: &Path) -> Option<Name> {
         self.keyring.service()?;
         match self.keyring.layout.parse(location) {
-            Some(Key::Chunk(chunk)) => Some(chunk.tenant),
+            Some(Key::Chunk(ChunkKey { tenant, .. }) | Key::Part(PartKey { tenant, .. })) => Some(tenant),
             _ => None,
         }
     }
@@ -62,7 +62,7 @@ impl SealedStore {
     /// Whose new chunk object `location` is, if it is to be sealed.
     async fn sealing(&self, location: &Path) -> Result<Option<Name>> {
         match self.keyring.layout.parse(location) {
-            Some(Key::Chunk(ChunkKey { tenant, .. })) => {
+            Some(Key::Chunk(ChunkKey { tenant, .. }) | Key::Part(PartKey { tenant, .. })) => {
                 Ok((!self.keyring.is_plain(&tenant).await?).then_some(tenant))
             }
             _ => Ok(None),
@@ -416,7 +416,7 @@ impl ObjectStore for SealedStore {
             async move {
                 let location = location?;
                 let plain = inner.delete(&location).await;
-                if !matches!(layout.parse(&location), Some(Key::Chunk(_))) {
+                if !matches!(layout.parse(&location), Some(Key::Chunk(_) | Key::Part(_))) {
                     return plain.map(|()| location);
                 }
                 // One of the two forms is there, rarely both; some stores say so and some do not.

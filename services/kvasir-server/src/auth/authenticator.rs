@@ -4,6 +4,7 @@ use std::{net::IpAddr, path::Path};
 
 use axum::http::{HeaderMap, header};
 use kvasir_api::Role;
+use kvasir_store::Secret;
 use kvasir_types::Name;
 
 use super::{
@@ -98,14 +99,29 @@ impl Authenticator {
         self.tenants.as_ref().map(|tenants| tenants.get().quota(tenant)).unwrap_or_default()
     }
 
+    /// The principal of an S3 access key and the key's secret, unless it has expired.
+    pub(crate) fn access_key(&self, id: &str) -> Option<(Principal, Secret)> {
+        match &self.tenants {
+            Some(tenants) => tenants.get().access_key(id),
+            None => {
+                self.anonymous().filter(|_| id == ANYONE).map(|anyone| (anyone, ANYONE.to_owned().into()))
+            }
+        }
+    }
+
+    /// The principal of requests without a credential, where none is needed.
+    pub(crate) fn anonymous(&self) -> Option<Principal> {
+        self.allows_anonymous().then(anonymous_principal)
+    }
+
     /// The principal of a request with `headers` from `peer`.
     pub(crate) fn authenticate(
         &self,
         headers: &HeaderMap,
         peer: Option<IpAddr>,
     ) -> Result<Principal, AuthFailure> {
-        if self.allows_anonymous() {
-            return Ok(anonymous_principal());
+        if let Some(anyone) = self.anonymous() {
+            return Ok(anyone);
         }
         let Some(credential) = bearer(headers) else { return Err(AuthFailure::Missing) };
         if let Some(principal) = self.tenants.as_ref().and_then(|tenants| tenants.get().principal(credential))
@@ -126,11 +142,15 @@ impl Authenticator {
     }
 }
 
+/// The credential of requests to a service without authentication; there also an access key and its secret, for S3 clients that
+/// cannot go without.
+const ANYONE: &str = "anyone";
+
 /// The principal of every request to a service without authentication, which only loopback reaches. Everything
 /// belongs to one tenant.
 fn anonymous_principal() -> Principal {
     let tenant = "default".parse().unwrap_or_else(|_| unreachable!("a constant of the alphabet"));
-    Principal { tenant, role: Role::Operator, credential: "anyone".into() }
+    Principal { tenant, role: Role::Operator, credential: ANYONE.into() }
 }
 
 /// The credential of `Authorization: Bearer …`, within its limit.

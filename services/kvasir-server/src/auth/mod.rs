@@ -13,8 +13,8 @@ mod tenants;
 pub use authenticator::AuthError;
 pub(crate) use authenticator::{AuthFailure, Authenticator};
 pub(crate) use principal::Principal;
-pub use tenants::NewToken;
 pub(crate) use tenants::Quota;
+pub use tenants::{NewAccessKey, NewToken};
 
 #[cfg(test)]
 mod tests;

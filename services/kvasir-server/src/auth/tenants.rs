@@ -8,6 +8,14 @@
 //! sha256 = "…64 hex digits…"  # of the token; `kvasir token` makes both
 //! expires = "2027-01-31T00:00:00Z"   # optional
 //!
+//! [[access_key]]              # for S3 clients
+//! name = "lmcache"            # for the audit log
+//! tenant = "team-a"
+//! role = "write"
+//! id = "KV…"
+//! secret = "…"                # signatures need it in the clear; `kvasir token --s3` makes both
+//! expires = "2027-01-31T00:00:00Z"   # optional
+//!
 //! [tenant.team-a]             # optional, as is every line of it
 //! requests_per_second = 500
 //! requests_at_once = 64
@@ -19,8 +27,10 @@
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
 use aws_lc_rs::{constant_time::verify_slices_are_equal, digest};
+use data_encoding::{BASE32_NOPAD, BASE64URL};
 use kvasir_api::Role;
 use kvasir_storage::StoredQuota;
+use kvasir_store::Secret;
 use kvasir_types::Name;
 use serde::Deserialize;
 
@@ -51,7 +61,16 @@ pub(crate) struct Tenants {
     /// By a hash of the token's SHA-256 under a key of this process: the time a look-up takes tells nothing.
     tokens: HashMap<[u8; 32], Token>,
     slot_key: [u8; 32],
+    /// By their ids, which are no secrets.
+    access_keys: HashMap<String, AccessKey>,
     quotas: HashMap<Name, Quota>,
+}
+
+#[derive(Debug)]
+struct AccessKey {
+    secret: Secret,
+    principal: Principal,
+    expires: Option<SystemTime>,
 }
 
 #[derive(Debug)]
@@ -67,6 +86,8 @@ struct TenantsFile {
     #[serde(default)]
     token: Vec<TokenEntry>,
     #[serde(default)]
+    access_key: Vec<AccessKeyEntry>,
+    #[serde(default)]
     tenant: HashMap<Name, Quota>,
 }
 
@@ -81,6 +102,18 @@ struct TokenEntry {
     expires: Option<toml::Value>,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AccessKeyEntry {
+    name: String,
+    tenant: Name,
+    role: Role,
+    id: String,
+    secret: Secret,
+    #[serde(default)]
+    expires: Option<toml::Value>,
+}
+
 impl Tenants {
     /// Reads the text of a tenants file.
     ///
@@ -89,10 +122,26 @@ impl Tenants {
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(text).map_err(|e| format!("is no UTF-8: {e}"))?;
         let file: TenantsFile = toml::from_str(text).map_err(|e| format!("is no tenants file: {e}"))?;
-        if file.token.len() > limits::TOKENS_MAX || file.tenant.len() > limits::TOKENS_MAX {
-            return Err(format!("has more than {} tokens or tenants", limits::TOKENS_MAX));
+        if [file.token.len(), file.access_key.len(), file.tenant.len()]
+            .iter()
+            .any(|&n| n > limits::TOKENS_MAX)
+        {
+            return Err(format!("has more than {} tokens, access keys or tenants", limits::TOKENS_MAX));
         }
-        let mut this = Self { tokens: HashMap::new(), slot_key: rand::random(), quotas: file.tenant };
+        let mut this = Self {
+            tokens: HashMap::new(),
+            slot_key: rand::random(),
+            access_keys: HashMap::new(),
+            quotas: file.tenant,
+        };
+        for entry in file.access_key {
+            let (name, id) = (entry.name.clone(), entry.id.clone());
+            let key =
+                AccessKey::from_entry(entry).map_err(|problem| format!("access key {name:?}: {problem}"))?;
+            if this.access_keys.insert(id, key).is_some() {
+                return Err(format!("access key {name:?}: its id is there twice"));
+            }
+        }
         for entry in file.token {
             let name = entry.name.clone();
             let token = Token::from_entry(entry).map_err(|problem| format!("token {name:?}: {problem}"))?;
@@ -109,8 +158,13 @@ impl Tenants {
         let sha256 = sha256(credential.as_bytes());
         let token = self.tokens.get(&self.slot(&sha256))?;
         verify_slices_are_equal(&token.sha256, &sha256).ok()?;
-        let is_valid = token.expires.is_none_or(|expires| SystemTime::now() < expires);
-        is_valid.then(|| token.principal.clone())
+        is_in_force(token.expires).then(|| token.principal.clone())
+    }
+
+    /// The principal of an access key and the key's secret, unless it has expired.
+    pub(crate) fn access_key(&self, id: &str) -> Option<(Principal, Secret)> {
+        let key = self.access_keys.get(id)?;
+        is_in_force(key.expires).then(|| (key.principal.clone(), key.secret.clone()))
     }
 
     pub(crate) fn quota(&self, tenant: &Name) -> Quota {
@@ -124,13 +178,7 @@ impl Tenants {
 
 impl Token {
     fn from_entry(entry: TokenEntry) -> Result<Self, String> {
-        let is_line = !entry.name.is_empty() && !entry.name.contains(char::is_control);
-        if !is_line || entry.name.len() > limits::CREDENTIAL_NAME_BYTES_MAX {
-            return Err(format!(
-                "its name must be one line of at most {} bytes",
-                limits::CREDENTIAL_NAME_BYTES_MAX
-            ));
-        }
+        check_name(&entry.name)?;
         let mut sha256 = [0; 32];
         let digits = entry.sha256.as_bytes();
         if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
@@ -140,15 +188,55 @@ impl Token {
             let pair = std::str::from_utf8(pair).map_err(|e| e.to_string())?;
             *byte = u8::from_str_radix(pair, 16).map_err(|e| e.to_string())?;
         }
-        let expires = entry.expires.map(|value| match value {
-            toml::Value::String(text) => instant(&text),
-            toml::Value::Datetime(time) => instant(&time.to_string()),
-            _ => Err("expires must be a date and time".to_owned()),
-        });
         let principal =
             Principal { tenant: entry.tenant, role: entry.role, credential: Arc::from(entry.name.as_str()) };
-        Ok(Self { sha256, principal, expires: expires.transpose()? })
+        Ok(Self { sha256, principal, expires: expiry(entry.expires)? })
     }
+}
+
+impl AccessKey {
+    fn from_entry(entry: AccessKeyEntry) -> Result<Self, String> {
+        check_name(&entry.name)?;
+        let is_id = entry.id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        if !is_id || !ACCESS_KEY_ID_BYTES.contains(&entry.id.len()) {
+            return Err("its id must be 3 to 128 letters and digits".to_owned());
+        }
+        if entry.secret.expose().len() < ACCESS_KEY_SECRET_BYTES_MIN {
+            return Err(format!("its secret must have at least {ACCESS_KEY_SECRET_BYTES_MIN} characters"));
+        }
+        let principal =
+            Principal { tenant: entry.tenant, role: entry.role, credential: Arc::from(entry.name.as_str()) };
+        Ok(Self { secret: entry.secret, principal, expires: expiry(entry.expires)? })
+    }
+}
+
+/// As in AWS.
+const ACCESS_KEY_ID_BYTES: std::ops::RangeInclusive<usize> = 3..=128;
+/// A secret signs every request, so whoever sees one can try guesses without asking the service.
+const ACCESS_KEY_SECRET_BYTES_MIN: usize = 32;
+
+fn check_name(name: &str) -> Result<(), String> {
+    let is_line = !name.is_empty() && !name.contains(char::is_control);
+    if !is_line || name.len() > limits::CREDENTIAL_NAME_BYTES_MAX {
+        return Err(format!(
+            "its name must be one line of at most {} bytes",
+            limits::CREDENTIAL_NAME_BYTES_MAX
+        ));
+    }
+    Ok(())
+}
+
+fn expiry(value: Option<toml::Value>) -> Result<Option<SystemTime>, String> {
+    let expires = value.map(|value| match value {
+        toml::Value::String(text) => instant(&text),
+        toml::Value::Datetime(time) => instant(&time.to_string()),
+        _ => Err("expires must be a date and time".to_owned()),
+    });
+    expires.transpose()
+}
+
+fn is_in_force(expires: Option<SystemTime>) -> bool {
+    expires.is_none_or(|expires| SystemTime::now() < expires)
 }
 
 /// A token that was just made, and the entry of the tenants file that lets it in.
@@ -172,6 +260,32 @@ impl NewToken {
             hex(sha256(token.as_bytes()))
         );
         Self { token, entry }
+    }
+}
+
+/// An access key that was just made, and the entry of the tenants file that lets it in.
+#[derive(Debug)]
+pub struct NewAccessKey {
+    /// Its id.
+    pub id: String,
+    /// Its secret, for whom it was made for.
+    pub secret: String,
+    /// For the tenants file, with the secret: signatures need it in the clear.
+    pub entry: String,
+}
+
+impl NewAccessKey {
+    /// An access key with a secret of 240 random bits.
+    pub fn generate(name: &str, tenant: &Name, role: Role) -> Self {
+        let (id, secret): ([u8; 10], [u8; 30]) = (rand::random(), rand::random());
+        let id = format!("KV{}", BASE32_NOPAD.encode(&id));
+        let secret = BASE64URL.encode(&secret);
+        let name = toml::Value::String(name.to_owned());
+        let entry = format!(
+            "[[access_key]]\nname = {name}\ntenant = \"{tenant}\"\nrole = \"{}\"\nid = \"{id}\"\nsecret = \"{secret}\"\n",
+            role.as_str(),
+        );
+        Self { id, secret, entry }
     }
 }
 

@@ -67,6 +67,10 @@ pub struct ServerConfig {
     pub listen: SocketAddr,
     /// Where probes and metrics are served over plain HTTP, beside [`listen`](Self::listen); none: only there.
     pub ops_listen: Option<SocketAddr>,
+    /// Where the S3 front listens; none: there is none.
+    pub s3_listen: Option<SocketAddr>,
+    /// Domains whose subdomains are buckets to it.
+    pub s3_domains: Vec<String>,
     /// Whether addresses other than loopback are bound although there is no authentication.
     pub allow_unauthenticated: bool,
     /// Connections at once.
@@ -178,6 +182,8 @@ impl Default for Config {
             server: ServerConfig {
                 listen: SocketAddr::from(([127, 0, 0, 1], 7480)),
                 ops_listen: None,
+                s3_listen: None,
+                s3_domains: Vec::new(),
                 allow_unauthenticated: false,
                 connections_max: 1024,
                 connections_per_address: 0,
@@ -240,8 +246,11 @@ impl Config {
             );
             mistakes.push(Mistake::new("direct.url_ttl", &problem));
         }
-        if let Some(problem) = self.refuses_to_bind(self.server.listen) {
-            mistakes.push(Mistake::new("server.listen", &problem));
+        let addresses = [("server.listen", Some(self.server.listen)), ("s3.listen", self.server.s3_listen)];
+        for (setting, address) in addresses {
+            if let Some(problem) = address.and_then(|address| self.refuses_to_bind(address)) {
+                mistakes.push(Mistake::new(setting, &problem));
+            }
         }
         self.storage.spool_directory = self.cache.directory.join("spool");
         self.storage.track_uses = self.gc.policy.capacity_bytes.is_some();

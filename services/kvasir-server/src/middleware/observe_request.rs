@@ -18,6 +18,10 @@ use crate::{api_error::ApiError, limits, state::AppState};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// What a response is counted as, where no route says it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RouteLabel(pub(crate) &'static str);
+
 /// Runs a request in its span, and counts it.
 pub(crate) async fn observe_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let start = Instant::now();
@@ -43,7 +47,8 @@ pub(crate) async fn observe_request(State(state): State<AppState>, request: Requ
     });
     response.headers_mut().insert(REQUEST_ID, id);
     let elapsed = start.elapsed();
-    metrics.request_ends(&route, method, response.status().as_u16(), elapsed);
+    let route = response.extensions().get::<RouteLabel>().map_or(route.as_str(), |label| label.0);
+    metrics.request_ends(route, method, response.status().as_u16(), elapsed);
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ?elapsed, "answered"));
     response
 }

@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     body::{Body, Bytes, HttpBody},
-    extract::Request,
+    extract::{Request, State},
     http::{HeaderMap, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
@@ -21,9 +21,25 @@ use tokio::time::Instant;
 
 use crate::{api_error::ApiError, limits};
 
+/// Content encodings that a listener takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AcceptedEncodings(pub(crate) &'static [&'static str]);
+
+impl AcceptedEncodings {
+    fn refuse(self, headers: &HeaderMap) -> bool {
+        let is_accepted =
+            |value: &[u8]| self.0.iter().any(|accepted| value.eq_ignore_ascii_case(accepted.as_bytes()));
+        headers.get_all(header::CONTENT_ENCODING).iter().any(|value| !is_accepted(value.as_bytes()))
+    }
+}
+
 /// Passes on a request that is within the limits, and bounds how slowly its body may come.
-pub(crate) async fn enforce_request_limits(request: Request, next: Next) -> Response {
-    if let Err(error) = check_head(&request) {
+pub(crate) async fn enforce_request_limits(
+    State(encodings): State<AcceptedEncodings>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if let Err(error) = check_head(&request, encodings) {
         return error.into_response();
     }
     if request.body().is_end_stream() {
@@ -45,7 +61,7 @@ pub(crate) async fn enforce_request_limits(request: Request, next: Next) -> Resp
     response
 }
 
-fn check_head(request: &Request) -> Result<(), ApiError> {
+fn check_head(request: &Request, encodings: AcceptedEncodings) -> Result<(), ApiError> {
     let over = |code, what: &str, found: usize, limit: usize| {
         Err(Problem::new(code, format!("the request has {found} {what}; at most {limit} are taken")).into())
     };
@@ -65,7 +81,7 @@ fn check_head(request: &Request) -> Result<(), ApiError> {
     if header_bytes > limits::HEADER_BYTES_MAX {
         return over(ErrorCode::HeadersTooLarge, "bytes of headers", header_bytes, limits::HEADER_BYTES_MAX);
     }
-    if is_encoded(headers) {
+    if encodings.refuse(headers) {
         // Nothing is ever decompressed: no small body becomes a large one here.
         let detail = "send the body as it is: Content-Encoding is not understood here";
         return Err(Problem::new(ErrorCode::UnsupportedEncoding, detail).into());
@@ -92,13 +108,6 @@ fn is_text(path: &str) -> bool {
         }
     }
     std::str::from_utf8(&plain).is_ok()
-}
-
-fn is_encoded(headers: &HeaderMap) -> bool {
-    headers
-        .get_all(header::CONTENT_ENCODING)
-        .iter()
-        .any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 /// The body, which ends in an error where the sender lets it stand still, or trickles it.

@@ -19,7 +19,13 @@ mod sweep;
 mod tails;
 mod tenant_budget;
 
-use std::{cmp::Ordering, collections::BTreeSet, fmt::Display, sync::Arc, time::Duration};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeSet, HashSet},
+    fmt::Display,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::TryStreamExt;
 use kvasir_eviction::PolicyKind;
@@ -27,7 +33,7 @@ use kvasir_store::{
     StoreError,
     layout::{ChunkKey, JournalLog, Key},
 };
-use kvasir_types::{ModelId, Name};
+use kvasir_types::{ModelId, Name, ObjectDigest};
 use object_store::{ObjectMeta, PutPayload};
 use tokio::time::Instant;
 
@@ -143,6 +149,8 @@ struct GcPass<'a> {
     /// Objects whose bytes it deleted and that have no note of it yet.
     gone: Vec<ChunkKey>,
     capacity_plan: CapacityPlan,
+    /// Opaque objects with a tombstone, whose markers go.
+    removed_opaque: HashSet<ObjectDigest>,
     /// Namespaces with later salts.
     rotated: BTreeSet<(Name, Name)>,
     count: Count,
@@ -190,6 +198,7 @@ impl Lifecycle {
             decided: Decided::default(),
             gone: Vec::new(),
             capacity_plan: CapacityPlan::default(),
+            removed_opaque: HashSet::new(),
             rotated: BTreeSet::new(),
             count: Count::default(),
             tenant_budget: TenantActionBudget::default(),
@@ -212,7 +221,14 @@ impl Lifecycle {
                 }
                 Key::Tombstone(key) => {
                     pass.capacity_plan.exclude(key.object_digest);
+                    if key.model_id == ModelId::OPAQUE {
+                        pass.removed_opaque.insert(key.object_digest);
+                    }
                     self.sweep_tombstone(&mut pass, &key, &meta).await?;
+                }
+                // A store lists them behind the tombstones of their tenant; a walk of folders may not, and then they wait.
+                Key::Listed(listed) if pass.removed_opaque.contains(&listed.object_digest) => {
+                    self.sweep_listed(&mut pass, listed, &meta).await?;
                 }
                 Key::Gone(key) => self.delete_stray_note(&mut pass, &key, &meta).await?,
                 Key::SaltRotation { tenant, namespace, .. } => {
@@ -429,6 +445,7 @@ impl GcPass<'_> {
             Key::Chunk(key) => (&key.tenant, *key.object_digest.as_bytes()),
             Key::Profile { tenant, profile_hash, .. } => (tenant, *profile_hash.as_bytes()),
             Key::Upload(key) => (&key.chunk.tenant, *blake3::hash(key.upload_id.as_bytes()).as_bytes()),
+            Key::Part(key) => (&key.tenant, *blake3::hash(meta.location.as_ref().as_bytes()).as_bytes()),
             Key::Context { tenant, context_id, version } => (tenant, context_digest(context_id, *version)),
             _ => return,
         };

@@ -8,12 +8,12 @@
 
 use kvasir_store::{
     StoreError,
-    layout::{ChunkKey, Key},
+    layout::{ChunkKey, Key, ListedKey},
 };
 use object_store::{ObjectMeta, PutPayload};
 
 use super::{super::Lifecycle, GcPass, StoreTime};
-use crate::{blocking::blocking, limits, removal::Removal, transitions::Transition};
+use crate::{blocking::blocking, error::ObjectError, limits, removal::Removal, transitions::Transition};
 
 impl Lifecycle {
     /// Deletes the bytes of a tombstone past its grace, and the tombstone after its retention.
@@ -55,6 +55,32 @@ impl Lifecycle {
             None => {}
         }
         Ok(())
+    }
+
+    /// Deletes the marker of an opaque object that was removed. Where the key has another object, that one is listed first.
+    pub(super) async fn sweep_listed(
+        &self,
+        pass: &mut GcPass<'_>,
+        listed: ListedKey,
+        meta: &ObjectMeta,
+    ) -> Result<(), StoreError> {
+        if pass.policy.dry_run {
+            return Ok(());
+        }
+        pass.pace().await;
+        match self.reads.opaque(&listed.tenant, &listed.namespace, &listed.key).await {
+            Ok(object) if object.digest() == listed.object_digest => return Ok(()),
+            Ok(object) => {
+                self.bucket.write_listed(ListedKey { object_digest: object.digest(), ..listed }).await?;
+            }
+            Err(ObjectError::Unknown { .. }) => {}
+            // It is not known: the next pass asks again.
+            Err(error) => {
+                tracing::warn!(%error, "the marker of a removed object stays");
+                return Ok(());
+            }
+        }
+        self.bucket.delete(&meta.location).await
     }
 
     /// Whether a tombstone is still there that this pass listed. Another one may have ended its retention since, and the name be in use

@@ -3,6 +3,7 @@
 mod access;
 mod forms;
 mod hot;
+mod s3;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -75,6 +76,8 @@ pub const SETTINGS: &[Setting] = &[
         set: |c, t| duration(&mut c.server.drain_grace, t),
         get: |c| duration_text(c.server.drain_grace),
     },
+    s3::LISTEN,
+    s3::DOMAINS,
     Setting {
         key: "auth.tenants_file",
         help: "Bearer tokens (their SHA-256) and quotas of tenants, as TOML; read again when it changes.",

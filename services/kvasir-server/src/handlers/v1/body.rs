@@ -35,7 +35,7 @@ pub(super) async fn json<T: DeserializeOwned>(body: Body) -> Result<T, ApiError>
         .map_err(|e| ApiError::bad_request(format!("the body is not this route's JSON: {e}")))
 }
 
-fn too_large(limit: u64) -> ApiError {
+pub(super) fn too_large(limit: u64) -> ApiError {
     Problem::new(ErrorCode::BodyTooLarge, format!("the body is larger than the limit of {limit} bytes"))
         .into()
 }

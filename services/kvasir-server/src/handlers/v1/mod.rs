@@ -17,3 +17,4 @@ mod path;
 pub(super) mod profiles;
 mod selection;
 pub(super) mod uploads;
+pub(super) mod write_objects;

@@ -45,7 +45,7 @@ pub(in crate::handlers) async fn put(
     let (tenant, hint) = (principal.tenant.clone(), hint::parse(&headers)?);
     let _reservation = quota_reservation::reserve(&state, &principal, bytes).await?;
     let mut upload = body::upload(&state, request_body);
-    let put = PutObject { tenant, namespace, key, bytes, hint };
+    let put = PutObject { tenant, namespace, key, bytes, hint, listed: false };
     match storage.ingest().put_object(put, &mut upload).await {
         Ok(stored) => {
             state.metrics().stored(stored.created, stored.bytes);

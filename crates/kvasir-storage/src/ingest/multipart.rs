@@ -1,0 +1,179 @@
+//! Uploads in parts, as S3 clients send large objects: parts wait in the store, so that any replica can take any of them, and become
+//! an object when they are complete.
+//!
+//! An upload is no more than its id. A part's name says its size and its digest, which the client gives back at the end as the part's
+//! ETag, so nothing is listed and nothing is remembered. Parts that nobody completes are collected with direct uploads.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt, TryStreamExt, stream};
+use kvasir_api::StoredObject;
+use kvasir_store::{
+    StoreError,
+    layout::{Key, PartKey},
+};
+use kvasir_types::{Name, ObjectDigest};
+use object_store::{GetOptions, path::Path};
+use uuid::Uuid;
+
+use super::{Ingest, PutObject, limited, sent};
+use crate::error::{ObjectError, PutError};
+
+/// A part of an upload that is in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredPart {
+    /// Its place in the object: parts follow each other by their numbers.
+    pub number: u16,
+    /// What its bytes are.
+    pub content: PartContent,
+}
+
+/// What a part's bytes are. As text, it is what a client keeps of a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartContent {
+    bytes: u64,
+    digest: ObjectDigest,
+}
+
+impl PartContent {
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl fmt::Display for PartContent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.digest, self.bytes)
+    }
+}
+
+impl FromStr for PartContent {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (digest, bytes) = text.split_once('-').ok_or(())?;
+        Ok(Self { digest: digest.parse().map_err(drop)?, bytes: bytes.parse().map_err(drop)? })
+    }
+}
+
+impl Ingest {
+    /// Stores a part of `bytes` bytes. The same part may be sent again, with other bytes too: which of them counts is said at the end.
+    ///
+    /// # Errors
+    /// As [`put_object`](Self::put_object).
+    pub async fn put_part<E: fmt::Display>(
+        &self,
+        tenant: &Name,
+        upload_id: Uuid,
+        number: u16,
+        bytes: u64,
+        body: impl Stream<Item = Result<Bytes, E>> + Send,
+    ) -> Result<PartContent, PutError> {
+        if bytes > self.chunk_bytes_max {
+            return Err(PutError::TooLarge { limit: self.chunk_bytes_max });
+        }
+        let mut spool = self.spools.spool(self.bucket.seals(tenant));
+        let mut digest = blake3::Hasher::new();
+        let mut body = std::pin::pin!(limited(sent(body), bytes));
+        while let Some(part) = body.next().await {
+            let part = part?;
+            digest.update(&part);
+            spool.push(&part).await.map_err(PutError::Spool)?;
+        }
+        if spool.bytes() < bytes {
+            let reason = format!("{bytes} bytes were announced");
+            return Err(PutError::Body { bytes: spool.bytes(), reason });
+        }
+        let content = PartContent { bytes, digest: (*digest.finalize().as_bytes()).into() };
+        let path = self.part_path(tenant, upload_id, StoredPart { number, content });
+        spool.send(self.bucket.objects(), &path, false).await?;
+        // Its bytes may lie there until the collector comes, completed or not.
+        self.changes.note_stored(tenant, *blake3::hash(path.as_ref().as_bytes()).as_bytes(), bytes);
+        Ok(content)
+    }
+
+    /// Makes an object of parts, one after the other; `put.bytes` is what they have together. The parts are gone afterwards.
+    ///
+    /// # Errors
+    /// As [`put_object`](Self::put_object). [`PutError::UnknownPart`] for one that is not there.
+    pub async fn complete_parts(
+        self: &Arc<Self>,
+        upload_id: Uuid,
+        put: PutObject,
+        parts: Vec<StoredPart>,
+    ) -> Result<StoredObject, ObjectError> {
+        let tenant = put.tenant.clone();
+        let paths: Vec<_> = parts.iter().map(|part| self.part_path(&tenant, upload_id, *part)).collect();
+        for (part, path) in parts.iter().zip(&paths) {
+            if self
+                .bucket
+                .head(path, "asking for a part")
+                .await?
+                .is_none_or(|meta| meta.size != part.content.bytes)
+            {
+                return Err(PutError::UnknownPart { number: part.number }.into());
+            }
+        }
+        let this = Arc::clone(self);
+        let opened = stream::iter(parts.into_iter().zip(paths.clone())).then(move |(part, path)| {
+            let this = Arc::clone(&this);
+            async move { this.open_part(&path, part).await }
+        });
+        let stored = self.put_object(put, opened.try_flatten().boxed()).await?;
+        self.delete_parts(&paths).await;
+        Ok(stored)
+    }
+
+    /// Deletes the parts of an upload.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`]; it may be sent again.
+    pub async fn abort_parts(&self, tenant: &Name, upload_id: Uuid) -> Result<(), StoreError> {
+        let prefix = self.bucket.layout().upload_prefix(tenant, upload_id);
+        let mut listing = self.bucket.list(&prefix, "listing an upload's parts");
+        while let Some((key, meta)) = listing.try_next().await? {
+            if matches!(key, Key::Part(_)) {
+                self.bucket.delete(&meta.location).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A part's bytes, compared with its name at their end.
+    async fn open_part(
+        &self,
+        path: &Path,
+        part: StoredPart,
+    ) -> Result<impl Stream<Item = Result<Bytes, PutError>> + Send + use<>, PutError> {
+        const READING: &str = "reading a part";
+        let found = self.bucket.open_object(path, GetOptions::default(), READING).await?;
+        let bytes = found.ok_or(PutError::UnknownPart { number: part.number })?.into_stream();
+        let start = (bytes.boxed(), blake3::Hasher::new());
+        Ok(stream::try_unfold(start, move |(mut bytes, mut digest)| async move {
+            if let Some(next) = bytes.try_next().await.map_err(StoreError::request(READING))? {
+                digest.update(&next);
+                return Ok(Some((next, (bytes, digest))));
+            }
+            if digest.finalize() == *part.content.digest.as_bytes() {
+                return Ok(None);
+            }
+            Err(StoreError::own(READING, "it has other bytes than were sent").into())
+        }))
+    }
+
+    async fn delete_parts(&self, paths: &[Path]) {
+        for path in paths {
+            // Left behind, it is collected.
+            if let Err(error) = self.bucket.delete(path).await {
+                tracing::warn!(%error, "a part of a completed upload stays for the collector");
+            }
+        }
+    }
+
+    fn part_path(&self, tenant: &Name, upload_id: Uuid, part: StoredPart) -> Path {
+        let (tenant, PartContent { bytes, digest }) = (tenant.clone(), part.content);
+        self.bucket.path(&Key::Part(PartKey { tenant, upload_id, number: part.number, bytes, digest }))
+    }
+}

@@ -1,0 +1,51 @@
+//! Markers of opaque objects: objects are named by hashes, and a list needs their keys, in order.
+
+use data_encoding::BASE32HEX_NOPAD;
+use kvasir_types::{Name, ObjectDigest, ObjectKey};
+use object_store::path::Path;
+
+use super::Layout;
+
+/// Says that an opaque object is to be listed under its key.
+///
+/// A path has the key in base32hex without padding, whose digits are in the order of the bytes, cut into segments that file
+/// systems take. A slash is before all digits, so paths are in the order of their keys.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ListedKey {
+    /// Whose.
+    pub tenant: Name,
+    /// The namespace.
+    pub namespace: Name,
+    /// The key.
+    pub key: ObjectKey,
+    /// The object. Its name is never used again, so once it is gone the marker may go, whatever else is written meanwhile.
+    pub object_digest: ObjectDigest,
+}
+
+/// Digits of a segment; a file name has 255 bytes at most.
+const SEGMENT_DIGITS: usize = 200;
+
+impl ListedKey {
+    pub(super) fn path(&self, layout: &Layout) -> Path {
+        Self::key_prefix(layout, &self.tenant, &self.namespace, self.key.as_str())
+            .join(self.object_digest.to_string())
+    }
+
+    /// Where the markers of `key`, or of the first key that begins with it, are, and before which there are only those of keys
+    /// before it.
+    pub fn key_prefix(layout: &Layout, tenant: &Name, namespace: &Name, key: &str) -> Path {
+        let digits = BASE32HEX_NOPAD.encode(key.as_bytes());
+        let segments = digits.as_bytes().chunks(SEGMENT_DIGITS).map(String::from_utf8_lossy);
+        segments.fold(layout.listed_prefix(tenant, namespace), |path, segment| path.join(segment.as_ref()))
+    }
+
+    pub(super) fn parse(tenant: &str, namespace: &str, segments: &[&str], object: &str) -> Option<Self> {
+        let key = BASE32HEX_NOPAD.decode(segments.concat().as_bytes()).ok()?;
+        Some(Self {
+            tenant: tenant.parse().ok()?,
+            namespace: namespace.parse().ok()?,
+            key: String::from_utf8(key).ok()?.parse().ok()?,
+            object_digest: object.parse().ok()?,
+        })
+    }
+}

@@ -1,0 +1,158 @@
+//! Storing several opaque objects with one request.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::{Path, State},
+    http::HeaderMap,
+};
+use futures::{SinkExt, Stream, StreamExt, channel::mpsc};
+use kvasir_api::{
+    MEDIA_NEW_OBJECTS, NewObject, ObjectsRequest, StoredObject, WriteObjectsRequest, WriteObjectsResponse,
+    WrittenObject, routes,
+};
+use kvasir_storage::PutObject;
+use kvasir_store::trace::carry;
+use kvasir_types::Name;
+use tokio::{sync::Semaphore, task::JoinHandle};
+
+use super::{body, hint, path::id};
+use crate::{api_error::ApiError, auth::Principal, limits, quota_reservation, state::AppState};
+
+/// Stores several objects: each as `PUT` does, and answered for on its own. While one is made durable, the next ones are received.
+#[utoipa::path(post, path = routes::OBJECTS_WRITE, operation_id = "write_opaque_objects", tag = "objects",
+    params(("namespace" = Name, Path, description = "the keys' namespace")),
+    request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_NEW_OBJECTS,
+                 description = "the length of the JSON as u32 little endian, a WriteObjectsRequest as JSON, then the bytes of the objects"),
+    responses((status = 200, description = "what became of each", body = WriteObjectsResponse)))]
+pub(in crate::handlers) async fn write(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(namespace): Path<String>,
+    headers: HeaderMap,
+    request_body: Body,
+) -> Result<Json<WriteObjectsResponse>, ApiError> {
+    let settings = state.storage()?.settings();
+    let (bytes_max, parallel) = (settings.chunk_bytes_max, settings.lookup_parallel.max(1));
+    let (namespace, hint): (Name, _) = (id("namespace", &namespace)?, hint::parse(&headers)?);
+    body::check_length(&headers, bytes_max.saturating_add(limits::NEW_OBJECTS_HEAD_BYTES_MAX as u64))?;
+    let mut received = Received { parts: body::upload(&state, request_body), held: Bytes::new() };
+    let at_once = Arc::new(Semaphore::new(parallel));
+    let stored = async {
+        let objects = received.head(bytes_max).await?;
+        let mut storing: Vec<JoinHandle<Result<StoredObject, ApiError>>> = Vec::with_capacity(objects.len());
+        for NewObject { key, bytes } in objects {
+            let permit =
+                Arc::clone(&at_once).acquire_owned().await.map_err(|error| ApiError::internal(&error))?;
+            let (tenant, namespace, hint) = (principal.tenant.clone(), namespace.clone(), hint.clone());
+            let put = PutObject { tenant, namespace, key, bytes, hint, listed: false };
+            let (mut sender, parts) = mpsc::channel(0);
+            let (state, principal) = (state.clone(), principal.clone());
+            storing.push(tokio::spawn(carry(async move {
+                let _permit = permit;
+                store(&state, &principal, put, parts).await
+            })));
+            let mut left = bytes;
+            while left > 0 {
+                let part = received.next(left).await?;
+                left -= part.len() as u64;
+                // Who does not take it any more has refused the object, whose bytes are passed over.
+                let _ = sender.send(Ok::<_, axum::Error>(part)).await;
+            }
+        }
+        received.end().await?;
+        Ok::<_, ApiError>(storing)
+    };
+    let storing = match stored.await {
+        Ok(storing) => storing,
+        Err(error) => {
+            body::drain(received.parts).await;
+            return Err(error);
+        }
+    };
+    let mut objects = Vec::with_capacity(storing.len());
+    for task in storing {
+        let answer = task.await.map_err(|error| ApiError::internal(&error))?;
+        objects.push(match answer {
+            Ok(StoredObject { created, .. }) => WrittenObject { created, problem: None },
+            Err(error) => WrittenObject { created: false, problem: Some(error.problem().clone()) },
+        });
+    }
+    Ok(Json(WriteObjectsResponse { objects }))
+}
+
+async fn store(
+    state: &AppState,
+    principal: &Principal,
+    put: PutObject,
+    parts: impl Stream<Item = Result<Bytes, axum::Error>> + Send,
+) -> Result<StoredObject, ApiError> {
+    let _reservation = quota_reservation::reserve(state, principal, put.bytes).await?;
+    let stored = state.storage()?.ingest().put_object(put, parts).await?;
+    state.metrics().stored(stored.created, stored.bytes);
+    Ok(stored)
+}
+
+/// A body that is read in pieces of given lengths.
+struct Received<S> {
+    parts: S,
+    held: Bytes,
+}
+
+impl<S: Stream<Item = Result<Bytes, axum::Error>> + Unpin> Received<S> {
+    /// The next bytes, one at least and `most` at most.
+    async fn next(&mut self, most: u64) -> Result<Bytes, ApiError> {
+        while self.held.is_empty() {
+            let part = self.parts.next().await;
+            let part =
+                part.ok_or_else(|| ApiError::bad_request("the body ends before its last object does"))?;
+            self.held =
+                part.map_err(|error| ApiError::bad_request(format!("the body broke off: {error}")))?;
+        }
+        let taken = self.held.len().min(usize::try_from(most).unwrap_or(usize::MAX));
+        Ok(self.held.split_to(taken))
+    }
+
+    async fn exactly(&mut self, length: usize) -> Result<Vec<u8>, ApiError> {
+        let mut bytes = Vec::new();
+        while bytes.len() < length {
+            let part = self.next((length - bytes.len()) as u64).await?;
+            bytes.extend_from_slice(&part);
+        }
+        Ok(bytes)
+    }
+
+    /// The objects that are in the body, `bytes_max` bytes together at most.
+    async fn head(&mut self, bytes_max: u64) -> Result<Vec<NewObject>, ApiError> {
+        let length = self.exactly(4).await?;
+        let length = u32::from_le_bytes(length.try_into().unwrap_or_default()) as usize;
+        if length > limits::NEW_OBJECTS_HEAD_BYTES_MAX {
+            let detail =
+                format!("{length} bytes of JSON; at most {} are taken", limits::NEW_OBJECTS_HEAD_BYTES_MAX);
+            return Err(ApiError::bad_request(detail));
+        }
+        let WriteObjectsRequest { objects } =
+            serde_json::from_slice(&self.exactly(length).await?).map_err(|error| {
+                ApiError::bad_request(format!("the body does not begin with its JSON: {error}"))
+            })?;
+        if objects.len() > ObjectsRequest::KEYS_MAX {
+            let detail = format!("more than {} objects; store them in parts", ObjectsRequest::KEYS_MAX);
+            return Err(ApiError::bad_request(detail));
+        }
+        let bytes = objects.iter().fold(0u64, |sum, object| sum.saturating_add(object.bytes));
+        if bytes > bytes_max {
+            return Err(body::too_large(bytes_max));
+        }
+        Ok(objects)
+    }
+
+    /// Nothing follows the last object.
+    async fn end(&mut self) -> Result<(), ApiError> {
+        match self.next(1).await {
+            Ok(_) => Err(ApiError::bad_request("the body goes on after its last object")),
+            Err(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The S3 front: objects by key for clients that speak S3 (<https://docs.aws.amazon.com/AmazonS3/latest/API/>), on a listener of its
+//! own. Buckets are namespaces, keys are keys, bytes are stored as they are; behind it is what is behind `/v1/…/objects`.
+//!
+//! `s3s` reads requests, checks signatures and writes answers. What it would hold in memory without a limit is refused before it:
+//! forms. So are signatures of version 2, which do not cover the body.
+
+mod access;
+mod downloads;
+mod errors;
+mod listing;
+mod multipart;
+mod objects;
+mod operations;
+mod uploads;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, Method, header},
+    middleware::{Next, from_fn, from_fn_with_state},
+    response::{IntoResponse, Response},
+};
+use kvasir_api::{ErrorCode, MEDIA_PROBLEM, Problem};
+use s3s::{
+    config::{S3Config, StaticConfigProvider},
+    host::MultiDomain,
+    service::{S3Service, S3ServiceBuilder},
+    validation::NameValidation,
+};
+
+use self::{access::CallRecord, operations::Operations};
+use crate::{
+    api_error::ApiError,
+    limits,
+    middleware::{
+        observe_request::{RouteLabel, observe_request},
+        request_limits::{AcceptedEncodings, enforce_request_limits},
+    },
+    state::AppState,
+};
+
+/// The front's service. `domains` are those whose subdomains are buckets.
+///
+/// # Errors
+/// A domain that is none.
+pub(crate) fn router(state: AppState, domains: &[String]) -> Result<Router, String> {
+    let mut builder = S3ServiceBuilder::new(Operations::new(state.clone()));
+    builder.set_auth(access::AccessKeys::new(state.clone()));
+    builder.set_access(access::AccessCheck::new(state.clone()));
+    builder.set_validation(AnyNamespace);
+    let mut config = S3Config::default();
+    config.xml_max_body_size = limits::S3_XML_BYTES_MAX;
+    // Forms are refused before; should one come through, it holds nothing.
+    (config.post_object_max_file_size, config.form_max_fields_size, config.form_max_parts) = (0, 0, 0);
+    builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
+    if !domains.is_empty() {
+        let hosts = MultiDomain::new(domains.iter().map(String::as_str));
+        builder.set_host(hosts.map_err(|error| format!("s3.domains: {error}"))?);
+    }
+    let front = Front { service: builder.build(), state: state.clone() };
+    let encodings = AcceptedEncodings(&["identity", "aws-chunked"]);
+    Ok(Router::new()
+        .fallback(answer)
+        .with_state(front)
+        .layer(from_fn_with_state(encodings, enforce_request_limits))
+        .layer(from_fn_with_state(state, observe_request))
+        .layer(from_fn(problems_as_s3_errors)))
+}
+
+#[derive(Clone)]
+struct Front {
+    service: S3Service,
+    state: AppState,
+}
+
+/// Buckets are namespaces, which have more names than AWS allows; what is none is refused by the operations.
+struct AnyNamespace;
+
+impl NameValidation for AnyNamespace {
+    fn validate_bucket_name(&self, name: &str) -> bool {
+        name.parse::<kvasir_types::Name>().is_ok()
+    }
+}
+
+async fn answer(State(front): State<Front>, mut request: Request) -> Response {
+    if let Some(refused) = unsupported(&request) {
+        return errors::s3_error(refused.into()).into_response();
+    }
+    let record = CallRecord::default();
+    request.extensions_mut().insert(record.clone());
+    let answered = front.service.call(request.map(s3s::Body::http_body_unsync)).await;
+    let call = record.take();
+    let mut response = match answered {
+        Ok(response) => response.map(Body::new),
+        Err(error) => {
+            tracing::error!(error = %s3s::StdError::from(error), "an S3 answer could not be written");
+            errors::s3_error(Problem::new(ErrorCode::Internal, "the log has the cause").into())
+                .into_response()
+        }
+    };
+    response.extensions_mut().insert(RouteLabel(call.operation.unwrap_or("s3:unknown")));
+    if let Some(permit) = call.permit {
+        response = permit.charge(response);
+    }
+    match (front.state.egress(), call.tenant) {
+        (Some(egress), Some(tenant)) => egress.schedule(&tenant, response),
+        _ => response,
+    }
+}
+
+/// Why a request does not get to be parsed.
+fn unsupported(request: &Request) -> Option<Problem> {
+    let refused = |detail: &str| Some(Problem::new(ErrorCode::BadRequest, detail));
+    let text = |headers: &HeaderMap, name| {
+        headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default().to_owned()
+    };
+    let query = request.uri().query().unwrap_or_default();
+    let is_old_query = query.split('&').any(|field| field.starts_with("Signature=") || field == "Signature");
+    if is_old_query || text(request.headers(), header::AUTHORIZATION).starts_with("AWS ") {
+        return refused("sign with Signature Version 4; version 2 does not cover the body");
+    }
+    let media = text(request.headers(), header::CONTENT_TYPE);
+    if request.method() == Method::POST && media.to_ascii_lowercase().starts_with("multipart/") {
+        return refused("send objects by PUT; forms are not taken");
+    }
+    None
+}
+
+/// What was refused before or around `s3s` comes as a problem document, which S3 clients do not read.
+async fn problems_as_s3_errors(request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    let media = response.headers().get(header::CONTENT_TYPE);
+    if media.is_none_or(|media| media.as_bytes() != MEDIA_PROBLEM.as_bytes()) {
+        return response;
+    }
+    let body = axum::body::to_bytes(response.into_body(), limits::JSON_BYTES_MAX).await.unwrap_or_default();
+    let unknown = |_| Problem::new(ErrorCode::Internal, "the log has the cause");
+    let problem: Problem = serde_json::from_slice(&body).unwrap_or_else(unknown);
+    errors::s3_error(ApiError::from(problem)).into_response()
+}

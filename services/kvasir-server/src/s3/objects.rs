@@ -1,0 +1,305 @@
+//! Objects: stored, read, asked for, removed.
+
+use std::time::SystemTime;
+
+use axum::http::HeaderMap;
+use kvasir_storage::{
+    ByteRange, ChunkError, ObjectError, OpaqueObject, PutObject, Storage, hot::RequestHint,
+};
+use s3s::{S3Error, S3Request, S3Result, dto::*, s3_error};
+
+use super::{
+    downloads,
+    errors::S3Failure,
+    operations::{Operations, key, namespace, principal},
+    uploads::Upload,
+};
+use crate::{auth::Principal, limits, quota_reservation};
+
+/// Media type of objects, which are bytes to the service.
+const MEDIA_BYTES: &str = "binary/octet-stream";
+
+/// Headers that ask for a protection or a meaning that objects do not have here. Metadata and media types are taken and not kept.
+const REFUSED_HEADERS: &[&str] = &[
+    "x-amz-acl",
+    "x-amz-object-lock-mode",
+    "x-amz-server-side-encryption",
+    "x-amz-server-side-encryption-customer-algorithm",
+    "x-amz-tagging",
+    "x-amz-website-redirect-location",
+    "x-amz-write-offset-bytes",
+    "if-match",
+];
+
+/// Refuses what an object cannot have here.
+pub(super) fn refuse_attributes(headers: &HeaderMap) -> S3Result<()> {
+    let is_refused = |name: &str| REFUSED_HEADERS.contains(&name) || name.starts_with("x-amz-grant-");
+    match headers.keys().find(|name| is_refused(name.as_str())) {
+        Some(name) => {
+            Err(s3_error!(NotImplemented, "{name} cannot be kept here: send the object without it"))
+        }
+        None => Ok(()),
+    }
+}
+
+impl Operations {
+    pub(super) async fn put(&self, request: S3Request<PutObjectInput>) -> S3Result<PutObjectOutput> {
+        let principal = principal(&request)?;
+        refuse_attributes(&request.headers)?;
+        let is_create = is_create(request.input.if_none_match.as_ref())?;
+        let PutObjectInput { bucket, key: name, body, content_length, .. } = request.input;
+        let bytes = length(content_length)?;
+        let put = PutObject {
+            tenant: principal.tenant.clone(),
+            namespace: namespace(&bucket)?,
+            key: key(&name)?,
+            bytes,
+            hint: RequestHint::default(),
+            listed: true,
+        };
+        let storage = self.state().storage().map_err(S3Failure::from)?;
+        let mut upload = Upload::new(self.state(), body, &request.headers, request.trailing_headers)?;
+        let stored = async {
+            let _reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
+            Ok::<_, S3Failure>(storage.ingest().put_object(put.clone(), upload.parts()).await?)
+        };
+        match stored.await {
+            Ok(stored) => {
+                self.state().metrics().stored(stored.created, stored.bytes);
+                if is_create && !stored.created {
+                    return Err(exists());
+                }
+                let e_tag = self.stored_etag(storage, &put).await?;
+                Ok(PutObjectOutput { e_tag: Some(e_tag), ..PutObjectOutput::default() })
+            }
+            Err(error) => Err(upload.failure(error).await),
+        }
+    }
+
+    /// The ETag of what stands under a key now.
+    pub(super) async fn stored_etag(&self, storage: &Storage, put: &PutObject) -> S3Result<ETag> {
+        let object = storage.reads().opaque(&put.tenant, &put.namespace, &put.key).await;
+        Ok(downloads::etag(&object.map_err(S3Failure::from)?.etag()))
+    }
+
+    pub(super) async fn get(&self, request: S3Request<GetObjectInput>) -> S3Result<GetObjectOutput> {
+        let principal = principal(&request)?;
+        let input = request.input;
+        refuse_parts(input.part_number, input.version_id.as_deref())?;
+        let found = self.find(&principal, &input.bucket, &input.key).await?;
+        let conditions = Conditions {
+            if_match: input.if_match,
+            if_none_match: input.if_none_match,
+            if_modified_since: input.if_modified_since,
+            if_unmodified_since: input.if_unmodified_since,
+        };
+        conditions.check(&found)?;
+        let range = input.range.map(byte_range);
+        let reads = self.storage_reads().await?;
+        let (wanted, hint) = (range.unwrap_or(ByteRange::Whole), RequestHint::default());
+        let read = reads.read_opaque(&found.object, wanted, &hint).await.map_err(S3Failure::from)?;
+        let content_range = range.is_some().then(|| {
+            format!("bytes {}-{}/{}", read.range.start, read.range.end.saturating_sub(1), read.object_bytes)
+        });
+        Ok(GetObjectOutput {
+            accept_ranges: Some("bytes".to_owned()),
+            content_length: Some(signed(read.range.end - read.range.start)),
+            content_range,
+            content_type: Some(MEDIA_BYTES.to_owned()),
+            e_tag: Some(found.e_tag),
+            last_modified: Some(found.last_modified),
+            body: Some(downloads::body(self.state(), read)),
+            ..GetObjectOutput::default()
+        })
+    }
+
+    pub(super) async fn head(&self, request: S3Request<HeadObjectInput>) -> S3Result<HeadObjectOutput> {
+        let principal = principal(&request)?;
+        let input = request.input;
+        refuse_parts(input.part_number, input.version_id.as_deref())?;
+        let found = self.find(&principal, &input.bucket, &input.key).await?;
+        let conditions = Conditions {
+            if_match: input.if_match,
+            if_none_match: input.if_none_match,
+            if_modified_since: input.if_modified_since,
+            if_unmodified_since: input.if_unmodified_since,
+        };
+        conditions.check(&found)?;
+        let bytes = found.object.bytes();
+        let (content_length, content_range) = match input.range.map(byte_range) {
+            None => (bytes, None),
+            Some(range) => {
+                let range = range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes });
+                let range = range.map_err(S3Failure::from)?;
+                let text = format!("bytes {}-{}/{bytes}", range.start, range.end.saturating_sub(1));
+                (range.end - range.start, Some(text))
+            }
+        };
+        Ok(HeadObjectOutput {
+            accept_ranges: Some("bytes".to_owned()),
+            content_length: Some(signed(content_length)),
+            content_range,
+            content_type: Some(MEDIA_BYTES.to_owned()),
+            e_tag: Some(found.e_tag),
+            last_modified: Some(found.last_modified),
+            ..HeadObjectOutput::default()
+        })
+    }
+
+    pub(super) async fn delete(&self, request: S3Request<DeleteObjectInput>) -> S3Result<DeleteObjectOutput> {
+        let principal = principal(&request)?;
+        refuse_parts(None, request.input.version_id.as_deref())?;
+        if request.headers.contains_key("if-match") {
+            return Err(s3_error!(NotImplemented, "a removal takes no condition"));
+        }
+        self.remove(&principal, &request.input.bucket, &request.input.key).await?;
+        Ok(DeleteObjectOutput::default())
+    }
+
+    pub(super) async fn delete_many(
+        &self,
+        request: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<DeleteObjectsOutput> {
+        let principal = principal(&request)?;
+        let DeleteObjectsInput { bucket, delete, .. } = request.input;
+        if delete.objects.len() > limits::S3_DELETE_KEYS_MAX {
+            return Err(s3_error!(
+                MalformedXML,
+                "at most {} keys are removed at once",
+                limits::S3_DELETE_KEYS_MAX
+            ));
+        }
+        let (mut deleted, mut errors) = (Vec::new(), Vec::new());
+        for ObjectIdentifier { key, version_id, .. } in delete.objects {
+            let removed = async {
+                refuse_parts(None, version_id.as_deref())?;
+                self.remove(&principal, &bucket, &key).await
+            };
+            match removed.await {
+                Ok(()) => deleted.push(DeletedObject { key: Some(key), ..DeletedObject::default() }),
+                Err(error) => errors.push(Error {
+                    code: Some(error.code().as_str().to_owned()),
+                    message: error.message().map(str::to_owned),
+                    key: Some(key),
+                    ..Error::default()
+                }),
+            }
+        }
+        let deleted = (!delete.quiet.unwrap_or(false)).then_some(deleted);
+        let errors = (!errors.is_empty()).then_some(errors);
+        Ok(DeleteObjectsOutput { deleted, errors, ..DeleteObjectsOutput::default() })
+    }
+
+    /// Removes an object; one that is not there is removed.
+    async fn remove(&self, principal: &Principal, bucket: &str, name: &str) -> S3Result<()> {
+        let (namespace, key) = (namespace(bucket)?, key(name)?);
+        let storage = self.state().storage().map_err(S3Failure::from)?;
+        match storage.lifecycle().remove_object(&principal.tenant, &namespace, &key).await {
+            Ok(()) | Err(ObjectError::Unknown { .. }) => Ok(()),
+            Err(error) => Err(S3Failure::from(error).into()),
+        }
+    }
+
+    async fn find(&self, principal: &Principal, bucket: &str, name: &str) -> S3Result<Found> {
+        let (namespace, key) = (namespace(bucket)?, key(name)?);
+        let reads = self.storage_reads().await?;
+        let found = async {
+            let object = reads.opaque(&principal.tenant, &namespace, &key).await?;
+            let written_ms = reads.opaque_written_ms(&object).await?;
+            Ok::<_, S3Failure>((object, written_ms))
+        };
+        let (object, written_ms) = found.await?;
+        let (e_tag, last_modified) = (downloads::etag(&object.etag()), downloads::timestamp(written_ms));
+        Ok(Found { object, e_tag, last_modified, modified: written_ms / 1_000 })
+    }
+
+    pub(super) async fn storage_reads(&self) -> S3Result<&std::sync::Arc<kvasir_storage::Reads>> {
+        Ok(self.state().caught_up_storage().await.map_err(S3Failure::from)?.reads())
+    }
+}
+
+/// An object that is there.
+struct Found {
+    object: OpaqueObject,
+    e_tag: ETag,
+    last_modified: Timestamp,
+    /// The same in seconds since 1970.
+    modified: u64,
+}
+
+/// What a request asks of an object before it is answered (RFC 9110, section 13).
+struct Conditions {
+    if_match: Option<IfMatch>,
+    if_none_match: Option<IfNoneMatch>,
+    if_modified_since: Option<Timestamp>,
+    if_unmodified_since: Option<Timestamp>,
+}
+
+impl Conditions {
+    fn check(&self, found: &Found) -> S3Result<()> {
+        let names = |condition: &ETagCondition| {
+            condition.is_any() || condition.as_etag().is_some_and(|tag| tag.value() == found.e_tag.value())
+        };
+        let seconds = |time: &Timestamp| {
+            let since = SystemTime::from(time::OffsetDateTime::from(time.clone()))
+                .duration_since(SystemTime::UNIX_EPOCH);
+            since.map_or(0, |since| since.as_secs())
+        };
+        let is_refused = match (&self.if_match, &self.if_unmodified_since) {
+            (Some(condition), _) => !names(condition),
+            (None, Some(time)) => found.modified > seconds(time),
+            (None, None) => false,
+        };
+        if is_refused {
+            return Err(s3_error!(PreconditionFailed, "the object is another one than the condition names"));
+        }
+        let is_same = match (&self.if_none_match, &self.if_modified_since) {
+            (Some(condition), _) => names(condition),
+            (None, Some(time)) => found.modified <= seconds(time),
+            (None, None) => false,
+        };
+        if is_same { Err(s3_error!(NotModified)) } else { Ok(()) }
+    }
+}
+
+/// Whether a PUT is to fail where anything is stored: the one condition that it can have.
+pub(super) fn is_create(condition: Option<&IfNoneMatch>) -> S3Result<bool> {
+    match condition {
+        None => Ok(false),
+        Some(condition) if condition.is_any() => Ok(true),
+        Some(_) => Err(s3_error!(NotImplemented, "If-None-Match of a PUT is * or nothing")),
+    }
+}
+
+/// The refusal of a PUT that was to create.
+pub(super) fn exists() -> S3Error {
+    s3_error!(PreconditionFailed, "the key has an object")
+}
+
+/// The length of a body, without which its head cannot be written.
+pub(super) fn length(declared: Option<i64>) -> S3Result<u64> {
+    let length = declared.and_then(|length| u64::try_from(length).ok());
+    length.ok_or_else(|| s3_error!(MissingContentLength, "send the length of the body"))
+}
+
+fn refuse_parts(part_number: Option<i32>, version_id: Option<&str>) -> S3Result<()> {
+    if version_id.is_some_and(|version| version != "null") {
+        return Err(s3_error!(NotImplemented, "objects have no versions"));
+    }
+    match part_number {
+        None | Some(1) => Ok(()),
+        Some(_) => Err(s3_error!(NotImplemented, "an object is one part; ask for a range of it")),
+    }
+}
+
+fn byte_range(range: Range) -> ByteRange {
+    match range {
+        Range::Int { first, last: Some(last) } => ByteRange::Bounded(first, last),
+        Range::Int { first, last: None } => ByteRange::From(first),
+        Range::Suffix { length } => ByteRange::Suffix(length),
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,149 @@
+//! Bodies on their way in: counted, and compared with the checksums that came with them.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use axum::{body::Bytes, http::HeaderMap};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use futures::{Stream, StreamExt, stream};
+use s3s::{
+    S3Error, S3Result, StdError, TrailingHeaders,
+    crypto::{Checksum, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256},
+    dto::StreamingBlob,
+    s3_error,
+};
+
+use crate::{limits, state::AppState};
+
+/// A body whose bytes are compared with their checksums at its end: where they differ, it ends in an error.
+pub(super) struct Upload {
+    parts: Pin<Box<dyn Stream<Item = Result<Bytes, StdError>> + Send>>,
+    differs: Arc<AtomicBool>,
+}
+
+impl Upload {
+    /// # Errors
+    /// `InvalidRequest` for a checksum that is not computed here.
+    pub(super) fn new(
+        state: &AppState,
+        body: Option<StreamingBlob>,
+        headers: &HeaderMap,
+        trailers: Option<TrailingHeaders>,
+    ) -> S3Result<Self> {
+        let sums = Sums::announced(headers)?;
+        let (differs, metrics) = (Arc::new(AtomicBool::new(false)), state.metrics().clone());
+        let Some(body) = body else {
+            let parts = stream::empty().boxed();
+            return Ok(Self { parts, differs });
+        };
+        let (found, headers) = (Arc::clone(&differs), headers.clone());
+        let parts = stream::try_unfold((body, sums), move |(mut body, mut sums)| {
+            let (found, headers, trailers) = (Arc::clone(&found), headers.clone(), trailers.clone());
+            let metrics = metrics.clone();
+            async move {
+                if let Some(part) = body.next().await.transpose()? {
+                    metrics.received(part.len());
+                    sums.update(&part);
+                    return Ok(Some((part, (body, sums))));
+                }
+                let trailers = trailers.and_then(|trailers| trailers.take()).unwrap_or_default();
+                if sums.agree(&headers, &trailers) {
+                    return Ok(None);
+                }
+                found.store(true, Ordering::Relaxed);
+                Err("the checksum that came with it differs".into())
+            }
+        });
+        Ok(Self { parts: parts.boxed(), differs })
+    }
+
+    /// The body.
+    pub(super) fn parts(&mut self) -> impl Stream<Item = Result<Bytes, StdError>> + Send + Unpin {
+        &mut self.parts
+    }
+
+    /// The failure of an operation that took the body: `BadDigest` where its checksum is the reason.
+    pub(super) async fn failure(mut self, error: impl Into<S3Error>) -> S3Error {
+        if self.differs.load(Ordering::Relaxed) {
+            return s3_error!(BadDigest, "the body's bytes are not those of its checksum; send it again");
+        }
+        // A client that is still sending would see a reset instead of the answer.
+        let mut left = limits::REFUSED_BODY_BYTES_MAX;
+        let draining = async {
+            while let Some(Ok(part)) = self.parts.next().await {
+                left = left.saturating_sub(part.len() as u64);
+                if left == 0 {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(limits::REFUSED_BODY_TIME_MAX, draining).await;
+        error.into()
+    }
+}
+
+/// A checksum under way, whatever its kind.
+trait Running: Send {
+    fn update(&mut self, bytes: &[u8]);
+    fn text(self: Box<Self>) -> String;
+}
+
+impl<C: Checksum + Send> Running for C {
+    fn update(&mut self, bytes: &[u8]) {
+        Checksum::update(self, bytes);
+    }
+
+    fn text(self: Box<Self>) -> String {
+        STANDARD.encode((*self).finalize())
+    }
+}
+
+/// Where a checksum is said, and what computes it.
+type Kind = (&'static str, fn() -> Box<dyn Running>);
+
+const KINDS: &[Kind] = &[
+    ("content-md5", || Box::new(Md5::new())),
+    ("x-amz-checksum-crc32", || Box::new(Crc32::new())),
+    ("x-amz-checksum-crc32c", || Box::new(Crc32c::new())),
+    ("x-amz-checksum-crc64nvme", || Box::new(Crc64Nvme::new())),
+    ("x-amz-checksum-sha1", || Box::new(Sha1::new())),
+    ("x-amz-checksum-sha256", || Box::new(Sha256::new())),
+];
+
+/// The checksums of a body, each with the header or trailer that says it.
+struct Sums(Vec<(&'static str, Box<dyn Running>)>);
+
+impl Sums {
+    fn announced(headers: &HeaderMap) -> S3Result<Self> {
+        let trailers = headers.get_all("x-amz-trailer").iter().filter_map(|value| value.to_str().ok());
+        let trailers: Vec<&str> = trailers.flat_map(|list| list.split(',')).map(str::trim).collect();
+        let is_known = |name: &str| KINDS.iter().any(|(kind, _)| name.eq_ignore_ascii_case(kind));
+        let of_checksums = headers.keys().map(|name| name.as_str()).chain(trailers.iter().copied());
+        let unknown =
+            of_checksums.filter(|name| name.to_ascii_lowercase().starts_with("x-amz-checksum-")).find(
+                |name| !is_known(name) && !["x-amz-checksum-type", "x-amz-checksum-algorithm"].contains(name),
+            );
+        if let Some(name) = unknown {
+            return Err(s3_error!(InvalidRequest, "{name} is not known; send another checksum"));
+        }
+        let is_said =
+            |name: &str| headers.contains_key(name) || trailers.iter().any(|t| t.eq_ignore_ascii_case(name));
+        Ok(Self(KINDS.iter().filter(|(name, _)| is_said(name)).map(|(name, new)| (*name, new())).collect()))
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        self.0.iter_mut().for_each(|(_, sum)| sum.update(bytes));
+    }
+
+    fn agree(self, headers: &HeaderMap, trailers: &HeaderMap) -> bool {
+        self.0.into_iter().all(|(name, sum)| {
+            let said = headers.get(name).or_else(|| trailers.get(name));
+            said.is_some_and(|said| said.as_bytes() == sum.text().as_bytes())
+        })
+    }
+}

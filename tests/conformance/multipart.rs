@@ -1,0 +1,84 @@
+//! Uploads in parts: what becomes of them when they are complete, and when they are not.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use kvasir_storage::{
+    ByteRange, ObjectError, PartContent, PutError, PutObject, Storage, StoredPart, gc::GcPolicy,
+    hot::RequestHint,
+};
+use kvasir_types::ObjectKey;
+use uuid::Uuid;
+
+use crate::{
+    Backend,
+    replicas::collect,
+    storage_core::{body, name, tenant},
+};
+
+fn key() -> ObjectKey {
+    "of parts".parse().expect("a key")
+}
+
+async fn part(storage: &Arc<Storage>, upload_id: Uuid, number: u16, bytes: &[u8]) -> StoredPart {
+    let stored =
+        storage.ingest().put_part(&tenant(), upload_id, number, bytes.len() as u64, body(bytes)).await;
+    StoredPart { number, content: stored.expect("stores") }
+}
+
+async fn complete(
+    storage: &Arc<Storage>,
+    upload_id: Uuid,
+    parts: &[StoredPart],
+) -> Result<bool, ObjectError> {
+    let put = PutObject {
+        tenant: tenant(),
+        namespace: name("n"),
+        key: key(),
+        bytes: parts.iter().map(|part| part.content.bytes()).sum(),
+        hint: RequestHint::default(),
+        listed: true,
+    };
+    Ok(storage.ingest().complete_parts(upload_id, put, parts.to_vec()).await?.created)
+}
+
+pub(crate) async fn parts_become_an_object(backend: &Backend) {
+    let (one, other) = (backend.replica().await, backend.replica().await);
+    let (upload_id, large) = (Uuid::now_v7(), vec![7; 6 << 20]);
+    let first = part(&one, upload_id, 1, &large).await;
+    let last = part(&other, upload_id, 9, b"the end").await;
+    // Sent again with other bytes, and named no more.
+    part(&one, upload_id, 9, b"not the end").await;
+    let text = last.content.to_string();
+    assert_eq!(text.parse::<PartContent>(), Ok(last.content), "as a client gives it back");
+    let missing = StoredPart { number: 2, ..last };
+    let refused = complete(&other, upload_id, &[first, missing, last]).await;
+    assert!(matches!(refused, Err(ObjectError::Put(PutError::UnknownPart { number: 2 }))), "{refused:?}");
+    assert!(complete(&other, upload_id, &[first, last]).await.expect("completes"));
+    let reads = backend.replica().await;
+    let object = reads.reads().opaque(&tenant(), &name("n"), &key()).await.expect("is there");
+    let read = reads.reads().read_opaque(&object, ByteRange::Whole, &RequestHint::default()).await;
+    let bytes: Vec<Bytes> = read.expect("opens").bytes.try_collect().await.expect("reads");
+    assert!(bytes.concat() == [&large[..], b"the end"].concat());
+    // The part that was not named waits for the collector.
+    assert_eq!(backend.paths("/u/").await.len(), 1);
+    let again = complete(&one, upload_id, &[first, last]).await;
+    assert!(matches!(again, Err(ObjectError::Put(PutError::UnknownPart { number: 1 }))), "{again:?}");
+    let aborted = Uuid::now_v7();
+    part(&one, aborted, 1, b"x").await;
+    one.ingest().abort_parts(&tenant(), aborted).await.expect("aborts");
+    assert_eq!(backend.paths("/u/").await.len(), 1);
+    collect(&one, &GcPolicy::default()).await;
+    assert_eq!(backend.paths("/u/").await.len(), 1, "it is young");
+    let late = backend.replica_with(|settings| settings.direct.upload_ttl = Duration::ZERO).await;
+    collect(&late, &GcPolicy::default()).await;
+    assert!(backend.paths("/u/").await.is_empty());
+    let damaged = async {
+        let upload_id = Uuid::now_v7();
+        let sent = futures::stream::iter([Err::<Bytes, _>("the line broke")]);
+        one.ingest().put_part(&tenant(), upload_id, 1, 3, sent).await
+    };
+    assert!(matches!(damaged.await, Err(PutError::Body { .. })));
+    assert!(backend.paths("/u/").await.is_empty());
+}

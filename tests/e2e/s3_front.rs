@@ -1,0 +1,129 @@
+//! The S3 front with a client that is ours in nothing: `object_store`. More of them are in `tests/s3`.
+
+use std::net::SocketAddr;
+
+use futures::TryStreamExt;
+use kvasir_server::NewAccessKey;
+use kvasir_tests::{
+    s3::{Lacks, S3Server},
+    service::Service,
+};
+use object_store::{
+    Error, ObjectStore, ObjectStoreExt, PutMode, WriteMultipart,
+    aws::{AmazonS3, AmazonS3Builder},
+    path::Path,
+};
+use reqwest::StatusCode;
+use tempfile::TempDir;
+
+fn client(address: SocketAddr, id: &str, secret: &str) -> AmazonS3 {
+    let builder = AmazonS3Builder::new().with_endpoint(format!("http://{address}")).with_allow_http(true);
+    let builder = builder.with_access_key_id(id).with_secret_access_key(secret).with_bucket_name("n");
+    builder
+        .with_retry(object_store::RetryConfig { max_retries: 0, ..Default::default() })
+        .build()
+        .expect("a client")
+}
+
+async fn front(directory: &TempDir, server: &S3Server) -> (Service, SocketAddr) {
+    let service = Service::start_with(server.config("s"), directory.path(), |config| {
+        config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
+    });
+    let service = service.await;
+    let address = service.s3().expect("it listens");
+    (service, address)
+}
+
+#[tokio::test]
+async fn objects_of_s3_clients_are_objects_by_key() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let (service, address) = front(&directory, &server).await;
+    let store = client(address, "anyone", "anyone");
+    let (path, large) = (Path::parse("a/b c/ä").expect("a path"), vec![7; 11 << 20]);
+    store.put_opts(&path, "hello".into(), PutMode::Create.into()).await.expect("creates");
+    let again = store.put_opts(&path, "hello".into(), PutMode::Create.into()).await;
+    assert!(matches!(again, Err(Error::AlreadyExists { .. })), "{again:?}");
+    assert_eq!(store.get(&path).await.expect("reads").bytes().await.expect("reads"), "hello");
+    assert_eq!(store.get_range(&path, 1..4).await.expect("reads"), "ell");
+    // The same object by the API, and the other way round.
+    let by_key = service.get("/v1/namespaces/n/objects/a%2Fb%20c%2F%C3%A4", &[]).await;
+    let etag = by_key.headers()["etag"].to_str().expect("ASCII").to_owned();
+    assert_eq!(store.head(&path).await.expect("is there").e_tag, Some(etag));
+    let put = service.send(reqwest::Method::PUT, "/v1/namespaces/n/objects/by%2Fapi", "bytes").await;
+    assert_eq!(put.status(), StatusCode::CREATED);
+    assert_eq!(store.get(&Path::from("by/api")).await.expect("reads").bytes().await.expect("reads"), "bytes");
+    let upload = store.put_multipart(&Path::from("large")).await.expect("begins");
+    let mut upload = WriteMultipart::new_with_chunk_size(upload, 5 << 20);
+    upload.write(&large);
+    upload.finish().await.expect("completes");
+    assert!(store.get(&Path::from("large")).await.expect("reads").bytes().await.expect("reads") == large);
+    let listed: Vec<_> =
+        store.list(None).map_ok(|meta| meta.location.to_string()).try_collect().await.expect("lists");
+    assert_eq!(listed, ["a/b c/ä", "large"], "what was stored over S3");
+    let (metrics, labels) =
+        (service.get("/metrics", &[]).await.text().await.expect("text"), ["PutObject", "ListObjectsV2"]);
+    assert!(
+        labels.iter().all(|label| metrics.contains(&format!("route=\"s3:{label}\""))),
+        "counted by operation"
+    );
+    store.delete(&path).await.expect("removes");
+    assert!(matches!(store.get(&path).await, Err(Error::NotFound { .. })));
+    service.stop().await;
+    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "closed with the service");
+}
+
+#[tokio::test]
+async fn access_keys_are_taken_in_and_end() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let file = directory.path().join("tenants.toml");
+    let key = |name: &str, role| NewAccessKey::generate(name, &"a".parse().expect("a name"), role);
+    let (writer, reader) = (key("writer", kvasir_api::Role::Write), key("reader", kvasir_api::Role::Read));
+    let past = format!("{}expires = \"2020-01-01T00:00:00Z\"\n", key("late", kvasir_api::Role::Write).entry);
+    std::fs::write(&file, format!("{}{}{past}", writer.entry, reader.entry)).expect("writes");
+    let service = Service::start_with(server.config("s"), directory.path(), |config| {
+        config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
+        config.auth.tenants_file = Some(file.clone());
+    });
+    let service = service.await;
+    let address = service.s3().expect("it listens");
+    let path = Path::from("a");
+    let written = client(address, &writer.id, &writer.secret).put(&path, "bytes".into()).await;
+    written.expect("a writer writes");
+    let late = past.split('"').find(|word| word.starts_with("KV")).expect("its id");
+    for (id, secret) in [("anyone", "anyone"), (&writer.id, &reader.secret), (late, &writer.secret)] {
+        let refused = client(address, id, secret).get(&path).await;
+        assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
+    }
+    let reads = client(address, &reader.id, &reader.secret);
+    assert_eq!(reads.get(&path).await.expect("reads").bytes().await.expect("reads"), "bytes");
+    for refused in [reads.put(&Path::from("b"), "bytes".into()).await.map(drop), reads.delete(&path).await] {
+        assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
+    }
+    service.stop().await;
+}
+
+/// Requests that `s3s` would hold in memory, or whose signature does not cover their body, do not get to it.
+#[tokio::test]
+async fn forms_and_old_signatures_are_refused() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let (service, address) = front(&directory, &server).await;
+    let http = reqwest::Client::new();
+    let form = "--x\r\nContent-Disposition: form-data; name=\"key\"\r\n\r\na\r\n--x--\r\n";
+    let media = "Multipart/form-data; boundary=x";
+    let posted = http.post(format!("http://{address}/n")).header("content-type", media).body(form);
+    let signed = http.get(format!("http://{address}/n/a")).header("authorization", "AWS anyone:c2ln");
+    let by_query =
+        http.get(format!("http://{address}/n/a?AWSAccessKeyId=anyone&Expires=9999999999&Signature=x"));
+    let encoded = http.put(format!("http://{address}/n/a")).header("content-encoding", "gzip").body("x");
+    for request in [posted, signed, by_query, encoded] {
+        let answer = request.send().await.expect("answers");
+        let (status, text) = (answer.status(), answer.text().await.expect("text"));
+        assert!(status.is_client_error() && text.contains("<Code>InvalidRequest</Code>"), "{status} {text}");
+    }
+    let outside = http.get(format!("http://{address}/livez")).send().await.expect("answers");
+    assert_eq!(outside.status(), StatusCode::OK, "a bucket of this name, and no probe");
+    service.stop().await;
+}
