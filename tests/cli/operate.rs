@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use kvasir_tests::command::Served;
+
 use crate::{dump, empty_bench, exit, json, prose, serve};
 
 #[test]
@@ -107,4 +109,20 @@ fn shells_complete_the_command_line() {
             assert!(script.contains(command), "{command} in {shell}");
         }
     }
+}
+
+#[test]
+fn selftest_is_an_s3_client_too() {
+    let bench = empty_bench();
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0))
+        .and_then(|l| l.local_addr())
+        .expect("a free port")
+        .port();
+    let _served = Served::start_with(&bench, bench.binary(), &format!("--s3.listen 127.0.0.1:{port}"));
+    let line = format!("selftest --s3 http://127.0.0.1:{port} --json");
+    let key = |secret| [("AWS_ACCESS_KEY_ID", "anyone"), ("AWS_SECRET_ACCESS_KEY", secret)];
+    let test = json(&bench.run_with(&line, &key("anyone")).succeeds());
+    assert!(test["list_ms"].is_number() && test["gone_ms"].is_number() && test["bytes"] == 3 << 20, "{test}");
+    bench.run_with(&line, &key("another")).fails(exit::UNAVAILABLE, &["SignatureDoesNotMatch"]);
+    bench.run(&line).fails(exit::USAGE, &["AWS_ACCESS_KEY_ID", "kvasir token --s3"]);
 }

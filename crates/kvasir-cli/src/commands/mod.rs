@@ -9,5 +9,6 @@ pub(crate) mod object;
 pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod selftest;
+mod selftest_s3;
 pub(crate) mod serve;
 pub(crate) mod token;

@@ -21,7 +21,9 @@ use kvasir_codec::{KvBuffer, Profile};
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Reuse, Rope, SeqHash};
 use serde_json::json;
+use url::Url;
 
+use super::selftest_s3::{self, AccessKeyArguments};
 use crate::{
     error::{CliError, CliResult, Exit},
     output::print_json,
@@ -32,7 +34,7 @@ use crate::{
 /// Tokens of the chunk: the shortest there is.
 const TOKENS: usize = kvasir_types::CHUNK_TOKENS_STEP;
 /// Pause between two looks at what replicas know.
-const PAUSE: Duration = Duration::from_millis(250);
+pub(super) const PAUSE: Duration = Duration::from_millis(250);
 
 /// Arguments of `kvasir selftest`.
 #[derive(Debug, Args)]
@@ -43,6 +45,11 @@ pub(crate) struct SelftestArguments {
     /// How long to wait for readiness, and for replicas to learn of each other, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     patience: u64,
+    /// Test the S3 front at this address instead, with the access key of `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`.
+    #[arg(long, value_name = "URL", conflicts_with = "keep")]
+    s3: Option<Url>,
+    #[command(flatten)]
+    access_key: AccessKeyArguments,
     /// Leave the chunk there.
     #[arg(long)]
     keep: bool,
@@ -61,10 +68,14 @@ struct Sample {
 
 /// How long each step took, in its order.
 #[derive(Default)]
-struct Timings(serde_json::Map<String, serde_json::Value>);
+pub(super) struct Timings(serde_json::Map<String, serde_json::Value>);
 
 impl Timings {
-    async fn of<T>(&mut self, name: &str, step: impl Future<Output = CliResult<T>>) -> CliResult<T> {
+    pub(super) async fn of<T>(
+        &mut self,
+        name: &str,
+        step: impl Future<Output = CliResult<T>>,
+    ) -> CliResult<T> {
         let started = Instant::now();
         let shown = Step::start(name);
         let result = step.await?;
@@ -73,10 +84,23 @@ impl Timings {
         self.0.insert(format!("{name}_ms"), json!(elapsed));
         Ok(result)
     }
+
+    /// Prints them, and `facts` behind them.
+    fn print(mut self, facts: &[(&str, u64)]) -> CliResult {
+        self.0.extend(facts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))));
+        print_json(&self.0)
+    }
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &SelftestArguments) -> CliResult {
+    if let Some(url) = &arguments.s3 {
+        let mut timings = Timings::default();
+        let patience = Duration::from_secs(arguments.patience);
+        let bytes =
+            runtime()?.block_on(selftest_s3::run(url, &arguments.access_key, patience, &mut timings))?;
+        return if arguments.json { timings.print(&[("bytes", bytes as u64)]) } else { Ok(()) };
+    }
     let sample = Sample::new()?;
     let client = client(&arguments.service)?;
     let patience = Duration::from_secs(arguments.patience);
@@ -106,10 +130,7 @@ pub(crate) fn run(arguments: &SelftestArguments) -> CliResult {
     if !arguments.json {
         return Ok(());
     }
-    let mut result = timings.0;
-    result.insert("tokens".to_owned(), json!(TOKENS));
-    result.insert("bytes".to_owned(), json!(bytes));
-    print_json(&result)
+    timings.print(&[("tokens", TOKENS as u64), ("bytes", bytes)])
 }
 
 impl Sample {
@@ -214,6 +235,6 @@ async fn delete(kvasir: &Kvasir, chunk: SeqHash) -> CliResult {
     kvasir.rest().delete_chunk(&kvasir.model_id(), &chunk).await.map_err(client_error)
 }
 
-fn wrong(message: &str) -> CliError {
+pub(super) fn wrong(message: &str) -> CliError {
     CliError::new(Exit::Data, message, "The service's log and `kvasir admin top` say more.")
 }

@@ -11,7 +11,7 @@ use s3s::{S3Error, S3ErrorCode};
 use crate::api_error::ApiError;
 
 /// An error of the API as one of S3's, with the same words.
-pub(super) fn s3_error(error: ApiError) -> S3Failure {
+pub(super) fn s3_error(error: &ApiError) -> S3Failure {
     let problem = error.problem();
     let code = match problem.code {
         ErrorCode::UnknownObject => S3ErrorCode::NoSuchKey,
@@ -42,7 +42,7 @@ pub(super) struct S3Failure(S3Error);
 
 impl<E: Into<ApiError>> From<E> for S3Failure {
     fn from(error: E) -> Self {
-        s3_error(error.into())
+        s3_error(&error.into())
     }
 }
 

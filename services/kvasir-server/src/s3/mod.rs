@@ -87,7 +87,7 @@ impl NameValidation for AnyNamespace {
 
 async fn answer(State(front): State<Front>, mut request: Request) -> Response {
     if let Some(refused) = unsupported(&request) {
-        return errors::s3_error(refused.into()).into_response();
+        return errors::s3_error(&refused.into()).into_response();
     }
     let record = CallRecord::default();
     request.extensions_mut().insert(record.clone());
@@ -97,7 +97,7 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
         Ok(response) => response.map(Body::new),
         Err(error) => {
             tracing::error!(error = %s3s::StdError::from(error), "an S3 answer could not be written");
-            errors::s3_error(Problem::new(ErrorCode::Internal, "the log has the cause").into())
+            errors::s3_error(&Problem::new(ErrorCode::Internal, "the log has the cause").into())
                 .into_response()
         }
     };
@@ -139,5 +139,5 @@ async fn problems_as_s3_errors(request: Request, next: Next) -> Response {
     let body = axum::body::to_bytes(response.into_body(), limits::JSON_BYTES_MAX).await.unwrap_or_default();
     let unknown = |_| Problem::new(ErrorCode::Internal, "the log has the cause");
     let problem: Problem = serde_json::from_slice(&body).unwrap_or_else(unknown);
-    errors::s3_error(ApiError::from(problem)).into_response()
+    errors::s3_error(&ApiError::from(problem)).into_response()
 }

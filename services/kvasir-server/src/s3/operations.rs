@@ -103,7 +103,7 @@ impl S3 for Operations {
         request: S3Request<CreateBucketInput>,
     ) -> S3Result<S3Response<CreateBucketOutput>> {
         let location = format!("/{}", namespace(&request.input.bucket)?);
-        Ok(S3Response::new(CreateBucketOutput { location: Some(location), ..CreateBucketOutput::default() }))
+        Ok(S3Response::new(CreateBucketOutput { location: Some(location) }))
     }
 
     /// The answer of a bucket in `us-east-1`, which is what clients take for no region.
