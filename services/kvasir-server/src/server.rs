@@ -138,7 +138,7 @@ pub async fn run(
     let _ops = ops_listener::open(&config, &state).await?;
     let mut served = vec![(listeners.api, router(state.clone()))];
     if let Some(listener) = listeners.s3 {
-        tracing::info!(address = ?s3_address, "listening for S3 clients");
+        tracing::info!(address = s3_address.map(tracing::field::display), "listening for S3 clients");
         let front = s3::router(state.clone(), &config.server.s3_domains).map_err(RunError::Address)?;
         served.push((listener, front));
     }

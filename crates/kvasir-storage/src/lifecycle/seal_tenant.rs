@@ -22,9 +22,9 @@ use crate::catalog::salt_record;
 pub struct SealReport {
     /// Plain salts that were replaced by a sealed one: 1, or 0 where that was done before.
     pub salts: u64,
-    /// Versions of contexts, rotated salts and proposals in the clear that were removed.
+    /// Versions of contexts, rotated salts, proposals and keys of listed objects in the clear that were removed.
     pub records: u64,
-    /// Uploads that waited for their commit, removed.
+    /// Uploads that waited for their commit, and parts, removed.
     pub uploads: u64,
     /// Plain chunk objects that were removed.
     pub objects: u64,
@@ -67,7 +67,8 @@ impl Lifecycle {
                 {
                     report.records += 1;
                 }
-                Some(Key::Upload(_)) => report.uploads += 1,
+                Some(Key::Listed(_)) => report.records += 1,
+                Some(Key::Upload(_) | Key::Part(_)) => report.uploads += 1,
                 _ => continue,
             }
             remove(keyring, place).await.map_err(&failed)?;

@@ -9,13 +9,14 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::SealReport;
+use kvasir_storage::{PutObject, SealReport, hot::RequestHint};
 use kvasir_store::seal::{KeyBytes, KeyService, KeyServiceError};
 use kvasir_tests::chunks;
 use kvasir_types::{Name, RootHash};
 use object_store::memory::InMemory;
+use uuid::Uuid;
 
-use crate::{found, keyless, keys, lookup, name, named, prepare, put, replica, seen, storage};
+use crate::{body, found, keyless, keys, lookup, name, named, prepare, put, replica, seen, storage};
 
 /// A bucket of a tenant without a key: chunks, contexts, rotated salts, a journal batch.
 async fn plain_bucket() -> Arc<InMemory> {
@@ -29,6 +30,16 @@ async fn plain_bucket() -> Arc<InMemory> {
     for _ in 0..2 {
         storage.contexts().create(&tenant, named(&chunks[0])).await.expect("creates");
     }
+    let object = PutObject {
+        tenant: tenant.clone(),
+        namespace: name("n"),
+        key: "a key in the clear".parse().expect("a key"),
+        bytes: 5,
+        hint: RequestHint::default(),
+        listed: true,
+    };
+    storage.ingest().put_object(object, body(b"bytes")).await.expect("stores");
+    storage.ingest().put_part(&tenant, Uuid::nil(), 1, 5, body(b"bytes")).await.expect("stores");
     let (namespace, model_id) = (name("n"), chunks::spec().model_id());
     storage
         .catalog()
@@ -68,6 +79,7 @@ async fn a_tenant_is_moved_over_and_a_kill_at_any_step_costs_another_run() {
         assert!(early.is_none_or(|early| early == other), "step {killed_at}");
         assert_eq!(found(&truth, ".kvc").await, []);
         assert_eq!(found(&truth, "/x/").await, []);
+        assert_eq!(found(&truth, "/o/").await, [], "keys of listed objects");
         let salts: HashSet<&[u8]> = before.windows(32).collect();
         assert!(seen(&truth).await.windows(20).all(|window| window != b"a-label-in-the-clear"));
         let derived = |salt: &[u8]| RootHash::derive("default", "n", salt, &model_id);

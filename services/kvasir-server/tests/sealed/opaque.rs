@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use kvasir_storage::{ByteRange, ObjectError, PutObject, Storage, hot::RequestHint};
 use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory};
+use uuid::Uuid;
 
 use crate::{body, keys, name, raw, replica, replica_with};
 
@@ -18,7 +19,7 @@ async fn opaque_objects_are_sealed_with_their_keys() {
         let (tenant, namespace, key) =
             (name("default"), name("n"), "canary of the key".parse().expect("a key"));
         let (length, hint) = (bytes.len() as u64, RequestHint::default());
-        let put = PutObject { tenant, namespace, key, bytes: length, hint, listed: false };
+        let put = PutObject { tenant, namespace, key, bytes: length, hint, listed: true };
         storage.ingest().put_object(put, body(bytes)).await
     };
     let get = async |storage: &Arc<Storage>| {
@@ -30,12 +31,18 @@ async fn opaque_objects_are_sealed_with_their_keys() {
     };
     put(&replica(&truth), &payload(1)).await.expect("stores");
     assert_eq!(get(&replica(&truth)).await.expect("reads"), payload(1));
+    let part = payload(1);
+    let storage = replica(&truth);
+    let (tenant, bytes) = (name("default"), part.len() as u64);
+    storage.ingest().put_part(&tenant, Uuid::nil(), 1, bytes, body(&part)).await.expect("stores a part");
     let listed: Vec<_> = truth.list(None).try_collect().await.expect("lists");
     for meta in &listed {
         let bytes = raw(&truth, &meta.location).await;
         let is_plain = |text: &[u8]| text.windows(6).any(|window| window == b"canary");
         assert!(!is_plain(&bytes) && !is_plain(meta.location.as_ref().as_bytes()), "{}", meta.location);
+        assert!(!meta.location.as_ref().contains("/o/"), "its key is written down: {}", meta.location);
     }
+    assert!(listed.iter().any(|meta| meta.location.as_ref().contains("/u/")), "the part is among them");
     let lost = get(&replica_with(&truth, keys("two"))).await.expect_err("another key");
     assert_eq!(lost.code().as_str(), "key_lost", "{lost}");
     let object = listed.iter().find(|meta| meta.location.as_ref().ends_with(".kvs")).expect("one is sealed");
