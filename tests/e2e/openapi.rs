@@ -141,7 +141,9 @@ impl Bench {
             "put_profile" => chunks::PROFILE.to_vec(),
             "put_chunk" => self.chunk.bytes.clone(),
             "put_opaque_object" => b"page".to_vec(),
-            "write_opaque_objects" => b"\x10\0\0\0{\"objects\": []}\n".to_vec(),
+            "write_opaque_objects" => {
+                b"\x29\0\0\0{\"objects\": [{\"key\": \"new\", \"bytes\": 4}]}page".to_vec()
+            }
             _ => {
                 let content = &operation.spec["requestBody"]["content"]["application/json"];
                 if content.is_object() {

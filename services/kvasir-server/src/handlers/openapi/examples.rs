@@ -129,6 +129,7 @@ fn objects() -> Value {
         "put_opaque_object": {"status": 201, "response": {"key": KEY, "bytes": 4, "created": true}},
         "lookup_opaque_objects": {"request": keys, "status": 200, "response": {"objects": [{"bytes": 4}]}},
         "read_opaque_objects": {"request": keys, "status": 200},
+        "write_opaque_objects": {"status": 200, "response": {"objects": [{"created": true}]}},
     })
 }
 
