@@ -85,6 +85,8 @@ async fn the_client_stores_finds_and_reads_many() {
     assert!(refused.to_string().contains("256"), "{refused}");
     client.delete_opaque(&namespace, &keys[1]).await.expect("removes");
     assert_eq!(client.lookup_opaque(&namespace, &asked).await.expect("answers"), [5_000_000]);
+    let each = client.lookup_opaque_each(&namespace, &asked).await.expect("answers");
+    assert_eq!(each, [Some(5_000_000), None, Some(70_000), Some(0), None, Some(5_000_000)]);
     // Nothing of it is lost with the process.
     service.stop().await;
     let service = Service::start(server.config("o"), &directory.path().join("another")).await;

@@ -37,7 +37,7 @@ pub use model::{
     RegisteredModel, StoreCapabilities,
 };
 pub use object::{
-    NewObject, ObjectInfo, ObjectsRequest, ObjectsResponse, StoredObject, WriteObjectsRequest,
+    NewObject, ObjectInfo, ObjectsLookup, ObjectsRequest, ObjectsResponse, StoredObject, WriteObjectsRequest,
     WriteObjectsResponse, WrittenObject,
 };
 pub use upload::{UploadRequest, UploadTicket};

@@ -53,7 +53,7 @@ pub struct WrittenObject {
     pub problem: Option<Problem>,
 }
 
-/// Asks which objects there are.
+/// Asks for the bytes of objects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectsRequest {
@@ -67,11 +67,23 @@ impl ObjectsRequest {
     pub const KEYS_MAX: usize = 256;
 }
 
-/// The leading ones of the objects that were asked for, up to the first that is not there.
+/// Asks how large objects are, where they are there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ObjectsLookup {
+    /// Their keys, in the order in which they are of use.
+    #[schema(max_items = 256)]
+    pub keys: Vec<ObjectKey>,
+    /// Whether keys behind one that is not there are of use, too. Each that is not there costs a request to the store.
+    #[serde(default)]
+    pub gaps: bool,
+}
+
+/// The objects that were asked for: the leading ones, up to the first that is not there, or with gaps all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ObjectsResponse {
-    /// One for each key, in order, as far as they go.
-    pub objects: Vec<ObjectInfo>,
+    /// One for each key, in order, as far as they go; null for a gap.
+    pub objects: Vec<Option<ObjectInfo>>,
 }
 
 /// An object that is there.

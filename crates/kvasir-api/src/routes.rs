@@ -26,7 +26,7 @@ pub const NAMESPACES: &str = "/v1/namespaces";
 pub const NAMESPACE_ROTATION: &str = "/v1/namespaces/rotate";
 /// `PUT`, `GET`, `HEAD`, `DELETE` an opaque object's bytes. The key is one segment: a slash in it is written `%2F`.
 pub const OBJECT: &str = "/v1/namespaces/{namespace}/objects/{key}";
-/// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), answers [`ObjectsResponse`](crate::ObjectsResponse).
+/// `POST` an [`ObjectsLookup`](crate::ObjectsLookup), answers [`ObjectsResponse`](crate::ObjectsResponse).
 pub const OBJECTS_LOOKUP: &str = "/v1/namespaces/{namespace}/objects:lookup";
 /// `POST` objects, see [`MEDIA_NEW_OBJECTS`](crate::MEDIA_NEW_OBJECTS), answers
 /// [`WriteObjectsResponse`](crate::WriteObjectsResponse).

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use kvasir_api::{
-    MEDIA_NEW_OBJECTS, NewObject, ObjectsRequest, ObjectsResponse, StoredObject, WriteObjectsRequest,
-    WriteObjectsResponse, WrittenObject, routes,
+    MEDIA_NEW_OBJECTS, NewObject, ObjectsLookup, ObjectsRequest, ObjectsResponse, StoredObject,
+    WriteObjectsRequest, WriteObjectsResponse, WrittenObject, routes,
 };
 use kvasir_types::{Name, ObjectKey};
 use reqwest::{
@@ -13,6 +13,9 @@ use reqwest::{
 
 use super::{Client, body};
 use crate::{Error, limits};
+
+/// Bytes of an object's length before its bytes.
+const LENGTH_BYTES: usize = 8;
 
 impl Client {
     /// Stores bytes under a key. When this returns, they are durable. A key keeps its bytes: the same may be stored again.
@@ -87,10 +90,32 @@ impl Client {
     /// # Errors
     /// As every request: see [`Error`].
     pub async fn lookup_opaque(&self, namespace: &Name, keys: &[ObjectKey]) -> Result<Vec<u64>, Error> {
-        let request = ObjectsRequest { keys: keys.to_vec() };
+        Ok(self.sizes_of_opaque(namespace, keys, false).await?.into_iter().map_while(|size| size).collect())
+    }
+
+    /// Sizes of the objects of `keys`, of all that are there; at most [`ObjectsRequest::KEYS_MAX`] keys. Each that is not there
+    /// may cost the service a request to its store.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`].
+    pub async fn lookup_opaque_each(
+        &self,
+        namespace: &Name,
+        keys: &[ObjectKey],
+    ) -> Result<Vec<Option<u64>>, Error> {
+        self.sizes_of_opaque(namespace, keys, true).await
+    }
+
+    async fn sizes_of_opaque(
+        &self,
+        namespace: &Name,
+        keys: &[ObjectKey],
+        gaps: bool,
+    ) -> Result<Vec<Option<u64>>, Error> {
+        let request = ObjectsLookup { keys: keys.to_vec(), gaps };
         let path = routes::objects_lookup(namespace);
         let found: ObjectsResponse = self.json(self.with_json(Method::POST, &path, &request)?).await?;
-        Ok(found.objects.into_iter().map(|object| object.bytes).collect())
+        Ok(found.objects.into_iter().map(|object| Some(object?.bytes)).collect())
     }
 
     /// The bytes of the leading ones of `keys`, up to the first that is not there; at most [`ObjectsRequest::KEYS_MAX`] keys.
@@ -98,25 +123,67 @@ impl Client {
     /// # Errors
     /// As every request: see [`Error`].
     pub async fn read_opaque(&self, namespace: &Name, keys: &[ObjectKey]) -> Result<Vec<Vec<u8>>, Error> {
+        let mut objects: Vec<Vec<u8>> = Vec::with_capacity(keys.len());
+        let take = |index: usize, _: usize, piece: &[u8]| {
+            objects.resize_with(index + 1, Vec::new);
+            objects[index].extend_from_slice(piece);
+        };
+        self.read_opaque_pieces(namespace, keys, take).await?;
+        Ok(objects)
+    }
+
+    /// As [`read_opaque`](Self::read_opaque), and gives the bytes as they arrive: the place of the object's key in `keys`, the
+    /// object's length, and its next bytes. Of an object without bytes it gives none, once. Answers how many objects there were.
+    ///
+    /// # Errors
+    /// As every request: see [`Error`]. What was given before stands.
+    pub async fn read_opaque_pieces(
+        &self,
+        namespace: &Name,
+        keys: &[ObjectKey],
+        mut take: impl FnMut(usize, usize, &[u8]) + Send,
+    ) -> Result<usize, Error> {
         let request = ObjectsRequest { keys: keys.to_vec() };
         let request = self.request(Method::POST, &routes::objects_read(namespace)).json(&request);
         let mut response = self.send(request).await?;
-        let (mut objects, mut held) = (Vec::with_capacity(keys.len()), Vec::new());
+        let (mut objects, mut head) = (0, Vec::with_capacity(LENGTH_BYTES));
+        // Length of the object that has begun, and how much of it is to come.
+        let mut open: Option<(usize, usize)> = None;
         while let Some(part) = response.chunk().await.map_err(Error::Transport)? {
-            held.extend_from_slice(&part);
-            while let Some((length, rest)) = held.split_first_chunk::<8>() {
-                let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
-                if length > limits::OBJECT_BYTES_MAX || objects.len() == keys.len() {
-                    return Err(Error::protocol(
-                        "an object that is too long, or that nobody asked for".to_owned(),
-                    ));
+            let mut rest = &part[..];
+            while open.is_some() || !rest.is_empty() {
+                let (length, left) = match open {
+                    Some(open) => open,
+                    None => {
+                        let (bytes, behind) = rest.split_at(rest.len().min(LENGTH_BYTES - head.len()));
+                        head.extend_from_slice(bytes);
+                        rest = behind;
+                        let Ok(length) = head.as_slice().try_into().map(u64::from_le_bytes) else { break };
+                        head.clear();
+                        let length = usize::try_from(length).unwrap_or(usize::MAX);
+                        if length > limits::OBJECT_BYTES_MAX || objects == keys.len() {
+                            let what = "an object that is too long, or that nobody asked for";
+                            return Err(Error::protocol(what.to_owned()));
+                        }
+                        (length, length)
+                    }
+                };
+                let (piece, behind) = rest.split_at(left.min(rest.len()));
+                take(objects, length, piece);
+                rest = behind;
+                if piece.len() < left {
+                    open = Some((length, left - piece.len()));
+                    break;
                 }
-                let Some(object) = rest.get(..length) else { break };
-                objects.push(object.to_vec());
-                held.drain(..8 + length);
+                open = None;
+                objects += 1;
             }
         }
-        if held.is_empty() { Ok(objects) } else { Err(Error::protocol("the answer ended early".to_owned())) }
+        if open.is_none() && head.is_empty() {
+            Ok(objects)
+        } else {
+            Err(Error::protocol("the answer ended early".to_owned()))
+        }
     }
 
     /// Removes the bytes under a key.

@@ -7,7 +7,7 @@
 use std::{ops::Range, sync::Arc};
 
 use bytes::BytesMut;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, future, stream};
 use kvasir_container::OPAQUE_PIECE_BYTES;
 use kvasir_store::{StoreError, layout::ChunkKey};
 use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey, SeqHash};
@@ -82,18 +82,31 @@ impl Reads {
         keys: &[ObjectKey],
         parallel: usize,
     ) -> Result<Vec<OpaqueObject>, ObjectError> {
-        let mut run = Vec::new();
+        let found = self.opaque_each(tenant, namespace, keys, parallel);
+        found
+            .try_take_while(|object| future::ok(object.is_some()))
+            .try_filter_map(future::ok)
+            .try_collect()
+            .await
+    }
+
+    /// The object of each of `keys`, in their order, where it is there.
+    ///
+    /// # Errors
+    /// As [`opaque_run`](Self::opaque_run).
+    pub fn opaque_each(
+        self: &Arc<Self>,
+        tenant: &Name,
+        namespace: &Name,
+        keys: &[ObjectKey],
+        parallel: usize,
+    ) -> impl Stream<Item = Result<Option<OpaqueObject>, ObjectError>> {
         let found: Vec<_> = keys.iter().map(|key| self.opaque(tenant, namespace, key)).collect();
-        let found = stream::iter(found).buffered(parallel.max(1));
-        let mut found = std::pin::pin!(found);
-        while let Some(found) = found.next().await {
-            match found {
-                Ok(object) => run.push(object),
-                Err(ObjectError::Unknown { .. }) => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(run)
+        stream::iter(found).buffered(parallel.max(1)).map(|found| match found {
+            Ok(object) => Ok(Some(object)),
+            Err(ObjectError::Unknown { .. }) => Ok(None),
+            Err(error) => Err(error),
+        })
     }
 
     /// When an object was written, in milliseconds since 1970 by the store's clock.

@@ -9,9 +9,10 @@ use axum::{
 };
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_api::{
-    ErrorCode, MEDIA_OBJECTS, ObjectInfo, ObjectsRequest, ObjectsResponse, Problem, StoredObject, routes,
+    ErrorCode, MEDIA_OBJECTS, ObjectInfo, ObjectsLookup, ObjectsRequest, ObjectsResponse, Problem,
+    StoredObject, routes,
 };
-use kvasir_storage::{ByteRange, ChunkError, ObjectRead, OpaqueObject, PutObject, Storage};
+use kvasir_storage::{ByteRange, ChunkError, ObjectRead, OpaqueObject, PutObject};
 use kvasir_types::{Name, ObjectKey};
 
 use super::{body, conditional, hint, path::id};
@@ -113,10 +114,10 @@ pub(in crate::handlers) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// How many of the leading keys there are, and the sizes of their objects: up to the first that is not there.
+/// The sizes of the objects of the leading keys, up to the first that is not there; with gaps of all.
 #[utoipa::path(post, path = routes::OBJECTS_LOOKUP, operation_id = "lookup_opaque_objects", tag = "objects",
     params(("namespace" = Name, Path, description = "the keys' namespace")),
-    request_body = ObjectsRequest,
+    request_body = ObjectsLookup,
     responses((status = 200, description = "those that are there", body = ObjectsResponse)))]
 pub(in crate::handlers) async fn lookup(
     State(state): State<AppState>,
@@ -125,8 +126,18 @@ pub(in crate::handlers) async fn lookup(
     request_body: Body,
 ) -> Result<Json<ObjectsResponse>, ApiError> {
     let storage = state.caught_up_storage().await?;
-    let found = run(storage, &principal, &namespace, request_body).await?;
-    let objects = found.iter().map(|object| ObjectInfo { bytes: object.bytes() }).collect();
+    let namespace: Name = id("namespace", &namespace)?;
+    let ObjectsLookup { keys, gaps } = body::json(request_body).await?;
+    check_count(&keys)?;
+    let (reads, parallel) = (storage.reads(), storage.settings().lookup_parallel);
+    let info = |object: OpaqueObject| ObjectInfo { bytes: object.bytes() };
+    let objects = if gaps {
+        let found = reads.opaque_each(&principal.tenant, &namespace, &keys, parallel);
+        found.map_ok(|object| object.map(info)).try_collect().await?
+    } else {
+        let found = reads.opaque_run(&principal.tenant, &namespace, &keys, parallel).await?;
+        found.into_iter().map(|object| Some(info(object))).collect()
+    };
     Ok(Json(ObjectsResponse { objects }))
 }
 
@@ -144,11 +155,14 @@ pub(in crate::handlers) async fn read(
     request_body: Body,
 ) -> Result<Response, ApiError> {
     let storage = state.caught_up_storage().await?;
-    let found = run(storage, &principal, &namespace, request_body).await?;
+    let namespace: Name = id("namespace", &namespace)?;
+    let ObjectsRequest { keys } = body::json(request_body).await?;
+    check_count(&keys)?;
+    let parallel = storage.settings().lookup_parallel.max(1);
+    let found = storage.reads().opaque_run(&principal.tenant, &namespace, &keys, parallel).await?;
     let total: u64 = found.iter().map(|object| LENGTH_BYTES + object.bytes()).sum();
     let (reads, hint) = (std::sync::Arc::clone(storage.reads()), hint::parse(&headers)?);
     // Those behind are opened while the first is sent.
-    let parallel = storage.settings().lookup_parallel.max(1);
     let bytes = stream::iter(found).map(move |object| {
         let (reads, hint) = (std::sync::Arc::clone(&reads), hint.clone());
         async move {
@@ -170,20 +184,9 @@ pub(in crate::handlers) async fn read(
 /// Bytes of a length before an object.
 const LENGTH_BYTES: u64 = 8;
 
-async fn run(
-    storage: &Storage,
-    principal: &Principal,
-    namespace: &str,
-    request_body: Body,
-) -> Result<Vec<OpaqueObject>, ApiError> {
-    let namespace: Name = id("namespace", namespace)?;
-    let ObjectsRequest { keys } = body::json(request_body).await?;
-    if keys.len() > ObjectsRequest::KEYS_MAX {
-        let detail = format!("more than {} keys; ask in parts", ObjectsRequest::KEYS_MAX);
-        return Err(ApiError::bad_request(detail));
+fn check_count(keys: &[ObjectKey]) -> Result<(), ApiError> {
+    if keys.len() <= ObjectsRequest::KEYS_MAX {
+        return Ok(());
     }
-    Ok(storage
-        .reads()
-        .opaque_run(&principal.tenant, &namespace, &keys, storage.settings().lookup_parallel)
-        .await?)
+    Err(ApiError::bad_request(format!("more than {} keys; ask in parts", ObjectsRequest::KEYS_MAX)))
 }
