@@ -55,19 +55,19 @@ def fetch(url: str, size: int) -> None:
             into = into[server.recv_into(into) :]
 
 
-def answer(engine: Engine, tokens: list[int], own: list[int] | None = None, **raw: Any) -> dict[str, Any]:
-    """Time the first token of a prompt. Of `own` vLLM has the cache; `url` and `size` are bytes that come before."""
+def answer(engine: Engine, tokens: list[int], own: list[int] | None = None, count: int = 1, **raw: Any) -> dict[str, Any]:
+    """Time the first `count` tokens of an answer. Of `own` vLLM has the cache; `url` and `size` are bytes that come before."""
     engine.forget()
     if own:
         engine.run(own, max_tokens=1)
     begun = time.perf_counter()
     if raw:
         fetch(**raw)
-    done = engine.run(tokens, max_tokens=1)
+    done = engine.run(tokens, max_tokens=count)
     seconds = time.perf_counter() - begun
     # What stores it may need steps.
     engine.settle()
-    return {"seconds": seconds, "cached": done.cached, "token": done.tokens[0]}
+    return {"seconds": seconds, "cached": done.cached, "tokens": done.tokens}
 
 
 def main(order: dict[str, Any]) -> None:

@@ -114,26 +114,33 @@ def running(command: list[str], ready: str, environment: dict[str, str] | None =
 
 
 @contextlib.contextmanager
-def lmcache(packages: str, redis: str) -> Iterator[tuple[MeasuredEngine, Link]]:
-    """LMCache in its multi-process mode: a server beside the engine, and Redis behind a link.
-
-    The server keeps nothing that Redis has, so that each load crosses the link; it shares memory with the engine, which is the
-    quickest of its ways on a CPU.
-    """
-    port, http, stored = free_port(), free_port(), free_port()
+def redis_behind_link(redis: str) -> Iterator[tuple[dict[str, Any], Link]]:
+    """Redis behind a link, and LMCache's configuration of it."""
+    stored = free_port()
     with running([redis, "--port", str(stored), "--save", "", "--appendonly", "no"], f"127.0.0.1:{stored}"):
         link = Link(f"http://127.0.0.1:{stored}")
-        behind = {"type": "resp", "host": "127.0.0.1", "port": int(link.url.rpartition(":")[2])}
-        command = [sys.executable, f"{packages}/bin/lmcache", "server", "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--http-port", str(http), "--supported-transfer-mode", "engine_driven", "--shm-name", f"ttft-{port}"]
-        command += ["--l1-size-gb", "1", "--l1-init-size-gb", "1", "--eviction-policy", "LRU"]
-        command += ["--l2-store-policy", "skip_l1", "--l2-adapter", json.dumps(behind)]
-        with running(command, f"http://127.0.0.1:{http}/healthcheck", {"PYTHONPATH": packages}):
-            transfer = {
-                "kv_connector": "LMCacheMPConnector",
-                "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
-                "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
-            }
-            with MeasuredEngine(packages, transfer=transfer) as engine:
-                assert engine.refused is None, engine.refused
-                yield engine, link
+        yield {"type": "resp", "host": "127.0.0.1", "port": int(link.url.rpartition(":")[2])}, link
+
+
+@contextlib.contextmanager
+def lmcache(packages: str, adapter: dict[str, Any]) -> Iterator[MeasuredEngine]:
+    """An engine with LMCache in its multi-process mode: a server of its own beside it, and `adapter` as the second level.
+
+    The server keeps nothing that the second level has, so that each load comes from there; it shares memory with the engine, which
+    is the quickest of its ways on a CPU.
+    """
+    port, http = free_port(), free_port()
+    command = [sys.executable, f"{packages}/bin/lmcache", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--http-port", str(http), "--supported-transfer-mode", "engine_driven", "--shm-name", f"ttft-{port}"]
+    command += ["--l1-size-gb", "1", "--l1-init-size-gb", "1", "--eviction-policy", "LRU"]
+    command += ["--l2-store-policy", "skip_l1", "--l2-adapter", json.dumps(adapter)]
+    path = os.pathsep.join([os.environ["PYTHONPATH"], packages])
+    with running(command, f"http://127.0.0.1:{http}/healthcheck", {"PYTHONPATH": path}):
+        transfer = {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+            "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
+        }
+        with MeasuredEngine(packages, transfer=transfer) as engine:
+            assert engine.refused is None, engine.refused
+            yield engine

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from circumstances import ROOT, describe_run, write
-from stores import Link, MeasuredEngine, RawBytes, lmcache
+from stores import Link, MeasuredEngine, RawBytes, lmcache, redis_behind_link
 from transformers import PreTrainedTokenizerFast
 
 import kvasir
@@ -118,7 +118,7 @@ class Bench:
             found = engine.ask(**order)
             share = found["cached"] / count if count and system != "computed" else None
             sent = shaped.answered - sent if shaped else 0
-            samples.append(Sample(number, link, request, system, found["seconds"], share, sent, found["token"]))
+            samples.append(Sample(number, link, request, system, found["seconds"], share, sent, found["tokens"][0]))
             if system in ("LMCache", "Kvasir"):
                 time.sleep(THINKING_S)
         return samples
@@ -210,7 +210,8 @@ def main(which: str, rounds: int, packages: str, redis: str, out: str) -> None:
         plain = stack.enter_context(MeasuredEngine())
         engines = {"computed": plain, "raw bytes": plain}
         engines["Kvasir"] = stack.enter_context(MeasuredEngine(url=links["Kvasir"].url, extra=extra))
-        engines["LMCache"], links["LMCache"] = stack.enter_context(lmcache(packages, redis))
+        behind, links["LMCache"] = stack.enter_context(redis_behind_link(redis))
+        engines["LMCache"] = stack.enter_context(lmcache(packages, behind))
         bench, samples = Bench(engines, links), []
         # The first chat makes the profile, and what else is made once.
         for _ in range(2):

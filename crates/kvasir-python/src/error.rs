@@ -21,6 +21,8 @@ pub(crate) enum Failure {
     Data { code: &'static str, message: String, remedy: &'static str },
     /// The process was forked.
     Forked,
+    /// The time that the caller gave is over.
+    Late,
     /// An exception of Python's own.
     Python(PyErr),
 }
@@ -105,6 +107,12 @@ impl From<Failure> for PyErr {
             Failure::Shared(error) => Python::attach(|py| exception_of(py, &error)),
             Failure::Input { code, message, remedy } => own("InputError", code, message, remedy),
             Failure::Data { code, message, remedy } => own("DataError", code, message, remedy),
+            Failure::Late => own(
+                "UnavailableError",
+                "late",
+                "the service did not answer in the time that was given".to_owned(),
+                "look at the service and the network, or give more time",
+            ),
             Failure::Forked => own(
                 "ForkError",
                 "forked",
@@ -114,6 +122,11 @@ impl From<Failure> for PyErr {
             ),
         }
     }
+}
+
+/// The stable text of an error of the client.
+pub(crate) fn code_of(error: &kvasir_client::Error) -> String {
+    describe(error).1
 }
 
 /// The exception of a failed lookup, to look at.

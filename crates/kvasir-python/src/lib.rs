@@ -7,6 +7,7 @@ mod error;
 #[allow(unsafe_code, reason = "memory of Python's tensors; every block has its proof")]
 mod memory;
 mod model;
+mod objects;
 mod profile;
 mod runtime;
 mod spec;
@@ -37,6 +38,7 @@ mod _kvasir {
     use super::{
         codec::{decode, encode, inspect, plan_json, tokens_of},
         model::{Lookup, Model, Save, Session},
+        objects::Objects,
         profile::Profile,
         spec::Spec,
         store::{Events, Store, connect},

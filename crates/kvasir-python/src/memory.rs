@@ -271,6 +271,69 @@ fn dense_strides(shape: &[usize], item_bytes: usize) -> Vec<isize> {
     strides
 }
 
+/// Bytes of one or more tensors or buffers, one behind the other.
+pub(crate) struct Page {
+    /// Each with how many bytes it has.
+    parts: Vec<(Memory, usize)>,
+}
+
+impl Page {
+    /// Borrows parts, each what [`Memory::borrow`] takes.
+    ///
+    /// # Errors
+    /// As there; where the bytes of one do not lie in a row; where they are to be written and may not.
+    pub(crate) fn borrow(parts: &[Bound<'_, PyAny>], is_written: bool) -> PyResult<Self> {
+        let part = |tensor| {
+            let memory = Memory::borrow(tensor)?;
+            let elements: usize = memory.shape.iter().product();
+            // The stride of a dimension of one element means nothing.
+            let dense = dense_strides(&memory.shape, memory.item_bytes);
+            let mut dimensions = memory.shape.iter().zip(memory.strides.iter().zip(&dense));
+            if elements > 0 && !dimensions.all(|(length, (stride, dense))| *length == 1 || stride == dense) {
+                return Err(PyBufferError::new_err(
+                    "the bytes do not lie in a row: give a contiguous tensor",
+                ));
+            }
+            if is_written && memory.is_read_only {
+                return Err(PyBufferError::new_err("the memory is read-only: give a bytearray or a tensor"));
+            }
+            let bytes = elements * memory.item_bytes;
+            Ok((memory, bytes))
+        };
+        Ok(Self { parts: parts.iter().map(part).collect::<PyResult<_>>()? })
+    }
+
+    /// Bytes of it.
+    pub(crate) fn len(&self) -> usize {
+        self.parts.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Appends a copy of it.
+    pub(crate) fn copy_to(&self, out: &mut Vec<u8>) {
+        for (memory, bytes) in &self.parts {
+            // SAFETY: as many bytes lie in memory that is kept; whoever gave it leaves it unchanged until the call that reads it is over.
+            out.extend_from_slice(unsafe { std::slice::from_raw_parts(memory.start.as_ptr(), *bytes) });
+        }
+    }
+
+    /// Writes bytes from `at` on.
+    pub(crate) fn write(&mut self, mut at: usize, mut bytes: &[u8]) {
+        for (memory, length) in &self.parts {
+            let (here, behind) = bytes.split_at(bytes.len().min(length.saturating_sub(at)));
+            if !here.is_empty() {
+                assert!(!memory.is_read_only, "borrowed to be written");
+                // SAFETY: `at` lies within the part: something of it is left.
+                let start = unsafe { memory.start.add(at) };
+                // SAFETY: so do the bytes behind it, as many as are left; they are not the network's, and nobody else writes or reads
+                // them until the call that writes them is over.
+                unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), start.as_ptr(), here.len()) }
+            }
+            (at, bytes) = (at.saturating_sub(*length), behind);
+        }
+        assert!(bytes.is_empty(), "within the page");
+    }
+}
+
 /// The rows of one layer's K or V, `[heads, tokens, elements]`, somewhere in a tensor. Rows do not overlap.
 pub(crate) struct Plane {
     memory: Arc<Memory>,

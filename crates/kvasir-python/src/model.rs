@@ -36,7 +36,7 @@ impl Model {
 }
 
 /// A number of seconds from Python.
-fn seconds(seconds: f64) -> Result<Duration, Failure> {
+pub(crate) fn seconds(seconds: f64) -> Result<Duration, Failure> {
     Duration::try_from_secs_f64(seconds).map_err(|error| {
         Failure::input("invalid_setting", format!("{seconds} s: {error}"), "correct the setting")
     })

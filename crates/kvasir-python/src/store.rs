@@ -13,7 +13,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
-use crate::{error::Failure, json, model::Model, profile::Profile, runtime::run, spec::Spec};
+use crate::{
+    error::Failure, json, model::Model, objects::Objects, profile::Profile, runtime::run, spec::Spec,
+};
 
 /// A service, as one caller.
 #[pyclass(frozen, module = "kvasir._kvasir")]
@@ -24,7 +26,7 @@ pub(crate) struct Store {
     namespace: String,
 }
 
-fn setting(message: impl std::fmt::Display) -> Failure {
+pub(crate) fn setting(message: impl std::fmt::Display) -> Failure {
     Failure::input("invalid_setting", message, "correct the setting")
 }
 
@@ -166,6 +168,11 @@ impl Store {
             keys.into_iter().map(ObjectKey::try_from).collect::<Result<Vec<_>, _>>().map_err(setting)?;
         let client = self.client.clone();
         run(py, is_async, async move { Ok(client.read_opaque(&namespace, &keys).await?) })
+    }
+
+    /// The namespace's objects, for the back end of an engine.
+    fn objects(&self) -> Result<Objects, Failure> {
+        Ok(Objects::new(self.client.clone(), self.namespace.parse().map_err(setting)?))
     }
 
     fn events<'py>(&self, py: Python<'py>, query: &str, is_async: bool) -> PyResult<Bound<'py, PyAny>> {

@@ -10,12 +10,12 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from .._kvasir import Lookup
+from .._notices import Notices
 from ..errors import InputError, KvasirError
 from ._events import StoredEvents
 from ._identity import Adapters, is_known_by_tokens, prompt_of
 from ._layout import NULL_BLOCK, BlockTables, check_groups, window_of
 from ._metrics import Collector
-from ._notices import Notices
 from ._plan import CopyPlan, LoadPlan, Prompt, SavePlan, StepPlan, WorkerReport
 from ._requests import RequestLog
 from ._service import Service, service_of

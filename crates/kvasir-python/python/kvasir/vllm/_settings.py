@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
+from .._settings import read_settings, refuse
 
 _QUALITIES = ("exact", "transparent", "balanced", "small")
 _CHUNK_STEP = 256
 _CHUNK_MAX = 16_384
-_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
+_WHERE = "kv_connector_extra_config"
 
 
 @dataclass(frozen=True)
@@ -66,27 +64,10 @@ class Settings:
         InputError
             ``invalid_setting`` naming the key.
         """
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            _refuse(f"{unknown[0]} is not known", f"known are {', '.join(known)}")
-        if not given.get("url"):
-            _refuse("url is missing", 'give "url": "http://HOST:7480", the address of `kvasir serve`')
-        for name, value in given.items():
-            kinds = _KINDS.get(str(known[name].type), (str,))
-            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-                _refuse(f"{name} is {value!r}", f"give a value of type {known[name].type}")
-        settings = cls(**{"token": os.environ.get("KVASIR_TOKEN"), **given})
+        settings = read_settings(cls, given, _WHERE)
         if settings.quality not in _QUALITIES:
-            _refuse(f"quality is {settings.quality!r}", f"give one of {', '.join(_QUALITIES)}")
+            refuse(_WHERE, f"quality is {settings.quality!r}", f"give one of {', '.join(_QUALITIES)}")
         chunk = settings.chunk_tokens
         if not (0 < chunk <= _CHUNK_MAX) or chunk % _CHUNK_STEP:
-            _refuse(f"chunk_tokens is {chunk}", f"give a multiple of {_CHUNK_STEP} up to {_CHUNK_MAX}")
-        for name in ("lookup_deadline_s", "load_deadline_s", "save_queue_mb"):
-            if getattr(settings, name) <= 0:
-                _refuse(f"{name} is {getattr(settings, name)}", "give more than 0")
+            refuse(_WHERE, f"chunk_tokens is {chunk}", f"give a multiple of {_CHUNK_STEP} up to {_CHUNK_MAX}")
         return settings
-
-
-def _refuse(what: str, remedy: str) -> None:
-    raise InputError(f"kv_connector_extra_config: {what}", "invalid_setting", remedy)

@@ -12,12 +12,12 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.logger import init_logger
 
+from .._notices import Notices
 from .._session import Session
 from ..errors import KvasirError
 from ._layout import Blocks, Rows
 from ._lossy import LossyPrefixes
 from ._metrics import Collector
-from ._notices import Notices
 from ._plan import CopyPlan, LoadPlan, SavePlan, StepPlan, WorkerReport
 from ._ranks import Gatherer, Part, Ranks, Sender
 from ._service import Service, service_of

@@ -1,0 +1,241 @@
+"""Pages of an engine's cache as objects in the service: whole batches, within deadlines, counted by what became of them.
+
+Back ends of engines are made of this. None of its futures fails: what the service does not give is a miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from . import _kvasir
+from ._notices import Notices
+from .errors import AuthError, InputError, KvasirError
+
+T = TypeVar("T")
+
+Page = Sequence[tuple[int, int]]
+"""Addresses and lengths of the parts of a page in the engine's memory, which stays until its future is done."""
+
+LOADED, STORED, PRESENT = "loaded", "stored", "present"
+
+_AGAIN_S = 1.0
+_AGAIN_MAX_S = 30.0
+# Longest that a batch of stores may take: in it 100 Mb/s bring 375 MB.
+_STORE_S = 30.0
+# Batches of stores under way. While a service is silent each keeps its pages in the engine's memory; what comes then is not stored.
+_STORES_MAX = 64
+# Keys under which nothing usable lies, and which are freed for the next store.
+_USELESS = ("damaged", "other_size")
+# Identities whose prefixes are remembered.
+_PREFIXES_MAX = 4096
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user says of a back end.
+
+    Attributes
+    ----------
+    url : str
+        The service's address.
+    token : str or None
+        A token of the service; the environment's ``KVASIR_TOKEN`` unless said.
+    namespace : str
+        Caches of different namespaces never match.
+    revision : str
+        Identity of the weights where the model's name does not say it: a commit, a training. Caches of different ones never match.
+    lookup_deadline_s : float
+        Longest that a lookup may take.
+    load_deadline_s : float
+        Longest that a load may take.
+    """
+
+    url: str
+    token: str | None = None
+    namespace: str = "default"
+    revision: str = ""
+    lookup_deadline_s: float = 0.5
+    load_deadline_s: float = 10.0
+
+
+@functools.lru_cache(_PREFIXES_MAX)
+def key_prefix(engine: str, *identity: str | int) -> str:
+    """Give the beginning of keys, of all that makes bytes of equal names incompatible: another identity is a miss."""
+    digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
+    return f"{engine}/{digest}/"
+
+
+class PageStore:
+    """The service, from a thread of its own. It connects in the background, until it succeeds or cannot.
+
+    Attributes
+    ----------
+    counts : Counter
+        Keys by ``finds:``, ``loads:`` or ``stores:`` and what became of them, and ``load_bytes`` and ``store_bytes``.
+    """
+
+    def __init__(self, settings: Settings, logger: logging.Logger) -> None:
+        self._settings, self._logger = settings, logger
+        self._notices = Notices(logger.warning)
+        self._objects: _kvasir.Objects | None = None
+        self.counts: Counter[str] = Counter()
+        self._stores = 0
+        self._moving: set[Future[Any]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-pages", daemon=True)
+        self._thread.start()
+        self._connecting = self._run(self._connect(), None)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is somebody to ask."""
+        return self._objects is not None
+
+    def find(self, rows: Sequence[Sequence[str]], gaps: bool = False) -> Future[list[list[bool]]]:
+        """Say of each key of each row whether something is stored under it; without `gaps` none is behind one that is missing."""
+        none = [[False] * len(row) for row in rows]
+        return self._run(self._find([list(row) for row in rows], gaps, none), none)
+
+    def load(self, keys: Sequence[str], pages: Sequence[Page]) -> Future[list[bool]]:
+        """Fill pages with what is stored under their keys. Only those count whose bytes are the stored ones by their checksum."""
+        return self._move(self._load(list(keys), pages), [False] * len(keys))
+
+    def store(self, keys: Sequence[str], pages: Sequence[Page]) -> Future[list[str]]:
+        """Store pages under their keys, and say of each what became of it: `STORED`, `PRESENT`, or why it is not stored."""
+        return self._move(self._store(list(keys), pages), ["internal"] * len(keys))
+
+    def delete(self, keys: Sequence[str]) -> Future[list[bool]]:
+        """Remove what is stored under keys, and say of each whether something was."""
+        return self._run(self._delete(list(keys)), [False] * len(keys))
+
+    def drain(self) -> None:
+        """Wait until nothing is under way that reads or writes the engine's memory; each has its deadline."""
+        while moving := self._moving.copy():
+            wait(moving)
+
+    def close(self) -> None:
+        """Wait for what is under way, and end."""
+        self._connecting.cancel()
+        self.drain()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self, work: Coroutine[Any, Any, T], otherwise: T) -> Future[T]:
+        async def guarded() -> T:
+            try:
+                return await work
+            except Exception:
+                # An engine that waits for the answer must not wait for ever.
+                self._logger.exception("report this error: it counts as a miss")
+                return otherwise
+
+        return asyncio.run_coroutine_threadsafe(guarded(), self._loop)
+
+    def _move(self, work: Coroutine[Any, Any, T], otherwise: T) -> Future[T]:
+        future = self._run(work, otherwise)
+        self._moving.add(future)
+        future.add_done_callback(self._moving.discard)
+        return future
+
+    async def _connect(self) -> None:
+        settings, pause = self._settings, _AGAIN_S
+        while True:
+            try:
+                store = await _kvasir.connect(settings.url, settings.token, settings.namespace, True)
+                self._objects = store.objects()
+                self._logger.info("Kvasir at %s keeps this cache", settings.url)
+                return
+            except (AuthError, InputError) as error:
+                self._logger.error("this cache is kept without Kvasir: %s", error)
+                return
+            except KvasirError as error:
+                text = "Kvasir at %s cannot be used yet, and is tried again in %.0f s: %s"
+                self._logger.warning(text, settings.url, pause, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _AGAIN_MAX_S)
+
+    async def _find(self, rows: list[list[str]], gaps: bool, none: list[list[bool]]) -> list[list[bool]]:
+        asked = sum(map(len, rows))
+        if self._objects is None:
+            self.counts["finds:not_connected"] += asked
+            return none
+        try:
+            sizes = await self._objects.find(rows, gaps, self._settings.lookup_deadline_s, True)
+        except KvasirError as error:
+            self.counts[f"finds:{error.code}"] += asked
+            self._notices.say("find", "a lookup failed, and counts as a miss: %s", error)
+            return none
+        padded = [[*found, *[None] * (len(row) - len(found))] for row, found in zip(rows, sizes, strict=True)]
+        there = [[size is not None for size in row] for row in padded]
+        count = sum(map(sum, there))
+        self.counts["finds:found"] += count
+        self.counts["finds:missing"] += asked - count
+        return there
+
+    async def _load(self, keys: list[str], pages: Sequence[Page]) -> list[bool]:
+        objects = self._objects
+        if objects is None:
+            self.counts["loads:not_connected"] += len(keys)
+            return [False] * len(keys)
+        outcomes = await objects.load(keys, [_parts(page) for page in pages], self._settings.load_deadline_s, True)
+        loaded = [outcome == LOADED for outcome in outcomes]
+        self._count("loads", outcomes)
+        self.counts["load_bytes"] += sum(size_of(page) for page, is_loaded in zip(pages, loaded, strict=True) if is_loaded)
+        if not all(loaded):
+            worst = next(outcome for outcome in outcomes if outcome != LOADED)
+            self._notices.say("load", "%d of %d pages were not loaded: %s", loaded.count(False), len(keys), worst)
+        useless = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome in _USELESS]
+        if useless:
+            # A key keeps its bytes: what is computed now could not be stored in their place.
+            self._move(self._delete(useless), [])
+        return loaded
+
+    async def _store(self, keys: list[str], pages: Sequence[Page]) -> list[str]:
+        objects = self._objects
+        if objects is None or self._stores >= _STORES_MAX:
+            outcomes = ["not_connected" if objects is None else "dropped"] * len(keys)
+        else:
+            self._stores += 1
+            try:
+                outcomes = await objects.store(keys, [_parts(page) for page in pages], _STORE_S, True)
+            finally:
+                self._stores -= 1
+        self._count("stores", outcomes)
+        new = (page for page, outcome in zip(pages, outcomes, strict=True) if outcome == STORED)
+        self.counts["store_bytes"] += sum(map(size_of, new))
+        failed = [outcome for outcome in outcomes if outcome not in (STORED, PRESENT)]
+        if failed:
+            self._notices.say("store", "%d of %d pages were not stored: %s", len(failed), len(keys), failed[0])
+        return outcomes
+
+    async def _delete(self, keys: list[str]) -> list[bool]:
+        if self._objects is None:
+            return [False] * len(keys)
+        try:
+            return await self._objects.delete(keys, self._settings.load_deadline_s, True)
+        except KvasirError as error:
+            self._notices.say("delete", "%d pages were not removed: %s", len(keys), error)
+            return [False] * len(keys)
+
+    def _count(self, what: str, outcomes: list[str]) -> None:
+        self.counts.update(f"{what}:{outcome}" for outcome in outcomes)
+
+
+def size_of(page: Page) -> int:
+    """Bytes of a page."""
+    return sum(size for _, size in page)
+
+
+def _parts(page: Page) -> list[tuple[int, int, tuple[int], str]]:
+    """A page as the extension takes memory."""
+    return [(address, size, (size,), "uint8") for address, size in page]

@@ -1,0 +1,48 @@
+"""What a user says in the configuration of an engine, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+from .errors import InputError
+
+T = TypeVar("T")
+
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
+
+
+def read_settings(cls: type[T], given: Mapping[str, Any], where: str) -> T:
+    """Make a dataclass with fields `url` and `token` of keys and values that stand at `where`. Numbers are above 0.
+
+    Raises
+    ------
+    InputError
+        ``invalid_setting`` naming the key.
+    """
+    known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        refuse(where, f"{unknown[0]} is not known", f"known are {', '.join(known)}")
+    if not given.get("url"):
+        refuse(where, "url is missing", 'give "url": "http://HOST:7480", the address of `kvasir serve`')
+    for name, value in given.items():
+        kinds = _KINDS.get(str(known[name].type), (str,))
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            refuse(where, f"{name} is {value!r}", f"give a value of type {known[name].type}")
+        if isinstance(value, (int, float)) and value <= 0:
+            refuse(where, f"{name} is {value}", "give more than 0")
+    return cls(**{"token": os.environ.get("KVASIR_TOKEN"), **given})
+
+
+def refuse(where: str, what: str, remedy: str) -> NoReturn:
+    """Say which setting cannot be.
+
+    Raises
+    ------
+    InputError
+        ``invalid_setting``, always.
+    """
+    raise InputError(f"{where}: {what}", "invalid_setting", remedy)

@@ -1,0 +1,314 @@
+//! Objects by key for the back ends of engines: many at once, out of and into memory of the engine's, within a time.
+//!
+//! Each object is a page of the engine's bytes, from one place of its memory or several, and behind them the CRC-32C of its key and these bytes, as u32 little endian. So
+//! what is loaded is what was stored under this key, whatever befell it between the two memories.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use kvasir_api::ObjectsRequest;
+use kvasir_client::rest::Client;
+use kvasir_types::{Name, ObjectKey};
+use pyo3::{exceptions::PyValueError, prelude::*};
+use tokio::{sync::Semaphore, time::timeout};
+
+use crate::{
+    error::{Failure, code_of},
+    memory::Page,
+    model::seconds,
+    runtime::run,
+    store::setting,
+};
+
+/// Requests of one engine at the same time: hides round trips, and leaves idle connections for as many.
+const REQUESTS_AT_ONCE: usize = 8;
+/// Bytes of the checksum behind a page.
+const CHECKSUM_BYTES: usize = 4;
+
+/// What became of a key. Python counts by these words, or by the code of the error that stood in the way.
+#[derive(Clone)]
+enum Outcome {
+    /// The page has its bytes.
+    Loaded,
+    /// Nothing is stored under the key.
+    Missing,
+    /// What is stored has another size: it is another layout's.
+    OtherSize,
+    /// The checksum is not that of the bytes.
+    Damaged,
+    /// Durable now.
+    Stored,
+    /// Something was stored under the key before.
+    Present,
+    /// Not done when the time was over.
+    Late,
+    /// The code of an error.
+    Failed(String),
+}
+
+impl Outcome {
+    fn into_text(self) -> String {
+        match self {
+            Self::Loaded => "loaded".to_owned(),
+            Self::Missing => "missing".to_owned(),
+            Self::OtherSize => "other_size".to_owned(),
+            Self::Damaged => "damaged".to_owned(),
+            Self::Stored => "stored".to_owned(),
+            Self::Present => "present".to_owned(),
+            Self::Late => "late".to_owned(),
+            Self::Failed(code) => code,
+        }
+    }
+}
+
+/// The CRC-32C of a key, to be continued over the bytes.
+fn checksum_of(key: &ObjectKey) -> u32 {
+    crc32c::crc32c(key.as_str().as_bytes())
+}
+
+fn keys_of(keys: Vec<String>) -> Result<Vec<ObjectKey>, Failure> {
+    keys.into_iter().map(ObjectKey::try_from).collect::<Result<_, _>>().map_err(setting)
+}
+
+/// Keys and the memory of their pages.
+fn pages_of(
+    keys: Vec<String>,
+    pages: &[Vec<Bound<'_, PyAny>>],
+    is_written: bool,
+) -> PyResult<(Vec<ObjectKey>, Vec<Page>)> {
+    if keys.len() != pages.len() {
+        return Err(PyValueError::new_err(format!("{} keys and {} pages", keys.len(), pages.len())));
+    }
+    let pages = pages.iter().map(|page| Page::borrow(page, is_written)).collect::<PyResult<_>>()?;
+    Ok((keys_of(keys)?, pages))
+}
+
+/// Does work that notes what it has done, within a time.
+async fn within(
+    time: Duration,
+    outcomes: &mut [Outcome],
+    work: impl AsyncFnOnce(&mut [Outcome]),
+) -> Vec<String> {
+    // When the time is over the work is dropped: it writes nothing afterwards.
+    _ = timeout(time, work(&mut *outcomes)).await;
+    outcomes.iter().cloned().map(Outcome::into_text).collect()
+}
+
+/// The objects of a namespace.
+#[pyclass(frozen, module = "kvasir._kvasir")]
+pub(crate) struct Objects {
+    client: Client,
+    namespace: Arc<Name>,
+    requests: Arc<Semaphore>,
+}
+
+impl Objects {
+    pub(crate) fn new(client: Client, namespace: Name) -> Self {
+        Self { client, namespace: Arc::new(namespace), requests: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)) }
+    }
+}
+
+#[pymethods]
+impl Objects {
+    /// For each row of keys the sizes of the pages of its leading ones, up to the first that is not there; with gaps of all.
+    fn find<'py>(
+        &self,
+        py: Python<'py>,
+        rows: Vec<Vec<String>>,
+        gaps: bool,
+        time: f64,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let rows = rows.into_iter().map(keys_of).collect::<Result<Vec<_>, _>>()?;
+        let (client, namespace, time) = (self.client.clone(), Arc::clone(&self.namespace), seconds(time)?);
+        run(py, is_async, async move {
+            let found = stream::iter(rows).map(|row| find_row(&client, &namespace, row, gaps));
+            let found = found.buffered(REQUESTS_AT_ONCE).try_collect::<Vec<_>>();
+            timeout(time, found).await.map_err(|_| Failure::Late)?
+        })
+    }
+
+    /// Fills pages with what is stored under their keys; says of each what became of it. A page that was not loaded may hold
+    /// anything.
+    fn load<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<String>,
+        pages: Vec<Vec<Bound<'py, PyAny>>>,
+        time: f64,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (keys, mut pages) = pages_of(keys, &pages, true)?;
+        let (client, namespace, time) = (self.client.clone(), Arc::clone(&self.namespace), seconds(time)?);
+        run(py, is_async, async move {
+            let mut outcomes = vec![Outcome::Late; keys.len()];
+            let load = async |outcomes: &mut [Outcome]| {
+                load(&client, &namespace, &keys, &mut pages, outcomes).await;
+            };
+            Ok(within(time, &mut outcomes, load).await)
+        })
+    }
+
+    /// Stores pages under their keys; says of each what became of it.
+    fn store<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<String>,
+        pages: Vec<Vec<Bound<'py, PyAny>>>,
+        time: f64,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (keys, pages) = pages_of(keys, &pages, false)?;
+        let (client, namespace, time) = (self.client.clone(), Arc::clone(&self.namespace), seconds(time)?);
+        let requests = Arc::clone(&self.requests);
+        run(py, is_async, async move {
+            let mut outcomes = vec![Outcome::Late; keys.len()];
+            let store = async |outcomes: &mut [Outcome]| {
+                let stored = stream::iter(keys.iter().zip(&pages).zip(outcomes));
+                stored
+                    .for_each_concurrent(REQUESTS_AT_ONCE, |((key, page), outcome)| {
+                        let (client, namespace, requests) = (&client, &namespace, &requests);
+                        async move {
+                            let _request = requests.acquire().await;
+                            *outcome = store_page(client, namespace, key, page).await;
+                        }
+                    })
+                    .await;
+            };
+            Ok(within(time, &mut outcomes, store).await)
+        })
+    }
+
+    /// Removes what is stored under keys; says of each whether something was.
+    fn delete<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<String>,
+        time: f64,
+        is_async: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let keys = keys_of(keys)?;
+        let (client, namespace, time) = (self.client.clone(), Arc::clone(&self.namespace), seconds(time)?);
+        run(py, is_async, async move {
+            let deleted = stream::iter(keys).map(|key| {
+                let (client, namespace) = (&client, &namespace);
+                async move { client.delete_opaque(namespace, &key).await.is_ok() }
+            });
+            let deleted = deleted.buffered(REQUESTS_AT_ONCE).collect::<Vec<_>>();
+            timeout(time, deleted).await.map_err(|_| Failure::Late)
+        })
+    }
+}
+
+/// Sizes of the pages of a row's keys: of the leading ones, or with gaps of all.
+async fn find_row(
+    client: &Client,
+    namespace: &Name,
+    row: Vec<ObjectKey>,
+    gaps: bool,
+) -> Result<Vec<Option<u64>>, Failure> {
+    let mut sizes = Vec::with_capacity(row.len());
+    for keys in row.chunks(ObjectsRequest::KEYS_MAX) {
+        let found = if gaps {
+            client.lookup_opaque_each(namespace, keys).await?
+        } else {
+            client.lookup_opaque(namespace, keys).await?.into_iter().map(Some).collect()
+        };
+        let is_end = found.len() < keys.len();
+        sizes.extend(found.into_iter().map(|bytes| Some(bytes?.saturating_sub(CHECKSUM_BYTES as u64))));
+        if is_end {
+            break;
+        }
+    }
+    Ok(sizes)
+}
+
+/// Stores one page. A key that has other bytes is present, too: two engines' values of the same tokens differ in their last bits.
+async fn store_page(client: &Client, namespace: &Name, key: &ObjectKey, page: &Page) -> Outcome {
+    // A copy: what is on the way outlives this future where its time is over, and then the memory may hold something else.
+    let mut bytes = Vec::with_capacity(page.len() + CHECKSUM_BYTES);
+    page.copy_to(&mut bytes);
+    let checksum = crc32c::crc32c_append(checksum_of(key), &bytes);
+    bytes.extend_from_slice(&checksum.to_le_bytes());
+    match client.put_opaque(namespace, key, bytes.into()).await {
+        Ok(stored) if stored.created => Outcome::Stored,
+        Ok(_) => Outcome::Present,
+        Err(error) => match code_of(&error).as_str() {
+            "object_exists" => Outcome::Present,
+            code => Outcome::Failed(code.to_owned()),
+        },
+    }
+}
+
+/// Fills pages. Behind a key that is missing it goes on; an error ends it.
+async fn load(
+    client: &Client,
+    namespace: &Name,
+    keys: &[ObjectKey],
+    pages: &mut [Page],
+    outcomes: &mut [Outcome],
+) {
+    let mut next = 0;
+    while next < keys.len() {
+        let end = keys.len().min(next + ObjectsRequest::KEYS_MAX);
+        let mut arrival = Arrival::default();
+        let take = |index: usize, length: usize, piece: &[u8]| {
+            let at = next + index;
+            if let Some(outcome) = arrival.take(&keys[at], &mut pages[at], length, piece) {
+                outcomes[at] = outcome;
+            }
+        };
+        match client.read_opaque_pieces(namespace, &keys[next..end], take).await {
+            Ok(count) if next + count < end => {
+                outcomes[next + count] = Outcome::Missing;
+                next += count + 1;
+            }
+            Ok(_) => next = end,
+            Err(error) => {
+                let code = code_of(&error);
+                for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, Outcome::Late)) {
+                    *outcome = Outcome::Failed(code.clone());
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// An object that arrives in pieces.
+#[derive(Default)]
+struct Arrival {
+    /// Bytes of it that came.
+    came: usize,
+    checksum: u32,
+    /// What came of the checksum behind the page.
+    told: Vec<u8>,
+}
+
+impl Arrival {
+    /// Takes the next piece; with the last one it says what became of the object.
+    fn take(&mut self, key: &ObjectKey, page: &mut Page, length: usize, piece: &[u8]) -> Option<Outcome> {
+        let is_page = length == page.len() + CHECKSUM_BYTES;
+        if self.came == 0 {
+            *self = Self { checksum: checksum_of(key), ..Self::default() };
+        }
+        if is_page {
+            let (bytes, told) = piece.split_at(piece.len().min(page.len().saturating_sub(self.came)));
+            page.write(self.came.min(page.len()), bytes);
+            self.checksum = crc32c::crc32c_append(self.checksum, bytes);
+            self.told.extend_from_slice(told);
+        }
+        self.came += piece.len();
+        if self.came < length {
+            return None;
+        }
+        self.came = 0;
+        Some(if !is_page {
+            Outcome::OtherSize
+        } else if self.told == self.checksum.to_le_bytes() {
+            Outcome::Loaded
+        } else {
+            Outcome::Damaged
+        })
+    }
+}

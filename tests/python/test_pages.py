@@ -1,0 +1,132 @@
+"""Pages of engines' caches, as back ends store and load them: out of and into memory, with checksums, within deadlines."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import random
+import time
+
+import pytest
+
+import kvasir
+from kvasir import _pages
+from kvasir._pages import PageStore, Settings, key_prefix
+from slow_proxy import SlowProxy
+
+
+class Memory:
+    """Memory of an engine's, in which pages of two parts lie."""
+
+    def __init__(self, pages: int, part: int = 5_000, seed: int | None = None) -> None:
+        size = 2 * pages * part
+        self.bytes = bytearray(size if seed is None else random.Random(seed).randbytes(size))
+        self.part = part
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))
+        # The second parts lie behind all first ones.
+        self.pages = [[(address + place * part, part), (address + (pages + place) * part, part)] for place in range(pages)]
+
+
+def connect(url: str, **settings) -> PageStore:
+    pages = PageStore(Settings(url, **settings), logging.getLogger("test"))
+    until = time.monotonic() + 30
+    while not pages.is_connected:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return pages
+
+
+@pytest.fixture
+def pages(server, request):
+    made = connect(server.url, namespace=request.node.name)
+    yield made
+    made.close()
+
+
+def test_pages_come_back(pages):
+    keys, written = [f"k/{index}" for index in range(300)], Memory(300, seed=1)
+    assert pages.store(keys[:299], written.pages[:299]).result() == ["stored"] * 299
+    assert pages.store(keys[:1], written.pages[:1]).result() == ["present"]
+    # What another engine computed differs in its last bits.
+    assert pages.store(keys[:1], written.pages[1:2]).result() == ["present"]
+    read = Memory(300)
+    assert pages.load(keys, read.pages).result() == [True] * 299 + [False]
+    assert read.bytes[:1_495_000] == written.bytes[:1_495_000] and not any(read.bytes[1_495_000:1_500_000])
+    assert pages.counts["loads:loaded"] == 299 and pages.counts["loads:missing"] == 1
+    assert pages.counts["load_bytes"] == pages.counts["store_bytes"] == 299 * 10_000
+    assert pages.load([], []).result() == [] and pages.store([], []).result() == []
+
+
+def test_lookups_end_at_the_first_that_is_missing_or_have_gaps(pages):
+    written = Memory(3, seed=2)
+    pages.store(["a/0", "a/1", "b/1"], written.pages).result()
+    rows = [["a/0", "a/1", "a/2"], ["b/0", "b/1"], []]
+    assert pages.find(rows).result() == [[True, True, False], [False, False], []]
+    assert pages.find(rows, gaps=True).result() == [[True, True, False], [False, True], []]
+    assert pages.find([["a/0"] * 300 + ["x"] * 300]).result() == [[True] * 300 + [False] * 300]
+
+
+def test_what_does_not_fit_is_a_miss_and_goes(pages, server, request):
+    written, read, raw = Memory(3, seed=3), Memory(3), kvasir.connect(server.url, namespace=request.node.name)
+    keys = ["damaged", "other key", "sound"]
+    pages.store(keys, written.pages).result()
+    stored = raw.read_objects(keys)
+    assert len(stored[0]) == 10_004
+    for key in keys[:2]:
+        raw.delete_object(key)
+    raw.put_object(keys[0], stored[0][:7_000] + bytes([stored[0][7_000] ^ 4]) + stored[0][7_001:])
+    raw.put_object(keys[1], stored[2])
+    assert pages.load(keys, read.pages).result() == [False, False, True]
+    assert pages.counts["loads:damaged"] == 2
+    pages.drain()
+    assert pages.store(keys, written.pages).result() == ["stored", "stored", "present"]
+    assert pages.load(keys, read.pages).result() == [True] * 3 and read.bytes == written.bytes
+    # Memory of another layout.
+    assert pages.load(keys[2:], Memory(1, part=4_999).pages).result() == [False]
+    assert pages.counts["loads:other_size"] == 1
+
+
+def test_nothing_is_written_after_the_deadline(server):
+    keys, written = [f"k/{index}" for index in range(8)], Memory(8, part=500_000, seed=4)
+    proxy = SlowProxy(server.url)
+    pages = connect(proxy.url, namespace="late", load_deadline_s=0.5, lookup_deadline_s=0.2)
+    assert pages.store(keys, written.pages).result() == ["stored"] * 8
+    proxy.hold_after = 3_000_000
+    read, begun = Memory(8, part=500_000), time.monotonic()
+    loaded = pages.load(keys, read.pages).result()
+    assert time.monotonic() - begun < 10 and proxy.held.is_set()
+    # What had come before, counts.
+    assert any(loaded[:3]) and not any(loaded[3:]) and pages.counts["loads:late"] >= 5
+    before = bytes(read.bytes)
+    proxy.release()
+    time.sleep(0.5)
+    assert read.bytes == before
+    proxy.hold_after = 0
+    pages.close()
+
+
+def test_a_service_that_is_away_is_a_miss():
+    pages = PageStore(Settings("http://127.0.0.1:1"), logging.getLogger("test"))
+    memory = Memory(1)
+    assert pages.find([["k"]]).result() == [[False]]
+    assert pages.load(["k"], memory.pages).result() == [False]
+    assert pages.store(["k"], memory.pages).result() == ["not_connected"]
+    assert pages.delete(["k"]).result() == [False]
+    pages.close()
+
+
+def test_too_many_stores_are_dropped(pages, monkeypatch):
+    monkeypatch.setattr(_pages, "_STORES_MAX", 0)
+    assert pages.store(["k"], Memory(1).pages).result() == ["dropped"]
+
+
+def test_a_key_that_cannot_be_counts_as_a_miss(pages):
+    memory = Memory(1)
+    assert pages.load(["k" * 513], memory.pages).result() == [False]
+    assert pages.store([""], memory.pages).result() == ["internal"]
+    assert pages.find([["."]]).result() == [[False]]
+
+
+def test_prefixes_tell_identities_apart():
+    prefixes = {key_prefix("e", *identity) for identity in [("a", "b"), ("ab",), ("a", 1), ("a", "1"), ("b", "a")]}
+    assert len(prefixes) == 5 and all(prefix.startswith("e/") and len(prefix) == 35 for prefix in prefixes)
