@@ -1,0 +1,227 @@
+"""Kvasir as a secondary tier of vLLM's multi-tier offloading (`TieringOffloadingSpec`). The guide is in ``docs/vllm.md``.
+
+Configured among ``secondary_tiers``: ``{"type": "KvasirTier", "module_path": "kvasir.vllm_tier", "url": "http://HOST:7480"}``.
+vLLM copies between its GPU and its memory, so this runs wherever vLLM's offloading does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
+from itertools import chain
+from typing import Any, NamedTuple
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingEvent,
+    OffloadingMetricMetadata,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+    get_offload_group_idx,
+)
+from vllm.v1.kv_offload.file_mapper import FileMapper
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from ._pages import PRESENT, STORED, Page, PageStore, Settings, key_prefix
+from ._settings import read_settings
+
+__all__ = ["KvasirTier"]
+
+logger = init_logger(__name__)
+
+_CHUNKS = "vllm:kvasir_tier_chunks"
+_BYTES = "vllm:kvasir_tier_bytes"
+
+
+class _Job(NamedTuple):
+    """A transfer under way; of a load the future says which chunks came, of a store what became of each."""
+
+    transfer: TransferJob
+    future: Future[list[bool]] | Future[list[str]]
+    begun: float
+
+
+class _Lookups(AsyncLookupManager):
+    """vLLM's own thread for lookups: a step's keys go in one batch for each request."""
+
+    def __init__(self, tier: KvasirTier) -> None:
+        super().__init__(tier_type=tier.tier_type)
+        self._tier = tier
+
+    def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> list[bool]:
+        """Say of each key whether it is stored."""
+        return self._tier._find(keys, req_context)
+
+
+class KvasirTier(SecondaryTierManager):
+    """A tier whose chunks are objects in the service. No method waits, but `drain_jobs` and `shutdown`.
+
+    Parameters
+    ----------
+    offloading_spec, primary_kv_view, tier_type, backpressure_detector
+        As vLLM's factory gives them.
+    enable_kv_events : bool
+        Whether chunks that are durable are told in vLLM's stream of KV events.
+    locality : str, optional
+        ``LOCAL`` or ``REMOTE``, for filters of requests.
+    **params
+        The fields of `kvasir._pages.Settings`.
+
+    Raises
+    ------
+    InputError
+        ``invalid_setting`` for a key or value that cannot be.
+    """
+
+    medium = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: BackpressureDetector | None = None,
+        enable_kv_events: bool = False,
+        locality: str | None = None,
+        **params: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        settings = read_settings(Settings, params, "secondary_tiers")
+        self.locality = None if locality is None else Locality(locality)
+        # What vLLM's own tiers hold to make bytes of equal hashes incompatible.
+        mapper = FileMapper.from_offloading_spec(
+            "", offloading_spec, blocks_per_file=offloading_spec.blocks_per_chunk, parallel_agnostic=True
+        )
+        identity = json.dumps(mapper.get_run_config(), sort_keys=True)
+        self._prefix = key_prefix("vllm", settings.revision, identity, mapper.rank, self.block_size_bytes)
+        # No view is kept: vLLM unmaps the memory when all tiers are shut down.
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
+        self._tells = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
+        self._events: list[OffloadingEvent] = []
+        self._jobs: dict[int, _Job] = {}
+        self._told: dict[str, int] = {}
+        self._pages = PageStore(settings, logger)
+        self._lookups = _Lookups(self)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Answer ``RETRY`` until the batch of the step has been answered."""
+        found = self._lookups.lookup(key, req_context)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Store chunks of vLLM's memory."""
+        future = self._pages.store(self._names_of(job_metadata.keys), self._pages_of(job_metadata))
+        self._jobs[job_metadata.job_id] = _Job(job_metadata, future, time.monotonic())
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Load chunks into vLLM's memory."""
+        future = self._pages.load(self._names_of(job_metadata.keys), self._pages_of(job_metadata))
+        self._jobs[job_metadata.job_id] = _Job(job_metadata, future, time.monotonic())
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Give the jobs that are over, of loads with the chunks that came."""
+        over = [job for job in self._jobs.values() if job.future.done()]
+        for job in over:
+            del self._jobs[job.transfer.job_id]
+        return [self._result_of(job) for job in over]
+
+    def has_pending_work(self) -> bool:
+        """Whether a job is under way: its chunks stay pinned until it is asked for."""
+        return bool(self._jobs)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Give what was stored since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Ask for new chunks alone: those that another request has offloaded are stored."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Forget what was looked up for it."""
+        self._lookups.cleanup(req_context.req_id)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Send the step's lookups."""
+        self._lookups.flush()
+
+    def drain_jobs(self) -> None:
+        """Wait for all jobs, each of which ends by its deadline."""
+        self._pages.drain()
+
+    def shutdown(self) -> None:
+        """End, with nothing left that touches vLLM's memory."""
+        self._lookups.shutdown()
+        self._pages.close()
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: Mapping[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        """Name the counters beside vLLM's own."""
+        what = "Chunks that Kvasir was asked for or given, by what became of them."
+        return {
+            _CHUNKS: OffloadingCounterMetadata(documentation=what, labelnames=("result",)),
+            _BYTES: OffloadingCounterMetadata(documentation="Bytes that went to Kvasir or came.", labelnames=("result",)),
+        }
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Give what was counted since the last call."""
+        stats, counts = OffloadingConnectorStats(), dict(self._pages.counts)
+        for name, count in counts.items():
+            if count > self._told.get(name, 0):
+                metric = _BYTES if name.endswith("_bytes") else _CHUNKS
+                stats.increase_counter(metric, count - self._told.get(name, 0), (name,))
+        self._told = counts
+        return None if stats.is_empty() else stats
+
+    def _find(self, keys: list[OffloadKey], req_context: ReqContext) -> list[bool]:
+        groups: dict[int, list[OffloadKey]] = {}
+        for key in keys:
+            groups.setdefault(get_offload_group_idx(key), []).append(key)
+        # A prefix is asked for from its beginning, and what is behind a hole in it is of no use; a window from its end.
+        places = [[req_context.get_offload_key_position(key) or 0 for key in group] for group in groups.values()]
+        gaps = any(group != sorted(group) for group in places)
+        found = self._pages.find([self._names_of(group) for group in groups.values()], gaps).result()
+        there = dict(zip(chain.from_iterable(groups.values()), chain.from_iterable(found), strict=True))
+        return [there[key] for key in keys]
+
+    def _result_of(self, job: _Job) -> JobResult:
+        transfer, outcomes = job.transfer, job.future.result()
+        keys = list(transfer.keys)
+        there = [outcome in (True, STORED, PRESENT) for outcome in outcomes]
+        good = [key for key, is_there in zip(keys, there, strict=True) if is_there]
+        result = JobResult(
+            job_id=transfer.job_id,
+            success=all(there),
+            transfer_time=time.monotonic() - job.begun,
+            transfer_bytes=len(good) * self.block_size_bytes,
+        )
+        if transfer.is_promotion and not result.success:
+            result.successful_keys = good
+            # vLLM would ask for them, and hit, for ever.
+            self._lookups.mark_miss(set(keys) - set(good))
+        elif good and self._tells and not transfer.is_promotion:
+            self._events.append(OffloadingEvent(keys=good, medium=self.medium, removed=False, locality=self.locality))
+        return result
+
+    def _pages_of(self, transfer: TransferJob) -> list[Page]:
+        size = self.block_size_bytes
+        return [[(self._address + int(chunk) * size, size)] for chunk in transfer.chunk_ids]
+
+    def _names_of(self, keys: Collection[OffloadKey]) -> list[str]:
+        """Names in the service: what makes bytes incompatible, and vLLM's hash of the tokens with the group's number."""
+        return [self._prefix + key.hex() for key in keys]

@@ -1,0 +1,238 @@
+"""The tier in vLLM's own manager: cascades and promotions, partial loads, back-pressure, drains, events, and faults."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+from proxy import MODES, FaultProxy
+from scheduler import BLOCK_BYTES, BLOCKS_PER_CHUNK, Scheduler, make_keys
+from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, OffloadPolicy, ReqContext
+from vllm.v1.kv_offload.tiering.base import TransferJob
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+import kvasir
+
+CHUNK = BLOCK_BYTES * BLOCKS_PER_CHUNK
+# What threads and this machine take above a deadline.
+MARGIN_S = 5.0
+
+
+def make_values(count: int, seed: int) -> list[bytes]:
+    dice = random.Random(seed)
+    return [dice.randbytes(CHUNK) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def service():
+    with kvasir.testing.server() as server:
+        yield server
+
+
+@pytest.fixture
+def make(service, request):
+    """Makes engines whose namespace is the test's own."""
+    made = []
+
+    def scheduler(url: str = service.url, **options) -> Scheduler:
+        params = {"namespace": request.node.originalname} | options.pop("params", {})
+        made.append(Scheduler(url, params=params, **options))
+        return made[-1]
+
+    yield scheduler
+    for each in made:
+        each.close()
+
+
+def test_another_engine_promotes_what_one_has_cascaded(make):
+    keys, values = make_keys(5), make_values(5, seed=1)
+    first = make()
+    context = first.offload(keys[:4], values[:4])
+    first.settle()
+    first.finish(context)
+    assert first.counts()["stores:stored"] == 4
+    other = make()
+    assert other.look_up(keys) == [True] * 4 + [False]
+    assert other.load(keys[:4]) == values[:4]
+    # A second store of the same chunks is no failure.
+    third = make()
+    third.offload(keys[:4], make_values(4, seed=2))
+    third.settle()
+    assert third.counts()["stores:present"] == 4
+    assert make().load(keys[:4]) == values[:4]
+
+
+def test_lookups_of_a_step_are_one_batch(make):
+    engine, asked = make(), []
+    find = engine.tier._pages.find
+    engine.tier._pages.find = lambda rows, gaps: asked.append(([len(row) for row in rows], gaps)) or find(rows, gaps)
+    keys = make_keys(4) + make_keys(2, group=1)
+    context = engine.request(keys)
+    assert {engine.manager.lookup(key, context) for key in keys} == {LookupResult.RETRY}
+    assert engine.look_up(keys, context) == [False] * 6
+    assert asked == [([4, 2], False)]
+
+
+def test_a_window_is_found_behind_a_hole(make):
+    keys = make_keys(4)
+    first = make()
+    first.offload(keys[1:3], make_values(2, seed=4))
+    first.settle()
+    # vLLM asks for a window from its end, where the newest chunk is not stored.
+    other = make()
+    assert other.look_up(keys[::-1], other.request(keys)) == [False, True, True, False]
+    prefix = make()
+    assert prefix.look_up(keys, prefix.request(keys)) == [False] * 4
+
+
+@pytest.mark.parametrize("difference", [{"model": "org/other"}, {"dtype": "float8"}, {"tp": 2}, {"params": {"revision": "b"}}])
+def test_what_is_incompatible_is_a_miss(make, difference):
+    first = make()
+    first.offload(make_keys(2), make_values(2, seed=5))
+    first.settle()
+    assert make(**difference).look_up(make_keys(2)) == [False, False]
+
+
+def test_chunks_that_went_are_a_partial_promotion(make, service, request):
+    """And are a miss then: vLLM would ask for them for ever."""
+    keys, values = make_keys(3), make_values(3, seed=6)
+    first = make()
+    first.offload(keys, values)
+    first.settle()
+    other = make()
+    context = other.request(keys)
+    store = kvasir.connect(service.url, namespace=request.node.originalname)
+    while other.tier._lookups.lookup(keys[2], context) is None:
+        [other.tier._lookups.lookup(key, context) for key in keys]
+        other.step()
+        time.sleep(0.005)
+    store.delete_object(other.tier._names_of(keys)[1])
+    assert other.look_up(keys, context) == [True, False, True]
+    places = other.manager.prepare_load([keys[0], keys[2]], context).chunk_ids
+    assert [bytes(other.chunk(int(place))) for place in places] == [values[0], values[2]]
+
+
+def test_back_pressure_drops_stores(make):
+    slow = {"backpressure_cls": "EMABackpressureDetector", "high_water_s": 1e-9, "low_water_s": 1e-10, "warmup_completions": 1}
+    engine = make(params={"backpressure": slow})
+    for first in range(0, 6, 2):
+        engine.offload(make_keys(2, first=first), make_values(2, seed=first))
+        engine.settle()
+    assert engine.tier.bp_detector.is_under_pressure()
+    assert engine.counts()["stores:stored"] < 6
+
+
+def test_events_and_metrics_say_what_was_done(make):
+    keys = make_keys(2)
+    engine = make(params={"enable_kv_events": True, "locality": "REMOTE"})
+    engine.offload(keys, make_values(2, seed=7))
+    engine.settle()
+    [event] = [event for event in engine.manager.take_events() if event.medium is Medium.STORAGE]
+    assert event.keys == keys and not event.removed and event.locality is Locality.REMOTE
+    definitions = TieringOffloadingSpec.build_metric_definitions(engine.spec.extra_config)
+    stats = engine.manager.get_stats()
+    told = {name: values for name, values in stats.data["data"].items() if "kvasir" in name}
+    assert set(told) <= set(definitions) and told["vllm:kvasir_tier_chunks"] == {("stores:stored",): 2}
+    assert told["vllm:kvasir_tier_bytes"] == {("store_bytes",): 2 * CHUNK}
+    assert engine.tier.get_stats() is None
+    assert engine.tier.on_new_request(ReqContext("r")).policy is OffloadPolicy.CHUNK_LEVEL
+
+
+def test_a_reset_waits_for_transfers_and_keeps_what_is_stored(make):
+    keys, values = make_keys(4), make_values(4, seed=8)
+    engine = make()
+    context = engine.offload(keys, values)
+    engine.finish(context)
+    engine.manager.reset_cache()
+    assert not engine.manager._jobs and engine.counts()["stores:stored"] == 4
+    assert engine.load(keys) == values
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "sound"])
+def test_faults_of_the_network_are_misses_within_the_deadlines(make, service, mode):
+    proxy = FaultProxy(service.url, seed=2)
+    params = {"namespace": f"faults-{mode}", "lookup_deadline_s": 0.3, "load_deadline_s": 1.0}
+    keys, values = make_keys(3), make_values(3, seed=9)
+    first = make(params=params)
+    first.offload(keys, values)
+    first.settle()
+    engine = make(url=proxy.url, params=params)
+    proxy.mode = mode
+    for _ in range(3):
+        begun, context = time.monotonic(), engine.request(keys)
+        found = engine.look_up(keys, context)
+        assert time.monotonic() - begun < 0.3 + 1.0 + MARGIN_S
+        good = [key for key, is_there in zip(keys, found, strict=True) if is_there]
+        places = engine.manager.prepare_load(good, context).chunk_ids if good else []
+        for key, place in zip(good, places, strict=True):
+            assert bytes(engine.chunk(int(place))) == values[keys.index(key)]
+        engine.manager.complete_load(good, context)
+        engine.finish(context)
+        engine.settle()
+    proxy.mode = "sound"
+    if mode != "corrupt":
+        until = time.monotonic() + 20
+        while not all(engine.look_up(keys)):
+            assert time.monotonic() < until
+        assert engine.load(keys) == values
+
+
+def test_a_random_schedule(make, service):
+    """Of a primary tier that holds a third of it, under faults: what is read is what was written, and no chunk stays pinned."""
+    dice = random.Random(int(os.environ.get("KVASIR_TEST_SEED", "1")))
+    proxy = FaultProxy(service.url, seed=3)
+    params = {"lookup_deadline_s": 0.2, "load_deadline_s": 0.5}
+    engine = make(url=proxy.url, chunks=8, params=params)
+    values = {
+        key: value for group in range(2) for key, value in zip(make_keys(12, group=group), make_values(12, seed=group), strict=True)
+    }
+    loaded = 0
+    for _ in range(120):
+        if dice.random() < 0.2:
+            # A silent service keeps stores, and with them the primary tier, for 30 s.
+            proxy.mode = dice.choice([mode for mode in MODES if mode != "silent"])
+        group, first = dice.randrange(2), dice.randrange(9)
+        keys = make_keys(3, first=first, group=group)
+        context = engine.request(keys)
+        if dice.random() < 0.5:
+            prepared = engine.manager.prepare_store(keys, context)
+            if prepared is not None and prepared.keys_to_store:
+                for key, place in zip(prepared.keys_to_store, prepared.store_spec.chunk_ids, strict=True):
+                    engine.chunk(int(place))[:] = values[key]
+                engine.manager.complete_store(prepared.keys_to_store, context)
+        else:
+            found = engine.look_up(keys, context)
+            good = [key for key, is_there in zip(keys, found, strict=True) if is_there]
+            if good:
+                places = engine.manager.prepare_load(good, context).chunk_ids
+                assert [bytes(engine.chunk(int(place))) for place in places] == [values[key] for key in good]
+                engine.manager.complete_load(good, context)
+                loaded += len(good)
+        engine.finish(context)
+        engine.step()
+    proxy.mode = "sound"
+    engine.settle()
+    assert loaded > 20 and not engine.manager._req_state
+    engine.manager.reset_cache()
+    fresh = make_keys(8, first=1000)
+    assert engine.manager.prepare_store(fresh, engine.request(fresh)) is not None, "all of the primary tier is free"
+
+
+def test_a_tier_that_is_drained_has_its_results(make):
+    engine = make()
+    [engine.chunk(place).__setitem__(slice(None), bytes(CHUNK)) for place in range(2)]
+    job = TransferJob(7, make_keys(2, first=50), np.array([0, 1], dtype=np.int32), False, ReqContext("r"))
+    engine.tier.submit_store(job)
+    assert engine.tier.has_pending_work()
+    engine.tier.drain_jobs()
+    [result] = engine.tier.get_finished_jobs()
+    assert result.job_id == 7 and result.success and result.transfer_bytes == 2 * CHUNK
+    assert not engine.tier.has_pending_work()
+
+
+def test_settings_that_cannot_be(make):
+    with pytest.raises(kvasir.InputError, match="colour is not known"):
+        Scheduler("http://127.0.0.1:1", params={"colour": 1})
