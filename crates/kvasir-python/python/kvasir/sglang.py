@@ -1,0 +1,215 @@
+"""Kvasir as the storage (L3) of SGLang's HiCache, by its dynamic back end. The guide is ``docs/sglang.md``.
+
+Configured by ``--hicache-storage-backend dynamic`` and ``--hicache-storage-backend-extra-config '{"backend_name": "kvasir",
+"module_path": "kvasir.sglang", "class_name": "KvasirHiCache", "interface_v1": 1, "kvasir": {"url": "http://HOST:7480"}}'``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+
+from ._pages import PRESENT, STORED, Page, PageStore, Settings, key_prefix
+from ._settings import read_settings, refuse
+
+__all__ = ["KvasirHiCache"]
+
+logger = logging.getLogger(__name__)
+
+_WHERE = "hicache-storage-backend-extra-config, kvasir"
+# What of a pool decides which bytes a page has.
+_LAYOUT = ("layout", "dtype", "page_size", "layer_num", "head_num", "head_dim")
+# Pools whose pages differ from rank to rank, also where all ranks have the same latent KV.
+_OF_RANKS = (PoolName.MAMBA,)
+
+
+class KvasirHiCache(HiCacheStorage):
+    """A storage whose pages are objects in the service. SGLang calls it from threads of its own, which wait up to the deadlines.
+
+    Parameters
+    ----------
+    config : HiCacheStorageConfig
+        SGLang's; in `extra_config` the key ``kvasir`` has the fields of `kvasir._pages.Settings`.
+    kwargs : mapping
+        Nothing, today.
+
+    Raises
+    ------
+    InputError
+        ``invalid_setting`` for a key or value that cannot be.
+    """
+
+    def __init__(self, config: HiCacheStorageConfig, kwargs: Mapping[str, Any]) -> None:
+        given = (config.extra_config or {}).get("kvasir")
+        if not isinstance(given, Mapping):
+            refuse(_WHERE, "it is missing", 'give {"url": "http://HOST:7480"}, the address of `kvasir serve`')
+        self._settings = read_settings(Settings, given, _WHERE)
+        self._config = config
+        self.registered_pools: dict[str, Any] = {}
+        self._pages = PageStore(self._settings, logger)
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        """Take the pool of the KV pages."""
+        self.mem_pool_host = mem_pool_host
+        self.registered_pools.setdefault(PoolName.KV, mem_pool_host)
+
+    def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
+        """Count the leading pages that are stored."""
+        return _leading(self._find(PoolName.KV, keys, gaps=False))
+
+    def batch_get_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Load pages into SGLang's pool."""
+        return self._get(PoolName.KV, keys, host_indices)
+
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Store pages of SGLang's pool."""
+        return self._set(PoolName.KV, keys, host_indices)
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        """Find the lengths of the prefix for which every pool has what its policy asks for."""
+        count = self.batch_exists(keys, extra_info)
+        hits: dict[str, int] = {PoolName.KV: count} if count else {}
+        lengths = list(range(1, count + 1))
+        for transfer in pool_transfers or []:
+            if not lengths:
+                break
+            there = self._find(transfer.name, keys[:count], gaps=transfer.hit_policy != PoolHitPolicy.ALL_PAGES)
+            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+                fit = set(range(1, _leading(there) + 1))
+            elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+                window = max(1, len(transfer.keys or ()))
+                fit = {length for length in lengths if all(there[max(0, length - window) : length])}
+            else:
+                # A second form of the KV pages, which SGLang can do without.
+                continue
+            if fit:
+                hits[transfer.name] = max(fit)
+            lengths = [length for length in lengths if length in fit]
+        return PoolTransferResult(max(lengths, default=0), hits, lengths)
+
+    def batch_get_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """Load pages into several pools."""
+        return self._each(transfers, self._get)
+
+    def batch_set_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """Store pages of several pools."""
+        return self._each(transfers, self._set)
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
+        """Load a page into a tensor."""
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[torch.Tensor | None]:
+        """Load pages into tensors."""
+        loaded = self._pages.load(self._names_of(PoolName.KV, keys), [_page_of(tensor) for tensor in target_locations]).result()
+        return [tensor if is_loaded else None for tensor, is_loaded in zip(target_locations, loaded, strict=True)]
+
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        """Store a tensor as a page."""
+        return self.batch_set([key], [value])
+
+    def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
+        """Store tensors as pages."""
+        tensors = [value.contiguous() for value in values]
+        return all(self._store(PoolName.KV, keys, [_page_of(tensor) for tensor in tensors]))
+
+    def exists(self, key: str) -> bool:
+        """Whether a page is stored."""
+        return self.batch_exists([key]) == 1
+
+    def clear(self) -> None:
+        """Nothing: other engines use what is stored. What is not used goes by the service's time to live and capacity."""
+        logger.warning("the pages in Kvasir stay: remove the namespace's objects at the service, or use another namespace")
+
+    def close(self) -> None:
+        """Wait for what is under way, and end."""
+        self._pages.close()
+
+    def _get(self, pool: str, keys: list[str], host_indices: torch.Tensor | None) -> list[bool]:
+        pages = self._pages_of(pool, len(keys), host_indices)
+        if pages is None:
+            return [False] * len(keys)
+        return self._pages.load(self._names_of(pool, keys), pages).result()
+
+    def _set(self, pool: str, keys: list[str], host_indices: torch.Tensor | None) -> list[bool]:
+        pages = self._pages_of(pool, len(keys), host_indices)
+        if pages is None:
+            return [False] * len(keys)
+        return self._store(pool, keys, pages)
+
+    def _store(self, pool: str, keys: list[str], pages: Sequence[Page]) -> list[bool]:
+        if not self._config.is_storage_writer and pool not in _OF_RANKS:
+            # Another rank stores the same bytes.
+            return [True] * len(keys)
+        outcomes = self._pages.store(self._names_of(pool, keys), pages).result()
+        return [outcome in (STORED, PRESENT) for outcome in outcomes]
+
+    def _find(self, pool: str, keys: list[str], gaps: bool) -> list[bool]:
+        [found] = self._pages.find([self._names_of(pool, keys)], gaps).result()
+        return found
+
+    def _each(
+        self, transfers: list[PoolTransfer], work: Callable[[str, list[str], torch.Tensor | None], list[bool]]
+    ) -> dict[str, list[bool]]:
+        return {transfer.name: work(transfer.name, transfer.keys or [], transfer.host_indices) for transfer in transfers}
+
+    def _pages_of(self, pool: str, count: int, host_indices: torch.Tensor | None) -> list[Page] | None:
+        """The parts of each page, K and V or more, as the pool says where they lie."""
+        host_pool = self.registered_pools[pool]
+        page_size = getattr(host_pool, "page_size", 1) or 1
+        if host_indices is None or host_indices.numel() != count * page_size:
+            given = 0 if host_indices is None else host_indices.numel()
+            logger.error("report this error: pool %s has %d indices for %d pages of %d", pool, given, count, page_size)
+            return None
+        addresses, sizes = host_pool.get_page_buffer_meta(host_indices)
+        parts = list(zip(addresses, sizes, strict=True))
+        each = len(parts) // count if count else 0
+        return [parts[place * each : (place + 1) * each] for place in range(count)]
+
+    def _names_of(self, pool: str, keys: Sequence[str]) -> list[str]:
+        """Names in the service: what makes bytes incompatible, and SGLang's hash of the page and all before it."""
+        config, host_pool = self._config, self.registered_pools.get(pool)
+        ranks = [config.pp_rank, config.pp_size, config.attn_cp_rank, config.attn_cp_size, config.dcp_rank, config.dcp_size]
+        if not config.is_mla_model or pool in _OF_RANKS:
+            ranks += [config.tp_rank, config.tp_size]
+        elif config.dcp_size > 1:
+            ranks += [config.tp_size]
+        layout = [
+            str(getattr(host_pool, name, "")) for name in ("layout", "dtype", "page_size", "layer_num", "head_num", "head_dim")
+        ]
+        prefix = key_prefix("sglang", self._settings.revision, config.model_name or "", str(pool), *layout, *ranks)
+        return [prefix + key for key in keys]
+
+
+def _page_of(tensor: torch.Tensor) -> Page:
+    return [(tensor.data_ptr(), tensor.nbytes)]
+
+
+def _leading(there: Sequence[bool]) -> int:
+    return sum(1 for _ in takewhile(bool, there))

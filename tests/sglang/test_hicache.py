@@ -1,0 +1,265 @@
+"""The back end from SGLang's own factory: what is set is found and loaded, what does not fit is a miss, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+from host_pool import PAGE, HostPool
+from proxy import MODES, FaultProxy
+from sglang.srt.mem_cache.hicache_storage import (
+    STORAGE_BATCH_SIZE,
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageFailureInjector,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+import kvasir
+
+# What threads and this machine take above a deadline.
+MARGIN_S = 5.0
+
+
+def make_config(params: dict[str, Any] | None, **others: Any) -> HiCacheStorageConfig:
+    extra = {"backend_name": "kvasir", "module_path": "kvasir.sglang", "class_name": "KvasirHiCache", "interface_v1": 1}
+    fields: dict[str, Any] = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1}
+    fields |= {"is_mla_model": False, "enable_storage_metrics": False, "is_page_first_layout": True, "model_name": "org/model"}
+    return HiCacheStorageConfig(**(fields | others), extra_config=extra | ({} if params is None else {"kvasir": params}))
+
+
+@pytest.fixture(scope="module")
+def service():
+    with kvasir.testing.server() as server:
+        yield server
+
+
+@pytest.fixture
+def make(service, request):
+    """Makes back ends as SGLang's controller does, in a namespace of the test's own."""
+    made = []
+
+    def backend(
+        pool: HostPool | None = None, url: str = service.url, params: dict[str, Any] | None = None, **others: Any
+    ) -> HiCacheStorage:
+        own = {"url": url, "namespace": request.node.originalname}
+        storage = StorageBackendFactory.create_backend("dynamic", make_config(own | (params or {}), **others), pool)
+        storage.register_mem_pool_host(pool or HostPool())
+        storage.on_host_pools_registered()
+        inner = getattr(storage, "_backend", storage)
+        made.append(inner)
+        until = time.monotonic() + 30
+        while not inner._pages.is_connected:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return storage
+
+    yield backend
+    for each in made:
+        each.close()
+
+
+def make_keys(count: int, first: int = 0) -> list[str]:
+    return [f"{index:064x}" for index in range(first, first + count)]
+
+
+def test_another_engine_loads_what_one_has_stored(make):
+    pool, keys, pages = HostPool(), make_keys(5), [3, 9, 1, 20]
+    pool.fill(pages, seed=1)
+    storage = make(pool)
+    assert storage.batch_exists(keys) == 0
+    assert storage.batch_set_v1(keys[:4], pool.indices(pages)) == [True] * 4
+    # As each engine does that has computed them, too.
+    assert storage.batch_set_v1(keys[:4], pool.indices(pages)) == [True] * 4
+    other = HostPool()
+    reader = make(other)
+    assert reader.batch_exists(keys) == 4 and reader.batch_exists(keys[1:]) == 3 and reader.batch_exists(keys[4:]) == 0
+    assert reader.exists(keys[0]) and not reader.exists(keys[4])
+    assert reader.batch_get_v1(keys, other.indices([0, 1, 2, 3, 4])) == [True] * 4 + [False]
+    assert torch.equal(other.buffer[:, :4], pool.buffer[:, pages])
+
+
+def test_a_batch_as_large_as_the_largest(make):
+    pool = HostPool(pages=STORAGE_BATCH_SIZE)
+    keys, pages = make_keys(STORAGE_BATCH_SIZE), list(range(STORAGE_BATCH_SIZE))
+    pool.fill(pages, seed=2)
+    storage, before = make(pool), pool.buffer.clone()
+    assert all(storage.batch_set_v1(keys, pool.indices(pages)))
+    pool.buffer.zero_()
+    assert storage.batch_exists(keys) == STORAGE_BATCH_SIZE
+    assert all(storage.batch_get_v1(keys, pool.indices(pages))) and torch.equal(pool.buffer, before)
+
+
+def test_the_older_interface_takes_tensors(make):
+    storage, value = make(), torch.randn(4, 100, dtype=torch.float32).to(torch.bfloat16)
+    assert storage.set("a", value) and storage.batch_set(["b", "c"], [value + 1, value.T])
+    into = [torch.zeros_like(value) for _ in range(2)]
+    assert torch.equal(storage.get("a", torch.zeros_like(value)), value)
+    [found, missing] = storage.batch_get(["b", "d"], into)
+    assert torch.equal(found, value + 1) and missing is None
+    assert storage.get("a", torch.zeros(7)) is None, "another size"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"model_name": "org/other"},
+        {"tp_rank": 1, "tp_size": 2},
+        {"pp_rank": 1, "pp_size": 2},
+        {"attn_cp_rank": 1, "attn_cp_size": 2},
+        {"params": {"revision": "b"}},
+        {"pool": HostPool(dtype=torch.float16)},
+        {"pool": HostPool(page_size=2 * PAGE)},
+    ],
+)
+def test_what_is_incompatible_is_a_miss(make, others):
+    pool, keys = HostPool(), make_keys(2)
+    make(pool).batch_set_v1(keys, pool.indices([0, 1]))
+    asker = make(**others)
+    assert asker.batch_exists(keys) == 0
+    assert asker.batch_get_v1(keys, asker.mem_pool_host.indices([0, 1])) == [False, False]
+
+
+def test_of_latent_attention_one_rank_writes_and_all_read(make):
+    pool, keys = HostPool(parts=1), make_keys(2)
+    pool.fill([0, 1], seed=3)
+    second = make(pool, is_mla_model=True, tp_rank=1, tp_size=2)
+    assert second.batch_set_v1(keys, pool.indices([0, 1])) == [True, True]
+    assert second.batch_exists(keys) == 0, "it leaves that to the first"
+    make(pool, is_mla_model=True, tp_rank=0, tp_size=2).batch_set_v1(keys, pool.indices([0, 1]))
+    other = HostPool(parts=1)
+    # Of four ranks, too: each has the same latent rows.
+    reader = make(other, is_mla_model=True, tp_rank=3, tp_size=4)
+    assert reader.batch_exists(keys) == 2 and reader.batch_get_v1(keys, other.indices([0, 1])) == [True, True]
+    assert torch.equal(other.buffer[:, :2], pool.buffer[:, :2])
+
+
+def make_hybrid(make, parts: int = 3) -> tuple[HiCacheStorage, HostPool, HostPool]:
+    kv, state = HostPool(), HostPool(parts=parts, page_size=1)
+    storage = make(kv)
+    storage.register_mem_host_pool_v2(kv, PoolName.KV)
+    storage.register_mem_host_pool_v2(state, PoolName.MAMBA)
+    return storage, kv, state
+
+
+def test_pools_beside_the_keys_and_values(make):
+    storage, kv, state = make_hybrid(make)
+    keys = make_keys(6)
+    kv.fill([0, 1, 2, 3, 4, 5], seed=4)
+    state.fill([7, 8], seed=5)
+    # The states of the second and the fourth page.
+    transfers = [
+        PoolTransfer(PoolName.KV, kv.indices([0, 1, 2, 3, 4]), keys=keys[:5]),
+        PoolTransfer(PoolName.MAMBA, state.indices([7, 8]), keys=[keys[1], keys[3]], hit_policy=PoolHitPolicy.TRAILING_PAGES),
+    ]
+    assert storage.batch_set_v2(transfers) == {PoolName.KV: [True] * 5, PoolName.MAMBA: [True] * 2}
+    trailing = PoolTransfer(PoolName.MAMBA, keys=[keys[0]], hit_policy=PoolHitPolicy.TRAILING_PAGES)
+    found = storage.batch_exists_v2(keys, [trailing])
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (4, [2, 4])
+    assert found.extra_pool_hit_pages == {PoolName.KV: 5, PoolName.MAMBA: 4}
+    window = PoolTransfer(PoolName.MAMBA, keys=keys[:2], hit_policy=PoolHitPolicy.TRAILING_PAGES)
+    assert storage.batch_exists_v2(keys, [window]).kv_hit_pages == 0
+    every = PoolTransfer(PoolName.MAMBA, keys=keys, hit_policy=PoolHitPolicy.ALL_PAGES)
+    assert storage.batch_exists_v2(keys, [every]).kv_hit_pages == 0
+    assert storage.batch_exists_v2(keys).kv_hit_pages == 5
+    blocks = PoolTransfer(PoolName.DEEPSEEK_V4_C4, keys=keys, hit_policy=PoolHitPolicy.BLOCK_GROUPS, block_pages=2, group_pages=1)
+    assert storage.batch_exists_v2(keys, [blocks]).kv_hit_pages == 5
+    other, other_kv, other_state = make_hybrid(make)
+    got = other.batch_get_v2(
+        [
+            PoolTransfer(PoolName.KV, other_kv.indices([10, 11, 12, 13]), keys=keys[:4]),
+            PoolTransfer(PoolName.MAMBA, other_state.indices([0]), keys=[keys[3]]),
+        ]
+    )
+    assert got == {PoolName.KV: [True] * 4, PoolName.MAMBA: [True]}
+    assert torch.equal(other_kv.buffer[:, 10:14], kv.buffer[:, :4]) and torch.equal(other_state.buffer[:, 0], state.buffer[:, 8])
+    assert other.batch_get_v2([PoolTransfer(PoolName.MAMBA, None, keys=[keys[3]])]) == {PoolName.MAMBA: [False]}
+
+
+def test_sglangs_own_faults(make, monkeypatch):
+    """Its wrapper fails and delays calls; what is said to be there is."""
+    monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY", "0.01")
+    monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "0.3")
+    pool, keys = HostPool(), make_keys(3)
+    pool.fill([0, 1, 2], seed=6)
+    storage, before = make(pool), pool.buffer[:, :3].clone()
+    assert isinstance(storage, HiCacheStorageFailureInjector)
+    loads = 0
+    for _ in range(60):
+        storage.batch_set_v1(keys, pool.indices([0, 1, 2]))
+        assert storage.batch_exists(keys) in (0, 3)
+        pool.buffer[:, 3:6] = 0
+        if all(storage.batch_get_v1(keys, pool.indices([3, 4, 5]))):
+            assert torch.equal(pool.buffer[:, 3:6], before)
+            loads += 1
+    assert 10 < loads < 60
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "sound"])
+def test_faults_of_the_network_are_misses_within_the_deadlines(make, service, mode):
+    proxy = FaultProxy(service.url, seed=4)
+    params = {"namespace": f"faults-{mode}", "lookup_deadline_s": 0.3, "load_deadline_s": 1.0}
+    pool, keys = HostPool(), make_keys(3)
+    pool.fill([0, 1, 2], seed=7)
+    make(pool, params=params).batch_set_v1(keys, pool.indices([0, 1, 2]))
+    other = HostPool()
+    storage = make(other, url=proxy.url, params=params)
+    proxy.mode = mode
+    for _ in range(4):
+        begun = time.monotonic()
+        storage.batch_exists(keys)
+        assert time.monotonic() - begun < 0.3 + MARGIN_S
+        begun = time.monotonic()
+        found = storage.batch_get_v1(keys, other.indices([0, 1, 2]))
+        assert time.monotonic() - begun < 1.0 + MARGIN_S
+        for page, is_loaded in enumerate(found):
+            assert not is_loaded or torch.equal(other.buffer[:, page], pool.buffer[:, page])
+    if mode in ("away", "silent", "unavailable", "unauthorized"):
+        assert found == [False] * 3
+    proxy.mode = "sound"
+    if mode != "corrupt":
+        assert storage.batch_exists(keys) == 3 and all(storage.batch_get_v1(keys, other.indices([0, 1, 2])))
+
+
+def test_a_recorded_sequence_of_calls(make):
+    """What SGLang's controller does for a prompt: query in batches, prefetch what was found, compute, back the rest up."""
+    rng = torch.Generator().manual_seed(int(os.environ.get("KVASIR_TEST_SEED", "8")))
+    pool, truth = HostPool(pages=48), HostPool(pages=48)
+    truth.fill(list(range(48)), seed=8)
+    storage, hits = make(pool), 0
+    for _ in range(40):
+        count = int(torch.randint(1, 48, (1,), generator=rng))
+        keys, pages = make_keys(count), list(range(count))
+        pool.buffer.zero_()
+        found = 0
+        for start in range(0, count, 16):
+            batch = storage.batch_exists(keys[start : start + 16])
+            found += batch
+            if batch < len(keys[start : start + 16]):
+                break
+        if found:
+            assert all(storage.batch_get_v1(keys[:found], pool.indices(pages[:found])))
+        pool.buffer[:, found:count] = truth.buffer[:, found:count]
+        assert torch.equal(pool.buffer[:, :count], truth.buffer[:, :count])
+        if found < count:
+            assert all(storage.batch_set_v1(keys[found:], pool.indices(pages[found:])))
+        hits += found
+    assert hits > 200
+
+
+def test_clear_and_settings(make, caplog):
+    pool = HostPool()
+    storage = make(pool)
+    storage.batch_set_v1(make_keys(1), pool.indices([0]))
+    storage.clear()
+    assert storage.batch_exists(make_keys(1)) == 1 and "stay" in caplog.text
+    with pytest.raises(kvasir.InputError, match="it is missing"):
+        StorageBackendFactory.create_backend("dynamic", make_config(None), pool)
+    with pytest.raises(kvasir.InputError, match="colour is not known"):
+        StorageBackendFactory.create_backend("dynamic", make_config({"url": "http://127.0.0.1:1", "colour": 1}), pool)
