@@ -146,44 +146,11 @@ impl Client {
         let request = ObjectsRequest { keys: keys.to_vec() };
         let request = self.request(Method::POST, &routes::objects_read(namespace)).json(&request);
         let mut response = self.send(request).await?;
-        let (mut objects, mut head) = (0, Vec::with_capacity(LENGTH_BYTES));
-        // Length of the object that has begun, and how much of it is to come.
-        let mut open: Option<(usize, usize)> = None;
+        let mut objects = Objects::new(keys.len());
         while let Some(part) = response.chunk().await.map_err(Error::Transport)? {
-            let mut rest = &part[..];
-            while open.is_some() || !rest.is_empty() {
-                let (length, left) = match open {
-                    Some(open) => open,
-                    None => {
-                        let (bytes, behind) = rest.split_at(rest.len().min(LENGTH_BYTES - head.len()));
-                        head.extend_from_slice(bytes);
-                        rest = behind;
-                        let Ok(length) = head.as_slice().try_into().map(u64::from_le_bytes) else { break };
-                        head.clear();
-                        let length = usize::try_from(length).unwrap_or(usize::MAX);
-                        if length > limits::OBJECT_BYTES_MAX || objects == keys.len() {
-                            let what = "an object that is too long, or that nobody asked for";
-                            return Err(Error::protocol(what.to_owned()));
-                        }
-                        (length, length)
-                    }
-                };
-                let (piece, behind) = rest.split_at(left.min(rest.len()));
-                take(objects, length, piece);
-                rest = behind;
-                if piece.len() < left {
-                    open = Some((length, left - piece.len()));
-                    break;
-                }
-                open = None;
-                objects += 1;
-            }
+            objects.take_apart(&part, &mut take)?;
         }
-        if open.is_none() && head.is_empty() {
-            Ok(objects)
-        } else {
-            Err(Error::protocol("the answer ended early".to_owned()))
-        }
+        objects.end()
     }
 
     /// Removes the bytes under a key.
@@ -193,5 +160,110 @@ impl Client {
     pub async fn delete_opaque(&self, namespace: &Name, key: &ObjectKey) -> Result<(), Error> {
         let request = self.request(Method::DELETE, &routes::object(namespace, key));
         self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+    }
+}
+
+/// The body of an answer with objects, taken apart as it arrives.
+struct Objects {
+    /// Most that are taken.
+    asked: usize,
+    /// Those that are whole.
+    count: usize,
+    /// What came of the length before the next one.
+    head: Vec<u8>,
+    /// Length of the one that has begun, and how much of it is to come.
+    open: Option<(usize, usize)>,
+}
+
+impl Objects {
+    fn new(asked: usize) -> Self {
+        Self { asked, count: 0, head: Vec::with_capacity(LENGTH_BYTES), open: None }
+    }
+
+    /// Gives the place, the length and the next bytes of each object that is in the next part of the body.
+    fn take_apart(
+        &mut self,
+        mut part: &[u8],
+        take: &mut impl FnMut(usize, usize, &[u8]),
+    ) -> Result<(), Error> {
+        while self.open.is_some() || !part.is_empty() {
+            let (length, left) = match self.open {
+                Some(open) => open,
+                None => {
+                    let (bytes, behind) = part.split_at(part.len().min(LENGTH_BYTES - self.head.len()));
+                    self.head.extend_from_slice(bytes);
+                    part = behind;
+                    let Ok(length) = self.head.as_slice().try_into().map(u64::from_le_bytes) else { break };
+                    self.head.clear();
+                    let length = usize::try_from(length).unwrap_or(usize::MAX);
+                    if length > limits::OBJECT_BYTES_MAX || self.count == self.asked {
+                        let what = "an object that is too long, or that nobody asked for";
+                        return Err(Error::protocol(what.to_owned()));
+                    }
+                    (length, length)
+                }
+            };
+            let (piece, behind) = part.split_at(left.min(part.len()));
+            take(self.count, length, piece);
+            part = behind;
+            if piece.len() < left {
+                self.open = Some((length, left - piece.len()));
+                break;
+            }
+            self.open = None;
+            self.count += 1;
+        }
+        Ok(())
+    }
+
+    /// How many there were.
+    fn end(self) -> Result<usize, Error> {
+        if self.open.is_none() && self.head.is_empty() {
+            Ok(self.count)
+        } else {
+            Err(Error::protocol("the answer ended early".to_owned()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(objects: &[Vec<u8>]) -> Vec<u8> {
+        let with_length = |object: &Vec<u8>| [&(object.len() as u64).to_le_bytes(), &object[..]].concat();
+        objects.iter().flat_map(with_length).collect()
+    }
+
+    #[test]
+    fn objects_are_the_same_however_the_body_is_cut() {
+        let objects: Vec<Vec<u8>> = [0, 1, 7, 8, 0, 300, 0].map(|bytes| vec![bytes as u8; bytes]).to_vec();
+        let body = body(&objects);
+        for size in 1..=body.len() {
+            let (mut found, mut taken) = (Vec::<Vec<u8>>::new(), Objects::new(objects.len()));
+            for part in body.chunks(size) {
+                let mut take = |place: usize, length: usize, piece: &[u8]| {
+                    assert_eq!(length, objects[place].len());
+                    found.resize_with(place + 1, Vec::new);
+                    found[place].extend_from_slice(piece);
+                };
+                taken.take_apart(part, &mut take).expect("a sound body");
+            }
+            assert_eq!(taken.end().expect("a whole body"), objects.len());
+            assert_eq!(found, objects, "in parts of {size}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_asked_for_is_refused_and_what_is_cut_is_told() {
+        let body = body(&[vec![1; 5], vec![2; 5]]);
+        assert!(Objects::new(1).take_apart(&body, &mut |_, _, _| {}).is_err());
+        let long = (limits::OBJECT_BYTES_MAX as u64 + 1).to_le_bytes();
+        assert!(Objects::new(1).take_apart(&long, &mut |_, _, _| {}).is_err());
+        for cut in 0..body.len() {
+            let mut objects = Objects::new(2);
+            objects.take_apart(&body[..cut], &mut |_, _, _| {}).expect("sound as far as it goes");
+            assert_eq!(objects.end().is_ok(), cut == 0 || cut == 13, "cut at {cut}");
+        }
     }
 }
