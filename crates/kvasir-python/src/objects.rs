@@ -6,7 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use kvasir_api::ObjectsRequest;
+use kvasir_api::{ErrorCode, ObjectsRequest};
 use kvasir_client::rest::Client;
 use kvasir_types::{Name, ObjectKey};
 use pyo3::{exceptions::PyValueError, prelude::*};
@@ -22,6 +22,8 @@ use crate::{
 
 /// Requests of one engine at the same time: hides round trips, and leaves idle connections for as many.
 const REQUESTS_AT_ONCE: usize = 8;
+/// Bytes of the pages of a request that stores: of so many there are copies, and a request that fails fails for all of them.
+const WRITE_BYTES_MAX: usize = 16 << 20;
 /// Bytes of the checksum behind a page.
 const CHECKSUM_BYTES: usize = 4;
 
@@ -164,13 +166,13 @@ impl Objects {
         run(py, is_async, async move {
             let mut outcomes = vec![Outcome::Late; keys.len()];
             let store = async |outcomes: &mut [Outcome]| {
-                let stored = stream::iter(keys.iter().zip(&pages).zip(outcomes));
-                stored
-                    .for_each_concurrent(REQUESTS_AT_ONCE, |((key, page), outcome)| {
+                let batches = stream::iter(batches(&keys, &pages, outcomes));
+                batches
+                    .for_each_concurrent(REQUESTS_AT_ONCE, |(keys, pages, outcomes)| {
                         let (client, namespace, requests) = (&client, &namespace, &requests);
                         async move {
                             let _request = requests.acquire().await;
-                            *outcome = store_page(client, namespace, key, page).await;
+                            store_batch(client, namespace, keys, pages, outcomes).await;
                         }
                     })
                     .await;
@@ -223,20 +225,58 @@ async fn find_row(
     Ok(sizes)
 }
 
-/// Stores one page. A key that has other bytes is present, too: two engines' values of the same tokens differ in their last bits.
-async fn store_page(client: &Client, namespace: &Name, key: &ObjectKey, page: &Page) -> Outcome {
-    // A copy: what is on the way outlives this future where its time is over, and then the memory may hold something else.
-    let mut bytes = Vec::with_capacity(page.len() + CHECKSUM_BYTES);
-    page.copy_to(&mut bytes);
-    let checksum = crc32c::crc32c_append(checksum_of(key), &bytes);
-    bytes.extend_from_slice(&checksum.to_le_bytes());
-    match client.put_opaque(namespace, key, bytes.into()).await {
-        Ok(stored) if stored.created => Outcome::Stored,
-        Ok(_) => Outcome::Present,
-        Err(error) => match code_of(&error).as_str() {
-            "object_exists" => Outcome::Present,
-            code => Outcome::Failed(code.to_owned()),
-        },
+/// Keys, pages and outcomes, cut into requests.
+fn batches<'a>(
+    mut keys: &'a [ObjectKey],
+    mut pages: &'a [Page],
+    mut outcomes: &'a mut [Outcome],
+) -> Vec<(&'a [ObjectKey], &'a [Page], &'a mut [Outcome])> {
+    let mut batches = Vec::new();
+    while !pages.is_empty() {
+        let mut bytes = 0;
+        let fitting = pages.iter().take(ObjectsRequest::KEYS_MAX).take_while(|page| {
+            bytes += page.len();
+            bytes <= WRITE_BYTES_MAX
+        });
+        let count = fitting.count().max(1);
+        let (of_keys, of_pages, of_outcomes);
+        (of_keys, keys) = keys.split_at(count);
+        (of_pages, pages) = pages.split_at(count);
+        (of_outcomes, outcomes) = outcomes.split_at_mut(count);
+        batches.push((of_keys, of_pages, of_outcomes));
+    }
+    batches
+}
+
+/// Stores pages with one request. A key that has other bytes is present, too: two engines' values of the same tokens differ in
+/// their last bits.
+async fn store_batch(
+    client: &Client,
+    namespace: &Name,
+    keys: &[ObjectKey],
+    pages: &[Page],
+    outcomes: &mut [Outcome],
+) {
+    // Copies: what is on the way outlives this future where its time is over, and then the memory may hold something else.
+    let objects = keys.iter().zip(pages).map(|(key, page)| {
+        let mut bytes = Vec::with_capacity(page.len() + CHECKSUM_BYTES);
+        page.copy_to(&mut bytes);
+        let checksum = crc32c::crc32c_append(checksum_of(key), &bytes);
+        bytes.extend_from_slice(&checksum.to_le_bytes());
+        (key.clone(), bytes.into())
+    });
+    match client.write_opaque(namespace, &objects.collect::<Vec<_>>()).await {
+        Ok(written) => {
+            for (outcome, written) in outcomes.iter_mut().zip(written) {
+                *outcome = match written.problem {
+                    None if written.created => Outcome::Stored,
+                    None => Outcome::Present,
+                    Some(problem) if problem.code == ErrorCode::ObjectExists => Outcome::Present,
+                    Some(problem) => Outcome::Failed(problem.code.as_str().to_owned()),
+                };
+            }
+        }
+        Err(error) => outcomes.fill(Outcome::Failed(code_of(&error))),
     }
 }
 
