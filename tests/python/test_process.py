@@ -61,6 +61,19 @@ def test_threads_share_everything(model, spec):
         assert all(pool.map(one, range(24)))
 
 
+def test_threads_share_a_session(model, spec):
+    tokens, kv = make_tokens(300, seed=99), make_kv(spec, 300, seed=99)
+    model.session(tokens).save(kv)
+    session = model.session(tokens)
+
+    def one(_):
+        loaded = session.load(level=3)
+        return loaded.loaded_tokens == 300 and same(loaded.kv, kv, 300)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(one, range(24)))
+
+
 def test_the_gil_is_released_while_others_wait(server):
     """A call that waits for its answer does not stop other threads."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
-import torch
 from engine import BLOCK, Engine, OtherEngine, make_exact_profile, make_tokens, wait_until_stored
 
 from kvasir import Loss
@@ -58,14 +58,14 @@ HEADS, DIM, TOKENS = [2, 4], 8, 40
 
 def make_rows(seed):
     """Rows of all ranks."""
-    dice = torch.Generator().manual_seed(seed)
-    return [tuple(torch.randn(heads, TOKENS, DIM, generator=dice).bfloat16() for _ in range(2)) for heads in HEADS]
+    dice = np.random.default_rng(seed)
+    return [tuple(dice.integers(1 << 16, size=(heads, TOKENS, DIM), dtype=np.uint16) for _ in range(2)) for heads in HEADS]
 
 
 def rows_of(ranks, whole):
     """Rows of one rank."""
     parts = [ranks.heads_of(layer, ranks.rank) for layer in range(len(HEADS))]
-    return [tuple(plane[heads.start : heads.stop].clone() for plane in pair) for heads, pair in zip(parts, whole, strict=True)]
+    return [tuple(plane[heads.start : heads.stop].copy() for plane in pair) for heads, pair in zip(parts, whole, strict=True)]
 
 
 def part(number, windowed_first=10, loss=None):
@@ -96,7 +96,7 @@ def test_the_first_rank_gathers_what_each_has_copied(size):
             said, rows = gathered
             assert said == part(number, 10 + size - 1, Loss(0.1 * (size - 1), size - 1, 1))
             for pair, expected in zip(rows, saves[number], strict=True):
-                assert all(torch.equal(plane[:, 10:], of[:, 10:]) for plane, of in zip(pair, expected, strict=True))
+                assert all(np.array_equal(plane[:, 10:], of[:, 10:]) for plane, of in zip(pair, expected, strict=True))
     for other in others:
         other.join(10)
     gatherer.close()

@@ -30,7 +30,7 @@ fn json(answer: &impl Serialize) -> Result<String, Failure> {
 }
 
 /// The extension module. The package `kvasir` over it is what people use.
-#[pymodule(gil_used = true)]
+#[pymodule]
 mod _kvasir {
     use super::*;
 

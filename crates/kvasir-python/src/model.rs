@@ -11,7 +11,7 @@ use kvasir_client::{
     report::{ChunkOutcome, SaveOutcome, SaveReport},
     tuning::LoadOptions,
 };
-use kvasir_types::{Level, LevelError, Loss, TokenRange};
+use kvasir_types::{Level, LevelError, Loss, ModelSpec, TokenRange};
 use pyo3::prelude::*;
 use pyo3_async_runtimes::tokio::get_runtime;
 use serde_json::json;
@@ -111,8 +111,7 @@ impl Model {
                 request = request.class(kind);
             }
             let session = request.await;
-            let (spec, matched) = (Arc::clone(kvasir.spec()), session.matched_tokens());
-            Ok(Session { spec: Spec(spec), matched, session: Arc::new(RwLock::new(session)) })
+            Ok(Session::new(&kvasir, session))
         })
     }
 
@@ -132,8 +131,9 @@ impl Model {
             let session = request(&kvasir, &tokens, salt, adapter).deadline(Deadline::within(timeout)).await;
             let error = session.lookup_error().map(ToString::to_string);
             let matched = error.is_none().then(|| session.matched_tokens());
+            let found = (matched, begun.elapsed().as_secs_f64(), error);
             // It is set here alone.
-            let _ = answer.set((matched, begun.elapsed().as_secs_f64(), error));
+            let _ = answer.set((found, Session::new(&kvasir, session)));
         });
         Ok(Lookup(found))
     }
@@ -153,30 +153,42 @@ type Found = (Option<u64>, f64, Option<String>);
 
 /// A lookup in the background: it goes on whether or not somebody waits for it.
 #[pyclass(frozen, module = "kvasir._kvasir")]
-pub(crate) struct Lookup(Arc<OnceLock<Found>>);
+pub(crate) struct Lookup(Arc<OnceLock<(Found, Session)>>);
 
 #[pymethods]
 impl Lookup {
     /// What was found; none as long as it runs.
     #[getter]
     fn found(&self) -> Option<Found> {
-        self.0.get().cloned()
+        self.0.get().map(|(found, _)| found.clone())
+    }
+
+    /// The session that was looked up; none as long as it runs.
+    #[getter]
+    fn session(&self) -> Option<Session> {
+        self.0.get().map(|(_, session)| session.clone())
     }
 }
 
 /// One request, or one conversation.
 #[pyclass(frozen, module = "kvasir._kvasir")]
+#[derive(Clone)]
 pub(crate) struct Session {
-    spec: Spec,
+    spec: Arc<ModelSpec>,
     matched: u64,
     session: Arc<RwLock<ClientSession>>,
 }
 
 impl Session {
+    fn new(kvasir: &Kvasir, session: ClientSession) -> Self {
+        let (spec, matched) = (Arc::clone(kvasir.spec()), session.matched_tokens());
+        Self { spec, matched, session: Arc::new(RwLock::new(session)) }
+    }
+
     /// The part of the cache that one of several tensor-parallel ranks holds.
     fn shard(&self, rank: Option<(usize, usize)>) -> Result<Shard, Failure> {
         let Some((rank, of)) = rank else { return Ok(Shard::ALL) };
-        let mut planes = self.spec.0.layers.iter().flat_map(|layer| layer.layout.planes());
+        let mut planes = self.spec.layers.iter().flat_map(|layer| layer.layout.planes());
         let heads = planes.find_map(|(heads, _)| (heads > 0).then_some(heads)).unwrap_or(0);
         if rank >= of {
             let message = format!("rank is {rank} of {of}");
@@ -227,7 +239,7 @@ impl Session {
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let shard = self.shard(rank)?;
-        let spec = shard.part_of(&self.spec.0);
+        let spec = shard.part_of(&self.spec);
         let tensors = Tensors::borrow(&spec, into, self.matched as usize, Use::Write)?;
         let table = tensors.table()?.with_shard(shard);
         let deadline = self::deadline(deadline)?;
@@ -251,7 +263,7 @@ impl Session {
         tokens: usize,
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let tensors = Tensors::borrow(&self.spec.0, kv, tokens, Use::Read)?;
+        let tensors = Tensors::borrow(&self.spec, kv, tokens, Use::Read)?;
         let session = Arc::clone(&self.session);
         run(py, is_async, async move {
             let session = session.read().await;
@@ -262,7 +274,7 @@ impl Session {
     /// Saves a copy of what is not stored, in the background.
     fn save_in_background(&self, py: Python<'_>, kv: &Bound<'_, PyAny>, tokens: usize) -> PyResult<Save> {
         check_process()?;
-        let tensors = Tensors::borrow(&self.spec.0, kv, tokens, Use::Read)?;
+        let tensors = Tensors::borrow(&self.spec, kv, tokens, Use::Read)?;
         let session = Arc::clone(&self.session);
         let ticket = wait(py, async move { session.read().await.save(&*tensors, tokens) })?;
         Ok(Save::of(ticket))

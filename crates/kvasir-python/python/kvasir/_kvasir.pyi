@@ -221,6 +221,8 @@ class Model:
 class Lookup:
     @property
     def found(self) -> tuple[int | None, float, str | None] | None: ...
+    @property
+    def session(self) -> Session | None: ...
 
 @final
 class Session:

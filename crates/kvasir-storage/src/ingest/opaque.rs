@@ -84,7 +84,10 @@ impl Ingest {
             payload_digest.update(&part);
             spool.push(&part).await.map_err(PutError::Spool)?;
         }
-        let nonce = self.writer.wrapping_add(self.written.fetch_add(1, Ordering::Relaxed));
+        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        // Hashed: writers whose numbers are close to each other meet nowhere.
+        let nonce = blake3::hash(&[self.writer.to_le_bytes(), number.to_le_bytes()].concat());
+        let nonce = u64::from_le_bytes(nonce.as_bytes().first_chunk().copied().unwrap_or_default());
         let written_ms = self.bucket.now_ms().map_or(0, i64::cast_unsigned);
         let head = head.finish(*payload_digest.finalize().as_bytes(), written_ms, nonce)?;
         let object_digest = spool.overwrite_prefix(head.clone()).await?;

@@ -1,10 +1,16 @@
-"""Where the rows of tokens lie in vLLM's blocks: a table, and a check of it by vLLM's own writer."""
+"""Where the rows of tokens lie in vLLM's blocks: a table, and a check of it by vLLM's own writer.
+
+NumPy moves them, and not torch: what torch computes in a thread of ours makes OpenMP threads there, and as soon as the process
+has more of these than cores, those of vLLM sleep between operators instead of waiting awake.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import (
@@ -20,8 +26,13 @@ from ..errors import InputError
 
 logger = init_logger(__name__)
 
-Rows = list[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of each layer, ``[kv_heads, tokens, head_dim]``, in the CPU's memory."""
+Array = np.ndarray[Any, Any]
+Planes = tuple[Array, Array]
+"""Keys and values of some layers, ``[layers, kv_heads, tokens, head_dim]``."""
+Rows = list[Planes]
+"""Keys and values of each layer, ``[kv_heads, tokens, head_dim]``."""
+Taken = list[Array | None]
+"""Of each group of layers copies of blocks as they lie, ``[layers, blocks, elements]``; none of a group that is left out."""
 BlockTables = tuple[list[int], ...]
 """Of each group of layers the blocks of consecutive tokens."""
 NULL_BLOCK = 0
@@ -92,54 +103,89 @@ class _Group:
         # Elements of a row of keys and of values; of latent attention, of the latent and of the rotary key.
         self.dims: tuple[int, int] = (self.spec.head_size, self.spec.head_size)
         self.is_latent = isinstance(self.spec, MLAAttentionSpec)
+        # Bits of two bytes are moved as they are.
+        self._dtype = "uint16" if self.spec.dtype.itemsize == 2 else str(self.spec.dtype).removeprefix("torch.")
         if self.is_latent:
             text = vllm_config.model_config.hf_text_config
             self.dims = text.kv_lora_rank, text.qk_rope_head_dim
         cache_dtype = vllm_config.cache_config.cache_dtype
         self._kernels = _kernels(self.spec, vllm_config.model_config.dtype, cache_dtype)
         self._check(vllm_config.model_config.dtype, cache_dtype)
-        # By number.
-        self.layers = {_number(name): self._views(caches[name]) for name in group.layer_names}
+        # Numbers of layers, and in the same order what is in their blocks.
+        self.layers = [_number(name) for name in group.layer_names]
+        self._caches = [self._flat(caches[name]) for name in group.layer_names]
 
-    def gather(self, rows: Rows, blocks: Sequence[int], first: int, end: int, origin: int) -> None:
-        """Copy the rows of tokens ``first`` to ``end`` out, to rows from token ``origin`` on."""
-        index, skipped = torch.tensor(blocks, dtype=torch.int64), first % self.block_tokens
-        for layer, planes in self.layers.items():
-            for plane, to in zip(planes, rows[layer], strict=True):
-                to[:, first - origin : end - origin] = self._rows(plane[index])[:, skipped : skipped + end - first]
+    def empty(self, tokens: int) -> Planes:
+        """Memory for the rows of whole blocks that hold so many tokens."""
+        return self._empty_rows(len(self._caches), -(-tokens // self.block_tokens) * self.block_tokens)
 
-    def scatter(self, rows: Rows, blocks: Sequence[int], first: int) -> None:
-        """Write whole blocks of rows from token ``first`` on, but those that vLLM left out behind a window."""
+    def _empty_rows(self, layers: int, tokens: int) -> Planes:
+        keys, values = (np.empty((layers, self.spec.num_kv_heads, tokens, dim), self._dtype) for dim in self.dims)
+        return keys, values
+
+    def take(self, blocks: Sequence[int]) -> Array:
+        """Copy blocks as they lie: ``[layers, blocks, elements]``."""
+        taken = self._empty_blocks(len(self._caches), len(blocks))
+        for cache, out in zip(self._caches, taken, strict=True):
+            # Where it checks indices, NumPy fills a copy first.
+            np.take(cache, blocks, axis=0, out=out, mode="clip")
+        return taken
+
+    def put(self, taken: Array, blocks: Sequence[int]) -> None:
+        """Write blocks as they are to lie, but those that vLLM left out behind a window."""
         wanted = [n for n, block in enumerate(blocks) if block != NULL_BLOCK]
-        index = torch.tensor([blocks[n] for n in wanted], dtype=torch.int64)
-        end = first + len(blocks) * self.block_tokens
-        for layer, planes in self.layers.items():
-            for plane, of in zip(planes, rows[layer], strict=True):
-                by_block = of[:, first:end].unflatten(1, (len(blocks), self.block_tokens)).transpose(0, 1)[wanted]
-                plane[index] = by_block.reshape(len(wanted), *plane.shape[1:])
+        if len(wanted) < len(blocks):
+            taken = taken[:, wanted]
+        index = [blocks[n] for n in wanted]
+        for cache, of in zip(self._caches, taken, strict=True):
+            cache[index] = of
 
-    def _rows(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Rows ``[kv_heads, tokens, head_dim]`` of blocks that `_views` gave."""
-        heads = self.spec.num_kv_heads
-        return blocks.reshape(len(blocks), heads, self.block_tokens, -1).transpose(0, 1).flatten(1, 2)
+    def to_rows(self, taken: Array, rows: Planes, first: int) -> None:
+        """Write what blocks hold into rows from token ``first`` on."""
+        for plane, of in self._pairs(taken, rows, first):
+            np.copyto(of, plane)
 
-    def _views(self, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give a layer's keys and values as views ``[blocks, kv_heads, block_tokens…, head_dim…]`` of its blocks.
+    def from_rows(self, rows: Planes, first: int, count: int) -> Array:
+        """Give ``count`` blocks of rows from token ``first`` on, as they are to lie."""
+        taken = self._empty_blocks(len(rows[0]), count)
+        for plane, of in self._pairs(taken, rows, first):
+            np.copyto(plane, of)
+        return taken
+
+    def _empty_blocks(self, layers: int, count: int) -> Array:
+        return np.empty((layers, count, self.spec.num_kv_heads * self.block_tokens * sum(self.dims)), self._dtype)
+
+    def _pairs(self, taken: Array, rows: Planes, first: int) -> Iterator[Planes]:
+        """Give views of one shape, of keys and of values: of blocks as they lie, and of the same tokens among rows."""
+        end = first + taken.shape[1] * self.block_tokens
+        for plane, of in zip(self._planes(taken), rows, strict=True):
+            by_block = _split(of[:, :, first:end], 2, (-1, self.block_tokens)).swapaxes(1, 2)
+            # Splits axes, which never takes a copy.
+            yield plane, by_block.reshape(plane.shape)
+
+    def _planes(self, blocks: Array) -> Planes:
+        """Give keys and values of blocks ``[…, elements]`` as views ``[…, kv_heads, block_tokens…, head_dim…]``.
 
         A block says that it is ``[kv_heads, block_tokens, 2 * head_dim]``. vLLM's CPU kernels keep in it for each head the keys,
         and behind them the values, both in an order of their own. A block of latents is what it says: ``[1, block_tokens,
         latent + rotary key]``.
         """
         heads, tokens, dim = self.spec.num_kv_heads, self.block_tokens, self.spec.head_size
-        if self.is_latent and cache.shape[1:] == (1, tokens, sum(self.dims)) and cache.stride()[2:] == (dim, 1):
-            latents, rotary = cache.split(self.dims, dim=-1)
-            return latents, rotary
-        if cache.shape[1:] != (heads, tokens, 2 * dim) or cache.stride()[1:] != (2 * dim * tokens, 2 * dim, 1):
+        if self.is_latent:
+            rows = _split(blocks, -1, (1, tokens, dim))
+            return rows[..., : self.dims[0]], rows[..., self.dims[0] :]
+        halves = _split(blocks, -1, (heads, 2, tokens * dim))
+        order = _ORDERS[self._kernels]
+        return order.keys(halves[..., 0, :], tokens, dim), order.values(halves[..., 1, :], tokens, dim)
+
+    def _flat(self, cache: torch.Tensor) -> Array:
+        """Give a layer's blocks as ``[blocks, elements]``, where they are what `_planes` knows."""
+        heads, tokens = self.spec.num_kv_heads, self.block_tokens
+        if cache.shape[1:] != (heads, tokens, sum(self.dims)) or not cache[0].is_contiguous():
             what = f"vLLM's blocks have the shape {list(cache.shape[1:])} and strides {list(cache.stride()[1:])}"
             raise InputError(what, "unknown_layout", "report this with vLLM's version; vLLM goes on without Kvasir")
-        keys, values = cache.view(-1, heads, 2, tokens * dim).unbind(2)
-        order = _ORDERS[self._kernels]
-        return order.keys(keys, tokens, dim), order.values(values, tokens, dim)
+        blocks: Array = cache.view(len(cache), -1).view(getattr(torch, self._dtype)).numpy()
+        return blocks
 
     def _check(self, computed: torch.dtype, cache_dtype: str) -> None:
         """Let vLLM write two blocks of rows that it has computed, and read them by the table."""
@@ -161,12 +207,24 @@ class _Group:
             cache = torch.zeros(2, heads, tokens, 2 * dim, dtype=spec.dtype)
             halves = cache.view(2, heads, 2 * tokens, dim).chunk(2, dim=2)
             ops.cpu_attn_reshape_and_cache(keys, values, *halves, slots, self._kernels, kv_cache_dtype=cache_dtype)
-        for wrote, view in zip((keys, values), self._views(cache), strict=True):
-            found = self._rows(view).transpose(0, 1)
+        rows, blocks = self._empty_rows(1, 2 * tokens), self._flat(cache)[None]
+        self.to_rows(blocks, rows, 0)
+        is_known = np.array_equal(self.from_rows(rows, 0, 2), blocks)
+        for wrote, plane in zip((keys, values), rows, strict=True):
+            found = torch.from_numpy(plane[0]).view(spec.dtype).transpose(0, 1)
             # As numbers: the writer does not keep the sign of 0.
-            if not torch.equal(found.view(torch.float8_e4m3fn).to(computed) if is_fp8 else found, wrote):
-                what = f"vLLM's kernels {self._kernels} lay blocks out in a way that is not known"
-                raise InputError(what, "unknown_layout", "report this with vLLM's version and the CPU; vLLM goes on without Kvasir")
+            is_known &= torch.equal(found.view(torch.float8_e4m3fn).to(computed) if is_fp8 else found, wrote)
+        if not is_known:
+            what = f"vLLM's kernels {self._kernels} lay blocks out in a way that is not known"
+            raise InputError(what, "unknown_layout", "report this with vLLM's version and the CPU; vLLM goes on without Kvasir")
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """Rows that blocks are read into, or written from: of each group of layers, and the same memory of each layer."""
+
+    groups: list[Planes]
+    layers: Rows
 
 
 class Blocks:
@@ -192,36 +250,47 @@ class Blocks:
         self._group_of = [groups[layer] for layer in range(len(names))]
         self._windowed_layers = [layer for group in self._groups if group.is_windowed for layer in group.layers]
 
-    def gather(self, rows: Rows, blocks: BlockTables, first: int, end: int, *, windowed: bool, origin: int = 0) -> None:
-        """Copy the rows of tokens ``first`` to ``end`` out of layers with a window, or of those without one.
+    def take(self, blocks: BlockTables, *, windowed: bool) -> Taken:
+        """Copy blocks of layers with a window, or of those without one: quickly, a step waits for it."""
+        groups = zip(self._groups, blocks, strict=True)
+        return [group.take(ids) if ids and group.is_windowed == windowed else None for group, ids in groups]
 
-        The blocks of each such group begin with that of token ``first``, the rows with token ``origin``.
-        """
-        for group, of_group in zip(self._groups, blocks, strict=True):
-            if group.is_windowed == windowed and first < end:
-                group.gather(rows, of_group, first, end, origin)
+    def put(self, taken: Taken, blocks: BlockTables) -> None:
+        """Write blocks that `from_rows` gave."""
+        for group, of_group, ids in zip(self._groups, taken, blocks, strict=True):
+            if of_group is not None:
+                group.put(of_group, ids)
+
+    def to_rows(self, taken: Taken, rows: BlockRows, first: int) -> None:
+        """Write what whole blocks hold into rows, from token ``first`` on, with which a block begins."""
+        for group, of_group, planes in zip(self._groups, taken, rows.groups, strict=True):
+            if of_group is not None:
+                group.to_rows(of_group, planes, first)
+
+    def from_rows(self, rows: BlockRows, first: int, count: int) -> Taken:
+        """Give ``count`` whole blocks of rows from token ``first`` on, as they are to lie."""
+        return [group.from_rows(planes, first, count) for group, planes in zip(self._groups, rows.groups, strict=True)]
+
+    def begin_of(self, token: int) -> int:
+        """Give the token that the block of a token begins with."""
+        return token - token % self.block_tokens
 
     def copy_windowed(self, of: tuple[Rows, int], to: tuple[Rows, int], first: int, end: int) -> None:
         """Copy the rows of tokens ``first`` to ``end`` in layers with a window. Both come with the token that they begin with."""
         (of_rows, of_origin), (to_rows, to_origin) = of, to
-        # Rows that were copied during a step may be written in that mode alone.
-        with torch.inference_mode():
-            for layer in self._windowed_layers:
-                for plane, copy in zip(of_rows[layer], to_rows[layer], strict=True):
-                    copy[:, first - to_origin : end - to_origin] = plane[:, first - of_origin : end - of_origin]
+        for layer in self._windowed_layers:
+            for plane, copy in zip(of_rows[layer], to_rows[layer], strict=True):
+                copy[:, first - to_origin : end - to_origin] = plane[:, first - of_origin : end - of_origin]
 
-    def scatter(self, rows: Rows, blocks: BlockTables, first: int) -> None:
-        """Write whole blocks of rows from token ``first`` on."""
-        for group, of_group in zip(self._groups, blocks, strict=True):
-            group.scatter(rows, of_group, first)
-
-    def empty(self, tokens: int) -> Rows:
+    def empty(self, tokens: int) -> BlockRows:
         """Memory for the rows of so many tokens. What is not written of it, the machine need not have."""
-
-        def plane(spec: Any, dim: int) -> torch.Tensor:
-            return torch.empty(spec.num_kv_heads, tokens, dim, dtype=spec.dtype)
-
-        return [(plane(group.spec, group.dims[0]), plane(group.spec, group.dims[1])) for group in self._group_of]
+        groups = [group.empty(tokens) for group in self._groups]
+        by_layer = {
+            layer: planes
+            for group, of_group in zip(self._groups, groups, strict=True)
+            for layer, planes in zip(group.layers, zip(*of_group, strict=True), strict=True)
+        }
+        return BlockRows(groups, [by_layer[layer] for layer in range(len(by_layer))])
 
     def bytes_of(self, tokens: int, *, windowed: bool | None = None) -> int:
         """Bytes of the rows of so many tokens, in layers with a window, without one, or in all."""
@@ -248,30 +317,36 @@ def _kernels(spec: Any, computed: torch.dtype, cache_dtype: str) -> str:
     return kernels
 
 
+def _split(array: Array, axis: int, into: tuple[int, ...]) -> Array:
+    """Give a view with one axis split."""
+    axis %= array.ndim
+    return array.reshape(*array.shape[:axis], *into, *array.shape[axis + 1 :])
+
+
 class _Vector:
     """Keys transposed, values as they are."""
 
     @staticmethod
-    def keys(half: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
-        return half.unflatten(-1, (dim, tokens)).transpose(-1, -2)
+    def keys(half: Array, tokens: int, dim: int) -> Array:
+        return _split(half, -1, (dim, tokens)).swapaxes(-1, -2)
 
     @staticmethod
-    def values(half: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
-        return half.unflatten(-1, (tokens, dim))
+    def values(half: Array, tokens: int, dim: int) -> Array:
+        return _split(half, -1, (tokens, dim))
 
 
 class _Tiles:
     """Operands of AMX: tiles of 16 rows of pairs that are multiplied together."""
 
     @staticmethod
-    def keys(half: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
+    def keys(half: Array, tokens: int, dim: int) -> Array:
         # [tokens / 16, dim / 2, 16 tokens, 2 of dim]
-        return half.unflatten(-1, (tokens // 16, dim // 2, 16, 2)).permute(0, 1, 2, 4, 3, 5)
+        return _split(half, -1, (tokens // 16, dim // 2, 16, 2)).swapaxes(-3, -2)
 
     @staticmethod
-    def values(half: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
+    def values(half: Array, tokens: int, dim: int) -> Array:
         # [dim / 16, tokens / 2, 16 of dim, 2 tokens]
-        return half.unflatten(-1, (dim // 16, tokens // 2, 16, 2)).permute(0, 1, 3, 5, 2, 4)
+        return np.moveaxis(_split(half, -1, (dim // 16, tokens // 2, 16, 2)), (-3, -1), (-4, -3))
 
 
 _ORDERS: dict[str, type[_Vector] | type[_Tiles]] = {"vec": _Vector, "vec16": _Vector, "amx": _Tiles}

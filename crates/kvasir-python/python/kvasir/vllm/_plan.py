@@ -1,10 +1,13 @@
-"""What the scheduler and the workers tell each other. Sent between processes: no objects of the extension in it."""
+"""What the scheduler and the workers tell each other. Sent between processes, without objects of the extension."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+from .._session import Session
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Prompt:
 class LoadPlan:
     """A load of tokens ``start`` to ``end``, both ends of blocks, into ``blocks``, which may take ``budget_s`` seconds.
 
-    Of each group of layers, the blocks are those of these tokens.
+    Of each group of layers, the blocks are those of these tokens. The session is that of the scheduler's lookup, for a worker in
+    the same process; others look the prompt up again.
     """
 
     request_id: str
@@ -39,6 +43,10 @@ class LoadPlan:
     end: int
     blocks: tuple[list[int], ...]
     budget_s: float
+    session: Session | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"session": None}
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from vllm.distributed import get_tensor_model_parallel_rank
 
 from .._reports import Loss
 from ..errors import InputError
-from ._layout import Rows
+from ._layout import Array, Rows
 from ._requests import private_folder
 
 # Longest that the first rank waits for the rows of another one, which copies them at the same step.
@@ -79,8 +79,8 @@ class Ranks:
     def empty(self, rows: Rows, tokens: int) -> Rows:
         """Memory for so many tokens in the heads of all ranks, of the type of a rank's rows."""
 
-        def plane(layer: int, of: torch.Tensor) -> torch.Tensor:
-            return torch.empty(self.heads[layer], tokens, of.shape[-1], dtype=of.dtype)
+        def plane(layer: int, of: Array) -> Array:
+            return np.empty((self.heads[layer], tokens, of.shape[-1]), of.dtype)
 
         return [(plane(layer, keys), plane(layer, values)) for layer, (keys, values) in enumerate(rows)]
 
@@ -174,10 +174,9 @@ class Gatherer:
     def gather(self, own: Part, rows: Rows) -> tuple[Part, Rows] | None:
         """Give the rows of all ranks, and of what they say the worst; none where one has not copied them."""
         whole, said = self._ranks.empty(rows, own.end), own
-        with torch.inference_mode():
-            of_own = (head for pair in rows for plane in pair for head in plane)
-            for head, of in zip(self._heads(whole, 0), of_own, strict=True):
-                head[own.first : own.end] = of[own.first : own.end]
+        of_own = (head for pair in rows for plane in pair for head in plane)
+        for head, of in zip(self._heads(whole, 0), of_own, strict=True):
+            head[own.first : own.end] = of[own.first : own.end]
         for rank in range(1, self._ranks.size):
             part = self._receive(rank, own, whole)
             if part is None:
@@ -233,7 +232,7 @@ class Gatherer:
                     del self._connections[rank]
         return None
 
-    def _heads(self, whole: Rows, rank: int) -> Iterator[torch.Tensor]:
+    def _heads(self, whole: Rows, rank: int) -> Iterator[Array]:
         """Give the rows of a rank's heads, in the order in which it sends them."""
         for layer, pair in enumerate(whole):
             heads = self._ranks.heads_of(layer, rank)
@@ -241,6 +240,6 @@ class Gatherer:
                 yield from plane[heads.start : heads.stop]
 
 
-def _bytes_of(rows: torch.Tensor) -> Any:
+def _bytes_of(rows: Array) -> memoryview:
     """A view of rows ``[tokens, head_dim]`` that lie together."""
-    return rows.view(torch.uint8).numpy().reshape(-1)
+    return rows.data.cast("B")

@@ -164,7 +164,7 @@ class Scheduler:
     def allocated(self, request: Any, blocks: BlockTables, count: int, now: float) -> None:
         """Plan the load of ``count`` tokens that was offered, into blocks that were allocated."""
         tracked = self._tracked[request.request_id]
-        assert tracked.prompt is not None
+        assert tracked.prompt is not None and tracked.lookup is not None and self._service is not None
         start, end = tracked.start, tracked.start + count
         tracked.reason, tracked.planned = "loaded", count
         ids = tuple(of_group[start // self._block_tokens : end // self._block_tokens] for of_group in blocks)
@@ -173,7 +173,8 @@ class Scheduler:
         budget = self._settings.load_deadline_s
         if tracked.due_at is not None:
             budget = min(budget, max(tracked.due_at - now, 0.0))
-        self._step.loads.append(LoadPlan(request.request_id, prompt, start, end, ids, budget))
+        session = self._service.session_of(tracked.lookup, tracked.prompt)
+        self._step.loads.append(LoadPlan(request.request_id, prompt, start, end, ids, budget, session))
 
     def plan(self, output: Any, now: float) -> StepPlan:
         """Give what was planned since the last step, and what this step computes to be saved."""

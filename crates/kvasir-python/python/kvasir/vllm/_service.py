@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 from .._kvasir import Lookup
 from .._model import Model
 from .._session import Session
+from .._spec import ModelSpec
 from .._store import connect
 from ..errors import AuthError, InputError, KvasirError
 from ._identity import model_spec
@@ -51,6 +52,11 @@ class Service:
             ``not_connected`` while there is no service.
         """
         return self._connected._core.look_up(prompt.tokens, prompt.salt, prompt.adapter, timeout)
+
+    def session_of(self, lookup: Lookup, prompt: Prompt) -> Session | None:
+        """Give the session of a lookup that is over."""
+        core = lookup.session
+        return None if core is None else Session(ModelSpec(self._connected._core.spec), prompt.tokens, core)
 
     @property
     def _connected(self) -> Model:

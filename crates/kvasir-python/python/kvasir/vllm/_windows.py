@@ -14,7 +14,10 @@ class CopiedRows:
         self._parts: list[tuple[int, int, Rows]] = []
 
     def add(self, blocks: Blocks, first: int, end: int, rows: Rows) -> None:
-        """Take rows of tokens ``first`` to ``end``, which are theirs from then on. A gap before them drops what was there."""
+        """Take rows of tokens ``first`` to ``end``, which are theirs from then on and begin with a whole block.
+
+        A gap before them drops what was there.
+        """
         if first != self.end:
             self.first, self.bytes, self._parts = first, 0, []
         self.end = end
@@ -25,4 +28,4 @@ class CopiedRows:
         """Write what lies behind token ``first`` into rows from token 0 on."""
         for begin, end, part in self._parts:
             if first < end:
-                blocks.copy_windowed((part, begin), (rows, 0), max(begin, first), end)
+                blocks.copy_windowed((part, blocks.begin_of(begin)), (rows, 0), max(begin, first), end)

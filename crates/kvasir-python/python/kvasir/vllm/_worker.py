@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 from .._notices import Notices
 from .._session import Session
 from ..errors import KvasirError
-from ._layout import Blocks, Rows
+from ._layout import BlockRows, Blocks, Rows, Taken
 from ._lossy import LossyPrefixes
 from ._metrics import Collector
 from ._plan import CopyPlan, LoadPlan, SavePlan, StepPlan, WorkerReport
@@ -44,10 +44,14 @@ class _Load:
 
 @dataclass
 class _Copy:
-    """Rows that are to be stored; of layers with a window those from token ``windowed_first`` on. None where there was no room."""
+    """Rows that are to be stored. None where there was no room.
+
+    Those of layers without a window are still in blocks; of layers with one there are those from token ``windowed_first`` on.
+    """
 
     plan: SavePlan
-    rows: Rows | None
+    rows: BlockRows | None
+    taken: Taken
     windowed_first: int
     bytes: int
 
@@ -106,9 +110,9 @@ class Worker:
 
     def _load_one(self, plan: LoadPlan, due_at: float) -> None:
         """Load into memory of our own, and write vLLM's blocks only where nobody has given the load up."""
-        rows, usable = None, plan.start
+        taken, count = None, 0
         try:
-            rows, usable = self._fetched(plan, due_at)
+            taken, count = self._fetched(plan, due_at)
         except KvasirError as error:
             self._notices.say("load", "the load of request %s failed, and vLLM computes it: %s", plan.request_id, error)
         except Exception:
@@ -117,27 +121,30 @@ class Worker:
             load = self._loads.pop(plan.request_id, None)
             if load is None:
                 return
-            count = 0
-            if rows is not None and self._blocks is not None:
-                count = self._scatter(plan, rows, usable)
+            if taken is not None and self._blocks is not None:
+                self._blocks.put(taken, tuple(ids[: count // self._blocks.block_tokens] for ids in plan.blocks))
             self._over(plan, count)
         whole = plan.end - plan.start
         result = "whole" if count == whole else "partial" if count else "failed"
         self._count_load(result, time.monotonic() - load.begun_at, count)
 
-    def _fetched(self, plan: LoadPlan, due_at: float) -> tuple[Rows | None, int]:
-        """Rows from token 0 on, of which those that vLLM has are empty, and up to where whole blocks of them can be used."""
+    def _fetched(self, plan: LoadPlan, due_at: float) -> tuple[Taken | None, int]:
+        """Give blocks as they are to lie, and how many tokens of the load they hold."""
         if self._service is None or self._blocks is None or self._ranks is None:
-            return None, plan.start
-        session = self._service.session(plan.prompt, max(due_at - time.monotonic(), 0.001))
+            return None, 0
+        session = plan.session or self._service.session(plan.prompt, max(due_at - time.monotonic(), 0.001))
         if session.matched <= plan.start:
-            return None, plan.start
+            return None, 0
+        # From token 0 on, of which those that vLLM has stay empty.
         rows = self._blocks.empty(session.matched)
-        loaded = session.load(rows, deadline=max(due_at - time.monotonic(), 0.001), present=plan.start, rank=self._ranks.part)
+        left = max(due_at - time.monotonic(), 0.001)
+        loaded = session.load(rows.layers, deadline=left, present=plan.start, rank=self._ranks.part)
         self.metrics.count("load_bytes", loaded.bytes)
-        self._lossy.note(plan.prompt, loaded.losses)
-        end = min(loaded.prefix_tokens, plan.end)
-        return rows, max(end - end % self._blocks.block_tokens, plan.start)
+        self._lossy.note(plan.prompt, [(tokens, loss) for tokens, loss in loaded.losses if tokens.start < plan.end])
+        end = self._blocks.begin_of(min(loaded.prefix_tokens, plan.end))
+        if end <= plan.start or (end < plan.end and not self._blocks.can_load_in_part):
+            return None, 0
+        return self._blocks.from_rows(rows, plan.start, (end - plan.start) // self._blocks.block_tokens), end - plan.start
 
     def _count_load(self, result: str, seconds: float, tokens: int = 0) -> None:
         """Count a load that is over; one of several ranks once."""
@@ -146,15 +153,6 @@ class Worker:
             self.metrics.took("load_seconds", seconds)
             if tokens:
                 self.metrics.count("load_tokens", tokens)
-
-    def _scatter(self, plan: LoadPlan, rows: Rows, usable: int) -> int:
-        """Write vLLM's blocks. Gives how many tokens of the load are in them."""
-        assert self._blocks is not None
-        if usable < plan.end and not self._blocks.can_load_in_part:
-            return 0
-        count = (usable - plan.start) // self._blocks.block_tokens
-        self._blocks.scatter(rows, tuple(ids[:count] for ids in plan.blocks), plan.start)
-        return count * self._blocks.block_tokens
 
     def _over(self, plan: LoadPlan, count: int) -> None:
         """Say that a load is over, and that its first ``count`` tokens are in vLLM's blocks. Under the lock."""
@@ -182,7 +180,7 @@ class Worker:
                 self.metrics.count("saves:dropped")
             else:
                 # So that the first rank does not wait for it.
-                self._copies.put(_Copy(save, None, save.windowed_first, 0))
+                self._copies.put(_Copy(save, None, [], save.windowed_first, 0))
         # What lies behind the end of a request's save.
         for copy in plan.copies:
             self._copy_windowed(copy)
@@ -208,9 +206,9 @@ class Worker:
         if not self._has_room(self._blocks.bytes_of(plan.end - plan.first, windowed=True)):
             self._forget(plan.request_id)
             return
-        rows = self._blocks.empty(plan.end - plan.first)
-        self._blocks.gather(rows, plan.blocks, plan.first, plan.end, windowed=True, origin=plan.first)
-        self._keep(plan.request_id, plan.first, plan.end, rows)
+        rows = self._blocks.empty(plan.end - self._blocks.begin_of(plan.first))
+        self._blocks.to_rows(self._blocks.take(plan.blocks, windowed=True), rows, 0)
+        self._keep(plan.request_id, plan.first, plan.end, rows.layers)
 
     def _keep(self, request_id: str, first: int, end: int, rows: Rows) -> None:
         """Keep rows for the next save of a request. Their bytes count already."""
@@ -234,18 +232,19 @@ class Worker:
         assert self._blocks is not None
         end, first = len(plan.prompt.tokens), plan.windowed_first
         rows = self._blocks.empty(end)
-        self._blocks.gather(rows, plan.blocks, plan.first, end, windowed=False)
-        self._blocks.gather(rows, plan.blocks, first, end, windowed=True)
+        taken = self._blocks.take(plan.blocks, windowed=False)
+        self._blocks.to_rows(self._blocks.take(plan.blocks, windowed=True), rows, self._blocks.begin_of(first))
         if copied is not None and copied.end == first:
-            copied.give(self._blocks, rows, plan.first)
+            copied.give(self._blocks, rows.layers, plan.first)
             first = max(copied.first, plan.first)
         begin = max(first, end - end % self._settings.chunk_tokens)
         if self._blocks.has_windows and not plan.releases and begin < end:
             if self._has_room(self._blocks.bytes_of(end - begin, windowed=True)):
-                part = self._blocks.empty(end - begin)
-                self._blocks.copy_windowed((rows, 0), (part, begin), begin, end)
+                origin = self._blocks.begin_of(begin)
+                part = self._blocks.empty(end - origin).layers
+                self._blocks.copy_windowed((rows.layers, 0), (part, origin), begin, end)
                 self._keep(plan.request_id, begin, end, part)
-        return _Copy(plan, rows, first, size)
+        return _Copy(plan, rows, taken, first, size)
 
     def _store_all(self) -> None:
         """Store copies, one after the other: those of one request build on each other. Ranks but the first send it theirs."""
@@ -253,7 +252,7 @@ class Worker:
             result, begun = "failed", time.monotonic()
             try:
                 if self._sender is not None:
-                    self._sender.send(self._part(copy), copy.rows)
+                    self._sender.send(self._part(copy), self._rows_of(copy))
                 else:
                     result = self._store(copy)
             except (KvasirError, OSError) as error:
@@ -273,11 +272,20 @@ class Worker:
         loss = self._lossy.beneath(copy.plan.prompt)
         return Part(copy.plan.number, copy.plan.first, len(copy.plan.prompt.tokens), copy.windowed_first, loss)
 
+    def _rows_of(self, copy: _Copy) -> Rows | None:
+        """Give the rows of a copy, taken out of its blocks: here, where no step waits for it."""
+        if copy.rows is None:
+            return None
+        assert self._blocks is not None
+        self._blocks.to_rows(copy.taken, copy.rows, self._blocks.begin_of(copy.plan.first))
+        copy.taken = []
+        return copy.rows.layers
+
     def _store(self, copy: _Copy) -> str:
         """Give what came of a save, as in `COUNTERS`."""
         assert self._service is not None
         prompt, chunk_tokens = copy.plan.prompt, self._settings.chunk_tokens
-        part, rows = self._part(copy), copy.rows
+        part, rows = self._part(copy), self._rows_of(copy)
         assert rows is not None
         if self._gatherer is not None:
             gathered = self._gatherer.gather(part, rows)
