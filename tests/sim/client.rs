@@ -110,6 +110,17 @@ impl Book {
         let mut model = self.model.borrow_mut();
         for Tampered { key, at, .. } in self.store.tampered() {
             let at = at.duration_since(self.begun);
+            let is_of_keys = match &key {
+                Key::Chunk(key) | Key::Tombstone(key) | Key::Gone(key) => key.model_id == ModelId::OPAQUE,
+                Key::Listed(_) => true,
+                _ => false,
+            };
+            if is_of_keys {
+                // What else happened at that moment may have come before or after it.
+                for at in [at, at + TICK] {
+                    self.keys.borrow_mut().tampered(at);
+                }
+            }
             match key {
                 Key::Chunk(key) => {
                     model.planted(key.seq_hash, key.object_digest);

@@ -57,6 +57,7 @@ impl Book {
             Some(Err(ObjectError::Exists { .. })) => Outcome::Refused,
             _ => Outcome::Unknown,
         };
+        drop(self.model());
         let judged = self.keys.borrow_mut().put_ends(begun, self.now(), outcome);
         self.judge(judged);
     }
@@ -66,6 +67,7 @@ impl Book {
         let begun = self.now();
         let Some(Ok(bytes)) = node.run(get(&node.storage, number)).await else { return };
         let value = (0..VALUES).find(|value| payload(number, *value) == bytes);
+        drop(self.model());
         let judged = match value {
             Some(value) => self.keys.borrow().got(number, self.since(begun), value),
             None => Err(format!("key {number} has bytes of nobody")),
@@ -88,6 +90,7 @@ impl Book {
 
     /// What is owed at the end is found by a replica that knows nothing, and listed.
     pub(crate) async fn find_owed_keys(&self, cold: &Node) {
+        drop(self.model());
         let owed = self.keys.borrow().owed(self.now());
         let listed = cold.run(list(&cold.storage)).await.and_then(Result::ok).unwrap_or_default();
         let is_sealed = cold.storage.store().seals(&tenant());

@@ -140,7 +140,8 @@ impl World {
             book: Rc::new(book),
             nodes: Vec::new(),
             keeps,
-            turn: 5 * seed as usize,
+            // Each seed begins further on; 7 divides no number of transitions that there is, so all are begun with.
+            turn: 7 * seed as usize,
             lives: 0,
             disks: Vec::new(),
             root,

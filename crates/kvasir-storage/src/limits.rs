@@ -39,7 +39,7 @@ pub const PUT_ATTEMPTS_MAX: usize = 8;
 /// First wait for writers of other bytes under the same key to give way; doubled each time.
 pub const OPAQUE_CONTEST_WAIT: Duration = Duration::from_millis(25);
 /// How often an opaque object is read that seems to be damaged, before it is taken for that.
-pub const OPAQUE_READS: usize = 5;
+pub const OPAQUE_READS: usize = 8;
 /// Longest time after its write in which a writer takes its object back.
 pub const OPAQUE_RETRACT_MAX: Duration = Duration::from_secs(60);
 /// Age at which nobody takes an object back any more: twice as long, for the store's dates and the write itself.

@@ -38,12 +38,19 @@ pub struct Keys {
     grace: Duration,
     puts: Vec<Put>,
     removals: Vec<Removal>,
+    /// When somebody changed an object, a tombstone or a marker of some key behind the service's back.
+    tampered: Vec<Duration>,
 }
 
 impl Keys {
     /// Nothing has happened; a collector waits for `grace`.
     pub fn new(bounds: Bounds, grace: Duration) -> Self {
-        Self { bounds, grace, puts: Vec::new(), removals: Vec::new() }
+        Self { bounds, grace, puts: Vec::new(), removals: Vec::new(), tampered: Vec::new() }
+    }
+
+    /// Somebody changes objects of keys: which, is not told apart.
+    pub fn tampered(&mut self, at: Duration) {
+        self.tampered.push(at);
     }
 
     /// A PUT begins. Gives its number.
@@ -150,6 +157,7 @@ impl Keys {
         let is_old =
             |made: &Put, ttl| made.key == put.key && made.value == put.value && by >= made.begun + ttl;
         if self.removals.iter().any(|removal| is_removed(&removal))
+            || self.tampered.iter().any(|at| put.begun <= *at && *at <= by)
             || self.bounds.ttl.is_some_and(|ttl| self.puts.iter().any(|made| is_old(made, ttl)))
         {
             return Gone::Yes;
@@ -211,6 +219,16 @@ mod tests {
             keys.got(0, at(60, 61), 2).is_ok(),
             "its first attempt came late, and the collector took both"
         );
+    }
+
+    #[test]
+    fn what_somebody_changed_may_be_gone() {
+        let mut keys = keys();
+        put(&mut keys, 1, 0, 1, Outcome::Acknowledged).expect("the first");
+        keys.tampered(s(2));
+        assert_eq!((keys.owed(s(1)), keys.owed(s(3))), (vec![(0, 1)], vec![]));
+        put(&mut keys, 2, 3, 4, Outcome::Acknowledged).expect("in its place");
+        assert_eq!(keys.owed(s(5)), [(0, 2)]);
     }
 
     #[test]

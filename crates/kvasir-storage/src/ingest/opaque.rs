@@ -140,14 +140,16 @@ impl Ingest {
                 match self.reads.payload_digest(&there).await? {
                     Some(other) if Some(other) != payload => return Err(exists()),
                     // Who was acknowledged does not give way any more. But what another writer left may be beside it.
-                    Some(_) if self.is_kept(scope, &there).await? => {
-                        match self.settle(&there, payload).await? {
+                    Some(_) => match self.kept_payload(scope, &there).await? {
+                        Some(kept) if Some(kept) != payload => return Err(exists()),
+                        Some(_) => match self.settle(&there, payload).await? {
                             Standing::Alone { .. } => return Ok((false, there.object_digest)),
                             Standing::Contested => return Err(exists()),
                             Standing::Removed => {}
-                        }
-                    }
-                    _ => {}
+                        },
+                        None => {}
+                    },
+                    None => {}
                 }
             }
             upload.avoid(&removed).await?;
@@ -179,19 +181,18 @@ impl Ingest {
         Err(StoreError::own("storing an object", "it was removed each time it was stored").into())
     }
 
-    /// Whether an object is known to be acknowledged, and is in the store as it was stored. One that is not is forgotten.
-    async fn is_kept(&self, scope: Scope, there: &ChunkKey) -> Result<bool, ObjectError> {
+    /// The payload of an object that is known to be acknowledged, if it is in the store as it was stored. One that is not is forgotten.
+    async fn kept_payload(&self, scope: Scope, there: &ChunkKey) -> Result<Option<[u8; 32]>, ObjectError> {
         if !self.reads.index().is_acknowledged(scope, there.object_digest) {
-            return Ok(false);
+            return Ok(None);
         }
-        match self.reads.is_what_it_is_called(there).await {
-            Ok(is_sound) => {
-                if !is_sound {
-                    self.reads.forget(scope, there.object_digest);
-                }
-                Ok(is_sound)
+        match self.reads.sound_head(there).await {
+            Ok(Some(head)) => Ok(head.opaque().map(|opaque| *opaque.payload_digest())),
+            Ok(None) => {
+                self.reads.forget(scope, there.object_digest);
+                Ok(None)
             }
-            Err(ChunkError::Unknown { .. }) => Ok(false),
+            Err(ChunkError::Unknown { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -205,7 +206,7 @@ impl Ingest {
             let offered = self.reads.offered_objects(&mine.tenant, &mine.model_id, &mine.seq_hash).await?;
             let (mut is_first, mut others) = (true, Vec::new());
             for other in offered.iter().filter(|other| *other != mine) {
-                match self.sound_payload(other).await? {
+                match self.sound_payload(other, payload).await? {
                     Some(found) if Some(found) == payload => is_first = false,
                     Some(_) => others.push(other),
                     None => {}
@@ -228,21 +229,24 @@ impl Ingest {
         }
     }
 
-    /// The payload of an object that counts. One whose head is damaged, or that this replica has found damaged before, is read whole,
-    /// and quarantined where it is: it would be in the way of its key.
-    async fn sound_payload(&self, other: &ChunkKey) -> Result<Option<[u8; 32]>, ObjectError> {
+    /// The payload of an object that counts. Only that it differs from `mine` is believed of a head: where it is the same, or the head
+    /// is damaged, or this replica has found the object damaged before, it is read whole, and quarantined where it is damaged: it would
+    /// be in the way of its key.
+    async fn sound_payload(
+        &self,
+        other: &ChunkKey,
+        mine: Option<[u8; 32]>,
+    ) -> Result<Option<[u8; 32]>, ObjectError> {
         let scope = Scope::new(&other.tenant, &other.model_id);
         let was_broken = self.reads.index().is_gone(scope, other.object_digest);
         let payload = self.reads.payload_digest(other).await?;
-        if payload.is_some() && !was_broken {
+        if payload.is_some() && payload != mine && !was_broken {
             return Ok(payload);
         }
         for _ in 0..limits::OPAQUE_READS {
-            match self.reads.is_what_it_is_called(other).await {
-                // Its head was misread before: read now, it is there.
-                Ok(true) if payload.is_none() => return Ok(self.reads.payload_digest(other).await?),
-                Ok(true) => return Ok(payload),
-                Ok(false) => {}
+            match self.reads.sound_head(other).await {
+                Ok(Some(head)) => return Ok(head.opaque().map(|opaque| *opaque.payload_digest())),
+                Ok(None) => {}
                 Err(ChunkError::Unknown { .. }) => return Ok(None),
                 Err(error) => return Err(error.into()),
             }

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use kvasir_container::{ChunkHeader, HEADER_BYTES, Head};
+use kvasir_container::{ChunkHeader, HEADER_BYTES, Head, ObjectVerifier};
 use kvasir_store::{
     StoreError,
     layout::{ChunkKey, Key},
@@ -335,11 +335,30 @@ impl Reads {
 
     /// Reads all of an object: is the hash of its bytes its name?
     pub(crate) async fn is_what_it_is_called(self: &Arc<Self>, key: &ChunkKey) -> Result<bool, ChunkError> {
+        self.reads_as_named(key, |_| {}).await
+    }
+
+    /// The head of an object, if the hash of all its bytes is its name: a store may answer with the bytes of another object, and a
+    /// head alone does not tell.
+    pub(crate) async fn sound_head(self: &Arc<Self>, key: &ChunkKey) -> Result<Option<Head>, ChunkError> {
+        let mut verifier = ObjectVerifier::new();
+        let mut is_object = true;
+        let is_named =
+            self.reads_as_named(key, |part| is_object = is_object && verifier.push(part).is_ok()).await?;
+        Ok(verifier.finish().ok().filter(|_| is_named && is_object))
+    }
+
+    async fn reads_as_named(
+        self: &Arc<Self>,
+        key: &ChunkKey,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<bool, ChunkError> {
         let digest = async {
             let mut read = self.read_store(key, ByteRange::Whole).await?.bytes;
             let mut digest = blake3::Hasher::new();
             while let Some(part) = read.try_next().await? {
                 digest.update(&part);
+                take(&part);
             }
             Ok(digest.finalize())
         };
