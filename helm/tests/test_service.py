@@ -148,7 +148,7 @@ class Settings(Folder):
 
     def test_every_setting_can_be_set(self):
         owners = (chart.CHART / "templates/_validate.tpl").read_text()
-        owned = set(re.findall(r"^([a-z_]+\.[a-z_]+): ", owners, re.MULTILINE))
+        owned = set(re.findall(r"^([a-z0-9_]+\.[a-z_]+): ", owners, re.MULTILINE))
         secret = {"store.access_key_id", "store.secret_access_key", "store.session_token", "encryption.keys"}
         live = re.sub(r"^#([a-z_]+ = )", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE)
         every = settings(live)
