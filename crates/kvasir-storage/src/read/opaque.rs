@@ -112,7 +112,7 @@ impl Reads {
     /// When an object was written, in milliseconds since 1970 by the store's clock.
     ///
     /// # Errors
-    /// As [`head`](Self::head).
+    /// As [`read`](Self::read).
     pub async fn opaque_written_ms(self: &Arc<Self>, object: &OpaqueObject) -> Result<u64, ChunkError> {
         let head = self.head(&object.chunk).await?;
         Ok(head.opaque().map_or(0, |opaque| opaque.written_ms()))
