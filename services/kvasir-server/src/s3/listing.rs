@@ -1,5 +1,6 @@
 //! Lists of keys and of buckets.
 
+use data_encoding::HEXLOWER;
 use kvasir_storage::{KeyListing, KeyPage};
 use s3s::{S3Request, S3Result, dto::*, s3_error};
 
@@ -154,15 +155,11 @@ fn escaped(text: &str) -> String {
 
 /// The last entry of a page in characters that every client sends back as they are.
 fn token(entry: &str) -> String {
-    entry.bytes().map(|byte| format!("{byte:02x}")).collect()
+    HEXLOWER.encode(entry.as_bytes())
 }
 
 fn read_token(token: &str) -> S3Result<String> {
-    let digits = token.as_bytes();
-    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let bytes =
-        (digits.len().is_multiple_of(2)).then(|| digits.chunks(2).map(byte).collect::<Option<Vec<u8>>>());
-    let entry = bytes.flatten().and_then(|bytes| String::from_utf8(bytes).ok());
+    let entry = HEXLOWER.decode(token.as_bytes()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     entry.ok_or_else(|| s3_error!(InvalidArgument, "the continuation token is none of ours"))
 }
 
