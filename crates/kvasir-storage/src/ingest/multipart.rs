@@ -2,9 +2,9 @@
 //! an object when they are complete.
 //!
 //! An upload is no more than its id. A part's name says its size and its digest, which the client gives back at the end as the part's
-//! ETag, so nothing is listed and nothing is remembered. Parts that nobody completes are collected with direct uploads.
+//! ETag, so nothing is remembered. Parts that nobody completes are collected with direct uploads.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{collections::HashSet, fmt, str::FromStr, sync::Arc};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt, TryStreamExt, stream};
@@ -106,15 +106,9 @@ impl Ingest {
     ) -> Result<StoredObject, ObjectError> {
         let tenant = put.tenant.clone();
         let paths: Vec<_> = parts.iter().map(|part| self.part_path(&tenant, upload_id, *part)).collect();
-        for (part, path) in parts.iter().zip(&paths) {
-            if self
-                .bucket
-                .head(path, "asking for a part")
-                .await?
-                .is_none_or(|meta| meta.size != part.content.bytes)
-            {
-                return Err(PutError::UnknownPart { number: part.number }.into());
-            }
+        let there = self.parts_of(&tenant, upload_id).await?;
+        if let Some((part, _)) = parts.iter().zip(&paths).find(|(_, path)| !there.contains(path)) {
+            return Err(PutError::UnknownPart { number: part.number }.into());
         }
         let this = Arc::clone(self);
         let opened = stream::iter(parts.into_iter().zip(paths.clone())).then(move |(part, path)| {
@@ -131,14 +125,19 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::Request`]; it may be sent again.
     pub async fn abort_parts(&self, tenant: &Name, upload_id: Uuid) -> Result<(), StoreError> {
-        let prefix = self.bucket.layout().upload_prefix(tenant, upload_id);
-        let mut listing = self.bucket.list(&prefix, "listing an upload's parts");
-        while let Some((key, meta)) = listing.try_next().await? {
-            if matches!(key, Key::Part(_)) {
-                self.bucket.delete(&meta.location).await?;
-            }
+        for path in self.parts_of(tenant, upload_id).await? {
+            self.bucket.delete(&path).await?;
         }
         Ok(())
+    }
+
+    /// Where the parts of an upload are.
+    async fn parts_of(&self, tenant: &Name, upload_id: Uuid) -> Result<HashSet<Path>, StoreError> {
+        let prefix = self.bucket.layout().upload_prefix(tenant, upload_id);
+        let listed = self.bucket.list(&prefix, "listing an upload's parts");
+        let paths = listed
+            .try_filter_map(async |(key, meta)| Ok(matches!(key, Key::Part(_)).then_some(meta.location)));
+        paths.try_collect().await
     }
 
     /// A part's bytes, compared with its name at their end.

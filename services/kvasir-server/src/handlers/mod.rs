@@ -2,4 +2,4 @@
 
 pub(crate) mod openapi;
 pub(crate) mod ops;
-mod v1;
+pub(crate) mod v1;

@@ -1,6 +1,6 @@
 //! Large objects in parts.
 
-use kvasir_storage::{PartContent, PutObject, StoredPart, hot::RequestHint};
+use kvasir_storage::{PartContent, StoredPart};
 use s3s::{S3Request, S3Result, dto::*, s3_error};
 use uuid::Uuid;
 
@@ -58,28 +58,16 @@ impl Operations {
     ) -> S3Result<CompleteMultipartUploadOutput> {
         let principal = principal(&request)?;
         let is_create = objects::is_create(request.input.if_none_match.as_ref())?;
-        let CompleteMultipartUploadInput { bucket, key: name, upload_id, multipart_upload, .. } =
-            request.input;
+        let CompleteMultipartUploadInput { bucket, key, upload_id, multipart_upload, .. } = request.input;
         let parts = parts(multipart_upload.and_then(|upload| upload.parts).unwrap_or_default())?;
         let bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.content.bytes()));
-        let put = PutObject {
-            tenant: principal.tenant.clone(),
-            namespace: namespace(&bucket)?,
-            key: key(&name)?,
-            bytes,
-            hint: RequestHint::default(),
-            listed: true,
-        };
+        let put = objects::listed_put(&principal, &bucket, &key, bytes)?;
         let (storage, upload_id) = (self.state().storage().map_err(S3Failure::from)?, upload(&upload_id)?);
         // Its bytes are counted as those of its parts.
         let stored = storage.ingest().complete_parts(upload_id, put.clone(), parts).await;
         let stored = stored.map_err(S3Failure::from)?;
-        self.state().metrics().stored(stored.created, stored.bytes);
-        if is_create && !stored.created {
-            return Err(objects::exists());
-        }
-        let e_tag = Some(self.stored_etag(storage, &put).await?);
-        let (bucket, key) = (Some(bucket), Some(name));
+        let e_tag = Some(self.etag_of_stored(storage, &put, &stored, is_create).await?);
+        let (bucket, key) = (Some(bucket), Some(key));
         Ok(CompleteMultipartUploadOutput { bucket, key, e_tag, ..CompleteMultipartUploadOutput::default() })
     }
 

@@ -3,10 +3,11 @@
 use std::time::SystemTime;
 
 use axum::http::HeaderMap;
+use kvasir_api::StoredObject;
 use kvasir_storage::{
     ByteRange, ChunkError, ObjectError, OpaqueObject, PutObject, Storage, hot::RequestHint,
 };
-use s3s::{S3Error, S3Request, S3Result, dto::*, s3_error};
+use s3s::{S3Request, S3Result, dto::*, s3_error};
 
 use super::{
     downloads,
@@ -31,6 +32,23 @@ const REFUSED_HEADERS: &[&str] = &[
     "if-match",
 ];
 
+/// What the inputs of both kinds of reads have.
+macro_rules! asked {
+    ($input:ident) => {
+        Asked {
+            bucket: $input.bucket,
+            key: $input.key,
+            part_number: $input.part_number,
+            version_id: $input.version_id,
+            range: $input.range,
+            if_match: $input.if_match,
+            if_none_match: $input.if_none_match,
+            if_modified_since: $input.if_modified_since,
+            if_unmodified_since: $input.if_unmodified_since,
+        }
+    };
+}
+
 /// Refuses what an object cannot have here.
 pub(super) fn refuse_attributes(headers: &HeaderMap) -> S3Result<()> {
     let is_refused = |name: &str| REFUSED_HEADERS.contains(&name) || name.starts_with("x-amz-grant-");
@@ -47,16 +65,9 @@ impl Operations {
         let principal = principal(&request)?;
         refuse_attributes(&request.headers)?;
         let is_create = is_create(request.input.if_none_match.as_ref())?;
-        let PutObjectInput { bucket, key: name, body, content_length, .. } = request.input;
+        let PutObjectInput { bucket, key, body, content_length, .. } = request.input;
         let bytes = length(content_length)?;
-        let put = PutObject {
-            tenant: principal.tenant.clone(),
-            namespace: namespace(&bucket)?,
-            key: key(&name)?,
-            bytes,
-            hint: RequestHint::default(),
-            listed: true,
-        };
+        let put = listed_put(&principal, &bucket, &key, bytes)?;
         let storage = self.state().storage().map_err(S3Failure::from)?;
         let mut upload = Upload::new(self.state(), body, &request.headers, request.trailing_headers)?;
         let stored = async {
@@ -65,46 +76,39 @@ impl Operations {
         };
         match stored.await {
             Ok(stored) => {
-                self.state().metrics().stored(stored.created, stored.bytes);
-                if is_create && !stored.created {
-                    return Err(exists());
-                }
-                let e_tag = self.stored_etag(storage, &put).await?;
-                Ok(PutObjectOutput { e_tag: Some(e_tag), ..PutObjectOutput::default() })
+                let e_tag = Some(self.etag_of_stored(storage, &put, &stored, is_create).await?);
+                Ok(PutObjectOutput { e_tag, ..PutObjectOutput::default() })
             }
             Err(error) => Err(upload.failure(error).await),
         }
     }
 
-    /// The ETag of what stands under a key now.
-    pub(super) async fn stored_etag(&self, storage: &Storage, put: &PutObject) -> S3Result<ETag> {
+    /// The ETag of what stands under a key now that something was stored; a refusal where that was to create, and was there.
+    pub(super) async fn etag_of_stored(
+        &self,
+        storage: &Storage,
+        put: &PutObject,
+        stored: &StoredObject,
+        is_create: bool,
+    ) -> S3Result<ETag> {
+        self.state().metrics().stored(stored.created, stored.bytes);
+        if is_create && !stored.created {
+            return Err(s3_error!(PreconditionFailed, "the key has an object"));
+        }
         let object = storage.reads().opaque(&put.tenant, &put.namespace, &put.key).await;
         Ok(downloads::etag(&object.map_err(S3Failure::from)?.etag()))
     }
 
     pub(super) async fn get(&self, request: S3Request<GetObjectInput>) -> S3Result<GetObjectOutput> {
-        let principal = principal(&request)?;
-        let input = request.input;
-        refuse_parts(input.part_number, input.version_id.as_deref())?;
-        let found = self.find(&principal, &input.bucket, &input.key).await?;
-        let conditions = Conditions {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-        };
-        conditions.check(&found)?;
-        let range = input.range.map(byte_range);
-        let reads = self.storage_reads().await?;
-        let (wanted, hint) = (range.unwrap_or(ByteRange::Whole), RequestHint::default());
-        let read = reads.read_opaque(&found.object, wanted, &hint).await.map_err(S3Failure::from)?;
-        let content_range = range.is_some().then(|| {
-            format!("bytes {}-{}/{}", read.range.start, read.range.end.saturating_sub(1), read.object_bytes)
-        });
+        let (principal, input) = (principal(&request)?, request.input);
+        let found = self.find(&principal, asked!(input)).await?;
+        let (wanted, hint) = (found.range.unwrap_or(ByteRange::Whole), RequestHint::default());
+        let read = self.storage_reads().await?.read_opaque(&found.object, wanted, &hint).await;
+        let read = read.map_err(S3Failure::from)?;
         Ok(GetObjectOutput {
             accept_ranges: Some("bytes".to_owned()),
             content_length: Some(signed(read.range.end - read.range.start)),
-            content_range,
+            content_range: found.content_range(&read.range),
             content_type: Some(MEDIA_BYTES.to_owned()),
             e_tag: Some(found.e_tag),
             last_modified: Some(found.last_modified),
@@ -114,31 +118,15 @@ impl Operations {
     }
 
     pub(super) async fn head(&self, request: S3Request<HeadObjectInput>) -> S3Result<HeadObjectOutput> {
-        let principal = principal(&request)?;
-        let input = request.input;
-        refuse_parts(input.part_number, input.version_id.as_deref())?;
-        let found = self.find(&principal, &input.bucket, &input.key).await?;
-        let conditions = Conditions {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-        };
-        conditions.check(&found)?;
-        let bytes = found.object.bytes();
-        let (content_length, content_range) = match input.range.map(byte_range) {
-            None => (bytes, None),
-            Some(range) => {
-                let range = range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes });
-                let range = range.map_err(S3Failure::from)?;
-                let text = format!("bytes {}-{}/{bytes}", range.start, range.end.saturating_sub(1));
-                (range.end - range.start, Some(text))
-            }
-        };
+        let (principal, input) = (principal(&request)?, request.input);
+        let found = self.find(&principal, asked!(input)).await?;
+        let object_bytes = found.object.bytes();
+        let range = found.range.unwrap_or(ByteRange::Whole).resolve(object_bytes);
+        let range = range.ok_or(ChunkError::Range { object_bytes }).map_err(S3Failure::from)?;
         Ok(HeadObjectOutput {
             accept_ranges: Some("bytes".to_owned()),
-            content_length: Some(signed(content_length)),
-            content_range,
+            content_length: Some(signed(range.end - range.start)),
+            content_range: found.content_range(&range),
             content_type: Some(MEDIA_BYTES.to_owned()),
             e_tag: Some(found.e_tag),
             last_modified: Some(found.last_modified),
@@ -200,8 +188,10 @@ impl Operations {
         }
     }
 
-    async fn find(&self, principal: &Principal, bucket: &str, name: &str) -> S3Result<Found> {
-        let (namespace, key) = (namespace(bucket)?, key(name)?);
+    /// The object that a read asks for, where its conditions hold.
+    async fn find(&self, principal: &Principal, asked: Asked) -> S3Result<Found> {
+        refuse_parts(asked.part_number, asked.version_id.as_deref())?;
+        let (namespace, key) = (namespace(&asked.bucket)?, key(&asked.key)?);
         let reads = self.storage_reads().await?;
         let found = async {
             let object = reads.opaque(&principal.tenant, &namespace, &key).await?;
@@ -210,7 +200,10 @@ impl Operations {
         };
         let (object, written_ms) = found.await?;
         let (e_tag, last_modified) = (downloads::etag(&object.etag()), downloads::timestamp(written_ms));
-        Ok(Found { object, e_tag, last_modified, modified: written_ms / 1_000 })
+        let range = asked.range.map(byte_range);
+        let found = Found { object, e_tag, last_modified, modified: written_ms / 1_000, range };
+        asked.check_conditions(&found)?;
+        Ok(found)
     }
 
     pub(super) async fn storage_reads(&self) -> S3Result<&std::sync::Arc<kvasir_storage::Reads>> {
@@ -225,18 +218,33 @@ struct Found {
     last_modified: Timestamp,
     /// The same in seconds since 1970.
     modified: u64,
+    /// Which of its bytes are asked for, if not all.
+    range: Option<ByteRange>,
 }
 
-/// What a request asks of an object before it is answered (RFC 9110, section 13).
-struct Conditions {
+impl Found {
+    /// What `Content-Range` says of `sent` where a range was asked for.
+    fn content_range(&self, sent: &std::ops::Range<u64>) -> Option<String> {
+        let text = || format!("bytes {}-{}/{}", sent.start, sent.end.saturating_sub(1), self.object.bytes());
+        self.range.is_some().then(text)
+    }
+}
+
+/// What a read asks for, and asks of the object before it is answered (RFC 9110, section 13).
+struct Asked {
+    bucket: String,
+    key: String,
+    part_number: Option<i32>,
+    version_id: Option<String>,
+    range: Option<Range>,
     if_match: Option<IfMatch>,
     if_none_match: Option<IfNoneMatch>,
     if_modified_since: Option<Timestamp>,
     if_unmodified_since: Option<Timestamp>,
 }
 
-impl Conditions {
-    fn check(&self, found: &Found) -> S3Result<()> {
+impl Asked {
+    fn check_conditions(&self, found: &Found) -> S3Result<()> {
         let names = |condition: &ETagCondition| {
             condition.is_any() || condition.as_etag().is_some_and(|tag| tag.value() == found.e_tag.value())
         };
@@ -271,9 +279,16 @@ pub(super) fn is_create(condition: Option<&IfNoneMatch>) -> S3Result<bool> {
     }
 }
 
-/// The refusal of a PUT that was to create.
-pub(super) fn exists() -> S3Error {
-    s3_error!(PreconditionFailed, "the key has an object")
+/// What is stored under a key of a bucket, and listed.
+pub(super) fn listed_put(principal: &Principal, bucket: &str, name: &str, bytes: u64) -> S3Result<PutObject> {
+    Ok(PutObject {
+        tenant: principal.tenant.clone(),
+        namespace: namespace(bucket)?,
+        key: key(name)?,
+        bytes,
+        hint: RequestHint::default(),
+        listed: true,
+    })
 }
 
 /// The length of a body, without which its head cannot be written.

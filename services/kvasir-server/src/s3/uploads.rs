@@ -18,7 +18,7 @@ use s3s::{
     s3_error,
 };
 
-use crate::{limits, state::AppState};
+use crate::{handlers::v1::body, state::AppState};
 
 /// A body whose bytes are compared with their checksums at its end: where they differ, it ends in an error.
 pub(super) struct Upload {
@@ -68,21 +68,11 @@ impl Upload {
     }
 
     /// The failure of an operation that took the body: `BadDigest` where its checksum is the reason.
-    pub(super) async fn failure(mut self, error: impl Into<S3Error>) -> S3Error {
+    pub(super) async fn failure(self, error: impl Into<S3Error>) -> S3Error {
         if self.differs.load(Ordering::Relaxed) {
             return s3_error!(BadDigest, "the body's bytes are not those of its checksum; send it again");
         }
-        // A client that is still sending would see a reset instead of the answer.
-        let mut left = limits::REFUSED_BODY_BYTES_MAX;
-        let draining = async {
-            while let Some(Ok(part)) = self.parts.next().await {
-                left = left.saturating_sub(part.len() as u64);
-                if left == 0 {
-                    break;
-                }
-            }
-        };
-        let _ = tokio::time::timeout(limits::REFUSED_BODY_TIME_MAX, draining).await;
+        body::drain(self.parts).await;
         error.into()
     }
 }

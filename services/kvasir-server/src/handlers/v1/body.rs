@@ -60,7 +60,7 @@ pub(super) fn upload(
 }
 
 /// Reads on for a while after a refusal: a client that is still sending would see a reset instead of the answer.
-pub(super) async fn drain(mut rest: impl Stream<Item = Result<Bytes, axum::Error>> + Unpin) {
+pub(crate) async fn drain<E>(mut rest: impl Stream<Item = Result<Bytes, E>> + Unpin) {
     let mut left = limits::REFUSED_BODY_BYTES_MAX;
     let draining = async {
         while let Some(Ok(part)) = rest.next().await {

@@ -1,7 +1,7 @@
 //! The API, one module a resource.
 
 pub(super) mod admin;
-mod body;
+pub(crate) mod body;
 pub(super) mod chunks;
 mod conditional;
 pub(super) mod config;
