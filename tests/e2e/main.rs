@@ -13,6 +13,7 @@ mod limits;
 mod matrix;
 mod objects;
 mod openapi;
+mod pages_by_key;
 mod quota;
 mod rest;
 mod s3_front;

@@ -63,6 +63,9 @@ pub enum Error {
     /// No profile could be made of the cache that was to be saved.
     #[error(transparent)]
     Starter(#[from] kvasir_codec::StarterError),
+    /// A page that cannot be stored.
+    #[error("a page cannot be stored: {0}")]
+    Page(#[from] crate::objects::PageError),
     /// A blocking task was cancelled or panicked: the runtime is shutting down, or there is a bug.
     #[error("a blocking task did not finish: {0}")]
     Task(#[from] tokio::task::JoinError),
@@ -108,6 +111,7 @@ impl Error {
             Self::Starter(_) => {
                 "give a profile, or save a longer context first; this one is simply not stored"
             }
+            Self::Page(_) => "give pages as their layout has them; this one is simply not stored",
             Self::Task(_) => "try again; if it happens outside a shutdown, report it",
         }
     }

@@ -9,6 +9,7 @@ pub mod limits;
 mod load;
 mod lookup;
 mod model;
+pub mod objects;
 mod options;
 pub mod overlapped;
 pub mod pages;

@@ -37,6 +37,8 @@ pub const SAMPLE_BYTES_MAX: usize = 8 << 30;
 pub const NEIGHBOUR_STEP_BYTES: u64 = 4 << 20;
 /// Chunks that are encoded or uploaded at the same time: one of each.
 pub const STORE_CONCURRENCY: usize = 2;
+/// Bytes of the pages of a request for objects, decoded; two requests are under way.
+pub const PAGES_BYTES_MAX: usize = 32 << 20;
 /// Chunks that are decoded at the same time.
 pub const DECODE_CONCURRENCY: usize = 2;
 /// Arrivals that wait for the load's task; a batch is at most a few hundred KB.

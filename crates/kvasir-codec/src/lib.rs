@@ -38,7 +38,9 @@ pub use encoder::{CodedSpan, CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError};
 pub use kv::{Bf16Buffer, HeadRows, KvBuffer, KvSink, KvSource, Tokens};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};
-pub use starter::{STARTER_RECIPE, STARTER_TOKENS_MAX, STARTER_TOKENS_MIN, StarterError, starter};
+pub use starter::{
+    STARTER_RECIPE, STARTER_SINKS, STARTER_TOKENS_MAX, STARTER_TOKENS_MIN, StarterError, starter,
+};
 
 #[cfg(test)]
 extern crate self as kvasir_codec;

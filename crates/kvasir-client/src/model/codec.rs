@@ -181,6 +181,37 @@ impl Codec {
         }
     }
 
+    /// The decoder of a profile, fetched where it is not there; nothing where it cannot be had, and for [`PROFILE_RETRY`] after that.
+    pub(crate) async fn decoder_for(
+        &self,
+        client: &Client,
+        profile: ProfileHash,
+    ) -> Option<Arc<dyn ChunkDecoder>> {
+        let (known, is_full) = self.with_decoders(|decoders| {
+            let known = match decoders.get(&profile) {
+                Some(DecoderState::Ready(decoder)) => Some(Some(Arc::clone(decoder))),
+                Some(DecoderState::Failed(at)) if at.elapsed() < PROFILE_RETRY => Some(None),
+                Some(DecoderState::Failed(_) | DecoderState::Fetching) | None => None,
+            };
+            (known, decoders.len() >= PROFILES_MAX && !decoders.contains_key(&profile))
+        });
+        if let Some(known) = known {
+            return known;
+        }
+        let fetched = self.fetch(client, profile).await;
+        let (state, decoder) = match fetched {
+            Ok(decoder) => (DecoderState::Ready(Arc::clone(&decoder)), Some(decoder)),
+            Err(error) => {
+                tracing::warn!(%error, %profile, "a profile could not be loaded: what is encoded with it is a miss");
+                (DecoderState::Failed(Instant::now()), None)
+            }
+        };
+        if !is_full {
+            self.with_decoders(|decoders| decoders.insert(profile, state));
+        }
+        decoder
+    }
+
     async fn fetch(&self, client: &Client, profile: ProfileHash) -> Result<Arc<dyn ChunkDecoder>, Error> {
         let profile = writer::fetch(client, &self.model_id, &profile).await?;
         Ok(Arc::new(CpuDecoder::new(Arc::clone(&self.spec), Arc::new(profile))?))

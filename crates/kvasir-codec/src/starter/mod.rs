@@ -23,6 +23,8 @@ pub const STARTER_RECIPE: &str = "starter";
 pub const STARTER_TOKENS_MAX: usize = 1_024;
 /// Fewest tokens that means and scales can be taken from.
 pub const STARTER_TOKENS_MIN: usize = 128;
+/// Tokens at the start of a context that are left out: attention sinks have norms of their own.
+pub const STARTER_SINKS: usize = 4;
 /// Fewest different tokens among them: the KV of a repeated token says nothing about the spread of others.
 const DISTINCT_TOKENS_MIN: usize = 16;
 /// Levels: the finest, and two with a step three times as wide each.

@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 
 use kvasir_types::{ModelSpec, SPAN_TOKENS};
 
+use super::STARTER_SINKS;
 use crate::{
     KvSource,
     authoring::{Elements, Rotations, Scope},
 };
-
-/// Tokens at the start of a context that are left out: attention sinks have norms of their own.
-const SINKS: usize = 4;
 
 /// What a sample says of the elements of a scope that has one plane.
 pub(super) struct Statistics {
@@ -43,7 +41,7 @@ pub(super) fn of(
     // Of differences to the first row, whose squares do not cancel.
     let (mut sum, mut square, mut counted) = (vec![0f64; count], vec![0f64; count], 0usize);
     let mut origin: Vec<f32> = Vec::new();
-    let first = if first_position == 0 { SINKS.min(tokens) } else { 0 };
+    let first = if first_position == 0 { STARTER_SINKS.min(tokens) } else { 0 };
     let (mut raw, zero) = (Vec::new(), vec![0.0; count]);
     for start in (first..tokens).step_by(SPAN_TOKENS) {
         let range = start..(start + SPAN_TOKENS).min(tokens);

@@ -1,0 +1,183 @@
+//! Pages of an engine's cache under keys of the engine's, encoded where their layout is declared.
+//!
+//! Engines that name pages by hashes of their own give a store bytes without tokens. With the layout of these bytes the client encodes them as it encodes chunks, only without what it
+//! knows of tokens and positions: exactly, or at a quality that is named and measured for each page. The service keeps bytes and decodes nothing.
+//!
+//! ```no_run
+//! use kvasir_client::{objects::{PageLayout, PageStore}, rest::{Client, ClientConfig}};
+//! use kvasir_types::{KvDtype, KvLayout, Quality};
+//!
+//! # async fn example(page: bytes::Bytes) -> Result<(), kvasir_client::Error> {
+//! let client = Client::new("http://kvasir:7480".parse().expect("a URL"), ClientConfig::default())?;
+//! let layout = PageLayout::new(KvDtype::Bf16, KvLayout::Gqa { kv_heads: 8, head_dim: 128 }, 32, 256, "2LNHD")?;
+//! let namespace = "default".parse().expect("a name");
+//! let store = PageStore::new(client, namespace, layout, Quality::Transparent, ("meta-llama/Llama-3.1-8B", "d04e592"))?;
+//! let key: kvasir_types::ObjectKey = "7f3a".parse().expect("a key");
+//! store.write(&[(key.clone(), page)]).await?;
+//! store.read(&[key], |_, page| match page {
+//!     Ok(bytes) => println!("{} bytes", bytes.len()),
+//!     Err(error) => println!("a miss: {error}"),
+//! }).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod codec;
+mod layout;
+mod payload;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use kvasir_api::{ObjectsRequest, WrittenObject};
+use kvasir_codec::{DecodeError, EncodeError};
+use kvasir_types::{Name, ObjectKey, ProfileHash, Quality};
+
+use self::codec::PageCodec;
+pub use self::layout::PageLayout;
+use crate::{Error, limits, rest::Client};
+
+/// Why a page cannot be stored, or what is stored under its key is not used: a miss.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PageError {
+    /// A page of another size was given.
+    #[error("a page has {actual} bytes, and {expected} by its layout")]
+    Length {
+        /// By the layout.
+        expected: usize,
+        /// That were given.
+        actual: usize,
+    },
+    /// Something else is stored under the key.
+    #[error("what is stored under the key is no page that this version knows")]
+    NoPage,
+    /// The bytes changed on their way here, or in a store.
+    #[error("the checksum is not that of key and bytes")]
+    Damaged,
+    /// A page of another dtype, shape, or number of layers or tokens.
+    #[error("the stored page has another layout; put what the layout depends on into the key")]
+    OtherLayout,
+    /// Right by its checksum, and wrong: its writer was.
+    #[error("the stored page is malformed")]
+    Malformed,
+    /// The service has not got what it was encoded with.
+    #[error("profile {0}, which the stored page was encoded with, cannot be fetched")]
+    NoProfile(ProfileHash),
+    /// A chunk that cannot be made.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    /// A chunk that cannot be decoded.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+}
+
+/// Pages of one layout in a namespace.
+#[derive(Debug, Clone)]
+pub struct PageStore {
+    client: Client,
+    namespace: Arc<Name>,
+    codec: Arc<PageCodec>,
+}
+
+impl PageStore {
+    /// Pages of `layout`, stored at `quality` or better. `model` is name and revision of what computed them: pages of one model share a profile, which makes
+    /// itself of the first [`STARTER_TOKENS_MIN`](kvasir_codec::STARTER_TOKENS_MIN) tokens that are stored. Until then, and where a profile would not keep the
+    /// quality, pages are stored exactly. Whatever their quality, all are read.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a quality that the layout's dtype cannot have.
+    pub fn new(
+        client: Client,
+        namespace: Name,
+        layout: PageLayout,
+        quality: Quality,
+        model: (&str, &str),
+    ) -> Result<Self, Error> {
+        let codec = Arc::new(PageCodec::new(layout, quality, model)?);
+        Ok(Self { client, namespace: Arc::new(namespace), codec })
+    }
+
+    /// Stores pages. Says of each what became of it: those without a problem are durable. A key keeps its bytes.
+    ///
+    /// # Errors
+    /// [`Error::Page`] for a page of another size; those of requests: nothing is known of some pages, and the same may be stored again.
+    pub async fn write(&self, pages: &[(ObjectKey, Bytes)]) -> Result<Vec<WrittenObject>, Error> {
+        for (_, page) in pages {
+            self.codec.layout().check_page(page.len())?;
+        }
+        let encoder = self.codec.encoder_for(&self.client, pages).await?;
+        let written = stream::iter(pages.chunks(self.batch())).map(|batch| {
+            let encoder = &encoder;
+            async move {
+                let encoded = stream::iter(batch.iter().cloned()).map(|(key, page)| {
+                    let (codec, encoder) = (Arc::clone(&self.codec), encoder.clone());
+                    async move {
+                        let encode =
+                            move || codec.encode(encoder.as_deref(), &key, &page).map(|bytes| (key, bytes));
+                        let (key, bytes) = tokio::task::spawn_blocking(encode).await??;
+                        Ok::<_, Error>((key, Bytes::from(bytes)))
+                    }
+                });
+                let encoded: Vec<_> = encoded.buffered(limits::STORE_CONCURRENCY).try_collect().await?;
+                self.client.write_opaque(&self.namespace, &encoded).await
+            }
+        });
+        written.buffered(limits::STORE_CONCURRENCY).try_concat().await
+    }
+
+    /// Reads the leading ones of `keys`, up to the first under which nothing is stored, and gives each page with its place in `keys`, in order: the bytes by the layout, or why
+    /// they are not to be had. Says how many keys have something.
+    ///
+    /// # Errors
+    /// Those of requests. Pages that were given stand.
+    pub async fn read(
+        &self,
+        keys: &[ObjectKey],
+        mut take: impl FnMut(usize, Result<&[u8], PageError>) + Send,
+    ) -> Result<usize, Error> {
+        let batches = stream::iter(keys.chunks(self.batch())).map(|keys| async move {
+            let stored = self.client.read_opaque(&self.namespace, keys).await?;
+            let pages =
+                stream::iter(keys.iter().cloned().zip(stored)).map(|(key, stored)| self.decode(key, stored));
+            let pages: Vec<_> = pages.buffered(limits::DECODE_CONCURRENCY).try_collect().await?;
+            Ok::<_, Error>((pages, keys.len()))
+        });
+        let mut batches = std::pin::pin!(batches.buffered(limits::DECODE_CONCURRENCY));
+        let mut count = 0;
+        while let Some((pages, asked)) = batches.try_next().await? {
+            let is_last = pages.len() < asked;
+            for page in pages {
+                take(count, page.as_deref().map_err(PageError::clone));
+                count += 1;
+            }
+            if is_last {
+                break;
+            }
+        }
+        Ok(count)
+    }
+
+    async fn decode(&self, key: ObjectKey, stored: Vec<u8>) -> Result<Result<Vec<u8>, PageError>, Error> {
+        let decoder = match self.codec.decoder_for(&self.client, &key, &stored).await {
+            Ok(decoder) => decoder,
+            Err(error) => return Ok(Err(error)),
+        };
+        let codec = Arc::clone(&self.codec);
+        let decode = move || {
+            let mut page = vec![0; codec.layout().page_bytes()];
+            codec.decode(decoder.as_deref(), &key, &stored, &mut page).map(|()| page)
+        };
+        Ok(tokio::task::spawn_blocking(decode).await?)
+    }
+
+    /// Pages of a request: so few that their bytes are no burden, twice, in memory.
+    fn batch(&self) -> usize {
+        let fitting = limits::PAGES_BYTES_MAX / self.codec.layout().page_bytes().max(1);
+        fitting.clamp(1, ObjectsRequest::KEYS_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests;
