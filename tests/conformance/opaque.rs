@@ -126,7 +126,11 @@ pub(crate) async fn the_leading_keys_that_are_there(backend: &Backend) {
     let keys: Vec<ObjectKey> = ["a", "b", "c", "d"].map(key).to_vec();
     for replica in [&writer, &backend.replica().await] {
         let run = async |keys: &[ObjectKey]| {
-            let run = replica.reads().opaque_run(&tenant(), &name("n"), keys, 3).await.expect("answers");
+            let run = replica
+                .reads()
+                .opaque_run(&tenant(), &name("n"), keys, 3, &RequestHint::default())
+                .await
+                .expect("answers");
             run.iter().map(OpaqueObject::bytes).collect::<Vec<_>>()
         };
         assert_eq!(run(&keys).await, [1, 1]);

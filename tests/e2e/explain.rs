@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use kvasir_api::{Cause, ExplainResponse, MissReason, routes};
+use kvasir_api::{Cause, ExplainObjectsResponse, ExplainResponse, MissReason, routes};
 use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     s3::{Lacks, S3Server},
     service::Service,
 };
-use kvasir_types::{Medium, ModelId, ModelSpec, Reuse, RootHash};
+use kvasir_types::{Medium, ModelId, ModelSpec, ObjectKey, Reuse, RootHash};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use tempfile::TempDir;
@@ -201,5 +201,40 @@ async fn evictions_from_memory_and_from_the_store_are_named() {
         }
     }
     assert_eq!(evicted, 3);
+    service.stop().await;
+}
+
+/// What is asked for by key has reasons, too.
+#[tokio::test]
+async fn every_reason_of_a_key_is_told() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let service = Service::start(server.config("o"), directory.path()).await;
+    let path = |namespace: &str, key: &str| format!("/v1/namespaces/{namespace}/objects/{key}");
+    for (namespace, key) in [("n", "there"), ("n", "removed"), ("other", "elsewhere")] {
+        let stored = service.send(Method::PUT, &path(namespace, key), "bytes").await;
+        assert_eq!(stored.status(), StatusCode::CREATED);
+    }
+    let removed = service.send(Method::DELETE, &path("n", "removed"), "").await;
+    assert_eq!(removed.status(), StatusCode::NO_CONTENT);
+    let explain = async |keys: &[&str]| {
+        let body = json!({ "keys": keys }).to_string();
+        let answer = service.send(Method::POST, "/v1/namespaces/n/objects:explain", body).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        answer.json::<ExplainObjectsResponse>().await.expect("its JSON")
+    };
+    for (keys, found, key, reason, word) in [
+        (&["there", "there"][..], 2, None, MissReason::Stored, "now"),
+        (&[], 0, None, MissReason::Stored, "all"),
+        (&["there", "removed", "elsewhere"], 1, Some("removed"), MissReason::Removed, "a request removed it"),
+        (&["elsewhere", "there"], 0, Some("elsewhere"), MissReason::OtherNamespace, "namespace other"),
+        (&["never"], 0, Some("never"), MissReason::NeverStored, "no trace"),
+    ] {
+        let answer = explain(keys).await;
+        assert_eq!((answer.keys, answer.found), (keys.len(), found), "{answer:?}");
+        assert_eq!(answer.key.as_ref().map(ObjectKey::as_str), key, "{answer:?}");
+        assert_eq!(answer.causes[0].reason, reason, "{answer:?}");
+        assert!(answer.causes[0].detail.contains(word), "{answer:?}");
+    }
     service.stop().await;
 }

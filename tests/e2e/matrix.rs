@@ -60,6 +60,7 @@ const TABLE: &[Row] = &[
     ("lookup_opaque_objects", READ, Is(200), Is(200)),
     ("read_opaque_objects", READ, Is(200), Is(200)),
     ("write_opaque_objects", WRITE, Is(200), Is(200)),
+    ("explain_opaque_objects", READ, Is(200), Is(200)),
     ("lookup", READ, Is(200), Problem("unknown_model")),
     ("explain", READ, Is(200), Is(200)),
     ("sample_chunks", ADMIN, Is(200), Problem("unknown_model")),
@@ -148,7 +149,9 @@ fn body(operation: &str, ids: &Ids, chunk: &Chunk) -> Option<Vec<u8>> {
             let head = json!({"objects": [{"key": ids.key(), "bytes": chunk.bytes.len()}]}).to_string();
             return Some([&(head.len() as u32).to_le_bytes(), head.as_bytes(), &chunk.bytes[..]].concat());
         }
-        "lookup_opaque_objects" | "read_opaque_objects" => json!({"keys": [ids.key()]}),
+        "lookup_opaque_objects" | "read_opaque_objects" | "explain_opaque_objects" => {
+            json!({"keys": [ids.key()]})
+        }
         "open_namespace" | "rotate_namespace" => json!({"namespace": "other", "model_id": ids.model}),
         "lookup" => json!({"model_id": ids.model, "namespace": "n", "chunk_ids": [ids.seq_hash]}),
         "explain" => json!({"model_id": ids.model, "namespace": "n", "tokens": [1, 2, 3]}),

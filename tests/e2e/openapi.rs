@@ -32,6 +32,7 @@ const ORDER: &[&str] = &[
     "lookup_opaque_objects",
     "read_opaque_objects",
     "write_opaque_objects",
+    "explain_opaque_objects",
     "delete_opaque_object",
     "put_chunk",
     "get_chunk",

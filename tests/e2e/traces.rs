@@ -223,6 +223,10 @@ const TRIES: &[Try] = tries! {
     "read a profile" => |storage, ids| storage.catalog().read_profile(&name("b"), &model_id(), &ids.profile).await.map(drop);
     "open a namespace" => |storage, ids| storage.catalog().open_namespace(&name("b"), &name("n"), &ids.model).await;
     "explain" => |storage, ids| storage.explain(&name("b"), &explained(ids)).await;
+    "explain a key" => |storage, ids| {
+        let key = ids.key[0].to_string().parse().expect("a key");
+        storage.explain_objects(&name("b"), &name("n"), &[key]).await.map_err(|error| error.to_string())
+    };
     "read a context" => |storage, ids| storage.contexts().get(&name("b"), ids.context, None).await;
     "read a version" => |storage, ids| storage.contexts().get(&name("b"), ids.context, Some(1)).await;
     "list versions" => |storage, ids| storage.contexts().versions(&name("b"), ids.context).await;

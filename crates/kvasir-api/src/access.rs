@@ -58,7 +58,11 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
     let role = match route {
         routes::CONFIG => Role::Read,
         // Answers a question, and a namespace comes into being by being asked for.
-        routes::LOOKUP | routes::NAMESPACES | routes::OBJECTS_LOOKUP | routes::OBJECTS_READ => Role::Read,
+        routes::LOOKUP
+        | routes::NAMESPACES
+        | routes::OBJECTS_LOOKUP
+        | routes::OBJECTS_READ
+        | routes::OBJECTS_EXPLAIN => Role::Read,
         routes::MODEL
         | routes::PROFILES
         | routes::PROFILE

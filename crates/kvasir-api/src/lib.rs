@@ -37,8 +37,8 @@ pub use model::{
     RegisteredModel, StoreCapabilities,
 };
 pub use object::{
-    NewObject, ObjectInfo, ObjectsLookup, ObjectsRequest, ObjectsResponse, StoredObject, WriteObjectsRequest,
-    WriteObjectsResponse, WrittenObject,
+    ExplainObjectsResponse, NewObject, ObjectInfo, ObjectsLookup, ObjectsRequest, ObjectsResponse,
+    StoredObject, WriteObjectsRequest, WriteObjectsResponse, WrittenObject,
 };
 pub use upload::{UploadRequest, UploadTicket};
 

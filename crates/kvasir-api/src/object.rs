@@ -4,7 +4,7 @@ use kvasir_types::ObjectKey;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::Problem;
+use crate::{Cause, Problem};
 
 /// Answer to storing an object: from here on it is durable and visible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -84,6 +84,20 @@ pub struct ObjectsLookup {
 pub struct ObjectsResponse {
     /// One for each key, in order, as far as they go; null for a gap.
     pub objects: Vec<Option<ObjectInfo>>,
+}
+
+/// How far a request for these keys gets, and why no farther.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ExplainObjectsResponse {
+    /// Keys asked about.
+    pub keys: usize,
+    /// Leading ones that have an object now.
+    pub found: usize,
+    /// The first that has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<ObjectKey>,
+    /// Why it has none; the most telling first, never empty.
+    pub causes: Vec<Cause>,
 }
 
 /// An object that is there.

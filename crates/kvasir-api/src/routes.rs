@@ -28,6 +28,8 @@ pub const NAMESPACE_ROTATION: &str = "/v1/namespaces/rotate";
 pub const OBJECT: &str = "/v1/namespaces/{namespace}/objects/{key}";
 /// `POST` an [`ObjectsLookup`](crate::ObjectsLookup), answers [`ObjectsResponse`](crate::ObjectsResponse).
 pub const OBJECTS_LOOKUP: &str = "/v1/namespaces/{namespace}/objects:lookup";
+/// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), answers [`ExplainObjectsResponse`](crate::ExplainObjectsResponse).
+pub const OBJECTS_EXPLAIN: &str = "/v1/namespaces/{namespace}/objects:explain";
 /// `POST` objects, see [`MEDIA_NEW_OBJECTS`](crate::MEDIA_NEW_OBJECTS), answers
 /// [`WriteObjectsResponse`](crate::WriteObjectsResponse).
 pub const OBJECTS_WRITE: &str = "/v1/namespaces/{namespace}/objects:write";
@@ -88,6 +90,7 @@ pub const ALL: &[&str] = &[
     OBJECTS_LOOKUP,
     OBJECTS_READ,
     OBJECTS_WRITE,
+    OBJECTS_EXPLAIN,
     LOOKUP,
     SAMPLE,
     CHUNK,

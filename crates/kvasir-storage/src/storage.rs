@@ -2,16 +2,16 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use kvasir_api::{ExplainRequest, ExplainResponse, LookupResponse};
+use kvasir_api::{ExplainObjectsResponse, ExplainRequest, ExplainResponse, LookupResponse};
 use kvasir_store::{OpenStore, StoreAbilities};
-use kvasir_types::Name;
+use kvasir_types::{Name, ObjectKey};
 
 use crate::{
     bucket::Bucket,
     catalog::Catalog,
     changes::Changes,
     contexts::Contexts,
-    error::CatalogError,
+    error::{CatalogError, ObjectError},
     explain::Explain,
     hot::{HotCache, HotTier},
     index::{Index, PrefixIndex},
@@ -213,6 +213,19 @@ impl Storage {
         request: &ExplainRequest,
     ) -> Result<ExplainResponse, CatalogError> {
         self.explain.explain(tenant, request).await
+    }
+
+    /// Says how many of the leading keys have an object, and why the next one has none.
+    ///
+    /// # Errors
+    /// [`ObjectError::Chunk`] where the store cannot be asked.
+    pub async fn explain_objects(
+        &self,
+        tenant: &Name,
+        namespace: &Name,
+        keys: &[ObjectKey],
+    ) -> Result<ExplainObjectsResponse, ObjectError> {
+        self.explain.explain_objects(tenant, namespace, keys).await
     }
 
     /// Models, profiles, namespaces.

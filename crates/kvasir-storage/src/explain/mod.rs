@@ -2,6 +2,7 @@
 //! the refusals this replica remembers, and lookups of the same tokens under the tenant's other namespaces and models.
 
 mod evictions;
+mod objects;
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -320,7 +321,17 @@ fn cause(reason: MissReason) -> Cause {
 }
 
 fn removed(removal: Removal, key: &ChunkKey, tombstone: &ObjectMeta) -> Cause {
+    let is_opaque = key.model_id == ModelId::OPAQUE;
     let (reason, detail) = match removal {
+        Removal::Expired if is_opaque => {
+            (MissReason::Expired, "its time to live ended; store it again, or raise gc.ttl")
+        }
+        Removal::Evicted if is_opaque => {
+            (MissReason::Evicted, "the collector made room; store it again, or raise gc.capacity")
+        }
+        Removal::Duplicate if is_opaque => {
+            (MissReason::Evicted, "writers of different bytes met, and this one gave way; store it again")
+        }
         Removal::Removed => (MissReason::Removed, "a request removed it; store it again"),
         Removal::Expired => {
             (MissReason::Expired, "its time to live ended; store it again, pin it, or raise gc.ttl")

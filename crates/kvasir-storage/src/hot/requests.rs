@@ -97,6 +97,24 @@ impl RequestLog {
         if let Some(end) = blocks.last().filter(|_| !blocks.len().is_multiple_of(step)) {
             grid.push(seq_key(end.as_bytes()));
         }
+        self.record(tenant, hint, grid, found, now)
+    }
+
+    /// Takes note of opaque objects that were found for one request, in the order of its keys: it stands for the context that
+    /// their names do not tell.
+    pub fn record_run(&self, tenant: &Name, hint: &RequestHint, found: &Arc<[ChunkKey]>, now: Moment) {
+        let grid = found.iter().map(|key| seq_key(key.seq_hash.as_bytes())).collect();
+        self.record(tenant, hint, grid, found, now);
+    }
+
+    fn record(
+        &self,
+        tenant: &Name,
+        hint: &RequestHint,
+        grid: Vec<SeqKey>,
+        found: &Arc<[ChunkKey]>,
+        now: Moment,
+    ) -> ClassId {
         let request = {
             let mut guard = self.classes.lock();
             let (classes, turns) = &mut *guard;
@@ -118,23 +136,31 @@ impl RequestLog {
     /// What is known of the request that reads or writes `object`: what its lookup told, else what the caller says.
     pub fn context(&self, object: &HotObject, hint: &RequestHint, now: Moment) -> HotContext {
         let key = seq_key(object.chunk().seq_hash.as_bytes());
-        let parent = seq_key(&object.header().parent_hash);
+        let named = seq_key(&object.header().parent_hash);
         let recent =
             |record: &LookupRecord| now.seconds_since(record.request.at) < limits::HOT_REQUEST_SECONDS_MAX;
-        let record = self.records.get(&key).or_else(|| self.records.get(&parent)).filter(recent);
+        let record = self.records.get(&key).or_else(|| self.records.get(&named)).filter(recent);
+        let (parent, position) = match &record {
+            // It does not name what precedes it: the request did.
+            Some(record) if object.header().is_opaque() => {
+                let before = record.index.checked_sub(1).and_then(|before| record.order.get(before));
+                (before.map(|before| seq_key(before.seq_hash.as_bytes())), record.index as u64)
+            }
+            _ => (Some(named), object.header().first_position / CHUNK_TOKENS_STEP as u64),
+        };
         let request = record.map(|record| record.request).unwrap_or_else(|| {
             let class = self.classes.lock().0.intern(&class_of(object.tenant(), hint, 1));
             EngineRequest { class, at: now, pace_seconds: None }
         });
         // Another replica may serve the chunk before: what never came by here is not waited for.
-        let parent = self.asked.get(&parent).filter(|(_, at)| *at == request.at).map(|(frame, _)| frame);
+        let parent = parent.and_then(|parent| self.asked.get(&parent));
+        let parent = parent.filter(|(_, at)| *at == request.at).map(|(frame, _)| frame);
         self.asked.insert(key, (object.key(0), request.at));
         HotContext {
             class: request.class,
             at: Some(request.at),
             pace_seconds: request.pace_seconds,
-            position: u32::try_from(object.header().first_position / CHUNK_TOKENS_STEP as u64)
-                .unwrap_or(u32::MAX),
+            position: u32::try_from(position).unwrap_or(u32::MAX),
             parent,
         }
     }
@@ -162,7 +188,9 @@ fn class_of(tenant: &Name, hint: &RequestHint, turn: u32) -> RequestClass {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvasir_container::{Head, OpaqueHead};
     use kvasir_eviction::limits::{CLASSES_MAX, CLASSES_PER_TENANT_MAX};
+    use kvasir_types::{ModelId, ObjectDigest, RootHash};
 
     fn name(text: &str) -> Name {
         text.parse().unwrap()
@@ -189,5 +217,41 @@ mod tests {
             look(&name(&format!("x{n}")), n);
         }
         assert_eq!(log.classes.lock().0.len(), CLASSES_MAX);
+    }
+
+    fn object(key: &str) -> HotObject {
+        let (chain_key, key) = (RootHash::from([7; 32]).chain_key(), key.parse().unwrap());
+        let mut head = OpaqueHead::new(chain_key, &key, 3).unwrap();
+        head.push(b"abc").unwrap();
+        let head = head.finish([1; 32], 2, 3).unwrap();
+        let object_digest = ObjectDigest::of(&[&head[..], b"abc"].concat());
+        let head = Head::parse(&head).unwrap();
+        let seq_hash = head.header.seq_hash;
+        HotObject::new(
+            &ChunkKey { tenant: name("t"), model_id: ModelId::OPAQUE, seq_hash, object_digest },
+            &head,
+        )
+    }
+
+    /// Objects by key do not name what precedes them: the request that asked for several at once does.
+    #[test]
+    fn objects_by_key_are_a_context_in_the_order_of_their_request() {
+        let log = RequestLog::default();
+        let [first, second, third, other] = ["c", "a", "b", "d"].map(object);
+        let order: Arc<[ChunkKey]> = [&first, &second, &third].map(|object| object.chunk().clone()).into();
+        let hint = RequestHint::default();
+        log.record_run(&name("t"), &hint, &order, Moment::from_millis(5));
+        let context = |object| log.context(object, &hint, Moment::from_millis(6));
+        let at_first = context(&first);
+        assert_eq!((at_first.position, at_first.parent), (0, None));
+        assert_eq!(log.behind(&first, &at_first, 2), order[1..]);
+        let at_second = context(&second);
+        assert_eq!((at_second.position, at_second.parent), (1, Some(first.key(0))));
+        assert_eq!(at_second.at, at_first.at, "one request");
+        let at_third = context(&third);
+        assert_eq!((at_third.position, at_third.parent), (2, Some(second.key(0))));
+        assert_eq!(log.behind(&third, &at_third, 2), []);
+        let alone = context(&other);
+        assert_eq!((alone.position, alone.parent, alone.at), (0, None, Some(Moment::from_millis(6))));
     }
 }

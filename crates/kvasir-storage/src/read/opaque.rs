@@ -71,7 +71,8 @@ impl Reads {
         Err(ObjectError::Unknown { key: key.clone() })
     }
 
-    /// The objects of the leading ones of `keys`, up to the first that is not there.
+    /// The objects of the leading ones of `keys`, up to the first that is not there. To the hot tier they are a context, in the
+    /// order of the keys.
     ///
     /// # Errors
     /// [`ObjectError::Chunk`] where the store cannot be asked for one.
@@ -81,13 +82,19 @@ impl Reads {
         namespace: &Name,
         keys: &[ObjectKey],
         parallel: usize,
+        hint: &RequestHint,
     ) -> Result<Vec<OpaqueObject>, ObjectError> {
         let found = self.opaque_each(tenant, namespace, keys, parallel);
-        found
+        let found: Vec<OpaqueObject> = found
             .try_take_while(|object| future::ok(object.is_some()))
             .try_filter_map(future::ok)
             .try_collect()
-            .await
+            .await?;
+        if let Some(hot) = &self.tier {
+            let chunks = found.iter().map(|object| object.chunk.clone()).collect();
+            hot.requests().record_run(tenant, hint, &chunks, hot.tier().now());
+        }
+        Ok(found)
     }
 
     /// The object of each of `keys`, in their order, where it is there.

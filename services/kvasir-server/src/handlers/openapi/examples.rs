@@ -130,6 +130,15 @@ fn objects() -> Value {
         "lookup_opaque_objects": {"request": keys, "status": 200, "response": {"objects": [{"bytes": 4}]}},
         "read_opaque_objects": {"request": keys, "status": 200},
         "write_opaque_objects": {"status": 200, "response": {"objects": [{"created": true}]}},
+        "explain_opaque_objects": {
+            "request": keys, "status": 200,
+            "response": {"keys": 2, "found": 1, "key": "llama-81c0", "causes": [{
+                "reason": "never_stored",
+                "detail": "no trace of this key: never stored, or removed so long ago that its traces are collected. \
+                           Check that namespace and key are those of the engine that stores",
+                "tokens": 0,
+            }]},
+        },
     })
 }
 

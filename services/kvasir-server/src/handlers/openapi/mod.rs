@@ -50,6 +50,7 @@ pub(crate) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(v1::objects::lookup))
         .routes(routes!(v1::objects::read))
         .routes(routes!(v1::write_objects::write))
+        .routes(routes!(v1::objects::explain))
         .routes(routes!(v1::lookup::post))
         .routes(routes!(v1::explain::post))
         .routes(routes!(v1::chunks::put, v1::chunks::get_preferred, v1::chunks::delete))

@@ -9,8 +9,8 @@ use axum::{
 };
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_api::{
-    ErrorCode, MEDIA_OBJECTS, ObjectInfo, ObjectsLookup, ObjectsRequest, ObjectsResponse, Problem,
-    StoredObject, routes,
+    ErrorCode, ExplainObjectsResponse, MEDIA_OBJECTS, ObjectInfo, ObjectsLookup, ObjectsRequest,
+    ObjectsResponse, Problem, StoredObject, routes,
 };
 use kvasir_storage::{ByteRange, ChunkError, ObjectRead, OpaqueObject, PutObject};
 use kvasir_types::{Name, ObjectKey};
@@ -123,10 +123,11 @@ pub(in crate::handlers) async fn lookup(
     State(state): State<AppState>,
     principal: Principal,
     Path(namespace): Path<String>,
+    headers: HeaderMap,
     request_body: Body,
 ) -> Result<Json<ObjectsResponse>, ApiError> {
     let storage = state.caught_up_storage().await?;
-    let namespace: Name = id("namespace", &namespace)?;
+    let (namespace, hint): (Name, _) = (id("namespace", &namespace)?, hint::parse(&headers)?);
     let ObjectsLookup { keys, gaps } = body::json(request_body).await?;
     check_count(&keys)?;
     let (reads, parallel) = (storage.reads(), storage.settings().lookup_parallel);
@@ -135,10 +136,28 @@ pub(in crate::handlers) async fn lookup(
         let found = reads.opaque_each(&principal.tenant, &namespace, &keys, parallel);
         found.map_ok(|object| object.map(info)).try_collect().await?
     } else {
-        let found = reads.opaque_run(&principal.tenant, &namespace, &keys, parallel).await?;
+        let found = reads.opaque_run(&principal.tenant, &namespace, &keys, parallel, &hint).await?;
         found.into_iter().map(|object| Some(info(object))).collect()
     };
     Ok(Json(ObjectsResponse { objects }))
+}
+
+/// Says how many of the leading keys have an object, and why the next one has none.
+#[utoipa::path(post, path = routes::OBJECTS_EXPLAIN, operation_id = "explain_opaque_objects", tag = "objects",
+    params(("namespace" = Name, Path, description = "the keys' namespace")),
+    request_body = ObjectsRequest,
+    responses((status = 200, description = "the causes, the most telling first", body = ExplainObjectsResponse)))]
+pub(in crate::handlers) async fn explain(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(namespace): Path<String>,
+    request_body: Body,
+) -> Result<Json<ExplainObjectsResponse>, ApiError> {
+    let storage = state.caught_up_storage().await?;
+    let namespace: Name = id("namespace", &namespace)?;
+    let ObjectsRequest { keys } = body::json(request_body).await?;
+    check_count(&keys)?;
+    Ok(Json(storage.explain_objects(&principal.tenant, &namespace, &keys).await?))
 }
 
 /// The bytes of the leading keys, up to the first that is not there.
@@ -155,13 +174,13 @@ pub(in crate::handlers) async fn read(
     request_body: Body,
 ) -> Result<Response, ApiError> {
     let storage = state.caught_up_storage().await?;
-    let namespace: Name = id("namespace", &namespace)?;
+    let (namespace, hint): (Name, _) = (id("namespace", &namespace)?, hint::parse(&headers)?);
     let ObjectsRequest { keys } = body::json(request_body).await?;
     check_count(&keys)?;
     let parallel = storage.settings().lookup_parallel.max(1);
-    let found = storage.reads().opaque_run(&principal.tenant, &namespace, &keys, parallel).await?;
+    let found = storage.reads().opaque_run(&principal.tenant, &namespace, &keys, parallel, &hint).await?;
     let total: u64 = found.iter().map(|object| LENGTH_BYTES + object.bytes()).sum();
-    let (reads, hint) = (std::sync::Arc::clone(storage.reads()), hint::parse(&headers)?);
+    let reads = std::sync::Arc::clone(storage.reads());
     // Those behind are opened while the first is sent.
     let bytes = stream::iter(found).map(move |object| {
         let (reads, hint) = (std::sync::Arc::clone(&reads), hint.clone());
