@@ -105,7 +105,7 @@ impl<'a> Start<'a> {
         let (stderr, lines) = (child.stderr.take().expect("piped"), Arc::clone(&log));
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                if let Some(address) = address_in(&line) {
+                if let Some(address) = address_in(&line, "listening") {
                     let _ = sender.send(address);
                 }
                 let mut lines = lines.lock().expect("not poisoned");
@@ -126,10 +126,10 @@ impl<'a> Start<'a> {
     }
 }
 
-fn address_in(line: &str) -> Option<SocketAddr> {
+fn address_in(line: &str, message: &str) -> Option<SocketAddr> {
     let line: serde_json::Value = serde_json::from_str(line).ok()?;
     let fields = &line["fields"];
-    (fields["message"] == "listening").then(|| fields["address"].as_str()?.parse().ok())?
+    (fields["message"] == message).then(|| fields["address"].as_str()?.parse().ok())?
 }
 
 impl Process {
@@ -141,6 +141,13 @@ impl Process {
     /// The end of its log.
     pub fn log(&self) -> String {
         self.log.lock().expect("not poisoned").iter().cloned().collect::<Vec<_>>().join("\n")
+    }
+
+    /// Where it listens for S3 clients, shortly after its start.
+    pub async fn s3_address(&self) -> SocketAddr {
+        const SAYS: &str = "listening for S3 clients";
+        self.says(SAYS).await;
+        self.log().lines().find_map(|line| address_in(line, SAYS)).expect("it says where")
     }
 
     /// Waits until its log says something: a pipe brings it later than answers come.

@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     fmt::Write as _,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -27,7 +28,8 @@ const REPLICAS: usize = 3;
 /// As in the flags.
 pub(super) const TOMBSTONE_RETENTION: Duration = Duration::from_secs(60);
 pub(super) const TTL: Duration = Duration::from_secs(20);
-const FLAGS: [&str; 9] = [
+pub(super) const GRACE: Duration = Duration::from_secs(2);
+const FLAGS: [&str; 10] = [
     "--gc.interval=500ms",
     "--gc.grace=2s",
     "--gc.tombstone_retention=1m",
@@ -38,6 +40,7 @@ const FLAGS: [&str; 9] = [
     "--journal.interval=200ms",
     "--journal.retention=1s",
     "--lookup.negative_ttl=1s",
+    "--s3.listen=127.0.0.1:0",
 ];
 /// Removals leave the log before.
 const LONG_AWAY: Duration = Duration::from_secs(63);
@@ -47,6 +50,7 @@ struct Member {
     life: Replica,
     process: Process,
     disk: PathBuf,
+    s3: SocketAddr,
 }
 
 pub(super) struct Group<'a> {
@@ -85,8 +89,9 @@ impl<'a> Group<'a> {
     async fn begin(&self, place: usize, disk: PathBuf) {
         let process = Start::new(SERVER, self.store, &disk).flags(&FLAGS).start().await;
         process.ready().await;
+        let s3 = process.s3_address().await;
         self.lives.set(self.lives.get() + 1);
-        self.members.borrow_mut()[place] = Some(Member { life: self.lives.get(), process, disk });
+        self.members.borrow_mut()[place] = Some(Member { life: self.lives.get(), process, disk, s3 });
     }
 
     fn end(&self, place: usize) -> Member {
@@ -97,6 +102,12 @@ impl<'a> Group<'a> {
     pub(super) fn live(&self) -> Vec<(Replica, Api)> {
         let members = self.members.borrow();
         members.iter().flatten().map(|member| (member.life, member.process.api().clone())).collect()
+    }
+
+    /// Where those that run are asked for objects by key: by the REST API, and over S3.
+    pub(super) fn doors(&self) -> Vec<(Api, SocketAddr)> {
+        let members = self.members.borrow();
+        members.iter().flatten().map(|member| (member.process.api().clone(), member.s3)).collect()
     }
 
     /// The end of the log of a replica, for the report of a failure.

@@ -5,6 +5,7 @@
 
 mod client;
 mod group;
+mod keys;
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,7 +18,7 @@ use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::Dice,
-    model::{Bounds, Interval, Model},
+    model::{Bounds, Interval, Keys, Model, Outcome},
     s3::S3Server,
     servers::RealServer,
 };
@@ -26,7 +27,8 @@ use tempfile::TempDir;
 
 use self::{
     client::Client,
-    group::{Group, TOMBSTONE_RETENTION, TTL},
+    group::{GRACE, Group, TOMBSTONE_RETENTION, TTL},
+    keys::KeyClient,
 };
 use crate::{file_store, wanted};
 
@@ -34,6 +36,7 @@ const SECONDS: u64 = 20;
 /// A history begins with a namespace of its own: what is judged stays small.
 const HISTORY: Duration = Duration::from_secs(150);
 const CLIENTS: u64 = 4;
+const KEY_CLIENTS: u64 = 3;
 const CONTEXTS: u64 = 8;
 /// How long a request whose answer did not arrive may still take effect: the store answers at once.
 const UNKNOWN: Duration = Duration::from_secs(5);
@@ -48,6 +51,10 @@ const DATES: Duration = Duration::from_secs(2);
 struct History {
     begun: Instant,
     model: RefCell<Model>,
+    /// Of objects by key.
+    keys: RefCell<Keys>,
+    /// PUTs by key, by what became of them and whether they came over S3.
+    puts_by_key: RefCell<BTreeMap<(&'static str, bool), u64>>,
     namespace: String,
     model_id: ModelId,
     root: RootHash,
@@ -65,7 +72,7 @@ impl History {
             tombstone: TOMBSTONE_RETENTION - DATES,
             ttl: Some(TTL - DATES),
         };
-        let model = Model::new(bounds);
+        let (model, keys) = (Model::new(bounds), Keys::new(bounds, GRACE - DATES));
         let mut dice = Dice::new(n);
         let contexts = (0..CONTEXTS).map(|i| {
             // Ends of contexts are no ends of blocks, and pairs share a beginning.
@@ -76,10 +83,12 @@ impl History {
             (tokens, chunks)
         });
         let contexts = contexts.collect();
-        let (begun, model) = (Instant::now(), RefCell::new(model));
+        let begun = Instant::now();
         Self {
             begun,
-            model,
+            model: RefCell::new(model),
+            keys: RefCell::new(keys),
+            puts_by_key: RefCell::default(),
             namespace,
             model_id,
             root,
@@ -97,14 +106,25 @@ impl History {
         Interval { begun, ended: self.now() }
     }
 
+    fn count_key(&self, outcome: Outcome, is_s3: bool) {
+        let outcome = match outcome {
+            Outcome::Acknowledged => "acknowledged",
+            Outcome::Refused => "refused",
+            Outcome::Unknown => "unknown",
+        };
+        *self.puts_by_key.borrow_mut().entry((outcome, is_s3)).or_default() += 1;
+    }
+
     /// Clients and mishaps beside each other for a while, and then what is owed.
     async fn run(&self, group: &Group<'_>, dice: &mut Dice, time: Duration) {
         let clients: Vec<_> = (0..CLIENTS).map(|_| Client::new(self, group, dice.number()).run()).collect();
+        let of_keys: Vec<_> =
+            (0..KEY_CLIENTS).map(|_| KeyClient::new(self, group, dice.number()).run()).collect();
         let mishaps = async {
             group.suffer(dice, time).await;
             self.is_over.set(true);
         };
-        tokio::join!(join_all(clients), mishaps);
+        tokio::join!(join_all(clients), join_all(of_keys), mishaps);
         // What one acknowledged, all find.
         tokio::time::sleep(NEGATIVE_TTL).await;
         for (life, api) in group.live() {
@@ -113,6 +133,7 @@ impl History {
                 reader.load(life, &api, (tokens, chunks), life % 2 == 0).await;
             }
         }
+        KeyClient::new(self, group, 0).find_owed().await;
         let begun = self.now();
         let held = group.sound_objects().await;
         judge(self.model.borrow_mut().held(self.since(begun), &held));
@@ -131,18 +152,21 @@ async fn three_replicas(name: &str, store: &StoreConfig) {
     let group = Group::start(store, directory.path()).await;
     let time = Duration::from_secs(wanted("KVASIR_TEST_PROCESS_SECONDS", SECONDS));
     let (begun, mut dice, mut judged) = (Instant::now(), Dice::new(time.as_secs()), BTreeMap::new());
-    let mut histories = 0;
+    let (mut histories, mut puts) = (0, BTreeMap::new());
     while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| *left > Duration::from_secs(5)) {
-        let namespace = format!("n{histories}");
+        let namespace = format!("history-{histories}");
         let registered = group.live()[0].1.prepare(&namespace).await;
         let history = History::new(histories, namespace, registered);
         history.run(&group, &mut dice, left.min(HISTORY)).await;
         for (what, count) in history.model.borrow().judged() {
             *judged.entry(*what).or_insert(0) += count;
         }
+        for (what, count) in history.puts_by_key.borrow().iter() {
+            *puts.entry(*what).or_insert(0) += count;
+        }
         histories += 1;
         println!(
-            "{name}: {histories} histories after {:?}, {:?}: {judged:?}",
+            "{name}: {histories} histories after {:?}, {:?}: {judged:?}, PUTs by key, over S3: {puts:?}",
             begun.elapsed(),
             group.mishaps()
         );
@@ -152,6 +176,9 @@ async fn three_replicas(name: &str, store: &StoreConfig) {
         [("put", 100), ("lookup that owed something", 30), ("removal", 5), ("read", 100), ("named", 10)];
     for (what, least) in least {
         assert!(judged.get(what).is_some_and(|count| *count >= least), "{what}: {judged:?}");
+    }
+    for what in [("acknowledged", false), ("acknowledged", true), ("refused", true)] {
+        assert!(puts.get(&what).is_some_and(|count| *count >= 10), "{what:?}: {puts:?}");
     }
     assert!(group.mishaps().values().sum::<u64>() >= 3, "{:?}", group.mishaps());
 }

@@ -1,0 +1,146 @@
+//! Clients of objects by key, over the REST API and over S3: the promises are the same whichever the door.
+
+use std::{cell::RefCell, net::SocketAddr, time::Duration};
+
+use kvasir_tests::{faulty::Dice, model::Outcome, service::Api};
+use reqwest::{Method, Response, StatusCode};
+use tokio::time::sleep;
+
+use super::{History, group::Group, judge};
+
+/// Keys that clients of both write, and as many that only S3 clients do, which lists must have.
+const SHARED: u8 = 2;
+const KEYS: u8 = 2 * SHARED;
+const VALUES: u8 = 3;
+/// Longest pause between two requests.
+const PAUSE: usize = 60;
+
+/// The bytes of a value say which key and value they are of.
+fn payload(key: u8, value: u8) -> Vec<u8> {
+    vec![key * VALUES + value; 3_000 + usize::from(value)]
+}
+
+/// A client of one replica for one request.
+struct Door<'a> {
+    api: &'a Api,
+    /// Where it asks over S3.
+    s3: Option<SocketAddr>,
+    namespace: &'a str,
+}
+
+impl Door<'_> {
+    async fn send(&self, method: Method, key: u8, body: Vec<u8>) -> Option<Response> {
+        let url = match self.s3 {
+            Some(address) => format!("http://{address}/{}/key-{key}", self.namespace),
+            None => format!("http://{}/v1/namespaces/{}/objects/key-{key}", self.api.address, self.namespace),
+        };
+        self.api.http.request(method, url).body(body).send().await.ok()
+    }
+
+    /// The value of a key; none where there is none, or no whole answer.
+    async fn get(&self, key: u8) -> Option<Result<u8, String>> {
+        let answer = self.send(Method::GET, key, Vec::new()).await?;
+        if answer.status() != StatusCode::OK {
+            return None;
+        }
+        let bytes = answer.bytes().await.ok()?;
+        let value = (0..VALUES).find(|value| payload(key, *value) == bytes);
+        Some(value.ok_or_else(|| format!("key {key} has bytes of nobody")))
+    }
+
+    async fn list(&self) -> Option<String> {
+        let url = format!("http://{}/{}?list-type=2", self.s3?, self.namespace);
+        self.api.http.get(url).send().await.ok()?.error_for_status().ok()?.text().await.ok()
+    }
+}
+
+pub(super) struct KeyClient<'a> {
+    history: &'a History,
+    group: &'a Group<'a>,
+    dice: RefCell<Dice>,
+}
+
+impl<'a> KeyClient<'a> {
+    pub(super) fn new(history: &'a History, group: &'a Group<'a>, seed: u64) -> Self {
+        Self { history, group, dice: RefCell::new(Dice::new(seed)) }
+    }
+
+    fn below(&self, n: usize) -> usize {
+        self.dice.borrow_mut().below(n)
+    }
+
+    /// Until the history is over.
+    pub(super) async fn run(self) {
+        while !self.history.is_over.get() {
+            sleep(Duration::from_millis(self.below(PAUSE) as u64)).await;
+            let live = self.group.doors();
+            if live.is_empty() {
+                continue;
+            }
+            let (api, s3) = &live[self.below(live.len())];
+            let key = self.below(KEYS.into()) as u8;
+            let s3 = (key >= SHARED || self.below(2) == 0).then_some(*s3);
+            let door = Door { api, s3, namespace: &self.history.namespace };
+            match self.below(10) {
+                0..4 => self.put(&door, key, self.below(VALUES.into()) as u8).await,
+                4 => self.remove(&door, key).await,
+                _ => self.get(&door, key).await,
+            }
+        }
+    }
+
+    async fn put(&self, door: &Door<'_>, key: u8, value: u8) {
+        let history = self.history;
+        let put = history.keys.borrow_mut().put_begins(key, value, history.now());
+        let answer = door.send(Method::PUT, key, payload(key, value)).await;
+        let outcome = match answer.map(|answer| answer.status()) {
+            Some(StatusCode::OK | StatusCode::CREATED) => Outcome::Acknowledged,
+            Some(StatusCode::PRECONDITION_FAILED) => Outcome::Refused,
+            _ => Outcome::Unknown,
+        };
+        history.count_key(outcome, door.s3.is_some());
+        judge(history.keys.borrow_mut().put_ends(put, history.now(), outcome));
+    }
+
+    async fn remove(&self, door: &Door<'_>, key: u8) {
+        let history = self.history;
+        let removal = history.keys.borrow_mut().removal_begins(key, history.now());
+        let outcome = match door.send(Method::DELETE, key, Vec::new()).await.map(|answer| answer.status()) {
+            Some(StatusCode::NO_CONTENT) => Outcome::Acknowledged,
+            Some(StatusCode::NOT_FOUND) => Outcome::Refused,
+            _ => Outcome::Unknown,
+        };
+        history.keys.borrow_mut().removal_ends(removal, history.now(), outcome);
+    }
+
+    async fn get(&self, door: &Door<'_>, key: u8) {
+        let (history, begun) = (self.history, self.history.now());
+        // Nothing and an error are what a cache may always answer.
+        let Some(found) = door.get(key).await else { return };
+        judge(found.and_then(|value| history.keys.borrow().got(key, history.since(begun), value)));
+    }
+
+    /// What is owed at the end is found by all, through both doors, and what S3 clients wrote is listed.
+    pub(super) async fn find_owed(&self) {
+        let history = self.history;
+        for (api, s3) in self.group.doors() {
+            for s3 in [None, Some(s3)] {
+                let door = Door { api: &api, s3, namespace: &history.namespace };
+                let listed = door.list().await;
+                // Time goes on, and with it what a collector may take.
+                let owed = history.keys.borrow().owed(history.now());
+                for (key, value) in owed {
+                    let found = door.get(key).await;
+                    let is_listed =
+                        listed.as_ref().is_none_or(|list| list.contains(&format!("<Key>key-{key}<")));
+                    let is_owed = history.keys.borrow().owed(history.now()).contains(&(key, value));
+                    if is_owed && (found != Some(Ok(value)) || (key >= SHARED && !is_listed)) {
+                        judge(Err(format!(
+                            "key {key} owes value {value}, and {s3:?} has {found:?}; listed: {listed:?}"
+                        )));
+                    }
+                }
+            }
+        }
+    }
+}
