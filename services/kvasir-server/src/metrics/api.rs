@@ -1,4 +1,4 @@
-//! Metrics of what the API offers beside storing and reading: loads that clients report, event readers.
+//! Metrics of what the API offers beside storing and reading: lookups, loads that clients report, event readers.
 
 use kvasir_api::LoadRecord;
 use prometheus::{Counter, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
@@ -8,6 +8,8 @@ const LEVELS: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "7"];
 
 #[derive(Debug)]
 pub(crate) struct ApiMetrics {
+    lookup_tokens: IntCounterVec,
+    lookup_keys: IntCounterVec,
     loads: IntCounterVec,
     load_tokens: IntCounterVec,
     load_bytes: IntCounterVec,
@@ -24,6 +26,16 @@ impl ApiMetrics {
             IntCounterVec::new(Opts::new(name, help), &[label]).expect("a constant name")
         };
         let this = Self {
+            lookup_tokens: counters(
+                "kvasir_lookup_tokens_total",
+                "Tokens looked up, and of these matched.",
+                "result",
+            ),
+            lookup_keys: counters(
+                "kvasir_lookup_keys_total",
+                "Keys of objects looked up or read several at once, and of these found.",
+                "result",
+            ),
             loads: counters(
                 "kvasir_loads_total",
                 "Loads that clients reported, by whether they met their SLO.",
@@ -54,7 +66,9 @@ impl ApiMetrics {
             )
             .expect("a constant name"),
         };
-        let all: [Box<dyn prometheus::core::Collector>; 8] = [
+        let all: [Box<dyn prometheus::core::Collector>; 10] = [
+            Box::new(this.lookup_tokens.clone()),
+            Box::new(this.lookup_keys.clone()),
             Box::new(this.loads.clone()),
             Box::new(this.load_tokens.clone()),
             Box::new(this.load_bytes.clone()),
@@ -68,6 +82,18 @@ impl ApiMetrics {
             registry.register(metric).expect("names are distinct");
         }
         this
+    }
+
+    /// A lookup of tokens.
+    pub(crate) fn lookup(&self, asked_tokens: u64, matched_tokens: u64) {
+        self.lookup_tokens.with_label_values(&["asked"]).inc_by(asked_tokens);
+        self.lookup_tokens.with_label_values(&["matched"]).inc_by(matched_tokens);
+    }
+
+    /// A lookup or a read of several objects by key.
+    pub(crate) fn lookup_keys(&self, asked: usize, found: usize) {
+        self.lookup_keys.with_label_values(&["asked"]).inc_by(asked as u64);
+        self.lookup_keys.with_label_values(&["found"]).inc_by(found as u64);
     }
 
     /// A load ended, as its client says.

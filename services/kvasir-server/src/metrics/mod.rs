@@ -42,9 +42,8 @@ pub(crate) struct Metrics {
     store_events: IntCounterVec,
     store_breaker: IntGauge,
     conditional_create: IntGauge,
-    lookup_tokens: IntCounterVec,
     chunks_stored: IntCounterVec,
-    chunk_bytes_stored: IntCounter,
+    chunk_bytes_stored: IntCounterVec,
     upload_memory: IntGauge,
     index_rows: IntGauge,
     index_replaced: IntGauge,
@@ -145,17 +144,16 @@ impl Metrics {
                 "kvasir_store_conditional_create",
                 "1 where the store honours conditional creates.",
             ),
-            lookup_tokens: counters(
-                "kvasir_lookup_tokens_total",
-                "Tokens looked up, and of these matched.",
-                &["result"],
-            ),
             chunks_stored: counters(
                 "kvasir_chunks_stored_total",
-                "Chunks acknowledged; known: the same object was there.",
-                &["result"],
+                "Chunks and objects by key acknowledged; known: the same object was there.",
+                &["kind", "result"],
             ),
-            chunk_bytes_stored: counter("kvasir_chunks_stored_bytes_total", "Bytes of new chunk objects."),
+            chunk_bytes_stored: counters(
+                "kvasir_chunks_stored_bytes_total",
+                "Bytes of new chunks and objects by key.",
+                &["kind"],
+            ),
             upload_memory: gauge(
                 "kvasir_upload_memory_bytes",
                 "Memory of unfinished uploads' bodies, what waits for the next one included.",
@@ -223,7 +221,6 @@ impl Metrics {
             Box::new(this.store_events.clone()),
             Box::new(this.store_breaker.clone()),
             Box::new(this.conditional_create.clone()),
-            Box::new(this.lookup_tokens.clone()),
             Box::new(this.chunks_stored.clone()),
             Box::new(this.chunk_bytes_stored.clone()),
             Box::new(this.upload_memory.clone()),
@@ -298,15 +295,19 @@ impl Metrics {
         self.conditional_create.set(honoured.into());
     }
 
-    pub(crate) fn lookup(&self, asked_tokens: u64, matched_tokens: u64) {
-        self.lookup_tokens.with_label_values(&["asked"]).inc_by(asked_tokens);
-        self.lookup_tokens.with_label_values(&["matched"]).inc_by(matched_tokens);
+    pub(crate) fn chunk_stored(&self, created: bool, bytes: u64) {
+        self.stored("chunk", created, bytes);
     }
 
-    pub(crate) fn stored(&self, created: bool, bytes: u64) {
-        self.chunks_stored.with_label_values(&[if created { "created" } else { "known" }]).inc();
+    pub(crate) fn object_stored(&self, stored: &kvasir_api::StoredObject) {
+        self.stored("object", stored.created, stored.bytes);
+    }
+
+    fn stored(&self, kind: &str, created: bool, bytes: u64) {
+        let result = if created { "created" } else { "known" };
+        self.chunks_stored.with_label_values(&[kind, result]).inc();
         if created {
-            self.chunk_bytes_stored.inc_by(bytes);
+            self.chunk_bytes_stored.with_label_values(&[kind]).inc_by(bytes);
         }
     }
 
@@ -449,10 +450,11 @@ mod tests {
         metrics.request_ends("/livez", "GET", 200, Duration::ZERO);
         metrics.request(StoreOp::Get, RequestOutcome::Ok, 1, Duration::ZERO);
         metrics.event(StoreEvent::Retried);
-        metrics.lookup(1, 1);
+        metrics.api().lookup(1, 1);
         metrics.auth_refused("missing");
         metrics.throttled("requests_at_once");
-        metrics.stored(true, 1);
+        metrics.chunk_stored(true, 1);
+        metrics.api().lookup_keys(1, 1);
         metrics.journal("appended", 1);
         metrics.collected(&GcReport::default());
         let hot = HotCache::new(hot_tier(&metrics));

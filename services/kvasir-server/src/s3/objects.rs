@@ -91,7 +91,7 @@ impl Operations {
         stored: &StoredObject,
         is_create: bool,
     ) -> S3Result<ETag> {
-        self.state().metrics().stored(stored.created, stored.bytes);
+        self.state().metrics().object_stored(stored);
         if is_create && !stored.created {
             return Err(s3_error!(PreconditionFailed, "the key has an object"));
         }

@@ -43,7 +43,7 @@ pub(in crate::handlers) async fn put(
     let mut upload = body::upload(&state, request_body);
     match storage.ingest().put_chunk(put, &mut upload).await {
         Ok(stored) => {
-            state.metrics().stored(stored.created, stored.bytes);
+            state.metrics().chunk_stored(stored.created, stored.bytes);
             Ok(body::created_or_ok(stored.created, stored))
         }
         Err(error) => {

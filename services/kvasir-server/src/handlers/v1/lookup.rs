@@ -60,7 +60,7 @@ pub(in crate::handlers) async fn post(
             chunk.via = storage.direct_reads().via(&key, true).await;
         }
     }
-    state.metrics().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);
+    state.metrics().api().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);
     Ok(Json(found))
 }
 

@@ -49,7 +49,7 @@ pub(in crate::handlers) async fn put(
     let put = PutObject { tenant, namespace, key, bytes, hint, listed: false };
     match storage.ingest().put_object(put, &mut upload).await {
         Ok(stored) => {
-            state.metrics().stored(stored.created, stored.bytes);
+            state.metrics().object_stored(&stored);
             Ok(body::created_or_ok(stored.created, stored))
         }
         Err(error) => {
@@ -132,13 +132,14 @@ pub(in crate::handlers) async fn lookup(
     check_count(&keys)?;
     let (reads, parallel) = (storage.reads(), storage.settings().lookup_parallel);
     let info = |object: OpaqueObject| ObjectInfo { bytes: object.bytes() };
-    let objects = if gaps {
+    let objects: Vec<_> = if gaps {
         let found = reads.opaque_each(&principal.tenant, &namespace, &keys, parallel);
         found.map_ok(|object| object.map(info)).try_collect().await?
     } else {
         let found = reads.opaque_run(&principal.tenant, &namespace, &keys, parallel, &hint).await?;
         found.into_iter().map(|object| Some(info(object))).collect()
     };
+    state.metrics().api().lookup_keys(keys.len(), objects.iter().flatten().count());
     Ok(Json(ObjectsResponse { objects }))
 }
 
@@ -179,6 +180,7 @@ pub(in crate::handlers) async fn read(
     check_count(&keys)?;
     let parallel = storage.settings().lookup_parallel.max(1);
     let found = storage.reads().opaque_run(&principal.tenant, &namespace, &keys, parallel, &hint).await?;
+    state.metrics().api().lookup_keys(keys.len(), found.len());
     let total: u64 = found.iter().map(|object| LENGTH_BYTES + object.bytes()).sum();
     let reads = std::sync::Arc::clone(storage.reads());
     // Those behind are opened while the first is sent.

@@ -40,6 +40,6 @@ pub(in crate::handlers) async fn commit(
     let upload_id = id("upload_id", &upload_id)?;
     let _reservation = quota_reservation::reserve_commit(&state, &principal, upload_id).await?;
     let stored = state.storage()?.direct_uploads().commit_upload(&principal.tenant, upload_id).await?;
-    state.metrics().stored(stored.created, stored.bytes);
+    state.metrics().chunk_stored(stored.created, stored.bytes);
     Ok(body::created_or_ok(stored.created, stored))
 }

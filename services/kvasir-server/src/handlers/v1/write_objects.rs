@@ -91,7 +91,7 @@ async fn store(
 ) -> Result<StoredObject, ApiError> {
     let _reservation = quota_reservation::reserve(state, principal, put.bytes).await?;
     let stored = state.storage()?.ingest().put_object(put, parts).await?;
-    state.metrics().stored(stored.created, stored.bytes);
+    state.metrics().object_stored(&stored);
     Ok(stored)
 }
 
