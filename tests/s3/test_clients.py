@@ -97,6 +97,13 @@ def test_ranges_and_conditions(s3):
     assert refusal(s3.get_object, Key="ranged", IfMatch='"x"') == ("PreconditionFailed", 412)
     assert refusal(s3.get_object, Key="ranged", IfNoneMatch=head["ETag"]) == ("304", 304)
     assert refusal(s3.get_object, Key="ranged", IfModifiedSince=head["LastModified"]) == ("304", 304)
+    with pytest.raises(botocore.exceptions.ClientError) as same:
+        s3.get_object(Bucket=BUCKET, Key="ranged", IfNoneMatch=head["ETag"])
+    assert same.value.response["ResponseMetadata"]["HTTPHeaders"]["etag"] == head["ETag"]
+    assert refusal(s3.delete_object, Key="ranged", IfMatch='"x"') == ("NotImplemented", 501)
+    conditional = {"Objects": [{"Key": "ranged", "ETag": '"x"'}]}
+    assert s3.delete_objects(Bucket=BUCKET, Delete=conditional)["Errors"][0]["Code"] == "NotImplemented"
+    assert s3.head_object(Bucket=BUCKET, Key="ranged")["ETag"] == head["ETag"]
     assert refusal(s3.put_object, Key="ranged", Body=b"", IfMatch=head["ETag"]) == ("NotImplemented", 501)
 
 
@@ -137,7 +144,7 @@ def test_parts(front, s3):
         assert refusal(s3.complete_multipart_upload, MultipartUpload={"Parts": parts}, **upload)[0] == code
     s3.abort_multipart_upload(Bucket=BUCKET, **upload)
     parts = {"Parts": [{"PartNumber": 3, "ETag": part["ETag"]}]}
-    assert refusal(s3.complete_multipart_upload, MultipartUpload=parts, **upload)[0] == "InvalidPart"
+    assert refusal(s3.complete_multipart_upload, MultipartUpload=parts, **upload) == ("InvalidPart", 400)
     assert refusal(s3.upload_part, Key="parts", UploadId="none", PartNumber=1, Body=b"") == ("NoSuchUpload", 404)
 
 
@@ -159,6 +166,10 @@ def test_lists(s3):
     entry = s3.list_objects_v2(Bucket=bucket, Prefix="p/1/10")["Contents"][0]
     head = s3.head_object(Bucket=bucket, Key="p/1/10")
     assert (entry["Size"], entry["ETag"]) == (head["ContentLength"], head["ETag"])
+    assert "Owner" not in entry
+    owned = s3.list_objects_v2(Bucket=bucket, Prefix="p/1/10", FetchOwner=True, Delimiter="")
+    assert owned["Contents"][0]["Owner"]["ID"] == "a"
+    assert "Delimiter" not in owned
     assert keys(s3.list_objects_v2(Bucket=bucket, StartAfter="p/2/05")) == ["p/2/08", "p/2/11"]
     removed = [{"Key": f"p/0/{number:02}"} for number in (0, 3, 6)] + [{"Key": "never there"}]
     assert len(s3.delete_objects(Bucket=bucket, Delete={"Objects": removed})["Deleted"]) == 4

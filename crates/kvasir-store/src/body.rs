@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     error_class::CallError,
-    limits,
+    file_body, limits,
     observe::StoreEvent,
     request_executor::{RequestExecutor, RequestSide, Retries},
 };
@@ -66,7 +66,9 @@ pub(crate) async fn resumed<T: ObjectStore>(
             });
             GetResultPayload::Stream(parts.boxed())
         }
-        file @ GetResultPayload::File(..) => file,
+        GetResultPayload::File(file, path) => {
+            GetResultPayload::Stream(file_body::parts(file, path, range.clone()).boxed())
+        }
     };
     Ok(GetResult { payload, meta, range, attributes, extensions })
 }

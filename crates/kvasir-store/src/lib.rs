@@ -9,6 +9,7 @@ mod concurrency_limit;
 mod config;
 mod error;
 mod error_class;
+mod file_body;
 pub mod layout;
 pub mod limits;
 pub mod observe;

@@ -26,6 +26,8 @@ pub const BREAKER_FAULTS: u32 = 16;
 pub const BREAKER_PAUSE_MIN: Duration = Duration::from_millis(500);
 /// Longest pause: how late the end of an outage may be noticed.
 pub const BREAKER_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Bytes of a file that are read at once: few tasks for a thread, and buffers that an allocator keeps.
+pub const STORE_FILE_PART_BYTES: u64 = 512 << 10;
 /// Longest silence within a body.
 pub const STORE_BODY_STALL_MAX: Duration = Duration::from_secs(10);
 /// Slowest body on average, as far as the store is the reason.

@@ -30,7 +30,10 @@ pub(super) fn s3_error(error: &ApiError) -> S3Failure {
         _ => S3ErrorCode::InvalidRequest,
     };
     let mut failure = S3Error::with_message(code, problem.detail.clone());
-    if let Ok(status) = StatusCode::from_u16(problem.status) {
+    // A part that is not there is 404 in the API, and 400 to S3 clients.
+    if let Ok(status) = StatusCode::from_u16(problem.status)
+        && problem.code != ErrorCode::UnknownUpload
+    {
         failure.set_status_code(status);
     }
     S3Failure(failure)

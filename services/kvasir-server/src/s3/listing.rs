@@ -34,12 +34,13 @@ impl Operations {
             limit: page_size(input.max_keys)?,
         };
         let encode = encoding(input.encoding_type.as_ref());
-        let page = self.page(&principal, &input.bucket, &listing, encode).await?;
+        let owner = input.fetch_owner.unwrap_or_default().then(|| owner(&principal));
+        let page = self.page(&principal, &input.bucket, &listing, encode, owner).await?;
         let count = page.contents.len() + page.common_prefixes.len();
         Ok(ListObjectsV2Output {
             name: Some(input.bucket),
             prefix: input.prefix.map(|text| encode(&text)),
-            delimiter: input.delimiter.map(|text| encode(&text)),
+            delimiter: delimiter(input.delimiter, encode),
             start_after: input.start_after.map(|text| encode(&text)),
             encoding_type: input.encoding_type,
             max_keys: Some(listing.limit as i32),
@@ -65,11 +66,12 @@ impl Operations {
             limit: page_size(input.max_keys)?,
         };
         let encode = encoding(input.encoding_type.as_ref());
-        let page = self.page(&principal, &input.bucket, &listing, encode).await?;
+        let owner = Some(owner(&principal));
+        let page = self.page(&principal, &input.bucket, &listing, encode, owner).await?;
         Ok(ListObjectsOutput {
             name: Some(input.bucket),
             prefix: input.prefix.map(|text| encode(&text)),
-            delimiter: input.delimiter.map(|text| encode(&text)),
+            delimiter: delimiter(input.delimiter, encode),
             marker: Some(encode(&listing.after)),
             encoding_type: input.encoding_type,
             max_keys: Some(listing.limit as i32),
@@ -87,6 +89,7 @@ impl Operations {
         bucket: &str,
         listing: &KeyListing,
         encode: fn(&str) -> String,
+        owner: Option<Owner>,
     ) -> S3Result<Page> {
         let namespace = namespace(bucket)?;
         let storage = self.state().caught_up_storage().await.map_err(S3Failure::from)?;
@@ -104,6 +107,7 @@ impl Operations {
             e_tag: Some(downloads::etag(&listed.object.etag())),
             last_modified: Some(downloads::timestamp(u64::try_from(listed.stored_ms).unwrap_or(0))),
             storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
+            owner: owner.clone(),
             ..Object::default()
         });
         let common_prefixes =
@@ -129,6 +133,17 @@ impl Operations {
         let buckets = Some(names.into_iter().map(bucket).collect());
         Ok(ListBucketsOutput { buckets, ..ListBucketsOutput::default() })
     }
+}
+
+/// Objects are the tenant's, whoever of it stored them.
+fn owner(principal: &Principal) -> Owner {
+    let tenant = principal.tenant.to_string();
+    Owner { display_name: Some(tenant.clone()), id: Some(tenant) }
+}
+
+/// The delimiter of an answer: an empty one is none.
+fn delimiter(asked: Option<String>, encode: fn(&str) -> String) -> Option<String> {
+    asked.filter(|text| !text.is_empty()).map(|text| encode(&text))
 }
 
 fn page_size(asked: Option<i32>) -> S3Result<usize> {

@@ -2,12 +2,12 @@
 
 use std::time::SystemTime;
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderValue, header};
 use kvasir_api::StoredObject;
 use kvasir_storage::{
     ByteRange, ChunkError, ObjectError, OpaqueObject, PutObject, Storage, hot::RequestHint,
 };
-use s3s::{S3Request, S3Result, dto::*, s3_error};
+use s3s::{S3Error, S3Request, S3Result, dto::*, s3_error};
 
 use super::{
     downloads,
@@ -137,9 +137,8 @@ impl Operations {
     pub(super) async fn delete(&self, request: S3Request<DeleteObjectInput>) -> S3Result<DeleteObjectOutput> {
         let principal = principal(&request)?;
         refuse_parts(None, request.input.version_id.as_deref())?;
-        if request.headers.contains_key("if-match") {
-            return Err(s3_error!(NotImplemented, "a removal takes no condition"));
-        }
+        let is_conditional = |name: &str| name == "if-match" || name.starts_with("x-amz-if-match-");
+        refuse_condition(request.headers.keys().any(|name| is_conditional(name.as_str())))?;
         self.remove(&principal, &request.input.bucket, &request.input.key).await?;
         Ok(DeleteObjectOutput::default())
     }
@@ -158,9 +157,10 @@ impl Operations {
             ));
         }
         let (mut deleted, mut errors) = (Vec::new(), Vec::new());
-        for ObjectIdentifier { key, version_id, .. } in delete.objects {
+        for ObjectIdentifier { key, version_id, e_tag, last_modified_time, size } in delete.objects {
             let removed = async {
                 refuse_parts(None, version_id.as_deref())?;
+                refuse_condition(e_tag.is_some() || last_modified_time.is_some() || size.is_some())?;
                 self.remove(&principal, &bucket, &key).await
             };
             match removed.await {
@@ -266,8 +266,22 @@ impl Asked {
             (None, Some(time)) => found.modified <= seconds(time),
             (None, None) => false,
         };
-        if is_same { Err(s3_error!(NotModified)) } else { Ok(()) }
+        if is_same { Err(not_modified(found)) } else { Ok(()) }
     }
+}
+
+/// What whoever holds the object already is answered: with what names it (RFC 9110, section 15.4.5).
+fn not_modified(found: &Found) -> S3Error {
+    let mut answer = s3_error!(NotModified);
+    if let Ok(e_tag) = HeaderValue::try_from(found.object.etag()) {
+        answer.set_headers(HeaderMap::from_iter([(header::ETAG, e_tag)]));
+    }
+    answer
+}
+
+/// Removals are not decided by what they remove: two that meet could not both be right.
+fn refuse_condition(is_conditional: bool) -> S3Result<()> {
+    if is_conditional { Err(s3_error!(NotImplemented, "a removal takes no condition")) } else { Ok(()) }
 }
 
 /// Whether a PUT is to fail where anything is stored: the one condition that it can have.
