@@ -21,6 +21,10 @@ from batches import (
     store,
     wait_for,
 )
+from lmcache.v1.distributed.api import ObjectKey
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from proxy import MODES, FaultProxy
 
 from kvasir.errors import InputError
@@ -75,22 +79,27 @@ def test_more_keys_than_a_request_takes(adapter):
 
 
 @pytest.mark.parametrize(
-    ("others", "dtype", "params"),
+    ("others", "dtype", "params", "reason"),
     [
-        ({"model_name": "org/other"}, torch.bfloat16, {}),
-        ({"kv_rank": 2 << 24}, torch.bfloat16, {}),
-        ({"cache_salt": "someone"}, torch.bfloat16, {}),
-        ({}, torch.float16, {}),
-        ({}, torch.bfloat16, {"revision": "b"}),
-        ({}, torch.bfloat16, {"namespace": "other"}),
+        ({"model_name": "org/other"}, torch.bfloat16, {}, "model is 'org/other' here and 'org/model' there"),
+        ({"kv_rank": ObjectKey.ComputeKVRank(2, 0, 1, 0)}, torch.bfloat16, {}, "ranks is 2 here and 1 there"),
+        ({"cache_salt": "someone"}, torch.bfloat16, {}, None),
+        ({}, torch.float16, {}, "layout is 'torch.float16[8,256,64]' here and 'torch.bfloat16[8,256,64]' there"),
+        ({}, torch.bfloat16, {"revision": "b"}, "revision is 'b' here and '' there"),
+        ({}, torch.bfloat16, {"namespace": "other"}, None),
     ],
 )
-def test_what_is_incompatible_is_a_miss(adapter, service, others, dtype, params):
+def test_what_is_incompatible_is_a_miss_with_a_reason(adapter, service, others, dtype, params, reason):
     store(adapter, make_keys(2), make_objects(2, seed=5))
-    asker = make_adapter(service.url, **({"namespace": "test_what_is_incompatible_is_a_miss"} | params))
+    adapter._pages.drain()
+    asker = make_adapter(service.url, **({"namespace": "test_what_is_incompatible_is_a_miss_with_a_reason"} | params))
     keys = make_keys(2, **others)
     assert look_up(asker, keys, layouts(dtype)) == "00"
     assert load(asker, keys, make_objects(2, dtype=dtype)) == "00"
+    asker._pages.drain()
+    status = asker.report_status()
+    assert status["mismatches"] == ([] if reason is None else [reason])
+    assert status["counts"]["finds:missing" if reason is None else "finds:mismatch"] == 2
     asker.close()
 
 
@@ -155,9 +164,8 @@ def test_faults_of_the_network_are_misses_within_the_deadlines(service, mode):
         assert loaded == "000" and look_up(adapter, keys) == "000"
         assert not store(adapter, make_keys(2, first=10), make_objects(2)).is_successful()
     proxy.mode = "sound"
-    if mode != "corrupt":
-        assert wait_for(lambda: "111" if look_up(adapter, keys) == "111" else None)
-        assert load(adapter, keys, into) == "111" and are_equal(into, objects)
+    assert wait_for(lambda: "111" if look_up(adapter, keys) == "111" else None)
+    assert load(adapter, keys, into) == "111" and are_equal(into, objects)
     adapter.close()
 
 
@@ -174,6 +182,26 @@ def test_a_service_that_comes_later_is_found(service):
     counts = adapter.report_status()["counts"]
     assert counts["stores:not_connected"] == 2 and counts["stores:stored"] == 2 and counts["finds:found"] == 2
     adapter.close()
+
+
+def test_metrics_say_what_became_of_pages(service):
+    """By OpenTelemetry, which LMCache's server serves or sends."""
+    reader = InMemoryMetricReader()
+    set_meter_provider(MeterProvider([reader]))
+    adapter = make_adapter(service.url, namespace="metrics")
+    before = observed(reader)
+    store(adapter, make_keys(2), make_objects(2))
+    look_up(adapter, make_keys(3))
+    names = [("kvasir_pages", "stores:stored"), ("kvasir_pages", "finds:found"), ("kvasir_page_bytes", "store_bytes")]
+    after = observed(reader)
+    assert [after[name] - before.get(name, 0) for name in names] == [2, 2, 2 * make_objects(1)[0].get_size()]
+    adapter.close()
+
+
+def observed(reader) -> dict[tuple[str, str], int]:
+    scopes = reader.get_metrics_data().resource_metrics[0].scope_metrics
+    metrics = [metric for scope in scopes if scope.scope.name == "kvasir" for metric in scope.metrics]
+    return {(metric.name, point.attributes["result"]): point.value for metric in metrics for point in metric.data.data_points}
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ import random
 import time
 
 import pytest
+from proxy import FaultProxy
 
 import kvasir
 from kvasir import _pages
-from kvasir._pages import PageStore, Settings, key_prefix
+from kvasir._identities import Identity
+from kvasir._pages import PageStore, Settings
 from slow_proxy import SlowProxy
 
 
@@ -127,6 +129,68 @@ def test_a_key_that_cannot_be_counts_as_a_miss(pages):
     assert pages.find([["."]]).result() == [[False]]
 
 
+def identity(*place: str | int, **fields: str | int) -> Identity:
+    return Identity("e", place, tuple(fields.items()))
+
+
 def test_prefixes_tell_identities_apart():
-    prefixes = {key_prefix("e", *identity) for identity in [("a", "b"), ("ab",), ("a", 1), ("a", "1"), ("b", "a")]}
-    assert len(prefixes) == 5 and all(prefix.startswith("e/") and len(prefix) == 35 for prefix in prefixes)
+    one = identity(0, model="m", dtype="a")
+    others = [
+        identity(1, model="m", dtype="a"),
+        identity("0", model="m", dtype="a"),
+        identity(0, model="ma", dtype=""),
+        identity(0),
+    ]
+    prefixes = {one.prefix(), one.prefix("salt"), *(other.prefix() for other in others)}
+    assert len(prefixes) == 6 and all(prefix.startswith("e/") and len(prefix) == 35 for prefix in prefixes)
+
+
+def test_a_mismatch_has_a_reason(server, caplog):
+    caplog.set_level(logging.INFO)
+    one, other = (connect(server.url, namespace="mismatch") for _ in range(2))
+    memory = Memory(1, seed=6)
+    # Who comes first has nobody to differ from.
+    assert one.find([one.names(identity(0, model="m", dtype="bf16"), "a")]).result() == [[False]]
+    one.store(one.names(identity(0, model="m", dtype="bf16"), "a"), memory.pages).result()
+    one.store(one.names(identity(0, model="n", dtype="fp16"), "a"), memory.pages).result()
+    one.drain()
+    assert one.counts["finds:missing"] == 1 and not one.mismatches
+    mine = identity(0, model="m", dtype="fp8")
+    for salt in ("", "someone"):
+        assert other.find([other.names(mine, "ab", salt)]).result() == [[False, False]]
+        other.drain()
+    reason = "dtype is 'fp8' here and 'bf16' there"
+    assert other.counts["finds:mismatch"] == 4 and other.mismatches == {mine: reason} and caplog.text.count(reason) == 1
+    # What this engine has stored itself fits, and of another rank's pages nothing is there to differ from.
+    assert other.store(other.names(mine, "a"), memory.pages).result() == ["stored"]
+    other.drain()
+    other.find([other.names(mine, "ab"), other.names(identity(1, model="m", dtype="fp8"), "a")]).result()
+    other.drain()
+    assert other.counts["finds:missing"] == 2 and other.counts["finds:mismatch"] == 4 and not other.mismatches
+    one.close()
+    other.close()
+
+
+def test_a_network_that_flips_bits_costs_no_page(server):
+    keys, written = [f"k/{index}" for index in range(100)], Memory(100, part=500, seed=7)
+    proxy = FaultProxy(server.url, seed=8)
+    pages = connect(proxy.url, namespace="flips", load_deadline_s=1.0)
+    assert pages.store(keys, written.pages).result() == ["stored"] * 100
+    proxy.mode = "corrupt"
+    for _ in range(20):
+        read = Memory(100, part=500)
+        for place, is_loaded in enumerate(pages.load(keys, read.pages).result()):
+            for part in (place, 100 + place):
+                there = slice(500 * part, 500 * part + 500)
+                assert not is_loaded or read.bytes[there] == written.bytes[there]
+    pages.drain()
+    proxy.mode = "sound"
+    assert pages.find([keys], gaps=True).result() == [[True] * 100]
+    assert pages.counts["loads:loaded_again"] > 0 and pages.counts["loads:damaged_in_transit"] > 0
+    assert pages.counts["loads:damaged"] == pages.counts["loads:other_size"] == 0
+    pages.close()
+
+
+def test_counts_are_taken_once(pages):
+    pages.find([["a", "b"]]).result()
+    assert pages.take_counts() == {"finds:missing": 2} and pages.take_counts() == {}

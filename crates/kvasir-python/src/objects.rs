@@ -3,7 +3,7 @@
 //! Each object is a page of the engine's bytes, from one place of its memory or several, and behind them the CRC-32C of its key and these bytes, as u32 little endian. So
 //! what is loaded is what was stored under this key, whatever befell it between the two memories.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kvasir_api::{ErrorCode, ObjectsRequest};
@@ -32,12 +32,16 @@ const CHECKSUM_BYTES: usize = 4;
 enum Outcome {
     /// The page has its bytes.
     Loaded,
+    /// The page has its bytes, after what came first did not fit.
+    LoadedAgain,
     /// Nothing is stored under the key.
     Missing,
     /// What is stored has another size: it is another layout's.
     OtherSize,
-    /// The checksum is not that of the bytes.
+    /// The checksum is not that of the stored bytes.
     Damaged,
+    /// What came does not fit, and what came when it was read again was something else: the stored bytes may be sound.
+    DamagedInTransit,
     /// Durable now.
     Stored,
     /// Something was stored under the key before.
@@ -52,9 +56,11 @@ impl Outcome {
     fn into_text(self) -> String {
         match self {
             Self::Loaded => "loaded".to_owned(),
+            Self::LoadedAgain => "loaded_again".to_owned(),
             Self::Missing => "missing".to_owned(),
             Self::OtherSize => "other_size".to_owned(),
             Self::Damaged => "damaged".to_owned(),
+            Self::DamagedInTransit => "damaged_in_transit".to_owned(),
             Self::Stored => "stored".to_owned(),
             Self::Present => "present".to_owned(),
             Self::Late => "late".to_owned(),
@@ -280,7 +286,7 @@ async fn store_batch(
     }
 }
 
-/// Fills pages. Behind a key that is missing it goes on; an error ends it.
+/// Fills pages. What does not fit is read once more: the stored bytes are bad only where the same comes twice.
 async fn load(
     client: &Client,
     namespace: &Name,
@@ -288,31 +294,70 @@ async fn load(
     pages: &mut [Page],
     outcomes: &mut [Outcome],
 ) {
+    let all: Vec<_> = (0..keys.len()).collect();
+    let first = read(client, namespace, keys, pages, outcomes, &all).await;
+    let places: Vec<_> = first.keys().copied().collect();
+    let second = read(client, namespace, keys, pages, outcomes, &places).await;
+    for (place, misfit) in first {
+        if matches!(outcomes[place], Outcome::Loaded) {
+            outcomes[place] = Outcome::LoadedAgain;
+        } else if second.get(&place) == Some(&misfit) {
+            let is_page = misfit.length == pages[place].len() + CHECKSUM_BYTES;
+            outcomes[place] = if is_page { Outcome::Damaged } else { Outcome::OtherSize };
+        }
+    }
+}
+
+/// Fills the pages at these places, and gives what did not fit. Behind a key that is missing it goes on; an error ends it.
+async fn read(
+    client: &Client,
+    namespace: &Name,
+    keys: &[ObjectKey],
+    pages: &mut [Page],
+    outcomes: &mut [Outcome],
+    places: &[usize],
+) -> BTreeMap<usize, Misfit> {
+    let mut misfits = BTreeMap::new();
     let mut next = 0;
-    while next < keys.len() {
-        let end = keys.len().min(next + ObjectsRequest::KEYS_MAX);
+    while next < places.len() {
+        let batch = &places[next..places.len().min(next + ObjectsRequest::KEYS_MAX)];
+        let batch_keys: Vec<_> = batch.iter().map(|&place| keys[place].clone()).collect();
         let mut arrival = Arrival::default();
         let take = |index: usize, length: usize, piece: &[u8]| {
-            let at = next + index;
-            if let Some(outcome) = arrival.take(&keys[at], &mut pages[at], length, piece) {
-                outcomes[at] = outcome;
+            let place = batch[index];
+            match arrival.take(&keys[place], &mut pages[place], length, piece) {
+                None => {}
+                Some(Ok(())) => outcomes[place] = Outcome::Loaded,
+                Some(Err(misfit)) => {
+                    outcomes[place] = Outcome::DamagedInTransit;
+                    misfits.insert(place, misfit);
+                }
             }
         };
-        match client.read_opaque_pieces(namespace, &keys[next..end], take).await {
-            Ok(count) if next + count < end => {
-                outcomes[next + count] = Outcome::Missing;
+        match client.read_opaque_pieces(namespace, &batch_keys, take).await {
+            Ok(count) if count < batch.len() => {
+                outcomes[batch[count]] = Outcome::Missing;
                 next += count + 1;
             }
-            Ok(_) => next = end,
+            Ok(_) => next += batch.len(),
             Err(error) => {
                 let code = code_of(&error);
                 for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, Outcome::Late)) {
                     *outcome = Outcome::Failed(code.clone());
                 }
-                return;
+                break;
             }
         }
     }
+    misfits
+}
+
+/// What came of an object that is not the page's: as much as tells two readings apart.
+#[derive(PartialEq)]
+struct Misfit {
+    length: usize,
+    checksum: u32,
+    told: Vec<u8>,
 }
 
 /// An object that arrives in pieces.
@@ -320,14 +365,21 @@ async fn load(
 struct Arrival {
     /// Bytes of it that came.
     came: usize,
+    /// Of its key and what came of the page.
     checksum: u32,
     /// What came of the checksum behind the page.
     told: Vec<u8>,
 }
 
 impl Arrival {
-    /// Takes the next piece; with the last one it says what became of the object.
-    fn take(&mut self, key: &ObjectKey, page: &mut Page, length: usize, piece: &[u8]) -> Option<Outcome> {
+    /// Takes the next piece; with the last one it says whether the object is the page's.
+    fn take(
+        &mut self,
+        key: &ObjectKey,
+        page: &mut Page,
+        length: usize,
+        piece: &[u8],
+    ) -> Option<Result<(), Misfit>> {
         let is_page = length == page.len() + CHECKSUM_BYTES;
         if self.came == 0 {
             *self = Self { checksum: checksum_of(key), ..Self::default() };
@@ -342,13 +394,8 @@ impl Arrival {
         if self.came < length {
             return None;
         }
-        self.came = 0;
-        Some(if !is_page {
-            Outcome::OtherSize
-        } else if self.told == self.checksum.to_le_bytes() {
-            Outcome::Loaded
-        } else {
-            Outcome::Damaged
-        })
+        let Self { checksum, told, .. } = std::mem::take(self);
+        let fits = is_page && told == checksum.to_le_bytes();
+        Some(if fits { Ok(()) } else { Err(Misfit { length, checksum, told }) })
     }
 }

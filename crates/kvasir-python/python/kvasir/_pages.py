@@ -6,18 +6,17 @@ Back ends of engines are made of this. None of its futures fails: what the servi
 from __future__ import annotations
 
 import asyncio
-import functools
-import hashlib
-import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 from . import _kvasir
+from ._identities import Identity, Register
 from ._notices import Notices
 from .errors import AuthError, InputError, KvasirError
 
@@ -26,7 +25,11 @@ T = TypeVar("T")
 Page = Sequence[tuple[int, int]]
 """Addresses and lengths of the parts of a page in the engine's memory, which stays until its future is done."""
 
-LOADED, STORED, PRESENT = "loaded", "stored", "present"
+LOADED, LOADED_AGAIN, STORED, PRESENT = "loaded", "loaded_again", "stored", "present"
+
+# What the metrics of all back ends say that they are.
+PAGES_TEXT = "Pages that Kvasir was asked for or given, by what became of them."
+BYTES_TEXT = "Bytes of pages that came from Kvasir, or were stored there."
 
 _AGAIN_S = 1.0
 _AGAIN_MAX_S = 30.0
@@ -36,7 +39,7 @@ _STORE_S = 30.0
 _STORES_MAX = 64
 # Keys under which nothing usable lies, and which are freed for the next store.
 _USELESS = ("damaged", "other_size")
-# Identities whose prefixes are remembered.
+# Prefixes that are remembered: each salt has its own.
 _PREFIXES_MAX = 4096
 
 
@@ -68,13 +71,6 @@ class Settings:
     load_deadline_s: float = 10.0
 
 
-@functools.lru_cache(_PREFIXES_MAX)
-def key_prefix(engine: str, *identity: str | int) -> str:
-    """Give the beginning of keys, of all that makes bytes of equal names incompatible: another identity is a miss."""
-    digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
-    return f"{engine}/{digest}/"
-
-
 class PageStore:
     """The service, from a thread of its own. It connects in the background, until it succeeds or cannot.
 
@@ -82,6 +78,8 @@ class PageStore:
     ----------
     counts : Counter
         Keys by ``finds:``, ``loads:`` or ``stores:`` and what became of them, and ``load_bytes`` and ``store_bytes``.
+    mismatches : dict
+        Why nothing that is stored fits, by identity.
     """
 
     def __init__(self, settings: Settings, logger: logging.Logger) -> None:
@@ -89,6 +87,14 @@ class PageStore:
         self._notices = Notices(logger.warning)
         self._objects: _kvasir.Objects | None = None
         self.counts: Counter[str] = Counter()
+        self.mismatches: dict[Identity, str] = {}
+        self._told: Counter[str] = Counter()
+        self._prefixes: dict[tuple[Identity, str], str] = {}
+        self._identities: dict[str, Identity] = {}
+        self._register: Register | None = None
+        # Identities of which a miss was asked a reason for, and those that this engine has stored something of.
+        self._asked: set[Identity] = set()
+        self._noted: set[Identity] = set()
         self._stores = 0
         self._moving: set[Future[Any]] = set()
         self._loop = asyncio.new_event_loop()
@@ -100,6 +106,23 @@ class PageStore:
     def is_connected(self) -> bool:
         """Whether there is somebody to ask."""
         return self._objects is not None
+
+    def names(self, identity: Identity, hashes: Iterable[str], salt: str = "") -> list[str]:
+        """Give the keys of pages: another identity or salt is a miss."""
+        prefix = self._prefixes.get((identity, salt))
+        if prefix is None:
+            if len(self._prefixes) >= _PREFIXES_MAX:
+                self._prefixes.clear()
+                self._identities.clear()
+            prefix = self._prefixes[identity, salt] = identity.prefix(salt)
+            self._identities[prefix] = identity
+        return [prefix + each for each in hashes]
+
+    def take_counts(self) -> dict[str, int]:
+        """Give what was counted since the last call."""
+        counts = Counter(self.counts)
+        new, self._told = counts - self._told, counts
+        return dict(new)
 
     def find(self, rows: Sequence[Sequence[str]], gaps: bool = False) -> Future[list[list[bool]]]:
         """Say of each key of each row whether something is stored under it; without `gaps` none is behind one that is missing."""
@@ -152,7 +175,7 @@ class PageStore:
         while True:
             try:
                 store = await _kvasir.connect(settings.url, settings.token, settings.namespace, True)
-                self._objects = store.objects()
+                self._objects, self._register = store.objects(), Register(store)
                 self._logger.info("Kvasir at %s keeps this cache", settings.url)
                 return
             except (AuthError, InputError) as error:
@@ -177,10 +200,53 @@ class PageStore:
             return none
         padded = [[*found, *[None] * (len(row) - len(found))] for row, found in zip(rows, sizes, strict=True)]
         there = [[size is not None for size in row] for row in padded]
-        count = sum(map(sum, there))
-        self.counts["finds:found"] += count
-        self.counts["finds:missing"] += asked - count
+        self.counts["finds:found"] += sum(map(sum, there))
+        missing: Counter[Identity | None] = Counter()
+        for key, is_there in zip(chain.from_iterable(rows), chain.from_iterable(there), strict=True):
+            identity = self._identity_of(key)
+            if not is_there:
+                missing[identity] += 1
+            elif identity is not None:
+                self.mismatches.pop(identity, None)
+        for identity, count in missing.items():
+            if identity is None or identity in self._asked:
+                self._count_missing(identity, count)
+            else:
+                self._move(self._explain(identity, count), None)
         return there
+
+    async def _explain(self, identity: Identity, count: int) -> None:
+        """Ask once whether what is missing is missing because all that is stored is of others."""
+        assert self._register is not None
+        # Those that come meanwhile do not ask.
+        self._asked.add(identity)
+        try:
+            difference = await asyncio.wait_for(self._register.difference(identity), self._settings.load_deadline_s)
+        except (KvasirError, TimeoutError) as error:
+            self._logger.debug("why nothing was found could not be asked: %s", error)
+            difference = None
+        if difference is not None and identity not in self._noted:
+            self.mismatches[identity] = difference
+            self._logger.info("nothing that is stored fits this engine; of the nearest, %s", difference)
+        self._count_missing(identity, count)
+
+    def _count_missing(self, identity: Identity | None, count: int) -> None:
+        self.counts["finds:mismatch" if identity in self.mismatches else "finds:missing"] += count
+
+    def _identity_of(self, key: str) -> Identity | None:
+        engine, digest, _ = f"{key}//".split("/", 2)
+        return self._identities.get(f"{engine}/{digest}/")
+
+    async def _note(self, identity: Identity) -> None:
+        """Note, once, that something of an identity is stored."""
+        assert self._register is not None
+        self._noted.add(identity)
+        self._asked.add(identity)
+        self.mismatches.pop(identity, None)
+        try:
+            await asyncio.wait_for(self._register.add(identity), self._settings.load_deadline_s)
+        except (KvasirError, TimeoutError) as error:
+            self._logger.debug("other engines will not be told what is stored: %s", error)
 
     async def _load(self, keys: list[str], pages: Sequence[Page]) -> list[bool]:
         objects = self._objects
@@ -188,11 +254,11 @@ class PageStore:
             self.counts["loads:not_connected"] += len(keys)
             return [False] * len(keys)
         outcomes = await objects.load(keys, [_parts(page) for page in pages], self._settings.load_deadline_s, True)
-        loaded = [outcome == LOADED for outcome in outcomes]
+        loaded = [outcome in (LOADED, LOADED_AGAIN) for outcome in outcomes]
         self._count("loads", outcomes)
         self.counts["load_bytes"] += sum(size_of(page) for page, is_loaded in zip(pages, loaded, strict=True) if is_loaded)
         if not all(loaded):
-            worst = next(outcome for outcome in outcomes if outcome != LOADED)
+            worst = outcomes[loaded.index(False)]
             self._notices.say("load", "%d of %d pages were not loaded: %s", loaded.count(False), len(keys), worst)
         useless = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome in _USELESS]
         if useless:
@@ -211,6 +277,10 @@ class PageStore:
             finally:
                 self._stores -= 1
         self._count("stores", outcomes)
+        stored = {self._identity_of(key) for key, outcome in zip(keys, outcomes, strict=True) if outcome == STORED}
+        for identity in stored - self._noted:
+            if identity is not None:
+                self._move(self._note(identity), None)
         new = (page for page, outcome in zip(pages, outcomes, strict=True) if outcome == STORED)
         self.counts["store_bytes"] += sum(map(size_of, new))
         failed = [outcome for outcome in outcomes if outcome not in (STORED, PRESENT)]
@@ -229,6 +299,11 @@ class PageStore:
 
     def _count(self, what: str, outcomes: list[str]) -> None:
         self.counts.update(f"{what}:{outcome}" for outcome in outcomes)
+
+
+def is_of_bytes(count: str) -> bool:
+    """Whether a name of `PageStore.counts` is of bytes, and not of pages."""
+    return count.endswith("_bytes")
 
 
 def size_of(page: Page) -> int:

@@ -7,10 +7,12 @@ Configured as an adapter of type ``plugin``: ``{"type": "plugin", "module_path":
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import chain, groupby
 from typing import Any
+from weakref import WeakSet
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.logging import init_logger
@@ -19,14 +21,18 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
+from opentelemetry.metrics import Observation, get_meter
 
-from ._pages import PRESENT, STORED, Page, PageStore, Settings, key_prefix, size_of
+from ._identities import Identity
+from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageStore, Settings, is_of_bytes, size_of
 from ._settings import read_settings
 
 __all__ = ["KvasirL2"]
 
 logger = init_logger(__name__)
 
+# A process has one set of instruments.
+_adapters: WeakSet[KvasirL2] = WeakSet()
 # Model, rank, object group: objects of one have one layout.
 _Group = tuple[str, int, int]
 
@@ -60,6 +66,7 @@ class KvasirL2(L2AdapterInterface):
         # Layouts of object groups, by model, rank and group: keys have them, and not every call names them.
         self._layouts: dict[_Group, str] = {}
         self._sizes: dict[_Group, int] = {}
+        _adapters.add(self)
 
     def get_store_event_fd(self) -> int:
         """As the base class says."""
@@ -155,7 +162,8 @@ class KvasirL2(L2AdapterInterface):
     def report_status(self) -> dict[str, Any]:
         """Say whether there is a service, and what was counted."""
         counts = dict(sorted(self._pages.counts.items()))
-        return {"is_healthy": self._pages.is_connected, "type": "KvasirL2", "url": self._settings.url, "counts": counts}
+        status = {"is_healthy": self._pages.is_connected, "type": "KvasirL2", "url": self._settings.url, "counts": counts}
+        return status | {"mismatches": list(self._pages.mismatches.values())}
 
     def close(self) -> None:
         """Wait for what is under way, and end."""
@@ -181,19 +189,33 @@ class KvasirL2(L2AdapterInterface):
 
     def _names_of(self, keys: Sequence[ObjectKey]) -> list[str]:
         """Names in the service: what makes bytes incompatible, and the hash of the chunk's tokens and of all before it."""
-        return [
-            key_prefix(
-                "lmcache",
-                self._settings.revision,
-                key.model_name,
-                key.kv_rank,
-                key.object_group_id,
-                key.cache_salt,
-                self._layouts.get(_group_of(key), ""),
-            )
-            + key.chunk_hash.hex()
-            for key in keys
-        ]
+        names = []
+        for (group, salt), row in groupby(keys, _row_of):
+            names += self._pages.names(self._identity_of(group), [key.chunk_hash.hex() for key in row], salt)
+        return names
+
+    def _identity_of(self, group: _Group) -> Identity:
+        model, kv_rank, object_group = group
+        # As LMCache packs them: how many ranks, which, how many on its host, which of these.
+        ranks, rank, local_ranks, local_rank = kv_rank >> 24, kv_rank >> 16 & 0xFF, kv_rank >> 8 & 0xFF, kv_rank & 0xFF
+        fields = (
+            ("model", model),
+            ("revision", self._settings.revision),
+            ("layout", self._layouts.get(group, "")),
+            ("ranks", ranks),
+            ("ranks of a host", local_ranks),
+        )
+        return Identity("lmcache", (rank, local_rank, object_group), fields)
+
+
+def _observe(of_bytes: bool) -> list[Observation]:
+    counts = sum((adapter._pages.counts for adapter in list(_adapters)), Counter())
+    return [Observation(count, {"result": name}) for name, count in counts.items() if is_of_bytes(name) == of_bytes]
+
+
+_meter = get_meter("kvasir")
+_meter.create_observable_counter("kvasir_pages", [lambda _: _observe(of_bytes=False)], description=PAGES_TEXT)
+_meter.create_observable_counter("kvasir_page_bytes", [lambda _: _observe(of_bytes=True)], description=BYTES_TEXT)
 
 
 def _group_of(key: ObjectKey) -> _Group:

@@ -6,6 +6,7 @@ Configured by ``--hicache-storage-backend dynamic`` and ``--hicache-storage-back
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
@@ -22,7 +23,8 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from ._pages import PRESENT, STORED, Page, PageStore, Settings, key_prefix
+from ._identities import Identity
+from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageStore, Settings, is_of_bytes
 from ._settings import read_settings, refuse
 
 __all__ = ["KvasirHiCache"]
@@ -147,6 +149,14 @@ class KvasirHiCache(HiCacheStorage):
         """Nothing: other engines use what is stored. What is not used goes by the service's time to live and capacity."""
         logger.warning("the pages in Kvasir stay: remove the namespace's objects at the service, or use another namespace")
 
+    def get_stats(self) -> None:
+        """Add to the process's metrics what was counted since the last call. SGLang calls it where its metrics are on."""
+        pages, in_bytes = _counters()
+        config = self._config
+        for name, count in self._pages.take_counts().items():
+            counter = in_bytes if is_of_bytes(name) else pages
+            counter.labels(config.model_name or "", config.tp_rank, config.pp_rank, name).inc(count)
+
     def close(self) -> None:
         """Wait for what is under way, and end."""
         self._pages.close()
@@ -195,16 +205,25 @@ class KvasirHiCache(HiCacheStorage):
     def _names_of(self, pool: str, keys: Sequence[str]) -> list[str]:
         """Names in the service: what makes bytes incompatible, and SGLang's hash of the page and all before it."""
         config, host_pool = self._config, self.registered_pools.get(pool)
-        ranks = [config.pp_rank, config.pp_size, config.attn_cp_rank, config.attn_cp_size, config.dcp_rank, config.dcp_size]
+        place: list[str | int] = [str(pool), config.pp_rank, config.attn_cp_rank, config.dcp_rank]
+        fields: dict[str, str | int] = {"model": config.model_name or "", "revision": self._settings.revision}
+        fields |= {name: str(getattr(host_pool, name, "")) for name in _LAYOUT}
+        fields |= {"pp_size": config.pp_size, "attn_cp_size": config.attn_cp_size, "dcp_size": config.dcp_size}
         if not config.is_mla_model or pool in _OF_RANKS:
-            ranks += [config.tp_rank, config.tp_size]
+            place.append(config.tp_rank)
+            fields["tp_size"] = config.tp_size
         elif config.dcp_size > 1:
-            ranks += [config.tp_size]
-        layout = [
-            str(getattr(host_pool, name, "")) for name in ("layout", "dtype", "page_size", "layer_num", "head_num", "head_dim")
-        ]
-        prefix = key_prefix("sglang", self._settings.revision, config.model_name or "", str(pool), *layout, *ranks)
-        return [prefix + key for key in keys]
+            fields["tp_size"] = config.tp_size
+        return self._pages.names(Identity("sglang", tuple(place), tuple(fields.items())), keys)
+
+
+@functools.cache
+def _counters() -> tuple[Any, Any]:
+    """Of this process, made when SGLang has said where its processes' metrics meet."""
+    from prometheus_client import Counter
+
+    labels = ("model_name", "tp_rank", "pp_rank", "result")
+    return Counter("sglang:kvasir_pages", PAGES_TEXT, labels), Counter("sglang:kvasir_page_bytes", BYTES_TEXT, labels)
 
 
 def _page_of(tensor: torch.Tensor) -> Page:

@@ -34,15 +34,16 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from ._pages import PRESENT, STORED, Page, PageStore, Settings, key_prefix
+from ._identities import Identity
+from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageStore, Settings, is_of_bytes
 from ._settings import read_settings
 
 __all__ = ["KvasirTier"]
 
 logger = init_logger(__name__)
 
-_CHUNKS = "vllm:kvasir_tier_chunks"
-_BYTES = "vllm:kvasir_tier_bytes"
+_PAGES = "vllm:kvasir_pages"
+_BYTES = "vllm:kvasir_page_bytes"
 
 
 class _Job(NamedTuple):
@@ -104,14 +105,14 @@ class KvasirTier(SecondaryTierManager):
         mapper = FileMapper.from_offloading_spec(
             "", offloading_spec, blocks_per_file=offloading_spec.blocks_per_chunk, parallel_agnostic=True
         )
-        identity = json.dumps(mapper.get_run_config(), sort_keys=True)
-        self._prefix = key_prefix("vllm", settings.revision, identity, mapper.rank, self.block_size_bytes)
+        fields = mapper.get_run_config() | {"revision": settings.revision, "bytes of a chunk": self.block_size_bytes}
+        named = ((name, value if isinstance(value, (str, int)) else json.dumps(value)) for name, value in sorted(fields.items()))
+        self._identity = Identity("vllm", (mapper.rank,), tuple(named))
         # No view is kept: vLLM unmaps the memory when all tiers are shut down.
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
         self._tells = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events: list[OffloadingEvent] = []
         self._jobs: dict[int, _Job] = {}
-        self._told: dict[str, int] = {}
         self._pages = PageStore(settings, logger)
         self._lookups = _Lookups(self)
 
@@ -172,20 +173,16 @@ class KvasirTier(SecondaryTierManager):
     @classmethod
     def build_metric_definitions(cls, extra_config: Mapping[str, Any]) -> dict[str, OffloadingMetricMetadata]:
         """Name the counters beside vLLM's own."""
-        what = "Chunks that Kvasir was asked for or given, by what became of them."
         return {
-            _CHUNKS: OffloadingCounterMetadata(documentation=what, labelnames=("result",)),
-            _BYTES: OffloadingCounterMetadata(documentation="Bytes that went to Kvasir or came.", labelnames=("result",)),
+            _PAGES: OffloadingCounterMetadata(documentation=PAGES_TEXT, labelnames=("result",)),
+            _BYTES: OffloadingCounterMetadata(documentation=BYTES_TEXT, labelnames=("result",)),
         }
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Give what was counted since the last call."""
-        stats, counts = OffloadingConnectorStats(), dict(self._pages.counts)
-        for name, count in counts.items():
-            if count > self._told.get(name, 0):
-                metric = _BYTES if name.endswith("_bytes") else _CHUNKS
-                stats.increase_counter(metric, count - self._told.get(name, 0), (name,))
-        self._told = counts
+        stats = OffloadingConnectorStats()
+        for name, count in self._pages.take_counts().items():
+            stats.increase_counter(_BYTES if is_of_bytes(name) else _PAGES, count, (name,))
         return None if stats.is_empty() else stats
 
     def _find(self, keys: list[OffloadKey], req_context: ReqContext) -> list[bool]:
@@ -224,4 +221,4 @@ class KvasirTier(SecondaryTierManager):
 
     def _names_of(self, keys: Collection[OffloadKey]) -> list[str]:
         """Names in the service: what makes bytes incompatible, and vLLM's hash of the tokens with the group's number."""
-        return [self._prefix + key.hex() for key in keys]
+        return self._pages.names(self._identity, [key.hex() for key in keys])

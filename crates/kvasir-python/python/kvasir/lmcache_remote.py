@@ -1,0 +1,167 @@
+"""Kvasir as remote storage of LMCache in its in-process mode. The guide is ``docs/lmcache.md``.
+
+Configured by ``remote_storage_plugins: ["kvasir"]``, with the module's and the class's name and the address in ``extra_config``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from lmcache.logging import init_logger
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.exceptions import IrrecoverableException
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorContext
+from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+
+from ._identities import Identity
+from ._pages import Page, PageStore, Settings
+from ._settings import read_settings
+from .errors import InputError
+
+__all__ = ["KvasirAdapter"]
+
+logger = init_logger(__name__)
+
+_OF_LMCACHE = ("module_path", "class_name")
+
+
+class KvasirAdapter(ConnectorAdapter):
+    """What LMCache makes for ``plugin://kvasir``, and for more than one as ``kvasir.NAME``."""
+
+    def __init__(self) -> None:
+        super().__init__("plugin://kvasir")
+
+    def create_connector(self, context: ConnectorContext) -> RemoteConnector:
+        """Make a connector of the settings in ``extra_config``.
+
+        Raises
+        ------
+        IrrecoverableException
+            For settings that cannot be: LMCache tries again after any other.
+        """
+        try:
+            return _Connector(context)
+        except InputError as error:
+            raise IrrecoverableException(str(error)) from error
+
+
+class _Connector(RemoteConnector):
+    """Whole chunks in batches. A chunk that is not whole is not stored."""
+
+    def __init__(self, context: ConnectorContext) -> None:
+        super().__init__(context.config, context.metadata)
+        where = f"remote_storage_plugin.{context.plugin_name}."
+        given = {name.removeprefix(where): value for name, value in context.config.extra_config.items() if name.startswith(where)}
+        self._settings = read_settings(Settings, {k: v for k, v in given.items() if k not in _OF_LMCACHE}, where)
+        self._metadata, self._memory = context.metadata, context.local_cpu_backend
+        self._pages = PageStore(self._settings, logger)
+
+    async def exists(self, key: CacheEngineKey) -> bool:
+        """Whether a chunk is stored."""
+        return await self.batched_async_contains("", [key]) == 1
+
+    def exists_sync(self, key: CacheEngineKey) -> bool:
+        """Whether a chunk is stored."""
+        return self.batched_contains([key]) == 1
+
+    def support_batched_contains(self) -> bool:
+        """Yes."""
+        return True
+
+    def batched_contains(self, keys: list[CacheEngineKey]) -> int:
+        """Count the leading chunks that are stored."""
+        return _leading(self._pages.find([self._names_of(keys)]).result()[0])
+
+    async def batched_async_contains(self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False) -> int:
+        """Count the leading chunks that are stored. Nothing is pinned: what goes before its load is a miss then."""
+        [found] = await asyncio.wrap_future(self._pages.find([self._names_of(keys)]))
+        return _leading(found)
+
+    async def get(self, key: CacheEngineKey) -> MemoryObj | None:
+        """Load a chunk."""
+        return (await self.batched_get([key]))[0]
+
+    def support_batched_get(self) -> bool:
+        """Yes."""
+        return True
+
+    async def batched_get(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
+        """Load chunks into memory of LMCache's: as many as it has room for."""
+        allocated = (self._memory.allocate(self._metadata.get_shapes(), self._metadata.get_dtypes(), self.meta_fmt) for _ in keys)
+        objects = list(takewhile(lambda object: object is not None, allocated))
+        loading = self._pages.load(self._names_of(keys[: len(objects)]), _pages_of(objects))
+        try:
+            loaded = await asyncio.shield(asyncio.wrap_future(loading))
+        except asyncio.CancelledError:
+            # LMCache waits no longer; its memory is written to until the load is over.
+            loading.add_done_callback(lambda _: [object.ref_count_down() for object in objects])
+            raise
+        for object, is_loaded in zip(objects, loaded, strict=True):
+            if not is_loaded:
+                object.ref_count_down()
+        came = [object if is_loaded else None for object, is_loaded in zip(objects, loaded, strict=True)]
+        return came + [None] * (len(keys) - len(came))
+
+    async def batched_get_non_blocking(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj]:
+        """Load the leading chunks, up to the first that does not come."""
+        objects = await self.batched_get(keys)
+        leading = list(takewhile(lambda object: object is not None, objects))
+        for object in objects[len(leading) :]:
+            if object is not None:
+                object.ref_count_down()
+        return leading
+
+    async def put(self, key: CacheEngineKey, memory_obj: MemoryObj) -> None:
+        """Store a chunk."""
+        await self.batched_put([key], [memory_obj])
+
+    def support_batched_put(self) -> bool:
+        """Yes."""
+        return True
+
+    async def batched_put(self, keys: list[CacheEngineKey], memory_objs: list[MemoryObj]) -> None:
+        """Store chunks, and wait until they are durable."""
+        pairs = zip(keys, memory_objs, strict=True)
+        whole = [(key, object) for key, object in pairs if object.get_size() == self.full_chunk_size_bytes]
+        objects = [object for _, object in whole]
+        await asyncio.wrap_future(self._pages.store(self._names_of([key for key, _ in whole]), _pages_of(objects)))
+
+    def remove_sync(self, key: CacheEngineKey) -> bool:
+        """Remove a chunk."""
+        return self._pages.delete(self._names_of([key])).result()[0]
+
+    async def list(self) -> Sequence[str]:
+        """Nothing: the service does not list keys."""
+        return []
+
+    async def close(self) -> None:
+        """Wait for what is under way, and end."""
+        await asyncio.to_thread(self._pages.close)
+
+    def _names_of(self, keys: Sequence[CacheEngineKey]) -> Sequence[str]:
+        names = []
+        for key in keys:
+            fields = (
+                ("model", key.model_name),
+                ("revision", self._settings.revision),
+                ("dtype", str(key.dtype)),
+                ("chunk_size", self._metadata.chunk_size),
+                ("world_size", key.world_size),
+            )
+            # Chunks of other tags never match, as those of other salts.
+            salt = json.dumps(key.tags) if key.tags else ""
+            names += self._pages.names(Identity("lmcache-in-process", (key.worker_id,), fields), [key.chunk_hash_hex], salt)
+        return names
+
+
+def _pages_of(objects: Sequence[Any]) -> list[Page]:
+    return [[(object.data_ptr, object.get_size())] for object in objects]
+
+
+def _leading(found: Sequence[bool]) -> int:
+    return sum(1 for _ in takewhile(bool, found))
