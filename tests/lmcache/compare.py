@@ -1,13 +1,14 @@
 """Kvasir, Redis and files as LMCache's second level: bytes and seconds of the same batches, in pairs of one run.
 
-The service of Kvasir keeps files on the same disk as LMCache's adapter for files. Prints a table, and writes all that was measured.
+The service of Kvasir keeps files on the same disk as LMCache's adapter for files, and answers when they are on it. LMCache's files
+do not wait for the disk, and Redis keeps nothing on it; nor does a second service, in memory. Prints a table, and writes all that
+was measured.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -28,14 +29,14 @@ import kvasir
 ROUNDS = 12
 # Objects of a batch: 256 KiB each, as 256 tokens of a small model's layers, and 4 MiB.
 BATCHES = {"32 of 256 KiB": (32, 1), "8 of 4 MiB": (8, 16)}
-LINKS = {"loopback": None, "1 Gb/s": 1e9}
+SHAPED = 1e9
 
 
 class System:
-    """An adapter, and the link that it talks over."""
+    """An adapter, the process of its server, and the link between, where there is one. A link takes from its process's CPU."""
 
-    def __init__(self, adapter: L2AdapterInterface, link: Link | None = None) -> None:
-        self.adapter, self.link = adapter, link
+    def __init__(self, adapter: L2AdapterInterface, server: int | None = None, link: Link | None = None) -> None:
+        self.adapter, self.server, self.link = adapter, server, link
 
     def run(self, keys: list, times: int, seed: int) -> dict[str, dict[str, float]]:
         """Store random bytes, look them up, load them, and compare."""
@@ -46,19 +47,21 @@ class System:
             ("lookup", lambda: look_up(self.adapter, keys, layouts(times=times)) == "1" * len(keys)),
             ("load", lambda: load(self.adapter, keys, into) == "1" * len(keys)),
         ):
-            sent = self.link.answered if self.link else 0
-            cpu, begun = _cpu(), time.perf_counter()
+            before, begun = self._spent(), time.perf_counter()
             assert work(), name
             seconds = time.perf_counter() - begun
-            found[name] = {"seconds": seconds, "cpu": _cpu() - cpu, "answered": (self.link.answered - sent) if self.link else 0}
+            spent = {key: value - before[key] for key, value in self._spent().items()}
+            # A link shapes answers alone.
+            if name != "store" or not self.link:
+                found[name] = {"seconds": seconds} | spent
         assert all(bytes(a.byte_array) == bytes(b.byte_array) for a, b in zip(objects, into, strict=True))
         return found
 
-
-def _cpu() -> float:
-    """Seconds of this process's CPU, in which the adapter runs."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    def _spent(self) -> dict[str, float]:
+        if self.link:
+            return {"answered": self.link.answered}
+        # Linux's clock of another process's CPU.
+        return {"cpu": time.process_time(), "server_cpu": time.clock_gettime(~self.server << 3 | 2) if self.server else 0.0}
 
 
 def quartiles(values: list[float], digits: int) -> list[float]:
@@ -70,28 +73,30 @@ def main(redis: str, out: str) -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         service = stack.enter_context(kvasir.testing.server())
+        in_memory = stack.enter_context(kvasir.testing.server("--store.url", "memory:///"))
         port = free_port()
-        stack.enter_context(running([redis, "--port", str(port), "--save", "", "--appendonly", "no"], f"127.0.0.1:{port}"))
-        links = {"Kvasir": Link(service.url), "Redis": Link(f"http://127.0.0.1:{port}")}
-        resp = RESPL2AdapterConfig("127.0.0.1", int(links["Redis"].url.rpartition(":")[2]))
+        running_redis = running([redis, "--port", str(port), "--save", "", "--appendonly", "no"], f"127.0.0.1:{port}")
+        pid = stack.enter_context(running_redis)
+        links = [Link(service.url), Link(f"http://127.0.0.1:{port}")]
+        for link in links:
+            link.rate = SHAPED
         systems = {
-            "Kvasir": System(make_adapter(links["Kvasir"].url), links["Kvasir"]),
-            "Redis": System(create_l2_adapter(resp), links["Redis"]),
-            "files": System(create_l2_adapter(FSL2AdapterConfig(folder))),
+            ("loopback", "Kvasir"): System(make_adapter(service.url), service._process.pid),
+            ("loopback", "Kvasir, in memory"): System(make_adapter(in_memory.url), in_memory._process.pid),
+            ("loopback", "Redis"): System(create_l2_adapter(RESPL2AdapterConfig("127.0.0.1", port)), pid),
+            ("loopback", "files"): System(create_l2_adapter(FSL2AdapterConfig(folder))),
+            ("1 Gb/s", "Kvasir"): System(make_adapter(links[0].url), link=links[0]),
+            ("1 Gb/s", "Redis"): System(redis_over(links[1]), link=links[1]),
         }
         first = 0
         for number in range(-1, ROUNDS):
-            cells = [(link, batch, system) for link in LINKS for batch in BATCHES for system in systems]
+            cells = [(batch, *which) for batch in BATCHES for which in systems]
             dice.shuffle(cells)
-            for link, batch, system in cells:
-                if system == "files" and link != "loopback":
-                    continue
-                for each in links.values():
-                    each.rate = LINKS[link]
+            for batch, link, system in cells:
                 count, times = BATCHES[batch]
                 keys = make_keys(count, first=first)
                 first += count
-                for name, cell in systems[system].run(keys, times, seed=first).items():
+                for name, cell in systems[link, system].run(keys, times, seed=first).items():
                     of = {"round": number, "link": link, "batch": batch, "system": system, "operation": name}
                     samples.append(of | {key: round(value, 6) for key, value in cell.items()})
         for system in systems.values():
@@ -104,9 +109,15 @@ def main(redis: str, out: str) -> None:
     for row in found["rows"]:
         quotient = f"  Kvasir / this {row['kvasir_by_this'][1]:.2f}" if "kvasir_by_this" in row else ""
         low, median, high = row["ms"]
-        text = f"{median:8.1f} ms ({low:.1f}-{high:.1f})  {row['cpu_ms']:7.1f} ms CPU"
-        print(f"{row['link']:9} {row['batch']:14} {row['operation']:7} {row['system']:7} {text}{quotient}")
+        text = f"{median:8.1f} ms ({low:.1f}-{high:.1f})"
+        if "cpu_ms" in row:
+            text += f"  CPU {row['cpu_ms']:6.1f} + {row['server_cpu_ms']:6.1f} ms"
+        print(f"{row['link']:9} {row['batch']:14} {row['operation']:7} {row['system']:17} {text}{quotient}")
     write(out, found)
+
+
+def redis_over(link: Link) -> L2AdapterInterface:
+    return create_l2_adapter(RESPL2AdapterConfig("127.0.0.1", int(link.url.rpartition(":")[2])))
 
 
 def rows_of(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,8 +129,10 @@ def rows_of(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (link, batch, operation, system), of_rounds in sorted(cells.items()):
         row: dict[str, Any] = {"link": link, "batch": batch, "operation": operation, "system": system}
         row["ms"] = quartiles([1e3 * cell["seconds"] for cell in of_rounds.values()], 2)
-        row["cpu_ms"] = round(1e3 * statistics.median(cell["cpu"] for cell in of_rounds.values()), 2)
-        row["answered_bytes"] = round(statistics.median(cell["answered"] for cell in of_rounds.values()))
+        for name, scale in (("cpu", 1e3), ("server_cpu", 1e3), ("answered", 1)):
+            if name in next(iter(of_rounds.values())):
+                unit = "bytes" if name == "answered" else "ms"
+                row[f"{name}_{unit}"] = round(scale * statistics.median(cell[name] for cell in of_rounds.values()), 2)
         if system != "Kvasir":
             own = cells[link, batch, operation, "Kvasir"]
             row["kvasir_by_this"] = quartiles([own[number]["seconds"] / cell["seconds"] for number, cell in of_rounds.items()], 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -244,6 +245,19 @@ def test_faults_of_the_network_are_misses_within_the_deadlines(make, service, mo
         assert found == [False] * 3
     proxy.mode = "sound"
     assert storage.batch_exists(keys) == 3 and all(storage.batch_get_v1(keys, other.indices([0, 1, 2])))
+
+
+def test_close_waits_for_what_is_under_way(make, service):
+    proxy, pool, keys = FaultProxy(service.url), HostPool(), make_keys(3)
+    storage = make(url=proxy.url)
+    proxy.mode = "slow"
+    with ThreadPoolExecutor() as threads:
+        stored = threads.submit(storage.batch_set_v1, keys, pool.indices([0, 1, 2]))
+        while not storage._pages._moving:
+            assert not stored.done()
+        storage.close()
+        assert stored.result() == [True] * 3
+    assert make().batch_exists(keys) == 3
 
 
 def test_a_recorded_sequence_of_calls(make):

@@ -13,6 +13,9 @@ REFUSALS = {
     for mode, status in [("unavailable", "503 Service Unavailable"), ("unauthorized", "401 Unauthorized")]
 }
 
+# What a link's queue holds: it goes on while this process's thread waits for its turn, so that one connection alone fills it.
+_QUEUE_S = 0.005
+
 
 class FaultProxy:
     """Forwards connections to `target`; `mode` is what befalls them.
@@ -99,6 +102,6 @@ class FaultProxy:
     def _pace(self, size: int) -> None:
         """Wait until the link has taken so many bytes, behind what it takes already."""
         with self._link:
-            self._free_at = max(self._free_at, time.monotonic()) + 8 * size / self.rate
+            self._free_at = max(self._free_at, time.monotonic() - _QUEUE_S) + 8 * size / self.rate
             until = self._free_at
         time.sleep(max(until - time.monotonic(), 0))

@@ -92,8 +92,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(command: list[str], ready: str, environment: dict[str, str] | None = None) -> Iterator[None]:
-    """Run a server until the end of the block; `ready` is a URL that it answers, or an address that it listens at."""
+def running(command: list[str], ready: str, environment: dict[str, str] | None = None) -> Iterator[int]:
+    """Run a server until the end of the block, and give its process; `ready` is a URL that it answers, or where it listens."""
     process = subprocess.Popen(command, env=os.environ | (environment or {}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 90
@@ -107,7 +107,7 @@ def running(command: list[str], ready: str, environment: dict[str, str] | None =
                 break
             assert time.monotonic() < until and process.poll() is None, command
             time.sleep(0.1)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait()
