@@ -73,7 +73,7 @@ def main(redis: str, out: str) -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         service = stack.enter_context(kvasir.testing.server())
-        in_memory = stack.enter_context(kvasir.testing.server("--store.url", "memory:///"))
+        in_memory = stack.enter_context(kvasir.testing.server("--store.url", "memory:///", "--hot.disk", "0B"))
         port = free_port()
         running_redis = running([redis, "--port", str(port), "--save", "", "--appendonly", "no"], f"127.0.0.1:{port}")
         pid = stack.enter_context(running_redis)
