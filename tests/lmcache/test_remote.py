@@ -23,12 +23,17 @@ CHUNK, LAYERS, HEADS, DIM = 64, 4, 2, 32
 class Process:
     """An engine's process: LMCache's memory, its loop, and its remote back end over the adapter."""
 
-    def __init__(self, url: str, dtype: torch.dtype = torch.bfloat16, ranks: int = 1, **params) -> None:
+    def __init__(self, url: str, dtype: torch.dtype = torch.bfloat16, ranks: int = 1, layerwise: bool = False, **params) -> None:
         where = "remote_storage_plugin.kvasir."
         extra = {where + "module_path": "kvasir.lmcache_remote", where + "class_name": "KvasirAdapter", where + "url": url}
         extra |= {where + name: value for name, value in params.items()}
         config = LMCacheEngineConfig.from_defaults(
-            chunk_size=CHUNK, max_local_cpu_size=0.1, local_cpu=False, remote_storage_plugins=["kvasir"], extra_config=extra
+            chunk_size=CHUNK,
+            max_local_cpu_size=0.1,
+            local_cpu=False,
+            remote_storage_plugins=["kvasir"],
+            extra_config=extra,
+            use_layerwise=layerwise,
         )
         self.metadata = LMCacheMetadata("org/model", ranks, ranks, 0, 0, dtype, (LAYERS, 2, CHUNK, HEADS, DIM), chunk_size=CHUNK)
         self.memory = LocalCPUBackend(config, self.metadata, dst_device="cpu")
@@ -146,6 +151,9 @@ def test_faults_of_the_network_are_misses_within_the_deadlines(make, service, mo
     assert one.backend.batched_contains(keys) == 3 and are_equal(one.load(keys), values) and one.used() == 0
 
 
-def test_settings_that_cannot_be(service):
-    with pytest.raises(IrrecoverableException, match="colour is not known"):
-        Process(service.url, colour="red")
+@pytest.mark.parametrize(
+    ("params", "what"), [({"colour": "red"}, "colour is not known"), ({"layerwise": True}, "layers by themselves are not kept")]
+)
+def test_settings_that_cannot_be(service, params, what):
+    with pytest.raises(IrrecoverableException, match=what):
+        Process(service.url, **params)

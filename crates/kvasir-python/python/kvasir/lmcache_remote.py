@@ -20,7 +20,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from ._identities import Identity
 from ._pages import Page, PageStore, Settings
-from ._settings import read_settings
+from ._settings import read_settings, refuse
 from .errors import InputError
 
 __all__ = ["KvasirAdapter"]
@@ -57,6 +57,8 @@ class _Connector(RemoteConnector):
         super().__init__(context.config, context.metadata)
         where = f"remote_storage_plugin.{context.plugin_name}."
         given = {name.removeprefix(where): value for name, value in context.config.extra_config.items() if name.startswith(where)}
+        if context.config.use_layerwise:
+            refuse("use_layerwise", "layers by themselves are not kept", "set it to false, or take LMCache's multi-process mode")
         self._settings = read_settings(Settings, {k: v for k, v in given.items() if k not in _OF_LMCACHE}, where)
         self._metadata, self._memory = context.metadata, context.local_cpu_backend
         self._pages = PageStore(self._settings, logger)
