@@ -50,6 +50,21 @@ def make_objects(count: int, seed: int | None = None, dtype: torch.dtype = torch
     return objects
 
 
+def make_caches(count: int, seed: int | None = None) -> list[TensorMemoryObj]:
+    """Memory of chunks as an engine on its own fills them: keys and values of 4 layers, with a scale of each element's own."""
+    shape = torch.Size((2, 4, 256, 64))
+    objects = []
+    for index in range(count):
+        values = torch.zeros(shape)
+        if seed is not None:
+            values.normal_(generator=torch.Generator().manual_seed(seed + index)).mul_(torch.linspace(0.1, 4, 64))
+        data = values.to(torch.bfloat16).view(torch.uint8).flatten()
+        types = {"fmt": MemoryFormat.KV_2LTD, "shapes": [shape], "dtypes": [torch.bfloat16]}
+        meta = MemoryObjMetadata(shape, torch.bfloat16, 0, data.numel(), 1, **types)
+        objects.append(TensorMemoryObj(raw_data=data, metadata=meta, parent_allocator=None))
+    return objects
+
+
 def layouts(dtype: torch.dtype = torch.bfloat16, groups: int = 1, times: int = 1) -> dict[int, MemoryLayoutDesc]:
     shape = torch.Size((times * SHAPE[0], *SHAPE[1:]))
     return {group: MemoryLayoutDesc(shapes=[shape], dtypes=[dtype]) for group in range(groups)}

@@ -16,17 +16,19 @@ from batches import (
     load,
     look_up,
     make_adapter,
+    make_caches,
     make_keys,
     make_objects,
     store,
     wait_for,
 )
-from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from opentelemetry.metrics import set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from proxy import MODES, FaultProxy
 
+import kvasir
 from kvasir.errors import InputError
 from kvasir.lmcache import KvasirL2
 
@@ -44,6 +46,26 @@ def test_another_adapter_loads_what_one_has_stored(adapter, service):
     assert are_equal(into[:4], objects[:4])
     assert len({adapter.get_store_event_fd(), adapter.get_lookup_and_lock_event_fd(), adapter.get_load_event_fd()}) == 3
     other.close()
+
+
+@pytest.mark.parametrize(("quality", "most"), [("exact", 0.95), ("transparent", 0.6), ("small", 0.3)])
+def test_chunks_are_encoded_where_a_quality_is_named(service, quality, most):
+    keys, objects, into = make_keys(6), make_caches(6, seed=1), make_caches(6)
+    namespace = f"encoded-{quality}"
+    writer, reader = (make_adapter(service.url, namespace=namespace, quality=named) for named in (quality, "exact"))
+    assert store(writer, keys, objects).is_successful()
+    of = {0: MemoryLayoutDesc(shapes=[objects[0].metadata.shape], dtypes=[torch.bfloat16])}
+    assert look_up(reader, keys, of) == "111111" and load(reader, keys, into) == "111111"
+    stored = kvasir.connect(service.url, namespace=namespace).read_objects(writer._names_of(keys))
+    assert len(stored) == 6 and sum(map(len, stored)) < most * sum(each.get_size() for each in objects)
+    truth, came = (torch.stack([each.raw_data.view(torch.bfloat16).float() for each in some]) for some in (objects, into))
+    error = float((came - truth).square().sum() / truth.square().sum())
+    assert error == 0 if quality == "exact" else 0 < error < {"transparent": 1e-3, "small": 1e-1}[quality]
+    # Who stores chunks as they are has others.
+    plain = make_adapter(service.url, namespace=namespace)
+    assert look_up(plain, keys, of) == "000000"
+    for each in (writer, reader, plain):
+        each.close()
 
 
 def test_rows_of_a_lookup_end_by_themselves(adapter):

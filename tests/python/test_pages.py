@@ -7,13 +7,15 @@ import logging
 import random
 import time
 
+import numpy as np
 import pytest
 from proxy import FaultProxy
 
 import kvasir
 from kvasir import _pages
 from kvasir._identities import Identity
-from kvasir._pages import PageStore, Settings
+from kvasir._pages import PageLayout, PageStore, Settings
+from kvasir._settings import read_settings
 from slow_proxy import SlowProxy
 
 
@@ -189,6 +191,47 @@ def test_a_network_that_flips_bits_costs_no_page(server):
     assert pages.counts["loads:loaded_again"] > 0 and pages.counts["loads:damaged_in_transit"] > 0
     assert pages.counts["loads:damaged"] == pages.counts["loads:other_size"] == 0
     pages.close()
+
+
+def test_pages_of_a_known_layout_are_encoded(server, request):
+    layout = PageLayout("m", "float16", (2, 64, 1, 96), "2LNHD")
+    dice = np.random.default_rng(9)
+    values = (dice.normal(size=(8, 2, 2, 64, 96)) * np.linspace(0.1, 4, 96)).astype(np.float16)
+    keys = [f"k/{index}" for index in range(8)]
+
+    def pages_of(array: np.ndarray) -> list[list[tuple[int, int]]]:
+        # Each in two parts.
+        size = array[0].nbytes
+        starts = [array.ctypes.data + index * size for index in range(len(array))]
+        return [[(start, 1_000), (start + 1_000, size - 1_000)] for start in starts]
+
+    for quality, least, most in (("exact", 0.5, 0.95), ("transparent", 0.2, 0.6)):
+        name = f"{request.node.name}-{quality}"
+        pages, raw = connect(server.url, namespace=name, quality=quality), kvasir.connect(server.url, namespace=name)
+        assert pages.store(keys[:6], pages_of(values[:6]), layout).result() == ["stored"] * 6
+        sizes = [len(stored) / values[0].nbytes for stored in raw.read_objects(keys)]
+        assert len(sizes) == 6 and all(least < size < most for size in sizes), sizes
+        read = np.zeros_like(values)
+        # Who has no preference of his own reads what there is.
+        other = connect(server.url, namespace=name, quality="exact")
+        assert other.load(keys, pages_of(read), layout).result() == [True] * 6 + [False] * 2
+        if quality == "exact":
+            assert (read[:6] == values[:6]).all()
+        else:
+            truth, came = values[:6].astype(float), read[:6].astype(float)
+            error = np.square(came - truth).sum((0, 2, 3, 4)) / np.square(truth).sum((0, 2, 3, 4))
+            assert (error < (2.5e-4, 1e-3)).all(), error
+        assert not read[6:].any() and pages.counts["store_bytes"] == 6 * values[0].nbytes
+        # Another layout under the same keys is none, and what cannot have one is stored as it is.
+        assert other.load(keys[:1], [[(read.ctypes.data, 500)]], layout).result() == [False]
+        assert other.counts["loads:other_size"] == 1
+        pages.close()
+        other.close()
+
+
+def test_a_quality_that_is_none_is_refused():
+    with pytest.raises(kvasir.errors.InputError, match="one of exact, transparent, balanced, small"):
+        read_settings(Settings, {"url": "http://x", "quality": "lossless"}, "here")
 
 
 def test_counts_are_taken_once(pages):

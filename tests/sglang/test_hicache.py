@@ -87,6 +87,26 @@ def test_another_engine_loads_what_one_has_stored(make):
     assert torch.equal(other.buffer[:, :4], pool.buffer[:, pages])
 
 
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])
+@pytest.mark.parametrize("quality", ["exact", "transparent"])
+def test_pages_are_encoded_where_a_quality_is_named(make, layout, quality):
+    pool, other, keys, pages = HostPool(), HostPool(), make_keys(20), list(range(20))
+    pool.layout = other.layout = layout
+    pool.fill(pages, seed=3)
+    own = {"namespace": f"{layout}-{quality}"}
+    storage, reader = make(pool, params=own | {"quality": quality}), make(other, params=own | {"quality": "exact"})
+    # Of 20 pages of 16 tokens, more than 128 count.
+    assert all(storage.batch_set_v1(keys, pool.indices(pages)))
+    assert reader.batch_exists(keys) == 20 and all(reader.batch_get_v1(keys, other.indices(pages)))
+    truth, came = pool.buffer[:, :20].float(), other.buffer[:, :20].float()
+    error = ((came - truth).square().sum((1, 2)) / truth.square().sum((1, 2))).tolist()
+    if quality == "exact":
+        assert error == [0, 0]
+    else:
+        assert 0 < error[0] < 2.5e-4 and 0 < error[1] < 1e-3
+    assert make(pool, params=own).batch_exists(keys) == 0, "pages as they are are others"
+
+
 def test_a_batch_as_large_as_the_largest(make):
     pool = HostPool(pages=STORAGE_BATCH_SIZE)
     keys, pages = make_keys(STORAGE_BATCH_SIZE), list(range(STORAGE_BATCH_SIZE))

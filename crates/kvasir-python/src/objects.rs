@@ -1,14 +1,18 @@
 //! Objects by key for the back ends of engines: many at once, out of and into memory of the engine's, within a time.
 //!
 //! Each object is a page of the engine's bytes, from one place of its memory or several, and behind them the CRC-32C of its key and these bytes, as u32 little endian. So
-//! what is loaded is what was stored under this key, whatever befell it between the two memories.
+//! what is loaded is what was stored under this key, whatever befell it between the two memories. Where the layout of the pages is declared, they are encoded
+//! (`kvasir_client::objects`).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kvasir_api::{ErrorCode, ObjectsRequest};
-use kvasir_client::rest::Client;
-use kvasir_types::{Name, ObjectKey};
+use kvasir_client::{
+    objects::{PageError, PageLayout, PageStore},
+    rest::Client,
+};
+use kvasir_types::{KvLayout, Name, ObjectKey, Quality};
 use pyo3::{exceptions::PyValueError, prelude::*};
 use tokio::{sync::Semaphore, time::timeout};
 
@@ -17,6 +21,7 @@ use crate::{
     memory::Page,
     model::seconds,
     runtime::run,
+    spec,
     store::setting,
 };
 
@@ -104,20 +109,147 @@ async fn within(
 
 /// The objects of a namespace.
 #[pyclass(frozen, module = "kvasir._kvasir")]
+#[derive(Clone)]
 pub(crate) struct Objects {
     client: Client,
     namespace: Arc<Name>,
     requests: Arc<Semaphore>,
+    /// Of pages whose layout is declared.
+    encoded: Option<PageStore>,
 }
 
 impl Objects {
     pub(crate) fn new(client: Client, namespace: Name) -> Self {
-        Self { client, namespace: Arc::new(namespace), requests: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)) }
+        let requests = Arc::new(Semaphore::new(REQUESTS_AT_ONCE));
+        Self { client, namespace: Arc::new(namespace), requests, encoded: None }
+    }
+
+    /// Stores pages with one request. A key that has other bytes is present, too: two engines' values of the same tokens differ in
+    /// their last bits.
+    async fn store_pages(&self, keys: &[ObjectKey], pages: &[Page], outcomes: &mut [Outcome]) {
+        // Copies: what is on the way outlives this future where its time is over, and then the memory may hold something else.
+        let copies = keys.iter().zip(pages).map(|(key, page)| {
+            let mut bytes = Vec::with_capacity(page.len() + CHECKSUM_BYTES);
+            page.copy_to(&mut bytes);
+            (key.clone(), bytes)
+        });
+        let written = if let Some(encoded) = &self.encoded {
+            let pages: Vec<_> = copies.map(|(key, bytes)| (key, bytes.into())).collect();
+            encoded.write(&pages).await
+        } else {
+            let objects = copies.map(|(key, mut bytes)| {
+                let checksum = crc32c::crc32c_append(checksum_of(&key), &bytes);
+                bytes.extend_from_slice(&checksum.to_le_bytes());
+                (key, bytes.into())
+            });
+            self.client.write_opaque(&self.namespace, &objects.collect::<Vec<_>>()).await
+        };
+        match written {
+            Ok(written) => {
+                for (outcome, written) in outcomes.iter_mut().zip(written) {
+                    *outcome = match written.problem {
+                        None if written.created => Outcome::Stored,
+                        None => Outcome::Present,
+                        Some(problem) if problem.code == ErrorCode::ObjectExists => Outcome::Present,
+                        Some(problem) => Outcome::Failed(problem.code.as_str().to_owned()),
+                    };
+                }
+            }
+            Err(error) => outcomes.fill(Outcome::Failed(code_of(&error))),
+        }
+    }
+
+    /// Fills pages. What does not fit is read once more: the stored bytes are bad only where the same comes twice.
+    async fn load_pages(&self, keys: &[ObjectKey], pages: &mut [Page], outcomes: &mut [Outcome]) {
+        let all: Vec<_> = (0..keys.len()).collect();
+        let first = self.read_pages(keys, pages, outcomes, &all).await;
+        let places: Vec<_> = first.keys().copied().collect();
+        let second = self.read_pages(keys, pages, outcomes, &places).await;
+        for (place, misfit) in first {
+            if matches!(outcomes[place], Outcome::Loaded) {
+                outcomes[place] = Outcome::LoadedAgain;
+            } else if second.get(&place) == Some(&misfit) {
+                outcomes[place] = misfit.outcome(&pages[place]);
+            }
+        }
+    }
+
+    /// Fills the pages at these places, and gives what did not fit. Behind a key that is missing it goes on; an error ends it.
+    async fn read_pages(
+        &self,
+        keys: &[ObjectKey],
+        pages: &mut [Page],
+        outcomes: &mut [Outcome],
+        places: &[usize],
+    ) -> BTreeMap<usize, Misfit> {
+        let mut misfits = BTreeMap::new();
+        let mut next = 0;
+        while next < places.len() {
+            let batch = &places[next..places.len().min(next + ObjectsRequest::KEYS_MAX)];
+            let batch_keys: Vec<_> = batch.iter().map(|&place| keys[place].clone()).collect();
+            let mut note = |place: usize, read: Result<(), Misfit>| match read {
+                Ok(()) => outcomes[place] = Outcome::Loaded,
+                Err(misfit) => {
+                    outcomes[place] = Outcome::DamagedInTransit;
+                    misfits.insert(place, misfit);
+                }
+            };
+            let read = if let Some(encoded) = &self.encoded {
+                let take = |index: usize, page: Result<&[u8], PageError>| {
+                    let place = batch[index];
+                    note(place, fill(&mut pages[place], page));
+                };
+                encoded.read(&batch_keys, take).await
+            } else {
+                let mut arrival = Arrival::default();
+                let take = |index: usize, length: usize, piece: &[u8]| {
+                    let place = batch[index];
+                    if let Some(read) = arrival.take(&keys[place], &mut pages[place], length, piece) {
+                        note(place, read);
+                    }
+                };
+                self.client.read_opaque_pieces(&self.namespace, &batch_keys, take).await
+            };
+            match read {
+                Ok(count) if count < batch.len() => {
+                    outcomes[batch[count]] = Outcome::Missing;
+                    next += count + 1;
+                }
+                Ok(_) => next += batch.len(),
+                Err(error) => {
+                    let code = code_of(&error);
+                    for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, Outcome::Late)) {
+                        *outcome = Outcome::Failed(code.clone());
+                    }
+                    break;
+                }
+            }
+        }
+        misfits
     }
 }
 
 #[pymethods]
 impl Objects {
+    /// The same objects for pages of `layers` layers and `tokens` tokens, `heads` heads of `dim` elements of a dtype and keys and values of each, which lie
+    /// in the order of axes: encoded at a quality, for a model of a name and a revision.
+    fn encoded(
+        &self,
+        dtype: &str,
+        shape: (usize, usize, u32, u32),
+        order: &str,
+        quality: &str,
+        model: (String, String),
+    ) -> Result<Self, Failure> {
+        let ((layers, tokens, heads, dim), (model, revision)) = (shape, model);
+        let shape = KvLayout::Gqa { kv_heads: heads, head_dim: dim };
+        let layout = PageLayout::new(spec::dtype(dtype)?, shape, layers, tokens, order)?;
+        let quality: Quality = quality.parse().map_err(setting)?;
+        let (client, namespace) = (self.client.clone(), Name::clone(&self.namespace));
+        let encoded = PageStore::new(client, namespace, layout, quality, (&model, &revision))?;
+        Ok(Self { encoded: Some(encoded), ..self.clone() })
+    }
+
     /// For each row of keys the sizes of the pages of its leading ones, up to the first that is not there; with gaps of all.
     fn find<'py>(
         &self,
@@ -147,11 +279,11 @@ impl Objects {
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (keys, mut pages) = pages_of(keys, &pages, true)?;
-        let (client, namespace, time) = (self.client.clone(), Arc::clone(&self.namespace), seconds(time)?);
+        let (objects, time) = (self.clone(), seconds(time)?);
         run(py, is_async, async move {
             let mut outcomes = vec![Outcome::Late; keys.len()];
             let load = async |outcomes: &mut [Outcome]| {
-                load(&client, &namespace, &keys, &mut pages, outcomes).await;
+                objects.load_pages(&keys, &mut pages, outcomes).await;
             };
             Ok(within(time, &mut outcomes, load).await)
         })
@@ -167,18 +299,17 @@ impl Objects {
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (keys, pages) = pages_of(keys, &pages, false)?;
-        let (client, namespace, time) = (self.client.clone(), Arc::clone(&self.namespace), seconds(time)?);
-        let requests = Arc::clone(&self.requests);
+        let (objects, time) = (self.clone(), seconds(time)?);
         run(py, is_async, async move {
             let mut outcomes = vec![Outcome::Late; keys.len()];
             let store = async |outcomes: &mut [Outcome]| {
                 let batches = stream::iter(batches(&keys, &pages, outcomes));
                 batches
                     .for_each_concurrent(REQUESTS_AT_ONCE, |(keys, pages, outcomes)| {
-                        let (client, namespace, requests) = (&client, &namespace, &requests);
+                        let objects = &objects;
                         async move {
-                            let _request = requests.acquire().await;
-                            store_batch(client, namespace, keys, pages, outcomes).await;
+                            let _request = objects.requests.acquire().await;
+                            objects.store_pages(keys, pages, outcomes).await;
                         }
                     })
                     .await;
@@ -254,110 +385,40 @@ fn batches<'a>(
     batches
 }
 
-/// Stores pages with one request. A key that has other bytes is present, too: two engines' values of the same tokens differ in
-/// their last bits.
-async fn store_batch(
-    client: &Client,
-    namespace: &Name,
-    keys: &[ObjectKey],
-    pages: &[Page],
-    outcomes: &mut [Outcome],
-) {
-    // Copies: what is on the way outlives this future where its time is over, and then the memory may hold something else.
-    let objects = keys.iter().zip(pages).map(|(key, page)| {
-        let mut bytes = Vec::with_capacity(page.len() + CHECKSUM_BYTES);
-        page.copy_to(&mut bytes);
-        let checksum = crc32c::crc32c_append(checksum_of(key), &bytes);
-        bytes.extend_from_slice(&checksum.to_le_bytes());
-        (key.clone(), bytes.into())
-    });
-    match client.write_opaque(namespace, &objects.collect::<Vec<_>>()).await {
-        Ok(written) => {
-            for (outcome, written) in outcomes.iter_mut().zip(written) {
-                *outcome = match written.problem {
-                    None if written.created => Outcome::Stored,
-                    None => Outcome::Present,
-                    Some(problem) if problem.code == ErrorCode::ObjectExists => Outcome::Present,
-                    Some(problem) => Outcome::Failed(problem.code.as_str().to_owned()),
-                };
-            }
-        }
-        Err(error) => outcomes.fill(Outcome::Failed(code_of(&error))),
-    }
-}
-
-/// Fills pages. What does not fit is read once more: the stored bytes are bad only where the same comes twice.
-async fn load(
-    client: &Client,
-    namespace: &Name,
-    keys: &[ObjectKey],
-    pages: &mut [Page],
-    outcomes: &mut [Outcome],
-) {
-    let all: Vec<_> = (0..keys.len()).collect();
-    let first = read(client, namespace, keys, pages, outcomes, &all).await;
-    let places: Vec<_> = first.keys().copied().collect();
-    let second = read(client, namespace, keys, pages, outcomes, &places).await;
-    for (place, misfit) in first {
-        if matches!(outcomes[place], Outcome::Loaded) {
-            outcomes[place] = Outcome::LoadedAgain;
-        } else if second.get(&place) == Some(&misfit) {
-            let is_page = misfit.length == pages[place].len() + CHECKSUM_BYTES;
-            outcomes[place] = if is_page { Outcome::Damaged } else { Outcome::OtherSize };
-        }
-    }
-}
-
-/// Fills the pages at these places, and gives what did not fit. Behind a key that is missing it goes on; an error ends it.
-async fn read(
-    client: &Client,
-    namespace: &Name,
-    keys: &[ObjectKey],
-    pages: &mut [Page],
-    outcomes: &mut [Outcome],
-    places: &[usize],
-) -> BTreeMap<usize, Misfit> {
-    let mut misfits = BTreeMap::new();
-    let mut next = 0;
-    while next < places.len() {
-        let batch = &places[next..places.len().min(next + ObjectsRequest::KEYS_MAX)];
-        let batch_keys: Vec<_> = batch.iter().map(|&place| keys[place].clone()).collect();
-        let mut arrival = Arrival::default();
-        let take = |index: usize, length: usize, piece: &[u8]| {
-            let place = batch[index];
-            match arrival.take(&keys[place], &mut pages[place], length, piece) {
-                None => {}
-                Some(Ok(())) => outcomes[place] = Outcome::Loaded,
-                Some(Err(misfit)) => {
-                    outcomes[place] = Outcome::DamagedInTransit;
-                    misfits.insert(place, misfit);
-                }
-            }
-        };
-        match client.read_opaque_pieces(namespace, &batch_keys, take).await {
-            Ok(count) if count < batch.len() => {
-                outcomes[batch[count]] = Outcome::Missing;
-                next += count + 1;
-            }
-            Ok(_) => next += batch.len(),
-            Err(error) => {
-                let code = code_of(&error);
-                for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, Outcome::Late)) {
-                    *outcome = Outcome::Failed(code.clone());
-                }
-                break;
-            }
-        }
-    }
-    misfits
-}
-
 /// What came of an object that is not the page's: as much as tells two readings apart.
 #[derive(PartialEq)]
-struct Misfit {
-    length: usize,
-    checksum: u32,
-    told: Vec<u8>,
+enum Misfit {
+    /// Of one that is bytes as they are.
+    Bytes { length: usize, checksum: u32, told: Vec<u8> },
+    /// Of one that is encoded.
+    Page(PageError),
+}
+
+impl Misfit {
+    /// What became of a key of which this came twice.
+    fn outcome(&self, page: &Page) -> Outcome {
+        match self {
+            Self::Bytes { length, .. } if *length != page.len() + CHECKSUM_BYTES => Outcome::OtherSize,
+            Self::Page(PageError::OtherLayout | PageError::NoPage | PageError::Length { .. }) => {
+                Outcome::OtherSize
+            }
+            Self::Page(PageError::NoProfile(_)) => Outcome::Failed("no_profile".to_owned()),
+            // Two readings may be damaged, each in its way.
+            Self::Page(PageError::Damaged) => Outcome::DamagedInTransit,
+            Self::Bytes { .. } | Self::Page(_) => Outcome::Damaged,
+        }
+    }
+}
+
+/// Fills a page with what was decoded for it.
+fn fill(page: &mut Page, decoded: Result<&[u8], PageError>) -> Result<(), Misfit> {
+    let decoded = decoded.map_err(Misfit::Page)?;
+    let (expected, actual) = (decoded.len(), page.len());
+    if expected != actual {
+        return Err(Misfit::Page(PageError::Length { expected, actual }));
+    }
+    page.write(0, decoded);
+    Ok(())
 }
 
 /// An object that arrives in pieces.
@@ -396,6 +457,6 @@ impl Arrival {
         }
         let Self { checksum, told, .. } = std::mem::take(self);
         let fits = is_page && told == checksum.to_le_bytes();
-        Some(if fits { Ok(()) } else { Err(Misfit { length, checksum, told }) })
+        Some(if fits { Ok(()) } else { Err(Misfit::Bytes { length, checksum, told }) })
     }
 }

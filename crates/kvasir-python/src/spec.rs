@@ -12,7 +12,7 @@ use crate::{error::Failure, tensors::dtype_name};
 pub(crate) struct Spec(pub(crate) Arc<ModelSpec>);
 
 /// A name of Python's: `bfloat16`, or as in a spec `bf16`.
-fn dtype(name: &str) -> Result<KvDtype, Failure> {
+pub(crate) fn dtype(name: &str) -> Result<KvDtype, Failure> {
     match name.trim_start_matches("torch.") {
         "bfloat16" | "bf16" => Ok(KvDtype::Bf16),
         "float16" | "f16" => Ok(KvDtype::F16),

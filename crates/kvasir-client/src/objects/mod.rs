@@ -26,7 +26,7 @@ mod codec;
 mod layout;
 mod payload;
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -108,21 +108,19 @@ impl PageStore {
             self.codec.layout().check_page(page.len())?;
         }
         let encoder = self.codec.encoder_for(&self.client, pages).await?;
-        let written = stream::iter(pages.chunks(self.batch())).map(|batch| {
-            let encoder = &encoder;
-            async move {
-                let encoded = stream::iter(batch.iter().cloned()).map(|(key, page)| {
-                    let (codec, encoder) = (Arc::clone(&self.codec), encoder.clone());
-                    async move {
-                        let encode =
-                            move || codec.encode(encoder.as_deref(), &key, &page).map(|bytes| (key, bytes));
-                        let (key, bytes) = tokio::task::spawn_blocking(encode).await??;
-                        Ok::<_, Error>((key, Bytes::from(bytes)))
-                    }
-                });
-                let encoded: Vec<_> = encoded.buffered(limits::STORE_CONCURRENCY).try_collect().await?;
-                self.client.write_opaque(&self.namespace, &encoded).await
-            }
+        let written = stream::iter(self.batches(pages.len())).map(|places| async {
+            let batch = pages.get(places).unwrap_or_default();
+            let encoded = stream::iter(batch.to_vec()).map(|(key, page)| {
+                let (codec, encoder) = (Arc::clone(&self.codec), encoder.clone());
+                async move {
+                    let encode =
+                        move || codec.encode(encoder.as_deref(), &key, &page).map(|bytes| (key, bytes));
+                    let (key, bytes) = tokio::task::spawn_blocking(encode).await??;
+                    Ok::<_, Error>((key, Bytes::from(bytes)))
+                }
+            });
+            let encoded: Vec<_> = encoded.buffered(limits::STORE_CONCURRENCY).try_collect().await?;
+            self.client.write_opaque(&self.namespace, &encoded).await
         });
         written.buffered(limits::STORE_CONCURRENCY).try_concat().await
     }
@@ -137,10 +135,11 @@ impl PageStore {
         keys: &[ObjectKey],
         mut take: impl FnMut(usize, Result<&[u8], PageError>) + Send,
     ) -> Result<usize, Error> {
-        let batches = stream::iter(keys.chunks(self.batch())).map(|keys| async move {
+        let batches = stream::iter(self.batches(keys.len())).map(|places| async {
+            let keys = keys.get(places).unwrap_or_default();
             let stored = self.client.read_opaque(&self.namespace, keys).await?;
-            let pages =
-                stream::iter(keys.iter().cloned().zip(stored)).map(|(key, stored)| self.decode(key, stored));
+            let pages: Vec<_> = keys.iter().cloned().zip(stored).collect();
+            let pages = stream::iter(pages).map(|(key, stored)| self.decode(key, stored));
             let pages: Vec<_> = pages.buffered(limits::DECODE_CONCURRENCY).try_collect().await?;
             Ok::<_, Error>((pages, keys.len()))
         });
@@ -172,10 +171,11 @@ impl PageStore {
         Ok(tokio::task::spawn_blocking(decode).await?)
     }
 
-    /// Pages of a request: so few that their bytes are no burden, twice, in memory.
-    fn batch(&self) -> usize {
+    /// Places of pages, by requests: so few in one that their bytes are no burden, twice, in memory.
+    fn batches(&self, count: usize) -> Vec<Range<usize>> {
         let fitting = limits::PAGES_BYTES_MAX / self.codec.layout().page_bytes().max(1);
-        fitting.clamp(1, ObjectsRequest::KEYS_MAX)
+        let of_request = fitting.clamp(1, ObjectsRequest::KEYS_MAX);
+        (0..count).step_by(of_request).map(|start| start..count.min(start + of_request)).collect()
     }
 }
 

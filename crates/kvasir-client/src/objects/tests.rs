@@ -7,7 +7,7 @@ use kvasir_types::{KvDtype, KvLayout, ObjectKey, Plane, Quality};
 use proptest::prelude::*;
 
 use super::{
-    PageError, PageLayout,
+    PageError, PageLayout, PageStore,
     codec::PageCodec,
     layout::{PageRows, PageRowsMut},
     payload::{self, Body},
@@ -274,4 +274,18 @@ fn layouts_that_cannot_be_are_refused_with_what_can() {
     let int8 = layout(KvDtype::Int8, GQA, 1, 16, "2LNHD");
     let refused = PageCodec::new(int8, Quality::Small, ("m", "1")).expect_err("has scales").to_string();
     assert!(refused.contains("`exact`"), "{refused}");
+}
+
+/// Engines call from tasks of a runtime with several threads.
+#[test]
+fn futures_may_move_between_threads() {
+    fn check<T: Send>(_: impl FnOnce(&PageStore) -> T) {}
+    check(|store| {
+        let store = store.clone();
+        async move { store.write(&[]).await }
+    });
+    check(|store| {
+        let store = store.clone();
+        async move { store.read(&[], |_, _| {}).await }
+    });
 }

@@ -157,6 +157,9 @@ class Store:
 
 @final
 class Objects:
+    def encoded(
+        self, dtype: str, shape: tuple[int, int, int, int], order: str, quality: str, model: tuple[str, str]
+    ) -> Objects: ...
     @overload
     def find(self, rows: list[list[str]], gaps: bool, time: float, is_async: _No) -> list[list[int | None]]: ...
     @overload

@@ -39,8 +39,32 @@ _STORE_S = 30.0
 _STORES_MAX = 64
 # Keys under which nothing usable lies, and which are freed for the next store.
 _USELESS = ("damaged", "other_size")
+# Layouts that are remembered: last chunks of contexts have fewer tokens, each number of its own.
+_LAYOUTS_MAX = 512
 # Prefixes that are remembered: each salt has its own.
 _PREFIXES_MAX = 4096
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Where the values of a page lie. Pages of one layout and model are encoded with one profile.
+
+    Attributes
+    ----------
+    model : str
+        Its name.
+    dtype : str
+        Of the cache, as torch names it.
+    shape : tuple of int
+        Layers, tokens, heads and elements of a head.
+    order : str
+        The axes, the outermost first: ``2`` keys and values, ``L`` layers, ``N`` tokens, ``H`` heads, ``D`` elements.
+    """
+
+    model: str
+    dtype: str
+    shape: tuple[int, int, int, int]
+    order: str
 
 
 @dataclass(frozen=True)
@@ -57,6 +81,9 @@ class Settings:
         Caches of different namespaces never match.
     revision : str
         Identity of the weights where the model's name does not say it: a commit, a training. Caches of different ones never match.
+    quality : str or None
+        Encode pages whose layout is known: ``exact`` packs them bit for bit; ``transparent``, ``balanced`` and ``small`` keep what
+        the names promise, measured for each page. Without it pages are stored as they are.
     lookup_deadline_s : float
         Longest that a lookup may take.
     load_deadline_s : float
@@ -67,6 +94,7 @@ class Settings:
     token: str | None = None
     namespace: str = "default"
     revision: str = ""
+    quality: str | None = None
     lookup_deadline_s: float = 0.5
     load_deadline_s: float = 10.0
 
@@ -86,6 +114,7 @@ class PageStore:
         self._settings, self._logger = settings, logger
         self._notices = Notices(logger.warning)
         self._objects: _kvasir.Objects | None = None
+        self._encoded: dict[PageLayout, _kvasir.Objects] = {}
         self.counts: Counter[str] = Counter()
         self.mismatches: dict[Identity, str] = {}
         self._told: Counter[str] = Counter()
@@ -129,13 +158,13 @@ class PageStore:
         none = [[False] * len(row) for row in rows]
         return self._run(self._find([list(row) for row in rows], gaps, none), none)
 
-    def load(self, keys: Sequence[str], pages: Sequence[Page]) -> Future[list[bool]]:
+    def load(self, keys: Sequence[str], pages: Sequence[Page], layout: PageLayout | None = None) -> Future[list[bool]]:
         """Fill pages with what is stored under their keys. Only those count whose bytes are the stored ones by their checksum."""
-        return self._move(self._load(list(keys), pages), [False] * len(keys))
+        return self._move(self._load(list(keys), pages, layout), [False] * len(keys))
 
-    def store(self, keys: Sequence[str], pages: Sequence[Page]) -> Future[list[str]]:
+    def store(self, keys: Sequence[str], pages: Sequence[Page], layout: PageLayout | None = None) -> Future[list[str]]:
         """Store pages under their keys, and say of each what became of it: `STORED`, `PRESENT`, or why it is not stored."""
-        return self._move(self._store(list(keys), pages), ["internal"] * len(keys))
+        return self._move(self._store(list(keys), pages, layout), ["internal"] * len(keys))
 
     def delete(self, keys: Sequence[str]) -> Future[list[bool]]:
         """Remove what is stored under keys, and say of each whether something was."""
@@ -248,8 +277,20 @@ class PageStore:
         except (KvasirError, TimeoutError) as error:
             self._logger.debug("other engines will not be told what is stored: %s", error)
 
-    async def _load(self, keys: list[str], pages: Sequence[Page]) -> list[bool]:
-        objects = self._objects
+    def _objects_of(self, layout: PageLayout | None) -> _kvasir.Objects | None:
+        """Give what stores and loads pages of a layout: encoded where that is asked for and can be."""
+        quality = self._settings.quality
+        if self._objects is None or layout is None or quality is None:
+            return self._objects
+        if layout not in self._encoded:
+            if len(self._encoded) >= _LAYOUTS_MAX:
+                self._encoded.clear()
+            model = layout.model, self._settings.revision
+            self._encoded[layout] = self._objects.encoded(layout.dtype, layout.shape, layout.order, quality, model)
+        return self._encoded[layout]
+
+    async def _load(self, keys: list[str], pages: Sequence[Page], layout: PageLayout | None) -> list[bool]:
+        objects = self._objects_of(layout)
         if objects is None:
             self.counts["loads:not_connected"] += len(keys)
             return [False] * len(keys)
@@ -266,8 +307,8 @@ class PageStore:
             self._move(self._delete(useless), [])
         return loaded
 
-    async def _store(self, keys: list[str], pages: Sequence[Page]) -> list[str]:
-        objects = self._objects
+    async def _store(self, keys: list[str], pages: Sequence[Page], layout: PageLayout | None) -> list[str]:
+        objects = self._objects_of(layout)
         if objects is None or self._stores >= _STORES_MAX:
             outcomes = ["not_connected" if objects is None else "dropped"] * len(keys)
         else:

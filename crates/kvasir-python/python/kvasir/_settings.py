@@ -11,6 +11,7 @@ from .errors import InputError
 
 T = TypeVar("T")
 
+_QUALITIES = ("exact", "transparent", "balanced", "small")
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 
 
@@ -34,6 +35,8 @@ def read_settings(cls: type[T], given: Mapping[str, Any], where: str) -> T:
             refuse(where, f"{name} is {value!r}", f"give a value of type {known[name].type}")
         if isinstance(value, (int, float)) and value <= 0:
             refuse(where, f"{name} is {value}", "give more than 0")
+        if name == "quality" and value is not None and value not in _QUALITIES:
+            refuse(where, f"quality is {value!r}", f"give one of {', '.join(_QUALITIES)}")
     return cls(**{"token": os.environ.get("KVASIR_TOKEN"), **given})
 
 

@@ -14,6 +14,7 @@ from itertools import chain, groupby
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from lmcache.lmcache_native import Bitmap
 from lmcache.logging import init_logger
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
@@ -24,7 +25,7 @@ from lmcache.v1.platform import create_event_notifier
 from opentelemetry.metrics import Observation, get_meter
 
 from ._identities import Identity
-from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageStore, Settings, is_of_bytes, size_of
+from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageLayout, PageStore, Settings, is_of_bytes, size_of
 from ._settings import read_settings
 
 __all__ = ["KvasirL2"]
@@ -33,6 +34,8 @@ logger = init_logger(__name__)
 
 # A process has one set of instruments.
 _adapters: WeakSet[KvasirL2] = WeakSet()
+# Of pages that can be encoded.
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Model, rank, object group: objects of one have one layout.
 _Group = tuple[str, int, int]
 
@@ -94,7 +97,7 @@ class KvasirL2(L2AdapterInterface):
             self._stored.notify()
 
         task = self._next_task()
-        self._pages.store(self._names_of(keys), pages).add_done_callback(finish)
+        self._pages.store(self._names_of(keys), pages, _layout_of(keys, objects)).add_done_callback(finish)
         return task
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
@@ -144,7 +147,7 @@ class KvasirL2(L2AdapterInterface):
             self._loaded.notify()
 
         task = self._next_task()
-        self._pages.load(self._names_of(keys), pages).add_done_callback(finish)
+        self._pages.load(self._names_of(keys), pages, _layout_of(keys, objects)).add_done_callback(finish)
         return task
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
@@ -204,6 +207,7 @@ class KvasirL2(L2AdapterInterface):
             ("layout", self._layouts.get(group, "")),
             ("ranks", ranks),
             ("ranks of a host", local_ranks),
+            ("encoding", "as they are" if self._settings.quality is None else "encoded"),
         )
         return Identity("lmcache", (rank, local_rank, object_group), fields)
 
@@ -220,6 +224,21 @@ _meter.create_observable_counter("kvasir_page_bytes", [lambda _: _observe(of_byt
 
 def _group_of(key: ObjectKey) -> _Group:
     return key.model_name, key.kv_rank, key.object_group_id
+
+
+def _layout_of(keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> PageLayout | None:
+    """Give the layout of a batch, where all of it has one that can be encoded: keys and values of all layers, of one type."""
+    layouts = {_layout(key, each.metadata) for key, each in zip(keys, objects, strict=True)}
+    return layouts.pop() if len(layouts) == 1 else None
+
+
+def _layout(key: ObjectKey, meta: Any) -> PageLayout | None:
+    shapes, dtypes = meta.shapes or [meta.shape], meta.dtypes or [meta.dtype]
+    if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][0] != 2 or dtypes[0] not in _DTYPES:
+        return None
+    _, layers, tokens, width = shapes[0]
+    # Where heads end is not said: a row of all is one.
+    return PageLayout(key.model_name, str(dtypes[0]), (layers, tokens, 1, width), "2LNHD")
 
 
 def _row_of(key: ObjectKey) -> tuple[_Group, str]:

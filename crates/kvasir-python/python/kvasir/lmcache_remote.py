@@ -60,6 +60,8 @@ class _Connector(RemoteConnector):
         if context.config.use_layerwise:
             refuse("use_layerwise", "layers by themselves are not kept", "set it to false, or take LMCache's multi-process mode")
         self._settings = read_settings(Settings, {k: v for k, v in given.items() if k not in _OF_LMCACHE}, where)
+        if self._settings.quality is not None:
+            refuse(where, "quality cannot be had", "leave it out, or use the multi-process mode")
         self._metadata, self._memory = context.metadata, context.local_cpu_backend
         self._pages = PageStore(self._settings, logger)
 

@@ -24,16 +24,20 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from ._identities import Identity
-from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageStore, Settings, is_of_bytes
+from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageLayout, PageStore, Settings, is_of_bytes
 from ._settings import read_settings, refuse
 
 __all__ = ["KvasirHiCache"]
 
 logger = logging.getLogger(__name__)
 
+# Of pages that can be encoded.
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WHERE = "hicache-storage-backend-extra-config, kvasir"
 # What of a pool decides which bytes a page has.
 _LAYOUT = ("layout", "dtype", "page_size", "layer_num", "head_num", "head_dim")
+# Axes of a page by the pool's layout: K and V are its two parts. Those of other layouts are stored as they are.
+_ORDERS = {"page_first": "2NLHD", "page_first_direct": "2LNHD"}
 # Pools whose pages differ from rank to rank, also where all ranks have the same latent KV.
 _OF_RANKS = (PoolName.MAMBA,)
 
@@ -165,19 +169,19 @@ class KvasirHiCache(HiCacheStorage):
         pages = self._pages_of(pool, len(keys), host_indices)
         if pages is None:
             return [False] * len(keys)
-        return self._pages.load(self._names_of(pool, keys), pages).result()
+        return self._pages.load(self._names_of(pool, keys), pages, self._layout_of(pool, pages)).result()
 
     def _set(self, pool: str, keys: list[str], host_indices: torch.Tensor | None) -> list[bool]:
         pages = self._pages_of(pool, len(keys), host_indices)
         if pages is None:
             return [False] * len(keys)
-        return self._store(pool, keys, pages)
+        return self._store(pool, keys, pages, self._layout_of(pool, pages))
 
-    def _store(self, pool: str, keys: list[str], pages: Sequence[Page]) -> list[bool]:
+    def _store(self, pool: str, keys: list[str], pages: Sequence[Page], layout: PageLayout | None = None) -> list[bool]:
         if not self._config.is_storage_writer and pool not in _OF_RANKS:
             # Another rank stores the same bytes.
             return [True] * len(keys)
-        outcomes = self._pages.store(self._names_of(pool, keys), pages).result()
+        outcomes = self._pages.store(self._names_of(pool, keys), pages, layout).result()
         return [outcome in (STORED, PRESENT) for outcome in outcomes]
 
     def _find(self, pool: str, keys: list[str], gaps: bool) -> list[bool]:
@@ -202,12 +206,22 @@ class KvasirHiCache(HiCacheStorage):
         each = len(parts) // count if count else 0
         return [parts[place * each : (place + 1) * each] for place in range(count)]
 
+    def _layout_of(self, pool: str, pages: Sequence[Page]) -> PageLayout | None:
+        """Give the layout of a pool's pages, where it is one that can be encoded."""
+        host_pool = self.registered_pools[pool]
+        order = _ORDERS.get(str(getattr(host_pool, "layout", "")))
+        if order is None or host_pool.dtype not in _DTYPES or any(len(page) != 2 for page in pages):
+            return None
+        shape = (host_pool.layer_num, host_pool.page_size, host_pool.head_num, host_pool.head_dim)
+        return PageLayout(self._config.model_name or "", str(host_pool.dtype), shape, order)
+
     def _names_of(self, pool: str, keys: Sequence[str]) -> list[str]:
         """Names in the service: what makes bytes incompatible, and SGLang's hash of the page and all before it."""
         config, host_pool = self._config, self.registered_pools.get(pool)
         place: list[str | int] = [str(pool), config.pp_rank, config.attn_cp_rank, config.dcp_rank]
         fields: dict[str, str | int] = {"model": config.model_name or "", "revision": self._settings.revision}
         fields |= {name: str(getattr(host_pool, name, "")) for name in _LAYOUT}
+        fields["encoding"] = "as they are" if self._settings.quality is None else "encoded"
         fields |= {"pp_size": config.pp_size, "attn_cp_size": config.attn_cp_size, "dcp_size": config.dcp_size}
         if not config.is_mla_model or pool in _OF_RANKS:
             place.append(config.tp_rank)

@@ -36,7 +36,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from ._identities import Identity
 from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageStore, Settings, is_of_bytes
-from ._settings import read_settings
+from ._settings import read_settings, refuse
 
 __all__ = ["KvasirTier"]
 
@@ -100,6 +100,8 @@ class KvasirTier(SecondaryTierManager):
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         settings = read_settings(Settings, params, "secondary_tiers")
+        if settings.quality is not None:
+            refuse("secondary_tiers", "quality cannot be had", "leave it out: tiers are not told what the bytes of a block are")
         self.locality = None if locality is None else Locality(locality)
         # What vLLM's own tiers hold to make bytes of equal hashes incompatible.
         mapper = FileMapper.from_offloading_spec(

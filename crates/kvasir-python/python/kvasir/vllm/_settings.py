@@ -8,7 +8,6 @@ from typing import Any
 
 from .._settings import read_settings, refuse
 
-_QUALITIES = ("exact", "transparent", "balanced", "small")
 _CHUNK_STEP = 256
 _CHUNK_MAX = 16_384
 _WHERE = "kv_connector_extra_config"
@@ -65,8 +64,6 @@ class Settings:
             ``invalid_setting`` naming the key.
         """
         settings = read_settings(cls, given, _WHERE)
-        if settings.quality not in _QUALITIES:
-            refuse(_WHERE, f"quality is {settings.quality!r}", f"give one of {', '.join(_QUALITIES)}")
         chunk = settings.chunk_tokens
         if not (0 < chunk <= _CHUNK_MAX) or chunk % _CHUNK_STEP:
             refuse(_WHERE, f"chunk_tokens is {chunk}", f"give a multiple of {_CHUNK_STEP} up to {_CHUNK_MAX}")
