@@ -1,7 +1,14 @@
 //! Bodies that are files, read in parts that are worth a thread's time: `object_store` reads 8 KiB at a time, with a blocking task for
 //! each.
 
-use std::{fs::File, io, ops::Range, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use futures::{Stream, stream};
@@ -30,13 +37,13 @@ pub(crate) fn parts(
             let read = tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten();
             match read {
                 Ok(part) => Ok(Some((part, at + length))),
-                Err(error) => Err(failed(path, error)),
+                Err(error) => Err(failed(&path, &error)),
             }
         }
     })
 }
 
-fn failed(path: PathBuf, error: io::Error) -> Error {
+fn failed(path: &Path, error: &io::Error) -> Error {
     let source = format!("reading {}: {error}", path.display()).into();
     Error::Generic { store: "LocalFileSystem", source }
 }
