@@ -10,7 +10,7 @@ use std::{
 
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, LookupResponse, routes};
 use kvasir_eviction::{Moment, PolicyKind};
-use kvasir_lab::eviction::{ComparedPolicy, RecomputeModel, ReplayOptions, replay};
+use kvasir_lab::eviction::{ComparedPolicy, RecomputeModel, ReplayOptions, TraceSource, replay};
 use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceFormat, TraceReader};
 use kvasir_storage::hot::HotClock;
 use kvasir_store::StoreConfig;
@@ -108,13 +108,22 @@ fn requests(trace: &Path) -> Vec<Request> {
 async fn the_service_hits_as_often_as_the_simulator_says() {
     let directory = tempfile::TempDir::new().expect("a directory");
     let trace = directory.path().join("trace.jsonl");
-    let made = SyntheticTrace { seed: 11, requests: 160, scale: 0.05, rate: 0.5, block_tokens: 256 };
+    let made = SyntheticTrace {
+        seed: 11,
+        requests: 160,
+        scale: 0.05,
+        rate: 0.5,
+        block_tokens: 256,
+        ..SyntheticTrace::default()
+    };
     made.write(std::fs::File::create(&trace).expect("creates")).expect("writes");
     let policies = [PolicyKind::Adaptive, PolicyKind::Lru];
     let simulated = replay(&ReplayOptions {
-        trace: trace.clone(),
-        format: TraceFormat::Bailian,
-        bad_line: BadLine::Fail,
+        trace: TraceSource::File {
+            path: trace.clone(),
+            format: TraceFormat::Bailian,
+            bad_line: BadLine::Fail,
+        },
         policies: policies.map(ComparedPolicy::Shipped).to_vec(),
         belady: false,
         capacities: vec![CAPACITY],

@@ -57,6 +57,11 @@ impl<K: EntryKey> IntrusiveQueue<K> {
         self.queue.front().map(|slot| *self.table.meta(slot))
     }
 
+    /// When an entry was last sent to the back; `None` when it is not there.
+    pub fn since(&self, key: &K) -> Option<Moment> {
+        self.table.find(key).map(|slot| *self.table.meta(slot))
+    }
+
     /// Whether an entry is there.
     pub fn contains(&self, key: &K) -> bool {
         self.table.find(key).is_some()

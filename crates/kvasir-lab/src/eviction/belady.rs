@@ -1,7 +1,7 @@
 //! Belady's MIN per block: evict what is used again last. Needs the future, so it lives in the simulator.
 //!
-//! Under prefix semantics it is only an optimistic guide: it weighs every block alone, while a block whose
-//! predecessor is missing does not count.
+//! Blocks of one request have the same next use or, behind the point where requests part, a later one; among equals the
+//! deepest goes. So what it keeps is closed under prefixes: it is the optimum under prefix semantics too.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -77,6 +77,7 @@ impl Cache {
 pub(super) struct Lane {
     cache: Cache,
     capacity_blocks: u64,
+    leaf_first: bool,
     pub(super) total: Tally,
     /// Tallies by [`ClassId::index`].
     pub(super) by_class: Vec<Tally>,
@@ -118,6 +119,7 @@ impl Lane {
         Self {
             cache: Cache::new(policy, capacity_blocks),
             capacity_blocks,
+            leaf_first: policy.is_some_and(ComparedPolicy::is_leaf_first),
             total: Tally::default(),
             by_class: Vec::new(),
             evictions: 0,
@@ -172,20 +174,26 @@ impl Lane {
     fn store(&mut self, request: &Request, class: ClassId, costs: &[f32], next_uses: &[u32]) {
         let mut access = Access::new(request.at, class).paced(request.pace_seconds);
         let mean = costs.iter().sum::<f32>() / costs.len() as f32;
-        for (index, block) in request.blocks.iter().enumerate() {
+        let count = request.blocks.len();
+        for step in 0..count {
+            let index = if self.leaf_first { count - 1 - step } else { step };
+            let block = request.blocks[index];
             let offset = u32::try_from(index).unwrap_or(u32::MAX);
             match self.cache.online() {
                 Ok(policy) => {
                     let parent = index.checked_sub(1).map(|before| request.blocks[before]);
                     access = access.at(offset, parent).recompute(mean);
-                    if !policy.touch(block, &access) {
-                        policy.insert(*block, &access);
+                    if !policy.touch(&block, &access) {
+                        policy.insert(block, &access);
                     }
                 }
-                Err(belady) => belady.put(*block, next_uses[index], offset),
+                Err(belady) => belady.put(block, next_uses[index], offset),
             }
-            self.shrink(request);
+            if !self.leaf_first {
+                self.shrink(request);
+            }
         }
+        self.shrink(request);
     }
 
     fn shrink(&mut self, request: &Request) {

@@ -10,12 +10,14 @@ pub mod policies;
 mod profile;
 mod replay;
 mod report;
+mod study;
 
 pub use lane::Tally;
-pub use policies::{ComparedPolicy, ParseComparedPolicyError};
+pub use policies::{Baseline, ComparedPolicy, ParseComparedPolicyError};
 pub use profile::{ClassProfile, HISTOGRAM_BINS, TimeHistogram, TraceProfile};
-pub use replay::{Replay, ReplayOptions, ReplayRow, replay};
+pub use replay::{Replay, ReplayOptions, ReplayRow, TraceSource, replay};
 pub use report::{ClassReuse, ClassRow, EvictReport, PolicySummary, Row, TraceFacts};
+pub use study::{StudyTrace, study_traces};
 
 /// Prefill time of an engine: linear in tokens plus attention over the tokens before.
 #[derive(Debug, Clone, Copy, PartialEq)]

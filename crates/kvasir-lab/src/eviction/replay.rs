@@ -15,12 +15,8 @@ use kvasir_replay::trace::{BadLine, Request, TraceError, TraceFormat, TraceReade
 /// What to replay.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
-    /// The trace file.
-    pub trace: PathBuf,
-    /// Its format.
-    pub format: TraceFormat,
-    /// What to do with malformed lines.
-    pub bad_line: BadLine,
+    /// The trace.
+    pub trace: TraceSource,
     /// Online policies to replay.
     pub policies: Vec<ComparedPolicy>,
     /// Whether to replay Belady's MIN too (4 bytes of memory per block access).
@@ -64,11 +60,46 @@ pub struct Replay {
     /// Rows in the order of policies (Belady last), then capacities.
     pub rows: Vec<ReplayRow>,
     /// Numbers of the first skipped lines, and how many were skipped.
-    pub skipped: (Vec<u64>, u64),
+    pub skipped: Skipped,
 }
 
-fn open(options: &ReplayOptions) -> Result<TraceReader<impl std::io::BufRead + use<>>, TraceError> {
-    TraceReader::open(&options.trace, options.format, options.bad_line)
+/// Where a trace comes from. It is gone through twice.
+#[derive(Debug, Clone)]
+pub enum TraceSource {
+    /// A file, of which one line at a time is in memory.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        format: TraceFormat,
+        /// What to do with malformed lines.
+        bad_line: BadLine,
+    },
+    /// Requests in the order of time.
+    Requests(Vec<Request>),
+}
+
+/// Numbers of the first skipped lines, and how many were skipped.
+type Skipped = (Vec<u64>, u64);
+
+impl TraceSource {
+    fn for_each(&self, mut visit: impl FnMut(&Request)) -> Result<Skipped, TraceError> {
+        match self {
+            Self::Requests(requests) => {
+                requests.iter().for_each(visit);
+                Ok(Skipped::default())
+            }
+            Self::File { path, format, bad_line } => {
+                let mut reader = TraceReader::open(path, *format, *bad_line)?;
+                let mut request = Request::default();
+                while reader.read(&mut request)? {
+                    visit(&request);
+                }
+                let (lines, count) = reader.skipped();
+                Ok((lines.to_vec(), count))
+            }
+        }
+    }
 }
 
 /// The trace's tenant: none of the formats names one.
@@ -127,30 +158,27 @@ pub fn replay(options: &ReplayOptions) -> Result<Replay, TraceError> {
     Ok(Replay { profile, classes, rows, skipped })
 }
 
-type Scan = (TraceProfile, Vec<u32>, Vec<String>, (Vec<u64>, u64));
+type Scan = (TraceProfile, Vec<u32>, Vec<String>, Skipped);
 
 fn scan(options: &ReplayOptions) -> Result<Scan, TraceError> {
-    let mut reader = open(options)?;
-    let mut request = Request::default();
     let mut classes = ClassTable::default();
     let mut next_uses = NextUses::default();
     let mut profile = TraceProfile::default();
     let mut number = 0;
-    while reader.read(&mut request)? {
-        let class = class_of(&request, &mut classes);
-        profile.note(&request, class);
+    let skipped = options.trace.for_each(|request| {
+        let class = class_of(request, &mut classes);
+        profile.note(request, class);
         if options.belady {
             request.blocks.iter().for_each(|block| next_uses.note(*block, number));
         }
         number += 1;
-    }
+    })?;
     if profile.block_accesses == 0 {
         return Err(TraceError::Empty);
     }
     profile.finish();
     let names = (0..classes.len()).map(|index| class_name(&classes, index)).collect();
-    let (lines, count) = reader.skipped();
-    Ok((profile, next_uses.finish(), names, (lines.to_vec(), count)))
+    Ok((profile, next_uses.finish(), names, skipped))
 }
 
 fn class_name(classes: &ClassTable, index: usize) -> String {
@@ -167,25 +195,23 @@ fn run_lanes(
     next_uses: &[u32],
     lanes: &mut [&mut Lane],
 ) -> Result<(), TraceError> {
-    let mut reader = open(options)?;
-    let mut request = Request::default();
     let mut classes = ClassTable::default();
     let mut costs = Vec::new();
     let warm_requests = (profile.requests as f64 * options.warm_share) as u64;
     let (mut number, mut access) = (0u64, 0usize);
-    while reader.read(&mut request)? {
-        let class = class_of(&request, &mut classes);
-        block_costs(&request, profile.block_tokens, &options.recompute, &mut costs);
+    options.trace.for_each(|request| {
+        let class = class_of(request, &mut classes);
+        block_costs(request, profile.block_tokens, &options.recompute, &mut costs);
         let end = access + request.blocks.len();
         let next = next_uses.get(access..end).unwrap_or_default();
         access = end;
         number += 1;
         for lane in lanes.iter_mut() {
-            lane.serve(&request, class, &costs, next);
+            lane.serve(request, class, &costs, next);
             if number <= warm_requests {
                 lane.forget_tallies();
             }
         }
-    }
+    })?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Replay, ReplayRow, TimeHistogram, lane::Tally};
+use super::{ComparedPolicy, Replay, ReplayRow, TimeHistogram, lane::Tally};
 use kvasir_eviction::PolicyKind;
 
 /// Gap to Belady's MIN, in hit ratio, below which its closing is not judged.
@@ -11,7 +11,7 @@ const GAP_JUDGED: f64 = 0.10;
 /// One policy at one capacity.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Name of the policy; `belady` is the offline guide.
+    /// Name of the policy; `belady` is the offline optimum.
     pub policy: String,
     /// Capacity as a share of the unique blocks.
     pub capacity: f64,
@@ -53,8 +53,8 @@ pub struct PolicySummary {
     pub mean_hit_ratio: f64,
     /// Furthest below the best online policy at any capacity.
     pub below_best_max: f64,
-    /// Share of the gap between LRU and Belady that it closes, in the mean over the capacities where the gap is
-    /// at least 10 points; absent when none is, or LRU or Belady were not replayed.
+    /// Share of the gap between leaf-first LRU and Belady that it closes, in the mean over the capacities where the gap
+    /// is at least 10 points; absent when none is, or one of the two was not replayed.
     pub gap_closed: Option<f64>,
 }
 
@@ -129,7 +129,7 @@ pub struct EvictReport {
 
 const NOTES: [&str; 4] = [
     "a block counts as hit only if all blocks before it in its request hit",
-    "belady is per block: under prefix semantics an optimistic guide, not a bound that could be reached",
+    "belady knows the future: no online policy reaches it; of the blocks of one request it drops the last first, so that what it keeps are whole prefixes",
     "seconds are those of the stated prefill model, not measured on this machine",
     "ns_per_eviction is measured on this machine beside the other rows: every 16th eviction, the slowest hundredth left out",
 ];
@@ -222,7 +222,8 @@ fn summaries(rows: &[Row]) -> Vec<PolicySummary> {
         };
         let closed: Vec<f64> = own()
             .filter_map(|row| {
-                let (lru, belady) = (ratio("lru", row.capacity)?, ratio("belady", row.capacity)?);
+                let lru = ratio(ComparedPolicy::REFERENCE.name(), row.capacity)?;
+                let belady = ratio("belady", row.capacity)?;
                 (belady - lru >= GAP_JUDGED).then(|| (row.hit_ratio - lru) / (belady - lru))
             })
             .collect();

@@ -13,9 +13,11 @@ fn options(text: &str) -> (tempfile::NamedTempFile, ReplayOptions) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
     let options = ReplayOptions {
-        trace: file.path().to_owned(),
-        format: TraceFormat::Mooncake,
-        bad_line: BadLine::Fail,
+        trace: TraceSource::File {
+            path: file.path().to_owned(),
+            format: TraceFormat::Mooncake,
+            bad_line: BadLine::Fail,
+        },
         policies: ComparedPolicy::ALL.to_vec(),
         belady: true,
         capacities: vec![0.0, 0.25, 0.5, 1.0],

@@ -4,7 +4,7 @@ mod reader;
 mod synthetic;
 
 pub use reader::{BadLine, LINE_BYTES_MAX, Request, TraceError, TraceFormat, TraceReader};
-pub use synthetic::{SyntheticRequests, SyntheticTrace};
+pub use synthetic::{Callers, SyntheticRequests, SyntheticTrace};
 
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,16 @@
 //! | `text` | conversations that grow by each answer | think times |
 //! | `agent` | a long plan, then steps in bursts that each add a little | seconds, then never |
 //! | `batch` | goes over the same contexts again and again, in order | one period: what LRU is worst at |
+//!
+//! Or two that make long contexts ([`Callers::LongContext`]), half of the callers each:
+//!
+//! | type | what it does | reuse |
+//! |---|---|---|
+//! | `document` | questions about one of 200 shared documents of 10 to 100 K tokens; new ones take the place of old ones | popularity (Zipf) for a while, then seconds to minutes |
+//! | `one-shot` | a prompt of 1 to 50 K tokens of its own | never |
+//!
+//! or the same of 1,000 documents that stay, each asked one question at a time ([`Callers::SettledLongContext`]): only
+//! popularity tells anything.
 
 use std::{
     cmp::Reverse,
@@ -23,9 +33,22 @@ use rand_chacha::ChaCha8Rng;
 
 use super::reader::Request;
 
+/// Whose requests a [`SyntheticTrace`] has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Callers {
+    /// `file`, `api`, `text`, `agent` and `batch`.
+    Various,
+    /// `document` and `one-shot`.
+    LongContext,
+    /// The same, of documents that stay and are asked one question at a time.
+    SettledLongContext,
+}
+
 /// What to make.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyntheticTrace {
+    /// Who calls.
+    pub callers: Callers,
     /// Equal seeds make equal traces.
     pub seed: u64,
     /// Requests.
@@ -40,13 +63,17 @@ pub struct SyntheticTrace {
 
 impl Default for SyntheticTrace {
     fn default() -> Self {
-        Self { seed: 1, requests: 20_000, rate: 3.0, scale: 1.0, block_tokens: 64 }
+        Self { callers: Callers::Various, seed: 1, requests: 20_000, rate: 3.0, scale: 1.0, block_tokens: 64 }
     }
 }
 
 const DOCUMENTS: usize = 400;
 const APPS: usize = 60;
 const BATCH_CONTEXTS: u64 = 250;
+const LONG_DOCUMENTS: usize = 200;
+const SETTLED_DOCUMENTS: usize = 1_000;
+/// Seconds after which a place among the long documents is, in the mean, taken by a new one.
+const LONG_DOCUMENT_SECONDS: f64 = 2_400.0;
 
 /// Somebody who will ask again.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +94,8 @@ enum Kind {
     Text,
     Agent,
     Batch,
+    Document,
+    OneShot,
 }
 
 impl Kind {
@@ -77,6 +106,8 @@ impl Kind {
             Self::Text => "text",
             Self::Agent => "agent",
             Self::Batch => "batch",
+            Self::Document => "document",
+            Self::OneShot => "one-shot",
         }
     }
 }
@@ -160,14 +191,29 @@ impl SyntheticRequests {
         (first..first + length.min(1 << 12)).collect()
     }
 
+    /// A long document that is among the popular ones at `at`: its place, and how often that was taken anew. Places
+    /// change hands one after the other.
+    fn long_document(&mut self, at: u64) -> u64 {
+        if self.trace.callers == Callers::SettledLongContext {
+            return self.popular(SETTLED_DOCUMENTS) as u64;
+        }
+        let place = self.popular(LONG_DOCUMENTS);
+        let lives = at as f64 * 1e-6 / LONG_DOCUMENT_SECONDS + place as f64 * 0.618_034 % 1.0;
+        place as u64 + LONG_DOCUMENTS as u64 * lives as u64
+    }
+
     fn arrive(&mut self, at: u64) -> Caller {
-        let kind = match self.random.random_range(0..100u32) {
-            0..25 => Kind::File,
-            25..55 => Kind::Api,
-            55..80 => Kind::Text,
-            80..88 => Kind::Agent,
-            _ => Kind::Batch,
+        let kind = match (self.trace.callers, self.random.random_range(0..100u32)) {
+            (Callers::Various, 0..25) => Kind::File,
+            (Callers::Various, 25..55) => Kind::Api,
+            (Callers::Various, 55..80) => Kind::Text,
+            (Callers::Various, 80..88) => Kind::Agent,
+            (Callers::Various, _) => Kind::Batch,
+            (Callers::LongContext | Callers::SettledLongContext, 0..50) => Kind::Document,
+            (Callers::LongContext | Callers::SettledLongContext, _) => Kind::OneShot,
         };
+        let block_tokens = self.trace.block_tokens;
+        let blocks_of = |tokens: u64| (tokens / block_tokens.max(1)).max(2);
         let number = self.next_number;
         self.next_number += 1;
         let (mut blocks, turns) = match kind {
@@ -182,8 +228,18 @@ impl SyntheticRequests {
             Kind::Text => (self.shared(3, number % 3, 2, 6), 1 + self.random.random_range(0..10u32)),
             Kind::Agent => (self.shared(4, number % 5, 40, 120), 5 + self.random.random_range(0..40u32)),
             Kind::Batch => (self.shared(5, number_of_batch(number), 60, 80), 1),
+            Kind::Document => {
+                let document = self.long_document(at);
+                let blocks = self.shared(6, document, blocks_of(10_000), blocks_of(100_000));
+                let questions = if self.trace.callers == Callers::LongContext { 5 } else { 1 };
+                (blocks, 1 + self.random.random_range(0..questions))
+            }
+            Kind::OneShot => (Vec::new(), 1),
         };
-        let added = self.length(1.0, 12.0);
+        let added = match kind {
+            Kind::OneShot => self.length(blocks_of(1_000) as f64, blocks_of(50_000) as f64),
+            _ => self.length(1.0, 12.0),
+        };
         self.own(&mut blocks, added);
         Caller { at, number, kind, turn: 1, turns, blocks }
     }
@@ -194,10 +250,10 @@ impl SyntheticRequests {
             return None;
         }
         let pause = match caller.kind {
-            Kind::File => 2.0 + self.exponential(40.0),
+            Kind::File | Kind::Document => 2.0 + self.exponential(40.0),
             Kind::Text => 5.0 + self.exponential(90.0),
             Kind::Agent => 1.0 + self.exponential(6.0),
-            Kind::Api | Kind::Batch => return None,
+            Kind::Api | Kind::Batch | Kind::OneShot => return None,
         };
         caller.at = caller.at.saturating_add((pause * 1e6) as u64);
         caller.turn += 1;

@@ -54,27 +54,34 @@ fn malformed_lines_are_named_and_skipped_or_fatal() {
 
 #[test]
 fn synthetic_traces_repeat_and_are_prefix_trees() {
-    let trace = SyntheticTrace { requests: 3_000, ..SyntheticTrace::default() };
-    let requests: Vec<Request> = trace.iter().collect();
-    assert_eq!(requests, trace.iter().collect::<Vec<_>>());
-    assert_ne!(requests, SyntheticTrace { seed: 2, ..trace }.iter().collect::<Vec<_>>());
-    assert_eq!(requests.len(), 3_000);
-    assert!(requests.is_sorted_by_key(|request| request.at));
-    // Equal ids mean equal prefixes: a block always follows the same block.
-    let mut before = std::collections::HashMap::new();
-    for request in &requests {
-        for (index, block) in request.blocks.iter().enumerate() {
-            let parent = index.checked_sub(1).map(|parent| request.blocks[parent]);
-            assert_eq!(*before.entry(*block).or_insert(parent), parent);
+    let various: &[&str] = &["file", "api", "text", "agent", "batch"];
+    let long: &[&str] = &["document", "one-shot"];
+    for (callers, kinds) in
+        [(Callers::Various, various), (Callers::LongContext, long), (Callers::SettledLongContext, long)]
+    {
+        let trace = SyntheticTrace { callers, requests: 3_000, ..SyntheticTrace::default() };
+        let requests: Vec<Request> = trace.iter().collect();
+        assert_eq!(requests, trace.iter().collect::<Vec<_>>());
+        assert_ne!(requests, SyntheticTrace { seed: 2, ..trace }.iter().collect::<Vec<_>>());
+        assert_eq!(requests.len(), 3_000);
+        assert!(requests.is_sorted_by_key(|request| request.at));
+        // Equal ids mean equal prefixes: a block always follows the same block.
+        let mut before = std::collections::HashMap::new();
+        for request in &requests {
+            for (index, block) in request.blocks.iter().enumerate() {
+                let parent = index.checked_sub(1).map(|parent| request.blocks[parent]);
+                assert_eq!(*before.entry(*block).or_insert(parent), parent);
+            }
         }
+        for kind in kinds {
+            assert!(requests.iter().filter(|request| request.kind == *kind).count() > 50, "{kind}");
+        }
+        let mut text = Vec::new();
+        trace.write(&mut text).unwrap();
+        let text = std::str::from_utf8(&text).unwrap();
+        let (read, _) = read(TraceFormat::Bailian, BadLine::Fail, text).unwrap();
+        assert_eq!(read[2_999].blocks, requests[2_999].blocks);
+        let times = [&read[2_999], &requests[2_999]].map(|request| request.at.as_micros() / 1_000);
+        assert!(times[0].abs_diff(times[1]) <= 1);
     }
-    for kind in ["file", "api", "text", "agent", "batch"] {
-        assert!(requests.iter().filter(|request| request.kind == kind).count() > 50, "{kind}");
-    }
-    let mut text = Vec::new();
-    trace.write(&mut text).unwrap();
-    let (read, _) = read(TraceFormat::Bailian, BadLine::Fail, std::str::from_utf8(&text).unwrap()).unwrap();
-    assert_eq!(read[2_999].blocks, requests[2_999].blocks);
-    let times = [&read[2_999], &requests[2_999]].map(|request| request.at.as_micros() / 1_000);
-    assert!(times[0].abs_diff(times[1]) <= 1);
 }

@@ -12,3 +12,13 @@ pub const TTL_SECONDS_DEFAULT: f64 = 300.0;
 pub const REFIT_CLASS_ACCESSES: usize = 64;
 /// Shortest reuse time told apart: keeps rates finite when a clock stands still.
 pub const REUSE_SECONDS_MIN: f64 = 1e-3;
+/// How strongly [`LeCar`](super::LeCar) learns from a regret (HotStorage'18 §4).
+pub const LECAR_LEARNING_RATE: f64 = 0.45;
+/// What a regret is worth after as many accesses as there are entries (HotStorage'18 §4).
+pub const LECAR_DISCOUNT_BASE: f64 = 0.005;
+/// Entries that [`Lhd`](super::Lhd) draws for an eviction (NSDI'18 §5 finds 64 enough).
+pub const LHD_DRAWN: usize = 64;
+/// Accesses between two fits of [`Lhd`](super::Lhd), at least; later, as many as entries.
+pub const LHD_FIT_ACCESSES_MIN: u64 = 10_000;
+/// Share of its counts that [`Lhd`](super::Lhd) keeps at a fit.
+pub const LHD_KEEP: f64 = 0.9;

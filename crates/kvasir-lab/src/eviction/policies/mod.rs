@@ -1,9 +1,13 @@
 //! All eviction policies that a replay compares: those that a tier can be told to use, and those that exist only to be
 //! compared with.
 
+mod arc;
+mod draws;
 mod fifo;
 mod gdsf;
+mod lecar;
 mod lfu;
+mod lhd;
 pub mod limits;
 mod newcomer;
 mod reuse_window;
@@ -14,11 +18,14 @@ mod workload;
 
 use std::{fmt, str::FromStr};
 
-use kvasir_eviction::{EntryKey, EvictionPolicy, PolicyKind};
+use kvasir_eviction::{EntryKey, EvictionPolicy, Lru, PolicyKind};
 
+pub use arc::Arc;
 pub use fifo::Fifo;
 pub use gdsf::Gdsf;
+pub use lecar::LeCar;
 pub use lfu::Lfu;
+pub use lhd::Lhd;
 pub use reuse_window::{ExponentialFit, ReuseWindow};
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
@@ -36,35 +43,82 @@ pub enum ComparedPolicy {
     WorkloadDistribution,
     /// [`Workload`] without offset (ablation).
     WorkloadLife,
-    /// [`Lfu`].
-    Lfu,
     /// [`Fifo`].
     Fifo,
+    /// [`Ttl`] of [`limits::TTL_SECONDS_DEFAULT`].
+    Ttl,
+    /// A baseline that uses a request's blocks from the first to the last.
+    FrontFirst(Baseline),
+    /// The same baseline from the last to the first, as engines free them (vLLM, SGLang): leaves go first. A request's
+    /// blocks are held while it runs.
+    LeafFirst(Baseline),
+}
+
+/// Policies that know nothing of prefixes, so that the order in which a request uses its blocks decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Baseline {
+    /// [`Lru`].
+    Lru,
+    /// [`Lfu`].
+    Lfu,
     /// [`S3Fifo`].
     S3Fifo,
     /// [`Sieve`].
     Sieve,
     /// [`Gdsf`].
     Gdsf,
-    /// [`Ttl`] of [`limits::TTL_SECONDS_DEFAULT`].
-    Ttl,
+    /// [`Arc`].
+    Arc,
+    /// [`LeCar`].
+    LeCar,
+    /// [`Lhd`].
+    Lhd,
+}
+
+impl Baseline {
+    fn build<K: EntryKey>(self, capacity: u64) -> Box<dyn EvictionPolicy<K>> {
+        match self {
+            Self::Lru => Box::new(Lru::default()),
+            Self::Lfu => Box::new(Lfu::default()),
+            Self::S3Fifo => Box::new(S3Fifo::new(capacity)),
+            Self::Sieve => Box::new(Sieve::default()),
+            Self::Gdsf => Box::new(Gdsf::default()),
+            Self::Arc => Box::new(Arc::new(capacity)),
+            Self::LeCar => Box::new(LeCar::new(capacity)),
+            Self::Lhd => Box::new(Lhd::default()),
+        }
+    }
 }
 
 impl ComparedPolicy {
+    /// What the gap to Belady's MIN is measured from.
+    pub const REFERENCE: Self = Self::LeafFirst(Baseline::Lru);
+
     /// Every policy, in the order of the tables.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 23] = [
         Self::Shipped(PolicyKind::Adaptive),
         Self::Shipped(PolicyKind::AdaptiveCost),
         Self::Workload,
         Self::WorkloadDistribution,
         Self::WorkloadLife,
-        Self::Shipped(PolicyKind::Lru),
-        Self::Lfu,
         Self::Fifo,
-        Self::S3Fifo,
-        Self::Sieve,
-        Self::Gdsf,
         Self::Ttl,
+        Self::Shipped(PolicyKind::Lru),
+        Self::FrontFirst(Baseline::Lfu),
+        Self::FrontFirst(Baseline::S3Fifo),
+        Self::FrontFirst(Baseline::Sieve),
+        Self::FrontFirst(Baseline::Gdsf),
+        Self::FrontFirst(Baseline::Arc),
+        Self::FrontFirst(Baseline::LeCar),
+        Self::FrontFirst(Baseline::Lhd),
+        Self::LeafFirst(Baseline::Lru),
+        Self::LeafFirst(Baseline::Lfu),
+        Self::LeafFirst(Baseline::S3Fifo),
+        Self::LeafFirst(Baseline::Sieve),
+        Self::LeafFirst(Baseline::Gdsf),
+        Self::LeafFirst(Baseline::Arc),
+        Self::LeafFirst(Baseline::LeCar),
+        Self::LeafFirst(Baseline::Lhd),
     ];
 
     /// The name on the command line and in results.
@@ -74,12 +128,24 @@ impl ComparedPolicy {
             Self::Workload => "workload",
             Self::WorkloadDistribution => "workload-distribution",
             Self::WorkloadLife => "workload-life",
-            Self::Lfu => "lfu",
             Self::Fifo => "fifo",
-            Self::S3Fifo => "s3-fifo",
-            Self::Sieve => "sieve",
-            Self::Gdsf => "gdsf",
             Self::Ttl => "ttl",
+            Self::FrontFirst(Baseline::Lru) => "lru",
+            Self::FrontFirst(Baseline::Lfu) => "lfu",
+            Self::FrontFirst(Baseline::S3Fifo) => "s3-fifo",
+            Self::FrontFirst(Baseline::Sieve) => "sieve",
+            Self::FrontFirst(Baseline::Gdsf) => "gdsf",
+            Self::FrontFirst(Baseline::Arc) => "arc",
+            Self::FrontFirst(Baseline::LeCar) => "lecar",
+            Self::FrontFirst(Baseline::Lhd) => "lhd",
+            Self::LeafFirst(Baseline::Lru) => "leaf-lru",
+            Self::LeafFirst(Baseline::Lfu) => "leaf-lfu",
+            Self::LeafFirst(Baseline::S3Fifo) => "leaf-s3-fifo",
+            Self::LeafFirst(Baseline::Sieve) => "leaf-sieve",
+            Self::LeafFirst(Baseline::Gdsf) => "leaf-gdsf",
+            Self::LeafFirst(Baseline::Arc) => "leaf-arc",
+            Self::LeafFirst(Baseline::LeCar) => "leaf-lecar",
+            Self::LeafFirst(Baseline::Lhd) => "leaf-lhd",
         }
     }
 
@@ -93,13 +159,15 @@ impl ComparedPolicy {
             Self::Workload => Box::new(Workload::new(WorkloadTerms::FULL)),
             Self::WorkloadDistribution => Box::new(Workload::new(distribution)),
             Self::WorkloadLife => Box::new(Workload::new(life)),
-            Self::Lfu => Box::new(Lfu::default()),
             Self::Fifo => Box::new(Fifo::default()),
-            Self::S3Fifo => Box::new(S3Fifo::new(capacity)),
-            Self::Sieve => Box::new(Sieve::default()),
-            Self::Gdsf => Box::new(Gdsf::default()),
             Self::Ttl => Box::new(Ttl::new(limits::TTL_SECONDS_DEFAULT)),
+            Self::FrontFirst(baseline) | Self::LeafFirst(baseline) => baseline.build(capacity),
         }
+    }
+
+    /// Whether a request's blocks are used from the last to the first.
+    pub const fn is_leaf_first(self) -> bool {
+        matches!(self, Self::LeafFirst(_))
     }
 }
 

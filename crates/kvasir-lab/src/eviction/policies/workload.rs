@@ -131,7 +131,8 @@ impl<K: EntryKey> Workload<K> {
         let index = self.class_index(self.table.meta(slot).class);
         let class = &mut self.classes[index];
         if class.newest == slot {
-            class.newest = NONE;
+            // The request's later blocks go in front of what is left of it, also when its own blocks had to go for them.
+            class.newest = self.table.slab.next(slot);
         }
         class.queue.unlink(&mut self.table.slab, slot);
     }

@@ -5,7 +5,7 @@ mod page;
 use std::path::{Path, PathBuf};
 
 use crate::eviction::{
-    ComparedPolicy, EvictReport, ParseComparedPolicyError, RecomputeModel, ReplayOptions, replay,
+    ComparedPolicy, EvictReport, ParseComparedPolicyError, RecomputeModel, ReplayOptions, TraceSource, replay,
 };
 use clap::Args;
 use kvasir_replay::trace::{BadLine, TraceError, TraceFormat};
@@ -86,9 +86,11 @@ fn warm_share(text: &str) -> Result<f64, String> {
 pub(crate) fn run(arguments: &EvictArguments) -> CliResult {
     let (policies, belady) = policies(&arguments.policy);
     let options = ReplayOptions {
-        trace: arguments.trace.clone(),
-        format: arguments.format,
-        bad_line: if arguments.skip_bad_lines { BadLine::Skip } else { BadLine::Fail },
+        trace: TraceSource::File {
+            path: arguments.trace.clone(),
+            format: arguments.format,
+            bad_line: if arguments.skip_bad_lines { BadLine::Skip } else { BadLine::Fail },
+        },
         policies,
         belady,
         capacities: arguments.capacity.clone(),
@@ -243,7 +245,7 @@ mod tests {
         let (kinds, belady) = policies(&choices);
         assert_eq!((kinds.len(), belady), (ComparedPolicy::ALL.len(), true));
         assert_eq!(policies(&choices[1..2]), (vec![ComparedPolicy::Shipped(PolicyKind::Lru)], false));
-        assert!(policy("arc").is_err());
+        assert!(policy("mru").is_err());
     }
 
     #[test]
@@ -258,9 +260,11 @@ mod tests {
             std::io::Write::write_all(&mut file, row.as_bytes()).unwrap();
         }
         let options = ReplayOptions {
-            trace: file.path().to_owned(),
-            format: TraceFormat::Mooncake,
-            bad_line: BadLine::Fail,
+            trace: TraceSource::File {
+                path: file.path().to_owned(),
+                format: TraceFormat::Mooncake,
+                bad_line: BadLine::Fail,
+            },
             policies: ComparedPolicy::ALL.to_vec(),
             belady: true,
             capacities: vec![0.1, 0.5],

@@ -6,7 +6,7 @@ use super::{capacities, hit_table, percent, share};
 use kvasir_plot::{Axis, Figure, Mark, Page, Plot, Series, Side, Table};
 
 /// Policies that the plots show; all are in the tables.
-const PLOTTED: [&str; 7] = ["adaptive", "workload", "lru", "s3-fifo", "sieve", "gdsf", "belady"];
+const PLOTTED: [&str; 7] = ["adaptive", "workload", "lru", "leaf-lru", "leaf-arc", "leaf-gdsf", "belady"];
 /// The ablation of the published policy.
 const ABLATION: [&str; 5] = ["lru", "workload-distribution", "workload-life", "workload", "adaptive"];
 /// Classes with the most requests that get a plot of their reuse times.
@@ -23,8 +23,8 @@ pub(super) fn render(report: &EvictReport, trace: &str) -> String {
     page.figures(&headline(report));
     page.heading("Hit ratio");
     page.paragraph(
-        "A block counts as hit only if all blocks before it in its request hit. Belady's MIN weighs every block \
-         alone: under prefix semantics it is an optimistic guide, not a bound that could be reached.",
+        "A block counts as hit only if all blocks before it in its request hit. Belady's MIN knows \
+         the future; of one request's blocks it drops the last first, so that what it keeps are whole prefixes.",
     );
     let hits = curves(report, &PLOTTED, |row| row.hit_ratio * 100.0, "blocks hit, %");
     page.drawing(&hits.to_svg(), "Blocks hit over capacity.");
@@ -70,7 +70,10 @@ fn headline(report: &EvictReport) -> Vec<Figure> {
             "most that the default is below the best online policy",
         ));
         if let Some(closed) = own.gap_closed {
-            figures.push(figure(format!("{} %", percent(closed)), "of the gap from LRU to Belady closed"));
+            figures.push(figure(
+                format!("{} %", percent(closed)),
+                "of the gap from leaf-first LRU to Belady closed",
+            ));
         }
     }
     figures

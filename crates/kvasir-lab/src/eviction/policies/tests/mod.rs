@@ -33,12 +33,12 @@ fn simple_policies_have_their_textbook_order() {
     for (kind, order) in [
         (ComparedPolicy::Fifo, [1, 2, 3, 4]),
         (ComparedPolicy::Ttl, [3, 4, 2, 1]),
-        (ComparedPolicy::Lfu, [3, 4, 2, 1]),
-        (ComparedPolicy::Gdsf, [3, 4, 2, 1]),
+        (ComparedPolicy::FrontFirst(Baseline::Lfu), [3, 4, 2, 1]),
+        (ComparedPolicy::FrontFirst(Baseline::Gdsf), [3, 4, 2, 1]),
         // The hand passes 1 and 2 and comes back to them.
-        (ComparedPolicy::Sieve, [3, 4, 1, 2]),
+        (ComparedPolicy::FrontFirst(Baseline::Sieve), [3, 4, 1, 2]),
         // 1 was used twice in the small queue and moves to the main one.
-        (ComparedPolicy::S3Fifo, [2, 3, 4, 1]),
+        (ComparedPolicy::FrontFirst(Baseline::S3Fifo), [2, 3, 4, 1]),
         (ComparedPolicy::Workload, [3, 4, 2, 1]),
     ] {
         let mut policy = kind.build(10);
@@ -49,7 +49,7 @@ fn simple_policies_have_their_textbook_order() {
 
 #[test]
 fn s3_fifo_remembers_what_it_dropped() {
-    let mut policy = ComparedPolicy::S3Fifo.build(10);
+    let mut policy = ComparedPolicy::FrontFirst(Baseline::S3Fifo).build(10);
     policy.insert(1, &access(0));
     assert_eq!(policy.evict(Moment::from_millis(1)), Some(1));
     policy.insert(1, &access(2));
@@ -64,7 +64,7 @@ fn s3_fifo_remembers_what_it_dropped() {
 
 #[test]
 fn gdsf_keeps_what_is_small_and_dear() {
-    let mut policy = ComparedPolicy::Gdsf.build(100);
+    let mut policy = ComparedPolicy::FrontFirst(Baseline::Gdsf).build(100);
     policy.insert(1, &access(0).bytes(50).recompute(1.0));
     policy.insert(2, &access(0).bytes(1).recompute(1.0));
     policy.insert(3, &access(0).bytes(50).recompute(9.0));
@@ -135,6 +135,6 @@ fn workload_takes_later_blocks_of_a_request_first() {
 fn names_are_read_back() {
     for kind in ComparedPolicy::ALL {
         assert_eq!(kind.name().parse(), Ok(kind));
-        assert!("arc".parse::<ComparedPolicy>().unwrap_err().to_string().contains(kind.name()));
+        assert!("mru".parse::<ComparedPolicy>().unwrap_err().to_string().contains(kind.name()));
     }
 }

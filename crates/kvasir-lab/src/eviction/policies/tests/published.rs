@@ -1,4 +1,4 @@
-//! SIEVE, S3-FIFO and LFU as their papers write them down, over entries of one size, against the policies of this folder.
+//! SIEVE, S3-FIFO, ARC, LFU and the workload-aware policy as their papers write them down, over entries of one size, against the policies of this folder.
 
 use std::collections::VecDeque;
 
@@ -104,6 +104,81 @@ impl Published for PaperS3Fifo {
     }
 }
 
+/// FAST'03, figure 4. Fronts are the least recently used.
+#[derive(Default)]
+struct PaperArc {
+    capacity: usize,
+    target: usize,
+    once: VecDeque<u64>,
+    again: VecDeque<u64>,
+    once_history: VecDeque<u64>,
+    again_history: VecDeque<u64>,
+}
+
+impl PaperArc {
+    fn replace(&mut self, from_again_history: bool) {
+        let once = self.once.len();
+        if once > 0 && (once > self.target || (from_again_history && once == self.target)) {
+            self.once_history.extend(self.once.pop_front());
+        } else if let Some(key) = self.again.pop_front() {
+            self.again_history.push_back(key);
+        } else {
+            // Nothing was used twice: the figure leaves this case out.
+            self.once_history.extend(self.once.pop_front());
+        }
+    }
+}
+
+impl Published for PaperArc {
+    fn request(&mut self, key: u64) -> bool {
+        let take = |list: &mut VecDeque<u64>| {
+            let at = list.iter().position(|other| *other == key);
+            at.and_then(|at| list.remove(at)).is_some()
+        };
+        if take(&mut self.once) || take(&mut self.again) {
+            self.again.push_back(key);
+            return true;
+        }
+        let (once, again) = (self.once_history.len(), self.again_history.len());
+        let full = self.resident().len() == self.capacity;
+        if take(&mut self.once_history) {
+            self.target = (self.target + (again / once).max(1)).min(self.capacity);
+            if full {
+                self.replace(false);
+            }
+            self.again.push_back(key);
+        } else if take(&mut self.again_history) {
+            self.target = self.target.saturating_sub((once / again).max(1));
+            if full {
+                self.replace(true);
+            }
+            self.again.push_back(key);
+        } else {
+            if self.once.len() + once == self.capacity {
+                if self.once.len() < self.capacity {
+                    self.once_history.pop_front();
+                    if full {
+                        self.replace(false);
+                    }
+                } else {
+                    self.once.pop_front();
+                }
+            } else if full {
+                if self.resident().len() + once + again == 2 * self.capacity {
+                    self.again_history.pop_front();
+                }
+                self.replace(false);
+            }
+            self.once.push_back(key);
+        }
+        false
+    }
+
+    fn resident(&self) -> Vec<u64> {
+        self.once.iter().chain(&self.again).copied().collect()
+    }
+}
+
 /// The fewest uses go; among equals what was used longest ago.
 struct PaperLfu {
     capacity: usize,
@@ -161,10 +236,54 @@ proptest! {
         capacity in 1..24usize,
     ) {
         let sieve = &mut PaperSieve { capacity, queue: VecDeque::new(), hand: None };
-        agree(ComparedPolicy::Sieve, sieve, &keys, capacity);
+        agree(ComparedPolicy::FrontFirst(Baseline::Sieve), sieve, &keys, capacity);
         let (small, main, ghosts) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        agree(ComparedPolicy::S3Fifo, &mut PaperS3Fifo { capacity, small, main, ghosts }, &keys, capacity);
-        agree(ComparedPolicy::Lfu, &mut PaperLfu { capacity, entries: Vec::new(), clock: 0 }, &keys, capacity);
+        agree(ComparedPolicy::FrontFirst(Baseline::S3Fifo), &mut PaperS3Fifo { capacity, small, main, ghosts }, &keys, capacity);
+        let arc = &mut PaperArc { capacity, ..PaperArc::default() };
+        agree(ComparedPolicy::FrontFirst(Baseline::Arc), arc, &keys, capacity);
+        agree(ComparedPolicy::FrontFirst(Baseline::Lfu), &mut PaperLfu { capacity, entries: Vec::new(), clock: 0 }, &keys, capacity);
+    }
+}
+
+/// ATC'25 §5 for one class: the block unused for longest goes, and of one request's blocks the one furthest back.
+#[derive(Default)]
+struct PaperWorkload {
+    /// Last use, block, offset.
+    entries: Vec<(u64, std::cmp::Reverse<u32>, u64)>,
+}
+
+impl PaperWorkload {
+    fn use_block(&mut self, key: u64, offset: u32, at: u64, capacity: usize) {
+        self.entries.retain(|(.., other)| *other != key);
+        self.entries.push((at, std::cmp::Reverse(offset), key));
+        while self.entries.len() > capacity {
+            let least = self.entries.iter().min().copied();
+            self.entries.retain(|entry| Some(*entry) != least);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Requests as large as the room and larger: their own blocks go for those behind them.
+    #[test]
+    fn workload_is_that_of_its_paper(
+        requests in prop::collection::vec((0..5u64, 1..40u32), 1..40),
+        capacity in 1..24usize,
+    ) {
+        let mut policy = ComparedPolicy::Workload.build::<u64>(capacity as u64);
+        let mut published = PaperWorkload::default();
+        for (step, (chain, blocks)) in requests.iter().enumerate() {
+            for offset in 0..*blocks {
+                let key = chain * 1_000 + u64::from(offset);
+                let access = Access::new(Moment::from_millis(step as u64), ClassId::OTHER).at(offset, None);
+                serve(&mut *policy, key, &access, capacity as u64);
+                published.use_block(key, offset, step as u64, capacity);
+                let mut resident = published.entries.iter().map(|(.., key)| *key);
+                prop_assert!(policy.len() == published.entries.len() && resident.all(|key| policy.contains(&key)));
+            }
+        }
     }
 }
 
@@ -172,7 +291,7 @@ proptest! {
 /// E finds the hand at B, unmarked. D is used. F takes C. G finds D marked, spares it and takes E.
 #[test]
 fn sieve_by_hand() {
-    let (mut policy, capacity) = (ComparedPolicy::Sieve.build::<u64>(3), 3);
+    let (mut policy, capacity) = (ComparedPolicy::FrontFirst(Baseline::Sieve).build::<u64>(3), 3);
     let [a, b, c, d, e, f, g] = [0, 1, 2, 3, 4, 5, 6u64];
     let requests = [a, b, c, a, b, c, d, e, d, f, g];
     let hits: Vec<bool> = requests
@@ -197,10 +316,12 @@ fn sieve_by_hand() {
 #[test]
 fn nobody_is_stuck_with_what_was_once_popular() {
     for kind in [
-        ComparedPolicy::Sieve,
-        ComparedPolicy::S3Fifo,
-        ComparedPolicy::Lfu,
-        ComparedPolicy::Gdsf,
+        ComparedPolicy::FrontFirst(Baseline::Sieve),
+        ComparedPolicy::FrontFirst(Baseline::S3Fifo),
+        ComparedPolicy::FrontFirst(Baseline::Lfu),
+        ComparedPolicy::FrontFirst(Baseline::Gdsf),
+        ComparedPolicy::FrontFirst(Baseline::Arc),
+        ComparedPolicy::FrontFirst(Baseline::LeCar),
         ComparedPolicy::Shipped(PolicyKind::Lru),
     ] {
         let mut policy = kind.build::<u64>(20);

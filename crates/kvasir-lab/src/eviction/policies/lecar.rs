@@ -1,0 +1,143 @@
+//! LeCaR (Vietri et al., HotStorage'18): LRU and LFU, chosen by weights that regret moves.
+
+use std::collections::BTreeSet;
+
+use kvasir_eviction::{
+    Access, EntryKey, EvictionPolicy, Moment,
+    intrusive_queue::IntrusiveQueue,
+    table::{Slot, Table},
+};
+
+use super::{draws::Draws, limits};
+
+#[derive(Debug, Clone, Copy)]
+struct Use {
+    uses: u64,
+    /// Number of the last use.
+    last: u64,
+}
+
+/// Each eviction is LRU's or LFU's by a draw. A miss on what one of them evicted lately lowers its weight, the more the
+/// later that was. Draws are those of a fixed seed.
+#[derive(Debug)]
+pub struct LeCar<K> {
+    table: Table<K, Use>,
+    by_last_use: BTreeSet<(u64, Slot)>,
+    by_uses: BTreeSet<(u64, u64, Slot)>,
+    /// What LRU and LFU evicted, with the moment in accesses.
+    histories: [IntrusiveQueue<K>; 2],
+    weights: [f64; 2],
+    capacity: u64,
+    clock: u64,
+    newcomer: Option<Slot>,
+    draws: Draws,
+}
+
+impl<K: EntryKey> LeCar<K> {
+    /// For a tier of `capacity` entries.
+    pub fn new(capacity: u64) -> Self {
+        Self {
+            table: Table::default(),
+            by_last_use: BTreeSet::new(),
+            by_uses: BTreeSet::new(),
+            histories: [IntrusiveQueue::default(), IntrusiveQueue::default()],
+            weights: [0.5; 2],
+            capacity: capacity.max(1),
+            clock: 0,
+            newcomer: None,
+            draws: Draws::default(),
+        }
+    }
+
+    fn rank(&mut self, slot: Slot, uses: u64) {
+        self.clock += 1;
+        *self.table.meta_mut(slot) = Use { uses, last: self.clock };
+        self.by_last_use.insert((self.clock, slot));
+        self.by_uses.insert((uses, self.clock, slot));
+    }
+
+    fn unrank(&mut self, slot: Slot) {
+        let Use { uses, last } = *self.table.meta(slot);
+        self.by_last_use.remove(&(last, slot));
+        self.by_uses.remove(&(uses, last, slot));
+    }
+
+    /// Regret: whoever evicted what is asked for now loses weight.
+    fn regret(&mut self, key: &K) {
+        for expert in 0..2 {
+            let Some(evicted) = self.histories[expert].since(key) else { continue };
+            let age = self.clock.saturating_sub(evicted.as_micros()) as f64;
+            let discount = limits::LECAR_DISCOUNT_BASE.powf(age / self.capacity as f64);
+            self.weights[expert] *= (-limits::LECAR_LEARNING_RATE * discount).exp();
+            self.histories[expert].remove(key);
+        }
+        let sum: f64 = self.weights.iter().sum();
+        self.weights = self.weights.map(|weight| (weight / sum).clamp(0.01, 0.99));
+    }
+}
+
+impl<K: EntryKey> EvictionPolicy<K> for LeCar<K> {
+    fn insert(&mut self, key: K, access: &Access<K>) {
+        if self.touch(&key, access) {
+            let slot = self.table.find(&key).expect("touched just now");
+            self.table.resize(slot, access.bytes);
+            return;
+        }
+        self.regret(&key);
+        let slot = self.table.add(key, access.bytes, Use { uses: 1, last: 0 });
+        self.rank(slot, 1);
+        self.newcomer = Some(slot);
+    }
+
+    fn touch(&mut self, key: &K, _access: &Access<K>) -> bool {
+        let Some(slot) = self.table.find(key) else { return false };
+        self.newcomer = None;
+        self.unrank(slot);
+        let uses = self.table.meta(slot).uses + 1;
+        self.rank(slot, uses);
+        true
+    }
+
+    fn remove(&mut self, key: &K) -> bool {
+        let Some(slot) = self.table.find(key) else { return false };
+        self.newcomer = None;
+        self.unrank(slot);
+        self.table.drop_slot(slot);
+        true
+    }
+
+    fn evict(&mut self, _now: Moment) -> Option<K> {
+        let newcomer = self.newcomer.take();
+        let other = |slot: &Slot| Some(*slot) != newcomer;
+        let oldest = self.by_last_use.iter().map(|(_, slot)| *slot);
+        let rarest = self.by_uses.iter().map(|(.., slot)| *slot);
+        let victims = [
+            oldest.clone().find(other).or(oldest.clone().next())?,
+            rarest.clone().find(other).or(rarest.clone().next())?,
+        ];
+        let expert = usize::from(self.draws.unit() >= self.weights[0]);
+        let slot = victims[expert];
+        self.unrank(slot);
+        let key = self.table.drop_slot(slot);
+        // Where both agree nobody is to blame.
+        if victims[0] != victims[1] {
+            self.histories[expert].put(key, 1, Moment::from_micros(self.clock));
+            if self.histories[expert].len() as u64 > self.capacity {
+                self.histories[expert].pop();
+            }
+        }
+        Some(key)
+    }
+
+    fn contains(&self, key: &K) -> bool {
+        self.table.find(key).is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.table.bytes()
+    }
+}
