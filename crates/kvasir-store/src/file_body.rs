@@ -59,7 +59,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("object");
         let bytes: Vec<u8> =
-            (0..3 * limits::STORE_FILE_PART_BYTES + 5).map(|at| (at * 31 >> 3) as u8).collect();
+            (0..3 * limits::STORE_FILE_PART_BYTES + 5).map(|at| ((at * 31) >> 3) as u8).collect();
         std::fs::write(&path, &bytes).expect("writes");
         let read = async |range: Range<u64>| {
             let file = File::open(&path).expect("opens");
