@@ -25,6 +25,18 @@ enum DecoderState {
     Failed(Instant),
 }
 
+impl DecoderState {
+    fn of(profile: ProfileHash, fetched: Result<Arc<dyn ChunkDecoder>, Error>) -> Self {
+        fetched.map_or_else(
+            |error| {
+                tracing::warn!(%error, %profile, "a profile could not be loaded: what is encoded with it is a miss");
+                Self::Failed(Instant::now())
+            },
+            Self::Ready,
+        )
+    }
+}
+
 /// Writer and decoders of a model, with or without an adapter.
 pub(crate) struct Codec {
     pub(crate) spec: Arc<ModelSpec>,
@@ -168,14 +180,7 @@ impl Codec {
         if begins {
             let (this, client) = (Arc::clone(self), client.clone());
             runtime.spawn(async move {
-                let fetched = this.fetch(&client, profile).await;
-                let state = fetched.map_or_else(
-                    |error| {
-                        tracing::warn!(%error, %profile, "a profile could not be loaded: chunks encoded with it are misses");
-                        DecoderState::Failed(Instant::now())
-                    },
-                    DecoderState::Ready,
-                );
+                let state = DecoderState::of(profile, this.fetch(&client, profile).await);
                 this.with_decoders(|decoders| decoders.insert(profile, state));
             });
         }
@@ -187,28 +192,26 @@ impl Codec {
         client: &Client,
         profile: ProfileHash,
     ) -> Option<Arc<dyn ChunkDecoder>> {
-        let (known, is_full) = self.with_decoders(|decoders| {
-            let known = match decoders.get(&profile) {
-                Some(DecoderState::Ready(decoder)) => Some(Some(Arc::clone(decoder))),
-                Some(DecoderState::Failed(at)) if at.elapsed() < PROFILE_RETRY => Some(None),
-                Some(DecoderState::Failed(_) | DecoderState::Fetching) | None => None,
-            };
-            (known, decoders.len() >= PROFILES_MAX && !decoders.contains_key(&profile))
+        // Several that ask at the same time wait for one who fetches.
+        let _choosing = self.choosing.lock().await;
+        let known = self.with_decoders(|decoders| match decoders.get(&profile) {
+            Some(DecoderState::Ready(decoder)) => Some(Some(Arc::clone(decoder))),
+            Some(DecoderState::Failed(at)) if at.elapsed() < PROFILE_RETRY => Some(None),
+            Some(DecoderState::Failed(_) | DecoderState::Fetching) | None => None,
         });
         if let Some(known) = known {
             return known;
         }
-        let fetched = self.fetch(client, profile).await;
-        let (state, decoder) = match fetched {
-            Ok(decoder) => (DecoderState::Ready(Arc::clone(&decoder)), Some(decoder)),
-            Err(error) => {
-                tracing::warn!(%error, %profile, "a profile could not be loaded: what is encoded with it is a miss");
-                (DecoderState::Failed(Instant::now()), None)
-            }
+        let state = DecoderState::of(profile, self.fetch(client, profile).await);
+        let decoder = match &state {
+            DecoderState::Ready(decoder) => Some(Arc::clone(decoder)),
+            DecoderState::Fetching | DecoderState::Failed(_) => None,
         };
-        if !is_full {
-            self.with_decoders(|decoders| decoders.insert(profile, state));
-        }
+        self.with_decoders(|decoders| {
+            if decoders.len() < PROFILES_MAX || decoders.contains_key(&profile) {
+                decoders.insert(profile, state);
+            }
+        });
         decoder
     }
 
@@ -226,14 +229,11 @@ impl Codec {
             if self.decoder(&profile).is_some() {
                 continue;
             }
-            let state = match self.fetch(client, profile).await {
-                Ok(decoder) => DecoderState::Ready(decoder),
-                Err(error @ Error::Profile(_)) => {
-                    tracing::warn!(%error, %profile, "a profile could not be loaded: chunks encoded with it are misses");
-                    DecoderState::Failed(Instant::now())
-                }
-                Err(error) => return Err(error),
+            let fetched = match self.fetch(client, profile).await {
+                Err(error) if !matches!(error, Error::Profile(_)) => return Err(error),
+                fetched => fetched,
             };
+            let state = DecoderState::of(profile, fetched);
             self.with_decoders(|decoders| decoders.insert(profile, state));
         }
         Ok(())

@@ -10,7 +10,9 @@ use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, KvBuffer, KvSource, STARTER_SINKS, STARTER_TOKENS_MAX,
     STARTER_TOKENS_MIN, container::Head,
 };
-use kvasir_types::{ChainLink, Level, LevelError, Loss, ModelSpec, ObjectKey, Plane, Quality, RootHash};
+use kvasir_types::{
+    ChainLink, Level, LevelError, Loss, ModelSpec, ObjectKey, Plane, ProfileHash, Quality, RootHash,
+};
 
 use super::{
     PageError, PageLayout,
@@ -135,19 +137,14 @@ impl PageCodec {
         Ok(Some(chunk).filter(|chunk| chunk.len() < page.len()))
     }
 
-    /// What a stored page is decoded with; nothing for one that is exact.
-    pub(super) async fn decoder_for(
-        &self,
-        client: &Client,
-        key: &ObjectKey,
-        stored: &[u8],
-    ) -> Result<Option<Arc<dyn ChunkDecoder>>, PageError> {
-        let Body::Lossy(chunk) = payload::open(key, &self.layout, stored)? else { return Ok(None) };
-        let profile = self.head(chunk)?.header.profile_hash;
-        match self.codec.decoder_for(client, profile).await {
-            Some(decoder) => Ok(Some(decoder)),
-            None => Err(PageError::NoProfile(profile)),
-        }
+    /// Fetches the decoder of a profile; says whether it is there.
+    pub(super) async fn fetch_decoder(&self, client: &Client, profile: ProfileHash) -> bool {
+        self.codec.decoder_for(client, profile).await.is_some()
+    }
+
+    /// The decoder of a profile, if it is there.
+    pub(super) fn decoder(&self, profile: &ProfileHash) -> Option<Arc<dyn ChunkDecoder>> {
+        self.codec.decoder(profile)
     }
 
     fn head(&self, chunk: &[u8]) -> Result<Head, PageError> {
@@ -158,19 +155,20 @@ impl PageCodec {
         Ok(head)
     }
 
-    /// Fills a page of the layout's size from what is stored.
+    /// Fills a page of the layout's size from what is stored. [`PageError::NoProfile`] where `decoder_of` has none for its profile.
     pub(super) fn decode(
         &self,
-        decoder: Option<&dyn ChunkDecoder>,
+        decoder_of: impl FnOnce(&ProfileHash) -> Option<Arc<dyn ChunkDecoder>>,
         key: &ObjectKey,
         stored: &[u8],
         page: &mut [u8],
     ) -> Result<(), PageError> {
-        match (payload::open(key, &self.layout, stored)?, decoder) {
-            (Body::Exact(body), _) => payload::fill(&self.layout, body, page),
-            (Body::Lossy(_), None) => Err(PageError::Malformed),
-            (Body::Lossy(chunk), Some(decoder)) => {
+        match payload::open(key, &self.layout, stored)? {
+            Body::Exact(body) => payload::fill(&self.layout, body, page),
+            Body::Lossy(chunk) => {
                 let head = self.head(chunk)?;
+                let profile = head.header.profile_hash;
+                let decoder = decoder_of(&profile).ok_or(PageError::NoProfile(profile))?;
                 let level = head.best_level(chunk.len() as u64).ok_or(PageError::Malformed)?;
                 let mut rows = PageRowsMut { layout: &self.layout, bytes: page };
                 Ok(decoder.decode(&head, chunk, level, 0..self.layout.tokens(), &mut rows)?)

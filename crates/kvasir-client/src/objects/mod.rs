@@ -159,14 +159,25 @@ impl PageStore {
     }
 
     async fn decode(&self, key: ObjectKey, stored: Vec<u8>) -> Result<Result<Vec<u8>, PageError>, Error> {
-        let decoder = match self.codec.decoder_for(&self.client, &key, &stored).await {
-            Ok(decoder) => decoder,
-            Err(error) => return Ok(Err(error)),
-        };
+        let stored = Bytes::from(stored);
+        match self.decode_as_known(key.clone(), stored.clone()).await? {
+            Err(PageError::NoProfile(profile)) if self.codec.fetch_decoder(&self.client, profile).await => {
+                self.decode_as_known(key, stored).await
+            }
+            decoded => Ok(decoded),
+        }
+    }
+
+    /// Decodes a page with the profiles that are here.
+    async fn decode_as_known(
+        &self,
+        key: ObjectKey,
+        stored: Bytes,
+    ) -> Result<Result<Vec<u8>, PageError>, Error> {
         let codec = Arc::clone(&self.codec);
         let decode = move || {
             let mut page = vec![0; codec.layout().page_bytes()];
-            codec.decode(decoder.as_deref(), &key, &stored, &mut page).map(|()| page)
+            codec.decode(|profile| codec.decoder(profile), &key, &stored, &mut page).map(|()| page)
         };
         Ok(tokio::task::spawn_blocking(decode).await?)
     }

@@ -101,7 +101,7 @@ proptest! {
         }).collect();
         let stored = codec(writer, Quality::Exact).encode(None, &key("k"), &bytes).expect("fits");
         let mut read = vec![0; reader.page_bytes()];
-        codec(reader, Quality::Exact).decode(None, &key("k"), &stored, &mut read).expect("sound");
+        codec(reader, Quality::Exact).decode(|_| None, &key("k"), &stored, &mut read).expect("sound");
         // By elements, in the order that both agree on.
         let item = dtype.bytes();
         let (mut first, mut second) = (Vec::new(), Vec::new());
@@ -128,10 +128,10 @@ proptest! {
         let codec = codec(layout, Quality::Exact);
         let mut stored = codec.encode(None, &key("k"), &page(&layout, &cache(&layout, 3))).expect("fits");
         let mut read = vec![0; layout.page_bytes()];
-        prop_assert_eq!(codec.decode(None, &key("l"), &stored, &mut read), Err(PageError::Damaged));
+        prop_assert_eq!(codec.decode(|_| None, &key("l"), &stored, &mut read), Err(PageError::Damaged));
         let length = stored.len();
         stored[at.index(length)] ^= 1 << bit;
-        prop_assert!(codec.decode(None, &key("k"), &stored, &mut read).is_err());
+        prop_assert!(codec.decode(|_| None, &key("k"), &stored, &mut read).is_err());
     }
 
     /// Bytes that are right by their checksum and nonsense otherwise are errors, whatever they are.
@@ -142,7 +142,7 @@ proptest! {
         let stored = payload::seal(&key("k"), &layout, body);
         let mut read = vec![0; layout.page_bytes()];
         let (_, decoder) = coders(&self::layout(KvDtype::Bf16, GQA, 2, 128, "2LNHD"));
-        prop_assert!(codec(layout, Quality::Small).decode(Some(&*decoder), &key("k"), &stored, &mut read).is_err());
+        prop_assert!(codec(layout, Quality::Small).decode(|_| Some(Arc::clone(&decoder)), &key("k"), &stored, &mut read).is_err());
     }
 }
 
@@ -162,7 +162,9 @@ fn lossy_pages_keep_their_quality() {
         for quality in [Quality::Transparent, Quality::Balanced, Quality::Small] {
             let encoded = codec(writer, quality).encode(Some(&*encoder), &key("k"), &truth).expect("fits");
             let mut read = vec![0; reader.page_bytes()];
-            codec(reader, quality).decode(Some(&*decoder), &key("k"), &encoded, &mut read).expect("sound");
+            codec(reader, quality)
+                .decode(|_| Some(Arc::clone(&decoder)), &key("k"), &encoded, &mut read)
+                .expect("sound");
             let spec = writer.spec("m", "1");
             let [x, y] = [(&writer, &truth), (&reader, &read)]
                 .map(|(layout, bytes)| KvBuffer::from_source(&spec, 256, &PageRows { layout, bytes }));
@@ -214,7 +216,7 @@ fn odd_values_are_kept() {
     let codec = codec(layout, Quality::Small);
     let encoded = codec.encode(Some(&*encoder), &key("k"), &truth).expect("fits");
     let mut read = vec![0; layout.page_bytes()];
-    codec.decode(Some(&*decoder), &key("k"), &encoded, &mut read).expect("sound");
+    codec.decode(|_| Some(Arc::clone(&decoder)), &key("k"), &encoded, &mut read).expect("sound");
     assert!(read == truth);
 }
 
@@ -241,11 +243,11 @@ fn other_layouts_are_refused() {
         codec(written, Quality::Exact).encode(None, &key("k"), &vec![1; written.page_bytes()]).expect("fits");
     for other in [layout(KvDtype::F16, 4, 16), layout(KvDtype::Bf16, 2, 32), layout(KvDtype::Bf16, 4, 15)] {
         let mut read = vec![0; other.page_bytes()];
-        let refused = codec(other, Quality::Exact).decode(None, &key("k"), &stored, &mut read);
+        let refused = codec(other, Quality::Exact).decode(|_| None, &key("k"), &stored, &mut read);
         assert_eq!(refused, Err(PageError::OtherLayout));
     }
     let mut read = vec![0; written.page_bytes()];
-    let refused = codec(written, Quality::Exact).decode(None, &key("k"), b"anything else", &mut read);
+    let refused = codec(written, Quality::Exact).decode(|_| None, &key("k"), b"anything else", &mut read);
     assert_eq!(refused, Err(PageError::NoPage));
     // Of another model: the values would be nonsense.
     let lossy = self::layout(KvDtype::Bf16, KvLayout::Gqa { kv_heads: 2, head_dim: 64 }, 2, 128, "2LNHD");
@@ -254,7 +256,10 @@ fn other_layouts_are_refused() {
     let stored = codec(lossy, Quality::Small).encode(Some(&*encoder), &key("k"), &truth).expect("fits");
     let other = PageCodec::new(lossy, Quality::Small, ("m", "2")).expect("possible");
     let mut read = vec![0; lossy.page_bytes()];
-    assert_eq!(other.decode(Some(&*decoder), &key("k"), &stored, &mut read), Err(PageError::OtherLayout));
+    assert_eq!(
+        other.decode(|_| Some(Arc::clone(&decoder)), &key("k"), &stored, &mut read),
+        Err(PageError::OtherLayout)
+    );
 }
 
 #[test]
