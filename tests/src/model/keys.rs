@@ -7,15 +7,6 @@ use std::time::Duration;
 
 use super::{Bounds, Interval, Outcome};
 
-/// Why a value may be gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gone {
-    No,
-    /// Only once the collector has come, after this moment.
-    After(Duration),
-    Yes,
-}
-
 #[derive(Debug)]
 struct Put {
     key: u8,
@@ -106,13 +97,21 @@ impl Keys {
         if !of_key().any(|put| put.value == value && put.begun <= at.ended) {
             return Err(format!("at {:?}: key {key} has value {value}, which nobody wrote", at.ended));
         }
-        // Who has not heard of a removal has what was there before.
+        // Who has not heard of a removal, or of the collector's, has what was there before.
         let was_removed = |removal: &Removal| {
             let before =
                 |put: &Put| put.value == value && removal.ended.is_none_or(|(ended, _)| put.begun <= ended);
-            removal.key == key && removal.begun <= at.ended && of_key().any(before)
+            let must_be_known = match (removal.ended, self.bounds.removal) {
+                (Some((ended, Outcome::Acknowledged)), Some(bound)) => at.begun >= ended + bound,
+                _ => false,
+            };
+            removal.key == key && removal.begun <= at.ended && of_key().any(before) && !must_be_known
         };
-        let is_stale = self.removals.iter().any(was_removed);
+        let was_collected = |put: &Put| {
+            let is_refused = matches!(put.ended, Some((_, Outcome::Refused)));
+            put.value == value && !is_refused && self.may_be_collected(put, at.ended)
+        };
+        let is_stale = self.removals.iter().any(was_removed) || of_key().any(was_collected);
         let stands = |put: &&Put| {
             let is_acknowledged =
                 matches!(put.ended, Some((ended, Outcome::Acknowledged)) if ended < at.begun);
@@ -120,7 +119,9 @@ impl Keys {
         };
         match of_key().find(stands) {
             Some(put) if !is_stale => {
-                Err(format!("at {:?}: key {key} has value {value} in place of {}", at.ended, put.value))
+                let puts: Vec<_> = of_key().collect();
+                let other = put.value;
+                Err(format!("{at:?}: key {key} has value {value} in place of {other}: {puts:?}"))
             }
             _ => Ok(()),
         }
@@ -129,7 +130,11 @@ impl Keys {
     /// Keys that everybody must find at `now`, long after the last request, and their values.
     pub fn owed(&self, now: Duration) -> Vec<(u8, u8)> {
         let acknowledged = |put: &&Put| matches!(put.ended, Some((_, Outcome::Acknowledged)));
-        let owed = self.puts.iter().filter(acknowledged).filter(|put| self.gone(put, now) == Gone::No);
+        let owed = self
+            .puts
+            .iter()
+            .filter(acknowledged)
+            .filter(|put| !self.may_be_removed(put, now) && self.collected_from(put, now).is_none());
         let mut owed: Vec<_> = owed.map(|put| (put.key, put.value)).collect();
         owed.sort_unstable();
         owed.dedup();
@@ -137,48 +142,55 @@ impl Keys {
     }
 
     fn may_be_gone(&self, put: &Put, by: Duration) -> bool {
-        match self.gone(put, by) {
-            Gone::No => false,
-            Gone::After(moment) => by >= moment,
-            Gone::Yes => true,
-        }
+        self.may_be_removed(put, by) || self.may_be_collected(put, by)
     }
 
-    fn gone(&self, put: &Put, by: Duration) -> Gone {
-        let late = |ended: &Option<(Duration, Outcome)>| match ended {
-            Some((ended, Outcome::Unknown)) => *ended + self.bounds.unknown,
-            Some((ended, _)) => *ended,
-            None => Duration::MAX,
+    /// A request may have removed it, or somebody behind the service's back.
+    fn may_be_removed(&self, put: &Put, by: Duration) -> bool {
+        let is_removed = |removal: &Removal| {
+            removal.key == put.key
+                && removal.begun <= by
+                && self.takes_effect_until(removal.ended) >= put.begun
         };
-        let is_removed = |removal: &&Removal| {
-            removal.key == put.key && removal.begun <= by && late(&removal.ended) >= put.begun
-        };
+        self.removals.iter().any(is_removed) || self.tampered.iter().any(|at| put.begun <= *at && *at <= by)
+    }
+
+    /// The collector may have taken it.
+    fn may_be_collected(&self, put: &Put, by: Duration) -> bool {
+        self.collected_from(put, by).is_some_and(|moment| by >= moment)
+    }
+
+    /// From when on the collector may take it, as far as is known at `by`; none: it may not.
+    fn collected_from(&self, put: &Put, by: Duration) -> Option<Duration> {
         // An object is as old as the first PUT of its bytes that may have made it.
-        let is_old =
-            |made: &Put, ttl| made.key == put.key && made.value == put.value && by >= made.begun + ttl;
-        if self.removals.iter().any(|removal| is_removed(&removal))
-            || self.tampered.iter().any(|at| put.begun <= *at && *at <= by)
-            || self.bounds.ttl.is_some_and(|ttl| self.puts.iter().any(|made| is_old(made, ttl)))
-        {
-            return Gone::Yes;
+        let alike = self.puts.iter().filter(|made| made.key == put.key && made.value == put.value);
+        let made = alike.map(|made| made.begun).min().unwrap_or(put.begun);
+        if let Some(old) = self.bounds.ttl.map(|ttl| made + ttl).filter(|old| *old <= by) {
+            return Some(old);
         }
         // Who is acknowledged met nobody.
         let met = |other: &&Put| {
             let is_there = other.key == put.key && other.begun <= by;
             let is_there = is_there && !matches!(other.ended, Some((_, Outcome::Acknowledged)));
             // What it wrote may stay where it is refused: an attempt of it that nobody heard of again.
-            let late = match &other.ended {
-                Some((ended, Outcome::Refused)) => *ended + self.bounds.unknown,
-                ended => late(ended),
+            let late = match other.ended {
+                Some((ended, Outcome::Refused)) => ended + self.bounds.unknown,
+                ended => self.takes_effect_until(ended),
             };
             is_there && late >= put.begun && !std::ptr::eq(*other, put)
         };
         // The collector waits until all that contradict each other are old.
         let others = self.puts.iter().filter(met).filter(|other| other.value != put.value);
-        let Some(met) = others.map(|other| other.begun).min() else { return Gone::No };
-        let alike = self.puts.iter().filter(|made| made.key == put.key && made.value == put.value);
-        let made = alike.map(|made| made.begun).min().unwrap_or(put.begun);
-        Gone::After(made.max(met) + self.grace)
+        others.map(|other| other.begun).min().map(|met| made.max(met) + self.grace)
+    }
+
+    /// Until when a request may take effect.
+    fn takes_effect_until(&self, ended: Option<(Duration, Outcome)>) -> Duration {
+        match ended {
+            Some((ended, Outcome::Unknown)) => ended + self.bounds.unknown,
+            Some((ended, _)) => ended,
+            None => Duration::MAX,
+        }
     }
 }
 
@@ -246,6 +258,29 @@ mod tests {
         assert_eq!(keys.owed(s(5)), [(0, 2)]);
         assert!(keys.got(0, at(6, 7), 2).is_ok());
         assert!(put(&mut keys, 3, 100, 101, Outcome::Acknowledged).is_err(), "time alone takes nothing");
+    }
+
+    #[test]
+    fn who_has_not_heard_of_the_collector_has_the_old_value() {
+        let mut keys = keys();
+        keys.bounds.ttl = Some(s(100));
+        put(&mut keys, 1, 0, 1, Outcome::Acknowledged).expect("the first");
+        put(&mut keys, 2, 120, 121, Outcome::Acknowledged).expect("its time is over");
+        assert!(keys.got(0, at(122, 123), 1).is_ok());
+        put(&mut keys, 3, 124, 125, Outcome::Refused).expect("as it must");
+        assert!(keys.got(0, at(126, 127), 3).is_err(), "it was never there");
+    }
+
+    #[test]
+    fn a_removal_is_known_to_all_within_its_bound() {
+        let mut keys = keys();
+        keys.bounds.removal = Some(s(10));
+        put(&mut keys, 1, 0, 1, Outcome::Acknowledged).expect("the first");
+        let removal = keys.removal_begins(0, s(2));
+        keys.removal_ends(removal, s(3), Outcome::Acknowledged);
+        put(&mut keys, 2, 4, 5, Outcome::Acknowledged).expect("after a removal");
+        assert!(keys.got(0, at(12, 13), 1).is_ok());
+        assert!(keys.got(0, at(13, 14), 1).is_err());
     }
 
     #[test]
