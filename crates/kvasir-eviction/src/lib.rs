@@ -5,6 +5,7 @@ mod adaptive;
 mod class;
 mod cold;
 mod hazard;
+mod hit_ratio_curve;
 pub mod intrusive_queue;
 mod kind;
 pub mod limits;
@@ -12,6 +13,7 @@ mod lru;
 mod queue_ends;
 pub mod reuse_sampler;
 pub mod table;
+mod tenant_shares;
 mod turn_index;
 
 use std::{fmt::Debug, hash::Hash};
@@ -19,8 +21,10 @@ use std::{fmt::Debug, hash::Hash};
 pub use adaptive::Adaptive;
 pub use class::{ClassId, ClassTable, RequestClass, TurnBucket};
 pub use cold::{ColdObject, victims};
+pub use hit_ratio_curve::{CURVE_SCALES, HitRatioCurve};
 pub use kind::{ParsePolicyError, PolicyKind};
 pub use lru::Lru;
+pub use tenant_shares::{EvictionIndex, TenantIndex, TenantNumbers};
 pub use turn_index::TurnInference;
 
 /// What identifies an entry: an interned id, a digest, a (digest, section) pair.

@@ -16,3 +16,7 @@ pub const TURN_ENDS_MAX: usize = 64 * 1024;
 pub const QUEUES_MAX: usize = 256;
 /// Of these, kept free for entries without a class of their own: 3 × 8 combinations of uses and pace.
 pub const QUEUES_UNCLASSED: usize = 24;
+/// Tenants with a share of their own in a tier; the others share one.
+pub const TENANTS_MAX: usize = 256;
+/// Entries of the largest copy in a [`HitRatioCurve`](super::HitRatioCurve) (~0.5 KB each with those of the smaller copies: 4 MiB).
+pub const CURVE_ENTRIES_MAX: usize = 8 * 1024;

@@ -153,8 +153,6 @@ pub const HOT_PREFETCH_DIVISOR: u64 = 16;
 pub const HOT_PREFETCHES_MAX: usize = 8;
 /// Chunks that are read ahead of one that is read.
 pub const HOT_READ_AHEAD_CHUNKS: usize = 2;
-/// Tenants with a share of their own in the hot tier; the others share one.
-pub const HOT_TENANTS_MAX: usize = 256;
 /// Frames of 256 tokens of an object that are told apart in the order of a context.
 pub const HOT_FRAMES_ORDERED: u32 = 1024;
 /// Worth of a level's bytes relative to the level below: steps refined by three lower the squared error to a ninth.

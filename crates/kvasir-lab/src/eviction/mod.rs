@@ -5,6 +5,7 @@
 //! Blocks have equal size; capacities are shares of the trace's unique blocks.
 
 mod belady;
+mod curve;
 mod lane;
 pub mod policies;
 mod profile;
@@ -12,6 +13,7 @@ mod replay;
 mod report;
 mod study;
 
+pub use curve::{CurveRow, compare_curve};
 pub use lane::Tally;
 pub use policies::{Baseline, ComparedPolicy, ParseComparedPolicyError};
 pub use profile::{ClassProfile, HISTOGRAM_BINS, TimeHistogram, TraceProfile};

@@ -83,7 +83,7 @@ pub enum TraceSource {
 type Skipped = (Vec<u64>, u64);
 
 impl TraceSource {
-    fn for_each(&self, mut visit: impl FnMut(&Request)) -> Result<Skipped, TraceError> {
+    pub(super) fn for_each(&self, mut visit: impl FnMut(&Request)) -> Result<Skipped, TraceError> {
         match self {
             Self::Requests(requests) => {
                 requests.iter().for_each(visit);

@@ -1,11 +1,11 @@
 //! What a medium records of a frame that it holds.
 
 use bytes::Bytes;
-use kvasir_eviction::{Access, Moment};
+use kvasir_eviction::{Access, Moment, TenantIndex};
 
 use crate::limits;
 
-use super::{context::HotContext, disk::FrameFile, eviction_index::TenantIndex, frames::FrameKey};
+use super::{context::HotContext, disk::FrameFile, frames::FrameKey};
 
 /// A frame in memory.
 #[derive(Debug, Clone)]

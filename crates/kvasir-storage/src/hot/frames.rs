@@ -38,6 +38,13 @@ impl FrameKey {
     }
 }
 
+impl FrameKey {
+    /// The same number for all frames of an object.
+    pub(super) fn of_object(&self) -> u64 {
+        u64::from_le_bytes(self.object[CHUNK_ID_BYTES..CHUNK_ID_BYTES + 8].try_into().expect("8 of 10 bytes"))
+    }
+}
+
 /// Size and checksum of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PieceChecksum {

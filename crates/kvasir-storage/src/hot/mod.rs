@@ -26,7 +26,6 @@
 mod cache;
 mod context;
 mod disk;
-mod eviction_index;
 mod eviction_log;
 mod frame_lookup;
 mod frame_record;

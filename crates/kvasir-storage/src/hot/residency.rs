@@ -169,7 +169,7 @@ impl HotTier {
         let mut state = self.state.lock();
         state.fetches.remove(&object.key(frame));
         if used {
-            self.admit(&mut state, object, frame, context, bytes.clone(), &mut work);
+            self.admit(&mut state, object, frame, context, bytes.clone(), &mut work, true);
         } else {
             state.prefetched.put(object.key(frame), bytes.clone());
         }
@@ -177,7 +177,7 @@ impl HotTier {
         self.do_disk_work(work);
     }
 
-    /// Offers a frame that is used now to the policy.
+    /// Offers a frame to the policy that is read now, or written.
     fn admit(
         &self,
         state: &mut TierState,
@@ -186,12 +186,19 @@ impl HotTier {
         context: HotContext,
         bytes: Bytes,
         work: &mut DiskWork,
+        is_read: bool,
     ) {
         if bytes.len() as u64 > limits::HOT_FRAME_BYTES_MAX {
             return;
         }
         let now = context.at.unwrap_or_else(|| self.clock.now());
         let record = self.record(state, object, frame, context, now);
+        // Who found it on disk has noted it.
+        let is_noted =
+            state.disk.get(&record.file.key).is_some_and(|disk| disk.access.now == record.access.now);
+        if !is_noted {
+            state.curve.note(record.tenant, record.file.key, &record.access, is_read);
+        }
         self.admit_to_ram(state, MemoryFrame { bytes, record }, work);
     }
 
@@ -206,7 +213,7 @@ impl HotTier {
         let length = bytes.len();
         let mut work = DiskWork::default();
         let mut state = self.state.lock();
-        self.admit(&mut state, object, frame, context, bytes.freeze(length), &mut work);
+        self.admit(&mut state, object, frame, context, bytes.freeze(length), &mut work, false);
         drop(state);
         self.do_disk_work(work);
     }
@@ -218,7 +225,7 @@ impl HotTier {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if let Some(bytes) = state.prefetched.take(&key) {
-            self.admit(state, object, frame, context, bytes, &mut work);
+            self.admit(state, object, frame, context, bytes, &mut work, true);
         } else {
             state.touch(&key, context);
         }
@@ -250,6 +257,7 @@ impl HotTier {
         let mut state = self.state.lock();
         for key in (0..object.frames()).map(|frame| object.key(frame)) {
             state.prefetched.take(&key);
+            state.curve.remove(&key);
             if state.ram_evictions.remove(&key) {
                 self.remove_from_ram(&mut state, &key, EvictReason::Removed);
             }

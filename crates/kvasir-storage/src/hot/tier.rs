@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fmt, io, sync::Arc};
 
 use bytes::Bytes;
-use kvasir_eviction::Moment;
+use kvasir_eviction::{CURVE_SCALES, EvictionIndex, HitRatioCurve, Moment, TenantNumbers};
 use kvasir_store::layout::ChunkKey;
 use kvasir_types::Medium;
 use parking_lot::Mutex;
@@ -19,7 +19,6 @@ use super::{
     HotClock, HotSettings,
     context::HotContext,
     disk::FrameFolder,
-    eviction_index::{EvictionIndex, TenantNumbers},
     eviction_log::{EvictionLog, FrameEviction},
     frame_record::{FrameRecord, access},
     frames::{FrameKey, HotObject},
@@ -69,6 +68,12 @@ impl HotTier {
         let state = TierState {
             tenants: TenantNumbers::default(),
             ram_evictions: eviction_index(resident_bytes_max),
+            curve: HitRatioCurve::new(
+                settings.policy,
+                resident_bytes_max,
+                settings.tenant_share_max,
+                FrameKey::of_object,
+            ),
             ram: HashMap::new(),
             disk_evictions: eviction_index(settings.disk_bytes),
             disk: HashMap::new(),
@@ -223,6 +228,11 @@ impl HotTier {
             ram_level_bytes: state.ram_levels.0.clone(),
             disk_level_bytes: state.disk_levels.0.clone(),
         }
+    }
+
+    /// Which share of the bytes asked for of late its memory would find if it were so many times as large.
+    pub fn hit_ratio_curve(&self) -> Option<[f64; CURVE_SCALES.len()]> {
+        self.state.lock().curve.hit_ratios()
     }
 
     /// The settings in force.

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use kvasir_eviction::Access;
+use kvasir_eviction::{Access, EvictionIndex, HitRatioCurve, TenantNumbers};
 
 use super::{
     context::HotContext,
     disk::FrameFile,
-    eviction_index::{EvictionIndex, TenantNumbers},
     eviction_log::EvictionLog,
     frame_record::{FrameRecord, MemoryFrame, access},
     frames::FrameKey,
@@ -19,9 +18,11 @@ use super::{
 #[derive(Debug)]
 pub(super) struct TierState {
     pub(super) tenants: TenantNumbers,
-    pub(super) ram_evictions: EvictionIndex,
+    pub(super) ram_evictions: EvictionIndex<FrameKey>,
+    /// What memory of other sizes would find.
+    pub(super) curve: HitRatioCurve<FrameKey>,
     pub(super) ram: HashMap<FrameKey, MemoryFrame>,
-    pub(super) disk_evictions: EvictionIndex,
+    pub(super) disk_evictions: EvictionIndex<FrameKey>,
     pub(super) disk: HashMap<FrameKey, FrameRecord>,
     /// Frames that wait to be written; they count as on disk and are served from here.
     pub(super) writing: HashMap<FrameKey, Bytes>,
@@ -65,7 +66,8 @@ impl TierState {
             // A frame's worth does not change with its use.
             let recompute_seconds = record.access.recompute_seconds;
             record.access = Access { recompute_seconds, ..access(&record.file, 0.0, context, now) };
-            let access = record.access;
+            let (access, tenant) = (record.access, record.tenant);
+            self.curve.note(tenant, *key, &access, true);
             self.ram_evictions.touch(key, &access);
             self.disk_evictions.touch(key, &access);
         }

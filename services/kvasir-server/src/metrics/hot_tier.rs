@@ -2,10 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvasir_eviction::{ClassId, limits::CLASSES_MAX};
+use kvasir_eviction::{CURVE_SCALES, ClassId, limits::CLASSES_MAX};
 use kvasir_storage::hot::{EvictReason, HotCache, HotObserver};
 use kvasir_types::Medium;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 
 /// Seconds: from a burst to a day.
 const AGES: &[f64] = &[0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0];
@@ -32,6 +34,7 @@ pub(crate) struct HotTierMetrics {
     capacity: IntGaugeVec,
     frames: IntGaugeVec,
     memory: IntGauge,
+    estimated_hit_ratio: GaugeVec,
 }
 
 fn label(medium: Medium) -> (usize, &'static str) {
@@ -78,6 +81,14 @@ impl HotTierMetrics {
                 "Memory of all frames: kept, on their way, waiting for the disk, and on their way to slow readers.",
             )
             .expect("a constant name"),
+            estimated_hit_ratio: GaugeVec::new(
+                Opts::new(
+                    "kvasir_hot_estimated_hit_ratio",
+                    "Share of the bytes asked for in the last hour that memory would have, if it were so many times as large.",
+                ),
+                &["memory"],
+            )
+            .expect("a constant name"),
         };
         let registered = [
             registry.register(Box::new(this.served_frames.clone())),
@@ -89,6 +100,7 @@ impl HotTierMetrics {
             registry.register(Box::new(this.capacity.clone())),
             registry.register(Box::new(this.frames.clone())),
             registry.register(Box::new(this.memory.clone())),
+            registry.register(Box::new(this.estimated_hit_ratio.clone())),
         ];
         registered.into_iter().for_each(|result| result.expect("names are distinct"));
         this
@@ -110,6 +122,10 @@ impl HotTierMetrics {
                     self.served_bytes.with_label_values(&[kind, turn, medium]).inc_by(bytes);
                 }
             }
+        }
+        let ratios = hot.tier().hit_ratio_curve().unwrap_or([f64::NAN; CURVE_SCALES.len()]);
+        for (scale, ratio) in CURVE_SCALES.iter().zip(ratios) {
+            self.estimated_hit_ratio.with_label_values(&[&scale.to_string()]).set(ratio);
         }
         self.memory.set(i64::try_from(hot.tier().memory().used()).unwrap_or(i64::MAX));
         let (usage, settings) = (hot.tier().usage(), hot.tier().settings());

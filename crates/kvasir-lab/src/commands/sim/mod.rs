@@ -1,6 +1,7 @@
 //! `kvasir-lab sim`: the simulators.
 
 mod evict;
+mod evict_curve;
 mod evict_study;
 mod stream;
 
@@ -12,6 +13,8 @@ use kvasir_cli::error::CliResult;
 pub(crate) enum SimCommand {
     /// Replay a request trace through the eviction policies.
     Evict(evict::EvictArguments),
+    /// Compare the service's estimated hit ratios with those of whole caches.
+    EvictCurve(evict_curve::CurveArguments),
     /// Compare the policies on recorded, generated and mixed traces.
     EvictStudy(evict_study::StudyArguments),
     /// Stream contexts over recorded or random links under every policy.
@@ -22,6 +25,7 @@ pub(crate) enum SimCommand {
 pub(crate) fn run(command: &SimCommand) -> CliResult {
     match command {
         SimCommand::Evict(arguments) => evict::run(arguments),
+        SimCommand::EvictCurve(arguments) => evict_curve::run(arguments),
         SimCommand::EvictStudy(arguments) => evict_study::run(arguments),
         SimCommand::Stream(arguments) => stream::run(arguments),
     }

@@ -32,6 +32,8 @@ pub(super) struct View {
     received_bytes_per_s: f64,
     /// Bytes served since start by where they were: `cpu`, `disk`, `object`.
     served_bytes_by_medium: BTreeMap<String, f64>,
+    /// Share of the bytes asked for of late that memory would have, by how many times as large it is.
+    estimated_hit_ratio_by_memory: BTreeMap<String, f64>,
     /// Bytes that clients loaded by level, as they report.
     loaded_bytes_by_level: BTreeMap<String, f64>,
     /// Of these, directly from the store.
@@ -69,6 +71,9 @@ impl View {
             // Without a hot tier all comes from the store.
             served.insert("object".to_owned(), now.sum("kvasir_http_sent_bytes_total", &[]));
         }
+        let mut estimated = now.by("kvasir_hot_estimated_hit_ratio", "memory");
+        // Before the first read there is nothing to estimate from.
+        estimated.retain(|_, ratio| ratio.is_finite());
         Self {
             ready: now.sum("kvasir_ready", &[]) > 0.0,
             connections: now.sum("kvasir_http_connections", &[]) as u64,
@@ -81,6 +86,7 @@ impl View {
             sent_bytes_per_s: rate("kvasir_http_sent_bytes_total", &[]),
             received_bytes_per_s: rate("kvasir_http_received_bytes_total", &[]),
             served_bytes_by_medium: served,
+            estimated_hit_ratio_by_memory: estimated,
             loaded_bytes_by_level: now.by("kvasir_load_bytes_total", "level"),
             loaded_direct_bytes: now.sum("kvasir_load_direct_bytes_total", &[]),
             loads: all,
@@ -126,6 +132,13 @@ impl View {
             }
         };
         section(&mut rows, "served from", &self.served_bytes_by_medium);
+        for (memory, ratio) in &self.estimated_hit_ratio_by_memory {
+            rows.push(vec![
+                format!("hot memory x {memory}"),
+                percent(Some(*ratio)),
+                "would be hits".to_owned(),
+            ]);
+        }
         section(&mut rows, "loaded level", &self.loaded_bytes_by_level);
         for (route, rate) in &self.routes {
             rows.push(vec![format!("  {route}"), format!("{rate:.1}/s"), String::new()]);
@@ -145,14 +158,25 @@ mod tests {
             "kvasir_http_requests_total{route=\"/v1/lookup\",status=\"200\"} 30\n\
              kvasir_lookup_tokens_total{result=\"asked\"} 400\nkvasir_lookup_tokens_total{result=\"matched\"} 300\n\
              kvasir_loads_total{slo=\"met\"} 9\nkvasir_loads_total{slo=\"missed\"} 1\nkvasir_ready 1\n\
+             kvasir_hot_estimated_hit_ratio{memory=\"2\"} 0.625\nkvasir_hot_estimated_hit_ratio{memory=\"4\"} NaN\n\
              kvasir_load_bytes_total{level=\"0\"} 75\nkvasir_load_bytes_total{level=\"1\"} 25\n",
         );
         let view = View::between(&before, &now, Duration::from_secs(2));
         assert_eq!((view.requests_per_s, view.hit_ratio, view.slo_attainment), (10.0, Some(0.75), Some(0.9)));
         let text = view.text("http://x/");
-        for part in ["10.0", "75.0 %", "90.0 % met", "loaded level 0", "/v1/lookup", "ready"] {
+        for part in [
+            "10.0",
+            "75.0 %",
+            "90.0 % met",
+            "loaded level 0",
+            "hot memory x 2",
+            "62.5 %",
+            "/v1/lookup",
+            "ready",
+        ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
+        assert!(!text.contains("hot memory x 4"), "{text}");
         let restarted = View::between(&now, &before, Duration::from_secs(1));
         assert_eq!(restarted.requests_per_s, 0.0);
     }

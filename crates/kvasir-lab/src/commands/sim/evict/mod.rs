@@ -68,7 +68,7 @@ fn policy(text: &str) -> Result<PolicyChoice, String> {
     }
 }
 
-fn capacity(text: &str) -> Result<f64, String> {
+pub(super) fn capacity(text: &str) -> Result<f64, String> {
     let number: f64 = text.trim_end_matches('%').parse().map_err(|_| format!("{text:?} is no percentage"))?;
     if (0.0..=100.0).contains(&number) {
         Ok(number / 100.0)
@@ -111,7 +111,7 @@ pub(crate) fn run(arguments: &EvictArguments) -> CliResult {
     }
 }
 
-fn trace_error(path: &Path, error: TraceError) -> CliError {
+pub(super) fn trace_error(path: &Path, error: TraceError) -> CliError {
     match error {
         TraceError::Io(error) => CliError::new(
             Exit::NoInput,
@@ -143,12 +143,12 @@ fn policies(choices: &[PolicyChoice]) -> (Vec<ComparedPolicy>, bool) {
 }
 
 /// Per cent with two decimals.
-fn percent(ratio: f64) -> String {
+pub(super) fn percent(ratio: f64) -> String {
     format!("{:.2}", ratio * 100.0)
 }
 
 /// A capacity, for people.
-fn share(capacity: f64) -> String {
+pub(super) fn share(capacity: f64) -> String {
     format!("{}%", (capacity * 1e6).round() / 1e4)
 }
 

@@ -1,57 +1,72 @@
-//! The eviction order of one medium: one policy per tenant, so that no tenant can push another below its equal part.
+//! The eviction order of a tier that tenants share: one policy per tenant, so that no tenant can push another below its equal part.
 
 use std::collections::HashMap;
 
-use kvasir_eviction::{Access, EvictionPolicy, Moment, PolicyKind};
+use super::{Access, EntryKey, EvictionPolicy, Moment, PolicyKind, limits};
 
-use crate::limits;
+/// A tenant's number in the tier; tenants beyond [`limits::TENANTS_MAX`] share the last.
+pub type TenantIndex = u16;
 
-use super::FrameKey;
-
-/// A tenant's number in the tier; tenants beyond [`limits::HOT_TENANTS_MAX`] share the last.
-pub(super) type TenantIndex = u16;
-
-/// The frames of a medium by tenant, and the order in which they are evicted.
+/// The entries of a tier by tenant, and the order in which they are evicted.
 #[derive(Debug)]
-pub(super) struct EvictionIndex {
+pub struct EvictionIndex<K> {
     kind: PolicyKind,
     capacity: u64,
-    /// What one tenant may hold.
-    quota: u64,
-    tenants: Vec<Box<dyn EvictionPolicy<FrameKey>>>,
-    owner: HashMap<FrameKey, TenantIndex>,
+    tenant_share_max: f64,
+    tenants: Vec<Box<dyn EvictionPolicy<K>>>,
+    owner: HashMap<K, TenantIndex>,
     bytes: u64,
 }
 
-impl EvictionIndex {
-    pub(super) fn new(kind: PolicyKind, capacity: u64, tenant_share_max: f64) -> Self {
-        let quota = (capacity as f64 * tenant_share_max.clamp(0.0, 1.0)) as u64;
-        Self { kind, capacity, quota, tenants: Vec::new(), owner: HashMap::new(), bytes: 0 }
+impl<K: EntryKey> EvictionIndex<K> {
+    /// A tier of `capacity` bytes, of which one tenant may hold the share `tenant_share_max`.
+    pub fn new(kind: PolicyKind, capacity: u64, tenant_share_max: f64) -> Self {
+        Self { kind, capacity, tenant_share_max, tenants: Vec::new(), owner: HashMap::new(), bytes: 0 }
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    /// Bytes of all entries.
+    pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    pub(super) fn contains(&self, key: &FrameKey) -> bool {
+    /// Entries of all tenants.
+    pub fn len(&self) -> usize {
+        self.owner.len()
+    }
+
+    /// Whether there are no entries.
+    pub fn is_empty(&self) -> bool {
+        self.owner.is_empty()
+    }
+
+    /// What one tenant may hold.
+    fn quota(&self) -> u64 {
+        (self.capacity as f64 * self.tenant_share_max.clamp(0.0, 1.0)) as u64
+    }
+
+    /// Forgets the entries that are not to be kept, and has another capacity from the next [`insert`](Self::insert) on.
+    pub(super) fn narrow(&mut self, capacity: u64, keep: impl Fn(&K) -> bool) {
+        self.capacity = capacity;
+        let gone: Vec<K> = self.owner.keys().filter(|key| !keep(key)).copied().collect();
+        gone.iter().for_each(|key| drop(self.remove(key)));
+    }
+
+    /// Whether an entry is there.
+    pub fn contains(&self, key: &K) -> bool {
         self.owner.contains_key(key)
     }
 
-    pub(super) fn touch(&mut self, key: &FrameKey, access: &Access<FrameKey>) {
+    /// Notes a use of an entry that is there.
+    pub fn touch(&mut self, key: &K, access: &Access<K>) {
         if let Some(tenant) = self.owner.get(key) {
             self.tenants[usize::from(*tenant)].touch(key, access);
         }
     }
 
-    /// Admits a frame and returns the victims evicted for it; the frame itself where it is worth less than all others.
-    pub(super) fn insert(
-        &mut self,
-        tenant: TenantIndex,
-        key: FrameKey,
-        access: &Access<FrameKey>,
-    ) -> Vec<FrameKey> {
+    /// Admits an entry and returns the victims evicted for it; the entry itself where it is worth less than all others.
+    pub fn insert(&mut self, tenant: TenantIndex, key: K, access: &Access<K>) -> Vec<K> {
         self.remove(&key);
-        if access.bytes > self.quota {
+        if access.bytes > self.quota() {
             return vec![key];
         }
         while self.tenants.len() <= usize::from(tenant) {
@@ -61,7 +76,7 @@ impl EvictionIndex {
         self.owner.insert(key, tenant);
         self.bytes += access.bytes;
         let mut victims = Vec::new();
-        while self.tenants[usize::from(tenant)].bytes() > self.quota {
+        while self.tenants[usize::from(tenant)].bytes() > self.quota() {
             let Some(victim) = self.evict_of(tenant, access.now) else { break };
             victims.push(victim);
         }
@@ -73,12 +88,12 @@ impl EvictionIndex {
     }
 
     /// The tenant that holds most gives way: it holds at least an equal share, whoever asks for room.
-    fn evict(&mut self, now: Moment) -> Option<FrameKey> {
+    fn evict(&mut self, now: Moment) -> Option<K> {
         let largest = (0..self.tenants.len()).max_by_key(|tenant| self.tenants[*tenant].bytes())?;
         self.evict_of(largest as TenantIndex, now)
     }
 
-    fn evict_of(&mut self, tenant: TenantIndex, now: Moment) -> Option<FrameKey> {
+    fn evict_of(&mut self, tenant: TenantIndex, now: Moment) -> Option<K> {
         let policy = &mut self.tenants[usize::from(tenant)];
         let before = policy.bytes();
         let victim = policy.evict(now)?;
@@ -87,7 +102,8 @@ impl EvictionIndex {
         Some(victim)
     }
 
-    pub(super) fn remove(&mut self, key: &FrameKey) -> bool {
+    /// Forgets an entry; `false` when it is not there.
+    pub fn remove(&mut self, key: &K) -> bool {
         let Some(tenant) = self.owner.remove(key) else { return false };
         let policy = &mut self.tenants[usize::from(tenant)];
         let before = policy.bytes();
@@ -99,15 +115,16 @@ impl EvictionIndex {
 
 /// Numbers tenants in the order they come.
 #[derive(Debug, Default)]
-pub(super) struct TenantNumbers(HashMap<String, TenantIndex>);
+pub struct TenantNumbers(HashMap<String, TenantIndex>);
 
 impl TenantNumbers {
-    pub(super) fn number(&mut self, tenant: &str) -> TenantIndex {
+    /// The number of a tenant.
+    pub fn number(&mut self, tenant: &str) -> TenantIndex {
         if let Some(number) = self.0.get(tenant) {
             return *number;
         }
-        let number = self.0.len().min(limits::HOT_TENANTS_MAX - 1) as TenantIndex;
-        if self.0.len() < limits::HOT_TENANTS_MAX {
+        let number = self.0.len().min(limits::TENANTS_MAX - 1) as TenantIndex;
+        if self.0.len() < limits::TENANTS_MAX {
             self.0.insert(tenant.to_owned(), number);
         }
         number
@@ -117,13 +134,13 @@ impl TenantNumbers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_eviction::ClassId;
+    use crate::ClassId;
 
-    fn key(tenant: u8, frame: u32) -> FrameKey {
-        FrameKey { object: [tenant; 16], frame }
+    fn key(tenant: u8, entry: u32) -> (u8, u32) {
+        (tenant, entry)
     }
 
-    fn access(bytes: u64, frame: u32) -> Access<FrameKey> {
+    fn access(bytes: u64, frame: u32) -> Access<(u8, u32)> {
         Access::new(Moment::from_millis(u64::from(frame)), ClassId::OTHER).bytes(bytes)
     }
 
@@ -177,7 +194,7 @@ mod tests {
     fn tenants_beyond_the_limit_share_a_number() {
         let mut numbers = TenantNumbers::default();
         let all: Vec<TenantIndex> = (0..100_000).map(|tenant| numbers.number(&tenant.to_string())).collect();
-        assert_eq!(usize::from(*all.iter().max().unwrap()), limits::HOT_TENANTS_MAX - 1);
+        assert_eq!(usize::from(*all.iter().max().unwrap()), limits::TENANTS_MAX - 1);
         assert_eq!(numbers.number("7"), 7);
     }
 }

@@ -1,0 +1,85 @@
+//! How well the service's hit ratio curve estimates what a cache of another size finds.
+
+use kvasir_eviction::{
+    Access, CURVE_SCALES, ClassTable, EvictionIndex, HitRatioCurve, PolicyKind, limits::REUSE_WINDOW_SECONDS,
+};
+use kvasir_replay::trace::TraceError;
+
+use super::{RecomputeModel, TraceSource, lane::block_costs, profile::TraceProfile, replay::class_of};
+
+/// An estimate and what it estimates, at one scale of one capacity.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CurveRow {
+    /// Capacity of the cache that estimates, as a share of the trace's unique blocks.
+    pub capacity: f64,
+    /// How many times as large as that the estimated one is.
+    pub scale: f64,
+    /// Share of the accesses that a whole cache of that size finds.
+    pub found: f64,
+    /// Share that the curve estimates.
+    pub estimated: f64,
+}
+
+/// Replays a trace through the curve of a cache of each capacity, and through whole caches of the sizes that it estimates.
+///
+/// Both count each block that is there, whatever is in front of it.
+///
+/// # Errors
+/// As [`replay`](super::replay()).
+pub fn compare_curve(
+    trace: &TraceSource,
+    kind: PolicyKind,
+    capacities: &[f64],
+) -> Result<Vec<CurveRow>, TraceError> {
+    let (mut profile, mut classes) = (TraceProfile::default(), ClassTable::default());
+    trace.for_each(|request| profile.note(request, class_of(request, &mut classes)))?;
+    if profile.block_accesses == 0 {
+        return Err(TraceError::Empty);
+    }
+    let mut rows = Vec::new();
+    for capacity in capacities {
+        let bytes = (profile.unique_blocks as f64 * capacity).round() as u64;
+        let mut curve = HitRatioCurve::new(kind, bytes, 1.0, |block: &u64| *block);
+        let mut caches =
+            CURVE_SCALES.map(|scale| EvictionIndex::new(kind, (bytes as f64 * scale) as u64, 1.0));
+        let (mut asked, mut found, mut costs) = (0.0, [0.0; CURVE_SCALES.len()], Vec::new());
+        let mut before = None;
+        let mut classes = ClassTable::default();
+        trace.for_each(|request| {
+            let class = class_of(request, &mut classes);
+            // As the curve does: what is older counts less.
+            let age = before.replace(request.at).map_or(0.0, |before| request.at.seconds_since(before));
+            let keep = (-age / REUSE_WINDOW_SECONDS).exp();
+            asked *= keep;
+            found.iter_mut().for_each(|found| *found *= keep);
+            asked += request.blocks.len() as f64;
+            block_costs(request, profile.block_tokens, &RecomputeModel::default(), &mut costs);
+            for (index, block) in request.blocks.iter().enumerate() {
+                let parent = index.checked_sub(1).map(|before| request.blocks[before]);
+                let access = Access::new(request.at, class)
+                    .paced(request.pace_seconds)
+                    .at(u32::try_from(index).unwrap_or(u32::MAX), parent)
+                    .recompute(costs[index]);
+                curve.note(0, *block, &access, true);
+                for (cache, found) in caches.iter_mut().zip(&mut found) {
+                    if cache.contains(block) {
+                        cache.touch(block, &access);
+                        *found += 1.0;
+                    } else {
+                        cache.insert(0, *block, &access);
+                    }
+                }
+            }
+        })?;
+        let ratios = curve.hit_ratios().unwrap_or_default();
+        for (number, scale) in CURVE_SCALES.into_iter().enumerate() {
+            rows.push(CurveRow {
+                capacity: *capacity,
+                scale,
+                found: found[number] / asked,
+                estimated: ratios[number],
+            });
+        }
+    }
+    Ok(rows)
+}
