@@ -145,3 +145,40 @@ async fn the_collector_spares_what_is_pinned() {
     assert_eq!(service.lookup_tokens(model_id, &kept).await.matched_tokens, 0);
     service.stop().await;
 }
+
+/// A context that has as many versions as it may takes no change, and is unpinned and deleted all the same.
+#[tokio::test]
+async fn a_context_of_the_most_versions_can_be_let_go() {
+    let directory = TempDir::new().expect("a directory");
+    let url = format!("file://{}/store", directory.path().display()).parse().expect("a url");
+    let service = Service::start(StoreConfig::new(url), &directory.path().join("cache")).await;
+    let (model_id, root) = service.prepare("n").await;
+    let stored = chunks::context(root, &chunks::tokens(1, 256), 256, 50);
+    service.put(&model_id, &stored[0]).await;
+    let body =
+        json!({"model_id": model_id, "namespace": "n", "chunks": [stored[0].seq_hash], "pinned": true});
+    let context = create(&service, &body).await;
+    let id = context.context_id;
+    let versions = directory.path().join(format!("store/2/t/default/x/{id}"));
+    let first = std::fs::read(versions.join(format!("{:020}.json", 1))).expect("a record");
+    let mut record: Value = serde_json::from_slice(&first).expect("JSON");
+    // Records of earlier versions have no checksum.
+    record.as_object_mut().expect("an object").remove("crc32c");
+    record["version"] = 10_000.into();
+    std::fs::write(versions.join(format!("{:020}.json", 10_000)), record.to_string()).expect("writes");
+
+    let path = routes::context(&id);
+    for change in [json!({"labels": {"app": "x"}}), json!({"pinned": true})] {
+        let problem =
+            expect_problem(send(&service, Method::PATCH, &path, change).await, "invalid_context").await;
+        assert!(problem.detail.contains("unpin or delete it"), "{}", problem.detail);
+    }
+    let unpinned = send(&service, Method::PATCH, &path, json!({"pinned": false})).await;
+    assert_eq!(unpinned.status(), StatusCode::OK);
+    let again = send(&service, Method::PATCH, &path, json!({"pinned": false})).await;
+    expect_problem(again, "invalid_context").await;
+    let deleted = send(&service, Method::DELETE, &path, json!({})).await;
+    assert_eq!(deleted.status(), StatusCode::NO_CONTENT);
+    expect_problem(service.get(&path, &[]).await, "unknown_context").await;
+    service.stop().await;
+}

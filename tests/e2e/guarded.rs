@@ -12,7 +12,7 @@ use tempfile::TempDir;
 pub(crate) struct Guarded {
     pub(crate) service: Service,
     /// The store and the tenants file, until the end of the test.
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Guarded {
@@ -38,7 +38,12 @@ impl Guarded {
             change(config);
         })
         .await;
-        Self { service, _directory: directory }
+        Self { service, directory }
+    }
+
+    /// Other entries of the tenants file; the service takes them in within the reload interval.
+    pub(crate) fn write_tenants(&self, entries: &str) {
+        std::fs::write(self.directory.path().join("tenants.toml"), entries).expect("writes");
     }
 
     pub(crate) async fn send(

@@ -131,6 +131,8 @@ async fn each_limit_has_its_error() {
         ("a context of too many", bench.post(routes::CONTEXTS, &json!({"model_id": model, "namespace": "n", "chunks": vec![hash.clone(); CONTEXT_CHUNKS_MAX + 1]})), "invalid_context"),
         ("a label that is too long", bench.post(routes::CONTEXTS, &json!({"model_id": model, "namespace": "n", "chunks": [hash], "labels": {"a": "x".repeat(300)}})), "invalid_context"),
         ("a request class that is none", bench.get(&bench.chunk).header("kvasir-turn", "-1"), "bad_request"),
+        ("two credentials", bench.get(routes::CONFIG).header("authorization", "Bearer x"), "bad_request"),
+        ("two hosts", bench.get(routes::CONFIG).header("host", "a").header("host", "b"), "bad_request"),
         ("no route", bench.get("/v2/models"), "unknown_route"),
         ("another method", bench.request(Method::PATCH, routes::LOOKUP), "method_not_allowed"),
     ];
@@ -160,6 +162,7 @@ async fn what_is_no_request_ends_without_one() {
         ("200 headers", headers, "431"),
         ("a target of 600 KiB", format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(600 << 10)), "4"),
         ("no HTTP", "hello there, this is no request\r\n\r\n".to_owned(), "400"),
+        ("no host", "GET /livez HTTP/1.1\r\nconnection: close\r\n\r\n".to_owned(), "400"),
         ("two lengths", "PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab".to_owned(), "400"),
         ("a length and chunks", "PUT /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n".to_owned(), ""),
     ];

@@ -16,6 +16,7 @@ mod openapi;
 mod pages_by_key;
 mod quota;
 mod rest;
+mod revoked;
 mod s3_front;
 mod salts;
 mod thinned;

@@ -14,10 +14,20 @@ use tempfile::TempDir;
 use crate::{SERVER, file_store};
 
 /// Becomes its arguments behind the first, in a mount namespace with a small file system at the first.
-const SMALL_DISK: &str = "mount -t tmpfs -o size=24m tmpfs \"$0\" && exec \"$@\"";
+const SMALL_DISK: &str = "mount -t tmpfs -o size=24m tmpfs \"$0\" && PREPARE && exec \"$@\"";
 
 /// A server with 24 MB of disk under `small`. `None` where that may not be made here.
 async fn on_a_small_disk(small: &Path, store: &StoreConfig, cache: &Path) -> Option<Process> {
+    on_a_prepared_disk("true", small, store, cache).await
+}
+
+/// As [`on_a_small_disk`], after a shell command on it.
+async fn on_a_prepared_disk(
+    prepare: &str,
+    small: &Path,
+    store: &StoreConfig,
+    cache: &Path,
+) -> Option<Process> {
     let allowed = Command::new("unshare").args(["--user", "--map-root-user", "--mount", "true"]).status();
     if !allowed.is_ok_and(|status| status.success()) {
         println!("SKIPPED: unshare may not make a mount namespace here, no disk is full");
@@ -27,7 +37,8 @@ async fn on_a_small_disk(small: &Path, store: &StoreConfig, cache: &Path) -> Opt
     let flags = ["--gc.interval=100ms", "--gc.grace=0s", "--direct.enabled=false", "--journal.interval=0s"];
     let mut start = Start::new(SERVER, store, cache).flags(&flags);
     let small = small.display().to_string();
-    let under = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, &small];
+    let script = SMALL_DISK.replace("PREPARE", prepare);
+    let under = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", &script, &small];
     start.under = under.map(str::to_owned).to_vec();
     let process = start.start().await;
     process.ready().await;
@@ -54,6 +65,37 @@ async fn a_full_cache_directory() {
         let chunk = chunks::chunk(root, &tokens, 0, 256, 2_000_000);
         assert_eq!(process.put(&model_id, &chunk).await.status(), StatusCode::CREATED, "{}", process.log());
         assert_eq!(process.lookup_tokens(model_id, &tokens).await.matched_tokens, 256);
+    }
+}
+
+/// The cache is only a cache: the service starts without it, says so, and serves.
+#[tokio::test]
+async fn a_cache_directory_that_is_full_or_read_only_at_start() {
+    let prepared = [
+        ("full", "{ head -c 30000000 /dev/zero >\"$0/fill\" 2>/dev/null; true; }"),
+        ("read-only", "mount -o remount,ro \"$0\""),
+    ];
+    for (what, prepare) in prepared {
+        let directory = TempDir::new().expect("a directory");
+        let small = directory.path().join("small");
+        let store = file_store(directory.path());
+        let started = on_a_prepared_disk(prepare, &small, &store, &small.join("cache")).await;
+        let Some(process) = started else { return };
+        let (model_id, root) = process.prepare("n").await;
+        let tokens = chunks::tokens(1, 256);
+        let chunk = chunks::chunk(root, &tokens, 0, 256, 100_000);
+        assert_eq!(
+            process.put(&model_id, &chunk).await.status(),
+            StatusCode::CREATED,
+            "{what}: {}",
+            process.log()
+        );
+        assert_eq!(process.lookup_tokens(model_id, &tokens).await.matched_tokens, 256, "{what}");
+        let path = routes::chunk_object(&model_id, &chunk.seq_hash, &chunk.object_digest);
+        assert!(process.get(&path, &[]).await.bytes().await.expect("reads") == chunk.bytes, "{what}");
+        let metrics = process.metrics().await;
+        assert!(metrics.contains("kvasir_cache_unusable{part=\"index\"} 1"), "{what}: {metrics}");
+        assert!(process.log().contains("check cache.directory"), "{what}: {}", process.log());
     }
 }
 

@@ -101,7 +101,8 @@ impl Contexts {
         change: ContextChange,
     ) -> Result<Context, ContextError> {
         let mut context = self.get(tenant, context_id, None).await?;
-        context.version += 1;
+        let unpins = context.pinned && change.pinned == Some(false);
+        context.version = next_version(context.version, unpins)?;
         context.created_at_ms = now_ms();
         if let Some(chunks) = change.chunks {
             let (namespace, model_id) = (context.namespace.clone(), context.model_id);
@@ -216,7 +217,7 @@ impl Contexts {
     /// [`ContextError::Unknown`], [`Conflict`](ContextError::Conflict), and the store's.
     pub async fn delete(&self, tenant: &Name, context_id: Uuid) -> Result<(), ContextError> {
         let mut context = self.get(tenant, context_id, None).await?;
-        context.version += 1;
+        context.version = next_version(context.version, true)?;
         context.created_at_ms = now_ms();
         context.pinned = false;
         self.write(tenant, StoredContext { context, deleted: true }).await.map(|_| ())
@@ -344,10 +345,6 @@ impl Contexts {
 
     async fn write(&self, tenant: &Name, stored: StoredContext) -> Result<Context, ContextError> {
         let Context { context_id, version, .. } = stored.context;
-        if version > limits::CONTEXT_VERSIONS_MAX as u64 {
-            let problem = format!("a context has at most {} versions", limits::CONTEXT_VERSIONS_MAX);
-            return Err(ContextError::Invalid { problem });
-        }
         let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
         let json = checked_json::to_vec(&stored)
             .map_err(|e| StoreError::Damaged { what: "a context", reason: e.to_string() })?;
@@ -386,7 +383,8 @@ impl Contexts {
     async fn all_versions(&self, tenant: &Name, context_id: Uuid) -> Result<Vec<u64>, StoreError> {
         let prefix = self.bucket.layout().context_prefix(tenant, context_id);
         let listed = self.bucket.list(&prefix, "listing a context's versions");
-        let listed: Vec<_> = listed.take(limits::CONTEXT_VERSIONS_MAX).try_collect().await?;
+        let most = limits::CONTEXT_VERSIONS_MAX + limits::CONTEXT_LAST_VERSIONS;
+        let listed: Vec<_> = listed.take(most).try_collect().await?;
         let versions = listed.into_iter().filter_map(|(key, _)| match key {
             Key::Context { version, .. } => Some(version),
             _ => None,
@@ -421,6 +419,19 @@ impl Contexts {
         }
         Ok(newest)
     }
+}
+
+/// The version after `version`. One that lets go is beyond the limit, too: nobody has to keep a pin for ever.
+fn next_version(version: u64, lets_go: bool) -> Result<u64, ContextError> {
+    let more = if lets_go { limits::CONTEXT_LAST_VERSIONS } else { 0 };
+    let next = version.checked_add(1).filter(|next| *next <= (limits::CONTEXT_VERSIONS_MAX + more) as u64);
+    next.ok_or_else(|| {
+        let most = limits::CONTEXT_VERSIONS_MAX;
+        let problem = format!(
+            "a context has at most {most} versions; unpin or delete it, and make another of its chunks"
+        );
+        ContextError::Invalid { problem }
+    })
 }
 
 fn expiry(from_ms: u64, ttl_s: u64) -> Option<u64> {

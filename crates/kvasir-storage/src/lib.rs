@@ -17,6 +17,7 @@ pub mod limits;
 mod lookup;
 pub mod memory;
 mod object_read;
+mod private_files;
 mod read;
 mod removal;
 mod storage;

@@ -203,6 +203,8 @@ pub const EVENTS_OVERLAP: Duration = Duration::from_secs(10);
 pub const CONTEXTS_PARALLEL: usize = 16;
 /// Versions of a context.
 pub const CONTEXT_VERSIONS_MAX: usize = 10_000;
+/// Versions beyond it: one that unpins the context, and one that deletes it.
+pub const CONTEXT_LAST_VERSIONS: usize = 2;
 /// Objects whose cuts and checksums are remembered: 8 bytes a piece, some KiB each.
 pub const HOT_OBJECTS_MAX: usize = 1_024;
 /// Places in contexts that are remembered from lookups, and chunks that were asked for: ~100 bytes each.

@@ -17,7 +17,7 @@ pub struct StoreConfig {
     pub public_endpoint: Option<String>,
     /// S3 region.
     pub region: Option<String>,
-    /// S3 access key id; without one the backend's own credential chain is used.
+    /// S3 access key id; without one the identity of the pod or process is used.
     pub access_key_id: Option<String>,
     /// S3 secret key.
     pub secret_access_key: Option<Secret>,
@@ -25,6 +25,8 @@ pub struct StoreConfig {
     pub session_token: Option<Secret>,
     /// Other `AWS_*` settings by lower-case name, as `object_store` knows them.
     pub options: BTreeMap<String, Secret>,
+    /// Whether the machine's metadata address is asked for credentials where none are given.
+    pub instance_credentials: bool,
     /// Requests to the store at once.
     pub requests_max: usize,
     /// Longest one attempt may take: to the head of an answer, or to the end of a write.
@@ -51,6 +53,7 @@ impl StoreConfig {
             secret_access_key: None,
             session_token: None,
             options: BTreeMap::new(),
+            instance_credentials: false,
             requests_max: limits::STORE_REQUESTS_MAX,
             request_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(5),
@@ -58,6 +61,17 @@ impl StoreConfig {
             retry_timeout: Duration::from_secs(20),
             jitter_seed: rand::random(),
         }
+    }
+
+    /// Whether requests to S3 can be signed, or need no signature.
+    pub(crate) fn has_credentials(&self) -> bool {
+        let is_set = |name| self.options.contains_key(name);
+        self.access_key_id.is_some()
+            || self.instance_credentials
+            || is_set("aws_web_identity_token_file")
+            || is_set("aws_container_credentials_relative_uri")
+            || is_set("aws_container_credentials_full_uri")
+            || is_set("aws_skip_signature")
     }
 }
 
@@ -102,6 +116,15 @@ pub enum OpenError {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// Nothing says who this service is to S3.
+    #[error(
+        "store {url}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give the pod an identity, \
+         or set store.instance_credentials = true to take those of the machine"
+    )]
+    NoCredentials {
+        /// The store.
+        url: Url,
     },
     /// The backend refused its settings.
     #[error("store settings: {0}")]

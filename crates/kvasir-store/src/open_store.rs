@@ -57,6 +57,10 @@ impl OpenStore {
             }
             "s3" => {
                 let bucket = url.host_str().filter(|h| !h.is_empty()).ok_or(wrong("names no bucket"))?;
+                // The backend would ask a metadata address, which elsewhere nobody answers, for a minute.
+                if !config.has_credentials() {
+                    return Err(OpenError::NoCredentials { url: url.clone() });
+                }
                 let prefix = Path::from_url_path(url.path()).map_err(OpenError::backend)?;
                 let store = s3::builder(config, bucket).build().map_err(OpenError::backend)?;
                 let presigner = s3::presigner(config, bucket, &store).map_err(OpenError::backend)?;
@@ -181,6 +185,20 @@ mod tests {
             let left = futures::TryStreamExt::try_collect::<Vec<_>>(store.objects().list(None)).await;
             assert_eq!(left.expect("lists"), vec![]);
         }
+    }
+
+    #[test]
+    fn s3_without_credentials_is_refused_at_once_unless_the_machine_s_are_named() {
+        let mut config = StoreConfig::new("s3://bucket/prefix".parse().expect("a url"));
+        let open = |config: &StoreConfig| OpenStore::open(config, Arc::new(NoObserver));
+        let text = open(&config).expect_err("nobody's").to_string();
+        assert!(text.contains("AWS_ACCESS_KEY_ID") && text.contains("store.instance_credentials"), "{text}");
+        config.instance_credentials = true;
+        assert!(open(&config).is_ok());
+        config.instance_credentials = false;
+        let pod = ("aws_container_credentials_relative_uri".to_owned(), "/role".to_owned().into());
+        config.options.extend([pod]);
+        assert!(open(&config).is_ok());
     }
 
     #[test]

@@ -1,66 +1,146 @@
 //! What a replica does beside serving: writing its index out, the journal, the garbage collector.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, time::Duration};
 
-use kvasir_storage::{ScrubReport, Storage, gc::GcPolicy};
+use futures::FutureExt;
+use kvasir_storage::{ScrubReport, gc::GcPolicy};
 use tokio::task::JoinSet;
 
-use crate::{config::Config, journal_sync::JournalSync, limits, metrics::Metrics, state::AppState};
+use crate::{config::Config, limits, state::AppState};
 
-/// Starts all of it. Each task begins once the store was reached, and ends with the set.
+/// A task beside serving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum BackgroundTask {
+    IndexFlush,
+    RemovalsExpiry,
+    Reload,
+    Journal,
+    Gc,
+    Scrub,
+}
+
+impl BackgroundTask {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::IndexFlush, Self::RemovalsExpiry, Self::Reload, Self::Journal, Self::Gc, Self::Scrub];
+
+    /// Label of metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::IndexFlush => "index_flush",
+            Self::RemovalsExpiry => "removals_expiry",
+            Self::Reload => "reload",
+            Self::Journal => "journal",
+            Self::Gc => "gc",
+            Self::Scrub => "scrub",
+        }
+    }
+
+    /// Whether a replica without it must not get traffic: it would let revoked credentials in, or offer what others removed.
+    const fn is_needed(self) -> bool {
+        matches!(self, Self::Reload | Self::Journal)
+    }
+}
+
+/// Starts all of it. Each task but the reload begins once the store was reached, and all end with the set.
 pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
+    use BackgroundTask::{Gc, IndexFlush, Journal, Reload, RemovalsExpiry, Scrub};
     let mut tasks = JoinSet::new();
-    tasks.spawn(run_every(state.clone(), limits::INDEX_FLUSH_EVERY, async |_, storage| {
-        let _ = tokio::task::spawn_blocking(move || storage.index().flush()).await;
+    tasks.spawn(repeat(IndexFlush, state.clone(), jittered(limits::INDEX_FLUSH_EVERY), async |state| {
+        if let Some(storage) = state.ready_storage().cloned() {
+            blocking(move || storage.index().flush()).await;
+        }
     }));
-    tasks.spawn(run_every(state.clone(), limits::REMOVALS_EXPIRE_EVERY, async |_, storage| {
-        let _ = tokio::task::spawn_blocking(move || storage.changes().expire_removals()).await;
-    }));
-    tasks.spawn(reload(state.clone()));
-    let journal = state.clone();
-    tasks.spawn(run_every(state.clone(), state.journal().interval(), async move |metrics, storage| {
-        sync_journal(journal.journal(), &metrics, &storage).await;
-    }));
-    let policy = config.gc.policy.clone();
-    tasks.spawn(run_every(state.clone(), config.gc.interval, async move |metrics, storage| {
-        collect_garbage(&metrics, &storage, &policy).await;
-    }));
-    let rate = config.scrub.bytes_per_second;
-    tasks.spawn(run_every(state.clone(), config.scrub.interval, async move |metrics, storage| {
-        scrub(&metrics, &storage, rate).await;
-    }));
+    tasks.spawn(repeat(
+        RemovalsExpiry,
+        state.clone(),
+        jittered(limits::REMOVALS_EXPIRE_EVERY),
+        async |state| {
+            if let Some(storage) = state.ready_storage().cloned() {
+                blocking(move || storage.changes().expire_removals()).await;
+            }
+        },
+    ));
+    // Files of credentials and certificates are looked at whether the store answers or not.
+    tasks.spawn(repeat(
+        Reload,
+        state.clone(),
+        || limits::RELOAD_EVERY,
+        async |state| {
+            blocking(move || state.reload()).await;
+        },
+    ));
+    // An interval of zero: never.
+    let journal_interval = state.journal().interval();
+    if !journal_interval.is_zero() {
+        tasks.spawn(repeat(Journal, state.clone(), jittered(journal_interval), sync_journal));
+    }
+    let (gc, scrubs) = (config.gc.interval, config.scrub.interval);
+    if !gc.is_zero() {
+        let policy = config.gc.policy.clone();
+        tasks.spawn(repeat(Gc, state.clone(), jittered(gc), async move |state| {
+            collect_garbage(&state, &policy).await;
+        }));
+    }
+    if !scrubs.is_zero() {
+        let rate = config.scrub.bytes_per_second;
+        tasks.spawn(repeat(Scrub, state.clone(), jittered(scrubs), async move |state| {
+            scrub(&state, rate).await;
+        }));
+    }
     tasks
 }
 
-/// Repeats with a pause that varies by a quarter, so that replicas do not move in step. Zero: never.
-async fn run_every(
-    state: AppState,
-    interval: Duration,
-    mut task: impl AsyncFnMut(Arc<Metrics>, Arc<Storage>),
-) {
-    if interval.is_zero() {
-        return;
-    }
-    loop {
+/// Pauses that vary by a quarter, so that replicas do not move in step.
+fn jittered(interval: Duration) -> impl Fn() -> Duration {
+    move || {
         let quarter = interval.as_secs_f64() / 4.0;
         let jitter = f64::from(uuid::Uuid::new_v4().as_fields().0) / f64::from(u32::MAX);
-        tokio::time::sleep(interval.mul_f64(0.875) + Duration::from_secs_f64(quarter * jitter)).await;
-        if let Some(storage) = state.ready_storage() {
-            task(Arc::clone(state.metrics()), Arc::clone(storage)).await;
-        }
+        interval.mul_f64(0.875) + Duration::from_secs_f64(quarter * jitter)
     }
 }
 
-/// Looks at files of credentials and certificates, whether the store answers or not.
-async fn reload(state: AppState) {
+/// Repeats for ever. A turn that panics is counted, and the next one comes later by a pause that doubles.
+async fn repeat(
+    task: BackgroundTask,
+    state: AppState,
+    pause: impl Fn() -> Duration,
+    mut turn: impl AsyncFnMut(AppState),
+) {
+    let mut panics = 0;
     loop {
-        tokio::time::sleep(limits::RELOAD_EVERY).await;
-        let state = state.clone();
-        let _ = tokio::task::spawn_blocking(move || state.reload()).await;
+        tokio::time::sleep(pause() + back_off(panics)).await;
+        match AssertUnwindSafe(turn(state.clone())).catch_unwind().await {
+            Ok(()) => panics = 0,
+            Err(_) => {
+                panics += 1;
+                state.metrics().health().background_panicked(task);
+                tracing::error!(task = task.as_str(), panics, "a background task panicked; it runs again");
+            }
+        }
+        state.set_failing(task, task.is_needed() && panics >= limits::BACKGROUND_PANICS_MAX);
     }
 }
 
-async fn sync_journal(journal: &JournalSync, metrics: &Metrics, storage: &Storage) {
+/// The pause after that many panics in a row.
+fn back_off(panics: u32) -> Duration {
+    let Some(doublings) = panics.checked_sub(1) else { return Duration::ZERO };
+    Duration::from_secs(1)
+        .saturating_mul(1u32.checked_shl(doublings).unwrap_or(u32::MAX))
+        .min(limits::BACKGROUND_BACK_OFF_MAX)
+}
+
+/// Runs what blocks, and panics where it did.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) {
+    if let Err(error) = tokio::task::spawn_blocking(work).await
+        && let Ok(panic) = error.try_into_panic()
+    {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+async fn sync_journal(state: AppState) {
+    let Some(storage) = state.ready_storage() else { return };
+    let (journal, metrics) = (state.journal(), state.metrics());
     match storage.changes().journal_append().await {
         Ok(entries) => metrics.journal("appended", entries),
         Err(error) => tracing::warn!(%error, "the journal waits"),
@@ -70,7 +150,9 @@ async fn sync_journal(journal: &JournalSync, metrics: &Metrics, storage: &Storag
     }
 }
 
-async fn collect_garbage(metrics: &Metrics, storage: &Storage, policy: &GcPolicy) {
+async fn collect_garbage(state: &AppState, policy: &GcPolicy) {
+    let Some(storage) = state.ready_storage() else { return };
+    let metrics = state.metrics();
     match storage.lifecycle().collect_garbage(policy, |now| metrics.collecting(now)).await {
         Ok(report) if report.led => {
             metrics.collected(&report);
@@ -83,7 +165,9 @@ async fn collect_garbage(metrics: &Metrics, storage: &Storage, policy: &GcPolicy
     }
 }
 
-async fn scrub(metrics: &Metrics, storage: &Storage, rate: u64) {
+async fn scrub(state: &AppState, rate: u64) {
+    let Some(storage) = state.ready_storage() else { return };
+    let metrics = state.metrics();
     let mut before = ScrubReport::default();
     let scrubbed = storage.lifecycle().scrub(rate, false, |now| {
         metrics.scrubbed(&before, now);
@@ -104,4 +188,44 @@ pub(crate) async fn flush(state: &AppState) {
         tracing::warn!("the last journal batch was not written; other replicas find its chunks in the store");
     }
     storage.index().flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use tokio::time::Instant;
+
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{auth::Authenticator, journal_sync::JournalSync, metrics::Metrics};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_runs_again_later_and_later_and_is_missed_where_it_is_needed() {
+        let authenticator = Authenticator::open(&Config::default().auth).expect("no files");
+        let journal = JournalSync::new(Duration::ZERO);
+        let state = AppState::new(Arc::new(Metrics::new()), authenticator, None, None, None, journal);
+        for (task, missed) in [(BackgroundTask::Journal, Some("journal")), (BackgroundTask::Scrub, None)] {
+            let (begun, turns) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
+            let seen = Arc::clone(&turns);
+            let turn = async move |_| {
+                let turn = {
+                    let mut seen = seen.lock();
+                    seen.push(begun.elapsed().as_secs());
+                    seen.len()
+                };
+                blocking(move || assert!(turn > 5, "turn {turn}")).await;
+            };
+            let running = tokio::spawn(repeat(task, state.clone(), || Duration::from_secs(1), turn));
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            assert_eq!(state.failing_task(), missed);
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            assert_eq!(*turns.lock(), [1, 3, 6, 11, 20, 37, 38, 39]);
+            assert_eq!(state.failing_task(), None, "it is well again");
+            running.abort();
+            let text = String::from_utf8(state.metrics().render()).expect("text");
+            let line = format!("kvasir_background_panics_total{{task=\"{}\"}} 5", task.as_str());
+            assert!(text.contains(&line), "{text}");
+        }
+    }
 }

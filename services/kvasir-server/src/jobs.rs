@@ -2,10 +2,12 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    panic::AssertUnwindSafe,
     sync::{Arc, OnceLock},
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
+use futures::FutureExt;
 use kvasir_api::{ErrorCode, Job, JobKind, JobRequest, JobState, Problem};
 use kvasir_storage::{
     ScrubReport, Storage,
@@ -99,32 +101,41 @@ pub(crate) fn start(
     let job = jobs.register(request)?;
     let (jobs, job_id, request) = (Arc::clone(jobs), job.job_id, request.clone());
     tokio::spawn(async move {
-        let done = match request.kind {
-            JobKind::Gc => {
-                let mut policy = jobs.gc_policy.get().cloned().unwrap_or_default();
-                policy.dry_run = request.dry_run;
-                let progress = |report: &GcReport| {
-                    metrics.collecting(report);
-                    jobs.update(job_id, |job| job.counts = gc_counts(report));
-                };
-                let collected = storage.lifecycle().collect_garbage(&policy, progress).await;
-                // What would have been done counts for whoever asked, and is no work of the collector.
-                if let Some(report) = collected.as_ref().ok().filter(|report| report.led && !policy.dry_run) {
-                    metrics.collected(report);
+        let run = async {
+            match request.kind {
+                JobKind::Gc => {
+                    let mut policy = jobs.gc_policy.get().cloned().unwrap_or_default();
+                    policy.dry_run = request.dry_run;
+                    let progress = |report: &GcReport| {
+                        metrics.collecting(report);
+                        jobs.update(job_id, |job| job.counts = gc_counts(report));
+                    };
+                    let collected = storage.lifecycle().collect_garbage(&policy, progress).await;
+                    // What would have been done counts for whoever asked, and is no work of the collector.
+                    if let Some(report) =
+                        collected.as_ref().ok().filter(|report| report.led && !policy.dry_run)
+                    {
+                        metrics.collected(report);
+                    }
+                    collected.map(|report| gc_counts(&report))
                 }
-                collected.map(|report| gc_counts(&report))
+                JobKind::Scrub => {
+                    let mut before = ScrubReport::default();
+                    let progress = |report: &ScrubReport| {
+                        metrics.scrubbed(&before, report);
+                        before = *report;
+                        jobs.update(job_id, |job| job.counts = scrub_counts(report));
+                    };
+                    let scrubbed =
+                        storage.lifecycle().scrub(request.bytes_per_second, request.dry_run, progress).await;
+                    scrubbed.map(|report| scrub_counts(&report))
+                }
             }
-            JobKind::Scrub => {
-                let mut before = ScrubReport::default();
-                let progress = |report: &ScrubReport| {
-                    metrics.scrubbed(&before, report);
-                    before = *report;
-                    jobs.update(job_id, |job| job.counts = scrub_counts(report));
-                };
-                let scrubbed =
-                    storage.lifecycle().scrub(request.bytes_per_second, request.dry_run, progress).await;
-                scrubbed.map(|report| scrub_counts(&report))
-            }
+        };
+        // One that panicked must not seem to run for ever: no other of its kind would start.
+        let done = match AssertUnwindSafe(run).catch_unwind().await {
+            Ok(done) => done.map_err(|error| error.to_string()),
+            Err(_) => Err("it panicked; the log has the cause".to_owned()),
         };
         jobs.update(job_id, |job| match done {
             Ok(counts) => {
@@ -132,8 +143,8 @@ pub(crate) fn start(
                 job.state = JobState::Done;
             }
             Err(error) => {
-                tracing::warn!(%error, ?job_id, "a job ended early");
-                job.error = Some(error.to_string());
+                tracing::warn!(error, ?job_id, "a job ended early");
+                job.error = Some(error);
                 job.state = JobState::Failed;
             }
         });

@@ -16,6 +16,8 @@ mod journal_sync;
 mod limits;
 mod metrics;
 mod middleware;
+#[cfg(test)]
+mod mutation;
 mod ops_listener;
 mod quota;
 mod quota_reservation;
@@ -27,6 +29,7 @@ mod server;
 mod state;
 pub mod telemetry;
 mod tls;
+mod toml_error;
 
 pub use auth::{AuthError, NewAccessKey, NewToken};
 pub use config::{

@@ -66,6 +66,10 @@ pub(crate) const JOURNAL_IDLE_INTERVAL: Duration = Duration::from_secs(60);
 pub(crate) const JOURNAL_AGE_MAX: Duration = Duration::from_secs(10);
 /// How long a lookup waits for that read.
 pub(crate) const JOURNAL_CATCH_UP_TIME_MAX: Duration = Duration::from_secs(5);
+/// Panics of a background task in a row after which a replica that needs it is not ready.
+pub(crate) const BACKGROUND_PANICS_MAX: u32 = 3;
+/// Longest pause that panics add to a background task's own.
+pub(crate) const BACKGROUND_BACK_OFF_MAX: Duration = Duration::from_secs(60);
 /// How long the last journal batch may take at shutdown.
 pub(crate) const FINAL_JOURNAL_BATCH_TIME_MAX: Duration = Duration::from_secs(3);
 /// What a refused client should wait, in seconds.
@@ -88,6 +92,10 @@ pub(crate) const FAILURE_LIMITER_PEERS_MAX: usize = 1 << 16;
 pub(crate) const RELOADED_BYTES_MAX: u64 = 64 << 20;
 /// How often such files are looked at for changes.
 pub(crate) const RELOAD_EVERY: Duration = Duration::from_secs(5);
+/// How often the credential of a body under way is looked at: with the look at the files, what is revoked ends within 6 s.
+pub(crate) const CREDENTIAL_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Longest answer that is sent whatever becomes of its credential: it is in memory already.
+pub(crate) const UNWATCHED_BYTES_MAX: u64 = 64 << 10;
 /// Tenants that the log names as sealed; of the others it says how many there are.
 pub(crate) const SEALED_TENANTS_LOGGED_MAX: usize = 100;
 /// How long a TLS handshake may take.

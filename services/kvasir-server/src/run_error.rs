@@ -37,15 +37,7 @@ pub enum RunError {
     /// The store has a bucket of an earlier layout.
     #[error(transparent)]
     Layout(#[from] FormerLayout),
-    /// The hot tier's folder cannot be made or listed.
-    #[error("the hot tier under {directory}: {source}; check hot.directory, or set hot.disk = 0")]
-    Hot {
-        /// The directory.
-        directory: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The hot index cannot be kept where it should be.
+    /// All slots of the hot index are taken.
     #[error("the hot index under {directory}: {source}; check cache.directory")]
     Index {
         /// The directory.

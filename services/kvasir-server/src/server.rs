@@ -11,9 +11,13 @@ use hyper_util::{
     rt::TokioExecutor,
     server::{conn::auto, graceful::GracefulShutdown},
 };
-use kvasir_storage::{Storage, hot::HotTier, index::Index};
+use kvasir_storage::{
+    Storage,
+    hot::{HotSettings, HotTier},
+    index::{Index, IndexError},
+};
 use kvasir_store::{FormerLayout, OpenStore, observe::StoreObserver, seal::KeyService};
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinError};
 use tower::ServiceExt;
 
 use crate::{
@@ -26,7 +30,7 @@ use crate::{
     encryption_keys::EncryptionKeys,
     journal_sync::JournalSync,
     limits,
-    metrics::Metrics,
+    metrics::{CachePart, Metrics},
     middleware::authorize::PeerAddress,
     ops_listener,
     router::router,
@@ -131,10 +135,10 @@ pub async fn run(
     );
     state.jobs().set_gc_policy(config.gc.policy.clone());
     let store = with_encryption(OpenStore::open(&config.store, metrics)?, state.keys());
-    let index = open_index(&config, &store)?;
+    let index = open_index(&config, &store, &state)?;
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
     warn_if_unprotected(&config, address);
-    let hot = open_hot_tier(&config, &state).await?;
+    let hot = open_hot_tier(&config, &state).await;
     let _ops = ops_listener::open(&config, &state).await?;
     let mut served = vec![(listeners.api, router(state.clone()))];
     if let Some(listener) = listeners.s3 {
@@ -146,15 +150,15 @@ pub async fn run(
     let abort = starting.abort_handle();
     let mut starting = starting.fuse();
     // Whoever connects now waits a little, rather than being told that the store has not answered yet.
-    if let Ok(Ok(Err(refused))) = tokio::time::timeout(limits::STORE_WAIT_AT_START_MAX, &mut starting).await {
-        return Err(refused.into());
+    if let Ok(ended) = tokio::time::timeout(limits::STORE_WAIT_AT_START_MAX, &mut starting).await {
+        without_panic(ended)?;
     }
     let mut background = background::start(&state, &config);
     let mut refused = Ok(());
     let stop = async {
         tokio::select! {
             () = shutdown => {}
-            Ok(Err(error)) = &mut starting => refused = Err(error.into()),
+            Err(error) = async { without_panic((&mut starting).await) } => refused = Err(error.into()),
         }
     };
     serve(&config, &state, served, stop).await;
@@ -166,6 +170,14 @@ pub async fn run(
     background::flush(&state).await;
     tracing::info!("stopped");
     refused
+}
+
+/// How the start over the store ended. A service that panicked there would never become ready: it ends.
+fn without_panic(ended: Result<Result<(), FormerLayout>, JoinError>) -> Result<(), FormerLayout> {
+    ended.unwrap_or_else(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_) => Ok(()),
+    })
 }
 
 fn warn_if_unprotected(config: &Config, address: SocketAddr) {
@@ -203,26 +215,47 @@ fn with_encryption(store: OpenStore, keys: Option<&EncryptionKeys>) -> OpenStore
     }
 }
 
-fn open_index(config: &Config, store: &OpenStore) -> Result<Index, RunError> {
-    let directory = config.cache.directory.clone();
-    Index::sled(directory, store.identity(), config.cache.index_memory_bytes)
-        .map_err(|source| RunError::Index { directory: config.cache.directory.display().to_string(), source })
+/// Opens the hot index. It is only a cache: on a disk that is full or read-only the service goes on with one in memory.
+fn open_index(config: &Config, store: &OpenStore, state: &AppState) -> Result<Index, RunError> {
+    let (directory, memory_bytes) = (&config.cache.directory, config.cache.index_memory_bytes);
+    match Index::sled(directory.clone(), store.identity(), memory_bytes) {
+        Ok(index) => Ok(index),
+        Err(source @ IndexError::Locked) => {
+            Err(RunError::Index { directory: directory.display().to_string(), source })
+        }
+        Err(error) => {
+            tracing::warn!(%error, ?directory, "the hot index is in memory until the next start; check cache.directory");
+            state.metrics().health().cache_unusable(CachePart::Index);
+            Ok(Index::memory_within(memory_bytes))
+        }
+    }
 }
 
-/// Opens the hot tier, if there is to be one: lists what lies in its folder.
-async fn open_hot_tier(config: &Config, state: &AppState) -> Result<Option<Arc<HotTier>>, RunError> {
+/// Opens the hot tier, if there is to be one: lists what lies in its folder. Without a usable folder it is in memory alone.
+async fn open_hot_tier(config: &Config, state: &AppState) -> Option<Arc<HotTier>> {
     if !config.hot.is_on() {
-        return Ok(None);
+        return None;
     }
     let keys = state.keys().map(|keys| Arc::new(keys.clone()) as Arc<dyn KeyService>);
     let settings = config.hot.settings(&config.cache.directory, keys);
-    let directory = settings.directory.display().to_string();
-    let (clock, observer) = (Arc::clone(&config.hot.clock), state.metrics().hot().clone());
-    let opened = tokio::task::spawn_blocking(move || HotTier::open(settings, clock, observer));
-    let opened = opened.await.map_err(std::io::Error::other).flatten();
-    let tier = opened.map_err(|source| RunError::Hot { directory, source })?;
+    let in_memory = HotSettings { disk_bytes: 0, ..settings.clone() };
+    let open = async |settings: HotSettings| {
+        let (clock, observer) = (Arc::clone(&config.hot.clock), state.metrics().hot().clone());
+        let opened = tokio::task::spawn_blocking(move || HotTier::open(settings, clock, observer));
+        opened.await.map_err(std::io::Error::other).flatten()
+    };
+    let directory = settings.directory.clone();
+    let mut opened = open(settings).await;
+    if let Err(error) = &opened {
+        tracing::warn!(%error, ?directory, "the hot tier has no disk until the next start; check hot.directory");
+        state.metrics().health().cache_unusable(CachePart::HotTier);
+        if in_memory.ram_bytes > 0 {
+            opened = open(in_memory).await;
+        }
+    }
+    let tier = opened.ok()?;
     tracing::info!(frames = tier.usage().disk_frames, bytes = tier.usage().disk_bytes, "hot tier");
-    Ok(Some(tier))
+    Some(tier)
 }
 
 /// Reaches the store, however long it takes, and starts the storage core over it.

@@ -1,16 +1,21 @@
 //! What all handlers share.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::Storage;
+use parking_lot::Mutex;
 
 use crate::{
-    api_error::ApiError, auth::Authenticator, egress::EgressScheduler, encryption_keys::EncryptionKeys,
-    jobs::Jobs, journal_sync::JournalSync, metrics::Metrics, quota::QuotaLimiter, tls::Tls,
+    api_error::ApiError, auth::Authenticator, background::BackgroundTask, egress::EgressScheduler,
+    encryption_keys::EncryptionKeys, jobs::Jobs, journal_sync::JournalSync, metrics::Metrics,
+    quota::QuotaLimiter, tls::Tls,
 };
 
 /// Shared state; cheap to clone.
@@ -30,6 +35,8 @@ struct SharedState {
     egress: Option<EgressScheduler>,
     jobs: Arc<Jobs>,
     journal: JournalSync,
+    /// Background tasks without which this replica must not get traffic, and that panic again and again.
+    failing: Mutex<BTreeSet<BackgroundTask>>,
 }
 
 impl AppState {
@@ -55,6 +62,7 @@ impl AppState {
             egress,
             jobs,
             journal,
+            failing: Mutex::default(),
         }))
     }
 
@@ -127,8 +135,29 @@ impl AppState {
     pub(crate) fn set_storage(&self, storage: Arc<Storage>) {
         self.metrics().conditional_create(storage.abilities().conditional_create);
         if self.0.storage.set(storage).is_ok() {
-            self.metrics().ready(!self.is_draining());
+            self.report_ready();
         }
+    }
+
+    /// Takes note of whether a background task that is needed fails.
+    pub(crate) fn set_failing(&self, task: BackgroundTask, is_failing: bool) {
+        let changed = {
+            let mut failing = self.0.failing.lock();
+            if is_failing { failing.insert(task) } else { failing.remove(&task) }
+        };
+        if changed {
+            self.report_ready();
+        }
+    }
+
+    /// A background task that is needed and fails.
+    pub(crate) fn failing_task(&self) -> Option<&'static str> {
+        self.0.failing.lock().first().map(|task| task.as_str())
+    }
+
+    fn report_ready(&self) {
+        let is_ready = self.ready_storage().is_some() && !self.is_draining() && self.failing_task().is_none();
+        self.metrics().ready(is_ready);
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -137,6 +166,6 @@ impl AppState {
 
     pub(crate) fn drain(&self) {
         self.0.draining.store(true, Ordering::Relaxed);
-        self.metrics().ready(false);
+        self.report_ready();
     }
 }

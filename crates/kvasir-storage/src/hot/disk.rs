@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use crate::{
     limits,
     memory::{Lease, Region},
+    private_files::{private_directory, private_file},
 };
 
 use super::FrameKey;
@@ -117,7 +118,7 @@ impl FrameFolder {
 
     /// Lists what is there, in order of names, and deletes what is no frame.
     pub(super) fn scan(&self) -> io::Result<Vec<FrameFile>> {
-        fs::create_dir_all(&self.directory)?;
+        private_directory(&self.directory)?;
         let mut found = Vec::new();
         for tenant in fs::read_dir(&self.directory)? {
             let tenant = tenant?;
@@ -171,14 +172,17 @@ impl FrameFolder {
         let temporary = folder.join(format!("{number:x}.tmp"));
         let write = || {
             use io::Write as _;
-            let mut out = fs::File::create(&temporary)?;
+            let mut out = private_file(&temporary)?;
             out.write_all(content)?;
             out.write_all(&file.checksum(content).to_le_bytes())?;
             fs::rename(&temporary, &path)
         };
         let written = match write() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir_all(folder)?;
+                let tenant = folder.parent().expect("a frame's path has two folders");
+                private_directory(&self.directory)?;
+                private_directory(tenant)?;
+                private_directory(folder)?;
                 write()
             }
             written => written,
@@ -218,6 +222,8 @@ impl FrameFolder {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn file(frame: u32, bytes: u32) -> FrameFile {
@@ -239,6 +245,8 @@ mod tests {
         }
         assert_eq!(frames.read(&file(0, 5), None).unwrap(), "hello");
         let path = |frame| file(frame, 5).path(&folder.path().join("hot"));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&folder.path().join("hot/acme")), mode(&path(0))), (0o700, 0o600));
         // Torn, flipped, and another frame's bytes under this name.
         fs::write(path(0), b"hell").unwrap();
         let mut flipped = fs::read(path(1)).unwrap();

@@ -10,16 +10,58 @@ use super::{
     key,
 };
 
+/// What a row takes beside its bytes: two allocations and its place in the map.
+const ROW_OVERHEAD_BYTES: u64 = 96;
+
 /// A [`HotIndex`] that forgets everything with the process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct MemoryIndex {
-    rows: RwLock<BTreeMap<Vec<u8>, Vec<u8>>>,
+    rows: RwLock<Rows>,
+    bytes_max: u64,
     heard_until: RwLock<Option<i64>>,
+}
+
+#[derive(Debug, Default)]
+struct Rows {
+    by_key: BTreeMap<Vec<u8>, Vec<u8>>,
+    bytes: u64,
+}
+
+impl Rows {
+    fn remove(&mut self, key: &[u8]) {
+        if let Some(value) = self.by_key.remove(key) {
+            self.bytes -= row_bytes(key, &value);
+        }
+    }
+}
+
+fn row_bytes(key: &[u8], value: &[u8]) -> u64 {
+    (key.len() + value.len()) as u64 + ROW_OVERHEAD_BYTES
+}
+
+impl Default for MemoryIndex {
+    fn default() -> Self {
+        Self::new(u64::MAX)
+    }
+}
+
+impl MemoryIndex {
+    /// An index of at most `bytes_max`; a row beyond that fails, and whoever holds the index replaces it by an empty one.
+    pub fn new(bytes_max: u64) -> Self {
+        Self { rows: RwLock::default(), bytes_max, heard_until: RwLock::default() }
+    }
 }
 
 impl HotIndex for MemoryIndex {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
-        self.rows.write().insert(key.to_vec(), value.to_vec());
+        let mut rows = self.rows.write();
+        rows.remove(key);
+        let bytes = rows.bytes + row_bytes(key, value);
+        if bytes > self.bytes_max {
+            return Err(IndexError::Io(format!("it has more than {} bytes in memory", self.bytes_max)));
+        }
+        rows.bytes = bytes;
+        rows.by_key.insert(key.to_vec(), value.to_vec());
         Ok(())
     }
 
@@ -29,22 +71,22 @@ impl HotIndex for MemoryIndex {
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        Ok(self.rows.read().get(key).cloned())
+        Ok(self.rows.read().by_key.get(key).cloned())
     }
 
     fn below(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
         let bounds = (Bound::Unbounded, Bound::Excluded(key));
-        Ok(self.rows.read().range::<[u8], _>(bounds).next_back().map(|(k, v)| (k.clone(), v.clone())))
+        Ok(self.rows.read().by_key.range::<[u8], _>(bounds).next_back().map(|(k, v)| (k.clone(), v.clone())))
     }
 
     fn at_or_above(&self, key: &[u8]) -> Result<Option<Pair>, IndexError> {
         let bounds = (Bound::Included(key), Bound::Unbounded);
-        Ok(self.rows.read().range::<[u8], _>(bounds).next().map(|(k, v)| (k.clone(), v.clone())))
+        Ok(self.rows.read().by_key.range::<[u8], _>(bounds).next().map(|(k, v)| (k.clone(), v.clone())))
     }
 
     fn scan(&self, from: &[u8], visit: &mut Visit<'_>) -> Result<(), IndexError> {
         let bounds = (Bound::Included(from), Bound::Unbounded);
-        for (key, value) in self.rows.read().range::<[u8], _>(bounds) {
+        for (key, value) in self.rows.read().by_key.range::<[u8], _>(bounds) {
             if !visit(key, value)? {
                 break;
             }
@@ -53,11 +95,11 @@ impl HotIndex for MemoryIndex {
     }
 
     fn len(&self) -> u64 {
-        self.rows.read().keys().filter(|key| key::is_info(key)).count() as u64
+        self.rows.read().by_key.keys().filter(|key| key::is_info(key)).count() as u64
     }
 
     fn clear(&self) -> Result<(), IndexError> {
-        self.rows.write().clear();
+        *self.rows.write() = Rows::default();
         *self.heard_until.write() = None;
         Ok(())
     }

@@ -16,7 +16,7 @@ use super::{
     packed_lineage::{LineageCache, divided},
     profile_ids::ProfileIds,
 };
-use crate::limits;
+use crate::{limits, private_files::private_directory};
 
 /// Form of rows and keys; a database of another one is started anew.
 const FORMAT: u8 = 4;
@@ -81,6 +81,8 @@ impl SledIndex {
     ) -> Result<Self, IndexError> {
         for slot in 0..limits::INDEX_SLOTS_MAX {
             let path = directory.join(format!("hot-{slot}.sled"));
+            // The database's own files have the modes that it gives them.
+            private_directory(&path).map_err(|e| IndexError::Io(e.to_string()))?;
             let problem = match Self::open(&path, identity, cache_bytes) {
                 Err(IndexError::Locked) => continue,
                 Err(problem @ IndexError::Corrupt { .. }) => problem,
@@ -91,7 +93,8 @@ impl SledIndex {
                 done => return done,
             };
             corrupt(&path, &problem);
-            std::fs::remove_dir_all(&path).map_err(|e| IndexError::Io(e.to_string()))?;
+            let anew = std::fs::remove_dir_all(&path).and_then(|()| private_directory(&path));
+            anew.map_err(|e| IndexError::Io(e.to_string()))?;
             return Self::open(&path, identity, cache_bytes);
         }
         Err(IndexError::Locked)

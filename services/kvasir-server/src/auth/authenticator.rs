@@ -124,21 +124,45 @@ impl Authenticator {
             return Ok(anyone);
         }
         let Some(credential) = bearer(headers) else { return Err(AuthFailure::Missing) };
-        if let Some(principal) = self.tenants.as_ref().and_then(|tenants| tenants.get().principal(credential))
-        {
+        if let Some(principal) = self.token(credential) {
             return Ok(principal);
         }
         // A known token costs one hash and always gets in; who guesses is slowed before costlier signatures.
         if peer.is_some_and(|peer| self.failure_limiter.is_limited(peer)) {
             return Err(AuthFailure::RateLimited);
         }
-        if let Some(principal) = self.jwt.as_ref().and_then(|jwt| jwt.principal(credential)) {
+        if let Some(principal) = self.web_token(credential) {
             return Ok(principal);
         }
         if let Some(peer) = peer {
             self.failure_limiter.record_failure(peer);
         }
         Err(AuthFailure::Invalid)
+    }
+
+    /// The credential of a request, to look at it again while the request lasts; none where none is needed.
+    pub(crate) fn credential(&self, headers: &HeaderMap) -> Option<Secret> {
+        let credential = bearer(headers).filter(|_| !self.allows_anonymous());
+        credential.map(|credential| credential.to_owned().into())
+    }
+
+    /// Whether a credential is still what it was when `principal` was let in by it.
+    pub(crate) fn is_in_force(&self, credential: &Secret, principal: &Principal) -> bool {
+        let credential = credential.expose();
+        self.token(credential).or_else(|| self.web_token(credential)).as_ref() == Some(principal)
+    }
+
+    /// As [`is_in_force`](Self::is_in_force), of an S3 access key.
+    pub(crate) fn is_access_key_in_force(&self, id: &str, principal: &Principal) -> bool {
+        self.access_key(id).is_some_and(|(now, _)| now == *principal)
+    }
+
+    fn token(&self, credential: &str) -> Option<Principal> {
+        self.tenants.as_ref().and_then(|tenants| tenants.get().principal(credential))
+    }
+
+    fn web_token(&self, credential: &str) -> Option<Principal> {
+        self.jwt.as_ref().and_then(|jwt| jwt.principal(credential))
     }
 }
 

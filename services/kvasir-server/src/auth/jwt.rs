@@ -1,13 +1,18 @@
 //! JSON Web Tokens: signature by a key of the JWKS file, issuer, audience, times; tenant and role from claims.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, fmt, sync::Arc};
 
+use data_encoding::BASE64URL_NOPAD;
 use jsonwebtoken::{
     Algorithm, DecodingKey, Validation, decode, decode_header,
     jwk::{JwkSet, KeyAlgorithm},
 };
 use kvasir_api::Role;
 use kvasir_types::Name;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, MapAccess, Visitor},
+};
 use serde_json::Value;
 
 use super::principal::Principal;
@@ -26,9 +31,44 @@ pub(super) struct Verifier {
 /// Public keys by their id, each with the only algorithm it is used with.
 struct VerificationKeys(HashMap<String, (Algorithm, DecodingKey)>);
 
-impl std::fmt::Debug for VerificationKeys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for VerificationKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// The members of a token's header or claims. A name that is there twice is an error: two parsers would disagree on it.
+struct DistinctMembers(HashMap<String, Value>);
+
+impl DistinctMembers {
+    fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).and_then(Value::as_str)
+    }
+}
+
+impl<'de> Deserialize<'de> for DistinctMembers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(MembersVisitor)
+    }
+}
+
+struct MembersVisitor;
+
+impl<'de> Visitor<'de> for MembersVisitor {
+    type Value = DistinctMembers;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with distinct members")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<DistinctMembers, A::Error> {
+        let mut members = HashMap::new();
+        while let Some((name, value)) = map.next_entry::<String, Value>()? {
+            if members.insert(name, value).is_some() {
+                return Err(A::Error::custom("a member is there twice"));
+            }
+        }
+        Ok(DistinctMembers(members))
     }
 }
 
@@ -50,6 +90,10 @@ impl Verifier {
     /// The principal that the token names, if the token is valid.
     pub(super) fn principal(&self, token: &str) -> Option<Principal> {
         let header = decode_header(token).ok()?;
+        // An extension that the token calls critical must be understood, and none is (RFC 7515, 4.1.11).
+        if header_members(token)?.0.contains_key("crit") {
+            return None;
+        }
         let keys = self.keys.get();
         // The algorithm is the key's, never the token's word for it.
         let (algorithm, key) = keys.0.get(&header.kid?)?;
@@ -59,14 +103,18 @@ impl Verifier {
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
         validation.validate_nbf = true;
         validation.leeway = limits::JWT_LEEWAY.as_secs();
-        let claims = decode::<HashMap<String, Value>>(token, key, &validation).ok()?.claims;
-        let text = |name: &str| claims.get(name).and_then(Value::as_str);
-        let tenant: Name = text(&self.tenant_claim)?.parse().ok()?;
-        let role: Role = text(&self.role_claim)?.parse().ok()?;
-        let subject = text("sub").unwrap_or("jwt");
+        let claims = decode::<DistinctMembers>(token, key, &validation).ok()?.claims;
+        let tenant: Name = claims.text(&self.tenant_claim)?.parse().ok()?;
+        let role: Role = claims.text(&self.role_claim)?.parse().ok()?;
+        let subject = claims.text("sub").unwrap_or("jwt");
         let line = subject.chars().filter(|c| !c.is_control()).take(limits::CREDENTIAL_NAME_BYTES_MAX / 4);
         Some(Principal { tenant, role, credential: Arc::from(line.collect::<String>()) })
     }
+}
+
+fn header_members(token: &str) -> Option<DistinctMembers> {
+    let (header, _) = token.split_once('.')?;
+    serde_json::from_slice(&BASE64URL_NOPAD.decode(header.as_bytes()).ok()?).ok()
 }
 
 impl VerificationKeys {

@@ -35,7 +35,7 @@ use kvasir_types::Name;
 use serde::Deserialize;
 
 use super::principal::Principal;
-use crate::limits;
+use crate::{limits, toml_error};
 
 /// Limits of one tenant; none where absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -121,7 +121,8 @@ impl Tenants {
     /// What is wrong, with the entry.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(text).map_err(|e| format!("is no UTF-8: {e}"))?;
-        let file: TenantsFile = toml::from_str(text).map_err(|e| format!("is no tenants file: {e}"))?;
+        let file: TenantsFile = toml::from_str(text)
+            .map_err(|error| format!("is no tenants file: {}", toml_error::describe(text, &error)))?;
         if [file.token.len(), file.access_key.len(), file.tenant.len()]
             .iter()
             .any(|&n| n > limits::TOKENS_MAX)

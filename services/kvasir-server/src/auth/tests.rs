@@ -6,7 +6,7 @@ use jsonwebtoken::{EncodingKey, Header, encode};
 use kvasir_api::Role;
 use serde_json::{Value, json};
 
-use super::{AuthError, AuthFailure, Authenticator, NewToken};
+use super::{AuthError, AuthFailure, Authenticator, NewToken, Principal, tenants::Tenants};
 use crate::config::{AuthConfig, JwtConfig};
 
 struct Files(tempfile::TempDir);
@@ -40,6 +40,10 @@ fn ask(authenticator: &Authenticator, credential: &str) -> Result<(String, Role)
     headers.insert(header::AUTHORIZATION, value);
     let principal = authenticator.authenticate(&headers, None)?;
     Ok((principal.tenant.to_string(), principal.role))
+}
+
+fn principal(tenant: &str) -> Principal {
+    Principal { tenant: tenant.parse().expect("a name"), role: Role::Read, credential: "jwt".into() }
 }
 
 fn token(tenant: &str, role: Role) -> NewToken {
@@ -96,6 +100,9 @@ fn bad_files_are_refused_at_start_with_what_is_wrong() {
         let error = authenticator(Some(files.write("t", text)), None).expect_err(text).to_string();
         assert!(error.contains("auth.tenants_file") && error.contains(expected), "{error}");
     }
+    let unclosed = "[[access_key]]\nname = \"x\"\nsecret = \"canary-5b1f\n";
+    let error = authenticator(Some(files.write("t", unclosed)), None).expect_err("no TOML").to_string();
+    assert!(!error.contains("canary"), "{error}");
     let secret = r#"{"keys":[{"kty":"oct","kid":"k","alg":"HS256","k":"c2VjcmV0"}]}"#;
     let error = authenticator(None, Some(files.write("j", secret))).expect_err("a shared secret").to_string();
     assert!(error.contains("auth.jwks_file") && error.contains("EdDSA"), "{error}");
@@ -178,6 +185,44 @@ fn a_web_token_needs_key_issuer_audience_time_tenant_and_role() {
     assert_eq!(ask(&authenticator, &confused), Err(AuthFailure::Invalid));
 }
 
+/// A token of these texts, as they are, with a sound signature.
+fn signed_text(key: &EncodingKey, header: &str, claims: &str) -> String {
+    let message = format!("{}.{}", base64url(header.as_bytes()), base64url(claims.as_bytes()));
+    let algorithm = jsonwebtoken::Algorithm::EdDSA;
+    let signature = jsonwebtoken::crypto::sign(message.as_bytes(), key, algorithm).expect("signs");
+    format!("{message}.{signature}")
+}
+
+#[test]
+fn a_web_token_with_critical_extensions_or_a_member_twice_is_refused() {
+    let files = Files::new();
+    let (key, jwk) = signer("k1");
+    let jwks = files.write("jwks.json", &json!({ "keys": [jwk] }).to_string());
+    let authenticator = authenticator(None, Some(jwks)).expect("opens");
+    let header = r#"{"alg":"EdDSA","kid":"k1"}"#;
+    let claims = r#"{"iss":"https://issuer/","aud":"kvasir","exp":4000000000,"tenant":"a","role":"read"}"#;
+    let with =
+        |text: &str, member: &str| format!("{},{member}}}", text.strip_suffix('}').expect("an object"));
+    let ask = |header: &str, claims: &str| ask(&authenticator, &signed_text(&key, header, claims));
+    assert_eq!(ask(header, claims), Ok(("a".to_owned(), Role::Read)));
+    assert_eq!(
+        ask(&with(header, r#""typ":"JWT""#), &with(claims, r#""nbf":1000000000"#)),
+        Ok(("a".to_owned(), Role::Read))
+    );
+    for member in [r#""crit":["b64"],"b64":true"#, r#""crit":[]"#, r#""kid":"k1""#, r#""x":1,"x":1"#] {
+        assert_eq!(ask(&with(header, member), claims), Err(AuthFailure::Invalid), "header {member}");
+    }
+    for member in [
+        r#""tenant":"b""#,
+        r#""role":"operator""#,
+        r#""exp":4000000001"#,
+        r#""aud":"kvasir""#,
+        r#""x":1,"x":1"#,
+    ] {
+        assert_eq!(ask(header, &with(claims, member)), Err(AuthFailure::Invalid), "claim {member}");
+    }
+}
+
 #[test]
 fn guesses_are_rate_limited_and_known_tokens_are_not() {
     let files = Files::new();
@@ -193,4 +238,42 @@ fn guesses_are_rate_limited_and_known_tokens_are_not() {
     let (invalid, limited) = (Some(AuthFailure::Invalid), Some(AuthFailure::RateLimited));
     assert_eq!(guesses, [invalid, invalid, invalid, limited, limited]);
     assert_eq!(send(&known.token), None);
+}
+
+/// A damaged tenants file is taken or refused, and no refusal repeats a secret.
+#[test]
+fn damaged_tenants_files_never_panic_and_never_leak() {
+    const SECRET: &str = "canarysecretcanarysecretcanarysecret";
+    let token = token("team-a", Role::Write).entry;
+    let key = format!(
+        "[[access_key]]\nname = \"s3\"\ntenant = \"team-a\"\nrole = \"read\"\nid = \"KVABC\"\nsecret = \"{SECRET}\"\n"
+    );
+    let quota = "[tenant.team-a]\nrequests_per_second = 5\nstored_bytes = 1000\n";
+    let (mut taken, mut refused) = (0, 0);
+    crate::mutation::of_texts(&[&token, &key, quota], 5_000, |text| match Tenants::parse(text) {
+        Ok(_) => taken += 1,
+        Err(problem) => {
+            refused += 1;
+            // More of it than a splice can carry elsewhere.
+            assert!(!problem.contains("canarysecretcanary"), "{problem}");
+        }
+    });
+    assert!(taken > 100 && refused > 500, "{taken} taken, {refused} refused");
+}
+
+/// Nothing but a token that its issuer signed lets anybody in.
+#[test]
+fn damaged_web_tokens_never_panic_and_never_pass() {
+    let files = Files::new();
+    let (key, jwk) = signer("k1");
+    let jwks = files.write("jwks.json", &json!({ "keys": [jwk] }).to_string());
+    let authenticator = authenticator(None, Some(jwks)).expect("opens");
+    let claims = json!({"iss": "https://issuer/", "aud": "kvasir", "exp": 4_000_000_000_u64, "tenant": "a", "role": "read"});
+    let sound = signed(&key, "k1", &claims);
+    let none = base64url(br#"{"alg":"none","kid":"k1"}"#);
+    crate::mutation::of_texts(&[&sound, &none], 2_000, |text| {
+        let Ok(text) = std::str::from_utf8(text) else { return };
+        let passes = authenticator.is_in_force(&text.to_owned().into(), &principal("a"));
+        assert!(!passes || text == sound, "{text}");
+    });
 }

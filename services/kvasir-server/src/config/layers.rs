@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{Config, ConfigError, Mistake, SETTINGS, renamed};
+use crate::toml_error;
 
 /// Where settings come from.
 #[derive(Debug, Clone, Default)]
@@ -104,7 +105,10 @@ fn file(config: &mut Config, path: &Path, mistakes: &mut Vec<Mistake>) {
     };
     let table: toml::Table = match text.parse() {
         Ok(table) => table,
-        Err(error) => return mistakes.push(Mistake::new(&place, &format!("is no TOML: {error}"))),
+        Err(error) => {
+            let problem = format!("is no TOML: {}", toml_error::describe(&text, &error));
+            return mistakes.push(Mistake::new(&place, &problem));
+        }
     };
     for (section, value) in table {
         let toml::Value::Table(settings) = value else {

@@ -232,6 +232,13 @@ impl Config {
 
     /// Checks what no single setting can check. Called by [`Layers::load`].
     fn check(&mut self, mistakes: &mut Vec<Mistake>) {
+        let is_known = matches!(self.store.url.scheme(), "file" | "s3" | "memory");
+        if self.store.url.as_str() != NO_STORE && !is_known {
+            mistakes.push(Mistake::new(
+                "store.url",
+                "has an unknown scheme; use file:///path or s3://bucket/prefix",
+            ));
+        }
         if self.store.url.as_str() == NO_STORE {
             mistakes.push(Mistake::new(
                 "store.url",
@@ -239,6 +246,7 @@ impl Config {
             ));
         }
         self.check_auth(mistakes);
+        self.check_store_urls(mistakes);
         let (url_ttl, grace) = (self.storage.direct.url_ttl, self.gc.policy.grace);
         if self.storage.direct.enabled && (url_ttl > grace || url_ttl.as_secs() == 0) {
             let problem = format!(
@@ -255,6 +263,30 @@ impl Config {
         self.storage.spool_directory = self.cache.directory.join("spool");
         self.storage.track_uses = self.gc.policy.capacity_bytes.is_some();
         self.storage.removals_kept = self.gc.policy.removals_kept();
+    }
+
+    /// URLs are logged and printed, so nothing that is secret may be in one.
+    fn check_store_urls(&self, mistakes: &mut Vec<Mistake>) {
+        let endpoint = |endpoint: &Option<String>| endpoint.as_deref().and_then(|text| Url::parse(text).ok());
+        let urls = [
+            ("store.url", Some(self.store.url.clone())),
+            ("store.endpoint", endpoint(&self.store.endpoint)),
+            ("store.public_endpoint", endpoint(&self.store.public_endpoint)),
+        ];
+        let is_bare = |url: &Url| {
+            url.username().is_empty()
+                && url.password().is_none()
+                && url.query().is_none()
+                && url.fragment().is_none()
+        };
+        let wrong = urls.iter().filter(|(_, url)| url.as_ref().is_some_and(|url| !is_bare(url)));
+        mistakes.extend(wrong.map(|(name, _)| {
+            Mistake::new(
+                name,
+                "has a user, a password, a query or a fragment; take it out, and give credentials as \
+                 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+        }));
     }
 
     fn check_auth(&self, mistakes: &mut Vec<Mistake>) {

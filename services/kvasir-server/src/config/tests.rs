@@ -100,3 +100,63 @@ fn loopback_only_without_authentication() {
     assert!(load(&[("server.listen", "10.0.0.1:1")]).is_err());
     assert!(load(&[("server.listen", "10.0.0.1:1"), ("server.allow_unauthenticated", "true")]).is_ok());
 }
+
+/// What is secret is neither repeated in a mistake nor printed, wherever it stands.
+#[test]
+fn secrets_in_wrong_places_are_refused_and_not_repeated() {
+    const SECRET: &str = "canary-5b1f";
+    let sound = [("KVASIR_STORE_URL", "s3://bucket/prefix")];
+    let wrong = [
+        ("KVASIR_STORE_URL", format!("s3://id:{SECRET}@bucket/prefix")),
+        ("KVASIR_STORE_URL", format!("file:///store?secret={SECRET}")),
+        ("KVASIR_STORE_URL", format!("id:{SECRET}@bucket /\u{0}")),
+        ("KVASIR_STORE_URL", SECRET.to_owned()),
+        ("KVASIR_STORE_ENDPOINT", format!("https://id:{SECRET}@minio:9000")),
+        ("KVASIR_STORE_ENDPOINT", format!("https://{SECRET}@minio:9000")),
+        ("KVASIR_STORE_ENDPOINT", format!("minio:{SECRET}")),
+        ("KVASIR_STORE_PUBLIC_ENDPOINT", format!("https://s3.example.com/?X-Amz-Signature={SECRET}")),
+        ("AWS_ENDPOINT_URL", format!("https://id:{SECRET}@minio:9000")),
+        ("KVASIR_ENCRYPTION_KEYS", format!("team-a:2026-11:{SECRET}")),
+    ];
+    for (name, value) in wrong {
+        let env = pairs(&[&sound[..], &[(name, value.as_str())]].concat());
+        let error = Layers { env, ..Layers::default() }.load().expect_err(name).to_string();
+        assert!(!error.contains(SECRET), "{name}={value}: {error}");
+    }
+    let toml = file(&format!("[store]\nurl = \"file:///store\"\nsecret_access_key = \"{SECRET}\n"));
+    let error = Layers { file: Some(toml.path().into()), ..Layers::default() }.load().expect_err("no TOML");
+    let error = error.to_string();
+    assert!(error.contains("line 3") && !error.contains(SECRET), "{error}");
+    let env =
+        pairs(&[&sound[..], &[("AWS_SECRET_ACCESS_KEY", SECRET), ("AWS_SESSION_TOKEN", SECRET)]].concat());
+    let config = Layers { env, ..Layers::default() }.load().expect("sound");
+    assert!(!format!("{config:?}{}", config.to_toml()).contains(SECRET));
+}
+
+/// A damaged configuration file is taken or refused, and no refusal repeats a secret.
+#[test]
+fn damaged_files_never_panic_and_never_leak() {
+    let store =
+        "[store]\nurl = \"s3://bucket/prefix\"\nsecret_access_key = \"canary-5b1f\"\nrequests_max = 8\n";
+    let other = "[gc]\nttl = \"24h\"\ncapacity = \"1GiB\"\n[encryption]\nkeys = \"a:b:canary-5b1f\"\n[server]\nlisten = \"127.0.0.1:1\"\n";
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let (mut taken, mut refused) = (0, 0);
+    crate::mutation::of_texts(&[store, other], 1_500, |text| {
+        std::fs::write(file.path(), text).expect("writes");
+        match (Layers { file: Some(file.path().into()), ..Layers::default() }).load() {
+            Ok(config) => {
+                taken += 1;
+                assert!(!config.to_toml().contains("secret_access_key = \"canary"));
+            }
+            Err(error) => {
+                refused += 1;
+                let moved = String::from_utf8_lossy(text);
+                // A secret that damage made the value of another setting is not known to be one.
+                let is_in_place = moved.contains("secret_access_key = \"canary-5b1f")
+                    || moved.contains("keys = \"a:b:canary-5b1f");
+                assert!(!is_in_place || !error.to_string().contains("canary"), "{moved}\n{error}");
+            }
+        }
+    });
+    assert!(taken > 50 && refused > 500, "{taken} taken, {refused} refused");
+}

@@ -1,6 +1,7 @@
 //! All metrics of the service: one typed function for each thing that is observed. Labels are bounded sets.
 
 mod api;
+mod health;
 mod hot_tier;
 
 use std::{
@@ -15,7 +16,8 @@ use prometheus::{
     TextEncoder, core::Collector,
 };
 
-use self::{api::ApiMetrics, hot_tier::HotTierMetrics};
+pub(crate) use self::health::CachePart;
+use self::{api::ApiMetrics, health::HealthMetrics, hot_tier::HotTierMetrics};
 
 /// Seconds: from a hot lookup to a slow upload.
 const SECONDS: &[f64] =
@@ -61,6 +63,7 @@ pub(crate) struct Metrics {
     gc_last_pass: IntGauge,
     hot: Arc<HotTierMetrics>,
     api: ApiMetrics,
+    health: HealthMetrics,
 }
 
 fn counter(name: &str, help: &str) -> IntCounter {
@@ -91,6 +94,7 @@ impl Metrics {
         let this = Self {
             hot: Arc::new(HotTierMetrics::new(&registry)),
             api: ApiMetrics::new(&registry),
+            health: HealthMetrics::new(&registry),
             registry,
             http_requests: counters(
                 "kvasir_http_requests_total",
@@ -257,6 +261,11 @@ impl Metrics {
         &self.api
     }
 
+    /// Those of the replica itself.
+    pub(crate) fn health(&self) -> &HealthMetrics {
+        &self.health
+    }
+
     pub(crate) fn request_begins(&self) {
         self.http_in_flight.inc();
     }
@@ -279,7 +288,7 @@ impl Metrics {
         self.connections.add(change);
     }
 
-    /// Counts a refused credential. `reason`: `missing`, `invalid`, `rate_limited` or `role`.
+    /// Counts a refused credential. `reason`: `missing`, `invalid`, `rate_limited`, `role` or `ended`.
     pub(crate) fn auth_refused(&self, reason: &'static str) {
         self.auth_refused.with_label_values(&[reason]).inc();
         if reason == "rate_limited" {

@@ -13,6 +13,7 @@ use kvasir_api::{ErrorCode, Problem, Role, required_role};
 use crate::{
     api_error::ApiError,
     auth::{AuthFailure, Principal},
+    middleware::credential_watch::CredentialWatch,
     state::AppState,
 };
 
@@ -59,8 +60,17 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
         };
     let audited = (required >= Role::Admin).then(|| (principal.clone(), AuditedRequest::new(&request)));
     let tenant = principal.tenant.clone();
+    let watch = watch(&state, &request, &principal);
     request.extensions_mut().insert(principal);
-    let response = next.run(request).await;
+    if let Some(watch) = &watch {
+        request = watch.request(request);
+    }
+    let mut response = next.run(request).await;
+    if let Some(watch) = &watch {
+        // The handler saw a body that broke off; why it did is known here.
+        let was_cut = watch.has_ended() && !response.status().is_success();
+        response = if was_cut { unauthenticated(AuthFailure::Invalid) } else { watch.response(response) };
+    }
     if let Some((principal, request)) = audited {
         request.audit(&principal, response.status().as_u16());
     }
@@ -72,6 +82,19 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
         Some(egress) => egress.schedule(&tenant, response),
         None => response,
     }
+}
+
+/// Watches the credential of a request; none where none is needed.
+fn watch(state: &AppState, request: &Request, principal: &Principal) -> Option<CredentialWatch> {
+    let credential = state.authenticator().credential(request.headers())?;
+    let (state, principal) = (state.clone(), principal.clone());
+    Some(CredentialWatch::new(move || {
+        let is_in_force = state.authenticator().is_in_force(&credential, &principal);
+        if !is_in_force {
+            state.metrics().auth_refused("ended");
+        }
+        is_in_force
+    }))
 }
 
 fn unauthenticated(failure: AuthFailure) -> Response {

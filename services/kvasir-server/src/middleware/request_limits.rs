@@ -11,7 +11,7 @@ use std::{
 use axum::{
     body::{Body, Bytes, HttpBody},
     extract::{Request, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, StatusCode, Version, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -81,10 +81,27 @@ fn check_head(request: &Request, encodings: AcceptedEncodings) -> Result<(), Api
     if header_bytes > limits::HEADER_BYTES_MAX {
         return over(ErrorCode::HeadersTooLarge, "bytes of headers", header_bytes, limits::HEADER_BYTES_MAX);
     }
+    check_single(request)?;
     if encodings.refuse(headers) {
         // Nothing is ever decompressed: no small body becomes a large one here.
         let detail = "send the body as it is: Content-Encoding is not understood here";
         return Err(Problem::new(ErrorCode::UnsupportedEncoding, detail).into());
+    }
+    Ok(())
+}
+
+/// Refuses heads that two parsers in a row may take for requests of different hosts or callers.
+fn check_single(request: &Request) -> Result<(), ApiError> {
+    let count = |name| request.headers().get_all(name).iter().count();
+    // HTTP/2 has `:authority` in its place.
+    let is_host_missing = count(header::HOST) == 0 && request.version() == Version::HTTP_11;
+    if is_host_missing || count(header::HOST) > 1 {
+        return Err(ApiError::bad_request("send exactly one Host header"));
+    }
+    if count(header::AUTHORIZATION) > 1 {
+        return Err(ApiError::bad_request(
+            "send one Authorization header: which of several counts is not said",
+        ));
     }
     Ok(())
 }

@@ -12,7 +12,9 @@ use s3s::{
     s3_error,
 };
 
-use crate::{quota::RequestPermit, state::AppState};
+use crate::{
+    auth::Principal, middleware::credential_watch::CredentialWatch, quota::RequestPermit, state::AppState,
+};
 
 /// Operations that are answered, each with its label and the role that it needs. All others are not implemented.
 const OPERATIONS: &[(&str, &str, Role)] = &[
@@ -42,11 +44,30 @@ pub(super) struct Call {
     pub(super) operation: Option<&'static str>,
     pub(super) tenant: Option<Name>,
     pub(super) permit: Option<RequestPermit>,
+    /// The access key, and whom it let in.
+    access_key: Option<(String, Principal)>,
 }
 
 impl CallRecord {
+    /// Watches the access key of a call, from when it is known on.
+    pub(super) fn watch(&self, state: &AppState) -> CredentialWatch {
+        let (state, record) = (state.clone(), self.clone());
+        CredentialWatch::new(move || {
+            let held = record.0.lock().access_key.clone();
+            let is_in_force =
+                held.is_none_or(|(id, who)| state.authenticator().is_access_key_in_force(&id, &who));
+            if !is_in_force {
+                state.metrics().auth_refused("ended");
+            }
+            is_in_force
+        })
+    }
+
+    /// What the layers around a call need; what is watched stays.
     pub(super) fn take(&self) -> Call {
-        std::mem::take(&mut self.0.lock())
+        let mut call = self.0.lock();
+        let access_key = call.access_key.clone();
+        std::mem::replace(&mut call, Call { access_key, ..Call::default() })
     }
 }
 
@@ -113,9 +134,12 @@ impl S3Access for AccessCheck {
             self.state.metrics().throttled(exceeded.limit);
             s3_error!(SlowDown, "the tenant's limit of {} is reached", exceeded.limit)
         })?;
+        let signed_by = request.credentials().map(|signed| signed.access_key.clone());
         let extensions = request.extensions_mut();
         if let Some(CallRecord(call)) = extensions.get() {
-            *call.lock() = Call { operation: Some(label), tenant: Some(principal.tenant.clone()), permit };
+            let access_key = signed_by.map(|access_key| (access_key, principal.clone()));
+            let tenant = Some(principal.tenant.clone());
+            *call.lock() = Call { operation: Some(label), tenant, permit, access_key };
         }
         extensions.insert(principal);
         Ok(())

@@ -91,6 +91,8 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
     }
     let record = CallRecord::default();
     request.extensions_mut().insert(record.clone());
+    let watch = record.watch(&front.state);
+    let request = watch.request(request);
     let answered = front.service.call(request.map(s3s::Body::http_body_unsync)).await;
     let call = record.take();
     let mut response = match answered {
@@ -101,6 +103,11 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
                 .into_response()
         }
     };
+    if watch.has_ended() && !response.status().is_success() {
+        let detail = "the access key is not known here or not valid any more";
+        response = errors::s3_error(&Problem::new(ErrorCode::Unauthorized, detail).into()).into_response();
+    }
+    response = watch.response(response);
     response.extensions_mut().insert(RouteLabel(call.operation.unwrap_or("s3:unknown")));
     if let Some(permit) = call.permit {
         response = permit.charge(response);

@@ -26,6 +26,7 @@ use super::{
     sled_index::SledIndex,
     walk::{Search, Walk, walk, walk_chunks},
 };
+use crate::private_files::private_directory;
 
 /// Where a fresh database comes from.
 #[derive(Debug, Clone)]
@@ -41,6 +42,8 @@ struct SledHome {
 pub struct Index {
     current: RwLock<Arc<dyn HotIndex>>,
     home: Option<SledHome>,
+    /// Most bytes of an index in memory.
+    memory_bytes: u64,
     replaced: AtomicU64,
     emptied: AtomicU64,
     positions: PositionCache,
@@ -53,18 +56,24 @@ pub struct Index {
 impl Index {
     /// In memory.
     pub fn memory() -> Self {
-        Self::over(Arc::new(MemoryIndex::default()))
+        Self::memory_within(u64::MAX)
+    }
+
+    /// In memory, within that many bytes: it begins anew where there are more.
+    pub fn memory_within(bytes_max: u64) -> Self {
+        Self::new(Arc::new(MemoryIndex::new(bytes_max)), None, bytes_max, 0)
     }
 
     /// Over any database; it is replaced by memory when it fails.
     pub fn over(index: Arc<dyn HotIndex>) -> Self {
-        Self::new(index, None, 0)
+        Self::new(index, None, u64::MAX, 0)
     }
 
-    fn new(index: Arc<dyn HotIndex>, home: Option<SledHome>, replaced: u64) -> Self {
+    fn new(index: Arc<dyn HotIndex>, home: Option<SledHome>, memory_bytes: u64, replaced: u64) -> Self {
         Self {
             current: RwLock::new(index),
             home,
+            memory_bytes,
             replaced: replaced.into(),
             emptied: AtomicU64::new(0),
             positions: PositionCache::new(),
@@ -85,7 +94,7 @@ impl Index {
             tracing::warn!(why, "a corrupt hot index was deleted; it fills again from the store");
         })?;
         let index: Arc<dyn HotIndex> = Arc::new(index);
-        Ok(Self::new(index, Some(home), replaced))
+        Ok(Self::new(index, Some(home), cache_bytes, replaced))
     }
 
     /// Databases thrown away since start.
@@ -296,9 +305,9 @@ impl Index {
             Some(Ok(index)) => Arc::new(index),
             Some(Err(second)) => {
                 tracing::error!(%error, %second, "no hot index on disk; going on in memory");
-                Arc::new(MemoryIndex::default())
+                Arc::new(MemoryIndex::new(self.memory_bytes))
             }
-            None => Arc::new(MemoryIndex::default()),
+            None => Arc::new(MemoryIndex::new(self.memory_bytes)),
         };
         tracing::warn!(%error, "the hot index failed and was replaced; it fills again from the store");
     }
@@ -306,7 +315,7 @@ impl Index {
 
 impl SledHome {
     fn open(&self, mut deleted: impl FnMut(&str)) -> Result<SledIndex, IndexError> {
-        std::fs::create_dir_all(&self.directory).map_err(|e| IndexError::Io(e.to_string()))?;
+        private_directory(&self.directory).map_err(|e| IndexError::Io(e.to_string()))?;
         SledIndex::open_slot(&self.directory, &self.identity, self.cache_bytes, |_, why| {
             deleted(&why.to_string())
         })

@@ -114,6 +114,16 @@ fn any_damage_costs_rows_and_never_gives_wrong_ones() {
     }
 }
 
+#[test]
+fn an_index_in_memory_stays_within_its_bytes_and_begins_anew() {
+    let index = Index::memory_within(100_000);
+    (0..1_000).for_each(|seed| index.insert(scope(), &row(seed)));
+    assert!(index.replaced() > 0 && (1..500).contains(&index.len()), "{} rows", index.len());
+    let enough = Index::memory_within(10_000_000);
+    (0..1_000).for_each(|seed| enough.insert(scope(), &row(seed)));
+    assert_eq!((enough.replaced(), found(&enough, 1_000)), (0, 1_000));
+}
+
 /// Cuts or flips, deterministically.
 fn hurt(file: &std::path::Path, damage: u64) {
     let mut bytes = std::fs::read(file).expect("sled keeps its log here");

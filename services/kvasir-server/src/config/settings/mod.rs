@@ -4,6 +4,7 @@ mod access;
 mod forms;
 mod hot;
 mod s3;
+mod store;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -150,35 +151,9 @@ pub const SETTINGS: &[Setting] = &[
     },
     access::KEYS_FILE,
     access::KEYS,
-    Setting {
-        key: "store.url",
-        help: "The object store: file:///path or s3://bucket/prefix (memory:// for tests). Required.",
-        example: "\"file:///var/lib/kvasir/store\"",
-        set: |c, t| parsed(&mut c.store.url, t, "a URL as file:///path or s3://bucket/prefix"),
-        get: |c| Some(&c.store.url).filter(|u| u.as_str() != super::NO_STORE).and_then(quoted),
-    },
-    Setting {
-        key: "store.endpoint",
-        help: "S3 endpoint, where it is not AWS's own; AWS_ENDPOINT_URL otherwise. http:// is taken as said.",
-        example: "\"http://127.0.0.1:9000\"",
-        set: |c, t| {
-            c.store.endpoint = Some(t.to_owned());
-            let url = url::Url::parse(t).ok().filter(|u| matches!(u.scheme(), "http" | "https"));
-            url.map(|_| ()).ok_or_else(|| format!("{t:?} is not an http:// or https:// URL"))
-        },
-        get: |c| c.store.endpoint.as_deref().and_then(quoted),
-    },
-    Setting {
-        key: "store.public_endpoint",
-        help: "S3 endpoint as clients reach it, for presigned URLs, where it is another one.",
-        example: "\"https://s3.example.com\"",
-        set: |c, t| {
-            c.store.public_endpoint = Some(t.to_owned());
-            let url = url::Url::parse(t).ok().filter(|u| matches!(u.scheme(), "http" | "https"));
-            url.map(|_| ()).ok_or_else(|| format!("{t:?} is not an http:// or https:// URL"))
-        },
-        get: |c| c.store.public_endpoint.as_deref().and_then(quoted),
-    },
+    store::URL,
+    store::ENDPOINT,
+    store::PUBLIC_ENDPOINT,
     Setting {
         key: "store.region",
         help: "S3 region; AWS_REGION otherwise.",
@@ -191,7 +166,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "store.access_key_id",
-        help: "S3 access key; AWS_ACCESS_KEY_ID otherwise, then the instance's or pod's own credentials.",
+        help: "S3 access key; AWS_ACCESS_KEY_ID otherwise, then the pod's own identity.",
         example: "\"AKIA...\"",
         set: |c, t| {
             c.store.access_key_id = Some(t.to_owned());
@@ -219,6 +194,7 @@ pub const SETTINGS: &[Setting] = &[
         },
         get: |c| secret_text(&c.store.session_token),
     },
+    store::INSTANCE_CREDENTIALS,
     Setting {
         key: "store.requests_max",
         help: "Requests to the store at once; more wait.",

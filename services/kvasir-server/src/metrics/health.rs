@@ -1,0 +1,69 @@
+//! Metrics of what is wrong with the replica itself.
+
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+
+use super::counters;
+use crate::background::BackgroundTask;
+
+/// A part of the cache directory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum CachePart {
+    Index,
+    HotTier,
+}
+
+impl CachePart {
+    const ALL: [Self; 2] = [Self::Index, Self::HotTier];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Index => "index",
+            Self::HotTier => "hot_tier",
+        }
+    }
+}
+
+/// Those metrics. Every series is there from the start: an alert sees no increase of what begins at 1.
+#[derive(Debug)]
+pub(crate) struct HealthMetrics {
+    background_panics: IntCounterVec,
+    cache_unusable: IntGaugeVec,
+}
+
+impl HealthMetrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let this = Self {
+            background_panics: counters(
+                "kvasir_background_panics_total",
+                "Panics of tasks beside serving; each runs again after a pause.",
+                &["task"],
+            ),
+            cache_unusable: IntGaugeVec::new(
+                Opts::new(
+                    "kvasir_cache_unusable",
+                    "1 for what the replica does not have on its disk because that could not be used at start.",
+                ),
+                &["part"],
+            )
+            .expect("a constant name"),
+        };
+        for task in BackgroundTask::ALL {
+            this.background_panics.with_label_values(&[task.as_str()]);
+        }
+        for part in CachePart::ALL {
+            this.cache_unusable.with_label_values(&[part.as_str()]);
+        }
+        registry.register(Box::new(this.background_panics.clone())).expect("names are distinct");
+        registry.register(Box::new(this.cache_unusable.clone())).expect("names are distinct");
+        this
+    }
+
+    pub(crate) fn background_panicked(&self, task: BackgroundTask) {
+        self.background_panics.with_label_values(&[task.as_str()]).inc();
+    }
+
+    /// Takes note of what the replica goes without.
+    pub(crate) fn cache_unusable(&self, part: CachePart) {
+        self.cache_unusable.with_label_values(&[part.as_str()]).set(1);
+    }
+}
