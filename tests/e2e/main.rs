@@ -1,6 +1,7 @@
 //! The service over HTTP: what a client sees, on a free port.
 
 mod auth;
+mod bench;
 mod binary;
 mod contexts;
 mod direct;
@@ -9,6 +10,7 @@ mod explain;
 mod guarded;
 mod hot_tier;
 mod hot_tier_trace;
+mod isolation;
 mod limits;
 mod matrix;
 mod objects;
