@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 const USAGE: &str = "usage: cargo xtask <command>
   golden        rewrite the codec's golden vectors after a change of the format
-  tidy          check what no compiler checks: file lengths, READMEs, links, open points
+  tidy          check what no compiler checks: file lengths, READMEs, links, open points, tests that the threat model names
   docs          run the commands of the documents that are marked as run
   docs --list   only list which commands are run and which are not, with the reason";
 

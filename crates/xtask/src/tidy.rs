@@ -21,6 +21,10 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     for path in files(root, "md")? {
         let text = fs::read_to_string(&path)?;
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        if matches!(name.as_str(), "SECURITY.md" | "services/kvasir-server/docs/security.md") {
+            let missing = named_tests(&text).filter(|test| !is_there(root, test));
+            breaches.extend(missing.map(|test| format!("{name}: {test} is not there")));
+        }
         let folder = path.parent().unwrap_or(root);
         breaches.extend(
             links(&text)
@@ -67,6 +71,17 @@ fn check_rust(name: &str, text: &str) -> Vec<String> {
     breaches
 }
 
+/// Tests that a threat model names, as `file.rs` or `file.rs::function`.
+fn named_tests(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2).filter(|code| code.contains('/') && code.contains(".rs"))
+}
+
+fn is_there(root: &Path, test: &str) -> bool {
+    let (file, function) = test.split_once("::").map_or((test, None), |(file, name)| (file, Some(name)));
+    let Ok(text) = fs::read_to_string(root.join(file)) else { return false };
+    function.is_none_or(|name| text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<")))
+}
+
 /// Targets of relative links `[text](target)`, without their fragment.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices("](").filter_map(|(at, _)| {
@@ -94,6 +109,14 @@ mod tests {
         assert_eq!(check_layout(&here, &here.join("tidy.rs")), None);
         let found = check_layout(&here, &here.join("docs.rs")).expect("src/docs is a folder");
         assert!(found.contains("docs/mod.rs"), "{found}");
+    }
+
+    #[test]
+    fn a_named_test_that_is_gone_is_found() {
+        let text = "held by `src/tidy.rs::only_relative_links_are_checked`, `src/tidy.rs::gone`, `src/gone.rs` and `limits.rs`";
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let missing: Vec<_> = named_tests(text).filter(|test| !is_there(here, test)).collect();
+        assert_eq!(missing, ["src/tidy.rs::gone", "src/gone.rs"]);
     }
 
     #[test]
