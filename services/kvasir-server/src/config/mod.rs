@@ -267,24 +267,27 @@ impl Config {
 
     /// URLs are logged and printed, so nothing that is secret may be in one.
     fn check_store_urls(&self, mistakes: &mut Vec<Mistake>) {
-        let endpoint = |endpoint: &Option<String>| endpoint.as_deref().and_then(|text| Url::parse(text).ok());
-        let urls = [
-            ("store.url", Some(self.store.url.clone())),
-            ("store.endpoint", endpoint(&self.store.endpoint)),
-            ("store.public_endpoint", endpoint(&self.store.public_endpoint)),
-        ];
         let is_bare = |url: &Url| {
             url.username().is_empty()
                 && url.password().is_none()
                 && url.query().is_none()
                 && url.fragment().is_none()
         };
-        let wrong = urls.iter().filter(|(_, url)| url.as_ref().is_some_and(|url| !is_bare(url)));
-        mistakes.extend(wrong.map(|(name, _)| {
+        let is_endpoint = |text: &String| {
+            let url = Url::parse(text);
+            url.is_ok_and(|url| matches!(url.scheme(), "http" | "https") && is_bare(&url))
+        };
+        let (endpoint, public) = (&self.store.endpoint, &self.store.public_endpoint);
+        let checked = [
+            ("store.url", is_bare(&self.store.url)),
+            ("store.endpoint", endpoint.as_ref().is_none_or(is_endpoint)),
+            ("store.public_endpoint", public.as_ref().is_none_or(is_endpoint)),
+        ];
+        mistakes.extend(checked.into_iter().filter(|(_, is_sound)| !is_sound).map(|(name, _)| {
             Mistake::new(
                 name,
-                "has a user, a password, a query or a fragment; take it out, and give credentials as \
-                 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                "must be a URL without user, password, query and fragment; give credentials as AWS_ACCESS_KEY_ID and \
+                 AWS_SECRET_ACCESS_KEY",
             )
         }));
     }

@@ -116,6 +116,7 @@ fn secrets_in_wrong_places_are_refused_and_not_repeated() {
         ("KVASIR_STORE_ENDPOINT", format!("minio:{SECRET}")),
         ("KVASIR_STORE_PUBLIC_ENDPOINT", format!("https://s3.example.com/?X-Amz-Signature={SECRET}")),
         ("AWS_ENDPOINT_URL", format!("https://id:{SECRET}@minio:9000")),
+        ("AWS_ENDPOINT_URL", format!("minio:{SECRET}")),
         ("KVASIR_ENCRYPTION_KEYS", format!("team-a:2026-11:{SECRET}")),
     ];
     for (name, value) in wrong {
