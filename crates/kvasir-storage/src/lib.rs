@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
+#![allow(unexpected_cfgs, reason = "`fuzzing` is set by the builds of fuzz targets")]
 
 mod blocking;
 mod bucket;
@@ -9,6 +10,8 @@ mod checked_json;
 mod contexts;
 mod error;
 mod explain;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod hot;
 pub mod index;
 mod ingest;

@@ -220,6 +220,16 @@ impl FrameFolder {
     }
 }
 
+/// A name that is taken is that of its frame.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz_name(name: &str) {
+    if let Some(frame) = FrameFile::parse("acme", name) {
+        let path = frame.path(Path::new(""));
+        let again = path.file_name().and_then(|name| FrameFile::parse("acme", name.to_str()?));
+        assert_eq!(again, Some(frame));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;

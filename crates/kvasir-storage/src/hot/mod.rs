@@ -49,6 +49,8 @@ use std::{
 
 pub use cache::HotCache;
 pub use context::{HotContext, RangeReader};
+#[cfg(fuzzing)]
+pub(crate) use disk::fuzz_name;
 pub use eviction_log::FrameEviction;
 pub use frames::{FrameKey, HotObject};
 pub use observe::{EvictReason, HotObserver, HotUsage, NoHotObserver};

@@ -259,6 +259,15 @@ fn field<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(field)
 }
 
+/// What is read of a batch is written and read as the same.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(entries: &[u8]) {
+    let Some(batch) = decode_entries(entries) else { return };
+    let written = encode(&batch);
+    let read = decode(&Bytes::from(written.clone())).expect("a batch of ours");
+    assert_eq!((encode(&read), read.unknown), (written, 0));
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -24,6 +24,8 @@ use object_store::ObjectMeta;
 use uuid::Uuid;
 
 pub(crate) use self::entry::JournalEntry;
+#[cfg(fuzzing)]
+pub(crate) use self::entry::fuzz;
 use self::log::Log;
 use super::{
     Changes,
