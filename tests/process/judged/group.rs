@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures::TryStreamExt;
-use kvasir_store::{OpenStore, StoreConfig, layout::Key, observe::NoObserver};
+use kvasir_store::{OpenStore, StoreConfig, layout::Key, observe::NoObserver, seal::FileKeys};
 use kvasir_tests::{
     chunks::Chunk,
     faulty::Dice,
@@ -45,6 +45,11 @@ const FLAGS: [&str; 10] = [
 /// Removals leave the log before.
 const LONG_AWAY: Duration = Duration::from_secs(63);
 
+/// The entry of a wrapping key for every tenant; the last one of a file wraps what is new.
+fn key(n: usize) -> String {
+    format!("[[key]]\ntenant = \"*\"\nid = \"k{n}\"\nkey = \"{:064x}\"\n", n + 1)
+}
+
 /// The replica of one place.
 struct Member {
     life: Replica,
@@ -55,6 +60,8 @@ struct Member {
 
 pub(super) struct Group<'a> {
     store: &'a StoreConfig,
+    /// Keys of encryption at rest, where tenants are sealed.
+    keys: Option<PathBuf>,
     directory: &'a Path,
     members: RefCell<[Option<Member>; REPLICAS]>,
     /// Disks that nobody uses, and since when.
@@ -65,9 +72,14 @@ pub(super) struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    pub(super) async fn start(store: &'a StoreConfig, directory: &'a Path) -> Self {
+    pub(super) async fn start(store: &'a StoreConfig, directory: &'a Path, is_sealed: bool) -> Self {
+        let keys = is_sealed.then(|| directory.join("keys.toml"));
+        if let Some(file) = &keys {
+            std::fs::write(file, key(0)).expect("writes");
+        }
         let this = Self {
             store,
+            keys,
             directory,
             members: RefCell::default(),
             away: RefCell::default(),
@@ -87,7 +99,9 @@ impl<'a> Group<'a> {
     }
 
     async fn begin(&self, place: usize, disk: PathBuf) {
-        let process = Start::new(SERVER, self.store, &disk).flags(&FLAGS).start().await;
+        let keys = self.keys.as_ref().map(|file| format!("--encryption.keys_file={}", file.display()));
+        let flags: Vec<_> = FLAGS.into_iter().chain(keys.as_deref()).collect();
+        let process = Start::new(SERVER, self.store, &disk).flags(&flags).start().await;
         process.ready().await;
         let s3 = process.s3_address().await;
         self.lives.set(self.lives.get() + 1);
@@ -119,7 +133,7 @@ impl<'a> Group<'a> {
 
     /// Objects and tombstones of chunks, as they lie in the bucket, for the report of a failure.
     pub(super) async fn stored(&self, chunks: &[Chunk]) -> String {
-        let store = OpenStore::open(self.store, Arc::new(NoObserver)).expect("opens");
+        let store = self.open();
         let listed: Vec<_> = store.objects().list(None).try_collect().await.expect("lists");
         let mut found = String::new();
         for meta in listed {
@@ -152,6 +166,13 @@ impl<'a> Group<'a> {
     }
 
     async fn mishap(&self, dice: &mut Dice) -> &'static str {
+        if let Some(file) = self.keys.as_ref().filter(|_| dice.chance(200)) {
+            // Replicas take it in within seconds, and one after the other: some still wrap under the key before.
+            let text = std::fs::read_to_string(file).expect("reads");
+            let next = key(text.matches("[[key]]").count());
+            std::fs::write(file, text + &next).expect("writes");
+            return "wrapping key rotated";
+        }
         let place = dice.below(REPLICAS);
         let Member { mut process, disk, .. } = self.end(place);
         match dice.below(5) {
@@ -184,9 +205,18 @@ impl<'a> Group<'a> {
         }
     }
 
+    fn open(&self) -> OpenStore {
+        let open = OpenStore::open(self.store, Arc::new(NoObserver)).expect("opens");
+        let keys = self.keys.as_ref().map(|file| std::fs::read_to_string(file).expect("reads"));
+        match keys {
+            Some(keys) => open.sealed(Arc::new(FileKeys::parse(&keys).expect("keys"))),
+            None => open,
+        }
+    }
+
     /// The objects in the store whose bytes are those of their name.
     pub(super) async fn sound_objects(&self) -> Vec<(SeqHash, ObjectDigest)> {
-        let store = OpenStore::open(self.store, Arc::new(NoObserver)).expect("opens");
+        let store = self.open();
         let listed: Vec<_> = store.objects().list(None).try_collect().await.expect("lists");
         let mut sound = Vec::new();
         for meta in listed {

@@ -1,7 +1,7 @@
 //! Three replicas over one store, and the model of the promises that judges what they answer: killed, drained, started on the
 //! disk that they left, on an empty one, or on one of before the logs' retention.
 //!
-//! Longer by `KVASIR_TEST_PROCESS_SECONDS`.
+//! Longer by `KVASIR_TEST_PROCESS_SECONDS`, another one by `KVASIR_TEST_PROCESS_SEED`.
 
 mod client;
 mod group;
@@ -147,11 +147,12 @@ fn judge(judged: Result<(), String>) {
     }
 }
 
-async fn three_replicas(name: &str, store: &StoreConfig) {
+async fn three_replicas(name: &str, store: &StoreConfig, is_sealed: bool) {
     let directory = TempDir::new().expect("a directory");
-    let group = Group::start(store, directory.path()).await;
+    let group = Group::start(store, directory.path(), is_sealed).await;
     let time = Duration::from_secs(wanted("KVASIR_TEST_PROCESS_SECONDS", SECONDS));
-    let (begun, mut dice, mut judged) = (Instant::now(), Dice::new(time.as_secs()), BTreeMap::new());
+    let seed = wanted("KVASIR_TEST_PROCESS_SEED", time.as_secs());
+    let (begun, mut dice, mut judged) = (Instant::now(), Dice::new(seed), BTreeMap::new());
     let (mut histories, mut puts) = (0, BTreeMap::new());
     while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| *left > Duration::from_secs(5)) {
         let namespace = format!("history-{histories}");
@@ -186,19 +187,19 @@ async fn three_replicas(name: &str, store: &StoreConfig) {
 #[tokio::test]
 async fn over_files() {
     let directory = TempDir::new().expect("a directory");
-    three_replicas("files", &file_store(directory.path())).await;
+    three_replicas("files", &file_store(directory.path()), false).await;
 }
 
 #[tokio::test]
 async fn over_s3() {
     let server = S3Server::start(Default::default()).await;
-    three_replicas("in-process S3", &server.config("judged")).await;
+    three_replicas("in-process S3, sealed", &server.config("judged"), true).await;
 }
 
 #[tokio::test]
 async fn over_real_servers() {
     for server in RealServer::all() {
         let store = server.config(&format!("judged-{}", std::process::id()));
-        three_replicas(&server.name, &store).await;
+        three_replicas(&server.name, &store, false).await;
     }
 }
