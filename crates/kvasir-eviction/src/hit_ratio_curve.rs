@@ -98,7 +98,9 @@ impl<K: EntryKey> HitRatioCurve<K> {
     /// Forgets an entry that its owner deleted.
     pub fn remove(&mut self, key: &K) {
         if self.samples(key) {
-            self.copies.iter_mut().for_each(|copy| drop(copy.remove(key)));
+            for copy in &mut self.copies {
+                copy.remove(key);
+            }
         }
     }
 

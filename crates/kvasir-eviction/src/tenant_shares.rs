@@ -48,7 +48,9 @@ impl<K: EntryKey> EvictionIndex<K> {
     pub(super) fn narrow(&mut self, capacity: u64, keep: impl Fn(&K) -> bool) {
         self.capacity = capacity;
         let gone: Vec<K> = self.owner.keys().filter(|key| !keep(key)).copied().collect();
-        gone.iter().for_each(|key| drop(self.remove(key)));
+        for key in gone {
+            self.remove(&key);
+        }
     }
 
     /// Whether an entry is there.

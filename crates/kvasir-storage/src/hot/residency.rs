@@ -165,14 +165,14 @@ impl HotTier {
         used: bool,
         bytes: &Bytes,
     ) {
-        let mut work = DiskWork::default();
         let mut state = self.state.lock();
         state.fetches.remove(&object.key(frame));
-        if used {
-            self.admit(&mut state, object, frame, context, bytes.clone(), &mut work, true);
+        let work = if used {
+            self.admit(&mut state, object, frame, context, bytes.clone(), true)
         } else {
             state.prefetched.put(object.key(frame), bytes.clone());
-        }
+            DiskWork::default()
+        };
         drop(state);
         self.do_disk_work(work);
     }
@@ -185,11 +185,11 @@ impl HotTier {
         frame: u32,
         context: HotContext,
         bytes: Bytes,
-        work: &mut DiskWork,
         is_read: bool,
-    ) {
+    ) -> DiskWork {
+        let mut work = DiskWork::default();
         if bytes.len() as u64 > limits::HOT_FRAME_BYTES_MAX {
-            return;
+            return work;
         }
         let now = context.at.unwrap_or_else(|| self.clock.now());
         let record = self.record(state, object, frame, context, now);
@@ -199,7 +199,8 @@ impl HotTier {
         if !is_noted {
             state.curve.note(record.tenant, record.file.key, &record.access, is_read);
         }
-        self.admit_to_ram(state, MemoryFrame { bytes, record }, work);
+        self.admit_to_ram(state, MemoryFrame { bytes, record }, &mut work);
+        work
     }
 
     /// Takes a frame in that comes from a writer, who has verified it.
@@ -211,9 +212,8 @@ impl HotTier {
         bytes: Region,
     ) {
         let length = bytes.len();
-        let mut work = DiskWork::default();
         let mut state = self.state.lock();
-        self.admit(&mut state, object, frame, context, bytes.freeze(length), &mut work, false);
+        let work = self.admit(&mut state, object, frame, context, bytes.freeze(length), false);
         drop(state);
         self.do_disk_work(work);
     }
@@ -221,14 +221,14 @@ impl HotTier {
     /// Notes the use of a frame that another reader fetched, or that was prefetched.
     pub(super) fn record_use(self: &Arc<Self>, object: &HotObject, frame: u32, context: HotContext) {
         let key = object.key(frame);
-        let mut work = DiskWork::default();
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        if let Some(bytes) = state.prefetched.take(&key) {
-            self.admit(state, object, frame, context, bytes, &mut work, true);
+        let work = if let Some(bytes) = state.prefetched.take(&key) {
+            self.admit(state, object, frame, context, bytes, true)
         } else {
             state.touch(&key, context);
-        }
+            DiskWork::default()
+        };
         drop(guard);
         self.do_disk_work(work);
     }
